@@ -53,7 +53,7 @@ class TargetFormat(click.Choice):  # type: ignore[type-arg]
 def rule_ids(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
     """The ids of rules; one that is no rule's is a usage error."""
     if value:
-        from qload.verify.rules.pages import rule_pages
+        from qload.verify.rule_pages import rule_pages
 
         for rule in value:
             if rule not in rule_pages():

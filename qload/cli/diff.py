@@ -75,14 +75,9 @@ def diff(ctx: click.Context, path: "Path | HubId", other: "Path | HubId", as_jso
 def _tables(found: "CheckpointDiff") -> "Iterator[RenderableType]":
     from rich.text import Text
 
-    from qload.cli.console import Paragraph, glued
-    from qload.cli.tables import STYLE
-    from qload.cli.text import name, safe
+    from qload.cli.tables import STYLE, outcomes
 
-    for layer in found.layers:
-        if not layer.same:
-            yield Text(OUTCOMES[layer.outcome], "red").append(f"  {glued(name(layer.name))}", "none")
-            yield Paragraph(Text(safe(layer.detail, keep="\n"), "dim"), 4)
+    yield from outcomes((layer for layer in found.layers if not layer.same), OUTCOMES)
     yield Text(found.verdict, STYLE.get(found.verdict, "bold red")).append(
         f"  {counts(found, OUTCOMES)}", "none"
     )

@@ -9,9 +9,9 @@ from rich.text import Text
 
 from qload.cli.console import Paragraph, glued
 from qload.cli.explain import verdict_line
-from qload.cli.fold import Fold, fold, unfolded
 from qload.cli.tables import STYLE
 from qload.cli.text import name, plural, safe
+from qload.errors.causes import Fold, fold, unfolded
 from qload.listing import format_label
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
-from qload.cli.fold import Fold, fold, unfolded
 from qload.cli.tables import NamedRow, NameTable
 from qload.cli.text import name, plural, safe, size
+from qload.errors.causes import Fold, fold, unfolded
 from qload.listing import format_label
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from qload.cli.console import Paragraph, glued
-from qload.cli.fold import Fold, fold, unfolded
 from qload.cli.plan import world_line
-from qload.cli.tables import STYLE, NamedRow, NameTable
+from qload.cli.tables import STYLE, NamedRow, NameTable, notes
 from qload.cli.text import name, plural, safe, size
+from qload.errors.causes import Fold, fold, group_by_cause, unfolded
 from qload.listing import format_label
 
 if TYPE_CHECKING:
@@ -28,11 +28,12 @@ def tables(plan: "ShardingPlan", *, every: bool) -> Iterator[RenderableType]:
     rows = unfolded(plan.layers, name=_prefix) if every else fold(plan.layers, name=_prefix, alike=_kind)
     yield _layers(rows, list(plan.worlds))
     for ranks in plan.worlds:
-        yield from _refused(rows, ranks)
+        yield from _refused(plan.layers, ranks, every=every)
     for ranks, world in plan.worlds.items():
         yield _world(ranks, world)
-    for note in plan.notes:
-        yield Text("note  ", "dim").append(safe(note), "none")
+    if plan.lawful is not None:
+        yield Text("lawful  ", "green").append(safe(plan.lawful.text()), "none")
+    yield from notes(plan.notes)
 
 
 def _prefix(layer: "PlannedLayer") -> str:
@@ -65,16 +66,31 @@ def _held(share: "LayerShare") -> Text:
     return Text(size(max(share.bytes))) if share.fits else Text("no", "red")
 
 
-def _refused(rows: "Sequence[Fold[PlannedLayer]]", ranks: int) -> Iterator[RenderableType]:
-    """Each layer that does not fit so many ranks, why, and what can be done instead."""
-    for row in rows:
-        share = row.first.shares[ranks]
-        if not share.fits:
-            title = Text(f"{plural(ranks, 'rank')}  ", "bold red").append(glued(name(row.name)), "none")
-            yield title.append(f"  x{row.count}" if row.count > 1 else "")
-            yield Paragraph(Text(safe(share.reason, keep="\n")), 4)
-            for each in share.alternatives:
-                yield Paragraph(Text("instead  ", "green").append(_instead(each), "none"), 4)
+def _refused(layers: "Sequence[PlannedLayer]", ranks: int, *, every: bool) -> Iterator[RenderableType]:
+    """Layers that do not fit so many ranks, those of one reason as one, and what can be done instead.
+
+    `every`: each layer by itself.
+    """
+    groups = group_by_cause(
+        (layer for layer in layers if not layer.shares[ranks].fits),
+        name=_prefix,
+        cause=lambda layer: layer.prefix if every else _reason(layer, ranks),
+    )
+    for group in groups:
+        first = group.first.shares[ranks]
+        title = Text(f"{plural(ranks, 'rank')}  ", "bold red")
+        places = [glued(name(place)) for place in group.places()]
+        count = f"  x{group.count}" if group.count > 1 else ""
+        yield title.append(("\n" + " " * len(title.plain)).join(places), "none").append(count)
+        yield Paragraph(Text(safe(first.reason, keep="\n")), 4)
+        for each in first.alternatives:
+            yield Paragraph(Text("instead  ", "green").append(_instead(each), "none"), 4)
+
+
+def _reason(layer: "PlannedLayer", ranks: int) -> Hashable:
+    """Why a layer does not fit, without its name, and what can be done instead."""
+    share = layer.shares[ranks]
+    return share.alternatives, share.reason.replace(layer.prefix, "")
 
 
 def _instead(each: "Alternative") -> str:

@@ -1,7 +1,8 @@
 """Findings as SARIF 2.1.0, the format in which systems that scan code take them.
 
-Each rule with the text of its page, each finding as a result: the file, relative to the current directory,
-and the tensor as a logical location. Source: the SARIF 2.1.0 standard of OASIS, errata 01.
+Each rule has the text of its page. Findings of one cause are one result: for each place it has the file,
+relative to the current directory, and the tensor as a logical location. Source: the SARIF 2.1.0 standard of
+OASIS, errata 01.
 """
 
 import hashlib
@@ -9,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -18,10 +20,12 @@ import click
 from qload.cli.output import dumps
 
 if TYPE_CHECKING:
+    from qload.errors.causes import CauseGroup
     from qload.verify import Finding, Report
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 STDOUT = Path("-")
+MAX_LOCATIONS = 1000  # of a result, as code scanning of GitHub takes them
 
 
 class SarifFile(click.Path):
@@ -52,10 +56,11 @@ def write(reports: "Sequence[Report]", place: Path) -> None:
 
 def log(reports: "Sequence[Report]") -> dict[str, Any]:
     """One run of qload over all the checkpoints, as a SARIF log."""
-    from qload.verify.rules.pages import rule_pages
+    from qload.verify.report import group_findings
+    from qload.verify.rule_pages import rule_pages
 
-    found = [(report, finding) for report in reports for finding in report.findings]
-    rules = list(dict.fromkeys([*rule_pages(), *(finding.rule for _, finding in found)]))
+    found = [(report, group) for report in reports for group in group_findings(report.findings)]
+    rules = list(dict.fromkeys([*rule_pages(), *(group.first.rule for _, group in found)]))
     told = [{"level": "note", "message": {"text": note}} for report in reports for note in report.notes]
     driver = {"name": "qload", **_version(), "rules": [_rule(rule) for rule in rules]}
     invocation = {"executionSuccessful": True, "toolExecutionNotifications": told}
@@ -73,29 +78,42 @@ def log(reports: "Sequence[Report]") -> dict[str, Any]:
 
 
 def _results(
-    found: "Sequence[tuple[Report, Finding]]", places: Mapping[str, int]
+    found: "Sequence[tuple[Report, CauseGroup[Finding]]]", numbers: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
+    from qload.verify.report import shown_message
+
     seen: Counter[str] = Counter()
-    for report, finding in found:
+    for report, group in found:
+        finding = group.first
         artifact = _artifact(_file(report, finding))
         mark = hashlib.sha256(dumps([finding.rule, artifact, finding.tensor]).encode()).hexdigest()[:16]
         seen[mark] += 1  # as alerts are told apart that have rule, file and tensor in common
-        # A file of tensors has no lines, and readers of logs ask for one.
-        location: dict[str, Any] = {
-            "physicalLocation": {"artifactLocation": artifact, "region": {"startLine": 1}}
-        }
-        if finding.tensor is not None:
-            location["logicalLocations"] = [{"fullyQualifiedName": finding.tensor, "kind": "tensor"}]
-        remedy = f"\nRemedy: {finding.remedy}" if finding.remedy else ""
+        message = finding.message if group.count <= 1 else f"{group.count} places: {shown_message(group)}"
         yield {
             "ruleId": finding.rule,
-            "ruleIndex": places[finding.rule],
+            "ruleIndex": numbers[finding.rule],
             "level": finding.severity,
-            "message": {"text": finding.message + remedy},
-            "locations": [location],
-            "properties": {"cause": finding.cause},
+            "message": {"text": f"{message}\nRemedy: {finding.remedy}" if finding.remedy else message},
+            "locations": _locations(report, group),
+            "properties": {"cause": finding.cause, "places": group.count},
             "partialFingerprints": {"primaryLocationLineHash": f"{mark}:{seen[mark]}"},
         }
+
+
+def _locations(report: "Report", group: "CauseGroup[Finding]") -> list[dict[str, Any]]:
+    """Return a location for each place, up to as many as readers of logs take."""
+    places = {(finding.tensor, _file(report, finding)): None for finding in group.items}
+    return [_location(tensor, file) for tensor, file in islice(places, MAX_LOCATIONS)]
+
+
+def _location(tensor: str | None, file: str) -> dict[str, Any]:
+    # A file of tensors has no lines, and readers of logs ask for one.
+    location: dict[str, Any] = {
+        "physicalLocation": {"artifactLocation": _artifact(file), "region": {"startLine": 1}}
+    }
+    if tensor is not None:
+        location["logicalLocations"] = [{"fullyQualifiedName": tensor, "kind": "tensor"}]
+    return location
 
 
 def _file(report: "Report", finding: "Finding") -> str:
@@ -124,7 +142,7 @@ def _quoted(path: str) -> str:
 
 
 def _rule(rule: str) -> dict[str, Any]:
-    from qload.verify.rules.pages import rule_pages
+    from qload.verify.rule_pages import rule_pages
 
     page = rule_pages().get(rule)
     if page is None:

@@ -4,8 +4,8 @@ A line is not wrapped, has no escape sequence, and has no name cut short.
 """
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from qload.listing.answer import AnswerByLayer
     from qload.verify import Finding, Report
 
-T = TypeVar("T")
 LINES = 10
 MESSAGE_LIMIT = 300  # characters of a message
 
@@ -46,31 +45,50 @@ def several_lines(reports: "Sequence[Report]") -> Iterator[str]:
 
 def verdict_line(report: "Report") -> str:
     """ok  ./model: 21 layers, 7 plain tensors, 100 % of 1.1 MiB explained."""
-    severities = [finding.severity for finding in report.findings]
-    counts = ((severity, severities.count(severity)) for severity in ("error", "warning"))
-    found = [plural(count, severity) for severity, count in counts if count]
+    found = _counted(report.findings)
     found += [plural(len(report.notes), "note")] if report.notes else []
     parts = [", ".join(found)] if found else []
     parts += [_coverage(report.coverage)] if report.coverage else []
     return f"{report.verdict}  {safe(report.path)}: {'; '.join(parts) or 'nothing found'}"
 
 
+def _counted(findings: "Sequence[Finding]") -> list[str]:
+    """1 error in 14 places, 2 warnings."""
+    from qload.verify.report import group_findings
+
+    groups = group_findings(findings)
+    counted = []
+    for severity in ("error", "warning"):
+        alike = [group for group in groups if group.first.severity == severity]
+        places = sum(max(1, group.count) for group in alike)
+        if alike:
+            beyond = f" in {places} places" if places > len(alike) else ""
+            counted.append(plural(len(alike), severity) + beyond)
+    return counted
+
+
 def finding_lines(findings: "Iterable[Finding]") -> Iterator[str]:
     """A line for each cause, with the first of its places and how many there are."""
-    for first, count in _alike(findings, lambda finding: (finding.severity, finding.cause)):
+    from qload.verify.report import group_findings
+
+    for group in group_findings(findings):
+        first = group.first
         places = [name(place) for place in (first.tensor or first.file,) if place]
         lead = "  ".join([first.severity, safe(first.rule), *places])
-        yield f"{lead}: {_in_one_line(first.detail)}{_more(count)}"
+        yield f"{lead}: {_in_one_line(first.detail)}{_more(group.count)}"
 
 
 def layer_lines(outcomes: Iterable[tuple[str, str, str]]) -> Iterator[str]:
     """A line for each outcome and reason, from (outcome, name of a layer, reason)."""
-    from qload.listing import cause_of
+    from qload.errors.causes import cause_of, group_by_cause
 
-    causes = _alike(outcomes, lambda each: (each[0], cause_of(each[2], each[1])))
-    for (outcome, layer, reason), count in causes:
+    groups = group_by_cause(
+        outcomes, name=lambda each: each[1], cause=lambda each: (each[0], cause_of(each[2], each[1]))
+    )
+    for group in groups:
+        outcome, layer, reason = group.first
         detail = f": {_in_one_line(reason.removeprefix(f'{layer}: '))}" if reason else ""
-        yield f"{outcome}  {name(layer)}{detail}{_more(count)}"
+        yield f"{outcome}  {name(layer)}{detail}{_more(group.count)}"
 
 
 def counts(found: "AnswerByLayer", outcomes: Mapping[str, str]) -> str:
@@ -83,14 +101,6 @@ def counts(found: "AnswerByLayer", outcomes: Mapping[str, str]) -> str:
 def note_lines(notes: Iterable[str]) -> Iterator[str]:
     """A line for each note."""
     return (f"note  {_in_one_line(note)}" for note in notes)
-
-
-def _alike(items: Iterable[T], key: Callable[[T], Hashable]) -> Iterator[tuple[T, int]]:
-    """The first of all items with one key, and how many have it."""
-    groups: dict[Hashable, list[T]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return ((group[0], len(group)) for group in groups.values())
 
 
 def _in_one_line(text: str) -> str:

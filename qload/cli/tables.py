@@ -1,8 +1,8 @@
 """What every verb's output shares: the verdict in a line, the findings, the notes."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rich import box
 from rich.cells import cell_len
@@ -13,12 +13,31 @@ from rich.text import Text
 
 from qload.cli.console import Paragraph, glued
 from qload.cli.summary import verdict_line
-from qload.cli.text import name, safe
+from qload.cli.text import name, plural, safe
 
 if TYPE_CHECKING:
+    from qload.errors.causes import CauseGroup
     from qload.verify import Finding, Report
 
 STYLE = {"ok": "bold green", "error": "red", "warning": "yellow"}
+
+
+class LayerOutcome(Protocol):
+    """A layer, or a tensor of none, with its outcome and the detail of it."""
+
+    @property
+    def name(self) -> str:
+        """Name of the layer or tensor."""
+
+    @property
+    def outcome(self) -> str:
+        """Outcome, as the report names it."""
+
+    @property
+    def detail(self) -> str:
+        """Reason or place; "" where there is nothing to add."""
+
+
 ROOMY = 110  # columns from which findings are a table
 MESSAGE_WIDTH = 44  # columns that a message has at least beside names
 
@@ -38,8 +57,39 @@ def findings(report: "Report") -> Iterator[RenderableType]:
     """The findings, if there are any, and the notes under them."""
     if report.findings:
         yield FindingTable(report.findings)
-    for note in report.notes:
-        yield Text("note  ", "dim").append(_indented(note, 6), "none")
+    yield from notes(report.notes)
+
+
+def notes(texts: Iterable[str]) -> Iterator[RenderableType]:
+    """Notes, those that differ in names and numbers alone as one."""
+    from qload.errors.causes import cause_of, group_by_cause
+
+    for group in group_by_cause(texts, name=str, cause=cause_of):
+        more = f"\n({group.count - 1} more like it)" if group.count > 1 else ""
+        yield Text("note  ", "dim").append(_indented(group.first + more, 6), "none")
+
+
+def outcomes(layers: "Iterable[LayerOutcome]", words: "Mapping[str, str]") -> Iterator[RenderableType]:
+    """Layers with an outcome, those of one outcome and cause as one, with the detail of the first."""
+    from qload.errors.causes import cause_of, group_by_cause
+
+    groups = group_by_cause(
+        layers,
+        name=lambda layer: layer.name,
+        cause=lambda layer: (layer.outcome, cause_of(layer.detail, layer.name)),
+    )
+    for group in groups:
+        first, places = group.first, [glued(name(place)) for place in group.places()]
+        title = Text(words.get(first.outcome, first.outcome), "red")
+        if group.count == 1:
+            yield title.append(f"  {places[0]}", "none")
+        else:
+            yield title.append(f"  {plural(group.count, 'layer')}", "none")
+            yield from (Paragraph(Text(place), 4) for place in places)
+        if first.detail:
+            alike = len({layer.detail.replace(layer.name, "") for layer in group.items}) == 1
+            example = "" if alike else f"for example {name(first.name)}: "
+            yield Paragraph(Text(safe(example + first.detail, keep="\n"), "dim"), 4)
 
 
 def table() -> Table:
@@ -128,12 +178,15 @@ def _titled(titles: Sequence[str], cells: Sequence[Text]) -> Text:
 
 @dataclass(frozen=True)
 class FindingTable:
-    """A row a finding where there is room for a table, a paragraph a finding where there is none."""
+    """Findings of one cause as one: a row where there is room for a table, else a paragraph."""
 
     findings: "Sequence[Finding]"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        wide = self._wide()
+        from qload.verify.report import group_findings
+
+        groups = group_findings(self.findings)
+        wide = self._wide(groups)
         roomy = options.max_width >= ROOMY
         if (
             roomy
@@ -142,17 +195,22 @@ class FindingTable:
             yield wide
             return
         yield ""
-        for finding in self.findings:
-            yield Paragraph(_title(finding))
-            yield Paragraph(_what(finding), 4)
+        for group in groups:
+            yield from _titles(group)
+            yield Paragraph(_what(group), 4)
             yield ""
 
-    def _wide(self) -> Table:
+    def _wide(self, groups: "Sequence[CauseGroup[Finding]]") -> Table:
         """Columns as wide as their names, and messages at least as wide as their longest word."""
         shown = table()
         rows = [
-            (_severity(each), Text(safe(each.rule)), Text("\n".join(_where(each)) or "-"), _what(each))
-            for each in self.findings
+            (
+                _severity(group.first),
+                Text(safe(group.first.rule)),
+                Text("\n".join(_where(group)) or "-"),
+                _what(group),
+            )
+            for group in groups
         ]
         for title, column in zip(("severity", "rule", "tensor, file"), zip(*rows, strict=True), strict=False):
             lines = [title, *(line for text in column for line in text.plain.split("\n"))]
@@ -163,24 +221,36 @@ class FindingTable:
         return shown
 
 
-def _title(finding: "Finding") -> Text:
-    return Text("  ").join(
-        [_severity(finding), *map(Text, map(glued, (safe(finding.rule), *_where(finding))))]
-    )
+def _titles(group: "CauseGroup[Finding]") -> Iterator[Paragraph]:
+    """Severity, rule and place in one line; several places each in a line of its own."""
+    lines = list(map(glued, _where(group)))
+    beside = lines if group.count <= 1 else []
+    title = [_severity(group.first), *map(Text, (glued(safe(group.first.rule)), *beside))]
+    yield Paragraph(Text("  ").join(title))
+    if not beside:
+        yield from (Paragraph(Text(line), 4) for line in lines)
 
 
 def _severity(finding: "Finding") -> Text:
     return Text(safe(finding.severity), STYLE.get(finding.severity, ""))
 
 
-def _where(finding: "Finding") -> list[str]:
-    return [name(part) for part in (finding.tensor, finding.file) if part]
+def _where(group: "CauseGroup[Finding]") -> list[str]:
+    """Tensors in short and how many there are, and the file if all are in one."""
+    files = {finding.file for finding in group.items}
+    file = group.first.file if len(files) == 1 and group.first.tensor else None
+    lines = [name(place) for place in group.places()]
+    if group.count > 1:
+        lines.append(plural(group.count, "tensor" if group.first.tensor else "file"))
+    return [*lines, name(file)] if file else lines
 
 
-def _what(finding: "Finding") -> Text:
-    what = Text(safe(finding.detail, keep="\n"))
-    if finding.remedy:
-        what.append("\nremedy  ", "green").append(_indented(finding.remedy, 8), "none")
+def _what(group: "CauseGroup[Finding]") -> Text:
+    from qload.verify.report import shown_message
+
+    what = Text(safe(shown_message(group), keep="\n"))
+    if group.first.remedy:
+        what.append("\nremedy  ", "green").append(_indented(group.first.remedy, 8), "none")
     return what
 
 

@@ -50,20 +50,14 @@ def tables(
     """The layers that are not well, the notes, and the verdict; `outcomes` in words."""
     from rich.text import Text
 
-    from qload.cli.console import Paragraph, glued
-    from qload.cli.tables import STYLE, FindingTable
-    from qload.cli.text import name, safe
+    from qload.cli import tables as shared
 
-    for layer in found.layers:
-        if not layer.well:
-            yield Text(layer.outcome, "red").append(f"  {glued(name(layer.name))}", "none")
-            yield Paragraph(Text(safe(layer.detail, keep="\n"), "dim"), 4)
+    yield from shared.outcomes((layer for layer in found.layers if not layer.well), {})
     findings = errors_of(found)
     if findings:
-        yield FindingTable(findings)
-    for note in found.notes:
-        yield Text(f"note  {safe(note)}")
-    yield Text(found.verdict, STYLE.get(found.verdict, "bold red")).append(
+        yield shared.FindingTable(findings)
+    yield from shared.notes(found.notes)
+    yield Text(found.verdict, shared.STYLE.get(found.verdict, "bold red")).append(
         f"  {_came_to(found, outcomes)}", "none"
     )
 

@@ -65,6 +65,22 @@ class AskedTarget:
 
         return self._here(answer, sizes, _nothing)
 
+    @property
+    def can_round(self) -> bool:
+        """Whether rounding was not asked for and would help."""
+        return not self.rounding and self.to in FLOATS and FLOATS[self.to] != torch.float32
+
+    def as_other_integers(self, layer: LayerDescription) -> dict[str, StoredLayer]:
+        """What a layer becomes in each format of integers but its own that needs no look at codes."""
+        names = [name for name, target in INTEGERS.items() if name != self.to and not target.looks_at_codes]
+        own = layer.format.weight_type, layer.format.config
+        made = {name: _told(replace(self, to=name)._integers, layer) for name in names}
+        return {
+            name: stored
+            for name, stored in made.items()
+            if not isinstance(stored, str) and (stored.weight_type, stored.config) != own
+        }
+
     def _here(
         self, answer: Callable[[int], StoredLayer | str], sizes: Sequence[int], tell: Tell
     ) -> list[StoredLayer | str]:

@@ -23,7 +23,7 @@ from qload.parallel import ProcessGroup
 from qload.verify.crew import Crew
 from qload.verify.examine import header_errors
 from qload.verify.report import Finding
-from qload.verify.rules.pages import rule_pages
+from qload.verify.rule_pages import rule_pages
 from qload.verify.subject import Subject
 
 

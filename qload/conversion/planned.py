@@ -5,13 +5,15 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from qload.conversion import fp8
-from qload.conversion.asked import AskedTarget, StoredLayer
+from qload.conversion.asked import EXPERTS, AskedTarget, StoredLayer
 from qload.conversion.items import Item, copied
 from qload.conversion.sections import HEAD, WrittenConfig, section
 from qload.conversion.source import as_stored
 from qload.conversion.stacked import new_stacks, shared_sources
+from qload.conversion.targets import FLOATS
 from qload.detect.matching import EMBEDDINGS
 from qload.errors import ArgumentError, NonfiniteScaleError, QloadError
+from qload.errors.causes import cause_of, group_by_cause
 from qload.formats import GPTQConfig
 from qload.loader import LayerDescription
 from qload.loader.finite_scales import Nonfinite, check_scales
@@ -22,6 +24,9 @@ from qload.verify.subject import Subject
 Told = Callable[[int, int], None]  # layers that were asked, and all
 OWNER = "compressed-tensors"
 CACHE = "kv_cache_scheme"
+FLOAT = "float32"  # the target that every readable layer can be written as
+ROUND = "round the values by rounding=True (--round)"
+KEEP = "or leave it as it is by keep (--keep)"
 STACKED = "is one of several in a tensor of all experts, which is not taken apart"
 
 
@@ -60,7 +65,27 @@ def planned(asked: AskedTarget, keep: Sequence[str], tell: Told, nonfinite: Nonf
     refused |= nonfinite_layers(subject) if nonfinite == "error" else {}
     items = list(_items(subject, stored, refused))
     made = _section(subject, [*stored.values(), *kept.values()])
-    return Planned(items, stored, made, {**made.refused, **refused}, list(_notes(subject, stored, asked.to)))
+    refused = {**made.refused, **refused}
+    notes = [*_notes(subject, stored, asked.to), *_remedies(asked, asking, refused)]
+    return Planned(items, stored, made, refused, notes)
+
+
+def _remedies(
+    asked: AskedTarget, layers: Mapping[str, LayerDescription | QloadError], refused: Mapping[str, str]
+) -> Iterator[str]:
+    """One note for each cause of refusals: what the first of these layers can be written as instead."""
+    groups = group_by_cause(refused, name=str, cause=lambda prefix: cause_of(refused[prefix], prefix))
+    for group in groups:
+        layer = layers.get(group.first)
+        if isinstance(layer, LayerDescription) and layer.contradiction is None:
+            more = f" and {group.count - 1} layers like it" if group.count > 1 else ""
+            integers = () if asked.to in FLOATS else asked.as_other_integers(layer).items()
+            others = [name for name, made in integers if not _section(asked.subject, [made]).refused]
+            if asked.to != FLOAT and EXPERTS not in layer.sizes:
+                others.append(FLOAT)
+            ways = [f"write {' or '.join(others)} instead"] if others else []
+            ways += [ROUND] if asked.can_round else []
+            yield f"{group.first}{more}: {', '.join([*ways, KEEP])}"
 
 
 def _exact(subject: Subject, keep: Sequence[str]) -> Iterator[tuple[str, LayerDescription]]:

@@ -83,8 +83,8 @@ def _layers(ours: Subject, theirs: Subject, crew: Crew, progress: Progress) -> I
         one, two = ours.layers[here[both[at]]], theirs.layers[there[both[at]]]
         if isinstance(one, LayerDescription) and isinstance(two, LayerDescription):
             return layer_diff(SideBySide(ours, one, theirs, two), others)
-        error = two if isinstance(one, LayerDescription) else one
-        return LayerDiff(here[both[at]], there[both[at]], "refused", str(error))
+        damaged, error = (theirs, two) if isinstance(one, LayerDescription) else (ours, one)
+        return LayerDiff(here[both[at]], there[both[at]], "refused", f"in {damaged.path}: {error}")
 
     sizes = [sum(_size(ours, name) for name in ours.groups.under(here[key])) for key in both]
     yield from crew.share_out(

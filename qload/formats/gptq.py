@@ -673,7 +673,9 @@ def _one_off(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoints) -
 def _remedy(values: LayerValues, zeros: ZeroPoints) -> str:
     other = "minus one" if isinstance(zeros, Stored) else "as they are"
     key = values.claims.convention or "checkpoint_format"
-    return f"remedy   correct {key} in the config, if the tensors of all layers store zero points {other}"
+    right = "gptq" if isinstance(zeros, Stored) else "gptq_v2"
+    change = f"set {key} to {right}" if key == "checkpoint_format" else f"correct {key}"
+    return f"remedy   {change} in the config, if the tensors of all layers store zero points {other}"
 
 
 def _lost_error(values: LayerValues, words: Tensor, bits: int) -> QloadError:

@@ -52,11 +52,11 @@ def _why_not(integers: Integers, zero_point: bool) -> str | None:
         return f"awq has {' or '.join(map(str, BITS))} bits, got {bits}"
     if N % (32 // bits):
         return f"N = {N} is not a multiple of {32 // bits}: short words"
-    reason = integers.why_no_index()
+    reason = integers.why_no_index("awq")
     if reason:
         return reason
     if highest >= 2**bits:
         return f"a zero point of {highest} does not fit {bits} bits"
     if not zero_point and not integers.symmetric:
-        return f"a zero point is not {2 ** (bits - 1)}, and none are stored"
+        return f"a zero point is not {2 ** (bits - 1)}, and zero_point=False stores none"
     return None

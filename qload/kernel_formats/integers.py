@@ -131,15 +131,15 @@ class Integers:
         here = torch.arange(K, device=self.g_idx.device) // rows if rows != -1 else None
         return here is not None and -(-K // rows) == self.groups and bool((self.g_idx == here).all())
 
-    def why_no_index(self) -> str | None:
-        """Why a layout without a group index cannot say these groups on every rank, or None."""
+    def why_no_index(self, layout: str) -> str | None:
+        """Why `layout`, which has no group index, cannot say these groups on every rank, or None."""
         decides, size, K = self.decides, self.decides.group_size, self.layer.K
         if decides.groups == 1:
             return None
         if K % size and size % K:
             return f"K = {K} does not divide into groups of {size}"
         if not decides.in_order or not self.in_order:
-            return "the groups are not in order along K (act order), and there is no g_idx"
+            return f"the rows of its groups are not in order along K (act order), and {layout} has no g_idx"
         return None
 
 

@@ -69,4 +69,4 @@ def _positions(integers: Integers) -> Tensor:
 def _why_not(integers: Integers) -> str | None:
     if integers.bits not in marlin.BITS:
         return f"needs 4 or 8 bits, got {integers.bits}"
-    return why_not_in_tiles(integers, ROWS)
+    return why_not_in_tiles(integers, ROWS, "marlin_24")

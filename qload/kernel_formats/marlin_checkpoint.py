@@ -24,19 +24,19 @@ def write(integers: Integers) -> MarlinWeight:
 def _why_not(integers: Integers) -> str | None:
     if integers.bits not in marlin.BITS:
         return f"a Marlin checkpoint has 4 or 8 bits, got {integers.bits}"
-    return why_not_in_tiles(integers, marlin.TILE_K)
+    return why_not_in_tiles(integers, marlin.TILE_K, "a Marlin checkpoint")
 
 
-def why_not_in_tiles(integers: Integers, rows: int) -> str | None:
-    """Why tiles of so many `rows` cannot hold integers with one scale a group and nothing else, or None."""
+def why_not_in_tiles(integers: Integers, rows: int, layout: str) -> str | None:
+    """Why tiles of so many `rows`, with one scale a group and nothing else, cannot hold integers, or None."""
     (N, K), dtype = integers.shape, integers.scales.dtype
     if K % rows or N % marlin.TILE_N:
         return f"needs K, N in multiples of {rows}, {marlin.TILE_N}; got {K}, {N}"
-    reason = integers.why_no_index()
+    reason = integers.why_no_index(layout)
     if reason:
         return reason
     if not integers.symmetric:
-        return f"a zero point is not {2 ** (integers.bits - 1)}, and none are stored"
+        return f"a zero point is not {2 ** (integers.bits - 1)}, and {layout} stores no zero points"
     if dtype not in SCALES:
         return f"needs scales in float16 or bfloat16, got {str(dtype).removeprefix('torch.')}"
     return None

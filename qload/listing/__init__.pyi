@@ -1,5 +1,4 @@
 from .answer import Answer as Answer
-from .answer import cause_of as cause_of
 from .answer import make_report as make_report
 from .coverage import Account as Account
 from .coverage import Coverage as Coverage

@@ -1,6 +1,5 @@
-"""Base of reports about a checkpoint: its verdict, its exit code, and the cause of a finding."""
+"""Base of reports about a checkpoint: its verdict and its exit code."""
 
-import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -106,34 +105,3 @@ def make_report(
         raise
     except QloadError as error:
         return (unsupported if error.rule == UNSUPPORTED else unreadable)(str(error))
-
-
-# A dotted name, a file name, or a number.
-WORD = re.compile(r"[\w\-]+(?:\.[\w\-]+)+|(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?\b")
-OWN = "\0"  # placeholder of a removed name
-LISTED = re.compile(r"\*(?:(?:, | and | or | x )\*)*,?(?=\))|\*(?:(?:, | and | or | x )\*)+")
-
-
-def cause_of(message: str, *names: str | None) -> str:
-    """Reduce a message to its cause, a text that is equal for findings of one cause.
-
-    The `names` of the tensor, its layer and its file are removed; other names of tensors and files, and
-    numbers, become stars.
-
-    Examples
-    --------
-    >>> cause_of("model.layers.3.up.scales: NaN scale nan at (3, 4); 17 in all", "model.layers.3.up.scales")
-    'NaN scale nan at (*); * in all'
-    """
-    for name in sorted(filter(None, names), key=len, reverse=True):
-        message = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)(?:\.(?=\w))?", OWN, message)
-    text = LISTED.sub("*", WORD.sub(_starred, message).removeprefix(f"{OWN}: ").replace(OWN, "*"))
-    return " ".join(text.split())
-
-
-def _starred(found: re.Match[str]) -> str:
-    """Replace a number, a tensor of a numbered layer, or a file of tensors by a star; keep other words."""
-    word = found[0]
-    if word.endswith(".safetensors") or any(part.isdecimal() for part in word.split(".")):
-        return "*"
-    return "*" if re.fullmatch(r"[-+]?\d.*", word) else word

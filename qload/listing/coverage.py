@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from qload.errors import QloadError, UnreadTensorsError, UnsupportedFormatError
+from qload.errors.causes import cause_of
 from qload.formats.unquantized import FLOATS
-from qload.listing.answer import cause_of
 from qload.listing.groups import Groups
 from qload.loader import LayerDescription
 from qload.storage import TensorInfo

@@ -2,15 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 
+from qload.errors.causes import CauseGroup
 from qload.listing import format_label
 from qload.pictures.in_pages import drawings_of
 from qload.pictures.page import Page, ReportTable
 from qload.pictures.values import LayerPictures
 from qload.verify import Report
-from qload.verify.report import Finding
-from qload.verify.rules.pages import rule_pages
+from qload.verify.report import Finding, group_findings, shown_message
+from qload.verify.rule_pages import rule_pages
 
-FINDINGS = ("rule", "severity", "tensor", "file", "message", "remedy")
+FINDINGS = ("rule", "severity", "tensor", "places", "file", "message", "remedy")
 LAYERS = (
     "layer", "format", "bits", "group size", "symmetric", "act order", "N", "K", "dtype", "scales",
     "sizes of scales", "error", "bytes", "findings",
@@ -26,9 +27,10 @@ def report_page(report: Report, pictures: Mapping[str, LayerPictures] | None = N
     `pictures`: of layers by name, as `layer_pictures` makes them.
     """
     found = {finding.rule for finding in report.findings}
+    groups = group_findings(report.findings)
     facts = {
         "checkpoint": report.path,
-        "findings": str(len(report.findings)),
+        "findings": str(len(groups)),
         "layers": str(len(report.layers)),
     }
     facts |= {str(name): str(value) for name, value in report.claims.items()}
@@ -37,7 +39,7 @@ def report_page(report: Report, pictures: Mapping[str, LayerPictures] | None = N
         verdict=report.verdict,
         facts=facts,
         tables=[
-            ReportTable("Findings", FINDINGS, [_finding(each) for each in report.findings], links="rule"),
+            ReportTable("Findings", FINDINGS, list(map(_finding, groups)), numbers=("places",), links="rule"),
             ReportTable("Layers", LAYERS, _layers(report, pictures or {}), numbers=COUNTED, drawn=DRAWN),
         ],
         notes=report.notes,
@@ -47,8 +49,13 @@ def report_page(report: Report, pictures: Mapping[str, LayerPictures] | None = N
     ).html()
 
 
-def _finding(found: Finding) -> list[str | int | None]:
-    return [found.rule, found.severity, found.tensor, found.file, found.detail, found.remedy or None]
+def _finding(group: CauseGroup[Finding]) -> list[str | int | None]:
+    """A row for findings of one cause; its tensors in short, the file if all are in one."""
+    first, files = group.first, {finding.file for finding in group.items}
+    tensors = "\n".join(group.places(None)) if first.tensor else None
+    file = first.file if len(files) == 1 else None
+    count = group.count if group.count > 1 else None
+    return [first.rule, first.severity, tensors, count, file, shown_message(group), first.remedy or None]
 
 
 def _layers(report: Report, pictures: Mapping[str, LayerPictures]) -> list[Sequence[str | int | None]]:

@@ -9,6 +9,7 @@ from qload.listing.answer import Answer
 
 if TYPE_CHECKING:
     from qload.plan.alternatives import Alternative
+    from qload.plan.lawful import LawfulRanks
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ class ShardingPlan(Answer):
     model
         The `model_type` that qload itself runs, whose own cuts these are; None: those that are usual by the
         names of layers.
+    lawful
+        Numbers of ranks that suit every layer; None if all of `worlds` fit, or no number suits all.
     notes
         What is not counted, and what is not known.
     unread
@@ -124,6 +127,7 @@ class ShardingPlan(Answer):
     unread: Mapping[str, str] = field(default_factory=dict)
     unreadable: str = ""
     unsupported: str = ""
+    lawful: "LawfulRanks | None" = None
 
     def _sound(self) -> bool:
         """Whether all fits for each number of ranks."""
@@ -137,6 +141,7 @@ class ShardingPlan(Answer):
             "unreadable": self.unreadable,
             "unsupported": self.unsupported,
             "notes": list(self.notes),
+            "lawful": None if self.lawful is None else asdict(self.lawful),
             "worlds": {str(ranks): asdict(world) for ranks, world in self.worlds.items()},
             "layers": [_layer(layer) for layer in self.layers],
         }

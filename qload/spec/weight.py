@@ -139,6 +139,10 @@ class LayerClaims:
         stated = str(value).lower() if isinstance(value, bool) else str(value)
         return f"{key} is {stated}" + (f" in {self.source:.160}" if self.source else "")
 
+    def place(self, file: str) -> str:
+        """`dynamic.+:.*down_proj of config.json`: where a claim is changed."""
+        return f"{self.source:.160} of {file}" if self.source else file
+
 
 class LayerValues(Protocol):
     """Values of a layer on the CPU, as evidence for its config.

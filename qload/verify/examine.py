@@ -14,7 +14,6 @@ from qload.errors import (
     ConfigError,
     QloadError,
     StorageError,
-    UnsupportedFormatError,
     checked,
 )
 from qload.listing import LayerInfo, info_of
@@ -22,6 +21,7 @@ from qload.loader import LayerDescription
 from qload.parallel import ProcessGroup
 from qload.verify import against as comparison
 from qload.verify import parallel
+from qload.verify.contradictions import of_model
 from qload.verify.crew import Crew, Tell
 from qload.verify.error_map import LayerMap
 from qload.verify.judge import Progress, check_rule, collected, judge
@@ -97,14 +97,8 @@ def inspect(path: str | PathLike[str]) -> Report:
     with closing(Subject.open(path, settled=False)) as subject:
         if subject.weights is None or subject.errors:
             return _unreadable(subject)
-        found = [
-            finding_of(layer)
-            for layer in subject.layers.values()
-            if isinstance(layer, QloadError) and not isinstance(layer, UnsupportedFormatError)
-        ]
-        for rule in INSPECTED:
-            found += check_rule(rule, subject)
-        return _report(subject, found, [], Crew.of(None))
+        found = [finding for rule in INSPECTED for finding in check_rule(rule, subject)]
+        return _report(subject, of_model(subject, found), [], Crew.of(None))
 
 
 @checked
@@ -169,8 +163,8 @@ def verify(
         if subject.weights is None or subject.errors:
             return _unreadable(subject)
         found, told = judge(subject, crew, tell, tier)
-        for world in worlds:
-            _sort(collected("tensor-parallel", partial(parallel.check, subject, world), found), found, told)
+        if worlds:
+            _sort(collected("tensor-parallel", partial(parallel.check, subject, worlds), found), found, told)
         report = _report(subject, found, told, crew)
         if against is not None:
             report = _compared(report, subject, against, crew, partial(tell, "against"), error_maps)

@@ -14,6 +14,7 @@ from qload.errors import ConfigError, LostRankError, StorageError
 from qload.listing.answer import INTERNAL
 from qload.loader import LayerDescription
 from qload.verify import notes
+from qload.verify.contradictions import of_model
 from qload.verify.crew import Crew, Tell
 from qload.verify.disagreement import disagreements
 from qload.verify.report import Finding, internal_finding
@@ -61,7 +62,7 @@ def judge(
         noted = crew.share_out(partial(_notes, parts), sizes, _nothing)
         texts += notes.told_once(chain.from_iterable(counted for counted, _ in noted))
         findings += chain.from_iterable(failed for _, failed in noted)
-    return findings, texts
+    return of_model(subject, findings), texts
 
 
 def check_rule(rule: Rule, subject: Subject) -> list[Finding]:

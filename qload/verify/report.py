@@ -1,17 +1,20 @@
 """What inspecting or verifying a checkpoint found, as data."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from qload.errors import QloadError
-from qload.listing.answer import INTERNAL, UNSUPPORTED, Answer, cause_of
+from qload.errors.causes import CauseGroup, cause_of, group_by_cause
+from qload.listing.answer import INTERNAL, UNSUPPORTED, Answer
 from qload.storage.locate import locate
+from qload.verify.rule_pages import remedy_of
 
 if TYPE_CHECKING:
     from qload.listing import Coverage, LayerInfo
+    from qload.spec import LayerClaims
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -37,7 +40,7 @@ class Finding:
     message
         Description with values.
     remedy
-        Remedy, or "".
+        What to do; by default what the rule's page says.
     cause
         Text that is equal for findings of one cause; by default the rule and the message without names and
         numbers of its place.
@@ -57,10 +60,62 @@ class Finding:
         return self.message.removeprefix(f"{self.file}: ").removeprefix(f"{self.tensor}: ")
 
     def __post_init__(self) -> None:
+        if not self.remedy:
+            object.__setattr__(self, "remedy", remedy_of(self.rule))
         if not self.cause:
             layer = self.tensor.rpartition(".")[0] if self.tensor else None
             cause = cause_of(self.message, self.tensor, layer, self.file)
             object.__setattr__(self, "cause", f"{self.rule}: {cause}")
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        """Key of findings that are shown as one: severity, cause, and remedy without names and numbers."""
+        return self.severity, self.cause, cause_of(self.remedy, self.tensor, self.file)
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """Setting of a config that a layer contradicts; equal for layers that show the same.
+
+    Attributes
+    ----------
+    claims
+        Claims of the layer, with the setting.
+    stated
+        The setting as the config states it: "desc_act is false".
+    shown
+        What the tensors show, as a predicate of several layers: "are in act order by g_idx".
+    remedy
+        How to change the setting, if all of its layers show the same.
+    """
+
+    claims: "LayerClaims"
+    stated: str
+    shown: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class LayerContradiction(Finding):
+    """Finding that a layer contradicts a setting; `of_model` says it once if all layers do."""
+
+    contradiction: Contradiction | None = None
+
+
+def group_findings(findings: Iterable[Finding]) -> list[CauseGroup[Finding]]:
+    """Group findings of one cause and one remedy; a place is a tensor, or a file if no tensor is named."""
+    return group_by_cause(
+        findings, name=lambda each: each.tensor or each.file or "", cause=lambda each: each.kind
+    )
+
+
+def shown_message(group: CauseGroup[Finding]) -> str:
+    """Message of the first finding of a group, without a name that stands beside it.
+
+    It keeps its tensor's name if other findings of the group have other numbers.
+    """
+    texts = {finding.detail for finding in group.items}
+    return texts.pop() if len(texts) == 1 else f"for example {group.first.message}"
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,18 @@ def test_a_table_says_why_not_and_what_instead() -> None:
     assert "no  3 ranks: 8 layers cannot be shared" in shown
 
 
+def test_alike_refusals_are_one_line_and_lawful_numbers_are_named() -> None:
+    shown = run("plan", MODEL, "--tp", "2,3", "--table").stdout
+
+    assert shown.count("key/value heads = 2 does not divide into 3 ranks") == 1
+    assert "3 ranks  model.layers.{0..1}.self_attn.k_proj\n" in shown
+    assert "         model.layers.{0..1}.self_attn.v_proj  x4\n" in shown
+    assert "lawful  1, 2 or 4 ranks suit all layers: model.layers.0.self_attn.q_proj allows" in shown
+    assert "lawful  " not in run("plan", MODEL, "--tp", "2", "--table").stdout
+    every = run("plan", MODEL, "--tp", "3", "--all", "--table").stdout
+    assert every.count("key/value heads = 2 does not divide into 3 ranks") == 4
+
+
 def test_all_has_a_line_for_each_layer() -> None:
     folded, every = (run("plan", MODEL, "--table", *more).stdout for more in ((), ("--all",)))
 

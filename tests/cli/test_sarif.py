@@ -1,6 +1,7 @@
 """SARIF holds what the 2.1.0 standard makes mandatory, and what systems that scan code ask for beside it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -12,7 +13,7 @@ from safetensors.torch import save_file
 
 from qload.cli import main
 from qload.cli.output import dumps
-from qload.cli.sarif import log
+from qload.cli.sarif import MAX_LOCATIONS, log
 from qload.verify import Finding, Report, verify
 from qload.verify.rules import RULES
 from tests.paths import FIXTURES, ROOT
@@ -52,26 +53,55 @@ def check_result(result: dict[str, Any], ids: list[str]) -> None:
     assert result["level"] in LEVELS
     assert result["message"]["text"]
     assert all(type(mark) is str for mark in result["partialFingerprints"].values())
-    (location,) = result["locations"]
-    uri = location["physicalLocation"]["artifactLocation"]["uri"]
-    assert uri.isascii()
-    assert uri.isprintable()
-    assert " " not in uri
-    assert urlsplit(uri).scheme in ("", "file")
-    assert location["physicalLocation"]["region"]["startLine"] == 1
-    for logical in location.get("logicalLocations", ()):
-        assert type(logical["fullyQualifiedName"]) is str
+    assert result["locations"]
+    for location in result["locations"]:
+        uri = location["physicalLocation"]["artifactLocation"]["uri"]
+        assert uri.isascii()
+        assert uri.isprintable()
+        assert " " not in uri
+        assert urlsplit(uri).scheme in ("", "file")
+        assert location["physicalLocation"]["region"]["startLine"] == 1
+        for logical in location.get("logicalLocations", ()):
+            assert type(logical["fullyQualifiedName"]) is str
 
 
 @pytest.fixture
 def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint with two findings, in a folder of the current directory."""
+    """A checkpoint with two findings of two causes, in a folder of the current directory."""
     monkeypatch.chdir(tmp_path)
     folder = Path("my models", "a%b")
     folder.mkdir(parents=True)
     nan = torch.tensor([[1.0, float("nan")]])
-    save_file({"a.weight": nan, "b.weight": nan.clone()}, folder / "model.safetensors")
+    save_file({"a.weight": nan, "b.weight": nan.nan_to_num(torch.inf)}, folder / "model.safetensors")
     return folder
+
+
+def test_findings_of_one_cause_are_one_result_with_a_location_for_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [f"layers.{layer}.{part}" for layer in range(2) for part in ("up", "down")]
+    findings = [Finding("scale-value", "error", n, "model.safetensors", f"{n}: NaN") for n in names]
+    other = Finding("scale-value", "error", "layers.0.up", "model.safetensors", "layers.0.up: zero")
+
+    both, alone = check(log([Report(".", (*findings, other))]))
+
+    logical = [location["logicalLocations"][0]["fullyQualifiedName"] for location in both["locations"]]
+    assert logical == names
+    assert both["properties"]["places"] == 4
+    assert both["message"]["text"].startswith("4 places: NaN\nRemedy: quantize the layer again")
+    assert (len(alone["locations"]), alone["properties"]["places"]) == (1, 1)
+    assert alone["message"]["text"].startswith("layers.0.up: zero\n")
+
+
+def test_a_result_has_no_more_locations_than_readers_take() -> None:
+    names = [f"layers.{layer}.up" for layer in range(MAX_LOCATIONS + 1)]
+    findings = tuple(Finding("scale-value", "error", name, None, f"{name}: NaN") for name in names)
+
+    (result,) = check(log([Report("a", findings)]))
+
+    assert len(result["locations"]) == MAX_LOCATIONS
+    assert result["properties"]["places"] == len(names)
 
 
 def test_a_finding_is_a_result_with_file_and_tensor(damaged: Path) -> None:
@@ -92,8 +122,9 @@ def test_a_finding_is_a_result_with_file_and_tensor(damaged: Path) -> None:
 
 def test_findings_of_one_tensor_have_fingerprints_of_their_own(damaged: Path) -> None:
     finding = verify(damaged).findings[0]
+    other = replace(finding, cause="another")
 
-    results = check(log([Report(str(damaged), (finding, finding))]))
+    results = check(log([Report(str(damaged), (finding, other))]))
 
     assert len({result["partialFingerprints"]["primaryLocationLineHash"] for result in results}) == 2
 

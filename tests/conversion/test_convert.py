@@ -21,6 +21,7 @@ from qload.listing import layers
 from qload.testing import make_checkpoint
 from qload.verify import judge
 from qload.verify.rules.rule import Rule
+from tests.cli.test_several import run
 from tests.paths import FIXTURES
 from tests.verify.checkpoints import GPTQ, gptq, model
 
@@ -29,6 +30,7 @@ OTHERS = {
     "desc_act": FIXTURES / "gptq" / "model_g32_desc_act",
     "experts": FIXTURES / "models" / "gptq_mixtral",
 }
+NO_INDEX = "the rows of its groups are not in order along K (act order), and"
 UP = "model.layers.0.mlp.up_proj"
 
 
@@ -110,14 +112,10 @@ def test_back_in_its_own_format_each_tensor_is_what_it_was(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("source", "to", "reason"),
     [
-        ("gptq-act-order", "awq", "the groups are not in order along K (act order), and there is no g_idx"),
-        (
-            "gptq-act-order",
-            "marlin_checkpoint",
-            "the groups are not in order along K (act order), and there is no g_idx",
-        ),
+        ("gptq-act-order", "awq", f"{NO_INDEX} awq has no g_idx"),
+        ("gptq-act-order", "marlin_checkpoint", f"{NO_INDEX} a Marlin checkpoint has no g_idx"),
         ("gptq-act-order", "compressed-tensors", NO_ACT_ORDER),
-        ("awq", "marlin_checkpoint", "a zero point is not 8, and none are stored"),
+        ("awq", "marlin_checkpoint", "a zero point is not 8, and a Marlin checkpoint stores no zero points"),
         (
             "awq",
             "gptq",
@@ -136,6 +134,44 @@ def test_what_one_layer_cannot_be_no_layer_becomes(source: str, to: str, reason:
 
     assert (found.verdict, refused(found), found.counts) == ("findings", {reason}, {"refused": 7})
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize(
+    ("source", "to", "ways"),
+    [
+        ("gptq-act-order", "awq", "write gptq_v2 or float32 instead"),
+        ("awq", "gptq", "write gptq_v2 or compressed-tensors or float32 instead"),
+        (
+            "gptq",
+            "bfloat16",
+            "write float32 instead, round the values by rounding=True (--round)",
+        ),
+    ],
+)
+def test_a_refusal_names_what_can_be_written_instead(source: str, to: str, ways: str, tmp_path: Path) -> None:
+    checkpoint = made(source, tmp_path / "in")
+    found = convert(checkpoint, tmp_path / "out", to=to)
+
+    (note,) = [note for note in found.notes if "(--keep)" in note]
+    assert note.startswith(f"{found.layers[0].name} and 6 layers like it: ")
+    assert ways in note
+    named = ways.removeprefix("write ").partition(" instead")[0].split(" or ")
+    for way in named:
+        assert convert(checkpoint, tmp_path / way, to=way).verdict == "ok"
+    own = source.partition("-")[0]
+    others = {*INTEGERS} - {own, to, "marlin_24", *named} if to in INTEGERS else set()
+    assert all(convert(checkpoint, tmp_path / other, to=other).verdict != "ok" for other in others)
+
+
+def test_a_refusal_of_alike_layers_is_one_line_of_the_table(tmp_path: Path) -> None:
+    checkpoint = made("gptq-act-order", tmp_path / "in")
+
+    shown = run("convert", checkpoint, "--to", "awq", "-o", tmp_path / "out", "--table").stdout
+
+    assert "refused  7 layers" in shown
+    assert shown.count("awq has no g_idx") == 1
+    assert "    model.layers.0.mlp.down_proj\n" in shown
+    assert "findings  7 refused, so that nothing was written" in shown
 
 
 def test_what_is_sparse_fits_marlin_24_and_comes_back(tmp_path: Path) -> None:

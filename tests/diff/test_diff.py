@@ -171,3 +171,27 @@ def test_the_command_prints_what_differs_and_ends_as_verify(plain: Path, tmp_pat
     assert json.loads(run("diff", one, other).stdout)["counts"] == {"differs": 1}
     assert run("diff", one).exit_code == 2
     assert {*SAME} < {*OUTCOMES}
+
+
+def test_alike_differences_are_one_line_with_the_numbers_of_the_first(tmp_path: Path) -> None:
+    names = [f"l.{number}.weight" for number in range(12)]
+    one, other = (
+        made(tmp_path / name, {each: torch.randn(2, 1024) for each in names}) for name in ("a", "b")
+    )
+
+    shown = run("diff", one, other, "--table").stdout
+
+    assert "different  12 layers\n    l.{0..11}\n" in shown
+    assert f"for example l.0: {diff(one, other).layers[0].detail}" in " ".join(shown.split())
+    assert shown.count("first at") == 1
+    assert len(diff(one, other).layers) == 12
+
+
+def test_a_damaged_layer_names_the_checkpoint_that_has_it(tmp_path: Path) -> None:
+    sound = made(tmp_path / "a", gptq("up"), quantization_config=GPTQ)
+    broken = {**gptq("up"), "up.scales": torch.ones(3, 8, dtype=torch.float16)}
+    damaged = made(tmp_path / "b", broken, quantization_config=GPTQ)
+
+    for one, other in ((sound, damaged), (damaged, sound)):
+        (layer,) = diff(one, other).layers
+        assert (layer.outcome, layer.detail.partition(":")[0]) == ("refused", f"in {damaged}")

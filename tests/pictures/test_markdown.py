@@ -5,7 +5,7 @@ import re
 import pytest
 
 from qload.pictures.markdown import markdown_html
-from qload.verify.rules.pages import rule_pages
+from qload.verify.rule_pages import rule_pages
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from qload.pictures.page import Page, ReportTable, shown
 from qload.pictures.values import LayerPictures
 from qload.verify import Report
 from qload.verify.report import Finding
-from qload.verify.rules.pages import rule_pages
+from qload.verify.rule_pages import rule_pages
 from tests.paths import FIXTURES
 
 MODEL = FIXTURES / "models" / "gptq_mixtral"
@@ -50,13 +50,33 @@ def test_a_report_has_findings_layers_and_the_text_of_each_rule() -> None:
     findings, layers = tables(text)
 
     assert findings["rows"] == [
-        ["constant-values", "error", "a.b.qweight", "f.safetensors", "all codes are 7"]
-    ]
+        [
+            "constant-values", "error", "a.b.qweight", "f.safetensors", "all codes are 7",
+            "fetch or write the checkpoint again",
+        ]
+    ]  # fmt: skip
     assert findings["link"] == 0
     assert [(row[0], row[-1]) for row in layers["rows"]] == [("a.b", 1), ("a", 0)]
     assert text.count("<article ") == 1
     assert '<article id="constant-values">' in text
     assert '<p class="verdict bad">findings</p>' in text
+
+
+def test_findings_of_one_cause_are_one_row_with_their_places() -> None:
+    names = [f"l.{number}.qweight" for number in range(14)]
+    found = [Finding("hole", "error", name, "f.safetensors", f"{name}: 3 of 9 bytes") for name in names]
+    other = replace(found[0], file="g.safetensors", tensor="h.qweight", message="h.qweight: 4 of 9 bytes")
+    alone = Finding("dtype", "error", "h.w", "g.safetensors", "h.w: complex")
+
+    first, second = tables(report_page(report(*found, other, alone, layers=(layer("l.3"),))))
+    columns, (several, single) = first["columns"], first["rows"]
+
+    assert first["numbers"] == [columns.index("places")]
+    assert several[columns.index("tensor")] == "h.qweight\nl.{0..13}.qweight"
+    assert (several[columns.index("places")], single[columns.index("places")]) == (15, None)
+    assert several[columns.index("file")] is None  # they are in two
+    assert several[columns.index("message")] == "for example l.0.qweight: 3 of 9 bytes"
+    assert second["rows"][0][-1] == 1  # of its own
 
 
 def test_layers_are_those_of_the_report() -> None:

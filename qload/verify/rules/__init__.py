@@ -74,8 +74,9 @@ RULES: tuple[Rule, ...] = (
     code_order.RULE,
 )
 
-# What `inspect` reports beside the layers that contradict themselves: headers tell it all.
+# What `inspect` reports: headers tell it all.
 INSPECTED: tuple[Rule, ...] = (
+    layers.RULE,
     empty.RULE,
     claimed.RULE,
     bias.RULE,

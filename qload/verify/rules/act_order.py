@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 
 from qload.spec import Grouped
-from qload.verify.report import Finding
+from qload.verify.report import Contradiction, Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 
@@ -34,12 +34,15 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
         if apart.numel():
             first, name, key = int(apart[0]), layer.names.full(index), INDICES[index]
             stated = claims.says("desc_act").replace("desc_act is false", key)
-            yield rule.finding(
+            right = "actorder to group" if index == "weight_g_idx" else "desc_act to true"
+            remedy = f"set {right} in {claims.place(file)}"
+            yield rule.contradiction(
                 name,
                 layer.names.file(index),
                 f"{name}: row {first} is in group {int(g_idx[first])}, in order it would be in "
                 f"{int(in_order[first])}; {file} says {stated}",
-                f"correct this in {file}, if the layer was quantized in act order",
+                f"{remedy}, if the layer was quantized in act order",
+                Contradiction(claims, stated, f"are in act order by {index}", remedy),
             )
 
 

@@ -48,7 +48,7 @@ def _denied_bits(rule: Rule, subject: Subject, file: str) -> Iterator[Finding]:
                 None,
                 file,
                 f"{file}: {claims.says('bits')}, but by shape {whose} have {found}",
-                f"set bits to {found} there",
+                f"set bits to {found} in {claims.place(file)}",
             )
 
 

@@ -15,17 +15,22 @@ CLAIMING = (BNB4Config, Fp8Config)
 
 
 def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
-    """Each claim that is wrong, once: the first layer, and how many."""
+    """Each claim that is wrong, once: of all layers, or the first layer, and how many."""
     found: dict[str, list[str]] = {}
     for layer in subject.described():
         if isinstance(layer.format.config, CLAIMING):
             for note in layer.notes:
                 found.setdefault(note, []).append(layer.prefix)
+    claiming = [layer for layer in subject.described() if isinstance(layer.format.config, CLAIMING)]
+    file = subject.claims.file if subject.claims else None
     for note, prefixes in found.items():
-        file = subject.claims.file if subject.claims else None
-        yield rule.finding(
-            prefixes[0], file, f"{prefixes[0]}: {note}; {len(prefixes)} layers in all", "correct the config"
-        )
+        remedy = f"correct this setting in {file or 'the config'}"
+        if len(prefixes) == len(claiming) > 1 and not subject.shard:
+            message = f"{file}: {note}, in all {len(prefixes)} layers"
+            yield rule.finding(None, file, message, remedy)
+        else:
+            message = f"{prefixes[0]}: {note}; {len(prefixes)} layers in all"
+            yield rule.finding(prefixes[0], file, message, remedy)
 
 
 RULE = Rule("claimed-detail", "headers", check, "warning")

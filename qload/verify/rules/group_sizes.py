@@ -6,7 +6,7 @@ that a quantizer saw more groups reach an end of the codes' range.
 
 from collections.abc import Iterator
 
-from qload.verify.report import Finding
+from qload.verify.report import Contradiction, Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 
@@ -29,15 +29,20 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
     for layer, found, reach, even in told:
         many = found.groups >= GROUPS and even - reach > GAIN
         if many or (all_of_few and even == 1 > reach):
-            codes = layer.specs[0].name
+            codes, size = layer.specs[0].name, layer.K // found.inner
             name, file = layer.names.full(codes), layer.names.file(codes)
-            yield rule.finding(
-                name,
-                file,
+            message = (
                 f"{name}: {reach:.3f} of {found.groups} groups reach an end of the codes' range; of groups "
-                f"of {layer.K // found.inner} inputs, of which there are as many, {even:.3f} do",
-                "correct the group size, or the size of blocks, in the config",
+                f"of {size} inputs, of which there are as many, {even:.3f} do"
             )
+            claims = layer.format.claims
+            if subject.claims is None or claims is None or claims.group_size is None:
+                yield rule.finding(name, file, message, f"correct the group size in the config to {size}")
+                continue
+            remedy = f"set group_size to {size} in {claims.place(subject.claims.file)}"
+            shown = f"were quantized in groups of {size} inputs by their codes"
+            contradiction = Contradiction(claims, claims.says("group_size"), shown, remedy)
+            yield rule.contradiction(name, file, message, remedy, contradiction)
 
 
 RULE = Rule("group-size", "meaning", check, each=True)

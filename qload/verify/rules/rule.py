@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from qload.verify.report import Finding, Severity
+from qload.verify.report import Contradiction, Finding, LayerContradiction, Severity
 from qload.verify.subject import Subject
 
 Tier = Literal["headers", "values", "meaning"]
@@ -28,3 +28,11 @@ class Rule:
     ) -> Finding:
         """A finding of this rule."""
         return Finding(self.id, self.severity, tensor, file, message, remedy, cause)
+
+    def contradiction(
+        self, tensor: str, file: str | None, message: str, remedy: str, contradiction: Contradiction
+    ) -> Finding:
+        """A finding of this rule about a layer that contradicts a setting."""
+        return LayerContradiction(
+            self.id, self.severity, tensor, file, message, remedy, contradiction=contradiction
+        )

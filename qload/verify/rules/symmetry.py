@@ -11,7 +11,8 @@ import torch
 
 from qload.formats import GPTQConfig
 from qload.listing.zero_points import convention, symmetric
-from qload.verify.report import Finding
+from qload.verify.contradictions import convention_contradiction
+from qload.verify.report import Contradiction, Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject
 
@@ -39,14 +40,21 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
             name = f"{layer.prefix}.qzeros"
             g, n, value = first
             total = layer.format.config.groups(layer.K) * layer.N
-            yield rule.finding(
-                name,
-                layer.names.file("qzeros"),
+            message = (
                 f"{name}: zero point {value} at group {g}, column {n}, a symmetric layer of "
                 f"{layer.format.config.bits} bits has {middle}; {count} of {total} differ "
                 f"(read as {zeros.name}, as {claims.file} says checkpoint_format {claims.format}"
-                + (f"; there {own.says('sym')})" if own.source else ")"),
+                + (f"; there {own.says('sym')})" if own.source else ")")
             )
+            other = convention_contradiction(subject, own, zeros) if layer.contradiction else None
+            remedy = f"set sym to false in {own.place(claims.file)}"
+            if other is None:
+                shown = f"have zero points other than {middle}"
+                other = Contradiction(own, own.says("sym"), shown, remedy)
+                remedy += ", if the layer was quantized with zero points; else fetch the checkpoint again"
+            else:
+                remedy = f"write its zero points again; if all layers are off by one, {other.remedy}"
+            yield rule.contradiction(name, layer.names.file("qzeros"), message, remedy, other)
 
 
 RULE = Rule("symmetry", "meaning", check, each=True)

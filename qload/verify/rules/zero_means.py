@@ -15,8 +15,10 @@ from collections.abc import Iterator
 from statistics import median
 
 from qload.formats import GPTQConfig
+from qload.layouts import Stored
 from qload.listing.zero_points import convention
 from qload.loader import LayerDescription
+from qload.verify.contradictions import convention_contradiction
 from qload.verify.kin import block
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
@@ -49,20 +51,35 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
         if abs(offset) > APART + doubt or everywhere or beside:
             denied.pop(layer.prefix, None)
             field = next(spec.name for spec in layer.specs if "zero" in spec.name)
-            name, file = layer.names.full(field), layer.names.file(field)
-            yield rule.finding(
-                name,
-                file,
+            name = layer.names.full(field)
+            message = (
                 f"{name}: codes are {offset:+.2f} from their zero points on average, in {found.groups} "
-                "groups; "
-                f"of zero points in the right convention the mean is within {APART + doubt:.2f}",
-                _remedy(subject, layer),
+                f"groups; of zero points in the right convention the mean is within {APART + doubt:.2f}"
             )
+            yield _finding(rule, subject, layer, name, message, offset)
     for layer in denied.values():
         text, name = str(layer.contradiction).split("\n  remedy")[0], layer.names.full("qzeros")
-        yield rule.finding(
-            name, layer.names.file("qzeros"), text.replace("\n  ", "\n"), _remedy(subject, layer)
-        )
+        yield _finding(rule, subject, layer, name, text.replace("\n  ", "\n"), None)
+
+
+def _finding(
+    rule: Rule, subject: Subject, layer: LayerDescription, name: str, message: str, offset: float | None
+) -> Finding:
+    """Finding with its remedy; `offset`: mean distance of codes from zero points, None if loads refuse it."""
+    file, config, claims = layer.names.file(name.removeprefix(f"{layer.prefix}.")), layer.format.config, None
+    if isinstance(config, GPTQConfig):
+        claims = layer.format.claims
+        side = 1 if isinstance(config.zeros, Stored) else -1  # of the mean in the other convention
+        if offset is not None and round(offset) != side:
+            claims = None
+    contradiction = convention_contradiction(subject, claims, config.zeros) if claims else None
+    if contradiction is not None:
+        remedy = f"write its zero points again; if all layers are off by one, {contradiction.remedy}"
+        return rule.contradiction(name, file, message, remedy, contradiction)
+    steps = round(offset or 0)
+    shift = f"{abs(steps)} {'higher' if steps > 0 else 'lower'}"
+    again = "quantize the layer again" + (f", or write its zero points {shift}" if steps else "")
+    return rule.finding(name, file, message, f"{again}: no setting of the config says so")
 
 
 def _is_denied(layer: LayerDescription) -> bool:
@@ -98,12 +115,6 @@ def _tells(layer: LayerDescription, found: Statistics) -> bool:
 
 def _zero(found: Statistics) -> int:
     return 0 if found.zero is None else round(found.zero) - 2 ** (found.bits - 1)
-
-
-def _remedy(subject: Subject, layer: LayerDescription) -> str:
-    if not isinstance(layer.format.config, GPTQConfig) or subject.claims is None:
-        return ""
-    return f"correct checkpoint_format in {subject.claims.file}, if the tensors of all layers say so"
 
 
 RULE = Rule("zero-point-mean", "meaning", check)
