@@ -56,12 +56,14 @@ def write(reports: "Sequence[Report]", place: Path) -> None:
 
 def log(reports: "Sequence[Report]") -> dict[str, Any]:
     """One run of qload over all the checkpoints, as a SARIF log."""
+    from qload.errors.causes import group_texts
     from qload.verify.report import group_findings
     from qload.verify.rule_pages import rule_pages
 
     found = [(report, group) for report in reports for group in group_findings(report.findings)]
     rules = list(dict.fromkeys([*rule_pages(), *(group.first.rule for _, group in found)]))
-    told = [{"level": "note", "message": {"text": note}} for report in reports for note in report.notes]
+    notes = [note for report in reports for note in group_texts(report.notes)]
+    told = [{"level": "note", "message": {"text": note}} for note in notes]
     driver = {"name": "qload", **_version(), "rules": [_rule(rule) for rule in rules]}
     invocation = {"executionSuccessful": True, "toolExecutionNotifications": told}
     return {

@@ -62,11 +62,10 @@ def findings(report: "Report") -> Iterator[RenderableType]:
 
 def notes(texts: Iterable[str]) -> Iterator[RenderableType]:
     """Notes, those that differ in names and numbers alone as one."""
-    from qload.errors.causes import cause_of, group_by_cause
+    from qload.errors.causes import group_texts
 
-    for group in group_by_cause(texts, name=str, cause=cause_of):
-        more = f"\n({group.count - 1} more like it)" if group.count > 1 else ""
-        yield Text("note  ", "dim").append(_indented(group.first + more, 6), "none")
+    for text in group_texts(texts):
+        yield Text("note  ", "dim").append(_indented(text, 6), "none")
 
 
 def outcomes(layers: "Iterable[LayerOutcome]", words: "Mapping[str, str]") -> Iterator[RenderableType]:
@@ -88,7 +87,8 @@ def outcomes(layers: "Iterable[LayerOutcome]", words: "Mapping[str, str]") -> It
             yield from (Paragraph(Text(place), 4) for place in places)
         if first.detail:
             alike = len({layer.detail.replace(layer.name, "") for layer in group.items}) == 1
-            example = "" if alike else f"for example {name(first.name)}: "
+            named = "" if first.detail.startswith(first.name) else f"{name(first.name)}: "
+            example = "" if alike else f"for example {named}"
             yield Paragraph(Text(safe(example + first.detail, keep="\n"), "dim"), 4)
 
 

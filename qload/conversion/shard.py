@@ -95,7 +95,7 @@ def shard(
         plan = planned_shares(subject, tp, ep, told, nonfinite)
         asked = ShardedCheckpoint(subject.path, tp=tp, ep=ep)
         if plan.refused:
-            return replace(asked, layers=_refused(subject, plan))
+            return replace(asked, layers=_refused(subject, plan), notes=plan.notes)
         return _written(asked, subject, plan, target, shard_size, tell, crew)
 
     return of_checkpoint(path, make, partial(ShardedCheckpoint, tp=tp, ep=ep))

@@ -46,7 +46,8 @@ def planned_shares(
     refused = _refused(subject, how, ranks)
     refused |= nonfinite_layers(subject) if nonfinite == "error" else {}
     if refused:
-        return PlannedShares(how, (), (), refused, ())
+        lawful = Answers(weights).lawful(subject.layers, how, runs)
+        return PlannedShares(how, (), (), refused, () if lawful is None else [lawful.text()])
     asked = [(rank, prefix) for rank in range(ranks) for prefix in how if how[prefix].cut != "whole"]
 
     def share_of(at: int) -> tuple[RankShare | None, str | None]:

@@ -102,6 +102,22 @@ def group_by_cause(
     ]
 
 
+def group_texts(texts: Iterable[str]) -> list[str]:
+    """Texts that differ in names and numbers alone as one: the first, and how many more there are.
+
+    Examples
+    --------
+    >>> group_texts(["l.0.up: error 0.1", "l.1.up: error 0.2", "no config"])
+    ['l.0.up: error 0.1\\n(1 more like it)', 'no config']
+    """
+    groups = group_by_cause(texts, name=str, cause=cause_of)
+    counts = [len(group.items) - 1 for group in groups]
+    return [
+        f"{group.first}\n({more} more like it)" if more else group.first
+        for group, more in zip(groups, counts, strict=True)
+    ]
+
+
 @dataclass(frozen=True)
 class Fold(Generic[T]):
     """Items that differ in the indices in their names alone; `first` speaks for all of them."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from qload.errors.causes import CauseGroup
+from qload.errors.causes import CauseGroup, group_texts
 from qload.listing import format_label
 from qload.pictures.in_pages import drawings_of
 from qload.pictures.page import Page, ReportTable
@@ -42,7 +42,7 @@ def report_page(report: Report, pictures: Mapping[str, LayerPictures] | None = N
             ReportTable("Findings", FINDINGS, list(map(_finding, groups)), numbers=("places",), links="rule"),
             ReportTable("Layers", LAYERS, _layers(report, pictures or {}), numbers=COUNTED, drawn=DRAWN),
         ],
-        notes=report.notes,
+        notes=group_texts(report.notes),
         shares=_shares(report),
         explanations={rule: _explanation(page) for rule, page in rule_pages().items() if rule in found},
         drawings=drawings_of((layer.format, layer.bits) for layer in report.layers),

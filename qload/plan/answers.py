@@ -1,6 +1,6 @@
 """Each layer among each number of ranks: asked once of layers that are alike, as a model has thousands."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -9,6 +9,7 @@ from qload.loader import LayerDescription
 from qload.models.shares import SharedMatrix
 from qload.plan.alternatives import alternatives
 from qload.plan.first_share import first_share
+from qload.plan.lawful import CANDIDATES, LawfulRanks, lawful_ranks
 from qload.plan.report import LayerShare, PlannedLayer
 from qload.plan.sharing import Sharing, bytes_held
 from qload.weights import Weights
@@ -52,6 +53,23 @@ class Answers:
         shape = (layer.N, layer.K) if "K" in layer.sizes else (layer.N,)
         shares = self._shares(layer, how, worlds)
         return PlannedLayer(prefix, layer.format.weight_type.format, shape, how.cut, shares)
+
+    def lawful(
+        self,
+        layers: Mapping[str, LayerDescription | QloadError],
+        sharings: Mapping[str, Sharing],
+        runs: int | None,
+    ) -> LawfulRanks | None:
+        """Numbers of ranks that suit every layer; multiples of `runs`, of ranks that share out experts."""
+        numbers = [ranks for ranks in CANDIDATES if ranks % (runs or 1) == 0]
+        answers = Answers(self.weights, self.kernel)
+        planned = [answers.of(prefix, layers.get(prefix), how, numbers) for prefix, how in sharings.items()]
+        return lawful_ranks(
+            {
+                layer.prefix: [ranks for ranks, share in layer.shares.items() if share.fits]
+                for layer in planned
+            }
+        )
 
     def _missing(self, prefix: str) -> LayerDescription | QloadError:
         try:

@@ -1,6 +1,6 @@
 """`plan`: among how many ranks a checkpoint can be shared, from headers and facts alone."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import Literal
@@ -10,7 +10,6 @@ from qload.errors import checked
 from qload.listing import Groups, account
 from qload.models.config import TextConfig
 from qload.plan.answers import Answers
-from qload.plan.lawful import CANDIDATES, LawfulRanks, lawful_ranks
 from qload.plan.model import described_model
 from qload.plan.report import PlannedLayer, ShardingPlan, WorldPlan
 from qload.plan.sharing import check_ranks, sharings
@@ -103,41 +102,26 @@ def _plan(
     notes: list[str],
 ) -> ShardingPlan:
     groups = Groups(weights)
-    known, accounted = groups.layers, account(groups)
+    answers, known, accounted = Answers(weights, kernel), groups.layers, account(groups)
     shared = {
         prefix: how for prefix, how in sharings(groups, config, ep).items() if not accounted.hides(prefix)
     }
-
-    def ask(numbers: Sequence[int]) -> list[PlannedLayer]:
-        answers = Answers(weights, kernel)
-        return [answers.of(prefix, known.get(prefix), how, numbers) for prefix, how in shared.items()]
-
-    planned = ask(worlds)
+    planned = [answers.of(prefix, known.get(prefix), how, worlds) for prefix, how in shared.items()]
     stored = weights.storage.info
     beside = sum(stored(name).nbytes for name in accounted.report.used if name not in groups.specs)
     if beside:
         notes.append(f"{beside} bytes of biases and tensors of no layer are counted whole on every rank")
     notes += accounted.notes()
+    found = {ranks: _world(planned, ranks, beside) for ranks in worlds}
     return ShardingPlan(
         path,
         sorted(planned, key=lambda layer: layer.prefix),
-        {ranks: _world(planned, ranks, beside) for ranks in worlds},
+        found,
         None if config is None else config.type,
         notes,
         dict(accounted.report.unread),
-        lawful=None if all(_fits(layer) == [*worlds] for layer in planned) else _lawful(ask, ep),
+        lawful=None if all(each.fits for each in found.values()) else answers.lawful(known, shared, ep),
     )
-
-
-def _fits(layer: PlannedLayer) -> list[int]:
-    """Numbers of ranks that a layer fits."""
-    return [ranks for ranks, share in layer.shares.items() if share.fits]
-
-
-def _lawful(ask: Callable[[Sequence[int]], list[PlannedLayer]], ep: int | None) -> LawfulRanks | None:
-    """Numbers of ranks that suit every layer; with `ep`, multiples of it."""
-    layers = ask([ranks for ranks in CANDIDATES if ranks % (ep or 1) == 0])
-    return lawful_ranks({layer.prefix: _fits(layer) for layer in layers})
 
 
 def _world(layers: Sequence[PlannedLayer], ranks: int, beside: int) -> WorldPlan:

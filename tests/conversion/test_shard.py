@@ -14,8 +14,10 @@ from qload import convert, open_checkpoint, plan, shard
 from qload.conversion import ShardedCheckpoint
 from qload.conversion.folder import UnfinishedFolder
 from qload.errors import ArgumentError
+from qload.errors.causes import cause_of
 from qload.parallel import Rank
 from qload.testing import make_checkpoint
+from tests.cli.test_several import run
 from tests.conversion.interruption import interrupted
 from tests.models.drawn import config, tensors
 from tests.paths import FIXTURES
@@ -222,3 +224,25 @@ def test_what_cannot_be_read_is_the_verdict(tmp_path: Path) -> None:
 
     assert found.verdict == "unreadable"
     assert not (tmp_path / "out").exists()
+
+
+def test_a_refusal_names_the_numbers_of_ranks_that_suit_all_layers(tmp_path: Path) -> None:
+    source = made("gptq", tmp_path / "in")
+    lawful = plan(source, tp=64).lawful
+
+    assert lawful is not None
+    assert shard(source, tmp_path / "out", tp=64).notes == [lawful.text()]
+    for ranks in lawful.ranks[:3]:
+        assert shard(source, tmp_path / str(ranks), tp=ranks).verdict == "ok"
+
+
+def test_alike_refusals_are_one_line_with_whole_sentences(tmp_path: Path) -> None:
+    source = made("gptq", tmp_path / "in")
+
+    found = shard(source, tmp_path / "out", tp=64)
+    shown = run("shard", source, "--tp", "64", "-o", tmp_path / "out", "--table").stdout
+
+    causes = {cause_of(layer.detail, layer.name) for layer in found.layers}
+    assert shown.count("refused  ") == len(causes) < len(found.layers)
+    assert shown.count("\n      lawful   world sizes") == len(causes)
+    assert "\\n" not in shown

@@ -160,7 +160,7 @@ def test_an_entry_is_named_for_the_layers_that_it_is_about(tmp_path: Path) -> No
 
 def test_one_file_of_several_speaks_for_its_own_layers(tmp_path: Path) -> None:
     folder = tiny(tmp_path, 8, 8)
-    first, _ = (f"model-0000{number}-of-00002.safetensors" for number in (1, 2))
+    first = "model-00001-of-00002.safetensors"
     (folder / "model.safetensors").rename(folder / first)
     names = [f"{prefix}.{name}" for prefix in LAYERS for name in ("qweight", "qzeros", "scales", "g_idx")]
     files = dict.fromkeys(names, "model-00001-of-00002.safetensors") | {

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qload.errors import StorageError
-from qload.verify import inspect, verify
+from qload.verify import Finding, inspect, verify
+from qload.verify.rule_pages import rule_pages
 from qload.weights import open_checkpoint
 from tests.kernels.mp_layers import Case
 from tests.paths import FIXTURES, cases
@@ -128,6 +129,21 @@ def test_the_report_as_json_has_its_schema(tmp_path: Path) -> None:
     assert (report["layers"][0]["bits"], report["layers"][0]["group_size"]) == (4, 8)
 
 
+@pytest.mark.parametrize("rule", sorted(rule_pages()))
+def test_every_rule_has_a_remedy_in_plain_text(rule: str) -> None:
+    remedy = Finding(rule, "error", "a.w", None, "a.w: wrong").remedy
+
+    assert remedy
+    assert remedy == remedy.strip()
+    assert not {*"`[]"} & {*remedy}
+    assert remedy[0].islower() or not remedy[0].isalpha()
+
+
+def test_a_remedy_of_its_own_stays() -> None:
+    assert Finding("hole", "error", None, None, "a", "mend it").remedy == "mend it"
+    assert Finding("a rule without a page", "error", None, None, "a").remedy == ""
+
+
 def mutilate(file: Path, chance: random.Random) -> None:
     """A few bytes of a file changed, lost or added, mostly near its start, where the header is."""
     data = bytearray(file.read_bytes())
@@ -151,7 +167,7 @@ def test_whatever_the_bytes_nothing_is_raised(tmp_path: Path) -> None:
 
         reports = [inspect(broken), verify(broken, tp=2), verify(broken, against=source)]
 
-        assert all(finding.message for report in reports for finding in report.findings)
+        assert all(finding.message and finding.remedy for report in reports for finding in report.findings)
         assert all((report.verdict == "ok") == (not report.findings) for report in reports)
 
 
