@@ -99,8 +99,10 @@ def counts(found: "AnswerByLayer", outcomes: Mapping[str, str]) -> str:
 
 
 def note_lines(notes: Iterable[str]) -> Iterator[str]:
-    """A line for each note."""
-    return (f"note  {_in_one_line(note)}" for note in notes)
+    """A line for each note, those that differ in names and numbers alone as one."""
+    from qload.errors.causes import group_texts
+
+    return (f"note  {_in_one_line(note)}" for note in group_texts(notes))
 
 
 def _in_one_line(text: str) -> str:
