@@ -102,7 +102,7 @@ FAULTS = (
     Fault(
         "zeros-per-field",
         "qload/layouts/zeros.py",
-        "return packing.pack(zeros.sub(1).remainder(2**packing.bits))",
+        "return packing.pack(self._fields(zeros, packing.bits).remainder(2**packing.bits))",
         "return packing.pack(zeros.sub(1).clamp(0))",
     ),
     Fault(
