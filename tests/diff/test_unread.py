@@ -63,6 +63,7 @@ def test_experts_beside_a_stack_that_is_not_read_are_unread_and_not_missing(
     others = {layer.name: layer.other for layer in found.layers}
     assert {others[name] == name for name in experts} == {not turned}
     assert {details[name].startswith(f"{given.folder}: ") for name in given.unread} == {turned}
+    assert {others[name] for name in given.unread} == (given.unread.keys() if turned else {None})
 
 
 @pytest.mark.parametrize("turned", [False, True])
