@@ -109,7 +109,8 @@ def test_scales_of_one_group_repeat_every_32_columns_and_grouped_ones_every_64()
     columns = torch.arange(64)[None]
 
     assert marlin.SCALES_PER_COLUMN.apply(columns)[0, 32] == 32
-    assert marlin.SCALES_GROUPED.apply(columns)[0, 32] == 4
+    grouped = [i + 8 * j for i in range(8) for j in range(8)]
+    assert marlin.SCALES_GROUPED.apply(columns).tolist() == [grouped]
 
 
 def test_a_bias_is_stored_as_the_scales_of_one_group() -> None:
@@ -117,8 +118,9 @@ def test_a_bias_is_stored_as_the_scales_of_one_group() -> None:
 
     stored = marlin.BIAS.apply(columns)
 
-    assert stored[:8].tolist() == [0, 1, 8, 9, 16, 17, 24, 25]
-    assert stored.tolist() == marlin.SCALES_PER_COLUMN.apply(columns[None])[0].tolist()
+    runs = [2 * i + 8 * pair + one for i in range(4) for pair in range(4) for one in range(2)]
+    assert stored.tolist() == [*runs, *(32 + column for column in runs)]
+    assert marlin.SCALES_PER_COLUMN.apply(columns[None]).tolist() == [stored.tolist()]
 
 
 @pytest.mark.parametrize(

@@ -225,8 +225,9 @@ def test_a_bias_is_permuted_as_the_scales_of_one_group() -> None:
 
     permuted = marlin_permute_bias(bias)
 
-    assert permuted[:8].tolist() == [0, 1, 8, 9, 16, 17, 24, 25]
-    assert torch.equal(permuted[None], marlin_permute_scales(bias[None], 64, 128, -1))
+    runs = [2 * i + 8 * pair + one for i in range(4) for pair in range(4) for one in range(2)]
+    assert permuted.tolist() == [32 * block + column for block in range(4) for column in runs]
+    assert marlin_permute_scales(bias[None], 64, 128, -1).tolist() == [permuted.tolist()]
     with pytest.raises(ShapeError, match=r"b: wrong shape\n  expected \(N,\)"):
         marlin_permute_bias(bias[None])
 
