@@ -168,10 +168,12 @@ def test_a_twin_with_another_config_keeps_all_other_attributes(layout: str) -> N
     inner.config_tensors = ("gptq_bits",)
     outer = RepackingLoader(inner, layout, strict=False)
 
-    twin = outer.with_config(bits=8)
+    twin: Any = outer.with_config(bits=8)
+    before: Any = outer.formats[0].config
 
-    assert twin.formats[0].config.bits == 8
-    assert outer.formats[0].config.bits == 4
+    changed: Any = twin.formats[0].config
+    assert changed.bits == 8
+    assert before.bits == 4
     assert (twin.layout, twin.strict, twin.config_tensors) == (layout, False, ("gptq_bits",))
     assert twin.left_out("head") == "modules_to_not_convert has 'head'"
 

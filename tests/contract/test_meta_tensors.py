@@ -150,7 +150,7 @@ ENGINE_TENSORS = {"weight": 0, "scales": 1, "zero points": 2, "g_idx": 3}
 def test_a_kernel_of_engines_names_the_parameter_on_meta(name: str) -> None:
     case = Case(zeros=qload.Stored(), act_order=True)
     layer = case.layer(case.weight())
-    tensors = [layer.qweight.data, layer.scales.data, layer.qzeros.data, layer.g_idx.data]
+    tensors: list[Any] = [layer.qweight.data, layer.scales.data, layer.qzeros.data, layer.g_idx.data]
     assert read_layer(case.config, "up", *tensors).layer.N == case.N
     place = ENGINE_TENSORS[name]
     tensors[place] = on_meta(tensors[place])

@@ -6,6 +6,7 @@ a storage and the end of the door. Afterwards each storage that the door constru
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from inspect import CO_GENERATOR
 from pathlib import Path
 from types import FrameType
@@ -162,7 +163,7 @@ def test_a_door_that_is_ended_leaves_no_storage_open(
     for step in steps(counted.calls):
         tracked.opened.clear()
         tracked.closed.clear()
-        if Profiler(tracked, step).run(lambda step=step: door(checkpoint, tmp_path / str(step))):
+        if Profiler(tracked, step).run(partial(door, checkpoint, tmp_path / str(step))):
             assert tracked.opened
             left[step] = tracked.left
 

@@ -234,7 +234,7 @@ def test_an_error_names_the_key_whose_value_is_wrong(
 
 GROUP = "config_groups.group_0"
 WEIGHTS, INPUTS = (("config_groups", "group_0", part) for part in ("weights", "input_activations"))
-CONTRADICTIONS: list[tuple[dict[str, Any], dict[Path, Any], str]] = [
+CONTRADICTIONS: list[Any] = [  # a section, what is changed in it, the key
     (GPTQ, {("group_size",): 0}, "group_size"),
     (GPTQ, {("dynamic", "+:.*up", "group_size"): 0}, "dynamic.+:.*up.group_size"),
     (GPTQ, {("dynamic", "+:.*up", "format"): "gptq_v2"}, "dynamic.+:.*up.format"),
