@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,11 +14,13 @@ from torch import Tensor
 from qload import native
 from qload.detect import loader_from_config
 from qload.errors import NonfiniteScaleError, StorageError
+from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernel_formats import alike, repack
+from qload.loader import LoadPlan
 from qload.parallel import FakeWorld
 from qload.repacking import late_tensors
 from qload.sentences import Digit
-from qload.storage import SafetensorsStorage
+from qload.storage import MemoryStorage, SafetensorsStorage
 from qload.weights import Weights, in_file, moves_ahead, stream
 from tests.repacking.test_alike import CONFIG, MIDDLE, assert_same, drawn
 
@@ -118,6 +121,24 @@ def test_each_kind_has_a_first(tmp_path: Path, moved: list[bool]) -> None:
     check(saved(tmp_path, layers), "abcde")
 
     assert moved == [True] * 8
+
+
+@pytest.mark.parametrize("nonfinite", ["error", "allow"])
+@pytest.mark.parametrize("scale", [1.0, torch.nan])
+def test_a_layer_whose_moved_scales_are_not_finite_is_loaded_again(nonfinite: Any, scale: float) -> None:
+    stored = GPTQWeight(config=GPTQConfig(4, 32), **drawn())
+    moved = repack(stored, "marlin")
+    moved.scales.fill_(scale)
+    known: Any = SimpleNamespace(repack=lambda *_: moved)
+    plan = LoadPlan((), lambda source: stored)
+    given_up: list[Any] = []
+    owner: Any = SimpleNamespace(give_up=lambda *told: given_up.append(told))
+    source = Weights(MemoryStorage({}), loader=loader_from_config(CONFIG), nonfinite=nonfinite)
+
+    made = late_tensors.LateTensors(owner, "kind", {}).make(source, plan, known, "marlin")
+
+    refused = nonfinite == "error" and scale != 1
+    assert (made is None, bool(given_up)) == (refused, refused)
 
 
 @has_native
