@@ -10,11 +10,13 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from qload.kernels import operator, prepared
 
 IN_PLACE = {
     "__iadd__": "add_",
@@ -24,19 +26,36 @@ IN_PLACE = {
     "__invert__": "bitwise_not",
 }
 
+PRINTED = (Tensor.__repr__, Tensor.__format__)
+
 
 @contextmanager
 def fake_capture() -> Iterator[None]:
     """Make tensors with `device="cuda"` fake ones, on a stream that records a graph."""
     recording = mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True)
     ampere = mock.patch.object(torch.cuda, "get_device_capability", return_value=(8, 0))
-    with recording, ampere, FakeTensorMode(), _NoHostCopy(), _Views():
+    # A call that a mode watches is an operator, whose fake says a shape and runs nothing behind it.
+    unwatched = mock.patch.object(prepared, "_is_watched", operator.wants_gradients)
+    waiting = mock.patch.object(torch.cuda, "synchronize", side_effect=AssertionError("the host waits"))
+    with recording, ampere, waiting, unwatched, FakeTensorMode(), _NoHostCopy(), _Views():
         yield
 
 
 def fake_like(tensor: Tensor) -> Tensor:
     """A fake tensor on the GPU with the shape and dtype of `tensor`."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
+
+
+def fake_module(module: nn.Module) -> nn.Module:
+    """The same module, whose parameters and buffers become fake tensors on the GPU."""
+    for each in module.modules():
+        for held in (each._parameters, each._buffers):
+            for name, tensor in held.items():
+                if tensor is not None:
+                    fake = fake_like(tensor)
+                    frozen = isinstance(tensor, nn.Parameter)
+                    held[name] = nn.Parameter(fake, requires_grad=False) if frozen else fake  # type: ignore[assignment]
+    return module
 
 
 class _NoHostCopy(TorchDispatchMode):
@@ -59,6 +78,7 @@ class _Views(TorchFunctionMode):
         if func is Tensor.__setitem__:
             torch.ops.aten.copy_(_indexed(args[0], args[1]), args[2])
             return None
+        assert func not in PRINTED, f"{func} prints numbers, for which the host waits"
         if func is Tensor.data_ptr:
             return 0
         try:

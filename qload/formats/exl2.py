@@ -144,13 +144,14 @@ class Exl2Weight(spec.Weight):
     def codes(self) -> spec.Codes:
         """Codes with every row back at its input; the scales are the owner's, in fp16's values."""
         groups, at = Exl2Groups.read(self.q_groups, self.q_weight.shape[0]), places(self.q_invperm)
-        return codes_of(
-            groups,
-            groups.unpack(self.q_weight).to(torch.uint8)[at],
-            groups.of_rows()[at],
-            self.q_scale,
-            self.q_scale_max,
-        )
+        if self.q_weight.is_cuda:  # a graph may be captured, in which the host reads no widths
+            K = self.layer.K
+            codes, k_group, widest = groups.gather(self.q_weight, K), groups.places(K)[2].long(), max(RUNS)
+        else:
+            codes, k_group = groups.unpack(self.q_weight), groups.of_rows()
+            widest = int(groups.bits.max())
+        found = codes.to(torch.uint8)[at], k_group[at]
+        return codes_of(groups, *found, self.q_scale, self.q_scale_max, widest)
 
     def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
         """(N, K) with the values that the owner's fp16 has."""
@@ -158,16 +159,14 @@ class Exl2Weight(spec.Weight):
 
 
 def codes_of(
-    groups: Exl2Groups, codes: Tensor, k_group: Tensor, q_scale: Tensor, q_scale_max: Tensor
+    groups: Exl2Groups, codes: Tensor, k_group: Tensor, q_scale: Tensor, q_scale_max: Tensor, bits: int
 ) -> spec.Codes:
-    """Codes (K, N) by input, the group of each, and a layer's scales. `bits` is the widest of its groups."""
+    """Codes (K, N) by input, the group of each, and a layer's scales. `bits`: at least that of any group."""
     squares = gptq.columns(4).unpack(q_scale).add(1).square()
     unit = divided(q_scale_max).float()[:, None]
     scales = (squares * unit).half().float()
     zeros = (2 ** (groups.bits - 1)).to(torch.int32)[:, None].expand_as(scales)
-    return spec.Codes(
-        bits=int(groups.bits.max()), codes=codes.T, scales=scales.T, zeros=zeros.T, k_group=k_group
-    )
+    return spec.Codes(bits=bits, codes=codes.T, scales=scales.T, zeros=zeros.T, k_group=k_group)
 
 
 def divided(q_scale_max: Tensor) -> Tensor:

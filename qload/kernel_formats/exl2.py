@@ -84,7 +84,8 @@ class Exl2KernelWeight(spec.Weight):
         groups = Exl2Groups.read(self.q_groups, self.q_weight.shape[0])
         group = self.q_group_map[0::2].long() % STARTS
         codes = put_back(groups.unpack(self.q_weight, shuffle=True), self.q_perm)
-        return codes_of(groups, codes, put_back(group, self.q_perm), self.q_scale, self.q_scale_max)
+        k_group, widest = put_back(group, self.q_perm), int(groups.bits.max())
+        return codes_of(groups, codes, k_group, self.q_scale, self.q_scale_max, widest)
 
     def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
         """(N, K) with the values that the owner's fp16 has."""

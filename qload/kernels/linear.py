@@ -1,5 +1,6 @@
 """A typed weight as a layer of a model."""
 
+import logging
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -7,15 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError, ShapeError, checked
+from qload.kernel_formats import Exl2KernelWeight, restore
 from qload.kernels import declared, dtypes
 from qload.kernels.chips import uncast
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.prepared import PreparedLinear, traced
 from qload.spec import Weight
 
+log: logging.Logger = logging.getLogger("qload")
+
 
 class Linear(nn.Module):
     """A layer (..., K) -> (..., N) with a typed weight, whose tensors are this module's buffers.
+
+    An EXL2 weight in the order of ExLlama's kernels, which no kernel of qload reads, is restored to EXL2.
 
     Moving the module moves them; no dtype of a packed word, index or scale ever changes with it.
 
@@ -65,6 +71,7 @@ class Linear(nn.Module):
             raise ArgumentError("weight", "a matrix (N, K)", f"a weight of shape {weight.shape}")
         if bias is not None and tuple(bias.shape) != (weight.layer.N,):
             raise ShapeError("bias", f"({weight.layer.N},) = (N,)", tuple(bias.shape))
+        weight = in_multiplied_order(weight)
         declared.check(weight, activations, maximum)
         weight, bias = dtypes.for_activations(weight, dtype), dtypes.bias_for(bias, dtype)
         self.maximum: Maximum = maximum
@@ -143,6 +150,18 @@ class Linear(nn.Module):
         (N, K), scheme = own.shape, own.activations
         inputs = f", inputs {scheme}" * (scheme is not None and self.activations == "declared")
         return f"in_features={K}, out_features={N}, {own.format}, {own.config}{inputs}"
+
+
+def in_multiplied_order(weight: Weight) -> Weight:
+    """Return a `weight` in an order that is multiplied at full speed.
+
+    EXL2 in the order of ExLlama's kernels becomes EXL2 as it is stored: no kernel of qload reads the former,
+    to dequantize it takes many times as long, and no CUDA graph can capture that.
+    """
+    if not isinstance(weight, Exl2KernelWeight):
+        return weight
+    log.info("%s: %s is multiplied in the order of EXL2", weight.layer.name or "weight", weight.format)
+    return restore(weight)
 
 
 def linear_of(

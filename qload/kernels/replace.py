@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qload.devices.tensors import check_writable
 from qload.errors import ArgumentError, check_values, checked
-from qload.kernels.linear import Linear
+from qload.kernels.linear import Linear, in_multiplied_order
 from qload.spec import Layer, Weight
 
 
@@ -39,6 +39,7 @@ def copy_into(linear: Linear, weight: Weight, bias: Tensor | None = None) -> Non
     >>> linear(torch.ones(3))
     tensor([0., 0.])
     """
+    weight = in_multiplied_order(weight)
     own, name = linear.typed, linear.typed.layer.name or "weight"
     for what, here, there in (
         ("format", own.format, weight.format),

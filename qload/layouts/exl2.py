@@ -106,6 +106,17 @@ class Exl2Groups:
             at += height
         return torch.cat(codes)
 
+    def gather(self, words: Tensor, K: int) -> Tensor:
+        """q_weight (R, N) as stored -> codes (K, N) int32, rows as they lie, as `unpack`.
+
+        Nothing is read on the host, so that a CUDA graph can capture it. A code has at most two words.
+        """
+        starts, widths, _ = self.places(K).long()[:, :, None].unbind(0)
+        word, bit = starts.squeeze(1) // WORD_BITS, starts % WORD_BITS
+        plain = words.long() & (1 << WORD_BITS) - 1
+        low, high = plain[word], plain[(word + 1).clamp(max=words.shape[0] - 1)]
+        return ((low >> bit | high << WORD_BITS - bit) & (1 << widths) - 1).to(torch.int32)
+
     def pack(self, codes: Tensor, *, shuffle: bool = False) -> Tensor:
         """The inverse of `unpack`."""
         order, at, words = shuffled if shuffle else rows, 0, []

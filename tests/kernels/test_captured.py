@@ -1,0 +1,72 @@
+"""Linears in a CUDA graph: no way to multiply a stored or a repacked layer reads or copies on the host."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from qload.formats import FORMATS, Exl2Weight, MXFP4ExpertsWeight
+from qload.kernel_formats import Exl2KernelWeight, repack, restore
+from qload.kernels.replace import copy_into
+from qload.layouts.exl2 import Exl2Groups
+from qload.spec import Weight
+from qload.testing import assert_same_bits
+from tests.fake_gpu import fake_capture, fake_like
+from tests.kernels.captured_layers import LAYERS, loaded, orders
+from tests.paths import FIXTURES, cases
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def call_on_fake_gpu(weight: Weight, dtype: torch.dtype, activations: Any) -> None:
+    linear = weight.get_linear(activations=activations, maximum="own")
+    stored = linear.typed  # type: ignore[union-attr]
+    with fake_capture():
+        fake = stored.holding({name: fake_like(tensor) for name, tensor in stored.fields().items()})
+        x = torch.empty(3, weight.shape[1], dtype=dtype, device="cuda")
+        y = fake.get_linear(activations=activations, maximum="own")(x)
+    assert (tuple(y.shape), y.dtype, y.device.type) == ((3, weight.shape[0]), dtype, "cuda")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_capture_of_a_linear_reads_nothing_on_the_host(name: str) -> None:
+    weight = loaded(FIXTURES / name)
+    ways = ["unquantized"] if weight.activations is None else ["declared", "unquantized"]
+    for held in orders(weight):
+        for dtype in DTYPES:
+            for activations in ways:
+                call_on_fake_gpu(held, dtype, activations)
+
+
+def test_every_format_of_a_matrix_is_captured() -> None:
+    held = {type(loaded(FIXTURES / name)) for name in LAYERS}
+
+    assert held == {each for each in FORMATS if not each.plain and each is not MXFP4ExpertsWeight}
+
+
+EXL2 = pytest.mark.parametrize("folder", cases("exl2"), ids=lambda folder: folder.name)
+
+
+@EXL2
+def test_exl2_of_exllamas_order_is_multiplied_as_it_is_stored(folder: Path) -> None:
+    weight = loaded(folder)
+    shuffled = repack(weight, "exllama")
+    linear: Any = shuffled.get_linear()
+
+    assert type(shuffled) is Exl2KernelWeight
+    assert type(linear.typed) is Exl2Weight
+    assert_same_bits(linear.typed.dequantize(), shuffled.dequantize())
+    for name, tensor in restore(shuffled).fields().items():
+        assert_same_bits(linear.typed.fields()[name], tensor)
+    linear.q_weight.zero_()
+    copy_into(linear, shuffled)
+    assert_same_bits(linear.q_weight, weight.fields()["q_weight"])
+
+
+@EXL2
+def test_codes_that_are_gathered_are_those_that_are_unpacked(folder: Path) -> None:
+    weight: Any = loaded(folder)
+    groups = Exl2Groups.read(weight.q_groups, weight.q_weight.shape[0])
+
+    assert_same_bits(groups.gather(weight.q_weight, weight.layer.K), groups.unpack(weight.q_weight))

@@ -1,0 +1,46 @@
+"""A decode step of every fixture model in a CUDA graph, and the choice of its tokens: all on the device."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from qload.models import Engine, Sampler, load_model
+from qload.weights import open_checkpoint
+from tests.fake_gpu import fake_capture, fake_module
+from tests.paths import FIXTURES
+
+MODELS = sorted(path for path in (FIXTURES / "models").iterdir() if path.is_dir())
+SEQUENCES = 2
+
+
+def on_fake_gpu(name: Any, dtype: torch.dtype) -> Any:
+    with open_checkpoint(name, dtype=dtype) as weights:
+        return load_model(weights)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("model", MODELS, ids=lambda path: path.name)
+def test_a_capture_of_a_step_reads_nothing_on_the_host(model: Any, dtype: torch.dtype) -> None:
+    loaded = on_fake_gpu(model, dtype)
+    with fake_capture():
+        engine = Engine(fake_module(loaded), max_tokens=32, max_sequences=SEQUENCES)
+        ids = torch.empty(SEQUENCES, dtype=torch.int64, device="cuda")
+        places = torch.empty(2, SEQUENCES, dtype=torch.int64, device="cuda")
+        pages = torch.empty(SEQUENCES, engine.width, dtype=torch.int64, device="cuda")
+        logits, likeliest = engine._run_and_choose(ids, places, pages)
+
+    assert tuple(logits.shape) == (SEQUENCES, loaded.config.vocab)
+    assert (tuple(likeliest.shape), logits.device.type) == ((SEQUENCES,), "cuda")
+
+
+@pytest.mark.parametrize(
+    "sampler", [Sampler(), Sampler(temperature=0.7), Sampler(temperature=0.7, top_p=0.9)]
+)
+def test_tokens_are_chosen_on_the_device(sampler: Sampler) -> None:
+    with fake_capture():
+        logits = torch.empty(SEQUENCES, 50, device="cuda")
+        drawn = torch.empty(SEQUENCES, dtype=torch.float64, device="cuda")
+        chosen = sampler.choose(logits, drawn)
+
+    assert tuple(chosen.shape) == (SEQUENCES,)
