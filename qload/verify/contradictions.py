@@ -24,13 +24,20 @@ def of_model(subject: Subject, findings: Sequence[Finding]) -> list[Finding]:
             members.setdefault((finding.rule, finding.contradiction), []).append(finding)
     merged: dict[int, Finding] = {}
     dropped: set[int] = set()
+    alone: set[int] = set()  # findings of layers without another to compare them with
     for (_, contradiction), alike in members.items():
         layers = set(_layers_of(subject, contradiction.claims))
         contradicting = {subject.prefixes[finding.tensor] for finding in alike if finding.tensor}
         if len(layers) > 1 and layers == contradicting and not subject.shard and subject.claims is not None:
             merged[id(alike[0])] = _merged(contradiction, alike[0], len(layers), subject.claims.file)
             dropped |= {id(finding) for finding in alike[1:]}
-    return [merged.get(id(finding)) or _plain(finding) for finding in findings if id(finding) not in dropped]
+        elif len(layers) == 1 or subject.shard:
+            alone |= {id(finding) for finding in alike}
+    return [
+        merged.get(id(finding)) or _plain(finding, id(finding) in alone)
+        for finding in findings
+        if id(finding) not in dropped
+    ]
 
 
 def claims_of(subject: Subject, prefix: str) -> LayerClaims | None:
@@ -86,16 +93,19 @@ def _merged(contradiction: Contradiction, first: Finding, count: int, file: str)
     )
 
 
-def _plain(finding: Finding) -> Finding:
-    """Return a finding without its contradiction."""
+def _plain(finding: Finding, alone: bool) -> Finding:
+    """Return a finding without its contradiction; if it is `alone`, its remedy names the setting too."""
     if not isinstance(finding, LayerContradiction):
         return finding
+    setting = finding.contradiction.remedy if finding.contradiction is not None else ""
+    named = not alone or setting in finding.remedy
+    remedy = finding.remedy if named else f"{finding.remedy}; if all layers show the same, {setting}"
     return Finding(
         finding.rule,
         finding.severity,
         finding.tensor,
         finding.file,
         finding.message,
-        finding.remedy,
+        remedy,
         finding.cause,
     )

@@ -122,15 +122,19 @@ def test_one_layer_that_agrees_with_the_setting_leaves_a_finding_for_each_other(
 
     assert [each.tensor for each in findings] == [f"model.layers.{n}.up_proj.qzeros" for n in (0, 2)]
     assert {each.remedy for each in findings} == {
-        "write its zero points again; if all layers are off by one, set checkpoint_format to gptq_v2 in "
-        "config.json"
+        "write the zero points of the layer again, in the convention of the other layers"
     }
     (group,) = group_findings(findings)
     assert group.places() == ["model.layers.{0,2}.up_proj.qzeros"]
 
 
 def test_one_layer_is_no_majority(tmp_path: Path) -> None:
-    assert only(verify(tiny(tmp_path, 8))).tensor == f"{LAYERS[0]}.qzeros"
+    finding = only(verify(tiny(tmp_path, 8)))
+
+    assert finding.tensor == f"{LAYERS[0]}.qzeros"
+    assert finding.remedy.endswith(
+        "; if all layers show the same, set checkpoint_format to gptq_v2 in config.json"
+    )
 
 
 def test_layers_of_two_other_values_are_named_by_themselves(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
                 other = Contradiction(own, own.says("sym"), shown, remedy)
                 remedy += ", if the layer was quantized with zero points; else fetch the checkpoint again"
             else:
-                remedy = f"write its zero points again; if all layers are off by one, {other.remedy}"
+                remedy = "write the zero points of the layer again, in the convention of the other layers"
             yield rule.contradiction(name, layer.names.file("qzeros"), message, remedy, other)
 
 

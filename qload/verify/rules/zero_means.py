@@ -74,7 +74,7 @@ def _finding(
             claims = None
     contradiction = convention_contradiction(subject, claims, config.zeros) if claims else None
     if contradiction is not None:
-        remedy = f"write its zero points again; if all layers are off by one, {contradiction.remedy}"
+        remedy = "write the zero points of the layer again, in the convention of the other layers"
         return rule.contradiction(name, file, message, remedy, contradiction)
     steps = round(offset or 0)
     shift = f"{abs(steps)} {'higher' if steps > 0 else 'lower'}"
