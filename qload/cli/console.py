@@ -31,7 +31,7 @@ class Paragraph:
             for part in line.divide(_breaks(line.plain, options.max_width - self.indent)):
                 part.rstrip()
                 part.plain = part.plain.replace(GLUE, " ")
-                whole = Text(" " * self.indent, no_wrap=True, overflow="ignore")
+                whole = Text(" " * self.indent if part else "", no_wrap=True, overflow="ignore")
                 yield whole.append_text(part)
 
 

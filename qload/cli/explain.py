@@ -13,14 +13,13 @@ from qload.cli.options import CheckpointPath, as_json, numbers, verbose
 from qload.cli.output import emit
 from qload.cli.pages import PageFile
 from qload.cli.ranks import by_first_alone
-from qload.cli.summary import layer_lines, note_lines
-from qload.cli.text import safe
+from qload.cli.summary import explanation_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from qload.hub import HubId
-    from qload.plan import ExplainedLayer, Explanation
+    from qload.plan import Explanation
 
 EPILOG = """\b
 Examples:
@@ -110,34 +109,7 @@ def explain(
 
         with written_to(html):
             html.write_text(explanation_page(found), encoding="utf-8")
-    ctx.exit(emit(found, as_json, partial(_tables, every=every), _summary))
-
-
-def _summary(found: "Explanation") -> Iterator[str]:
-    if found.unreadable or found.unsupported:
-        yield f"{found.verdict}  {safe(found.path)}: {safe(found.unreadable or found.unsupported)}"
-        return
-    yield verdict_line(found)
-    yield from layer_lines(("error", layer.prefix, layer.error) for layer in found.layers if layer.error)
-    yield from layer_lines(
-        (_multiplied(layer), layer.prefix, "") for layer in found.layers if not layer.error
-    )
-    yield from note_lines(found.notes)
-
-
-def verdict_line(found: "Explanation") -> str:
-    """ok  ./model on sm90, activations of float16."""
-    ranks = f"rank 0 of {found.tp}, " if found.tp > 1 else ""
-    return f"{found.verdict}  {safe(found.path)} on {found.arch}, {ranks}activations of {found.dtype}"
-
-
-def _multiplied(layer: "ExplainedLayer") -> str:
-    """`strips: decode (1), many (64, 1024 tokens)`: the kernels of one kernel format."""
-    kernels: dict[str, list[str]] = {}
-    for choice in layer.choices:
-        kernels.setdefault(choice.kernel, []).append(str(choice.tokens))
-    told = ", ".join(f"{kernel} ({', '.join(tokens)} tokens)" for kernel, tokens in kernels.items())
-    return f"{safe(layer.kernel_format)}: {told}"
+    ctx.exit(emit(found, as_json, partial(_tables, every=every), explanation_lines))
 
 
 def _tables(found: "Explanation", *, every: bool) -> "Iterator[RenderableType]":

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from qload.cli.console import Paragraph, glued
-from qload.cli.explain import verdict_line
+from qload.cli.summary import explanation_line
 from qload.cli.tables import STYLE
 from qload.cli.text import name, plural, safe
 from qload.errors.causes import Fold, fold, unfolded
@@ -27,7 +27,7 @@ def tables(found: "Explanation", *, every: bool) -> Iterator[RenderableType]:
     rows = unfolded(found.layers, name=_prefix) if every else fold(found.layers, name=_prefix, alike=_kind)
     for row in rows:
         yield from _layer(row)
-    rest = verdict_line(found).removeprefix(found.verdict)
+    rest = explanation_line(found).removeprefix(found.verdict)
     yield Text(found.verdict, STYLE.get(found.verdict, "bold red")).append(rest, "none")
     for note in found.notes:
         yield Text("note  ", "dim").append(safe(note), "none")

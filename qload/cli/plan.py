@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import starmap
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,14 +12,13 @@ from qload.cli.hub import opened
 from qload.cli.options import CheckpointPath, as_json, experts_parallel, verbose, world_sizes
 from qload.cli.output import emit
 from qload.cli.ranks import by_first_alone
-from qload.cli.summary import layer_lines, note_lines
-from qload.cli.text import plural, safe, size
+from qload.cli.summary import plan_lines
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from qload.hub import HubId
-    from qload.plan import ShardingPlan, WorldPlan
+    from qload.plan import ShardingPlan
 
 EPILOG = """\b
 Examples:
@@ -92,30 +90,7 @@ def plan(
             lambda why: ShardingPlan(str(place), unreadable=why),
             lambda why: ShardingPlan(str(place), unsupported=why),
         )
-    ctx.exit(emit(found, as_json, partial(_tables, every=every), _summary))
-
-
-def _summary(found: "ShardingPlan") -> Iterator[str]:
-    if found.unreadable or found.unsupported:
-        yield f"{found.verdict}  {safe(found.path)}: {safe(found.unreadable or found.unsupported)}"
-        return
-    yield f"{found.verdict}  {safe(found.path)}: {plural(len(found.layers), 'layer')}"
-    yield from starmap(world_line, found.worlds.items())
-    for ranks in found.worlds:
-        refused = ((layer, layer.shares[ranks]) for layer in found.layers)
-        yield from layer_lines(
-            (plural(ranks, "rank"), layer.prefix, share.reason) for layer, share in refused if not share.fits
-        )
-    yield from note_lines(found.notes)
-
-
-def world_line(ranks: int, world: "WorldPlan") -> str:
-    """ok  4 ranks: 1.2 GiB each, at most 1.3 GiB."""
-    most, least = max(world.bytes), min(world.bytes)
-    held = size(most) if most == least else f"{size(least)} to {size(most)}"
-    each = " each" if ranks > 1 else ""
-    what = f"{held}{each}" if world.fits else f"{plural(world.refused, 'layer')} cannot be shared"
-    return f"{'ok' if world.fits else 'no'}  {plural(ranks, 'rank')}: {what}"
+    ctx.exit(emit(found, as_json, partial(_tables, every=every), plan_lines))
 
 
 def _tables(found: "ShardingPlan", *, every: bool) -> "Iterator[RenderableType]":

@@ -7,7 +7,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from qload.cli.console import Paragraph, glued
-from qload.cli.plan import world_line
+from qload.cli.summary import world_line
 from qload.cli.tables import STYLE, NamedRow, NameTable, notes
 from qload.cli.text import name, plural, safe, size
 from qload.errors.causes import Fold, fold, group_by_cause, unfolded

@@ -5,6 +5,7 @@ A line is not wrapped, has no escape sequence, and has no name cut short.
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import starmap
 from typing import TYPE_CHECKING
 
 import click
@@ -14,6 +15,7 @@ from qload.cli.text import name, percent, plural, safe, size
 if TYPE_CHECKING:
     from qload.listing import Coverage
     from qload.listing.answer import AnswerByLayer
+    from qload.plan import ExplainedLayer, Explanation, ShardingPlan, WorldPlan
     from qload.verify import Finding, Report
 
 LINES = 10
@@ -96,6 +98,58 @@ def counts(found: "AnswerByLayer", outcomes: Mapping[str, str]) -> str:
     why = getattr(found, "unreadable", "") or getattr(found, "unsupported", "")
     numbers = [f"{count} {outcomes[outcome]}" for outcome, count in sorted(found.counts.items())]
     return safe(why or ", ".join(numbers) or "nothing found")
+
+
+def plan_lines(found: "ShardingPlan") -> Iterator[str]:
+    """The verdict, a line for each number of ranks, and why layers cannot be shared."""
+    if found.unreadable or found.unsupported:
+        yield f"{found.verdict}  {safe(found.path)}: {safe(found.unreadable or found.unsupported)}"
+        return
+    yield f"{found.verdict}  {safe(found.path)}: {plural(len(found.layers), 'layer')}"
+    yield from starmap(world_line, found.worlds.items())
+    for ranks in found.worlds:
+        refused = ((layer, layer.shares[ranks]) for layer in found.layers)
+        yield from layer_lines(
+            (plural(ranks, "rank"), layer.prefix, share.reason) for layer, share in refused if not share.fits
+        )
+    yield from note_lines(found.notes)
+
+
+def world_line(ranks: int, world: "WorldPlan") -> str:
+    """ok  4 ranks: 1.2 GiB each, at most 1.3 GiB."""
+    most, least = max(world.bytes), min(world.bytes)
+    held = size(most) if most == least else f"{size(least)} to {size(most)}"
+    each = " each" if ranks > 1 else ""
+    what = f"{held}{each}" if world.fits else f"{plural(world.refused, 'layer')} cannot be shared"
+    return f"{'ok' if world.fits else 'no'}  {plural(ranks, 'rank')}: {what}"
+
+
+def explanation_lines(found: "Explanation") -> Iterator[str]:
+    """The verdict, and a line for each way in which layers are multiplied, or are not."""
+    if found.unreadable or found.unsupported:
+        yield f"{found.verdict}  {safe(found.path)}: {safe(found.unreadable or found.unsupported)}"
+        return
+    yield explanation_line(found)
+    yield from layer_lines(("error", layer.prefix, layer.error) for layer in found.layers if layer.error)
+    yield from layer_lines(
+        (_multiplied(layer), layer.prefix, "") for layer in found.layers if not layer.error
+    )
+    yield from note_lines(found.notes)
+
+
+def explanation_line(found: "Explanation") -> str:
+    """ok  ./model on sm90, activations of float16."""
+    ranks = f"rank 0 of {found.tp}, " if found.tp > 1 else ""
+    return f"{found.verdict}  {safe(found.path)} on {found.arch}, {ranks}activations of {found.dtype}"
+
+
+def _multiplied(layer: "ExplainedLayer") -> str:
+    """`strips: decode (1), many (64, 1024 tokens)`: the kernels of one kernel format."""
+    kernels: dict[str, list[str]] = {}
+    for choice in layer.choices:
+        kernels.setdefault(choice.kernel, []).append(str(choice.tokens))
+    told = ", ".join(f"{kernel} ({', '.join(tokens)} tokens)" for kernel, tokens in kernels.items())
+    return f"{safe(layer.kernel_format)}: {told}"
 
 
 def note_lines(notes: Iterable[str]) -> Iterator[str]:

@@ -44,16 +44,10 @@ const map = (text) => {
   return made;
 };
 
-// A long text may be broken behind the dots and lines of its names, and is copied without a break.
-const fillText = (cell, text) => {
-  if (text.length <= UNBROKEN) {
-    cell.textContent = text;
-    return;
-  }
-  text.split(/(?<=[._/])(?=\w)/).forEach((part, at) => {
-    if (at) cell.append(document.createElement("wbr"));
-    cell.append(part);
-  });
+// Parts of a text that may be broken behind the dots and lines of its names, and is copied without a break.
+const breakable = (text) => {
+  const parts = text.split(/(?<=[._/])(?=\w)/);
+  return parts.flatMap((part, at) => (at ? [document.createElement("wbr"), part] : [part]));
 };
 
 for (const section of document.querySelectorAll("section.table")) {
@@ -80,11 +74,12 @@ for (const section of document.querySelectorAll("section.table")) {
       const details = document.createElement("details");
       const summary = document.createElement("summary");
       const [first, ...rest] = text.split("\n");
-      summary.textContent = first;
-      details.append(summary, rest.join("\n"));
+      summary.append(...breakable(first));
+      details.append(summary, ...breakable(rest.join("\n")));
       cell.append(details);
     } else {
-      fillText(cell, text);
+      if (text.length > UNBROKEN) cell.append(...breakable(text));
+      else cell.textContent = text;
     }
     cell.dataset.title = heads[column].textContent.trim();
     if (table.numbers.includes(column)) cell.className = "number";
