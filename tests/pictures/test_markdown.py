@@ -47,6 +47,8 @@ def test_markdown_becomes_markup(text: str, markup: str) -> None:
         "[{}](known.md)",
         "[a]({})",
         "```{}",
+        "{} `x` {}",
+        "a **b {} `c`** {}",
     ],
 )
 @pytest.mark.parametrize(
