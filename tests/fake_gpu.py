@@ -6,7 +6,7 @@ as within a capture of a CUDA graph.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import torch
@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from qload.kernels import operator, prepared
 
+M = TypeVar("M", bound=nn.Module)
 IN_PLACE = {
     "__iadd__": "add_",
     "__isub__": "sub_",
@@ -46,7 +47,7 @@ def fake_like(tensor: Tensor) -> Tensor:
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
 
 
-def fake_module(module: nn.Module) -> nn.Module:
+def fake_module(module: M) -> M:
     """The same module, whose parameters and buffers become fake tensors on the GPU."""
     for each in module.modules():
         for held in (each._parameters, each._buffers):

@@ -20,8 +20,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def call_on_fake_gpu(weight: Weight, dtype: torch.dtype, activations: Any) -> None:
-    linear = weight.get_linear(activations=activations, maximum="own")
-    stored = linear.typed  # type: ignore[union-attr]
+    linear: Any = weight.get_linear(activations=activations, maximum="own")
+    stored: Weight = linear.typed
     with fake_capture():
         fake = stored.holding({name: fake_like(tensor) for name, tensor in stored.fields().items()})
         x = torch.empty(3, weight.shape[1], dtype=dtype, device="cuda")

@@ -14,15 +14,11 @@ MODELS = sorted(path for path in (FIXTURES / "models").iterdir() if path.is_dir(
 SEQUENCES = 2
 
 
-def on_fake_gpu(name: Any, dtype: torch.dtype) -> Any:
-    with open_checkpoint(name, dtype=dtype) as weights:
-        return load_model(weights)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("model", MODELS, ids=lambda path: path.name)
 def test_a_capture_of_a_step_reads_nothing_on_the_host(model: Any, dtype: torch.dtype) -> None:
-    loaded = on_fake_gpu(model, dtype)
+    with open_checkpoint(model, dtype=dtype) as weights:
+        loaded = load_model(weights)
     with fake_capture():
         engine = Engine(fake_module(loaded), max_tokens=32, max_sequences=SEQUENCES)
         ids = torch.empty(SEQUENCES, dtype=torch.int64, device="cuda")

@@ -36,9 +36,11 @@ def test_a_captured_linear_has_the_bits_of_one_that_is_not(name: str, dtype: tor
 @pytest.mark.parametrize("folder", cases("exl2"), ids=lambda folder: folder.name)
 def test_exl2_repacked_for_exllama_is_multiplied_as_before(folder: Any, dtype: torch.dtype) -> None:
     weight = loaded(folder).to("cuda")
+    linear: Any
+    stored: Any
     linear, stored = repack(weight, "exllama").get_linear(), weight.get_linear()
     x = tokens(weight.shape[1], dtype)
 
-    assert type(linear.typed) is type(stored.typed)  # type: ignore[union-attr]
+    assert type(linear.typed) is type(stored.typed)
     assert_same_bits(linear(x), stored(x))
     assert_replays(partial(linear, x))
