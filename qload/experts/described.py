@@ -14,6 +14,7 @@ from qload.experts.source import ExpertSource
 from qload.loader import LayerDescription, Part, Split, WeightsLoader
 from qload.loader.cuts import Share
 from qload.loader.description import check_alike as check_parts
+from qload.loader.finite_scales import check_scales
 from qload.loader.formats import shares_of
 
 Matrices = tuple[LayerDescription, LayerDescription, LayerDescription]  # gate, up and down
@@ -35,11 +36,18 @@ class Described:
 
 
 def described(
-    source: ExpertSource, loader: WeightsLoader, names: ExpertNames, local: LocalExperts, device: torch.device
+    source: ExpertSource,
+    loader: WeightsLoader,
+    names: ExpertNames,
+    local: LocalExperts,
+    device: torch.device,
+    *,
+    examine: bool = False,
 ) -> Described:
     """Every expert described and compared with the first, on every rank alike; no weight is read.
 
-    MissingTensorError for a missing one, MismatchError for one that is not as the first.
+    MissingTensorError for a missing one, MismatchError for one that is not as the first. `examine`:
+    NonfiniteScaleError for one with a scale that is NaN or infinite.
     """
     firsts: Matrices | None = None
     expected, facts, elsewhere = (False, False, False), list[str](), list[str]()
@@ -51,6 +59,8 @@ def described(
             firsts, expected = layers, (biased[0], biased[1], biased[2])
             _check_sizes(*layers)
         check_parts(layers[:2])
+        for layer in layers if examine else ():
+            check_scales(source, [layer], {}, whole=False)
         for first, other in zip(firsts, layers, strict=True):
             check_alike(first, other)
             _check_made(loader, first, other, device)

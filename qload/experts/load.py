@@ -16,7 +16,7 @@ from qload.experts.source import ExpertSource
 from qload.experts.stacking import Stacking
 from qload.experts.weight import ExpertsWeight
 from qload.loader import FormatLoader, Split, WeightsLoader
-from qload.loader.finite_scales import check_scales, refuses_nonfinite
+from qload.loader.finite_scales import refuses_nonfinite
 from qload.spec import Weight
 from qload.storage import WeightStorage
 
@@ -62,12 +62,8 @@ def load_experts(
     facts: ExpertFacts | None,
 ) -> ExpertsWeight:
     """The experts under a prefix that are on this rank, or its share of each; see `Weights.get_experts`."""
-    plan = plan_experts(weights, prefix, split, expert_ranks)
+    plan = plan_experts(weights, prefix, split, expert_ranks, examine=refuses_nonfinite(weights))
     known = facts or facts_of(weights.architecture)
-    if len(plan.local) < plan.names.count and refuses_nonfinite(weights):
-        for expert in range(plan.names.count):  # those of other ranks too: all ranks refuse alike
-            for layer in (weights.loader.describe(plan.source, name) for name in plan.names.of(expert)):
-                check_scales(plan.source, [layer], {}, whole=False)
     gate_ups, downs = Stacking(prefix, len(plan.local)), Stacking(prefix, len(plan.local))
     plan.source.begin(plan.found.facts)
     for gate, up, down in plan.here:
@@ -96,14 +92,23 @@ def _load(
 
 
 def plan_experts(
-    weights: Owner, prefix: str, split: ExpertSplit | None, expert_ranks: int | None = None
+    weights: Owner,
+    prefix: str,
+    split: ExpertSplit | None,
+    expert_ranks: int | None = None,
+    *,
+    examine: bool = False,
 ) -> Plan:
-    """All that is checked before a weight is read: names, headers, facts, and every cut of every rank."""
+    """All that is checked before a weight is read: names, headers, facts, and every cut of every rank.
+
+    `examine`: the scales of all experts too, where other ranks have some: all ranks refuse alike.
+    """
     groups = grid(split, weights.process_group, expert_ranks)
     names = names_of(weights, prefix)
     local = local_experts(prefix, names.count, groups.experts)
     source, cut = ExpertSource(weights, groups.tensor), split in ("tensor", "both")
-    found = described(source, weights.loader, names, local, weights.device)
+    examine = examine and len(local) < names.count
+    found = described(source, weights.loader, names, local, weights.device, examine=examine)
     return Plan(names, local, source, found, check_cuts(source, found, cut), cut)
 
 

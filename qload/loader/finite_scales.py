@@ -58,6 +58,8 @@ def check_scales(
             continue
         for layer in layers:
             name = layer.names.full(spec.name)
+            if not (source.info(name).dtype.is_floating_point or spec.is_exponents):
+                continue  # whole numbers, which others scale
             stored = layer.facts[spec.name] if spec.name in layer.facts else _stored(source, name, spec)
             examined = read if stored is None else stored
             if examined is not None and not is_finite(examined, spec):

@@ -9,6 +9,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError, CutError, ExcludedModuleError, MismatchError, checked
@@ -255,9 +256,10 @@ class _Planned:
             name=", ".join(self.layers),
             activations=first.layer.format.activations,
         )
-        tensors = _tensors(weights, self.shares, out)
+        spent: dict[str, Tensor] = {}
+        tensors = _tensors(weights, self.shares, out, spent)
         if refuses_nonfinite(weights):
-            check_scales(weights, layers, tensors, whole=self.alone)
+            check_scales(weights, layers, {**tensors, **spent}, whole=self.alone)
         weight = self._made(layer, tensors)
         for one in layers:
             for note in (*one.notes, *([one.dialect] if one.dialect else [])):
@@ -307,8 +309,13 @@ def shares_of(
     return shares
 
 
-def _tensors(weights: TensorSource, shares: Sequence[Share], out: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Every tensor of the typed weight, sliced, resolved where its format has to, and joined."""
+def _tensors(
+    weights: TensorSource, shares: Sequence[Share], out: Mapping[str, Tensor], spent: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Every tensor of the typed weight, sliced, resolved where its format has to, and joined.
+
+    `spent`: is given what was read and the weight does not hold, the parts one after another.
+    """
     layer = shares[0].layer
     kept = [spec for spec in layer.specs if not spec.spent]
     if len(kept) == len(layer.specs):
@@ -316,6 +323,9 @@ def _tensors(weights: TensorSource, shares: Sequence[Share], out: Mapping[str, T
     resolved = []
     for one in shares:
         raw = {spec.name: pieces.piece(weights, spec, one) for spec in one.layer.specs}
+        for spec in (spec for spec in one.layer.specs if spec.spent):
+            before = [spent[spec.name]] if spec.name in spent else []
+            spent[spec.name] = torch.cat([*before, raw[spec.name].reshape(-1)])
         fmt = one.layer.format
         resolved.append(fmt.weight_type.resolve(fmt.config, raw, one.bounds))
     made = {name for tensors in resolved for name in tensors}

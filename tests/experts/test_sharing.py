@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qload import ExpertsWeight, FakeWorld, LocalExperts
 from qload.errors import ArgumentError, CutError, DivideError
-from qload.spec import Weight
+from qload.spec import Role, Weight
 from qload.testing import assert_same_bits
 from tests.example_counts import at_most
 from tests.experts.expert_layers import (
@@ -196,8 +196,13 @@ def test_a_tensor_beside_the_experts_of_other_ranks_is_still_unused() -> None:
 @every_matrix
 @given(data=st.data())
 @settings(max_examples=4)
-def test_a_rank_reads_the_bytes_of_its_own_experts_and_facts(weight_type: type[Weight], data: Any) -> None:
+def test_a_rank_reads_its_own_experts_and_of_others_facts_and_scales(
+    weight_type: type[Weight], data: Any
+) -> None:
     stored = data.draw(experts(weight_type))
+    specs = weight_type.tensors(stored.config)
+    scales = {s for spec in specs if spec.role is Role.SCALE and not spec.fact for s in spec.suffixes}
+    exponents = {s for spec in specs if spec.is_exponents for s in spec.suffixes}
     facts = {s for spec in weight_type.tensors(stored.config) if spec.fact for s in spec.suffixes}
     for place, group in enumerate(FakeWorld(stored.count)):
         weights = stored.weights(group)
@@ -209,7 +214,14 @@ def test_a_rank_reads_the_bytes_of_its_own_experts_and_facts(weight_type: type[W
             for name, tensor in stored.tensors.items()
             if name.startswith(f"{PREFIX}.{place}.") or name.split("proj.", 1)[1] in facts
         )
-        assert weights.storage.bytes_read == own  # type: ignore[attr-defined]
+        examined = sum(  # on every rank, so that all refuse alike
+            tensor.nbytes
+            for name, tensor in stored.tensors.items()
+            if stored.count > 1
+            and (suffix := name.split("proj.", 1)[1]) in scales
+            and (tensor.dtype.is_floating_point or suffix in exponents)
+        )
+        assert weights.storage.bytes_read == own + examined  # type: ignore[attr-defined]
 
 
 def test_a_cut_rank_reads_its_share_of_the_bytes() -> None:
