@@ -29,8 +29,9 @@ def test_a_table_lists_what_is_refused_and_why(tmp_path: Path) -> None:
     result = run("convert", ACT_ORDER, "--to", "awq", "-o", tmp_path / "out", "--table")
 
     assert result.exit_code == 1
-    assert "refused  model.layers.0.mlp.up_proj" in result.stdout
-    assert "the groups are not in order along K (act order)" in result.stdout
+    assert "refused  14 layers\n" in result.stdout
+    assert "    model.layers.{0..1}.mlp.up_proj\n" in result.stdout
+    assert "not in order along K (act order), and awq has no g_idx" in result.stdout
     assert "14 refused, so that nothing was written" in result.stdout
     assert not (tmp_path / "out").exists()
 
