@@ -123,7 +123,7 @@ def nonfinite_layers(subject: Subject) -> dict[str, str]:
         try:
             check_scales(subject.weights, [layer], {}, whole=False)
         except NonfiniteScaleError as error:
-            found[layer.prefix] = " ".join(str(error).split())
+            found[layer.prefix] = str(error)
     return found
 
 

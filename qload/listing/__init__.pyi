@@ -5,9 +5,9 @@ from .coverage import Coverage as Coverage
 from .coverage import account as account
 from .coverage import check_all_read as check_all_read
 from .groups import Groups as Groups
-from .info import MARLIN_CHECKPOINT as MARLIN_CHECKPOINT
 from .info import LayerInfo as LayerInfo
-from .info import format_label as format_label
 from .info import info_of as info_of
+from .labels import MARLIN_CHECKPOINT as MARLIN_CHECKPOINT
+from .labels import format_label as format_label
 from .layers import layers as layers
 from .load import load_layers as load_layers

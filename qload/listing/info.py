@@ -7,21 +7,13 @@ from functools import cache
 import torch
 
 from qload.errors import ConfigError, MismatchError, QloadError
-from qload.formats import AWQConfig, Marlin24Config, MarlinConfig, MarlinWeight
+from qload.formats import AWQConfig, Marlin24Config, MarlinConfig
 from qload.listing.groups import Groups
 from qload.listing.zero_points import convention, symmetric
 from qload.loader import LayerDescription
 from qload.spec import ActivationScheme, Config, Grouped, LayerClaims, Role
 from qload.storage import TensorInfo, WeightStorage
 from qload.weights import Weights
-
-# The checkpoint format "marlin" of configs; `repack` and targets call the order of Marlin's kernels "marlin".
-MARLIN_CHECKPOINT = "marlin_checkpoint"
-
-
-def format_label(name: str) -> str:
-    """The name of a checkpoint format in tables and pages, where kernel orders stand beside it."""
-    return MARLIN_CHECKPOINT if name == MarlinWeight.format else name
 
 
 @dataclass(frozen=True)

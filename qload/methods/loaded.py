@@ -72,7 +72,7 @@ class JoinedLinear(nn.Module):
         """All outputs of x (..., K); `bias` (N of all,) goes into the products."""
         if bias is None:
             return torch.cat([linear(x) for linear in self.linears], -1)
-        own = zip(self.linears, torch.split(bias, self.widths), strict=True)
+        own = zip(self.linears, torch.split(bias, list(self.widths)), strict=True)
         return torch.cat([linear(x, piece) for linear, piece in own], -1)
 
 

@@ -12,7 +12,7 @@ LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 @cache
 def rule_pages() -> Mapping[str, Mapping[str, str]]:
     """Rule id -> its page: `what`, `why` and `do`, in Markdown."""
-    text = resources.files("qload.verify.rules").joinpath("pages.json").read_text("utf-8")
+    text = resources.files("qload.verify").joinpath("rules/pages.json").read_text("utf-8")
     pages: dict[str, dict[str, str]] = json.loads(text)
     return pages
 

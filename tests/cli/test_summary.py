@@ -22,7 +22,7 @@ AWQ = FIXTURES / "awq" / "model_gemm_g64"
 # By verb: arguments, the exit code, and what the first line of the summary begins with.
 VERBS: dict[str, tuple[list[Any], int, str]] = {
     "inspect": ([MODEL], 0, f"ok  {MODEL}: 41 layers"),
-    "verify": ([AWQ, "--tp", "4,16"], 1, f"findings  {AWQ}: 8 errors; 21 layers"),
+    "verify": ([AWQ, "--tp", "4,16"], 1, f"findings  {AWQ}: 3 errors in 8 places; 21 layers"),
     "diff": ([ACT_ORDER, AWQ], 1, "findings  "),
     "convert": ([ACT_ORDER, "--to", "awq", "-o", "out"], 1, "findings  14 refused, so that nothing"),
     "shard": ([MODEL, "--tp", "3", "-o", "out"], 1, "findings  "),
@@ -158,7 +158,7 @@ def test_headers_that_refuse_a_conversion_are_in_its_summary(tmp_path: Path) -> 
     assert first == "findings  1 error in the header tier of verify, so that nothing was written"
     assert second.startswith("error  layer-count  model.layers.1: num_hidden_layers is 3")
     shown = run("convert", tmp_path / "in", "--to", "awq", "-o", tmp_path / "out", "--table").stdout
-    assert "error     layer-count" in shown
+    assert "error  layer-count  model.layers.1" in shown
     accepted = run(
         "convert", tmp_path / "in", "--to", "awq", "-o", tmp_path / "out", "--accept", "layer-count"
     )

@@ -152,7 +152,7 @@ def written(call: Callable[..., Any], **options: Any) -> Door:
         if refused:
             assert refused.keys() == {LAYER, EXPERT}
             assert (found.exit_code, (out / "made").exists()) == (1, False)
-            raise NonfiniteScaleError(refused[LAYER], "", "", "")
+            raise NonfiniteScaleError(refused[LAYER].partition(":")[0], "", "", "")
 
     return door
 

@@ -11,6 +11,7 @@ from qload.errors import CutError
 from qload.listing import Answer, Coverage, LayerInfo
 from qload.plan import Alternative, ExplainedLayer, Explanation, LayerShare, PlannedLayer, ShardingPlan
 from qload.plan.kernels import KernelChoice
+from qload.plan.lawful import LawfulRanks
 from qload.plan.report import WorldPlan
 from qload.spec import ActivationScheme
 from qload.verify.report import Finding, Report
@@ -36,6 +37,7 @@ PLAN = ShardingPlan(
     {"x": "why", "y": "why not"},
     "",
     "",
+    lawful=LawfulRanks((1, 2), {"a": (1, 2)}),
 )
 PLAN_JSON = {
     "schema": 2,
@@ -46,6 +48,7 @@ PLAN_JSON = {
     "unreadable": "",
     "unsupported": "",
     "notes": ["first", "second"],
+    "lawful": {"ranks": (1, 2), "limits": {"a": (1, 2)}},
     "worlds": {
         "1": {"fits": False, "refused": 1, "reason": "no", "bytes": (13,)},
         "2": {"fits": False, "refused": 2, "reason": "cut", "bytes": (5, 7)},
@@ -98,7 +101,7 @@ EXPLANATION = Explanation(
             (8, 16),
             "strips",
             {"panels": "is read by CPUs alone"},
-            (KernelChoice(1, "decode", {"many": "slower"}, 2e-6), KernelChoice(64, "many")),
+            (KernelChoice(1, "decode", {"many": "slower"}, 2e-6, "timed"), KernelChoice(64, "many")),
             ("change",),
             "",
             4,
@@ -125,8 +128,14 @@ EXPLANATION_JSON = {
             "kernel_format": "strips",
             "formats": {"panels": "is read by CPUs alone"},
             "choices": (
-                {"tokens": 1, "kernel": "decode", "refused": {"many": "slower"}, "seconds": 2e-6},
-                {"tokens": 64, "kernel": "many", "refused": {}, "seconds": None},
+                {
+                    "tokens": 1,
+                    "kernel": "decode",
+                    "refused": {"many": "slower"},
+                    "seconds": 2e-6,
+                    "basis": "timed",
+                },
+                {"tokens": 64, "kernel": "many", "refused": {}, "seconds": None, "basis": ""},
             ),
             "changes": ("change",),
             "error": "",
@@ -191,6 +200,7 @@ CONVERSION = Conversion(
     "awq",
     [ConvertedLayer("a", "gptq", "awq", "rounded"), ConvertedLayer("b", None, None, "refused", "why")],
     ["note"],
+    findings=[Finding("rule", "error", "b.x", "f.safetensors", "b.x: off", "mend", "cause")],
 )
 CONVERSION_JSON = {
     "schema": 2,
@@ -204,6 +214,17 @@ CONVERSION_JSON = {
         {"name": "b", "source": None, "format": None, "outcome": "refused", "detail": "why"},
     ],
     "notes": ["note"],
+    "findings": [
+        {
+            "rule": "rule",
+            "severity": "error",
+            "tensor": "b.x",
+            "file": "f.safetensors",
+            "message": "b.x: off",
+            "remedy": "mend",
+            "cause": "cause",
+        }
+    ],
     "unreadable": "",
     "unsupported": "",
 }

@@ -293,9 +293,11 @@ def test_an_explanation_is_text_whatever_is_in_it() -> None:
 
 
 def test_a_message_does_not_repeat_the_tensor_beside_it() -> None:
-    finding = Finding("dtype", "error", "a.b", "f", "a.b: wrong")
+    finding = Finding("dtype", "error", "a.b", "f", "a.b: wrong", "cast it")
 
-    assert tables(report_page(report(finding)))[0]["rows"] == [["dtype", "error", "a.b", "f", "wrong"]]
+    assert tables(report_page(report(finding)))[0]["rows"] == [
+        ["dtype", "error", "a.b", "f", "wrong", "cast it"]
+    ]
 
 
 @pytest.mark.slow

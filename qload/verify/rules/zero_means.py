@@ -72,7 +72,9 @@ def _finding(
         side = 1 if isinstance(config.zeros, Stored) else -1  # of the mean in the other convention
         if offset is not None and round(offset) != side:
             claims = None
-    contradiction = convention_contradiction(subject, claims, config.zeros) if claims else None
+    contradiction = None
+    if claims is not None and isinstance(config, GPTQConfig):
+        contradiction = convention_contradiction(subject, claims, config.zeros)
     if contradiction is not None:
         remedy = "write the zero points of the layer again, in the convention of the other layers"
         return rule.contradiction(name, file, message, remedy, contradiction)
