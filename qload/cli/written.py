@@ -80,5 +80,6 @@ def errors_of(found: "Conversion | ShardedCheckpoint") -> "Sequence[Finding]":
 def _came_to(found: "Conversion | ShardedCheckpoint", outcomes: Mapping[str, str]) -> str:
     errors = errors_of(found)
     if errors:
-        return f"{plural(len(errors), 'error')} in the header tier of verify, so that nothing was written"
+        refused = f"{plural(len(errors), 'error')} in the header tier of verify, so that nothing was written"
+        return f"{refused}; --accept RULE converts all the same"
     return counts(found, outcomes)

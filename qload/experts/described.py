@@ -14,7 +14,6 @@ from qload.experts.source import ExpertSource
 from qload.loader import LayerDescription, Part, Split, WeightsLoader
 from qload.loader.cuts import Share
 from qload.loader.description import check_alike as check_parts
-from qload.loader.finite_scales import check_scales
 from qload.loader.formats import shares_of
 
 Matrices = tuple[LayerDescription, LayerDescription, LayerDescription]  # gate, up and down
@@ -25,11 +24,13 @@ Shares = tuple[list[Share], list[Share]]  # this rank's of gate and up, and of d
 class Described:
     """What all experts of a layer have in common, and which tensors they are made of.
 
-    `layers`: gate, up and down of the first expert; `biased`: which of them have a bias. `facts`: names of
-    the facts of the experts that are here. `elsewhere`: of all tensors of the others.
+    `layers`: gate, up and down of the first expert; `everyone`: those of all experts; `biased`: which of
+    them have a bias. `facts`: names of the facts of the experts that are here. `elsewhere`: of all tensors of
+    the others.
     """
 
     layers: Matrices
+    everyone: Sequence[LayerDescription]
     biased: tuple[bool, bool, bool]
     facts: Sequence[str]
     elsewhere: Sequence[str]
@@ -41,15 +42,13 @@ def described(
     names: ExpertNames,
     local: LocalExperts,
     device: torch.device,
-    *,
-    examine: bool = False,
 ) -> Described:
     """Every expert described and compared with the first, on every rank alike; no weight is read.
 
-    MissingTensorError for a missing one, MismatchError for one that is not as the first. `examine`:
-    NonfiniteScaleError for one with a scale that is NaN or infinite.
+    MissingTensorError for a missing one, MismatchError for one that is not as the first.
     """
     firsts: Matrices | None = None
+    everyone = list[LayerDescription]()
     expected, facts, elsewhere = (False, False, False), list[str](), list[str]()
     for expert in range(names.count):
         gate, up, down = names.of(expert)
@@ -59,8 +58,7 @@ def described(
             firsts, expected = layers, (biased[0], biased[1], biased[2])
             _check_sizes(*layers)
         check_parts(layers[:2])
-        for layer in layers if examine else ():
-            check_scales(source, [layer], {}, whole=False)
+        everyone += layers
         for first, other in zip(firsts, layers, strict=True):
             check_alike(first, other)
             _check_made(loader, first, other, device)
@@ -70,7 +68,7 @@ def described(
         else:
             elsewhere += _tensors(layers, biased)
     assert firsts is not None  # names are of one expert at least
-    return Described(firsts, expected, facts, elsewhere)
+    return Described(firsts, everyone, expected, facts, elsewhere)
 
 
 def check_cuts(source: ExpertSource, found: Described, split: bool) -> Shares:

@@ -16,7 +16,7 @@ from qload.experts.source import ExpertSource
 from qload.experts.stacking import Stacking
 from qload.experts.weight import ExpertsWeight
 from qload.loader import FormatLoader, Split, WeightsLoader
-from qload.loader.finite_scales import refuses_nonfinite
+from qload.loader.finite_scales import check_scales, refuses_nonfinite
 from qload.spec import Weight
 from qload.storage import WeightStorage
 
@@ -107,9 +107,12 @@ def plan_experts(
     names = names_of(weights, prefix)
     local = local_experts(prefix, names.count, groups.experts)
     source, cut = ExpertSource(weights, groups.tensor), split in ("tensor", "both")
-    examine = examine and len(local) < names.count
-    found = described(source, weights.loader, names, local, weights.device, examine=examine)
-    return Plan(names, local, source, found, check_cuts(source, found, cut), cut)
+    found = described(source, weights.loader, names, local, weights.device)
+    plan = Plan(names, local, source, found, check_cuts(source, found, cut), cut)
+    if examine and len(local) < names.count:
+        for layer in found.everyone:
+            check_scales(source, [layer], {}, whole=False)
+    return plan
 
 
 def _biases(plan: Plan, device: torch.device) -> tuple[Tensor | None, Tensor | None]:

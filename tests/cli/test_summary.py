@@ -155,7 +155,10 @@ def test_headers_that_refuse_a_conversion_are_in_its_summary(tmp_path: Path) -> 
         1,
         ["layer-count"],
     )
-    assert first == "findings  1 error in the header tier of verify, so that nothing was written"
+    assert first == (
+        "findings  1 error in the header tier of verify, so that nothing was written; "
+        "--accept RULE converts all the same"
+    )
     assert second.startswith("error  layer-count  model.layers.1: num_hidden_layers is 3")
     shown = run("convert", tmp_path / "in", "--to", "awq", "-o", tmp_path / "out", "--table").stdout
     assert "error  layer-count  model.layers.1" in shown

@@ -38,7 +38,7 @@ def written(to: str) -> Weight:
     return INTEGERS[to].write(READERS[AWQWeight].read(awq()))
 
 
-@pytest.mark.parametrize("to", ["gptq", "gptq_v2", "awq", "marlin", "compressed-tensors"])
+@pytest.mark.parametrize("to", ["gptq", "gptq_v2", "awq", "marlin_checkpoint", "compressed-tensors"])
 def test_equal_codes_are_told_in_every_order_and_from_both_sides(to: str) -> None:
     one, other = awq(), written(to)
 
@@ -49,7 +49,7 @@ def test_equal_codes_are_told_in_every_order_and_from_both_sides(to: str) -> Non
     assert torch.equal(one.dequantize(), other.dequantize())
 
 
-@pytest.mark.parametrize("to", ["gptq", "marlin", "compressed-tensors"])
+@pytest.mark.parametrize("to", ["gptq", "marlin_checkpoint", "compressed-tensors"])
 @pytest.mark.parametrize("name", ["qweight", "qzeros", "scales"])
 def test_one_element_that_differs_is_seen(to: str, name: str) -> None:
     changed = getattr(awq(), name).clone()

@@ -45,7 +45,7 @@ def nested(N: int, K: int, block: int, *, prefix: str = "a", offset: float = 0.5
     tensors = layer(N, K, block, prefix=prefix, **state)
     tensors[f"{prefix}.weight"].fill_(0x11)
     tensors[f"{prefix}.weight.absmax"] = torch.arange(1, blocks + 1).byte()
-    tensors[f"{prefix}.weight.nested_absmax"] = 1000.0 ** torch.arange(-(-blocks // 3))
+    tensors[f"{prefix}.weight.nested_absmax"] = 1000.0 ** (torch.arange(-(-blocks // 3)) % 8)
     tensors[f"{prefix}.weight.nested_quant_map"] = torch.arange(256.0)
     return tensors
 

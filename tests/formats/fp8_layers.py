@@ -8,6 +8,7 @@ from torch import Tensor
 from qload.formats import Fp8Config, Fp8Weight
 from qload.formats.unquantized import UnquantizedConfig, UnquantizedWeight
 from qload.loader import ConfiguredFormat, FormatLoader
+from qload.loader.finite_scales import Nonfinite
 from qload.parallel import ALONE, Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -31,9 +32,12 @@ def weights(
     config: Fp8Config = Fp8Config(),  # noqa: B008  frozen
     rank: Rank = ALONE,
     dtype: torch.dtype | None = None,
+    nonfinite: Nonfinite = "error",
 ) -> Weights:
     """One rank's view of FP8 layers, and of plain ones beside them."""
     loader = FormatLoader(
         ConfiguredFormat(Fp8Weight, config), ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
     )
-    return Weights(MemoryStorage(tensors), loader=loader, process_group=rank, dtype=dtype)
+    return Weights(
+        MemoryStorage(tensors), loader=loader, process_group=rank, dtype=dtype, nonfinite=nonfinite
+    )

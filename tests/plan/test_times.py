@@ -1,10 +1,12 @@
 """Predicted times: what was timed, on the line between, and nothing beyond."""
 
+import io
 import re
 from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
 from qload import MemoryStorage, Weights, explain, loader_from_config
 from qload.cli.explain_tables import tables
@@ -16,6 +18,13 @@ SQUARE = 8192 * 8192 // 2  # bytes of 4 bits
 
 
 MIDDLE = 0x77777777  # eight zero points of 8, stored minus one
+
+
+def lines(found):
+    """The tables of an explanation in lines of up to 200 columns."""
+    console = Console(width=200, file=io.StringIO(), color_system=None)
+    console.print(*tables(found, every=True), sep="\n")
+    return console.file.getvalue().splitlines()
 
 
 def explained(arch: str, tokens: list[int], *, group: int = 128, zeros: int = MIDDLE):
@@ -84,7 +93,7 @@ def test_an_explanation_has_the_time_of_the_kernel_that_runs():
 
     assert [choice.kernel for choice in layer.choices] == ["decode", "many"]
     assert [choice.seconds for choice in layer.choices] == [4.70 * 1e-6, None]
-    printed = "\n".join(str(line) for line in tables(found, every=True))
+    printed = "\n".join(lines(found))
     assert f"1 token: decode, predicted 4.7 us ({BASIS})" in printed
     assert "64 tokens: many, not measured" in printed
     assert f'"decode, predicted 4.7 us ({BASIS})"' in explanation_page(found)
@@ -95,7 +104,7 @@ def test_an_explanation_has_the_time_of_the_kernel_that_runs():
 def test_a_row_has_a_prediction_with_its_basis_or_was_not_measured():
     """And no note says so of rows in general."""
     found = explained("sm90", [1, 8, 16, 17, 64, 1024])
-    printed = [str(line) for line in tables(found, every=True)]
+    printed = lines(found)
     rows = [line for line in printed if re.match(r"    \d+ tokens?: ", line)]
 
     assert ["predicted" in row and f"us ({BASIS})" in row for row in rows] == [True] * 3 + [False] * 3

@@ -122,7 +122,7 @@ def fused(divide: bool = False, scales: tuple[float, ...] = (0.5, 2.0, 0.25)) ->
     tensors: dict[str, Tensor] = {}
     for i, scale in enumerate(scales):
         tensors |= layer(f"p{i}", codes(8, 32, i), torch.tensor(scale), "weight_scale_inv")
-    made = weights(tensors, Fp8Config(divide=divide)).get_multi_weights_col(
+    made = weights(tensors, Fp8Config(divide=divide), nonfinite="allow").get_multi_weights_col(
         [f"p{i}" for i in range(len(scales))]
     )
     assert isinstance(made, Fp8Weight)

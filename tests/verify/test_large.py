@@ -20,6 +20,7 @@ from qload.parallel import Rank, collectives_of
 from qload.parallel.collectives import torch_group
 from qload.storage import MemoryStorage, header
 from qload.verify import Report, inspect, judge, verify
+from qload.verify.contradictions import of_model
 from qload.verify.crew import Crew
 from qload.verify.rules import RULES, siblings
 from qload.verify.subject import Subject
@@ -195,7 +196,7 @@ def test_any_number_of_threads_finds_the_same_in_the_same_order(
 ) -> None:
     folder = damaged(tmp_path)
     whole = Subject.open(folder)
-    rule_by_rule = [finding for rule in RULES for finding in rule.check(rule, whole)]
+    rule_by_rule = of_model(whole, [finding for rule in RULES for finding in rule.check(rule, whole)])
     whole.close()
 
     one, many = (report(folder, monkeypatch, threads) for threads in (1, 5))

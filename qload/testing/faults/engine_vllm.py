@@ -19,8 +19,8 @@ FAULTS = (
     Fault(
         "engine-bias-of-joined-parts-turned",
         "qload/methods/loaded.py",
-        "torch.split(bias, self.widths)",
-        "torch.split(bias, self.widths)[::-1]",
+        "torch.split(bias, list(self.widths))",
+        "torch.split(bias, list(self.widths))[::-1]",
     ),
     Fault(
         "engine-head-bias-twice",
