@@ -14,7 +14,7 @@ from qload.detect import loader_from_config
 from qload.errors import RepackError
 from qload.formats import GPTQWeight, UnquantizedWeight
 from qload.kernel_formats import PanelsWeight, repack
-from qload.kernels import cpu
+from qload.kernels import cpu, cpu_rows
 from qload.layouts import StoredMinusOneUnmasked
 from qload.spec import Weight
 from qload.storage import MemoryStorage
@@ -32,7 +32,8 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     found = native.NativeModule(SimpleNamespace())  # type: ignore[arg-type]
     monkeypatch.setattr(cpu, "load", lambda name: found)
     monkeypatch.setattr(cpu, "isa", lambda: "avx512")
-    monkeypatch.setattr(cpu, "rows_of", lambda weight: None)
+    for each in (cpu, cpu_rows):  # a call without kept rows, and one with them
+        monkeypatch.setattr(each, "rows_of", lambda weight: None)
     monkeypatch.setattr(
         cpu.PanelsPlan, "product", lambda plan, x, bias, few, dtype=None: x.new_zeros(len(x), plan.N)
     )
