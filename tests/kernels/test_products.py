@@ -150,7 +150,8 @@ def test_what_float16_does_not_carry_is_multiplied_in_float32(
     torch.testing.assert_close(got[0].double(), (x.double() @ w.T), rtol=2.0**-10, atol=2.0**-24)
     assert bool(got[0].isfinite().all())
     assert bool(got[0].any())
-    assert [each.getMessage() for each in caplog.records] == [
+    told = [each.getMessage() for each in caplog.records if each.levelno == logging.INFO]
+    assert told == [  # besides the warning that advises panels, once in a process
         "GPTQWeight: float16 does not carry its values, it is multiplied in float32"
     ]
     assert carries(weight, torch.bfloat16)
