@@ -62,11 +62,13 @@ def planned(asked: AskedTarget, keep: Sequence[str], tell: Told, nonfinite: Nonf
             "path", "a checkpoint with quantized layers to convert", "none: all is plain, or kept"
         )
     refused |= _contradicting(quantized)
-    refused |= nonfinite_layers(subject) if nonfinite == "error" else {}
+    spoiled = nonfinite_layers(subject) if nonfinite == "error" else {}
+    refused |= spoiled
     items = list(_items(subject, stored, refused))
     made = _section(subject, [*stored.values(), *kept.values()])
     refused = {**made.refused, **refused}
-    notes = [*_notes(subject, stored, asked.to), *_remedies(asked, asking, refused)]
+    by_target = {prefix: reason for prefix, reason in refused.items() if prefix not in spoiled}
+    notes = [*_notes(subject, stored, asked.to), *_remedies(asked, asking, by_target)]
     return Planned(items, stored, made, refused, notes)
 
 
@@ -78,7 +80,8 @@ def _remedies(
     for group in groups:
         layer = layers.get(group.first)
         if isinstance(layer, LayerDescription) and layer.contradiction is None:
-            more = f" and {group.count - 1} layers like it" if group.count > 1 else ""
+            rest = group.count - 1
+            more = f" and {rest} layer{'s' * (rest > 1)} like it" if rest else ""
             integers = () if asked.to in FLOATS else asked.as_other_integers(layer).items()
             others = [name for name, made in integers if not _section(asked.subject, [made]).refused]
             if asked.to != FLOAT and EXPERTS not in layer.sizes:

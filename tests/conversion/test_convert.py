@@ -163,6 +163,23 @@ def test_a_refusal_names_what_can_be_written_instead(source: str, to: str, ways:
     assert all(convert(checkpoint, tmp_path / other, to=other).verdict != "ok" for other in others)
 
 
+def test_layers_with_scales_that_are_nan_are_sent_to_no_other_target(tmp_path: Path) -> None:
+    checkpoint = made("gptq-act-order", tmp_path / "in")
+    file = checkpoint / "model.safetensors"
+    tensors = load_file(file)
+    for name in ("model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"):
+        tensors[f"{name}.scales"][0, 0] = torch.nan
+    save_file(tensors, file)
+
+    found = convert(checkpoint, tmp_path / "out", to="gptq_v2")
+
+    assert {layer.name for layer in found.layers if layer.outcome == "refused"} == {
+        "model.layers.0.mlp.up_proj",
+        "model.layers.0.mlp.down_proj",
+    }
+    assert not [note for note in found.notes if "instead" in note or "(--keep)" in note]
+
+
 def test_a_refusal_of_alike_layers_is_one_line_of_the_table(tmp_path: Path) -> None:
     checkpoint = made("gptq-act-order", tmp_path / "in")
 
