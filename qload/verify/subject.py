@@ -274,7 +274,6 @@ class Subject:
             self.notes += self.claims.notes
             self.errors += map(finding_of, check_configs(configs, self.claims, storage))
             self.notes += config_notes(configs, self.claims, storage)
-            self.notes += self.claims.notes
         self.weights = Weights(
             storage, loader=loader.for_rules(), architecture=self.architecture, nonfinite="allow"
         )

@@ -339,7 +339,7 @@ def test_a_section_without_a_method_beside_plain_weights_is_noted(
     )
 
     assert (report.verdict, report.findings) == ("ok", ())
-    assert any("no quant_method, and all weights are plain" in note for note in report.notes)
+    assert sum("no quant_method, and all weights are plain" in note for note in report.notes) == 1
     with open_checkpoint(tmp_path) as weights:
         assert torch.equal(weights.get_weights("up").dequantize(), drawn["weight"].float())
 
