@@ -21,7 +21,8 @@ CHOICES: tuple[Nonfinite, ...] = ("error", "allow")
 E8M0 = torch.float8_e8m0fnu
 NAN_BITS = {E8M0: (0xFF, 0xFF), torch.float8_e4m3fn: (0x7F, 0x7F)}  # dtype -> (mask, bits of a NaN)
 REMEDY = (
-    'remedy   qload verify lists all such tensors; nonfinite="allow" (--nonfinite allow) loads them as stored'
+    "remedy   fetch or quantize the layer again (qload verify lists all such tensors), "
+    'or load it as it is by nonfinite="allow" (--nonfinite allow)'
 )
 
 
