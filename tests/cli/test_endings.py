@@ -89,7 +89,11 @@ def test_a_variable_that_cannot_be_used_is_told_in_one_line(verb: str, variable:
 
 @pytest.mark.parametrize("variable", ["QLOAD_ISA", "QLOAD_NUM_THREADS"])
 def test_the_doctor_says_1_of_a_variable_that_cannot_be_used(variable: str) -> None:
-    assert run(["doctor"], subprocess.DEVNULL, **{variable: "foo"}) == (1, "")
+    code, summary = run(["doctor"], subprocess.DEVNULL, **{variable: "foo"})
+
+    assert code == 1
+    assert summary.startswith(f"wrong         {variable}\n")
+    assert "Error" not in summary
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="closes a descriptor by a POSIX shell")
@@ -110,6 +114,8 @@ def test_a_full_disk_for_sarif_is_told_of_its_file(full: Any) -> None:
         capture_output=True, check=False, text=True, cwd=ROOT,
     )  # fmt: skip
 
-    assert (done.returncode, done.stderr) == (2, "Error: /dev/full: No space left on device\n")
+    summary, error_line = done.stderr.splitlines()
+    assert (done.returncode, error_line) == (2, "Error: /dev/full: No space left on device")
+    assert summary.startswith(f"ok  {MODEL}: 21 layers")
     error = json.loads(done.stdout.splitlines()[-1])
     assert (error["verdict"], error["error"]) == ("error", "/dev/full: No space left on device")
