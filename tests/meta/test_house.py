@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -79,7 +78,6 @@ class Source:
 
     lines: int
     imports: tuple[str, ...]
-    classes: tuple[str, ...]
     called: frozenset[str]
 
 
@@ -94,7 +92,6 @@ def source(path: Path) -> Source:
     return Source(
         len(text.splitlines()) - docstrings,
         tuple(imported(nodes)),
-        tuple(node.name for node in classes),
         frozenset(call.id for call in calls if isinstance(call, ast.Name)),
     )
 
@@ -161,13 +158,6 @@ def test_a_module_has_at_most_600_lines_of_code() -> None:
 
 def test_no_file_prints() -> None:
     assert [name(path) for path in SOURCES if "print" in source(path).called] == []
-
-
-def test_a_name_is_that_of_one_class() -> None:
-    """Who searches for a public class finds one."""
-    found = Counter(kind for path in SOURCES for kind in source(path).classes if not kind.startswith("_"))
-
-    assert [kind for kind, count in found.items() if count > 1] == []
 
 
 def test_only_the_agreed_environment_variables_are_read() -> None:
