@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qload.errors import RepackError
-from qload.kernel_formats.integers import Integers
+from qload.kernel_formats.plain_integers import Integers
 from qload.kernel_formats.repack import READERS
 from qload.loader import FormatLoader, LayerDescription, Part
 from qload.spec import Weight, named

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.errors import RepackError
 from qload.kernel_formats import awq, compressed_tensors, gptq, marlin_24, marlin_checkpoint
-from qload.kernel_formats.integers import Integers
+from qload.kernel_formats.plain_integers import Integers
 from qload.layouts import STORED_MINUS_ONE, Stored
 from qload.listing import MARLIN_CHECKPOINT
 from qload.spec import Weight

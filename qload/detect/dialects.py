@@ -31,7 +31,7 @@ from qload.formats import (
     MXFP8Weight,
     NVFP4Config,
 )
-from qload.formats.mxfp4 import NAMES as MXFP4_NAMES
+from qload.formats.mx import MXFP4_TENSORS as MXFP4_NAMES
 from qload.loader import ConfiguredFormat, RecognisedFormat, TensorSource
 from qload.loader.description import ChosenFormat, describe
 from qload.loader.source import fact_of

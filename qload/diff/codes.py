@@ -11,7 +11,7 @@ from torch import Tensor
 from qload.devices import CodesInWords, LazyCodes
 from qload.diagnosis.meaning import meant
 from qload.layouts import Packing
-from qload.layouts.packed_codes import PackedCodes
+from qload.layouts.packing import PackedCodes
 from qload.spec import Codes, Weight
 from qload.verify.comparison import equal_bits
 

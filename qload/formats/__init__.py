@@ -7,20 +7,22 @@ and a working linear come with the declaration.
 """
 
 from qload.formats.awq import AWQConfig, AWQWeight
-from qload.formats.bnb import BNB4Config, BNB4Weight, BNBFP4Weight, BNBNF4Weight
-from qload.formats.bnb_int8 import BNBConfig, BNBWeight
-from qload.formats.ct_int import CTIntConfig, CTIntWeight
-from qload.formats.ct_pack import CTPackConfig, CTPackWeight
-from qload.formats.ct_pack_tensor import CTPackTensorConfig, CTPackTensorWeight
+from qload.formats.bnb import BNB4Config, BNB4Weight, BNBConfig, BNBFP4Weight, BNBNF4Weight, BNBWeight
+from qload.formats.compressed_tensors import (
+    CTIntConfig,
+    CTIntWeight,
+    CTPackConfig,
+    CTPackTensorConfig,
+    CTPackTensorWeight,
+    CTPackWeight,
+)
 from qload.formats.eetq import EETQConfig, EETQWeight
 from qload.formats.exl2 import Exl2Config, Exl2Weight
 from qload.formats.fp8 import Fp8Config, Fp8Weight
 from qload.formats.gptq import GPTQConfig, GPTQWeight
-from qload.formats.marlin import MarlinConfig, MarlinWeight
-from qload.formats.marlin_24 import Marlin24Config, Marlin24Weight
+from qload.formats.marlin import Marlin24Config, Marlin24Weight, MarlinConfig, MarlinWeight
 from qload.formats.modelopt_awq import ModelOptAWQConfig, ModelOptAWQWeight
-from qload.formats.mxfp4 import CTMXFP4Weight, MXFP4Config, MXFP4ExpertsWeight
-from qload.formats.mxfp8 import MXFP8Config, MXFP8Weight
+from qload.formats.mx import CTMXFP4Weight, MXFP4Config, MXFP4ExpertsWeight, MXFP8Config, MXFP8Weight
 from qload.formats.nvfp4 import CTNVFP4Weight, ModelOptNVFP4Weight, NVFP4Config
 from qload.formats.unquantized import UnquantizedConfig, UnquantizedWeight
 from qload.spec import Role, Weight

@@ -1,22 +1,4 @@
-"""bitsandbytes 4-bit, NF4 and FP4: codes of a table of 16 values, in blocks that lie flat over the weight.
-
-On disk, for a layer of K inputs and N outputs, block size B:
-
-    weight                               uint8  (ceil(N*K/2), 1)  codes, row by row, the first of two in the
-                                                                  high bits; or these bytes as another dtype
-    weight.absmax                        fp32   (ceil(N*K/B),)    scales; uint8 where they are quantized too
-    weight.quant_map                     fp32   (16,)             the value of each code
-    weight.quant_state.bitsandbytes__nf4 uint8  (J,)              JSON: block sizes, dtype, N and K
-    weight.quant_state.bitsandbytes__fp4 uint8  (J,)              the same, of FP4
-    weight.nested_absmax                 fp32   (M,)              of quantized scales: a scale a run of them
-    weight.nested_quant_map              fp32   (256,)            and the value of each of their codes
-
-    w[n, k] = quant_map[code[e]] * absmax[e / B],   e = n * K + k
-    absmax[i] = nested_quant_map[code[i]] * nested_absmax[i / nested_blocksize] + nested_offset
-
-The typed weight holds absmax in fp32: a run of scales does not end where a share does. The owner rounds w
-once, to the dtype of the state. Source: bitsandbytes 0.50.2, bit-equal to it.
-"""
+"""bitsandbytes: NF4 and FP4 in blocks over the flattened weight, and int8 with one scale per output."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -30,12 +12,12 @@ from torch import Tensor
 
 from qload import spec
 from qload.devices import StoredTable
-from qload.errors import DtypeError, MissingTensorError, ShapeError
+from qload.errors import DtypeError, MissingTensorError, ShapeError, UnsupportedFormatError
 from qload.layouts import NibblePairs
 from qload.spec import Role, TensorSpec
 from qload.spec.blob import read_blob, wrong
 
-BITS = 4
+NF4_BITS = 4
 STORAGES = (torch.uint8, torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
 STATE = "quant_state"
 NESTED = ("nested_absmax", "nested_quant_map")
@@ -244,10 +226,10 @@ class BNB4Weight(spec.Weight):
         inputs = torch.arange(K, device=pairs.device)
         if K % B == 0 and K % 2 == 0:
             codes = NibblePairs(pairs.reshape(N, K // 2), high_first=True)
-            return spec.Codes(BITS, codes, self.absmax.reshape(N, -1), None, inputs // B, self.quant_map)
+            return spec.Codes(NF4_BITS, codes, self.absmax.reshape(N, -1), None, inputs // B, self.quant_map)
         flat = NibblePairs(pairs[None], high_first=True).plain()[0, : N * K]
         each = self.absmax[torch.arange(N * K, device=pairs.device) // B].reshape(N, K)
-        return spec.Codes(BITS, flat.reshape(N, K), each, None, inputs, self.quant_map)
+        return spec.Codes(NF4_BITS, flat.reshape(N, K), each, None, inputs, self.quant_map)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -285,3 +267,65 @@ def _nested(headers: spec.LayerHeaders, state: _State, blocks: int) -> int:
         name, file = headers.names.full("nested_absmax"), headers.names.file("nested_absmax")
         raise ShapeError(name, f"({runs},) = (blocks/{run}^,)", found_runs, file, f"for {blocks} blocks")
     return run
+
+
+INT8_BITS = 8
+UNIT = 1 / 127
+ORDERS = ("row", "col32", "col_turing", "col_ampere")  # by the value of weight_format
+
+
+@dataclass(frozen=True)
+class BNBConfig(spec.Config):
+    """A bitsandbytes int8 config: nothing is left to be said, as the tensors tell all."""
+
+    name: ClassVar[str] = "bitsandbytes int8"
+
+    def for_layer(self, headers: spec.LayerHeaders) -> "BNBConfig":
+        """UnsupportedFormatError for the orders of kernels that are no more."""
+        spec.check_dtypes(BNBWeight.tensors(self), headers.dtypes, headers.names)
+        stored = headers.facts.get("weight_format")
+        if stored is not None and bool(stored.any()):
+            value = int(stored.max())
+            order = ORDERS[value] if value < len(ORDERS) else str(value)
+            reason = f"{headers.names.full('weight_format')} is {value}; only 0, row by row, is read"
+            remedy = "load it with a bitsandbytes that has this order, and save it row by row"
+            raise UnsupportedFormatError(f"bnb_int8 in the order {order}", reason, remedy=remedy)
+        return self
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BNBWeight(spec.Weight):
+    """A bitsandbytes int8 layer, or a share of one.
+
+    w[n, k] = (weight[n, k] * SCB[n]) * fp32(1/127), each product rounded. Source: the files of bitsandbytes,
+    to which it is bit-equal.
+
+    Attributes
+    ----------
+    weight
+        Codes, -127 to 127: (N, K), int8.
+    SCB
+        The greatest absolute value of each output: (N,), fp32.
+    """
+
+    config: BNBConfig
+    weight: Tensor
+    SCB: Tensor
+
+    format: ClassVar[str] = "bnb_int8"
+    example: ClassVar[BNBConfig] = BNBConfig()
+
+    @classmethod
+    def tensors(cls, config: BNBConfig) -> tuple[TensorSpec, ...]:
+        """Every output is on its own, so that every cut is lawful."""
+        return (
+            TensorSpec("weight", (torch.int8,), "N K", Role.WORD, between=(-127, 127)),
+            TensorSpec("SCB", (torch.float32,), "N", Role.SCALE),
+            TensorSpec(
+                "weight_format", (torch.uint8,), "P", Role.INDEX, fact=True, spent=True, optional=True
+            ),
+        )
+
+    def codes(self) -> spec.Codes:
+        """The codes, one group for each output."""
+        return spec.Codes(INT8_BITS, self.weight, self.SCB[:, None], None, None, factor=UNIT)

@@ -3,7 +3,7 @@
 from qload.errors import RepackError
 from qload.formats import AWQConfig, AWQWeight
 from qload.formats.awq import BITS
-from qload.kernel_formats.integers import Integers, Origin, middle_zero_points, with_origin
+from qload.kernel_formats.plain_integers import Integers, Origin, middle_zero_points, with_origin
 from qload.layouts import Stored, awq
 
 

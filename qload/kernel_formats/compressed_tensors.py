@@ -7,7 +7,7 @@ from qload import devices
 from qload.errors import RepackError
 from qload.formats import CTPackConfig, CTPackWeight
 from qload.formats.gptq import BITS
-from qload.kernel_formats.integers import Integers, Origin, middle_zero_points, with_origin
+from qload.kernel_formats.plain_integers import Integers, Origin, middle_zero_points, with_origin
 from qload.layouts import compressed_tensors
 from qload.sentences import WORD_BITS
 

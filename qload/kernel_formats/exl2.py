@@ -22,8 +22,7 @@ from torch import Tensor
 from qload import spec
 from qload.errors import RepackError
 from qload.formats.exl2 import Exl2Config, Exl2Weight, codes_of, divided, places
-from qload.kernel_formats.integers import with_origin
-from qload.kernel_formats.permutation import inverse, put_back
+from qload.kernel_formats.plain_integers import inverse, put_back, with_origin
 from qload.layouts.exl2 import STARTS, Exl2Groups
 from qload.spec import Role, TensorSpec
 

@@ -21,8 +21,7 @@ from qload.devices import StoredCodes
 from qload.errors import RepackError
 from qload.formats.gptq import INDICES, SCALES
 from qload.kernel_formats.gptq import size_of, why_not, words
-from qload.kernel_formats.integers import Integers, Origin, with_origin
-from qload.kernel_formats.permutation import inverse, put_back
+from qload.kernel_formats.plain_integers import Integers, Origin, inverse, put_back, with_origin
 from qload.layouts import STORED_MINUS_ONE, ZeroPoints, exllama, gptq
 from qload.spec import Role, TensorSpec
 

@@ -29,33 +29,266 @@ Source: vLLM 0.11.0 and 0.33.0. Bytes are equal to theirs, but: 0.11 raises no s
 scales below 2**-6, which its kernel reads with fp16, and raises a share by its own highest scale.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import frexp
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from qload import devices, spec
+from qload.devices import LazyCodes
 from qload.errors import ArgumentError, RepackError
-from qload.formats import mxfp4, nvfp4
-from qload.kernel_formats.fp4 import BITS, NAMES, Fp4
-from qload.kernel_formats.fp4_scales import (
-    EXPONENT_BIAS,
-    SHIFT,
-    VLLM_0_11,
-    VLLM_0_33,
-    Generation,
-    global_scale,
-    raised,
-    unraised,
-    why_not,
-)
-from qload.kernel_formats.integers import Origin
-from qload.kernel_formats.marlin_shapes import padded
-from qload.layouts import ClippedCodes, fp4, marlin
-from qload.spec import Role, TensorSpec
+from qload.formats import CTMXFP4Weight, CTNVFP4Weight, ModelOptNVFP4Weight, MXFP4Config, mx, nvfp4
+from qload.kernel_formats.marlin import padded
+from qload.kernel_formats.plain_integers import Origin, with_origin
+from qload.layouts import ClippedCodes, Order, compressed_tensors, fp4, marlin
+from qload.spec import Layer, Role, TensorSpec, Weight, named
 
-SCALES = {nvfp4.GROUP: nvfp4.E4M3FN, mxfp4.GROUP: torch.float8_e8m0fnu}
+FP4_BITS = 4
+WORDS = compressed_tensors.rows(FP4_BITS, True)  # four bytes are a word, whose eight codes lie as theirs
+
+
+@dataclass(frozen=True)
+class Fp4Names:
+    """What a type of weight calls its tensors; "" where it has no such one.
+
+    `divides`: whether the second scale is the inverse of a factor.
+    """
+
+    group_size: int
+    packed: str
+    second: str = ""
+    inputs: str = ""
+    divides: bool = False
+
+
+NAMES: dict[type[Weight], Fp4Names] = {
+    CTNVFP4Weight: Fp4Names(
+        nvfp4.GROUP, "weight_packed", "weight_global_scale", "input_global_scale", divides=True
+    ),
+    ModelOptNVFP4Weight: Fp4Names(nvfp4.GROUP, "weight", "weight_scale_2", "input_scale"),
+    CTMXFP4Weight: Fp4Names(mx.GROUP, "weight_packed"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Fp4:
+    """w[n, k] = e2m1[code] * scales[n, k / group_size], times or by the second scale.
+
+    `unpack` makes the codes (K, N), which whoever only asks what fits does not need. `scales` (N, G) are
+    float8_e4m3fn, or uint8 exponents (e8m0); `second` and `inputs`, of the activations, fp32 or None.
+    """
+
+    names: Fp4Names
+    unpack: Callable[[], LazyCodes | Tensor]
+    scales: Tensor
+    second: Tensor | None
+    inputs: Tensor | None
+    layer: Layer
+
+    format: ClassVar[str] = "fp4"
+
+    @property
+    def source(self) -> str:
+        """The format it was read from, at first, for messages."""
+        assert isinstance(self.layer.origin, Origin)  # every reader says
+        return self.layer.origin.weight_type.format
+
+    def full(self, name: str) -> str:
+        """A tensor's name in messages."""
+        return named(self.layer.name or self.source, name)
+
+
+def read_fp4(weight: Weight) -> Fp4:
+    """A checkpoint's layer."""
+    names, held = NAMES[type(weight)], weight.fields()
+    return Fp4(
+        names,
+        lambda: WORDS.packed(_in_words(held[names.packed])).T,
+        weight.exponents if isinstance(weight, CTMXFP4Weight) else held["weight_scale"],
+        held.get(names.second),
+        held.get(names.inputs),
+        with_origin(weight),
+    )
+
+
+def restore_fp4(meant: Fp4, origin: Origin) -> Weight:
+    """As the checkpoint had it."""
+    names, config = NAMES[origin.weight_type], origin.config
+    codes, scales = torch.uint8, meant.scales
+    if isinstance(config, MXFP4Config):
+        codes, scales = config.codes, scales.view(config.exponents)
+    tensors = {
+        names.packed: WORDS.pack(meant.unpack().T).view(codes),
+        "weight_scale": scales,
+        names.second: meant.second,
+        names.inputs: meant.inputs,
+    }
+    held = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    return origin.weight_type(config=origin.config, layer=meant.layer, **held)
+
+
+def packed_name(weight: Weight) -> str:
+    """The tensor of codes, which decide nothing."""
+    return NAMES[type(weight)].packed
+
+
+def _in_words(packed: Tensor) -> Tensor:
+    """Bytes (N, K / 2) as int32 words (N, K / 8); groups fill whole words."""
+    dense = packed.contiguous()
+    aligned = dense if dense.storage_offset() % torch.int32.itemsize == 0 else dense.clone()
+    return aligned.view(torch.int32)
+
+
+EXPONENT_BIAS = {torch.float16: 14, torch.bfloat16: 126}  # by which the kernel reads a code too small
+EXPONENT = 127  # of 1 in float32
+SHIFT = 7  # of a scale, so that what is normal in e4m3fn has the highest bit of s0e5m3
+MAX_RAISE = 17  # powers of two, from the lowest scale of e4m3fn, 2**-9, to below 448
+LOWEST, BEYOND = 2.0**-6, 2.0**9  # scales that bf16 reads: from the one up to the other
+HIGHEST = 448.0  # of e4m3fn, up to which vLLM 0.33 raises the highest scale of a layer
+SIGN, NAN = 0x80, 0x7F  # bytes of e4m3fn
+NO_EXPONENT = 0xFF  # NaN of e8m0
+
+
+@dataclass(frozen=True)
+class Generation:
+    """A generation of vLLM's Marlin kernel, and how it reads the scales of four-bit floats.
+
+    Attributes
+    ----------
+    layout
+        The id of the order, as `repack` takes it.
+    scale_order
+        Where the byte of each scale lies.
+    paired_groups
+        Groups of inputs that share a row of the order.
+    global_dtype
+        The dtype of NVFP4's global scale; None: that of the activations.
+    raises_all
+        Whether NVFP4's scales are raised for bfloat16 as far as their range allows, or as far as they need.
+    """
+
+    layout: str
+    scale_order: Order
+    paired_groups: int
+    global_dtype: torch.dtype | None
+    raises_all: bool
+
+
+VLLM_0_11 = Generation("marlin_vllm_0_11", marlin.SCALES_OF_A_BYTE_PAIRED, 2, None, raises_all=False)
+VLLM_0_33 = Generation("marlin_vllm_0_33", marlin.SCALES_OF_A_BYTE, 1, torch.float32, raises_all=True)
+
+
+def why_not(meant: Fp4, dtype: torch.dtype, generation: Generation) -> str | None:
+    """Why Marlin's kernel cannot read a layer with activations of `dtype`, or None.
+
+    Codes are not looked at, so that all ranks can be asked of the whole layer.
+    """
+    scales = meant.scales.view(torch.uint8)
+    if meant.second is None:
+        if dtype != torch.bfloat16:
+            return "Marlin's kernel reads scales that are powers of two with bfloat16 alone, got float16"
+        return _found(meant, scales == NO_EXPONENT, "NaN")
+    return (
+        _found(meant, (scales & NAN) == NAN, "NaN")
+        or _found(meant, scales >= SIGN, "negative, and Marlin's have no sign")
+        or _why_not_raised(meant, dtype, generation)
+        or _why_no_global_scale(meant, dtype, generation)
+    )
+
+
+def raised(meant: Fp4, dtype: torch.dtype, generation: Generation) -> int:
+    """The power of two by which scales are raised, so that `dtype` reads all that are not 0.
+
+    0 where the second scale is 0: such a global scale tells no power of two, and all weights are 0.
+    """
+    if dtype != torch.bfloat16 or meant.second is None or not bool(meant.second.count_nonzero()):
+        return 0
+    span = _span(meant)
+    if span is None:
+        return 0
+    lowest, highest = span
+    needed = max(0, 1 - frexp(lowest / LOWEST)[1])
+    return max(needed, frexp(HIGHEST / highest)[1] - 1) if generation.raises_all else needed
+
+
+def global_scale(meant: Fp4, dtype: torch.dtype, raised: int, generation: Generation) -> Tensor | None:
+    """The second scale times the factor that the kernel leaves out, rounded once: (1,)."""
+    if meant.second is None:
+        return None
+    exact = lacking(meant.second, meant.names.divides, dtype)[:1] * 2.0**-raised
+    return exact.to(generation.global_dtype or dtype)
+
+
+def unraised(
+    scales: Tensor, global_scale: Tensor, second: Tensor, divides: bool, dtype: torch.dtype
+) -> Tensor:
+    """Return s0e5m3 values (float32) as NVFP4's `scales` were stored.
+
+    The power of two that raised them is missing in the global scale. `dtype`: of the activations.
+    """
+    ratio = lacking(second, divides, dtype)[:1] / global_scale.double()
+    power = ratio.log2().round().nan_to_num(0, 0, 0).clamp(0, MAX_RAISE).long()
+    bits = (EXPONENT - SHIFT - power).to(torch.int32) << fp4.MANTISSA  # a power of two, made on the device
+    return scales * bits.view(torch.float32)
+
+
+def lacking(second: Tensor, divides: bool, dtype: torch.dtype) -> Tensor:
+    """The second scale of each part times what the kernel lacks, before any scale is raised: float64."""
+    wide = second.flatten().double()
+    return (wide.reciprocal() if divides else wide) * 2.0 ** (EXPONENT_BIAS[dtype] - SHIFT)
+
+
+def _span(meant: Fp4) -> tuple[float, float] | None:
+    """The lowest and the highest of NVFP4's scales that are not 0; None: all are 0."""
+    scales = meant.scales.float()
+    held = scales[scales > 0]
+    return (float(held.min()), float(held.max())) if held.numel() else None
+
+
+def _why_not_raised(meant: Fp4, dtype: torch.dtype, generation: Generation) -> str | None:
+    span = _span(meant)
+    if span is None or span[1] * 2.0 ** raised(meant, dtype, generation) < BEYOND:
+        return None
+    return (
+        f"{meant.full('weight_scale')} goes from {span[0]:g} to {span[1]:g}; with bfloat16 Marlin's kernel "
+        f"reads scales from {LOWEST:g} to below {BEYOND:g}, and one power of two does not bring all of them "
+        "there: repack for float16 activations"
+    )
+
+
+def _why_no_global_scale(meant: Fp4, dtype: torch.dtype, generation: Generation) -> str | None:
+    """A value that costs more than one rounding, or parts that differ."""
+    assert meant.second is not None
+    second, name = meant.second.flatten(), meant.full(meant.names.second)
+    power, rounded_to = raised(meant, dtype, generation), generation.global_dtype or dtype
+    exact = lacking(meant.second, meant.names.divides, dtype) * 2.0**-power
+    got, unit = exact.to(rounded_to), torch.finfo(rounded_to).eps / 2
+    held = torch.isfinite(got) & ((got.double() - exact).abs() <= unit * exact.abs())
+    if not bool(held.all()):
+        times, short = f"2**{EXPONENT_BIAS[dtype] - SHIFT - power}", str(rounded_to).removeprefix("torch.")
+        what = f"1 / {name}" if meant.names.divides else name
+        return f"{what} of {float(second[~held][0]):g} times {times} overflows or loses bits as {short}"
+    if bool((second != second[:1]).any()):
+        told = ", ".join(f"{value:g}" for value in second.tolist())
+        return f"{name} differs between fused parts ({told}), and Marlin's kernel reads one for all"
+    return None
+
+
+def _found(meant: Fp4, wrong: Tensor, what: str) -> str | None:
+    """How many scales are wrong, and the first of them."""
+    places = wrong.nonzero()
+    if not places.numel():
+        return None
+    n, group = places[0].tolist()
+    count, name = f"{places.shape[0]} of {wrong.numel()}", meant.full("weight_scale")
+    value = float(meant.scales[n, group].float())
+    return f"{count} scales of {name} are {what}: the first, of output {n} and group {group}, is {value:g}"
+
+
+SCALES = {nvfp4.GROUP: nvfp4.E4M3FN, mx.GROUP: torch.float8_e8m0fnu}
 
 
 @dataclass(frozen=True)
@@ -135,14 +368,14 @@ class Fp4MarlinWeight(spec.Weight):
     format: ClassVar[str] = "fp4_marlin_vllm_0_11"
     generation: ClassVar[Generation] = VLLM_0_11
     example: ClassVar[Fp4MarlinConfig] = Fp4MarlinConfig(nvfp4.GROUP)
-    further: ClassVar[tuple[Fp4MarlinConfig, ...]] = (Fp4MarlinConfig(mxfp4.GROUP),)
+    further: ClassVar[tuple[Fp4MarlinConfig, ...]] = (Fp4MarlinConfig(mx.GROUP),)
 
     @classmethod
     def tensors(cls, config: Fp4MarlinConfig) -> tuple[TensorSpec, ...]:
         """Of the padded K and N."""
         fp32, generation = (torch.float32,), cls.generation
         specs = (TensorSpec("qweight", (torch.int32,), "K/16 N@64*2", Role.WORD), cls.scale_spec(config))
-        if config.group_size == mxfp4.GROUP:
+        if config.group_size == mx.GROUP:
             return specs
         global_dtypes = (generation.global_dtype,) if generation.global_dtype else tuple(EXPONENT_BIAS)
         return (
@@ -183,7 +416,7 @@ class Fp4MarlinWeight(spec.Weight):
     def codes(self) -> spec.Codes:
         """The bits of each float, what they mean, and the product of both scales, without the padding."""
         N, K = self.shape
-        packed = marlin.rows(BITS).packed(self.qweight)
+        packed = marlin.rows(FP4_BITS).packed(self.qweight)
         codes = packed if packed.shape == (K, N) else ClippedCodes(packed, (K, N))
         if self.second_scale is None:
             scales = fp4.e8m0(self.plain_scales())
@@ -191,7 +424,7 @@ class Fp4MarlinWeight(spec.Weight):
             parts, divides = self.layer.parts, self.config.divides
             scales = nvfp4.both_scales(self.group_scales(), self.second_scale, parts, divides=divides)
         return spec.Codes(
-            bits=BITS,
+            bits=FP4_BITS,
             codes=codes.T,
             scales=scales,
             zeros=None,
@@ -220,7 +453,7 @@ class Fp4MarlinVllm033Weight(Fp4MarlinWeight):
     format: ClassVar[str] = "fp4_marlin_vllm_0_33"
     generation: ClassVar[Generation] = VLLM_0_33
     example: ClassVar[Fp4MarlinVllm033Config] = Fp4MarlinVllm033Config(nvfp4.GROUP)
-    further: ClassVar[tuple[Fp4MarlinVllm033Config, ...]] = (Fp4MarlinVllm033Config(mxfp4.GROUP),)
+    further: ClassVar[tuple[Fp4MarlinVllm033Config, ...]] = (Fp4MarlinVllm033Config(mx.GROUP),)
 
     @property
     def activation_dtype(self) -> torch.dtype:
@@ -262,7 +495,7 @@ def _write(meant: Fp4, dtype: Any, whole: Fp4 | None, weight_type: type[Fp4Marli
         codes = wide
     return weight_type(
         config=config,
-        qweight=marlin.rows(BITS).pack(codes),
+        qweight=marlin.rows(FP4_BITS).pack(codes),
         scales=_scales(meant, power, (config.groups(Kp), Np), generation),
         global_scale=global_scale(decides, dtype, power, generation),
         second_scale=meant.second,

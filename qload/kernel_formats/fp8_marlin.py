@@ -24,8 +24,8 @@ from qload import spec
 from qload.errors import ArgumentError, RepackError
 from qload.formats import Fp8Weight
 from qload.formats.fp8 import E4M3FN
-from qload.kernel_formats.integers import Origin, with_origin
-from qload.kernel_formats.marlin_shapes import GROUP_SIZES, padded
+from qload.kernel_formats.marlin import GROUP_SIZES, padded
+from qload.kernel_formats.plain_integers import Origin, with_origin
 from qload.layouts import ClippedCodes, marlin
 from qload.spec import Role, TensorSpec, named
 from qload.spec.casts import check_cast

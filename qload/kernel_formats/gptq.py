@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.errors import RepackError
 from qload.formats import GPTQConfig, GPTQWeight
-from qload.kernel_formats.integers import Integers, Origin, with_origin
+from qload.kernel_formats.plain_integers import Integers, Origin, with_origin
 from qload.layouts import Stored, ZeroPoints, gptq
 from qload.sentences import WORD_BITS
 from qload.spec import Codes, Layer

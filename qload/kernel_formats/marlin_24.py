@@ -5,9 +5,9 @@ from torch import Tensor
 from qload import devices
 from qload.errors import PatternError, RepackError
 from qload.formats import Marlin24Config, Marlin24Weight
-from qload.formats.marlin_24 import ROWS
-from qload.kernel_formats.integers import Integers, Origin, middle_zero_points, with_origin
+from qload.formats.marlin import ROWS
 from qload.kernel_formats.marlin_checkpoint import why_not_in_tiles
+from qload.kernel_formats.plain_integers import Integers, Origin, middle_zero_points, with_origin
 from qload.layouts import marlin, marlin_24
 
 

@@ -3,7 +3,7 @@
 from qload.errors import RepackError
 from qload.formats import MarlinConfig, MarlinWeight
 from qload.formats.marlin import SCALES
-from qload.kernel_formats.integers import Integers
+from qload.kernel_formats.plain_integers import Integers
 from qload.layouts import marlin
 
 

@@ -21,7 +21,7 @@ from qload import devices, spec
 from qload.errors import ArgumentError, RepackError
 from qload.formats import GPTQConfig
 from qload.formats.gptq import SCALES
-from qload.kernel_formats.integers import Integers, Origin, with_origin
+from qload.kernel_formats.plain_integers import Integers, Origin, with_origin
 from qload.layouts import ClippedCodes, Order, Stored, panels
 from qload.sentences import WORD_BITS
 from qload.spec import Role, TensorSpec

@@ -4,12 +4,15 @@ Every type of weight is read into one of four meanings (integer codes in plain o
 every layout is written from one. Nothing else here knows a type or a layout by name.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
+from qload import devices
 from qload.errors import ArgumentError, RepackError, checked
 from qload.formats import (
     AWQWeight,
@@ -25,7 +28,6 @@ from qload.kernel_formats import (
     compressed_tensors,
     exl2,
     exllama,
-    fp4,
     fp4_marlin,
     fp8_marlin,
     gptq,
@@ -36,18 +38,68 @@ from qload.kernel_formats import (
 )
 from qload.kernel_formats.exl2 import Exl2KernelWeight
 from qload.kernel_formats.exllama import ExllamaWeight
-from qload.kernel_formats.fp4 import Fp4
-from qload.kernel_formats.fp4_marlin import Fp4MarlinVllm033Weight, Fp4MarlinWeight
-from qload.kernel_formats.fp4_scales import VLLM_0_11, VLLM_0_33
+from qload.kernel_formats.fp4_marlin import VLLM_0_11, VLLM_0_33, Fp4, Fp4MarlinVllm033Weight, Fp4MarlinWeight
 from qload.kernel_formats.fp8_marlin import Fp8MarlinWeight
-from qload.kernel_formats.integers import Integers, Origin
 from qload.kernel_formats.marlin import GPTQMarlinWeight
-from qload.kernel_formats.out import W, apart, share_memory, written
 from qload.kernel_formats.panels import PanelsWeight
+from qload.kernel_formats.plain_integers import Integers, Origin
 from qload.kernel_formats.strips import StripsWeight
 from qload.layouts import Stored, StoredMinusOne, ZeroPoints
 from qload.spec import ActivationScheme, Weight
 from qload.spec.weight import tensor_names
+
+W = TypeVar("W", bound=Weight)
+
+
+def apart(made: W, source: Weight) -> W:
+    """No tensor in common: whoever overwrites the one, as `out` does, must not change the other."""
+    places = {tensor.data_ptr() for tensor in source.fields().values()}
+    return made.holding({n: t.clone() for n, t in made.fields().items() if t.data_ptr() in places})
+
+
+def share_memory(out: Weight, source: Weight) -> bool:
+    """Whether writing to the one would change the other."""
+    held, given = ({t.untyped_storage().data_ptr() for t in w.fields().values()} for w in (out, source))
+    return bool(held & given)
+
+
+def written(out: Weight, made: W, writes: Iterable[Callable[[], object]]) -> W:
+    """What was made, in the tensors of `out`; ArgumentError, and nothing written, where they do not fit.
+
+    `made` may hold tensors of `out` already, which `writes` fill.
+    """
+    held, fresh = out.fields(), made.fields()
+    wanted, got = _described(made), _described(out)
+    if type(out) is not type(made) or wanted != got:
+        raise ArgumentError("out", f"{type(made).__name__} with {wanted}", f"{type(out).__name__} with {got}")
+    for name, tensor in held.items():
+        devices.check_writable(tensor, f"out: {name}")
+    _check_apart(held)
+    for write in writes:
+        write()
+    for name, tensor in held.items():
+        if tensor is not fresh[name]:
+            tensor.copy_(fresh[name])
+    return made.holding(held)
+
+
+def _check_apart(held: Mapping[str, Tensor]) -> None:
+    """No tensor in one piece begins inside of another, or ArgumentError."""
+    whole = [(t.data_ptr(), t.nbytes, name) for name, t in held.items() if t.is_contiguous() and t.numel()]
+    for (start, size, name), (following, _, other) in pairwise(sorted(whole)):
+        if 0 < following < start + size:
+            raise ArgumentError(
+                "out", "tensors with memory of their own", f"{name} and {other} in one memory"
+            )
+
+
+def _described(weight: Weight) -> dict[str, str]:
+    """Of each tensor its dtype, shape and device, for messages."""
+    return {
+        name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} on {tensor.device}"
+        for name, tensor in weight.fields().items()
+    }
+
 
 SCALES_OF_INPUTS = ("input_scale", "input_global_scale")  # one scale, by the names that formats have for it
 
@@ -91,7 +143,10 @@ READERS: dict[type[Weight], Reader] = {
     Exl2KernelWeight: Reader(Exl2Weight, exl2.to_exl2),
     Fp8Weight: Reader(Fp8Weight, back=lambda weight, _: weight, skippable=lambda _: "weight"),
     Fp8MarlinWeight: Reader(Fp8Weight, fp8_marlin.read),
-    **{weight_type: Reader(Fp4, fp4.read, fp4.back, fp4.packed_name) for weight_type in fp4.NAMES},
+    **{
+        weight_type: Reader(Fp4, fp4_marlin.read_fp4, fp4_marlin.restore_fp4, fp4_marlin.packed_name)
+        for weight_type in fp4_marlin.NAMES
+    },
     Fp4MarlinWeight: Reader(Fp4, fp4_marlin.read),
     Fp4MarlinVllm033Weight: Reader(Fp4, fp4_marlin.read),
 }

@@ -15,8 +15,8 @@ from math import lcm
 from typing import ClassVar
 
 from qload.kernel_formats import marlin
-from qload.kernel_formats.integers import Integers
 from qload.kernel_formats.marlin import GPTQMarlinConfig, GPTQMarlinWeight
+from qload.kernel_formats.plain_integers import Integers
 from qload.layouts import strips
 from qload.layouts.packing import Packing
 from qload.spec import TensorSpec

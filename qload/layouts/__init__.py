@@ -3,12 +3,9 @@
 `STORED_MINUS_ONE` is what a stored zero point of GPTQ means unless a checkpoint says gptq_v2.
 """
 
-from qload.layouts.clipped_codes import ClippedCodes
-from qload.layouts.nibble_pairs import NibblePairs
-from qload.layouts.order import Order
-from qload.layouts.packed_codes import PackedCodes
-from qload.layouts.packing import Packing
-from qload.layouts.zeros import (
+from qload.layouts.fp4 import NibblePairs
+from qload.layouts.packing import ClippedCodes, Order, PackedCodes, Packing
+from qload.layouts.zero_points import (
     STORED_MINUS_ONE,
     Stored,
     StoredMinusOne,

@@ -15,9 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from qload.errors import MismatchError
-from qload.layouts.clipped_codes import ClippedCodes
-from qload.layouts.packed_codes import PackedCodes
-from qload.layouts.packing import Packing
+from qload.layouts.packing import ClippedCodes, PackedCodes, Packing
 from qload.sentences import WORD_BITS, CodeField
 
 BITS = (2, 3, 4, 5, 6, 7, 8)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from qload import devices
 from qload.errors import ArgumentError
-from qload.layouts.order import Order
-from qload.layouts.packing import Packing
+from qload.layouts.packing import Order, Packing
 
 BYTES = Order("(np u) (kt x h t r) -> np (kt u x t r h)", u=2, x=4, h=2, t=4, r=2)
 WORDS = Packing(8, "(np u) (kt x h t r) -> np (kt u x t) (r h)", u=2, x=4, h=2, t=4, r=2)  # four bytes a word

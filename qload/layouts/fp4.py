@@ -1,14 +1,13 @@
-"""Four-bit floats (e2m1), two a byte with the first in the low bits, and scales that are powers of two.
+"""Four-bit codes, two per byte with the first in the low bits, and power-of-two scales (e8m0)."""
 
-e2m1 is a sign, two bits of exponent and one of mantissa; e8m0 is an exponent alone, and 255 is NaN.
-s0e5m3, which only kernels read, is a float16 without its sign and the lowest seven bits of its mantissa.
-Source: compressed-tensors 0.20.0, modelopt 0.47.0, torchao 0.18.0, transformers 5.23.0 and vLLM 0.11.0.
-"""
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from qload import devices
+from qload.devices import Meaning
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))  # the value of each code
@@ -55,3 +54,51 @@ def s0e5m3(values: Tensor) -> Tensor:
 def from_s0e5m3(stored: Tensor) -> Tensor:
     """uint8 -> the float16 that `s0e5m3` was given, as float32."""
     return (stored.to(torch.int16) << DROPPED).view(torch.float16).float()
+
+
+BITS = 4
+
+
+@dataclass(frozen=True, eq=False)
+class NibblePairs:
+    """Codes (R, C) in `bytes`, uint8 (R, C / 2). `high_first`: the first of two lies in the high bits."""
+
+    bytes: Tensor
+    high_first: bool
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(R, C)."""
+        rows, half = self.bytes.shape
+        return rows, 2 * half
+
+    @property
+    def T(self) -> Tensor:
+        """(C, R), as numbers."""
+        return self.plain().T
+
+    def __getitem__(self, rows: Tensor) -> "NibblePairs":
+        """Row i is row rows[i]."""
+        return NibblePairs(self.bytes[rows], self.high_first)
+
+    def plain(self) -> Tensor:
+        """The codes as numbers, uint8."""
+        halves = [self.bytes & 15, self.bytes >> 4]
+        return torch.stack(halves[::-1] if self.high_first else halves, dim=-1).flatten(-2)
+
+    def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
+        """What the codes stand for by `lookup`, `count` at a time, rows after rows, see `devices.values`.
+
+        The two of a byte are looked up at once.
+        """
+        if lookup is None:
+            yield from devices.values(self.plain(), None, count)
+            return
+        low, high = lookup[: 1 << BITS].repeat(1 << BITS), lookup[: 1 << BITS].repeat_interleave(1 << BITS)
+        two = torch.view_as_complex(torch.stack([high, low] if self.high_first else [low, high], dim=1))
+        for rows, both in devices.values(self.bytes, two, count // 2):
+            yield rows, torch.view_as_real(both).flatten(1)
+
+    def dequantize(self, meaning: Meaning, out: Tensor) -> bool:
+        """What codes of this `meaning` are, in one pass from bytes to `out`; False where nothing was done."""
+        return devices.dequantize_rows(self.bytes, BITS, meaning, self.high_first, out)

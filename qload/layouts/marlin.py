@@ -13,8 +13,7 @@ Source: IST's packer 2f6d7c1, vLLM 0.11.0 and 0.33.0, and TGI db931fcf, byte-equ
 from functools import cache
 
 from qload.errors import ArgumentError
-from qload.layouts.order import Order
-from qload.layouts.packing import Packing
+from qload.layouts.packing import Order, Packing
 
 TILE_K, TILE_N = 16, 64
 BITS = (4, 8)

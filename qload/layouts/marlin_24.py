@@ -14,8 +14,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, PatternError
 from qload.layouts.marlin import BITS
-from qload.layouts.order import Order
-from qload.layouts.packing import Packing
+from qload.layouts.packing import Order, Packing
 
 SCALES_GROUPED = Order("g (nt b j) -> g (nt j b)", b=2, j=4)
 # int16 words (K / 16, N), one for 16 rows of a column, as the sparse tensor cores load them.

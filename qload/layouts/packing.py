@@ -1,19 +1,106 @@
-"""Codes in words: a sentence whose last parenthesis fills int32 words, carried out on tensors.
+"""Layout sentences applied to tensors: elements in another order, and codes packed into int32 words."""
 
-Packing(4, "(kp i) n -> kp n (i)", i=8)          8 codes a word
-Packing(3, "(kp i) n -> (kp w) n (i)", i=32, w=3)   32 codes in 3 words, a bit stream
-"""
-
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from qload import devices
-from qload.devices import LazyCodes
+from qload.devices import CodesInWords, LazyCodes, Meaning
 from qload.errors import ArgumentError, checked
-from qload.layouts.packed_codes import PackedCodes
-from qload.sentences import WordSentence
+from qload.sentences import AxisDigits, Sentence, WordSentence
+
+
+@dataclass(frozen=True, init=False)
+class Order(Sentence):
+    """A permutation of mixed-radix digits, as `"(a b) c -> a (c b)"` with the digits' sizes.
+
+    PatternError where the line is no permutation, or leaves two digits of an axis open.
+
+    Parameters
+    ----------
+    pattern
+        The digits of each axis before and after, outermost first.
+    sizes
+        The size of each digit but the one of an axis that follows from the tensor.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import Order
+    >>> pairs = Order("(half place) -> (place half)", half=2)
+    >>> pairs.apply(torch.arange(6))
+    tensor([0, 3, 1, 4, 2, 5])
+    >>> pairs.undo(pairs.apply(torch.arange(6)))
+    tensor([0, 1, 2, 3, 4, 5])
+    """
+
+    @checked
+    def apply(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
+        """The `tensor` in this order; shape of the left side -> shape of the right side, contiguous.
+
+        PatternError for a shape that does not fit. `out`: a contiguous tensor to write it to, which is
+        returned.
+        """
+        return self._moved(tensor, self.left, self.right, out)
+
+    def undo(self, tensor: Tensor) -> Tensor:
+        """The inverse of `apply`: `tensor`, of the right side's shape -> the left side's, contiguous."""
+        return self._moved(tensor, self.right, self.left)
+
+    def _moved(
+        self, tensor: Tensor, source: AxisDigits, target: AxisDigits, out: Tensor | None = None
+    ) -> Tensor:
+        given: object = tensor
+        if not isinstance(given, Tensor):
+            raise ArgumentError("tensor", "a tensor", type(given).__name__)
+        size = self.digits(tuple(tensor.shape), source)
+        shape = [prod(size[digit] for digit in group) for group in target]
+        wide = devices.writable(tensor, shape, tensor.dtype, out)
+        devices.move(tensor, wide, size, source, target)
+        return wide
+
+
+@dataclass(frozen=True, eq=False)
+class PackedCodes(CodesInWords):
+    """Codes (R, C) in the `words` of a `packing`. `turned`: the words hold (C, R).
+
+    `order`: row i, or column i of turned ones, is row order[i] of what the words hold.
+    """
+
+    @property
+    def T(self) -> Self:
+        """(C, R)."""
+        return replace(self, turned=not self.turned)
+
+    def __getitem__(self, rows: Tensor) -> "PackedCodes | Tensor":
+        """Row i is row rows[i]; of turned ones spelled out."""
+        if self.turned:
+            return self.plain()[rows]
+        return replace(self, order=rows if self.order is None else self.order[rows])
+
+    def plain(self) -> Tensor:
+        """The codes as numbers, int32."""
+        codes = devices.writable(self.words, self.packing.shape_of_codes(self.words.shape), torch.int32, None)
+        devices.unpack(self.packing, self.words, codes)
+        codes = codes if self.order is None else codes[self.order]
+        return codes.T if self.turned else codes
+
+    def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
+        """What the codes stand for by `lookup`, `count` at a time, rows after rows, see `devices.values`."""
+        if self.order is not None and not self.turned:  # rows from anywhere
+            yield from devices.values(self.plain(), lookup, count)
+            return
+        for rows, codes in devices.rows_of_codes(self.packing, self.words, self.turned, count):
+            ordered = codes if self.order is None else codes.index_select(1, self.order)
+            yield rows, devices.stood_for(ordered, lookup)
+
+    def dequantize(self, meaning: Meaning, out: Tensor) -> bool:
+        """What codes of this `meaning` are, in one pass from words to `out`; False where nothing was done."""
+        return devices.dequantize_words(self, meaning, out)
 
 
 @dataclass(frozen=True, init=False)
@@ -83,3 +170,36 @@ def _check_words(words: object) -> None:
         raise ArgumentError("words", "a tensor of dtype int32", type(words).__name__)
     if words.dtype != torch.int32:
         raise ArgumentError("words", "dtype int32", str(words.dtype).removeprefix("torch."))
+
+
+@dataclass(frozen=True, eq=False)
+class ClippedCodes:
+    """The first rows and columns of `packed` codes, `shape` of them, still in words."""
+
+    packed: PackedCodes
+    shape: tuple[int, int]
+
+    @property
+    def T(self) -> "ClippedCodes":
+        """(C, R)."""
+        return ClippedCodes(self.packed.T, self.shape[::-1])
+
+    def __getitem__(self, rows: Tensor) -> Tensor:
+        """Row i is row rows[i], spelled out."""
+        return self.plain()[rows]
+
+    def plain(self) -> Tensor:
+        """The codes as numbers, int32."""
+        R, C = self.shape
+        return self.packed.plain()[:R, :C]
+
+    def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
+        """What the codes stand for by `lookup`, `count` at a time, rows after rows, see `devices.values`."""
+        R, C = self.shape
+        for rows, values in self.packed.values(lookup, count):
+            if rows.start < R:
+                yield slice(rows.start, min(rows.stop, R)), values[: R - rows.start, :C].contiguous()
+
+    def dequantize(self, meaning: Meaning, out: Tensor) -> bool:
+        """What codes of this `meaning` are, in one pass from words to `out`; False where nothing was done."""
+        return self.packed.order is None and self.packed.dequantize(meaning, out)

@@ -12,8 +12,7 @@ Scales and zero points of a panel follow each other alike, 16 of each group.
 from functools import cache
 
 from qload.errors import ArgumentError
-from qload.layouts.order import Order
-from qload.layouts.packing import Packing
+from qload.layouts.packing import Order, Packing
 
 TILE_N = 16
 BITS = (4, 8)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError, DtypeError, ShapeError
-from qload.kernel_formats.marlin_shapes import GROUP_SIZES, MIN_THREAD_N, locks
+from qload.kernel_formats.marlin import GROUP_SIZES, MIN_THREAD_N, locks
 from qload.kernels.chips import multiprocessors
 from qload.kernels.scalar_type import ScalarType, scalar_types
 from qload.layouts import awq, gptq, marlin

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qload import devices
-from qload.kernel_formats import alike
+from qload.kernel_formats import repack_cache
 from qload.loader import LoadPlan, Rectangle, TensorSource
 from qload.loader.finite_scales import is_finite, refuses_nonfinite
 from qload.loader.source import (
@@ -68,7 +68,7 @@ class LateTensor:
     place: Rectangle
     elements: FileElements
 
-    def begun(self, move: alike.Move) -> "_Begun":
+    def begun(self, move: repack_cache.Move) -> "_Begun":
         """New memory for what it becomes, of who loads: that of other threads is not used again as well."""
         target = torch.empty(move.shape, dtype=self.elements.dtype, device="cpu")
         return _Begun(self.elements, move, devices.in_large_pages(target))
@@ -79,7 +79,7 @@ class _Begun:
     """A tensor that is moved to memory of its own."""
 
     elements: FileElements
-    move: alike.Move
+    move: repack_cache.Move
     target: Tensor
 
     @property
@@ -118,7 +118,7 @@ class LateTensors:
             self._ahead = mover.begin([each.asked for each in self._begun.values()])
 
     def make(
-        self, source: TensorSource, inner: LoadPlan, known: alike.AlikeLayers, layout: str
+        self, source: TensorSource, inner: LoadPlan, known: repack_cache.AlikeLayers, layout: str
     ) -> Weight | None:
         """The layer in a layout; None where it has to be loaded with all of its tensors."""
         light = WithoutLate(source, self.tensors)
@@ -133,7 +133,7 @@ class LateTensors:
             light.enter()
         return made
 
-    def _moved(self, name: str, _: Tensor, move: alike.Move) -> Tensor | None:
+    def _moved(self, name: str, _: Tensor, move: repack_cache.Move) -> Tensor | None:
         if name in self._there() and self._begun[name].move == move:
             return self._begun[name].target
         moved = self.tensors[name].begun(move).made()
@@ -152,18 +152,18 @@ class ExpectedLayers:
 
     def __init__(self) -> None:
         self._late: dict[Any, tuple[str, ...]] = {}  # of a kind the fields that its layers are made without
-        self._moves: dict[Any, Mapping[str, alike.Move]] = {}
+        self._moves: dict[Any, Mapping[str, repack_cache.Move]] = {}
 
     def late(self, weights: TensorSource, reads: Sequence[Rectangle]) -> LateTensors | None:
         """What of a load need not be read ahead; None where all of it is to be read as ever."""
         places = {_field(read.name): read for read in reads}
         codes = in_file(weights, *places[CODES]) if len(places) == len(reads) and CODES in places else None
-        if codes is None or not LEAST <= codes.nbytes <= alike.LARGE:
+        if codes is None or not LEAST <= codes.nbytes <= repack_cache.LARGE:
             return None
         kind = _kind(weights, reads)
         if kind not in self._late:
-            if len(self._late) < alike.MOST:
-                self._late[kind] = alike.MOVED
+            if len(self._late) < repack_cache.MOST:
+                self._late[kind] = repack_cache.MOVED
             return None
         late = {CODES: LateTensor(places[CODES], codes)} if self._late[kind] else {}
         for name in self._late[kind][1:]:
@@ -173,7 +173,7 @@ class ExpectedLayers:
         return LateTensors(self, kind, late) if late else None
 
     def shown(
-        self, weights: TensorSource, reads: Sequence[Rectangle], moves: Mapping[str, alike.Move] | None
+        self, weights: TensorSource, reads: Sequence[Rectangle], moves: Mapping[str, repack_cache.Move] | None
     ) -> None:
         """A layer was loaded whole, and tensors of those like it move so; None: they do not."""
         kind = _kind(weights, reads) if moves is not None else None
@@ -185,7 +185,7 @@ class ExpectedLayers:
         late = self._late[kind] if failed not in (None, CODES) else ()
         self._late[kind] = tuple(name for name in late if name != failed)
 
-    def moves(self, kind: Any) -> Mapping[str, alike.Move] | None:
+    def moves(self, kind: Any) -> Mapping[str, repack_cache.Move] | None:
         """How the tensors of the next layer of a kind are expected to move; None where nothing is."""
         return self._moves.get(kind) if self._late[kind] else None
 

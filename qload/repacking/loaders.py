@@ -12,9 +12,9 @@ from qload.detect import KernelTarget
 from qload.errors import ArgumentError, CastError, RepackError, checked
 from qload.formats import Marlin24Weight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, PanelsWeight, strips
-from qload.kernel_formats.alike import AlikeLayers
 from qload.kernel_formats.panels import CODE_BITS
 from qload.kernel_formats.repack import made, options, repack, repack_as_loaded, skippable_tensor
+from qload.kernel_formats.repack_cache import AlikeLayers
 from qload.kernels.chips import compute_capability
 from qload.kernels.cuda.choice import known
 from qload.layouts import marlin

@@ -14,7 +14,7 @@ from qload.errors import ArgumentError, ShapeError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernel_formats import StripsWeight, repack
 from qload.layouts import STORED_MINUS_ONE, gptq
-from qload.layouts.order import Order
+from qload.layouts.packing import Order
 from qload.testing import assert_same_bits, layers
 from tests.example_counts import at_most
 from tests.format_cases import CONFIGS, every_format

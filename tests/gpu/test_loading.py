@@ -16,7 +16,7 @@ from torch import Tensor
 from qload import SafetensorsStorage, devices, native
 from qload.devices import CudaFileReader, cuda_files
 from qload.errors import StorageError
-from qload.kernel_formats import alike
+from qload.kernel_formats import repack_cache
 from qload.listing import layers, load_layers
 from qload.spec import Weight
 from qload.testing import assert_same_bits
@@ -114,14 +114,14 @@ def test_loads_are_those_of_one_by_one(
 
 def test_layers_that_are_alike_follow_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     followed: list[str] = []
-    inner = alike.AlikeLayers.repack
+    inner = repack_cache.AlikeLayers.repack
 
-    def told(self: alike.AlikeLayers, weight: Weight, layout: str) -> Weight | None:
+    def told(self: repack_cache.AlikeLayers, weight: Weight, layout: str) -> Weight | None:
         made = inner(self, weight, layout)
         followed.extend([] if made is None else [weight.layer.name])
         return made
 
-    monkeypatch.setattr(alike.AlikeLayers, "repack", told)
+    monkeypatch.setattr(repack_cache.AlikeLayers, "repack", told)
     with open_checkpoint(written(tmp_path, "gptq"), device="cuda", target="marlin") as weights:
         list(load_layers(weights))
 

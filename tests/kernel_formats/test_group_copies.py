@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qload.errors import ArgumentError, RepackError
 from qload.kernel_formats import GPTQMarlinConfig, repack, restore
-from qload.kernel_formats.marlin_shapes import cut
+from qload.kernel_formats.marlin import cut
 from qload.layouts import Stored
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import Rank

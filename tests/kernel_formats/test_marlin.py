@@ -7,7 +7,7 @@ from torch import Tensor
 from qload.errors import RepackError
 from qload.formats import AWQConfig, AWQWeight, GPTQConfig, GPTQWeight
 from qload.kernel_formats import repack
-from qload.kernel_formats.marlin_shapes import divides, locks, padded
+from qload.kernel_formats.marlin import divides, locks, padded
 from qload.layouts import STORED_MINUS_ONE, Stored, StoredMinusOneUnmasked, ZeroPoints, awq, gptq
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import FakeWorld

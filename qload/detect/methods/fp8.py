@@ -10,7 +10,7 @@ from qload.detect.validation import Claims, Section, agree, one_of, validate
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import Fp8Config, Fp8Weight, MXFP8Config, MXFP8Weight
 from qload.formats.fp8 import Per
-from qload.formats.mxfp8 import GROUP
+from qload.formats.mx import GROUP
 from qload.loader import ConfiguredFormat
 from qload.spec import ActivationScheme
 

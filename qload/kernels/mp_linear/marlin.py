@@ -5,7 +5,7 @@ from torch import nn
 
 from qload.formats import GPTQWeight
 from qload.kernel_formats import gptq, marlin
-from qload.kernel_formats.marlin_shapes import GROUP_SIZES, cut, locks
+from qload.kernel_formats.marlin import GROUP_SIZES, cut, locks
 from qload.kernels.chips import multiprocessors
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.kernels.mp_linear.owners import free_name

@@ -5,13 +5,13 @@ from qload.testing.faults.fault import Fault
 FAULTS = (
     Fault(
         "zero-plus-one",
-        "qload/layouts/zeros.py",
+        "qload/layouts/zero_points.py",
         "        return packing.unpack(words)\n",
         "        return packing.unpack(words).add(1)\n",
     ),
     Fault(
         "zero-mask-lost",
-        "qload/layouts/zeros.py",
+        "qload/layouts/zero_points.py",
         "packing.unpack(words.add(_ONES[packing.bits]))",
         "packing.unpack(words).add(1)",
     ),
@@ -117,7 +117,7 @@ FAULTS = (
     ),
     Fault(
         "permutation-ignored",
-        "qload/kernel_formats/permutation.py",
+        "qload/kernel_formats/plain_integers.py",
         "moved = rows[inverse(perm)]",
         "moved = rows",
     ),

@@ -5,8 +5,8 @@ from qload.testing.faults.fault import Fault
 
 _EXL2, _GROUPS = "qload/formats/exl2.py", "qload/layouts/exl2.py"
 _FP8, _BNB = "qload/formats/fp8.py", "qload/formats/bnb.py"
-_PACK, _INT = "qload/formats/ct_pack.py", "qload/formats/ct_int.py"
-_ONE, _AWQ = "qload/formats/ct_pack_tensor.py", "qload/formats/modelopt_awq.py"
+_PACK, _INT = "qload/formats/compressed_tensors.py", "qload/formats/compressed_tensors.py"
+_ONE, _AWQ = "qload/formats/compressed_tensors.py", "qload/formats/modelopt_awq.py"
 _FP4, _NV = "qload/layouts/fp4.py", "qload/formats/nvfp4.py"
 _MATCHING, _NAMES = "qload/detect/matching.py", "qload/loader/exclusion.py"
 
@@ -68,7 +68,7 @@ FAULTS = (
         'torch.arange(kept["absmax"].numel())',
     ),
     Fault("bnb-type-unchecked", _BNB, "if state.quant_type != self.quant_type:", "if False:"),
-    Fault("bnb-int8-unit", "qload/formats/bnb_int8.py", "UNIT = 1 / 127", "UNIT = 1 / 128"),
+    Fault("bnb-int8-unit", "qload/formats/bnb.py", "UNIT = 1 / 127", "UNIT = 1 / 128"),
     Fault("ct-zero-of-another-sign", _INT, "zeros=zeros + middle", "zeros=middle - zeros"),
     Fault(
         "ct-blocks-transposed",
@@ -95,9 +95,7 @@ FAULTS = (
         "awq-inputs-unscaled", "qload/kernels/slices.py", "        if factors is None:", "        if True:"
     ),
     Fault("awq-factors-of-the-first", _AWQ, "Role.SCALE, fact=True,", "Role.SCALE,"),
-    Fault(
-        "mxfp8-groups-of-16", "qload/formats/mxfp8.py", "device=device) // GROUP", "device=device) // 16 % 2"
-    ),
+    Fault("mxfp8-groups-of-16", "qload/formats/mx.py", "device=device) // GROUP", "device=device) // 16 % 2"),
     Fault(
         "fp8-spread-blocks-refused",
         _FP8,
@@ -136,7 +134,7 @@ FAULTS = (
     ),
     Fault(
         "fp4-nibbles-swapped",
-        "qload/layouts/nibble_pairs.py",
+        "qload/layouts/fp4.py",
         "halves[::-1] if self.high_first else halves",
         "halves[::-1]",
     ),

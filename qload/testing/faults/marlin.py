@@ -6,7 +6,7 @@ _ORDERS = "qload/layouts/marlin.py"
 _SPARSE = "qload/layouts/marlin_24.py"
 _MARLIN = "qload/kernel_formats/marlin.py"
 _KERNELS = "qload/kernels/mp_linear"
-_FP4, _FP4_ORDER = "qload/kernel_formats/fp4_scales.py", "qload/kernel_formats/fp4_marlin.py"
+_FP4, _FP4_ORDER = "qload/kernel_formats/fp4_marlin.py", "qload/kernel_formats/fp4_marlin.py"
 
 FAULTS = (
     Fault(
@@ -68,10 +68,15 @@ FAULTS = (
         "symmetric, codes = not keep_zeros and integers.symmetric, ",
         "symmetric, codes = True, ",
     ),
-    Fault("repack-by-share", "qload/kernel_formats/integers.py", "return self.whole or self", "return self"),
+    Fault(
+        "repack-by-share",
+        "qload/kernel_formats/plain_integers.py",
+        "return self.whole or self",
+        "return self",
+    ),
     Fault(
         "repack-index-dtype",
-        "qload/kernel_formats/integers.py",
+        "qload/kernel_formats/plain_integers.py",
         "None if index is None else index.dtype",
         "None if index is None else torch.int32",
     ),
@@ -89,19 +94,19 @@ FAULTS = (
     ),
     Fault(
         "marlin-padding-shape",
-        "qload/kernel_formats/marlin_shapes.py",
+        "qload/kernel_formats/marlin.py",
         "((64, 128), (128, 64))",
         "((64, 64),)",
     ),
     Fault(
         "workspace-too-small",
-        "qload/kernel_formats/marlin_shapes.py",
+        "qload/kernel_formats/marlin.py",
         "return max(-(-N // MIN_THREAD_N) * MAX_PARALLEL, LOCKS_PER_MULTIPROCESSOR * multiprocessors)",
         "return multiprocessors",
     ),
     Fault(
         "zeros-per-field",
-        "qload/layouts/zeros.py",
+        "qload/layouts/zero_points.py",
         "return packing.pack(self._fields(zeros, packing.bits).remainder(2**packing.bits))",
         "return packing.pack(zeros.sub(1).clamp(0))",
     ),
@@ -132,7 +137,7 @@ FAULTS = (
     Fault("fp4-groups-not-paired", _ORDERS, "gp (nt c h a d b)", "gp (h nt c a d b)"),
     Fault(
         "fp4-nibbles-high-first",
-        "qload/kernel_formats/fp4.py",
+        "qload/kernel_formats/fp4_marlin.py",
         "_in_words(held[names.packed])",
         "_in_words(held[names.packed] << 4 | held[names.packed] >> 4)",
     ),

@@ -1,11 +1,4 @@
-"""What a stored zero point means: a type for each reading, not a flag.
-
-`gptq_v2` stores the zero point. `gptq` (v1) stores it minus one, and where a zero point is 0 its
-readers part ways: its writer (gptqmodel 7.7.0) takes 1 from every field of a word at once, so that a
-borrow runs into the next field, and reads it back by adding; others take 1 from each field and wrap;
-ExLlama's kernels add 1 to each field and do not mask, so that 15 on disk means 16. All agree unless
-a stored field is 2**bits - 1.
-"""
+"""Conventions of stored zero points, a type for each."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -14,9 +14,9 @@ from torch import Tensor
 from qload import devices
 from qload.formats import GPTQWeight
 from qload.kernel_formats import gptq
-from qload.kernel_formats.integers import Origin
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.panels import PanelsWeight
+from qload.kernel_formats.plain_integers import Origin
 from qload.layouts import Order, Packing, marlin, panels
 from qload.layouts import gptq as gptq_layout
 from qload.sentences import Digit, strides

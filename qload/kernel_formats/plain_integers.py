@@ -7,13 +7,13 @@ padded or permuted, and K need not fill words: whether it has to, the layout tha
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
 from qload import devices, spec
-from qload.layouts import Order, Packing, Stored, ZeroPoints
+from qload.layouts import Order, PackedCodes, Packing, Stored, ZeroPoints
 from qload.spec import Layer, Weight
 
 
@@ -154,3 +154,22 @@ def with_origin(weight: Weight, index: Tensor | None = None, *, keeps_zeros: boo
 def middle_zero_points(bits: int, scales: Tensor) -> Tensor:
     """The zero points (G, N) of a type that stores none."""
     return torch.full_like(scales, 2 ** (bits - 1), dtype=torch.int32)
+
+
+R = TypeVar("R", Tensor, PackedCodes)
+
+
+def put_back(rows: R, perm: Tensor | None) -> R:
+    """Row i goes to place perm[i]; None: they are in order."""
+    if perm is None:
+        return rows
+    moved = rows[inverse(perm)]
+    assert isinstance(moved, type(rows))  # packed codes are put back before they are turned
+    return moved
+
+
+def inverse(perm: Tensor) -> Tensor:
+    """The permutation that undoes another; same dtype."""
+    back = torch.empty_like(perm)
+    back[perm.long()] = torch.arange(perm.numel(), dtype=perm.dtype, device=perm.device)
+    return back

@@ -1,23 +1,4 @@
-"""MXFP4: four-bit floats, and a power of two for every 32 inputs.
-
-On disk, for a layer of K inputs and N outputs, as compressed-tensors writes it (mxfp4-pack-quantized):
-
-    weight_packed  uint8  (N, K/2)          two e2m1 codes a byte, the first in the low bits
-    weight_scale   uint8  (N, K/32)         e8m0: an exponent alone
-
-    w[n, k] = e2m1[code] * 2**(weight_scale[n, k / 32] - 127)
-
-ModelOpt (mxfp4) calls the codes `weight`. DeepSeek V4 calls them `weight` and the exponents `scale`, which
-are int8 and float8_e8m0fnu there: the same bytes.
-
-gpt-oss stores the E experts of a layer in two tensors, with these suffixes:
-
-    _blocks        uint8  (E, N, K/32, 16)  the bytes of 32 inputs
-    _scales        uint8  (E, N, K/32)      e8m0
-
-An exponent of 255 is NaN by the format's specification, although some readers take it for 2**128.
-Source: compressed-tensors 0.20.0, transformers 5.23.0 and torchao 0.18.0, bit-equal to all.
-"""
+"""MXFP4 and MXFP8 (OCP Microscaling): floats of 4 or 8 bits, one power of two for every 32 inputs."""
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -33,8 +14,8 @@ from qload.spec import Role, TensorSpec, named
 
 GROUP = 32
 BYTES = (torch.uint8,)
-CODES, EXPONENTS = (torch.uint8, torch.int8), (torch.uint8, torch.float8_e8m0fnu)
-NAMES = ("weight_packed", "weight_scale")
+MXFP4_CODE_DTYPES, MXFP4_EXPONENT_DTYPES = (torch.uint8, torch.int8), (torch.uint8, torch.float8_e8m0fnu)
+MXFP4_TENSORS = ("weight_packed", "weight_scale")
 
 
 @dataclass(frozen=True)
@@ -51,13 +32,13 @@ class MXFP4Config(spec.Config):
 
     name: ClassVar[str] = "mxfp4"
 
-    stored: tuple[str, str] = field(default=NAMES, repr=False)
+    stored: tuple[str, str] = field(default=MXFP4_TENSORS, repr=False)
     codes: torch.dtype = field(default=torch.uint8, repr=False)
     exponents: torch.dtype = field(default=torch.uint8, repr=False)
 
     def for_layer(self, headers: spec.LayerHeaders) -> "MXFP4Config":
         """The config with the dtypes of the stored tensors."""
-        codes, exponents = (headers.dtypes.get(name, torch.uint8) for name in NAMES)
+        codes, exponents = (headers.dtypes.get(name, torch.uint8) for name in MXFP4_TENSORS)
         return replace(self, codes=codes, exponents=exponents)
 
 
@@ -100,8 +81,8 @@ class CTMXFP4Weight(spec.Weight):
         """Thirty-two inputs share a scale, so that cuts of K fall between them."""
         packed, scale = config.stored
         return (
-            TensorSpec("weight_packed", CODES, "N K/2", Role.WORD, stored=packed),
-            TensorSpec("weight_scale", EXPONENTS, f"N K/{GROUP}", Role.SCALE, stored=scale),
+            TensorSpec("weight_packed", MXFP4_CODE_DTYPES, "N K/2", Role.WORD, stored=packed),
+            TensorSpec("weight_scale", MXFP4_EXPONENT_DTYPES, f"N K/{GROUP}", Role.SCALE, stored=scale),
         )
 
     @property
@@ -174,3 +155,68 @@ class MXFP4ExpertsWeight(spec.Weight):
             spec.check_out(out, self.shape, self.device)
         made = super().dequantize(dtype if out is None else out.dtype).reshape(self.shape)
         return spec.rounded(made, dtype, out)
+
+
+MXFP8_EXPONENT_DTYPES = (torch.uint8, torch.float8_e8m0fnu)
+MXFP8_SCALE_NAMES = ("weight_scale", "weight_scale_inv")
+
+
+@dataclass(frozen=True)
+class MXFP8Config(spec.Config):
+    """There is one MXFP8, so that a config has nothing to say."""
+
+    name: ClassVar[str] = "mxfp8"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MXFP8Weight(spec.Weight):
+    """An MXFP8 layer, or a share of one.
+
+    w[n, k] = weight[n, k] * 2**(weight_scale[n, k / 32] - 127). Source: the files of compressed-tensors and
+    modelopt, bit-equal to both.
+
+    Attributes
+    ----------
+    weight
+        (N, K), float8_e4m3fn.
+    weight_scale
+        Exponents (e8m0), 255 for NaN: (N, K / 32), uint8 or float8_e8m0fnu.
+    """
+
+    config: MXFP8Config
+    weight: Tensor
+    weight_scale: Tensor
+
+    format: ClassVar[str] = "mxfp8"
+    example: ClassVar[MXFP8Config] = MXFP8Config()
+
+    @classmethod
+    def tensors(cls, config: MXFP8Config) -> tuple[TensorSpec, ...]:
+        """Thirty-two inputs share a scale, so that cuts of K fall between them."""
+        return (
+            TensorSpec("weight", (torch.float8_e4m3fn,), "N K", Role.WORD),
+            TensorSpec(
+                "weight_scale", MXFP8_EXPONENT_DTYPES, f"N K/{GROUP}", Role.SCALE, stored=MXFP8_SCALE_NAMES
+            ),
+        )
+
+    @property
+    def exponents(self) -> Tensor:
+        """The exponents as uint8."""
+        return self.weight_scale.view(torch.uint8)
+
+    def stored(self) -> StoredRows:
+        """As it lies."""
+        return StoredRows(self.weight, self.exponents, 1, GROUP)
+
+    def codes(self) -> spec.Codes:
+        """The bytes, what each of them is, and the powers of two."""
+        device = self.device
+        return spec.Codes(
+            bits=8,
+            codes=self.weight.view(torch.uint8),
+            scales=fp4.e8m0(self.exponents),
+            zeros=None,
+            k_group=torch.arange(self.layer.K, device=device) // GROUP,
+            lookup=torch.arange(256, device=device).to(torch.uint8).view(self.weight.dtype).float(),
+        )
