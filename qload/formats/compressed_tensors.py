@@ -75,7 +75,7 @@ class CTPackConfig(spec.Grouped, spec.Config):
         headers.check_single(("input_scale", "input_zero_point"))
         fact, most = (
             headers.facts.get("weight_shape"),
-            compressed_tensors.most(W, self.bits, self.dense is not False),
+            compressed_tensors.capacity(W, self.bits, self.dense is not False),
         )
         shape = self.shape or (N, sizes.get("K", most)) if fact is None else tuple(fact.tolist())
         if shape[0] != N or shape[1] < 1 or shape[1] != sizes.get("K", shape[1]):
@@ -103,7 +103,7 @@ class CTPackConfig(spec.Grouped, spec.Config):
     def _packing(self, headers: spec.LayerHeaders, K: int, W: int, N: int, Z: int | None) -> bool:
         """Whether the words are dense, from the shapes of codes and zero points."""
         counts = [(K, W)] if Z is None else [(K, W), (N, Z)]
-        return compressed_tensors.told(headers.names.full("weight_packed"), counts, self.bits, self.dense)
+        return compressed_tensors.is_dense(headers.names.full("weight_packed"), counts, self.bits, self.dense)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -187,7 +187,7 @@ class CTPackWeight(spec.Weight):
         (N, K), bits, dense = self.shape, self.config.bits, self.config.dense is not False
         index, zeros = self.weight_g_idx, self.weight_zero_point
         groups = self.config.in_order(K, self.device) if index is None else index.long()
-        codes = compressed_tensors.held(self.weight_packed, K, bits, dense)
+        codes = compressed_tensors.packed_codes(self.weight_packed, K, bits, dense)
         plain = spec.symmetric(bits, codes.T, self.weight_scale.T, groups)
         if zeros is None:
             return plain
@@ -234,7 +234,7 @@ class CTPackTensorConfig(spec.Config):
         headers.check_single(tensor.name for tensor in specs if tensor.text == "P")
         sizes = headers.sizes([replace(specs[0], text="N W"), *specs[1:]])
         N, W, fact = sizes["N"], sizes["W"], headers.facts.get("weight_shape")
-        most = compressed_tensors.most(W, self.bits, self.dense is not False)
+        most = compressed_tensors.capacity(W, self.bits, self.dense is not False)
         N_said, K = self.shape or (N, most) if fact is None else fact.tolist()
         if N_said != N or K < 1:
             raise MismatchError(
@@ -244,7 +244,7 @@ class CTPackTensorConfig(spec.Config):
                 f"[{N_said}, {K}]",
             )
         name = headers.names.full("weight_packed")
-        dense = compressed_tensors.told(name, [(K, W)], self.bits, self.dense)
+        dense = compressed_tensors.is_dense(name, [(K, W)], self.bits, self.dense)
         own = replace(self, shape=(N, K), dense=dense)
         headers.sizes(CTPackTensorWeight.tensors(own)[:1], own.known())
         return own
@@ -305,7 +305,9 @@ class CTPackTensorWeight(spec.Weight):
         stored = torch.zeros_like(scales, dtype=torch.int32) if zeros is None else zeros.reshape(-1, 1).int()
         return spec.Codes(
             bits=bits,
-            codes=compressed_tensors.held(self.weight_packed, K, bits, self.config.dense is not False),
+            codes=compressed_tensors.packed_codes(
+                self.weight_packed, K, bits, self.config.dense is not False
+            ),
             scales=scales,
             zeros=stored + 2 ** (bits - 1),
             k_group=None,

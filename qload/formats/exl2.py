@@ -28,7 +28,7 @@ from qload import spec
 from qload.devices import StoredStreams
 from qload.errors import IndexValueError, MismatchError, ShapeError
 from qload.layouts import gptq
-from qload.layouts.exl2 import RUNS, Exl2Groups
+from qload.layouts.exl2 import RUN_CODES, Exl2Groups
 from qload.sentences import WORD_BITS
 from qload.spec import Role, TensorSpec
 
@@ -139,14 +139,18 @@ class Exl2Weight(spec.Weight):
         """First bit, width and group of each row of q_weight, and where each input lies: int32 (4, K)."""
         groups = Exl2Groups.read(self.q_groups, self.q_weight.shape[0])
         order = places(self.q_invperm).to(torch.int32)[None]
-        return torch.cat([groups.places(self.layer.K), order])
+        return torch.cat([groups.bit_positions(self.layer.K), order])
 
     def codes(self) -> spec.Codes:
         """Codes with every row back at its input; the scales are the owner's, in fp16's values."""
         groups, at = Exl2Groups.read(self.q_groups, self.q_weight.shape[0]), places(self.q_invperm)
         if self.q_weight.is_cuda:  # a graph may be captured, in which the host reads no widths
             K = self.layer.K
-            codes, k_group, widest = groups.gather(self.q_weight, K), groups.places(K)[2].long(), max(RUNS)
+            codes, k_group, widest = (
+                groups.gather(self.q_weight, K),
+                groups.bit_positions(K)[2].long(),
+                max(RUN_CODES),
+            )
         else:
             codes, k_group = groups.unpack(self.q_weight), groups.of_rows()
             widest = int(groups.bits.max())
@@ -208,7 +212,7 @@ def _first_wrong(bits: list[int], starts: list[int], height: int) -> tuple[str, 
         return "first row of group 0", "0", str(starts[0])
     groups = list(enumerate(zip(bits, starts, starts[1:], strict=False)))
     for group, (width, start, end) in groups:
-        if width not in RUNS:
+        if width not in RUN_CODES:
             return f"bits of group {group}", "8, 6, 5, 4, 3 or 2", str(width)
         if end <= start and group + 1 == len(bits):
             return f"first row of group {group}", f"less than {height}, the rows of q_weight", str(start)
@@ -219,8 +223,8 @@ def _first_wrong(bits: list[int], starts: list[int], height: int) -> tuple[str, 
                 str(end),
             )
     for group, (width, start, end) in groups:
-        words = RUNS[width] * width // WORD_BITS
+        words = RUN_CODES[width] * width // WORD_BITS
         if (end - start) % words:
-            held = f"a multiple of {words}, which hold {RUNS[width]} codes of {width} bits"
+            held = f"a multiple of {words}, which hold {RUN_CODES[width]} codes of {width} bits"
             return f"rows of q_weight in group {group}", held, str(end - start)
     return None

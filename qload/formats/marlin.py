@@ -185,7 +185,7 @@ class Marlin24Weight(spec.Weight):
         super().__post_init__()
         name = named(self.layer.name or type(self).__name__, "B_meta")
         check_values(name, self.B_meta)
-        wrong = marlin_24.invalid(self.B_meta)
+        wrong = marlin_24.find_invalid_fields(self.B_meta)
         if wrong:
             place, count, total = wrong
             raise FieldValueError(
@@ -214,5 +214,5 @@ class Marlin24Weight(spec.Weight):
         """Codes and scales in plain order; a row that is not kept has the code that means 0."""
         bits, groups = self.config.bits, self.config.in_order(self.layer.K, self.B_24.device)
         kept = marlin_24.rows(bits).unpack(self.B_24)
-        dense = marlin_24.spread(kept, self.positions(), 2 ** (bits - 1))
+        dense = marlin_24.scatter(kept, self.positions(), 2 ** (bits - 1))
         return spec.symmetric(bits, dense, self.plain_scales(), groups)

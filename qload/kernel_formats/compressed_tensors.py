@@ -39,7 +39,7 @@ def read(weight: CTPackWeight) -> Integers:
     return Integers(
         bits=bits,
         group_size=config.group_size,
-        unpack=lambda: compressed_tensors.held(weight.weight_packed, K, bits, dense).T,
+        unpack=lambda: compressed_tensors.packed_codes(weight.weight_packed, K, bits, dense).T,
         scales=scales,
         zeros=compressed_tensors.unpack(zeros.T, N, bits, dense)
         if zeros is not None

@@ -1,6 +1,6 @@
 """EXL2 as ExLlama's kernels read it: the words shuffled, and what they look up for each row written out.
 
-    q_weight     int32         (R, N)    codes, group after group, in `layouts.exl2.shuffled`
+    q_weight     int32         (R, N)    codes, group after group, in `layouts.exl2.kernel_rows`
     q_scale      int32         (G, N/8)  as in EXL2
     q_scale_max  fp16          (G,)      as in EXL2; a kernel takes `divided_scale_max`, 1/256 of it
     q_groups     int16         (2*G,)    as in EXL2
@@ -23,7 +23,7 @@ from qload import spec
 from qload.errors import RepackError
 from qload.formats.exl2 import Exl2Config, Exl2Weight, codes_of, divided, places
 from qload.kernel_formats.plain_integers import inverse, put_back, with_origin
-from qload.layouts.exl2 import STARTS, Exl2Groups
+from qload.layouts.exl2 import START_LIMIT, Exl2Groups
 from qload.spec import Role, TensorSpec
 
 
@@ -81,7 +81,7 @@ class Exl2KernelWeight(spec.Weight):
     def codes(self) -> spec.Codes:
         """As EXL2's, read from what a kernel reads: q_perm and q_group_map."""
         groups = Exl2Groups.read(self.q_groups, self.q_weight.shape[0])
-        group = self.q_group_map[0::2].long() % STARTS
+        group = self.q_group_map[0::2].long() % START_LIMIT
         codes = put_back(groups.unpack(self.q_weight, shuffle=True), self.q_perm)
         k_group, widest = put_back(group, self.q_perm), int(groups.bits.max())
         return codes_of(groups, codes, k_group, self.q_scale, self.q_scale_max, widest)
@@ -129,8 +129,8 @@ def why_not(groups: Exl2Groups) -> str | None:
     height, most = int(groups.starts[-1]), int(groups.rows.max())
     if bool((groups.bits.diff() > 0).any()):
         return "the widths of its groups rise; kernels count the rows of each width, from 8 bits down to 2"
-    if height > STARTS:
-        return f"q_weight has {height} rows; kernels count starts in 16 bits, up to {STARTS}"
-    if most >= STARTS:
-        return f"a group has {most} rows; kernels count those left in 16 bits, up to {STARTS - 1}"
+    if height > START_LIMIT:
+        return f"q_weight has {height} rows; kernels count starts in 16 bits, up to {START_LIMIT}"
+    if most >= START_LIMIT:
+        return f"a group has {most} rows; kernels count those left in 16 bits, up to {START_LIMIT - 1}"
     return None

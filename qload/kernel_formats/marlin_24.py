@@ -15,7 +15,7 @@ def read(weight: Marlin24Weight) -> Integers:
     """The dense codes; refused where nothing could say again which codes of 0 the metadata keeps."""
     bits, scales = weight.config.bits, weight.plain_scales()
     codes = weight.codes().plain().T
-    apart = (marlin_24.choose(2 ** (bits - 1) != codes) != weight.positions()).nonzero()
+    apart = (marlin_24.choose_positions(2 ** (bits - 1) != codes) != weight.positions()).nonzero()
     if apart.numel():
         row, n = apart[0].tolist()
         places = "the metadata keeps a code of 0 elsewhere than packers do"
@@ -61,7 +61,7 @@ def back(integers: Integers, origin: Origin) -> Marlin24Weight:
 
 def _positions(integers: Integers) -> Tensor:
     try:
-        return marlin_24.choose(devices.plain(integers.unpack()) != 2 ** (integers.bits - 1))
+        return marlin_24.choose_positions(devices.plain(integers.unpack()) != 2 ** (integers.bits - 1))
     except PatternError as error:
         raise RepackError(integers.source, "marlin_24", error.detail) from error
 

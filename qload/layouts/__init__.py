@@ -1,6 +1,6 @@
-"""Orders in memory, as data: one line in einops notation each, and its inverse.
+"""Orders in memory as data: one line of einops notation and its inverse.
 
-`STORED_MINUS_ONE` is what a stored zero point of GPTQ means unless a checkpoint says gptq_v2.
+`STORED_MINUS_ONE` is the convention of GPTQ zero points, unless the checkpoint is gptq_v2.
 """
 
 from qload.layouts.fp4 import NibblePairs

@@ -11,5 +11,5 @@ from qload.layouts.packing import Packing
 
 @cache
 def columns(bits: int) -> Packing:
-    """Codes (K, N) -> qweight (K, N * bits / 32); zero points (G, N) -> qzeros alike."""
+    """Packing of codes (K, N) into qweight (K, N * bits / 32), and of zero points likewise."""
     return Packing(bits, "k (c j r) -> k c (r j)", r=2, j=16 // bits)

@@ -1,17 +1,17 @@
-"""EXL2's orders: groups of rows of 8, 6, 5, 4, 3 or 2 bits, streamed in checkpoints, shuffled for kernels.
+"""EXL2's orders: groups of rows of 8, 6, 5, 4, 3 or 2 bits, a stream in checkpoints, shuffled for kernels.
 
-A checkpoint holds each column of a group as a plain little-endian stream. Kernels mask a word and its
-shifted self and get pairs of neighbouring rows, half a word apart: the even rows of a run of words lie in
-the lower halves, the odd ones in the upper halves, and what does not fit fills the bits left over.
+In a checkpoint each column of a group is a little-endian stream. For kernels, one mask on a word and on the
+word shifted gives pairs of neighbouring rows, half a word apart: the even rows of a run of words are in the
+lower halves, the odd rows in the upper halves, and the remaining codes fill the unused bits.
 
-    8 bits  as they come
+    8 bits  a stream
     6       word a of three: rows 4a to 4a + 3; in the last four bits of the halves of words 0 and 1 the low
-            bits of rows 12, 13 and 14, 15, whose two high bits are in those of word 2
-    5       word a of five: rows 6a to 6a + 5; in bits 15 and 31 the bits a of rows 30 and 31
+            bits of rows 12, 13 and 14, 15, their two high bits are in word 2
+    5       word a of five: rows 6a to 6a + 5; in bits 15 and 31, bit a of rows 30 and 31
     4, 3, 2 as `layouts.exllama`
 
-Source: exllamav2 b9c025b, byte-equal to it but for 5 bits, of which there is no case: these follow the
-published kernels. vLLM's copy of the kernels reads 6 bits as they come.
+Source: exllamav2 b9c025b, byte-equal to it except for 5 bits: no test case exists, and these follow the
+published kernels. vLLM's copy of the kernels reads 6 bits as a stream.
 """
 
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ from qload.layouts import exllama
 from qload.layouts.packing import Packing
 from qload.sentences import WORD_BITS, CodeField
 
-RUNS = {8: 4, 6: 16, 5: 32, 4: 8, 3: 32, 2: 16}  # codes that fill whole words
-STARTS = 1 << 16  # q_groups keeps starts in 16 bits without a sign
+RUN_CODES = {8: 4, 6: 16, 5: 32, 4: 8, 3: 32, 2: 16}  # codes in the shortest run of whole words
+START_LIMIT = 1 << 16  # q_groups has starts in 16 unsigned bits
 
 
 @cache
 def rows(bits: int) -> Packing:
-    """Codes (K, N) of one width -> q_weight (K * bits / 32, N), a stream."""
-    run = RUNS[bits]
+    """Packing of codes (K, N) of one width into q_weight (K * bits / 32, N), a stream."""
+    run = RUN_CODES[bits]
     words = run * bits // WORD_BITS
     if words == 1:
         return Packing(bits, "(kp i) n -> kp n (i)", i=run)
@@ -40,51 +40,51 @@ def rows(bits: int) -> Packing:
 
 
 @cache
-def shuffled(bits: int) -> Packing:
-    """Codes (K, N) of one width -> the words (K * bits / 32, N) that kernels read."""
+def kernel_rows(bits: int) -> Packing:
+    """Packing of codes (K, N) of one width into the kernels' shuffled words (K * bits / 32, N)."""
     if bits not in (5, 6):
         return exllama.rows(bits)
     fields = _three_words_of_six() if bits == 6 else _five_words()
-    run = RUNS[bits]
+    run = RUN_CODES[bits]
     return Packing(bits, "(kp i) n -> (kp w) n (i)", i=run, w=run * bits // WORD_BITS, fields=fields)
 
 
 @dataclass(frozen=True, eq=False)
 class Exl2Groups:
-    """The width of each group of rows (G,), and where in q_weight it begins, with the end (G + 1,); int64."""
+    """Groups of rows: their `bits` (G,), and their `starts` in q_weight with the end (G + 1,); int64."""
 
     bits: Tensor
     starts: Tensor
 
     @classmethod
     def read(cls, q_groups: Tensor, height: int) -> Self:
-        """From (bits, first row of q_weight) of each group, and the rows of q_weight.
+        """Read `q_groups`, (bits, first row of q_weight) of each group; `height`: the rows of q_weight.
 
-        Starts are 16 bits without a sign. Where q_weight is higher than they can say, one that does not
-        rise has passed 65,536 once more; whether that is meant, the sum of the rows shows.
+        Starts are unsigned 16 bits. In a higher q_weight, a start that does not rise has wrapped at 65,536;
+        the caller compares the sum of the rows.
         """
         pairs = q_groups.to(torch.int64).reshape(-1, 2)
-        starts = pairs[:, 1] % STARTS
-        if height > STARTS:
-            starts[1:] += STARTS * (starts[1:] <= starts[:-1]).cumsum(0)
+        starts = pairs[:, 1] % START_LIMIT
+        if height > START_LIMIT:
+            starts[1:] += START_LIMIT * (starts[1:] <= starts[:-1]).cumsum(0)
         return cls(pairs[:, 0], torch.cat([starts, starts.new_full((1,), height)]))
 
     @cached_property
     def words(self) -> Tensor:
-        """How many rows of q_weight each group takes."""
+        """Number of q_weight rows of each group."""
         return self.starts.diff()
 
     @cached_property
     def rows(self) -> Tensor:
-        """How many rows each group has."""
+        """Number of rows of each group."""
         return self.words * WORD_BITS // self.bits
 
     def of_rows(self) -> Tensor:
-        """The group of each row, int64 (K,)."""
+        """Group of each row, int64 (K,)."""
         return torch.repeat_interleave(self.rows)
 
-    def places(self, K: int) -> Tensor:
-        """(first bit in its column, width, group) of each of K rows, int32 (3, K); nobody waits for it."""
+    def bit_positions(self, K: int) -> Tensor:
+        """(first bit in its column, width, group) of each of K rows, int32 (3, K), without a host copy."""
         count = self.bits.numel()
         group = torch.arange(count, device=self.bits.device).repeat_interleave(self.rows, output_size=K)
         within = torch.arange(K, device=group.device) - (self.rows.cumsum(0) - self.rows)[group]
@@ -93,40 +93,40 @@ class Exl2Groups:
         return torch.stack([starts, widths, group]).to(torch.int32)
 
     def map(self) -> Tensor:
-        """(its group, rows left in it) of each row, 16 bits without a sign, int16 (2 * K,)."""
+        """(group, remaining rows of the group) of each row, unsigned 16 bits as int16 (2 * K,)."""
         group = self.of_rows()
         left = self.rows.cumsum(0)[group] - torch.arange(group.numel(), device=group.device)
         return torch.stack([group, left], dim=1).flatten().to(torch.int16)
 
     def unpack(self, words: Tensor, *, shuffle: bool = False) -> Tensor:
-        """q_weight (R, N), as stored or as shuffled -> codes (K, N) int32, rows as they lie."""
-        order, at, codes = shuffled if shuffle else rows, 0, []
+        """Unpack q_weight (R, N), as stored or shuffled, to codes, int32 (K, N), in stored row order."""
+        order, at, codes = kernel_rows if shuffle else rows, 0, []
         for bits, height, _ in self._runs():
             codes.append(order(bits).unpack(words[at : at + height]))
             at += height
         return torch.cat(codes)
 
     def gather(self, words: Tensor, K: int) -> Tensor:
-        """q_weight (R, N) as stored -> codes (K, N) int32, rows as they lie, as `unpack`.
+        """Unpack q_weight (R, N) as stored to codes, int32 (K, N), without a host copy.
 
-        Nothing is read on the host, so that a CUDA graph can capture it. A code has at most two words.
+        A CUDA graph can capture it. A code spans at most two words.
         """
-        starts, widths, _ = self.places(K).long()[:, :, None].unbind(0)
+        starts, widths, _ = self.bit_positions(K).long()[:, :, None].unbind(0)
         word, bit = starts.squeeze(1) // WORD_BITS, starts % WORD_BITS
         plain = words.long() & (1 << WORD_BITS) - 1
         low, high = plain[word], plain[(word + 1).clamp(max=words.shape[0] - 1)]
         return ((low >> bit | high << WORD_BITS - bit) & (1 << widths) - 1).to(torch.int32)
 
     def pack(self, codes: Tensor, *, shuffle: bool = False) -> Tensor:
-        """The inverse of `unpack`."""
-        order, at, words = shuffled if shuffle else rows, 0, []
+        """Invert `unpack`."""
+        order, at, words = kernel_rows if shuffle else rows, 0, []
         for bits, _, count in self._runs():
             words.append(order(bits).pack(codes[at : at + count]))
             at += count
         return torch.cat(words)
 
     def _runs(self) -> list[tuple[int, int, int]]:
-        """(bits, words, rows) of neighbouring groups of one width together."""
+        """(bits, words, rows) of each run of neighbouring groups of one width."""
         bits, run = torch.unique_consecutive(self.bits, return_inverse=True)
         sums = [torch.zeros_like(bits).index_add_(0, run, each).tolist() for each in (self.words, self.rows)]
         return list(zip(bits.tolist(), *sums, strict=True))

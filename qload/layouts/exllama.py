@@ -1,7 +1,7 @@
-"""The order ExLlama's kernels read: within a word, the even rows of its codes before the odd.
+"""ExLlama's kernel order: within a word, the codes of even rows before those of odd rows.
 
-The kernel masks a word and its shifted self and gets pairs of neighbouring rows, half a word apart.
-8-bit words stay as GPTQ wrote them. Three words of 3 bits hold 32 codes: word a has the codes
+One mask on a word, and on the word shifted, gives pairs of neighbouring rows, half a word apart.
+8-bit words are those of GPTQ. Three words of 3 bits have 32 codes: word a has the codes
 10a, 10a + 2, ... from bit 0 and 10a + 1, 10a + 3, ... from bit 16, and in its bits 15 and 31 the
 bits a of codes 30 and 31. Source: exllamav2 b9c025b and vLLM 0.11.0, byte-equal to both.
 """
@@ -15,7 +15,7 @@ from qload.sentences import CodeField
 
 @cache
 def rows(bits: int) -> Packing:
-    """Codes (K, N), rows of a group together -> the shuffled words (K * bits / 32, N)."""
+    """Packing of codes (K, N), sorted by group, into shuffled words (K * bits / 32, N)."""
     if bits == 3:
         return Packing(3, "(kp i) n -> (kp w) n (i)", i=32, w=3, fields=_three_words())
     if bits == 8:

@@ -1,11 +1,11 @@
-"""Marlin's orders: what its tensor-core kernels read, 16 rows and 64 columns to a tile.
+"""Marlin's tensor-core orders, in tiles of 16 rows and 64 columns.
 
-A lane holds, of each 16 x 16 block, rows 2t, 2t + 1, 2t + 8, 2t + 9 of two columns 8 apart: what one
-matrix instruction takes. Within a word the rows 8 apart are neighbours, so that one mask and one shift
-give both halves of a register. Scales are permuted so that a lane loads its columns' scales at once:
-eight columns 8 apart where there are groups, pairs of columns where one scale serves a whole column.
-In scales of one byte the middle two of every four columns change places. In vLLM 0.11 two groups of them
-share a row: a lane's eight columns of the first, then of the second; in vLLM 0.33 each group has its own.
+For each 16 x 16 block a lane has rows 2t, 2t + 1, 2t + 8, 2t + 9 of two columns 8 apart: the operand of one
+matrix instruction. Within a word the rows 8 apart are neighbours; one mask and one shift give both halves of
+a register. Scales are permuted for one load per lane: eight columns 8 apart with groups, pairs of columns
+with one scale per column.
+In one-byte scales the middle two of every four columns are swapped. In vLLM 0.11 two groups of them share a
+row: eight columns of a lane from the first group, then from the second. In vLLM 0.33 each group has a row.
 
 Source: IST's packer 2f6d7c1, vLLM 0.11.0 and 0.33.0, and TGI db931fcf, byte-equal to all.
 """
@@ -27,7 +27,7 @@ BIAS = Order("(nt j t r) -> (nt t j r)", j=4, t=4, r=2)
 
 @cache
 def rows(bits: int) -> Packing:
-    """Codes (K, N) -> words (K / 16, N * bits / 2)."""
+    """Packing of codes (K, N) into words (K / 16, N * bits / 2)."""
     _check(bits)
     if bits == 4:
         pattern = "(kt h t r) (nt j b c) -> kt (nt c t j) (r b h)"
@@ -38,7 +38,7 @@ def rows(bits: int) -> Packing:
 
 @cache
 def zeros(bits: int) -> Packing:
-    """Zero points (G, N) -> words (G, N * bits / 32), in the grouped order even for one group."""
+    """Packing of zero points (G, N) into words (G, N * bits / 32): always the grouped order."""
     _check(bits)
     if bits == 4:
         return Packing(4, "g (nt j r u) -> g (nt u) (r j)", j=4, r=2, u=8)
@@ -46,10 +46,10 @@ def zeros(bits: int) -> Packing:
 
 
 def scales(groups: int) -> Order:
-    """The order of scales (G, N): the kernel takes one row of them to be per column."""
+    """Order of scales (G, N); the kernel reads a single row as one scale per column."""
     return SCALES_GROUPED if groups > 1 else SCALES_PER_COLUMN
 
 
 def _check(bits: int) -> None:
     if bits not in BITS:
-        raise ArgumentError("bits", "4 or 8, which Marlin's kernels read", str(bits))
+        raise ArgumentError("bits", "4 or 8, the widths of Marlin's kernels", str(bits))

@@ -40,15 +40,15 @@ class Order(Sentence):
 
     @checked
     def apply(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
-        """The `tensor` in this order; shape of the left side -> shape of the right side, contiguous.
+        """Move `tensor` into this order: shape of the left side -> shape of the right side, contiguous.
 
-        PatternError for a shape that does not fit. `out`: a contiguous tensor to write it to, which is
+        PatternError for a shape that does not fit. `out`: a contiguous tensor for the result, which is
         returned.
         """
         return self._moved(tensor, self.left, self.right, out)
 
     def undo(self, tensor: Tensor) -> Tensor:
-        """The inverse of `apply`: `tensor`, of the right side's shape -> the left side's, contiguous."""
+        """Invert `apply`: `tensor` of the right side's shape -> the left side's, contiguous."""
         return self._moved(tensor, self.right, self.left)
 
     def _moved(
@@ -66,32 +66,32 @@ class Order(Sentence):
 
 @dataclass(frozen=True, eq=False)
 class PackedCodes(CodesInWords):
-    """Codes (R, C) in the `words` of a `packing`. `turned`: the words hold (C, R).
+    """Packed codes (R, C) in the `words` of a `packing`. `turned`: the words hold (C, R).
 
-    `order`: row i, or column i of turned ones, is row order[i] of what the words hold.
+    `order`: row i (column i if `turned`) is row order[i] of the words.
     """
 
     @property
     def T(self) -> Self:
-        """(C, R)."""
+        """Transposed codes (C, R)."""
         return replace(self, turned=not self.turned)
 
     def __getitem__(self, rows: Tensor) -> "PackedCodes | Tensor":
-        """Row i is row rows[i]; of turned ones spelled out."""
+        """Gather rows: row i is row rows[i]. Transposed codes are unpacked first."""
         if self.turned:
             return self.plain()[rows]
         return replace(self, order=rows if self.order is None else self.order[rows])
 
     def plain(self) -> Tensor:
-        """The codes as numbers, int32."""
+        """Unpack the codes to int32."""
         codes = devices.writable(self.words, self.packing.shape_of_codes(self.words.shape), torch.int32, None)
         devices.unpack(self.packing, self.words, codes)
         codes = codes if self.order is None else codes[self.order]
         return codes.T if self.turned else codes
 
     def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
-        """What the codes stand for by `lookup`, `count` at a time, rows after rows, see `devices.values`."""
-        if self.order is not None and not self.turned:  # rows from anywhere
+        """Yield values of codes by `lookup` in blocks of rows of `count` values, as `devices.values`."""
+        if self.order is not None and not self.turned:  # gathered rows
             yield from devices.values(self.plain(), lookup, count)
             return
         for rows, codes in devices.rows_of_codes(self.packing, self.words, self.turned, count):
@@ -99,22 +99,22 @@ class PackedCodes(CodesInWords):
             yield rows, devices.stood_for(ordered, lookup)
 
     def dequantize(self, meaning: Meaning, out: Tensor) -> bool:
-        """What codes of this `meaning` are, in one pass from words to `out`; False where nothing was done."""
+        """Dequantize words to `out` by `meaning` in one pass; False if this is not supported."""
         return devices.dequantize_words(self, meaning, out)
 
 
 @dataclass(frozen=True, init=False)
 class Packing(WordSentence):
-    """How codes of `bits` bits fill int32 words; `pack` and `unpack` are inverses, bit for bit.
+    """Packing of codes of `bits` bits into int32 words; `pack` and `unpack` are exact inverses.
 
     PatternError where a run of codes does not fill its words, or the line is no permutation.
 
     Parameters
     ----------
     pattern
-        An order, as `Order` has it, whose last parenthesis fills words.
+        An order as in `Order`; its last parenthesis fills words.
     fields
-        Which bits of a run of words hold which code; None: the codes one after another.
+        Position of each code in a run of words; None: the codes one after another.
     sizes
         The size of each digit but the one of an axis that follows from the tensor.
 
@@ -131,15 +131,15 @@ class Packing(WordSentence):
     """
 
     def packed(self, words: Tensor) -> PackedCodes:
-        """int32 `words` -> their codes, not spelled out: to be packed again, or dequantized."""
+        """Wrap int32 `words` as packed codes, to repack or dequantize without unpacking."""
         _check_words(words)
         return PackedCodes(self, words)
 
     @checked
     def pack(self, codes: Tensor | LazyCodes, out: Tensor | None = None) -> Tensor:
-        """Codes in [0, 2**bits), any integer dtype, in plain order -> int32 words, new or `out`.
+        """Pack codes in [0, 2**bits) of any integer dtype, in plain order, into int32 words, new or `out`.
 
-        ArgumentError where one of the `codes` does not fit; then `out` is as it was.
+        ArgumentError if one of the `codes` is out of range; `out` stays unchanged then.
         """
         if isinstance(codes, Tensor):
             devices.check_integers(codes)
@@ -149,7 +149,7 @@ class Packing(WordSentence):
             if devices.repack(codes, self, words):
                 return words
         wide = devices.plain(codes)
-        if wide.dtype != torch.int32 or out is not None:  # of new words the packing tells as it goes
+        if wide.dtype != torch.int32 or out is not None:  # otherwise the packing checks them
             devices.check_codes(wide, self.bits)
             wide = wide.to(torch.int32)
         words = devices.writable(wide, shape, torch.int32, out)
@@ -157,7 +157,7 @@ class Packing(WordSentence):
         return words
 
     def unpack(self, words: Tensor, out: Tensor | None = None) -> Tensor:
-        """int32 `words` -> codes in [0, 2**bits) in plain order, int32, new, or `out`, which may be uint8."""
+        """Unpack int32 `words` to codes in [0, 2**bits) in plain order: int32, or `out`, int32 or uint8."""
         _check_words(words)
         dtype = torch.uint8 if isinstance(out, Tensor) and out.dtype == torch.uint8 else torch.int32
         codes = devices.writable(words, self.shape_of_codes(words.shape), dtype, out)
@@ -174,32 +174,32 @@ def _check_words(words: object) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ClippedCodes:
-    """The first rows and columns of `packed` codes, `shape` of them, still in words."""
+    """The first rows and columns of `packed` codes, `shape` in all, without padding; still in words."""
 
     packed: PackedCodes
     shape: tuple[int, int]
 
     @property
     def T(self) -> "ClippedCodes":
-        """(C, R)."""
+        """Transposed codes (C, R)."""
         return ClippedCodes(self.packed.T, self.shape[::-1])
 
     def __getitem__(self, rows: Tensor) -> Tensor:
-        """Row i is row rows[i], spelled out."""
+        """Gather rows, unpacked: row i is row rows[i]."""
         return self.plain()[rows]
 
     def plain(self) -> Tensor:
-        """The codes as numbers, int32."""
+        """Unpack the codes to int32."""
         R, C = self.shape
         return self.packed.plain()[:R, :C]
 
     def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
-        """What the codes stand for by `lookup`, `count` at a time, rows after rows, see `devices.values`."""
+        """Yield values of codes by `lookup` in blocks of rows of `count` values, as `devices.values`."""
         R, C = self.shape
         for rows, values in self.packed.values(lookup, count):
             if rows.start < R:
                 yield slice(rows.start, min(rows.stop, R)), values[: R - rows.start, :C].contiguous()
 
     def dequantize(self, meaning: Meaning, out: Tensor) -> bool:
-        """What codes of this `meaning` are, in one pass from words to `out`; False where nothing was done."""
+        """Dequantize words to `out` by `meaning` in one pass; False if this is not supported."""
         return self.packed.order is None and self.packed.dequantize(meaning, out)

@@ -1,12 +1,11 @@
-"""Panels: our own order for CPUs, 16 columns with all of their rows in one piece.
+"""Panels: qload's order for CPUs, 16 columns with all of their rows contiguous.
 
-A word has as many rows of a column as it holds codes, the first in the low bits, and 16 such words of 16
-columns follow each other: 64 bytes, a line of the cache and two registers of AVX2. So the lanes of a register
-are columns, whose sums need no adding up across lanes; an input is one number for all lanes; and a panel is
-read from its first byte to its last, as memory likes it. Groups of any size, zero points and act order cost
-nothing in between, as all columns change their group at the same row.
+A word has 32 / bits rows of one column, the first in the low bits. 16 words of 16 columns are contiguous:
+64 bytes, one cache line and two AVX2 registers. The lanes of a register are columns, and sums need no
+reduction across lanes. An input is one scalar for all lanes. A panel is read sequentially. Groups of any
+size, zero points and act order are free, because all columns change their group at the same row.
 
-Scales and zero points of a panel follow each other alike, 16 of each group.
+Scales and zero points of a panel are contiguous too, 16 for each group.
 """
 
 from functools import cache
@@ -22,7 +21,7 @@ SCALES = Order("g (nt c) -> nt (g c)", c=16)
 
 @cache
 def rows(bits: int) -> Packing:
-    """Codes (K, N) -> words (N / 16, K * bits / 2)."""
+    """Packing of codes (K, N) into words (N / 16, K * bits / 2)."""
     if bits not in BITS:
-        raise ArgumentError("bits", "4 or 8, which panels hold", str(bits))
+        raise ArgumentError("bits", "4 or 8, the widths of panels", str(bits))
     return Packing(bits, "(kt r) (nt c) -> nt (kt c) (r)", r=32 // bits, c=16)

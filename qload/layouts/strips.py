@@ -1,12 +1,11 @@
-"""Strips: our own order, 64 columns with all of their rows in one piece.
+"""Strips: qload's CUDA order, 64 columns with all of their rows contiguous.
 
-A warp's unit is 128 rows of 64 columns, 4 or 8 KB that follow each other in memory; a lane's 16 bytes are
-operands of a matrix instruction as they lie, as in Marlin's order. But the rows of a lane are eight
-neighbours of 32, so that for few tokens it loads activations as they are, without shared memory. A word has
-two of these neighbours, of 4 bits also the same two 32 rows on: of eight rows in the order of activations, as
-for many tokens they lie in shared memory, each lane of four needs just these two. Of two columns 8 apart a
-word holds neighbouring fields: of 4 bits one mask each gives them, the second 16 times too large, for which
-its scale makes up.
+The unit of a warp is 128 rows of 64 columns, 4 or 8 KB of contiguous memory. The 16 bytes of a lane are
+operands of a matrix instruction, as in Marlin's order. Unlike Marlin's, the rows of a lane are eight
+neighbours of 32; for few tokens the lane loads activations from global memory without a shuffle. A word has
+two of these neighbours, and with 4 bits the same two 32 rows later: for many tokens each lane of four needs
+just these two of eight rows in shared memory. Two columns 8 apart are neighbouring fields of a word. With 4
+bits one mask each extracts them; the second is 16 times too large, and its scale compensates.
 
 Scales and zero points are in Marlin's orders.
 """
@@ -22,9 +21,9 @@ BITS = (4, 8)
 
 @cache
 def rows(bits: int) -> Packing:
-    """Codes (K, N) -> words (N / 64, K * bits * 2)."""
+    """Packing of codes (K, N) into words (N / 64, K * bits * 2)."""
     if bits not in BITS:
-        raise ArgumentError("bits", "4 or 8, which strips hold", str(bits))
+        raise ArgumentError("bits", "4 or 8, the widths of strips", str(bits))
     if bits == 4:
         pattern = "(kt e i t u r) (nt j b c) -> nt (kt e j c t u) (r i b)"
         return Packing(4, pattern, e=2, i=2, t=4, u=4, r=2, j=4, b=2, c=8)

@@ -16,7 +16,7 @@ _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
 
 
 def _check(words: object, packing: object) -> None:
-    """Of types that can be read; said without `checked`, as weights read zero points on every call."""
+    """Check argument types; `checked` would cost too much in every forward call."""
     if not isinstance(words, Tensor):
         raise ArgumentError("words", "a tensor of dtype int32", type(words).__name__)
     if not isinstance(packing, Packing):
@@ -24,31 +24,30 @@ def _check(words: object, packing: object) -> None:
 
 
 class ZeroPoints(ABC):
-    """How zero points are written in packed words.
+    """Convention of zero points in packed words.
 
-    An implementer promises that `write` is the inverse of `read` for every zero point within `span`. `name`
-    is what messages call it.
+    Contract: `write` is the inverse of `read` for every zero point within `span`. Messages use `name`.
     """
 
     name: ClassVar[str]
 
     def span(self, bits: int) -> tuple[int, int]:
-        """The lowest and the highest zero point that can be said in `bits` bits."""
+        """Lowest and highest zero point of `bits` bits."""
         return 0, 2**bits - 1
 
     @abstractmethod
     def rule(self, bits: int) -> ZeroRule:
-        """The same as data: how a field of a word is read, of codes of so many `bits`."""
+        """Rule for one field of a word with codes of `bits` bits, as data for kernels."""
 
     @abstractmethod
     def read(self, words: Tensor, packing: Packing) -> Tensor:
-        """int32 `words` in an order `packing` -> zero points, int32, in plain order."""
+        """Read int32 `words` in the order `packing`: zero points, int32, in plain order."""
 
     @abstractmethod
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Zero points `zeros` in plain order -> int32 words in an order `packing`; the inverse of `read`.
+        """Write zero points in plain order as int32 words in the order `packing`; the inverse of `read`.
 
-        ArgumentError for zero points that are no integers, or beyond `span`.
+        ArgumentError for zero points of a float dtype or beyond `span`.
         """
 
     def _fields(self, zeros: Tensor, bits: int) -> Tensor:
@@ -56,9 +55,9 @@ class ZeroPoints(ABC):
         check_values("zeros", zeros)
         devices.check_integers(zeros)
         low, high = self.span(bits)
-        least, most = map(int, zeros.aminmax()) if zeros.numel() else (low, high)
-        if least < low or most > high:
-            raise ArgumentError("zeros", f"{low} <= zero <= {high}, {self.name}", f"{least} to {most}")
+        lowest, highest = map(int, zeros.aminmax()) if zeros.numel() else (low, high)
+        if lowest < low or highest > high:
+            raise ArgumentError("zeros", f"{low} <= zero <= {high}, {self.name}", f"{lowest} to {highest}")
         return zeros.to(torch.int32).sub(1)
 
 
@@ -69,34 +68,34 @@ class Stored(ZeroPoints):
     name: ClassVar[str] = "stored"
 
     def rule(self, bits: int) -> ZeroRule:
-        """A field is the zero point, whatever the `bits`."""
+        """A field is the zero point for any `bits`."""
         return ZeroRule()
 
     def read(self, words: Tensor, packing: Packing) -> Tensor:
-        """int32 words -> zero points in [0, 2**bits)."""
+        """Read int32 words: zero points in [0, 2**bits)."""
         _check(words, packing)
         return packing.unpack(words)
 
     @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Zero points in [0, 2**bits) -> int32 words."""
+        """Write zero points in [0, 2**bits) as int32 words."""
         check_values("zeros", zeros)
         return packing.pack(zeros)
 
 
 @dataclass(frozen=True)
 class StoredMinusOne(ZeroPoints):
-    """The zero point minus one, taken from whole words as gptqmodel writes it (3 bits: per field)."""
+    """The zero point minus one, subtracted from whole words as in gptqmodel (3 bits: per field)."""
 
     name: ClassVar[str] = "stored minus one"
 
     def rule(self, bits: int) -> ZeroRule:
-        """Words are added to, whose carries run into the next field; of 3 `bits` each field."""
+        """Add 1 per field to whole words, with carries into the next field; for 3 `bits` to each field."""
         whole = ZeroRule(add_to_word=_ONES.get(bits, 0), mask=2**bits - 1)
         return whole if bits in _ONES else StoredMinusOnePerField().rule(bits)
 
     def read(self, words: Tensor, packing: Packing) -> Tensor:
-        """int32 words -> zero points in [0, 2**bits)."""
+        """Read int32 words: zero points in [0, 2**bits)."""
         _check(words, packing)
         if packing.bits in _ONES:
             return packing.unpack(words.add(_ONES[packing.bits]))
@@ -104,57 +103,57 @@ class StoredMinusOne(ZeroPoints):
 
     @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Zero points in [0, 2**bits) -> int32 words."""
+        """Write zero points in [0, 2**bits) as int32 words."""
         check_values("zeros", zeros)
         if packing.bits in _ONES:
             return packing.pack(zeros).sub(_ONES[packing.bits])
         return StoredMinusOnePerField().write(zeros, packing)
 
 
-STORED_MINUS_ONE = StoredMinusOne()  # what GPTQ checkpoints mean unless they say gptq_v2
+STORED_MINUS_ONE = StoredMinusOne()  # GPTQ checkpoints but gptq_v2
 
 
 @dataclass(frozen=True)
 class StoredMinusOnePerField(ZeroPoints):
-    """The zero point minus one, field by field and wrapped: TGI's way to write AWQ's as GPTQ's."""
+    """The zero point minus one, field by field, wrapped: TGI's conversion of AWQ to GPTQ."""
 
     name: ClassVar[str] = "stored minus one, per field"
 
     def rule(self, bits: int) -> ZeroRule:
-        """1 is added to each field of so many `bits`, which wraps."""
+        """Add 1 to each field of `bits` bits, with wrap-around."""
         return ZeroRule(add=1, mask=2**bits - 1)
 
     def read(self, words: Tensor, packing: Packing) -> Tensor:
-        """int32 words -> zero points in [0, 2**bits)."""
+        """Read int32 words: zero points in [0, 2**bits)."""
         _check(words, packing)
         return packing.unpack(words).add(1).remainder(2**packing.bits)
 
     @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Zero points in [0, 2**bits) -> int32 words."""
+        """Write zero points in [0, 2**bits) as int32 words."""
         return packing.pack(self._fields(zeros, packing.bits).remainder(2**packing.bits))
 
 
 @dataclass(frozen=True)
 class StoredMinusOneUnmasked(ZeroPoints):
-    """The zero point minus one, field by field, as ExLlama's kernels read it: up to 2**bits."""
+    """The zero point minus one, field by field without wrapping, as in ExLlama's kernels: up to 2**bits."""
 
     name: ClassVar[str] = "stored minus one, unmasked"
 
     def span(self, bits: int) -> tuple[int, int]:
-        """0 cannot be said, 2**bits can."""
+        """1 to 2**bits: 0 has no field."""
         return 1, 2**bits
 
     def rule(self, bits: int) -> ZeroRule:
-        """1 is added to each field of so many `bits`, which does not wrap."""
+        """Add 1 to each field without wrap-around."""
         return ZeroRule(add=1)
 
     def read(self, words: Tensor, packing: Packing) -> Tensor:
-        """int32 words -> zero points in [1, 2**bits]."""
+        """Read int32 words: zero points in [1, 2**bits]."""
         _check(words, packing)
         return packing.unpack(words).add(1)
 
     @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Zero points in [1, 2**bits] -> int32 words."""
+        """Write zero points in [1, 2**bits] as int32 words."""
         return packing.pack(self._fields(zeros, packing.bits))

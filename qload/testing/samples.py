@@ -26,7 +26,7 @@ from qload.formats import (
     ModelOptAWQConfig,
     ModelOptAWQWeight,
 )
-from qload.layouts.exl2 import RUNS
+from qload.layouts.exl2 import RUN_CODES
 from qload.spec import Weight
 
 
@@ -55,7 +55,7 @@ def _exl2(config: Exl2Config, sizes: dict[str, int]) -> dict[str, Tensor]:
     """Groups of 64 rows, the last perhaps of 32, whose widths fall from 8 bits; the same for the same K."""
     sizes["K"] *= 1 if sizes["K"] % 32 == 0 else 32
     K, G = sizes["K"], -(-sizes["K"] // 64)
-    bits = torch.tensor(list(RUNS))[torch.arange(G) * len(RUNS) // G]
+    bits = torch.tensor(list(RUN_CODES))[torch.arange(G) * len(RUN_CODES) // G]
     ends = (bits * torch.tensor([64] * (G - 1) + [K - 64 * (G - 1)]) // 32).cumsum(0)
     sizes["G"], sizes["R"] = G, int(ends[-1])
     starts = torch.cat([torch.zeros(1, dtype=torch.int64), ends[:-1]])

@@ -121,7 +121,7 @@ def test_back_in_its_own_format_each_tensor_is_what_it_was(tmp_path: Path) -> No
             "gptq",
             "kernels read a zero point of 0, stored minus one, as 2**bits; gptq_v2 stores it as it is",
         ),
-        ("gptq", "marlin_24", "more than two of four neighbouring rows hold a value"),
+        ("gptq", "marlin_24", "more than two of four neighbouring rows have a nonzero value"),
         (
             "fp8-block",
             "gptq",

@@ -48,7 +48,7 @@ def integers(group: int = 64, zero: int = 8, zeros: ZeroPoints | None = None, **
 
 def sparse(*, canonical: bool) -> Marlin24Weight:
     """Nothing but codes that mean 0; the metadata of one quad keeps others than packers do."""
-    positions = marlin_24.choose(torch.zeros(K, N, dtype=torch.bool))
+    positions = marlin_24.choose_positions(torch.zeros(K, N, dtype=torch.bool))
     if not canonical:
         positions[0, 0], positions[1, 0] = 0, 1
     return Marlin24Weight(

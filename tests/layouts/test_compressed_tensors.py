@@ -38,7 +38,7 @@ def test_packing_has_an_inverse_at_every_length(bits: int, dense: bool, count: i
     packed = compressed_tensors.pack(codes, bits, dense)
 
     assert packed.shape == (3, compressed_tensors.words(count, bits, dense))
-    assert compressed_tensors.most(packed.shape[1], bits, dense) >= count
+    assert compressed_tensors.capacity(packed.shape[1], bits, dense) >= count
     assert torch.equal(compressed_tensors.unpack(packed, count, bits, dense), codes)
 
 
@@ -51,7 +51,7 @@ def test_both_packings_are_alike_where_they_say_so_and_nowhere_else(bits: int, c
         compressed_tensors.pack(codes, bits, False)[:, : len(codes[0])],
     )
 
-    assert same == compressed_tensors.alike(count, bits)
+    assert same == compressed_tensors.packings_agree(count, bits)
 
 
 @pytest.mark.parametrize(
@@ -65,14 +65,14 @@ def test_both_packings_are_alike_where_they_say_so_and_nowhere_else(bits: int, c
     ],
 )
 def test_three_bits_are_packed_as_their_words_tell(counts: list[tuple[int, int]], dense: bool) -> None:
-    assert compressed_tensors.told("a.words", counts, 3, None) is dense
+    assert compressed_tensors.is_dense("a.words", counts, 3, None) is dense
 
 
 def test_where_both_packings_fit_somebody_has_to_say_which() -> None:
     for said in (True, False):
-        assert compressed_tensors.told("a.words", [(20, 2)], 3, said) is said
+        assert compressed_tensors.is_dense("a.words", [(20, 2)], 3, said) is said
     with pytest.raises(MismatchError, match=r"a\.words: two packings of 3 bits fit"):
-        compressed_tensors.told("a.words", [(20, 2)], 3, None)
+        compressed_tensors.is_dense("a.words", [(20, 2)], 3, None)
 
 
 def test_every_value_of_e2m1_by_its_bits() -> None:

@@ -18,7 +18,7 @@ every_width = pytest.mark.parametrize("bits", WIDTHS)
 
 def bits_of(packing: Any, k: int) -> list[tuple[int, int]]:
     """(word, bit) of each bit of row k, the lowest first."""
-    codes = torch.zeros(exl2.RUNS[packing.bits], packing.bits, dtype=torch.int32)
+    codes = torch.zeros(exl2.RUN_CODES[packing.bits], packing.bits, dtype=torch.int32)
     codes[k] = 2 ** torch.arange(packing.bits)
     words = packing.pack(codes)
     assert words.count_nonzero() == packing.bits
@@ -28,7 +28,7 @@ def bits_of(packing: Any, k: int) -> list[tuple[int, int]]:
 
 @every_width
 def test_a_checkpoint_holds_a_stream(bits: int) -> None:
-    for k in range(exl2.RUNS[bits]):
+    for k in range(exl2.RUN_CODES[bits]):
         places = [divmod(k * bits + i, 32) for i in range(bits)]
 
         assert bits_of(exl2.rows(bits), k) == places
@@ -50,7 +50,7 @@ def test_a_checkpoint_holds_a_stream(bits: int) -> None:
     ],
 )
 def test_six_bits_are_shuffled_within_three_words(k: int, places: list[tuple[int, int]]) -> None:
-    assert bits_of(exl2.shuffled(6), k) == places
+    assert bits_of(exl2.kernel_rows(6), k) == places
 
 
 @pytest.mark.parametrize(
@@ -66,19 +66,19 @@ def test_six_bits_are_shuffled_within_three_words(k: int, places: list[tuple[int
     ],
 )
 def test_five_bits_are_shuffled_within_five_words(k: int, places: list[tuple[int, int]]) -> None:
-    assert bits_of(exl2.shuffled(5), k) == places
+    assert bits_of(exl2.kernel_rows(5), k) == places
 
 
 @pytest.mark.parametrize("bits", [8, 4, 3, 2])
 def test_other_widths_are_shuffled_as_gptqs(bits: int) -> None:
-    assert exl2.shuffled(bits) == exllama.rows(bits)
+    assert exl2.kernel_rows(bits) == exllama.rows(bits)
 
 
 @st.composite
 def layers(draw: st.DrawFn) -> tuple[Exl2Groups, torch.Tensor]:
     """Groups of any widths in any order, and words for them."""
     widths = draw(st.lists(st.sampled_from(WIDTHS), min_size=1, max_size=5))
-    heights = [exl2.RUNS[bits] * bits // 32 * draw(st.integers(1, 3)) for bits in widths]
+    heights = [exl2.RUN_CODES[bits] * bits // 32 * draw(st.integers(1, 3)) for bits in widths]
     starts = torch.tensor([0, *heights]).cumsum(0)
     q_groups = torch.stack([torch.tensor(widths), starts[:-1]], 1).flatten().to(torch.int16)
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))

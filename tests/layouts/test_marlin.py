@@ -149,5 +149,5 @@ def test_scales_may_be_cut_where_their_runs_end() -> None:
 @pytest.mark.parametrize("packing", [marlin.rows, marlin.zeros], ids=["rows", "zeros"])
 @pytest.mark.parametrize("bits", [2, 3, 16])
 def test_bits_that_no_marlin_kernel_reads_are_refused(packing: Callable[[int], Packing], bits: int) -> None:
-    with pytest.raises(ArgumentError, match="4 or 8, which Marlin's kernels read"):
+    with pytest.raises(ArgumentError, match="4 or 8, the widths of Marlin's kernels"):
         packing(bits)

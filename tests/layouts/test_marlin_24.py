@@ -92,7 +92,7 @@ def test_one_field_of_metadata(k: int, n: int, row: int, word: int, bit: int) ->
 def test_a_quad_keeps_what_it_holds_and_fills_up_as_packers_do(held: str, kept: tuple[int, int]) -> None:
     present = torch.tensor([[digit == "1"] for digit in "0000" + held])
 
-    positions = marlin_24.choose(present)
+    positions = marlin_24.choose_positions(present)
 
     assert positions.flatten().tolist() == [2, 3, *kept]
 
@@ -101,15 +101,15 @@ def test_a_quad_keeps_what_it_holds_and_fills_up_as_packers_do(held: str, kept: 
 def test_more_than_two_of_four_are_refused(held: str) -> None:
     present = torch.tensor([[digit == "1"] for digit in "1100" + held])
 
-    with pytest.raises(PatternError, match="more than two of four neighbouring rows hold a value"):
-        marlin_24.choose(present)
+    with pytest.raises(PatternError, match="more than two of four neighbouring rows have a nonzero value"):
+        marlin_24.choose_positions(present)
 
 
 def test_kept_codes_lie_at_their_rows_and_the_fill_elsewhere() -> None:
     kept = torch.tensor([[1, 5], [2, 6], [3, 7], [4, 8]])
     positions = torch.tensor([[0, 2], [1, 3], [1, 0], [3, 3]])
 
-    dense = marlin_24.spread(kept, positions, 9)
+    dense = marlin_24.scatter(kept, positions, 9)
 
     assert dense.T.tolist() == [[1, 2, 9, 9, 9, 3, 9, 4], [9, 9, 5, 6, 7, 9, 9, 8]]
     assert marlin_24.gather(dense, positions).tolist() == kept.tolist()
@@ -140,7 +140,7 @@ def test_metadata_is_read_as_it_was_written(places: torch.Tensor) -> None:
 
     assert torch.equal(marlin_24.read_positions(meta), places)
     assert_same_bits(marlin_24.write_positions(marlin_24.read_positions(meta)), meta)
-    assert marlin_24.invalid(meta) is None
+    assert marlin_24.find_invalid_fields(meta) is None
 
 
 @given(places=positions(), data=st.data())
@@ -149,9 +149,9 @@ def test_what_is_spread_is_gathered_again_from_where_it_lies(places: torch.Tenso
     seed = data.draw(st.integers(0, 2**16))
     kept = torch.randint(1, 16, places.shape, generator=torch.Generator().manual_seed(seed))
 
-    dense = marlin_24.spread(kept, places, 0)
+    dense = marlin_24.scatter(kept, places, 0)
 
-    assert torch.equal(marlin_24.choose(dense != 0), places)
+    assert torch.equal(marlin_24.choose_positions(dense != 0), places)
     assert torch.equal(marlin_24.gather(dense, places), kept)
     assert int((dense != 0).reshape(-1, 4, places.shape[1]).sum(1).max()) == 2
 
@@ -161,7 +161,7 @@ def test_a_field_that_names_no_two_places_in_order_is_found(field: int) -> None:
     meta = torch.full((1, 128), 0x4444, dtype=torch.int16)
     meta[0, 77] = 0x4044 | field << 8
 
-    assert marlin_24.invalid(meta) == (field, 1, 512)
+    assert marlin_24.find_invalid_fields(meta) == (field, 1, 512)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=str)
@@ -170,11 +170,14 @@ def test_two_places_in_order_are_a_field(pair: tuple[int, int]) -> None:
     field = low | high << 2
     word = field * 0x1111
 
-    assert marlin_24.invalid(torch.full((1, 128), word - (word >> 15 << 16), dtype=torch.int16)) is None
+    assert (
+        marlin_24.find_invalid_fields(torch.full((1, 128), word - (word >> 15 << 16), dtype=torch.int16))
+        is None
+    )
 
 
 def test_metadata_is_16_bits_and_codes_are_4_or_8() -> None:
     with pytest.raises(ArgumentError, match="dtype int16"):
         marlin_24.read_positions(torch.zeros(1, 128, dtype=torch.int32))
-    with pytest.raises(ArgumentError, match="4 or 8, which Marlin's kernels read"):
+    with pytest.raises(ArgumentError, match="4 or 8, the widths of Marlin's kernels"):
         marlin_24.rows(2)

@@ -23,7 +23,7 @@ NAMED = {
     **{f"marlin 2:4 {bits}": marlin_24.rows(bits) for bits in (4, 8)},
     **{f"compressed {bits}": compressed_tensors.rows(bits, dense=True) for bits in (2, 3, 4, 5, 6, 7, 8)},
     **{f"compressed by words {bits}": compressed_tensors.rows(bits, dense=False) for bits in (3, 5, 6, 7)},
-    **{f"exl2 shuffled {bits}": exl2.shuffled(bits) for bits in (5, 6)},
+    **{f"exl2 shuffled {bits}": exl2.kernel_rows(bits) for bits in (5, 6)},
 }
 PACKINGS = [pytest.param(packing, id=name) for name, packing in NAMED.items()]
 ROWWISE = [name for name, packing in NAMED.items() if packing.pattern.startswith("(kp")]
