@@ -45,7 +45,7 @@ class ZeroPoints(ABC):
 
     @abstractmethod
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Write zero points in plain order as int32 words in the order `packing`; the inverse of `read`.
+        """Write `zeros`, zero points in plain order, as int32 words in the order `packing`; the inverse of `read`.
 
         ArgumentError for zero points of a float dtype or beyond `span`.
         """
@@ -78,7 +78,7 @@ class Stored(ZeroPoints):
 
     @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Write zero points in [0, 2**bits) as int32 words."""
+        """Write `zeros` in [0, 2**bits) as int32 words."""
         check_values("zeros", zeros)
         return packing.pack(zeros)
 
@@ -103,7 +103,7 @@ class StoredMinusOne(ZeroPoints):
 
     @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Write zero points in [0, 2**bits) as int32 words."""
+        """Write `zeros` in [0, 2**bits) as int32 words."""
         check_values("zeros", zeros)
         if packing.bits in _ONES:
             return packing.pack(zeros).sub(_ONES[packing.bits])
@@ -130,7 +130,7 @@ class StoredMinusOnePerField(ZeroPoints):
 
     @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Write zero points in [0, 2**bits) as int32 words."""
+        """Write `zeros` in [0, 2**bits) as int32 words."""
         return packing.pack(self._fields(zeros, packing.bits).remainder(2**packing.bits))
 
 
@@ -155,5 +155,5 @@ class StoredMinusOneUnmasked(ZeroPoints):
 
     @checked
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Write zero points in [1, 2**bits] as int32 words."""
+        """Write `zeros` in [1, 2**bits] as int32 words."""
         return packing.pack(self._fields(zeros, packing.bits))
