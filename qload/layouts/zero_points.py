@@ -45,7 +45,7 @@ class ZeroPoints(ABC):
 
     @abstractmethod
     def write(self, zeros: Tensor, packing: Packing) -> Tensor:
-        """Write `zeros`, zero points in plain order, as int32 words in the order `packing`; the inverse of `read`.
+        """Write `zeros`, zero points in plain order, as words in the order `packing`; the inverse of `read`.
 
         ArgumentError for zero points of a float dtype or beyond `span`.
         """

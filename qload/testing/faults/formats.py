@@ -27,7 +27,9 @@ FAULTS = (
         "left = self.rows.cumsum(0)[group] -",
         "left = -1 + self.rows.cumsum(0)[group] -",
     ),
-    Fault("exl2-starts-signed", _GROUPS, "starts = pairs[:, 1] % STARTS", "starts = pairs[:, 1].clone()"),
+    Fault(
+        "exl2-starts-signed", _GROUPS, "starts = pairs[:, 1] % START_LIMIT", "starts = pairs[:, 1].clone()"
+    ),
     Fault("exl2-six-bits-as-they-come", _GROUPS, "if bits not in (5, 6):", "if bits != 5:"),
     Fault("eetq-pairs-apart", "qload/layouts/eetq.py", "np (kt u x t r h)", "np (u kt x t r h)"),
     Fault(
@@ -83,7 +85,12 @@ FAULTS = (
         "return True if said is None else",
     ),
     Fault("ct-one-zero-of-another-sign", _ONE, "zeros=stored + 2", "zeros=-stored + 2"),
-    Fault("ct-one-scale-for-all-parts", _ONE, "scales=scales,", "scales=scales[:1].expand_as(scales),"),
+    Fault(
+        "ct-one-scale-for-all-parts",
+        _ONE,
+        "scales=scales,\n            zeros=stored +",
+        "scales=scales[:1].expand_as(scales),\n            zeros=stored +",
+    ),
     Fault(
         "awq-outputs-exchanged",
         _AWQ,
