@@ -8,8 +8,7 @@ from os import PathLike
 from typing import Any, Self, TypeVar
 
 from qload.architecture import Architecture, Inventory, architecture_of
-from qload.architecture.config import is_usual_class
-from qload.architecture.drafts import is_draft
+from qload.architecture.config import is_draft, is_usual_class
 from qload.detect import (
     Claims,
     FoundConfig,

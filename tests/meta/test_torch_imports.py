@@ -11,9 +11,8 @@ PACKAGES = ("cli", "errors", "hub", "native", "sentences", "storage")
 READS_TENSORS = {f"qload.storage.{name}" for name in ("memory", "protocol", "rows", "safetensors")}
 MODULES = {
     "qload.architecture.config",
-    "qload.architecture.drafts",
-    "qload.architecture.names",
-    "qload.architecture.tables",
+    "qload.architecture.model_tables",
+    "qload.architecture.table",
     "qload.conversion.report",
     "qload.conversion.shard_report",
     "qload.detect.files",
