@@ -83,7 +83,7 @@ def explain(
     """
     by_first_alone(ctx)
     from qload import native
-    from qload.listing.answer import make_report
+    from qload.listing.report_base import make_report
     from qload.plan.explained import Explanation
     from qload.storage.locate import locate
 

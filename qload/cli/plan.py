@@ -73,7 +73,7 @@ def plan(
     """
     by_first_alone(ctx)
     from qload import native
-    from qload.listing.answer import make_report
+    from qload.listing.report_base import make_report
     from qload.plan.report import ShardingPlan
     from qload.storage.locate import locate
 

@@ -22,7 +22,7 @@ from qload.detect import (
 from qload.errors import QloadError
 from qload.experts import ExpertStacks, with_experts
 from qload.listing import Account, Groups, account
-from qload.listing.answer import UNSUPPORTED
+from qload.listing.report_base import UNSUPPORTED
 from qload.loader import FormatLoader, LayerDescription
 from qload.spec import Role, TensorSpec
 from qload.storage import (

@@ -17,7 +17,7 @@ MODULES = {
     "qload.conversion.shard_report",
     "qload.detect.files",
     "qload.diff.report",
-    "qload.listing.answer",
+    "qload.listing.report_base",
     "qload.plan.explained",
     "qload.plan.report",
     "qload.verify.prompt",
