@@ -85,7 +85,7 @@ def explain(
     from qload import native
     from qload.listing.report_base import make_report
     from qload.plan.explained import Explanation
-    from qload.storage.locate import locate
+    from qload.storage.checkpoint_files import locate
 
     def explained(place: "str | PathLike[str]") -> Explanation:
         locate(place)  # refuses a wrong path before torch is imported

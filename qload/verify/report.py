@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 from qload.errors import QloadError
 from qload.errors.causes import CauseGroup, cause_of, group_by_cause
 from qload.listing.report_base import INTERNAL, UNSUPPORTED, Answer
-from qload.storage.locate import locate
+from qload.storage.checkpoint_files import locate
 from qload.verify.rule_pages import remedy_of
 
 if TYPE_CHECKING:

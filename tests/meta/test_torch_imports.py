@@ -8,7 +8,7 @@ from pathlib import Path
 from tests.paths import ROOT
 
 PACKAGES = ("cli", "errors", "hub", "native", "sentences", "storage")
-READS_TENSORS = {f"qload.storage.{name}" for name in ("memory", "protocol", "rows", "safetensors")}
+READS_TENSORS = {f"qload.storage.{name}" for name in ("memory", "protocol", "safetensors")}
 MODULES = {
     "qload.architecture.config",
     "qload.architecture.model_tables",

@@ -123,11 +123,11 @@ FAULTS = (
     ),
     Fault(
         "tail-lost",
-        "qload/storage/rectangles.py",
+        "qload/storage/file_reads.py",
         "opened.read_into(run.data, first)",
         "opened.read_into(run.data, first)\n        run[-1] = 0",
     ),
-    Fault("replaced-unseen", "qload/storage/open_files.py", "if now != known:", "if False:"),
+    Fault("replaced-unseen", "qload/storage/file_reads.py", "if now != known:", "if False:"),
     Fault("half-read", "qload/devices/cuda_files.py", "return bool(place < 0)", "return True"),
     Fault("overlap-unseen", "qload/storage/header.py", "if entry.begin != at:", "if entry.begin > at:"),
     Fault(
