@@ -25,7 +25,7 @@ FAULTS = (
     Fault("exllama-order", "qload/layouts/exllama.py", "kp n (r j)", "kp n (j r)"),
     Fault(
         "straddle-lost",
-        "qload/sentences/words.py",
+        "qload/sentences/sentence.py",
         "while low < bits:\n",
         "while low < bits and (low == 0 or bits != 3):\n",
     ),
