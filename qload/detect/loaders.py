@@ -35,7 +35,8 @@ from qload.formats.unquantized import FLOATS
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import ConfiguredFormat, FormatLoader, WeightsLoader
 from qload.loader.named_modules import NOTHING_NAMED
-from qload.spec import Role, above
+from qload.spec import Role
+from qload.spec.weight import TARGET_LOADER, call_upward
 from qload.storage import WeightStorage
 
 log: logging.Logger = logging.getLogger("qload")
@@ -241,9 +242,9 @@ def for_target(loader: WeightsLoader, target: Target | None) -> WeightsLoader:
     """A loader that repacks for a kernel what `loader` loads; `target` None: as it is."""
     if target is None:
         return loader
-    named = target if isinstance(target, KernelTarget) else KernelTarget(target)
-    made: WeightsLoader = above.call(above.TARGET, loader, named)
-    return made
+    kernel_target = target if isinstance(target, KernelTarget) else KernelTarget(target)
+    repacking: WeightsLoader = call_upward(TARGET_LOADER, loader, kernel_target)
+    return repacking
 
 
 def loader_from_claims(found: FoundConfig | None, storage: WeightStorage | None) -> FormatLoader:

@@ -180,7 +180,7 @@ def bit_stream(bits: int, count: int) -> tuple[CodeField, ...]:
 
 @dataclass(frozen=True)
 class WordSentence:
-    """A layout sentence whose last parenthesis fills int32 words with codes of `bits` bits, first code lowest.
+    """A layout sentence whose last parenthesis fills int32 words with `bits`-bit codes, first code lowest.
 
         WordSentence(4, "(kp i) n -> kp n (i)", i=8)             8 codes a word
         WordSentence(3, "(kp i) n -> (kp w) n (i)", i=32, w=3)   32 codes in 3 words, a bit stream

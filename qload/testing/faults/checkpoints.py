@@ -55,7 +55,7 @@ FAULTS = (
     ),
     Fault(
         "index-unchecked",
-        "qload/spec/indices.py",
+        "qload/spec/tensor.py",
         "wrong = ((index < 0) | (index >= limit)).nonzero()",
         "wrong = (index < 0).nonzero()[:0]",
     ),
