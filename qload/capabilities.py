@@ -7,7 +7,7 @@ from math import lcm
 
 import torch
 
-from qload.detect.claims import DECLARES, READS
+from qload.detect.config_reader import DECLARES, READS
 from qload.experts.stack_finder import find_stacks
 from qload.experts.stack_layouts import BYTES_OF_BLOCK, FIELDS
 from qload.formats import FORMATS

@@ -1,4 +1,4 @@
 from .architecture import Architecture as Architecture
+from .architecture import Inventory as Inventory
+from .architecture import Missing as Missing
 from .architecture import architecture_of as architecture_of
-from .inventory import Inventory as Inventory
-from .inventory import Missing as Missing

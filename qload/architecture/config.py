@@ -1,18 +1,31 @@
-"""What a model's config says of sizes and flags, as hostile input: what cannot be believed is not known."""
+"""Sizes, flags and kind of a model, from its config as hostile input: an implausible value counts as unknown.
 
-from collections.abc import Mapping
+Draft models for speculative decoding may share the embedding or head of their target model. EAGLE has one
+decoder layer (`layers.0` without its first norm, or `midlayer`) and `fc`, a projection of the target's hidden
+states. EAGLE-3 has a smaller vocabulary, with the maps `d2t` and `t2d`. An exported MTP layer keeps its layer
+number, above those of the target. Sources: SafeAILab/EAGLE, vllm-project/speculators,
+deepseek-ai/DeepSeek-V3.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qload.architecture.expressions import value
-from qload.architecture.table import Flag, Size, Table
-from qload.architecture.tables import TABLES, TEXT_OF, TIED_AROUND
+from qload.architecture.model_tables import TABLES, TEXT_TYPES, TIED_TYPES
+from qload.architecture.table import Flag, Size, Table, evaluate_size
 from qload.detect.files import shown
 
-LARGEST = 1 << 63  # a size beyond is not believed
+SIZE_LIMIT = 1 << 63  # a size beyond is not believed
 INNER = ("text_config", "llm_config", "language_config")
 TIE = "tie_word_embeddings"
-CLASSES = ("LM", "Model", "Generation", "Classification", "Answering")  # the ends of transformers' names
+CLASS_SUFFIXES = (
+    "LM",
+    "Model",
+    "Generation",
+    "Classification",
+    "Answering",
+)  # the ends of transformers' names
 CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
@@ -24,7 +37,7 @@ def model_of(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
     for key in INNER:
         text = config.get(key)
         if isinstance(text, dict):
-            kind = text.get("model_type", TEXT_OF.get(own) if isinstance(own, str) else None)
+            kind = text.get("model_type", TEXT_TYPES.get(own) if isinstance(own, str) else None)
             return (kind, text) if isinstance(kind, str) and kind in TABLES else None
     return None
 
@@ -35,10 +48,10 @@ def read_sizes(table: Table, config: Mapping[str, Any]) -> tuple[Mapping[str, in
     later: dict[str, str] = {}
     notes = []
     for name, size in table.sizes.items():
-        said = _said(size, config)
+        said = _stated_size(size, config)
         if isinstance(said, str):
             later[name] = said
-        elif said is None or (type(said) is int and 0 <= said < LARGEST):
+        elif said is None or (type(said) is int and 0 <= said < SIZE_LIMIT):
             sizes[name] = said
         else:
             sizes[name] = None
@@ -47,7 +60,7 @@ def read_sizes(table: Table, config: Mapping[str, Any]) -> tuple[Mapping[str, in
                 f"config.json: {key} is {shown(said)}, and no size: what follows from it is not checked"
             )
     for name, text in later.items():
-        sizes[name] = value(text, sizes)
+        sizes[name] = evaluate_size(text, sizes)
     return sizes, tuple(notes)
 
 
@@ -84,16 +97,16 @@ class Tie:
     outer: bool = False
 
     def __str__(self) -> str:
-        value = str(self.tied).lower()
+        evaluate_size = str(self.tied).lower()
         if self.key:
-            return f"{self.key} is {value}" + (f", and {self.denied} is not" if self.denied else "")
-        return f"{TIE} is not in config.json, and {value} by default for {self.kind}"
+            return f"{self.key} is {evaluate_size}" + (f", and {self.denied} is not" if self.denied else "")
+        return f"{TIE} is not in config.json, and {evaluate_size} by default for {self.kind}"
 
 
 def tie_of(config: Mapping[str, Any]) -> Tie:
     """Find the tie in config.json: at its top, in its text model's section, or by default of the type."""
     model, outer = model_of(config), config.get("model_type")
-    text = model[1] if model else _text_of(config)
+    text = model[1] if model else _text_config(config)
     places = {TIE: config}
     if text is not None and text is not config:
         places[f"{next(key for key in INNER if config.get(key) is text)}.{TIE}"] = text
@@ -105,12 +118,12 @@ def tie_of(config: Mapping[str, Any]) -> Tie:
             next(key for key in known if known[key] is tied),
             denied=next((key for key in known if known[key] is not tied), ""),
         )
-    if model is not None and text is not config and isinstance(outer, str) and outer in TIED_AROUND:
+    if model is not None and text is not config and isinstance(outer, str) and outer in TIED_TYPES:
         return Tie(True, kind=outer, outer=True)
     return Tie(TABLES[model[0]].tied, kind=model[0]) if model else Tie(None)
 
 
-def _text_of(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return next((config[key] for key in INNER if isinstance(config.get(key), dict)), None)
 
 
@@ -130,7 +143,7 @@ def is_usual_class(config: Mapping[str, Any]) -> bool:
         return True
     begin = _letters(kind.removesuffix("_text"))
     return any(
-        isinstance(name, str) and name.endswith(CLASSES) and _letters(name).startswith(begin)
+        isinstance(name, str) and name.endswith(CLASS_SUFFIXES) and _letters(name).startswith(begin)
         for name in named
     )
 
@@ -139,7 +152,7 @@ def _letters(text: str) -> str:
     return "".join(filter(str.isalnum, text.lower()))
 
 
-def _said(size: Size, config: Mapping[str, Any]) -> Any:
+def _stated_size(size: Size, config: Mapping[str, Any]) -> Any:
     """A size as the config has it, or the default as a number or an expression.
 
     A text that the config has is wrapped, so that it is not taken for an expression.
@@ -151,3 +164,42 @@ def _said(size: Size, config: Mapping[str, Any]) -> Any:
                 return size.null
             return [said] if isinstance(said, str) else said
     return size.default
+
+
+# Words in the class names and model types of drafts, in any case.
+DRAFT_WORDS = re.compile(r"eagle|medusa|hydra|mtp|nextn|speculat|draft", re.IGNORECASE)
+DRAFT_KEYS = ("speculators_model_type", "draft_vocab_size")  # keys of config.json, only in drafts
+# Name segments only in drafts, and prefixes only at the top level of a draft.
+DRAFT_SEGMENTS = frozenset(("midlayer", "d2t", "t2d"))
+DRAFT_PREFIXES = ("fc.", "model.fc.")
+# Tensors only in MTP layers: two norms, and a projection of their joined outputs.
+# Source: deepseek-ai/DeepSeek-V3, README_WEIGHTS.md.
+PREDICTING = frozenset(("eh_proj", "enorm", "hnorm"))
+LAYER_PREFIX = re.compile(r"(.*?\b(?:layers|h)\.\d+)\.")
+
+
+def is_draft(config: Mapping[str, Any], names: Iterable[str]) -> bool:
+    """Return whether a checkpoint is a draft without its target, by its config or its tensor names."""
+    if isinstance(config.get("vision_config"), dict):  # a vision-language model, such as NVIDIA's Eagle
+        return False
+    classes = config.get("architectures")
+    named = [config.get("model_type"), *(classes if isinstance(classes, list) else ())]
+    if any(key in config for key in DRAFT_KEYS) or any(
+        isinstance(n, str) and DRAFT_WORDS.search(n) for n in named
+    ):
+        return True
+    return _has_draft_names(names)
+
+
+def _has_draft_names(names: Iterable[str]) -> bool:
+    layers: dict[str, bool] = {}  # layer -> whether it is an MTP layer
+    joined = False
+    for name in names:
+        parts = name.split(".")
+        if not DRAFT_SEGMENTS.isdisjoint(parts):
+            return True
+        joined = joined or name.startswith(DRAFT_PREFIXES)
+        layer = LAYER_PREFIX.match(name)
+        if layer is not None:
+            layers[layer[1]] = layers.get(layer[1], False) or not PREDICTING.isdisjoint(parts)
+    return bool(layers) and (all(layers.values()) or (joined and len(layers) == 1))

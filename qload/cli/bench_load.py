@@ -66,7 +66,7 @@ def bench_load(
     that fills the cache of files. On a CUDA device also the most memory above what the result takes.
     """
     from qload import native
-    from qload.storage.locate import locate
+    from qload.storage.checkpoint_files import locate
 
     native.check()
     with opened(path, whole=True) as place, progress_bar() as progress:

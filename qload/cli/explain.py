@@ -83,9 +83,9 @@ def explain(
     """
     by_first_alone(ctx)
     from qload import native
-    from qload.listing.answer import make_report
+    from qload.listing.report_base import make_report
     from qload.plan.explained import Explanation
-    from qload.storage.locate import locate
+    from qload.storage.checkpoint_files import locate
 
     def explained(place: "str | PathLike[str]") -> Explanation:
         locate(place)  # refuses a wrong path before torch is imported

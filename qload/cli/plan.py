@@ -73,9 +73,9 @@ def plan(
     """
     by_first_alone(ctx)
     from qload import native
-    from qload.listing.answer import make_report
+    from qload.listing.report_base import make_report
     from qload.plan.report import ShardingPlan
-    from qload.storage.locate import locate
+    from qload.storage.checkpoint_files import locate
 
     def planned(place: "str | PathLike[str]") -> ShardingPlan:
         locate(place)  # refuses a wrong path before torch is imported

@@ -137,7 +137,7 @@ def run(
     if (prompt is None) == (prompt_ids is None):
         raise click.UsageError("either --prompt-ids or --prompt has to say the prompt")
     from qload import native
-    from qload.storage.locate import locate
+    from qload.storage.checkpoint_files import locate
 
     native.check()
     if isinstance(path, Path) and LAUNCHED not in os.environ:

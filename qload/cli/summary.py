@@ -14,7 +14,7 @@ from qload.cli.text import name, percent, plural, safe, size
 
 if TYPE_CHECKING:
     from qload.listing import Coverage
-    from qload.listing.answer import AnswerByLayer
+    from qload.listing.report_base import AnswerByLayer
     from qload.plan import ExplainedLayer, Explanation, ShardingPlan, WorldPlan
     from qload.verify import Finding, Report
 

@@ -17,7 +17,7 @@ from qload.conversion.write import Progress
 from qload.conversion.written import SHARD_SIZE, NewCheckpoint, nothing, of_checkpoint, target_of
 from qload.diff import LayerDiff, diff
 from qload.errors import ArgumentError, checked
-from qload.listing.answer import INTERNAL
+from qload.listing.report_base import INTERNAL
 from qload.loader.finite_scales import Nonfinite, check_nonfinite
 from qload.parallel import ProcessGroup
 from qload.verify.crew import Crew

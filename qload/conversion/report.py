@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qload.listing.answer import AnswerByLayer
+from qload.listing.report_base import AnswerByLayer
 from qload.verify.report import Finding
 
 Became = Literal["bits", "rounded", "differs", "refused"]

@@ -1,6 +1,6 @@
-from .agreement import check_configs as check_configs
-from .agreement import config_notes as config_notes
-from .claims import read_claims as read_claims
+from .config_reader import check_configs as check_configs
+from .config_reader import config_notes as config_notes
+from .config_reader import read_claims as read_claims
 from .files import FoundConfig as FoundConfig
 from .files import find_config as find_config
 from .files import find_configs as find_configs

@@ -8,9 +8,8 @@ from typing import Any, Literal, overload
 
 import torch
 
-from qload.detect.claims import read_claims
+from qload.detect.config_reader import named_modules, read_claims
 from qload.detect.dialects import METHOD_KEYS, Recogniser, refuse_foreign
-from qload.detect.entries import named_modules
 from qload.detect.files import FoundConfig
 from qload.detect.validation import Claims
 from qload.errors import ArgumentError, ConfigError, UnsupportedFormatError, checked
@@ -36,7 +35,8 @@ from qload.formats.unquantized import FLOATS
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import ConfiguredFormat, FormatLoader, WeightsLoader
 from qload.loader.named_modules import NOTHING_NAMED
-from qload.spec import Role, above
+from qload.spec import Role
+from qload.spec.weight import TARGET_LOADER, call_upward
 from qload.storage import WeightStorage
 
 log: logging.Logger = logging.getLogger("qload")
@@ -242,9 +242,9 @@ def for_target(loader: WeightsLoader, target: Target | None) -> WeightsLoader:
     """A loader that repacks for a kernel what `loader` loads; `target` None: as it is."""
     if target is None:
         return loader
-    named = target if isinstance(target, KernelTarget) else KernelTarget(target)
-    made: WeightsLoader = above.call(above.TARGET, loader, named)
-    return made
+    kernel_target = target if isinstance(target, KernelTarget) else KernelTarget(target)
+    repacking: WeightsLoader = call_upward(TARGET_LOADER, loader, kernel_target)
+    return repacking
 
 
 def loader_from_claims(found: FoundConfig | None, storage: WeightStorage | None) -> FormatLoader:
@@ -275,10 +275,6 @@ def settle(found: FoundConfig | None, storage: WeightStorage | None) -> Claims |
         return Claims(
             method="unquantized",
             format="unquantized",
-            bits=None,
-            group_size=None,
-            sym=None,
-            desc_act=None,
             file=found.file,
             section=found.section,
             notes=(f"{found.file}: {found.section} has no quant_method, and all weights are plain",),
@@ -299,7 +295,7 @@ def settle(found: FoundConfig | None, storage: WeightStorage | None) -> Claims |
     if "group_size" not in stored:
         raise ConfigError("gptq_bits", LEGACY["group_size"], "a tensor, as there is gptq_bits", "nothing")
     bits, group_size = stored["bits"], stored["group_size"]
-    base = claims or Claims("gptq", "gptq", bits, group_size, None, None, LEGACY["bits"])
+    base = claims or Claims("gptq", "gptq", LEGACY["bits"], bits=bits, group_size=group_size)
     if outlived:
         base = replace(base, file=outlived.file, exclusions=outlived.exclusions)
     sym = bool(stored["sym"]) if "sym" in stored else base.sym

@@ -28,12 +28,12 @@ class Claims:
 
     method: str
     format: str
-    bits: int | None
-    group_size: int | None
-    sym: bool | None
-    desc_act: bool | None
     file: str
     section: str = ""
+    bits: int | None = None
+    group_size: int | None = None
+    sym: bool | None = None
+    desc_act: bool | None = None
     formats: tuple[ConfiguredFormat, ...] = ()
     exclusions: Exclusions = NOTHING
     loader: Callable[[], FormatLoader] | None = None

@@ -15,7 +15,7 @@ from qload.devices.meaning import Meaning
 from qload.devices.tensors import FLOATS, address, block, dense, is_plain
 from qload.native import is_on, isa, load, threads
 from qload.sentences import WORD_BITS, Digit, FieldMove, WordSentence
-from qload.sentences.digits import (
+from qload.sentences.strided_digits import (
     WHOLE_BITS,
     Axis,
     Runs,

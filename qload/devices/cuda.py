@@ -18,7 +18,7 @@ from qload.devices.meaning import Meaning
 from qload.devices.tensors import FLOATS, address, is_plain
 from qload.native import is_on, load
 from qload.sentences import WORD_BITS, Digit, WordSentence
-from qload.sentences.digits import (
+from qload.sentences.strided_digits import (
     WHOLE_BITS,
     Axis,
     axis_digits,

@@ -21,7 +21,7 @@ from qload.devices.cuda_current import stream
 from qload.devices.operands import Stored, StoredCodes, StoredRows, StoredSparse, StoredStreams, StoredTable
 from qload.devices.tensors import FLOATS, address
 from qload.sentences import WORD_BITS, AxisDigit, Sentence
-from qload.sentences.digits import axis_digits, holds_whole_codes, to_strided
+from qload.sentences.strided_digits import axis_digits, holds_whole_codes, to_strided
 
 
 def dequantize_stored(stored: Stored, out: Tensor, start: int = 0, factors: Tensor | None = None) -> bool:

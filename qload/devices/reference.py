@@ -16,7 +16,7 @@ from qload.devices.meaning import group_runs
 from qload.devices.operands import CodeValues
 from qload.devices.tensors import block, dense
 from qload.sentences import AxisDigits, WordSentence
-from qload.sentences.digits import WHOLE_BITS, runs_in_turn
+from qload.sentences.strided_digits import WHOLE_BITS, runs_in_turn
 
 Sizes = Mapping[str, int]
 BYTE = 8

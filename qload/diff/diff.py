@@ -5,7 +5,7 @@ from contextlib import closing
 from os import PathLike
 
 from qload.architecture import Architecture
-from qload.architecture.names import spelled
+from qload.architecture.table import spelled
 from qload.diff.layers import layer_diff, tensor_diff
 from qload.diff.report import CheckpointDiff, LayerDiff, Outcome, unreadable
 from qload.errors import StorageError, UnsupportedFormatError, checked

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Literal
 
-from qload.listing.answer import AnswerByLayer
+from qload.listing.report_base import AnswerByLayer
 from qload.verify.report import Report, reason_of, refused_path
 
 Outcome = Literal["bits", "rounded", "differs", "shape", "missing", "refused", "unread"]

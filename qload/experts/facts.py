@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from qload.architecture import Architecture
-from qload.architecture.gating import GATING
+from qload.architecture.model_tables import GATING
 from qload.errors import ArgumentError, check_fields
 from qload.experts.gated import GatedActivation
 

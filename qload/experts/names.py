@@ -6,9 +6,8 @@ from functools import cache
 from typing import Protocol
 
 from qload.architecture import Architecture
-from qload.architecture.names import spellings
-from qload.architecture.table import Row
-from qload.architecture.tables import TABLES
+from qload.architecture.model_tables import TABLES
+from qload.architecture.table import Row, spellings
 from qload.errors import MismatchError, TwoFormatsError, UnsupportedFormatError
 from qload.experts.stack_layouts import LAYERS, stack_names
 from qload.loader import TensorSource

@@ -13,7 +13,7 @@ from torch import Tensor
 from qload.errors import MismatchError
 from qload.layouts import Order
 from qload.storage import TensorInfo
-from qload.storage.rectangles import GAP
+from qload.storage.file_reads import GAP
 
 TURNED = Order("k n -> n k")
 WINDOW_BYTES = 8 << 20  # of whole rows, read at once for some of their columns

@@ -13,7 +13,8 @@ from qload.experts.local import LocalExperts
 from qload.experts.repacking import repacked, restored
 from qload.experts.stack import Stack
 from qload.layouts import ZeroPoints
-from qload.spec import Weight, above
+from qload.spec import Weight
+from qload.spec.weight import EXPERTS_FACTORY, call_upward
 
 if TYPE_CHECKING:
     from torch import nn
@@ -192,7 +193,7 @@ class ExpertsWeight:
             Of the activations: scales and biases of experts in a kernel's order become of this type, as those
             of `Weight.get_linear`; None keeps them.
         """
-        module: nn.Module = above.call(above.EXPERTS, self, activations, maximum, dtype)
+        module: nn.Module = call_upward(EXPERTS_FACTORY, self, activations, maximum, dtype)
         return module
 
     def __repr__(self) -> str:

@@ -15,7 +15,7 @@ from qload.devices import StoredTable
 from qload.errors import DtypeError, MissingTensorError, ShapeError, UnsupportedFormatError
 from qload.layouts import NibblePairs
 from qload.spec import Role, TensorSpec
-from qload.spec.blob import read_blob, wrong
+from qload.spec.json_tensor import read_blob, wrong
 
 NF4_BITS = 4
 STORAGES = (torch.uint8, torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -10,7 +10,7 @@ from qload import spec
 from qload.devices import StoredCodes, StoredRows
 from qload.errors import AmbiguousIndexError, ArgumentError, MismatchError, ShapeError
 from qload.layouts import compressed_tensors
-from qload.sentences.digits import WHOLE_BITS
+from qload.sentences.strided_digits import WHOLE_BITS
 from qload.spec import Role, TensorSpec
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)

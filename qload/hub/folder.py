@@ -17,8 +17,8 @@ from qload.hub.ids import HubId
 from qload.hub.listing import Listing, list_files
 from qload.hub.ranges import HubFile, Traffic
 from qload.storage import Place, RemoteFolder, locate, read_whole
-from qload.storage.locate import INDEX, MAX_INDEX, SUFFIX
-from qload.storage.remote import read_range
+from qload.storage.checkpoint_files import INDEX, MAX_INDEX, SUFFIX
+from qload.storage.files import read_range
 
 _log = logging.getLogger("qload")
 

@@ -20,7 +20,7 @@ from qload.kernel_formats.plain_integers import Origin
 from qload.layouts import Order, Packing, marlin, panels
 from qload.layouts import gptq as gptq_layout
 from qload.sentences import Digit, strides
-from qload.sentences.digits import axis_digits, holds_whole_codes, in_common
+from qload.sentences.strided_digits import axis_digits, holds_whole_codes, in_common
 from qload.spec import Weight
 from qload.spec.weight import tensor_names
 

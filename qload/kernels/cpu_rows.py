@@ -31,7 +31,7 @@ from qload.formats import (
     MXFP8Weight,
 )
 from qload.layouts import ClippedCodes, NibblePairs, PackedCodes
-from qload.sentences.digits import stream_axis
+from qload.sentences.strided_digits import stream_axis
 from qload.spec import Codes, Weight
 
 BYTE = 8

@@ -30,7 +30,7 @@ from qload.kernel_formats import (
     GPTQMarlinWeight,
 )
 from qload.sentences import WORD_BITS
-from qload.sentences.digits import WHOLE_BITS, holds_whole_codes
+from qload.sentences.strided_digits import WHOLE_BITS, holds_whole_codes
 from qload.spec import Weight, outputs, ranges
 
 SCRATCH = 160 << 20  # bytes of a slice on a GPU

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from qload.errors import QloadError, UnreadTensorsError, UnsupportedFormatError
 from qload.errors.causes import cause_of
 from qload.formats.unquantized import FLOATS
-from qload.listing.groups import Groups
+from qload.listing.layer_index import Groups
 from qload.loader import LayerDescription
 from qload.storage import TensorInfo
 from qload.weights import LoadReport, Weights

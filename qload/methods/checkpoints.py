@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from qload.detect import Target, loader_from_config
-from qload.detect.claims import METHODS, READS
+from qload.detect.config_reader import METHODS, READS
 from qload.errors import ArgumentError, ConfigError, check_type
 from qload.kernels.declared import Activations
 from qload.loader import FormatLoader, ModuleLoader

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from qload.listing.answer import Answer
+from qload.listing.report_base import Answer
 
 if TYPE_CHECKING:
     from qload.plan.kernels import KernelChoice

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from qload.errors import QloadError
-from qload.listing.answer import Answer
+from qload.listing.report_base import Answer
 
 if TYPE_CHECKING:
     from qload.plan.alternatives import Alternative

@@ -1,8 +1,15 @@
 """Layouts as sentences: where each element lies, as data. `qload.devices` moves tensors by them."""
 
-from qload.sentences.digits import AxisDigit, Digit, FieldMove
-from qload.sentences.sentence import AxisDigits, Sentence, parse_side, strides
-from qload.sentences.words import WORD_BITS, CodeField, WordSentence
+from qload.sentences.sentence import (
+    WORD_BITS,
+    AxisDigits,
+    CodeField,
+    Sentence,
+    WordSentence,
+    parse_side,
+    strides,
+)
+from qload.sentences.strided_digits import AxisDigit, Digit, FieldMove
 
 __all__ = [
     "WORD_BITS",

@@ -1,4 +1,4 @@
-"""A layout sentence: one line in einops notation that says where each element lies. Data alone, no tensor.
+"""Layout sentences: one line in einops notation gives the place of each element. Data alone, no tensor.
 
     Sentence("(kp i) n -> kp n i", i=8)
 
@@ -14,11 +14,11 @@ from functools import cached_property
 from math import prod
 from typing import Any
 
-from qload.errors import PatternError, checked
+from qload.errors import ArgumentError, PatternError, checked
 
 _TOKEN = re.compile(r"\(|\)|[a-z]+|\S")
 
-MOST_KNOWN = 1 << 10  # answers that a sentence remembers
+MAX_CACHED_RESULTS = 1 << 10  # answers that a sentence remembers
 
 AxisDigits = tuple[tuple[str, ...], ...]
 
@@ -72,7 +72,7 @@ class Sentence:
 
     def remember(self, question: Any, answer: Any) -> None:
         """Keep the `answer` to a `question`, while there are few: a hostile file may have any shapes."""
-        if len(self.known) < MOST_KNOWN:
+        if len(self.known) < MAX_CACHED_RESULTS:
             self.known[question] = answer
 
     def _solved(self, shape: tuple[int, ...], groups: AxisDigits) -> dict[str, int]:
@@ -149,3 +149,109 @@ def parse_side(pattern: str, side: str) -> AxisDigits:
     if inside is not None:
         raise PatternError(pattern, "'(' without ')'")
     return tuple(groups)
+
+
+WORD_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class CodeField:
+    """`width` bits of code `code` from its bit `low` up lie at bit `bit` of word `word`."""
+
+    code: int
+    low: int
+    width: int
+    word: int
+    bit: int
+
+
+def bit_stream(bits: int, count: int) -> tuple[CodeField, ...]:
+    """`count` codes one after another: code i at bits [i * bits, (i + 1) * bits) of the words."""
+    fields = []
+    for code in range(count):
+        start, low = code * bits, 0
+        while low < bits:
+            word, bit = divmod(start + low, WORD_BITS)
+            width = min(bits - low, WORD_BITS - bit)
+            fields.append(CodeField(code, low, width, word, bit))
+            low += width
+    return tuple(fields)
+
+
+@dataclass(frozen=True)
+class WordSentence:
+    """A layout sentence whose last parenthesis fills int32 words with `bits`-bit codes, first code lowest.
+
+        WordSentence(4, "(kp i) n -> kp n (i)", i=8)             8 codes a word
+        WordSentence(3, "(kp i) n -> (kp w) n (i)", i=32, w=3)   32 codes in 3 words, a bit stream
+
+    A digit `w` on the right alone counts the words that a run of codes fills, and gives their place. `fields`
+    lists the bits of a run that hold each code: by default one code after another, across words where
+    necessary; other fields may leave bits unused.
+    """
+
+    bits: int
+    pattern: str
+    sizes: tuple[tuple[str, int], ...]
+    fields: tuple[CodeField, ...]
+
+    @checked
+    def __init__(
+        self, bits: int, pattern: str, *, fields: tuple[CodeField, ...] | None = None, **sizes: int
+    ) -> None:
+        object.__setattr__(self, "bits", bits)
+        object.__setattr__(self, "pattern", pattern)
+        object.__setattr__(self, "sizes", tuple(sorted(sizes.items())))
+        run = prod(sizes[digit] for digit in self.codes.right[-1])
+        space = self.words * WORD_BITS
+        if run != space // bits or (fields is None and run * bits != space):
+            raise PatternError(
+                pattern, f"{run} codes of {bits} bits do not fill {self.words} words of {WORD_BITS}"
+            )
+        object.__setattr__(self, "fields", bit_stream(bits, run) if fields is None else fields)
+
+    @cached_property
+    def words(self) -> int:
+        """How many words one run of codes fills."""
+        return dict(self.sizes).get("w", 1)
+
+    @cached_property
+    def codes(self) -> Sentence:
+        """The order that brings each run of codes together, as the last axis."""
+        sizes = {digit: size for digit, size in self.sizes if digit != "w"}
+        return Sentence(self.pattern.replace(" w)", ")"), **sizes)
+
+    @cached_property
+    def _axis(self) -> int:
+        """The axis of the stored tensor along which a run's words lie, innermost."""
+        return next((axis for axis, group in enumerate(self.stored) if group[-1] == "w"), 0)
+
+    @cached_property
+    def stored(self) -> AxisDigits:
+        """The digits of each axis of words."""
+        return parse_side(self.pattern, self.pattern.split("->")[1])[:-1]
+
+    def granule(self, axis: int) -> int:
+        """Where codes in plain order may be cut along `axis`: at multiples of this."""
+        return self.codes.granule(axis)
+
+    @cached_property
+    def run(self) -> int:
+        """How many codes a run has."""
+        return prod(size for digit, size in self.codes.sizes if digit in self.codes.right[-1])
+
+    def shape_of_codes(self, words: Sequence[int]) -> tuple[int, int]:
+        """The shape of `words` -> the shape of the codes in them; ArgumentError where runs are cut."""
+        shape, axis = list(words), self._axis
+        if shape[axis] % self.words:
+            raise ArgumentError("words", f"a multiple of {self.words} along axis {axis}", str(tuple(shape)))
+        shape[axis] //= self.words
+        run = WORD_BITS * self.words // self.bits
+        size = self.codes.digits((*shape, run), self.codes.right)
+        rows, columns = (prod(size[digit] for digit in group) for group in self.codes.left)
+        return rows, columns
+
+    def shape_of_words(self, codes: Sequence[int]) -> tuple[int, ...]:
+        """The shape of `codes` in plain order -> the shape of the words that hold them."""
+        size = {**self.codes.digits(tuple(codes), self.codes.left), "w": self.words}
+        return tuple(prod(size[digit] for digit in group) for group in self.stored)

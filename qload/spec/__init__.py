@@ -3,19 +3,19 @@
 from qload.devices import run_of
 from qload.spec.activations import ActivationScheme
 from qload.spec.axis import LOGICAL, PARTS, Axis
-from qload.spec.groups import Grouped
-from qload.spec.out import check_out, rounded
-from qload.spec.outputs import can_cut, outputs, ranges
-from qload.spec.share_bounds import ShareBounds
+from qload.spec.casts import check_out, rounded
+from qload.spec.output_slices import can_cut, outputs, ranges
 from qload.spec.tensor import Names, Role, Shape, TensorSpec, check_dtypes, named, solve
 from qload.spec.weight import (
     Codes,
     Config,
     FieldNames,
+    Grouped,
     Layer,
     LayerClaims,
     LayerHeaders,
     LayerValues,
+    ShareBounds,
     Weight,
     symmetric,
 )

@@ -6,8 +6,9 @@ from enum import Enum
 from functools import lru_cache
 
 import torch
+from torch import Tensor
 
-from qload.errors import DtypeError, ShapeError
+from qload.errors import DtypeError, IndexValueError, ShapeError, check_values
 from qload.spec.axis import PARTS, Axis, axes_of
 
 Shape = tuple[int, ...]
@@ -153,14 +154,14 @@ def solve(
                 names.file(spec.name),
             )
     texts = tuple((spec.text, shapes[spec.name]) for spec in there)
-    sizes, wrong = _solved(texts, tuple((known or {}).items()))
+    sizes, wrong = _solve_cached(texts, tuple((known or {}).items()))
     if wrong is not None:
         raise _contradiction(there[wrong], dict(sizes), texts[wrong][1], names)
     return dict(sizes)
 
 
 @lru_cache(1 << 12)
-def _solved(
+def _solve_cached(
     texts: tuple[tuple[str, Shape], ...], known: tuple[tuple[str, int], ...]
 ) -> tuple[tuple[tuple[str, int], ...], int | None]:
     """The sizes that declarations and shapes tell, and the first place where one contradicts these.
@@ -176,7 +177,7 @@ def _solved(
             sizes[dim] = stored if axis.free else int(stored / axis.factor)
     for dim, size in known:
         sizes.setdefault(dim, size)
-    agree = [tuple(_stored(axis, sizes) for axis in axes_of(text)) == shape for text, shape in texts]
+    agree = [tuple(_stored_size(axis, sizes) for axis in axes_of(text)) == shape for text, shape in texts]
     return tuple(sizes.items()), None if all(agree) else agree.index(False)
 
 
@@ -193,7 +194,7 @@ class Names:
 
 
 def _contradiction(spec: TensorSpec, sizes: Mapping[str, int], shape: Shape, names: Names) -> ShapeError:
-    expected = [_stored(axis, sizes) for axis in spec.axes]
+    expected = [_stored_size(axis, sizes) for axis in spec.axes]
     values = ", ".join("?" if want is None else str(want) for want in expected)
     inexact = [axis for axis, want in zip(spec.axes, expected, strict=True) if want is None]
     hint = "; ".join(
@@ -204,7 +205,7 @@ def _contradiction(spec: TensorSpec, sizes: Mapping[str, int], shape: Shape, nam
     )
 
 
-def _stored(axis: Axis, sizes: Mapping[str, int]) -> int | None:
+def _stored_size(axis: Axis, sizes: Mapping[str, int]) -> int | None:
     if axis.free:
         return sizes[axis.free]
     logical = axis.logical(sizes)
@@ -213,3 +214,35 @@ def _stored(axis: Axis, sizes: Mapping[str, int]) -> int | None:
 
 def _formula(spec: TensorSpec) -> str:
     return ", ".join(axis.free or axis.text for axis in spec.axes)
+
+
+def check_index(spec: TensorSpec, index: Tensor, sizes: Mapping[str, int], names: Names) -> None:
+    """Every value of an index tensor lies in the free axis it points into, or IndexValueError."""
+    check_values(names.full(spec.name), index)
+    limit = sizes[spec.index_of or ""]
+    wrong = ((index < 0) | (index >= limit)).nonzero()
+    if wrong.numel():
+        at = int(wrong[0, 0])
+        raise IndexValueError(
+            names.full(spec.name), int(index[at]), at, limit, wrong.shape[0], names.file(spec.name)
+        )
+
+
+def check_permutation(spec: TensorSpec, index: Tensor, names: Names) -> None:
+    """An index tensor names every one of its places once, or IndexValueError."""
+    check_values(names.full(spec.name), index)
+    at, size = index.long(), index.numel()
+    wrong = (at < 0) | (at >= size)
+    taken = torch.bincount(at[~wrong], minlength=size)  # what lies outside has no place to be counted at
+    wrong[~wrong] = taken[at[~wrong]] > 1
+    if bool(wrong.any()):
+        first = int(wrong.nonzero()[0, 0])
+        raise IndexValueError(
+            names.full(spec.name),
+            int(at[first]),
+            first,
+            size,
+            int(wrong.sum()),
+            names.file(spec.name),
+            "each once",
+        )

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from qload import devices
 from qload.devices import CodeValues, LazyCodes, Stored
 from qload.errors import (
+    ArgumentError,
     MismatchError,
     MissingTensorError,
     QloadError,
@@ -21,16 +23,99 @@ from qload.errors import (
     check_values,
     checked,
 )
-from qload.spec import above
 from qload.spec.activations import ActivationScheme
-from qload.spec.axis import PARTS
-from qload.spec.indices import check_index, check_permutation
-from qload.spec.out import check_float, check_out
-from qload.spec.share_bounds import ShareBounds
-from qload.spec.tensor import Names, Shape, TensorSpec, check_dtypes, named, solve
+from qload.spec.axis import PARTS, Axis
+from qload.spec.casts import check_float, check_out
+from qload.spec.tensor import (
+    Names,
+    Shape,
+    TensorSpec,
+    check_dtypes,
+    check_index,
+    check_permutation,
+    named,
+    solve,
+)
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+class Grouped:
+    """A config with a `group_size`; -1: one group for all rows."""
+
+    name: ClassVar[str]
+    group_size: int
+
+    def check_group_size(self) -> None:
+        """Refuses a group size that is neither -1 nor at least 1: ArgumentError."""
+        if self.group_size != -1 and self.group_size < 1:
+            raise ArgumentError(f"{self.name}: group_size", "-1 or at least 1", str(self.group_size))
+
+    def check_bits(self, bits: int, *allowed: int) -> None:
+        """Refuses `bits` that are none of those `allowed`: ArgumentError."""
+        if bits not in allowed:
+            raise ArgumentError(f"{self.name}: bits", " or ".join(map(str, allowed)), str(bits))
+
+    def one_group(self, K: int) -> Self:
+        """This config for a layer of `K` inputs: a group that covers them all is -1 from here on."""
+        config: Any = self  # a frozen dataclass, as every config is
+        whole: Self = replace(config, group_size=-1) if self.group_size == K else self
+        return whole
+
+    def rows_of_a_group(self, K: int) -> int:
+        """How many rows share a scale; the last group of `K` rows may be short."""
+        return max(K, 1) if self.group_size == -1 else self.group_size
+
+    def groups(self, K: int) -> int:
+        """How many groups `K` rows have."""
+        return 1 if self.group_size == -1 else -(-K // self.group_size)
+
+    def in_order(self, K: int, device: torch.device | None = None) -> Tensor:
+        """The group of each row on `device`, int64 (`K`,), where groups follow each other."""
+        rows = min(self.rows_of_a_group(K), max(K, 1))  # a config may say more than an int64 holds
+        return torch.arange(K, device=device) // rows
+
+
+@dataclass(frozen=True)
+class ShareBounds:
+    """Outputs [n0, n1) and inputs [k0, k1) of a layer of N outputs and K inputs."""
+
+    n0: int
+    n1: int
+    k0: int
+    k1: int
+    N: int
+    K: int
+
+    @property
+    def all_inputs(self) -> bool:
+        """Whether every input is here."""
+        return (self.k0, self.k1) == (0, self.K)
+
+    def extent(self, axis: Axis) -> int:
+        """Stored entries of an axis of all elements that are here."""
+        return axis.size((self.n1 - self.n0) * (self.k1 - self.k0)) or 0
+
+    def positions(self, axis: Axis) -> Tensor:
+        """Where in the whole layer the entries here of an axis of all elements lie, int64."""
+        if self.all_inputs:
+            start = axis.at(self.n0 * self.K, self.N * self.K)
+            return torch.arange(start, start + self.extent(axis))
+        row = axis.size(self.K) or 0
+        whole = torch.arange(self.N * row).reshape(self.N, row)
+        return whole[self.n0 : self.n1, axis.at(self.k0, self.K) : axis.at(self.k1, self.K)].flatten()
+
+
+LINEAR_FACTORY = ("qload.kernels.linear", "linear_of")  # makes a module of a weight
+EXPERTS_FACTORY = ("qload.kernels.experts", "experts_module")  # makes a module of the experts of a layer
+TARGET_LOADER = ("qload.repacking.loaders", "for_target")  # makes a loader repack for a kernel
+
+
+def call_upward(function: tuple[str, str], *arguments: Any) -> Any:
+    """The result of a function that is named by its module and itself."""
+    module, name = function
+    return getattr(import_module(module), name)(*arguments)
 
 
 @dataclass(frozen=True)
@@ -410,7 +495,7 @@ class Weight(ABC):
         scale would lose more, or where the weight, rounded to the type of its scales for many tokens, has
         infinite elements.
         """
-        module: nn.Module = above.call(above.LINEAR, self, bias, activations, maximum, dtype)
+        module: nn.Module = call_upward(LINEAR_FACTORY, self, bias, activations, maximum, dtype)
         return module
 
     def __repr__(self) -> str:

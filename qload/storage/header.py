@@ -8,23 +8,32 @@ Source: the format section of the safetensors README.
 
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from qload.errors import StorageError
-from qload.storage.files import NO_FILE, FileIdentity, open_regular, read_first
-from qload.storage.foreign import begins_as
-from qload.storage.hostile_json import load_json, shortened
-from qload.storage.remote import Place, RemoteFile, read_range
+from qload.storage.files import (
+    NO_FILE,
+    FileIdentity,
+    Place,
+    RemoteFile,
+    load_json,
+    open_regular,
+    read_first,
+    read_range,
+    shortened,
+)
+from qload.storage.unsupported_files import kind_of_head
 
 Shape = tuple[int, ...]
 
 LENGTH_BYTES = 8
-MAX_HEADER = 100_000_000  # the format's own bound
+MAX_HEADER_BYTES = 100_000_000  # the format's own bound
 MAX_RANK = 25  # dimensions: the most that torch indexes on every device
-MAX_NAME = 1024  # letters
+MAX_NAME_LENGTH = 1024  # letters
 MAX_EMPTY_SIDE = 1 << 24  # of a tensor that holds nothing, so that no file's length bounds it
 ITEM_BYTES = {  # of an element, by the name of its dtype in a header; other dtypes are not read
     "F64": 8,
@@ -87,7 +96,7 @@ def read_header(path: Place, file: str | None = None) -> Header:
         found = os.fstat(descriptor)
         head = read_first(descriptor, LENGTH_BYTES, label)
         length = int.from_bytes(head, "little")
-        if len(head) == LENGTH_BYTES and length <= min(MAX_HEADER, found.st_size - LENGTH_BYTES):
+        if len(head) == LENGTH_BYTES and length <= min(MAX_HEADER_BYTES, found.st_size - LENGTH_BYTES):
             head += read_first(descriptor, length, label)
     finally:
         os.close(descriptor)
@@ -97,7 +106,7 @@ def read_header(path: Place, file: str | None = None) -> Header:
 def _read_remote(remote: RemoteFile, file: str) -> Header:
     head = read_range(remote, 0, min(LENGTH_BYTES, remote.size))
     length = int.from_bytes(head, "little")
-    if len(head) == LENGTH_BYTES and length <= min(MAX_HEADER, remote.size - LENGTH_BYTES):
+    if len(head) == LENGTH_BYTES and length <= min(MAX_HEADER_BYTES, remote.size - LENGTH_BYTES):
         head += read_range(remote, LENGTH_BYTES, length)
     return parse_header(head, remote.size, file)
 
@@ -107,14 +116,15 @@ def parse_header(head: bytes, file_size: int, file: str) -> Header:
     if len(head) < LENGTH_BYTES:
         raise StorageError(file, "header-length", f"{file_size} bytes long, too short for a header")
     length = int.from_bytes(head[:LENGTH_BYTES], "little")
-    if length > MAX_HEADER or length > file_size - LENGTH_BYTES or len(head) < LENGTH_BYTES + length:
-        if kind := begins_as(head):
+    if length > MAX_HEADER_BYTES or length > file_size - LENGTH_BYTES or len(head) < LENGTH_BYTES + length:
+        if kind := kind_of_head(head):
             words = f"is {kind.words}, whatever its name says"
             raise StorageError(file, kind.rule, words, remedy=kind.remedy)
         raise StorageError(
             file,
             "header-length",
-            f"says its header has {length} bytes; the file has {file_size}, the format allows {MAX_HEADER}",
+            f"says its header has {length} bytes; the file has {file_size}, the format allows "
+            f"{MAX_HEADER_BYTES}",
         )
     text = head[LENGTH_BYTES : LENGTH_BYTES + length]
     if text[:1] != b"{":
@@ -125,17 +135,17 @@ def parse_header(head: bytes, file_size: int, file: str) -> Header:
         raise StorageError(file, "header-entry", "__metadata__ has to map text to text")
     start = LENGTH_BYTES + length
     shapes: dict[Shape, Shape] = {}  # of which a model has few: what is equal is one object
-    tensors = {name: _entry(name, entry, start, file, shapes) for name, entry in entries.items()}
+    tensors = {name: _parse_entry(name, entry, start, file, shapes) for name, entry in entries.items()}
     _check_tiling(tensors, start, file_size, file)
     return Header(tensors, metadata, file_size)
 
 
-def _entry(name: str, entry: Any, start: int, file: str, shapes: dict[Shape, Shape]) -> Entry:
-    if len(name) > MAX_NAME or not all(name.split(".")):
+def _parse_entry(name: str, entry: Any, start: int, file: str, shapes: dict[Shape, Shape]) -> Entry:
+    if len(name) > MAX_NAME_LENGTH or not all(name.split(".")):
         raise StorageError(
             file,
             "header-entry",
-            f"is no name of a tensor, which has words between dots, and at most {MAX_NAME} letters",
+            f"is no name of a tensor, which has words between dots, and at most {MAX_NAME_LENGTH} letters",
             shortened(name) or '""',
         )
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
@@ -145,13 +155,13 @@ def _entry(name: str, entry: Any, start: int, file: str, shapes: dict[Shape, Sha
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
         raise StorageError(file, "dtype", f"has a dtype that is not read here: {dtype!r:.40}", name)
-    if not _naturals(shape) or len(shape) > MAX_RANK:
+    if not _is_list_of_naturals(shape) or len(shape) > MAX_RANK:
         raise StorageError(file, "header-entry", f"has a shape that is none: {shape!r:.80}", name)
     if 0 in shape and max(shape) > MAX_EMPTY_SIDE:
         raise StorageError(
             file, "header-entry", f"holds nothing, and has a dimension of {max(shape)}: {shape!r:.80}", name
         )
-    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+    if not _is_list_of_naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise StorageError(file, "header-entry", f"has data_offsets that are none: {offsets!r:.80}", name)
     need = prod(shape) * ITEM_BYTES[dtype]
     if need != offsets[1] - offsets[0]:
@@ -165,7 +175,7 @@ def _entry(name: str, entry: Any, start: int, file: str, shapes: dict[Shape, Sha
     return Entry(dtype, shapes.setdefault(sizes, sizes), start + offsets[0], start + offsets[1])
 
 
-def _naturals(value: Any) -> bool:
+def _is_list_of_naturals(value: Any) -> bool:
     if not isinstance(value, list):
         return False
     for part in value:  # noqa: SIM110  (a generator takes three times as long, of all tensors)
@@ -193,3 +203,21 @@ def _check_tiling(tensors: Mapping[str, Entry], start: int, file_size: int, file
             f"{what}: its header accounts for {at} bytes, the file has {file_size}",
             remedy="fetch the file again",
         )
+
+
+MAX_READER_THREADS = 8  # each holds one header, of up to MAX_HEADER bytes
+
+
+def read_headers(files: Mapping[str, Place]) -> dict[str, Header | StorageError]:
+    """The header of each file, or why there is none, in the order of the files."""
+    if len(files) < 2:
+        return {file: _header_or_error(file, place) for file, place in files.items()}
+    with ThreadPoolExecutor(min(MAX_READER_THREADS, len(files)), "qload-headers") as readers:
+        return dict(zip(files, readers.map(_header_or_error, files, files.values()), strict=True))
+
+
+def _header_or_error(file: str, place: Place) -> Header | StorageError:
+    try:
+        return read_header(place, file)
+    except StorageError as error:
+        return error

@@ -1,6 +1,6 @@
 """What qload asks of a place that holds tensors."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, MissingTensorError
 
-MANY = 1000  # names that are compared with one that is missing
+MAX_COMPARED_NAMES = 1000  # names that are compared with one that is missing
 DTYPES = {  # by their names in a header
     "F64": torch.float64,
     "F32": torch.float32,
@@ -139,11 +139,11 @@ def _candidates(name: str, keys: Collection[str]) -> list[str]:
     """The keys that are worth comparing, as that takes long: of many, those of as many dots and letters."""
     if len(name) > 200:
         return []
-    if len(keys) <= MANY:
+    if len(keys) <= MAX_COMPARED_NAMES:
         return list(keys)
     dots, length = name.count("."), len(name)
     like = (key for key in keys if abs(len(key) - length) <= 2 and key.count(".") == dots)
-    return list(islice(like, MANY))
+    return list(islice(like, MAX_COMPARED_NAMES))
 
 
 def bounds(name: str, shape: tuple[int, ...], index: tuple[slice, ...]) -> tuple[tuple[int, int], ...]:
@@ -159,3 +159,18 @@ def bounds(name: str, shape: tuple[int, ...], index: tuple[slice, ...]) -> tuple
             raise ArgumentError("index", f"slices within shape {shape} of {name}, of step 1", repr(index))
         pairs.append((start, stop))
     return tuple(pairs)
+
+
+RUN_ELEMENTS = 1 << 16  # elements of a run of rows: small, so that who stops at the first has read little
+
+
+def rows(storage: WeightStorage, name: str) -> Iterator[tuple[int, Tensor]]:
+    """A tensor in runs of whole rows (of its first dimension): (first row, the run)."""
+    shape = storage.info(name).shape
+    if not shape:
+        yield 0, storage.read(name).reshape(1)
+        return
+    width = max(1, storage.info(name).nbytes // max(1, shape[0]) // storage.info(name).dtype.itemsize)
+    step = max(1, RUN_ELEMENTS // width)
+    for start in range(0, shape[0], step):
+        yield start, storage.read(name, (slice(start, min(start + step, shape[0])),))

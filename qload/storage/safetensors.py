@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qload.errors import StorageError, checked
-from qload.storage.agreement import check_index, folder_notes
-from qload.storage.header import Entry, Header
-from qload.storage.headers import read_headers
-from qload.storage.locate import CheckpointFiles, PathLikes, locate
-from qload.storage.open_files import OpenFiles
+from qload.storage.checkpoint_files import CheckpointFiles, PathLikes, check_index, folder_notes, locate
+from qload.storage.file_reads import Bounds, FileRanges, OpenFiles, read_slices
+from qload.storage.files import Place
+from qload.storage.header import Entry, Header, read_headers
 from qload.storage.protocol import (
     DTYPES,
     AskedBytes,
@@ -28,9 +27,6 @@ from qload.storage.protocol import (
     check_out,
     missing,
 )
-from qload.storage.ranges import FileRanges
-from qload.storage.rectangles import Bounds, read_rectangle
-from qload.storage.remote import Place
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -118,7 +114,7 @@ class SafetensorsStorage:
         if 0 in extents:
             return torch.empty(extents, dtype=DTYPES[entry.dtype])
         with self._open.reading(file) as opened:
-            piece = read_rectangle(opened, entry, pairs)
+            piece = read_slices(opened, entry, pairs)
         self._count(piece.nbytes)
         return torch.from_numpy(piece).view(DTYPES[entry.dtype]).reshape(extents)
 
@@ -133,7 +129,7 @@ class SafetensorsStorage:
         check_out(name, out, [stop - start for start, stop in pairs], DTYPES[entry.dtype])
         if out.numel():
             with self._open.reading(file) as opened:
-                read_rectangle(opened, entry, pairs, out.reshape(-1).view(torch.uint8).numpy())
+                read_slices(opened, entry, pairs, out.reshape(-1).view(torch.uint8).numpy())
             self._count(out.nbytes)
 
     @checked
@@ -152,7 +148,7 @@ class SafetensorsStorage:
         for file, pieces in wanted.items():
             with self._open.reading(file) as opened:
                 for entry, pairs, memory in pieces:
-                    read_rectangle(opened, entry, pairs, memory)
+                    read_slices(opened, entry, pairs, memory)
             self._count(sum(memory.nbytes for _, _, memory in pieces))
 
     @property

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from qload.architecture.adapters import REMEDY, adapters_of, base_name, is_adapter
 from qload.architecture.config import CAUSAL, TIE, Tie, tie_of
-from qload.detect.entries import PatternEntry, pattern_entries
+from qload.detect.config_reader import PatternEntry, pattern_entries
 from qload.errors import ConfigError, MismatchError
 from qload.loader import LayerDescription
 from qload.loader.exclusion import parts, wholes

@@ -11,7 +11,7 @@ from itertools import chain
 from typing import TypeVar, get_args
 
 from qload.errors import ConfigError, LostRankError, StorageError
-from qload.listing.answer import INTERNAL
+from qload.listing.report_base import INTERNAL
 from qload.loader import LayerDescription
 from qload.verify import notes
 from qload.verify.contradictions import of_model

@@ -8,8 +8,7 @@ from os import PathLike
 from typing import Any, Self, TypeVar
 
 from qload.architecture import Architecture, Inventory, architecture_of
-from qload.architecture.config import is_usual_class
-from qload.architecture.drafts import is_draft
+from qload.architecture.config import is_draft, is_usual_class
 from qload.detect import (
     Claims,
     FoundConfig,
@@ -23,7 +22,7 @@ from qload.detect import (
 from qload.errors import QloadError
 from qload.experts import ExpertStacks, with_experts
 from qload.listing import Account, Groups, account
-from qload.listing.answer import UNSUPPORTED
+from qload.listing.report_base import UNSUPPORTED
 from qload.loader import FormatLoader, LayerDescription
 from qload.spec import Role, TensorSpec
 from qload.storage import (

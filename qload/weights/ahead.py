@@ -19,8 +19,8 @@ from torch import Tensor
 from qload import native
 from qload.errors import QloadError
 from qload.storage import FillingStorage, WeightStorage
+from qload.storage.file_reads import Bounds
 from qload.storage.protocol import bounds
-from qload.storage.rectangles import Bounds
 from qload.weights.file_jobs import FileJob, FileJobs, file_jobs
 from qload.weights.landing import DEVICE_RUN, CudaLanding, Landing, Piece, Wanted, landing_on
 from qload.weights.moves_ahead import BegunMoves, MovesAhead, moves_ahead

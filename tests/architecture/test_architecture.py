@@ -8,8 +8,8 @@ from syrupy.assertion import SnapshotAssertion
 
 from qload import Heads, architecture_of
 from qload.architecture import Architecture, Inventory
-from qload.architecture.expressions import terms, value
-from qload.architecture.tables import TABLES
+from qload.architecture.model_tables import TABLES
+from qload.architecture.table import evaluate_size, parse_terms
 
 LLAMA = {
     "model_type": "llama",
@@ -34,13 +34,13 @@ def known(**config: Any) -> Architecture:
     [("heads*head+2*kv*head", 4 * 8 + 2 * 2 * 8), ("hidden/heads", 16), ("1", 1), ("hidden/none", None)],
 )
 def test_expressions_are_sums_of_products(text: str, result: int | None) -> None:
-    assert value(text, {"heads": 4, "head": 8, "kv": 2, "hidden": 64, "none": None}) == result
+    assert evaluate_size(text, {"heads": 4, "head": 8, "kv": 2, "hidden": 64, "none": None}) == result
 
 
 @pytest.mark.parametrize("text", ["", "a+", "a b", "A", "a**b", "a-b"])
 def test_what_is_no_expression_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="no sum of products"):
-        terms(text)
+        parse_terms(text)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import os
 import pytest
 from hypothesis import given, settings
 
-from qload.architecture.tables import TABLES
+from qload.architecture.model_tables import TABLES
 from tests.verify.test_drawn_models import DRAWN, FORMATS, check
 
 pytestmark = pytest.mark.skipif(not os.environ.get("QLOAD_CASES"), reason="QLOAD_CASES names no folder")

@@ -14,7 +14,7 @@ from torch import Tensor
 from qload import MemoryStorage, Weights, with_experts
 from qload.capabilities import COLUMNS, as_markdown, overview
 from qload.detect import FoundConfig, find_config, read_claims
-from qload.detect.claims import READS
+from qload.detect.config_reader import READS
 from qload.errors import RepackError, UnsupportedFormatError
 from qload.experts.stack_layouts import FIELDS
 from qload.formats import FORMATS
@@ -49,7 +49,7 @@ UNSTORED: tuple[dict[str, Any], ...] = (
     {"quant_method": "gptq", "checkpoint_format": "marlin_24", **FOUR_BITS},
 )
 TOLD_APART = """
-quant_method {}: READS in qload/detect/claims.py and the embedded configs differ.
+quant_method {}: READS in qload/detect/config_reader.py and the embedded configs differ.
 In READS alone: {}. Add fixtures/FORMAT/CASE/ with such a config.json, or, if no fixture can have one, add
 the config to UNSTORED in this file.
 Found by a config alone: {}. Add it to READS."""
@@ -96,7 +96,9 @@ def test_what_a_method_reads_is_what_its_configs_are_read_as() -> None:
 def test_every_format_is_detected() -> None:
     lost = [name for name, row in overview().items() if not (row["detect"].yes and row["detect"].text)]
 
-    assert not lost, f"no config leads to {lost}: add them to METHODS and READS of qload/detect/claims.py"
+    assert not lost, (
+        f"no config leads to {lost}: add them to METHODS and READS of qload/detect/config_reader.py"
+    )
 
 
 @every_format

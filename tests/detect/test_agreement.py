@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qload.detect import check_configs, config_notes
-from qload.detect.claims import read_claims
+from qload.detect.config_reader import read_claims
 from qload.detect.files import FoundConfig
 from qload.storage import MemoryStorage
 

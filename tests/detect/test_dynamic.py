@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qload.detect import loader_from_config
-from qload.detect.entries import pattern_entries
+from qload.detect.config_reader import pattern_entries
 from qload.detect.files import FoundConfig
 from qload.errors import ConfigError, ExcludedModuleError, MismatchError, ShapeError
 from qload.formats import GPTQConfig, GPTQWeight, UnquantizedWeight

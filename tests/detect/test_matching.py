@@ -3,8 +3,14 @@
 import pytest
 
 from qload.detect.files import FoundConfig
-from qload.detect.matching import Ignored, check, matcher, matches, precedence
-from qload.detect.regex import Patterns
+from qload.detect.matching import (
+    IgnoredModules,
+    Patterns,
+    check_pattern_lengths,
+    matcher,
+    matches,
+    precedence,
+)
 from qload.errors import ConfigError, MismatchError
 
 NAME = "model.layers.1.mlp.down_proj"
@@ -50,7 +56,7 @@ def test_an_embedding_is_told_by_its_name(name: str) -> None:
 
 def test_a_pattern_that_is_not_read_is_named_with_its_place() -> None:
     found = FoundConfig("config.json", "quantization_config", {})
-    ignored = Ignored(("lm_head", "re:(x"), patterns=Patterns(found, "ignore"))
+    ignored = IgnoredModules(("lm_head", "re:(x"), patterns=Patterns(found, "ignore"))
 
     assert ignored.entry("lm_head") == "lm_head"  # it comes first: no pattern is asked
     with pytest.raises(ConfigError) as caught:
@@ -64,12 +70,12 @@ def test_a_pattern_of_a_shell_that_is_too_long_is_named_when_it_is_read() -> Non
     found = FoundConfig("config.json", "quantization", {})
 
     with pytest.raises(ConfigError, match=r"quantization\.exclude_modules"):
-        check(found, "exclude_modules", ["lm_head", "x" * 5000 + "*"])
+        check_pattern_lengths(found, "exclude_modules", ["lm_head", "x" * 5000 + "*"])
 
 
 def test_trap_54_an_entry_inside_of_a_fused_set_is_an_error() -> None:
     """An engine's qkv_proj is left out if q, k and v are, and is no layer if only q is."""
-    assert Ignored(("re:.*[qkv]_proj",)).entry("attn.qkv_proj") == "re:.*[qkv]_proj"
-    assert Ignored(("o_proj",)).entry("attn.qkv_proj") is None
+    assert IgnoredModules(("re:.*[qkv]_proj",)).entry("attn.qkv_proj") == "re:.*[qkv]_proj"
+    assert IgnoredModules(("o_proj",)).entry("attn.qkv_proj") is None
     with pytest.raises(MismatchError, match=r"attn\.q_proj left out, attn\.k_proj not"):
-        Ignored(("q_proj",)).entry("attn.qkv_proj")
+        IgnoredModules(("q_proj",)).entry("attn.qkv_proj")

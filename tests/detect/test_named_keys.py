@@ -16,7 +16,7 @@ from pydantic import AliasChoices, BaseModel
 
 import qload.detect.methods
 from qload.detect import FoundConfig, check_configs, read_claims, settle
-from qload.detect.claims import METHODS
+from qload.detect.config_reader import METHODS
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.storage import MemoryStorage
 

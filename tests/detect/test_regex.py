@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qload.detect import regex
+from qload.detect import matching
 from qload.detect.files import FoundConfig
-from qload.detect.regex import OF_A_CONFIG, OF_A_PATTERN, PER_MATCH, Patterns
+from qload.detect.matching import CONFIG_SECONDS, MATCH_SECONDS, PATTERN_SECONDS, Patterns
 from qload.errors import ConfigError
 
 FOUND = FoundConfig("config.json", "quantization_config", {})
@@ -107,17 +107,17 @@ def test_all_patterns_of_a_config_share_one_time() -> None:
 
 def test_quick_matches_give_back_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many names as one likes, as long as a match takes what matches are given."""
-    monkeypatch.setattr(regex, "thread_time", Clock(PER_MATCH / 4))
+    monkeypatch.setattr(matching, "thread_time", Clock(MATCH_SECONDS / 4))
     patterns = Patterns()
 
-    for number in range(round(4 * OF_A_CONFIG / PER_MATCH) // 10):
+    for number in range(round(4 * CONFIG_SECONDS / MATCH_SECONDS) // 10):
         assert not patterns.match("a", f"name{number}")
-    assert patterns._left == OF_A_CONFIG
+    assert patterns._left == CONFIG_SECONDS
 
 
 def test_matches_that_are_all_a_little_slow_spend_a_pattern_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """None of them runs into the timeout; together they would take as long as there are names."""
-    monkeypatch.setattr(regex, "thread_time", Clock(OF_A_PATTERN / 64))
+    monkeypatch.setattr(matching, "thread_time", Clock(PATTERN_SECONDS / 64))
     patterns = Patterns()
 
     told = [untold(patterns, "a", f"name{number}") for number in range(100)]
@@ -145,7 +145,7 @@ def test_a_busy_machine_is_not_a_slow_pattern(monkeypatch: pytest.MonkeyPatch) -
             raise TimeoutError
         return name
 
-    monkeypatch.setattr(regex, "compiled", lambda _: SimpleNamespace(match=match, search=match))
+    monkeypatch.setattr(matching, "compile_pattern", lambda _: SimpleNamespace(match=match, search=match))
 
     assert Patterns().match("x", "name")
 
@@ -166,8 +166,8 @@ def test_a_collection_of_garbage_is_not_a_slow_pattern(
         clock[0] += 5
         raise TimeoutError
 
-    monkeypatch.setattr(regex, "compiled", lambda _: SimpleNamespace(match=match, search=match))
-    monkeypatch.setattr(regex, "thread_time", lambda: clock[0])
+    monkeypatch.setattr(matching, "compile_pattern", lambda _: SimpleNamespace(match=match, search=match))
+    monkeypatch.setattr(matching, "thread_time", lambda: clock[0])
     patterns = Patterns()
 
     gc.disable()

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from qload import ExpertFacts, FakeWorld, architecture_of
-from qload.architecture.gating import GATING
-from qload.architecture.tables import TABLES
+from qload.architecture.model_tables import GATING, TABLES
 from qload.errors import ArgumentError
 from qload.experts import GatedActivation
 from qload.experts.names import namings, rows_of_experts

@@ -15,7 +15,7 @@ from qload.errors import ArgumentError, MismatchError, RepackError, ShapeError
 from qload.experts.stacking import Stacking, stacked
 from qload.kernel_formats import LAYOUTS
 from qload.layouts import STORED_MINUS_ONE, gptq
-from qload.spec import Weight, above
+from qload.spec import Weight
 from qload.testing import assert_same_bits
 from tests.experts.expert_layers import FACTS, NAMES, PREFIX, StoredExperts, ranks, stored_plain
 
@@ -208,7 +208,7 @@ def test_parts_that_are_not_of_the_same_experts_are_refused(change: Any, error: 
 
 def test_the_module_is_made_by_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(above, "call", lambda *call: asked.append(call) or "a module")
+    monkeypatch.setattr("qload.experts.weight.call_upward", lambda *call: asked.append(call) or "a module")
     made = stored_plain(1).load()
 
     assert made.get_linear() == "a module"

@@ -14,7 +14,7 @@ from qload.kernel_formats import repack
 from qload.layouts import awq, exllama, gptq, marlin
 from qload.layouts.packing import Packing
 from qload.sentences import Digit
-from qload.sentences.digits import axis_digits, in_common
+from qload.sentences.strided_digits import axis_digits, in_common
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
 from tests.format_cases import CONFIGS, every_format

@@ -11,7 +11,7 @@ from qload.errors import IndexValueError, MismatchError, QloadError, TwoFormatsE
 from qload.formats import Fp8Config, Fp8Weight
 from qload.loader.description import check_alike
 from qload.spec import FieldNames, Layer, Role, TensorSpec
-from qload.spec.indices import check_permutation
+from qload.spec.tensor import check_permutation
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 

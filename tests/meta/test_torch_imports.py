@@ -8,17 +8,16 @@ from pathlib import Path
 from tests.paths import ROOT
 
 PACKAGES = ("cli", "errors", "hub", "native", "sentences", "storage")
-READS_TENSORS = {f"qload.storage.{name}" for name in ("memory", "protocol", "rows", "safetensors")}
+READS_TENSORS = {f"qload.storage.{name}" for name in ("memory", "protocol", "safetensors")}
 MODULES = {
     "qload.architecture.config",
-    "qload.architecture.drafts",
-    "qload.architecture.names",
-    "qload.architecture.tables",
+    "qload.architecture.model_tables",
+    "qload.architecture.table",
     "qload.conversion.report",
     "qload.conversion.shard_report",
     "qload.detect.files",
     "qload.diff.report",
-    "qload.listing.answer",
+    "qload.listing.report_base",
     "qload.plan.explained",
     "qload.plan.report",
     "qload.verify.prompt",

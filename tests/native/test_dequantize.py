@@ -13,7 +13,7 @@ from qload import native
 from qload.devices import meaning_of
 from qload.formats import FORMATS
 from qload.layouts import ClippedCodes, NibblePairs, Packing, awq, compressed_tensors, gptq, marlin
-from qload.sentences.digits import WHOLE_BITS
+from qload.sentences.strided_digits import WHOLE_BITS
 from qload.spec import Codes
 from qload.testing import assert_same_bits
 from qload.testing.strategies import layers

@@ -17,7 +17,7 @@ from qload import native
 from qload.devices import CpuFileMover, FileMove, cpu, cpu_files, file_mover
 from qload.layouts import gptq, marlin, panels, strips
 from qload.sentences import Digit
-from qload.sentences.digits import axis_digits, in_common
+from qload.sentences.strided_digits import axis_digits, in_common
 from qload.testing import assert_same_bits
 from tests.native.memory import few, guarded, isas, threads
 

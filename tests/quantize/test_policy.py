@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from qload import DefaultWeightsLoader, Fp8Quantizer, MemoryStorage, QuantizingLoader, Weights
-from qload.architecture.names import spellings
-from qload.architecture.tables import TABLES
+from qload.architecture.model_tables import TABLES
+from qload.architecture.table import spellings
 from qload.errors import ArgumentError, MismatchError
 from qload.quantize.policy import ROUTERS, Modules, block_of, is_router, mlp_only
 

@@ -12,9 +12,8 @@ from qload.devices import CodeValues, meaning_of
 from qload.errors import ArgumentError, CastError, IndexValueError, MismatchError, ShapeError
 from qload.formats import CTPackConfig, Fp8Config, Fp8Weight, GPTQConfig, MarlinConfig
 from qload.spec import Axis, FieldNames, Layer, LayerHeaders, Role, ShareBounds, TensorSpec, solve
-from qload.spec.casts import check_cast
-from qload.spec.groups import Grouped
-from qload.spec.out import check_out
+from qload.spec.casts import check_cast, check_out
+from qload.spec.weight import Grouped
 
 NAMES = FieldNames("a")
 

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from qload.errors import ConfigError, QloadError, StorageError
 from qload.storage import SafetensorsStorage
-from qload.storage import open_files as module
+from qload.storage import file_reads as module
 from qload.verify import inspect, verify
 from qload.weights import open_checkpoint
 
@@ -232,7 +232,7 @@ def test_a_file_that_changes_between_two_of_its_runs_is_an_error(
         fill(self, buffer, at)
 
     monkeypatch.setattr(module.OpenFile, "read_into", changing)
-    monkeypatch.setattr("qload.storage.rectangles.GAP", 0)
+    monkeypatch.setattr("qload.storage.file_reads.GAP", 0)
 
     with pytest.raises(StorageError, match=r"had 1048\d+ bytes when opened|was written to|is gone"):
         storage.read("a", (slice(0, 512), slice(0, 8)))

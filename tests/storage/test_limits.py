@@ -10,10 +10,9 @@ from safetensors.torch import save_file
 
 from qload.errors import ArgumentError, StorageError
 from qload.storage import MemoryStorage, SafetensorsStorage, parse_header
-from qload.storage.agreement import check_index, folder_notes
-from qload.storage.foreign import begins_as, conventions, refused_file
-from qload.storage.header import MAX_EMPTY_SIDE, MAX_HEADER, MAX_NAME, MAX_RANK, Entry, Header
-from qload.storage.locate import CheckpointFiles
+from qload.storage.checkpoint_files import CheckpointFiles, check_index, folder_notes
+from qload.storage.header import MAX_EMPTY_SIDE, MAX_HEADER_BYTES, MAX_NAME_LENGTH, MAX_RANK, Entry, Header
+from qload.storage.unsupported_files import file_error, kind_of_head, mistral_notes
 
 ENTRY = Entry("U8", (0,), 0, 0)
 
@@ -35,9 +34,9 @@ def entry(shape: list[int], begin: int = 0, end: int = 0, dtype: str = "U8") -> 
 @pytest.mark.parametrize(
     ("entries", "data", "error"),
     [
-        ({"a" * MAX_NAME: entry([0])}, 0, ""),
+        ({"a" * MAX_NAME_LENGTH: entry([0])}, 0, ""),
         (
-            {"a" * (MAX_NAME + 1): entry([0])},
+            {"a" * (MAX_NAME_LENGTH + 1): entry([0])},
             0,
             "is no name of a tensor, which has words between dots, and at most 1024 letters",
         ),
@@ -83,7 +82,7 @@ def test_a_header_is_refused_from_its_limits_on(entries: dict[str, Any], data: i
         ),
         (b"\2\0\0\0\0\0\0\0 {}", 10, r"begins with b' ', not with '{'"),
         (
-            (MAX_HEADER + 1).to_bytes(8, "little"),
+            (MAX_HEADER_BYTES + 1).to_bytes(8, "little"),
             1 << 40,
             "says its header has 100000001 bytes; the file has 1099511627776, the format allows 100000000",
         ),
@@ -181,17 +180,17 @@ BEGINNINGS = {
 
 @pytest.mark.parametrize(("begin", "words"), BEGINNINGS.items(), ids=repr)
 def test_a_kind_of_file_is_told_by_its_first_bytes(begin: bytes, words: str) -> None:
-    found = begins_as(begin + b"\1" * 8)
+    found = kind_of_head(begin + b"\1" * 8)
     assert found is not None
     assert found.words.startswith(words)
     for other in (begin[:-1] + b"\1" * 8, b"\1" + begin + b"\1" * 8, begin[: min(7, len(begin) - 1)]):
-        assert begins_as(other) is None
-    assert (begins_as(begin[:8]) is found) == (len(begin[:8]) >= min(8, len(begin)))
+        assert kind_of_head(other) is None
+    assert (kind_of_head(begin[:8]) is found) == (len(begin[:8]) >= min(8, len(begin)))
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 6, 7])
 def test_there_are_no_other_protocols_of_pickles(protocol: int) -> None:
-    assert begins_as(bytes((0x80, protocol)) + b"\1" * 8) is None
+    assert kind_of_head(bytes((0x80, protocol)) + b"\1" * 8) is None
 
 
 @pytest.mark.parametrize(
@@ -211,7 +210,7 @@ def test_there_are_no_other_protocols_of_pickles(protocol: int) -> None:
 def test_a_file_of_no_known_beginning_is_told_by_its_name(name: str, words: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(b"\1" * 32)
 
-    assert f"{name}: {words}" in str(refused_file(tmp_path / name))
+    assert f"{name}: {words}" in str(file_error(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -267,4 +266,4 @@ def test_mistrals_own_format_is_noted_where_it_is_the_only_one(
     for name in beside:
         (tmp_path / name).write_text("{}")
 
-    assert len([*conventions(files, tmp_path)]) == noted
+    assert len([*mistral_notes(files, tmp_path)]) == noted

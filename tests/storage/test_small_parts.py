@@ -7,9 +7,8 @@ import torch
 
 from qload.errors import ArgumentError, StorageError
 from qload.storage import MemoryStorage, TensorInfo
-from qload.storage.hostile_json import load_json, shortened
-from qload.storage.protocol import MANY, bounds, missing
-from qload.storage.rows import ROWS, rows
+from qload.storage.files import load_json, shortened
+from qload.storage.protocol import MAX_COMPARED_NAMES, RUN_ELEMENTS, bounds, missing, rows
 
 
 @pytest.mark.parametrize(
@@ -40,12 +39,12 @@ def test_bounds_lie_within_the_shape(index: tuple[slice, ...], pairs: Any) -> No
         ((), [0]),
         ((0, 3), []),
         ((3, 0), [0]),
-        ((ROWS,), [0]),
-        ((ROWS + 1,), [0, ROWS]),
-        ((5, ROWS // 2), [0, 2, 4]),
-        ((3, ROWS), [0, 1, 2]),
-        ((2, ROWS + 1), [0, 1]),
-        ((4, ROWS // 2 + 1), [0, 1, 2, 3]),
+        ((RUN_ELEMENTS,), [0]),
+        ((RUN_ELEMENTS + 1,), [0, RUN_ELEMENTS]),
+        ((5, RUN_ELEMENTS // 2), [0, 2, 4]),
+        ((3, RUN_ELEMENTS), [0, 1, 2]),
+        ((2, RUN_ELEMENTS + 1), [0, 1]),
+        ((4, RUN_ELEMENTS // 2 + 1), [0, 1, 2, 3]),
     ],
 )
 def test_rows_come_in_runs_of_few_elements(shape: tuple[int, ...], starts: list[int]) -> None:
@@ -58,7 +57,7 @@ def test_rows_come_in_runs_of_few_elements(shape: tuple[int, ...], starts: list[
 
 
 def test_names_that_are_alike_are_named() -> None:
-    few = [f"a.b{number:04}" for number in range(MANY)]
+    few = [f"a.b{number:04}" for number in range(MAX_COMPARED_NAMES)]
     many = [*few, "a.b0000.c", "a.b00001234"]
 
     assert missing("a.b00000", few).near
@@ -68,7 +67,7 @@ def test_names_that_are_alike_are_named() -> None:
 
 
 def test_of_so_many_names_those_of_another_length_are_compared_too() -> None:
-    few = [f"{number:04}" for number in range(MANY - 1)]
+    few = [f"{number:04}" for number in range(MAX_COMPARED_NAMES - 1)]
 
     assert missing("layers.0.up", [*few, "layers.0.up_proj"]).near == ["layers.0.up_proj"]
     assert not missing("layers.0.up", [*few, "more", "layers.0.up_proj"]).near

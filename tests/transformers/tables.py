@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from qload import architecture_of, verify
 from qload.architecture import Architecture, Inventory
-from qload.architecture.tables import TABLES
+from qload.architecture.model_tables import TABLES
 from tests.transformers.models import stored, tiny, written
 
 SEEDS = 8

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.architecture.drafts import is_draft
+from qload.architecture.config import is_draft
 from qload.verify import verify
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
 from tests.verify.test_architecture import CONFIG, LATENT, whole

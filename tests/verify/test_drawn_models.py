@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qload import architecture_of
-from qload.architecture.tables import TABLES
+from qload.architecture.model_tables import TABLES
 from qload.verify import verify
 from tests.example_counts import at_most
 from tests.verify.damage.model import Model

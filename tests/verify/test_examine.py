@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qload import spec
-from qload.detect import FoundConfig, claims
+from qload.detect import FoundConfig, config_reader
 from qload.detect.validation import Claims
 from qload.listing import LayerInfo
 from qload.loader import ConfiguredFormat
@@ -65,7 +65,7 @@ def inspected(
 
     def read(found: FoundConfig) -> Claims:
         formats = (ConfiguredFormat(UnlistedWeight, config),)
-        return Claims("unlisted", "unlisted", None, None, None, None, found.file, formats=formats)
+        return Claims("unlisted", "unlisted", found.file, formats=formats)
 
     tensors = {
         "up.qweight": torch.zeros(N, K, dtype=torch.int8),
@@ -73,7 +73,7 @@ def inspected(
     }
     if index is not None:
         tensors["up.g_idx"] = torch.tensor(index, dtype=torch.int32)
-    monkeypatch.setitem(claims.METHODS, "unlisted", read)
+    monkeypatch.setitem(config_reader.METHODS, "unlisted", read)
     report = inspect(model(folder, tensors, quantization_config={"quant_method": "unlisted"}))
 
     assert report.findings == ()

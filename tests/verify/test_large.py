@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from qload.errors import ArgumentError
-from qload.listing import groups
+from qload.listing import layer_index
 from qload.loader import alike
 from qload.loader.exclusion import Exclusions
 from qload.parallel import Rank, collectives_of
@@ -94,7 +94,7 @@ def test_inspect_reads_each_header_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_names_are_gathered_once_for_all_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders.sparse(tmp_path, folders.experts(100), 1, folders.FP8)
-    split = counted(monkeypatch, groups, "split_name")
+    split = counted(monkeypatch, layer_index, "split_name")
 
     inspect(tmp_path)
 

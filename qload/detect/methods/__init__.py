@@ -1,5 +1,5 @@
-"""How each `quant_method` says what it stores: a file a method, alike inside.
+"""Readers of quantization configs, by `quant_method`.
 
-`read(found)` validates the section and returns its claims, with the formats of the loader; `KNOWN` is how
-the method is listed where another one is refused.
+A reader `read_...(found)` validates the section and returns its claims, with the formats of the loader.
+`..._VARIANTS` lists the supported variants of a method for error messages.
 """

@@ -23,10 +23,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from qload.detect.files import FoundConfig
-from qload.detect.matching import REGEX
-from qload.detect.methods import ct_schemes
-from qload.detect.regex import Patterns
-from qload.detect.rules import ruled
+from qload.detect.matching import REGEX_PREFIX, Patterns, override_loader
+from qload.detect.methods import compressed_tensors
 from qload.detect.validation import Claims, Name, Section, none_for_false, validate
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import AWQConfig, AWQWeight, Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight
@@ -34,36 +32,41 @@ from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import ConfiguredFormat
 from qload.spec import ActivationScheme, LayerClaims
 
-KNOWN = ("auto-round (auto_gptq, gptqmodel, auto_awq, llm_compressor, fp8, fp8_static, fake)",)
-GPTQ: Mapping[str, ZeroPoints] = {
+AUTO_ROUND_VARIANTS = ("auto-round (auto_gptq, gptqmodel, auto_awq, llm_compressor, fp8, fp8_static, fake)",)
+GPTQ_ZERO_POINTS: Mapping[str, ZeroPoints] = {
     "auto": STORED_MINUS_ONE,  # as the tool reads it
     "auto_gptq": STORED_MINUS_ONE,
     "gptq": STORED_MINUS_ONE,
     "gptqmodel": Stored(),
     "auto_round": Stored(),
 }
-DEFAULT = "auto_gptq"
+DEFAULT_PACKING = "auto_gptq"
 # Kernels named after `auto_round:` by versions up to 0.4.7: zero points are stored as they are. With
 # `auto_round:gptq:` before the kernel auto-gptq's packer stores them minus one.
-KERNELS = ("exllamav2", "exllama", "tritonv2", "triton", "cuda")
-FAKE = "fake"
-FP8 = ("fp8", "fp8_static")
-BITS = {**dict.fromkeys(GPTQ, (2, 3, 4, 8)), "auto_awq": (4, 8), "awq": (4, 8), **dict.fromkeys(FP8, (8,))}
-ELSEWHERE = {  # packing_format or data_type -> a program that reads it
+PLAIN_ZERO_BACKENDS = ("exllamav2", "exllama", "tritonv2", "triton", "cuda")
+FAKE_PACKING = "fake"
+FP8_PACKINGS = ("fp8", "fp8_static")
+PACKING_BITS = {
+    **dict.fromkeys(GPTQ_ZERO_POINTS, (2, 3, 4, 8)),
+    "auto_awq": (4, 8),
+    "awq": (4, 8),
+    **dict.fromkeys(FP8_PACKINGS, (8,)),
+}
+OTHER_PROGRAMS = {  # packing_format or data_type -> a program that reads it
     "gguf": "llama.cpp runs the GGUF file that AutoRound writes beside it",
     "mlx": "mlx-lm loads it, and its convert with --dequantize writes plain safetensors",
     "svdquant": "Nunchaku, or diffusers with it, loads it",
     "mx_int": "auto-round loads it: its codes are sign and magnitude, in bytes that look like MXFP4",
 }
 FLOAT8_BITS = 8
-PLAIN_BITS = 16  # and more: not quantized
-STATIC = ActivationScheme("float", 8, False, "tensor", scale="input_scale")
+MIN_PLAIN_BITS = 16  # and more: not quantized
+STATIC_FP8 = ActivationScheme("float", 8, False, "tensor", scale="input_scale")
 NVFP4 = ActivationScheme(
     "float", 4, "local", "tensor_group", 16, scale="input_global_scale", scale_type="e4m3"
 )
-SIGNS = frozenset("*+?^$()[]{}|\\")  # a key that has one is a pattern
+REGEX_CHARACTERS = frozenset("*+?^$()[]{}|\\")  # a key that has one is a pattern
 # By `data_type` up to its bits: how compressed-tensors calls it, and how weights share a scale.
-COMPRESSED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+CT_SCHEMES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "nv_fp": ("nvfp4-pack-quantized", {"type": "float", "strategy": "tensor_group", "group_size": 16}),
     "mx_fp": ("mxfp{bits}-pack-quantized", {"type": "float", "strategy": "group", "group_size": 32}),
     "fp": ("float-quantized", {"type": "float"}),
@@ -72,20 +75,22 @@ COMPRESSED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 # A setting of compressed-tensors' schemes -> the key of AutoRound that states it.
-SETTINGS: Mapping[str, str] = {
+SETTING_KEYS: Mapping[str, str] = {
     "": "data_type",
     "type": "data_type",
     "num_bits": "bits",
     "symmetric": "sym",
     **dict.fromkeys(("strategy", "group_size", "block_structure"), "group_size"),
 }
-MAX_SIZE = (1 << 31) - 1  # inputs or outputs of a layer
-Side = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+MAX_LAYER_SIZE = (1 << 31) - 1  # inputs or outputs of a layer
+Side = Annotated[int, Field(ge=1, le=MAX_LAYER_SIZE)]
 Block = Annotated[list[Side], Field(min_length=2, max_length=2)]
-Size = Annotated[int, Field(ge=-1, le=MAX_SIZE)] | Block  # inputs of a group; [outputs, inputs] of a block
+Size = (
+    Annotated[int, Field(ge=-1, le=MAX_LAYER_SIZE)] | Block
+)  # inputs of a group; [outputs, inputs] of a block
 
 
-class _Rule(BaseModel):
+class _ModuleSettings(BaseModel):
     """What holds for a module; None where it is as for all others."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
@@ -103,72 +108,75 @@ class _Rule(BaseModel):
     act_dynamic: bool | None = None
 
 
-class _AutoRound(Section, _Rule):
+class _AutoRound(Section, _ModuleSettings):
     bits: Annotated[int, Field(ge=1)]
     group_size: Size
     rotation_config: Any = None
-    extra_config: Annotated[dict[str, _Rule] | None, BeforeValidator(none_for_false)] = None
+    extra_config: Annotated[dict[str, _ModuleSettings] | None, BeforeValidator(none_for_false)] = None
 
 
-def read(found: FoundConfig) -> Claims:
+def read_auto_round(found: FoundConfig) -> Claims:
     """The claims of all modules, and the loader that gives those of `extra_config` their own."""
-    read = validate(_AutoRound, found)
-    if read.rotation_config:
+    section = validate(_AutoRound, found)
+    if section.rotation_config:
         reason = f"the rotation_config of {found.file} rotates weights, and qload does not rotate them back"
-        raise UnsupportedFormatError("auto-round with rotations", reason, KNOWN, "auto-round loads it")
-    base = _Rule(**{key: getattr(read, key) for key in _Rule.model_fields})
+        raise UnsupportedFormatError(
+            "auto-round with rotations", reason, AUTO_ROUND_VARIANTS, "auto-round loads it"
+        )
+    base = _ModuleSettings(**{key: getattr(section, key) for key in _ModuleSettings.model_fields})
     stated = _formats(found, base, "", {*found.values})
     rules: dict[str, tuple[ConfiguredFormat, ...] | UnsupportedFormatError] = {}
-    for name, rule in sorted((read.extra_config or {}).items(), key=lambda item: _is_pattern(item[0])):
+    for name, rule in sorted((section.extra_config or {}).items(), key=lambda item: _is_pattern(item[0])):
         own = base.model_copy(update=rule.model_dump(exclude_none=True))
-        plain = (own.bits or 0) >= PLAIN_BITS
-        entry = REGEX * _is_pattern(name) + name
+        plain = (own.bits or 0) >= MIN_PLAIN_BITS
+        entry = REGEX_PREFIX * _is_pattern(name) + name
         rules[entry] = () if plain else _formats(found, own, f"extra_config.{name}", rule.model_fields_set)
     if isinstance(stated, UnsupportedFormatError):
         raise stated
     packing = _packing(found, base)
     patterns = Patterns(found, "extra_config", anywhere=True)
     own_formats = [fmt for formats in rules.values() if isinstance(formats, tuple) for fmt in formats]
-    fake = f"{found.file} says packing_format {FAKE}: weights are stored plain, after they were quantized"
+    note = f"{found.file} says packing_format {FAKE_PACKING}: weights were quantized and are stored plain"
     return Claims(
         method="auto-round",
         format=packing,
-        bits=read.bits,
-        group_size=read.group_size if isinstance(read.group_size, int) else None,
-        sym=read.sym,
-        desc_act=None,
+        bits=section.bits,
+        group_size=section.group_size if isinstance(section.group_size, int) else None,
+        sym=section.sym,
         file=found.file,
         section=found.section,
-        exclusions=read.exclusions(),
+        exclusions=section.exclusions(),
         formats=tuple(dict.fromkeys([*stated, *own_formats])),
-        loader=ruled(rules, stated, read.exclusions(), patterns, "extra_config") if rules else None,
-        notes=(fake,) if packing == FAKE else (),
+        loader=override_loader(rules, stated, section.exclusions(), patterns, "extra_config")
+        if rules
+        else None,
+        notes=(note,) if packing == FAKE_PACKING else (),
     )
 
 
-def _packing(found: FoundConfig, rule: _Rule) -> str:
+def _packing(found: FoundConfig, rule: _ModuleSettings) -> str:
     """Packing of a rule's modules: `packing_format`, else `backend`.
 
     UnsupportedFormatError for a backend with an unknown convention of zero points.
     """
     stated = rule.packing_format or rule.backend
     if stated in (None, "auto", "auto_round:auto"):
-        return DEFAULT
+        return DEFAULT_PACKING
     name = stated.removeprefix("auto_round:").partition(":")[0]
-    if stated.startswith("auto_round:") and name in KERNELS:
+    if stated.startswith("auto_round:") and name in PLAIN_ZERO_BACKENDS:
         return "auto_round"
-    if rule.packing_format is None and name not in BITS:
+    if rule.packing_format is None and name not in PACKING_BITS:
         reason = (
             f"the backend of {found.file} has no reader: without a packing_format nothing else says whether "
             "its zero points are stored minus one"
         )
         way = "write the model again with auto-round 0.5 or later, or set packing_format if it is known"
-        raise UnsupportedFormatError(f"auto-round (backend {stated:.40})", reason, KNOWN, way)
+        raise UnsupportedFormatError(f"auto-round (backend {stated:.40})", reason, AUTO_ROUND_VARIANTS, way)
     return name
 
 
 def _formats(
-    found: FoundConfig, rule: _Rule, source: str, stated: Collection[str]
+    found: FoundConfig, rule: _ModuleSettings, source: str, stated: Collection[str]
 ) -> tuple[ConfiguredFormat, ...] | UnsupportedFormatError:
     """Formats of a rule's modules, empty for plain ones; the error if the format is not supported.
 
@@ -181,7 +189,7 @@ def _formats(
 
     try:
         packing = _packing(found, rule)
-        if packing == FAKE:
+        if packing == FAKE_PACKING:
             return ()
         fmt = _format(found, packing, rule, key)
     except UnsupportedFormatError as error:
@@ -192,53 +200,57 @@ def _formats(
 
 
 def _is_pattern(key: str) -> bool:
-    return not SIGNS.isdisjoint(key)
+    return not REGEX_CHARACTERS.isdisjoint(key)
 
 
-def _format(found: FoundConfig, packing: str, rule: _Rule, key: Callable[[str], str]) -> ConfiguredFormat:
+def _format(
+    found: FoundConfig, packing: str, rule: _ModuleSettings, key: Callable[[str], str]
+) -> ConfiguredFormat:
     """What a packing stores modules as for which a rule holds; `key`: where the rule states a setting."""
     bits, size = rule.bits or 0, -1 if rule.group_size is None else rule.group_size
     data_type = rule.data_type or "int"
-    kind = next((kind for kind in COMPRESSED if data_type.startswith(kind)), None)
-    own = packing in GPTQ or packing in ("auto_awq", "awq")
+    kind = next((kind for kind in CT_SCHEMES if data_type.startswith(kind)), None)
+    own = packing in GPTQ_ZERO_POINTS or packing in ("auto_awq", "awq")
     unread = next(
-        (kind for kind in ELSEWHERE if packing.startswith(kind) or data_type.startswith(kind)), None
+        (kind for kind in OTHER_PROGRAMS if packing.startswith(kind) or data_type.startswith(kind)), None
     )
-    if unread or kind is None or not (own or packing in (*FP8, "llm_compressor")):
+    if unread or kind is None or not (own or packing in (*FP8_PACKINGS, "llm_compressor")):
         name = f"auto-round ({packing:.40}, {data_type:.40})"
         reason = f"the data_type or packing_format of {found.file} has no reader"
-        raise UnsupportedFormatError(name, reason, KNOWN, ELSEWHERE.get(unread or "", ""))
-    float8 = packing in FP8 or (own and kind == "fp" and bits == FLOAT8_BITS)
+        raise UnsupportedFormatError(name, reason, AUTO_ROUND_VARIANTS, OTHER_PROGRAMS.get(unread or "", ""))
+    float8 = packing in FP8_PACKINGS or (own and kind == "fp" and bits == FLOAT8_BITS)
     grouped = isinstance(size, int) and (size != 0 or not own)
-    if bits not in BITS.get(packing, (bits,)) or not (grouped or float8 or packing == "llm_compressor"):
-        lawful = " or ".join(map(str, BITS.get(packing, ())))
+    if bits not in PACKING_BITS.get(packing, (bits,)) or not (
+        grouped or float8 or packing == "llm_compressor"
+    ):
+        lawful = " or ".join(map(str, PACKING_BITS.get(packing, ())))
         expected = f"bits {lawful}, and a group size of -1 or at least 1, for {packing}"
-        wrong = "group_size" if bits in BITS.get(packing, (bits,)) else "bits"
+        wrong = "group_size" if bits in PACKING_BITS.get(packing, (bits,)) else "bits"
         raise ConfigError(found.file, found.key(key(wrong)), expected, f"bits {bits}, group size {size}")
     if float8:
-        return _float8(packing, rule, size)
+        return _fp8_format(packing, rule, size)
     if kind in ("nv_fp", "mx_fp") or packing == "llm_compressor" or isinstance(size, list):
-        return _compressed(found, rule, kind, bits, size, key)
-    if packing in GPTQ:
-        zeros = GPTQ[packing]
+        return _ct_format(found, rule, kind, bits, size, key)
+    if packing in GPTQ_ZERO_POINTS:
+        zeros = GPTQ_ZERO_POINTS[packing]
         return ConfiguredFormat(GPTQWeight, GPTQConfig(bits, size, zeros, desc_act=False, indexed=None))
     return ConfiguredFormat(AWQWeight, AWQConfig(size, bits))
 
 
-def _float8(packing: str, rule: _Rule, size: int | list[int]) -> ConfiguredFormat:
+def _fp8_format(packing: str, rule: _ModuleSettings, size: int | list[int]) -> ConfiguredFormat:
     """FP8: a scale for the tensor, for each output, for each group of inputs, or for each block."""
     if isinstance(size, list) or size > 0:
         block = (size[0], size[1]) if isinstance(size, list) else (1, size)
-        return ConfiguredFormat(Fp8Weight, Fp8Config("block", block), _inputs(rule))
+        return ConfiguredFormat(Fp8Weight, Fp8Config("block", block), _activations(rule))
     if packing == "fp8_static":
-        return ConfiguredFormat(Fp8Weight, Fp8Config(), STATIC)
-    return ConfiguredFormat(Fp8Weight, Fp8Config("tensor" if size == 0 else "channel"), _inputs(rule))
+        return ConfiguredFormat(Fp8Weight, Fp8Config(), STATIC_FP8)
+    return ConfiguredFormat(Fp8Weight, Fp8Config("tensor" if size == 0 else "channel"), _activations(rule))
 
 
-def _inputs(rule: _Rule) -> ActivationScheme | None:
+def _activations(rule: _ModuleSettings) -> ActivationScheme | None:
     """What a rule says of inputs; scales that are stored have the names of compressed-tensors."""
-    bits, kind = rule.act_bits or PLAIN_BITS, rule.act_data_type or rule.data_type or "int"
-    if bits >= PLAIN_BITS:
+    bits, kind = rule.act_bits or MIN_PLAIN_BITS, rule.act_data_type or rule.data_type or "int"
+    if bits >= MIN_PLAIN_BITS:
         return None
     if kind.startswith("nv_fp"):
         return NVFP4
@@ -246,7 +258,7 @@ def _inputs(rule: _Rule) -> ActivationScheme | None:
         return ActivationScheme("float", bits, True, "group", 32, scale_type="e8m0")
     number: Literal["float", "int"] = "float" if kind.startswith("fp") else "int"
     if rule.act_dynamic is False:
-        return ActivationScheme(number, bits, False, "tensor", scale=STATIC.scale)
+        return ActivationScheme(number, bits, False, "tensor", scale=STATIC_FP8.scale)
     size = rule.act_group_size
     if isinstance(size, list):
         size = size[1]
@@ -255,27 +267,32 @@ def _inputs(rule: _Rule) -> ActivationScheme | None:
     return ActivationScheme(number, bits, True, strategy, group, rule.act_sym is not False)
 
 
-def _compressed(
+def _ct_format(
     found: FoundConfig,
-    rule: _Rule,
+    rule: _ModuleSettings,
     kind: str,
     bits: int,
     size: int | list[int],
     key: Callable[[str], str],
 ) -> ConfiguredFormat:
     """As compressed-tensors' own config would say it; errors name the keys of AutoRound."""
-    stated, said = COMPRESSED[kind]
-    if kind == "int" and (rule.act_bits or PLAIN_BITS) < PLAIN_BITS:
+    stated, said = CT_SCHEMES[kind]
+    if kind == "int" and (rule.act_bits or MIN_PLAIN_BITS) < MIN_PLAIN_BITS:
         stated = "int-quantized"
     if kind == "mx_fp" and bits == 8:
         stated = "mxfp8-quantized"
     shared: dict[str, Any] = {"strategy": "block", "block_structure": size}
     if isinstance(size, int):
         shared = {"strategy": {0: "tensor", -1: "channel"}.get(size, "group"), "group_size": size}
-    scheme = ct_schemes.Scheme.model_validate(
+    scheme = compressed_tensors.Scheme.model_validate(
         {"num_bits": bits, "symmetric": rule.sym is not False, **shared, **said}
     )
-    fmt = ct_schemes.format_of(
-        found, lambda name: key(SETTINGS[name]), stated.format(bits=bits), scheme, static=False, dense=True
+    fmt = compressed_tensors.weight_format(
+        found,
+        lambda name: key(SETTING_KEYS[name]),
+        stated.format(bits=bits),
+        scheme,
+        static=False,
+        dense=True,
     )
-    return replace(fmt, activations=_inputs(rule))
+    return replace(fmt, activations=_activations(rule))

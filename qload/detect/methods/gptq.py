@@ -1,9 +1,8 @@
-"""`quant_method: gptq`, and `gptq_marlin`, as engines name the kernel that they read the same files with.
+"""`quant_method: gptq`, `gptq_marlin` (the same files, by the name of an engine's kernel) and `marlin`.
 
-`dynamic` maps patterns to what holds for the modules they match, from the start of the name, instead of what
-the config says; `-:` before a pattern leaves them out. The first pattern that matches counts.
-`modules_in_block_to_quantize` (optimum, transformers) names all modules of a block that are quantized, in a
-list or in lists of lists.
+`dynamic` maps patterns to settings of the modules with a match from the start of the name; `-:` before a
+pattern excludes them. The first match counts. `modules_in_block_to_quantize` (optimum, transformers) lists
+all quantized modules of a block, in a list or in lists of lists.
 """
 
 from collections.abc import Mapping
@@ -13,10 +12,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from qload.detect.files import FoundConfig, shown
-from qload.detect.matching import REGEX
-from qload.detect.methods import marlin
-from qload.detect.regex import Patterns
-from qload.detect.rules import ruled
+from qload.detect.matching import REGEX_PREFIX, Patterns, override_loader
 from qload.detect.validation import (
     Claims,
     Name,
@@ -28,22 +24,71 @@ from qload.detect.validation import (
     validate,
 )
 from qload.errors import ConfigError, UnsupportedFormatError
-from qload.formats import GPTQConfig, GPTQWeight
+from qload.formats import GPTQConfig, GPTQWeight, Marlin24Config, Marlin24Weight, MarlinConfig, MarlinWeight
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import ConfiguredFormat
 from qload.loader.exclusion import Exclusions, Inside
 from qload.spec import LayerClaims
 
-KNOWN = ("gptq (checkpoint_format gptq, gptq_v2, marlin, marlin_24)",)
-FORMATS = ("gptq", "gptq_v2")
+MARLIN_VARIANTS = ("marlin (checkpoint_format marlin, marlin_24)",)
+MARLIN_FORMATS = ("marlin", "marlin_24")
+
+
+class _Marlin(Section):
+    bits: Annotated[int, one_of(4, 8)] = 4
+    group_size: int = Field(ge=-1)
+    desc_act: Literal[False] | None = None
+    sym: Literal[True] | None = None
+    checkpoint_format: Name = None
+    format: Name = None
+    pack_dtype: Literal["int32"] | None = None
+    is_marlin_format: bool | None = None
+    is_marlin_24_format: bool | None = None
+
+
+def read_marlin(found: FoundConfig) -> Claims:
+    """The claims of codes that are packed for the kernel already: symmetric, groups in order."""
+    default = "marlin_24" if found.values.get("quant_method") == "gptq_marlin_24" else "marlin"
+    section = validate(_Marlin, found)
+    stated = agree(found, "checkpoint_format", "format")
+    if section.is_marlin_24_format or default == "marlin_24":
+        stated = stated if stated not in (None, "marlin", "gptq") else "marlin_24"
+    stated = stated or default
+    if stated not in MARLIN_FORMATS:
+        raise UnsupportedFormatError(
+            stated, f"the checkpoint_format of {found.file} has no reader", MARLIN_VARIANTS
+        )
+    check_group_size(found, section.group_size)
+    sparse = stated == "marlin_24"
+    fmt = (
+        ConfiguredFormat(Marlin24Weight, Marlin24Config(section.group_size, section.bits))
+        if sparse
+        else ConfiguredFormat(MarlinWeight, MarlinConfig(section.group_size, section.bits))
+    )
+    return Claims(
+        method="marlin",
+        format=stated,
+        bits=section.bits,
+        group_size=section.group_size,
+        sym=True,
+        desc_act=False,
+        file=found.file,
+        section=found.section,
+        exclusions=section.exclusions(),
+        formats=(fmt,),
+    )
+
+
+GPTQ_VARIANTS = ("gptq (checkpoint_format gptq, gptq_v2, marlin, marlin_24)",)
+GPTQ_FORMATS = ("gptq", "gptq_v2")
 CLAIMED = ("bits", "group_size", "sym", "desc_act")  # claims that a rule may state
-WITHOUT, WITH = "-:", "+:"  # before a pattern; nothing means the second
+EXCLUDE_PREFIX, INCLUDE_PREFIX = "-:", "+:"  # before a pattern; nothing means the second
 
 Module = Annotated[str, Field(min_length=1)]
 Bits = Annotated[int, one_of(2, 3, 4, 8)]
 
 
-class _Rule(BaseModel):
+class _ModuleSettings(BaseModel):
     """What a pattern changes; whatever else it says concerns whoever quantized."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
@@ -68,47 +113,51 @@ class _GPTQ(Section):
     is_marlin_format: bool | None = None
     lm_head: bool | None = None
     modules_in_block_to_quantize: list[Module | list[Module]] | None = None
-    dynamic: Annotated[dict[str, _Rule] | None, BeforeValidator(none_for_false)] = None
+    dynamic: Annotated[dict[str, _ModuleSettings] | None, BeforeValidator(none_for_false)] = None
 
 
-def read(found: FoundConfig) -> Claims:
+def read_gptq(found: FoundConfig) -> Claims:
     """The claims of `quant_method: gptq`, Marlin checkpoints that say gptq among them."""
     stated = agree(found, "checkpoint_format", "format") or "gptq"
-    if isinstance(stated, str) and stated not in (*FORMATS, *marlin.FORMATS):
-        raise UnsupportedFormatError(stated, f"the checkpoint_format of {found.file} has no reader", KNOWN)
-    read = validate(_GPTQ, found)
-    if stated in marlin.FORMATS or read.is_marlin_format:
-        return marlin.read(found)
-    check_group_size(found, read.group_size)
+    if isinstance(stated, str) and stated not in (*GPTQ_FORMATS, *MARLIN_FORMATS):
+        raise UnsupportedFormatError(
+            stated, f"the checkpoint_format of {found.file} has no reader", GPTQ_VARIANTS
+        )
+    section = validate(_GPTQ, found)
+    if stated in MARLIN_FORMATS or section.is_marlin_format:
+        return read_marlin(found)
+    check_group_size(found, section.group_size)
     zeros: ZeroPoints = Stored() if stated == "gptq_v2" else STORED_MINUS_ONE
-    indexed = True if read.desc_act else None  # without act order tools may leave the index out
-    config = GPTQConfig(read.bits, read.group_size, zeros, desc_act=read.desc_act, indexed=indexed)
+    indexed = True if section.desc_act else None  # without act order tools may leave the index out
+    config = GPTQConfig(section.bits, section.group_size, zeros, desc_act=section.desc_act, indexed=indexed)
     base = ConfiguredFormat(
         GPTQWeight,
         config,
         claims=LayerClaims(
-            read.bits,
-            read.group_size,
-            read.sym,
-            read.desc_act,
+            section.bits,
+            section.group_size,
+            section.sym,
+            section.desc_act,
             convention="checkpoint_format",
             writer=_writer(found),
         ),
     )
-    rules = _rules(found, read.dynamic or {}, base, stated)
-    exclusions = _inside(read)
+    rules = _module_formats(found, section.dynamic or {}, base, stated)
+    exclusions = _exclusions(section)
     return Claims(
         method="gptq",
         format=stated,
-        bits=read.bits,
-        group_size=read.group_size,
-        sym=read.sym,
-        desc_act=read.desc_act,
+        bits=section.bits,
+        group_size=section.group_size,
+        sym=section.sym,
+        desc_act=section.desc_act,
         file=found.file,
         section=found.section,
         exclusions=exclusions,
         formats=tuple(dict.fromkeys([base, *(fmt for formats in rules.values() for fmt in formats)])),
-        loader=ruled(rules, (base,), exclusions, Patterns(found, "dynamic"), "dynamic") if rules else None,
+        loader=override_loader(rules, (base,), exclusions, Patterns(found, "dynamic"), "dynamic")
+        if rules
+        else None,
     )
 
 
@@ -120,20 +169,20 @@ def _writer(found: FoundConfig) -> str:
     return first if isinstance(first, str) else ""
 
 
-def _inside(read: _GPTQ) -> Exclusions:
+def _exclusions(section: _GPTQ) -> Exclusions:
     """What the section leaves out: by name, or because it stands in a block and is not among its modules."""
-    names = read.modules_in_block_to_quantize or []
+    names = section.modules_in_block_to_quantize or []
     inside = [name for entry in names for name in ([entry] if isinstance(entry, str) else entry)]
-    return Inside(tuple(inside), others=read.exclusions()) if inside else read.exclusions()
+    return Inside(tuple(inside), others=section.exclusions()) if inside else section.exclusions()
 
 
-def _rules(
-    found: FoundConfig, dynamic: Mapping[str, _Rule], base: ConfiguredFormat, stated: str
+def _module_formats(
+    found: FoundConfig, dynamic: Mapping[str, _ModuleSettings], base: ConfiguredFormat, stated: str
 ) -> dict[str, tuple[ConfiguredFormat, ...]]:
     """Entry -> the format that it asks for, none where it leaves modules out; in the order they count."""
     rules: dict[str, tuple[ConfiguredFormat, ...]] = {}
     for pattern, rule in dynamic.items():
-        entry = REGEX + pattern.removeprefix(WITHOUT).removeprefix(WITH)
+        entry = REGEX_PREFIX + pattern.removeprefix(EXCLUDE_PREFIX).removeprefix(INCLUDE_PREFIX)
         if rule.group_size is not None:
             check_group_size(found, rule.group_size, f"dynamic.{pattern:.80}.group_size")
         for key, other in (("checkpoint_format", rule.checkpoint_format), ("format", rule.format)):
@@ -141,12 +190,12 @@ def _rules(
                 where = found.key(f"dynamic.{pattern:.80}.{key}")
                 hint = "remedy   state it once for all modules: no program reads it by module"
                 raise ConfigError(found.file, where, f"{stated}, as for all modules", shown(other), hint)
-        own = _changed(base, rule, f"dynamic.{pattern}")
-        rules.setdefault(entry, () if pattern.startswith(WITHOUT) else (own,))
+        own = _overridden(base, rule, f"dynamic.{pattern}")
+        rules.setdefault(entry, () if pattern.startswith(EXCLUDE_PREFIX) else (own,))
     return rules
 
 
-def _changed(base: ConfiguredFormat, rule: _Rule, source: str) -> ConfiguredFormat:
+def _overridden(base: ConfiguredFormat, rule: _ModuleSettings, source: str) -> ConfiguredFormat:
     """Format and claims of a rule's modules."""
     assert isinstance(base.config, GPTQConfig)
     assert base.claims is not None

@@ -15,9 +15,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from qload.detect.files import FoundConfig, shown
-from qload.detect.matching import Globs, check, is_glob
+from qload.detect.matching import GlobExclusions, check_pattern_lengths, is_glob, unsupported_loader
 from qload.detect.methods.compressed_tensors import PLAIN, Untargeted
-from qload.detect.rules import unsupported_loader
 from qload.detect.validation import Claims, Name, Section, validate
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import (
@@ -50,36 +49,38 @@ class Algorithm:
         return replace(self.format, claims=LayerClaims(self.bits, self.group_size, True, None, source))
 
 
-STATIC = ActivationScheme("float", 8, False, "tensor", scale="input_scale", owner="modelopt")
-TOKENS = ActivationScheme("float", 8, True, "token", owner="modelopt")
-LOCAL = ActivationScheme(
+STATIC_FP8 = ActivationScheme("float", 8, False, "tensor", scale="input_scale", owner="modelopt")
+DYNAMIC_FP8_TOKENS = ActivationScheme("float", 8, True, "token", owner="modelopt")
+LOCAL_FP4 = ActivationScheme(
     "float", 4, "local", "tensor_group", 16, scale="input_scale", scale_type="e4m3", owner="modelopt"
 )
-MX = ActivationScheme("float", 8, True, "group", 32, scale_type="e8m0", owner="modelopt")
-ALIKE = ("NVFP4", "MXFP8", "FP8")  # whose inputs have the numbers of the weights
-AWQ, MIXED, BLOCK = "W4A16_AWQ", "MIXED_PRECISION", 128
+DYNAMIC_MXFP8 = ActivationScheme("float", 8, True, "group", 32, scale_type="e8m0", owner="modelopt")
+SAME_INPUT_TYPE = ("NVFP4", "MXFP8", "FP8")  # whose inputs have the numbers of the weights
+AWQ, MIXED, BLOCK_SIZE = "W4A16_AWQ", "MIXED_PRECISION", 128
 ALGORITHMS = {
-    "FP8": Algorithm(ConfiguredFormat(Fp8Weight, Fp8Config("tensor"), STATIC), 8),
-    "FP8_PER_CHANNEL_PER_TOKEN": Algorithm(ConfiguredFormat(Fp8Weight, Fp8Config("channel"), TOKENS), 8),
-    "FP8_PB_WO": Algorithm(
-        ConfiguredFormat(Fp8Weight, Fp8Config("block", (BLOCK, BLOCK), axes="P")), 8, BLOCK
+    "FP8": Algorithm(ConfiguredFormat(Fp8Weight, Fp8Config("tensor"), STATIC_FP8), 8),
+    "FP8_PER_CHANNEL_PER_TOKEN": Algorithm(
+        ConfiguredFormat(Fp8Weight, Fp8Config("channel"), DYNAMIC_FP8_TOKENS), 8
     ),
-    "NVFP4": Algorithm(ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config(), LOCAL), 4, 16),
+    "FP8_PB_WO": Algorithm(
+        ConfiguredFormat(Fp8Weight, Fp8Config("block", (BLOCK_SIZE, BLOCK_SIZE), axes="P")), 8, BLOCK_SIZE
+    ),
+    "NVFP4": Algorithm(ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config(), LOCAL_FP4), 4, 16),
     "W4A16_NVFP4": Algorithm(ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config()), 4, 16),
-    "MXFP8": Algorithm(ConfiguredFormat(MXFP8Weight, MXFP8Config(), MX), 8, 32),
+    "MXFP8": Algorithm(ConfiguredFormat(MXFP8Weight, MXFP8Config(), DYNAMIC_MXFP8), 8, 32),
     # The algorithm does not state whether inputs are quantized.
     "MXFP4": Algorithm(ConfiguredFormat(CTMXFP4Weight, MXFP4Config(("weight", "weight_scale"))), 4, 32),
 }
-DECLARING = tuple(
+ACTIVATION_WEIGHTS = tuple(
     dict.fromkeys(one.format.weight_type for one in ALGORITHMS.values() if one.format.activations)
 )
-GROUPS = {  # by the bits, type, strategy and group size of weights
+GROUP_ALGORITHMS = {  # by the bits, type, strategy and group size of weights
     (8, "float", None, None): "FP8",
     (8, "float", "channel", None): "FP8_PER_CHANNEL_PER_TOKEN",
     (8, "float", None, 32): "MXFP8",
     (4, "float", None, 16): "NVFP4",
 }
-KNOWN = (f"modelopt (quant_algo {', '.join((*ALGORITHMS, AWQ, MIXED))})",)
+MODELOPT_VARIANTS = (f"modelopt (quant_algo {', '.join((*ALGORITHMS, AWQ, MIXED))})",)
 
 Size = Annotated[int, Field(ge=-1)] | None  # ModelOpt writes 0 or -1 for no group size
 Entries = Annotated[list[str], AfterValidator(lambda names: [name for name in names if name])]
@@ -97,7 +98,7 @@ class _Layer(_Strict):
     group_size: Size = None
 
 
-class _Numbers(_Strict):
+class _NumberFormat(_Strict):
     num_bits: int
     type: str
     group_size: Size = None
@@ -106,8 +107,8 @@ class _Numbers(_Strict):
 
 class _Group(_Strict):
     targets: list[Annotated[str, Field(min_length=1)]]
-    weights: _Numbers
-    input_activations: _Numbers | None = None
+    weights: _NumberFormat
+    input_activations: _NumberFormat | None = None
 
 
 class _ModelOpt(Section):
@@ -126,34 +127,33 @@ class _Groups(Section):
     config_groups: dict[str, _Group] | None = None
 
 
-def read(found: FoundConfig) -> Claims:
+def read_modelopt(found: FoundConfig) -> Claims:
     """The claims of an algorithm for all layers, or of a table of layers."""
-    read = validate(_ModelOpt, found)
-    for key in read.lists:
-        check(found, key, getattr(read, key) or (), is_glob)
-    mixed = read.quant_algo.upper() == MIXED
-    if not mixed and read.quantized_layers:
-        raise _unsupported(found, f"{read.quant_algo} with quantized_layers", "quantized_layers")
-    table = _table(found, read) if mixed else {}
+    section = validate(_ModelOpt, found)
+    for key in section.lists:
+        check_pattern_lengths(found, key, getattr(section, key) or (), is_glob)
+    mixed = section.quant_algo.upper() == MIXED
+    if not mixed and section.quantized_layers:
+        raise _unsupported(found, f"{section.quant_algo} with quantized_layers", "quantized_layers")
+    table = _layer_formats(found, section) if mixed else {}
     if not mixed:
-        _agree(found, read.quant_algo)
-    one = None if mixed else _algorithm(found, "group_size", read.quant_algo, read.group_size)
+        _check_config_groups(found, section.quant_algo)
+    one = None if mixed else _algorithm(found, "group_size", section.quant_algo, section.group_size)
     formats = tuple(dict.fromkeys(fmt for fmt in table.values() if isinstance(fmt, ConfiguredFormat)))
     refused = next((fmt for fmt in table.values() if isinstance(fmt, UnsupportedFormatError)), None)
     if refused and not formats:
         raise refused
     return Claims(
         method="modelopt",
-        format=read.quant_algo.lower(),
+        format=section.quant_algo.lower(),
         bits=one.bits if one else None,
         group_size=one.group_size if one else None,
         sym=True,
-        desc_act=None,
         file=found.file,
         section=found.section,
-        exclusions=read.exclusions(Globs),
+        exclusions=section.exclusions(GlobExclusions),
         formats=(one.format,) if one else formats,
-        loader=_loader(read, table) if mixed else None,
+        loader=_loader_factory(section, table) if mixed else None,
     )
 
 
@@ -170,13 +170,13 @@ def _algorithm(found: FoundConfig, key: str, stated: str, size: int | None) -> A
     return algorithm
 
 
-def _agree(found: FoundConfig, stated: str) -> None:
+def _check_config_groups(found: FoundConfig, stated: str) -> None:
     """The numbers that `config_groups` states beside one algorithm are those that the algorithm fixes."""
     algorithm, groups = ALGORITHMS.get(stated.upper()), found.values.get("config_groups")
     if algorithm is None or not isinstance(groups, dict):
         return
     fixed = {"num_bits": algorithm.bits, "group_size": algorithm.group_size}
-    parts = ("weights", "input_activations") if stated.upper() in ALIKE else ("weights",)
+    parts = ("weights", "input_activations") if stated.upper() in SAME_INPUT_TYPE else ("weights",)
     for group, part, (key, expected) in product(groups, parts, fixed.items()):
         numbers = groups[group].get(part) if isinstance(groups[group], dict) else None
         said = numbers.get(key) if isinstance(numbers, dict) else None
@@ -185,20 +185,22 @@ def _agree(found: FoundConfig, stated: str) -> None:
             raise ConfigError(found.file, where, f"{expected} with {stated}", shown(said))
 
 
-def _table(found: FoundConfig, read: _ModelOpt) -> dict[str, Format]:
+def _layer_formats(found: FoundConfig, section: _ModelOpt) -> dict[str, Format]:
     """Map each layer to its format, or to the error of an unsupported one."""
-    if read.quantized_layers:
-        return {name: _of_layer(found, name, layer) for name, layer in read.quantized_layers.items()}
+    if section.quantized_layers:
+        return {name: _layer_format(found, name, layer) for name, layer in section.quantized_layers.items()}
     groups = validate(_Groups, found).config_groups
     if not groups:
         expected = f"layers, each with its quant_algo, beside {MIXED}"
         raise ConfigError(found.file, found.key("quantized_layers"), expected, "nothing")
     return {
-        target: _of_group(found, name, group) for name, group in groups.items() for target in group.targets
+        target: _group_format(found, name, group)
+        for name, group in groups.items()
+        for target in group.targets
     }
 
 
-def _of_layer(found: FoundConfig, name: str, layer: _Layer) -> Format:
+def _layer_format(found: FoundConfig, name: str, layer: _Layer) -> Format:
     """Format of an entry of `quantized_layers`, or the error of an unsupported one."""
     key = f"quantized_layers.{name:.80}.group_size"
     try:
@@ -207,11 +209,11 @@ def _of_layer(found: FoundConfig, name: str, layer: _Layer) -> Format:
         return error
 
 
-def _of_group(found: FoundConfig, group_name: str, group: _Group) -> Format:
+def _group_format(found: FoundConfig, group_name: str, group: _Group) -> Format:
     """Format of an entry of `config_groups`, by weights and inputs, or the error of an unsupported one."""
     weights, inputs = group.weights, group.input_activations
     said = (weights.num_bits, weights.type, weights.strategy, weights.group_size)
-    name = GROUPS.get(said, AWQ if said[:3] == (4, "int", None) else "")
+    name = GROUP_ALGORITHMS.get(said, AWQ if said[:3] == (4, "int", None) else "")
     if not name or (inputs is not None and inputs.num_bits != weights.num_bits):
         what = f"{weights.type:.20} of {weights.num_bits} bits in config_groups"
         part = "input_activations" if name else "weights"
@@ -222,7 +224,7 @@ def _of_group(found: FoundConfig, group_name: str, group: _Group) -> Format:
     return fmt if inputs is not None else replace(fmt, activations=None)
 
 
-def _loader(read: _ModelOpt, table: Mapping[str, Format]) -> Callable[[], FormatLoader]:
+def _loader_factory(section: _ModelOpt, table: Mapping[str, Format]) -> Callable[[], FormatLoader]:
     """What makes a loader that knows each layer of the table by name, and finds all others plain."""
     names: dict[tuple[ConfiguredFormat, ActivationScheme | None], set[str]] = {}
     refused: dict[str, tuple[UnsupportedFormatError, set[str]]] = {}
@@ -231,13 +233,13 @@ def _loader(read: _ModelOpt, table: Mapping[str, Format]) -> Callable[[], Format
             refused.setdefault(fmt.format, (fmt, set()))[1].add(name)
         else:
             names.setdefault((fmt, fmt.activations), set()).add(name)
-    own = read.exclusions(Globs)
+    own = section.exclusions(GlobExclusions)
     choices: list[tuple[Callable[[str], bool], FormatLoader]] = [
-        (partial(_is_among, frozenset(those)), FormatLoader(fmt, PLAIN, exclusions=own))
+        (partial(_is_listed, frozenset(those)), FormatLoader(fmt, PLAIN, exclusions=own))
         for (fmt, _), those in names.items()
     ]
     choices += [
-        (partial(_is_among, frozenset(those)), unsupported_loader(error, PLAIN))
+        (partial(_is_listed, frozenset(those)), unsupported_loader(error, PLAIN))
         for error, those in refused.values()
     ]
     formats = dict.fromkeys(fmt for fmt, _ in names)
@@ -245,7 +247,7 @@ def _loader(read: _ModelOpt, table: Mapping[str, Format]) -> Callable[[], Format
     return lambda: ModuleLoader(choices, others)
 
 
-def _is_among(names: frozenset[str], module: str) -> bool:
+def _is_listed(names: frozenset[str], module: str) -> bool:
     """Whether a module, or the experts that it is one of, has one of these names, whatever is before it."""
     *lead, _ = module.split(".")
     holders = [module, *(".".join(lead[:at]) for at, one in enumerate(lead) if one.isdecimal())]
@@ -257,6 +259,6 @@ def _unsupported(found: FoundConfig, what: str, key: str) -> UnsupportedFormatEr
     return UnsupportedFormatError(
         f"modelopt ({what:.60})",
         f"the {key} of {found.file} has no reader",
-        KNOWN,
+        MODELOPT_VARIANTS,
         "TensorRT-LLM loads what ModelOpt exports, vLLM and SGLang load most of it",
     )

@@ -13,7 +13,7 @@ from typing import Any
 
 from qload.errors import ArgumentError, StorageError
 from qload.storage import locate, snapshot
-from qload.storage.locate import INDEX, SUFFIX, USUAL, CheckpointFiles
+from qload.storage.checkpoint_files import INDEX, SUFFIX, USUAL, CheckpointFiles
 
 FOUND = "qload_files"  # a key of the model's config between `load` and the quantizer
 NAME = "transformers_weights"  # transformers' key for the name of the file, or of the index

@@ -6,7 +6,7 @@ from typing import Any
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 
 from qload.detect import Target
-from qload.detect.claims import METHODS
+from qload.detect.config_reader import METHODS
 from qload.engines.transformers.config import METHOD, QloadConfig
 from qload.engines.transformers.quantizer import QloadQuantizer
 from qload.experts import ExpertFacts

@@ -12,7 +12,7 @@ from qload.experts import with_experts
 from qload.listing import check_all_read
 from qload.loader import WeightsLoader
 from qload.storage import SafetensorsStorage, locate
-from qload.storage.locate import INDEX, SUFFIX, USUAL
+from qload.storage.checkpoint_files import INDEX, SUFFIX, USUAL
 from qload.weights import Weights
 
 PLAIN = frozenset(("weight", "bias"))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from qload.detect.claims import method_of_own_file
+from qload.detect.config_reader import method_of_own_file
 from qload.errors import ConfigError
 
 SETTINGS = ("target", "activations", "nonfinite")

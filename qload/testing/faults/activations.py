@@ -6,7 +6,7 @@ _MADE, _DECLARED = "qload/kernels/activations.py", "qload/kernels/declared.py"
 _SCALED, _CARRIES = "qload/kernels/scaled.py", "qload/kernels/carries.py"
 _INPUTS = "qload/kernels/quantized_inputs.py"
 _SLICES, _PRODUCTS = "qload/kernels/slices.py", "qload/kernels/products.py"
-_OUTPUTS = "qload/spec/outputs.py"
+_OUTPUTS = "qload/spec/output_slices.py"
 _REFERENCE, _DESCRIPTION = "qload/kernels/reference.py", "qload/loader/description.py"
 
 FAULTS = (

@@ -25,7 +25,7 @@ FAULTS = (
     Fault("exllama-order", "qload/layouts/exllama.py", "kp n (r j)", "kp n (j r)"),
     Fault(
         "straddle-lost",
-        "qload/sentences/words.py",
+        "qload/sentences/sentence.py",
         "while low < bits:\n",
         "while low < bits and (low == 0 or bits != 3):\n",
     ),
@@ -55,7 +55,7 @@ FAULTS = (
     ),
     Fault(
         "index-unchecked",
-        "qload/spec/indices.py",
+        "qload/spec/tensor.py",
         "wrong = ((index < 0) | (index >= limit)).nonzero()",
         "wrong = (index < 0).nonzero()[:0]",
     ),
@@ -123,11 +123,11 @@ FAULTS = (
     ),
     Fault(
         "tail-lost",
-        "qload/storage/rectangles.py",
+        "qload/storage/file_reads.py",
         "opened.read_into(run.data, first)",
         "opened.read_into(run.data, first)\n        run[-1] = 0",
     ),
-    Fault("replaced-unseen", "qload/storage/open_files.py", "if now != known:", "if False:"),
+    Fault("replaced-unseen", "qload/storage/file_reads.py", "if now != known:", "if False:"),
     Fault("half-read", "qload/devices/cuda_files.py", "return bool(place < 0)", "return True"),
     Fault("overlap-unseen", "qload/storage/header.py", "if entry.begin != at:", "if entry.begin > at:"),
     Fault(

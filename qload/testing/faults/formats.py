@@ -118,7 +118,7 @@ FAULTS = (
     Fault(
         "modelopt-table-unread",
         "qload/detect/methods/modelopt.py",
-        "loader=_loader(read, table) if mixed",
+        "loader=_loader_factory(section, table) if mixed",
         "loader=None if mixed",
     ),
     Fault(
@@ -176,12 +176,12 @@ FAULTS = (
     Fault(
         "classes-before-names",
         _MATCHING,
-        "return 1 if is_regex(entry) else {LINEAR: 3, EMBEDDING: 2}.get(entry, 0)",
-        "return 0 if entry == LINEAR else 1",
+        "return 1 if is_regex(entry) else {LINEAR_CLASS: 3, EMBEDDING_CLASS: 2}.get(entry, 0)",
+        "return 0 if entry == LINEAR_CLASS else 1",
     ),
     Fault(
         "dynamic-last-rule-wins",
-        "qload/detect/rules.py",
+        "qload/detect/matching.py",
         "loader_of(formats)) for entry, formats in rules.items()]",
         "loader_of(formats)) for entry, formats in reversed(rules.items())]",
     ),

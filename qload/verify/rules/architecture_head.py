@@ -8,7 +8,7 @@ for a plain head, and fail at a quantized one.
 from collections.abc import Iterator
 
 from qload.architecture.config import TIE, Tie, tie_of
-from qload.detect.entries import HEAD
+from qload.detect.config_reader import HEAD
 from qload.spec import named
 from qload.verify.chunks import rows
 from qload.verify.report import Finding

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from qload.architecture import Architecture, Missing
 from qload.architecture.config import TIE, tie_of
-from qload.architecture.names import spelled
+from qload.architecture.table import spelled
 from qload.verify.report import Finding
 from qload.verify.rules import siblings
 from qload.verify.rules.layer_count import listed

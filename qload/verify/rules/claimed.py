@@ -11,7 +11,7 @@ from pathlib import Path
 from qload.errors import QloadError
 from qload.loader import LayerDescription
 from qload.spec import Config, LayerClaims, Role
-from qload.storage.locate import INDEX
+from qload.storage.checkpoint_files import INDEX
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.subject import Subject

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from qload.architecture import Inventory
-from qload.architecture.inventory import SHOWN, absent
-from qload.architecture.names import DIGITS
+from qload.architecture.architecture import SHOWN, absent
+from qload.architecture.table import DIGITS
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.rules.siblings import blocks_of

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from qload.architecture.adapters import is_adapter
-from qload.architecture.drafts import PREDICTING
+from qload.architecture.config import PREDICTING
 from qload.loader import LayerDescription
 from qload.verify import kin
 from qload.verify.kin import BLOCK

@@ -1,16 +1,56 @@
-"""How the tensors of a checkpoint group into layers, and what each of these groups is."""
+"""The tensors of a checkpoint by layer: name prefixes, suffixes and layer descriptions."""
 
 from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 
 from qload.detect.signatures import FOREIGN_SUFFIXES
 from qload.errors import QloadError
-from qload.formats import ROLES
+from qload.formats import FORMATS, ROLES
 from qload.formats.unquantized import FLOATS
-from qload.listing.names import split_name
 from qload.loader import LayerDescription
 from qload.spec import Role, TensorSpec, named
 from qload.weights import Weights
+
+SUFFIXES = {
+    suffix for weight in FORMATS for spec in weight.tensors(weight.example) for suffix in spec.suffixes
+}
+DOTTED_SUFFIXES = sorted(
+    (suffix for suffix in SUFFIXES | FOREIGN_SUFFIXES if "." in suffix), key=len, reverse=True
+)
+DOTTED_ENDINGS = tuple(f".{suffix}" for suffix in DOTTED_SUFFIXES)
+UNDERSCORE_SUFFIXES = [suffix for suffix in SUFFIXES if suffix.startswith("_")]  # which go on from the prefix
+
+
+def split_name(name: str, names: Collection[str]) -> tuple[str, str]:
+    """`a.b.weight.absmax` -> `a.b`, `weight.absmax`; what no format knows parts at its last dot.
+
+    `names`: all of the checkpoint. What stands under another tensor, as `a.weight.x` beside `a.weight`,
+    belongs to that tensor's layer. A name that is not what `named` makes of its parts has no parts: a layer
+    is looked up under the names that `named` makes. It is its own prefix.
+    """
+    prefix, suffix = _split(name, names)
+    return (prefix, suffix) if suffix and named(prefix, suffix) == name else (name, "")
+
+
+def _split(name: str, names: Collection[str]) -> tuple[str, str]:
+    beyond = ""  # a loop, as names may be nested deeper than calls may
+    while True:
+        if name.endswith(DOTTED_ENDINGS):
+            suffix = next(
+                suffix
+                for suffix, end in zip(DOTTED_SUFFIXES, DOTTED_ENDINGS, strict=True)
+                if name.endswith(end)
+            )
+            return name[: -len(suffix) - 1], suffix + beyond
+        parent, dot, last = name.rpartition(".")
+        if last in SUFFIXES:
+            return parent, last + beyond
+        joined = next((suffix for suffix in UNDERSCORE_SUFFIXES if last.endswith(suffix)), None)
+        if joined:
+            return name[: -len(joined)], joined + beyond
+        if not dot or parent not in names:
+            return parent, last + beyond
+        name, beyond = parent, f".{last}{beyond}"
 
 
 class Groups:
@@ -71,7 +111,7 @@ class Groups:
         if name in self.specs:
             return self.specs[name].role
         quantized = self.is_quantized(self.prefixes[name])
-        return _guess(name) if quantized else Role.FLOAT
+        return _role_by_name(name) if quantized else Role.FLOAT
 
     def is_quantized(self, prefix: str) -> bool:
         """A quantized layer has codes, or at least two of its tensors, or one that the config asks for.
@@ -81,8 +121,8 @@ class Groups:
         suffixes = self.suffixes[prefix]
         if not self.claimed.isdisjoint(suffixes):
             return True
-        parts = [suffix for suffix in suffixes if _guess(suffix) is not Role.FLOAT]
-        codes = [named(prefix, suffix) for suffix in parts if _guess(suffix) is Role.WORD]
+        parts = [suffix for suffix in suffixes if _role_by_name(suffix) is not Role.FLOAT]
+        codes = [named(prefix, suffix) for suffix in parts if _role_by_name(suffix) is Role.WORD]
         return len(parts) > 1 or any(self.weights.storage.info(name).dtype not in FLOATS for name in codes)
 
     @cached_property
@@ -90,7 +130,7 @@ class Groups:
         """The suffixes of the formats that the loader reads, but for those that plain layers have too."""
         specs = [spec for fmt in self.weights.loader.formats for spec in fmt.specs()]
         return frozenset(
-            suffix for spec in specs for suffix in spec.suffixes if _guess(suffix) is not Role.FLOAT
+            suffix for spec in specs for suffix in spec.suffixes if _role_by_name(suffix) is not Role.FLOAT
         )
 
     @cached_property
@@ -112,5 +152,5 @@ class Groups:
             return error
 
 
-def _guess(suffix: str) -> Role:
+def _role_by_name(suffix: str) -> Role:
     return ROLES.get(suffix.rpartition(".")[2], Role.FLOAT)

@@ -1,4 +1,4 @@
-"""Base of reports about a checkpoint: its verdict and its exit code."""
+"""Base classes of reports on a checkpoint, with verdict and exit code, and names of formats in reports."""
 
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -105,3 +105,12 @@ def make_report(
         raise
     except QloadError as error:
         return (unsupported if error.rule == UNSUPPORTED else unreadable)(str(error))
+
+
+# The checkpoint format "marlin" of configs; `repack` and targets call the order of Marlin's kernels "marlin".
+MARLIN_CHECKPOINT = "marlin_checkpoint"
+
+
+def format_label(name: str) -> str:
+    """The name of a checkpoint format in tables and pages, where kernel orders stand beside it."""
+    return MARLIN_CHECKPOINT if name == "marlin" else name

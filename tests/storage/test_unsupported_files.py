@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from qload.errors import QloadError, StorageError, UnsupportedFormatError
 from qload.storage import SafetensorsStorage, files
-from qload.storage.foreign import HEAD
+from qload.storage.unsupported_files import HEAD_BYTES
 from qload.verify import inspect, verify
 from qload.verify.report import finding_of
 from qload.weights import open_checkpoint
@@ -139,7 +139,7 @@ def test_nothing_is_unpickled_and_no_more_than_the_first_bytes_is_read(
     for path in (tmp_path / "model", *(tmp_path / "model").iterdir()):
         refused(path)
 
-    assert max(asked) == HEAD
+    assert max(asked) == HEAD_BYTES
     assert not trap.exists()
 
 

@@ -18,16 +18,18 @@ from qload.spec.tensor import TensorSpec
 from qload.spec.weight import Weight
 
 
-def step(weight: Weight) -> int:
+def output_step(weight: Weight) -> int:
     """Outputs of a weight can be cut at multiples of this, and at its end; 0: only all of them together."""
     sizes = {"N": weight.layer.N, "K": weight.layer.K}
-    steps = [axis.step("N", sizes) for spec in _held(weight) for axis in spec.places if axis.follows("N")]
+    steps = [
+        axis.step("N", sizes) for spec in _stored_specs(weight) for axis in spec.places if axis.follows("N")
+    ]
     return lcm(*steps) if all(steps) else 0
 
 
 def can_cut(weight: Weight, start: int, stop: int) -> bool:
     """Whether outputs [start, stop) can be had alone."""
-    unit, N = step(weight), weight.layer.N
+    unit, N = output_step(weight), weight.layer.N
     lawful = unit and start % unit == 0 and (stop % unit == 0 or stop == N)
     return (start, stop) == (0, N) or bool(lawful)
 
@@ -39,10 +41,10 @@ def outputs(weight: Weight, start: int, stop: int) -> Weight:
     """
     if (start, stop) == (0, weight.layer.N):
         return weight
-    parts = _parts(weight.layer.parts, start, stop)
+    parts = _part_widths(weight.layer.parts, start, stop)
     held = {each.name: getattr(weight, each.name) for each in fields(weight)}
-    for spec in _held(weight):
-        held[spec.name] = _piece(held[spec.name], spec, weight, (start, stop), parts)
+    for spec in _stored_specs(weight):
+        held[spec.name] = _slice_tensor(held[spec.name], spec, weight, (start, stop), parts)
     layer = replace(held.pop("layer"), parts=tuple(parts.values()))
     return type(weight).unchecked(held.pop("config"), layer, held)
 
@@ -53,7 +55,7 @@ def ranges(weight: Weight, most: int, even: int = 1) -> Iterator[tuple[int, int]
     As few as that allows, of like width: multiples of `step`, and of `even` where `most` allows it. A weight
     that cannot be cut is one range.
     """
-    N, unit = weight.layer.N, step(weight)
+    N, unit = weight.layer.N, output_step(weight)
     if not unit or most >= N:
         yield 0, N
         return
@@ -64,12 +66,12 @@ def ranges(weight: Weight, most: int, even: int = 1) -> Iterator[tuple[int, int]
     yield from pairwise([*range(0, N, width), N])
 
 
-def _held(weight: Weight) -> list[TensorSpec]:
+def _stored_specs(weight: Weight) -> list[TensorSpec]:
     held = weight.fields()
     return [spec for spec in weight.tensors(weight.config) if spec.name in held]
 
 
-def _parts(widths: tuple[int, ...], start: int, stop: int) -> dict[int, int]:
+def _part_widths(widths: tuple[int, ...], start: int, stop: int) -> dict[int, int]:
     """How many outputs of each part lie in a range, by the part's number; those that have some."""
     ends = [sum(widths[: part + 1]) for part in range(len(widths))]
     here = {
@@ -79,13 +81,13 @@ def _parts(widths: tuple[int, ...], start: int, stop: int) -> dict[int, int]:
     return {part: width for part, width in here.items() if width > 0}
 
 
-def _piece(
+def _slice_tensor(
     tensor: Tensor, spec: TensorSpec, weight: Weight, rows: tuple[int, int], parts: Mapping[int, int]
 ) -> Tensor:
     places, (N, K), all_parts = spec.places, (weight.layer.N, weight.layer.K), len(weight.layer.parts)
     if not any(axis.follows("N") or (axis.dim == PARTS and tensor.numel() == all_parts) for axis in places):
         return tensor
-    whole = _padded(tensor, spec, {"N": N, "K": K, PARTS: all_parts})
+    whole = _padded_sizes(tensor, spec, {"N": N, "K": K, PARTS: all_parts})
     viewed = tensor if spec.view is None else tensor.reshape(_extents(places, whole))
     for at, axis in enumerate(places):
         if axis.dim == PARTS and viewed.ndim:
@@ -101,7 +103,7 @@ def _piece(
     return viewed.reshape(_extents(spec.axes, whole | {"N": stop - rows[0], PARTS: len(parts)}))
 
 
-def _padded(tensor: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> dict[str, int]:
+def _padded_sizes(tensor: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> dict[str, int]:
     """The sizes that a tensor was made for, which a kernel's order rounds up to whole tiles."""
     told = {
         axis.dim: int(stored / axis.factor)

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from qload.storage.file_reads import GAP, SCRATCH_BYTES, Bounds, read_slices
 from qload.storage.header import ITEM_BYTES, Entry
-from qload.storage.rectangles import GAP, SCRATCH, Bounds, read_rectangle
 
 BEGIN = 3  # of the tensor in its file
 
@@ -31,7 +31,7 @@ def read(shape: tuple[int, ...], pairs: Bounds, dtype: str = "U8") -> list[tuple
     entry = Entry(dtype, shape, BEGIN, BEGIN + math.prod(shape) * size)
     whole = file.content[BEGIN:].reshape(*shape, size)
 
-    made = read_rectangle(file, entry, pairs)
+    made = read_slices(file, entry, pairs)
 
     assert made.tobytes() == whole[tuple(slice(*pair) for pair in pairs)].tobytes()
     return file.reads
@@ -64,14 +64,17 @@ def test_what_lies_between_runs_is_read_too_up_to_the_limit(gap: int, reads: lis
 
 def test_no_more_is_read_at_once_than_the_limit_on_scratch() -> None:
     stride = GAP
-    step = SCRATCH // stride
+    step = SCRATCH_BYTES // stride
     found = read((2 * step + 1, stride), ((0, 2 * step + 1), (1, stride)))
 
-    assert [count for _, count in found] == [SCRATCH - 1, SCRATCH - 1, stride - 1]
-    assert [at for at, _ in found] == [BEGIN + 1 + part * SCRATCH for part in range(3)]
+    assert [count for _, count in found] == [SCRATCH_BYTES - 1, SCRATCH_BYTES - 1, stride - 1]
+    assert [at for at, _ in found] == [BEGIN + 1 + part * SCRATCH_BYTES for part in range(3)]
 
 
 def test_rows_longer_than_the_limit_on_scratch_are_read_one_by_one() -> None:
-    stride = SCRATCH + 1
+    stride = SCRATCH_BYTES + 1
 
-    assert [count for _, count in read((2, stride), ((0, 2), (0, stride - 1)))] == [SCRATCH, SCRATCH]
+    assert [count for _, count in read((2, stride), ((0, 2), (0, stride - 1)))] == [
+        SCRATCH_BYTES,
+        SCRATCH_BYTES,
+    ]

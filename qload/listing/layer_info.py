@@ -1,19 +1,22 @@
-"""One layer as its tensors say it is, and as the config claims it: all that is known before a load."""
+"""Descriptions of a checkpoint's layers, before any weight is read, and a load of all layers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
+from os import PathLike
 
 import torch
 
-from qload.errors import ConfigError, MismatchError, QloadError
+from qload.errors import ConfigError, MismatchError, QloadError, checked
 from qload.formats import AWQConfig, Marlin24Config, MarlinConfig
-from qload.listing.groups import Groups
+from qload.listing.coverage import account
+from qload.listing.layer_index import Groups
 from qload.listing.zero_points import convention, symmetric
 from qload.loader import LayerDescription
-from qload.spec import ActivationScheme, Config, Grouped, LayerClaims, Role
+from qload.spec import ActivationScheme, Config, Grouped, LayerClaims, Role, Weight
 from qload.storage import TensorInfo, WeightStorage
-from qload.weights import Weights
+from qload.weights import Weights, open_checkpoint
 
 
 @dataclass(frozen=True)
@@ -96,15 +99,15 @@ def info_of(weights: Weights, layer: LayerDescription) -> LayerInfo:
         format=layer.format.weight_type.format,
         bits=getattr(config, "bits", None),
         group_size=config.group_size if isinstance(config, Grouped) else None,
-        sym=_symmetric(storage, layer),
-        act_order=_act_order(layer),
+        sym=_is_symmetric(storage, layer),
+        act_order=_has_act_order(layer),
         shape=(layer.N, layer.K) if "K" in layer.sizes else (layer.N,),
         dtype=dtype,
         bytes=sum(info.nbytes for info in tensors.values()),
         config=config,
         tensors=tensors,
         activations=_activations(layer),
-        excluded=_excluded(weights, layer.prefix) if plain else None,
+        excluded=_exclusion_reason(weights, layer.prefix) if plain else None,
         target=weights.loader.made(layer, weights.device),
         scale_dtype=scale_dtype,
         expected=weights.architecture.expected(layer.prefix)
@@ -114,7 +117,7 @@ def info_of(weights: Weights, layer: LayerDescription) -> LayerInfo:
     )
 
 
-def broken(groups: Groups, prefix: str, error: QloadError) -> LayerInfo:
+def info_of_broken(groups: Groups, prefix: str, error: QloadError) -> LayerInfo:
     """What is known of a layer that cannot be loaded."""
     storage = groups.weights.storage
     tensors = {name: storage.info(name) for name in groups.under(prefix)}
@@ -133,11 +136,11 @@ def _dtypes(layer: LayerDescription) -> tuple[str, str | None]:
     assert stored is not None  # every layer has a weight
     assert scales is not None
     kept = stored if stored.is_floating_point or scales.itemsize == 1 else scales
-    return _called(kept), _called(scales) if Role.SCALE in roles else None
+    return _dtype_name(kept), _dtype_name(scales) if Role.SCALE in roles else None
 
 
 @cache
-def _called(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -152,14 +155,14 @@ def _activations(layer: LayerDescription) -> ActivationScheme | None:
     return replace(scheme, scale=scale, zero_point=zeros)
 
 
-def _excluded(weights: Weights, prefix: str) -> str | None:
+def _exclusion_reason(weights: Weights, prefix: str) -> str | None:
     try:
         return weights.loader.left_out(prefix)
     except (MismatchError, ConfigError):  # of a plain layer, a config that nobody understands says nothing
         return None
 
 
-def _symmetric(storage: WeightStorage, layer: LayerDescription) -> bool | None:
+def _is_symmetric(storage: WeightStorage, layer: LayerDescription) -> bool | None:
     """What the zero points say, where their reading is known; else what the config says, if it does."""
     config = layer.format.config
     if not isinstance(config, Grouped):
@@ -172,10 +175,106 @@ def _symmetric(storage: WeightStorage, layer: LayerDescription) -> bool | None:
     return said
 
 
-def _act_order(layer: LayerDescription) -> bool | None:
+def _has_act_order(layer: LayerDescription) -> bool | None:
     """Whether some index of groups differs from their order; without an index they lie in order."""
     config = layer.format.config
     if not isinstance(config, Grouped):
         return None
     indices = [layer.facts[spec.name] for spec in layer.specs if spec.index_of and spec.name in layer.facts]
     return any(not bool((index == config.in_order(layer.K)).all()) for index in indices)
+
+
+@checked
+def layers(path_or_weights: str | PathLike[str] | Weights) -> list[LayerInfo]:
+    """Every layer of a checkpoint, in the order of their names, and no weight is read.
+
+    Headers are, and the small tensors that say what a layer is: `g_idx`, and the zero points of GPTQ and AWQ.
+    A layer that cannot be loaded is listed with its `error`. A bias, and what is no layer, is not listed.
+
+    Parameters
+    ----------
+    path_or_weights
+        A safetensors file, a directory, or a sharded index; or what `open_checkpoint` made of one, which
+        stays open. What its loader repacks or quantizes while loading is described as it is stored, and
+        `target` says what the loader makes of it.
+
+    Raises
+    ------
+    StorageError, ConfigError, UnsupportedFormatError
+        As `open_checkpoint`, where the path cannot be opened.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import MemoryStorage, Weights, layers, loader_from_config
+    >>> words, scales = torch.zeros(8, 64, dtype=torch.int32), torch.ones(2, 64).half()
+    >>> tensors = {"up.qweight": words, "up.qzeros": words[:2, :8], "up.scales": scales,
+    ...            "up.g_idx": torch.arange(64).int() // 32, "norm.weight": torch.ones(64)}
+    >>> config = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+    >>> weights = Weights(MemoryStorage(tensors), loader=loader_from_config(config, target="marlin"))
+    >>> [(layer.prefix, layer.format, layer.shape, layer.target) for layer in layers(weights)]
+    [('norm', 'unquantized', (64,), None), ('up', 'gptq', (64, 64), 'gptq_marlin')]
+    """
+    with _opened(path_or_weights) as weights:
+        groups = Groups(weights)
+        return [
+            info_of_broken(groups, prefix, layer)
+            if isinstance(layer, QloadError)
+            else info_of(weights, layer)
+            for prefix, layer in groups.layers.items()
+        ]
+
+
+@contextmanager
+def _opened(path_or_weights: str | PathLike[str] | Weights) -> Iterator[Weights]:
+    if isinstance(path_or_weights, Weights):
+        yield path_or_weights
+    else:
+        with open_checkpoint(path_or_weights) as weights:
+            yield weights
+
+
+Progress = Callable[[str, int, int], None]  # a stage, bytes that are done, bytes of all
+
+
+@checked
+def load_layers(weights: Weights, *, progress: Progress | None = None) -> Iterator[tuple[str, Weight]]:
+    """Each layer of a checkpoint with its prefix, whole, on the device and in the order that `weights` say.
+
+    The fastest way to load a model that is not cut: threads read the next layers while one is repacked, see
+    `Weights.stream`, which takes loads of shares too. Layers come in the order of their names, vectors such
+    as norms among them; a layer that cannot be loaded is an error when it is its turn.
+    UnreadTensorsError, before anything is loaded, where a tensor is in a form that no format reads.
+
+    Parameters
+    ----------
+    weights
+        What `open_checkpoint` made.
+    progress
+        Told "loading", the bytes that were loaded, and those of all layers.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import MemoryStorage, Weights, load_layers, loader_from_config
+    >>> storage = MemoryStorage({"norm.weight": torch.ones(4), "up.weight": torch.ones(8, 4)})
+    >>> weights = Weights(storage, loader=loader_from_config(None))
+    >>> {prefix: weight.shape for prefix, weight in load_layers(weights)}
+    {'norm': (4,), 'up': (8, 4)}
+    """
+    groups = Groups(weights)
+    error = account(groups).error()
+    if error is not None:
+        raise error
+    return _with_progress(weights, groups, progress) if progress else weights.stream(groups.found)
+
+
+def _with_progress(weights: Weights, groups: Groups, progress: Progress) -> Iterator[tuple[str, Weight]]:
+    info = weights.storage.info
+    sizes = {prefix: sum(info(name).nbytes for name in groups.under(prefix)) for prefix in groups.found}
+    done, total = 0, sum(sizes.values())
+    progress("loading", done, total)
+    for prefix, weight in weights.stream(groups.found):
+        done += sizes[prefix]
+        progress("loading", done, total)
+        yield prefix, weight

@@ -9,15 +9,15 @@ from qload.spec.weight import LayerHeaders
 
 Model = TypeVar("Model", bound=BaseModel)
 
-MOST_BYTES = 4096  # some 170 are usual
+MAX_JSON_BYTES = 4096  # some 170 are usual
 
 
 def read_blob(seen: LayerHeaders, field: str, model: type[Model]) -> Model:
     """A fact as the model has it, or ShapeError, or ConfigError with the key and what it has to be."""
     blob = seen.facts[field]
-    if blob.numel() > MOST_BYTES:
+    if blob.numel() > MAX_JSON_BYTES:
         name, file = seen.names.full(field), seen.names.file(field)
-        raise ShapeError(name, f"at most {MOST_BYTES} bytes", tuple(blob.shape), file)
+        raise ShapeError(name, f"at most {MAX_JSON_BYTES} bytes", tuple(blob.shape), file)
     try:
         return model.model_validate_json(bytes(blob.flatten().tolist()))
     except ValidationError as error:

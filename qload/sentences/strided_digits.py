@@ -9,10 +9,9 @@ from functools import cache, lru_cache
 from math import prod
 from typing import NamedTuple
 
-from qload.sentences.sentence import Sentence, strides
-from qload.sentences.words import WORD_BITS, WordSentence
+from qload.sentences.sentence import WORD_BITS, Sentence, WordSentence, strides
 
-MOST_WORDS = 32  # of a run that is moved field by field, codes as well as words
+MAX_RUN_WORDS = 32  # of a run that is moved field by field, codes as well as words
 WHOLE_BITS = (2, 4, 8)  # bits of codes that words hold in whole numbers
 
 
@@ -101,7 +100,7 @@ def runs(
 ) -> Runs | None:
     """Where the runs of codes of a shape lie, from the strides of codes and words; None: in no one stride."""
     *_, run = words.codes.right
-    if len(run) > 1 or max(words.run, words.words) > MOST_WORDS:
+    if len(run) > 1 or max(words.run, words.words) > MAX_RUN_WORDS:
         return None
     size = words.codes.digits(shape, words.codes.left)
     here = strides(words.codes.left, size, of_codes)

@@ -1,0 +1,585 @@
+"""Tables of the supported types of model, by the `model_type` of the config.
+
+Names, shapes and defaults are those of transformers 5.23; `nox -s transformers` checks each table against
+tiny models that transformers writes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from qload.architecture.table import Flag, LayerKind, Lists, Row, Size, Sizes, Stacked, Table
+
+LAYER = "model.layers.{layer}."
+INV_FREQ = {
+    "self_attn.rotary_emb.inv_freq": "frequencies of rotary positions, which are computed from the config",
+    "rotary_emb.inv_freq": "frequencies of rotary positions, which are computed from the config",
+}
+
+
+def sizes(
+    vocab: int,
+    hidden: int,
+    ffn: int,
+    layers: int,
+    heads: int,
+    kv: int | str = "heads",
+    head: int | None = None,
+) -> Mapping[str, Size]:
+    """The sizes of a decoder, with their defaults."""
+    each = "hidden/heads"
+    return {
+        "vocab": Size(("vocab_size",), vocab),
+        "hidden": Size(("hidden_size",), hidden),
+        "ffn": Size(("intermediate_size",), ffn),
+        "layers": Size(("num_hidden_layers",), layers),
+        "heads": Size(("num_attention_heads",), heads),
+        "kv": Size(("num_key_value_heads",), kv, "heads"),
+        "head": Size(("head_dim",), head or each, each),
+    }
+
+
+def ends(head: str = "lm_head") -> tuple[Row, ...]:
+    """Embedding, last norm and head."""
+    return (
+        Row("model.embed_tokens", "vocab hidden"),
+        Row("model.norm.weight", "hidden", tensor=True),
+        Row(head, "vocab hidden"),
+    )
+
+
+def norms(*names: str, bias: bool = False) -> tuple[Row, ...]:
+    """The norms of each layer over the hidden size."""
+    kinds = ("weight", "bias") if bias else ("weight",)
+    return tuple(Row(f"{LAYER}{name}.{kind}", "hidden", tensor=True) for name in names for kind in kinds)
+
+
+LAYER_NORMS = norms("input_layernorm", "post_attention_layernorm")
+
+
+def biased(when: str, *rows: Row) -> tuple[Row, ...]:
+    """Matrices, each with the bias that a flag of the config promises."""
+    return tuple(
+        each
+        for row in rows
+        for each in (
+            row,
+            Row(
+                f"{row.name}.bias",
+                row.shape.split()[0],
+                row.where,
+                f"{row.when} {when}",
+                tensor=True,
+                within=row.within,
+            ),
+        )
+    )
+
+
+def attention(bias: str = "", out_bias: str = "", out: str = "o_proj") -> tuple[Row, ...]:
+    """Queries, keys, values and the output; queries, keys and values are stored fused by engines."""
+    lead = f"{LAYER}self_attn."
+    fused = (f"{lead}qkv_proj",)
+    qkv = (
+        Row(f"{lead}q_proj", "heads*head hidden", within=fused),
+        Row(f"{lead}k_proj", "kv*head hidden", within=fused),
+        Row(f"{lead}v_proj", "kv*head hidden", within=fused),
+    )
+    last = (Row(f"{lead}{out}", "hidden heads*head"),)
+    return (
+        *(biased(bias, *qkv) if bias else qkv),
+        *(biased(out_bias, *last) if out_bias else last),
+        Row(f"{lead}qkv_proj", "heads*head+2*kv*head hidden", optional=True),
+    )
+
+
+def gated(lead: str, width: str, where: LayerKind = "", when: str = "", bias: str = "") -> tuple[Row, ...]:
+    """Gate, up and down of a feed-forward layer; gate and up are stored fused by engines."""
+    fused = (f"{LAYER}{lead}.gate_up_proj",)
+    rows = (
+        Row(f"{LAYER}{lead}.gate_proj", f"{width} hidden", where, when, fused),
+        Row(f"{LAYER}{lead}.up_proj", f"{width} hidden", where, when, fused),
+        Row(f"{LAYER}{lead}.down_proj", f"hidden {width}", where, when),
+    )
+    both = Row(f"{LAYER}{lead}.gate_up_proj", f"2*{width} hidden", where, when, optional=True)
+    return (*(biased(bias, *rows) if bias else rows), both)
+
+
+def experts(
+    lead: str,
+    router: str,
+    names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+    width: str = "moe",
+) -> tuple[Row, ...]:
+    """The router and each expert's gate, up and down, which some programs stack into one tensor."""
+    gate, up, down = names
+    each, stack = f"{LAYER}{lead}.experts.", f"{LAYER}{lead}.{{experts|switch_mlp}}."
+    both = (f"{stack}gate_up_proj",)
+    return (
+        Row(f"{LAYER}{router}", "experts hidden", "sparse"),
+        Row(f"{each}{{expert}}.{gate}", f"{width} hidden", "sparse", within=(*both, f"{stack}gate_proj")),
+        Row(f"{each}{{expert}}.{up}", f"{width} hidden", "sparse", within=(*both, f"{stack}up_proj")),
+        Row(f"{each}{{expert}}.{down}", f"hidden {width}", "sparse", within=(f"{stack}down_proj",)),
+        Row(f"{stack}gate_up_proj", f"2*{width} hidden", "sparse", optional=True),
+        Row(f"{stack}{{gate_proj|up_proj}}", f"{width} hidden", "sparse", optional=True),
+        Row(f"{stack}down_proj", f"hidden {width}", "sparse", optional=True),
+    )
+
+
+ATTENTION_BIAS = {"attention_bias": Flag("attention_bias")}
+
+
+# Llama and similar decoders: attention, a gated feed-forward layer, two to four norms.
+GEMMA_NORMS = (*LAYER_NORMS, *norms("pre_feedforward_layernorm", "post_feedforward_layernorm"))
+HEAD_NORMS = tuple(
+    Row(f"{LAYER}self_attn.{name}.weight", "head", tensor=True) for name in ("q_norm", "k_norm")
+)
+
+LLAMA = Table(
+    sizes(32000, 4096, 11008, 32, 32),
+    (
+        *ends(),
+        *LAYER_NORMS,
+        *attention("attention_bias", "attention_bias"),
+        *gated("mlp", "ffn", bias="mlp_bias"),
+    ),
+    {**ATTENTION_BIAS, "mlp_bias": Flag("mlp_bias")},
+    exempt=INV_FREQ,
+)
+MISTRAL = Table(
+    sizes(32000, 4096, 14336, 32, 32, 8),
+    (*ends(), *LAYER_NORMS, *attention(), *gated("mlp", "ffn")),
+    exempt=INV_FREQ,
+)
+QWEN2 = Table(
+    sizes(151936, 4096, 22016, 32, 32, 32),
+    (*ends(), *LAYER_NORMS, *attention("always"), *gated("mlp", "ffn")),
+    {"always": Flag(default=True)},
+    exempt=INV_FREQ,
+)
+QWEN3 = Table(
+    sizes(151936, 4096, 22016, 32, 32, 32, 128),
+    (
+        *ends(),
+        *LAYER_NORMS,
+        *HEAD_NORMS,
+        *attention("attention_bias", "attention_bias"),
+        *gated("mlp", "ffn"),
+    ),
+    ATTENTION_BIAS,
+    exempt=INV_FREQ,
+)
+GEMMA = Table(
+    sizes(256000, 3072, 24576, 28, 16, 16, 256),
+    (*ends(), *LAYER_NORMS, *attention("attention_bias", "attention_bias"), *gated("mlp", "ffn")),
+    ATTENTION_BIAS,
+    exempt=INV_FREQ,
+    tied=True,
+)
+GEMMA2 = replace(
+    GEMMA,
+    sizes=sizes(256000, 2304, 9216, 26, 8, 4, 256),
+    rows=(*ends(), *GEMMA_NORMS, *attention("attention_bias", "attention_bias"), *gated("mlp", "ffn")),
+)
+GEMMA3 = replace(GEMMA2, sizes=sizes(262208, 2304, 9216, 26, 8, 4, 256), rows=(*GEMMA2.rows, *HEAD_NORMS))
+PHI3 = Table(
+    sizes(32064, 3072, 8192, 32, 32),
+    (*ends(), *LAYER_NORMS, *attention(), *gated("mlp", "ffn")),
+    exempt=INV_FREQ,
+)
+
+
+# DeepSeek V2 and V3: keys and values from a latent vector, shared experts, dense layers first.
+LATENT_ATTENTION = f"{LAYER}self_attn."
+
+
+def is_after_dense(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
+    """All layers from `first_k_dense_replace` on, where there are routed experts."""
+    first, count = sizes["first"], sizes["experts"]
+    return None if first is None or count is None else layer >= first and count > 0
+
+
+def latent_sizes(**defaults: int) -> Mapping[str, Size]:
+    """The sizes that there are beside, with defaults; `q_lora_rank` of null: queries are not compressed."""
+    keys = {
+        "q_lora": "q_lora_rank",
+        "kv_lora": "kv_lora_rank",
+        "nope": "qk_nope_head_dim",
+        "rope": "qk_rope_head_dim",
+        "value": "v_head_dim",
+        "moe": "moe_intermediate_size",
+        "experts": "n_routed_experts",
+        "shared": "n_shared_experts",
+        "first": "first_k_dense_replace",
+        "predict": "num_nextn_predict_layers",
+    }
+    spellings = {"experts": ("num_local_experts", "num_experts")}
+    return {
+        name: Size((key, *spellings.get(name, ())), defaults.get(name), 0 if name == "q_lora" else None)
+        for name, key in keys.items()
+    }
+
+
+def without_head_sizes(decoder: Mapping[str, Size]) -> Mapping[str, Size]:
+    """The sizes of a decoder whose heads are not those of keys, and not of one size."""
+    return {name: size for name, size in decoder.items() if name not in ("kv", "head")}
+
+
+DEEPSEEK_ROWS = (
+    *ends(),
+    *LAYER_NORMS,
+    *biased("attention_bias", Row(f"{LATENT_ATTENTION}q_a_proj", "q_lora hidden", when="compressed")),
+    Row(f"{LATENT_ATTENTION}q_a_layernorm.weight", "q_lora", when="compressed", tensor=True),
+    Row(f"{LATENT_ATTENTION}q_b_proj", "heads*nope+heads*rope q_lora", when="compressed"),
+    Row(f"{LATENT_ATTENTION}q_proj", "heads*nope+heads*rope hidden", when="!compressed"),
+    *biased("attention_bias", Row(f"{LATENT_ATTENTION}kv_a_proj_with_mqa", "kv_lora+rope hidden")),
+    Row(f"{LATENT_ATTENTION}kv_a_layernorm.weight", "kv_lora", tensor=True),
+    Row(f"{LATENT_ATTENTION}kv_b_proj", "heads*nope+heads*value kv_lora"),
+    *biased("attention_bias", Row(f"{LATENT_ATTENTION}o_proj", "hidden heads*value")),
+    *gated("mlp", "ffn", "dense"),
+    *experts("mlp", "mlp.gate"),
+    *gated("mlp.shared_experts", "shared*moe", "sparse", "shared"),
+)
+DEEPSEEK_FLAGS = {**ATTENTION_BIAS, "compressed": Flag(size="q_lora"), "shared": Flag(size="shared")}
+
+DEEPSEEK_V2 = Table(
+    {
+        **without_head_sizes(sizes(102400, 4096, 11008, 32, 32)),
+        **latent_sizes(
+            q_lora=1536,
+            kv_lora=512,
+            nope=128,
+            rope=64,
+            value=128,
+            moe=1407,
+            experts=64,
+            shared=2,
+            first=0,
+            predict=0,
+        ),
+    },
+    DEEPSEEK_ROWS,
+    DEEPSEEK_FLAGS,
+    sparse=is_after_dense,
+    exempt=INV_FREQ,
+)
+DEEPSEEK_V3 = Table(
+    {
+        **without_head_sizes(sizes(129280, 7168, 18432, 61, 128)),
+        **latent_sizes(
+            q_lora=1536,
+            kv_lora=512,
+            nope=128,
+            rope=64,
+            value=128,
+            moe=2048,
+            experts=256,
+            shared=1,
+            first=3,
+            predict=1,
+        ),
+    },
+    (*DEEPSEEK_ROWS, Row(f"{LAYER}mlp.gate.e_score_correction_bias", "experts", "sparse", tensor=True)),
+    DEEPSEEK_FLAGS,
+    sparse=is_after_dense,
+    exempt=INV_FREQ,
+)
+
+
+# Decoders with experts: transformers' own rules decide from the config which layers have experts.
+def is_always_sparse(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
+    """All layers have experts."""
+    return True
+
+
+def is_qwen_sparse(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
+    """Qwen: each layer that is a multiple of `decoder_sparse_step`, but for `mlp_only_layers`."""
+    dense, step, experts = lists["mlp_only_layers"], sizes["step"], sizes["experts"]
+    if dense is False or step is None or experts is None:
+        return None
+    return layer not in (dense or ()) and experts > 0 and step > 0 and (layer + 1) % step == 0
+
+
+def is_llama4_sparse(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
+    """Llama 4: those of `moe_layers`, or else the last of every `interleave_moe_layer_step`."""
+    listed, step = lists["moe_layers"], sizes["step"]
+    if listed is not None:
+        return None if listed is False else layer in listed
+    return None if step is None else step > 0 and (layer + 1) % step == 0
+
+
+MIXTRAL_NAMES = ("{w1|gate_proj}", "{w3|up_proj}", "{w2|down_proj}")  # Mixtral's own names, and two tools'
+
+MIXTRAL = Table(
+    {**sizes(32000, 4096, 14336, 32, 32, 8), "experts": Size(("num_local_experts", "num_experts"), 8)},
+    (
+        *ends(),
+        *LAYER_NORMS,
+        *attention(),
+        *experts("{block_sparse_moe|mlp}", "{block_sparse_moe|mlp}.gate", MIXTRAL_NAMES, "ffn"),
+    ),
+    sparse=is_always_sparse,
+    exempt=INV_FREQ,
+)
+QWEN2_MOE = Table(
+    {
+        **sizes(151936, 2048, 5632, 24, 16, 16),
+        "experts": Size(("num_experts", "num_local_experts"), 60),
+        "moe": Size(("moe_intermediate_size",), 1408),
+        "shared": Size(("shared_expert_intermediate_size",), 5632),
+        "step": Size(("decoder_sparse_step",), 1),
+    },
+    (
+        *ends(),
+        *LAYER_NORMS,
+        *attention("qkv_bias"),
+        *gated("mlp", "ffn", "dense"),
+        *experts("mlp", "mlp.gate"),
+        *gated("mlp.shared_expert", "shared", "sparse"),
+        Row(f"{LAYER}mlp.shared_expert_gate", "1 hidden", "sparse"),
+    ),
+    {"qkv_bias": Flag("qkv_bias", default=True)},
+    sparse=is_qwen_sparse,
+    exempt=INV_FREQ,
+)
+QWEN3_MOE = Table(
+    {
+        **sizes(151936, 2048, 6144, 24, 32, 4),
+        "experts": Size(("num_experts", "num_local_experts"), 128),
+        "moe": Size(("moe_intermediate_size",), 768),
+        "step": Size(("decoder_sparse_step",), 1),
+    },
+    (
+        *ends(),
+        *LAYER_NORMS,
+        *HEAD_NORMS,
+        *attention("attention_bias", "attention_bias"),
+        *gated("mlp", "ffn", "dense"),
+        *experts("mlp", "mlp.gate"),
+    ),
+    ATTENTION_BIAS,
+    sparse=is_qwen_sparse,
+    exempt=INV_FREQ,
+)
+GPT_OSS = Table(
+    {
+        **sizes(201088, 2880, 2880, 36, 64, 8, 64),
+        "experts": Size(("num_local_experts", "num_experts"), 128),
+    },
+    (
+        *ends(),
+        *LAYER_NORMS,
+        Row(f"{LAYER}self_attn.sinks", "heads", tensor=True),
+        *attention("attention_bias", "attention_bias"),
+        *experts("mlp", "mlp.router", width="ffn"),
+        *biased("always", Row(f"{LAYER}mlp.router", "experts hidden", "sparse"))[1:],
+        *(
+            Row(f"{LAYER}mlp.experts.{{expert}}.{name}.bias", size, "sparse", optional=True, tensor=True)
+            for name, size in (("gate_proj", "ffn"), ("up_proj", "ffn"), ("down_proj", "hidden"))
+        ),
+        Row(f"{LAYER}mlp.experts.gate_up_proj_bias", "experts 2*ffn", "sparse", optional=True, tensor=True),
+        Row(f"{LAYER}mlp.experts.down_proj_bias", "experts hidden", "sparse", optional=True, tensor=True),
+    ),
+    {"attention_bias": Flag("attention_bias", default=True), "always": Flag(default=True)},
+    sparse=is_always_sparse,
+    exempt=INV_FREQ,
+    stacked=Stacked(inputs_first=True, interleaved=True),
+)
+LLAMA4 = Table(
+    {
+        **sizes(202048, 5120, 8192, 48, 40, 8, 128),
+        "dense": Size(("intermediate_size_mlp",), 16384),
+        "experts": Size(("num_local_experts", "num_experts"), 16),
+        "step": Size(("interleave_moe_layer_step",), 1),
+    },
+    (
+        *ends(),
+        *LAYER_NORMS,
+        *attention("attention_bias", "attention_bias"),
+        *gated("feed_forward", "dense", "dense"),
+        *experts("feed_forward", "feed_forward.router", width="ffn"),
+        *gated("feed_forward.shared_expert", "ffn", "sparse"),
+    ),
+    ATTENTION_BIAS,
+    sparse=is_llama4_sparse,
+    exempt=INV_FREQ,
+    stacked=Stacked(inputs_first=True),
+)
+
+
+# Decoders with biases on all layers, and other names for the same parts.
+ALWAYS_BIASED = {"always": Flag(default=True)}
+MASK_TENSORS = {
+    "attention.bias": "a causal mask, which is computed",
+    "attention.masked_bias": "a constant of a mask, which is computed",
+    "attn.bias": "a causal mask, which is computed",
+    "attn.masked_bias": "a constant of a mask, which is computed",
+}
+
+
+def biased_norm(name: str) -> tuple[Row, ...]:
+    """A norm with a bias."""
+    return tuple(Row(f"{name}.{kind}", "hidden", tensor=True) for kind in ("weight", "bias"))
+
+
+PHI = Table(
+    sizes(51200, 2048, 8192, 24, 32),
+    (
+        Row("model.embed_tokens", "vocab hidden"),
+        *biased_norm("model.final_layernorm"),
+        *biased("always", Row("lm_head", "vocab hidden")),
+        *norms("input_layernorm", bias=True),
+        *attention("always", "always", "dense"),
+        *biased("always", Row(f"{LAYER}mlp.fc1", "ffn hidden"), Row(f"{LAYER}mlp.fc2", "hidden ffn")),
+        *(
+            Row(f"{LAYER}self_attn.{name}_layernorm.{kind}", "hidden/heads", when="qk_layernorm", tensor=True)
+            for name in ("q", "k")
+            for kind in ("weight", "bias")
+        ),
+    ),
+    {**ALWAYS_BIASED, "qk_layernorm": Flag("qk_layernorm")},
+    exempt=INV_FREQ,
+)
+STARCODER2 = Table(
+    sizes(49152, 3072, 12288, 30, 24, 2),
+    (
+        Row("model.embed_tokens", "vocab hidden"),
+        *biased_norm("model.norm"),
+        Row("lm_head", "vocab hidden"),
+        *norms("input_layernorm", "post_attention_layernorm", bias=True),
+        *attention("use_bias", "use_bias"),
+        *biased("use_bias", Row(f"{LAYER}mlp.c_fc", "ffn hidden"), Row(f"{LAYER}mlp.c_proj", "hidden ffn")),
+    ),
+    {"use_bias": Flag("use_bias", default=True)},
+    exempt=INV_FREQ,
+    tied=True,
+)
+
+NEOX_LAYER = "gpt_neox.layers.{layer}."
+GPT_NEOX = Table(
+    sizes(50432, 6144, 24576, 44, 64),
+    (
+        Row("gpt_neox.embed_in", "vocab hidden"),
+        *biased_norm("gpt_neox.final_layer_norm"),
+        Row("{embed_out|lm_head}", "vocab hidden"),
+        *(
+            row
+            for name in ("input_layernorm", "post_attention_layernorm")
+            for row in biased_norm(f"{NEOX_LAYER}{name}")
+        ),
+        *biased(
+            "attention_bias",
+            Row(f"{NEOX_LAYER}attention.query_key_value", "3*hidden hidden"),
+            Row(f"{NEOX_LAYER}attention.dense", "hidden hidden"),
+        ),
+        *biased(
+            "always",
+            Row(f"{NEOX_LAYER}mlp.dense_h_to_4h", "ffn hidden"),
+            Row(f"{NEOX_LAYER}mlp.dense_4h_to_h", "hidden ffn"),
+        ),
+    ),
+    {**ALWAYS_BIASED, "attention_bias": Flag("attention_bias", default=True)},
+    base="gpt_neox",
+    exempt={**MASK_TENSORS, "attention.rotary_emb.inv_freq": INV_FREQ["rotary_emb.inv_freq"]},
+    head="{embed_out|lm_head}",
+    embedding="gpt_neox.embed_in",
+)
+
+BLOOM_LAYER = "transformer.h.{layer}."
+BLOOM = Table(
+    {
+        "vocab": Size(("vocab_size",), 250880),
+        "hidden": Size(("hidden_size", "n_embed"), 64),
+        "layers": Size(("num_hidden_layers", "n_layer"), 2),
+        "heads": Size(("num_attention_heads", "n_head"), 8),
+    },
+    (
+        Row("transformer.word_embeddings", "vocab hidden"),
+        *biased_norm("transformer.word_embeddings_layernorm"),
+        *biased_norm("transformer.ln_f"),
+        Row("lm_head", "vocab hidden"),
+        *(
+            row
+            for name in ("input_layernorm", "post_attention_layernorm")
+            for row in biased_norm(f"{BLOOM_LAYER}{name}")
+        ),
+        *biased(
+            "always",
+            Row(f"{BLOOM_LAYER}self_attention.query_key_value", "3*hidden hidden"),
+            Row(f"{BLOOM_LAYER}self_attention.dense", "hidden hidden"),
+            Row(f"{BLOOM_LAYER}mlp.dense_h_to_4h", "4*hidden hidden"),
+            Row(f"{BLOOM_LAYER}mlp.dense_4h_to_h", "hidden 4*hidden"),
+        ),
+    ),
+    ALWAYS_BIASED,
+    base="transformer",
+    embedding="transformer.word_embeddings",
+    tied=True,
+)
+
+
+TABLES: Mapping[str, Table] = {
+    "llama": LLAMA,
+    "mistral": MISTRAL,
+    "qwen2": QWEN2,
+    "qwen3": QWEN3,
+    "gemma": GEMMA,
+    "gemma2": GEMMA2,
+    "gemma3_text": GEMMA3,
+    "phi3": PHI3,
+    "mixtral": MIXTRAL,
+    "qwen2_moe": QWEN2_MOE,
+    "qwen3_moe": QWEN3_MOE,
+    "gpt_oss": GPT_OSS,
+    "llama4_text": LLAMA4,
+    "deepseek_v2": DEEPSEEK_V2,
+    "deepseek_v3": DEEPSEEK_V3,
+    "phi": PHI,
+    "starcoder2": STARCODER2,
+    "gpt_neox": GPT_NEOX,
+    "bloom": BLOOM,
+}
+
+# Whose text model is of another type than they are, where that does not say its own.
+TEXT_TYPES: Mapping[str, str] = {"gemma3": "gemma3_text", "llama4": "llama4_text", "idefics2": "mistral"}
+
+# Types that tie the head by default, around a text model that does not.
+TIED_TYPES = frozenset(
+    (
+        *("deepseek_vl", "deepseek_vl_hybrid", "fun_asr_nano", "glmasr", "got_ocr2", "internvl", "janus"),
+        *("kimi_k25", "lighton_ocr", "mistral3", "moss_transcribe_diarize", "ovis2", "pp_chart2table"),
+        "qwen3_asr",
+    )
+)
+
+
+# Activation between gate and up of an expert, and the use of the routing weight, by model type.
+# Source: transformers 5.23, each family's modeling file.
+Side = Literal["output", "input"]
+
+
+@dataclass(frozen=True, slots=True)
+class Gating:
+    """Config keys of the activation between gate and up, with transformers' defaults.
+
+    `key`, `default`: key of the activation's name, and its default. A family with `alpha` and `limit`, each a
+    key and a default, has gpt-oss's clamped SwiGLU, whatever `key` says. `weighted`: the side of the expert
+    that the routing weight multiplies.
+    """
+
+    key: str = "hidden_act"
+    default: str = "silu"
+    alpha: tuple[str, float] | None = None
+    limit: tuple[str, float] | None = None
+    weighted: Side = "output"
+
+
+GATING: Mapping[str, Gating] = {
+    "mixtral": Gating(),
+    "qwen2_moe": Gating(),
+    "qwen3_moe": Gating(),
+    "deepseek_v2": Gating(),
+    "deepseek_v3": Gating(),
+    "gpt_oss": Gating(alpha=("swiglu_alpha", 1.702), limit=("swiglu_limit", 7.0)),
+    "llama4_text": Gating(weighted="input"),
+}

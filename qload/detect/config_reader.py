@@ -1,0 +1,437 @@
+"""Reader of quantization configs: validated claims, ignored keys, conflicts, and entries for single modules.
+
+A malformed config raises; no value of it becomes a default. `read_claims` calls the reader of the config's
+method (`METHODS`).
+
+Keys that qload ignores although their owners act on them: a key that changes the meaning of stored values is
+refused; a key that changes other computations, or that only some programs act on, is a note. Settings of the
+quantizer, such as `damp_percent` and `iters`, change neither. Sources: gptqmodel 7.7.0, auto-round 0.16.1,
+transformers 5.23.0.
+
+Entries that select modules to quantize, by name or by pattern:
+
+    gptq                dynamic (patterns without '-:'), modules_in_block_to_quantize, lm_head: true
+    auto-round          extra_config: names and patterns with fewer than 16 bits
+    compressed-tensors  config_groups.*.targets; `Linear` means the head as well
+    modelopt            quantized_layers, or config_groups.*.targets beside MIXED_PRECISION
+
+Entries that exclude modules are `Exclusions` of the loader.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from qload.detect.files import FoundConfig, shown
+from qload.detect.matching import (
+    EMBEDDING_CLASS,
+    LINEAR_CLASS,
+    MODULE_CLASSES,
+    REGEX_PREFIX,
+    Patterns,
+    is_regex,
+    matches,
+)
+from qload.detect.methods import auto_round, compressed_tensors, gptq, modelopt, uniform
+from qload.detect.signatures import METHODS_ELSEWHERE
+from qload.detect.validation import Claims, agree
+from qload.errors import ConfigError, ConfigsDisagreeError, QloadError, UnsupportedFormatError
+from qload.formats import (
+    ROLES,
+    AWQWeight,
+    BNBFP4Weight,
+    BNBNF4Weight,
+    BNBWeight,
+    CTIntWeight,
+    CTMXFP4Weight,
+    CTNVFP4Weight,
+    CTPackTensorWeight,
+    CTPackWeight,
+    EETQWeight,
+    Exl2Weight,
+    Fp8Weight,
+    GPTQWeight,
+    Marlin24Weight,
+    MarlinWeight,
+    ModelOptAWQWeight,
+    ModelOptNVFP4Weight,
+    MXFP4ExpertsWeight,
+    MXFP8Weight,
+    UnquantizedWeight,
+)
+from qload.loader.exclusion import Exclusions
+from qload.loader.named_modules import NamedModules
+from qload.spec import Role, Weight
+from qload.storage import WeightStorage
+
+NEUTRAL_VALUES: tuple[Any, ...] = (None, False, "", "none", [], {})
+
+
+@dataclass(frozen=True)
+class IgnoredKey:
+    """A key of an owner's config.
+
+    Attributes
+    ----------
+    meaning
+        Its effect, as the predicate of a sentence about the key.
+    refused
+        Whether it changes the meaning of stored values.
+    neutral
+        Values without effect.
+    """
+
+    meaning: str
+    refused: bool = False
+    neutral: tuple[Any, ...] = NEUTRAL_VALUES
+
+
+_ROTATED = IgnoredKey("rotates the inputs of layers, and qload does not", refused=True)
+_SCALES = IgnoredKey("quantizes the scales too, and qload does not dequantize them", refused=True)
+_ADAPTER = IgnoredKey("adds a low-rank product to outputs; qload reads the stored weights without it")
+_CACHE = IgnoredKey("configures the key/value cache and attention, which is left to the engine")
+# Method -> the key of its entries for modules; an entry has the keys of the config itself.
+MODULE_KEYS: Mapping[str, str] = {"gptq": "dynamic", "auto-round": "extra_config"}
+IGNORED_KEYS: Mapping[str, Mapping[str, IgnoredKey]] = {
+    "gptq": {
+        "adapter": _ADAPTER,
+        "rotation": IgnoredKey("rotated weights before quantization; qload reads them as stored"),
+    },
+    "awq": {
+        "dynamic": IgnoredKey("has settings of some modules; qload reads layers by their tensors"),
+    },
+    "auto-round": {
+        "rotation_config": _ROTATED,
+        "hadamard_config": _ROTATED,
+        "transform_config": _ROTATED,
+        "super_bits": _SCALES,
+        "super_group_size": _SCALES,
+        "static_kv_dtype": _CACHE,
+        "static_attention_dtype": _CACHE,
+    },
+    "fp8": {
+        "expert_dtype": IgnoredKey(
+            "states the dtype of experts; qload reads them by their tensors", neutral=(*NEUTRAL_VALUES, "fp8")
+        ),
+    },
+}
+
+
+def ignored_key_notes(found: FoundConfig, method: str) -> Iterator[str]:
+    """Yield a note for each ignored key; raise UnsupportedFormatError for one that changes stored values."""
+    known = IGNORED_KEYS.get(method, {})
+    for path, values in _config_and_entries(found, method):
+        for key, meant in known.items():
+            value = values.get(key)
+            if any(type(value) is type(other) and value == other for other in meant.neutral):
+                continue
+            place = f"{path}.{key}" if path else key
+            if meant.refused:
+                reason = f"{found.key(place)} of {found.file} {meant.meaning}"
+                raise UnsupportedFormatError(f"{method} with {key}", reason)
+            yield f"{found.file} has {place[:160]} = {shown(value)}, which {meant.meaning}"
+
+
+def _config_and_entries(found: FoundConfig, method: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the config and its entries for modules, each with its path."""
+    yield "", found.values
+    name = MODULE_KEYS.get(method)
+    entries = found.values.get(name) if name else None
+    if isinstance(entries, Mapping):
+        for entry, values in entries.items():
+            if isinstance(values, Mapping):
+                yield f"{name}.{entry:.80}", values
+
+
+# The reader of each quant_method.
+METHODS: dict[str, Callable[[FoundConfig], Claims]] = {
+    "gptq": gptq.read_gptq,
+    "gptq_marlin": gptq.read_gptq,
+    "awq": uniform.read_awq,
+    "awq_marlin": uniform.read_awq,
+    "marlin": gptq.read_marlin,
+    "gptq_marlin_24": gptq.read_marlin,
+    "exl2": uniform.read_exl2,
+    "eetq": uniform.read_eetq,
+    "fp8": uniform.read_fp8,
+    "fbgemm_fp8": uniform.read_fp8,
+    "mxfp8": uniform.read_mxfp8,
+    "bitsandbytes": uniform.read_bitsandbytes,
+    "compressed-tensors": compressed_tensors.read_compressed_tensors,
+    "modelopt": modelopt.read_modelopt,
+    "mxfp4": uniform.read_mxfp4,
+    "auto-round": auto_round.read_auto_round,
+}
+ALIASES = {"intel/auto-round": "auto-round"}  # written by versions up to 0.4.7
+AUTO_ROUND_WEIGHTS = (
+    GPTQWeight,
+    AWQWeight,
+    Fp8Weight,
+    CTPackWeight,
+    CTIntWeight,
+    CTNVFP4Weight,
+    CTMXFP4Weight,
+)  # by its packing_format; the first two say nothing of inputs
+# Which weights each of them finds; a test holds it to the loaders that configs make.
+READS: dict[str, tuple[type[Weight], ...]] = {
+    "gptq": (GPTQWeight, MarlinWeight, Marlin24Weight),
+    "gptq_marlin": (GPTQWeight, MarlinWeight, Marlin24Weight),
+    "awq": (AWQWeight,),
+    "awq_marlin": (AWQWeight,),
+    "marlin": (MarlinWeight, Marlin24Weight),
+    "gptq_marlin_24": (Marlin24Weight,),
+    "exl2": (Exl2Weight,),
+    "eetq": (EETQWeight,),
+    "fp8": (Fp8Weight,),
+    "fbgemm_fp8": (Fp8Weight,),
+    "mxfp8": (MXFP8Weight,),
+    "bitsandbytes": (BNBNF4Weight, BNBFP4Weight, BNBWeight),
+    "compressed-tensors": (
+        CTPackWeight,
+        CTPackTensorWeight,
+        CTIntWeight,
+        Fp8Weight,
+        Marlin24Weight,
+        CTNVFP4Weight,
+        CTMXFP4Weight,
+        MXFP8Weight,
+    ),
+    "modelopt": (Fp8Weight, ModelOptNVFP4Weight, MXFP8Weight, CTMXFP4Weight, ModelOptAWQWeight),
+    "mxfp4": (MXFP4ExpertsWeight, CTMXFP4Weight),
+    "auto-round": AUTO_ROUND_WEIGHTS,
+}
+# Which key says how inputs are quantized, and of which weights.
+DECLARES: dict[str, tuple[str, tuple[type[Weight], ...]]] = {
+    "fp8": ("activation_scheme", (Fp8Weight,)),
+    "fbgemm_fp8": ("activation_scale_ub", (Fp8Weight,)),
+    "mxfp8": ("activation_scheme", (MXFP8Weight,)),
+    "compressed-tensors": ("input_activations", (*READS["compressed-tensors"], UnquantizedWeight)),
+    "modelopt": ("quant_algo", modelopt.ACTIVATION_WEIGHTS),
+    "auto-round": ("act_bits", AUTO_ROUND_WEIGHTS[2:]),
+}
+SUPPORTED_METHODS = (
+    *gptq.GPTQ_VARIANTS,
+    *uniform.AWQ_VARIANTS,
+    *gptq.MARLIN_VARIANTS,
+    *uniform.EXL2_VARIANTS,
+    *uniform.EETQ_VARIANTS,
+    *uniform.FP8_VARIANTS,
+    *uniform.BNB_VARIANTS,
+    *compressed_tensors.CT_VARIANTS,
+    *modelopt.MODELOPT_VARIANTS,
+    *uniform.MXFP4_VARIANTS,
+    *auto_round.AUTO_ROUND_VARIANTS,
+)
+
+
+def read_claims(found: FoundConfig) -> Claims:
+    """A config's claims; ConfigError names file, key, what was expected and what is there.
+
+    A method, or a variant of one, that this qload does not read is an UnsupportedFormatError.
+    """
+    method = _method_name(found)
+    method = ALIASES.get(method, method)
+    if method not in METHODS:
+        reason, remedy = f"the quant_method of {found.file} has no reader", METHODS_ELSEWHERE.get(method, "")
+        raise UnsupportedFormatError(method, reason, SUPPORTED_METHODS, remedy)
+    claims = METHODS[method](found)
+    return replace(claims, notes=(*claims.notes, *ignored_key_notes(found, claims.method)))
+
+
+def _method_name(found: FoundConfig) -> str:
+    method = agree(found, "quant_method", "method")
+    if method is None and not found.section:
+        method = method_of_own_file(found.values)
+    if method is None and any(key in found.values for key in compressed_tensors.CT_KEYS):
+        method = "compressed-tensors"  # of configs from before there was quant_method
+    if method is None and any(found.values.get(flag) is True for flag in uniform.BNB_FLAGS):
+        method = "bitsandbytes"  # of configs from before there was quant_method
+    if not isinstance(method, str) or not method:
+        raise ConfigError(
+            found.file, found.key("quant_method"), "the name of a quantization method", shown(method)
+        )
+    return method
+
+
+def method_of_own_file(values: Mapping[str, Any]) -> str | None:
+    """The tools' own files need not name the method: AWQ's say `version`, GPTQ's say `desc_act`."""
+    if any(key in values for key in ("version", "zero_point", "w_bit")):
+        return "awq"
+    return "gptq" if any(key in values for key in ("desc_act", "sym", "damp_percent")) else None
+
+
+DECISIVE_SETTINGS = ("method", "bits", "group_size")  # with another of these a layer means other weights
+OTHER_SETTINGS = ("format", "sym", "desc_act")
+SETTING_KEYS = {
+    "method": ("quant_method", "method"),
+    "bits": ("bits", "w_bit"),
+    "group_size": ("group_size", "q_group_size"),
+}
+
+
+def check_configs(
+    configs: Sequence[FoundConfig], claims: Claims, storage: WeightStorage
+) -> Iterator[ConfigsDisagreeError]:
+    """Each other method, bits or group size that another config has for layers that are there.
+
+    `claims`: what is believed. Loading raises the first, `verify` tells each.
+    """
+    for name, found, other in _differences(configs, claims, DECISIVE_SETTINGS):
+        if _has_quantized_tensors(claims, other, storage):
+            yield ConfigsDisagreeError(
+                found.file,
+                found.key(*SETTING_KEYS[name]),
+                f"{getattr(claims, name)} as in {claims.file}",
+                str(getattr(other, name)),
+                f"remedy   make {found.file} say what {claims.file} says, or remove it",
+            )
+
+
+def config_notes(configs: Sequence[FoundConfig], claims: Claims, storage: WeightStorage) -> Iterator[str]:
+    """Each difference that `check_configs` lets pass."""
+    for name, found, other in _differences(configs, claims, (*DECISIVE_SETTINGS, *OTHER_SETTINGS)):
+        if name in OTHER_SETTINGS or not _has_quantized_tensors(claims, other, storage):
+            ours, theirs = getattr(claims, name), getattr(other, name)
+            yield f"{found.file}: {name} is {theirs!r}, {claims.file} says {ours!r} and is believed"
+
+
+def _differences(
+    configs: Sequence[FoundConfig], claims: Claims, names: Sequence[str]
+) -> Iterator[tuple[str, FoundConfig, Claims]]:
+    """(setting, config, its claims) wherever a config beside the first says otherwise than is believed."""
+    for found in configs[1:]:
+        try:
+            other = read_claims(found)
+        except QloadError:  # which is a finding of its own
+            continue
+        for name in names:
+            ours, theirs = getattr(claims, name), getattr(other, name)
+            guessed = name == "method" and agree(found, "quant_method", "method") is None
+            if ours is not None and theirs is not None and ours != theirs and not guessed:
+                yield name, found, other
+
+
+def _has_quantized_tensors(claims: Claims, other: Claims, storage: WeightStorage) -> bool:
+    """Whether a tensor is stored that a quantized layer of either config has, and a plain layer has not."""
+    if claims.loader or other.loader:  # formats that differ by module
+        return True
+    suffixes = {
+        suffix
+        for one in (claims, other)
+        for fmt in one.formats
+        for spec in fmt.specs()
+        for suffix in spec.suffixes
+        if ROLES.get(suffix.rpartition(".")[2], Role.FLOAT) is not Role.FLOAT
+    }
+    names, endings = storage.keys(), tuple(f".{suffix}" for suffix in suffixes)
+    return not suffixes.isdisjoint(names) or any(name.endswith(endings) for name in names)
+
+
+HEAD = "lm_head"
+MODELOPT = "modelopt"
+# Method -> how its config excludes a module; a list that the config already has is named instead.
+EXCLUSION_KEYS: Mapping[str, str] = {
+    "gptq": "a pattern with '-:' in dynamic",
+    "gptq_marlin": "a pattern with '-:' in dynamic",
+    "auto-round": "16 bits in extra_config",
+    "compressed-tensors": "ignore",
+    "modelopt": "exclude_modules, or ignore in config.json",
+    "bitsandbytes": "llm_int8_skip_modules",
+}
+EXCLUSION_LISTS = (
+    "ignore", "exclude_modules", "ignored_layers", "llm_int8_skip_modules", "modules_to_not_convert",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PatternEntry:
+    """A pattern that selects modules to quantize: its key, its text, and its predicate on names."""
+
+    key: str
+    text: str
+    means: Callable[[str], bool]
+
+
+def exclusion_key(source: FoundConfig) -> str:
+    """Describe how to exclude a module: by the list in this config, else by the key of its method."""
+    listed = next((key for key in EXCLUSION_LISTS if isinstance(source.values.get(key), list)), None)
+    return listed or EXCLUSION_KEYS.get(_stated_method(source), "modules_to_not_convert")
+
+
+def named_modules(source: FoundConfig) -> NamedModules:
+    """Collect the modules listed by name as quantized."""
+    keys: dict[str, str] = {}
+    for name, key in _listed_names(source):
+        keys.setdefault(name, key)
+    return NamedModules(keys, exclusion_key(source))
+
+
+def pattern_entries(source: FoundConfig) -> Iterator[PatternEntry]:
+    """Yield the entries that select modules by a pattern, or by their name within a block."""
+    dynamic = Patterns(source, "dynamic")
+    for pattern in _mapping(source.values, "dynamic"):
+        if not pattern.startswith(gptq.EXCLUDE_PREFIX):
+            entry = REGEX_PREFIX + pattern.removeprefix(gptq.INCLUDE_PREFIX)
+            yield PatternEntry("dynamic", pattern, _entry_matcher(entry, dynamic))
+    anywhere = Patterns(source, "extra_config", anywhere=True)
+    for pattern, rule in _mapping(source.values, "extra_config").items():
+        if not auto_round.REGEX_CHARACTERS.isdisjoint(pattern) and _is_quantized(rule):
+            yield PatternEntry("extra_config", pattern, _entry_matcher(REGEX_PREFIX + pattern, anywhere))
+    targeting = Patterns(source, "config_groups")
+    for key, target in _group_targets(source):
+        if is_regex(target) or target == EMBEDDING_CLASS:
+            yield PatternEntry(key, target, _entry_matcher(target, targeting))
+    for entry in source.values.get("modules_in_block_to_quantize") or ():
+        for name in [entry] if isinstance(entry, str) else entry:
+            yield PatternEntry("modules_in_block_to_quantize", name, _block_matcher(name))
+
+
+def _listed_names(source: FoundConfig) -> Iterator[tuple[str, str]]:
+    """Yield (name, key) of every module listed by its full name."""
+    for name in _mapping(source.values, "quantized_layers"):
+        yield name, "quantized_layers"
+    for name, rule in _mapping(source.values, "extra_config").items():
+        if auto_round.REGEX_CHARACTERS.isdisjoint(name) and _is_quantized(rule):
+            yield name, "extra_config"
+    for key, target in _group_targets(source):
+        if not is_regex(target) and target not in MODULE_CLASSES:
+            yield target, key
+        elif target == LINEAR_CLASS and _stated_method(source) != MODELOPT:
+            yield HEAD, key
+    if source.values.get(HEAD) is True:
+        yield HEAD, HEAD
+
+
+def _group_targets(source: FoundConfig) -> Iterator[tuple[str, str]]:
+    """Yield (key, target) of every group with quantized weights."""
+    for name, group in _mapping(source.values, "config_groups").items():
+        if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
+            continue
+        targets = group.get("targets") if group.get("format") != "dense" else None
+        for target in targets if isinstance(targets, list) else ():
+            if isinstance(target, str) and target:
+                yield f"config_groups.{name:.80}", target
+
+
+def _entry_matcher(entry: str, patterns: Patterns) -> Callable[[str], bool]:
+    return lambda module: matches(entry, module, patterns)
+
+
+def _block_matcher(name: str) -> Callable[[str], bool]:
+    inside = Exclusions((name,))
+    return lambda module: inside.entry(module) is not None
+
+
+def _is_quantized(rule: Any) -> bool:
+    """Return whether a rule of AutoRound quantizes its modules."""
+    bits = rule.get("bits") if isinstance(rule, dict) else None
+    return not isinstance(bits, int) or bits < auto_round.MIN_PLAIN_BITS
+
+
+def _mapping(values: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = values.get(key)
+    return value if isinstance(value, dict) else {}
+
+
+def _stated_method(source: FoundConfig) -> str:
+    return str(source.values.get("quant_method") or "").lower()

@@ -1,0 +1,252 @@
+"""Positioned reads of files, by any number of threads: open files, byte ranges and slices of tensors.
+
+A file is opened at its first read and stays open until other files are read more. There is no memory map: a
+file that is cut short during a mapped read would end the process, and one that is rewritten would mix both
+versions.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from pathlib import Path
+from threading import Lock
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qload.errors import StorageError
+from qload.storage.files import FileIdentity, Place, RangeReader, open_regular, unreadable
+from qload.storage.header import Entry
+
+MAX_OPEN_FILES = 16  # that are kept open; more threads than this keep one each
+
+
+class OpenFile:
+    """An open file, and how many threads read it. Closes itself when nothing refers to it."""
+
+    def __init__(self, descriptor: int, file: str) -> None:
+        self.descriptor, self.file, self.users = descriptor, file, 0
+        self._position = Lock()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, once."""
+        descriptor, self.descriptor = self.descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def read_into(self, buffer: memoryview, at: int) -> None:
+        """Fill a buffer of bytes from a position on; StorageError where the file ends before."""
+        need = len(buffer)
+        try:
+            while len(buffer) and (count := self._some(buffer, at)):
+                buffer, at = buffer[count:], at + count
+        except OSError as error:
+            raise unreadable(self.file, error) from error
+        if len(buffer):
+            raise StorageError(self.file, "file-length", f"ended before {need} bytes of a tensor were read")
+
+    def _some(self, buffer: memoryview, at: int) -> int:
+        if hasattr(os, "preadv"):
+            return os.preadv(self.descriptor, [buffer], at)
+        with self._position:  # systems without positioned reads, where threads share one position
+            os.lseek(self.descriptor, at, os.SEEK_SET)
+            with open(self.descriptor, "rb", buffering=0, closefd=False) as stream:
+                return stream.readinto(buffer) or 0
+
+
+class OpenFiles:
+    """The files of a checkpoint, by the names they go by; each is still the file whose header was checked."""
+
+    def __init__(self, files: Mapping[str, Place], identities: Mapping[str, FileIdentity]) -> None:
+        self._files = {file: place for file, place in files.items() if isinstance(place, Path)}
+        self._remote = {file: place for file, place in files.items() if not isinstance(place, Path)}
+        self._identities = identities
+        self._open: dict[str, OpenFile] = {}  # the one that was used last is last
+        self._lock, self._closed = Lock(), False
+
+    def is_here(self, file: str) -> bool:
+        """Whether a file is on this machine, and has a descriptor when it is open."""
+        return file in self._files
+
+    @contextmanager
+    def reading(self, file: str) -> Iterator[RangeReader]:
+        """The file, open; StorageError before or after if it is not what it was."""
+        if file in self._remote:
+            self._refuse_closed(file)
+            yield self._remote[file]  # whose address always leads to the same bytes
+            return
+        opened = self._take(file)
+        try:
+            try:
+                yield opened
+            finally:
+                self._check(file)  # afterwards, so that what was written meanwhile is seen too
+        finally:
+            self._give_back(opened)
+
+    def close(self) -> None:
+        """Close all files; one that a thread still reads is closed by that thread."""
+        with self._lock:
+            self._closed = True
+            self._trim(0)
+
+    def _take(self, file: str) -> OpenFile:
+        with self._lock:
+            self._refuse_closed(file)
+            opened = self._open.pop(file, None)
+            if opened is None:
+                opened = OpenFile(open_regular(self._files[file], file), file)
+                self._compare(file, os.fstat(opened.descriptor))
+            self._open[file] = opened
+            opened.users += 1
+            return opened
+
+    def _refuse_closed(self, file: str) -> None:
+        if self._closed:
+            raise StorageError(file, "closed", "read after its storage was closed")
+
+    def _give_back(self, opened: OpenFile) -> None:
+        with self._lock:
+            opened.users -= 1
+            self._trim(0 if self._closed else MAX_OPEN_FILES)
+
+    def _trim(self, keep: int) -> None:
+        idle = [file for file, opened in self._open.items() if not opened.users]
+        for file in idle[: max(0, len(self._open) - keep)]:
+            self._open.pop(file).close()
+
+    def _check(self, file: str) -> None:
+        try:
+            found = os.stat(self._files[file])
+        except OSError as error:
+            raise StorageError(file, "no-files", f"is gone: {error.strerror or error}") from error
+        self._compare(file, found)
+
+    def _compare(self, file: str, found: os.stat_result) -> None:
+        known, now = self._identities[file], FileIdentity.of(found)
+        if now.size != known.size:
+            raise StorageError(file, "file-length", f"had {known.size} bytes when opened, now {now.size}")
+        if now != known:
+            raise StorageError(
+                file,
+                "file-replaced",
+                "was written to, or replaced by another file, since it was opened",
+                remedy="open the checkpoint again",
+            )
+
+
+GAP = 8 << 10  # bytes between two runs, up to which reading them costs less than another call
+SCRATCH_BYTES = 1 << 20  # bytes that are read at once for what is wanted of them
+
+Bounds = tuple[tuple[int, int], ...]
+
+
+def read_slices(
+    opened: RangeReader, entry: Entry, pairs: Bounds, out: NDArray[np.uint8] | None = None
+) -> NDArray[np.uint8]:
+    """Read the bytes of a non-empty slice of a tensor, row major: uint8 of the slice's size in bytes.
+
+    `pairs`: (start, stop) of each dimension. `out`: contiguous memory of that size, else allocated here.
+
+        shape (8, 6), elements [2:5, 1:4]    ......    Each row of the slice is a run of 3 elements; runs
+                                             .xxx..    begin 6 elements apart. A short gap between runs is
+                                             .xxx..    read and dropped, for many runs in one call; over a
+                                             .xxx..    long gap each run is read alone.
+    """
+    size = entry.itemsize
+    extents = [stop - start for start, stop in pairs]
+    run = np.empty(prod(extents) * size, np.uint8) if out is None else out
+    first = contiguous_offset(entry, pairs)
+    if first is not None:
+        opened.read_into(run.data, first)
+        return run
+    cut = last_sliced_axis(entry, pairs)
+    length = prod(extents[cut:]) * size  # of a run: all dimensions after the last one that is cut
+    strides = [prod(entry.shape[at + 1 :]) * size for at in range(len(pairs))]
+    first = entry.begin + sum(start * stride for (start, _), stride in zip(pairs, strides, strict=True))
+    outer, rows = extents[: cut - 1], extents[cut - 1]
+    blocks = run.reshape(prod(outer), rows, length)
+    for block, place in zip(blocks, product(*map(range, outer)), strict=True):
+        at = first + sum(index * stride for index, stride in zip(place, strides, strict=False))
+        _read_strided(opened, at, strides[cut - 1], block)
+    return run
+
+
+def last_sliced_axis(entry: Entry, pairs: Bounds) -> int:
+    """The last dimension of which not all is wanted; 0 where all is."""
+    cut = 0
+    for at, (start, stop) in enumerate(pairs):
+        if stop - start != entry.shape[at]:
+            cut = at
+    return cut
+
+
+def contiguous_offset(entry: Entry, pairs: Bounds) -> int | None:
+    """Where the elements begin in the file; None where something else lies between them."""
+    if last_sliced_axis(entry, pairs):
+        return None
+    row = prod(entry.shape[1:]) * entry.itemsize
+    return entry.begin + (pairs[0][0] * row if pairs else 0)
+
+
+def _read_strided(opened: RangeReader, at: int, stride: int, block: NDArray[np.uint8]) -> None:
+    """Fill (rows, length) with runs that begin `stride` bytes apart."""
+    rows, length = block.shape
+    if stride - length > GAP:
+        for row in block:
+            opened.read_into(row.data, at)
+            at += stride
+        return
+    step = min(rows, max(1, SCRATCH_BYTES // stride))
+    scratch = np.empty((step, stride), np.uint8)
+    for first in range(0, rows, step):
+        count = min(step, rows - first)
+        span = (count - 1) * stride + length  # and not to the end of the last row, which may end the file
+        opened.read_into(scratch.reshape(-1)[:span].data, at + first * stride)
+        block[first : first + count] = scratch[:count, :length]
+
+
+class FileRange(NamedTuple):
+    """Bytes of a file: its name, where they begin, how many they are."""
+
+    file: str
+    begin: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class FileRanges:
+    """What a storage knows of its files. Who reads tells `count` how many bytes."""
+
+    entries: Mapping[str, Entry]
+    holders: Mapping[str, str]  # name of a tensor -> file
+    files: OpenFiles
+    count: Callable[[int], None]
+
+    def of(self, name: str, pairs: Bounds) -> FileRange | None:
+        """Where elements of a stored tensor lie, row major; None where that is no one range of a file here.
+
+        `pairs`: (start, stop) of every dimension, within the tensor's shape.
+        """
+        entry, file = self.entries[name], self.holders[name]
+        begin = contiguous_offset(entry, pairs) if self.files.is_here(file) else None
+        if begin is None:
+            return None
+        return FileRange(file, begin, prod(stop - start for start, stop in pairs) * entry.itemsize)
+
+    @contextmanager
+    def descriptor(self, file: str) -> Iterator[int]:
+        """What to read a file here by, at positions.
+
+        StorageError, before or after, where the file is not what it was, or where the storage is closed.
+        """
+        with self.files.reading(file) as opened:
+            assert isinstance(opened, OpenFile)
+            yield opened.descriptor
