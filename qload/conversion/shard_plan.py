@@ -9,9 +9,8 @@ from qload.conversion.rank_share import RankShare
 from qload.conversion.source import as_stored
 from qload.loader import LayerDescription
 from qload.loader.finite_scales import Nonfinite
-from qload.plan.answers import Answers
-from qload.plan.model import described_model
-from qload.plan.sharing import Sharing, sharings
+from qload.plan.layer_shares import Answers
+from qload.plan.sharing import Sharing, described_model, sharings
 from qload.spec import named
 from qload.verify.crew import Crew
 from qload.verify.subject import Subject

@@ -19,7 +19,6 @@ MODULES = {
     "qload.detect.files",
     "qload.diff.report",
     "qload.listing.answer",
-    "qload.plan.explained",
     "qload.plan.report",
     "qload.verify.prompt",
     "qload.verify.report",
