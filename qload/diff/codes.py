@@ -9,7 +9,7 @@ bits. Where an operand differs the values still may not, and those are what is c
 from torch import Tensor
 
 from qload.devices import CodesInWords, LazyCodes
-from qload.diagnosis.meaning import meant
+from qload.diagnosis.dequantized import meant
 from qload.layouts import Packing
 from qload.layouts.packed_codes import PackedCodes
 from qload.spec import Codes, Weight

@@ -5,7 +5,7 @@ from math import lcm
 
 import torch
 
-from qload.diagnosis.meaning import meant
+from qload.diagnosis.dequantized import meant
 from qload.diff.codes import equal_codes, lie_in_words
 from qload.diff.report import LayerDiff
 from qload.diff.values import ValueDiff, rounding, rounds_to
