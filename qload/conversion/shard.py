@@ -16,7 +16,7 @@ from qload.conversion.source import format_of, source_folder, why_unreadable
 from qload.conversion.write import Progress
 from qload.conversion.written import SHARD_SIZE, NewCheckpoint, nothing, of_checkpoint, target_of
 from qload.detect.files import CONFIGS
-from qload.diff.codes import same_weight
+from qload.diff.comparison import same_weight
 from qload.errors import QloadError, checked
 from qload.loader import Part
 from qload.loader.finite_scales import Nonfinite, check_nonfinite

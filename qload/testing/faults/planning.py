@@ -42,10 +42,10 @@ FAULTS = (
         "return launch.why_not_chip(self._capability)",
         "return None",
     ),
-    Fault("bits-of-all", "qload/diff/values.py", "self.bits = False", "self.bits = True"),
+    Fault("bits-of-all", "qload/diff/comparison.py", "self.bits = False", "self.bits = True"),
     Fault(
         "rounded-to-the-wider",
-        "qload/diff/values.py",
+        "qload/diff/comparison.py",
         "return min(narrow, key=",
         "return max(narrow, key=",
     ),
