@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from qload.conversion.report import Conversion, ConvertedLayer
-from qload.conversion.shard_report import ShardedCheckpoint, ShardedLayer
+from qload.conversion.report import Conversion, ConvertedLayer, ShardedCheckpoint, ShardedLayer
 from qload.diff import CheckpointDiff, LayerDiff
 from qload.errors import CutError
 from qload.listing import Answer, Coverage, LayerInfo

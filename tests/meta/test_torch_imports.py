@@ -15,7 +15,6 @@ MODULES = {
     "qload.architecture.names",
     "qload.architecture.tables",
     "qload.conversion.report",
-    "qload.conversion.shard_report",
     "qload.detect.files",
     "qload.diff.report",
     "qload.listing.answer",
