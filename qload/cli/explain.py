@@ -84,7 +84,7 @@ def explain(
     by_first_alone(ctx)
     from qload import native
     from qload.listing.report_base import make_report
-    from qload.plan.explained import Explanation
+    from qload.plan.report import Explanation
     from qload.storage.checkpoint_files import locate
 
     def explained(place: "str | PathLike[str]") -> Explanation:

@@ -71,7 +71,7 @@ def shard(
     qload-certificate.json there says so. Configs, tokenizers and the like are copied into each folder.
     """
     from qload import native
-    from qload.conversion.shard_report import ShardedCheckpoint
+    from qload.conversion.report import ShardedCheckpoint
     from qload.verify.report import reason_of, refused_path
 
     native.check()

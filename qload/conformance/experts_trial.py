@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qload.conformance.case import ConformanceCase
 from qload.conformance.prefixed import prefixed
-from qload.diagnosis.fit import ENOUGH
+from qload.diagnosis.diagnosis import ENOUGH
 from qload.experts import ExpertFacts, ExpertsWeight, GatedActivation
 from qload.kernels import gated_bounds
 from qload.kernels.bounds import Bounded, excess

@@ -1,29 +1,209 @@
-"""`shard`: what each rank of a group would load of a checkpoint, as files, proven to be that."""
+"""`shard`: write one checkpoint folder per rank and verify it against the load of each rank."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
 
-from qload.conversion.beside import copied_files, dumped
-from qload.conversion.rank_share import RankShare
-from qload.conversion.shard_plan import PlannedShares, planned_shares
-from qload.conversion.shard_report import ShardedCheckpoint, ShardedLayer
-from qload.conversion.shards import INDEX, OutputFile, index_of, shards_of
-from qload.conversion.source import format_of, source_folder, why_unreadable
-from qload.conversion.write import Progress
-from qload.conversion.written import SHARD_SIZE, NewCheckpoint, nothing, of_checkpoint, target_of
+from torch import Tensor
+
+from qload.conversion.new_checkpoint import (
+    SHARD_SIZE,
+    NewCheckpoint,
+    copied_files,
+    dumped,
+    format_of,
+    nonfinite_layers,
+    nothing,
+    of_checkpoint,
+    source_folder,
+    target_of,
+    why_unreadable,
+)
+from qload.conversion.output_files import INDEX, OutputFile, Progress, index_of, shards_of
+from qload.conversion.output_tensors import (
+    STACKED,
+    Item,
+    as_stored,
+    copied,
+    of_tensors,
+    stored_bytes,
+    stored_tensors,
+)
+from qload.conversion.report import ShardedCheckpoint, ShardedLayer
 from qload.detect.files import CONFIGS
-from qload.diff.codes import same_weight
+from qload.diff.comparison import same_weight
 from qload.errors import QloadError, checked
-from qload.loader import Part
+from qload.loader import LayerDescription, Part, Split
 from qload.loader.finite_scales import Nonfinite, check_nonfinite
+from qload.methods.biases import check_bias, read_bias
 from qload.parallel import ProcessGroup
-from qload.plan.sharing import check_ranks
-from qload.verify.crew import Crew
+from qload.plan.layer_shares import Answers
+from qload.plan.sharing import Sharing, check_ranks, described_model, sharings
+from qload.repacking.header_only import HeaderOnlySource
+from qload.spec import Weight, named
+from qload.storage import MemoryStorage
+from qload.verify.crew import Crew, Tell
 from qload.verify.subject import Subject
+from qload.weights import Weights
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """A rank's share of a layer; `weights`: as the rank sees them among those that share it."""
+
+    weights: Weights
+    layer: LayerDescription
+    parts: list[Part]
+    split: Split | None
+
+    @classmethod
+    def of(
+        cls, weights: Weights, layer: LayerDescription, how: Sharing, rank: int, ranks: int
+    ) -> "RankShare | None":
+        """The share of number `rank` of `ranks`; None: it has nothing of the layer. CutError, DivideError."""
+        group = how.group(rank, ranks)
+        if group is None:
+            return None
+        mine = weights.of_group(group)
+        return cls(mine, layer, how.matrix.parts(layer.N, group.size()), how.matrix.split)
+
+    def load(self) -> Weight:
+        """The typed weight, as a load of a model makes it."""
+        return self.weights.loader.load(self.weights, self.parts, self.split)
+
+    def bias(self, weight: Weight) -> Tensor | None:
+        """What it adds to its outputs, as the rank has it; of shares of inputs the first rank alone."""
+        prefix = self.layer.prefix
+        if not check_bias(self.weights, prefix, self.layer.N):
+            return None
+        return read_bias(self.weights, self.parts, weight, self.split)
+
+    def _stored(self, weight: Weight) -> Iterator[tuple[str, Tensor]]:
+        yield from stored_tensors(weight).items()
+        bias = self.bias(weight)
+        if bias is not None:
+            yield named(self.layer.prefix, "bias"), bias
+
+    def outline(self) -> dict[str, Tensor]:
+        """What is stored of the share, by name; zeros, which share one element, for the codes."""
+        source = HeaderOnlySource.without_codes(self.weights, self.layer)
+        return dict(self._stored(self.weights.loader.load(source, self.parts, self.split)))
+
+    def why_not(self) -> str | None:
+        """Why files of the share alone would not be read as it, or None: they are asked for as a layer."""
+        try:
+            alone = Weights(MemoryStorage(self.outline()), loader=self.weights.loader)
+            self.weights.loader.shape(alone, self.layer.prefix)
+        except QloadError as error:
+            return f"its share by itself is no {self.layer.format.weight_type.format} layer: {error}"
+        return None
+
+    def item(self) -> Item:
+        """What stands in the rank's file."""
+        source = stored_bytes(self.weights, self.layer)
+        return of_tensors(self.outline(), source, lambda: dict(self._stored(self.load())), copied=True)
+
+
+WHOLE = "tensors of no layer but biases are whole in each folder"
+BIASES = "a bias of a layer that is cut along its inputs is in the first rank's folder alone, which adds it"
+CONFIGS_OF_ALL = "config.json describes the whole model, as each rank's program reads it"
+
+
+@dataclass(frozen=True)
+class PlannedShares:
+    """Shares before they are written.
+
+    `how`: of each layer, by prefix, as all here; `shares`: for each rank those that are cut; `refused`: why.
+    """
+
+    how: Mapping[str, Sharing]
+    shares: Sequence[Mapping[str, RankShare]]
+    items: Sequence[Sequence[Item]]
+    refused: Mapping[str, str]
+    notes: Sequence[str]
+
+
+def planned_shares(
+    subject: Subject, ranks: int, runs: int | None, tell: Tell, nonfinite: Nonfinite = "error"
+) -> PlannedShares:
+    """Every layer asked for every rank, in the words of `plan`; ArgumentError for `runs` without experts."""
+    weights = subject.weights
+    assert weights is not None
+    model, why = described_model(subject.model_config)
+    how = sharings(subject.groups, model, runs)
+    refused = _refused_shares(subject, how, ranks)
+    refused |= nonfinite_layers(subject) if nonfinite == "error" else {}
+    if refused:
+        lawful = Answers(weights).lawful(subject.layers, how, runs)
+        return PlannedShares(how, (), (), refused, () if lawful is None else [lawful.text()])
+    asked = [(rank, prefix) for rank in range(ranks) for prefix in how if how[prefix].cut != "whole"]
+
+    def share_of(at: int) -> tuple[RankShare | None, str | None]:
+        rank, prefix = asked[at]
+        layer = subject.layers[prefix]
+        assert isinstance(layer, LayerDescription)
+        share = RankShare.of(weights, layer, how[prefix], rank, ranks)
+        return share, share.why_not() if share else None
+
+    found = Crew.of(None).share_out(share_of, [1] * len(asked), tell)
+    refused = {prefix: why for (_, prefix), (_, why) in zip(asked, found, strict=True) if why}
+    if refused:
+        return PlannedShares(how, (), (), refused, ())
+    shares: list[dict[str, RankShare | None]] = [{} for _ in range(ranks)]
+    for (rank, prefix), (share, _) in zip(asked, found, strict=True):
+        shares[rank][prefix] = share
+    items = [list(_items(subject, mine)) for mine in shares]
+    held = [{prefix: share for prefix, share in mine.items() if share} for mine in shares]
+    return PlannedShares(how, held, items, {}, list(_notes(subject, how, why)))
+
+
+def _refused_shares(subject: Subject, how: Mapping[str, Sharing], ranks: int) -> dict[str, str]:
+    """What ranks cannot share, in the words of a load; and what is no tensor by itself."""
+    assert subject.weights is not None
+    answers, found = Answers(subject.weights), {}
+    raw = as_stored(subject).keys()
+    for prefix, sharing in how.items():
+        layer = subject.layers.get(prefix)
+        share = answers.of(prefix, layer, sharing, [ranks]).shares[ranks]
+        if not share.fits:
+            found[prefix] = share.reason
+        elif isinstance(layer, LayerDescription):
+            stacked = [name for spec in layer.specs if (name := layer.names.full(spec.name)) not in raw]
+            if stacked:
+                found[prefix] = f"{stacked[0]} {STACKED}"
+    return found
+
+
+def _items(subject: Subject, mine: Mapping[str, RankShare | None]) -> Iterator[Item]:
+    """All that stands in the files of one rank, in the order of the source."""
+    raw, holders = as_stored(subject), {}
+    for prefix in mine:
+        layer = subject.layers[prefix]
+        assert isinstance(layer, LayerDescription)
+        names = [layer.names.full(spec.name) for spec in layer.specs]
+        holders.update(dict.fromkeys([*names, named(prefix, "bias")], prefix))
+    begun: set[str] = set()
+    for name in list(raw.keys()):
+        holder = holders.get(name)
+        if holder is None:
+            yield copied(raw, name)
+        elif holder not in begun:
+            begun.add(holder)
+            share = mine[holder]
+            if share is not None:
+                yield share.item()
+
+
+def _notes(subject: Subject, how: Mapping[str, Sharing], why: str) -> Iterator[str]:
+    yield CONFIGS_OF_ALL
+    yield WHOLE
+    if any(each.cut == "K" and named(prefix, "bias") in subject.names for prefix, each in how.items()):
+        yield BIASES
+    if why:
+        yield why
 
 
 @checked
@@ -63,7 +243,7 @@ def shard(
         "error": a layer with a scale that is NaN or infinite is refused. "allow": such scales are taken as
         they are stored.
     progress
-        Told a stage, the bytes of it that are done, and all.
+        Tell a stage, the bytes of it that are done, and all.
     process_group
         A group of torch.distributed whose processes all call this and see the same files; they share the
         work, and get the same answer.

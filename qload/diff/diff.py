@@ -6,7 +6,7 @@ from os import PathLike
 
 from qload.architecture import Architecture
 from qload.architecture.table import spelled
-from qload.diff.layers import layer_diff, tensor_diff
+from qload.diff.comparison import layer_diff, tensor_diff
 from qload.diff.report import CheckpointDiff, LayerDiff, Outcome, unreadable
 from qload.errors import StorageError, UnsupportedFormatError, checked
 from qload.loader import LayerDescription

@@ -1,9 +1,9 @@
-from .alternatives import Alternative as Alternative
 from .explain import explain as explain
-from .explained import ExplainedLayer as ExplainedLayer
-from .explained import Explanation as Explanation
 from .kernels import KernelChoice as KernelChoice
 from .plan import plan as plan
+from .report import Alternative as Alternative
+from .report import ExplainedLayer as ExplainedLayer
+from .report import Explanation as Explanation
 from .report import LayerShare as LayerShare
 from .report import PlannedLayer as PlannedLayer
 from .report import ShardingPlan as ShardingPlan

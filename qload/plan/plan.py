@@ -9,10 +9,9 @@ from qload.detect import read_model_config
 from qload.errors import checked
 from qload.listing import Groups, account
 from qload.models.config import TextConfig
-from qload.plan.answers import Answers
-from qload.plan.model import described_model
+from qload.plan.layer_shares import Answers
 from qload.plan.report import PlannedLayer, ShardingPlan, WorldPlan
-from qload.plan.sharing import check_ranks, sharings
+from qload.plan.sharing import check_ranks, described_model, sharings
 from qload.weights import Weights, open_checkpoint
 
 NOT_COUNTED = (

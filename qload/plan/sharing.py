@@ -1,24 +1,84 @@
-"""How ranks share each layer of a checkpoint: as the model that is loaded, or as its name is usually cut."""
+"""Tensor-parallel and expert-parallel sharing of layers: axis, cuts, bytes per rank."""
 
-from collections.abc import Hashable, Iterator, Sequence
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from qload.errors import ArgumentError, CutError, QloadError
+from qload.architecture import architecture_of
+from qload.errors import ArgumentError, ConfigError, CutError, QloadError, RepackError
 from qload.experts.local import grid, local_experts
 from qload.experts.names import names_of
 from qload.experts.source import ExpertSource
 from qload.listing import Groups
-from qload.loader import LayerDescription, Part
+from qload.loader import Heads, LayerDescription, Part, Split, WeightsLoader
 from qload.loader.cuts import Share, share
 from qload.loader.formats import shares_of
-from qload.models.config import TextConfig
+from qload.models import FAMILIES
+from qload.models.config import TextConfig, text_config
 from qload.models.names import text_within
 from qload.models.shares import SharedMatrix, end_matrices, experts_of, layer_matrices
 from qload.parallel import Rank
-from qload.plan.held import held_bytes
-from qload.plan.usual import usual_matrix
+from qload.repacking import RepackingLoader
+from qload.repacking.header_only import HeaderOnlySource
+from qload.spec import TensorSpec, Weight
 from qload.weights import Weights
+
+COLUMN = re.compile(
+    r"(q|k|v|qkv|gate|up|gate_up|q_b|kv_b)_proj|w1|w3|fc1|query_key_value|dense_h_to_4h|c_fc|lm_head"
+)
+ROW = re.compile(r"(o|out|down)_proj|w2|fc2|dense|dense_4h_to_h|c_proj")
+
+
+def usual_split(prefix: str) -> Split | None:
+    """Along what the layer under `prefix` is usually cut; None: no usual name, or every rank has all."""
+    name = prefix.rpartition(".")[2]
+    return "N" if COLUMN.fullmatch(name) else "K" if ROW.fullmatch(name) else None
+
+
+def usual_matrix(prefix: str, heads: Heads | None) -> SharedMatrix:
+    """How ranks usually share the layer under `prefix`, whose outputs are `heads`; None: they are none."""
+    return SharedMatrix(prefix, "N" if heads is not None else usual_split(prefix), heads)
+
+
+USUAL = "layers are cut as is usual by the last part of their names"
+
+
+def described_model(config: Mapping[str, object]) -> tuple[TextConfig | None, str]:
+    """The model, as `load_model` makes it, and ""; or None, and a note that says why there is none."""
+    try:
+        known = architecture_of(config)
+        if known is None or known.type not in FAMILIES:
+            return None, f"no model of qload's has this type: {USUAL}"
+        return text_config(config), ""
+    except ConfigError as error:
+        said = f"{error.file}: {error.key}, expected {error.expected}, got {error.got}"
+        return None, f"load_model refuses this model ({said}): {USUAL}"
+
+
+def held_bytes(shares: Sequence[Share]) -> int:
+    """Of the shares of one layer's parts that a rank loads together, as they are stored.
+
+    A tensor that is not cut along the outputs is held once.
+    """
+    layer, total = shares[0].layer, 0
+    for spec in layer.specs:
+        pieces = shares if spec.joined() is not None else shares[:1]
+        total += sum(_elements(spec, one) for one in pieces) * layer.dtypes[spec.name].itemsize
+    return total
+
+
+def _elements(spec: TensorSpec, share: Share) -> int:
+    """How many entries of a tensor are in a share."""
+    count, here, sizes = 1, share.bounds, share.layer.sizes
+    for axis in spec.places:
+        piece = share.piece(axis)
+        whole = axis.size(axis.logical(sizes) or 0) or 0
+        count *= whole if piece is None else piece[1] - piece[0]
+        if axis.flat and not here.all_inputs:  # rows of all elements, of which some columns stay
+            count = count * (here.k1 - here.k0) // here.K
+    return count
+
 
 Cut = Literal["N", "K", "experts", "whole"]
 MOST_RANKS = 1 << 16  # each of which is asked for its share of every kind of layer
@@ -143,3 +203,34 @@ def _cut(
         return shares_of(ExpertSource(weights, group), {layer.prefix: layer}, parts, split)
     except CutError:
         return [share(layer, part, split, group) for part in parts]
+
+
+@dataclass(frozen=True)
+class FirstShare:
+    """What a share is loaded with, and from what: zeros stand for its codes."""
+
+    source: HeaderOnlySource
+    loader: WeightsLoader
+    parts: list[Part]
+    split: Split | None
+
+    def load(self, loader: WeightsLoader) -> Weight:
+        """By a loader that repacks."""
+        return loader.load(self.source, self.parts, self.split)
+
+    def why_not(self, layout: str) -> str | None:
+        """Why the layout of a kernel cannot say it, or None."""
+        try:
+            self.load(RepackingLoader(self.loader, layout))
+        except RepackError as error:
+            return error.reason
+        return None
+
+
+def first_share(weights: Weights, layer: LayerDescription, how: Sharing, ranks: int) -> FirstShare:
+    """Its cuts checked, and nothing read; CutError or DivideError."""
+    group = Rank(0, ranks // how.runs if how.expert else ranks)
+    mine = weights.of_group(group)
+    parts, split = how.matrix.parts(layer.N, group.size()), how.matrix.split
+    mine.loader.plan(mine, parts, split)
+    return FirstShare(HeaderOnlySource.without_codes(mine, layer), mine.loader, parts, split)

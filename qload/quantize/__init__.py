@@ -1,10 +1,16 @@
 """Quantize while loading: plain layers become typed weights, the same model at every world size."""
 
-from qload.quantize.bnb import BNB4Quantizer, BNBInt8Quantizer
-from qload.quantize.eetq import EETQQuantizer
-from qload.quantize.fp8 import Fp8Quantizer, Requantized, requantize
-from qload.quantize.loading import Quantizer, QuantizingLoader, Statistics
-from qload.quantize.values import check_finite
+from qload.quantize.loading import QuantizingLoader, Statistics
+from qload.quantize.quantizers import (
+    BNB4Quantizer,
+    BNBInt8Quantizer,
+    EETQQuantizer,
+    Fp8Quantizer,
+    Quantizer,
+    Requantized,
+    check_finite,
+    requantize,
+)
 
 # Who makes a format of plain weights.
 QUANTIZERS: dict[str, type] = {

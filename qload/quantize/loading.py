@@ -1,17 +1,18 @@
 """A loader that quantizes the plain layers which another loader reads."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, MismatchError, QloadError, check_type
+from qload.errors import ArgumentError, MismatchError, MissingTensorError, QloadError, check_type
 from qload.formats import UnquantizedWeight
 from qload.formats.unquantized import FLOATS
 from qload.loader import (
+    ConfiguredFormat,
     FormatLoader,
     LayerDescription,
     LoadPlan,
@@ -23,41 +24,77 @@ from qload.loader import (
     WeightsLoader,
 )
 from qload.parallel import ALONE, ProcessGroup
-from qload.quantize.in_memory import cut
 from qload.quantize.policy import Policy, is_router
-from qload.spec import Layer, Weight
+from qload.quantize.quantizers import Quantizer
+from qload.spec import Layer, Role, Weight, named
+from qload.storage import TensorInfo
+from qload.storage.protocol import missing
+
+
+def cut(
+    layers: Mapping[str, Weight], group: ProcessGroup, parts: Sequence[Part], split: Split | None
+) -> Weight:
+    """A share of typed weights, by their own declaration."""
+    first, *others = layers.values()
+    for other in others:
+        if (type(other), other.config) != (type(first), first.config):
+            raise MismatchError(
+                other.layer.name,
+                "parts of a fused layer are quantized in two ways",
+                f"{first.config} as {first.layer.name}",
+                str(other.config),
+            )
+    own = [
+        (name.__eq__, FormatLoader(ConfiguredFormat(type(made), made.config)))
+        for name, made in layers.items()
+    ]
+    return ModuleLoader(own, own[0][1]).load(InMemorySource(layers, group), parts, split)
+
+
+class InMemorySource:
+    """Typed weights in memory as a source of tensors, so that they are cut as stored ones are."""
+
+    def __init__(self, layers: Mapping[str, Weight], group: ProcessGroup) -> None:
+        self.process_group = group
+        self.tensors: dict[str, Tensor] = {
+            named(prefix, spec.suffix): weight.fields()[spec.name]
+            for prefix, weight in layers.items()
+            for spec in weight.tensors(weight.config)
+            if spec.name in weight.fields()
+        }
+
+    def has_tensor(self, name: str) -> bool:
+        """Whether a typed weight holds it."""
+        return name in self.tensors
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype and shape."""
+        tensor = self._find(name)
+        return TensorInfo(tensor.dtype, tuple(tensor.shape))
+
+    def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
+        """A copy of those elements."""
+        return self._find(name)[index].clone(memory_format=torch.contiguous_format)
+
+    def take(self, names: Iterable[str]) -> None:
+        """The ledger counts what was stored, which the inner loader has entered."""
+
+    def note(self, text: str) -> None:
+        """What was just made has nothing to disagree with."""
+
+    def missing(self, name: str, hint: str = "") -> MissingTensorError:
+        """The error for a name that is not there."""
+        return missing(name, self.tensors)
+
+    def _find(self, name: str) -> Tensor:
+        if name not in self.tensors:
+            raise self.missing(name)
+        return self.tensors[name]
+
 
 Statistics = Literal["whole", "share"]
 RUN = 1 << 26  # elements that are quantized at once, where that does not matter
 TILE = 256  # no format has larger tiles of outputs
-
-
-@runtime_checkable
-class Quantizer(Protocol):
-    """Turns one plain layer, or one part of a fused one, into a typed weight.
-
-    An implementer promises that the same values give the same weight, on every rank.
-
-    per_share
-        Outputs are quantized one by one: a share of them, quantized alone, is that share of the quantized
-        whole. Then a large layer is quantized in runs of outputs, which takes less memory at once.
-    """
-
-    @property
-    def format(self) -> str:
-        """The name of the format it makes."""
-
-    @property
-    def per_share(self) -> bool:
-        """Whether outputs are quantized one by one; see above."""
-
-    def quantize(self, weight: Tensor, layer: Layer, dtype: torch.dtype) -> Weight:
-        """A float (N, K) as a typed weight that has this layer, which has one part.
-
-        `dtype` is that of the activations, for a format that keeps scales in it. What cannot be
-        quantized is refused with a QloadError that names `layer.name`: see `check_finite`. The typed
-        weight's own config declares no tensor that the weight does not hold, unless it is optional.
-        """
 
 
 class QuantizingLoader(WeightsLoader):

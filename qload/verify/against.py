@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from qload.diagnosis.meaning import meant
+from qload.diagnosis.dequantized import meant
 from qload.errors import QloadError
 from qload.loader import LayerDescription
 from qload.storage import rows

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from qload.diagnosis.dequantized import meant, with_factors
 from qload.diagnosis.diagnosis import explained
-from qload.diagnosis.meaning import meant, with_factors
 from qload.loader import LayerDescription, Part
 from qload.spec import Weight
 from qload.verify.chunks import outputs

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qload.diagnosis.meaning import meant
+from qload.diagnosis.dequantized import meant
 from qload.spec import Codes, Weight
 from qload.verify.scale_fit import ScaleFit
 

@@ -6,7 +6,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from qload.diagnosis.meaning import meant
+from qload.diagnosis.dequantized import meant
 from qload.errors import QloadError
 from qload.loader import LayerDescription, Part
 from qload.spec import Weight

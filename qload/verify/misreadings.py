@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from qload.diagnosis.meaning import meant, with_factors
-from qload.diagnosis.misreadings import in_files
+from qload.diagnosis.dequantized import meant, with_factors
+from qload.diagnosis.reading_faults import in_files
 from qload.formats import GPTQWeight
 from qload.formats.gptq import FIELDS, WHOLE
 from qload.layouts import gptq

@@ -7,8 +7,8 @@ from qload.errors import ArgumentError, CutError, DivideError
 from qload.loader import Heads, LayerDescription, Part, Split
 from qload.loader.cuts import share
 from qload.parallel import Rank
-from qload.plan.lawful import CANDIDATES, LawfulRanks, lawful_ranks
-from qload.plan.usual import usual_split
+from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
+from qload.plan.sharing import usual_split
 from qload.verify.report import Finding, finding_of
 from qload.verify.subject import Subject
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from qload.cli import shard as verb
-from qload.conversion.shard_report import ShardedLayer
+from qload.conversion.report import ShardedLayer
 from tests.cli.test_several import run
 from tests.paths import FIXTURES
 

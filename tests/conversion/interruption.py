@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from qload.conversion.folder import UnfinishedFolder
+from qload.conversion.atomic_folder import UnfinishedFolder
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from qload import convert, open_checkpoint, verify
 from qload.conversion import Conversion
-from qload.conversion.sections import NO_ACT_ORDER
+from qload.conversion.quantization_config import NO_ACT_ORDER
 from qload.conversion.targets import INTEGERS
 from qload.errors import ArgumentError
 from qload.formats import MarlinWeight
@@ -406,7 +406,7 @@ def test_errors_of_the_header_tier_refuse_what_verify_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = damaged(tmp_path / "in")
-    monkeypatch.setattr("qload.conversion.asked.AskedTarget.answers", None)  # layers are not asked
+    monkeypatch.setattr("qload.conversion.targets.AskedTarget.answers", None)  # layers are not asked
     found = convert(source, tmp_path / "out", to="awq")
 
     assert found.findings == list(verify(source, tier="headers").findings)

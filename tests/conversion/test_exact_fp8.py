@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from qload import convert, diff, verify
-from qload.conversion import exact_fp8
-from qload.conversion.exact_fp8 import exact_scales
+from qload.conversion import fp8
+from qload.conversion.fp8 import exact_scales
 from qload.errors import ArgumentError
 from qload.testing import make_checkpoint
 from tests.paths import FIXTURES
@@ -72,7 +72,7 @@ def test_the_largest_of_a_unit_may_have_any_significand(largest: int) -> None:
 
 @pytest.mark.parametrize("per", UNITS)
 def test_outputs_are_looked_at_in_runs_of_whole_blocks(per: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exact_fp8, "RUN", 1)
+    monkeypatch.setattr(fp8, "RUN", 1)
     N, K = 160, 300
     wanted = spread(torch.arange(1, 1 + UNITS[per][0] * UNITS[per][1]).reshape(UNITS[per]) / 3, N, K)
     values = codes(N, K) * wanted

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from qload import convert, diff, open_checkpoint, verify
 from qload.conversion import Conversion
-from qload.conversion.asked import StoredLayer
-from qload.conversion.items import Item
-from qload.conversion.sections import section
+from qload.conversion.output_tensors import Item
+from qload.conversion.quantization_config import section
+from qload.conversion.targets import StoredLayer
 from qload.formats import Fp8Config, Fp8Weight
 from qload.spec import ActivationScheme
 from qload.testing import make_checkpoint

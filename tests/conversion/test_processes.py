@@ -15,8 +15,8 @@ import pytest
 
 from qload import convert, diff, shard
 from qload.conversion import Conversion
-from qload.conversion.asked import AskedTarget
-from qload.conversion.folder import UnfinishedFolder
+from qload.conversion.atomic_folder import UnfinishedFolder
+from qload.conversion.targets import AskedTarget
 from qload.errors import ArgumentError
 from qload.parallel import ProcessGroup
 from qload.testing import make_checkpoint

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from qload import convert, open_checkpoint, plan, shard
 from qload.conversion import ShardedCheckpoint
-from qload.conversion.folder import UnfinishedFolder
+from qload.conversion.atomic_folder import UnfinishedFolder
 from qload.errors import ArgumentError
 from qload.errors.causes import cause_of
 from qload.parallel import Rank

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from qload import convert
-from qload.conversion.folder import UnfinishedFolder
+from qload.conversion.atomic_folder import UnfinishedFolder
 from qload.errors import ArgumentError
 from qload.testing import make_checkpoint
 from tests.conversion.interruption import interrupted

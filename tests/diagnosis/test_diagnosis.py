@@ -9,10 +9,8 @@ from torch import Tensor
 
 from qload import GPTQConfig, GPTQWeight, Layer
 from qload.diagnosis import FAULT_CLASSES, diagnose
-from qload.diagnosis.case import Candidate, Case, case_of
-from qload.diagnosis.closeness import closeness_of
-from qload.diagnosis.diagnosis import explained, of_case
-from qload.diagnosis.fit import SAMPLE, Fit, fitted, sample_of
+from qload.diagnosis.comparison import Candidate, Case, case_of, closeness_of
+from qload.diagnosis.diagnosis import SAMPLE, Fit, explained, fitted, of_case, sample_of
 from qload.errors import ArgumentError
 
 N, K, GROUP = 64, 128, 32

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from qload import AWQConfig, AWQWeight, GPTQWeight, convert, diff, open_checkpoint, repack
 from qload.conversion.targets import INTEGERS
-from qload.diff import CheckpointDiff, LayerDiff, layers
-from qload.diff.codes import equal_codes, lie_in_words
-from qload.diff.layers import runs
+from qload.diff import CheckpointDiff, LayerDiff, comparison
+from qload.diff.comparison import equal_codes, lie_in_words, runs
 from qload.formats import UnquantizedConfig, UnquantizedWeight
 from qload.kernel_formats.repack import READERS
 from qload.spec import Codes, Weight
@@ -121,8 +120,8 @@ def quantized(found: CheckpointDiff) -> dict[str, LayerDiff]:
 def test_nothing_is_dequantized_where_codes_are_equal(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(layers, "CODES", 1 << 11)
-    monkeypatch.setattr(layers, "meant", lambda weight: pytest.fail("dequantized"))
+    monkeypatch.setattr(comparison, "CODES", 1 << 11)
+    monkeypatch.setattr(comparison, "meant", lambda weight: pytest.fail("dequantized"))
     found = quantized(diff(*pair))
 
     assert {layer.outcome for layer in found.values()} == {"bits"}
@@ -134,8 +133,8 @@ def test_of_a_run_that_differs_the_values_are_counted(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One word of the last run, and what its codes mean: eight values at the most."""
-    monkeypatch.setattr(layers, "CODES", 1 << 11)
-    monkeypatch.setattr(layers, "OUTPUTS", 1 << 10)
+    monkeypatch.setattr(comparison, "CODES", 1 << 11)
+    monkeypatch.setattr(comparison, "OUTPUTS", 1 << 10)
     stored = load_file(pair[1] / "model.safetensors")
     name = next(name for name in stored if name.endswith("q_proj.qweight"))
     stored[name][-1, -1] ^= 0x77777777

@@ -12,8 +12,8 @@ from torch import Tensor
 from qload import diff, open_checkpoint
 from qload.cli.diff import OUTCOMES
 from qload.diff import LayerDiff
+from qload.diff.comparison import rounding
 from qload.diff.report import SAME
-from qload.diff.values import rounding
 from tests.cli.test_several import run
 from tests.models.drawn import config, tensors
 from tests.paths import FIXTURES

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qload import convert, diff
-from qload.diff import layers
-from qload.diff.values import ValueDiff, rounds_to
+from qload.diff import comparison
+from qload.diff.comparison import ValueDiff, rounds_to
 from qload.formats import UnquantizedConfig, UnquantizedWeight
 from qload.testing import make_checkpoint
 from tests.diff.test_codes import awq
@@ -23,7 +23,7 @@ def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     one, other = tmp_path / "coded", tmp_path / "plain"
     make_checkpoint("gptq", one, config={"num_hidden_layers": 1})
     assert convert(one, other, to="bfloat16", rounding=True).verdict == "ok"
-    monkeypatch.setattr(layers, "OUTPUTS", 8 * 64)
+    monkeypatch.setattr(comparison, "OUTPUTS", 8 * 64)
     return one, other
 
 

@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 
-from qload.conversion.report import Conversion, ConvertedLayer
-from qload.conversion.shard_report import ShardedCheckpoint, ShardedLayer
+from qload.conversion.report import Conversion, ConvertedLayer, ShardedCheckpoint, ShardedLayer
 from qload.diff import CheckpointDiff, LayerDiff
 from qload.errors import CutError
 from qload.listing import Answer, Coverage, LayerInfo
 from qload.plan import Alternative, ExplainedLayer, Explanation, LayerShare, PlannedLayer, ShardingPlan
 from qload.plan.kernels import KernelChoice
-from qload.plan.lawful import LawfulRanks
+from qload.plan.rank_counts import LawfulRanks
 from qload.plan.report import WorldPlan
 from qload.spec import ActivationScheme
 from qload.verify.report import Finding, Report

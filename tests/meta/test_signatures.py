@@ -71,7 +71,7 @@ def test_no_public_signature_takes_a_quantizer_as_text_or_loose_settings() -> No
         ("quantizer", "dict[str, int]", True),
         ("quantizer", "", True),
         ("quantizer_params", "Params", True),
-        ("quantizer", "qload.quantize.loading.Quantizer", False),
+        ("quantizer", "qload.quantize.quantizers.Quantizer", False),
         ("prefix", "str", False),
     ],
 )

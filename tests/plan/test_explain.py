@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from qload.errors import ArgumentError
 from qload.kernel_formats import PanelsWeight
 from qload.kernels import cpu
 from qload.kernels.cpu import PanelsPlan
-from qload.plan import ExplainedLayer, asked
+from qload.plan import ExplainedLayer
 from qload.plan.explain import NO_DTYPE
 from qload.plan.kernels import KernelChoice
 from qload.repacking import loaders
@@ -132,7 +133,7 @@ def test_a_dtype_is_suggested_where_it_has_kernels_for_all_tokens_and_the_asked_
         found = kernels[str(dtype).removeprefix("torch.")]
         return tuple(KernelChoice(*pair) for pair in zip(tokens, found, strict=True))
 
-    monkeypatch.setattr(asked, "kernels_for", table)
+    monkeypatch.setattr(import_module("qload.plan.explain"), "kernels_for", table)
 
     layer = only(gptq(128, 128), arch="sm90", dtype=torch.float32, tokens=(1, 64))
 

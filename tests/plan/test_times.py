@@ -11,7 +11,7 @@ from rich.console import Console
 from qload import MemoryStorage, Weights, explain, loader_from_config
 from qload.cli.explain_tables import tables
 from qload.pictures import explanation_page
-from qload.plan.times import BASIS, TIMED, TOKENS, between, predicted
+from qload.plan.kernels import BASIS, TIMED, TOKENS, interpolate, predicted
 
 DOCS = Path(__file__).parents[2] / "docs" / "cuda-decode.md"
 SQUARE = 8192 * 8192 // 2  # bytes of 4 bits
@@ -67,7 +67,7 @@ def test_sizes_are_in_order():
 
 
 def test_on_the_line_between_two():
-    told = [between(at, (1, 2, 6), (5.0, 7.0, 27.0)) for at in range(8)]
+    told = [interpolate(at, (1, 2, 6), (5.0, 7.0, 27.0)) for at in range(8)]
 
     assert told == [None, 5.0, 7.0, 12.0, 17.0, 22.0, 27.0, None]
 

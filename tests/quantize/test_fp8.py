@@ -9,7 +9,7 @@ from torch import Tensor
 from qload.errors import ArgumentError, MismatchError
 from qload.formats import Fp8Config, Fp8Weight
 from qload.quantize import Fp8Quantizer, requantize
-from qload.quantize.fp8 import saturated
+from qload.quantize.quantizers import saturated
 from qload.spec import Layer
 from qload.testing import assert_same_bits
 from tests.formats.fp8_layers import codes, layer, weights

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qload.diagnosis.meaning import meant
+from qload.diagnosis.dequantized import meant
 from qload.methods import ParallelExperts
 from qload.methods.layers import LinearBase
 from qload.verify.comparison import SPIKE, Distance

@@ -1,4 +1,4 @@
-"""The quantization config of the layers that were written, as the owners of formats write theirs."""
+"""The `quantization_config` of converted layers, in the schema of each format's owner."""
 
 import re
 from collections import Counter
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qload.conversion import fp8
-from qload.conversion.asked import StoredLayer
+from qload.conversion.targets import StoredLayer
 from qload.formats import AWQWeight, CTPackWeight, Fp8Weight, GPTQWeight, Marlin24Weight, MarlinWeight
 from qload.layouts import Stored
 from qload.spec import Weight

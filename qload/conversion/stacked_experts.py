@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qload.conversion.asked import StoredLayer
-from qload.conversion.items import Item, Piece
-from qload.conversion.source import as_stored
+from qload.conversion.output_tensors import Item, Piece, as_stored
+from qload.conversion.targets import StoredLayer
 from qload.detect.files import SECTIONS
 from qload.experts import ExpertStacks
 from qload.experts.stack_finder import StoredStack, find_stacks

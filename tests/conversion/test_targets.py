@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qload import AWQConfig, AWQWeight
-from qload.conversion.bounds import stays_below
+from qload.conversion.targets import stays_below
 from qload.formats import UnquantizedConfig, UnquantizedWeight
 from qload.spec import Codes, TensorSpec, Weight
 

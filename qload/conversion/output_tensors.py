@@ -1,4 +1,4 @@
-"""What an output file is made of: parts whose tensors' sizes are known before any of their bytes is there."""
+"""Tensors of the output files: header known in advance, contents read or computed on demand."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -7,14 +7,19 @@ import torch
 from torch import Tensor
 
 from qload.errors import RepackError
+from qload.experts import ExpertStacks
 from qload.kernel_formats.plain_integers import Integers
 from qload.kernel_formats.repack import READERS
 from qload.loader import FormatLoader, LayerDescription, Part
 from qload.spec import Weight, named
 from qload.storage import TensorInfo, WeightStorage
 from qload.verify.chunks import outputs
+from qload.verify.subject import Subject
 from qload.verify.values.pieces import pieces
 from qload.weights import Weights
+
+STACKED = "is one of several in a tensor of all experts, which is not taken apart"
+
 
 Piece = tuple[str, int, Tensor]  # of a tensor: its name, the first of its bytes, and those that follow
 
@@ -123,3 +128,10 @@ def stored_tensors(weight: Weight) -> dict[str, Tensor]:
 def stored_bytes(weights: Weights, layer: LayerDescription) -> int:
     """Of the tensors that a layer is stored in."""
     return sum(weights.storage.info(layer.names.full(spec.name)).nbytes for spec in layer.specs)
+
+
+def as_stored(subject: Subject) -> WeightStorage:
+    """Its tensors, those of all experts of a layer in one as they are."""
+    assert subject.weights is not None
+    storage = subject.weights.storage
+    return storage.storage if isinstance(storage, ExpertStacks) else storage

@@ -1,23 +1,145 @@
-"""A layer of one checkpoint beside the one that stands for it in another."""
+"""Comparison of a layer or tensor between two checkpoints: by codes, by values, after rounding."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import lcm
 
 import torch
+from torch import Tensor
 
-from qload.diagnosis.meaning import meant
-from qload.diff.codes import equal_codes, lie_in_words
-from qload.diff.report import LayerDiff
-from qload.diff.values import ValueDiff, rounding, rounds_to
+from qload.devices import CodesInWords, LazyCodes
+from qload.diagnosis.dequantized import meant
+from qload.diff.report import LayerDiff, Outcome
 from qload.errors import QloadError
+from qload.layouts import Packing
+from qload.layouts.packing import PackedCodes
 from qload.loader import LayerDescription
 from qload.loader.cuts import granule
+from qload.spec import Codes, Weight
 from qload.storage import WeightStorage
 from qload.verify.causes import SideBySide, misreading
 from qload.verify.chunks import OUTPUTS
-from qload.verify.comparison import equal_bits
+from qload.verify.comparison import NARROW, equal_bits
 from qload.verify.elsewhere import found_elsewhere
 from qload.verify.values.pieces import pieces
+
+
+def lie_in_words(weight: Weight) -> bool:
+    """Whether a weight's codes alone say what it means, and lie in words, which many of are little memory."""
+    if weight.plain or type(weight).dequantize is not Weight.dequantize or weight.input_factors is not None:
+        return False
+    return isinstance(weight.codes().codes, CodesInWords)
+
+
+def equal_codes(one: Weight, other: Weight) -> bool:
+    """Whether both dequantize to the same bits, told by their operands; of two weights that lie in words.
+
+    False says nothing: operands that differ, such as groups of another size, may mean the same.
+    """
+    ours, theirs = one.codes(), other.codes()
+    return _same_scales(ours, theirs) and _same_words(ours.codes, theirs.codes)
+
+
+def same_weight(one: Weight, other: Weight) -> bool:
+    """Whether two weights of one type are the same: in shape, config, inputs and the bytes of each tensor.
+
+    Configs that differ are of no account where the values do not.
+    """
+    ours, theirs = one.fields(), other.fields()
+    if type(one) is not type(other) or one.shape != other.shape or one.activations != other.activations:
+        return False
+    if ours.keys() != theirs.keys() or not all(_same(ours[name], theirs[name]) for name in ours):
+        return False
+    return bool(one.config == other.config) or _same(meant(one), meant(other))
+
+
+def _same_scales(ours: Codes, theirs: Codes) -> bool:
+    """All but the codes."""
+    said = [(each.bits, each.divide, each.factor) for each in (ours, theirs)]
+    if said[0] != said[1] or not _same(ours.scales, theirs.scales):
+        return False
+    pairs = [
+        (getattr(ours, name), getattr(theirs, name)) for name in ("zeros", "k_group", "n_group", "lookup")
+    ]
+    return all(here is there is None or _same(here, there) for here, there in pairs)
+
+
+def _same(one: Tensor | None, other: Tensor | None) -> bool:
+    """Two tensors of one dtype and shape, in equal bits."""
+    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return equal_bits(one, other)
+
+
+def _same_words(ours: Tensor | LazyCodes, theirs: Tensor | LazyCodes) -> bool:
+    """Codes in words beside those in others, which are brought into the order of the first."""
+    if not isinstance(ours, PackedCodes) or not isinstance(theirs, PackedCodes) or ours.order is not None:
+        return False
+    held = theirs.T if ours.turned else theirs  # as the words of ours hold them, rows for rows
+    if held.packing == ours.packing and not held.turned and held.order is None:
+        return equal_bits(held.words, ours.words)
+    return isinstance(ours.packing, Packing) and equal_bits(ours.packing.pack(held), ours.words)
+
+
+@dataclass
+class ValueDiff:
+    """Two tensors in runs of outputs.
+
+    `bits`: whether all were equal so far, bit by bit. `first`: the place of the first that is not equal after
+    rounding, with both values; `run`: the outputs that it is among.
+    """
+
+    bits: bool = True
+    differing: int = 0
+    total: int = 0
+    first: tuple[tuple[int, ...], float, float] | None = None
+    run: tuple[int, int] = (0, 0)
+
+    @property
+    def outcome(self) -> Outcome:
+        """In a word."""
+        return "bits" if self.bits else "differs" if self.differing else "rounded"
+
+    def add(self, start: int, got: Tensor, want: Tensor, dtype: torch.dtype | None) -> None:
+        """One more run, the first output of which is `start`; `dtype`: what both are rounded to."""
+        self.total += got.numel()
+        if got.dtype == want.dtype and equal_bits(got, want):
+            return
+        self.bits = False
+        if dtype is not None:
+            got, want = got.to(dtype), want.to(dtype)
+        if got.dtype == want.dtype and equal_bits(got, want):
+            return
+        apart = (got != want) & ~(got.isnan() & want.isnan())
+        count = int(apart.sum())
+        self.differing += count
+        if count and self.first is None:
+            place = torch.nonzero(apart)[0].tolist()
+            self.first = (_moved(place, start), float(got[tuple(place)]), float(want[tuple(place)]))
+            self.run = (start, start + (got.shape[0] if got.ndim else 1))
+
+
+def rounds_to(one: Weight, other: Weight, dtype: torch.dtype | None) -> bool:
+    """Whether one of both is plain, of the narrow `dtype`, and what the other means rounds to its very bits.
+
+    False says nothing: two plain weights are not asked, nor those whose inputs have factors.
+    """
+    plain, coded = (one, other) if one.plain else (other, one)
+    if not plain.plain or coded.plain or coded.input_factors is not None:
+        return False
+    want = plain.fields()["weight"]
+    return want.dtype == dtype and equal_bits(coded.dequantize(want.dtype), want)
+
+
+def rounding(*dtypes: torch.dtype | None) -> torch.dtype | None:
+    """The narrowest of the float types of plain values, which all are rounded to; None: there is none."""
+    narrow = [dtype for dtype in dtypes if dtype in NARROW]
+    return min(narrow, key=lambda dtype: torch.finfo(dtype).bits) if narrow else None
+
+
+def _moved(place: list[int], start: int) -> tuple[int, ...]:
+    return (place[0] + start, *place[1:]) if place else ()
+
 
 CODES = 1 << 24  # elements of a run whose codes are compared as they lie in words
 HALF = 0.5  # of a plain layer: nearer than another reading comes by chance

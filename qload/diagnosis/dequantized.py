@@ -1,4 +1,4 @@
-"""What a weight does to inputs, as numbers that are compared."""
+"""Dequantized values of a weight, with its input factors applied."""
 
 from torch import Tensor
 

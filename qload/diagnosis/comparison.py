@@ -1,4 +1,4 @@
-"""A weight as it is meant beside what came out, and what each known fault would have made of it."""
+"""Comparison of an expected weight with the weight that was read back: tolerance, and location of errors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from qload.diagnosis.misreadings import stored_order
+from qload.diagnosis.reading_faults import stored_order
 from qload.spec import Codes, Weight
 
 
@@ -152,3 +152,112 @@ def cut(codes: Codes, axis: int, start: int, stop: int) -> Codes:
     if zeros is not None and zeros.shape[0] > 1:
         zeros = zeros[start:stop]
     return replace(codes, codes=plain, scales=codes.scales[start:stop], zeros=zeros)
+
+
+# How far two roundings to a type can bring two numbers apart, as a part of the larger one: half a unit in the
+# last place each of bfloat16's 8 bits and float16's 11, and a few of float32.
+ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-9, torch.float32: 2.0**-18}
+HALVES = (torch.bfloat16, torch.float16)
+CANCELLED = 2.0**-4  # of that, of a typical number: what is left of two larger ones that cancel
+
+
+FITS = 2.0**-9  # of what a fault predicts, which may have been rounded on the way, as float16 rounds
+
+
+@dataclass(frozen=True)
+class Closeness:
+    """Compares numbers of one weight.
+
+    Attributes
+    ----------
+    relative
+        How far apart two numbers may be, as a part of the larger one.
+    absolute
+        And of any size.
+    """
+
+    relative: float
+    absolute: float
+
+    def __call__(self, one: Tensor, other: Tensor) -> Tensor:
+        """Where the two are one number; NaN is none, and one infinity is itself."""
+        apart = (one - other).abs()
+        largest = torch.maximum(one.abs(), other.abs())
+        return (one == other) | (largest.isfinite() & (apart <= self.relative * largest + self.absolute))
+
+    def of_fits(self, expected: Tensor, got: Tensor) -> "Closeness":
+        """For what a fault predicts: wider than float32 rounds, and as small as what came out is."""
+        small = min(_typical(expected), _typical(got))
+        relative = max(self.relative, FITS)
+        return Closeness(relative, CANCELLED * relative * small)
+
+
+def closeness_of(expected: Tensor, got: Tensor) -> Closeness:
+    """As the type of `got` rounds; of float32, as a 16-bit type does that all of it could be stored in."""
+    finite = got[got.isfinite()]
+    held = [dtype for dtype in HALVES if torch.equal(finite.to(dtype).to(finite.dtype), finite)]
+    if got.dtype in HALVES:
+        held = [got.dtype]
+    relative = min((ROUNDING[dtype] for dtype in held), default=ROUNDING[torch.float32])
+    return Closeness(relative, CANCELLED * relative * _typical(expected))
+
+
+def _typical(values: Tensor) -> float:
+    """The root of the mean square of those that are finite."""
+    sound = values[values.isfinite()].double()
+    return float(sound.square().mean().sqrt()) if sound.numel() else 0.0
+
+
+Range = tuple[int, int]  # the first, and one past the last
+
+
+@dataclass(frozen=True)
+class Where:
+    """How many numbers are wrong, of how many, and between which bounds; None where that is not known."""
+
+    wrong: int
+    total: int
+    n: Range | None = None
+    k: Range | None = None
+    group: Range | None = None
+    rank: Range | None = None
+    expert: Range | None = None
+    outputs: int = 0  # how many have something wrong
+    inputs: int = 0
+
+    def bounds(self) -> dict[str, Range]:
+        """Those that are known, by what they count."""
+        named = {
+            "experts": self.expert,
+            "ranks": self.rank,
+            "outputs": self.n,
+            "inputs": self.k,
+            "groups": self.group,
+        }
+        return {name: bound for name, bound in named.items() if bound is not None}
+
+
+def where_of(case: Case, wrong: Tensor) -> Where:
+    """The bounds of what is wrong, bool (N, K); experts and ranks lie one after another along N or K."""
+    rows, columns = (torch.nonzero(wrong.any(axis)).flatten() for axis in (1, 0))
+    count, total = int(wrong.sum()), wrong.numel()
+    if not count:
+        return Where(0, total)
+    group = None
+    codes = case.matrix
+    if codes is not None and codes.k_group is not None and codes.scales.shape[1] > 1:
+        group = _range(codes.k_group[columns])
+    expert = None
+    N = wrong.shape[0]
+    if case.experts > 1:
+        N //= case.experts
+        expert, rows = _range(rows // N), rows % N
+    rank = None if case.rank is None else (case.rank, case.rank + 1)
+    if rank is None and case.world > 1 and N % case.world == 0:
+        rank = _range(rows // (N // case.world))
+    counts = len({*rows.tolist()}), int(columns.numel())
+    return Where(count, total, _range(rows + case.first), _range(columns), group, rank, expert, *counts)
+
+
+def _range(places: Tensor) -> Range:
+    return int(places.min()), int(places.max()) + 1

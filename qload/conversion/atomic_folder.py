@@ -1,4 +1,4 @@
-"""A folder that has its name only once all of it is there, and goes on where it was left before."""
+"""Output folder that is written under a temporary name, can be resumed, and is renamed when complete."""
 
 import fcntl
 import json

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qload import convert, diff, open_checkpoint, verify
-from qload.conversion import stacked
-from qload.conversion.planned import STACKED
+from qload.conversion import stacked_experts
+from qload.conversion.output_tensors import STACKED
 from qload.errors import ArgumentError
 from tests.paths import FIXTURES
 
@@ -66,9 +66,9 @@ def test_what_lies_beside_is_copied_and_the_rest_is_as_new(tmp_path: Path) -> No
 
 def test_an_expert_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled: list[torch.Size] = []
-    fill = stacked._fill
+    fill = stacked_experts._fill
     monkeypatch.setattr(
-        stacked, "_fill", lambda block, *rest: (filled.append(block.shape), fill(block, *rest))
+        stacked_experts, "_fill", lambda block, *rest: (filled.append(block.shape), fill(block, *rest))
     )
     convert(SOURCE, tmp_path / "out", to="bfloat16")
 
@@ -101,7 +101,7 @@ def test_a_stack_whose_name_is_taken_is_refused(source: Path, tmp_path: Path) ->
 def test_a_stack_that_nothing_would_find_again_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacked, "find_stacks", lambda storage, config: [])
+    monkeypatch.setattr(stacked_experts, "find_stacks", lambda storage, config: [])
     found = convert(SOURCE, tmp_path / "out", to="bfloat16")
 
     assert {layer.outcome for layer in found.layers} == {"refused"}

@@ -1,18 +1,72 @@
-"""Each layer among each number of ranks: asked once of layers that are alike, as a model has thousands."""
+"""Shares of each layer for several numbers of ranks, and alternatives where equal shares are refused."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from qload.errors import CutError, DivideError, QloadError
 from qload.loader import LayerDescription
+from qload.loader.cuts import granule
 from qload.models.shares import SharedMatrix
-from qload.plan.alternatives import alternatives
-from qload.plan.first_share import first_share
-from qload.plan.lawful import CANDIDATES, LawfulRanks, lawful_ranks
-from qload.plan.report import LayerShare, PlannedLayer
-from qload.plan.sharing import Sharing, bytes_held
+from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
+from qload.plan.report import Alternative, LayerShare, PlannedLayer
+from qload.plan.sharing import Sharing, bytes_held, first_share
 from qload.weights import Weights
+
+
+def alternatives(
+    layer: LayerDescription, matrix: SharedMatrix, error: CutError | DivideError, ranks: int, stored: int
+) -> tuple[Alternative, ...]:
+    """The lawful ways to share a `layer` of `stored` bytes that an `error` refuses, the cheapest first."""
+    heads = matrix.heads
+    if heads is not None and isinstance(error, DivideError) and "heads" in str(error.dim):
+        found = [*_of_heads(layer, matrix, ranks, stored)]
+    else:
+        found = [*_of_granules(layer, matrix, ranks, stored)]
+    whole = stored - stored // ranks
+    found.append(Alternative("whole", f"all of the layer on each of {ranks} ranks", whole))
+    return tuple(sorted(found, key=lambda each: each.bytes))
+
+
+def _of_heads(
+    layer: LayerDescription, matrix: SharedMatrix, ranks: int, stored: int
+) -> Iterator[Alternative]:
+    """Heads of zeros beside those of queries; all those of keys and values where they cannot be shared."""
+    queries, keys = (matrix.heads.queries, matrix.heads.keys) if matrix.heads else (None, None)
+    total = (queries or 0) + 2 * (keys or 0) if queries else keys or 0
+    each = stored // total if total else 0
+    if queries and queries % ranks:
+        padded = -(-queries // ranks) * ranks
+        text = f"{padded} query heads, {padded - queries} of them zero, {padded // ranks} for each rank"
+        copied = 2 * (keys or 0) * each if keys else 0
+        yield Alternative("padded", text, padded // ranks * each + copied - stored // ranks)
+    elif keys:
+        held = (2 * keys + queries // ranks if queries else keys) * each
+        yield Alternative(
+            "copied", f"all {keys} key/value heads on each of {ranks} ranks", held - stored // ranks
+        )
+
+
+def _of_granules(
+    layer: LayerDescription, matrix: SharedMatrix, ranks: int, stored: int
+) -> Iterator[Alternative]:
+    """Shares of whole granules: as few as will do, or as many for all once zeros are added."""
+    dim = matrix.split or "N"
+    size, block = layer.sizes.get(dim, 1) // matrix.blocks, granule(layer, dim)
+    if not block:
+        return
+    share = -(-size // (ranks * block)) * block
+    more = stored * share // size - stored // ranks
+    what = "outputs" if dim == "N" else "inputs"
+    last = size - share * (ranks - 1)
+    if last > 0 and last != share:
+        text = f"{share} {what} for each rank but the last, which has {last}: whole blocks of {block}"
+        yield Alternative("uneven", text, more)
+    padded = share * ranks
+    if padded > size:
+        text = f"{dim} = {padded}, {padded - size} {what} of zeros, {share} for each rank"
+        yield Alternative("padded", text, more)
+
 
 Question = tuple[int, Hashable]  # which layers, and how they are shared
 

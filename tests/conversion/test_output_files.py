@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from qload import convert, native
-from qload.conversion import write
-from qload.conversion.behind import behind
-from qload.conversion.folder import UnfinishedFolder, hashed_file
-from qload.conversion.items import Item, Piece
-from qload.conversion.shards import OutputFile
+from qload.conversion import output_files
+from qload.conversion.atomic_folder import UnfinishedFolder, hashed_file
+from qload.conversion.output_files import OutputFile, behind
+from qload.conversion.output_tensors import Item, Piece
 from qload.storage import SafetensorsStorage, TensorInfo
 from qload.testing import make_checkpoint
 from qload.verify import chunks
@@ -38,7 +37,7 @@ def written(items: list[Item], folder: Path) -> list[tuple[str, int, int]]:
     told: list[tuple[str, int, int]] = []
     unfinished = UnfinishedFolder(folder, "job")
     with unfinished.opened():
-        write.write_shards(
+        output_files.write_shards(
             [OutputFile("model.safetensors", items)], unfinished, lambda *step: told.append(step)
         )
         unfinished.finish()
@@ -58,18 +57,19 @@ def test_pieces_stand_where_the_header_says_whatever_their_order(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("held", "want"), [([0, 0], write.HELD), ([1, write.HELD // 3], 3), ([2 * write.HELD], 1)]
+    ("held", "want"),
+    [([0, 0], output_files.HELD), ([1, output_files.HELD // 3], 3), ([2 * output_files.HELD], 1)],
 )
 def test_as_many_layers_at_once_as_memory_allows(held: list[int], want: int) -> None:
     items = [item(f"{at}", torch.zeros(2), size) for at, size in enumerate(held)]
 
-    assert write.threads(OutputFile("model.safetensors", items)) == want
+    assert output_files.threads(OutputFile("model.safetensors", items)) == want
 
 
 def test_large_layers_are_written_by_one_thread(tmp_path: Path) -> None:
     seen: list[int] = []
     with native.settings.using(threads=4):
-        written([item(f"{at}", torch.zeros(2), write.HELD, seen) for at in range(8)], tmp_path / "out")
+        written([item(f"{at}", torch.zeros(2), output_files.HELD, seen) for at in range(8)], tmp_path / "out")
 
     assert len(seen) == 8
     assert len({*seen}) == 1

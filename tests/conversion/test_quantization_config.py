@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from qload import convert
-from qload.conversion.asked import StoredLayer
-from qload.conversion.sections import section
+from qload.conversion.quantization_config import section
+from qload.conversion.targets import StoredLayer
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.layouts import Stored, StoredMinusOne, StoredMinusOnePerField
 from tests.verify.checkpoints import GPTQ, gptq, model
