@@ -13,7 +13,7 @@ from qload.conversion.stacked import new_stacks, shared_sources
 from qload.conversion.targets import FLOATS
 from qload.detect.matching import EMBEDDINGS
 from qload.errors import ArgumentError, NonfiniteScaleError, QloadError
-from qload.errors.causes import cause_of, group_by_cause
+from qload.errors.reporting import cause_of, group_by_cause
 from qload.formats import GPTQConfig
 from qload.loader import LayerDescription
 from qload.loader.finite_scales import Nonfinite, check_scales
