@@ -18,10 +18,9 @@ from rich.console import Console
 from rich.text import Text
 from torch import Tensor
 
-from qload.cli.console import stderr, stdout
-from qload.cli.layers import layers
-from qload.cli.tables import findings, table, verdict
-from qload.cli.text import plural
+from qload.cli.layer_tables import contents_tables
+from qload.cli.tables import empty_table, finding_tables, stderr, stdout, verdict_text
+from qload.cli.text import format_count
 from qload.verify import Report, inspect, verify
 from tests.paths import FIXTURES
 from tests.verify import damage
@@ -118,7 +117,7 @@ def _show_sound(out: Console, checkpoint: Path) -> Iterator[str]:
     _head(out, f"{checkpoint}: a sound checkpoint")
     _command(out, f"qload inspect {checkpoint}")
     inspected = inspect(checkpoint)
-    for part in layers(inspected, every=False):
+    for part in contents_tables(inspected, every=False):
         out.print(part)
     _report(out, inspected)
     _command(out, f"qload verify {checkpoint}")
@@ -142,10 +141,10 @@ def _show_damaged(out: Console, folder: Path, checkpoint: Path, case: Case, each
     _command(out, f"qload verify {copy}")
     _report(out, outcome.alone)
     _command(out, f"qload verify {copy} --against {checkpoint}")
-    out.print(verdict(outcome.compared))
+    out.print(verdict_text(outcome.compared))
     if outcome.alone.findings:
-        out.print(Text(f"the same {plural(len(outcome.alone.findings), 'finding')} as above, and:"))
-    for part in findings(outcome.added):
+        out.print(Text(f"the same {format_count(len(outcome.alone.findings), 'finding')} as above, and:"))
+    for part in finding_tables(outcome.added):
         out.print(part)
     if outcome.alone.verdict == "ok" and outcome.added.findings:
         out.print(
@@ -182,7 +181,7 @@ def _broken(outcome: Outcome, promised: Damage, method: str) -> Iterator[str]:
 
 def _summarize(out: Console, outcomes: Sequence[Outcome]) -> None:
     _head(out, "What was found")
-    shown = table()
+    shown = empty_table()
     for column in ("damaged copy", "qload verify", "and with --against"):
         shown.add_column(column, overflow="fold")
     for each in outcomes:
@@ -203,8 +202,8 @@ def _rules(report: Report) -> str:
 
 
 def _report(out: Console, report: Report) -> None:
-    out.print(verdict(report))
-    for part in findings(report):
+    out.print(verdict_text(report))
+    for part in finding_tables(report):
         out.print(part)
 
 

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qload.cli.devices import checked_device
-from qload.cli.hub import opened
-from qload.cli.options import CheckpointPath, as_json, nonfinite, verbose
+from qload.cli.checkpoint_paths import open_path
+from qload.cli.options import CheckpointPath, json_option, nonfinite_option, parse_device, verbose_option
 from qload.cli.output import dumps
-from qload.cli.progress import Update, named, progress_bar
-from qload.cli.summary import summarize
-from qload.cli.text import safe, size
-from qload.errors.verdicts import SCHEMA
+from qload.cli.progress import Update, prefix_stages, progress_bar
+from qload.cli.text import escape, format_size, print_summary
+from qload.errors.reporting import SCHEMA
 
 if TYPE_CHECKING:
     import torch
@@ -48,9 +46,9 @@ TARGETS = ("auto", "marlin", "strips", "panels", "exllama", "awq", "gptq", "gptq
     help="What the layers are repacked for.",
 )
 @click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="How many turns.")
-@nonfinite
-@as_json
-@verbose
+@nonfinite_option
+@json_option
+@verbose_option
 def bench_load(
     path: "Path | HubId",
     device: str,
@@ -69,18 +67,18 @@ def bench_load(
     from qload.storage.checkpoint_files import locate
 
     native.check()
-    with opened(path, whole=True) as place, progress_bar() as progress:
+    with open_path(path, whole=True) as place, progress_bar() as progress:
         locate(place)  # refuses a wrong path before torch is imported
-        report = measure(place, device, target, rounds, progress, nonfinite)
+        report = measure_load(place, device, target, rounds, progress, nonfinite)
     if as_json or (as_json is None and not sys.stdout.isatty()):
         click.echo(dumps(report))
     else:
-        _print(report)
+        _print_rates(report)
     rates = (f"{each['stage']}: {each['gigabytes_per_second']:.2f} GB/s" for each in report["stages"])
-    summarize([_title(report), *rates], as_json)
+    print_summary([_title(report), *rates], as_json)
 
 
-def measure(
+def measure_load(
     place: Any,
     device: str,
     target: str,
@@ -92,10 +90,10 @@ def measure(
     from qload.listing import check_all_read
     from qload.weights import open_checkpoint
 
-    where = checked_device(device)
+    where = parse_device(device)
     with open_checkpoint(place) as weights:
         check_all_read(weights)
-    nbytes, files = _stored(place)
+    nbytes, files = _list_files(place)
     stages: dict[str, Callable[[Update | None], Any]] = {
         "load_file": lambda tell: _load_files(files, where),
         "as stored": lambda tell: _load(place, where, None, nonfinite, tell),
@@ -106,15 +104,15 @@ def measure(
     for turn in range(rounds + 1):
         for name, work in stages.items():
             label = f"{name}, {f'turn {turn} of {rounds}' if turn else 'to begin with'}"
-            took, more = _timed(work, where, named(progress, label))
+            took, more = _time_call(work, where, prefix_stages(progress, label))
             if turn:
                 seconds[name].append(took)
                 above[name].append(more)
-    told = [_stage(name, nbytes, seconds[name], above[name], where) for name in stages]
+    told = [_stage_report(name, nbytes, seconds[name], above[name], where) for name in stages]
     return {"schema": SCHEMA, "path": str(place), "bytes": nbytes, "device": str(where), "stages": told}
 
 
-def _stage(
+def _stage_report(
     name: str, nbytes: int, seconds: Iterable[float], above: Iterable[int], where: "torch.device"
 ) -> dict[str, Any]:
     rates = [nbytes / took / 1e9 for took in seconds]
@@ -126,7 +124,7 @@ def _stage(
     }
 
 
-def _stored(place: Any) -> tuple[int, list[Path]]:
+def _list_files(place: Any) -> tuple[int, list[Path]]:
     """The bytes of all tensors, and the files that hold them."""
     from qload.storage import SafetensorsStorage
 
@@ -155,7 +153,7 @@ def _load(
         return list(load_layers(weights, progress=tell))
 
 
-def _timed(
+def _time_call(
     work: Callable[[Update | None], Any], where: "torch.device", tell: Update | None
 ) -> tuple[float, int]:
     """Seconds, and the bytes that were taken for a time above what the result takes."""
@@ -176,11 +174,10 @@ def _timed(
     return took, more
 
 
-def _print(report: dict[str, Any]) -> None:
+def _print_rates(report: dict[str, Any]) -> None:
     from rich.text import Text
 
-    from qload.cli.console import stdout
-    from qload.cli.tables import NamedRow, NameTable
+    from qload.cli.tables import NamedRow, NameTable, stdout
 
     columns = ("GB/s", "of each turn", "memory above the result")
     rows = []
@@ -188,7 +185,7 @@ def _print(report: dict[str, Any]) -> None:
         above = stage["peak_above_result"]
         rates = " ".join(f"{rate:.2f}" for rate in stage["rounds"])
         rate = f"{stage['gigabytes_per_second']:.2f}"
-        facts = [Text(rate), Text(rates), Text("" if above is None else size(above))]
+        facts = [Text(rate), Text(rates), Text("" if above is None else format_size(above))]
         rows.append(NamedRow(stage["stage"], facts))
     out = stdout()
     out.print(Text(_title(report)))
@@ -196,4 +193,4 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def _title(report: dict[str, Any]) -> str:
-    return f"{safe(report['path'])}: {size(report['bytes'])} to {report['device']}"
+    return f"{escape(report['path'])}: {format_size(report['bytes'])} to {report['device']}"

@@ -7,22 +7,14 @@ from typing import Any
 import click
 
 from qload.cli.bench_load import bench_load
-from qload.cli.convert import convert
-from qload.cli.diff import diff
-from qload.cli.doctor import doctor
-from qload.cli.endings import exit_on_error
-from qload.cli.explain import explain
-from qload.cli.formats import formats
-from qload.cli.inspect import inspect
-from qload.cli.layout import layout
-from qload.cli.make import make_checkpoint
-from qload.cli.options import is_verbose, verbose
-from qload.cli.plan import plan
+from qload.cli.capabilities import doctor, formats, layout
+from qload.cli.conversion import convert, shard
+from qload.cli.options import is_verbose, verbose_option
+from qload.cli.output import exit_on_error
+from qload.cli.plan import explain, plan
 from qload.cli.run import run
-from qload.cli.selftest import selftest
-from qload.cli.shard import shard
-from qload.cli.vectors import vectors
-from qload.cli.verify import verify
+from qload.cli.testing import make_checkpoint, selftest, vectors
+from qload.cli.verify import diff, inspect, verify
 
 EPILOG = """\b
 Examples:
@@ -44,14 +36,14 @@ Standard output is data: tables on a terminal, JSON in a pipe or a file, also of
 logging go to standard error. With NO_COLOR set, no escape sequence is printed."""
 
 
-class Verbs(click.Group):
+class VerbGroup(click.Group):
     """A group whose exit codes mean what docs/cli.md says, however it ends."""
 
     def make_context(
         self, info_name: str | None, args: list[str], *more: Any, **settings: Any
     ) -> click.Context:
         """Read the options of the group, which may print help or the version."""
-        as_json = asks_for_json(args)
+        as_json = is_json_requested(args)
         with exit_on_error(as_json):
             ctx = super().make_context(info_name, args, *more, **settings)
         ctx.meta[__name__] = as_json
@@ -63,7 +55,7 @@ class Verbs(click.Group):
             return super().invoke(ctx)
 
 
-def asks_for_json(args: Sequence[str]) -> bool:
+def is_json_requested(args: Sequence[str]) -> bool:
     """Whether what is printed has to be JSON, be it an error of options that were not understood."""
     options = list(args)[: args.index("--")] if "--" in args else args
     asked = [option for option in options if option in ("--json", "--table", "--markdown")]
@@ -86,7 +78,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
 
 
 @click.group(
-    cls=Verbs,
+    cls=VerbGroup,
     commands=[
         inspect,
         verify,
@@ -115,7 +107,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     callback=_print_version,
     help="Print the version and leave.",
 )
-@verbose
+@verbose_option
 def main() -> None:
     """Say what a quantized checkpoint holds, and find what is wrong with it.
 

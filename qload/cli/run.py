@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qload.cli.endings import Refusal
-from qload.cli.hub import opened
-from qload.cli.options import CheckpointPath, nonfinite, verbose
-from qload.cli.output import dumps
-from qload.cli.ranks import LAUNCHED
-from qload.cli.text import safe
+from qload.cli.checkpoint_paths import open_path
+from qload.cli.options import CheckpointPath, nonfinite_option, verbose_option
+from qload.cli.output import TORCHRUN_VARIABLE, UnsupportedCommandError, dumps
+from qload.cli.text import escape
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
     from qload.models.tokenizer import Tokenizer
     from qload.parallel import ProcessGroup
 
-PAGE_SIZE = 16  # tokens of a page of the cache
+CACHE_PAGE_TOKENS = 16  # tokens of a page of the cache
 
 EPILOG = """\b
 Examples:
@@ -71,7 +69,7 @@ class RunPlan:
 
 
 @dataclass(frozen=True)
-class Written:
+class Generation:
     """What came of it: the ids, the logits after the prompt if they were asked for, and how long it took."""
 
     ids: Sequence[int]
@@ -81,7 +79,7 @@ class Written:
     bytes: int
 
 
-def token_ids(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+def parse_token_ids(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     """`1,2,3` as numbers; anything else is a usage error."""
     if value is None:
         return None
@@ -93,7 +91,9 @@ def token_ids(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 
 @click.command(epilog=EPILOG)
 @click.argument("path", type=CheckpointPath(), metavar="PATH")
-@click.option("--prompt-ids", callback=token_ids, metavar="ID[,ID...]", help="The prompt, as token ids.")
+@click.option(
+    "--prompt-ids", callback=parse_token_ids, metavar="ID[,ID...]", help="The prompt, as token ids."
+)
 @click.option(
     "--prompt",
     metavar="TEXT",
@@ -113,8 +113,8 @@ def token_ids(ctx: click.Context, param: click.Parameter, value: str | None) -> 
 @click.option("--top-p", type=float, default=1.0, show_default=True, help="Draw from those of so much alone.")
 @click.option("--seed", type=int, default=0, show_default=True, help="What tokens are drawn by.")
 @click.option("--logits", is_flag=True, help="Print the logits after the prompt, a JSON array, first.")
-@nonfinite
-@verbose
+@nonfinite_option
+@verbose_option
 def run(
     path: "Path | HubId",
     prompt_ids: tuple[int, ...] | None,
@@ -140,27 +140,27 @@ def run(
     from qload.storage.checkpoint_files import locate
 
     native.check()
-    if isinstance(path, Path) and LAUNCHED not in os.environ:
+    if isinstance(path, Path) and TORCHRUN_VARIABLE not in os.environ:
         locate(path)  # refuses a wrong path before torch is imported; ranks refuse it together, below
 
-    from qload.cli.devices import checked_device
+    from qload.cli.options import parse_device
     from qload.models import Sampler
     from qload.parallel import joined_world
 
-    checked_device(device)
+    parse_device(device)
     sampler = Sampler(temperature, top_k, top_p, seed)
-    with said_once() as ranks, joined_world(device) as group:
+    with report_once() as ranks, joined_world(device) as group:
         ranks.append(group.rank())
-        with opened(path, whole=True, quiet=group.rank() > 0) as place:
+        with open_path(path, whole=True, quiet=group.rank() > 0) as place:
             asked = RunArguments(place, prompt_ids, prompt, tokens, device, dtype, sampler, logits, nonfinite)
-            plan = planned(asked, group)
-            written = _written(asked, plan, group)
+            plan = agree_on_plan(asked, group)
+            written = _generate(asked, plan, group)
         if group.rank() == 0:
-            _tell(plan, written)
+            _print_generation(plan, written)
 
 
 @contextmanager
-def said_once() -> Iterator[list[int]]:
+def report_once() -> Iterator[list[int]]:
     """Inside, an error that all ranks raise is told by the first one; the others end quietly.
 
     To be told the rank, in the list. An error about the model's type means that the command is wrong.
@@ -174,18 +174,18 @@ def said_once() -> Iterator[list[int]]:
         if any(ranks) and not isinstance(error, LostRankError):
             raise click.exceptions.Exit(0) from error
         if isinstance(error, ConfigError) and error.key.endswith("model_type"):
-            raise Refusal(str(error)) from error
+            raise UnsupportedCommandError(str(error)) from error
         raise
 
 
-def planned(asked: RunArguments, group: "ProcessGroup") -> RunPlan:
+def agree_on_plan(asked: RunArguments, group: "ProcessGroup") -> RunPlan:
     """What to run, on every rank or on none."""
     from qload.errors import QloadError
     from qload.parallel import agree
 
     plan, refused = None, None
     try:
-        plan = _planned(asked, group)
+        plan = _plan_run(asked, group)
     except QloadError as error:
         refused = error
     agree(group, refused)
@@ -193,7 +193,7 @@ def planned(asked: RunArguments, group: "ProcessGroup") -> RunPlan:
     return plan
 
 
-def _planned(asked: RunArguments, group: "ProcessGroup") -> RunPlan:
+def _plan_run(asked: RunArguments, group: "ProcessGroup") -> RunPlan:
     import torch
 
     from qload.detect import read_model_config
@@ -229,8 +229,8 @@ def _check_memory(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> 
 
     with SafetensorsStorage(asked.place) as storage:
         weights = stored_bytes(storage, plan.dtype) // group.size()
-    pages = page_count(1, len(plan.ids) + asked.tokens, PAGE_SIZE)
-    sizes: dict[str, Any] = {"pages": pages, "page_size": PAGE_SIZE, "ranks": group.size()}
+    pages = page_count(1, len(plan.ids) + asked.tokens, CACHE_PAGE_TOKENS)
+    sizes: dict[str, Any] = {"pages": pages, "page_size": CACHE_PAGE_TOKENS, "ranks": group.size()}
     cache = PagedCache.of(plan.config, **sizes, dtype=plan.dtype, device="meta")
     free = free_bytes(plan.device)
     if free is not None and plan.device.type == "cpu":
@@ -238,13 +238,13 @@ def _check_memory(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> 
     check_memory(plan.device, weights + cache.bytes, free)
 
 
-def _written(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> Written:
+def _generate(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> Generation:
     from qload.models import Engine
     from qload.models.memory import held_bytes
 
     start = perf_counter()
-    model = _loaded(asked, plan, group)
-    engine = Engine(model, max_tokens=len(plan.ids) + asked.tokens, page_size=PAGE_SIZE)
+    model = _load_model(asked, plan, group)
+    engine = Engine(model, max_tokens=len(plan.ids) + asked.tokens, page_size=CACHE_PAGE_TOKENS)
     engine.warm_up(len(plan.ids))
     loading = perf_counter() - start
     logits = engine.prefill(plan.ids)[0].float().tolist() if asked.logits else None
@@ -253,10 +253,10 @@ def _written(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> Writt
     for chosen in engine.stream([plan.ids], asked.tokens, asked.sampler):
         ids.append(chosen[0])
         seconds.append(perf_counter() - start)
-    return Written(ids, logits, loading, seconds, held_bytes(model) - held_bytes(model.embed_tokens))
+    return Generation(ids, logits, loading, seconds, held_bytes(model) - held_bytes(model.embed_tokens))
 
 
-def _loaded(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> "Decoder":
+def _load_model(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> "Decoder":
     from qload.models import load_model
     from qload.weights import open_checkpoint
 
@@ -265,18 +265,18 @@ def _loaded(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> "Decod
         return load_model(weights)
 
 
-def _tell(plan: RunPlan, written: Written) -> None:
+def _print_generation(plan: RunPlan, written: Generation) -> None:
     """Speed to standard error; logits, text and ids to standard output."""
-    for line in speed(len(plan.ids), written):
+    for line in speed_lines(len(plan.ids), written):
         click.echo(line, err=True)
     if written.logits is not None:
         click.echo(dumps(written.logits, indent=None))
     if plan.tokenizer is not None:
-        click.echo(safe(plan.tokenizer.decode(written.ids), keep="\n\t", limit=1 << 20))
+        click.echo(escape(plan.tokenizer.decode(written.ids), keep="\n\t", limit=1 << 20))
     click.echo(",".join(map(str, written.ids)))
 
 
-def speed(prompt: int, written: Written) -> Iterator[str]:
+def speed_lines(prompt: int, written: Generation) -> Iterator[str]:
     """A line each for loading, the prompt, and the tokens after the first."""
     yield f"loaded {written.bytes / 1e9:.3f} GB of weights in {written.loading:.1f} s, warm"
     if not written.seconds:

@@ -20,12 +20,14 @@ import click
 from qload.cli.output import dumps
 
 if TYPE_CHECKING:
-    from qload.errors.causes import CauseGroup
+    from qload.errors.reporting import CauseGroup
     from qload.verify import Finding, Report
 
-SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+SARIF_SCHEMA_URL = (
+    "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+)
 STDOUT = Path("-")
-MAX_LOCATIONS = 1000  # of a result, as code scanning of GitHub takes them
+MAX_LOCATIONS_PER_RESULT = 1000  # of a result, as code scanning of GitHub takes them
 
 
 class SarifFile(click.Path):
@@ -42,21 +44,21 @@ class SarifFile(click.Path):
         return path
 
 
-def write(reports: "Sequence[Report]", place: Path) -> None:
+def write_sarif(reports: "Sequence[Report]", place: Path) -> None:
     """The findings of all reports into a file, or to standard output."""
-    text = dumps(log(reports))
+    text = dumps(sarif_log(reports))
     if place == STDOUT:
         click.echo(text)
     else:
-        from qload.errors.writing import written_to
+        from qload.errors.exceptions import written_to
 
         with written_to(place):
             place.write_text(f"{text}\n", encoding="utf-8")
 
 
-def log(reports: "Sequence[Report]") -> dict[str, Any]:
+def sarif_log(reports: "Sequence[Report]") -> dict[str, Any]:
     """One run of qload over all the checkpoints, as a SARIF log."""
-    from qload.errors.causes import group_texts
+    from qload.errors.reporting import group_texts
     from qload.verify.report import group_findings
     from qload.verify.rule_pages import rule_pages
 
@@ -64,10 +66,10 @@ def log(reports: "Sequence[Report]") -> dict[str, Any]:
     rules = list(dict.fromkeys([*rule_pages(), *(group.first.rule for _, group in found)]))
     notes = [note for report in reports for note in group_texts(report.notes)]
     told = [{"level": "note", "message": {"text": note}} for note in notes]
-    driver = {"name": "qload", **_version(), "rules": [_rule(rule) for rule in rules]}
+    driver = {"name": "qload", **_qload_version(), "rules": [_rule_descriptor(rule) for rule in rules]}
     invocation = {"executionSuccessful": True, "toolExecutionNotifications": told}
     return {
-        "$schema": SCHEMA,
+        "$schema": SARIF_SCHEMA_URL,
         "version": "2.1.0",
         "runs": [
             {
@@ -87,7 +89,7 @@ def _results(
     seen: Counter[str] = Counter()
     for report, group in found:
         finding = group.first
-        artifact = _artifact(_file(report, finding))
+        artifact = _artifact_location(_finding_path(report, finding))
         mark = hashlib.sha256(dumps([finding.rule, artifact, finding.tensor]).encode()).hexdigest()[:16]
         seen[mark] += 1  # as alerts are told apart that have rule, file and tensor in common
         message = finding.message if group.count <= 1 else f"{group.count} places: {shown_message(group)}"
@@ -104,46 +106,46 @@ def _results(
 
 def _locations(report: "Report", group: "CauseGroup[Finding]") -> list[dict[str, Any]]:
     """Return a location for each place, up to as many as readers of logs take."""
-    places = {(finding.tensor, _file(report, finding)): None for finding in group.items}
-    return [_location(tensor, file) for tensor, file in islice(places, MAX_LOCATIONS)]
+    places = {(finding.tensor, _finding_path(report, finding)): None for finding in group.items}
+    return [_location(tensor, file) for tensor, file in islice(places, MAX_LOCATIONS_PER_RESULT)]
 
 
 def _location(tensor: str | None, file: str) -> dict[str, Any]:
     # A file of tensors has no lines, and readers of logs ask for one.
     location: dict[str, Any] = {
-        "physicalLocation": {"artifactLocation": _artifact(file), "region": {"startLine": 1}}
+        "physicalLocation": {"artifactLocation": _artifact_location(file), "region": {"startLine": 1}}
     }
     if tensor is not None:
         location["logicalLocations"] = [{"fullyQualifiedName": tensor, "kind": "tensor"}]
     return location
 
 
-def _file(report: "Report", finding: "Finding") -> str:
+def _finding_path(report: "Report", finding: "Finding") -> str:
     """The file of a finding, where it is one beside the others; else the checkpoint."""
     folder = report.path if os.path.isdir(report.path) else os.path.dirname(report.path)
     file = os.path.join(folder, finding.file or "")
     return file if finding.file and os.path.lexists(file) else report.path
 
 
-def _artifact(path: str) -> dict[str, str]:
+def _artifact_location(path: str) -> dict[str, str]:
     """Relative to the current directory, from which a repository is scanned; or absolute where outside."""
     full = os.path.abspath(path)
-    within = os.path.relpath(full, os.getcwd()) if _on_one_drive(full) else os.pardir
+    within = os.path.relpath(full, os.getcwd()) if _is_on_current_drive(full) else os.pardir
     if within.split(os.sep)[0] == os.pardir:
-        return {"uri": f"file://{_quoted(full)}"}
-    return {"uri": _quoted(within), "uriBaseId": "%SRCROOT%"}
+        return {"uri": f"file://{_quote_path(full)}"}
+    return {"uri": _quote_path(within), "uriBaseId": "%SRCROOT%"}
 
 
-def _on_one_drive(path: str) -> bool:
+def _is_on_current_drive(path: str) -> bool:
     return os.path.splitdrive(path)[0] == os.path.splitdrive(os.getcwd())[0]
 
 
-def _quoted(path: str) -> str:
+def _quote_path(path: str) -> str:
     lead = "/" if os.path.splitdrive(path)[0] else ""
     return quote(lead.encode() + os.fsencode(path.replace(os.sep, "/")))
 
 
-def _rule(rule: str) -> dict[str, Any]:
+def _rule_descriptor(rule: str) -> dict[str, Any]:
     from qload.verify.rule_pages import rule_pages
 
     page = rule_pages().get(rule)
@@ -161,7 +163,7 @@ def _rule(rule: str) -> dict[str, Any]:
     }
 
 
-def _version() -> dict[str, str]:
+def _qload_version() -> dict[str, str]:
     try:
         return {"version": metadata.version("qload-weights")}
     except metadata.PackageNotFoundError:  # a source tree that is not installed

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from qload.errors import ArgumentError
-from qload.errors.writing import written_to
+from qload.errors.exceptions import written_to
 from qload.verify.crew import Crew
 
 STATE, LOCK = "qload-unfinished", "qload-lock"

@@ -30,7 +30,7 @@ from qload.conversion.targets import EXPERTS, FLOATS, OLDER_NAMES, TARGETS, Aske
 from qload.detect.matching import EMBEDDINGS
 from qload.diff import LayerDiff, diff
 from qload.errors import ArgumentError, QloadError, checked
-from qload.errors.causes import cause_of, group_by_cause
+from qload.errors.reporting import cause_of, group_by_cause
 from qload.formats import GPTQConfig
 from qload.listing.report_base import INTERNAL
 from qload.loader import LayerDescription

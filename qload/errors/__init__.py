@@ -1,39 +1,37 @@
 """Every error qload raises on purpose."""
 
-from qload.errors.arguments import (
+from qload.errors.argument_checks import check_call, check_fields, check_type, check_values, checked
+from qload.errors.exceptions import (
+    AmbiguousIndexError,
     ArgumentError,
     CastError,
-    CutError,
-    DivideError,
-    KernelRefusedError,
-    NoKernelError,
-    NotEnoughMemoryError,
-    NotWarmError,
-    PatternError,
-    RepackError,
-    UnknownMethodError,
-    worlds,
-)
-from qload.errors.base import QloadError
-from qload.errors.checked import check_call, check_fields, check_type, check_values, checked
-from qload.errors.checkpoint import (
-    AmbiguousIndexError,
     ConfigError,
     ConfigsDisagreeError,
+    CutError,
+    DivideError,
     DtypeError,
     ExcludedModuleError,
     FieldValueError,
     IndexValueError,
+    KernelRefusedError,
+    LostRankError,
     MismatchError,
     MissingTensorError,
+    NoKernelError,
     NonfiniteScaleError,
+    NotEnoughMemoryError,
+    NotWarmError,
+    PatternError,
+    QloadError,
+    RepackError,
     ShapeError,
     StorageError,
     TwoFormatsError,
+    UnknownMethodError,
     UnreadTensorsError,
     UnsupportedFormatError,
+    worlds,
 )
-from qload.errors.ranks import LostRankError
 
 __all__ = [
     "AmbiguousIndexError",

@@ -7,7 +7,6 @@ cache. No string that is handed to `qload.inspect`, `verify` or `open_checkpoint
         report = qload.inspect(folder)
 """
 
-from qload.hub.folder import HubFolder, cached_folder, fetch, open_folder
-from qload.hub.ids import HubId, parse_id
+from qload.hub.folder import HubFolder, HubId, cached_folder, fetch, open_folder, parse_id
 
 __all__ = ["HubFolder", "HubId", "cached_folder", "fetch", "open_folder", "parse_id"]

@@ -1,9 +1,11 @@
-"""A model of the hub as a folder: JSON that is here, tensor files read by ranges or fetched to the cache."""
+"""A model of the Hugging Face hub as a folder: its id, its files at one commit, and their local copies."""
 
 import glob
 import logging
+import os
+import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,14 +13,112 @@ from tempfile import TemporaryDirectory
 
 from qload.detect.files import CONFIGS, MAX_BYTES
 from qload.errors import ArgumentError, StorageError
-from qload.errors.checkpoint import HubUnreachableError
-from qload.hub.errors import need_library, refusals, unreadable
-from qload.hub.ids import HubId
-from qload.hub.listing import Listing, list_files
-from qload.hub.ranges import HubFile, Traffic
+from qload.errors.exceptions import HubUnreachableError
+from qload.hub.range_requests import (
+    HubFile,
+    Traffic,
+    require_huggingface_hub,
+    translate_errors,
+    unreadable_error,
+)
 from qload.storage import Place, RemoteFolder, locate, read_whole
 from qload.storage.checkpoint_files import INDEX, MAX_INDEX, SUFFIX
 from qload.storage.files import read_range
+
+_NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_-])?"
+_REVISION = r"[A-Za-z0-9_][A-Za-z0-9_.+/-]{0,254}"
+_ID = re.compile(rf"({_NAME}/{_NAME})(?:@({_REVISION}))?")
+_FILE_SUFFIXES = (".safetensors", ".json")  # what ends so was meant as a file
+
+
+@dataclass(frozen=True, slots=True)
+class HubId:
+    """A model of the hub, and a branch, a tag or a commit of it; None is the branch `main`."""
+
+    repo: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return self.repo if self.revision is None else f"{self.repo}@{self.revision}"
+
+    @property
+    def wanted(self) -> str:
+        """The revision, spelled out."""
+        return self.revision or "main"
+
+
+def parse_id(text: str) -> HubId | None:
+    """`org/model[@revision]`, where the text is that and no path that is there; else None.
+
+    What begins with a dot, a slash or a tilde, has more than one slash before `@`, or ends as a file does is
+    a path. So is `here/model` where `here` is a directory; `here/model@main` is not.
+    """
+    found = _ID.fullmatch(text)
+    if found is None or os.path.lexists(text):
+        return None
+    repo, revision = found[1], found[2]
+    if repo.endswith(_FILE_SUFFIXES) or ".." in text or "--" in repo:  # which no name on the hub has
+        return None
+    if revision is None and os.path.isdir(repo.partition("/")[0]):
+        return None
+    return HubId(repo, revision)
+
+
+MAX_FILES = 100_000
+LISTING_TIMEOUT_S = 30.0  # seconds
+HEX_DIGITS = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True)
+class HubListing:
+    """The files of a model at one commit, with their lengths in bytes."""
+
+    repo: str
+    commit: str
+    sizes: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.repo}@{self.commit}"
+
+    def cached(self, name: str) -> Path | None:
+        """A file as the local cache holds it, if it is there in its whole length."""
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(self.repo, name, revision=self.commit)
+        if not isinstance(found, str):
+            return None
+        place = Path(found)
+        try:
+            return place if place.stat().st_size == self.sizes[name] else None
+        except OSError:
+            return None
+
+
+def list_files(model: HubId) -> HubListing:
+    """One question to the hub; StorageError where it refuses, HubUnreachableError where nobody answers."""
+    from huggingface_hub import HfApi
+
+    with translate_errors(str(model), model.wanted):
+        info = HfApi(library_name="qload").model_info(
+            model.repo, revision=model.wanted, files_metadata=True, timeout=LISTING_TIMEOUT_S
+        )
+        commit, siblings = info.sha, info.siblings or []
+    if not isinstance(commit, str) or len(commit) != 40 or not HEX_DIGITS.issuperset(commit):
+        raise unreadable_error(str(model), f"the hub names no commit of it: {commit!r:.80}")
+    if len(siblings) > MAX_FILES:
+        raise unreadable_error(str(model), f"has {len(siblings)} files on the hub, more than {MAX_FILES}")
+    sizes = {one.rfilename: one.size for one in siblings if _is_safe_name(one.rfilename)}
+    if unknown := [name for name, size in sizes.items() if type(size) is not int or size < 0]:
+        raise unreadable_error(str(model), f"the hub names no length of its file {unknown[0]:.80}")
+    return HubListing(model.repo, commit, {name: size for name, size in sizes.items() if size is not None})
+
+
+def _is_safe_name(name: object) -> bool:
+    """Whether a name is that of a file in the model's folder or in one below, on every system."""
+    if not isinstance(name, str) or not name.isprintable() or len(name) > 250:
+        return False
+    return not set(name) & set('\\:*?"<>|') and all(part.strip(". ") for part in name.split("/"))
+
 
 _log = logging.getLogger("qload")
 
@@ -37,7 +137,7 @@ class HubFolder(RemoteFolder):
         What was transferred of them so far.
     """
 
-    listing: Listing
+    listing: HubListing
     traffic: Traffic
 
 
@@ -48,14 +148,16 @@ def open_folder(model: HubId) -> Iterator[HubFolder]:
     StorageError where the hub refuses, HubUnreachableError where nobody answers, ArgumentError where
     huggingface_hub is not installed.
     """
-    need_library(str(model))
+    require_huggingface_hub(str(model))
     listing, traffic = list_files(model), Traffic()
     with TemporaryDirectory(prefix="qload-hub-") as directory:
         folder = Path(directory)
-        places = {name: _place(listing, name, traffic) for name in listing.sizes if name.endswith(SUFFIX)}
+        places = {
+            name: _locate_file(listing, name, traffic) for name in listing.sizes if name.endswith(SUFFIX)
+        }
         for name in listing.sizes:
             if name.endswith(SUFFIX) or "/" not in name:
-                _put(folder / name, _json(listing, name, traffic))
+                _write_file(folder / name, _read_json(listing, name, traffic))
         yield HubFolder(str(listing), folder, places, listing, traffic)
 
 
@@ -75,17 +177,17 @@ def fetch(model: HubId, folder: HubFolder, tell: Callable[[str], None] = _log.in
     missing = [name for name in needed if listing.cached(name) is None]
     if missing:
         needs = sum(listing.sizes[name] for name in missing)
-        _check_room(model, needs)
+        _check_disk_space(model, needs)
         tell(f"fetching {needs} bytes of {model} into the cache, in {len(missing)} files")
         wanted = [*missing, *(name for name in listing.sizes if _is_json(name))]
-        with refusals(str(model), model.wanted):
+        with translate_errors(str(model), model.wanted):
             place = snapshot_download(
                 model.repo, revision=model.wanted, allow_patterns=[glob.escape(name) for name in wanted]
             )
         if Path(place).name != listing.commit:
             words = f"changed on the hub from commit {listing.commit} to {Path(place).name} meanwhile"
-            raise unreadable(str(model), words, "run it again")
-    places = {name: _fetched(listing, name) for name in needed}
+            raise unreadable_error(str(model), words, "run it again")
+    places = {name: _cached_path(listing, name) for name in needed}
     return replace(folder, places={**folder.places, **places})
 
 
@@ -98,7 +200,7 @@ def cached_folder(model: HubId, why: HubUnreachableError) -> RemoteFolder:
 
     remedy = f"{why.remedy}, or fetch the model where the hub is reached: hf download {model.repo}"
     try:
-        with refusals(str(model), model.wanted):
+        with translate_errors(str(model), model.wanted):
             place = Path(
                 snapshot_download(
                     model.repo,
@@ -111,25 +213,25 @@ def cached_folder(model: HubId, why: HubUnreachableError) -> RemoteFolder:
         if not isinstance(error.__cause__, errors.LocalEntryNotFoundError):
             raise
         words = f"there is no such path here, {why.detail}, and the local cache has no snapshot of it"
-        raise unreadable(str(model), words, remedy) from why
+        raise unreadable_error(str(model), words, remedy) from why
     try:
         locate(place)
     except StorageError as error:
         words = f"{why.detail}, and the local cache has only a part of it: {error.detail}"
-        raise unreadable(str(model), words, remedy) from error
+        raise unreadable_error(str(model), words, remedy) from error
     return RemoteFolder(f"{model.repo}@{place.name}", place, {})
 
 
-def _place(listing: Listing, name: str, traffic: Traffic) -> Place:
+def _locate_file(listing: HubListing, name: str, traffic: Traffic) -> Place:
     """Where a tensor file is read."""
-    return listing.cached(name) or _remote(listing, name, traffic)
+    return listing.cached(name) or _remote_file(listing, name, traffic)
 
 
-def _remote(listing: Listing, name: str, traffic: Traffic) -> HubFile:
+def _remote_file(listing: HubListing, name: str, traffic: Traffic) -> HubFile:
     return HubFile(listing.repo, listing.commit, name, listing.sizes[name], traffic)
 
 
-def _fetched(listing: Listing, name: str) -> Path:
+def _cached_path(listing: HubListing, name: str) -> Path:
     place = listing.cached(name)
     if place is None:
         words = f"was fetched, and the cache does not have it in its length of {listing.sizes[name]} bytes"
@@ -142,29 +244,29 @@ def _is_json(name: str) -> bool:
     return name in CONFIGS or (name.endswith(INDEX) and "/" not in name)
 
 
-def _json(listing: Listing, name: str, traffic: Traffic) -> bytes:
+def _read_json(listing: HubListing, name: str, traffic: Traffic) -> bytes:
     """What is in a file if it is JSON that is read, from the cache or from the hub; else nothing."""
     if not _is_json(name):
         return b""
     size, limit = listing.sizes[name], MAX_INDEX if name.endswith(INDEX) else MAX_BYTES
     if size > limit:
-        raise unreadable(name, f"{size} bytes long, larger than {limit}")
+        raise unreadable_error(name, f"{size} bytes long, larger than {limit}")
     place = listing.cached(name)
     if place is not None:
         return read_whole(place, name, limit, "unreadable")
-    return read_range(_remote(listing, name, traffic), 0, size)
+    return read_range(_remote_file(listing, name, traffic), 0, size)
 
 
-def _put(place: Path, content: bytes) -> None:
+def _write_file(place: Path, content: bytes) -> None:
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
     except OSError as error:
         words = f"cannot be written to a folder here: {error.strerror or error}"
-        raise unreadable(place.name, words) from error
+        raise unreadable_error(place.name, words) from error
 
 
-def _check_room(model: HubId, needed: int) -> None:
+def _check_disk_space(model: HubId, needed: int) -> None:
     """ArgumentError where the cache's disk has fewer bytes left than are to be fetched."""
     from huggingface_hub.constants import HF_HUB_CACHE
 

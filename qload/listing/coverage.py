@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from qload.errors import QloadError, UnreadTensorsError, UnsupportedFormatError
-from qload.errors.causes import cause_of
+from qload.errors.reporting import cause_of
 from qload.formats.unquantized import FLOATS
 from qload.listing.layer_index import Groups
 from qload.loader import LayerDescription

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from qload.errors import ArgumentError, QloadError, UnreadTensorsError, UnsupportedFormatError
-from qload.errors.verdicts import EXIT_CODES, SCHEMA, Verdict
+from qload.errors.reporting import EXIT_CODES, SCHEMA, Verdict
 
 # Rules with verdicts of their own.
 INTERNAL, UNSUPPORTED = "internal", UnsupportedFormatError.rule

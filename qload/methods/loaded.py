@@ -21,7 +21,7 @@ from qload.loader.description import check_alike
 from qload.methods.base import LinearMethodBase
 from qload.methods.biases import check_biases, read_bias
 from qload.parallel import ProcessGroup, ReducingGroup, maximum_over
-from qload.parallel.collectives import torch_group
+from qload.parallel.process_group import torch_group
 from qload.spec import Layer, Weight
 from qload.weights import Weights
 from qload.weights.heads import check_heads

@@ -1,12 +1,14 @@
 """The native modules: which of them are here, why one is missing, and what they are asked to use."""
 
-from qload.native.modules import MODULES, NativeModule, load
-from qload.native.settings import (
+from qload.native.modules import (
+    MODULES,
+    NativeModule,
     available,
     check,
     check_isa,
     is_on,
     isa,
+    load,
     reference,
     requested_threads,
     threads,

@@ -4,10 +4,18 @@ Loads communicate nothing. Layers sum and gather by `collectives_of` a group, an
 quantized by their largest value needs one reduction where ranks have shares of its inputs: `maximum_over`.
 """
 
-from qload.parallel.collectives import Collectives, collectives_of, maximum_over, register_capture
 from qload.parallel.fake_world import FakeWorld
-from qload.parallel.groups import ALONE, ProcessGroup, Rank, ReducingGroup
-from qload.parallel.launched import agree, joined_world
+from qload.parallel.launcher import agree, joined_world
+from qload.parallel.process_group import (
+    ALONE,
+    Collectives,
+    ProcessGroup,
+    Rank,
+    ReducingGroup,
+    collectives_of,
+    maximum_over,
+    register_capture,
+)
 
 __all__ = [
     "ALONE",

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError, check_fields
-from qload.parallel.collectives import Collectives
-from qload.parallel.groups import Rank
+from qload.parallel.process_group import Collectives, Rank
 
 R = TypeVar("R")
 

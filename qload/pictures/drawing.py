@@ -1,6 +1,7 @@
-"""Layouts drawn from their sentences: which code of a tile lies in which bits of which word."""
+"""Drawings of layouts as SVG: the code in each bit of each word of a tile."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from math import prod
 from typing import Any
 from xml.sax.saxutils import escape
 
@@ -8,8 +9,32 @@ import torch
 
 from qload.errors import ArgumentError, checked
 from qload.layouts import Packing, awq, compressed_tensors, exllama, gptq, marlin, marlin_24, strips
-from qload.pictures.lanes import LANES, LOAD, lane_of
 from qload.sentences import WORD_BITS
+
+LANE_DIGITS = {"marlin": ("c", "t"), "marlin_24": ("c", "t"), "strips": ("c", "t")}
+WORDS_PER_LOAD = 4  # words of one load, 16 bytes
+
+
+def lane_of(layout: str, packing: Packing, code: tuple[int, int]) -> int | None:
+    """The lane that reads the word of a code (row, column); None where no lane reads words as they lie."""
+    digits = LANE_DIGITS.get(layout)
+    if digits is None:
+        return None
+    sizes, lane = dict(packing.sizes), 0
+    for digit in digits:
+        lane = lane * sizes[digit] + _code_digit(packing, digit, code)
+    return lane
+
+
+def _code_digit(packing: Packing, digit: str, code: tuple[int, int]) -> int:
+    """One digit of the place of a code, along the axis that it is part of."""
+    sizes = dict(packing.sizes)
+    for axis, at in zip(packing.codes.left, code, strict=True):
+        if digit in axis:
+            below = prod(sizes[other] for other in axis[axis.index(digit) + 1 :])
+            return at // below % sizes[digit]
+    raise KeyError(digit)
+
 
 LAYOUTS: Mapping[str, Callable[[int], Packing]] = {
     "gptq": gptq.rows,
@@ -22,23 +47,28 @@ LAYOUTS: Mapping[str, Callable[[int], Packing]] = {
     "strips": strips.rows,
     "compressed-tensors": lambda bits: compressed_tensors.rows(bits, True),
 }
-MOST = 512  # words that are drawn; of a tile with more, the first
+MAX_WORDS = 512  # words that are drawn; of a tile with more, the first
 FONT = 'font-family="monospace" font-size="10"'
-CELL, ROW, LEFT, TOP = 15, 17, 132, 66  # pixels: a bit's width, a word's height, and the margins
+BIT_WIDTH_PX, WORD_HEIGHT_PX, LEFT_MARGIN_PX, TOP_MARGIN_PX = (
+    15,
+    17,
+    132,
+    66,
+)  # pixels: a bit's width, a word's height, and the margins
 
 
 @checked
-def drawing(layout: str, bits: int = 4, *, most: int = MOST) -> str:
+def drawing(layout: str, bits: int = 4, *, most: int = MAX_WORDS) -> str:
     """One tile of a layout as SVG: a line for each word, its low bits at the right, and whose codes they are.
 
     The numbers are a code's place in plain order (row, column); colors go with rows. Beside a word stands the
     lane of a kernel that reads it, where lanes read words as they lie. Of `most` words, the first.
     ArgumentError for a `layout` that is not known, or that has no codes of so many `bits`.
     """
-    return _svg(layout, _packing(layout, bits), most)
+    return _svg(layout, _find_packing(layout, bits), most)
 
 
-def _packing(layout: str, bits: int) -> Packing:
+def _find_packing(layout: str, bits: int) -> Packing:
     if layout not in LAYOUTS:
         raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", f"{layout!r:.80}")
     try:
@@ -55,26 +85,28 @@ def words_of(layout: str, bits: int = 4) -> dict[str, Any]:
     says; None: bits of no code. `lanes`: which lane of a warp reads the word; of layouts that lanes do not
     read as they lie, nothing.
     """
-    packing = _packing(layout, bits)
-    bits_of, tile = owners(packing)
+    packing = _find_packing(layout, bits)
+    bits_of, tile = code_of_bits(packing)
     shape = packing.shape_of_words(tile)
-    places = [",".join(map(str, _place(at, shape))) for at in range(len(bits_of))]
+    places = [",".join(map(str, _word_index(at, shape))) for at in range(len(bits_of))]
     words = {
         place: [[*divmod(owner, tile[1])] if owner >= 0 else None for owner in dict.fromkeys(word)]
         for place, word in zip(places, bits_of.tolist(), strict=True)
     }
-    found = _lanes(layout, packing, bits_of, tile)
+    found = _lanes_of_words(layout, packing, bits_of, tile)
     lanes = {place: lane for place, lane in zip(places, found, strict=True) if lane is not None}
     said = {"layout": layout, "bits": bits, "sentence": packing.pattern, "tile": list(tile)}
     return {**said, "words": words, "lanes": lanes}
 
 
-def _lanes(layout: str, packing: Packing, bits_of: torch.Tensor, tile: tuple[int, int]) -> list[int | None]:
+def _lanes_of_words(
+    layout: str, packing: Packing, bits_of: torch.Tensor, tile: tuple[int, int]
+) -> list[int | None]:
     """Of each word, by the code in its low bits."""
     return [lane_of(layout, packing, divmod(word[0], tile[1])) for word in bits_of.tolist()]
 
 
-def owners(packing: Packing) -> tuple[torch.Tensor, tuple[int, int]]:
+def code_of_bits(packing: Packing) -> tuple[torch.Tensor, tuple[int, int]]:
     """(words, 32): the code that each bit of a tile's words is of, -1: of none; the tile's (rows, columns).
 
     Found by packing as loads do: all ones for the codes whose number has a bit, for each bit of the numbers.
@@ -92,44 +124,59 @@ def owners(packing: Packing) -> tuple[torch.Tensor, tuple[int, int]]:
 
 
 def _svg(layout: str, packing: Packing, most: int) -> str:
-    bits_of, (rows, columns) = owners(packing)
+    bits_of, (rows, columns) = code_of_bits(packing)
     shape = packing.shape_of_words((rows, columns))
     drawn = bits_of[:most].tolist()
-    lanes = _lanes(layout, packing, bits_of, (rows, columns))
-    width, height = LEFT + WORD_BITS * CELL + 12, TOP + len(drawn) * ROW + 12
+    lanes = _lanes_of_words(layout, packing, bits_of, (rows, columns))
+    width, height = (
+        LEFT_MARGIN_PX + WORD_BITS * BIT_WIDTH_PX + 12,
+        TOP_MARGIN_PX + len(drawn) * WORD_HEIGHT_PX + 12,
+    )
     sizes = ", ".join(f"{digit}={size}" for digit, size in packing.sizes)
-    each = "row,column of each" + (f"; a lane loads {LOAD} words at once" if layout in LANES else "")
+    each = "row,column of each" + (
+        f"; a lane loads {WORDS_PER_LOAD} words at once" if layout in LANE_DIGITS else ""
+    )
     left = "" if len(drawn) == len(bits_of) else f", the first {len(drawn)} words"
     box = f'width="{width}" height="{height}"'
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" {box} {FONT}>',
         f'<rect fill="#fff" {box}/>',
-        _text(12, 18, f"{layout}, {packing.bits} bits: {packing.pattern}   {sizes}"),
-        _text(
+        _text_element(12, 18, f"{layout}, {packing.bits} bits: {packing.pattern}   {sizes}"),
+        _text_element(
             12,
             34,
             f"a tile of {rows} x {columns} codes in words {tuple(shape)}{left}; {each}",
         ),
     ]
     lines += [
-        _text(LEFT + (WORD_BITS - bit - 0.5) * CELL, TOP - 8, str(bit), "middle")
+        _text_element(
+            LEFT_MARGIN_PX + (WORD_BITS - bit - 0.5) * BIT_WIDTH_PX, TOP_MARGIN_PX - 8, str(bit), "middle"
+        )
         for bit in (0, 7, 15, 23, 31)
     ]
     for at, owners_of_word in enumerate(drawn):
-        place = ",".join(map(str, _place(at, shape)))
+        place = ",".join(map(str, _word_index(at, shape)))
         lane = "" if lanes[at] is None else f"lane {lanes[at]}, "
-        lines.append(_text(LEFT - 8, TOP + at * ROW + 12, f"{lane}word {place}", "end"))
-        lines += _word(owners_of_word, TOP + at * ROW, rows, columns)
+        lines.append(
+            _text_element(
+                LEFT_MARGIN_PX - 8, TOP_MARGIN_PX + at * WORD_HEIGHT_PX + 12, f"{lane}word {place}", "end"
+            )
+        )
+        lines += _word_rectangles(owners_of_word, TOP_MARGIN_PX + at * WORD_HEIGHT_PX, rows, columns)
     return "\n".join([*lines, "</svg>\n"])
 
 
-def _word(owners_of_word: list[int], top: int, rows: int, columns: int) -> list[str]:
+def _word_rectangles(owners_of_word: list[int], top: int, rows: int, columns: int) -> list[str]:
     """A rectangle for each run of bits that are of one code."""
     lines, start = [], 0
     for bit in range(1, WORD_BITS + 1):
         if bit < WORD_BITS and owners_of_word[bit] == owners_of_word[start]:
             continue
-        owner, x, wide = owners_of_word[start], LEFT + (WORD_BITS - bit) * CELL, (bit - start) * CELL
+        owner, x, wide = (
+            owners_of_word[start],
+            LEFT_MARGIN_PX + (WORD_BITS - bit) * BIT_WIDTH_PX,
+            (bit - start) * BIT_WIDTH_PX,
+        )
         row, column = divmod(owner, columns)
         fill = (
             "#ddd"
@@ -138,16 +185,16 @@ def _word(owners_of_word: list[int], top: int, rows: int, columns: int) -> list[
         )
         told = "of no code" if owner < 0 else f"row {row}, column {column}: bits {start} to {bit - 1}"
         lines.append(
-            f'<rect x="{x}" y="{top}" width="{wide}" height="{ROW - 2}" fill="{fill}" stroke="#777">'
-            f"<title>{told}</title></rect>"
+            f'<rect x="{x}" y="{top}" width="{wide}" height="{WORD_HEIGHT_PX - 2}" fill="{fill}" '
+            f'stroke="#777"><title>{told}</title></rect>'
         )
-        if owner >= 0 and wide >= 3 * CELL:
-            lines.append(_text(x + wide / 2, top + 11, f"{row},{column}", "middle"))
+        if owner >= 0 and wide >= 3 * BIT_WIDTH_PX:
+            lines.append(_text_element(x + wide / 2, top + 11, f"{row},{column}", "middle"))
         start = bit
     return lines
 
 
-def _place(at: int, shape: tuple[int, ...]) -> list[int]:
+def _word_index(at: int, shape: tuple[int, ...]) -> list[int]:
     """The index of word number `at`."""
     found = []
     for size in reversed(shape):
@@ -156,5 +203,32 @@ def _place(at: int, shape: tuple[int, ...]) -> list[int]:
     return found[::-1]
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+def _text_element(x: float, y: float, text: str, anchor: str = "start") -> str:
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+MAX_PAGE_WORDS = 16  # that are drawn of a tile
+SVG_NAMESPACE = ' xmlns="http://www.w3.org/2000/svg"'  # which a page of HTML does not need
+
+# Formats whose codes lie as a layout that there is a drawing of says.
+LAYOUT_OF_FORMAT: Mapping[str, str] = {
+    "gptq": "gptq",
+    "awq": "awq",
+    "ct_pack": "compressed-tensors",
+    "marlin": "marlin",
+    "gptq_marlin": "marlin",
+    "marlin_24": "marlin_24",
+    "strips": "strips",
+    "exllama": "exllama",
+}
+
+
+def draw_formats(formats: Iterable[tuple[str | None, int | None]]) -> dict[str, str]:
+    """SVG for the layout of each (format, bits) that has one, by its title, each once."""
+    found: dict[str, str] = {}
+    for name, bits in sorted({(LAYOUT_OF_FORMAT.get(name or "", ""), bits or 0) for name, bits in formats}):
+        if name and bits:
+            found[f"{name}, {bits} bits"] = drawing(name, bits, most=MAX_PAGE_WORDS).replace(
+                SVG_NAMESPACE, "", 1
+            )
+    return found

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qload.architecture import architecture_of
 from qload.errors import ArgumentError, ConfigError, checked
-from qload.errors.writing import written_to
+from qload.errors.exceptions import written_to
 from qload.models.config import text_config
 from qload.spec import Role, TensorSpec, named
 from qload.testing.recipes import LEFT_OUT, RECIPES, Dialect

@@ -11,9 +11,9 @@ import torch
 from torch import distributed
 
 from qload.errors import ArgumentError, LostRankError
-from qload.native import settings
+from qload.native import modules
 from qload.parallel import ALONE, ProcessGroup
-from qload.parallel.collectives import torch_group
+from qload.parallel.process_group import torch_group
 
 T = TypeVar("T")
 Tell = Callable[[int, int], None]  # (bytes done, bytes in all)
@@ -32,7 +32,7 @@ class Crew:
         group = ALONE if group is None else group
         if group.size() > 1 and torch_group(group) is None:
             raise ArgumentError("process_group", "None, or a group of torch.distributed", repr(group))
-        return cls(settings.threads(), group)
+        return cls(modules.threads(), group)
 
     def share_out(
         self, work: Callable[[int], T], sizes: Sequence[int], tell: Tell, most: int | None = None
@@ -108,5 +108,5 @@ def _team(threads: int) -> Iterator[None]:
 
 def _alone(work: Callable[[int], T], at: int) -> T:
     """Native code that is called by many threads needs no more of them."""
-    with settings.one_thread():
+    with modules.one_thread():
         return work(at)

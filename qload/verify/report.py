@@ -7,7 +7,7 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from qload.errors import QloadError
-from qload.errors.causes import CauseGroup, cause_of, group_by_cause
+from qload.errors.reporting import CauseGroup, cause_of, group_by_cause
 from qload.listing.report_base import INTERNAL, UNSUPPORTED, Answer
 from qload.storage.checkpoint_files import locate
 from qload.verify.rule_pages import remedy_of

@@ -15,7 +15,7 @@ from qload.errors import QloadError, check_type, checked
 from qload.loader import LoadPlan, Part, TensorSource, WeightsLoader
 from qload.loader.finite_scales import Nonfinite
 from qload.loader.source import LateElements
-from qload.native.settings import one_thread
+from qload.native.modules import one_thread
 from qload.spec import Role, Weight
 from qload.storage import FillingStorage, WeightStorage
 from qload.weights.ahead import Ahead, ReaderAhead

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from qload import SafetensorsStorage
 from qload.cli import main
-from qload.cli.bench_load import measure
+from qload.cli.bench_load import measure_load
 from tests.paths import FIXTURES
 
 MODEL = FIXTURES / "gptq" / "model_g32_desc_act"
@@ -40,7 +40,7 @@ def test_a_table_names_the_stages() -> None:
 def test_progress_names_stage_and_turn() -> None:
     told: list[str] = []
 
-    measure(MODEL, "cpu", "auto", 1, lambda stage, done, total: told.append(f"{stage} {done == total}"))
+    measure_load(MODEL, "cpu", "auto", 1, lambda stage, done, total: told.append(f"{stage} {done == total}"))
 
     assert "as stored, to begin with: loading False" in told
     assert "auto, turn 1 of 1: loading True" in told

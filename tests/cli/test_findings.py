@@ -7,20 +7,22 @@ import pytest
 import torch
 from rich.console import Console
 
-from qload.cli.tables import ROOMY, findings, verdict
+from qload.cli.tables import MIN_TABLE_COLUMNS, finding_tables, verdict_text
 from qload.verify import Finding, Report
 from tests.cli.test_several import run
 from tests.paths import FIXTURES
 from tests.verify.damage.model import Model
 
-WIDTHS = pytest.mark.parametrize("width", [ROOMY - 1, ROOMY + 60], ids=["narrow", "wide"])
+WIDTHS = pytest.mark.parametrize(
+    "width", [MIN_TABLE_COLUMNS - 1, MIN_TABLE_COLUMNS + 60], ids=["narrow", "wide"]
+)
 NAMES = [f"l.{number}.{part}.scales" for number in range(7) for part in ("up", "down")]
 
 
 def shown(report: Report, width: int = 200) -> str:
     """What is printed, with runs of spaces as one."""
     out = Console(file=io.StringIO(), width=width)
-    for each in findings(report):
+    for each in finding_tables(report):
         out.print(each)
     assert isinstance(out.file, io.StringIO)
     return "\n".join(" ".join(line.split()) for line in out.file.getvalue().splitlines())
@@ -81,12 +83,12 @@ def test_files_are_counted_where_no_tensor_is_named() -> None:
 def test_the_verdict_counts_causes_and_their_places() -> None:
     warning = Finding("dtype", "warning", "x", None, "x: complex")
 
-    assert verdict(Report("a", alike(*NAMES))).plain == "findings  a: 1 error in 14 places"
+    assert verdict_text(Report("a", alike(*NAMES))).plain == "findings  a: 1 error in 14 places"
     assert (
-        verdict(Report("a", (*alike("x", "y"), warning))).plain
+        verdict_text(Report("a", (*alike("x", "y"), warning))).plain
         == "findings  a: 1 error in 2 places, 1 warning"
     )
-    assert verdict(Report("a", alike("x"))).plain == "findings  a: 1 error"
+    assert verdict_text(Report("a", alike("x"))).plain == "findings  a: 1 error"
 
 
 def test_notes_that_differ_in_names_and_numbers_are_one() -> None:

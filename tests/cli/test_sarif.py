@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from qload.cli import main
 from qload.cli.output import dumps
-from qload.cli.sarif import MAX_LOCATIONS, log
+from qload.cli.sarif import MAX_LOCATIONS_PER_RESULT, sarif_log
 from qload.verify import Finding, Report, verify
 from qload.verify.rules import RULES
 from tests.paths import FIXTURES, ROOT
@@ -84,7 +84,7 @@ def test_findings_of_one_cause_are_one_result_with_a_location_for_each(
     findings = [Finding("scale-value", "error", n, "model.safetensors", f"{n}: NaN") for n in names]
     other = Finding("scale-value", "error", "layers.0.up", "model.safetensors", "layers.0.up: zero")
 
-    both, alone = check(log([Report(".", (*findings, other))]))
+    both, alone = check(sarif_log([Report(".", (*findings, other))]))
 
     logical = [location["logicalLocations"][0]["fullyQualifiedName"] for location in both["locations"]]
     assert logical == names
@@ -95,12 +95,12 @@ def test_findings_of_one_cause_are_one_result_with_a_location_for_each(
 
 
 def test_a_result_has_no_more_locations_than_readers_take() -> None:
-    names = [f"layers.{layer}.up" for layer in range(MAX_LOCATIONS + 1)]
+    names = [f"layers.{layer}.up" for layer in range(MAX_LOCATIONS_PER_RESULT + 1)]
     findings = tuple(Finding("scale-value", "error", name, None, f"{name}: NaN") for name in names)
 
-    (result,) = check(log([Report("a", findings)]))
+    (result,) = check(sarif_log([Report("a", findings)]))
 
-    assert len(result["locations"]) == MAX_LOCATIONS
+    assert len(result["locations"]) == MAX_LOCATIONS_PER_RESULT
     assert result["properties"]["places"] == len(names)
 
 
@@ -124,7 +124,7 @@ def test_findings_of_one_tensor_have_fingerprints_of_their_own(damaged: Path) ->
     finding = verify(damaged).findings[0]
     other = replace(finding, cause="another")
 
-    results = check(log([Report(str(damaged), (finding, other))]))
+    results = check(sarif_log([Report(str(damaged), (finding, other))]))
 
     assert len({result["partialFingerprints"]["primaryLocationLineHash"] for result in results}) == 2
 
@@ -148,7 +148,7 @@ def test_a_file_outside_of_the_current_directory_has_its_whole_path(
     folder = damaged.resolve()
     monkeypatch.chdir(ROOT)
 
-    (first, _) = check(log([verify(folder)]))
+    (first, _) = check(sarif_log([verify(folder)]))
 
     artifact = first["locations"][0]["physicalLocation"]["artifactLocation"]
     assert unquote(urlsplit(artifact["uri"]).path) == (folder / "model.safetensors").as_posix()
@@ -156,7 +156,7 @@ def test_a_file_outside_of_the_current_directory_has_its_whole_path(
 
 
 def test_notes_are_notifications_and_no_results() -> None:
-    sarif = log([Report("a", notes=("worth knowing",))])
+    sarif = sarif_log([Report("a", notes=("worth knowing",))])
 
     assert check(sarif) == []
     (invocation,) = sarif["runs"][0]["invocations"]
@@ -168,7 +168,7 @@ def test_notes_are_notifications_and_no_results() -> None:
 @pytest.mark.parametrize("severity", ["error", "warning"])
 def test_hostile_text_of_any_length_is_json_that_every_parser_takes(severity: Any) -> None:
     finding = Finding("a rule of its own", severity, HOSTILE, HOSTILE, HOSTILE, HOSTILE)
-    text = dumps(log([Report(HOSTILE, (finding,), (HOSTILE,))]))
+    text = dumps(sarif_log([Report(HOSTILE, (finding,), (HOSTILE,))]))
 
     assert text.isascii()
     assert text.replace("\n", "").isprintable()
@@ -185,7 +185,7 @@ def test_a_file_that_cannot_be_written_is_told_before_the_work(tmp_path: Path) -
 
 
 def test_every_rule_has_the_text_of_its_page() -> None:
-    rules = {rule["id"]: rule for rule in log([])["runs"][0]["tool"]["driver"]["rules"]}
+    rules = {rule["id"]: rule for rule in sarif_log([])["runs"][0]["tool"]["driver"]["rules"]}
 
     assert {rule.id for rule in RULES} - {"layer"} <= rules.keys()
     for name, page in pages().items():

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
 from qload.cli import main
-from qload.cli.folders import folders_of
+from qload.cli.checkpoint_paths import checkpoint_folders
 from qload.cli.output import dumps
 from qload.verify import Finding, Report, verify
 from tests.cli.test_command_line import on_a_terminal
@@ -160,4 +160,4 @@ def test_folders_are_those_of_the_files_each_once(tmp_path: Path) -> None:
         tmp_path / name for name in ("a/1.safetensors", "web/config.json", "a/config.json", "b", "gone/x")
     ]
 
-    assert list(folders_of(paths)) == [tmp_path / "a", tmp_path / "b", tmp_path / "gone"]
+    assert list(checkpoint_folders(paths)) == [tmp_path / "a", tmp_path / "b", tmp_path / "gone"]

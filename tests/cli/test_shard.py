@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from qload.cli import shard as verb
+from qload.cli import conversion as verb
 from qload.conversion.report import ShardedLayer
 from tests.cli.test_several import run
 from tests.paths import FIXTURES
@@ -39,4 +39,4 @@ def test_what_cannot_be_asked_is_a_usage_error(options: list[str], tmp_path: Pat
 
 
 def test_the_verb_knows_every_outcome() -> None:
-    assert {*verb.OUTCOMES} == {*ShardedLayer.__annotations__["outcome"].__args__}
+    assert {*verb.SHARD_OUTCOMES} == {*ShardedLayer.__annotations__["outcome"].__args__}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from qload.cli import main
-from qload.cli.summary import finding_lines, layer_lines, summarize
+from qload.cli.text import finding_lines, layer_lines, print_summary
 from qload.testing import make_checkpoint
 from qload.verify import Finding
 from tests.cli.test_several import run
@@ -138,7 +138,7 @@ def test_layers_of_one_reason_are_one_line() -> None:
 
 @pytest.mark.parametrize(("count", "last"), [(9, "line 8"), (10, "line 9"), (11, "... and 2 more lines")])
 def test_there_are_ten_lines_at_most(count: int, last: str, capsys: pytest.CaptureFixture[str]) -> None:
-    summarize((f"line {at}" for at in range(count)), None)
+    print_summary((f"line {at}" for at in range(count)), None)
     out, err = capsys.readouterr()
 
     assert (out, len(err.splitlines()), err.splitlines()[-1]) == ("", min(count, 10), last)
@@ -177,7 +177,7 @@ def test_what_is_no_rule_is_a_usage_error(tmp_path: Path) -> None:
 
 def test_a_kill_matrix_names_what_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"fault": name, "words": "", "end": end} for name, end in (("a", "caught"), ("b", "let through"))]
-    monkeypatch.setattr("qload.cli.selftest._of_adapter", lambda adapter: rows)
+    monkeypatch.setattr("qload.cli.testing._judge_adapter", lambda adapter: rows)
     result = run("selftest", "module:Class")
 
     assert (result.exit_code, json.loads(result.stdout)["let_through"]) == (1, ["b"])

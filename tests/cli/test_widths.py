@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from rich.text import Text
 
-from qload.cli.console import GLUE, Paragraph, glued, stdout
-from qload.cli.tables import FindingTable, NamedRow, NameTable
+from qload.cli.tables import NO_BREAK_SPACE, FindingTable, NamedRow, NameTable, Paragraph, join_words, stdout
 from qload.verify import Finding
 from tests.cli.test_several import run
 from tests.cli.test_summary import VERBS
@@ -62,8 +61,8 @@ def names(text: str) -> set[str]:
 @pytest.mark.usefixtures("folder")
 def test_no_name_is_broken_at_any_width(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     row = {"subject": LONG[0], "fault": LONG[1], "end": "caught", "words": "", "named": LONG[2]}
-    monkeypatch.setattr("qload.cli.selftest._of_adapter", lambda adapter: [row])
-    monkeypatch.setattr("qload.cli.bench_load.measure", lambda *_: BENCH)
+    monkeypatch.setattr("qload.cli.testing._judge_adapter", lambda adapter: [row])
+    monkeypatch.setattr("qload.cli.bench_load.measure_load", lambda *_: BENCH)
     printed = {}
     for width in (40, 60, 80, 120, 2000):
         monkeypatch.setenv("COLUMNS", str(width))
@@ -102,7 +101,7 @@ def test_a_long_file_and_a_word_of_a_message_stay_whole(
 
     assert {*LONG[:1], f"{LONG[1]}.safetensors", *LONG[2:4]} <= names(shown)
     assert [line for line in shown.splitlines() if "a b.c d" in line]
-    assert GLUE not in shown
+    assert NO_BREAK_SPACE not in shown
 
 
 def test_a_paragraph_breaks_between_words_and_keeps_styles(capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +109,7 @@ def test_a_paragraph_breaks_between_words_and_keeps_styles(capsys: pytest.Captur
         Text("one two ")
         .append("abcdefghijklmnop", "bold")
         .append(" three\n\nfour five")
-        .append(glued(" six x"))
+        .append(join_words(" six x"))
     )
     out = stdout()
     out.width = 10

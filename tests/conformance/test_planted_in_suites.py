@@ -8,7 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from qload.cli.selftest import selftest
+from qload.cli.testing import selftest
 from qload.conformance import ConformanceCase, cases, planted
 from qload.conformance.linear_trial import shares
 from qload.conformance.planted import (

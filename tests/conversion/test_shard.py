@@ -14,7 +14,7 @@ from qload import convert, open_checkpoint, plan, shard
 from qload.conversion import ShardedCheckpoint
 from qload.conversion.atomic_folder import UnfinishedFolder
 from qload.errors import ArgumentError
-from qload.errors.causes import cause_of
+from qload.errors.reporting import cause_of
 from qload.parallel import Rank
 from qload.testing import make_checkpoint
 from tests.cli.test_several import run

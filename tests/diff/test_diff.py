@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from qload import diff, open_checkpoint
-from qload.cli.diff import OUTCOMES
+from qload.cli.verify import DIFF_OUTCOMES
 from qload.diff import LayerDiff
 from qload.diff.comparison import rounding
 from qload.diff.report import SAME
@@ -170,7 +170,7 @@ def test_the_command_prints_what_differs_and_ends_as_verify(plain: Path, tmp_pat
     assert "first at (0, 0): 1, of the other 0; 4 of 4 differ" in shown.stdout
     assert json.loads(run("diff", one, other).stdout)["counts"] == {"differs": 1}
     assert run("diff", one).exit_code == 2
-    assert {*SAME} < {*OUTCOMES}
+    assert {*SAME} < {*DIFF_OUTCOMES}
 
 
 def test_alike_differences_are_one_line_with_the_numbers_of_the_first(tmp_path: Path) -> None:

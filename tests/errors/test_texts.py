@@ -31,7 +31,7 @@ from qload.listing import check_all_read
 from qload.methods import get_quantization_config
 from qload.models.memory import check_memory
 from qload.parallel import ALONE, Rank
-from qload.parallel.watch import Watch
+from qload.parallel.rank_watchdog import RankWatchdog
 from qload.storage import MemoryStorage, parse_header
 from qload.weights import Weights
 from tests.unread import stacks
@@ -207,7 +207,7 @@ MISTAKES: dict[str, Callable[[], Any]] = {
 
 def alone() -> None:
     """Rank 0 of two, whose other rank does not come."""
-    watch = Watch(0, 2, lambda error: None)
+    watch = RankWatchdog(0, 2, lambda error: None)
     watch.start(SimpleNamespace(set=lambda key, value: None), "127.0.0.1", 0.01)  # type: ignore[arg-type]
 
 

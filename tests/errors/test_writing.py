@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from qload import convert
-from qload.errors.writing import written_to
+from qload.errors.exceptions import written_to
 from qload.testing import make_checkpoint
 from qload.testing.vectors import export
 from tests.cli.test_several import run

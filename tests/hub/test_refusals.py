@@ -5,22 +5,22 @@ from types import SimpleNamespace
 import pytest
 
 from qload.errors import ArgumentError, QloadError, StorageError
-from qload.errors.checkpoint import HubUnreachableError
+from qload.errors.exceptions import HubUnreachableError
 
 pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
-from qload.hub.errors import LATER, refusals
+from qload.hub.range_requests import RETRY_REMEDY, translate_errors
 
 OWN = [
     StorageError("a.safetensors", "unreadable", "the server sent more than the 8 bytes asked for"),
-    StorageError("a.safetensors", "file-length", "3 of 8 bytes", remedy=LATER),
-    HubUnreachableError("org/model", "unreadable", "the hub gave no answer", remedy=LATER),
+    StorageError("a.safetensors", "file-length", "3 of 8 bytes", remedy=RETRY_REMEDY),
+    HubUnreachableError("org/model", "unreadable", "the hub gave no answer", remedy=RETRY_REMEDY),
     ArgumentError("cache", "8 bytes free", "1 bytes"),
 ]
 
 
 @pytest.mark.parametrize("own", OWN, ids=lambda error: type(error).__name__)
 def test_an_error_of_qload_passes_as_it_is(own: QloadError) -> None:
-    with pytest.raises(type(own)) as caught, refusals("org/model", "main", "a.safetensors"):
+    with pytest.raises(type(own)) as caught, translate_errors("org/model", "main", "a.safetensors"):
         raise own
 
     assert caught.value is own
@@ -55,7 +55,7 @@ def test_a_status_says_whether_the_hub_is_asked_again(status: int, unreachable: 
         cause, error = error, RuntimeError()
         error.__cause__ = cause
 
-    with pytest.raises(StorageError) as caught, refusals("org/model", "main"):
+    with pytest.raises(StorageError) as caught, translate_errors("org/model", "main"):
         raise error
 
     assert type(caught.value) is (HubUnreachableError if unreachable else StorageError)
@@ -63,12 +63,12 @@ def test_a_status_says_whether_the_hub_is_asked_again(status: int, unreachable: 
         "unreadable",
         f"the hub answered with status {status}",
     )
-    assert caught.value.remedy == (LATER if unreachable else "")
+    assert caught.value.remedy == (RETRY_REMEDY if unreachable else "")
 
 
 @pytest.mark.parametrize(("file", "name"), [("", "org/model"), ("a.safetensors", "a.safetensors")])
 def test_an_error_without_a_status_is_no_answer_about_the_file_or_the_model(file: str, name: str) -> None:
-    with pytest.raises(HubUnreachableError) as caught, refusals("org/model", "main", file):
+    with pytest.raises(HubUnreachableError) as caught, translate_errors("org/model", "main", file):
         raise TimeoutError("30 s\n passed")
 
     assert str(caught.value).startswith(f"{name}: the hub gave no answer: TimeoutError: 30 s passed")
@@ -76,5 +76,5 @@ def test_an_error_without_a_status_is_no_answer_about_the_file_or_the_model(file
 
 
 def test_an_interruption_is_not_taken_for_an_error_of_the_network() -> None:
-    with pytest.raises(KeyboardInterrupt), refusals("org/model", "main"):
+    with pytest.raises(KeyboardInterrupt), translate_errors("org/model", "main"):
         raise KeyboardInterrupt

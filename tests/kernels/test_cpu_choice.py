@@ -10,7 +10,7 @@ from qload.errors import ArgumentError
 from qload.formats import CTMXFP4Weight, EETQWeight, Fp8Weight
 from qload.kernel_formats import PanelsWeight
 from qload.kernels import cpu_choice
-from qload.native.settings import ISAS
+from qload.native.modules import ISAS
 from tests.bench import cpu_dispatch
 
 SAID = {"kind": "panels", "bits": 4, "dtype": "float32", "isa": "avx2"}

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.cli.tables import verdict
-from qload.cli.text import percent
+from qload.cli.tables import verdict_text
+from qload.cli.text import format_percent
 from qload.detect import loader_from_config
 from qload.errors import QloadError
 from qload.experts import with_experts
@@ -152,7 +152,7 @@ def test_stacks_that_there_is_a_format_for_are_not_said_to_have_none() -> None:
 
 
 def shown(folder: Path) -> str:
-    return verdict(inspect(folder)).plain
+    return verdict_text(inspect(folder)).plain
 
 
 def test_the_verdict_line_counts_and_never_says_all_of_what_was_not_read(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_the_verdict_line_counts_and_never_says_all_of_what_was_not_read(tmp_pat
     line = shown(fused)
     assert line.startswith(f"incomplete  {fused}: 1 note; 3 layers, 4 plain tensors, ")
     assert "100 %" not in line
-    assert line.endswith(f"{percent(size(FUSED), size(FUSED) + size(KNOWN))} not read")
+    assert line.endswith(f"{format_percent(size(FUSED), size(FUSED) + size(KNOWN))} not read")
     (note,) = inspect(fused).notes
     assert f"they hold {size(FUSED)} of {size(FUSED) + size(KNOWN)} bytes" in note
 
@@ -178,7 +178,7 @@ def test_the_verdict_line_counts_and_never_says_all_of_what_was_not_read(tmp_pat
     ],
 )  # fmt: skip
 def test_a_share_is_rounded_away_from_nothing_and_all(part: int, whole: int, text: str) -> None:
-    assert percent(part, whole) == text
+    assert format_percent(part, whole) == text
 
 
 def test_the_numbers_are_in_the_json(tmp_path: Path) -> None:

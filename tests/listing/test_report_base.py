@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from qload.errors.verdicts import EXIT_CODES, worst_code
+from qload.errors.reporting import EXIT_CODES, worst_code
 from qload.listing import Answer
 
 ORDER = ("unreadable", "findings", "internal", "incomplete", "unsupported")

@@ -10,7 +10,7 @@ import pytest
 
 from qload import errors
 from qload.cli.main import main
-from qload.errors.verdicts import EXIT_CODES, SCHEMA, WORST_FIRST
+from qload.errors.reporting import EXIT_CODES, SCHEMA, WORST_FIRST
 from qload.listing import Coverage
 from qload.verify import Finding, Report
 from qload.verify.rules import RULES

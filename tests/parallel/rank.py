@@ -32,7 +32,7 @@ from qload.methods import (
     RowParallelLinear,
     VocabParallelEmbedding,
 )
-from qload.parallel.interrupt import WAKE
+from qload.parallel.launcher import WAKE_SIGNAL
 from tests.methods.loaded_layers import bias_of
 from tests.methods.test_loaded_layers import GPTQ, count, gptq
 
@@ -82,7 +82,7 @@ def stuck(group: ProcessGroup, folder: Path) -> None:
     """One rank is killed while the others are where no signal reaches them, as in native code."""
     if group.rank() == int(os.environ["VICTIM"]):
         load(group, folder)
-    signal.pthread_sigmask(signal.SIG_BLOCK, {WAKE})
+    signal.pthread_sigmask(signal.SIG_BLOCK, {WAKE_SIGNAL})
     time.sleep(600)
 
 

@@ -5,12 +5,11 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
-from qload.cli.layout import NAMES
+from qload.cli.capabilities import LAYOUT_NAMES
 from qload.errors import ArgumentError
 from qload.layouts import Packing, gptq
 from qload.pictures import LAYOUTS, drawing, words_of
-from qload.pictures.drawing import owners
-from qload.pictures.lanes import LOAD
+from qload.pictures.drawing import WORDS_PER_LOAD, code_of_bits
 
 SVG = "{http://www.w3.org/2000/svg}"
 WIDTHS = [
@@ -67,7 +66,7 @@ def test_a_lane_reads_what_one_matrix_instruction_hands_it(layout: str, bits: in
 def test_a_lane_finds_the_words_of_a_load_side_by_side(layout: str, bits: int) -> None:
     lanes = [*words_of(layout, bits)["lanes"].values()]
 
-    assert all(len({*lanes[at : at + LOAD]}) == 1 for at in range(0, len(lanes), LOAD))
+    assert all(len({*lanes[at : at + WORDS_PER_LOAD]}) == 1 for at in range(0, len(lanes), WORDS_PER_LOAD))
 
 
 @pytest.mark.parametrize("layout", ["awq", "gptq", "exllama", "marlin-zeros", "compressed-tensors"])
@@ -88,7 +87,7 @@ def test_a_drawing_says_the_lane_beside_each_word_and_stops_where_asked() -> Non
 
 @pytest.mark.parametrize(("layout", "bits"), WIDTHS)
 def test_every_code_has_as_many_bits_as_it_is_wide(layout: str, bits: int) -> None:
-    found, (rows, columns) = owners(LAYOUTS[layout](bits))
+    found, (rows, columns) = code_of_bits(LAYOUTS[layout](bits))
     counts = torch.bincount(found[found >= 0], minlength=rows * columns)
 
     assert counts.tolist() == [bits] * (rows * columns)
@@ -98,7 +97,7 @@ def test_every_code_has_as_many_bits_as_it_is_wide(layout: str, bits: int) -> No
 def test_owners_are_where_packing_puts_a_code(layout: str, bits: int) -> None:
     """One code that is not 0, the middle one of a tile."""
     packing = LAYOUTS[layout](bits)
-    found, tile = owners(packing)
+    found, tile = code_of_bits(packing)
     codes = torch.zeros(tile, dtype=torch.int32)
     at = codes.numel() // 2
     codes.view(-1)[at] = 2**bits - 1
@@ -111,7 +110,7 @@ def test_bits_of_no_code_are_told() -> None:
     """Three codes of eight bits, and a place that no field names."""
     fields = tuple(each for each in gptq.rows(8).fields if each.code < 3)
     packing = Packing(8, "(kp i) n -> kp n (i)", fields=fields, i=4)
-    found, _ = owners(packing)
+    found, _ = code_of_bits(packing)
 
     assert found[0].tolist() == [0] * 8 + [1] * 8 + [2] * 8 + [-1] * 8
 
@@ -133,4 +132,4 @@ def test_what_there_is_no_drawing_of_is_refused(layout: str, bits: int) -> None:
 
 
 def test_the_verb_knows_every_layout() -> None:
-    assert tuple(LAYOUTS) == NAMES
+    assert tuple(LAYOUTS) == LAYOUT_NAMES

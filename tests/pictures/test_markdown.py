@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from qload.pictures.markdown import markdown_html
+from qload.pictures.html_pages import markdown_html
 from qload.verify.rule_pages import rule_pages
 
 

@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from qload import MemoryStorage, Weights, explain, loader_from_config
-from qload.cli.explain_tables import tables
+from qload.cli.layer_tables import explanation_tables
 from qload.pictures import explanation_page
 from qload.plan.kernels import BASIS, TIMED, TOKENS, interpolate, predicted
 
@@ -23,7 +23,7 @@ MIDDLE = 0x77777777  # eight zero points of 8, stored minus one
 def lines(found):
     """The tables of an explanation in lines of up to 200 columns."""
     console = Console(width=200, file=io.StringIO(), color_system=None)
-    console.print(*tables(found, every=True), sep="\n")
+    console.print(*explanation_tables(found, every=True), sep="\n")
     return console.file.getvalue().splitlines()
 
 

@@ -17,7 +17,7 @@ from qload.listing import layer_index
 from qload.loader import alike
 from qload.loader.exclusion import Exclusions
 from qload.parallel import Rank, collectives_of
-from qload.parallel.collectives import torch_group
+from qload.parallel.process_group import torch_group
 from qload.storage import MemoryStorage, header
 from qload.verify import Report, inspect, judge, verify
 from qload.verify.contradictions import of_model

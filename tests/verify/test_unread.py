@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from qload.cli.main import asks_for_json
-from qload.cli.sarif import log
+from qload.cli.main import is_json_requested
+from qload.cli.sarif import sarif_log
 from qload.errors import UnsupportedFormatError
 from qload.listing import Groups, account
 from qload.loader import FormatLoader
@@ -277,9 +277,9 @@ def test_causes_are_in_json_and_sarif(tmp_path: Path) -> None:
     assert [finding["tensor"] for finding in told["findings"]] == sorted(tensors)
     (cause,) = {finding["cause"] for finding in told["findings"]}
     assert cause.startswith("float-value: ")
-    results = log([report])["runs"][0]["results"]
+    results = sarif_log([report])["runs"][0]["results"]
     assert {result["properties"]["cause"] for result in results} == {cause}
-    assert asks_for_json(["verify", "--json"])
+    assert is_json_requested(["verify", "--json"])
 
 
 def test_a_head_that_is_not_read_is_not_compared_with_its_embedding(

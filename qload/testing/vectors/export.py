@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from qload.errors import ArgumentError
-from qload.errors.writing import written_to
+from qload.errors.exceptions import written_to
 from qload.testing.vectors import rejected, valid
 from qload.testing.vectors.case import Content
 from qload.testing.vectors.manifest import VERSION, Manifest, VectorCase, VectorFile

@@ -1,0 +1,229 @@
+"""Parts of every report: verdicts with their exit codes, and messages grouped by cause."""
+
+import math
+import re
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+Verdict = Literal["unreadable", "findings", "internal", "incomplete", "unsupported", "ok"]
+SCHEMA = 2
+# Verdict -> exit code, in order of precedence: a report has the first verdict that holds.
+EXIT_CODES: Mapping[Verdict, int] = {
+    "unreadable": 1,
+    "findings": 1,
+    "internal": 3,
+    "incomplete": 4,
+    "unsupported": 4,
+    "ok": 0,
+}
+WORST_FIRST = (2, 3, 1, 4, 0)  # exit codes of several paths, in order of precedence
+
+
+def worst_code(codes: Iterable[int]) -> int:
+    """Combine the exit codes of several paths; 0 for no path."""
+    there = set(codes)
+    return next((code for code in WORST_FIRST if code in there), max(there, default=0))
+
+
+T = TypeVar("T")
+Parts = tuple[str | tuple[int, ...], ...]
+
+# A dotted name, a file name, or a number.
+NAME_OR_NUMBER = re.compile(r"[\w\-]+(?:\.[\w\-]+)+|(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?\b")
+NAME_PLACEHOLDER = "\0"  # placeholder of a removed name
+STAR_LIST = re.compile(r"\*(?:(?:, | and | or | x )\*)*,?(?=\))|\*(?:(?:, | and | or | x )\*)+")
+LAYER_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
+MAX_NAME_CHARACTERS = 300  # a longer name is not split at its dots
+MAX_NAME_LINES = 8  # lines of names
+
+
+def cause_of(message: str, *names: str | None) -> str:
+    """Reduce a message to its cause, a text that is equal for findings of one cause.
+
+    The `names` of the tensor, its layer and its file are removed; other names of tensors and files, and
+    numbers, become stars.
+
+    Examples
+    --------
+    >>> cause_of("model.layers.3.up.scales: NaN scale nan at (3, 4); 17 in all", "model.layers.3.up.scales")
+    'NaN scale nan at (*); * in all'
+    """
+    for name in sorted(filter(None, names), key=len, reverse=True):
+        message = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)(?:\.(?=\w))?", NAME_PLACEHOLDER, message)
+    text = STAR_LIST.sub(
+        "*",
+        NAME_OR_NUMBER.sub(_replace_by_star, message)
+        .removeprefix(f"{NAME_PLACEHOLDER}: ")
+        .replace(NAME_PLACEHOLDER, "*"),
+    )
+    return " ".join(text.split())
+
+
+def _replace_by_star(found: re.Match[str]) -> str:
+    """Replace a number, a tensor of a numbered layer, or a file of tensors by a star; keep other words."""
+    word = found[0]
+    if word.endswith(".safetensors") or any(part.isdecimal() for part in word.split(".")):
+        return "*"
+    return "*" if re.fullmatch(r"[-+]?\d.*", word) else word
+
+
+@dataclass(frozen=True)
+class CauseGroup(Generic[T]):
+    """Items of one cause, such as findings: the first of them, and the places of all.
+
+    Attributes
+    ----------
+    items
+        The items in the order in which they were found.
+    names
+        Name of each place, once; siblings are not merged.
+    """
+
+    items: tuple[T, ...]
+    names: tuple[str, ...]
+
+    @property
+    def first(self) -> T:
+        """The item that stands for all."""
+        return self.items[0]
+
+    @property
+    def count(self) -> int:
+        """Number of places."""
+        return len(self.names)
+
+    def places(self, limit: int | None = MAX_NAME_LINES) -> list[str]:
+        """Names of the places in short, one a line: `layers.{0..31}.up_proj`; None: all lines.
+
+        The last line counts the names that do not fit.
+        """
+        if self.count <= 1:
+            return list(self.names)
+        rows = group_rows(self.names, name=str, alike=lambda _: None)
+        if limit is None or len(rows) <= limit:
+            return [row.name for row in rows]
+        rest = sum(row.count for row in rows[limit - 1 :])
+        return [*(row.name for row in rows[: limit - 1]), f"and {rest} more"]
+
+
+def group_by_cause(
+    items: Iterable[T], *, name: Callable[[T], str], cause: Callable[[T], Hashable]
+) -> list[CauseGroup[T]]:
+    """Group items by their cause, in the order of the first item of each.
+
+    Examples
+    --------
+    >>> errors = {"layers.0.up": "NaN", "layers.1.up": "NaN", "head": "empty"}
+    >>> [group.places() for group in group_by_cause(errors, name=str, cause=errors.get)]
+    [['layers.{0..1}.up'], ['head']]
+    """
+    found: dict[Hashable, list[T]] = {}
+    for item in items:
+        found.setdefault(cause(item), []).append(item)
+    return [
+        CauseGroup(tuple(alike), tuple(dict.fromkeys(filter(None, map(name, alike)))))
+        for alike in found.values()
+    ]
+
+
+def group_texts(texts: Iterable[str]) -> list[str]:
+    """Texts that differ in names and numbers alone as one: the first, and how many more there are.
+
+    Examples
+    --------
+    >>> group_texts(["l.0.up: error 0.1", "l.1.up: error 0.2", "no config"])
+    ['l.0.up: error 0.1\\n(1 more like it)', 'no config']
+    """
+    groups = group_by_cause(texts, name=str, cause=cause_of)
+    counts = [len(group.items) - 1 for group in groups]
+    return [
+        f"{group.first}\n({more} more like it)" if more else group.first
+        for group, more in zip(groups, counts, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class RowGroup(Generic[T]):
+    """Items that differ in the indices in their names alone; `first` speaks for all of them."""
+
+    name: str
+    count: int
+    first: T
+
+
+@dataclass(frozen=True)
+class _Row(Generic[T]):
+    parts: Parts
+    kind: Hashable
+    first: T
+
+
+def group_rows(
+    items: Iterable[T], *, name: Callable[[T], str], alike: Callable[[T], Hashable]
+) -> list[RowGroup[T]]:
+    """Merge along one index after the other, innermost first, where all else agrees.
+
+    Each result is a product of sets of indices, so every name that it spells is an item's.
+    """
+    rows = [_Row(_split_name(name(item)), alike(item), item) for item in _sort_by_name(items, name)]
+    places = {at for row in rows for at, part in enumerate(row.parts) if isinstance(part, tuple)}
+    for at in sorted(places, reverse=True):
+        rows = _merge_rows(rows, at)
+    return [
+        RowGroup(".".join(map(_format_part, row.parts)), _count_names(row.parts), row.first) for row in rows
+    ]
+
+
+def ungrouped_rows(items: Iterable[T], *, name: Callable[[T], str]) -> list[RowGroup[T]]:
+    """Each item on its own."""
+    return [RowGroup(name(item), 1, item) for item in _sort_by_name(items, name)]
+
+
+def _sort_by_name(items: Iterable[T], name: Callable[[T], str]) -> list[T]:
+    """layers.2 before layers.10."""
+
+    def key(item: T) -> list[tuple[int, str]]:
+        return [(-1, part) if isinstance(part, str) else (part[0], "") for part in _split_name(name(item))]
+
+    return sorted(items, key=key)
+
+
+def _merge_rows(rows: list[_Row[T]], at: int) -> list[_Row[T]]:
+    siblings: dict[Hashable, list[_Row[T]]] = {}
+    for number, row in enumerate(rows):
+        indexed = at < len(row.parts) and isinstance(row.parts[at], tuple)
+        key: Hashable = (row.parts[:at], row.parts[at + 1 :], row.kind) if indexed else number
+        siblings.setdefault(key, []).append(row)
+    return [group[0] if len(group) == 1 else _join_rows(group, at) for group in siblings.values()]
+
+
+def _join_rows(group: list[_Row[T]], at: int) -> _Row[T]:
+    parts, first = group[0].parts, group[0].first
+    indices = tuple(index for row in group for index in row.parts[at] if isinstance(index, int))
+    return _Row((*parts[:at], indices, *parts[at + 1 :]), group[0].kind, first)
+
+
+def _split_name(name: str) -> Parts:
+    if len(name) > MAX_NAME_CHARACTERS:
+        return (name,)
+    return tuple((int(part),) if LAYER_INDEX.fullmatch(part) else part for part in name.split("."))
+
+
+def _count_names(parts: Parts) -> int:
+    return math.prod(len(part) for part in parts if isinstance(part, tuple))
+
+
+def _format_part(part: str | tuple[int, ...]) -> str:
+    """(3,) -> '3'; (0, 1, 2, 5) -> '{0..2,5}'."""
+    if isinstance(part, str):
+        return part
+    if len(part) == 1:
+        return str(part[0])
+    runs: list[list[int]] = []
+    for index in sorted(part):
+        if runs and runs[-1][1] + 1 == index:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    return "{" + ",".join(str(a) if a == b else f"{a}..{b}" for a, b in runs) + "}"
