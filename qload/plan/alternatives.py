@@ -7,7 +7,7 @@ from typing import Literal
 from qload.errors import CutError, DivideError
 from qload.loader import LayerDescription
 from qload.loader.cuts import granule
-from qload.models.shares import SharedMatrix
+from qload.models.stored_layers import SharedMatrix
 
 Kind = Literal["uneven", "padded", "copied", "whole"]
 

@@ -6,7 +6,7 @@ from functools import cached_property
 
 from qload.errors import CutError, DivideError, QloadError
 from qload.loader import LayerDescription
-from qload.models.shares import SharedMatrix
+from qload.models.stored_layers import SharedMatrix
 from qload.plan.alternatives import alternatives
 from qload.plan.first_share import first_share
 from qload.plan.lawful import CANDIDATES, LawfulRanks, lawful_ranks

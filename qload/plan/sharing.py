@@ -13,8 +13,7 @@ from qload.loader import LayerDescription, Part
 from qload.loader.cuts import Share, share
 from qload.loader.formats import shares_of
 from qload.models.config import TextConfig
-from qload.models.names import text_within
-from qload.models.shares import SharedMatrix, end_matrices, experts_of, layer_matrices
+from qload.models.stored_layers import SharedMatrix, end_matrices, experts_of, layer_matrices, text_within
 from qload.parallel import Rank
 from qload.plan.held import held_bytes
 from qload.plan.usual import usual_matrix

@@ -3,7 +3,7 @@
 import re
 
 from qload.loader import Heads, Split
-from qload.models.shares import SharedMatrix
+from qload.models.stored_layers import SharedMatrix
 
 COLUMN = re.compile(
     r"(q|k|v|qkv|gate|up|gate_up|q_b|kv_b)_proj|w1|w3|fc1|query_key_value|dense_h_to_4h|c_fc|lm_head"
