@@ -199,7 +199,7 @@ def _plan_run(asked: RunArguments, group: "ProcessGroup") -> RunPlan:
     from qload.detect import read_model_config
     from qload.errors import ArgumentError, ConfigError
     from qload.models import check_prompt
-    from qload.models.load import checked_config
+    from qload.models.decoder import checked_config
     from qload.models.tokenizer import Tokenizer
 
     values = read_model_config(asked.place)
@@ -222,9 +222,8 @@ def _plan_run(asked: RunArguments, group: "ProcessGroup") -> RunPlan:
 
 def _check_memory(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> None:
     """NotEnoughMemoryError where the weights and the cache need more than the device has."""
-    from qload.models.cache import PagedCache
+    from qload.models.kv_cache import PagedCache, page_count
     from qload.models.memory import check_memory, free_bytes, stored_bytes
-    from qload.models.pages import page_count
     from qload.storage import SafetensorsStorage
 
     with SafetensorsStorage(asked.place) as storage:

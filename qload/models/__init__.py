@@ -8,19 +8,12 @@
 """
 
 from qload.models.attention import attend
-from qload.models.cache import PagedCache
-from qload.models.config import TextConfig, text_config
-from qload.models.decoder import Block, Decoder
+from qload.models.config import LatentConfig, TextConfig, latent_config, text_config
+from qload.models.decoder import Block, Decoder, Making, load_decoder, load_model
 from qload.models.families import FAMILIES
-from qload.models.generate import Engine
-from qload.models.latent_config import LatentConfig, latent_config
-from qload.models.load import Making, load_decoder, load_model
-from qload.models.padding import HeadSizes
-from qload.models.prompts import check_prompt
-from qload.models.rope import Rope, rotate_halves, rotate_pairs
-from qload.models.rope_config import RopeConfig
-from qload.models.sampling import GREEDY, Sampler
-from qload.models.step import Step
+from qload.models.generation import GREEDY, Engine, Sampler, check_prompt
+from qload.models.kv_cache import HeadSizes, PagedCache, Step
+from qload.models.rope import Rope, RopeConfig, rotate_halves, rotate_pairs
 from qload.models.vision import VisionModel, load_vision_model
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""What the config of a text model says, as hostile input: sizes, facts, and what each layer sees.
+"""Configs of text models: sizes, attention masks and latent attention, validated from `config.json`.
 
-Keys and defaults are those of transformers 5.23.0, in the hub's spelling as well. What a type's own code does
-not read is not read here.
+Keys and defaults are those of transformers 5.23.0, in the hub's spelling as well. Keys that a type's own code
+does not read are ignored.
 """
 
 from collections.abc import Mapping
@@ -16,13 +16,109 @@ from qload.architecture.config import INNER
 from qload.detect import FoundConfig
 from qload.detect.files import MODEL_CONFIG, shown
 from qload.detect.validation import Excerpt, validate
-from qload.errors import ArgumentError, ConfigError, checked
+from qload.errors import ArgumentError, ConfigError, check_fields, checked
 from qload.experts import ExpertFacts, GatedActivation, Routing, routing_of
 from qload.experts.facts import ACTIVATIONS, facts_of
 from qload.models.families import FAMILIES, Family
-from qload.models.latent_config import LatentConfig, latent_config
-from qload.models.masks import Mask, masks_of
-from qload.models.rope_config import RopeConfig, rope_config
+from qload.models.rope import RopeConfig, rope_config
+
+MAX_VECTOR_SIZE = 1 << 20  # elements of a vector; a size beyond is not believed
+Size = Annotated[int, Field(ge=1, le=MAX_VECTOR_SIZE)]
+LATENT_TYPES = ("deepseek_v2", "deepseek_v3")
+
+
+@dataclass(frozen=True)
+class LatentConfig:
+    """The sizes of multi-head latent attention, whose keys and values follow from one vector of a token.
+
+    ArgumentError for a size below 1, and for an odd number of rotated elements.
+
+    Attributes
+    ----------
+    q_rank, kv_rank
+        `q_lora_rank`, how long the vector is that queries follow from, None where they follow from the
+        token itself; `kv_lora_rank`, how long the one of keys and values is.
+    nope_size, rope_size, value_size
+        Elements of a head: those of queries and keys that are not rotated, those that are (of keys, one part
+        for all heads), and those of values.
+    interleaved
+        Whether rotated elements are stored in pairs, (0, 1), (2, 3) and so on; else in halves.
+    """
+
+    q_rank: int | None
+    kv_rank: int
+    nope_size: int
+    rope_size: int
+    value_size: int
+    interleaved: bool = True
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for name in ("q_rank", "kv_rank", "nope_size", "rope_size", "value_size"):
+            size = getattr(self, name)
+            if size is not None and size < 1:
+                raise ArgumentError(name, "1 or more", str(size))
+        if self.rope_size % 2:
+            raise ArgumentError("rope_size", "an even number", str(self.rope_size))
+
+    @property
+    def key_size(self) -> int:
+        """Elements of a head of queries or keys, both parts: what the cache of keys has."""
+        return self.nope_size + self.rope_size
+
+
+class _Latent(Excerpt):
+    q_lora_rank: Size | None = 1536
+    kv_lora_rank: Size = 512
+    qk_nope_head_dim: Size = 128
+    qk_rope_head_dim: Annotated[Size, Field(multiple_of=2)] = 64
+    v_head_dim: Size = 128
+    rope_interleave: bool | None = True
+
+
+@checked
+def latent_config(config: Mapping[str, Any]) -> LatentConfig | None:
+    """The sizes of the latent attention that a model's `config` describes; None for a model without it.
+
+    `config`: the whole `config.json`; of a model that sees or hears too, its text model is meant.
+    ConfigError names the key of a size that is none.
+    """
+    model = architecture_of(config)
+    if model is None or model.type not in LATENT_TYPES:
+        return None
+    inner = next((key for key, held in config.items() if held is model.config), "")
+    said = validate(_Latent, FoundConfig(MODEL_CONFIG, inner, model.config))
+    return LatentConfig(
+        said.q_lora_rank,
+        said.kv_lora_rank,
+        said.qk_nope_head_dim,
+        said.qk_rope_head_dim,
+        said.v_head_dim,
+        model.type == "deepseek_v2" or bool(said.rope_interleave),
+    )
+
+
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What a layer's tokens see.
+
+    Attributes
+    ----------
+    window
+        A token at i sees j where i - window < j <= i; None: no window.
+    chunk
+        A token at i sees j <= i of its own chunk, i // chunk == j // chunk; None: no chunks.
+    turned
+        Whether positions turn the queries and keys of the layer.
+    """
+
+    window: int | None = None
+    chunk: int | None = None
+    turned: bool = True
+
 
 Count = Annotated[int, Field(ge=1, le=1 << 40)]
 Places = Annotated[int, Field(ge=1, le=1 << 31)]
@@ -307,3 +403,48 @@ def _temperature(family: Family, said: Said) -> tuple[float, float] | None:
 def _eos(said: Said) -> tuple[int, ...]:
     ends = said.eos_token_id
     return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+
+
+def masks_of(found: FoundConfig, family: Family, said: Said, layers: int) -> tuple[Mask, ...]:
+    """What each of `layers` sees; ConfigError for lists that do not say it of each, and for other types."""
+    if family.windows == "chunked":
+        return _chunked(found, said, layers)
+    if family.windows == "none":
+        return (Mask(),) * layers
+    switched = family.windows in ("every", "alternating") or said.use_sliding_window
+    window = said.sliding_window if switched else None
+    if family.windows in ("every", "switched"):
+        return (Mask(window),) * layers
+    types = said.layer_types
+    if types is None:
+        first, step = (0, 2) if family.windows == "alternating" else (said.max_window_layers, 1)
+        slides = range(first, layers, step)
+        return tuple(Mask(window if layer in slides else None) for layer in range(layers))
+    _check_list(found, "layer_types", types, layers, (FULL, SLIDING))
+    if SLIDING in types and window is None:
+        raise ConfigError(found.file, found.key("sliding_window"), f"a number, for {SLIDING}", "none")
+    return tuple(Mask(window if each == SLIDING else None) for each in types)
+
+
+def _chunked(found: FoundConfig, said: Said, layers: int) -> tuple[Mask, ...]:
+    """Llama 4: rope where `no_rope_layers` has a 1, in spite of its name, and chunks on the same layers."""
+    every = said.no_rope_layer_interval
+    turned = said.no_rope_layers or [int((n + 1) % every != 0) for n in range(layers)]
+    _check_list(found, "no_rope_layers", turned, layers, (0, 1))
+    types = said.layer_types or [CHUNKED if each else FULL for each in turned]
+    _check_list(found, "layer_types", types, layers, (FULL, CHUNKED))
+    chunk = said.attention_chunk_size
+    if CHUNKED in types and chunk is None:
+        raise ConfigError(found.file, found.key("attention_chunk_size"), f"a number, for {CHUNKED}", "none")
+    pairs = zip(types, turned, strict=True)
+    return tuple(Mask(None, chunk if kind == CHUNKED else None, bool(rope)) for kind, rope in pairs)
+
+
+def _check_list(
+    found: FoundConfig, key: str, values: list[str] | list[int], layers: int, known: tuple[object, ...]
+) -> None:
+    if len(values) != layers:
+        raise ConfigError(found.file, found.key(key), f"{layers} entries, one a layer", str(len(values)))
+    for value in values:
+        if value not in known:
+            raise ConfigError(found.file, found.key(key), f"{' or '.join(map(str, known))}", shown(value))

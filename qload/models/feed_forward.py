@@ -10,9 +10,8 @@ from qload.methods import MergedColumnParallelLinear, ParallelExperts, RowParall
 from qload.methods.loaded import LinearFactory
 from qload.methods.parallel_experts import ExpertsFactory
 from qload.models.config import TextConfig
-from qload.models.names import first_stored, stored_parts
 from qload.models.norm import vector
-from qload.models.shapes import check_biases, check_matrix
+from qload.models.stored_layers import check_biases, check_matrix, first_stored, stored_parts
 from qload.parallel import Collectives, collectives_of
 from qload.spec import Role
 from qload.weights import Weights

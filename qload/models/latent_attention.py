@@ -19,14 +19,11 @@ from qload.loader import Heads
 from qload.methods import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
 from qload.methods.loaded import LinearFactory
 from qload.models.attention import attend_cached
-from qload.models.cache import PagedCache
-from qload.models.config import TextConfig
-from qload.models.latent_config import LatentConfig
+from qload.models.config import LatentConfig, TextConfig
+from qload.models.kv_cache import PagedCache, Step
 from qload.models.norm import Norm
-from qload.models.rope import Rope, rotate_halves
-from qload.models.shapes import check_biases, check_matrix
-from qload.models.step import Step
-from qload.models.yarn import softmax_scale
+from qload.models.rope import Rope, rotate_halves, softmax_scale
+from qload.models.stored_layers import check_biases, check_matrix
 from qload.weights import Weights
 
 EPS = 1e-6  # of the norms of compressed vectors, whatever `rms_norm_eps` is

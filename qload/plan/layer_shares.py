@@ -7,7 +7,7 @@ from functools import cached_property
 from qload.errors import CutError, DivideError, QloadError
 from qload.loader import LayerDescription
 from qload.loader.cuts import granule
-from qload.models.shares import SharedMatrix
+from qload.models.stored_layers import SharedMatrix
 from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
 from qload.plan.report import Alternative, LayerShare, PlannedLayer
 from qload.plan.sharing import Sharing, bytes_held, first_share

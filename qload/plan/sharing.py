@@ -16,8 +16,7 @@ from qload.loader.cuts import Share, share
 from qload.loader.formats import shares_of
 from qload.models import FAMILIES
 from qload.models.config import TextConfig, text_config
-from qload.models.names import text_within
-from qload.models.shares import SharedMatrix, end_matrices, experts_of, layer_matrices
+from qload.models.stored_layers import SharedMatrix, end_matrices, experts_of, layer_matrices, text_within
 from qload.parallel import Rank
 from qload.repacking import RepackingLoader
 from qload.repacking.header_only import HeaderOnlySource

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, ShapeError
 from qload.models import PagedCache, Step, attend
-from qload.models.attention_layer import temperatures
+from qload.models.attention import temperatures
 
 S, Q, L, HEADS, KV, DK, DV = 2, 3, 12, 6, 2, 8, 4
 SCALE = DK**-0.5

@@ -3,7 +3,7 @@
 import pytest
 
 from qload.errors import ArgumentError, ConfigError
-from qload.models.latent_config import LatentConfig, latent_config
+from qload.models.config import LatentConfig, latent_config
 
 SMALL = {
     "q_lora_rank": 48,

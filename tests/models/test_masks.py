@@ -7,7 +7,8 @@ import torch
 
 from qload.errors import ConfigError
 from qload.models import text_config
-from qload.models.masks import Mask, seen
+from qload.models.attention import seen
+from qload.models.config import Mask
 
 SIZES = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 4, "num_key_value_heads": 2}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qload.errors import ArgumentError, ShapeError
-from qload.models.padding import HeadSizes, padded, unpadded
+from qload.models.kv_cache import HeadSizes, padded, unpadded
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from qload.models.pages import NOBODYS, PageTable
+from qload.models.kv_cache import NOBODYS, PageTable
 
 
 def test_slots_follow_the_pages_that_a_sequence_was_given() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qload import ArgumentError
-from qload.models.sampling import GREEDY, NOT_FINITE, Sampler
+from qload.models.generation import GREEDY, NOT_FINITE, Sampler
 
 LOGITS = torch.tensor([[0.0, 2.0, 1.0, -1.0]]).log_softmax(-1)
 P = LOGITS[0].exp().double()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qload.errors import ArgumentError
-from qload.models.yarn import magnitude, softmax_scale, yarn_frequencies, yarn_magnitude
+from qload.models.rope import magnitude, softmax_scale, yarn_frequencies, yarn_magnitude
 
 EPS = torch.finfo(torch.float32).eps
 

@@ -12,7 +12,7 @@ from qload import MemoryStorage, Weights, loader_from_config, open_checkpoint, p
 from qload.detect import read_model_config
 from qload.errors import QloadError
 from qload.models import FAMILIES, load_model
-from qload.models.names import text_within
+from qload.models.stored_layers import text_within
 from qload.parallel import Rank
 from qload.plan import Alternative, PlannedLayer, ShardingPlan
 from tests.models.drawn import config, tensors, weights

@@ -9,12 +9,14 @@
 """
 
 from qload.engines.transformers.config import QloadConfig
-from qload.engines.transformers.experts import TypedExperts
-from qload.engines.transformers.install import install, uninstall
-from qload.engines.transformers.loading import load
-from qload.engines.transformers.lora import lora_config, lora_slot, saved_lora_config
-from qload.engines.transformers.slots import LinearSlot
-from qload.engines.transformers.versions import TRIED, check_version
+from qload.engines.transformers.loading import TRIED, check_version, install, load, uninstall
+from qload.engines.transformers.placeholder_layers import (
+    LinearSlot,
+    TypedExperts,
+    lora_config,
+    lora_slot,
+    saved_lora_config,
+)
 
 check_version()
 

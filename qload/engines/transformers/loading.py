@@ -1,23 +1,92 @@
 """`load`: a model of transformers from any checkpoint that qload reads."""
 
+import warnings
 from collections.abc import Mapping
 from copy import copy
+from importlib import import_module
 from os import PathLike
 from typing import Any
 
 import torch
 import transformers
 from transformers.distributed.configuration_utils import DistributedConfig
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 
 from qload.detect import Target
+from qload.detect.config_reader import METHODS
+from qload.engines.transformers.checkpoint import FOUND, NAME, folder_and_files, named_files
 from qload.engines.transformers.config import METHOD, QloadConfig
-from qload.engines.transformers.files import FOUND, NAME, folder_and_files, named_files
-from qload.engines.transformers.install import register
+from qload.engines.transformers.quantizer import QloadQuantizer
 from qload.errors import ArgumentError, MissingTensorError, check_type
 from qload.experts import ExpertFacts
 from qload.kernels.declared import Activations
 from qload.kernels.dtypes import DTYPES
 from qload.loader.finite_scales import Nonfinite
+
+# transformers has two names for bitsandbytes, by a flag.
+READ = (*METHODS, "bitsandbytes_4bit", "bitsandbytes_8bit")
+
+_before: dict[str, Any] = {}
+_MISSING = object()
+
+
+def register() -> None:
+    """Make the method "qload" known to transformers, beside its own."""
+    AUTO_QUANTIZATION_CONFIG_MAPPING.setdefault(METHOD, QloadConfig)
+    AUTO_QUANTIZER_MAPPING.setdefault(METHOD, QloadQuantizer)
+
+
+def install(
+    *,
+    target: Target | None = "auto",
+    activations: Activations = "declared",
+    nonfinite: Nonfinite = "error",
+    facts: ExpertFacts | None = None,
+) -> None:
+    """From here on transformers' `from_pretrained` loads every quantized checkpoint by qload.
+
+    Of those whose `config.json` says that they are quantized, and by a method that qload reads; `load` takes
+    also those of tools that say so in a file of their own. A second call replaces the first.
+
+    Parameters
+    ----------
+    target, activations, nonfinite, facts
+        Those of `QloadConfig`.
+    """
+    settings: dict[str, Any] = {
+        "target": target,
+        "activations": activations,
+        "nonfinite": nonfinite,
+        "facts": facts,
+    }
+    QloadConfig(**settings)  # refused here, not when a model is loaded
+    uninstall()
+
+    class Installed(QloadConfig):
+        """The config of a checkpoint, with the settings of `install`."""
+
+        @classmethod
+        def from_dict(cls, section: Mapping[str, Any], *rest: Any, **options: Any) -> Any:
+            """The config for a checkpoint whose own section this is."""
+            return QloadConfig.of_checkpoint(section, **settings)
+
+    for method in READ:
+        _before[method] = AUTO_QUANTIZATION_CONFIG_MAPPING.get(method, _MISSING)
+        AUTO_QUANTIZATION_CONFIG_MAPPING[method] = Installed
+
+
+def uninstall() -> None:
+    """Undo `install`: transformers' own loaders are back, and nothing else of it was changed."""
+    for method, own in _before.items():
+        if own is _MISSING:
+            del AUTO_QUANTIZATION_CONFIG_MAPPING[method]
+        else:
+            AUTO_QUANTIZATION_CONFIG_MAPPING[method] = own
+    _before.clear()
+
+
+register()
+
 
 SHOWN = 5  # names in a message
 
@@ -152,3 +221,52 @@ def class_of(config: Any) -> Any:
     found = getattr(transformers, str(next(iter(config.architectures or ()), "")), None)
     is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
     return found if is_model else transformers.AutoModelForCausalLM
+
+
+TRIED = ("5.23.0",)
+
+# What is called or overridden, by the module that has it: public or not, all of it is checked by name.
+HOOKS = (
+    ("transformers", "AutoConfig"),
+    ("transformers.conversion_mapping", "get_model_conversion_mapping"),
+    ("transformers.core_model_loading", "WeightConverter"),
+    ("transformers.core_model_loading", "WeightRenaming"),
+    ("transformers.core_model_loading", "rename_source_key"),
+    ("transformers.distributed.configuration_utils", "DistributedConfig"),
+    ("transformers.distributed.parallel_utils", "_get_parameter_plan"),
+    ("transformers.integrations.moe", "ALL_EXPERTS_FUNCTIONS"),
+    ("transformers.integrations.moe", "_default_apply_gate"),
+    ("transformers.modeling_utils", "PreTrainedModel.num_parameters"),
+    ("transformers.quantizers.auto", "AUTO_QUANTIZATION_CONFIG_MAPPING"),
+    ("transformers.quantizers.auto", "AUTO_QUANTIZER_MAPPING"),
+    ("transformers.quantizers.base", "HfQuantizer._process_model_after_weight_loading"),
+    ("transformers.quantizers.base", "HfQuantizer._process_model_before_weight_loading"),
+    ("transformers.quantizers.base", "HfQuantizer.update_attn_implementation"),
+    ("transformers.quantizers.base", "HfQuantizer.update_parallel_plan"),
+    ("transformers.quantizers.base", "HfQuantizer.validate_environment"),
+    ("transformers.utils.quantization_config", "QuantizationConfigMixin.to_dict"),
+)
+
+
+def missing_hook() -> str | None:
+    """The full name of the first of `HOOKS` that the installed transformers has not; None: it has all."""
+    for module, name in HOOKS:
+        try:
+            held: object = import_module(module)
+            for part in name.split("."):
+                held = getattr(held, part)
+        except (ImportError, AttributeError):
+            return f"{module}.{name}"
+    return None
+
+
+def check_version() -> None:
+    """Warn where transformers is of a version that was not tried; ArgumentError where it lacks a hook."""
+    version = transformers.__version__
+    missing = missing_hook()
+    if missing is not None:
+        tried = ", ".join(TRIED)
+        raise ArgumentError("transformers", f"{missing}, as version {tried} has it", f"version {version}")
+    if version not in TRIED:
+        text = f"qload was tried with transformers {', '.join(TRIED)}, and this is {version}"
+        warnings.warn(text, stacklevel=2)

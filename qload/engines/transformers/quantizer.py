@@ -1,31 +1,289 @@
 """The quantizer that transformers calls: slots before it loads, weights after, nothing in between."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from transformers.distributed.parallel_utils import _get_parameter_plan
+from transformers.modeling_utils import PreTrainedModel
 from transformers.quantizers.base import HfQuantizer
 
 from qload.architecture.adapters import is_adapter, refuse_adapters
+from qload.engines.transformers.checkpoint import FOUND, NAME, Source, check_files, complete, unusual_files
 from qload.engines.transformers.config import QloadConfig
-from qload.engines.transformers.counting import count_truly
-from qload.engines.transformers.devices import check_map, places_in
-from qload.engines.transformers.experts import TypedExperts, settled_facts, take_over
-from qload.engines.transformers.files import FOUND, NAME, check_files, complete, unusual_files
-from qload.engines.transformers.filling import Filling
-from qload.engines.transformers.placing import ModelNames, Places, patterns, places_of
-from qload.engines.transformers.shares import SharingPlan
-from qload.engines.transformers.slots import LinearSlot, refuse_casts
-from qload.engines.transformers.source import Source
-from qload.errors import ArgumentError, UnreadTensorsError
-from qload.experts import ExpertFacts
+from qload.engines.transformers.layer_names import ModelNames, Places, patterns, places_of
+from qload.engines.transformers.placeholder_layers import (
+    LinearSlot,
+    TypedExperts,
+    refuse_casts,
+    settled_facts,
+    take_over,
+)
+from qload.errors import ArgumentError, ShapeError, UnreadTensorsError
+from qload.experts import ExpertFacts, ExpertSplit
+from qload.experts.load import plan_experts
 from qload.formats.unquantized import FLOATS
+from qload.kernels.declared import Activations
+from qload.methods.loaded import maximum_for
 from qload.parallel import ALONE, ProcessGroup, Rank
-from qload.spec import named
+from qload.quantize import QuantizingLoader
+from qload.spec import Weight, named
+from qload.weights import Load, Weights
+from qload.weights.loads import parts_of
+
+
+def num_parameters(model: Any, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
+    """How many numbers the layers of a model mean: of a quantized matrix N times K of the whole layer."""
+    count: int = PreTrainedModel.num_parameters(model, only_trainable, exclude_embeddings)
+    if only_trainable:
+        return count
+    for module in model.modules():
+        if isinstance(module, LinearSlot):
+            count += module.out_features * module.in_features
+        elif isinstance(module, TypedExperts):
+            count += module.count
+    return count
+
+
+def count_truly(model: Any) -> None:
+    """Let `model.num_parameters()`, and that of copies, count quantized layers.
+
+    The memory footprint counts buffers as it is.
+    """
+    model.num_parameters = partial(num_parameters, model)
+
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class SlotPlace:
+    """Where a layer multiplies; `away`: its tensors wait on the CPU, and come for each product."""
+
+    device: torch.device
+    away: bool = False
+
+
+def check_map(device_map: Mapping[str, Any], names: Iterable[str]) -> None:
+    """ArgumentError where a map puts one of the layers `names` on a disk, or on the device without bytes."""
+    for name in names:
+        said = str(entry(device_map, name))
+        if said in ("disk", "meta"):
+            expected = "a device or 'cpu' for each quantized layer: tensors do not wait on a disk"
+            raise ArgumentError("device_map", expected, f"{said!r} for {name}")
+
+
+def entry(device_map: Mapping[str, Any], name: str) -> Any:
+    """What the map says of the module `name`: of the longest run of its segments that it has; or None."""
+    segments = name.split(".")
+    for count in range(len(segments), -1, -1):
+        found = device_map.get(".".join(segments[:count]))
+        if found is not None:
+            return found
+    return None
+
+
+def places_in(model: Any, device_map: Mapping[str, Any] | None, names: Iterable[str]) -> dict[str, SlotPlace]:
+    """Where each of the modules `names` multiplies, once the model is dispatched.
+
+    A model that goes to one device has no hooks; of one that goes to several the hooks say where it runs.
+    """
+    dispatched: Mapping[str, Any] = getattr(model, "hf_device_map", {})
+    if not dispatched:
+        return {name: SlotPlace(_device(entry(device_map or {}, name))) for name in names}
+    found = {}
+    for name in names:
+        runs = _device(_hooked(model, name))
+        found[name] = SlotPlace(runs, away=entry(dispatched, name) == "cpu" and str(runs) != "cpu")
+    return found
+
+
+def keep_away(linear: nn.Module, place: SlotPlace) -> None:
+    """Let the tensors of a layer wait on the CPU, where its place says so, and come for each product."""
+    if not place.away:
+        return
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    linear.to("cpu")
+    add_hook_to_module(linear, AlignDevicesHook(place.device, offload=True, offload_buffers=True))
+
+
+def _hooked(model: nn.Module, name: str) -> Any:
+    """Where the hook of a module, or of the nearest that it is in, makes it run."""
+    segments = name.split(".")
+    for count in range(len(segments), -1, -1):
+        hook = getattr(model.get_submodule(".".join(segments[:count])), "_hf_hook", None)
+        hooks = getattr(hook, "hooks", (hook,))
+        device = next(filter(None, (getattr(each, "execution_device", None) for each in hooks)), None)
+        if isinstance(device, Mapping):
+            device = entry(device, name)
+        if device is not None:
+            return device
+    return None
+
+
+def _device(said: Any) -> torch.device:
+    if said is None:
+        return CPU
+    if isinstance(said, int):
+        kind = torch.accelerator.current_accelerator()
+        return torch.device("cuda" if kind is None else kind.type, said)
+    return torch.device(said)
+
+
+COLUMNS = ("colwise", "colwise_rep", "colwise_gather_output")
+ROWS = ("rowwise", "rowwise_rep", "rowwise_split_input")
+PACKED = "packed_colwise"  # gate and up in one layer, each cut for itself
+WHOLE = (None, "mla_kv_a_proj", "replicate", "replicated_with_grad_allreduce", "local_params")
+EXPERTS = "moe_tp_experts"
+OTHERWISE = {  # ways of transformers to use ranks
+    "ep_size": "ranks have a share of each expert",
+    "fsdp_size": "quantized weights are no parameters that could be gathered",
+    "dp_replicate_size": "quantized weights are no parameters that could be gathered",
+    "pp_size": "every rank has a share of every layer",
+}
+
+
+class SharingPlan:
+    """How the ranks share the layers of a model.
+
+    ArgumentError for experts of which ranks have whole ones, as transformers then sends tokens among ranks,
+    and for ranks that share parameters or have layers of their own.
+
+    Parameters
+    ----------
+    model
+        As transformers made it.
+    """
+
+    def __init__(self, model: Any) -> None:
+        said = getattr(model.config, "distributed_config", None)
+        self.ranks: int = 1 if said is None else said.tp_size
+        own = dict(model.tp_plan or {}) if self.ranks > 1 else {}
+        asked = getattr(said, "tp_plan", None)
+        self._styles: Mapping[str, str] = own | (asked if isinstance(asked, dict) else {})
+        for name, why in OTHERWISE.items():
+            size = getattr(said, name, None) or 1
+            if size > 1:
+                raise ArgumentError(name, f"1: {why}", str(size))
+
+    def load(self, name: str, prefix: str) -> Load:
+        """The load of the layer `prefix` that stands as `name` in the model."""
+        style = _get_parameter_plan(name, self._styles, is_weight=False)
+        if style in COLUMNS:
+            return Load(prefix, "N")
+        if style in ROWS:
+            return Load(prefix, "K")
+        if style == PACKED:
+            return Load(prefix, "N", block_sizes=2)
+        if style not in WHOLE:
+            lawful = ", ".join(filter(None, (*COLUMNS, *ROWS, PACKED, *WHOLE)))
+            raise ArgumentError(f"tp_plan: {name}", f"one of {lawful}", str(style))
+        return Load(prefix)
+
+    def split(self, name: str) -> ExpertSplit | None:
+        """How the ranks share the experts that stand as `name` in the model."""
+        style = _get_parameter_plan(name, self._styles, is_weight=False)
+        if style not in (None, EXPERTS):
+            raise ArgumentError(f"tp_plan: {name}", EXPERTS, str(style))
+        return "tensor" if style == EXPERTS else None
+
+    def check(self, weights: Weights, places: Places) -> None:
+        """CutError or DivideError where the ranks cannot share a layer; no weight is read.
+
+        Of layers that are quantized while they are loaded, each is checked when it is loaded.
+        """
+        if self.ranks == 1 or isinstance(weights.loader, QuantizingLoader):
+            return
+        for name, prefix in places.linears.items():
+            load = self.load(name, prefix)
+            weights.loader.plan(weights, parts_of(weights, weights.loader, load), load.split)
+        for name, prefix in places.experts.items():
+            plan_experts(weights, prefix, self.split(name))
+
+
+@dataclass(frozen=True)
+class Filling:
+    """What slots are filled from, and how.
+
+    Attributes
+    ----------
+    source
+        The checkpoint.
+    places, plan
+        Which layers, and which share of each.
+    group
+        The ranks that share them.
+    activations
+        Whether inputs are quantized where the checkpoint declares it.
+    facts
+        What the experts of each place do between their matrices.
+    """
+
+    source: Source
+    places: Places
+    plan: SharingPlan
+    group: ProcessGroup
+    activations: Activations
+    facts: Mapping[str, ExpertFacts]
+
+    def fill(self, model: nn.Module, where: Mapping[str, SlotPlace]) -> None:
+        """Load every layer to where it multiplies; the errors of its load. `where`: by a slot's name."""
+        for device in dict.fromkeys(place.device for place in where.values()):
+            weights = self.source.weights(device, self.group)
+            here = {name for name, place in where.items() if place.device == device}
+            for name, weight in self._linears(weights, here):
+                slot = model.get_submodule(name)
+                assert isinstance(slot, LinearSlot)
+                self._fill_linear(name, slot, weight, where[name])
+            for name in self.places.experts.keys() & here:
+                self._fill_experts(name, model.get_submodule(name), weights, where[name])
+
+    def _linears(self, weights: Weights, here: set[str]) -> Iterator[tuple[str, Weight]]:
+        names: dict[Load, str] = {
+            self.plan.load(name, prefix): name for name, prefix in self.places.linears.items() if name in here
+        }
+        if weights.device.type != "cpu":
+            for load, weight in weights.stream(names):
+                yield names[load], weight
+            return
+        # Reading ahead costs twice the time here, and a third of the model in memory.
+        for load, name in names.items():
+            yield name, weights.loader.load(weights, parts_of(weights, weights.loader, load), load.split)
+
+    def _fill_linear(self, name: str, slot: LinearSlot, weight: Weight, place: SlotPlace) -> None:
+        whole, expected = weight.layer.whole, (slot.out_features, slot.in_features)
+        if whole != expected:
+            raise ShapeError(weight.layer.name or name, f"{expected} = (N, K), as the model has it", whole)
+        maximum = maximum_for(weight.layer, self.group)
+        linear = weight.get_linear(activations=self.activations, maximum=maximum, dtype=self.source.dtype)
+        slot.fill(linear, place.device)
+        keep_away(linear, place)
+
+    def _fill_experts(self, name: str, module: Any, weights: Weights, place: SlotPlace) -> None:
+        typed: TypedExperts = module.typed_experts
+        prefix, split = self.places.experts[name], self.plan.split(name)
+        loaded = weights.get_experts(prefix, split=split, facts=self.facts[name])
+        whole = (loaded.shape[0], *loaded.down.layer.whole)
+        if typed.shape != whole:
+            raise ShapeError(prefix, f"{typed.shape} = (E, H, I), as the model has it", whole)
+        maximum = maximum_for(loaded.down.layer, self.group) if split == "tensor" else None
+        linear = loaded.get_linear(activations=self.activations, maximum=maximum)
+        typed.fill(linear)
+        keep_away(linear, place)
+
+
+def on_meta(model: nn.Module) -> Iterator[str]:
+    """The names of the parameters and buffers that nothing has filled."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.device == torch.device("meta"):
+            yield name
+
 
 log: logging.Logger = logging.getLogger("qload")
 

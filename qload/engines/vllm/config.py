@@ -8,9 +8,8 @@ from torch import nn
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig, QuantizeMethodBase
 
 from qload.detect import loader_from_config
+from qload.engines.vllm.checkpoint import PLAIN, CheckpointNames, section_and_settings
 from qload.engines.vllm.hooks import LAYERS, TO_LOAD, check_hooks, hook
-from qload.engines.vllm.names import PLAIN, CheckpointNames
-from qload.engines.vllm.sections import section_and_settings
 from qload.errors import UnsupportedFormatError
 from qload.loader import ConfiguredFormat, FormatLoader, ModuleLoader
 from qload.methods import CheckpointConfig, TypedLinearMethod
@@ -117,12 +116,12 @@ class QloadQuantizationConfig(QuantizationConfig):
         typed = self._typed(layer, prefix)
         if typed is None:
             return hook(f"{LAYERS}.linear", "UnquantizedLinearMethod")()
-        from qload.engines.vllm.linear import QloadLinearMethod
+        from qload.engines.vllm.methods import QloadLinearMethod
 
         return QloadLinearMethod(typed, self.names)
 
     def _of_vocabulary(self, layer: nn.Module, prefix: str) -> QuantizeMethodBase | None:
-        from qload.engines.vllm.vocabulary import PlainHeadMethod, QloadEmbeddingMethod, QloadHeadMethod
+        from qload.engines.vllm.methods import PlainHeadMethod, QloadEmbeddingMethod, QloadHeadMethod
 
         is_head = isinstance(layer, hook(f"{LAYERS}.vocab_parallel_embedding", "ParallelLMHead"))
         stored = self._embeddings()
@@ -138,8 +137,8 @@ class QloadQuantizationConfig(QuantizationConfig):
         return QloadEmbeddingMethod(typed, self.names)
 
     def _of_experts(self, layer: Any, prefix: str) -> QuantizeMethodBase | None:
-        from qload.engines.vllm.expert_filling import check_ranks
-        from qload.engines.vllm.experts import QloadExpertsMethod
+        from qload.engines.vllm.methods import QloadExpertsMethod
+        from qload.engines.vllm.weight_loading import check_ranks
 
         loader = self.methods.loader
         one = f"{self.names.stored(f'{prefix}.0')}.{layer.ckpt_gate_proj_name}"

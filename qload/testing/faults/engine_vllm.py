@@ -2,20 +2,21 @@
 
 from qload.testing.faults.fault import Fault
 
-FILLING, EXPERTS = "qload/engines/vllm/filling.py", "qload/engines/vllm/expert_filling.py"
-NAMES, ARRIVALS = "qload/engines/vllm/names.py", "qload/engines/vllm/expert_arrivals.py"
+CHECKPOINT, LOADING = "qload/engines/vllm/checkpoint.py", "qload/engines/vllm/weight_loading.py"
 
 FAULTS = (
-    Fault("engine-finishes-too-soon", NAMES, "return self._known and not self._left", "return self._known"),
-    Fault("engine-never-finishes", NAMES, "self._left.discard(name)", "self._left.discard('')"),
+    Fault(
+        "engine-finishes-too-soon", CHECKPOINT, "return self._known and not self._left", "return self._known"
+    ),
+    Fault("engine-never-finishes", CHECKPOINT, "self._left.discard(name)", "self._left.discard('')"),
     Fault(
         "engine-mappers-backwards",
-        NAMES,
+        CHECKPOINT,
         "for mapper in self._mappers:",
         "for mapper in reversed(self._mappers):",
     ),
-    Fault("engine-tensors-of-a-layer-like-it", NAMES, 'f"{module}.{rest}" for', 'f"{module}{rest}" for'),
-    Fault("engine-keeps-what-arrived", FILLING, "param.data = param.data.new_empty(0)", "param.data"),
+    Fault("engine-tensors-of-a-layer-like-it", CHECKPOINT, 'f"{module}.{rest}" for', 'f"{module}{rest}" for'),
+    Fault("engine-keeps-what-arrived", LOADING, "param.data = param.data.new_empty(0)", "param.data"),
     Fault(
         "engine-bias-of-joined-parts-turned",
         "qload/methods/loaded.py",
@@ -24,7 +25,7 @@ FAULTS = (
     ),
     Fault(
         "engine-head-bias-twice",
-        FILLING,
+        LOADING,
         "return y if bias is None else y + bias",
         "return y if bias is None else y + bias + bias",
     ),
@@ -36,36 +37,36 @@ FAULTS = (
     ),
     Fault(
         "engine-gate-and-up-exchanged",
-        ARRIVALS,
+        LOADING,
         '{"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}',
         '{"w1": "up_proj", "w3": "gate_proj", "w2": "down_proj"}',
     ),
     Fault(
         "engine-experts-by-their-number-elsewhere",
-        EXPERTS,
+        LOADING,
         "arrivals.take(local, shard_id",
         "arrivals.take(expert_id, shard_id",
     ),
     Fault(
         "engine-experts-elsewhere-as-the-first",
-        EXPERTS,
+        LOADING,
         "torch.where(here < 0, layer.local_num_experts, here)",
         "torch.where(here < 0, 0, here)",
     ),
     Fault(
         "engine-experts-of-one-rank",
-        EXPERTS,
+        LOADING,
         '"process_group": arrivals.group, ',
         "",
     ),
     Fault(
         "engine-routing-weight-on-the-other-side",
-        EXPERTS,
+        LOADING,
         '"input" if layer.apply_router_weight_on_input else "output"',
         '"output" if layer.apply_router_weight_on_input else "input"',
     ),
     Fault(
-        "engine-experts-not-counted", EXPERTS, "if len(made.local) != count:", "if len(made.local) > count:"
+        "engine-experts-not-counted", LOADING, "if len(made.local) != count:", "if len(made.local) > count:"
     ),
     Fault(
         "engine-versions-not-told",

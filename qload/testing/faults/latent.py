@@ -3,8 +3,8 @@
 from qload.testing.faults.fault import Fault
 
 _LATENT = "qload/models/latent_attention.py"
-_YARN = "qload/models/yarn.py"
-_PATCHES = "qload/models/vision/patches.py"
+_ROPE = "qload/models/rope.py"
+_VISION = "qload/models/vision.py"
 
 FAULTS = (
     Fault(
@@ -25,42 +25,42 @@ FAULTS = (
         "check_biases(weights, name, config.biases)\n        heads",
         "heads",
     ),
-    Fault("yarn-ramp-inwards", _YARN, "math.floor(low), math.ceil(high)", "math.ceil(low), math.floor(high)"),
+    Fault("yarn-ramp-inwards", _ROPE, "math.floor(low), math.ceil(high)", "math.ceil(low), math.floor(high)"),
     Fault(
         "yarn-slow-and-fast",
-        _YARN,
+        _ROPE,
         "for turns in (beta_fast, beta_slow))",
         "for turns in (32.0, 1.0))",
     ),
     Fault(
         "yarn-all-dim-of-1",
-        _YARN,
+        _ROPE,
         "0.0 if mscale_all_dim is None else mscale_all_dim",
         "1.0 if mscale_all_dim is None else mscale_all_dim",
     ),
-    Fault("softmax-scaled-once", _YARN, "* grown * grown", "* grown"),
+    Fault("softmax-scaled-once", _ROPE, "* grown * grown", "* grown"),
     Fault(
         "padded-values-kept",
-        "qload/models/padding.py",
+        "qload/models/kv_cache.py",
         "return heads[..., :size]",
         "return heads[..., heads.shape[-1] - size :]",
     ),
-    Fault("patch-by-one-pixel", _PATCHES, "patches.all(-1).all(-1)", "patches.any(-1).any(-1)"),
+    Fault("patch-by-one-pixel", _VISION, "patches.all(-1).all(-1)", "patches.any(-1).any(-1)"),
     Fault(
         "columns-before-rows",
-        _PATCHES,
+        _VISION,
         "rows[:, :, None] * side + columns[:, None, :]",
         "rows[:, :, None] + side * columns[:, None, :]",
     ),
     Fault(
         "sight-quantized",
-        "qload/models/vision/model.py",
+        _VISION,
         "use_loader(DefaultWeightsLoader())",
         "use_loader(weights.loader)",
     ),
     Fault(
         "resampler-without-itself",
-        "qload/models/vision/connector.py",
+        _VISION,
         "own = mask.new_ones(",
         "own = mask.new_zeros(",
     ),

@@ -18,8 +18,10 @@ FAULTS = (
         "share = ((turns - low) / (high - low)).clamp(0, 1)",
         "share = (turns - low) / (high - low)",
     ),
-    Fault("window-one-wider", "qload/models/masks.py", "at > own - window", "at >= own - window"),
-    Fault("chunks-reach-back", "qload/models/masks.py", "at // chunk == own // chunk", "at >= own - chunk"),
+    Fault("window-one-wider", "qload/models/attention.py", "at > own - window", "at >= own - window"),
+    Fault(
+        "chunks-reach-back", "qload/models/attention.py", "at // chunk == own // chunk", "at >= own - chunk"
+    ),
     Fault(
         "sinks-at-zero", "qload/models/attention.py", "column = sinks.float()", "column = 0 * sinks.float()"
     ),
@@ -31,19 +33,19 @@ FAULTS = (
     ),
     Fault(
         "pages-sorted",
-        "qload/models/cache.py",
+        "qload/models/kv_cache.py",
         "held.index_select(0, pages.flatten())",
         "held.index_select(0, pages.sort().values.flatten())",
     ),
     Fault(
         "temperature-late",
-        "qload/models/attention_layer.py",
+        "qload/models/attention.py",
         "(positions.float() + 1.0) / floor",
         "positions.float() / floor",
     ),
     Fault(
         "sinks-of-the-first-rank",
-        "qload/models/attention_layer.py",
+        "qload/models/attention.py",
         "[start : start + share]",
         "[:share]",
     ),
@@ -56,7 +58,7 @@ FAULTS = (
     Fault("step-kept-beyond-its-pass", "qload/models/decoder.py", "step = step.begun()", "step = step"),
     Fault(
         "window-for-every-layer",
-        "qload/models/masks.py",
+        "qload/models/config.py",
         "Mask(window if layer in slides else None)",
         "Mask(window)",
     ),

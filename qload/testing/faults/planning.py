@@ -5,12 +5,15 @@ from qload.testing.faults.fault import Fault
 FAULTS = (
     Fault(
         "vocabulary-in-equal-shares",
-        "qload/models/shares.py",
+        "qload/models/stored_layers.py",
         'SharedMatrix(f"{base}.embed_tokens", "N", short=True)',
         'SharedMatrix(f"{base}.embed_tokens", "N")',
     ),
     Fault(
-        "inputs-cut-as-outputs", "qload/models/shares.py", '"K" if name in INPUTS', '"N" if name in INPUTS'
+        "inputs-cut-as-outputs",
+        "qload/models/stored_layers.py",
+        '"K" if name in INPUTS',
+        '"N" if name in INPUTS',
     ),
     Fault(
         "plan-of-columns-whole",

@@ -21,7 +21,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from qload import Fp8Quantizer, open_checkpoint
 from qload.engines.transformers import LinearSlot, QloadConfig, TypedExperts, install, load, uninstall
-from qload.engines.transformers.devices import SlotPlace, places_in
+from qload.engines.transformers.quantizer import SlotPlace, places_in
 from qload.errors import ArgumentError, MismatchError, MissingTensorError, QloadError
 from tests.engines.transformers.models import EAGER, RANGE, Stored, logits, of_kind, shared
 from tests.models.recorded import off

@@ -24,13 +24,13 @@ from qload.engines.transformers import (
     TypedExperts,
     install,
     load,
+    loading,
     lora_config,
     uninstall,
-    versions,
 )
-from qload.engines.transformers.devices import SlotPlace, keep_away, places_in
-from qload.engines.transformers.experts import AllRows
-from qload.engines.transformers.placing import patterns
+from qload.engines.transformers.layer_names import patterns
+from qload.engines.transformers.placeholder_layers import AllRows
+from qload.engines.transformers.quantizer import SlotPlace, keep_away, places_in
 from qload.errors import ArgumentError, MissingTensorError, ShapeError
 from qload.quantize.policy import Modules
 from tests.engines.transformers.models import EAGER, IDS, RANGE, Stored, greedy, logits, of_kind, shared
@@ -281,14 +281,14 @@ def test_a_layer_that_the_model_has_no_place_for_is_named(
 
 
 def test_a_version_that_lacks_a_hook_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    versions.check_version()
-    monkeypatch.setattr(versions.transformers, "__version__", "4.0.0")
+    loading.check_version()
+    monkeypatch.setattr(loading.transformers, "__version__", "4.0.0")
     with pytest.warns(UserWarning, match=r"tried with transformers 5\.23\.0, and this is 4\.0\.0"):
-        versions.check_version()
+        loading.check_version()
 
     monkeypatch.delattr("transformers.integrations.moe.ALL_EXPERTS_FUNCTIONS")
     with pytest.raises(ArgumentError, match=r"transformers\.integrations\.moe\.ALL_EXPERTS_FUNCTIONS"):
-        versions.check_version()
+        loading.check_version()
 
 
 def test_rows_for_all_experts_lie_one_expert_after_another() -> None:

@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from qload.engines.transformers.checkpoint import Source
 from qload.engines.transformers.config import QloadConfig
-from qload.engines.transformers.placing import ModelNames, Places, places_of
-from qload.engines.transformers.shares import SharingPlan
-from qload.engines.transformers.source import Source
+from qload.engines.transformers.layer_names import ModelNames, Places, places_of
+from qload.engines.transformers.quantizer import SharingPlan
 from qload.errors import ArgumentError, CutError
 from qload.parallel import Rank
 from qload.weights import Weights

@@ -11,7 +11,7 @@ import torch
 from qload import native
 from qload.engines import transformers as engine
 from qload.engines.transformers import LinearSlot, TypedExperts
-from qload.engines.transformers.filling import on_meta
+from qload.engines.transformers.quantizer import on_meta
 from qload.kernels import bounds
 from tests.engines.transformers.models import RANGE, greedy, logits, of_kind, shared
 from tests.models.recorded import off

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qload.errors import ArgumentError, ShapeError
-from qload.models.vision.patches import patch_mask, patch_positions, real_images
+from qload.models.vision import patch_mask, patch_positions, real_images
 
 
 def mask_of(*sizes: tuple[int, int], rows: int, columns: int) -> torch.Tensor:

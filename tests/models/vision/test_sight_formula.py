@@ -8,8 +8,7 @@ from torch import Tensor
 
 from qload import FakeWorld, MemoryStorage, Weights
 from qload.detect import loader_from_config
-from qload.models.vision.model import load_vision_model
-from qload.models.vision.patches import patch_mask
+from qload.models.vision import load_vision_model, patch_mask
 from qload.parallel import ProcessGroup
 from tests.models.vision.seeing import CONFIG, LINK, VISION, pictures, sight, text
 

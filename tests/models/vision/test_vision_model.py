@@ -20,11 +20,10 @@ from qload import (
 )
 from qload.detect import loader_from_config
 from qload.errors import ConfigError, CutError, DivideError, MissingTensorError, QloadError, ShapeError
-from qload.models.cache import PagedCache
 from qload.models.config import text_config
-from qload.models.load import load_model
-from qload.models.step import Step
-from qload.models.vision.model import VisionModel, load_vision_model
+from qload.models.decoder import load_model
+from qload.models.kv_cache import PagedCache, Step
+from qload.models.vision import VisionModel, load_vision_model
 from qload.parallel import ProcessGroup
 from qload.quantize import Quantizer
 from tests.models.vision.seeing import CONFIG, pictures, sight, text

@@ -11,10 +11,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from qload import FakeWorld, MemoryStorage, Weights
 from qload.detect import loader_from_config
 from qload.models.config import text_config
+from qload.models.decoder import load_model
 from qload.models.latent_attention import scale_of
-from qload.models.load import load_model
-from qload.models.rope import Rope
-from qload.models.yarn import magnitude
+from qload.models.rope import Rope, magnitude
 from qload.parallel import ProcessGroup
 from tests.models.latent_formula import SMALL, YARN, drawn
 from tests.models.recorded import logits

@@ -20,9 +20,8 @@ from qload import (
     Weights,
 )
 from qload.detect import loader_from_config
-from qload.models.cache import PagedCache
-from qload.models.step import Step
-from qload.models.vision.model import VisionModel, load_vision_model
+from qload.models.kv_cache import PagedCache, Step
+from qload.models.vision import VisionModel, load_vision_model
 from qload.parallel import ProcessGroup
 from qload.quantize import Quantizer
 from tests.models.recorded import Rounded

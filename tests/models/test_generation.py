@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from qload import ArgumentError, FakeWorld
 from qload.models import Decoder, Engine, PagedCache, Sampler, Step, load_model
-from qload.models.generate import Made
+from qload.models.generation import Made
 from qload.parallel import ALONE, ProcessGroup
 from tests.models import drawn
 

@@ -1,22 +1,192 @@
-"""Routed experts of vLLM's: which tensors they wait for, and what multiplies once all are there."""
+"""From the tensors that vLLM's loaders bring to a layer that multiplies: when, and what is let go of."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from qload.detect import Target, for_target
-from qload.engines.vllm.expert_arrivals import MATRICES, ExpertArrivals
-from qload.engines.vllm.names import Awaited, CheckpointNames
-from qload.errors import ArgumentError, MismatchError, UnsupportedFormatError
+from qload.engines.vllm.checkpoint import Awaited, CheckpointNames
+from qload.errors import ArgumentError, MismatchError, MissingTensorError, UnsupportedFormatError
 from qload.experts import ExpertFacts, GatedActivation, LocalExperts
 from qload.kernels.declared import Activations, Maximum
-from qload.loader import FormatLoader
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.loader.finite_scales import Nonfinite
+from qload.methods import TypedLinearMethod
+from qload.methods.arrivals import Arrivals
+from qload.methods.placement import Placement
+from qload.methods.share_shapes import ParameterSlot, check_cuts, slots
+from qload.parallel import ProcessGroup
+from qload.spec import named
+from qload.storage import TensorInfo
+from qload.storage.protocol import missing
 from qload.weights import Weights
+
+Rows = tuple[int, int]
+
+
+def watch(
+    layer: nn.Module, typed: TypedLinearMethod, names: CheckpointNames, rows: Rows | None = None
+) -> None:
+    """Finish a layer when the last of the tensors that the checkpoint has of it was loaded."""
+    arrivals: Any = layer.typed_arrivals
+    place, slots = arrivals.place, arrivals.slots
+    modules = {place.prefix, *place.names}
+    wanted = {name for module in modules for name in names.of([module]) if _rest(name, module) in slots}
+    watched = _Watched(layer, typed, rows, Awaited(wanted))
+    for suffix, slot in slots.items():
+        param: Any = getattr(layer, slot.param_name)
+        param.weight_loader = partial(watched.load, suffix, param.weight_loader)
+
+
+class _Watched:
+    """A layer that is finished by its last tensor."""
+
+    def __init__(
+        self, layer: nn.Module, typed: TypedLinearMethod, rows: Rows | None, awaited: Awaited
+    ) -> None:
+        self.layer, self.typed, self.rows, self.awaited = layer, typed, rows, awaited
+
+    def load(
+        self,
+        suffix: str,
+        loader: Callable[..., None],
+        param: nn.Parameter,
+        loaded_weight: Tensor,
+        shard_id: int | str | None = None,
+    ) -> None:
+        """What vLLM's loaders call with a whole tensor, and the id of its part where layers are merged."""
+        loader(param, loaded_weight, shard_id)
+        place: Any = self.layer.typed_arrivals.place  # type: ignore[union-attr]
+        fused = len(place.parts) > 1 and shard_id is None
+        number = 0 if shard_id is None else place.part(shard_id, suffix)
+        if self.awaited.are_all_there(named(place.prefix if fused else place.names[number], suffix)):
+            finish(self.layer, self.typed, self.rows)
+
+
+def finish(layer: Any, typed: TypedLinearMethod, rows: Rows | None = None) -> None:
+    """Make what multiplies, and let go of what arrived, which vLLM's loaders may still refer to.
+
+    Parts of a merged layer that are not stored alike are multiplied one after another. `rows`: which of all
+    this rank has, where its share is no equal one. A second call does nothing.
+    """
+    if hasattr(layer, "typed_linear"):
+        return
+    arrivals = layer.typed_arrivals
+    arrived = [getattr(layer, slot.param_name) for slot in arrivals.slots.values()]
+    device, linear = arrived[0].device, typed.loaded(layer, rows)
+    for slot, param in zip(arrivals.slots.values(), arrived, strict=True):
+        delattr(layer, slot.param_name)
+        param.data = param.data.new_empty(0)
+    arrivals.close()
+    layer.typed_linear = linear
+    # vLLM's latent attention asks for a weight by this name to learn its device, and multiplies to read it.
+    layer.qweight = torch.empty(0, device=device)
+
+
+def multiplied(layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """X (..., K) -> this rank's (..., N), in x's dtype; `bias` (N,) goes into the products."""
+    linear = layer.typed_linear
+    y: Tensor = linear(x) if bias is None else linear(x, bias)
+    return y
+
+
+def padded(y: Tensor, bias: Tensor | None, size: int) -> Tensor:
+    """Logits (..., rows that a rank has) -> (..., size), 0 for rows that pad a vocabulary, plus `bias`."""
+    y = functional.pad(y, (0, size - y.shape[-1]))
+    return y if bias is None else y + bias
+
+
+def _rest(name: str, module: str) -> str:
+    return name.removeprefix(f"{module}.")
+
+
+MATRICES: Mapping[str, str] = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}  # by vLLM's names
+
+
+class ExpertArrivals:
+    """A storage of experts, numbered from 0 on this rank: `experts.0.gate_proj.qweight`.
+
+    Parameters
+    ----------
+    prefix
+        What the names begin with.
+    formats
+        What the experts may be stored as.
+    sizes
+        (H, I): inputs of an expert, and what lies between its matrices, on this rank.
+    group
+        The ranks that cut the same experts.
+    params_dtype
+        Of plain numbers.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        formats: Sequence[ConfiguredFormat],
+        sizes: tuple[int, int],
+        group: ProcessGroup,
+        params_dtype: torch.dtype,
+    ) -> None:
+        self.prefix, self.group = prefix, group
+        self._sizes = sizes
+        matrices = [fmt for fmt in formats if _is_matrix(fmt)]
+        self.formats = tuple(matrices)
+        first = next((fmt for fmt in matrices if not fmt.weight_type.plain), matrices[0])
+        self.slots: dict[str, Mapping[str, ParameterSlot]] = {}
+        for shard in MATRICES:
+            place = self._place(0, shard)
+            check_cuts(first, place)
+            self.slots[shard] = slots(matrices, place, params_dtype, by_tags=False)
+        self._of: dict[str, Arrivals] = {}
+
+    def take(self, expert: int, shard: str, suffix: str, loaded: Tensor, device: torch.device) -> None:
+        """Keep this rank's share of a tensor of an expert, `shard` "w1" (gate), "w3" (up) or "w2" (down)."""
+        place = self._place(expert, shard)
+        own = self._of.setdefault(place.prefix, Arrivals(place, self.slots[shard]))
+        empty = nn.Parameter(torch.empty(0, dtype=loaded.dtype, device=device), requires_grad=False)
+        own.take(suffix, empty, loaded, None)
+
+    def keys(self) -> Collection[str]:
+        """The names of all tensors."""
+        return [name for own in self._of.values() for name in [*own.keys()]]
+
+    def info(self, name: str) -> TensorInfo:
+        """Dtype and shape of the whole tensor `name`."""
+        return self._find(name).info(name)
+
+    def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
+        """The elements `index` of the tensor `name`, as they lie here; ArgumentError for another rank's."""
+        return self._find(name).read(name, index)
+
+    def close(self) -> None:
+        """Let go of all tensors."""
+        self._of.clear()
+
+    def _find(self, name: str) -> Arrivals:
+        number, matrix, _ = (*name.removeprefix(f"{self.prefix}.").split(".", 2), "", "")[:3]
+        own = self._of.get(f"{self.prefix}.{number}.{matrix}")
+        if own is None:
+            error: MissingTensorError = missing(name, self.keys())
+            raise error
+        return own
+
+    def _place(self, expert: int, shard: str) -> Placement:
+        prefix = named(f"{self.prefix}.{expert}", MATRICES[shard])
+        (H, inner), ranks = self._sizes, self.group.size()
+        here, whole = ((H, inner), (inner * ranks, H)) if shard != "w2" else ((inner, H), (H, inner * ranks))
+        K, N = here
+        return Placement(prefix, (prefix,), (0,), (N,), K, whole, self.group, is_told=True)
+
+
+def _is_matrix(fmt: ConfiguredFormat) -> bool:
+    return all(not suffix.startswith("_") for spec in fmt.specs() for suffix in spec.suffixes)
+
 
 PARAMETERS = {"w13": ("w1", "w3"), "w2": ("w2",)}  # vLLM's names of an expert's parameters begin so
 ACTIVATIONS: Mapping[str, GatedActivation] = {

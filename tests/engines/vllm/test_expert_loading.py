@@ -11,8 +11,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from qload import MemoryStorage, Weights, loader_from_config
-from qload.engines.vllm.expert_arrivals import ExpertArrivals
-from qload.engines.vllm.expert_filling import (
+from qload.engines.vllm.checkpoint import CheckpointNames
+from qload.engines.vllm.weight_loading import (
+    ExpertArrivals,
     check_ranks,
     facts_of,
     finish_experts,
@@ -20,7 +21,6 @@ from qload.engines.vllm.expert_filling import (
     unwatch_experts,
     watch_experts,
 )
-from qload.engines.vllm.names import CheckpointNames
 from qload.errors import ArgumentError, CutError, MismatchError, UnsupportedFormatError
 from qload.experts import ExpertFacts, GatedActivation
 from qload.parallel import Rank

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from qload import loader_from_config, open_checkpoint
-from qload.engines.vllm.names import Awaited, CheckpointNames
+from qload.engines.vllm.checkpoint import Awaited, CheckpointNames
 from qload.errors import StorageError, UnreadTensorsError
 from qload.testing import make_checkpoint
 from tests.unread import KINDS

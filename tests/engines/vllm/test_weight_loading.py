@@ -10,8 +10,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from qload import MemoryStorage, Weights, loader_from_config
-from qload.engines.vllm.filling import finish, multiplied, padded, watch
-from qload.engines.vllm.names import CheckpointNames
+from qload.engines.vllm.checkpoint import CheckpointNames
+from qload.engines.vllm.weight_loading import finish, multiplied, padded, watch
 from qload.errors import MissingTensorError
 from qload.methods import TypedLinearMethod
 from qload.testing import assert_same_bits

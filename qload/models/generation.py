@@ -7,21 +7,203 @@ ids = engine.generate([1, 2, 3], tokens=16)
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from random import Random
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, checked
+from qload.errors import ArgumentError, check_fields, checked
 from qload.kernels.scratch import warm_up
-from qload.models.cache import PagedCache
 from qload.models.decoder import Decoder
-from qload.models.graph import StepGraph, pinned
-from qload.models.pages import PageTable
-from qload.models.prompts import check_ids, check_prompt
-from qload.models.sampling import GREEDY, NOT_FINITE, Sampler, likeliest
-from qload.models.step import Step
-from qload.parallel import ALONE, Collectives, collectives_of
+from qload.models.kv_cache import PagedCache, PageTable, Step
+from qload.parallel import ALONE, Collectives, collectives_of, register_capture
+
+StepCall = Callable[..., tuple[Tensor, ...]]
+WARM_RUNS = 2  # before a capture: what is made in a first call must not be made in a graph
+
+
+class StepGraph:
+    """A step on a CUDA device whose inputs are copied to where the graph reads them, all of the host in one.
+
+    Parameters
+    ----------
+    step
+        Inputs on the device -> tensors. It asks nothing of the host.
+    inputs
+        Tensors of one dtype on the device that the first runs may use; their cells of the cache are written.
+    other
+        Another graph, which never runs at the same time: they share its memory and that of its libraries.
+    """
+
+    def __init__(self, step: StepCall, inputs: Sequence[Tensor], other: "StepGraph | None" = None) -> None:
+        self._memory = torch.cat([each.flatten() for each in inputs])
+        parts = torch.split(self._memory, [each.numel() for each in inputs])
+        self._inputs = [part.view(each.shape) for part, each in zip(parts, inputs, strict=True)]
+        device = inputs[0].device
+        stream: Any = torch.cuda.Stream(device) if other is None else other.stream  # type: ignore[no-untyped-call]
+        self.stream: Any = stream
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_RUNS):
+                step(*self._inputs)
+        torch.cuda.synchronize(device)
+        self._graph = torch.cuda.CUDAGraph()
+        pool = None if other is None else other.pool
+        # The watch of a process group asks after its events meanwhile, which may not break the capture.
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            self._made = step(*self._inputs)
+        self._released = False
+        register_capture(self)
+
+    def release(self) -> None:
+        """Free the graph, so that NCCL can destroy its communicators; later calls raise ArgumentError."""
+        self._released = True
+        torch.cuda.synchronize(self._memory.device)
+        self._graph.reset()
+
+    @property
+    def pool(self) -> Any:
+        """The graph's memory."""
+        return self._graph.pool()
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The step on inputs of the same shapes -> copies of its results; the host waits for nothing.
+
+        `inputs`: any on the device, and behind them any on the host. ArgumentError once the graph is freed.
+        """
+        if self._released:
+            raise ArgumentError("engine", "a call within the world that it was warmed up in", "one after it")
+        on_host = [each.flatten() for each in inputs if not each.is_cuda]
+        if on_host:
+            given = torch.cat(on_host)
+            self._memory[-given.numel() :].copy_(pinned(given), non_blocking=True)
+        for place, each in zip(self._inputs, inputs[: len(inputs) - len(on_host)], strict=False):
+            place.copy_(each, non_blocking=True)
+        self._graph.replay()
+        return tuple(each.clone() for each in self._made)
+
+
+def pinned(tensor: Tensor) -> Tensor:
+    """A copy of a tensor of the host from which the device copies while the host goes on.
+
+    Its memory is used again only once that is done: torch's allocator keeps an account of it.
+    """
+    return tensor.pin_memory()
+
+
+def check_ids(ids: Sequence[int], vocab: int) -> None:
+    """ArgumentError for one of `ids` that is outside of a vocabulary of `vocab`."""
+    wrong = next((each for each in ids if not 0 <= each < vocab), None)
+    if wrong is not None:
+        raise ArgumentError("ids", f"ids of a vocabulary of {vocab}: 0 to {vocab - 1}", str(wrong))
+
+
+@checked
+def check_prompt(
+    prompt_ids: Sequence[int], tokens: int, vocab: int, max_tokens: int, longest: int | None = None
+) -> None:
+    """ArgumentError unless a model can read the prompt and write so many tokens after it.
+
+    Parameters
+    ----------
+    prompt_ids, tokens
+        The ids, at least one, and how many are to follow.
+    vocab
+        How many ids there are.
+    max_tokens
+        How many tokens a sequence may have.
+    longest
+        How many of them its prompt may have; None: all.
+    """
+    check_ids(prompt_ids, vocab)
+    most = max_tokens if longest is None else min(max_tokens, longest)
+    if not 1 <= len(prompt_ids) <= most:
+        raise ArgumentError("prompt_ids", f"1 to {most} ids", f"{len(prompt_ids)} ids")
+    if tokens < 0 or len(prompt_ids) + tokens > max_tokens:
+        most = max_tokens - len(prompt_ids)
+        raise ArgumentError("tokens", f"0 to {most} after a prompt of {len(prompt_ids)}", str(tokens))
+
+
+NOT_FINITE = -1  # in the place of a token, where no logit is the largest
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """How a token is chosen of logits; by default the one with the largest. ArgumentError for other values.
+
+    Attributes
+    ----------
+    temperature
+        What logits are divided by, at least 0; 0 takes the largest and draws nothing.
+    top_k
+        How many of the likeliest tokens are kept, at least 1; None keeps all.
+    top_p
+        Which share of the probability of those is kept, 0 < top_p <= 1.
+    seed
+        What the numbers come from that tokens are drawn by.
+    """
+
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not 0 <= self.temperature < float("inf"):
+            raise ArgumentError("temperature", "a finite number of at least 0", str(self.temperature))
+        if self.top_k is not None and self.top_k < 1:
+            raise ArgumentError("top_k", "at least 1", str(self.top_k))
+        if not 0 < self.top_p <= 1:
+            raise ArgumentError("top_p", "more than 0, at most 1", str(self.top_p))
+
+    def numbers(self, sequence: int) -> Iterator[float]:
+        """The numbers of [0, 1) that tokens of sequence number `sequence` are drawn by, one after another."""
+        if not self.temperature:
+            return repeat(0.0)
+        drawn = Random(f"{self.seed} {sequence}")
+        return (drawn.random() for _ in repeat(None))
+
+    def choose(self, logits: Tensor, numbers: Tensor) -> Tensor:
+        """The ids (S,), int64, that `logits` (S, vocab) and `numbers` (S,) of [0, 1) choose.
+
+        NOT_FINITE where the largest logit is no finite number.
+        """
+        if not self.temperature:
+            return likeliest(logits)
+        largest = logits.max(-1).values
+        ids = self._drawn(logits.double() - largest.double()[:, None], numbers.double())
+        return _where_finite(ids, largest)
+
+    def _drawn(self, logits: Tensor, numbers: Tensor) -> Tensor:
+        """Logits of at most 0, (S, vocab) -> ids (S,)."""
+        sorted_logits, order = (logits / self.temperature).sort(stable=True, dim=-1, descending=True)
+        p = sorted_logits[:, : self.top_k].softmax(-1)
+        before = p.cumsum(-1) - p
+        kept = torch.where(before < self.top_p, p, 0)
+        # In the order of ids: logits that are nearly equal may change places as sums are rounded.
+        sums = torch.zeros_like(logits).scatter(-1, order[:, : kept.shape[1]], kept).cumsum(-1)
+        whole = sums[:, -1:]
+        at = torch.searchsorted(sums, numbers[:, None] * whole, right=True)
+        last = (sums < whole).sum(-1, keepdim=True)  # where a product is rounded up to the sum
+        return at.minimum(last)[:, 0]
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """The ids (S,), int64, of the largest of `logits` (S, vocab); NOT_FINITE where that is not finite."""
+    largest, ids = logits.max(-1)
+    return _where_finite(ids, largest)
+
+
+def _where_finite(ids: Tensor, largest: Tensor) -> Tensor:
+    return ids.masked_fill(~largest.isfinite(), NOT_FINITE)
+
+
+GREEDY = Sampler()
+
 
 log: logging.Logger = logging.getLogger("qload")
 

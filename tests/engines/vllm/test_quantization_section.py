@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from qload import loader_from_config
-from qload.engines.vllm.sections import section_and_settings
+from qload.engines.vllm.checkpoint import section_and_settings
 from qload.errors import ConfigError
 
 MODELOPT = {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}

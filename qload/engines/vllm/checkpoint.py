@@ -6,8 +6,9 @@ from typing import Any
 
 from qload.architecture import architecture_of
 from qload.detect import read_model_config
+from qload.detect.config_reader import method_of_own_file
 from qload.detect.matching import EMBEDDINGS
-from qload.errors import StorageError
+from qload.errors import ConfigError, StorageError
 from qload.experts import with_experts
 from qload.listing import check_all_read
 from qload.loader import WeightsLoader
@@ -144,3 +145,26 @@ class Awaited:
         """Note that a tensor has arrived; whether it was the last of them."""
         self._left.discard(name)
         return self._known and not self._left
+
+
+SETTINGS = ("target", "activations", "nonfinite")
+
+
+def section_and_settings(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The section as `qload.loader_from_config` takes it, and those of `SETTINGS` that are said.
+
+    `hf_quant_config.json` is ModelOpt's and has the section inside; `quantize_config.json` and
+    `quant_config.json` need not name their method, which their keys tell. ConfigError for a `qload` that is
+    not an object with these settings.
+    """
+    values = dict(config)
+    settings = values.pop("qload", {})
+    if not isinstance(settings, Mapping) or not set(settings) <= {*SETTINGS}:
+        wanted = f"an object with {' and '.join(SETTINGS)}"
+        raise ConfigError("config", "quantization_config.qload", wanted, repr(settings))
+    inside = values.get("quantization")
+    if isinstance(inside, Mapping):
+        values = {"quant_method": "modelopt", **inside}
+    unsaid = all(values.get(key) is None for key in ("quant_method", "method", "config_groups"))
+    method = method_of_own_file(values) if unsaid else None
+    return values if method is None else {**values, "quant_method": method}, dict(settings)

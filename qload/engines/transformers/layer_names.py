@@ -10,7 +10,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 from transformers.pytorch_utils import Conv1D
 
-from qload.engines.transformers.experts import STACKS, are_experts
+from qload.engines.transformers.placeholder_layers import STACKS, are_experts
 from qload.errors import UnsupportedFormatError
 
 EXPERT = re.compile(r"(.+)\.[0-9]+\.[^.]+")  # `model.layers.0.mlp.experts.7.w1`

@@ -6,7 +6,7 @@ import pytest
 
 from qload.errors import ConfigError
 from qload.experts import GatedActivation
-from qload.models.vision.config import ResamplerConfig, SightConfig, TowerConfig, sight_config
+from qload.models.vision_config import ResamplerConfig, SightConfig, TowerConfig, sight_config
 
 SMALL = {
     "model_type": "idefics2",

@@ -1,16 +1,83 @@
-"""How ranks share a whole model, and whether they can, before any of its weights is read."""
+"""What the parts of a layer are stored as, where programs differ: told by what there is, never guessed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+from qload.errors import MissingTensorError, ShapeError
 from qload.experts import ExpertSplit
 from qload.experts.load import plan_experts
 from qload.loader import Heads, Part, Split, split_blocks
 from qload.methods.loaded import planned
 from qload.models.config import TextConfig
-from qload.models.names import first_stored, is_stored
 from qload.weights import Weights
+
+# What the names of a text model begin with, alone or within another.
+TEXTS = ("model", "model.text_model", "model.language_model", "language_model.model")
+
+
+def is_stored(weights: Weights, prefix: str) -> bool:
+    """Whether any tensor is stored under `prefix`, or under it within the prefix of `weights`."""
+    leads = ("", *([f"{weights.prefix}."] if weights.prefix else ()))
+    return any(weights.names_under(f"{lead}{prefix}.") for lead in leads)
+
+
+def first_stored(weights: Weights, parent: str, names: Sequence[str]) -> str:
+    """The prefix of the first of `names` under `parent` that is stored; that of the first where none is."""
+    found = (f"{parent}.{name}" for name in names if is_stored(weights, f"{parent}.{name}"))
+    return next(found, f"{parent}.{names[0]}")
+
+
+def stored_parts(weights: Weights, parent: str, parts: Sequence[str], fused: str) -> list[str] | str:
+    """The prefixes of the `parts` of a layer, or the one that they are stored fused under."""
+    if is_stored(weights, f"{parent}.{fused}") and not is_stored(weights, f"{parent}.{parts[0]}"):
+        return f"{parent}.{fused}"
+    return [f"{parent}.{part}" for part in parts]
+
+
+def text_within(weights: Weights) -> tuple[str, str]:
+    """What the names of a text model begin with, and the name of its head: of the first that is stored.
+
+    A text model alone, or that of one that sees or hears too: by Idefics2's names, by those that transformers
+    5 gives them, and by those of before.
+    """
+    found = (base for base in TEXTS if is_stored(weights, f"{base}.embed_tokens"))
+    base = next(found, TEXTS[0])
+    return base, base.removesuffix("model") + "lm_head" if base.startswith("language") else "lm_head"
+
+
+def check_matrix(
+    weights: Weights,
+    prefixes: Sequence[str] | str,
+    sizes: Sequence[int],
+    features: int,
+    *,
+    padded: bool = False,
+) -> None:
+    """ShapeError where a layer is not (N, K) of the config.
+
+    `prefixes`: one for each of `sizes`, which are N, or one name that holds all of them. `features`: K.
+    `padded`: whether it may have more outputs than the config says, as padded vocabularies have.
+    """
+    fused = isinstance(prefixes, str)
+    named = [(prefixes, sum(sizes))] if isinstance(prefixes, str) else list(zip(prefixes, sizes, strict=True))
+    for prefix, size in named:
+        shape = weights.loader.shape(weights, prefix)
+        right = shape == (size, features) or (padded and shape[0] >= size and shape[1] == features)
+        if not right:
+            parts = f" = {' + '.join(map(str, sizes))}" if fused and len(sizes) > 1 else ""
+            more = " or more" if padded else ""
+            raise ShapeError(prefix, f"({size}{more}, {features}), as the config says{parts}", shape)
+
+
+def check_biases(weights: Weights, prefixes: Sequence[str] | str, promised: frozenset[str]) -> None:
+    """MissingTensorError where the config promises a bias that is not stored."""
+    for prefix in [prefixes] if isinstance(prefixes, str) else prefixes:
+        name = f"{prefix}.bias"
+        if prefix.rpartition(".")[2] in promised and not weights.has_tensor(name):
+            error: MissingTensorError = weights.missing(name, "the config says that there is one")
+            raise error
+
 
 QUERIES, KEYS, FUSED = ("q_proj", "q_b_proj", "kv_b_proj"), ("k_proj", "v_proj"), "qkv_proj"
 OUTPUTS, BOTH, INPUTS = ("gate_proj", "up_proj"), "gate_up_proj", ("o_proj", "down_proj")
