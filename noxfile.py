@@ -29,7 +29,7 @@ STEPS = re.compile(
     r"(?!.*: finished)\s*((?:Downloading|Using cached) .*[MG]i?B\)|(?:Building wheel|Installing) .*)"
 )
 ROOT = Path(__file__).parent
-PAGES = ("*.md", "LICENSE", "csrc/*.md", "docs/**/*.md")  # of the site
+PAGES = ("*.md", "LICENSE", "csrc/*.md", "docs/**/*.md", "docs/*.png", "docs/*.css")  # of the site
 PIP = {"PIP_COMPILE": "0"}  # who imports a module compiles it, and few ever are
 NATIVE = ("tests/native", "tests/layouts", "tests/formats")  # what stands on native code
 CALLERS = ("tests/kernels", "tests/experts", "tests/repacking")  # what takes it where there is some
@@ -271,17 +271,16 @@ def demo(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def docs(session: nox.Session) -> None:
-    """Build the site of documentation into build/docs/site; a broken link or an unknown name fails it."""
+    """Build the documentation into build/docs/site; a broken link or an unknown name fails the build."""
     session.install("--quiet", *nox.project.dependency_groups(PYPROJECT, "docs"), env=PIP)
     pages = ROOT / "build" / "docs" / "pages"
     shutil.rmtree(pages, ignore_errors=True)
-    for pattern in PAGES:  # where they stand in the repository, so that links between them hold
+    for pattern in PAGES:  # paths as in the repository, so that links between pages hold
         for page in ROOT.glob(pattern):
             place = pages / page.relative_to(ROOT)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(page, place)
-    build = ("mkdocs", "build", "--strict", "--quiet", "--config-file", "docs/mkdocs.yml")
-    session.run(*build, *session.posargs, env={"NO_MKDOCS_2_WARNING": "1"})
+    session.run("zensical", "build", "--strict", "--clean", *session.posargs)
 
 
 @nox.session(default=False)

@@ -37,7 +37,7 @@ bool has(Isa isa) {
 namespace {
 
 /// Whether products of pairs of bfloat16 are worth their instruction: Intel's chips, which have matrix instructions for
-/// them, take four times as long for one as for a product of floats (docs/cpu.md).
+/// them, take four times as long for one as for a product of floats (docs/lab/cpu.md).
 bool has_fast_pairs() {
 #ifdef QLOAD_X86
   return !__builtin_cpu_is("intel");

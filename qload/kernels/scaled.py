@@ -17,7 +17,7 @@ float16 after it was divided by a power of two, so that no token leaves its rang
 
 A zero point z of the inputs takes z * sum over k of b[n, k] from an int8 sum: one more row of ones gives it.
 The tensor cores add products of e4m3 with 13 bits of the largest one and less than float32 keeps: see
-docs/cuda-cells.md for what that costs.
+docs/lab/fallback.md for what that costs.
 """
 
 from collections.abc import Iterator

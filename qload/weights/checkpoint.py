@@ -42,20 +42,33 @@ def open_checkpoint(
     target: Target | None = None,
     nonfinite: Nonfinite = "error",
 ) -> Weights:
-    """The tensors of a safetensors file, a directory, or a sharded index, as `Weights`.
+    """Open a safetensors file, a directory or a sharded index as `Weights`.
 
-    Use it as a context manager, which closes the files.
+    Use it as a context manager, which closes the files. The config beside the files determines the loader.
 
     Parameters
     ----------
     path
-        The file, the directory, or the index. The loader follows from the config beside the files.
-    device, dtype, process_group, aliases, prefix, nonfinite
-        Those of `Weights`.
+        A safetensors file, a directory, or an index.
+    device
+        Device of the loaded tensors.
+    dtype
+        Type of plain floats after the load; None keeps the stored type. Packed words, indices, scales,
+        integers and float8 are never cast. An overflowing cast raises `CastError`.
+    process_group
+        An object with `rank()` and `size()`, such as a group of torch.distributed; None is one rank.
+    aliases
+        Other names of a tensor: `{"lm_head.weight": ["model.embed_tokens.weight"]}`.
+    prefix
+        A prefix to try before a name that is not stored.
     target
-        What the weights are repacked for, as in `loader_from_config`. "marlin" takes the `dtype` of FP8 and
-        FP4 from above, where it is float16 or bfloat16 and no `KernelTarget` says one; "auto" leaves them as
-        they are stored, unless one does.
+        Order of the loaded weights in memory: "auto" (the fastest kernels of the device), "marlin",
+        "strips", "panels", "exllama", or a `KernelTarget`; None keeps the stored order. A weight that the
+        order cannot hold keeps its own, with a note in `Weights.report()`. "marlin" repacks FP8 and FP4
+        for a `dtype` of float16 or bfloat16; "auto" repacks them only for a `KernelTarget` with a dtype.
+    nonfinite
+        "error" refuses a layer with a scale that is NaN or infinite, by `NonfiniteScaleError` on all ranks;
+        "allow" loads such scales as stored.
 
     Raises
     ------

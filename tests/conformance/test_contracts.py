@@ -7,7 +7,7 @@ import pytest
 from qload.conformance import LinearKernelSuite
 from qload.conformance.linear_trial import LinearTrial
 from qload.testing.checks import Misread
-from tests.conformance.test_pages import files
+from tests.page_files import files
 from tests.paths import ROOT
 
 KERNELS = files(ROOT / "docs" / "conformance" / "contracts.md")

@@ -7,18 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.conformance.pytest_runs import run
+from tests.page_files import files
 from tests.paths import ROOT
 
-KERNEL = ROOT / "docs" / "conformance" / "kernel.md"
-
-
-def files(page: Path) -> dict[str, str]:
-    """The Python of a page by the name that its first line says."""
-    blocks = re.findall(r"^```py\n# (\S+)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    return dict(blocks)
-
-
-PAGES = [page for page in sorted(KERNEL.parent.glob("*.md")) if files(page)]
+KERNEL = ROOT / "docs" / "tutorials" / "kernel.md"
+PAGES = [KERNEL, *(page for page in sorted((ROOT / "docs" / "conformance").glob("*.md")) if files(page))]
 
 
 def run_page(folder: Path, held: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -54,7 +47,7 @@ def test_a_failure_says_what_the_page_shows(tmp_path: Path) -> None:
 
     done = run_page(tmp_path, {**held, "my_kernels.py": broken}, "-k", "reads_back")
 
-    (shown,) = re.findall(r"^```text\n(gptq\..*?)^```$", KERNEL.read_text(), re.MULTILINE | re.DOTALL)
+    (shown,) = re.findall(r"^gptq\..*?replay.*?$", KERNEL.read_text(), re.MULTILINE | re.DOTALL)
     assert done.returncode == 1
     for line in shown.splitlines():
         assert line in done.stdout, done.stdout

@@ -15,7 +15,7 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 COLUMNS = "100"  # of the terminal whose output the pages show
-TABLES = ("inspect", "verify", "formats", "doctor")  # verbs that print them on a terminal, and JSON elsewhere
+TABLES = ("inspect", "verify", "plan", "explain", "formats", "doctor")  # verbs that print them on a terminal, and JSON elsewhere
 
 
 class Block(NamedTuple):
@@ -43,12 +43,13 @@ def blocks() -> Iterator[Block]:
 
 ENGINES = ROOT / "docs" / "engines"  # whose pages run where their engine is installed
 OUTSIDERS = ROOT / "docs" / "conformance" / "outsiders.md"  # as is this one, in tests/outsiders
+TUTORIALS = ROOT / "docs" / "tutorials"  # walked from begin to end by test_tutorials.py
 PYTHON = [
     block
     for block in blocks()
     if block.language == "python" and block.page.parent != ENGINES and block.page != OUTSIDERS
 ]
-COMMANDS = [block for block in blocks() if COMMAND.search(block.text)]
+COMMANDS = [block for block in blocks() if COMMAND.search(block.text) and block.page.parent != TUTORIALS]
 
 
 @pytest.fixture

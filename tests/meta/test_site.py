@@ -12,7 +12,7 @@ PATTERNS = ("*.md", "csrc/*.md", "docs/**/*.md")
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 RULES = ROOT / "docs" / "rules"
 README = (RULES / "README.md").read_text()
-CONFIG = (ROOT / "docs" / "mkdocs.yml").read_text()
+CONFIG = (ROOT / "mkdocs.yml").read_text()
 
 
 def name(path: Path) -> str:

@@ -13,7 +13,7 @@ from qload.cli.layer_tables import explanation_tables
 from qload.pictures import explanation_page
 from qload.plan.kernels import BASIS, TIMED, TOKENS, interpolate, predicted
 
-DOCS = Path(__file__).parents[2] / "docs" / "cuda-decode.md"
+DOCS = Path(__file__).parents[2] / "docs" / "lab" / "decode.md"
 SQUARE = 8192 * 8192 // 2  # bytes of 4 bits
 
 

@@ -161,7 +161,7 @@ def why_not_on(weight: ExllamaWeight, dtype: torch.dtype, capability: tuple[int,
     if config.bits not in BITS or config.zeros.name not in ZEROS:
         return f"reads 2, 3, 4 and 8 bits, got {config.bits} with zero points {config.zeros.name}"
     if not known(ExllamaCall.layout, config.bits, capability):
-        return f"no kernel of {config.bits} bits was timed on such a device: see docs/cuda-exllama.md"
+        return f"no kernel of {config.bits} bits was timed on such a device: see docs/lab/exllama.md"
     return None
 
 
