@@ -15,7 +15,8 @@ BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 COLUMNS = "100"  # of the terminal whose output the pages show
-TABLES = ("inspect", "verify", "plan", "explain", "formats", "doctor")  # verbs that print them on a terminal, and JSON elsewhere
+# Verbs with tables on a terminal, and JSON elsewhere.
+TABLES = ("inspect", "verify", "plan", "explain", "formats", "doctor")
 
 
 class Block(NamedTuple):
