@@ -40,26 +40,27 @@ COLUMNS = (
 LARGE = {"N": 1 << 14, "K": 1 << 14}  # sizes that every packing divides
 LEAD, STACK = "model.layers.0.mlp.", "experts.down_proj"  # of all experts of a layer
 SIZES = {"num_experts": 1, "hidden_size": LARGE["N"], "moe_intermediate_size": LARGE["K"]}
+MARKDOWN = {  # heading of the page's table -> column, and text that its cells leave out
+    "tensors": ("load", "from "),
+    "`quant_method`": ("detect", ""),
+    "cut of N": ("shard column", "at "),
+    "cut of K": ("shard row", "at "),
+    "`repack` to": ("repack to", ""),
+    "CPU kernel": ("kernel of a CPU", ""),
+}
 INTRODUCTION = """\
-What can be done with each format, as `qload formats` prints it. A layer has N outputs and K inputs.
+This table shows the formats of layers with N outputs and K inputs. `qload formats --markdown` prints it from
+the code. `qload formats` prints more, with reasons: fused layers, experts, restored tensors, quantizers,
+activations, checked values.
 
-| line | it says |
-|---|---|
-| load | which tensors a layer is read from, with an example of its config |
-| detect | which `quant_method` of config.json leads to this format |
-| dequantize | whether `dequantize()` gives the values of a layer |
-| shard column | where the N outputs may be cut for tensor parallelism: `get_weights_col` |
-| shard row | where the K inputs may be cut: `get_weights_row` |
-| fused | whether several layers are loaded as one, such as q, k and v: `get_multi_weights_col` |
-| experts | whether `get_experts` loads experts that are stored each by itself, and what is done with them |
-| experts in stacks | whether tensors of all experts are read as a layer for each; what their names end with |
-| repack to | kernel formats that `repack` writes; a weight that one cannot hold exactly is refused. \
-`marlin` is the order of Marlin's kernels; the format of files is `marlin_checkpoint`, "marlin" in configs |
-| kernel of a CPU | whether the CPU module multiplies with it; `target="auto"` repacks to panels for that |
-| restore | whether `restore` brings back the stored tensors, bit for bit |
-| quantize while loading | which quantizer makes this format of plain layers |
-| activations | whether `get_linear` quantizes inputs as well, and which key of a config declares how |
-| verify | what `qload verify` checks; packed codes are not listed where any value is lawful |"""
+- **tensors**: the stored tensors of a layer, without optional ones.
+- **`quant_method`**: the methods of config.json that lead to this format.
+- **cut of N**, **cut of K**: lawful cuts for tensor parallelism (`get_weights_col`, `get_weights_row`).
+- **`repack` to**: kernel formats. A weight that one cannot hold exactly is refused. `marlin` is the order of
+  Marlin's kernels; the format of files is `marlin_checkpoint`, "marlin" in configs.
+- **CPU kernel**: the way of the CPU module; "no" means dequantize, then torch's product.
+
+All formats are dequantized, and loaded as fused layers such as q, k and v."""
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,21 @@ def overview() -> Mapping[str, Mapping[str, Capability]]:
 
 
 def as_markdown() -> str:
-    """The page of docs: a section a format, a line a column."""
-    parts = ["# Formats", INTRODUCTION]
+    """Page of the documentation: a table with a row for each format."""
+    lines = [("format", *MARKDOWN), ("---",) * (1 + len(MARKDOWN))]
     for name, row in overview().items():
-        lines = (f"| {column} | {cell} |" for column, cell in row.items())
-        parts.append("\n".join([f"## {format_label(name)}", "", "| | |", "|---|---|", *lines]))
-    return "\n\n".join(parts) + "\n"
+        cells = (_short(row[column], dropped) for column, dropped in MARKDOWN.values())
+        lines.append((format_label(name), *cells))
+    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    return f"# Formats\n\n{INTRODUCTION}\n\n{table}"
+
+
+def _short(cell: Capability, dropped: str) -> str:
+    """Answer of a cell without its example and details; "no" without the reason."""
+    if not cell.yes:
+        return "no"
+    text = cell.text.partition("; for example")[0].partition(", where")[0].partition(", rows of")[0]
+    return text.removeprefix(dropped).replace(f"; {dropped}", "; ")
 
 
 def _row(weight_type: type[Weight]) -> tuple[Capability, ...]:
