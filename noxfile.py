@@ -29,7 +29,7 @@ STEPS = re.compile(
     r"(?!.*: finished)\s*((?:Downloading|Using cached) .*[MG]i?B\)|(?:Building wheel|Installing) .*)"
 )
 ROOT = Path(__file__).parent
-PAGES = ("*.md", "LICENSE", "csrc/*.md", "docs/**/*.md", "docs/*.png", "docs/*.css")  # of the site
+PAGES = ("*.md", "LICENSE", "csrc/*.md", "docs/**/*.md", "docs/*.png", "docs/site.*")  # of the site
 PIP = {"PIP_COMPILE": "0"}  # who imports a module compiles it, and few ever are
 NATIVE = ("tests/native", "tests/layouts", "tests/formats")  # what stands on native code
 CALLERS = ("tests/kernels", "tests/experts", "tests/repacking")  # what takes it where there is some
@@ -281,6 +281,7 @@ def docs(session: nox.Session) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(page, place)
     session.run("zensical", "build", "--strict", "--clean", *session.posargs)
+    session.log("python -m http.server -d build/docs/site serves it, with search")
 
 
 @nox.session(default=False)
