@@ -1,9 +1,13 @@
 """What the site of documentation is made of: links that lead somewhere, every public name, every rule."""
 
 import re
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import qload
 from tests.paths import ROOT
@@ -13,6 +17,7 @@ PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 RULES = ROOT / "docs" / "rules"
 README = (RULES / "README.md").read_text()
 CONFIG = (ROOT / "mkdocs.yml").read_text()
+MAX_ENTRIES, MAX_WORDS, MAX_LAB_WORDS = 8, 24_000, 8_000
 
 
 def name(path: Path) -> str:
@@ -107,3 +112,29 @@ def test_every_page_has_a_place_in_the_site() -> None:
     there = {name(page) for page in PAGES if page.parent != RULES or page.name == "README.md"}
 
     assert listed == there
+
+
+def groups(entries: list[Any]) -> Iterator[list[Any]]:
+    """Each list of entries in the navigation, from the outermost on."""
+    yield entries
+    for entry in entries:
+        for inner in entry.values() if isinstance(entry, dict) else ():
+            if isinstance(inner, list):
+                yield from groups(inner)
+
+
+def test_a_group_of_the_navigation_has_at_most_eight_entries() -> None:
+    sizes = [len(group) for group in groups(yaml.safe_load(CONFIG)["nav"])]
+
+    assert max(sizes) <= MAX_ENTRIES, sizes
+
+
+def test_pages_stay_short() -> None:
+    """Without the pages of docs/api and docs/rules, which are written from the code."""
+    words = Counter[str]()
+    for page in (ROOT / "docs").rglob("*.md"):
+        folder = page.relative_to(ROOT / "docs").parts[0]
+        words[folder if folder in ("api", "lab", "rules") else "others"] += len(page.read_text().split())
+
+    assert words["lab"] <= MAX_LAB_WORDS
+    assert words["others"] <= MAX_WORDS
