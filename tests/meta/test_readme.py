@@ -16,7 +16,7 @@ COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 COLUMNS = "100"  # of the terminal whose output the pages show
 # Verbs with tables on a terminal, and JSON elsewhere.
-TABLES = ("inspect", "verify", "plan", "explain", "formats", "doctor")
+TABLES = ("inspect", "verify", "plan", "explain", "diff", "convert", "formats", "doctor")
 
 
 class Block(NamedTuple):
