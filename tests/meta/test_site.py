@@ -1,4 +1,4 @@
-"""What the site of documentation is made of: links that lead somewhere, every public name, every rule."""
+"""Pages of the documentation: links, anchors, public names, rules, navigation, length."""
 
 import re
 from collections import Counter
@@ -25,22 +25,22 @@ def name(path: Path) -> str:
 
 
 def prose(page: Path) -> str:
-    """A page without its blocks of code, where brackets are no links."""
+    """Text of a page without its code, whose brackets are not links."""
     return re.sub(r"^```.*?^```$|^    .*$|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
 def anchors(page: Path) -> set[str]:
-    """What a link may go on with behind `#`, of each heading."""
+    """Anchors of a page, one for each heading."""
     titles = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
     plain = [re.sub(r"[^\w\s-]", "", title.lower()) for title in titles]
     return {re.sub(r"[\s-]+", "-", title.strip()) for title in plain}
 
 
 def broken(page: Path, link: str) -> str | None:
-    """Why a link leads nowhere, or None."""
+    """Reason for a broken link, or None."""
     target, _, anchor = link.partition("#")
     if re.match(r"https?:", target):
-        return None  # nobody can tell here
+        return None  # not checked without a network
     place = (page.parent / target).resolve() if target else page
     if not place.is_relative_to(ROOT) or not place.exists():
         return "there is no such file"
