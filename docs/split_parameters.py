@@ -1,4 +1,4 @@
-"""Extension of griffe for the site: split docstring entries of several parameters, so that each has its type."""
+"""Extension of griffe for the site: a docstring entry for each of several parameters that share one."""
 
 import re
 from typing import Any
