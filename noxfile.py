@@ -45,9 +45,7 @@ CALLERS = ("tests/kernels", "tests/experts", "tests/repacking")  # tests of its 
 def install(session: nox.Session, *groups: str, **variables: str) -> None:
     """Install qload as pure Python, the pinned torch, and dependency groups of pyproject.toml."""
     needs = nox.project.dependency_groups(PYPROJECT, *groups)
-    session.log(
-        f"setting up {TORCH}, what it needs, and qload; files of more than 1 MB are named with their size"
-    )
+    session.log(f"installing {TORCH}, its dependencies and qload; files of more than 1 MB have a line each")
     fetch(session, TORCH, *needs, ".", QLOAD_PYTHON_ONLY="1", **variables)
 
 
