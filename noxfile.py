@@ -1,7 +1,7 @@
 # /// script
 # dependencies = ["nox>=2024.10.9"]
 # ///
-"""The project's sessions: `nox -l` lists them, `nox -s NAME` sets one up and runs it."""
+"""Sessions of nox: `nox -l` lists them, `nox -s NAME` creates the environment of one and runs it."""
 
 import importlib.util
 import os
@@ -18,59 +18,64 @@ import nox
 from nox.command import CommandFailed
 
 nox.needs_version = ">=2024.10.9"
-nox.options.default_venv_backend = "venv"  # pip finds wheels beside the index; not every backend does
+nox.options.default_venv_backend = "venv"  # pip reads PIP_FIND_LINKS; not every backend does
 nox.options.reuse_existing_virtualenvs = True
 
-TORCH = "torch==2.13.0"  # of the test environment; the library itself takes a wide range
-VLLM = "vllm==0.33.0"  # as qload/engines/vllm/hooks.py says
+TORCH = "torch==2.13.0"  # in test environments; the library supports a range of versions
+VLLM = "vllm==0.33.0"  # the version that qload/engines/vllm/hooks.py names
 PYPROJECT = nox.project.load_toml("pyproject.toml")
-# The lines of pip that announce more than a moment's work.
+# Lines of pip that announce a step of more than a few seconds.
 STEPS = re.compile(
     r"(?!.*: finished)\s*((?:Downloading|Using cached) .*[MG]i?B\)|(?:Building wheel|Installing) .*)"
 )
 ROOT = Path(__file__).parent
 PAGES = ("*.md", "LICENSE", "csrc/*.md", "docs/**/*.md", "docs/*.png", "docs/site.*")  # of the site
-PIP = {"PIP_COMPILE": "0"}  # who imports a module compiles it, and few ever are
-NATIVE = ("tests/native", "tests/layouts", "tests/formats")  # what stands on native code
-CALLERS = ("tests/kernels", "tests/experts", "tests/repacking")  # what takes it where there is some
+SCHEMAS = {  # of check-jsonschema, and the files that they describe
+    "citation-file-format": "CITATION.cff",
+    "dependabot": ".github/dependabot.yml",
+    "github-actions": ".ci/verify/action.yml",
+    "github-issue-forms": ".github/ISSUE_TEMPLATE/*.yml",
+    "github-workflows": ".github/workflows/*.yml",
+}
+PIP = {"PIP_COMPILE": "0"}  # Python compiles a module at its first import, and imports few of them
+NATIVE = ("tests/native", "tests/layouts", "tests/formats")  # tests of the CPU module
+CALLERS = ("tests/kernels", "tests/experts", "tests/repacking")  # tests of its callers
 
 
 def install(session: nox.Session, *groups: str, **variables: str) -> None:
-    """The library without a compiler, the pinned torch, and the groups of pyproject.toml."""
+    """Install qload as pure Python, the pinned torch, and dependency groups of pyproject.toml."""
     needs = nox.project.dependency_groups(PYPROJECT, *groups)
-    session.log(
-        f"setting up {TORCH}, what it needs, and qload; files of more than 1 MB are named with their size"
-    )
+    session.log(f"installing {TORCH}, its dependencies and qload; files of more than 1 MB have a line each")
     fetch(session, TORCH, *needs, ".", QLOAD_PYTHON_ONLY="1", **variables)
 
 
 def keep_bytecode(session: nox.Session) -> None:
-    """What a process compiles, the next one reads, also where the tree is to have no bytecode in it.
+    """Share bytecode between processes, in a folder outside the source tree.
 
-    Without it each of the hundreds of processes that tests start compiles all of torch that it imports.
+    Without it, each of the hundreds of processes that tests start compiles the modules of torch anew.
     """
     folder = Path(session.virtualenv.location).resolve() / "bytecode"
     session.env.update(PYTHONDONTWRITEBYTECODE="", PYTHONPYCACHEPREFIX=str(folder))
 
 
 def fetch(session: nox.Session, *needs: str, **variables: str) -> None:
-    """`pip install`, with a line for each step that takes long; all that pip said, if it fails."""
-    env = {**PIP, "PIP_PROGRESS_BAR": "off", **variables}  # which backends other than pip ignore
+    """Run `pip install` and log its long steps; if it fails, print its whole output."""
+    env = {**PIP, "PIP_PROGRESS_BAR": "off", **variables}  # other backends ignore these variables
     reading, writing = os.pipe()
-    with open(reading, errors="replace") as said, ThreadPoolExecutor() as pool:
-        lines = pool.submit(show_steps, session, said)
+    with open(reading, errors="replace") as output, ThreadPoolExecutor() as pool:
+        lines = pool.submit(show_steps, session, output)
         try:
-            with open(writing, "w") as pip:  # closed when pip is done, which ends the reading
+            with open(writing, "w") as pip:  # closing it ends show_steps
                 session.install(*needs, env=env, silent=False, stdout=pip)
         except CommandFailed:
             sys.stderr.write(lines.result())
             raise
 
 
-def show_steps(session: nox.Session, said: Iterable[str]) -> str:
-    """Log the lines of pip that are STEPS as they come; return all lines."""
+def show_steps(session: nox.Session, output: Iterable[str]) -> str:
+    """Log each line of pip that matches STEPS at once; return all lines."""
     lines = []
-    for line in said:
+    for line in output:
         lines.append(line)
         if step := STEPS.match(line):
             session.log(step[1])
@@ -79,7 +84,7 @@ def show_steps(session: nox.Session, said: Iterable[str]) -> str:
 
 @nox.session
 def unit(session: nox.Session) -> None:
-    """The tests that need no GPU and no compiler; those that take seconds each with `-- -m slow`."""
+    """Run the tests without a GPU or a compiler; `-- -m slow` runs the slow ones."""
     keep_bytecode(session)
     install(session, "test")
     session.run("pytest", "-m", "not gpu and not slow", "-n", "2", *session.posargs)
@@ -87,30 +92,32 @@ def unit(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def native(session: nox.Session) -> None:
-    """The CPU module: under each instruction set of this machine, in what calls it, under sanitizers."""
+    """Test the CPU module under each instruction set of this machine, its callers, and under sanitizers."""
     keep_bytecode(session)
     build(session, "test")
-    found = session.run("python", "-c", "from qload import native; print(*native.available())", silent=True)
+    instruction_sets = session.run(
+        "python", "-c", "from qload import native; print(*native.available())", silent=True
+    )
     options = ("-n", "2", *session.posargs)
-    for isa in str(found).split():
-        some = ("-m", "not gpu", "--hypothesis-profile=some")
-        session.run("pytest", *NATIVE, *some, *options, env={"QLOAD_ISA": isa})
+    for isa in str(instruction_sets).split():
+        selection = ("-m", "not gpu", "--hypothesis-profile=some")
+        session.run("pytest", *NATIVE, *selection, *options, env={"QLOAD_ISA": isa})
     session.run("pytest", *CALLERS, "-m", "not gpu and not slow", *options)
     sanitized = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1"
-    build(session, CXXFLAGS=f"{sanitized} -DEMULATED_TILES")  # so that all machines try AMX's products
-    runtimes = (
+    build(session, CXXFLAGS=f"{sanitized} -DEMULATED_TILES")  # tests the products of AMX on every machine
+    runtimes = (  # loaded before python, which links none of them
         session.run(os.environ.get("CXX", "c++"), f"-print-file-name={name}", external=True, silent=True)
-        for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")  # before python, which knows none of them
+        for name in ("libasan.so", "libubsan.so", "libstdc++.so.6")
     )
     preload = " ".join(str(path).strip() for path in runtimes)
-    asan = "detect_leaks=0:malloc_context_size=5"  # longer stacks of allocations take their time
+    asan = "detect_leaks=0:malloc_context_size=5"  # deeper stacks make allocations slow
     session.run("pytest", "tests/native", "-n", "2", env={"LD_PRELOAD": preload, "ASAN_OPTIONS": asan})
     read_files(session)
 
 
 @nox.session(default=False)
 def compile(session: nox.Session) -> None:
-    """Layers of every format through Inductor, torch's compiler, on the CPU; needs a C++ compiler."""
+    """Compile layers of every format with torch.compile on the CPU; needs a C++ compiler."""
     keep_bytecode(session)
     install(session, "test")
     session.run("pytest", "tests/compile/modules.py", "-n", "2", "--show-capture=no", *session.posargs)
@@ -118,7 +125,7 @@ def compile(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
-    """The CPU code beside a copy, peers, more `-- peers`; its table `-- --dispatch`; loads `-- engines`."""
+    """Time the CPU module; `-- peers`: peers' linears; `-- --dispatch`: its table; `-- engines`: loads."""
     if session.posargs[:1] == ["engines"]:
         install(session, "test", "transformers")
         session.run("python", "-m", "tests.bench.engines", *session.posargs[1:])
@@ -127,15 +134,15 @@ def bench(session: nox.Session) -> None:
     if session.posargs[:1] == ["--dispatch"]:
         session.run("python", "-m", "tests.bench.cpu_dispatch", *session.posargs[1:])
         return
-    of_linears = session.posargs[:1] == ["peers"]
+    linears_only = session.posargs[:1] == ["peers"]
     peers = (
         ("torchao", "bitsandbytes", "llama-cpp-python")
-        if of_linears
+        if linears_only
         else ("compressed-tensors", "bitsandbytes")
     )
-    for peer in peers:  # what is not to be had is left out of the table
+    for peer in peers:  # the table omits a peer that pip cannot install
         session.run("python", "-m", "pip", "install", "--quiet", TORCH, peer, success_codes=[0, 1])
-    if of_linears:
+    if linears_only:
         session.run("python", "-m", "tests.bench.cpu_linear", "--peers", *session.posargs[1:])
         return
     session.run("python", "-m", "tests.bench.cpu", *session.posargs)
@@ -146,13 +153,16 @@ def bench(session: nox.Session) -> None:
 
 
 def read_files(session: nox.Session) -> None:
-    """Threads that read files, to no device those of the CUDA module, under sanitizers."""
-    of_cuda, of_cpu = "tests/native/file_reader", "tests/native/file_mover"
+    """Run the file-reading threads of both native modules under sanitizers, without a device."""
+    cuda_folder, cpu_folder = "tests/native/file_reader", "tests/native/file_mover"
     parts = [
         "shared/digits",
         *(f"cpu/{part}" for part in ["file_mover", "file_move", "move", "plan", "route", "team"]),
     ]
-    programs = {of_cuda: ["csrc/cuda/copy/file_reader.cpp"], of_cpu: [f"csrc/{part}.cpp" for part in parts]}
+    programs = {
+        cuda_folder: ["csrc/cuda/copy/file_reader.cpp"],
+        cpu_folder: [f"csrc/{part}.cpp" for part in parts],
+    }
     program = f"{session.create_tmp()}/files"
     for (folder, sources), sanitizer in product(programs.items(), ("thread", "address,undefined")):
         flags = f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", "-Wall", "-Wextra", "-Werror"
@@ -162,7 +172,7 @@ def read_files(session: nox.Session) -> None:
 
 
 def build(session: nox.Session, *groups: str, **flags: str) -> None:
-    """The CPU module alone, into an editable install."""
+    """Install qload as editable, with the CPU module and without the CUDA module."""
     needs = nox.project.dependency_groups(PYPROJECT, "build", *groups)
     session.install("--quiet", TORCH, *needs, *PYPROJECT["project"]["dependencies"], env=PIP)
     options = ("--quiet", "--no-build-isolation", "--no-deps", "--force-reinstall")
@@ -171,37 +181,37 @@ def build(session: nox.Session, *groups: str, **flags: str) -> None:
 
 @nox.session(default=False)
 def dist(session: nox.Session) -> None:
-    """Build the sdist and both wheels into dist/, check them as an index would, test what they hold."""
+    """Build the sdist and both wheels into dist/, check their metadata, and test their contents."""
     session.install("--quiet", TORCH, *nox.project.dependency_groups(PYPROJECT, "dist"))
     session.install("--quiet", *PYPROJECT["project"]["dependencies"])
     folder = ROOT / "dist"
     shutil.rmtree(folder, ignore_errors=True)
     session.run("python", "-m", "build", "--sdist", "--outdir", str(folder))
     tree = unpacked(next(folder.glob("*.tar.gz")), Path(session.create_tmp()).resolve())
-    for asked in ({"QLOAD_PYTHON_ONLY": "1"}, {"QLOAD_CUDA": "0"}):
-        session.run("python", "-m", "build", "--wheel", "--outdir", str(folder), str(tree), env=asked)
+    for variables in ({"QLOAD_PYTHON_ONLY": "1"}, {"QLOAD_CUDA": "0"}):
+        session.run("python", "-m", "build", "--wheel", "--outdir", str(folder), str(tree), env=variables)
     session.run("twine", "check", "--strict", *map(str, folder.iterdir()))
-    for wheel in sorted(folder.glob("*.whl"), reverse=True):  # the native one last: it is what the tests use
+    for wheel in sorted(folder.glob("*.whl"), reverse=True):  # the native wheel last, for the tests
         session.install("--quiet", "--force-reinstall", "--no-deps", str(wheel))
         session.run("qload", "doctor", "--table")
     session.chdir(tree)
     session.run("pytest", "tests/meta", "-q", *session.posargs)
-    shutil.rmtree(tree / "qload")  # from here on `qload` is the wheel's
+    shutil.rmtree(tree / "qload")  # `qload` is the wheel's from now on
     session.run("pytest", "tests/formats", "tests/native", "-m", "not gpu", "-n", "2", "-q", *session.posargs)
 
 
 def unpacked(archive: Path, folder: Path) -> Path:
-    """The one folder that an sdist holds, laid out afresh."""
+    """Extract an sdist; return its folder."""
     tree = folder / archive.name.removesuffix(".tar.gz")
     shutil.rmtree(tree, ignore_errors=True)
-    with tarfile.open(archive) as held:
-        held.extractall(folder, filter="data")
+    with tarfile.open(archive) as sdist:
+        sdist.extractall(folder, filter="data")
     return tree
 
 
 @nox.session(default=False)
 def transformers(session: nox.Session) -> None:
-    """transformers' models on qload; tables, routing and experts against its own, at one version."""
+    """Run models of transformers on qload, and compare tables, routing and experts, at one version."""
     keep_bytecode(session)
     install(session, "test", "transformers")
     tables = (f"tests/transformers/{name}.py" for name in ("tables", "routing", "experts"))
@@ -209,12 +219,12 @@ def transformers(session: nox.Session) -> None:
     engine = (f"tests/engines/transformers/{name}.py" for name in names)
     session.run("pytest", *tables, *engine, "-n", "2", *session.posargs)
     busy = (f"tests/engines/transformers/{name}.py" for name in ("processes", "compiled"))
-    session.run("pytest", *busy, *session.posargs)  # of two and four processes, and of as many compilers
+    session.run("pytest", *busy, *session.posargs)  # each test starts several processes
 
 
 @nox.session(default=False)
 def models(session: nox.Session) -> None:
-    """Models of every type and format, and their layers, on worlds of one to eight; transformers' models."""
+    """Run models of every type and format on one to eight ranks, and compare them with transformers."""
     keep_bytecode(session)
     install(session, "test", "transformers")
     layers = ("tests/models/parallel_layers.py", "tests/models/parallel_ends.py")
@@ -224,13 +234,13 @@ def models(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def vllm(session: nox.Session) -> None:
-    """Models in vLLM's own classes on a CPU: its wheel of one version, without the shared libraries in it."""
+    """Run models in vLLM's classes on a CPU, from its wheel of one version without shared libraries."""
     folder = Path(session.create_tmp()).resolve()
     download = ("python", "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder))
-    session.run(*download, VLLM, success_codes=[0, 1])  # 340 MB, for the platforms that it is built for
+    session.run(*download, VLLM, success_codes=[0, 1])  # 340 MB
     wheel = next(folder.glob("vllm-*.whl"), None)
     if wheel is None:
-        session.skip(f"no wheel of {VLLM} is to be had for this machine")
+        session.skip(f"pip finds no wheel of {VLLM} for this machine")
     keep_bytecode(session)
     install(session, "test", "transformers", "vllm")
     session.run("python", "-m", "tests.engines.vllm.wheel", str(wheel))
@@ -240,7 +250,7 @@ def vllm(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def outsiders(session: nox.Session) -> None:
-    """Other projects' packers, dequantizers and products, put on trial by the public suites, on the CPU."""
+    """Test packers, dequantizers and products of other projects with the public suites, on the CPU."""
     keep_bytecode(session)
     install(session, "test", "transformers", "outsiders")
     session.run("pytest", "-o", "python_files=*.py", "tests/outsiders", "-n", "2", *session.posargs)
@@ -248,23 +258,26 @@ def outsiders(session: nox.Session) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Ruff, its formatter, and mypy in strict mode."""
+    """Run ruff, its formatter, mypy in strict mode, and check-jsonschema on the files of .github."""
     install(session, "lint")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+    for schema, pattern in SCHEMAS.items():
+        files = sorted(str(path) for path in ROOT.glob(pattern))
+        session.run("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files)
 
 
 @nox.session(default=False)
 def golden(session: nox.Session) -> None:
-    """Rewrite golden/. Then read the diff: each line of it is a decision."""
+    """Rewrite golden/; read the diff afterwards, each line of it is a decision."""
     install(session, "test")
     session.run("pytest", "-m", "not gpu", "--snapshot-update", *session.posargs)
 
 
 @nox.session(default=False)
 def demo(session: nox.Session) -> None:
-    """Verify the real checkpoints under fixtures/, then damaged copies of them, and show what is found."""
+    """Verify two models under fixtures/ and damaged copies of them, and print the findings."""
     install(session)
     session.run("python", "-m", "tests.demo", *session.posargs)
 
@@ -286,28 +299,28 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def faults(session: nox.Session) -> None:
-    """Break the product on purpose, one seeded fault at a time, and print which tests die."""
+    """Inject one seeded fault at a time into the source, and print the tests that fail."""
     install(session, "test")
     session.run("python", "-m", "qload.testing.faults", *session.posargs)
 
 
 @nox.session(default=False)
 def mutants(session: nox.Session) -> None:
-    """Change one operator, number or condition at a time, 400 of them, and count which the tests notice."""
+    """Mutate 400 operators, numbers and conditions, one at a time, and count the failures of tests."""
     install(session, "test", "mutants")
     session.run("python", "-m", "tests.mutants", *session.posargs)
 
 
 @nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
-    """A million broken headers and 20,000 broken folders: only qload's errors, none over a second."""
+    """Open a million broken headers and 20,000 broken folders; expect qload's errors within a second."""
     install(session, "test")
     session.run("python", "-m", "tests.fuzz", *session.posargs)
 
 
 @nox.session(default=False)
 def cases(session: nox.Session) -> None:
-    """Every case of a foreign folder, against its owner's numbers: `QLOAD_CASES=DIR nox -s cases`."""
+    """Compare a folder of cases with the values in it: `QLOAD_CASES=DIR nox -s cases`."""
     folder = os.environ.get("QLOAD_CASES")
     if not folder or not Path(folder).is_dir():
         session.error(f"QLOAD_CASES has to name a folder with an index.json of cases; it is {folder!r}")
@@ -316,7 +329,7 @@ def cases(session: nox.Session) -> None:
 
 
 def build_cuda(session: nox.Session, archs: str = "") -> None:
-    """The CUDA module, put where this checkout looks for it; needs cmake, ninja, nvcc and pybind11."""
+    """Build the CUDA module and install it into this checkout; needs cmake, ninja, nvcc and pybind11."""
     folder = ROOT / "build" / "cuda"
     options = [f"-DPython_EXECUTABLE={sys.executable}", f"-DQLOAD_CUDA_ARCHS={archs}"]
     session.run("cmake", "-S", "csrc/cuda", "-B", str(folder), "-G", "Ninja", *options, external=True)
@@ -325,23 +338,23 @@ def build_cuda(session: nox.Session, archs: str = "") -> None:
 
 
 def has_gpu(session: nox.Session) -> bool:
-    """Whether this environment has torch and this machine a GPU; the one without the other is an error."""
+    """Return whether this machine has a GPU and this environment torch; a GPU without torch is an error."""
     if importlib.util.find_spec("torch") is not None:
         return shutil.which("nvidia-smi") is not None
     if shutil.which("nvidia-smi"):
-        session.error("there is a GPU, and this environment has no torch to test it with")
+        session.error("this machine has a GPU, and this environment has no torch to test it with")
     return False
 
 
 @nox.session(default=False, venv_backend="none")
 def cuda_build(session: nox.Session) -> None:
-    """Compile the CUDA module for every architecture, or those of QLOAD_CUDA_ARCHS, and run nothing."""
+    """Compile the CUDA module for every architecture, or for those of QLOAD_CUDA_ARCHS; run no test."""
     build_cuda(session, os.environ.get("QLOAD_CUDA_ARCHS", ""))
 
 
 @nox.session(default=False, venv_backend="none")
 def gpu(session: nox.Session) -> None:
-    """Build the CUDA module and run the tests that need a device, in the environment that is there."""
+    """Build the CUDA module and run the tests of CUDA devices, in the current environment."""
     if not has_gpu(session):
         session.skip("this environment has no torch, or this machine no GPU")
     if shutil.which("nvcc"):
@@ -351,20 +364,20 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session(default=False, venv_backend="none")
 def sanitize(session: nox.Session) -> None:
-    """Small shapes of every CUDA operator under compute-sanitizer: memory, races, what was never written."""
+    """Run small shapes of every CUDA operator under the four tools of compute-sanitizer."""
     if not has_gpu(session) or not shutil.which("compute-sanitizer"):
         session.skip("needs torch, a GPU and compute-sanitizer")
     build_cuda(session, "native")
     for tool in ("memcheck", "racecheck", "initcheck", "synccheck"):
         checker = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "1"]
-        if tool != "initcheck":  # which has to see what torch writes
+        if tool != "initcheck":  # initcheck must also see the writes of torch
             checker += ["--kernel-regex", "kns=qload"]
         session.run(*checker, sys.executable, "-m", "tests.gpu.small", *session.posargs, external=True)
 
 
 @nox.session(default=False, venv_backend="none")
 def bench_gpu(session: nox.Session) -> None:
-    """Times of CUDA operators beside a copy, limits, fp16 and peers, and of a model; or of linears alone."""
+    """Time CUDA operators, linears and a model beside fp16 and peers; with arguments, only linears."""
     if not has_gpu(session):
         session.skip("this environment has no torch, or this machine no GPU")
     build_cuda(session, "native")

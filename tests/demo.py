@@ -1,15 +1,16 @@
-"""Sound checkpoints, then damaged copies of them: what `qload verify` says, alone and with `--against`.
+"""Verify two sound checkpoints, then damaged copies of them, alone and with `--against`.
 
-`python -m tests.demo [FOLDER]` runs it from the root of the checkout; `nox -s demo` sets up what it needs.
-The damaged copies stay under FOLDER, build/demo by default, so that each command shown can be run again.
+`python -m tests.demo [FOLDER]` runs in the root of the checkout; `nox -s demo` creates its environment.
+The damaged copies stay under FOLDER, build/demo by default; each printed command can be run again.
 
-Exit codes: 0 all is as promised, 1 a promised finding is missing, or a sound checkpoint has one.
+Exit codes: 0 success, 1 an expected finding is missing, or a sound checkpoint has a finding.
 """
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import click
@@ -29,17 +30,20 @@ from tests.verify.damage import Case, Tensors, read_case, write_case
 
 @dataclass(frozen=True)
 class Damage:
-    """What is done to a copy, and what has to be found: `alone` the rule by which `verify` finds it in the
-    checkpoints of a method, `cause` what `--against` says of any checkpoint. A rule that is added later may
-    find more: what is promised is the least."""
+    """Damage to one layer of a copy, and the findings that it must cause.
+
+    `alone` maps a quantization method to the rule of `verify`; `cause` is part of the message of `--against`.
+    Other findings may accompany these.
+    """
 
     name: str
-    what: str
+    description: str
     do: Callable[[Case], None]
     cause: str
     alone: Mapping[str, str] = field(default_factory=dict)
 
 
+FOLDER = Path("build", "demo")  # of the damaged copies
 DAMAGES = (
     Damage(
         "zero-points",
@@ -72,7 +76,7 @@ DAMAGES = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was found in one damaged copy."""
+    """Reports on one damaged copy."""
 
     name: str
     reference: Path
@@ -81,24 +85,37 @@ class Outcome:
 
     @property
     def added(self) -> Report:
-        """What `--against` finds and `verify` alone does not."""
+        """The findings of `--against` that `verify` alone lacks."""
         return replace(
             self.compared, findings=[f for f in self.compared.findings if f not in self.alone.findings]
         )
 
 
 def models() -> list[Path]:
-    """The real checkpoints among the fixtures, as a command in the current directory names them."""
+    """Paths of the two models among the fixtures, relative to the current directory."""
     found = [
         config for name in ("awq", "gptq") for config in sorted(FIXTURES.glob(f"{name}/model_*/config.json"))
     ]
     return [Path(os.path.relpath(config.parent)) for config in found]
 
 
+def write_copies(folder: Path, checkpoints: Iterable[Path], damages: Iterable[Damage]) -> None:
+    """Write a copy of each checkpoint with each damage under FOLDER."""
+    for checkpoint, each in product(checkpoints, damages):
+        case = read_case(checkpoint)
+        each.do(case)
+        _write_copy(folder, case, each)
+
+
+def _write_copy(folder: Path, case: Case, each: Damage) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return write_case(case, folder / f"{case.quantization['quant_method']}-{each.name}")
+
+
 def demonstrate(
     out: Console, folder: Path, checkpoints: Iterable[Path], damages: Sequence[Damage]
 ) -> list[str]:
-    """Print it all; return a sentence for each promise that was broken."""
+    """Print all reports; return a sentence for each missing or wrong finding."""
     broken: list[str] = []
     outcomes: list[Outcome] = []
     for checkpoint in checkpoints:
@@ -129,14 +146,13 @@ def _show_sound(out: Console, checkpoint: Path) -> Iterator[str]:
 
 
 def _show_damaged(out: Console, folder: Path, checkpoint: Path, case: Case, each: Damage) -> Outcome:
-    """Damage the case, write it, and print the change and both verdicts."""
+    """Damage the case, write it, and print the changed tensors and both reports."""
     before = {name: tensor.clone() for name, tensor in case.tensors.items()}
     each.do(case)
-    out.print(Text(f"In a copy, {each.what.format(layer=case.prefix)}:"))
+    out.print(Text(f"In a copy, {each.description.format(layer=case.prefix)}:"))
     for line in changes(before, case.tensors):
         out.print(Text(f"  {line}"))
-    folder.mkdir(parents=True, exist_ok=True)
-    copy = write_case(case, folder / f"{case.quantization['quant_method']}-{each.name}")
+    copy = _write_copy(folder, case, each)
     outcome = Outcome(copy.name, checkpoint, verify(copy), verify(copy, against=checkpoint))
     _command(out, f"qload verify {copy}")
     _report(out, outcome.alone)
@@ -154,7 +170,7 @@ def _show_damaged(out: Console, folder: Path, checkpoint: Path, case: Case, each
 
 
 def changes(before: Tensors, after: Tensors) -> Iterator[str]:
-    """A line for each tensor that is gone or holds other values."""
+    """A line for each tensor that is missing or has other values."""
     for name in sorted(before):
         if name not in after:
             yield f"{name}: removed"
@@ -166,7 +182,7 @@ def changes(before: Tensors, after: Tensors) -> Iterator[str]:
 
 
 def _value(scalar: Tensor) -> str:
-    """A float as it is, a word of packed codes in hexadecimal."""
+    """A float in decimal, a word of packed codes in hexadecimal."""
     return f"{float(scalar):g}" if scalar.is_floating_point() else f"0x{int(scalar) & 0xFFFFFFFF:08x}"
 
 
@@ -197,7 +213,7 @@ def _summarize(out: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 def _rules(report: Report) -> str:
-    """The rules that were broken, in alphabetical order; `ok` where none was."""
+    """Ids of the rules with findings, in alphabetical order; `ok` without findings."""
     return ", ".join(sorted({finding.rule for finding in report.findings})) or "ok"
 
 
@@ -213,16 +229,16 @@ def _head(out: Console, text: str) -> None:
 
 
 def _command(out: Console, line: str) -> None:
-    out.print(Text("$ ", "dim").append(line, "bold"), soft_wrap=True)  # one line, so that it can be copied
+    out.print(Text("$ ", "dim").append(line, "bold"), soft_wrap=True)  # one line, for copying
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=Path("build", "demo"))
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False), default=FOLDER)
 @click.pass_context
 def main(ctx: click.Context, folder: Path) -> None:
-    """Inspect and verify the real checkpoints, then copies of them that are damaged into FOLDER."""
+    """Inspect and verify two checkpoints, then damaged copies of them, which are written to FOLDER."""
     ctx.call_on_close(partial(torch.set_num_threads, torch.get_num_threads()))
-    torch.set_num_threads(1)  # layers as small as these wait for threads longer than they compute
+    torch.set_num_threads(1)  # on small layers, starting threads takes longer than the work
     broken = demonstrate(stdout(), folder, models(), DAMAGES)
     for sentence in broken:
         stderr().print(Text("broken promise  ", "red").append(sentence, "none"))

@@ -53,9 +53,9 @@ RANKS = [
 ]
 RANK = {name: place for place, names in enumerate(RANKS) for name in names}
 TOP = {
-    ".ci", ".gitignore", ".pre-commit-hooks.yaml", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md",
-    "SECURITY.md", "csrc", "docs", "fixtures", "golden", "mkdocs.yml", "noxfile.py",
-    "pyproject.toml", "qload", "tests",
+    ".ci", ".github", ".gitignore", ".pre-commit-config.yaml", ".pre-commit-hooks.yaml", "CHANGELOG.md",
+    "CITATION.cff", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "LICENSE", "README.md", "SECURITY.md", "csrc",
+    "docs", "fixtures", "golden", "mkdocs.yml", "noxfile.py", "pyproject.toml", "qload", "tests",
 }  # fmt: skip
 VARIABLES = {
     "QLOAD_PYTHON_ONLY",

@@ -7,10 +7,12 @@ from typing import NamedTuple
 
 import pytest
 
+from tests import demo
 from tests.cli.test_command_line import run
 from tests.paths import FIXTURES, ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+README = ROOT / "README.md"
+PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
@@ -68,11 +70,10 @@ def test_each_block_of_python_runs_by_itself(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", COMMANDS, ids=str)
-def test_commands_print_what_the_page_shows(
-    block: Block, checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("checkout")
+def test_commands_print_what_the_page_shows(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", COLUMNS)
-    write_what_is_named(block, checkout)
+    write_damaged_copies(block)
 
     for command, output in COMMAND.findall(block.text):
         program, verb, *arguments = command.split()
@@ -81,13 +82,10 @@ def test_commands_print_what_the_page_shows(
         assert lines(printed.stdout) == lines(output), command
 
 
-def write_what_is_named(block: Block, folder: Path) -> None:
-    """Run the Python of the block's page that writes the folders which its commands name."""
-    for path in sorted(set(re.findall(r"\bbuild/[\w-]+", block.text))):
-        if not (folder / path).exists():
-            name = Path(path).name
-            (writer,) = (each for each in PYTHON if each.page == block.page and f'"{name}"' in each.text)
-            writer.execute()
+def write_damaged_copies(block: Block) -> None:
+    """Write the folder of `nox -s demo` if a command of the block names it."""
+    if demo.FOLDER.as_posix() in block.text:
+        demo.write_copies(demo.FOLDER, demo.models(), demo.DAMAGES)
 
 
 def lines(text: str) -> list[str]:
@@ -96,11 +94,14 @@ def lines(text: str) -> list[str]:
 
 
 def test_readme_shows_damage_that_is_found_alone_and_damage_that_is_found_beside_another() -> None:
-    first = next(block for block in COMMANDS if block.page == PAGES[0])
-    shown = dict(COMMAND.findall(first.text))
+    shown = [pair for block in COMMANDS if block.page == README for pair in COMMAND.findall(block.text)]
 
-    assert any("error" in output for command, output in shown.items() if "--against" not in command)
-    assert any("it agrees" in output for command, output in shown.items() if "--against" in command)
+    assert any("error" in output for command, output in shown if "--against" not in command)
+    assert any("it agrees" in output for command, output in shown if "--against" in command)
+
+
+def test_readme_has_at_most_1800_words() -> None:
+    assert len(README.read_text().split()) <= 1800
 
 
 @pytest.mark.parametrize(
