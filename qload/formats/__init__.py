@@ -1,9 +1,9 @@
-"""What is on disk and what it means: a file for each format, alike inside.
+"""Formats on disk and their meaning, a module for each.
 
-To add one: a module with a frozen config and a frozen weight that declares its tensors, one line in
-`FORMATS` below, one line in the strategies for its config, one block worked by hand, and one fixture
-from the tool that writes the format. The loader, the checks, the sharding laws, the contract tests
-and a working linear come with the declaration.
+A new format is a module with a frozen config and a frozen weight with declared tensors, one line in
+`FORMATS` below, one line in the strategies for its config, one block computed by hand, and one fixture
+from a tool of the format. The declaration brings the loader, the checks, the sharding laws, the contract
+tests and a working linear layer.
 """
 
 from qload.formats.awq import AWQConfig, AWQWeight
@@ -50,10 +50,10 @@ FORMATS: tuple[type[Weight], ...] = (
     ModelOptAWQWeight,
 )
 
-# What a tensor is for, by the last part of its name.
+# Role of a tensor by the last part of its name.
 ROLES: dict[str, Role] = {
     suffix.rpartition(".")[2]: spec.role
-    for weight in reversed(FORMATS)  # so that of formats that share a name the first one has its say
+    for weight in reversed(FORMATS)  # the first format with a name decides
     for spec in weight.tensors(weight.example)
     for suffix in spec.suffixes
 }

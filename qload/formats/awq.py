@@ -3,13 +3,13 @@
 On disk, for a layer of K inputs and N outputs, group size g, b bits:
 
     qweight  int32             (K, N*b/32)    codes, packed along N, even columns of a word first
-    qzeros   int32             (K/g, N*b/32)  zero points as they are, packed alike
+    qzeros   int32             (K/g, N*b/32)  zero points, stored unchanged, packed likewise
     scales   fp16, bf16, fp32  (K/g, N)
 
     w[n, k] = scales[k / g, n] * (code[k, n] - zero[k / g, n])
 
-`zero_point: false` says that the zero points are 2**(b-1) and may be left out; where they are stored
-they are believed. There is no group index, so a cut of K inside a group is refused. Source: autoawq
+With `zero_point: false` all zero points are 2**(b-1) and may be omitted; stored zero points take
+precedence. There is no group index: a cut of K inside a group is refused. Source: autoawq
 0.2.9 and gptqmodel 7.7.0 for 4 bits, vLLM 0.11.0 for 8, bit-equal to all.
 """
 
@@ -30,18 +30,18 @@ SCALES = (torch.float16, torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True)
 class AWQConfig(spec.Grouped, spec.Config):
-    """What an AWQ checkpoint's config says of all its layers.
+    """Config of all AWQ layers of a checkpoint.
 
     Attributes
     ----------
     group_size
-        Inputs that share a scale; -1: one group, which every rank keeps whole.
+        Inputs that share a scale; -1: one group, whole on every rank.
     bits
-        Of a code: 4 or 8.
+        Bits of a code: 4 or 8.
     zero_point
         Whether qzeros are stored.
     claimed_bits
-        Where the shapes of a layer say other bits than the config, what the config says.
+        Bits claimed by the config, if the shapes of the layer contradict them.
     """
 
     name: ClassVar[str] = "awq"
@@ -56,13 +56,13 @@ class AWQConfig(spec.Grouped, spec.Config):
         self.check_group_size()
 
     def for_layer(self, headers: spec.LayerHeaders) -> "AWQConfig":
-        """Bits from shapes; one group that covers all of K is -1 from here on: there is nothing to cut."""
+        """Read bits from shapes; the size of one group for all of K becomes -1, without cuts."""
         stored = self.zero_point or "qzeros" in headers.shapes
-        own = self._believed(headers)
+        own = self._with_stored_bits(headers)
         return replace(own.one_group(sum(headers.shapes["qweight"][:1])), zero_point=stored)
 
-    def _believed(self, headers: spec.LayerHeaders) -> "AWQConfig":
-        """With the bits that all shapes agree on, whatever the config says."""
+    def _with_stored_bits(self, headers: spec.LayerHeaders) -> "AWQConfig":
+        """Return the config with the bits of all shapes, if these agree on others than claimed."""
         codes, scales = (headers.shapes[name] for name in ("qweight", "scales"))
         zeros = headers.shapes.get("qzeros", (*scales[:1], *codes[1:]))
         if len(codes) != 2 or len(scales) != 2 or zeros != (scales[0], codes[1]) or not scales[1]:
@@ -73,7 +73,7 @@ class AWQConfig(spec.Grouped, spec.Config):
         return replace(self, bits=bits, claimed_bits=self.bits)
 
     def notes(self, headers: spec.LayerHeaders) -> tuple[str, ...]:
-        """Bits are what shapes say, whatever the config claims."""
+        """Note on claimed bits that the shapes contradict."""
         if self.claimed_bits is None:
             return ()
         return (f"bits is {self.claimed_bits}, the shapes are of {self.bits} bits and are believed",)
@@ -83,8 +83,8 @@ class AWQConfig(spec.Grouped, spec.Config):
 class AWQWeight(spec.Weight):
     """An AWQ GEMM layer, or a share of one.
 
-    w[n, k] = scales[k / g, n] * (code[k, n] - zero[k / g, n]), groups of g inputs. Source: the files of
-    autoawq and gptqmodel, to which it is bit-equal.
+    w[n, k] = scales[k / g, n] * (code[k, n] - zero[k / g, n]), groups of g inputs. Source: autoawq and
+    gptqmodel, bit-equal to their files.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class AWQWeight(spec.Weight):
     scales
         (K / g, N), fp16, bf16 or fp32.
     qzeros
-        Zero points as they are, packed alike: (K / g, N * bits / 32), int32; None: all are 2**(bits - 1).
+        Zero points, unchanged, packed likewise: (K / g, N * bits / 32), int32; None: all are 2**(bits - 1).
 
     Examples
     --------
@@ -116,7 +116,7 @@ class AWQWeight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: AWQConfig) -> tuple[TensorSpec, ...]:
-        """Scales and zero points follow K, so that they bind its cuts."""
+        """Declare the tensors; scales and zero points follow K and bind its cuts."""
         groups = "1" if config.group_size == -1 else f"K/{config.group_size}"
         words, optional = f"N/{32 // config.bits}", not config.zero_point
         return (
@@ -126,7 +126,7 @@ class AWQWeight(spec.Weight):
         )
 
     def stored(self) -> StoredCodes:
-        """As it lies."""
+        """Describe the stored order for kernels."""
         packing, K = awq.columns(self.config.bits), self.qweight.shape[0]
         return StoredCodes(
             codes=packing.packed(self.qweight).T,
@@ -138,7 +138,7 @@ class AWQWeight(spec.Weight):
         )
 
     def codes(self) -> spec.Codes:
-        """Codes, zero points and scales in plain order."""
+        """Return codes, zero points and scales in plain order."""
         bits, K = self.config.bits, self.qweight.shape[0]
         packing = awq.columns(bits)
         codes = packing.packed(self.qweight)

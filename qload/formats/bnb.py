@@ -1,4 +1,32 @@
-"""bitsandbytes: NF4 and FP4 in blocks over the flattened weight, and int8 with one scale per output."""
+"""bitsandbytes: NF4 and FP4 in blocks over the flattened weight, and int8 with one scale per output.
+
+4 bits. On disk, for a layer of K inputs and N outputs, block size B:
+
+    weight                               uint8  (ceil(N*K/2), 1)  codes, row by row, the first of two in the
+                                                                  high bits; or these bytes as another dtype
+    weight.absmax                        fp32   (ceil(N*K/B),)    scales; uint8 codes with double quantization
+    weight.quant_map                     fp32   (16,)             the value of each code
+    weight.quant_state.bitsandbytes__nf4 uint8  (J,)              JSON: block sizes, dtype, N and K
+    weight.quant_state.bitsandbytes__fp4 uint8  (J,)              the same for FP4
+    weight.nested_absmax                 fp32   (M,)              scales of the quantized scales
+    weight.nested_quant_map              fp32   (256,)            values of their codes
+
+    w[n, k] = quant_map[code[e]] * absmax[e / B],   e = n * K + k
+    absmax[i] = nested_quant_map[code[i]] * nested_absmax[i / nested_blocksize] + nested_offset
+
+The typed weight has absmax in fp32, because a run of scales does not end at the end of a share. bitsandbytes
+rounds w once, to the dtype of the state. Source: bitsandbytes 0.50.2, bit-equal to it.
+
+int8:
+
+    weight         int8   (N, K)  codes, -127 to 127
+    SCB            fp32   (N,)    the largest absolute value of each output
+    weight_format  uint8  ()      order of the codes: 0, row by row; optional
+
+    w[n, k] = (weight[n, k] * SCB[n]) * fp32(1/127)
+
+The two products are rounded to float32, in this order. Source: bitsandbytes 0.50.2, bit-equal to it.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -36,7 +64,7 @@ TABLES: dict[str, tuple[float, ...]] = {
 
 @cache
 def dynamic_map() -> tuple[float, ...]:
-    """The 256 values of the 8-bit codes of quantized scales: more digits for larger powers of ten."""
+    """Values (256) of the 8-bit codes of quantized scales, with more digits for larger powers of ten."""
     positive = []
     for i in range(7):
         edges = torch.linspace(0.1, 1, 2**i + 1)
@@ -51,7 +79,7 @@ _Float32 = Annotated[
 
 
 class _State(BaseModel):
-    """What `quant_state` says. The typed weight never sees it."""
+    """Content of `quant_state`; the typed weight has none."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
 
@@ -66,28 +94,28 @@ class _State(BaseModel):
 
 @dataclass(frozen=True)
 class BNB4Config(spec.Config):
-    """What a bitsandbytes 4-bit layer's `quant_state` says; only the type has to be said before it is read.
+    """Config of a bitsandbytes 4-bit layer, mostly from its `quant_state`; the type is needed beforehand.
 
-    What was used up when a layer was loaded, and its N, do not keep it from being fused.
+    Fields that only a load uses, and N, do not prevent layers from being fused.
 
     Attributes
     ----------
     quant_type
         "nf4" or "fp4".
     blocksize
-        How many elements, row by row, share a scale.
+        Elements per scale, row by row.
     dtype
-        What the owner rounds to.
+        Dtype that bitsandbytes rounds to.
     storage
-        What the bytes of codes are stored as.
+        Stored dtype of the bytes of codes.
     K
-        Of the whole layer; has to be said of a weight made by hand.
+        Inputs of the whole layer; required for a weight constructed by hand.
     double_quant
-        Whether scales are quantized too, as the config claims; the tensors are believed.
+        Claim that scales are quantized too; the tensors decide.
     nested_blocksize, offset
-        How many quantized scales share one, 0 where they are not quantized, and what is added to them.
+        Quantized scales per second scale (0: scales are not quantized), and the offset added to them.
     N
-        Of the whole layer.
+        Outputs of the whole layer.
     """
 
     name: ClassVar[str] = "bitsandbytes 4-bit"
@@ -103,11 +131,11 @@ class BNB4Config(spec.Config):
     N: int = field(default=0, compare=False, repr=False)
 
     def known(self) -> Mapping[str, int]:
-        """N and K, which no flat shape tells."""
+        """Return N and K, if known: a flat shape does not give them."""
         return {"N": self.N, "K": self.K} if self.K else {}
 
     def for_layer(self, headers: spec.LayerHeaders) -> "BNB4Config":
-        """Reads `quant_state`; what is made by hand does without, and its K tells N."""
+        """Read `quant_state`; without one, N follows from K."""
         spec.check_dtypes(BNB4Weight.tensors(self), headers.dtypes, headers.names)
         own = replace(self, storage=headers.dtypes["weight"])
         if STATE not in headers.facts:
@@ -129,20 +157,20 @@ class BNB4Config(spec.Config):
         )
 
     def notes(self, headers: spec.LayerHeaders) -> tuple[str, ...]:
-        """Scales are quantized where their statistics are stored, whatever the config claims."""
+        """Note on a claim of double quantization that the tensors contradict."""
         if self.double_quant in (None, self.nested_blocksize > 0):
             return ()
-        found = "are" if self.nested_blocksize else "are not"
+        verb = "are" if self.nested_blocksize else "are not"
         claim = str(self.double_quant).lower()
-        return (f"bnb_4bit_use_double_quant is {claim}, scales {found} quantized and are believed",)
+        return (f"bnb_4bit_use_double_quant is {claim}, scales {verb} quantized and are believed",)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BNB4Weight(spec.Weight):
-    """What NF4 and FP4 share, which is all but their name; DtypeError for scales that are not fp32.
+    """Base of NF4 and FP4 layers; DtypeError for scales of another dtype than fp32.
 
-    w[n, k] = quant_map[code[e]] * absmax[e / blocksize], e = n * K + k. Source: the files of bitsandbytes, to
-    which it is bit-equal once rounded to the dtype of its state.
+    w[n, k] = quant_map[code[e]] * absmax[e / blocksize], e = n * K + k. Source: bitsandbytes,
+    bit-equal to its files after one rounding to the dtype of the state.
 
     Attributes
     ----------
@@ -171,7 +199,7 @@ class BNB4Weight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: BNB4Config) -> tuple[TensorSpec, ...]:
-        """Flat axes: blocks and bytes bind every cut. Who knows K can do without the state."""
+        """Declare flat axes, cut at blocks and bytes; `quant_state` is optional if K is known."""
         size = config.storage.itemsize
         codes = "(NK)/2^" if size == 1 else f"(NK)/2^/{size}"
         outer, table = NESTED
@@ -205,7 +233,7 @@ class BNB4Weight(spec.Weight):
     def resolve(
         cls, config: Any, tensors: Mapping[str, Tensor], bounds: spec.ShareBounds
     ) -> dict[str, Tensor]:
-        """Scales in float32, each by its position in the whole layer."""
+        """Dequantize scales to float32, each by its position in the whole layer."""
         kept = super().resolve(config, tensors, bounds)
         if config.nested_blocksize:
             run = bounds.positions(spec.Axis(f"(NK)/{config.blocksize}^")) // config.nested_blocksize
@@ -215,12 +243,12 @@ class BNB4Weight(spec.Weight):
         return kept
 
     def stored(self) -> StoredTable:
-        """As it lies: codes of a table in flat blocks."""
+        """Describe the stored order for kernels: codes of a table in flat blocks."""
         codes = self.weight.contiguous().view(torch.uint8)
         return StoredTable(codes, self.quant_map, self.absmax, self.config.blocksize)
 
     def codes(self) -> spec.Codes:
-        """Codes, with their table; a scale for each element where blocks do not end with rows."""
+        """Return codes and their table; a scale for each element if blocks do not end with rows."""
         N, K, B = self.layer.N, self.layer.K, self.config.blocksize
         pairs = self.weight.contiguous().view(torch.uint8).flatten()
         inputs = torch.arange(K, device=pairs.device)
@@ -248,12 +276,12 @@ class BNBFP4Weight(BNB4Weight):
 
 
 def _nested(headers: spec.LayerHeaders, state: _State, blocks: int) -> int:
-    """How many scales share one, where tensors and state agree that they are quantized; else 0."""
+    """Scales per second scale, or 0; raise if tensors and state disagree on double quantization."""
     run, stored = state.nested_blocksize, [name for name in NESTED if name in headers.shapes]
     scales, got = torch.uint8 if run or stored else torch.float32, headers.dtypes["absmax"]
     if got != scales:
-        expected, found = (str(dtype).removeprefix("torch.") for dtype in (scales, got))
-        raise DtypeError(headers.names.full("absmax"), [expected], found, headers.names.file("absmax"))
+        expected, got_name = (str(dtype).removeprefix("torch.") for dtype in (scales, got))
+        raise DtypeError(headers.names.full("absmax"), [expected], got_name, headers.names.file("absmax"))
     if not run and not stored:
         return 0
     for name in NESTED:
@@ -276,12 +304,12 @@ ORDERS = ("row", "col32", "col_turing", "col_ampere")  # by the value of weight_
 
 @dataclass(frozen=True)
 class BNBConfig(spec.Config):
-    """A bitsandbytes int8 config: nothing is left to be said, as the tensors tell all."""
+    """Config of bitsandbytes int8: empty, because the tensors describe themselves."""
 
     name: ClassVar[str] = "bitsandbytes int8"
 
     def for_layer(self, headers: spec.LayerHeaders) -> "BNBConfig":
-        """UnsupportedFormatError for the orders of kernels that are no more."""
+        """Check the order of codes; UnsupportedFormatError for the orders of former kernels."""
         spec.check_dtypes(BNBWeight.tensors(self), headers.dtypes, headers.names)
         stored = headers.facts.get("weight_format")
         if stored is not None and bool(stored.any()):
@@ -297,15 +325,15 @@ class BNBConfig(spec.Config):
 class BNBWeight(spec.Weight):
     """A bitsandbytes int8 layer, or a share of one.
 
-    w[n, k] = (weight[n, k] * SCB[n]) * fp32(1/127), each product rounded. Source: the files of bitsandbytes,
-    to which it is bit-equal.
+    w[n, k] = (weight[n, k] * SCB[n]) * fp32(1/127), each product rounded. Source: bitsandbytes,
+    bit-equal to its files.
 
     Attributes
     ----------
     weight
         Codes, -127 to 127: (N, K), int8.
     SCB
-        The greatest absolute value of each output: (N,), fp32.
+        The largest absolute value of each output: (N,), fp32.
     """
 
     config: BNBConfig
@@ -317,7 +345,7 @@ class BNBWeight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: BNBConfig) -> tuple[TensorSpec, ...]:
-        """Every output is on its own, so that every cut is lawful."""
+        """Declare independent outputs and inputs: every cut is lawful."""
         return (
             TensorSpec("weight", (torch.int8,), "N K", Role.WORD, between=(-127, 127)),
             TensorSpec("SCB", (torch.float32,), "N", Role.SCALE),
@@ -327,5 +355,5 @@ class BNBWeight(spec.Weight):
         )
 
     def codes(self) -> spec.Codes:
-        """The codes, one group for each output."""
+        """Return the codes, one group for each output."""
         return spec.Codes(INT8_BITS, self.weight, self.SCB[:, None], None, None, factor=UNIT)

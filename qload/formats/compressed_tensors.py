@@ -1,4 +1,39 @@
-"""compressed-tensors: integer codes in words along K (pack-quantized), and a byte each (int-quantized)."""
+"""compressed-tensors: codes in words along K (pack-quantized), or a byte each (int-quantized).
+
+pack-quantized, codes of 2 to 8 bits. On disk, for a layer of K inputs and N outputs in G groups, b bits,
+w(X) = X*b/32 or X/(32//b), rounded up:
+
+    weight_packed      int32             (N, w(K))   codes, in one of the two packings of `layouts`
+    weight_scale       fp16, bf16, fp32  (N, G)
+    weight_zero_point  int32             (w(N), G)   zero points, packed along N; asymmetric layers only
+    weight_g_idx       int32             (K,)        the group of each input; act order only
+    weight_shape       int64             (2,)        N and K: a partly filled last word hides K
+    input_scale        fp16, bf16, fp32  () or (1,)  of the activations; static ones only
+    input_zero_point   int8              () or (1,)  likewise
+
+    w[n, k] = weight_scale[n, g] * (code[n, k] - zero[n, g]),   g = g_idx[k], or k / g without an index
+
+Without stored zero points all are 2**(b-1). The packing changed in version 0.18. The shapes decide between
+the two packings, and the version in the config where both fit. Source: compressed-tensors 0.14.0 and 0.20.0,
+bit-equal to both after one rounding to the dtype of the scales.
+
+pack-quantized with one scale for the tensor has weight_scale () or (1,), and as zero point an int8 number:
+
+    w[n, k] = weight_scale * (code[n, k] - 2**(b-1) - weight_zero_point)
+
+int-quantized, signed codes of 2 to 8 bits:
+
+    weight             int8              (N, K)
+    weight_scale       fp16, bf16, fp32  () or (1,); (N, 1); (N, K/g); or (N/bn, K/bk), rounded up
+    weight_zero_point  int8              shape of weight_scale; asymmetric layers only
+    input_scale        fp16, bf16, fp32  () or (1,)  of the activations; static ones only
+    input_zero_point   int8              () or (1,)  likewise
+
+    w[n, k] = weight_scale * (weight[n, k] - weight_zero_point)
+
+`codes()` counts from 0; its zero points are 2**(b-1) higher than the stored ones. Source: compressed-tensors
+0.20.0, bit-equal to it after one rounding.
+"""
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
@@ -15,34 +50,34 @@ from qload.spec import Role, TensorSpec
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 INDICES = (torch.int32, torch.int64)
-LOOSE = {"weight_packed": "N W", "weight_scale": "N G", "weight_zero_point": "Z G", "weight_g_idx": "K"}
+FREE_AXES = {"weight_packed": "N W", "weight_scale": "N G", "weight_zero_point": "Z G", "weight_g_idx": "K"}
 
-UNSAID = (
-    "reason   by the actorder of the config any input may be of any group: nothing else says of which\n"
-    "  remedy   save the layer with it, or, if the inputs lie in order, an actorder of 'weight' or null"
+MISSING_INDEX_REASON = (
+    "reason   by the config's actorder any input may be of any group; only this tensor says which\n"
+    "  remedy   save the layer with it, or, if the inputs are in order, an actorder of 'weight' or null"
 )
 
 
 @dataclass(frozen=True)
 class CTPackConfig(spec.Grouped, spec.Config):
-    """What a compressed-tensors config says of pack-quantized layers.
+    """Config of pack-quantized layers.
 
     Attributes
     ----------
     bits
-        Of a code: 2 to 8.
+        Bits of a code: 2 to 8.
     group_size
         Inputs that share a scale; -1: one group.
     symmetric
-        Whether zero points need not be stored; once a layer is described, whether none are.
+        Whether zero points are optional; for a described layer, whether there are none.
     act_order
-        Whether `weight_g_idx` has to be stored.
+        Whether `weight_g_idx` is required.
     dense
-        Whether codes straddle words, as they do from version 0.18 on; None where nothing says.
+        Whether codes straddle words, as in version 0.18 and later; None: unknown.
     groups_lie
-        "in order" without an index, "positional" in order beside one, or "anywhere" it says.
+        "in order" without an index, "positional" in order with an index, or "anywhere" by the index.
     shape
-        (N, K) of the whole layer, once it is described.
+        (N, K) of the whole layer, if described.
     """
 
     name: ClassVar[str] = "ct_pack"
@@ -60,24 +95,24 @@ class CTPackConfig(spec.Grouped, spec.Config):
         self.check_group_size()
 
     def known(self) -> dict[str, int]:
-        """N and K, as `weight_shape` says."""
+        """Return N and K of `weight_shape`, if known."""
         return dict(zip("NK", self.shape, strict=True)) if self.shape else {}
 
     def for_layer(self, headers: spec.LayerHeaders) -> "CTPackConfig":
-        """The packing and the order of groups from shapes and facts.
+        """Read the packing and the order of groups from shapes, `weight_shape` and `weight_g_idx`.
 
-        ShapeError or MismatchError for what contradicts them; AmbiguousIndexError for an index of zeros where
-        there are several groups.
+        ShapeError or MismatchError for a contradiction; AmbiguousIndexError for an index of zeros with
+        several groups.
         """
         specs = CTPackWeight.tensors(self)
-        sizes = headers.sizes([replace(s, text=LOOSE.get(s.name, s.text), index_of=None) for s in specs])
+        sizes = headers.sizes([replace(s, text=FREE_AXES.get(s.name, s.text), index_of=None) for s in specs])
         N, W, G = sizes["N"], sizes["W"], sizes["G"]
         headers.check_single(("input_scale", "input_zero_point"))
-        fact, most = (
+        fact, capacity = (
             headers.facts.get("weight_shape"),
             compressed_tensors.capacity(W, self.bits, self.dense is not False),
         )
-        shape = self.shape or (N, sizes.get("K", most)) if fact is None else tuple(fact.tolist())
+        shape = self.shape or (N, sizes.get("K", capacity)) if fact is None else tuple(fact.tolist())
         if shape[0] != N or shape[1] < 1 or shape[1] != sizes.get("K", shape[1]):
             raise MismatchError(
                 headers.names.full("weight_shape"), "not the shape of this layer", f"[{N}, K]", str([*shape])
@@ -95,13 +130,13 @@ class CTPackConfig(spec.Grouped, spec.Config):
             return replace(own, group_size=-1) if G == 1 else own
         if G > 1 and not g_idx.any():
             full, want = headers.names.full("weight_g_idx"), f"the group of each input, 0 to {G - 1}"
-            what = "all zero, which has two readings"
+            what = "all zero, with two readings"
             raise AmbiguousIndexError(full, what, want, f"0 for all {K} inputs")
         in_order = G > 1 and bool((g_idx == own.in_order(K, g_idx.device)).all())
         return replace(own, groups_lie="positional" if in_order else "anywhere")
 
     def _packing(self, headers: spec.LayerHeaders, K: int, W: int, N: int, Z: int | None) -> bool:
-        """Whether the words are dense, from the shapes of codes and zero points."""
+        """Return whether the words are dense, by the shapes of codes and zero points."""
         counts = [(K, W)] if Z is None else [(K, W), (N, Z)]
         return compressed_tensors.is_dense(headers.names.full("weight_packed"), counts, self.bits, self.dense)
 
@@ -110,8 +145,8 @@ class CTPackConfig(spec.Grouped, spec.Config):
 class CTPackWeight(spec.Weight):
     """A pack-quantized layer, or a share of one.
 
-    w[n, k] = weight_scale[n, g] * (code[n, k] - zero[n, g]), g = weight_g_idx[k], or k / group_size where
-    there is none. Source: the files of compressed-tensors, to which it is bit-equal after one rounding.
+    w[n, k] = weight_scale[n, g] * (code[n, k] - zero[n, g]), g = weight_g_idx[k], or k / group_size
+    without an index. Source: compressed-tensors, bit-equal to its files after one rounding.
 
     Attributes
     ----------
@@ -121,11 +156,11 @@ class CTPackWeight(spec.Weight):
     weight_scale
         (N, G), fp16, bf16 or fp32.
     weight_zero_point
-        Zero points, packed along N alike: (ceil(N * bits / 32), G), int32; None: all are 2**(bits - 1).
+        Zero points, packed along N likewise: (ceil(N * bits / 32), G), int32; None: all are 2**(bits - 1).
     weight_g_idx
         The group of each input: (K,), int32 or int64; None: in order.
     input_scale, input_zero_point
-        Of the activations, static ones only: () or (1,), or one a fused part, a float and int8; None: not
+        Of the activations, static ones only: () or (1,), or one per fused part, a float and int8; None: not
         stored.
     """
 
@@ -142,11 +177,13 @@ class CTPackWeight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: CTPackConfig) -> tuple[TensorSpec, ...]:
-        """Zero points bind N to whole words; groups bind K, but for those that an index names."""
+        """Declare the tensors; zero points bind N to whole words, groups without an index bind K."""
         ordered = "1" if config.group_size == -1 else f"K/{config.group_size}^"
         groups = {"in order": ordered, "positional": f"{ordered}|G", "anywhere": "G"}[config.groups_lie]
         K, N = (compressed_tensors.stored(dim, config.bits, config.dense is not False) for dim in "KN")
-        index = TensorSpec("weight_g_idx", INDICES, "K", Role.INDEX, fact=True, index_of="G", reason=UNSAID)
+        index = TensorSpec(
+            "weight_g_idx", INDICES, "K", Role.INDEX, fact=True, index_of="G", reason=MISSING_INDEX_REASON
+        )
         return (
             TensorSpec("weight_packed", (torch.int32,), f"N {K}", Role.WORD),
             TensorSpec("weight_scale", SCALES, f"N {groups}", Role.SCALE),
@@ -160,9 +197,9 @@ class CTPackWeight(spec.Weight):
         )
 
     def stored(self) -> StoredCodes | None:
-        """As it lies, zero points as numbers: they are packed the other way than codes.
+        """Describe the stored order for kernels, with unpacked zero points (packed along the other axis).
 
-        None where words hold codes that are not whole, or are short of them.
+        None if codes straddle words or the last word is partly filled.
         """
         if self.config.bits not in WHOLE_BITS:
             return None
@@ -183,7 +220,7 @@ class CTPackWeight(spec.Weight):
         )
 
     def codes(self) -> spec.Codes:
-        """Codes, zero points and scales in plain order."""
+        """Return codes, zero points and scales in plain order."""
         (N, K), bits, dense = self.shape, self.config.bits, self.config.dense is not False
         index, zeros = self.weight_g_idx, self.weight_zero_point
         groups = self.config.in_order(K, self.device) if index is None else index.long()
@@ -196,18 +233,18 @@ class CTPackWeight(spec.Weight):
 
 @dataclass(frozen=True)
 class CTPackTensorConfig(spec.Config):
-    """What a compressed-tensors config says of such layers; ArgumentError for bits that none has.
+    """Config of pack-quantized layers with one scale; ArgumentError for other bits than 2 to 8.
 
     Attributes
     ----------
     bits
-        Of a code: 2 to 8.
+        Bits of a code: 2 to 8.
     symmetric
-        Whether the zero point need not be stored.
+        Whether the zero point is optional.
     dense
-        Whether codes straddle words, as they do from version 0.18 on; None where nothing says.
+        Whether codes straddle words, as in version 0.18 and later; None: unknown.
     shape
-        (N, K) of the whole layer, once it is described.
+        (N, K) of the whole layer, if described.
     """
 
     name: ClassVar[str] = "ct_pack_tensor"
@@ -222,26 +259,26 @@ class CTPackTensorConfig(spec.Config):
             raise ArgumentError("ct_pack_tensor: bits", "2 to 8", str(self.bits))
 
     def known(self) -> dict[str, int]:
-        """N and K, as `weight_shape` says."""
+        """Return N and K of `weight_shape`, if known."""
         return dict(zip("NK", self.shape, strict=True)) if self.shape else {}
 
     def for_layer(self, headers: spec.LayerHeaders) -> "CTPackTensorConfig":
-        """The packing from shapes and `weight_shape`.
+        """Read the packing from shapes and `weight_shape`.
 
-        MismatchError for what contradicts them; ShapeError for several scales of one tensor.
+        MismatchError for a contradiction; ShapeError for several scales of one tensor.
         """
         specs = CTPackTensorWeight.tensors(self)
         headers.check_single(tensor.name for tensor in specs if tensor.text == "P")
         sizes = headers.sizes([replace(specs[0], text="N W"), *specs[1:]])
         N, W, fact = sizes["N"], sizes["W"], headers.facts.get("weight_shape")
-        most = compressed_tensors.capacity(W, self.bits, self.dense is not False)
-        N_said, K = self.shape or (N, most) if fact is None else fact.tolist()
-        if N_said != N or K < 1:
+        capacity = compressed_tensors.capacity(W, self.bits, self.dense is not False)
+        stated_N, K = self.shape or (N, capacity) if fact is None else fact.tolist()
+        if stated_N != N or K < 1:
             raise MismatchError(
                 headers.names.full("weight_shape"),
                 "not the shape of this layer",
                 f"[{N}, K]",
-                f"[{N_said}, {K}]",
+                f"[{stated_N}, {K}]",
             )
         name = headers.names.full("weight_packed")
         dense = compressed_tensors.is_dense(name, [(K, W)], self.bits, self.dense)
@@ -252,10 +289,10 @@ class CTPackTensorConfig(spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CTPackTensorWeight(spec.Weight):
-    """A pack-quantized layer with one scale, or a share of one; fused parts of a scale each keep theirs.
+    """A pack-quantized layer with one scale, or a share of one; fused parts keep a scale each.
 
-    w[n, k] = weight_scale * (code[n, k] - 2**(bits - 1) - weight_zero_point). Source: the files of
-    compressed-tensors, to which it is bit-equal after one rounding.
+    w[n, k] = weight_scale * (code[n, k] - 2**(bits - 1) - weight_zero_point). Source: compressed-tensors,
+    bit-equal to its files after one rounding.
 
     Attributes
     ----------
@@ -263,11 +300,11 @@ class CTPackTensorWeight(spec.Weight):
         Codes in words along K: (N, ceil(K * bits / 32)), or (N, ceil(K / (32 // bits))) before version 0.18,
         int32.
     weight_scale
-        () or (1,), or one a fused part, fp16, bf16 or fp32.
+        () or (1,), or one per fused part, fp16, bf16 or fp32.
     weight_zero_point
-        Signed, shaped alike, int8; None: 0.
+        Signed, same shape, int8; None: 0.
     input_scale, input_zero_point
-        Of the activations, static ones only, shaped alike: a float and int8; None: not stored.
+        Of the activations, static ones only, same shape: a float and int8; None: not stored.
     """
 
     config: CTPackTensorConfig
@@ -282,7 +319,7 @@ class CTPackTensorWeight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: CTPackTensorConfig) -> tuple[TensorSpec, ...]:
-        """Words bind cuts of K; a scale binds nothing."""
+        """Declare the tensors; words bind cuts of K."""
         half = 2 ** (config.bits - 1)
         K = compressed_tensors.stored("K", config.bits, config.dense is not False)
         zero = TensorSpec("weight_zero_point", (torch.int8,), "P", Role.WORD, between=(-half, half - 1))
@@ -296,7 +333,7 @@ class CTPackTensorWeight(spec.Weight):
         )
 
     def codes(self) -> spec.Codes:
-        """Codes that count from 0, and the scale and zero point of each part."""
+        """Return unsigned codes, with a scale and a zero point for each part."""
         (_, K), bits, zeros = self.shape, self.config.bits, self.weight_zero_point
         scales, n_group = self.weight_scale.float().reshape(-1, 1), None
         if len(scales) > 1:
@@ -315,23 +352,23 @@ class CTPackTensorWeight(spec.Weight):
         )
 
 
-BITS, EIGHT = range(2, 9), 8
+INT_BITS, BYTE_BITS = range(2, 9), 8
 
 
 @dataclass(frozen=True)
 class CTIntConfig(spec.Config):
-    """What a compressed-tensors config says of int-quantized layers; ArgumentError for what none can mean.
+    """Config of int-quantized layers; ArgumentError for invalid bits or blocks.
 
     Attributes
     ----------
     block
-        The (outputs, inputs) that share a scale, -1 for all inputs; None: one scale for the tensor.
+        (outputs, inputs) per scale, -1 for all inputs; None: one scale for the tensor.
     bits
-        Of a code: 2 to 8.
+        Bits of a code: 2 to 8.
     symmetric
-        Whether zero points need not be stored.
+        Whether zero points are optional.
     static
-        Whether the activations' scale has to be.
+        Whether the activations' scale is required.
     """
 
     name: ClassVar[str] = "ct_int"
@@ -342,13 +379,13 @@ class CTIntConfig(spec.Config):
     static: bool = False
 
     def __post_init__(self) -> None:
-        if self.bits not in BITS:
+        if self.bits not in INT_BITS:
             raise ArgumentError("ct_int: bits", "2 to 8", str(self.bits))
         if self.block and (self.block[0] < 1 or self.block[1] < -1 or self.block[1] == 0):
             raise ArgumentError("ct_int: block", "(outputs, inputs), each at least 1", str(self.block))
 
     def for_layer(self, headers: spec.LayerHeaders) -> "CTIntConfig":
-        """A group that covers all inputs is -1 from here on; ShapeError for several scales of one tensor."""
+        """Normalize a group of all inputs to -1; ShapeError for several scales of one tensor."""
         tensors = CTIntWeight.tensors(self)
         K = headers.sizes(tensors[:1])["K"]
         headers.check_single(tensor.name for tensor in tensors if tensor.text == "P")
@@ -357,7 +394,7 @@ class CTIntConfig(spec.Config):
 
     @property
     def axes(self) -> str:
-        """The axes of the scale."""
+        """Axis text of the scale."""
         if self.block is None:
             return "P"
         rows, columns = self.block
@@ -366,20 +403,20 @@ class CTIntConfig(spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CTIntWeight(spec.Weight):
-    """An int-quantized layer, or a share of one; fused parts of a scale each keep theirs.
+    """An int-quantized layer, or a share of one; fused parts keep a scale each.
 
-    w[n, k] = weight_scale * (weight[n, k] - weight_zero_point). Source: the files of compressed-tensors, to
-    which it is bit-equal after one rounding.
+    w[n, k] = weight_scale * (weight[n, k] - weight_zero_point). Source: compressed-tensors, bit-equal
+    to its files after one rounding.
 
     Attributes
     ----------
     weight
         Signed codes, a byte each: (N, K), int8.
     weight_scale
-        One for the tensor, () or (1,); one an output, (N, 1); one a group, (N, K / g); or one a block,
+        One for the tensor, () or (1,); per output, (N, 1); per group, (N, K / g); or per block,
         (ceil(N / bn), ceil(K / bk)); fp16, bf16 or fp32.
     weight_zero_point
-        Shaped as the scale, int8; None: all are 0.
+        Shape of the scale, int8; None: all are 0.
     input_scale, input_zero_point
         Of the activations, static ones only: () or (1,), a float and int8; None: not stored.
     """
@@ -397,7 +434,7 @@ class CTIntWeight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: CTIntConfig) -> tuple[TensorSpec, ...]:
-        """Groups bind cuts of K, blocks bind both and seams, short only at the end of the layer."""
+        """Declare the tensors; groups bind cuts of K, blocks bind both axes and the seams of fused layers."""
         int8, axes, half = (torch.int8,), config.axes, 2 ** (config.bits - 1)
         codes = (-half, half - 1)
         return (
@@ -409,9 +446,9 @@ class CTIntWeight(spec.Weight):
         )
 
     def stored(self) -> StoredRows | None:
-        """As it lies: eight bits, and no fused parts of a scale each."""
+        """Describe the stored order for kernels; None for other bits than 8 or a scale per fused part."""
         (N, K), block, zeros = self.shape, self.config.block, self.weight_zero_point
-        if self.config.bits != EIGHT or (block is None and len(self.layer.parts) > 1):
+        if self.config.bits != BYTE_BITS or (block is None and len(self.layer.parts) > 1):
             return None
         scales = self.weight_scale.reshape(self.weight_scale.shape[0], -1)
         rows, columns = block or (N, K)
@@ -420,14 +457,14 @@ class CTIntWeight(spec.Weight):
         return StoredRows(self.weight, scales, max(n_run, 1), max(k_run, 1), points)
 
     def codes(self) -> spec.Codes:
-        """Unsigned codes and zero points, and the groups of outputs and inputs."""
+        """Return unsigned codes and zero points, with the groups of outputs and inputs."""
         signed, middle = self.signed(), 2 ** (self.config.bits - 1)
         zeros = torch.zeros_like(signed.scales, dtype=torch.int32) if signed.zeros is None else signed.zeros
-        unsigned = self.weight.view(torch.uint8) + middle  # modulo 256, so that no code needs more bytes
+        unsigned = self.weight.view(torch.uint8) + middle  # modulo 256: one byte per code
         return replace(signed, codes=unsigned, zeros=zeros + middle)
 
     def signed(self) -> spec.Codes:
-        """Codes and zero points as they are stored: no zero points where there are none."""
+        """Return signed codes and zero points, as stored."""
         zeros, device = self.weight_zero_point, self.device
         k_group: Tensor | None = None
         n_group: Tensor | None = None

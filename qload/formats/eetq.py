@@ -1,15 +1,15 @@
-"""EETQ: 8-bit codes as its W8A16 kernel reads them, one scale an output.
+"""EETQ: 8-bit codes for its W8A16 kernel, one scale per output.
 
 On disk, for a layer of K inputs and N outputs, both multiples of 64:
 
-    weight         int8  (K, N)  codes + 128, in the bytes of `layouts.eetq`; EETQ's own layers say qweight
+    weight         int8  (K, N)  codes + 128, in the order of `layouts.eetq`; qweight in EETQ's own layers
     weight_scales  fp16  (N,)
 
     w[n, k] = weight_scales[n] * (byte[n, k] - 128)
 
-In memory outputs lie in pairs: the stored shape hides it, so that a slice of it means nothing. The bytes are
-those for sm75 and sm80, which are the same; EETQ writes none for sm90. Its variant of 4 bits has the same
-config and is refused by its shapes. Source: EETQ 465e972, bit-equal to it.
+Outputs are stored in pairs, hidden by the stored shape: a slice of it has no meaning. The bytes are those of
+sm75 and sm80, which are equal; EETQ writes none for sm90. Its 4-bit variant has the same config and is
+refused by its shapes. Source: EETQ 465e972, bit-equal to it.
 """
 
 from dataclasses import dataclass
@@ -29,12 +29,12 @@ BITS = 8
 
 @dataclass(frozen=True)
 class EETQConfig(spec.Config):
-    """An EETQ checkpoint's config: nothing has to be said, as shapes tell all."""
+    """Config of EETQ: empty, because shapes describe the layer."""
 
     name: ClassVar[str] = "eetq"
 
     def for_layer(self, headers: spec.LayerHeaders) -> "EETQConfig":
-        """UnsupportedFormatError, by name, for two codes a byte: twice as many scales as columns."""
+        """Check the shapes; UnsupportedFormatError for two codes per byte (two scales per column)."""
         weight, scales = headers.shapes["weight"], headers.shapes["weight_scales"]
         if len(weight) == 2 and scales == (2 * weight[1],) and weight[1]:
             name = headers.names.full("weight")
@@ -50,13 +50,12 @@ class EETQConfig(spec.Config):
 class EETQWeight(spec.Weight):
     """An EETQ layer, or a share of one, N and K multiples of 64.
 
-    w[n, k] = weight_scales[n] * (byte[n, k] - 128). Source: the files of EETQ, to which it is bit-equal.
+    w[n, k] = weight_scales[n] * (byte[n, k] - 128). Source: EETQ, bit-equal to its files.
 
     Attributes
     ----------
     weight
-        Codes + 128, in the bytes that EETQ's kernel reads on sm75 and sm80 (`qload.layouts.eetq`): (K, N),
-        int8.
+        Codes + 128, in the order of EETQ's kernel for sm75 and sm80 (`qload.layouts.eetq`): (K, N), int8.
     weight_scales
         (N,), fp16.
     """
@@ -70,7 +69,7 @@ class EETQWeight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: EETQConfig) -> tuple[TensorSpec, ...]:
-        """Cut where pairs of outputs and runs of 64 inputs lie, at what EETQ takes as a layer."""
+        """Declare the tensors; cuts fall at pairs of outputs, runs of 64 inputs and sizes valid in EETQ."""
         return (
             TensorSpec(
                 "weight",
@@ -84,15 +83,15 @@ class EETQWeight(spec.Weight):
         )
 
     def stored(self) -> StoredCodes | None:
-        """As it lies, where four bytes are a word."""
-        (K, N), held = self.weight.shape, self.weight
-        if not held.is_contiguous() or held.storage_offset() % 4 or not K:
+        """Describe the stored order for kernels, with four bytes per word; None if unaligned."""
+        (K, N), weight = self.weight.shape, self.weight
+        if not weight.is_contiguous() or weight.storage_offset() % 4 or not K:
             return None
-        words = held.view(-1).view(torch.int32).view(N // 2, K // 2)
+        words = weight.view(-1).view(torch.int32).view(N // 2, K // 2)
         return StoredCodes(eetq.WORDS.packed(words), self.weight_scales[:, None], None, None, K)
 
     def codes(self) -> spec.Codes:
-        """Bytes in plain order, every zero point 128, one scale an output."""
+        """Return bytes in plain order, with zero points of 128 and one scale per output."""
         scales = self.weight_scales.float()[:, None]
         zeros = torch.full_like(scales, 2 ** (BITS - 1), dtype=torch.int32)
         return spec.Codes(bits=BITS, codes=eetq.unpack(self.weight), scales=scales, zeros=zeros, k_group=None)

@@ -1,19 +1,18 @@
-"""FP8: a byte an element, and a scale for the tensor, for each output, or for each block.
+"""FP8: one byte per element, and a scale for the tensor, each output, or each block.
 
 On disk, for a layer of K inputs and N outputs:
 
     weight        e4m3fn, e5m2            (N, K)
-    weight_scale  fp32, bf16, fp16, e8m0  see below; `weight_scale_inv` is another name for it. Scales of
-                  or uint8                blocks may be exponents in bytes, which are e8m0 too
+    weight_scale  fp32, bf16, fp16, e8m0  see below; also named `weight_scale_inv`. Scales of blocks may be
+                  or uint8                exponents in bytes (e8m0)
     input_scale   fp32, bf16, fp16        () or (1,), of the activations; optional, also `activation_scale`
 
     w[n, k] = weight[n, k] * weight_scale
 
-The scale is one for all, () or (1,) or (1, 1); one an output, (N,) or (N, 1) or (1, N); or one a block of bn
-outputs and bk inputs, (ceil(N / bn), ceil(K / bk)), which ModelOpt writes as
-(ceil(N / bn), 1, ceil(K / bk), 1), and as () where there is one block. A layer that is stored fused may have
-one a part, (P,).
-DeepSeek V4 calls the scales of blocks `scale`.
+There is one scale for the tensor, () or (1,) or (1, 1); one per output, (N,) or (N, 1) or (1, N); or one per
+block of bn outputs and bk inputs, (ceil(N / bn), ceil(K / bk)). ModelOpt writes the latter as
+(ceil(N / bn), 1, ceil(K / bk), 1), and as () for a single block. A layer stored fused may have one per part,
+(P,). DeepSeek V4 calls the scales of blocks `scale`.
 Either name multiplies; only GPTQModel's dialect divides by `weight_scale_inv`. Source: transformers 5.23.0,
 sglang 0.5.23, vLLM 0.11.0, compressed-tensors 0.20.0, modelopt 0.47.0 and gptqmodel 7.7.0, bit-equal to all.
 """
@@ -37,7 +36,7 @@ ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
 SCALES = (*ACTIVATIONS, torch.float8_e8m0fnu)
 EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
 NAMES = ("weight_scale", "weight_scale_inv")
-NEGATIVE_ZERO, NAN = 0x80, 0x7F  # bytes of e4m3fn; the first is the NaN of e4m3fnuz, the second 240 there
+NEGATIVE_ZERO, NAN = 0x80, 0x7F  # bytes of e4m3fn; in e4m3fnuz they are NaN and 240
 
 Per = Literal["tensor", "parts", "channel", "block"]
 AXES: dict[str, Per] = {"P": "tensor", "P 1": "tensor", "N": "channel", "N 1": "channel", "1 N": "channel"}
@@ -49,26 +48,26 @@ def _is_block(block: object) -> bool:
 
 @dataclass(frozen=True)
 class Fp8Config(spec.Config):
-    """Config of all FP8 layers of a checkpoint; ArgumentError for a combination that no file can have.
+    """Config of all FP8 layers of a checkpoint; ArgumentError for an invalid combination.
 
     Attributes
     ----------
     per
-        What shares a scale: "tensor", "parts" (each fused part), "channel" (an output) or "block"; None where
-        only its shape says so.
+        Extent of a scale: "tensor", "parts" (each fused part), "channel" (an output) or "block"; None: by its
+        shape.
     block
-        (outputs, inputs) of a block; None where there are none.
+        (outputs, inputs) of a block; None: no blocks.
     divide
         Whether the scale divides instead of multiplying, as in GPTQModel's dialect.
     input_scale
-        Whether the activations' scale is stored; None where it may be.
+        Whether the activations' scale is stored; None: optional.
     axes
-        Of the scale, once a layer is described; "P" before that where a lone block may have one for the
+        Axes of the scale of a described layer; "P" beforehand if a single block may have a scale for the
         tensor.
     activation_scale_ub
-        The largest absolute activation that scales look at; None: no limit.
+        Largest absolute activation used for scales; None: no limit.
     dtype
-        Of the weight, as the config claims; the tensor is believed.
+        Claimed dtype of the weight; the tensor decides.
     stored_scale
         Name of the scale on disk; None: one of the usual names.
     scale_bytes
@@ -81,7 +80,7 @@ class Fp8Config(spec.Config):
     block: tuple[int, int] | None = None
     divide: bool = False
     input_scale: bool | None = None
-    axes: str = field(default="", compare=False)  # one meaning in whichever shape
+    axes: str = field(default="", compare=False)  # shape only, same meaning
     activation_scale_ub: float | None = None
     dtype: torch.dtype | None = field(default=None, compare=False)  # only a claim
     stored_scale: str | None = field(default=None, repr=False)
@@ -89,7 +88,7 @@ class Fp8Config(spec.Config):
 
     def __post_init__(self) -> None:
         if (self.per == "block") != (self.block is not None):
-            raise ArgumentError("fp8: block", "(outputs, inputs) where per is 'block'", str(self.block))
+            raise ArgumentError("fp8: block", "(outputs, inputs) if per is 'block'", str(self.block))
         if self.block is not None and not _is_block(self.block):
             expected = "(outputs, inputs), whole numbers, each at least 1"
             raise ArgumentError("fp8: block", expected, repr(self.block))
@@ -99,17 +98,17 @@ class Fp8Config(spec.Config):
 
     @property
     def grid(self) -> str:
-        """The axes of scales of blocks."""
+        """Axis text of block scales."""
         return "N/{}^ K/{}^".format(*self.block or (1, 1))
 
     @property
-    def spread(self) -> str:
-        """The axes of scales of blocks as ModelOpt writes them, each with one more for a block's inside."""
+    def modelopt_grid(self) -> str:
+        """Axis text of ModelOpt's block scales, with one more axis per block dimension."""
         return "N/{}^ 1 K/{}^ 1".format(*self.block or (1, 1))
 
     @property
     def scale_axes(self) -> str:
-        """The axes of the scale: as the layer has it, or as most tools store what is claimed."""
+        """Axis text of the scale: of the layer, or by default of the claimed scheme."""
         return self.axes or {"block": self.grid, "channel": "N 1"}.get(self.per or "", "P")
 
     @property
@@ -121,20 +120,20 @@ class Fp8Config(spec.Config):
 
     @property
     def scale_view(self) -> str | None:
-        """The one axis of a scale that is no block's: parts join along it, in the first one's shape."""
+        """Axis text for joining the parts of a scale that is not of blocks, in the shape of the first."""
         if self.per == "block":
-            return self.grid if self.axes == self.spread else None
+            return self.grid if self.axes == self.modelopt_grid else None
         return "N" if self.per == "channel" else "P"
 
     def for_layer(self, headers: spec.LayerHeaders) -> "Fp8Config":
-        """What shares a scale, from its shape beside what is claimed; ShapeError for a contradiction."""
+        """Read the extent of a scale from its shape; ShapeError if it contradicts the claim."""
         sizes = {**headers.sizes(Fp8Weight.tensors(self)[:1]), "P": 1}
         shape, config = headers.shapes["weight_scale"], self
         if self.per == "block" and headers.dtypes["weight_scale"] == torch.uint8:
             config = replace(self, scale_bytes=True)
         stored: dict[str, Per] = AXES
         if self.per == "block":
-            stored = {self.grid: "block", self.spread: "block"}
+            stored = {self.grid: "block", self.modelopt_grid: "block"}
             if self.axes == "P" and shape == (1,) == tuple(set(_shape(self.grid, sizes))):
                 return replace(config, per="tensor", block=None, axes="P")
         fitting = [
@@ -145,13 +144,13 @@ class Fp8Config(spec.Config):
         if not fitting and self.per in (None, "parts") and len(shape) == 1:
             fitting = [("P", "parts")]
         if not fitting:
-            raise self._contradicted(headers, sizes)
+            raise self._shape_error(headers, sizes)
         axes, per = fitting[0]
         if per != "parts":
             headers.check_single(("input_scale",))
         return replace(config, per=per, axes=axes)
 
-    def _contradicted(self, headers: spec.LayerHeaders, sizes: dict[str, int]) -> ShapeError:
+    def _shape_error(self, headers: spec.LayerHeaders, sizes: dict[str, int]) -> ShapeError:
         N, hint = sizes["N"], "" if self.per else "blocks of scales need weight_block_size in the config"
         expected = {
             "tensor": "() or (1,), one for the tensor",
@@ -164,7 +163,7 @@ class Fp8Config(spec.Config):
         return ShapeError(full, expected, headers.shapes["weight_scale"], file, hint)
 
     def notes(self, headers: spec.LayerHeaders) -> tuple[str, ...]:
-        """A claimed type that is not the tensor's."""
+        """Note on a claimed dtype that the tensor contradicts."""
         got = headers.dtypes["weight"]
         claim, is_ = (str(dtype).removeprefix("torch.") for dtype in (self.dtype, got))
         return () if self.dtype in (None, got) else (f"the config says {claim}, the weight is {is_}",)
@@ -172,21 +171,21 @@ class Fp8Config(spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fp8Weight(spec.Weight):
-    """An FP8 layer, or a share of one; fused parts of a scale each keep theirs.
+    """An FP8 layer, or a share of one; fused parts keep a scale each.
 
-    w[n, k] = weight[n, k] * weight_scale, or divided by it where `config.divide`. Source: the files of
-    transformers, sglang, vLLM, compressed-tensors and gptqmodel, to which it is bit-equal.
+    w[n, k] = weight[n, k] * weight_scale, or divided by it if `config.divide`. Source: transformers,
+    sglang, vLLM, compressed-tensors and gptqmodel, bit-equal to their files.
 
     Attributes
     ----------
     weight
         (N, K), float8_e4m3fn, float8_e5m2 or float8_e4m3fnuz.
     weight_scale
-        One for the tensor, () or (1,) or (1, 1); one an output, (N,) or (N, 1) or (1, N); one a fused part,
-        (P,); or one a block of bn outputs and bk inputs, (ceil(N / bn), ceil(K / bk)) or
-        (ceil(N / bn), 1, ceil(K / bk), 1); fp32, bf16, fp16 or e8m0, of blocks also as uint8.
+        One for the tensor, () or (1,) or (1, 1); per output, (N,) or (N, 1) or (1, N); per fused part,
+        (P,); or per block of bn outputs and bk inputs, (ceil(N / bn), ceil(K / bk)) or
+        (ceil(N / bn), 1, ceil(K / bk), 1); fp32, bf16, fp16 or e8m0, for blocks also uint8.
     input_scale
-        Of the activations, which `dequantize` does not look at: () or (1,), fp32, bf16 or fp16; None: not
+        Of the activations, unused by `dequantize`: () or (1,), fp32, bf16 or fp16; None: not
         stored.
 
     Examples
@@ -213,7 +212,7 @@ class Fp8Weight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: Fp8Config) -> tuple[TensorSpec, ...]:
-        """Blocks bind cuts and seams, short only at the end of the layer; nothing else does."""
+        """Declare the tensors; blocks bind cuts and the seams of fused layers."""
         names = NAMES[1:] if config.divide else NAMES[::-1] if config.per == "block" else NAMES
         if config.stored_scale is not None:
             names = (config.stored_scale,)
@@ -235,7 +234,7 @@ class Fp8Weight(spec.Weight):
                 Role.SCALE,
                 stored=("input_scale", "activation_scale"),
                 optional=config.input_scale is None,
-                divides=True,  # activations, by it
+                divides=True,  # divides the activations
             ),
         )
         return specs[:2] if config.input_scale is False else specs
@@ -247,7 +246,7 @@ class Fp8Weight(spec.Weight):
         return scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale
 
     def stored(self) -> StoredRows | None:
-        """As it lies, but for fused parts of a scale each, and for e4m3fnuz."""
+        """Describe the stored order for kernels; None for a scale per fused part, and for e4m3fnuz."""
         (N, K), block = self.shape, self.config.block
         if self.weight.dtype == FNUZ or (
             block is None and self.config.per != "channel" and len(self.layer.parts) > 1
@@ -261,7 +260,7 @@ class Fp8Weight(spec.Weight):
         return StoredRows(self.weight, scales, n_run, k_run, divide=self.config.divide)
 
     def codes(self) -> spec.Codes:
-        """The bytes, what each of them is, and the scales of their blocks, outputs or parts."""
+        """Return the bytes, their values, and the scales of their blocks, outputs or parts."""
         device, scales = self.device, self.scales.float()
         n_group = k_group = None
         if self.config.block:
@@ -288,10 +287,10 @@ class Fp8Weight(spec.Weight):
 
 
 def to_fnuz(weight: Fp8Weight) -> Fp8Weight:
-    """The same e4m3fn weight as e4m3fnuz, which halves what a byte means and has no -0: scales double.
+    """Convert an e4m3fn weight to e4m3fnuz: values of bytes halve, -0 becomes 0, and scales double.
 
-    A byte that is NaN in e4m3fn is 240 or -240 in e4m3fnuz, and refused. CastError where a scale's own dtype
-    does not hold its double, or the half of one that divides.
+    NaN bytes of e4m3fn are refused, because they are 240 or -240 in e4m3fnuz. CastError if the dtype of a
+    scale cannot represent its double, or the half of a dividing one.
     """
     name = weight.layer.name or "Fp8Weight"
     if weight.weight.dtype != E4M3FN:
@@ -313,14 +312,14 @@ def to_fnuz(weight: Fp8Weight) -> Fp8Weight:
 
 
 def _scaled(name: str, scale: Tensor, times: float) -> Tensor:
-    """A power of two times a scale, in the dtype of the scale, or CastError where that loses anything."""
+    """Multiply a scale by a power of two in its own dtype; CastError if this is not exact."""
     exact = scale.double() * times
-    made = exact.to(scale.dtype)
+    cast = exact.to(scale.dtype)
     remedy = "keep this layer in e4m3fn, or store its scales in float32"
-    check_cast(name, exact, made, tiny=True, remedy=remedy, stored=scale.dtype)
-    return made
+    check_cast(name, exact, cast, tiny=True, remedy=remedy, stored=scale.dtype)
+    return cast
 
 
 def _shape(axes: str, sizes: dict[str, int]) -> tuple[int | None, ...]:
-    found = (Axis(text) for text in axes.split())
-    return tuple(axis.size(axis.logical(sizes) or 0) for axis in found)
+    axes_ = (Axis(text) for text in axes.split())
+    return tuple(axis.size(axis.logical(sizes) or 0) for axis in axes_)

@@ -9,8 +9,8 @@ On disk, for a layer of K inputs and N outputs in G groups, b bits:
 
     w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]),   g = g_idx[k]
 
-Without act order tools may leave `g_idx` out, or write zeros: then the groups lie in order, and a cut of K
-inside a group is refused. Bits are what the shapes of zero points and scales say. Source: gptqmodel 7.7.0,
+Without act order tools may omit `g_idx` or write zeros: the groups are in order then, and a cut of K inside
+a group is refused. The shapes of zero points and scales give the bits. Source: gptqmodel 7.7.0,
 auto-gptq 0.7.1 and auto-round 0.16.1, bit-equal to all.
 
 The format `gptq` stores a zero point minus one. Programs wrap a zero point of 0 in three ways:
@@ -70,23 +70,23 @@ INDICES = (torch.int32, torch.int64, torch.int16)
 
 @dataclass(frozen=True)
 class GPTQConfig(spec.Grouped, spec.Config):
-    """What a GPTQ checkpoint's config says of all its layers.
+    """Config of all GPTQ layers of a checkpoint.
 
     Attributes
     ----------
     bits
-        Of a code: 2, 3, 4 or 8.
+        Bits of a code: 2, 3, 4 or 8.
     group_size
         Inputs that share a scale; -1: one group.
     zeros
-        What a stored zero point means; gptq_v2 stores them as they are (`Stored()`).
+        Convention of stored zero points; `Stored()` for gptq_v2.
     positional
-        Whether the groups of the whole layer lie in order, so that a cut between two groups cuts the scales
-        too; found in `g_idx` when a layer is loaded or made.
+        Whether the groups of the whole layer are in order; a cut between two groups then cuts the scales too.
+        `g_idx` decides, when a layer is loaded or constructed.
     desc_act
         Claim of the config that inputs are in act order; `g_idx` decides.
     indexed
-        Whether a stored `g_idx` gives the groups; False: groups are in order; None: as the layer stores it.
+        Whether a stored `g_idx` gives the groups; False: groups are in order; None: by the layer.
     evidence
         Evidence for `zeros`, one of `Evidence`; None: the values were not examined.
     asymmetric
@@ -102,7 +102,7 @@ class GPTQConfig(spec.Grouped, spec.Config):
     zeros: ZeroPoints = STORED_MINUS_ONE
     positional: bool = False
     desc_act: bool | None = field(default=None, compare=False)  # only a claim
-    indexed: bool | None = field(default=True, compare=False)  # how it is stored, not what it means
+    indexed: bool | None = field(default=True, compare=False)  # storage, not meaning
     claimed_bits: int | None = field(default=None, compare=False)  # only a claim
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
     asymmetric: bool = field(default=False, compare=False, repr=False)
@@ -114,12 +114,12 @@ class GPTQConfig(spec.Grouped, spec.Config):
         self.check_group_size()
 
     def for_layer(self, headers: spec.LayerHeaders) -> "GPTQConfig":
-        """Bits from shapes; positional or not, from `g_idx`.
+        """Read bits from shapes, and the order of groups from `g_idx`.
 
-        ShapeError where the number of groups contradicts the group size; AmbiguousIndexError for an index of
-        zeros where there are several groups, unless the config denies act order.
+        ShapeError if the number of groups contradicts the group size; AmbiguousIndexError for an index of
+        zeros with several groups, unless the config denies act order.
         """
-        own = self._believed(headers)
+        own = self._with_stored_bits(headers)
         sizes = headers.sizes(GPTQWeight.tensors(replace(own, positional=False)))
         K, G, N = sizes["K"], sizes["G"], sizes["N"]
         group, groups = own.rows_of_a_group(K), own.groups(K)
@@ -137,7 +137,7 @@ class GPTQConfig(spec.Grouped, spec.Config):
         if G > 1 and not g_idx.any():
             raise AmbiguousIndexError(
                 headers.names.full("g_idx"),
-                "all zero, which has two readings",
+                "all zero, with two readings",
                 f"the group of each row, 0 to {G - 1}",
                 f"0 for all {K} rows",
                 "remedy   write the groups out: zeros mean 'in order' only where desc_act is false",
@@ -164,11 +164,11 @@ class GPTQConfig(spec.Grouped, spec.Config):
 
     @property
     def denied(self) -> str:
-        """Zero points beside the middle, where the config says that all are there."""
+        """Note on zero points off the middle under a config with `sym`."""
         return ASYMMETRIC if self.asymmetric else ""
 
-    def _believed(self, headers: spec.LayerHeaders) -> "GPTQConfig":
-        """With the bits that all shapes agree on, whatever the config says."""
+    def _with_stored_bits(self, headers: spec.LayerHeaders) -> "GPTQConfig":
+        """Return the config with the bits of all shapes, if these agree on others than claimed."""
         codes, zeros, scales = (headers.shapes.get(name, ()) for name in ("qweight", "qzeros", "scales"))
         if len(codes) != 2 or len(zeros) != 2 or len(scales) != 2 or not all((*zeros, *scales)):
             return self
@@ -182,26 +182,26 @@ class GPTQConfig(spec.Grouped, spec.Config):
         return replace(self, bits=bits, claimed_bits=self.bits)
 
     def notes(self, headers: spec.LayerHeaders) -> tuple[str, ...]:
-        """Bits are what shapes say, and act order is what `g_idx` says, whatever the config claims."""
-        said = []
+        """Notes on claimed bits and act order that shapes and `g_idx` contradict."""
+        notes = []
         if self.claimed_bits is not None:
-            said.append(f"bits is {self.claimed_bits}, the shapes are of {self.bits} bits and are believed")
+            notes.append(f"bits is {self.claimed_bits}, the shapes are of {self.bits} bits and are believed")
         if not self.indexed:
-            found = "all zero, and desc_act is false" if "g_idx" in headers.facts else "not stored"
-            return (*said, f"g_idx is {found}: the groups lie in order")
+            state = "all zero, and desc_act is false" if "g_idx" in headers.facts else "not stored"
+            return (*notes, f"g_idx is {state}: the groups are in order")
         act_order = not self.positional and bool(headers.facts["g_idx"].any())
         if self.desc_act is not None and self.desc_act != act_order:
-            found = "in act order" if act_order else "in order"
-            said.append(f"desc_act is {str(self.desc_act).lower()}, g_idx is {found} and is believed")
-        return tuple(said)
+            order = "in act order" if act_order else "in order"
+            notes.append(f"desc_act is {str(self.desc_act).lower()}, g_idx is {order} and is believed")
+        return tuple(notes)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GPTQWeight(spec.Weight):
     """A GPTQ layer, or a share of one.
 
-    w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]), g = g_idx[k], or k / group_size where there is none.
-    Source: the files of gptqmodel, auto-gptq and auto-round, to which it is bit-equal.
+    w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]), g = g_idx[k], or k / group_size without an index.
+    Source: gptqmodel, auto-gptq and auto-round, bit-equal to their files.
 
     Attributes
     ----------
@@ -212,7 +212,7 @@ class GPTQWeight(spec.Weight):
     scales
         (G, N), fp16, bf16 or fp32.
     g_idx
-        The group of each input, in any order: (K,), int32, int64 or int16; None: the groups lie in order.
+        The group of each input, in any order: (K,), int32, int64 or int16; None: the groups are in order.
 
     Examples
     --------
@@ -240,7 +240,7 @@ class GPTQWeight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: GPTQConfig) -> tuple[TensorSpec, ...]:
-        """Groups are cut with K where they lie in order and every cut falls between two of them.
+        """Declare the tensors; groups in order are cut with K, if every cut falls between two of them.
 
         Without an index every cut has to.
         """
@@ -255,13 +255,13 @@ class GPTQWeight(spec.Weight):
         )
 
     def groups_of_inputs(self) -> Tensor:
-        """The group of each input (K,), as `g_idx` says or in order."""
+        """Group of each input (K,), from `g_idx` or in order."""
         if self.g_idx is None or not self.config.indexed:
             return self.config.in_order(self.layer.K, self.device)
         return self.g_idx
 
     def stored(self) -> StoredCodes:
-        """As it lies."""
+        """Describe the stored order for kernels."""
         bits, size, groups = self.config.bits, self.config.group_size, self.scales.shape[0]
         in_runs = self.config.positional or groups == 1
         return StoredCodes(
@@ -274,7 +274,7 @@ class GPTQWeight(spec.Weight):
         )
 
     def codes(self) -> spec.Codes:
-        """Codes, zero points and scales in plain order, grouped by `g_idx`."""
+        """Return codes, zero points and scales in plain order, grouped by `g_idx`."""
         bits = self.config.bits
         return spec.Codes(
             bits=bits,
@@ -420,7 +420,7 @@ def _offsets(values: LayerValues, words: Tensor, bits: int) -> _Offsets:
 
 
 def _spread(columns: Tensor, count: int) -> Tensor:
-    """At most `count` of the columns, from all over them."""
+    """Choose at most `count` columns, evenly spread."""
     return columns[:: -(-len(columns) // count)] if len(columns) else columns
 
 
@@ -433,7 +433,7 @@ def _compared(
     inner: Tensor,
     columns: Tensor,
 ) -> _Offsets:
-    """What the codes of some columns say: (G, n) zero points in two readings, and where to look at them."""
+    """Measure both readings (G, n) of zero points against the codes of some columns."""
     means, seen = _mean_codes(values, bits, columns, len(whole))
     if means is None:
         return _Offsets()

@@ -1,4 +1,28 @@
-"""Marlin checkpoints, dense and 2:4 sparse: symmetric codes and permuted scales in the kernel's order."""
+"""Marlin checkpoints, dense and 2:4 sparse: symmetric codes and permuted scales in the kernel's order.
+
+Dense. On disk, for a layer of K inputs and N outputs, group size g, b bits:
+
+    B  int32       (K/16, N*b/2)  codes in `layouts.marlin`, tiles of 16 rows and 64 columns
+    s  fp16, bf16  (K/g, N)       scales, in the order for groups, or for one scale per column
+
+    w[n, k] = s[k / g, n] * (code[k, n] - 2**(b-1))
+
+The whole layer decides the order of the scales: a row share with a single group keeps the order for groups.
+Source: IST's packer 2f6d7c1, bit-equal to it.
+
+2:4 sparse, two of every four rows kept:
+
+    B_24    int32       (K/32, N*b/2)  kept codes (K/2, N) in `layouts.marlin_24`
+    B_meta  int16       (K/32, 2*N)    positions of the kept codes, in the load order of sparse tensor cores
+    s       fp16, bf16  (K/g, N)       scales, permuted if there are groups
+
+    w[n, k] = s[k / g, n] * (code[k, n] - 2**(b-1)) for a kept row k of column n, else 0
+
+compressed-tensors (marlin-24) calls them `weight_packed`, `meta` and `scale_packed`, and permutes the scales
+only of groups smaller than half of K. An invalid field of B_meta is refused by the rank of its share:
+metadata is half as large as 4-bit codes, too much for every rank to read whole. `qload verify` reads all of
+it. Source: vLLM 0.11.0 and compressed-tensors 0.14.0, bit-equal to both.
+"""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -17,14 +41,14 @@ SCALES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class MarlinConfig(spec.Grouped, spec.Config):
-    """What a Marlin checkpoint's config says of all its layers.
+    """Config of all Marlin layers of a checkpoint.
 
     Attributes
     ----------
     group_size
-        Inputs that share a scale; -1: one scale a column, and the order of scales that goes with it.
+        Inputs that share a scale; -1: one scale per column, in its own order.
     bits
-        Of a code: 4 or 8.
+        Bits of a code: 4 or 8.
     """
 
     name: ClassVar[str] = "marlin"
@@ -37,7 +61,7 @@ class MarlinConfig(spec.Grouped, spec.Config):
         self.check_group_size()
 
     def for_layer(self, headers: spec.LayerHeaders) -> "MarlinConfig":
-        """One group that covers all of K has the order of one scale a column."""
+        """Normalize one group for all of K to one scale per column."""
         return self.one_group(sum(headers.shapes["B"][:1]) * marlin.TILE_K)
 
 
@@ -45,16 +69,16 @@ class MarlinConfig(spec.Grouped, spec.Config):
 class MarlinWeight(spec.Weight):
     """A layer of a Marlin checkpoint, or a share of one.
 
-    w[n, k] = s[k / g, n] * (code[k, n] - 2**(bits - 1)), groups of g inputs. Source: IST's packer, to which
-    it is bit-equal.
+    w[n, k] = s[k / g, n] * (code[k, n] - 2**(bits - 1)), groups of g inputs. Source: IST's packer,
+    bit-equal to its files.
 
     Attributes
     ----------
     B
-        Codes as Marlin's kernel reads them (`qload.layouts.marlin`), in tiles of 16 rows and 64 columns:
+        Codes in Marlin's order (`qload.layouts.marlin`), in tiles of 16 rows and 64 columns:
         (K / 16, N * bits / 2), int32.
     s
-        Scales, in the order for groups, or for one scale a column: (K / g, N), fp16 or bf16.
+        Scales, in the order for groups, or for one scale per column: (K / g, N), fp16 or bf16.
     """
 
     config: MarlinConfig
@@ -66,7 +90,7 @@ class MarlinWeight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: MarlinConfig) -> tuple[TensorSpec, ...]:
-        """Tiles bind both dimensions, groups bind K too."""
+        """Declare the tensors; tiles bind both dimensions, groups bind K too."""
         groups = "1" if config.group_size == -1 else f"K/{config.group_size}"
         return (
             TensorSpec("B", (torch.int32,), f"K/16 N@64*{config.bits // 2}", Role.WORD),
@@ -74,12 +98,12 @@ class MarlinWeight(spec.Weight):
         )
 
     def plain_scales(self) -> Tensor:
-        """The scales (G, N) in plain order, in their own dtype."""
+        """Scales (G, N) in plain order, in their own dtype."""
         per_column = self.config.group_size == -1
         return (marlin.SCALES_PER_COLUMN if per_column else marlin.SCALES_GROUPED).undo(self.s)
 
     def stored(self) -> StoredCodes:
-        """As it lies."""
+        """Describe the stored order for kernels."""
         per_column = self.config.group_size == -1
         return StoredCodes(
             codes=marlin.rows(self.config.bits).packed(self.B).T,
@@ -91,30 +115,30 @@ class MarlinWeight(spec.Weight):
         )
 
     def codes(self) -> spec.Codes:
-        """Codes and scales in plain order; every zero point is 2**(bits - 1)."""
+        """Return codes and scales in plain order, with zero points of 2**(bits - 1)."""
         bits, groups = self.config.bits, self.config.in_order(self.layer.K, self.B.device)
         return spec.symmetric(bits, marlin.rows(bits).packed(self.B), self.plain_scales(), groups)
 
 
-ROWS = 32  # of the dense weight, in one row of B_24
-NIBBLE = 4
+DENSE_ROWS = 32  # in one row of B_24
+KERNEL_BITS = 4
 COMPRESSED = {"B_24": "weight_packed", "B_meta": "meta", "s": "scale_packed"}
 
 
 @dataclass(frozen=True)
 class Marlin24Config(spec.Grouped, spec.Config):
-    """What a Marlin 2:4 checkpoint's config says of all its layers.
+    """Config of all Marlin 2:4 layers of a checkpoint.
 
     Attributes
     ----------
     group_size
-        Inputs that share a scale; -1: one scale a column, which stay in plain order.
+        Inputs that share a scale; -1: one scale per column, in plain order.
     bits
-        Of a code: 4 or 8.
+        Bits of a code: 4 or 8.
     compressed
         Whether tensors have the names, and scales the rule, of compressed-tensors.
     plain
-        Whether by that rule the scales of this layer's groups are in plain order.
+        Whether that rule puts the scales of this layer in plain order.
     """
 
     name: ClassVar[str] = "marlin_24"
@@ -129,32 +153,32 @@ class Marlin24Config(spec.Grouped, spec.Config):
         self.check_group_size()
 
     def for_layer(self, headers: spec.LayerHeaders) -> "Marlin24Config":
-        """One group that covers all of K leaves the scales in plain order."""
-        K = sum(headers.shapes["B_24"][:1]) * ROWS
+        """Normalize one group for all of K to plain order of scales."""
+        K = sum(headers.shapes["B_24"][:1]) * DENSE_ROWS
         return replace(self.one_group(K), plain=self.compressed and K <= 2 * self.group_size < 2 * K)
 
     @property
     def permuted(self) -> bool:
-        """Whether the scales are in the order for groups."""
+        """True if the scales are in the order for groups."""
         return self.group_size != -1 and not self.plain
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Marlin24Weight(spec.Weight):
-    """A layer of a Marlin 2:4 checkpoint, or a share of one; FieldValueError for metadata that means nothing.
+    """A layer of a Marlin 2:4 checkpoint, or a share of one; FieldValueError for invalid metadata.
 
-    w[n, k] = s[k / g, n] * (code[k, n] - 2**(bits - 1)) where row k of column n is kept, else 0. Source: vLLM
-    and compressed-tensors, to which it is bit-equal.
+    w[n, k] = s[k / g, n] * (code[k, n] - 2**(bits - 1)) for a kept row k of column n, else 0. Source: vLLM
+    and compressed-tensors, bit-equal to their files.
 
     Attributes
     ----------
     B_24
-        Kept codes (K / 2, N) as Marlin's kernel reads them (`qload.layouts.marlin_24`): (K / 32, N * bits /
+        Kept codes (K / 2, N) in Marlin's order (`qload.layouts.marlin_24`): (K / 32, N * bits /
         2), int32.
     B_meta
-        The places of the kept codes, as sparse tensor cores load them: (K / 32, 2 * N), int16.
+        Positions of the kept codes, in the load order of sparse tensor cores: (K / 32, 2 * N), int16.
     s
-        Scales, permuted where there are groups: (K / g, N), fp16 or bf16.
+        Scales, permuted if there are groups: (K / g, N), fp16 or bf16.
     """
 
     config: Marlin24Config
@@ -167,7 +191,7 @@ class Marlin24Weight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: Marlin24Config) -> tuple[TensorSpec, ...]:
-        """Tiles of 32 dense rows and 64 columns; groups bind K too."""
+        """Declare tiles of 32 dense rows and 64 columns; groups bind K too."""
         groups = "1" if config.group_size == -1 else f"K/{config.group_size}"
         specs = (
             TensorSpec("B_24", (torch.int32,), f"K/32 N@64*{config.bits // 2}", Role.WORD),
@@ -178,7 +202,7 @@ class Marlin24Weight(spec.Weight):
         return tuple(replace(one, stored=(one.name, COMPRESSED[one.name])[::order]) for one in specs)
 
     def plain_scales(self) -> Tensor:
-        """The scales (G, N) in plain order, in their own dtype."""
+        """Scales (G, N) in plain order, in their own dtype."""
         return marlin_24.SCALES_GROUPED.undo(self.s) if self.config.permuted else self.s
 
     def __post_init__(self) -> None:
@@ -187,31 +211,31 @@ class Marlin24Weight(spec.Weight):
         check_values(name, self.B_meta)
         wrong = marlin_24.find_invalid_fields(self.B_meta)
         if wrong:
-            place, count, total = wrong
+            field, count, total = wrong
             raise FieldValueError(
                 name,
-                "metadata that keeps no two places of four, in order",
+                "metadata without two positions of four, in order",
                 "one of " + ", ".join(map(str, marlin_24.PAIRS)),
-                f"{place} ({count} of {total} fields)",
+                f"{field} ({count} of {total} fields)",
             )
 
     def positions(self) -> Tensor:
-        """The row, 0 to 3 of its four, of each kept code: (K / 2, N)."""
+        """Row within its quad, 0 to 3, of each kept code: (K / 2, N)."""
         return marlin_24.read_positions(self.B_meta)
 
     def stored(self) -> StoredSparse | None:
-        """As it lies, of four bits."""
-        if self.config.bits != NIBBLE:
+        """Describe the stored order for kernels; None for other bits than 4."""
+        if self.config.bits != KERNEL_BITS:
             return None
         return StoredSparse(
-            codes=marlin_24.rows(NIBBLE).packed(self.B_24).T,
+            codes=marlin_24.rows(KERNEL_BITS).packed(self.B_24).T,
             places=lambda: marlin_24.METADATA.undo(self.B_meta).T,
             scales=self.plain_scales().T,
             run=min(self.config.rows_of_a_group(self.layer.K), max(self.layer.K, 1)),
         )
 
     def codes(self) -> spec.Codes:
-        """Codes and scales in plain order; a row that is not kept has the code that means 0."""
+        """Return codes and scales in plain order; dropped rows have the code of 0."""
         bits, groups = self.config.bits, self.config.in_order(self.layer.K, self.B_24.device)
         kept = marlin_24.rows(bits).unpack(self.B_24)
         dense = marlin_24.scatter(kept, self.positions(), 2 ** (bits - 1))

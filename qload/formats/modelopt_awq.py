@@ -1,16 +1,16 @@
-"""ModelOpt's AWQ (W4A16_AWQ): signed codes of four bits, two outputs a byte, inputs that may be scaled.
+"""ModelOpt's AWQ (W4A16_AWQ): signed four-bit codes, two outputs per byte, and an optional scale of inputs.
 
 On disk, for a layer of K inputs and N outputs, group size g:
 
     weight           uint8             (N/2, K)  two outputs a byte, the even one in the low bits
     weight_scale     fp32, bf16, fp16  (N, K/g)
-    pre_quant_scale  bf16, fp16, fp32  (K,)      what inputs are multiplied by; optional
+    pre_quant_scale  bf16, fp16, fp32  (K,)      factors of the inputs; optional
 
     w[n, k] = weight_scale[n, k / g] * code[n, k],   -8 <= code < 8
     y = (x * pre_quant_scale) @ w.T
 
-The scale of the inputs is no part of w: `dequantize` leaves it out, and `get_linear` applies it, as the tool
-does. Of q, k, v, gate and up projections the tool folds it into the norm before them, and stores none.
+The scale of the inputs is not part of w: `dequantize` ignores it, and `get_linear` applies it, as ModelOpt
+does. For q, k, v, gate and up projections ModelOpt folds it into the preceding norm, and stores none.
 Source: modelopt 0.47.0, bit-equal to it.
 """
 
@@ -26,20 +26,20 @@ from qload.errors import ShapeError
 from qload.spec import Role, TensorSpec
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-HALF = 8  # what makes a signed code unsigned
+SIGN_BIT = 8  # flips signed codes to unsigned
 
 
 @dataclass(frozen=True)
 class ModelOptAWQConfig(spec.Grouped, spec.Config):
-    """What ModelOpt's config says of AWQ layers; ArgumentError for a size that no group has.
+    """Config of ModelOpt's AWQ layers; ArgumentError for an invalid group size.
 
     Attributes
     ----------
     group_size
-        Inputs that share a scale; -1: all of them; 0, which no described layer has: the shape of its scales
-        says.
+        Inputs that share a scale; -1: all of them; 0: by the shape of the scales, until the layer is
+        described.
     scaled_inputs
-        Whether `pre_quant_scale` is stored; None where it may be.
+        Whether `pre_quant_scale` is stored; None: optional.
     """
 
     name: ClassVar[str] = "modelopt_awq"
@@ -53,28 +53,28 @@ class ModelOptAWQConfig(spec.Grouped, spec.Config):
 
     @property
     def groups_axis(self) -> str:
-        """The axis of the groups; a free one as long as no shape was looked at."""
+        """Axis text of the groups; a free axis for an unknown group size."""
         return {0: "G", -1: "1"}.get(self.group_size, f"K/{self.group_size}")
 
     def for_layer(self, headers: spec.LayerHeaders) -> "ModelOptAWQConfig":
-        """The size of a group, from the shape of the scales where nothing says it; ShapeError for none."""
+        """Read an unknown group size from the shape of the scales; ShapeError if it has none."""
         sizes = headers.sizes(ModelOptAWQWeight.tensors(self))
         K = sizes["K"]
         if self.group_size:
             return self.one_group(K)
         if not sizes["G"] or K % sizes["G"]:
             full, file = headers.names.full("weight_scale"), headers.names.file("weight_scale")
-            expected = f"({sizes['N']}, G), where K = {K} is a multiple of G"
+            expected = f"({sizes['N']}, G), with K = {K} a multiple of G"
             raise ShapeError(full, expected, headers.shapes["weight_scale"], file)
         return replace(self, group_size=K // sizes["G"]).one_group(K)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ModelOptAWQWeight(spec.Weight):
-    """A layer as ModelOpt writes AWQ, or a share of one.
+    """An AWQ layer of ModelOpt, or a share of one.
 
-    w[n, k] = weight_scale[n, k / g] * code[n, k]; y = (x * pre_quant_scale) @ w.T, which `get_linear`
-    computes, while `dequantize` is w alone. Source: the files of modelopt, to which it is bit-equal.
+    w[n, k] = weight_scale[n, k / g] * code[n, k]; y = (x * pre_quant_scale) @ w.T. `get_linear`
+    computes y, `dequantize` w alone. Source: modelopt, bit-equal to its files.
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class ModelOptAWQWeight(spec.Weight):
     weight_scale
         (N, K / g), fp32, bf16 or fp16.
     pre_quant_scale
-        What inputs are multiplied by before the weight: (K,), bf16, fp16 or fp32; None: nothing.
+        Factors of the inputs: (K,), bf16, fp16 or fp32; None: nothing.
     """
 
     config: ModelOptAWQConfig
@@ -96,7 +96,7 @@ class ModelOptAWQWeight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: ModelOptAWQConfig) -> tuple[TensorSpec, ...]:
-        """Two outputs a byte, and groups that follow K; layers are fused if their inputs are scaled alike."""
+        """Declare the tensors; layers are fused only with equal factors of the inputs."""
         optional = config.scaled_inputs is None
         specs = (
             TensorSpec("weight", (torch.uint8,), "N/2 K", Role.WORD),
@@ -107,22 +107,22 @@ class ModelOptAWQWeight(spec.Weight):
 
     @property
     def input_factors(self) -> Tensor | None:
-        """(K,): what each input is multiplied by, `pre_quant_scale`; None: nothing."""
+        """Factors of the inputs (K,), `pre_quant_scale`; None: no factors."""
         return self.pre_quant_scale
 
     def stored(self) -> StoredRows:
-        """As it lies: two outputs a byte."""
+        """Describe the stored order for kernels: two outputs per byte."""
         run = self.config.rows_of_a_group(self.layer.K)
         run = min(run, max(self.layer.K, 1))
         return StoredRows(self.weight, self.weight_scale, 1, run, four_bits="int4", across=True)
 
     def codes(self) -> spec.Codes:
-        """Codes that count from 0, with a zero point of 8: the sign bit turned."""
+        """Return unsigned codes with zero points of 8: the sign bit is flipped."""
         rows = torch.stack([self.weight & 0xF, self.weight >> 4], dim=1)
         return spec.Codes(
             bits=4,
-            codes=rows.reshape(self.shape) ^ HALF,
+            codes=rows.reshape(self.shape) ^ SIGN_BIT,
             scales=self.weight_scale.float(),
-            zeros=torch.full_like(self.weight_scale, HALF, dtype=torch.int32),
+            zeros=torch.full_like(self.weight_scale, SIGN_BIT, dtype=torch.int32),
             k_group=self.config.in_order(self.layer.K, self.device),
         )

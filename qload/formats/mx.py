@@ -1,4 +1,33 @@
-"""MXFP4 and MXFP8 (OCP Microscaling): floats of 4 or 8 bits, one power of two for every 32 inputs."""
+"""MXFP4 and MXFP8 (OCP Microscaling): floats of 4 or 8 bits, one power of two for every 32 inputs.
+
+MXFP4. On disk, for a layer of K inputs and N outputs, written by compressed-tensors (mxfp4-pack-quantized):
+
+    weight_packed  uint8  (N, K/2)          two e2m1 codes a byte, the first in the low bits
+    weight_scale   uint8  (N, K/32)         e8m0: an exponent alone
+
+    w[n, k] = e2m1[code] * 2**(weight_scale[n, k / 32] - 127)
+
+ModelOpt (mxfp4) calls the codes `weight`. DeepSeek V4 calls them `weight` and the exponents `scale`, with
+dtypes int8 and float8_e8m0fnu for the same bytes. gpt-oss has the E experts of a layer in two tensors, with
+these suffixes:
+
+    _blocks        uint8  (E, N, K/32, 16)  the bytes of 32 inputs
+    _scales        uint8  (E, N, K/32)      e8m0
+
+An exponent of 255 is NaN by the specification; some readers decode it as 2**128.
+Source: compressed-tensors 0.20.0, transformers 5.23.0 and torchao 0.18.0, bit-equal to all.
+
+MXFP8, written by ModelOpt (MXFP8) and compressed-tensors (mxfp8-quantized):
+
+    weight        e4m3fn  (N, K)
+    weight_scale  uint8   (N, K/32)  e8m0: an exponent alone
+
+    w[n, k] = weight[n, k] * 2**(weight_scale[n, k / 32] - 127)
+
+transformers and SGLang (quant_method mxfp8) call the exponents `weight_scale_inv`; some programs store them
+as float8_e8m0fnu. An exponent of 255 is NaN. Source: compressed-tensors 0.20.0 and modelopt 0.47.0, bit-equal
+to both.
+"""
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -25,9 +54,9 @@ class MXFP4Config(spec.Config):
     Attributes
     ----------
     stored
-        The names of codes and of exponents on disk.
+        Names of codes and of exponents on disk.
     codes, exponents
-        Their dtypes, found when a layer is loaded or made: the bytes mean the same in each.
+        Their stored dtypes; the bytes have one meaning in all of them.
     """
 
     name: ClassVar[str] = "mxfp4"
@@ -37,13 +66,13 @@ class MXFP4Config(spec.Config):
     exponents: torch.dtype = field(default=torch.uint8, repr=False)
 
     def for_layer(self, headers: spec.LayerHeaders) -> "MXFP4Config":
-        """The config with the dtypes of the stored tensors."""
+        """Return the config with the dtypes of the stored tensors."""
         codes, exponents = (headers.dtypes.get(name, torch.uint8) for name in MXFP4_TENSORS)
         return replace(self, codes=codes, exponents=exponents)
 
 
 def _codes(packed: Tensor, exponents: Tensor) -> spec.Codes:
-    """Of bytes (R, C/2) and exponents (R, C/32)."""
+    """Typed codes of bytes (R, C/2) and exponents (R, C/32)."""
     return spec.Codes(
         bits=4,
         codes=NibblePairs(packed, high_first=False),
@@ -56,10 +85,10 @@ def _codes(packed: Tensor, exponents: Tensor) -> spec.Codes:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CTMXFP4Weight(spec.Weight):
-    """A layer as compressed-tensors writes MXFP4, or a share of one.
+    """An MXFP4 layer of compressed-tensors, or a share of one.
 
-    w[n, k] = e2m1[code] * 2**(weight_scale[n, k / 32] - 127). Source: the files of compressed-tensors, to
-    which it is bit-equal.
+    w[n, k] = e2m1[code] * 2**(weight_scale[n, k / 32] - 127). Source: compressed-tensors,
+    bit-equal to its files.
 
     Attributes
     ----------
@@ -78,7 +107,7 @@ class CTMXFP4Weight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: MXFP4Config) -> tuple[TensorSpec, ...]:
-        """Thirty-two inputs share a scale, so that cuts of K fall between them."""
+        """Declare the tensors; cuts of K fall between groups of 32 inputs."""
         packed, scale = config.stored
         return (
             TensorSpec("weight_packed", MXFP4_CODE_DTYPES, "N K/2", Role.WORD, stored=packed),
@@ -87,16 +116,16 @@ class CTMXFP4Weight(spec.Weight):
 
     @property
     def exponents(self) -> Tensor:
-        """The exponents as uint8."""
+        """Exponents as uint8."""
         return self.weight_scale.view(torch.uint8)
 
     def stored(self) -> StoredRows:
-        """As it lies."""
+        """Describe the stored order for kernels."""
         packed = self.weight_packed.view(torch.uint8)
         return StoredRows(packed, self.exponents, 1, GROUP, four_bits="e2m1")
 
     def codes(self) -> spec.Codes:
-        """The bits of each float, what they mean, and the powers of two."""
+        """Return the codes, their values, and the powers of two."""
         return _codes(self.weight_packed.view(torch.uint8), self.exponents)
 
 
@@ -104,7 +133,7 @@ class CTMXFP4Weight(spec.Weight):
 class MXFP4ExpertsWeight(spec.Weight):
     """All experts of a gpt-oss layer, or a share of each: (E, N, K).
 
-    Source: the files of gpt-oss as transformers reads them, to which it is bit-equal.
+    Source: gpt-oss in transformers, bit-equal to its files.
 
     Attributes
     ----------
@@ -123,7 +152,7 @@ class MXFP4ExpertsWeight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: MXFP4Config) -> tuple[TensorSpec, ...]:
-        """Every rank holds a share of every expert; cuts of K fall between blocks."""
+        """Declare the tensors; a rank has a share of every expert, and cuts of K fall between blocks."""
         return (
             TensorSpec("blocks", BYTES, f"E N K/{GROUP} 16", Role.WORD, stored="_blocks"),
             TensorSpec("scales", BYTES, f"E N K/{GROUP}", Role.SCALE, stored="_scales"),
@@ -135,9 +164,9 @@ class MXFP4ExpertsWeight(spec.Weight):
         return (self.scales.shape[0], self.layer.N, self.layer.K)
 
     def expert(self, index: int) -> CTMXFP4Weight:
-        """The expert `index` as a layer of its own, over the same memory: it can multiply, a stack cannot.
+        """Return the expert `index` as a layer, over the same memory, for a linear call.
 
-        ArgumentError where there is no such expert.
+        ArgumentError for an index out of range.
         """
         if not 0 <= index < self.shape[0]:
             raise ArgumentError("index", f"an expert, 0 to {self.shape[0] - 1}", str(index))
@@ -146,15 +175,15 @@ class MXFP4ExpertsWeight(spec.Weight):
         return CTMXFP4Weight(self.config, packed, exponents, layer=replace(self.layer, name=name))
 
     def codes(self) -> spec.Codes:
-        """The codes and powers of two of all experts, one under the other: (E * N, K)."""
+        """Return the codes and powers of two of all experts, concatenated: (E * N, K)."""
         return _codes(self.blocks.flatten(2).flatten(0, 1), self.scales.flatten(0, 1))
 
     def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
-        """(E, N, K): what the experts mean."""
+        """Dequantize all experts to (E, N, K)."""
         if out is not None:
             spec.check_out(out, self.shape, self.device)
-        made = super().dequantize(dtype if out is None else out.dtype).reshape(self.shape)
-        return spec.rounded(made, dtype, out)
+        values = super().dequantize(dtype if out is None else out.dtype).reshape(self.shape)
+        return spec.rounded(values, dtype, out)
 
 
 MXFP8_EXPONENT_DTYPES = (torch.uint8, torch.float8_e8m0fnu)
@@ -163,7 +192,7 @@ MXFP8_SCALE_NAMES = ("weight_scale", "weight_scale_inv")
 
 @dataclass(frozen=True)
 class MXFP8Config(spec.Config):
-    """There is one MXFP8, so that a config has nothing to say."""
+    """Config of MXFP8: empty, because there is one scheme."""
 
     name: ClassVar[str] = "mxfp8"
 
@@ -172,8 +201,8 @@ class MXFP8Config(spec.Config):
 class MXFP8Weight(spec.Weight):
     """An MXFP8 layer, or a share of one.
 
-    w[n, k] = weight[n, k] * 2**(weight_scale[n, k / 32] - 127). Source: the files of compressed-tensors and
-    modelopt, bit-equal to both.
+    w[n, k] = weight[n, k] * 2**(weight_scale[n, k / 32] - 127). Source: compressed-tensors and modelopt,
+    bit-equal to the files of both.
 
     Attributes
     ----------
@@ -192,7 +221,7 @@ class MXFP8Weight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: MXFP8Config) -> tuple[TensorSpec, ...]:
-        """Thirty-two inputs share a scale, so that cuts of K fall between them."""
+        """Declare the tensors; cuts of K fall between groups of 32 inputs."""
         return (
             TensorSpec("weight", (torch.float8_e4m3fn,), "N K", Role.WORD),
             TensorSpec(
@@ -202,15 +231,15 @@ class MXFP8Weight(spec.Weight):
 
     @property
     def exponents(self) -> Tensor:
-        """The exponents as uint8."""
+        """Exponents as uint8."""
         return self.weight_scale.view(torch.uint8)
 
     def stored(self) -> StoredRows:
-        """As it lies."""
+        """Describe the stored order for kernels."""
         return StoredRows(self.weight, self.exponents, 1, GROUP)
 
     def codes(self) -> spec.Codes:
-        """The bytes, what each of them is, and the powers of two."""
+        """Return the bytes, their values, and the powers of two."""
         device = self.device
         return spec.Codes(
             bits=8,

@@ -1,6 +1,6 @@
-"""NVFP4: four-bit floats, an FP8 scale for every 16 inputs, and one scale more for the tensor.
+"""NVFP4: four-bit floats, an FP8 scale for every 16 inputs, and a global scale for the tensor.
 
-On disk, for a layer of K inputs and N outputs, as compressed-tensors writes it (nvfp4-pack-quantized):
+On disk, for a layer of K inputs and N outputs, written by compressed-tensors (nvfp4-pack-quantized):
 
     weight_packed        uint8   (N, K/2)    two e2m1 codes a byte, the first in the low bits
     weight_scale         e4m3fn  (N, K/16)
@@ -9,16 +9,16 @@ On disk, for a layer of K inputs and N outputs, as compressed-tensors writes it 
 
     w[n, k] = e2m1[code] * (weight_scale[n, k / 16] / weight_global_scale)
 
-and as ModelOpt writes it, whose second scale is the inverse of the other's:
+and by ModelOpt, with the inverse as second scale:
 
-    weight               uint8   (N, K/2)    alike
+    weight               uint8   (N, K/2)    likewise
     weight_scale         e4m3fn  (N, K/16)
     weight_scale_2       fp32    () or (1,)
     input_scale          fp32    () or (1,)  of the activations; optional
 
     w[n, k] = e2m1[code] * (weight_scale[n, k / 16] * weight_scale_2)
 
-Fused parts keep a second scale each. Source: compressed-tensors 0.20.0 and modelopt 0.47.0,
+Fused parts keep one second scale each. Source: compressed-tensors 0.20.0 and modelopt 0.47.0,
 bit-equal to both (to the first after one rounding).
 """
 
@@ -40,19 +40,19 @@ SECOND = ("weight_global_scale", "input_global_scale", "weight_scale_2", "input_
 
 @dataclass(frozen=True)
 class NVFP4Config(spec.Config):
-    """There is one NVFP4, so that a config has nothing to say."""
+    """Config of NVFP4: empty, because there is one scheme."""
 
     name: ClassVar[str] = "nvfp4"
 
     def for_layer(self, headers: spec.LayerHeaders) -> "NVFP4Config":
-        """ShapeError for several second scales of one tensor."""
+        """Check the shapes; ShapeError for several second scales of one tensor."""
         headers.check_single(SECOND)
         return self
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class _NVFP4Weight(spec.Weight):
-    """What both ways to write NVFP4 have in common."""
+    """Base of both dialects of NVFP4."""
 
     config: NVFP4Config
 
@@ -60,10 +60,10 @@ class _NVFP4Weight(spec.Weight):
 
     @abstractmethod
     def packed_and_scales(self) -> tuple[Tensor, Tensor]:
-        """The bytes (N, K/2), and the scale of each 16 inputs (N, K/16), float32."""
+        """Bytes (N, K/2) of codes, and the product of both scales (N, K/16), float32."""
 
     def codes(self) -> spec.Codes:
-        """The bits of each float, what they mean, and the product of both scales."""
+        """Return the codes, their values, and the product of both scales."""
         packed, scales = self.packed_and_scales()
         return spec.Codes(
             bits=4,
@@ -76,9 +76,9 @@ class _NVFP4Weight(spec.Weight):
 
 
 def both_scales(scales: Tensor, second: Tensor, parts: Sequence[int], *, divides: bool) -> Tensor:
-    """(N, K / 16), float32: `scales` times `second`, or by it where it `divides`, rounded once.
+    """Multiply `scales` by `second`, or divide if it `divides`: (N, K / 16), float32, rounded once.
 
-    `second`: one scale, or one a part; `parts`: the outputs of each.
+    `second`: one scale, or one per part; `parts`: the outputs of each part.
     """
     column = second.reshape(-1, 1)
     if second.numel() > 1:
@@ -90,17 +90,19 @@ def _tensors(packed: str, second: str, inputs: str) -> tuple[TensorSpec, ...]:
     return (
         TensorSpec(packed, (torch.uint8,), "N K/2", Role.WORD),
         TensorSpec("weight_scale", (E4M3FN,), f"N K/{GROUP}", Role.SCALE),
-        TensorSpec(second, (torch.float32,), "P", Role.SCALE, divides=True),  # or is the inverse of one
+        TensorSpec(
+            second, (torch.float32,), "P", Role.SCALE, divides=True
+        ),  # it divides, or is the inverse of a divisor
         TensorSpec(inputs, (torch.float32,), "P", Role.SCALE, optional=True, divides=True),
     )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CTNVFP4Weight(_NVFP4Weight):
-    """A layer as compressed-tensors writes NVFP4, or a share of one: the global scale divides.
+    """An NVFP4 layer of compressed-tensors, or a share of one: the global scale divides.
 
-    w[n, k] = e2m1[code] * (weight_scale[n, k / 16] / weight_global_scale). Source: the files of
-    compressed-tensors, to which it is bit-equal after one rounding.
+    w[n, k] = e2m1[code] * (weight_scale[n, k / 16] / weight_global_scale). Source:
+    compressed-tensors, bit-equal to its files after one rounding.
 
     Attributes
     ----------
@@ -109,9 +111,9 @@ class CTNVFP4Weight(_NVFP4Weight):
     weight_scale
         (N, K / 16), float8_e4m3fn.
     weight_global_scale
-        () or (1,), or one a fused part, fp32.
+        () or (1,), or one per fused part, fp32.
     input_global_scale
-        Of the activations, shaped alike, fp32; None: not stored.
+        Of the activations, same shape, fp32; None: not stored.
     """
 
     weight_packed: Tensor
@@ -123,21 +125,21 @@ class CTNVFP4Weight(_NVFP4Weight):
 
     @classmethod
     def tensors(cls, config: NVFP4Config) -> tuple[TensorSpec, ...]:
-        """Sixteen inputs share a scale, so that cuts of K fall between them."""
+        """Declare the tensors; cuts of K fall between groups of 16 inputs."""
         return _tensors("weight_packed", "weight_global_scale", "input_global_scale")
 
     def packed_and_scales(self) -> tuple[Tensor, Tensor]:
-        """Divided by the global scale, once, in float32."""
+        """Return bytes, and scales divided by the global scale in float32."""
         second, parts = self.weight_global_scale, self.layer.parts
         return self.weight_packed, both_scales(self.weight_scale, second, parts, divides=True)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ModelOptNVFP4Weight(_NVFP4Weight):
-    """A layer as ModelOpt writes NVFP4, or a share of one: the second scale multiplies.
+    """An NVFP4 layer of ModelOpt, or a share of one: the second scale multiplies.
 
-    w[n, k] = e2m1[code] * (weight_scale[n, k / 16] * weight_scale_2). Source: the files of modelopt, to which
-    it is bit-equal.
+    w[n, k] = e2m1[code] * (weight_scale[n, k / 16] * weight_scale_2). Source: modelopt,
+    bit-equal to its files.
 
     Attributes
     ----------
@@ -146,9 +148,9 @@ class ModelOptNVFP4Weight(_NVFP4Weight):
     weight_scale
         (N, K / 16), float8_e4m3fn.
     weight_scale_2
-        () or (1,), or one a fused part, fp32.
+        () or (1,), or one per fused part, fp32.
     input_scale
-        Of the activations, shaped alike, fp32; None: not stored.
+        Of the activations, same shape, fp32; None: not stored.
     """
 
     weight: Tensor
@@ -160,10 +162,10 @@ class ModelOptNVFP4Weight(_NVFP4Weight):
 
     @classmethod
     def tensors(cls, config: NVFP4Config) -> tuple[TensorSpec, ...]:
-        """Sixteen inputs share a scale, so that cuts of K fall between them."""
+        """Declare the tensors; cuts of K fall between groups of 16 inputs."""
         return _tensors("weight", "weight_scale_2", "input_scale")
 
     def packed_and_scales(self) -> tuple[Tensor, Tensor]:
-        """Multiplied by the second scale, once, in float32."""
+        """Return bytes, and scales multiplied by the second scale in float32."""
         second, parts = self.weight_scale_2, self.layer.parts
         return self.weight, both_scales(self.weight_scale, second, parts, divides=False)

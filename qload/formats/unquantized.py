@@ -2,7 +2,7 @@
 
     weight  fp16, bf16, fp32 or fp64  (N, K)     w[n, k] = weight[n, k]
 
-A vector (N,), such as the weight of a norm, is stored the same way and has no K.
+A vector (N,), such as the weight of a norm, has no K.
 
 transformers leaves a weight plain if FP8 blocks do not divide it, and stores an uninitialized scale beside
 it. compressed-tensors stores scales beside the plain weights of a frozen, uncompressed model. Such tensors
@@ -26,7 +26,7 @@ FLOAT8 = (torch.float8_e8m0fnu, torch.float8_e4m3fn)
 INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
 FREE = "ABCDEFGHIJLMOQRSTUVWXYZ"  # letters for the axes of ignored tensors
 UNUSED = (*FLOATS, *FLOAT8, *INTEGERS)
-MAX_FACTS = 2  # elements of a tensor that states a layer's shape, which a weight of one element may have
+MAX_FACTS = 2  # elements of a tensor with the shape of a layer, allowed beside a weight of one element
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class UnquantizedConfig(spec.Config):
     Attributes
     ----------
     axes
-        2 for a matrix (N, K), 1 for a vector (N,); from the shape when a layer is loaded or made.
+        2 for a matrix (N, K), 1 for a vector (N,); from the shape when a layer is loaded or constructed.
     unused
         Names of tensors without meaning beside a plain weight.
     unused_because
@@ -53,29 +53,29 @@ class UnquantizedConfig(spec.Config):
     unused_axes: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
     def for_layer(self, headers: spec.LayerHeaders) -> "UnquantizedConfig":
-        """Tells a vector from a matrix; ShapeError for an unused tensor that is larger than the weight.
+        """Tell a vector from a matrix; ShapeError for an unused tensor larger than the weight.
 
-        It holds the weight, and was exchanged with its scale.
+        Such a tensor is the weight, swapped with its scale.
         """
-        most = max(prod(headers.shapes["weight"]), MAX_FACTS)
+        limit = max(prod(headers.shapes["weight"]), MAX_FACTS)
         for name in self.unused:
-            if name in headers.shapes and prod(headers.shapes[name]) > most:
+            if name in headers.shapes and prod(headers.shapes[name]) > limit:
                 full, file = headers.names.full(name), headers.names.file(name)
                 raise ShapeError(
-                    full, f"at most the {most} elements of the weight", headers.shapes[name], file
+                    full, f"at most the {limit} elements of the weight", headers.shapes[name], file
                 )
         axes = tuple(len(headers.shapes.get(name, ())) for name in self.unused)
         return replace(self, axes=1 if len(headers.shapes["weight"]) == 1 else 2, unused_axes=axes)
 
     def notes(self, headers: spec.LayerHeaders) -> tuple[str, ...]:
         """Note on ignored tensors beside the weight."""
-        found = [name for name in self.unused if name in headers.shapes]
-        if not found:
+        names = [name for name in self.unused if name in headers.shapes]
+        if not names:
             return ()
         why = f": {self.unused_because}" if self.unused_because else ""
-        lies = "lies" if len(found) == 1 else "lie"
-        be = "is" if len(found) == 1 else "are"
-        return (f"{' and '.join(found)} {lies} beside a plain weight and {be} not applied{why}",)
+        lies = "lies" if len(names) == 1 else "lie"
+        be = "is" if len(names) == 1 else "are"
+        return (f"{' and '.join(names)} {lies} beside a plain weight and {be} not applied{why}",)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,7 +87,7 @@ class UnquantizedWeight(spec.Weight):
     weight
         (N, K) or (N,), fp16, bf16, fp32 or fp64.
     config
-        Need not be given.
+        Optional.
 
     Examples
     --------
@@ -107,7 +107,7 @@ class UnquantizedWeight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: UnquantizedConfig) -> tuple[TensorSpec, ...]:
-        """One tensor, and beside it perhaps a scale that means nothing."""
+        """Declare the weight, and unused scales beside it."""
         weight = TensorSpec("weight", FLOATS, "N K" if config.axes == 2 else "N", Role.FLOAT)
         letters = iter(FREE)
         axes = [" ".join(islice(letters, count)) for count in config.unused_axes or (2,) * len(config.unused)]
@@ -122,13 +122,13 @@ class UnquantizedWeight(spec.Weight):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(N, K), or (N,) of a vector."""
+        """Shape (N, K), or (N,) of a vector."""
         return tuple(self.weight.shape)
 
     def codes(self) -> spec.Codes:
-        """UnsupportedFormatError: a plain weight has no codes."""
+        """Raise UnsupportedFormatError: a plain weight has no codes."""
         raise UnsupportedFormatError("unquantized", "a plain weight has no codes: take its dequantize()")
 
     def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
-        """The weight: (N, K), or (N,) of a vector."""
+        """Return the weight, (N, K), or (N,) of a vector, in `dtype`."""
         return spec.rounded(self.weight, dtype, out)

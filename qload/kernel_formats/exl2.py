@@ -21,7 +21,7 @@ from torch import Tensor
 
 from qload import spec
 from qload.errors import RepackError
-from qload.formats.exl2 import Exl2Config, Exl2Weight, codes_of, divided, places
+from qload.formats.exl2 import Exl2Config, Exl2Weight, as_positions, codes_of, scale_unit
 from qload.kernel_formats.plain_integers import inverse, put_back, with_origin
 from qload.layouts.exl2 import START_LIMIT, Exl2Groups
 from qload.spec import Role, TensorSpec
@@ -76,7 +76,7 @@ class Exl2KernelWeight(spec.Weight):
     @property
     def divided_scale_max(self) -> Tensor:
         """What a group's scales count in: (G,), fp16; a new tensor, however often it is asked for."""
-        return divided(self.q_scale_max)
+        return scale_unit(self.q_scale_max)
 
     def codes(self) -> spec.Codes:
         """As EXL2's, read from what a kernel reads: q_perm and q_group_map."""
@@ -101,7 +101,7 @@ def from_exl2(weight: Exl2Weight) -> Exl2KernelWeight:
         config=weight.config,
         q_weight=groups.pack(groups.unpack(weight.q_weight), shuffle=True),
         **_unchanged(weight),
-        q_perm=inverse(places(weight.q_invperm).to(torch.int32)),
+        q_perm=inverse(as_positions(weight.q_invperm).to(torch.int32)),
         q_group_map=groups.map(),
         layer=with_origin(weight),
     )

@@ -5,7 +5,7 @@ from torch import Tensor
 from qload import devices
 from qload.errors import PatternError, RepackError
 from qload.formats import Marlin24Config, Marlin24Weight
-from qload.formats.marlin import ROWS
+from qload.formats.marlin import DENSE_ROWS
 from qload.kernel_formats.marlin_checkpoint import why_not_in_tiles
 from qload.kernel_formats.plain_integers import Integers, Origin, middle_zero_points, with_origin
 from qload.layouts import marlin, marlin_24
@@ -69,4 +69,4 @@ def _positions(integers: Integers) -> Tensor:
 def _why_not(integers: Integers) -> str | None:
     if integers.bits not in marlin.BITS:
         return f"needs 4 or 8 bits, got {integers.bits}"
-    return why_not_in_tiles(integers, ROWS, "marlin_24")
+    return why_not_in_tiles(integers, DENSE_ROWS, "marlin_24")

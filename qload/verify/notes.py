@@ -9,7 +9,7 @@ import torch
 from qload.architecture.config import is_usual_class
 from qload.detect.files import shown
 from qload.formats import Exl2Config, GPTQConfig
-from qload.formats.exl2 import divided
+from qload.formats.exl2 import scale_unit
 from qload.layouts import Stored, StoredMinusOneUnmasked
 from qload.listing.zero_points import convention, words
 from qload.loader import LayerDescription
@@ -171,7 +171,7 @@ def subnormals(subject: Subject) -> Iterator[Counted]:
     """Per EXL2 layer, how many groups have scales that fp16 rounds hard, and float32 does not."""
     for layer in subject.described():
         if isinstance(layer.format.config, Exl2Config):
-            units = divided(layer.facts["q_scale_max"]).abs()
+            units = scale_unit(layer.facts["q_scale_max"]).abs()
             count = int(((units > 0) & (units < torch.finfo(torch.float16).smallest_normal)).sum())
             if count:
                 kind = (

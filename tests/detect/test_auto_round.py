@@ -212,7 +212,7 @@ def test_rows_without_an_index_lie_in_order_and_are_cut_between_groups() -> None
     prefix = "model.layers.0.mlp.down_proj"
     with open_checkpoint(folder) as weights:
         whole = weights.get_weights(prefix)
-        assert weights.report().notes == (f"{prefix}: g_idx is not stored: the groups lie in order",)
+        assert weights.report().notes == (f"{prefix}: g_idx is not stored: the groups are in order",)
     assert whole.g_idx is None
     assert (whole.scales < 0).sum() == 101
 

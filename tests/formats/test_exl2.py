@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.errors import IndexValueError, MismatchError, ShapeError
 from qload.formats import Exl2Config, Exl2Weight
-from qload.formats.exl2 import places
+from qload.formats.exl2 import as_positions
 from qload.testing import assert_same_bits
 from tests.formats.exl2_layers import Drawn, draw
 
@@ -156,7 +156,7 @@ def damaged(**changes: Any) -> tuple[Drawn, dict[str, Tensor]]:
             id="far beyond",
         ),
         pytest.param(
-            5, 17, "rows of q_weight in group 1\n  expected a multiple of 5, which hold 32 codes of 5 bits\n"
+            5, 17, "rows of q_weight in group 1\n  expected a multiple of 5: 32 codes of 5 bits\n"
             "  got      9",
             id="half a run",
         ),
@@ -219,5 +219,5 @@ def test_trap_48_a_permutation_of_16_bits_is_read_as_one_of_32(groups: list[tupl
 def test_places_of_sixteen_bits_have_no_sign() -> None:
     stored = torch.tensor([0, 32767, -32768, -1], dtype=torch.int16)
 
-    assert places(stored).tolist() == [0, 32767, 32768, 65535]
-    assert places(torch.tensor([-1], dtype=torch.int32)).tolist() == [-1]
+    assert as_positions(stored).tolist() == [0, 32767, 32768, 65535]
+    assert as_positions(torch.tensor([-1], dtype=torch.int32)).tolist() == [-1]

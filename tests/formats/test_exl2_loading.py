@@ -116,7 +116,7 @@ def test_other_layers_are_not_fused_and_the_way_out_is_named(groups: Any, alike:
 
 
 @pytest.mark.parametrize(
-    ("shift", "said"), [(0, "says the same"), (1, "differs and is believed")], ids=["right", "wrong"]
+    ("shift", "said"), [(0, "is equal"), (1, "differs and is believed")], ids=["right", "wrong"]
 )
 def test_a_stored_q_perm_is_ignored_with_a_note(shift: int, said: str) -> None:
     drawn = draw(*MIXED)

@@ -127,7 +127,7 @@ def test_index_and_scales_come_in_several_dtypes(dtype: torch.dtype, scales: tor
 def test_an_index_of_zeros_over_several_groups_is_refused() -> None:
     weight = gptq(4, torch.zeros(4, 8, dtype=torch.int32), torch.zeros(2, 1, dtype=torch.int32), groups=2)
 
-    with pytest.raises(AmbiguousIndexError, match="g_idx: all zero, which has two readings"):
+    with pytest.raises(AmbiguousIndexError, match="g_idx: all zero, with two readings"):
         GPTQWeight(config=weight.config, **{**weight.fields(), "g_idx": weight.g_idx * 0})
 
 
@@ -154,7 +154,7 @@ def test_without_an_index_the_groups_lie_in_order(desc_act: bool | None) -> None
 
     assert (weight.g_idx, weight.config) == (None, indexed.config)
     assert_same_bits(weight.dequantize(), indexed.dequantize())
-    assert weights.report().notes == ("a: g_idx is not stored: the groups lie in order",)
+    assert weights.report().notes == ("a: g_idx is not stored: the groups are in order",)
     assert weights.report().complete
     back = restore(repack(weight, "exllama"))
     assert (back.g_idx, set(back.fields())) == (None, set(weight.fields()))
@@ -178,7 +178,7 @@ def test_an_index_of_zeros_is_in_order_where_the_config_denies_act_order() -> No
     assert weight.g_idx is None
     assert_same_bits(weight.dequantize(), load(two_groups(), desc_act=False).get_weights("a").dequantize())
     assert weights.report().complete
-    assert weights.report().notes == ("a: g_idx is all zero, and desc_act is false: the groups lie in order",)
+    assert weights.report().notes == ("a: g_idx is all zero, and desc_act is false: the groups are in order",)
     for claim in (None, True):
         with pytest.raises(AmbiguousIndexError):
             load(zeros, desc_act=claim).get_weights("a")

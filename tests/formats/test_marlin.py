@@ -197,7 +197,7 @@ def test_a_file_with_impossible_metadata_is_refused() -> None:
         weights(stored, Marlin24Config(-1)).get_weights("a")
 
     assert str(caught.value).splitlines() == [
-        "a.B_meta: metadata that keeps no two places of four, in order",
+        "a.B_meta: metadata without two positions of four, in order",
         "  expected one of 4, 8, 9, 12, 13, 14",
         "  got      5 (1 of 512 fields)",
     ]

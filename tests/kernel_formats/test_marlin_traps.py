@@ -41,7 +41,7 @@ def test_trap_25_an_index_of_zeros_is_one_group_and_is_refused_for_several(targe
     nothing, one = torch.zeros(256, dtype=torch.int32), Case(group=-1)
 
     assert_same_bits(loaded(one, nothing, target).dequantize(), one.weight().dequantize())
-    with pytest.raises(AmbiguousIndexError, match="g_idx: all zero, which has two readings"):
+    with pytest.raises(AmbiguousIndexError, match="g_idx: all zero, with two readings"):
         loaded(Case(), nothing, target)
 
 

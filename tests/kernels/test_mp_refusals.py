@@ -172,7 +172,7 @@ def test_an_index_of_zeros_over_several_groups_is_refused(kind: type[MPLinearKer
     layer = case.layer(case.weight())
     layer.g_idx.data.zero_()
 
-    with pytest.raises(AmbiguousIndexError, match="qweight: g_idx: all zero, which has two readings"):
+    with pytest.raises(AmbiguousIndexError, match="qweight: g_idx: all zero, with two readings"):
         kind(case.config, "qweight", "scales", None, "g_idx").process_weights_after_loading(layer)
 
 

@@ -14,7 +14,12 @@ FAULTS = (
     Fault("exl2-scale-not-squared", _EXL2, ".add(1).square()", ".add(1)"),
     Fault("exl2-scale-from-zero", _EXL2, ".unpack(q_scale).add(1)", ".unpack(q_scale)"),
     Fault("exl2-unit-unrounded", _EXL2, "(q_scale_max.float() / 256).half()", "q_scale_max.float() / 256"),
-    Fault("exl2-order-inverted", _EXL2, "places(self.q_invperm)\n", "places(self.q_invperm).argsort()\n"),
+    Fault(
+        "exl2-order-inverted",
+        _EXL2,
+        "as_positions(self.q_invperm)\n",
+        "as_positions(self.q_invperm).argsort()\n",
+    ),
     Fault(
         "exl2-sixteen-bits-signed",
         _EXL2,
@@ -97,7 +102,7 @@ FAULTS = (
         "self.weight & 0xF, self.weight >> 4",
         "self.weight >> 4, self.weight & 0xF",
     ),
-    Fault("awq-codes-unsigned", _AWQ, ".reshape(self.shape) ^ HALF", ".reshape(self.shape)"),
+    Fault("awq-codes-unsigned", _AWQ, ".reshape(self.shape) ^ SIGN_BIT", ".reshape(self.shape)"),
     Fault(
         "awq-inputs-unscaled", "qload/kernels/slices.py", "        if factors is None:", "        if True:"
     ),
@@ -106,7 +111,7 @@ FAULTS = (
     Fault(
         "fp8-spread-blocks-refused",
         _FP8,
-        '{self.grid: "block", self.spread: "block"}',
+        '{self.grid: "block", self.modelopt_grid: "block"}',
         '{self.grid: "block"}',
     ),
     Fault(
@@ -130,7 +135,7 @@ FAULTS = (
     Fault(
         "ct-shape-unread",
         _PACK,
-        'shape = self.shape or (N, sizes.get("K", most)) if fact is None else tuple(fact.tolist())',
+        'shape = self.shape or (N, sizes.get("K", capacity)) if fact is None else tuple(fact.tolist())',
         'shape = self.shape or (N, sizes.get("K", most))',
     ),
     Fault(
