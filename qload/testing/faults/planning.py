@@ -24,7 +24,7 @@ FAULTS = (
     Fault(
         "refusals-name-the-first",
         "qload/plan/layer_shares.py",
-        "tensor=prefix + error.tensor[len(known) :]",
+        "tensor=prefix + error.tensor[len(cached_prefix) :]",
         "tensor=error.tensor",
     ),
     Fault(
@@ -36,7 +36,7 @@ FAULTS = (
     Fault(
         "explained-for-this-chip",
         "qload/plan/explain.py",
-        ".for_chip(question.capability)",
+        ".for_chip(conditions.capability)",
         "",
     ),
     Fault(
