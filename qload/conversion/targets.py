@@ -124,11 +124,12 @@ class ConversionRequest:
         reasons = self.workers.share_out(
             lambda n: _result_or_reason(self._lost_value, layers[n]), [1] * len(layers), progress
         )
-        return self._run_in_this_process(
-            lambda n: reasons[n] or _result_or_reason(self._to_float, layers[n]),
-            layers,
-            lambda done, total: None,
-        )
+
+        def convert_exact(n: int) -> OutputLayer | str:
+            reason = reasons[n]
+            return _result_or_reason(self._to_float, layers[n]) if reason is None else reason
+
+        return self._run_in_this_process(convert_exact, layers, lambda done, total: None)
 
     @property
     def can_round(self) -> bool:
