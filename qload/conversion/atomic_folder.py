@@ -62,7 +62,7 @@ class AtomicFolder:
             if not self.workers.first:
                 if job != self.job or not self.path.is_dir():
                     got = f"{self.path}, missing or with another job for process {self._rank}"
-                    raise ArgumentError("folder", "files that all processes see, for one job", got)
+                    raise ArgumentError("folder", "the same files and arguments in all processes", got)
                 self._lock(self._own_file(LOCK), locks)
             with written_to(self.path):
                 yield
@@ -79,8 +79,8 @@ class AtomicFolder:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            got = f"{self.path}, which another process is writing"
-            raise ArgumentError("folder", "a folder that no process is writing", got) from error
+            got = f"{self.path}, locked by another process"
+            raise ArgumentError("folder", "a folder without another writer", got) from error
 
     def check_space(self, nbytes: int) -> None:
         """Raise ArgumentError if the disk has less space than the missing part of `nbytes`.

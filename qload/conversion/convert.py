@@ -22,7 +22,7 @@ from qload.conversion.new_checkpoint import (
     source_folder,
 )
 from qload.conversion.output_files import INDEX, Progress, safetensors_index, split_into_files
-from qload.conversion.output_tensors import STACKED, OutputItem, copy_tensor, stored_tensors
+from qload.conversion.output_tensors import STACKED, OutputItem, items_in_source_order, stored_tensors
 from qload.conversion.quantization_config import HEAD, WrittenConfig, quantization_config
 from qload.conversion.report import Conversion, ConvertedLayer
 from qload.conversion.stacked_experts import plain_stacks, shared_sources
@@ -33,6 +33,7 @@ from qload.conversion.targets import (
     TARGETS,
     ConversionRequest,
     OutputLayer,
+    OutputLayers,
 )
 from qload.detect.matching import EMBEDDINGS
 from qload.diff import LayerDiff, diff
@@ -67,7 +68,7 @@ class ConversionPlan:
     """
 
     items: Sequence[OutputItem]
-    layers: Mapping[str, OutputLayer]
+    layers: OutputLayers
     config: WrittenConfig
     refused: Mapping[str, str]
     notes: Sequence[str]
@@ -198,11 +199,15 @@ def plan_conversion(
     refused = {prefix: result for prefix, result in results.items() if isinstance(result, str)}
     if not results:
         expected = "a checkpoint with quantized layers to convert"
-        raise ArgumentError("path", expected, "a checkpoint whose layers are all plain or kept")
-    refused |= _contradicting_layers(quantized)
+        raise ArgumentError("path", expected, "only plain or kept layers")
+    refused |= {
+        prefix: " ".join(str(layer.contradiction).split())
+        for prefix, layer in quantized.items()
+        if isinstance(layer, LayerDescription) and layer.contradiction is not None
+    }
     spoiled = nonfinite_layers(source) if nonfinite == "error" else {}
     refused |= spoiled
-    items = list(_output_items(source, layers, refused))
+    items = _output_items(source, layers, refused)
     config = _config_of(source, [*layers.values(), *kept.values()])
     refused = {**config.refused, **refused}
     by_target = {prefix: reason for prefix, reason in refused.items() if prefix not in spoiled}
@@ -239,21 +244,12 @@ def _is_kept(prefix: str, keep: Sequence[str]) -> bool:
     return any(fnmatchcase(prefix, pattern) for pattern in keep)
 
 
-def _contradicting_layers(layers: Layers) -> dict[str, str]:
-    """Return the reason of refusal, by prefix, of layers with values that contradict the config."""
-    return {
-        prefix: " ".join(str(layer.contradiction).split())
-        for prefix, layer in layers.items()
-        if isinstance(layer, LayerDescription) and layer.contradiction is not None
-    }
-
-
 def _kept_layers(source: Subject, quantized: Layers, keep: Sequence[str]) -> dict[str, OutputLayer]:
     """Return the quantized layers that patterns of `keep` leave unchanged."""
     for pattern in keep:
         if not any(fnmatchcase(prefix, pattern) for prefix in source.layers):
-            expected = "patterns that match names of layers, such as *.q_proj"
-            raise ArgumentError("keep", expected, f"{pattern!r:.80}, which matches none")
+            expected = "patterns of layer names, such as *.q_proj"
+            raise ArgumentError("keep", expected, f"{pattern!r:.80} without a match")
     return {
         prefix: _unchanged(layer)
         for prefix, layer in quantized.items()
@@ -268,30 +264,20 @@ def _unchanged(layer: LayerDescription) -> OutputLayer:
     return OutputLayer(layer.prefix, layer.format.weight_type, config, layer.K, symmetric, act_order)
 
 
-def _output_items(
-    source: Subject, layers: Mapping[str, OutputLayer], refused: dict[str, str]
-) -> Iterator[OutputItem]:
-    """Yield all items in the order of the source, and add layers that cannot be written to `refused`."""
-    storage = stored_tensors(source)
-    stacks = plain_stacks(source, layers)
+def _output_items(source: Subject, layers: OutputLayers, refused: dict[str, str]) -> list[OutputItem]:
+    """Return all items in the order of the source, and add layers that cannot be written to `refused`."""
+    storage, stacks = stored_tensors(source), plain_stacks(source, layers)
     in_stacks = {prefix for stack in stacks for prefix in stack.layers}
     single = {prefix: layer for prefix, layer in layers.items() if prefix not in in_stacks}
-    owners = _owners(source, single, refused)  # item key by the name of a source tensor
+    owners = _owners(source, single, refused)
     owners |= {name: next(iter(stack.item.tensors)) for stack in stacks for name in stack.sources}
     items = {next(iter(stack.item.tensors)): stack.item for stack in stacks}
     items |= {prefix: layer.item for prefix, layer in single.items() if layer.item is not None}
-    owner_of_output = {name: owner for owner, item in items.items() for name in item.tensors}
-    written: set[str] = set()
     left_out = {*source.loader.config_tensors, *_unused_tensors(source)}
-    for name in list(storage.keys()):
-        owner = owners.get(name)
-        if owner is None and name not in left_out:
-            if name in owner_of_output:
-                refused[owner_of_output[name]] = f"the source has another tensor with the name {name}"
-            yield copy_tensor(storage, name)
-        elif owner is not None and owner not in written:
-            written.add(owner)
-            yield items[owner]
+    for owner, item in items.items():
+        for name in item.tensors.keys() & {*storage.keys()} - owners.keys() - left_out:
+            refused[owner] = f"the source has another tensor with the name {name}"
+    return list(items_in_source_order(storage, owners, items, left_out))
 
 
 def _unused_tensors(source: Subject) -> Iterator[str]:
@@ -302,7 +288,7 @@ def _unused_tensors(source: Subject) -> Iterator[str]:
                 yield layer.names.full(spec.name)
 
 
-def _owners(source: Subject, layers: Mapping[str, OutputLayer], refused: dict[str, str]) -> dict[str, str]:
+def _owners(source: Subject, layers: OutputLayers, refused: dict[str, str]) -> dict[str, str]:
     """Map source tensors of converted layers to their layer; refuse layers in tensors of several experts."""
     owners, stored, shared = {}, stored_tensors(source).keys(), shared_sources(source, layers)
     for prefix in layers:
@@ -341,7 +327,7 @@ def _cache_scheme(source: Subject) -> object | None:
     return None if found is None else found.values.get(CACHE_SCHEME)
 
 
-def _notes(source: Subject, converted: Mapping[str, OutputLayer], to: str) -> Iterator[str]:
+def _notes(source: Subject, converted: OutputLayers, to: str) -> Iterator[str]:
     schemes = {
         layer.format.activations
         for prefix in converted

@@ -31,19 +31,8 @@ from qload.verify.report import Reason, reason_of
 from qload.verify.subject import Subject
 
 MAX_COPIED_FILE_BYTES = 1 << 30  # tokenizers have some 30 MB
-TENSOR_FILE_SUFFIXES = (
-    ".safetensors",
-    ".index.json",
-    ".bin",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".gguf",
-    ".h5",
-    ".msgpack",
-    ".onnx",
-    ".npz",
-)
+OTHER_TENSOR_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
+TENSOR_FILE_SUFFIXES = (".safetensors", ".index.json", *OTHER_TENSOR_SUFFIXES)
 CERTIFICATE = "qload-certificate.json"
 CERTIFICATE_SCHEMA = 1
 SHARD_SIZE_BYTES = 5_000_000_000
@@ -120,28 +109,6 @@ def copied_files(folder: Path) -> Iterator[Path]:
 def json_bytes(value: Mapping[str, Any]) -> bytes:
     """Encode as JSON with the indentation of transformers."""
     return (json.dumps(value, indent=2) + "\n").encode()
-
-
-def make_certificate(
-    report: WrittenCheckpoint,
-    request: Mapping[str, Any],
-    source_hashes: Mapping[str, str],
-    output_hashes: Mapping[str, str],
-) -> dict[str, Any]:
-    """Return the certificate of a conversion: request, SHA-256 of every file by name, outcome of every layer.
-
-    It has no time and no path, so that equal conversions have equal certificates.
-    """
-    return {
-        "schema": CERTIFICATE_SCHEMA,
-        "qload": qload_version(),
-        **request,
-        "source": dict(sorted(source_hashes.items())),
-        "files": dict(sorted(output_hashes.items())),
-        "counts": report.counts,
-        "notes": list(report.notes),
-        "layers": [asdict(layer) for layer in report.layers],
-    }
 
 
 def qload_version() -> str:
@@ -222,7 +189,17 @@ class NewCheckpoint:
         if report.verdict != "ok":
             folder.discard()
             return
-        certificate = make_certificate(report, self.request, source_hashes, folder.completed)
+        # No time and no path, so that equal conversions have equal certificates.
+        certificate = {
+            "schema": CERTIFICATE_SCHEMA,
+            "qload": qload_version(),
+            **self.request,
+            "source": dict(sorted(source_hashes.items())),
+            "files": dict(sorted(folder.completed.items())),
+            "counts": report.counts,
+            "notes": list(report.notes),
+            "layers": [asdict(layer) for layer in report.layers],
+        }
         folder.write(CERTIFICATE, json_bytes(certificate))
         folder.commit()
 

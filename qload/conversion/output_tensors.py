@@ -1,6 +1,6 @@
 """Tensors of the output files: header known in advance, contents read or computed on demand."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -72,6 +72,28 @@ def copy_tensor(storage: WeightStorage, name: str) -> OutputItem:
 
     info = storage.info(name)
     return OutputItem({name: info}, info.nbytes, read)
+
+
+def items_in_source_order(
+    storage: WeightStorage,
+    owners: Mapping[str, str],
+    items: Mapping[str, OutputItem | None],
+    left_out: Collection[str] = (),
+) -> Iterator[OutputItem]:
+    """Yield each item at its first source tensor, and copies of tensors without an owner.
+
+    `owners` maps source tensors to keys of `items`; an item None is not written.
+    """
+    written: set[str] = set()
+    for name in list(storage.keys()):
+        owner = owners.get(name)
+        if owner is None and name not in left_out:
+            yield copy_tensor(storage, name)
+        elif owner is not None and owner not in written:
+            written.add(owner)
+            item = items[owner]
+            if item is not None:
+                yield item
 
 
 def dequantize_layer(

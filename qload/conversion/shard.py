@@ -26,8 +26,8 @@ from qload.conversion.output_files import INDEX, OutputFile, Progress, safetenso
 from qload.conversion.output_tensors import (
     STACKED,
     OutputItem,
-    copy_tensor,
     item_from_tensors,
+    items_in_source_order,
     layer_bytes,
     stored_tensors,
     weight_tensors,
@@ -37,13 +37,12 @@ from qload.conversion.report import ShardedCheckpoint, ShardedLayer
 from qload.detect.files import CONFIGS
 from qload.diff.comparison import same_weight
 from qload.errors import QloadError, checked
-from qload.loader import LayerDescription, Part, Split
+from qload.loader import LayerDescription, Part
 from qload.loader.finite_scales import Nonfinite, check_nonfinite
 from qload.methods.biases import check_bias, read_bias
 from qload.parallel import ProcessGroup
 from qload.plan.layer_shares import SharePlanner
-from qload.plan.sharing import Sharing, check_ranks, sharings, supported_text_config
-from qload.repacking.header_only import HeaderOnlySource
+from qload.plan.sharing import RankShare, Sharing, check_ranks, sharings, supported_text_config
 from qload.spec import Weight, named
 from qload.storage import MemoryStorage
 from qload.verify.crew import Crew, Tell
@@ -57,57 +56,37 @@ BIASES_NOTE = (
 CONFIG_NOTE = "config.json describes the whole model, as the program of each rank expects"
 
 
-@dataclass(frozen=True)
-class RankShare:
-    """Share of a layer on one rank; `weights` as seen by the rank in the group that shares the layer."""
+def outline(share: RankShare) -> dict[str, Tensor]:
+    """Return the stored tensors of a share by name, with placeholders for the codes."""
+    return _with_bias(share, share.load_header())
 
-    weights: Weights
-    layer: LayerDescription
-    parts: list[Part]
-    split: Split | None
 
-    @classmethod
-    def of(
-        cls, weights: Weights, layer: LayerDescription, sharing: Sharing, rank: int, ranks: int
-    ) -> "RankShare | None":
-        """Return the share of `rank` among `ranks`, or None if it has no part. CutError, DivideError."""
-        group = sharing.group(rank, ranks)
-        if group is None:
-            return None
-        parts = sharing.matrix.parts(layer.N, group.size())
-        return cls(weights.of_group(group), layer, parts, sharing.matrix.split)
+def _with_bias(share: RankShare, weight: Weight) -> dict[str, Tensor]:
+    """Return the tensors of a share, and its bias; of a cut along the inputs, rank 0 has the bias."""
+    tensors, prefix = weight_tensors(weight), share.layer.prefix
+    if check_bias(share.weights, prefix, share.layer.N):
+        bias = read_bias(share.weights, share.parts, weight, share.split)
+        if bias is not None:
+            tensors[named(prefix, "bias")] = bias
+    return tensors
 
-    def load(self) -> Weight:
-        """Load the typed weight as a model does."""
-        return self.weights.loader.load(self.weights, self.parts, self.split)
 
-    def _stored(self, weight: Weight) -> dict[str, Tensor]:
-        """Return the tensors of a share, and its bias; of a cut along the inputs, rank 0 has the bias."""
-        tensors, prefix = weight_tensors(weight), self.layer.prefix
-        if check_bias(self.weights, prefix, self.layer.N):
-            bias = read_bias(self.weights, self.parts, weight, self.split)
-            if bias is not None:
-                tensors[named(prefix, "bias")] = bias
-        return tensors
+def why_not_alone(share: RankShare) -> str | None:
+    """Return why a loader would refuse the share alone as a layer, or None."""
+    layer, loader = share.layer, share.weights.loader
+    try:
+        loader.shape(Weights(MemoryStorage(outline(share)), loader=loader), layer.prefix)
+    except QloadError as error:
+        return f"its share alone is not a valid {layer.format.weight_type.format} layer: {error}"
+    return None
 
-    def outline(self) -> dict[str, Tensor]:
-        """Return the stored tensors of the share by name, with placeholders for the codes."""
-        source = HeaderOnlySource.without_codes(self.weights, self.layer)
-        return self._stored(self.weights.loader.load(source, self.parts, self.split))
 
-    def why_not(self) -> str | None:
-        """Return why a loader would refuse the share alone as a layer, or None."""
-        try:
-            alone = Weights(MemoryStorage(self.outline()), loader=self.weights.loader)
-            self.weights.loader.shape(alone, self.layer.prefix)
-        except QloadError as error:
-            return f"its share alone is not a valid {self.layer.format.weight_type.format} layer: {error}"
-        return None
-
-    def item(self) -> OutputItem:
-        """Return the item with the tensors of the share."""
-        source_bytes = layer_bytes(self.weights, self.layer)
-        return item_from_tensors(self.outline(), source_bytes, lambda: self._stored(self.load()), copied=True)
+def share_item(share: RankShare) -> OutputItem:
+    """Return the item with the tensors of a share."""
+    source_bytes = layer_bytes(share.weights, share.layer)
+    return item_from_tensors(
+        outline(share), source_bytes, lambda: _with_bias(share, share.load()), copied=True
+    )
 
 
 @dataclass(frozen=True)
@@ -212,7 +191,34 @@ def shard(
                 for prefix, reason in sorted(layout.refused.items())
             ]
             return replace(report, layers=layers)
-        return _write_and_verify(report, source, layout, target, shard_size, report_progress, workers)
+        files_by_rank = [split_into_files(items, shard_size) for items in layout.items]
+        files = [
+            OutputFile(f"rank-{rank}/{file.name}", file.items)
+            for rank, of_rank in enumerate(files_by_rank)
+            for file in of_rank
+        ]
+        request = {"tp": tp, "ep": ep}
+        new = NewCheckpoint(
+            source, target, request, files, _side_files(source, files_by_rank), workers=workers
+        )
+
+        def verify(folder: Path) -> ShardedCheckpoint:
+            reasons: dict[str, str] = {}
+            for rank, shares in enumerate(layout.shares):
+                reasons |= _differing_layers(folder / f"rank-{rank}", rank, shares, report_progress, workers)
+            layers = [
+                ShardedLayer(
+                    prefix,
+                    format_of(source.layers.get(prefix)),
+                    sharing.cut,
+                    "differs" if prefix in reasons else "bits",
+                    reasons.get(prefix, ""),
+                )
+                for prefix, sharing in sorted(layout.sharings.items())
+            ]
+            return replace(report, layers=layers)
+
+        return new.write(verify, report_progress)
 
     return report_on(path, shard_source, partial(ShardedCheckpoint, tp=tp, ep=ep))
 
@@ -238,8 +244,11 @@ def plan_shares(
         rank, prefix = pairs[n]
         layer = source.layers[prefix]
         assert isinstance(layer, LayerDescription)
-        share = RankShare.of(weights, layer, how[prefix], rank, tp)
-        return share, share.why_not() if share else None
+        group = how[prefix].group(rank, tp)
+        if group is None:
+            return None, None
+        share = RankShare.of(weights, layer, how[prefix], group)
+        return share, why_not_alone(share)
 
     results = Crew.of(None).share_out(cut, [1] * len(pairs), progress)
     refused = {prefix: reason for (_, prefix), (_, reason) in zip(pairs, results, strict=True) if reason}
@@ -277,58 +286,13 @@ def _tensor_names(layer: LayerDescription) -> list[str]:
 
 def _rank_items(source: Subject, shares: Mapping[str, RankShare | None]) -> Iterator[OutputItem]:
     """Yield all items of one rank in the order of the source."""
-    storage, owners = stored_tensors(source), {}
+    owners: dict[str, str] = {}
     for prefix in shares:
         layer = source.layers[prefix]
         assert isinstance(layer, LayerDescription)
         owners.update(dict.fromkeys([*_tensor_names(layer), named(prefix, "bias")], prefix))
-    written: set[str] = set()
-    for name in list(storage.keys()):
-        owner = owners.get(name)
-        if owner is None:
-            yield copy_tensor(storage, name)
-        elif owner not in written:
-            written.add(owner)
-            share = shares[owner]
-            if share is not None:
-                yield share.item()
-
-
-def _write_and_verify(
-    report: ShardedCheckpoint,
-    source: Subject,
-    layout: ShardingLayout,
-    target: Path,
-    shard_size: int,
-    progress: Progress,
-    workers: Crew,
-) -> ShardedCheckpoint:
-    files_by_rank = [split_into_files(items, shard_size) for items in layout.items]
-    files = [
-        OutputFile(f"rank-{rank}/{file.name}", file.items)
-        for rank, of_rank in enumerate(files_by_rank)
-        for file in of_rank
-    ]
-    request = {"tp": report.tp, "ep": report.ep}
-    new = NewCheckpoint(source, target, request, files, _side_files(source, files_by_rank), workers=workers)
-
-    def verify(folder: Path) -> ShardedCheckpoint:
-        reasons: dict[str, str] = {}
-        for rank, shares in enumerate(layout.shares):
-            reasons |= _differing_layers(folder / f"rank-{rank}", rank, shares, progress, workers)
-        layers = [
-            ShardedLayer(
-                prefix,
-                format_of(source.layers.get(prefix)),
-                sharing.cut,
-                "differs" if prefix in reasons else "bits",
-                reasons.get(prefix, ""),
-            )
-            for prefix, sharing in sorted(layout.sharings.items())
-        ]
-        return replace(report, layers=layers)
-
-    return new.write(verify, progress)
+    items = {prefix: share_item(share) if share else None for prefix, share in shares.items()}
+    return items_in_source_order(stored_tensors(source), owners, items)
 
 
 def _side_files(source: Subject, files_by_rank: Sequence[Sequence[OutputFile]]) -> dict[str, bytes]:

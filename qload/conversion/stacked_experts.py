@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qload.conversion.output_tensors import Chunk, OutputItem, stored_tensors, weights_of
-from qload.conversion.targets import OutputLayer
+from qload.conversion.targets import OutputLayer, OutputLayers
 from qload.detect.files import SECTIONS
 from qload.experts import ExpertStacks
 from qload.experts.stack_finder import StoredStack, find_stacks
@@ -57,7 +57,7 @@ class HeaderStorage:
         """Do nothing."""
 
 
-def plain_stacks(source: Subject, layers: Mapping[str, OutputLayer]) -> list[PlainStack]:
+def plain_stacks(source: Subject, layers: OutputLayers) -> list[PlainStack]:
     """Return the plain tensors of all experts; every layer of each becomes plain in `layers`."""
     storage = weights_of(source).storage
     if not isinstance(storage, ExpertStacks) or source.architecture is None:
@@ -88,7 +88,7 @@ def _weight_name(prefix: str, stored: Collection[str]) -> str:
     return f"{prefix}{WEIGHT_SUFFIX}" if dotted else prefix
 
 
-def shared_sources(source: Subject, layers: Mapping[str, OutputLayer]) -> dict[str, str]:
+def shared_sources(source: Subject, layers: OutputLayers) -> dict[str, str]:
     """Map tensors of single experts to the stored tensor of all experts that contains them.
 
     Only for experts with weights of their own, as in the FP8 checkpoints of transformers, where the scales
@@ -119,9 +119,7 @@ def _prefixes(stacks: Collection[StoredStack]) -> set[str]:
     return {name.rpartition(".")[0] for stack in stacks for name, _, _ in stack.names()}
 
 
-def _stack_info(
-    source: Subject, stacks: Collection[StoredStack], layers: Mapping[str, OutputLayer]
-) -> TensorInfo | None:
+def _stack_info(source: Subject, stacks: Collection[StoredStack], layers: OutputLayers) -> TensorInfo | None:
     """Return dtype and shape of the plain tensor, or None if some layer does not become plain."""
     assert source.architecture is not None
     prefixes = _prefixes(stacks)
@@ -145,7 +143,7 @@ def _plain_stack(
     info: TensorInfo,
     stacks: Collection[StoredStack],
     found: StoredStack,
-    layers: Mapping[str, OutputLayer],
+    layers: OutputLayers,
 ) -> PlainStack:
     expert_bytes = info.nbytes // info.shape[0]
 

@@ -62,11 +62,7 @@ INTEGERS: Mapping[str, IntegerTarget] = {
     "marlin_24": IntegerTarget(marlin_24.write, needs_codes=True),
     "compressed-tensors": IntegerTarget(compressed_tensors.write),
 }
-FLOATS: Mapping[str, torch.dtype] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
+FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 TARGETS = (*INTEGERS, fp8.NAME, *FLOATS)
 OLDER_NAMES = {"marlin": MARLIN_CHECKPOINT}  # elsewhere "marlin" is a kernel order
 
@@ -95,6 +91,9 @@ class OutputLayer:
     act_order: bool = False
     item: OutputItem | None = None
     activations: ActivationScheme | None = None
+
+
+OutputLayers = Mapping[str, OutputLayer]  # by prefix
 
 
 @dataclass(frozen=True)

@@ -232,14 +232,9 @@ class ErrorLocation:
 
     def ranges(self) -> dict[str, Range]:
         """Return the known ranges by the unit that they count."""
-        ranges = {
-            "experts": self.expert,
-            "ranks": self.rank,
-            "outputs": self.n,
-            "inputs": self.k,
-            "groups": self.group,
-        }
-        return {unit: bounds for unit, bounds in ranges.items() if bounds is not None}
+        units = "experts", "ranks", "outputs", "inputs", "groups"
+        ranges = self.expert, self.rank, self.n, self.k, self.group
+        return {unit: bounds for unit, bounds in zip(units, ranges, strict=True) if bounds is not None}
 
 
 def locate_errors(comparison: WeightComparison, wrong: Tensor) -> ErrorLocation:

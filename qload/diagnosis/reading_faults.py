@@ -78,10 +78,6 @@ def _with_zeros(codes: Codes, fault: str, words: str, change: Callable[[Tensor],
     return ReadingFault(fault, words, lambda: replace(codes, zeros=change(zeros)))
 
 
-def _with_groups(codes: Codes, fault: str, words: str, k_group: Tensor) -> ReadingFault:
-    return ReadingFault(fault, words, lambda: replace(codes, k_group=k_group))
-
-
 def _neighbours(size: int) -> Iterator[tuple[str, int]]:
     """Yield which neighbour is read, and the step of the roll that moves it into place."""
     if size > 1:
@@ -144,7 +140,8 @@ def _ignored_act_order(codes: Codes) -> Iterator[ReadingFault]:
     if codes.k_group is None or codes.scales.shape[1] < 2 or bool((codes.k_group.diff() >= 0).all()):
         return
     size, inputs = _group_size_and_inputs(codes)
-    yield _with_groups(codes, "act-order-ignored", "groups in order", inputs // size)
+    in_order = partial(replace, codes, k_group=inputs // size)
+    yield ReadingFault("act-order-ignored", "groups in order", in_order)
 
 
 def _wrong_groups(codes: Codes) -> Iterator[ReadingFault]:
@@ -158,8 +155,10 @@ def _wrong_groups(codes: Codes) -> Iterator[ReadingFault]:
     for other, words in ((size // 2, "half"), (size * 2, "twice")):
         if other:
             for k_group in ((inputs // other).clamp(max=count - 1), inputs // other % count):
-                yield _with_groups(codes, "group-size", f"groups {words} as large", k_group)
-    yield _with_groups(codes, "groups-reversed", "groups in the reverse order", count - 1 - codes.k_group)
+                made = partial(replace, codes, k_group=k_group)
+                yield ReadingFault("group-size", f"groups {words} as large", made)
+    backwards = partial(replace, codes, k_group=count - 1 - codes.k_group)
+    yield ReadingFault("groups-reversed", "groups in the reverse order", backwards)
 
 
 def act_order_permutations(codes: Codes) -> Iterator[tuple[str, str, Tensor]]:
@@ -311,7 +310,10 @@ def _reordered_scales(codes: Codes) -> Iterator[ReadingFault]:
     rows, columns = codes.scales.shape
     if rows > 1 and columns > 1:
         yield _with_scales(
-            codes, "scales-transposed", "scales transposed", lambda scales: scales.T.reshape(rows, columns)
+            codes,
+            "scales-transposed",
+            "scales transposed",
+            lambda scales: scales.T.reshape(rows, columns),
         )
     if rows != codes.codes.shape[0]:
         return

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from os import PathLike
 
 from qload.architecture import Architecture
@@ -64,7 +65,7 @@ def diff(
                 return unreadable(ours.path, theirs.path, refused)
         try:
             layers = [
-                *_compare_layers(ours, theirs, workers, progress),
+                *_compare_layers(ours, theirs, workers, progress or (lambda stage, done, total: None)),
                 *_compare_tensors(ours, theirs),
                 *_unread_tensors(ours, theirs),
             ]
@@ -73,9 +74,7 @@ def diff(
         return CheckpointDiff(ours.path, theirs.path, sorted(layers, key=lambda layer: layer.name))
 
 
-def _compare_layers(
-    ours: Subject, theirs: Subject, workers: Crew, progress: Progress | None
-) -> Iterator[LayerDiff]:
+def _compare_layers(ours: Subject, theirs: Subject, workers: Crew, progress: Progress) -> Iterator[LayerDiff]:
     first, second = (_names_by_key(each, _read_layers(each)) for each in (ours, theirs))
     common = sorted(first.keys() & second.keys())
     yield from _unmatched(ours, first, theirs, second)
@@ -89,14 +88,10 @@ def _compare_layers(
         damaged, error = (theirs, two) if isinstance(one, LayerDescription) else (ours, one)
         return LayerDiff(name, other, "refused", f"in {damaged.path}: {error}")
 
-    def report_progress(done: int, total: int) -> None:
-        if progress is not None:
-            progress("comparing", done, total)
-
     assert ours.weights is not None
     info = ours.weights.storage.info
     sizes = [sum(info(name).nbytes for name in ours.groups.under(first[key])) for key in common]
-    yield from workers.share_out(compare, sizes, report_progress, MAX_THREADS)
+    yield from workers.share_out(compare, sizes, partial(progress, "comparing"), MAX_THREADS)
 
 
 def _read_layers(checkpoint: Subject) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """`explain`: kernel format and kernel of each layer on a chip, with the reasons against the others."""
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 
 import torch
@@ -15,7 +15,7 @@ from qload.models.config import config_dtype
 from qload.plan.kernels import DEQUANTIZED, kernels_for, kernels_without_operator
 from qload.plan.plan import open_for_plan
 from qload.plan.report import ExplainedLayer, Explanation
-from qload.plan.sharing import FirstRankShare, Sharing, first_rank_share, sharings, supported_text_config
+from qload.plan.sharing import RankShare, Sharing, first_rank_share, sharings, supported_text_config
 from qload.repacking.loaders import FastestLoader
 from qload.spec import Weight
 from qload.weights import Weights
@@ -33,28 +33,25 @@ EXPERTS_NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class _Conditions:
-    """Conditions of an explanation; `capability` is ten times the compute capability, None for a CPU."""
+@dataclass
+class _LayerExplainer:
+    """Explanations of layers, computed once for layers of one description with the same shares.
 
+    `capability` is ten times the compute capability, None for a CPU.
+    """
+
+    weights: Weights
     capability: int | None
     tp: int
     dtype: torch.dtype
     tokens: tuple[int, ...]
+    _cache: dict[tuple[int, Hashable], ExplainedLayer] = field(default_factory=dict)  # by id(cuts), sharing
+    _alive: list[object] = field(default_factory=list)  # keeps the ids unique
 
     @property
     def chip(self) -> tuple[int, int] | None:
         """Compute capability as (major, minor)."""
         return None if self.capability is None else divmod(self.capability, 10)
-
-
-class _LayerExplainer:
-    """Explanations of layers, computed once for layers of one description with the same shares."""
-
-    def __init__(self, weights: Weights, conditions: _Conditions) -> None:
-        self.weights, self.conditions = weights, conditions
-        self._cache: dict[tuple[int, Hashable], ExplainedLayer] = {}  # by id(layer.cuts) and the sharing
-        self._alive: list[object] = []  # keeps the ids unique
 
     def explain(
         self, prefix: str, layer: LayerDescription | QloadError | None, sharing: Sharing
@@ -72,64 +69,60 @@ class _LayerExplainer:
         return replace(explained, prefix=prefix)
 
     def _explain(self, layer: LayerDescription, sharing: Sharing) -> ExplainedLayer:
-        weight_type, conditions = layer.format.weight_type, self.conditions
+        weight_type = layer.format.weight_type
         name = weight_type.format
         shape = (layer.N, layer.K) if "K" in layer.sizes else (layer.N,)
         bits = getattr(layer.format.config, "bits", None)
         stored = ExplainedLayer(layer.prefix, name, shape, kernel_format=name, bits=bits)
         try:
-            share = first_rank_share(self.weights, layer, sharing, conditions.tp)
-            if weight_type.plain or FastestLoader(share.loader).made(layer, CPU) is None:
+            share = first_rank_share(self.weights, layer, sharing, self.tp)
+            if weight_type.plain or FastestLoader(share.weights.loader).made(layer, CPU) is None:
                 scheme = layer.format.activations
-                choices = kernels_without_operator(
-                    weight_type, scheme, conditions.tokens, conditions.dtype, conditions.chip
-                )
+                choices = kernels_without_operator(weight_type, scheme, self.tokens, self.dtype, self.chip)
                 return replace(stored, choices=choices)
             return self._explain_repacked(stored, share)
         except QloadError as error:
             return replace(stored, error=str(error))
 
-    def _explain_repacked(self, stored: ExplainedLayer, share: FirstRankShare) -> ExplainedLayer:
+    def _explain_repacked(self, stored: ExplainedLayer, share: RankShare) -> ExplainedLayer:
         """Repack the share, without its codes, as a load for the chip does, and choose its kernels."""
-        conditions = self.conditions
-        loader = FastestLoader(share.loader, strict=False, dtype=None).for_chip(conditions.capability)
-        weight = share.load(loader)
+        loader = FastestLoader(share.weights.loader, strict=False, dtype=None).for_chip(self.capability)
+        weight = share.load_header(loader)
         reasons = dict(self._reasons_against_formats(share, weight.format))
         repacked = replace(stored, kernel_format=weight.format, formats=reasons)
         try:
-            fitted = dtypes.for_activations(weight, conditions.dtype)
+            fitted = dtypes.for_activations(weight, self.dtype)
         except CastError as error:
             return replace(repacked, error=str(error))
-        choices = kernels_for(fitted, conditions.dtype, conditions.chip, conditions.tokens)
-        slow = conditions.chip is not None and any(choice.kernel == DEQUANTIZED for choice in choices)
+        choices = kernels_for(fitted, self.dtype, self.chip, self.tokens)
+        slow = self.chip is not None and any(choice.kernel == DEQUANTIZED for choice in choices)
         changes = tuple(self._better_dtypes(weight)) if slow else ()
         return replace(repacked, shape=weight.shape, choices=choices, changes=changes)
 
-    def _reasons_against_formats(self, share: FirstRankShare, chosen: str) -> Iterator[tuple[str, str]]:
+    def _reasons_against_formats(self, share: RankShare, chosen: str) -> Iterator[tuple[str, str]]:
         """Yield each kernel format that is not chosen, with the reason."""
         for layout, name in FORMAT_OF_LAYOUT.items():
             if name == chosen:
                 continue
-            reason = share.why_not(layout)
+            reason = share.why_not_layout(layout)
             if reason is not None:
                 yield name, reason
-            elif layout == "panels" and self.conditions.capability is not None:
+            elif layout == "panels" and self.capability is not None:
                 yield name, "only the CPU module reads it"
-            elif layout == "strips" and not strips.gains(self.conditions.capability):
+            elif layout == "strips" and not strips.gains(self.capability):
                 yield name, f"is faster only on chips of capability {strips.CAPABILITY}"
             else:
                 yield name, f"could hold it as well; {chosen} is preferred"
 
     def _better_dtypes(self, weight: Weight) -> Iterator[str]:
         """Yield other dtypes of activations with which kernels of qload run for all numbers of tokens."""
-        conditions = self.conditions
         for dtype in dtypes.DTYPES:
-            if dtype != conditions.dtype:
+            if dtype != self.dtype:
                 try:
                     fitted = dtypes.for_activations(weight, dtype)
                 except CastError:
                     continue
-                choices = kernels_for(fitted, dtype, conditions.chip, conditions.tokens)
+                choices = kernels_for(fitted, dtype, self.chip, self.tokens)
                 if all(choice.kernel != DEQUANTIZED for choice in choices):
                     kernels = ", ".join(dict.fromkeys(choice.kernel for choice in choices))
                     yield f"activations of {str(dtype).removeprefix('torch.')}: {kernels}"
@@ -192,7 +185,7 @@ def explain(
         stated_dtype = config_dtype(model_config)
         activations = dtype or stated_dtype or FALLBACK_DTYPE
         groups = Groups(weights)
-        explainer = _LayerExplainer(weights, _Conditions(capability, tp, activations, tuple(tokens)))
+        explainer = _LayerExplainer(weights, capability, tp, activations, tuple(tokens))
         accounted = account(groups)
         layers = [
             explainer.explain(prefix, groups.layers.get(prefix), sharing)

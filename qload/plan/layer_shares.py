@@ -156,7 +156,7 @@ class SharePlanner:
             nbytes = bytes_per_rank(self.weights, layer, sharing, ranks)
             if self.kernel is None or layer.format.weight_type.plain:
                 return LayerShare(nbytes)
-            refusal = first_rank_share(self.weights, layer, sharing, ranks).why_not(self.kernel)
+            refusal = first_rank_share(self.weights, layer, sharing, ranks).why_not_layout(self.kernel)
             return LayerShare(nbytes, kernel="" if refusal is None else f"{self.kernel}: {refusal}")
         except (CutError, DivideError) as error:
             whole = Sharing(SharedMatrix(layer.prefix, None))

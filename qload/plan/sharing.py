@@ -3,6 +3,7 @@
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from qload.architecture import architecture_of
@@ -220,33 +221,45 @@ def _elements(spec: TensorSpec, part: Share) -> int:
 
 
 @dataclass(frozen=True)
-class FirstRankShare:
-    """Share of a layer on rank 0, with placeholders for its codes."""
+class RankShare:
+    """Share of a layer on one rank; `weights` are those of the rank in the group that shares the layer."""
 
-    source: HeaderOnlySource
-    loader: WeightsLoader
+    weights: Weights
+    layer: LayerDescription
     parts: list[Part]
     split: Split | None
 
-    def load(self, loader: WeightsLoader) -> Weight:
-        """Load the share by a loader that repacks."""
-        return loader.load(self.source, self.parts, self.split)
+    @classmethod
+    def of(cls, weights: Weights, layer: LayerDescription, sharing: Sharing, group: Rank) -> "RankShare":
+        """Return the share of a place in a group; DivideError if heads or blocks cannot be divided."""
+        parts = sharing.matrix.parts(layer.N, group.size())
+        return cls(weights.of_group(group), layer, parts, sharing.matrix.split)
 
-    def why_not(self, layout: str) -> str | None:
+    @cached_property
+    def header_source(self) -> HeaderOnlySource:
+        """Source with placeholders for the codes."""
+        return HeaderOnlySource.without_codes(self.weights, self.layer)
+
+    def load(self) -> Weight:
+        """Load the typed weight as a model does."""
+        return self.weights.loader.load(self.weights, self.parts, self.split)
+
+    def load_header(self, loader: WeightsLoader | None = None) -> Weight:
+        """Load the typed weight without its codes, by another loader if one is given."""
+        return (loader or self.weights.loader).load(self.header_source, self.parts, self.split)
+
+    def why_not_layout(self, layout: str) -> str | None:
         """Return why a kernel format cannot hold the share, or None."""
         try:
-            self.load(RepackingLoader(self.loader, layout))
+            self.load_header(RepackingLoader(self.weights.loader, layout))
         except RepackError as error:
             return error.reason
         return None
 
 
-def first_rank_share(
-    weights: Weights, layer: LayerDescription, sharing: Sharing, ranks: int
-) -> FirstRankShare:
+def first_rank_share(weights: Weights, layer: LayerDescription, sharing: Sharing, ranks: int) -> RankShare:
     """Check the cuts, and return the share of rank 0; CutError or DivideError."""
     group = Rank(0, ranks // sharing.ep if sharing.expert else ranks)
-    of_rank = weights.of_group(group)
-    parts, split = sharing.matrix.parts(layer.N, group.size()), sharing.matrix.split
-    of_rank.loader.plan(of_rank, parts, split)
-    return FirstRankShare(HeaderOnlySource.without_codes(of_rank, layer), of_rank.loader, parts, split)
+    share = RankShare.of(weights, layer, sharing, group)
+    share.weights.loader.plan(share.weights, share.parts, share.split)
+    return share

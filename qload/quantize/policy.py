@@ -2,8 +2,8 @@
 
     QuantizingLoader(inner, Fp8Quantizer(), policy=mlp_only(blocks=32))
 
-Layers that a checkpoint stores quantized stay unchanged. Layers that a policy excludes are loaded by the inner
-loader, with all of its settings.
+Layers that a checkpoint stores quantized stay unchanged. The inner loader loads excluded layers, with all of
+its settings.
 """
 
 import itertools

@@ -27,7 +27,6 @@ bitsandbytes on a GPU may choose the other of two nearest codes.
 """
 
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -327,7 +326,7 @@ class BNB4Quantizer:
         """
         values = _cast_exactly(weight, torch.float32, layer.name, BNB4_REMEDY)
         N, K = weight.shape
-        table = _table(self.quant_type)
+        table = torch.tensor(TABLES[self.quant_type])
         absmax, scaled = _scaled_blocks(values.flatten(), self.blocksize)
         codes = _nearest_codes(pad(scaled, (0, N * K % 2)), table)
         return BNB4_WEIGHTS[self.quant_type](
@@ -382,8 +381,3 @@ def _double_quantized(absmax: Tensor) -> Tensor:
     outer, scaled = _scaled_blocks(absmax - offset, BNB4_SCALES_PER_BLOCK)
     values = table.to(absmax.device)[_nearest_codes(scaled, table).long()]
     return values * outer.repeat_interleave(BNB4_SCALES_PER_BLOCK)[: values.numel()] + offset
-
-
-@cache
-def _table(quant_type: str) -> Tensor:
-    return torch.tensor(TABLES[quant_type])

@@ -117,7 +117,7 @@ def test_what_a_second_process_of_another_run_still_writes_is_not_touched(
     interrupt(1, source, tmp_path, monkeypatch)
     with (unfinished(tmp_path) / "qload-lock-1").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ArgumentError, match="another process is writing"):
+        with pytest.raises(ArgumentError, match="locked by another process"):
             convert(source, tmp_path / "out", to="awq", shard_size=SMALL)
 
 
@@ -135,7 +135,7 @@ def test_processes_that_see_other_files_are_refused(
     )
 
     assert isinstance(refused, ArgumentError)
-    assert "files that all processes see" in str(refused)
+    assert "same files and arguments in all processes" in str(refused)
 
 
 def test_values_are_looked_at_by_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -112,7 +112,7 @@ def test_a_source_that_changed_meanwhile_is_another_conversion(
 def test_two_processes_do_not_write_one_folder(source: Path, tmp_path: Path) -> None:
     with (
         AtomicFolder(tmp_path / "out", "other").open(),
-        pytest.raises(ArgumentError, match="another process is writing"),
+        pytest.raises(ArgumentError, match="locked by another process"),
     ):
         convert(source, tmp_path / "out", to="awq")
 
