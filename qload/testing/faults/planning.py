@@ -36,7 +36,7 @@ FAULTS = (
     Fault(
         "explained-for-this-chip",
         "qload/plan/explain.py",
-        ".for_chip(conditions.capability)",
+        ".for_chip(self.capability)",
         "",
     ),
     Fault(
