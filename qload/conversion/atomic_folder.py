@@ -124,8 +124,8 @@ class AtomicFolder:
     def commit(self) -> None:
         """Rename the folder to `target`; the rename is atomic."""
         for name in (LOCK, STATE):
-            for own in sorted(self.path.glob(f"{name}-*"), reverse=True):
-                own.unlink()
+            for file in sorted(self.path.glob(f"{name}-*"), reverse=True):
+                file.unlink()
         for folder in {(self.path / name).parent for name in self.completed} | {self.path}:
             _sync_folder(folder)
         if self.target.exists():
@@ -149,10 +149,10 @@ class AtomicFolder:
                 raise ArgumentError("folder", "an unfinished folder of the same conversion, or none", got)
             self.completed |= state["done"]
         self._save_state()
-        own = {self._own_file(STATE), self._own_file(LOCK)}
+        own_files = {self._own_file(STATE), self._own_file(LOCK)}
         for file in self.path.rglob("*"):
             name = file.relative_to(self.path).as_posix()
-            if not file.is_dir() and name not in self.completed and file not in own:
+            if not file.is_dir() and name not in self.completed and file not in own_files:
                 file.unlink()
 
     def _save_state(self) -> None:

@@ -323,8 +323,8 @@ def _config_of(source: Subject, layers: Sequence[OutputLayer]) -> WrittenConfig:
 
 def _cache_scheme(source: Subject) -> object | None:
     """Return the quantization of the KV cache in the config of the source, or None."""
-    found = next(iter(source.configs), None)
-    return None if found is None else found.values.get(CACHE_SCHEME)
+    config = next(iter(source.configs), None)
+    return None if config is None else config.values.get(CACHE_SCHEME)
 
 
 def _notes(source: Subject, converted: OutputLayers, to: str) -> Iterator[str]:

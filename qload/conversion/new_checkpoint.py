@@ -75,11 +75,11 @@ def nonfinite_layers(source: Subject) -> dict[str, str]:
 
 
 def config_files(
-    model_config: Mapping[str, Any], found: FoundConfig | None, written: WrittenConfig
+    model_config: Mapping[str, Any], current: FoundConfig | None, written: WrittenConfig
 ) -> Iterator[tuple[str, bytes]]:
     """Yield names and contents of config.json and of the config file of the format's owner.
 
-    The new `quantization_config` lies in `text_config` if the one of the source, `found`, does.
+    The new `quantization_config` lies in `text_config` if that of the source, `current`, does.
     """
     config: dict[str, Any] = deepcopy(dict(model_config))
     text = config.get("text_config")
@@ -87,7 +87,7 @@ def config_files(
         for key in SECTIONS:
             section.pop(key, None)
     if written.values is not None:
-        nested = found is not None and found.file == MODEL_CONFIG and found.section.startswith("text_config.")
+        nested = current and current.file == MODEL_CONFIG and current.section.startswith("text_config.")
         (config["text_config"] if nested else config)[SECTIONS[0]] = dict(written.values)
     if config:
         yield MODEL_CONFIG, json_bytes(config)

@@ -37,7 +37,7 @@ def quantization_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> 
         return WrittenConfig(None)
     (first, _), *others = types.most_common()
     if others or first not in CONFIG_WRITERS:
-        names = ", ".join(sorted(each.format for each in types))
+        names = ", ".join(sorted(weight_type.format for weight_type in types))
         return _refuse_all(layers, f"convert writes no quantization_config for {names}")
     return CONFIG_WRITERS[first](layers, plain)
 
@@ -53,8 +53,8 @@ def _gptq_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> Written
     }
     for layer in layers:
         if not _is_covered(layer, bits, group_size):
-            own = {"bits": layer.config.bits, "group_size": layer.config.group_size}
-            dynamic[f"+:^{re.escape(layer.prefix)}$"] = own
+            override = {"bits": layer.config.bits, "group_size": layer.config.group_size}
+            dynamic[f"+:^{re.escape(layer.prefix)}$"] = override
     values = {
         "quant_method": "gptq",
         "bits": bits,
@@ -74,9 +74,9 @@ def _zero_point_conventions(layers: Sequence[OutputLayer]) -> set[str]:
 
     A layer with the evidence "alike" fits either variant of zero points stored minus one.
     """
-    found = [(layer.config.zeros, layer.config.evidence) for layer in layers]
-    needed = {zeros.name for zeros, evidence in found if evidence != "alike" or isinstance(zeros, Stored)}
-    return needed if needed - {Stored.name} else {zeros.name for zeros, _ in found}
+    stored = [(layer.config.zeros, layer.config.evidence) for layer in layers]
+    needed = {zeros.name for zeros, evidence in stored if evidence != "alike" or isinstance(zeros, Stored)}
+    return needed if needed - {Stored.name} else {zeros.name for zeros, _ in stored}
 
 
 def _awq_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenConfig:
@@ -217,8 +217,8 @@ def _most_common_groups(layers: Sequence[OutputLayer]) -> tuple[int, int]:
 
 def _is_covered(layer: OutputLayer, bits: int, group_size: int) -> bool:
     """Return whether a config with these bits and groups describes the layer."""
-    own = layer.config.group_size
-    same = own == group_size or (own == -1 and group_size >= layer.K)
+    layer_size = layer.config.group_size
+    same = layer_size == group_size or (layer_size == -1 and group_size >= layer.K)
     return layer.config.bits == bits and same
 
 

@@ -259,7 +259,7 @@ def plan_shares(
         shares[rank][prefix] = share
     items = [list(_rank_items(source, of_rank)) for of_rank in shares]
     cut_shares = [{prefix: share for prefix, share in of_rank.items() if share} for of_rank in shares]
-    biased = any(each.cut == "K" and named(prefix, "bias") in source.names for prefix, each in how.items())
+    biased = any(how[prefix].cut == "K" and named(prefix, "bias") in source.names for prefix in how)
     notes = [CONFIG_NOTE, WHOLE_TENSORS_NOTE, *([BIASES_NOTE] if biased else []), *([note] if note else [])]
     return ShardingLayout(how, cut_shares, items, {}, notes)
 
@@ -303,8 +303,8 @@ def _side_files(source: Subject, files_by_rank: Sequence[Sequence[OutputFile]]) 
     contents: dict[str, bytes] = {}
     for rank, files in enumerate(files_by_rank):
         index = safetensors_index(files)
-        own = copies if index is None else {**copies, INDEX: json_bytes(index)}
-        contents |= {f"rank-{rank}/{name}": content for name, content in own.items()}
+        contents_of_rank = copies if index is None else {**copies, INDEX: json_bytes(index)}
+        contents |= {f"rank-{rank}/{name}": content for name, content in contents_of_rank.items()}
     return contents
 
 

@@ -74,11 +74,11 @@ def plain_stacks(source: Subject, layers: OutputLayers) -> list[PlainStack]:
         if info is not None and not taken and not _have_own_weights(source, _prefixes(stacks)):
             infos[name] = info
     config = {key: value for key, value in source.model_config.items() if key not in SECTIONS}
-    found = {stack.source: stack for stack in find_stacks(HeaderStorage(infos), config)}
+    recognized = {stack.source: stack for stack in find_stacks(HeaderStorage(infos), config)}
     return [
-        _plain_stack(name, info, stacks_by_name[name], found[name], layers)
+        _plain_stack(name, info, stacks_by_name[name], recognized[name], layers)
         for name, info in infos.items()
-        if name in found and found[name].layers == stacks_by_name[name][0].layers
+        if name in recognized and recognized[name].layers == stacks_by_name[name][0].layers
     ]
 
 
@@ -142,7 +142,7 @@ def _plain_stack(
     name: str,
     info: TensorInfo,
     stacks: Collection[StoredStack],
-    found: StoredStack,
+    target: StoredStack,
     layers: OutputLayers,
 ) -> PlainStack:
     expert_bytes = info.nbytes // info.shape[0]
@@ -150,8 +150,9 @@ def _plain_stack(
     def read() -> Iterator[Chunk]:
         for expert in range(info.shape[0]):
             block = torch.empty(info.shape[1:], dtype=info.dtype)
-            for part, slot in found.parts.items():
-                _fill_slot(block, slot, layers[f"{found.lead}.{expert}.{part.removesuffix(WEIGHT_SUFFIX)}"])
+            for part, slot in target.parts.items():
+                prefix = f"{target.lead}.{expert}.{part.removesuffix(WEIGHT_SUFFIX)}"
+                _fill_slot(block, slot, layers[prefix])
             yield name, expert * expert_bytes, block
 
     prefixes = _prefixes(stacks)

@@ -73,7 +73,7 @@ class IntegersWithoutCodes(Integers):
     @classmethod
     def of(cls, integers: Integers) -> "IntegersWithoutCodes":
         """Return a copy that packs placeholders."""
-        return cls(**{each.name: getattr(integers, each.name) for each in fields(integers)})
+        return cls(**{field.name: getattr(integers, field.name) for field in fields(integers)})
 
     def _written(self, name: str, shape: Sequence[int], dtype: torch.dtype, write: object) -> Tensor:
         return torch.zeros((), dtype=dtype).expand(tuple(shape))
@@ -141,12 +141,12 @@ class ConversionRequest:
         The layer's own format and config are left out.
         """
         names = [name for name, target in INTEGERS.items() if name != self.to and not target.needs_codes]
-        own = layer.format.weight_type, layer.format.config
+        current = layer.format.weight_type, layer.format.config
         layers = {name: _result_or_reason(replace(self, to=name)._to_integers, layer) for name in names}
         return {
             name: other
             for name, other in layers.items()
-            if not isinstance(other, str) and (other.weight_type, other.config) != own
+            if not isinstance(other, str) and (other.weight_type, other.config) != current
         }
 
     def _run_in_this_process(

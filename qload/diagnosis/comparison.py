@@ -34,11 +34,11 @@ class Tolerance:
     relative: float
     absolute: float
 
-    def agree(self, one: Tensor, other: Tensor) -> Tensor:
+    def agree(self, left: Tensor, right: Tensor) -> Tensor:
         """Return the places of equal values; NaN equals nothing, and an infinity equals itself."""
-        difference = (one - other).abs()
-        larger = torch.maximum(one.abs(), other.abs())
-        return (one == other) | (larger.isfinite() & (difference <= self.relative * larger + self.absolute))
+        difference = (left - right).abs()
+        larger = torch.maximum(left.abs(), right.abs())
+        return (left == right) | (larger.isfinite() & (difference <= self.relative * larger + self.absolute))
 
     def for_predictions(self, expected: Tensor, got: Tensor) -> "Tolerance":
         """Return the tolerance for predictions: for float16 at least, and scaled to the smaller weight."""
@@ -174,10 +174,10 @@ def _compare_share(comparison: WeightComparison, layer: Weight, rank: int, world
     expected, codes, factors = comparison.expected, comparison.codes, comparison.input_factors
     axis = 0 if layer.shape[0] != expected.shape[0] else 1
     size = expected.shape[axis]
-    whole = layer.dequantize()
+    dequantized = layer.dequantize()
     if factors is not None:
-        whole = whole * factors
-    if whole.shape[1 - axis] != expected.shape[1 - axis] or whole.shape[axis] != size * world:
+        dequantized = dequantized * factors
+    if dequantized.shape[1 - axis] != expected.shape[1 - axis] or dequantized.shape[axis] != size * world:
         return replace(comparison, codes=None, input_factors=None, parts=())
     start = rank * size
     fits = codes is not None and tuple(codes.codes.shape) == tuple(layer.shape)
@@ -186,7 +186,7 @@ def _compare_share(comparison: WeightComparison, layer: Weight, rank: int, world
         codes=slice_codes(codes, axis, start, start + size) if fits and codes is not None else None,
         input_factors=factors[start : start + size] if axis and factors is not None else factors,
         parts=(),
-        shares=torch.split(whole, size, axis),
+        shares=torch.split(dequantized, size, axis),
     )
 
 

@@ -209,8 +209,8 @@ def explained(
     if layer is not None and tuple(layer.shape) != tuple(expected.shape):
         comparison = slice_outputs(comparison, first)
     comparison = replace(comparison, first_output=first, bias=bias)
-    found = diagnose_comparison(comparison, tolerance_for(expected, got))
-    return None if found.fault is None else found.sentence
+    diagnosis = diagnose_comparison(comparison, tolerance_for(expected, got))
+    return None if diagnosis.fault is None else diagnosis.sentence
 
 
 def diagnose_comparison(comparison: WeightComparison, tolerance: Tolerance) -> Diagnosis:
@@ -246,15 +246,15 @@ def _hypotheses(comparison: WeightComparison, wrong: Tensor, tolerance: Toleranc
     """Yield all hypotheses, the likeliest first."""
     yield from wrong_biases(comparison)
     if comparison.codes is not None:
-        for each in in_programs(comparison.codes, comparison.word_order):
-            yield Hypothesis(each.fault, each.words, partial(_predict, comparison, each))
+        for reading in in_programs(comparison.codes, comparison.word_order):
+            yield Hypothesis(reading.fault, reading.words, partial(_predict, comparison, reading))
     yield from misplaced_weights(comparison, tolerance)
     yield from wrong_factors(comparison, wrong)
     yield from shifted_codes(comparison)
 
 
 def _predict(comparison: WeightComparison, fault: ReadingFault) -> Tensor:
-    return comparison.from_codes(fault.made())
+    return comparison.from_codes(fault.read())
 
 
 def _diagnosis(fault: str | None, sentence: str, share: float, at: ErrorLocation) -> Diagnosis:
@@ -268,20 +268,20 @@ def _diagnose_experts(
     """Recognize exchanged experts, and one fault that all faulty experts have."""
     E, N, K = expected.shape
     flat = WeightComparison(expected.reshape(E * N, K), got.reshape(E * N, K), experts=E)
-    whole = diagnose_comparison(flat, tolerance)
-    if whole.fault is not None or not whole.wrong:
-        return whole
+    overall = diagnose_comparison(flat, tolerance)
+    if overall.fault is not None or not overall.wrong:
+        return overall
     wrong = ~tolerance.agree(got, expected)
     faulty = [expert for expert in range(E) if bool(wrong[expert].any())]
-    found = [
+    diagnoses = [
         diagnose_comparison(_compare_expert(expected, got, layer, expert), tolerance) for expert in faulty
     ]
-    first = found[0]
-    if len({each.fault for each in found}) > 1 or first.fault is None:
-        return whole
+    first = diagnoses[0]
+    if len({d.fault for d in diagnoses}) > 1 or first.fault is None:
+        return overall
     text = first.sentence.partition(": explains")[0]
-    share = sum(each.share * each.wrong for each in found) / sum(each.wrong for each in found)
-    groups = [each.group for each in found if each.group]
+    share = sum(d.share * d.wrong for d in diagnoses) / sum(d.wrong for d in diagnoses)
+    groups = [d.group for d in diagnoses if d.group]
     group = (min(start for start, _ in groups), max(stop for _, stop in groups)) if groups else None
     location = replace(locate_errors(flat, wrong.reshape(E * N, K)), group=group)
     sentence = _sentence(text, share, location, None)

@@ -28,13 +28,13 @@ class ReadingFault:
         Id of its class.
     words
         Description, as in "read with zero points one lower".
-    made
+    read
         Returns the codes as the program reads them.
     """
 
     fault: str
     words: str
-    made: Callable[[], Codes]
+    read: Callable[[], Codes]
 
 
 def in_files(weight: Weight) -> Iterator[ReadingFault]:
@@ -56,8 +56,8 @@ def in_programs(codes: Codes, order: tuple[int, ...] | None) -> Iterator[Reading
     yield from _wrong_groups(codes)
     yield from _permuted_codes(codes, order)
     if codes.bits == WORD_BITS // len(REVERSED):
-        way = _as_stored(torch.tensor(REVERSED), order)
-        yield from _permutations(codes, "code-order", "codes of a word reversed", way)
+        reversal = _as_stored(torch.tensor(REVERSED), order)
+        yield from _permutations(codes, "code-order", "codes of a word reversed", reversal)
     yield from _other_zero_points(codes)
     yield from _changed_code_values(codes)
     yield from _other_scales(codes)
@@ -155,8 +155,8 @@ def _wrong_groups(codes: Codes) -> Iterator[ReadingFault]:
     for other, words in ((size // 2, "half"), (size * 2, "twice")):
         if other:
             for k_group in ((inputs // other).clamp(max=count - 1), inputs // other % count):
-                made = partial(replace, codes, k_group=k_group)
-                yield ReadingFault("group-size", f"groups {words} as large", made)
+                regrouped = partial(replace, codes, k_group=k_group)
+                yield ReadingFault("group-size", f"groups {words} as large", regrouped)
     backwards = partial(replace, codes, k_group=count - 1 - codes.k_group)
     yield ReadingFault("groups-reversed", "groups in the reverse order", backwards)
 
@@ -191,8 +191,8 @@ def _permuted_codes(codes: Codes, order: tuple[int, ...] | None) -> Iterator[Rea
         yield from _permutations(codes, "code-order", "even codes first undone", even.argsort())
         yield from _permutations(codes, "code-order", "codes of a byte swapped", swapped)
     if codes.bits in (2, 4, 8):
-        way = _as_stored(torch.arange(WORD_BITS // codes.bits).reshape(4, -1).flip(0).flatten(), order)
-        yield from _permutations(codes, "byte-order", "bytes of a word reversed (big-endian)", way)
+        reversal = _as_stored(torch.arange(WORD_BITS // codes.bits).reshape(4, -1).flip(0).flatten(), order)
+        yield from _permutations(codes, "byte-order", "bytes of a word reversed (big-endian)", reversal)
 
 
 def _changed_code_values(codes: Codes) -> Iterator[ReadingFault]:
@@ -253,12 +253,12 @@ def _permutations(codes: Codes, fault: str, words: str, order: Tensor) -> Iterat
 def _with_permuted(
     codes: Codes, fault: str, words: str, order: Tensor, axis: int, zeros: Tensor | None
 ) -> ReadingFault:
-    def made() -> Codes:
+    def read() -> Codes:
         permuted = _permute(codes.plain(), order, axis)
         assert permuted is not None
         return replace(codes, codes=permuted, zeros=zeros)
 
-    return ReadingFault(fault, words, made)
+    return ReadingFault(fault, words, read)
 
 
 def _permute(tensor: Tensor, order: Tensor, axis: int) -> Tensor | None:
@@ -293,12 +293,12 @@ def _other_scales(codes: Codes) -> Iterator[ReadingFault]:
     yield _with_scales(codes, "scales-twice", "scales applied twice", torch.square)
     yield _with_scales(codes, "scales-inverted", "scales inverted", torch.reciprocal)
     yield from _reordered_scales(codes)
-    for own, other in HALF_TYPE_PAIRS:
-        if bool((codes.scales.to(own).float() == codes.scales.float()).all()):
+    for stored, read in HALF_TYPE_PAIRS:
+        if bool((codes.scales.to(stored).float() == codes.scales.float()).all()):
             words = "{} scales read as {}".format(
-                *(str(dtype).removeprefix("torch.") for dtype in (own, other))
+                *(str(dtype).removeprefix("torch.") for dtype in (stored, read))
             )
-            yield _with_scales(codes, "scale-type", words, partial(_reinterpret, own, other))
+            yield _with_scales(codes, "scale-type", words, partial(_reinterpret, stored, read))
 
 
 def _first_of_all(scales: Tensor, axis: int) -> Tensor:
@@ -334,5 +334,5 @@ def _reorder_transposed(reorder: Callable[[Tensor], Tensor], scales: Tensor) -> 
     return reorder(scales.T.contiguous()).T
 
 
-def _reinterpret(own: torch.dtype, other: torch.dtype, scales: Tensor) -> Tensor:
-    return scales.to(own).contiguous().view(other).float()
+def _reinterpret(stored: torch.dtype, read: torch.dtype, scales: Tensor) -> Tensor:
+    return scales.to(stored).contiguous().view(read).float()

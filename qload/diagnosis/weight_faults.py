@@ -88,12 +88,12 @@ def _part_faults(comparison: WeightComparison) -> Iterator[Hypothesis]:
 def _exchanged_parts(expected: Tensor, sizes: Sequence[int], parts: str) -> Iterator[Hypothesis]:
     """Yield all other orders of the parts, the exchange of a pair first."""
     count = len(sizes)
-    own = tuple(range(count))
+    in_order = tuple(range(count))
     names = {2: " (gate and up are exchanged)", 3: " (q, k and v are exchanged)"}.get(count, "")
     for order in sorted(
-        permutations(own), key=lambda order: sum(a != b for a, b in zip(order, own, strict=True))
+        permutations(in_order), key=lambda order: sum(a != b for a, b in zip(order, in_order, strict=True))
     ):
-        if order != own:
+        if order != in_order:
             text = f"{parts} of its outputs in the order {', '.join(str(part + 1) for part in order)}{names}"
             yield Hypothesis("parts-exchanged", text, partial(_reorder_parts, expected, sizes, order))
 
@@ -123,25 +123,25 @@ def _exchanged_blocks(
     if comparison.expected.shape[axis] % count:
         return
     size = comparison.expected.shape[axis] // count
-    got, expected = (torch.split(each, size, axis) for each in (comparison.got, comparison.expected))
-    sources = [_most_similar(block, expected, tolerance, own) for own, block in enumerate(got)]
-    moved = [(own, other) for own, other in enumerate(sources) if own != other]
+    got, expected = (torch.split(weight, size, axis) for weight in (comparison.got, comparison.expected))
+    sources = [_most_similar(block, expected, tolerance, place) for place, block in enumerate(got)]
+    moved = [(place, origin) for place, origin in enumerate(sources) if place != origin]
     if not moved:
         return
-    if unit == "rank" and all(other == 0 for _, other in moved):
+    if unit == "rank" and all(origin == 0 for _, origin in moved):
         fault, text = "rank-0-everywhere", "the share of rank 0 on every rank"
     else:
         fault = f"{unit}s-exchanged"
-        text = ", ".join(f"{unit} {own} has {unit} {other}'s" for own, other in moved[:3])
+        text = ", ".join(f"{unit} {place} has {unit} {origin}'s" for place, origin in moved[:3])
         text += ", and others" * (len(moved) > 3)
-    yield Hypothesis(fault, text, lambda: torch.cat([expected[other] for other in sources], axis))
+    yield Hypothesis(fault, text, lambda: torch.cat([expected[origin] for origin in sources], axis))
 
 
-def _most_similar(block: Tensor, expected: Sequence[Tensor], tolerance: Tolerance, own: int) -> int:
+def _most_similar(block: Tensor, expected: Sequence[Tensor], tolerance: Tolerance, current: int) -> int:
     """Return the expected block that agrees in most places; `own` unless another one is better."""
     agreeing = [float(tolerance.agree(block, other).double().mean()) for other in expected]
     best = max(range(len(expected)), key=agreeing.__getitem__)
-    return best if agreeing[best] > agreeing[own] else own
+    return best if agreeing[best] > agreeing[current] else current
 
 
 def _transpose_tiles(expected: Tensor, size: int) -> Tensor:

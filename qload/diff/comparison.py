@@ -43,26 +43,26 @@ def has_packed_codes(weight: Weight) -> bool:
     return isinstance(weight.codes().codes, CodesInWords)
 
 
-def equal_codes(one: Weight, other: Weight) -> bool:
+def equal_codes(first: Weight, second: Weight) -> bool:
     """Return whether two weights with packed codes have equal operands, and so equal values.
 
     Weights with different operands, such as other group sizes, may have equal values as well.
     """
-    ours, theirs = one.codes(), other.codes()
+    ours, theirs = first.codes(), second.codes()
     return _equal_scales(ours, theirs) and _equal_words(ours.codes, theirs.codes)
 
 
-def same_weight(one: Weight, other: Weight) -> bool:
+def same_weight(first: Weight, second: Weight) -> bool:
     """Return whether two weights are equal in type, shape, activations and the bytes of each tensor.
 
     If their configs differ, their values are compared.
     """
-    ours, theirs = one.fields(), other.fields()
-    if type(one) is not type(other) or one.shape != other.shape or one.activations != other.activations:
+    ours, theirs = first.fields(), second.fields()
+    if (type(first), first.shape, first.activations) != (type(second), second.shape, second.activations):
         return False
     if ours.keys() != theirs.keys() or not all(_equal_tensors(ours[name], theirs[name]) for name in ours):
         return False
-    return bool(one.config == other.config) or _equal_tensors(meant(one), meant(other))
+    return bool(first.config == second.config) or _equal_tensors(meant(first), meant(second))
 
 
 def _equal_scales(ours: Codes, theirs: Codes) -> bool:
@@ -74,11 +74,11 @@ def _equal_scales(ours: Codes, theirs: Codes) -> bool:
     return all(a is b is None or _equal_tensors(a, b) for a, b in pairs)
 
 
-def _equal_tensors(one: Tensor | None, other: Tensor | None) -> bool:
+def _equal_tensors(first: Tensor | None, second: Tensor | None) -> bool:
     """Return whether both are tensors of one dtype and shape, with equal bits."""
-    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
+    if first is None or second is None or first.dtype != second.dtype or first.shape != second.shape:
         return False
-    return equal_bits(one, other)
+    return equal_bits(first, second)
 
 
 def _equal_words(ours: Tensor | LazyCodes, theirs: Tensor | LazyCodes) -> bool:
@@ -147,12 +147,12 @@ class ValueDiff:
         return f"first at ({', '.join(map(str, index))}): {values}; {self.differing} of {self.total} differ"
 
 
-def rounds_to(one: Weight, other: Weight, dtype: torch.dtype | None) -> bool:
+def rounds_to(first: Weight, second: Weight, dtype: torch.dtype | None) -> bool:
     """Return whether one weight is plain in `dtype`, and the other one quantized and rounds to equal bits.
 
     False as well for two plain weights, and for weights with input factors.
     """
-    plain, coded = (one, other) if one.plain else (other, one)
+    plain, coded = (first, second) if first.plain else (second, first)
     if not plain.plain or coded.plain or coded.input_factors is not None:
         return False
     values = plain.fields()["weight"]
@@ -177,11 +177,11 @@ def compare_layers(pair: SideBySide, others: Mapping[str, LayerDescription]) -> 
     try:
         if _has_equal_bytes(pair):
             return LayerDiff(ours.prefix, theirs.prefix, "bits", total=ours.N * ours.K)
-        found = _compare_blocks(pair)
-        detail = _detail(pair, found, others)
+        values = _compare_blocks(pair)
+        detail = _detail(pair, values, others)
     except QloadError as error:
         return LayerDiff(ours.prefix, theirs.prefix, "refused", str(error))
-    return LayerDiff(ours.prefix, theirs.prefix, found.outcome, detail, found.differing, found.total)
+    return LayerDiff(ours.prefix, theirs.prefix, values.outcome, detail, values.differing, values.total)
 
 
 def _compare_blocks(pair: SideBySide) -> ValueDiff:
@@ -191,7 +191,7 @@ def _compare_blocks(pair: SideBySide) -> ValueDiff:
     after rounding.
     """
     ours, theirs = pair.layer, pair.other
-    found, dtype = ValueDiff(), narrowest(_plain_dtype(ours), _plain_dtype(theirs))
+    values, dtype = ValueDiff(), narrowest(_plain_dtype(ours), _plain_dtype(theirs))
     granularity = lcm(*(granule(layer, "N") or layer.N for layer in (ours, theirs)))
     packed = all(map(has_packed_codes, pair.load((0, min(granularity, ours.N)))))
     elements = CODE_BLOCK_ELEMENTS if packed else OUTPUTS
@@ -202,15 +202,15 @@ def _compare_blocks(pair: SideBySide) -> ValueDiff:
     ]
     for block in blocks:
         if packed and equal_codes(*pair.load(block)):
-            found.total += (block[1] - block[0]) * ours.K
+            values.total += (block[1] - block[0]) * ours.K
             continue
         for part in output_blocks(block, ours.K, granularity, OUTPUTS):
-            one, other = pair.load(part)
-            if not found.bits and rounds_to(one, other, dtype):
-                found.total += (part[1] - part[0]) * ours.K
+            left, right = pair.load(part)
+            if not values.bits and rounds_to(left, right, dtype):
+                values.total += (part[1] - part[0]) * ours.K
                 continue
-            found.add(part[0], meant(one), meant(other), dtype)
-    return found
+            values.add(part[0], meant(left), meant(right), dtype)
+    return values
 
 
 def output_blocks(
@@ -224,14 +224,14 @@ def output_blocks(
 
 def compare_tensors(ours: WeightStorage, name: str, theirs: WeightStorage, other: str) -> LayerDiff:
     """Compare two tensors outside of layers, such as biases, block by block."""
-    one, two = ours.info(name), theirs.info(other)
-    if one.shape != two.shape:
-        shapes = f"shape is {one.shape} in the first checkpoint, {two.shape} in the second"
+    first, second = ours.info(name), theirs.info(other)
+    if first.shape != second.shape:
+        shapes = f"shape is {first.shape} in the first checkpoint, {second.shape} in the second"
         return LayerDiff(name, other, "shape", shapes)
-    found, dtype = ValueDiff(), narrowest(one.dtype, two.dtype)
+    values, dtype = ValueDiff(), narrowest(first.dtype, second.dtype)
     for left, right in zip(_flat_blocks(ours, name), _flat_blocks(theirs, other), strict=True):
-        found.add(found.total, left, right, dtype)
-    return LayerDiff(name, other, found.outcome, found.text, found.differing, found.total)
+        values.add(values.total, left, right, dtype)
+    return LayerDiff(name, other, values.outcome, values.text, values.differing, values.total)
 
 
 def _flat_blocks(storage: WeightStorage, name: str) -> Iterator[torch.Tensor]:
@@ -262,21 +262,21 @@ def _has_equal_bytes(pair: SideBySide) -> bool:
         return False
     assert pair.subject.weights is not None
     assert pair.reference.weights is not None
-    here, there = pair.subject.weights.storage, pair.reference.weights.storage
+    first, second = pair.subject.weights.storage, pair.reference.weights.storage
     names = [(ours.names.full(spec.name), theirs.names.full(spec.name)) for spec in ours.specs]
     return all(
-        here.info(name).shape == there.info(other).shape
-        and all(equal_bits(*both) for both in zip(pieces(here, name), pieces(there, other), strict=True))
+        first.info(name).shape == second.info(other).shape
+        and all(equal_bits(*both) for both in zip(pieces(first, name), pieces(second, other), strict=True))
         for name, other in names
     )
 
 
-def _detail(pair: SideBySide, found: ValueDiff, others: Mapping[str, LayerDescription]) -> str:
+def _detail(pair: SideBySide, values: ValueDiff, others: Mapping[str, LayerDescription]) -> str:
     """Return the first difference, and the fault or misplacement that explains it."""
-    if found.first is None:
+    if values.first is None:
         return ""
     against_plain = pair.other.format.weight_type.plain and not pair.layer.format.weight_type.plain
-    cause = misreading(pair, found.block, against_plain * MAX_PLAIN_DISTANCE) or found_elsewhere(
-        pair.load(found.block)[0], found.block, pair.reference, pair.other, others
+    cause = misreading(pair, values.block, against_plain * MAX_PLAIN_DISTANCE) or found_elsewhere(
+        pair.load(values.block)[0], values.block, pair.reference, pair.other, others
     )
-    return f"{found.text}; {cause}" if cause else found.text
+    return f"{values.text}; {cause}" if cause else values.text

@@ -75,17 +75,17 @@ def diff(
 
 
 def _compare_layers(ours: Subject, theirs: Subject, workers: Crew, progress: Progress) -> Iterator[LayerDiff]:
-    first, second = (_names_by_key(each, _read_layers(each)) for each in (ours, theirs))
+    first, second = (_names_by_key(checkpoint, _read_layers(checkpoint)) for checkpoint in (ours, theirs))
     common = sorted(first.keys() & second.keys())
     yield from _unmatched(ours, first, theirs, second)
     others = {layer.prefix: layer for layer in theirs.described()}
 
     def compare(n: int) -> LayerDiff:
         name, other = first[common[n]], second[common[n]]
-        one, two = ours.layers[name], theirs.layers[other]
-        if isinstance(one, LayerDescription) and isinstance(two, LayerDescription):
-            return compare_layers(SideBySide(ours, one, theirs, two), others)
-        damaged, error = (theirs, two) if isinstance(one, LayerDescription) else (ours, one)
+        left, right = ours.layers[name], theirs.layers[other]
+        if isinstance(left, LayerDescription) and isinstance(right, LayerDescription):
+            return compare_layers(SideBySide(ours, left, theirs, right), others)
+        damaged, error = (theirs, right) if isinstance(left, LayerDescription) else (ours, left)
         return LayerDiff(name, other, "refused", f"in {damaged.path}: {error}")
 
     assert ours.weights is not None
@@ -106,8 +106,8 @@ def _compare_tensors(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
     assert ours.weights is not None
     assert theirs.weights is not None
     first, second = (
-        _names_by_key(each, (name for name in each.account.report.used if name not in each.specs))
-        for each in (ours, theirs)
+        _names_by_key(side, (name for name in side.account.report.used if name not in side.specs))
+        for side in (ours, theirs)
     )
     for key, name in first.items():
         if key in second:

@@ -19,12 +19,12 @@ def alternatives(
 ) -> tuple[Alternative, ...]:
     """Return other ways to share a `layer` of `stored` bytes after an `error`, in ascending order of cost."""
     if matrix.heads is not None and isinstance(error, DivideError) and "heads" in str(error.dim):
-        found = [*_head_alternatives(matrix, ranks, stored)]
+        options = [*_head_alternatives(matrix, ranks, stored)]
     else:
-        found = [*_granule_alternatives(layer, matrix, ranks, stored)]
-    whole = stored - stored // ranks
-    found.append(Alternative("whole", f"all of the layer on each of {ranks} ranks", whole))
-    return tuple(sorted(found, key=lambda each: each.bytes))
+        options = [*_granule_alternatives(layer, matrix, ranks, stored)]
+    more = stored - stored // ranks
+    options.append(Alternative("whole", f"all of the layer on each of {ranks} ranks", more))
+    return tuple(sorted(options, key=lambda option: option.bytes))
 
 
 def _head_alternatives(matrix: SharedMatrix, ranks: int, stored: int) -> Iterator[Alternative]:
@@ -159,8 +159,8 @@ class SharePlanner:
             refusal = first_rank_share(self.weights, layer, sharing, ranks).why_not_layout(self.kernel)
             return LayerShare(nbytes, kernel="" if refusal is None else f"{self.kernel}: {refusal}")
         except (CutError, DivideError) as error:
-            whole = Sharing(SharedMatrix(layer.prefix, None))
-            (stored,) = bytes_per_rank(self.weights, layer, whole, 1)
+            unshared = Sharing(SharedMatrix(layer.prefix, None))
+            (stored,) = bytes_per_rank(self.weights, layer, unshared, 1)
             return LayerShare((), error, alternatives(layer, sharing.matrix, error, ranks, stored))
         except QloadError as error:  # such as scales for another number of parts
             return LayerShare(error=error)

@@ -180,7 +180,7 @@ def _share_data(share: LayerShare) -> dict[str, Any]:
     data = {"fits": share.fits, "bytes": share.bytes}
     if share.fits:
         return data
-    return {**data, "reason": share.reason, "alternatives": [asdict(each) for each in share.alternatives]}
+    return {**data, "reason": share.reason, "alternatives": [asdict(option) for option in share.alternatives]}
 
 
 @dataclass(frozen=True)

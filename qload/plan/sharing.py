@@ -118,21 +118,21 @@ def sharings(groups: Groups, config: TextConfig | None, ep: int | None) -> dict[
 
     A model of `config` defines the cuts; without one the names of layers do.
     """
-    weights, found = groups.weights, {}
+    weights, sharing_of = groups.weights, {}
     if config is not None:
-        found = {each.matrix.prefix: each for each in _model_sharings(weights, config, ep)}
-    if ep is not None and not any(each.expert for each in found.values()):
+        sharing_of = {sharing.matrix.prefix: sharing for sharing in _model_sharings(weights, config, ep)}
+    if ep is not None and not any(sharing.expert for sharing in sharing_of.values()):
         raise ArgumentError("ep", "a model with experts that load_model supports", str(ep))
     architecture = weights.architecture
     for prefix, layer in groups.layers.items():
-        if prefix in found:
+        if prefix in sharing_of:
             continue
         matrix = SharedMatrix(prefix, None)
         if config is None and isinstance(layer, LayerDescription) and "K" in layer.sizes:
             heads = architecture.heads(prefix) if architecture else None
             matrix = SharedMatrix(prefix, "N" if heads is not None else usual_split(prefix), heads)
-        found[prefix] = Sharing(matrix)
-    return found
+        sharing_of[prefix] = Sharing(matrix)
+    return sharing_of
 
 
 def _model_sharings(weights: Weights, config: TextConfig, ep: int | None) -> Iterator[Sharing]:
@@ -213,8 +213,8 @@ def _elements(spec: TensorSpec, part: Share) -> int:
     count, bounds, sizes = 1, part.bounds, part.layer.sizes
     for axis in spec.places:
         piece = part.piece(axis)
-        whole = axis.size(axis.logical(sizes) or 0) or 0
-        count *= whole if piece is None else piece[1] - piece[0]
+        length = axis.size(axis.logical(sizes) or 0) or 0
+        count *= length if piece is None else piece[1] - piece[0]
         if axis.flat and not bounds.all_inputs:  # a flat axis of N * K elements, cut along K
             count = count * (bounds.k1 - bounds.k0) // bounds.K
     return count

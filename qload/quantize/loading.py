@@ -271,9 +271,9 @@ def _matrix(plain: Weight) -> Tensor:
     return plain.weight
 
 
-def _region(part: Part, here: Tensor, split: Split | None, group: ProcessGroup) -> str:
+def _region(part: Part, block: Tensor, split: Split | None, group: ProcessGroup) -> str:
     """Return the rows and columns of a part that a rank reads: `q[64:128]`, `q[0:128, 32:64]`."""
-    rank, (n, k) = group.rank(), here.shape
+    rank, (n, k) = group.rank(), block.shape
     if group.size() == 1 or split is None:
         return part.prefix if part.stop is None else f"{part.prefix}[{part.start}:{part.stop}]"
     start = part.start + (rank * n if split == "N" else 0)

@@ -129,7 +129,7 @@ def _check_underflow(tensor: str, before: Tensor, after: Tensor, remedy: str) ->
     """Raise CastError if the magnitude of an output, one entry each, became 0."""
     lost = before[(before > 0) & (after == 0)]
     if lost.numel():
-        source, target = (str(each.dtype).removeprefix("torch.") for each in (before, after))
+        source, target = (str(dtype).removeprefix("torch.") for dtype in (before.dtype, after.dtype))
         raise CastError(tensor, source, target, float(lost[0]), lost.numel(), remedy)
 
 
@@ -281,8 +281,8 @@ def _check_tiles(shape: tuple[int, ...], layer: Layer) -> None:
 
 def _round_half_away(values: Tensor) -> Tensor:
     """Round 0.5 to 1 and -0.5 to -1; adding one half would round 0.49999997 up."""
-    whole = values.trunc()
-    return whole + torch.where((values - whole).abs() >= 0.5, values.sign(), 0)
+    truncated = values.trunc()
+    return truncated + torch.where((values - truncated).abs() >= 0.5, values.sign(), 0)
 
 
 @dataclass(frozen=True)

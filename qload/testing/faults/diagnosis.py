@@ -22,8 +22,8 @@ FAULTS = (
     Fault(
         "ranks-nearest-to-themselves",
         f"{_ALL}/weight_faults.py",
-        "agreeing[best] > agreeing[own] else own",
-        "agreeing[best] < agreeing[own] else own",
+        "agreeing[best] > agreeing[current] else current",
+        "agreeing[best] < agreeing[current] else current",
     ),
     Fault(
         "places-of-the-first-run",

@@ -18,8 +18,8 @@ FAULTS = (
     Fault(
         "plan-of-columns-whole",
         "qload/plan/sharing.py",
-        "whole if piece is None else piece[1] - piece[0]",
-        "whole",
+        "length if piece is None else piece[1] - piece[0]",
+        "length",
     ),
     Fault(
         "refusals-name-the-first",
