@@ -168,7 +168,7 @@ def convert(
 
 
 def _accepted_errors(errors: Sequence[Finding]) -> Iterator[str]:
-    """Yield a note for each cause of errors that were accepted."""
+    """Yield a note for each cause of accepted errors."""
     causes: dict[str, list[Finding]] = {}
     for finding in errors:
         causes.setdefault(finding.cause, []).append(finding)
@@ -180,7 +180,7 @@ def _accepted_errors(errors: Sequence[Finding]) -> Iterator[str]:
 def plan_conversion(
     request: ConversionRequest, keep: Sequence[str], progress: Tell, nonfinite: Nonfinite = "error"
 ) -> ConversionPlan:
-    """Convert the description of every layer; contents are read where the target requires it.
+    """Plan the output of every layer; codes are read only for targets that depend on them.
 
     ArgumentError if no layer would change, or if a pattern of `keep` matches no layer.
     """
@@ -281,7 +281,7 @@ def _output_items(source: Subject, layers: OutputLayers, refused: dict[str, str]
 
 
 def _unused_tensors(source: Subject) -> Iterator[str]:
-    """Yield tensors of plain layers that no config of their own uses, and another config might."""
+    """Yield unused tensors of plain layers, such as scales of a layer left plain."""
     for layer in source.described():
         for spec in layer.specs:
             if spec.role is Role.UNUSED:

@@ -77,7 +77,7 @@ class OutputFile:
 
     @property
     def source_bytes(self) -> int:
-        """Number of source bytes that its items read."""
+        """Total source bytes of its items."""
         return sum(item.source_bytes for item in self.items)
 
 
@@ -109,7 +109,7 @@ def safetensors_index(files: Sequence[OutputFile]) -> dict[str, object] | None:
 
 
 class BackgroundThread:
-    """Thread that runs submitted tasks one after another."""
+    """Thread for tasks that run one after another."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool

@@ -62,7 +62,7 @@ def stored_tensors(source: Subject) -> WeightStorage:
 
 
 def copy_tensor(storage: WeightStorage, name: str) -> OutputItem:
-    """Return an item that copies one tensor unchanged."""
+    """Return an item for an unchanged copy of one tensor."""
 
     def read() -> Iterator[Chunk]:
         offset = 0

@@ -311,7 +311,7 @@ def _side_files(source: Subject, files_by_rank: Sequence[Sequence[OutputFile]]) 
 def _differing_layers(
     folder: Path, rank: int, shares: Mapping[str, RankShare], progress: Progress, workers: Crew
 ) -> dict[str, str]:
-    """Return the difference, by prefix, of layers whose folder does not have what the rank loads."""
+    """Return the reason, by prefix, of layers in the folder of a rank that differ from its load."""
     with closing(Subject.open(folder)) as output:
         reason = unreadable_reason(output)
         if reason is not None:

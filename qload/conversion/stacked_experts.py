@@ -4,7 +4,7 @@ The slot of each expert in the new tensor is the slot that `find_stacks` reports
 expert is refused if `find_stacks` does not report its new tensor with all matrices.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,7 @@ from qload.experts import ExpertStacks
 from qload.experts.stack_finder import StoredStack, find_stacks
 from qload.experts.stack_slices import Slot
 from qload.loader import LayerDescription
-from qload.storage import TensorInfo
+from qload.storage import MemoryStorage, TensorInfo
 from qload.verify.subject import Subject
 
 WEIGHT_SUFFIX = ".weight"
@@ -33,28 +33,6 @@ class PlainStack:
     sources: Collection[str]
     layers: Collection[str]
     item: OutputItem
-
-
-@dataclass(frozen=True)
-class HeaderStorage:
-    """Storage of tensors with a header and no contents."""
-
-    infos: Mapping[str, TensorInfo]
-
-    def keys(self) -> Collection[str]:
-        """Return the names of the tensors."""
-        return self.infos.keys()
-
-    def info(self, name: str) -> TensorInfo:
-        """Return dtype and shape."""
-        return self.infos[name]
-
-    def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
-        """Raise KeyError, as no tensor has contents."""
-        raise KeyError(name)
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def plain_stacks(source: Subject, layers: OutputLayers) -> list[PlainStack]:
@@ -74,7 +52,8 @@ def plain_stacks(source: Subject, layers: OutputLayers) -> list[PlainStack]:
         if info is not None and not taken and not _have_own_weights(source, _prefixes(stacks)):
             infos[name] = info
     config = {key: value for key, value in source.model_config.items() if key not in SECTIONS}
-    recognized = {stack.source: stack for stack in find_stacks(HeaderStorage(infos), config)}
+    headers = {name: torch.zeros((), dtype=info.dtype).expand(info.shape) for name, info in infos.items()}
+    recognized = {stack.source: stack for stack in find_stacks(MemoryStorage(headers), config)}
     return [
         _plain_stack(name, info, stacks_by_name[name], recognized[name], layers)
         for name, info in infos.items()

@@ -72,7 +72,7 @@ class IntegersWithoutCodes(Integers):
 
     @classmethod
     def of(cls, integers: Integers) -> "IntegersWithoutCodes":
-        """Return a copy that packs placeholders."""
+        """Return a copy with placeholders in place of codes."""
         return cls(**{field.name: getattr(integers, field.name) for field in fields(integers)})
 
     def _written(self, name: str, shape: Sequence[int], dtype: torch.dtype, write: object) -> Tensor:
@@ -136,7 +136,7 @@ class ConversionRequest:
         return not self.rounding and self.to in FLOATS and FLOATS[self.to] != torch.float32
 
     def other_integer_formats(self, layer: LayerDescription) -> dict[str, OutputLayer]:
-        """Return the layer in each other integer format that can represent it and needs no codes for that.
+        """Return the layer in each other integer format able to represent it, as far as known without codes.
 
         The layer's own format and config are left out.
         """
@@ -198,7 +198,7 @@ class ConversionRequest:
         return OutputLayer(layer.prefix, UnquantizedWeight, UnquantizedConfig(), layer.K, item=item)
 
     def _lost_value(self, layer: LayerDescription) -> str | None:
-        """Return the first value that the float type cannot hold, as a reason; None if it holds all.
+        """Return the first value out of the float type, as a reason; None if it holds all.
 
         With `rounding`, only a finite value beyond the largest of the type counts.
         """

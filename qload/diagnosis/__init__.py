@@ -1,4 +1,4 @@
-"""Diagnosis of a weight that was read back: the known fault that explains its errors, and their location."""
+"""Diagnosis of a read-back weight: the known fault behind its errors, and their location."""
 
 from qload.diagnosis.diagnosis import FAULT_CLASSES, Diagnosis, diagnose
 

@@ -1,4 +1,4 @@
-"""Comparison of an expected weight with the weight that was read back: tolerance, and location of errors."""
+"""Comparison of an expected with a read-back weight: tolerance, and location of errors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -47,7 +47,7 @@ class Tolerance:
 
 
 def tolerance_for(expected: Tensor, got: Tensor) -> Tolerance:
-    """Return the tolerance for the dtype of `got`; for 16-bit values stored in float32, that of 16 bits."""
+    """Return the tolerance for the dtype of `got`; float32 with exact 16-bit values gets the 16-bit one."""
     if got.dtype in HALF_TYPES:
         types = [got.dtype]
     else:
@@ -65,7 +65,7 @@ def _rms(values: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A fault that may explain the errors.
+    """Possible explanation of the errors.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class WeightComparison:
-    """An expected weight, the weight that was read back, and facts about them.
+    """Expected weight, read-back weight, and facts about them.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ class WeightComparison:
         return self.codes if fits else None
 
     def from_codes(self, codes: Codes) -> Tensor:
-        """Dequantize codes into a weight that is comparable with `expected`."""
+        """Dequantize codes into a weight comparable with `expected`."""
         values = codes.dequantize().reshape(self.expected.shape)
         if self.input_factors is not None:
             values = values * self.input_factors
@@ -143,7 +143,7 @@ class WeightComparison:
 def compare(
     expected: Tensor, got: Tensor, layer: Weight | None, rank: int | None = None, world: int | None = None
 ) -> WeightComparison:
-    """Compare weights (N, K) with the facts of `layer`, of which they may be the share of `rank`."""
+    """Compare weights (N, K), or the shares of `rank`, with the facts of `layer`."""
     comparison = WeightComparison(expected.float(), got.float(), rank=rank, world=world or 1)
     if layer is None:
         return comparison
@@ -170,7 +170,7 @@ def compare(
 
 
 def _compare_share(comparison: WeightComparison, layer: Weight, rank: int, world: int) -> WeightComparison:
-    """Cut `layer` into equal shares along the axis on which it is longer than expected."""
+    """Complete the comparison of a share: cut `layer` evenly along the axis with another length."""
     expected, codes, factors = comparison.expected, comparison.codes, comparison.input_factors
     axis = 0 if layer.shape[0] != expected.shape[0] else 1
     size = expected.shape[axis]
@@ -218,7 +218,7 @@ def slice_codes(codes: Codes, axis: int, start: int, stop: int) -> Codes:
 
 @dataclass(frozen=True)
 class ErrorLocation:
-    """Number of wrong values, and the ranges that contain them; a range is None if it is not known."""
+    """Number of wrong values, and their ranges; None for an unknown range."""
 
     wrong: int
     total: int
@@ -231,7 +231,7 @@ class ErrorLocation:
     inputs: int = 0
 
     def ranges(self) -> dict[str, Range]:
-        """Return the known ranges by the unit that they count."""
+        """Return the known ranges by their unit."""
         units = "experts", "ranks", "outputs", "inputs", "groups"
         ranges = self.expert, self.rank, self.n, self.k, self.group
         return {unit: bounds for unit, bounds in zip(units, ranges, strict=True) if bounds is not None}

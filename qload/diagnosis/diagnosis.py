@@ -1,4 +1,4 @@
-"""`diagnose`: name the known fault that explains the errors of a weight, and their location."""
+"""`diagnose`: name the known fault behind the errors of a weight, and their location."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -127,7 +127,7 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Fit:
-    """Agreement of a hypothesis with the weight that was read back.
+    """Agreement of a hypothesis with the read-back weight.
 
     Attributes
     ----------
@@ -170,7 +170,7 @@ def diagnose(
     expected
         The correct weight, (N, K) of a float dtype, or (E, N, K) of experts.
     got
-        The weight that was read back, in the same shape.
+        The read-back weight, in the same shape.
     layer
         The typed weight of `expected`, or one for each expert. Without it only misplaced and scaled values
         are recognized.
@@ -201,7 +201,7 @@ def diagnose(
 def explained(
     expected: Tensor, got: Tensor, layer: Weight | None, first: int = 0, bias: Tensor | None = None
 ) -> str | None:
-    """Return the sentence of a known fault that explains outputs (n, K) of a `layer`, or None.
+    """Return the sentence of the known fault behind the errors of outputs (n, K) of a `layer`, or None.
 
     `first` is the number of the first output; both weights include `bias` (n,) for every input.
     """
@@ -265,7 +265,7 @@ def _diagnosis(fault: str | None, sentence: str, share: float, at: ErrorLocation
 def _diagnose_experts(
     expected: Tensor, got: Tensor, layer: Weight | Sequence[Weight] | None, tolerance: Tolerance
 ) -> Diagnosis:
-    """Recognize exchanged experts, and one fault that all faulty experts have."""
+    """Recognize exchanged experts, and one fault common to all faulty experts."""
     E, N, K = expected.shape
     flat = WeightComparison(expected.reshape(E * N, K), got.reshape(E * N, K), experts=E)
     overall = diagnose_comparison(flat, tolerance)
@@ -343,7 +343,7 @@ def fit_hypothesis(
 
 
 def _chance(predicted: Tensor, got: Tensor, tolerance: Tolerance) -> float:
-    """Return the share of values that agree after a shuffle, with one more success and trial."""
+    """Return the share of agreeing values after a shuffle, with one more success and trial."""
     order = torch.randperm(got.numel(), generator=torch.Generator().manual_seed(0)).to(got.device)
     return (int(tolerance.agree(predicted, got[order]).sum()) + 1) / (got.numel() + 1)
 

@@ -20,7 +20,7 @@ HALF_TYPE_PAIRS = ((torch.float16, torch.bfloat16), (torch.bfloat16, torch.float
 
 @dataclass(frozen=True)
 class ReadingFault:
-    """One fault of a program that reads codes.
+    """Fault of a program in reading codes.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ def _with_zeros(codes: Codes, fault: str, words: str, change: Callable[[Tensor],
 
 
 def _neighbours(size: int) -> Iterator[tuple[str, int]]:
-    """Yield which neighbour is read, and the step of the roll that moves it into place."""
+    """Yield each neighbour, before and after, with the step of a roll onto its place."""
     if size > 1:
         yield "before", 1
         yield "after", -1
@@ -236,38 +236,30 @@ def _as_stored(exchange: Tensor, order: tuple[int, ...] | None) -> Tensor:
 
 def _permutations(codes: Codes, fault: str, words: str, order: Tensor) -> Iterator[ReadingFault]:
     """Yield permutations along K or N, and of zero points per output, alone or together with the codes."""
-    zeros = codes.zeros if codes.zeros is not None and codes.zeros.shape[0] == codes.codes.shape[0] else None
-    permuted = None if zeros is None else _permute(zeros, order, 0)
-    changes_zeros = permuted is not None and zeros is not None and not zeros.equal(permuted)
+    zeros, permuted, changes_zeros = codes.zeros, codes.zeros, False
+    if zeros is not None and zeros.shape[0] == codes.codes.shape[0] and zeros.shape[0] % order.numel() == 0:
+        permuted = _permute(zeros, order, 0)
+        changes_zeros = not zeros.equal(permuted)
     for axis, letter in ((1, "K"), (0, "N")):
         if codes.codes.shape[axis] % order.numel() == 0:
-            yield _with_permuted(codes, fault, f"{words} along {letter}", order, axis, codes.zeros)
+            permute = partial(_with_permuted, codes, order, axis)
+            yield ReadingFault(fault, f"{words} along {letter}", partial(permute, zeros))
             if changes_zeros:
                 both = f"{words} along {letter} and in zero points"
-                yield _with_permuted(codes, fault, both, order, axis, permuted)
+                yield ReadingFault(fault, both, partial(permute, permuted))
     if changes_zeros:
         alone = partial(replace, codes, zeros=permuted)
         yield ReadingFault("zero-point-order", f"{words} in zero points", alone)
 
 
-def _with_permuted(
-    codes: Codes, fault: str, words: str, order: Tensor, axis: int, zeros: Tensor | None
-) -> ReadingFault:
-    def read() -> Codes:
-        permuted = _permute(codes.plain(), order, axis)
-        assert permuted is not None
-        return replace(codes, codes=permuted, zeros=zeros)
-
-    return ReadingFault(fault, words, read)
+def _with_permuted(codes: Codes, order: Tensor, axis: int, zeros: Tensor | None) -> Codes:
+    return replace(codes, codes=_permute(codes.plain(), order, axis), zeros=zeros)
 
 
-def _permute(tensor: Tensor, order: Tensor, axis: int) -> Tensor | None:
-    """Permute each run of as many entries as `order` has; None if the axis has no whole runs."""
-    size, count = tensor.shape[axis], order.numel()
-    if size % count:
-        return None
-    index = (torch.arange(0, size, count)[:, None] + order).flatten()
-    return tensor.index_select(axis, index.to(tensor.device))
+def _permute(tensor: Tensor, order: Tensor, axis: int) -> Tensor:
+    """Permute each run of as many entries as `order` has; the axis has whole runs."""
+    starts = torch.arange(0, tensor.shape[axis], order.numel())
+    return tensor.index_select(axis, (starts[:, None] + order).flatten().to(tensor.device))
 
 
 def _scales_of_neighbouring_group(codes: Codes) -> Iterator[ReadingFault]:

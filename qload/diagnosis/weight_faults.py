@@ -44,7 +44,7 @@ def misplaced_weights(comparison: WeightComparison, tolerance: Tolerance) -> Ite
 
 
 def shifted_codes(comparison: WeightComparison) -> Iterator[Hypothesis]:
-    """Yield codes that are shifted by a word, a byte, an input or an output against their scales."""
+    """Yield codes shifted by a word, a byte, an input or an output against their scales."""
     if (codes := comparison.code_matrix) is None:
         return
     word = WORD_BITS // codes.bits
@@ -138,7 +138,7 @@ def _exchanged_blocks(
 
 
 def _most_similar(block: Tensor, expected: Sequence[Tensor], tolerance: Tolerance, current: int) -> int:
-    """Return the expected block that agrees in most places; `own` unless another one is better."""
+    """Return the expected block that agrees in most places; `current` unless another one is better."""
     agreeing = [float(tolerance.agree(block, other).double().mean()) for other in expected]
     best = max(range(len(expected)), key=agreeing.__getitem__)
     return best if agreeing[best] > agreeing[current] else current
@@ -198,7 +198,7 @@ def _median_ratio(comparison: WeightComparison, wrong: Tensor) -> float | None:
 
 
 def wrong_biases(comparison: WeightComparison) -> Iterator[Hypothesis]:
-    """Yield a bias that is missing or added twice, as one-hot inputs show it."""
+    """Yield a bias missing or added twice, as one-hot inputs show it."""
     if comparison.bias is not None:
         column = comparison.bias.float()[:, None]
         yield Hypothesis("bias-missing", "no bias", lambda: comparison.expected - column)

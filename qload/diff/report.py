@@ -84,7 +84,7 @@ def refused_paths(path: str | PathLike[str], other: str | PathLike[str]) -> Chec
 
 
 def unreadable(path: str, other: str, refused: Report) -> CheckpointDiff:
-    """Return the report without a comparison, as `refused` says that one checkpoint cannot be read."""
+    """Return the report without a comparison, for a checkpoint that cannot be read according to `refused`."""
     reason = reason_of(refused.findings)
     if reason["unsupported"]:
         return CheckpointDiff(path, other, unsupported=f"{refused.path}: {reason['unsupported']}")

@@ -66,7 +66,7 @@ def _granule_alternatives(
 
 @dataclass(frozen=True)
 class _CachedShares:
-    """Results by number of ranks, and the prefix of the layer that they were computed for."""
+    """Results by number of ranks, and the prefix of the layer behind them."""
 
     prefix: str
     shares: dict[int, LayerShare]

@@ -84,13 +84,8 @@ class Sharing:
         """Key that is equal for layers of one description with the same shares."""
         matrix = self.matrix
         last = matrix.prefix.rpartition(".")[2]
-        return (
-            last,
-            (matrix.split, matrix.heads, matrix.blocks, matrix.short),
-            self.joined,
-            self.expert,
-            self.ep,
-        )
+        cuts = matrix.split, matrix.heads, matrix.blocks, matrix.short
+        return last, cuts, self.joined, self.expert, self.ep
 
     def group(self, rank: int, ranks: int) -> Rank | None:
         """Return the place of `rank` in the group that shares the layer; None: it has no part of it."""
@@ -222,7 +217,7 @@ def _elements(spec: TensorSpec, part: Share) -> int:
 
 @dataclass(frozen=True)
 class RankShare:
-    """Share of a layer on one rank; `weights` are those of the rank in the group that shares the layer."""
+    """Share of a layer on one rank; `weights` as seen by the rank in its group."""
 
     weights: Weights
     layer: LayerDescription

@@ -271,7 +271,7 @@ class EETQQuantizer:
 
 
 def _check_tiles(shape: tuple[int, ...], layer: Layer) -> None:
-    """Raise ShapeError for a layer that fills no tiles; for a share of one that does, with a remedy."""
+    """Raise ShapeError unless the layer consists of whole tiles, and its share too, with a remedy."""
     remedy = f"remedy   cut {layer.whole} into fewer shares, or leave this layer plain"
     for size, hint in ((layer.whole, ""), (shape, remedy)):
         if any(length % eetq.TILE for length in size):
@@ -320,7 +320,7 @@ class BNB4Quantizer:
         return BNB4_WEIGHTS[self.quant_type].format
 
     def quantize(self, weight: Tensor, layer: Layer, dtype: torch.dtype) -> BNB4Weight:
-        """Quantize a float `weight` (N, K) as a typed weight of `layer`; `dtype` is that of the quant state.
+        """Quantize a float `weight` (N, K) as a typed weight of `layer`; `dtype` goes to the quant state.
 
         NaN and infinity are refused, see `check_finite`.
         """
