@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qload.conformance.case import ConformanceCase
 from qload.conformance.prefixed import prefixed
-from qload.diagnosis.diagnosis import ENOUGH
+from qload.diagnosis.diagnosis import MIN_SHARE
 from qload.experts import ExpertFacts, ExpertsWeight, GatedActivation
 from qload.kernels import gated_bounds
 from qload.kernels.bounds import Bounded, excess
@@ -134,10 +134,10 @@ class ExpertsTrial:
         for tried in zip(*(self._mistakes(*given) for given, _, _ in seen), strict=True):
             share = 1.0
             for (_, made), (_, exact, got) in zip(tried, seen, strict=True):
-                if share >= ENOUGH:  # else no other draw need be looked at
+                if share >= MIN_SHARE:  # else no other draw need be looked at
                     told = share_told(got, exact, made)
                     share = share if share <= told else told  # NaN, where y has one, explains nothing
-            if share >= ENOUGH:
+            if share >= MIN_SHARE:
                 return f"{tried[0][0]}: explains {100 * share:.1f} %"
         return "no known one"
 

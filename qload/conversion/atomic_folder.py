@@ -14,51 +14,64 @@ from qload.errors.exceptions import written_to
 from qload.verify.crew import Crew
 
 STATE, LOCK = "qload-unfinished", "qload-lock"
-BLOCK = 1 << 20  # bytes
+HASH_BLOCK_BYTES = 1 << 20
 
 
-class UnfinishedFolder:
-    """Files, or folders of files, beside the `target`, until `finish` gives them its name.
+class AtomicFolder:
+    """Folder of files that receives its final name once all of them are complete.
 
-    `job`: what is being written, by which another run knows its own; `crew`: the processes that write it, of
-    which each has a lock and a state of its own. `done`: the files that are complete, with the hash of each.
+    Until then it lies next to `target` as `.NAME.qload-unfinished`. Each process of `workers` has a lock and
+    a state file of its own in it. A later run with the same `job` resumes it.
+
+    Parameters
+    ----------
+    target
+        The final path.
+    job
+        Key of the task; a folder with another key is refused.
+    workers
+        The processes that write the folder; None: this process alone.
+
+    Attributes
+    ----------
+    completed
+        SHA-256 of each complete file, by its path relative to the folder.
     """
 
-    def __init__(self, target: Path, job: str, crew: Crew | None = None) -> None:
-        self.target, self.job = target.resolve(), job  # where a link leads to, as a link is no folder
-        self.crew = crew or Crew.of(None)
-        self.done: dict[str, str] = {}
+    def __init__(self, target: Path, job: str, workers: Crew | None = None) -> None:
+        self.target, self.job = target.resolve(), job  # a link is resolved, as `rename` would replace it
+        self.workers = workers or Crew.of(None)
+        self.completed: dict[str, str] = {}
 
     @property
     def path(self) -> Path:
-        """Where it is until it is finished."""
+        """The temporary path."""
         return self.target.with_name(f".{self.target.name}.qload-unfinished")
 
     @contextmanager
-    def opened(self) -> Iterator[None]:
-        """For this crew alone; what an earlier run of the same job has completed is in `done`."""
-        check_target(self.target)
+    def open(self) -> Iterator[None]:
+        """Create or resume the folder, and lock it for the `with` block."""
+        check_output_folder(self.target)
         with ExitStack() as locks:
-            if self.crew.first:
+            if self.workers.first:
                 self.path.mkdir(parents=True, exist_ok=True)
-                for lock in sorted({self._own(LOCK), *self.path.glob(f"{LOCK}-*")}):
+                for lock in sorted({self._own_file(LOCK), *self.path.glob(f"{LOCK}-*")}):
                     self._lock(lock, locks)
                 self._resume()
-            (job, self.done), *_ = self.crew.told((self.job, self.done))
-            if not self.crew.first:
+            (job, self.completed), *_ = self.workers.told((self.job, self.completed))
+            if not self.workers.first:
                 if job != self.job or not self.path.is_dir():
-                    got = f"{self.path}, which is not there, or another one, for process {self._rank}"
-                    raise ArgumentError("folder", "files that all processes see, and write alike", got)
-                self._lock(self._own(LOCK), locks)
+                    got = f"{self.path}, missing or with another job for process {self._rank}"
+                    raise ArgumentError("folder", "the same files and arguments in all processes", got)
+                self._lock(self._own_file(LOCK), locks)
             with written_to(self.path):
                 yield
 
     @property
     def _rank(self) -> int:
-        return self.crew.group.rank()
+        return self.workers.group.rank()
 
-    def _own(self, name: str) -> Path:
-        """A file of this process' own."""
+    def _own_file(self, name: str) -> Path:
         return self.path / f"{name}-{self._rank}"
 
     def _lock(self, path: Path, locks: ExitStack) -> None:
@@ -66,113 +79,113 @@ class UnfinishedFolder:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            got = f"{self.path}, which another process is writing"
-            raise ArgumentError("folder", "one that nobody writes", got) from error
+            got = f"{self.path}, locked by another process"
+            raise ArgumentError("folder", "a folder without another writer", got) from error
 
     def check_space(self, nbytes: int) -> None:
-        """ArgumentError where the disk has fewer bytes left than are still to be written.
+        """Raise ArgumentError if the disk has less space than the missing part of `nbytes`.
 
-        A folder in which nothing was completed yet is removed then.
+        Removes a folder without any complete file first.
         """
-        there = sum((self.path / name).stat().st_size for name in self.done)
+        written = sum((self.path / name).stat().st_size for name in self.completed)
         free = shutil.disk_usage(self.path.parent).free
-        if nbytes - there > free:
-            if not self.done and self.crew.first:
+        if nbytes - written > free:
+            if not self.completed and self.workers.first:
                 shutil.rmtree(self.path, ignore_errors=True)
-            expected = f"a disk with {nbytes - there} bytes left"
+            expected = f"a disk with {nbytes - written} bytes left"
             raise ArgumentError("folder", expected, f"{free} bytes at {self.path.parent}")
 
     def complete(self, name: str) -> None:
-        """A file that was written under the name of `part` has its own from now on."""
-        part = self.part(name)
+        """Hash the file at `part_path(name)`, sync it to disk, and give it its name."""
+        part = self.part_path(name)
         with part.open("rb") as file:
-            digest = hashed(file.fileno())
+            digest = hash_descriptor(file.fileno())
             os.fsync(file.fileno())
         part.rename(self.path / name)
-        self.done[name] = digest
-        self._save()
+        self.completed[name] = digest
+        self._save_state()
 
-    def together(self) -> None:
-        """Once each process is here, all know what each has completed."""
-        for done in self.crew.told(self.done):
-            self.done |= done
+    def synchronize(self) -> None:
+        """Wait for all processes, and exchange `completed`."""
+        for completed in self.workers.told(self.completed):
+            self.completed |= completed
 
-    def part(self, name: str) -> Path:
-        """Where a file is written before it is complete; its folder is made."""
+    def part_path(self, name: str) -> Path:
+        """Return the path of an incomplete file, and create its parent folder."""
         path = self.path / f"{name}.part"
         path.parent.mkdir(exist_ok=True)
         return path
 
     def write(self, name: str, content: bytes) -> None:
-        """A small file, completed at once."""
-        self.part(name).write_bytes(content)
+        """Write and complete a small file."""
+        self.part_path(name).write_bytes(content)
         self.complete(name)
 
-    def finish(self) -> None:
-        """Give it its name: from one moment to the next all is there."""
+    def commit(self) -> None:
+        """Rename the folder to `target`; the rename is atomic."""
         for name in (LOCK, STATE):
-            for own in sorted(self.path.glob(f"{name}-*"), reverse=True):
-                own.unlink()
-        for folder in {(self.path / name).parent for name in self.done} | {self.path}:
-            _sync(folder)
+            for file in sorted(self.path.glob(f"{name}-*"), reverse=True):
+                file.unlink()
+        for folder in {(self.path / name).parent for name in self.completed} | {self.path}:
+            _sync_folder(folder)
         if self.target.exists():
-            self.target.rmdir()  # it was empty, and is refused if it is not any more
+            self.target.rmdir()  # empty when the run began; `rmdir` refuses a folder with new files
         self.path.rename(self.target)
-        _sync(self.target.parent)
+        _sync_folder(self.target.parent)
 
     def discard(self) -> None:
-        """Remove all of it."""
+        """Remove the folder."""
         shutil.rmtree(self.path)
 
     def _resume(self) -> None:
-        """All that every process of an earlier run completed; what they did not is removed."""
-        for state in sorted(self.path.glob(f"{STATE}-*")):
+        """Keep the files that any process of an earlier run completed, and remove all others."""
+        for path in sorted(self.path.glob(f"{STATE}-*")):
             try:
-                told = json.loads(state.read_bytes())
+                state = json.loads(path.read_bytes())
             except ValueError:
-                told = None
-            if not isinstance(told, dict) or told.get("job") != self.job:
-                got = f"{self.path}, which was left by another one"
-                raise ArgumentError("folder", "one where nothing or the same conversion was begun", got)
-            self.done |= told["done"]
-        self._save()
-        own = {self._own(STATE), self._own(LOCK)}
+                state = None
+            if not isinstance(state, dict) or state.get("job") != self.job:
+                got = f"{self.path}, left by another conversion"
+                raise ArgumentError("folder", "an unfinished folder of the same conversion, or none", got)
+            self.completed |= state["done"]
+        self._save_state()
+        own_files = {self._own_file(STATE), self._own_file(LOCK)}
         for file in self.path.rglob("*"):
             name = file.relative_to(self.path).as_posix()
-            if not file.is_dir() and name not in self.done and file not in own:
+            if not file.is_dir() and name not in self.completed and file not in own_files:
                 file.unlink()
 
-    def _save(self) -> None:
-        state = self._own(STATE)
+    def _save_state(self) -> None:
+        state = self._own_file(STATE)
         part = self.path / f"part-of-{state.name}"
-        part.write_text(json.dumps({"job": self.job, "done": self.done}))
+        part.write_text(json.dumps({"job": self.job, "done": self.completed}))
         part.rename(state)
 
 
-def check_target(target: Path) -> None:
-    """A folder that is not there, or is empty, and whose parent can be made; else ArgumentError."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ArgumentError("folder", "one that is empty, or not there", str(target))
+def check_output_folder(path: Path) -> None:
+    """Raise ArgumentError if `path` exists and is not an empty folder."""
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ArgumentError("folder", "an empty folder, or a path without a file", str(path))
 
 
-def hashed(descriptor: int) -> str:
-    """The SHA-256 of a file from its first byte on."""
-    digest, at = sha256(), 0
-    block = memoryview(bytearray(BLOCK))  # one for all, which stays in the processor's cache
-    while count := os.preadv(descriptor, [block], at):
+def hash_descriptor(descriptor: int) -> str:
+    """Return the SHA-256 of an open file, from its first byte."""
+    digest, offset = sha256(), 0
+    block = memoryview(bytearray(HASH_BLOCK_BYTES))  # reused, so that it stays in the processor's cache
+    while count := os.preadv(descriptor, [block], offset):
         digest.update(block[:count])
-        at += count
+        offset += count
     return digest.hexdigest()
 
 
-def hashed_file(path: Path) -> str:
-    """The SHA-256 of a file by its name."""
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of the file at `path`."""
     with path.open("rb") as file:
-        return hashed(file.fileno())
+        return hash_descriptor(file.fileno())
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -9,24 +9,32 @@ from pathlib import Path
 
 from qload.conversion import fp8
 from qload.conversion.new_checkpoint import (
-    SHARD_SIZE,
+    SHARD_SIZE_BYTES,
     NewCheckpoint,
     config_files,
     copied_files,
-    dumped,
     format_of,
+    json_bytes,
+    no_progress,
     nonfinite_layers,
-    nothing,
-    of_checkpoint,
+    output_path,
+    report_on,
     source_folder,
-    target_of,
 )
-from qload.conversion.output_files import INDEX, OutputFile, Progress, index_of, shards_of
-from qload.conversion.output_tensors import STACKED, Item, as_stored, copied
-from qload.conversion.quantization_config import HEAD, WrittenConfig, section
+from qload.conversion.output_files import INDEX, Progress, safetensors_index, split_into_files
+from qload.conversion.output_tensors import STACKED, OutputItem, items_in_source_order, stored_tensors
+from qload.conversion.quantization_config import HEAD, WrittenConfig, quantization_config
 from qload.conversion.report import Conversion, ConvertedLayer
-from qload.conversion.stacked_experts import new_stacks, shared_sources
-from qload.conversion.targets import EXPERTS, FLOATS, OLDER_NAMES, TARGETS, AskedTarget, StoredLayer
+from qload.conversion.stacked_experts import plain_stacks, shared_sources
+from qload.conversion.targets import (
+    EXPERT_AXIS,
+    FLOATS,
+    OLDER_NAMES,
+    TARGETS,
+    ConversionRequest,
+    OutputLayer,
+    OutputLayers,
+)
 from qload.detect.matching import EMBEDDINGS
 from qload.diff import LayerDiff, diff
 from qload.errors import ArgumentError, QloadError, checked
@@ -37,222 +45,33 @@ from qload.loader import LayerDescription
 from qload.loader.finite_scales import Nonfinite, check_nonfinite
 from qload.parallel import ProcessGroup
 from qload.spec import Role
-from qload.storage import WeightStorage
 from qload.verify.crew import Crew, Tell
 from qload.verify.examine import header_errors
 from qload.verify.report import Finding
 from qload.verify.rule_pages import rule_pages
 from qload.verify.subject import Subject
 
-OWNER = "compressed-tensors"
-CACHE = "kv_cache_scheme"
-FLOAT = "float32"  # the target that every readable layer can be written as
-ROUND = "round the values by rounding=True (--round)"
-KEEP = "or leave it as it is by keep (--keep)"
+COMPRESSED_TENSORS = "compressed-tensors"
+CACHE_SCHEME = "kv_cache_scheme"
+FALLBACK_TARGET = "float32"  # can represent every layer of a readable format
+ROUNDING_REMEDY = "round the values by rounding=True (--round)"
+KEEP_REMEDY = "or leave it unchanged by keep (--keep)"
+
+Layers = Mapping[str, LayerDescription | QloadError]
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A conversion before it begins.
+class ConversionPlan:
+    """Output of a conversion, before any byte is written.
 
-    `layers`: those that change, by prefix; `kept`: quantized ones that stay. `refused`: reasons by prefix.
+    `layers` are the converted layers by prefix, `refused` the reasons of refusals by prefix.
     """
 
-    items: Sequence[Item]
-    layers: Mapping[str, StoredLayer]
-    section: WrittenConfig
+    items: Sequence[OutputItem]
+    layers: OutputLayers
+    config: WrittenConfig
     refused: Mapping[str, str]
     notes: Sequence[str]
-
-
-def planned(asked: AskedTarget, keep: Sequence[str], tell: Tell, nonfinite: Nonfinite = "error") -> Planned:
-    """Every layer asked; ArgumentError where no layer would change, or a pattern of `keep` means none."""
-    subject = asked.subject
-    quantized = {
-        prefix: layer
-        for prefix, layer in subject.layers.items()
-        if not (isinstance(layer, LayerDescription) and layer.format.weight_type.plain)
-    }
-    kept = _kept(subject, quantized, keep)
-    asking = {prefix: layer for prefix, layer in quantized.items() if prefix not in kept}
-    if asked.to == fp8.NAME and not quantized:
-        asking = dict(_exact(subject, keep))
-    stored, refused = _answers(asked, asking, tell)
-    if not stored and not refused:
-        raise ArgumentError(
-            "path", "a checkpoint with quantized layers to convert", "none: all is plain, or kept"
-        )
-    refused |= _contradicting(quantized)
-    spoiled = nonfinite_layers(subject) if nonfinite == "error" else {}
-    refused |= spoiled
-    items = list(_items(subject, stored, refused))
-    made = _section(subject, [*stored.values(), *kept.values()])
-    refused = {**made.refused, **refused}
-    by_target = {prefix: reason for prefix, reason in refused.items() if prefix not in spoiled}
-    notes = [*_notes(subject, stored, asked.to), *_remedies(asked, asking, by_target)]
-    return Planned(items, stored, made, refused, notes)
-
-
-def _remedies(
-    asked: AskedTarget, layers: Mapping[str, LayerDescription | QloadError], refused: Mapping[str, str]
-) -> Iterator[str]:
-    """One note for each cause of refusals: what the first of these layers can be written as instead."""
-    groups = group_by_cause(refused, name=str, cause=lambda prefix: cause_of(refused[prefix], prefix))
-    for group in groups:
-        layer = layers.get(group.first)
-        if isinstance(layer, LayerDescription) and layer.contradiction is None:
-            rest = group.count - 1
-            more = f" and {rest} layer{'s' * (rest > 1)} like it" if rest else ""
-            integers = () if asked.to in FLOATS else asked.as_other_integers(layer).items()
-            others = [name for name, made in integers if not _section(asked.subject, [made]).refused]
-            if asked.to != FLOAT and EXPERTS not in layer.sizes:
-                others.append(FLOAT)
-            ways = [f"write {' or '.join(others)} instead"] if others else []
-            ways += [ROUND] if asked.can_round else []
-            yield f"{group.first}{more}: {', '.join([*ways, KEEP])}"
-
-
-def _exact(subject: Subject, keep: Sequence[str]) -> Iterator[tuple[str, LayerDescription]]:
-    """The matrices of a plain checkpoint that owners quantize: all but embeddings, heads and what is kept."""
-    for prefix, layer in subject.layers.items():
-        left_out = prefix.rpartition(".")[2] in (*EMBEDDINGS, HEAD)
-        kept = any(fnmatchcase(prefix, pattern) for pattern in keep)
-        if isinstance(layer, LayerDescription) and "K" in layer.sizes and not left_out and not kept:
-            yield prefix, layer
-
-
-def _answers(
-    asked: AskedTarget, layers: Mapping[str, LayerDescription | QloadError], tell: Tell
-) -> tuple[dict[str, StoredLayer], dict[str, str]]:
-    """What layers become, and why others cannot."""
-    told = asked.answers(list(layers.values()), tell)
-    stored = {prefix: made for prefix, made in zip(layers, told, strict=True) if not isinstance(made, str)}
-    return stored, {prefix: why for prefix, why in zip(layers, told, strict=True) if isinstance(why, str)}
-
-
-def _contradicting(layers: Mapping[str, LayerDescription | QloadError]) -> dict[str, str]:
-    """Layers with values that contradict the config, each with its reason; they are refused."""
-    return {
-        prefix: " ".join(str(layer.contradiction).split())
-        for prefix, layer in layers.items()
-        if isinstance(layer, LayerDescription) and layer.contradiction is not None
-    }
-
-
-def _kept(subject: Subject, quantized: Mapping[str, object], keep: Sequence[str]) -> dict[str, StoredLayer]:
-    """The quantized layers that patterns, as a shell has them, leave as they are."""
-    for pattern in keep:
-        if not any(fnmatchcase(prefix, pattern) for prefix in subject.layers):
-            raise ArgumentError(
-                "keep", "patterns of names of layers, such as *.q_proj", f"{pattern!r:.80}, of none"
-            )
-    return {
-        prefix: _as_it_is(subject, layer)
-        for prefix, layer in quantized.items()
-        if isinstance(layer, LayerDescription) and any(fnmatchcase(prefix, pattern) for pattern in keep)
-    }
-
-
-def _as_it_is(subject: Subject, layer: LayerDescription) -> StoredLayer:
-    config = layer.format.config
-    permuted = isinstance(config, GPTQConfig) and not config.positional and config.groups(layer.K) > 1
-    symmetric = bool(layer.format.claims and layer.format.claims.sym)
-    return StoredLayer(layer.prefix, layer.format.weight_type, config, layer.K, symmetric, permuted)
-
-
-def _items(subject: Subject, stored: Mapping[str, StoredLayer], refused: dict[str, str]) -> Iterator[Item]:
-    """All that is written, in the order of the source; what stands in the way of a layer is entered."""
-    raw = as_stored(subject)
-    stacks = new_stacks(subject, stored)
-    whole = {prefix: stack for stack in stacks for prefix in stack.layers}
-    alone = {prefix: layer for prefix, layer in stored.items() if prefix not in whole}
-    holders = _holders(subject, alone, raw, refused)
-    holders |= {source: next(iter(stack.item.tensors)) for stack in stacks for source in stack.sources}
-    items = {next(iter(stack.item.tensors)): stack.item for stack in stacks}
-    items |= {prefix: layer.item for prefix, layer in alone.items() if layer.item is not None}
-    new = {name: holder for holder, item in items.items() for name in item.tensors}
-    begun: set[str] = set()
-    left_out = {*subject.loader.config_tensors, *_meaningless(subject)}
-    for name in list(raw.keys()):
-        holder = holders.get(name)
-        if holder is None and name not in left_out:
-            if name in new:
-                refused[new[name]] = f"there is another tensor {name} already"
-            yield copied(raw, name)
-        elif holder is not None and holder not in begun:
-            begun.add(holder)
-            yield items[holder]  # all that change have one
-
-
-def _meaningless(subject: Subject) -> Iterator[str]:
-    """Tensors beside plain weights that its own config says nothing by, and another might."""
-    for layer in subject.described():
-        for spec in layer.specs:
-            if spec.role is Role.UNUSED:
-                yield layer.names.full(spec.name)
-
-
-def _holders(
-    subject: Subject, stored: Mapping[str, StoredLayer], raw: WeightStorage, refused: dict[str, str]
-) -> dict[str, str]:
-    """The tensors that layers which change are stored in, and which layer that is."""
-    found, there, shared = {}, raw.keys(), shared_sources(subject, stored)
-    for prefix in stored:
-        layer = subject.layers[prefix]
-        assert isinstance(layer, LayerDescription)
-        for spec in layer.specs:
-            name = layer.names.full(spec.name)
-            if name not in there and name not in shared:
-                refused[prefix] = f"{name} {STACKED}"
-            found[shared.get(name, name)] = prefix
-    return found
-
-
-def _section(subject: Subject, layers: Sequence[StoredLayer]) -> WrittenConfig:
-    """The config of all that is quantized at the end, and of the matrices that are not."""
-    changed = {layer.prefix for layer in layers}
-    quantized = [layer for layer in layers if not layer.weight_type.plain]
-    plain = [layer.prefix for layer in layers if layer.weight_type.plain]
-    plain += [
-        prefix
-        for prefix, layer in subject.layers.items()
-        if isinstance(layer, LayerDescription) and layer.format.weight_type.plain and "K" in layer.sizes
-        if prefix not in changed
-    ]
-    made = section(quantized, sorted(name for name in plain if name.rpartition(".")[2] not in EMBEDDINGS))
-    cache = _cache_scheme(subject)
-    if cache is not None and CACHE in (made.values or {}):
-        return replace(made, values={**(made.values or {}), CACHE: cache})
-    return made
-
-
-def _cache_scheme(subject: Subject) -> object | None:
-    """How keys and values are quantized in the cache, which compressed-tensors alone says beside weights."""
-    found = next(iter(subject.configs), None)
-    return None if found is None else found.values.get(CACHE)
-
-
-def _notes(subject: Subject, stored: Mapping[str, StoredLayer], to: str) -> Iterator[str]:
-    schemes = {
-        layer.format.activations
-        for prefix in stored
-        if isinstance(layer := subject.layers[prefix], LayerDescription) and layer.format.activations
-    }
-    for scheme in sorted(schemes, key=str):
-        if to != fp8.NAME:
-            yield f"inputs were quantized ({scheme}), which {to} does not say: they are taken as they come"
-        elif scheme.dynamic and scheme.owner != OWNER:
-            yield f"scales of inputs ({scheme}) were found as {scheme.owner} does, and are as {OWNER} does"
-    if _cache_scheme(subject) is not None and to not in (OWNER, fp8.NAME):
-        yield f"the config has a {CACHE}, which {to} does not say: engines keep keys and values as they come"
-    doubtful = [layer for layer in subject.described() if layer.format.config.doubt]
-    if doubtful:
-        yield f"{doubtful[0].prefix}: {doubtful[0].format.config.doubt}; {len(doubtful)} layers in all"
-    unused = sorted(_meaningless(subject))
-    if unused:
-        yield f"left out, as nothing reads them: {len(unused)} tensors, such as {unused[0]}"
-    if subject.loader.config_tensors:
-        yield f"left out, as the config says it: {', '.join(subject.loader.config_tensors)}"
 
 
 @checked
@@ -264,48 +83,47 @@ def convert(
     keep: Sequence[str] = (),
     rounding: bool = False,
     accept: Sequence[str] = (),
-    shard_size: int = SHARD_SIZE,
+    shard_size: int = SHARD_SIZE_BYTES,
     nonfinite: Nonfinite = "error",
     progress: Progress | None = None,
     process_group: ProcessGroup | None = None,
 ) -> Conversion:
-    """Write a checkpoint in another format: the same weights, bit for bit, and its config and side files.
+    """Write a checkpoint in another format, with equal weights bit for bit, and its config and side files.
 
-    The header tier of `verify` runs first, and its errors refuse the checkpoint. Then every layer is asked,
-    and a target that cannot say one refuses them all before a byte is written. What was written is then read
-    back through its own config and compared with what was read, layer by layer, and only then has the folder
-    its name. A run that was interrupted goes on where it was, file by file. What is plain already stays as it
-    is stored; nothing is quantized. UnreadTensorsError for a tensor in a form that no format reads; such a
-    tensor is never copied.
+    The header tier of `verify` runs first, and an error in it refuses the checkpoint. Next, every layer is
+    checked against the target; if one cannot be represented, nothing is written. The output is then read back
+    through its own config and compared with the source, layer by layer, and only after that the folder gets
+    its name. An interrupted run resumes at the first missing file. Plain layers are copied unless the target
+    is "fp8"; `convert` never quantizes. UnreadTensorsError for a tensor that no format reads; it is never
+    copied.
 
     Parameters
     ----------
     path
         Safetensors files, a directory, or a sharded index.
     folder
-        Which is made; ArgumentError where it has anything in it, or the disk too little space.
+        The output folder; ArgumentError if it has contents, or if the disk has too little space.
     to
         "gptq" (zero points stored minus one), "gptq_v2", "awq", "marlin_checkpoint", "marlin_24",
-        "compressed-tensors" (pack-quantized); "fp8" (FP8 of any dialect, and plain weights that it says to
-        the bit, as compressed-tensors' float-quantized); or "float32", "float16", "bfloat16": dequantized.
-        "marlin" is the older name of "marlin_checkpoint"; Marlin's kernel order is no format of files.
+        "compressed-tensors" (pack-quantized); "fp8" (FP8 of any dialect, and plain weights with an exact FP8
+        form, as float-quantized of compressed-tensors); or "float32", "float16", "bfloat16" (dequantized).
+        "marlin" is the older name of "marlin_checkpoint"; the kernel order of Marlin is no file format.
     keep
-        Patterns, as a shell has them, of the layers that stay as they are.
+        Shell patterns for the names of layers that stay unchanged.
     rounding
-        Whether values may be rounded to float16 or bfloat16, once; without it what is no such number refuses.
+        Permits one rounding to float16 or bfloat16; without it a value that the type cannot hold is refused.
     accept
-        Ids of rules whose errors in the header tier do not refuse the checkpoint; they become notes.
-        ArgumentError for an id that is no rule's.
+        Ids of rules of the header tier whose errors become notes. ArgumentError for an unknown id.
     shard_size
-        Of how many bytes a file is at most, but for one of a larger layer.
+        Maximum size of an output file in bytes; a larger layer has its own file.
     nonfinite
-        "error": a layer with a scale that is NaN or infinite is refused. "allow": such scales are taken as
-        they are stored.
+        "error": a layer with a scale that is NaN or infinite is refused. "allow": such scales are converted
+        as stored.
     progress
-        Tell a stage, the bytes of it that are done, and all.
+        Receives the stage, the finished bytes of the stage, and its total.
     process_group
-        A group of torch.distributed whose processes all call this and see the same files; they share the
-        work, and get the same answer.
+        A group of torch.distributed. All its processes call `convert` with the same arguments, see the same
+        files, share the work, and return the same report.
 
     Examples
     --------
@@ -326,27 +144,31 @@ def convert(
     check_nonfinite(nonfinite)
     unknown = [rule for rule in accept if rule not in rule_pages()]
     if unknown:
-        raise ArgumentError("accept", "ids of rules, as docs/rules lists them", f"{unknown[0]!r:.80}")
-    target, tell = target_of(folder, shard_size), progress or nothing
-    crew = Crew.of(process_group)
+        raise ArgumentError("accept", "rule ids as listed in docs/rules", f"{unknown[0]!r:.80}")
+    target, report_progress = output_path(folder, shard_size), progress or no_progress
+    workers = Crew.of(process_group)
 
-    def make(subject: Subject) -> Conversion:
-        errors = header_errors(subject, crew, tell)
-        refusing = [each for each in errors if each.rule not in (*accept, INTERNAL)]
+    def convert_source(source: Subject) -> Conversion:
+        errors = header_errors(source, workers, report_progress)
+        refusing = [error for error in errors if error.rule not in (*accept, INTERNAL)]
         if refusing:
-            return Conversion(subject.path, to=to, findings=refusing)
-        asked = AskedTarget(subject, to, rounding, crew)
-        plan = planned(asked, keep, lambda done, total: tell("asking layers", done, total), nonfinite)
-        plan = replace(plan, notes=[*_accepted(errors), *plan.notes])
+            return Conversion(source.path, to=to, findings=refusing)
+        request = ConversionRequest(source, to, rounding, workers)
+        plan = plan_conversion(request, keep, partial(report_progress, "checking layers"), nonfinite)
+        plan = replace(plan, notes=[*_accepted_errors(errors), *plan.notes])
         if plan.refused:
-            return Conversion(subject.path, "", to, _refused(subject, plan.refused), plan.notes)
-        return _written(asked, plan, target, shards_of(plan.items, shard_size), tell)
+            layers = [
+                ConvertedLayer(prefix, format_of(source.layers[prefix]), None, "refused", reason)
+                for prefix, reason in sorted(plan.refused.items())
+            ]
+            return Conversion(source.path, to=to, layers=layers, notes=plan.notes)
+        return _write_and_verify(request, plan, target, shard_size, report_progress)
 
-    return of_checkpoint(path, make, partial(Conversion, to=to))
+    return report_on(path, convert_source, partial(Conversion, to=to))
 
 
-def _accepted(errors: Sequence[Finding]) -> Iterator[str]:
-    """A note for each cause of errors that do not refuse the checkpoint."""
+def _accepted_errors(errors: Sequence[Finding]) -> Iterator[str]:
+    """Yield a note for each cause of accepted errors."""
     causes: dict[str, list[Finding]] = {}
     for finding in errors:
         causes.setdefault(finding.cause, []).append(finding)
@@ -355,45 +177,207 @@ def _accepted(errors: Sequence[Finding]) -> Iterator[str]:
         yield f"error of the rule {first.rule}, not refused: {' '.join(first.message.split())}{more}"
 
 
-def _refused(subject: Subject, reasons: Mapping[str, str]) -> list[ConvertedLayer]:
-    return [
-        ConvertedLayer(prefix, format_of(subject.layers[prefix]), None, "refused", reason)
-        for prefix, reason in sorted(reasons.items())
+def plan_conversion(
+    request: ConversionRequest, keep: Sequence[str], progress: Tell, nonfinite: Nonfinite = "error"
+) -> ConversionPlan:
+    """Plan the output of every layer; codes are read only for targets that depend on them.
+
+    ArgumentError if no layer would change, or if a pattern of `keep` matches no layer.
+    """
+    source = request.source
+    quantized = {
+        prefix: layer
+        for prefix, layer in source.layers.items()
+        if not (isinstance(layer, LayerDescription) and layer.format.weight_type.plain)
+    }
+    kept = _kept_layers(source, quantized, keep)
+    requested = {prefix: layer for prefix, layer in quantized.items() if prefix not in kept}
+    if request.to == fp8.NAME and not quantized:
+        requested = dict(_plain_matrices(source, keep))
+    results = dict(zip(requested, request.convert_layers(list(requested.values()), progress), strict=True))
+    layers = {prefix: result for prefix, result in results.items() if not isinstance(result, str)}
+    refused = {prefix: result for prefix, result in results.items() if isinstance(result, str)}
+    if not results:
+        expected = "a checkpoint with quantized layers to convert"
+        raise ArgumentError("path", expected, "only plain or kept layers")
+    refused |= {
+        prefix: " ".join(str(layer.contradiction).split())
+        for prefix, layer in quantized.items()
+        if isinstance(layer, LayerDescription) and layer.contradiction is not None
+    }
+    spoiled = nonfinite_layers(source) if nonfinite == "error" else {}
+    refused |= spoiled
+    items = _output_items(source, layers, refused)
+    config = _config_of(source, [*layers.values(), *kept.values()])
+    refused = {**config.refused, **refused}
+    by_target = {prefix: reason for prefix, reason in refused.items() if prefix not in spoiled}
+    notes = [*_notes(source, layers, request.to), *_remedies(request, requested, by_target)]
+    return ConversionPlan(items, layers, config, refused, notes)
+
+
+def _remedies(request: ConversionRequest, layers: Layers, refused: Mapping[str, str]) -> Iterator[str]:
+    """Yield a note for each cause of refusals, with other targets for its first layer and further options."""
+    groups = group_by_cause(refused, name=str, cause=lambda prefix: cause_of(refused[prefix], prefix))
+    for group in groups:
+        layer = layers.get(group.first)
+        if isinstance(layer, LayerDescription) and layer.contradiction is None:
+            rest = group.count - 1
+            more = f" and {rest} layer{'s' * (rest > 1)} like it" if rest else ""
+            integers = () if request.to in FLOATS else request.other_integer_formats(layer).items()
+            targets = [name for name, other in integers if not _config_of(request.source, [other]).refused]
+            if request.to != FALLBACK_TARGET and EXPERT_AXIS not in layer.sizes:
+                targets.append(FALLBACK_TARGET)
+            remedies = [f"write {' or '.join(targets)} instead"] if targets else []
+            remedies += [ROUNDING_REMEDY] if request.can_round else []
+            yield f"{group.first}{more}: {', '.join([*remedies, KEEP_REMEDY])}"
+
+
+def _plain_matrices(source: Subject, keep: Sequence[str]) -> Iterator[tuple[str, LayerDescription]]:
+    """Yield the matrices of a plain checkpoint to convert: no embedding, no output head, none in `keep`."""
+    for prefix, layer in source.layers.items():
+        excluded = prefix.rpartition(".")[2] in (*EMBEDDINGS, HEAD) or _is_kept(prefix, keep)
+        if isinstance(layer, LayerDescription) and "K" in layer.sizes and not excluded:
+            yield prefix, layer
+
+
+def _is_kept(prefix: str, keep: Sequence[str]) -> bool:
+    return any(fnmatchcase(prefix, pattern) for pattern in keep)
+
+
+def _kept_layers(source: Subject, quantized: Layers, keep: Sequence[str]) -> dict[str, OutputLayer]:
+    """Return the quantized layers that patterns of `keep` leave unchanged."""
+    for pattern in keep:
+        if not any(fnmatchcase(prefix, pattern) for prefix in source.layers):
+            expected = "patterns of layer names, such as *.q_proj"
+            raise ArgumentError("keep", expected, f"{pattern!r:.80} without a match")
+    return {
+        prefix: _unchanged(layer)
+        for prefix, layer in quantized.items()
+        if isinstance(layer, LayerDescription) and _is_kept(prefix, keep)
+    }
+
+
+def _unchanged(layer: LayerDescription) -> OutputLayer:
+    config = layer.format.config
+    act_order = isinstance(config, GPTQConfig) and not config.positional and config.groups(layer.K) > 1
+    symmetric = bool(layer.format.claims and layer.format.claims.sym)
+    return OutputLayer(layer.prefix, layer.format.weight_type, config, layer.K, symmetric, act_order)
+
+
+def _output_items(source: Subject, layers: OutputLayers, refused: dict[str, str]) -> list[OutputItem]:
+    """Return all items in the order of the source, and add layers that cannot be written to `refused`."""
+    storage, stacks = stored_tensors(source), plain_stacks(source, layers)
+    in_stacks = {prefix for stack in stacks for prefix in stack.layers}
+    single = {prefix: layer for prefix, layer in layers.items() if prefix not in in_stacks}
+    owners = _owners(source, single, refused)
+    owners |= {name: next(iter(stack.item.tensors)) for stack in stacks for name in stack.sources}
+    items = {next(iter(stack.item.tensors)): stack.item for stack in stacks}
+    items |= {prefix: layer.item for prefix, layer in single.items() if layer.item is not None}
+    left_out = {*source.loader.config_tensors, *_unused_tensors(source)}
+    for owner, item in items.items():
+        for name in item.tensors.keys() & {*storage.keys()} - owners.keys() - left_out:
+            refused[owner] = f"the source has another tensor with the name {name}"
+    return list(items_in_source_order(storage, owners, items, left_out))
+
+
+def _unused_tensors(source: Subject) -> Iterator[str]:
+    """Yield unused tensors of plain layers, such as scales of a layer left plain."""
+    for layer in source.described():
+        for spec in layer.specs:
+            if spec.role is Role.UNUSED:
+                yield layer.names.full(spec.name)
+
+
+def _owners(source: Subject, layers: OutputLayers, refused: dict[str, str]) -> dict[str, str]:
+    """Map source tensors of converted layers to their layer; refuse layers in tensors of several experts."""
+    owners, stored, shared = {}, stored_tensors(source).keys(), shared_sources(source, layers)
+    for prefix in layers:
+        layer = source.layers[prefix]
+        assert isinstance(layer, LayerDescription)
+        for spec in layer.specs:
+            name = layer.names.full(spec.name)
+            if name not in stored and name not in shared:
+                refused[prefix] = f"{name} {STACKED}"
+            owners[shared.get(name, name)] = prefix
+    return owners
+
+
+def _config_of(source: Subject, layers: Sequence[OutputLayer]) -> WrittenConfig:
+    """Return the config for converted and kept `layers` and all plain matrices of the source."""
+    converted = {layer.prefix for layer in layers}
+    quantized = [layer for layer in layers if not layer.weight_type.plain]
+    plain = [layer.prefix for layer in layers if layer.weight_type.plain]
+    plain += [
+        prefix
+        for prefix, layer in source.layers.items()
+        if isinstance(layer, LayerDescription) and layer.format.weight_type.plain and "K" in layer.sizes
+        if prefix not in converted
     ]
+    names = sorted(name for name in plain if name.rpartition(".")[2] not in EMBEDDINGS)
+    config = quantization_config(quantized, names)
+    scheme = _cache_scheme(source)
+    if scheme is not None and config.values and CACHE_SCHEME in config.values:
+        return replace(config, values={**config.values, CACHE_SCHEME: scheme})
+    return config
 
 
-def _written(
-    asked: AskedTarget, plan: Planned, target: Path, shards: Sequence[OutputFile], tell: Progress
+def _cache_scheme(source: Subject) -> object | None:
+    """Return the quantization of the KV cache in the config of the source, or None."""
+    config = next(iter(source.configs), None)
+    return None if config is None else config.values.get(CACHE_SCHEME)
+
+
+def _notes(source: Subject, converted: OutputLayers, to: str) -> Iterator[str]:
+    schemes = {
+        layer.format.activations
+        for prefix in converted
+        if isinstance(layer := source.layers[prefix], LayerDescription) and layer.format.activations
+    }
+    for scheme in sorted(schemes, key=str):
+        if to != fp8.NAME:
+            yield f"inputs were quantized ({scheme}), which {to} cannot express: they are used unquantized"
+        elif scheme.dynamic and scheme.owner != COMPRESSED_TENSORS:
+            change = f"{scheme.owner} in the source, of {COMPRESSED_TENSORS} in the output"
+            yield f"scales of inputs ({scheme}) follow the rule of {change}"
+    if _cache_scheme(source) is not None and to not in (COMPRESSED_TENSORS, fp8.NAME):
+        yield f"the config has a {CACHE_SCHEME}, which {to} cannot express: the KV cache is not quantized"
+    doubtful = [layer for layer in source.described() if layer.format.config.doubt]
+    if doubtful:
+        yield f"{doubtful[0].prefix}: {doubtful[0].format.config.doubt}; {len(doubtful)} layers in all"
+    unused = sorted(_unused_tensors(source))
+    if unused:
+        yield f"left out, as no layer uses them: {len(unused)} tensors, such as {unused[0]}"
+    if source.loader.config_tensors:
+        yield f"left out, as the config states their values: {', '.join(source.loader.config_tensors)}"
+
+
+def _write_and_verify(
+    request: ConversionRequest, plan: ConversionPlan, target: Path, shard_size: int, progress: Progress
 ) -> Conversion:
-    subject, index = asked.subject, index_of(shards)
-    texts = dict(config_files(subject.model_config, next(iter(subject.configs), None), plan.section))
-    texts |= {} if index is None else {INDEX: dumped(index)}
-    copies = [file for file in copied_files(source_folder(subject)) if file.name not in texts]
-    job = asked.rounding, {name: text.hex() for name, text in texts.items()}
-    new = NewCheckpoint(subject, target, {"to": asked.to}, shards, texts, copies, job, asked.crew)
+    """Write the planned items and files, and compare the result with the source."""
+    source, files = request.source, split_into_files(plan.items, shard_size)
+    texts = dict(config_files(source.model_config, next(iter(source.configs), None), plan.config))
+    index = safetensors_index(files)
+    if index is not None:
+        texts[INDEX] = json_bytes(index)
+    copies = [file for file in copied_files(source_folder(source)) if file.name not in texts]
+    job = request.rounding, {name: text.hex() for name, text in texts.items()}
+    new = NewCheckpoint(source, target, {"to": request.to}, files, texts, copies, job, request.workers)
 
-    def prove(folder: Path) -> Conversion:
-        return Conversion(
-            subject.path, to=asked.to, layers=_proven(asked, plan, folder, tell), notes=plan.notes
-        )
+    def verify(folder: Path) -> Conversion:
+        compared = diff(source.path, folder, progress=progress, process_group=request.workers.group)
+        layers = [_outcome(request, plan, layer) for layer in compared.layers]
+        if reason := compared.unreadable or compared.unsupported:
+            layers = [ConvertedLayer("", None, None, "differs", reason)]
+        return Conversion(source.path, to=request.to, layers=layers, notes=plan.notes)
 
-    return new.write(prove, tell)
-
-
-def _proven(asked: AskedTarget, plan: Planned, folder: Path, tell: Progress) -> list[ConvertedLayer]:
-    """What the new files say beside the old ones, each read through its own config."""
-    compared = diff(asked.subject.path, folder, progress=tell, process_group=asked.crew.group)
-    if compared.unreadable or compared.unsupported:
-        why = compared.unreadable or compared.unsupported
-        return [ConvertedLayer("", None, None, "differs", why)]
-    return [_outcome(asked, plan, layer) for layer in compared.layers]
+    return new.write(verify, progress)
 
 
-def _outcome(asked: AskedTarget, plan: Planned, layer: LayerDiff) -> ConvertedLayer:
-    source = asked.subject.layers.get(layer.name)
-    stored = plan.layers.get(layer.name)
-    read = format_of(source)
-    made = stored.weight_type.format if stored else read
-    if layer.outcome == "bits" or (layer.outcome == "rounded" and asked.rounding):
-        return ConvertedLayer(layer.name, read, made, layer.outcome, layer.detail)
-    return ConvertedLayer(layer.name, read, made, "differs", layer.detail or layer.outcome)
+def _outcome(request: ConversionRequest, plan: ConversionPlan, layer: LayerDiff) -> ConvertedLayer:
+    before = format_of(request.source.layers.get(layer.name))
+    converted = plan.layers.get(layer.name)
+    after = converted.weight_type.format if converted else before
+    if layer.outcome == "bits" or (layer.outcome == "rounded" and request.rounding):
+        return ConvertedLayer(layer.name, before, after, layer.outcome, layer.detail)
+    return ConvertedLayer(layer.name, before, after, "differs", layer.detail or layer.outcome)

@@ -1,6 +1,7 @@
 """Writing of a new checkpoint: tensor files, configs, copied files, verification, certificate."""
 
 import json
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from copy import deepcopy
@@ -13,9 +14,9 @@ from os import path as paths
 from pathlib import Path
 from typing import Any, TypeVar
 
-from qload.conversion.atomic_folder import UnfinishedFolder, check_target, hashed_file
-from qload.conversion.output_files import OutputFile, Progress, behind, write_shards
-from qload.conversion.output_tensors import as_stored
+from qload.conversion.atomic_folder import AtomicFolder, check_output_folder, hash_file
+from qload.conversion.output_files import OutputFile, Progress, background_thread, write_files
+from qload.conversion.output_tensors import stored_tensors, weights_of
 from qload.conversion.quantization_config import WrittenConfig
 from qload.conversion.report import WrittenCheckpoint
 from qload.detect.files import CONFIGS, MODEL_CONFIG, SECTIONS, FoundConfig
@@ -29,239 +30,227 @@ from qload.verify.crew import Crew
 from qload.verify.report import Reason, reason_of
 from qload.verify.subject import Subject
 
-MOST = 1 << 30  # bytes of a file that is copied; tokenizers have some 30 MB
-TENSORS = (
-    ".safetensors",
-    ".index.json",
-    ".bin",
-    ".pt",
-    ".pth",
-    ".ckpt",
-    ".gguf",
-    ".h5",
-    ".msgpack",
-    ".onnx",
-    ".npz",
-)
+MAX_COPIED_FILE_BYTES = 1 << 30  # tokenizers have some 30 MB
+OTHER_TENSOR_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
+TENSOR_FILE_SUFFIXES = (".safetensors", ".index.json", *OTHER_TENSOR_SUFFIXES)
 CERTIFICATE = "qload-certificate.json"
+CERTIFICATE_SCHEMA = 1
+SHARD_SIZE_BYTES = 5_000_000_000
+ReportType = TypeVar("ReportType", bound=WrittenCheckpoint)
 
 
-def why_unreadable(subject: Subject) -> str:
-    """What is wrong with all of it; "" where it can be asked."""
-    reason = unreadable(subject)
-    return "" if reason is None else reason["unreadable"] or reason["unsupported"]
+def unreadable_reason(checkpoint: Subject) -> Reason | None:
+    """Return why a checkpoint cannot be read, as the fields of a report; None if it can."""
+    failed = checkpoint.errors or checkpoint.weights is None
+    return reason_of(checkpoint.errors) if failed else None
 
 
-def unreadable(subject: Subject) -> Reason | None:
-    """Why nothing of it can be read, as fields of a report; None if it can."""
-    return reason_of(subject.errors) if subject.errors or subject.weights is None else None
-
-
-def source_files(subject: Subject) -> Mapping[str, Path]:
-    """Its files, by name."""
-    storage = as_stored(subject)
+def source_files(source: Subject) -> Mapping[str, Path]:
+    """Return the tensor files of the source by name."""
+    storage = stored_tensors(source)
     assert isinstance(storage, SafetensorsStorage)
-    return {name: place for name, place in storage.files.items() if isinstance(place, Path)}
+    return {name: path for name, path in storage.files.items() if isinstance(path, Path)}
 
 
-def source_folder(subject: Subject) -> Path:
-    """Where its configs and tokenizers stand."""
-    place = Path(snapshot(subject.place))
-    return place if is_directory(place) else place.parent
+def source_folder(source: Subject) -> Path:
+    """Return the folder with the configs and the tokenizer of the source."""
+    path = Path(snapshot(source.place))
+    return path if is_directory(path) else path.parent
 
 
 def format_of(layer: LayerDescription | QloadError | None) -> str | None:
-    """The format that a layer is stored in; None of what is no layer, or cannot be read."""
+    """Return the stored format of a layer; None if it cannot be read, or if there is no layer."""
     return layer.format.weight_type.format if isinstance(layer, LayerDescription) else None
 
 
-def nonfinite_layers(subject: Subject) -> dict[str, str]:
-    """Layers with scales that are NaN or infinite, each with its reason; they are refused."""
-    assert subject.weights is not None
-    found = {}
-    for layer in subject.described():
+def nonfinite_layers(source: Subject) -> dict[str, str]:
+    """Return the reason of refusal, by prefix, of layers with scales that are NaN or infinite."""
+    reasons = {}
+    for layer in source.described():
         try:
-            check_scales(subject.weights, [layer], {}, whole=False)
+            check_scales(weights_of(source), [layer], {}, whole=False)
         except NonfiniteScaleError as error:
-            found[layer.prefix] = str(error)
-    return found
+            reasons[layer.prefix] = str(error)
+    return reasons
 
 
 def config_files(
-    model_config: Mapping[str, Any], found: FoundConfig | None, section: WrittenConfig
+    model_config: Mapping[str, Any], current: FoundConfig | None, written: WrittenConfig
 ) -> Iterator[tuple[str, bytes]]:
-    """The names and the contents of the configs: that of the model, and the owner's own file."""
+    """Yield names and contents of config.json and of the config file of the format's owner.
+
+    The new `quantization_config` lies in `text_config` if that of the source, `current`, does.
+    """
     config: dict[str, Any] = deepcopy(dict(model_config))
     text = config.get("text_config")
-    for holder in (config, text if isinstance(text, dict) else {}):
+    for section in (config, text if isinstance(text, dict) else {}):
         for key in SECTIONS:
-            holder.pop(key, None)
-    if section.values is not None:
-        nested = found is not None and found.file == MODEL_CONFIG and found.section.startswith("text_config.")
-        (config["text_config"] if nested else config)[SECTIONS[0]] = dict(section.values)
+            section.pop(key, None)
+    if written.values is not None:
+        nested = current and current.file == MODEL_CONFIG and current.section.startswith("text_config.")
+        (config["text_config"] if nested else config)[SECTIONS[0]] = dict(written.values)
     if config:
-        yield MODEL_CONFIG, dumped(config)
-    if section.side_file is not None:
-        yield section.side_file, dumped(dict(section.values or {}))
+        yield MODEL_CONFIG, json_bytes(config)
+    if written.side_file is not None:
+        yield written.side_file, json_bytes(dict(written.values or {}))
 
 
 def copied_files(folder: Path) -> Iterator[Path]:
-    """The files of a folder that hold no tensors and say nothing of how these are stored."""
+    """Yield the files of a folder to copy: all but tensor files, configs, and large or special files."""
     for path in sorted(folder.iterdir()):
         name = path.name
-        if name.startswith(".") or name.endswith(TENSORS) or name in (*CONFIGS, CERTIFICATE):
+        if name.startswith(".") or name.endswith(TENSOR_FILE_SUFFIXES) or name in (*CONFIGS, CERTIFICATE):
             continue
-        found = status(path, name)
-        if found is not None and not special(found) and found.st_size <= MOST and path.is_file():
+        stat = status(path, name)
+        if stat and not special(stat) and stat.st_size <= MAX_COPIED_FILE_BYTES and path.is_file():
             yield path
 
 
-def dumped(value: Mapping[str, Any]) -> bytes:
-    """As JSON, as transformers indents it."""
+def json_bytes(value: Mapping[str, Any]) -> bytes:
+    """Encode as JSON with the indentation of transformers."""
     return (json.dumps(value, indent=2) + "\n").encode()
 
 
-SCHEMA = 1
-
-
-def certificate(
-    found: WrittenCheckpoint,
-    asked: Mapping[str, Any],
-    source: Mapping[str, str],
-    written: Mapping[str, str],
-) -> dict[str, Any]:
-    """As plain data, without a time or a place, so that one conversion has one certificate.
-
-    `asked`: what was asked for; `source`, `written`: the hash of each file that was read, or written.
-    """
-    return {
-        "schema": SCHEMA,
-        "qload": version(),
-        **asked,
-        "source": dict(sorted(source.items())),
-        "files": dict(sorted(written.items())),
-        "counts": found.counts,
-        "notes": list(found.notes),
-        "layers": [asdict(layer) for layer in found.layers],
-    }
-
-
-def version() -> str:
-    """Of qload; "" of a source tree that is not installed."""
+def qload_version() -> str:
+    """Return the version of qload; "" for a source tree that is not installed."""
     try:
         return metadata.version("qload-weights")
     except metadata.PackageNotFoundError:
         return ""
 
 
-SHARD_SIZE = 5_000_000_000  # bytes
-F = TypeVar("F", bound=WrittenCheckpoint)
-
-
 @dataclass(frozen=True)
 class NewCheckpoint:
-    """All that will stand in the folder `target`, and what it is read from.
+    """Contents of an output folder.
 
-    `asked`: what was asked for, as the certificate says it; `job`: what else tells this run from others.
-    `shards` hold tensors; `texts`: contents of small files, by name; `copies`: files that stay what they are.
-    `crew`: who writes it.
+    Attributes
+    ----------
+    source
+        The checkpoint that is read.
+    target
+        Path of the output folder.
+    request
+        Arguments of the conversion, as the certificate records them.
+    files
+        Tensor files.
+    texts
+        Contents of small files, by name.
+    copies
+        Files to copy unchanged.
+    job
+        Further values that distinguish this conversion from others.
+    workers
+        Processes that share the work.
     """
 
-    subject: Subject
+    source: Subject
     target: Path
-    asked: Mapping[str, Any]
-    shards: Sequence[OutputFile]
+    request: Mapping[str, Any]
+    files: Sequence[OutputFile]
     texts: Mapping[str, bytes]
     copies: Sequence[Path] = ()
     job: Sequence[Any] = ()
-    crew: Crew = field(default_factory=lambda: Crew.of(None))
+    workers: Crew = field(default_factory=lambda: Crew.of(None))
 
-    def write(self, prove: Callable[[Path], F], tell: Progress) -> F:
-        """Write it, and `prove` it: what is found has a `folder` where all is well; else nothing is left."""
-        folder = UnfinishedFolder(self.target, self._job(), self.crew)
-        with folder.opened(), behind("qload-hash") as hashing:
-            if self.crew.first:
-                folder.check_space(
-                    sum(shard.nbytes for shard in self.shards) + sum(map(len, self.texts.values()))
-                )
-            folder.together()
+    def write(self, verify: Callable[[Path], ReportType], progress: Progress) -> ReportType:
+        """Write all files, run `verify` on the folder, and return its report.
+
+        If the verdict is "ok" the folder gets its certificate and its name, else it is removed.
+        """
+        folder = AtomicFolder(self.target, self._job_key(), self.workers)
+        with folder.open(), background_thread("qload-hash") as hashing:
+            if self.workers.first:
+                text_bytes = sum(map(len, self.texts.values()))
+                folder.check_space(sum(file.nbytes for file in self.files) + text_bytes)
+            folder.synchronize()
             hashes = {
-                name: hashing.later(partial(hashed_file, place))
-                for name, place in self.crew.share(sorted(source_files(self.subject).items()))
+                name: hashing.submit(partial(hash_file, path))
+                for name, path in self.workers.share(sorted(source_files(self.source).items()))
             }
-            write_shards(self.shards, folder, tell)
-            if self.crew.first:
-                self._write_beside(folder)
-            folder.together()
-            found = prove(folder.path)
-            read = self.crew.told({name: file.result() for name, file in hashes.items()})
-            if found.verdict == "ok":
-                found = replace(found, folder=str(self.target))
-            if self.crew.first:
-                self._end(folder, found, {name: digest for each in read for name, digest in each.items()})
-            folder.together()
-            return found
+            write_files(self.files, folder, progress)
+            if self.workers.first:
+                for name, text in self.texts.items():
+                    folder.write(name, text)
+                for file in self.copies:
+                    folder.write(file.name, file.read_bytes())
+            folder.synchronize()
+            report = verify(folder.path)
+            hashes_by_rank = self.workers.told({name: digest.result() for name, digest in hashes.items()})
+            if report.verdict == "ok":
+                report = replace(report, folder=str(self.target))
+            if self.workers.first:
+                self._finish(folder, report, dict(ChainMap(*hashes_by_rank)))
+            folder.synchronize()
+            return report
 
-    def _write_beside(self, folder: UnfinishedFolder) -> None:
-        """What is no file of tensors."""
-        for name, text in self.texts.items():
-            folder.write(name, text)
-        for file in self.copies:
-            folder.write(file.name, file.read_bytes())
-
-    def _end(self, folder: UnfinishedFolder, found: WrittenCheckpoint, read: Mapping[str, str]) -> None:
-        """The folder by its name and with a certificate; of what is not well, nothing. `read`: hashes."""
-        if found.verdict != "ok":
+    def _finish(
+        self, folder: AtomicFolder, report: WrittenCheckpoint, source_hashes: Mapping[str, str]
+    ) -> None:
+        if report.verdict != "ok":
             folder.discard()
             return
-        folder.write(CERTIFICATE, dumped(certificate(found, self.asked, read, folder.done)))
-        folder.finish()
-
-    def _job(self) -> str:
-        """What is being written, and from what, as a hash."""
-        files = {
-            name: [place.stat().st_size, place.stat().st_mtime_ns]
-            for name, place in source_files(self.subject).items()
+        # No time and no path, so that equal conversions have equal certificates.
+        certificate = {
+            "schema": CERTIFICATE_SCHEMA,
+            "qload": qload_version(),
+            **self.request,
+            "source": dict(sorted(source_hashes.items())),
+            "files": dict(sorted(folder.completed.items())),
+            "counts": report.counts,
+            "notes": list(report.notes),
+            "layers": [asdict(layer) for layer in report.layers],
         }
-        told = [version(), dict(self.asked), list(self.job), files]
-        digest = sha256(json.dumps(told, sort_keys=True).encode())
-        for shard in self.shards:
-            digest.update(shard.name.encode() + shard.header)
+        folder.write(CERTIFICATE, json_bytes(certificate))
+        folder.commit()
+
+    def _job_key(self) -> str:
+        """Return a hash of the request, the state of the source files, and the headers of the output."""
+        stats = {name: path.stat() for name, path in source_files(self.source).items()}
+        files = {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()}
+        key = [qload_version(), dict(self.request), list(self.job), files]
+        digest = sha256(json.dumps(key, sort_keys=True).encode())
+        for file in self.files:
+            digest.update(file.name.encode() + file.header)
         return digest.hexdigest()
 
 
-def target_of(folder: str | PathLike[str], shard_size: int) -> Path:
-    """Where to write; ArgumentError where something is there, or files would hold nothing."""
+def output_path(folder: str | PathLike[str], shard_size: int) -> Path:
+    """Return the absolute path of the output; ArgumentError if it is taken, or `shard_size` is below 1."""
     if shard_size < 1:
-        raise ArgumentError("shard_size", "bytes, at least 1", str(shard_size))
-    target = Path(paths.abspath(folder))
-    check_target(target)
-    return target
+        raise ArgumentError("shard_size", "a number of bytes, at least 1", str(shard_size))
+    path = Path(paths.abspath(folder))
+    check_output_folder(path)
+    return path
 
 
-def of_checkpoint(path: str | PathLike[str], make: Callable[[Subject], F], empty: Callable[..., F]) -> F:
-    """Report of `make` on a checkpoint; UnreadTensorsError if some of its tensors are not read.
+def report_on(
+    path: str | PathLike[str],
+    convert_source: Callable[[Subject], ReportType],
+    empty_report: Callable[..., ReportType],
+) -> ReportType:
+    """Open a checkpoint and return the report of `convert_source` on it.
 
-    `empty`: builds the report of a path with the reason as `unreadable` or `unsupported`.
+    `empty_report` builds the report of a checkpoint that cannot be read, from its path and the field
+    `unreadable` or `unsupported`. UnreadTensorsError if no format reads some of its tensors.
     """
-    with closing(Subject.open(path)) as subject:
-        reason = unreadable(subject)
+    with closing(Subject.open(path)) as source:
+        reason = unreadable_reason(source)
         if reason is not None:
-            return empty(subject.path, **reason)
+            return empty_report(source.path, **reason)
 
-        def make_of_all_read() -> F:
-            error = subject.account.error()
+        def convert_all_read() -> ReportType:
+            error = source.account.error()
             if error is not None:
                 raise error
-            return make(subject)
+            return convert_source(source)
 
-        # A file may fail, or be replaced, meanwhile.
+        # A file may fail, or be replaced, during the conversion.
         return make_report(
-            make_of_all_read,
-            lambda why: empty(subject.path, unreadable=why),
-            lambda why: empty(subject.path, unsupported=why),
+            convert_all_read,
+            lambda why: empty_report(source.path, unreadable=why),
+            lambda why: empty_report(source.path, unsupported=why),
         )
 
 
-def nothing(stage: str, done: int, total: int) -> None:
-    """Nobody asked for progress."""
+def no_progress(stage: str, done: int, total: int) -> None:
+    """Ignore progress."""

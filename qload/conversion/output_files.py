@@ -10,191 +10,184 @@ from functools import cached_property, partial
 from typing import TypeVar
 
 import torch
-from torch import Tensor
 
-from qload.conversion.atomic_folder import UnfinishedFolder
-from qload.conversion.output_tensors import Item
+from qload.conversion.atomic_folder import AtomicFolder
+from qload.conversion.output_tensors import OutputItem
 from qload.storage import DTYPES, TensorInfo
 from qload.storage.header import LENGTH_BYTES
 from qload.verify.crew import Crew
 
-ALIGNED = 8  # bytes: the longest element there is
-NAMES = {dtype: name for name, dtype in DTYPES.items()}
+T = TypeVar("T")
+Progress = Callable[[str, int, int], None]  # stage, finished bytes, total bytes
+ALIGNMENT_BYTES = 8  # size of the largest element type
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 INDEX = "model.safetensors.index.json"
+MAX_MEMORY_BYTES = 160 << 20  # for layers that are rewritten at once; a single layer may need more
 
 
 @dataclass(frozen=True)
 class OutputFile:
-    """A file by its name, and what is written to it."""
+    """A safetensors file and the items to write to it."""
 
     name: str
-    items: Sequence[Item]
+    items: Sequence[OutputItem]
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorInfo]:
-        """By name, in the order of the file: what is no multiple of 8 bytes comes last, the long types first.
+        """Tensors by name in file order.
 
-        So each tensor begins where its type may, as readers that map the file want it.
+        Sizes that are no multiple of 8 bytes come last, large element types first. So every tensor starts at
+        a multiple of its element size, as readers that map the file expect.
         """
-        held = {name: info for item in self.items for name, info in item.tensors.items()}
-        odd = {name for name, info in held.items() if info.nbytes % ALIGNED}
-        last = sorted(odd, key=lambda name: (-held[name].dtype.itemsize, name))
-        return {name: held[name] for name in (*(name for name in held if name not in odd), *last)}
+        infos = {name: info for item in self.items for name, info in item.tensors.items()}
+        odd = {name for name, info in infos.items() if info.nbytes % ALIGNMENT_BYTES}
+        last = sorted(odd, key=lambda name: (-infos[name].dtype.itemsize, name))
+        return {name: infos[name] for name in (*(name for name in infos if name not in odd), *last)}
 
     @cached_property
     def header(self) -> bytes:
-        """What stands before the data: its length, then JSON, with spaces to a multiple of 8 bytes."""
+        """Header of the file: its length, then JSON, padded with spaces to a multiple of 8 bytes."""
         entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-        at = 0
+        start = 0
         for name, info in self.tensors.items():
-            place = [at, at + info.nbytes]
-            entries[name] = {"dtype": NAMES[info.dtype], "shape": list(info.shape), "data_offsets": place}
-            at += info.nbytes
+            end = start + info.nbytes
+            entries[name] = {
+                "dtype": DTYPE_NAMES[info.dtype],
+                "shape": list(info.shape),
+                "data_offsets": [start, end],
+            }
+            start = end
         text = json.dumps(entries, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % ALIGNED)
+        text += b" " * (-len(text) % ALIGNMENT_BYTES)
         return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
     @cached_property
-    def places(self) -> Mapping[str, int]:
-        """Where each tensor begins, in bytes from the start of the file."""
-        at, found = len(self.header), {}
+    def offsets(self) -> Mapping[str, int]:
+        """Offset of each tensor from the start of the file, in bytes."""
+        offset, offsets = len(self.header), {}
         for name, info in self.tensors.items():
-            found[name] = at
-            at += info.nbytes
-        return found
+            offsets[name] = offset
+            offset += info.nbytes
+        return offsets
 
     @cached_property
     def nbytes(self) -> int:
-        """How long the file is."""
+        """Size of the file in bytes."""
         return len(self.header) + sum(info.nbytes for info in self.tensors.values())
 
     @property
-    def source(self) -> int:
-        """The bytes that are read for it."""
-        return sum(item.source for item in self.items)
+    def source_bytes(self) -> int:
+        """Total source bytes of its items."""
+        return sum(item.source_bytes for item in self.items)
 
 
-def shards_of(items: Iterable[Item], most: int) -> list[OutputFile]:
-    """Files of at most so many bytes, each of at least one item, in order."""
-    runs: list[list[Item]] = []
+def split_into_files(items: Iterable[OutputItem], max_bytes: int) -> list[OutputFile]:
+    """Distribute items over files of at most `max_bytes`, in order; a larger item has its own file."""
+    groups: list[list[OutputItem]] = []
     size = 0
     for item in items:
-        if not runs or (size and size + item.nbytes > most):
-            runs.append([])
+        if not groups or (size and size + item.nbytes > max_bytes):
+            groups.append([])
             size = 0
-        runs[-1].append(item)
+        groups[-1].append(item)
         size += item.nbytes
-    if len(runs) == 1:
-        return [OutputFile("model.safetensors", runs[0])]
-    count = len(runs)
-    return [OutputFile(f"model-{at:05d}-of-{count:05d}.safetensors", run) for at, run in enumerate(runs, 1)]
+    if len(groups) == 1:
+        return [OutputFile("model.safetensors", groups[0])]
+    count = len(groups)
+    return [
+        OutputFile(f"model-{n:05d}-of-{count:05d}.safetensors", group) for n, group in enumerate(groups, 1)
+    ]
 
 
-def index_of(shards: Sequence[OutputFile]) -> dict[str, object] | None:
-    """The index of several files; None of one, which needs none."""
-    if len(shards) == 1:
+def safetensors_index(files: Sequence[OutputFile]) -> dict[str, object] | None:
+    """Return the content of `model.safetensors.index.json`, or None for a single file."""
+    if len(files) == 1:
         return None
-    total = sum(info.nbytes for shard in shards for info in shard.tensors.values())
-    weight_map = {name: shard.name for shard in shards for name in shard.tensors}
+    total = sum(info.nbytes for file in files for info in file.tensors.values())
+    weight_map = {name: file.name for file in files for name in file.tensors}
     return {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
 
 
-T = TypeVar("T")
-
-
-class Behind:
-    """One thread that does one task after another."""
+class BackgroundThread:
+    """Thread for tasks that run one after another."""
 
     def __init__(self, pool: ThreadPoolExecutor) -> None:
         self._pool = pool
         self._tasks: list[Future[object]] = []
 
-    def later(self, task: Callable[[], T]) -> "Future[T]":
-        """A task for the thread; raises what an earlier one raised."""
-        self._raise(each for each in self._tasks if each.done())
-        made = self._pool.submit(task)
-        self._tasks.append(made)  # type: ignore[arg-type]
-        return made
+    def submit(self, task: Callable[[], T]) -> "Future[T]":
+        """Queue a task; raises the exception of an earlier task that failed."""
+        for earlier in self._tasks:
+            if earlier.done():
+                earlier.result()
+        future = self._pool.submit(task)
+        self._tasks.append(future)  # type: ignore[arg-type]
+        return future
 
     def wait(self) -> None:
-        """Until all is done; raises what one of them raised."""
-        self._raise(self._tasks)
-
-    def _raise(self, tasks: "Iterator[Future[object]] | list[Future[object]]") -> None:
-        for each in tasks:
-            each.result()
+        """Wait for all tasks; raises the exception of a task that failed."""
+        for task in self._tasks:
+            task.result()
 
 
 @contextmanager
-def behind(name: str) -> Iterator[Behind]:
-    """A thread of this name; afterwards what it has not begun is not done any more."""
+def background_thread(name: str) -> Iterator[BackgroundThread]:
+    """Run a thread with this name for the `with` block; on exit, queued tasks are cancelled."""
     pool = ThreadPoolExecutor(1, name)
     try:
-        yield Behind(pool)
+        yield BackgroundThread(pool)
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-Progress = Callable[[str, int, int], None]  # a stage, bytes that are done, bytes of all
-HELD = 160 << 20  # bytes of layers that are rewritten at once; one alone may be larger
+def write_files(files: Sequence[OutputFile], folder: AtomicFolder, progress: Progress) -> None:
+    """Write the files that are not complete in `folder`.
 
-
-def write_shards(shards: Sequence[OutputFile], folder: UnfinishedFolder, progress: Progress) -> None:
-    """All that are not complete yet: shared by processes, the layers of one by threads as memory allows.
-
-    While one file is written those before it are hashed, and brought to the disk.
+    Processes take whole files; threads of a process take items of one file, within `MAX_MEMORY_BYTES`.
+    A background thread hashes and syncs a file while the next one is written.
     """
-    missing = folder.crew.share([shard for shard in shards if shard.name not in folder.done])
-    written = [shard for shard in shards if shard.name in folder.done]
-    done = sum(shard.source for shard in written)
-    total = done + sum(shard.source for shard in missing)
+    missing = folder.workers.share([file for file in files if file.name not in folder.completed])
+    done = sum(file.source_bytes for file in files if file.name in folder.completed)
+    total = done + sum(file.source_bytes for file in missing)
     progress("writing", done, total)
-    with behind("qload-complete") as completing:
-        for shard in missing:
-            _write(shard, folder, partial(_tell, progress, done, total))
-            completing.later(partial(folder.complete, shard.name))
-            done += shard.source
-        completing.wait()
-    folder.together()
+    with background_thread("qload-complete") as completion:
+        for file in missing:
+            _write_file(file, folder, partial(_report_written, progress, done, total))
+            completion.submit(partial(folder.complete, file.name))
+            done += file.source_bytes
+        completion.wait()
+    folder.synchronize()
 
 
-def _tell(progress: Progress, before: int, total: int, count: int, _: int) -> None:
-    progress("writing", before + count, total)
+def _report_written(progress: Progress, earlier: int, total: int, done: int, _: int) -> None:
+    progress("writing", earlier + done, total)
 
 
-def _write(shard: OutputFile, folder: UnfinishedFolder, tell: Callable[[int, int], None]) -> None:
-    """One file; told are the bytes that were read for it, and all."""
-    with folder.part(shard.name).open("wb") as file:
-        file.write(shard.header)
-        file.truncate(shard.nbytes)
-        file.flush()
-        descriptor = file.fileno()
-
-        def write(at: int) -> None:
-            _write_item(shard, shard.items[at], descriptor)
-
-        sizes = [item.source for item in shard.items]
-        Crew.of(None).share_out(write, sizes, tell, threads(shard))
+def _write_file(file: OutputFile, folder: AtomicFolder, progress: Callable[[int, int], None]) -> None:
+    """Write one file; `progress` receives the source bytes that were read, and their total."""
+    with folder.part_path(file.name).open("wb") as stream:
+        stream.write(file.header)
+        stream.truncate(file.nbytes)
+        stream.flush()
+        descriptor = stream.fileno()
+        sizes = [item.source_bytes for item in file.items]
+        Crew.of(None).share_out(
+            lambda n: _write_item(file, file.items[n], descriptor), sizes, progress, max_threads(file)
+        )
 
 
-def threads(shard: OutputFile) -> int:
-    """How many of the file's items may be in memory at once."""
-    return max(1, HELD // max(1, *(item.held for item in shard.items)))
+def max_threads(file: OutputFile) -> int:
+    """Return the number of items of the file that fit into `MAX_MEMORY_BYTES` together, at least 1."""
+    return max(1, MAX_MEMORY_BYTES // max(1, *(item.memory_bytes for item in file.items)))
 
 
-def _write_item(shard: OutputFile, item: Item, descriptor: int) -> None:
-    for name, at, tensor in item.read():
-        info = shard.tensors[name]
+def _write_item(file: OutputFile, item: OutputItem, descriptor: int) -> None:
+    for name, start, tensor in item.read():
+        info = file.tensors[name]
         assert tensor.dtype == info.dtype
-        assert at + tensor.nbytes <= info.nbytes
-        _write_at(descriptor, _bytes(tensor), shard.places[name] + at)
-
-
-def _write_at(descriptor: int, content: memoryview, place: int) -> None:
-    while content:  # one call writes 2 GiB at most
-        count = os.pwrite(descriptor, content, place)
-        content, place = content[count:], place + count
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        assert start + tensor.nbytes <= info.nbytes
+        content = memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        offset = file.offsets[name] + start
+        while content:  # one call writes 2 GiB at most
+            count = os.pwrite(descriptor, content, offset)
+            content, offset = content[count:], offset + count

@@ -1,6 +1,6 @@
 """Tensors of the output files: header known in advance, contents read or computed on demand."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,120 +18,158 @@ from qload.verify.subject import Subject
 from qload.verify.values.pieces import pieces
 from qload.weights import Weights
 
-STACKED = "is one of several in a tensor of all experts, which is not taken apart"
-
-
-Piece = tuple[str, int, Tensor]  # of a tensor: its name, the first of its bytes, and those that follow
+Chunk = tuple[str, int, Tensor]  # tensor name, offset of the first byte in the tensor, consecutive elements
+STACKED = "is stored in one tensor with other experts, and convert does not split such tensors"
 
 
 @dataclass(frozen=True)
-class Item:
-    """A layer, or a tensor of none, as it will stand in a file.
+class OutputItem:
+    """Unit of writing: the tensors of one layer, or one tensor outside of layers.
 
-    `tensors`: by name, in the order in which they are written. `source`: the bytes that are read for it.
-    `read`: its bytes, on any thread. `held`: how many bytes that takes at once.
+    Attributes
+    ----------
+    tensors
+        Dtypes and shapes by name, in the order of writing.
+    source_bytes
+        Number of bytes that `read` reads from the source.
+    read
+        Yields the contents in chunks; safe to call from any thread.
+    memory_bytes
+        Memory that `read` needs at once.
     """
 
     tensors: Mapping[str, TensorInfo]
-    source: int
-    read: Callable[[], Iterator[Piece]]
-    held: int = 0
+    source_bytes: int
+    read: Callable[[], Iterator[Chunk]]
+    memory_bytes: int = 0
 
     @property
     def nbytes(self) -> int:
-        """Of all its tensors."""
+        """Total size of the tensors in bytes."""
         return sum(info.nbytes for info in self.tensors.values())
 
 
-def copied(storage: WeightStorage, name: str) -> Item:
-    """A tensor that stays what it is."""
+def weights_of(source: Subject) -> Weights:
+    """Return the weights of a readable checkpoint."""
+    assert source.weights is not None
+    return source.weights
 
-    def read() -> Iterator[Piece]:
-        at = 0
+
+def stored_tensors(source: Subject) -> WeightStorage:
+    """Return the storage of `source` without the view that splits tensors of stacked experts."""
+    storage = weights_of(source).storage
+    return storage.storage if isinstance(storage, ExpertStacks) else storage
+
+
+def copy_tensor(storage: WeightStorage, name: str) -> OutputItem:
+    """Return an item for an unchanged copy of one tensor."""
+
+    def read() -> Iterator[Chunk]:
+        offset = 0
         for piece in pieces(storage, name):
-            yield name, at, piece
-            at += piece.nbytes
+            yield name, offset, piece
+            offset += piece.nbytes
 
     info = storage.info(name)
-    return Item({name: info}, info.nbytes, read)
+    return OutputItem({name: info}, info.nbytes, read)
 
 
-def dequantized(weights: Weights, loader: FormatLoader, layer: LayerDescription, dtype: torch.dtype) -> Item:
-    """A layer as the plain weight that it means, run by run of its outputs."""
-    name, width = named(layer.prefix, "weight"), layer.K * dtype.itemsize
+def items_in_source_order(
+    storage: WeightStorage,
+    owners: Mapping[str, str],
+    items: Mapping[str, OutputItem | None],
+    left_out: Collection[str] = (),
+) -> Iterator[OutputItem]:
+    """Yield each item at its first source tensor, and copies of tensors without an owner.
 
-    def read() -> Iterator[Piece]:
+    `owners` maps source tensors to keys of `items`; an item None is not written.
+    """
+    written: set[str] = set()
+    for name in list(storage.keys()):
+        owner = owners.get(name)
+        if owner is None and name not in left_out:
+            yield copy_tensor(storage, name)
+        elif owner is not None and owner not in written:
+            written.add(owner)
+            item = items[owner]
+            if item is not None:
+                yield item
+
+
+def dequantize_layer(
+    weights: Weights, loader: FormatLoader, layer: LayerDescription, dtype: torch.dtype
+) -> OutputItem:
+    """Return an item with the dequantized weight of a layer, (N, K) in `dtype`, in blocks of outputs."""
+    name, row_bytes = named(layer.prefix, "weight"), layer.K * dtype.itemsize
+
+    def read() -> Iterator[Chunk]:
         for start, weight in outputs(weights, loader, layer):
-            yield name, start * width, weight.dequantize(dtype)
+            yield name, start * row_bytes, weight.dequantize(dtype)
 
-    return Item({name: TensorInfo(dtype, (layer.N, layer.K))}, stored_bytes(weights, layer), read)
+    return OutputItem({name: TensorInfo(dtype, (layer.N, layer.K))}, layer_bytes(weights, layer), read)
 
 
-def rewritten(
+def repack_layer(
     weights: Weights,
     loader: FormatLoader,
     layer: LayerDescription,
-    made: Weight,
+    outline: Weight,
     write: Callable[[Integers], Weight],
-) -> Item:
-    """A layer in another format of integers; `made`: as `write` made it without codes."""
+) -> OutputItem:
+    """Return an item with a layer in another integer format, as `write` packs it.
 
-    def whole() -> dict[str, Tensor]:
-        return stored_tensors(write(meaning(loader.load(weights, [Part(layer.prefix)], None))))
-
-    return of_tensors(stored_tensors(made), stored_bytes(weights, layer), whole)
-
-
-def of_tensors(
-    outline: Mapping[str, Tensor],
-    source: int,
-    whole: Callable[[], Mapping[str, Tensor]],
-    *,
-    copied: bool = False,
-) -> Item:
-    """What is all read, or made, at once; `outline`: tensors like those of `whole`, without their values.
-
-    `source`: the bytes that are read for it, which are in memory with what is made, or `copied` as often.
+    `outline` is the packed weight with placeholders in place of codes.
     """
 
-    def read() -> Iterator[Piece]:
-        for name, tensor in whole().items():
+    def read_tensors() -> dict[str, Tensor]:
+        return weight_tensors(write(to_integers(loader.load(weights, [Part(layer.prefix)], None))))
+
+    return item_from_tensors(weight_tensors(outline), layer_bytes(weights, layer), read_tensors)
+
+
+def item_from_tensors(
+    outline: Mapping[str, Tensor],
+    source_bytes: int,
+    read_tensors: Callable[[], Mapping[str, Tensor]],
+    *,
+    copied: bool = False,
+) -> OutputItem:
+    """Return an item whose tensors are all in memory at once.
+
+    `outline` has the dtypes and shapes of the result of `read_tensors`. Memory is needed for source and
+    result; of a `copied` layer for the result twice.
+    """
+
+    def read() -> Iterator[Chunk]:
+        for name, tensor in read_tensors().items():
             yield name, 0, tensor.contiguous()
 
     tensors = {name: TensorInfo(tensor.dtype, tuple(tensor.shape)) for name, tensor in outline.items()}
-    written = sum(info.nbytes for info in tensors.values())
-    return Item(tensors, source, read, written + (written if copied else source))
+    output_bytes = sum(info.nbytes for info in tensors.values())
+    return OutputItem(tensors, source_bytes, read, output_bytes + (output_bytes if copied else source_bytes))
 
 
-def meaning(weight: Weight) -> Integers:
-    """Any format's integers in plain order; RepackError of what has none."""
+def to_integers(weight: Weight) -> Integers:
+    """Read a weight of an integer format into plain order; RepackError for any other format."""
     reader = READERS.get(type(weight))
     if reader is None or reader.meaning is not Integers:
-        raise RepackError(
-            weight.format, "integers", f"{weight.format} has no integer codes with scales of groups"
-        )
-    found: Integers = reader.read(weight)
-    return found
+        reason = f"{weight.format} has no integer codes with group scales"
+        raise RepackError(weight.format, "integers", reason)
+    integers: Integers = reader.read(weight)
+    return integers
 
 
-def stored_tensors(weight: Weight) -> dict[str, Tensor]:
-    """What is stored of a whole layer, by name; with the tensors that only a loader looks at."""
-    held, found = weight.fields(), {}
+def weight_tensors(weight: Weight) -> dict[str, Tensor]:
+    """Return the tensors of a whole layer by full name, including a declared `weight_shape`."""
+    fields, tensors = weight.fields(), {}
     for spec in weight.tensors(weight.config):
-        if spec.name in held:
-            found[named(weight.layer.name, spec.suffix)] = held[spec.name]
+        if spec.name in fields:
+            tensors[named(weight.layer.name, spec.suffix)] = fields[spec.name]
         elif spec.name == "weight_shape":
-            found[named(weight.layer.name, spec.suffix)] = torch.tensor(weight.shape)
-    return found
+            tensors[named(weight.layer.name, spec.suffix)] = torch.tensor(weight.shape)
+    return tensors
 
 
-def stored_bytes(weights: Weights, layer: LayerDescription) -> int:
-    """Of the tensors that a layer is stored in."""
+def layer_bytes(weights: Weights, layer: LayerDescription) -> int:
+    """Return the stored size of a layer in bytes."""
     return sum(weights.storage.info(layer.names.full(spec.name)).nbytes for spec in layer.specs)
-
-
-def as_stored(subject: Subject) -> WeightStorage:
-    """Its tensors, those of all experts of a layer in one as they are."""
-    assert subject.weights is not None
-    storage = subject.weights.storage
-    return storage.storage if isinstance(storage, ExpertStacks) else storage

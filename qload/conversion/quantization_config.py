@@ -1,27 +1,28 @@
 """The `quantization_config` of converted layers, in the schema of each format's owner."""
 
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from qload.conversion import fp8
-from qload.conversion.targets import StoredLayer
+from qload.conversion.targets import OutputLayer
 from qload.formats import AWQWeight, CTPackWeight, Fp8Weight, GPTQWeight, Marlin24Weight, MarlinWeight
 from qload.layouts import Stored
 from qload.spec import Weight
 
 HEAD = "lm_head"
-CT_VERSION = "0.18.0"  # from which on codes of 3 bits are packed as they are here
-NO_ACT_ORDER = "compressed-tensors from 0.20 on opens no layer in act order; gptq_v2 says it"
+CT_VERSION = "0.18.0"  # the first version with this packing of 3-bit codes
+NO_ACT_ORDER = "compressed-tensors from 0.20 on cannot load a layer in act order; gptq_v2 can represent it"
 
 
 @dataclass(frozen=True)
 class WrittenConfig:
-    """A `quantization_config`, the file of its owner that says it once more, and for whom it cannot speak.
+    """Contents of a `quantization_config`; None if no layer is quantized.
 
-    `values` None: nothing is quantized. `refused`: the reason, by the prefixes of layers.
+    `side_file` is the name of the owner's own config file. `refused` has a reason, by prefix, for layers that
+    the config cannot describe.
     """
 
     values: Mapping[str, Any] | None
@@ -29,35 +30,35 @@ class WrittenConfig:
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
-def section(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfig:
-    """Of quantized layers, and of the matrices that stay `plain`."""
+def quantization_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenConfig:
+    """Return the config of quantized `layers`; `plain` are the names of plain matrices."""
     types = Counter(layer.weight_type for layer in layers)
     if not types:
         return WrittenConfig(None)
     (first, _), *others = types.most_common()
-    if others or first not in SECTIONS:
-        names = ", ".join(sorted(each.format for each in types))
-        return _nobody(layers, f"no quantization_config that is written here is of {names}")
-    return SECTIONS[first](layers, plain)
+    if others or first not in CONFIG_WRITERS:
+        names = ", ".join(sorted(weight_type.format for weight_type in types))
+        return _refuse_all(layers, f"convert writes no quantization_config for {names}")
+    return CONFIG_WRITERS[first](layers, plain)
 
 
-def _gptq(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfig:
-    """As gptqmodel writes it: what differs from most layers, and what is left out, is in `dynamic`."""
-    bits, size = _usual(layers)
-    conventions = _conventions(layers)
+def _gptq_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenConfig:
+    """Return the config of gptqmodel; `dynamic` has plain layers, and layers unlike the majority."""
+    bits, group_size = _most_common_groups(layers)
+    conventions = _zero_point_conventions(layers)
     if len(conventions) > 1:
-        return _nobody(layers, f"zero points are in two conventions: {', '.join(sorted(conventions))}")
+        return _refuse_all(layers, f"zero points are in two conventions: {', '.join(sorted(conventions))}")
     dynamic: dict[str, dict[str, int]] = {
         f"-:^{re.escape(name)}$": {} for name in plain if not _is_head(name)
     }
     for layer in layers:
-        if not _covered(layer, bits, size):
-            own = {"bits": layer.config.bits, "group_size": layer.config.group_size}
-            dynamic[f"+:^{re.escape(layer.prefix)}$"] = own
+        if not _is_covered(layer, bits, group_size):
+            override = {"bits": layer.config.bits, "group_size": layer.config.group_size}
+            dynamic[f"+:^{re.escape(layer.prefix)}$"] = override
     values = {
         "quant_method": "gptq",
         "bits": bits,
-        "group_size": size,
+        "group_size": group_size,
         "desc_act": any(layer.act_order for layer in layers),
         "sym": all(layer.symmetric for layer in layers),
         "lm_head": any(_is_head(layer.prefix) for layer in layers),
@@ -68,29 +69,32 @@ def _gptq(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfig:
     return WrittenConfig(values, "quantize_config.json")
 
 
-def _conventions(layers: Sequence[StoredLayer]) -> set[str]:
-    """Conventions of zero points that the layers need; zero points minus one may fit several."""
-    told = [(layer.config.zeros, layer.config.evidence) for layer in layers]
-    needed = {zeros.name for zeros, evidence in told if evidence != "alike" or isinstance(zeros, Stored)}
-    return needed if needed - {Stored.name} else {zeros.name for zeros, _ in told}
+def _zero_point_conventions(layers: Sequence[OutputLayer]) -> set[str]:
+    """Return the conventions of zero points that layers need.
+
+    A layer with the evidence "alike" fits either variant of zero points stored minus one.
+    """
+    stored = [(layer.config.zeros, layer.config.evidence) for layer in layers]
+    needed = {zeros.name for zeros, evidence in stored if evidence != "alike" or isinstance(zeros, Stored)}
+    return needed if needed - {Stored.name} else {zeros.name for zeros, _ in stored}
 
 
-def _awq(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfig:
-    """As autoawq writes it: one number of bits and one group size for all, parts of names for what is not."""
-    bits, size = _usual(layers)
-    refused = _uncovered(layers, bits, size, "awq")
+def _awq_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenConfig:
+    """Return the config of autoawq; it has one bit width and group size, and excludes by parts of names."""
+    bits, group_size = _most_common_groups(layers)
+    refused = _refuse_uncovered(layers, bits, group_size, "awq")
     for layer in layers:
-        inside = next((name for name in plain if name in layer.prefix), None)
-        if inside is not None:
+        excluded = next((name for name in plain if name in layer.prefix), None)
+        if excluded is not None:
             refused[layer.prefix] = (
-                f"awq leaves out by parts of names, and {inside}, which stays plain, is one"
+                f"awq excludes modules by parts of names, and the plain layer {excluded} is part of this one"
             )
         if not layer.config.zero_point:
-            refused[layer.prefix] = "zero points are not stored, and of other layers are"
+            refused[layer.prefix] = "it stores no zero points, and other layers do"
     values = {
         "quant_method": "awq",
         "bits": bits,
-        "group_size": size,
+        "group_size": group_size,
         "version": "gemm",
         "zero_point": True,
         "modules_to_not_convert": list(plain) or None,
@@ -98,14 +102,14 @@ def _awq(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfig:
     return WrittenConfig(values, refused=refused)
 
 
-def _marlin(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfig:
-    """As gptqmodel wrote it: one number of bits and one group size for all."""
-    bits, size = _usual(layers)
+def _marlin_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenConfig:
+    """Return the config of gptqmodel for Marlin checkpoints; it has one bit width and group size."""
+    bits, group_size = _most_common_groups(layers)
     dense = layers[0].weight_type is MarlinWeight
     values = {
         "quant_method": "gptq",
         "bits": bits,
-        "group_size": size,
+        "group_size": group_size,
         "desc_act": False,
         "sym": True,
         "lm_head": any(_is_head(layer.prefix) for layer in layers),
@@ -113,112 +117,135 @@ def _marlin(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfi
         **({"is_marlin_format": True} if dense else {}),
         "modules_to_not_convert": list(plain) or None,
     }
-    return WrittenConfig(values, "quantize_config.json", _uncovered(layers, bits, size, "marlin"))
+    refused = _refuse_uncovered(layers, bits, group_size, "marlin")
+    return WrittenConfig(values, "quantize_config.json", refused)
 
 
-def _compressed_tensors(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfig:
-    """A group of modules for each kind of layer: all of the most usual one, the others by their names."""
-    kinds: dict[tuple[int, int, bool], list[str]] = {}
-    refused = {layer.prefix: NO_ACT_ORDER for layer in layers if layer.config.act_order}
-    for layer in layers:
-        kind = layer.config.bits, layer.config.group_size, layer.config.symmetric
-        kinds.setdefault(kind, []).append(layer.prefix)
-    usual = max(kinds, key=lambda kind: len(kinds[kind]))
-    groups = {}
-    for at, kind in enumerate([usual, *(kind for kind in kinds if kind != usual)]):
-        targets = ["Linear"] if kind == usual else kinds[kind]
-        groups[f"group_{at}"] = {
-            "targets": targets,
-            "weights": _scheme(*kind),
-            "input_activations": None,
-            "output_activations": None,
+def _pack_quantized_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenConfig:
+    """Return the config of compressed-tensors for integers, grouped by bits, group size and symmetry."""
+
+    def key(layer: OutputLayer) -> tuple[int, int, bool]:
+        return layer.config.bits, layer.config.group_size, layer.config.symmetric
+
+    def entries(layer: OutputLayer) -> dict[str, Any]:
+        bits, group_size, symmetric = key(layer)
+        weights = {
+            "num_bits": bits,
+            "type": "int",
+            "symmetric": symmetric,
+            "strategy": "channel" if group_size == -1 else "group",
+            "group_size": None if group_size == -1 else group_size,
+            "actorder": None,
+            "dynamic": False,
         }
-    return WrittenConfig(_of_groups("pack-quantized", groups, plain), refused=refused)
+        return {"weights": weights, "input_activations": None}
+
+    refused = {layer.prefix: NO_ACT_ORDER for layer in layers if layer.config.act_order}
+    groups = _groups_by(key, layers)
+    largest = max(groups, key=len)
+    ordered = [largest, *(group for group in groups if group is not largest)]
+    values = _compressed_tensors_values("pack-quantized", ordered, entries, plain)
+    return WrittenConfig(values, refused=refused)
 
 
-def _float_quantized(layers: Sequence[StoredLayer], plain: Sequence[str]) -> WrittenConfig:
-    """As compressed-tensors writes FP8: a group of modules for each kind of scales, of weights and inputs."""
-    kinds: dict[tuple[object, ...], list[StoredLayer]] = {}
+def _float_quantized_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenConfig:
+    """Return the config of compressed-tensors for FP8, grouped by the scales of weights and activations."""
+
+    def key(layer: OutputLayer) -> Hashable:
+        return layer.config.per, layer.config.block, layer.activations
+
+    def entries(layer: OutputLayer) -> dict[str, Any]:
+        return {
+            "weights": fp8.weights_scheme(layer.config.per, layer.config.block),
+            "input_activations": fp8.activations_scheme(layer.activations),
+        }
+
     refused = {
-        layer.prefix: "it is kept as it is, and its config would say another dialect of fp8"
+        layer.prefix: "it is kept unchanged, and its config would need another dialect of fp8"
         for layer in layers
         if layer.item is None
     }
+    ordered = sorted(_groups_by(key, layers), key=len, reverse=True)
+    values = _compressed_tensors_values("float-quantized", ordered, entries, plain)
+    return WrittenConfig(values, refused=refused)
+
+
+def _groups_by(
+    key: Callable[[OutputLayer], Hashable], layers: Sequence[OutputLayer]
+) -> list[list[OutputLayer]]:
+    groups = defaultdict(list)
     for layer in layers:
-        kinds.setdefault((layer.config.per, layer.config.block, layer.inputs), []).append(layer)
-    ordered = sorted(kinds.values(), key=len, reverse=True)
-    groups = {
-        f"group_{at}": {
-            "targets": [layer.prefix for layer in alike] if at else ["Linear"],
-            "weights": fp8.scheme_of_weights(alike[0].config.per, alike[0].config.block),
-            "input_activations": fp8.scheme_of_inputs(alike[0].inputs),
+        groups[key(layer)].append(layer)
+    return list(groups.values())
+
+
+def _compressed_tensors_values(
+    packing: str,
+    groups: Sequence[Sequence[OutputLayer]],
+    entries: Callable[[OutputLayer], dict[str, Any]],
+    plain: Sequence[str],
+) -> dict[str, Any]:
+    """Return the config with one config group for each of `groups`.
+
+    The first group has the target "Linear", the others the names of their layers.
+    """
+    config_groups = {
+        f"group_{n}": {
+            "targets": [layer.prefix for layer in group] if n else ["Linear"],
+            **entries(group[0]),
             "output_activations": None,
         }
-        for at, alike in enumerate(ordered)
+        for n, group in enumerate(groups)
     }
-    return WrittenConfig(_of_groups("float-quantized", groups, plain), refused=refused)
-
-
-def _of_groups(packing: str, groups: Mapping[str, object], plain: Sequence[str]) -> dict[str, Any]:
     return {
         "quant_method": "compressed-tensors",
         "format": packing,
         "quantization_status": "compressed",
         "version": CT_VERSION,
-        "config_groups": groups,
+        "config_groups": config_groups,
         "ignore": list(plain),
         "kv_cache_scheme": None,
     }
 
 
-def _scheme(bits: int, size: int, symmetric: bool) -> dict[str, Any]:
-    return {
-        "num_bits": bits,
-        "type": "int",
-        "symmetric": symmetric,
-        "strategy": "channel" if size == -1 else "group",
-        "group_size": None if size == -1 else size,
-        "actorder": None,
-        "dynamic": False,
-    }
-
-
-def _usual(layers: Sequence[StoredLayer]) -> tuple[int, int]:
-    """Bits and group size of most layers; one group of all inputs only where no layer has several."""
-    several = [layer for layer in layers if layer.config.group_size != -1] or list(layers)
-    counts = Counter((layer.config.bits, layer.config.group_size) for layer in several)
+def _most_common_groups(layers: Sequence[OutputLayer]) -> tuple[int, int]:
+    """Return the most common bits and group size; size -1 only if no layer has several groups."""
+    grouped = [layer for layer in layers if layer.config.group_size != -1] or list(layers)
+    counts = Counter((layer.config.bits, layer.config.group_size) for layer in grouped)
     return counts.most_common(1)[0][0]
 
 
-def _covered(layer: StoredLayer, bits: int, size: int) -> bool:
-    """Whether a config of these bits and groups means this layer too."""
-    own = layer.config.group_size
-    same = own == size or (own == -1 and size >= layer.K)
+def _is_covered(layer: OutputLayer, bits: int, group_size: int) -> bool:
+    """Return whether a config with these bits and groups describes the layer."""
+    layer_size = layer.config.group_size
+    same = layer_size == group_size or (layer_size == -1 and group_size >= layer.K)
     return layer.config.bits == bits and same
 
 
-def _uncovered(layers: Sequence[StoredLayer], bits: int, size: int, name: str) -> dict[str, str]:
-    said = f"{name}'s config says {bits} bits and groups of {size} of all layers"
+def _refuse_uncovered(
+    layers: Sequence[OutputLayer], bits: int, group_size: int, format_name: str
+) -> dict[str, str]:
+    expected = f"the config of {format_name} has {bits} bits and groups of {group_size} for all layers"
     return {
-        layer.prefix: f"{said}; this one has {layer.config.bits} bits and groups of {layer.config.group_size}"
+        layer.prefix: f"{expected}, this one {layer.config.bits} bits and groups of {layer.config.group_size}"
         for layer in layers
-        if not _covered(layer, bits, size)
+        if not _is_covered(layer, bits, group_size)
     }
 
 
-def _nobody(layers: Sequence[StoredLayer], why: str) -> WrittenConfig:
-    return WrittenConfig({}, refused={layer.prefix: why for layer in layers})
+def _refuse_all(layers: Sequence[OutputLayer], reason: str) -> WrittenConfig:
+    return WrittenConfig({}, refused={layer.prefix: reason for layer in layers})
 
 
 def _is_head(prefix: str) -> bool:
     return prefix.rpartition(".")[2] == HEAD
 
 
-SECTIONS: Mapping[type[Weight], Callable[[Sequence[StoredLayer], Sequence[str]], WrittenConfig]] = {
-    GPTQWeight: _gptq,
-    AWQWeight: _awq,
-    MarlinWeight: _marlin,
-    Marlin24Weight: _marlin,
-    CTPackWeight: _compressed_tensors,
-    Fp8Weight: _float_quantized,
+CONFIG_WRITERS: Mapping[type[Weight], Callable[[Sequence[OutputLayer], Sequence[str]], WrittenConfig]] = {
+    GPTQWeight: _gptq_config,
+    AWQWeight: _awq_config,
+    MarlinWeight: _marlin_config,
+    Marlin24Weight: _marlin_config,
+    CTPackWeight: _pack_quantized_config,
+    Fp8Weight: _float_quantized_config,
 }

@@ -8,116 +8,57 @@ from typing import Any, Literal
 from qload.listing.report_base import AnswerByLayer
 from qload.verify.report import Finding
 
-Became = Literal["bits", "rounded", "differs", "refused"]
-WELL = ("bits", "rounded")
+ConversionOutcome = Literal["bits", "rounded", "differs", "refused"]
 
 
 @dataclass(frozen=True)
 class ConvertedLayer:
-    """A layer, or a tensor of none, and what became of it.
+    """Outcome of one layer, or of one tensor outside of layers.
 
     Attributes
     ----------
     name
-        Of the layer's tensors, without their last parts; of a tensor of no layer, the whole.
+        Prefix of the layer's tensors; for a tensor outside of layers, its full name.
     source, format
-        The formats that it was read in and was written in; None of a tensor of no layer.
+        Formats before and after the conversion; None for a tensor outside of layers.
     outcome
-        What the files that were written say beside those that were read: "bits": each value is the same, bit
-        by bit; "rounded": after one rounding to the type that was asked for; "differs". "refused": the target
-        cannot say it, and nothing was written.
+        Comparison of the output with the source. "bits": every value is equal, bit for bit. "rounded": every
+        value is equal after one rounding to the requested type. "differs": some value is not equal.
+        "refused": the target cannot represent the layer, and no file was written.
     detail
-        Where it differs, or why it was refused; or "".
+        The first difference, or the reason of the refusal; "" otherwise.
     """
 
     name: str
     source: str | None
     format: str | None
-    outcome: Became
+    outcome: ConversionOutcome
     detail: str = ""
 
     @property
     def well(self) -> bool:
-        """Whether it means what it did."""
-        return self.outcome in WELL
-
-
-@dataclass(frozen=True)
-class WrittenCheckpoint(AnswerByLayer):
-    """A base of what says of a checkpoint's layers, when it was written again, what became of each."""
-
-    path: str
-    folder: str = ""
-
-    @property
-    @abstractmethod
-    def notes(self) -> Sequence[str]:
-        """What there is to say of all."""
-
-    @property
-    @abstractmethod
-    def layers(self) -> Sequence[Any]:
-        """Each with a `name`, an `outcome`, a `detail`, and whether that is `well`."""
-
-    def _sound(self) -> bool:
-        """Whether all was written, and is well."""
-        return all(layer.well for layer in self.layers)
-
-
-@dataclass(frozen=True)
-class Conversion(WrittenCheckpoint):
-    """A checkpoint that was written in another format, or why it was not.
-
-    Attributes
-    ----------
-    path
-        What was read.
-    folder
-        What was written; it is there only if the verdict is "ok".
-    to
-        The format that was asked for.
-    layers
-        All that were read; of what was refused, the refused ones.
-    notes
-        What the target says no more, and what was left out.
-    findings
-        Errors that the header tier of `verify` reports of what was read; then nothing was written.
-    unreadable
-        Why the checkpoint cannot be read; "" where it can.
-    unsupported
-        The format of the checkpoint, where that is known and not read, with the way out; else "".
-    """
-
-    to: str = ""
-    layers: Sequence[ConvertedLayer] = ()
-    notes: Sequence[str] = ()
-    findings: Sequence[Finding] = ()
-    unreadable: str = ""
-    unsupported: str = ""
-
-    def _sound(self) -> bool:
-        """Whether headers have no errors, and all was written and is well."""
-        return not self.findings and super()._sound()
+        """Return whether the output has the values of the source."""
+        return self.outcome in ("bits", "rounded")
 
 
 @dataclass(frozen=True)
 class ShardedLayer:
-    """A layer, or a tensor of none, and what became of it.
+    """Outcome of one layer, or of one tensor outside of layers.
 
     Attributes
     ----------
     name
-        Of the layer's tensors, without their last parts; of a tensor of no layer, the whole.
+        Prefix of the layer's tensors; for a tensor outside of layers, its full name.
     format
-        In which it is stored, in shares as before; None of a tensor of no layer.
+        Format of the layer, in the source and in every share; None for a tensor outside of layers.
     cut
-        Along what ranks cut it: "N", its outputs; "K", its inputs; "experts", whole ones of a layer; "whole":
-        every rank has all of it.
+        Axis of the cut. "N": outputs; "K": inputs; "experts": whole experts are distributed; "whole": every
+        rank has the complete layer.
     outcome
-        "bits": what each folder holds is what its rank loads of the whole, bit by bit; "differs". "refused":
-        it cannot be shared so, and nothing was written.
+        "bits": each folder has exactly the share that its rank loads from the source. "differs": some folder
+        does not. "refused": the layer cannot be shared this way, and no file was written.
     detail
-        Where it differs, or why it was refused; or "".
+        The difference, or the reason of the refusal; "" otherwise.
     """
 
     name: str
@@ -128,30 +69,91 @@ class ShardedLayer:
 
     @property
     def well(self) -> bool:
-        """Whether each rank has what it loads."""
+        """Return whether each folder has the share that its rank loads."""
         return self.outcome == "bits"
 
 
 @dataclass(frozen=True)
-class ShardedCheckpoint(WrittenCheckpoint):
-    """A checkpoint that was written in shares, one folder a rank, or why it was not.
+class WrittenCheckpoint(AnswerByLayer):
+    """Base of the reports about a new checkpoint, layer by layer."""
+
+    path: str
+    folder: str = ""
+
+    @property
+    @abstractmethod
+    def notes(self) -> Sequence[str]:
+        """Remarks about the whole checkpoint."""
+
+    @property
+    @abstractmethod
+    def layers(self) -> Sequence[Any]:
+        """Layers, each with `name`, `outcome`, `detail` and `well`."""
+
+    def _sound(self) -> bool:
+        """Return whether every layer has the values of the source."""
+        return all(layer.well for layer in self.layers)
+
+
+@dataclass(frozen=True)
+class Conversion(WrittenCheckpoint):
+    """Report of `convert`.
 
     Attributes
     ----------
     path
-        What was read.
+        The source checkpoint.
     folder
-        What was written, `rank-0` and so on in it; it is there only if the verdict is "ok".
-    tp, ep
-        Among how many ranks, and into how many runs of them experts are shared out, None: they are cut.
+        The output folder; "" unless the verdict is "ok".
+    to
+        The requested format.
     layers
-        All that were read; of what was refused, the refused ones.
+        All layers; after a refusal, the refused layers alone.
     notes
-        What the folders do not say.
+        Properties of the source that the target cannot represent, and tensors that were left out.
+    findings
+        Errors of the source in the header tier of `verify`; if there are any, no file was written.
     unreadable
-        Why the checkpoint cannot be read; "" where it can.
+        Why the checkpoint cannot be read; "" if it can.
     unsupported
-        The format of the checkpoint, where that is known and not read, with the way out; else "".
+        The known but unsupported format of the checkpoint, with a remedy; "" otherwise.
+    """
+
+    to: str = ""
+    layers: Sequence[ConvertedLayer] = ()
+    notes: Sequence[str] = ()
+    findings: Sequence[Finding] = ()
+    unreadable: str = ""
+    unsupported: str = ""
+
+    def _sound(self) -> bool:
+        """Return whether the headers have no errors and every layer has the values of the source."""
+        return not self.findings and super()._sound()
+
+
+@dataclass(frozen=True)
+class ShardedCheckpoint(WrittenCheckpoint):
+    """Report of `shard`.
+
+    Attributes
+    ----------
+    path
+        The source checkpoint.
+    folder
+        The output folder, with `rank-0`, `rank-1` and so on; "" unless the verdict is "ok".
+    tp
+        Number of ranks.
+    ep
+        Number of groups of ranks over which whole experts are distributed; None: every expert is cut among
+        all ranks.
+    layers
+        All layers; after a refusal, the refused layers alone.
+    notes
+        Properties of the folders that their files do not state.
+    unreadable
+        Why the checkpoint cannot be read; "" if it can.
+    unsupported
+        The known but unsupported format of the checkpoint, with a remedy; "" otherwise.
     """
 
     tp: int = 1

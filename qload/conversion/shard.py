@@ -10,200 +10,106 @@ from pathlib import Path
 from torch import Tensor
 
 from qload.conversion.new_checkpoint import (
-    SHARD_SIZE,
+    SHARD_SIZE_BYTES,
     NewCheckpoint,
     copied_files,
-    dumped,
     format_of,
+    json_bytes,
+    no_progress,
     nonfinite_layers,
-    nothing,
-    of_checkpoint,
+    output_path,
+    report_on,
     source_folder,
-    target_of,
-    why_unreadable,
+    unreadable_reason,
 )
-from qload.conversion.output_files import INDEX, OutputFile, Progress, index_of, shards_of
+from qload.conversion.output_files import INDEX, OutputFile, Progress, safetensors_index, split_into_files
 from qload.conversion.output_tensors import (
     STACKED,
-    Item,
-    as_stored,
-    copied,
-    of_tensors,
-    stored_bytes,
+    OutputItem,
+    item_from_tensors,
+    items_in_source_order,
+    layer_bytes,
     stored_tensors,
+    weight_tensors,
+    weights_of,
 )
 from qload.conversion.report import ShardedCheckpoint, ShardedLayer
 from qload.detect.files import CONFIGS
 from qload.diff.comparison import same_weight
 from qload.errors import QloadError, checked
-from qload.loader import LayerDescription, Part, Split
+from qload.loader import LayerDescription, Part
 from qload.loader.finite_scales import Nonfinite, check_nonfinite
 from qload.methods.biases import check_bias, read_bias
 from qload.parallel import ProcessGroup
-from qload.plan.layer_shares import Answers
-from qload.plan.sharing import Sharing, check_ranks, described_model, sharings
-from qload.repacking.header_only import HeaderOnlySource
+from qload.plan.layer_shares import SharePlanner
+from qload.plan.sharing import RankShare, Sharing, check_ranks, sharings, supported_text_config
 from qload.spec import Weight, named
 from qload.storage import MemoryStorage
 from qload.verify.crew import Crew, Tell
 from qload.verify.subject import Subject
 from qload.weights import Weights
 
+WHOLE_TENSORS_NOTE = "tensors outside of layers, except biases, are whole in each folder"
+BIASES_NOTE = (
+    "the bias of a layer that is cut along its inputs is in the folder of rank 0 alone, which adds it"
+)
+CONFIG_NOTE = "config.json describes the whole model, as the program of each rank expects"
 
-@dataclass(frozen=True)
-class RankShare:
-    """A rank's share of a layer; `weights`: as the rank sees them among those that share it."""
 
-    weights: Weights
-    layer: LayerDescription
-    parts: list[Part]
-    split: Split | None
+def outline(share: RankShare) -> dict[str, Tensor]:
+    """Return the stored tensors of a share by name, with placeholders for the codes."""
+    return _with_bias(share, share.load_header())
 
-    @classmethod
-    def of(
-        cls, weights: Weights, layer: LayerDescription, how: Sharing, rank: int, ranks: int
-    ) -> "RankShare | None":
-        """The share of number `rank` of `ranks`; None: it has nothing of the layer. CutError, DivideError."""
-        group = how.group(rank, ranks)
-        if group is None:
-            return None
-        mine = weights.of_group(group)
-        return cls(mine, layer, how.matrix.parts(layer.N, group.size()), how.matrix.split)
 
-    def load(self) -> Weight:
-        """The typed weight, as a load of a model makes it."""
-        return self.weights.loader.load(self.weights, self.parts, self.split)
-
-    def bias(self, weight: Weight) -> Tensor | None:
-        """What it adds to its outputs, as the rank has it; of shares of inputs the first rank alone."""
-        prefix = self.layer.prefix
-        if not check_bias(self.weights, prefix, self.layer.N):
-            return None
-        return read_bias(self.weights, self.parts, weight, self.split)
-
-    def _stored(self, weight: Weight) -> Iterator[tuple[str, Tensor]]:
-        yield from stored_tensors(weight).items()
-        bias = self.bias(weight)
+def _with_bias(share: RankShare, weight: Weight) -> dict[str, Tensor]:
+    """Return the tensors of a share, and its bias; of a cut along the inputs, rank 0 has the bias."""
+    tensors, prefix = weight_tensors(weight), share.layer.prefix
+    if check_bias(share.weights, prefix, share.layer.N):
+        bias = read_bias(share.weights, share.parts, weight, share.split)
         if bias is not None:
-            yield named(self.layer.prefix, "bias"), bias
-
-    def outline(self) -> dict[str, Tensor]:
-        """What is stored of the share, by name; zeros, which share one element, for the codes."""
-        source = HeaderOnlySource.without_codes(self.weights, self.layer)
-        return dict(self._stored(self.weights.loader.load(source, self.parts, self.split)))
-
-    def why_not(self) -> str | None:
-        """Why files of the share alone would not be read as it, or None: they are asked for as a layer."""
-        try:
-            alone = Weights(MemoryStorage(self.outline()), loader=self.weights.loader)
-            self.weights.loader.shape(alone, self.layer.prefix)
-        except QloadError as error:
-            return f"its share by itself is no {self.layer.format.weight_type.format} layer: {error}"
-        return None
-
-    def item(self) -> Item:
-        """What stands in the rank's file."""
-        source = stored_bytes(self.weights, self.layer)
-        return of_tensors(self.outline(), source, lambda: dict(self._stored(self.load())), copied=True)
+            tensors[named(prefix, "bias")] = bias
+    return tensors
 
 
-WHOLE = "tensors of no layer but biases are whole in each folder"
-BIASES = "a bias of a layer that is cut along its inputs is in the first rank's folder alone, which adds it"
-CONFIGS_OF_ALL = "config.json describes the whole model, as each rank's program reads it"
+def why_not_alone(share: RankShare) -> str | None:
+    """Return why a loader would refuse the share alone as a layer, or None."""
+    layer, loader = share.layer, share.weights.loader
+    try:
+        loader.shape(Weights(MemoryStorage(outline(share)), loader=loader), layer.prefix)
+    except QloadError as error:
+        return f"its share alone is not a valid {layer.format.weight_type.format} layer: {error}"
+    return None
+
+
+def share_item(share: RankShare) -> OutputItem:
+    """Return the item with the tensors of a share."""
+    source_bytes = layer_bytes(share.weights, share.layer)
+    return item_from_tensors(
+        outline(share), source_bytes, lambda: _with_bias(share, share.load()), copied=True
+    )
 
 
 @dataclass(frozen=True)
-class PlannedShares:
-    """Shares before they are written.
+class ShardingLayout:
+    """Output of `shard`, before any byte is written.
 
-    `how`: of each layer, by prefix, as all here; `shares`: for each rank those that are cut; `refused`: why.
+    Attributes
+    ----------
+    sharings
+        Sharing of each layer by prefix.
+    shares
+        For each rank, its shares of the layers that are cut, by prefix.
+    items
+        For each rank, the items to write.
+    refused
+        Reasons of refusals by prefix.
     """
 
-    how: Mapping[str, Sharing]
+    sharings: Mapping[str, Sharing]
     shares: Sequence[Mapping[str, RankShare]]
-    items: Sequence[Sequence[Item]]
+    items: Sequence[Sequence[OutputItem]]
     refused: Mapping[str, str]
     notes: Sequence[str]
-
-
-def planned_shares(
-    subject: Subject, ranks: int, runs: int | None, tell: Tell, nonfinite: Nonfinite = "error"
-) -> PlannedShares:
-    """Every layer asked for every rank, in the words of `plan`; ArgumentError for `runs` without experts."""
-    weights = subject.weights
-    assert weights is not None
-    model, why = described_model(subject.model_config)
-    how = sharings(subject.groups, model, runs)
-    refused = _refused_shares(subject, how, ranks)
-    refused |= nonfinite_layers(subject) if nonfinite == "error" else {}
-    if refused:
-        lawful = Answers(weights).lawful(subject.layers, how, runs)
-        return PlannedShares(how, (), (), refused, () if lawful is None else [lawful.text()])
-    asked = [(rank, prefix) for rank in range(ranks) for prefix in how if how[prefix].cut != "whole"]
-
-    def share_of(at: int) -> tuple[RankShare | None, str | None]:
-        rank, prefix = asked[at]
-        layer = subject.layers[prefix]
-        assert isinstance(layer, LayerDescription)
-        share = RankShare.of(weights, layer, how[prefix], rank, ranks)
-        return share, share.why_not() if share else None
-
-    found = Crew.of(None).share_out(share_of, [1] * len(asked), tell)
-    refused = {prefix: why for (_, prefix), (_, why) in zip(asked, found, strict=True) if why}
-    if refused:
-        return PlannedShares(how, (), (), refused, ())
-    shares: list[dict[str, RankShare | None]] = [{} for _ in range(ranks)]
-    for (rank, prefix), (share, _) in zip(asked, found, strict=True):
-        shares[rank][prefix] = share
-    items = [list(_items(subject, mine)) for mine in shares]
-    held = [{prefix: share for prefix, share in mine.items() if share} for mine in shares]
-    return PlannedShares(how, held, items, {}, list(_notes(subject, how, why)))
-
-
-def _refused_shares(subject: Subject, how: Mapping[str, Sharing], ranks: int) -> dict[str, str]:
-    """What ranks cannot share, in the words of a load; and what is no tensor by itself."""
-    assert subject.weights is not None
-    answers, found = Answers(subject.weights), {}
-    raw = as_stored(subject).keys()
-    for prefix, sharing in how.items():
-        layer = subject.layers.get(prefix)
-        share = answers.of(prefix, layer, sharing, [ranks]).shares[ranks]
-        if not share.fits:
-            found[prefix] = share.reason
-        elif isinstance(layer, LayerDescription):
-            stacked = [name for spec in layer.specs if (name := layer.names.full(spec.name)) not in raw]
-            if stacked:
-                found[prefix] = f"{stacked[0]} {STACKED}"
-    return found
-
-
-def _items(subject: Subject, mine: Mapping[str, RankShare | None]) -> Iterator[Item]:
-    """All that stands in the files of one rank, in the order of the source."""
-    raw, holders = as_stored(subject), {}
-    for prefix in mine:
-        layer = subject.layers[prefix]
-        assert isinstance(layer, LayerDescription)
-        names = [layer.names.full(spec.name) for spec in layer.specs]
-        holders.update(dict.fromkeys([*names, named(prefix, "bias")], prefix))
-    begun: set[str] = set()
-    for name in list(raw.keys()):
-        holder = holders.get(name)
-        if holder is None:
-            yield copied(raw, name)
-        elif holder not in begun:
-            begun.add(holder)
-            share = mine[holder]
-            if share is not None:
-                yield share.item()
-
-
-def _notes(subject: Subject, how: Mapping[str, Sharing], why: str) -> Iterator[str]:
-    yield CONFIGS_OF_ALL
-    yield WHOLE
-    if any(each.cut == "K" and named(prefix, "bias") in subject.names for prefix, each in how.items()):
-        yield BIASES
-    if why:
-        yield why
 
 
 @checked
@@ -213,40 +119,40 @@ def shard(
     *,
     tp: int,
     ep: int | None = None,
-    shard_size: int = SHARD_SIZE,
+    shard_size: int = SHARD_SIZE_BYTES,
     nonfinite: Nonfinite = "error",
     progress: Progress | None = None,
     process_group: ProcessGroup | None = None,
 ) -> ShardedCheckpoint:
-    """Write what each of `tp` ranks would load into a folder of its own, under the names that it has.
+    """Write the share of each of `tp` ranks into a folder of its own, under the stored names.
 
-    Layers are cut as `plan` says, and one that cannot be refuses all in its words, before a byte is written.
-    Each folder is then opened by itself, and each layer in it compared with what its rank loads of the whole.
-    Only then has the folder its name; a run that was interrupted goes on where it was, file by file.
-    UnreadTensorsError where a tensor is in a form that no format reads.
+    Layers are cut as in `plan`. If a layer cannot be cut, nothing is written, and the reason is that of
+    `plan`. Each folder is then opened alone, and every layer in it compared with the load of its rank from
+    the source. Only after that the output folder gets its name. An interrupted run resumes at the first
+    missing file. UnreadTensorsError for a tensor that no format reads.
 
     Parameters
     ----------
     path
         Safetensors files, a directory, or a sharded index.
     folder
-        Which is made, with `rank-0`, `rank-1` and so on in it; ArgumentError where it has anything in it, or
-        the disk too little space.
+        The output folder, with `rank-0`, `rank-1` and so on; ArgumentError if it has contents, or if the disk
+        has too little space.
     tp
-        The number of ranks.
+        Number of ranks.
     ep
-        Into how many runs of ranks the experts of a layer are shared out, whole ones; the ranks of a run cut
-        them. None: all ranks cut all experts.
+        Number of groups of ranks over which whole experts are distributed; the ranks of a group cut them.
+        None: every expert is cut among all ranks.
     shard_size
-        Of how many bytes a file is at most, but for one of a larger layer.
+        Maximum size of an output file in bytes; a larger layer has its own file.
     nonfinite
-        "error": a layer with a scale that is NaN or infinite is refused. "allow": such scales are taken as
-        they are stored.
+        "error": a layer with a scale that is NaN or infinite is refused. "allow": such scales are written as
+        stored.
     progress
-        Tell a stage, the bytes of it that are done, and all.
+        Receives the stage, the finished bytes of the stage, and its total.
     process_group
-        A group of torch.distributed whose processes all call this and see the same files; they share the
-        work, and get the same answer.
+        A group of torch.distributed. All its processes call `shard` with the same arguments, see the same
+        files, share the work, and return the same report.
 
     Examples
     --------
@@ -267,103 +173,160 @@ def shard(
     """
     check_ranks(tp, ep)
     check_nonfinite(nonfinite)
-    target, tell = target_of(folder, shard_size), progress or nothing
-    crew = Crew.of(process_group)
+    target, report_progress = output_path(folder, shard_size), progress or no_progress
+    workers = Crew.of(process_group)
 
-    def make(subject: Subject) -> ShardedCheckpoint:
-        told = partial(tell, "asking layers")
-        plan = planned_shares(subject, tp, ep, told, nonfinite)
-        asked = ShardedCheckpoint(subject.path, tp=tp, ep=ep)
-        if plan.refused:
-            return replace(asked, layers=_refused(subject, plan), notes=plan.notes)
-        return _written(asked, subject, plan, target, shard_size, tell, crew)
-
-    return of_checkpoint(path, make, partial(ShardedCheckpoint, tp=tp, ep=ep))
-
-
-def _refused(subject: Subject, plan: PlannedShares) -> list[ShardedLayer]:
-    return [
-        ShardedLayer(prefix, format_of(subject.layers.get(prefix)), plan.how[prefix].cut, "refused", reason)
-        for prefix, reason in sorted(plan.refused.items())
-    ]
-
-
-def _written(
-    asked: ShardedCheckpoint,
-    subject: Subject,
-    plan: PlannedShares,
-    target: Path,
-    size: int,
-    tell: Progress,
-    crew: Crew,
-) -> ShardedCheckpoint:
-    ranks = [shards_of(items, size) for items in plan.items]
-    files = [
-        OutputFile(f"rank-{rank}/{file.name}", file.items) for rank, mine in enumerate(ranks) for file in mine
-    ]
-    said = {"tp": asked.tp, "ep": asked.ep}
-    new = NewCheckpoint(subject, target, said, files, dict(_beside(subject, ranks)), crew=crew)
-
-    def prove(folder: Path) -> ShardedCheckpoint:
-        return replace(asked, layers=_proven(subject, plan, folder, tell, crew), notes=plan.notes)
-
-    return new.write(prove, tell)
-
-
-def _beside(subject: Subject, ranks: Sequence[Sequence[OutputFile]]) -> Mapping[str, bytes]:
-    """The index and what else stands beside the tensors, for each rank: configs as they are, tokenizers."""
-    source = source_folder(subject)
-    same = {file.name: file.read_bytes() for file in copied_files(source)}
-    same |= {name: (source / name).read_bytes() for name in CONFIGS if (source / name).is_file()}
-    found: dict[str, bytes] = {}
-    for rank, files in enumerate(ranks):
-        index = index_of(files)
-        own = same if index is None else {**same, INDEX: dumped(index)}
-        found |= {f"rank-{rank}/{name}": content for name, content in own.items()}
-    return found
-
-
-def _proven(
-    subject: Subject, plan: PlannedShares, folder: Path, tell: Progress, crew: Crew
-) -> list[ShardedLayer]:
-    """Each layer of each folder beside what its rank loads."""
-    wrong: dict[str, str] = {}
-    for rank, shares in enumerate(plan.shares):
-        wrong |= _differing(folder / f"rank-{rank}", rank, shares, tell, crew)
-    return [
-        ShardedLayer(
-            prefix,
-            format_of(subject.layers.get(prefix)),
-            how.cut,
-            "differs" if prefix in wrong else "bits",
-            wrong.get(prefix, ""),
+    def shard_source(source: Subject) -> ShardedCheckpoint:
+        layout = plan_shares(source, tp, ep, partial(report_progress, "checking layers"), nonfinite)
+        report = ShardedCheckpoint(source.path, tp=tp, ep=ep, notes=layout.notes)
+        if layout.refused:
+            layers = [
+                ShardedLayer(
+                    prefix,
+                    format_of(source.layers.get(prefix)),
+                    layout.sharings[prefix].cut,
+                    "refused",
+                    reason,
+                )
+                for prefix, reason in sorted(layout.refused.items())
+            ]
+            return replace(report, layers=layers)
+        files_by_rank = [split_into_files(items, shard_size) for items in layout.items]
+        files = [
+            OutputFile(f"rank-{rank}/{file.name}", file.items)
+            for rank, of_rank in enumerate(files_by_rank)
+            for file in of_rank
+        ]
+        request = {"tp": tp, "ep": ep}
+        new = NewCheckpoint(
+            source, target, request, files, _side_files(source, files_by_rank), workers=workers
         )
-        for prefix, how in sorted(plan.how.items())
-    ]
+
+        def verify(folder: Path) -> ShardedCheckpoint:
+            reasons: dict[str, str] = {}
+            for rank, shares in enumerate(layout.shares):
+                reasons |= _differing_layers(folder / f"rank-{rank}", rank, shares, report_progress, workers)
+            layers = [
+                ShardedLayer(
+                    prefix,
+                    format_of(source.layers.get(prefix)),
+                    sharing.cut,
+                    "differs" if prefix in reasons else "bits",
+                    reasons.get(prefix, ""),
+                )
+                for prefix, sharing in sorted(layout.sharings.items())
+            ]
+            return replace(report, layers=layers)
+
+        return new.write(verify, report_progress)
+
+    return report_on(path, shard_source, partial(ShardedCheckpoint, tp=tp, ep=ep))
 
 
-def _differing(
-    folder: Path, rank: int, shares: Mapping[str, RankShare], tell: Progress, crew: Crew
+def plan_shares(
+    source: Subject, tp: int, ep: int | None, progress: Tell, nonfinite: Nonfinite = "error"
+) -> ShardingLayout:
+    """Cut every layer for every rank; ArgumentError for `ep` if the model has no experts.
+
+    Refusals have the reasons of `plan`.
+    """
+    weights = weights_of(source)
+    model, note = supported_text_config(source.model_config)
+    how = sharings(source.groups, model, ep)
+    refused = _refused_layers(source, how, tp)
+    refused |= nonfinite_layers(source) if nonfinite == "error" else {}
+    if refused:
+        lawful = SharePlanner(weights).lawful(source.layers, how, ep)
+        return ShardingLayout(how, (), (), refused, () if lawful is None else [lawful.text()])
+    pairs = [(rank, prefix) for rank in range(tp) for prefix in how if how[prefix].cut != "whole"]
+
+    def cut(n: int) -> tuple[RankShare | None, str | None]:
+        rank, prefix = pairs[n]
+        layer = source.layers[prefix]
+        assert isinstance(layer, LayerDescription)
+        group = how[prefix].group(rank, tp)
+        if group is None:
+            return None, None
+        share = RankShare.of(weights, layer, how[prefix], group)
+        return share, why_not_alone(share)
+
+    results = Crew.of(None).share_out(cut, [1] * len(pairs), progress)
+    refused = {prefix: reason for (_, prefix), (_, reason) in zip(pairs, results, strict=True) if reason}
+    if refused:
+        return ShardingLayout(how, (), (), refused, ())
+    shares: list[dict[str, RankShare | None]] = [{} for _ in range(tp)]
+    for (rank, prefix), (share, _) in zip(pairs, results, strict=True):
+        shares[rank][prefix] = share
+    items = [list(_rank_items(source, of_rank)) for of_rank in shares]
+    cut_shares = [{prefix: share for prefix, share in of_rank.items() if share} for of_rank in shares]
+    biased = any(how[prefix].cut == "K" and named(prefix, "bias") in source.names for prefix in how)
+    notes = [CONFIG_NOTE, WHOLE_TENSORS_NOTE, *([BIASES_NOTE] if biased else []), *([note] if note else [])]
+    return ShardingLayout(how, cut_shares, items, {}, notes)
+
+
+def _refused_layers(source: Subject, how: Mapping[str, Sharing], tp: int) -> dict[str, str]:
+    """Return the reason, by prefix, of layers that ranks cannot share, and of layers in shared tensors."""
+    planner, reasons = SharePlanner(weights_of(source)), {}
+    stored = stored_tensors(source).keys()
+    for prefix, sharing in how.items():
+        layer = source.layers.get(prefix)
+        share = planner.of(prefix, layer, sharing, [tp]).shares[tp]
+        if not share.fits:
+            reasons[prefix] = share.reason
+        elif isinstance(layer, LayerDescription):
+            stacked = [name for name in _tensor_names(layer) if name not in stored]
+            if stacked:
+                reasons[prefix] = f"{stacked[0]} {STACKED}"
+    return reasons
+
+
+def _tensor_names(layer: LayerDescription) -> list[str]:
+    return [layer.names.full(spec.name) for spec in layer.specs]
+
+
+def _rank_items(source: Subject, shares: Mapping[str, RankShare | None]) -> Iterator[OutputItem]:
+    """Yield all items of one rank in the order of the source."""
+    owners: dict[str, str] = {}
+    for prefix in shares:
+        layer = source.layers[prefix]
+        assert isinstance(layer, LayerDescription)
+        owners.update(dict.fromkeys([*_tensor_names(layer), named(prefix, "bias")], prefix))
+    items = {prefix: share_item(share) if share else None for prefix, share in shares.items()}
+    return items_in_source_order(stored_tensors(source), owners, items)
+
+
+def _side_files(source: Subject, files_by_rank: Sequence[Sequence[OutputFile]]) -> dict[str, bytes]:
+    """Return the unchanged configs, the tokenizer and the index of each rank, by path."""
+    folder = source_folder(source)
+    copies = {file.name: file.read_bytes() for file in copied_files(folder)}
+    copies |= {name: (folder / name).read_bytes() for name in CONFIGS if (folder / name).is_file()}
+    contents: dict[str, bytes] = {}
+    for rank, files in enumerate(files_by_rank):
+        index = safetensors_index(files)
+        contents_of_rank = copies if index is None else {**copies, INDEX: json_bytes(index)}
+        contents |= {f"rank-{rank}/{name}": content for name, content in contents_of_rank.items()}
+    return contents
+
+
+def _differing_layers(
+    folder: Path, rank: int, shares: Mapping[str, RankShare], progress: Progress, workers: Crew
 ) -> dict[str, str]:
-    """What a rank's folder says otherwise, or does not say."""
-    with closing(Subject.open(folder)) as made:
-        wrong = why_unreadable(made)
-        if wrong:
-            return dict.fromkeys(shares, f"rank {rank}: {wrong}")
-        each = list(shares)
+    """Return the reason, by prefix, of layers in the folder of a rank that differ from its load."""
+    with closing(Subject.open(folder)) as output:
+        reason = unreadable_reason(output)
+        if reason is not None:
+            text = reason["unreadable"] or reason["unsupported"]
+            return dict.fromkeys(shares, f"rank {rank}: {text}")
+        prefixes = list(shares)
 
-        def compared(at: int) -> str | None:
-            prefix = each[at]
-            weights = made.weights
-            assert weights is not None
+        def compare(n: int) -> str | None:
             try:
-                there = made.loader.load(weights, [Part(prefix)], None)
+                written = output.loader.load(weights_of(output), [Part(prefixes[n])], None)
             except QloadError as error:
                 return str(error)
-            return None if same_weight(shares[prefix].load(), there) else "it is another weight"
+            return None if same_weight(shares[prefixes[n]].load(), written) else "the weights differ"
 
-        sizes = [shares[prefix].layer.N * shares[prefix].layer.K for prefix in each]
-        told = crew.share_out(
-            compared, sizes, lambda done, total: tell(f"comparing rank {rank}", done, total), 2
-        )
-        return {prefix: f"rank {rank}: {why}" for prefix, why in zip(each, told, strict=True) if why}
+        sizes = [shares[prefix].layer.N * shares[prefix].layer.K for prefix in prefixes]
+        stage = f"comparing rank {rank}"
+        results = workers.share_out(compare, sizes, partial(progress, stage), 2)
+        return {prefix: f"rank {rank}: {why}" for prefix, why in zip(prefixes, results, strict=True) if why}

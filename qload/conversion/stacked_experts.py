@@ -1,117 +1,95 @@
-"""Experts that are stored in one tensor of all, dequantized into one tensor of all.
+"""Dequantization of experts that are stored in one tensor into one plain tensor of all experts.
 
-Where an expert lies in the new stack is asked of what will read it, `find_stacks`, by the header that the new
-file will have. A matrix whose stack would not be found there, or not whole, stays refused.
+The slot of each expert in the new tensor is the slot that `find_stacks` reports for the new file's header. An
+expert is refused if `find_stacks` does not report its new tensor with all matrices.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from qload.conversion.output_tensors import Item, Piece, as_stored
-from qload.conversion.targets import StoredLayer
+from qload.conversion.output_tensors import Chunk, OutputItem, stored_tensors, weights_of
+from qload.conversion.targets import OutputLayer, OutputLayers
 from qload.detect.files import SECTIONS
 from qload.experts import ExpertStacks
 from qload.experts.stack_finder import StoredStack, find_stacks
 from qload.experts.stack_slices import Slot
 from qload.loader import LayerDescription
-from qload.storage import TensorInfo
+from qload.storage import MemoryStorage, TensorInfo
 from qload.verify.subject import Subject
 
-WEIGHT = ".weight"
+WEIGHT_SUFFIX = ".weight"
 
 
 @dataclass(frozen=True)
-class NewStack:
-    """A stack of plain weights, in the place of the tensors `sources`, with all that these hold of experts.
+class PlainStack:
+    """Item with one plain tensor of all experts.
 
-    `layers`: prefixes of the experts' layers that it is made of.
+    It replaces the tensors `sources`, and contains the layers with the prefixes `layers`.
     """
 
     sources: Collection[str]
     layers: Collection[str]
-    item: Item
+    item: OutputItem
 
 
-@dataclass(frozen=True)
-class PlannedHeaders:
-    """Tensors that are not written yet, by their headers."""
-
-    infos: Mapping[str, TensorInfo]
-
-    def keys(self) -> Collection[str]:
-        """Of the tensors."""
-        return self.infos.keys()
-
-    def info(self, name: str) -> TensorInfo:
-        """As it will be."""
-        return self.infos[name]
-
-    def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
-        """There is nothing to read yet."""
-        raise KeyError(name)
-
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-
-def new_stacks(subject: Subject, stored: Mapping[str, StoredLayer]) -> list[NewStack]:
-    """The stacks whose every layer becomes plain, each as one tensor; `stored`: what layers become."""
-    assert subject.weights is not None
-    storage = subject.weights.storage
-    if not isinstance(storage, ExpertStacks) or subject.architecture is None:
+def plain_stacks(source: Subject, layers: OutputLayers) -> list[PlainStack]:
+    """Return the plain tensors of all experts; every layer of each becomes plain in `layers`."""
+    storage = weights_of(source).storage
+    if not isinstance(storage, ExpertStacks) or source.architecture is None:
         return []
-    there = storage.storage.keys()
-    sources: dict[str, list[StoredStack]] = {}
+    stored = storage.storage.keys()
+    stacks_by_name: dict[str, list[StoredStack]] = {}
     for stack in storage.stacks:
         if stack.field != "bias":
-            sources.setdefault(_name(stack.prefix, there), []).append(stack)
-    made = {}
-    for name, stacks in sources.items():
-        info = _info(subject, stacks, stored)
-        taken = name in there and name not in {stack.source for stack in stacks}
-        if info is not None and not taken and not _has_own(subject, _prefixes(stacks)):
-            made[name] = info
-    config = {key: value for key, value in subject.model_config.items() if key not in SECTIONS}
-    found = {stack.source: stack for stack in find_stacks(PlannedHeaders(made), config)}
+            stacks_by_name.setdefault(_weight_name(stack.prefix, stored), []).append(stack)
+    infos = {}
+    for name, stacks in stacks_by_name.items():
+        info = _stack_info(source, stacks, layers)
+        taken = name in stored and name not in {stack.source for stack in stacks}
+        if info is not None and not taken and not _have_own_weights(source, _prefixes(stacks)):
+            infos[name] = info
+    config = {key: value for key, value in source.model_config.items() if key not in SECTIONS}
+    headers = {name: torch.zeros((), dtype=info.dtype).expand(info.shape) for name, info in infos.items()}
+    recognized = {stack.source: stack for stack in find_stacks(MemoryStorage(headers), config)}
     return [
-        _new(name, made[name], sources[name], found[name], stored)
-        for name in made
-        if name in found and found[name].layers == sources[name][0].layers
+        _plain_stack(name, info, stacks_by_name[name], recognized[name], layers)
+        for name, info in infos.items()
+        if name in recognized and recognized[name].layers == stacks_by_name[name][0].layers
     ]
 
 
-def _name(prefix: str, there: Collection[str]) -> str:
-    """Name of the new stack: that of the old stack's weight, with or without `.weight`."""
-    dotted = any(f"{prefix}.{field}" in there for field in ("weight", "weight_packed"))
-    return f"{prefix}{WEIGHT}" if dotted else prefix
+def _weight_name(prefix: str, stored: Collection[str]) -> str:
+    """Return the name of the new tensor; it ends in `.weight` if the stored one has a suffix."""
+    dotted = any(f"{prefix}.{field}" in stored for field in ("weight", "weight_packed"))
+    return f"{prefix}{WEIGHT_SUFFIX}" if dotted else prefix
 
 
-def shared_sources(subject: Subject, stored: Mapping[str, StoredLayer]) -> dict[str, str]:
-    """Tensors of experts whose own weights are tensors apart -> the stack that has them, where all change.
+def shared_sources(source: Subject, layers: OutputLayers) -> dict[str, str]:
+    """Map tensors of single experts to the stored tensor of all experts that contains them.
 
-    So transformers stores FP8: the weight of each expert, and the scales of all in one.
+    Only for experts with weights of their own, as in the FP8 checkpoints of transformers, where the scales
+    alone share a tensor; and only if every expert is converted.
     """
-    assert subject.weights is not None
-    storage = subject.weights.storage
+    storage = weights_of(source).storage
     if not isinstance(storage, ExpertStacks):
         return {}
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     for stack in storage.stacks:
         prefixes = _prefixes([stack])
-        if all(prefix in stored for prefix in prefixes) and _has_own(subject, prefixes):
-            found |= {name: stack.source for name, _, _ in stack.names()}
-    return found
+        if all(prefix in layers for prefix in prefixes) and _have_own_weights(source, prefixes):
+            sources |= {name: stack.source for name, _, _ in stack.names()}
+    return sources
 
 
-def _has_own(subject: Subject, prefixes: Collection[str]) -> bool:
-    """Whether the first tensor of each of these layers, its weight, is in no stack."""
-    there = as_stored(subject).keys()
-    layers = (subject.layers[prefix] for prefix in prefixes)
+def _have_own_weights(source: Subject, prefixes: Collection[str]) -> bool:
+    """Return whether the weight of each of these layers is a stored tensor of its own."""
+    stored = stored_tensors(source).keys()
+    layers = (source.layers[prefix] for prefix in prefixes)
     return all(
-        isinstance(layer, LayerDescription) and layer.names.full(layer.specs[0].name) in there
+        isinstance(layer, LayerDescription) and layer.names.full(layer.specs[0].name) in stored
         for layer in layers
     )
 
@@ -120,60 +98,55 @@ def _prefixes(stacks: Collection[StoredStack]) -> set[str]:
     return {name.rpartition(".")[0] for stack in stacks for name, _, _ in stack.names()}
 
 
-def _info(
-    subject: Subject, stacks: Collection[StoredStack], stored: Mapping[str, StoredLayer]
-) -> TensorInfo | None:
-    """The header of a stack of all these layers in plain; None where not all of them become plain."""
-    assert subject.architecture is not None
+def _stack_info(source: Subject, stacks: Collection[StoredStack], layers: OutputLayers) -> TensorInfo | None:
+    """Return dtype and shape of the plain tensor, or None if some layer does not become plain."""
+    assert source.architecture is not None
     prefixes = _prefixes(stacks)
-    if not all(prefix in stored and stored[prefix].weight_type.plain for prefix in prefixes):
+    if not all(prefix in layers and layers[prefix].weight_type.plain for prefix in prefixes):
         return None
     count = max(stack.count for stack in stacks)
-    shapes = [_tensor(stored[prefix]) for prefix in prefixes]
-    outputs, inputs = sum(info.shape[0] for info in shapes) // count, shapes[0].shape[1]
-    both = (inputs, outputs) if subject.architecture.table.stacked.inputs_first else (outputs, inputs)
-    return TensorInfo(shapes[0].dtype, (count, *both))
+    infos = [_item_and_info(layers[prefix])[1] for prefix in prefixes]
+    outputs, inputs = sum(info.shape[0] for info in infos) // count, infos[0].shape[1]
+    shape = (inputs, outputs) if source.architecture.table.stacked.inputs_first else (outputs, inputs)
+    return TensorInfo(infos[0].dtype, (count, *shape))
 
 
-def _tensor(layer: StoredLayer) -> TensorInfo:
+def _item_and_info(layer: OutputLayer) -> tuple[OutputItem, TensorInfo]:
     assert layer.item is not None
     (info,) = layer.item.tensors.values()
-    return info
+    return layer.item, info
 
 
-def _new(
+def _plain_stack(
     name: str,
     info: TensorInfo,
     stacks: Collection[StoredStack],
-    found: StoredStack,
-    stored: Mapping[str, StoredLayer],
-) -> NewStack:
-    nbytes = info.nbytes // info.shape[0]  # of an expert
+    target: StoredStack,
+    layers: OutputLayers,
+) -> PlainStack:
+    expert_bytes = info.nbytes // info.shape[0]
 
-    def read() -> Iterator[Piece]:
+    def read() -> Iterator[Chunk]:
         for expert in range(info.shape[0]):
             block = torch.empty(info.shape[1:], dtype=info.dtype)
-            for part, slot in found.parts.items():
-                _fill(block, slot, stored[f"{found.lead}.{expert}.{part.removesuffix(WEIGHT)}"])
-            yield name, expert * nbytes, block
+            for part, slot in target.parts.items():
+                prefix = f"{target.lead}.{expert}.{part.removesuffix(WEIGHT_SUFFIX)}"
+                _fill_slot(block, slot, layers[prefix])
+            yield name, expert * expert_bytes, block
 
     prefixes = _prefixes(stacks)
-    items = [item for prefix in prefixes if (item := stored[prefix].item) is not None]
-    held = nbytes + max(item.held for item in items)
-    item = Item({name: info}, sum(item.source for item in items), read, held)
-    return NewStack([stack.source for stack in stacks], prefixes, item)
+    items = [_item_and_info(layers[prefix])[0] for prefix in prefixes]
+    memory_bytes = expert_bytes + max(item.memory_bytes for item in items)
+    item = OutputItem({name: info}, sum(item.source_bytes for item in items), read, memory_bytes)
+    return PlainStack([stack.source for stack in stacks], prefixes, item)
 
 
-def _fill(block: Tensor, slot: Slot, layer: StoredLayer) -> None:
-    """Write an expert's matrix where the slot has it, run by run of its outputs."""
-    assert layer.item is not None
-    info = _tensor(layer)
+def _fill_slot(block: Tensor, slot: Slot, layer: OutputLayer) -> None:
+    """Write one matrix of an expert into its slot of the expert's block, chunk by chunk."""
+    item, info = _item_and_info(layer)
     outputs = block.T if slot.inputs_first else block
-    mine = (
-        outputs[slot.first :: slot.step]
-        if slot.step > 1
-        else outputs[slot.first : slot.first + info.shape[0]]
-    )
-    width = info.shape[1] * info.dtype.itemsize
-    for _, at, run in layer.item.read():
-        mine[at // width : at // width + len(run)] = run
+    end = None if slot.step > 1 else slot.first + info.shape[0]
+    rows = outputs[slot.first : end : slot.step]
+    row_bytes = info.shape[1] * info.dtype.itemsize
+    for _, offset, chunk in item.read():
+        rows[offset // row_bytes : offset // row_bytes + len(chunk)] = chunk

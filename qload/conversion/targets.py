@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from qload.conversion import fp8
-from qload.conversion.output_tensors import Item, dequantized, meaning, rewritten
+from qload.conversion.output_tensors import (
+    OutputItem,
+    dequantize_layer,
+    repack_layer,
+    to_integers,
+    weights_of,
+)
 from qload.errors import QloadError, RepackError
 from qload.formats import Fp8Weight, UnquantizedConfig, UnquantizedWeight
 from qload.kernel_formats import awq, compressed_tensors, gptq, marlin_24, marlin_checkpoint
@@ -25,90 +31,57 @@ from qload.verify.comparison import equal_bits
 from qload.verify.crew import Crew, Tell
 from qload.verify.subject import Subject
 
+T = TypeVar("T")
+EXPERT_AXIS = "E"  # of a layer that holds all experts of a block
+
 
 @dataclass(frozen=True)
 class IntegerTarget:
-    """A format of integer codes: what writes one layer of it, exactly or not at all.
+    """Target format with integer codes.
 
-    `looks_at_codes`: to decide what it refuses.
+    `write` packs one layer exactly, or raises RepackError; `needs_codes` if that depends on the codes.
     """
 
     write: Callable[[Integers], Weight]
-    looks_at_codes: bool = False
+    needs_codes: bool = False
 
 
-def _minus_one(integers: Integers) -> Weight:
-    """A zero point of 0, which is all ones once 1 is taken from it, has other readings in kernels."""
+def _write_gptq_v1(integers: Integers) -> Weight:
+    """Pack as gptq; RepackError for a zero point of 0, which kernels decode in different ways."""
     if integers.span[0] == 0 and integers.convention != STORED_MINUS_ONE:
-        reason = "kernels read a zero point of 0, stored minus one, as 2**bits; gptq_v2 stores it as it is"
+        reason = "kernels read a zero point of 0, stored minus one, as 2**bits; gptq_v2 stores it unchanged"
         raise RepackError(integers.source, "gptq", reason)
     return gptq.write(integers, STORED_MINUS_ONE)
 
 
 INTEGERS: Mapping[str, IntegerTarget] = {
-    "gptq": IntegerTarget(_minus_one),
+    "gptq": IntegerTarget(_write_gptq_v1),
     "gptq_v2": IntegerTarget(lambda integers: gptq.write(integers, Stored())),
     "awq": IntegerTarget(awq.write),
     MARLIN_CHECKPOINT: IntegerTarget(marlin_checkpoint.write),
-    "marlin_24": IntegerTarget(marlin_24.write, looks_at_codes=True),
+    "marlin_24": IntegerTarget(marlin_24.write, needs_codes=True),
     "compressed-tensors": IntegerTarget(compressed_tensors.write),
 }
-FLOATS: Mapping[str, torch.dtype] = {
-    "float32": torch.float32,
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-}
-TARGETS = (*INTEGERS, "fp8", *FLOATS)
-OLDER_NAMES = {"marlin": MARLIN_CHECKPOINT}  # of targets: "marlin" is a kernel order elsewhere
+FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+TARGETS = (*INTEGERS, fp8.NAME, *FLOATS)
+OLDER_NAMES = {"marlin": MARLIN_CHECKPOINT}  # elsewhere "marlin" is a kernel order
 
 
-class Unpacked(Integers):
-    """Integers whose codes were not read: a writer makes all of a weight of them but its words."""
+class IntegersWithoutCodes(Integers):
+    """Integers whose codes were not read: writers pack placeholders in their place."""
 
     @classmethod
-    def of(cls, integers: Integers) -> "Unpacked":
-        """The same, and no code of it will be looked at."""
-        return cls(**{each.name: getattr(integers, each.name) for each in fields(integers)})
+    def of(cls, integers: Integers) -> "IntegersWithoutCodes":
+        """Return a copy with placeholders in place of codes."""
+        return cls(**{field.name: getattr(integers, field.name) for field in fields(integers)})
 
     def _written(self, name: str, shape: Sequence[int], dtype: torch.dtype, write: object) -> Tensor:
         return torch.zeros((), dtype=dtype).expand(tuple(shape))
 
 
-def stays_below(weight: Weight, limit: float) -> bool:
-    """Whether no value of a quantized weight but NaN can be as far from zero as `limit`, whatever its codes.
-
-    False says nothing: codes may be smaller than they could be, and some weights mean more than their codes.
-    """
-    if weight.plain or type(weight).dequantize is not Weight.dequantize or not weight.layer.N:
-        return False
-    codes = weight.codes()
-    if not codes.scales.numel():
-        return False
-    least, most = codes.scales.abs().aminmax()
-    scale = float(most)
-    if codes.divide:
-        scale = 1 / float(least) if float(least) else float("inf")
-    return scale * abs(codes.factor) * _farthest(codes) < limit
-
-
-def _farthest(codes: Codes) -> float:
-    """The largest that a code less its zero point can be, or that it stands for."""
-    if codes.lookup is not None:
-        return float(codes.lookup.abs().nan_to_num(0, torch.inf).max())  # NaN is at no distance
-    largest = float(2**codes.bits - 1)
-    if codes.zeros is None:
-        return largest
-    least, most = codes.zeros.aminmax()
-    return max(largest - float(least), float(most))
-
-
-T = TypeVar("T")
-EXPERTS = "E"  # an axis of a layer that holds all experts
-
-
 @dataclass(frozen=True)
-class StoredLayer:
-    """A layer as it will be stored: its type and config, and what writes it; `item` None: it is copied."""
+class OutputLayer:
+    """Type and config of a layer in the new checkpoint, with the item that writes it; None: it is kept."""
 
     prefix: str
     weight_type: type[Weight]
@@ -116,137 +89,181 @@ class StoredLayer:
     K: int
     symmetric: bool = False
     act_order: bool = False
-    item: Item | None = None
-    inputs: ActivationScheme | None = None
+    item: OutputItem | None = None
+    activations: ActivationScheme | None = None
+
+
+OutputLayers = Mapping[str, OutputLayer]  # by prefix
 
 
 @dataclass(frozen=True)
-class AskedTarget:
-    """A target, whether values may be rounded to its float type, and who asks."""
+class ConversionRequest:
+    """A source checkpoint, the target format, and the processes that share the work.
 
-    subject: Subject
+    `rounding` permits to round values to the float type of the target.
+    """
+
+    source: Subject
     to: str
     rounding: bool
-    crew: Crew
+    workers: Crew
 
-    def answers(self, layers: Sequence[LayerDescription | QloadError], tell: Tell) -> list[StoredLayer | str]:
-        """What each layer becomes, or why the target cannot say it.
+    def convert_layers(
+        self, layers: Sequence[LayerDescription | QloadError], progress: Tell
+    ) -> list[OutputLayer | str]:
+        """Return each layer in the target format, or the reason of its refusal.
 
-        Processes share what looks at all values, which is what narrower floats take; the rest is little.
+        Processes share the only expensive check, of all values against a narrower float type.
         """
-        sizes = [1] * len(layers)
         if self.to not in FLOATS:
-            return self._here(lambda at: _told(self._made, layers[at]), sizes, tell)
-        lost = self.crew.share_out(lambda at: _told(self._lost, layers[at]), sizes, tell)
+            convert = self._to_fp8 if self.to == fp8.NAME else self._to_integers
+            return self._run_in_this_process(
+                lambda n: _result_or_reason(convert, layers[n]), layers, progress
+            )
+        reasons = self.workers.share_out(
+            lambda n: _result_or_reason(self._lost_value, layers[n]), [1] * len(layers), progress
+        )
 
-        def answer(at: int) -> StoredLayer | str:
-            reason = lost[at]
-            return _told(self._plain, layers[at]) if reason is None else reason
+        def convert_exact(n: int) -> OutputLayer | str:
+            reason = reasons[n]
+            return _result_or_reason(self._to_float, layers[n]) if reason is None else reason
 
-        return self._here(answer, sizes, _nothing)
+        return self._run_in_this_process(convert_exact, layers, lambda done, total: None)
 
     @property
     def can_round(self) -> bool:
-        """Whether rounding was not asked for and would help."""
+        """Return whether the option `rounding` is off and would make a difference."""
         return not self.rounding and self.to in FLOATS and FLOATS[self.to] != torch.float32
 
-    def as_other_integers(self, layer: LayerDescription) -> dict[str, StoredLayer]:
-        """What a layer becomes in each format of integers but its own that needs no look at codes."""
-        names = [name for name, target in INTEGERS.items() if name != self.to and not target.looks_at_codes]
-        own = layer.format.weight_type, layer.format.config
-        made = {name: _told(replace(self, to=name)._integers, layer) for name in names}
+    def other_integer_formats(self, layer: LayerDescription) -> dict[str, OutputLayer]:
+        """Return the layer in each other integer format able to represent it, as far as known without codes.
+
+        The layer's own format and config are left out.
+        """
+        names = [name for name, target in INTEGERS.items() if name != self.to and not target.needs_codes]
+        current = layer.format.weight_type, layer.format.config
+        layers = {name: _result_or_reason(replace(self, to=name)._to_integers, layer) for name in names}
         return {
-            name: stored
-            for name, stored in made.items()
-            if not isinstance(stored, str) and (stored.weight_type, stored.config) != own
+            name: other
+            for name, other in layers.items()
+            if not isinstance(other, str) and (other.weight_type, other.config) != current
         }
 
-    def _here(
-        self, answer: Callable[[int], StoredLayer | str], sizes: Sequence[int], tell: Tell
-    ) -> list[StoredLayer | str]:
-        """In this process, one after another: of some targets a whole layer is in memory."""
-        return replace(self.crew, group=ALONE).share_out(answer, sizes, tell, 1)
+    def _run_in_this_process(
+        self, work: Callable[[int], T], layers: Sequence[object], progress: Tell
+    ) -> list[T]:
+        """Run one layer after another, as some targets need a whole layer in memory."""
+        return replace(self.workers, group=ALONE).share_out(work, [1] * len(layers), progress, 1)
 
-    def _made(self, layer: LayerDescription) -> StoredLayer | str:
-        return self._fp8(layer) if self.to == fp8.NAME else self._integers(layer)
-
-    def _integers(self, layer: LayerDescription) -> StoredLayer | str:
+    def _to_integers(self, layer: LayerDescription) -> OutputLayer:
         if layer.format.activations is not None:
-            return f"its inputs are quantized ({layer.format.activations}), which {self.to} does not say"
-        target, weights = INTEGERS[self.to], self.subject.weights
-        assert weights is not None
-        integers = meaning(self._facts(layer, target.looks_at_codes))
-        made = target.write(integers if target.looks_at_codes else Unpacked.of(integers))
-        item = rewritten(weights, self.subject.loader, layer, made, target.write)
-        facts = integers.symmetric, not integers.in_order
-        return StoredLayer(layer.prefix, type(made), made.config, layer.K, *facts, item)
-
-    def _fp8(self, layer: LayerDescription) -> StoredLayer:
-        weights, loader = self.subject.weights, self.subject.loader
-        assert weights is not None
-        fmt = layer.format
-        if fmt.weight_type.plain:
-            item, config = fp8.plain_item(weights, loader, layer)
-            return StoredLayer(layer.prefix, Fp8Weight, config, layer.K, item=item)
-        item = fp8.fp8_item(weights, loader, layer)
-        return StoredLayer(
-            layer.prefix, fmt.weight_type, fmt.config, layer.K, item=item, inputs=fmt.activations
+            reason = f"its inputs are quantized ({layer.format.activations}), which {self.to} cannot express"
+            raise RepackError(layer.format.weight_type.format, self.to, reason)
+        target = INTEGERS[self.to]
+        integers = to_integers(self._load(layer, target.needs_codes))
+        packed = target.write(integers if target.needs_codes else IntegersWithoutCodes.of(integers))
+        item = repack_layer(weights_of(self.source), self.source.loader, layer, packed, target.write)
+        return OutputLayer(
+            layer.prefix,
+            type(packed),
+            packed.config,
+            layer.K,
+            integers.symmetric,
+            not integers.in_order,
+            item,
         )
 
-    def _facts(self, layer: LayerDescription, whole: bool) -> Weight:
-        """The layer without its codes, unless these decide too."""
-        weights, loader = self.subject.weights, self.subject.loader
-        assert weights is not None
-        parts = [Part(layer.prefix)]
-        if not whole:
+    def _to_fp8(self, layer: LayerDescription) -> OutputLayer:
+        weights, loader, fmt = weights_of(self.source), self.source.loader, layer.format
+        if fmt.weight_type.plain:
+            item, config = fp8.plain_item(weights, loader, layer)
+            return OutputLayer(layer.prefix, Fp8Weight, config, layer.K, item=item)
+        item = fp8.fp8_item(weights, loader, layer)
+        return OutputLayer(
+            layer.prefix, fmt.weight_type, fmt.config, layer.K, item=item, activations=fmt.activations
+        )
+
+    def _load(self, layer: LayerDescription, with_codes: bool) -> Weight:
+        """Load the layer, without its codes where its format can be read without them."""
+        weights, loader, parts = weights_of(self.source), self.source.loader, [Part(layer.prefix)]
+        if not with_codes:
             weight = loader.load(HeaderOnlySource.without_codes(weights, layer), parts, None)
             reader = READERS.get(type(weight))
             if reader is None or reader.skippable(weight):
                 return weight
         return loader.load(weights, parts, None)
 
-    def _plain(self, layer: LayerDescription) -> StoredLayer:
-        weights, loader = self.subject.weights, self.subject.loader
-        assert weights is not None
-        item = dequantized(weights, loader, layer, FLOATS[self.to])
-        return StoredLayer(layer.prefix, UnquantizedWeight, UnquantizedConfig(), layer.K, item=item)
+    def _to_float(self, layer: LayerDescription) -> OutputLayer:
+        item = dequantize_layer(weights_of(self.source), self.source.loader, layer, FLOATS[self.to])
+        return OutputLayer(layer.prefix, UnquantizedWeight, UnquantizedConfig(), layer.K, item=item)
 
-    def _lost(self, layer: LayerDescription) -> str | None:
-        """The first value that a narrower type has not; where rounding is meant, that it has none near."""
-        weights, dtype = self.subject.weights, FLOATS[self.to]
-        assert weights is not None
-        if EXPERTS in layer.sizes:
-            return "it holds all experts, and how these lie is not known of this type of model"
+    def _lost_value(self, layer: LayerDescription) -> str | None:
+        """Return the first value out of the float type, as a reason; None if it holds all.
+
+        With `rounding`, only a finite value beyond the largest of the type counts.
+        """
+        dtype = FLOATS[self.to]
+        if EXPERT_AXIS in layer.sizes:
+            return "it holds all experts, in an order that is not known for this model type"
         if dtype == torch.float32:
             return None
-        for start, weight in outputs(weights, self.subject.loader, layer):
+        for start, weight in outputs(weights_of(self.source), self.source.loader, layer):
             if weight.input_factors is not None:
-                return "its inputs are multiplied by factors, for which a plain weight has no place"
+                return "its inputs are multiplied by factors, which a plain weight cannot hold"
             if self.rounding and stays_below(weight, torch.finfo(dtype).max):
                 continue
             values = weight.dequantize()
-            near = values.to(dtype).float()
-            if equal_bits(near, values):
+            rounded = values.to(dtype).float()
+            if equal_bits(rounded, values):
                 continue
-            lost = near.isinf() & ~values.isinf() if self.rounding else (near != values) & ~values.isnan()
+            lost = (
+                rounded.isinf() & ~values.isinf() if self.rounding else (rounded != values) & ~values.isnan()
+            )
             if bool(lost.any()):
                 n, k = torch.nonzero(lost)[0].tolist()
                 name = str(dtype).removeprefix("torch.")
-                return f"{values[n, k]:.9g} at ({start + n}, {k}) is no {name}: nearest is {near[n, k]:.9g}"
+                value, nearest = f"{values[n, k]:.9g}", f"{rounded[n, k]:.9g}"
+                return f"{value} at ({start + n}, {k}) is not a {name}; the nearest is {nearest}"
         return None
 
 
-def _told(ask: Callable[[LayerDescription], T], layer: LayerDescription | QloadError) -> T | str:
-    """An answer about a layer, or why there is none."""
+def _result_or_reason(
+    convert: Callable[[LayerDescription], T], layer: LayerDescription | QloadError
+) -> T | str:
+    """Return the result for a layer, or the text of its error."""
     if isinstance(layer, QloadError):
         return str(layer)
     try:
-        return ask(layer)
+        return convert(layer)
     except RepackError as error:
         return error.reason
     except QloadError as error:
         return str(error)
 
 
-def _nothing(done: int, total: int) -> None:
-    """Nobody is told."""
+def stays_below(weight: Weight, limit: float) -> bool:
+    """Return whether scales and zero points bound every value but NaN below `limit`, for any codes.
+
+    False if no bound is known, as for plain weights and for formats with a `dequantize` of their own.
+    """
+    if weight.plain or type(weight).dequantize is not Weight.dequantize or not weight.layer.N:
+        return False
+    codes = weight.codes()
+    if not codes.scales.numel():
+        return False
+    smallest, largest = codes.scales.abs().aminmax()
+    scale = float(largest)
+    if codes.divide:
+        scale = 1 / float(smallest) if float(smallest) else float("inf")
+    return scale * abs(codes.factor) * _largest_code(codes) < limit
+
+
+def _largest_code(codes: Codes) -> float:
+    """Return the largest magnitude of code minus zero point, or of an entry of the lookup table."""
+    if codes.lookup is not None:
+        return float(codes.lookup.abs().nan_to_num(0, torch.inf).max())  # NaN is ignored
+    largest = float(2**codes.bits - 1)
+    if codes.zeros is None:
+        return largest
+    smallest_zero, largest_zero = codes.zeros.aminmax()
+    return max(largest - float(smallest_zero), float(largest_zero))

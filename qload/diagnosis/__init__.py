@@ -1,4 +1,4 @@
-"""What is wrong with a weight that was read back, in plain words: known faults, fitted to what came out."""
+"""Diagnosis of a read-back weight: the known fault behind its errors, and their location."""
 
 from qload.diagnosis.diagnosis import FAULT_CLASSES, Diagnosis, diagnose
 

@@ -1,4 +1,4 @@
-"""Comparison of an expected weight with the weight that was read back: tolerance, and location of errors."""
+"""Comparison of an expected with a read-back weight: tolerance, and location of errors."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -6,60 +6,117 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from qload.diagnosis.reading_faults import stored_order
+from qload.diagnosis.reading_faults import word_order
 from qload.spec import Codes, Weight
+
+# Largest relative distance after two roundings: half a unit in the last place each of 8 bits of bfloat16 and
+# 11 bits of float16, and a few units of float32.
+ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-9, torch.float32: 2.0**-18}
+HALF_TYPES = (torch.bfloat16, torch.float16)
+CANCELLATION = 2.0**-4  # of the rounding of a typical value: error left after two larger values cancel
+PREDICTION_ROUNDING = 2.0**-9  # a prediction may have been rounded to float16 on its way
+
+Range = tuple[int, int]  # the first, and one past the last
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A fault that may be the one.
+class Tolerance:
+    """Largest difference between equal values.
 
     Attributes
     ----------
-    fault, words
-        The id of its class, and which of that it is.
-    predicted
-        The weight (N, K) float32 that one has by it; NaN where it says nothing.
+    relative
+        As a share of the larger of two values.
+    absolute
+        In addition, for values of any size.
     """
 
-    fault: str
-    words: str
-    predicted: Callable[[], Tensor]
+    relative: float
+    absolute: float
+
+    def agree(self, left: Tensor, right: Tensor) -> Tensor:
+        """Return the places of equal values; NaN equals nothing, and an infinity equals itself."""
+        difference = (left - right).abs()
+        larger = torch.maximum(left.abs(), right.abs())
+        return (left == right) | (larger.isfinite() & (difference <= self.relative * larger + self.absolute))
+
+    def for_predictions(self, expected: Tensor, got: Tensor) -> "Tolerance":
+        """Return the tolerance for predictions: for float16 at least, and scaled to the smaller weight."""
+        relative = max(self.relative, PREDICTION_ROUNDING)
+        return Tolerance(relative, CANCELLATION * relative * min(_rms(expected), _rms(got)))
+
+
+def tolerance_for(expected: Tensor, got: Tensor) -> Tolerance:
+    """Return the tolerance for the dtype of `got`; float32 with exact 16-bit values gets the 16-bit one."""
+    if got.dtype in HALF_TYPES:
+        types = [got.dtype]
+    else:
+        finite = got[got.isfinite()]
+        types = [dtype for dtype in HALF_TYPES if torch.equal(finite.to(dtype).to(finite.dtype), finite)]
+    relative = min((ROUNDING[dtype] for dtype in types), default=ROUNDING[torch.float32])
+    return Tolerance(relative, CANCELLATION * relative * _rms(expected))
+
+
+def _rms(values: Tensor) -> float:
+    """Return the root mean square of the finite values."""
+    finite = values[values.isfinite()].double()
+    return float(finite.square().mean().sqrt()) if finite.numel() else 0.0
 
 
 @dataclass(frozen=True)
-class Case:
-    """One weight.
+class Hypothesis:
+    """Possible explanation of the errors.
+
+    Attributes
+    ----------
+    fault
+        Id of its class.
+    text
+        Description.
+    predict
+        Returns the weight (N, K) float32 that the fault would cause, NaN where it makes no prediction.
+    """
+
+    fault: str
+    text: str
+    predict: Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class WeightComparison:
+    """Expected weight, read-back weight, and facts about them.
 
     Attributes
     ----------
     expected, got
         (N, K) float32.
     codes
-        What `expected` is made of, in the same shape; None where that is not known.
-    stored
-        In which order the codes of a word lie, where that is not 0, 1, 2, ...
-    factors
-        (K,) what inputs are multiplied by, which `expected` includes; or None.
+        Codes of `expected` in the same shape; None if they are not known.
+    word_order
+        Order of the codes in a word, if it is not 0, 1, 2, ...
+    input_factors
+        (K,) factors of the inputs, which `expected` includes; or None.
     parts
-        How many outputs each part of a fused layer has.
+        Number of outputs of each part of a fused layer.
     scalars
         Scales of the whole tensor, by name.
     bias
-        (N,), which a read-back would show at every input; or None.
+        (N,) included in `expected` for every input; or None.
     shares
-        What each rank should have, (N, K) like `expected`, where `rank` has one of several.
-    rank, world, experts
-        Whose share this is; of how many ranks, or experts, this is all shares, one after another.
-    first
-        Which output of its layer the first one is.
+        Expected share of each rank, (N, K) like `expected`, if `rank` has one of several.
+    rank
+        Rank of this share.
+    world, experts
+        Number of ranks, or experts, whose shares this weight contains, one after another.
+    first_output
+        Number of the first output in its layer.
     """
 
     expected: Tensor
     got: Tensor
     codes: Codes | None = None
-    stored: tuple[int, ...] | None = None
-    factors: Tensor | None = None
+    word_order: tuple[int, ...] | None = None
+    input_factors: Tensor | None = None
     parts: tuple[int, ...] = ()
     scalars: tuple[tuple[str, float], ...] = ()
     bias: Tensor | None = None
@@ -67,79 +124,84 @@ class Case:
     rank: int | None = None
     world: int = 1
     experts: int = 1
-    first: int = 0
+    first_output: int = 0
 
     @property
-    def matrix(self) -> Codes | None:
-        """The codes where they lie as the weight does, (N, K), which blocks that span outputs do not."""
+    def code_matrix(self) -> Codes | None:
+        """The codes if they have the shape (N, K); None for blocks that span outputs."""
         fits = self.codes is not None and tuple(self.codes.codes.shape) == tuple(self.expected.shape)
         return self.codes if fits else None
 
-    def applied(self, values: Tensor) -> Tensor:
-        """A reading of the codes, as numbers that compare with `expected`."""
-        values = values.reshape(self.expected.shape)
-        if self.factors is not None:
-            values = values * self.factors
+    def from_codes(self, codes: Codes) -> Tensor:
+        """Dequantize codes into a weight comparable with `expected`."""
+        values = codes.dequantize().reshape(self.expected.shape)
+        if self.input_factors is not None:
+            values = values * self.input_factors
         return values if self.bias is None else values + self.bias.float()[:, None]
 
 
-def case_of(expected: Tensor, got: Tensor, layer: Weight | None, rank: int | None, world: int | None) -> Case:
-    """What can be known of a weight (N, K), or of a `rank`'s share of `layer`."""
-    case = Case(expected, got, rank=rank, world=world or 1)
+def compare(
+    expected: Tensor, got: Tensor, layer: Weight | None, rank: int | None = None, world: int | None = None
+) -> WeightComparison:
+    """Compare weights (N, K), or the shares of `rank`, with the facts of `layer`."""
+    comparison = WeightComparison(expected.float(), got.float(), rank=rank, world=world or 1)
     if layer is None:
-        return case
+        return comparison
     factors = layer.input_factors
     codes = None if layer.format == "unquantized" else layer.codes()
     if codes is not None:
         codes = replace(codes, codes=codes.plain())
-    scalars = tuple(
-        (name, float(held))
-        for name, held in layer.fields().items()
-        if held.numel() == 1 and held.is_floating_point()
-    )
-    case = replace(
-        case,
+    scalars = [
+        (name, float(tensor))
+        for name, tensor in layer.fields().items()
+        if tensor.numel() == 1 and tensor.is_floating_point()
+    ]
+    comparison = replace(
+        comparison,
         codes=codes,
-        stored=stored_order(layer),
-        factors=None if factors is None else factors.float(),
+        word_order=word_order(layer),
+        input_factors=None if factors is None else factors.float(),
         parts=layer.layer.parts,
-        scalars=scalars,
+        scalars=tuple(scalars),
     )
-    whole = layer.shape
-    if rank is None or world is None or whole == tuple(expected.shape):
-        return case
-    return _of_a_share(case, layer, rank, world)
+    if rank is None or world is None or layer.shape == tuple(expected.shape):
+        return comparison
+    return _compare_share(comparison, layer, rank, world)
 
 
-def _of_a_share(case: Case, layer: Weight, rank: int, world: int) -> Case:
-    """`layer` is whole, and cut into equal shares along the axis that is longer than expected."""
-    axis = 0 if layer.shape[0] != case.expected.shape[0] else 1
-    size = case.expected.shape[axis]
-    everything = layer.dequantize()
-    if case.factors is not None:
-        everything = everything * case.factors
-    if everything.shape[1 - axis] != case.expected.shape[1 - axis] or everything.shape[axis] != size * world:
-        return replace(case, codes=None, factors=None, parts=())
+def _compare_share(comparison: WeightComparison, layer: Weight, rank: int, world: int) -> WeightComparison:
+    """Complete the comparison of a share: cut `layer` evenly along the axis with another length."""
+    expected, codes, factors = comparison.expected, comparison.codes, comparison.input_factors
+    axis = 0 if layer.shape[0] != expected.shape[0] else 1
+    size = expected.shape[axis]
+    dequantized = layer.dequantize()
+    if factors is not None:
+        dequantized = dequantized * factors
+    if dequantized.shape[1 - axis] != expected.shape[1 - axis] or dequantized.shape[axis] != size * world:
+        return replace(comparison, codes=None, input_factors=None, parts=())
     start = rank * size
-    lies = case.codes is not None and tuple(case.codes.codes.shape) == tuple(layer.shape)
-    codes = cut(case.codes, axis, start, start + size) if lies and case.codes is not None else None
-    factors = None if case.factors is None else case.factors[start : start + size] if axis else case.factors
-    shares = torch.split(everything, size, axis)
-    return replace(case, codes=codes, factors=factors, parts=(), shares=shares)
+    fits = codes is not None and tuple(codes.codes.shape) == tuple(layer.shape)
+    return replace(
+        comparison,
+        codes=slice_codes(codes, axis, start, start + size) if fits and codes is not None else None,
+        input_factors=factors[start : start + size] if axis and factors is not None else factors,
+        parts=(),
+        shares=torch.split(dequantized, size, axis),
+    )
 
 
-def outputs_of(case: Case, first: int) -> Case:
-    """A case of a whole layer's codes, for as many of its outputs as it expects, from `first` on."""
-    size, K = case.expected.shape
-    codes = case.codes
+def slice_outputs(comparison: WeightComparison, first: int) -> WeightComparison:
+    """Restrict the codes of a whole layer to the expected outputs, from `first` on."""
+    size, K = comparison.expected.shape
+    codes = comparison.codes
     if codes is not None:
         fits = codes.codes.shape[1] == K and codes.codes.shape[0] >= first + size
-        codes = cut(codes, 0, first, first + size) if fits else None
-    return replace(case, codes=codes, parts=())
+        codes = slice_codes(codes, 0, first, first + size) if fits else None
+    return replace(comparison, codes=codes, parts=())
 
 
-def cut(codes: Codes, axis: int, start: int, stop: int) -> Codes:
-    """Some outputs (axis 0) or inputs (axis 1) of codes that are spelled out."""
+def slice_codes(codes: Codes, axis: int, start: int, stop: int) -> Codes:
+    """Return some outputs (axis 0) or inputs (axis 1) of codes."""
     plain = codes.plain().narrow(axis, start, stop - start)
     if axis == 1:
         k_group = None if codes.k_group is None else codes.k_group[start:stop]
@@ -154,66 +216,9 @@ def cut(codes: Codes, axis: int, start: int, stop: int) -> Codes:
     return replace(codes, codes=plain, scales=codes.scales[start:stop], zeros=zeros)
 
 
-# How far two roundings to a type can bring two numbers apart, as a part of the larger one: half a unit in the
-# last place each of bfloat16's 8 bits and float16's 11, and a few of float32.
-ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-9, torch.float32: 2.0**-18}
-HALVES = (torch.bfloat16, torch.float16)
-CANCELLED = 2.0**-4  # of that, of a typical number: what is left of two larger ones that cancel
-
-
-FITS = 2.0**-9  # of what a fault predicts, which may have been rounded on the way, as float16 rounds
-
-
 @dataclass(frozen=True)
-class Closeness:
-    """Compares numbers of one weight.
-
-    Attributes
-    ----------
-    relative
-        How far apart two numbers may be, as a part of the larger one.
-    absolute
-        And of any size.
-    """
-
-    relative: float
-    absolute: float
-
-    def __call__(self, one: Tensor, other: Tensor) -> Tensor:
-        """Where the two are one number; NaN is none, and one infinity is itself."""
-        apart = (one - other).abs()
-        largest = torch.maximum(one.abs(), other.abs())
-        return (one == other) | (largest.isfinite() & (apart <= self.relative * largest + self.absolute))
-
-    def of_fits(self, expected: Tensor, got: Tensor) -> "Closeness":
-        """For what a fault predicts: wider than float32 rounds, and as small as what came out is."""
-        small = min(_typical(expected), _typical(got))
-        relative = max(self.relative, FITS)
-        return Closeness(relative, CANCELLED * relative * small)
-
-
-def closeness_of(expected: Tensor, got: Tensor) -> Closeness:
-    """As the type of `got` rounds; of float32, as a 16-bit type does that all of it could be stored in."""
-    finite = got[got.isfinite()]
-    held = [dtype for dtype in HALVES if torch.equal(finite.to(dtype).to(finite.dtype), finite)]
-    if got.dtype in HALVES:
-        held = [got.dtype]
-    relative = min((ROUNDING[dtype] for dtype in held), default=ROUNDING[torch.float32])
-    return Closeness(relative, CANCELLED * relative * _typical(expected))
-
-
-def _typical(values: Tensor) -> float:
-    """The root of the mean square of those that are finite."""
-    sound = values[values.isfinite()].double()
-    return float(sound.square().mean().sqrt()) if sound.numel() else 0.0
-
-
-Range = tuple[int, int]  # the first, and one past the last
-
-
-@dataclass(frozen=True)
-class Where:
-    """How many numbers are wrong, of how many, and between which bounds; None where that is not known."""
+class ErrorLocation:
+    """Number of wrong values, and their ranges; None for an unknown range."""
 
     wrong: int
     total: int
@@ -222,42 +227,38 @@ class Where:
     group: Range | None = None
     rank: Range | None = None
     expert: Range | None = None
-    outputs: int = 0  # how many have something wrong
+    outputs: int = 0  # number of outputs with an error
     inputs: int = 0
 
-    def bounds(self) -> dict[str, Range]:
-        """Those that are known, by what they count."""
-        named = {
-            "experts": self.expert,
-            "ranks": self.rank,
-            "outputs": self.n,
-            "inputs": self.k,
-            "groups": self.group,
-        }
-        return {name: bound for name, bound in named.items() if bound is not None}
+    def ranges(self) -> dict[str, Range]:
+        """Return the known ranges by their unit."""
+        units = "experts", "ranks", "outputs", "inputs", "groups"
+        ranges = self.expert, self.rank, self.n, self.k, self.group
+        return {unit: bounds for unit, bounds in zip(units, ranges, strict=True) if bounds is not None}
 
 
-def where_of(case: Case, wrong: Tensor) -> Where:
-    """The bounds of what is wrong, bool (N, K); experts and ranks lie one after another along N or K."""
+def locate_errors(comparison: WeightComparison, wrong: Tensor) -> ErrorLocation:
+    """Locate wrong values, bool (N, K); experts lie along N, and ranks along N within an expert."""
     rows, columns = (torch.nonzero(wrong.any(axis)).flatten() for axis in (1, 0))
     count, total = int(wrong.sum()), wrong.numel()
     if not count:
-        return Where(0, total)
-    group = None
-    codes = case.matrix
+        return ErrorLocation(0, total)
+    group = expert = rank = None
+    codes = comparison.code_matrix
     if codes is not None and codes.k_group is not None and codes.scales.shape[1] > 1:
         group = _range(codes.k_group[columns])
-    expert = None
     N = wrong.shape[0]
-    if case.experts > 1:
-        N //= case.experts
+    if comparison.experts > 1:
+        N //= comparison.experts
         expert, rows = _range(rows // N), rows % N
-    rank = None if case.rank is None else (case.rank, case.rank + 1)
-    if rank is None and case.world > 1 and N % case.world == 0:
-        rank = _range(rows // (N // case.world))
-    counts = len({*rows.tolist()}), int(columns.numel())
-    return Where(count, total, _range(rows + case.first), _range(columns), group, rank, expert, *counts)
+    if comparison.rank is not None:
+        rank = comparison.rank, comparison.rank + 1
+    elif comparison.world > 1 and N % comparison.world == 0:
+        rank = _range(rows // (N // comparison.world))
+    n = _range(rows + comparison.first_output)
+    outputs, inputs = len({*rows.tolist()}), int(columns.numel())
+    return ErrorLocation(count, total, n, _range(columns), group, rank, expert, outputs, inputs)
 
 
-def _range(places: Tensor) -> Range:
-    return int(places.min()), int(places.max()) + 1
+def _range(indices: Tensor) -> Range:
+    return int(indices.min()), int(indices.max()) + 1

@@ -6,10 +6,10 @@ from qload.spec import Weight
 
 
 def meant(weight: Weight) -> Tensor:
-    """What a weight does to inputs, (N, K) float32; factors of these are a part of it."""
+    """Return the matrix that inputs are multiplied by, (N, K) float32, with the input factors applied."""
     return with_factors(weight, weight.dequantize())
 
 
 def with_factors(weight: Weight, values: Tensor) -> Tensor:
-    """A reading of a weight, times the factors of its inputs."""
+    """Multiply (N, K) values by the input factors of a weight."""
     return values if weight.input_factors is None else values * weight.input_factors.float()

@@ -1,6 +1,6 @@
 """Faults of the weight as a whole: misplaced outputs, inputs, parts, ranks or experts, and wrong factors."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import permutations
@@ -8,227 +8,216 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from qload.diagnosis import reading_faults
-from qload.diagnosis.comparison import Candidate, Case, Closeness
+from qload.diagnosis.comparison import Hypothesis, Tolerance, WeightComparison
+from qload.diagnosis.reading_faults import WORD_BITS, act_order_permutations
 
-MOST_BLOCKS = 64  # ranks, or experts, that are compared with each other
-MOST_PARTS = 4
-TILES = (8, 16)
-NAN = float("nan")
-
-
-def candidates(case: Case, closeness: Closeness) -> Iterator[Candidate]:
-    """The expected weight with its outputs, inputs or blocks elsewhere."""
-    yield from _ranks(case, closeness)
-    yield from _parts(case)
-    if case.matrix is not None:
-        for fault, words, order in reading_faults.act_order_permutations(case.matrix):
-            yield Candidate(fault, words, partial(case.expected.index_select, 1, order))
-    for size in sorted({case.expected.shape[0], case.expected.shape[1]} if _is_square(case) else ()):
-        yield Candidate("transposed", f"({size}, {size}) transposed", lambda: case.expected.T)
-    for size in TILES:
-        if not case.expected.shape[0] % size and not case.expected.shape[1] % size:
-            words = f"tiles of {size} x {size} transposed"
-            yield Candidate("transposed", words, partial(_tiles_turned, case.expected, size))
-    yield from _shifted(case)
+MAX_BLOCKS = 64  # ranks or experts that are compared with each other
+MAX_PARTS = 4
+TILE_SIZES = (8, 16)
+FACTOR_TOLERANCE = 2.0**-8  # relative distance of a measured factor from a known one
+MIN_KIND_SHARE = 0.9  # of wrong values that are NaN, infinite or zero
+MIN_ERRORS = 4
 
 
-def shifted_codes(case: Case) -> Iterator[Candidate]:
-    """Codes that lie one word too far, or one byte, input or output, under scales that do not."""
-    if (codes := case.matrix) is None:
+def misplaced_weights(comparison: WeightComparison, tolerance: Tolerance) -> Iterator[Hypothesis]:
+    """Yield the expected weight with its outputs, inputs or blocks in other places."""
+    expected = comparison.expected
+    yield from _rank_faults(comparison, tolerance)
+    yield from _part_faults(comparison)
+    if comparison.code_matrix is not None:
+        for fault, text, order in act_order_permutations(comparison.code_matrix):
+            yield Hypothesis(fault, text, partial(expected.index_select, 1, order))
+    N, K = expected.shape
+    if N == K:
+        yield Hypothesis("transposed", f"({N}, {N}) transposed", lambda: expected.T)
+    for size in TILE_SIZES:
+        if not N % size and not K % size:
+            text = f"tiles of {size} x {size} transposed"
+            yield Hypothesis("transposed", text, partial(_transpose_tiles, expected, size))
+    for axis, unit in ((0, "outputs"), (1, "inputs")):
+        if expected.shape[axis] >= 4:
+            for step, where in ((-1, "back"), (1, "on")):
+                predict = partial(_shift, expected, axis, step)
+                yield Hypothesis(f"{unit}-shifted", f"{unit} one {where}", predict)
+            text = f"{unit} in the reverse order"
+            yield Hypothesis("outputs-reversed", text, partial(expected.flip, axis))
+
+
+def shifted_codes(comparison: WeightComparison) -> Iterator[Hypothesis]:
+    """Yield codes shifted by a word, a byte, an input or an output against their scales."""
+    if (codes := comparison.code_matrix) is None:
         return
-    word = 32 // codes.bits
+    word = WORD_BITS // codes.bits
     moves = ((1, "K", word), (0, "N", 1), (1, "K", max(1, 8 // codes.bits)), (1, "K", 1), (0, "N", word))
     for axis, letter, step in dict.fromkeys(moves):
         for sign, where in ((-1, "back"), (1, "on")):
             if codes.codes.shape[axis] > 2 * step:
-                yield Candidate(
-                    "codes-shifted",
-                    f"codes {step} {where} along {letter}",
-                    partial(_codes_rolled, case, axis, sign * step),
-                )
+                predict = partial(_shift_codes, comparison, axis, sign * step)
+                yield Hypothesis("codes-shifted", f"codes {step} {where} along {letter}", predict)
 
 
-def _codes_rolled(case: Case, axis: int, step: int) -> Tensor:
-    assert case.codes is not None
-    rolled = replace(case.codes, codes=case.codes.plain().roll(step, axis))
-    return _without_edge(case.applied(rolled.dequantize()).clone(), axis, step)
+def _shift_codes(comparison: WeightComparison, axis: int, step: int) -> Tensor:
+    codes = comparison.codes
+    assert codes is not None
+    rolled = comparison.from_codes(replace(codes, codes=codes.plain().roll(step, axis)))
+    return _blank_edge(rolled.clone(), axis, step)
 
 
-def _is_square(case: Case) -> bool:
-    return case.expected.shape[0] == case.expected.shape[1]
-
-
-def _parts(case: Case) -> Iterator[Candidate]:
-    N = case.expected.shape[0]
-    fused = case.parts if 1 < len(case.parts) <= MOST_PARTS and sum(case.parts) == N else ()
+def _part_faults(comparison: WeightComparison) -> Iterator[Hypothesis]:
+    """Yield exchanged and interleaved parts of a fused layer; of one part, of its halves and thirds."""
+    expected, N = comparison.expected, comparison.expected.shape[0]
+    parts = comparison.parts
+    fused = parts if 1 < len(parts) <= MAX_PARTS and sum(parts) == N else ()
     if fused:
-        yield from _exchanged(case, fused, "the parts")
+        yield from _exchanged_parts(expected, fused, "the parts")
     else:
         if N % 2 == 0:
-            yield from _exchanged(case, (N // 2,) * 2, "the halves")
+            yield from _exchanged_parts(expected, (N // 2,) * 2, "the halves")
         if N % 3 == 0:
-            yield from _exchanged(case, (N // 3,) * 3, "the thirds")
+            yield from _exchanged_parts(expected, (N // 3,) * 3, "the thirds")
     count = len(fused) or 2
     if N % count == 0 and len(set(fused)) <= 1 and count < N:
-        apart = torch.arange(N).reshape(count, -1)
-        for order, words in ((apart.T, "interleaved"), (torch.arange(N).reshape(-1, count).T, "taken apart")):
-            index = order.flatten().to(case.expected.device)
-            said = f"outputs of {count} parts {words}"
-            yield Candidate("parts-interleaved", said, partial(case.expected.index_select, 0, index))
+        outputs = torch.arange(N)
+        orders = outputs.reshape(count, -1).T, outputs.reshape(-1, count).T
+        for order, change in zip(orders, ("interleaved", "taken apart"), strict=True):
+            index = order.flatten().to(expected.device)
+            text = f"outputs of {count} parts {change}"
+            yield Hypothesis("parts-interleaved", text, partial(expected.index_select, 0, index))
 
 
-def _exchanged(case: Case, sizes: Sequence[int], what: str) -> Iterator[Candidate]:
-    """Every other order of runs of outputs; a pair of equal ones that are exchanged comes first."""
-    own = tuple(range(len(sizes)))
-    names = _names(len(sizes))
+def _exchanged_parts(expected: Tensor, sizes: Sequence[int], parts: str) -> Iterator[Hypothesis]:
+    """Yield all other orders of the parts, the exchange of a pair first."""
+    count = len(sizes)
+    in_order = tuple(range(count))
+    names = {2: " (gate and up are exchanged)", 3: " (q, k and v are exchanged)"}.get(count, "")
     for order in sorted(
-        permutations(own), key=lambda order: sum(a != b for a, b in zip(order, own, strict=True))
+        permutations(in_order), key=lambda order: sum(a != b for a, b in zip(order, in_order, strict=True))
     ):
-        if order != own:
-            words = f"{what} of its outputs in the order {', '.join(str(at + 1) for at in order)}{names}"
-            yield Candidate("parts-exchanged", words, partial(_in_order, case.expected, sizes, order))
+        if order != in_order:
+            text = f"{parts} of its outputs in the order {', '.join(str(part + 1) for part in order)}{names}"
+            yield Hypothesis("parts-exchanged", text, partial(_reorder_parts, expected, sizes, order))
 
 
-def _names(count: int) -> str:
-    return {2: " (gate and up are exchanged)", 3: " (q, k and v are exchanged)"}.get(count, "")
-
-
-def _in_order(expected: Tensor, sizes: Sequence[int], order: Sequence[int]) -> Tensor:
+def _reorder_parts(expected: Tensor, sizes: Sequence[int], order: Sequence[int]) -> Tensor:
     parts = torch.split(expected, list(sizes))
-    return torch.cat([parts[at] for at in order])
+    return torch.cat([parts[part] for part in order])
 
 
-def _ranks(case: Case, closeness: Closeness) -> Iterator[Candidate]:
-    """Another rank's share; or, where all shares lie one after another, which share each rank has."""
-    for other, share in enumerate(case.shares):
-        if other != case.rank:
+def _rank_faults(comparison: WeightComparison, tolerance: Tolerance) -> Iterator[Hypothesis]:
+    """Yield the shares of other ranks; if all shares lie one after another, also exchanged ones."""
+    for other, share in enumerate(comparison.shares):
+        if other != comparison.rank:
             fault = "ranks-exchanged" if other else "rank-0-everywhere"
-            yield Candidate(fault, f"rank {other}'s share on rank {case.rank}", share.clone)
-    if case.rank is None and 1 < case.world <= MOST_BLOCKS:
+            yield Hypothesis(fault, f"rank {other}'s share on rank {comparison.rank}", share.clone)
+    if comparison.rank is None and 1 < comparison.world <= MAX_BLOCKS:
         for axis in (0, 1):
-            yield from _blocks(case, closeness, axis, case.world, "rank")
-    if 1 < case.experts <= MOST_BLOCKS:
-        yield from _blocks(case, closeness, 0, case.experts, "expert")
+            yield from _exchanged_blocks(comparison, tolerance, axis, comparison.world, "rank")
+    if 1 < comparison.experts <= MAX_BLOCKS:
+        yield from _exchanged_blocks(comparison, tolerance, 0, comparison.experts, "expert")
 
 
-def _blocks(case: Case, closeness: Closeness, axis: int, count: int, what: str) -> Iterator[Candidate]:
-    """Each block of `got` taken for the block of `expected` that it is nearest to."""
-    if case.expected.shape[axis] % count:
+def _exchanged_blocks(
+    comparison: WeightComparison, tolerance: Tolerance, axis: int, count: int, unit: str
+) -> Iterator[Hypothesis]:
+    """Yield the assignment of each block of `got` to the most similar block of `expected`."""
+    if comparison.expected.shape[axis] % count:
         return
-    size = case.expected.shape[axis] // count
-    have, should = (torch.split(each, size, axis) for each in (case.got, case.expected))
-    found = [_nearest(one, should, closeness, own) for own, one in enumerate(have)]
-    moved = [(own, other) for own, other in enumerate(found) if own != other]
+    size = comparison.expected.shape[axis] // count
+    got, expected = (torch.split(weight, size, axis) for weight in (comparison.got, comparison.expected))
+    sources = [_most_similar(block, expected, tolerance, place) for place, block in enumerate(got)]
+    moved = [(place, origin) for place, origin in enumerate(sources) if place != origin]
     if not moved:
         return
-    alone = what == "rank" and all(other == 0 for _, other in moved)
-    fault = "rank-0-everywhere" if alone else f"{what}s-exchanged"
-    said = ", ".join(f"{what} {own} has {what} {other}'s" for own, other in moved[:3])
-    words = "the share of rank 0 on every rank" if alone else f"{said}{', and others' * (len(moved) > 3)}"
-    yield Candidate(fault, words, lambda: torch.cat([should[other] for other in found], axis))
+    if unit == "rank" and all(origin == 0 for _, origin in moved):
+        fault, text = "rank-0-everywhere", "the share of rank 0 on every rank"
+    else:
+        fault = f"{unit}s-exchanged"
+        text = ", ".join(f"{unit} {place} has {unit} {origin}'s" for place, origin in moved[:3])
+        text += ", and others" * (len(moved) > 3)
+    yield Hypothesis(fault, text, lambda: torch.cat([expected[origin] for origin in sources], axis))
 
 
-def _nearest(one: Tensor, should: Sequence[Tensor], closeness: Closeness, own: int) -> int:
-    """The block that agrees with this one in most places; itself where none does better."""
-    agreeing = [float(closeness(one, other).double().mean()) for other in should]
-    best = max(range(len(should)), key=agreeing.__getitem__)
-    return best if agreeing[best] > agreeing[own] else own
+def _most_similar(block: Tensor, expected: Sequence[Tensor], tolerance: Tolerance, current: int) -> int:
+    """Return the expected block that agrees in most places; `current` unless another one is better."""
+    agreeing = [float(tolerance.agree(block, other).double().mean()) for other in expected]
+    best = max(range(len(expected)), key=agreeing.__getitem__)
+    return best if agreeing[best] > agreeing[current] else current
 
 
-def _tiles_turned(expected: Tensor, size: int) -> Tensor:
+def _transpose_tiles(expected: Tensor, size: int) -> Tensor:
     N, K = expected.shape
     tiles = expected.reshape(N // size, size, K // size, size)
     return tiles.transpose(1, 3).reshape(N, K)
 
 
-def _shifted(case: Case) -> Iterator[Candidate]:
-    for axis, what in ((0, "outputs"), (1, "inputs")):
-        if case.expected.shape[axis] < 4:
-            continue
-        for step, where in ((-1, "back"), (1, "on")):
-            made: Callable[[], Tensor] = partial(_moved, case.expected, axis, step)
-            yield Candidate(f"{what}-shifted", f"{what} one {where}", made)
-        yield Candidate("outputs-reversed", f"{what} in the reverse order", partial(case.expected.flip, axis))
+def _shift(expected: Tensor, axis: int, step: int) -> Tensor:
+    return _blank_edge(expected.roll(step, axis), axis, step)
 
 
-def _moved(expected: Tensor, axis: int, step: int) -> Tensor:
-    return _without_edge(expected.roll(step, axis), axis, step)
+def _blank_edge(rolled: Tensor, axis: int, step: int) -> Tensor:
+    """Write NaN to the entries that a roll brought in from beyond the edge."""
+    start = 0 if step > 0 else rolled.shape[axis] + step
+    rolled.narrow(axis, start, abs(step)).fill_(torch.nan)
+    return rolled
 
 
-def _without_edge(moved: Tensor, axis: int, step: int) -> Tensor:
-    """NaN where what comes in from beyond the edge would lie."""
-    start = 0 if step > 0 else moved.shape[axis] + step
-    moved.narrow(axis, start, abs(step)).fill_(NAN)
-    return moved
-
-
-FACTOR = 2.0**-8  # how near a factor is to one that is known
-ONE_KIND = 0.9  # of the wrong places: those that are no number, or zero
-LEAST = 4  # places
-
-
-def factors(case: Case, wrong: Tensor) -> Iterator[Candidate]:
-    """One factor on all numbers, or the factors of inputs or of the whole tensor."""
-    if (own := case.factors) is not None:
-        plain = case.expected / own
-        yield Candidate("input-factors", "inputs not multiplied by their factors", lambda: plain)
-        twice = case.expected * own
-        yield Candidate("input-factors", "inputs multiplied by their factors twice", lambda: twice)
-        yield Candidate("input-factors", "inputs divided by their factors", lambda: plain / own)
-    ratio = _ratio(case, wrong)
+def wrong_factors(comparison: WeightComparison, wrong: Tensor) -> Iterator[Hypothesis]:
+    """Yield wrong input factors, wrong scales of the whole tensor, and one factor of all values."""
+    expected = comparison.expected
+    if (factors := comparison.input_factors) is not None:
+        unscaled = expected / factors
+        yield Hypothesis("input-factors", "inputs not multiplied by their factors", lambda: unscaled)
+        twice = expected * factors
+        yield Hypothesis("input-factors", "inputs multiplied by their factors twice", lambda: twice)
+        yield Hypothesis("input-factors", "inputs divided by their factors", lambda: unscaled / factors)
+    ratio = _median_ratio(comparison, wrong)
     if ratio is None:
         return
-    for name, value in case.scalars:
-        known = (
+    for name, value in comparison.scalars:
+        changes = (
             (1 / value if value else 0.0, "missing"),
             (value, "applied twice"),
             (value**-2 if value else 0.0, "inverted"),
+            (value**2, "multiplied by where it divides"),
         )
-        for factor, words in known:
-            if factor and factor != 1 and abs(ratio - factor) <= FACTOR * abs(factor):
-                yield Candidate("second-scale", f"{name} {words}", partial(torch.mul, case.expected, factor))
-        if value and abs(ratio - value**2) <= FACTOR * value**2 and value**2 != 1:
-            yield Candidate(
-                "second-scale",
-                f"{name} multiplied by where it divides",
-                partial(torch.mul, case.expected, value**2),
-            )
-    if abs(ratio - 1) > FACTOR:
-        words = f"every number {ratio:.6g} times what it should be"
-        yield Candidate("factor", words, partial(torch.mul, case.expected, ratio))
+        for factor, change in changes:
+            if factor not in (0, 1) and abs(ratio - factor) <= FACTOR_TOLERANCE * abs(factor):
+                yield Hypothesis("second-scale", f"{name} {change}", partial(torch.mul, expected, factor))
+    if abs(ratio - 1) > FACTOR_TOLERANCE:
+        text = f"every number {ratio:.6g} times what it should be"
+        yield Hypothesis("factor", text, partial(torch.mul, expected, ratio))
 
 
-def _ratio(case: Case, wrong: Tensor) -> float | None:
-    """The median of what came out over what is meant, in the wrong places."""
-    at = wrong & (case.expected != 0) & case.expected.isfinite() & case.got.isfinite()
-    if int(at.sum()) < LEAST:
+def _median_ratio(comparison: WeightComparison, wrong: Tensor) -> float | None:
+    """Return the median of got over expected in wrong places; None if it is 0, or there are few places."""
+    expected, got = comparison.expected, comparison.got
+    usable = wrong & (expected != 0) & expected.isfinite() & got.isfinite()
+    if int(usable.sum()) < MIN_ERRORS:
         return None
-    ratio = float((case.got[at].double() / case.expected[at].double()).median())
-    return ratio if ratio else None
+    return float((got[usable].double() / expected[usable].double()).median()) or None
 
 
-def biases(case: Case) -> Iterator[Candidate]:
-    """A bias, which one-hot inputs show beside the weight, missing from what came out or in it twice."""
-    if case.bias is not None:
-        column = case.bias.float()[:, None]
-        yield Candidate("bias-missing", "no bias", lambda: case.expected - column)
-        yield Candidate("bias-twice", "the bias added twice", lambda: case.expected + column)
+def wrong_biases(comparison: WeightComparison) -> Iterator[Hypothesis]:
+    """Yield a bias missing or added twice, as one-hot inputs show it."""
+    if comparison.bias is not None:
+        column = comparison.bias.float()[:, None]
+        yield Hypothesis("bias-missing", "no bias", lambda: comparison.expected - column)
+        yield Hypothesis("bias-twice", "the bias added twice", lambda: comparison.expected + column)
 
 
-def unlike_numbers(case: Case, wrong: Tensor) -> tuple[str, str] | None:
-    """(fault, words) where nearly all that is wrong is NaN, infinite, or a rectangle of zeros."""
+def find_non_numbers(comparison: WeightComparison, wrong: Tensor) -> tuple[str, str] | None:
+    """Return fault and description if nearly all errors are NaN, infinite, or a rectangle of zeros."""
     count = int(wrong.sum())
-    got = case.got[wrong]
-    if int(got.isnan().sum()) >= ONE_KIND * count:
+    got = comparison.got[wrong]
+    if int(got.isnan().sum()) >= MIN_KIND_SHARE * count:
         return "never-written", "NaN where numbers belong: nothing was written there"
-    if int(got.isinf().sum()) >= ONE_KIND * count:
+    if int(got.isinf().sum()) >= MIN_KIND_SHARE * count:
         return "overflown", "infinities where numbers belong"
-    zeros = wrong & (case.got == 0)
+    zeros = wrong & (comparison.got == 0)
     rows, columns = (torch.nonzero(zeros.any(axis)).flatten() for axis in (1, 0))
-    if int(zeros.sum()) < max(LEAST, ONE_KIND * count) or not rows.numel():
+    if int(zeros.sum()) < max(MIN_ERRORS, MIN_KIND_SHARE * count) or not rows.numel():
         return None
-    tile = case.got[int(rows[0]) : int(rows[-1]) + 1, int(columns[0]) : int(columns[-1]) + 1]
-    if int((tile == 0).sum()) >= ONE_KIND * tile.numel():
+    tile = comparison.got[int(rows[0]) : int(rows[-1]) + 1, int(columns[0]) : int(columns[-1]) + 1]
+    if int((tile == 0).sum()) >= MIN_KIND_SHARE * tile.numel():
         return "left-out", "zeros where numbers belong: a tile was left out"
     return None

@@ -1,4 +1,4 @@
-"""Do two checkpoints mean the same, whatever their formats, shards and names?"""
+"""Comparison of two checkpoints by their weights, across formats, shards and names."""
 
 import lazy_loader
 

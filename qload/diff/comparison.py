@@ -1,4 +1,12 @@
-"""Comparison of a layer or tensor between two checkpoints: by codes, by values, after rounding."""
+"""Comparison of a layer or tensor between two checkpoints: by codes, by values, after rounding.
+
+Every format dequantizes by
+
+    w = (code - zero) * scale[n_group, k_group] * factor
+
+so weights with equal operands have equal values, and are compared without dequantizing. Weights whose
+operands differ may still have equal values; these are dequantized.
+"""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,237 +31,252 @@ from qload.verify.comparison import NARROW, equal_bits
 from qload.verify.elsewhere import found_elsewhere
 from qload.verify.values.pieces import pieces
 
+CODE_BLOCK_ELEMENTS = 1 << 24  # compared at once in packed form
+TENSOR_BLOCK_ELEMENTS = 1 << 18
+MAX_PLAIN_DISTANCE = 0.5  # to a plain layer; a wrong hypothesis does not come nearer by chance
 
-def lie_in_words(weight: Weight) -> bool:
-    """Whether a weight's codes alone say what it means, and lie in words, which many of are little memory."""
+
+def has_packed_codes(weight: Weight) -> bool:
+    """Return whether the packed codes of a weight determine its values, with scales and zero points."""
     if weight.plain or type(weight).dequantize is not Weight.dequantize or weight.input_factors is not None:
         return False
     return isinstance(weight.codes().codes, CodesInWords)
 
 
-def equal_codes(one: Weight, other: Weight) -> bool:
-    """Whether both dequantize to the same bits, told by their operands; of two weights that lie in words.
+def equal_codes(first: Weight, second: Weight) -> bool:
+    """Return whether two weights with packed codes have equal operands, and so equal values.
 
-    False says nothing: operands that differ, such as groups of another size, may mean the same.
+    Weights with different operands, such as other group sizes, may have equal values as well.
     """
-    ours, theirs = one.codes(), other.codes()
-    return _same_scales(ours, theirs) and _same_words(ours.codes, theirs.codes)
+    ours, theirs = first.codes(), second.codes()
+    return _equal_scales(ours, theirs) and _equal_words(ours.codes, theirs.codes)
 
 
-def same_weight(one: Weight, other: Weight) -> bool:
-    """Whether two weights of one type are the same: in shape, config, inputs and the bytes of each tensor.
+def same_weight(first: Weight, second: Weight) -> bool:
+    """Return whether two weights are equal in type, shape, activations and the bytes of each tensor.
 
-    Configs that differ are of no account where the values do not.
+    If their configs differ, their values are compared.
     """
-    ours, theirs = one.fields(), other.fields()
-    if type(one) is not type(other) or one.shape != other.shape or one.activations != other.activations:
+    ours, theirs = first.fields(), second.fields()
+    if (type(first), first.shape, first.activations) != (type(second), second.shape, second.activations):
         return False
-    if ours.keys() != theirs.keys() or not all(_same(ours[name], theirs[name]) for name in ours):
+    if ours.keys() != theirs.keys() or not all(_equal_tensors(ours[name], theirs[name]) for name in ours):
         return False
-    return bool(one.config == other.config) or _same(meant(one), meant(other))
+    return bool(first.config == second.config) or _equal_tensors(meant(first), meant(second))
 
 
-def _same_scales(ours: Codes, theirs: Codes) -> bool:
-    """All but the codes."""
-    said = [(each.bits, each.divide, each.factor) for each in (ours, theirs)]
-    if said[0] != said[1] or not _same(ours.scales, theirs.scales):
+def _equal_scales(ours: Codes, theirs: Codes) -> bool:
+    """Compare all operands but the codes."""
+    if (ours.bits, ours.divide, ours.factor) != (theirs.bits, theirs.divide, theirs.factor):
         return False
-    pairs = [
-        (getattr(ours, name), getattr(theirs, name)) for name in ("zeros", "k_group", "n_group", "lookup")
-    ]
-    return all(here is there is None or _same(here, there) for here, there in pairs)
+    names = "scales", "zeros", "k_group", "n_group", "lookup"
+    pairs = [(getattr(ours, name), getattr(theirs, name)) for name in names]
+    return all(a is b is None or _equal_tensors(a, b) for a, b in pairs)
 
 
-def _same(one: Tensor | None, other: Tensor | None) -> bool:
-    """Two tensors of one dtype and shape, in equal bits."""
-    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
+def _equal_tensors(first: Tensor | None, second: Tensor | None) -> bool:
+    """Return whether both are tensors of one dtype and shape, with equal bits."""
+    if first is None or second is None or first.dtype != second.dtype or first.shape != second.shape:
         return False
-    return equal_bits(one, other)
+    return equal_bits(first, second)
 
 
-def _same_words(ours: Tensor | LazyCodes, theirs: Tensor | LazyCodes) -> bool:
-    """Codes in words beside those in others, which are brought into the order of the first."""
+def _equal_words(ours: Tensor | LazyCodes, theirs: Tensor | LazyCodes) -> bool:
+    """Compare packed codes, after packing the second in the order of the first."""
     if not isinstance(ours, PackedCodes) or not isinstance(theirs, PackedCodes) or ours.order is not None:
         return False
-    held = theirs.T if ours.turned else theirs  # as the words of ours hold them, rows for rows
-    if held.packing == ours.packing and not held.turned and held.order is None:
-        return equal_bits(held.words, ours.words)
-    return isinstance(ours.packing, Packing) and equal_bits(ours.packing.pack(held), ours.words)
+    aligned = theirs.T if ours.turned else theirs
+    if aligned.packing == ours.packing and not aligned.turned and aligned.order is None:
+        return equal_bits(aligned.words, ours.words)
+    return isinstance(ours.packing, Packing) and equal_bits(ours.packing.pack(aligned), ours.words)
 
 
 @dataclass
 class ValueDiff:
-    """Two tensors in runs of outputs.
+    """Accumulated comparison of two tensors, block by block.
 
-    `bits`: whether all were equal so far, bit by bit. `first`: the place of the first that is not equal after
-    rounding, with both values; `run`: the outputs that it is among.
+    Attributes
+    ----------
+    bits
+        Whether all values are equal so far, bit for bit.
+    differing, total
+        Number of values that differ after rounding, and of all values.
+    first
+        Index of the first value that differs, with both values.
+    block
+        First output of its block, and one past the last.
     """
 
     bits: bool = True
     differing: int = 0
     total: int = 0
     first: tuple[tuple[int, ...], float, float] | None = None
-    run: tuple[int, int] = (0, 0)
+    block: tuple[int, int] = (0, 0)
 
     @property
     def outcome(self) -> Outcome:
-        """In a word."""
+        """Outcome of the comparison."""
         return "bits" if self.bits else "differs" if self.differing else "rounded"
 
-    def add(self, start: int, got: Tensor, want: Tensor, dtype: torch.dtype | None) -> None:
-        """One more run, the first output of which is `start`; `dtype`: what both are rounded to."""
-        self.total += got.numel()
-        if got.dtype == want.dtype and equal_bits(got, want):
+    def add(self, start: int, ours: Tensor, theirs: Tensor, dtype: torch.dtype | None) -> None:
+        """Compare a block whose first output is `start`, after rounding to `dtype` if bits differ."""
+        self.total += ours.numel()
+        if ours.dtype == theirs.dtype and equal_bits(ours, theirs):
             return
         self.bits = False
         if dtype is not None:
-            got, want = got.to(dtype), want.to(dtype)
-        if got.dtype == want.dtype and equal_bits(got, want):
+            ours, theirs = ours.to(dtype), theirs.to(dtype)
+        if ours.dtype == theirs.dtype and equal_bits(ours, theirs):
             return
-        apart = (got != want) & ~(got.isnan() & want.isnan())
-        count = int(apart.sum())
+        differs = (ours != theirs) & ~(ours.isnan() & theirs.isnan())
+        count = int(differs.sum())
         self.differing += count
         if count and self.first is None:
-            place = torch.nonzero(apart)[0].tolist()
-            self.first = (_moved(place, start), float(got[tuple(place)]), float(want[tuple(place)]))
-            self.run = (start, start + (got.shape[0] if got.ndim else 1))
+            index = torch.nonzero(differs)[0].tolist()
+            shifted = (index[0] + start, *index[1:]) if index else ()
+            self.first = (shifted, float(ours[tuple(index)]), float(theirs[tuple(index)]))
+            self.block = (start, start + (ours.shape[0] if ours.ndim else 1))
+
+    @property
+    def text(self) -> str:
+        """First difference and number of differences; "" if there are none."""
+        if self.first is None:
+            return ""
+        index, ours, theirs = self.first
+        values = f"{ours:g} in the first checkpoint, {theirs:g} in the second"
+        return f"first at ({', '.join(map(str, index))}): {values}; {self.differing} of {self.total} differ"
 
 
-def rounds_to(one: Weight, other: Weight, dtype: torch.dtype | None) -> bool:
-    """Whether one of both is plain, of the narrow `dtype`, and what the other means rounds to its very bits.
+def rounds_to(first: Weight, second: Weight, dtype: torch.dtype | None) -> bool:
+    """Return whether one weight is plain in `dtype`, and the other one quantized and rounds to equal bits.
 
-    False says nothing: two plain weights are not asked, nor those whose inputs have factors.
+    False as well for two plain weights, and for weights with input factors.
     """
-    plain, coded = (one, other) if one.plain else (other, one)
+    plain, coded = (first, second) if first.plain else (second, first)
     if not plain.plain or coded.plain or coded.input_factors is not None:
         return False
-    want = plain.fields()["weight"]
-    return want.dtype == dtype and equal_bits(coded.dequantize(want.dtype), want)
+    values = plain.fields()["weight"]
+    return values.dtype == dtype and equal_bits(coded.dequantize(values.dtype), values)
 
 
-def rounding(*dtypes: torch.dtype | None) -> torch.dtype | None:
-    """The narrowest of the float types of plain values, which all are rounded to; None: there is none."""
+def narrowest(*dtypes: torch.dtype | None) -> torch.dtype | None:
+    """Return the narrowest 16-bit or smaller float type of plain values, to round to; None: there is none."""
     narrow = [dtype for dtype in dtypes if dtype in NARROW]
     return min(narrow, key=lambda dtype: torch.finfo(dtype).bits) if narrow else None
 
 
-def _moved(place: list[int], start: int) -> tuple[int, ...]:
-    return (place[0] + start, *place[1:]) if place else ()
+def compare_layers(pair: SideBySide, others: Mapping[str, LayerDescription]) -> LayerDiff:
+    """Compare two layers block by block.
 
-
-CODES = 1 << 24  # elements of a run whose codes are compared as they lie in words
-HALF = 0.5  # of a plain layer: nearer than another reading comes by chance
-
-
-def layer_diff(pair: SideBySide, others: Mapping[str, LayerDescription]) -> LayerDiff:
-    """What both mean, run by run; `others`: all layers of the second checkpoint, where it may be instead."""
-    ours, theirs = pair.layer, pair.other
-    if (ours.N, ours.K) != (theirs.N, theirs.K):
-        shapes = f"(N, K) is ({ours.N}, {ours.K}), of the other ({theirs.N}, {theirs.K})"
-        return LayerDiff(ours.prefix, theirs.prefix, "shape", shapes)
-    try:
-        if _is_copy(pair):
-            return LayerDiff(ours.prefix, theirs.prefix, "bits", total=ours.N * ours.K)
-        found = _compared(pair)
-        detail = _detail(pair, found, others)
-    except QloadError as error:
-        return LayerDiff(ours.prefix, theirs.prefix, "refused", str(error))
-    return LayerDiff(ours.prefix, theirs.prefix, found.outcome, detail, found.differing, found.total)
-
-
-def _compared(pair: SideBySide) -> ValueDiff:
-    """All outputs: codes where both have some, in wide runs, and values where these differ.
-
-    Where there are values alone the first run is short: what it shows to be rounded is compared rounded.
+    `others` are the layers of the second checkpoint, among which a misplaced layer is searched.
     """
     ours, theirs = pair.layer, pair.other
-    found, dtype = ValueDiff(), rounding(_plain_dtype(ours), _plain_dtype(theirs))
-    block = lcm(*(granule(layer, "N") or layer.N for layer in (ours, theirs)))
-    wide = CODES if all(map(lie_in_words, pair.load((0, min(block, ours.N))))) else OUTPUTS
-    short = 0 if wide == CODES else min(block, ours.N)
-    for run in (*runs((0, short), ours.K, block, wide), *runs((short, ours.N), ours.K, block, wide)):
-        if wide == CODES and equal_codes(*pair.load(run)):
-            found.total += (run[1] - run[0]) * ours.K
+    if (ours.N, ours.K) != (theirs.N, theirs.K):
+        shapes = f"({ours.N}, {ours.K}) in the first checkpoint, ({theirs.N}, {theirs.K}) in the second"
+        return LayerDiff(ours.prefix, theirs.prefix, "shape", f"(N, K) is {shapes}")
+    try:
+        if _has_equal_bytes(pair):
+            return LayerDiff(ours.prefix, theirs.prefix, "bits", total=ours.N * ours.K)
+        values = _compare_blocks(pair)
+        detail = _detail(pair, values, others)
+    except QloadError as error:
+        return LayerDiff(ours.prefix, theirs.prefix, "refused", str(error))
+    return LayerDiff(ours.prefix, theirs.prefix, values.outcome, detail, values.differing, values.total)
+
+
+def _compare_blocks(pair: SideBySide) -> ValueDiff:
+    """Compare packed codes in large blocks if both have some, and values where codes differ.
+
+    Of other layers the first block is short: if it shows values that were rounded, the rest is compared
+    after rounding.
+    """
+    ours, theirs = pair.layer, pair.other
+    values, dtype = ValueDiff(), narrowest(_plain_dtype(ours), _plain_dtype(theirs))
+    granularity = lcm(*(granule(layer, "N") or layer.N for layer in (ours, theirs)))
+    packed = all(map(has_packed_codes, pair.load((0, min(granularity, ours.N)))))
+    elements = CODE_BLOCK_ELEMENTS if packed else OUTPUTS
+    short = 0 if packed else min(granularity, ours.N)
+    blocks = [
+        *output_blocks((0, short), ours.K, granularity, elements),
+        *output_blocks((short, ours.N), ours.K, granularity, elements),
+    ]
+    for block in blocks:
+        if packed and equal_codes(*pair.load(block)):
+            values.total += (block[1] - block[0]) * ours.K
             continue
-        for part in runs(run, ours.K, block, OUTPUTS):
-            one, other = pair.load(part)
-            if not found.bits and rounds_to(one, other, dtype):
-                found.total += (part[1] - part[0]) * ours.K
+        for part in output_blocks(block, ours.K, granularity, OUTPUTS):
+            left, right = pair.load(part)
+            if not values.bits and rounds_to(left, right, dtype):
+                values.total += (part[1] - part[0]) * ours.K
                 continue
-            found.add(part[0], meant(one), meant(other), dtype)
-    return found
+            values.add(part[0], meant(left), meant(right), dtype)
+    return values
 
 
-def runs(outputs: tuple[int, int], K: int, block: int, elements: int) -> Iterator[tuple[int, int]]:
-    """Outputs in runs of about so many elements, that end where blocks do or the outputs."""
-    step = max(1, elements // max(1, K) // block) * block
+def output_blocks(
+    outputs: tuple[int, int], K: int, granularity: int, elements: int
+) -> Iterator[tuple[int, int]]:
+    """Yield blocks of about `elements` weights that start at multiples of `granularity` from the first."""
+    step = max(1, elements // max(1, K) // granularity) * granularity
     for start in range(outputs[0], outputs[1], step):
         yield start, min(start + step, outputs[1])
 
 
-def tensor_diff(here: WeightStorage, name: str, there: WeightStorage, other: str) -> LayerDiff:
-    """A tensor of no layer, such as a bias, beside another, piece by piece."""
-    one, two = here.info(name), there.info(other)
-    if one.shape != two.shape:
-        return LayerDiff(name, other, "shape", f"shape is {one.shape}, of the other {two.shape}")
-    found, at, dtype = ValueDiff(), 0, rounding(one.dtype, two.dtype)
-    step = 1 << 18  # elements
-    for got, want in zip(_flat(here, name, step), _flat(there, other, step), strict=True):
-        found.add(at, got, want, dtype)
-        at += len(got)
-    return LayerDiff(name, other, found.outcome, _first(found), found.differing, found.total)
+def compare_tensors(ours: WeightStorage, name: str, theirs: WeightStorage, other: str) -> LayerDiff:
+    """Compare two tensors outside of layers, such as biases, block by block."""
+    first, second = ours.info(name), theirs.info(other)
+    if first.shape != second.shape:
+        shapes = f"shape is {first.shape} in the first checkpoint, {second.shape} in the second"
+        return LayerDiff(name, other, "shape", shapes)
+    values, dtype = ValueDiff(), narrowest(first.dtype, second.dtype)
+    for left, right in zip(_flat_blocks(ours, name), _flat_blocks(theirs, other), strict=True):
+        values.add(values.total, left, right, dtype)
+    return LayerDiff(name, other, values.outcome, values.text, values.differing, values.total)
 
 
-def _flat(storage: WeightStorage, name: str, step: int) -> Iterator[torch.Tensor]:
-    """All elements in order, `step` at a time whatever their dtype; floats of 8 bits as float32."""
-    held: list[torch.Tensor] = []
-    count = 0
+def _flat_blocks(storage: WeightStorage, name: str) -> Iterator[torch.Tensor]:
+    """Yield all elements in order, in blocks of one size for any dtype; 8-bit floats as float32."""
+    pending: list[torch.Tensor] = []
+    count, step = 0, TENSOR_BLOCK_ELEMENTS
     for piece in pieces(storage, name):
-        held.append(piece.float() if piece.dtype.is_floating_point and piece.dtype.itemsize == 1 else piece)
+        narrow = piece.dtype.is_floating_point and piece.dtype.itemsize == 1
+        pending.append(piece.float() if narrow else piece)
         count += len(piece)
         if count >= step:
-            joined = torch.cat(held)
-            whole = count // step * step
-            yield from torch.split(joined[:whole], step)
-            held, count = [joined[whole:]], count - whole
+            joined = torch.cat(pending)
+            full = count // step * step
+            yield from torch.split(joined[:full], step)
+            pending, count = [joined[full:]], count - full
     if count:
-        yield torch.cat(held)
+        yield torch.cat(pending)
 
 
 def _plain_dtype(layer: LayerDescription) -> torch.dtype | None:
     return layer.dtypes["weight"] if layer.format.weight_type.plain else None
 
 
-def _is_copy(pair: SideBySide) -> bool:
-    """Whether both are stored alike, in equal bytes."""
+def _has_equal_bytes(pair: SideBySide) -> bool:
+    """Return whether both layers have one format, and equal bytes in every tensor."""
     ours, theirs = pair.layer, pair.other
     if ours.format != theirs.format or ours.sizes != theirs.sizes or ours.dtypes != theirs.dtypes:
         return False
     assert pair.subject.weights is not None
     assert pair.reference.weights is not None
-    here, there = pair.subject.weights.storage, pair.reference.weights.storage
+    first, second = pair.subject.weights.storage, pair.reference.weights.storage
     names = [(ours.names.full(spec.name), theirs.names.full(spec.name)) for spec in ours.specs]
     return all(
-        here.info(name).shape == there.info(other).shape
-        and all(equal_bits(*both) for both in zip(pieces(here, name), pieces(there, other), strict=True))
+        first.info(name).shape == second.info(other).shape
+        and all(equal_bits(*both) for both in zip(pieces(first, name), pieces(second, other), strict=True))
         for name, other in names
     )
 
 
-def _detail(pair: SideBySide, found: ValueDiff, others: Mapping[str, LayerDescription]) -> str:
-    """Where it differs first, and the mistake without which it does not."""
-    if found.first is None:
+def _detail(pair: SideBySide, values: ValueDiff, others: Mapping[str, LayerDescription]) -> str:
+    """Return the first difference, and the fault or misplacement that explains it."""
+    if values.first is None:
         return ""
-    plain = pair.other.format.weight_type.plain and not pair.layer.format.weight_type.plain
-    cause = misreading(pair, found.run, plain * HALF) or found_elsewhere(
-        pair.load(found.run)[0], found.run, pair.reference, pair.other, others
+    against_plain = pair.other.format.weight_type.plain and not pair.layer.format.weight_type.plain
+    cause = misreading(pair, values.block, against_plain * MAX_PLAIN_DISTANCE) or found_elsewhere(
+        pair.load(values.block)[0], values.block, pair.reference, pair.other, others
     )
-    return f"{_first(found)}; {cause}" if cause else _first(found)
-
-
-def _first(found: ValueDiff) -> str:
-    if found.first is None:
-        return ""
-    place, got, want = found.first
-    where = ", ".join(map(str, place))
-    return f"first at ({where}): {got:g}, of the other {want:g}; {found.differing} of {found.total} differ"
+    return f"{values.text}; {cause}" if cause else values.text

@@ -1,13 +1,14 @@
-"""`diff`: two checkpoints, matched by what their layers are, and compared by what these mean."""
+"""`diff`: match the layers of two checkpoints by their place in the model, and compare their weights."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from os import PathLike
 
 from qload.architecture import Architecture
 from qload.architecture.table import spelled
-from qload.diff.comparison import layer_diff, tensor_diff
-from qload.diff.report import CheckpointDiff, LayerDiff, Outcome, unreadable
+from qload.diff.comparison import compare_layers, compare_tensors
+from qload.diff.report import CheckpointDiff, LayerDiff, unreadable
 from qload.errors import StorageError, UnsupportedFormatError, checked
 from qload.loader import LayerDescription
 from qload.parallel import ProcessGroup
@@ -16,8 +17,8 @@ from qload.verify.crew import Crew
 from qload.verify.report import Report
 from qload.verify.subject import Subject
 
-Progress = Callable[[str, int, int], None]  # a stage, bytes that are done, bytes of all
-THREADS = 4  # each has a run of outputs of both in memory
+Progress = Callable[[str, int, int], None]  # stage, finished bytes, total bytes
+MAX_THREADS = 4  # each has a block of outputs of both checkpoints in memory
 
 
 @checked
@@ -28,19 +29,20 @@ def diff(
     progress: Progress | None = None,
     process_group: ProcessGroup | None = None,
 ) -> CheckpointDiff:
-    """Whether two checkpoints mean the same weights, layer by layer.
+    """Compare the weights of two checkpoints layer by layer.
 
-    Formats, dtypes, shards and the spellings of names that types of models have may differ. Nothing is raised
-    for what the files hold; weights are read in runs of outputs, so that files may be larger than memory.
+    Formats, dtypes, shards and the spellings of names that a model type has may differ. Contents of files
+    raise no error. Weights are read in blocks of outputs, so files may be larger than memory.
 
     Parameters
     ----------
     path, other
         Safetensors files, directories, or sharded indices.
     progress
-        Told "comparing", the bytes of the first that were compared, and those of all its layers.
+        Receives "comparing", the finished bytes of the first checkpoint, and the bytes of all its layers.
     process_group
-        A group of torch.distributed whose processes all call this, share the layers, and get the same answer.
+        A group of torch.distributed. All its processes call `diff` with the same arguments, share the layers,
+        and return the same report.
 
     Examples
     --------
@@ -55,64 +57,65 @@ def diff(
     [('up', 'rounded')]
     >>> folder.cleanup()
     """
-    crew = Crew.of(process_group)
+    workers = Crew.of(process_group)
     with closing(Subject.open(path)) as ours, closing(Subject.open(other)) as theirs:
-        for subject in (ours, theirs):
-            if subject.weights is None or subject.errors:
-                refused = Report(subject.path, tuple(subject.errors), readable=False)
+        for checkpoint in (ours, theirs):
+            if checkpoint.weights is None or checkpoint.errors:
+                refused = Report(checkpoint.path, tuple(checkpoint.errors), readable=False)
                 return unreadable(ours.path, theirs.path, refused)
         try:
-            found = [
-                *_layers(ours, theirs, crew, progress or _nothing),
-                *_tensors(ours, theirs),
-                *_unread(ours, theirs),
+            layers = [
+                *_compare_layers(ours, theirs, workers, progress or (lambda stage, done, total: None)),
+                *_compare_tensors(ours, theirs),
+                *_unread_tensors(ours, theirs),
             ]
-        except StorageError as error:  # a file that fails or is replaced meanwhile
+        except StorageError as error:  # a file that failed or was replaced during the comparison
             return CheckpointDiff(ours.path, theirs.path, unreadable=str(error))
-        return CheckpointDiff(ours.path, theirs.path, sorted(found, key=lambda layer: layer.name))
+        return CheckpointDiff(ours.path, theirs.path, sorted(layers, key=lambda layer: layer.name))
 
 
-def _layers(ours: Subject, theirs: Subject, crew: Crew, progress: Progress) -> Iterator[LayerDiff]:
-    here, there = (_by_key(each, _read(each, each.layers)) for each in (ours, theirs))
-    both = sorted(here.keys() & there.keys())
-    yield from _lonely(ours, {key: here[key] for key in here.keys() - there.keys()}, theirs, True)
-    yield from _lonely(theirs, {key: there[key] for key in there.keys() - here.keys()}, ours, False)
+def _compare_layers(ours: Subject, theirs: Subject, workers: Crew, progress: Progress) -> Iterator[LayerDiff]:
+    first, second = (_names_by_key(checkpoint, _read_layers(checkpoint)) for checkpoint in (ours, theirs))
+    common = sorted(first.keys() & second.keys())
+    yield from _unmatched(ours, first, theirs, second)
     others = {layer.prefix: layer for layer in theirs.described()}
 
-    def compared(at: int) -> LayerDiff:
-        one, two = ours.layers[here[both[at]]], theirs.layers[there[both[at]]]
-        if isinstance(one, LayerDescription) and isinstance(two, LayerDescription):
-            return layer_diff(SideBySide(ours, one, theirs, two), others)
-        damaged, error = (theirs, two) if isinstance(one, LayerDescription) else (ours, one)
-        return LayerDiff(here[both[at]], there[both[at]], "refused", f"in {damaged.path}: {error}")
+    def compare(n: int) -> LayerDiff:
+        name, other = first[common[n]], second[common[n]]
+        left, right = ours.layers[name], theirs.layers[other]
+        if isinstance(left, LayerDescription) and isinstance(right, LayerDescription):
+            return compare_layers(SideBySide(ours, left, theirs, right), others)
+        damaged, error = (theirs, right) if isinstance(left, LayerDescription) else (ours, left)
+        return LayerDiff(name, other, "refused", f"in {damaged.path}: {error}")
 
-    sizes = [sum(_size(ours, name) for name in ours.groups.under(here[key])) for key in both]
-    yield from crew.share_out(
-        compared, sizes, lambda done, total: progress("comparing", done, total), THREADS
-    )
-
-
-def _read(subject: Subject, prefixes: Iterable[str]) -> Iterator[str]:
-    """Yield the layers that a format reads; the tensors of others are listed one by one."""
-    return (prefix for prefix in prefixes if not isinstance(subject.layers[prefix], UnsupportedFormatError))
+    assert ours.weights is not None
+    info = ours.weights.storage.info
+    sizes = [sum(info(name).nbytes for name in ours.groups.under(first[key])) for key in common]
+    yield from workers.share_out(compare, sizes, partial(progress, "comparing"), MAX_THREADS)
 
 
-def _tensors(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
-    """Biases and the like, of which nothing is a layer."""
+def _read_layers(checkpoint: Subject) -> Iterator[str]:
+    """Yield the prefixes of layers that a format reads; tensors of others are listed one by one."""
+    for prefix, layer in checkpoint.layers.items():
+        if not isinstance(layer, UnsupportedFormatError):
+            yield prefix
+
+
+def _compare_tensors(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
+    """Compare tensors outside of layers, such as biases."""
     assert ours.weights is not None
     assert theirs.weights is not None
-    here, there = (
-        _by_key(each, (name for name in each.account.report.used if name not in each.specs))
-        for each in (ours, theirs)
+    first, second = (
+        _names_by_key(side, (name for name in side.account.report.used if name not in side.specs))
+        for side in (ours, theirs)
     )
-    for key, name in here.items():
-        if key in there:
-            yield tensor_diff(ours.weights.storage, name, theirs.weights.storage, there[key])
-    yield from _lonely(ours, {key: here[key] for key in here.keys() - there.keys()}, theirs, True)
-    yield from _lonely(theirs, {key: there[key] for key in there.keys() - here.keys()}, ours, False)
+    for key, name in first.items():
+        if key in second:
+            yield compare_tensors(ours.weights.storage, name, theirs.weights.storage, second[key])
+    yield from _unmatched(ours, first, theirs, second)
 
 
-def _unread(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
+def _unread_tensors(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
     """Yield an `unread` outcome for each tensor that no format reads in either checkpoint."""
     for name, reason in ours.unread.items():
         yield LayerDiff(name, name if name in theirs.prefixes else None, "unread", reason)
@@ -121,36 +124,32 @@ def _unread(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
             yield LayerDiff(name, name, "unread", f"{theirs.path}: {reason}")
 
 
-def _lonely(subject: Subject, names: dict[str, str], other: Subject, first: bool) -> Iterator[LayerDiff]:
-    """Yield the layers and tensors of `subject` without a comparable one in `other`."""
-    for key, name in names.items():
-        if other.account.hides(name) or other.account.hides(key):
-            told: Outcome = "unread"
-            detail = f"in {other.path} it is not read"
-        else:
-            told, detail = "missing", f"in {subject.path} only"
-        yield LayerDiff(name, None if first else name, told, detail)
+def _unmatched(
+    ours: Subject, first: dict[str, str], theirs: Subject, second: dict[str, str]
+) -> Iterator[LayerDiff]:
+    """Yield the layers and tensors of one checkpoint without a comparable one in the other."""
+    for key in first.keys() - second.keys():
+        yield _missing(ours, first[key], None, theirs, key)
+    for key in second.keys() - first.keys():
+        yield _missing(theirs, second[key], second[key], ours, key)
 
 
-def _by_key(subject: Subject, names: Iterable[str]) -> dict[str, str]:
-    """What layers or tensors are -> the names that they have here; a second one of a kind is its own name."""
-    found: dict[str, str] = {}
+def _missing(checkpoint: Subject, name: str, other_name: str | None, other: Subject, key: str) -> LayerDiff:
+    if other.account.hides(name) or other.account.hides(key):
+        return LayerDiff(name, other_name, "unread", f"in {other.path} it is not read")
+    return LayerDiff(name, other_name, "missing", f"in {checkpoint.path} only")
+
+
+def _names_by_key(checkpoint: Subject, names: Iterable[str]) -> dict[str, str]:
+    """Map the places of layers or tensors in the model to their names; a second name of a place to itself."""
+    by_key: dict[str, str] = {}
     for name in names:
-        key = _key(subject.architecture, name)
-        found[name if key in found else key] = name
-    return found
+        key = _key(checkpoint.architecture, name)
+        by_key[name if key in by_key else key] = name
+    return by_key
 
 
 def _key(architecture: Architecture | None, name: str) -> str:
-    """A name as transformers spells it, where the type of model is known; the name itself elsewhere."""
+    """Return a name in the spelling of transformers if the model type is known, else unchanged."""
     place = architecture.find(name) if architecture else None
     return name if place is None else spelled(place.row.name, place.layer, place.expert)
-
-
-def _size(subject: Subject, name: str) -> int:
-    assert subject.weights is not None
-    return subject.weights.storage.info(name).nbytes
-
-
-def _nothing(stage: str, done: int, total: int) -> None:
-    """Nobody asked for progress."""

@@ -1,4 +1,4 @@
-"""What a comparison of two checkpoints says: of each layer and tensor whether it means the same."""
+"""Report of `diff`: the outcome of each layer and tensor."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,27 +9,28 @@ from qload.listing.report_base import AnswerByLayer
 from qload.verify.report import Report, reason_of, refused_path
 
 Outcome = Literal["bits", "rounded", "differs", "shape", "missing", "refused", "unread"]
-SAME = ("bits", "rounded")
+EQUAL_OUTCOMES = ("bits", "rounded")
 
 
 @dataclass(frozen=True)
 class LayerDiff:
-    """A layer, or a tensor of none, in two checkpoints.
+    """Comparison of one layer, or of one tensor outside of layers.
 
     Attributes
     ----------
     name
-        In the first checkpoint, or where it is in the second alone, there.
+        Name in the first checkpoint; in the second one for a layer of the second checkpoint alone.
     other
-        In the second one; None: it is not there.
+        Name in the second checkpoint; None if the layer is missing there.
     outcome
-        "bits": each value is the same, bit by bit, in float32; "rounded": after one rounding to the narrower
-        of two float types, and zeros of any sign; "differs"; "shape": of other sizes; "missing": in one of
-        both alone; "refused": damaged in one of both; "unread": no format reads it in one of both.
+        "bits": every value is equal in float32, bit for bit. "rounded": every value is equal after one
+        rounding to the narrower of two float types, zeros of either sign included. "differs": some value is
+        not equal. "shape": the shapes differ. "missing": one checkpoint has no such layer. "refused": the
+        layer cannot be read in one checkpoint. "unread": no format reads it in one checkpoint.
     detail
-        Where it differs first, in how many places, and what mistake that would be; or "".
+        The first difference, the number of differences, and the fault that would cause them; "" otherwise.
     differing, total
-        Values that differ, and all.
+        Number of values that differ, and of all values.
     """
 
     name: str
@@ -41,24 +42,24 @@ class LayerDiff:
 
     @property
     def same(self) -> bool:
-        """Whether both mean the same."""
-        return self.outcome in SAME
+        """Return whether all values are equal."""
+        return self.outcome in EQUAL_OUTCOMES
 
 
 @dataclass(frozen=True)
 class CheckpointDiff(AnswerByLayer):
-    """Two checkpoints, layer by layer.
+    """Report of `diff`.
 
     Attributes
     ----------
     path, other
-        The two.
+        The two checkpoints.
     layers
-        Every layer and tensor of either.
+        Every layer and tensor of either checkpoint.
     unreadable
-        Why one of both cannot be read; "" where both can.
+        Why one of them cannot be read; "" if both can.
     unsupported
-        The unsupported format of either, with its remedy; "" if there is none.
+        The known but unsupported format of one of them, with a remedy; "" otherwise.
     """
 
     path: str
@@ -77,13 +78,13 @@ class CheckpointDiff(AnswerByLayer):
 
 
 def refused_paths(path: str | PathLike[str], other: str | PathLike[str]) -> CheckpointDiff | None:
-    """Report of two paths of which one has no checkpoint, from the names of files; None if both have one."""
+    """Return the report for paths without a checkpoint, by the names of files; None if both have one."""
     refused = refused_path(path) or refused_path(other)
     return None if refused is None else unreadable(str(path), str(other), refused)
 
 
 def unreadable(path: str, other: str, refused: Report) -> CheckpointDiff:
-    """Report without comparison: the checkpoint of `refused`, one of the two, cannot be read."""
+    """Return the report without a comparison, for a checkpoint that cannot be read according to `refused`."""
     reason = reason_of(refused.findings)
     if reason["unsupported"]:
         return CheckpointDiff(path, other, unsupported=f"{refused.path}: {reason['unsupported']}")

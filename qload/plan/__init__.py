@@ -1,4 +1,4 @@
-"""Before a checkpoint is loaded: among how many ranks it can be shared, and which kernels will run."""
+"""Plans made before a load: possible numbers of ranks, and the kernels that will run."""
 
 import lazy_loader
 

@@ -1,7 +1,7 @@
 """`explain`: kernel format and kernel of each layer on a chip, with the reasons against the others."""
 
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os import PathLike
 
 import torch
@@ -12,133 +12,120 @@ from qload.kernels import dtypes
 from qload.listing import Groups, account
 from qload.loader import LayerDescription
 from qload.models.config import config_dtype
-from qload.plan.kernels import DEQUANTIZED, kernels_for, without_kernel
-from qload.plan.plan import opened
+from qload.plan.kernels import DEQUANTIZED, kernels_for, kernels_without_operator
+from qload.plan.plan import open_for_plan
 from qload.plan.report import ExplainedLayer, Explanation
-from qload.plan.sharing import FirstShare, Sharing, described_model, first_share, sharings
+from qload.plan.sharing import RankShare, Sharing, first_rank_share, sharings, supported_text_config
 from qload.repacking.loaders import FastestLoader
 from qload.spec import Weight
 from qload.weights import Weights
 
-LAYOUTS = {
-    "strips": "strips",
-    "panels": "panels",
-    "marlin": "gptq_marlin",
-    "exllama": "exllama",
-}  # -> formats
-HERE = torch.device("cpu")
+FORMAT_OF_LAYOUT = {"strips": "strips", "panels": "panels", "marlin": "gptq_marlin", "exllama": "exllama"}
+CPU = torch.device("cpu")
+FALLBACK_DTYPE = torch.bfloat16
+MIN_CAPABILITY = 20  # of capability 2.0; a smaller number is a typing error such as sm12 for sm120
+FIRST_OF_KIND_NOTE = (
+    "layers of one shape, dtype and grouping are computed once, from the zero points and scales of the first"
+)
+NO_DTYPE = "config.json names no dtype of float16, bfloat16 and float32: activations of bfloat16 are assumed"
+EXPERTS_NOTE = (
+    "each matrix of an expert is listed alone, without the kernels that multiply all experts at once"
+)
 
 
-@dataclass(frozen=True)
-class Question:
-    """What is asked of every layer: of which chip, None: no CUDA device; ranks, activations, tokens."""
+@dataclass
+class _LayerExplainer:
+    """Explanations of layers, computed once for layers of one description with the same shares.
 
+    `capability` is ten times the compute capability, None for a CPU.
+    """
+
+    weights: Weights
     capability: int | None
     tp: int
     dtype: torch.dtype
     tokens: tuple[int, ...]
+    _cache: dict[tuple[int, Hashable], ExplainedLayer] = field(default_factory=dict)  # by id(cuts), sharing
+    _alive: list[object] = field(default_factory=list)  # keeps the ids unique
 
     @property
     def chip(self) -> tuple[int, int] | None:
-        """The capability in two numbers."""
+        """Compute capability as (major, minor)."""
         return None if self.capability is None else divmod(self.capability, 10)
 
-
-class AskedKinds:
-    """Answers by kinds of layers: those that are described alike and are shared alike."""
-
-    def __init__(self, weights: Weights, question: Question) -> None:
-        self.weights, self.question = weights, question
-        self._known: dict[tuple[int, Hashable], ExplainedLayer] = {}
-        self._kept: list[object] = []  # so that no two layers have one id
-
-    def of(self, prefix: str, layer: LayerDescription | QloadError | None, how: Sharing) -> ExplainedLayer:
-        """The layer under `prefix`, shared as `how` says; None: it is not stored."""
+    def explain(
+        self, prefix: str, layer: LayerDescription | QloadError | None, sharing: Sharing
+    ) -> ExplainedLayer:
+        """Explain one layer; a `layer` None is not stored."""
         if not isinstance(layer, LayerDescription):
             return ExplainedLayer(prefix, None, (), error=str(layer or self.weights.missing(prefix)))
-        kind = id(layer.cuts), how.question
-        known = self._known.get(kind)
-        if known is None:
-            self._kept.append(layer.cuts)
-            known = self._told(layer, how)
-            if not known.error:  # which names its own layer
-                self._known[kind] = known
-        return replace(known, prefix=prefix)
+        key = id(layer.cuts), sharing.key
+        explained = self._cache.get(key)
+        if explained is None:
+            self._alive.append(layer.cuts)
+            explained = self._explain(layer, sharing)
+            if not explained.error:  # an error names its own layer
+                self._cache[key] = explained
+        return replace(explained, prefix=prefix)
 
-    def _told(self, layer: LayerDescription, how: Sharing) -> ExplainedLayer:
-        kind, question = layer.format.weight_type, self.question
+    def _explain(self, layer: LayerDescription, sharing: Sharing) -> ExplainedLayer:
+        weight_type = layer.format.weight_type
+        name = weight_type.format
         shape = (layer.N, layer.K) if "K" in layer.sizes else (layer.N,)
         bits = getattr(layer.format.config, "bits", None)
-        stored = ExplainedLayer(layer.prefix, kind.format, shape, kernel_format=kind.format, bits=bits)
+        stored = ExplainedLayer(layer.prefix, name, shape, kernel_format=name, bits=bits)
         try:
-            share = first_share(self.weights, layer, how, self.question.tp)
-            if kind.plain or FastestLoader(share.loader).made(layer, HERE) is None:
-                return replace(
-                    stored,
-                    choices=without_kernel(
-                        kind, layer.format.activations, question.tokens, question.dtype, question.chip
-                    ),
-                )
-            return self._chosen(stored, share)
+            share = first_rank_share(self.weights, layer, sharing, self.tp)
+            if weight_type.plain or FastestLoader(share.weights.loader).made(layer, CPU) is None:
+                scheme = layer.format.activations
+                choices = kernels_without_operator(weight_type, scheme, self.tokens, self.dtype, self.chip)
+                return replace(stored, choices=choices)
+            return self._explain_repacked(stored, share)
         except QloadError as error:
             return replace(stored, error=str(error))
 
-    def _chosen(self, stored: ExplainedLayer, share: FirstShare) -> ExplainedLayer:
-        """The kernel format that the fastest loader makes, and the kernels that read it."""
-        question = self.question
-        loader = FastestLoader(share.loader, strict=False, dtype=None).for_chip(question.capability)
-        made = share.load(loader)
-        formats = dict(self._formats(share, made.format))
+    def _explain_repacked(self, stored: ExplainedLayer, share: RankShare) -> ExplainedLayer:
+        """Repack the share, without its codes, as a load for the chip does, and choose its kernels."""
+        loader = FastestLoader(share.weights.loader, strict=False, dtype=None).for_chip(self.capability)
+        weight = share.load_header(loader)
+        reasons = dict(self._reasons_against_formats(share, weight.format))
+        repacked = replace(stored, kernel_format=weight.format, formats=reasons)
         try:
-            fitted = dtypes.for_activations(made, question.dtype)
+            fitted = dtypes.for_activations(weight, self.dtype)
         except CastError as error:
-            return replace(stored, kernel_format=made.format, formats=formats, error=str(error))
-        choices = kernels_for(fitted, question.dtype, question.chip, question.tokens)
-        slow = question.chip is not None and any(each.kernel == DEQUANTIZED for each in choices)
-        changes = tuple(self._changes(made)) if slow else ()
-        shape = made.shape
-        return replace(
-            stored, shape=shape, kernel_format=made.format, formats=formats, choices=choices, changes=changes
-        )
+            return replace(repacked, error=str(error))
+        choices = kernels_for(fitted, self.dtype, self.chip, self.tokens)
+        slow = self.chip is not None and any(choice.kernel == DEQUANTIZED for choice in choices)
+        changes = tuple(self._better_dtypes(weight)) if slow else ()
+        return replace(repacked, shape=weight.shape, choices=choices, changes=changes)
 
-    def _formats(self, share: FirstShare, taken: str) -> Iterator[tuple[str, str]]:
-        """Of each kernel format that is not taken, why not."""
-        for layout, name in LAYOUTS.items():
-            if name == taken:
+    def _reasons_against_formats(self, share: RankShare, chosen: str) -> Iterator[tuple[str, str]]:
+        """Yield each kernel format that is not chosen, with the reason."""
+        for layout, name in FORMAT_OF_LAYOUT.items():
+            if name == chosen:
                 continue
-            reason = share.why_not(layout)
+            reason = share.why_not_layout(layout)
             if reason is not None:
                 yield name, reason
-                continue
-            if layout == "panels" and self.question.capability is not None:
-                yield name, "is read by CPUs alone"
-            elif layout == "strips" and not strips.gains(self.question.capability):
-                yield name, f"gains nothing on other chips than those of capability {strips.CAPABILITY}"
+            elif layout == "panels" and self.capability is not None:
+                yield name, "only the CPU module reads it"
+            elif layout == "strips" and not strips.gains(self.capability):
+                yield name, f"is faster only on chips of capability {strips.CAPABILITY}"
             else:
-                yield name, f"could hold it too, and {taken} is preferred here"
+                yield name, f"could hold it as well; {chosen} is preferred"
 
-    def _changes(self, made: Weight) -> Iterator[str]:
-        """What else of the activations would give a kernel of ours."""
-        question = self.question
+    def _better_dtypes(self, weight: Weight) -> Iterator[str]:
+        """Yield other dtypes of activations with which kernels of qload run for all numbers of tokens."""
         for dtype in dtypes.DTYPES:
-            if dtype != question.dtype:
+            if dtype != self.dtype:
                 try:
-                    fitted = dtypes.for_activations(made, dtype)
+                    fitted = dtypes.for_activations(weight, dtype)
                 except CastError:
                     continue
-                found = kernels_for(fitted, dtype, question.chip, question.tokens)
-                if all(each.kernel != DEQUANTIZED for each in found):
-                    kernels = ", ".join(dict.fromkeys(each.kernel for each in found))
+                choices = kernels_for(fitted, dtype, self.chip, self.tokens)
+                if all(choice.kernel != DEQUANTIZED for choice in choices):
+                    kernels = ", ".join(dict.fromkeys(choice.kernel for choice in choices))
                     yield f"activations of {str(dtype).removeprefix('torch.')}: {kernels}"
-
-
-FIRST = (
-    "alike layers, of one shape, dtype and grouping, are asked once: with zero points and scales of the first"
-)
-FALLBACK = torch.bfloat16  # dtype of the activations where config.json names none
-NO_DTYPE = "config.json names no dtype of float16, bfloat16 and float32: activations of bfloat16 are assumed"
-FIRST_CHIP = 20  # of capability 2.0; below it are slips such as sm12 for sm120
-EXPERTS = "of experts each matrix is told by itself: kernels that multiply all experts at once are not"
 
 
 @checked
@@ -150,30 +137,31 @@ def explain(
     dtype: torch.dtype | None = None,
     tokens: Sequence[int] = (1, 64, 1024),
 ) -> Explanation:
-    """Which kernel multiplies each layer on a chip, that need not be here, and why not each other one.
+    """Choose the kernel of each layer for a chip, present or not, with the reasons against the others.
 
-    As `open_checkpoint(path, target="auto")` repacks, and as calls choose; no codes are read.
+    Layers are repacked as by `open_checkpoint(path, target="auto")`, and kernels chosen as by calls. No codes
+    are read.
 
     Parameters
     ----------
     path_or_weights
-        A safetensors file, a directory, or a sharded index; or what `open_checkpoint` made of one.
+        A safetensors file, a directory, or a sharded index; or the result of `open_checkpoint`.
     arch
-        "sm80", "sm90" and the like, or "cpu"; None: this machine's.
+        "sm80", "sm90" and the like, or "cpu"; None: this machine.
     tp
-        How many ranks share the layers; told is the share of the first.
+        Number of ranks; the share of rank 0 is explained.
     dtype
-        Of the activations: float16, bfloat16 or float32. None: the dtype that config.json names, or bfloat16
-        with a note where it names none of these.
+        Dtype of the activations: float16, bfloat16 or float32. None: the dtype in config.json, or bfloat16
+        with a note.
     tokens
         Numbers of rows of x.
 
     Raises
     ------
     ArgumentError
-        For an `arch`, a `dtype` or numbers that there are none of.
+        For an unknown `arch` or `dtype`, and for numbers below 1.
     StorageError, ConfigError, UnsupportedFormatError
-        As `open_checkpoint`, where the path cannot be opened.
+        As `open_checkpoint`, if the path cannot be opened.
 
     Examples
     --------
@@ -192,31 +180,37 @@ def explain(
     if dtype is not None and dtype not in dtypes.DTYPES:
         raise ArgumentError("dtype", "torch.float16, torch.bfloat16 or torch.float32", str(dtype))
     capability = capability_of(arch)
-    with opened(path_or_weights) as (weights, model_config):
-        config, why = described_model(model_config)
-        stated = config_dtype(model_config)
-        activations = dtype or stated or FALLBACK
-        question = Question(capability, tp, activations, tuple(tokens))
-        groups, asked = Groups(weights), AskedKinds(weights, question)
+    with open_for_plan(path_or_weights) as (weights, model_config):
+        config, note = supported_text_config(model_config)
+        stated_dtype = config_dtype(model_config)
+        activations = dtype or stated_dtype or FALLBACK_DTYPE
+        groups = Groups(weights)
+        explainer = _LayerExplainer(weights, capability, tp, activations, tuple(tokens))
         accounted = account(groups)
         layers = [
-            asked.of(prefix, groups.layers.get(prefix), how)
-            for prefix, how in sharings(groups, config, None).items()
+            explainer.explain(prefix, groups.layers.get(prefix), sharing)
+            for prefix, sharing in sharings(groups, config, None).items()
             if not accounted.hides(prefix)
         ]
-        path = "" if isinstance(path_or_weights, Weights) else str(path_or_weights)
-        notes = [] if dtype or stated else [NO_DTYPE]
-        notes += [FIRST, *([EXPERTS] if any(".experts." in each.prefix for each in layers) else [])]
-        notes += [*([why] if why and tp > 1 else []), *accounted.notes()]
-        named = "cpu" if capability is None else f"sm{capability}"
-        ordered = sorted(layers, key=lambda layer: layer.prefix)
-        unread = dict(accounted.report.unread)
-        named_dtype = str(activations).removeprefix("torch.")
-        return Explanation(path, named, tp, named_dtype, ordered, notes, unread)
+        notes = [] if dtype or stated_dtype else [NO_DTYPE]
+        notes.append(FIRST_OF_KIND_NOTE)
+        if any(".experts." in layer.prefix for layer in layers):
+            notes.append(EXPERTS_NOTE)
+        if note and tp > 1:
+            notes.append(note)
+        return Explanation(
+            path="" if isinstance(path_or_weights, Weights) else str(path_or_weights),
+            arch="cpu" if capability is None else f"sm{capability}",
+            tp=tp,
+            dtype=str(activations).removeprefix("torch."),
+            layers=sorted(layers, key=lambda layer: layer.prefix),
+            notes=notes + accounted.notes(),
+            unread=dict(accounted.report.unread),
+        )
 
 
 def capability_of(arch: str | None) -> int | None:
-    """The compute capability, times 10, that an `arch` names; None: no CUDA device. ArgumentError."""
+    """Return ten times the compute capability of an `arch`; None: a CPU. ArgumentError for an unknown one."""
     if arch is None:
         if not torch.cuda.is_available():
             return None
@@ -224,7 +218,7 @@ def capability_of(arch: str | None) -> int | None:
         return 10 * major + minor
     digits = arch.removeprefix("sm")
     known = arch.startswith("sm") and digits.isascii() and digits.isdecimal() and len(digits) in (2, 3)
-    known = known and int(digits) >= FIRST_CHIP
+    known = known and int(digits) >= MIN_CAPABILITY
     if arch != "cpu" and not known:
-        raise ArgumentError("arch", "cpu, or a chip's, such as sm80 or sm90", repr(arch[:80]))
+        raise ArgumentError("arch", "cpu, or a chip such as sm80 or sm90", repr(arch[:80]))
     return int(digits) if known else None

@@ -16,13 +16,16 @@ from qload.kernels.cuda.choice import choose, ranked
 from qload.kernels.cuda.linear import OPERATORS, call_of, unread
 from qload.spec import ActivationScheme, Weight
 
-CAPABILITY = (9, 0)
-TOKENS = (1, 8, 16)
-GROUP = 128
-BASIS = "between times of one H200: strips, groups of 128, no zero points, float16 activations"
+# Times of layers in strips on one H200, back to back in a CUDA graph, in microseconds: fp16 activations,
+# groups of 128, symmetric. They are the tables of docs/cuda-decode.md. Times are interpolated, and never
+# extrapolated.
+TIMED_CAPABILITY = (9, 0)
+TIMED_TOKENS = (1, 8, 16)
+TIMED_GROUP_SIZE = 128
+BASIS = "interpolated from times of one H200: strips, groups of 128, no zero points, float16 activations"
 
-# By kernel, layout and bits: (K, N) and the time for each of TOKENS.
-TIMED: Mapping[tuple[str, str, int], Sequence[tuple[tuple[int, int], tuple[float, ...]]]] = {
+# (K, N) and the times for TIMED_TOKENS, by kernel, layout and bits.
+TIMED_MICROSECONDS: Mapping[tuple[str, str, int], Sequence[tuple[tuple[int, int], tuple[float, ...]]]] = {
     ("decode", "strips", 4): (
         ((4096, 4096), (4.7, 5.2, 6.1)),
         ((4096, 6144), (5.6, 6.1, 7.1)),
@@ -44,53 +47,55 @@ TIMED: Mapping[tuple[str, str, int], Sequence[tuple[tuple[int, int], tuple[float
 }
 
 
-def predicted(
+def predict_seconds(
     kernel: str, layout: str, bits: int, capability: tuple[int, int], nbytes: int, tokens: int
 ) -> float | None:
-    """Seconds for codes of so many bytes and so many tokens, between those that were timed; else None."""
-    rows = TIMED.get((kernel, layout, bits))
-    if rows is None or capability != CAPABILITY:
+    """Interpolate the time of a product by the bytes of its codes and the number of tokens.
+
+    None beyond the measured range.
+    """
+    rows = TIMED_MICROSECONDS.get((kernel, layout, bits))
+    if rows is None or capability != TIMED_CAPABILITY:
         return None
     sizes = [K * N * bits // 8 for (K, N), _ in rows]
-    times = [interpolate(tokens, TOKENS, row) for _, row in rows]
-    known = [time for time in times if time is not None]
-    found = interpolate(nbytes, sizes, known) if len(known) == len(sizes) else None
-    return None if found is None else found * 1e-6
+    times = [time for _, row in rows if (time := interpolate(tokens, TIMED_TOKENS, row)) is not None]
+    time = interpolate(nbytes, sizes, times) if len(times) == len(sizes) else None
+    return None if time is None else time * 1e-6
 
 
-def interpolate(at: int, places: Sequence[int], values: Sequence[float]) -> float | None:
-    """The value at a place, on the line between the two that are known beside it; None beyond the ends."""
-    if not places[0] <= at <= places[-1]:
+def interpolate(x: int, xs: Sequence[int], ys: Sequence[float]) -> float | None:
+    """Interpolate linearly between the points (xs, ys), xs in ascending order; None outside of them."""
+    if not xs[0] <= x <= xs[-1]:
         return None
-    right = bisect_left(places, at)
-    if places[right] == at:
-        return values[right]
+    right = bisect_left(xs, x)
+    if xs[right] == x:
+        return ys[right]
     left = right - 1
-    share = (at - places[left]) / (places[right] - places[left])
-    return values[left] + share * (values[right] - values[left])
+    share = (x - xs[left]) / (xs[right] - xs[left])
+    return ys[left] + share * (ys[right] - ys[left])
 
 
 PLAIN, DEQUANTIZED, SCALED = "torch's product", "dequantize, then torch's product", "quantized inputs"
-CPU = "the CPU module"
-OURS = "CUDA kernels"
+CPU_MODULE = "the CPU module"
+CUDA_KERNELS = "CUDA kernels"
 
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """What multiplies so many tokens.
+    """Kernel for one number of tokens.
 
     Attributes
     ----------
     tokens
-        Rows of x.
+        Number of rows of x.
     kernel
-        By name.
+        Name of the kernel.
     refused
-        Why each other one does not, by name.
+        For each other kernel, by name, the reason against it.
     seconds
         Predicted time of the product; None: it was not measured.
     basis
-        The measurements behind `seconds`; "" without a prediction.
+        Measurements behind `seconds`; "" without a prediction.
     """
 
     tokens: int
@@ -107,8 +112,8 @@ class KernelChoice:
         return f"predicted {self.seconds * 1e6:.3g} us ({self.basis})"
 
 
-class _CallThere:
-    """A call as if x lay on a chip of a capability, with a build of qload that has all its kernels."""
+class _CallOnChip:
+    """Call of a kernel as on a chip with this capability, in a build of qload with all kernels."""
 
     def __init__(self, call: Any, capability: tuple[int, int]) -> None:
         self._call, self._capability = call, capability
@@ -117,86 +122,92 @@ class _CallThere:
         return getattr(self._call, name)
 
     def why_not_hopper(self) -> str | None:
-        """Why no kernel of Hopper's own instructions runs there, or None."""
+        """Return why the chip cannot run kernels for Hopper, or None."""
         return launch.why_not_chip(self._capability)
 
 
 def kernels_for(
     weight: Weight, dtype: torch.dtype, capability: tuple[int, int] | None, tokens: Sequence[int]
 ) -> tuple[KernelChoice, ...]:
-    """What multiplies each number of tokens with a weight, as it would lie on a chip; None: on a CPU."""
+    """Choose the kernel of a weight for each number of tokens, on a chip; `capability` None: on a CPU."""
     operator = OPERATORS.get(type(weight))
     if weight.activations is None and capability is None and isinstance(weight, cpu.TYPES):
         bits = weight.config.stored_bits if isinstance(weight, PanelsWeight) else None
-        return _on_cpu(cpu.most_tokens(type(weight), bits, dtype), dtype, tokens)
+        return _choose_on_cpu(cpu.most_tokens(type(weight), bits, dtype), dtype, tokens)
     if weight.activations is not None or operator is None:
-        return without_kernel(type(weight), weight.activations, tokens, dtype)
-    reason = "there is no CUDA device"
+        return kernels_without_operator(type(weight), weight.activations, tokens, dtype)
+    reason: str | None = "no CUDA device"
     if capability is not None:
-        reason = operator.why_not_on(weight, dtype, capability) or ""
+        reason = operator.why_not_on(weight, dtype, capability)
     if capability is None or reason:
-        return tuple(KernelChoice(each, DEQUANTIZED, {OURS: reason}) for each in tokens)
-    return tuple(_chosen(weight, dtype, capability, each) for each in tokens)
+        return tuple(KernelChoice(count, DEQUANTIZED, {CUDA_KERNELS: reason or ""}) for count in tokens)
+    return tuple(_choose_on_chip(weight, dtype, capability, count) for count in tokens)
 
 
-def without_kernel(
+def kernels_without_operator(
     weight_type: type[Weight],
     scheme: ActivationScheme | None,
     tokens: Sequence[int],
     dtype: torch.dtype,
     capability: tuple[int, int] | None = (0, 0),
 ) -> tuple[KernelChoice, ...]:
-    """What multiplies weights of a type that no CUDA kernel reads, or whose inputs are to be quantized.
+    """Choose the kernel of a type that no CUDA kernel reads, or of a weight with quantized activations.
 
-    `dtype`: of the activations; `capability`: of the chip; None: on a CPU.
+    `dtype` is that of the activations; `capability` None: on a CPU.
     """
     if scheme is not None:
-        refused = {OURS: f"the config asks for inputs that are quantized: {scheme}"}
-        return tuple(KernelChoice(each, SCALED, refused) for each in tokens)
+        refused = {CUDA_KERNELS: f"the config declares quantized inputs: {scheme}"}
+        return tuple(KernelChoice(count, SCALED, refused) for count in tokens)
     if weight_type.plain:
-        return tuple(KernelChoice(each, PLAIN) for each in tokens)
+        return tuple(KernelChoice(count, PLAIN) for count in tokens)
     if capability is None and issubclass(weight_type, cpu.TYPES):
-        return _on_cpu(cpu.most_tokens(weight_type, None, dtype), dtype, tokens)
-    return tuple(KernelChoice(each, DEQUANTIZED, {OURS: unread(weight_type)}) for each in tokens)
+        return _choose_on_cpu(cpu.most_tokens(weight_type, None, dtype), dtype, tokens)
+    return tuple(KernelChoice(count, DEQUANTIZED, {CUDA_KERNELS: unread(weight_type)}) for count in tokens)
 
 
-def _on_cpu(most: int | None, dtype: torch.dtype, tokens: Sequence[int]) -> tuple[KernelChoice, ...]:
-    """By the CPU module up to `most` tokens; None: any number."""
+def _choose_on_cpu(
+    max_tokens: int | None, dtype: torch.dtype, tokens: Sequence[int]
+) -> tuple[KernelChoice, ...]:
+    """Choose the CPU module up to `max_tokens`, None: for any number."""
     name = str(dtype).removeprefix("torch.")
-    refused = {CPU: f"takes {most} tokens of {name} at the most: torch multiplies more of them faster here"}
+    refused = {CPU_MODULE: f"takes at most {max_tokens} tokens of {name}; torch is faster for more"}
     return tuple(
-        KernelChoice(each, CPU) if most is None or each <= most else KernelChoice(each, DEQUANTIZED, refused)
-        for each in tokens
+        KernelChoice(count, CPU_MODULE)
+        if max_tokens is None or count <= max_tokens
+        else KernelChoice(count, DEQUANTIZED, refused)
+        for count in tokens
     )
 
 
-def _chosen(weight: Weight, dtype: torch.dtype, capability: tuple[int, int], tokens: int) -> KernelChoice:
-    """By the choice that a call makes, of x without memory."""
+def _choose_on_chip(
+    weight: Weight, dtype: torch.dtype, capability: tuple[int, int], tokens: int
+) -> KernelChoice:
+    """Choose as a call does, with x on the meta device."""
     operator = OPERATORS[type(weight)]
     x = torch.empty(tokens, weight.layer.K, dtype=dtype, device="meta")
-    call = _CallThere(call_of(x, weight), capability)
-    why_not = {kernel.name: kernel.why_not(call) for kernel in operator.kernels}
+    call = _CallOnChip(call_of(x, weight), capability)
+    reasons = {kernel.name: kernel.why_not(call) for kernel in operator.kernels}
     try:
         best = choose(operator.kernels, call, layout=call.layout, capability=capability).name
     except NoKernelError:
-        return KernelChoice(tokens, DEQUANTIZED, {name: str(why) for name, why in why_not.items()})
+        return KernelChoice(tokens, DEQUANTIZED, {name: str(why) for name, why in reasons.items()})
     timed = ranked(call.layout, call.bits, capability, call.bytes, tokens, call.kind)
-    refused = {name: why or _behind(name, timed) for name, why in why_not.items() if name != best}
-    if not _was_timed(weight):
+    refused = {name: why or _why_slower(name, timed) for name, why in reasons.items() if name != best}
+    if not _has_timed_groups(weight):
         return KernelChoice(tokens, best, refused)
-    seconds = predicted(best, call.layout, call.bits, capability, call.bytes, tokens)
+    seconds = predict_seconds(best, call.layout, call.bits, capability, call.bytes, tokens)
     return KernelChoice(tokens, best, refused, seconds, "" if seconds is None else BASIS)
 
 
-def _was_timed(weight: Weight) -> bool:
-    """Whether a weight has what those had that were timed: groups of 128, in order, without zero points."""
+def _has_timed_groups(weight: Weight) -> bool:
+    """Return whether a weight is like the timed ones: strips, groups of 128 in order, no zero points."""
     if not isinstance(weight, StripsWeight):
         return False
     config = weight.config
-    return config.group_size == GROUP and not config.zero_point and not config.act_order
+    return config.group_size == TIMED_GROUP_SIZE and not config.zero_point and not config.act_order
 
 
-def _behind(name: str, timed: Sequence[str]) -> str:
-    """Why a kernel that takes a call is not the one that is called."""
-    what = "was slower when it was timed" if name in timed else "was not timed on such a chip"
-    return f"takes the call too, and {what}"
+def _why_slower(name: str, timed: Sequence[str]) -> str:
+    """Return why a usable kernel is not chosen."""
+    what = "was slower in measurements" if name in timed else "was not timed on such a chip"
+    return f"can run the call as well, but {what}"

@@ -1,4 +1,4 @@
-"""Shares of each layer for several numbers of ranks, and alternatives where equal shares are refused."""
+"""Shares of each layer for several numbers of ranks, and alternatives to equal shares."""
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,47 +10,43 @@ from qload.loader.cuts import granule
 from qload.models.stored_layers import SharedMatrix
 from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
 from qload.plan.report import Alternative, LayerShare, PlannedLayer
-from qload.plan.sharing import Sharing, bytes_held, first_share
+from qload.plan.sharing import Sharing, bytes_per_rank, first_rank_share
 from qload.weights import Weights
 
 
 def alternatives(
     layer: LayerDescription, matrix: SharedMatrix, error: CutError | DivideError, ranks: int, stored: int
 ) -> tuple[Alternative, ...]:
-    """The lawful ways to share a `layer` of `stored` bytes that an `error` refuses, the cheapest first."""
-    heads = matrix.heads
-    if heads is not None and isinstance(error, DivideError) and "heads" in str(error.dim):
-        found = [*_of_heads(layer, matrix, ranks, stored)]
+    """Return other ways to share a `layer` of `stored` bytes after an `error`, in ascending order of cost."""
+    if matrix.heads is not None and isinstance(error, DivideError) and "heads" in str(error.dim):
+        options = [*_head_alternatives(matrix, ranks, stored)]
     else:
-        found = [*_of_granules(layer, matrix, ranks, stored)]
-    whole = stored - stored // ranks
-    found.append(Alternative("whole", f"all of the layer on each of {ranks} ranks", whole))
-    return tuple(sorted(found, key=lambda each: each.bytes))
+        options = [*_granule_alternatives(layer, matrix, ranks, stored)]
+    more = stored - stored // ranks
+    options.append(Alternative("whole", f"all of the layer on each of {ranks} ranks", more))
+    return tuple(sorted(options, key=lambda option: option.bytes))
 
 
-def _of_heads(
-    layer: LayerDescription, matrix: SharedMatrix, ranks: int, stored: int
-) -> Iterator[Alternative]:
-    """Heads of zeros beside those of queries; all those of keys and values where they cannot be shared."""
+def _head_alternatives(matrix: SharedMatrix, ranks: int, stored: int) -> Iterator[Alternative]:
+    """Yield query heads padded with zeros, or key and value heads copied to every rank."""
     queries, keys = (matrix.heads.queries, matrix.heads.keys) if matrix.heads else (None, None)
     total = (queries or 0) + 2 * (keys or 0) if queries else keys or 0
-    each = stored // total if total else 0
+    head_bytes = stored // total if total else 0
     if queries and queries % ranks:
         padded = -(-queries // ranks) * ranks
         text = f"{padded} query heads, {padded - queries} of them zero, {padded // ranks} for each rank"
-        copied = 2 * (keys or 0) * each if keys else 0
-        yield Alternative("padded", text, padded // ranks * each + copied - stored // ranks)
+        copied = 2 * (keys or 0) * head_bytes if keys else 0
+        yield Alternative("padded", text, padded // ranks * head_bytes + copied - stored // ranks)
     elif keys:
-        held = (2 * keys + queries // ranks if queries else keys) * each
-        yield Alternative(
-            "copied", f"all {keys} key/value heads on each of {ranks} ranks", held - stored // ranks
-        )
+        per_rank = (2 * keys + queries // ranks if queries else keys) * head_bytes
+        text = f"all {keys} key/value heads on each of {ranks} ranks"
+        yield Alternative("copied", text, per_rank - stored // ranks)
 
 
-def _of_granules(
+def _granule_alternatives(
     layer: LayerDescription, matrix: SharedMatrix, ranks: int, stored: int
 ) -> Iterator[Alternative]:
-    """Shares of whole granules: as few as will do, or as many for all once zeros are added."""
+    """Yield shares of whole granules, with a smaller last share or padded with zeros to equal shares."""
     dim = matrix.split or "N"
     size, block = layer.sizes.get(dim, 1) // matrix.blocks, granule(layer, dim)
     if not block:
@@ -68,56 +64,64 @@ def _of_granules(
         yield Alternative("padded", text, more)
 
 
-Question = tuple[int, Hashable]  # which layers, and how they are shared
-
-
 @dataclass(frozen=True)
-class _Known:
-    """The answers for each number of ranks, and the prefix of the layer that they were first given for."""
+class _CachedShares:
+    """Results by number of ranks, and the prefix of the layer behind them."""
 
     prefix: str
     shares: dict[int, LayerShare]
 
     @cached_property
     def fits(self) -> bool:
-        """Whether no answer names a tensor."""
+        """Return whether no result has an error, which would name a tensor."""
         return all(share.error is None for share in self.shares.values())
 
 
-class Answers:
-    """What becomes of layers; `weights` are asked for what a group's cuts need, and no codes are read.
+class SharePlanner:
+    """Shares of layers for several numbers of ranks, computed once for layers of one description.
 
-    `kernel`: whose layout has to say each share; None: that is not asked.
+    Parameters
+    ----------
+    weights
+        Source of the tensors that cuts depend on; codes are not read.
+    kernel
+        The kernel format to check each share against; None: no check.
     """
 
     def __init__(self, weights: Weights, kernel: str | None = None) -> None:
         self.weights, self.kernel = weights, kernel
-        self._known: dict[Question, _Known] = {}
-        self._kept: list[object] = []  # so that no two layers have one id
+        self._cache: dict[tuple[int, Hashable], _CachedShares] = {}  # by id(layer.cuts) and the sharing
+        self._alive: list[object] = []  # keeps the ids unique
 
     def of(
-        self, prefix: str, layer: LayerDescription | QloadError | None, how: Sharing, worlds: Sequence[int]
+        self,
+        prefix: str,
+        layer: LayerDescription | QloadError | None,
+        sharing: Sharing,
+        worlds: Sequence[int],
     ) -> PlannedLayer:
-        """The layer under `prefix` among each of some numbers of ranks; None: it is not stored."""
+        """Return the results for one layer and each number of ranks; a `layer` None is not stored."""
         if layer is None:
             layer = self._missing(prefix)
         if isinstance(layer, QloadError):
             refused = LayerShare(error=layer)
-            return PlannedLayer(prefix, None, (), how.cut, dict.fromkeys(worlds, refused))
+            return PlannedLayer(prefix, None, (), sharing.cut, dict.fromkeys(worlds, refused))
         shape = (layer.N, layer.K) if "K" in layer.sizes else (layer.N,)
-        shares = self._shares(layer, how, worlds)
-        return PlannedLayer(prefix, layer.format.weight_type.format, shape, how.cut, shares)
+        shares = self._shares(layer, sharing, worlds)
+        return PlannedLayer(prefix, layer.format.weight_type.format, shape, sharing.cut, shares)
 
     def lawful(
         self,
         layers: Mapping[str, LayerDescription | QloadError],
         sharings: Mapping[str, Sharing],
-        runs: int | None,
+        ep: int | None,
     ) -> LawfulRanks | None:
-        """Numbers of ranks that suit every layer; multiples of `runs`, of ranks that share out experts."""
-        numbers = [ranks for ranks in CANDIDATES if ranks % (runs or 1) == 0]
-        answers = Answers(self.weights, self.kernel)
-        planned = [answers.of(prefix, layers.get(prefix), how, numbers) for prefix, how in sharings.items()]
+        """Return the numbers of ranks, multiples of `ep`, that suit every layer."""
+        numbers = [ranks for ranks in CANDIDATES if ranks % (ep or 1) == 0]
+        planner = SharePlanner(self.weights, self.kernel)
+        planned = [
+            planner.of(prefix, layers.get(prefix), sharing, numbers) for prefix, sharing in sharings.items()
+        ]
         return lawful_ranks(
             {
                 layer.prefix: [ranks for ranks, share in layer.shares.items() if share.fits]
@@ -131,35 +135,40 @@ class Answers:
         except QloadError as error:
             return error
 
-    def _shares(self, layer: LayerDescription, how: Sharing, worlds: Sequence[int]) -> dict[int, LayerShare]:
-        question = id(layer.cuts), how.question
-        known = self._known.get(question)
-        if known is None:
-            self._kept.append(layer.cuts)
-            shares = {ranks: self._asked(layer, how, ranks) for ranks in worlds}
-            known = self._known[question] = _Known(layer.prefix, shares)
-        if known.fits or known.prefix == layer.prefix:
-            return known.shares
-        return {ranks: _renamed(share, known.prefix, layer.prefix) for ranks, share in known.shares.items()}
+    def _shares(
+        self, layer: LayerDescription, sharing: Sharing, worlds: Sequence[int]
+    ) -> dict[int, LayerShare]:
+        key = id(layer.cuts), sharing.key
+        cached = self._cache.get(key)
+        if cached is None:
+            self._alive.append(layer.cuts)
+            shares = {ranks: self._share(layer, sharing, ranks) for ranks in worlds}
+            cached = self._cache[key] = _CachedShares(layer.prefix, shares)
+        if cached.fits or cached.prefix == layer.prefix:
+            return cached.shares
+        return {
+            ranks: _rename_tensor(share, cached.prefix, layer.prefix)
+            for ranks, share in cached.shares.items()
+        }
 
-    def _asked(self, layer: LayerDescription, how: Sharing, ranks: int) -> LayerShare:
+    def _share(self, layer: LayerDescription, sharing: Sharing, ranks: int) -> LayerShare:
         try:
-            held = bytes_held(self.weights, layer, how, ranks)
+            nbytes = bytes_per_rank(self.weights, layer, sharing, ranks)
             if self.kernel is None or layer.format.weight_type.plain:
-                return LayerShare(held)
-            refusal = first_share(self.weights, layer, how, ranks).why_not(self.kernel)
-            return LayerShare(held, kernel="" if refusal is None else f"{self.kernel}: {refusal}")
+                return LayerShare(nbytes)
+            refusal = first_rank_share(self.weights, layer, sharing, ranks).why_not_layout(self.kernel)
+            return LayerShare(nbytes, kernel="" if refusal is None else f"{self.kernel}: {refusal}")
         except (CutError, DivideError) as error:
-            whole = Sharing(SharedMatrix(layer.prefix, None))
-            (stored,) = bytes_held(self.weights, layer, whole, 1)
-            return LayerShare((), error, alternatives(layer, how.matrix, error, ranks, stored))
-        except QloadError as error:  # such as scales of another number of parts than is loaded
+            unshared = Sharing(SharedMatrix(layer.prefix, None))
+            (stored,) = bytes_per_rank(self.weights, layer, unshared, 1)
+            return LayerShare((), error, alternatives(layer, sharing.matrix, error, ranks, stored))
+        except QloadError as error:  # such as scales for another number of parts
             return LayerShare(error=error)
 
 
-def _renamed(share: LayerShare, known: str, prefix: str) -> LayerShare:
-    """The answer for a layer that is alike: an error names its own tensor."""
+def _rename_tensor(share: LayerShare, cached_prefix: str, prefix: str) -> LayerShare:
+    """Return a cached share with an error that names the tensor of another layer."""
     error = share.error
-    if not isinstance(error, CutError | DivideError) or not error.tensor.startswith(known):
-        return share  # it fits, or is about the experts of a layer, or the ranks
-    return replace(share, error=replace(error, tensor=prefix + error.tensor[len(known) :]))
+    if not isinstance(error, CutError | DivideError) or not error.tensor.startswith(cached_prefix):
+        return share  # no error, or one about experts or ranks
+    return replace(share, error=replace(error, tensor=prefix + error.tensor[len(cached_prefix) :]))

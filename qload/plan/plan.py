@@ -1,4 +1,4 @@
-"""`plan`: among how many ranks a checkpoint can be shared, from headers and facts alone."""
+"""`plan`: possible numbers of ranks of a checkpoint, from headers and facts alone."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,15 +8,14 @@ from typing import Literal
 from qload.detect import read_model_config
 from qload.errors import checked
 from qload.listing import Groups, account
-from qload.models.config import TextConfig
-from qload.plan.layer_shares import Answers
+from qload.plan.layer_shares import SharePlanner
 from qload.plan.report import PlannedLayer, ShardingPlan, WorldPlan
-from qload.plan.sharing import check_ranks, described_model, sharings
+from qload.plan.sharing import check_ranks, sharings, supported_text_config
 from qload.weights import Weights, open_checkpoint
 
 NOT_COUNTED = (
-    "bytes are those of weights as they are stored: what a kernel's order pads, casts to another type, the "
-    "cache of keys and values, activations and scratch space are not counted"
+    "bytes are those of stored weights, without the padding of kernel formats, casts to another type, the KV "
+    "cache, activations and scratch space"
 )
 
 
@@ -28,31 +27,31 @@ def plan(
     ep: int | None = None,
     target: Literal["marlin", "strips", "panels", "exllama"] | None = None,
 ) -> ShardingPlan:
-    """Among how many ranks a checkpoint can be shared: which layers fit, why others do not, and what to do.
+    """Check for several numbers of ranks whether each layer can be shared, with reasons and alternatives.
 
-    Of a type that `load_model` loads, each layer is cut as that cuts it, and what does not fit is refused by
-    `load_model` in the same words; of others as is usual by the names of layers. No weight is read.
+    Layers of a model that `load_model` supports are cut as it cuts them, and it refuses a layer with the same
+    reason. Layers of other models are cut as is usual for their names. No weight is read.
 
     Parameters
     ----------
     path_or_weights
-        A safetensors file, a directory, or a sharded index; or what `open_checkpoint` made of one, which
-        stays open.
+        A safetensors file, a directory, or a sharded index; or the result of `open_checkpoint`, which stays
+        open.
     tp
         Numbers of ranks.
     ep
-        Into how many runs of ranks the experts of a layer are shared out, whole ones; the ranks of a run cut
-        them. None: all ranks cut all experts.
+        Number of groups of ranks over which whole experts are distributed; the ranks of a group cut them.
+        None: every expert is cut among all ranks.
     target
-        The kernel whose layout has to say each quantized layer, as the first rank would have it; zero points
-        and scales of the first of alike layers are read for that. None: that is not asked.
+        Kernel format that has to hold the share of rank 0 of each quantized layer. The check reads zero
+        points and scales of the first of several identical layers. None: no check.
 
     Raises
     ------
     ArgumentError
         For numbers below 1 or above 65536, and for `ep` of a model that has no experts.
     StorageError, ConfigError, UnsupportedFormatError
-        As `open_checkpoint`, where the path cannot be opened.
+        As `open_checkpoint`, if the path cannot be opened.
 
     Examples
     --------
@@ -70,18 +69,42 @@ def plan(
     ['uneven', 'padded', 'whole']
     """
     worlds = check_ranks(tp, ep)
-    with opened(path_or_weights) as (weights, model_config):
-        config, why = described_model(model_config)
-        path = "" if isinstance(path_or_weights, Weights) else str(path_or_weights)
-        notes = [NOT_COUNTED, *([why] if why else [])]
-        return _plan(weights, config, worlds, ep, target, path, notes)
+    with open_for_plan(path_or_weights) as (weights, model_config):
+        config, note = supported_text_config(model_config)
+        groups, planner = Groups(weights), SharePlanner(weights, target)
+        accounted = account(groups)
+        shared = {
+            prefix: sharing
+            for prefix, sharing in sharings(groups, config, ep).items()
+            if not accounted.hides(prefix)
+        }
+        layers = [
+            planner.of(prefix, groups.layers.get(prefix), sharing, worlds)
+            for prefix, sharing in shared.items()
+        ]
+        info = weights.storage.info
+        other_bytes = sum(info(name).nbytes for name in accounted.report.used if name not in groups.specs)
+        results = {ranks: _world_plan(layers, ranks, other_bytes) for ranks in worlds}
+        all_fit = all(result.fits for result in results.values())
+        notes = [NOT_COUNTED, *([note] if note else [])]
+        if other_bytes:
+            notes.append(f"{other_bytes} bytes of biases and other tensors are counted whole on every rank")
+        return ShardingPlan(
+            path="" if isinstance(path_or_weights, Weights) else str(path_or_weights),
+            layers=sorted(layers, key=lambda layer: layer.prefix),
+            worlds=results,
+            model=None if config is None else config.type,
+            notes=notes + accounted.notes(),
+            unread=dict(accounted.report.unread),
+            lawful=None if all_fit else planner.lawful(groups.layers, shared, ep),
+        )
 
 
 @contextmanager
-def opened(
+def open_for_plan(
     path_or_weights: str | PathLike[str] | Weights,
 ) -> Iterator[tuple[Weights, Mapping[str, object]]]:
-    """The tensors of `path_or_weights` and the entries of their config.json, if there is one."""
+    """Open a checkpoint, or take open weights; yields the weights and the entries of config.json."""
     if isinstance(path_or_weights, Weights):
         known = path_or_weights.architecture
         config = {} if known is None else {**known.config, "model_type": known.type}
@@ -91,42 +114,10 @@ def opened(
             yield weights, read_model_config(path_or_weights)
 
 
-def _plan(
-    weights: Weights,
-    config: TextConfig | None,
-    worlds: Sequence[int],
-    ep: int | None,
-    kernel: str | None,
-    path: str,
-    notes: list[str],
-) -> ShardingPlan:
-    groups = Groups(weights)
-    answers, known, accounted = Answers(weights, kernel), groups.layers, account(groups)
-    shared = {
-        prefix: how for prefix, how in sharings(groups, config, ep).items() if not accounted.hides(prefix)
-    }
-    planned = [answers.of(prefix, known.get(prefix), how, worlds) for prefix, how in shared.items()]
-    stored = weights.storage.info
-    beside = sum(stored(name).nbytes for name in accounted.report.used if name not in groups.specs)
-    if beside:
-        notes.append(f"{beside} bytes of biases and tensors of no layer are counted whole on every rank")
-    notes += accounted.notes()
-    found = {ranks: _world(planned, ranks, beside) for ranks in worlds}
-    return ShardingPlan(
-        path,
-        sorted(planned, key=lambda layer: layer.prefix),
-        found,
-        None if config is None else config.type,
-        notes,
-        dict(accounted.report.unread),
-        lawful=None if all(each.fits for each in found.values()) else answers.lawful(known, shared, ep),
-    )
-
-
-def _world(layers: Sequence[PlannedLayer], ranks: int, beside: int) -> WorldPlan:
-    """All layers, in the order of a load, among so many ranks, each of which holds so many bytes `beside`."""
+def _world_plan(layers: Sequence[PlannedLayer], ranks: int, other_bytes: int) -> WorldPlan:
+    """Sum up the layers, in load order, for one number of ranks; `other_bytes` lie on each rank."""
     shares = [layer.shares[ranks] for layer in layers]
     refused = [share for share in shares if not share.fits]
-    held = (sum(share.bytes[rank] for share in shares if share.bytes) for rank in range(ranks))
-    first = refused[0].reason if refused else ""
-    return WorldPlan(not refused, len(refused), first, tuple(each + beside for each in held))
+    totals = [sum(share.bytes[rank] for share in shares if share.bytes) for rank in range(ranks)]
+    reason = refused[0].reason if refused else ""
+    return WorldPlan(not refused, len(refused), reason, tuple(total + other_bytes for total in totals))

@@ -5,26 +5,26 @@ from dataclasses import dataclass
 
 from qload.loader.cuts import WORLDS
 
-CANDIDATES = (1, *WORLDS)  # numbers of ranks that are tried
+CANDIDATES = (1, *WORLDS)  # numbers of ranks to check
 
 
 @dataclass(frozen=True)
 class LawfulRanks:
-    """Numbers of ranks that suit every layer, among `CANDIDATES`.
+    """Numbers of ranks that suit every layer, from `CANDIDATES`.
 
     Attributes
     ----------
     ranks
         The numbers, in ascending order.
     limits
-        Numbers that some layers allow, by the name of the layer: as few layers as rule out all others.
+        For a few layers that together rule out all other numbers: the numbers that each allows, by name.
     """
 
     ranks: tuple[int, ...]
     limits: Mapping[str, tuple[int, ...]]
 
     def text(self) -> str:
-        """The numbers and the layers, as a sentence of a remedy.
+        """Return the numbers and the layers as one sentence.
 
         Examples
         --------
@@ -32,21 +32,21 @@ class LawfulRanks:
         '1 or 2 ranks suit all layers: down allows 1 or 2'
         """
         suits = "rank suits" if self.ranks == (1,) else "ranks suit"
-        limits = ", ".join(f"{name} allows {_listed(allowed)}" for name, allowed in self.limits.items())
-        return f"{_listed(self.ranks)} {suits} all layers" + (f": {limits}" if limits else "")
+        limits = ", ".join(f"{name} allows {_join(allowed)}" for name, allowed in self.limits.items())
+        return f"{_join(self.ranks)} {suits} all layers" + (f": {limits}" if limits else "")
 
 
 def lawful_ranks(allowed: Mapping[str, Collection[int]]) -> LawfulRanks | None:
     """Intersect the numbers of `CANDIDATES` that layers allow, by name; None if no number suits all."""
     left, limits = list(CANDIDATES), dict[str, tuple[int, ...]]()
-    while any(ranks not in some for some in allowed.values() for ranks in left):
+    while any(ranks not in numbers for numbers in allowed.values() for ranks in left):
         name = min(allowed, key=lambda name: len({*left} & {*allowed[name]}))
         left = [ranks for ranks in left if ranks in allowed[name]]
         limits[name] = tuple(sorted(allowed[name]))
     return LawfulRanks(tuple(left), limits) if left else None
 
 
-def _listed(numbers: tuple[int, ...]) -> str:
+def _join(numbers: tuple[int, ...]) -> str:
     """(1, 2, 4) -> '1, 2 or 4'."""
     *rest, last = map(str, numbers)
     return f"{', '.join(rest)} or {last}" if rest else last

@@ -11,43 +11,42 @@ if TYPE_CHECKING:
     from qload.plan.kernels import KernelChoice
     from qload.plan.rank_counts import LawfulRanks
 
-Kind = Literal["uneven", "padded", "copied", "whole"]
-
 
 @dataclass(frozen=True)
 class Alternative:
-    """A lawful way to share a layer that equal shares are no way for.
+    """Other way to share a layer that cannot be cut into equal shares.
 
     Attributes
     ----------
     kind
-        "uneven": shares of whole groups or blocks, the last of what is left; "padded": as many zeros as make
-        all shares equal; "copied": all key and value heads on every rank; "whole": all of it on every rank.
+        "uneven": shares of whole groups or blocks, with a smaller last share. "padded": zeros are appended
+        until all shares are equal. "copied": every rank has all key and value heads. "whole": every rank has
+        the complete layer.
     text
-        What each rank then has.
+        Description of the share of each rank.
     bytes
-        What the fullest rank holds more than an equal share of the stored bytes.
+        Stored bytes of the largest share beyond an equal share.
     """
 
-    kind: Kind
+    kind: Literal["uneven", "padded", "copied", "whole"]
     text: str
     bytes: int
 
 
 @dataclass(frozen=True)
 class LayerShare:
-    """A layer among so many ranks.
+    """Result for one layer and one number of ranks.
 
     Attributes
     ----------
     bytes
-        Of the layer as it is stored, what each rank holds; () where it cannot be shared.
+        Stored bytes per rank; empty if the layer cannot be shared.
     error
-        What a load raises; None: it fits.
+        The error of a load; None if the layer can be shared.
     alternatives
-        What can be done instead, the cheapest first.
+        Other ways to share the layer, in ascending order of their cost.
     kernel
-        Why the kernel that was asked for cannot take a rank's share; "": it can, or none was asked for.
+        Why the requested kernel format cannot hold a rank's share; "" if it can, or if none was requested.
     """
 
     bytes: tuple[int, ...] = ()
@@ -57,32 +56,32 @@ class LayerShare:
 
     @property
     def fits(self) -> bool:
-        """Whether every rank can load its share, and the kernel takes it."""
+        """Return whether every rank can load its share, and the kernel format can hold it."""
         return self.error is None and not self.kernel
 
     @property
     def reason(self) -> str:
-        """Why it does not fit, as the load or the kernel says it; "" where it does."""
+        """Reason of the load or of the kernel format; "" if the layer fits."""
         return self.kernel if self.error is None else str(self.error)
 
 
 @dataclass(frozen=True)
 class PlannedLayer:
-    """A layer, and what becomes of it among several numbers of ranks.
+    """Result for one layer.
 
     Attributes
     ----------
     prefix
-        What it is stored under.
+        Prefix of the layer's tensors.
     format
-        Of its checkpoint; None of a layer that cannot be read.
+        Checkpoint format; None for a layer that cannot be read.
     shape
-        (N, K), or (N,) of a vector.
+        (N, K), or (N,) for a vector.
     cut
-        Along what ranks cut it: "N", its outputs; "K", its inputs; "experts", whole ones of a layer; "whole":
-        every rank has all of it.
+        Axis of the cut. "N": outputs; "K": inputs; "experts": whole experts are distributed; "whole": every
+        rank has the complete layer.
     shares
-        By the number of ranks.
+        Results by number of ranks.
     """
 
     prefix: str
@@ -94,18 +93,18 @@ class PlannedLayer:
 
 @dataclass(frozen=True)
 class WorldPlan:
-    """A checkpoint among so many ranks.
+    """Result for the whole checkpoint and one number of ranks.
 
     Attributes
     ----------
     fits
-        Whether each layer does.
+        Whether every layer fits.
     refused
-        How many layers do not.
+        Number of layers that do not fit.
     reason
-        Why the first of them does not, in the order in which a model is loaded; "" where all do.
+        Reason of the first of them in load order; "" if all fit.
     bytes
-        What each rank holds of all weights as they are stored, without the layers that do not fit.
+        Stored bytes of all weights per rank, without the layers that do not fit.
     """
 
     fits: bool
@@ -116,29 +115,28 @@ class WorldPlan:
 
 @dataclass(frozen=True)
 class ShardingPlan(Answer):
-    """Among how many ranks a checkpoint can be shared, told before any weight is read.
+    """Report of `plan`.
 
     Attributes
     ----------
     path
         The checkpoint.
     layers
-        All of them, in the order of their names.
+        All layers in alphabetical order.
     worlds
-        By the number of ranks.
+        Results for the whole checkpoint, by number of ranks.
     model
-        The `model_type` that qload itself runs, whose own cuts these are; None: those that are usual by the
-        names of layers.
+        The `model_type` whose model in qload defines the cuts; None: names of layers define them.
     lawful
-        Numbers of ranks that suit every layer; None if all of `worlds` fit, or no number suits all.
+        Numbers of ranks that suit every layer; None if all of `worlds` fit, or if no number suits all layers.
     notes
-        What is not counted, and what is not known.
+        Limits of the result.
     unread
-        The reason, by name, of tensors that no format reads: their layers and bytes are not counted.
+        The reason, by name, of tensors that no format reads; layers and bytes are without them.
     unreadable
-        Why the checkpoint cannot be read; "" where it can.
+        Why the checkpoint cannot be read; "" if it can.
     unsupported
-        The format of the checkpoint, where that is known and not read, with the way out; else "".
+        The known but unsupported format of the checkpoint, with a remedy; "" otherwise.
     """
 
     path: str
@@ -152,11 +150,11 @@ class ShardingPlan(Answer):
     lawful: "LawfulRanks | None" = None
 
     def _sound(self) -> bool:
-        """Whether all fits for each number of ranks."""
+        """Return whether every layer fits for every number of ranks."""
         return all(world.fits for world in self.worlds.values())
 
     def _data(self) -> dict[str, Any]:
-        """The fields; numbers of ranks are text."""
+        """Return the fields, with numbers of ranks as text."""
         return {
             "model": self.model,
             "unread": dict(self.unread),
@@ -165,52 +163,50 @@ class ShardingPlan(Answer):
             "notes": list(self.notes),
             "lawful": None if self.lawful is None else asdict(self.lawful),
             "worlds": {str(ranks): asdict(world) for ranks, world in self.worlds.items()},
-            "layers": [_layer(layer) for layer in self.layers],
+            "layers": [
+                {
+                    "prefix": layer.prefix,
+                    "format": layer.format,
+                    "shape": layer.shape,
+                    "cut": layer.cut,
+                    "shares": {str(ranks): _share_data(share) for ranks, share in layer.shares.items()},
+                }
+                for layer in self.layers
+            ],
         }
 
 
-def _layer(layer: PlannedLayer) -> dict[str, Any]:
-    shares = {str(ranks): _share(share) for ranks, share in layer.shares.items()}
-    return {
-        "prefix": layer.prefix,
-        "format": layer.format,
-        "shape": layer.shape,
-        "cut": layer.cut,
-        "shares": shares,
-    }
-
-
-def _share(share: LayerShare) -> dict[str, Any]:
-    told = {"fits": share.fits, "bytes": share.bytes}
+def _share_data(share: LayerShare) -> dict[str, Any]:
+    data = {"fits": share.fits, "bytes": share.bytes}
     if share.fits:
-        return told
-    return {**told, "reason": share.reason, "alternatives": [asdict(each) for each in share.alternatives]}
+        return data
+    return {**data, "reason": share.reason, "alternatives": [asdict(option) for option in share.alternatives]}
 
 
 @dataclass(frozen=True)
 class ExplainedLayer:
-    """A layer, and what multiplies it.
+    """Kernel format and kernels of one layer.
 
     Attributes
     ----------
     prefix
-        What it is stored under.
+        Prefix of the layer's tensors.
     format
-        Of the checkpoint; None of a layer that cannot be read.
+        Checkpoint format; None for a layer that cannot be read.
     shape
-        (N, K) of the first rank's share where it is repacked, of the whole layer elsewhere; (N,) of a vector.
+        (N, K) of the share of rank 0 if the layer is repacked, else of the whole layer; (N,) for a vector.
     kernel_format
-        What it is repacked to; that of the checkpoint where it stays.
+        Format after the load; the checkpoint format if the layer is not repacked.
     formats
-        Why it is not repacked to each other kernel format, by name.
+        For each other kernel format, by name, the reason against it.
     choices
-        What multiplies each number of tokens.
+        The kernel for each number of tokens.
     changes
-        Of what else qload's own kernels would take it, where they do not.
+        Dtypes of activations with which kernels of qload would run; empty if they run already.
     error
-        Why it cannot be loaded so, or ""; then nothing is chosen.
+        Why the layer cannot be loaded, and then there is no choice; "" otherwise.
     bits
-        Of a code; None of what has none of one width.
+        Bits of a code; None for a format without one width.
     """
 
     prefix: str
@@ -226,28 +222,28 @@ class ExplainedLayer:
 
 @dataclass(frozen=True)
 class Explanation(Answer):
-    """Which kernel multiplies each layer of a checkpoint, and why.
+    """Report of `explain`.
 
     Attributes
     ----------
     path
         The checkpoint.
     arch
-        The chip: "cpu", or such as "sm90".
+        The chip: "cpu", or a name such as "sm90".
     tp
-        Among how many ranks.
+        Number of ranks.
     dtype
-        Of the activations, by name.
+        Dtype of the activations, by name.
     layers
-        All of them, in the order of their names.
+        All layers in alphabetical order.
     notes
-        Where the answers end.
+        Limits of the result.
     unread
-        The reason, by name, of tensors that no format reads; their layers are not among these.
+        The reason, by name, of tensors that no format reads; `layers` is without them.
     unreadable
-        Why the checkpoint cannot be read; "" where it can.
+        Why the checkpoint cannot be read; "" if it can.
     unsupported
-        The format of the checkpoint, where that is known and not read, with the way out; else "".
+        The known but unsupported format of the checkpoint, with a remedy; "" otherwise.
     """
 
     path: str
@@ -261,9 +257,9 @@ class Explanation(Answer):
     unsupported: str = ""
 
     def _sound(self) -> bool:
-        """Whether each layer can be loaded so."""
+        """Return whether every layer can be loaded."""
         return not any(layer.error for layer in self.layers)
 
     def _data(self) -> dict[str, Any]:
-        """The fields; `seconds` null and `basis` "": not measured."""
+        """Return the fields; a choice without a measurement has `seconds` null and `basis` ""."""
         return asdict(self)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from qload.architecture import architecture_of
@@ -11,7 +12,7 @@ from qload.experts.local import grid, local_experts
 from qload.experts.names import names_of
 from qload.experts.source import ExpertSource
 from qload.listing import Groups
-from qload.loader import Heads, LayerDescription, Part, Split, WeightsLoader
+from qload.loader import LayerDescription, Part, Split, WeightsLoader
 from qload.loader.cuts import Share, share
 from qload.loader.formats import shares_of
 from qload.models import FAMILIES
@@ -23,101 +24,76 @@ from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import TensorSpec, Weight
 from qload.weights import Weights
 
+MAX_RANKS = 1 << 16  # each rank is computed on its own, for every kind of layer
 COLUMN = re.compile(
     r"(q|k|v|qkv|gate|up|gate_up|q_b|kv_b)_proj|w1|w3|fc1|query_key_value|dense_h_to_4h|c_fc|lm_head"
 )
 ROW = re.compile(r"(o|out|down)_proj|w2|fc2|dense|dense_4h_to_h|c_proj")
+BY_NAME = "layers are cut by the last part of their names"
+
+
+def supported_text_config(config: Mapping[str, object]) -> tuple[TextConfig | None, str]:
+    """Return the text config of a model that `load_model` supports, and ""; else None and a note."""
+    try:
+        architecture = architecture_of(config)
+        if architecture is None or architecture.type not in FAMILIES:
+            return None, f"qload has no model of this type: {BY_NAME}"
+        return text_config(config), ""
+    except ConfigError as error:
+        reason = f"{error.file}: {error.key}, expected {error.expected}, got {error.got}"
+        return None, f"load_model refuses this model ({reason}): {BY_NAME}"
 
 
 def usual_split(prefix: str) -> Split | None:
-    """Along what the layer under `prefix` is usually cut; None: no usual name, or every rank has all."""
+    """Return the axis of the usual cut by the last part of a name; None: unknown name, or no cut."""
     name = prefix.rpartition(".")[2]
     return "N" if COLUMN.fullmatch(name) else "K" if ROW.fullmatch(name) else None
 
 
-def usual_matrix(prefix: str, heads: Heads | None) -> SharedMatrix:
-    """How ranks usually share the layer under `prefix`, whose outputs are `heads`; None: they are none."""
-    return SharedMatrix(prefix, "N" if heads is not None else usual_split(prefix), heads)
-
-
-USUAL = "layers are cut as is usual by the last part of their names"
-
-
-def described_model(config: Mapping[str, object]) -> tuple[TextConfig | None, str]:
-    """The model, as `load_model` makes it, and ""; or None, and a note that says why there is none."""
-    try:
-        known = architecture_of(config)
-        if known is None or known.type not in FAMILIES:
-            return None, f"no model of qload's has this type: {USUAL}"
-        return text_config(config), ""
-    except ConfigError as error:
-        said = f"{error.file}: {error.key}, expected {error.expected}, got {error.got}"
-        return None, f"load_model refuses this model ({said}): {USUAL}"
-
-
-def held_bytes(shares: Sequence[Share]) -> int:
-    """Of the shares of one layer's parts that a rank loads together, as they are stored.
-
-    A tensor that is not cut along the outputs is held once.
-    """
-    layer, total = shares[0].layer, 0
-    for spec in layer.specs:
-        pieces = shares if spec.joined() is not None else shares[:1]
-        total += sum(_elements(spec, one) for one in pieces) * layer.dtypes[spec.name].itemsize
-    return total
-
-
-def _elements(spec: TensorSpec, share: Share) -> int:
-    """How many entries of a tensor are in a share."""
-    count, here, sizes = 1, share.bounds, share.layer.sizes
-    for axis in spec.places:
-        piece = share.piece(axis)
-        whole = axis.size(axis.logical(sizes) or 0) or 0
-        count *= whole if piece is None else piece[1] - piece[0]
-        if axis.flat and not here.all_inputs:  # rows of all elements, of which some columns stay
-            count = count * (here.k1 - here.k0) // here.K
-    return count
-
-
-Cut = Literal["N", "K", "experts", "whole"]
-MOST_RANKS = 1 << 16  # each of which is asked for its share of every kind of layer
-
-
 @dataclass(frozen=True)
 class Sharing:
-    """How ranks share a layer.
+    """How ranks share one layer.
 
-    `matrix`: along what they cut it. `joined`: whether its end is a cut like any other, as another layer
-    follows in one weight. `expert`: its number and how many there are, where `runs` of ranks share out whole
-    experts, those of `experts`.
+    Attributes
+    ----------
+    matrix
+        The axis of the cut, with its heads or blocks.
+    joined
+        Whether the layer is loaded as one weight with a following layer, so that its end is a cut as well.
+    expert
+        Number of the expert and count of experts, if whole experts are distributed; else None.
+    ep
+        Number of groups of ranks over which whole experts are distributed.
+    experts
+        Prefix of the experts.
     """
 
     matrix: SharedMatrix
     joined: bool = False
     expert: tuple[int, int] | None = None
-    runs: int = 1
+    ep: int = 1
     experts: str = field(default="", compare=False)
 
     @property
-    def cut(self) -> Cut:
-        """In a word."""
+    def cut(self) -> Literal["N", "K", "experts", "whole"]:
+        """Axis of the cut in one word."""
         return "experts" if self.expert else self.matrix.split or "whole"
 
     @property
-    def question(self) -> Hashable:
-        """The same of any layer that is alike, but for the last part of its name."""
+    def key(self) -> Hashable:
+        """Key that is equal for layers of one description with the same shares."""
         matrix = self.matrix
         last = matrix.prefix.rpartition(".")[2]
-        how = matrix.split, matrix.heads, matrix.blocks, matrix.short
-        return last, how, self.joined, self.expert, self.runs
+        cuts = matrix.split, matrix.heads, matrix.blocks, matrix.short
+        return last, cuts, self.joined, self.expert, self.ep
 
-    def group(self, place: int, ranks: int) -> Rank | None:
-        """Those of `ranks` that share the layer, and which of them `place` is; None: it has nothing of it."""
-        group = Rank(place, ranks)
+    def group(self, rank: int, ranks: int) -> Rank | None:
+        """Return the place of `rank` in the group that shares the layer; None: it has no part of it."""
+        group = Rank(rank, ranks)
         if self.expert is None:
             return group
         expert, count = self.expert
-        groups = grid("both", group, self.runs)
+        groups = grid("both", group, self.ep)
         local = local_experts(self.experts, count, groups.experts)
         if not local.start <= expert < local.stop:
             return None
@@ -125,111 +101,160 @@ class Sharing:
 
 
 def check_ranks(tp: int | Sequence[int], ep: int | None) -> list[int]:
-    """The numbers of ranks, each once; ArgumentError for none, and for more than are asked one by one."""
+    """Return the distinct numbers of ranks; ArgumentError for none, and for a number out of range."""
     worlds = list(dict.fromkeys(tp if isinstance(tp, Sequence) else (tp,)))
-    if not worlds or not 1 <= min(worlds) <= max(worlds) <= MOST_RANKS or (ep is not None and ep < 1):
-        raise ArgumentError("tp", f"numbers of ranks, 1 to {MOST_RANKS}", f"tp={tp}, ep={ep}")
+    if not worlds or not 1 <= min(worlds) <= max(worlds) <= MAX_RANKS or (ep is not None and ep < 1):
+        raise ArgumentError("tp", f"numbers of ranks, 1 to {MAX_RANKS}", f"tp={tp}, ep={ep}")
     return worlds
 
 
-def sharings(groups: Groups, config: TextConfig | None, runs: int | None) -> dict[str, Sharing]:
-    """How each layer is shared, in the order of a load; `runs`: of ranks that share out whole experts."""
-    weights = groups.weights
-    told = {} if config is None else {each.matrix.prefix: each for each in _of_model(weights, config, runs)}
-    if runs is not None and not any(each.expert for each in told.values()):
-        raise ArgumentError("ep", "a model with experts, of a type that load_model loads", str(runs))
-    rest = (prefix for prefix in groups.layers if prefix not in told)
-    known = weights.architecture
-    for prefix in rest:
-        layer = groups.layers[prefix]
+def sharings(groups: Groups, config: TextConfig | None, ep: int | None) -> dict[str, Sharing]:
+    """Return the sharing of each layer in load order; ArgumentError for `ep` without experts.
+
+    A model of `config` defines the cuts; without one the names of layers do.
+    """
+    weights, sharing_of = groups.weights, {}
+    if config is not None:
+        sharing_of = {sharing.matrix.prefix: sharing for sharing in _model_sharings(weights, config, ep)}
+    if ep is not None and not any(sharing.expert for sharing in sharing_of.values()):
+        raise ArgumentError("ep", "a model with experts that load_model supports", str(ep))
+    architecture = weights.architecture
+    for prefix, layer in groups.layers.items():
+        if prefix in sharing_of:
+            continue
         matrix = SharedMatrix(prefix, None)
         if config is None and isinstance(layer, LayerDescription) and "K" in layer.sizes:
-            matrix = usual_matrix(prefix, known.heads(prefix) if known else None)
-        told[prefix] = Sharing(matrix)
-    return told
+            heads = architecture.heads(prefix) if architecture else None
+            matrix = SharedMatrix(prefix, "N" if heads is not None else usual_split(prefix), heads)
+        sharing_of[prefix] = Sharing(matrix)
+    return sharing_of
 
 
-def _of_model(weights: Weights, config: TextConfig, runs: int | None) -> Iterator[Sharing]:
-    """The layers that the model's own load cuts."""
+def _model_sharings(weights: Weights, config: TextConfig, ep: int | None) -> Iterator[Sharing]:
+    """Yield the layers that `load_model` cuts."""
     base, head = text_within(weights)
     for layer in range(config.layers):
         for matrix in layer_matrices(weights, config, base, layer):
             yield Sharing(matrix)
         if config.sparse(layer):
-            yield from _of_experts(weights, experts_of(weights, config, base, layer), runs)
+            yield from _expert_sharings(weights, experts_of(weights, config, base, layer), ep)
     for matrix in end_matrices(weights, base, head):
         yield Sharing(matrix)
 
 
-def _of_experts(weights: Weights, prefix: str, runs: int | None) -> Iterator[Sharing]:
-    """Gate and up along their outputs, in one weight, and down along its inputs; or whole experts."""
+def _expert_sharings(weights: Weights, prefix: str, ep: int | None) -> Iterator[Sharing]:
+    """Yield gate and up, cut along the outputs in one weight, and down, cut along its inputs."""
     try:
         names = names_of(weights, prefix)
-    except QloadError:  # which each of its layers says, or the load of a whole model
+    except QloadError:  # reported for each layer, or by the load of the whole model
         return
-    for expert in range(names.count):
-        place = None if runs is None else (expert, names.count)
-        gate, up, down = names.of(expert)
-        yield Sharing(SharedMatrix(gate, "N"), True, place, runs or 1, prefix)
-        yield Sharing(SharedMatrix(up, "N"), False, place, runs or 1, prefix)
-        yield Sharing(SharedMatrix(down, "K"), False, place, runs or 1, prefix)
+    for number in range(names.count):
+        expert = None if ep is None else (number, names.count)
+        gate, up, down = names.of(number)
+        yield Sharing(SharedMatrix(gate, "N"), True, expert, ep or 1, prefix)
+        yield Sharing(SharedMatrix(up, "N"), False, expert, ep or 1, prefix)
+        yield Sharing(SharedMatrix(down, "K"), False, expert, ep or 1, prefix)
 
 
-def bytes_held(weights: Weights, layer: LayerDescription, how: Sharing, ranks: int) -> tuple[int, ...]:
-    """What each of so many ranks holds of a layer; CutError or DivideError, as its load raises it."""
-    if how.cut == "whole":
-        return (held_bytes(next(_shares(weights, layer, how, ranks))),) * ranks
-    return tuple(held_bytes(found) if found else 0 for found in _shares(weights, layer, how, ranks))
+def bytes_per_rank(
+    weights: Weights, layer: LayerDescription, sharing: Sharing, ranks: int
+) -> tuple[int, ...]:
+    """Return the stored bytes of a layer on each of `ranks`; CutError or DivideError as in a load."""
+    shares = _shares(weights, layer, sharing, ranks)
+    if sharing.cut == "whole":
+        return (share_bytes(next(shares)),) * ranks
+    return tuple(share_bytes(parts) if parts else 0 for parts in shares)
 
 
-def _shares(weights: Weights, layer: LayerDescription, how: Sharing, ranks: int) -> Iterator[Sequence[Share]]:
-    for place in range(ranks):
-        group = how.group(place, ranks)
-        tensor = group or Rank(0, ranks // how.runs)
-        parts = how.matrix.parts(layer.N, tensor.size())
-        found = _cut(weights, layer, how, parts, tensor)
-        yield found if group else ()
+def _shares(
+    weights: Weights, layer: LayerDescription, sharing: Sharing, ranks: int
+) -> Iterator[Sequence[Share]]:
+    """Yield the shares of each rank, one for each part of the layer."""
+    for rank in range(ranks):
+        group = sharing.group(rank, ranks)
+        tensor_group = group or Rank(0, ranks // sharing.ep)
+        parts = sharing.matrix.parts(layer.N, tensor_group.size())
+        shares = _cut_parts(weights, layer, sharing, parts, tensor_group)
+        yield shares if group else ()
 
 
-def _cut(
-    weights: Weights, layer: LayerDescription, how: Sharing, parts: Sequence[Part], group: Rank
+def _cut_parts(
+    weights: Weights, layer: LayerDescription, sharing: Sharing, parts: Sequence[Part], group: Rank
 ) -> list[Share]:
-    """A rank's share of each part: of all in one weight, or where that cannot be one by one, as loads do."""
-    split = how.matrix.split
+    """Cut all parts as one weight, or one by one if they cannot be one weight, as loads do."""
+    split = sharing.matrix.split
     if len(parts) == 1:
-        return [share(layer, parts[0], split, group, joined=how.joined)]
+        return [share(layer, parts[0], split, group, joined=sharing.joined)]
     try:
         return shares_of(ExpertSource(weights, group), {layer.prefix: layer}, parts, split)
     except CutError:
         return [share(layer, part, split, group) for part in parts]
 
 
-@dataclass(frozen=True)
-class FirstShare:
-    """What a share is loaded with, and from what: zeros stand for its codes."""
+def share_bytes(shares: Sequence[Share]) -> int:
+    """Return the stored bytes of the parts of one layer that a rank loads together.
 
-    source: HeaderOnlySource
-    loader: WeightsLoader
+    A tensor without an axis of outputs is counted once.
+    """
+    layer, total = shares[0].layer, 0
+    for spec in layer.specs:
+        parts = shares if spec.joined() is not None else shares[:1]
+        total += sum(_elements(spec, part) for part in parts) * layer.dtypes[spec.name].itemsize
+    return total
+
+
+def _elements(spec: TensorSpec, part: Share) -> int:
+    """Return the number of elements of a tensor in a share."""
+    count, bounds, sizes = 1, part.bounds, part.layer.sizes
+    for axis in spec.places:
+        piece = part.piece(axis)
+        length = axis.size(axis.logical(sizes) or 0) or 0
+        count *= length if piece is None else piece[1] - piece[0]
+        if axis.flat and not bounds.all_inputs:  # a flat axis of N * K elements, cut along K
+            count = count * (bounds.k1 - bounds.k0) // bounds.K
+    return count
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """Share of a layer on one rank; `weights` as seen by the rank in its group."""
+
+    weights: Weights
+    layer: LayerDescription
     parts: list[Part]
     split: Split | None
 
-    def load(self, loader: WeightsLoader) -> Weight:
-        """By a loader that repacks."""
-        return loader.load(self.source, self.parts, self.split)
+    @classmethod
+    def of(cls, weights: Weights, layer: LayerDescription, sharing: Sharing, group: Rank) -> "RankShare":
+        """Return the share of a place in a group; DivideError if heads or blocks cannot be divided."""
+        parts = sharing.matrix.parts(layer.N, group.size())
+        return cls(weights.of_group(group), layer, parts, sharing.matrix.split)
 
-    def why_not(self, layout: str) -> str | None:
-        """Why the layout of a kernel cannot say it, or None."""
+    @cached_property
+    def header_source(self) -> HeaderOnlySource:
+        """Source with placeholders for the codes."""
+        return HeaderOnlySource.without_codes(self.weights, self.layer)
+
+    def load(self) -> Weight:
+        """Load the typed weight as a model does."""
+        return self.weights.loader.load(self.weights, self.parts, self.split)
+
+    def load_header(self, loader: WeightsLoader | None = None) -> Weight:
+        """Load the typed weight without its codes, by another loader if one is given."""
+        return (loader or self.weights.loader).load(self.header_source, self.parts, self.split)
+
+    def why_not_layout(self, layout: str) -> str | None:
+        """Return why a kernel format cannot hold the share, or None."""
         try:
-            self.load(RepackingLoader(self.loader, layout))
+            self.load_header(RepackingLoader(self.weights.loader, layout))
         except RepackError as error:
             return error.reason
         return None
 
 
-def first_share(weights: Weights, layer: LayerDescription, how: Sharing, ranks: int) -> FirstShare:
-    """Its cuts checked, and nothing read; CutError or DivideError."""
-    group = Rank(0, ranks // how.runs if how.expert else ranks)
-    mine = weights.of_group(group)
-    parts, split = how.matrix.parts(layer.N, group.size()), how.matrix.split
-    mine.loader.plan(mine, parts, split)
-    return FirstShare(HeaderOnlySource.without_codes(mine, layer), mine.loader, parts, split)
+def first_rank_share(weights: Weights, layer: LayerDescription, sharing: Sharing, ranks: int) -> RankShare:
+    """Check the cuts, and return the share of rank 0; CutError or DivideError."""
+    group = Rank(0, ranks // sharing.ep if sharing.expert else ranks)
+    share = RankShare.of(weights, layer, sharing, group)
+    share.weights.loader.plan(share.weights, share.parts, share.split)
+    return share

@@ -1,4 +1,4 @@
-"""Quantize while loading: plain layers become typed weights, the same model at every world size."""
+"""Quantization while loading: plain layers become typed weights, equal for every number of ranks."""
 
 from qload.quantize.loading import QuantizingLoader, Statistics
 from qload.quantize.quantizers import (
@@ -12,7 +12,7 @@ from qload.quantize.quantizers import (
     requantize,
 )
 
-# Who makes a format of plain weights.
+# Quantizers by format.
 QUANTIZERS: dict[str, type] = {
     "fp8": Fp8Quantizer,
     "eetq": EETQQuantizer,

@@ -1,4 +1,4 @@
-"""A loader that quantizes the plain layers which another loader reads."""
+"""Loader that quantizes the plain layers of another loader."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -30,11 +30,15 @@ from qload.spec import Layer, Role, Weight, named
 from qload.storage import TensorInfo
 from qload.storage.protocol import missing
 
+Statistics = Literal["whole", "share"]
+BLOCK_ELEMENTS = 1 << 26  # quantized at once, if outputs are quantized one by one
+TILE_OUTPUTS = 256  # a multiple of the tile of every format
 
-def cut(
+
+def cut_weights(
     layers: Mapping[str, Weight], group: ProcessGroup, parts: Sequence[Part], split: Split | None
 ) -> Weight:
-    """A share of typed weights, by their own declaration."""
+    """Cut typed weights into the share of a rank, by their own declarations."""
     first, *others = layers.values()
     for other in others:
         if (type(other), other.config) != (type(first), first.config):
@@ -44,15 +48,15 @@ def cut(
                 f"{first.config} as {first.layer.name}",
                 str(other.config),
             )
-    own = [
-        (name.__eq__, FormatLoader(ConfiguredFormat(type(made), made.config)))
-        for name, made in layers.items()
+    loaders = [
+        (name.__eq__, FormatLoader(ConfiguredFormat(type(weight), weight.config)))
+        for name, weight in layers.items()
     ]
-    return ModuleLoader(own, own[0][1]).load(InMemorySource(layers, group), parts, split)
+    return ModuleLoader(loaders, loaders[0][1]).load(InMemorySource(layers, group), parts, split)
 
 
 class InMemorySource:
-    """Typed weights in memory as a source of tensors, so that they are cut as stored ones are."""
+    """Source with the tensors of typed weights, so that loaders cut them like stored ones."""
 
     def __init__(self, layers: Mapping[str, Weight], group: ProcessGroup) -> None:
         self.process_group = group
@@ -64,26 +68,26 @@ class InMemorySource:
         }
 
     def has_tensor(self, name: str) -> bool:
-        """Whether a typed weight holds it."""
+        """Return whether there is a tensor with this name."""
         return name in self.tensors
 
     def info(self, name: str) -> TensorInfo:
-        """Dtype and shape."""
+        """Return dtype and shape."""
         tensor = self._find(name)
         return TensorInfo(tensor.dtype, tuple(tensor.shape))
 
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
-        """A copy of those elements."""
+        """Return a contiguous copy of a slice."""
         return self._find(name)[index].clone(memory_format=torch.contiguous_format)
 
     def take(self, names: Iterable[str]) -> None:
-        """The ledger counts what was stored, which the inner loader has entered."""
+        """Do nothing: the ledger has the stored tensors already."""
 
     def note(self, text: str) -> None:
-        """What was just made has nothing to disagree with."""
+        """Do nothing: notes are about stored tensors."""
 
     def missing(self, name: str, hint: str = "") -> MissingTensorError:
-        """The error for a name that is not there."""
+        """Return the error for a name without a tensor."""
         return missing(name, self.tensors)
 
     def _find(self, name: str) -> Tensor:
@@ -92,33 +96,28 @@ class InMemorySource:
         return self.tensors[name]
 
 
-Statistics = Literal["whole", "share"]
-RUN = 1 << 26  # elements that are quantized at once, where that does not matter
-TILE = 256  # no format has larger tiles of outputs
-
-
 class QuantizingLoader(WeightsLoader):
-    """Loads with another loader and quantizes what is plain; what is quantized already is not touched.
+    """Loads with another loader and quantizes plain layers; quantized layers stay unchanged.
 
-    ArgumentError for an `inner` that is no loader of the checkpoint's own types, and the like.
+    ArgumentError for an `inner` that repacks or is no loader, and for other wrong arguments.
 
     Parameters
     ----------
     inner
-        Reads the layers. Vectors, and layers in any other format it knows, stay as it loads them.
+        Reads the layers. Vectors, and layers in any other format, are returned as it loads them.
     quantizer
-        What a plain layer is quantized by, such as `Fp8Quantizer()`.
+        Quantizes plain layers, for example `Fp8Quantizer()`.
     policy
-        Which plain layers are quantized; None: all but routers, and those that the checkpoint's config leaves
-        out, both of which no policy overrules.
+        Selects the plain layers to quantize; None: all. Routers, and layers that the checkpoint's config
+        excludes, always stay plain.
     statistics
-        "whole": every rank reads the layer and quantizes it before it is cut, so that every world size gives
-        the same model, and what cannot be quantized or cut is refused by all ranks alike. "share": each
-        rank reads and quantizes its share alone, which is cheaper; cut by inputs, or with scales of more
-        than one output, it is another model at another world size. What cannot be quantized is then refused
-        only by the ranks that read it: whoever asks for it has to stop the others.
+        "whole": every rank reads the layer and quantizes it before the cut. So every number of ranks gives
+        the same model, and all ranks refuse a layer alike. "share": each rank reads and quantizes its share
+        alone, with less work; cut along the inputs, or with scales of several outputs, the model depends on
+        the number of ranks. A layer may then be refused on some ranks only, and the caller has to stop the
+        others.
     dtype
-        Of the activations; None: that of the plain weight.
+        Dtype of the activations; None: that of the plain weight.
 
     Examples
     --------
@@ -141,7 +140,7 @@ class QuantizingLoader(WeightsLoader):
     ) -> None:
         given: object = inner
         if not isinstance(given, FormatLoader):
-            expected = "a loader of the checkpoint's own types, as loader_from_config makes without a target"
+            expected = "a loader of the checkpoint's own types, such as loader_from_config without a target"
             raise ArgumentError("inner", expected, repr(given))
         if dtype is not None and dtype not in FLOATS:
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
@@ -158,11 +157,11 @@ class QuantizingLoader(WeightsLoader):
         self.formats = inner.formats
 
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
-        """(N, K) of the layer stored under a prefix."""
+        """Return (N, K) of the layer stored under a prefix."""
         return self.inner.shape(weights, prefix)
 
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
-        """The layer under `prefix` of `weights` as it is stored."""
+        """Describe the stored layer under `prefix` of `weights`."""
         return self.inner.describe(weights, prefix)
 
     def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
@@ -170,50 +169,49 @@ class QuantizingLoader(WeightsLoader):
         return self.inner.settle(weights, layer)
 
     def left_out(self, prefix: str) -> str | None:
-        """Why the checkpoint's config, or the policy, leaves out the layer `prefix`."""
-        said = self.inner.left_out(prefix)
-        if said is None and is_router(prefix):
-            return "a router, which no quantization while loading touches"
-        if said is None and self.policy is not None and not self.policy.quantizes(prefix):
-            return "the policy of what is quantized while loading"
-        return said
+        """Return why the checkpoint's config or the policy excludes the layer `prefix`, or None."""
+        reason = self.inner.left_out(prefix)
+        if reason is None and is_router(prefix):
+            return "a router, which is never quantized while loading"
+        if reason is None and self.policy is not None and not self.policy.quantizes(prefix):
+            return "the policy for quantization while loading"
+        return reason
 
     def made(self, layer: LayerDescription, device: torch.device) -> str | None:
-        """The quantizer's format, of plain matrices that it is asked for; None of all others."""
+        """Return the quantizer's format for plain matrices that it quantizes; None for all other layers."""
         return self.quantizer.format if _is_plain(layer) and self._is_chosen(layer.prefix) else None
 
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
-        """As the inner loader, plain matrices quantized."""
+        """Load `parts` of `weights` along `split` with the inner loader, and quantize plain matrices."""
         layers = {part.prefix: self.inner.describe(weights, part.prefix) for part in parts}
-        if not self._are_quantized(layers):
+        if not self._quantizes_all(layers):
             return self.inner.load(weights, parts, split)
         if self.statistics == "share":
-            return self._share(weights, parts, split)
-        return cut(
-            {prefix: self._whole(weights, prefix) for prefix in layers}, weights.process_group, parts, split
-        )
+            return self._quantize_share(weights, parts, split)
+        quantized = {prefix: self._quantize_layer(weights, prefix) for prefix in layers}
+        return cut_weights(quantized, weights.process_group, parts, split)
 
     def plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
-        """The load of `parts` of `weights` along `split`; it reads what the inner loader would."""
+        """Plan the load of `parts` of `weights` along `split`, with the reads of the inner loader."""
         reads: Sequence[Rectangle] = ()
-        with suppress(QloadError):  # the load itself says what is wrong
+        with suppress(QloadError):  # the load raises the error
             reads = self.inner.plan(weights, parts, None if self.statistics == "whole" else split).reads
         return LoadPlan(reads, lambda source: self.load(source, parts, split))
 
-    def _are_quantized(self, layers: Mapping[str, LayerDescription]) -> bool:
-        """Whether the parts of a layer are to be quantized, all of them or none."""
+    def _quantizes_all(self, layers: Mapping[str, LayerDescription]) -> bool:
+        """Return whether all parts of a layer are quantized, or none; MismatchError if some are."""
         if not all(_is_plain(layer) for layer in layers.values()):
             return False
         chosen = [prefix for prefix in layers if self._is_chosen(prefix)]
-        left = [prefix for prefix in layers if prefix not in chosen]
-        if chosen and left:
+        excluded = [prefix for prefix in layers if prefix not in chosen]
+        if chosen and excluded:
             raise MismatchError(
                 ", ".join(layers),
-                "fused of layers that are not all quantized or all left out",
+                "some parts of the fused layer are quantized and others are not",
                 "one choice for all parts",
-                f"{left[0]} left out, {chosen[0]} not",
+                f"{excluded[0]} left out, {chosen[0]} not",
             )
-        return not left
+        return not excluded
 
     def _is_chosen(self, prefix: str) -> bool:
         if is_router(prefix):
@@ -223,37 +221,40 @@ class QuantizingLoader(WeightsLoader):
             return False
         return self.policy is None or self.policy.quantizes(prefix)
 
-    def _share(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
-        """This rank's share of each part, quantized alone, and joined as any other fused layer."""
+    def _quantize_share(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
+        """Quantize this rank's share of each part alone, and fuse them."""
         plain = self.inner.load(weights, parts, split)
-        pieces = torch.split(_matrix(plain), list(plain.layer.parts))
-        regions = {
-            _region(part, rows, split, weights.process_group): rows
-            for part, rows in zip(parts, pieces, strict=True)
-        }
-        return self._joined(plain, regions)
+        blocks = torch.split(_matrix(plain), list(plain.layer.parts))
+        return self._quantize_blocks(
+            plain,
+            {
+                _region(part, rows, split, weights.process_group): rows
+                for part, rows in zip(parts, blocks, strict=True)
+            },
+        )
 
-    def _whole(self, weights: TensorSource, prefix: str) -> Weight:
-        """A layer quantized, in runs of outputs where they may be quantized one by one."""
+    def _quantize_layer(self, weights: TensorSource, prefix: str) -> Weight:
+        """Quantize a whole layer, in blocks of outputs if these are quantized one by one."""
         plain = self.inner.load(weights, [Part(prefix)], None)
         matrix = _matrix(plain)
         N, K = matrix.shape
-        rows = max(RUN // max(K, 1) // TILE, 1) * TILE if self.quantizer.per_share else N
-        if rows >= N:
-            return self._quantized(matrix, plain.layer, prefix)
-        return self._joined(
+        rows = max(BLOCK_ELEMENTS // max(K, 1) // TILE_OUTPUTS, 1) * TILE_OUTPUTS
+        if not self.quantizer.per_share or rows >= N:
+            return self._quantize(matrix, plain.layer, prefix)
+        return self._quantize_blocks(
             plain, {f"{prefix}[{n}:{min(n + rows, N)}]": matrix[n : n + rows] for n in range(0, N, rows)}
         )
 
-    def _joined(self, plain: Weight, pieces: Mapping[str, Tensor]) -> Weight:
-        """Pieces of a plain layer, each quantized alone, as one weight of that layer."""
-        made = {
-            name: self._quantized(rows, replace(plain.layer, parts=(rows.shape[0],)), name)
-            for name, rows in pieces.items()
+    def _quantize_blocks(self, plain: Weight, blocks: Mapping[str, Tensor]) -> Weight:
+        """Quantize blocks of a plain layer alone, and join them into one weight of that layer."""
+        quantized = {
+            name: self._quantize(rows, replace(plain.layer, parts=(rows.shape[0],)), name)
+            for name, rows in blocks.items()
         }
-        return replace(cut(made, ALONE, [Part(name) for name in made], None), layer=plain.layer)
+        joined = cut_weights(quantized, ALONE, [Part(name) for name in quantized], None)
+        return replace(joined, layer=plain.layer)
 
-    def _quantized(self, matrix: Tensor, layer: Layer, name: str) -> Weight:
+    def _quantize(self, matrix: Tensor, layer: Layer, name: str) -> Weight:
         return self.quantizer.quantize(matrix, replace(layer, name=name), self.dtype or matrix.dtype)
 
     def __repr__(self) -> str:
@@ -266,13 +267,13 @@ def _is_plain(layer: LayerDescription) -> bool:
 
 def _matrix(plain: Weight) -> Tensor:
     if not isinstance(plain, UnquantizedWeight):
-        raise TypeError(f"{plain.layer.name}: {plain.format} where a plain weight was described")
+        raise TypeError(f"{plain.layer.name}: loaded as {plain.format}, but described as plain")
     return plain.weight
 
 
-def _region(part: Part, here: Tensor, split: Split | None, group: ProcessGroup) -> str:
-    """What a rank reads of a part, in the layer's own places: `q[64:128]`, `q[0:128, 32:64]`."""
-    rank, (n, k) = group.rank(), here.shape
+def _region(part: Part, block: Tensor, split: Split | None, group: ProcessGroup) -> str:
+    """Return the rows and columns of a part that a rank reads: `q[64:128]`, `q[0:128, 32:64]`."""
+    rank, (n, k) = group.rank(), block.shape
     if group.size() == 1 or split is None:
         return part.prefix if part.stop is None else f"{part.prefix}[{part.start}:{part.stop}]"
     start = part.start + (rank * n if split == "N" else 0)

@@ -1,9 +1,9 @@
-"""Who is quantized while loading: a policy is an object, and no model hard-codes one.
+"""Policies that select the plain layers to quantize while loading.
 
     QuantizingLoader(inner, Fp8Quantizer(), policy=mlp_only(blocks=32))
 
-A policy only says which plain layers are quantized. What a checkpoint stores quantized is never touched,
-and what a policy leaves out is loaded by the inner loader as it is, with all of its settings.
+Layers that a checkpoint stores quantized stay unchanged. The inner loader loads excluded layers, with all of
+its settings.
 """
 
 import itertools
@@ -14,32 +14,29 @@ from typing import Protocol, runtime_checkable
 from qload.errors import ArgumentError
 from qload.loader.exclusion import Exclusions
 
-# As Llama, Mixtral and the models before them call these; attention has a `c_proj` too.
+# Projections of the MLP in Llama, Mixtral and earlier models; attention has a `c_proj` as well.
 MLP = ("gate_proj", "up_proj", "down_proj", "gate_up_proj", "w1", "w2", "w3", "c_fc", "mlp.c_proj")
-# Who chooses experts, or weighs a shared one: the ends of the names that the architecture tables have for it.
+# Routers of experts and gates of shared experts: the ends of their names in the architecture tables.
 ROUTERS = ("mlp.gate", "block_sparse_moe.gate", "mlp.router", "feed_forward.router", "mlp.shared_expert_gate")
-BLOCKS = ("layers", "h", "blocks")  # the segment before a block's number
+BLOCK_LISTS = ("layers", "h", "blocks")  # name segments before the number of a block
 
 
 @runtime_checkable
 class Policy(Protocol):
-    """Says of a plain layer whether it is quantized.
-
-    An implementer promises that the answer follows from the prefix alone, so that all ranks agree.
-    """
+    """Selects plain layers by prefix alone, so that all ranks agree."""
 
     def quantizes(self, prefix: str) -> bool:
-        """Whether the layer stored under `prefix` is."""
+        """Return whether the layer stored under `prefix` is quantized."""
 
 
 @dataclass(frozen=True)
 class Modules:
-    """Layers by name: those of `only` (empty: all) without those of `without`, by whole segments.
+    """Policy by names: the layers of `only` (empty: all) except those of `without`.
 
     Attributes
     ----------
     only, without
-        Runs of whole segments of a dotted name, as in `modules_to_not_convert`.
+        Consecutive whole segments of a dotted name, as in `modules_to_not_convert`.
     plain_blocks
         Numbers of decoder blocks that stay plain.
     """
@@ -49,7 +46,7 @@ class Modules:
     plain_blocks: frozenset[int] = frozenset()
 
     def quantizes(self, prefix: str) -> bool:
-        """Whether the names and the block of the layer `prefix` let it be quantized."""
+        """Return whether the layer `prefix` is selected by name and by block."""
         if self.only and Exclusions(self.only, "only").entry(prefix) is None:
             return False
         if Exclusions(self.without, "without").entry(prefix) is not None:
@@ -58,14 +55,14 @@ class Modules:
 
 
 def mlp_only(*, blocks: int | None = None, first_and_last: bool = True) -> Modules:
-    """The policy for FP8 in Llama-like models: the projections of the MLP, and nothing else.
+    """Return the policy for FP8 in Llama-like models, which selects the projections of the MLP.
 
-    `first_and_last` False: those of the first and the last of `blocks` decoder blocks stay plain too, as
-    they hurt most. One block is both. ArgumentError for `blocks` below 1, and for None where it is needed.
+    With `first_and_last` False, the first and the last of `blocks` decoder blocks stay plain, as their errors
+    cost most accuracy. ArgumentError for `blocks` below 1, and for None with `first_and_last` False.
     """
     counted = type(blocks) is int and blocks >= 1
     if not counted and (blocks is not None or not first_and_last):
-        expected = "the number of decoder blocks, as the last one stays plain"
+        expected = "the number of decoder blocks, of which the last stays plain"
         raise ArgumentError("blocks", expected, repr(blocks))
     if first_and_last or blocks is None:
         return Modules(MLP)
@@ -73,14 +70,14 @@ def mlp_only(*, blocks: int | None = None, first_and_last: bool = True) -> Modul
 
 
 def is_router(prefix: str) -> bool:
-    """Whether the layer `prefix` chooses the experts of a token, and stays in the type it is stored in."""
+    """Return whether the layer `prefix` routes tokens to experts; such a layer stays in its stored type."""
     return f".{prefix}".endswith(tuple(f".{name}" for name in ROUTERS))
 
 
 def block_of(prefix: str) -> int | None:
-    """The number of the decoder block that `prefix` is of: `model.layers.12.mlp.up_proj` -> 12; or None."""
+    """Return the number of the decoder block in `prefix`, or None: `model.layers.12.mlp.up_proj` -> 12."""
     segments: Sequence[str] = prefix.split(".")
     for name, number in itertools.pairwise(segments):
-        if name in BLOCKS and number.isascii() and number.isdigit():
+        if name in BLOCK_LISTS and number.isascii() and number.isdigit():
             return int(number)
     return None

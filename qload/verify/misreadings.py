@@ -28,7 +28,7 @@ def readings(weight: Weight, reference: Weight) -> dict[str, Reading]:
     if weight.format == "unquantized":
         return dict(_shifted_rows(meant(weight), want))
     codes = weight.codes()
-    found = {each.words: _whole(weight, each.made, want) for each in in_files(weight)}
+    found = {each.words: _whole(weight, each.read, want) for each in in_files(weight)}
     found |= {mistake: _whole(weight, made, want) for mistake, made in wrapped(weight, codes)}
     if reference.format == weight.format:
         other = reference.codes()

@@ -7,7 +7,7 @@ import pytest
 
 from qload.cli import conversion as verb
 from qload.conversion.fp8 import NAME
-from qload.conversion.report import Became
+from qload.conversion.report import ConversionOutcome
 from qload.conversion.targets import FLOATS, INTEGERS
 from tests.cli.test_several import run
 from tests.paths import FIXTURES
@@ -78,4 +78,4 @@ def test_a_target_that_is_taken_and_a_source_that_is_not_there(tmp_path: Path) -
 def test_the_verb_knows_every_target_and_every_outcome() -> None:
     assert (*INTEGERS, NAME) == verb.TARGET_FORMATS
     assert {*verb.FLOAT_DTYPES.values()} == {*FLOATS}
-    assert {*verb.CONVERT_OUTCOMES} == {*Became.__args__}  # type: ignore[attr-defined]
+    assert {*verb.CONVERT_OUTCOMES} == {*ConversionOutcome.__args__}  # type: ignore[attr-defined]

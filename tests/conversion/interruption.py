@@ -5,20 +5,20 @@ from contextlib import contextmanager
 
 import pytest
 
-from qload.conversion.atomic_folder import UnfinishedFolder
+from qload.conversion.atomic_folder import AtomicFolder
 
 
 @contextmanager
 def interrupted(after: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Within it a run ends once so many files are complete."""
-    complete = UnfinishedFolder.complete
+    complete = AtomicFolder.complete
 
-    def completing(folder: UnfinishedFolder, name: str) -> None:
-        if len(folder.done) == after:
+    def completing(folder: AtomicFolder, name: str) -> None:
+        if len(folder.completed) == after:
             raise KeyboardInterrupt
         complete(folder, name)
 
     with monkeypatch.context() as patched:
-        patched.setattr(UnfinishedFolder, "complete", completing)
+        patched.setattr(AtomicFolder, "complete", completing)
         with pytest.raises(KeyboardInterrupt):
             yield

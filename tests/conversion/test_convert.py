@@ -119,13 +119,13 @@ def test_back_in_its_own_format_each_tensor_is_what_it_was(tmp_path: Path) -> No
         (
             "awq",
             "gptq",
-            "kernels read a zero point of 0, stored minus one, as 2**bits; gptq_v2 stores it as it is",
+            "kernels read a zero point of 0, stored minus one, as 2**bits; gptq_v2 stores it unchanged",
         ),
         ("gptq", "marlin_24", "more than two of four neighbouring rows have a nonzero value"),
         (
             "fp8-block",
             "gptq",
-            "its inputs are quantized (float8 group of 128 dynamic), which gptq does not say",
+            "its inputs are quantized (float8 group of 128 dynamic), which gptq cannot express",
         ),
     ],
 )
@@ -210,7 +210,7 @@ def test_floats_are_rounded_only_where_that_is_asked_for(tmp_path: Path) -> None
     source = made("gptq", tmp_path / "in")
     found = convert(source, tmp_path / "out", to="bfloat16")
 
-    assert "is no bfloat16: nearest is" in refused(found).pop()
+    assert "is not a bfloat16; the nearest is" in refused(found).pop()
     assert convert(source, tmp_path / "out", to="bfloat16", rounding=True).counts["rounded"] == 7
     with open_checkpoint(tmp_path / "out") as weights:
         assert torch.equal(weights.get_weights(UP).dequantize(), meant(source)[UP].bfloat16().float())
@@ -224,7 +224,7 @@ def test_what_float16_has_no_number_for_is_refused_all_the_same(tmp_path: Path) 
     source = model(tmp_path / "in", stored, quantization_config=GPTQ)
 
     assert (
-        "is no float16: nearest is"
+        "is not a float16; the nearest is"
         in refused(convert(source, tmp_path / "out", to="float16", rounding=True)).pop()
     )
 
@@ -266,7 +266,10 @@ def test_awq_leaves_out_by_parts_of_names_and_is_refused_where_that_is_a_layer_t
     stored = {**gptq("mlp.gate_proj"), "mlp.gate.weight": torch.ones(8, 16)}
     source = model(tmp_path / "in", stored, quantization_config=GPTQ)
 
-    assert "mlp.gate, which stays plain, is one" in refused(convert(source, tmp_path / "out", to="awq")).pop()
+    assert (
+        "the plain layer mlp.gate is part of this one"
+        in refused(convert(source, tmp_path / "out", to="awq")).pop()
+    )
     assert convert(source, tmp_path / "out", to="gptq").verdict == "ok"
     assert verify(tmp_path / "out").verdict == "ok"
 
@@ -289,7 +292,7 @@ def test_layers_that_are_kept_stay_as_they_are(tmp_path: Path) -> None:
 def test_kept_layers_of_a_format_that_the_config_cannot_say_too_are_refused(tmp_path: Path) -> None:
     found = convert(made("gptq", tmp_path / "in"), tmp_path / "out", to="awq", keep=["*.q_proj"])
 
-    assert refused(found) == {"no quantization_config that is written here is of awq, gptq"}
+    assert refused(found) == {"convert writes no quantization_config for awq, gptq"}
 
 
 @pytest.mark.parametrize(
@@ -306,7 +309,7 @@ def test_what_cannot_be_asked_is_an_error(asked: dict[str, Any], argument: str, 
 
 
 def test_nothing_is_quantized(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="all is plain, or kept"):
+    with pytest.raises(ArgumentError, match="only plain or kept layers"):
         convert(made("plain", tmp_path / "in"), tmp_path / "out", to="awq")
 
 
@@ -406,7 +409,9 @@ def test_errors_of_the_header_tier_refuse_what_verify_refuses(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = damaged(tmp_path / "in")
-    monkeypatch.setattr("qload.conversion.targets.AskedTarget.answers", None)  # layers are not asked
+    monkeypatch.setattr(
+        "qload.conversion.targets.ConversionRequest.convert_layers", None
+    )  # layers are not asked
     found = convert(source, tmp_path / "out", to="awq")
 
     assert found.findings == list(verify(source, tier="headers").findings)
@@ -508,7 +513,7 @@ def test_no_expert_is_taken_out_of_a_tensor_of_all(tmp_path: Path) -> None:
     (source / "config.json").write_text(json.dumps({**said, "model_type": "unknown"}))
     found = convert(source, tmp_path / "out", to="float32")
 
-    assert refused(found) == {"it holds all experts, and how these lie is not known of this type of model"}
+    assert refused(found) == {"it holds all experts, in an order that is not known for this model type"}
     assert not (tmp_path / "out").exists()
 
 
@@ -519,7 +524,7 @@ def test_settings_in_tensors_are_left_out(tmp_path: Path) -> None:
     found = convert(tmp_path / "in", tmp_path / "out", to="awq")
 
     assert found.verdict == "ok"
-    assert found.notes == ["left out, as the config says it: gptq_bits, gptq_groupsize"]
+    assert found.notes == ["left out, as the config states their values: gptq_bits, gptq_groupsize"]
     assert not settings.keys() & load_file(tmp_path / "out" / "model.safetensors").keys()
 
 

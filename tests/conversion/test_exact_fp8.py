@@ -72,7 +72,7 @@ def test_the_largest_of_a_unit_may_have_any_significand(largest: int) -> None:
 
 @pytest.mark.parametrize("per", UNITS)
 def test_outputs_are_looked_at_in_runs_of_whole_blocks(per: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp8, "RUN", 1)
+    monkeypatch.setattr(fp8, "BLOCK_VALUES", 1)
     N, K = 160, 300
     wanted = spread(torch.arange(1, 1 + UNITS[per][0] * UNITS[per][1]).reshape(UNITS[per]) / 3, N, K)
     values = codes(N, K) * wanted
@@ -138,7 +138,7 @@ def test_a_layer_without_such_scales_refuses_all_and_others_may_be_kept(tmp_path
     found = convert(source, tmp_path / "out", to="fp8")
 
     assert (found.verdict, [layer.name for layer in found.layers]) == ("findings", ["b"])
-    assert "in float8_e4m3fn to the bit, and nothing is quantized" in found.layers[0].detail
+    assert "in float8_e4m3fn exactly, and convert does not quantize" in found.layers[0].detail
     assert not (tmp_path / "out").exists()
     assert convert(source, tmp_path / "out", to="fp8", keep=["b"]).verdict == "ok"
     written = load_file(tmp_path / "out" / "model.safetensors")
@@ -151,5 +151,5 @@ def test_other_targets_have_nothing_to_convert_in_a_plain_checkpoint(tmp_path: P
     model(source, {"a.weight": codes(8, 16)})
 
     for to in ("gptq", "float16"):
-        with pytest.raises(ArgumentError, match="all is plain, or kept"):
+        with pytest.raises(ArgumentError, match="only plain or kept layers"):
             convert(source, tmp_path / "out", to=to)

@@ -11,9 +11,9 @@ from safetensors.torch import load_file, save_file
 
 from qload import convert, diff, open_checkpoint, verify
 from qload.conversion import Conversion
-from qload.conversion.output_tensors import Item
-from qload.conversion.quantization_config import section
-from qload.conversion.targets import StoredLayer
+from qload.conversion.output_tensors import OutputItem
+from qload.conversion.quantization_config import quantization_config
+from qload.conversion.targets import OutputLayer
 from qload.formats import Fp8Config, Fp8Weight
 from qload.spec import ActivationScheme
 from qload.testing import make_checkpoint
@@ -77,8 +77,8 @@ def test_blocks_keep_their_bytes_and_scales_under_the_name_of_the_target(
         inputs(tmp_path / "in") or pytest.fail("none"), owner="compressed-tensors"
     )
     assert found.notes == [
-        "scales of inputs (float8 group of 8 dynamic) were found as transformers does, and are as "
-        "compressed-tensors does"
+        "scales of inputs (float8 group of 8 dynamic) follow the rule of transformers in the source, of "
+        "compressed-tensors in the output"
     ]
 
 
@@ -121,9 +121,9 @@ def test_powers_of_two_become_float32(tmp_path: Path) -> None:
     [
         ("activations/fbgemm_fp8_token_dynamic_bounded", "float8 token dynamic, at most 2"),
         ("activations/fp8_tensor_dynamic", "float8 tensor dynamic"),
-        ("models/gptq_mixtral", "gptq is no FP8 with scales, and nothing is quantized"),
-        ("activations/mxfp8_dynamic", "mxfp8 is no FP8 with scales, and nothing is quantized"),
-        ("experts/model_fp8_block_llama4", "is one of several in a tensor of all experts"),
+        ("models/gptq_mixtral", "gptq is not FP8 with scales, and convert does not quantize"),
+        ("activations/mxfp8_dynamic", "mxfp8 is not FP8 with scales, and convert does not quantize"),
+        ("experts/model_fp8_block_llama4", "is stored in one tensor with other experts"),
     ],
 )
 def test_what_it_does_not_say_is_refused(folder: str, reason: str, tmp_path: Path) -> None:
@@ -206,12 +206,12 @@ def test_how_the_cache_is_quantized_goes_along_or_is_noted(to: str, kept: bool, 
 
 
 def test_blocks_of_two_sizes_have_a_group_each() -> None:
-    item = Item({}, 0, lambda: iter(()))
+    item = OutputItem({}, 0, lambda: iter(()))
     layers = [
-        StoredLayer(name, Fp8Weight, Fp8Config("block", block), 16, item=item)
+        OutputLayer(name, Fp8Weight, Fp8Config("block", block), 16, item=item)
         for name, block in (("a", (4, 8)), ("b", (8, 8)), ("c", (4, 8)))
     ]
-    said = section(layers, []).values or {}
+    said = quantization_config(layers, []).values or {}
 
     assert [
         (each["targets"], each["weights"]["block_structure"]) for each in said["config_groups"].values()

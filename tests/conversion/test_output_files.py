@@ -12,35 +12,35 @@ import torch
 
 from qload import convert, native
 from qload.conversion import output_files
-from qload.conversion.atomic_folder import UnfinishedFolder, hashed_file
-from qload.conversion.output_files import OutputFile, behind
-from qload.conversion.output_tensors import Item, Piece
+from qload.conversion.atomic_folder import AtomicFolder, hash_file
+from qload.conversion.output_files import OutputFile, background_thread
+from qload.conversion.output_tensors import Chunk, OutputItem
 from qload.storage import SafetensorsStorage, TensorInfo
 from qload.testing import make_checkpoint
 from qload.verify import chunks
 
 
-def item(name: str, values: torch.Tensor, held: int = 0, seen: list[int] | None = None) -> Item:
+def item(name: str, values: torch.Tensor, held: int = 0, seen: list[int] | None = None) -> OutputItem:
     """A tensor that is written in two pieces."""
 
-    def read() -> Iterator[Piece]:
+    def read() -> Iterator[Chunk]:
         if seen is not None:
             seen.append(get_ident())
         yield name, values.nbytes // 2, values[len(values) // 2 :]
         yield name, 0, values[: len(values) // 2]
 
-    return Item({name: TensorInfo(values.dtype, tuple(values.shape))}, values.nbytes, read, held)
+    return OutputItem({name: TensorInfo(values.dtype, tuple(values.shape))}, values.nbytes, read, held)
 
 
-def written(items: list[Item], folder: Path) -> list[tuple[str, int, int]]:
+def written(items: list[OutputItem], folder: Path) -> list[tuple[str, int, int]]:
     """What progress is told of a folder with one file."""
     told: list[tuple[str, int, int]] = []
-    unfinished = UnfinishedFolder(folder, "job")
-    with unfinished.opened():
-        output_files.write_shards(
+    unfinished = AtomicFolder(folder, "job")
+    with unfinished.open():
+        output_files.write_files(
             [OutputFile("model.safetensors", items)], unfinished, lambda *step: told.append(step)
         )
-        unfinished.finish()
+        unfinished.commit()
     return told
 
 
@@ -58,18 +58,25 @@ def test_pieces_stand_where_the_header_says_whatever_their_order(tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("held", "want"),
-    [([0, 0], output_files.HELD), ([1, output_files.HELD // 3], 3), ([2 * output_files.HELD], 1)],
+    [
+        ([0, 0], output_files.MAX_MEMORY_BYTES),
+        ([1, output_files.MAX_MEMORY_BYTES // 3], 3),
+        ([2 * output_files.MAX_MEMORY_BYTES], 1),
+    ],
 )
 def test_as_many_layers_at_once_as_memory_allows(held: list[int], want: int) -> None:
     items = [item(f"{at}", torch.zeros(2), size) for at, size in enumerate(held)]
 
-    assert output_files.threads(OutputFile("model.safetensors", items)) == want
+    assert output_files.max_threads(OutputFile("model.safetensors", items)) == want
 
 
 def test_large_layers_are_written_by_one_thread(tmp_path: Path) -> None:
     seen: list[int] = []
     with native.settings.using(threads=4):
-        written([item(f"{at}", torch.zeros(2), output_files.HELD, seen) for at in range(8)], tmp_path / "out")
+        written(
+            [item(f"{at}", torch.zeros(2), output_files.MAX_MEMORY_BYTES, seen) for at in range(8)],
+            tmp_path / "out",
+        )
 
     assert len(seen) == 8
     assert len({*seen}) == 1
@@ -91,11 +98,11 @@ def test_what_goes_on_beside_is_raised_at_the_next_step() -> None:
     def fails() -> None:
         raise OSError("full")
 
-    with behind("test") as thread:
-        failed = thread.later(fails)
+    with background_thread("test") as thread:
+        failed = thread.submit(fails)
         assert failed.exception() is not None
         with pytest.raises(OSError, match="full"):
-            thread.later(lambda: None)
+            thread.submit(lambda: None)
         with pytest.raises(OSError, match="full"):
             thread.wait()
 
@@ -108,9 +115,9 @@ def test_what_was_not_begun_is_not_done_after_an_error() -> None:
         time.sleep(0.05)  # meanwhile the second task waits, and is dropped
 
     def interrupted() -> None:
-        with behind("test") as thread:
-            thread.later(first)
-            thread.later(lambda: done.append(1))
+        with background_thread("test") as thread:
+            thread.submit(first)
+            thread.submit(lambda: done.append(1))
             begun.wait()
             raise KeyboardInterrupt
 
@@ -139,4 +146,4 @@ def test_the_certificate_has_the_hash_of_each_file_that_was_read(tmp_path: Path)
     convert(tmp_path / "in", tmp_path / "out", to="awq")
     said = json.loads((tmp_path / "out" / "qload-certificate.json").read_text())
 
-    assert said["source"] == {"model.safetensors": hashed_file(tmp_path / "in" / "model.safetensors")}
+    assert said["source"] == {"model.safetensors": hash_file(tmp_path / "in" / "model.safetensors")}

@@ -15,8 +15,8 @@ import pytest
 
 from qload import convert, diff, shard
 from qload.conversion import Conversion
-from qload.conversion.atomic_folder import UnfinishedFolder
-from qload.conversion.targets import AskedTarget
+from qload.conversion.atomic_folder import AtomicFolder
+from qload.conversion.targets import ConversionRequest
 from qload.errors import ArgumentError
 from qload.parallel import ProcessGroup
 from qload.testing import make_checkpoint
@@ -50,13 +50,13 @@ def test_they_write_what_one_writes(
 ) -> None:
     alone = convert(source, tmp_path / "alone", to="awq", shard_size=SMALL)
     wrote: dict[str, int] = {}
-    complete = UnfinishedFolder.complete
+    complete = AtomicFolder.complete
 
-    def completing(folder: UnfinishedFolder, name: str) -> None:
-        assert wrote.setdefault(name, folder.crew.group.rank()) == folder.crew.group.rank()
+    def completing(folder: AtomicFolder, name: str) -> None:
+        assert wrote.setdefault(name, folder.workers.group.rank()) == folder.workers.group.rank()
         complete(folder, name)
 
-    monkeypatch.setattr(UnfinishedFolder, "complete", completing)
+    monkeypatch.setattr(AtomicFolder, "complete", completing)
     found = crews.run(
         size,
         lambda group: convert(
@@ -73,17 +73,17 @@ def test_they_write_what_one_writes(
 
 def interrupt(after: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two processes, of which the second ends once it has completed so many files."""
-    complete, count = UnfinishedFolder.complete, [0]
+    complete, count = AtomicFolder.complete, [0]
 
-    def completing(folder: UnfinishedFolder, name: str) -> None:
-        if not folder.crew.first:
+    def completing(folder: AtomicFolder, name: str) -> None:
+        if not folder.workers.first:
             if count[0] == after:
                 raise KeyboardInterrupt
             count[0] += 1
         complete(folder, name)
 
     with monkeypatch.context() as patched:
-        patched.setattr(UnfinishedFolder, "complete", completing)
+        patched.setattr(AtomicFolder, "complete", completing)
         found = crews.run(
             2,
             lambda group: convert(source, tmp_path / "out", to="awq", shard_size=SMALL, process_group=group),
@@ -117,7 +117,7 @@ def test_what_a_second_process_of_another_run_still_writes_is_not_touched(
     interrupt(1, source, tmp_path, monkeypatch)
     with (unfinished(tmp_path) / "qload-lock-1").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(ArgumentError, match="another process is writing"):
+        with pytest.raises(ArgumentError, match="locked by another process"):
             convert(source, tmp_path / "out", to="awq", shard_size=SMALL)
 
 
@@ -135,14 +135,14 @@ def test_processes_that_see_other_files_are_refused(
     )
 
     assert isinstance(refused, ArgumentError)
-    assert "files that all processes see" in str(refused)
+    assert "same files and arguments in all processes" in str(refused)
 
 
 def test_values_are_looked_at_by_one_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    lost = AskedTarget._lost
+    lost = ConversionRequest._lost_value
     monkeypatch.setattr(
-        AskedTarget, "_lost", lambda self, layer: asked.append(layer.prefix) or lost(self, layer)
+        ConversionRequest, "_lost_value", lambda self, layer: asked.append(layer.prefix) or lost(self, layer)
     )
 
     found = crews.run(

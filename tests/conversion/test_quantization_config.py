@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from qload import convert
-from qload.conversion.quantization_config import section
-from qload.conversion.targets import StoredLayer
+from qload.conversion.quantization_config import quantization_config
+from qload.conversion.targets import OutputLayer
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.layouts import Stored, StoredMinusOne, StoredMinusOnePerField
 from tests.verify.checkpoints import GPTQ, gptq, model
@@ -32,11 +32,11 @@ CONVENTIONS: list[tuple[list[tuple[Any, Any]], str | None]] = [
 @pytest.mark.parametrize(("told", "format"), CONVENTIONS)
 def test_a_config_says_one_convention_of_zero_points(told: list[tuple[Any, Any]], format: str | None) -> None:
     layers = [
-        StoredLayer(f"l{at}", GPTQWeight, GPTQConfig(4, 64, zeros, evidence=evidence), 64)
+        OutputLayer(f"l{at}", GPTQWeight, GPTQConfig(4, 64, zeros, evidence=evidence), 64)
         for at, (zeros, evidence) in enumerate(told)
     ]
 
-    written = section(layers, [])
+    written = quantization_config(layers, [])
 
     if format is None:
         assert set(written.refused) == {"l0", "l1"}

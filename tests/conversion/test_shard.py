@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from qload import convert, open_checkpoint, plan, shard
 from qload.conversion import ShardedCheckpoint
-from qload.conversion.atomic_folder import UnfinishedFolder
+from qload.conversion.atomic_folder import AtomicFolder
 from qload.errors import ArgumentError
 from qload.errors.reporting import cause_of
 from qload.parallel import Rank
@@ -75,7 +75,7 @@ def test_biases_go_with_outputs_and_with_the_first_rank(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([first[f"{Q}.bias"], second[f"{Q}.bias"]]), stored[f"{Q}.bias"])
     assert torch.equal(first[f"{out}.bias"], stored[f"{out}.bias"])
     assert f"{out}.bias" not in second
-    assert any("first rank's folder alone" in note for note in found.notes)
+    assert any("folder of rank 0 alone" in note for note in found.notes)
 
 
 def test_whole_experts_go_to_runs_of_ranks(tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_what_cannot_be_cut_is_refused_in_the_words_of_plan_for_every_layer(tmp_
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("gptq/model_g32_desc_act", "its share by itself is no gptq layer"),
-        ("experts/model_nvfp4_gpt_oss", "is one of several in a tensor of all experts"),
+        ("gptq/model_g32_desc_act", "its share alone is not a valid gptq layer"),
+        ("experts/model_nvfp4_gpt_oss", "is stored in one tensor with other experts"),
     ],
 )
 def test_shares_that_no_file_says_are_refused(source: str, reason: str, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_it_goes_on_where_it_was_and_writes_the_same(
     shard(source, tmp_path / "whole", tp=2, shard_size=40_000)
     with interrupted(after, monkeypatch):
         shard(source, tmp_path / "out", tp=2, shard_size=40_000)
-    with pytest.raises(ArgumentError, match="left by another one"):
+    with pytest.raises(ArgumentError, match="left by another conversion"):
         shard(source, tmp_path / "out", tp=2, shard_size=20_000)
     there = {path: path.stat().st_ino for path in (tmp_path / ".out.qload-unfinished").rglob("*.safetensors")}
     assert len(there) == after
@@ -171,21 +171,21 @@ def test_a_share_that_reads_back_as_something_else_is_not_handed_out(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = made("gptq", tmp_path / "in")
-    complete = UnfinishedFolder.complete
+    complete = AtomicFolder.complete
 
-    def damaging(folder: UnfinishedFolder, file: str) -> None:
+    def damaging(folder: AtomicFolder, file: str) -> None:
         if file == "rank-1/model.safetensors":
-            held = load_file(folder.part(file))
+            held = load_file(folder.part_path(file))
             held[name].view(torch.uint8)[-1, -1] ^= 1
-            save_file(held, folder.part(file))
+            save_file(held, folder.part_path(file))
         complete(folder, file)
 
-    monkeypatch.setattr(UnfinishedFolder, "complete", damaging)
+    monkeypatch.setattr(AtomicFolder, "complete", damaging)
     found = shard(source, tmp_path / "out", tp=2)
     (wrong,) = (layer for layer in found.layers if not layer.well)
 
     assert (found.verdict, found.folder, wrong.name) == ("findings", "", name.rpartition(".")[0])
-    assert wrong.detail == "rank 1: it is another weight"
+    assert wrong.detail == "rank 1: the weights differ"
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 

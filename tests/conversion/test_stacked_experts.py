@@ -66,9 +66,9 @@ def test_what_lies_beside_is_copied_and_the_rest_is_as_new(tmp_path: Path) -> No
 
 def test_an_expert_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled: list[torch.Size] = []
-    fill = stacked_experts._fill
+    fill = stacked_experts._fill_slot
     monkeypatch.setattr(
-        stacked_experts, "_fill", lambda block, *rest: (filled.append(block.shape), fill(block, *rest))
+        stacked_experts, "_fill_slot", lambda block, *rest: (filled.append(block.shape), fill(block, *rest))
     )
     convert(SOURCE, tmp_path / "out", to="bfloat16")
 
@@ -145,7 +145,7 @@ def test_of_such_experts_none_is_kept_alone(tmp_path: Path) -> None:
 
     details = {layer.name.rpartition("experts.")[2]: layer.detail for layer in found.layers}
     assert "another dialect of fp8" in details["0.down_proj"]
-    assert "is one of several in a tensor of all experts" in details["1.down_proj"]
+    assert "is stored in one tensor with other experts" in details["1.down_proj"]
 
 
 def test_a_scale_that_means_nothing_beside_a_plain_weight_is_left_out(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from qload import convert
-from qload.conversion.atomic_folder import UnfinishedFolder
+from qload.conversion.atomic_folder import AtomicFolder
 from qload.errors import ArgumentError
 from qload.testing import make_checkpoint
 from tests.conversion.interruption import interrupted
 from tests.paths import ROOT
 
-BEFORE = ("headers", "asking layers")  # stages of progress that read no weight
+BEFORE = ("headers", "checking layers")  # stages of progress that read no weight
 SMALL = 40_000  # bytes of a file
 
 
@@ -92,7 +92,7 @@ def test_what_another_conversion_left_is_not_touched(
 ) -> None:
     interrupt(2, source, tmp_path, monkeypatch)
     was = contents(unfinished(tmp_path))
-    with pytest.raises(ArgumentError, match="left by another one"):
+    with pytest.raises(ArgumentError, match="left by another conversion"):
         convert(source, tmp_path / "out", to="marlin", shard_size=SMALL)
 
     assert contents(unfinished(tmp_path)) == was
@@ -105,14 +105,14 @@ def test_a_source_that_changed_meanwhile_is_another_conversion(
     file = source / "model.safetensors"
     os.utime(file, ns=(1, 1))
 
-    with pytest.raises(ArgumentError, match="left by another one"):
+    with pytest.raises(ArgumentError, match="left by another conversion"):
         convert(source, tmp_path / "out", to="awq", shard_size=SMALL)
 
 
 def test_two_processes_do_not_write_one_folder(source: Path, tmp_path: Path) -> None:
     with (
-        UnfinishedFolder(tmp_path / "out", "other").opened(),
-        pytest.raises(ArgumentError, match="another process is writing"),
+        AtomicFolder(tmp_path / "out", "other").open(),
+        pytest.raises(ArgumentError, match="locked by another process"),
     ):
         convert(source, tmp_path / "out", to="awq")
 
@@ -121,7 +121,7 @@ def test_a_state_that_is_none_is_refused(source: Path, tmp_path: Path) -> None:
     unfinished(tmp_path).mkdir()
     (unfinished(tmp_path) / "qload-unfinished-0").write_text("[")
 
-    with pytest.raises(ArgumentError, match="left by another one"):
+    with pytest.raises(ArgumentError, match="left by another conversion"):
         convert(source, tmp_path / "out", to="awq")
 
 
@@ -133,7 +133,7 @@ def test_a_target_that_is_taken_is_refused_first(taken: str, source: Path, tmp_p
     else:
         target.mkdir()
         (target / "mine").write_text("mine")
-    with pytest.raises(ArgumentError, match="one that is empty, or not there"):
+    with pytest.raises(ArgumentError, match="an empty folder"):
         convert(source, target, to="awq")
 
     assert {path.name for path in tmp_path.iterdir()} == {"in", "out"}
@@ -188,16 +188,16 @@ def test_what_reads_back_as_something_else_is_not_handed_out(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One bit of the data is another one once it is on the disk."""
-    complete = UnfinishedFolder.complete
+    complete = AtomicFolder.complete
 
-    def damaging(folder: UnfinishedFolder, name: str) -> None:
+    def damaging(folder: AtomicFolder, name: str) -> None:
         if name.endswith(".safetensors"):
-            content = bytearray(folder.part(name).read_bytes())
+            content = bytearray(folder.part_path(name).read_bytes())
             content[-9] ^= 1
-            folder.part(name).write_bytes(content)
+            folder.part_path(name).write_bytes(content)
         complete(folder, name)
 
-    monkeypatch.setattr(UnfinishedFolder, "complete", damaging)
+    monkeypatch.setattr(AtomicFolder, "complete", damaging)
     found = convert(source, tmp_path / "out", to="awq")
 
     assert (found.verdict, found.counts["differs"], found.folder) == ("findings", 1, "")

@@ -9,8 +9,15 @@ from torch import Tensor
 
 from qload import GPTQConfig, GPTQWeight, Layer
 from qload.diagnosis import FAULT_CLASSES, diagnose
-from qload.diagnosis.comparison import Candidate, Case, case_of, closeness_of
-from qload.diagnosis.diagnosis import SAMPLE, Fit, explained, fitted, of_case, sample_of
+from qload.diagnosis.comparison import Hypothesis, WeightComparison, compare, tolerance_for
+from qload.diagnosis.diagnosis import (
+    SAMPLE_SIZE,
+    Fit,
+    diagnose_comparison,
+    explained,
+    fit_hypothesis,
+    sample_errors,
+)
 from qload.errors import ArgumentError
 
 N, K, GROUP = 64, 128, 32
@@ -100,11 +107,11 @@ def test_inputs_that_went_the_other_way_are_told_from_inputs_that_did_not_go() -
 )
 def test_numbers_are_one_as_far_as_their_type_rounds(dtype: torch.dtype, bits: int) -> None:
     third = torch.full((4,), 1 / 3)  # which no 16-bit type holds
-    closeness = closeness_of(third, third.to(dtype))
+    tolerance = tolerance_for(third, third.to(dtype))
     one, unit = torch.tensor(1.0), 2.0**-bits
 
-    assert bool(closeness(one, one * (1 - unit / 2)))
-    assert not bool(closeness(one, one * (1 - 2 * unit)))
+    assert bool(tolerance.agree(one, one * (1 - unit / 2)))
+    assert not bool(tolerance.agree(one, one * (1 - 2 * unit)))
 
 
 def test_parts_are_told_by_their_sizes() -> None:
@@ -222,22 +229,23 @@ def test_every_third_output_is_told_as_some_of_them() -> None:
 
 
 def test_a_fault_that_says_nothing_of_most_wrong_places_is_not_named() -> None:
-    wrong = torch.ones(2, SAMPLE, dtype=torch.bool)
-    case = Case(torch.zeros(wrong.shape), torch.ones(wrong.shape))
-    near, sample = closeness_of(case.expected, case.got), sample_of(wrong)
+    wrong = torch.ones(2, SAMPLE_SIZE, dtype=torch.bool)
+    comparison = WeightComparison(torch.zeros(wrong.shape), torch.ones(wrong.shape))
+    near, sample = tolerance_for(comparison.expected, comparison.got), sample_errors(wrong)
 
     def explaining(share: float) -> Fit | None:
         predicted = torch.zeros(wrong.shape)
-        predicted[:, : round(share * SAMPLE)] = 1
-        return fitted(case, Candidate("factor", "one more", lambda: predicted), wrong, near, sample)
+        predicted[:, : round(share * SAMPLE_SIZE)] = 1
+        hypothesis = Hypothesis("factor", "one more", lambda: predicted)
+        return fit_hypothesis(comparison, hypothesis, wrong, near, sample)
 
-    assert sample[0].numel() == SAMPLE
+    assert sample[0].numel() == SAMPLE_SIZE
     assert {*sample[0].tolist()} == {0, 1}
     assert explaining(0.3) is None
     assert explaining(0.6) is None
     best = explaining(0.95)
     assert best is not None
-    assert best.share == round(0.95 * SAMPLE) / SAMPLE
+    assert best.share == round(0.95 * SAMPLE_SIZE) / SAMPLE_SIZE
 
 
 def run_of_outputs(first: int, size: int) -> tuple[Tensor, Tensor]:
@@ -258,9 +266,9 @@ def test_outputs_are_counted_from_the_first_of_the_layer(first: int, places: str
 
 def test_bounds_lie_within_the_layer_and_not_within_the_run() -> None:
     meant, got = run_of_outputs(32, 16)
-    case = replace(case_of(meant, got, None, None, None), first=32)
+    comparison = replace(compare(meant, got, None), first_output=32)
 
-    found = of_case(case, closeness_of(meant, got))
+    found = diagnose_comparison(comparison, tolerance_for(meant, got))
 
     assert (found.n, found.k) == ((44, 48), (0, K))
 
@@ -286,5 +294,5 @@ def test_one_wrong_number_is_of_no_class() -> None:
 
 
 def test_shapes_that_do_not_go_together_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="the shape of what is expected"):
+    with pytest.raises(ArgumentError, match="the shape of `expected`"):
         diagnose(MEANT, MEANT.T, WEIGHT)

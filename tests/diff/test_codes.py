@@ -12,7 +12,7 @@ from torch import Tensor
 from qload import AWQConfig, AWQWeight, GPTQWeight, convert, diff, open_checkpoint, repack
 from qload.conversion.targets import INTEGERS
 from qload.diff import CheckpointDiff, LayerDiff, comparison
-from qload.diff.comparison import equal_codes, lie_in_words, runs
+from qload.diff.comparison import equal_codes, has_packed_codes, output_blocks
 from qload.formats import UnquantizedConfig, UnquantizedWeight
 from qload.kernel_formats.repack import READERS
 from qload.spec import Codes, Weight
@@ -41,8 +41,8 @@ def written(to: str) -> Weight:
 def test_equal_codes_are_told_in_every_order_and_from_both_sides(to: str) -> None:
     one, other = awq(), written(to)
 
-    assert lie_in_words(one)
-    assert lie_in_words(other)
+    assert has_packed_codes(one)
+    assert has_packed_codes(other)
     assert equal_codes(one, other)
     assert equal_codes(other, one)
     assert torch.equal(one.dequantize(), other.dequantize())
@@ -101,8 +101,8 @@ class WithFactors(AWQWeight):
 def test_weights_that_codes_in_words_do_not_tell_are_dequantized(kind: type[AWQWeight]) -> None:
     one = awq()
 
-    assert not lie_in_words(kind.unchecked(one.config, one.layer, one.fields()))
-    assert not lie_in_words(UnquantizedWeight(config=UnquantizedConfig(), weight=one.dequantize()))
+    assert not has_packed_codes(kind.unchecked(one.config, one.layer, one.fields()))
+    assert not has_packed_codes(UnquantizedWeight(config=UnquantizedConfig(), weight=one.dequantize()))
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def quantized(found: CheckpointDiff) -> dict[str, LayerDiff]:
 def test_nothing_is_dequantized_where_codes_are_equal(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparison, "CODES", 1 << 11)
+    monkeypatch.setattr(comparison, "CODE_BLOCK_ELEMENTS", 1 << 11)
     monkeypatch.setattr(comparison, "meant", lambda weight: pytest.fail("dequantized"))
     found = quantized(diff(*pair))
 
@@ -133,7 +133,7 @@ def test_of_a_run_that_differs_the_values_are_counted(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One word of the last run, and what its codes mean: eight values at the most."""
-    monkeypatch.setattr(comparison, "CODES", 1 << 11)
+    monkeypatch.setattr(comparison, "CODE_BLOCK_ELEMENTS", 1 << 11)
     monkeypatch.setattr(comparison, "OUTPUTS", 1 << 10)
     stored = load_file(pair[1] / "model.safetensors")
     name = next(name for name in stored if name.endswith("q_proj.qweight"))
@@ -149,7 +149,7 @@ def test_of_a_run_that_differs_the_values_are_counted(
 
 @pytest.mark.parametrize(("size", "block", "elements"), [(100, 8, 320), (8, 8, 1), (7, 1, 1 << 20)])
 def test_runs_are_all_outputs_once_and_end_at_blocks(size: int, block: int, elements: int) -> None:
-    found = list(runs((0, size), 10, block, elements))
+    found = list(output_blocks((0, size), 10, block, elements))
 
     assert [start for start, _ in found] == [0, *(stop for _, stop in found[:-1])]
     assert found[-1][1] == size

@@ -12,8 +12,8 @@ from torch import Tensor
 from qload import diff, open_checkpoint
 from qload.cli.verify import DIFF_OUTCOMES
 from qload.diff import LayerDiff
-from qload.diff.comparison import rounding
-from qload.diff.report import SAME
+from qload.diff.comparison import narrowest
+from qload.diff.report import EQUAL_OUTCOMES
 from tests.cli.test_several import run
 from tests.models.drawn import config, tensors
 from tests.paths import FIXTURES
@@ -92,7 +92,9 @@ def test_where_values_differ_is_told_first(tmp_path: Path) -> None:
     (found,) = diff(one, other).layers
 
     assert (found.outcome, found.differing, found.total) == ("differs", 2, 24)
-    assert found.detail.startswith("first at (4, 2): 1, of the other 3; 2 of 24 differ")
+    assert found.detail.startswith(
+        "first at (4, 2): 1 in the first checkpoint, 3 in the second; 2 of 24 differ"
+    )
 
 
 def test_a_known_mistake_is_named(tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_what_is_in_one_of_both_or_of_another_size_is_told(tmp_path: Path) -> No
 
     assert found["a"] == LayerDiff("a", None, "missing", f"in {one} only")
     assert found["c"] == LayerDiff("c", "c", "missing", f"in {other} only")
-    assert found["b"].detail == "(N, K) is (2, 2), of the other (2, 3)"
+    assert found["b"].detail == "(N, K) is (2, 2) in the first checkpoint, (2, 3) in the second"
 
 
 def test_biases_are_compared_too(tmp_path: Path) -> None:
@@ -140,7 +142,7 @@ def test_biases_are_compared_too(tmp_path: Path) -> None:
     ],
 )
 def test_values_are_rounded_to_the_narrower_type(dtypes: tuple[torch.dtype, ...], want: torch.dtype) -> None:
-    assert rounding(*dtypes) == want
+    assert narrowest(*dtypes) == want
 
 
 def test_what_cannot_be_read_is_the_verdict(tmp_path: Path) -> None:
@@ -167,10 +169,10 @@ def test_the_command_prints_what_differs_and_ends_as_verify(plain: Path, tmp_pat
     shown = run("diff", one, other, "--table")
     assert shown.exit_code == 1
     assert "different  a" in shown.stdout
-    assert "first at (0, 0): 1, of the other 0; 4 of 4 differ" in shown.stdout
+    assert "first at (0, 0): 1 in the first checkpoint, 0 in the second; 4 of 4 differ" in shown.stdout
     assert json.loads(run("diff", one, other).stdout)["counts"] == {"differs": 1}
     assert run("diff", one).exit_code == 2
-    assert {*SAME} < {*DIFF_OUTCOMES}
+    assert {*EQUAL_OUTCOMES} < {*DIFF_OUTCOMES}
 
 
 def test_alike_differences_are_one_line_with_the_numbers_of_the_first(tmp_path: Path) -> None:

@@ -63,9 +63,9 @@ def test_every_other_kernel_has_a_reason() -> None:
     few, _, many = only(gptq(128, 128), arch="sm80").choices
 
     assert few.refused == {
-        "decode": "takes the call too, and was not timed on such a chip",
+        "decode": "can run the call as well, but was not timed on such a chip",
         "middle": "needs a device of capability 9.0, got 8.0",
-        "large": "takes the call too, and was slower when it was timed",
+        "large": "can run the call as well, but was slower in measurements",
     }
     assert many.refused["w4a16"] == "takes 64 tokens, got 1024"
 
@@ -86,9 +86,9 @@ def test_on_hopper_a_kernel_of_its_own_refuses_none_for_the_chip() -> None:
 
 def test_every_other_kernel_format_has_a_reason() -> None:
     assert only(gptq(128, 128), arch="sm80").formats == {
-        "strips": "gains nothing on other chips than those of capability 90",
-        "panels": "is read by CPUs alone",
-        "exllama": "could hold it too, and gptq_marlin is preferred here",
+        "strips": "is faster only on chips of capability 90",
+        "panels": "only the CPU module reads it",
+        "exllama": "could hold it as well; gptq_marlin is preferred",
     }
 
 
@@ -143,8 +143,8 @@ def test_a_dtype_is_suggested_where_it_has_kernels_for_all_tokens_and_the_asked_
 def test_a_share_that_only_names_tell_has_a_note() -> None:
     notes = {tp: " ".join(explain(gptq(128, 128), arch="sm90", tp=tp).notes) for tp in (1, 2)}
 
-    assert "usual by the last part" in notes[2]
-    assert "usual by the last part" not in notes[1]
+    assert "cut by the last part" in notes[2]
+    assert "cut by the last part" not in notes[1]
 
 
 @pytest.mark.parametrize(

@@ -232,14 +232,14 @@ def test_layers_of_a_type_without_a_model_are_cut_as_their_names_are() -> None:
     found = {prefix: plan(gptq(64, 64, prefix), tp=2) for prefix in ("a.fc1", "a.fc2", "a.other")}
 
     assert [each.layers[0].cut for each in found.values()] == ["N", "K", "whole"]
-    assert all("usual by the last part" in " ".join(each.notes) for each in found.values())
+    assert all("cut by the last part" in " ".join(each.notes) for each in found.values())
 
 
 def test_a_note_says_why_a_config_of_a_known_type_has_no_model() -> None:
     said = config("llama")
     held = weights({**said, "num_hidden_layers": 5000}, tensors(said))
 
-    (note,) = [note for note in plan(held, tp=2).notes if "usual by the last part" in note]
+    (note,) = [note for note in plan(held, tp=2).notes if "cut by the last part" in note]
     assert "num_hidden_layers, expected at most 4096, got 5000" in note
     assert refusal(lambda: load_model(held, {**said, "num_hidden_layers": 5000})).startswith(
         "config.json: num_hidden_layers"

@@ -8,7 +8,7 @@ import torch
 from qload import MemoryStorage, Weights, loader_from_config, plan
 from qload.errors import ArgumentError
 from qload.plan import sharing
-from qload.plan.sharing import MOST_RANKS
+from qload.plan.sharing import MAX_RANKS
 from tests.plan.test_plan import gptq
 
 
@@ -21,7 +21,7 @@ from tests.plan.test_plan import gptq
         {"ep": 0},
         {"ep": 2},
         {"tp": "2"},
-        {"tp": MOST_RANKS + 1},
+        {"tp": MAX_RANKS + 1},
         {"tp": (1, 1_000_000)},
     ],
     ids=str,
@@ -32,11 +32,11 @@ def test_what_means_no_ranks_or_too_many_is_an_argument_error(asked: dict[str, A
 
 
 def test_of_a_layer_that_is_not_cut_one_rank_is_asked_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, own = list[int](), sharing.held_bytes
-    monkeypatch.setattr(sharing, "held_bytes", lambda shares: asked.append(len(shares)) or own(shares))
+    asked, own = list[int](), sharing.share_bytes
+    monkeypatch.setattr(sharing, "share_bytes", lambda shares: asked.append(len(shares)) or own(shares))
     held = Weights(MemoryStorage({"norm.weight": torch.ones(48)}), loader=loader_from_config(None))
 
-    found = plan(held, tp=(1, MOST_RANKS))
+    found = plan(held, tp=(1, MAX_RANKS))
 
-    assert found.worlds[MOST_RANKS].bytes == (4 * 48,) * MOST_RANKS
+    assert found.worlds[MAX_RANKS].bytes == (4 * 48,) * MAX_RANKS
     assert asked == [1, 1]

@@ -11,7 +11,7 @@ from rich.console import Console
 from qload import MemoryStorage, Weights, explain, loader_from_config
 from qload.cli.layer_tables import explanation_tables
 from qload.pictures import explanation_page
-from qload.plan.kernels import BASIS, TIMED, TOKENS, interpolate, predicted
+from qload.plan.kernels import BASIS, TIMED_MICROSECONDS, TIMED_TOKENS, interpolate, predict_seconds
 
 DOCS = Path(__file__).parents[2] / "docs" / "lab" / "decode.md"
 SQUARE = 8192 * 8192 // 2  # bytes of 4 bits
@@ -40,28 +40,30 @@ def explained(arch: str, tokens: list[int], *, group: int = 128, zeros: int = MI
     return explain(weights, arch=arch, dtype=torch.float16, tokens=tokens)
 
 
-@pytest.mark.parametrize("key", TIMED, ids=str)
+@pytest.mark.parametrize("key", TIMED_MICROSECONDS, ids=str)
 def test_times_are_those_of_the_page(key):
     """Of each layer the line of its table, whose title says the bits."""
     _, layout, bits = key
     part = DOCS.read_text().split(f"| {layout}, {bits} bits |")[1].split("\n\n")[0]
     head = [each.strip() for each in part.split("\n")[0].split("|")]
-    columns = [head.index(f"M = {tokens}") for tokens in TOKENS]
-    for (K, N), times in TIMED[key]:
+    columns = [head.index(f"M = {tokens}") for tokens in TIMED_TOKENS]
+    for (K, N), times in TIMED_MICROSECONDS[key]:
         cells = part.split(f"| {K} x {N} |")[1].split("\n")[0].split("|")
         assert tuple(float(cells[at].split()[0]) for at in columns) == times
 
 
-@pytest.mark.parametrize("key", TIMED, ids=str)
+@pytest.mark.parametrize("key", TIMED_MICROSECONDS, ids=str)
 def test_what_was_timed_is_told_as_it_was(key):
     kernel, layout, bits = key
-    for (K, N), times in TIMED[key]:
-        told = [predicted(kernel, layout, bits, (9, 0), K * N * bits // 8, each) for each in TOKENS]
+    for (K, N), times in TIMED_MICROSECONDS[key]:
+        told = [
+            predict_seconds(kernel, layout, bits, (9, 0), K * N * bits // 8, each) for each in TIMED_TOKENS
+        ]
         assert told == [time * 1e-6 for time in times]
 
 
 def test_sizes_are_in_order():
-    for rows in TIMED.values():
+    for rows in TIMED_MICROSECONDS.values():
         sizes = [K * N for (K, N), _ in rows]
         assert sizes == sorted(set(sizes))
 
@@ -84,7 +86,7 @@ def test_on_the_line_between_two():
     ],
 )
 def test_what_was_not_timed_is_not_told(asked):
-    assert predicted(*asked) is None
+    assert predict_seconds(*asked) is None
 
 
 def test_an_explanation_has_the_time_of_the_kernel_that_runs():

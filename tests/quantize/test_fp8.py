@@ -156,7 +156,7 @@ def test_one_scale_for_all_changes_nothing() -> None:
 
 @pytest.mark.parametrize("scales", [(0.0, 1.0), (torch.inf, 1.0), (torch.nan, 1.0)])
 def test_scales_of_which_none_is_the_largest_are_refused(scales: tuple[float, ...]) -> None:
-    with pytest.raises(MismatchError, match="there is no largest"):
+    with pytest.raises(MismatchError, match="there is no largest scale"):
         requantize(fused(scales=scales))
 
 

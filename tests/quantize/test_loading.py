@@ -98,8 +98,8 @@ def test_a_large_layer_is_quantized_in_runs_of_outputs_to_the_same_bits(
     world: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = weights(Fp8Quantizer()).get_weights("q")
-    monkeypatch.setattr(loading, "TILE", 24)
-    monkeypatch.setattr(loading, "RUN", 50 * K)
+    monkeypatch.setattr(loading, "TILE_OUTPUTS", 24)
+    monkeypatch.setattr(loading, "BLOCK_ELEMENTS", 50 * K)
     seen = []
 
     class Watched(Fp8Quantizer):

@@ -88,5 +88,5 @@ def test_no_policy_has_a_router_quantized(name: str) -> None:
 
     assert weights.get_weights(prefix).format == "unquantized"
     assert weights.get_weights(like).format == "fp8"
-    assert loader.left_out(prefix) == "a router, which no quantization while loading touches"
+    assert loader.left_out(prefix) == "a router, which is never quantized while loading"
     assert loader.made(loader.describe(weights, prefix), torch.device("cpu")) is None

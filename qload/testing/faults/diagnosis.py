@@ -11,8 +11,8 @@ FAULTS = (
         "lambda zeros: zeros.int() + 1",
         "lambda zeros: zeros.int() - 1",
     ),
-    Fault("any-fault-explains", f"{_ALL}/diagnosis.py", "ENOUGH = 0.9", "ENOUGH = 0.01"),
-    Fault("chance-explains", f"{_ALL}/diagnosis.py", "EVIDENCE = 20.0", "EVIDENCE = 2e9"),
+    Fault("any-fault-explains", f"{_ALL}/diagnosis.py", "MIN_SHARE = 0.9", "MIN_SHARE = 0.01"),
+    Fault("chance-explains", f"{_ALL}/diagnosis.py", "MIN_EVIDENCE_NATS = 20.0", "MIN_EVIDENCE_NATS = 2e9"),
     Fault(
         "act-order-not-looked-at",
         f"{_ALL}/reading_faults.py",
@@ -22,15 +22,20 @@ FAULTS = (
     Fault(
         "ranks-nearest-to-themselves",
         f"{_ALL}/weight_faults.py",
-        "agreeing[best] > agreeing[own] else own",
-        "agreeing[best] < agreeing[own] else own",
+        "agreeing[best] > agreeing[current] else current",
+        "agreeing[best] < agreeing[current] else current",
     ),
-    Fault("places-of-the-first-run", f"{_ALL}/comparison.py", "_range(rows + case.first)", "_range(rows)"),
+    Fault(
+        "places-of-the-first-run",
+        f"{_ALL}/comparison.py",
+        "_range(rows + comparison.first_output)",
+        "_range(rows)",
+    ),
     Fault("rounding-of-bfloat16-for-all", f"{_ALL}/comparison.py", "relative = min(", "relative = 64 * min("),
     Fault(
         "scattered-zeros-are-a-tile",
         f"{_ALL}/weight_faults.py",
-        "if int((tile == 0).sum()) >= ONE_KIND * tile.numel():",
+        "if int((tile == 0).sum()) >= MIN_KIND_SHARE * tile.numel():",
         "if True:",
     ),
     Fault(

@@ -18,13 +18,13 @@ FAULTS = (
     Fault(
         "plan-of-columns-whole",
         "qload/plan/sharing.py",
-        "whole if piece is None else piece[1] - piece[0]",
-        "whole",
+        "length if piece is None else piece[1] - piece[0]",
+        "length",
     ),
     Fault(
         "refusals-name-the-first",
         "qload/plan/layer_shares.py",
-        "tensor=prefix + error.tensor[len(known) :]",
+        "tensor=prefix + error.tensor[len(cached_prefix) :]",
         "tensor=error.tensor",
     ),
     Fault(
@@ -36,7 +36,7 @@ FAULTS = (
     Fault(
         "explained-for-this-chip",
         "qload/plan/explain.py",
-        ".for_chip(question.capability)",
+        ".for_chip(self.capability)",
         "",
     ),
     Fault(
