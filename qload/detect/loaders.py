@@ -11,6 +11,7 @@ import torch
 from qload.detect.config_reader import named_modules, read_claims
 from qload.detect.dialects import METHOD_KEYS, Recogniser, refuse_foreign
 from qload.detect.files import FoundConfig
+from qload.detect.matching import PLAIN
 from qload.detect.validation import Claims
 from qload.errors import ArgumentError, ConfigError, UnsupportedFormatError, checked
 from qload.formats import (
@@ -41,7 +42,7 @@ from qload.storage import WeightStorage
 
 log: logging.Logger = logging.getLogger("qload")
 
-PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
+
 LEGACY = {"bits": "gptq_bits", "group_size": "gptq_groupsize", "sym": "gptq_sym"}
 
 
@@ -295,7 +296,7 @@ def settle(found: FoundConfig | None, storage: WeightStorage | None) -> Claims |
     if "group_size" not in stored:
         raise ConfigError("gptq_bits", LEGACY["group_size"], "a tensor, as there is gptq_bits", "nothing")
     bits, group_size = stored["bits"], stored["group_size"]
-    base = claims or Claims("gptq", "gptq", LEGACY["bits"], bits=bits, group_size=group_size)
+    base = claims or Claims("gptq", "gptq", bits, group_size, file=LEGACY["bits"])
     if outlived:
         base = replace(base, file=outlived.file, exclusions=outlived.exclusions)
     sym = bool(stored["sym"]) if "sym" in stored else base.sym

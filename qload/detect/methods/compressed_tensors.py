@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from qload.detect.files import FoundConfig, shown
 from qload.detect.matching import (
     MODULE_CLASSES,
+    PLAIN,
     IgnoredModules,
     Patterns,
     matcher,
@@ -256,7 +257,7 @@ def _checked_block(
 
 
 CT_VARIANTS = (f"compressed-tensors ({', '.join(CT_FORMATS)})",)
-PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
+
 UNCOMPRESSED = ("initialized", "calibration", "frozen")  # statuses of models with plain weights
 # Tensors beside a plain weight that compressed-tensors quantizes at run time.
 RUNTIME_SCALES = (

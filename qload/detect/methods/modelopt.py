@@ -15,8 +15,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from qload.detect.files import FoundConfig, shown
-from qload.detect.matching import GlobExclusions, check_pattern_lengths, is_glob, unsupported_loader
-from qload.detect.methods.compressed_tensors import PLAIN, Untargeted
+from qload.detect.matching import PLAIN, GlobExclusions, check_pattern_lengths, unsupported_loader
+from qload.detect.methods.compressed_tensors import Untargeted
 from qload.detect.validation import Claims, Name, Section, validate
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import (
@@ -131,7 +131,7 @@ def read_modelopt(found: FoundConfig) -> Claims:
     """The claims of an algorithm for all layers, or of a table of layers."""
     section = validate(_ModelOpt, found)
     for key in section.lists:
-        check_pattern_lengths(found, key, getattr(section, key) or (), is_glob)
+        check_pattern_lengths(found, key, getattr(section, key) or ())
     mixed = section.quant_algo.upper() == MIXED
     if not mixed and section.quantized_layers:
         raise _unsupported(found, f"{section.quant_algo} with quantized_layers", "quantized_layers")
@@ -239,7 +239,7 @@ def _loader_factory(section: _ModelOpt, table: Mapping[str, Format]) -> Callable
         for (fmt, _), those in names.items()
     ]
     choices += [
-        (partial(_is_listed, frozenset(those)), unsupported_loader(error, PLAIN))
+        (partial(_is_listed, frozenset(those)), unsupported_loader(error))
         for error, those in refused.values()
     ]
     formats = dict.fromkeys(fmt for fmt, _ in names)

@@ -15,7 +15,7 @@ import torch
 from pydantic import AliasChoices, Field
 
 from qload.detect.files import FoundConfig
-from qload.detect.matching import GlobExclusions, check_pattern_lengths, is_glob
+from qload.detect.matching import GlobExclusions, check_pattern_lengths
 from qload.detect.validation import Claims, Name, Section, agree, check_group_size, one_of, validate
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import (
@@ -330,7 +330,7 @@ MXFP4_VARIANTS = ("mxfp4 (experts)",)
 def read_mxfp4(found: FoundConfig) -> Claims:
     """The claims of gpt-oss, whose list of what is left out has patterns."""
     section = validate(Section, found)
-    check_pattern_lengths(found, "modules_to_not_convert", section.modules_to_not_convert or (), is_glob)
+    check_pattern_lengths(found, "modules_to_not_convert", section.modules_to_not_convert or ())
     return Claims(
         method="mxfp4",
         format="mxfp4",
