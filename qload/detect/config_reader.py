@@ -117,25 +117,25 @@ IGNORED_KEYS: Mapping[str, Mapping[str, IgnoredKey]] = {
 }
 
 
-def ignored_key_notes(found: FoundConfig, method: str) -> Iterator[str]:
+def ignored_key_notes(source: FoundConfig, method: str) -> Iterator[str]:
     """Yield a note for each ignored key; raise UnsupportedFormatError for one that changes stored values."""
-    for path, values in _config_and_entries(found, method):
+    for path, values in _config_and_entries(source, method):
         for key, ignored in IGNORED_KEYS.get(method, {}).items():
             value = values.get(key)
             if any(type(value) is type(neutral) and value == neutral for neutral in ignored.neutral):
                 continue
             key_path = f"{path}.{key}" if path else key
             if ignored.refused:
-                reason = f"{found.key(key_path)} of {found.file} {ignored.meaning}"
+                reason = f"{source.key(key_path)} of {source.file} {ignored.meaning}"
                 raise UnsupportedFormatError(f"{method} with {key}", reason)
-            yield f"{found.file} has {key_path[:160]} = {shown(value)}, which {ignored.meaning}"
+            yield f"{source.file} has {key_path[:160]} = {shown(value)}, which {ignored.meaning}"
 
 
-def _config_and_entries(found: FoundConfig, method: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _config_and_entries(source: FoundConfig, method: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the config and its entries for modules, each with its path."""
-    yield "", found.values
+    yield "", source.values
     name = MODULE_KEYS.get(method)
-    entries = found.values.get(name) if name else None
+    entries = source.values.get(name) if name else None
     if isinstance(entries, Mapping):
         for entry, values in entries.items():
             if isinstance(values, Mapping):
@@ -223,33 +223,33 @@ SUPPORTED_METHODS = (
 )
 
 
-def read_claims(found: FoundConfig) -> Claims:
+def read_claims(source: FoundConfig) -> Claims:
     """Read and validate the claims of a config.
 
     ConfigError names the file, the key, the expected value and the value. UnsupportedFormatError: the method,
     or its variant, is not supported.
     """
-    method = _method_name(found)
+    method = _method_name(source)
     method = ALIASES.get(method, method)
     if method not in METHODS:
-        reason, remedy = f"the quant_method of {found.file} has no reader", METHODS_ELSEWHERE.get(method, "")
+        reason, remedy = f"the quant_method of {source.file} has no reader", METHODS_ELSEWHERE.get(method, "")
         raise UnsupportedFormatError(method, reason, SUPPORTED_METHODS, remedy)
-    claims = METHODS[method](found)
-    return replace(claims, notes=(*claims.notes, *ignored_key_notes(found, claims.method)))
+    claims = METHODS[method](source)
+    return replace(claims, notes=(*claims.notes, *ignored_key_notes(source, claims.method)))
 
 
-def _method_name(found: FoundConfig) -> str:
-    method = agree(found, "quant_method", "method")
-    if method is None and not found.section:
-        method = method_of_own_file(found.values)
+def _method_name(source: FoundConfig) -> str:
+    method = agree(source, "quant_method", "method")
+    if method is None and not source.section:
+        method = method_of_own_file(source.values)
     # Configs older than the key `quant_method`.
-    if method is None and any(key in found.values for key in compressed_tensors.CT_KEYS):
+    if method is None and any(key in source.values for key in compressed_tensors.CT_KEYS):
         method = "compressed-tensors"
-    if method is None and any(found.values.get(flag) is True for flag in uniform.BNB_FLAGS):
+    if method is None and any(source.values.get(flag) is True for flag in uniform.BNB_FLAGS):
         method = "bitsandbytes"
     if not isinstance(method, str) or not method:
         raise ConfigError(
-            found.file, found.key("quant_method"), "the name of a quantization method", shown(method)
+            source.file, source.key("quant_method"), "the name of a quantization method", shown(method)
         )
     return method
 
@@ -277,39 +277,39 @@ def check_configs(
 
     `claims`: claims in force. Loading raises the first error, `verify` reports all.
     """
-    for name, found, other in _differences(configs, claims, DECISIVE_SETTINGS):
+    for name, source, other in _differences(configs, claims, DECISIVE_SETTINGS):
         if _has_quantized_tensors(claims, other, storage):
             yield ConfigsDisagreeError(
-                found.file,
-                found.key(*SETTING_KEYS[name]),
+                source.file,
+                source.key(*SETTING_KEYS[name]),
                 f"{getattr(claims, name)} as in {claims.file}",
                 str(getattr(other, name)),
-                f"remedy   make {found.file} say what {claims.file} says, or remove it",
+                f"remedy   make {source.file} say what {claims.file} says, or remove it",
             )
 
 
 def config_notes(configs: Sequence[FoundConfig], claims: Claims, storage: WeightStorage) -> Iterator[str]:
     """Yield a note for each difference between configs that `check_configs` accepts."""
-    for name, found, other in _differences(configs, claims, (*DECISIVE_SETTINGS, *OTHER_SETTINGS)):
+    for name, source, other in _differences(configs, claims, (*DECISIVE_SETTINGS, *OTHER_SETTINGS)):
         if name in OTHER_SETTINGS or not _has_quantized_tensors(claims, other, storage):
             ours, theirs = getattr(claims, name), getattr(other, name)
-            yield f"{found.file}: {name} is {theirs!r}, {claims.file} says {ours!r} and is believed"
+            yield f"{source.file}: {name} is {theirs!r}, {claims.file} says {ours!r} and is believed"
 
 
 def _differences(
     configs: Sequence[FoundConfig], claims: Claims, names: Sequence[str]
 ) -> Iterator[tuple[str, FoundConfig, Claims]]:
     """Yield (setting, config, its claims) for each config after the first that contradicts the claims."""
-    for found in configs[1:]:
+    for source in configs[1:]:
         try:
-            other = read_claims(found)
+            other = read_claims(source)
         except QloadError:  # reported as a finding of its own
             continue
         for name in names:
             ours, theirs = getattr(claims, name), getattr(other, name)
-            guessed = name == "method" and agree(found, "quant_method", "method") is None
+            guessed = name == "method" and agree(source, "quant_method", "method") is None
             if ours is not None and theirs is not None and ours != theirs and not guessed:
-                yield name, found, other
+                yield name, source, other
 
 
 def _has_quantized_tensors(claims: Claims, other: Claims, storage: WeightStorage) -> bool:

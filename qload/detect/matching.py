@@ -52,15 +52,15 @@ _UNLIKE_RE = re.compile(r"\{[\d<=+,\s]*[deis]|\[\[:")  # fuzzy matches and POSIX
 class Patterns:
     """Regular expressions of one key of a config, matched in bounded time.
 
-    `found`: the config, for messages; None for patterns of no file. `anywhere`: search the whole name like
+    `source`: the config, for messages; None for patterns of no file. `anywhere`: search the whole name like
     `re.search`; otherwise match from its start like `re.match`.
     """
 
     def __init__(
-        self, found: FoundConfig | None = None, key: str = "pattern", *, anywhere: bool = False
+        self, source: FoundConfig | None = None, key: str = "pattern", *, anywhere: bool = False
     ) -> None:
-        self._file = found.file if found else "config"
-        self._key = found.key(key) if found else key
+        self._file = source.file if source else "config"
+        self._key = source.key(key) if source else key
         self._anywhere = anywhere
         self._compiled: dict[str, regex.Pattern[str]] = {}
         self._failed: dict[str, str] = {}  # pattern -> reason
@@ -180,13 +180,13 @@ def _any_matches(entries: Iterable[str], patterns: Patterns, name: str) -> bool:
     return any(matches(entry, name, patterns) for entry in entries)
 
 
-def check_pattern_lengths(found: FoundConfig, key: str, entries: Iterable[str]) -> None:
+def check_pattern_lengths(source: FoundConfig, key: str, entries: Iterable[str]) -> None:
     """Raise ConfigError if a shell pattern among the entries is too long."""
     for entry in entries:
         if is_glob(entry) and len(entry) > MAX_PATTERN_LETTERS:
             expected = f"names, and patterns of at most {MAX_PATTERN_LETTERS} letters"
             raise ConfigError(
-                found.file, found.key(key), expected, f"{entry:.40}, more than {MAX_PATTERN_LETTERS}"
+                source.file, source.key(key), expected, f"{entry:.40}, more than {MAX_PATTERN_LETTERS}"
             )
 
 

@@ -94,50 +94,60 @@ class Excerpt(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="ignore")
 
 
+NameList = list[Annotated[str, Field(min_length=1)]]
+
+
 class Section(BaseModel):
     """Keys common to the sections of all methods."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="allow")
 
-    modules_to_not_convert: list[Annotated[str, Field(min_length=1)]] | None = None
+    modules_to_not_convert: NameList | None = None
 
     lists: ClassVar[tuple[str, ...]] = ("modules_to_not_convert",)  # keys with excluded modules
 
-    def exclusions(self, kind: type[Exclusions] = Exclusions) -> Exclusions:
+    def exclusions(self, exclusion_type: type[Exclusions] = Exclusions) -> Exclusions:
         """Modules excluded by the section, under any of its keys."""
         stated = {key: names for key in self.lists if (names := getattr(self, key))}
         all_names = tuple(name for names in stated.values() for name in names)
-        return kind(all_names, " or ".join(stated or self.lists))
+        return exclusion_type(all_names, " or ".join(stated or self.lists))
+
+    def claims(
+        self, source: FoundConfig, method: str, fmt: str, *formats: ConfiguredFormat, **claims: Any
+    ) -> Claims:
+        """Claims of this section: its method, format and excluded modules, and further `claims`."""
+        claims = {"exclusions": self.exclusions(), **claims}
+        return Claims(method, fmt, file=source.file, section=source.section, formats=formats, **claims)
 
 
-def agree(found: FoundConfig, *keys: str) -> Any:
+def agree(source: FoundConfig, *keys: str) -> Any:
     """Value of a setting with several spellings of its key; ConfigError for different values."""
-    stated = [(key, found.values[key]) for key in keys if found.values.get(key) is not None]
+    stated = [(key, source.values[key]) for key in keys if source.values.get(key) is not None]
     for key, value in stated[1:]:
         first_key, first = stated[0]
         if shown(value) != shown(first):  # texts differ for 1 and True, and no comparison recurses
-            raise ConfigError(found.file, found.key(key), f"{shown(first)} as in {first_key}", shown(value))
+            raise ConfigError(source.file, source.key(key), f"{shown(first)} as in {first_key}", shown(value))
     return stated[0][1] if stated else None
 
 
-def check_group_size(found: FoundConfig, size: int, *keys: str) -> None:
+def check_group_size(source: FoundConfig, size: int, *keys: str) -> None:
     """Raise ConfigError for a group size of 0; `keys`: spellings of the key, by default `group_size`."""
     if size == 0:
-        raise ConfigError(found.file, found.key(*(keys or ("group_size",))), "-1 or at least 1", "0")
+        raise ConfigError(source.file, source.key(*(keys or ("group_size",))), "-1 or at least 1", "0")
 
 
-def validate(model: type[Model], found: FoundConfig) -> Model:
+def validate(model: type[Model], source: FoundConfig) -> Model:
     """Validate a section with a pydantic model; ConfigError with key, expected value, value."""
     try:
-        return model.model_validate(dict(found.values))
+        return model.model_validate(dict(source.values))
     except ValidationError as error:
         first, *others = error.errors(include_url=False, include_context=False)
         key = ".".join(str(part) for part in first["loc"])
         missing = first["type"] == "missing"
         raise ConfigError(
-            found.file,
-            found.key(key),
+            source.file,
+            source.key(key),
             "a value" if missing else first["msg"].removeprefix("Input should be "),
             "nothing" if missing else shown(first["input"]),
-            "also     " + ", ".join(found.key(str(e["loc"][0])) for e in others) if others else "",
+            "also     " + ", ".join(source.key(str(e["loc"][0])) for e in others) if others else "",
         ) from error
