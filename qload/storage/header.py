@@ -114,8 +114,10 @@ def parse_header(head: bytes, file_size: int, file: str) -> Header:
         raise StorageError(file, "header-length", f"{file_size} bytes long, too short for a header")
     length = int.from_bytes(head[:LENGTH_BYTES], "little")
     if length > MAX_HEADER_BYTES or length > file_size - LENGTH_BYTES or len(head) < LENGTH_BYTES + length:
-        if kind := kind_of_head(head):
-            raise StorageError(file, kind.rule, f"is {kind.words}, despite its name", remedy=kind.remedy)
+        if file_kind := kind_of_head(head):
+            raise StorageError(
+                file, file_kind.rule, f"is {file_kind.words}, despite its name", remedy=file_kind.remedy
+            )
         raise StorageError(
             file,
             "header-length",

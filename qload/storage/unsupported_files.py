@@ -116,24 +116,24 @@ KINDS = (
 
 def kind_of_head(head: bytes) -> FileKind | None:
     """Kind of a file by its first bytes, at least 8; None for an unknown start."""
-    for kind in KINDS:
-        for begin in kind.begins:
+    for file_kind in KINDS:
+        for begin in file_kind.begins:
             if len(head) >= min(8, len(begin)) and head.startswith(begin[: len(head)]):
-                return kind
+                return file_kind
     return None
 
 
 def file_error(path: Path) -> StorageError:
     """Build the error for an existing file with another suffix than `.safetensors`."""
-    kind = _kind_of_file(path)
-    if kind is None:
+    file_kind = _kind_of_file(path)
+    if file_kind is None:
         words = "not a *.safetensors file; other kinds may run code and are refused"
         return StorageError(shortened(path.name), "not-safetensors", words)
     return StorageError(
         shortened(path.name),
-        kind.rule,
-        f"is {kind.words}, not a safetensors file",
-        remedy=kind.remedy,
+        file_kind.rule,
+        f"is {file_kind.words}, not a safetensors file",
+        remedy=file_kind.remedy,
     )
 
 
@@ -141,20 +141,20 @@ def folder_error(folder: Path, listing: Sequence[Path], name: str) -> StorageErr
     """Build the error for the directory `name` without a safetensors file; `listing`: its content."""
     if any(file.name == PIPELINE for file in listing):
         return _pipeline_error(folder, listing, name)
-    suffixes = tuple(end for kind in KINDS for end in kind.ends)
+    suffixes = tuple(end for file_kind in KINDS for end in file_kind.ends)
     likely = [file for file in listing if file.name.lower().endswith(suffixes)]
-    kinds = {kind: file for file in likely[MAX_ENTRIES::-1] if (kind := _kind_of_file(file))}
+    kinds = {file_kind: file for file in likely[MAX_ENTRIES::-1] if (file_kind := _kind_of_file(file))}
     if not kinds:
         return StorageError(name, "no-files", f"no *{SUFFIX} file in this directory")
-    kind, file = next((kind, kinds[kind]) for kind in KINDS if kind in kinds)
-    if kind is PICKLE and _quant_method(folder) == "torchao":
-        kind = TORCHAO
+    file_kind, file = next((file_kind, kinds[file_kind]) for file_kind in KINDS if file_kind in kinds)
+    if file_kind is PICKLE and _quant_method(folder) == "torchao":
+        file_kind = TORCHAO
     others = f", and there are {len(likely) - 1} more such files" if len(likely) > 1 else ""
     return StorageError(
         name,
-        kind.rule,
-        f"no *{SUFFIX} file in this directory: {shortened(file.name)} is {kind.words}{others}",
-        remedy=kind.remedy,
+        file_kind.rule,
+        f"no *{SUFFIX} file in this directory: {shortened(file.name)} is {file_kind.words}{others}",
+        remedy=file_kind.remedy,
     )
 
 
@@ -167,27 +167,27 @@ def other_notes(names: Iterable[str]) -> Iterator[str]:
     """Yield a note for each other kind of model file in a folder; `names`: result of `other_models`."""
     files_by_kind: dict[FileKind, list[str]] = {}
     for name in names:
-        if kind := _model_kind(name):
-            files_by_kind.setdefault(kind, []).append(shortened(name))
-    for kind, files in files_by_kind.items():
+        if file_kind := _model_kind(name):
+            files_by_kind.setdefault(file_kind, []).append(shortened(name))
+    for file_kind, files in files_by_kind.items():
         more = f", as are {len(files) - 1} more files" if len(files) > 1 else ""
-        note = (
-            f"{files[0]}, in the folder of the safetensors, is not read: by its name it is {kind.words}{more}"
+        yield (
+            f"{files[0]}, in the folder of the safetensors, is not read: by its name it is "
+            f"{file_kind.words}{more}; {file_kind.remedy}"
         )
-        yield f"{note}; {kind.remedy}"
 
 
 def _model_kind(name: str) -> FileKind | None:
     """Kind of a model file by its name; None for other files, such as a trainer's pickles."""
-    kind = _kind_of_name(name)
-    return kind if kind is not PICKLE or MODEL_PICKLE.match(name.lower()) else None
+    file_kind = _kind_of_name(name)
+    return file_kind if file_kind is not PICKLE or MODEL_PICKLE.match(name.lower()) else None
 
 
 def mistral_notes(files: Collection[str], folder: Path) -> Iterator[str]:
     """Yield a note on a folder in Mistral's own format alone; `files`: names of the files to read."""
-    own = files and all(Path(file).name.startswith("consolidated") for file in files)
+    has_mistral_names = files and all(Path(file).name.startswith("consolidated") for file in files)
     params, config = (is_taken(folder / name, name) for name in ("params.json", "config.json"))
-    if own and params and not config:
+    if has_mistral_names and params and not config:
         yield (
             "this is Mistral's own format (consolidated*.safetensors and params.json): its names are not "
             "those of transformers, and params.json is not read; vLLM loads it with --load-format mistral"
@@ -228,7 +228,7 @@ def _kind_of_file(path: Path) -> FileKind | None:
 
 
 def _kind_of_name(name: str) -> FileKind | None:
-    return next((kind for kind in KINDS if name.lower().endswith(kind.ends or ("\0",))), None)
+    return next((file_kind for file_kind in KINDS if name.lower().endswith(file_kind.ends or ("\0",))), None)
 
 
 def _quant_method(folder: Path) -> str | None:
