@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qload.listing.report_base import AnswerByLayer
+from qload.listing.report_base import LayerReportBase
 from qload.verify.report import Finding
 
 Became = Literal["bits", "rounded", "differs", "refused"]
@@ -43,7 +43,7 @@ class ConvertedLayer:
 
 
 @dataclass(frozen=True)
-class WrittenCheckpoint(AnswerByLayer):
+class WrittenCheckpoint(LayerReportBase):
     """A base of what says of a checkpoint's layers, when it was written again, what became of each."""
 
     path: str

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from qload.errors import QloadError
-from qload.listing.report_base import Answer
+from qload.listing.report_base import ReportBase
 
 if TYPE_CHECKING:
     from qload.plan.kernels import KernelChoice
@@ -115,7 +115,7 @@ class WorldPlan:
 
 
 @dataclass(frozen=True)
-class ShardingPlan(Answer):
+class ShardingPlan(ReportBase):
     """Among how many ranks a checkpoint can be shared, told before any weight is read.
 
     Attributes
@@ -225,7 +225,7 @@ class ExplainedLayer:
 
 
 @dataclass(frozen=True)
-class Explanation(Answer):
+class Explanation(ReportBase):
     """Which kernel multiplies each layer of a checkpoint, and why.
 
     Attributes
