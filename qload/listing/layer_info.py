@@ -85,7 +85,7 @@ class LayerInfo:
 
     @property
     def plain(self) -> bool:
-        """Whether the layer is plain floats."""
+        """True if the layer is plain floats."""
         return self.format == "unquantized"
 
 

@@ -104,7 +104,7 @@ class CheckpointFiles:
 
     @property
     def shard(self) -> bool:
-        """Whether the path named a single one of several numbered files."""
+        """True if the path named a single one of several numbered files."""
         numbered = [NUMBERED.fullmatch(file) for file in self.files] if self.index is None else []
         return len(numbered) == 1 and numbered[0] is not None and int(numbered[0][3]) > 1
 
