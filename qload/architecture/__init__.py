@@ -1,4 +1,4 @@
-"""What a model's config tells of its tensors: names, (N, K), which there are, and which share an input."""
+"""Tensors of a model, by its config: names, shapes (N, K), presence, and matrices with a common input."""
 
 import lazy_loader
 

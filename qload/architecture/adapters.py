@@ -1,9 +1,9 @@
-"""PEFT adapters beside the layers of a model, recognised by tensor names.
+"""PEFT adapters stored with the layers of a model, recognised by tensor names.
 
-A model saved inside PEFT's wrapper stores `NAME.base_layer.qweight` beside `NAME.lora_A.default.weight`, with
-or without `base_model.model.` before all names. A fully trained module is `NAME.modules_to_save.default`
-beside `NAME.original_module`. Old versions of PEFT keep the name `NAME.qweight`. Source: the names of
-parameters in huggingface/peft, src/peft/tuners.
+A model saved inside PEFT's wrapper stores `NAME.base_layer.qweight` and `NAME.lora_A.default.weight`, with or
+without `base_model.model.` before all names. A fully trained module is `NAME.modules_to_save.default`, with
+`NAME.original_module`. Old versions of PEFT keep the name `NAME.qweight`. Source: the names of parameters in
+huggingface/peft, src/peft/tuners.
 """
 
 import re
@@ -24,7 +24,7 @@ REMEDY = "merge them with PEFT (merge_and_unload) and save the model again, or l
 
 @dataclass(frozen=True, slots=True)
 class Adapters:
-    """Unmerged adapters: the first tensor, its layer, and the number of layers with adapters."""
+    """Unmerged adapters of a model: the first tensor, its layer, and the number of layers with adapters."""
 
     name: str
     layer: str
@@ -58,25 +58,22 @@ def adapters_of(names: Iterable[str]) -> Adapters | None:
         if at is not None:
             adapters.setdefault(".".join(parts[:at]), name)
             continue
-        stored = next((at for at, part in enumerate(parts) if part in (BASE, ORIGINAL)), None)
-        if stored is not None:
-            bases.setdefault(".".join(parts[:stored]), ".".join(parts[: stored + 1]))
+        base = next((at for at, part in enumerate(parts) if part in (BASE, ORIGINAL)), None)
+        if base is not None:
+            bases.setdefault(".".join(parts[:base]), ".".join(parts[: base + 1]))
         else:
             bases.setdefault(".".join(parts[:-1]), ".".join(parts[:-1]))
-    layers = sorted(
-        (layer for layer in adapters if layer in bases), key=lambda layer: SAVED in adapters[layer]
-    )
-    if not layers:
-        return None
-    return Adapters(adapters[layers[0]], bases[layers[0]], len(layers))
+    adapted = [layer for layer in adapters if layer in bases]
+    layers = sorted(adapted, key=lambda layer: SAVED in adapters[layer])
+    return Adapters(adapters[layers[0]], bases[layers[0]], len(layers)) if layers else None
 
 
 def refuse_adapters(names: Iterable[str]) -> None:
     """Raise MismatchError for a model with unmerged adapters."""
-    found = adapters_of(names)
-    if found is not None:
-        what = "a PEFT model that was saved whole"
-        raise MismatchError(found.layer, what, "merged weights", str(found), f"remedy   {REMEDY}")
+    adapters = adapters_of(names)
+    if adapters is not None:
+        model = "a PEFT model that was saved whole"
+        raise MismatchError(adapters.layer, model, "merged weights", str(adapters), f"remedy   {REMEDY}")
 
 
 def _unwrapped(parts: list[str]) -> Iterator[str]:

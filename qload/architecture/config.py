@@ -16,65 +16,62 @@ from qload.architecture.model_tables import TABLES, TEXT_TYPES, TIED_TYPES
 from qload.architecture.table import Flag, Size, Table, evaluate_size
 from qload.detect.files import shown
 
-SIZE_LIMIT = 1 << 63  # a size beyond is not believed
+SIZE_LIMIT = 1 << 63  # larger sizes are implausible
 INNER = ("text_config", "llm_config", "language_config")
 TIE = "tie_word_embeddings"
-CLASS_SUFFIXES = (
-    "LM",
-    "Model",
-    "Generation",
-    "Classification",
-    "Answering",
-)  # the ends of transformers' names
+# Last words of transformers' class names.
+CLASS_SUFFIXES = ("LM", "Model", "Generation", "Classification", "Answering")
 CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
 
 
 def model_of(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]] | None:
-    """The type that a table knows, and the config of that very model: the whole, or that of its text."""
-    own = config.get("model_type")
-    if isinstance(own, str) and own in TABLES:
-        return own, config
+    """Model type with a table, and its config: the whole config, or the section of the text model."""
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and model_type in TABLES:
+        return model_type, config
     for key in INNER:
         text = config.get(key)
         if isinstance(text, dict):
-            kind = text.get("model_type", TEXT_TYPES.get(own) if isinstance(own, str) else None)
-            return (kind, text) if isinstance(kind, str) and kind in TABLES else None
+            text_type = text.get(
+                "model_type", TEXT_TYPES.get(model_type) if isinstance(model_type, str) else None
+            )
+            return (text_type, text) if isinstance(text_type, str) and text_type in TABLES else None
     return None
 
 
 def read_sizes(table: Table, config: Mapping[str, Any]) -> tuple[Mapping[str, int | None], tuple[str, ...]]:
-    """Each size of a table, None where it is not known, and a note on each value that is no size."""
+    """Read the sizes of a table, None if unknown, with a note on each value that is not a size."""
     sizes: dict[str, int | None] = {}
-    later: dict[str, str] = {}
+    expressions: dict[str, str] = {}
     notes = []
     for name, size in table.sizes.items():
-        said = _stated_size(size, config)
-        if isinstance(said, str):
-            later[name] = said
-        elif said is None or (type(said) is int and 0 <= said < SIZE_LIMIT):
-            sizes[name] = said
+        value = _stated_size(size, config)
+        if isinstance(value, str):
+            expressions[name] = value
+        elif value is None or (type(value) is int and 0 <= value < SIZE_LIMIT):
+            sizes[name] = value
         else:
             sizes[name] = None
             key = next(key for key in size.keys if key in config)
             notes.append(
-                f"config.json: {key} is {shown(said)}, and no size: what follows from it is not checked"
+                f"config.json: {key} is {shown(value)}, not a size: dependent shapes are not checked"
             )
-    for name, text in later.items():
+    for name, text in expressions.items():
         sizes[name] = evaluate_size(text, sizes)
     return sizes, tuple(notes)
 
 
 def read_flag(flag: Flag, config: Mapping[str, Any], sizes: Mapping[str, int | None]) -> bool | None:
-    """Whether a flag is set; None where that is not known."""
+    """Read a flag; None if unknown."""
     if flag.size:
         size = sizes[flag.size]
         return None if size is None else size > 0
-    said = config.get(flag.key, flag.default)
-    return said if isinstance(said, bool) else None
+    value = config.get(flag.key, flag.default)
+    return value if isinstance(value, bool) else None
 
 
 def read_list(config: Mapping[str, Any], key: str) -> frozenset[int] | Literal[False] | None:
-    """The numbers of a list of layers; None where there is none, False for what is no such list."""
+    """Read a list of layer numbers; None without one, False for another value."""
     listed = config.get(key)
     if listed is None:
         return None
@@ -83,11 +80,21 @@ def read_list(config: Mapping[str, Any], key: str) -> frozenset[int] | Literal[F
 
 @dataclass(frozen=True, slots=True)
 class Tie:
-    """Tie of head and embedding (None: not known), and its source.
+    """Tie of head and embedding (None: unknown), and its source.
 
-    `key`: of config.json; "" for the default of the type `kind`. `denied`: a key with the opposite value,
-    read by some programs. `outer`: True for a default of the model around the text model: transformers uses
-    it, but a program for the text model alone does not.
+    Attributes
+    ----------
+    tied
+        Whether they are tied.
+    key
+        Key of config.json; "" for the default of the type `kind`.
+    kind
+        Model type of the default.
+    denied
+        A key with the opposite value, read by some programs.
+    outer
+        True for a default of the model around the text model: transformers uses it, but a program for the
+        text model alone does not.
     """
 
     tied: bool | None
@@ -104,20 +111,17 @@ class Tie:
 
 
 def tie_of(config: Mapping[str, Any]) -> Tie:
-    """Find the tie in config.json: at its top, in its text model's section, or by default of the type."""
+    """Find the tie in config.json: at the top level, in the text section, or by the type's default."""
     model, outer = model_of(config), config.get("model_type")
     text = model[1] if model else _text_config(config)
-    places = {TIE: config}
+    sections = {TIE: config}
     if text is not None and text is not config:
-        places[f"{next(key for key in INNER if config.get(key) is text)}.{TIE}"] = text
-    known = {key: place[TIE] for key, place in places.items() if isinstance(place.get(TIE), bool)}
-    if known:
-        tied = any(known.values())
-        return Tie(
-            tied,
-            next(key for key in known if known[key] is tied),
-            denied=next((key for key in known if known[key] is not tied), ""),
-        )
+        sections[f"{next(key for key in INNER if config.get(key) is text)}.{TIE}"] = text
+    values = {key: section[TIE] for key, section in sections.items() if isinstance(section.get(TIE), bool)}
+    if values:
+        tied = any(values.values())
+        key = next(key for key in values if values[key] is tied)
+        return Tie(tied, key, denied=next((key for key in values if values[key] is not tied), ""))
     if model is not None and text is not config and isinstance(outer, str) and outer in TIED_TYPES:
         return Tie(True, kind=outer, outer=True)
     return Tie(TABLES[model[0]].tied, kind=model[0]) if model else Tie(None)
@@ -128,23 +132,25 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def has_head(config: Mapping[str, Any]) -> bool:
-    """Whether the model predicts words: what `architectures` names, and any model where it names none."""
-    named = config.get("architectures")
-    if not isinstance(named, list) or not named:
+    """Return whether the model has a language model head, by `architectures`; True without class names."""
+    classes = config.get("architectures")
+    if not isinstance(classes, list) or not classes:
         return True
-    return any(isinstance(name, str) and name.endswith(CAUSAL) for name in named)
+    return any(isinstance(name, str) and name.endswith(CAUSAL) for name in classes)
 
 
 def is_usual_class(config: Mapping[str, Any]) -> bool:
-    """Whether `architectures` names a class that models of this type have, or none; a draft for another
-    model (`LlamaForCausalLMEagle`, `EagleLlamaForCausalLM`) leaves out what it takes from that model."""
-    named, kind = config.get("architectures"), config.get("model_type")
-    if not isinstance(named, list) or not named or not isinstance(kind, str):
+    """Return whether `architectures` names a usual class of the model type, or no class.
+
+    A draft (`LlamaForCausalLMEagle`, `EagleLlamaForCausalLM`) shares tensors with its target, and lacks them.
+    """
+    classes, model_type = config.get("architectures"), config.get("model_type")
+    if not isinstance(classes, list) or not classes or not isinstance(model_type, str):
         return True
-    begin = _letters(kind.removesuffix("_text"))
+    prefix = _letters(model_type.removesuffix("_text"))
     return any(
-        isinstance(name, str) and name.endswith(CLASS_SUFFIXES) and _letters(name).startswith(begin)
-        for name in named
+        isinstance(name, str) and name.endswith(CLASS_SUFFIXES) and _letters(name).startswith(prefix)
+        for name in classes
     )
 
 
@@ -153,16 +159,16 @@ def _letters(text: str) -> str:
 
 
 def _stated_size(size: Size, config: Mapping[str, Any]) -> Any:
-    """A size as the config has it, or the default as a number or an expression.
+    """Size in the config, or the default: a number or an expression.
 
-    A text that the config has is wrapped, so that it is not taken for an expression.
+    A text in the config is wrapped in a list, to tell it from an expression.
     """
     for key in size.keys:
         if key in config:
-            said = config[key]
-            if said is None:
+            value = config[key]
+            if value is None:
                 return size.null
-            return [said] if isinstance(said, str) else said
+            return [value] if isinstance(value, str) else value
     return size.default
 
 
@@ -183,10 +189,10 @@ def is_draft(config: Mapping[str, Any], names: Iterable[str]) -> bool:
     if isinstance(config.get("vision_config"), dict):  # a vision-language model, such as NVIDIA's Eagle
         return False
     classes = config.get("architectures")
-    named = [config.get("model_type"), *(classes if isinstance(classes, list) else ())]
-    if any(key in config for key in DRAFT_KEYS) or any(
-        isinstance(n, str) and DRAFT_WORDS.search(n) for n in named
-    ):
+    kinds = [config.get("model_type"), *(classes if isinstance(classes, list) else ())]
+    if any(key in config for key in DRAFT_KEYS):
+        return True
+    if any(isinstance(name, str) and DRAFT_WORDS.search(name) for name in kinds):
         return True
     return _has_draft_names(names)
 

@@ -26,8 +26,8 @@ def sizes(
     kv: int | str = "heads",
     head: int | None = None,
 ) -> Mapping[str, Size]:
-    """The sizes of a decoder, with their defaults."""
-    each = "hidden/heads"
+    """Sizes of a decoder, with their defaults."""
+    head_size = "hidden/heads"
     return {
         "vocab": Size(("vocab_size",), vocab),
         "hidden": Size(("hidden_size",), hidden),
@@ -35,7 +35,7 @@ def sizes(
         "layers": Size(("num_hidden_layers",), layers),
         "heads": Size(("num_attention_heads",), heads),
         "kv": Size(("num_key_value_heads",), kv, "heads"),
-        "head": Size(("head_dim",), head or each, each),
+        "head": Size(("head_dim",), head or head_size, head_size),
     }
 
 
@@ -49,20 +49,22 @@ def ends(head: str = "lm_head") -> tuple[Row, ...]:
 
 
 def norms(*names: str, bias: bool = False) -> tuple[Row, ...]:
-    """The norms of each layer over the hidden size."""
-    kinds = ("weight", "bias") if bias else ("weight",)
-    return tuple(Row(f"{LAYER}{name}.{kind}", "hidden", tensor=True) for name in names for kind in kinds)
+    """Norms of each layer over the hidden size."""
+    suffixes = ("weight", "bias") if bias else ("weight",)
+    return tuple(
+        Row(f"{LAYER}{name}.{suffix}", "hidden", tensor=True) for name in names for suffix in suffixes
+    )
 
 
 LAYER_NORMS = norms("input_layernorm", "post_attention_layernorm")
 
 
 def biased(when: str, *rows: Row) -> tuple[Row, ...]:
-    """Matrices, each with the bias that a flag of the config promises."""
+    """Matrices, each with a bias required by a flag of the config."""
     return tuple(
-        each
+        result
         for row in rows
-        for each in (
+        for result in (
             row,
             Row(
                 f"{row.name}.bias",
@@ -77,7 +79,7 @@ def biased(when: str, *rows: Row) -> tuple[Row, ...]:
 
 
 def attention(bias: str = "", out_bias: str = "", out: str = "o_proj") -> tuple[Row, ...]:
-    """Queries, keys, values and the output; queries, keys and values are stored fused by engines."""
+    """Queries, keys, values and output; engines store queries, keys and values fused."""
     lead = f"{LAYER}self_attn."
     fused = (f"{lead}qkv_proj",)
     qkv = (
@@ -94,7 +96,7 @@ def attention(bias: str = "", out_bias: str = "", out: str = "o_proj") -> tuple[
 
 
 def gated(lead: str, width: str, where: LayerKind = "", when: str = "", bias: str = "") -> tuple[Row, ...]:
-    """Gate, up and down of a feed-forward layer; gate and up are stored fused by engines."""
+    """Gate, up and down of a feed-forward layer; engines store gate and up fused."""
     fused = (f"{LAYER}{lead}.gate_up_proj",)
     rows = (
         Row(f"{LAYER}{lead}.gate_proj", f"{width} hidden", where, when, fused),
@@ -111,15 +113,15 @@ def experts(
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     width: str = "moe",
 ) -> tuple[Row, ...]:
-    """The router and each expert's gate, up and down, which some programs stack into one tensor."""
+    """Router, and gate, up and down of each expert; some programs stack the experts in one tensor."""
     gate, up, down = names
-    each, stack = f"{LAYER}{lead}.experts.", f"{LAYER}{lead}.{{experts|switch_mlp}}."
+    expert, stack = f"{LAYER}{lead}.experts.", f"{LAYER}{lead}.{{experts|switch_mlp}}."
     both = (f"{stack}gate_up_proj",)
     return (
         Row(f"{LAYER}{router}", "experts hidden", "sparse"),
-        Row(f"{each}{{expert}}.{gate}", f"{width} hidden", "sparse", within=(*both, f"{stack}gate_proj")),
-        Row(f"{each}{{expert}}.{up}", f"{width} hidden", "sparse", within=(*both, f"{stack}up_proj")),
-        Row(f"{each}{{expert}}.{down}", f"hidden {width}", "sparse", within=(f"{stack}down_proj",)),
+        Row(f"{expert}{{expert}}.{gate}", f"{width} hidden", "sparse", within=(*both, f"{stack}gate_proj")),
+        Row(f"{expert}{{expert}}.{up}", f"{width} hidden", "sparse", within=(*both, f"{stack}up_proj")),
+        Row(f"{expert}{{expert}}.{down}", f"hidden {width}", "sparse", within=(f"{stack}down_proj",)),
         Row(f"{stack}gate_up_proj", f"2*{width} hidden", "sparse", optional=True),
         Row(f"{stack}{{gate_proj|up_proj}}", f"{width} hidden", "sparse", optional=True),
         Row(f"{stack}down_proj", f"hidden {width}", "sparse", optional=True),
@@ -194,13 +196,13 @@ LATENT_ATTENTION = f"{LAYER}self_attn."
 
 
 def is_after_dense(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
-    """All layers from `first_k_dense_replace` on, where there are routed experts."""
+    """Return whether a layer is at or after `first_k_dense_replace`, and there are routed experts."""
     first, count = sizes["first"], sizes["experts"]
     return None if first is None or count is None else layer >= first and count > 0
 
 
 def latent_sizes(**defaults: int) -> Mapping[str, Size]:
-    """The sizes that there are beside, with defaults; `q_lora_rank` of null: queries are not compressed."""
+    """Sizes of latent attention and of experts, with defaults; null as `q_lora_rank`: plain queries."""
     keys = {
         "q_lora": "q_lora_rank",
         "kv_lora": "kv_lora_rank",
@@ -221,7 +223,7 @@ def latent_sizes(**defaults: int) -> Mapping[str, Size]:
 
 
 def without_head_sizes(decoder: Mapping[str, Size]) -> Mapping[str, Size]:
-    """The sizes of a decoder whose heads are not those of keys, and not of one size."""
+    """Sizes of a decoder without the size and number of key heads."""
     return {name: size for name, size in decoder.items() if name not in ("kv", "head")}
 
 
@@ -288,12 +290,12 @@ DEEPSEEK_V3 = Table(
 
 # Decoders with experts: transformers' own rules decide from the config which layers have experts.
 def is_always_sparse(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
-    """All layers have experts."""
+    """Return True: all layers have experts."""
     return True
 
 
 def is_qwen_sparse(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
-    """Qwen: each layer that is a multiple of `decoder_sparse_step`, but for `mlp_only_layers`."""
+    """Return whether a Qwen layer has experts: by `decoder_sparse_step`, except `mlp_only_layers`."""
     dense, step, experts = lists["mlp_only_layers"], sizes["step"], sizes["experts"]
     if dense is False or step is None or experts is None:
         return None
@@ -301,14 +303,14 @@ def is_qwen_sparse(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
 
 
 def is_llama4_sparse(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
-    """Llama 4: those of `moe_layers`, or else the last of every `interleave_moe_layer_step`."""
+    """Return whether a Llama 4 layer has experts: by `moe_layers` or `interleave_moe_layer_step`."""
     listed, step = lists["moe_layers"], sizes["step"]
     if listed is not None:
         return None if listed is False else layer in listed
     return None if step is None else step > 0 and (layer + 1) % step == 0
 
 
-MIXTRAL_NAMES = ("{w1|gate_proj}", "{w3|up_proj}", "{w2|down_proj}")  # Mixtral's own names, and two tools'
+MIXTRAL_NAMES = ("{w1|gate_proj}", "{w3|up_proj}", "{w2|down_proj}")  # Mixtral's names, and other tools'
 
 MIXTRAL = Table(
     {**sizes(32000, 4096, 14336, 32, 32, 8), "experts": Size(("num_local_experts", "num_experts"), 8)},
@@ -418,8 +420,8 @@ MASK_TENSORS = {
 
 
 def biased_norm(name: str) -> tuple[Row, ...]:
-    """A norm with a bias."""
-    return tuple(Row(f"{name}.{kind}", "hidden", tensor=True) for kind in ("weight", "bias"))
+    """Norm with a bias."""
+    return tuple(Row(f"{name}.{suffix}", "hidden", tensor=True) for suffix in ("weight", "bias"))
 
 
 PHI = Table(
@@ -432,9 +434,14 @@ PHI = Table(
         *attention("always", "always", "dense"),
         *biased("always", Row(f"{LAYER}mlp.fc1", "ffn hidden"), Row(f"{LAYER}mlp.fc2", "hidden ffn")),
         *(
-            Row(f"{LAYER}self_attn.{name}_layernorm.{kind}", "hidden/heads", when="qk_layernorm", tensor=True)
+            Row(
+                f"{LAYER}self_attn.{name}_layernorm.{suffix}",
+                "hidden/heads",
+                when="qk_layernorm",
+                tensor=True,
+            )
             for name in ("q", "k")
-            for kind in ("weight", "bias")
+            for suffix in ("weight", "bias")
         ),
     ),
     {**ALWAYS_BIASED, "qk_layernorm": Flag("qk_layernorm")},
@@ -540,10 +547,10 @@ TABLES: Mapping[str, Table] = {
     "bloom": BLOOM,
 }
 
-# Whose text model is of another type than they are, where that does not say its own.
+# Multimodal type -> default type of its text model.
 TEXT_TYPES: Mapping[str, str] = {"gemma3": "gemma3_text", "llama4": "llama4_text", "idefics2": "mistral"}
 
-# Types that tie the head by default, around a text model that does not.
+# Multimodal types with a tied head by default, around a text model without.
 TIED_TYPES = frozenset(
     (
         *("deepseek_vl", "deepseek_vl_hybrid", "fun_asr_nano", "glmasr", "got_ocr2", "internvl", "janus"),

@@ -14,20 +14,19 @@ from typing import Literal
 from qload.architecture.adapters import WRAPPER, base_name
 
 LayerKind = Literal["", "dense", "sparse"]
-Sizes = Mapping[str, int | None]  # None: not known
-Lists = Mapping[
-    str, frozenset[int] | Literal[False] | None
-]  # of layers; None: there is none, False: no such list
+Sizes = Mapping[str, int | None]  # None: unknown
+# Key -> layer numbers; None without the key, False for another value than a list of numbers.
+Lists = Mapping[str, frozenset[int] | Literal[False] | None]
 LISTS = ("mlp_only_layers", "moe_layers")
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A whole number of the config.
+    """An integer of the config.
 
-    `keys`: where it stands, the first that is there counts. `default`: where it does not, a number or an
-    expression of sizes (`hidden/heads`); None: then it is not known. `null`: the same for a null, where that
-    differs. Defaults are those of transformers' own configs, which published configs rely on.
+    `keys`: possible keys, the first one in the config counts. `default`: value without a key, a number or an
+    expression of sizes (`hidden/heads`); None: unknown. `null`: value for a null. Defaults are those of
+    transformers, as published configs rely on them.
     """
 
     keys: tuple[str, ...]
@@ -37,7 +36,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A yes or no of the config: a boolean under `key`, or `size` said, and more than 0."""
+    """A boolean of the config: the value of `key`, or whether `size` is more than 0."""
 
     key: str = ""
     default: bool = False
@@ -48,11 +47,23 @@ class Flag:
 class Row:
     """One matrix, or one tensor, of a model or of each of its layers.
 
-    `name`: `{layer}` and `{expert}` stand for their numbers, `{w1|gate_proj}` for spellings, of which the
-    first is transformers' own. `shape`: of a matrix its (N, K), however a format stores it; of a `tensor`,
-    which `name` names whole, its sizes as they are stored. `where`: in which layers. `when`: the flags that
-    have to be set for it to be there (`!flag`: not set). `within`: what holds it too, where it is stored
-    fused. `optional`: another row holds it, or nobody misses it.
+    Attributes
+    ----------
+    name
+        Prefix of a matrix or whole name of a tensor. `{layer}` and `{expert}` stand for numbers,
+        `{w1|gate_proj}` for spellings, transformers' first.
+    shape
+        (N, K) of a matrix, in any format; stored shape of a tensor.
+    where
+        Kind of layers with this row.
+    when
+        Flags that are required (`!flag`: that must not be set).
+    within
+        Names of fused matrices that may store it instead.
+    optional
+        Whether it may be missing, or is stored within another row.
+    tensor
+        True for a tensor other than a matrix.
     """
 
     name: str
@@ -66,10 +77,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """How the experts of a layer lie in one tensor, where programs store them so.
+    """Layout of the experts of a layer in one tensor.
 
-    `inputs_first`: (E, K, N) as `x @ w` takes it, and not (E, N, K). `interleaved`: of gate and up, which are
-    one tensor, the even outputs are the gate's and the odd ones up's, and not the first and the second half.
+    `inputs_first`: (E, K, N), as in `x @ w`, instead of (E, N, K). `interleaved`: gate has
+    the even outputs of the fused tensor and up the odd ones, instead of the first and the second half.
     """
 
     inputs_first: bool = False
@@ -78,12 +89,24 @@ class Stacked:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A type of model. `base`: what names of its decoder begin with, which some files leave out.
+    """Table of a model type.
 
-    `sparse`: whether a layer has experts, of lists, sizes and number; None: no layer has. `exempt`: names
-    that may be stored and that nothing reads, with the reason. `head`, `embedding`: the matrices that
-    `tie_word_embeddings` makes one, which is `tied` where the config does not say. `stacked`: how experts
-    lie in one tensor.
+    Attributes
+    ----------
+    sizes, rows, flags
+        Sizes, tensors and flags by name.
+    base
+        First segments of the decoder's names, missing in some files.
+    sparse
+        Predicate of layers with experts, by lists, sizes and layer number; None without such layers.
+    exempt
+        Names of tensors without a reader -> reason.
+    head, embedding
+        Matrices that `tie_word_embeddings` ties.
+    tied
+        Default of `tie_word_embeddings`.
+    stacked
+        Layout of stacked experts.
     """
 
     sizes: Mapping[str, Size]
@@ -103,21 +126,21 @@ EXPRESSION_TOKEN = re.compile(r"[+*/]|\d+|[a-z_]+")
 
 @cache
 def parse_terms(text: str) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """Each product of a sum, as (sign, factor) from left to right; ValueError where a text is none."""
+    """Parse a sum of products: each product as (sign, factor) from left to right; ValueError otherwise."""
     tokens = EXPRESSION_TOKEN.findall(text)
     if "".join(tokens) != text or len(tokens) % 2 == 0:
-        raise ValueError(f"no sum of products: {text}")
-    found: list[list[tuple[str, str]]] = []
+        raise ValueError(f"not a sum of products: {text}")
+    products: list[list[tuple[str, str]]] = []
     for sign, factor in zip(["+", *tokens[1::2]], tokens[::2], strict=True):
         if sign == "+":
-            found.append([("*", factor)])
+            products.append([("*", factor)])
         else:
-            found[-1].append((sign, factor))
-    return tuple(map(tuple, found))
+            products[-1].append((sign, factor))
+    return tuple(map(tuple, products))
 
 
 def evaluate_size(text: str, sizes: Mapping[str, int | None]) -> int | None:
-    """What an expression comes to; None where it needs a size that is not known, or divides by zero."""
+    """Value of an expression; None for an unknown size, and for a division by zero."""
     total = 0
     for term in parse_terms(text):
         result = 1
@@ -131,13 +154,13 @@ def evaluate_size(text: str, sizes: Mapping[str, int | None]) -> int | None:
 
 
 def size_names(text: str) -> frozenset[str]:
-    """The sizes that an expression needs."""
+    """Names of the sizes in an expression."""
     return frozenset(factor for term in parse_terms(text) for _, factor in term if not factor.isdecimal())
 
 
 ALTERNATIVES = re.compile(r"\{([^{}]*\|[^{}]*)\}")
-DIGITS = 18  # of a number in a name; a longer one is no number of a layer
-# What the names of a text model begin with inside of models that see or hear too.
+DIGITS = 18  # maximal length of a layer number
+# Prefixes of a text model's names within a multimodal model.
 TEXT_MODEL_PREFIXES = (
     "",
     "model.language_model.",
@@ -150,10 +173,10 @@ TEXT_MODEL_PREFIXES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a name stands in a table: its row, its layer and expert.
+class RowMatch:
+    """Match of a name with a row of a table: key, layer and expert.
 
-    `lead`: what comes before the decoder's own name. `bare`: the base of that name is left out.
+    `lead`: prefix before the decoder's own name. `bare`: True for a name without the base.
     """
 
     row: Row
@@ -172,22 +195,22 @@ def spellings(name: str) -> tuple[str, ...]:
 
 
 def row_keys(name: str) -> tuple[str, ...]:
-    """What the names that a pattern stands for are looked up by: all numbers are `{}`."""
+    """Lookup keys of the names of a row: `{}` for each number."""
     return tuple(spelled.replace("{layer}", "{}").replace("{expert}", "{}") for spelled in spellings(name))
 
 
 def spelled(name: str, layer: int | None = None, expert: int | None = None) -> str:
-    """A pattern as transformers writes it, with its numbers."""
+    """Name of a row in the spelling of transformers, with numbers."""
     return spellings(name)[0].replace("{layer}", str(layer)).replace("{expert}", str(expert))
 
 
 def rows_by_key(table: Table) -> Mapping[str, Row]:
-    """Every spelling of every row."""
+    """Rows of a table by lookup key, for every spelling."""
     return {key: row for row in table.rows for key in row_keys(row.name)}
 
 
-def find_row(name: str, rows: Mapping[str, Row], base: str) -> Place | None:
-    """The row that a name belongs to, under any of the leads, with the decoder's own base or without it.
+def find_row(name: str, rows: Mapping[str, Row], base: str) -> RowMatch | None:
+    """Find the row of a name, with any prefix of a text model, with or without the decoder's base.
 
     PEFT's segments of a name are ignored.
     """
@@ -200,7 +223,7 @@ def find_row(name: str, rows: Mapping[str, Row], base: str) -> Place | None:
             row = rows.get(tried)
             if row is not None:
                 layer, expert, *_ = (*numbers, None, None)
-                return Place(row, tried, layer, expert, wrapper + lead, bare)
+                return RowMatch(row, tried, layer, expert, wrapper + lead, bare)
     return None
 
 

@@ -9,7 +9,7 @@ import click
 
 if TYPE_CHECKING:
     from qload.listing import Coverage
-    from qload.listing.report_base import AnswerByLayer
+    from qload.listing.report_base import LayerReportBase
     from qload.plan import ExplainedLayer, Explanation, ShardingPlan, WorldPlan
     from qload.verify import Finding, Report
 
@@ -131,7 +131,7 @@ def layer_lines(outcomes: Iterable[tuple[str, str, str]]) -> Iterator[str]:
         yield f"{outcome}  {escape_name(layer)}{detail}{_count_suffix(group.count)}"
 
 
-def outcome_counts(found: "AnswerByLayer", outcomes: Mapping[str, str]) -> str:
+def outcome_counts(found: "LayerReportBase", outcomes: Mapping[str, str]) -> str:
     """How many layers have each outcome, in words; or why the checkpoint cannot be read."""
     why = getattr(found, "unreadable", "") or getattr(found, "unsupported", "")
     numbers = [f"{count} {outcomes[outcome]}" for outcome, count in sorted(found.counts.items())]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qload.listing.report_base import AnswerByLayer
+from qload.listing.report_base import LayerReportBase
 from qload.verify.report import Finding
 
 ConversionOutcome = Literal["bits", "rounded", "differs", "refused"]
@@ -74,7 +74,7 @@ class ShardedLayer:
 
 
 @dataclass(frozen=True)
-class WrittenCheckpoint(AnswerByLayer):
+class WrittenCheckpoint(LayerReportBase):
     """Base of the reports about a new checkpoint, layer by layer."""
 
     path: str

@@ -30,7 +30,7 @@ from qload.detect.matching import (
     REGEX_PREFIX,
     Patterns,
     is_regex,
-    matches,
+    matcher,
 )
 from qload.detect.methods import auto_round, compressed_tensors, gptq, modelopt, uniform
 from qload.detect.signatures import METHODS_ELSEWHERE
@@ -69,14 +69,14 @@ NEUTRAL_VALUES: tuple[Any, ...] = (None, False, "", "none", [], {})
 
 @dataclass(frozen=True)
 class IgnoredKey:
-    """A key of an owner's config.
+    """A config key that qload ignores or refuses.
 
     Attributes
     ----------
     meaning
-        Its effect, as the predicate of a sentence about the key.
+        Effect of the key, as the predicate of a sentence about it.
     refused
-        Whether it changes the meaning of stored values.
+        True for a key that changes the meaning of stored values.
     neutral
         Values without effect.
     """
@@ -87,10 +87,10 @@ class IgnoredKey:
 
 
 _ROTATED = IgnoredKey("rotates the inputs of layers, and qload does not", refused=True)
-_SCALES = IgnoredKey("quantizes the scales too, and qload does not dequantize them", refused=True)
+_SCALES = IgnoredKey("quantizes the scales, and qload does not dequantize them", refused=True)
 _ADAPTER = IgnoredKey("adds a low-rank product to outputs; qload reads the stored weights without it")
 _CACHE = IgnoredKey("configures the key/value cache and attention, which is left to the engine")
-# Method -> the key of its entries for modules; an entry has the keys of the config itself.
+# Method -> its key with settings of single modules; these settings have the keys of the config itself.
 MODULE_KEYS: Mapping[str, str] = {"gptq": "dynamic", "auto-round": "extra_config"}
 IGNORED_KEYS: Mapping[str, Mapping[str, IgnoredKey]] = {
     "gptq": {
@@ -98,7 +98,7 @@ IGNORED_KEYS: Mapping[str, Mapping[str, IgnoredKey]] = {
         "rotation": IgnoredKey("rotated weights before quantization; qload reads them as stored"),
     },
     "awq": {
-        "dynamic": IgnoredKey("has settings of some modules; qload reads layers by their tensors"),
+        "dynamic": IgnoredKey("has settings for some modules; qload reads layers by their tensors"),
     },
     "auto-round": {
         "rotation_config": _ROTATED,
@@ -117,33 +117,32 @@ IGNORED_KEYS: Mapping[str, Mapping[str, IgnoredKey]] = {
 }
 
 
-def ignored_key_notes(found: FoundConfig, method: str) -> Iterator[str]:
+def ignored_key_notes(source: FoundConfig, method: str) -> Iterator[str]:
     """Yield a note for each ignored key; raise UnsupportedFormatError for one that changes stored values."""
-    known = IGNORED_KEYS.get(method, {})
-    for path, values in _config_and_entries(found, method):
-        for key, meant in known.items():
+    for path, values in _config_and_entries(source, method):
+        for key, ignored in IGNORED_KEYS.get(method, {}).items():
             value = values.get(key)
-            if any(type(value) is type(other) and value == other for other in meant.neutral):
+            if any(type(value) is type(neutral) and value == neutral for neutral in ignored.neutral):
                 continue
-            place = f"{path}.{key}" if path else key
-            if meant.refused:
-                reason = f"{found.key(place)} of {found.file} {meant.meaning}"
+            key_path = f"{path}.{key}" if path else key
+            if ignored.refused:
+                reason = f"{source.key(key_path)} of {source.file} {ignored.meaning}"
                 raise UnsupportedFormatError(f"{method} with {key}", reason)
-            yield f"{found.file} has {place[:160]} = {shown(value)}, which {meant.meaning}"
+            yield f"{source.file} has {key_path[:160]} = {shown(value)}, which {ignored.meaning}"
 
 
-def _config_and_entries(found: FoundConfig, method: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _config_and_entries(source: FoundConfig, method: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the config and its entries for modules, each with its path."""
-    yield "", found.values
+    yield "", source.values
     name = MODULE_KEYS.get(method)
-    entries = found.values.get(name) if name else None
+    entries = source.values.get(name) if name else None
     if isinstance(entries, Mapping):
         for entry, values in entries.items():
             if isinstance(values, Mapping):
                 yield f"{name}.{entry:.80}", values
 
 
-# The reader of each quant_method.
+# quant_method -> its reader.
 METHODS: dict[str, Callable[[FoundConfig], Claims]] = {
     "gptq": gptq.read_gptq,
     "gptq_marlin": gptq.read_gptq,
@@ -171,8 +170,8 @@ AUTO_ROUND_WEIGHTS = (
     CTIntWeight,
     CTNVFP4Weight,
     CTMXFP4Weight,
-)  # by its packing_format; the first two say nothing of inputs
-# Which weights each of them finds; a test holds it to the loaders that configs make.
+)  # by packing_format; the first two have no claims about inputs
+# quant_method -> the types of weight that its loader finds; a test compares them with the loaders.
 READS: dict[str, tuple[type[Weight], ...]] = {
     "gptq": (GPTQWeight, MarlinWeight, Marlin24Weight),
     "gptq_marlin": (GPTQWeight, MarlinWeight, Marlin24Weight),
@@ -200,7 +199,7 @@ READS: dict[str, tuple[type[Weight], ...]] = {
     "mxfp4": (MXFP4ExpertsWeight, CTMXFP4Weight),
     "auto-round": AUTO_ROUND_WEIGHTS,
 }
-# Which key says how inputs are quantized, and of which weights.
+# quant_method -> the key that declares how inputs are quantized, and the types of weight it applies to.
 DECLARES: dict[str, tuple[str, tuple[type[Weight], ...]]] = {
     "fp8": ("activation_scheme", (Fp8Weight,)),
     "fbgemm_fp8": ("activation_scale_ub", (Fp8Weight,)),
@@ -224,43 +223,45 @@ SUPPORTED_METHODS = (
 )
 
 
-def read_claims(found: FoundConfig) -> Claims:
-    """A config's claims; ConfigError names file, key, what was expected and what is there.
+def read_claims(source: FoundConfig) -> Claims:
+    """Read and validate the claims of a config.
 
-    A method, or a variant of one, that this qload does not read is an UnsupportedFormatError.
+    ConfigError names the file, the key, the expected value and the value. UnsupportedFormatError: the method,
+    or its variant, is not supported.
     """
-    method = _method_name(found)
+    method = _method_name(source)
     method = ALIASES.get(method, method)
     if method not in METHODS:
-        reason, remedy = f"the quant_method of {found.file} has no reader", METHODS_ELSEWHERE.get(method, "")
+        reason, remedy = f"the quant_method of {source.file} has no reader", METHODS_ELSEWHERE.get(method, "")
         raise UnsupportedFormatError(method, reason, SUPPORTED_METHODS, remedy)
-    claims = METHODS[method](found)
-    return replace(claims, notes=(*claims.notes, *ignored_key_notes(found, claims.method)))
+    claims = METHODS[method](source)
+    return replace(claims, notes=(*claims.notes, *ignored_key_notes(source, claims.method)))
 
 
-def _method_name(found: FoundConfig) -> str:
-    method = agree(found, "quant_method", "method")
-    if method is None and not found.section:
-        method = method_of_own_file(found.values)
-    if method is None and any(key in found.values for key in compressed_tensors.CT_KEYS):
-        method = "compressed-tensors"  # of configs from before there was quant_method
-    if method is None and any(found.values.get(flag) is True for flag in uniform.BNB_FLAGS):
-        method = "bitsandbytes"  # of configs from before there was quant_method
+def _method_name(source: FoundConfig) -> str:
+    method = agree(source, "quant_method", "method")
+    if method is None and not source.section:
+        method = method_of_own_file(source.values)
+    # Configs older than the key `quant_method`.
+    if method is None and any(key in source.values for key in compressed_tensors.CT_KEYS):
+        method = "compressed-tensors"
+    if method is None and any(source.values.get(flag) is True for flag in uniform.BNB_FLAGS):
+        method = "bitsandbytes"
     if not isinstance(method, str) or not method:
         raise ConfigError(
-            found.file, found.key("quant_method"), "the name of a quantization method", shown(method)
+            source.file, source.key("quant_method"), "the name of a quantization method", shown(method)
         )
     return method
 
 
 def method_of_own_file(values: Mapping[str, Any]) -> str | None:
-    """The tools' own files need not name the method: AWQ's say `version`, GPTQ's say `desc_act`."""
+    """Tell the method of a tool's own file without `quant_method`: AWQ's has `version`, GPTQ's `desc_act`."""
     if any(key in values for key in ("version", "zero_point", "w_bit")):
         return "awq"
     return "gptq" if any(key in values for key in ("desc_act", "sym", "damp_percent")) else None
 
 
-DECISIVE_SETTINGS = ("method", "bits", "group_size")  # with another of these a layer means other weights
+DECISIVE_SETTINGS = ("method", "bits", "group_size")  # another value of these changes the weights
 OTHER_SETTINGS = ("format", "sym", "desc_act")
 SETTING_KEYS = {
     "method": ("quant_method", "method"),
@@ -272,53 +273,52 @@ SETTING_KEYS = {
 def check_configs(
     configs: Sequence[FoundConfig], claims: Claims, storage: WeightStorage
 ) -> Iterator[ConfigsDisagreeError]:
-    """Each other method, bits or group size that another config has for layers that are there.
+    """Yield an error for each conflict of method, bits or group size between configs, for stored layers.
 
-    `claims`: what is believed. Loading raises the first, `verify` tells each.
+    `claims`: claims in force. Loading raises the first error, `verify` reports all.
     """
-    for name, found, other in _differences(configs, claims, DECISIVE_SETTINGS):
+    for name, source, other in _differences(configs, claims, DECISIVE_SETTINGS):
         if _has_quantized_tensors(claims, other, storage):
             yield ConfigsDisagreeError(
-                found.file,
-                found.key(*SETTING_KEYS[name]),
+                source.file,
+                source.key(*SETTING_KEYS[name]),
                 f"{getattr(claims, name)} as in {claims.file}",
                 str(getattr(other, name)),
-                f"remedy   make {found.file} say what {claims.file} says, or remove it",
+                f"remedy   make {source.file} say what {claims.file} says, or remove it",
             )
 
 
 def config_notes(configs: Sequence[FoundConfig], claims: Claims, storage: WeightStorage) -> Iterator[str]:
-    """Each difference that `check_configs` lets pass."""
-    for name, found, other in _differences(configs, claims, (*DECISIVE_SETTINGS, *OTHER_SETTINGS)):
+    """Yield a note for each difference between configs that `check_configs` accepts."""
+    for name, source, other in _differences(configs, claims, (*DECISIVE_SETTINGS, *OTHER_SETTINGS)):
         if name in OTHER_SETTINGS or not _has_quantized_tensors(claims, other, storage):
             ours, theirs = getattr(claims, name), getattr(other, name)
-            yield f"{found.file}: {name} is {theirs!r}, {claims.file} says {ours!r} and is believed"
+            yield f"{source.file}: {name} is {theirs!r}, {claims.file} says {ours!r} and is believed"
 
 
 def _differences(
     configs: Sequence[FoundConfig], claims: Claims, names: Sequence[str]
 ) -> Iterator[tuple[str, FoundConfig, Claims]]:
-    """(setting, config, its claims) wherever a config beside the first says otherwise than is believed."""
-    for found in configs[1:]:
+    """Yield (setting, config, its claims) for each config after the first that contradicts the claims."""
+    for source in configs[1:]:
         try:
-            other = read_claims(found)
-        except QloadError:  # which is a finding of its own
+            other = read_claims(source)
+        except QloadError:  # reported as a finding of its own
             continue
         for name in names:
             ours, theirs = getattr(claims, name), getattr(other, name)
-            guessed = name == "method" and agree(found, "quant_method", "method") is None
+            guessed = name == "method" and agree(source, "quant_method", "method") is None
             if ours is not None and theirs is not None and ours != theirs and not guessed:
-                yield name, found, other
+                yield name, source, other
 
 
 def _has_quantized_tensors(claims: Claims, other: Claims, storage: WeightStorage) -> bool:
-    """Whether a tensor is stored that a quantized layer of either config has, and a plain layer has not."""
-    if claims.loader or other.loader:  # formats that differ by module
+    """Return whether a tensor of a quantized layer of either config is stored."""
+    if claims.loader or other.loader:  # formats differ by module
         return True
     suffixes = {
         suffix
-        for one in (claims, other)
-        for fmt in one.formats
+        for fmt in (*claims.formats, *other.formats)
         for spec in fmt.specs()
         for suffix in spec.suffixes
         if ROLES.get(suffix.rpartition(".")[2], Role.FLOAT) is not Role.FLOAT
@@ -329,7 +329,7 @@ def _has_quantized_tensors(claims: Claims, other: Claims, storage: WeightStorage
 
 HEAD = "lm_head"
 MODELOPT = "modelopt"
-# Method -> how its config excludes a module; a list that the config already has is named instead.
+# Method -> how its config excludes a module; a list in the config takes precedence.
 EXCLUSION_KEYS: Mapping[str, str] = {
     "gptq": "a pattern with '-:' in dynamic",
     "gptq_marlin": "a pattern with '-:' in dynamic",
@@ -345,7 +345,7 @@ EXCLUSION_LISTS = (
 
 @dataclass(frozen=True)
 class PatternEntry:
-    """A pattern that selects modules to quantize: its key, its text, and its predicate on names."""
+    """Pattern that selects modules to quantize: key, text, and predicate on module names."""
 
     key: str
     text: str
@@ -372,15 +372,16 @@ def pattern_entries(source: FoundConfig) -> Iterator[PatternEntry]:
     for pattern in _mapping(source.values, "dynamic"):
         if not pattern.startswith(gptq.EXCLUDE_PREFIX):
             entry = REGEX_PREFIX + pattern.removeprefix(gptq.INCLUDE_PREFIX)
-            yield PatternEntry("dynamic", pattern, _entry_matcher(entry, dynamic))
+            yield PatternEntry("dynamic", pattern, matcher(entry, patterns=dynamic))
     anywhere = Patterns(source, "extra_config", anywhere=True)
     for pattern, rule in _mapping(source.values, "extra_config").items():
         if not auto_round.REGEX_CHARACTERS.isdisjoint(pattern) and _is_quantized(rule):
-            yield PatternEntry("extra_config", pattern, _entry_matcher(REGEX_PREFIX + pattern, anywhere))
+            selects = matcher(REGEX_PREFIX + pattern, patterns=anywhere)
+            yield PatternEntry("extra_config", pattern, selects)
     targeting = Patterns(source, "config_groups")
     for key, target in _group_targets(source):
         if is_regex(target) or target == EMBEDDING_CLASS:
-            yield PatternEntry(key, target, _entry_matcher(target, targeting))
+            yield PatternEntry(key, target, matcher(target, patterns=targeting))
     for entry in source.values.get("modules_in_block_to_quantize") or ():
         for name in [entry] if isinstance(entry, str) else entry:
             yield PatternEntry("modules_in_block_to_quantize", name, _block_matcher(name))
@@ -413,11 +414,8 @@ def _group_targets(source: FoundConfig) -> Iterator[tuple[str, str]]:
                 yield f"config_groups.{name:.80}", target
 
 
-def _entry_matcher(entry: str, patterns: Patterns) -> Callable[[str], bool]:
-    return lambda module: matches(entry, module, patterns)
-
-
 def _block_matcher(name: str) -> Callable[[str], bool]:
+    """Build the predicate of a name within a block."""
     inside = Exclusions((name,))
     return lambda module: inside.entry(module) is not None
 

@@ -1,8 +1,8 @@
-"""Dialects: layers that do not fit the formats of the config, identified by their own tensors.
+"""Recognition of dialects: layers that do not fit the formats of the config, by their own tensors.
 
-A dialect of a supported format is read, with a note. Any other known dialect raises UnsupportedFormatError
-with its name and a program that reads it. `qload.detect.signatures` lists the names, dtypes and shapes of
-each dialect; all must fit a layer. A layer that fits no dialect stays an error.
+A layer in a dialect of a supported format is read, with a note. Any other known dialect raises
+UnsupportedFormatError with its name and a program for it. `qload.detect.signatures` lists the names, dtypes
+and shapes of each dialect; a layer must fit all of them. A layer without a matching dialect is an error.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -38,17 +38,16 @@ from qload.loader.source import fact_of
 from qload.spec import Role, named
 from qload.storage import WeightStorage, metadata_of, parse_json
 
-PACKED_BITS = (2, 4, 8)  # widths whose codes never cross a word
+PACKED_BITS = (2, 4, 8)  # bit widths without codes across words
 METHOD_KEYS = ("quant_method", "method")
-BLOCK = (128, 128)  # FP8 blocks where the config states none
+DEFAULT_BLOCK = (128, 128)  # FP8 block, for a config without one
 INVERSE = "weight_scale_inv"
 SCALES = ("weight_scale", INVERSE, "scale")
 COMFY_METADATA = "_quantization_metadata"
-MAX_METADATA = 1 << 24  # characters; longer metadata of a header is not parsed
-
+MAX_METADATA_CHARACTERS = 1 << 24
 
 INVERSE_FP8 = "the config does not state whether weight_scale_inv multiplies or divides"
-UNSTATED = {  # dialects that need a config: ComfyUI stores other orders under the same names
+AMBIGUOUS_FORMATS = {  # formats that need a config: ComfyUI stores other orders under the same names
     CTMXFP4Weight: "MXFP4",
     MXFP8Weight: "MXFP8",
     ModelOptNVFP4Weight: "NVFP4",
@@ -56,26 +55,28 @@ UNSTATED = {  # dialects that need a config: ComfyUI stores other orders under t
 NO_CONFIG = "no config names its writer, and ModelOpt and ComfyUI store different orders under these names"
 
 
-def refuse_foreign(found: FoundConfig | None, storage: WeightStorage) -> None:
+def refuse_foreign(source: FoundConfig | None, storage: WeightStorage) -> None:
     """Raise UnsupportedFormatError for a checkpoint of another program.
 
-    With a quantization method in the config only unambiguous marks count: ComfyUI's and torchao's. Without
-    one the first layer that matches a signature decides.
+    With a quantization method in the config only unambiguous tensor names count: ComfyUI's and torchao's.
+    Without one the first layer with a matching signature decides.
     """
-    _refuse_marked(storage)
-    named = found is not None and any(found.values.get(key) for key in METHOD_KEYS)
-    signatures = MARKED if named else SIGNATURES
-    for prefix, signature in _marked(storage, signatures):
+    _refuse_comfy_metadata(storage)
+    has_method = source is not None and any(source.values.get(key) for key in METHOD_KEYS)
+    signatures = UNAMBIGUOUS if has_method else SIGNATURES
+    for prefix, signature in _candidate_layers(storage, signatures):
         layer = LayerTensors.of_storage(storage, prefix)
         if signature.matches(layer):
-            raise _refused(signature, layer)
+            raise _unsupported(signature, layer)
 
 
-MARKED = tuple(row for row in SIGNATURES if row.marks in (("comfy_quant",), ("_weight_qdata",)))
+UNAMBIGUOUS = tuple(row for row in SIGNATURES if row.marks in (("comfy_quant",), ("_weight_qdata",)))
 
 
-def _marked(storage: WeightStorage, signatures: Iterable[Signature]) -> Iterator[tuple[str, Signature]]:
-    """Yield each layer that stores the first tensor of a signature, with the signature."""
+def _candidate_layers(
+    storage: WeightStorage, signatures: Iterable[Signature]
+) -> Iterator[tuple[str, Signature]]:
+    """Yield (prefix, signature) of each layer with the first tensor of a signature."""
     by_ending: dict[str, list[tuple[str, Signature]]] = {}
     for signature in signatures:
         for mark in signature.marks:
@@ -88,10 +89,10 @@ def _marked(storage: WeightStorage, signatures: Iterable[Signature]) -> Iterator
                 yield name.removesuffix(f".{mark}"), signature
 
 
-def _refuse_marked(storage: WeightStorage) -> None:
+def _refuse_comfy_metadata(storage: WeightStorage) -> None:
     """Raise UnsupportedFormatError for ComfyUI layers declared in the metadata of a header."""
     for file, metadata in metadata_of(storage).items():
-        layers = _declared(metadata.get(COMFY_METADATA, ""), file)
+        layers = _comfy_layers(metadata.get(COMFY_METADATA, ""), file)
         if layers:
             name, declared = next(iter(layers.items()))
             layer_format = declared.get("format") if isinstance(declared, dict) else None
@@ -102,9 +103,9 @@ def _refuse_marked(storage: WeightStorage) -> None:
             )
 
 
-def _declared(text: str, file: str) -> Mapping[str, object]:
+def _comfy_layers(text: str, file: str) -> Mapping[str, object]:
     """Parse the layers in ComfyUI's metadata; empty for any other text."""
-    if not text or len(text) > MAX_METADATA:
+    if not text or len(text) > MAX_METADATA_CHARACTERS:
         return {}
     try:
         value = parse_json(text.encode(), file)
@@ -114,7 +115,7 @@ def _declared(text: str, file: str) -> Mapping[str, object]:
     return layers if isinstance(layers, dict) else {}
 
 
-def _refused(signature: Signature, layer: LayerTensors) -> UnsupportedFormatError:
+def _unsupported(signature: Signature, layer: LayerTensors) -> UnsupportedFormatError:
     """Build the error for a layer, with the names of its tensors."""
     stored = [
         f"{suffix} ({str(info.dtype).removeprefix('torch.')})"
@@ -128,14 +129,14 @@ def _refused(signature: Signature, layer: LayerTensors) -> UnsupportedFormatErro
 
 @dataclass(frozen=True)
 class Recogniser:
-    """Identifies the layers of a checkpoint that do not fit its config.
+    """Recogniser of a checkpoint's layers that do not fit its config.
 
     Attributes
     ----------
     formats
-        Formats of the config, with the size of blocks and the meaning of `weight_scale_inv`.
+        Formats of the config, with block size and meaning of `weight_scale_inv`.
     configured
-        Whether the checkpoint has a quantization config.
+        True for a checkpoint with a quantization config.
     """
 
     formats: tuple[ConfiguredFormat, ...] = ()
@@ -147,62 +148,49 @@ class Recogniser:
         """Identify the dialect of the layer `prefix`: a supported format, the error to raise, or None."""
         layer = LayerTensors(prefix, weights.has_tensor, weights.info)
         for candidate in (*self._candidates, *self._packed(layer, weights)):
-            if self._is_grid(candidate, layer):
+            if self._is_block_grid(candidate, layer):
                 continue
-            if _has_all(candidate, layer) and _is_format(candidate, layer, weights):
-                return self._judged(candidate, layer)
-        rows = SIGNATURES if self._own_words or not self.configured else (*SIGNATURES, WORDS)
-        signature = next(
-            (row for row in rows if self._names.isdisjoint(row.unless) and row.matches(layer)), None
-        )
-        return None if signature is None else _refused(signature, layer)
+            if _has_tensors(candidate, layer) and _has_shapes(candidate, layer, weights):
+                return self._accept_unambiguous(candidate, layer)
+        packs_words = any("qweight" in spec.suffixes for fmt in self.formats for spec in fmt.specs())
+        rows = SIGNATURES if packs_words or not self.configured else (*SIGNATURES, WORDS)
+        names = {fmt.weight_type.format for fmt in self.formats}
+        signature = next((row for row in rows if names.isdisjoint(row.unless) and row.matches(layer)), None)
+        return None if signature is None else _unsupported(signature, layer)
 
-    def _judged(
+    def _accept_unambiguous(
         self, fmt: ConfiguredFormat, layer: LayerTensors
     ) -> RecognisedFormat | UnsupportedFormatError:
-        """Accept a supported format with a note, or return an error where its values are ambiguous."""
+        """Return a supported format with a note; an error for ambiguous values."""
         name, config = fmt.weight_type.format, fmt.config
-        if not self.configured and fmt.weight_type in UNSTATED:
+        if not self.configured and fmt.weight_type in AMBIGUOUS_FORMATS:
             remedy = "add the quantization_config of its writer"
             reason = f"{layer.prefix}: {NO_CONFIG}"
-            return UnsupportedFormatError(UNSTATED[fmt.weight_type], reason, remedy=remedy)
+            return UnsupportedFormatError(AMBIGUOUS_FORMATS[fmt.weight_type], reason, remedy=remedy)
         if isinstance(config, Fp8Config):
-            name = f"{name} with a scale for each {_shared_by(config)}"
-            alone = layer.info(INVERSE) is not None and config.per != "block"
-            if alone and not any(isinstance(fmt.config, Fp8Config) for fmt in self.formats):
+            name = f"{name} with a scale for each {_scale_unit(config)}"
+            inverse = layer.info(INVERSE) is not None and config.per != "block"
+            if inverse and not any(isinstance(fmt.config, Fp8Config) for fmt in self.formats):
                 remedy = "state quant_method fp8, with weight_scale_semantics inverse if it divides"
                 reason = f"{layer.prefix}: {INVERSE_FP8}"
                 return UnsupportedFormatError("FP8 with two readings", reason, remedy=remedy)
         return RecognisedFormat(fmt, f"the config does not name its format; read as {name}, by its tensors")
 
-    def _is_grid(self, candidate: ConfiguredFormat, layer: LayerTensors) -> bool:
-        """Whether a scale of two axes would be one of the tensor, though the config states a scale a block.
+    def _is_block_grid(self, candidate: ConfiguredFormat, layer: LayerTensors) -> bool:
+        """Return whether the scale is a grid of blocks, cut to one entry, and not a scale of the tensor.
 
-        It is a grid of blocks that was cut to one entry.
+        It has two axes, and the config states a scale for each block.
         """
         config = candidate.config
-        if not isinstance(config, Fp8Config) or config.per != "tensor" or not self._in_blocks:
+        if not isinstance(config, Fp8Config) or config.per != "tensor":
+            return False
+        if not any(isinstance(fmt.config, Fp8Config) and fmt.config.block for fmt in self.formats):
             return False
         return any((info := layer.info(scale)) and len(info.shape) == 2 for scale in SCALES)
 
     @cached_property
-    def _in_blocks(self) -> bool:
-        """Whether the config states FP8 with a scale for each block."""
-        return any(isinstance(fmt.config, Fp8Config) and fmt.config.block for fmt in self.formats)
-
-    @cached_property
-    def _names(self) -> frozenset[str]:
-        """The formats that the config states."""
-        return frozenset(fmt.weight_type.format for fmt in self.formats)
-
-    @cached_property
-    def _own_words(self) -> bool:
-        """True if the method of the config packs `qweight`."""
-        return any("qweight" in spec.suffixes for fmt in self.formats for spec in fmt.specs())
-
-    @cached_property
     def _candidates(self) -> tuple[ConfiguredFormat, ...]:
-        """Formats defined by a layer's tensors alone."""
+        """Formats that the tensors of a layer define without a config."""
         names = (MXFP4_NAMES, *(("weight", scale) for scale in SCALES))
         return (
             ConfiguredFormat(MXFP8Weight, MXFP8Config()),
@@ -217,7 +205,7 @@ class Recogniser:
         )
 
     def _packed(self, layer: LayerTensors, weights: TensorSource) -> Iterator[ConfiguredFormat]:
-        """pack-quantized with bits and group size from the shapes, unless the config has that format."""
+        """Yield pack-quantized with bits and group size of the shapes, unless the config has this format."""
         shape, words, scale = (layer.info(f"weight_{name}") for name in ("shape", "packed", "scale"))
         stated = any(fmt.weight_type is CTPackWeight for fmt in self.formats)
         if stated or shape is None or words is None or scale is None:
@@ -234,13 +222,13 @@ class Recogniser:
 
     @cached_property
     def _fp8(self) -> tuple[ConfiguredFormat, ...]:
-        """FP8 with a scale for the tensor, each block or each output, in this order of preference."""
+        """FP8 with one scale per tensor, block or output, in this order of preference."""
         fp8 = [(fmt.config, fmt) for fmt in self.formats if isinstance(fmt.config, Fp8Config)]
         stated = Fp8Config(
             divide=any(config.divide for config, _ in fp8),
             input_scale=True if any(config.input_scale for config, _ in fp8) else None,
         )
-        blocks = dict.fromkeys([*(config.block for config, _ in fp8 if config.block), BLOCK])
+        blocks = dict.fromkeys([*(config.block for config, _ in fp8 if config.block), DEFAULT_BLOCK])
         in_blocks = [replace(stated, per="block", block=block) for block in blocks]
         configs = [
             replace(stated, per="tensor"),
@@ -253,9 +241,9 @@ class Recogniser:
 
     @cached_property
     def _int8(self) -> tuple[ConfiguredFormat, ...]:
-        """int-quantized with a scale for the tensor or each output, if the config has layers of either kind.
+        """int-quantized with one scale per tensor or output, for a config with either kind.
 
-        If the config has groups, one scale for each output is the rest of several.
+        For a config with groups, one scale per output is a remainder of several scales.
         """
         integers = [
             fmt
@@ -270,14 +258,14 @@ class Recogniser:
         )
 
 
-def _shared_by(config: Fp8Config) -> str:
+def _scale_unit(config: Fp8Config) -> str:
     """Unit with one scale, in words: tensor, output or block."""
     if config.block is not None:
         return "block of {} outputs and {} inputs".format(*config.block)
     return {"channel": "output"}.get(config.per or "", "tensor")
 
 
-def _has_all(fmt: ConfiguredFormat, layer: LayerTensors) -> bool:
+def _has_tensors(fmt: ConfiguredFormat, layer: LayerTensors) -> bool:
     """Return whether a layer stores each tensor of a format under one name, in a dtype of the format."""
     for spec in fmt.specs():
         stored = [info for suffix in spec.suffixes if (info := layer.info(suffix))]
@@ -288,8 +276,8 @@ def _has_all(fmt: ConfiguredFormat, layer: LayerTensors) -> bool:
     return True
 
 
-def _is_format(fmt: ConfiguredFormat, layer: LayerTensors, weights: TensorSource) -> bool:
-    """Return whether a layer's shapes fit a format."""
+def _has_shapes(fmt: ConfiguredFormat, layer: LayerTensors, weights: TensorSource) -> bool:
+    """Return whether the shapes of a layer fit a format."""
     suffixes = {
         spec.name: next((suffix for suffix in spec.suffixes if layer.info(suffix)), spec.suffix)
         for spec in fmt.specs()

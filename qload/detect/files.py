@@ -1,4 +1,4 @@
-"""Where a checkpoint's quantization config stands, and the JSON of it, as hostile input."""
+"""JSON files of a checkpoint as hostile input: model config and quantization configs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,20 +10,15 @@ from typing import Any
 from qload.errors import ConfigError, StorageError
 from qload.storage import is_directory, is_taken, parse_json, read_whole, snapshot, special, status
 
-MAX_BYTES = 64 << 20  # a config larger than this is not a config
+MAX_BYTES = 64 << 20  # size of a config
 MODEL_CONFIG = "config.json"
 SECTIONS = ("quantization_config", "compression_config")
 MODELOPT = "hf_quant_config.json"
 SIDE_FILES = ("quantize_config.json", "quant_config.json")
-SECTION_FILE = "quantization_config.json"  # the section of config.json once more, where it names a method
-CONFIGS = (
-    MODEL_CONFIG,
-    *SIDE_FILES,
-    SECTION_FILE,
-    MODELOPT,
-)  # all that is read beside an index
+SECTION_FILE = "quantization_config.json"  # a copy of the section of config.json, if it names a method
+CONFIGS = (MODEL_CONFIG, *SIDE_FILES, SECTION_FILE, MODELOPT)  # all JSON files read, except indices
 
-BESIDE_SECTION = ("rotation_config",)  # AutoRound may write it beside its section
+OUTER_KEYS = ("rotation_config",)  # keys that AutoRound may write outside of its section
 
 _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 60
@@ -31,45 +26,45 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 
 
 @dataclass(frozen=True)
 class FoundConfig:
-    """A quantization config as it stands in a file: where, and what it says."""
+    """A quantization config: its file, its section in the file, and its values."""
 
     file: str
     section: str  # "quantization_config", "text_config.quantization_config", or "" for the whole file
     values: Mapping[str, Any]
 
     def key(self, name: str, *others: str) -> str:
-        """`bits` -> `quantization_config.bits`; of several spellings the first that the config has."""
-        stated = next((each for each in (name, *others) if self.values.get(each) is not None), name)
+        """`bits` -> `quantization_config.bits`; of several spellings the first one in the config."""
+        stated = next((key for key in (name, *others) if self.values.get(key) is not None), name)
         return f"{self.section}.{stated}" if self.section else stated
 
 
 def find_config(path: str | PathLike[str]) -> FoundConfig | None:
-    """The config of a checkpoint directory, or of the directory a file lies in; None if there is none."""
+    """Find the config of a checkpoint directory, or of a file's directory; None without a config."""
     configs = find_configs(path)
     return configs[0] if configs else None
 
 
 def find_configs(path: str | PathLike[str]) -> list[FoundConfig]:
-    """Every quantization config of a checkpoint, the one that counts first.
+    """Find all quantization configs of a checkpoint, in order of precedence.
 
-    `config.json` (`quantization_config`, also inside of `text_config`) counts before
-    `quantize_config.json` (GPTQ's own), `quant_config.json` (AWQ's own), `quantization_config.json`
-    (AutoRound's, of any method) and `hf_quant_config.json` (ModelOpt's own).
+    `config.json` (`quantization_config`, also within `text_config`) precedes `quantize_config.json` (GPTQ),
+    `quant_config.json` (AWQ), `quantization_config.json` (AutoRound, any method) and `hf_quant_config.json`
+    (ModelOpt).
     """
     folder = _folder(path)
-    found = _sections(read_model_config(path))
-    found += [
-        FoundConfig(name, "", read_json(folder / name)) for name in SIDE_FILES if _stands(folder / name)
+    configs = _sections(read_model_config(path))
+    configs += [
+        FoundConfig(name, "", read_json(folder / name)) for name in SIDE_FILES if _exists(folder / name)
     ]
-    if _stands(folder / SECTION_FILE):
+    if _exists(folder / SECTION_FILE):
         values = read_json(folder / SECTION_FILE)
-        found += [FoundConfig(SECTION_FILE, "", values)] if "quant_method" in values else []
-    return found + _modelopt(folder, alone=not found)
+        configs += [FoundConfig(SECTION_FILE, "", values)] if "quant_method" in values else []
+    return configs + _modelopt(folder, alone=not configs)
 
 
 def _modelopt(folder: Path, alone: bool) -> list[FoundConfig]:
-    """ModelOpt's own file, which counts where there is no other."""
-    if not _stands(folder / MODELOPT):
+    """Read ModelOpt's own file; `alone`: there is no other config, so that it must be valid."""
+    if not _exists(folder / MODELOPT):
         return []
     values = read_json(folder / MODELOPT).get("quantization")
     if not isinstance(values, dict):
@@ -80,13 +75,13 @@ def _modelopt(folder: Path, alone: bool) -> list[FoundConfig]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; ConfigError for anything else, StorageError where it cannot be read."""
-    found = status(path, path.name)
-    if found is None or special(found):
-        got = special(found) if found else "a link to nothing"
+    """Read a JSON object; ConfigError for other content, StorageError for an unreadable file."""
+    info = status(path, path.name)
+    if info is None or special(info):
+        got = special(info) if info else "a link to nothing"
         raise ConfigError(path.name, "file", "a file", got or "")
-    if found.st_size > MAX_BYTES:
-        raise ConfigError(path.name, "size", f"at most {MAX_BYTES} bytes", str(found.st_size))
+    if info.st_size > MAX_BYTES:
+        raise ConfigError(path.name, "size", f"at most {MAX_BYTES} bytes", str(info.st_size))
     text = read_whole(path, path.name, MAX_BYTES, "unreadable")
     try:
         value = parse_json(text, path.name, _refuse_constant)
@@ -101,47 +96,48 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_model_config(path: str | PathLike[str]) -> dict[str, Any]:
-    """The `config.json` of a checkpoint, whole; empty if there is none."""
+    """Read the `config.json` of a checkpoint; empty without one."""
     file = _folder(path) / MODEL_CONFIG
-    return read_json(file) if _stands(file) else {}
+    return read_json(file) if _exists(file) else {}
 
 
-def _stands(path: Path) -> bool:
-    """Whether a name is taken, be it by a broken link: what cannot be read is not what is not there."""
+def _exists(path: Path) -> bool:
+    """Return whether a file exists; a broken link counts, so that reading it is an error."""
     return is_taken(path, path.name)
 
 
 def _folder(path: str | PathLike[str]) -> Path:
-    place = Path(snapshot(path))
-    return place if is_directory(place) else place.parent
+    folder = Path(snapshot(path))
+    return folder if is_directory(folder) else folder.parent
 
 
 def _sections(config: Mapping[str, Any]) -> list[FoundConfig]:
     text = config.get("text_config")
     if text is not None and not isinstance(text, dict):
         raise ConfigError(MODEL_CONFIG, "text_config", "an object", type(text).__name__)
-    places = [("", config), ("text_config.", text or {})]
-    found = []
-    for lead, holder in places:
+    configs = []
+    for prefix, parent in (("", config), ("text_config.", text or {})):
         for section in SECTIONS:
-            values = holder.get(section)
+            values = parent.get(section)
             if values is None:
                 continue
             if not isinstance(values, dict):
-                raise ConfigError(
-                    MODEL_CONFIG, lead + section, "an object", f"{type(values).__name__} {shown(values)}"
-                )
-            beside = {key: config[key] for key in BESIDE_SECTION if config.get(key) and key not in values}
-            found.append(FoundConfig(MODEL_CONFIG, lead + section, {**values, **beside}))
-    if len(found) > 1 and any(other.values != found[0].values for other in found[1:]):
+                got = f"{type(values).__name__} {shown(values)}"
+                raise ConfigError(MODEL_CONFIG, prefix + section, "an object", got)
+            outer = {key: config[key] for key in OUTER_KEYS if config.get(key) and key not in values}
+            configs.append(FoundConfig(MODEL_CONFIG, prefix + section, {**values, **outer}))
+    if len(configs) > 1 and any(other.values != configs[0].values for other in configs[1:]):
         raise ConfigError(
-            MODEL_CONFIG, found[1].section, f"the same as {found[0].section}", "another quantization config"
+            MODEL_CONFIG,
+            configs[1].section,
+            f"the same as {configs[0].section}",
+            "another quantization config",
         )
-    return found[:1]
+    return configs[:1]
 
 
 def shown(value: Any) -> str:
-    """A value as an error shows it: short, however long or deep it is."""
+    """Text of a value for an error: short for any length or depth."""
     return "nothing" if value is None else f"{_SHORT.repr(value):.60}"
 
 

@@ -1,4 +1,4 @@
-"""From what a checkpoint claims to the loader that reads it."""
+"""Loaders of a checkpoint's formats, built from the claims of its config."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -11,6 +11,7 @@ import torch
 from qload.detect.config_reader import named_modules, read_claims
 from qload.detect.dialects import METHOD_KEYS, Recogniser, refuse_foreign
 from qload.detect.files import FoundConfig
+from qload.detect.matching import PLAIN
 from qload.detect.validation import Claims
 from qload.errors import ArgumentError, ConfigError, UnsupportedFormatError, checked
 from qload.formats import (
@@ -41,12 +42,12 @@ from qload.storage import WeightStorage
 
 log: logging.Logger = logging.getLogger("qload")
 
-PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
+
 LEGACY = {"bits": "gptq_bits", "group_size": "gptq_groupsize", "sym": "gptq_sym"}
 
 
 class DefaultWeightsLoader(FormatLoader):
-    """Loads plain weights. A layer stored in another way is an error, never a guess."""
+    """Loader of plain weights. A layer in any other format is an error."""
 
     @checked
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class DefaultWeightsLoader(FormatLoader):
 
 
 class GPTQWeightsLoader(FormatLoader):
-    """Loads GPTQ layers, and layers left plain as plain; which one a layer is, its tensors say.
+    """Loader of GPTQ layers and plain layers, told apart by their tensors.
 
     The keywords `bits`, `group_size`, `zeros` and `desc_act` are those of `GPTQConfig`.
     """
@@ -73,7 +74,7 @@ class GPTQWeightsLoader(FormatLoader):
 
 
 class AWQWeightsLoader(FormatLoader):
-    """Loads AWQ GEMM layers, and layers left plain as plain; which one a layer is, its tensors say.
+    """Loader of AWQ GEMM layers and plain layers, told apart by their tensors.
 
     The keywords `group_size`, `bits` and `zero_point` are those of `AWQConfig`.
     """
@@ -84,22 +85,20 @@ class AWQWeightsLoader(FormatLoader):
 
 
 class MarlinWeightsLoader(FormatLoader):
-    """Loads layers that are stored as Marlin's kernel reads them, dense or 2:4 sparse, and plain ones.
+    """Loader of layers in the order of Marlin's kernel, dense or 2:4 sparse, and plain layers.
 
-    The keywords `group_size` and `bits` are those of `MarlinConfig`; `is_marlin_24`: of 2:4 sparse layers.
+    The keywords `group_size` and `bits` are those of `MarlinConfig`; `is_marlin_24`: layers are 2:4 sparse.
     """
 
     @checked
     def __init__(self, *, group_size: int, bits: int = 4, is_marlin_24: bool = False) -> None:
-        dense, sparse = (
-            ConfiguredFormat(MarlinWeight, MarlinConfig(group_size, bits)),
-            Marlin24Config(group_size, bits),
-        )
-        super().__init__(ConfiguredFormat(Marlin24Weight, sparse) if is_marlin_24 else dense, PLAIN)
+        dense = ConfiguredFormat(MarlinWeight, MarlinConfig(group_size, bits))
+        sparse = ConfiguredFormat(Marlin24Weight, Marlin24Config(group_size, bits))
+        super().__init__(sparse if is_marlin_24 else dense, PLAIN)
 
 
 class Exl2WeightsLoader(FormatLoader):
-    """Loads EXL2 layers, each of the widths that its own tensors say, and layers left plain as plain."""
+    """Loader of EXL2 layers, with bit widths from their tensors, and plain layers."""
 
     @checked
     def __init__(self) -> None:
@@ -107,7 +106,7 @@ class Exl2WeightsLoader(FormatLoader):
 
 
 class EETQWeightsLoader(FormatLoader):
-    """Loads EETQ layers, and layers left plain as plain; which one a layer is, its tensors say."""
+    """Loader of EETQ layers and plain layers, told apart by their tensors."""
 
     @checked
     def __init__(self) -> None:
@@ -119,21 +118,21 @@ KERNELS = ("auto", "marlin", "strips", "panels", "exllama")
 
 @dataclass(frozen=True)
 class KernelTarget:
-    """What weights are repacked for, where there is more to say than the kernel's name.
+    """Kernel to repack weights for, with options.
 
-    ArgumentError where the attributes are not of their types or do not go together.
+    ArgumentError for an attribute of another type, and for an option of another kernel.
 
     Attributes
     ----------
     kernel
-        "marlin", "strips", "panels", "exllama", or "auto": the fastest that says yes, which is our own strips
-        for weights on a Hopper GPU and our own panels on a CPU, Marlin's order elsewhere and for what these
-        cannot say, ExLlama's for what none of them can say and a GPU's kernels can.
+        "marlin", "strips", "panels" or "exllama"; or "auto", the fastest supported one: strips on a Hopper
+        GPU, panels on a CPU, Marlin's order on other devices and for weights that these cannot store,
+        ExLlama's order for weights that none of these can store and a GPU kernel can read.
     zeros
-        How "exllama" stores zero points; None: as the checkpoint does.
+        Convention of zero points for "exllama"; None: the checkpoint's.
     dtype, exponent_bias
-        Of FP8, NVFP4 and MXFP4 for Marlin's kernel (`repack`; the second of FP8 alone); without a dtype
-        "auto" leaves them as they are stored.
+        Arguments of `repack` for FP8, NVFP4 and MXFP4 and Marlin's kernel, the second for FP8 alone. Without
+        a dtype "auto" does not repack these formats.
 
     Examples
     --------
@@ -194,28 +193,28 @@ def loader_from_config(
     *,
     target: Target | None = None,
 ) -> WeightsLoader:
-    """The loader for a `quantization_config`; None means plain weights.
+    """Build the loader for a `quantization_config`; None for plain weights.
 
     Parameters
     ----------
     quantization_config
-        As a checkpoint's JSON has it.
+        Section of a checkpoint's JSON.
     storage
-        Looked through for the tensors in which old GPTQ checkpoints keep their settings (`gptq_bits`,
-        `gptq_groupsize`): tensors are believed before the config.
+        Searched for the setting tensors of old GPTQ checkpoints (`gptq_bits`, `gptq_groupsize`), which take
+        precedence over the config.
     target
-        What the loaded weights are repacked for: "marlin", "strips", "panels", "exllama", or "auto", the
-        fastest that says yes where a weight lies, or a `KernelTarget` with more to say; None keeps the
-        checkpoint's types.
+        Kernel to repack the loaded weights for: "marlin", "strips", "panels", "exllama", "auto" for the
+        fastest kernel on the weight's device, or a `KernelTarget` with options; None keeps the checkpoint's
+        types.
 
     Raises
     ------
     ConfigError
-        Where the config is malformed, or contradicts those tensors.
+        The config is malformed, or contradicts the setting tensors.
     UnsupportedFormatError
-        For a method that is not read.
+        The method is not supported.
     ArgumentError
-        Where `storage` is none.
+        `storage` is not a storage.
 
     Examples
     --------
@@ -230,16 +229,14 @@ def loader_from_config(
         )
     if not isinstance(storage, WeightStorage | None):
         raise ArgumentError("storage", "None, or a storage such as MemoryStorage", type(storage).__name__)
-    found = (
-        None
-        if quantization_config is None
-        else FoundConfig("config", "quantization_config", quantization_config)
-    )
-    return for_target(loader_from_claims(found, storage), target)
+    source = None
+    if quantization_config is not None:
+        source = FoundConfig("config", "quantization_config", quantization_config)
+    return for_target(loader_from_claims(source, storage), target)
 
 
 def for_target(loader: WeightsLoader, target: Target | None) -> WeightsLoader:
-    """A loader that repacks for a kernel what `loader` loads; `target` None: as it is."""
+    """Wrap `loader` to repack its weights for a kernel; `target` None: return `loader`."""
     if target is None:
         return loader
     kernel_target = target if isinstance(target, KernelTarget) else KernelTarget(target)
@@ -247,18 +244,17 @@ def for_target(loader: WeightsLoader, target: Target | None) -> WeightsLoader:
     return repacking
 
 
-def loader_from_claims(found: FoundConfig | None, storage: WeightStorage | None) -> FormatLoader:
-    """As `loader_from_config`, for a config as it was found in a file."""
-    claims = settle(found, storage)
+def loader_from_claims(source: FoundConfig | None, storage: WeightStorage | None) -> FormatLoader:
+    """Build the loader for a config found in a file; see `loader_from_config`."""
+    claims = settle(source, storage)
     if claims is None:
         plain_loader = DefaultWeightsLoader()
         plain_loader.recognise_by(Recogniser(configured=False))
         return plain_loader
     plain = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig(unused=claims.unused))
     formats = [replace(fmt, claims=fmt.claims or claims.of_layers) for fmt in claims.formats]
-    make = claims.loader or (lambda: FormatLoader(*formats, plain, exclusions=claims.exclusions))
-    loader = make()
-    loader.named = named_modules(found) if found else NOTHING_NAMED
+    loader = claims.loader() if claims.loader else FormatLoader(*formats, plain, exclusions=claims.exclusions)
+    loader.named = named_modules(source) if source else NOTHING_NAMED
     loader.recognise_by(Recogniser(claims.formats))
     for note in claims.notes:
         log.info("%s", note)
@@ -267,27 +263,27 @@ def loader_from_claims(found: FoundConfig | None, storage: WeightStorage | None)
     return loader
 
 
-def settle(found: FoundConfig | None, storage: WeightStorage | None) -> Claims | None:
-    """The config's claims, overruled by the settings that a checkpoint keeps in tensors."""
+def settle(source: FoundConfig | None, storage: WeightStorage | None) -> Claims | None:
+    """Claims of the config; setting tensors of the checkpoint take precedence."""
     if storage is not None:
-        refuse_foreign(found, storage)
-    if storage is not None and found is not None and _states_nothing(found, storage):
+        refuse_foreign(source, storage)
+    if storage is not None and source is not None and _states_nothing(source, storage):
         return Claims(
             method="unquantized",
             format="unquantized",
-            file=found.file,
-            section=found.section,
-            notes=(f"{found.file}: {found.section} has no quant_method, and all weights are plain",),
+            file=source.file,
+            section=source.section,
+            notes=(f"{source.file}: {source.section} has no quant_method, and all weights are plain",),
         )
-    claims = _claims(found, storage) if found else None
+    claims = _claims(source, storage) if source else None
     names = storage.keys() if storage else ()
     if storage is None or LEGACY["bits"] not in names:
         return claims
     if claims and claims.method not in ("gptq", "awq"):
         raise ConfigError(claims.file, "quant_method", "gptq, as there is a tensor gptq_bits", claims.method)
-    outlived = claims if claims and claims.method == "awq" else None
-    if outlived:  # of layers that are not there any more
-        log.warning("%s claims awq; there is a tensor gptq_bits, which is believed: gptq", outlived.file)
+    outdated = claims if claims and claims.method == "awq" else None
+    if outdated:  # no layer of awq is stored any more
+        log.warning("%s claims awq; there is a tensor gptq_bits, which is believed: gptq", outdated.file)
         claims = None
     if claims and claims.loader:
         raise ConfigError(claims.file, "dynamic", "nothing, as gptq_bits holds for all modules", "rules")
@@ -295,9 +291,9 @@ def settle(found: FoundConfig | None, storage: WeightStorage | None) -> Claims |
     if "group_size" not in stored:
         raise ConfigError("gptq_bits", LEGACY["group_size"], "a tensor, as there is gptq_bits", "nothing")
     bits, group_size = stored["bits"], stored["group_size"]
-    base = claims or Claims("gptq", "gptq", LEGACY["bits"], bits=bits, group_size=group_size)
-    if outlived:
-        base = replace(base, file=outlived.file, exclusions=outlived.exclusions)
+    base = claims or Claims("gptq", "gptq", bits, group_size, file=LEGACY["bits"])
+    if outdated:
+        base = replace(base, file=outdated.file, exclusions=outdated.exclusions)
     sym = bool(stored["sym"]) if "sym" in stored else base.sym
     settled = replace(base, bits=bits, group_size=group_size, sym=sym)
     if claims and (claims.bits, claims.group_size) != (settled.bits, settled.group_size):
@@ -314,30 +310,25 @@ def settle(found: FoundConfig | None, storage: WeightStorage | None) -> Claims |
     if settled.group_size == 0:
         raise ConfigError(LEGACY["group_size"], "value", "-1 or at least 1", "0")
     zeros: ZeroPoints = Stored() if settled.format == "gptq_v2" else STORED_MINUS_ONE
-    config = GPTQConfig(
-        bits,
-        group_size,
-        zeros,
-        desc_act=settled.desc_act,
-        indexed=True if settled.desc_act else None,
-    )
+    indexed = True if settled.desc_act else None
+    config = GPTQConfig(bits, group_size, zeros, desc_act=settled.desc_act, indexed=indexed)
     return replace(settled, formats=(ConfiguredFormat(GPTQWeight, config),))
 
 
-def _claims(found: FoundConfig, storage: WeightStorage | None) -> Claims:
-    """Read a config's claims; an UnsupportedFormatError names the quantized tensors."""
+def _claims(source: FoundConfig, storage: WeightStorage | None) -> Claims:
+    """Read the claims of a config; an UnsupportedFormatError names the quantized tensors."""
     try:
-        return read_claims(found)
+        return read_claims(source)
     except UnsupportedFormatError as error:
         stored = sorted(_quantized(storage)) if storage else []
         if not stored:
             raise
-        named = f"{error.reason}; {len(stored)} tensors are stored so, as {stored[0]:.200}"
-        raise replace(error, reason=named) from None
+        reason = f"{error.reason}; {len(stored)} tensors are stored so, as {stored[0]:.200}"
+        raise replace(error, reason=reason) from None
 
 
 def _quantized(storage: WeightStorage) -> Iterator[str]:
-    """Yield the tensors of quantized layers, by names and dtypes."""
+    """Yield the names of tensors that belong to quantized layers, by name and dtype."""
     for name in storage.keys():  # noqa: SIM118
         info = storage.info(name)
         special = ROLES.get(name.rpartition(".")[2], Role.FLOAT) is not Role.FLOAT
@@ -345,9 +336,9 @@ def _quantized(storage: WeightStorage) -> Iterator[str]:
             yield name
 
 
-def _states_nothing(found: FoundConfig, storage: WeightStorage) -> bool:
+def _states_nothing(source: FoundConfig, storage: WeightStorage) -> bool:
     """Return whether the section names no method and no stored tensor is quantized."""
-    if not found.section or any(found.values.get(key) for key in METHOD_KEYS):
+    if not source.section or any(source.values.get(key) for key in METHOD_KEYS):
         return False
     return next(_quantized(storage), None) is None
 

@@ -39,98 +39,91 @@ from qload.loader import ConfiguredFormat, FormatLoader, UnreadLoader
 from qload.loader.exclusion import Exclusions
 from qload.loader.modules import ModuleLoader
 
-MAX_PATTERN_LETTERS = 1 << 10  # of a pattern
-MAX_GROUPS = 64  # of a pattern, and so the depth of the deepest
-MAX_REPETITIONS = 1 << 10  # of all {m,n} of a pattern, multiplied
-MATCH_SECONDS = 50e-6  # seconds: a match of a pattern as tools write them takes a tenth
-PATTERN_SECONDS, CONFIG_SECONDS = 0.25, 2.0  # seconds
+MAX_PATTERN_LETTERS = 1 << 10
+MAX_GROUPS = 64  # groups of a pattern; bounds their depth
+MAX_REPETITIONS = 1 << 10  # product of the counts of all {m,n} of a pattern
+MATCH_SECONDS = 50e-6  # ten times the time of a match of a usual pattern
+PATTERN_SECONDS, CONFIG_SECONDS = 0.25, 2.0
 
 _REPETITIONS = re.compile(r"\{(\d*),?(\d*)\}")
-_UNLIKE_RE = re.compile(r"\{[\d<=+,\s]*[deis]|\[\[:")  # fuzzy matches and POSIX classes, to `regex` alone
+_UNLIKE_RE = re.compile(r"\{[\d<=+,\s]*[deis]|\[\[:")  # fuzzy matches and POSIX classes, in `regex` alone
 
 
 class Patterns:
-    """The patterns of one key of a config; `found` None: of no file.
+    """Regular expressions of one key of a config, matched in bounded time.
 
-    `anywhere`: a match may begin at any letter of a name, as `re.search` has it; otherwise at the first, as
-    `re.match` has it.
+    `source`: the config, for messages; None for patterns of no file. `anywhere`: search the whole name like
+    `re.search`; otherwise match from its start like `re.match`.
     """
 
     def __init__(
-        self, found: FoundConfig | None = None, key: str = "pattern", *, anywhere: bool = False
+        self, source: FoundConfig | None = None, key: str = "pattern", *, anywhere: bool = False
     ) -> None:
-        self._file = found.file if found else "config"
-        self._key = found.key(key) if found else key
+        self._file = source.file if source else "config"
+        self._key = source.key(key) if source else key
         self._anywhere = anywhere
-        self._read: dict[str, regex.Pattern[str]] = {}
-        self._given_up: dict[str, str] = {}  # pattern -> why it says nothing any more
-        self._left = CONFIG_SECONDS
-        self._left_of: dict[str, float] = {}
+        self._compiled: dict[str, regex.Pattern[str]] = {}
+        self._failed: dict[str, str] = {}  # pattern -> reason
+        self._left = CONFIG_SECONDS  # for all patterns; below, for each pattern
+        self._pattern_left: dict[str, float] = {}
 
     def match(self, pattern: str, name: str) -> bool:
-        """Whether a name begins with a match of a pattern; ConfigError where that cannot be told."""
-        if pattern not in self._read and pattern not in self._given_up:
+        """Return whether a pattern matches a name; ConfigError for an invalid or too slow pattern."""
+        if pattern not in self._compiled and pattern not in self._failed:
             try:
-                self._read[pattern] = compile_pattern(pattern)
+                self._compiled[pattern] = compile_pattern(pattern)
             except PatternError as error:
-                self._given_up[pattern] = str(error)
-        if pattern in self._given_up:
-            raise self._untold(pattern, name)
-        return self._timed(pattern, name)
+                self._failed[pattern] = str(error)
+        if pattern in self._failed:
+            raise self._error(pattern, name)
+        return self._timed_match(pattern, name)
 
-    def _timed(self, pattern: str, name: str) -> bool:
-        """A match, and what it took; of this thread's own time, as a machine may be busy with others.
+    def _timed_match(self, pattern: str, name: str) -> bool:
+        """Match, and subtract the CPU time of this thread from the time left.
 
-        A collection of garbage takes this thread's time too, longer than all patterns may: then it is
-        tried again, and nothing is counted.
+        A garbage collection uses time of this thread, more than all patterns are allowed. After one the match
+        is repeated and its time is not counted.
         """
         while True:
-            collections, began = _collection_count(), thread_time()
+            collections, start = gc.get_stats()[-1]["collections"], thread_time()
             try:
-                matches = self._looked(pattern, name, began)
+                matches = self._match_before_timeout(pattern, name, start)
             except (MemoryError, RecursionError) as error:
-                self._given_up[pattern] = type(error).__name__
-                raise self._untold(pattern, name) from error
-            collected = _collection_count() != collections
+                self._failed[pattern] = type(error).__name__
+                raise self._error(pattern, name) from error
+            collected = gc.get_stats()[-1]["collections"] != collections
             if not collected:
-                extra = thread_time() - began - MATCH_SECONDS
-                self._left_of[pattern] = min(
-                    PATTERN_SECONDS, self._left_of.get(pattern, PATTERN_SECONDS) - extra
-                )
+                extra = thread_time() - start - MATCH_SECONDS
+                left = self._pattern_left.get(pattern, PATTERN_SECONDS) - extra
+                self._pattern_left[pattern] = min(PATTERN_SECONDS, left)
                 self._left = min(CONFIG_SECONDS, self._left - extra)
             if matches is not None:
                 return matches
             if not collected:
-                self._given_up[pattern] = "takes too long"
-                raise self._untold(pattern, name)
+                self._failed[pattern] = "takes too long"
+                raise self._error(pattern, name)
 
-    def _looked(self, pattern: str, name: str, began: float) -> bool | None:
-        """Whether it matches; None where it took all the time that is left."""
-        read = self._read[pattern]
-        look = read.search if self._anywhere else read.match
-        left = min(self._left_of.get(pattern, PATTERN_SECONDS), self._left) + MATCH_SECONDS
-        while (remains := began + left - thread_time()) > 0:
+    def _match_before_timeout(self, pattern: str, name: str, start: float) -> bool | None:
+        """Return whether the pattern matches; None after all the time left."""
+        compiled = self._compiled[pattern]
+        match = compiled.search if self._anywhere else compiled.match
+        left = min(self._pattern_left.get(pattern, PATTERN_SECONDS), self._left) + MATCH_SECONDS
+        while (timeout := start + left - thread_time()) > 0:
             with suppress(TimeoutError):
-                return look(name, timeout=remains) is not None
+                return match(name, timeout=timeout) is not None
         return None
 
-    def _untold(self, pattern: str, name: str) -> ConfigError:
+    def _error(self, pattern: str, name: str) -> ConfigError:
         return ConfigError(
             self._file,
             self._key,
             "patterns that can be read and matched in bounded time",
-            f"{pattern[:60]!r}, which cannot be judged for {name}: {self._given_up[pattern]}",
+            f"{pattern[:60]!r}, which cannot be judged for {name}: {self._failed[pattern]}",
         )
 
 
-def _collection_count() -> int:
-    """How often all garbage was collected."""
-    count: int = gc.get_stats()[-1]["collections"]
-    return count
-
-
 def compile_pattern(pattern: str) -> "regex.Pattern[str]":
-    """A pattern that is read as Python's `re` reads it, or PatternError."""
+    """Compile a pattern that `re` and `regex` read alike; PatternError for any other."""
     shown = f"{pattern:.40}"
     if len(pattern) > MAX_PATTERN_LETTERS:
         raise PatternError(shown, f"goes on to more than {MAX_PATTERN_LETTERS} letters")
@@ -152,25 +145,25 @@ def compile_pattern(pattern: str) -> "regex.Pattern[str]":
 
 
 REGEX_PREFIX = "re:"
-GLOB_CHARACTERS = frozenset("*?")  # the signs of a shell's patterns; brackets are letters
-LINEAR_CLASS = "Linear"  # the class that every typed weight is loaded for
-EMBEDDING_CLASS = "Embedding"  # the class of a vocabulary, which its name tells
+GLOB_CHARACTERS = frozenset("*?")  # brackets are plain letters
+LINEAR_CLASS = "Linear"  # the class of every typed weight
+EMBEDDING_CLASS = "Embedding"  # told by the name of the module, see EMBEDDINGS
 EMBEDDINGS = frozenset(("embed_tokens", "embed_in", "wte", "word_embeddings", "tok_embeddings", "embeddings"))
 MODULE_CLASSES = (LINEAR_CLASS, EMBEDDING_CLASS)
 
 
 def is_regex(entry: str) -> bool:
-    """Whether an entry is a regular expression."""
+    """Return whether an entry is a regular expression."""
     return entry.startswith(REGEX_PREFIX)
 
 
 def is_glob(entry: str) -> bool:
-    """Whether an entry is a pattern as in a shell."""
+    """Return whether an entry is a shell pattern."""
     return not GLOB_CHARACTERS.isdisjoint(entry)
 
 
 def matches(entry: str, name: str, patterns: Patterns) -> bool:
-    """Whether an entry means a module; ConfigError where its pattern cannot be judged."""
+    """Return whether an entry selects a module; ConfigError for an invalid or too slow pattern."""
     if is_regex(entry):
         return patterns.match(entry.removeprefix(REGEX_PREFIX), name)
     if entry == EMBEDDING_CLASS and name.rpartition(".")[2] in EMBEDDINGS:
@@ -179,7 +172,7 @@ def matches(entry: str, name: str, patterns: Patterns) -> bool:
 
 
 def matcher(*entries: str, patterns: Patterns) -> Callable[[str], bool]:
-    """Whether any of these entries means a module; to be pickled, as engines do with what loads a model."""
+    """Build the predicate "any of these entries selects the module"; it can be pickled, as engines need."""
     return partial(_any_matches, entries, patterns)
 
 
@@ -187,26 +180,24 @@ def _any_matches(entries: Iterable[str], patterns: Patterns, name: str) -> bool:
     return any(matches(entry, name, patterns) for entry in entries)
 
 
-def check_pattern_lengths(
-    found: FoundConfig, key: str, entries: Iterable[str], is_pattern: Callable[[str], bool] = is_glob
-) -> None:
-    """No pattern as in a shell among the entries is too long to be read, or ConfigError."""
+def check_pattern_lengths(source: FoundConfig, key: str, entries: Iterable[str]) -> None:
+    """Raise ConfigError if a shell pattern among the entries is too long."""
     for entry in entries:
-        if is_pattern(entry) and len(entry) > MAX_PATTERN_LETTERS:
+        if is_glob(entry) and len(entry) > MAX_PATTERN_LETTERS:
             expected = f"names, and patterns of at most {MAX_PATTERN_LETTERS} letters"
             raise ConfigError(
-                found.file, found.key(key), expected, f"{entry:.40}, more than {MAX_PATTERN_LETTERS}"
+                source.file, source.key(key), expected, f"{entry:.40}, more than {MAX_PATTERN_LETTERS}"
             )
 
 
 def precedence(entry: str) -> int:
-    """Who has its say first where several entries mean a module: names, then patterns, then classes."""
+    """Rank of an entry among several matching ones: names, then patterns, then classes."""
     return 1 if is_regex(entry) else {LINEAR_CLASS: 3, EMBEDDING_CLASS: 2}.get(entry, 0)
 
 
 @dataclass(frozen=True)
 class IgnoredModules(Exclusions):
-    """The modules that `ignore` leaves out, by entries of this kind."""
+    """Modules excluded by `ignore`: names, regular expressions and classes."""
 
     key: str = "ignore"
     patterns: Patterns = field(default_factory=Patterns, compare=False, repr=False)
@@ -219,7 +210,7 @@ class IgnoredModules(Exclusions):
         return {entry: at for at, entry in reversed([*enumerate(self.names)]) if self._is_name(entry)}
 
     def _first_name(self, prefix: str) -> int | None:
-        """Of names that end a name at a dot, and of the class that every layer is of."""
+        """Position of the first entry with the last segments of a name, or with the class `Linear`."""
         segments = prefix.split(".")
         ends = (".".join(segments[at:]) for at in range(len(segments)))
         return min((self._places[end] for end in (*ends, LINEAR_CLASS) if end in self._places), default=None)
@@ -230,7 +221,7 @@ class IgnoredModules(Exclusions):
 
 @dataclass(frozen=True)
 class GlobExclusions(Exclusions):
-    """The modules that are left out by whole names, or by patterns as in a shell."""
+    """Modules excluded by whole names or shell patterns."""
 
     def _is_name(self, entry: str) -> bool:
         return not is_glob(entry)
@@ -243,9 +234,9 @@ class GlobExclusions(Exclusions):
 PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
 
 
-def unsupported_loader(error: UnsupportedFormatError, plain: ConfiguredFormat = PLAIN) -> UnreadLoader:
+def unsupported_loader(error: UnsupportedFormatError) -> UnreadLoader:
     """Build the loader of an unsupported format: plain layers load, any other layer raises `error`."""
-    return UnreadLoader(error, plain, tuple(ROLES))
+    return UnreadLoader(error, PLAIN, tuple(ROLES))
 
 
 def override_loader(
@@ -257,20 +248,20 @@ def override_loader(
 ) -> Callable[[], FormatLoader]:
     """Build a factory of loaders with rules in order of precedence, and default formats for other modules.
 
-    `rules`: entry -> the formats of its modules, empty if it excludes them, or the error of an unsupported
+    `rules`: entry -> the formats of its modules, empty for excluded modules, or the error of an unsupported
     format.
     """
-    read = {entry: formats for entry, formats in rules.items() if isinstance(formats, tuple)}
-    everything = dict.fromkeys([*default, *(fmt for formats in read.values() for fmt in formats)])
-    left_out = tuple(entry for entry, formats in read.items() if not formats)
-    without = IgnoredModules(left_out, key, patterns=patterns)
+    supported = {entry: formats for entry, formats in rules.items() if isinstance(formats, tuple)}
+    all_formats = dict.fromkeys([*default, *(fmt for formats in supported.values() for fmt in formats)])
+    excluded = tuple(entry for entry, formats in supported.items() if not formats)
+    rule_exclusions = IgnoredModules(excluded, key, patterns=patterns)
 
     def loader_of(formats: tuple[ConfiguredFormat, ...] | UnsupportedFormatError) -> FormatLoader:
         if isinstance(formats, UnsupportedFormatError):
             return unsupported_loader(formats)
         if formats:
             return FormatLoader(*formats, PLAIN, exclusions=exclusions)
-        return FormatLoader(*everything, PLAIN, exclusions=without)
+        return FormatLoader(*all_formats, PLAIN, exclusions=rule_exclusions)
 
     choices = [(matcher(entry, patterns=patterns), loader_of(formats)) for entry, formats in rules.items()]
     return lambda: ModuleLoader(choices, FormatLoader(*default, PLAIN, exclusions=exclusions))

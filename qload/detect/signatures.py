@@ -35,11 +35,11 @@ class SignatureTensor:
     Attributes
     ----------
     suffix
-        Its name after the layer's; of several exactly one is stored.
+        Name after the layer's prefix; of several names exactly one is stored.
     dtypes
         Possible dtypes; () for any.
     axes
-        As in a `TensorSpec`; None: any shape.
+        Axis text as in a `TensorSpec`; None: any shape.
     """
 
     suffix: str | tuple[str, ...]
@@ -59,13 +59,13 @@ class Signature:
     Attributes
     ----------
     dialect
-        Its name.
+        Name of the dialect.
     remedy
-        A program that reads it, or how to convert it.
+        A program for it, or a way to convert it.
     parts
         Tensors of a layer, all required. Opening a checkpoint searches for the first one.
     without
-        Suffixes that a layer of the dialect never has.
+        Suffixes without a tensor in any layer of the dialect.
     unless
         Names of formats. A config with one of them contradicts the dialect: the layer is damaged.
     """
@@ -115,7 +115,7 @@ class LayerTensors:
     prefix
         Name of the layer.
     has, find
-        Whether a tensor is stored under a full name, and its header.
+        Predicate of stored tensor names, and lookup of a header by name.
     """
 
     prefix: str
@@ -125,11 +125,11 @@ class LayerTensors:
 
     @classmethod
     def of_storage(cls, storage: WeightStorage, prefix: str) -> "LayerTensors":
-        """Build from a storage."""
+        """Tensors of a layer in a storage."""
         return cls(prefix, storage.keys().__contains__, storage.info)
 
     def info(self, suffix: str) -> TensorInfo | None:
-        """Header of the tensor with a suffix; None for a missing one."""
+        """Header of the tensor with a suffix; None for a missing tensor."""
         if suffix not in self.known:
             name = f"{self.prefix}.{suffix}" if self.prefix else suffix
             self.known[suffix] = self.find(name) if self.has(name) else None
@@ -417,7 +417,7 @@ SIGNATURES = (
         (SignatureTensor("blocks", U8, "E N G 16"), SignatureTensor("scales", U8, "E N G")),
     ),
 )
-# Only in a checkpoint of another method: without a config, or with one of their own, such words are an error.
+# Applies only to checkpoints of another method; such layers are an error without a config, or with their own.
 WORDS = Signature(
     "words of GPTQ or AWQ, whose bits and zero points the config does not state",
     "state the layer's own settings in the config, as AutoRound's extra_config or GPTQModel's dynamic do",

@@ -1,7 +1,7 @@
-"""What the readers of all methods share: claims, and configs validated by pydantic into qload's errors."""
+"""Claims of quantization configs, and validation of their sections by pydantic with qload's errors."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -21,19 +21,34 @@ Model = TypeVar("Model", bound=BaseModel)
 class Claims:
     """Claims of a config about the layers it does not exclude; None for a missing claim.
 
-    `formats`: formats of its layers, as the loader takes them. `loader`: the factory of another loader, if
-    modules differ. `notes`: remarks on keys that change no weight. `unused`: names of tensors without meaning
-    beside plain weights.
+    Attributes
+    ----------
+    method, format
+        Quantization method, and its format or packing.
+    bits, group_size, sym, desc_act
+        Claims about all layers.
+    file, section
+        Place of the config, for messages.
+    formats
+        Formats of the layers, as arguments of the loader.
+    exclusions
+        Modules excluded from quantization.
+    loader
+        Factory of another loader, for modules with settings of their own.
+    notes
+        Remarks on keys that change no weight.
+    unused
+        Names of tensors without meaning for plain weights.
     """
 
     method: str
     format: str
-    file: str
-    section: str = ""
     bits: int | None = None
     group_size: int | None = None
     sym: bool | None = None
     desc_act: bool | None = None
+    file: str = field(kw_only=True)
+    section: str = ""
     formats: tuple[ConfiguredFormat, ...] = ()
     exclusions: Exclusions = NOTHING
     loader: Callable[[], FormatLoader] | None = None
@@ -42,17 +57,17 @@ class Claims:
 
     @property
     def of_layers(self) -> LayerClaims:
-        """Claims of the base config, for layers without an entry of their own."""
+        """Claims of the base config, for layers without their own entry."""
         return LayerClaims(self.bits, self.group_size, self.sym, self.desc_act)
 
     def facts(self) -> Mapping[str, Any]:
-        """The claims alone, for a report."""
+        """Claims as plain data, for a report."""
         names = ("method", "format", "bits", "group_size", "sym", "desc_act", "file", "section")
         return {name: getattr(self, name) for name in names}
 
 
 def one_of(*allowed: int) -> BeforeValidator:
-    """A whole number that is one of these; 4.0 and True are none, although they are equal to one."""
+    """Validator of an integer with few allowed values; refuses 4.0 and True, which equal integers."""
     text = " or ".join(
         [", ".join(map(str, allowed[:-1])), str(allowed[-1])] if allowed[1:] else [str(allowed[0])]
     )
@@ -66,7 +81,7 @@ def one_of(*allowed: int) -> BeforeValidator:
 
 
 def none_for_false(value: Any) -> Any:
-    """False means that there is none."""
+    """Read False as None."""
     return None if value is False else value
 
 
@@ -74,55 +89,65 @@ Name = Annotated[str, Field(min_length=1)] | None
 
 
 class Excerpt(BaseModel):
-    """Some keys of a model's config; what stands beside them is not read."""
+    """Some keys of a model's config; other keys are ignored."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="ignore")
 
 
+NameList = list[Annotated[str, Field(min_length=1)]]
+
+
 class Section(BaseModel):
-    """What every method's section may say."""
+    """Keys common to the sections of all methods."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="allow")
 
-    modules_to_not_convert: list[Annotated[str, Field(min_length=1)]] | None = None
+    modules_to_not_convert: NameList | None = None
 
-    lists: ClassVar[tuple[str, ...]] = ("modules_to_not_convert",)  # the keys of what is left out
+    lists: ClassVar[tuple[str, ...]] = ("modules_to_not_convert",)  # keys with excluded modules
 
-    def exclusions(self, kind: type[Exclusions] = Exclusions) -> Exclusions:
-        """The modules that the section leaves out, under whichever keys."""
-        said = {key: names for key in self.lists if (names := getattr(self, key))}
-        return kind(tuple(name for names in said.values() for name in names), " or ".join(said or self.lists))
+    def exclusions(self, exclusion_type: type[Exclusions] = Exclusions) -> Exclusions:
+        """Modules excluded by the section, under any of its keys."""
+        stated = {key: names for key in self.lists if (names := getattr(self, key))}
+        all_names = tuple(name for names in stated.values() for name in names)
+        return exclusion_type(all_names, " or ".join(stated or self.lists))
 
-
-def agree(found: FoundConfig, *keys: str) -> Any:
-    """The value of a setting that has two spellings; ConfigError where they differ."""
-    there = [(key, found.values[key]) for key in keys if found.values.get(key) is not None]
-    for key, value in there[1:]:
-        if shown(value) != shown(there[0][1]):  # so that 1 is not True, and no comparison goes deep
-            raise ConfigError(
-                found.file, found.key(key), f"{shown(there[0][1])} as in {there[0][0]}", shown(value)
-            )
-    return there[0][1] if there else None
+    def claims(
+        self, source: FoundConfig, method: str, fmt: str, *formats: ConfiguredFormat, **claims: Any
+    ) -> Claims:
+        """Claims of this section: its method, format and excluded modules, and further `claims`."""
+        claims = {"exclusions": self.exclusions(), **claims}
+        return Claims(method, fmt, file=source.file, section=source.section, formats=formats, **claims)
 
 
-def check_group_size(found: FoundConfig, size: int, *keys: str) -> None:
-    """A group of no rows is none, or ConfigError; `keys`: spellings of the key, if not `group_size`."""
+def agree(source: FoundConfig, *keys: str) -> Any:
+    """Value of a setting with several spellings of its key; ConfigError for different values."""
+    stated = [(key, source.values[key]) for key in keys if source.values.get(key) is not None]
+    for key, value in stated[1:]:
+        first_key, first = stated[0]
+        if shown(value) != shown(first):  # texts differ for 1 and True, and no comparison recurses
+            raise ConfigError(source.file, source.key(key), f"{shown(first)} as in {first_key}", shown(value))
+    return stated[0][1] if stated else None
+
+
+def check_group_size(source: FoundConfig, size: int, *keys: str) -> None:
+    """Raise ConfigError for a group size of 0; `keys`: spellings of the key, by default `group_size`."""
     if size == 0:
-        raise ConfigError(found.file, found.key(*(keys or ("group_size",))), "-1 or at least 1", "0")
+        raise ConfigError(source.file, source.key(*(keys or ("group_size",))), "-1 or at least 1", "0")
 
 
-def validate(model: type[Model], found: FoundConfig) -> Model:
-    """The section as the model has it, or ConfigError with the key, what it has to be, and what it is."""
+def validate(model: type[Model], source: FoundConfig) -> Model:
+    """Validate a section with a pydantic model; ConfigError with key, expected value, value."""
     try:
-        return model.model_validate(dict(found.values))
+        return model.model_validate(dict(source.values))
     except ValidationError as error:
         first, *others = error.errors(include_url=False, include_context=False)
         key = ".".join(str(part) for part in first["loc"])
         missing = first["type"] == "missing"
         raise ConfigError(
-            found.file,
-            found.key(key),
+            source.file,
+            source.key(key),
             "a value" if missing else first["msg"].removeprefix("Input should be "),
             "nothing" if missing else shown(first["input"]),
-            "also     " + ", ".join(found.key(str(e["loc"][0])) for e in others) if others else "",
+            "also     " + ", ".join(source.key(str(e["loc"][0])) for e in others) if others else "",
         ) from error

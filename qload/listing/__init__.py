@@ -1,4 +1,4 @@
-"""What a checkpoint holds, layer by layer and byte by byte, before any weight of it is read."""
+"""Content of a checkpoint before any weight is read: layers, bytes, and unread tensors."""
 
 import lazy_loader
 

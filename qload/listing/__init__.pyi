@@ -8,6 +8,6 @@ from .layer_info import info_of as info_of
 from .layer_info import layers as layers
 from .layer_info import load_layers as load_layers
 from .report_base import MARLIN_CHECKPOINT as MARLIN_CHECKPOINT
-from .report_base import Answer as Answer
+from .report_base import ReportBase as ReportBase
 from .report_base import format_label as format_label
 from .report_base import make_report as make_report

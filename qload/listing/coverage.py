@@ -1,4 +1,4 @@
-"""Which share of a checkpoint's bytes is explained, and by what."""
+"""Coverage: a checkpoint's bytes by explanation, and the error for unread tensors."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,27 +15,27 @@ from qload.weights.exemptions import unread_reason
 
 @dataclass(frozen=True)
 class Coverage:
-    """The bytes of a checkpoint by what explains them; the five parts add up to `total`.
+    """Bytes of a checkpoint by explanation; the five parts add up to `total`.
 
     Attributes
     ----------
     layers
-        How many layers can be read, plain ones among them.
+        Number of readable layers, including plain ones.
     plain_tensors
-        How many plain tensors there are: those of plain layers, biases, and parameters of their own.
+        Number of plain tensors: of plain layers, biases, and single parameters.
     total
-        The bytes of all tensors.
+        Bytes of all tensors.
     read
-        Of tensors that belong to a layer, and of plain tensors.
+        Bytes of tensors in layers, and of plain tensors.
     exempt
-        By the reason, of tensors that no layer has and no weight depends on.
+        Bytes of tensors outside of layers without effect on weights, by reason.
     unread
-        Of tensors that no format reads: layers in an unsupported dialect, and stacks of quantized experts in
-        an unknown layout.
+        Bytes of tensors without a supported format: layers in an unsupported dialect, and stacks of quantized
+        experts in an unknown layout.
     refused
-        Of layers that cannot be read, each of which is a finding.
+        Bytes of unreadable layers; each layer is a finding.
     unexplained
-        Of tensors that nothing explains, each of which is a finding.
+        Bytes of unexplained tensors; each tensor is a finding.
     """
 
     layers: int = 0
@@ -49,13 +49,13 @@ class Coverage:
 
     @property
     def explained(self) -> int:
-        """The bytes that are read, or exempt."""
+        """Bytes that are read or exempt."""
         return self.read + sum(self.exempt.values())
 
 
 @dataclass(frozen=True)
 class Account:
-    """State of each tensor, as the ledger of loads has it; `coverage` has the bytes.
+    """State of each tensor in the ledger of loads, and coverage in bytes.
 
     `unexplained`: tensor name -> its layer. `unread_bytes`: bytes of each unread tensor. `modules`: unread
     layers, and modules of experts with unread stacks.
@@ -68,7 +68,7 @@ class Account:
     modules: frozenset[str] = frozenset()
 
     def notes(self) -> list[str]:
-        """One note for each cause of unread tensors: their number, the first one, the reason, their bytes."""
+        """Notes on unread tensors, one for each cause: their number, the first, the reason, their bytes."""
         causes: dict[str, list[str]] = {}
         members: dict[str, list[str]] = {}
         for name in self.report.unread:
@@ -96,14 +96,14 @@ class Account:
         return UnreadTensorsError(dict(unread), self.coverage.unread) if unread else None
 
     def _module(self, name: str) -> str:
-        """The innermost unread module of a tensor; the tensor itself if there is none."""
+        """Innermost unread module of a tensor; the tensor itself without one."""
         parts = name.split(".")
         leads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
         return next((lead for lead in leads if lead in self.modules), name)
 
 
 def account(groups: Groups) -> Account:
-    """Every tensor, as if each layer had been loaded and each plain tensor been read."""
+    """Account for every tensor, as after a load of all layers and plain tensors."""
     storage, ledger = groups.weights.storage, groups.weights.ledger()
     infos = {name: storage.info(name) for name in groups.names}
     unread: set[str] = set()
@@ -121,12 +121,12 @@ def account(groups: Groups) -> Account:
         for name in groups.names
         if not (name in refused or name in unread or name in stacks)
         and _is_plain(groups, name, infos[name])
-        and not ledger.exempts(name, storage)  # asked last: most names are of quantized layers
+        and not ledger.exempts(name, storage)  # last, as it is slow and most names are of quantized layers
     ]
     ledger.take(groups.specs)
     ledger.take(name for name in plain if name not in groups.specs)
     report = ledger.report(storage)
-    left = [name for name in report.unused if name not in refused]
+    unexplained = [name for name in report.unused if name not in refused]
     layers = [layer for layer in groups.layers.values() if not isinstance(layer, QloadError)]
     reasons: dict[str, int] = {}
     for name, reason in report.exempted.items():
@@ -139,22 +139,22 @@ def account(groups: Groups) -> Account:
         exempt=reasons,
         unread=_bytes(infos, report.unread),
         refused=_bytes(infos, [name for name in report.unused if name in refused]),
-        unexplained=_bytes(infos, left),
+        unexplained=_bytes(infos, unexplained),
     )
     return Account(
         report,
         coverage,
-        {name: _within(groups, name) for name in left},
+        {name: _layer_of(groups, name) for name in unexplained},
         {name: 0 if infos[name].shared else infos[name].nbytes for name in report.unread},
         frozenset(name.rpartition(".")[0] or groups.prefixes[name] for name in report.unread),
     )
 
 
 def check_all_read(weights: Weights) -> None:
-    """Raise UnreadTensorsError if no format reads some tensor of a checkpoint.
+    """Raise UnreadTensorsError for a checkpoint with a tensor that no format reads.
 
-    It reads headers and facts alone. Everything that loads, runs or copies a whole model calls it first: an
-    unread tensor has no values, and the model would be wrong without it.
+    Only headers and facts are read. All code that loads, runs or copies a whole model calls it first: the
+    model would be wrong without the values of an unread tensor.
     """
     error = account(Groups(weights)).error()
     if error is not None:
@@ -162,21 +162,21 @@ def check_all_read(weights: Weights) -> None:
 
 
 def _reason(error: UnsupportedFormatError) -> str:
-    """Format of a layer, the reason why it is not read, and the remedy, in one line."""
+    """Format of an unread layer, reason and remedy, in one line."""
     text = f"{error.format}: {error.reason}" if error.format not in error.reason else error.reason
     return f"{text}; {error.remedy}" if error.remedy else text
 
 
 def _is_plain(groups: Groups, name: str, info: TensorInfo) -> bool:
-    """Floats that no format has to explain: of a plain layer, a bias, or a parameter of its own."""
+    """Return whether a tensor is floats of a plain layer, a bias, or a single parameter."""
     if info.dtype not in FLOATS:
         return False
-    layer = _within(groups, name)
+    layer = _layer_of(groups, name)
     return layer is None or layer.format.weight_type.plain or name.rpartition(".")[2] == "bias"
 
 
-def _within(groups: Groups, name: str) -> LayerDescription | None:
-    """The layer under whose prefix a tensor is stored, if it can be read."""
+def _layer_of(groups: Groups, name: str) -> LayerDescription | None:
+    """Readable layer with the prefix of a tensor; None without one."""
     layer = groups.layers.get(groups.prefixes[name])
     return layer if isinstance(layer, LayerDescription) else None
 

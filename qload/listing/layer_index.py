@@ -18,22 +18,23 @@ DOTTED_SUFFIXES = sorted(
     (suffix for suffix in SUFFIXES | FOREIGN_SUFFIXES if "." in suffix), key=len, reverse=True
 )
 DOTTED_ENDINGS = tuple(f".{suffix}" for suffix in DOTTED_SUFFIXES)
-UNDERSCORE_SUFFIXES = [suffix for suffix in SUFFIXES if suffix.startswith("_")]  # which go on from the prefix
+# Appended to the prefix without a dot.
+UNDERSCORE_SUFFIXES = [suffix for suffix in SUFFIXES if suffix.startswith("_")]
 
 
 def split_name(name: str, names: Collection[str]) -> tuple[str, str]:
-    """`a.b.weight.absmax` -> `a.b`, `weight.absmax`; what no format knows parts at its last dot.
+    """Split a name into prefix and suffix: `a.b.weight.absmax` -> `a.b`, `weight.absmax`.
 
-    `names`: all of the checkpoint. What stands under another tensor, as `a.weight.x` beside `a.weight`,
-    belongs to that tensor's layer. A name that is not what `named` makes of its parts has no parts: a layer
-    is looked up under the names that `named` makes. It is its own prefix.
+    A suffix of no format splits at the last dot. `names`: all names of the checkpoint. A tensor below another
+    one, as `a.weight.x` below `a.weight`, belongs to the layer of that tensor. A name that `named` does not
+    restore from its parts is a prefix without a suffix, as layers are looked up by names of `named`.
     """
     prefix, suffix = _split(name, names)
     return (prefix, suffix) if suffix and named(prefix, suffix) == name else (name, "")
 
 
 def _split(name: str, names: Collection[str]) -> tuple[str, str]:
-    beyond = ""  # a loop, as names may be nested deeper than calls may
+    rest = ""  # a loop, as names may be nested deeper than the recursion limit
     while True:
         if name.endswith(DOTTED_ENDINGS):
             suffix = next(
@@ -41,22 +42,22 @@ def _split(name: str, names: Collection[str]) -> tuple[str, str]:
                 for suffix, end in zip(DOTTED_SUFFIXES, DOTTED_ENDINGS, strict=True)
                 if name.endswith(end)
             )
-            return name[: -len(suffix) - 1], suffix + beyond
+            return name[: -len(suffix) - 1], suffix + rest
         parent, dot, last = name.rpartition(".")
         if last in SUFFIXES:
-            return parent, last + beyond
+            return parent, last + rest
         joined = next((suffix for suffix in UNDERSCORE_SUFFIXES if last.endswith(suffix)), None)
         if joined:
-            return name[: -len(joined)], joined + beyond
+            return name[: -len(joined)], joined + rest
         if not dot or parent not in names:
-            return parent, last + beyond
-        name, beyond = parent, f".{last}{beyond}"
+            return parent, last + rest
+        name, rest = parent, f".{last}{rest}"
 
 
 class Groups:
-    """Tensors of a `Weights` by the prefixes of layers; headers and facts are read once, and no weight.
+    """Index of a `Weights`: tensors by layer prefix. Headers and facts are read once, and no weight.
 
-    `settled`: describe layers as loads do, by their zero points too.
+    `settled`: describe layers by their zero points as well, like loads.
     """
 
     def __init__(self, weights: Weights, *, settled: bool = False) -> None:
@@ -70,31 +71,31 @@ class Groups:
 
     @cached_property
     def suffixes(self) -> Mapping[str, list[str]]:
-        """prefix -> what the names under it go on with."""
-        found: dict[str, list[str]] = {}
+        """Prefix -> suffixes of the tensors with this prefix."""
+        suffixes: dict[str, list[str]] = {}
         for name in self.names:
             prefix, suffix = split_name(name, self._keys)
-            found.setdefault(prefix, []).append(suffix)
-        return found
+            suffixes.setdefault(prefix, []).append(suffix)
+        return suffixes
 
     @cached_property
     def prefixes(self) -> Mapping[str, str]:
-        """name -> the prefix that it is stored under."""
+        """Tensor name -> its prefix."""
         return {name: prefix for prefix in self.suffixes for name in self.under(prefix)}
 
     @cached_property
     def layers(self) -> Mapping[str, LayerDescription | QloadError]:
-        """Every layer that some format could mean: what it is, or why it is none."""
+        """Possible layers by prefix: description, or error."""
         return {prefix: self._describe(prefix) for prefix in self.found}
 
     @cached_property
     def found(self) -> list[str]:
-        """The prefix of every layer that some format could mean, told by names and dtypes."""
+        """Prefixes of all possible layers, by names and dtypes of tensors."""
         return [prefix for prefix in self.suffixes if self._is_layer(prefix)]
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
-        """name -> its declaration, of every tensor of a layer that is what it should be."""
+        """Tensor name -> its declaration, for all tensors of readable layers."""
         return {
             layer.names.full(spec.name): spec
             for layer in self.layers.values()
@@ -103,20 +104,20 @@ class Groups:
         }
 
     def under(self, prefix: str) -> Iterator[str]:
-        """The names of the tensors that are stored under a prefix."""
+        """Yield the names of the tensors with a prefix."""
         return (named(prefix, suffix) if suffix else prefix for suffix in self.suffixes[prefix])
 
     def role(self, name: str) -> Role:
-        """What a tensor is for: as its layer declares it, or else as its name tells."""
+        """Role of a tensor: declared by its layer, else inferred from its name."""
         if name in self.specs:
             return self.specs[name].role
         quantized = self.is_quantized(self.prefixes[name])
         return _role_by_name(name) if quantized else Role.FLOAT
 
     def is_quantized(self, prefix: str) -> bool:
-        """A quantized layer has codes, or at least two of its tensors, or one that the config asks for.
+        """Return whether a layer is quantized: it has codes, two tensors of a format, or one of the config's.
 
-        Where no config does, a lone `scales` is any parameter.
+        Without a config, a lone `scales` may be any parameter.
         """
         suffixes = self.suffixes[prefix]
         if not self.claimed.isdisjoint(suffixes):
@@ -127,7 +128,7 @@ class Groups:
 
     @cached_property
     def claimed(self) -> frozenset[str]:
-        """The suffixes of the formats that the loader reads, but for those that plain layers have too."""
+        """Suffixes of the loader's formats, without those of plain layers."""
         specs = [spec for fmt in self.weights.loader.formats for spec in fmt.specs()]
         return frozenset(
             suffix for spec in specs for suffix in spec.suffixes if _role_by_name(suffix) is not Role.FLOAT
@@ -140,8 +141,8 @@ class Groups:
     def _is_layer(self, prefix: str) -> bool:
         if self.is_quantized(prefix) or not FOREIGN_SUFFIXES.isdisjoint(self.suffixes[prefix]):
             return True
-        held = "weight" in self.suffixes[prefix]
-        return held and len(self.weights.storage.info(named(prefix, "weight")).shape) in (1, 2)
+        has_weight = "weight" in self.suffixes[prefix]
+        return has_weight and len(self.weights.storage.info(named(prefix, "weight")).shape) in (1, 2)
 
     def _describe(self, prefix: str) -> LayerDescription | QloadError:
         try:

@@ -21,47 +21,47 @@ from qload.weights import Weights, open_checkpoint
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """A layer of a checkpoint, from headers, `g_idx` and zero points.
+    """Description of a checkpoint's layer, from headers, `g_idx` and zero points.
 
     Attributes
     ----------
     prefix
-        What `get_weights` takes.
+        Argument of `get_weights`.
     format
-        The name of the checkpoint format that it is stored in; None where it is stored in none.
+        Name of the checkpoint format; None for an unknown format.
     bits
-        Of a code; None where a format has no codes, or not one width.
+        Bits per code; None for a format without codes, or with several widths.
     group_size
-        Inputs that share a scale; -1: all of them; None where a format has no groups.
+        Inputs per scale; -1: all inputs; None for a format without groups.
     sym
-        Whether every zero point is the middle, as those that are stored say, or else the config.
+        Whether every zero point is the middle, by the stored zero points, else by the config.
     act_order
-        Whether groups lie in another order than the inputs.
+        Whether the order of groups differs from the order of inputs.
     shape
-        (N, K); (N,) of a vector; () where it is not known.
+        (N, K); (N,) for a vector; () if unknown.
     expected
-        The (N, K) that the model's config says, where its type is known.
+        (N, K) by the model's config, for a known model type.
     dtype
-        Of the stored weight, where that is plain, FP8 or FP4; of the scales, where codes are integers.
+        Dtype of the stored weight, for plain, FP8 and FP4 weights; dtype of the scales for integer codes.
     bytes
-        Of `tensors`.
+        Bytes of `tensors`.
     config
-        The layer's own config, as its typed weight has it.
+        Config of the layer, equal to its typed weight's.
     tensors
-        What a load reads, by full names. A bias is no part of it.
+        Tensors of a load, by full name, without the bias.
     activations
-        How the config declares that its inputs are quantized, with the whole names of a stored scale and
-        zero point; None where it declares nothing.
+        Activation scheme declared by the config, with full names of a stored scale and zero point; None
+        without a declaration.
     excluded
-        Why the config leaves out a plain layer: which entry of which key; None where it does not.
+        Key and entry of the config that exclude a plain layer; None for a layer without one.
     target
-        The kernel format that the loader makes of it, as far as its type tells; None: it is left as stored.
+        Kernel format after repacking by the loader, as far as the type tells; None for the stored format.
     scale_dtype
-        Of the scales; None where there are none.
+        Dtype of the scales; None without scales.
     claims
-        What the config claims about this layer, by the entry that applies to its module; None: nothing.
+        Claims of the config about this layer, by the entry for its module; None without claims.
     error
-        Why it cannot be loaded; then `tensors` are all under the prefix, and the rest is empty.
+        Error of a load; then `tensors` are all tensors with the prefix, and other fields are empty.
     """
 
     prefix: str
@@ -85,12 +85,12 @@ class LayerInfo:
 
     @property
     def plain(self) -> bool:
-        """Whether it is stored as plain floats."""
+        """True if the layer is plain floats."""
         return self.format == "unquantized"
 
 
 def info_of(weights: Weights, layer: LayerDescription) -> LayerInfo:
-    """All that is known of a layer that can be loaded."""
+    """Describe a layer that can be loaded."""
     storage, config, plain = weights.storage, layer.format.config, layer.format.weight_type.plain
     dtype, scale_dtype = _dtypes(layer)
     tensors = {name: storage.info(name) for name in (layer.names.full(spec.name) for spec in layer.specs)}
@@ -118,19 +118,21 @@ def info_of(weights: Weights, layer: LayerDescription) -> LayerInfo:
 
 
 def info_of_broken(groups: Groups, prefix: str, error: QloadError) -> LayerInfo:
-    """What is known of a layer that cannot be loaded."""
+    """Describe a layer that cannot be loaded."""
     storage = groups.weights.storage
     tensors = {name: storage.info(name) for name in groups.under(prefix)}
-    held = sum(info.nbytes for info in tensors.values())
-    return LayerInfo(prefix, None, None, None, None, None, (), "", held, tensors=tensors, error=error)
+    nbytes = sum(info.nbytes for info in tensors.values())
+    return LayerInfo(prefix, None, None, None, None, None, (), "", nbytes, tensors=tensors, error=error)
 
 
 def _dtypes(layer: LayerDescription) -> tuple[str, str | None]:
-    """What `LayerInfo` says of the weight, and of the scales, by name.
+    """Dtype names of the weight and of the scales.
 
-    Integers say nothing of the dtype that a product is computed in, and scales of a byte do not either.
+    Neither integers nor scales of one byte tell the dtype of a product.
     """
-    roles = {spec.role: layer.dtypes[spec.name] for spec in reversed(layer.specs)}  # the first of each role
+    roles = {
+        spec.role: layer.dtypes[spec.name] for spec in reversed(layer.specs)
+    }  # first tensor of each role
     stored = roles.get(Role.FLOAT, roles.get(Role.WORD))
     scales = roles.get(Role.SCALE, stored)
     assert stored is not None  # every layer has a weight
@@ -145,7 +147,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _activations(layer: LayerDescription) -> ActivationScheme | None:
-    """What the config declares, with the whole names of the scale and the zero point that are stored."""
+    """Activation scheme with full names of the stored scale and zero point."""
     scheme = layer.format.activations
     if scheme is None or scheme.scale is scheme.zero_point is None:
         return scheme
@@ -158,25 +160,25 @@ def _activations(layer: LayerDescription) -> ActivationScheme | None:
 def _exclusion_reason(weights: Weights, prefix: str) -> str | None:
     try:
         return weights.loader.left_out(prefix)
-    except (MismatchError, ConfigError):  # of a plain layer, a config that nobody understands says nothing
+    except (MismatchError, ConfigError):  # an invalid entry does not concern a plain layer
         return None
 
 
 def _is_symmetric(storage: WeightStorage, layer: LayerDescription) -> bool | None:
-    """What the zero points say, where their reading is known; else what the config says, if it does."""
+    """Return whether all zero points are the middle, as stored, else by the config; None if unknown."""
     config = layer.format.config
     if not isinstance(config, Grouped):
         return None
     if convention(layer) is not None:
         return all(same for _, _, same in symmetric(storage, layer))
     if isinstance(layer.format.config, AWQConfig | MarlinConfig | Marlin24Config):
-        return True  # of these, what stores no zero points means the middle
-    said: bool | None = getattr(config, "symmetric", None)
-    return said
+        return True  # without stored zero points these formats are symmetric
+    stated: bool | None = getattr(config, "symmetric", None)
+    return stated
 
 
 def _has_act_order(layer: LayerDescription) -> bool | None:
-    """Whether some index of groups differs from their order; without an index they lie in order."""
+    """Return whether an index of groups differs from ascending order; False without an index."""
     config = layer.format.config
     if not isinstance(config, Grouped):
         return None
@@ -186,22 +188,22 @@ def _has_act_order(layer: LayerDescription) -> bool | None:
 
 @checked
 def layers(path_or_weights: str | PathLike[str] | Weights) -> list[LayerInfo]:
-    """Every layer of a checkpoint, in the order of their names, and no weight is read.
+    """List the layers of a checkpoint by name, without reading weights.
 
-    Headers are, and the small tensors that say what a layer is: `g_idx`, and the zero points of GPTQ and AWQ.
-    A layer that cannot be loaded is listed with its `error`. A bias, and what is no layer, is not listed.
+    Headers are read, and the small tensors that describe a layer: `g_idx`, and zero points of GPTQ and AWQ. A
+    layer that cannot be loaded is listed with its `error`. Biases and tensors outside of layers are not
+    listed.
 
     Parameters
     ----------
     path_or_weights
-        A safetensors file, a directory, or a sharded index; or what `open_checkpoint` made of one, which
-        stays open. What its loader repacks or quantizes while loading is described as it is stored, and
-        `target` says what the loader makes of it.
+        A safetensors file, a directory, a sharded index, or a result of `open_checkpoint`, which stays open.
+        A layer that its loader repacks or quantizes is described as stored; `target` names the result.
 
     Raises
     ------
     StorageError, ConfigError, UnsupportedFormatError
-        As `open_checkpoint`, where the path cannot be opened.
+        The path cannot be opened; see `open_checkpoint`.
 
     Examples
     --------
@@ -234,24 +236,23 @@ def _opened(path_or_weights: str | PathLike[str] | Weights) -> Iterator[Weights]
             yield weights
 
 
-Progress = Callable[[str, int, int], None]  # a stage, bytes that are done, bytes of all
+Progress = Callable[[str, int, int], None]  # stage, bytes done, total bytes
 
 
 @checked
 def load_layers(weights: Weights, *, progress: Progress | None = None) -> Iterator[tuple[str, Weight]]:
-    """Each layer of a checkpoint with its prefix, whole, on the device and in the order that `weights` say.
+    """Yield each layer of a checkpoint with its prefix, whole, on the device and in the order of `weights`.
 
-    The fastest way to load a model that is not cut: threads read the next layers while one is repacked, see
-    `Weights.stream`, which takes loads of shares too. Layers come in the order of their names, vectors such
-    as norms among them; a layer that cannot be loaded is an error when it is its turn.
-    UnreadTensorsError, before anything is loaded, where a tensor is in a form that no format reads.
+    The fastest load of a whole model: threads read the next layers during the repacking of one; see
+    `Weights.stream`, also for loads of shares. Layers are sorted by name and include vectors such as norms.
+    The error of a layer is raised at its turn. UnreadTensorsError before any load: no format reads a tensor.
 
     Parameters
     ----------
     weights
-        What `open_checkpoint` made.
+        Result of `open_checkpoint`.
     progress
-        Told "loading", the bytes that were loaded, and those of all layers.
+        Called with "loading", the bytes loaded so far, and the bytes of all layers.
 
     Examples
     --------

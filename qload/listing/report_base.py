@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 from qload.errors import ArgumentError, QloadError, UnreadTensorsError, UnsupportedFormatError
 from qload.errors.reporting import EXIT_CODES, SCHEMA, Verdict
 
-# Rules with verdicts of their own.
+# Rules with their own verdict.
 INTERNAL, UNSUPPORTED = "internal", UnsupportedFormatError.rule
 
 
-class Answer(ABC):
-    """Base of reports about the checkpoint at `path`: a verdict with an exit code, and plain data."""
+class ReportBase(ABC):
+    """Base of reports on the checkpoint at `path`: a verdict with an exit code, and plain data."""
 
     path: str
 
@@ -23,8 +23,8 @@ class Answer(ABC):
         """Verdict of the report, the first of these that applies.
 
         `unreadable`: files or config cannot be parsed; `findings`: something is wrong; `internal`: a bug of
-        qload ended a part of the work; `incomplete`: no format reads some tensors; `unsupported`: the whole
-        checkpoint is of a known format that qload does not read; `ok`: nothing is wrong.
+        qload ended a part of the work; `incomplete`: no format reads some tensors; `unsupported`: qload does
+        not read the format of the checkpoint; `ok`: nothing is wrong.
         """
         holds: Mapping[Verdict, Callable[[], bool]] = {
             "unreadable": lambda: not self._readable(),
@@ -41,11 +41,11 @@ class Answer(ABC):
         return EXIT_CODES[self.verdict]
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain data: `schema`, `path`, `verdict`, and what was found."""
+        """Report as plain data: `schema`, `path`, `verdict`, and the fields."""
         return {"schema": SCHEMA, "path": self.path, "verdict": self.verdict, **self._data()}
 
     def _readable(self) -> bool:
-        """Whether the checkpoint could be read; by default as the field `unreadable` says."""
+        """Return whether the checkpoint can be read; by default, whether the field `unreadable` is empty."""
         return not getattr(self, "unreadable", "")
 
     def _internal(self) -> bool:
@@ -62,40 +62,40 @@ class Answer(ABC):
 
     @abstractmethod
     def _sound(self) -> bool:
-        """Whether nothing is wrong with what could be read."""
+        """Return whether all readable parts are correct."""
 
     @abstractmethod
     def _data(self) -> dict[str, Any]:
-        """The fields, as plain data."""
+        """Fields as plain data."""
 
 
-class AnswerByLayer(Answer):
-    """A report with an outcome for each layer: `layers` have an `outcome`."""
+class LayerReportBase(ReportBase):
+    """Base of reports with an outcome for each layer."""
 
     @property
     @abstractmethod
     def layers(self) -> Sequence[Any]:
-        """Each with a `name`, an `outcome` and a `detail`."""
+        """Layers with `name`, `outcome` and `detail`."""
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many layers and tensors have each outcome."""
+        """Number of layers and tensors by outcome."""
         return dict(Counter(layer.outcome for layer in self.layers))
 
     def _data(self) -> dict[str, Any]:
-        """The fields, and how many layers have each outcome."""
+        """Fields, and number of layers by outcome."""
         return {"counts": self.counts, **asdict(self)}  # type: ignore[call-overload]
 
 
-Found = TypeVar("Found", bound=Answer)
+Report = TypeVar("Report", bound=ReportBase)
 
 
 def make_report(
-    make: Callable[[], Found],
-    unreadable: Callable[[str], Found],
-    unsupported: Callable[[str], Found],
-) -> Found:
-    """Return the report of `make`, or the report of a checkpoint that cannot be read, with the reason.
+    make: Callable[[], Report],
+    unreadable: Callable[[str], Report],
+    unsupported: Callable[[str], Report],
+) -> Report:
+    """Return the report of `make`, or the report of an unreadable or unsupported checkpoint with the reason.
 
     ArgumentError and UnreadTensorsError are raised.
     """
@@ -107,10 +107,10 @@ def make_report(
         return (unsupported if error.rule == UNSUPPORTED else unreadable)(str(error))
 
 
-# The checkpoint format "marlin" of configs; `repack` and targets call the order of Marlin's kernels "marlin".
+# Label of the checkpoint format "marlin"; in `repack` and targets "marlin" is the order of Marlin's kernels.
 MARLIN_CHECKPOINT = "marlin_checkpoint"
 
 
 def format_label(name: str) -> str:
-    """The name of a checkpoint format in tables and pages, where kernel orders stand beside it."""
+    """Label of a checkpoint format in tables and pages, distinct from kernel orders."""
     return MARLIN_CHECKPOINT if name == "marlin" else name

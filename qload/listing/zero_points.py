@@ -1,4 +1,4 @@
-"""The zero points of a layer, run by run, in the readings that there are."""
+"""Stored zero points of a layer: convention, and runs of groups with a test for symmetry."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from qload.storage import WeightStorage, rows
 
 
 def convention(layer: LayerDescription) -> tuple[ZeroPoints, Packing] | None:
-    """How a layer stores its zero points; None where it has none."""
+    """Convention and packing of a layer's zero points; None without stored zero points."""
     config = layer.format.config
     if isinstance(config, GPTQConfig):
         return config.zeros, gptq.columns(config.bits)
@@ -22,16 +22,16 @@ def convention(layer: LayerDescription) -> tuple[ZeroPoints, Packing] | None:
 
 
 def symmetric(storage: WeightStorage, layer: LayerDescription) -> Iterator[tuple[int, Tensor, bool]]:
-    """(first group, packed zero points, whether all are 2**(bits - 1)) of each run of groups."""
-    known = convention(layer)
-    if known is None:
+    """Yield (first group, packed zero points, whether all are 2**(bits - 1)) of each run of groups."""
+    stored = convention(layer)
+    if stored is None:
         return
-    zeros, packing = known
+    zeros, packing = stored
     middle = zeros.write(torch.full((1, layer.N), 2 ** (packing.bits - 1)), packing)
     for start, run in words(storage, layer):
         yield start, run, bool((run == middle).all())
 
 
 def words(storage: WeightStorage, layer: LayerDescription) -> Iterator[tuple[int, Tensor]]:
-    """(first group, packed zero points) of each run of groups."""
+    """Yield (first group, packed zero points) of each run of groups."""
     return rows(storage, layer.names.full("qzeros"))

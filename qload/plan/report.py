@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from qload.errors import QloadError
-from qload.listing.report_base import Answer
+from qload.listing.report_base import ReportBase
 
 if TYPE_CHECKING:
     from qload.plan.kernels import KernelChoice
@@ -114,7 +114,7 @@ class WorldPlan:
 
 
 @dataclass(frozen=True)
-class ShardingPlan(Answer):
+class ShardingPlan(ReportBase):
     """Report of `plan`.
 
     Attributes
@@ -221,7 +221,7 @@ class ExplainedLayer:
 
 
 @dataclass(frozen=True)
-class Explanation(Answer):
+class Explanation(ReportBase):
     """Report of `explain`.
 
     Attributes

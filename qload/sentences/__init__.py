@@ -1,4 +1,4 @@
-"""Layouts as sentences: where each element lies, as data. `qload.devices` moves tensors by them."""
+"""Layout sentences: positions of elements as data. `qload.devices` moves tensors by them."""
 
 from qload.sentences.sentence import (
     WORD_BITS,

@@ -1,10 +1,10 @@
-"""Layout sentences: one line in einops notation gives the place of each element. Data alone, no tensor.
+"""Layout sentences: positions of elements in einops notation, as data without tensors.
 
     Sentence("(kp i) n -> kp n i", i=8)
 
-The axes of a tensor are taken apart into digits (left), outermost first, and the digits put
-together into other axes (right). Every digit stands once on each side, so the line read
-backwards is the inverse. At most one digit of an axis may lack a size: it follows from the tensor.
+The left side splits the axes of a tensor into digits, outermost first; the right side joins the digits into
+other axes. Every digit occurs once on each side, so that the inverse is the line read backwards. At most one
+digit of an axis may lack a size, which follows from the tensor.
 """
 
 import re
@@ -18,14 +18,14 @@ from qload.errors import ArgumentError, PatternError, checked
 
 _TOKEN = re.compile(r"\(|\)|[a-z]+|\S")
 
-MAX_CACHED_RESULTS = 1 << 10  # answers that a sentence remembers
+MAX_CACHED_RESULTS = 1 << 10  # per sentence
 
 AxisDigits = tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True)
 class Sentence:
-    """A permutation of mixed-radix digits, as `"(a b) c -> a (c b)"` with the digits' sizes."""
+    """Permutation of mixed-radix digits: pattern such as `"(a b) c -> a (c b)"`, and sizes of digits."""
 
     pattern: str
     sizes: tuple[tuple[str, int], ...] = ()
@@ -38,19 +38,16 @@ class Sentence:
 
     @cached_property
     def left(self) -> AxisDigits:
-        """The digits of each axis of a tensor in plain order, outermost first."""
+        """Digits of each axis in plain order, outermost first."""
         return parse_side(self.pattern, self.pattern.split("->")[0])
 
     @cached_property
     def right(self) -> AxisDigits:
-        """The digits of each axis of a tensor in this order, outermost first."""
+        """Digits of each axis in the order of the sentence, outermost first."""
         return parse_side(self.pattern, self.pattern.split("->")[1])
 
     def granule(self, axis: int) -> int:
-        """Where the plain tensor may be cut along `axis`: at multiples of this.
-
-        The outermost digit of an axis is free, so a cut has to be a multiple of the inner ones.
-        """
+        """Step of valid cuts of the plain tensor along `axis`: the product of all digits but the first."""
         return prod(self._size[digit] for digit in self.left[axis][1:])
 
     @cached_property
@@ -58,24 +55,24 @@ class Sentence:
         return dict(self.sizes)
 
     def digits(self, shape: tuple[int, ...], groups: AxisDigits) -> dict[str, int]:
-        """The size of each digit, from a `shape` and the digits of its axes (`groups`); or PatternError."""
-        found = self.known.get((shape, groups))
-        if found is None:
-            found = self._solved(shape, groups)
-            self.remember((shape, groups), found)
-        return dict(found)
+        """Size of each digit, by a `shape` and the digits of its axes (`groups`); PatternError."""
+        sizes = self.known.get((shape, groups))
+        if sizes is None:
+            sizes = self._solve_digits(shape, groups)
+            self.remember((shape, groups), sizes)
+        return dict(sizes)
 
     @cached_property
     def known(self) -> dict[Any, Any]:
-        """What was found out of this sentence: a model has thousands of layers of a few shapes."""
+        """Cache of results, as a model has thousands of layers of a few shapes."""
         return {}
 
     def remember(self, question: Any, answer: Any) -> None:
-        """Keep the `answer` to a `question`, while there are few: a hostile file may have any shapes."""
+        """Cache the `answer` to a `question`, up to a limit, as a hostile file may have any shapes."""
         if len(self.known) < MAX_CACHED_RESULTS:
             self.known[question] = answer
 
-    def _solved(self, shape: tuple[int, ...], groups: AxisDigits) -> dict[str, int]:
+    def _solve_digits(self, shape: tuple[int, ...], groups: AxisDigits) -> dict[str, int]:
         if len(shape) != len(groups):
             raise PatternError(self.pattern, f"needs {len(groups)} axes, got shape {shape}")
         size = dict(self._size)
@@ -84,9 +81,8 @@ class Sentence:
             free = [digit for digit in group if digit not in self._size]
             if extent % inner or (not free and extent != inner):
                 need = f"a multiple of {inner}" if free else str(inner)
-                raise PatternError(
-                    self.pattern, f"axis ({' '.join(group)}) has to be {need}, got {extent} in shape {shape}"
-                )
+                message = f"axis ({' '.join(group)}) has to be {need}, got {extent} in shape {shape}"
+                raise PatternError(self.pattern, message)
             size.update((digit, extent // inner) for digit in free)
         return size
 
@@ -95,39 +91,37 @@ class Sentence:
             raise PatternError(self.pattern, "needs exactly one '->'")
         sides = [[digit for group in side for digit in group] for side in (self.left, self.right)]
         for digits in sides:
-            twice = sorted({digit for digit in digits if digits.count(digit) > 1})
-            if twice:
-                raise PatternError(self.pattern, f"{', '.join(twice)} stands twice on one side")
+            repeated = sorted({digit for digit in digits if digits.count(digit) > 1})
+            if repeated:
+                raise PatternError(self.pattern, f"{', '.join(repeated)} stands twice on one side")
         lone = sorted(set(sides[0]) ^ set(sides[1]))
         if lone:
             raise PatternError(self.pattern, f"{', '.join(lone)} stands on one side only: not a permutation")
-        strange = sorted(set(self._size) - set(sides[0]))
-        if strange:
-            raise PatternError(self.pattern, f"has no {', '.join(strange)}, but a size for it")
+        unknown = sorted(set(self._size) - set(sides[0]))
+        if unknown:
+            raise PatternError(self.pattern, f"has no {', '.join(unknown)}, but a size for it")
         for digit, size in self.sizes:
             if size < 1:
                 raise PatternError(self.pattern, f"{digit} needs a size of at least 1, got {size}")
         for group in self.left + self.right:
             free = [digit for digit in group if digit not in self._size]
             if len(free) > 1:
-                raise PatternError(
-                    self.pattern,
-                    f"({' '.join(group)}) leaves {' and '.join(free)} open: give all sizes but one",
-                )
+                message = f"({' '.join(group)}) leaves {' and '.join(free)} open: give all sizes but one"
+                raise PatternError(self.pattern, message)
 
 
 def strides(groups: AxisDigits, size: Mapping[str, int], of_axes: Sequence[int]) -> dict[str, int]:
-    """The stride of each digit, from those of the axes that the digits make."""
-    found = {}
+    """Stride of each digit, by the strides of the axes (`of_axes`) that the digits form."""
+    result = {}
     for group, stride in zip(groups, of_axes, strict=True):
         for digit in reversed(group):
-            found[digit] = stride
+            result[digit] = stride
             stride *= size[digit]
-    return found
+    return result
 
 
 def parse_side(pattern: str, side: str) -> AxisDigits:
-    """One side of a pattern -> its axes, each a tuple of digits."""
+    """Parse one side of a pattern into axes, each a tuple of digits."""
     groups: list[tuple[str, ...]] = []
     inside: list[str] | None = None
     for token in _TOKEN.findall(side):
@@ -156,7 +150,7 @@ WORD_BITS = 32
 
 @dataclass(frozen=True, slots=True)
 class CodeField:
-    """`width` bits of code `code` from its bit `low` up lie at bit `bit` of word `word`."""
+    """Bits of a code in a word: `width` bits of `code`, from its bit `low`, at bit `bit` of `word`."""
 
     code: int
     low: int
@@ -166,7 +160,7 @@ class CodeField:
 
 
 def bit_stream(bits: int, count: int) -> tuple[CodeField, ...]:
-    """`count` codes one after another: code i at bits [i * bits, (i + 1) * bits) of the words."""
+    """Fields of `count` consecutive codes: code i at bits [i * bits, (i + 1) * bits) of the words."""
     fields = []
     for code in range(count):
         start, low = code * bits, 0
@@ -212,36 +206,36 @@ class WordSentence:
 
     @cached_property
     def words(self) -> int:
-        """How many words one run of codes fills."""
+        """Number of words per run of codes."""
         return dict(self.sizes).get("w", 1)
 
     @cached_property
     def codes(self) -> Sentence:
-        """The order that brings each run of codes together, as the last axis."""
+        """Sentence of the codes, with each run as the last axis."""
         sizes = {digit: size for digit, size in self.sizes if digit != "w"}
         return Sentence(self.pattern.replace(" w)", ")"), **sizes)
 
     @cached_property
     def _axis(self) -> int:
-        """The axis of the stored tensor along which a run's words lie, innermost."""
+        """Axis of the stored tensor with a run's words as innermost digit."""
         return next((axis for axis, group in enumerate(self.stored) if group[-1] == "w"), 0)
 
     @cached_property
     def stored(self) -> AxisDigits:
-        """The digits of each axis of words."""
+        """Digits of each axis of words."""
         return parse_side(self.pattern, self.pattern.split("->")[1])[:-1]
 
     def granule(self, axis: int) -> int:
-        """Where codes in plain order may be cut along `axis`: at multiples of this."""
+        """Step of valid cuts of the plain codes along `axis`."""
         return self.codes.granule(axis)
 
     @cached_property
     def run(self) -> int:
-        """How many codes a run has."""
+        """Number of codes per run."""
         return prod(size for digit, size in self.codes.sizes if digit in self.codes.right[-1])
 
     def shape_of_codes(self, words: Sequence[int]) -> tuple[int, int]:
-        """The shape of `words` -> the shape of the codes in them; ArgumentError where runs are cut."""
+        """Shape of the plain codes, by the shape of `words`; ArgumentError for a partial run."""
         shape, axis = list(words), self._axis
         if shape[axis] % self.words:
             raise ArgumentError("words", f"a multiple of {self.words} along axis {axis}", str(tuple(shape)))
@@ -252,6 +246,6 @@ class WordSentence:
         return rows, columns
 
     def shape_of_words(self, codes: Sequence[int]) -> tuple[int, ...]:
-        """The shape of `codes` in plain order -> the shape of the words that hold them."""
+        """Shape of the words, by the shape of the plain `codes`."""
         size = {**self.codes.digits(tuple(codes), self.codes.left), "w": self.words}
         return tuple(prod(size[digit] for digit in group) for group in self.stored)

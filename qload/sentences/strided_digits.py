@@ -1,7 +1,7 @@
-"""The digits of a sentence with their strides: what a routine needs to move elements from order to order.
+"""Digits of a sentence with strides, as needed by routines that move elements between orders.
 
-A digit says how many values it has and how far apart its values lie on either side. Digits of one axis that
-two sentences cut in different places are cut in both.
+A digit has a size, and a stride in source and target. Digits of an axis are split to the common refinement of
+two sentences.
 """
 
 from collections.abc import Sequence
@@ -11,19 +11,19 @@ from typing import NamedTuple
 
 from qload.sentences.sentence import WORD_BITS, Sentence, WordSentence, strides
 
-MAX_RUN_WORDS = 32  # of a run that is moved field by field, codes as well as words
-WHOLE_BITS = (2, 4, 8)  # bits of codes that words hold in whole numbers
+MAX_RUN_WORDS = 32  # words, and codes, of a run that is moved field by field
+WHOLE_BITS = (2, 4, 8)  # bit widths of codes without straddling of words
 
 
 class AxisDigit(NamedTuple):
-    """A digit of one axis: how many values it has, and its stride in elements."""
+    """Digit of one axis: size, and stride in elements."""
 
     size: int
     stride: int
 
 
 class Digit(NamedTuple):
-    """A digit of elements that move: how many values it has, and its strides in elements."""
+    """Digit of a move: size, and strides in source and target, in elements."""
 
     size: int
     source: int
@@ -31,7 +31,7 @@ class Digit(NamedTuple):
 
 
 class FieldMove(NamedTuple):
-    """`width` bits from bit `source_bit` of word `source` of a run to bit `target_bit` of word `target`."""
+    """Move of `width` bits from (word `source`, `source_bit`) to (word `target`, `target_bit`) of a run."""
 
     source: int
     target: int
@@ -41,7 +41,7 @@ class FieldMove(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """Where runs lie: the stride of a run's codes, that of its words, and the digits that count runs."""
+    """Layout of runs: stride of a run's codes, stride of its words, and digits over runs."""
 
     code: int
     word: int
@@ -53,10 +53,10 @@ Axis = Sequence[AxisDigit]
 
 @cache
 def axis_digits(sentence: Sentence, shape: tuple[int, ...]) -> tuple[tuple[AxisDigit, ...], ...]:
-    """The digits of each plain axis, innermost first, and their strides in the ordered tensor."""
-    known: tuple[tuple[AxisDigit, ...], ...] | None = sentence.known.get(("axes", shape))
-    if known is not None:
-        return known
+    """Digits of each plain axis, innermost first, with strides in the ordered tensor."""
+    cached: tuple[tuple[AxisDigit, ...], ...] | None = sentence.known.get(("axes", shape))
+    if cached is not None:
+        return cached
     size = sentence.digits(shape, sentence.left)
     extents = [prod(size[digit] for digit in group) for group in sentence.right]
     stride = strides(sentence.right, size, [prod(extents[axis + 1 :]) for axis in range(len(extents))])
@@ -66,31 +66,32 @@ def axis_digits(sentence: Sentence, shape: tuple[int, ...]) -> tuple[tuple[AxisD
 
 
 def holds_whole_codes(words: WordSentence) -> bool:
-    """Whether words hold whole codes one after another, so that each digit of codes has one stride."""
+    """Return whether words have consecutive codes without straddling, so that each digit has one stride."""
     return words.bits in WHOLE_BITS and runs_in_turn(words)
 
 
 def runs_in_turn(words: WordSentence) -> bool:
-    """Whether a run is one word, which holds whole codes one after another."""
-    known: bool | None = words.codes.known.get("in turn")
-    if known is None:
-        found = [(f.code, f.low, f.word, f.bit) for f in words.fields]
-        known = found == [(i, 0, 0, i * words.bits) for i in range(words.run)]
-        words.codes.remember("in turn", known)
-    return known
+    """Return whether a run is one word of consecutive codes."""
+    result: bool | None = words.codes.known.get("in turn")
+    if result is None:
+        positions = [(f.code, f.low, f.word, f.bit) for f in words.fields]
+        result = positions == [(i, 0, 0, i * words.bits) for i in range(words.run)]
+        words.codes.remember("in turn", result)
+    return result
 
 
 @cache
 def stream_axis(words: WordSentence) -> int | None:
-    """The axis that codes of any width follow each other along, bit after bit; None where they do not."""
+    """Axis of codes that form a bit stream; None for any other layout."""
     (*outer, run), stored = words.codes.right, words.stored
     straight = all(f.word * WORD_BITS + f.bit == f.code * words.bits + f.low for f in words.fields)
     if not straight or words.run * words.bits != words.words * WORD_BITS:
         return None
     for axis, digits in enumerate(words.codes.left):
-        here, other = stored[axis], 1 - axis
-        alike = len(outer) == 2 and words.codes.left[other] == stored[other]
-        if alike and here in ((*digits[:-1], "w"), digits[:-1]) and digits[-1:] == run and len(digits) == 2:
+        other = 1 - axis
+        if len(outer) != 2 or words.codes.left[other] != stored[other]:
+            continue
+        if stored[axis] in ((*digits[:-1], "w"), digits[:-1]) and digits[-1:] == run and len(digits) == 2:
             return axis
     return None
 
@@ -98,20 +99,20 @@ def stream_axis(words: WordSentence) -> int | None:
 def runs(
     words: WordSentence, shape: tuple[int, ...], of_codes: Sequence[int], of_words: Sequence[int]
 ) -> Runs | None:
-    """Where the runs of codes of a shape lie, from the strides of codes and words; None: in no one stride."""
+    """Layout of the runs of codes of a shape, by the strides of codes and words; None for irregular runs."""
     *_, run = words.codes.right
     if len(run) > 1 or max(words.run, words.words) > MAX_RUN_WORDS:
         return None
     size = words.codes.digits(shape, words.codes.left)
-    here = strides(words.codes.left, size, of_codes)
-    there = strides(words.stored, {**size, "w": words.words}, of_words)
-    digits = [Digit(size[digit], here[digit], there[digit]) for digit in size if digit not in run]
+    code_strides = strides(words.codes.left, size, of_codes)
+    word_strides = strides(words.stored, {**size, "w": words.words}, of_words)
+    digits = [Digit(size[d], code_strides[d], word_strides[d]) for d in size if d not in run]
     digits.sort(key=lambda digit: (digit.target, digit.source), reverse=True)
-    return Runs(here[run[0]], there.get("w", 1), digits)
+    return Runs(code_strides[run[0]], word_strides.get("w", 1), digits)
 
 
 def fields_in_common(source: WordSentence, target: WordSentence) -> list[FieldMove]:
-    """The moves of bits that bring a run of one sentence's words into the words of another."""
+    """Moves of bits between the words of a run in two word sentences."""
     return [
         FieldMove(a.word, b.word, a.bit + low - a.low, b.bit + low - b.low, high - low)
         for a in source.fields
@@ -122,7 +123,7 @@ def fields_in_common(source: WordSentence, target: WordSentence) -> list[FieldMo
 
 
 def axis_in_common(ours: Axis, theirs: Axis) -> list[Digit] | None:
-    """The digits of an axis that both sides are made of, innermost first; None where one cuts another's."""
+    """Common refinement of the digits of an axis, innermost first; None for digits that do not nest."""
     digits, left, right = [], list(ours), list(theirs)
     while left and right:
         (a, source), (b, target) = left.pop(0), right.pop(0)
@@ -140,32 +141,32 @@ def axis_in_common(ours: Axis, theirs: Axis) -> list[Digit] | None:
 
 
 def in_common(source: Sequence[Axis], target: Sequence[Axis]) -> list[Digit] | None:
-    """The digits that two orders of one shape are made of; None where their cuts do not nest."""
-    found = _in_common(tuple(map(tuple, source)), tuple(map(tuple, target)))
-    return None if found is None else list(found)
+    """Common refinement of the digits of two orders of one shape; None for digits that do not nest."""
+    digits = _in_common(tuple(map(tuple, source)), tuple(map(tuple, target)))
+    return None if digits is None else list(digits)
 
 
 @lru_cache(1 << 10)
 def _in_common(source: tuple[Axis, ...], target: tuple[Axis, ...]) -> list[Digit] | None:
-    found: list[Digit] = []
+    digits: list[Digit] = []
     for left, right in zip(source, target, strict=True):
-        both = axis_in_common(left, right)
-        if both is None:
+        common = axis_in_common(left, right)
+        if common is None:
             return None
-        found += both
-    return found
+        digits += common
+    return digits
 
 
 def to_strided(of_target: Sequence[int], *axes: Axis) -> list[Digit]:
-    """From the digits of each axis to a strided tensor."""
+    """Digits of a move from the digits of each axis to a tensor with strides `of_target`."""
     digits = []
     for stride, axis in zip(of_target, axes, strict=True):
-        for size, place in axis:
-            digits.append(Digit(size, place, stride))
+        for size, source in axis:
+            digits.append(Digit(size, source, stride))
             stride *= size
     return digits
 
 
 def turned(digits: Sequence[Digit]) -> list[Digit]:
-    """The same digits from the target to the source."""
+    """Digits of the inverse move."""
     return [Digit(size, target, source) for size, source, target in digits]

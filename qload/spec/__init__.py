@@ -1,4 +1,4 @@
-"""The contract between files and kernels: axis text, declarations, configs, typed weights."""
+"""Interface of checkpoint formats: axis text, tensor declarations, configs, typed weights."""
 
 from qload.devices import run_of
 from qload.spec.activations import ActivationScheme

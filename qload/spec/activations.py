@@ -1,7 +1,7 @@
-"""How the inputs of a layer are quantized before it multiplies: a fact of its typed weight.
+"""`ActivationScheme`: quantization of a layer's inputs before the product, as declared by its config.
 
-No weight depends on it, and no `dequantize`. Half of what a W8A8 layer means is here all the same: its owner
-rounds x to codes first. What x becomes stands in `qload.kernels.activations`.
+It changes no weight and no `dequantize`, but it changes the output of a W8A8 layer, whose program first
+rounds x to codes. `qload.kernels.activations` quantizes x.
 """
 
 from dataclasses import dataclass
@@ -9,37 +9,36 @@ from typing import Literal
 
 from qload.errors import ArgumentError, check_fields
 
-GROUPED = ("group", "block", "tensor_group")  # strategies whose scales are of neighbours of one token
+GROUPED = ("group", "block", "tensor_group")  # strategies with scales of adjacent inputs of one token
 
 
 @dataclass(frozen=True)
 class ActivationScheme:
-    """How the inputs of a layer are quantized, as its config declares it; ArgumentError for no group size.
+    """Quantization of a layer's inputs, as declared by its config; ArgumentError for a missing group size.
 
     Attributes
     ----------
     type, bits
-        Whole numbers or floats, and how many bits a code has: ("int", 8), or ("float", 8) for e4m3.
+        Number type and bits of a code: ("int", 8), or ("float", 8) for e4m3.
     dynamic
-        False: by a scale that was found beforehand and is stored. True: by scales that are found as the
-        inputs come. "local": by both, a stored scale of the tensor and scales of groups that are found.
+        False: static, with a stored scale. True: with scales computed from the inputs. "local": with both, a
+        stored scale of the tensor and computed scales of groups.
     strategy
-        Which inputs share a scale: all ("tensor"), those of one token, or `group_size` neighbours of one
-        token ("group", "block"; "tensor_group" where a scale of the tensor comes on top). None: the config
-        does not say.
+        Inputs of one scale: all inputs ("tensor"), one token ("token"), or `group_size` adjacent inputs of a
+        token ("group", "block"; "tensor_group" with a further scale of the tensor). None: not declared.
     group_size
-        How many neighbours; None where a scale is not for a group of them.
+        Inputs of a group; None without groups.
     symmetric
-        Whether zero is code zero.
+        Whether code zero is zero.
     scale, zero_point
-        The names of the stored scale and zero point: of a typed weight its fields, of a `LayerInfo` whole
-        names, of a claim suffixes such as `input_scale`. None where none is stored.
+        Names of the stored scale and zero point: fields of a typed weight, full names in a `LayerInfo`,
+        suffixes such as `input_scale` in a claim. None if not stored.
     scale_type
-        What a scale that is found is rounded to: "float32" is not rounded, "e4m3", or "e8m0", a power of two.
+        Rounding of a computed scale: "float32" for none, "e4m3", or "e8m0", a power of two.
     upper_bound
-        The largest absolute input that scales look at, what is beyond saturates; None: no bound.
+        Largest absolute input in the computation of scales; larger inputs saturate. None: no bound.
     owner
-        Whose arithmetic finds the scales, which owners round differently.
+        Program with the reference arithmetic of scales; programs round differently.
     """
 
     type: Literal["int", "float"]
@@ -61,21 +60,21 @@ class ActivationScheme:
 
     @property
     def finds_maxima(self) -> bool:
-        """Whether a scale covers all inputs of a token, or more: a share of these inputs does not tell it."""
+        """True if a computed scale needs all inputs of a token, so that a share of them is not enough."""
         return self.dynamic is True and self.strategy in ("token", "tensor")
 
     @property
     def covers_all_tokens(self) -> bool:
-        """Whether one scale is found over all tokens of a call, so that each depends on the others."""
+        """True if one scale is computed over all tokens of a call, so that tokens depend on each other."""
         return self.dynamic is True and self.strategy == "tensor"
 
     @property
     def size(self) -> int | None:
-        """How many neighbours share a scale that is found; None where all inputs of a token do."""
+        """Inputs per computed scale; None for all inputs of a token."""
         return self.group_size if self.dynamic and self.strategy in GROUPED else None
 
     def __str__(self) -> str:
-        """In a few words: `int8 token dynamic`, `float4 tensor_group of 16 local`."""
+        """Summary such as `int8 token dynamic` or `float4 tensor_group of 16 local`."""
         when = "local" if self.dynamic == "local" else "dynamic" if self.dynamic else "static"
         size = f" of {self.group_size}" if self.group_size else ""
         rest = "" if self.symmetric else " asymmetric"

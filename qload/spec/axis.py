@@ -1,14 +1,14 @@
-"""Axis text: how a stored axis follows from a layer's logical sizes, and where it may be cut.
+"""Axis text: size of a stored axis as a formula of the layer's logical sizes, and its valid cuts.
 
     axis := dim op* ["!"] ["|" free]    ops apply left to right to the logical size
     dim  := N | K | (NK) | P | free | integer
-            (NK): all elements, row by row; P: one entry a fused part, stored as () or (1,);
+            (NK): all elements, row by row; P: one entry per fused part, stored as () or (1,);
             free (G R E ...): whole on every rank
-    op   := *i | /i | /i^ | @i | @i^    @i: whole runs of i (as /i*i); ^: a short tail is rounded up
-    !    :  never cut      |G : where the world's cuts do not suit this axis, it stays whole
+    op   := *i | /i | /i^ | @i | @i^    @i: full runs of i (as /i*i); ^: a short tail is rounded up
+    !    :  never cut      |G : whole on every rank if the cuts of the ranks are invalid for this axis
 
-A cut is lawful where every division of the axis is exact; the end of the dimension always is. A cut of N
-at n is one of (NK) at element n * K; a cut of K at k has to be exact at k and at K.
+A cut is valid if every division of the axis is exact; the end of the dimension always is. A cut of N at n is
+a cut of (NK) at element n * K; a cut of K at k has to be exact at k and at K.
 """
 
 import re
@@ -30,7 +30,7 @@ _OP = re.compile(r"([*/@])(\d+)(\^?)")
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis of a stored tensor, as declared: `"K*4/32"`, `"N"`, `"K/128^|G"`, `"16"`."""
+    """Declared axis of a stored tensor: `"K*4/32"`, `"N"`, `"K/128^|G"`, `"16"`."""
 
     text: str
 
@@ -49,20 +49,20 @@ class Axis:
 
     @cached_property
     def dim(self) -> str:
-        """The dimension it follows from: `N`, `K`, `NK`, `P`, a free letter, or an integer."""
+        """Dimension of the formula: `N`, `K`, `NK`, `P`, a free letter, or an integer."""
         return self._part("dim").strip("()")
 
     @cached_property
     def flat(self) -> bool:
-        """Whether it counts all elements, row by row."""
+        """True if the axis counts all elements, row by row."""
         return self.dim == FLAT
 
     def follows(self, dim: str) -> bool:
-        """Whether its size follows from a dimension."""
+        """Return whether the size depends on a dimension."""
         return self.dim == dim or (self.flat and dim in LOGICAL)
 
     def logical(self, sizes: Mapping[str, int]) -> int | None:
-        """The logical size its operations start from, or None where a dimension is not known."""
+        """Logical size before the operations; None for an unknown dimension."""
         if self.dim.isdigit():
             return int(self.dim)
         if self.flat:
@@ -70,7 +70,7 @@ class Axis:
         return sizes.get(self.dim)
 
     def step(self, dim: str, sizes: Mapping[str, int]) -> int:
-        """Cuts of a dimension it follows from are exact at multiples of this; 0: there are none."""
+        """Step of valid cuts along a dimension of the formula; 0: no cut is valid."""
         if self.never:
             return 0
         if not self.flat:
@@ -82,22 +82,22 @@ class Axis:
 
     @cached_property
     def ops(self) -> tuple[tuple[str, int, bool], ...]:
-        """(operation, amount, rounded up) from left to right."""
+        """Operations as (operation, amount, rounded up), from left to right."""
         return tuple((op, int(amount), up == "^") for op, amount, up in _OP.findall(self._part("ops")))
 
     @cached_property
     def never(self) -> bool:
-        """Whether this axis forbids every cut of its dimension."""
+        """True if the axis forbids every cut of its dimension."""
         return self._part("never") == "!"
 
     @cached_property
     def free(self) -> str | None:
-        """The letter that names this axis where it stays whole although its dimension is cut."""
+        """Letter of an axis that may stay whole despite a cut of its dimension; None for other axes."""
         return self._part("free") or None
 
     @cached_property
     def factor(self) -> Fraction:
-        """Stored places for each logical one, rounding aside."""
+        """Stored entries per logical entry, without rounding."""
         factor = Fraction(1)
         for op, amount, _ in self.ops:
             factor = factor * amount if op == "*" else factor / amount if op == "/" else factor
@@ -105,7 +105,7 @@ class Axis:
 
     @cached_property
     def granule(self) -> int:
-        """The smallest step at which every division is exact."""
+        """Smallest step with exact divisions."""
         step, factor = 1, Fraction(1)
         for op, amount, _ in self.ops:
             if op == "*":
@@ -117,11 +117,11 @@ class Axis:
 
     @cached_property
     def rounds(self) -> bool:
-        """Whether a short tail is rounded up, so that the stored size does not tell the logical one."""
+        """True if a short tail is rounded up, so that the stored size does not imply the logical size."""
         return any(up for _, _, up in self.ops)
 
     def size(self, logical: int) -> int | None:
-        """The stored size, or None where a division that has to be exact is not."""
+        """Stored size; None for a division that is not exact, but has to be."""
         size = logical
         for op, amount, up in self.ops:
             if op == "*":
@@ -134,7 +134,7 @@ class Axis:
         return size
 
     def at(self, place: int, logical: int) -> int:
-        """Where a lawful cut at `place` falls on the stored axis."""
+        """Stored position of a valid cut at the logical position `place`."""
         end = self.size(logical)
         return end if place == logical and end is not None else int(place * self.factor)
 
@@ -144,5 +144,5 @@ class Axis:
 
 @lru_cache(1 << 12)
 def axes_of(text: str) -> tuple[Axis, ...]:
-    """`"K/8 N"` -> the two axes, outermost first; whoever asks for equal text gets the same ones."""
-    return tuple(Axis(each) for each in text.split())
+    """Parse `"K/8 N"` into its axes, outermost first; cached by text."""
+    return tuple(map(Axis, text.split()))

@@ -17,12 +17,12 @@ def check_cast(
     remedy: str,
     stored: torch.dtype | None = None,
 ) -> None:
-    """CastError where `after` holds an infinity or NaN for a number of `before`.
+    """Raise CastError for an infinity or NaN in `after` in place of a number in `before`.
 
-    `tiny`: also where a number costs more than one rounding, as it is 0 or subnormal now: a scale's bits
-    are lost in every weight of its group. `stored`: the dtype that is named, where `before` was computed.
+    `tiny`: also for a number with an error of more than one rounding, now 0 or subnormal: lost bits of a
+    scale affect every weight of its group. `stored`: dtype for the message, if `before` was computed.
     """
-    dtype = torch.float64 if before.dtype == torch.float64 else torch.float32  # a weight is large
+    dtype = torch.float64 if before.dtype == torch.float64 else torch.float32  # to save memory
     wide, got = before.detach().to(after.device, dtype), after.detach().to(dtype)
     lost = ~torch.isfinite(got) & torch.isfinite(wide)
     if tiny:
@@ -40,14 +40,14 @@ FLOAT_DTYPES = (
 
 
 def check_float(dtype: object) -> None:
-    """A dtype that weights are rounded to: others would cut values off, or have no sign. ArgumentError."""
+    """Raise ArgumentError for a dtype that truncates weights or has no sign."""
     if dtype not in FLOAT_DTYPES:
-        known = ", ".join(str(each).removeprefix("torch.") for each in FLOAT_DTYPES)
-        raise ArgumentError("dtype", f"one of torch's {known}", str(dtype))
+        names = ", ".join(str(allowed).removeprefix("torch.") for allowed in FLOAT_DTYPES)
+        raise ArgumentError("dtype", f"one of torch's {names}", str(dtype))
 
 
 def check_out(out: Tensor, shape: Shape, device: torch.device, *read: Tensor) -> None:
-    """A tensor that what is meant can be written to, element by element, while others are read."""
+    """Check that a dequantized weight of `shape` can be written to `out` during reads of other tensors."""
     devices.check_writable(out)
     if tuple(out.shape) != tuple(shape):
         raise ShapeError("out", f"{tuple(shape)}, as the weight", tuple(out.shape))
@@ -58,7 +58,7 @@ def check_out(out: Tensor, shape: Shape, device: torch.device, *read: Tensor) ->
 
 
 def rounded(exact: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
-    """What a weight means in a dtype, or in `out`, whose dtype it takes."""
+    """Round an exact weight to a dtype, or into `out`."""
     if out is None:
         check_float(dtype)
         return exact.to(dtype)

@@ -1,4 +1,4 @@
-"""JSON that is stored as a tensor of bytes: input from outside, validated by pydantic into qload's errors."""
+"""JSON in a tensor of bytes: hostile input, validated by pydantic with qload's errors."""
 
 from typing import Any, TypeVar
 
@@ -9,14 +9,14 @@ from qload.spec.weight import LayerHeaders
 
 Model = TypeVar("Model", bound=BaseModel)
 
-MAX_JSON_BYTES = 4096  # some 170 are usual
+MAX_JSON_BYTES = 4096  # usual: 170
 
 
-def read_blob(seen: LayerHeaders, field: str, model: type[Model]) -> Model:
-    """A fact as the model has it, or ShapeError, or ConfigError with the key and what it has to be."""
-    blob = seen.facts[field]
+def read_blob(headers: LayerHeaders, field: str, model: type[Model]) -> Model:
+    """Validate the JSON in a fact; ShapeError if too long, ConfigError with key and expected value."""
+    blob = headers.facts[field]
     if blob.numel() > MAX_JSON_BYTES:
-        name, file = seen.names.full(field), seen.names.file(field)
+        name, file = headers.names.full(field), headers.names.file(field)
         raise ShapeError(name, f"at most {MAX_JSON_BYTES} bytes", tuple(blob.shape), file)
     try:
         return model.model_validate_json(bytes(blob.flatten().tolist()))
@@ -25,12 +25,12 @@ def read_blob(seen: LayerHeaders, field: str, model: type[Model]) -> Model:
         expected = first["msg"].removeprefix("Input should be ")
         key = ".".join(map(str, first["loc"])) or "JSON"
         raise wrong(
-            seen, field, key, expected, None if first["type"] == "missing" else first["input"]
+            headers, field, key, expected, None if first["type"] == "missing" else first["input"]
         ) from error
 
 
-def wrong(seen: LayerHeaders, field: str, key: str, expected: str, got: Any) -> ConfigError:
-    """The error for a value of a blob."""
-    file = seen.names.file(field)
+def wrong(headers: LayerHeaders, field: str, key: str, expected: str, got: Any) -> ConfigError:
+    """Build the error for a value in the JSON of a fact."""
+    file = headers.names.file(field)
     shown = "nothing" if got is None else f"{got!r:.60}"
-    return ConfigError(seen.names.full(field), key, expected, shown, f"in       {file}" if file else "")
+    return ConfigError(headers.names.full(field), key, expected, shown, f"in       {file}" if file else "")

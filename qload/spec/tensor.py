@@ -1,4 +1,4 @@
-"""A tensor's declaration, and the sizes of a layer that its tensors' shapes agree on."""
+"""`TensorSpec`: declaration of a layer's tensor; checks of dtypes, shapes and indices against it."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ EXPONENTS = frozenset((torch.uint8, torch.float8_e8m0fnu))
 
 
 class Role(Enum):
-    """What a tensor is for. Only plain floats are ever cast to the dtype a user asks for.
+    """Role of a tensor. Only plain floats (FLOAT) are cast to the dtype of the user.
 
-    `UNUSED`: nothing; it is known why it is stored, and what its values are says nothing.
+    `UNUSED`: stored for a known reason, with values of no effect.
     """
 
     FLOAT = "float"  # plain weights, biases, norms
@@ -30,42 +30,42 @@ class Role(Enum):
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a layer, as its format declares it.
+    """Declaration of a layer's tensor by its format.
 
     Attributes
     ----------
     name
-        The field's name.
+        Field of the typed weight.
     dtypes
-        Those allowed.
+        Allowed dtypes.
     text
-        Its axes, such as `"K*4/32 N"`; `qload.spec.axis` has the grammar.
+        Axes, such as `"K*4/32 N"`; see `qload.spec.axis` for the grammar.
     role
-        What it is for, which says whether it may be cast.
+        Role of the tensor; only FLOAT is cast.
     stored
-        The on-disk suffix where it differs from the field's name; several where tools differ.
+        Suffix on disk, if different from the field; several suffixes of different tools.
     fact
-        Small, read whole by every rank before anything is decided.
+        True for a small tensor that every rank reads whole before any weight.
     index_of
-        Its values point into that free axis; the loader checks and rebases them.
+        Free axis of the tensor's indices; the loader checks them and subtracts the offset of a share.
     permutation
-        It names each of its own places once.
+        True for a permutation of its own positions.
     nibbles
-        The only values its four-bit fields may have.
+        Allowed values of its four-bit fields.
     between
-        The least and the greatest value that a writer ever stores.
+        Least and greatest value of any writer.
     divides
-        Something is divided by its values: none may be zero.
+        True for divisors, which may not be zero.
     holds
-        The values that it always has, entry by entry: kernels know them and never look.
+        Constant values, entry by entry; kernels do not read them.
     view
-        The axes to cut and join along, where the stored shape hides them.
+        Axes of cuts and joins, if the stored shape hides them.
     spent
-        Used up by the format's `resolve`: the typed weight does not hold it.
+        True for a tensor that `resolve` consumes: it is not part of the typed weight.
     optional
-        May be absent.
+        True for a tensor that may be missing.
     reason
-        Why it may not, where it may elsewhere, and what to do if it is.
+        Reason for a required tensor that is optional in other configs, with a remedy.
     """
 
     name: str
@@ -87,48 +87,48 @@ class TensorSpec:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """The declared axes, outermost first."""
+        """Declared axes, outermost first."""
         return axes_of(self.text)
 
     @property
     def places(self) -> tuple[Axis, ...]:
-        """The axes to cut and join along: those of the view, or the declared ones."""
+        """Axes of cuts and joins: the axes of the view, else the declared ones."""
         return axes_of(self.text if self.view is None else self.view)
 
     @property
     def suffixes(self) -> tuple[str, ...]:
-        """What may follow the layer's prefix on disk."""
+        """Possible suffixes after the layer's prefix on disk."""
         return (self.stored,) if isinstance(self.stored, str) else self.stored or (self.name,)
 
     @property
     def suffix(self) -> str:
-        """What follows the layer's prefix on disk, the first of several names."""
+        """First suffix after the layer's prefix on disk."""
         return self.suffixes[0]
 
     @property
     def is_exponents(self) -> bool:
-        """Whether its values are exponents alone (E8M0): those are the floats that may be stored as bytes."""
+        """True if the values are exponents (E8M0), the only floats that may be stored as bytes."""
         return torch.uint8 in self.dtypes and EXPONENTS.issuperset(self.dtypes)
 
     def joined(self) -> int | None:
-        """The place along which the parts of a fused layer are joined, or None."""
+        """Axis number of the join of a fused layer's parts; None without one."""
         return next((i for i, axis in enumerate(self.places) if axis.follows("N") or axis.dim == PARTS), None)
 
 
 def named(prefix: str, suffix: str) -> str:
-    """`layers.0.q_proj`, `qweight` -> `layers.0.q_proj.qweight`; without a prefix, the suffix.
+    """Join prefix and suffix of a tensor name: `layers.0.q_proj`, `qweight` -> `layers.0.q_proj.qweight`.
 
-    A suffix that begins with `_` goes on from the prefix: `experts.down_proj`, `_blocks`.
+    A suffix that begins with `_` is appended without a dot: `experts.down_proj`, `_blocks`.
     """
     return f"{prefix}{'' if suffix.startswith('_') else '.'}{suffix}" if prefix else suffix
 
 
-def check_dtypes(specs: Iterable[TensorSpec], seen: Mapping[str, torch.dtype], names: "Names") -> None:
-    """Every tensor has one of its declared dtypes, or DtypeError."""
+def check_dtypes(specs: Iterable[TensorSpec], dtypes: Mapping[str, torch.dtype], names: "Names") -> None:
+    """Raise DtypeError for a tensor without a declared dtype."""
     for spec in specs:
-        if spec.name in seen and seen[spec.name] not in spec.dtypes:
+        if spec.name in dtypes and dtypes[spec.name] not in spec.dtypes:
             allowed = [str(dtype).removeprefix("torch.") for dtype in spec.dtypes]
-            got = str(seen[spec.name]).removeprefix("torch.")
+            got = str(dtypes[spec.name]).removeprefix("torch.")
             raise DtypeError(names.full(spec.name), allowed, got, names.file(spec.name))
 
 
@@ -138,14 +138,13 @@ def solve(
     names: "Names",
     known: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
-    """The size of each dimension, from shapes that all agree with their declarations, or ShapeError.
+    """Solve the size of each dimension from the shapes of all tensors; ShapeError for a contradiction.
 
-    Axes that say a dimension as it is are believed first, so that the tensor which contradicts them
-    is the one named. An axis `"K/128^|G"` only tells G: whether it fits K is for the format to judge. What
-    no shape tells is taken from `known`.
+    Axes without operations take precedence, so that the error names the contradicting tensor. An axis
+    `"K/128^|G"` determines G alone; the format checks it against K. Sizes in no shape are taken from `known`.
     """
-    there = tuple(spec for spec in specs if spec.name in shapes)
-    for spec in there:
+    stored = tuple(spec for spec in specs if spec.name in shapes)
+    for spec in stored:
         if len(spec.axes) != len(shapes[spec.name]):
             raise ShapeError(
                 names.full(spec.name),
@@ -153,10 +152,10 @@ def solve(
                 shapes[spec.name],
                 names.file(spec.name),
             )
-    texts = tuple((spec.text, shapes[spec.name]) for spec in there)
+    texts = tuple((spec.text, shapes[spec.name]) for spec in stored)
     sizes, wrong = _solve_cached(texts, tuple((known or {}).items()))
     if wrong is not None:
-        raise _contradiction(there[wrong], dict(sizes), texts[wrong][1], names)
+        raise _contradiction(stored[wrong], dict(sizes), texts[wrong][1], names)
     return dict(sizes)
 
 
@@ -164,16 +163,16 @@ def solve(
 def _solve_cached(
     texts: tuple[tuple[str, Shape], ...], known: tuple[tuple[str, int], ...]
 ) -> tuple[tuple[tuple[str, int], ...], int | None]:
-    """The sizes that declarations and shapes tell, and the first place where one contradicts these.
+    """Solve the sizes: (sizes, number of the first contradicting tensor or None).
 
-    A model has thousands of layers of a few shapes; each is solved once.
+    Cached, as a model has thousands of layers of a few shapes.
     """
     sizes: dict[str, int] = {}
     axes = [pair for text, shape in texts for pair in zip(axes_of(text), shape, strict=True)]
     for axis, stored in sorted(axes, key=lambda pair: len(pair[0].ops)):
         dim = axis.free or axis.dim
-        tells = not axis.flat and not (axis.rounds and not axis.free)
-        if dim.isalpha() and dim not in sizes and tells:
+        is_exact = not axis.flat and (not axis.rounds or axis.free)
+        if dim.isalpha() and dim not in sizes and is_exact:
             sizes[dim] = stored if axis.free else int(stored / axis.factor)
     for dim, size in known:
         sizes.setdefault(dim, size)
@@ -182,14 +181,14 @@ def _solve_cached(
 
 
 class Names:
-    """How a layer's fields are called in messages: in full, and in which file."""
+    """Names of a layer's fields in messages: full name, and file."""
 
     def full(self, field: str) -> str:
         """`qweight` -> `layers.0.q_proj.qweight`."""
         return field
 
     def file(self, field: str) -> str | None:
-        """The file that holds it, or None."""
+        """File of the tensor; None without one."""
         return None
 
 
@@ -217,7 +216,7 @@ def _formula(spec: TensorSpec) -> str:
 
 
 def check_index(spec: TensorSpec, index: Tensor, sizes: Mapping[str, int], names: Names) -> None:
-    """Every value of an index tensor lies in the free axis it points into, or IndexValueError."""
+    """Raise IndexValueError for an index outside of the free axis `index_of`."""
     check_values(names.full(spec.name), index)
     limit = sizes[spec.index_of or ""]
     wrong = ((index < 0) | (index >= limit)).nonzero()
@@ -229,12 +228,12 @@ def check_index(spec: TensorSpec, index: Tensor, sizes: Mapping[str, int], names
 
 
 def check_permutation(spec: TensorSpec, index: Tensor, names: Names) -> None:
-    """An index tensor names every one of its places once, or IndexValueError."""
+    """Raise IndexValueError for an index tensor that is not a permutation."""
     check_values(names.full(spec.name), index)
     at, size = index.long(), index.numel()
     wrong = (at < 0) | (at >= size)
-    taken = torch.bincount(at[~wrong], minlength=size)  # what lies outside has no place to be counted at
-    wrong[~wrong] = taken[at[~wrong]] > 1
+    counts = torch.bincount(at[~wrong], minlength=size)  # without indices outside of the axis
+    wrong[~wrong] = counts[at[~wrong]] > 1
     if bool(wrong.any()):
         first = int(wrong.nonzero()[0, 0])
         raise IndexValueError(

@@ -1,4 +1,4 @@
-"""Where tensors are: in memory, or in safetensors files that are checked before they are trusted."""
+"""Storages of named tensors: in memory, and in safetensors files with validated headers."""
 
 import lazy_loader
 

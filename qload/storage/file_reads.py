@@ -22,11 +22,11 @@ from qload.errors import StorageError
 from qload.storage.files import FileIdentity, Place, RangeReader, open_regular, unreadable
 from qload.storage.header import Entry
 
-MAX_OPEN_FILES = 16  # that are kept open; more threads than this keep one each
+MAX_OPEN_FILES = 16  # open files without a reader; further files stay open during a read
 
 
 class OpenFile:
-    """An open file, and how many threads read it. Closes itself when nothing refers to it."""
+    """An open file with a count of the threads that read it; closed with its last reference."""
 
     def __init__(self, descriptor: int, file: str) -> None:
         self.descriptor, self.file, self.users = descriptor, file, 0
@@ -36,68 +36,70 @@ class OpenFile:
         self.close()
 
     def close(self) -> None:
-        """Close the file, once."""
+        """Close the file; repeated calls do nothing."""
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
 
     def read_into(self, buffer: memoryview, at: int) -> None:
-        """Fill a buffer of bytes from a position on; StorageError where the file ends before."""
+        """Fill a buffer with the bytes from a position; StorageError for a file that ends before."""
         need = len(buffer)
         try:
-            while len(buffer) and (count := self._some(buffer, at)):
+            while len(buffer) and (count := self._read_part(buffer, at)):
                 buffer, at = buffer[count:], at + count
         except OSError as error:
             raise unreadable(self.file, error) from error
         if len(buffer):
             raise StorageError(self.file, "file-length", f"ended before {need} bytes of a tensor were read")
 
-    def _some(self, buffer: memoryview, at: int) -> int:
+    def _read_part(self, buffer: memoryview, at: int) -> int:
         if hasattr(os, "preadv"):
             return os.preadv(self.descriptor, [buffer], at)
-        with self._position:  # systems without positioned reads, where threads share one position
+        with self._position:  # a system without positioned reads: all threads share one position
             os.lseek(self.descriptor, at, os.SEEK_SET)
             with open(self.descriptor, "rb", buffering=0, closefd=False) as stream:
                 return stream.readinto(buffer) or 0
 
 
 class OpenFiles:
-    """The files of a checkpoint, by the names they go by; each is still the file whose header was checked."""
+    """Pool of a checkpoint's open files, by name; each read checks that the file has not changed."""
 
     def __init__(self, files: Mapping[str, Place], identities: Mapping[str, FileIdentity]) -> None:
         self._files = {file: place for file, place in files.items() if isinstance(place, Path)}
         self._remote = {file: place for file, place in files.items() if not isinstance(place, Path)}
         self._identities = identities
-        self._open: dict[str, OpenFile] = {}  # the one that was used last is last
+        self._open: dict[str, OpenFile] = {}  # least recently used first
         self._lock, self._closed = Lock(), False
 
     def is_here(self, file: str) -> bool:
-        """Whether a file is on this machine, and has a descriptor when it is open."""
+        """Return whether a file is local, and so has a descriptor when open."""
         return file in self._files
 
     @contextmanager
     def reading(self, file: str) -> Iterator[RangeReader]:
-        """The file, open; StorageError before or after if it is not what it was."""
+        """Open a file for reading; StorageError before or after the read for a changed file."""
         if file in self._remote:
             self._refuse_closed(file)
-            yield self._remote[file]  # whose address always leads to the same bytes
+            yield self._remote[file]  # content at its address is constant
             return
-        opened = self._take(file)
+        opened = self._acquire(file)
         try:
             try:
                 yield opened
             finally:
-                self._check(file)  # afterwards, so that what was written meanwhile is seen too
+                self._check_unchanged(file)  # after the read, to notice writes during it
         finally:
-            self._give_back(opened)
+            with self._lock:
+                opened.users -= 1
+                self._close_idle(0 if self._closed else MAX_OPEN_FILES)
 
     def close(self) -> None:
-        """Close all files; one that a thread still reads is closed by that thread."""
+        """Close all files; a file in use by a thread is closed at the end of its read."""
         with self._lock:
             self._closed = True
-            self._trim(0)
+            self._close_idle(0)
 
-    def _take(self, file: str) -> OpenFile:
+    def _acquire(self, file: str) -> OpenFile:
         with self._lock:
             self._refuse_closed(file)
             opened = self._open.pop(file, None)
@@ -112,25 +114,20 @@ class OpenFiles:
         if self._closed:
             raise StorageError(file, "closed", "read after its storage was closed")
 
-    def _give_back(self, opened: OpenFile) -> None:
-        with self._lock:
-            opened.users -= 1
-            self._trim(0 if self._closed else MAX_OPEN_FILES)
-
-    def _trim(self, keep: int) -> None:
+    def _close_idle(self, keep: int) -> None:
         idle = [file for file, opened in self._open.items() if not opened.users]
         for file in idle[: max(0, len(self._open) - keep)]:
             self._open.pop(file).close()
 
-    def _check(self, file: str) -> None:
+    def _check_unchanged(self, file: str) -> None:
         try:
-            found = os.stat(self._files[file])
+            stats = os.stat(self._files[file])
         except OSError as error:
             raise StorageError(file, "no-files", f"is gone: {error.strerror or error}") from error
-        self._compare(file, found)
+        self._compare(file, stats)
 
-    def _compare(self, file: str, found: os.stat_result) -> None:
-        known, now = self._identities[file], FileIdentity.of(found)
+    def _compare(self, file: str, stats: os.stat_result) -> None:
+        known, now = self._identities[file], FileIdentity.of(stats)
         if now.size != known.size:
             raise StorageError(file, "file-length", f"had {known.size} bytes when opened, now {now.size}")
         if now != known:
@@ -142,8 +139,8 @@ class OpenFiles:
             )
 
 
-GAP = 8 << 10  # bytes between two runs, up to which reading them costs less than another call
-SCRATCH_BYTES = 1 << 20  # bytes that are read at once for what is wanted of them
+GAP = 8 << 10  # bytes: reading a gap of this length costs less than another call
+SCRATCH_BYTES = 1 << 20  # read in one call for several runs
 
 Bounds = tuple[tuple[int, int], ...]
 
@@ -167,29 +164,29 @@ def read_slices(
     if first is not None:
         opened.read_into(run.data, first)
         return run
-    cut = last_sliced_axis(entry, pairs)
-    length = prod(extents[cut:]) * size  # of a run: all dimensions after the last one that is cut
+    axis = last_sliced_axis(entry, pairs)
+    length = prod(extents[axis:]) * size  # of a run: the last sliced dimension and all after it
     strides = [prod(entry.shape[at + 1 :]) * size for at in range(len(pairs))]
     first = entry.begin + sum(start * stride for (start, _), stride in zip(pairs, strides, strict=True))
-    outer, rows = extents[: cut - 1], extents[cut - 1]
+    outer, rows = extents[: axis - 1], extents[axis - 1]
     blocks = run.reshape(prod(outer), rows, length)
-    for block, place in zip(blocks, product(*map(range, outer)), strict=True):
-        at = first + sum(index * stride for index, stride in zip(place, strides, strict=False))
-        _read_strided(opened, at, strides[cut - 1], block)
+    for block, indices in zip(blocks, product(*map(range, outer)), strict=True):
+        at = first + sum(index * stride for index, stride in zip(indices, strides, strict=False))
+        _read_strided(opened, at, strides[axis - 1], block)
     return run
 
 
 def last_sliced_axis(entry: Entry, pairs: Bounds) -> int:
-    """The last dimension of which not all is wanted; 0 where all is."""
-    cut = 0
-    for at, (start, stop) in enumerate(pairs):
-        if stop - start != entry.shape[at]:
-            cut = at
-    return cut
+    """Last dimension with a partial slice; 0 without one."""
+    last = 0
+    for axis, (start, stop) in enumerate(pairs):
+        if stop - start != entry.shape[axis]:
+            last = axis
+    return last
 
 
 def contiguous_offset(entry: Entry, pairs: Bounds) -> int | None:
-    """Where the elements begin in the file; None where something else lies between them."""
+    """File offset of a contiguous slice; None for a slice with gaps."""
     if last_sliced_axis(entry, pairs):
         return None
     row = prod(entry.shape[1:]) * entry.itemsize
@@ -197,7 +194,7 @@ def contiguous_offset(entry: Entry, pairs: Bounds) -> int | None:
 
 
 def _read_strided(opened: RangeReader, at: int, stride: int, block: NDArray[np.uint8]) -> None:
-    """Fill (rows, length) with runs that begin `stride` bytes apart."""
+    """Fill (rows, length) with runs that begin `stride` bytes apart in the file."""
     rows, length = block.shape
     if stride - length > GAP:
         for row in block:
@@ -208,13 +205,13 @@ def _read_strided(opened: RangeReader, at: int, stride: int, block: NDArray[np.u
     scratch = np.empty((step, stride), np.uint8)
     for first in range(0, rows, step):
         count = min(step, rows - first)
-        span = (count - 1) * stride + length  # and not to the end of the last row, which may end the file
+        span = (count - 1) * stride + length  # without the gap after the last run, which may exceed the file
         opened.read_into(scratch.reshape(-1)[:span].data, at + first * stride)
         block[first : first + count] = scratch[:count, :length]
 
 
 class FileRange(NamedTuple):
-    """Bytes of a file: its name, where they begin, how many they are."""
+    """Byte range of a file: name, offset, length."""
 
     file: str
     begin: int
@@ -223,17 +220,20 @@ class FileRange(NamedTuple):
 
 @dataclass(frozen=True)
 class FileRanges:
-    """What a storage knows of its files. Who reads tells `count` how many bytes."""
+    """Byte ranges of tensors in a storage's files, for readers with descriptors.
+
+    Such a reader passes its number of bytes to `count`.
+    """
 
     entries: Mapping[str, Entry]
-    holders: Mapping[str, str]  # name of a tensor -> file
+    holders: Mapping[str, str]  # tensor name -> file
     files: OpenFiles
     count: Callable[[int], None]
 
     def of(self, name: str, pairs: Bounds) -> FileRange | None:
-        """Where elements of a stored tensor lie, row major; None where that is no one range of a file here.
+        """Byte range of a contiguous slice of a tensor in a local file; None for any other slice or file.
 
-        `pairs`: (start, stop) of every dimension, within the tensor's shape.
+        `pairs`: (start, stop) of each dimension, within the tensor's shape.
         """
         entry, file = self.entries[name], self.holders[name]
         begin = contiguous_offset(entry, pairs) if self.files.is_here(file) else None
@@ -243,9 +243,9 @@ class FileRanges:
 
     @contextmanager
     def descriptor(self, file: str) -> Iterator[int]:
-        """What to read a file here by, at positions.
+        """Open a local file for positioned reads by descriptor.
 
-        StorageError, before or after, where the file is not what it was, or where the storage is closed.
+        StorageError, before or after the read, for a changed file and for a closed storage.
         """
         with self.files.reading(file) as opened:
             assert isinstance(opened, OpenFile)

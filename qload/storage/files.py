@@ -30,7 +30,7 @@ MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR)
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """What tells a file from another that took its name, and from itself once it was written to."""
+    """Identity of a file: changes with a replacement of the file, and with a write to it."""
 
     device: int
     inode: int
@@ -38,24 +38,24 @@ class FileIdentity:
     size: int
 
     @classmethod
-    def of(cls, found: os.stat_result) -> "FileIdentity":
-        """The identity of a file that `os.stat` or `os.fstat` described."""
-        return cls(found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size)
+    def of(cls, stats: os.stat_result) -> "FileIdentity":
+        """Identity in the result of `os.stat` or `os.fstat`."""
+        return cls(stats.st_dev, stats.st_ino, stats.st_mtime_ns, stats.st_size)
 
 
-NO_FILE = FileIdentity(0, 0, 0, 0)  # of a header that was parsed from memory
+NO_FILE = FileIdentity(0, 0, 0, 0)  # for a header in memory
 
 
 def unreadable(file: str, error: OSError) -> StorageError:
-    """The error for a file that the system does not let us read."""
+    """Build the error for a file that cannot be opened or read."""
     return StorageError(file, "unreadable", f"cannot be read: {error.strerror or error}")
 
 
 def status(path: Path, file: str) -> os.stat_result | None:
-    """What a path leads to, through links; None where there is nothing."""
+    """Result of `os.stat`, which follows links; None for a missing file or a broken link."""
     try:
         return os.stat(path)
-    except ValueError:  # a NUL, which is in no file's name
+    except ValueError:  # a NUL in the name
         return None
     except OSError as error:
         if error.errno in MISSING_ERRNOS:
@@ -64,7 +64,7 @@ def status(path: Path, file: str) -> os.stat_result | None:
 
 
 def is_taken(path: Path, file: str) -> bool:
-    """Whether there is something of this name, be it a link that leads to nothing."""
+    """Return whether a file exists; a broken link counts."""
     try:
         os.lstat(path)
     except ValueError:
@@ -76,19 +76,19 @@ def is_taken(path: Path, file: str) -> bool:
     return True
 
 
-def special(found: os.stat_result) -> str | None:
-    """What else than a regular file a path leads to, in words."""
-    return next((words for is_such, words in SPECIAL_KINDS if is_such(found.st_mode)), None)
+def special(stats: os.stat_result) -> str | None:
+    """Describe a file that is not regular, such as "a directory"; None for a regular file."""
+    return next((words for has_kind, words in SPECIAL_KINDS if has_kind(stats.st_mode)), None)
 
 
 def is_directory(path: Path) -> bool:
-    """Whether a path leads to a directory."""
-    found = status(path, str(path))
-    return found is not None and stat.S_ISDIR(found.st_mode)
+    """Return whether a path, or the target of a link, is a directory."""
+    stats = status(path, str(path))
+    return stats is not None and stat.S_ISDIR(stats.st_mode)
 
 
 def list_directory(folder: Path) -> list[Path]:
-    """What is in a directory, sorted by name."""
+    """List the paths in a directory, sorted by name."""
     try:
         with os.scandir(folder) as entries:
             return sorted(folder / entry.name for entry in entries)
@@ -97,11 +97,11 @@ def list_directory(folder: Path) -> list[Path]:
 
 
 def open_regular(path: Path, file: str) -> int:
-    """A descriptor to read a regular file by; the caller closes it."""
-    found = status(path, file)
-    if found is None:
+    """Open a regular file for reading and return its descriptor; the caller closes it."""
+    stats = status(path, file)
+    if stats is None:
         raise StorageError(file, "no-files", "no such file")
-    _refuse_special(found, file)  # before it is opened, as devices act on that
+    _refuse_special(stats, file)  # opening a device may have effects
     try:
         descriptor = os.open(path, OPEN_FLAGS)
     except OSError as error:
@@ -115,7 +115,7 @@ def open_regular(path: Path, file: str) -> int:
 
 
 def read_whole(path: Path, file: str, limit: int, rule: str) -> bytes:
-    """All bytes of a regular file of at most `limit` bytes; the length that it says is what is read."""
+    """Read a regular file of at most `limit` bytes, up to its size at opening."""
     descriptor = open_regular(path, file)
     try:
         size = os.fstat(descriptor).st_size
@@ -127,7 +127,7 @@ def read_whole(path: Path, file: str, limit: int, rule: str) -> bytes:
 
 
 def read_first(descriptor: int, count: int, file: str) -> bytes:
-    """The next `count` bytes of a file, or what there is of them."""
+    """Read the next `count` bytes of a file, or all bytes left."""
     pieces: list[bytes] = []
     try:
         while count and (piece := os.read(descriptor, count)):
@@ -138,26 +138,26 @@ def read_first(descriptor: int, count: int, file: str) -> bytes:
     return b"".join(pieces)
 
 
-def _refuse_special(found: os.stat_result, file: str) -> None:
-    if words := special(found):
+def _refuse_special(stats: os.stat_result, file: str) -> None:
+    if words := special(stats):
         raise StorageError(file, "unreadable", f"is {words}, not a regular file")
 
 
 def parse_json(text: bytes, file: str, constant: Callable[[str], Any] | None = None) -> Any:
-    """Any JSON value; StorageError for a key that stands twice, ValueError or RecursionError for no JSON.
+    """Parse a JSON value; StorageError for a duplicate key, ValueError or RecursionError for other errors.
 
-    `constant`: what NaN and the infinities become, which are none of JSON's.
+    `constant`: hook for NaN and the infinities, which are not JSON.
     """
     value = json.loads(
         text, object_pairs_hook=lambda pairs: _unique_keys(pairs, file), parse_constant=constant
     )
-    if b"\\u" in text:  # half of a surrogate pair is no character, and no terminal and no file takes it
+    if b"\\u" in text:  # a lone surrogate cannot be encoded, so that it could not be printed or written
         json.dumps(value, ensure_ascii=False).encode()
     return value
 
 
 def load_json(text: bytes, file: str, rule: str) -> dict[str, Any]:
-    """UTF-8 -> a JSON object; StorageError with the rule."""
+    """Parse a JSON object from UTF-8; StorageError with `rule` for other content."""
     try:
         value = parse_json(text.decode().encode(), file)
     except StorageError:
@@ -170,50 +170,52 @@ def load_json(text: bytes, file: str, rule: str) -> dict[str, Any]:
 
 
 def shortened(name: str) -> str:
-    """A name as an error shows it, however long it is."""
+    """Text of a name for an error: short for any length."""
     return name if len(name) <= 200 else f"{name[:80]}... ({len(name)} letters)"
 
 
 def _unique_keys(pairs: Sequence[tuple[str, Any]], file: str) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
-        seen: set[str] = set()
-        twice = next(name for name, _ in pairs if name in seen or seen.add(name))  # type: ignore[func-returns-value]
-        name = shortened(twice.encode(errors="replace").decode())
-        raise StorageError(file, "duplicate-key", "stands twice in one JSON object", name)
+        previous: set[str] = set()
+        for key, _ in pairs:
+            if key in previous:
+                name = shortened(key.encode(errors="replace").decode())
+                raise StorageError(file, "duplicate-key", "occurs twice in one JSON object", name)
+            previous.add(key)
     return entries
 
 
 class RangeReader(Protocol):
-    """What fills a buffer from a position of a file on, from any number of threads."""
+    """A file with positioned reads, from any number of threads."""
 
     def read_into(self, buffer: memoryview, at: int) -> None:
-        """Fill a buffer of bytes from a position on; StorageError where that cannot be done whole."""
+        """Fill a buffer with the bytes from a position; StorageError for a file that ends before."""
 
 
 class RemoteFile(RangeReader, Protocol):
-    """A file at an address under which there is never another one."""
+    """A file on a server, at an address with constant content."""
 
     @property
     def size(self) -> int:
-        """Its length in bytes, as the server says it; each read is checked against it."""
+        """Length in bytes, as stated by the server; each read is checked against it."""
 
 
-Place = Path | RemoteFile  # where a tensor file is read
+Place = Path | RemoteFile  # location of a tensor file
 
 
 @dataclass(frozen=True)
 class RemoteFolder(PathLike[str]):
-    """A checkpoint whose tensor files are elsewhere. It goes where a path goes, and reads nothing by itself.
+    """A checkpoint with remote tensor files, accepted in place of a path. Headers and ranges are read alone.
 
     Attributes
     ----------
     name
-        What messages and reports call it.
+        Name for messages and reports.
     folder
-        A local directory that has its JSON, and a stand-in without content for each other file.
+        A local directory with the JSON files, and an empty placeholder for each other file.
     places
-        Where the files are read whose stand-ins those are, by their names in the folder.
+        Locations of the files with a placeholder, by name in the folder.
     """
 
     name: str
@@ -227,12 +229,12 @@ class RemoteFolder(PathLike[str]):
         return self.name
 
     def real(self, files: Mapping[str, Place]) -> dict[str, Place]:
-        """The places in lieu of stand-ins."""
+        """Replace placeholders by the locations of their files."""
         return {name: self.places.get(name, place) for name, place in files.items()}
 
 
 def read_range(reader: RangeReader, at: int, count: int) -> bytes:
-    """`count` bytes from a position on."""
+    """Read `count` bytes from a position."""
     buffer = bytearray(count)
     reader.read_into(memoryview(buffer), at)
     return bytes(buffer)

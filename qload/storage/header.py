@@ -1,4 +1,4 @@
-"""A safetensors header, checked before a byte of data is trusted.
+"""Header of a safetensors file, checked before any data is read.
 
 A file is 8 bytes with the header's length (little-endian), the header (JSON, `{` first, spaces after),
 and the data. The header maps each name to dtype, shape and `data_offsets`, which count from the end of
@@ -31,11 +31,11 @@ from qload.storage.unsupported_files import kind_of_head
 Shape = tuple[int, ...]
 
 LENGTH_BYTES = 8
-MAX_HEADER_BYTES = 100_000_000  # the format's own bound
-MAX_RANK = 25  # dimensions: the most that torch indexes on every device
+MAX_HEADER_BYTES = 100_000_000  # the limit of the format
+MAX_RANK = 25  # dimensions that torch can index on every device
 MAX_NAME_LENGTH = 1024  # letters
-MAX_EMPTY_SIDE = 1 << 24  # of a tensor that holds nothing, so that no file's length bounds it
-ITEM_BYTES = {  # of an element, by the name of its dtype in a header; other dtypes are not read
+MAX_EMPTY_SIDE = 1 << 24  # dimension of a tensor without elements, which no file length bounds
+ITEM_BYTES = {  # dtype in a header -> bytes of an element; other dtypes are not supported
     "F64": 8,
     "F32": 4,
     "F16": 2,
@@ -60,7 +60,7 @@ ITEM_BYTES = {  # of an element, by the name of its dtype in a header; other dty
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor in a file: dtype by its name in the header, shape, [begin, end) in bytes of the file."""
+    """Header entry of a tensor: dtype name, shape, and byte range [begin, end) in the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -69,16 +69,13 @@ class Entry:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Bytes per element."""
         return ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """A file's tensors by name, its free-text metadata, and the length it was checked against.
-
-    `identity`: of the file that it was read from.
-    """
+    """Header of a file: tensors by name, free-text metadata, length and identity of the file."""
 
     tensors: Mapping[str, Entry]
     metadata: Mapping[str, str]
@@ -87,20 +84,20 @@ class Header:
 
 
 def read_header(path: Place, file: str | None = None) -> Header:
-    """The header of a file, read without its data; StorageError, with the rule that was broken."""
+    """Read and check the header of a file, without its data; StorageError with the violated rule."""
     if not isinstance(path, Path):
         return _read_remote(path, file or "a remote file")
     label = file or path.name
     descriptor = open_regular(path, label)
     try:
-        found = os.fstat(descriptor)
+        stats = os.fstat(descriptor)
         head = read_first(descriptor, LENGTH_BYTES, label)
         length = int.from_bytes(head, "little")
-        if len(head) == LENGTH_BYTES and length <= min(MAX_HEADER_BYTES, found.st_size - LENGTH_BYTES):
+        if len(head) == LENGTH_BYTES and length <= min(MAX_HEADER_BYTES, stats.st_size - LENGTH_BYTES):
             head += read_first(descriptor, length, label)
     finally:
         os.close(descriptor)
-    return replace(parse_header(head, found.st_size, label), identity=FileIdentity.of(found))
+    return replace(parse_header(head, stats.st_size, label), identity=FileIdentity.of(stats))
 
 
 def _read_remote(remote: RemoteFile, file: str) -> Header:
@@ -112,14 +109,15 @@ def _read_remote(remote: RemoteFile, file: str) -> Header:
 
 
 def parse_header(head: bytes, file_size: int, file: str) -> Header:
-    """The first bytes of a file, through its header -> what it says, checked against the file's size."""
+    """Parse and check the header in the first bytes of a file of `file_size` bytes."""
     if len(head) < LENGTH_BYTES:
         raise StorageError(file, "header-length", f"{file_size} bytes long, too short for a header")
     length = int.from_bytes(head[:LENGTH_BYTES], "little")
     if length > MAX_HEADER_BYTES or length > file_size - LENGTH_BYTES or len(head) < LENGTH_BYTES + length:
-        if kind := kind_of_head(head):
-            words = f"is {kind.words}, whatever its name says"
-            raise StorageError(file, kind.rule, words, remedy=kind.remedy)
+        if file_kind := kind_of_head(head):
+            raise StorageError(
+                file, file_kind.rule, f"is {file_kind.words}, despite its name", remedy=file_kind.remedy
+            )
         raise StorageError(
             file,
             "header-length",
@@ -134,7 +132,7 @@ def parse_header(head: bytes, file_size: int, file: str) -> Header:
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise StorageError(file, "header-entry", "__metadata__ has to map text to text")
     start = LENGTH_BYTES + length
-    shapes: dict[Shape, Shape] = {}  # of which a model has few: what is equal is one object
+    shapes: dict[Shape, Shape] = {}  # equal shapes are one object; a model has few
     tensors = {name: _parse_entry(name, entry, start, file, shapes) for name, entry in entries.items()}
     _check_tiling(tensors, start, file_size, file)
     return Header(tensors, metadata, file_size)
@@ -145,7 +143,7 @@ def _parse_entry(name: str, entry: Any, start: int, file: str, shapes: dict[Shap
         raise StorageError(
             file,
             "header-entry",
-            f"is no name of a tensor, which has words between dots, and at most {MAX_NAME_LENGTH} letters",
+            f"is not a tensor name: words between dots, at most {MAX_NAME_LENGTH} letters",
             shortened(name) or '""',
         )
     if not isinstance(entry, dict) or entry.keys() != {"dtype", "shape", "data_offsets"}:
@@ -154,15 +152,16 @@ def _parse_entry(name: str, entry: Any, start: int, file: str, shapes: dict[Shap
         )
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
-        raise StorageError(file, "dtype", f"has a dtype that is not read here: {dtype!r:.40}", name)
+        raise StorageError(file, "dtype", f"has an unsupported dtype: {dtype!r:.40}", name)
     if not _is_list_of_naturals(shape) or len(shape) > MAX_RANK:
-        raise StorageError(file, "header-entry", f"has a shape that is none: {shape!r:.80}", name)
+        words = f"shape {shape!r:.80} is not a list of at most {MAX_RANK} non-negative integers"
+        raise StorageError(file, "header-entry", words, name)
     if 0 in shape and max(shape) > MAX_EMPTY_SIDE:
-        raise StorageError(
-            file, "header-entry", f"holds nothing, and has a dimension of {max(shape)}: {shape!r:.80}", name
-        )
+        words = f"has no elements and a dimension of {max(shape)}: {shape!r:.80}"
+        raise StorageError(file, "header-entry", words, name)
     if not _is_list_of_naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise StorageError(file, "header-entry", f"has data_offsets that are none: {offsets!r:.80}", name)
+        words = f"data_offsets {offsets!r:.80} are not the begin and the end of a range"
+        raise StorageError(file, "header-entry", words, name)
     need = prod(shape) * ITEM_BYTES[dtype]
     if need != offsets[1] - offsets[0]:
         raise StorageError(
@@ -178,7 +177,7 @@ def _parse_entry(name: str, entry: Any, start: int, file: str, shapes: dict[Shap
 def _is_list_of_naturals(value: Any) -> bool:
     if not isinstance(value, list):
         return False
-    for part in value:  # noqa: SIM110  (a generator takes three times as long, of all tensors)
+    for part in value:  # noqa: SIM110  (a generator takes three times as long)
         if type(part) is not int or not 0 <= part < 1 << 62:
             return False
     return True
@@ -196,20 +195,20 @@ def _check_tiling(tensors: Mapping[str, Entry], start: int, file_size: int, file
             raise StorageError(file, rule, f"{word} {abs(entry.begin - at)} bytes", name)
         at = entry.end
     if at != file_size:
-        what = "truncated" if at > file_size else "too long"
+        defect = "truncated" if at > file_size else "too long"
         raise StorageError(
             file,
             "file-length",
-            f"{what}: its header accounts for {at} bytes, the file has {file_size}",
+            f"{defect}: its header accounts for {at} bytes, the file has {file_size}",
             remedy="fetch the file again",
         )
 
 
-MAX_READER_THREADS = 8  # each holds one header, of up to MAX_HEADER bytes
+MAX_READER_THREADS = 8  # each has up to MAX_HEADER_BYTES in memory
 
 
 def read_headers(files: Mapping[str, Place]) -> dict[str, Header | StorageError]:
-    """The header of each file, or why there is none, in the order of the files."""
+    """Read the headers of many files with several threads, as remote files have latency: header or error."""
     if len(files) < 2:
         return {file: _header_or_error(file, place) for file, place in files.items()}
     with ThreadPoolExecutor(min(MAX_READER_THREADS, len(files)), "qload-headers") as readers:

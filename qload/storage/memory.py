@@ -1,4 +1,4 @@
-"""Tensors in a dict: the storage of tests, and of weights made in memory."""
+"""`MemoryStorage`: storage of tensors in a dict, for tests and for weights built in memory."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -12,15 +12,14 @@ from qload.storage.protocol import TensorInfo, bounds, check_name, check_out, mi
 
 
 class MemoryStorage:
-    """A dict of tensors that takes copies in, hands copies out, and counts what is read.
+    """Storage of tensors in a dict: copies on entry and on each read, with read counts.
 
-    Beside what every storage answers, `reads` says how often each tensor was read and `bytes_read` how many
-    bytes that was.
+    `reads` counts the reads of each tensor, `bytes_read` the bytes of all reads.
 
     Parameters
     ----------
     tensors
-        By their full names, as they would be in files.
+        Tensors by full name, as in files.
 
     Examples
     --------
@@ -50,7 +49,7 @@ class MemoryStorage:
         self.close()
 
     def keys(self) -> Collection[str]:
-        """The names of all tensors."""
+        """Names of all tensors."""
         return self._tensors.keys()
 
     def info(self, name: str) -> TensorInfo:
@@ -60,7 +59,7 @@ class MemoryStorage:
 
     @checked
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
-        """A copy of the elements `index` of the tensor `name`."""
+        """Copy the elements `index` of the tensor `name`."""
         tensor = self._find(name)
         pairs = bounds(name, tuple(tensor.shape), index)
         piece = tensor[tuple(slice(*pair) for pair in pairs)].cpu().clone().contiguous()
@@ -69,7 +68,7 @@ class MemoryStorage:
 
     @checked
     def read_into(self, name: str, index: tuple[slice, ...], out: Tensor) -> None:
-        """The elements `index` of the tensor `name`, written to `out`, of their shape and dtype.
+        """Copy the elements `index` of the tensor `name` to `out`, of their shape and dtype.
 
         ArgumentError for another `out`.
         """
@@ -80,7 +79,7 @@ class MemoryStorage:
         self._count(name, out.nbytes)
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there is no file to close."""
 
     def _count(self, name: str, nbytes: int) -> None:
         with self._counting:

@@ -1,4 +1,4 @@
-"""What qload asks of a place that holds tensors."""
+"""`WeightStorage`: the interface of storages of named tensors, and checks that they share."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, MissingTensorError
 
-MAX_COMPARED_NAMES = 1000  # names that are compared with one that is missing
-DTYPES = {  # by their names in a header
+MAX_COMPARED_NAMES = 1000  # names to compare with a missing name
+DTYPES = {  # by name in a safetensors header
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -40,16 +40,16 @@ DTYPES = {  # by their names in a header
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """A tensor as its header describes it.
+    """Header information of a tensor.
 
     Attributes
     ----------
     dtype, shape
-        Of the whole tensor, as it is stored.
+        Stored dtype and shape of the whole tensor.
     file
-        The file it lies in; None in memory.
+        Name of its file; None in memory.
     shared
-        Whether its bytes are those of another name too, which counts them.
+        Whether another tensor has the same bytes, and counts them.
     """
 
     dtype: torch.dtype
@@ -59,57 +59,57 @@ class TensorInfo:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the whole tensor takes."""
+        """Bytes of the whole tensor."""
         return prod(self.shape) * self.dtype.itemsize
 
 
 @runtime_checkable
 class WeightStorage(Protocol):
-    """Named tensors: what there is, and any rectangle of one.
+    """Storage of named tensors with reads of slices.
 
-    An implementer promises that `keys` and `info` read no values, that `read` hands out copies on the CPU,
-    and that the tensors do not change while the storage is open. `MemoryStorage` and `SafetensorsStorage` do.
+    `keys` and `info` read no values, `read` returns copies on the CPU, and the tensors are constant while the
+    storage is open. Implementations: `MemoryStorage`, `SafetensorsStorage`.
     """
 
     def keys(self) -> Collection[str]:
-        """The names of all tensors."""
+        """Names of all tensors."""
 
     def info(self, name: str) -> TensorInfo:
         """Dtype, shape and file of the tensor `name`; MissingTensorError."""
 
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
-        """A copy, on the CPU, of exactly the elements `index` of the tensor `name`.
+        """Copy the elements `index` of the tensor `name` to the CPU, and read no others.
 
         `index`: slices of step 1 within the shape, else ArgumentError; dimensions beyond the index are whole.
         """
 
     def close(self) -> None:
-        """Let go of files; reading afterwards is an error."""
+        """Close all files; a read afterwards is an error."""
 
 
 @runtime_checkable
 class FillingStorage(Protocol):
-    """A storage that reads into memory of the caller's, which spares a copy.
+    """Storage that reads into memory of the caller, without a copy.
 
-    One that has `read_bytes_into(asked)` too, as `SafetensorsStorage` does, is asked that for many pieces in
-    one call, which spares threads what each call costs.
+    An optional method `read_bytes_into(asked)`, as of `SafetensorsStorage`, reads many slices in one call, at
+    less overhead per thread.
     """
 
     def read_into(self, name: str, index: tuple[slice, ...], out: Tensor) -> None:
-        """What `read` would hand out, written to `out`: on the CPU, in one piece, of that shape and dtype."""
+        """Read into `out` like `read`: a contiguous CPU tensor of the slice's shape and dtype."""
 
 
 def metadata_of(storage: WeightStorage) -> Mapping[str, Mapping[str, str]]:
-    """Free text in the header of each file; empty for a storage without files."""
-    found: Mapping[str, Mapping[str, str]] = getattr(storage, "metadata", {})
-    return found
+    """Free-text metadata in the header of each file; empty for a storage without files."""
+    metadata: Mapping[str, Mapping[str, str]] = getattr(storage, "metadata", {})
+    return metadata
 
 
-AskedBytes = tuple[str, tuple[slice, ...], np.ndarray]  # a name, an index, and memory for its bytes
+AskedBytes = tuple[str, tuple[slice, ...], np.ndarray]  # name, index, and memory for the bytes
 
 
 def check_out(name: str, out: Tensor, extents: Sequence[int], dtype: torch.dtype) -> None:
-    """A tensor can be read into as it lies, or ArgumentError."""
+    """Raise ArgumentError unless `out` is contiguous, on the CPU, and of the slice's shape and dtype."""
     fits = (tuple(out.shape), out.dtype, out.device.type) == (tuple(extents), dtype, "cpu")
     if not (fits and out.is_contiguous()):
         expected = f"{dtype} {tuple(extents)} on the CPU, in one piece, for {name}"
@@ -117,13 +117,13 @@ def check_out(name: str, out: Tensor, extents: Sequence[int], dtype: torch.dtype
 
 
 def check_name(name: object) -> None:
-    """A tensor's name is text, or ArgumentError."""
+    """Raise ArgumentError for a name that is not text."""
     if not isinstance(name, str):
         raise ArgumentError("name", "the name of a tensor", type(name).__name__)
 
 
 def check_memory(name: str, memory: NDArray[np.uint8], nbytes: int) -> None:
-    """Memory is one row of so many bytes, or ArgumentError."""
+    """Raise ArgumentError unless memory is writable, contiguous, and `nbytes` bytes long."""
     fits = memory.dtype == np.uint8 and memory.shape == (nbytes,)
     if not (fits and memory.flags.c_contiguous and memory.flags.writeable):
         expected = f"a row of {nbytes} bytes that can be written, for {name}"
@@ -131,28 +131,28 @@ def check_memory(name: str, memory: NDArray[np.uint8], nbytes: int) -> None:
 
 
 def missing(name: str, keys: Collection[str]) -> MissingTensorError:
-    """The error for a name that is not there, with the names that look like it."""
+    """Build the error for a missing name, with similar names."""
     return MissingTensorError(name, (name,), get_close_matches(name, _candidates(name, keys)))
 
 
 def _candidates(name: str, keys: Collection[str]) -> list[str]:
-    """The keys that are worth comparing, as that takes long: of many, those of as many dots and letters."""
+    """Names to compare with a missing name: of many, only names with as many dots and letters, for speed."""
     if len(name) > 200:
         return []
     if len(keys) <= MAX_COMPARED_NAMES:
         return list(keys)
     dots, length = name.count("."), len(name)
-    like = (key for key in keys if abs(len(key) - length) <= 2 and key.count(".") == dots)
-    return list(islice(like, MAX_COMPARED_NAMES))
+    similar = (key for key in keys if abs(len(key) - length) <= 2 and key.count(".") == dots)
+    return list(islice(similar, MAX_COMPARED_NAMES))
 
 
 def bounds(name: str, shape: tuple[int, ...], index: tuple[slice, ...]) -> tuple[tuple[int, int], ...]:
-    """(start, stop) of every dimension; ArgumentError for a step or for bounds outside of the shape."""
+    """(start, stop) of each dimension; ArgumentError for a step, and for bounds outside of the shape."""
     if len(index) > len(shape):
         raise ArgumentError("index", f"at most {len(shape)} slices for {name} of shape {shape}", repr(index))
-    whole = [slice(None)] * (len(shape) - len(index))
+    full = [slice(None)] * (len(shape) - len(index))
     pairs = []
-    for piece, size in zip((*index, *whole), shape, strict=True):
+    for piece, size in zip((*index, *full), shape, strict=True):
         start = 0 if piece.start is None else piece.start
         stop = size if piece.stop is None else piece.stop
         if piece.step not in (None, 1) or not 0 <= start <= stop <= size:
@@ -161,11 +161,11 @@ def bounds(name: str, shape: tuple[int, ...], index: tuple[slice, ...]) -> tuple
     return tuple(pairs)
 
 
-RUN_ELEMENTS = 1 << 16  # elements of a run of rows: small, so that who stops at the first has read little
+RUN_ELEMENTS = 1 << 16  # elements per run of rows: small, as a caller may stop after the first
 
 
 def rows(storage: WeightStorage, name: str) -> Iterator[tuple[int, Tensor]]:
-    """A tensor in runs of whole rows (of its first dimension): (first row, the run)."""
+    """Yield (first row, rows) for all runs of whole rows (first dimension) of a tensor, in little memory."""
     shape = storage.info(name).shape
     if not shape:
         yield 0, storage.read(name).reshape(1)

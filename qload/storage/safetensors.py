@@ -1,4 +1,4 @@
-"""Tensors in safetensors files: headers validated first, then only the bytes asked for."""
+"""`SafetensorsStorage`: storage of tensors in safetensors files, with validated headers and sliced reads."""
 
 import logging
 import sys
@@ -32,23 +32,23 @@ log: logging.Logger = logging.getLogger("qload")
 
 
 class SafetensorsStorage:
-    """A checkpoint of one file, several, a directory, or a sharded index.
+    """Storage of a checkpoint: one file, several files, a directory, or a sharded index.
 
-    A file is opened when a tensor of its is first read, and a few stay open. A file that is cut short,
-    written to or replaced while the storage is open is an error. Nothing in a file is ever executed.
+    A file is opened at the first read of one of its tensors; a few files stay open. Truncation, writes and
+    replacement of a file while the storage is open are errors. Nothing in a file is ever executed.
 
     Parameters
     ----------
     path
-        The file, the directory, the index, or a sequence of files. StorageError where one is missing or its
-        header cannot be trusted: all headers are validated before anything else.
+        A file, a directory, an index, or a sequence of files. StorageError for a missing file and for an
+        invalid header: all headers are validated first.
     headers
-        Of the files that were located, where they have been read and checked.
+        Headers of the files, if they have been read and checked before.
 
     Attributes
     ----------
     metadata
-        The free text in the header of each file.
+        Free-text metadata in the header of each file.
 
     Examples
     --------
@@ -68,14 +68,13 @@ class SafetensorsStorage:
         self, path: PathLikes | CheckpointFiles, *, headers: Mapping[str, Header] | None = None
     ) -> None:
         if sys.byteorder != "little":
-            raise StorageError(
-                str(path), "byte-order", "safetensors are little-endian, and this machine is not"
-            )
+            words = "safetensors are little-endian, and this machine is not"
+            raise StorageError(str(path), "byte-order", words)
         located = path if isinstance(path, CheckpointFiles) else locate(path)
         self.files: dict[str, Place] = dict(located.files)
-        headers = _checked(located) if headers is None else headers
+        headers = _checked_headers(located) if headers is None else headers
         self._entries: dict[str, Entry] = {}
-        self._holders: dict[str, str] = {}  # name -> file: of many tensors, a pair each would be much to hold
+        self._holders: dict[str, str] = {}  # tensor name -> file; a pair per tensor would take more memory
         for file, header in headers.items():
             self._entries.update(header.tensors)
             self._holders.update(dict.fromkeys(header.tensors, file))
@@ -93,7 +92,7 @@ class SafetensorsStorage:
         self.close()
 
     def keys(self) -> Collection[str]:
-        """The names of all tensors."""
+        """Names of all tensors."""
         return self._entries.keys()
 
     def info(self, name: str) -> TensorInfo:
@@ -104,9 +103,9 @@ class SafetensorsStorage:
 
     @checked
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
-        """A copy, on the CPU, of exactly the elements `index` of the tensor `name`.
+        """Copy the elements `index` of the tensor `name` to the CPU, and read no others.
 
-        StorageError where the file is gone or has another length since, or where the storage is closed.
+        StorageError for a missing or changed file, and for a closed storage.
         """
         file, entry = self._find(name)
         pairs = bounds(name, entry.shape, index)
@@ -120,7 +119,7 @@ class SafetensorsStorage:
 
     @checked
     def read_into(self, name: str, index: tuple[slice, ...], out: Tensor) -> None:
-        """The elements `index` of the tensor `name`, written to `out`, of their shape and dtype.
+        """Read the elements `index` of the tensor `name` into `out`, of their shape and dtype.
 
         ArgumentError for another `out`; StorageError as of `read`.
         """
@@ -134,18 +133,18 @@ class SafetensorsStorage:
 
     @checked
     def read_bytes_into(self, asked: Sequence[AskedBytes]) -> None:
-        """The bytes of each (name, index, memory) in `asked`, row major, written to its memory.
+        """Read the bytes of each (name, index, memory) in `asked`, row major, into its memory.
 
-        Each file is looked after once. ArgumentError for memory of another size; StorageError as of `read`.
+        Each file is checked once. ArgumentError for memory of another size; StorageError as of `read`.
         """
-        wanted: dict[str, list[tuple[Entry, Bounds, NDArray[np.uint8]]]] = {}
+        by_file: dict[str, list[tuple[Entry, Bounds, NDArray[np.uint8]]]] = {}
         for name, index, memory in asked:
             file, entry = self._find(name)
             pairs = bounds(name, entry.shape, index)
             check_memory(name, memory, prod(stop - start for start, stop in pairs) * entry.itemsize)
             if memory.size:
-                wanted.setdefault(file, []).append((entry, pairs, memory))
-        for file, pieces in wanted.items():
+                by_file.setdefault(file, []).append((entry, pairs, memory))
+        for file, pieces in by_file.items():
             with self._open.reading(file) as opened:
                 for entry, pairs, memory in pieces:
                     read_slices(opened, entry, pairs, memory)
@@ -153,11 +152,11 @@ class SafetensorsStorage:
 
     @property
     def ranges(self) -> FileRanges:
-        """Where tensors lie in files, for who reads these by descriptors."""
+        """Byte ranges of tensors in files, for readers with descriptors."""
         return FileRanges(self._entries, self._holders, self._open, self._count)
 
     def close(self) -> None:
-        """Close all files; reading afterwards is a StorageError."""
+        """Close all files; a read afterwards is a StorageError."""
         self._open.close()
 
     def _count(self, nbytes: int) -> None:
@@ -172,8 +171,8 @@ class SafetensorsStorage:
         return self._holders[name], self._entries[name]
 
 
-def _checked(located: CheckpointFiles) -> dict[str, Header]:
-    """The headers of all files, which agree with each other and with the index."""
+def _checked_headers(located: CheckpointFiles) -> dict[str, Header]:
+    """Read the headers of all files, and check them against each other and the index."""
     headers = {}
     for file, header in read_headers(located.files).items():
         if isinstance(header, StorageError):

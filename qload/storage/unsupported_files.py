@@ -1,12 +1,13 @@
-"""Files of other kinds than safetensors, named for what they are, with what does read them.
+"""Unsupported kinds of files, recognised for error messages with a program that reads them.
 
-A name and the first bytes tell; no more of such a file is read, nothing in it is parsed, and nothing is
-unpickled. Source of the first bytes: the format descriptions of GGUF, pickle, HDF5 and Git LFS.
+Name and first bytes tell the kind; no more of the file is read, and nothing is parsed or unpickled. Source of
+the first bytes: the format descriptions of GGUF, pickle, HDF5 and Git LFS.
 """
 
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,13 +23,13 @@ from qload.storage.files import (
     shortened,
 )
 
-HEAD_BYTES = 16  # bytes of a file that are looked at
-MAX_CONFIG_BYTES = 1 << 20  # bytes of a config that is asked only which method it names
-MAX_ENTRIES = 256  # entries of a pipeline's folder that are looked into
+HEAD_BYTES = 16  # first bytes of a file that tell its kind
+MAX_CONFIG_BYTES = 1 << 20  # size of a config, read for its method
+MAX_ENTRIES = 256  # entries of a folder to examine
 SUFFIX = ".safetensors"
 PIPELINE = "model_index.json"
 
-# The pickles that hold weights, by their usual names, and not what a trainer leaves beside them.
+# Usual names of pickles with weights, without the other files of a trainer.
 MODEL_PICKLE = re.compile(r"(.*model.*|consolidated.*|adapter.*)\.")
 SOURCE = "qload reads the safetensors that it was made from"
 
@@ -53,7 +54,7 @@ class FileKind:
 
 
 PICKLE = FileKind(
-    "a pickle of PyTorch, which can run code where it is loaded",
+    "a pickle of PyTorch, which can run code when it is loaded",
     "take the safetensors of this model; or load it by torch.load(file, weights_only=True), and write it by "
     "safetensors.torch.save_file",
     tuple(bytes((0x80, protocol)) for protocol in range(2, 6)),
@@ -114,88 +115,94 @@ KINDS = (
 
 
 def kind_of_head(head: bytes) -> FileKind | None:
-    """The kind whose files begin with these bytes, of which 8 are enough."""
-    return next((kind for kind in KINDS if any(_have_same_start(head, begin) for begin in kind.begins)), None)
+    """Kind of a file by its first bytes, at least 8; None for an unknown start."""
+    for file_kind in KINDS:
+        for begin in file_kind.begins:
+            if len(head) >= min(8, len(begin)) and head.startswith(begin[: len(head)]):
+                return file_kind
+    return None
 
 
 def file_error(path: Path) -> StorageError:
-    """The error for a file that exists and is not called `*.safetensors`."""
-    kind = _kind_of_file(path)
-    if kind is None:
+    """Build the error for an existing file with another suffix than `.safetensors`."""
+    file_kind = _kind_of_file(path)
+    if file_kind is None:
         words = "not a *.safetensors file; other kinds may run code and are refused"
         return StorageError(shortened(path.name), "not-safetensors", words)
     return StorageError(
         shortened(path.name),
-        kind.rule,
-        f"is {kind.words}, not a safetensors file",
-        remedy=kind.remedy,
+        file_kind.rule,
+        f"is {file_kind.words}, not a safetensors file",
+        remedy=file_kind.remedy,
     )
 
 
-def folder_error(place: Path, there: Sequence[Path], name: str) -> StorageError:
-    """The error for a directory with no safetensors file; `there`: what is in it, `name`: of it."""
-    if any(file.name == PIPELINE for file in there):
-        return _pipeline_error(place, there, name)
-    known = tuple(end for kind in KINDS for end in kind.ends)
-    likely = [file for file in there if file.name.lower().endswith(known)]
-    kinds = {kind: file for file in likely[MAX_ENTRIES::-1] if (kind := _kind_of_file(file))}
+def folder_error(folder: Path, listing: Sequence[Path], name: str) -> StorageError:
+    """Build the error for the directory `name` without a safetensors file; `listing`: its content."""
+    if any(file.name == PIPELINE for file in listing):
+        return _pipeline_error(folder, listing, name)
+    suffixes = tuple(end for file_kind in KINDS for end in file_kind.ends)
+    likely = [file for file in listing if file.name.lower().endswith(suffixes)]
+    kinds = {file_kind: file for file in likely[MAX_ENTRIES::-1] if (file_kind := _kind_of_file(file))}
     if not kinds:
         return StorageError(name, "no-files", f"no *{SUFFIX} file in this directory")
-    kind, file = next((kind, kinds[kind]) for kind in KINDS if kind in kinds)
-    if kind is PICKLE and _quant_method(place) == "torchao":
-        kind = TORCHAO
-    others = f", and there are {len(likely) - 1} such files more" if len(likely) > 1 else ""
+    file_kind, file = next((file_kind, kinds[file_kind]) for file_kind in KINDS if file_kind in kinds)
+    if file_kind is PICKLE and _quant_method(folder) == "torchao":
+        file_kind = TORCHAO
+    others = f", and there are {len(likely) - 1} more such files" if len(likely) > 1 else ""
     return StorageError(
         name,
-        kind.rule,
-        f"no *{SUFFIX} file in this directory: {shortened(file.name)} is {kind.words}{others}",
-        remedy=kind.remedy,
+        file_kind.rule,
+        f"no *{SUFFIX} file in this directory: {shortened(file.name)} is {file_kind.words}{others}",
+        remedy=file_kind.remedy,
     )
 
 
-def other_models(there: Iterable[Path]) -> tuple[str, ...]:
-    """Of what is in a folder the names of files that hold models in other formats, by their names alone."""
-    return tuple(file.name for file in there if _model_kind(file.name) is not None)
+def other_models(listing: Iterable[Path]) -> tuple[str, ...]:
+    """Names of the files in a folder that hold models in other formats, by name alone."""
+    return tuple(file.name for file in listing if _model_kind(file.name) is not None)
 
 
 def other_notes(names: Iterable[str]) -> Iterator[str]:
-    """One note for each other kind of model files beside safetensors; `names`: of `other_models`."""
-    found: dict[FileKind, list[str]] = {}
+    """Yield a note for each other kind of model file in a folder; `names`: result of `other_models`."""
+    files_by_kind: dict[FileKind, list[str]] = {}
     for name in names:
-        if kind := _model_kind(name):
-            found.setdefault(kind, []).append(shortened(name))
-    for kind, files in found.items():
-        more = f", and {len(files) - 1} files more are such" if len(files) > 1 else ""
-        said = f"{files[0]}, beside the safetensors, is not read: by its name it is {kind.words}{more}"
-        yield f"{said}; {kind.remedy}"
+        if file_kind := _model_kind(name):
+            files_by_kind.setdefault(file_kind, []).append(shortened(name))
+    for file_kind, files in files_by_kind.items():
+        more = f", as are {len(files) - 1} more files" if len(files) > 1 else ""
+        yield (
+            f"{files[0]}, in the folder of the safetensors, is not read: by its name it is "
+            f"{file_kind.words}{more}; {file_kind.remedy}"
+        )
 
 
 def _model_kind(name: str) -> FileKind | None:
-    """The kind of a model's file; pickles that trainers write beside a model hold none."""
-    kind = _kind_of_name(name)
-    return kind if kind is not PICKLE or MODEL_PICKLE.match(name.lower()) else None
+    """Kind of a model file by its name; None for other files, such as a trainer's pickles."""
+    file_kind = _kind_of_name(name)
+    return file_kind if file_kind is not PICKLE or MODEL_PICKLE.match(name.lower()) else None
 
 
 def mistral_notes(files: Collection[str], folder: Path) -> Iterator[str]:
-    """A note on a folder that is in Mistral's own format and in no other; `files`: those that are read."""
-    own = files and all(Path(file).name.startswith("consolidated") for file in files)
+    """Yield a note on a folder in Mistral's own format alone; `files`: names of the files to read."""
+    has_mistral_names = files and all(Path(file).name.startswith("consolidated") for file in files)
     params, config = (is_taken(folder / name, name) for name in ("params.json", "config.json"))
-    if own and params and not config:
+    if has_mistral_names and params and not config:
         yield (
-            "this is Mistral's own format (consolidated*.safetensors beside params.json): its names are not "
+            "this is Mistral's own format (consolidated*.safetensors and params.json): its names are not "
             "those of transformers, and params.json is not read; vLLM loads it with --load-format mistral"
         )
 
 
-def _pipeline_error(place: Path, there: Sequence[Path], name: str) -> StorageError:
-    """Of a pipeline each part is a checkpoint of its own."""
-    parts = [part.name for part in there[:MAX_ENTRIES] if is_directory(part) and _has_safetensors(part)]
-    named = ", ".join(str(place / shortened(part)) for part in parts[:8])
+def _pipeline_error(folder: Path, listing: Sequence[Path], name: str) -> StorageError:
+    """Build the error for a diffusers pipeline, with its parts, which are checkpoints of their own."""
+    parts = [part.name for part in listing[:MAX_ENTRIES] if is_directory(part) and _has_safetensors(part)]
+    names = ", ".join(str(folder / shortened(part)) for part in parts[:8])
     return StorageError(
         name,
         "no-files",
         f"is a diffusers pipeline ({PIPELINE}), whose parts are checkpoints of their own",
-        remedy=f"name one of them: {named}"
+        remedy=f"name one of them: {names}"
         if parts
         else f"fetch its {SUFFIX} files; there is none in its parts",
     )
@@ -209,42 +216,26 @@ def _has_safetensors(folder: Path) -> bool:
 
 
 def _kind_of_file(path: Path) -> FileKind | None:
-    """By its first bytes, where it can be read; else by its name."""
-    try:
+    """Kind of a file by its first bytes, or by its name for an unreadable file and an unknown start."""
+    head = b""
+    with suppress(StorageError):
         descriptor = open_regular(path, path.name)
-    except StorageError:
-        head = b""
-    else:
-        head = _read_head(descriptor, path.name)
+        try:
+            head = read_first(descriptor, HEAD_BYTES, path.name)
+        finally:
+            os.close(descriptor)
     return kind_of_head(head) or _kind_of_name(path.name)
 
 
 def _kind_of_name(name: str) -> FileKind | None:
-    return next((kind for kind in KINDS if name.lower().endswith(kind.ends or ("\0",))), None)
+    return next((file_kind for file_kind in KINDS if name.lower().endswith(file_kind.ends or ("\0",))), None)
 
 
-def _read_head(descriptor: int, file: str) -> bytes:
+def _quant_method(folder: Path) -> str | None:
+    """Quantization method in the config of a folder; None without a valid config."""
+    name = "config.json"
     try:
-        return read_first(descriptor, HEAD_BYTES, file)
-    except StorageError:
-        return b""
-    finally:
-        os.close(descriptor)
-
-
-def _have_same_start(head: bytes, begin: bytes) -> bool:
-    """Whether both agree as far as both go."""
-    return len(head) >= min(8, len(begin)) and head.startswith(begin[: len(head)])
-
-
-def _quant_method(place: Path) -> str | None:
-    """The quantization method that the config beside pickles names, if that can be told."""
-    try:
-        config = load_json(
-            read_whole(place / "config.json", "config.json", MAX_CONFIG_BYTES, "unreadable"),
-            "config.json",
-            "config",
-        )
+        config = load_json(read_whole(folder / name, name, MAX_CONFIG_BYTES, "unreadable"), name, "config")
     except QloadError:
         return None
     section = config.get("quantization_config")

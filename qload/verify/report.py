@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from qload.errors import QloadError
 from qload.errors.reporting import CauseGroup, cause_of, group_by_cause
-from qload.listing.report_base import INTERNAL, UNSUPPORTED, Answer
+from qload.listing.report_base import INTERNAL, UNSUPPORTED, ReportBase
 from qload.storage.checkpoint_files import locate
 from qload.verify.rule_pages import remedy_of
 
@@ -119,7 +119,7 @@ def shown_message(group: CauseGroup[Finding]) -> str:
 
 
 @dataclass(frozen=True)
-class Report(Answer):
+class Report(ReportBase):
     """Findings, notes that need no action, the layers, and what the config claims.
 
     Attributes

@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from qload.errors.reporting import EXIT_CODES, worst_code
-from qload.listing import Answer
+from qload.listing import ReportBase
 
 ORDER = ("unreadable", "findings", "internal", "incomplete", "unsupported")
 CODES = {"unreadable": 1, "findings": 1, "internal": 3, "incomplete": 4, "unsupported": 4, "ok": 0}
 
 
 @dataclass(frozen=True)
-class Said(Answer):
+class Said(ReportBase):
     """A report of which some verdicts hold."""
 
     holds: tuple[str, ...]

@@ -7,7 +7,7 @@ import pytest
 from qload.conversion.report import Conversion, ConvertedLayer, ShardedCheckpoint, ShardedLayer
 from qload.diff import CheckpointDiff, LayerDiff
 from qload.errors import CutError
-from qload.listing import Answer, Coverage, LayerInfo
+from qload.listing import Coverage, LayerInfo, ReportBase
 from qload.plan import Alternative, ExplainedLayer, Explanation, LayerShare, PlannedLayer, ShardingPlan
 from qload.plan.kernels import KernelChoice
 from qload.plan.rank_counts import LawfulRanks
@@ -378,7 +378,7 @@ SHARDED_JSON = {
     "unreadable": "",
     "unsupported": "",
 }
-CASES: list[tuple[Answer, dict[str, Any]]] = [
+CASES: list[tuple[ReportBase, dict[str, Any]]] = [
     (PLAN, PLAN_JSON),
     (EXPLANATION, EXPLANATION_JSON),
     (DIFF, DIFF_JSON),
@@ -389,23 +389,23 @@ CASES: list[tuple[Answer, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("report", "expected"), CASES, ids=lambda each: type(each).__name__)
-def test_the_json_of_a_report_by_hand(report: Answer, expected: dict[str, Any]) -> None:
+def test_the_json_of_a_report_by_hand(report: ReportBase, expected: dict[str, Any]) -> None:
     assert report.to_json() == expected
 
 
 def test_every_kind_of_report_has_a_case() -> None:
-    def kinds(kind: type[Answer]) -> set[type[Answer]]:
+    def kinds(kind: type[ReportBase]) -> set[type[ReportBase]]:
         found = {kind} if not kind.__abstractmethods__ and kind.__module__.startswith("qload.") else set()
         return found.union(*(kinds(each) for each in kind.__subclasses__()))
 
-    assert kinds(Answer) == {type(report) for report, _ in CASES}
+    assert kinds(ReportBase) == {type(report) for report, _ in CASES}
 
 
 @pytest.mark.parametrize("kind", ["unreadable", "unsupported"])
 @pytest.mark.parametrize(
     "report", [PLAN, EXPLANATION, DIFF, CONVERSION, SHARDED], ids=lambda each: type(each).__name__
 )
-def test_a_checkpoint_that_is_not_read_has_the_reason_in_its_json(report: Answer, kind: str) -> None:
+def test_a_checkpoint_that_is_not_read_has_the_reason_in_its_json(report: ReportBase, kind: str) -> None:
     other = "q" if isinstance(report, CheckpointDiff) else ""
     empty = type(report)("p", **({"other": other} if other else {}), **{kind: "the reason"})  # type: ignore[call-arg]
 

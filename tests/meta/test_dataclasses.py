@@ -45,7 +45,7 @@ MUTABLE = {
     "ValueDiff",
     "NativeInputs",  # whose codes are made in the type that a product asks for
 }
-BASES = {"Answer", "Grouped"}  # of classes that have the fields
+BASES = {"ReportBase", "Grouped"}  # of classes that have the fields
 
 
 def test_a_record_is_frozen() -> None:

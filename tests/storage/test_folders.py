@@ -38,7 +38,7 @@ REFUSED = [
         shards(1, 2),
         {"weight_map": {}},
         "no-tensors",
-        "names no tensor, and beside it there is model-00001",
+        "names no tensor, and its folder has model-00001",
         id="an index that is empty",
     ),
     pytest.param(
@@ -58,7 +58,7 @@ REFUSED = [
         shards(1, 2, 3),
         indexed(shards(1, 2)),
         "index-mismatch",
-        f"model-00003-of-00003.safetensors: is here, and {INDEX} names no tensor of it",
+        f"model-00003-of-00003.safetensors: exists, and {INDEX} names no tensor of it",
         id="an index that forgets a shard",
     ),
     pytest.param(
@@ -72,14 +72,14 @@ REFUSED = [
         shards(1, 3),
         None,
         "shard-gap",
-        "model-00002-of-00003.safetensors not there: 1 of 3 files are missing",
+        "model-00002-of-00003.safetensors not found: 1 of 3 files are missing",
         id="a gap without an index",
     ),
     pytest.param(
         shards(1, 2),
         indexed(shards(1, 2)),
         "shard-gap",
-        f"{INDEX}: model-00003-of-00003.safetensors not there",
+        f"{INDEX}: model-00003-of-00003.safetensors not found",
         id="a gap in an index",
     ),
     pytest.param(
@@ -93,7 +93,7 @@ REFUSED = [
         {**shards(1, 2, 3), "model.safetensors": ["layers.1.weight", "layers.2.weight"]},
         indexed(shards(1, 2, 3)),
         "duplicate-tensor",
-        f"model-00001-of-00003.safetensors, as {INDEX} has it, and 1 tensors more; some programs",
+        f"model-00001-of-00003.safetensors, as in {INDEX}, and so are 1 more; programs differ",
         id="a newer file beside an old index",
     ),
     pytest.param(
@@ -149,7 +149,7 @@ LAWFUL = [
     pytest.param(
         {**shards(1, 2, 3), "a.safetensors": ["layers.1.weight"]},
         None,
-        "1 files beside model-00001-of-00003.safetensors are not read: a.safetensors",
+        "1 files in the folder of model-00001-of-00003.safetensors are not read: a.safetensors",
         id="another file beside those that are numbered",
     ),
     pytest.param(
@@ -159,7 +159,8 @@ LAWFUL = [
             "model.fp16.safetensors": ["layers.1.weight"],
         },
         None,
-        "2 files beside model.safetensors are not read: consolidated.safetensors, model.fp16.safetensors",
+        "2 files in the folder of model.safetensors are not read: consolidated.safetensors, "
+        "model.fp16.safetensors",
         id="other names and a variant, without an index",
     ),
     pytest.param(
@@ -187,7 +188,7 @@ LAWFUL = [
     pytest.param(
         {**shards(1, 2, 3), "consolidated.safetensors": ["wq"]},
         indexed(shards(1, 2, 3)),
-        f"{INDEX} names no tensor of 1 files beside it: consolidated.safetensors",
+        f"{INDEX} names no tensor of 1 files in its folder: consolidated.safetensors",
         id="the same, by other names",
     ),
     pytest.param(
@@ -197,13 +198,14 @@ LAWFUL = [
             "model.fp16.safetensors": ["layers.1.weight"],
         },
         indexed(shards(1, 2, 3)),
-        f"{INDEX} names no tensor of 2 files beside it: adapter_model.safetensors, model.fp16.safetensors",
+        f"{INDEX} names no tensor of 2 files in its folder: adapter_model.safetensors, "
+        "model.fp16.safetensors",
         id="an adapter and a variant",
     ),
     pytest.param(
         {**shards(1, 2, 3), "model.safetensors": ["other"]},
         indexed(shards(1, 2, 3)),
-        f"{INDEX} names no tensor of 1 files beside it: model.safetensors",
+        f"{INDEX} names no tensor of 1 files in its folder: model.safetensors",
         id="names that the index has not",
     ),
 ]
@@ -234,7 +236,7 @@ def test_a_key_that_stands_twice_in_any_json_is_refused(name: str, text: str, tm
     fill(tmp_path, {"model.safetensors": ["x"]})
     (tmp_path / name).write_text(text)
 
-    with pytest.raises(StorageError, match=f"^{name}: a: stands twice in one JSON object") as caught:
+    with pytest.raises(StorageError, match=f"^{name}: a: occurs twice in one JSON object") as caught:
         open_checkpoint(tmp_path)
 
     assert verify(tmp_path).findings == (finding_of(caught.value),)

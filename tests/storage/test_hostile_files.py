@@ -150,15 +150,15 @@ def header(name: str, shape: list[int]) -> bytes:
 @pytest.mark.parametrize(
     ("name", "shape", "text"),
     [
-        pytest.param("", [1], '"": is no name of a tensor', id="no name"),
-        pytest.param("....", [1], "....: is no name of a tensor", id="dots alone"),
-        pytest.param("a.", [1], "a.: is no name of a tensor", id="a dot at the end"),
-        pytest.param("a." + "x" * 5000, [1], "(5002 letters): is no name", id="5000 letters"),
+        pytest.param("", [1], '"": is not a tensor name', id="no name"),
+        pytest.param("....", [1], "....: is not a tensor name", id="dots alone"),
+        pytest.param("a.", [1], "a.: is not a tensor name", id="a dot at the end"),
+        pytest.param("a." + "x" * 5000, [1], "(5002 letters): is not a tensor name", id="5000 letters"),
         pytest.param("a\ud800", [1], "surrogates not allowed", id="half of a surrogate pair"),
-        pytest.param("a", [2**61, 0], "holds nothing, and has a dimension of", id="nothing, 2**61 times"),
-        pytest.param("a", [0, 2**61], "holds nothing, and has a dimension of", id="2**61 of nothing"),
-        pytest.param("a", [1] * 64, "has a shape that is none", id="64 dimensions"),
-        pytest.param("a", [0] * 64, "has a shape that is none", id="64 dimensions of nothing"),
+        pytest.param("a", [2**61, 0], "has no elements and a dimension of", id="nothing, 2**61 times"),
+        pytest.param("a", [0, 2**61], "has no elements and a dimension of", id="2**61 of nothing"),
+        pytest.param("a", [1] * 64, "is not a list of at most 25 non-neg", id="64 dimensions"),
+        pytest.param("a", [0] * 64, "is not a list of at most 25 non-neg", id="64 dimensions of nothing"),
     ],
 )
 def test_names_and_shapes_that_no_tensor_has_are_refused(
@@ -243,8 +243,8 @@ def test_a_file_that_ends_before_its_tensor_does_is_an_error(
 ) -> None:
     """Where a network drive shows the old length of a file that is shorter by now."""
     storage = SafetensorsStorage(large)
-    monkeypatch.setattr(module.OpenFiles, "_check", lambda self, file: None)
-    monkeypatch.setattr(module.OpenFiles, "_compare", lambda self, file, found: None)
+    monkeypatch.setattr(module.OpenFiles, "_check_unchanged", lambda self, file: None)
+    monkeypatch.setattr(module.OpenFiles, "_compare", lambda self, file, stats: None)
     os.truncate(large, 2000)
 
     with pytest.raises(StorageError, match="ended before 1048576 bytes of a tensor were read"):

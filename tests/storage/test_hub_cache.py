@@ -103,7 +103,7 @@ def a_long_ref(model: Path) -> None:
     [
         (no_ref, "has 2 snapshots, and no refs/main that names one of them"),
         (another_ref, "refs/main names 'cccc"),
-        (a_ref_that_is_a_path, "which is none of its 2 snapshots"),
+        (a_ref_that_is_a_path, "which is not one of its 2 snapshots"),
         (a_long_ref, "larger than 4096"),
         pytest.param(
             a_ref_that_is_a_fifo, "is a FIFO",

@@ -38,22 +38,30 @@ def entry(shape: list[int], begin: int = 0, end: int = 0, dtype: str = "U8") -> 
         (
             {"a" * (MAX_NAME_LENGTH + 1): entry([0])},
             0,
-            "is no name of a tensor, which has words between dots, and at most 1024 letters",
+            "is not a tensor name: words between dots, at most 1024 letters",
         ),
         ({"a": entry([1] * MAX_RANK, 0, 1)}, 1, ""),
-        ({"a": entry([1] * (MAX_RANK + 1), 0, 1)}, 1, "has a shape that is none: [1, 1, 1"),
+        ({"a": entry([1] * (MAX_RANK + 1), 0, 1)}, 1, "shape [1, 1, 1, 1, 1"),
         ({"a": entry([0, MAX_EMPTY_SIDE])}, 0, ""),
         (
             {"a": entry([0, MAX_EMPTY_SIDE + 1])},
             0,
-            "holds nothing, and has a dimension of 16777217: [0, 16777217]",
+            "has no elements and a dimension of 16777217: [0, 16777217]",
         ),
         ({"a": entry([(1 << 62) - 1])}, 0, "takes 4611686018427387903 bytes, data_offsets span 0"),
-        ({"a": entry([1 << 62])}, 0, "has a shape that is none: [4611686018427387904]"),
-        ({"a": entry([-1])}, 0, "has a shape that is none: [-1]"),
-        ({"a": entry([1], 1, 0)}, 1, "has data_offsets that are none: [1, 0]"),
-        ({"a": {**entry([1]), "data_offsets": [0]}}, 1, "has data_offsets that are none: [0]"),
-        ({"a": {**entry([1]), "data_offsets": [0, 1, 1]}}, 1, "has data_offsets that are none: [0, 1, 1]"),
+        ({"a": entry([1 << 62])}, 0, "shape [4611686018427387904] is not a list of"),
+        ({"a": entry([-1])}, 0, "shape [-1] is not a list of"),
+        ({"a": entry([1], 1, 0)}, 1, "data_offsets [1, 0] are not the begin and the end of a range"),
+        (
+            {"a": {**entry([1]), "data_offsets": [0]}},
+            1,
+            "data_offsets [0] are not the begin and the end of a range",
+        ),
+        (
+            {"a": {**entry([1]), "data_offsets": [0, 1, 1]}},
+            1,
+            "data_offsets [0, 1, 1] are not the begin and the end of a range",
+        ),
         ({"a": entry([3], 0, 3), "b": entry([2], 2, 4)}, 4, "overlaps the tensor before it by 1 bytes"),
         ({"a": entry([3], 0, 3), "b": entry([2], 5, 7)}, 7, "leaves a hole before it of 2 bytes"),
         ({"a": entry([3], 2, 5)}, 5, "leaves a hole before it of 2 bytes"),
@@ -102,14 +110,14 @@ def test_the_shortest_header_is_read() -> None:
 @pytest.mark.parametrize(
     ("missing", "said"),
     [
-        (1, "model-00002-of-00009.safetensors not there: 1 of 9 files are missing"),
+        (1, "model-00002-of-00009.safetensors not found: 1 of 9 files are missing"),
         (
             4,
             "model-00002-of-00009.safetensors, model-00003-of-00009.safetensors,"
-            " model-00004-of-00009.safetensors, model-00005-of-00009.safetensors not there: 4 of 9 files",
+            " model-00004-of-00009.safetensors, model-00005-of-00009.safetensors not found: 4 of 9 files",
         ),
-        (5, "model-00005-of-00009.safetensors and 1 more not there: 5 of 9 files are missing"),
-        (7, "model-00005-of-00009.safetensors and 3 more not there: 7 of 9 files are missing"),
+        (5, "model-00005-of-00009.safetensors and 1 more not found: 5 of 9 files are missing"),
+        (7, "model-00005-of-00009.safetensors and 3 more not found: 7 of 9 files are missing"),
     ],
 )
 def test_of_files_that_are_missing_four_are_named(missing: int, said: str, tmp_path: Path) -> None:
@@ -153,7 +161,7 @@ def test_of_files_that_an_index_names_in_vain_the_tensors_are_counted(tmp_path: 
     with pytest.raises(StorageError) as caught:
         SafetensorsStorage(tmp_path)
 
-    assert "lost0.safetensors, lost1.safetensors, lost2.safetensors not there, with 6 tensors" in str(
+    assert "lost0.safetensors, lost1.safetensors, lost2.safetensors not found, with 6 tensors" in str(
         caught.value
     )
 
@@ -230,7 +238,7 @@ def test_of_files_beside_an_index_four_are_named(count: int, shown: str) -> None
     beside = {f"f{number}": Path("nowhere") for number in range(count)}
 
     (note,) = folder_notes(CheckpointFiles({}, {}, "index", beside), {})
-    assert note == f"index names no tensor of {count} files beside it: {shown}"
+    assert note == f"index names no tensor of {count} files in its folder: {shown}"
 
 
 def test_every_disagreement_of_index_and_headers_is_told() -> None:
@@ -241,9 +249,9 @@ def test_every_disagreement_of_index_and_headers_is_told() -> None:
         str(error).splitlines()[0]
         for error in (
             StorageError("two", "duplicate-tensor", "is also in one", "b"),
-            StorageError("two", "index-mismatch", "index says it is here, it is in one", "a"),
-            StorageError("one", "index-mismatch", "index says it is here, no file has it", "d"),
-            StorageError("two", "index-mismatch", "is here, and index does not name it", "c"),
+            StorageError("two", "index-mismatch", "index maps it to this file, and it is in one", "a"),
+            StorageError("one", "index-mismatch", "index maps it to this file, and no file has it", "d"),
+            StorageError("two", "index-mismatch", "is in this file, and index does not name it", "c"),
         )
     ]
 

@@ -90,8 +90,8 @@ def test_a_name_is_cut_from_201_letters_on(length: int, shown: str) -> None:
         (b"\xff", "f: not JSON: 'utf-8' codec"),
         (b"[]", "f: a JSON object is needed, not list"),
         (b"3", "f: a JSON object is needed, not int"),
-        (b'{"a": 1, "b": 2, "a": 3}', "stands twice in one JSON object"),
-        (b'{"b": {"c": 1, "c": 1}}', "stands twice in one JSON object"),
+        (b'{"a": 1, "b": 2, "a": 3}', "occurs twice in one JSON object"),
+        (b'{"b": {"c": 1, "c": 1}}', "occurs twice in one JSON object"),
         (b'{"a": "\\ud800"}', "f: not JSON: 'utf-8' codec"),
     ],
 )

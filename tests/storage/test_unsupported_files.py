@@ -166,7 +166,7 @@ def test_safetensors_beside_other_files_are_read(tmp_path: Path) -> None:
         pytest.param(["model.onnx"], [("model.onnx", "it is an ONNX graph; ONNX")], id="ONNX"),
         pytest.param(
             ["pytorch_model-1-of-2.bin", "pytorch_model-2-of-2.bin"],
-            [("pytorch_model-1-of-2.bin", "and 1 files more are such; take the safetensors")],
+            [("pytorch_model-1-of-2.bin", "as are 1 more files; take the safetensors")],
             id="pickles",
         ),
         pytest.param(
@@ -188,7 +188,7 @@ def test_other_models_beside_safetensors_are_named_once(
         assert report.verdict == "ok"
         assert len(report.notes) == len(notes)
         for note, (begin, words) in zip(report.notes, notes, strict=True):
-            assert note.startswith(f"{begin}, beside the safetensors, is not read: by its name ")
+            assert note.startswith(f"{begin}, in the folder of the safetensors, is not read: by its name ")
             assert words in note
 
 

@@ -65,7 +65,7 @@ def inspected(
 
     def read(found: FoundConfig) -> Claims:
         formats = (ConfiguredFormat(UnlistedWeight, config),)
-        return Claims("unlisted", "unlisted", found.file, formats=formats)
+        return Claims("unlisted", "unlisted", file=found.file, formats=formats)
 
     tensors = {
         "up.qweight": torch.zeros(N, K, dtype=torch.int8),

@@ -1,19 +1,19 @@
-"""`quant_method: auto-round`: one method with the tensors of several others, named by `packing_format`.
+"""`quant_method: auto-round`: tensors of several other methods, by `packing_format`.
 
     auto_round:auto_gptq              GPTQ, zero points minus 1, no index
-    auto_round:gptqmodel, auto_round  GPTQ, zero points as they are, with an index
+    auto_round:gptqmodel, auto_round  GPTQ, plain zero points, with an index
     auto_round:auto_awq               AWQ GEMM
-    auto_round:llm_compressor         compressed-tensors, its kind by `data_type` and `act_bits`
-    auto_round:fp8_static             FP8, a scale for each output and one for activations
-    auto_round:fp8                    FP8, with the blocks that group_size lists
-    none, and data_type fp            FP8, weights only; group_size 0: one scale, -1: one for each output
+    auto_round:llm_compressor         compressed-tensors; `data_type` and `act_bits` select the format
+    auto_round:fp8_static             FP8, one scale per output and one for activations
+    auto_round:fp8                    FP8, in the blocks of group_size
+    none, and data_type fp            FP8, weights only; group_size 0: one scale, -1: one scale per output
     auto_round:fake                   plain weights
 
-Versions up to 0.4.7 write a `backend` and no `packing_format`: `auto_round:exllamav2` stores zero points as
-they are, `auto_round:gptq:exllamav2` minus 1.
+Versions up to 0.4.7 write a `backend` and no `packing_format`: `auto_round:exllamav2` stores plain zero
+points, `auto_round:gptq:exllamav2` zero points minus 1.
 
-`extra_config` maps names, and patterns that match anywhere in a name, to the settings of these modules; 16
-bits leave them plain. Names take precedence over patterns. Source: auto-round 0.16.1 and its files.
+`extra_config` maps names, and patterns for `re.search`, to the settings of single modules; modules with 16
+bits are plain. Names take precedence over patterns. Source: auto-round 0.16.1 and its files.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -34,15 +34,15 @@ from qload.spec import ActivationScheme, LayerClaims
 
 AUTO_ROUND_VARIANTS = ("auto-round (auto_gptq, gptqmodel, auto_awq, llm_compressor, fp8, fp8_static, fake)",)
 GPTQ_ZERO_POINTS: Mapping[str, ZeroPoints] = {
-    "auto": STORED_MINUS_ONE,  # as the tool reads it
+    "auto": STORED_MINUS_ONE,  # as auto-round reads it
     "auto_gptq": STORED_MINUS_ONE,
     "gptq": STORED_MINUS_ONE,
     "gptqmodel": Stored(),
     "auto_round": Stored(),
 }
 DEFAULT_PACKING = "auto_gptq"
-# Kernels named after `auto_round:` by versions up to 0.4.7: zero points are stored as they are. With
-# `auto_round:gptq:` before the kernel auto-gptq's packer stores them minus one.
+# Kernels after `auto_round:` in versions up to 0.4.7: plain zero points. With `auto_round:gptq:` before the
+# kernel, auto-gptq's packer stores them minus one.
 PLAIN_ZERO_BACKENDS = ("exllamav2", "exllama", "tritonv2", "triton", "cuda")
 FAKE_PACKING = "fake"
 FP8_PACKINGS = ("fp8", "fp8_static")
@@ -59,13 +59,13 @@ OTHER_PROGRAMS = {  # packing_format or data_type -> a program that reads it
     "mx_int": "auto-round loads it: its codes are sign and magnitude, in bytes that look like MXFP4",
 }
 FLOAT8_BITS = 8
-MIN_PLAIN_BITS = 16  # and more: not quantized
+MIN_PLAIN_BITS = 16  # modules with this many bits are not quantized
 STATIC_FP8 = ActivationScheme("float", 8, False, "tensor", scale="input_scale")
 NVFP4 = ActivationScheme(
     "float", 4, "local", "tensor_group", 16, scale="input_global_scale", scale_type="e4m3"
 )
 REGEX_CHARACTERS = frozenset("*+?^$()[]{}|\\")  # a key that has one is a pattern
-# By `data_type` up to its bits: how compressed-tensors calls it, and how weights share a scale.
+# `data_type` without its bits -> format and scheme of compressed-tensors.
 CT_SCHEMES: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "nv_fp": ("nvfp4-pack-quantized", {"type": "float", "strategy": "tensor_group", "group_size": 16}),
     "mx_fp": ("mxfp{bits}-pack-quantized", {"type": "float", "strategy": "group", "group_size": 32}),
@@ -82,16 +82,15 @@ SETTING_KEYS: Mapping[str, str] = {
     "symmetric": "sym",
     **dict.fromkeys(("strategy", "group_size", "block_structure"), "group_size"),
 }
-MAX_LAYER_SIZE = (1 << 31) - 1  # inputs or outputs of a layer
+MAX_LAYER_SIZE = (1 << 31) - 1  # inputs or outputs
 Side = Annotated[int, Field(ge=1, le=MAX_LAYER_SIZE)]
 Block = Annotated[list[Side], Field(min_length=2, max_length=2)]
-Size = (
-    Annotated[int, Field(ge=-1, le=MAX_LAYER_SIZE)] | Block
-)  # inputs of a group; [outputs, inputs] of a block
+# Inputs of a group, or [outputs, inputs] of a block.
+Size = Annotated[int, Field(ge=-1, le=MAX_LAYER_SIZE)] | Block
 
 
 class _ModuleSettings(BaseModel):
-    """What holds for a module; None where it is as for all others."""
+    """Settings of a module; None for the setting of the whole config."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
@@ -115,47 +114,48 @@ class _AutoRound(Section, _ModuleSettings):
     extra_config: Annotated[dict[str, _ModuleSettings] | None, BeforeValidator(none_for_false)] = None
 
 
-def read_auto_round(found: FoundConfig) -> Claims:
-    """The claims of all modules, and the loader that gives those of `extra_config` their own."""
-    section = validate(_AutoRound, found)
+def read_auto_round(source: FoundConfig) -> Claims:
+    """Read the claims of all modules, and of the modules in `extra_config`."""
+    section = validate(_AutoRound, source)
     if section.rotation_config:
-        reason = f"the rotation_config of {found.file} rotates weights, and qload does not rotate them back"
+        reason = f"the rotation_config of {source.file} rotates weights, and qload does not rotate them back"
         raise UnsupportedFormatError(
             "auto-round with rotations", reason, AUTO_ROUND_VARIANTS, "auto-round loads it"
         )
     base = _ModuleSettings(**{key: getattr(section, key) for key in _ModuleSettings.model_fields})
-    stated = _formats(found, base, "", {*found.values})
+    base_formats = _formats(source, base, "", {*source.values})
     rules: dict[str, tuple[ConfiguredFormat, ...] | UnsupportedFormatError] = {}
     for name, rule in sorted((section.extra_config or {}).items(), key=lambda item: _is_pattern(item[0])):
-        own = base.model_copy(update=rule.model_dump(exclude_none=True))
-        plain = (own.bits or 0) >= MIN_PLAIN_BITS
+        merged = base.model_copy(update=rule.model_dump(exclude_none=True))
+        plain = (merged.bits or 0) >= MIN_PLAIN_BITS
         entry = REGEX_PREFIX * _is_pattern(name) + name
-        rules[entry] = () if plain else _formats(found, own, f"extra_config.{name}", rule.model_fields_set)
-    if isinstance(stated, UnsupportedFormatError):
-        raise stated
-    packing = _packing(found, base)
-    patterns = Patterns(found, "extra_config", anywhere=True)
-    own_formats = [fmt for formats in rules.values() if isinstance(formats, tuple) for fmt in formats]
-    note = f"{found.file} says packing_format {FAKE_PACKING}: weights were quantized and are stored plain"
-    return Claims(
-        method="auto-round",
-        format=packing,
+        rules[entry] = (
+            () if plain else _formats(source, merged, f"extra_config.{name}", rule.model_fields_set)
+        )
+    if isinstance(base_formats, UnsupportedFormatError):
+        raise base_formats
+    packing = _packing(source, base)
+    patterns = Patterns(source, "extra_config", anywhere=True)
+    rule_formats = [fmt for formats in rules.values() if isinstance(formats, tuple) for fmt in formats]
+    note = f"{source.file} says packing_format {FAKE_PACKING}: weights were quantized and are stored plain"
+    loader = None
+    if rules:
+        loader = override_loader(rules, base_formats, section.exclusions(), patterns, "extra_config")
+    return section.claims(
+        source,
+        "auto-round",
+        packing,
+        *dict.fromkeys([*base_formats, *rule_formats]),
         bits=section.bits,
         group_size=section.group_size if isinstance(section.group_size, int) else None,
         sym=section.sym,
-        file=found.file,
-        section=found.section,
-        exclusions=section.exclusions(),
-        formats=tuple(dict.fromkeys([*stated, *own_formats])),
-        loader=override_loader(rules, stated, section.exclusions(), patterns, "extra_config")
-        if rules
-        else None,
+        loader=loader,
         notes=(note,) if packing == FAKE_PACKING else (),
     )
 
 
-def _packing(found: FoundConfig, rule: _ModuleSettings) -> str:
-    """Packing of a rule's modules: `packing_format`, else `backend`.
+def _packing(source: FoundConfig, rule: _ModuleSettings) -> str:
+    """Packing of the modules with these settings: `packing_format`, else `backend`.
 
     UnsupportedFormatError for a backend with an unknown convention of zero points.
     """
@@ -167,36 +167,38 @@ def _packing(found: FoundConfig, rule: _ModuleSettings) -> str:
         return "auto_round"
     if rule.packing_format is None and name not in PACKING_BITS:
         reason = (
-            f"the backend of {found.file} has no reader: without a packing_format nothing else says whether "
+            f"the backend of {source.file} has no reader: without a packing_format nothing else says whether "
             "its zero points are stored minus one"
         )
-        way = "write the model again with auto-round 0.5 or later, or set packing_format if it is known"
-        raise UnsupportedFormatError(f"auto-round (backend {stated:.40})", reason, AUTO_ROUND_VARIANTS, way)
+        remedy = "write the model again with auto-round 0.5 or later, or set packing_format if it is known"
+        raise UnsupportedFormatError(
+            f"auto-round (backend {stated:.40})", reason, AUTO_ROUND_VARIANTS, remedy
+        )
     return name
 
 
 def _formats(
-    found: FoundConfig, rule: _ModuleSettings, source: str, stated: Collection[str]
+    source: FoundConfig, rule: _ModuleSettings, entry: str, stated: Collection[str]
 ) -> tuple[ConfiguredFormat, ...] | UnsupportedFormatError:
-    """Formats of a rule's modules, empty for plain ones; the error if the format is not supported.
+    """Formats of the modules with these settings, empty for plain ones; an error for an unsupported format.
 
-    `source`: the entry of the config with the claims of these formats. `stated`: the keys that it has; all
-    others are those of the whole config.
+    `source`: entry of the config with these settings. `stated`: keys of the entry; the values of all other
+    keys are those of the whole config.
     """
 
     def key(name: str) -> str:
-        return f"{source:.99}.{name}" if source and name in stated else name
+        return f"{entry:.99}.{name}" if entry and name in stated else name
 
     try:
-        packing = _packing(found, rule)
+        packing = _packing(source, rule)
         if packing == FAKE_PACKING:
             return ()
-        fmt = _format(found, packing, rule, key)
+        fmt = _format(source, packing, rule, key)
     except UnsupportedFormatError as error:
         return error
     convention = "backend" if rule.packing_format is None and rule.backend else "packing_format"
     size = rule.group_size if isinstance(rule.group_size, int) else None
-    return (replace(fmt, claims=LayerClaims(rule.bits, size, rule.sym, None, source, convention)),)
+    return (replace(fmt, claims=LayerClaims(rule.bits, size, rule.sym, None, entry, convention)),)
 
 
 def _is_pattern(key: str) -> bool:
@@ -204,33 +206,34 @@ def _is_pattern(key: str) -> bool:
 
 
 def _format(
-    found: FoundConfig, packing: str, rule: _ModuleSettings, key: Callable[[str], str]
+    source: FoundConfig, packing: str, rule: _ModuleSettings, key: Callable[[str], str]
 ) -> ConfiguredFormat:
-    """What a packing stores modules as for which a rule holds; `key`: where the rule states a setting."""
+    """Format of a packing with these settings; `key`: path of a setting in the config, for errors."""
     bits, size = rule.bits or 0, -1 if rule.group_size is None else rule.group_size
     data_type = rule.data_type or "int"
-    kind = next((kind for kind in CT_SCHEMES if data_type.startswith(kind)), None)
-    own = packing in GPTQ_ZERO_POINTS or packing in ("auto_awq", "awq")
+    family = next((family for family in CT_SCHEMES if data_type.startswith(family)), None)
+    packs_words = packing in GPTQ_ZERO_POINTS or packing in ("auto_awq", "awq")
     unread = next(
-        (kind for kind in OTHER_PROGRAMS if packing.startswith(kind) or data_type.startswith(kind)), None
+        (family for family in OTHER_PROGRAMS if packing.startswith(family) or data_type.startswith(family)),
+        None,
     )
-    if unread or kind is None or not (own or packing in (*FP8_PACKINGS, "llm_compressor")):
+    if unread or family is None or not (packs_words or packing in (*FP8_PACKINGS, "llm_compressor")):
         name = f"auto-round ({packing:.40}, {data_type:.40})"
-        reason = f"the data_type or packing_format of {found.file} has no reader"
+        reason = f"the data_type or packing_format of {source.file} has no reader"
         raise UnsupportedFormatError(name, reason, AUTO_ROUND_VARIANTS, OTHER_PROGRAMS.get(unread or "", ""))
-    float8 = packing in FP8_PACKINGS or (own and kind == "fp" and bits == FLOAT8_BITS)
-    grouped = isinstance(size, int) and (size != 0 or not own)
-    if bits not in PACKING_BITS.get(packing, (bits,)) or not (
-        grouped or float8 or packing == "llm_compressor"
-    ):
-        lawful = " or ".join(map(str, PACKING_BITS.get(packing, ())))
-        expected = f"bits {lawful}, and a group size of -1 or at least 1, for {packing}"
-        wrong = "group_size" if bits in PACKING_BITS.get(packing, (bits,)) else "bits"
-        raise ConfigError(found.file, found.key(key(wrong)), expected, f"bits {bits}, group size {size}")
+    float8 = packing in FP8_PACKINGS or (packs_words and family == "fp" and bits == FLOAT8_BITS)
+    grouped = isinstance(size, int) and (size != 0 or not packs_words)
+    allowed_bits = PACKING_BITS.get(packing, (bits,))
+    if bits not in allowed_bits or not (grouped or float8 or packing == "llm_compressor"):
+        expected = (
+            f"bits {' or '.join(map(str, allowed_bits))}, and a group size of -1 or at least 1, for {packing}"
+        )
+        wrong = "group_size" if bits in allowed_bits else "bits"
+        raise ConfigError(source.file, source.key(key(wrong)), expected, f"bits {bits}, group size {size}")
     if float8:
         return _fp8_format(packing, rule, size)
-    if kind in ("nv_fp", "mx_fp") or packing == "llm_compressor" or isinstance(size, list):
-        return _ct_format(found, rule, kind, bits, size, key)
+    if family in ("nv_fp", "mx_fp") or packing == "llm_compressor" or isinstance(size, list):
+        return _ct_format(source, rule, family, bits, size, key)
     if packing in GPTQ_ZERO_POINTS:
         zeros = GPTQ_ZERO_POINTS[packing]
         return ConfiguredFormat(GPTQWeight, GPTQConfig(bits, size, zeros, desc_act=False, indexed=None))
@@ -238,7 +241,7 @@ def _format(
 
 
 def _fp8_format(packing: str, rule: _ModuleSettings, size: int | list[int]) -> ConfiguredFormat:
-    """FP8: a scale for the tensor, for each output, for each group of inputs, or for each block."""
+    """FP8 with one scale per tensor, output, group of inputs, or block."""
     if isinstance(size, list) or size > 0:
         block = (size[0], size[1]) if isinstance(size, list) else (1, size)
         return ConfiguredFormat(Fp8Weight, Fp8Config("block", block), _activations(rule))
@@ -248,15 +251,15 @@ def _fp8_format(packing: str, rule: _ModuleSettings, size: int | list[int]) -> C
 
 
 def _activations(rule: _ModuleSettings) -> ActivationScheme | None:
-    """What a rule says of inputs; scales that are stored have the names of compressed-tensors."""
-    bits, kind = rule.act_bits or MIN_PLAIN_BITS, rule.act_data_type or rule.data_type or "int"
+    """Activation scheme of these settings; stored scales have the names of compressed-tensors."""
+    bits, data_type = rule.act_bits or MIN_PLAIN_BITS, rule.act_data_type or rule.data_type or "int"
     if bits >= MIN_PLAIN_BITS:
         return None
-    if kind.startswith("nv_fp"):
+    if data_type.startswith("nv_fp"):
         return NVFP4
-    if kind.startswith("mx_fp"):
+    if data_type.startswith("mx_fp"):
         return ActivationScheme("float", bits, True, "group", 32, scale_type="e8m0")
-    number: Literal["float", "int"] = "float" if kind.startswith("fp") else "int"
+    number: Literal["float", "int"] = "float" if data_type.startswith("fp") else "int"
     if rule.act_dynamic is False:
         return ActivationScheme(number, bits, False, "tensor", scale=STATIC_FP8.scale)
     size = rule.act_group_size
@@ -268,27 +271,27 @@ def _activations(rule: _ModuleSettings) -> ActivationScheme | None:
 
 
 def _ct_format(
-    found: FoundConfig,
+    source: FoundConfig,
     rule: _ModuleSettings,
-    kind: str,
+    family: str,
     bits: int,
     size: int | list[int],
     key: Callable[[str], str],
 ) -> ConfiguredFormat:
-    """As compressed-tensors' own config would say it; errors name the keys of AutoRound."""
-    stated, said = CT_SCHEMES[kind]
-    if kind == "int" and (rule.act_bits or MIN_PLAIN_BITS) < MIN_PLAIN_BITS:
+    """Format of an equal config of compressed-tensors; errors name the keys of AutoRound."""
+    stated, scheme_settings = CT_SCHEMES[family]
+    if family == "int" and (rule.act_bits or MIN_PLAIN_BITS) < MIN_PLAIN_BITS:
         stated = "int-quantized"
-    if kind == "mx_fp" and bits == 8:
+    if family == "mx_fp" and bits == 8:
         stated = "mxfp8-quantized"
     shared: dict[str, Any] = {"strategy": "block", "block_structure": size}
     if isinstance(size, int):
         shared = {"strategy": {0: "tensor", -1: "channel"}.get(size, "group"), "group_size": size}
     scheme = compressed_tensors.Scheme.model_validate(
-        {"num_bits": bits, "symmetric": rule.sym is not False, **shared, **said}
+        {"num_bits": bits, "symmetric": rule.sym is not False, **shared, **scheme_settings}
     )
     fmt = compressed_tensors.weight_format(
-        found,
+        source,
         lambda name: key(SETTING_KEYS[name]),
         stated.format(bits=bits),
         scheme,

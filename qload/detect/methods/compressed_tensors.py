@@ -12,20 +12,21 @@ The formats of weights follow from a group's scheme and `format`. No weight depe
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from qload.detect.files import FoundConfig, shown
 from qload.detect.matching import (
     MODULE_CLASSES,
+    PLAIN,
     IgnoredModules,
     Patterns,
     matcher,
     precedence,
     unsupported_loader,
 )
-from qload.detect.validation import Claims, Section, validate
+from qload.detect.validation import Claims, NameList, Section, validate
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import (
     CTIntConfig,
@@ -52,7 +53,7 @@ from qload.loader.exclusion import Exclusions
 from qload.loader.modules import ModuleLoader
 from qload.spec import ActivationScheme, LayerClaims
 
-# Where the scale of a tensor is stored that scales of groups come on top of, and where all others are.
+# `dynamic` -> name of the stored scale; "local": the scale of the tensor, applied with dynamic group scales.
 STORED_SCALES: Mapping[bool | str, str | None] = {
     "local": "input_global_scale",
     False: "input_scale",
@@ -64,12 +65,12 @@ SCALE_TYPES: Mapping[str | None, ScaleType] = {
     "torch.float8_e4m3fn": "e4m3",
     "torch.uint8": "e8m0",
 }
-MX_GROUP_SIZE = 32  # inputs that share a power of two
+MX_GROUP_SIZE = 32  # inputs with one power of two
 GROUPED_STRATEGIES = ("group", "tensor_group")
 
 
 class _Activations(BaseModel):
-    """The tool's defaults are those of its own class."""
+    """Declared quantization of inputs, with the defaults of compressed-tensors."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="allow")
 
@@ -83,25 +84,27 @@ class _Activations(BaseModel):
 
     @property
     def shared_by(self) -> str:
-        """Which inputs share a scale; where the config does not say, what the tool infers."""
+        """Strategy: which inputs share a scale; inferred from the group size as by compressed-tensors."""
         inferred = "tensor" if self.group_size is None else "group" if self.group_size > 0 else "channel"
         return self.strategy or inferred
 
 
 def activation_scheme(
-    found: FoundConfig, key: str, stated: Mapping[str, Any] | None, weights: str | None = None
+    source: FoundConfig, key: str, stated: Mapping[str, Any] | None, weights: str | None = None
 ) -> ActivationScheme | None:
-    """The scheme under a key of the config; None where there is none, ConfigError where it is malformed.
+    """Read the activation scheme under a key of the config; None without one, ConfigError if malformed.
 
-    `weights`: the format of the group's weights. Versions that say no type of scales have one for it.
+    `weights`: format of the group's weights; it implies the type of scales in versions that do not state it.
     """
     if not stated:
         return None
-    section = FoundConfig(found.file, found.key(key), stated)
+    section = FoundConfig(source.file, source.key(key), stated)
     inputs = validate(_Activations, section)
     dynamic, grouped = inputs.dynamic or False, inputs.shared_by in GROUPED_STRATEGIES
     if grouped and (inputs.group_size or 0) < 1:
-        raise ConfigError(found.file, found.key(f"{key}.group_size"), "at least 1", shown(inputs.group_size))
+        raise ConfigError(
+            source.file, source.key(f"{key}.group_size"), "at least 1", shown(inputs.group_size)
+        )
     scale_type: ScaleType = SCALE_TYPES.get(inputs.scale_dtype, "float32")
     if inputs.scale_dtype is None and dynamic == "local":
         scale_type = "e4m3"
@@ -124,7 +127,7 @@ def activation_scheme(
     )
 
 
-# What each format stores: the type, the bits, and how weights may share a scale.
+# Format -> its number types, its bits, and its strategies of sharing scales.
 Strategy = Literal["tensor", "channel", "group", "block", "tensor_group"]
 ALL_STRATEGIES = ("tensor", "channel", "group", "block")
 CT_FORMATS: dict[str, tuple[tuple[str, ...], range, tuple[str, ...]]] = {
@@ -140,7 +143,7 @@ CT_FORMATS: dict[str, tuple[tuple[str, ...], range, tuple[str, ...]]] = {
 
 
 class Scheme(BaseModel):
-    """How the weights of a group are quantized."""
+    """Quantization scheme of the weights of a group."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="allow")
 
@@ -153,7 +156,7 @@ class Scheme(BaseModel):
     actorder: Literal["group", "weight", "dynamic", "static"] | bool | None = None
 
     def claims(self, source: str) -> LayerClaims:
-        """Claims about each layer of the scheme; `source`: the path of the scheme in the config."""
+        """Claims about each layer of the scheme; `source`: path of the scheme in the config."""
         act_order = (
             self.actorder in ("group", "dynamic", True) if "actorder" in self.model_fields_set else None
         )
@@ -161,13 +164,13 @@ class Scheme(BaseModel):
 
     @property
     def per(self) -> str:
-        """What shares a scale; where it is not said, the group size tells."""
+        """Strategy: which weights share a scale; inferred from the group size if not stated."""
         default = "tensor" if self.group_size is None else "group" if self.group_size > 0 else "channel"
         return self.strategy or default
 
     @property
     def rows_of_a_group(self) -> int | None:
-        """Inputs that share a scale; -1: all of them."""
+        """Inputs per scale; -1: all inputs; None without groups."""
         return (
             self.group_size
             if self.per in ("group", "tensor_group")
@@ -178,7 +181,7 @@ class Scheme(BaseModel):
 
 
 def weight_format(
-    found: FoundConfig,
+    source: FoundConfig,
     key: Callable[[str], str],
     stated: str,
     scheme: Scheme,
@@ -186,18 +189,18 @@ def weight_format(
     static: bool,
     dense: bool | None,
 ) -> ConfiguredFormat:
-    """The format that reads a scheme.
+    """Format of a scheme's weights.
 
-    `key`: the place in the config of a setting by its name, and of the format by "".
-    `static`: activations have stored scales. `dense`: what the version says.
+    `key`: path of a setting in the config, by its name, or of the format, by "". `static`: activations have
+    stored scales. `dense`: the version packs codes as a bit stream; None if unknown.
     """
     if stated not in CT_FORMATS:
         raise UnsupportedFormatError(
             f"compressed-tensors ({stated:.40})",
-            f"{found.key(key(''))} of {found.file} has no reader",
+            f"{source.key(key(''))} of {source.file} has no reader",
             (*CT_FORMATS,),
         )
-    block, size = _checked_block(found, key, stated, scheme), scheme.rows_of_a_group or -1
+    block, size = _checked_block(source, key, stated, scheme), scheme.rows_of_a_group or -1
     symmetric, bits = scheme.symmetric, scheme.num_bits
     if stated == "nvfp4-pack-quantized":
         return ConfiguredFormat(CTNVFP4Weight, NVFP4Config())
@@ -223,14 +226,14 @@ def weight_format(
 
 
 def _checked_block(
-    found: FoundConfig, key: Callable[[str], str], stated: str, scheme: Scheme
+    source: FoundConfig, key: Callable[[str], str], stated: str, scheme: Scheme
 ) -> tuple[int, int] | None:
-    """What shares a scale, as (outputs, inputs); ConfigError for what the format does not store."""
+    """(outputs, inputs) per scale; None for one scale; ConfigError for a scheme unknown to the format."""
     types, bits, strategies = CT_FORMATS[stated]
     bits = range(8, 9) if scheme.type == "float" and stated == "naive-quantized" else bits
 
     def wrong(name: str, expected: str, got: Any) -> ConfigError:
-        return ConfigError(found.file, found.key(key(name)), f"{expected} in {stated}", shown(got))
+        return ConfigError(source.file, source.key(key(name)), f"{expected} in {stated}", shown(got))
 
     if scheme.type not in types:
         raise wrong("type", " or ".join(types), scheme.type)
@@ -256,24 +259,22 @@ def _checked_block(
 
 
 CT_VARIANTS = (f"compressed-tensors ({', '.join(CT_FORMATS)})",)
-PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
+
 UNCOMPRESSED = ("initialized", "calibration", "frozen")  # statuses of models with plain weights
-# Tensors beside a plain weight that compressed-tensors quantizes at run time.
+# Tensors stored with a plain weight that compressed-tensors quantizes at run time.
 RUNTIME_SCALES = (
     "weight_scale", "weight_zero_point", "weight_g_idx", "weight_global_scale",
     "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point",
 )  # fmt: skip
 WEIGHT_TRANSFORMS = ("weight_input", "weight_output")  # locations of transforms applied to stored weights
-CT_KEYS = ("config_groups", "sparsity_config")  # which no other method has
-MIN_BIT_STREAM_VERSION = (0, 18)  # the version that packs 3, 5, 6 and 7 bits as a stream
-
-Entries = list[Annotated[str, Field(min_length=1)]]
+CT_KEYS = ("config_groups", "sparsity_config")  # keys of no other method
+MIN_BIT_STREAM_VERSION = (0, 18)  # first version that packs 3, 5, 6 and 7 bits as a stream
 
 
 class _Group(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
-    targets: Entries
+    targets: NameList
     weights: Scheme | None = None
     input_activations: dict[str, Any] | None = None
     output_activations: dict[str, Any] | None = None
@@ -283,7 +284,7 @@ class _Group(BaseModel):
 class _CompressedTensors(Section):
     config_groups: dict[str, _Group] = Field(default_factory=dict)
     format: str | None = None
-    ignore: Entries | None = None
+    ignore: NameList | None = None
     quantization_status: Literal["initialized", "calibration", "frozen", "compressed"] | None = None
     sparsity_config: dict[str, Any] | None = None
     transform_config: dict[str, Any] | None = None
@@ -293,168 +294,156 @@ class _CompressedTensors(Section):
 
 @dataclass(frozen=True)
 class Untargeted(Exclusions):
-    """All modules that no target means, which is as much as leaving them out."""
+    """Exclusion of all modules without a target."""
 
     def _entry(self, prefix: str) -> str:
         return prefix
 
     def reason(self, entry: str) -> str:
-        """Which keys were looked at."""
+        """Reason for the exclusion, with the keys of the targets."""
         return f"no entry of {self.key} means it"
 
     def remedy(self, entry: str) -> str:
-        """What to change."""
+        """Change of the config, or of the checkpoint, as a remedy."""
         return f"name the module in {self.key}, or store it plain"
 
 
-def read_compressed_tensors(found: FoundConfig) -> Claims:
-    """The claims of every group, and the loader that gives each module its own."""
-    section = validate(_CompressedTensors, found)
-    _refuse_unsupported(section, found)
-    formats: dict[str, ConfiguredFormat] = {}
-    plain: dict[str, ConfiguredFormat] = {}
-    refused: dict[str, UnsupportedFormatError] = {}
+def read_compressed_tensors(source: FoundConfig) -> Claims:
+    """Read the claims of all groups, and of the modules of each group."""
+    section = validate(_CompressedTensors, source)
+    _refuse_unsupported(section, source)
+    formats: dict[str, ConfiguredFormat | UnsupportedFormatError] = {}
     for name, group in section.config_groups.items():
         try:
-            fmt = _group_format(found, name, group, section)
+            formats[name] = _group_format(source, name, group, section)
         except UnsupportedFormatError as error:
-            refused[name] = error
-            continue
-        if fmt:
-            formats[name] = fmt
-        else:
-            plain[name] = replace(PLAIN, activations=_group_activations(found, name, group, section))
-    if refused and not formats:
-        raise next(iter(refused.values()))
-    quantized = [group for name, group in section.config_groups.items() if name in formats]
-    packings = {group.format or section.format or "" for group in quantized}
-    one = quantized[0].weights if len(set(formats.values())) == 1 else None
-    return Claims(
-        method="compressed-tensors",
-        format=packings.pop() if len(packings) == 1 else "mixed-precision",
-        bits=one.num_bits if one else None,
-        group_size=one.rows_of_a_group if one else None,
-        sym=one.symmetric if one else None,
-        file=found.file,
-        section=found.section,
-        formats=tuple(dict.fromkeys(formats.values())),
-        loader=_loader(
-            section, formats, plain, refused, Patterns(found, "ignore"), Patterns(found, "config_groups")
-        ),
-        notes=_notes(section, found),
+            formats[name] = error
+    quantized = {name: fmt for name, fmt in formats.items() if _is_quantized(fmt)}
+    refused = next((fmt for fmt in formats.values() if isinstance(fmt, UnsupportedFormatError)), None)
+    if refused and not quantized:
+        raise refused
+    packings = {section.config_groups[name].format or section.format or "" for name in quantized}
+    schemes = [section.config_groups[name].weights for name in quantized]
+    scheme = schemes[0] if len(set(quantized.values())) == 1 else None
+    return section.claims(
+        source,
+        "compressed-tensors",
+        packings.pop() if len(packings) == 1 else "mixed-precision",
+        *dict.fromkeys(quantized.values()),
+        bits=scheme.num_bits if scheme else None,
+        group_size=scheme.rows_of_a_group if scheme else None,
+        sym=scheme.symmetric if scheme else None,
+        exclusions=Exclusions(),
+        loader=_loader(source, section, formats),
+        notes=_notes(section, source),
     )
+
+
+def _is_quantized(fmt: ConfiguredFormat | UnsupportedFormatError) -> TypeGuard[ConfiguredFormat]:
+    return isinstance(fmt, ConfiguredFormat) and not fmt.weight_type.plain
 
 
 def _loader(
+    source: FoundConfig,
     section: _CompressedTensors,
-    formats: Mapping[str, ConfiguredFormat],
-    plain: Mapping[str, ConfiguredFormat],
-    refused: Mapping[str, UnsupportedFormatError],
-    ignoring: Patterns,
-    targeting: Patterns,
+    formats: Mapping[str, ConfiguredFormat | UnsupportedFormatError],
 ) -> Callable[[], FormatLoader]:
-    """Build a factory of loaders that check `ignore` first, then the targets in their order of precedence.
+    """Build a factory of loaders that check `ignore` first, then the targets in order of precedence.
 
-    `refused`: the error of each group with an unsupported format.
+    `formats`: group -> its format, or the error of an unsupported format.
     """
-    ignore = tuple(section.ignore or ())
-    everything = (*dict.fromkeys(formats.values()), PLAIN)
-    ignored = FormatLoader(*everything, exclusions=IgnoredModules(ignore, patterns=ignoring))
-    own = section.exclusions()
+    quantized = dict.fromkeys(fmt for fmt in formats.values() if _is_quantized(fmt))
+    ignore, ignore_patterns = tuple(section.ignore or ()), Patterns(source, "ignore")
+    ignored = FormatLoader(*quantized, PLAIN, exclusions=IgnoredModules(ignore, patterns=ignore_patterns))
+    choices = [(matcher(*ignore, patterns=ignore_patterns), ignored)]
     targets = [(target, name) for name, group in section.config_groups.items() for target in group.targets]
-    targets.sort(key=lambda pair: precedence(pair[0]))
-    choices = [
-        (matcher(target, patterns=targeting), unsupported_loader(refused[name]))
-        if name in refused
-        else _target_loader(target, formats.get(name) or plain[name], own, targeting, section)
-        for target, name in targets
-    ]
-    keys = tuple(f"config_groups.{name}.targets" for name in section.config_groups)
-    others = FormatLoader(*everything, exclusions=Untargeted(key=" or ".join(keys)))
-    return lambda: ModuleLoader(
-        [(matcher(*ignore, patterns=ignoring), ignored), *choices], others if formats else FormatLoader(PLAIN)
-    )
+    patterns = Patterns(source, "config_groups")
+    for target, name in sorted(targets, key=lambda pair: precedence(pair[0])):
+        choices.append((matcher(target, patterns=patterns), _group_loader(section, formats[name])))
+    keys = " or ".join(f"config_groups.{name}.targets" for name in section.config_groups)
+    others = FormatLoader(*quantized, PLAIN, exclusions=Untargeted(key=keys))
+    return lambda: ModuleLoader(choices, others if quantized else FormatLoader(PLAIN))
 
 
-def _target_loader(
-    target: str, fmt: ConfiguredFormat, own: Exclusions, patterns: Patterns, section: _CompressedTensors
-) -> tuple[Callable[[str], bool], FormatLoader]:
-    """Build the loader of a target's modules."""
-    plain = fmt.weight_type.plain
-    loader = (
-        FormatLoader(fmt) if plain else FormatLoader(fmt, *_calibrated_format(section), PLAIN, exclusions=own)
-    )
-    return matcher(target, patterns=patterns), loader
+def _group_loader(
+    section: _CompressedTensors, fmt: ConfiguredFormat | UnsupportedFormatError
+) -> FormatLoader:
+    """Build the loader of a group's modules."""
+    if isinstance(fmt, UnsupportedFormatError):
+        return unsupported_loader(fmt)
+    if fmt.weight_type.plain:
+        return FormatLoader(fmt)
+    return FormatLoader(fmt, *_calibrated_format(section), PLAIN, exclusions=section.exclusions())
 
 
 def _calibrated_format(section: _CompressedTensors) -> tuple[ConfiguredFormat, ...]:
-    """Format of plain weights beside scales, in a model saved before compression."""
+    """Format of plain weights with scales, in a model saved before compression."""
     if section.quantization_status not in UNCOMPRESSED:
         return ()
-    why = (
+    reason = (
         f"quantization_status is {section.quantization_status}: the stored weight is taken as it is; it is "
         "not quantized by the scales stored with it, as compressed-tensors does at run time"
     )
-    config = UnquantizedConfig(unused=RUNTIME_SCALES, unused_because=why)
+    config = UnquantizedConfig(unused=RUNTIME_SCALES, unused_because=reason)
     return (ConfiguredFormat(UnquantizedWeight, config),)
 
 
 def _group_format(
-    found: FoundConfig, name: str, group: _Group, section: _CompressedTensors
-) -> ConfiguredFormat | None:
-    """The format of a group's weights, or None where they are plain."""
+    source: FoundConfig, name: str, group: _Group, section: _CompressedTensors
+) -> ConfiguredFormat:
+    """Format of a group's weights, with its activation scheme."""
     key = f"config_groups.{name}"
     for target in group.targets:
         if target[0].isupper() and target.isidentifier() and target not in MODULE_CLASSES:
             raise UnsupportedFormatError(
                 f"compressed-tensors for {target:.40}",
-                f"a target of {found.key(key)} in {found.file}: no tensor tells of which class a module is",
+                f"a target of {source.key(key)} in {source.file}: no tensor tells of which class a module is",
                 CT_VARIANTS,
             )
     stated = group.format or section.format
     if group.weights is None or stated == "dense":
-        return None
+        return replace(PLAIN, activations=_group_activations(source, name, group, section))
     if stated is None:
         expected = "a format, there or for all groups"
-        raise ConfigError(found.file, found.key(f"{key}.format"), expected, "nothing")
+        raise ConfigError(source.file, source.key(f"{key}.format"), expected, "nothing")
     version = re.match(r"(\d{1,9})\.(\d{1,9})", section.version or "")
     dense = (int(version[1]), int(version[2])) >= MIN_BIT_STREAM_VERSION if version else None
-    inputs = _group_activations(found, name, group, section)
+    inputs = _group_activations(source, name, group, section)
     static = inputs is not None and not inputs.dynamic
 
     def place(setting: str) -> str:
         return f"{key}.weights.{setting}" if setting else f"{key}.format" if group.format else "format"
 
-    read_as = weight_format(found, place, stated, group.weights, static=static, dense=dense)
+    read_as = weight_format(source, place, stated, group.weights, static=static, dense=dense)
     claims = group.weights.claims(f"config_groups.{name}")
     return replace(read_as, activations=inputs, claims=claims)
 
 
 def _group_activations(
-    found: FoundConfig, name: str, group: _Group, section: _CompressedTensors
+    source: FoundConfig, name: str, group: _Group, section: _CompressedTensors
 ) -> ActivationScheme | None:
-    """What a group declares of its inputs."""
+    """Activation scheme declared by a group."""
     key, stated = f"config_groups.{name}.input_activations", group.format or section.format
-    return activation_scheme(found, key, group.input_activations, stated)
+    return activation_scheme(source, key, group.input_activations, stated)
 
 
-def _refuse_unsupported(section: _CompressedTensors, found: FoundConfig) -> None:
-    """What is known by name and not read, and a config that says nothing at all."""
+def _refuse_unsupported(section: _CompressedTensors, source: FoundConfig) -> None:
+    """Raise UnsupportedFormatError for unsupported formats and transforms, ConfigError without groups."""
     sparse = (section.sparsity_config or {}).get("format", "dense")
     if sparse != "dense":
         raise UnsupportedFormatError(
             f"compressed-tensors ({sparse!s:.40})",
-            f"the format in sparsity_config of {found.file} has no reader",
+            f"the format in sparsity_config of {source.file} has no reader",
             CT_VARIANTS,
         )
     if not section.config_groups and section.sparsity_config is None:
-        raise ConfigError(found.file, found.key("config_groups"), "one or more groups", "none")
+        raise ConfigError(source.file, source.key("config_groups"), "one or more groups", "none")
     if section.transform_config and any(section.transform_config.values()):
         online = sorted(_transform_locations(section.transform_config) - set(WEIGHT_TRANSFORMS))
         if online:
             raise UnsupportedFormatError(
                 "compressed-tensors with transforms",
-                f"the transform_config of {found.file} transforms inputs or outputs of layers at run time "
+                f"the transform_config of {source.file} transforms inputs or outputs of layers at run time "
                 f"({', '.join(online):.80}), and qload does not",
                 CT_VARIANTS,
                 "vLLM runs it",
@@ -474,20 +463,20 @@ def _transform_locations(transforms: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _notes(section: _CompressedTensors, found: FoundConfig) -> tuple[str, ...]:
-    """What the config says that no weight depends on."""
+def _notes(section: _CompressedTensors, source: FoundConfig) -> tuple[str, ...]:
+    """Notes on keys that change no weight."""
     notes = [
-        f"{found.file} has output_activations in config_groups.{name:.80}, and outputs stay as they are"
+        f"{source.file} has output_activations in config_groups.{name:.80}, and outputs stay as they are"
         for name, group in section.config_groups.items()
         if group.output_activations
     ]
     if section.transform_config and any(section.transform_config.values()):
         notes.append(
-            f"the transform_config of {found.file} transforms weights alone: stored weights are transformed "
+            f"the transform_config of {source.file} transforms weights alone: stored weights are transformed "
             "already, and are read as stored"
         )
     if section.kv_cache_scheme:
         notes.append(
-            f"{found.file} has a kv_cache_scheme, whose scales are no weights and are left to the engine"
+            f"{source.file} has a kv_cache_scheme, whose scales are no weights and are left to the engine"
         )
     return tuple(notes)

@@ -1,6 +1,6 @@
-"""`quant_method: modelopt`, and `hf_quant_config.json`, which ModelOpt writes beside the other config.
+"""`quant_method: modelopt`, also in ModelOpt's own `hf_quant_config.json`.
 
-One algorithm holds for all layers. With MIXED_PRECISION a table gives the algorithm of each layer:
+One algorithm applies to all layers. With MIXED_PRECISION a table gives the algorithm of each layer:
 `quantized_layers`, else `config_groups` with names of layers as targets. Names of algorithms are compared
 without case, since ModelOpt writes `fp8_pb_wo` and `mxfp4` in lower case. Layers of an unsupported algorithm
 are not read; the whole checkpoint is unsupported if no layer has another algorithm.
@@ -15,8 +15,8 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from qload.detect.files import FoundConfig, shown
-from qload.detect.matching import GlobExclusions, check_pattern_lengths, is_glob, unsupported_loader
-from qload.detect.methods.compressed_tensors import PLAIN, Untargeted
+from qload.detect.matching import PLAIN, GlobExclusions, check_pattern_lengths, unsupported_loader
+from qload.detect.methods.compressed_tensors import Untargeted
 from qload.detect.validation import Claims, Name, Section, validate
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import (
@@ -38,7 +38,7 @@ from qload.spec import ActivationScheme, LayerClaims
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What a `quant_algo` stores: a format, its bits, and the group size where there is only one."""
+    """Format of a `quant_algo`, its bits, and its group size, if fixed."""
 
     format: ConfiguredFormat
     bits: int
@@ -55,7 +55,7 @@ LOCAL_FP4 = ActivationScheme(
     "float", 4, "local", "tensor_group", 16, scale="input_scale", scale_type="e4m3", owner="modelopt"
 )
 DYNAMIC_MXFP8 = ActivationScheme("float", 8, True, "group", 32, scale_type="e8m0", owner="modelopt")
-SAME_INPUT_TYPE = ("NVFP4", "MXFP8", "FP8")  # whose inputs have the numbers of the weights
+SAME_INPUT_TYPE = ("NVFP4", "MXFP8", "FP8")  # inputs and weights have the same bits and group size
 AWQ, MIXED, BLOCK_SIZE = "W4A16_AWQ", "MIXED_PRECISION", 128
 ALGORITHMS = {
     "FP8": Algorithm(ConfiguredFormat(Fp8Weight, Fp8Config("tensor"), STATIC_FP8), 8),
@@ -72,9 +72,11 @@ ALGORITHMS = {
     "MXFP4": Algorithm(ConfiguredFormat(CTMXFP4Weight, MXFP4Config(("weight", "weight_scale"))), 4, 32),
 }
 ACTIVATION_WEIGHTS = tuple(
-    dict.fromkeys(one.format.weight_type for one in ALGORITHMS.values() if one.format.activations)
+    dict.fromkeys(
+        algorithm.format.weight_type for algorithm in ALGORITHMS.values() if algorithm.format.activations
+    )
 )
-GROUP_ALGORITHMS = {  # by the bits, type, strategy and group size of weights
+GROUP_ALGORITHMS = {  # (bits, type, strategy, group size) of weights -> algorithm
     (8, "float", None, None): "FP8",
     (8, "float", "channel", None): "FP8_PER_CHANNEL_PER_TOKEN",
     (8, "float", None, 32): "MXFP8",
@@ -127,105 +129,105 @@ class _Groups(Section):
     config_groups: dict[str, _Group] | None = None
 
 
-def read_modelopt(found: FoundConfig) -> Claims:
-    """The claims of an algorithm for all layers, or of a table of layers."""
-    section = validate(_ModelOpt, found)
+def read_modelopt(source: FoundConfig) -> Claims:
+    """Read the claims of an algorithm for all layers, or of a table of layers."""
+    section = validate(_ModelOpt, source)
     for key in section.lists:
-        check_pattern_lengths(found, key, getattr(section, key) or (), is_glob)
-    mixed = section.quant_algo.upper() == MIXED
-    if not mixed and section.quantized_layers:
-        raise _unsupported(found, f"{section.quant_algo} with quantized_layers", "quantized_layers")
-    table = _layer_formats(found, section) if mixed else {}
-    if not mixed:
-        _check_config_groups(found, section.quant_algo)
-    one = None if mixed else _algorithm(found, "group_size", section.quant_algo, section.group_size)
-    formats = tuple(dict.fromkeys(fmt for fmt in table.values() if isinstance(fmt, ConfiguredFormat)))
+        check_pattern_lengths(source, key, getattr(section, key) or ())
+    name = section.quant_algo.lower()
+    if section.quant_algo.upper() != MIXED:
+        if section.quantized_layers:
+            raise _unsupported(source, f"{section.quant_algo} with quantized_layers", "quantized_layers")
+        _check_config_groups(source, section.quant_algo)
+        algorithm = _algorithm(source, "group_size", section.quant_algo, section.group_size)
+        claims = {"bits": algorithm.bits, "group_size": algorithm.group_size, "sym": True}
+        exclusions = section.exclusions(GlobExclusions)
+        return section.claims(source, "modelopt", name, algorithm.format, **claims, exclusions=exclusions)
+    table = _layer_formats(source, section)
+    formats = dict.fromkeys(fmt for fmt in table.values() if isinstance(fmt, ConfiguredFormat))
     refused = next((fmt for fmt in table.values() if isinstance(fmt, UnsupportedFormatError)), None)
     if refused and not formats:
         raise refused
-    return Claims(
-        method="modelopt",
-        format=section.quant_algo.lower(),
-        bits=one.bits if one else None,
-        group_size=one.group_size if one else None,
+    return section.claims(
+        source,
+        "modelopt",
+        name,
+        *formats,
         sym=True,
-        file=found.file,
-        section=found.section,
         exclusions=section.exclusions(GlobExclusions),
-        formats=(one.format,) if one else formats,
-        loader=_loader_factory(section, table) if mixed else None,
+        loader=_loader_factory(section, table),
     )
 
 
-def _algorithm(found: FoundConfig, key: str, stated: str, size: int | None) -> Algorithm:
-    """What an algorithm of this name stores, in groups of this size; errors name the key."""
+def _algorithm(source: FoundConfig, key: str, stated: str, size: int | None) -> Algorithm:
+    """Algorithm with this name and group size; errors name `key`."""
     name, size = stated.upper(), max(size or 0, 0)
     if name == AWQ:
         return Algorithm(ConfiguredFormat(ModelOptAWQWeight, ModelOptAWQConfig(size)), 4, size or None)
     if name not in ALGORITHMS:
-        raise _unsupported(found, stated, f"{key.removesuffix('group_size')}quant_algo")
+        raise _unsupported(source, stated, f"{key.removesuffix('group_size')}quant_algo")
     algorithm = ALGORITHMS[name]
     if size and algorithm.group_size not in (None, size):
-        raise ConfigError(found.file, found.key(key), f"{algorithm.group_size} with {stated}", shown(size))
+        raise ConfigError(source.file, source.key(key), f"{algorithm.group_size} with {stated}", shown(size))
     return algorithm
 
 
-def _check_config_groups(found: FoundConfig, stated: str) -> None:
-    """The numbers that `config_groups` states beside one algorithm are those that the algorithm fixes."""
-    algorithm, groups = ALGORITHMS.get(stated.upper()), found.values.get("config_groups")
+def _check_config_groups(source: FoundConfig, stated: str) -> None:
+    """Raise ConfigError if `config_groups` contradicts the bits or group size of the algorithm."""
+    algorithm, groups = ALGORITHMS.get(stated.upper()), source.values.get("config_groups")
     if algorithm is None or not isinstance(groups, dict):
         return
     fixed = {"num_bits": algorithm.bits, "group_size": algorithm.group_size}
     parts = ("weights", "input_activations") if stated.upper() in SAME_INPUT_TYPE else ("weights",)
     for group, part, (key, expected) in product(groups, parts, fixed.items()):
         numbers = groups[group].get(part) if isinstance(groups[group], dict) else None
-        said = numbers.get(key) if isinstance(numbers, dict) else None
-        if type(said) is int and said and expected not in (None, said):
-            where = found.key(f"config_groups.{group:.80}.{part}.{key}")
-            raise ConfigError(found.file, where, f"{expected} with {stated}", shown(said))
+        value = numbers.get(key) if isinstance(numbers, dict) else None
+        if type(value) is int and value and expected not in (None, value):
+            key_path = source.key(f"config_groups.{group:.80}.{part}.{key}")
+            raise ConfigError(source.file, key_path, f"{expected} with {stated}", shown(value))
 
 
-def _layer_formats(found: FoundConfig, section: _ModelOpt) -> dict[str, Format]:
-    """Map each layer to its format, or to the error of an unsupported one."""
+def _layer_formats(source: FoundConfig, section: _ModelOpt) -> dict[str, Format]:
+    """Map each layer to its format, or to the error of an unsupported format."""
     if section.quantized_layers:
-        return {name: _layer_format(found, name, layer) for name, layer in section.quantized_layers.items()}
-    groups = validate(_Groups, found).config_groups
+        return {name: _layer_format(source, name, layer) for name, layer in section.quantized_layers.items()}
+    groups = validate(_Groups, source).config_groups
     if not groups:
         expected = f"layers, each with its quant_algo, beside {MIXED}"
-        raise ConfigError(found.file, found.key("quantized_layers"), expected, "nothing")
+        raise ConfigError(source.file, source.key("quantized_layers"), expected, "nothing")
     return {
-        target: _group_format(found, name, group)
+        target: _group_format(source, name, group)
         for name, group in groups.items()
         for target in group.targets
     }
 
 
-def _layer_format(found: FoundConfig, name: str, layer: _Layer) -> Format:
+def _layer_format(source: FoundConfig, name: str, layer: _Layer) -> Format:
     """Format of an entry of `quantized_layers`, or the error of an unsupported one."""
     key = f"quantized_layers.{name:.80}.group_size"
     try:
-        return _algorithm(found, key, layer.quant_algo, layer.group_size).claimed("quantized_layers")
+        return _algorithm(source, key, layer.quant_algo, layer.group_size).claimed("quantized_layers")
     except UnsupportedFormatError as error:
         return error
 
 
-def _group_format(found: FoundConfig, group_name: str, group: _Group) -> Format:
+def _group_format(source: FoundConfig, group_name: str, group: _Group) -> Format:
     """Format of an entry of `config_groups`, by weights and inputs, or the error of an unsupported one."""
     weights, inputs = group.weights, group.input_activations
-    said = (weights.num_bits, weights.type, weights.strategy, weights.group_size)
-    name = GROUP_ALGORITHMS.get(said, AWQ if said[:3] == (4, "int", None) else "")
+    scheme = (weights.num_bits, weights.type, weights.strategy, weights.group_size)
+    name = GROUP_ALGORITHMS.get(scheme, AWQ if scheme[:3] == (4, "int", None) else "")
     if not name or (inputs is not None and inputs.num_bits != weights.num_bits):
-        what = f"{weights.type:.20} of {weights.num_bits} bits in config_groups"
+        variant = f"{weights.type:.20} of {weights.num_bits} bits in config_groups"
         part = "input_activations" if name else "weights"
-        return _unsupported(found, what, f"config_groups.{group_name:.80}.{part}")
+        return _unsupported(source, variant, f"config_groups.{group_name:.80}.{part}")
     if name == "NVFP4" and inputs is None:
         name = "W4A16_NVFP4"
-    fmt = _algorithm(found, "config_groups", name, weights.group_size).claimed("config_groups")
+    fmt = _algorithm(source, "config_groups", name, weights.group_size).claimed("config_groups")
     return fmt if inputs is not None else replace(fmt, activations=None)
 
 
 def _loader_factory(section: _ModelOpt, table: Mapping[str, Format]) -> Callable[[], FormatLoader]:
-    """What makes a loader that knows each layer of the table by name, and finds all others plain."""
+    """Build a factory of loaders: listed layers by the table, all other layers plain."""
     names: dict[tuple[ConfiguredFormat, ActivationScheme | None], set[str]] = {}
     refused: dict[str, tuple[UnsupportedFormatError, set[str]]] = {}
     for name, fmt in table.items():
@@ -233,14 +235,14 @@ def _loader_factory(section: _ModelOpt, table: Mapping[str, Format]) -> Callable
             refused.setdefault(fmt.format, (fmt, set()))[1].add(name)
         else:
             names.setdefault((fmt, fmt.activations), set()).add(name)
-    own = section.exclusions(GlobExclusions)
+    exclusions = section.exclusions(GlobExclusions)
     choices: list[tuple[Callable[[str], bool], FormatLoader]] = [
-        (partial(_is_listed, frozenset(those)), FormatLoader(fmt, PLAIN, exclusions=own))
-        for (fmt, _), those in names.items()
+        (partial(_is_listed, frozenset(layers)), FormatLoader(fmt, PLAIN, exclusions=exclusions))
+        for (fmt, _), layers in names.items()
     ]
     choices += [
-        (partial(_is_listed, frozenset(those)), unsupported_loader(error, PLAIN))
-        for error, those in refused.values()
+        (partial(_is_listed, frozenset(layers)), unsupported_loader(error))
+        for error, layers in refused.values()
     ]
     formats = dict.fromkeys(fmt for fmt, _ in names)
     others = FormatLoader(*formats, PLAIN, exclusions=Untargeted(key="quantized_layers"))
@@ -248,17 +250,17 @@ def _loader_factory(section: _ModelOpt, table: Mapping[str, Format]) -> Callable
 
 
 def _is_listed(names: frozenset[str], module: str) -> bool:
-    """Whether a module, or the experts that it is one of, has one of these names, whatever is before it."""
-    *lead, _ = module.split(".")
-    holders = [module, *(".".join(lead[:at]) for at, one in enumerate(lead) if one.isdecimal())]
-    known = (own.split(".") for own in holders if own == module or own.endswith("experts"))
-    return any(".".join(own[at:]) in names for own in known for at in range(len(own)))
+    """Return whether the last segments of a module, or of the experts that include it, are a listed name."""
+    *parents, _ = module.split(".")
+    paths = [module, *(".".join(parents[:at]) for at, part in enumerate(parents) if part.isdecimal())]
+    candidates = (path.split(".") for path in paths if path == module or path.endswith("experts"))
+    return any(".".join(path[at:]) in names for path in candidates for at in range(len(path)))
 
 
-def _unsupported(found: FoundConfig, what: str, key: str) -> UnsupportedFormatError:
+def _unsupported(source: FoundConfig, variant: str, key: str) -> UnsupportedFormatError:
     return UnsupportedFormatError(
-        f"modelopt ({what:.60})",
-        f"the {key} of {found.file} has no reader",
+        f"modelopt ({variant:.60})",
+        f"the {key} of {source.file} has no reader",
         MODELOPT_VARIANTS,
         "TensorRT-LLM loads what ModelOpt exports, vLLM and SGLang load most of it",
     )

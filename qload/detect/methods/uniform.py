@@ -9,14 +9,15 @@ mxfp8                    MXFP8
 mxfp4                    gpt-oss: quantized experts, all other layers plain
 """
 
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import AliasChoices, Field
 
 from qload.detect.files import FoundConfig
-from qload.detect.matching import GlobExclusions, check_pattern_lengths, is_glob
-from qload.detect.validation import Claims, Name, Section, agree, check_group_size, one_of, validate
+from qload.detect.matching import GlobExclusions, check_pattern_lengths
+from qload.detect.validation import Claims, Name, NameList, Section, agree, check_group_size, one_of, validate
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import (
     AWQConfig,
@@ -58,34 +59,27 @@ class _AWQ(Section):
     backend: str | None = None
 
 
-def read_awq(found: FoundConfig) -> Claims:
-    """The claims of `quant_method: awq`; only the GEMM layout is read."""
-    section = validate(_AWQ, found)
-    agree(found, "bits", "w_bit")
-    agree(found, "group_size", "q_group_size")
+def read_awq(source: FoundConfig) -> Claims:
+    """Read the claims of `quant_method: awq`; only the GEMM layout is supported."""
+    section = validate(_AWQ, source)
+    agree(source, "bits", "w_bit")
+    agree(source, "group_size", "q_group_size")
     variants = [name.lower() for name in (section.version, section.checkpoint_format, section.format) if name]
     for variant in variants or ["gemm"]:
         if variant not in AWQ_LAYOUTS:
             raise UnsupportedFormatError(
-                f"awq_{variant}", f"the version of {found.file} has no reader", AWQ_VARIANTS
+                f"awq_{variant}", f"the version of {source.file} has no reader", AWQ_VARIANTS
             )
     if section.backend == "llm-awq":
         raise UnsupportedFormatError(
-            "llm-awq", f"the backend of {found.file} packs in another order", AWQ_VARIANTS
+            "llm-awq", f"the backend of {source.file} packs in another order", AWQ_VARIANTS
         )
-    check_group_size(found, section.group_size, "group_size", "q_group_size")
+    check_group_size(source, section.group_size, "group_size", "q_group_size")
     sym = None if section.zero_point is None else not section.zero_point
     config = AWQConfig(section.group_size, section.bits, zero_point=sym is not True)
-    return Claims(
-        method="awq",
-        format="gemm",
-        bits=section.bits,
-        group_size=section.group_size,
-        sym=sym,
-        file=found.file,
-        section=found.section,
-        exclusions=section.exclusions(),
-        formats=(ConfiguredFormat(AWQWeight, config),),
+    fmt = ConfiguredFormat(AWQWeight, config)
+    return section.claims(
+        source, "awq", "gemm", fmt, bits=section.bits, group_size=section.group_size, sym=sym
     )
 
 
@@ -101,41 +95,31 @@ class _BNB(Section):
     bnb_4bit_compute_dtype: Annotated[str, Field(min_length=1)] | None = None
     bnb_4bit_quant_storage: Annotated[str, Field(min_length=1)] | None = None
     llm_int8_threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    llm_int8_skip_modules: list[Annotated[str, Field(min_length=1)]] | None = None
+    llm_int8_skip_modules: NameList | None = None
     llm_int8_enable_fp32_cpu_offload: bool | None = None
     llm_int8_has_fp16_weight: bool | None = None
 
     lists = ("llm_int8_skip_modules", "modules_to_not_convert")
 
 
-def read_bitsandbytes(found: FoundConfig) -> Claims:
-    """The claims of bitsandbytes; which type of 4 bits a layer has, its own state says."""
-    section = validate(_BNB, found)
+def read_bitsandbytes(source: FoundConfig) -> Claims:
+    """Read the claims of bitsandbytes; the state of a 4-bit layer tells NF4 from FP4."""
+    section = validate(_BNB, source)
     for flag in BNB_FLAGS:
-        agree(found, flag, f"_{flag}")
+        agree(source, flag, f"_{flag}")
     if bool(section.load_in_4bit) == bool(section.load_in_8bit):
-        key, both = found.key("load_in_4bit"), section.load_in_4bit
-        raise ConfigError(
-            found.file, key, "true, or load_in_8bit true, not both", "both" if both else "neither"
+        key, got = source.key("load_in_4bit"), "both" if section.load_in_4bit else "neither"
+        raise ConfigError(source.file, key, "true, or load_in_8bit true, not both", got)
+    if section.load_in_8bit:
+        return section.claims(
+            source, "bitsandbytes", "int8", ConfiguredFormat(BNBWeight, BNBConfig()), bits=8
         )
-    kind, bits = (section.bnb_4bit_quant_type or "fp4", 4) if section.load_in_4bit else ("int8", 8)
-    return Claims(
-        method="bitsandbytes",
-        format=kind,
-        bits=bits,
-        file=found.file,
-        section=found.section,
-        exclusions=section.exclusions(),
-        formats=_bnb_4bit_formats(section) if bits == 4 else (ConfiguredFormat(BNBWeight, BNBConfig()),),
-    )
-
-
-def _bnb_4bit_formats(section: _BNB) -> tuple[ConfiguredFormat, ...]:
-    """Both types, the one that is claimed first."""
-    claim = section.bnb_4bit_use_double_quant
-    nf4 = ConfiguredFormat(BNBNF4Weight, BNB4Config("nf4", double_quant=claim))
-    fp4 = ConfiguredFormat(BNBFP4Weight, BNB4Config("fp4", double_quant=claim))
-    return (nf4, fp4) if section.bnb_4bit_quant_type == "nf4" else (fp4, nf4)
+    double_quant = section.bnb_4bit_use_double_quant
+    nf4 = ConfiguredFormat(BNBNF4Weight, BNB4Config("nf4", double_quant=double_quant))
+    fp4 = ConfiguredFormat(BNBFP4Weight, BNB4Config("fp4", double_quant=double_quant))
+    quant_type = section.bnb_4bit_quant_type or "fp4"
+    formats = (nf4, fp4) if quant_type == "nf4" else (fp4, nf4)  # the claimed one first
+    return section.claims(source, "bitsandbytes", quant_type, *formats, bits=4)
 
 
 EETQ_VARIANTS = ("eetq (weights int8)",)
@@ -146,25 +130,16 @@ class _EETQ(Section):
     weights: Name = None
 
 
-def read_eetq(found: FoundConfig) -> Claims:
-    """The claims of `quant_method: eetq`; only weights of 8 bits are read."""
-    section = validate(_EETQ, found)
+def read_eetq(source: FoundConfig) -> Claims:
+    """Read the claims of `quant_method: eetq`; only 8-bit weights are supported."""
+    section = validate(_EETQ, source)
     weights = section.weights or EETQ_WEIGHTS
     if weights != EETQ_WEIGHTS:
         raise UnsupportedFormatError(
-            f"eetq_{weights:.40}", f"the weights of {found.file} have no reader", EETQ_VARIANTS
+            f"eetq_{weights:.40}", f"the weights of {source.file} have no reader", EETQ_VARIANTS
         )
-    return Claims(
-        method="eetq",
-        format=weights,
-        bits=8,
-        group_size=-1,
-        sym=True,
-        file=found.file,
-        section=found.section,
-        exclusions=section.exclusions(),
-        formats=(ConfiguredFormat(EETQWeight, EETQConfig()),),
-    )
+    fmt = ConfiguredFormat(EETQWeight, EETQConfig())
+    return section.claims(source, "eetq", weights, fmt, bits=8, group_size=-1, sym=True)
 
 
 EXL2_VARIANTS = ("exl2",)
@@ -172,22 +147,15 @@ EXL2_VARIANTS = ("exl2",)
 
 class _EXL2(Section):
     version: Name = None
-    bits: Annotated[float, Field(gt=0, le=16, allow_inf_nan=False)] | None = None  # of all layers, on average
+    bits: Annotated[float, Field(gt=0, le=16, allow_inf_nan=False)] | None = None  # mean over all layers
     head_bits: Annotated[int, Field(ge=2, le=16)] | None = None
     calibration: dict[str, Any] | None = None
 
 
-def read_exl2(found: FoundConfig) -> Claims:
-    """The claims of `quant_method: exl2`: none that a layer depends on, each says its own widths."""
-    section = validate(_EXL2, found)
-    return Claims(
-        method="exl2",
-        format="exl2",
-        file=found.file,
-        section=found.section,
-        exclusions=section.exclusions(),
-        formats=(ConfiguredFormat(Exl2Weight, Exl2Config()),),
-    )
+def read_exl2(source: FoundConfig) -> Claims:
+    """Read the claims of `quant_method: exl2`: none about layers, whose tensors tell the bit widths."""
+    section = validate(_EXL2, source)
+    return section.claims(source, "exl2", "exl2", ConfiguredFormat(Exl2Weight, Exl2Config()))
 
 
 FP8_VARIANTS = ("fp8 (multiplying, or weight_scale_semantics inverse)", "fbgemm_fp8", "mxfp8")
@@ -198,12 +166,10 @@ FP8_DTYPES = {
     "float8_e5m2": torch.float8_e5m2,
 }
 MX_BLOCK = [1, GROUP]
-UNUSED_SCALE = (
-    "weight_scale_inv"  # which transformers stores beside weights that its blocks do not divide, too
-)
+UNUSED_SCALE = "weight_scale_inv"  # transformers also stores it for weights that are not in blocks
 FP8_GRANULARITIES: dict[str, Per] = {"tensor": "tensor", "row": "channel", "block": "block"}
 
-MAX_LAYER_SIZE = (1 << 31) - 1  # no layer has more inputs or outputs
+MAX_LAYER_SIZE = (1 << 31) - 1  # inputs or outputs
 Block = Annotated[list[Annotated[int, Field(ge=1, le=MAX_LAYER_SIZE)]], Field(min_length=2, max_length=2)]
 
 
@@ -216,7 +182,7 @@ class _FP8(Section):
     format: Literal["fp8"] | None = None
     weight_scale_method: Literal["tensor", "row", "block"] | None = None
     weight_scale_semantics: Literal["inverse"] | None = None
-    ignored_layers: list[Annotated[str, Field(min_length=1)]] | None = None
+    ignored_layers: NameList | None = None
 
     lists = ("modules_to_not_convert", "ignored_layers")
 
@@ -225,7 +191,7 @@ class _MXFP8(Section):
     activation_scheme: Literal["dynamic"] | None = None
     weight_block_size: Block | None = None
     scale_fmt: Literal["ue8m0"] | None = None
-    ignored_layers: list[Annotated[str, Field(min_length=1)]] | None = None
+    ignored_layers: NameList | None = None
 
     lists = ("modules_to_not_convert", "ignored_layers")
 
@@ -234,59 +200,41 @@ class _FBGEMM(Section):
     activation_scale_ub: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
-def read_fp8(found: FoundConfig) -> Claims:
-    """The claims of weights in FP8; what shares a scale, where the config is silent, its shape tells."""
+def read_fp8(source: FoundConfig) -> Claims:
+    """Read the claims of FP8; without a claim the shape of the scale tells its granularity."""
     section: Section
-    if agree(found, "quant_method", "method") == "fbgemm_fp8":
-        section = limited = validate(_FBGEMM, found)
+    if agree(source, "quant_method", "method") == "fbgemm_fp8":
+        section = limited = validate(_FBGEMM, source)
         limit = limited.activation_scale_ub
         config = Fp8Config("channel", activation_scale_ub=limit)
-        inputs: ActivationScheme | None = ActivationScheme(
-            "float", 8, True, "token", upper_bound=limit, owner="fbgemm"
-        )
+        tokens = ActivationScheme("float", 8, True, "token", upper_bound=limit, owner="fbgemm")
+        fmt = ConfiguredFormat(Fp8Weight, config, tokens)
     else:
-        section = stated = validate(_FP8, found)
-        config, inputs = _fp8_config(found, stated), _fp8_activations(stated)
-    return Claims(
-        method="fp8",
-        format="fp8_inverse" if config.divide else "fp8",
-        bits=8,
-        sym=True,
-        file=found.file,
-        section=found.section,
-        exclusions=section.exclusions(),
-        formats=(ConfiguredFormat(Fp8Weight, config, inputs),),
-        unused=(UNUSED_SCALE,),
-    )
+        section = stated = validate(_FP8, source)
+        config = _fp8_config(source, stated)
+        fmt = ConfiguredFormat(Fp8Weight, config, _fp8_activations(stated))
+    name = "fp8_inverse" if config.divide else "fp8"
+    return section.claims(source, "fp8", name, fmt, bits=8, sym=True, unused=(UNUSED_SCALE,))
 
 
-def read_mxfp8(found: FoundConfig) -> Claims:
-    """Read the claims of MXFP8 as transformers and SGLang write it: 32 inputs share a power of two."""
-    section = validate(_MXFP8, found)
+def read_mxfp8(source: FoundConfig) -> Claims:
+    """Read the claims of MXFP8 as written by transformers and SGLang: 32 inputs share a power of two."""
+    section = validate(_MXFP8, source)
     block = section.weight_block_size
     if block not in (None, MX_BLOCK):
-        reason = f"the weight_block_size of {found.file} has no reader"
+        reason = f"the weight_block_size of {source.file} has no reader"
         raise UnsupportedFormatError(f"mxfp8 in blocks of {block}", reason, FP8_VARIANTS)
     inputs = ActivationScheme("float", 8, True, "group", GROUP, scale_type="e8m0", owner="transformers")
-    activations = inputs if section.activation_scheme else None
-    return Claims(
-        method="mxfp8",
-        format="mxfp8",
-        bits=8,
-        group_size=GROUP,
-        sym=True,
-        file=found.file,
-        section=found.section,
-        exclusions=section.exclusions(),
-        formats=(ConfiguredFormat(MXFP8Weight, MXFP8Config(), activations),),
-    )
+    fmt = ConfiguredFormat(MXFP8Weight, MXFP8Config(), inputs if section.activation_scheme else None)
+    return section.claims(source, "mxfp8", "mxfp8", fmt, bits=8, group_size=GROUP, sym=True)
 
 
 def _fp8_activations(section: _FP8) -> ActivationScheme | None:
-    """Scales that are stored are of tensors. Those that are found are, beside blocks, of as many inputs.
+    """Activation scheme of FP8.
 
-    Beside other weights they are of tokens, as transformers 5.23.0 and, with CUTLASS, vLLM 0.11.0 find them.
-    Blocks whose scales are powers of two have inputs with such scales.
+    A stored scale applies to the tensor. A dynamic scale applies to a block's number of inputs for weights in
+    blocks, and to a token for other weights, as in transformers 5.23.0 and, with CUTLASS, in vLLM 0.11.0.
+    With powers of two as scales of blocks, the scales of inputs are powers of two.
     """
     if section.activation_scheme is None:
         return None
@@ -294,27 +242,21 @@ def _fp8_activations(section: _FP8) -> ActivationScheme | None:
         return ActivationScheme("float", 8, False, "tensor", scale="input_scale", owner="transformers")
     if section.weight_block_size is None:
         return ActivationScheme("float", 8, True, "token", owner="transformers")
-    return ActivationScheme(
-        "float",
-        8,
-        True,
-        "group",
-        section.weight_block_size[1],
-        scale_type="e8m0" if section.scale_fmt == "ue8m0" else "float32",
-        owner="transformers",
-    )
+    group_size, powers = section.weight_block_size[1], section.scale_fmt == "ue8m0"
+    dynamic = ActivationScheme("float", 8, True, "group", group_size, owner="transformers")
+    return replace(dynamic, scale_type="e8m0") if powers else dynamic
 
 
-def _fp8_config(found: FoundConfig, section: _FP8) -> Fp8Config:
+def _fp8_config(source: FoundConfig, section: _FP8) -> Fp8Config:
     method, size = section.weight_scale_method, section.weight_block_size
     if method and section.weight_scale_semantics is None:
-        # Only GPTQModel says by which method, and its scales divide: unsaid, there are two readings.
-        key = found.key("weight_scale_semantics")
-        raise ConfigError(found.file, key, "'inverse', beside weight_scale_method", "nothing")
+        # GPTQModel alone states a method, and its scales divide: without the semantics it is ambiguous.
+        key = source.key("weight_scale_semantics")
+        raise ConfigError(source.file, key, "'inverse', beside weight_scale_method", "nothing")
     if method and (method == "block") != (size is not None):
         expected = "[outputs, inputs]" if method == "block" else "nothing"
-        key = found.key("weight_block_size")
-        raise ConfigError(found.file, key, f"{expected}, beside weight_scale_method {method}", str(size))
+        key = source.key("weight_block_size")
+        raise ConfigError(source.file, key, f"{expected}, beside weight_scale_method {method}", str(size))
     return Fp8Config(
         FP8_GRANULARITIES[method] if method else "block" if size else None,
         (size[0], size[1]) if size else None,
@@ -327,18 +269,14 @@ def _fp8_config(found: FoundConfig, section: _FP8) -> Fp8Config:
 MXFP4_VARIANTS = ("mxfp4 (experts)",)
 
 
-def read_mxfp4(found: FoundConfig) -> Claims:
-    """The claims of gpt-oss, whose list of what is left out has patterns."""
-    section = validate(Section, found)
-    check_pattern_lengths(found, "modules_to_not_convert", section.modules_to_not_convert or (), is_glob)
-    return Claims(
-        method="mxfp4",
-        format="mxfp4",
-        bits=4,
-        group_size=32,
-        sym=True,
-        file=found.file,
-        section=found.section,
-        exclusions=section.exclusions(GlobExclusions),
-        formats=tuple(ConfiguredFormat(one, MXFP4Config()) for one in (MXFP4ExpertsWeight, CTMXFP4Weight)),
+def read_mxfp4(source: FoundConfig) -> Claims:
+    """Read the claims of gpt-oss, with shell patterns in its list of excluded modules."""
+    section = validate(Section, source)
+    check_pattern_lengths(source, "modules_to_not_convert", section.modules_to_not_convert or ())
+    formats = [
+        ConfiguredFormat(weight_type, MXFP4Config()) for weight_type in (MXFP4ExpertsWeight, CTMXFP4Weight)
+    ]
+    exclusions = section.exclusions(GlobExclusions)
+    return section.claims(
+        source, "mxfp4", "mxfp4", *formats, bits=4, group_size=32, sym=True, exclusions=exclusions
     )

@@ -123,8 +123,8 @@ FAULTS = (
     Fault(
         "modelopt-table-unread",
         "qload/detect/methods/modelopt.py",
-        "loader=_loader_factory(section, table) if mixed",
-        "loader=None if mixed",
+        "loader=_loader_factory(section, table)",
+        "loader=None",
     ),
     Fault(
         "unused-scale-judged",
