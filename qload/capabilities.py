@@ -90,7 +90,7 @@ def as_markdown() -> str:
 
 
 def _short(cell: Capability, dropped: str) -> str:
-    """ReportBase of a cell without its example and details; "no" without the reason."""
+    """Answer of a cell without its example and details; "no" without the reason."""
     if not cell.yes:
         return "no"
     text = cell.text.partition("; for example")[0].partition(", where")[0].partition(", rows of")[0]

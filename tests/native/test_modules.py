@@ -51,7 +51,7 @@ def test_the_environment_says_otherwise(monkeypatch: pytest.MonkeyPatch) -> None
     ("variable", "value", "expected"),
     [
         ("QLOAD_ISA", "neon", "one of scalar, avx2, avx512, avx512_vnni, avx512_bf16, avx512_amx"),
-        ("QLOAD_ISA", "avx512", "one of avx2, scalar, which this CPU has"),
+        ("QLOAD_ISA", "avx512", "an instruction set of this CPU: avx2, scalar"),
         ("QLOAD_NUM_THREADS", "0", "a number from 1 to 4096"),
         ("QLOAD_NUM_THREADS", "many", "a number from 1 to 4096"),
         ("QLOAD_NUM_THREADS", "99999999999", "a number from 1 to 4096"),
@@ -115,7 +115,7 @@ def test_a_module_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(modules, "find_spec", lambda name: object())
     monkeypatch.setattr(modules, "import_module", fail)
 
-    reason = "built, and cannot be loaded: libcudart.so.12: cannot open shared object file"
+    reason = "built, but cannot be loaded: libcudart.so.12: cannot open shared object file"
     assert native.load("cuda") == modules.NativeModule(None, reason)
 
 
