@@ -239,7 +239,7 @@ def _check_memory(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> 
 
 def _written(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> Written:
     from qload.models import Engine
-    from qload.models.memory import held_bytes
+    from qload.models.memory import tensor_bytes
 
     start = perf_counter()
     model = _loaded(asked, plan, group)
@@ -252,7 +252,7 @@ def _written(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> Writt
     for chosen in engine.stream([plan.ids], asked.tokens, asked.sampler):
         ids.append(chosen[0])
         seconds.append(perf_counter() - start)
-    return Written(ids, logits, loading, seconds, held_bytes(model) - held_bytes(model.embed_tokens))
+    return Written(ids, logits, loading, seconds, tensor_bytes(model) - tensor_bytes(model.embed_tokens))
 
 
 def _loaded(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> "Decoder":

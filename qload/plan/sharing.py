@@ -13,7 +13,13 @@ from qload.loader import LayerDescription, Part
 from qload.loader.cuts import Share, share
 from qload.loader.formats import shares_of
 from qload.models.config import TextConfig
-from qload.models.stored_layers import SharedMatrix, end_matrices, experts_of, layer_matrices, text_within
+from qload.models.stored_layers import (
+    SharedMatrix,
+    end_matrices,
+    experts_of,
+    layer_matrices,
+    text_prefix_and_head,
+)
 from qload.parallel import Rank
 from qload.plan.held import held_bytes
 from qload.plan.usual import usual_matrix
@@ -91,7 +97,7 @@ def sharings(groups: Groups, config: TextConfig | None, runs: int | None) -> dic
 
 def _of_model(weights: Weights, config: TextConfig, runs: int | None) -> Iterator[Sharing]:
     """The layers that the model's own load cuts."""
-    base, head = text_within(weights)
+    base, head = text_prefix_and_head(weights)
     for layer in range(config.layers):
         for matrix in layer_matrices(weights, config, base, layer):
             yield Sharing(matrix)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qload.errors import ArgumentError
-from qload.models.rope import magnitude, softmax_scale, yarn_frequencies, yarn_magnitude
+from qload.models.rope import softmax_scale, yarn_attention_factor, yarn_frequencies, yarn_mscale
 
 EPS = torch.finfo(torch.float32).eps
 
@@ -83,7 +83,7 @@ def test_turns_of_the_config_count() -> None:
 def test_the_magnitude_and_what_a_factor_of_one_or_less_makes_of_it(
     factor: float, weight: float, expected: float
 ) -> None:
-    assert math.isclose(magnitude(factor, weight), expected, rel_tol=4 * torch.finfo(torch.float64).eps)
+    assert math.isclose(yarn_mscale(factor, weight), expected, rel_tol=4 * torch.finfo(torch.float64).eps)
 
 
 @pytest.mark.parametrize(
@@ -91,21 +91,21 @@ def test_the_magnitude_and_what_a_factor_of_one_or_less_makes_of_it(
     [
         (1.0, 1.0, 1.0),  # DeepSeek V3
         (0.707, 0.707, 1.0),  # DeepSeek V2
-        (1.0, 0.707, magnitude(40.0) / magnitude(40.0, 0.707)),
-        (None, None, magnitude(40.0)),  # gpt-oss
-        (0.707, None, magnitude(40.0, 0.707)),  # transformers: magnitude(40.0)
-        (None, 0.707, magnitude(40.0) / magnitude(40.0, 0.707)),  # transformers: magnitude(40.0)
-        (0.0, 1.0, 1 / magnitude(40.0)),  # transformers: magnitude(40.0)
+        (1.0, 0.707, yarn_mscale(40.0) / yarn_mscale(40.0, 0.707)),
+        (None, None, yarn_mscale(40.0)),  # gpt-oss
+        (0.707, None, yarn_mscale(40.0, 0.707)),  # transformers: yarn_mscale(40.0)
+        (None, 0.707, yarn_mscale(40.0) / yarn_mscale(40.0, 0.707)),  # transformers: yarn_mscale(40.0)
+        (0.0, 1.0, 1 / yarn_mscale(40.0)),  # transformers: yarn_mscale(40.0)
     ],
 )
 def test_cosines_are_scaled_by_the_owners_formula(
     mscale: float | None, mscale_all_dim: float | None, expected: float
 ) -> None:
-    assert yarn_magnitude(40.0, mscale, mscale_all_dim) == expected
+    assert yarn_attention_factor(40.0, mscale, mscale_all_dim) == expected
 
 
 def test_an_attention_factor_of_the_config_wins() -> None:
-    assert yarn_magnitude(40.0, 1.0, 0.5, attention_factor=1.25) == 1.25
+    assert yarn_attention_factor(40.0, 1.0, 0.5, attention_factor=1.25) == 1.25
 
 
 def test_the_softmax_scale() -> None:
