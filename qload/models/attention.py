@@ -69,17 +69,9 @@ def attend_cached(
     padding.
     """
     if step.new == 1:
-        cells = cache.keys[layer], cache.values[layer]
+        cells, limits = (cache.keys[layer], cache.values[layer]), {"window": mask.window, "chunk": mask.chunk}
         y = attend_pages(
-            q,
-            cells,
-            step.positions,
-            step.pages,
-            v_size=value_size,
-            scale=scale,
-            window=mask.window,
-            chunk=mask.chunk,
-            sinks=sinks,
+            q, cells, step.positions, step.pages, v_size=value_size, scale=scale, sinks=sinks, **limits
         )
         if y is not None:
             return y.flatten(1)

@@ -9,6 +9,7 @@ and `o_proj` by its inputs. The cache stores the expanded keys and values. Sourc
 and `modeling_deepseek_v3.py` of transformers 5.23.0.
 """
 
+import math
 from collections import OrderedDict
 
 import torch
@@ -22,7 +23,7 @@ from qload.models.attention import attend_cached
 from qload.models.config import LatentConfig, TextConfig
 from qload.models.kv_cache import PagedCache, Step
 from qload.models.norm import Norm
-from qload.models.rope import Rope, rotate_halves, softmax_scale
+from qload.models.rope import Rope, RopeConfig, rotate_halves, yarn_mscale
 from qload.models.stored_layers import check_biases, check_matrix
 from qload.weights import Weights
 
@@ -94,7 +95,7 @@ class LatentAttention(nn.Module):
             RowParallelLinear.load(weights, out, make=make),
             rope,
             sizes,
-            score_scale(config, sizes),
+            score_scale(config.rope, sizes.key_size),
         )
 
     def forward(self, x: Tensor, step: Step, cache: PagedCache, layer: int) -> Tensor:
@@ -153,9 +154,10 @@ def pairs_as_halves(heads: Tensor) -> Tensor:
     return torch.cat([heads[..., 0::2], heads[..., 1::2]], -1)
 
 
-def score_scale(config: TextConfig, sizes: LatentConfig) -> float:
-    """Return the factor of the scores; without YaRN, 1 / sqrt of a key's size."""
-    rope = config.rope
-    if rope.type != "yarn":
-        return softmax_scale(sizes.key_size)
-    return softmax_scale(sizes.key_size, rope.factor, rope.mscale_all_dim)
+def score_scale(rope: RopeConfig, head_size: int) -> float:
+    """Return the factor of attention scores: 1 / sqrt(`head_size`), for both parts of an unpadded head.
+
+    With YaRN, times the square of `yarn_mscale` of its `factor` and `mscale_all_dim`.
+    """
+    growth = yarn_mscale(rope.factor, rope.mscale_all_dim or 0.0) if rope.type == "yarn" else 1.0
+    return math.pow(head_size, -0.5) * growth * growth

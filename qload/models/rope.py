@@ -166,7 +166,8 @@ class Rope(nn.Module):
     def __init__(self, config: RopeConfig, device: torch.device | str = "cpu") -> None:
         super().__init__()
         self.config: RopeConfig = config
-        frequencies, self.scale = FREQUENCIES[config.type](config)
+        self.scale: float = yarn_attention_factor(config) if config.type == "yarn" else 1.0
+        frequencies = FREQUENCIES[config.type](config)
         self.register_buffer("frequencies", frequencies.to(device), persistent=False)
 
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -212,103 +213,56 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, first: slice, second: slice) ->
     return rotated
 
 
-def _default_frequencies(config: RopeConfig) -> tuple[Tensor, float]:
-    """theta ** (-2 j / D) for j = 0, 1, ..., D / 2 - 1: (D / 2,), float32, and the scale of cos and sin."""
+def _default_frequencies(config: RopeConfig) -> Tensor:
+    """theta ** (-2 j / D) for j = 0, 1, ..., D / 2 - 1: (D / 2,), float32, in radians per position."""
     exponents = torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
-    return 1.0 / config.theta**exponents, 1.0
+    return 1.0 / config.theta**exponents
 
 
-def _linear_frequencies(config: RopeConfig) -> tuple[Tensor, float]:
-    return _default_frequencies(config)[0] / config.factor, 1.0
+def _linear_frequencies(config: RopeConfig) -> Tensor:
+    return _default_frequencies(config) / config.factor
 
 
-def _llama3_frequencies(config: RopeConfig) -> tuple[Tensor, float]:
+def _llama3_frequencies(config: RopeConfig) -> Tensor:
     """Divide low frequencies by the factor, keep high ones, and interpolate between."""
-    high = _default_frequencies(config)[0]
+    high = _default_frequencies(config)
     rotations = config.original * high / (2 * math.pi)  # within the original context
     low_end, high_end = config.low_freq_factor, config.high_freq_factor
     share = ((rotations - low_end) / (high_end - low_end)).clamp(0, 1)
-    return (1 - share) * high / config.factor + share * high, 1.0
-
-
-def _yarn_frequencies(config: RopeConfig) -> tuple[Tensor, float]:
-    frequencies = yarn_frequencies(
-        config.dim,
-        config.theta,
-        config.factor,
-        config.original,
-        beta_fast=config.beta_fast,
-        beta_slow=config.beta_slow,
-        truncate=config.truncate,
-    )
-    scales = (config.mscale, config.mscale_all_dim, config.attention_factor)
-    return frequencies, yarn_attention_factor(config.factor, *scales)
-
-
-FREQUENCIES: Mapping[RopeType, Callable[[RopeConfig], tuple[Tensor, float]]] = {
-    "default": _default_frequencies,
-    "linear": _linear_frequencies,
-    "llama3": _llama3_frequencies,
-    "yarn": _yarn_frequencies,
-}
+    return (1 - share) * high / config.factor + share * high
 
 
 @checked
-def yarn_frequencies(
-    size: int,
-    theta: float,
-    factor: float,
-    original: int,
-    *,
-    beta_fast: float = 32.0,
-    beta_slow: float = 1.0,
-    truncate: bool = True,
-    device: torch.device | str | None = None,
-) -> Tensor:
-    """Compute YaRN's radians per position for each pair of rotated elements: (size / 2,), float32.
+def yarn_frequencies(config: RopeConfig) -> Tensor:
+    """Compute YaRN's radians per position for each pair of rotated elements: (dim / 2,), float32.
 
     Pairs with more than `beta_fast` rotations within the `original` positions keep their frequency, pairs
-    with fewer than `beta_slow` have it divided by `factor`, and a ramp lies between. ArgumentError for a
-    number outside the domain of the formula.
-
-    Parameters
-    ----------
-    size
-        Rotated elements of a head; even.
-    theta
-        Base of the frequencies: `rope_theta`.
-    factor
-        Ratio of the context length to `original`.
-    original
-        `original_max_position_embeddings`: positions of the first training.
-    beta_fast, beta_slow
-        Rotations within `original` positions at the two ends of the ramp.
-    truncate
-        Whether the ends of the ramp are rounded outwards to whole pairs.
-    device
-        Device of the result; None: torch's default.
+    with fewer than `beta_slow` have it divided by `factor`, and a ramp lies between. `truncate`: the ends of
+    the ramp are rounded outwards to whole pairs. ArgumentError for a number outside the domain of the
+    formula.
     """
-    for name, valid, expected, got in (
-        ("size", size >= 2 and size % 2 == 0, "an even number above 0", size),
-        ("factor", 0 < factor < math.inf, "a number above 0", factor),
-        ("beta_fast", 0 < beta_fast < math.inf, "a number above 0", beta_fast),
-        ("beta_slow", 0 < beta_slow < math.inf, "a number above 0", beta_slow),
-        ("theta", 1 < theta < math.inf, "a number above 1", theta),
-        ("original", original >= 1, "1 or more positions", original),
+    dim, theta, factor, original = config.dim, config.theta, config.factor, config.original
+    for name, valid, expected in (
+        ("dim", dim >= 2 and dim % 2 == 0, "an even number above 0"),
+        ("factor", 0 < factor < math.inf, "a number above 0"),
+        ("beta_fast", 0 < config.beta_fast < math.inf, "a number above 0"),
+        ("beta_slow", 0 < config.beta_slow < math.inf, "a number above 0"),
+        ("theta", 1 < theta < math.inf, "a number above 1"),
+        ("original", original >= 1, "1 or more positions"),
     ):
         if not valid:
-            raise ArgumentError(name, expected, str(got))
+            raise ArgumentError(name, expected, str(getattr(config, name)))
 
     def pair_with(rotations: float) -> float:
         """Fractional index of the pair with so many rotations within the original positions."""
-        return size * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+        return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    powers = theta ** (torch.arange(0, size, 2, device=device).float() / size)
-    low, high = pair_with(beta_fast), pair_with(beta_slow)
-    if truncate:
+    powers = theta ** (torch.arange(0, dim, 2).float() / dim)
+    low, high = pair_with(config.beta_fast), pair_with(config.beta_slow)
+    if config.truncate:
         low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, size - 1)
-    pairs = torch.arange(size // 2, device=device, dtype=torch.float32)
+    low, high = max(low, 0), min(high, dim - 1)
+    pairs = torch.arange(dim // 2, dtype=torch.float32)
     ramp = ((pairs - low) / (high - low if high != low else MIN_RAMP_WIDTH)).clamp(0, 1)
     weight = 1 - ramp
     return (1.0 / (factor * powers)) * (1 - weight) + (1.0 / powers) * weight
@@ -322,28 +276,21 @@ def yarn_mscale(factor: float, weight: float = 1.0) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-def yarn_attention_factor(
-    factor: float,
-    mscale: float | None = None,
-    mscale_all_dim: float | None = None,
-    attention_factor: float | None = None,
-) -> float:
-    """Scale of cosines and sines: the `attention_factor` of a config, or a quotient of two scales.
+def yarn_attention_factor(config: RopeConfig) -> float:
+    """Scale of YaRN's cosines and sines: the `attention_factor` of a config, or a quotient of two scales.
 
-    `yarn_mscale` of `factor` and `mscale` (None: 1), divided by that of `factor` and `mscale_all_dim` (None:
-    0).
+    `yarn_mscale` of `mscale` (None: 1), divided by that of `mscale_all_dim` (None: 0).
     """
-    if attention_factor is not None:
-        return attention_factor
-    numerator = yarn_mscale(factor, 1.0 if mscale is None else mscale)
-    return numerator / yarn_mscale(factor, 0.0 if mscale_all_dim is None else mscale_all_dim)
+    if config.attention_factor is not None:
+        return config.attention_factor
+    mscale, mscale_all_dim = config.mscale, config.mscale_all_dim
+    numerator = yarn_mscale(config.factor, 1.0 if mscale is None else mscale)
+    return numerator / yarn_mscale(config.factor, 0.0 if mscale_all_dim is None else mscale_all_dim)
 
 
-def softmax_scale(head_size: int, factor: float | None = None, mscale_all_dim: float | None = None) -> float:
-    """Scale of attention scores in DeepSeek V2 and V3.
-
-    1 / sqrt(`head_size`), for the sum of both parts of an unpadded head, times the square of `yarn_mscale` of
-    YaRN's `factor` and `mscale_all_dim`. None: no YaRN, or a config without the key.
-    """
-    growth = 1.0 if factor is None else yarn_mscale(factor, mscale_all_dim or 0.0)
-    return math.pow(head_size, -0.5) * growth * growth
+FREQUENCIES: Mapping[RopeType, Callable[[RopeConfig], Tensor]] = {
+    "default": _default_frequencies,
+    "linear": _linear_frequencies,
+    "llama3": _llama3_frequencies,
+    "yarn": yarn_frequencies,
+}

@@ -46,26 +46,24 @@ CONFIG_OPTIONS = (  # options of `from_pretrained` that apply to the config too
 )
 
 # Functions and attributes of transformers that qload calls or overrides, public or not, by module.
-HOOKS = (
-    ("transformers", "AutoConfig"),
-    ("transformers.conversion_mapping", "get_model_conversion_mapping"),
-    ("transformers.core_model_loading", "WeightConverter"),
-    ("transformers.core_model_loading", "WeightRenaming"),
-    ("transformers.core_model_loading", "rename_source_key"),
-    ("transformers.distributed.configuration_utils", "DistributedConfig"),
-    ("transformers.distributed.parallel_utils", "_get_parameter_plan"),
-    ("transformers.integrations.moe", "ALL_EXPERTS_FUNCTIONS"),
-    ("transformers.integrations.moe", "_default_apply_gate"),
-    ("transformers.modeling_utils", "PreTrainedModel.num_parameters"),
-    ("transformers.quantizers.auto", "AUTO_QUANTIZATION_CONFIG_MAPPING"),
-    ("transformers.quantizers.auto", "AUTO_QUANTIZER_MAPPING"),
-    ("transformers.quantizers.base", "HfQuantizer._process_model_after_weight_loading"),
-    ("transformers.quantizers.base", "HfQuantizer._process_model_before_weight_loading"),
-    ("transformers.quantizers.base", "HfQuantizer.update_attn_implementation"),
-    ("transformers.quantizers.base", "HfQuantizer.update_parallel_plan"),
-    ("transformers.quantizers.base", "HfQuantizer.validate_environment"),
-    ("transformers.utils.quantization_config", "QuantizationConfigMixin.to_dict"),
-)
+HOOKS: Mapping[str, tuple[str, ...]] = {
+    "transformers": ("AutoConfig",),
+    "transformers.conversion_mapping": ("get_model_conversion_mapping",),
+    "transformers.core_model_loading": ("WeightConverter", "WeightRenaming", "rename_source_key"),
+    "transformers.distributed.configuration_utils": ("DistributedConfig",),
+    "transformers.distributed.parallel_utils": ("_get_parameter_plan",),
+    "transformers.integrations.moe": ("ALL_EXPERTS_FUNCTIONS", "_default_apply_gate"),
+    "transformers.modeling_utils": ("PreTrainedModel.num_parameters",),
+    "transformers.quantizers.auto": ("AUTO_QUANTIZATION_CONFIG_MAPPING", "AUTO_QUANTIZER_MAPPING"),
+    "transformers.quantizers.base": (
+        "HfQuantizer._process_model_after_weight_loading",
+        "HfQuantizer._process_model_before_weight_loading",
+        "HfQuantizer.update_attn_implementation",
+        "HfQuantizer.update_parallel_plan",
+        "HfQuantizer.validate_environment",
+    ),
+    "transformers.utils.quantization_config": ("QuantizationConfigMixin.to_dict",),
+}
 
 _replaced_configs: dict[str, Any] = {}  # transformers' config classes, None for a method without one
 
@@ -73,7 +71,7 @@ _replaced_configs: dict[str, Any] = {}  # transformers' config classes, None for
 def check_version() -> None:
     """Warn about an untested version of transformers; ArgumentError for one without a name in `HOOKS`."""
     version, tried = transformers.__version__, ", ".join(TRIED)
-    for module, name in HOOKS:
+    for module, name in ((module, name) for module, names in HOOKS.items() for name in names):
         try:
             value: object = import_module(module)
             for part in name.split("."):

@@ -39,7 +39,6 @@ from qload.errors import ArgumentError, ShapeError, UnreadTensorsError
 from qload.experts import ExpertFacts, ExpertSplit
 from qload.experts.load import plan_experts
 from qload.formats.unquantized import FLOATS
-from qload.kernels.declared import Activations
 from qload.methods.loaded import maximum_for
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.quantize import QuantizingLoader
@@ -198,76 +197,6 @@ class TensorParallelPlan:
             plan_experts(weights, prefix, self.split(name))
 
 
-@dataclass(frozen=True)
-class LayerLoader:
-    """Loading of placeholders from a checkpoint.
-
-    Attributes
-    ----------
-    reader
-        The checkpoint.
-    layers, plan
-        The layers, and their split over ranks.
-    group
-        The ranks.
-    activations
-        Whether inputs are quantized if the checkpoint declares it.
-    facts
-        Computation inside the experts of each module.
-    """
-
-    reader: CheckpointReader
-    layers: LayerMap
-    plan: TensorParallelPlan
-    group: ProcessGroup
-    activations: Activations
-    facts: Mapping[str, ExpertFacts]
-
-    def fill(self, model: nn.Module, devices: Mapping[str, LayerDevice]) -> None:
-        """Load every layer to its device, by the name of its placeholder; errors as of the load."""
-        for device in dict.fromkeys(place.device for place in devices.values()):
-            weights = self.reader.weights(device, self.group)
-            names = {name for name, place in devices.items() if place.device == device}
-            for name, weight in self._load_linears(weights, names):
-                slot = model.get_submodule(name)
-                assert isinstance(slot, LinearSlot)
-                self._fill_linear(name, slot, weight, devices[name])
-            for name in self.layers.experts.keys() & names:
-                self._fill_experts(name, model.get_submodule(name), weights, devices[name])
-
-    def _load_linears(self, weights: Weights, names: set[str]) -> Iterator[tuple[str, Weight]]:
-        linears = self.layers.linears.items()
-        loads = {self.plan.load(name, prefix): name for name, prefix in linears if name in names}
-        if weights.device.type != "cpu":
-            for load, weight in weights.stream(loads):
-                yield loads[load], weight
-            return
-        # On the CPU, prefetching takes twice the time, and a third of the model in memory.
-        for load, name in loads.items():
-            yield name, weights.loader.load(weights, parts_of(weights, weights.loader, load), load.split)
-
-    def _fill_linear(self, name: str, slot: LinearSlot, weight: Weight, place: LayerDevice) -> None:
-        whole, expected = weight.layer.whole, (slot.out_features, slot.in_features)
-        if whole != expected:
-            raise ShapeError(weight.layer.name or name, f"{expected} = (N, K), as the model has it", whole)
-        maximum = maximum_for(weight.layer, self.group)
-        linear = weight.get_linear(activations=self.activations, maximum=maximum, dtype=self.reader.dtype)
-        slot.fill(linear, place.device)
-        offload_if_mapped(linear, place)
-
-    def _fill_experts(self, name: str, module: Any, weights: Weights, place: LayerDevice) -> None:
-        typed: TypedExperts = module.typed_experts
-        prefix, split = self.layers.experts[name], self.plan.split(name)
-        experts = weights.get_experts(prefix, split=split, facts=self.facts[name])
-        whole = (experts.shape[0], *experts.down.layer.whole)
-        if typed.shape != whole:
-            raise ShapeError(prefix, f"{typed.shape} = (E, H, I), as the model has it", whole)
-        maximum = maximum_for(experts.down.layer, self.group) if split == "tensor" else None
-        linear = experts.get_linear(activations=self.activations, maximum=maximum)
-        typed.fill(linear)
-        offload_if_mapped(linear, place)
-
-
 class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
     """Quantizer of transformers that loads the quantized layers; transformers loads the rest, biases too.
 
@@ -399,14 +328,59 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
             group: ProcessGroup = ALONE
             if self._plan.ranks > 1:
                 group = model._mesh_manager.get_mesh("tp").get_group()
-            inputs = self.config.activations
-            loader = LayerLoader(self._reader, self._layers, self._plan, group, inputs, self._facts)
-            loader.fill(model, layer_devices(model, self.device_map, names))
+            self._fill(model, self._reader, group, layer_devices(model, self.device_map, names))
         finally:
             self._reader.close()
             self._reader = None
         model.num_parameters = partial(num_parameters, model)
         refuse_casts(model, self.dtype)
+
+    def _fill(
+        self,
+        model: nn.Module,
+        reader: CheckpointReader,
+        group: ProcessGroup,
+        places: Mapping[str, LayerDevice],
+    ) -> None:
+        """Load every layer to its device, for this rank of a `group`; `places`: by names of placeholders."""
+        assert self._plan is not None
+        plan, activations = self._plan, self.config.activations
+        for device in dict.fromkeys(place.device for place in places.values()):
+            weights = reader.weights(device, group)
+            names = {name for name, place in places.items() if place.device == device}
+            for name, weight in self._load_linears(weights, plan, names):
+                slot = model.get_submodule(name)
+                assert isinstance(slot, LinearSlot)
+                check_shape(
+                    weight.layer.name or name, weight.layer.whole, (slot.out_features, slot.in_features)
+                )
+                maximum = maximum_for(weight.layer, group)
+                linear = weight.get_linear(activations=activations, maximum=maximum, dtype=self.dtype)
+                slot.fill(linear, device)
+                offload_if_mapped(linear, places[name])
+            for name in self._layers.experts.keys() & names:
+                typed: Any = model.get_submodule(name).typed_experts
+                prefix, split = self._layers.experts[name], plan.split(name)
+                experts = weights.get_experts(prefix, split=split, facts=self._facts[name])
+                down = experts.down.layer
+                check_shape(prefix, (experts.shape[0], *down.whole), typed.shape)
+                maximum = maximum_for(down, group) if split == "tensor" else None
+                linear = experts.get_linear(activations=activations, maximum=maximum)
+                typed.fill(linear)
+                offload_if_mapped(linear, places[name])
+
+    def _load_linears(
+        self, weights: Weights, plan: TensorParallelPlan, names: set[str]
+    ) -> Iterator[tuple[str, Weight]]:
+        linears = self._layers.linears.items()
+        loads = {plan.load(name, prefix): name for name, prefix in linears if name in names}
+        if weights.device.type != "cpu":
+            for load, weight in weights.stream(loads):
+                yield loads[load], weight
+            return
+        # On the CPU, prefetching takes twice the time, and a third of the model in memory.
+        for load, name in loads.items():
+            yield name, weights.loader.load(weights, parts_of(weights, weights.loader, load), load.split)
 
     def is_serializable(self) -> bool:
         """Return False: weights may be repacked for a kernel, or be a rank's share."""
@@ -430,6 +404,13 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
     def is_compileable(self) -> bool:
         """True: torch.compile sees a layer as one operator."""
         return True
+
+
+def check_shape(name: str, stored: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Raise ShapeError for a layer with another shape, (N, K) or (E, H, I), than in the model."""
+    if stored != expected:
+        axes = "(N, K)" if len(expected) == 2 else "(E, H, I)"
+        raise ShapeError(name, f"{expected} = {axes}, as the model has it", stored)
 
 
 def num_parameters(model: Any, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:

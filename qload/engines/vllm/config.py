@@ -142,15 +142,8 @@ class QloadQuantizationConfig(QuantizationConfig):
         if loader.left_out(matrix) is not None:
             return None
         check_parallelism(prefix, layer.moe_config)
-        return QloadExpertsMethod(
-            layer.moe_config,
-            (loader.chosen(matrix) if isinstance(loader, ModuleLoader) else loader).formats,
-            self.names,
-            target=self.methods.target,
-            activations=self.methods.activations,
-            nonfinite=self.methods.nonfinite,
-            logged=loader.logged,
-        )
+        formats = (loader.chosen(matrix) if isinstance(loader, ModuleLoader) else loader).formats
+        return QloadExpertsMethod(layer.moe_config, formats, self.names, self.methods)
 
     def _linear_method(self, layer: nn.Module, prefix: str) -> TypedLinearMethod | None:
         """Return qload's method of a layer; None if the config excludes it."""

@@ -15,7 +15,6 @@ from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from qload.detect import Target
 from qload.engines.vllm.checkpoint import CheckpointNames
 from qload.engines.vllm.weight_loading import (
     ExpertBuffer,
@@ -30,10 +29,8 @@ from qload.engines.vllm.weight_loading import (
     pad_logits,
     register_experts,
 )
-from qload.kernels.declared import Activations
 from qload.loader import ConfiguredFormat
-from qload.loader.finite_scales import Nonfinite
-from qload.methods import TypedLinearMethod
+from qload.methods import CheckpointConfig, TypedLinearMethod
 from qload.parallel import Rank
 
 
@@ -176,8 +173,8 @@ class QloadExpertsMethod(FusedMoEMethodBase):
         Formats of the experts to try.
     names
         Tensor names of the checkpoint.
-    target, activations, nonfinite, logged
-        As in `TypedLinearMethod`.
+    config
+        Options of the load: `target`, `activations` and `nonfinite`.
     """
 
     def __init__(
@@ -185,16 +182,10 @@ class QloadExpertsMethod(FusedMoEMethodBase):
         moe: Any,
         formats: Sequence[ConfiguredFormat],
         names: CheckpointNames,
-        *,
-        target: Target | None,
-        activations: Activations,
-        nonfinite: Nonfinite,
-        logged: set[str],
+        config: CheckpointConfig,
     ) -> None:
         super().__init__(moe)
-        self.formats, self.names = formats, names
-        self.target, self.activations, self.nonfinite = target, activations, nonfinite
-        self.logged = logged
+        self.formats, self.names, self.config = formats, names, config
 
     def get_fused_moe_quant_config(self, layer: nn.Module) -> None:
         """Return None: `layer` is for none of vLLM's own kernels."""
@@ -228,8 +219,9 @@ class QloadExpertsMethod(FusedMoEMethodBase):
         drop_expert_parameters(layer)
 
     def _finish(self, layer: Any) -> None:
-        buffer, options = layer.expert_buffer, (self.activations, self.nonfinite, self.logged)
-        finish_experts(layer, buffer, self.target, *options)
+        config = self.config
+        options = (config.target, config.activations, config.nonfinite, config.loader.logged)
+        finish_experts(layer, layer.expert_buffer, *options)
 
     def apply(
         self,

@@ -29,7 +29,7 @@ FAULTS = (
     Fault(
         "yarn-slow-and-fast",
         _ROPE,
-        "low, high = pair_with(beta_fast), pair_with(beta_slow)",
+        "low, high = pair_with(config.beta_fast), pair_with(config.beta_slow)",
         "low, high = pair_with(32.0), pair_with(1.0)",
     ),
     Fault(
@@ -38,7 +38,7 @@ FAULTS = (
         "0.0 if mscale_all_dim is None else mscale_all_dim",
         "1.0 if mscale_all_dim is None else mscale_all_dim",
     ),
-    Fault("softmax-scaled-once", _ROPE, "* growth * growth", "* growth"),
+    Fault("softmax-scaled-once", _LATENT, "* growth * growth", "* growth"),
     Fault(
         "padded-values-kept",
         "qload/models/kv_cache.py",

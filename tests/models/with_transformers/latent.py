@@ -110,4 +110,4 @@ def test_the_softmax_scale_is_that_of_transformers(tmp_path: Path) -> None:
         theirs = twin(tmp_path / str(number), drawn(config), config).model.layers[0].self_attn.scaling
         own = text_config(config)
         assert own.latent is not None
-        assert score_scale(own, own.latent) == theirs
+        assert score_scale(own.rope, own.latent.key_size) == theirs
