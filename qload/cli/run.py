@@ -231,7 +231,7 @@ def _check_memory(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup")
 
 def _generate(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup") -> Generation:
     from qload.models import Engine
-    from qload.models.memory import held_bytes
+    from qload.models.memory import tensor_bytes
 
     start = perf_counter()
     model = _load_model(arguments, plan, group)
@@ -244,7 +244,7 @@ def _generate(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup") -> 
     for tokens in engine.stream([plan.ids], arguments.tokens, arguments.sampler):
         ids.append(tokens[0])
         seconds.append(perf_counter() - start)
-    return Generation(ids, logits, loading, seconds, held_bytes(model) - held_bytes(model.embed_tokens))
+    return Generation(ids, logits, loading, seconds, tensor_bytes(model) - tensor_bytes(model.embed_tokens))
 
 
 def _load_model(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup") -> "Decoder":

@@ -1,1 +1,1 @@
-"""Engines that run on qload: each in a package of its own, imported by who asks for it alone."""
+"""Integrations with inference engines, one package each, imported by users of the engine alone."""

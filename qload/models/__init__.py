@@ -1,10 +1,10 @@
-"""Models over typed weights: what `qload run` runs and `qload verify --logits` compares.
+"""Text and vision-language models over typed weights, for `qload run` and `qload verify --logits`.
 
     model = load_model(path, device="cuda")
     cache = PagedCache.of(model.config, pages=64, dtype=torch.bfloat16, device="cuda")
     logits = model(ids, Step.of([0], tokens=len(ids), pages=[[0, 1]], page_size=16, device="cuda"), cache)
 
-`FAMILIES` has what each type of model does between its matrices; `GREEDY` samples the most likely word.
+`FAMILIES`: properties of each supported model type; `GREEDY`: sampler of the most likely token.
 """
 
 from qload.models.attention import attend

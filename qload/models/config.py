@@ -1,7 +1,7 @@
-"""Configs of text models: sizes, attention masks and latent attention, validated from `config.json`.
+"""Configs of text models, validated from `config.json`: sizes, attention masks, latent attention.
 
-Keys and defaults are those of transformers 5.23.0, in the hub's spelling as well. Keys that a type's own code
-does not read are ignored.
+Keys and defaults are those of transformers 5.23.0, in the hub's spelling as well. Keys that transformers' own
+code for a model type does not read are ignored.
 """
 
 from collections.abc import Mapping
@@ -22,25 +22,34 @@ from qload.experts.facts import ACTIVATIONS, facts_of
 from qload.models.families import FAMILIES, Family
 from qload.models.rope import RopeConfig, rope_config
 
-MAX_VECTOR_SIZE = 1 << 20  # elements of a vector; a size beyond is not believed
-Size = Annotated[int, Field(ge=1, le=MAX_VECTOR_SIZE)]
+MAX_LAYERS = 4096  # the mask of each layer is kept in memory
+MAX_HEAD_SIZE = 1 << 16  # the rotary frequencies are computed before any weight is read
+MAX_LATENT_SIZE = 1 << 20
+
+Positions = Annotated[int, Field(ge=1, le=1 << 31)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+LatentSize = Annotated[int, Field(ge=1, le=MAX_LATENT_SIZE)]
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 LATENT_TYPES = ("deepseek_v2", "deepseek_v3")
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """The sizes of multi-head latent attention, whose keys and values follow from one vector of a token.
+    """Sizes of multi-head latent attention, which expands keys and values from one vector per token.
 
     ArgumentError for a size below 1, and for an odd number of rotated elements.
 
     Attributes
     ----------
     q_rank, kv_rank
-        `q_lora_rank`, how long the vector is that queries follow from, None where they follow from the
-        token itself; `kv_lora_rank`, how long the one of keys and values is.
+        Length of the compressed vector of queries, `q_lora_rank`, and of keys and values, `kv_lora_rank`.
+        `q_rank` None: queries are projected from the hidden state.
     nope_size, rope_size, value_size
-        Elements of a head: those of queries and keys that are not rotated, those that are (of keys, one part
-        for all heads), and those of values.
+        Elements of a head: of queries and keys without and with rotary embedding, and of values. All heads
+        share the rotated elements of the key.
     interleaved
         Whether rotated elements are stored in pairs, (0, 1), (2, 3) and so on; else in halves.
     """
@@ -63,142 +72,130 @@ class LatentConfig:
 
     @property
     def key_size(self) -> int:
-        """Elements of a head of queries or keys, both parts: what the cache of keys has."""
+        """Elements of a head of queries or keys, both parts, as the cache of keys stores them."""
         return self.nope_size + self.rope_size
 
 
-class _Latent(Excerpt):
-    q_lora_rank: Size | None = 1536
-    kv_lora_rank: Size = 512
-    qk_nope_head_dim: Size = 128
-    qk_rope_head_dim: Annotated[Size, Field(multiple_of=2)] = 64
-    v_head_dim: Size = 128
+class _LatentFields(Excerpt):
+    """Fields of latent attention. `head_dim`, which repeats the size of the rotated part, is not read."""
+
+    q_lora_rank: LatentSize | None = 1536
+    kv_lora_rank: LatentSize = 512
+    qk_nope_head_dim: LatentSize = 128
+    qk_rope_head_dim: Annotated[LatentSize, Field(multiple_of=2)] = 64
+    v_head_dim: LatentSize = 128
     rope_interleave: bool | None = True
 
 
 @checked
 def latent_config(config: Mapping[str, Any]) -> LatentConfig | None:
-    """The sizes of the latent attention that a model's `config` describes; None for a model without it.
+    """Read the sizes of latent attention from a model's `config`; None for a model without it.
 
-    `config`: the whole `config.json`; of a model that sees or hears too, its text model is meant.
-    ConfigError names the key of a size that is none.
+    `config`: the whole `config.json`; of a multimodal model the text model's section is read. ConfigError
+    names the key of an invalid size.
     """
     model = architecture_of(config)
     if model is None or model.type not in LATENT_TYPES:
         return None
-    inner = next((key for key, held in config.items() if held is model.config), "")
-    said = validate(_Latent, FoundConfig(MODEL_CONFIG, inner, model.config))
+    fields = validate(_LatentFields, _text_section(config, model))
     return LatentConfig(
-        said.q_lora_rank,
-        said.kv_lora_rank,
-        said.qk_nope_head_dim,
-        said.qk_rope_head_dim,
-        said.v_head_dim,
-        model.type == "deepseek_v2" or bool(said.rope_interleave),
+        fields.q_lora_rank,
+        fields.kv_lora_rank,
+        fields.qk_nope_head_dim,
+        fields.qk_rope_head_dim,
+        fields.v_head_dim,
+        model.type == "deepseek_v2" or bool(fields.rope_interleave),
     )
-
-
-FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
 @dataclass(frozen=True)
 class Mask:
-    """What a layer's tokens see.
+    """Causal attention mask of a layer, and its use of rotary embedding.
 
     Attributes
     ----------
     window
-        A token at i sees j where i - window < j <= i; None: no window.
+        Size of a sliding window: a token at i attends to j where i - window < j <= i; None: no window.
     chunk
-        A token at i sees j <= i of its own chunk, i // chunk == j // chunk; None: no chunks.
-    turned
-        Whether positions turn the queries and keys of the layer.
+        Size of a chunk: a token at i attends to j <= i where i // chunk == j // chunk; None: no chunks.
+    rotary
+        Whether queries and keys get rotary embedding.
     """
 
     window: int | None = None
     chunk: int | None = None
-    turned: bool = True
+    rotary: bool = True
 
 
-Count = Annotated[int, Field(ge=1, le=1 << 40)]
-Places = Annotated[int, Field(ge=1, le=1 << 31)]
-Small = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Number = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-LAYERS = 4096  # a model of more is not believed: what each layer does is held in memory
-DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-HEAD = (
-    1 << 16
-)  # numbers of a head; a head of more is not believed: its frequencies are made before it is read
-FIRST = "model.layers.0."
+CAUSAL = Mask()
 
 
-class Said(Excerpt):
-    """What configs of all types may say beside the sizes of `qload.architecture`."""
+class TextConfigFields(Excerpt):
+    """Fields of a text model's config other than the sizes of `qload.architecture`."""
 
-    rms_norm_eps: Small
-    max_position_embeddings: Places
+    rms_norm_eps: Fraction
+    max_position_embeddings: Positions
     eos_token_id: int | list[int] | None
     hidden_act: str = "silu"
     dtype: str | None = None
     torch_dtype: str | None = None
-    sliding_window: Places | None = 4096
+    sliding_window: Positions | None = 4096
     use_sliding_window: bool = False
     max_window_layers: int = 28
     layer_types: list[str] | None = None
-    attention_chunk_size: Places | None = 8192
+    attention_chunk_size: Positions | None = 8192
     no_rope_layers: list[int] | None = None
-    no_rope_layer_interval: Places = 4
+    no_rope_layer_interval: Positions = 4
     use_qk_norm: bool = True
-    attn_temperature_tuning: bool | int = True  # published files have 4, which is a yes
-    floor_scale: Number = 8192.0
-    attn_scale: Number = 0.1
+    attn_temperature_tuning: bool | int = True  # published files have 4, which means true
+    floor_scale: PositiveFloat = 8192.0
+    attn_scale: PositiveFloat = 0.1
 
 
 @dataclass(frozen=True)
 class TextConfig:
-    """What a text model is, as its config says; see `text_config`.
+    """Config of a text model; see `text_config`.
 
     Attributes
     ----------
     type
-        The `model_type` whose row of `qload.models.families` this is.
+        The `model_type`, a key of `qload.models.families`.
     architecture
-        The names and sizes of its tensors.
+        Names and sizes of the model's tensors.
     hidden, layers, vocab
-        H, how many decoder layers, and how many words.
+        Hidden size H, number of decoder layers, and vocabulary size.
     heads, kv_heads, head_dim, v_head_dim
-        Heads of queries, and of keys and values; numbers of a head of queries and keys, and of values.
+        Heads of queries, and of keys and values; elements of a head of queries and keys, and of values.
     inner, expert_inner, shared_inner
-        What lies between in a dense layer, in an expert, and in the expert of all tokens; 0: there is none.
+        Intermediate size of a dense layer, of an expert, and of the shared expert; 0 where there is none.
     eps, positions
-        What norms add to a variance; how many positions the model was made for.
+        Epsilon of norms; number of trained positions.
     activation
-        What gate and up of a dense layer become.
+        Gated activation of a dense layer.
     tied
-        Whether the head is the embedding.
+        Whether the head shares the embedding's weight.
     rope
-        How positions turn queries and keys.
+        Rotary embedding.
     biases
-        The matrices of a layer that have a bias, by the last part of their names.
+        Last name parts of the matrices with a bias.
     head_norm
-        "none"; "before rope", with a weight; "after rope", without.
+        Norm of each head of queries and keys: "none"; "before rope", with a weight; "after rope", without.
     masks
-        Of each layer: what its tokens see, and whether positions turn it.
+        Attention mask of each layer.
     sinks
-        Whether each head has a sink.
+        Whether each head has an attention sink.
     temperature
-        Of layers without rope, floor and scale of Llama 4's temperature; None: none.
+        Floor and scale of Llama 4's attention temperature, for layers without rope; None: no temperature.
     routing, facts
-        How routers choose, and what experts do between their matrices; None where no layer has experts.
+        Routing of tokens to experts, and the computation inside an expert; None for a model without experts.
     sparse_layers
-        The layers that have experts.
+        Numbers of the layers with experts.
     latent
-        The sizes of latent attention; None: attention has none.
+        Sizes of latent attention; None: plain attention.
     eos
-        The words that end a text.
+        Ids of the end-of-text tokens.
     dtype
-        What the config says the floats are; None where it says nothing that is known.
+        The dtype of floats that the config names; None for no or an unknown one.
     """
 
     type: str
@@ -232,219 +229,220 @@ class TextConfig:
 
     @property
     def family(self) -> Family:
-        """What this type does between its matrices."""
+        """Properties of this model type that no tensor shows."""
         return FAMILIES[self.type]
 
     def sparse(self, layer: int) -> bool:
-        """Whether the decoder layer `layer` has experts."""
+        """Return whether the decoder layer `layer` has experts."""
         return layer in self.sparse_layers
 
 
 @checked
 def text_config(config: Mapping[str, Any], facts: ExpertFacts | None = None) -> TextConfig:
-    """What a model's `config.json` says of its text model, by `model_type`.
+    """Read the config of a model's text model from its `config.json`, by `model_type`.
 
-    `config`: the whole file, which stays as it is. `facts`: what its experts do between their matrices; None:
-    as the file says. ConfigError names the key for a type that there is no model of, and for what cannot be
-    believed or acted on; nothing is guessed. ArgumentError for `facts` of a model without experts.
+    `config`: the whole file, which is not changed. `facts`: the computation inside an expert; None: as the
+    file says. ConfigError names the key of an unsupported model type, and of an invalid or unsupported value.
+    ArgumentError for `facts` of a model without experts.
     """
     architecture = architecture_of(config)
     if architecture is None or architecture.type not in FAMILIES:
         kind = shown(config.get("model_type") if architecture is None else architecture.type)
-        raise ConfigError(MODEL_CONFIG, "model_type", f"a type with a model: {', '.join(FAMILIES)}", kind)
-    family = FAMILIES[architecture.type]
-    inner = next((key for key, held in config.items() if held is architecture.config), "")
-    found = FoundConfig(MODEL_CONFIG, inner, architecture.config)
-    said = validate(Said, FoundConfig(MODEL_CONFIG, inner, {**family.defaults, **architecture.config}))
-    sizes = Sizes(found, architecture)
-    latent = latent_config({**architecture.config, "model_type": architecture.type})
-    head, turned, value = sizes.of_heads(latent)
+        raise ConfigError(MODEL_CONFIG, "model_type", f"a supported type: {', '.join(FAMILIES)}", kind)
+    family, feed_forward = FAMILIES[architecture.type], FAMILIES[architecture.type].feed_forward[0]
+    section = _text_section(config, architecture)
+    values = {**architecture.config, "model_type": architecture.type}
+    fields = validate(
+        TextConfigFields, FoundConfig(section.file, section.section, {**family.defaults, **section.values})
+    )
+    sizes = _Sizes(section, architecture)
+    latent = latent_config(values)
+    head_size, rope_size, value_size = sizes.head_sizes(latent)
     pairs = family.pairs if latent is None else latent.interleaved
-    sparse = sizes.sparse_layers(family)
-    if facts is not None and not sparse:
+    sparse_layers = sizes.sparse_layers(family)
+    if facts is not None and not sparse_layers:
         raise ArgumentError("facts", f"None for a {architecture.type} model without experts", str(facts))
+    tuned = family.windows == "chunked" and bool(fields.attn_temperature_tuning)
+    eos = fields.eos_token_id
     return TextConfig(
         type=architecture.type,
         architecture=architecture,
-        hidden=sizes.needed("hidden"),
+        hidden=sizes.require("hidden"),
         layers=sizes.layers,
-        vocab=sizes.needed("vocab"),
-        heads=sizes.needed("heads"),
+        vocab=sizes.require("vocab"),
+        heads=sizes.require("heads"),
         kv_heads=sizes.kv_heads(),
-        head_dim=head,
-        v_head_dim=value,
-        inner=sizes.inner(f"{family.feed_forward[0]}.gate_proj"),
-        expert_inner=sizes.inner(f"{family.feed_forward[0]}.experts.0.gate_proj") if sparse else 0,
-        shared_inner=sizes.inner(f"{family.feed_forward[0]}.{family.shared}.gate_proj") if sparse else 0,
-        eps=said.rms_norm_eps,
-        positions=said.max_position_embeddings,
-        activation=_activation(found, said),
+        head_dim=head_size,
+        v_head_dim=value_size,
+        inner=sizes.outputs(f"{feed_forward}.gate_proj"),
+        expert_inner=sizes.outputs(f"{feed_forward}.experts.0.gate_proj") if sparse_layers else 0,
+        shared_inner=sizes.outputs(f"{feed_forward}.{family.shared}.gate_proj") if sparse_layers else 0,
+        eps=fields.rms_norm_eps,
+        positions=fields.max_position_embeddings,
+        activation=read_activation(section, fields.hidden_act),
         tied=architecture.tied,
-        rope=rope_config(found, family, turned, pairs, said.max_position_embeddings),
+        rope=rope_config(section, family, rope_size, pairs, fields.max_position_embeddings),
         biases=sizes.biases(),
-        head_norm=family.head_norm if said.use_qk_norm else "none",
-        masks=masks_of(found, family, said, sizes.layers),
+        head_norm=family.head_norm if fields.use_qk_norm else "none",
+        masks=_layer_masks(section, family, fields, sizes.layers),
         sinks=family.sinks,
-        temperature=_temperature(family, said),
-        routing=routing_of({**architecture.config, "model_type": architecture.type}) if sparse else None,
-        facts=facts or (_facts(found, architecture) if sparse else None),
-        sparse_layers=sparse,
+        temperature=(fields.floor_scale, fields.attn_scale) if tuned else None,
+        routing=routing_of(values) if sparse_layers else None,
+        facts=facts or (_expert_facts(section, architecture) if sparse_layers else None),
+        sparse_layers=sparse_layers,
         latent=latent,
-        eos=_eos(said),
+        eos=(eos,) if isinstance(eos, int) else tuple(eos or ()),
         dtype=config_dtype(config),
     )
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes of an architecture that a model cannot do without, or ConfigError."""
+def _text_section(config: Mapping[str, Any], architecture: Architecture) -> FoundConfig:
+    """Return the section of `config.json` with the text model's config, by its key; "" for the whole file."""
+    key = next((key for key, section in config.items() if section is architecture.config), "")
+    return FoundConfig(MODEL_CONFIG, key, architecture.config)
 
-    found: FoundConfig
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Sizes of an architecture that a model requires; ConfigError for a missing or invalid one."""
+
+    section: FoundConfig
     architecture: Architecture
 
-    def needed(self, name: str) -> int:
-        """One size, at least 1."""
+    def _error(self, key: str, expected: str, got: str) -> ConfigError:
+        return ConfigError(self.section.file, self.section.key(key), expected, got)
+
+    def require(self, name: str) -> int:
+        """Return a size, which is at least 1."""
         size = self.architecture.sizes[name]
         if size is None or size < 1:
-            keys = self.architecture.table.sizes[name].keys
-            key = next((key for key in keys if key in self.found.values), keys[0])
-            got = shown(self.found.values.get(key)) if key in self.found.values else "nothing"
-            raise ConfigError(self.found.file, self.found.key(key), "a size of at least 1", got)
+            keys, values = self.architecture.table.sizes[name].keys, self.section.values
+            key = next((key for key in keys if key in values), keys[0])
+            raise self._error(key, "a size of at least 1", shown(values[key]) if key in values else "nothing")
         return size
 
     @property
     def layers(self) -> int:
-        """How many decoder layers."""
-        count = self.needed("layers")
-        if count > LAYERS:
-            key = self.found.key("num_hidden_layers")
-            raise ConfigError(self.found.file, key, f"at most {LAYERS}", str(count))
+        """Number of decoder layers."""
+        count = self.require("layers")
+        if count > MAX_LAYERS:
+            raise self._error("num_hidden_layers", f"at most {MAX_LAYERS}", str(count))
         return count
 
-    def of_heads(self, latent: LatentConfig | None) -> tuple[int, int, int]:
-        """Numbers of a head of queries and keys, how many of them are turned, and those of values."""
+    def head_sizes(self, latent: LatentConfig | None) -> tuple[int, int, int]:
+        """Return the elements of a head of queries and keys, its rotated elements, and those of values."""
         if latent is not None:
             return latent.key_size, latent.rope_size, latent.value_size
-        self.needed("hidden"), self.needed("heads")  # which sizes of heads follow from
-        head = self.needed("head")
-        if head > HEAD:
-            raise ConfigError(self.found.file, self.found.key("head_dim"), f"at most {HEAD}", str(head))
-        return head, head, head
+        self.require("hidden"), self.require("heads")  # the default size of a head is their quotient
+        size = self.require("head")
+        if size > MAX_HEAD_SIZE:
+            raise self._error("head_dim", f"at most {MAX_HEAD_SIZE}", str(size))
+        return size, size, size
 
     def kv_heads(self) -> int:
-        """Heads of keys and values, each of which serves as many heads of queries."""
-        heads = self.needed("heads")
-        own = self.needed("kv") if "kv" in self.architecture.sizes else heads
-        if heads % own:
-            key = self.found.key("num_key_value_heads")
-            raise ConfigError(self.found.file, key, f"a divisor of {heads} heads", str(own))
-        return own
+        """Return the number of key and value heads, each shared by an equal number of query heads."""
+        heads = self.require("heads")
+        kv_heads = self.require("kv") if "kv" in self.architecture.sizes else heads
+        if heads % kv_heads:
+            raise self._error("num_key_value_heads", f"a divisor of {heads} heads", str(kv_heads))
+        return kv_heads
 
-    def inner(self, name: str) -> int:
-        """Outputs of a matrix of a layer; 0 where the architecture has none of this name."""
-        expected = self.architecture.expected(f"{FIRST}{name}")
-        return expected[0] if expected else 0
+    def outputs(self, name: str) -> int:
+        """Return the outputs N of a matrix of the first layer; 0 for a matrix outside the architecture."""
+        shape = self.architecture.expected(f"model.layers.0.{name}")
+        return shape[0] if shape else 0
 
     def sparse_layers(self, family: Family) -> frozenset[int]:
-        """The layers that have a router; a config that does not tell is refused."""
+        """Return the numbers of the layers with a router; ConfigError where the config leaves it open."""
         router = f"{family.feed_forward[0]}.{family.router}"
-        places = [self.architecture.find(f"model.layers.{n}.{router}") for n in range(self.layers)]
-        promised = [place is not None and self.architecture.is_promised(place) for place in places]
-        if None in promised:
-            expected = "numbers that say which layers have experts"
-            raise ConfigError(self.found.file, self.found.key("model_type"), expected, self.architecture.type)
-        return frozenset(n for n, said in enumerate(promised) if said)
+        rows = [self.architecture.find(f"model.layers.{n}.{router}") for n in range(self.layers)]
+        has_router = [row is not None and self.architecture.is_promised(row) for row in rows]
+        if None in has_router:
+            raise self._error("model_type", "numbers of the layers with experts", self.architecture.type)
+        return frozenset(n for n, sparse in enumerate(has_router) if sparse)
 
     def biases(self) -> frozenset[str]:
-        """The matrices of a layer that the config promises a bias of."""
-        lead = "model.layers.{layer}."
-        names = [row for row in self.architecture.table.rows if row.name.endswith(".bias")]
-        held = {
-            row.name.removesuffix(".bias").rpartition(".")[2]
-            for row in names
-            if row.name.startswith(lead) and not row.optional and self._has(row.name)
-        }
-        return frozenset(held)
-
-    def _has(self, name: str) -> bool:
-        place = self.architecture.find(name.replace("{layer}", "0"))
-        return self.architecture.is_promised(place) is True
+        """Return the last name parts of a layer's matrices with a bias, by the config."""
+        names = [
+            row.name
+            for row in self.architecture.table.rows
+            if row.name.startswith("model.layers.{layer}.")
+            and row.name.endswith(".bias")
+            and not row.optional
+        ]
+        find, is_promised = self.architecture.find, self.architecture.is_promised
+        promised = [name for name in names if is_promised(find(name.replace("{layer}", "0"))) is True]
+        return frozenset(name.removesuffix(".bias").rpartition(".")[2] for name in promised)
 
 
-def _activation(found: FoundConfig, said: Said) -> GatedActivation:
-    known = ACTIVATIONS.get(said.hidden_act)
-    if known is None:
+def read_activation(section: FoundConfig, name: str) -> GatedActivation:
+    """Return the activation `name`, the `hidden_act` of a config's `section`; ConfigError if unknown."""
+    if name not in ACTIVATIONS:
         expected = f"one of {', '.join(ACTIVATIONS)}"
-        raise ConfigError(found.file, found.key("hidden_act"), expected, shown(said.hidden_act))
-    return known
+        raise ConfigError(section.file, section.key("hidden_act"), expected, shown(name))
+    return ACTIVATIONS[name]
 
 
-def _facts(found: FoundConfig, architecture: Architecture) -> ExpertFacts:
+def _expert_facts(section: FoundConfig, architecture: Architecture) -> ExpertFacts:
     try:
         return facts_of(architecture)
     except ArgumentError as error:
-        key = found.key("swiglu_alpha or swiglu_limit")
+        key = section.key("swiglu_alpha or swiglu_limit")
         expected = "numbers above 0; or pass facts=ExpertFacts(GatedActivation(...)) to load_model"
-        raise ConfigError(found.file, key, expected, error.got) from error
+        raise ConfigError(section.file, key, expected, error.got) from error
 
 
 def config_dtype(config: Mapping[str, Any]) -> torch.dtype | None:
-    """The dtype that config.json names, of the text model or else of the whole; None: none of `DTYPES`."""
-    inner = [config[key] for key in INNER if isinstance(config.get(key), dict)]
-    names = (part.get(key) for part in (*inner, config) for key in ("dtype", "torch_dtype"))
+    """Return the dtype in config.json, of the text model's section first; None if it is not in `DTYPES`."""
+    sections = [config[key] for key in INNER if isinstance(config.get(key), dict)]
+    names = (section.get(key) for section in (*sections, config) for key in ("dtype", "torch_dtype"))
     return DTYPES.get(str(next(filter(None, names), None)).removeprefix("torch."))
 
 
-def _temperature(family: Family, said: Said) -> tuple[float, float] | None:
-    tuned = family.windows == "chunked" and bool(said.attn_temperature_tuning)
-    return (said.floor_scale, said.attn_scale) if tuned else None
-
-
-def _eos(said: Said) -> tuple[int, ...]:
-    ends = said.eos_token_id
-    return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
-
-
-def masks_of(found: FoundConfig, family: Family, said: Said, layers: int) -> tuple[Mask, ...]:
-    """What each of `layers` sees; ConfigError for lists that do not say it of each, and for other types."""
+def _layer_masks(
+    section: FoundConfig, family: Family, fields: TextConfigFields, layers: int
+) -> tuple[Mask, ...]:
+    """Return the mask of each layer; ConfigError for lists of another length, and for unknown entries."""
     if family.windows == "chunked":
-        return _chunked(found, said, layers)
+        return _chunked_masks(section, fields, layers)
     if family.windows == "none":
-        return (Mask(),) * layers
-    switched = family.windows in ("every", "alternating") or said.use_sliding_window
-    window = said.sliding_window if switched else None
+        return (CAUSAL,) * layers
+    enabled = family.windows in ("every", "alternating") or fields.use_sliding_window
+    window = fields.sliding_window if enabled else None
     if family.windows in ("every", "switched"):
         return (Mask(window),) * layers
-    types = said.layer_types
+    types = fields.layer_types
     if types is None:
-        first, step = (0, 2) if family.windows == "alternating" else (said.max_window_layers, 1)
-        slides = range(first, layers, step)
-        return tuple(Mask(window if layer in slides else None) for layer in range(layers))
-    _check_list(found, "layer_types", types, layers, (FULL, SLIDING))
+        first, step = (0, 2) if family.windows == "alternating" else (fields.max_window_layers, 1)
+        sliding = range(first, layers, step)
+        return tuple(Mask(window if layer in sliding else None) for layer in range(layers))
+    _check_entries(section, "layer_types", types, layers, (FULL, SLIDING))
     if SLIDING in types and window is None:
-        raise ConfigError(found.file, found.key("sliding_window"), f"a number, for {SLIDING}", "none")
-    return tuple(Mask(window if each == SLIDING else None) for each in types)
+        raise ConfigError(section.file, section.key("sliding_window"), f"a number, for {SLIDING}", "none")
+    return tuple(Mask(window if kind == SLIDING else None) for kind in types)
 
 
-def _chunked(found: FoundConfig, said: Said, layers: int) -> tuple[Mask, ...]:
+def _chunked_masks(section: FoundConfig, fields: TextConfigFields, layers: int) -> tuple[Mask, ...]:
     """Llama 4: rope where `no_rope_layers` has a 1, in spite of its name, and chunks on the same layers."""
-    every = said.no_rope_layer_interval
-    turned = said.no_rope_layers or [int((n + 1) % every != 0) for n in range(layers)]
-    _check_list(found, "no_rope_layers", turned, layers, (0, 1))
-    types = said.layer_types or [CHUNKED if each else FULL for each in turned]
-    _check_list(found, "layer_types", types, layers, (FULL, CHUNKED))
-    chunk = said.attention_chunk_size
+    interval = fields.no_rope_layer_interval
+    rotary = fields.no_rope_layers or [int((n + 1) % interval != 0) for n in range(layers)]
+    _check_entries(section, "no_rope_layers", rotary, layers, (0, 1))
+    types = fields.layer_types or [CHUNKED if entry else FULL for entry in rotary]
+    _check_entries(section, "layer_types", types, layers, (FULL, CHUNKED))
+    chunk = fields.attention_chunk_size
     if CHUNKED in types and chunk is None:
-        raise ConfigError(found.file, found.key("attention_chunk_size"), f"a number, for {CHUNKED}", "none")
-    pairs = zip(types, turned, strict=True)
+        key = section.key("attention_chunk_size")
+        raise ConfigError(section.file, key, f"a number, for {CHUNKED}", "none")
+    pairs = zip(types, rotary, strict=True)
     return tuple(Mask(None, chunk if kind == CHUNKED else None, bool(rope)) for kind, rope in pairs)
 
 
-def _check_list(
-    found: FoundConfig, key: str, values: list[str] | list[int], layers: int, known: tuple[object, ...]
+def _check_entries(
+    section: FoundConfig, key: str, entries: list[str] | list[int], layers: int, known: tuple[object, ...]
 ) -> None:
-    if len(values) != layers:
-        raise ConfigError(found.file, found.key(key), f"{layers} entries, one a layer", str(len(values)))
-    for value in values:
-        if value not in known:
-            raise ConfigError(found.file, found.key(key), f"{' or '.join(map(str, known))}", shown(value))
+    if len(entries) != layers:
+        expected = f"{layers} entries, one per layer"
+        raise ConfigError(section.file, section.key(key), expected, str(len(entries)))
+    for entry in entries:
+        if entry not in known:
+            raise ConfigError(section.file, section.key(key), " or ".join(map(str, known)), shown(entry))

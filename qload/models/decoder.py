@@ -1,8 +1,7 @@
-"""`Decoder`: a text model as layers over typed weights, whichever family it is of."""
+"""`Decoder`: a text model over typed weights, and its loading from a checkpoint of any format."""
 
 import logging
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -26,13 +25,23 @@ from qload.models.kv_cache import PagedCache, Step
 from qload.models.latent_attention import LatentAttention
 from qload.models.norm import Norm
 from qload.models.rope import Rope
-from qload.models.stored_layers import check_matrix, check_shares, first_stored, is_stored, text_within
+from qload.models.stored_layers import (
+    check_matrix,
+    check_shares,
+    first_stored,
+    is_stored,
+    text_prefix_and_head,
+)
 from qload.parallel import ProcessGroup
 from qload.weights import Weights, open_checkpoint
 
+log: logging.Logger = logging.getLogger("qload")
+
+MAX_LISTED_NAMES = 5
+
 
 class Block(nn.Module):
-    """A decoder layer: attention and a feed-forward part, each on a norm of x, and added to it.
+    """Decoder layer: attention and a feed-forward part, each with a norm before it and a residual connection.
 
     Parameters
     ----------
@@ -41,7 +50,7 @@ class Block(nn.Module):
     feed_forward
         (T, H) -> (T, H).
     norms
-        Those before the two.
+        Norms before the two.
     """
 
     def __init__(self, attention: nn.Module, feed_forward: nn.Module, norms: tuple[Norm, Norm]) -> None:
@@ -52,9 +61,9 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, step: Step, cache: PagedCache, layer: int, added: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Two summands (T, H) of the tokens of a `step` after this `layer`, for the next norm to add.
+        """Run this `layer` on the tokens of a `step`; return two summands (T, H), for the next norm to add.
 
-        The tokens before it are `x` (T, H), plus `added` where there is one. Keys and values go to `cache`.
+        Input: `x` (T, H), plus `added` if given. Keys and values go to `cache`.
         """
         norm = self.input_layernorm
         x, normed = (x, norm(x)) if added is None else norm.of_sum(x, added)
@@ -63,18 +72,18 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """A text model, or one rank's share of it: every rank gets all logits.
+    """Text model, or one rank's share of it; every rank returns all logits.
 
     Parameters
     ----------
     config
-        What the model's config says.
+        Config of the text model.
     embedding
         ids (T,) -> (T, H).
     blocks
-        The decoder layers.
+        Decoder layers.
     norm, head
-        After the last of them: (T, H) -> (T, H), and (T, H) -> (T, vocab).
+        Final norm, (T, H) -> (T, H), and head, (T, H) -> (T, vocab).
     """
 
     def __init__(
@@ -85,11 +94,11 @@ class Decoder(nn.Module):
         self.embed_tokens, self.blocks, self.norm, self.lm_head = embedding, nn.ModuleList(blocks), norm, head
 
     def embed(self, ids: Tensor) -> Tensor:
-        """The vectors (T, H) of words `ids` (T,), integers below `config.vocab`."""
+        """Embed the token `ids` (T,), integers below `config.vocab`: (T, H)."""
         return self.embed_tokens(ids)  # type: ignore[no-any-return]
 
     def hidden(self, x: Tensor, step: Step, cache: PagedCache) -> Tensor:
-        """What all layers make of the vectors `x` (T, H) of a `step`, by `cache`: (T, H), not normalized."""
+        """Run all layers on embeddings `x` (T, H) of a `step` with its `cache`: (T, H), not normalized."""
         step = step.begun()
         added: Tensor | None = None
         for layer, block in enumerate(self.blocks):
@@ -97,25 +106,21 @@ class Decoder(nn.Module):
         return x if added is None else x + added
 
     def logits(self, x: Tensor) -> Tensor:
-        """The logits (T, vocab) of what the last layer made, x (T, H)."""
+        """Compute the logits (T, vocab) of the last layer's output x (T, H)."""
         return self.lm_head(self.norm(x))  # type: ignore[no-any-return]
 
     def forward(self, ids: Tensor, step: Step, cache: PagedCache) -> Tensor:
-        """The logits (T, vocab) of the words `ids` (T,) of a `step`, whose keys and values go to `cache`."""
+        """Compute the logits (T, vocab) of token `ids` (T,) of a `step`; keys and values go to `cache`."""
         return self.logits(self.hidden(self.embed(ids), step, cache))
-
-
-log: logging.Logger = logging.getLogger("qload")
-
-SHOWN = 5  # names of tensors in a message
 
 
 @dataclass(frozen=True)
 class Making:
-    """How the layers of a model are made.
+    """Options of loading a model's layers.
 
-    `dtype`: of the activations. `make`, `make_experts`: the module of a weight, and of experts; None: their
-    own. `split`: how ranks share experts. `base`, `head`: what names begin with, and that of the head.
+    `dtype`: of the activations. `make`, `make_experts`: factories of a module from a weight, and from
+    experts; None: `get_linear` of either. `split`: split of experts over ranks. `base`, `head`: prefix of the
+    text model, and name of its head, in the checkpoint.
     """
 
     dtype: torch.dtype
@@ -134,15 +139,15 @@ class Making:
         make_experts: ExpertsFactory | None,
         split: ExpertSplit | None,
     ) -> "Making":
-        """Of activations of the type of `weights`, else as the `config` says, and names as they are stored.
+        """Create options with the dtype of `weights`, else of the `config`, and names as stored.
 
         `make`, `make_experts`, `split`: the fields.
         """
         dtype = weights.dtype or config.dtype or torch.float32
-        return cls(dtype, make, make_experts, split, *text_within(weights))
+        return cls(dtype, make, make_experts, split, *text_prefix_and_head(weights))
 
 
-def opened(
+def open_for_model(
     path: str | PathLike[str],
     config: Mapping[str, Any],
     device: torch.device | str,
@@ -151,29 +156,28 @@ def opened(
     facts: ExpertFacts | None = None,
     nonfinite: Nonfinite = "error",
 ) -> Weights:
-    """A checkpoint's tensors, plain floats cast to `dtype`; None: as its `config` says."""
-    said = dtype or checked_config(path, config, facts).dtype or torch.float32
+    """Open a checkpoint with plain floats cast to `dtype`; None: as its `config` says."""
+    dtype = dtype or checked_config(path, config, facts).dtype or torch.float32
     options: dict[str, Any] = {"device": device, "process_group": process_group, "nonfinite": nonfinite}
-    return open_checkpoint(path, dtype=said, **options)
+    return open_checkpoint(path, dtype=dtype, **options)
 
 
 def checked_config(
     checkpoint: Weights | str | PathLike[str], config: Mapping[str, Any], facts: ExpertFacts | None = None
 ) -> TextConfig:
-    """Read the model's configuration from a `config` and `facts`; ConfigError for an unsupported model.
+    """Read the text model's config from a `config` and `facts`; ConfigError for an unsupported model.
 
-    For a `checkpoint` that is not read, UnreadTensorsError or UnsupportedFormatError takes precedence.
+    UnreadTensorsError or UnsupportedFormatError for the `checkpoint` takes precedence.
     """
     try:
         return text_config(config, facts)
     except ConfigError as error:
         try:
-            with (
-                nullcontext(checkpoint)
-                if isinstance(checkpoint, Weights)
-                else open_checkpoint(checkpoint) as it
-            ):
-                check_all_read(it)
+            if isinstance(checkpoint, Weights):
+                check_all_read(checkpoint)
+            else:
+                with open_checkpoint(checkpoint) as weights:
+                    check_all_read(weights)
         except (StorageError, ConfigError) as other:
             if other.rule == UnsupportedFormatError.rule:
                 raise
@@ -194,53 +198,53 @@ def load_model(
     facts: ExpertFacts | None = None,
     nonfinite: Nonfinite = "error",
 ) -> Decoder:
-    """The text model of a checkpoint, or this rank's share of it, in whichever format its weights are.
+    """Load the text model of a checkpoint of any format, or this rank's share of it.
 
-    Of a model that sees or hears too, the text alone; see `load_vision_model`.
+    Of a multimodal model the text model alone is loaded; see `load_vision_model`.
 
     Parameters
     ----------
     weights
-        The path of a checkpoint, or its tensors, whose device, dtype and process group then count.
+        Path of a checkpoint, or its open tensors, with their own device, dtype and process group.
     config
-        The whole `config.json`; None: that of the path, or what `weights` knows of it.
+        The whole `config.json`; None: that of the path, or the known config of `weights`.
     device, dtype, process_group, nonfinite
-        Those of `open_checkpoint`. `dtype`: of activations and plain floats; None: as the config says.
+        As in `open_checkpoint`. `dtype`: of activations and plain floats; None: as the config says.
     make, make_experts
-        What makes a module of a typed weight, its bias and what finds a maximum over the ranks, and one of
-        the experts of a layer; None: `get_linear` of either.
+        Factories of a module: from a typed weight, its bias and a function that finds a maximum over the
+        ranks; from the experts of a layer. None: `get_linear` of either.
     expert_split
-        How ranks share the experts: "tensor", each of every one; "experts", whole ones.
+        Split of experts over ranks: "tensor", a share of each expert; "experts", whole experts.
     facts
-        What experts do between their matrices, and where the routing weight goes; None: as the config says.
-        ArgumentError for a model without experts.
+        Activation and routing weight of experts; None: as the config says. ArgumentError for a model without
+        experts.
 
     Raises
     ------
     ConfigError
-        For a type that there is no model of, those that there are listed, and for sizes that are none.
+        For an unsupported model type, with a list of the supported ones, and for invalid sizes.
     UnsupportedFormatError
         For a model with adapters that are not merged.
     MissingTensorError, ShapeError
-        Where the checkpoint has not what the config says.
+        For a tensor of the config that is missing, or that has another shape.
     CutError, DivideError
-        Where the ranks cannot share it.
+        For a layer that cannot be split over the ranks.
     UnreadTensorsError
-        Where a tensor of the checkpoint is in a form that no format reads.
+        For a tensor that no format reads.
     NonfiniteScaleError
-        Where a scale is NaN or infinite.
+        For a scale that is NaN or infinite.
     """
     if not isinstance(weights, Weights):
         config = read_model_config(weights) if config is None else config
-        with opened(weights, config, device, dtype, process_group, facts, nonfinite) as found:
-            return _loaded(found, text_config(config, facts), make, make_experts, expert_split)
+        with open_for_model(weights, config, device, dtype, process_group, facts, nonfinite) as opened:
+            return _load_text(opened, text_config(config, facts), make, make_experts, expert_split)
     if config is None:
         known = weights.architecture
         config = {} if known is None else {**known.config, "model_type": known.type}
-    return _loaded(weights, checked_config(weights, config, facts), make, make_experts, expert_split)
+    return _load_text(weights, checked_config(weights, config, facts), make, make_experts, expert_split)
 
 
-def _loaded(
+def _load_text(
     weights: Weights,
     config: TextConfig,
     make: LinearFactory | None,
@@ -248,23 +252,23 @@ def _loaded(
     split: ExpertSplit | None,
 ) -> Decoder:
     model = load_decoder(weights, config, Making.of(weights, config, make, make_experts, split))
-    tell_unused(weights, config.type)
+    warn_unused(weights, config.type)
     return model
 
 
-def tell_unused(weights: Weights, kind: str) -> None:
-    """Log which tensors no layer of a model of type `kind` read, but for those that the ledger explains."""
-    unused = weights.report().unused
-    if unused:
-        names = ", ".join(unused[:SHOWN]) + (f" and {len(unused) - SHOWN} more" if unused[SHOWN:] else "")
-        log.warning("%d tensors are of no layer of a %s model: %s", len(unused), kind, names)
+def warn_unused(weights: Weights, kind: str) -> None:
+    """Log the tensors that no layer of a model of type `kind` has read, except those the ledger explains."""
+    names = weights.report().unused
+    if names:
+        listed, more = ", ".join(names[:MAX_LISTED_NAMES]), len(names) - MAX_LISTED_NAMES
+        listed += f" and {more} more" if more > 0 else ""
+        log.warning("%d tensors belong to no layer of a %s model: %s", len(names), kind, listed)
 
 
 def load_decoder(weights: Weights, config: TextConfig, making: Making) -> Decoder:
-    """The decoder of a `config` whose names begin with `making.base`, for this rank of `weights`.
+    """Load the decoder of a `config` under the prefix `making.base`, for this rank of `weights`.
 
-    Errors are those of `load_model`. What else a checkpoint holds, such as a part that sees,
-    is not looked at.
+    Errors as of `load_model`. Other parts of a checkpoint, such as a vision tower, are ignored.
     """
     check_all_read(weights)
     refuse_adapters(weights.storage.keys())
@@ -273,7 +277,7 @@ def load_decoder(weights: Weights, config: TextConfig, making: Making) -> Decode
     check_matrix(weights, name, [config.vocab], config.hidden, padded=True)
     embedding = VocabParallelEmbedding.load(weights, name)
     rope = Rope(config.rope, weights.device)
-    blocks = [load_block(weights, config, making, layer, rope) for layer in range(config.layers)]
+    blocks = [_load_block(weights, config, making, layer, rope) for layer in range(config.layers)]
     norm = Norm.load(weights, f"{making.base}.norm", config.hidden, config.eps)
     tied = embedding if config.tied else None
     if not config.tied or is_stored(weights, making.head):
@@ -282,40 +286,26 @@ def load_decoder(weights: Weights, config: TextConfig, making: Making) -> Decode
     return Decoder(config, embedding, blocks, norm, head)
 
 
-def load_block(weights: Weights, config: TextConfig, making: Making, layer: int, rope: Rope) -> Block:
-    """One decoder layer, by its number `layer`; `rope`: that of all layers."""
+def _load_block(weights: Weights, config: TextConfig, making: Making, layer: int, rope: Rope) -> Block:
     prefix = f"{making.base}.layers.{layer}"
     input_norm, second_norm = (
         Norm.load(weights, f"{prefix}.{name}", config.hidden, config.eps)
         for name in ("input_layernorm", "post_attention_layernorm")
     )
-    attention = load_attention(weights, f"{prefix}.self_attn", config, making, layer, rope)
-    feed_forward = load_feed_forward(weights, prefix, config, making, layer)
-    return Block(attention, feed_forward, (input_norm, second_norm))
-
-
-def load_attention(
-    weights: Weights, prefix: str, config: TextConfig, making: Making, layer: int, rope: Rope
-) -> nn.Module:
-    """The attention of a layer, of the kind that the config says."""
+    attention: nn.Module
+    name = f"{prefix}.self_attn"
     if config.latent is not None:
-        return LatentAttention.load(weights, prefix, config, rope, making.make)
-    return Attention.load(weights, prefix, config, layer, rope, making.make)
-
-
-def load_feed_forward(
-    weights: Weights, prefix: str, config: TextConfig, making: Making, layer: int
-) -> nn.Module:
-    """The feed-forward part of the layer under `prefix`: experts, or one pair of products."""
+        attention = LatentAttention.load(weights, name, config, rope, making.make)
+    else:
+        attention = Attention.load(weights, name, config, layer, rope, making.make)
+    feed_forward: nn.Module
     name = first_stored(weights, prefix, config.family.feed_forward)
-    if not config.sparse(layer):
-        return GatedFeedForward.load(weights, name, config, config.inner, make=making.make)
-    return SparseFeedForward.load(
-        weights,
-        name,
-        config,
-        making.dtype,
-        make=making.make,
-        make_experts=making.make_experts,
-        split=making.split,
-    )
+    if config.sparse(layer):
+        factories: dict[str, Any] = {"make": making.make, "make_experts": making.make_experts}
+        split = making.split
+        feed_forward = SparseFeedForward.load(weights, name, config, making.dtype, split=split, **factories)
+    else:
+        sizes, activation = (config.hidden, config.inner, config.hidden), config.activation
+        options: dict[str, Any] = {"biases": config.biases, "make": making.make}
+        feed_forward = GatedFeedForward.load(weights, name, sizes, activation, **options)
+    return Block(attention, feed_forward, (input_norm, second_norm))

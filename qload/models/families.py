@@ -1,7 +1,7 @@
-"""What each type of model does between its matrices: one row of data for each `model_type`.
+"""Properties of each supported model type that no tensor shows: one row of data per `model_type`.
 
-Names and sizes of tensors are in `qload.architecture`; here is what no tensor tells. Keys and defaults are
-those of transformers 5.23.0, each family's configuration and modeling file.
+Names and sizes of tensors are in `qload.architecture`. Keys and defaults are those of transformers 5.23.0,
+from the configuration and modeling file of each model.
 """
 
 from collections.abc import Mapping
@@ -14,29 +14,29 @@ HeadNorm = Literal["none", "before rope", "after rope"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One type of model.
+    """Properties of one model type.
 
     Attributes
     ----------
     defaults
-        What a config means that leaves these keys out.
+        Default values of config keys.
     theta
-        `rope_theta` where the config says none.
+        Default of `rope_theta`.
     rope
-        The rope parameters of a config that has none at all.
+        Rope parameters of a config without any.
     windows
-        Which layers see a window of tokens alone. "none"; "every": all, where `sliding_window` is said;
-        "switched": all, where `use_sliding_window` is set too; "typed": where that is set, those that
-        `layer_types` names, or those from `max_window_layers` on; "alternating": those that `layer_types`
-        names, or every other one from the first on; "chunked": as Llama 4, chunks on layers with rope.
+        Layers with sliding-window attention. "none"; "every": all, if `sliding_window` is set; "switched":
+        all, if `use_sliding_window` is set too; "typed": if that is set, the layers that `layer_types` names,
+        or the layers from `max_window_layers` on; "alternating": the layers that `layer_types` names, or
+        every second one from the first on; "chunked": Llama 4, chunks on layers with rope.
     pairs
-        Whether rope turns neighbours (2 j, 2 j + 1), and not (j, j + D / 2).
+        Whether rope rotates neighbours (2 j, 2 j + 1) instead of (j, j + D / 2).
     head_norm
-        Where each head of queries and keys is normalized: with a weight before rope, or without after it.
+        Norm of each head of queries and keys: before rope with a weight, or after rope without one.
     sinks
-        Whether each head has a sink: one more column of its softmax, which is dropped.
+        Whether each head has an attention sink: one more softmax column, which is dropped.
     feed_forward, router, shared
-        The names of a layer's feed-forward part, of the router in it, and of the expert of all tokens.
+        Names of a layer's feed-forward part, of its router, and of its shared expert.
     """
 
     defaults: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""The feed-forward part of a decoder layer: one gated pair of products, or experts that a router chooses."""
+"""Feed-forward part of a decoder layer: a gated one, or a mixture of experts with a router."""
 
 import torch
 from torch import Tensor, nn
@@ -10,8 +10,16 @@ from qload.methods import MergedColumnParallelLinear, ParallelExperts, RowParall
 from qload.methods.loaded import LinearFactory
 from qload.methods.parallel_experts import ExpertsFactory
 from qload.models.config import TextConfig
-from qload.models.norm import vector
-from qload.models.stored_layers import check_biases, check_matrix, first_stored, stored_parts
+from qload.models.norm import load_vector
+from qload.models.stored_layers import (
+    EXPERTS,
+    FUSED_GATE_UP,
+    GATE_AND_UP,
+    check_biases,
+    check_matrix,
+    first_stored,
+    stored_parts,
+)
 from qload.parallel import Collectives, collectives_of
 from qload.spec import Role
 from qload.weights import Weights
@@ -23,9 +31,9 @@ class GatedFeedForward(nn.Module):
     Parameters
     ----------
     gate_up, down
-        The matrices: this rank's outputs of both, and its inputs of down.
+        Fused gate and up projection, with this rank's outputs; down projection, with its inputs.
     activation
-        What gate and up become.
+        Gated activation.
     """
 
     def __init__(self, gate_up: nn.Module, down: nn.Module, activation: GatedActivation) -> None:
@@ -38,45 +46,49 @@ class GatedFeedForward(nn.Module):
         cls,
         weights: Weights,
         prefix: str,
-        config: TextConfig,
-        inner: int,
+        sizes: tuple[int, int, int],
+        activation: GatedActivation,
         *,
+        biases: frozenset[str] = frozenset(),
         make: LinearFactory | None = None,
         reduce_results: bool = True,
     ) -> "GatedFeedForward":
-        """Gate, up and down under `prefix`, with `inner` outputs between; `reduce_results`: of all ranks."""
-        names, down = (
-            stored_parts(weights, prefix, ("gate_proj", "up_proj"), "gate_up_proj"),
-            f"{prefix}.down_proj",
-        )
-        check_matrix(weights, names, (inner, inner), config.hidden)
-        check_matrix(weights, down, [config.hidden], inner)
-        check_biases(weights, names, config.biases)
-        check_biases(weights, down, config.biases)
+        """Load gate, up and down under `prefix`; `sizes`: inputs, intermediate size, outputs.
+
+        `biases`: last name parts of the matrices with a bias. `reduce_results`: whether the output is summed
+        over the ranks.
+        """
+        features, inner, outputs = sizes
+        names = stored_parts(weights, prefix, GATE_AND_UP, FUSED_GATE_UP)
+        down = f"{prefix}.down_proj"
+        check_matrix(weights, names, (inner, inner), features)
+        check_matrix(weights, down, [outputs], inner)
+        check_biases(weights, names, biases)
+        check_biases(weights, down, biases)
         return cls(
             MergedColumnParallelLinear.load(weights, names, make=make),
             RowParallelLinear.load(weights, down, reduce_results=reduce_results, make=make),
-            config.activation,
+            activation,
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the tokens x (T, H) become."""
+        """Apply the layer to the tokens x (T, H)."""
         both = self.gate_up_proj(x)
         y = step.gated(both, self.activation)
         return self.down_proj(self.activation(*both.chunk(2, dim=-1)) if y is None else y)  # type: ignore[no-any-return]
 
 
 class Router(nn.Module):
-    """x (T, H) -> the experts of each token, `topk_ids` (T, k), and their `topk_weights` (T, k).
+    """Router: x (T, H) -> the experts of each token, `topk_ids` (T, k), and their `topk_weights` (T, k).
 
     Parameters
     ----------
     routing
-        How they are chosen.
+        Routing function of the model.
     weight
-        (E, H), whole on every rank.
+        (E, H), replicated.
     bias, correction_bias
-        (E,): of the logits, and of the choice alone; None: there is none.
+        (E,): bias of the logits, and of the selection alone; None: no bias.
     """
 
     weight: Tensor
@@ -98,36 +110,36 @@ class Router(nn.Module):
 
     @classmethod
     def load(cls, weights: Weights, prefix: str, config: TextConfig, dtype: torch.dtype) -> "Router":
-        """The router under `prefix`; its correction bias keeps the type that it is stored in."""
+        """Load the router under `prefix`; its correction bias keeps the stored dtype."""
         routing = config.routing
         if routing is None:
             raise ShapeError(prefix, "a model with experts", (0,))
         check_matrix(weights, prefix, [routing.experts], config.hidden)
         weight = weights.get_weights(prefix).dequantize(dtype)
-        name, bias = f"{prefix}.bias", None
+        bias = correction = None
         if "router" in config.biases:
-            bias = vector(weights, name, routing.experts).to(dtype)
-        name, correction = f"{prefix}.e_score_correction_bias", None
+            bias = load_vector(weights, f"{prefix}.bias", routing.experts).to(dtype)
         if routing.corrected:
-            correction = vector(weights, name, routing.experts, Role.SCALE)  # which no cast rounds
+            name = f"{prefix}.e_score_correction_bias"
+            correction = load_vector(weights, name, routing.experts, Role.SCALE)  # never cast
         return cls(routing, weight, bias, correction)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The experts that the tokens x (T, H) go to."""
+        """Choose the experts of the tokens x (T, H)."""
         return self.routing.route(self.routing.logits(x, self.weight, self.bias), self.correction_bias)
 
 
 class SparseFeedForward(nn.Module):
-    """x (T, H) -> (T, H): the sum of the chosen experts, and of the expert of all tokens where there is one.
+    """Mixture of experts: x (T, H) -> (T, H), the weighted sum of each token's experts and a shared expert.
 
     Parameters
     ----------
     router, experts
-        Who chooses, and what is chosen among: a rank's summand.
+        Router, and the experts, which return this rank's summand.
     shared
-        The expert of all tokens, a rank's summand, which no routing weight and no factor reaches.
+        Shared expert, which returns this rank's summand and has no routing weight; None: no shared expert.
     collectives
-        By which the summands of all ranks become one, once.
+        Collectives that sum the ranks' summands, once.
     """
 
     def __init__(
@@ -149,16 +161,23 @@ class SparseFeedForward(nn.Module):
         make_experts: ExpertsFactory | None = None,
         split: ExpertSplit | None = "tensor",
     ) -> "SparseFeedForward":
-        """Router, experts and shared expert under `prefix`; `split`: how ranks share the experts."""
+        """Load router, experts and shared expert under `prefix`; `split`: split of experts over ranks."""
         family = config.family
         shared = None
         if config.shared_inner:
-            name, inner = f"{prefix}.{family.shared}", config.shared_inner
-            shared = GatedFeedForward.load(weights, name, config, inner, make=make, reduce_results=False)
+            shared = GatedFeedForward.load(
+                weights,
+                f"{prefix}.{family.shared}",
+                (config.hidden, config.shared_inner, config.hidden),
+                config.activation,
+                biases=config.biases,
+                make=make,
+                reduce_results=False,
+            )
         router = Router.load(weights, f"{prefix}.{family.router}", config, dtype)
         experts = ParallelExperts.load(
             weights,
-            first_stored(weights, prefix, ("experts", "switch_mlp")),
+            first_stored(weights, prefix, EXPERTS),
             split=split,
             facts=config.facts,
             reduce_results=False,
@@ -167,6 +186,6 @@ class SparseFeedForward(nn.Module):
         return cls(router, experts, shared, collectives_of(weights.process_group))
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the tokens x (T, H) become."""
+        """Apply the layer to the tokens x (T, H)."""
         y = self.experts(x, *self.router(x))
         return self.collectives.summed(y if self.shared is None else y + self.shared(x))

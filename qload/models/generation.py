@@ -1,8 +1,17 @@
-"""Prompts in, tokens out: prefill and decode of a model, its keys and values in pages of a cache.
+"""Text generation: prefill and decode of a model with a paged cache, CUDA graphs, and sampling.
 
-engine = Engine(model, max_tokens=256, max_sequences=4)
-engine.warm_up(prompt_tokens=128)             # from here on no more memory is taken
-ids = engine.generate([1, 2, 3], tokens=16)
+    engine = Engine(model, max_tokens=256, max_sequences=4)
+    engine.warm_up(prompt_tokens=128)             # no later step allocates memory
+    ids = engine.generate([1, 2, 3], tokens=16)
+
+Sampling of a token from logits:
+
+    p = softmax(logits / temperature) top-k keeps the k likeliest tokens; top-p the smallest set of these with
+    a share `top_p` of their probability the token is the first with a cumulative probability above u times
+    the sum, for u of [0, 1)
+
+The numbers u depend on the seed and the sequence alone: a sequence has the same numbers in any batch, on the
+CPU and on a GPU, and sums are float64.
 """
 
 import logging
@@ -21,129 +30,30 @@ from qload.models.decoder import Decoder
 from qload.models.kv_cache import PagedCache, PageTable, Step
 from qload.parallel import ALONE, Collectives, collectives_of, register_capture
 
+log: logging.Logger = logging.getLogger("qload")
+
+NOT_FINITE = -1  # the id chosen from logits whose largest is not finite
+# torch allocates tensors up to this size from separate blocks; a step has fewer than this many alive at once.
+SMALL_TENSOR_BYTES, MAX_SMALL_TENSORS = 1 << 20, 32
+GRAPH_WARM_UPS = 2  # runs before a capture, for allocations that only a first call makes
+
 StepCall = Callable[..., tuple[Tensor, ...]]
-WARM_RUNS = 2  # before a capture: what is made in a first call must not be made in a graph
-
-
-class StepGraph:
-    """A step on a CUDA device whose inputs are copied to where the graph reads them, all of the host in one.
-
-    Parameters
-    ----------
-    step
-        Inputs on the device -> tensors. It asks nothing of the host.
-    inputs
-        Tensors of one dtype on the device that the first runs may use; their cells of the cache are written.
-    other
-        Another graph, which never runs at the same time: they share its memory and that of its libraries.
-    """
-
-    def __init__(self, step: StepCall, inputs: Sequence[Tensor], other: "StepGraph | None" = None) -> None:
-        self._memory = torch.cat([each.flatten() for each in inputs])
-        parts = torch.split(self._memory, [each.numel() for each in inputs])
-        self._inputs = [part.view(each.shape) for part, each in zip(parts, inputs, strict=True)]
-        device = inputs[0].device
-        stream: Any = torch.cuda.Stream(device) if other is None else other.stream  # type: ignore[no-untyped-call]
-        self.stream: Any = stream
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_RUNS):
-                step(*self._inputs)
-        torch.cuda.synchronize(device)
-        self._graph = torch.cuda.CUDAGraph()
-        pool = None if other is None else other.pool
-        # The watch of a process group asks after its events meanwhile, which may not break the capture.
-        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-            self._made = step(*self._inputs)
-        self._released = False
-        register_capture(self)
-
-    def release(self) -> None:
-        """Free the graph, so that NCCL can destroy its communicators; later calls raise ArgumentError."""
-        self._released = True
-        torch.cuda.synchronize(self._memory.device)
-        self._graph.reset()
-
-    @property
-    def pool(self) -> Any:
-        """The graph's memory."""
-        return self._graph.pool()
-
-    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """The step on inputs of the same shapes -> copies of its results; the host waits for nothing.
-
-        `inputs`: any on the device, and behind them any on the host. ArgumentError once the graph is freed.
-        """
-        if self._released:
-            raise ArgumentError("engine", "a call within the world that it was warmed up in", "one after it")
-        on_host = [each.flatten() for each in inputs if not each.is_cuda]
-        if on_host:
-            given = torch.cat(on_host)
-            self._memory[-given.numel() :].copy_(pinned(given), non_blocking=True)
-        for place, each in zip(self._inputs, inputs[: len(inputs) - len(on_host)], strict=False):
-            place.copy_(each, non_blocking=True)
-        self._graph.replay()
-        return tuple(each.clone() for each in self._made)
-
-
-def pinned(tensor: Tensor) -> Tensor:
-    """A copy of a tensor of the host from which the device copies while the host goes on.
-
-    Its memory is used again only once that is done: torch's allocator keeps an account of it.
-    """
-    return tensor.pin_memory()
-
-
-def check_ids(ids: Sequence[int], vocab: int) -> None:
-    """ArgumentError for one of `ids` that is outside of a vocabulary of `vocab`."""
-    wrong = next((each for each in ids if not 0 <= each < vocab), None)
-    if wrong is not None:
-        raise ArgumentError("ids", f"ids of a vocabulary of {vocab}: 0 to {vocab - 1}", str(wrong))
-
-
-@checked
-def check_prompt(
-    prompt_ids: Sequence[int], tokens: int, vocab: int, max_tokens: int, longest: int | None = None
-) -> None:
-    """ArgumentError unless a model can read the prompt and write so many tokens after it.
-
-    Parameters
-    ----------
-    prompt_ids, tokens
-        The ids, at least one, and how many are to follow.
-    vocab
-        How many ids there are.
-    max_tokens
-        How many tokens a sequence may have.
-    longest
-        How many of them its prompt may have; None: all.
-    """
-    check_ids(prompt_ids, vocab)
-    most = max_tokens if longest is None else min(max_tokens, longest)
-    if not 1 <= len(prompt_ids) <= most:
-        raise ArgumentError("prompt_ids", f"1 to {most} ids", f"{len(prompt_ids)} ids")
-    if tokens < 0 or len(prompt_ids) + tokens > max_tokens:
-        most = max_tokens - len(prompt_ids)
-        raise ArgumentError("tokens", f"0 to {most} after a prompt of {len(prompt_ids)}", str(tokens))
-
-
-NOT_FINITE = -1  # in the place of a token, where no logit is the largest
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """How a token is chosen of logits; by default the one with the largest. ArgumentError for other values.
+    """Sampling parameters; by default greedy. ArgumentError for a value out of range.
 
     Attributes
     ----------
     temperature
-        What logits are divided by, at least 0; 0 takes the largest and draws nothing.
+        Divisor of the logits, at least 0; 0 is greedy and draws no number.
     top_k
-        How many of the likeliest tokens are kept, at least 1; None keeps all.
+        Number of likeliest tokens kept, at least 1; None keeps all.
     top_p
-        Which share of the probability of those is kept, 0 < top_p <= 1.
+        Share of the probability of those that is kept, 0 < top_p <= 1.
     seed
-        What the numbers come from that tokens are drawn by.
+        Seed of the random numbers.
     """
 
     temperature: float = 0.0
@@ -161,83 +71,184 @@ class Sampler:
             raise ArgumentError("top_p", "more than 0, at most 1", str(self.top_p))
 
     def numbers(self, sequence: int) -> Iterator[float]:
-        """The numbers of [0, 1) that tokens of sequence number `sequence` are drawn by, one after another."""
+        """Yield the random numbers of [0, 1) for the tokens of sequence number `sequence`."""
         if not self.temperature:
             return repeat(0.0)
-        drawn = Random(f"{self.seed} {sequence}")
-        return (drawn.random() for _ in repeat(None))
+        random = Random(f"{self.seed} {sequence}")
+        return (random.random() for _ in repeat(None))
 
     def choose(self, logits: Tensor, numbers: Tensor) -> Tensor:
-        """The ids (S,), int64, that `logits` (S, vocab) and `numbers` (S,) of [0, 1) choose.
+        """Choose ids (S,), int64, from `logits` (S, vocab) by `numbers` (S,) of [0, 1).
 
-        NOT_FINITE where the largest logit is no finite number.
+        NOT_FINITE for a row whose largest logit is not finite.
         """
         if not self.temperature:
-            return likeliest(logits)
+            return argmax_ids(logits)
         largest = logits.max(-1).values
-        ids = self._drawn(logits.double() - largest.double()[:, None], numbers.double())
-        return _where_finite(ids, largest)
+        ids = self._draw(logits.double() - largest.double()[:, None], numbers.double())
+        return _mark_nonfinite(ids, largest)
 
-    def _drawn(self, logits: Tensor, numbers: Tensor) -> Tensor:
-        """Logits of at most 0, (S, vocab) -> ids (S,)."""
+    def _draw(self, logits: Tensor, numbers: Tensor) -> Tensor:
+        """Draw ids (S,) from logits of at most 0, (S, vocab)."""
         sorted_logits, order = (logits / self.temperature).sort(stable=True, dim=-1, descending=True)
         p = sorted_logits[:, : self.top_k].softmax(-1)
         before = p.cumsum(-1) - p
-        kept = torch.where(before < self.top_p, p, 0)
-        # In the order of ids: logits that are nearly equal may change places as sums are rounded.
-        sums = torch.zeros_like(logits).scatter(-1, order[:, : kept.shape[1]], kept).cumsum(-1)
-        whole = sums[:, -1:]
-        at = torch.searchsorted(sums, numbers[:, None] * whole, right=True)
-        last = (sums < whole).sum(-1, keepdim=True)  # where a product is rounded up to the sum
+        p = torch.where(before < self.top_p, p, 0)
+        # Sums in the order of ids: rounding may exchange logits that are nearly equal.
+        sums = torch.zeros_like(logits).scatter(-1, order[:, : p.shape[1]], p).cumsum(-1)
+        total = sums[:, -1:]
+        at = torch.searchsorted(sums, numbers[:, None] * total, right=True)
+        last = (sums < total).sum(-1, keepdim=True)  # for a product that is rounded up to the sum
         return at.minimum(last)[:, 0]
 
 
-def likeliest(logits: Tensor) -> Tensor:
-    """The ids (S,), int64, of the largest of `logits` (S, vocab); NOT_FINITE where that is not finite."""
+GREEDY = Sampler()
+DRAWING = Sampler(temperature=1.0)  # for warm-up
+
+
+def argmax_ids(logits: Tensor) -> Tensor:
+    """Return the ids (S,), int64, of the largest of `logits` (S, vocab); NOT_FINITE if it is not finite."""
     largest, ids = logits.max(-1)
-    return _where_finite(ids, largest)
+    return _mark_nonfinite(ids, largest)
 
 
-def _where_finite(ids: Tensor, largest: Tensor) -> Tensor:
+def _mark_nonfinite(ids: Tensor, largest: Tensor) -> Tensor:
     return ids.masked_fill(~largest.isfinite(), NOT_FINITE)
 
 
-GREEDY = Sampler()
+def check_ids(ids: Sequence[int], vocab: int) -> None:
+    """Raise ArgumentError for an id outside of a vocabulary of `vocab`."""
+    invalid = next((token for token in ids if not 0 <= token < vocab), None)
+    if invalid is not None:
+        raise ArgumentError("ids", f"ids of a vocabulary of {vocab}: 0 to {vocab - 1}", str(invalid))
 
 
-log: logging.Logger = logging.getLogger("qload")
+@checked
+def check_prompt(
+    prompt_ids: Sequence[int], tokens: int, vocab: int, max_tokens: int, longest: int | None = None
+) -> None:
+    """Raise ArgumentError for a prompt that a model cannot read, or not continue by `tokens` tokens.
 
-SMALL, SPARE = 1 << 20, 32  # torch takes tensors of up to 1 MiB from blocks apart; few of a step live at once
+    Parameters
+    ----------
+    prompt_ids, tokens
+        The ids, at least one, and the number of new tokens.
+    vocab
+        Size of the vocabulary.
+    max_tokens
+        Largest length of a sequence.
+    longest
+        Largest length of a prompt; None: `max_tokens`.
+    """
+    check_ids(prompt_ids, vocab)
+    limit = max_tokens if longest is None else min(max_tokens, longest)
+    if not 1 <= len(prompt_ids) <= limit:
+        raise ArgumentError("prompt_ids", f"1 to {limit} ids", f"{len(prompt_ids)} ids")
+    if tokens < 0 or len(prompt_ids) + tokens > max_tokens:
+        limit = max_tokens - len(prompt_ids)
+        raise ArgumentError("tokens", f"0 to {limit} after a prompt of {len(prompt_ids)}", str(tokens))
 
 
-class Made(NamedTuple):
-    """What a step made: logits (S, vocab), and the ids (S,) of the largest where a graph has chosen them."""
+class StepGraph:
+    """Decode step captured as a CUDA graph, for a fixed number of sequences.
+
+    Inputs are copied to the graph's memory, those of the host in one copy. A capture returns torch's cached
+    device memory; memory that is to stay cached has to be allocated afterwards.
+
+    Parameters
+    ----------
+    step
+        Inputs on the device -> tensors, without a synchronization with the host.
+    inputs
+        Tensors of one dtype on the device for the first runs, which write their slots of the cache.
+    other
+        Another graph, never replayed at the same time, whose memory pool and stream are shared.
+    """
+
+    def __init__(self, step: StepCall, inputs: Sequence[Tensor], other: "StepGraph | None" = None) -> None:
+        self._memory = torch.cat([tensor.flatten() for tensor in inputs])
+        parts = torch.split(self._memory, [tensor.numel() for tensor in inputs])
+        self._inputs = [part.view(tensor.shape) for part, tensor in zip(parts, inputs, strict=True)]
+        device = inputs[0].device
+        stream: Any = torch.cuda.Stream(device) if other is None else other.stream  # type: ignore[no-untyped-call]
+        self.stream: Any = stream
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            for _ in range(GRAPH_WARM_UPS):
+                step(*self._inputs)
+        torch.cuda.synchronize(device)
+        self._graph = torch.cuda.CUDAGraph()
+        pool = None if other is None else other.pool
+        # The watchdog of a process group queries its events meanwhile, which must not break the capture.
+        with torch.cuda.graph(self._graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            self._outputs = step(*self._inputs)
+        self._released = False
+        register_capture(self)
+
+    def release(self) -> None:
+        """Free the graph, so that NCCL can destroy its communicators; later calls raise ArgumentError."""
+        self._released = True
+        torch.cuda.synchronize(self._memory.device)
+        self._graph.reset()
+
+    @property
+    def pool(self) -> Any:
+        """Memory pool of the graph."""
+        return self._graph.pool()
+
+    def __call__(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Replay the step on inputs of the same shapes and return copies of its outputs, without waiting.
+
+        `inputs`: those on the device before those on the host. ArgumentError once the graph is freed.
+        """
+        if self._released:
+            raise ArgumentError("engine", "a call within the world that it was warmed up in", "one after it")
+        on_host = [tensor.flatten() for tensor in inputs if not tensor.is_cuda]
+        if on_host:
+            joined = torch.cat(on_host)
+            self._memory[-joined.numel() :].copy_(pin(joined), non_blocking=True)
+        for target, tensor in zip(self._inputs, inputs[: len(inputs) - len(on_host)], strict=False):
+            target.copy_(tensor, non_blocking=True)
+        self._graph.replay()
+        return tuple(tensor.clone() for tensor in self._outputs)
+
+
+def pin(tensor: Tensor) -> Tensor:
+    """Copy a host tensor to pinned memory, for a copy to the device that the host does not wait for.
+
+    torch's allocator reuses the memory only after the copy.
+    """
+    return tensor.pin_memory()
+
+
+class StepOutput(NamedTuple):
+    """Output of a step: logits (S, vocab), and their argmax ids (S,) if a graph has computed them."""
 
     logits: Tensor
-    likeliest: Tensor | None = None
+    argmax: Tensor | None = None
 
-    def of_rows(self, rows: Sequence[int]) -> "Made":
-        """Of some of the sequences."""
+    def of_rows(self, rows: Sequence[int]) -> "StepOutput":
+        """Return the output of some of the sequences."""
         at = [*rows]
-        return Made(self.logits[at], None if self.likeliest is None else self.likeliest[at])
+        return StepOutput(self.logits[at], None if self.argmax is None else self.argmax[at])
 
 
 class Engine:
-    """A model with a cache for some sequences, which it continues token by token.
+    """Model with a cache for several sequences, which it continues token by token.
 
-    Every rank of a tensor-parallel model makes one and calls it alike; the tokens that are chosen are those
-    of rank 0. ArgumentError for sizes below 1, and where the model has fewer positions than `max_tokens`.
+    Every rank of a tensor-parallel model creates one and makes the same calls; tokens are chosen by rank 0.
+    ArgumentError for sizes below 1, and for more `max_tokens` than the model has positions.
 
     Parameters
     ----------
     model
-        What `load_model` gives.
+        Result of `load_model`.
     max_tokens
-        How many tokens a sequence has at most, those of its prompt among them.
+        Largest length of a sequence, prompt included.
     max_sequences
-        How many sequences there are at once.
+        Largest number of sequences at once.
     page_size
-        How many tokens a page of the cache holds.
+        Tokens of a page of the cache.
     graphs
         Whether `warm_up` captures decode steps in CUDA graphs; None: on a CUDA device.
     """
@@ -275,109 +286,112 @@ class Engine:
             dtype=self.dtype,
             device=self.device,
         )
-        self._longest_prompt = max_tokens
-        self._wants_graphs = self.device.type == "cuda" if graphs is None else graphs
+        self._max_prompt_tokens = max_tokens
+        self._use_graphs = self.device.type == "cuda" if graphs is None else graphs
         self._graphs: dict[int, StepGraph] = {}
-        self.runs_ahead: bool = self.device.type == "cuda"  # begins a step before the host reads its tokens
+        self.runs_ahead: bool = self.device.type == "cuda"  # starts a step before the host reads its tokens
 
     @checked
     def warm_up(self, prompt_tokens: int) -> None:
-        """Take all memory there is to take: run the longest prompt, shorter ones, and a step of each size.
+        """Allocate all memory: run the longest prompt, shorter ones, and a step of each number of sequences.
 
-        Sequences that have begun are forgotten. Afterwards a prompt may have `prompt_tokens` tokens at most,
-        and on a CUDA device decode steps are graphs. ArgumentError where a sequence cannot have as many.
+        Drops all sequences. Afterwards a prompt may have `prompt_tokens` tokens at most, and on a CUDA device
+        decode steps are graphs. ArgumentError for more tokens than a sequence may have.
         """
         if not 1 <= prompt_tokens <= self.max_tokens:
             raise ArgumentError("prompt_tokens", f"1 to {self.max_tokens}", str(prompt_tokens))
-        self._longest_prompt = prompt_tokens
+        self._max_prompt_tokens = prompt_tokens
         warm_up(self.model, max(prompt_tokens, self.max_sequences))
-        if self._wants_graphs:
+        if self._use_graphs:
             for count in range(self.max_sequences, 0, -1):  # the largest first: the others fit its memory
                 self._capture(count)
-        logits = self._warm_prefill(prompt_tokens)
+        logits = self._warm_up_prefill(prompt_tokens)
         for count in range(1, self.max_sequences + 1):
             self._fill(count)
-            before = logits.new_zeros(count, logits.shape[1])  # which a step is begun beside
-            self._choose(self._decoded([0] * count, range(count)), Sampler(temperature=1.0), [0.0] * count)
-            del before
+            previous = logits.new_zeros(count, logits.shape[1])  # alive while the next step runs
+            self._choose(self._decode_step([0] * count, range(count)), DRAWING, [0.0] * count)
+            del previous
         self.reset()
         log.info("warm: prompts of %d tokens, %d graphs", prompt_tokens, len(self._graphs))
 
-    def _warm_prefill(self, size: int) -> Tensor:
-        """Run prompts of `size` tokens and of fewer, beside the logits of all other prompts."""
-        spare = [torch.empty(SMALL, dtype=torch.uint8, device=self.device) for _ in range(SPARE)]
-        del spare  # what a longer prompt takes elsewhere, a shorter one may take of small blocks
+    def _warm_up_prefill(self, size: int) -> Tensor:
+        """Run prompts of `size` tokens and of fewer, with the logits of all other prompts alive."""
+        spare = [
+            torch.empty(SMALL_TENSOR_BYTES, dtype=torch.uint8, device=self.device)
+            for _ in range(MAX_SMALL_TENSORS)
+        ]
+        del spare  # a tensor of a shorter prompt may be small where that of the longest is not
         logits = self.prefill([0])
-        held = [torch.zeros_like(logits) for _ in range(self.max_sequences - 1)]
+        others = [torch.zeros_like(logits) for _ in range(self.max_sequences - 1)]
         while size:
             logits = self.prefill([0] * size)
             size //= 2
-        self._choose(Made(torch.cat([logits, *held])), Sampler(temperature=1.0), [0.0] * self.max_sequences)
+        self._choose(StepOutput(torch.cat([logits, *others])), DRAWING, [0.0] * self.max_sequences)
         return logits
 
     def reset(self) -> None:
-        """Forget all sequences."""
+        """Drop all sequences."""
         for sequence in range(self.max_sequences):
-            self._forget(sequence)
+            self._drop(sequence)
 
-    def _forget(self, sequence: int) -> None:
-        """Free the pages of a sequence, without a NaN for the next one: a mask hides numbers alone."""
+    def _drop(self, sequence: int) -> None:
+        """Free the pages of a sequence and zero them: a mask would not hide a NaN from the next sequence."""
         freed = self._table.restart(sequence)
         if freed:
             pages = torch.tensor(freed).to(self.device)
-            for held in (self.cache.keys, self.cache.values):
-                held.index_fill_(1, pages, 0)
+            for cells in (self.cache.keys, self.cache.values):
+                cells.index_fill_(1, pages, 0)
 
     def check(self, prompt_ids: Sequence[int], tokens: int) -> None:
-        """ArgumentError unless `tokens` new ones can follow the prompt `prompt_ids`."""
-        check_prompt(prompt_ids, tokens, self.model.config.vocab, self.max_tokens, self._longest_prompt)
+        """Raise ArgumentError unless `tokens` new tokens can follow the prompt `prompt_ids`."""
+        check_prompt(prompt_ids, tokens, self.model.config.vocab, self.max_tokens, self._max_prompt_tokens)
 
     @checked
     def prefill(self, ids: Sequence[int], sequence: int = 0) -> Tensor:
-        """Begin sequence number `sequence` with a prompt `ids` -> logits (1, vocab) of what follows it.
+        """Begin sequence number `sequence` with a prompt `ids` -> logits (1, vocab) of the next token.
 
-        ArgumentError for a prompt that `check` refuses, and for a sequence that there is not.
+        ArgumentError for a prompt that `check` refuses, and for an invalid sequence number.
         """
         self.check(ids, 0)
         self._check_sequences([sequence], 1)
-        self._forget(sequence)
-        return self._next(torch.tensor([*ids]), [sequence]).logits
+        self._drop(sequence)
+        return self._run_next(torch.tensor([*ids]), [sequence]).logits
 
     @checked
     def decode(self, ids: Sequence[int], sequences: Sequence[int] | None = None) -> Tensor:
-        """One more token of S sequences, `ids` (S,) -> logits (S, vocab) of what follows them.
+        """Append a token to each of S sequences, `ids` (S,) -> logits (S, vocab) of the next token.
 
-        `sequences`: which, each once; None: the first ones. ArgumentError for other sequences, for ids
-        outside of the vocabulary, and where a sequence has all the tokens that it may have.
+        `sequences`: their numbers, each once; None: the first ones. ArgumentError for invalid numbers, for
+        ids outside of the vocabulary, and for a sequence of `max_tokens` tokens.
         """
-        return self._decoded(ids, range(len(ids)) if sequences is None else sequences).logits
+        return self._decode_step(ids, range(len(ids)) if sequences is None else sequences).logits
 
-    def _decoded(self, ids: Sequence[int], sequences: Sequence[int]) -> Made:
+    def _decode_step(self, ids: Sequence[int], sequences: Sequence[int]) -> StepOutput:
         self._check_sequences(sequences, len(ids))
         for token, sequence in zip(ids, sequences, strict=True):
             check_ids([token], self.model.config.vocab)
             if self._table.length(sequence) == self.max_tokens:
-                raise ArgumentError("ids", f"at most {self.max_tokens} tokens of a sequence", "one more")
-        return self._next(torch.tensor([*ids]), sequences)
+                raise ArgumentError("ids", f"at most {self.max_tokens} tokens per sequence", "one more")
+        return self._run_next(torch.tensor([*ids]), sequences)
 
-    def _next(self, ids: Tensor, sequences: Sequence[int]) -> Made:
-        """As many new tokens of each of S sequences, `ids` (T,) on any device -> what follows them."""
-        each = len(ids) // len(sequences)
-        graph = self._graphs.get(len(sequences)) if each == 1 else None
-        places = self.places(sequences, each, None if graph is None else self.width)
-        return Made(self.run(ids, *places)) if graph is None else Made(*graph(ids, *places))
+    def _run_next(self, ids: Tensor, sequences: Sequence[int]) -> StepOutput:
+        """Run equally many new tokens of each of S sequences, `ids` (T,) on any device."""
+        count = len(ids) // len(sequences)
+        graph = self._graphs.get(len(sequences)) if count == 1 else None
+        places = self.places(sequences, count, None if graph is None else self.width)
+        return StepOutput(self.run(ids, *places)) if graph is None else StepOutput(*graph(ids, *places))
 
     def _check_sequences(self, sequences: Sequence[int], count: int) -> None:
-        there = {*sequences} <= {*range(self.max_sequences)}
-        if not there or len({*sequences}) != len(sequences) or len(sequences) != count or not count:
-            expected = f"as many as there are ids, each once, of 0 to {self.max_sequences - 1}"
+        valid = {*sequences} <= {*range(self.max_sequences)}
+        if not valid or len({*sequences}) != len(sequences) or len(sequences) != count or not count:
+            expected = f"one per id, each once, of 0 to {self.max_sequences - 1}"
             raise ArgumentError("sequences", expected, f"{[*sequences][:8]} for {count} ids")
 
     @checked
     def generate(self, prompt_ids: Sequence[int], tokens: int, sampler: Sampler = GREEDY) -> list[int]:
-        """The ids that follow `prompt_ids`, chosen by a `sampler`; its errors are those of `stream`.
+        """Generate the ids that follow `prompt_ids`, chosen by a `sampler`; errors as of `stream`.
 
-        `tokens` of them, or fewer where the model ends the text, the last of which says so.
+        `tokens` ids, or fewer if the model ends the text, with the end-of-text id as the last.
         """
         return [chosen[0] for chosen in self.stream([prompt_ids], tokens, sampler)]
 
@@ -385,9 +399,9 @@ class Engine:
     def stream(
         self, prompts: Sequence[Sequence[int]], tokens: int, sampler: Sampler = GREEDY
     ) -> Iterator[dict[int, int]]:
-        """The next id of every prompt that has not ended, by its place in `prompts`; step by step.
+        """Generate step by step: the next id of each unfinished prompt, by its index in `prompts`.
 
-        `tokens` steps at most, whose ids a `sampler` chooses. ArgumentError for more prompts than sequences,
+        At most `tokens` steps, with ids chosen by a `sampler`. ArgumentError for more prompts than sequences,
         for ids outside of the vocabulary, for more tokens than a sequence may have, and for logits that are
         not finite.
         """
@@ -395,44 +409,44 @@ class Engine:
             raise ArgumentError("prompts", f"1 to {self.max_sequences}", str(len(prompts)))
         for prompt in prompts:
             self.check(prompt, tokens)
-        return self._steps(prompts, tokens, sampler)
+        return self._generate_steps(prompts, tokens, sampler)
 
-    def _steps(
+    def _generate_steps(
         self, prompts: Sequence[Sequence[int]], tokens: int, sampler: Sampler
     ) -> Iterator[dict[int, int]]:
-        numbers = [sampler.numbers(place) for place in range(len(prompts))]
-        going = list(range(len(prompts)))
-        made = Made(torch.cat([self.prefill(prompt, place) for place, prompt in enumerate(prompts)]))
+        numbers = [sampler.numbers(index) for index in range(len(prompts))]
+        active = list(range(len(prompts)))
+        output = StepOutput(torch.cat([self.prefill(prompt, index) for index, prompt in enumerate(prompts)]))
         for left in range(tokens - 1, -1, -1):
-            chosen = self._choose(made, sampler, [next(numbers[place]) for place in going])
-            read = self._reading(chosen)
+            chosen = self._choose(output, sampler, [next(numbers[index]) for index in active])
+            wait_for_ids = self._copy_to_host(chosen)
             if left and self.runs_ahead:
-                made = self._next(chosen.clamp(min=0), going)
-            ids = read()
+                output = self._run_next(chosen.clamp(min=0), active)
+            ids = wait_for_ids()
             if NOT_FINITE in ids:
                 dtype = str(self.dtype).removeprefix("torch.")
                 raise ArgumentError("dtype", "one in which the model's logits are finite", dtype)
-            yield dict(zip(going, ids, strict=True))
+            yield dict(zip(active, ids, strict=True))
             rows = [row for row, token in enumerate(ids) if token not in self.model.config.eos]
             if not rows or not left:
                 return
-            ended, going = len(rows) < len(going), [going[row] for row in rows]
+            ended, active = len(rows) < len(active), [active[row] for row in rows]
             if not self.runs_ahead:
-                made = self._next(chosen[rows], going)
+                output = self._run_next(chosen[rows], active)
             elif ended:
-                made = made.of_rows(rows)
+                output = output.of_rows(rows)
 
-    def _choose(self, made: Made, sampler: Sampler, numbers: Sequence[float]) -> Tensor:
-        """The ids (S,) that rank 0 has chosen; the host waits for nothing."""
-        if made.likeliest is not None and not sampler.temperature:
-            return self._ranks.first(made.likeliest)
-        drawn = torch.tensor(numbers, dtype=torch.float64)
-        if made.logits.is_cuda:
-            drawn = pinned(drawn).to(made.logits.device, non_blocking=True)
-        return self._ranks.first(sampler.choose(made.logits, drawn))
+    def _choose(self, output: StepOutput, sampler: Sampler, numbers: Sequence[float]) -> Tensor:
+        """Choose ids (S,), those of rank 0 on every rank, without waiting for the device."""
+        if output.argmax is not None and not sampler.temperature:
+            return self._ranks.first(output.argmax)
+        random = torch.tensor(numbers, dtype=torch.float64)
+        if output.logits.is_cuda:
+            random = pin(random).to(output.logits.device, non_blocking=True)
+        return self._ranks.first(sampler.choose(output.logits, random))
 
-    def _reading(self, ids: Tensor) -> Callable[[], list[int]]:
-        """Begin to copy ids to the host; what returns them waits for this alone, not for what comes after."""
+    def _copy_to_host(self, ids: Tensor) -> Callable[[], list[int]]:
+        """Start a copy of ids to the host; return a function that waits for this copy alone."""
         host = ids.to("cpu", non_blocking=True)
         if ids.device.type != "cuda":
             return host.tolist
@@ -445,9 +459,9 @@ class Engine:
         return wait
 
     def places(self, sequences: Sequence[int], each: int, width: int | None = None) -> tuple[Tensor, Tensor]:
-        """Where `each` new tokens of `sequences` go: positions and slots (2, T), and pages (S, P).
+        """Allocate `each` new tokens of `sequences`: positions and slots (2, T), and pages (S, P).
 
-        On the host. `width`: P; None: as many pages as the longest sequence has.
+        On the host. `width`: P; None: the pages of the longest sequence.
         """
         grown = [self._table.grow(sequence, each) for sequence in sequences]
         positions, slots = ([at for part in parts for at in part] for parts in zip(*grown, strict=True))
@@ -455,28 +469,27 @@ class Engine:
 
     @torch.no_grad()
     def run(self, ids: Tensor, places: Tensor, pages: Tensor) -> Tensor:
-        """A step of `ids` (T,) at `places` (2, T) with `pages` (S, P) -> logits (S, vocab) of the next."""
+        """Run a step of `ids` (T,) at `places` (2, T) with `pages` (S, P) -> next logits (S, vocab)."""
         positions, slots = places.to(self.device)
         x = self.model.embed(ids.to(self.device))
         x = self.model.hidden(x, Step(positions, slots, pages.to(self.device)), self.cache)
         return self.model.logits(x.view(len(pages), -1, x.shape[-1])[:, -1])
 
     def _fill(self, count: int) -> None:
-        """The first `count` sequences have all their tokens but one: as wide as a step becomes."""
+        """Fill the first `count` sequences up to their last token, for a step with the longest page table."""
         self.reset()
         for sequence in range(count if self.max_tokens > 1 else 0):
             self._table.grow(sequence, self.max_tokens - 1)
 
     def _capture(self, count: int) -> None:
-        """Make the graph of a step of so many sequences."""
+        """Capture the graph of a step of `count` sequences."""
         self._fill(count)
         inputs = torch.zeros(count, dtype=torch.int64), *self.places(range(count), 1, self.width)
         other = next(iter(self._graphs.values()), None)
-        self._graphs[count] = StepGraph(
-            self._run_and_choose, [each.to(self.device) for each in inputs], other
-        )
+        on_device = [tensor.to(self.device) for tensor in inputs]
+        self._graphs[count] = StepGraph(self._run_and_choose, on_device, other)
 
     def _run_and_choose(self, ids: Tensor, places: Tensor, pages: Tensor) -> tuple[Tensor, ...]:
         """`run`, and the ids (S,) of the largest logits."""
         logits = self.run(ids, places, pages)
-        return logits, likeliest(logits)
+        return logits, argmax_ids(logits)

@@ -1,4 +1,9 @@
-"""Keys and values of the tokens so far, in pages that sequences take one by one."""
+"""Paged key-value cache: its storage, the pages of each sequence, and the token positions of a step.
+
+Heads may be padded with zeros to a size that an attention backend supports. Padded queries and keys have the
+same scores, as the softmax scale is that of the true size; padded values give outputs that end in zeros,
+which `unpad_heads` drops.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,23 +15,26 @@ from torch import Tensor, nn
 from qload.errors import ArgumentError, ShapeError, check_fields
 from qload.models.config import TextConfig
 
+R = TypeVar("R")
+PADDING_PAGE = 0  # never given to a sequence; fills the rows of page tables
+
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """Which sizes of heads an attention backend takes; by default all, of keys and values apart.
+    """Head sizes that an attention backend supports; by default all, for keys and values independently.
 
     ArgumentError for a size or a multiple below 1.
 
     Attributes
     ----------
     only
-        The sizes that there are kernels for; None: all multiples of `multiple`.
+        The sizes with a kernel; None: all multiples of `multiple`.
     multiple
-        What a size has to be a multiple of.
+        Required divisor of a size.
     largest
-        The largest size; None: there is none.
+        The largest size; None: no limit.
     equal
-        Whether keys and values have to be of one size.
+        Whether keys and values need the same size.
     """
 
     only: tuple[int, ...] | None = None
@@ -36,31 +44,31 @@ class HeadSizes:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        numbers = {"only": min(self.only or (1,)), "multiple": self.multiple, "largest": self.largest or 1}
-        for name, number in numbers.items():
-            if number < 1 or getattr(self, name) in (0, ()):
+        minima = {"only": min(self.only or (1,)), "multiple": self.multiple, "largest": self.largest or 1}
+        for name, size in minima.items():
+            if size < 1 or getattr(self, name) in (0, ()):
                 raise ArgumentError(name, "sizes of 1 or more", str(getattr(self, name)))
 
     def padded(self, key: int, value: int) -> tuple[int, int]:
-        """The sizes that heads of `key` (queries too) and of `value` get: the smallest that do.
+        """Return the smallest supported sizes for heads of `key` (queries too) and of `value` elements.
 
-        ArgumentError where there is none.
+        ArgumentError if there is none.
         """
         if self.equal:
             key = value = max(key, value)
-        return self._fitting("key", key), self._fitting("value", value)
+        return self._smallest("key", key), self._smallest("value", value)
 
-    def _fitting(self, name: str, size: int) -> int:
-        multiple = -(-size // self.multiple) * self.multiple
-        fitting = [multiple] if self.only is None else [each for each in self.only if each >= size]
-        fitting = [each for each in fitting if each % self.multiple == 0 and each <= (self.largest or each)]
+    def _smallest(self, name: str, size: int) -> int:
+        candidates = [-(-size // self.multiple) * self.multiple] if self.only is None else self.only
+        limit = max(candidates) if self.largest is None else self.largest
+        fitting = [n for n in candidates if size <= n <= limit and n % self.multiple == 0]
         if size < 1 or not fitting:
-            raise ArgumentError(name, f"a size of heads that the backend takes, of {self}", str(size))
+            raise ArgumentError(name, f"a head size that the backend supports, of {self}", str(size))
         return min(fitting)
 
 
-def padded(heads: Tensor, size: int) -> Tensor:
-    """`heads` (..., D) with zeros after them: (..., `size`); as they are where D is `size`.
+def pad_heads(heads: Tensor, size: int) -> Tensor:
+    """Pad `heads` (..., D) with zeros to (..., `size`); unchanged where D is `size`.
 
     ShapeError for a `size` below D.
     """
@@ -70,8 +78,8 @@ def padded(heads: Tensor, size: int) -> Tensor:
     return torch.nn.functional.pad(heads, (0, missing)) if missing else heads
 
 
-def unpadded(heads: Tensor, size: int) -> Tensor:
-    """The first `size` elements of `heads` (..., D): (..., `size`), a view; ShapeError for fewer."""
+def unpad_heads(heads: Tensor, size: int) -> Tensor:
+    """Return the first `size` elements of `heads` (..., D): (..., `size`), a view; ShapeError for fewer."""
     if heads.shape[-1] < size:
         raise ShapeError("heads", f"(..., D) of D >= {size}", tuple(heads.shape))
     return heads[..., :size]
@@ -85,12 +93,12 @@ class PagedCache(nn.Module):
     Parameters
     ----------
     layers, pages, page_size
-        How many layers, how many pages each has, and how many tokens fit into a page.
+        Number of layers, pages of each layer, and tokens of a page.
     kv_heads, k_dim, v_dim
-        Heads of keys and values that this rank has; numbers of a head of keys, and of values. Either may be
-        larger than the model's own, for attention that wants heads of one size: what is written has it too.
+        Heads of keys and values on this rank; elements of a head of keys, and of values. Either may be larger
+        than the model's own; written heads are padded to it.
     dtype, device
-        Of the tensors.
+        Of keys and values.
     """
 
     keys: Tensor
@@ -115,8 +123,8 @@ class PagedCache(nn.Module):
                 raise ArgumentError(name, "at least 1", str(size))
         self.page_size: int = page_size
         for name, dim in (("keys", k_dim), ("values", v_dim)):
-            held = torch.zeros(layers, pages, page_size, kv_heads, dim, dtype=dtype, device=device)
-            self.register_buffer(name, held, persistent=False)
+            cells = torch.zeros(layers, pages, page_size, kv_heads, dim, dtype=dtype, device=device)
+            self.register_buffer(name, cells, persistent=False)
 
     @classmethod
     def of(
@@ -130,11 +138,11 @@ class PagedCache(nn.Module):
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> Self:
-        """A cache of `pages` of `page_size` tokens for one of `ranks` of a model, sized by its `config`.
+        """Create a cache of `pages` of `page_size` tokens for one of `ranks` of a model, by its `config`.
 
-        `dtype`, `device`: of keys and values. `head_sizes`: those that attention takes, to which heads are
-        padded; None: all. DeepSeek's keys have `qk_nope_head_dim + qk_rope_head_dim` numbers, and its values
-        `v_head_dim`.
+        `dtype`, `device`: of keys and values. `head_sizes`: the sizes that attention supports, to which heads
+        are padded; None: all. DeepSeek's keys have `qk_nope_head_dim + qk_rope_head_dim` elements, and its
+        values `v_head_dim`.
         """
         heads = max(1, config.kv_heads // ranks)
         widths = (head_sizes or HeadSizes()).padded(config.head_dim, config.v_head_dim)
@@ -142,32 +150,33 @@ class PagedCache(nn.Module):
 
     @property
     def bytes(self) -> int:
-        """How much memory keys and values take."""
+        """Memory of keys and values in bytes."""
         return self.keys.nbytes + self.values.nbytes
 
     @property
     def pages(self) -> int:
-        """How many pages there are."""
+        """Number of pages."""
         return self.keys.shape[1]
 
     def write(self, layer: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Keys `k` (T, kv_heads, Dk) and values `v` (T, kv_heads, Dv) of a `layer`, to `slots` (T,).
+        """Write keys `k` (T, kv_heads, Dk) and values `v` (T, kv_heads, Dv) of a `layer` to `slots` (T,).
 
-        Narrower heads than the cache has end in zeros; ShapeError for wider ones.
+        Heads narrower than the cache's are padded; ShapeError for wider ones.
         """
-        for held, heads in ((self.keys[layer], k), (self.values[layer], v)):
-            held.flatten(0, 1).index_copy_(0, slots, padded(heads, held.shape[-1]))
+        for cells, heads in ((self.keys[layer], k), (self.values[layer], v)):
+            cells.flatten(0, 1).index_copy_(0, slots, pad_heads(heads, cells.shape[-1]))
 
     def read(self, layer: int, pages: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys (S, L, kv_heads, Dk), values (S, L, kv_heads, Dv) of a `layer`'s `pages` (S, P); L tokens.
+        """Gather keys (S, L, kv_heads, Dk) and values (S, L, kv_heads, Dv) of `pages` (S, P) of a `layer`.
 
-        Copies; what a page holds that its sequence has not written is for a mask to hide.
+        Copies of L = P * page size tokens. Cells that a sequence has not written are to be masked by the
+        caller.
         """
-        return self._gathered(self.keys[layer], pages), self._gathered(self.values[layer], pages)
+        return self._gather(self.keys[layer], pages), self._gather(self.values[layer], pages)
 
-    def _gathered(self, held: Tensor, pages: Tensor) -> Tensor:
-        taken = held.index_select(0, pages.flatten())
-        return taken.view(pages.shape[0], -1, *held.shape[2:])
+    def _gather(self, cells: Tensor, pages: Tensor) -> Tensor:
+        gathered = cells.index_select(0, pages.flatten())
+        return gathered.view(pages.shape[0], -1, *cells.shape[2:])
 
     def extra_repr(self) -> str:
         """Sizes and bytes."""
@@ -176,99 +185,89 @@ class PagedCache(nn.Module):
         return f"{sizes}, k_dim={dim}, v_dim={self.values.shape[-1]}, {self.bytes} bytes"
 
 
-NOBODYS = 0  # a page that no sequence is given: tables are filled up with it
-
-
 def page_count(sequences: int, tokens: int, page_size: int) -> int:
-    """How many pages a cache needs for so many sequences of so many tokens each, and nobody's."""
+    """Return the pages of a cache for `sequences` of `tokens` tokens each, with the padding page."""
     return 1 + sequences * -(-tokens // page_size)
 
 
 class PageTable:
-    """Pages of a cache, given to sequences as they grow.
+    """Pages of each sequence, allocated on the host as sequences grow.
 
     Parameters
     ----------
     sequences, tokens
-        How many sequences there are at once, and how many tokens each has at most.
+        Largest number of sequences at once, and of tokens per sequence.
     page_size
-        How many tokens a page holds.
+        Tokens of a page.
     """
 
     def __init__(self, sequences: int, tokens: int, page_size: int) -> None:
         self.page_size: int = page_size
-        self.width: int = -(-tokens // page_size)  # pages of a sequence at most
+        self.width: int = -(-tokens // page_size)  # pages of the longest sequence
         self.pages: int = page_count(sequences, tokens, page_size)
-        self._free = list(range(self.pages - 1, NOBODYS, -1))  # the lowest number is given first
-        self._held: list[list[int]] = [[] for _ in range(sequences)]
+        self._free = list(range(self.pages - 1, PADDING_PAGE, -1))  # the lowest number is allocated first
+        self._pages: list[list[int]] = [[] for _ in range(sequences)]
         self._lengths = [0] * sequences
 
     def length(self, sequence: int) -> int:
-        """How many tokens a sequence has."""
+        """Return the number of tokens of a sequence."""
         return self._lengths[sequence]
 
     def restart(self, sequence: int) -> list[int]:
-        """The sequence has no tokens any more, and its pages are free: which those are."""
-        freed = self._held[sequence]
+        """Empty a sequence and return its pages, which are free again."""
+        freed = self._pages[sequence]
         self._free.extend(reversed(freed))
-        self._held[sequence], self._lengths[sequence] = [], 0
+        self._pages[sequence], self._lengths[sequence] = [], 0
         return freed
 
     def grow(self, sequence: int, tokens: int) -> tuple[list[int], list[int]]:
-        """The positions of so many new tokens, and the slots of the cache that they are given."""
+        """Return the positions of `tokens` new tokens of a sequence, and their slots in the cache."""
         positions = list(range(self._lengths[sequence], self._lengths[sequence] + tokens))
-        held, size = self._held[sequence], self.page_size
-        while len(held) * size <= positions[-1]:
-            held.append(self._free.pop())
+        pages, size = self._pages[sequence], self.page_size
+        while len(pages) * size <= positions[-1]:
+            pages.append(self._free.pop())
         self._lengths[sequence] += tokens
-        return positions, [held[at // size] * size + at % size for at in positions]
+        return positions, [pages[at // size] * size + at % size for at in positions]
 
     def table(self, sequences: Sequence[int], width: int | None = None) -> list[list[int]]:
-        """A row of pages for each of the sequences, as wide as the longest needs, or `width`."""
-        held = [self._held[sequence] for sequence in sequences]
-        wide = max(map(len, held)) if width is None else width
-        return [pages + [NOBODYS] * (wide - len(pages)) for pages in held]
-
-
-R = TypeVar("R")
+        """Return a row of pages for each sequence, padded to the longest one or to `width`."""
+        rows = [self._pages[sequence] for sequence in sequences]
+        columns = max(map(len, rows)) if width is None else width
+        return [pages + [PADDING_PAGE] * (columns - len(pages)) for pages in rows]
 
 
 @dataclass(frozen=True, eq=False)
 class Step:
-    """T = S * Q tokens: of S sequences Q new tokens each, one sequence after another.
+    """T = S * Q tokens of a forward pass: Q new tokens of each of S sequences, one sequence after another.
 
-    Nothing in it is looked at from the host, so that a step of fixed sizes can be captured in a CUDA graph.
-    ArgumentError for tensors that are no indices or lie on several devices, ShapeError for other shapes.
+    The host reads no element of its tensors, so that a step of fixed sizes can be captured in a CUDA graph.
+    ArgumentError for tensors of another dtype than int64 or on several devices, ShapeError for other shapes.
 
     Attributes
     ----------
     positions
-        (T,), int64: the place of each token in its sequence, from 0 on.
+        (T,), int64: position of each token in its sequence, from 0 on.
     slots
-        (T,), int64: where its keys and values are written: page * page size + place in the page.
+        (T,), int64: cache slot of its keys and values: page * page size + offset in the page.
     pages
-        (S, P), int64: the pages of each sequence in the order of its tokens. What a sequence has no page for
-        yet holds the number of any page: no token sees it.
+        (S, P), int64: pages of each sequence in the order of its tokens. Entries past its last page may be
+        the number of any page; masks hide them.
     """
 
     positions: Tensor
     slots: Tensor
     pages: Tensor
-    _kept: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _cached: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name, tensor, dims in (
-            ("positions", self.positions, 1),
-            ("slots", self.slots, 1),
-            ("pages", self.pages, 2),
-        ):
+        device = self.positions.device
+        for name, dims in (("positions", 1), ("slots", 1), ("pages", 2)):
+            tensor: Tensor = getattr(self, name)
             if tensor.dtype != torch.int64:
                 raise ArgumentError(f"step: {name}", "indices of int64", str(tensor.dtype))
-            if tensor.device != self.positions.device:
-                raise ArgumentError(
-                    f"step: {name}", f"a tensor on {self.positions.device}", str(tensor.device)
-                )
+            if tensor.device != device:
+                raise ArgumentError(f"step: {name}", f"a tensor on {device}", str(tensor.device))
             if tensor.ndim != dims:
                 raise ShapeError(f"step: {name}", "(T,)" if dims == 1 else "(S, P)", tuple(tensor.shape))
         tokens, sequences = self.positions.shape[0], self.pages.shape[0]
@@ -287,37 +286,38 @@ class Step:
         page_size: int,
         device: torch.device | str = "cpu",
     ) -> "Step":
-        """The next `tokens` of sequences that have `starts` tokens, whose `pages` are lists of one length.
+        """Create the step of the next `tokens` tokens of sequences that have `starts` tokens.
 
-        `page_size`: tokens of a page; `device`: where the tensors are made.
+        `pages`: a list per sequence, all of one length. `page_size`: tokens of a page. `device`: of the
+        tensors.
         """
-        places = [[start + new for new in range(tokens)] for start in starts]
+        positions = [[start + new for new in range(tokens)] for start in starts]
         slots = [
-            own[at // page_size] * page_size + at % page_size
-            for own, each in zip(pages, places, strict=True)
-            for at in each
+            row[at // page_size] * page_size + at % page_size
+            for row, places in zip(pages, positions, strict=True)
+            for at in places
         ]
-        made = ([at for each in places for at in each], slots, pages)
-        positions, to, table = (torch.tensor(each, dtype=torch.int64, device=device) for each in made)
-        return cls(positions, to, table)
+        lists = ([at for places in positions for at in places], slots, pages)
+        flat, to, table = (torch.tensor(values, dtype=torch.int64, device=device) for values in lists)
+        return cls(flat, to, table)
 
     @property
     def sequences(self) -> int:
-        """S, how many sequences there are."""
+        """Number of sequences, S."""
         return self.pages.shape[0]
 
     @property
     def new(self) -> int:
-        """Q, how many new tokens each has."""
+        """Number of new tokens of each sequence, Q."""
         return self.positions.shape[0] // self.sequences
 
     def begun(self) -> Self:
-        """The same step with nothing kept: what `kept` holds follows from tensors that may be rewritten."""
-        return replace(self, _kept={})
+        """Return the same step with an empty cache, as the tensors may have been overwritten."""
+        return replace(self, _cached={})
 
     def kept(self, key: Any, make: Callable[[], R]) -> R:
-        """What `make` returned for a `key` when it was asked for first in this pass, for layers to share."""
-        if key not in self._kept:
-            self._kept[key] = make()
-        made: R = self._kept[key]
-        return made
+        """Return the cached value of `key`, computed by `make` in the first call; layers share it."""
+        if key not in self._cached:
+            self._cached[key] = make()
+        value: R = self._cached[key]
+        return value

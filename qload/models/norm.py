@@ -1,4 +1,4 @@
-"""The norm of all these models: by the root mean square, with a weight or without."""
+"""RMS norm with a weight, as all supported text models have it."""
 
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
@@ -10,7 +10,7 @@ from qload.weights import Weights
 
 
 class Norm(nn.Module):
-    """x (..., H) divided by the root of its mean square plus `eps`, times a weight (H,), in x's dtype."""
+    """RMS norm: x (..., H) / sqrt(mean(x ** 2) + `eps`), times a weight (H,), in the dtype of x."""
 
     weight: Tensor
 
@@ -21,25 +21,25 @@ class Norm(nn.Module):
 
     @classmethod
     def load(cls, weights: Weights, prefix: str, size: int, eps: float) -> "Norm":
-        """The norm under `prefix`, of `size` numbers; ShapeError where it has others."""
-        return cls(vector(weights, f"{prefix}.weight", size), eps)
+        """Load the norm under `prefix`, of `size` elements; ShapeError for another size."""
+        return cls(load_vector(weights, f"{prefix}.weight", size), eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """X (..., H), normalized along its last dimension."""
+        """Normalize x (..., H) along its last dimension."""
         y = step.norm(x, self.weight, self.eps)
         return rms_norm(x, (self.weight.shape[0],), self.weight, self.eps) if y is None else y
 
     def of_sum(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
-        """X + `added`, both (..., H), and that normalized."""
-        made = step.add_norm(x, added, self.weight, self.eps)
-        if made is not None:
-            return made
+        """Return x + `added`, both (..., H), and the normalized sum."""
+        fused = step.add_norm(x, added, self.weight, self.eps)
+        if fused is not None:
+            return fused
         x = x + added
         return x, self(x)
 
 
-def vector(weights: Weights, name: str, size: int, role: Role | None = None) -> Tensor:
-    """The whole tensor `name`, (size,), on every rank, cast by `role`; ShapeError for another shape."""
+def load_vector(weights: Weights, name: str, size: int, role: Role | None = None) -> Tensor:
+    """Load the whole tensor `name`, (size,), on every rank, cast by `role`; ShapeError for another shape."""
     if weights.get_shape(name) != (size,):
         raise ShapeError(name, f"({size},)", weights.get_shape(name))
     return weights.get_tensor(name, role=role)

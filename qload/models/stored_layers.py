@@ -1,10 +1,13 @@
-"""What the parts of a layer are stored as, where programs differ: told by what there is, never guessed."""
+"""Layers of a text model as a checkpoint stores them: names, shapes, and their split over ranks.
+
+All checks are made from headers, before any weight is read.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from qload.errors import MissingTensorError, ShapeError
+from qload.errors import ShapeError
 from qload.experts import ExpertSplit
 from qload.experts.load import plan_experts
 from qload.loader import Heads, Part, Split, split_blocks
@@ -12,38 +15,38 @@ from qload.methods.loaded import planned
 from qload.models.config import TextConfig
 from qload.weights import Weights
 
-# What the names of a text model begin with, alone or within another.
-TEXTS = ("model", "model.text_model", "model.language_model", "language_model.model")
+# Prefixes of a text model: alone; in Idefics2; in transformers 5's multimodal models, and in earlier ones.
+TEXT_PREFIXES = ("model", "model.text_model", "model.language_model", "language_model.model")
+QUERIES, KEYS, FUSED_QKV = ("q_proj", "q_b_proj", "kv_b_proj"), ("k_proj", "v_proj"), "qkv_proj"
+GATE_AND_UP, FUSED_GATE_UP, ROW_PARALLEL = ("gate_proj", "up_proj"), "gate_up_proj", ("o_proj", "down_proj")
+SHARED_EXPERTS = ("shared_expert", "shared_experts")
+EXPERTS = ("experts", "switch_mlp")
 
 
 def is_stored(weights: Weights, prefix: str) -> bool:
-    """Whether any tensor is stored under `prefix`, or under it within the prefix of `weights`."""
-    leads = ("", *([f"{weights.prefix}."] if weights.prefix else ()))
-    return any(weights.names_under(f"{lead}{prefix}.") for lead in leads)
+    """Return whether any tensor is stored under `prefix`, alone or within the prefix of `weights`."""
+    scopes = ("", *([f"{weights.prefix}."] if weights.prefix else ()))
+    return any(weights.names_under(f"{scope}{prefix}.") for scope in scopes)
 
 
 def first_stored(weights: Weights, parent: str, names: Sequence[str]) -> str:
-    """The prefix of the first of `names` under `parent` that is stored; that of the first where none is."""
-    found = (f"{parent}.{name}" for name in names if is_stored(weights, f"{parent}.{name}"))
-    return next(found, f"{parent}.{names[0]}")
+    """Return the prefix of the first stored one of `names` under `parent`; of the first name if none is."""
+    stored = (f"{parent}.{name}" for name in names if is_stored(weights, f"{parent}.{name}"))
+    return next(stored, f"{parent}.{names[0]}")
 
 
 def stored_parts(weights: Weights, parent: str, parts: Sequence[str], fused: str) -> list[str] | str:
-    """The prefixes of the `parts` of a layer, or the one that they are stored fused under."""
+    """Return the prefixes of the `parts` of a layer, or the single prefix of a `fused` layer."""
     if is_stored(weights, f"{parent}.{fused}") and not is_stored(weights, f"{parent}.{parts[0]}"):
         return f"{parent}.{fused}"
     return [f"{parent}.{part}" for part in parts]
 
 
-def text_within(weights: Weights) -> tuple[str, str]:
-    """What the names of a text model begin with, and the name of its head: of the first that is stored.
-
-    A text model alone, or that of one that sees or hears too: by Idefics2's names, by those that transformers
-    5 gives them, and by those of before.
-    """
-    found = (base for base in TEXTS if is_stored(weights, f"{base}.embed_tokens"))
-    base = next(found, TEXTS[0])
-    return base, base.removesuffix("model") + "lm_head" if base.startswith("language") else "lm_head"
+def text_prefix_and_head(weights: Weights) -> tuple[str, str]:
+    """Return the prefix of the text model, and the name of its head, by the first embedding stored."""
+    prefixes = (prefix for prefix in TEXT_PREFIXES if is_stored(weights, f"{prefix}.embed_tokens"))
+    prefix = next(prefixes, TEXT_PREFIXES[0])
+    return prefix, prefix.removesuffix("model") + "lm_head" if prefix.startswith("language") else "lm_head"
 
 
 def check_matrix(
@@ -54,51 +57,45 @@ def check_matrix(
     *,
     padded: bool = False,
 ) -> None:
-    """ShapeError where a layer is not (N, K) of the config.
+    """Raise ShapeError for a layer with another shape (N, K) than the config's.
 
-    `prefixes`: one for each of `sizes`, which are N, or one name that holds all of them. `features`: K.
-    `padded`: whether it may have more outputs than the config says, as padded vocabularies have.
+    `prefixes`: one for each N in `sizes`, or the single name of a fused layer. `features`: K. `padded`:
+    whether more outputs are allowed, as in padded vocabularies.
     """
     fused = isinstance(prefixes, str)
-    named = [(prefixes, sum(sizes))] if isinstance(prefixes, str) else list(zip(prefixes, sizes, strict=True))
-    for prefix, size in named:
+    layers = (
+        [(prefixes, sum(sizes))] if isinstance(prefixes, str) else list(zip(prefixes, sizes, strict=True))
+    )
+    for prefix, size in layers:
         shape = weights.loader.shape(weights, prefix)
-        right = shape == (size, features) or (padded and shape[0] >= size and shape[1] == features)
-        if not right:
-            parts = f" = {' + '.join(map(str, sizes))}" if fused and len(sizes) > 1 else ""
+        if shape != (size, features) and not (padded and shape[0] >= size and shape[1] == features):
+            terms = f" = {' + '.join(map(str, sizes))}" if fused and len(sizes) > 1 else ""
             more = " or more" if padded else ""
-            raise ShapeError(prefix, f"({size}{more}, {features}), as the config says{parts}", shape)
+            raise ShapeError(prefix, f"({size}{more}, {features}), as the config says{terms}", shape)
 
 
-def check_biases(weights: Weights, prefixes: Sequence[str] | str, promised: frozenset[str]) -> None:
-    """MissingTensorError where the config promises a bias that is not stored."""
+def check_biases(weights: Weights, prefixes: Sequence[str] | str, expected: frozenset[str]) -> None:
+    """Raise MissingTensorError for a missing bias that the config requires, by its layer's last name part."""
     for prefix in [prefixes] if isinstance(prefixes, str) else prefixes:
         name = f"{prefix}.bias"
-        if prefix.rpartition(".")[2] in promised and not weights.has_tensor(name):
-            error: MissingTensorError = weights.missing(name, "the config says that there is one")
-            raise error
-
-
-QUERIES, KEYS, FUSED = ("q_proj", "q_b_proj", "kv_b_proj"), ("k_proj", "v_proj"), "qkv_proj"
-OUTPUTS, BOTH, INPUTS = ("gate_proj", "up_proj"), "gate_up_proj", ("o_proj", "down_proj")
-SHARED = ("shared_expert", "shared_experts")
-EXPERTS = ("experts", "switch_mlp")
+        if prefix.rpartition(".")[2] in expected and not weights.has_tensor(name):
+            raise weights.missing(name, "the config requires it")
 
 
 @dataclass(frozen=True)
 class SharedMatrix:
-    """How ranks share one stored matrix, however many they are.
+    """Split of a stored matrix over any number of ranks.
 
     Attributes
     ----------
     prefix
-        What it is stored under.
+        Its prefix in the checkpoint.
     split
-        What it is cut along; None: every rank has all of it.
+        The split dimension; None: replicated.
     heads
-        Of attention, of which each rank gets whole ones; only along "N".
+        Attention heads, which are not divided between ranks; only along "N".
     blocks
-        Of how many equal blocks a rank gets its share of each: 2 of gate and up in one.
+        Number of equal blocks, each of which is split: 2 for fused gate and up.
     short
         Whether the last share may be short, as that of a vocabulary.
     """
@@ -110,7 +107,7 @@ class SharedMatrix:
     short: bool = False
 
     def parts(self, N: int, ranks: int) -> list[Part]:
-        """The parts of a load of this matrix of `N` outputs for so many `ranks`; DivideError."""
+        """Return the parts of a load of this matrix of `N` outputs for `ranks` ranks; DivideError."""
         if self.heads is not None:
             return self.heads.parts([(self.prefix, N)], ranks)
         if self.blocks == 1:
@@ -120,62 +117,54 @@ class SharedMatrix:
 
 
 def check_shares(
-    weights: Weights, config: TextConfig, base: str, head: str, split: ExpertSplit | None
+    weights: Weights, config: TextConfig, prefix: str, head: str, split: ExpertSplit | None
 ) -> None:
-    """CutError or DivideError, on every rank alike, where a layer cannot be cut for the ranks of `weights`.
+    """Raise CutError or DivideError, on every rank alike, for a layer that cannot be split over the ranks.
 
-    Of headers and facts alone, for each decoder layer under `base`, the embedding and the `head`. What is
-    quantized or repacked while it is loaded is refused by its own load.
+    Decoder layers under `prefix`, embedding and `head` are checked from headers and facts. A layer that is
+    quantized or repacked while it is loaded is checked by its own load.
     """
     ranks = weights.process_group.size()
     if ranks == 1:
         return
+
+    def check(matrices: Iterator[SharedMatrix]) -> None:
+        for matrix in matrices:
+            N, _ = weights.loader.shape(weights, matrix.prefix)
+            planned(weights, matrix.parts(N, ranks), matrix.split)
+
     for layer in range(config.layers):
-        for matrix in layer_matrices(weights, config, base, layer):
-            _check(weights, matrix, ranks)
+        check(layer_matrices(weights, config, prefix, layer))
         if config.sparse(layer):
-            plan_experts(weights, experts_of(weights, config, base, layer), split)
-    for matrix in end_matrices(weights, base, head):
-        _check(weights, matrix, ranks)
+            plan_experts(weights, experts_of(weights, config, prefix, layer), split)
+    check(end_matrices(weights, prefix, head))
 
 
-def layer_matrices(weights: Weights, config: TextConfig, base: str, layer: int) -> Iterator[SharedMatrix]:
-    """The matrices of decoder layer number `layer` under `base` that ranks cut, but for those of experts."""
-    prefix = f"{base}.layers.{layer}"
-    feed_forward = first_stored(weights, prefix, config.family.feed_forward)
-    shared = (f"{feed_forward}.{name}" for name in SHARED)
-    for parent in (f"{prefix}.self_attn", feed_forward, *shared):
-        yield from _parts(weights, parent, config)
+def layer_matrices(weights: Weights, config: TextConfig, prefix: str, layer: int) -> Iterator[SharedMatrix]:
+    """Yield the split matrices of decoder layer number `layer` under `prefix`, except those of experts."""
+    lead = f"{prefix}.layers.{layer}"
+    feed_forward = first_stored(weights, lead, config.family.feed_forward)
+    heads = {
+        **dict.fromkeys(QUERIES, Heads(config.heads)),
+        **dict.fromkeys(KEYS, Heads(keys=config.kv_heads)),
+        FUSED_QKV: Heads(config.heads, config.kv_heads),
+    }
+    for parent in (f"{lead}.self_attn", feed_forward, *(f"{feed_forward}.{name}" for name in SHARED_EXPERTS)):
+        for name in (*heads, *GATE_AND_UP, FUSED_GATE_UP, *ROW_PARALLEL):
+            if is_stored(weights, f"{parent}.{name}"):
+                split: Split = "K" if name in ROW_PARALLEL else "N"
+                blocks = 2 if name == FUSED_GATE_UP else 1
+                yield SharedMatrix(f"{parent}.{name}", split, heads.get(name), blocks)
 
 
-def end_matrices(weights: Weights, base: str, head: str) -> Iterator[SharedMatrix]:
-    """The embedding, and the `head` where one is stored: vocabularies, whose last share may be short."""
-    yield SharedMatrix(f"{base}.embed_tokens", "N", short=True)
+def end_matrices(weights: Weights, prefix: str, head: str) -> Iterator[SharedMatrix]:
+    """Yield the embedding, and the `head` if stored: vocabularies, whose last share may be short."""
+    yield SharedMatrix(f"{prefix}.embed_tokens", "N", short=True)
     if is_stored(weights, head):
         yield SharedMatrix(head, "N", short=True)
 
 
-def experts_of(weights: Weights, config: TextConfig, base: str, layer: int) -> str:
-    """What the names of the experts of decoder layer number `layer` under `base` begin with."""
-    feed_forward = first_stored(weights, f"{base}.layers.{layer}", config.family.feed_forward)
+def experts_of(weights: Weights, config: TextConfig, prefix: str, layer: int) -> str:
+    """Return the prefix of the experts of decoder layer number `layer` under `prefix`."""
+    feed_forward = first_stored(weights, f"{prefix}.layers.{layer}", config.family.feed_forward)
     return first_stored(weights, feed_forward, EXPERTS)
-
-
-def _check(weights: Weights, matrix: SharedMatrix, ranks: int) -> None:
-    """The errors of a load of a matrix."""
-    N, _ = weights.loader.shape(weights, matrix.prefix)
-    planned(weights, matrix.parts(N, ranks), matrix.split)
-
-
-def _parts(weights: Weights, parent: str, config: TextConfig) -> Iterator[SharedMatrix]:
-    """Each matrix that is stored under `parent` as its load has it, and along what it is cut."""
-    heads = {
-        **dict.fromkeys(QUERIES, Heads(config.heads)),
-        **dict.fromkeys(KEYS, Heads(keys=config.kv_heads)),
-        FUSED: Heads(config.heads, config.kv_heads),
-    }
-    for name in (*heads, *OUTPUTS, BOTH, *INPUTS):
-        prefix = f"{parent}.{name}"
-        if is_stored(weights, prefix):
-            split: Split = "K" if name in INPUTS else "N"
-            yield SharedMatrix(prefix, split, heads.get(name), blocks=2 if name == BOTH else 1)

@@ -1,11 +1,16 @@
-"""A text model that sees: what a tower and a connector make of images stands among the vectors of words.
+"""Vision-language model Idefics2: a vision tower, and a connector from patches to text embeddings.
 
     model = load_vision_model(path)
     images = model.images(pixels, pixel_mask)                # (images * vectors of each, H)
     logits = model(ids, step, cache, images)
 
-The tower and the connector are loaded with a loader of plain weights, within `use_loader`, so that no
-quantizer reaches them: neither that of the checkpoint nor one that quantizes while loading.
+Tower and connector are loaded by a loader of plain weights, so that neither the checkpoint's quantization nor
+a quantizer of the load applies to them. Heads and feed-forward layers are split over the ranks; patches,
+positions and norms are replicated.
+
+The images of a batch have one size; `pixel_mask` marks the pixels of an image, the rest is padding on the
+right and below. A patch is real if all of its pixels are. Source: `modeling_idefics2.py` of transformers
+5.23.0. The same operations are used, as rounding decides between two positions on their border.
 """
 
 from collections.abc import Mapping
@@ -25,33 +30,33 @@ from qload.loader import Heads
 from qload.loader.finite_scales import Nonfinite
 from qload.methods import (
     ColumnParallelLinear,
-    MergedColumnParallelLinear,
     QKVParallelLinear,
     RowParallelLinear,
 )
 from qload.methods.loaded import LinearFactory
 from qload.methods.parallel_experts import ExpertsFactory
-from qload.models.attention import attend_hidden
+from qload.models.attention import attend_with_bias
 from qload.models.config import text_config
-from qload.models.decoder import Decoder, Making, load_decoder, opened, tell_unused
+from qload.models.decoder import Decoder, Making, load_decoder, open_for_model, warn_unused
 from qload.models.feed_forward import GatedFeedForward
 from qload.models.kv_cache import PagedCache, Step
-from qload.models.norm import Norm, vector
+from qload.models.norm import Norm, load_vector
 from qload.models.stored_layers import check_matrix, check_shares
-from qload.models.vision_config import ResamplerConfig, TowerConfig, sight_config
+from qload.models.vision_config import ResamplerConfig, TowerConfig, vision_config
 from qload.parallel import ProcessGroup
 from qload.weights import Weights
 
-INSIDE = 1.0 - 1e-6  # the last place of an image's side, from 0 to 1
+MAX_SIDE_FRACTION = 1.0 - 1e-6  # the last position on an image's side, from 0 to 1
+RESAMPLER_WIDTH_FACTOR = 4  # intermediate size of a resampler layer, by its hidden size
 
 
 @checked
 def real_images(pixels: Tensor, pixel_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The images of all texts, one after another, without those that only fill a batch, which are all 0.
+    """Flatten the images of all texts and their mask, without the all-zero images that pad a batch.
 
-    `pixels`: (images, channels, height, width), or (texts, images, channels, height, width). `pixel_mask`:
-    which pixels are real, as `pixels` without channels, bool or integers; None: all. Both are given back,
-    the mask as bool (images, height, width). ShapeError.
+    `pixels`: (images, channels, height, width), or (texts, images, channels, height, width). `pixel_mask`: of
+    the real pixels, as `pixels` without channels, bool or integers; None: all. Returns the images, and the
+    mask as bool (images, height, width). ShapeError for other shapes.
     """
     if pixels.ndim not in (4, 5):
         raise ShapeError("pixels", "([texts,] images, channels, height, width)", tuple(pixels.shape))
@@ -67,10 +72,10 @@ def real_images(pixels: Tensor, pixel_mask: Tensor | None) -> tuple[Tensor, Tens
 
 
 def patch_mask(pixel_mask: Tensor, patch: int) -> Tensor:
-    """Which patches of `patch` x `patch` pixels are real: (images, rows, columns), bool.
+    """Mask of the real patches of `patch` x `patch` pixels: (images, rows, columns), bool.
 
-    `pixel_mask`: (images, height, width), bool; what lies beyond the last whole patch counts for nothing.
-    ShapeError for images that are smaller than a patch.
+    `pixel_mask`: (images, height, width), bool; pixels beyond the last whole patch are ignored. ShapeError
+    for images smaller than a patch.
     """
     if min(pixel_mask.shape[1:]) < patch:
         expected = f"(images, height, width) of at least a patch, {patch} x {patch}"
@@ -80,41 +85,43 @@ def patch_mask(pixel_mask: Tensor, patch: int) -> Tensor:
 
 
 def patch_positions(mask: Tensor, side: int) -> Tensor:
-    """The trained position of each patch: (images, rows * columns), int64, 0 <= position < `side` ** 2.
+    """Index of each patch's trained position: (images, rows * columns), int64, 0 <= index < `side` ** 2.
 
-    An image's own rows and columns, which `mask` (images, rows, columns) tells, are spread over the `side`
-    x `side` positions that were trained; patches that are no image's have position 0. ArgumentError for an
-    image whose first row or column of patches is not its own.
+    The real rows and columns of an image, by `mask` (images, rows, columns), are spread over the `side` x
+    `side` trained positions; padding patches have index 0. ArgumentError for an image without a real patch in
+    the first row or the first column.
     """
     counts = mask[:, :, 0].sum(1), mask[:, 0, :].sum(1)
     if any(bool(count.eq(0).any()) for count in counts):
         raise ArgumentError("pixel_mask", "a whole patch at the top and at the left of each image", "none")
-    rows, columns = (_buckets(count, size, side) for count, size in zip(counts, mask.shape[1:], strict=True))
+    rows, columns = (
+        _scale_indices(count, size, side) for count, size in zip(counts, mask.shape[1:], strict=True)
+    )
     positions = rows[:, :, None] * side + columns[:, None, :]
     return torch.where(mask, positions, 0).flatten(1)
 
 
-def _buckets(count: Tensor, size: int, side: int) -> Tensor:
-    """Of each of `size` places, of which an image has `count` (images,): which of `side` places it is."""
+def _scale_indices(count: Tensor, size: int, side: int) -> Tensor:
+    """Scale indices 0 to `size` - 1, of which `count` (images,) are real, to indices below `side`."""
     borders = torch.arange(1 / side, 1.0, 1 / side, device=count.device)
-    places = torch.arange(size, device=count.device, dtype=torch.float32)
-    fractions = places[None, :] * (1.0 / count)[:, None]
-    return torch.bucketize(fractions.clamp(max=INSIDE), borders, right=True)
+    indices = torch.arange(size, device=count.device, dtype=torch.float32)
+    fractions = indices[None, :] * (1.0 / count)[:, None]
+    return torch.bucketize(fractions.clamp(max=MAX_SIDE_FRACTION), borders, right=True)
 
 
 class Tower(nn.Module):
-    """Images -> a vector of each of their patches.
+    """Vision tower: images -> an embedding of each patch.
 
     Parameters
     ----------
     config
-        What the model's config says.
+        Sizes and activation.
     patches, patch_bias, positions
         (hidden, channels, patch, patch), (hidden,) and (side * side, hidden).
     layers
-        (images, N, hidden), hidden patches -> (images, N, hidden).
+        Encoder layers: x (images, N, hidden), additive mask -> (images, N, hidden).
     norm
-        After the last of them.
+        Final norm.
     """
 
     patches: Tensor
@@ -132,53 +139,54 @@ class Tower(nn.Module):
     ) -> None:
         super().__init__()
         self.config: TowerConfig = config
-        for name, held in (("patches", patches), ("patch_bias", patch_bias), ("positions", positions)):
-            self.register_buffer(name, held)
+        self.register_buffer("patches", patches)
+        self.register_buffer("patch_bias", patch_bias)
+        self.register_buffer("positions", positions)
         self.layers, self.post_layernorm = nn.ModuleList(layers), norm
 
     @classmethod
     def load(cls, weights: Weights, prefix: str, config: TowerConfig) -> "Tower":
-        """The tower under `prefix`, for this rank's heads; ShapeError for other sizes than the config's."""
+        """Load the tower under `prefix`, for this rank's heads; ShapeError for other sizes."""
         lead, size = f"{prefix}.embeddings.", config.hidden
         patches = (size, config.channels, config.patch, config.patch)
         return cls(
             config,
-            of_shape(weights, f"{lead}patch_embedding.weight", patches),
-            vector(weights, f"{lead}patch_embedding.bias", size),
-            of_shape(weights, f"{lead}position_embedding.weight", (config.side**2, size)),
+            load_tensor(weights, f"{lead}patch_embedding.weight", patches),
+            load_vector(weights, f"{lead}patch_embedding.bias", size),
+            load_tensor(weights, f"{lead}position_embedding.weight", (config.side**2, size)),
             [TowerLayer.load(weights, f"{prefix}.encoder.layers.{n}", config) for n in range(config.layers)],
-            CenteredNorm.load(weights, f"{prefix}.post_layernorm", size, config.eps),
+            LayerNorm.load(weights, f"{prefix}.post_layernorm", size, config.eps),
         )
 
     def forward(self, pixels: Tensor, mask: Tensor) -> Tensor:
-        """The patches of `pixels` (images, channels, height, width): (images, rows * columns, hidden).
+        """Encode `pixels` (images, channels, height, width): (images, rows * columns, hidden).
 
-        `mask`: (images, rows, columns), which patches are real; no patch sees another one.
+        `mask`: (images, rows, columns), of the real patches, which alone are attended to.
         """
         if pixels.shape[1] != self.config.channels:
             expected = f"(images, {self.config.channels}, height, width)"
             raise ShapeError("pixels", expected, tuple(pixels.shape))
         x = conv2d(pixels, self.patches, self.patch_bias, self.config.patch).flatten(2).transpose(1, 2)
         x = x + embedding(patch_positions(mask, self.config.side), self.positions)
-        hidden = hiding_all_but(mask.flatten(1), x.dtype, x.shape[1])
+        bias = key_bias(mask.flatten(1), x.dtype, x.shape[1])
         for layer in self.layers:
-            x = layer(x, hidden)
+            x = layer(x, bias)
         return self.post_layernorm(x)  # type: ignore[no-any-return]
 
 
 class TowerLayer(nn.Module):
-    """Attention and a feed-forward part, each on a norm of x, and added to it.
+    """Encoder layer: attention and a feed-forward part, each with a norm before it and a residual connection.
 
     Parameters
     ----------
     qkv, out
-        The matrices of queries, keys and values of this rank's heads, and what takes their outputs.
+        Projections of this rank's heads: fused queries, keys and values, and outputs.
     widen, narrow
-        The feed-forward part's: this rank's outputs, and its inputs.
+        Feed-forward part: this rank's outputs of the first matrix, and its inputs of the second.
     norms
-        Those before the two parts.
+        Norms before the two parts.
     activation
-        Between `widen` and `narrow`.
+        Activation between `widen` and `narrow`.
     """
 
     def __init__(
@@ -197,7 +205,7 @@ class TowerLayer(nn.Module):
 
     @classmethod
     def load(cls, weights: Weights, prefix: str, config: TowerConfig) -> "TowerLayer":
-        """The layer under `prefix`."""
+        """Load the layer under `prefix`."""
         hidden, names = config.hidden, [f"{prefix}.self_attn.{part}_proj" for part in "qkv"]
         out, widen, narrow = f"{prefix}.self_attn.out_proj", f"{prefix}.mlp.fc1", f"{prefix}.mlp.fc2"
         check_matrix(weights, names, [hidden] * 3, hidden)
@@ -205,7 +213,7 @@ class TowerLayer(nn.Module):
         check_matrix(weights, widen, [config.inner], hidden)
         check_matrix(weights, narrow, [hidden], config.inner)
         first, second = (
-            CenteredNorm.load(weights, f"{prefix}.layer_norm{place}", hidden, config.eps) for place in (1, 2)
+            LayerNorm.load(weights, f"{prefix}.layer_norm{n}", hidden, config.eps) for n in (1, 2)
         )
         heads = Heads(config.heads, config.heads)
         return cls(
@@ -217,17 +225,17 @@ class TowerLayer(nn.Module):
             config.activation,
         )
 
-    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
-        """The patches x (images, N, hidden) after this layer; `hidden`: what is added to scores."""
+    def forward(self, x: Tensor, bias: Tensor) -> Tensor:
+        """Apply the layer to patches x (images, N, hidden); `bias`: additive mask of the scores."""
         size = self.qkv_proj.head_size
         qkv = self.qkv_proj(self.layer_norm1(x))
-        q, k, v = (each.unflatten(-1, (-1, size)) for each in qkv.chunk(3, -1))
-        x = x + self.out_proj(attend_hidden(q, k, v, hidden, scale=size**-0.5).flatten(2))
+        q, k, v = (part.unflatten(-1, (-1, size)) for part in qkv.chunk(3, -1))
+        x = x + self.out_proj(attend_with_bias(q, k, v, bias, scale=size**-0.5).flatten(2))
         return x + self.fc2(self.activation(self.fc1(self.layer_norm2(x))))  # type: ignore[no-any-return]
 
 
-class CenteredNorm(nn.Module):
-    """x (..., H) less its mean, divided by its deviation, times a weight (H,) and plus a bias (H,)."""
+class LayerNorm(nn.Module):
+    """Layer norm of x (..., H), with a weight (H,) and a bias (H,)."""
 
     weight: Tensor
     bias: Tensor
@@ -239,43 +247,40 @@ class CenteredNorm(nn.Module):
         self.register_buffer("bias", bias)
 
     @classmethod
-    def load(cls, weights: Weights, prefix: str, size: int, eps: float) -> "CenteredNorm":
-        """The norm under `prefix`, of `size` numbers; ShapeError where it has others."""
-        weight, bias = (vector(weights, f"{prefix}.{name}", size) for name in ("weight", "bias"))
+    def load(cls, weights: Weights, prefix: str, size: int, eps: float) -> "LayerNorm":
+        """Load the norm under `prefix`, of `size` elements; ShapeError for another size."""
+        weight, bias = (load_vector(weights, f"{prefix}.{name}", size) for name in ("weight", "bias"))
         return cls(weight, bias, eps)
 
     def forward(self, x: Tensor) -> Tensor:
-        """X (..., H), normalized along its last dimension."""
+        """Normalize x (..., H) along its last dimension."""
         return layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
 
 
-def hiding_all_but(mask: Tensor, dtype: torch.dtype, queries: int) -> Tensor:
-    """What is added to scores (images, 1, queries, keys): 0 where `mask` (images, keys) is, else -inf."""
-    hidden = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
-    return hidden[:, None, None].expand(-1, 1, queries, -1)
+def key_bias(mask: Tensor, dtype: torch.dtype, queries: int) -> Tensor:
+    """Additive mask of scores (images, 1, queries, keys): 0 for keys of `mask` (images, keys), else -inf."""
+    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
+    return bias[:, None, None].expand(-1, 1, queries, -1)
 
 
-def of_shape(weights: Weights, name: str, shape: tuple[int, ...]) -> Tensor:
-    """The whole tensor `name`, on every rank; ShapeError where it has another shape."""
+def load_tensor(weights: Weights, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Load the whole tensor `name` on every rank; ShapeError for another shape."""
     if weights.get_shape(name) != shape:
         raise ShapeError(name, f"{shape}, as the config says", weights.get_shape(name))
     return weights.get_tensor(name)
 
 
-WIDER = 4  # how many times wider a resampler's layers are between their matrices
-
-
 class Connector(nn.Module):
-    """Patches of images -> `config.latents` vectors of each image, as long as those of words.
+    """Connector: patches of images -> `config.latents` vectors per image, in the text embedding space.
 
     Parameters
     ----------
     projection
         (..., tower's hidden) -> (..., hidden).
     latents
-        (latents, hidden), what every image's vectors begin as.
+        (latents, hidden), learned initial vectors.
     layers, norm
-        Those of the resampler, and its norm after the last.
+        Layers of the resampler, and its final norm.
     """
 
     latents: Tensor
@@ -295,45 +300,45 @@ class Connector(nn.Module):
         inner: int,
         activation: GatedActivation,
     ) -> "Connector":
-        """The connector under `prefix`.
+        """Load the connector under `prefix`.
 
-        `features`: the length of a patch's vector. `inner`, `activation`: the text model's, which the
-        projection has too. ShapeError for other sizes than the config's.
+        `features`: hidden size of the tower. `inner`, `activation`: those of the text model, which the
+        projection shares. ShapeError for other sizes than the config's.
         """
         lead, shape = f"{prefix}.perceiver_resampler", (config.latents, config.hidden)
         projection = f"{prefix}.modality_projection"
         return cls(
-            load_gated(weights, projection, (features, inner, config.hidden), activation),
-            of_shape(weights, f"{lead}.latents", shape),
+            GatedFeedForward.load(weights, projection, (features, inner, config.hidden), activation),
+            load_tensor(weights, f"{lead}.latents", shape),
             [ResamplerLayer.load(weights, f"{lead}.layers.{n}", config) for n in range(config.depth)],
             Norm.load(weights, f"{lead}.norm", config.hidden, config.eps),
         )
 
     def forward(self, patches: Tensor, mask: Tensor) -> Tensor:
-        """The vectors (images, latents, hidden) of `patches` (images, N, features).
+        """Resample `patches` (images, N, features) to vectors (images, latents, hidden).
 
-        `mask`: (images, N), which patches are real.
+        `mask`: (images, N), of the real patches.
         """
         context = self.modality_projection(patches)
         own = mask.new_ones((mask.shape[0], self.latents.shape[0]))
-        hidden = hiding_all_but(torch.cat([mask, own], 1), context.dtype, self.latents.shape[0])
+        bias = key_bias(torch.cat([mask, own], 1), context.dtype, self.latents.shape[0])
         x = self.latents.expand(patches.shape[0], -1, -1)
         for layer in self.layers:
-            x = layer(x, context, hidden)
+            x = layer(x, context, bias)
         return self.norm(x)  # type: ignore[no-any-return]
 
 
 class ResamplerLayer(nn.Module):
-    """Vectors of an image look at its patches and at themselves, and a feed-forward part.
+    """Resampler layer: attention from vectors to patches and the vectors themselves, and a feed-forward part.
 
     Parameters
     ----------
     queries, keys, values, out
-        The matrices of this rank's heads, and of its share of the outputs' inputs.
+        Projections of this rank's heads.
     feed_forward
         (..., hidden) -> (..., hidden).
     norms
-        Of the vectors, of the patches, and of the vectors before the feed-forward part.
+        Norms of the vectors, of the patches, and of the vectors before the feed-forward part.
     head_size
         Elements of a head.
     """
@@ -355,7 +360,7 @@ class ResamplerLayer(nn.Module):
 
     @classmethod
     def load(cls, weights: Weights, prefix: str, config: ResamplerConfig) -> "ResamplerLayer":
-        """The layer under `prefix`."""
+        """Load the layer under `prefix`."""
         lead, hidden, size = f"{prefix}.self_attn.", config.hidden, config.head_size
         check_matrix(weights, f"{lead}q_proj", [config.heads * size], hidden)
         check_matrix(weights, f"{lead}o_proj", [hidden], config.heads * size)
@@ -374,48 +379,38 @@ class ResamplerLayer(nn.Module):
             keys,
             values,
             RowParallelLinear.load(weights, f"{lead}o_proj"),
-            load_gated(weights, f"{prefix}.mlp", (hidden, WIDER * hidden, hidden), config.activation),
+            GatedFeedForward.load(
+                weights, f"{prefix}.mlp", (hidden, RESAMPLER_WIDTH_FACTOR * hidden, hidden), config.activation
+            ),
             (latents, context, second),
             size,
         )
 
-    def forward(self, x: Tensor, context: Tensor, hidden: Tensor) -> Tensor:
-        """The vectors x (images, latents, hidden) after this layer.
+    def forward(self, x: Tensor, context: Tensor, bias: Tensor) -> Tensor:
+        """Apply the layer to vectors x (images, latents, hidden).
 
-        `context`: (images, N, hidden), the patches; `hidden`: (images, 1, latents, N + latents), added to
-        scores.
+        `context`: (images, N, hidden), the patches; `bias`: (images, 1, latents, N + latents), additive mask
+        of the scores.
         """
-        own = self.input_latents_norm(x)
-        both = torch.cat([self.input_context_norm(context), own], 1)
-        made = (self.q_proj(own), self.k_proj(both), self.v_proj(both))
-        q, k, v = (each.unflatten(-1, (-1, self.head_size)) for each in made)
-        x = x + self.o_proj(attend_hidden(q, k, v, hidden, scale=self.head_size**-0.5).flatten(2))
+        latents = self.input_latents_norm(x)
+        both = torch.cat([self.input_context_norm(context), latents], 1)
+        projected = (self.q_proj(latents), self.k_proj(both), self.v_proj(both))
+        q, k, v = (part.unflatten(-1, (-1, self.head_size)) for part in projected)
+        x = x + self.o_proj(attend_with_bias(q, k, v, bias, scale=self.head_size**-0.5).flatten(2))
         return x + self.mlp(self.post_attention_layernorm(x))  # type: ignore[no-any-return]
 
 
-def load_gated(
-    weights: Weights, prefix: str, sizes: tuple[int, int, int], activation: GatedActivation
-) -> GatedFeedForward:
-    """Gate, up and down under `prefix`; `sizes`: inputs, what lies between, and outputs."""
-    features, inner, outputs = sizes
-    names, down = [f"{prefix}.gate_proj", f"{prefix}.up_proj"], f"{prefix}.down_proj"
-    check_matrix(weights, names, [inner, inner], features)
-    check_matrix(weights, down, [outputs], inner)
-    gate_up = MergedColumnParallelLinear.load(weights, names)
-    return GatedFeedForward(gate_up, RowParallelLinear.load(weights, down), activation)
-
-
 class VisionModel(nn.Module):
-    """A text model with a tower and a connector, or one rank's share of them.
+    """Vision-language model: a text model with a vision tower and a connector, or one rank's share of them.
 
     Parameters
     ----------
     text
-        What reads.
+        Text model.
     tower, connector
-        What sees, and what makes vectors of a text of that.
+        Vision tower, and the connector into the text embedding space.
     image_token
-        The word in whose places an image's vectors are put.
+        Id of the placeholder token of an image's vectors.
     """
 
     def __init__(self, text: Decoder, tower: Tower, connector: Connector, image_token: int) -> None:
@@ -424,11 +419,11 @@ class VisionModel(nn.Module):
         self.image_token: int = image_token
 
     def images(self, pixels: Tensor, pixel_mask: Tensor | None = None) -> Tensor:
-        """The vectors of all images, one image after another: (images * latents, H).
+        """Encode images to text embeddings, one image after another: (images * latents, H).
 
-        `pixels`: ([texts,] images, channels, height, width), floats; images that are 0 everywhere fill a
-        batch, and have none. `pixel_mask`: ([texts,] images, height, width), which pixels are real; None:
-        all. ShapeError, and ArgumentError for an image without a patch of its own.
+        `pixels`: ([texts,] images, channels, height, width), floats; all-zero images are padding and dropped.
+        `pixel_mask`: ([texts,] images, height, width), of the real pixels; None: all. ShapeError for other
+        shapes, and ArgumentError for an image without a real patch.
         """
         pixels, real = real_images(pixels, pixel_mask)
         if not len(pixels):
@@ -438,23 +433,23 @@ class VisionModel(nn.Module):
         return self.connector(patches, mask.flatten(1)).flatten(0, 1)  # type: ignore[no-any-return]
 
     def embed(self, ids: Tensor, images: Tensor | None = None) -> Tensor:
-        """The vectors (T, H) of words `ids` (T,), those of `images` (vectors, H) in the places of their word.
+        """Embed the token `ids` (T,), with `images` (vectors, H) in place of the image tokens: (T, H).
 
-        ShapeError where there are not as many places as vectors. None: the word is one as any other.
+        ShapeError for another number of image tokens than vectors. `images` None: they are ordinary tokens.
         """
         x = self.text.embed(ids)
         if images is None:
             return x
         places = (ids == self.image_token).nonzero().squeeze(1)
         if (len(places), x.shape[1]) != tuple(images.shape):
-            expected = f"({len(places)}, {x.shape[1]}), as the text has so many places for images"
+            expected = f"({len(places)}, {x.shape[1]}), one vector per image token of the text"
             raise ShapeError("images", expected, tuple(images.shape))
         return x.index_copy(0, places, images.to(x))
 
     def forward(self, ids: Tensor, step: Step, cache: PagedCache, images: Tensor | None = None) -> Tensor:
-        """The logits (T, vocab) of the words `ids` (T,) of a `step`, whose keys and values go to `cache`.
+        """Compute the logits (T, vocab) of token `ids` (T,) of a `step`; keys and values go to `cache`.
 
-        `images`: as of `embed`, those of the new tokens.
+        `images`: as in `embed`, for the new tokens.
         """
         return self.text.logits(self.text.hidden(self.embed(ids, images), step, cache))
 
@@ -473,44 +468,44 @@ def load_vision_model(
     facts: ExpertFacts | None = None,
     nonfinite: Nonfinite = "error",
 ) -> VisionModel:
-    """The model of a checkpoint that sees, or this rank's share of it.
+    """Load the vision-language model of a checkpoint, or this rank's share of it.
 
-    The text may be stored in any format, or be quantized while it is loaded; what sees stays plain. All
-    parameters are those of `load_model`, and the `config` stays as it is.
+    The text model may be stored in any format, or be quantized while it is loaded; tower and connector stay
+    plain. All parameters are those of `load_model`; the `config` is not changed.
 
     Parameters
     ----------
     weights, config
-        A path, or tensors and the whole `config.json`, without which tensors say too little.
+        A path, or open tensors and the whole `config.json`, which is then required.
     device, dtype, process_group, nonfinite
-        Of a path.
+        For a path.
     make, make_experts, expert_split, facts
-        Of the text.
+        For the text model.
 
     Raises
     ------
     ConfigError
-        For a type that does not see, those that do listed, and for what cannot be believed.
+        For a model type without vision, with a list of the supported ones, and for invalid values.
     MissingTensorError, ShapeError
-        Where the checkpoint has not what the config says.
+        For a tensor of the config that is missing, or that has another shape.
     CutError, DivideError
-        Where the ranks cannot share it.
+        For a layer that cannot be split over the ranks.
     """
     if not isinstance(weights, Weights):
         config = read_model_config(weights) if config is None else config
-        with opened(weights, config, device, dtype, process_group, facts, nonfinite) as found:
+        with open_for_model(weights, config, device, dtype, process_group, facts, nonfinite) as opened:
             return load_vision_model(
-                found, config, make=make, make_experts=make_experts, expert_split=expert_split, facts=facts
+                opened, config, make=make, make_experts=make_experts, expert_split=expert_split, facts=facts
             )
     check_all_read(weights)
     text = text_config(config or {}, facts)
-    sight = sight_config(config or {}, text.hidden, text.eps)
+    vision = vision_config(config or {}, text.hidden, text.eps)
     making = Making.of(weights, text, make, make_experts, expert_split)
     check_shares(weights, text, making.base, making.head, making.split)
     with weights.use_loader(DefaultWeightsLoader()):
-        tower = Tower.load(weights, "model.vision_model", sight.tower)
-        features, lead = sight.tower.hidden, "model.connector"
-        connector = Connector.load(weights, lead, sight.resampler, features, text.inner, text.activation)
+        tower = Tower.load(weights, "model.vision_model", vision.tower)
+        features, lead = vision.tower.hidden, "model.connector"
+        connector = Connector.load(weights, lead, vision.resampler, features, text.inner, text.activation)
     decoder = load_decoder(weights, text, making)
-    tell_unused(weights, str((config or {}).get("model_type")))
-    return VisionModel(decoder, tower, connector, sight.image_token)
+    warn_unused(weights, str((config or {}).get("model_type")))
+    return VisionModel(decoder, tower, connector, vision.image_token)

@@ -1,4 +1,4 @@
-"""What a model's config says of how it sees, as hostile input: Idefics2.
+"""Config of Idefics2's vision parts, validated from `config.json`.
 
 Keys and defaults are those of transformers 5.23.0.
 """
@@ -9,36 +9,36 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from qload.detect.files import MODEL_CONFIG, FoundConfig, shown
+from qload.detect import FoundConfig
+from qload.detect.files import MODEL_CONFIG, shown
 from qload.detect.validation import Excerpt, validate
 from qload.errors import ConfigError, checked
 from qload.experts import GatedActivation
-from qload.experts.facts import ACTIVATIONS
+from qload.models.config import read_activation
 
 TYPES = ("idefics2",)
-LARGEST = 1 << 20  # a size beyond is not believed
-LAYERS = 1 << 12
+MAX_SIZE = 1 << 20
+MAX_LAYERS = 1 << 12
 
-Size = Annotated[int, Field(ge=1, le=LARGEST)]
-Count = Annotated[int, Field(ge=1, le=LAYERS)]
-Small = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+Count = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 @dataclass(frozen=True)
 class TowerConfig:
-    """A vision tower: patches of an image, and layers in which all of an image's patches see each other.
+    """Config of a vision tower.
 
     Attributes
     ----------
     hidden, inner, layers, heads
-        The length of a patch's vector, what lies between in a feed-forward layer, and how many of each.
+        Hidden size, intermediate size, number of layers, and of attention heads.
     channels, patch, side
-        Colours of a pixel, pixels of a patch's side, and patches of the side of an image of the size that
-        the tower was trained on.
+        Color channels, side of a patch in pixels, and side of an image in patches at the trained size.
     activation
-        Of feed-forward layers; its function of one operand is meant.
+        Activation of feed-forward layers, as a function of one operand.
     eps
-        What norms add to a variance.
+        Epsilon of norms.
     """
 
     hidden: int
@@ -54,18 +54,18 @@ class TowerConfig:
 
 @dataclass(frozen=True)
 class ResamplerConfig:
-    """What makes a fixed number of vectors of an image's patches.
+    """Config of a resampler from the patches of an image to a fixed number of vectors.
 
     Attributes
     ----------
     hidden
-        The length of a vector, which is the text model's.
+        Hidden size, that of the text model.
     latents, depth
-        How many vectors an image becomes, and in how many layers.
+        Number of vectors per image, and of layers.
     heads, kv_heads, head_size
-        Heads of queries, of keys and values, and their elements.
+        Heads of queries, heads of keys and values, and elements of a head.
     activation, eps
-        Of feed-forward layers; what norms add to a mean square.
+        Activation of feed-forward layers; epsilon of norms.
     """
 
     hidden: int
@@ -79,15 +79,15 @@ class ResamplerConfig:
 
 
 @dataclass(frozen=True)
-class SightConfig:
-    """How a model sees: its tower, its resampler, and the word that stands for a vector of an image.
+class VisionConfig:
+    """Config of a vision-language model's vision parts.
 
     Attributes
     ----------
     tower, resampler
-        The two parts.
+        Configs of the two parts.
     image_token
-        The id of the word in whose places an image's vectors are put.
+        Id of the placeholder token of an image's vectors.
     """
 
     tower: TowerConfig
@@ -95,11 +95,11 @@ class SightConfig:
     image_token: int
 
 
-class _Whole(Excerpt):
+class _ModelFields(Excerpt):
     image_token_id: Annotated[int, Field(ge=0)] = 32001
 
 
-class _Tower(Excerpt):
+class _TowerFields(Excerpt):
     hidden_size: Size = 768
     intermediate_size: Size = 3072
     num_hidden_layers: Count = 12
@@ -108,13 +108,13 @@ class _Tower(Excerpt):
     image_size: Size = 224
     patch_size: Size = 32
     hidden_act: str = "gelu_pytorch_tanh"
-    layer_norm_eps: Small = 1e-6
+    layer_norm_eps: Fraction = 1e-6
 
 
-class _Resampler(Excerpt):
+class _ResamplerFields(Excerpt):
     hidden_act: str = "silu"
     hidden_size: Size = 4096
-    rms_norm_eps: Small = 1e-6
+    rms_norm_eps: Fraction = 1e-6
     resampler_n_latents: Size = 64
     resampler_depth: Count = 3
     resampler_n_heads: Count = 16
@@ -123,59 +123,58 @@ class _Resampler(Excerpt):
 
 
 @checked
-def sight_config(config: Mapping[str, Any], hidden: int, eps: float) -> SightConfig:
-    """How the model of a whole `config`, a `config.json`, sees; it stays as it is.
+def vision_config(config: Mapping[str, Any], hidden: int, eps: float) -> VisionConfig:
+    """Read the vision config from a whole `config`, a `config.json`, which is not changed.
 
-    `hidden` and `eps` are the text model's; a resampler that says another length has these, as its owner has
-    it. ConfigError names the key for a type that does not see, and for what cannot be believed.
+    `hidden` and `eps` are the text model's; a resampler with another hidden size in its config has these, as
+    in transformers. ConfigError names the key of a model type without vision, and of an invalid value.
     """
     if config.get("model_type") not in TYPES:
-        expected = f"a type that sees: {', '.join(TYPES)}"
+        expected = f"a type with vision: {', '.join(TYPES)}"
         raise ConfigError(MODEL_CONFIG, "model_type", expected, shown(config.get("model_type")))
-    whole, found = validate(_Whole, FoundConfig(MODEL_CONFIG, "", config)), _section(config, "vision_config")
-    return SightConfig(_tower(found), _resampler(config, hidden, eps), whole.image_token_id)
+    fields = validate(_ModelFields, FoundConfig(MODEL_CONFIG, "", config))
+    tower = _tower_config(_section(config, "vision_config"))
+    return VisionConfig(tower, _resampler_config(config, hidden, eps), fields.image_token_id)
 
 
-def _tower(found: FoundConfig) -> TowerConfig:
-    said = validate(_Tower, found)
-    if said.hidden_size % said.num_attention_heads:
-        expected = f"a divisor of hidden_size = {said.hidden_size}"
-        raise ConfigError(
-            found.file, found.key("num_attention_heads"), expected, str(said.num_attention_heads)
-        )
-    if said.image_size < said.patch_size:
-        expected = f"at least patch_size = {said.patch_size}"
-        raise ConfigError(found.file, found.key("image_size"), expected, str(said.image_size))
+def _tower_config(section: FoundConfig) -> TowerConfig:
+    fields = validate(_TowerFields, section)
+    hidden, heads = fields.hidden_size, fields.num_attention_heads
+    if hidden % heads:
+        expected = f"a divisor of hidden_size = {hidden}"
+        raise ConfigError(section.file, section.key("num_attention_heads"), expected, str(heads))
+    if fields.image_size < fields.patch_size:
+        expected = f"at least patch_size = {fields.patch_size}"
+        raise ConfigError(section.file, section.key("image_size"), expected, str(fields.image_size))
     return TowerConfig(
-        hidden=said.hidden_size,
-        inner=said.intermediate_size,
-        layers=said.num_hidden_layers,
-        heads=said.num_attention_heads,
-        channels=said.num_channels,
-        patch=said.patch_size,
-        side=said.image_size // said.patch_size,
-        activation=_activation(found, said.hidden_act),
-        eps=said.layer_norm_eps,
+        hidden=hidden,
+        inner=fields.intermediate_size,
+        layers=fields.num_hidden_layers,
+        heads=heads,
+        channels=fields.num_channels,
+        patch=fields.patch_size,
+        side=fields.image_size // fields.patch_size,
+        activation=read_activation(section, fields.hidden_act),
+        eps=fields.layer_norm_eps,
     )
 
 
-def _resampler(config: Mapping[str, Any], hidden: int, eps: float) -> ResamplerConfig:
-    found = _section(config, "perceiver_config")
-    said = validate(_Resampler, found)
-    if said.resampler_n_heads % said.num_key_value_heads:
-        expected = f"a divisor of resampler_n_heads = {said.resampler_n_heads}"
-        raise ConfigError(
-            found.file, found.key("num_key_value_heads"), expected, str(said.num_key_value_heads)
-        )
+def _resampler_config(config: Mapping[str, Any], hidden: int, eps: float) -> ResamplerConfig:
+    section = _section(config, "perceiver_config")
+    fields = validate(_ResamplerFields, section)
+    heads, kv_heads = fields.resampler_n_heads, fields.num_key_value_heads
+    if heads % kv_heads:
+        expected = f"a divisor of resampler_n_heads = {heads}"
+        raise ConfigError(section.file, section.key("num_key_value_heads"), expected, str(kv_heads))
     return ResamplerConfig(
         hidden=hidden,
-        latents=said.resampler_n_latents,
-        depth=said.resampler_depth,
-        heads=said.resampler_n_heads,
-        kv_heads=said.num_key_value_heads,
-        head_size=said.resampler_head_dim,
-        activation=_activation(found, said.hidden_act),
-        eps=said.rms_norm_eps if said.hidden_size == hidden else eps,
+        latents=fields.resampler_n_latents,
+        depth=fields.resampler_depth,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_size=fields.resampler_head_dim,
+        activation=read_activation(section, fields.hidden_act),
+        eps=fields.rms_norm_eps if fields.hidden_size == hidden else eps,
     )
 
 
@@ -184,12 +183,3 @@ def _section(config: Mapping[str, Any], name: str) -> FoundConfig:
     if values is not None and not isinstance(values, Mapping):
         raise ConfigError(MODEL_CONFIG, name, "an object", shown(values))
     return FoundConfig(MODEL_CONFIG, name, values or {})
-
-
-def _activation(found: FoundConfig, name: str) -> GatedActivation:
-    known = ACTIVATIONS.get(name)
-    if known is None:
-        raise ConfigError(
-            found.file, found.key("hidden_act"), f"one of {', '.join(ACTIVATIONS)}", shown(name)
-        )
-    return known

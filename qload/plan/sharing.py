@@ -17,7 +17,13 @@ from qload.loader.cuts import Share, share
 from qload.loader.formats import shares_of
 from qload.models import FAMILIES
 from qload.models.config import TextConfig, text_config
-from qload.models.stored_layers import SharedMatrix, end_matrices, experts_of, layer_matrices, text_within
+from qload.models.stored_layers import (
+    SharedMatrix,
+    end_matrices,
+    experts_of,
+    layer_matrices,
+    text_prefix_and_head,
+)
 from qload.parallel import Rank
 from qload.repacking import RepackingLoader
 from qload.repacking.header_only import HeaderOnlySource
@@ -132,7 +138,7 @@ def sharings(groups: Groups, config: TextConfig | None, ep: int | None) -> dict[
 
 def _model_sharings(weights: Weights, config: TextConfig, ep: int | None) -> Iterator[Sharing]:
     """Yield the layers that `load_model` cuts."""
-    base, head = text_within(weights)
+    base, head = text_prefix_and_head(weights)
     for layer in range(config.layers):
         for matrix in layer_matrices(weights, config, base, layer):
             yield Sharing(matrix)

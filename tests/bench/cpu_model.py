@@ -117,9 +117,8 @@ def of_transformers(engine: Engine, config: dict[str, Any]) -> Any:
     held["model.norm.weight"] = own.norm.weight
     for n, block in enumerate(own.blocks):
         attention, forward = block.self_attn, block.mlp
-        sizes = [
-            each * attention.facts.size for each in (attention.facts.queries, *[attention.facts.keys] * 2)
-        ]
+        queries, keys = attention.heads
+        sizes = [count * attention.config.head_dim for count in (queries, keys, keys)]
         parts = dict(zip("qkv", attention.qkv_proj.typed_linear.weight.split(sizes), strict=True))
         gate, up = forward.gate_up_proj.typed_linear.weight.chunk(2)
         layers = {f"self_attn.{name}_proj": each for name, each in parts.items()}

@@ -26,7 +26,7 @@ def test_a_model_has_its_recorded_logits_in_one_pass_and_in_several(
     copy, (ids, want) = published(folder, tmp_path / "model"), recorded(folder)
     model = Rounded(owners_dtype(folder)).load(copy)
 
-    assert "are of no layer" not in caplog.text
+    assert "belong to no layer" not in caplog.text
     assert off(logits(model, ids), want) < RANGE
     assert off(logits(model, ids, chunks=ids.shape[1]), want) < RANGE
 

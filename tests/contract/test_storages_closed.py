@@ -112,7 +112,7 @@ def engine(path: Path, _: Path) -> object:
     """What transformers reads through; its own functions between two calls of `qload` are not ended here."""
     source = pytest.importorskip("qload.engines.transformers.checkpoint")
     config = pytest.importorskip("qload.engines.transformers").QloadConfig(target="auto")
-    return source.Source([str(path / "model.safetensors")], config, torch.float32).close()
+    return source.CheckpointReader([str(path / "model.safetensors")], config, torch.float32).close()
 
 
 DOORS: dict[str, Door] = {

@@ -141,7 +141,7 @@ def test_kernels_are_as_close_to_float32_as_plain_torch_is(kind: str) -> None:
 
     assert distance(ours, exact) <= 2 * distance(plain, exact)
     assert counted.calls["qload::attend_pages"] == 21 * engine.model.config.layers
-    turned = sum(mask.turned for mask in engine.model.config.masks)
+    turned = sum(mask.rotary for mask in engine.model.config.masks)
     fused = kind not in ("llama4_text", "deepseek_v2", "deepseek_v3")
     assert counted.calls.get("qload::place_heads", 0) == 22 * turned * fused
     assert counted.calls["qload::add_rms_norm"] == 22 * (2 * engine.model.config.layers - 1)
@@ -151,14 +151,14 @@ def test_ids_that_a_graph_chooses_are_those_of_its_largest_logits(folder: Path) 
     engine = Engine(model(folder), max_tokens=64, max_sequences=2)
     engine.warm_up(prompt_tokens=32)
     engine.prefill(PROMPTS[0])
-    made = engine._decoded([3], [0])
+    made = engine._decode_step([3], [0])
     engine.model.norm.weight.fill_(float("nan"))
-    overflown = engine._decoded([3], [0])
+    overflown = engine._decode_step([3], [0])
 
-    assert made.likeliest is not None
-    assert made.likeliest.tolist() == made.logits.argmax(-1).tolist()
-    assert overflown.likeliest is not None
-    assert overflown.likeliest.tolist() == [-1]
+    assert made.argmax is not None
+    assert made.argmax.tolist() == made.logits.argmax(-1).tolist()
+    assert overflown.argmax is not None
+    assert overflown.argmax.tolist() == [-1]
 
 
 def ran(folder: Path, *more: str, processes: int = 1) -> list[int]:

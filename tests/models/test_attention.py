@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, ShapeError
 from qload.models import PagedCache, Step, attend
-from qload.models.attention import temperatures
+from qload.models.attention import query_scales
 
 S, Q, L, HEADS, KV, DK, DV = 2, 3, 12, 6, 2, 8, 4
 SCALE = DK**-0.5
@@ -125,7 +125,7 @@ def test_steps_that_do_not_fit_are_refused(positions: list, slots: list, pages: 
 
 
 def test_llama_4s_temperature_grows_with_each_floor_that_is_full() -> None:
-    got = temperatures(torch.tensor([0, 3, 4, 7, 8, 99]), 4.0, 0.1).flatten()
+    got = query_scales(torch.tensor([0, 3, 4, 7, 8, 99]), 4.0, 0.1).flatten()
 
     want = [1 + 0.1 * math.log1p((at + 1) // 4) for at in (0, 3, 4, 7, 8, 99)]
     torch.testing.assert_close(got, torch.tensor(want), rtol=2.0**-22, atol=0)

@@ -9,7 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from qload import ArgumentError, FakeWorld
 from qload.models import Decoder, Engine, PagedCache, Sampler, Step, load_model
-from qload.models.generation import Made
+from qload.models.generation import StepOutput
 from qload.parallel import ALONE, ProcessGroup
 from tests.models import drawn
 
@@ -100,12 +100,12 @@ def test_an_engine_that_runs_ahead_of_the_host_writes_the_same(sampler: Sampler)
 
 def test_rows_of_what_a_step_made_keep_the_ids_that_its_graph_chose() -> None:
     logits = torch.arange(6).view(3, 2)
-    some = Made(logits, torch.tensor([7, 8, 9])).of_rows([2, 0])
+    some = StepOutput(logits, torch.tensor([7, 8, 9])).of_rows([2, 0])
 
     assert some.logits.tolist() == [[4, 5], [0, 1]]
-    assert some.likeliest is not None
-    assert some.likeliest.tolist() == [9, 7]
-    assert Made(logits).of_rows([1]).likeliest is None
+    assert some.argmax is not None
+    assert some.argmax.tolist() == [9, 7]
+    assert StepOutput(logits).of_rows([1]).argmax is None
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -280,7 +280,7 @@ def test_more_prompts_than_sequences_and_more_tokens_than_fit_are_refused() -> N
     with pytest.raises(ArgumentError, match=r"^prompt_tokens\n"):
         engine.warm_up(len(PROMPT) + 1)
     engine.prefill(PROMPT)
-    with pytest.raises(ArgumentError, match=r"^ids\n  expected at most 5 tokens of a sequence"):
+    with pytest.raises(ArgumentError, match=r"^ids\n  expected at most 5 tokens per sequence"):
         engine.decode([1])
 
 

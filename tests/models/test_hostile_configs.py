@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from qload.errors import ConfigError
 from qload.models import FAMILIES, text_config
-from qload.models.config import Said
+from qload.models.config import TextConfigFields
 from tests.example_counts import at_most
 from tests.models.drawn import config
 
@@ -29,7 +29,7 @@ ROPES = st.dictionaries(
 VALUES = LEAVES | TYPES | ROPES | st.lists(LEAVES | TYPES, max_size=3)
 KEYS = sorted(
     {key for kind in FAMILIES for key in config(kind)}
-    | {*Said.model_fields, "rope_scaling", "rope_theta", "swiglu_alpha", "swiglu_limit"}
+    | {*TextConfigFields.model_fields, "rope_scaling", "rope_theta", "swiglu_alpha", "swiglu_limit"}
 )
 
 

@@ -135,16 +135,16 @@ def test_trap_60_queries_and_keys_are_both_put_from_pairs_into_halves() -> None:
 
 
 def test_trap_60_the_softmax_scale_follows_from_the_config() -> None:
-    plain = loaded(text_config({**SMALL, "rope_scaling": None}), drawn(SMALL)).facts.scale
+    plain = loaded(text_config({**SMALL, "rope_scaling": None}), drawn(SMALL)).scale
     shrunk = loaded(
         text_config({**SMALL, "rope_scaling": {**SMALL["rope_scaling"], "factor": 0.5}}), drawn(SMALL)
     )
     linear = {"type": "linear", "factor": 8.0, "mscale_all_dim": 1.0}  # what only yarn has
 
     assert plain == 18**-0.5
-    assert shrunk.facts.scale == plain
-    assert loaded(text_config({**SMALL, "rope_scaling": linear}), drawn(SMALL)).facts.scale == plain
-    assert loaded(text_config(SMALL), drawn(SMALL)).facts.scale > plain
+    assert shrunk.scale == plain
+    assert loaded(text_config({**SMALL, "rope_scaling": linear}), drawn(SMALL)).scale == plain
+    assert loaded(text_config(SMALL), drawn(SMALL)).scale > plain
 
 
 @pytest.mark.parametrize("sizes", [(32, 32), (18, 18), (24, 6), HeadSizes(only=(64,)).padded(18, 6)])

@@ -315,4 +315,4 @@ def test_a_tensor_of_no_layer_is_told_of(caplog: pytest.LogCaptureFixture) -> No
     name = "model.layers.0.self_attn.q_norm.weight"
     load_model(weights(said, tensors(said) | {name: torch.ones(8)}), said)
 
-    assert f"1 tensors are of no layer of a llama model: {name}" in caplog.text
+    assert f"1 tensors belong to no layer of a llama model: {name}" in caplog.text

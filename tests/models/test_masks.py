@@ -7,7 +7,7 @@ import torch
 
 from qload.errors import ConfigError
 from qload.models import text_config
-from qload.models.attention import seen
+from qload.models.attention import visible_keys
 from qload.models.config import Mask
 
 SIZES = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 4, "num_key_value_heads": 2}
@@ -20,7 +20,7 @@ def masks(kind: str, **said: Any) -> tuple[Mask, ...]:
 @pytest.mark.parametrize("window", [None, 1, 3])
 @pytest.mark.parametrize("chunk", [None, 1, 4])
 def test_a_token_sees_what_the_sentence_says(window: int | None, chunk: int | None) -> None:
-    got = seen(torch.tensor([[0, 5], [9, 3]]), 8, window, chunk)
+    got = visible_keys(torch.tensor([[0, 5], [9, 3]]), 8, window, chunk)
 
     want = [
         [
@@ -63,18 +63,18 @@ def test_layers_have_the_windows_of_their_type(kind: str, said: Any, windows: li
 
 
 def test_llama_4_has_chunks_where_it_has_rope_and_no_rope_on_every_fourth_layer() -> None:
-    assert [(mask.chunk, mask.turned) for mask in masks("llama4_text")] == [(8192, True)] * 3 + [
+    assert [(mask.chunk, mask.rotary) for mask in masks("llama4_text")] == [(8192, True)] * 3 + [
         (None, False)
     ]
     said = masks("llama4_text", no_rope_layers=[0, 1, 1, 0], attention_chunk_size=7)
-    assert [(mask.chunk, mask.turned) for mask in said] == [
+    assert [(mask.chunk, mask.rotary) for mask in said] == [
         (None, False),
         (7, True),
         (7, True),
         (None, False),
     ]
     apart = masks("llama4_text", no_rope_layers=[1] * 4, layer_types=["full_attention"] * 4)
-    assert [(mask.chunk, mask.turned) for mask in apart] == [(None, True)] * 4
+    assert [(mask.chunk, mask.rotary) for mask in apart] == [(None, True)] * 4
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from qload.cli.main import main
 from qload.errors import QloadError
 from qload.models import PagedCache
 from qload.models.config import text_config
-from qload.models.memory import check_memory, held_bytes, stored_bytes
+from qload.models.memory import check_memory, stored_bytes, tensor_bytes
 from qload.testing import make_checkpoint
 
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
@@ -80,9 +80,9 @@ def test_a_tensor_of_two_modules_counts_once_and_buffers_count() -> None:
     tied = nn.Linear(4, 8, bias=False)
     tied.weight = first.weight
 
-    assert held_bytes(first) == 4 * 8 * 4 + 3
-    assert held_bytes(first, tied) == 4 * 8 * 4 + 3
-    assert held_bytes(first, second, tied) == 4 * 8 * 4 + 3 + 4 * 8 * 2
+    assert tensor_bytes(first) == 4 * 8 * 4 + 3
+    assert tensor_bytes(first, tied) == 4 * 8 * 4 + 3
+    assert tensor_bytes(first, second, tied) == 4 * 8 * 4 + 3 + 4 * 8 * 2
 
 
 @pytest.mark.parametrize(("free", "enough"), [(99, False), (100, True), (101, True), (None, True)])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qload.errors import ArgumentError, ShapeError
-from qload.models.kv_cache import HeadSizes, padded, unpadded
+from qload.models.kv_cache import HeadSizes, pad_heads, unpad_heads
 
 
 @pytest.mark.parametrize(
@@ -44,25 +44,25 @@ def test_sizes_of_nothing_are_refused(wrong: dict[str, object]) -> None:
 def test_padding_and_back_keeps_every_bit() -> None:
     heads = torch.randn(3, 2, 5)
 
-    assert unpadded(padded(heads, 8), 5).equal(heads)
-    assert padded(heads, 8)[..., 5:].eq(0).all()
-    assert padded(heads, 5) is heads
+    assert unpad_heads(pad_heads(heads, 8), 5).equal(heads)
+    assert pad_heads(heads, 8)[..., 5:].eq(0).all()
+    assert pad_heads(heads, 5) is heads
 
 
 def test_sizes_that_are_too_small_are_refused() -> None:
     with pytest.raises(ShapeError):
-        padded(torch.ones(2, 5), 4)
+        pad_heads(torch.ones(2, 5), 4)
     with pytest.raises(ShapeError):
-        unpadded(torch.ones(2, 5), 6)
+        unpad_heads(torch.ones(2, 5), 6)
 
 
 def test_trap_61_padded_heads_attend_as_they_would_without() -> None:
     """In whole numbers, whose sums are exact: scores and outputs are the same bits."""
     draw = torch.Generator().manual_seed(0)
     q, k, v = (torch.randint(-4, 5, (2, 7, size), generator=draw).double() for size in (24, 24, 16))
-    wide_q, wide_k, wide_v = (padded(each, 32) for each in (q, k, v))
+    wide_q, wide_k, wide_v = (pad_heads(each, 32) for each in (q, k, v))
 
     scores = q @ k.mT
     assert (wide_q @ wide_k.mT).equal(scores)
     weights = scores.softmax(-1).mul(1 << 20).round()
-    assert unpadded(weights @ wide_v, 16).equal(weights @ v)
+    assert unpad_heads(weights @ wide_v, 16).equal(weights @ v)

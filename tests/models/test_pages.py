@@ -2,7 +2,7 @@
 
 import pytest
 
-from qload.models.kv_cache import NOBODYS, PageTable
+from qload.models.kv_cache import PADDING_PAGE, PageTable
 
 
 def test_slots_follow_the_pages_that_a_sequence_was_given() -> None:
@@ -14,8 +14,8 @@ def test_slots_follow_the_pages_that_a_sequence_was_given() -> None:
     assert first == ([0, 1, 2], [4, 5, 6])  # page 1
     assert other == ([0], [8])
     assert then == ([3, 4], [7, 12])  # page 3 comes after page 2, which is the other's
-    assert table.table([0, 1]) == [[1, 3], [2, NOBODYS]]
-    assert table.table([1], 4) == [[2, NOBODYS, NOBODYS, NOBODYS]]
+    assert table.table([0, 1]) == [[1, 3], [2, PADDING_PAGE]]
+    assert table.table([1], 4) == [[2, PADDING_PAGE, PADDING_PAGE, PADDING_PAGE]]
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 16])

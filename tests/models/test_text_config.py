@@ -111,7 +111,7 @@ def test_what_cannot_be_believed_is_refused_by_its_key(said: dict[str, Any], key
 
 
 def test_a_type_without_a_model_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"a type with a model: llama, mistral, qwen2, .*deepseek_v3"):
+    with pytest.raises(ConfigError, match=r"a supported type: llama, mistral, qwen2, .*deepseek_v3"):
         text_config({"model_type": "bloom"})
 
 

@@ -1,14 +1,21 @@
 """Yarn by its formula, written once more in numbers of Python, and by values worked by hand."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 from qload.errors import ArgumentError
-from qload.models.rope import magnitude, softmax_scale, yarn_frequencies, yarn_magnitude
+from qload.models import RopeConfig
+from qload.models.latent_attention import score_scale
+from qload.models.rope import yarn_attention_factor, yarn_frequencies, yarn_mscale
 
 EPS = torch.finfo(torch.float32).eps
+
+
+def yarn(dim: int = 64, theta: float = 10000.0, factor: float = 40.0, **more: Any) -> RopeConfig:
+    return RopeConfig("yarn", theta, dim, factor=factor, **{"original": 4096, **more})
 
 
 def by_formula(
@@ -42,7 +49,8 @@ def by_formula(
 def test_frequencies_are_those_of_the_formula(
     size: int, theta: float, factor: float, original: int, fast: float, slow: float, truncate: bool
 ) -> None:
-    made = yarn_frequencies(size, theta, factor, original, beta_fast=fast, beta_slow=slow, truncate=truncate)
+    ends = {"beta_fast": fast, "beta_slow": slow, "truncate": truncate}
+    made = yarn_frequencies(yarn(size, theta, factor, original=original, **ends))
     expected = torch.tensor(by_formula(size, theta, factor, original, fast, slow, truncate))
 
     # Of float32: an exponent of at most ln(theta), the power, two quotients, two products, a sum, the ramp,
@@ -54,7 +62,7 @@ def test_frequencies_are_those_of_the_formula(
 
 def test_what_turns_often_is_kept_and_what_turns_seldom_is_divided() -> None:
     plain = 10000.0 ** (-torch.arange(0, 64, 2) / 64)
-    ratio = plain / yarn_frequencies(64, 10000.0, 40.0, 4096)
+    ratio = plain / yarn_frequencies(yarn())
 
     assert ratio[:10].sub(1).abs().max() < 64 * EPS  # floor(32 * log(4096 / 64 pi) / log(10000)) is 10
     assert ratio[23:].sub(40).abs().max() < 40 * 64 * EPS  # ceil(32 * log(4096 / 2 pi) / log(10000)) is 23
@@ -62,11 +70,11 @@ def test_what_turns_often_is_kept_and_what_turns_seldom_is_divided() -> None:
 
 
 def test_turns_of_the_config_count() -> None:
-    usual = yarn_frequencies(64, 10000.0, 40.0, 4096)
+    usual = yarn_frequencies(yarn())
 
-    assert not usual.equal(yarn_frequencies(64, 10000.0, 40.0, 4096, beta_fast=16.0))
-    assert not usual.equal(yarn_frequencies(64, 10000.0, 40.0, 4096, beta_slow=4.0))
-    assert not usual.equal(yarn_frequencies(64, 10000.0, 40.0, 4096, truncate=False))
+    assert not usual.equal(yarn_frequencies(yarn(beta_fast=16.0)))
+    assert not usual.equal(yarn_frequencies(yarn(beta_slow=4.0)))
+    assert not usual.equal(yarn_frequencies(yarn(truncate=False)))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +91,7 @@ def test_turns_of_the_config_count() -> None:
 def test_the_magnitude_and_what_a_factor_of_one_or_less_makes_of_it(
     factor: float, weight: float, expected: float
 ) -> None:
-    assert math.isclose(magnitude(factor, weight), expected, rel_tol=4 * torch.finfo(torch.float64).eps)
+    assert math.isclose(yarn_mscale(factor, weight), expected, rel_tol=4 * torch.finfo(torch.float64).eps)
 
 
 @pytest.mark.parametrize(
@@ -91,37 +99,37 @@ def test_the_magnitude_and_what_a_factor_of_one_or_less_makes_of_it(
     [
         (1.0, 1.0, 1.0),  # DeepSeek V3
         (0.707, 0.707, 1.0),  # DeepSeek V2
-        (1.0, 0.707, magnitude(40.0) / magnitude(40.0, 0.707)),
-        (None, None, magnitude(40.0)),  # gpt-oss
-        (0.707, None, magnitude(40.0, 0.707)),  # transformers: magnitude(40.0)
-        (None, 0.707, magnitude(40.0) / magnitude(40.0, 0.707)),  # transformers: magnitude(40.0)
-        (0.0, 1.0, 1 / magnitude(40.0)),  # transformers: magnitude(40.0)
+        (1.0, 0.707, yarn_mscale(40.0) / yarn_mscale(40.0, 0.707)),
+        (None, None, yarn_mscale(40.0)),  # gpt-oss
+        (0.707, None, yarn_mscale(40.0, 0.707)),  # transformers: yarn_mscale(40.0)
+        (None, 0.707, yarn_mscale(40.0) / yarn_mscale(40.0, 0.707)),  # transformers: yarn_mscale(40.0)
+        (0.0, 1.0, 1 / yarn_mscale(40.0)),  # transformers: yarn_mscale(40.0)
     ],
 )
 def test_cosines_are_scaled_by_the_owners_formula(
     mscale: float | None, mscale_all_dim: float | None, expected: float
 ) -> None:
-    assert yarn_magnitude(40.0, mscale, mscale_all_dim) == expected
+    assert yarn_attention_factor(yarn(mscale=mscale, mscale_all_dim=mscale_all_dim)) == expected
 
 
 def test_an_attention_factor_of_the_config_wins() -> None:
-    assert yarn_magnitude(40.0, 1.0, 0.5, attention_factor=1.25) == 1.25
+    assert yarn_attention_factor(yarn(mscale=1.0, mscale_all_dim=0.5, attention_factor=1.25)) == 1.25
 
 
 def test_the_softmax_scale() -> None:
     g = 0.1 * 0.707 * math.log(40.0) + 1
 
-    assert softmax_scale(64) == 0.125  # no rope_scaling
-    assert softmax_scale(64, 40.0) == softmax_scale(64, 40.0, 0.0) == 0.125
-    assert math.isclose(softmax_scale(64, 40.0, 0.707), g * g / 8, rel_tol=1e-15)
-    assert softmax_scale(64, 1.0, 0.707) == 0.125
+    assert score_scale(RopeConfig("default", 10000.0, 64), 64) == 0.125  # no rope_scaling
+    assert score_scale(yarn(), 64) == score_scale(yarn(mscale_all_dim=0.0), 64) == 0.125
+    assert math.isclose(score_scale(yarn(mscale_all_dim=0.707), 64), g * g / 8, rel_tol=1e-15)
+    assert score_scale(yarn(factor=1.0, mscale_all_dim=0.707), 64) == 0.125
 
 
 @pytest.mark.parametrize(
     ("named", "value"),
     [
-        ("size", 15),
-        ("size", 0),
+        ("dim", 15),
+        ("dim", 0),
         ("theta", 1.0),
         ("factor", 0.0),
         ("factor", math.nan),
@@ -132,7 +140,7 @@ def test_the_softmax_scale() -> None:
     ],
 )
 def test_numbers_without_a_value_are_refused(named: str, value: float) -> None:
-    usual = {"size": 16, "theta": 10000.0, "factor": 4.0, "original": 128}
+    usual = {"dim": 16, "theta": 10000.0, "factor": 4.0, "original": 128}
 
     with pytest.raises(ArgumentError, match=named):
-        yarn_frequencies(**{**usual, named: value})
+        yarn_frequencies(yarn(**{**usual, named: value}))

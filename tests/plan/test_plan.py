@@ -12,7 +12,7 @@ from qload import MemoryStorage, Weights, loader_from_config, open_checkpoint, p
 from qload.detect import read_model_config
 from qload.errors import QloadError
 from qload.models import FAMILIES, load_model
-from qload.models.stored_layers import text_within
+from qload.models.stored_layers import text_prefix_and_head
 from qload.parallel import Rank
 from qload.plan import Alternative, PlannedLayer, ShardingPlan
 from tests.models.drawn import config, tensors, weights
@@ -222,7 +222,7 @@ def test_ranks_that_are_no_runs_of_experts_are_refused_as_a_load_refuses_them() 
     found = plan(held, tp=3, ep=2).layers
 
     three = weights(said, tensors(said), Rank(0, 3))
-    name = f"{text_within(held)[0]}.layers.0.mlp.experts"
+    name = f"{text_prefix_and_head(held)[0]}.layers.0.mlp.experts"
     why = refusal(lambda: three.get_experts(name, split="both", expert_ranks=2))
     assert why.startswith("expert_ranks: ranks = 3")
     assert {layer.shares[3].reason for layer in found if ".experts." in layer.prefix} == {why}

@@ -1,11 +1,11 @@
-"""Models of Hugging Face's transformers, whose quantized layers are qload's.
+"""Models of Hugging Face's transformers with quantized layers loaded and computed by qload.
 
     from qload.engines import transformers as engine
 
     model = engine.load("Llama-3-8B-GPTQ", device_map="cuda")
     model.generate(ids, max_new_tokens=32)
 
-`install()` makes transformers' own `from_pretrained` do the same for every quantized checkpoint.
+After `install()`, transformers' own `from_pretrained` does the same for every quantized checkpoint.
 """
 
 from qload.engines.transformers.config import QloadConfig

@@ -1,4 +1,4 @@
-"""`QloadConfig`: what `from_pretrained` is handed for qload to load a checkpoint."""
+"""`QloadConfig`: transformers' `quantization_config` of models that qload loads."""
 
 from collections.abc import Mapping
 from typing import Any, Self
@@ -18,30 +18,30 @@ PLAIN_HEAD = Modules(without=("lm_head",))
 
 
 class QloadConfig(QuantizationConfigMixin):  # type: ignore[misc]
-    """How qload loads the layers of a model, as transformers' `quantization_config`.
+    """Options of qload's loading, as transformers' `quantization_config`.
 
     ArgumentError for values of other types.
 
     Parameters
     ----------
     quantizer
-        What plain linear layers and experts are quantized by while they are loaded, such as
-        `Fp8Quantizer()`, `BNB4Quantizer("nf4")`, `BNBInt8Quantizer()` or `EETQQuantizer()`. None: nothing is,
-        and what the checkpoint stores quantized stays so.
+        Quantizer of plain linear layers and experts while they are loaded, such as `Fp8Quantizer()`,
+        `BNB4Quantizer("nf4")`, `BNBInt8Quantizer()` or `EETQQuantizer()`. None: no layer is quantized by the
+        load, and stored quantized layers stay quantized.
     policy
-        Which layers are quantized, by the names that the checkpoint has for them; None: all but `lm_head`.
-        Routers, embeddings and a head that is tied to them stay plain whatever it says.
+        Layers to quantize, by their names in the checkpoint; None: all but `lm_head`. Routers, embeddings and
+        a head tied to them always stay plain.
     target
-        What weights are repacked for, as in `open_checkpoint`.
+        Kernel that weights are repacked for, as in `open_checkpoint`.
     activations
-        "declared": inputs are quantized where the checkpoint declares it; "unquantized": never.
+        "declared": inputs are quantized if the checkpoint declares it; "unquantized": never.
     nonfinite
-        What becomes of scales that are NaN or infinite, as in `open_checkpoint`.
+        Handling of scales that are NaN or infinite, as in `open_checkpoint`.
     facts
-        What experts do between their matrices, for a model whose config and class do not tell; ArgumentError
-        where they tell otherwise. None: only what they tell.
+        Computation inside the experts, for a model whose config and class leave it open; ArgumentError if
+        they contradict it. None: as they say.
     checkpoint
-        The checkpoint's own `quantization_config`, for who reads the model's config; qload reads the files.
+        The checkpoint's own `quantization_config`, for readers of the model's config; qload reads the files.
     options
         Settings of other versions, which are ignored.
 
@@ -82,25 +82,26 @@ class QloadConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     @classmethod
     def of_checkpoint(cls, section: Mapping[str, Any], **options: Any) -> Self:
-        """For a checkpoint whose own `quantization_config` is `section`; `options`: further ones of ours."""
+        """Create a config for a checkpoint with this `quantization_config`; `options`: further options."""
         return cls(checkpoint=dict(section), **options)
 
     def to_dict(self) -> dict[str, Any]:
-        """A quantized checkpoint's own section; else all settings, objects by their words."""
+        """Return a quantized checkpoint's own section; else all settings, with the repr of objects."""
         if self.quantizer is None and self.checkpoint is not None:
             return dict(self.checkpoint)
         plain = (str, int, float, bool, type(None))
-        made: dict[str, Any] = {
+        settings: dict[str, Any] = {
             key: value if isinstance(value, plain) else repr(value) for key, value in vars(self).items()
         }
-        unused = ("policy",) if self.quantizer is None else ()
-        made |= {"checkpoint": None if self.checkpoint is None else dict(self.checkpoint)}
-        return {key: value for key, value in made.items() if key not in unused}
+        settings["checkpoint"] = None if self.checkpoint is None else dict(self.checkpoint)
+        if self.quantizer is None:
+            del settings["policy"]
+        return settings
 
     def get(self, key: str, default: Any = None) -> Any:
-        """A setting by its name, as transformers asks the section of a config that a model already has."""
+        """Return a setting by its name, as transformers reads the config of a model."""
         return vars(self).get(key, default)
 
     def as_section(self) -> dict[str, Any]:
-        """The same as the dict that a model's config may hold in lieu of an object."""
+        """Return the settings as a dict, the form that a model's config may have in place of this object."""
         return {key: value for key, value in vars(self).items() if value is not None}

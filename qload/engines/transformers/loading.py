@@ -1,4 +1,4 @@
-"""`load`: a model of transformers from any checkpoint that qload reads."""
+"""`load`, `install` for transformers' own `from_pretrained`, and the check of transformers' version."""
 
 import warnings
 from collections.abc import Mapping
@@ -14,7 +14,12 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_
 
 from qload.detect import Target
 from qload.detect.config_reader import METHODS
-from qload.engines.transformers.checkpoint import FOUND, NAME, folder_and_files, named_files
+from qload.engines.transformers.checkpoint import (
+    FILE_NAME_KEY,
+    FILES_KEY,
+    folder_and_files,
+    missing_files_as_storage_error,
+)
 from qload.engines.transformers.config import METHOD, QloadConfig
 from qload.engines.transformers.quantizer import QloadQuantizer
 from qload.errors import ArgumentError, MissingTensorError, check_type
@@ -23,15 +28,63 @@ from qload.kernels.declared import Activations
 from qload.kernels.dtypes import DTYPES
 from qload.loader.finite_scales import Nonfinite
 
-# transformers has two names for bitsandbytes, by a flag.
-READ = (*METHODS, "bitsandbytes_4bit", "bitsandbytes_8bit")
+TRIED = ("5.23.0",)
+MAX_LISTED_NAMES = 5
+INSTALLED_METHODS = (
+    *METHODS,
+    "bitsandbytes_4bit",
+    "bitsandbytes_8bit",
+)  # transformers' names for bitsandbytes
+CONFIG_OPTIONS = (  # options of `from_pretrained` that apply to the config too
+    "cache_dir",
+    "force_download",
+    "local_files_only",
+    "revision",
+    "subfolder",
+    "token",
+    "trust_remote_code",
+)
 
-_before: dict[str, Any] = {}
-_MISSING = object()
+# Functions and attributes of transformers that qload calls or overrides, public or not, by module.
+HOOKS: Mapping[str, tuple[str, ...]] = {
+    "transformers": ("AutoConfig",),
+    "transformers.conversion_mapping": ("get_model_conversion_mapping",),
+    "transformers.core_model_loading": ("WeightConverter", "WeightRenaming", "rename_source_key"),
+    "transformers.distributed.configuration_utils": ("DistributedConfig",),
+    "transformers.distributed.parallel_utils": ("_get_parameter_plan",),
+    "transformers.integrations.moe": ("ALL_EXPERTS_FUNCTIONS", "_default_apply_gate"),
+    "transformers.modeling_utils": ("PreTrainedModel.num_parameters",),
+    "transformers.quantizers.auto": ("AUTO_QUANTIZATION_CONFIG_MAPPING", "AUTO_QUANTIZER_MAPPING"),
+    "transformers.quantizers.base": (
+        "HfQuantizer._process_model_after_weight_loading",
+        "HfQuantizer._process_model_before_weight_loading",
+        "HfQuantizer.update_attn_implementation",
+        "HfQuantizer.update_parallel_plan",
+        "HfQuantizer.validate_environment",
+    ),
+    "transformers.utils.quantization_config": ("QuantizationConfigMixin.to_dict",),
+}
+
+_replaced_configs: dict[str, Any] = {}  # transformers' config classes, None for a method without one
+
+
+def check_version() -> None:
+    """Warn about an untested version of transformers; ArgumentError for one without a name in `HOOKS`."""
+    version, tried = transformers.__version__, ", ".join(TRIED)
+    for module, name in ((module, name) for module, names in HOOKS.items() for name in names):
+        try:
+            value: object = import_module(module)
+            for part in name.split("."):
+                value = getattr(value, part)
+        except (ImportError, AttributeError):
+            expected = f"{module}.{name}, as version {tried} has it"
+            raise ArgumentError("transformers", expected, f"version {version}") from None
+    if version not in TRIED:
+        warnings.warn(f"qload was tried with transformers {tried}, and this is {version}", stacklevel=2)
 
 
 def register() -> None:
-    """Make the method "qload" known to transformers, beside its own."""
+    """Register the method "qload" with transformers, in addition to its own."""
     AUTO_QUANTIZATION_CONFIG_MAPPING.setdefault(METHOD, QloadConfig)
     AUTO_QUANTIZER_MAPPING.setdefault(METHOD, QloadQuantizer)
 
@@ -43,10 +96,10 @@ def install(
     nonfinite: Nonfinite = "error",
     facts: ExpertFacts | None = None,
 ) -> None:
-    """From here on transformers' `from_pretrained` loads every quantized checkpoint by qload.
+    """Let transformers' `from_pretrained` load every quantized checkpoint by qload.
 
-    Of those whose `config.json` says that they are quantized, and by a method that qload reads; `load` takes
-    also those of tools that say so in a file of their own. A second call replaces the first.
+    Applies to checkpoints whose `config.json` names a method that qload reads; `load` also reads those with
+    the quantization config in a file of its own. A second call replaces the first.
 
     Parameters
     ----------
@@ -59,36 +112,30 @@ def install(
         "nonfinite": nonfinite,
         "facts": facts,
     }
-    QloadConfig(**settings)  # refused here, not when a model is loaded
+    QloadConfig(**settings)  # invalid settings are refused by this call, and not by a later load
     uninstall()
 
-    class Installed(QloadConfig):
-        """The config of a checkpoint, with the settings of `install`."""
+    class InstalledConfig(QloadConfig):
+        """Config of a checkpoint, with the settings of `install`."""
 
         @classmethod
         def from_dict(cls, section: Mapping[str, Any], *rest: Any, **options: Any) -> Any:
-            """The config for a checkpoint whose own section this is."""
+            """Create the config for a checkpoint with this `quantization_config`."""
             return QloadConfig.of_checkpoint(section, **settings)
 
-    for method in READ:
-        _before[method] = AUTO_QUANTIZATION_CONFIG_MAPPING.get(method, _MISSING)
-        AUTO_QUANTIZATION_CONFIG_MAPPING[method] = Installed
+    for method in INSTALLED_METHODS:
+        _replaced_configs[method] = AUTO_QUANTIZATION_CONFIG_MAPPING.get(method)
+        AUTO_QUANTIZATION_CONFIG_MAPPING[method] = InstalledConfig
 
 
 def uninstall() -> None:
-    """Undo `install`: transformers' own loaders are back, and nothing else of it was changed."""
-    for method, own in _before.items():
-        if own is _MISSING:
+    """Undo `install`: restore transformers' own loaders."""
+    for method, own in _replaced_configs.items():
+        if own is None:
             del AUTO_QUANTIZATION_CONFIG_MAPPING[method]
         else:
             AUTO_QUANTIZATION_CONFIG_MAPPING[method] = own
-    _before.clear()
-
-
-register()
-
-
-SHOWN = 5  # names in a message
+    _replaced_configs.clear()
 
 
 def load(
@@ -105,41 +152,43 @@ def load(
     quantization_config: QloadConfig | None = None,
     **options: Any,
 ) -> Any:
-    """The model of a checkpoint, as transformers' `from_pretrained` makes it, its quantized layers qload's.
+    """Load a transformers model, with its quantized layers by qload, as `from_pretrained` does.
 
     Parameters
     ----------
     path
-        A folder, a file or an index in one, or a model's name on the hub. Files are those that
-        `open_checkpoint` finds; on the hub transformers finds them, by their usual names.
+        A folder, a file or an index in one, or a model's name on the hub. Files are found as in
+        `open_checkpoint`; on the hub transformers finds them, by their default names.
     target, activations, nonfinite, facts
         Those of `QloadConfig`.
     dtype
         Of activations and plain floats; None: as the checkpoint says.
     device_map
-        As in `from_pretrained`: "auto", a device, or what goes where. Layers on "cpu" beside another device
-        wait there and come for each product; ArgumentError for a quantized layer on "disk".
+        As in `from_pretrained`: "auto", a device, or a map from modules to devices. Layers on "cpu", in a map
+        with another device, are copied to that device for each call; ArgumentError for a quantized layer on
+        "disk".
     tp_plan
-        "auto": the ranks of torch.distributed share the model as transformers' plan for it says. CutError or
-        DivideError on all of them, before a weight is read, where its format cannot be cut so.
+        "auto": the ranks of torch.distributed split the model by transformers' plan for it. CutError or
+        DivideError on all of them, before a weight is read, for a layer that cannot be split.
     model_class
-        Whose `from_pretrained` is called; None: the class that the config names, or `AutoModelForCausalLM`.
+        Class whose `from_pretrained` is called; None: the class that the config names, or
+        `AutoModelForCausalLM`.
     quantization_config
-        A `QloadConfig` whose quantizer quantizes plain layers while they are loaded, and whose `target`,
-        `activations`, `nonfinite` and `facts` then count.
+        A `QloadConfig` whose quantizer quantizes plain layers by the load, with its own `target`,
+        `activations`, `nonfinite` and `facts`.
     options
-        Further ones of `from_pretrained`.
+        Further options of `from_pretrained`.
 
     Raises
     ------
     ArgumentError
-        For a parameter that cannot be acted on.
+        For an unsupported value of a parameter.
     MissingTensorError
-        Where the checkpoint lacks a tensor of the model, which transformers alone would draw at random.
+        For a tensor of the model that the checkpoint lacks; transformers would initialize it at random.
     UnreadTensorsError
-        Where a tensor of the checkpoint is in a form that no format reads, before any weight is read.
+        For a tensor that no format reads, before any weight is read.
     QloadError
-        All that `open_checkpoint` and the loads of layers raise.
+        As in `open_checkpoint` and the loads of layers.
     """
     register()
     check_type("path", path, str | PathLike)
@@ -147,33 +196,27 @@ def load(
     dtype = one_dtype(dtype, options.pop("torch_dtype", None))
     check_dtype(dtype)
     check_plan(tp_plan, options)
-    asked = quantization_config or QloadConfig(
+    qload_config = quantization_config or QloadConfig(
         target=target, activations=activations, nonfinite=nonfinite, facts=facts
     )
-    names = (
-        "cache_dir",
-        "force_download",
-        "local_files_only",
-        "revision",
-        "subfolder",
-        "token",
-        "trust_remote_code",
-    )
-    fetch = {name: options[name] for name in names if name in options}
     folder, files = folder_and_files(path, options)
     given = options.pop("config", None)
-    config = copy(given) if given else transformers.AutoConfig.from_pretrained(folder, **fetch)
-    if getattr(config, NAME, None) is None:
-        setattr(config, FOUND, files)
+    if given:
+        config = copy(given)
+    else:
+        fetch = {name: options[name] for name in CONFIG_OPTIONS if name in options}
+        config = transformers.AutoConfig.from_pretrained(folder, **fetch)
+    if getattr(config, FILE_NAME_KEY, None) is None:
+        setattr(config, FILES_KEY, files)
     if tp_plan is not None:
         options["distributed_config"] = DistributedConfig(tp_plan=tp_plan)
     section = getattr(config, "quantization_config", None)
-    if asked.quantizer is None:
-        asked.checkpoint = section if isinstance(section, dict) else None
-    config.quantization_config = {**asked.as_section(), "quant_method": METHOD}
+    if qload_config.quantizer is None:
+        qload_config.checkpoint = section if isinstance(section, dict) else None
+    config.quantization_config = {**qload_config.as_section(), "quant_method": METHOD}
     kind = model_class or class_of(config)
     wants_info = options.pop("output_loading_info", False)
-    with named_files(path):
+    with missing_files_as_storage_error(path):
         model, info = kind.from_pretrained(
             folder,
             config=config,
@@ -184,29 +227,28 @@ def load(
         )
     missing = sorted(info["missing_keys"])
     if missing:
-        raise MissingTensorError(
-            missing[0], missing[:SHOWN], [], f"{len(missing)} tensors of {kind.__name__}"
-        )
+        hint = f"{len(missing)} tensors of {kind.__name__}"
+        raise MissingTensorError(missing[0], missing[:MAX_LISTED_NAMES], [], hint)
     return (model, info) if wants_info else model
 
 
 def one_dtype(dtype: Any, other: Any) -> Any:
-    """What `dtype` says, or `torch_dtype`, its old name; ArgumentError where both say different things."""
+    """Return `dtype`, or `torch_dtype`, its old name; ArgumentError for two different values."""
     if dtype is None or other is None or dtype == other:
         return other if dtype is None else dtype
     raise ArgumentError("torch_dtype", f"{dtype}, as dtype says", str(other))
 
 
 def check_dtype(dtype: Any) -> None:
-    """ArgumentError where activations of `dtype`, a torch.dtype or the name of one, have no product."""
-    named = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
-    if dtype not in (None, "auto") and named not in DTYPES:
+    """Raise ArgumentError for activations of an unsupported `dtype`, a torch.dtype or the name of one."""
+    value = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if dtype not in (None, "auto") and value not in DTYPES:
         expected = "None, 'auto', torch.float16, torch.bfloat16 or torch.float32"
         raise ArgumentError("dtype", expected, repr(dtype))
 
 
 def check_plan(tp_plan: Any, options: Mapping[str, Any]) -> None:
-    """ArgumentError where `tp_plan` is none, or where `options` has transformers' own way to say it too."""
+    """Raise ArgumentError for an invalid `tp_plan`, or a second one in the `options` of transformers."""
     if tp_plan is None:
         return
     if tp_plan != "auto" and not isinstance(tp_plan, Mapping):
@@ -217,56 +259,10 @@ def check_plan(tp_plan: Any, options: Mapping[str, Any]) -> None:
 
 
 def class_of(config: Any) -> Any:
-    """The class that a config names first, where transformers has it; else that of causal language models."""
+    """Return the first class that a config names, if transformers has it; else `AutoModelForCausalLM`."""
     found = getattr(transformers, str(next(iter(config.architectures or ()), "")), None)
     is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
     return found if is_model else transformers.AutoModelForCausalLM
 
 
-TRIED = ("5.23.0",)
-
-# What is called or overridden, by the module that has it: public or not, all of it is checked by name.
-HOOKS = (
-    ("transformers", "AutoConfig"),
-    ("transformers.conversion_mapping", "get_model_conversion_mapping"),
-    ("transformers.core_model_loading", "WeightConverter"),
-    ("transformers.core_model_loading", "WeightRenaming"),
-    ("transformers.core_model_loading", "rename_source_key"),
-    ("transformers.distributed.configuration_utils", "DistributedConfig"),
-    ("transformers.distributed.parallel_utils", "_get_parameter_plan"),
-    ("transformers.integrations.moe", "ALL_EXPERTS_FUNCTIONS"),
-    ("transformers.integrations.moe", "_default_apply_gate"),
-    ("transformers.modeling_utils", "PreTrainedModel.num_parameters"),
-    ("transformers.quantizers.auto", "AUTO_QUANTIZATION_CONFIG_MAPPING"),
-    ("transformers.quantizers.auto", "AUTO_QUANTIZER_MAPPING"),
-    ("transformers.quantizers.base", "HfQuantizer._process_model_after_weight_loading"),
-    ("transformers.quantizers.base", "HfQuantizer._process_model_before_weight_loading"),
-    ("transformers.quantizers.base", "HfQuantizer.update_attn_implementation"),
-    ("transformers.quantizers.base", "HfQuantizer.update_parallel_plan"),
-    ("transformers.quantizers.base", "HfQuantizer.validate_environment"),
-    ("transformers.utils.quantization_config", "QuantizationConfigMixin.to_dict"),
-)
-
-
-def missing_hook() -> str | None:
-    """The full name of the first of `HOOKS` that the installed transformers has not; None: it has all."""
-    for module, name in HOOKS:
-        try:
-            held: object = import_module(module)
-            for part in name.split("."):
-                held = getattr(held, part)
-        except (ImportError, AttributeError):
-            return f"{module}.{name}"
-    return None
-
-
-def check_version() -> None:
-    """Warn where transformers is of a version that was not tried; ArgumentError where it lacks a hook."""
-    version = transformers.__version__
-    missing = missing_hook()
-    if missing is not None:
-        tried = ", ".join(TRIED)
-        raise ArgumentError("transformers", f"{missing}, as version {tried} has it", f"version {version}")
-    if version not in TRIED:
-        text = f"qload was tried with transformers {', '.join(TRIED)}, and this is {version}"
-        warnings.warn(text, stacklevel=2)
+register()

@@ -1,20 +1,20 @@
-"""qload as a quantization of vLLM: `--quantization qload`, for checkpoints of every format that qload reads.
+"""vLLM's quantization method `qload` (`--quantization qload`), for checkpoints of every supported format.
 
-vLLM calls `register` and `register_kernel` by itself, as plug-ins. Nothing of vLLM is imported before.
+vLLM calls `register` and `register_kernel` as plug-ins. Nothing of vLLM is imported before.
 """
 
 __all__ = ["register", "register_kernel"]
 
 
 def register() -> None:
-    """Make `qload` a quantization of vLLM; a second call changes nothing.
+    """Register `qload` as a quantization method of vLLM; a second call changes nothing.
 
-    ArgumentError where this vLLM lacks what it takes, by its name; a version that was not tried is logged.
+    ArgumentError if this vLLM lacks a required name; an untested version is logged.
     """
-    from qload.engines.vllm.hooks import QUANTIZATION, TO_REGISTER, check_hooks, check_version, hook
+    from qload.engines.vllm.hooks import QUANTIZATION, REGISTRATION_HOOKS, check_hooks, check_version, hook
 
     check_version()
-    check_hooks(TO_REGISTER)
+    check_hooks(REGISTRATION_HOOKS)
     if "qload" not in hook(QUANTIZATION, "QUANTIZATION_METHODS"):
         from qload.engines.vllm.config import QloadQuantizationConfig
 
@@ -22,10 +22,10 @@ def register() -> None:
 
 
 def register_kernel() -> None:
-    """Put qload's kernel before vLLM's own, for 4 and 8 bit layers that vLLM reads itself.
+    """Insert qload's kernel before vLLM's own, for 4 and 8 bit layers that vLLM loads itself.
 
-    Only where `VLLM_PLUGINS` names `qload_kernel`, as it changes what runs models that ask for nothing; a
-    second call changes nothing. ArgumentError as of `register`.
+    Only if `VLLM_PLUGINS` names `qload_kernel`, as it changes the kernel of models that do not use qload; a
+    second call changes nothing. ArgumentError as in `register`.
     """
     from qload.engines.vllm.hooks import check_version, hook
 

@@ -1,4 +1,4 @@
-"""The names of vLLM that the plug-in stands on, and the versions of it that were tried."""
+"""Names of vLLM that the plug-in uses, checked before use, and the tested versions of vLLM."""
 
 import logging
 from importlib import import_module
@@ -9,13 +9,13 @@ from qload.errors import ArgumentError
 
 TRIED = ("0.33.0",)
 QUANTIZATION, LAYERS = "vllm.model_executor.layers.quantization", "vllm.model_executor.layers"
-TO_REGISTER = (
+REGISTRATION_HOOKS = (
     (QUANTIZATION, "QUANTIZATION_METHODS"),
     (QUANTIZATION, "register_quantization_config"),
     (f"{QUANTIZATION}.base_config", "QuantizationConfig"),
     (f"{QUANTIZATION}.base_config", "QuantizeMethodBase"),
 )
-TO_LOAD = (
+LOADING_HOOKS = (
     (f"{LAYERS}.linear", "LinearBase"),
     (f"{LAYERS}.linear", "LinearMethodBase"),
     (f"{LAYERS}.linear", "UnquantizedLinearMethod"),
@@ -27,11 +27,11 @@ TO_LOAD = (
     ("vllm.model_executor.models.utils", "WeightsMapper"),
 )
 _LOG = logging.getLogger("qload")
-_seen: set[str] = set()
+_warned: set[str] = set()
 
 
-def installed() -> str:
-    """The version of vLLM; "of no version" where its files stand without a package."""
+def installed_version() -> str:
+    """Return the version of vLLM; "of no version" if its files are not an installed package."""
     try:
         return version("vllm")
     except PackageNotFoundError:
@@ -39,25 +39,25 @@ def installed() -> str:
 
 
 def check_version() -> None:
-    """Log a warning, once, where this version of vLLM was not tried."""
-    here = installed()
-    if here.partition("+")[0] not in TRIED and here not in _seen:
-        _seen.add(here)
-        _LOG.warning("vLLM %s: tried with %s; its interfaces may have changed", here, ", ".join(TRIED))
+    """Log a warning, once, for an untested version of vLLM."""
+    installed = installed_version()
+    if installed.partition("+")[0] not in TRIED and installed not in _warned:
+        _warned.add(installed)
+        _LOG.warning("vLLM %s: tried with %s; its interfaces may have changed", installed, ", ".join(TRIED))
 
 
 def hook(module: str, name: str) -> Any:
-    """What vLLM has as `name` in `module`; ArgumentError, which says both, where it has no such thing."""
+    """Import `name` from vLLM's `module`; ArgumentError, which names both, if this version lacks it."""
     try:
         return getattr(import_module(module), name)
     except (ModuleNotFoundError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] != "vllm":
-            raise  # something else is not installed, which its own words say best
+            raise  # a dependency is missing, named by the error itself
         expected = f"a version that has {module}.{name}, such as {TRIED[-1]}"
-        raise ArgumentError("vllm", expected, f"{installed()}, which has none") from None
+        raise ArgumentError("vllm", expected, f"{installed_version()}, which has none") from None
 
 
 def check_hooks(needed: tuple[tuple[str, str], ...]) -> None:
-    """Every one of these is there, or ArgumentError with the first that is not."""
+    """Raise ArgumentError for the first of these names that vLLM lacks."""
     for module, name in needed:
         hook(module, name)

@@ -1,4 +1,4 @@
-"""vLLM's description of a mixed-precision layer as qload's, and which kernel multiplies it."""
+"""Choice of qload's kernel for vLLM's config of a mixed-precision layer."""
 
 from typing import Any
 
@@ -7,10 +7,10 @@ from qload.kernels import DequantizeLinearKernel, MPLinearKernel, MPLinearLayerC
 from qload.kernels.scalar_type import scalar_types
 
 
-def translated(c: Any) -> MPLinearLayerConfig:
-    """`c`, an `MPLinearLayerConfig` of vLLM's; ArgumentError for a type of codes that has no name here.
+def to_qload_config(c: Any) -> MPLinearLayerConfig:
+    """Convert `c`, an `MPLinearLayerConfig` of vLLM; ArgumentError for an unknown type of codes.
 
-    vLLM turns what it reads into words whose codes follow one another, zero points as they are meant.
+    vLLM repacks weights to words of consecutive codes, with zero points as integers.
     """
     weight_type = getattr(scalar_types, str(c.weight_type), None)
     if weight_type is None:
@@ -26,10 +26,10 @@ def translated(c: Any) -> MPLinearLayerConfig:
     )
 
 
-def chosen(c: Any, compute_capability: int | None) -> type[MPLinearKernel] | str:
-    """The kernel of a layer, or why there is none that gains on a device (None: no CUDA device)."""
+def choose_kernel(c: Any, compute_capability: int | None) -> type[MPLinearKernel] | str:
+    """Return the kernel of a layer, or the reason for none, on a device (None: no CUDA device)."""
     try:
-        kernel = choose_mp_linear_kernel(translated(c), compute_capability)
+        kernel = choose_mp_linear_kernel(to_qload_config(c), compute_capability)
     except (ArgumentError, NoKernelError) as error:
         return str(error)
     if compute_capability is not None and kernel is DequantizeLinearKernel:

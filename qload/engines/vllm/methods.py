@@ -1,8 +1,7 @@
-"""A linear layer of vLLM's, filled by its loader, and cut, joined, repacked and multiplied by qload.
+"""vLLM's quantization methods of linear layers, heads, embeddings and experts.
 
-vLLM hands over whole tensors of the checkpoint, and of each a rank keeps its share. When the last of a layer
-is there, the layer is repacked and lets go of what arrived: at no time is there more than the model, and one
-layer twice. Where the files are not known, all layers are finished after the last tensor.
+vLLM pads a vocabulary before it splits it, so that a share may end in rows that no checkpoint has. Every rank
+loads all rows of heads and embeddings, and keeps its own after the last tensor.
 """
 
 from collections.abc import Sequence
@@ -16,36 +15,34 @@ from vllm.model_executor.layers.linear import LinearMethodBase
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbeddingMethod
 
-from qload.detect import Target
 from qload.engines.vllm.checkpoint import CheckpointNames
 from qload.engines.vllm.weight_loading import (
-    ExpertArrivals,
-    facts_of,
-    finish,
+    ExpertBuffer,
+    Rows,
+    apply_experts,
+    apply_linear,
+    drop_expert_parameters,
+    expert_facts,
     finish_experts,
-    multiplied,
-    padded,
-    routed,
-    unwatch_experts,
-    watch,
-    watch_experts,
+    finish_linear,
+    finish_when_loaded,
+    pad_logits,
+    register_experts,
 )
-from qload.kernels.declared import Activations
 from qload.loader import ConfiguredFormat
-from qload.loader.finite_scales import Nonfinite
-from qload.methods import TypedLinearMethod
+from qload.methods import CheckpointConfig, TypedLinearMethod
 from qload.parallel import Rank
 
 
 class QloadLinearMethod(LinearMethodBase):
-    """What vLLM asks of a quantized linear layer.
+    """Quantization method of a linear layer.
 
     Parameters
     ----------
     typed
-        The method that registers and cuts.
+        qload's method, which registers and splits the parameters.
     names
-        The tensors that the checkpoint has.
+        Tensor names of the checkpoint.
     """
 
     def __init__(self, typed: TypedLinearMethod, names: CheckpointNames) -> None:
@@ -63,29 +60,29 @@ class QloadLinearMethod(LinearMethodBase):
         **extra_weight_attrs: Any,
     ) -> None:
         """Register a parameter for every tensor that `layer` may have, as `TypedLinearMethod` does."""
-        extra_weight_attrs.pop("weight_loader", None)  # vLLM's cuts by tags, ours by the formats
+        extra_weight_attrs.pop("weight_loader", None)  # vLLM's splits by attributes, qload's by formats
         sizes = (input_size_per_partition, output_partition_sizes, input_size, output_size)
         self.typed.create_weights(layer, *sizes, params_dtype, **extra_weight_attrs)
-        watch(layer, self.typed, self.names)
+        finish_when_loaded(layer, self.typed, self.names)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Finish `layer`, where its last tensor has not done so; what is missing is an error of qload."""
-        finish(layer, self.typed)
+        """Finish `layer`, unless its last tensor did; a missing tensor is an error of qload."""
+        finish_linear(layer, self.typed)
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiplies x (..., K) -> (..., N) of this rank, in x's dtype, by `layer`'s weight; `bias` (N,)."""
-        return multiplied(layer, x, bias)
+        """Multiply x (..., K) -> this rank's (..., N), in the dtype of x, by the weight; `bias` (N,)."""
+        return apply_linear(layer, x, bias)
 
 
 class QloadVocabularyMethod(QuantizeMethodBase):
-    """What heads and embeddings have in common.
+    """Base of the methods of heads and embeddings.
 
     Parameters
     ----------
     typed
-        The method of the layer's formats.
+        qload's method for the layer's formats.
     names
-        The tensors that the checkpoint has.
+        Tensor names of the checkpoint.
     """
 
     def __init__(self, typed: TypedLinearMethod, names: CheckpointNames) -> None:
@@ -97,27 +94,27 @@ class QloadVocabularyMethod(QuantizeMethodBase):
         K, N = layer.embedding_dim, layer.org_vocab_size
         attrs.pop("weight_loader", None)
         self.typed.create_weights(layer, K, [N], K, N, params_dtype, **attrs)
-        watch(layer, self.typed, self.names, rows_of(layer))
+        finish_when_loaded(layer, self.typed, self.names, rank_rows(layer))
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Finish `layer`, where its last tensor has not done so."""
-        finish(layer, self.typed, rows_of(layer))
+        """Finish `layer`, unless its last tensor did."""
+        finish_linear(layer, self.typed, rank_rows(layer))
 
 
-def rows_of(layer: Any) -> tuple[int, int]:
-    """The rows [start, stop) that this rank has of a vocabulary."""
+def rank_rows(layer: Any) -> Rows:
+    """Return the rows [start, stop) of a vocabulary on this rank."""
     return layer.shard_indices.org_vocab_start_index, layer.shard_indices.org_vocab_end_index
 
 
 class QloadHeadMethod(QloadVocabularyMethod):
-    """A head, of which each rank multiplies by its rows; rows that pad the vocabulary give 0."""
+    """Quantization method of a head; padding rows of the vocabulary give 0."""
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Logits (..., rows of this rank, padding too) of x (..., K), in x's dtype; `bias` as many."""
-        return padded(layer.typed_linear(x), bias, layer.num_embeddings_per_partition)
+        """Compute logits (..., this rank's rows, padded) of x (..., K), in the dtype of x; `bias` as many."""
+        return pad_logits(layer.typed_linear(x), bias, layer.num_embeddings_per_partition)
 
     def tie_weights(self, layer: Any, embed_tokens: Any) -> Any:
-        """Let `layer` be a plain head over the vectors of `embed_tokens`; nothing is loaded for it."""
+        """Make `layer` a plain head over the weight of `embed_tokens`, without tensors of its own."""
         for slot in layer.typed_arrivals.slots.values():
             delattr(layer, slot.param_name)
         layer.typed_arrivals.close()
@@ -126,10 +123,10 @@ class QloadHeadMethod(QloadVocabularyMethod):
 
 
 class PlainHeadMethod(UnquantizedEmbeddingMethod):
-    """A plain head, which may be tied to embeddings that are stored quantized."""
+    """Method of a plain head, which may be tied to quantized embeddings."""
 
     def tie_weights(self, layer: Any, embed_tokens: Any) -> Any:
-        """Let `layer` multiply by the vectors of `embed_tokens`."""
+        """Let `layer` multiply by the weight of `embed_tokens`."""
         if not isinstance(embed_tokens.quant_method, QloadEmbeddingMethod):
             return super().tie_weights(layer, embed_tokens)
         layer._parameters.pop("weight", None)
@@ -139,45 +136,45 @@ class PlainHeadMethod(UnquantizedEmbeddingMethod):
 
 
 class QloadEmbeddingMethod(QloadVocabularyMethod):
-    """Embeddings that are stored quantized, dequantized once: a lookup reads single rows."""
+    """Method of quantized embeddings, which are dequantized once, as a lookup reads single rows."""
 
     def create_weights(self, layer: Any, *sizes: Any, params_dtype: torch.dtype, **attrs: Any) -> None:
-        """Register the plain rows beside what is loaded, so that a head can be tied to them."""
+        """Register the loaded parameters, and a buffer of plain rows, to which a head can be tied."""
         super().create_weights(layer, *sizes, params_dtype=params_dtype, **attrs)
         rows = torch.zeros(layer.num_embeddings_per_partition, layer.embedding_dim, dtype=params_dtype)
-        layer.register_buffer("embedding_rows", rows, persistent=False)  # which no checkpoint has
+        layer.register_buffer("embedding_rows", rows, persistent=False)
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Dequantize the rows of `layer`, and let go of the quantized ones."""
-        if getattr(layer, "typed_linear", self) is None:  # done before
+        """Dequantize the rows of `layer`, and free the quantized ones."""
+        if getattr(layer, "typed_linear", self) is None:  # a second call
             return
         super().process_weights_after_loading(layer)
-        own = layer.typed_linear.typed.dequantize(layer.params_dtype)
-        layer.embedding_rows[: own.shape[0]].copy_(own)
+        rows = layer.typed_linear.typed.dequantize(layer.params_dtype)
+        layer.embedding_rows[: rows.shape[0]].copy_(rows)
         layer.typed_linear = None
 
     def apply(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """What a head that is tied to `layer` puts out: logits of x (..., K), plus `bias`."""
+        """Compute the logits of a head tied to `layer`, of x (..., K), plus `bias`."""
         return functional.linear(x, layer.embedding_rows, bias)
 
     def embedding(self, layer: Any, input_: Tensor) -> Tensor:
-        """The vectors (..., K) of tokens `input_` (...), counted from the first row of `layer`."""
+        """Look up the embeddings (..., K) of tokens `input_` (...), counted from the first row of `layer`."""
         return functional.embedding(input_, layer.embedding_rows)
 
 
 class QloadExpertsMethod(FusedMoEMethodBase):
-    """What vLLM asks of quantized experts.
+    """Quantization method of the routed experts of a layer, split by tensor or by whole experts.
 
     Parameters
     ----------
     moe
         vLLM's config of the layer.
     formats
-        What the experts may be stored as.
+        Formats of the experts to try.
     names
-        The tensors that the checkpoint has.
-    target, activations, nonfinite, logged
-        As of `TypedLinearMethod`.
+        Tensor names of the checkpoint.
+    config
+        Options of the load: `target`, `activations` and `nonfinite`.
     """
 
     def __init__(
@@ -185,19 +182,13 @@ class QloadExpertsMethod(FusedMoEMethodBase):
         moe: Any,
         formats: Sequence[ConfiguredFormat],
         names: CheckpointNames,
-        *,
-        target: Target | None,
-        activations: Activations,
-        nonfinite: Nonfinite,
-        logged: set[str],
+        config: CheckpointConfig,
     ) -> None:
         super().__init__(moe)
-        self.formats, self.names = formats, names
-        self.target, self.activations, self.nonfinite = target, activations, nonfinite
-        self.logged = logged
+        self.formats, self.names, self.config = formats, names, config
 
     def get_fused_moe_quant_config(self, layer: nn.Module) -> None:
-        """None: `layer` is for none of vLLM's own kernels."""
+        """Return None: `layer` is for none of vLLM's own kernels."""
 
     def create_weights(
         self,
@@ -210,28 +201,27 @@ class QloadExpertsMethod(FusedMoEMethodBase):
     ) -> None:
         """Register a parameter for every tensor that an expert of `layer` may have.
 
-        CutError or DivideError, the same on every rank, where the format cannot be cut so; ArgumentError for
-        experts that do what qload has no product for.
+        CutError or DivideError, the same on every rank, for a format that cannot be split; ArgumentError for
+        an unsupported computation inside the experts.
         """
-        layer.expert_facts, layer.params_dtype = facts_of(layer), params_dtype
+        layer.expert_facts, layer.params_dtype = expert_facts(layer), params_dtype
         parallel = layer.moe_config.moe_parallel_config
         sizes, group = (
             (hidden_size, intermediate_size_per_partition),
             Rank(parallel.tp_rank, parallel.tp_size),
         )
-        arrivals = ExpertArrivals(layer.layer_name, self.formats, sizes, group, params_dtype)
-        layer.expert_arrivals = arrivals
-        watch_experts(layer, arrivals, self.names, lambda: self._finish(layer))
+        layer.expert_buffer = ExpertBuffer(layer.layer_name, self.formats, sizes, group, params_dtype)
+        register_experts(layer, layer.expert_buffer, self.names, lambda: self._finish(layer))
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Finish `layer`, where its last tensor has not done so; what is missing is an error of qload."""
+        """Finish `layer`, unless its last tensor did; a missing tensor is an error of qload."""
         self._finish(layer)
-        unwatch_experts(layer)
+        drop_expert_parameters(layer)
 
     def _finish(self, layer: Any) -> None:
-        finish_experts(
-            layer, layer.expert_arrivals, self.target, self.activations, self.nonfinite, self.logged
-        )
+        config = self.config
+        options = (config.target, config.activations, config.nonfinite, config.loader.logged)
+        finish_experts(layer, layer.expert_buffer, *options)
 
     def apply(
         self,
@@ -242,8 +232,8 @@ class QloadExpertsMethod(FusedMoEMethodBase):
         shared_experts: Any,
         shared_experts_input: Tensor | None,
     ) -> Tensor:
-        """What the experts of `layer` here make of x (T, H), in its dtype; vLLM sums over the ranks.
+        """Apply this rank's experts of `layer` to x (T, H), in its dtype; vLLM sums over the ranks.
 
         `topk_weights`, `topk_ids`: (T, k). vLLM runs `shared_experts` on `shared_experts_input` itself.
         """
-        return routed(layer, x, topk_weights, topk_ids)
+        return apply_experts(layer, x, topk_weights, topk_ids)

@@ -28,14 +28,14 @@ FAULTS = (
     of(
         "engine-every-rank-the-first",
         "quantizer",
-        "group = _group(model) if self._plan.ranks > 1 else ALONE",
+        'group = model._mesh_manager.get_mesh("tp").get_group()',
         "group = Rank(0, self._plan.ranks)",
     ),
     of("engine-rows-for-columns", "quantizer", 'return Load(prefix, "K")', "return Load(prefix)"),
     of(
         "engine-whole-experts-on-every-rank",
         "quantizer",
-        'return "tensor" if style == EXPERTS else None',
+        'return "tensor" if style == EXPERTS_STYLE else None',
         "return None",
     ),
     of(
@@ -84,13 +84,13 @@ FAULTS = (
     of(
         "engine-all-unexpected-silenced",
         "checkpoint",
-        "if own or name.startswith(leads):",
-        "if own or prefix or name.startswith(leads):",
+        "if is_own or name.startswith(leads):",
+        "if is_own or prefix or name.startswith(leads):",
     ),
     of(
         "engine-away-forgotten",
         "quantizer",
-        'away=entry(dispatched, name) == "cpu" and str(runs) != "cpu"',
-        "away=False",
+        'offloaded = look_up(dispatched, name) == "cpu" and str(device) != "cpu"',
+        "offloaded = False",
     ),
 )

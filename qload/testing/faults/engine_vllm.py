@@ -6,16 +6,21 @@ CHECKPOINT, LOADING = "qload/engines/vllm/checkpoint.py", "qload/engines/vllm/we
 
 FAULTS = (
     Fault(
-        "engine-finishes-too-soon", CHECKPOINT, "return self._known and not self._left", "return self._known"
+        "engine-finishes-too-soon",
+        CHECKPOINT,
+        "return self._known and not self._pending",
+        "return self._known",
     ),
-    Fault("engine-never-finishes", CHECKPOINT, "self._left.discard(name)", "self._left.discard('')"),
+    Fault("engine-never-finishes", CHECKPOINT, "self._pending.discard(name)", "self._pending.discard('')"),
     Fault(
         "engine-mappers-backwards",
         CHECKPOINT,
         "for mapper in self._mappers:",
         "for mapper in reversed(self._mappers):",
     ),
-    Fault("engine-tensors-of-a-layer-like-it", CHECKPOINT, 'f"{module}.{rest}" for', 'f"{module}{rest}" for'),
+    Fault(
+        "engine-tensors-of-a-layer-like-it", CHECKPOINT, 'f"{module}.{suffix}" for', 'f"{module}{suffix}" for'
+    ),
     Fault("engine-keeps-what-arrived", LOADING, "param.data = param.data.new_empty(0)", "param.data"),
     Fault(
         "engine-bias-of-joined-parts-turned",
@@ -44,19 +49,19 @@ FAULTS = (
     Fault(
         "engine-experts-by-their-number-elsewhere",
         LOADING,
-        "arrivals.take(local, shard_id",
-        "arrivals.take(expert_id, shard_id",
+        "buffer.add(local, shard_id",
+        "buffer.add(expert_id, shard_id",
     ),
     Fault(
         "engine-experts-elsewhere-as-the-first",
         LOADING,
-        "torch.where(here < 0, layer.local_num_experts, here)",
-        "torch.where(here < 0, 0, here)",
+        "torch.where(local < 0, layer.local_num_experts, local)",
+        "torch.where(local < 0, 0, local)",
     ),
     Fault(
         "engine-experts-of-one-rank",
         LOADING,
-        '"process_group": arrivals.group, ',
+        '"process_group": buffer.group, ',
         "",
     ),
     Fault(
@@ -66,13 +71,16 @@ FAULTS = (
         '"output" if layer.apply_router_weight_on_input else "input"',
     ),
     Fault(
-        "engine-experts-not-counted", LOADING, "if len(made.local) != count:", "if len(made.local) > count:"
+        "engine-experts-not-counted",
+        LOADING,
+        "if len(experts.local) != count:",
+        "if len(experts.local) > count:",
     ),
     Fault(
         "engine-versions-not-told",
         "qload/engines/vllm/hooks.py",
-        'here.partition("+")[0] not in TRIED',
-        'here.partition("+")[0] in TRIED',
+        'installed.partition("+")[0] not in TRIED',
+        'installed.partition("+")[0] in TRIED',
     ),
     Fault(
         "engine-kernel-dequantizes",

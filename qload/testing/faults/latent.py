@@ -10,14 +10,14 @@ FAULTS = (
     Fault(
         "pairs-in-halves-always",
         _LATENT,
-        "turned = pairs_as_halves(turned) if sizes.interleaved else turned",
-        "turned = pairs_as_halves(turned)",
+        "rotary = pairs_as_halves(rotary) if sizes.interleaved else rotary",
+        "rotary = pairs_as_halves(rotary)",
     ),
     Fault(
         "values-before-keys",
         _LATENT,
-        "own, v = both.split([sizes.nope_size, sizes.value_size], -1)",
-        "v, own = both.split([sizes.value_size, sizes.nope_size], -1)",
+        "k, v = both.split([sizes.nope_size, sizes.value_size], -1)",
+        "v, k = both.split([sizes.value_size, sizes.nope_size], -1)",
     ),
     Fault(
         "latent-bias-not-missed",
@@ -29,8 +29,8 @@ FAULTS = (
     Fault(
         "yarn-slow-and-fast",
         _ROPE,
-        "for turns in (beta_fast, beta_slow))",
-        "for turns in (32.0, 1.0))",
+        "low, high = pair_with(config.beta_fast), pair_with(config.beta_slow)",
+        "low, high = pair_with(32.0), pair_with(1.0)",
     ),
     Fault(
         "yarn-all-dim-of-1",
@@ -38,7 +38,7 @@ FAULTS = (
         "0.0 if mscale_all_dim is None else mscale_all_dim",
         "1.0 if mscale_all_dim is None else mscale_all_dim",
     ),
-    Fault("softmax-scaled-once", _ROPE, "* grown * grown", "* grown"),
+    Fault("softmax-scaled-once", _LATENT, "* growth * growth", "* growth"),
     Fault(
         "padded-values-kept",
         "qload/models/kv_cache.py",

@@ -9,14 +9,12 @@ FAULTS = (
         "(rotate_pairs if self.config.pairs else rotate_halves)",
         "(rotate_halves if self.config.pairs else rotate_pairs)",
     ),
-    Fault(
-        "rope-turns-back", "qload/models/rope.py", "second, sin, value=-1, out", "second, sin, value=1, out"
-    ),
+    Fault("rope-turns-back", "qload/models/rope.py", "b, sin, value=-1, out", "b, sin, value=1, out"),
     Fault(
         "rope-mixes-all-waves",
         "qload/models/rope.py",
-        "share = ((turns - low) / (high - low)).clamp(0, 1)",
-        "share = (turns - low) / (high - low)",
+        "share = ((rotations - low_end) / (high_end - low_end)).clamp(0, 1)",
+        "share = (rotations - low_end) / (high_end - low_end)",
     ),
     Fault("window-one-wider", "qload/models/attention.py", "at > own - window", "at >= own - window"),
     Fault(
@@ -34,8 +32,8 @@ FAULTS = (
     Fault(
         "pages-sorted",
         "qload/models/kv_cache.py",
-        "held.index_select(0, pages.flatten())",
-        "held.index_select(0, pages.sort().values.flatten())",
+        "cells.index_select(0, pages.flatten())",
+        "cells.index_select(0, pages.sort().values.flatten())",
     ),
     Fault(
         "temperature-late",
@@ -46,8 +44,8 @@ FAULTS = (
     Fault(
         "sinks-of-the-first-rank",
         "qload/models/attention.py",
-        "[start : start + share]",
-        "[:share]",
+        "[start : start + queries]",
+        "[:queries]",
     ),
     Fault(
         "shared-expert-lost",
@@ -59,7 +57,7 @@ FAULTS = (
     Fault(
         "window-for-every-layer",
         "qload/models/config.py",
-        "Mask(window if layer in slides else None)",
+        "Mask(window if layer in sliding else None)",
         "Mask(window)",
     ),
 )

@@ -6,14 +6,14 @@ FAULTS = (
     Fault(
         "vocabulary-in-equal-shares",
         "qload/models/stored_layers.py",
-        'SharedMatrix(f"{base}.embed_tokens", "N", short=True)',
-        'SharedMatrix(f"{base}.embed_tokens", "N")',
+        'SharedMatrix(f"{prefix}.embed_tokens", "N", short=True)',
+        'SharedMatrix(f"{prefix}.embed_tokens", "N")',
     ),
     Fault(
         "inputs-cut-as-outputs",
         "qload/models/stored_layers.py",
-        '"K" if name in INPUTS',
-        '"N" if name in INPUTS',
+        '"K" if name in ROW_PARALLEL',
+        '"N" if name in ROW_PARALLEL',
     ),
     Fault(
         "plan-of-columns-whole",

@@ -22,7 +22,8 @@ from qload import ExpertFacts, Fp8Quantizer, GatedActivation
 from qload.engines.transformers import QloadConfig, install, load, uninstall
 from qload.errors import ArgumentError, NonfiniteScaleError, QloadError, StorageError
 from qload.storage import SafetensorsStorage
-from tests.engines.transformers.models import EAGER, Stored, logits, shared
+from tests.engines.transformers.models import EAGER, RANGE, Stored, logits, shared
+from tests.models.recorded import off
 
 FLOAT: dict[str, Any] = {"dtype": torch.float32, **EAGER}
 INDEX = "safetensors.index.json"
@@ -272,7 +273,7 @@ def logits_of(model: Any) -> torch.Tensor:
 def test_experts_of_a_type_without_a_table_run_by_what_their_class_tells(family: Stored) -> None:
     model = load(family.path, activations="unquantized", **FLOAT)
 
-    assert torch.allclose(logits_of(model), logits_of(family.plain()), atol=1e-5, rtol=0)
+    assert off(logits_of(model), logits_of(family.plain())) < RANGE
 
 
 def test_experts_whose_class_does_not_tell_are_told(family: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,7 +288,7 @@ def test_experts_whose_class_does_not_tell_are_told(family: Stored, monkeypatch:
     for options in ({"facts": SILU}, {"quantization_config": QloadConfig(facts=SILU)}):
         model = load(family.path, **{"activations": "unquantized", **options}, **FLOAT)  # type: ignore[arg-type]
         if "facts" in options:
-            assert torch.allclose(logits_of(model), logits_of(family.plain()), atol=1e-5, rtol=0)
+            assert off(logits_of(model), logits_of(family.plain())) < RANGE
 
 
 @pytest.mark.parametrize("limit", [float("inf"), 2.0])

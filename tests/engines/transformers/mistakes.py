@@ -21,7 +21,7 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from qload import Fp8Quantizer, open_checkpoint
 from qload.engines.transformers import LinearSlot, QloadConfig, TypedExperts, install, load, uninstall
-from qload.engines.transformers.quantizer import SlotPlace, places_in
+from qload.engines.transformers.quantizer import LayerDevice, layer_devices
 from qload.errors import ArgumentError, MismatchError, MissingTensorError, QloadError
 from tests.engines.transformers.models import EAGER, RANGE, Stored, logits, of_kind, shared
 from tests.models.recorded import off
@@ -199,9 +199,9 @@ def test_a_layer_waits_where_its_map_says_whatever_the_name_of_the_model() -> No
     hook: Any = type("Hook", (), {"execution_device": "cuda:1"})()
     model["up"]._hf_hook = hook
 
-    assert places_in(model, None, ["up"]) == {"up": SlotPlace(torch.device("cuda:1"), away=True)}
+    assert layer_devices(model, None, ["up"]) == {"up": LayerDevice(torch.device("cuda:1"), offloaded=True)}
     hook.execution_device = "cpu"
-    assert places_in(model, None, ["up"]) == {"up": SlotPlace(torch.device("cpu"))}
+    assert layer_devices(model, None, ["up"]) == {"up": LayerDevice(torch.device("cpu"))}
 
 
 @pytest.mark.parametrize("name", ["gptq", "awq"])

@@ -28,9 +28,9 @@ from qload.engines.transformers import (
     lora_config,
     uninstall,
 )
-from qload.engines.transformers.layer_names import patterns
-from qload.engines.transformers.placeholder_layers import AllRows
-from qload.engines.transformers.quantizer import SlotPlace, keep_away, places_in
+from qload.engines.transformers.layer_names import name_patterns
+from qload.engines.transformers.placeholder_layers import DenseExpertsForward
+from qload.engines.transformers.quantizer import LayerDevice, layer_devices, offload_if_mapped
 from qload.errors import ArgumentError, MissingTensorError, ShapeError
 from qload.quantize.policy import Modules
 from tests.engines.transformers.models import EAGER, IDS, RANGE, Stored, greedy, logits, of_kind, shared
@@ -192,7 +192,7 @@ def test_weights_that_wait_elsewhere_come_for_each_product(kind: str) -> None:
     stored = shared(kind, "awq", tie_word_embeddings=False)
     model, want = stored.load(), logits(stored.plain())
     for slot in (*of_kind(model, LinearSlot).values(), *of_kind(model, TypedExperts).values()):
-        keep_away(slot.linear, SlotPlace(torch.device("cpu"), away=True))
+        offload_if_mapped(slot.linear, LayerDevice(torch.device("cpu"), offloaded=True))
         assert {each.device.type for name, each in slot.linear.named_buffers()} == {"meta"}
 
     assert off(logits(model), want) < RANGE
@@ -205,14 +205,14 @@ def test_hooks_say_where_a_layer_multiplies() -> None:
         model[name]._hf_hook = AlignDevicesHook(device)  # type: ignore[assignment]
     model.hf_device_map = {"first": "cuda:0", "second": "cuda:1", "third": "cpu"}  # type: ignore[assignment]
 
-    found = places_in(model, None, ["first", "second", "third"])
+    found = layer_devices(model, None, ["first", "second", "third"])
 
     assert found == {
-        "first": SlotPlace(torch.device("cuda:0")),
-        "second": SlotPlace(torch.device("cuda:1")),
-        "third": SlotPlace(torch.device("cuda:0"), away=True),
+        "first": LayerDevice(torch.device("cuda:0")),
+        "second": LayerDevice(torch.device("cuda:1")),
+        "third": LayerDevice(torch.device("cuda:0"), offloaded=True),
     }
-    alone = places_in(SimpleNamespace(), {"": "cuda:3", "a.b": "cpu"}, ["a.b.c", "a.bc"])
+    alone = layer_devices(SimpleNamespace(), {"": "cuda:3", "a.b": "cpu"}, ["a.b.c", "a.bc"])
     assert [str(place.device) for place in alone.values()] == ["cpu", "cuda:3"]
 
 
@@ -298,10 +298,10 @@ def test_rows_for_all_experts_lie_one_expert_after_another() -> None:
     typed.shape = (2, 4, 4)  # type: ignore[attr-defined]
 
     module: Any = SimpleNamespace(typed_experts=typed)
-    assert AllRows(module)(torch.ones(6, 4)).tolist() == [[0]] * 3 + [[1]] * 3
+    assert DenseExpertsForward(module)(torch.ones(6, 4)).tolist() == [[0]] * 3 + [[1]] * 3
 
 
 def test_names_that_differ_in_the_first_number_are_one_pattern() -> None:
     names = ["a.0.w.7.q", "a.2.w.3.q", "a.10.w.7.q", "b", "c.1.scale"]
 
-    assert patterns(names) == {r"^a\.(?:0|10|2)\.w\.[0-9]+\.q$", "^b$", r"^c\.(?:1)\.scale$"}
+    assert name_patterns(names) == {r"^a\.(?:0|10|2)\.w\.[0-9]+\.q$", "^b$", r"^c\.(?:1)\.scale$"}

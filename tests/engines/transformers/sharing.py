@@ -13,10 +13,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from qload.engines.transformers.checkpoint import Source
+from qload.engines.transformers.checkpoint import CheckpointReader
 from qload.engines.transformers.config import QloadConfig
-from qload.engines.transformers.layer_names import ModelNames, Places, places_of
-from qload.engines.transformers.quantizer import SharingPlan
+from qload.engines.transformers.layer_names import LayerMap, ModelNames, map_layers
+from qload.engines.transformers.quantizer import TensorParallelPlan
 from qload.errors import ArgumentError, CutError
 from qload.parallel import Rank
 from qload.weights import Weights
@@ -31,22 +31,22 @@ def empty(stored: Stored) -> Any:
         return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(stored.means))
 
 
-def shared_by(model: Any, ranks: int, **said: Any) -> SharingPlan:
+def shared_by(model: Any, ranks: int, **said: Any) -> TensorParallelPlan:
     """The plan of a model that so many ranks share; `said`: further settings of transformers."""
     settings = {"tp_size": ranks, "tp_plan": "auto", "ep_size": 1, **said}
     config = SimpleNamespace(distributed_config=SimpleNamespace(**settings))
-    return SharingPlan(SimpleNamespace(config=config, tp_plan=model.tp_plan))
+    return TensorParallelPlan(SimpleNamespace(config=config, tp_plan=model.tp_plan))
 
 
 @contextmanager
-def opened(stored: Stored, ranks: int) -> Iterator[tuple[Weights, Places]]:
+def opened(stored: Stored, ranks: int) -> Iterator[tuple[Weights, LayerMap]]:
     """The checkpoint as the first of the ranks sees it, and which layers of it go where."""
     file = str(stored.path / "model.safetensors")
-    source, model = Source([file], QloadConfig(), torch.float32), empty(stored)
+    source, model = CheckpointReader([file], QloadConfig(), torch.float32), empty(stored)
     found = source.groups.found
     yield (
         source.weights("cpu", Rank(0, ranks), as_stored=True),
-        places_of(model, ModelNames(model), found, source.is_quantized, source.will_be_quantized),
+        map_layers(model, ModelNames(model), found, source.is_quantized, source.will_be_quantized),
     )
     source.close()
 

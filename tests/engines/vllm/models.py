@@ -87,7 +87,7 @@ def test_every_layer_is_finished_by_its_last_tensor(tmp_path: Path) -> None:
 
         def look(model: Any, *rest: Any) -> None:
             linears = [each for each in model.modules() if hasattr(each, "typed_arrivals")]
-            experts = [each for each in model.modules() if hasattr(each, "expert_arrivals")]
+            experts = [each for each in model.modules() if hasattr(each, "expert_buffer")]
             seen.extend(hasattr(each, "typed_linear") for each in linears)
             seen.extend(hasattr(each, "typed_experts") for each in experts)
 

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from qload import loader_from_config, open_checkpoint
-from qload.engines.vllm.checkpoint import Awaited, CheckpointNames
+from qload.engines.vllm.checkpoint import CheckpointNames, PendingTensors
 from qload.errors import StorageError, UnreadTensorsError
 from qload.testing import make_checkpoint
 from tests.unread import KINDS
@@ -34,46 +34,46 @@ def checkpoint(folder: Path, *names: str) -> CheckpointNames:
 def test_a_layer_has_the_tensors_of_its_parts(tmp_path: Path) -> None:
     names = checkpoint(tmp_path, "a.q.qweight", "a.q.scales", "a.k.qweight", "a.qq.qweight")
 
-    assert names.of(["a.q", "a.k"]) == {"a.q.qweight", "a.q.scales", "a.k.qweight"}
+    assert names.tensors_of(["a.q", "a.k"]) == {"a.q.qweight", "a.q.scales", "a.k.qweight"}
 
 
 def test_names_with_dots_belong_to_the_layer(tmp_path: Path) -> None:
     names = checkpoint(tmp_path, "a.q.weight", "a.q.weight.absmax", "a.q.weight.quant_state.nf4")
 
-    assert names.of(["a.q"]) == {"a.q.weight", "a.q.weight.absmax", "a.q.weight.quant_state.nf4"}
+    assert names.tensors_of(["a.q"]) == {"a.q.weight", "a.q.weight.absmax", "a.q.weight.quant_state.nf4"}
     assert {*names.suffixes("a.q")} == {"weight", "weight.absmax", "weight.quant_state.nf4"}
 
 
 def test_mappers_follow_one_another(tmp_path: Path) -> None:
     names = checkpoint(tmp_path, "model.text.up.qweight", "model.text.up.scales", "model.rest.bias")
-    names.add(Renames("model.text.", "text.model."))
-    names.add(Renames("text.", "inner.text."))
-    names.add(Renames("model.rest", None))
+    names.add_mapper(Renames("model.text.", "text.model."))
+    names.add_mapper(Renames("text.", "inner.text."))
+    names.add_mapper(Renames("model.rest", None))
 
-    assert names.of(["inner.text.model.up"]) == {
+    assert names.tensors_of(["inner.text.model.up"]) == {
         "inner.text.model.up.qweight",
         "inner.text.model.up.scales",
     }
-    assert names.stored("inner.text.model.up") == "model.text.up"
+    assert names.stored_module("inner.text.model.up") == "model.text.up"
     assert names.under("model.rest") == set()
 
 
 def test_what_one_mapper_makes_the_next_may_drop(tmp_path: Path) -> None:
     names = checkpoint(tmp_path, "head.weight", "body.weight")
-    names.add(Renames("head.", "unused.head."))
-    names.add(Renames("unused.", None))
+    names.add_mapper(Renames("head.", "unused.head."))
+    names.add_mapper(Renames("unused.", None))
 
     assert names.under("") == {"body.weight"}
 
 
 def test_a_mapper_that_comes_late_is_heard(tmp_path: Path) -> None:
     names = checkpoint(tmp_path, "old.up.qweight")
-    assert names.of(["old.up"]) == {"old.up.qweight"}
+    assert names.tensors_of(["old.up"]) == {"old.up.qweight"}
 
-    names.add(Renames("old.", "new."))
+    names.add_mapper(Renames("old.", "new."))
 
-    assert names.of(["old.up"]) == set()
-    assert names.of(["new.up"]) == {"new.up.qweight"}
+    assert names.tensors_of(["old.up"]) == set()
+    assert names.tensors_of(["new.up"]) == {"new.up.qweight"}
 
 
 def test_embeddings_that_are_stored_quantized_are_told_from_plain_ones(tmp_path: Path) -> None:
@@ -89,24 +89,24 @@ def test_embeddings_that_are_stored_quantized_are_told_from_plain_ones(tmp_path:
 
 def test_of_files_that_are_not_there_yet_nothing_is_known(tmp_path: Path) -> None:
     names = CheckpointNames(str(tmp_path))
-    assert names.of(["up"]) == set()
-    assert names.stored("up") == "up"
+    assert names.tensors_of(["up"]) == set()
+    assert names.stored_module("up") == "up"
 
     save_file({"up.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
 
-    assert names.of(["up"]) == {"up.weight"}
+    assert names.tensors_of(["up"]) == {"up.weight"}
 
 
 def test_the_last_tensor_is_told_from_those_before() -> None:
-    awaited = Awaited({"a", "b"})
+    pending = PendingTensors({"a", "b"})
 
-    assert not awaited.are_all_there("a")
-    assert not awaited.are_all_there("a")
-    assert awaited.are_all_there("b")
+    assert not pending.mark_loaded("a")
+    assert not pending.mark_loaded("a")
+    assert pending.mark_loaded("b")
 
 
 def test_where_nothing_is_known_no_tensor_is_the_last() -> None:
-    assert not Awaited(set()).are_all_there("a")
+    assert not PendingTensors(set()).mark_loaded("a")
 
 
 def test_tensors_that_no_format_reads_are_refused_before_any_is_loaded(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from qload import MemoryStorage, Weights, loader_from_config
 from qload.engines.vllm.checkpoint import CheckpointNames
 from qload.engines.vllm.weight_loading import (
-    ExpertArrivals,
-    check_ranks,
-    facts_of,
+    ExpertBuffer,
+    apply_experts,
+    check_parallelism,
+    drop_expert_parameters,
+    expert_facts,
     finish_experts,
-    routed,
-    unwatch_experts,
-    watch_experts,
+    register_experts,
 )
 from qload.errors import ArgumentError, CutError, MismatchError, UnsupportedFormatError
 from qload.experts import ExpertFacts, GatedActivation
@@ -48,7 +48,7 @@ class Layer(nn.Module):
         self.apply_router_weight_on_input = False
         for name, value in said.items():
             setattr(self, name, value)
-        self.expert_facts = facts_of(self)
+        self.expert_facts = expert_facts(self)
 
     def _map_global_expert_id_to_local_expert_id(self, expert: int) -> int:
         return self.here.index(expert) if expert in self.here else -1
@@ -68,9 +68,9 @@ def filled(layer: Layer, tensors: Mapping[str, Tensor], group: Rank, names: Chec
     """Whether the experts were done after each tensor."""
     loader: Any = loader_from_config(dict(AWQ.section))
     sizes = (H, INNER // group.size())
-    arrivals = ExpertArrivals(layer.layer_name, loader.formats, sizes, group, torch.float32)
-    layer.arrivals = arrivals  # type: ignore[assignment]
-    watch_experts(layer, arrivals, names, lambda: finish(layer))
+    buffer = ExpertBuffer(layer.layer_name, loader.formats, sizes, group, torch.float32)
+    layer.buffer = buffer  # type: ignore[assignment]
+    register_experts(layer, buffer, names, lambda: finish(layer))
     done = []
     for name, tensor in tensors.items():
         number, matrix, suffix = name.removeprefix("mlp.experts.").split(".", 2)
@@ -84,7 +84,7 @@ def filled(layer: Layer, tensors: Mapping[str, Tensor], group: Rank, names: Chec
 
 
 def finish(layer: Any) -> None:
-    finish_experts(layer, layer.arrivals, None, "unquantized")
+    finish_experts(layer, layer.buffer, None, "unquantized")
 
 
 def wanted(tensors: Mapping[str, Tensor], x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
@@ -117,10 +117,10 @@ def test_all_experts_on_one_rank_are_done_by_the_last_tensor(tmp_path: Path) -> 
 
     assert done == [False] * (len(tensors) - 1) + [True]
     x, ids, shares = chosen()
-    assert_same_bits(routed(layer, x, shares, ids), wanted(tensors, x, ids, shares))
-    assert not layer.arrivals.keys()  # type: ignore[union-attr,operator]
+    assert_same_bits(apply_experts(layer, x, shares, ids), wanted(tensors, x, ids, shares))
+    assert not layer.buffer.keys()  # type: ignore[union-attr,operator]
     assert not sum(param.numel() for param in layer.parameters())
-    unwatch_experts(layer)
+    drop_expert_parameters(layer)
     assert not dict(layer.named_parameters())
 
 
@@ -132,7 +132,7 @@ def test_shares_of_all_experts_sum_to_the_whole(tmp_path: Path) -> None:
         layer = Layer([*range(EXPERTS)])
         filled(layer, tensors, Rank(rank, 2), names)
         assert layer.typed_experts.typed.shape == (EXPERTS, H, INNER // 2)  # type: ignore[union-attr]
-        summands.append(routed(layer, x, shares, ids))
+        summands.append(apply_experts(layer, x, shares, ids))
 
     assert close(sum(summands, torch.zeros(())), wanted(tensors, x, ids, shares))
 
@@ -145,7 +145,7 @@ def test_whole_experts_sum_to_the_whole_whatever_their_numbers_here(tmp_path: Pa
         places = torch.tensor([here.index(e) if e in here else -1 for e in range(EXPERTS)], dtype=torch.int32)
         layer = Layer(here, places)
         assert filled(layer, tensors, Rank(0, 1), names)[-1]
-        summands.append(routed(layer, x, shares, ids))
+        summands.append(apply_experts(layer, x, shares, ids))
 
     assert close(sum(summands, torch.zeros(())), wanted(tensors, x, ids, shares))
 
@@ -169,7 +169,7 @@ def test_experts_have_numbers_of_their_own_on_a_rank() -> None:
     layer = Layer([3, 1])
     filled(layer, drawn(), Rank(0, 1), CheckpointNames())
 
-    names = layer.arrivals.keys()  # type: ignore[union-attr,operator]
+    names = layer.buffer.keys()  # type: ignore[union-attr,operator]
     assert {name.split(".")[2] for name in names} == {"0", "1"}
 
 
@@ -179,8 +179,8 @@ def test_tokens_of_experts_elsewhere_get_nothing(tmp_path: Path) -> None:
     filled(layer, tensors, Rank(0, 1), known(tmp_path, tensors))
 
     there = torch.tensor([[2, 3]] * len(x))
-    assert not routed(layer, x, shares, there).any()
-    assert bool(routed(layer, x, shares, there - 2).any())
+    assert not apply_experts(layer, x, shares, there).any()
+    assert bool(apply_experts(layer, x, shares, there - 2).any())
 
 
 def test_experts_that_never_came_are_counted_on_a_rank_of_some() -> None:
@@ -249,14 +249,14 @@ def test_a_way_to_run_experts_that_was_not_tried_is_refused_by_its_name(
     said: dict[str, Any], name: str
 ) -> None:
     with pytest.raises(ArgumentError, match=rf"^mlp\.experts: {name}\n"):
-        check_ranks("mlp.experts", parallel(**said))
+        check_parallelism("mlp.experts", parallel(**said))
 
 
 @pytest.mark.parametrize(
     "said", [{}, {"use_ep": True, "tp_size": 1, "ep_size": 2}, {"all2all_backend": "passthrough"}], ids=str
 )
 def test_shares_and_whole_experts_run(said: dict[str, Any]) -> None:
-    check_ranks("mlp.experts", parallel(**said))
+    check_parallelism("mlp.experts", parallel(**said))
 
 
 def test_the_routing_weight_may_go_on_the_input() -> None:

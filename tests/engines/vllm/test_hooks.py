@@ -13,7 +13,7 @@ def test_a_hook_that_is_there_is_handed_out() -> None:
 
 
 def test_a_hook_that_a_version_lacks_is_refused_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "installed", lambda: "9.9.9")
+    monkeypatch.setattr(hooks, "installed_version", lambda: "9.9.9")
 
     with pytest.raises(ArgumentError) as refusal:
         hooks.hook("qload.engines.vllm.hooks", "register_nothing")
@@ -30,8 +30,8 @@ def test_what_else_is_not_installed_says_so_itself(monkeypatch: pytest.MonkeyPat
 def test_a_version_that_was_not_tried_warns_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hooks, "installed", lambda: "0.1.2")
-    monkeypatch.setattr(hooks, "_seen", set())
+    monkeypatch.setattr(hooks, "installed_version", lambda: "0.1.2")
+    monkeypatch.setattr(hooks, "_warned", set())
 
     with caplog.at_level(logging.WARNING, "qload"):
         hooks.check_version()
@@ -46,8 +46,8 @@ def test_a_version_that_was_not_tried_warns_once(
 def test_a_version_that_was_tried_does_not(
     version: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hooks, "installed", lambda: version)
-    monkeypatch.setattr(hooks, "_seen", set())
+    monkeypatch.setattr(hooks, "installed_version", lambda: version)
+    monkeypatch.setattr(hooks, "_warned", set())
 
     hooks.check_version()
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from qload.engines.vllm.kernel_config import chosen, translated
+from qload.engines.vllm.kernel_config import choose_kernel, to_qload_config
 from qload.kernels import DequantizeLinearKernel
 
 
@@ -34,7 +34,7 @@ def described(weight_type: str = "uint4b8", **said: Any) -> Any:
 
 
 def test_every_field_is_kept() -> None:
-    config = translated(described("uint4", zero_points=True))
+    config = to_qload_config(described("uint4", zero_points=True))
 
     assert (config.full_weight_shape, config.partition_weight_shape) == ((256, 128), (128, 128))
     assert (config.group_size, config.act_type, config.zero_points) == (64, torch.float16, True)
@@ -43,7 +43,7 @@ def test_every_field_is_kept() -> None:
 
 
 def test_a_type_without_a_name_here_has_no_kernel() -> None:
-    said = chosen(described("float6_e3m2f"), 90)
+    said = choose_kernel(described("float6_e3m2f"), 90)
 
     assert isinstance(said, str)
     assert "float6_e3m2f" in said
@@ -55,13 +55,13 @@ def test_what_only_dequantizing_multiplies_runs_where_there_is_no_gpu_and_nowher
 ) -> None:
     config = described(weight_type, act_type=torch.float32)
 
-    assert chosen(config, None) is DequantizeLinearKernel
-    assert {chosen(config, gpu) for gpu in (75, 80, 90)} == {"it would be dequantized at each call"}
+    assert choose_kernel(config, None) is DequantizeLinearKernel
+    assert {choose_kernel(config, gpu) for gpu in (75, 80, 90)} == {"it would be dequantized at each call"}
 
 
 def test_on_a_gpu_a_layer_is_left_to_others_rather_than_dequantized() -> None:
     config = described(act_type=torch.float32)
 
-    assert chosen(config, None) is DequantizeLinearKernel
-    assert isinstance(chosen(config, 90), str)
-    assert not isinstance(chosen(described(), 90), str)
+    assert choose_kernel(config, None) is DequantizeLinearKernel
+    assert isinstance(choose_kernel(config, 90), str)
+    assert not isinstance(choose_kernel(described(), 90), str)

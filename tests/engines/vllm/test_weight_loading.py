@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qload import MemoryStorage, Weights, loader_from_config
 from qload.engines.vllm.checkpoint import CheckpointNames
-from qload.engines.vllm.weight_loading import finish, multiplied, padded, watch
+from qload.engines.vllm.weight_loading import apply_linear, finish_linear, finish_when_loaded, pad_logits
 from qload.errors import MissingTensorError
 from qload.methods import TypedLinearMethod
 from qload.testing import assert_same_bits
@@ -72,7 +72,7 @@ def test_parts_in_different_orders_are_multiplied_one_after_another(
     layer, typed = Layer(rank, world), method("up.gate_up_proj")
     share = 64 // world
     typed.create_weights(layer, K, [share, share], K, 128, torch.float32)
-    watch(layer, typed, known(tmp_path, tensors))
+    finish_when_loaded(layer, typed, known(tmp_path, tensors))
 
     done = bring(layer, tensors, {"gate_proj": 0, "up_proj": 1})
 
@@ -81,9 +81,9 @@ def test_parts_in_different_orders_are_multiplied_one_after_another(
     own = [means(tensors, f"up.{part}")[rows] for part in ("gate_proj", "up_proj")]
     bias = torch.arange(2.0 * share)
     want = x @ torch.cat(own).T
-    assert torch.allclose(multiplied(layer, x), want, rtol=0, atol=float(want.abs().max()) * K * 2**-24)
+    assert torch.allclose(apply_linear(layer, x), want, rtol=0, atol=float(want.abs().max()) * K * 2**-24)
     assert_same_bits(
-        multiplied(layer, x, bias),
+        apply_linear(layer, x, bias),
         torch.cat(
             [
                 each(x, piece)
@@ -98,7 +98,7 @@ def test_what_arrived_is_let_go_of(tmp_path: Path) -> None:
     tensors = drawn(o_proj=32)
     layer, typed = Layer(), method("up.o_proj")
     typed.create_weights(layer, K, [32], K, 32, torch.float32)
-    watch(layer, typed, known(tmp_path, tensors))
+    finish_when_loaded(layer, typed, known(tmp_path, tensors))
     looked_up = dict(layer.named_parameters())
 
     assert bring(layer, tensors, {"o_proj": None})[-1]
@@ -111,7 +111,7 @@ def test_a_bias_may_come_later(tmp_path: Path) -> None:
     tensors = drawn(o_proj=32)
     layer, typed = Layer(), method("up.o_proj")
     typed.create_weights(layer, K, [32], K, 32, torch.float32)
-    watch(layer, typed, known(tmp_path, tensors | {"up.o_proj.bias": torch.zeros(32)}))
+    finish_when_loaded(layer, typed, known(tmp_path, tensors | {"up.o_proj.bias": torch.zeros(32)}))
     layer.bias = nn.Parameter(torch.full((32,), torch.nan))
 
     assert bring(layer, tensors, {"o_proj": None})[-1]
@@ -122,12 +122,12 @@ def test_a_layer_whose_files_are_unknown_is_finished_at_the_end() -> None:
     tensors = drawn(o_proj=32)
     layer, typed = Layer(), method("up.o_proj")
     typed.create_weights(layer, K, [32], K, 32, torch.float32)
-    watch(layer, typed, CheckpointNames())
+    finish_when_loaded(layer, typed, CheckpointNames())
 
     assert not any(bring(layer, tensors, {"o_proj": None}))
-    finish(layer, typed)
+    finish_linear(layer, typed)
     linear = layer.typed_linear
-    finish(layer, typed)
+    finish_linear(layer, typed)
 
     assert layer.typed_linear is linear
 
@@ -137,11 +137,11 @@ def test_a_tensor_that_never_came_is_named() -> None:
     del tensors["up.o_proj.scales"]
     layer, typed = Layer(), method("up.o_proj")
     typed.create_weights(layer, K, [32], K, 32, torch.float32)
-    watch(layer, typed, CheckpointNames())
+    finish_when_loaded(layer, typed, CheckpointNames())
     bring(layer, tensors, {"o_proj": None})
 
     with pytest.raises(MissingTensorError, match=r"up\.o_proj\.scales"):
-        finish(layer, typed)
+        finish_linear(layer, typed)
 
 
 @pytest.mark.parametrize("rows", [(0, 24), (24, 40)])
@@ -149,7 +149,7 @@ def test_a_share_of_a_vocabulary_need_be_no_equal_one(rows: tuple[int, int], tmp
     tensors = drawn(head=40)
     layer, typed = Layer(int(rows[0] > 0), 2), method("up.head")
     typed.create_weights(layer, K, [40], K, 40, torch.float32)
-    watch(layer, typed, known(tmp_path, tensors), rows)
+    finish_when_loaded(layer, typed, known(tmp_path, tensors), rows)
 
     assert bring(layer, tensors, {"head": None})[-1]
 
@@ -161,7 +161,7 @@ def head_of(folder: Path, rows: tuple[int, int], tensors: Mapping[str, Tensor]) 
     """A head of 40 rows with those of one rank, and its parameters as they were before it was done."""
     layer, typed = Layer(int(rows[0] > 0), 2), method("up.head")
     typed.create_weights(layer, K, [40], K, 40, torch.float32)
-    watch(layer, typed, known(folder, tensors), rows)
+    finish_when_loaded(layer, typed, known(folder, tensors), rows)
     looked_up = [*layer.parameters()]
     bring(layer, tensors, {"head": None})
     return layer, looked_up
@@ -172,7 +172,7 @@ def test_ranks_side_by_side_have_the_logits_of_the_whole_vocabulary(tmp_path: Pa
     shares = [head_of(tmp_path, rows, tensors)[0] for rows in ((0, 24), (24, 40))]
 
     whole = x @ means(tensors, "up.head").T
-    made = torch.cat([multiplied(each, x) for each in shares], -1)
+    made = torch.cat([apply_linear(each, x) for each in shares], -1)
     assert torch.allclose(made, whole, rtol=0, atol=float(whole.abs().max()) * K * 2**-24)
 
 
@@ -187,11 +187,11 @@ def test_a_rank_lets_go_of_the_rows_of_all_ranks(tmp_path: Path) -> None:
 def test_a_bias_is_added_to_every_row_and_once() -> None:
     bias = torch.arange(4.0)
 
-    assert padded(torch.zeros(2, 3), bias, 4).tolist() == [bias.tolist()] * 2
+    assert pad_logits(torch.zeros(2, 3), bias, 4).tolist() == [bias.tolist()] * 2
 
 
 def test_rows_that_pad_a_vocabulary_give_nothing() -> None:
     y = torch.ones(2, 3)
 
-    assert padded(y, None, 5).tolist() == [[1, 1, 1, 0, 0]] * 2
-    assert padded(y, torch.arange(5.0), 5).tolist() == [[1, 2, 3, 3, 4]] * 2
+    assert pad_logits(y, None, 5).tolist() == [[1, 1, 1, 0, 0]] * 2
+    assert pad_logits(y, torch.arange(5.0), 5).tolist() == [[1, 2, 3, 3, 4]] * 2

@@ -6,7 +6,7 @@ import pytest
 
 from qload.errors import ConfigError
 from qload.experts import GatedActivation
-from qload.models.vision_config import ResamplerConfig, SightConfig, TowerConfig, sight_config
+from qload.models.vision_config import ResamplerConfig, TowerConfig, VisionConfig, vision_config
 
 SMALL = {
     "model_type": "idefics2",
@@ -17,7 +17,7 @@ SMALL = {
 
 
 def test_the_sizes_and_what_follows_from_them() -> None:
-    said = sight_config(SMALL, 64, 1e-5)
+    said = vision_config(SMALL, 64, 1e-5)
 
     assert (said.tower.hidden, said.tower.heads, said.tower.side, said.image_token) == (32, 4, 4, 95)
     assert (said.resampler.hidden, said.resampler.kv_heads) == (64, 2)
@@ -50,8 +50,8 @@ SAID = [
 def test_every_key_is_a_field_and_no_other_field_changes(
     section: str, key: str, value: object, part: str, field: str, expected: object
 ) -> None:
-    other = sight_config({**SMALL, section: {**SMALL[section], key: value}}, 64, 1e-5)  # type: ignore[dict-item]
-    usual = sight_config(SMALL, 64, 1e-5)
+    other = vision_config({**SMALL, section: {**SMALL[section], key: value}}, 64, 1e-5)  # type: ignore[dict-item]
+    usual = vision_config(SMALL, 64, 1e-5)
 
     changed = {
         (name, each)
@@ -71,7 +71,7 @@ def test_what_a_config_leaves_out_is_as_its_owner_has_it() -> None:
     tower = TowerConfig(768, 3072, 12, 12, 3, 32, 7, GatedActivation("gelu_tanh"), 1e-6)
     resampler = ResamplerConfig(4096, 64, 3, 16, 4, 96, GatedActivation("silu"), 1e-6)
 
-    assert sight_config({"model_type": "idefics2"}, 4096, 1e-5) == SightConfig(tower, resampler, 32001)
+    assert vision_config({"model_type": "idefics2"}, 4096, 1e-5) == VisionConfig(tower, resampler, 32001)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_a_config_leaves_out_is_as_its_owner_has_it() -> None:
     [({}, 1e-5), ({"hidden_size": 64}, 1e-6), ({"hidden_size": 64, "rms_norm_eps": 1e-3}, 1e-3)],
 )
 def test_a_resampler_of_another_length_has_the_texts(own: dict[str, object], eps: float) -> None:
-    said = sight_config({**SMALL, "perceiver_config": own}, 64, 1e-5)
+    said = vision_config({**SMALL, "perceiver_config": own}, 64, 1e-5)
 
     assert (said.resampler.hidden, said.resampler.eps) == (64, eps)
 
@@ -87,14 +87,14 @@ def test_a_resampler_of_another_length_has_the_texts(own: dict[str, object], eps
 def test_trap_64_the_config_stays_as_it_is() -> None:
     config = copy.deepcopy(SMALL)
 
-    sight_config(config, 64, 1e-5)
+    vision_config(config, 64, 1e-5)
 
     assert config == SMALL
 
 
 def test_a_model_that_only_reads_is_refused() -> None:
     with pytest.raises(ConfigError, match="idefics2"):
-        sight_config({"model_type": "mistral"}, 64, 1e-5)
+        vision_config({"model_type": "mistral"}, 64, 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_what_cannot_be_acted_on_is_refused_by_its_key(section: str, key: str, v
     config = {**SMALL, section: {**SMALL[section], key: value}}
 
     with pytest.raises(ConfigError, match=f"{section}.{key}"):
-        sight_config(config, 64, 1e-5)
+        vision_config(config, 64, 1e-5)
 
 
 @pytest.mark.parametrize(("key", "value"), [("vision_config", [1]), ("image_token_id", -1)])
 def test_what_is_no_section_and_no_id_is_refused(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=key):
-        sight_config({**SMALL, key: value}, 64, 1e-5)
+        vision_config({**SMALL, key: value}, 64, 1e-5)

@@ -161,7 +161,7 @@ def test_floats_are_those_of_the_text_or_else_of_the_whole_model(key: str) -> No
 def test_tensors_that_are_of_no_layer_are_told(caplog: pytest.LogCaptureFixture) -> None:
     loaded(sight() | text() | {"model.audio_model.weight": torch.ones(2)})
 
-    assert "1 tensors are of no layer of a idefics2 model: model.audio_model.weight" in caplog.text
+    assert "1 tensors belong to no layer of a idefics2 model: model.audio_model.weight" in caplog.text
 
 
 def test_as_many_images_as_places_for_them() -> None:
@@ -234,7 +234,7 @@ def test_what_sees_is_never_read_as_if_it_were_plain() -> None:
 
 
 def test_a_model_that_only_reads_is_refused() -> None:
-    with pytest.raises(ConfigError, match="a type that sees: idefics2"):
+    with pytest.raises(ConfigError, match="a type with vision: idefics2"):
         loaded(text(), config={**CONFIG["text_config"]})
 
 

@@ -12,8 +12,8 @@ from qload import FakeWorld, MemoryStorage, Weights
 from qload.detect import loader_from_config
 from qload.models.config import text_config
 from qload.models.decoder import load_model
-from qload.models.latent_attention import scale_of
-from qload.models.rope import Rope, magnitude
+from qload.models.latent_attention import score_scale
+from qload.models.rope import Rope, yarn_mscale
 from qload.parallel import ProcessGroup
 from tests.models.latent_formula import SMALL, YARN, drawn
 from tests.models.recorded import logits
@@ -80,7 +80,7 @@ def test_frequencies_and_magnitudes_are_those_of_transformers(said: dict[str, An
 
 
 # What a config says; the owner's `mscale` and `mscale_all_dim`, 1 and 0 where nothing is said; transformers
-# counts a 0 as nothing, and takes magnitude(factor) unless both are there.
+# counts a 0 as nothing, and takes yarn_mscale(factor) unless both are there.
 DIFFERENT = [
     ({"mscale": 0.707, "mscale_all_dim": None}, 0.707, 0.0),
     ({"mscale": None, "mscale_all_dim": 0.707}, 1.0, 0.707),
@@ -99,8 +99,8 @@ def test_where_transformers_differs_the_owners_formula_wins(
 
     own = Rope(text_config({**SMALL, "rope_scaling": yarn}).rope).scale
 
-    assert scale == magnitude(8.0)
-    assert own == magnitude(8.0, mscale) / magnitude(8.0, mscale_all_dim)
+    assert scale == yarn_mscale(8.0)
+    assert own == yarn_mscale(8.0, mscale) / yarn_mscale(8.0, mscale_all_dim)
     assert own != scale
 
 
@@ -110,4 +110,4 @@ def test_the_softmax_scale_is_that_of_transformers(tmp_path: Path) -> None:
         theirs = twin(tmp_path / str(number), drawn(config), config).model.layers[0].self_attn.scaling
         own = text_config(config)
         assert own.latent is not None
-        assert scale_of(own, own.latent) == theirs
+        assert score_scale(own.rope, own.latent.key_size) == theirs
