@@ -288,7 +288,7 @@ def docs(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Break the product on purpose, one seeded fault at a time, and print which tests die."""
     install(session, "test")
-    session.run("python", "-m", "qload.testing.faults", *session.posargs)
+    session.run("python", "-m", "tests.faults", *session.posargs)
 
 
 @nox.session(default=False)
