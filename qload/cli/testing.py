@@ -68,11 +68,20 @@ def selftest(
         rows = _judge_user_tests(tests, pack, gemm, format_name)
     else:
         rows = _judge_adapter(str(adapter))
+    raise SystemExit(report_faults(rows, as_json))
+
+
+def report_faults(rows: list[dict[str, Any]], as_json: bool | None) -> int:
+    """Print one row for each fault as a table or as JSON, with a summary; 1 if one is let through, else 0.
+
+    A row has `fault`, `words`, `end` and further columns by name. `as_json`: None for JSON unless standard
+    output is a terminal.
+    """
     passed = [row["fault"] for row in rows if row["end"] == "let through"]
     report = {"schema": SCHEMA, "faults": rows, "let_through": passed}
     count = f"{len(rows) - len(passed)} of {len(rows)} faults are caught"
     print_data(report, as_json, _print_faults, [count, *(f"let through  {fault}" for fault in passed)])
-    raise SystemExit(1 if passed else 0)
+    return 1 if passed else 0
 
 
 def _judge_adapter(path: str) -> list[dict[str, Any]]:
@@ -83,34 +92,14 @@ def _judge_adapter(path: str) -> list[dict[str, Any]]:
         adapter = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise click.UsageError(f"{path}: {error}") from error
-    return [
-        {
-            "subject": row.subject,
-            "fault": row.fault,
-            "words": row.words,
-            "end": f"refused ({row.refused})" if row.refused else "caught" if row.caught else "let through",
-            "named": row.named,
-            **{name: "caught" if noticed else "let through" for name, noticed in row.noticed.items()},
-        }
-        for row in kill_matrix(adapter_of(adapter))
-    ]
+    return [result.row() for result in kill_matrix(adapter_of(adapter))]
 
 
 def _judge_suites() -> list[dict[str, Any]]:
-    from qload.conformance.planted import NAMES, planted_in_suites
+    from qload.conformance.seeded_faults import try_faults
 
     with tempfile.TemporaryDirectory(prefix="qload-selftest-") as folder:
-        return [
-            {
-                "subject": row.case,
-                "fault": row.fault,
-                "words": row.words,
-                "end": "let through" if row.let_through else "caught",
-                **{name: str(row.suites.get(name, "")) for name in NAMES},
-                **{name: "caught" if noticed else "let through" for name, noticed in row.tolerances.items()},
-            }
-            for row in planted_in_suites(Path(folder))
-        ]
+        return [result.row() for result in try_faults(Path(folder))]
 
 
 def _judge_user_tests(
@@ -118,8 +107,7 @@ def _judge_user_tests(
 ) -> list[dict[str, Any]]:
     from qload.testing.selftest import adopted_matrix
 
-    outcomes = adopted_matrix(tests, pack=pack, gemm=gemm, format=format_name)
-    return [{"fault": outcome.fault, "words": outcome.words, "end": outcome.end} for outcome in outcomes]
+    return [result.row() for result in adopted_matrix(tests, pack=pack, gemm=gemm, format=format_name)]
 
 
 def _print_faults(report: dict[str, Any]) -> None:

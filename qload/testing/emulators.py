@@ -1,21 +1,21 @@
-"""Buffers read the way a GPU kernel's lanes read them, on the CPU.
+"""Emulators of GPU kernels: buffers of each kernel layout, read on the CPU in the order of a kernel's lanes.
 
-A second reading of the kernel layouts, written from the address of each element. It imports torch alone and
-shares no line with qload, so a mistake in qload's own layouts cannot repeat itself here. K is the number of
-inputs, N of outputs, G of groups; weights are (K, N), every row at its own input.
+A second implementation of the layouts, from the address of each element. It imports torch alone and shares no
+code with qload, so that a mistake in qload's own layouts is not repeated. K is the number of inputs, N of
+outputs, G of groups; weights are (K, N), with rows in the order of inputs.
 """
 
 import torch
 from torch import Tensor
 
 _WORD = 32
-# Which element a word's fields hold, lowest first: even ones fill the low half, so one mask yields a pair.
+# The element in each field of a word, lowest first: even ones fill the low half, and one mask yields a pair.
 _INTERLEAVE = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
 _SINGLE_OFFSETS = (0, 1, 8, 9, 16, 17, 24, 25)
 _SPARSE_OFFSETS = (0, 4, 1, 5, 2, 6, 3, 7)
-# By how much vLLM raises FP8 scales: its kernel widens e4m3 bits without correcting their exponent.
+# Factors of vLLM for FP8 scales: its kernel widens e4m3 bits without correcting their exponent.
 _FP8_RAISED = {torch.float16: 2.0**8, torch.bfloat16: 2.0**120}
-# Where the two exponent bits and the mantissa bit of an e2m1 code land in a register's half.
+# Shifts of the two exponent bits and the mantissa bit of an e2m1 code in a half of a register.
 _FP4_SHIFT = {torch.float16: 9, torch.bfloat16: 6}
 
 
@@ -26,20 +26,20 @@ def marlin_codes(words: Tensor, bits: int) -> Tensor:
     k_tile, n_block, lane, j, word, field = _axes(*sizes, _WORD // bits)
     element = 4 * word + torch.tensor(_INTERLEAVE[bits])[field]
     n = 64 * n_block + 16 * j + lane // 4 + 8 * (element // 4)
-    return _scattered(
-        _fields(words.reshape(sizes), bits), _lane_row(k_tile, lane, element), n, k_size, n_size
+    return _scatter(
+        _split_words(words.reshape(sizes), bits), _lane_row(k_tile, lane, element), n, k_size, n_size
     )
 
 
 def marlin_scales(stored: Tensor, grouped: bool | None = None) -> Tensor:
-    """Return Marlin scales (G, N) in column order; `grouped` overrides what G says of their order."""
+    """Return Marlin scales (G, N) in column order; `grouped` overrides the order that follows from G."""
     position = torch.arange(stored.shape[1])
     if stored.shape[0] > 1 if grouped is None else grouped:
         column = position // 64 * 64 + position % 64 // 8 + 8 * (position % 8)
     else:
         offset = torch.tensor(_SINGLE_OFFSETS)[position % 8]
         column = position // 32 * 32 + 2 * (position % 32 // 8) + offset
-    return _at_columns(stored, column)
+    return _place_columns(stored, column)
 
 
 def marlin_zeros(words: Tensor, bits: int) -> Tensor:
@@ -50,7 +50,7 @@ def marlin_zeros(words: Tensor, bits: int) -> Tensor:
     group, n_block, word, field = _axes(*sizes, _WORD // bits)
     position = word * (_WORD // bits) + torch.tensor(_INTERLEAVE[bits])[field]
     n = 64 * n_block + position // 8 + 8 * (position % 8)
-    return _scattered(_fields(words.reshape(sizes), bits), group, n, words.shape[0], n_size)
+    return _scatter(_split_words(words.reshape(sizes), bits), group, n, words.shape[0], n_size)
 
 
 def marlin_weight(
@@ -70,11 +70,11 @@ def marlin_weight(
     this rank then holds part of K, and its groups are no equal runs. Empty `g_idx` and `perm` mean None.
     """
     codes = marlin_codes(qweight, bits)
-    given = None if is_k_full else _index(g_idx)
+    given = None if is_k_full else _index_or_none(g_idx)
     group = _even_groups(codes.shape[0], scales.shape[0]) if given is None else given
     values = codes - (2 ** (bits - 1) if qzeros is None else marlin_zeros(qzeros, bits)[group])
     weight = values.float() * marlin_scales(scales, grouped).float()[group]
-    return _at_inputs(weight, perm)
+    return _place_rows(weight, perm)
 
 
 def panels_weight(
@@ -100,7 +100,7 @@ def panels_weight(
     codes = words.long() >> bits * (row % per_word) & (2**bits - 1)
     at = 16 * group + lane
     values = codes - (2 ** (bits - 1) if zeros is None else zeros[panel, at].long())
-    return _at_inputs(values.float() * scales[panel, at].float(), perm)
+    return _place_rows(values.float() * scales[panel, at].float(), perm)
 
 
 def fp8_marlin_weight(qweight: Tensor, scales: Tensor, *, exponent_bias: bool) -> Tensor:
@@ -127,7 +127,7 @@ def marlin_byte_scales(stored: Tensor, *, paired: bool = True) -> Tensor:
     swapped = 4 * (place // 4) + torch.tensor((0, 2, 1, 3))[place % 4]
     column = at // (64 * width) * 64 + at % (64 * width) // (8 * width) + 8 * swapped
     flat = stored.contiguous().view(torch.uint8).reshape(-1, width * n_size)
-    return _scattered(flat.long(), width * line + at // 8 % width, column, groups, n_size).to(torch.uint8)
+    return _scatter(flat.long(), width * line + at // 8 % width, column, groups, n_size).to(torch.uint8)
 
 
 def fp4_marlin_weight(qweight: Tensor, scales: Tensor, global_scale: Tensor | None = None) -> Tensor:
@@ -165,13 +165,13 @@ def marlin_24_codes(B_24: Tensor, bits: int) -> Tensor:
     k_tile, n_block, lane, j, word, field = _axes(*sizes, _WORD // bits)
     element = 4 * word + torch.tensor(_INTERLEAVE[bits])[field]
     n = 64 * n_block + 16 * (lane // 8) + 8 * (lane // 4 % 2) + 4 * (element // 4) + j
-    return _scattered(
-        _fields(B_24.reshape(sizes), bits), _lane_row(k_tile, lane, element), n, kept_size, n_size
+    return _scatter(
+        _split_words(B_24.reshape(sizes), bits), _lane_row(k_tile, lane, element), n, kept_size, n_size
     )
 
 
 def marlin_24_positions(B_meta: Tensor, N: int) -> Tensor:
-    """Return where in its four inputs each kept value lies: int64 (K/4, 2, N), from the flat metadata."""
+    """Return the position of each kept value in its four inputs, int64 (K/4, 2, N), from flat metadata."""
     flat = B_meta.reshape(-1).long()
     n, column, quad, half = _axes(N, flat.numel() // N, 4, 2)  # a column is 16 inputs, hence 4 quads
     row = n // 64 * 64 + n % 2 * 2 + n % 8 // 4 + n % 4 // 2 * 32 + n % 64 // 8 * 4
@@ -183,11 +183,11 @@ def marlin_24_positions(B_meta: Tensor, N: int) -> Tensor:
 
 
 def marlin_24_scales(stored: Tensor, grouped: bool | None = None) -> Tensor:
-    """Return 2:4 scales (G, N) in column order; `grouped` overrides what G says of their order."""
+    """Return 2:4 scales (G, N) in column order; `grouped` overrides the order that follows from G."""
     if not (stored.shape[0] > 1 if grouped is None else grouped):
         return stored.clone()
     position = torch.arange(stored.shape[1])
-    return _at_columns(stored, position // 8 * 8 + torch.tensor(_SPARSE_OFFSETS)[position % 8])
+    return _place_columns(stored, position // 8 * 8 + torch.tensor(_SPARSE_OFFSETS)[position % 8])
 
 
 def marlin_24_weight(
@@ -215,7 +215,7 @@ def exllama_codes(words: Tensor, bits: int) -> Tensor:
         place = code % per_word
         field = place if bits == 8 else place // 2 + per_word // 2 * (place % 2)
         word, shift = code // per_word, bits * field + bit
-    return _joined(words.long()[word] >> shift[..., None], bit)
+    return _join_bits(words.long()[word] >> shift[..., None], bit)
 
 
 def exllama_weight(
@@ -234,11 +234,11 @@ def exllama_weight(
     `g_idx` is the group of each stored row, and stored row i is input q_perm[i]. A zero point is the stored
     one plus `zero_offset`, wrapped to its bits only when `mask` is set: the kernels leave it whole.
     """
-    zeros = _stream(qzeros, bits)[:, : qweight.shape[1]] + zero_offset
+    zeros = _read_stream(qzeros, bits)[:, : qweight.shape[1]] + zero_offset
     zeros = zeros & (2**bits - 1) if mask else zeros
     group = g_idx.long()
     weight = (exllama_codes(qweight, bits) - zeros[group]).float() * scales.float()[group]
-    return _at_inputs(weight, q_perm)
+    return _place_rows(weight, q_perm)
 
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
@@ -250,14 +250,14 @@ def _fp4_weight(qweight: Tensor, scales: Tensor, global_scale: Tensor | None, dt
     """Codes as 16-bit floats times scales (G, N), bytes in column order."""
     codes, bytes_ = marlin_codes(qweight, 4), scales.long()
     bits = (codes >> 3) << 15 | (codes & 7) << _FP4_SHIFT[dtype]
-    values = _halves(bits, dtype)
+    values = _decode_halves(bits, dtype)
     if global_scale is None:
         values, halves = values * 2.0**126, bytes_ << 7
     elif dtype == torch.float16:
         halves = bytes_ << 7
     else:  # the highest bit becomes the highest of eight bits of exponent, the others the lowest four
         halves = (bytes_ & 0x80) << 7 | (bytes_ & 0x7F) << 4
-    factors = _halves(halves, dtype) * (1.0 if global_scale is None else global_scale.double())
+    factors = _decode_halves(halves, dtype) * (1.0 if global_scale is None else global_scale.double())
     return (values * factors[_even_groups(values.shape[0], scales.shape[0])]).float()
 
 
@@ -270,52 +270,52 @@ def _axes(*sizes: int) -> list[Tensor]:
     ]
 
 
-def _halves(bits: Tensor, dtype: torch.dtype) -> Tensor:
-    """What 16 bits mean in a dtype, float64."""
+def _decode_halves(bits: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers of 16-bit patterns in a dtype, float64."""
     return bits.to(torch.uint16).view(dtype).double()
 
 
-def _fields(words: Tensor, bits: int) -> Tensor:
+def _split_words(words: Tensor, bits: int) -> Tensor:
     """Each word's fields, lowest first, on a new last axis."""
     shifted = torch.bitwise_right_shift(words.long()[..., None], torch.arange(0, _WORD, bits))
     return shifted.bitwise_and(2**bits - 1)
 
 
-def _stream(words: Tensor, bits: int) -> Tensor:
+def _read_stream(words: Tensor, bits: int) -> Tensor:
     """The codes of a little-endian bit stream along each row; a code may straddle two words."""
     code, bit = _axes(words.shape[1] * _WORD // bits, bits)
     at = code * bits + bit
-    return _joined((words.long()[:, at // _WORD] >> (at % _WORD)).movedim(0, -1), bit).T
+    return _join_bits((words.long()[:, at // _WORD] >> (at % _WORD)).movedim(0, -1), bit).T
 
 
-def _joined(at_bit: Tensor, bit: Tensor) -> Tensor:
-    """Codes (K, N) from words (K, bits, N) shifted so that each one's lowest bit is bit `bit` of the code."""
+def _join_bits(at_bit: Tensor, bit: Tensor) -> Tensor:
+    """Codes (K, N) from words (K, bits, N), shifted so that bit `bit` of a code is the lowest bit."""
     return torch.sum((at_bit & 1) << bit[..., None], dim=1)
 
 
 def _lane_row(k_tile: Tensor, lane: Tensor, element: Tensor) -> Tensor:
-    """The row an mma fragment gives a lane's element: a pair, and the pair eight rows below."""
+    """The row of a lane's element in an mma fragment: a pair, and the pair eight rows below."""
     row = element % 4
     return 16 * k_tile + 2 * (lane % 4) + row % 2 + 8 * (row // 2)
 
 
-def _scattered(values: Tensor, row: Tensor, column: Tensor, rows: int, columns: int) -> Tensor:
-    """Values put at their (row, column); -1 marks an address that no lane reads."""
+def _scatter(values: Tensor, row: Tensor, column: Tensor, rows: int, columns: int) -> Tensor:
+    """Values at their (row, column); -1 marks an address without a lane."""
     out = torch.full((rows, columns), -1)
     out[row, column] = values
     return out
 
 
-def _at_columns(stored: Tensor, column: Tensor) -> Tensor:
-    """Stored columns put where they belong."""
+def _place_columns(stored: Tensor, column: Tensor) -> Tensor:
+    """Stored columns in the order of outputs."""
     out = torch.empty_like(stored)
     out[:, column] = stored
     return out
 
 
-def _at_inputs(stored: Tensor, perm: Tensor | None) -> Tensor:
-    """Stored rows put at their inputs."""
-    row = _index(perm)
+def _place_rows(stored: Tensor, perm: Tensor | None) -> Tensor:
+    """Stored rows in the order of inputs."""
+    row = _index_or_none(perm)
     if row is None:
         return stored
     out = torch.empty_like(stored)
@@ -328,6 +328,6 @@ def _even_groups(k_size: int, groups: int) -> Tensor:
     return torch.arange(k_size) // (k_size // groups)
 
 
-def _index(index: Tensor | None) -> Tensor | None:
-    """An index in the dtype torch indexes with; kernels are handed an empty tensor where there is none."""
+def _index_or_none(index: Tensor | None) -> Tensor | None:
+    """An index as int64; None for None and for the empty tensor, which kernels get for no index."""
     return None if index is None or index.numel() == 0 else index.long()

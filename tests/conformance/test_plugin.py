@@ -1,0 +1,135 @@
+"""The plugin in a pytest of its own: tiers, expected failures, the report, and what a failure prints."""
+
+import json
+import subprocess
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from qload.conformance import cases
+from qload.conformance.plugin import ExpectedFailure, read_expected_failures
+from qload.errors import ArgumentError
+from tests.conformance.pytest_runs import run
+from tests.paths import ROOT
+
+KERNEL = """
+from qload.conformance import LinearKernelSuite
+
+class TestMine(LinearKernelSuite):
+    format = "unquantized"
+    def pack(self, weight):
+        return weight.weight
+    def gemm(self, x, w):
+        return (x.float() @ w.float().T).to(x.dtype)
+
+class TestShifted(TestMine):
+    def gemm(self, x, w):
+        return super().gemm(x, w).roll(1, 1)
+
+class TestNone(TestMine):
+    def can_implement(self, case):
+        return False, "no such kernel here"
+"""
+
+
+def run_mine(folder: Path, *arguments: str, kernel: str = KERNEL) -> subprocess.CompletedProcess[str]:
+    return run(folder, {"test_mine.py": kernel}, "-rs", *arguments)
+
+
+@pytest.mark.slow
+def test_a_run_with_a_report_of_each_case(tmp_path: Path) -> None:
+    done = run_mine(tmp_path, "--qload-report=report.json")
+    report = json.loads((tmp_path / "report.json").read_text())
+
+    assert done.returncode == 1
+    by_test = {entry["test"].partition("::")[2].partition("[")[0]: entry for entry in report["tests"]}
+    shifted = by_test["TestShifted::test_reads_back"]
+    assert (shifted["outcome"], shifted["fault"]) == ("failed", "outputs-shifted")
+    assert shifted["case"] == "unquantized.w16.k256n128"
+    assert by_test["TestMine::test_reads_back"]["outcome"] == "passed"
+    assert 0 < by_test["TestMine::test_stays_within_the_bound"]["error of bound"] <= 1
+    assert by_test["TestNone::test_reads_back"]["outcome"] == "skipped"
+    assert by_test["TestNone::test_reads_back"]["reason"] == "no such kernel here"
+    assert sum(report["outcomes"].values()) == len(report["tests"]) == 21
+
+    assert "cause     " in done.stdout
+    replay = "replay    pytest 'test_mine.py::TestShifted::test_reads_back[unquantized.w16.k256n128]'"
+    assert replay in done.stdout
+    assert "all 1 cases are refused, unquantized.w16.k256n128 because: no such kernel here" in done.stdout
+    assert len(done.stdout.splitlines()) < 80
+
+
+@pytest.mark.slow
+def test_expected_failures_are_strict_and_told(tmp_path: Path) -> None:
+    (tmp_path / "known.txt").write_text(
+        "# what is known\n"
+        "\n"
+        "test_reads_back[unquantized.*] https://example.org/1 outputs are shifted\n"
+        "gptq.* https://example.org/2 no suite of this format\n"
+    )
+    done = run_mine(tmp_path, "--qload-xfails=known.txt", "-k", "reads_back and not None", "-rx")
+
+    assert "1 failed" in done.stdout
+    assert "1 xfailed" in done.stdout
+    assert "[XPASS(strict)] outputs are shifted (https://example.org/1)" in done.stdout
+    assert "qload: no collected test matches gptq.*" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_line_without_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "known.txt").write_text("gptq.v1.w4 because of this\n")
+
+    done = run_mine(tmp_path, "--qload-xfails=known.txt")
+
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "known.txt, line 1" in done.stderr
+
+
+@pytest.mark.slow
+def test_collecting_imports_no_torch(tmp_path: Path) -> None:
+    code = "import sys\ndef test_it():\n    assert 'torch' not in sys.modules\n"
+    done = run_mine(tmp_path, "-k", "test_it", kernel=f"{KERNEL}\n{code}")
+
+    assert "1 passed" in done.stdout, done.stdout
+
+
+def test_a_line_matches_a_case_or_a_test_of_it() -> None:
+    case, test = (ExpectedFailure(text, "https://a", "b") for text in ("gptq.v1.*", "test_a[gptq.v1.w4]"))
+
+    assert case.matches("test_a", "gptq.v1.w4")
+    assert case.matches("test_b", "gptq.v1.w8")
+    assert not case.matches("test_a", "gptq.v2.w4")
+    assert test.matches("test_a", "gptq.v1.w4")
+    assert not test.matches("test_b", "gptq.v1.w4")
+    assert not test.matches("test_a", "gptq.v1.w8")
+
+
+@pytest.mark.parametrize("line", ["gptq", "gptq https://a", "gptq why https://a"])
+def test_a_line_has_a_link_and_a_reason(line: str, tmp_path: Path) -> None:
+    (tmp_path / "known.txt").write_text(f"# first\n{line}\n")
+
+    with pytest.raises(ArgumentError, match=r"known\.txt, line 2"):
+        read_expected_failures(tmp_path / "known.txt")
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"nowhere\.txt"):
+        read_expected_failures(tmp_path / "nowhere.txt")
+
+
+def test_the_plugin_is_registered_by_the_distribution() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+
+    assert '[project.entry-points.pytest11]\nqload = "qload.conformance.plugin"\n' in text
+
+
+def test_tiers_grow_and_smaller_cases_come_first() -> None:
+    tiers = [[case.id for case in cases("gptq", tier)] for tier in ("smoke", "default", "gpu", "exhaustive")]
+
+    for less, more in pairwise(tiers):
+        assert more[: len(less)] == less
+        assert len(more) > len(less)
+    assert all(len(each) == len(set(each)) for each in tiers)
+    assert "gptq.v1.w4.g128.actorder.k512n256.tp2row" in tiers[1]
+    assert "gptq.v1.w4.g128.actorder.k4096n512" in tiers[2]

@@ -1,0 +1,126 @@
+"""Faults in functions of a project under test: given tensors by name, typed weights, or inputs."""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload import GPTQWeight
+from qload.errors import ArgumentError
+from qload.testing.kernel_faults import KERNEL_FAULTS, KernelFault
+from qload.testing.selftest import adopted_matrix, user_tests
+from qload.testing.selftest.fault_injection import around_product, replace_function, with_fault
+from qload.testing.selftest.sample_weights import gptq
+
+WEIGHT = gptq()
+
+
+def fault(name: str) -> KernelFault:
+    return next(each for each in KERNEL_FAULTS if each.name == name)
+
+
+def meaning(scales: Tensor, qweight: Tensor, qzeros: Tensor, g_idx: Tensor) -> Tensor:
+    """A packing function with its own order of arguments."""
+    held = {"qweight": qweight, "qzeros": qzeros, "scales": scales, "g_idx": g_idx}
+    return WEIGHT.holding(held).dequantize()
+
+
+def test_tensors_are_changed_by_their_names(tmp_path: Path) -> None:
+    wrong = with_fault(meaning, fault("scales-late"), "gptq", tmp_path / "reached")
+
+    got = wrong(WEIGHT.scales, **{name: held for name, held in WEIGHT.fields().items() if name != "scales"})
+
+    assert torch.equal(got, WEIGHT.holding({"scales": WEIGHT.scales.roll(1, 0)}).dequantize())
+    assert (tmp_path / "reached").is_file()
+
+
+def test_a_typed_weight_is_changed_as_a_whole(tmp_path: Path) -> None:
+    def pack(weight: GPTQWeight) -> Tensor:
+        return weight.scales
+
+    wrong = with_fault(pack, fault("scales-doubled"), None, tmp_path / "reached")
+
+    assert torch.equal(wrong(WEIGHT), 2 * WEIGHT.scales)
+
+
+def test_a_fault_that_changes_nothing_is_not_reached(tmp_path: Path) -> None:
+    wrong = with_fault(meaning, fault("second-scale-lost"), "gptq", tmp_path / "reached")
+
+    assert torch.equal(wrong(**WEIGHT.fields()), WEIGHT.dequantize())
+    assert not (tmp_path / "reached").exists()
+
+
+def test_tensors_without_a_format_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="for tensors under stored names"):
+        with_fault(meaning, fault("scales-late"), None, tmp_path / "reached")(**WEIGHT.fields())
+
+
+def test_a_product_gets_other_inputs(tmp_path: Path) -> None:
+    wrong = around_product(lambda name, x: 3 * x, fault("inputs-reversed"), tmp_path / "reached")
+
+    assert wrong("a name", torch.arange(4.0).reshape(1, 4)).tolist() == [[9, 6, 3, 0]]
+    assert (tmp_path / "reached").is_file()
+
+
+def test_a_function_is_replaced_where_it_is_defined(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("a_project")
+    vars(module)["Kernel"] = type("Kernel", (), {"pack": staticmethod(lambda: 1)})
+    monkeypatch.setitem(sys.modules, "a_project", module)
+
+    replace_function("a_project:Kernel.pack", lambda function: staticmethod(lambda: function() + 1))
+
+    assert vars(module)["Kernel"].pack() == 2
+
+
+def runs(codes: dict[str, int], reaching: bool) -> Callable[..., int]:
+    """What stands for a run of pytest: its exit code by the fault that it is given."""
+
+    def run(options: list[str], allowed: tuple[int, ...]) -> int:
+        planted = [option for option in options if option.startswith("--qload-plant-")]
+        given = dict(option.removeprefix("--qload-plant-").split("=", 1) for option in planted)
+        if reaching and given:
+            Path(given["reached"]).write_text("planted")
+        return codes.get(given.get("fault", ""), 0)
+
+    return run
+
+
+def test_tests_that_fail_caught_a_fault_and_others_let_it_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_tests, "_run", runs({"scales-late": 1}, reaching=True))
+
+    ends = {each.fault: each.end for each in adopted_matrix("pytest tests", pack="a:b", format="gptq")}
+
+    assert ends["scales-late"] == "caught"
+    assert ends["scales-early"] == "let through"
+    assert "gate-and-up" not in ends  # there is no product to put it around
+
+
+def test_a_fault_that_no_test_meets_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_tests, "_run", runs({}, reaching=False))
+
+    assert {each.end for each in adopted_matrix("pytest tests", gemm="a:b")} == {"not reached"}
+
+
+@pytest.mark.parametrize(("tests", "pack"), [("make test", "a:b"), ("pytest tests", None)])
+def test_what_is_no_run_of_pytest_is_refused(tests: str, pack: str | None) -> None:
+    with pytest.raises(ArgumentError):
+        next(adopted_matrix(tests, pack=pack))
+
+
+@pytest.mark.slow
+def test_a_projects_own_tests_are_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kernel.py").write_text("def gemm(x, w):\n    return x @ w\n")
+    (tmp_path / "test_kernel.py").write_text(
+        "import torch, kernel\n\n\ndef test_it():\n"
+        "    assert torch.equal(kernel.gemm(torch.eye(8), torch.eye(8)), torch.eye(8))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(user_tests, "KERNEL_FAULTS", (fault("result-doubled"),))
+
+    (found,) = adopted_matrix("pytest test_kernel.py", gemm="kernel:gemm")
+
+    assert found.end == "caught"
