@@ -11,7 +11,7 @@ from pathlib import Path
 
 from qload.errors import ArgumentError
 from qload.errors.exceptions import written_to
-from qload.verify.crew import Crew
+from qload.verify.workers import Workers
 
 STATE, LOCK = "qload-unfinished", "qload-lock"
 BLOCK = 1 << 20  # bytes
@@ -24,9 +24,9 @@ class UnfinishedFolder:
     which each has a lock and a state of its own. `done`: the files that are complete, with the hash of each.
     """
 
-    def __init__(self, target: Path, job: str, crew: Crew | None = None) -> None:
+    def __init__(self, target: Path, job: str, crew: Workers | None = None) -> None:
         self.target, self.job = target.resolve(), job  # where a link leads to, as a link is no folder
-        self.crew = crew or Crew.of(None)
+        self.crew = crew or Workers.of(None)
         self.done: dict[str, str] = {}
 
     @property
@@ -39,13 +39,13 @@ class UnfinishedFolder:
         """For this crew alone; what an earlier run of the same job has completed is in `done`."""
         check_target(self.target)
         with ExitStack() as locks:
-            if self.crew.first:
+            if self.crew.is_first:
                 self.path.mkdir(parents=True, exist_ok=True)
                 for lock in sorted({self._own(LOCK), *self.path.glob(f"{LOCK}-*")}):
                     self._lock(lock, locks)
                 self._resume()
-            (job, self.done), *_ = self.crew.told((self.job, self.done))
-            if not self.crew.first:
+            (job, self.done), *_ = self.crew.gather((self.job, self.done))
+            if not self.crew.is_first:
                 if job != self.job or not self.path.is_dir():
                     got = f"{self.path}, which is not there, or another one, for process {self._rank}"
                     raise ArgumentError("folder", "files that all processes see, and write alike", got)
@@ -77,7 +77,7 @@ class UnfinishedFolder:
         there = sum((self.path / name).stat().st_size for name in self.done)
         free = shutil.disk_usage(self.path.parent).free
         if nbytes - there > free:
-            if not self.done and self.crew.first:
+            if not self.done and self.crew.is_first:
                 shutil.rmtree(self.path, ignore_errors=True)
             expected = f"a disk with {nbytes - there} bytes left"
             raise ArgumentError("folder", expected, f"{free} bytes at {self.path.parent}")
@@ -94,7 +94,7 @@ class UnfinishedFolder:
 
     def together(self) -> None:
         """Once each process is here, all know what each has completed."""
-        for done in self.crew.told(self.done):
+        for done in self.crew.gather(self.done):
             self.done |= done
 
     def part(self, name: str) -> Path:

@@ -38,11 +38,11 @@ from qload.loader.finite_scales import Nonfinite, check_nonfinite
 from qload.parallel import ProcessGroup
 from qload.spec import Role
 from qload.storage import WeightStorage
-from qload.verify.crew import Crew, Tell
-from qload.verify.examine import header_errors
+from qload.verify.checkpoint import Checkpoint
 from qload.verify.report import Finding
 from qload.verify.rule_pages import rule_pages
-from qload.verify.subject import Subject
+from qload.verify.verification import header_errors
+from qload.verify.workers import ByteProgress, Workers
 
 OWNER = "compressed-tensors"
 CACHE = "kv_cache_scheme"
@@ -65,7 +65,9 @@ class Planned:
     notes: Sequence[str]
 
 
-def planned(asked: AskedTarget, keep: Sequence[str], tell: Tell, nonfinite: Nonfinite = "error") -> Planned:
+def planned(
+    asked: AskedTarget, keep: Sequence[str], tell: ByteProgress, nonfinite: Nonfinite = "error"
+) -> Planned:
     """Every layer asked; ArgumentError where no layer would change, or a pattern of `keep` means none."""
     subject = asked.subject
     quantized = {
@@ -112,7 +114,7 @@ def _remedies(
             yield f"{group.first}{more}: {', '.join([*ways, KEEP])}"
 
 
-def _exact(subject: Subject, keep: Sequence[str]) -> Iterator[tuple[str, LayerDescription]]:
+def _exact(subject: Checkpoint, keep: Sequence[str]) -> Iterator[tuple[str, LayerDescription]]:
     """The matrices of a plain checkpoint that owners quantize: all but embeddings, heads and what is kept."""
     for prefix, layer in subject.layers.items():
         left_out = prefix.rpartition(".")[2] in (*EMBEDDINGS, HEAD)
@@ -122,7 +124,7 @@ def _exact(subject: Subject, keep: Sequence[str]) -> Iterator[tuple[str, LayerDe
 
 
 def _answers(
-    asked: AskedTarget, layers: Mapping[str, LayerDescription | QloadError], tell: Tell
+    asked: AskedTarget, layers: Mapping[str, LayerDescription | QloadError], tell: ByteProgress
 ) -> tuple[dict[str, StoredLayer], dict[str, str]]:
     """What layers become, and why others cannot."""
     told = asked.answers(list(layers.values()), tell)
@@ -139,7 +141,9 @@ def _contradicting(layers: Mapping[str, LayerDescription | QloadError]) -> dict[
     }
 
 
-def _kept(subject: Subject, quantized: Mapping[str, object], keep: Sequence[str]) -> dict[str, StoredLayer]:
+def _kept(
+    subject: Checkpoint, quantized: Mapping[str, object], keep: Sequence[str]
+) -> dict[str, StoredLayer]:
     """The quantized layers that patterns, as a shell has them, leave as they are."""
     for pattern in keep:
         if not any(fnmatchcase(prefix, pattern) for prefix in subject.layers):
@@ -153,14 +157,14 @@ def _kept(subject: Subject, quantized: Mapping[str, object], keep: Sequence[str]
     }
 
 
-def _as_it_is(subject: Subject, layer: LayerDescription) -> StoredLayer:
+def _as_it_is(subject: Checkpoint, layer: LayerDescription) -> StoredLayer:
     config = layer.format.config
     permuted = isinstance(config, GPTQConfig) and not config.positional and config.groups(layer.K) > 1
     symmetric = bool(layer.format.claims and layer.format.claims.sym)
     return StoredLayer(layer.prefix, layer.format.weight_type, config, layer.K, symmetric, permuted)
 
 
-def _items(subject: Subject, stored: Mapping[str, StoredLayer], refused: dict[str, str]) -> Iterator[Item]:
+def _items(subject: Checkpoint, stored: Mapping[str, StoredLayer], refused: dict[str, str]) -> Iterator[Item]:
     """All that is written, in the order of the source; what stands in the way of a layer is entered."""
     raw = as_stored(subject)
     stacks = new_stacks(subject, stored)
@@ -184,7 +188,7 @@ def _items(subject: Subject, stored: Mapping[str, StoredLayer], refused: dict[st
             yield items[holder]  # all that change have one
 
 
-def _meaningless(subject: Subject) -> Iterator[str]:
+def _meaningless(subject: Checkpoint) -> Iterator[str]:
     """Tensors beside plain weights that its own config says nothing by, and another might."""
     for layer in subject.described():
         for spec in layer.specs:
@@ -193,7 +197,7 @@ def _meaningless(subject: Subject) -> Iterator[str]:
 
 
 def _holders(
-    subject: Subject, stored: Mapping[str, StoredLayer], raw: WeightStorage, refused: dict[str, str]
+    subject: Checkpoint, stored: Mapping[str, StoredLayer], raw: WeightStorage, refused: dict[str, str]
 ) -> dict[str, str]:
     """The tensors that layers which change are stored in, and which layer that is."""
     found, there, shared = {}, raw.keys(), shared_sources(subject, stored)
@@ -208,7 +212,7 @@ def _holders(
     return found
 
 
-def _section(subject: Subject, layers: Sequence[StoredLayer]) -> WrittenConfig:
+def _section(subject: Checkpoint, layers: Sequence[StoredLayer]) -> WrittenConfig:
     """The config of all that is quantized at the end, and of the matrices that are not."""
     changed = {layer.prefix for layer in layers}
     quantized = [layer for layer in layers if not layer.weight_type.plain]
@@ -226,13 +230,13 @@ def _section(subject: Subject, layers: Sequence[StoredLayer]) -> WrittenConfig:
     return made
 
 
-def _cache_scheme(subject: Subject) -> object | None:
+def _cache_scheme(subject: Checkpoint) -> object | None:
     """How keys and values are quantized in the cache, which compressed-tensors alone says beside weights."""
     found = next(iter(subject.configs), None)
     return None if found is None else found.values.get(CACHE)
 
 
-def _notes(subject: Subject, stored: Mapping[str, StoredLayer], to: str) -> Iterator[str]:
+def _notes(subject: Checkpoint, stored: Mapping[str, StoredLayer], to: str) -> Iterator[str]:
     schemes = {
         layer.format.activations
         for prefix in stored
@@ -302,7 +306,7 @@ def convert(
         "error": a layer with a scale that is NaN or infinite is refused. "allow": such scales are taken as
         they are stored.
     progress
-        Tell a stage, the bytes of it that are done, and all.
+        ByteProgress a stage, the bytes of it that are done, and all.
     process_group
         A group of torch.distributed whose processes all call this and see the same files; they share the
         work, and get the same answer.
@@ -328,9 +332,9 @@ def convert(
     if unknown:
         raise ArgumentError("accept", "ids of rules, as docs/rules lists them", f"{unknown[0]!r:.80}")
     target, tell = target_of(folder, shard_size), progress or nothing
-    crew = Crew.of(process_group)
+    crew = Workers.of(process_group)
 
-    def make(subject: Subject) -> Conversion:
+    def make(subject: Checkpoint) -> Conversion:
         errors = header_errors(subject, crew, tell)
         refusing = [each for each in errors if each.rule not in (*accept, INTERNAL)]
         if refusing:
@@ -355,7 +359,7 @@ def _accepted(errors: Sequence[Finding]) -> Iterator[str]:
         yield f"error of the rule {first.rule}, not refused: {' '.join(first.message.split())}{more}"
 
 
-def _refused(subject: Subject, reasons: Mapping[str, str]) -> list[ConvertedLayer]:
+def _refused(subject: Checkpoint, reasons: Mapping[str, str]) -> list[ConvertedLayer]:
     return [
         ConvertedLayer(prefix, format_of(subject.layers[prefix]), None, "refused", reason)
         for prefix, reason in sorted(reasons.items())

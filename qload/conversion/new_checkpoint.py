@@ -25,9 +25,9 @@ from qload.loader import LayerDescription
 from qload.loader.finite_scales import check_scales
 from qload.storage import SafetensorsStorage, is_directory, snapshot
 from qload.storage.files import special, status
-from qload.verify.crew import Crew
+from qload.verify.checkpoint import Checkpoint
 from qload.verify.report import Reason, reason_of
-from qload.verify.subject import Subject
+from qload.verify.workers import Workers
 
 MOST = 1 << 30  # bytes of a file that is copied; tokenizers have some 30 MB
 TENSORS = (
@@ -46,27 +46,27 @@ TENSORS = (
 CERTIFICATE = "qload-certificate.json"
 
 
-def why_unreadable(subject: Subject) -> str:
+def why_unreadable(subject: Checkpoint) -> str:
     """What is wrong with all of it; "" where it can be asked."""
     reason = unreadable(subject)
     return "" if reason is None else reason["unreadable"] or reason["unsupported"]
 
 
-def unreadable(subject: Subject) -> Reason | None:
+def unreadable(subject: Checkpoint) -> Reason | None:
     """Why nothing of it can be read, as fields of a report; None if it can."""
     return reason_of(subject.errors) if subject.errors or subject.weights is None else None
 
 
-def source_files(subject: Subject) -> Mapping[str, Path]:
+def source_files(subject: Checkpoint) -> Mapping[str, Path]:
     """Its files, by name."""
     storage = as_stored(subject)
     assert isinstance(storage, SafetensorsStorage)
     return {name: place for name, place in storage.files.items() if isinstance(place, Path)}
 
 
-def source_folder(subject: Subject) -> Path:
+def source_folder(subject: Checkpoint) -> Path:
     """Where its configs and tokenizers stand."""
-    place = Path(snapshot(subject.place))
+    place = Path(snapshot(subject.location))
     return place if is_directory(place) else place.parent
 
 
@@ -75,7 +75,7 @@ def format_of(layer: LayerDescription | QloadError | None) -> str | None:
     return layer.format.weight_type.format if isinstance(layer, LayerDescription) else None
 
 
-def nonfinite_layers(subject: Subject) -> dict[str, str]:
+def nonfinite_layers(subject: Checkpoint) -> dict[str, str]:
     """Layers with scales that are NaN or infinite, each with its reason; they are refused."""
     assert subject.weights is not None
     found = {}
@@ -167,20 +167,20 @@ class NewCheckpoint:
     `crew`: who writes it.
     """
 
-    subject: Subject
+    subject: Checkpoint
     target: Path
     asked: Mapping[str, Any]
     shards: Sequence[OutputFile]
     texts: Mapping[str, bytes]
     copies: Sequence[Path] = ()
     job: Sequence[Any] = ()
-    crew: Crew = field(default_factory=lambda: Crew.of(None))
+    crew: Workers = field(default_factory=lambda: Workers.of(None))
 
     def write(self, prove: Callable[[Path], F], tell: Progress) -> F:
         """Write it, and `prove` it: what is found has a `folder` where all is well; else nothing is left."""
         folder = UnfinishedFolder(self.target, self._job(), self.crew)
         with folder.opened(), behind("qload-hash") as hashing:
-            if self.crew.first:
+            if self.crew.is_first:
                 folder.check_space(
                     sum(shard.nbytes for shard in self.shards) + sum(map(len, self.texts.values()))
                 )
@@ -190,14 +190,14 @@ class NewCheckpoint:
                 for name, place in self.crew.share(sorted(source_files(self.subject).items()))
             }
             write_shards(self.shards, folder, tell)
-            if self.crew.first:
+            if self.crew.is_first:
                 self._write_beside(folder)
             folder.together()
             found = prove(folder.path)
-            read = self.crew.told({name: file.result() for name, file in hashes.items()})
+            read = self.crew.gather({name: file.result() for name, file in hashes.items()})
             if found.verdict == "ok":
                 found = replace(found, folder=str(self.target))
-            if self.crew.first:
+            if self.crew.is_first:
                 self._end(folder, found, {name: digest for each in read for name, digest in each.items()})
             folder.together()
             return found
@@ -239,12 +239,12 @@ def target_of(folder: str | PathLike[str], shard_size: int) -> Path:
     return target
 
 
-def of_checkpoint(path: str | PathLike[str], make: Callable[[Subject], F], empty: Callable[..., F]) -> F:
+def of_checkpoint(path: str | PathLike[str], make: Callable[[Checkpoint], F], empty: Callable[..., F]) -> F:
     """Report of `make` on a checkpoint; UnreadTensorsError if some of its tensors are not read.
 
     `empty`: builds the report of a path with the reason as `unreadable` or `unsupported`.
     """
-    with closing(Subject.open(path)) as subject:
+    with closing(Checkpoint.open(path)) as subject:
         reason = unreadable(subject)
         if reason is not None:
             return empty(subject.path, **reason)

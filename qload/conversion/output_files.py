@@ -16,7 +16,7 @@ from qload.conversion.atomic_folder import UnfinishedFolder
 from qload.conversion.output_tensors import Item
 from qload.storage import DTYPES, TensorInfo
 from qload.storage.header import LENGTH_BYTES
-from qload.verify.crew import Crew
+from qload.verify.workers import Workers
 
 ALIGNED = 8  # bytes: the longest element there is
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
@@ -174,7 +174,7 @@ def _write(shard: OutputFile, folder: UnfinishedFolder, tell: Callable[[int, int
             _write_item(shard, shard.items[at], descriptor)
 
         sizes = [item.source for item in shard.items]
-        Crew.of(None).share_out(write, sizes, tell, threads(shard))
+        Workers.of(None).run(write, sizes, tell, threads(shard))
 
 
 def threads(shard: OutputFile) -> int:

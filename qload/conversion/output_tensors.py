@@ -13,9 +13,8 @@ from qload.kernel_formats.repack import READERS
 from qload.loader import FormatLoader, LayerDescription, Part
 from qload.spec import Weight, named
 from qload.storage import TensorInfo, WeightStorage
-from qload.verify.chunks import outputs
-from qload.verify.subject import Subject
-from qload.verify.values.pieces import pieces
+from qload.verify.blocks import load_output_blocks, pieces
+from qload.verify.checkpoint import Checkpoint
 from qload.weights import Weights
 
 STACKED = "is one of several in a tensor of all experts, which is not taken apart"
@@ -61,7 +60,7 @@ def dequantized(weights: Weights, loader: FormatLoader, layer: LayerDescription,
     name, width = named(layer.prefix, "weight"), layer.K * dtype.itemsize
 
     def read() -> Iterator[Piece]:
-        for start, weight in outputs(weights, loader, layer):
+        for start, weight in load_output_blocks(weights, loader, layer):
             yield name, start * width, weight.dequantize(dtype)
 
     return Item({name: TensorInfo(dtype, (layer.N, layer.K))}, stored_bytes(weights, layer), read)
@@ -130,7 +129,7 @@ def stored_bytes(weights: Weights, layer: LayerDescription) -> int:
     return sum(weights.storage.info(layer.names.full(spec.name)).nbytes for spec in layer.specs)
 
 
-def as_stored(subject: Subject) -> WeightStorage:
+def as_stored(subject: Checkpoint) -> WeightStorage:
     """Its tensors, those of all experts of a layer in one as they are."""
     assert subject.weights is not None
     storage = subject.weights.storage

@@ -45,8 +45,8 @@ from qload.plan.sharing import Sharing, check_ranks, described_model, sharings
 from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import Weight, named
 from qload.storage import MemoryStorage
-from qload.verify.crew import Crew, Tell
-from qload.verify.subject import Subject
+from qload.verify.checkpoint import Checkpoint
+from qload.verify.workers import ByteProgress, Workers
 from qload.weights import Weights
 
 
@@ -127,7 +127,7 @@ class PlannedShares:
 
 
 def planned_shares(
-    subject: Subject, ranks: int, runs: int | None, tell: Tell, nonfinite: Nonfinite = "error"
+    subject: Checkpoint, ranks: int, runs: int | None, tell: ByteProgress, nonfinite: Nonfinite = "error"
 ) -> PlannedShares:
     """Every layer asked for every rank, in the words of `plan`; ArgumentError for `runs` without experts."""
     weights = subject.weights
@@ -148,7 +148,7 @@ def planned_shares(
         share = RankShare.of(weights, layer, how[prefix], rank, ranks)
         return share, share.why_not() if share else None
 
-    found = Crew.of(None).share_out(share_of, [1] * len(asked), tell)
+    found = Workers.of(None).run(share_of, [1] * len(asked), tell)
     refused = {prefix: why for (_, prefix), (_, why) in zip(asked, found, strict=True) if why}
     if refused:
         return PlannedShares(how, (), (), refused, ())
@@ -160,7 +160,7 @@ def planned_shares(
     return PlannedShares(how, held, items, {}, list(_notes(subject, how, why)))
 
 
-def _refused_shares(subject: Subject, how: Mapping[str, Sharing], ranks: int) -> dict[str, str]:
+def _refused_shares(subject: Checkpoint, how: Mapping[str, Sharing], ranks: int) -> dict[str, str]:
     """What ranks cannot share, in the words of a load; and what is no tensor by itself."""
     assert subject.weights is not None
     answers, found = Answers(subject.weights), {}
@@ -177,7 +177,7 @@ def _refused_shares(subject: Subject, how: Mapping[str, Sharing], ranks: int) ->
     return found
 
 
-def _items(subject: Subject, mine: Mapping[str, RankShare | None]) -> Iterator[Item]:
+def _items(subject: Checkpoint, mine: Mapping[str, RankShare | None]) -> Iterator[Item]:
     """All that stands in the files of one rank, in the order of the source."""
     raw, holders = as_stored(subject), {}
     for prefix in mine:
@@ -197,7 +197,7 @@ def _items(subject: Subject, mine: Mapping[str, RankShare | None]) -> Iterator[I
                 yield share.item()
 
 
-def _notes(subject: Subject, how: Mapping[str, Sharing], why: str) -> Iterator[str]:
+def _notes(subject: Checkpoint, how: Mapping[str, Sharing], why: str) -> Iterator[str]:
     yield CONFIGS_OF_ALL
     yield WHOLE
     if any(each.cut == "K" and named(prefix, "bias") in subject.names for prefix, each in how.items()):
@@ -243,7 +243,7 @@ def shard(
         "error": a layer with a scale that is NaN or infinite is refused. "allow": such scales are taken as
         they are stored.
     progress
-        Tell a stage, the bytes of it that are done, and all.
+        ByteProgress a stage, the bytes of it that are done, and all.
     process_group
         A group of torch.distributed whose processes all call this and see the same files; they share the
         work, and get the same answer.
@@ -268,9 +268,9 @@ def shard(
     check_ranks(tp, ep)
     check_nonfinite(nonfinite)
     target, tell = target_of(folder, shard_size), progress or nothing
-    crew = Crew.of(process_group)
+    crew = Workers.of(process_group)
 
-    def make(subject: Subject) -> ShardedCheckpoint:
+    def make(subject: Checkpoint) -> ShardedCheckpoint:
         told = partial(tell, "asking layers")
         plan = planned_shares(subject, tp, ep, told, nonfinite)
         asked = ShardedCheckpoint(subject.path, tp=tp, ep=ep)
@@ -281,7 +281,7 @@ def shard(
     return of_checkpoint(path, make, partial(ShardedCheckpoint, tp=tp, ep=ep))
 
 
-def _refused(subject: Subject, plan: PlannedShares) -> list[ShardedLayer]:
+def _refused(subject: Checkpoint, plan: PlannedShares) -> list[ShardedLayer]:
     return [
         ShardedLayer(prefix, format_of(subject.layers.get(prefix)), plan.how[prefix].cut, "refused", reason)
         for prefix, reason in sorted(plan.refused.items())
@@ -290,12 +290,12 @@ def _refused(subject: Subject, plan: PlannedShares) -> list[ShardedLayer]:
 
 def _written(
     asked: ShardedCheckpoint,
-    subject: Subject,
+    subject: Checkpoint,
     plan: PlannedShares,
     target: Path,
     size: int,
     tell: Progress,
-    crew: Crew,
+    crew: Workers,
 ) -> ShardedCheckpoint:
     ranks = [shards_of(items, size) for items in plan.items]
     files = [
@@ -310,7 +310,7 @@ def _written(
     return new.write(prove, tell)
 
 
-def _beside(subject: Subject, ranks: Sequence[Sequence[OutputFile]]) -> Mapping[str, bytes]:
+def _beside(subject: Checkpoint, ranks: Sequence[Sequence[OutputFile]]) -> Mapping[str, bytes]:
     """The index and what else stands beside the tensors, for each rank: configs as they are, tokenizers."""
     source = source_folder(subject)
     same = {file.name: file.read_bytes() for file in copied_files(source)}
@@ -324,7 +324,7 @@ def _beside(subject: Subject, ranks: Sequence[Sequence[OutputFile]]) -> Mapping[
 
 
 def _proven(
-    subject: Subject, plan: PlannedShares, folder: Path, tell: Progress, crew: Crew
+    subject: Checkpoint, plan: PlannedShares, folder: Path, tell: Progress, crew: Workers
 ) -> list[ShardedLayer]:
     """Each layer of each folder beside what its rank loads."""
     wrong: dict[str, str] = {}
@@ -343,10 +343,10 @@ def _proven(
 
 
 def _differing(
-    folder: Path, rank: int, shares: Mapping[str, RankShare], tell: Progress, crew: Crew
+    folder: Path, rank: int, shares: Mapping[str, RankShare], tell: Progress, crew: Workers
 ) -> dict[str, str]:
     """What a rank's folder says otherwise, or does not say."""
-    with closing(Subject.open(folder)) as made:
+    with closing(Checkpoint.open(folder)) as made:
         wrong = why_unreadable(made)
         if wrong:
             return dict.fromkeys(shares, f"rank {rank}: {wrong}")
@@ -363,7 +363,5 @@ def _differing(
             return None if same_weight(shares[prefix].load(), there) else "it is another weight"
 
         sizes = [shares[prefix].layer.N * shares[prefix].layer.K for prefix in each]
-        told = crew.share_out(
-            compared, sizes, lambda done, total: tell(f"comparing rank {rank}", done, total), 2
-        )
+        told = crew.run(compared, sizes, lambda done, total: tell(f"comparing rank {rank}", done, total), 2)
         return {prefix: f"rank {rank}: {why}" for prefix, why in zip(each, told, strict=True) if why}

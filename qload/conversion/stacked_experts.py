@@ -18,7 +18,7 @@ from qload.experts.stack_finder import StoredStack, find_stacks
 from qload.experts.stack_slices import Slot
 from qload.loader import LayerDescription
 from qload.storage import TensorInfo
-from qload.verify.subject import Subject
+from qload.verify.checkpoint import Checkpoint
 
 WEIGHT = ".weight"
 
@@ -57,7 +57,7 @@ class PlannedHeaders:
         """Nothing to let go of."""
 
 
-def new_stacks(subject: Subject, stored: Mapping[str, StoredLayer]) -> list[NewStack]:
+def new_stacks(subject: Checkpoint, stored: Mapping[str, StoredLayer]) -> list[NewStack]:
     """The stacks whose every layer becomes plain, each as one tensor; `stored`: what layers become."""
     assert subject.weights is not None
     storage = subject.weights.storage
@@ -89,7 +89,7 @@ def _name(prefix: str, there: Collection[str]) -> str:
     return f"{prefix}{WEIGHT}" if dotted else prefix
 
 
-def shared_sources(subject: Subject, stored: Mapping[str, StoredLayer]) -> dict[str, str]:
+def shared_sources(subject: Checkpoint, stored: Mapping[str, StoredLayer]) -> dict[str, str]:
     """Tensors of experts whose own weights are tensors apart -> the stack that has them, where all change.
 
     So transformers stores FP8: the weight of each expert, and the scales of all in one.
@@ -106,7 +106,7 @@ def shared_sources(subject: Subject, stored: Mapping[str, StoredLayer]) -> dict[
     return found
 
 
-def _has_own(subject: Subject, prefixes: Collection[str]) -> bool:
+def _has_own(subject: Checkpoint, prefixes: Collection[str]) -> bool:
     """Whether the first tensor of each of these layers, its weight, is in no stack."""
     there = as_stored(subject).keys()
     layers = (subject.layers[prefix] for prefix in prefixes)
@@ -121,7 +121,7 @@ def _prefixes(stacks: Collection[StoredStack]) -> set[str]:
 
 
 def _info(
-    subject: Subject, stacks: Collection[StoredStack], stored: Mapping[str, StoredLayer]
+    subject: Checkpoint, stacks: Collection[StoredStack], stored: Mapping[str, StoredLayer]
 ) -> TensorInfo | None:
     """The header of a stack of all these layers in plain; None where not all of them become plain."""
     assert subject.architecture is not None

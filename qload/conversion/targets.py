@@ -20,10 +20,10 @@ from qload.loader import LayerDescription, Part
 from qload.parallel import ALONE
 from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import ActivationScheme, Codes, Weight
-from qload.verify.chunks import outputs
+from qload.verify.blocks import load_output_blocks
+from qload.verify.checkpoint import Checkpoint
 from qload.verify.comparison import equal_bits
-from qload.verify.crew import Crew, Tell
-from qload.verify.subject import Subject
+from qload.verify.workers import ByteProgress, Workers
 
 
 @dataclass(frozen=True)
@@ -124,12 +124,14 @@ class StoredLayer:
 class AskedTarget:
     """A target, whether values may be rounded to its float type, and who asks."""
 
-    subject: Subject
+    subject: Checkpoint
     to: str
     rounding: bool
-    crew: Crew
+    crew: Workers
 
-    def answers(self, layers: Sequence[LayerDescription | QloadError], tell: Tell) -> list[StoredLayer | str]:
+    def answers(
+        self, layers: Sequence[LayerDescription | QloadError], tell: ByteProgress
+    ) -> list[StoredLayer | str]:
         """What each layer becomes, or why the target cannot say it.
 
         Processes share what looks at all values, which is what narrower floats take; the rest is little.
@@ -137,7 +139,7 @@ class AskedTarget:
         sizes = [1] * len(layers)
         if self.to not in FLOATS:
             return self._here(lambda at: _told(self._made, layers[at]), sizes, tell)
-        lost = self.crew.share_out(lambda at: _told(self._lost, layers[at]), sizes, tell)
+        lost = self.crew.run(lambda at: _told(self._lost, layers[at]), sizes, tell)
 
         def answer(at: int) -> StoredLayer | str:
             reason = lost[at]
@@ -162,10 +164,10 @@ class AskedTarget:
         }
 
     def _here(
-        self, answer: Callable[[int], StoredLayer | str], sizes: Sequence[int], tell: Tell
+        self, answer: Callable[[int], StoredLayer | str], sizes: Sequence[int], tell: ByteProgress
     ) -> list[StoredLayer | str]:
         """In this process, one after another: of some targets a whole layer is in memory."""
-        return replace(self.crew, group=ALONE).share_out(answer, sizes, tell, 1)
+        return replace(self.crew, group=ALONE).run(answer, sizes, tell, 1)
 
     def _made(self, layer: LayerDescription) -> StoredLayer | str:
         return self._fp8(layer) if self.to == fp8.NAME else self._integers(layer)
@@ -219,7 +221,7 @@ class AskedTarget:
             return "it holds all experts, and how these lie is not known of this type of model"
         if dtype == torch.float32:
             return None
-        for start, weight in outputs(weights, self.subject.loader, layer):
+        for start, weight in load_output_blocks(weights, self.subject.loader, layer):
             if weight.input_factors is not None:
                 return "its inputs are multiplied by factors, for which a plain weight has no place"
             if self.rounding and stays_below(weight, torch.finfo(dtype).max):

@@ -17,11 +17,9 @@ from qload.loader import LayerDescription
 from qload.loader.cuts import granule
 from qload.spec import Codes, Weight
 from qload.storage import WeightStorage
-from qload.verify.causes import SideBySide, misreading
-from qload.verify.chunks import OUTPUTS
-from qload.verify.comparison import NARROW, equal_bits
-from qload.verify.elsewhere import found_elsewhere
-from qload.verify.values.pieces import pieces
+from qload.verify.blocks import MAX_ELEMENTS, pieces
+from qload.verify.comparison import ROUNDED_DTYPES, equal_bits
+from qload.verify.diagnose_diff import SideBySide, find_misplaced, find_misreading
 
 
 def lie_in_words(weight: Weight) -> bool:
@@ -133,7 +131,7 @@ def rounds_to(one: Weight, other: Weight, dtype: torch.dtype | None) -> bool:
 
 def rounding(*dtypes: torch.dtype | None) -> torch.dtype | None:
     """The narrowest of the float types of plain values, which all are rounded to; None: there is none."""
-    narrow = [dtype for dtype in dtypes if dtype in NARROW]
+    narrow = [dtype for dtype in dtypes if dtype in ROUNDED_DTYPES]
     return min(narrow, key=lambda dtype: torch.finfo(dtype).bits) if narrow else None
 
 
@@ -169,13 +167,13 @@ def _compared(pair: SideBySide) -> ValueDiff:
     ours, theirs = pair.layer, pair.other
     found, dtype = ValueDiff(), rounding(_plain_dtype(ours), _plain_dtype(theirs))
     block = lcm(*(granule(layer, "N") or layer.N for layer in (ours, theirs)))
-    wide = CODES if all(map(lie_in_words, pair.load((0, min(block, ours.N))))) else OUTPUTS
+    wide = CODES if all(map(lie_in_words, pair.load((0, min(block, ours.N))))) else MAX_ELEMENTS
     short = 0 if wide == CODES else min(block, ours.N)
     for run in (*runs((0, short), ours.K, block, wide), *runs((short, ours.N), ours.K, block, wide)):
         if wide == CODES and equal_codes(*pair.load(run)):
             found.total += (run[1] - run[0]) * ours.K
             continue
-        for part in runs(run, ours.K, block, OUTPUTS):
+        for part in runs(run, ours.K, block, MAX_ELEMENTS):
             one, other = pair.load(part)
             if not found.bits and rounds_to(one, other, dtype):
                 found.total += (part[1] - part[0]) * ours.K
@@ -229,9 +227,9 @@ def _is_copy(pair: SideBySide) -> bool:
     ours, theirs = pair.layer, pair.other
     if ours.format != theirs.format or ours.sizes != theirs.sizes or ours.dtypes != theirs.dtypes:
         return False
-    assert pair.subject.weights is not None
+    assert pair.checkpoint.weights is not None
     assert pair.reference.weights is not None
-    here, there = pair.subject.weights.storage, pair.reference.weights.storage
+    here, there = pair.checkpoint.weights.storage, pair.reference.weights.storage
     names = [(ours.names.full(spec.name), theirs.names.full(spec.name)) for spec in ours.specs]
     return all(
         here.info(name).shape == there.info(other).shape
@@ -245,7 +243,7 @@ def _detail(pair: SideBySide, found: ValueDiff, others: Mapping[str, LayerDescri
     if found.first is None:
         return ""
     plain = pair.other.format.weight_type.plain and not pair.layer.format.weight_type.plain
-    cause = misreading(pair, found.run, plain * HALF) or found_elsewhere(
+    cause = find_misreading(pair, found.run, plain * HALF) or find_misplaced(
         pair.load(found.run)[0], found.run, pair.reference, pair.other, others
     )
     return f"{_first(found)}; {cause}" if cause else _first(found)

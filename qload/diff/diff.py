@@ -11,10 +11,10 @@ from qload.diff.report import CheckpointDiff, LayerDiff, Outcome, unreadable
 from qload.errors import StorageError, UnsupportedFormatError, checked
 from qload.loader import LayerDescription
 from qload.parallel import ProcessGroup
-from qload.verify.causes import SideBySide
-from qload.verify.crew import Crew
+from qload.verify.checkpoint import Checkpoint
+from qload.verify.diagnose_diff import SideBySide
 from qload.verify.report import Report
-from qload.verify.subject import Subject
+from qload.verify.workers import Workers
 
 Progress = Callable[[str, int, int], None]  # a stage, bytes that are done, bytes of all
 THREADS = 4  # each has a run of outputs of both in memory
@@ -55,8 +55,8 @@ def diff(
     [('up', 'rounded')]
     >>> folder.cleanup()
     """
-    crew = Crew.of(process_group)
-    with closing(Subject.open(path)) as ours, closing(Subject.open(other)) as theirs:
+    crew = Workers.of(process_group)
+    with closing(Checkpoint.open(path)) as ours, closing(Checkpoint.open(other)) as theirs:
         for subject in (ours, theirs):
             if subject.weights is None or subject.errors:
                 refused = Report(subject.path, tuple(subject.errors), readable=False)
@@ -72,7 +72,7 @@ def diff(
         return CheckpointDiff(ours.path, theirs.path, sorted(found, key=lambda layer: layer.name))
 
 
-def _layers(ours: Subject, theirs: Subject, crew: Crew, progress: Progress) -> Iterator[LayerDiff]:
+def _layers(ours: Checkpoint, theirs: Checkpoint, crew: Workers, progress: Progress) -> Iterator[LayerDiff]:
     here, there = (_by_key(each, _read(each, each.layers)) for each in (ours, theirs))
     both = sorted(here.keys() & there.keys())
     yield from _lonely(ours, {key: here[key] for key in here.keys() - there.keys()}, theirs, True)
@@ -87,17 +87,15 @@ def _layers(ours: Subject, theirs: Subject, crew: Crew, progress: Progress) -> I
         return LayerDiff(here[both[at]], there[both[at]], "refused", f"in {damaged.path}: {error}")
 
     sizes = [sum(_size(ours, name) for name in ours.groups.under(here[key])) for key in both]
-    yield from crew.share_out(
-        compared, sizes, lambda done, total: progress("comparing", done, total), THREADS
-    )
+    yield from crew.run(compared, sizes, lambda done, total: progress("comparing", done, total), THREADS)
 
 
-def _read(subject: Subject, prefixes: Iterable[str]) -> Iterator[str]:
+def _read(subject: Checkpoint, prefixes: Iterable[str]) -> Iterator[str]:
     """Yield the layers that a format reads; the tensors of others are listed one by one."""
     return (prefix for prefix in prefixes if not isinstance(subject.layers[prefix], UnsupportedFormatError))
 
 
-def _tensors(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
+def _tensors(ours: Checkpoint, theirs: Checkpoint) -> Iterator[LayerDiff]:
     """Biases and the like, of which nothing is a layer."""
     assert ours.weights is not None
     assert theirs.weights is not None
@@ -112,7 +110,7 @@ def _tensors(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
     yield from _lonely(theirs, {key: there[key] for key in there.keys() - here.keys()}, ours, False)
 
 
-def _unread(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
+def _unread(ours: Checkpoint, theirs: Checkpoint) -> Iterator[LayerDiff]:
     """Yield an `unread` outcome for each tensor that no format reads in either checkpoint."""
     for name, reason in ours.unread.items():
         yield LayerDiff(name, name if name in theirs.prefixes else None, "unread", reason)
@@ -121,7 +119,9 @@ def _unread(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
             yield LayerDiff(name, name, "unread", f"{theirs.path}: {reason}")
 
 
-def _lonely(subject: Subject, names: dict[str, str], other: Subject, first: bool) -> Iterator[LayerDiff]:
+def _lonely(
+    subject: Checkpoint, names: dict[str, str], other: Checkpoint, first: bool
+) -> Iterator[LayerDiff]:
     """Yield the layers and tensors of `subject` without a comparable one in `other`."""
     for key, name in names.items():
         if other.account.hides(name) or other.account.hides(key):
@@ -132,7 +132,7 @@ def _lonely(subject: Subject, names: dict[str, str], other: Subject, first: bool
         yield LayerDiff(name, None if first else name, told, detail)
 
 
-def _by_key(subject: Subject, names: Iterable[str]) -> dict[str, str]:
+def _by_key(subject: Checkpoint, names: Iterable[str]) -> dict[str, str]:
     """What layers or tensors are -> the names that they have here; a second one of a kind is its own name."""
     found: dict[str, str] = {}
     for name in names:
@@ -147,7 +147,7 @@ def _key(architecture: Architecture | None, name: str) -> str:
     return name if place is None else spelled(place.row.name, place.layer, place.expert)
 
 
-def _size(subject: Subject, name: str) -> int:
+def _size(subject: Checkpoint, name: str) -> int:
     assert subject.weights is not None
     return subject.weights.storage.info(name).nbytes
 

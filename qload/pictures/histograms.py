@@ -11,9 +11,9 @@ from torch import Tensor
 from qload.errors import QloadError, checked
 from qload.loader import LayerDescription
 from qload.spec import Role, TensorSpec
-from qload.verify.chunks import values
-from qload.verify.crew import Crew
-from qload.verify.subject import Subject
+from qload.verify.blocks import read_float_rows
+from qload.verify.checkpoint import Checkpoint
+from qload.verify.workers import Workers
 
 MAX_THREADS = 4  # each has a run of outputs in memory
 
@@ -54,7 +54,7 @@ def layer_pictures(
     progress
         Called with ("scales", bytes that were looked at, bytes in all) as the work goes on.
     """
-    with closing(Subject.open(path)) as subject:
+    with closing(Checkpoint.open(path)) as subject:
         if subject.weights is None or subject.errors:
             return {}
         layers, maps = list(subject.described()), error_maps or {}
@@ -70,11 +70,11 @@ def layer_pictures(
             sum(_tensor_bytes(subject, name) for name, _ in _scale_tensors(subject, layer))
             for layer in layers
         ]
-        made = Crew.of(None).share_out(drawn, sizes, tell, MAX_THREADS)
+        made = Workers.of(None).run(drawn, sizes, tell, MAX_THREADS)
         return {layer.prefix: pictures for layer, pictures in zip(layers, made, strict=True)}
 
 
-def _scale_tensors(subject: Subject, layer: LayerDescription) -> Iterator[tuple[str, TensorSpec]]:
+def _scale_tensors(subject: Checkpoint, layer: LayerDescription) -> Iterator[tuple[str, TensorSpec]]:
     assert subject.weights is not None
     there = subject.weights.storage.keys()
     for spec in layer.specs:
@@ -83,17 +83,17 @@ def _scale_tensors(subject: Subject, layer: LayerDescription) -> Iterator[tuple[
             yield name, spec
 
 
-def _tensor_bytes(subject: Subject, name: str) -> int:
+def _tensor_bytes(subject: Checkpoint, name: str) -> int:
     assert subject.weights is not None
     return subject.weights.storage.info(name).nbytes
 
 
-def _scale_histogram(subject: Subject, layer: LayerDescription) -> str:
+def _scale_histogram(subject: Checkpoint, layer: LayerDescription) -> str:
     assert subject.weights is not None
     counts = dict[int, int]()
     for name, spec in _scale_tensors(subject, layer):
         try:
-            for _, run in values(subject.weights.storage, name, spec):
+            for _, run in read_float_rows(subject.weights.storage, name, spec):
                 _count_powers(run, counts)
         except QloadError:
             return ""

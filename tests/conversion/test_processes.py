@@ -76,7 +76,7 @@ def interrupt(after: int, source: Path, tmp_path: Path, monkeypatch: pytest.Monk
     complete, count = UnfinishedFolder.complete, [0]
 
     def completing(folder: UnfinishedFolder, name: str) -> None:
-        if not folder.crew.first:
+        if not folder.crew.is_first:
             if count[0] == after:
                 raise KeyboardInterrupt
             count[0] += 1
