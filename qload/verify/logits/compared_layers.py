@@ -237,14 +237,14 @@ class ComparedExperts(nn.Module):
             place = int(self.meaning.local.map[expert])
             if place < 0:
                 continue
-            meant, read = self.meaning.expert(place), self.repacked.expert(place)
-            for exact, repacked in zip(meant, read, strict=True):
-                wants, gots = exact.dequantize(), repacked.dequantize()
-                wrong = (gots != wants).nonzero()
+            matrices = zip(self.meaning.expert(place), self.repacked.expert(place), strict=True)
+            for exact, repacked in matrices:
+                want, got = exact.dequantize(), repacked.dequantize()
+                wrong = (got != want).nonzero()
                 if wrong.numel():
                     n, k = wrong[0].tolist()
-                    read = float(gots[n, k]), float(wants[n, k])
-                    return place_in_part(exact, (n, k)), *read, explained(wants, gots, exact)
+                    values = float(got[n, k]), float(want[n, k])
+                    return place_in_part(exact, (n, k)), *values, explained(want, got, exact)
         return None
 
 
