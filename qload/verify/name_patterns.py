@@ -18,9 +18,8 @@ BLOCK_LIST = re.compile(
 PROJECTION_GROUPS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
 
 NUMBER = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)")
-NOT_A_LAYER = re.compile(
-    r"embed|lm_head|lora|adapter|wte|wpe|shared_head"
-)  # tensors that may be copies, or empty
+# Tensors that may be copies of others, or empty.
+NOT_A_LAYER = re.compile(r"embed|lm_head|lora|adapter|wte|wpe|shared_head")
 MATRIX_ENDINGS = (".weight", "_proj")  # of plain layers; masks and tables of positions have others
 
 

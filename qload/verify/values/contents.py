@@ -92,9 +92,7 @@ class ContentsAccumulator:
         self._hash = blake2b(digest_size=16)
         self._rest = torch.empty(0, dtype=torch.uint8)
         self._last = torch.empty(0, dtype=torch.uint8)  # the previous block
-        self._words: set[int] = (
-            set()
-        )  # of blocks that repeat a word; two show that the tensor is not constant
+        self._words: set[int] = set()  # words of constant blocks; two show that the tensor is not constant
         self._even, self._blocks, self._in_window = True, 0, 0
         self._runs: list[Run] = []
         self._open: Run | None = None  # a run up to the end of the last piece

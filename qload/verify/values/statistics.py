@@ -197,9 +197,8 @@ def _zero_points(codes: Codes, plain: Tensor) -> dict[str, float | None]:
     zeros = codes.zeros.expand(len(plain), groups).float()
     rows = torch.bincount(index, minlength=groups).clamp_(min=1)
     means = torch.zeros(len(plain), groups).index_add_(1, index, plain.float()) / rows
-    inside = (zeros > 0) & (
-        zeros < 2**codes.bits - 1
-    )  # at an end a zero point is clipped, and does not follow its codes
+    # At an end of its range a zero point is clipped, and does not follow its codes.
+    inside = (zeros > 0) & (zeros < 2**codes.bits - 1)
     if 2 * int(inside.sum()) < inside.numel():
         return {}
     error = _error(plain - zeros[:, index], inside[:, index])
