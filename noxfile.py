@@ -288,6 +288,7 @@ def docs(session: nox.Session) -> None:
     session.install("--quiet", *nox.project.dependency_groups(PYPROJECT, "docs"), env=PIP)
     pages = ROOT / "build" / "docs" / "pages"
     shutil.rmtree(pages, ignore_errors=True)
+    session.run("python", "-m", "tests.rule_pages")
     for pattern in PAGES:  # paths as in the repository, so that links between pages hold
         for page in ROOT.glob(pattern):
             place = pages / page.relative_to(ROOT)

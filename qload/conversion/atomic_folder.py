@@ -11,7 +11,7 @@ from pathlib import Path
 
 from qload.errors import ArgumentError
 from qload.errors.exceptions import written_to
-from qload.verify.crew import Crew
+from qload.verify.workers import Workers
 
 STATE, LOCK = "qload-unfinished", "qload-lock"
 HASH_BLOCK_BYTES = 1 << 20
@@ -38,9 +38,9 @@ class AtomicFolder:
         SHA-256 of each complete file, by its path relative to the folder.
     """
 
-    def __init__(self, target: Path, job: str, workers: Crew | None = None) -> None:
+    def __init__(self, target: Path, job: str, workers: Workers | None = None) -> None:
         self.target, self.job = target.resolve(), job  # a link is resolved, as `rename` would replace it
-        self.workers = workers or Crew.of(None)
+        self.workers = workers or Workers.of(None)
         self.completed: dict[str, str] = {}
 
     @property
@@ -53,13 +53,13 @@ class AtomicFolder:
         """Create or resume the folder, and lock it for the `with` block."""
         check_output_folder(self.target)
         with ExitStack() as locks:
-            if self.workers.first:
+            if self.workers.is_first:
                 self.path.mkdir(parents=True, exist_ok=True)
                 for lock in sorted({self._own_file(LOCK), *self.path.glob(f"{LOCK}-*")}):
                     self._lock(lock, locks)
                 self._resume()
-            (job, self.completed), *_ = self.workers.told((self.job, self.completed))
-            if not self.workers.first:
+            (job, self.completed), *_ = self.workers.gather((self.job, self.completed))
+            if not self.workers.is_first:
                 if job != self.job or not self.path.is_dir():
                     got = f"{self.path}, missing or with another job for process {self._rank}"
                     raise ArgumentError("folder", "the same files and arguments in all processes", got)
@@ -90,7 +90,7 @@ class AtomicFolder:
         written = sum((self.path / name).stat().st_size for name in self.completed)
         free = shutil.disk_usage(self.path.parent).free
         if nbytes - written > free:
-            if not self.completed and self.workers.first:
+            if not self.completed and self.workers.is_first:
                 shutil.rmtree(self.path, ignore_errors=True)
             expected = f"a disk with {nbytes - written} bytes left"
             raise ArgumentError("folder", expected, f"{free} bytes at {self.path.parent}")
@@ -107,7 +107,7 @@ class AtomicFolder:
 
     def synchronize(self) -> None:
         """Wait for all processes, and exchange `completed`."""
-        for completed in self.workers.told(self.completed):
+        for completed in self.workers.gather(self.completed):
             self.completed |= completed
 
     def part_path(self, name: str) -> Path:

@@ -45,11 +45,11 @@ from qload.loader import LayerDescription
 from qload.loader.finite_scales import Nonfinite, check_nonfinite
 from qload.parallel import ProcessGroup
 from qload.spec import Role
-from qload.verify.crew import Crew, Tell
-from qload.verify.examine import header_errors
+from qload.verify.checkpoint import Checkpoint
 from qload.verify.report import Finding
 from qload.verify.rule_pages import rule_pages
-from qload.verify.subject import Subject
+from qload.verify.verification import header_errors
+from qload.verify.workers import ByteProgress, Workers
 
 COMPRESSED_TENSORS = "compressed-tensors"
 CACHE_SCHEME = "kv_cache_scheme"
@@ -146,9 +146,9 @@ def convert(
     if unknown:
         raise ArgumentError("accept", "rule ids as listed in docs/rules", f"{unknown[0]!r:.80}")
     target, report_progress = output_path(folder, shard_size), progress or no_progress
-    workers = Crew.of(process_group)
+    workers = Workers.of(process_group)
 
-    def convert_source(source: Subject) -> Conversion:
+    def convert_source(source: Checkpoint) -> Conversion:
         errors = header_errors(source, workers, report_progress)
         refusing = [error for error in errors if error.rule not in (*accept, INTERNAL)]
         if refusing:
@@ -178,7 +178,7 @@ def _accepted_errors(errors: Sequence[Finding]) -> Iterator[str]:
 
 
 def plan_conversion(
-    request: ConversionRequest, keep: Sequence[str], progress: Tell, nonfinite: Nonfinite = "error"
+    request: ConversionRequest, keep: Sequence[str], progress: ByteProgress, nonfinite: Nonfinite = "error"
 ) -> ConversionPlan:
     """Plan the output of every layer; codes are read only for targets that depend on them.
 
@@ -232,7 +232,7 @@ def _remedies(request: ConversionRequest, layers: Layers, refused: Mapping[str, 
             yield f"{group.first}{more}: {', '.join([*remedies, KEEP_REMEDY])}"
 
 
-def _plain_matrices(source: Subject, keep: Sequence[str]) -> Iterator[tuple[str, LayerDescription]]:
+def _plain_matrices(source: Checkpoint, keep: Sequence[str]) -> Iterator[tuple[str, LayerDescription]]:
     """Yield the matrices of a plain checkpoint to convert: no embedding, no output head, none in `keep`."""
     for prefix, layer in source.layers.items():
         excluded = prefix.rpartition(".")[2] in (*EMBEDDINGS, HEAD) or _is_kept(prefix, keep)
@@ -244,7 +244,7 @@ def _is_kept(prefix: str, keep: Sequence[str]) -> bool:
     return any(fnmatchcase(prefix, pattern) for pattern in keep)
 
 
-def _kept_layers(source: Subject, quantized: Layers, keep: Sequence[str]) -> dict[str, OutputLayer]:
+def _kept_layers(source: Checkpoint, quantized: Layers, keep: Sequence[str]) -> dict[str, OutputLayer]:
     """Return the quantized layers that patterns of `keep` leave unchanged."""
     for pattern in keep:
         if not any(fnmatchcase(prefix, pattern) for prefix in source.layers):
@@ -264,7 +264,7 @@ def _unchanged(layer: LayerDescription) -> OutputLayer:
     return OutputLayer(layer.prefix, layer.format.weight_type, config, layer.K, symmetric, act_order)
 
 
-def _output_items(source: Subject, layers: OutputLayers, refused: dict[str, str]) -> list[OutputItem]:
+def _output_items(source: Checkpoint, layers: OutputLayers, refused: dict[str, str]) -> list[OutputItem]:
     """Return all items in the order of the source, and add layers that cannot be written to `refused`."""
     storage, stacks = stored_tensors(source), plain_stacks(source, layers)
     in_stacks = {prefix for stack in stacks for prefix in stack.layers}
@@ -280,7 +280,7 @@ def _output_items(source: Subject, layers: OutputLayers, refused: dict[str, str]
     return list(items_in_source_order(storage, owners, items, left_out))
 
 
-def _unused_tensors(source: Subject) -> Iterator[str]:
+def _unused_tensors(source: Checkpoint) -> Iterator[str]:
     """Yield unused tensors of plain layers, such as scales of a layer left plain."""
     for layer in source.described():
         for spec in layer.specs:
@@ -288,7 +288,7 @@ def _unused_tensors(source: Subject) -> Iterator[str]:
                 yield layer.names.full(spec.name)
 
 
-def _owners(source: Subject, layers: OutputLayers, refused: dict[str, str]) -> dict[str, str]:
+def _owners(source: Checkpoint, layers: OutputLayers, refused: dict[str, str]) -> dict[str, str]:
     """Map source tensors of converted layers to their layer; refuse layers in tensors of several experts."""
     owners, stored, shared = {}, stored_tensors(source).keys(), shared_sources(source, layers)
     for prefix in layers:
@@ -302,7 +302,7 @@ def _owners(source: Subject, layers: OutputLayers, refused: dict[str, str]) -> d
     return owners
 
 
-def _config_of(source: Subject, layers: Sequence[OutputLayer]) -> WrittenConfig:
+def _config_of(source: Checkpoint, layers: Sequence[OutputLayer]) -> WrittenConfig:
     """Return the config for converted and kept `layers` and all plain matrices of the source."""
     converted = {layer.prefix for layer in layers}
     quantized = [layer for layer in layers if not layer.weight_type.plain]
@@ -321,13 +321,13 @@ def _config_of(source: Subject, layers: Sequence[OutputLayer]) -> WrittenConfig:
     return config
 
 
-def _cache_scheme(source: Subject) -> object | None:
+def _cache_scheme(source: Checkpoint) -> object | None:
     """Return the quantization of the KV cache in the config of the source, or None."""
     config = next(iter(source.configs), None)
     return None if config is None else config.values.get(CACHE_SCHEME)
 
 
-def _notes(source: Subject, converted: OutputLayers, to: str) -> Iterator[str]:
+def _notes(source: Checkpoint, converted: OutputLayers, to: str) -> Iterator[str]:
     schemes = {
         layer.format.activations
         for prefix in converted

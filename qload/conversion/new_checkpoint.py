@@ -26,9 +26,9 @@ from qload.loader import LayerDescription
 from qload.loader.finite_scales import check_scales
 from qload.storage import SafetensorsStorage, is_directory, snapshot
 from qload.storage.files import special, status
-from qload.verify.crew import Crew
+from qload.verify.checkpoint import Checkpoint
 from qload.verify.report import Reason, reason_of
-from qload.verify.subject import Subject
+from qload.verify.workers import Workers
 
 MAX_COPIED_FILE_BYTES = 1 << 30  # tokenizers have some 30 MB
 OTHER_TENSOR_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".gguf", ".h5", ".msgpack", ".onnx", ".npz")
@@ -39,22 +39,22 @@ SHARD_SIZE_BYTES = 5_000_000_000
 ReportType = TypeVar("ReportType", bound=WrittenCheckpoint)
 
 
-def unreadable_reason(checkpoint: Subject) -> Reason | None:
+def unreadable_reason(checkpoint: Checkpoint) -> Reason | None:
     """Return why a checkpoint cannot be read, as the fields of a report; None if it can."""
     failed = checkpoint.errors or checkpoint.weights is None
     return reason_of(checkpoint.errors) if failed else None
 
 
-def source_files(source: Subject) -> Mapping[str, Path]:
+def source_files(source: Checkpoint) -> Mapping[str, Path]:
     """Return the tensor files of the source by name."""
     storage = stored_tensors(source)
     assert isinstance(storage, SafetensorsStorage)
     return {name: path for name, path in storage.files.items() if isinstance(path, Path)}
 
 
-def source_folder(source: Subject) -> Path:
+def source_folder(source: Checkpoint) -> Path:
     """Return the folder with the configs and the tokenizer of the source."""
-    path = Path(snapshot(source.place))
+    path = Path(snapshot(source.location))
     return path if is_directory(path) else path.parent
 
 
@@ -63,7 +63,7 @@ def format_of(layer: LayerDescription | QloadError | None) -> str | None:
     return layer.format.weight_type.format if isinstance(layer, LayerDescription) else None
 
 
-def nonfinite_layers(source: Subject) -> dict[str, str]:
+def nonfinite_layers(source: Checkpoint) -> dict[str, str]:
     """Return the reason of refusal, by prefix, of layers with scales that are NaN or infinite."""
     reasons = {}
     for layer in source.described():
@@ -143,14 +143,14 @@ class NewCheckpoint:
         Processes that share the work.
     """
 
-    source: Subject
+    source: Checkpoint
     target: Path
     request: Mapping[str, Any]
     files: Sequence[OutputFile]
     texts: Mapping[str, bytes]
     copies: Sequence[Path] = ()
     job: Sequence[Any] = ()
-    workers: Crew = field(default_factory=lambda: Crew.of(None))
+    workers: Workers = field(default_factory=lambda: Workers.of(None))
 
     def write(self, verify: Callable[[Path], ReportType], progress: Progress) -> ReportType:
         """Write all files, run `verify` on the folder, and return its report.
@@ -159,7 +159,7 @@ class NewCheckpoint:
         """
         folder = AtomicFolder(self.target, self._job_key(), self.workers)
         with folder.open(), background_thread("qload-hash") as hashing:
-            if self.workers.first:
+            if self.workers.is_first:
                 text_bytes = sum(map(len, self.texts.values()))
                 folder.check_space(sum(file.nbytes for file in self.files) + text_bytes)
             folder.synchronize()
@@ -168,17 +168,17 @@ class NewCheckpoint:
                 for name, path in self.workers.share(sorted(source_files(self.source).items()))
             }
             write_files(self.files, folder, progress)
-            if self.workers.first:
+            if self.workers.is_first:
                 for name, text in self.texts.items():
                     folder.write(name, text)
                 for file in self.copies:
                     folder.write(file.name, file.read_bytes())
             folder.synchronize()
             report = verify(folder.path)
-            hashes_by_rank = self.workers.told({name: digest.result() for name, digest in hashes.items()})
+            hashes_by_rank = self.workers.gather({name: digest.result() for name, digest in hashes.items()})
             if report.verdict == "ok":
                 report = replace(report, folder=str(self.target))
-            if self.workers.first:
+            if self.workers.is_first:
                 self._finish(folder, report, dict(ChainMap(*hashes_by_rank)))
             folder.synchronize()
             return report
@@ -225,7 +225,7 @@ def output_path(folder: str | PathLike[str], shard_size: int) -> Path:
 
 def report_on(
     path: str | PathLike[str],
-    convert_source: Callable[[Subject], ReportType],
+    convert_source: Callable[[Checkpoint], ReportType],
     empty_report: Callable[..., ReportType],
 ) -> ReportType:
     """Open a checkpoint and return the report of `convert_source` on it.
@@ -233,7 +233,7 @@ def report_on(
     `empty_report` builds the report of a checkpoint that cannot be read, from its path and the field
     `unreadable` or `unsupported`. UnreadTensorsError if no format reads some of its tensors.
     """
-    with closing(Subject.open(path)) as source:
+    with closing(Checkpoint.open(path)) as source:
         reason = unreadable_reason(source)
         if reason is not None:
             return empty_report(source.path, **reason)

@@ -15,7 +15,7 @@ from qload.conversion.atomic_folder import AtomicFolder
 from qload.conversion.output_tensors import OutputItem
 from qload.storage import DTYPES, TensorInfo
 from qload.storage.header import LENGTH_BYTES
-from qload.verify.crew import Crew
+from qload.verify.workers import Workers
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int], None]  # stage, finished bytes, total bytes
@@ -171,7 +171,7 @@ def _write_file(file: OutputFile, folder: AtomicFolder, progress: Callable[[int,
         stream.flush()
         descriptor = stream.fileno()
         sizes = [item.source_bytes for item in file.items]
-        Crew.of(None).share_out(
+        Workers.of(None).run(
             lambda n: _write_item(file, file.items[n], descriptor), sizes, progress, max_threads(file)
         )
 

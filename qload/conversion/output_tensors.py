@@ -13,9 +13,8 @@ from qload.kernel_formats.repack import READERS
 from qload.loader import FormatLoader, LayerDescription, Part
 from qload.spec import Weight, named
 from qload.storage import TensorInfo, WeightStorage
-from qload.verify.chunks import outputs
-from qload.verify.subject import Subject
-from qload.verify.values.pieces import pieces
+from qload.verify.blocks import load_output_blocks, pieces
+from qload.verify.checkpoint import Checkpoint
 from qload.weights import Weights
 
 Chunk = tuple[str, int, Tensor]  # tensor name, offset of the first byte in the tensor, consecutive elements
@@ -49,13 +48,13 @@ class OutputItem:
         return sum(info.nbytes for info in self.tensors.values())
 
 
-def weights_of(source: Subject) -> Weights:
+def weights_of(source: Checkpoint) -> Weights:
     """Return the weights of a readable checkpoint."""
     assert source.weights is not None
     return source.weights
 
 
-def stored_tensors(source: Subject) -> WeightStorage:
+def stored_tensors(source: Checkpoint) -> WeightStorage:
     """Return the storage of `source` without the view that splits tensors of stacked experts."""
     storage = weights_of(source).storage
     return storage.storage if isinstance(storage, ExpertStacks) else storage
@@ -103,7 +102,7 @@ def dequantize_layer(
     name, row_bytes = named(layer.prefix, "weight"), layer.K * dtype.itemsize
 
     def read() -> Iterator[Chunk]:
-        for start, weight in outputs(weights, loader, layer):
+        for start, weight in load_output_blocks(weights, loader, layer):
             yield name, start * row_bytes, weight.dequantize(dtype)
 
     return OutputItem({name: TensorInfo(dtype, (layer.N, layer.K))}, layer_bytes(weights, layer), read)

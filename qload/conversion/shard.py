@@ -45,8 +45,8 @@ from qload.plan.layer_shares import SharePlanner
 from qload.plan.sharing import RankShare, Sharing, check_ranks, sharings, supported_text_config
 from qload.spec import Weight, named
 from qload.storage import MemoryStorage
-from qload.verify.crew import Crew, Tell
-from qload.verify.subject import Subject
+from qload.verify.checkpoint import Checkpoint
+from qload.verify.workers import ByteProgress, Workers
 from qload.weights import Weights
 
 WHOLE_TENSORS_NOTE = "tensors outside of layers, except biases, are whole in each folder"
@@ -174,9 +174,9 @@ def shard(
     check_ranks(tp, ep)
     check_nonfinite(nonfinite)
     target, report_progress = output_path(folder, shard_size), progress or no_progress
-    workers = Crew.of(process_group)
+    workers = Workers.of(process_group)
 
-    def shard_source(source: Subject) -> ShardedCheckpoint:
+    def shard_source(source: Checkpoint) -> ShardedCheckpoint:
         layout = plan_shares(source, tp, ep, partial(report_progress, "checking layers"), nonfinite)
         report = ShardedCheckpoint(source.path, tp=tp, ep=ep, notes=layout.notes)
         if layout.refused:
@@ -224,7 +224,7 @@ def shard(
 
 
 def plan_shares(
-    source: Subject, tp: int, ep: int | None, progress: Tell, nonfinite: Nonfinite = "error"
+    source: Checkpoint, tp: int, ep: int | None, progress: ByteProgress, nonfinite: Nonfinite = "error"
 ) -> ShardingLayout:
     """Cut every layer for every rank; ArgumentError for `ep` if the model has no experts.
 
@@ -250,7 +250,7 @@ def plan_shares(
         share = RankShare.of(weights, layer, how[prefix], group)
         return share, why_not_alone(share)
 
-    results = Crew.of(None).share_out(cut, [1] * len(pairs), progress)
+    results = Workers.of(None).run(cut, [1] * len(pairs), progress)
     refused = {prefix: reason for (_, prefix), (_, reason) in zip(pairs, results, strict=True) if reason}
     if refused:
         return ShardingLayout(how, (), (), refused, ())
@@ -264,7 +264,7 @@ def plan_shares(
     return ShardingLayout(how, cut_shares, items, {}, notes)
 
 
-def _refused_layers(source: Subject, how: Mapping[str, Sharing], tp: int) -> dict[str, str]:
+def _refused_layers(source: Checkpoint, how: Mapping[str, Sharing], tp: int) -> dict[str, str]:
     """Return the reason, by prefix, of layers that ranks cannot share, and of layers in shared tensors."""
     planner, reasons = SharePlanner(weights_of(source)), {}
     stored = stored_tensors(source).keys()
@@ -284,7 +284,7 @@ def _tensor_names(layer: LayerDescription) -> list[str]:
     return [layer.names.full(spec.name) for spec in layer.specs]
 
 
-def _rank_items(source: Subject, shares: Mapping[str, RankShare | None]) -> Iterator[OutputItem]:
+def _rank_items(source: Checkpoint, shares: Mapping[str, RankShare | None]) -> Iterator[OutputItem]:
     """Yield all items of one rank in the order of the source."""
     owners: dict[str, str] = {}
     for prefix in shares:
@@ -295,7 +295,7 @@ def _rank_items(source: Subject, shares: Mapping[str, RankShare | None]) -> Iter
     return items_in_source_order(stored_tensors(source), owners, items)
 
 
-def _side_files(source: Subject, files_by_rank: Sequence[Sequence[OutputFile]]) -> dict[str, bytes]:
+def _side_files(source: Checkpoint, files_by_rank: Sequence[Sequence[OutputFile]]) -> dict[str, bytes]:
     """Return the unchanged configs, the tokenizer and the index of each rank, by path."""
     folder = source_folder(source)
     copies = {file.name: file.read_bytes() for file in copied_files(folder)}
@@ -309,10 +309,10 @@ def _side_files(source: Subject, files_by_rank: Sequence[Sequence[OutputFile]]) 
 
 
 def _differing_layers(
-    folder: Path, rank: int, shares: Mapping[str, RankShare], progress: Progress, workers: Crew
+    folder: Path, rank: int, shares: Mapping[str, RankShare], progress: Progress, workers: Workers
 ) -> dict[str, str]:
     """Return the reason, by prefix, of layers in the folder of a rank that differ from its load."""
-    with closing(Subject.open(folder)) as output:
+    with closing(Checkpoint.open(folder)) as output:
         reason = unreadable_reason(output)
         if reason is not None:
             text = reason["unreadable"] or reason["unsupported"]
@@ -328,5 +328,5 @@ def _differing_layers(
 
         sizes = [shares[prefix].layer.N * shares[prefix].layer.K for prefix in prefixes]
         stage = f"comparing rank {rank}"
-        results = workers.share_out(compare, sizes, partial(progress, stage), 2)
+        results = workers.run(compare, sizes, partial(progress, stage), 2)
         return {prefix: f"rank {rank}: {why}" for prefix, why in zip(prefixes, results, strict=True) if why}

@@ -18,7 +18,7 @@ from qload.experts.stack_finder import StoredStack, find_stacks
 from qload.experts.stack_slices import Slot
 from qload.loader import LayerDescription
 from qload.storage import MemoryStorage, TensorInfo
-from qload.verify.subject import Subject
+from qload.verify.checkpoint import Checkpoint
 
 WEIGHT_SUFFIX = ".weight"
 
@@ -35,7 +35,7 @@ class PlainStack:
     item: OutputItem
 
 
-def plain_stacks(source: Subject, layers: OutputLayers) -> list[PlainStack]:
+def plain_stacks(source: Checkpoint, layers: OutputLayers) -> list[PlainStack]:
     """Return the plain tensors of all experts; every layer of each becomes plain in `layers`."""
     storage = weights_of(source).storage
     if not isinstance(storage, ExpertStacks) or source.architecture is None:
@@ -67,7 +67,7 @@ def _weight_name(prefix: str, stored: Collection[str]) -> str:
     return f"{prefix}{WEIGHT_SUFFIX}" if dotted else prefix
 
 
-def shared_sources(source: Subject, layers: OutputLayers) -> dict[str, str]:
+def shared_sources(source: Checkpoint, layers: OutputLayers) -> dict[str, str]:
     """Map tensors of single experts to the stored tensor of all experts that contains them.
 
     Only for experts with weights of their own, as in the FP8 checkpoints of transformers, where the scales
@@ -84,7 +84,7 @@ def shared_sources(source: Subject, layers: OutputLayers) -> dict[str, str]:
     return sources
 
 
-def _have_own_weights(source: Subject, prefixes: Collection[str]) -> bool:
+def _have_own_weights(source: Checkpoint, prefixes: Collection[str]) -> bool:
     """Return whether the weight of each of these layers is a stored tensor of its own."""
     stored = stored_tensors(source).keys()
     layers = (source.layers[prefix] for prefix in prefixes)
@@ -98,7 +98,9 @@ def _prefixes(stacks: Collection[StoredStack]) -> set[str]:
     return {name.rpartition(".")[0] for stack in stacks for name, _, _ in stack.names()}
 
 
-def _stack_info(source: Subject, stacks: Collection[StoredStack], layers: OutputLayers) -> TensorInfo | None:
+def _stack_info(
+    source: Checkpoint, stacks: Collection[StoredStack], layers: OutputLayers
+) -> TensorInfo | None:
     """Return dtype and shape of the plain tensor, or None if some layer does not become plain."""
     assert source.architecture is not None
     prefixes = _prefixes(stacks)

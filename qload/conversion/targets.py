@@ -26,10 +26,10 @@ from qload.loader import LayerDescription, Part
 from qload.parallel import ALONE
 from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import ActivationScheme, Codes, Weight
-from qload.verify.chunks import outputs
+from qload.verify.blocks import load_output_blocks
+from qload.verify.checkpoint import Checkpoint
 from qload.verify.comparison import equal_bits
-from qload.verify.crew import Crew, Tell
-from qload.verify.subject import Subject
+from qload.verify.workers import ByteProgress, Workers
 
 T = TypeVar("T")
 EXPERT_AXIS = "E"  # of a layer that holds all experts of a block
@@ -103,13 +103,13 @@ class ConversionRequest:
     `rounding` permits to round values to the float type of the target.
     """
 
-    source: Subject
+    source: Checkpoint
     to: str
     rounding: bool
-    workers: Crew
+    workers: Workers
 
     def convert_layers(
-        self, layers: Sequence[LayerDescription | QloadError], progress: Tell
+        self, layers: Sequence[LayerDescription | QloadError], progress: ByteProgress
     ) -> list[OutputLayer | str]:
         """Return each layer in the target format, or the reason of its refusal.
 
@@ -120,7 +120,7 @@ class ConversionRequest:
             return self._run_in_this_process(
                 lambda n: _result_or_reason(convert, layers[n]), layers, progress
             )
-        reasons = self.workers.share_out(
+        reasons = self.workers.run(
             lambda n: _result_or_reason(self._lost_value, layers[n]), [1] * len(layers), progress
         )
 
@@ -150,10 +150,10 @@ class ConversionRequest:
         }
 
     def _run_in_this_process(
-        self, work: Callable[[int], T], layers: Sequence[object], progress: Tell
+        self, work: Callable[[int], T], layers: Sequence[object], progress: ByteProgress
     ) -> list[T]:
         """Run one layer after another, as some targets need a whole layer in memory."""
-        return replace(self.workers, group=ALONE).share_out(work, [1] * len(layers), progress, 1)
+        return replace(self.workers, group=ALONE).run(work, [1] * len(layers), progress, 1)
 
     def _to_integers(self, layer: LayerDescription) -> OutputLayer:
         if layer.format.activations is not None:
@@ -207,7 +207,7 @@ class ConversionRequest:
             return "it holds all experts, in an order that is not known for this model type"
         if dtype == torch.float32:
             return None
-        for start, weight in outputs(weights_of(self.source), self.source.loader, layer):
+        for start, weight in load_output_blocks(weights_of(self.source), self.source.loader, layer):
             if weight.input_factors is not None:
                 return "its inputs are multiplied by factors, which a plain weight cannot hold"
             if self.rounding and stays_below(weight, torch.finfo(dtype).max):

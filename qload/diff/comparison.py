@@ -25,11 +25,9 @@ from qload.loader import LayerDescription
 from qload.loader.cuts import granule
 from qload.spec import Codes, Weight
 from qload.storage import WeightStorage
-from qload.verify.causes import SideBySide, misreading
-from qload.verify.chunks import OUTPUTS
-from qload.verify.comparison import NARROW, equal_bits
-from qload.verify.elsewhere import found_elsewhere
-from qload.verify.values.pieces import pieces
+from qload.verify.blocks import MAX_ELEMENTS, pieces
+from qload.verify.comparison import ROUNDED_DTYPES, equal_bits
+from qload.verify.diagnose_diff import SideBySide, find_misplaced, find_misreading
 
 CODE_BLOCK_ELEMENTS = 1 << 24  # compared at once in packed form
 TENSOR_BLOCK_ELEMENTS = 1 << 18
@@ -161,7 +159,7 @@ def rounds_to(first: Weight, second: Weight, dtype: torch.dtype | None) -> bool:
 
 def narrowest(*dtypes: torch.dtype | None) -> torch.dtype | None:
     """Return the narrowest 16-bit or smaller float type of plain values, to round to; None: there is none."""
-    narrow = [dtype for dtype in dtypes if dtype in NARROW]
+    narrow = [dtype for dtype in dtypes if dtype in ROUNDED_DTYPES]
     return min(narrow, key=lambda dtype: torch.finfo(dtype).bits) if narrow else None
 
 
@@ -194,7 +192,7 @@ def _compare_blocks(pair: SideBySide) -> ValueDiff:
     values, dtype = ValueDiff(), narrowest(_plain_dtype(ours), _plain_dtype(theirs))
     granularity = lcm(*(granule(layer, "N") or layer.N for layer in (ours, theirs)))
     packed = all(map(has_packed_codes, pair.load((0, min(granularity, ours.N)))))
-    elements = CODE_BLOCK_ELEMENTS if packed else OUTPUTS
+    elements = CODE_BLOCK_ELEMENTS if packed else MAX_ELEMENTS
     short = 0 if packed else min(granularity, ours.N)
     blocks = [
         *output_blocks((0, short), ours.K, granularity, elements),
@@ -204,7 +202,7 @@ def _compare_blocks(pair: SideBySide) -> ValueDiff:
         if packed and equal_codes(*pair.load(block)):
             values.total += (block[1] - block[0]) * ours.K
             continue
-        for part in output_blocks(block, ours.K, granularity, OUTPUTS):
+        for part in output_blocks(block, ours.K, granularity, MAX_ELEMENTS):
             left, right = pair.load(part)
             if not values.bits and rounds_to(left, right, dtype):
                 values.total += (part[1] - part[0]) * ours.K
@@ -260,9 +258,9 @@ def _has_equal_bytes(pair: SideBySide) -> bool:
     ours, theirs = pair.layer, pair.other
     if ours.format != theirs.format or ours.sizes != theirs.sizes or ours.dtypes != theirs.dtypes:
         return False
-    assert pair.subject.weights is not None
+    assert pair.checkpoint.weights is not None
     assert pair.reference.weights is not None
-    first, second = pair.subject.weights.storage, pair.reference.weights.storage
+    first, second = pair.checkpoint.weights.storage, pair.reference.weights.storage
     names = [(ours.names.full(spec.name), theirs.names.full(spec.name)) for spec in ours.specs]
     return all(
         first.info(name).shape == second.info(other).shape
@@ -276,7 +274,7 @@ def _detail(pair: SideBySide, values: ValueDiff, others: Mapping[str, LayerDescr
     if values.first is None:
         return ""
     against_plain = pair.other.format.weight_type.plain and not pair.layer.format.weight_type.plain
-    cause = misreading(pair, values.block, against_plain * MAX_PLAIN_DISTANCE) or found_elsewhere(
+    cause = find_misreading(pair, values.block, against_plain * MAX_PLAIN_DISTANCE) or find_misplaced(
         pair.load(values.block)[0], values.block, pair.reference, pair.other, others
     )
     return f"{values.text}; {cause}" if cause else values.text

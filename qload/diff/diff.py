@@ -12,10 +12,10 @@ from qload.diff.report import CheckpointDiff, LayerDiff, unreadable
 from qload.errors import StorageError, UnsupportedFormatError, checked
 from qload.loader import LayerDescription
 from qload.parallel import ProcessGroup
-from qload.verify.causes import SideBySide
-from qload.verify.crew import Crew
+from qload.verify.checkpoint import Checkpoint
+from qload.verify.diagnose_diff import SideBySide
 from qload.verify.report import Report
-from qload.verify.subject import Subject
+from qload.verify.workers import Workers
 
 Progress = Callable[[str, int, int], None]  # stage, finished bytes, total bytes
 MAX_THREADS = 4  # each has a block of outputs of both checkpoints in memory
@@ -57,8 +57,8 @@ def diff(
     [('up', 'rounded')]
     >>> folder.cleanup()
     """
-    workers = Crew.of(process_group)
-    with closing(Subject.open(path)) as ours, closing(Subject.open(other)) as theirs:
+    workers = Workers.of(process_group)
+    with closing(Checkpoint.open(path)) as ours, closing(Checkpoint.open(other)) as theirs:
         for checkpoint in (ours, theirs):
             if checkpoint.weights is None or checkpoint.errors:
                 refused = Report(checkpoint.path, tuple(checkpoint.errors), readable=False)
@@ -74,7 +74,9 @@ def diff(
         return CheckpointDiff(ours.path, theirs.path, sorted(layers, key=lambda layer: layer.name))
 
 
-def _compare_layers(ours: Subject, theirs: Subject, workers: Crew, progress: Progress) -> Iterator[LayerDiff]:
+def _compare_layers(
+    ours: Checkpoint, theirs: Checkpoint, workers: Workers, progress: Progress
+) -> Iterator[LayerDiff]:
     first, second = (_names_by_key(checkpoint, _read_layers(checkpoint)) for checkpoint in (ours, theirs))
     common = sorted(first.keys() & second.keys())
     yield from _unmatched(ours, first, theirs, second)
@@ -91,17 +93,17 @@ def _compare_layers(ours: Subject, theirs: Subject, workers: Crew, progress: Pro
     assert ours.weights is not None
     info = ours.weights.storage.info
     sizes = [sum(info(name).nbytes for name in ours.groups.under(first[key])) for key in common]
-    yield from workers.share_out(compare, sizes, partial(progress, "comparing"), MAX_THREADS)
+    yield from workers.run(compare, sizes, partial(progress, "comparing"), MAX_THREADS)
 
 
-def _read_layers(checkpoint: Subject) -> Iterator[str]:
+def _read_layers(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield the prefixes of layers that a format reads; tensors of others are listed one by one."""
     for prefix, layer in checkpoint.layers.items():
         if not isinstance(layer, UnsupportedFormatError):
             yield prefix
 
 
-def _compare_tensors(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
+def _compare_tensors(ours: Checkpoint, theirs: Checkpoint) -> Iterator[LayerDiff]:
     """Compare tensors outside of layers, such as biases."""
     assert ours.weights is not None
     assert theirs.weights is not None
@@ -115,7 +117,7 @@ def _compare_tensors(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
     yield from _unmatched(ours, first, theirs, second)
 
 
-def _unread_tensors(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
+def _unread_tensors(ours: Checkpoint, theirs: Checkpoint) -> Iterator[LayerDiff]:
     """Yield an `unread` outcome for each tensor that no format reads in either checkpoint."""
     for name, reason in ours.unread.items():
         yield LayerDiff(name, name if name in theirs.prefixes else None, "unread", reason)
@@ -125,7 +127,7 @@ def _unread_tensors(ours: Subject, theirs: Subject) -> Iterator[LayerDiff]:
 
 
 def _unmatched(
-    ours: Subject, first: dict[str, str], theirs: Subject, second: dict[str, str]
+    ours: Checkpoint, first: dict[str, str], theirs: Checkpoint, second: dict[str, str]
 ) -> Iterator[LayerDiff]:
     """Yield the layers and tensors of one checkpoint without a comparable one in the other."""
     for key in first.keys() - second.keys():
@@ -134,13 +136,15 @@ def _unmatched(
         yield _missing(theirs, second[key], second[key], ours, key)
 
 
-def _missing(checkpoint: Subject, name: str, other_name: str | None, other: Subject, key: str) -> LayerDiff:
+def _missing(
+    checkpoint: Checkpoint, name: str, other_name: str | None, other: Checkpoint, key: str
+) -> LayerDiff:
     if other.account.hides(name) or other.account.hides(key):
         return LayerDiff(name, other_name, "unread", f"in {other.path} it is not read")
     return LayerDiff(name, other_name, "missing", f"in {checkpoint.path} only")
 
 
-def _names_by_key(checkpoint: Subject, names: Iterable[str]) -> dict[str, str]:
+def _names_by_key(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:
     """Map the places of layers or tensors in the model to their names; a second name of a place to itself."""
     by_key: dict[str, str] = {}
     for name in names:

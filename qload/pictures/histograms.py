@@ -16,9 +16,9 @@ from qload.errors import QloadError, checked
 from qload.loader import LayerDescription
 from qload.spec import Role, TensorSpec
 from qload.storage import WeightStorage
-from qload.verify.chunks import values
-from qload.verify.crew import Crew
-from qload.verify.subject import Subject
+from qload.verify.blocks import read_float_rows
+from qload.verify.checkpoint import Checkpoint
+from qload.verify.workers import Workers
 
 MAX_THREADS = 4  # each reads a block of rows into memory
 
@@ -59,7 +59,7 @@ def layer_pictures(
     progress
         Callback with ("scales", bytes done, bytes in all).
     """
-    with closing(Subject.open(path)) as subject:
+    with closing(Checkpoint.open(path)) as subject:
         if subject.weights is None or subject.errors:
             return {}
         storage = subject.weights.storage
@@ -74,7 +74,7 @@ def layer_pictures(
                 progress("scales", done, total)
 
         sizes = [sum(storage.info(name).nbytes for name, _ in scales) for scales in tensors]
-        histograms = Crew.of(None).share_out(count_scales, sizes, update, MAX_THREADS)
+        histograms = Workers.of(None).run(count_scales, sizes, update, MAX_THREADS)
         return {
             layer.prefix: LayerPictures(histogram, maps.get(layer.prefix, ""))
             for layer, histogram in zip(layers, histograms, strict=True)
@@ -94,7 +94,7 @@ def _scale_histogram(storage: WeightStorage, tensors: Iterable[tuple[str, Tensor
     counts = dict[int, int]()
     for name, spec in tensors:
         try:
-            for _, block in values(storage, name, spec):
+            for _, block in read_float_rows(storage, name, spec):
                 _count_powers(block, counts)
         except QloadError:
             return ""

@@ -1,4 +1,4 @@
-"""Is this checkpoint true? Rules in tiers, from headers to meaning; findings as data."""
+"""Verification of checkpoints: rules in tiers, from headers to meaning, with findings as data."""
 
 import lazy_loader
 

@@ -1,5 +1,5 @@
-from .examine import inspect as inspect
-from .examine import verify as verify
 from .prompt import Prompt as Prompt
 from .report import Finding as Finding
 from .report import Report as Report
+from .verification import inspect as inspect
+from .verification import verify as verify

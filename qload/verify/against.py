@@ -1,11 +1,10 @@
-"""Layer by layer: do two checkpoints mean the same weights?
+"""Comparison of two checkpoints, layer by layer: do both mean the same weights.
 
 A quantized reference has to agree exactly; a plain one exactly after one rounding to its dtype. A plain
-reference that agrees in less than half of what is not zero is taken for the float original, from which a
-quantized layer lawfully differs: then the layer is wrong only if it is no closer to the original than zeros
-are, if another reading of the same tensors (zero points off by one, scales off by a group, another order)
-or another layer of the reference is closer, if its scales do not follow the original, or if a few of its
-words are far off.
+reference that agrees in less than half of its nonzero values is the float original, and a quantized layer
+lawfully differs from it. Such a layer is wrong only if zeros are as close to the original, if a misreading of
+the same tensors (zero points off by one, scales off by a group, another order) or another layer of the
+reference is closer, if its scales do not follow the original, or if a few of its words are far off.
 """
 
 import math
@@ -15,21 +14,94 @@ from functools import partial
 
 from qload.diagnosis.dequantized import meant
 from qload.errors import QloadError
+from qload.errors.rule_text import RuleText
 from qload.loader import LayerDescription
-from qload.storage import rows
-from qload.verify.causes import SideBySide, known_fault, misreading, other_wrapping
-from qload.verify.comparison import SPIKE, Comparison, agree
-from qload.verify.crew import Crew, Tell
-from qload.verify.elsewhere import found_elsewhere
-from qload.verify.error_map import ErrorMap, LayerMap
-from qload.verify.judge import collected
-from qload.verify.report import Finding, finding_of
-from qload.verify.same import is_finite, same
-from qload.verify.subject import Subject
+from qload.spec import TensorSpec
+from qload.storage import WeightStorage, rows
+from qload.verify.blocks import pieces
+from qload.verify.checkpoint import Checkpoint
+from qload.verify.comparison import MAX_SPIKE, Comparison, ErrorMap, LayerMap, agree, equal_bits
+from qload.verify.diagnose_diff import (
+    SideBySide,
+    find_known_fault,
+    find_misplaced,
+    find_misreading,
+    find_other_wrapping,
+)
+from qload.verify.report import Finding, finding_of, new_finding
+from qload.verify.run_rules import collect
+from qload.verify.values import Values
+from qload.verify.workers import ByteProgress, Workers
 
-MISSING, SHAPE, VALUE = "against-missing", "against-shape", "against-value"
-HALF = 0.5  # of the reference: nearer than any layer comes by chance
-THREADS = 4  # each has a run of outputs in several readings in memory
+AGAINST_MISSING = RuleText(
+    id="against-missing",
+    stage="--against",
+    what="Only one of the two checkpoints has a layer, or only one of the two layers can be read.",
+    why="A layer without a counterpart cannot be compared.",
+    do="Compare checkpoints of the same model.",
+    example="model.layers.1.mlp.up_proj: a layer of ./model only",
+)
+
+AGAINST_SHAPE = RuleText(
+    id="against-shape",
+    stage="--against",
+    what="A layer has another shape (N, K) than the same layer of the reference.",
+    why="The two are not the same model.",
+    do="Compare checkpoints of the same model.",
+    example="lm_head: (N, K) is (512, 256), the reference (512, 128)",
+)
+
+AGAINST_VALUE = RuleText(
+    id="against-value",
+    stage="--against",
+    what="""
+        A layer has other values than the same layer of the reference. If the reference is quantized, the
+        values have to be equal. If it is plain, they have to be equal after one rounding to its dtype. A
+        plain reference that is near, but equal in less than half of its nonzero values, is the float
+        original, and a quantized layer always differs from it. Then the layer is a finding only
+
+        - if zeros are as close to the original,
+        - if another reading of the same tensors, or another layer of the reference, is closer,
+        - if its scales do not follow the scales that fit its codes to the original best: with four groups an
+          output or more and 512 in all, sound scales have a correlation of 0.5 and more with these, with
+          errors as large as the weights too, and those of another layer about 0; the limit is 0.2,
+        - or if the worst block of eight codes has more than 64 times the mean squared error of the layer, in
+          steps of the quantizer. Rounding to the nearest code reaches 3; a word of four bits that was never
+          quantized from the original has about 350.
+
+        If a known mistake explains the difference, the message names it:
+
+        | the message says | what happened |
+        |---|---|
+        | zero points one lower, one higher | written in the other convention (`gptq`, `gptq_v2`) |
+        | scales of the group before, after | scales shifted by a group |
+        | even codes first, or undone; codes of a byte swapped | AWQ's order of codes in GPTQ's words or the
+        reverse; nibbles exchanged |
+        | bytes of a word reversed | words written by a big-endian machine |
+        | codes 8 back, on; outputs one back, on | rows or columns shifted |
+        | the reference's scales, zero points, groups | that tensor alone belongs to another layer, or act
+        order was lost |
+        | it is the reference's ... | gate and up exchanged, a layer copied over another |
+        | it is the reference transposed | a square matrix was stored as (K, N) |
+        | its ... scales have a correlation of ... they are another layer's | scales of another layer,
+        compared with the float original |
+        | a word at (n, k) is off by ... steps | a few words were damaged |
+        | ...: explains 100 % of ... wrong numbers | another fault of [a
+        diagnosis](../certify.md#what-is-wrong-with-a-weight-in-words); searched in the first outputs that
+        differ, not for a float original |""",
+    why="""
+        Swapped nibbles, zero points off by one, scales of the next group and an exchanged `g_idx` all load
+        and run.""",
+    do="Write the layer again without the mistake.",
+    example=(
+        "model.layers.0.mlp.up_proj: differs from the reference first at (n, k) = (0, 1): 0.0312, the "
+        "reference has 0.0156; 40960 of 40960 differ\nread with zero points one lower, it agrees"
+    ),
+)
+
+MIN_AGREEMENT = 0.5  # of the reference: nearer than any layer comes by chance
+MAX_THREADS = 4  # each has a block of outputs in several readings in memory
+MAX_SCALE = 2.0**30  # no product of a format's scales below it is infinite, so that none is NaN
 
 
 @dataclass(frozen=True)
@@ -42,60 +114,61 @@ class ConfirmedReading:
 Item = Finding | str | LayerMap | ConfirmedReading
 
 
-def check(
-    subject: Subject, reference: Subject, crew: Crew, tell: Tell, drawing: bool = False
+def check_against(
+    checkpoint: Checkpoint,
+    reference: Checkpoint,
+    workers: Workers,
+    progress: ByteProgress,
+    draw: bool = False,
 ) -> Iterator[Item]:
-    """Findings for layers that mean something else; notes for lawful quantization errors.
+    """Yield findings for layers with other weights, and notes on lawful quantization errors.
 
-    `drawing`: for each layer the map of its errors too, of the same read.
+    `draw`: also yield a map of the errors of each layer, from the same read.
     """
-    assert subject.weights is not None
-    ours, theirs = _layers(subject), _layers(reference)
+    assert checkpoint.weights is not None
+    ours, theirs = _layers(checkpoint), _layers(reference)
     for prefix in sorted(ours.keys() ^ theirs.keys()):
-        here, other = (subject, reference) if prefix in ours else (reference, subject)
+        owner, other = (checkpoint, reference) if prefix in ours else (reference, checkpoint)
         if other.account.hides(prefix):  # stored and unread: a note reports it
             continue
-        where = here.path
-        yield Finding(MISSING, "error", prefix, None, f"{prefix}: a layer of {where} only")
+        yield new_finding(AGAINST_MISSING, prefix, None, f"{prefix}: a layer of {owner.path} only")
     both = sorted(ours.keys() & theirs.keys())
-    storage = subject.weights.storage
+    storage = checkpoint.weights.storage
     sizes = [
         sum(storage.info(ours[prefix].names.full(spec.name)).nbytes for spec in ours[prefix].specs)
         for prefix in both
     ]
 
-    def compared(at: int) -> list[Item]:
+    def compare(at: int) -> list[Item]:
         failed: list[Finding] = []
         layer = ours[both[at]]
-        compare = partial(_layer, subject, layer, reference, theirs, drawing)
-        items = collected("against", compare, failed, layer.prefix)
+        compare_one = partial(_compare_layer, checkpoint, layer, reference, theirs, draw)
+        items = collect("against", compare_one, failed, layer.prefix)
         return [*items, *failed]
 
-    for told in crew.share_out(compared, sizes, tell, THREADS):
-        yield from told
-    yield from _tensors(subject, reference)
+    for items in workers.run(compare, sizes, progress, MAX_THREADS):
+        yield from items
+    yield from _compare_tensors(checkpoint, reference)
 
 
-def _tensors(subject: Subject, reference: Subject) -> Iterator[Finding]:
+def _compare_tensors(checkpoint: Checkpoint, reference: Checkpoint) -> Iterator[Finding]:
     """Compare tensors outside of layers, such as biases and stacks of floats, in both checkpoints."""
-    ours, theirs = (
-        {*checkpoint.account.report.used} - checkpoint.specs.keys() for checkpoint in (subject, reference)
-    )
+    ours, theirs = ({*side.account.report.used} - side.specs.keys() for side in (checkpoint, reference))
     for name in sorted(ours & theirs):
-        finding = _differing(subject, reference, name)
+        finding = _compare_tensor(checkpoint, reference, name)
         if finding is not None:
             yield finding
 
 
-def _differing(subject: Subject, reference: Subject, name: str) -> Finding | None:
-    """Finding for a tensor that differs after one rounding to the narrower of both dtypes."""
-    assert subject.weights is not None
+def _compare_tensor(checkpoint: Checkpoint, reference: Checkpoint, name: str) -> Finding | None:
+    """Return the finding for a tensor that differs after one rounding to the narrower of both dtypes."""
+    assert checkpoint.weights is not None
     assert reference.weights is not None
-    storages = subject.weights.storage, reference.weights.storage
+    storages = checkpoint.weights.storage, reference.weights.storage
     ours, theirs = (storage.info(name) for storage in storages)
     if ours.shape != theirs.shape:
         message = f"{name}: shape is {ours.shape}, the reference has {theirs.shape}"
-        return Finding(SHAPE, "error", name, ours.file, message)
+        return new_finding(AGAINST_SHAPE, name, ours.file, message)
     narrow = min(ours.dtype, theirs.dtype, key=lambda dtype: (dtype.itemsize, str(dtype)))
     count, first = 0, None
     for (start, got), (_, want) in zip(*(rows(storage, name) for storage in storages), strict=True):
@@ -116,89 +189,136 @@ def _differing(subject: Subject, reference: Subject, name: str) -> Finding | Non
         f"{name}: differs from the reference first at {place}: {got_value:g}, the reference has "
         f"{want_value:g}; {count} of {math.prod(ours.shape)} differ"
     )
-    return Finding(VALUE, "error", name, ours.file, message)
+    return new_finding(AGAINST_VALUE, name, ours.file, message)
 
 
-def _layers(subject: Subject) -> dict[str, LayerDescription]:
-    return {layer.prefix: layer for layer in subject.described()}
+def _layers(checkpoint: Checkpoint) -> dict[str, LayerDescription]:
+    return {layer.prefix: layer for layer in checkpoint.described()}
 
 
-def _layer(
-    subject: Subject,
+def _compare_layer(
+    checkpoint: Checkpoint,
     ours: LayerDescription,
-    reference: Subject,
+    reference: Checkpoint,
     layers: Mapping[str, LayerDescription],
-    drawing: bool,
+    draw: bool,
 ) -> Iterator[Item]:
     name, theirs = ours.prefix, layers[ours.prefix]
     if (ours.N, ours.K) != (theirs.N, theirs.K):
         shapes = f"({ours.N}, {ours.K}), the reference ({theirs.N}, {theirs.K})"
-        yield Finding(SHAPE, "error", name, None, f"{name}: (N, K) is {shapes}")
+        yield new_finding(AGAINST_SHAPE, name, None, f"{name}: (N, K) is {shapes}")
         return
-    pair = SideBySide(subject, ours, reference, theirs)
+    pair = SideBySide(checkpoint, ours, reference, theirs)
     try:
-        drawn = ErrorMap(ours.N, ours.K) if drawing and _is_matrix(ours) else None
-        found = Comparison() if same(pair) else _compared(pair, drawn)
-        if drawn is not None:
-            yield LayerMap(name, drawn.text())
-        if found.first is None:
+        error_map = ErrorMap(ours.N, ours.K) if draw and _is_matrix(ours) else None
+        comparison = Comparison() if has_equal_bytes(pair) else _compare_blocks(pair, error_map)
+        if error_map is not None:
+            yield LayerMap(name, error_map.text())
+        if comparison.first is None:
             if ours.format.config.doubt:
                 yield ConfirmedReading(name)
             return
         plain = theirs.format.weight_type.plain and not ours.format.weight_type.plain
-        lawful = plain and found.original
-        run = found.worst_run if lawful else found.first_run
-        elsewhere = partial(found_elsewhere, pair.load(run)[0], run, reference, theirs, layers)
-        mistake = found.fit.mistake() if lawful else None
-        near = math.inf if lawful else plain * HALF
-        if mistake is not None:  # which every other reading of the scales is a little closer than
-            near = found.distance.relative * HALF
-        doubtful = other_wrapping(pair) if ours.format.config.doubt else None
-        cause = doubtful or misreading(pair, run, near) or elsewhere() or mistake
-        if cause is None and not lawful:
-            cause = known_fault(pair, run)
+        lawful = plain and comparison.original
+        cause = _find_cause(pair, comparison, layers, plain=plain, lawful=lawful)
     except QloadError as error:
         yield finding_of(error)
         return
-    items = list(_verdict(name, found, cause, lawful))
+    items = list(_result(name, comparison, cause, lawful))
     yield from items
-    if ours.format.config.doubt and not any(isinstance(each, Finding) for each in items):
+    if ours.format.config.doubt and not any(isinstance(item, Finding) for item in items):
         yield ConfirmedReading(name)
+
+
+def _find_cause(
+    pair: SideBySide,
+    comparison: Comparison,
+    layers: Mapping[str, LayerDescription],
+    *,
+    plain: bool,
+    lawful: bool,
+) -> str | None:
+    """Return in words the mistake behind a difference; `lawful`: the reference is the float original."""
+    run = comparison.worst_run if lawful else comparison.first_run
+    mistake = comparison.fit.mistake() if lawful else None
+    near = math.inf if lawful else plain * MIN_AGREEMENT
+    if mistake is not None:  # then every misreading of the scales comes a little closer
+        near = comparison.distance.relative * MIN_AGREEMENT
+    cause = find_other_wrapping(pair) if pair.layer.format.config.doubt else None
+    cause = cause or find_misreading(pair, run, near)
+    cause = cause or find_misplaced(pair.load(run)[0], run, pair.reference, pair.other, layers) or mistake
+    return find_known_fault(pair, run) if cause is None and not lawful else cause
 
 
 def _is_matrix(layer: LayerDescription) -> bool:
     return "K" in layer.sizes and "E" not in layer.sizes  # outputs and inputs, and no experts
 
 
-def _compared(pair: SideBySide, drawn: ErrorMap | None) -> Comparison:
-    """All runs; where nothing is drawn, those of a layer that agrees are looked at less closely."""
-    finite, found = is_finite(pair.subject, pair.layer), Comparison()
-    if drawn is None and all(agree(weight, other, finite=finite) for _, weight, other in pair.runs()):
-        return found
+def _compare_blocks(pair: SideBySide, error_map: ErrorMap | None) -> Comparison:
+    """Compare all blocks; a layer that agrees takes a shorter way if no map is drawn."""
+    finite, comparison = is_finite(pair.checkpoint, pair.layer), Comparison()
+    if error_map is None and all(agree(weight, other, finite=finite) for _, weight, other in pair.runs()):
+        return comparison
     for start, weight, other in pair.runs():
-        found.add(start, weight, other)
-        if drawn is not None:
-            drawn.add(start, meant(weight), meant(other))
-    return found
+        comparison.add(start, weight, other)
+        if error_map is not None:
+            error_map.add(start, meant(weight), meant(other))
+    return comparison
 
 
-def _verdict(name: str, found: Comparison, cause: str | None, lawful: bool) -> Iterator[Finding | str]:
-    assert found.first is not None
-    place, got, want = found.first
+def _result(name: str, comparison: Comparison, cause: str | None, lawful: bool) -> Iterator[Finding | str]:
+    assert comparison.first is not None
+    place, got, want = comparison.first
     letters = ", ".join("enk"[-len(place) :])
     where = (
         f"{name}: differs from the reference first at ({letters}) = {place}: {got:g}, "
         f"the reference has {want:g}; "
-        f"{found.differing} of {found.total} differ"
+        f"{comparison.differing} of {comparison.total} differ"
     )
-    spiky = lawful and found.spike_ratio > SPIKE
+    spiky = lawful and comparison.spike_ratio > MAX_SPIKE
     if lawful and cause is None and not spiky:
-        yield f"{name}: relative error {found.distance.relative:.3f} to a plain reference"
+        yield f"{name}: relative error {comparison.distance.relative:.3f} to a plain reference"
         return
     if cause is None and spiky:
-        n, k = found.spike[1]
+        n, k = comparison.spike[1]
         cause = (
-            f"a word at (n, k) = ({n}, {k}) is off by {found.spike[0] ** 0.5:.1f} steps, the layer by "
-            f"{(found.steps / found.total) ** 0.5:.2f}: a few words are not what was quantized"
+            f"a word at (n, k) = ({n}, {k}) is off by {comparison.spike[0] ** 0.5:.1f} steps, the layer by "
+            f"{(comparison.steps / comparison.total) ** 0.5:.2f}: a few words are damaged"
         )
-    yield Finding(VALUE, "error", name, None, f"{where}\n{cause}" if cause else where)
+    yield new_finding(AGAINST_VALUE, name, None, f"{where}\n{cause}" if cause else where)
+
+
+def has_equal_bytes(pair: SideBySide) -> bool:
+    """Return whether both layers are stored alike, in equal bytes of finite values; NaN equals nothing."""
+    ours, theirs = pair.layer, pair.other
+    same_form = ours.format == theirs.format and ours.sizes == theirs.sizes and ours.dtypes == theirs.dtypes
+    if not same_form or not is_finite(pair.checkpoint, ours):
+        return False
+    assert pair.checkpoint.weights is not None
+    assert pair.reference.weights is not None
+    storages = pair.checkpoint.weights.storage, pair.reference.weights.storage
+    names = ((ours.names.full(spec.name), theirs.names.full(spec.name)) for spec in ours.specs)
+    return all(_has_equal_tensors(storages[0], name, storages[1], other) for name, other in names)
+
+
+def _has_equal_tensors(storage: WeightStorage, name: str, reference: WeightStorage, other: str) -> bool:
+    if storage.info(name).shape != reference.info(other).shape:
+        return False
+    both = zip(pieces(storage, name), pieces(reference, other), strict=True)
+    return all(equal_bits(ours, theirs) for ours, theirs in both)
+
+
+def is_finite(checkpoint: Checkpoint, layer: LayerDescription) -> bool:
+    """Return whether a layer was measured, and no NaN or infinity can come from its tensors."""
+    values: Values | None = vars(checkpoint).get("values")
+    if values is None or not (layer.format.weight_type.plain or layer.prefix in values.statistics):
+        return False
+    return all(_has_finite_products(values, layer, spec) for spec in layer.specs)
+
+
+def _has_finite_products(values: Values, layer: LayerDescription, spec: TensorSpec) -> bool:
+    numbers = values.numbers.get(layer.names.full(spec.name))
+    if numbers is None:
+        return not layer.dtypes[spec.name].is_floating_point
+    least = spec.divides and (numbers.zeros > 0 or numbers.least < 1 / MAX_SCALE)
+    return numbers.finite and numbers.largest < MAX_SCALE and not least

@@ -1,197 +1,208 @@
-"""What is worth telling and needs no action: claims without harm, zero points with several readings."""
+"""Notes of `verify`: remarks about a sound checkpoint, each one sentence for all layers with one cause.
 
-from collections.abc import Iterable, Iterator, Mapping
+Notes cover harmless claims, ambiguous zero points, tensors that may be missing by design, and disagreements
+between a config and sound tensors. Programs that follow the config alone fail on such a disagreement, or
+compute with other weights; its note ends with a remedy. The loader notes plain layers that the config lists
+by name as quantized.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from qload.architecture.config import is_usual_class
+from qload.architecture.adapters import REMEDY, adapters_of, base_name, is_adapter
+from qload.architecture.config import CAUSAL, TIE, Tie, is_usual_class, tie_of
+from qload.detect.config_reader import PatternEntry, pattern_entries
 from qload.detect.files import shown
+from qload.errors import ConfigError, MismatchError
 from qload.formats import Exl2Config, GPTQConfig
 from qload.formats.exl2 import scale_unit
 from qload.layouts import Stored, StoredMinusOneUnmasked
 from qload.listing.zero_points import convention, words
 from qload.loader import LayerDescription
+from qload.loader.exclusion import parts, wholes
 from qload.spec import LayerClaims
 from qload.storage import WeightStorage
-from qload.verify.rules import architecture_missing, copies, siblings
-from qload.verify.rules.claimed_detail import CLAIMING
-from qload.verify.subject import Subject
-
-
-def flags(subject: Subject) -> Iterator[str]:
-    """A flag that claims act order over groups that lie in order, and bits that some layers deny."""
-    yield from _bits(subject)
-    layers: dict[LayerClaims, list[GPTQConfig]] = {}
-    for layer in subject.described():
-        claims, config = layer.format.claims, layer.format.config
-        if isinstance(config, GPTQConfig) and claims is not None and claims.desc_act:
-            layers.setdefault(claims, []).append(config)
-    for claims, configs in layers.items():
-        in_order = [config for config in configs if config.positional]
-        if in_order and subject.claims is not None:
-            yield (
-                f"{subject.claims.file} says {claims.says('desc_act')}; the groups of {len(in_order)} of "
-                f"{len(configs)} layers lie in order (static groups), and g_idx is believed"
-            )
-
-
-def _bits(subject: Subject) -> Iterator[str]:
-    """Layers of other bits than the config claims; a claim that all of its layers deny is a finding."""
-    layers: dict[LayerClaims, list[LayerDescription]] = {}
-    for layer in subject.described():
-        if isinstance(layer.format.config, GPTQConfig) and layer.format.claims is not None:
-            layers.setdefault(layer.format.claims, []).append(layer)
-    for claims, those in layers.items():
-        denied = {layer.prefix: bits for layer in those if (bits := _believed(layer)) is not None}
-        if denied and len(denied) < len(those) and subject.claims is not None:
-            first = next(iter(denied))
-            yield (
-                f"{first}: {denied[first]} bits by its shapes, which are believed, and {subject.claims.file} "
-                f"says {claims.says('bits')}; so of {len(denied)} of {len(those)} layers: programs that go "
-                "by the config fail; state it by an entry for these modules"
-            )
-
-
-def _believed(layer: LayerDescription) -> int | None:
-    """The bits that shapes say where the config claims others."""
-    config = layer.format.config
-    assert isinstance(config, GPTQConfig)
-    return None if config.claimed_bits is None else config.bits
-
-
-def architecture(subject: Subject) -> Iterator[str]:
-    """A type of model of no table, names that are not those of its table, and values that are no sizes."""
-    config = subject.model_config
-    if subject.architecture is None:
-        if config:  # empty without a config.json
-            known = isinstance(config.get("model_type"), str)
-            said = f"is {shown(config['model_type'])}, which is not known" if known else "is missing"
-            yield (
-                f"config.json: model_type {said}: neither shapes nor missing tensors are "
-                "checked by the config"
-            )
-        return
-    yield from subject.architecture.notes
-    if subject.inventory is None:
-        yield (
-            f"config.json: the names of its layers are not those of model_type {subject.architecture.type}: "
-            "missing tensors are not checked by it"
-        )
-    elif beyond := sorted(subject.inventory.undeclared_predictors):
-        yield (
-            f"{subject.inventory.name_of_layer(beyond[0])}: beyond num_hidden_layers, and predicts further "
-            f"words ({len(beyond)} such in all), which config.json does not announce: engines leave it out"
-        )
-
-
-def absences(subject: Subject) -> Iterator[str]:
-    """What is missing from a model that may be made so: the first tensor, why, and how many."""
-    config = subject.model_config
-    said = f"model_type is {shown(config.get('model_type', config.get('_class_name')))}"
-    if lost := list(siblings.doubtful(subject)):
-        more = f"; {len(lost)} tensors in all" if len(lost) > 1 else ""
-        yield f"{lost[0].text}; {said}, whose layers may differ by design{more}"
-    if not subject.ordinary and subject.inventory is not None:
-        missing = list(architecture_missing.lacking(architecture_missing.RULE, subject))
-        if missing:
-            more = f"; {len(missing)} such in all" if len(missing) > 1 else ""
-            yield f"{missing[0].message}, and {_lacking(config)}{more}"
-
-
-def _lacking(config: Mapping[str, Any]) -> str:
-    """Reason for a missing tensor in a model of a known type: its class, or a draft."""
-    classes = config.get("architectures")
-    if isinstance(classes, list) and not is_usual_class(config):
-        return f"the class {', '.join(map(str, classes)):.80}, which may do without"
-    return "this is a draft by its tensors, and may share it with its target"
-
-
-def repeated(subject: Subject) -> Iterator[str]:
-    """Layers that are whole copies of others: the first, and how many."""
-    found = copies.repeated_layers(subject)
-    if found:
-        here, there = next(iter(found.items()))
-        more = f"; {len(found)} such layers in all" if len(found) > 1 else ""
-        yield (
-            f"{here}: every tensor is equal to that of {there}, or gives out zeros; the model was made "
-            f"deeper, or a layer was written over another{more}"
-        )
-
-
-def of_loaders(subject: Subject) -> Iterator[str]:
-    """What loaders note of layers, once for all that are alike, where no rule or other note tells it."""
-    found: dict[str, list[str]] = {}
-    for layer in subject.described():
-        if not isinstance(layer.format.config, (*CLAIMING, GPTQConfig)):
-            for note in layer.notes:
-                found.setdefault(note, []).append(layer.prefix)
-        if layer.dialect is not None:
-            found.setdefault(layer.dialect, []).append(layer.prefix)
-    for note, prefixes in found.items():
-        yield f"{prefixes[0]}: {note}" + (f"; {len(prefixes)} layers in all" if len(prefixes) > 1 else "")
-
+from qload.verify.checkpoint import Checkpoint
+from qload.verify.name_patterns import PROJECTION_GROUPS, pattern_of
+from qload.verify.rules.architecture import ARCHITECTURE_MISSING, missing_tensors
+from qload.verify.rules.config import DETAILED_CONFIGS
+from qload.verify.rules.copies import repeated_layers
+from qload.verify.rules.layers import doubtful_siblings
+from qload.verify.values import Values
 
 # Evidence for the reading of zero points of 0, by `GPTQConfig.evidence`.
-DECIDED = {
+EVIDENCE = {
     "alike": "as by all programs that mask",
     "codes": "as their codes show",
     "writer": "as by the quantizer in the config",
     "others": "as codes of other layers show",
 }
 
+# Last segments of heads and embeddings, for model types without a table.
+HEADS = ("lm_head", "output", "embed_out", "head")
+EMBEDDINGS = ("embed_tokens", "tok_embeddings", "wte", "word_embeddings", "embed_in")
+TYPES_WITH_ADAPTERS = ("phi4mm", "phi4_multimodal")  # their own adapters, for images and audio
+# A name in a list of layers, split at its number. Segments that name the text model.
+LAYER = re.compile(r"(?:(.*?)\.)?(?:mtp_)?(?:layers|h|block|blocks)\.\d+\.(.+)")
+TEXT = frozenset(("model", "language_model", "text_model", "transformer", "mtp"))
+MAX_SEARCHED = 1000  # names of a config, searched among all stored names
+
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Of the values of a layer's tensor, how many a note is about; notes of one `kind` are told as one."""
+    """Number of a tensor's values that a note is about; notes of one `text` are merged."""
 
-    kind: str
+    text: str
     tensor: str
     count: int
     total: int
 
 
-def readings(subject: Subject) -> Iterator[Counted]:
-    """Count the zero points of each gptq v1 layer that kernels without a mask read otherwise."""
-    assert subject.weights is not None
-    for layer in subject.described():
+def merge_counts(counts: Iterable[Counted]) -> Iterator[str]:
+    """Yield one note for each text: the first layer, and the number of layers."""
+    by_text: dict[str, list[Counted]] = {}
+    for counted in counts:
+        by_text.setdefault(counted.text, []).append(counted)
+    for text, members in by_text.items():
+        more = f"; {len(members)} layers in all" if len(members) > 1 else ""
+        yield f"{members[0].tensor}: {members[0].count} of {members[0].total} {text}{more}"
+
+
+def architecture(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield notes on a type of model without a table, on foreign names, and on invalid sizes."""
+    config = checkpoint.model_config
+    if checkpoint.architecture is None:
+        if config:  # empty without a config.json
+            known = isinstance(config.get("model_type"), str)
+            state = f"is {shown(config['model_type'])}, which is not known" if known else "is missing"
+            yield (
+                f"config.json: model_type {state}: neither shapes nor missing tensors are "
+                "checked by the config"
+            )
+        return
+    yield from checkpoint.architecture.notes
+    if checkpoint.inventory is None:
+        yield (
+            "config.json: the names of its layers are not those of model_type "
+            f"{checkpoint.architecture.type}: missing tensors are not checked by it"
+        )
+    elif beyond := sorted(checkpoint.inventory.undeclared_predictors):
+        yield (
+            f"{checkpoint.inventory.name_of_layer(beyond[0])}: a layer beyond num_hidden_layers, for "
+            f"multi-token prediction ({len(beyond)} such in all), that config.json does not announce: "
+            "engines leave it out"
+        )
+
+
+def missing_by_design(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield notes on tensors that may be missing by design: the first, the reason, and the number."""
+    config = checkpoint.model_config
+    type_text = f"model_type is {shown(config.get('model_type', config.get('_class_name')))}"
+    if lost := list(doubtful_siblings(checkpoint)):
+        more = f"; {len(lost)} tensors in all" if len(lost) > 1 else ""
+        yield f"{lost[0].text}; {type_text}, whose layers may differ by design{more}"
+    if not checkpoint.requires_all_tensors and checkpoint.inventory is not None:
+        missing = list(missing_tensors(ARCHITECTURE_MISSING, checkpoint))
+        if missing:
+            more = f"; {len(missing)} such in all" if len(missing) > 1 else ""
+            yield f"{missing[0].message}, and {_reason_of_missing(config)}{more}"
+
+
+def _reason_of_missing(config: Mapping[str, Any]) -> str:
+    """Return the reason for a missing tensor in a model of a known type: its class, or a draft."""
+    classes = config.get("architectures")
+    if isinstance(classes, list) and not is_usual_class(config):
+        return f"the class {', '.join(map(str, classes)):.80}, which may not need it"
+    return "this is a draft by its tensors, and may share it with its target"
+
+
+def contradicted_settings(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield notes on act order with groups in order, and on bits that some layers contradict."""
+    yield from _contradicted_bits(checkpoint)
+    layers: dict[LayerClaims, list[GPTQConfig]] = {}
+    for layer in checkpoint.described():
+        claims, config = layer.format.claims, layer.format.config
+        if isinstance(config, GPTQConfig) and claims is not None and claims.desc_act:
+            layers.setdefault(claims, []).append(config)
+    for claims, configs in layers.items():
+        in_order = [config for config in configs if config.positional]
+        if in_order and checkpoint.claims is not None:
+            yield (
+                f"{checkpoint.claims.file} says {claims.says('desc_act')}; the groups of {len(in_order)} of "
+                f"{len(configs)} layers are in order (static groups), and qload believes g_idx"
+            )
+
+
+def _contradicted_bits(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield notes on layers of other bits than the config's; a finding if all layers contradict it."""
+    layers: dict[LayerClaims, list[LayerDescription]] = {}
+    for layer in checkpoint.described():
+        if isinstance(layer.format.config, GPTQConfig) and layer.format.claims is not None:
+            layers.setdefault(layer.format.claims, []).append(layer)
+    for claims, members in layers.items():
+        denied = {layer.prefix: bits for layer in members if (bits := _bits_by_shape(layer)) is not None}
+        if denied and len(denied) < len(members) and checkpoint.claims is not None:
+            first = next(iter(denied))
+            yield (
+                f"{first}: {denied[first]} bits by its shapes, which are believed, and "
+                f"{checkpoint.claims.file} says {claims.says('bits')}; so of {len(denied)} of {len(members)} "
+                "layers: programs that follow the config fail; add an entry for these modules"
+            )
+
+
+def _bits_by_shape(layer: LayerDescription) -> int | None:
+    """Return the bits by the shapes if the config gives others; otherwise None."""
+    config = layer.format.config
+    assert isinstance(config, GPTQConfig)
+    return None if config.claimed_bits is None else config.bits
+
+
+def loader_notes(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield notes of the loader without a rule or another note, once for all equal ones."""
+    prefixes_of: dict[str, list[str]] = {}
+    for layer in checkpoint.described():
+        if not isinstance(layer.format.config, (*DETAILED_CONFIGS, GPTQConfig)):
+            for note in layer.notes:
+                prefixes_of.setdefault(note, []).append(layer.prefix)
+        if layer.dialect is not None:
+            prefixes_of.setdefault(layer.dialect, []).append(layer.prefix)
+    for note, prefixes in prefixes_of.items():
+        yield f"{prefixes[0]}: {note}" + (f"; {len(prefixes)} layers in all" if len(prefixes) > 1 else "")
+
+
+def repeated_layer_note(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield a note on layers that are whole copies of others: the first, and the number."""
+    repeated = repeated_layers(checkpoint)
+    if repeated:
+        layer, other = next(iter(repeated.items()))
+        more = f"; {len(repeated)} such layers in all" if len(repeated) > 1 else ""
+        yield (
+            f"{layer}: every tensor is equal to that of {other}, or is a zero output; the model was made "
+            f"deeper, or a layer was written over another{more}"
+        )
+
+
+def zero_point_readings(checkpoint: Checkpoint) -> Iterator[Counted]:
+    """Count the zero points of each gptq v1 layer that kernels without a mask read differently."""
+    assert checkpoint.weights is not None
+    for layer in checkpoint.described():
         config = layer.format.config
-        if isinstance(config, GPTQConfig) and config.evidence in DECIDED:
-            count = _apart(subject.weights.storage, layer)
+        if isinstance(config, GPTQConfig) and config.evidence in EVIDENCE:
+            count = _count_unmasked(checkpoint.weights.storage, layer)
             if count:
-                kind = (
-                    f"zero points are read as {config.zeros.name}, {DECIDED[config.evidence]}; kernels "
+                text = (
+                    f"zero points are read as {config.zeros.name}, {EVIDENCE[config.evidence]}; kernels "
                     f"without a mask read up to {2**config.bits}"
                 )
-                yield Counted(kind, f"{layer.prefix}.qzeros", count, config.groups(layer.K) * layer.N)
+                yield Counted(text, f"{layer.prefix}.qzeros", count, config.groups(layer.K) * layer.N)
 
 
-def subnormals(subject: Subject) -> Iterator[Counted]:
-    """Per EXL2 layer, how many groups have scales that fp16 rounds hard, and float32 does not."""
-    for layer in subject.described():
-        if isinstance(layer.format.config, Exl2Config):
-            units = scale_unit(layer.facts["q_scale_max"]).abs()
-            count = int(((units > 0) & (units < torch.finfo(torch.float16).smallest_normal)).sum())
-            if count:
-                kind = (
-                    "units are subnormal in fp16, as their writer had them (taken here); readers that divide "
-                    "in float32 differ by up to 0.2 %"
-                )
-                yield Counted(kind, f"{layer.prefix}.q_scale_max", count, units.numel())
-
-
-def told_once(shares: Iterable[Counted]) -> Iterator[str]:
-    """One note for each kind: the first layer, and how many layers there are."""
-    found: dict[str, list[Counted]] = {}
-    for share in shares:
-        found.setdefault(share.kind, []).append(share)
-    for kind, alike in found.items():
-        more = f"; {len(alike)} layers in all" if len(alike) > 1 else ""
-        yield f"{alike[0].tensor}: {alike[0].count} of {alike[0].total} {kind}{more}"
-
-
-def _apart(storage: WeightStorage, layer: LayerDescription) -> int:
+def _count_unmasked(storage: WeightStorage, layer: LayerDescription) -> int:
     known = convention(layer)
     assert known is not None  # a GPTQ layer has zero points
     zeros, packing = known
@@ -201,3 +212,226 @@ def _apart(storage: WeightStorage, layer: LayerDescription) -> int:
     return sum(
         int((zeros.read(run, packing) != other.read(run, packing)).sum()) for _, run in words(storage, layer)
     )
+
+
+def subnormals(checkpoint: Checkpoint) -> Iterator[Counted]:
+    """Count the groups of each EXL2 layer with scales that are subnormal in fp16, and not in float32."""
+    for layer in checkpoint.described():
+        if isinstance(layer.format.config, Exl2Config):
+            units = scale_unit(layer.facts["q_scale_max"]).abs()
+            count = int(((units > 0) & (units < torch.finfo(torch.float16).smallest_normal)).sum())
+            if count:
+                text = (
+                    "units are subnormal in fp16, as their writer used them (used here); readers that divide "
+                    "in float32 differ by up to 0.2 %"
+                )
+                yield Counted(text, f"{layer.prefix}.q_scale_max", count, units.numel())
+
+
+def disagreements(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield all notes on disagreements between the config and sound tensors."""
+    yield from unmerged_adapters(checkpoint)
+    yield from contradicted_ties(checkpoint)
+    yield from unlisted_plain_layers(checkpoint)
+    yield from useless_patterns(checkpoint)
+    yield from unknown_modules(checkpoint)
+
+
+def unmerged_adapters(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield a note on a model saved inside PEFT's wrapper, except for types with adapters of their own."""
+    unmerged = adapters_of(checkpoint.names)
+    if unmerged is not None and checkpoint.model_config.get("model_type") not in TYPES_WITH_ADAPTERS:
+        yield (
+            f"{unmerged}: the model was saved inside PEFT's wrapper, and other programs find no such layer "
+            f"or ignore the adapter; {REMEDY}"
+        )
+
+
+def contradicted_ties(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield a note on a tie that the stored tensors or other keys contradict.
+
+    Rules report a plain head that differs, and a missing head in a known model type.
+    """
+    tie = tie_of(checkpoint.model_config)
+    if tie.tied is None or checkpoint.is_draft:
+        return
+    head, embedding = _find_prefix(checkpoint, HEADS), _find_prefix(checkpoint, EMBEDDINGS)
+    if head and embedding and _is_finding(checkpoint, tie, head, embedding):
+        return
+    if tie.denied:
+        what = (
+            f"{head} is stored: set both to false, if the model uses it"
+            if head
+            else _remedy_without_head(checkpoint)
+        )
+        yield f"config.json: {tie}: programs differ in the key that they read; {what}"
+    elif tie.tied and head and embedding:
+        yield from _differing_head(checkpoint, tie, head, embedding)
+    elif (
+        not tie.tied
+        and not head
+        and embedding
+        and checkpoint.architecture is None
+        and _is_causal_model(checkpoint)
+    ):
+        yield (
+            f"config.json: {tie}, and no head is stored: programs start from a random one or fail; set it to "
+            "true, if the embedding is the head"
+        )
+
+
+def _differing_head(checkpoint: Checkpoint, tie: Tie, head: str, embedding: str) -> Iterator[str]:
+    """Yield a note on a stored head that differs from its tied embedding, if no rule compares them."""
+    ours, theirs = checkpoint.all_layers.get(head), checkpoint.all_layers.get(embedding)
+    if not isinstance(ours, LayerDescription) or not isinstance(theirs, LayerDescription):
+        return
+    if _is_equal(checkpoint, ours, theirs):
+        return
+    yield (
+        f"{head}: stored as {_format_and_shape(ours)}, and {embedding} as {_format_and_shape(theirs)}, while "
+        f"{tie}: programs that tie the two ignore the stored head; set {tie.key or TIE} to false in "
+        "config.json, or remove the head"
+    )
+
+
+def _is_finding(checkpoint: Checkpoint, tie: Tie, head: str, embedding: str) -> bool:
+    """Return whether the rule `tied-head` reports a difference of the two."""
+    ours, theirs = checkpoint.all_layers.get(head), checkpoint.all_layers.get(embedding)
+    if not tie.tied or tie.outer or checkpoint.inventory is None:
+        return False
+    if not isinstance(ours, LayerDescription) or not isinstance(theirs, LayerDescription):
+        return False
+    plain = ours.format.weight_type.plain and theirs.format.weight_type.plain
+    return plain and not _is_equal(checkpoint, ours, theirs)
+
+
+def _is_equal(checkpoint: Checkpoint, ours: LayerDescription, theirs: LayerDescription) -> bool:
+    """Return whether two layers have equal bytes; plain layers count as equal while no bytes are read."""
+    values: Values | None = vars(checkpoint).get("values")
+    if ours.format != theirs.format or ours.sizes != theirs.sizes or ours.dtypes != theirs.dtypes:
+        return False
+    if values is None:
+        return ours.format.weight_type.plain
+    pairs = ((ours.names.full(spec.name), theirs.names.full(spec.name)) for spec in ours.specs)
+    return all(values.contents[name].digest == values.contents[other].digest for name, other in pairs)
+
+
+def _format_and_shape(layer: LayerDescription) -> str:
+    return f"{layer.format.weight_type.format} {(layer.N, layer.K)}"
+
+
+def _remedy_without_head(checkpoint: Checkpoint) -> str:
+    """Return the remedy for contradicting keys without a stored head."""
+    return "the head may be in another file" if checkpoint.is_shard else "no head is stored: set both to true"
+
+
+def _find_prefix(checkpoint: Checkpoint, lasts: tuple[str, ...]) -> str | None:
+    """Return the prefix of the head or embedding, by the model type's table or by name; None without one."""
+    architecture, inventory = checkpoint.architecture, checkpoint.inventory
+    if architecture is not None and inventory is not None:
+        table = architecture.table
+        (name,) = inventory.spell(table.head if lasts is HEADS else table.embedding)
+        return name if name in checkpoint.suffixes else None
+    outside = (name for name in checkpoint.suffixes if not any(part.isdecimal() for part in name.split(".")))
+    return next((name for name in outside if name.rpartition(".")[2] in lasts), None)
+
+
+def _is_causal_model(checkpoint: Checkpoint) -> bool:
+    """Return whether this is a whole checkpoint of a class for causal language models."""
+    classes = checkpoint.model_config.get("architectures")
+    names = classes if isinstance(classes, list) else []
+    return not checkpoint.is_shard and any(isinstance(name, str) and name.endswith(CAUSAL) for name in names)
+
+
+def unlisted_plain_layers(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield a note on plain layers without an entry in the config, if similar layers are quantized."""
+    plain, quantized = _matrices(checkpoint)
+    kinds = {key for prefix in quantized for key in _similarity_keys(prefix)}
+    listed = {prefix for _, prefixes in _useless_patterns(checkpoint) for prefix in prefixes}
+    listed |= {prefix for prefix in plain if checkpoint.loader.named.entry(prefix) is not None}
+    similar = [prefix for prefix in plain if not kinds.isdisjoint(_similarity_keys(prefix))]
+    unlisted = [prefix for prefix in similar if prefix not in listed]
+    if unlisted:
+        keys = set(_similarity_keys(unlisted[0]))
+        like = next(prefix for prefix in quantized if not keys.isdisjoint(_similarity_keys(prefix)))
+        yield (
+            f"{unlisted[0]}: plain, while {like} is quantized, and no entry of the config excludes it"
+            f"{_number(unlisted)}: programs that follow the config expect quantized tensors, and fail or "
+            f"read others; exclude {'them' if unlisted[1:] else 'it'} by "
+            f"{checkpoint.loader.named.leaving_out}"
+        )
+
+
+def useless_patterns(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield a note on each pattern of modules to quantize that matches plain layers alone."""
+    for entry, matched in _useless_patterns(checkpoint):
+        yield (
+            f"{matched[0]}: plain, and {entry.key} lists it as quantized by {entry.text!r:.80}"
+            f"{_number(matched)}: programs that follow the config expect quantized tensors and fail; "
+            "remove the entry"
+        )
+
+
+def _useless_patterns(checkpoint: Checkpoint) -> Iterator[tuple[PatternEntry, list[str]]]:
+    """Yield each pattern that matches plain layers alone, with these layers."""
+    if not checkpoint.configs:
+        return
+    plain, quantized = _matrices(checkpoint)
+    for entry in pattern_entries(checkpoint.configs[0]) if plain else ():
+        with suppress(ConfigError):  # an invalid pattern, which loads refuse
+            matched = [prefix for prefix in plain if entry.means(prefix)]
+            if matched and not any(map(entry.means, quantized)):
+                yield entry, matched
+
+
+def unknown_modules(checkpoint: Checkpoint) -> Iterator[str]:
+    """Yield a note on modules listed as quantized without a stored layer."""
+    named = checkpoint.loader.named
+    if checkpoint.is_shard or not named.keys:
+        return
+    prefixes = list(map(base_name, checkpoint.suffixes))
+    used = {entry[0] for prefix in prefixes if (entry := named.entry(prefix)) is not None}
+    unused, text = sorted(named.keys.keys() - used), "".join(f".{prefix}.\n" for prefix in prefixes)
+    missing: dict[str, list[str]] = {}
+    for name in unused[:MAX_SEARCHED]:
+        known = (name, *parts(name), *wholes(name))  # with a longer name, as parts, or fused
+        if not any(f".{alias}." in text for alias in known):
+            missing.setdefault(named.keys[name], []).append(name)
+    for key, names in sorted(missing.items()):
+        if names != ["lm_head"] or key == "lm_head":  # a target that includes the head fits a tied model
+            yield (
+                f"{names[0]}: {key} lists it as quantized, and no such layer is stored{_number(names)}: "
+                f"remove the {'entries' if names[1:] else 'entry'}, if no layer was lost"
+            )
+
+
+def _matrices(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
+    """Return the prefixes of plain matrices without an exclusion, and of quantized layers."""
+    plain, quantized = [], []
+    for layer in checkpoint.described():
+        if not layer.format.weight_type.plain:
+            quantized.append(layer.prefix)
+        elif "K" in layer.sizes and len(layer.specs) == 1 and not is_adapter(layer.prefix):
+            with suppress(ConfigError, MismatchError):
+                if checkpoint.loader.left_out(layer.prefix) is None:
+                    plain.append(layer.prefix)
+    return plain, quantized
+
+
+def _similarity_keys(prefix: str) -> Iterator[str]:
+    """Yield keys that similar layers share: the same matrix of other blocks, and siblings in the block.
+
+    Blocks of MTP count as other blocks.
+    """
+    name = base_name(prefix)
+    match = LAYER.fullmatch(name)
+    if match is None:
+        return
+    lead = (part for part in (match[1] or "").split(".") if part not in TEXT)
+    yield f"{'.'.join(lead)}: {pattern_of(match[2])}"
+    parent, _, last = name.rpartition(".")
+    yield from (f"{parent}: {group}" for group in PROJECTION_GROUPS if last in group)
+
+
+def _number(prefixes: Sequence[str]) -> str:
+    return f"; {len(prefixes)} in all" if len(prefixes) > 1 else ""

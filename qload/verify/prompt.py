@@ -1,4 +1,4 @@
-"""What `verify` runs a model on, where it is asked for logits."""
+"""Prompt of a comparison of logits. It imports no torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from qload.errors import check_fields
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids, and where they go through a model.
+    """Token ids for a pass through a model, and the device of the pass.
 
     Attributes
     ----------
     ids
-        Numbers of tokens; None: 24 that are drawn of the vocabulary, the same ones every time.
+        Token ids; None: 24 random ids of the vocabulary, the same in every run.
     device
-        Where kernels are asked; what weights mean is computed there too.
+        Device of the kernels and of the exact products.
     """
 
     ids: Sequence[int] | None = None

@@ -1,16 +1,17 @@
-"""What inspecting or verifying a checkpoint found, as data."""
+"""Reports of `inspect` and `verify` as data: findings, notes, layers and coverage."""
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from qload.errors import QloadError
 from qload.errors.reporting import CauseGroup, cause_of, group_by_cause
+from qload.errors.rule_text import RuleText, Severity
+from qload.errors.rules import ERROR_RULES
 from qload.listing.report_base import INTERNAL, UNSUPPORTED, ReportBase
 from qload.storage.checkpoint_files import locate
-from qload.verify.rule_pages import remedy_of
 
 if TYPE_CHECKING:
     from qload.listing import Coverage, LayerInfo
@@ -18,32 +19,43 @@ if TYPE_CHECKING:
 
 log: logging.Logger = logging.getLogger("qload")
 
-SAID = (
+LAYER_FIELDS = (
     "prefix", "format", "bits", "group_size", "sym", "act_order", "shape", "dtype", "bytes",
     "scale_dtype", "expected", "excluded",
 )  # fmt: skip
-Severity = Literal["error", "warning"]
+
+INTERNAL_RULE = RuleText(
+    id="internal",
+    stage="any",
+    what="""
+        A rule or another part of the work ended with an unexpected exception. This is a bug of qload, and no
+        statement about the checkpoint. All other rules ran. A rule of single layers also ran on all other
+        layers. The verdict is `internal`, exit code 3, unless there are other findings.""",
+    why="This rule might have found damage.",
+    do="Run the command again with `-v` and report the traceback as a bug of qload.",
+    example="model.layers.3.mlp.up_proj.qweight: group-order: internal error, KeyError: 'G'",
+)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong: the rule it breaks, where, and what to do where that is certain.
+    """One fault of a checkpoint: its rule, place, message and remedy.
 
     Attributes
     ----------
     rule
-        The rule's stable id; `docs/rules` has a page for each.
+        Stable id of the rule; the documentation has a page for each.
     severity
-        "error"; or "warning" where programs differ.
+        "error"; or "warning" if programs differ.
     tensor, file
-        Its place, if it has one place; else None.
+        Place of the fault; None if it has no single place.
     message
         Description with values.
     remedy
-        What to do; by default what the rule's page says.
+        Instruction for the user; findings of `verify` and `inspect` always have one.
     cause
-        Text that is equal for findings of one cause; by default the rule and the message without names and
-        numbers of its place.
+        Equal text for findings of one cause; by default the rule and the message without names and numbers of
+        its place.
     """
 
     rule: str
@@ -56,12 +68,10 @@ class Finding:
 
     @property
     def detail(self) -> str:
-        """The message without the tensor or the file that it begins with, for where these stand beside it."""
+        """The message without the tensor or file at its start, for tables with columns of these."""
         return self.message.removeprefix(f"{self.file}: ").removeprefix(f"{self.tensor}: ")
 
     def __post_init__(self) -> None:
-        if not self.remedy:
-            object.__setattr__(self, "remedy", remedy_of(self.rule))
         if not self.cause:
             layer = self.tensor.rpartition(".")[0] if self.tensor else None
             cause = cause_of(self.message, self.tensor, layer, self.file)
@@ -69,24 +79,31 @@ class Finding:
 
     @property
     def kind(self) -> tuple[str, str, str]:
-        """Key of findings that are shown as one: severity, cause, and remedy without names and numbers."""
+        """Key of a row of findings: severity, cause, and remedy without names and numbers."""
         return self.severity, self.cause, cause_of(self.remedy, self.tensor, self.file)
+
+
+def new_finding(
+    rule: RuleText, tensor: str | None, file: str | None, message: str, remedy: str = "", cause: str = ""
+) -> Finding:
+    """Make a finding of a rule; its remedy is by default the one of the rule's page."""
+    return Finding(rule.id, rule.severity, tensor, file, message, remedy or rule.remedy, cause)
 
 
 @dataclass(frozen=True)
 class Contradiction:
-    """Setting of a config that a layer contradicts; equal for layers that show the same.
+    """Setting of a config that a layer contradicts; equal for layers with the same contradiction.
 
     Attributes
     ----------
     claims
         Claims of the layer, with the setting.
     stated
-        The setting as the config states it: "desc_act is false".
+        The setting in the words of the config: "desc_act is false".
     shown
-        What the tensors show, as a predicate of several layers: "are in act order by g_idx".
+        Evidence of the tensors, as a predicate of several layers: "are in act order by g_idx".
     remedy
-        How to change the setting, if all of its layers show the same.
+        Change of the setting, if all of its layers show the same.
     """
 
     claims: "LayerClaims"
@@ -97,7 +114,7 @@ class Contradiction:
 
 @dataclass(frozen=True)
 class LayerContradiction(Finding):
-    """Finding that a layer contradicts a setting; `of_model` says it once if all layers do."""
+    """Finding that a layer contradicts a setting; `merge_contradictions` merges those of all layers."""
 
     contradiction: Contradiction | None = None
 
@@ -105,14 +122,16 @@ class LayerContradiction(Finding):
 def group_findings(findings: Iterable[Finding]) -> list[CauseGroup[Finding]]:
     """Group findings of one cause and one remedy; a place is a tensor, or a file if no tensor is named."""
     return group_by_cause(
-        findings, name=lambda each: each.tensor or each.file or "", cause=lambda each: each.kind
+        findings,
+        name=lambda finding: finding.tensor or finding.file or "",
+        cause=lambda finding: finding.kind,
     )
 
 
 def shown_message(group: CauseGroup[Finding]) -> str:
-    """Message of the first finding of a group, without a name that stands beside it.
+    """Return the message of the first finding of a group, without its tensor's name.
 
-    It keeps its tensor's name if other findings of the group have other numbers.
+    The name stays if other findings of the group have other numbers.
     """
     texts = {finding.detail for finding in group.items}
     return texts.pop() if len(texts) == 1 else f"for example {group.first.message}"
@@ -120,31 +139,30 @@ def shown_message(group: CauseGroup[Finding]) -> str:
 
 @dataclass(frozen=True)
 class Report(ReportBase):
-    """Findings, notes that need no action, the layers, and what the config claims.
+    """Findings, notes that need no action, layers, and claims of the config.
 
     Attributes
     ----------
     path
         The checkpoint.
     findings
-        What is wrong.
+        Faults of the checkpoint.
     notes
-        What is worth knowing and not wrong.
+        Remarks that need no action.
     layers
-        Each layer as its tensors say it is.
+        Each layer by its tensors.
     claims
-        What the config says of all layers, by name.
+        Settings of the config for all layers, by name.
     coverage
-        Which share of the bytes is explained, and by what; None of what cannot be read.
+        Explained bytes and their explanation; None if the checkpoint cannot be read.
     logits
-        Of a model that was run: what each layer and the logits showed, as plain data; None: none was.
+        Results of each layer and of the logits as plain data; None if no model was run.
     reference_coverage
-        The same of the reference of `against`; None where there is none, or it cannot be read.
+        Coverage of the reference of `against`; None without a reference, or if it cannot be read.
     error_maps
-        Of layers by name, where they are far from the reference, as text that `report_page` draws; those that
-        were asked for.
+        Layer name -> map of its errors as text, for `report_page`; empty unless `error_maps` was true.
     readable
-        Whether the files and the config could be understood at all.
+        True if the files and the config could be parsed.
     """
 
     path: str
@@ -159,7 +177,7 @@ class Report(ReportBase):
     readable: bool = True
 
     def _readable(self) -> bool:
-        """Whether the files and the config could be understood."""
+        """Return whether the files and the config could be parsed."""
         return self.readable
 
     def _sound(self) -> bool:
@@ -180,7 +198,7 @@ class Report(ReportBase):
         return any(finding.rule == UNSUPPORTED for finding in self.findings)
 
     def _data(self) -> dict[str, Any]:
-        """The fields but for maps, with `coverage` in bytes; `logits` is there where a model was run."""
+        """Return the fields except maps, with `coverage` in bytes; `logits` only if a model was run."""
         return {
             "findings": [asdict(finding) for finding in self.findings],
             "notes": list(self.notes),
@@ -197,18 +215,18 @@ class Report(ReportBase):
 
 
 def _coverage(coverage: "Coverage") -> dict[str, Any]:
-    """What a report says of the bytes; `explained` is what is read and what is exempt."""
+    """Return a coverage as plain data; `explained` is the sum of read and exempt bytes."""
     return {**asdict(coverage), "explained": coverage.explained}
 
 
 def _layer(layer: "LayerInfo") -> dict[str, Any]:
-    """What a report says of a layer: all but its tensors, of which a large model has many, and its config."""
-    said = {name: getattr(layer, name) for name in SAID}
-    return {**said, "activations": None if layer.activations is None else asdict(layer.activations)}
+    """Return a layer as plain data, without its tensors and its config."""
+    values = {name: getattr(layer, name) for name in LAYER_FIELDS}
+    return {**values, "activations": None if layer.activations is None else asdict(layer.activations)}
 
 
 def internal_finding(where: str, tensor: str | None, error: Exception) -> Finding:
-    """Finding for a bug that ended a rule or another part of the work, `where`."""
+    """Make the finding of a bug that ended a rule or another part of the work, `where`."""
     log.info("%s: internal error%s", where, f" at {tensor}" if tensor else "", exc_info=error)
     text = " ".join(str(error).split())
     message = f"{where}: internal error, {type(error).__name__}: {text:.400}"
@@ -223,7 +241,7 @@ def internal_finding(where: str, tensor: str | None, error: Exception) -> Findin
 
 
 def finding_of(error: QloadError, *, severity: Severity = "error") -> Finding:
-    """An error that qload would raise, as a finding."""
+    """Make a finding of an exception of qload; its remedy is by default the one of the rule's page."""
     first, *rest = str(error).split("\n  ")
     remedies = [line.removeprefix("remedy").strip() for line in rest if line.startswith("remedy")]
     message = "\n".join([first, *(line for line in rest if not line.startswith("remedy"))])
@@ -233,14 +251,14 @@ def finding_of(error: QloadError, *, severity: Severity = "error") -> Finding:
         tensor=getattr(error, "tensor", None),
         file=getattr(error, "file", None),
         message=message,
-        remedy=" ".join(remedies),
+        remedy=" ".join(remedies) or (ERROR_RULES[error.rule].remedy if error.rule in ERROR_RULES else ""),
     )
 
 
 def refused_path(path: str | PathLike[str]) -> Report | None:
-    """Report of a path without a checkpoint, from the names of its files; None if there is a checkpoint.
+    """Return the report of a path without a checkpoint, from file names; None if there is a checkpoint.
 
-    It does not import torch, so that commands refuse a wrong path at once.
+    It imports no torch, so that commands refuse a wrong path at once.
     """
     try:
         locate(path)
@@ -250,14 +268,14 @@ def refused_path(path: str | PathLike[str]) -> Report | None:
 
 
 class Reason(TypedDict):
-    """Why a checkpoint has no other report: one of two fields of reports, the other one is ""."""
+    """Reason why a checkpoint cannot be opened: one of two fields of reports; the other is ""."""
 
     unreadable: str
     unsupported: str
 
 
 def reason_of(errors: Sequence[Finding]) -> Reason:
-    """The first of the `errors` that a checkpoint cannot be opened for, with its remedy."""
+    """Return the first of the errors of opening a checkpoint, with its remedy."""
     if not errors:
         return Reason(unreadable="it cannot be read", unsupported="")
     first = errors[0]

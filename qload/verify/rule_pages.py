@@ -1,27 +1,30 @@
-"""Pages of `docs/rules` in short: what a rule says, why it matters, and what to do."""
+"""Texts of all rules, for HTML pages, SARIF logs and `--accept`."""
 
-import json
-import re
 from collections.abc import Mapping
 from functools import cache
-from importlib import resources
 
-LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+from qload.errors.rule_text import RuleText
+from qload.errors.rules import ERROR_RULES
+from qload.verify.against import AGAINST_MISSING, AGAINST_SHAPE, AGAINST_VALUE
+from qload.verify.logits import AGAINST_OUTPUT, KERNEL_PRODUCT
+from qload.verify.report import INTERNAL_RULE
+from qload.verify.rules import RULES
+
+
+@cache
+def rule_texts() -> Mapping[str, RuleText]:
+    """Return rule id -> text, of all findings and exceptions, sorted by id."""
+    checked = (rule.text for rule in RULES if rule.text.what)
+    compared = (AGAINST_MISSING, AGAINST_SHAPE, AGAINST_VALUE, AGAINST_OUTPUT, KERNEL_PRODUCT)
+    texts = {text.id: text for text in (*ERROR_RULES.values(), *checked, *compared, INTERNAL_RULE)}
+    return dict(sorted(texts.items()))
 
 
 @cache
 def rule_pages() -> Mapping[str, Mapping[str, str]]:
-    """Rule id -> its page: `what`, `why` and `do`, in Markdown."""
-    text = resources.files("qload.verify").joinpath("rules/pages.json").read_text("utf-8")
-    pages: dict[str, dict[str, str]] = json.loads(text)
-    return pages
-
-
-@cache
-def remedy_of(rule: str) -> str:
-    """Remedy of a rule's page as plain text; "" for a rule without a page."""
-    page = rule_pages().get(rule)
-    if page is None:
-        return ""
-    text = LINK.sub(r"\1", page["do"]).replace("`", "").removesuffix(".")
-    return text[:1].lower() + text[1:]
+    """Return rule id -> its page in Markdown, `what`, `why` and `do`, of all rules of findings."""
+    return {
+        rule: {"what": text.what, "why": text.why, "do": text.do}
+        for rule, text in rule_texts().items()
+        if text.stage != "exception"
+    }

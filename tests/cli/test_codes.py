@@ -91,16 +91,16 @@ def test_of_several_paths_the_worst_counts(
 def test_a_bug_among_several_paths_is_worse_than_findings(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qload.verify.subject import Subject
+    from qload.verify.checkpoint import Checkpoint
 
-    open_subject = Subject.open
+    open_subject = Checkpoint.open
 
     def failing(path: Any) -> Any:
         if str(path) == str(folders["sound"]):
             raise LookupError("lost")
         return open_subject(path)
 
-    monkeypatch.setattr(Subject, "open", failing)
+    monkeypatch.setattr(Checkpoint, "open", failing)
     names = ("findings", "sound", "unread")
     result = CliRunner().invoke(main, ["verify", *(str(folders[name]) for name in names), "--json"])
 
@@ -139,9 +139,9 @@ def test_a_bug_in_any_verb_ends_in_a_sentence(
 def test_the_traceback_of_a_rule_is_shown_with_v(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qload.verify import judge
+    from qload.verify import run_rules
 
-    monkeypatch.setattr(judge, "NOTES", (fail,))
+    monkeypatch.setattr(run_rules, "NOTES", (fail,))
 
     plain = CliRunner().invoke(main, ["verify", str(folders["sound"]), "--json"])
     verbose = CliRunner().invoke(main, ["verify", str(folders["sound"]), "--json", "-v"])

@@ -14,10 +14,12 @@ from safetensors.torch import save_file
 from qload.cli import main
 from qload.cli.output import dumps
 from qload.cli.sarif import MAX_LOCATIONS_PER_RESULT, sarif_log
+from qload.errors.rules import ERROR_RULES
 from qload.verify import Finding, Report, verify
+from qload.verify.report import new_finding
+from qload.verify.rule_pages import rule_pages
 from qload.verify.rules import RULES
 from tests.paths import FIXTURES, ROOT
-from tests.rule_pages import WRITTEN, pages, written
 
 SOUND = FIXTURES / "gptq" / "model_g32_desc_act"
 LEVELS = {"none", "note", "warning", "error"}
@@ -81,8 +83,9 @@ def test_findings_of_one_cause_are_one_result_with_a_location_for_each(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names = [f"layers.{layer}.{part}" for layer in range(2) for part in ("up", "down")]
-    findings = [Finding("scale-value", "error", n, "model.safetensors", f"{n}: NaN") for n in names]
-    other = Finding("scale-value", "error", "layers.0.up", "model.safetensors", "layers.0.up: zero")
+    rule = ERROR_RULES["scale-value"]
+    findings = [new_finding(rule, name, "model.safetensors", f"{name}: NaN") for name in names]
+    other = new_finding(rule, "layers.0.up", "model.safetensors", "layers.0.up: zero")
 
     both, alone = check(sarif_log([Report(".", (*findings, other))]))
 
@@ -188,10 +191,6 @@ def test_every_rule_has_the_text_of_its_page() -> None:
     rules = {rule["id"]: rule for rule in sarif_log([])["runs"][0]["tool"]["driver"]["rules"]}
 
     assert {rule.id for rule in RULES} - {"layer"} <= rules.keys()
-    for name, page in pages().items():
+    for name, page in rule_pages().items():
         assert all(part in rules[name]["help"]["text"] for part in page.values())
         assert rules[name]["fullDescription"]["text"] == page["what"]
-
-
-def test_the_package_carries_the_pages_as_they_are() -> None:
-    assert WRITTEN.read_text("utf-8") == written(), "python -m tests.rule_pages writes it"

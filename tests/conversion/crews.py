@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import pytest
 
 from qload.parallel import ProcessGroup, Rank
-from qload.verify.crew import Crew
+from qload.verify.workers import Workers
 
 T = TypeVar("T")
 WAIT = 60  # seconds for another thread, before it counts as lost
@@ -36,12 +36,12 @@ class Meeting:
 
 
 @dataclass(frozen=True)
-class ThreadCrew(Crew):
+class ThreadCrew(Workers):
     """One of the threads that meet."""
 
     meeting: Meeting | None = None
 
-    def told(self, value: T) -> list[T]:
+    def gather(self, value: T) -> list[T]:
         """By the meeting, unless this one is alone."""
         if self.meeting is None or self.group.size() == 1:
             return [value]
@@ -53,9 +53,9 @@ def run(
 ) -> list[T | BaseException]:
     """What `work` returns, or raises, for each process of a group; once one raises the others are alone."""
     meeting = Meeting(size)
-    of = Crew.of
+    of = Workers.of
 
-    def crew(group: ProcessGroup | None) -> Crew:
+    def crew(group: ProcessGroup | None) -> Workers:
         several = isinstance(group, Rank) and group.size() == size > 1
         return ThreadCrew(1, group, meeting) if several and group else of(group)
 
@@ -67,5 +67,5 @@ def run(
             return error
 
     with monkeypatch.context() as patched, ThreadPoolExecutor(size) as pool:
-        patched.setattr(Crew, "of", staticmethod(crew))
+        patched.setattr(Workers, "of", staticmethod(crew))
         return list(pool.map(answer, range(size)))

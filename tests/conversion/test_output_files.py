@@ -17,7 +17,7 @@ from qload.conversion.output_files import OutputFile, background_thread
 from qload.conversion.output_tensors import Chunk, OutputItem
 from qload.storage import SafetensorsStorage, TensorInfo
 from qload.testing import make_checkpoint
-from qload.verify import chunks
+from qload.verify import blocks
 
 
 def item(name: str, values: torch.Tensor, held: int = 0, seen: list[int] | None = None) -> OutputItem:
@@ -130,7 +130,7 @@ def test_a_layer_of_several_runs_is_dequantized_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_checkpoint("gptq", tmp_path / "in", config={"num_hidden_layers": 1})
-    monkeypatch.setattr(chunks, "OUTPUTS", 1 << 10)
+    monkeypatch.setattr(blocks, "MAX_ELEMENTS", 1 << 10)
     found = convert(tmp_path / "in", tmp_path / "out", to="float32")
 
     assert (found.verdict, set(found.counts)) == ("ok", {"bits"})

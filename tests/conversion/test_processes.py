@@ -76,7 +76,7 @@ def interrupt(after: int, source: Path, tmp_path: Path, monkeypatch: pytest.Monk
     complete, count = AtomicFolder.complete, [0]
 
     def completing(folder: AtomicFolder, name: str) -> None:
-        if not folder.workers.first:
+        if not folder.workers.is_first:
             if count[0] == after:
                 raise KeyboardInterrupt
             count[0] += 1

@@ -23,7 +23,7 @@ def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     one, other = tmp_path / "coded", tmp_path / "plain"
     make_checkpoint("gptq", one, config={"num_hidden_layers": 1})
     assert convert(one, other, to="bfloat16", rounding=True).verdict == "ok"
-    monkeypatch.setattr(comparison, "OUTPUTS", 8 * 64)
+    monkeypatch.setattr(comparison, "MAX_ELEMENTS", 8 * 64)
     return one, other
 
 

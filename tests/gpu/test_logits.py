@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from qload.verify import Prompt
-from qload.verify.logits import check_logits
+from qload.verify.logits.logit_check import check_logits
 from tests.verify.test_logits import TOKENS, quantized
 
 pytestmark = pytest.mark.gpu

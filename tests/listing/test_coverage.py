@@ -85,8 +85,8 @@ def test_what_is_left_over_is_a_finding_of_inspect_and_verify(tmp_path: Path) ->
     for report in (inspect(folder), verify(folder)):
         found = {each.tensor: each.message for each in report.findings if each.rule == "unexplained-tensor"}
         assert found.keys() == LEFT.keys() | LOST.keys()
-        assert "no part of a gptq layer" in found[next(iter(LEFT))]
-        assert "int8 (2, 2) is of no layer" in found[next(iter(LOST))]
+        assert "not a tensor of a gptq layer" in found[next(iter(LEFT))]
+        assert "int8 (2, 2) belongs to no layer" in found[next(iter(LOST))]
 
 
 def test_loads_and_verify_say_the_same_of_the_same_tensor() -> None:

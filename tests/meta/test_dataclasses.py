@@ -41,7 +41,7 @@ def records() -> list[Any]:
 # What is filled in as a run goes on.
 MUTABLE = {
     *("Ledger", "Traffic"),
-    *("Comparison", "Compared", "Watching", "ScaleFit", "Distance", "Subject"),
+    *("Comparison", "LogitResult", "CompareState", "ScaleFit", "Distance", "Checkpoint"),
     "ValueDiff",
     "NativeInputs",  # whose codes are made in the type that a product asks for
 }

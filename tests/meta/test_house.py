@@ -17,7 +17,6 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 import qload
-from qload.verify.rules import RULES
 from tests.faults.tables import FAULTS
 from tests.paths import FIXTURES, ROOT
 
@@ -259,9 +258,3 @@ def test_importing_qload_imports_no_torch() -> None:
     code = "import sys, qload; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
-
-
-def test_every_rule_has_a_page() -> None:
-    pages = {page.stem for page in (ROOT / "docs" / "rules").glob("*.md")}
-
-    assert {rule.id for rule in RULES} - {"layer"} <= pages

@@ -10,7 +10,9 @@ import pytest
 from tests import demo
 from tests.cli.test_command_line import run
 from tests.paths import FIXTURES, ROOT
+from tests.rule_pages import write_pages
 
+write_pages()  # which are not in the repository
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -10,7 +10,7 @@ from qload import convert, verify
 from qload.pictures import layer_pictures
 from qload.pictures.histograms import format_histogram
 from qload.testing import make_checkpoint
-from qload.verify.error_map import ErrorMap
+from qload.verify.comparison import ErrorMap
 from tests.paths import FIXTURES
 from tests.verify.checkpoints import GPTQ, gptq, model
 

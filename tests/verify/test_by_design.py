@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qload.verify import inspect, verify
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
-from tests.verify.test_architecture import CONFIG, LATENT, whole
+from tests.verify.rules.test_architecture import CONFIG, LATENT, whole
 
 
 def layers(count: int = 3) -> dict[str, Tensor]:

@@ -6,9 +6,9 @@ import torch
 
 from qload import GPTQConfig, GPTQWeight, UnquantizedWeight
 from qload.formats import ModelOptAWQConfig, ModelOptAWQWeight
-from qload.verify.comparison import SPIKE, Comparison, meant
+from qload.verify.comparison import MAX_SPIKE, Comparison, meant
 
-N, K = 2 * int(SPIKE), 32  # so many outputs that one of them alone makes a spike
+N, K = 2 * int(MAX_SPIKE), 32  # so many outputs that one of them alone makes a spike
 
 
 def gptq() -> GPTQWeight:
@@ -40,7 +40,7 @@ def test_differences_are_counted_in_steps_of_their_own_output() -> None:
     found = compared(weight, weight.dequantize() + off * weight.scales[0].float()[:, None])
 
     assert found.original
-    assert found.spike_ratio < SPIKE
+    assert found.spike_ratio < MAX_SPIKE
 
 
 def test_where_there_is_no_step_nothing_is_a_step_off() -> None:
@@ -51,7 +51,7 @@ def test_where_there_is_no_step_nothing_is_a_step_off() -> None:
     found = compared(weight, weight.dequantize() + off * weight.scales[0].float()[:, None])
 
     assert found.original
-    assert found.spike_ratio < SPIKE
+    assert found.spike_ratio < MAX_SPIKE
 
 
 def test_zeros_of_the_reference_agree_with_whatever_is_zero_and_count_for_nothing() -> None:

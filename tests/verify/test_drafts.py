@@ -10,7 +10,7 @@ from torch import Tensor
 from qload.architecture.config import is_draft
 from qload.verify import verify
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
-from tests.verify.test_architecture import CONFIG, LATENT, whole
+from tests.verify.rules.test_architecture import CONFIG, LATENT, whole
 
 Case = tuple[dict[str, Tensor], dict[str, Any]]
 H, VOCABULARY, DRAFT = 16, 20, 12

@@ -19,11 +19,12 @@ from qload.loader.exclusion import Exclusions
 from qload.parallel import Rank, collectives_of
 from qload.parallel.process_group import torch_group
 from qload.storage import MemoryStorage, header
-from qload.verify import Report, inspect, judge, verify
-from qload.verify.contradictions import of_model
-from qload.verify.crew import Crew
-from qload.verify.rules import RULES, siblings
-from qload.verify.subject import Subject
+from qload.verify import Report, inspect, run_rules, verify
+from qload.verify.checkpoint import Checkpoint
+from qload.verify.rules import MISSING_SIBLING, RULES
+from qload.verify.rules import layers as layers_of_rules
+from qload.verify.rules.rule import merge_contradictions
+from qload.verify.workers import Workers
 from qload.weights import Weights
 from tests.bench import folders
 from tests.support import torchrun
@@ -123,12 +124,12 @@ class Compared(frozenset[str]):
 
 
 def test_siblings_are_compared_in_proportion_to_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks_of = siblings.blocks_of
+    layer_lists = layers_of_rules.layer_lists
 
     def comparing(names: list[str]) -> dict[str, dict[str, Compared]]:
         return {
             block: {index: Compared(found) for index, found in layers.items()}
-            for block, layers in blocks_of(names).items()
+            for block, layers in layer_lists(names).items()
         }
 
     def found(count: int) -> int:
@@ -137,12 +138,14 @@ def test_siblings_are_compared_in_proportion_to_them(monkeypatch: pytest.MonkeyP
         names = expert_names(count)
         known = {"prefixes": {name: name for name in names}, "all_layers": {}}  # none is described
         account = SimpleNamespace(hides=lambda name: False)
-        given: Any = SimpleNamespace(names=names, architecture=None, ordinary=True, account=account, **known)
-        (finding,) = siblings.check(siblings.RULE, given)
+        given: Any = SimpleNamespace(
+            names=names, architecture=None, requires_all_tensors=True, account=account, **known
+        )
+        (finding,) = MISSING_SIBLING.check(MISSING_SIBLING, given)
         assert finding.tensor == f"model.layers.0.mlp.experts.{count - 1}.down"
         return Compared.times + count  # each has to be looked at once
 
-    monkeypatch.setattr(siblings, "blocks_of", comparing)
+    monkeypatch.setattr(layers_of_rules, "layer_lists", comparing)
 
     assert is_linear(growth(found, 50))
 
@@ -195,8 +198,10 @@ def test_any_number_of_threads_finds_the_same_in_the_same_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = damaged(tmp_path)
-    whole = Subject.open(folder)
-    rule_by_rule = of_model(whole, [finding for rule in RULES for finding in rule.check(rule, whole)])
+    whole = Checkpoint.open(folder)
+    rule_by_rule = merge_contradictions(
+        whole, [finding for rule in RULES for finding in rule.check(rule, whole)]
+    )
     whole.close()
 
     one, many = (report(folder, monkeypatch, threads) for threads in (1, 5))
@@ -218,7 +223,7 @@ def test_what_a_thread_raises_is_told_by_the_report(tmp_path: Path, monkeypatch:
     def fail(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(judge, "_findings", fail)
+    monkeypatch.setattr(run_rules, "_findings", fail)
 
     report = verify(damaged(tmp_path))
 
@@ -239,14 +244,14 @@ def test_processes_under_torchrun_print_one_report(tmp_path: Path) -> None:
 def test_a_group_that_asks_torchs_gathers_by_it_and_does_not_keep_it() -> None:
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     try:
-        crew = Crew.of(collectives_of(torch.distributed.group.WORLD))
+        crew = Workers.of(collectives_of(torch.distributed.group.WORLD))
         assert torch_group(crew.group) is torch.distributed.group.WORLD
-        assert len(crew.told("all")) == 2
+        assert len(crew.gather("all")) == 2
     finally:
         torch.distributed.destroy_process_group()
 
-    with pytest.raises(ArgumentError, match="a destroyed group"):
-        crew.told("all")
+    with pytest.raises(ArgumentError, match="one that was destroyed"):
+        crew.gather("all")
 
 
 def test_a_group_that_cannot_gather_is_refused(tmp_path: Path) -> None:

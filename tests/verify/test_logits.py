@@ -17,8 +17,9 @@ from qload.parallel import Rank
 from qload.repacking import RepackingLoader
 from qload.spec import Weight
 from qload.verify import Prompt, verify
-from qload.verify.logits import check_logits, opened
-from qload.verify.logits.opened import watched
+from qload.verify.logits import compared_model
+from qload.verify.logits.compared_model import load_compared
+from qload.verify.logits.logit_check import check_logits
 from tests.models import drawn
 from tests.verify.damage.model import Model
 from tests.verify.damage.sound import Quantize
@@ -161,7 +162,7 @@ def test_the_first_layer_that_departs_is_named_and_hides_no_other(
     found = check_logits(str(path), PROMPT)
 
     assert [finding.tensor for finding in found.findings] == [SEVERAL.format(0)]
-    assert "; 1 after it depart too" in found.findings[0].message
+    assert "; later layers with wrong values: 1" in found.findings[0].message
     assert {each["name"] for each in found.numbers["departures"]} == {SEVERAL.format(0), SEVERAL.format(1)}
 
 
@@ -198,7 +199,7 @@ def test_a_kernel_that_only_adds_wrongly_is_found_though_its_weight_reads_back(
     (finding,) = check_logits(str(path), PROMPT).findings
 
     assert finding.tensor == DOWN
-    assert "no number of its weight, read back by itself, is another one" in finding.message
+    assert "no value of its weight differs when it is read back alone" in finding.message
 
 
 def exchange(tensors: dict[str, Tensor]) -> None:
@@ -330,7 +331,7 @@ def test_a_model_that_is_too_large_is_refused_before_it_is_read(
     needed_bytes = plain + scales + 2 * codes  # as they are stored, and repacked
 
     for free, needed in ((needed_bytes - 1, True), (needed_bytes, False)):
-        monkeypatch.setattr(opened, "free_bytes", lambda device, free=free: free)
+        monkeypatch.setattr(compared_model, "free_bytes", lambda device, free=free: free)
         if needed:
             with pytest.raises(NotEnoughMemoryError):
                 verify(path, logits=PROMPT)
@@ -389,7 +390,7 @@ def test_what_is_repacked_on_this_device_is_in_another_order(tmp_path: Path) -> 
     """Else the faults above would be in the checkpoint's own tensors."""
     path = stored(tmp_path / "model", "packed")
 
-    held = watched(path, "cpu").model.get_submodule("blocks.1.mlp.down_proj.typed_linear.kernel")
+    held = load_compared(path, "cpu").model.get_submodule("blocks.1.mlp.down_proj.typed_linear.kernel")
 
     assert isinstance(held, Linear)
     assert isinstance(held.typed, PanelsWeight)

@@ -10,8 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qload.errors import StorageError
-from qload.verify import Finding, inspect, verify
-from qload.verify.rule_pages import rule_pages
+from qload.errors.rules import ERROR_RULES
+from qload.verify import inspect, verify
+from qload.verify.report import finding_of, new_finding
+from qload.verify.rule_pages import rule_texts
 from qload.weights import open_checkpoint
 from tests.kernels.mp_layers import Case
 from tests.paths import FIXTURES, cases
@@ -129,9 +131,9 @@ def test_the_report_as_json_has_its_schema(tmp_path: Path) -> None:
     assert (report["layers"][0]["bits"], report["layers"][0]["group_size"]) == (4, 8)
 
 
-@pytest.mark.parametrize("rule", sorted(rule_pages()))
+@pytest.mark.parametrize("rule", rule_texts())
 def test_every_rule_has_a_remedy_in_plain_text(rule: str) -> None:
-    remedy = Finding(rule, "error", "a.w", None, "a.w: wrong").remedy
+    remedy = new_finding(rule_texts()[rule], "a.w", None, "a.w: wrong").remedy
 
     assert remedy
     assert remedy == remedy.strip()
@@ -140,8 +142,14 @@ def test_every_rule_has_a_remedy_in_plain_text(rule: str) -> None:
 
 
 def test_a_remedy_of_its_own_stays() -> None:
-    assert Finding("hole", "error", None, None, "a", "mend it").remedy == "mend it"
-    assert Finding("a rule without a page", "error", None, None, "a").remedy == ""
+    assert new_finding(rule_texts()["hole"], None, None, "a", "mend it").remedy == "mend it"
+    assert finding_of(StorageError("f", "hole", "a", remedy="mend it")).remedy == "mend it"
+
+
+@pytest.mark.parametrize("rule", ERROR_RULES)
+def test_an_error_without_a_remedy_has_that_of_its_page(rule: str) -> None:
+    assert finding_of(StorageError("f", rule, "a")).remedy == rule_texts()[rule].remedy
+    assert finding_of(StorageError("f", "a rule without a page", "a")).remedy == ""
 
 
 def mutilate(file: Path, chance: random.Random) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qload.spec import Codes
 from qload.verify import verify
-from qload.verify.scale_fit import ScaleFit
+from qload.verify.comparison import ScaleFit
 from tests.example_counts import some
 from tests.verify.damage.model import Model
 from tests.verify.damage.sound import MODELS

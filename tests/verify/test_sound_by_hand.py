@@ -308,7 +308,7 @@ def test_rotations_are_exempt_and_other_complex_numbers_are_not(tmp_path: Path) 
     assert rules_of(model, tmp_path) == {"unexplained-tensor"}
 
 
-# Layers that predict further words
+# Layers for multi-token prediction
 
 
 def predicting(kind: str, layers: int, announced: int | None) -> Model:
@@ -330,13 +330,14 @@ def predicting(kind: str, layers: int, announced: int | None) -> Model:
 @pytest.mark.parametrize("layers", [1, 2, 3])
 @pytest.mark.parametrize("announced", [None, 0])
 @pytest.mark.parametrize("kind", ["deepseek_v2", "llama", "qwen3_moe"])
-def test_layers_that_predict_further_words_need_no_announcement(
+def test_layers_for_multi_token_prediction_need_no_announcement(
     kind: str, announced: int | None, layers: int, tmp_path: Path
 ) -> None:
     report = report_of(predicting(kind, layers, announced), tmp_path)
 
     assert report.findings == ()
-    assert [note for note in report.notes if re.match(f"model.layers.{layers}: .*predicts further", note)]
+    pattern = f"model.layers.{layers}: .*multi-token prediction"
+    assert [note for note in report.notes if re.match(pattern, note)]
 
 
 @pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3", "llama"])

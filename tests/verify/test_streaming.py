@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from qload.storage import MemoryStorage
 from qload.verify import inspect, verify
-from qload.verify.values.pieces import pieces
+from qload.verify.blocks import pieces
 
 MEBI = 1 << 20
 

@@ -12,7 +12,7 @@ from qload.errors import MismatchError
 from qload.models import load_model
 from qload.verify import verify
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
-from tests.verify.test_architecture import CONFIG, whole
+from tests.verify.rules.test_architecture import CONFIG, whole
 
 WRAPPER = "base_model.model."
 RANK = 2

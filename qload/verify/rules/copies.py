@@ -1,8 +1,9 @@
-"""No layer's codes, or matrix, are another's.
+"""Rules of repeated data: a layer that equals another, and blocks of bytes that occur twice in a tensor.
 
-A matrix that was written over another, or an `up_proj` that is the `gate_proj`, has the right shape and
-valid values. Models that are made of another's layers repeat whole layers, with their norms and all; that is
-noted and no finding.
+A matrix that was written over another, or an `up_proj` that equals the `gate_proj`, has the right shape and
+valid values. Models made of other models repeat whole layers with their norms; that is a note and no finding.
+A download that resumed at the wrong place writes stored bytes again. In codes, 256 equal bytes do not occur
+twice by chance; in a vocabulary they do, in the rows of untrained tokens.
 """
 
 import re
@@ -10,141 +11,229 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from qload.verify.kin import UNLIKE, block, is_matrix
+from qload.errors.rule_text import RuleText
+from qload.spec import Role
+from qload.verify.blocks import BLOCK_BYTES, pieces, read_span
+from qload.verify.checkpoint import Checkpoint
+from qload.verify.name_patterns import NOT_A_LAYER, block_of, is_matrix_name
 from qload.verify.report import Finding
-from qload.verify.rules.expanded import expanded
 from qload.verify.rules.rule import Rule
-from qload.verify.subject import Subject
-from qload.verify.values.pieces import pieces
+from qload.verify.rules.unwritten import is_zero_weight, zero_outputs
 
-LEAST = 256  # bytes that are not alike by accident
-MERGED = 2  # layers, or experts, whose matrices are copies, from which on the model was made so
-SHARING = 4  # layers that have some of their matrices of other layers, from which on they share them
+MIN_COPY_BYTES = 256  # equal bytes, too many for an accident
+MIN_MERGED_UNITS = 2  # copied layers, or experts, from this number on are by design
+MIN_SHARING_LAYERS = (
+    4  # layers with some matrices of other layers; from this number on they share them by design
+)
 EXPERT = re.compile(r"(.*\.experts\.\d+)\.")
+REPEATED_HEADS = ("k_proj", "v_proj")  # their heads may be stored several times, if all are
 
 
-def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
-    """Each tensor that is an earlier one's copy."""
-    assert subject.weights is not None
-    copies = {name: of for name, of in _copies(subject).items() if _same(subject, name, of)}
-    merged = _merged(subject, copies)
+def check_copies(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report each tensor that is a copy of an earlier one."""
+    assert checkpoint.weights is not None
+    copies = {name: of for name, of in _copies(checkpoint).items() if _has_equal_bytes(checkpoint, name, of)}
+    merged = _merged_units(checkpoint, copies)
     for name, of in copies.items():
-        if merged.isdisjoint((block(name), _expert(name))):
+        if merged.isdisjoint((block_of(name), _expert_of(name))):
             yield rule.finding(
                 name,
-                subject.weights.info(name).file,
+                checkpoint.weights.info(name).file,
                 f"{name}: equal to {of}, byte for byte",
-                "write the checkpoint again: one of the two is another layer's",
+                "write the checkpoint again: one of the two belongs to another layer",
             )
 
 
-def repeated_layers(subject: Subject) -> Mapping[str, str]:
-    """layer -> the earlier layer that all its tensors are equal to, but for outputs that are all zero."""
-    return _twins(subject, _whole(subject, _copies(subject), block))
+def repeated_layers(checkpoint: Checkpoint) -> Mapping[str, str]:
+    """Return layer -> the earlier layer with all equal tensors, apart from outputs that are all zero."""
+    return _equal_layers(checkpoint, _copied_units(checkpoint, _copies(checkpoint), block_of))
 
 
-def _copies(subject: Subject) -> Mapping[str, str]:
-    """name -> the first tensor with the same digest, dtype and shape."""
-    assert subject.weights is not None
-    found: dict[object, str] = {}
+def _copies(checkpoint: Checkpoint) -> Mapping[str, str]:
+    """Return name -> the first tensor with the same digest, dtype and shape."""
+    assert checkpoint.weights is not None
+    originals: dict[object, str] = {}
     copies = {}
-    for name in subject.judged:
-        contents = subject.values.contents[name]
-        if contents.nbytes < LEAST or contents.word is not None or not _is_own(subject, name):
+    for name in checkpoint.readable_names:
+        contents = checkpoint.values.contents[name]
+        if contents.nbytes < MIN_COPY_BYTES or contents.word is not None or not _is_unique(checkpoint, name):
             continue
-        first = found.setdefault(_told(subject, name), name)
+        first = originals.setdefault(_content_key(checkpoint, name), name)
         if first != name:
             copies[name] = first
     return copies
 
 
-def _told(subject: Subject, name: str) -> object:
-    """What equal tensors have in common."""
-    assert subject.weights is not None
-    info = subject.weights.info(name)
-    return subject.values.contents[name].digest, info.dtype, info.shape
+def _content_key(checkpoint: Checkpoint, name: str) -> object:
+    """Return a key that equal tensors share."""
+    assert checkpoint.weights is not None
+    info = checkpoint.weights.info(name)
+    return checkpoint.values.contents[name].digest, info.dtype, info.shape
 
 
-def _is_own(subject: Subject, name: str) -> bool:
-    """Whether a tensor is a layer's codes or matrix, which nothing else lawfully equals."""
-    assert subject.weights is not None
-    if block(name) is None or UNLIKE.search(name):
+def _is_unique(checkpoint: Checkpoint, name: str) -> bool:
+    """Return whether a tensor is a layer's codes or matrix, without a lawful copy."""
+    assert checkpoint.weights is not None
+    if block_of(name) is None or NOT_A_LAYER.search(name):
         return False
-    if subject.holds_codes(name):
+    if checkpoint.is_codes(name):
         return True
-    numbers, shape = subject.values.numbers.get(name), subject.weights.info(name).shape
-    if numbers is None or not is_matrix(name) or len(shape) < 2:
+    numbers, shape = checkpoint.values.numbers.get(name), checkpoint.weights.info(name).shape
+    if numbers is None or not is_matrix_name(name) or len(shape) < 2:
         return False
     return numbers.quantiles[0] < numbers.quantiles[2]
 
 
-def _same(subject: Subject, name: str, other: str) -> bool:
-    """Equal digests are of sums: the bytes decide."""
-    assert subject.weights is not None
-    storage = subject.weights.storage
+def _has_equal_bytes(checkpoint: Checkpoint, name: str, other: str) -> bool:
+    """Compare the bytes of two tensors; their digests are made of sums."""
+    assert checkpoint.weights is not None
+    storage = checkpoint.weights.storage
     both = zip(pieces(storage, name), pieces(storage, other), strict=True)
-    return all(one.view(torch.uint8).equal(two.view(torch.uint8)) for one, two in both)
+    return all(ours.view(torch.uint8).equal(theirs.view(torch.uint8)) for ours, theirs in both)
 
 
-def _merged(subject: Subject, copies: Mapping[str, str]) -> set[str | None]:
-    """The layers and experts that the model was made with.
+def _merged_units(checkpoint: Checkpoint, copies: Mapping[str, str]) -> set[str | None]:
+    """Return layers and experts that are copies by design.
 
-    Of several all matrices are one other's; of a layer alone, everything is. A model may also share a part of
-    each of several layers.
+    Several layers or experts with all matrices of another are by design; a single layer, if everything is
+    equal. A model may also share some matrices between several layers.
     """
     if not copies:
         return set()
-    layers = _whole(subject, copies, block)
-    within = {name: of for name, of in copies.items() if block(name) == block(of)}
-    sharing = {block(name) for name, of in copies.items() if block(name) != block(of)}
-    told = ((layers, MERGED), (_whole(subject, within, _expert), MERGED), (sharing, SHARING))
-    merged = {unit for units, least in told if len(units) >= least for unit in units}
-    return merged | _twins(subject, layers).keys()
+    layers = _copied_units(checkpoint, copies, block_of)
+    within = {name: of for name, of in copies.items() if block_of(name) == block_of(of)}
+    sharing = {block_of(name) for name, of in copies.items() if block_of(name) != block_of(of)}
+    experts = _copied_units(checkpoint, within, _expert_of)
+    limits = ((layers, MIN_MERGED_UNITS), (experts, MIN_MERGED_UNITS), (sharing, MIN_SHARING_LAYERS))
+    merged = {unit for units, least in limits if len(units) >= least for unit in units}
+    return merged | _equal_layers(checkpoint, layers).keys()
 
 
-def _whole(
-    subject: Subject, copies: Mapping[str, str], unit: Callable[[str], str | None]
+def _copied_units(
+    checkpoint: Checkpoint, copies: Mapping[str, str], unit_of: Callable[[str], str | None]
 ) -> Mapping[str, str]:
-    """The units all of whose matrices are those of one other -> that one; outputs that are zero aside."""
+    """Return each unit (layer or expert) -> another unit with all its matrices, apart from zero outputs."""
     if not copies:
         return {}
-    zeros, own = expanded(subject), dict[str, list[str]]()
-    for name in subject.judged:
-        here = unit(name)
-        if here is not None and subject.prefixes[name] not in zeros and _is_own(subject, name):
-            own.setdefault(here, []).append(name)
-    found = {}
-    for here, names in own.items():
-        there = {unit(copies[name]) if name in copies else here for name in names}
-        other = there.pop()
-        if len(names) > 1 and not there and other not in (None, here):
-            found[here] = other
-    return found
+    zeros, members = zero_outputs(checkpoint), dict[str, list[str]]()
+    for name in checkpoint.readable_names:
+        unit = unit_of(name)
+        if unit is not None and checkpoint.prefixes[name] not in zeros and _is_unique(checkpoint, name):
+            members.setdefault(unit, []).append(name)
+    copied = {}
+    for unit, names in members.items():
+        sources = {unit_of(copies[name]) if name in copies else unit for name in names}
+        other = sources.pop()
+        if len(names) > 1 and not sources and other not in (None, unit):
+            copied[unit] = other
+    return copied
 
 
-def _twins(subject: Subject, layers: Mapping[str, str]) -> Mapping[str, str]:
-    """The layers that have nothing of their own, norms and scales included, but outputs that are zero."""
-    zeros = expanded(subject) if layers else frozenset()
+def _equal_layers(checkpoint: Checkpoint, layers: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the layers whose tensors, norms and scales included, all equal another's, apart from zeros."""
+    zeros = zero_outputs(checkpoint) if layers else frozenset()
     under: dict[str, list[str]] = {}
-    for name in subject.judged if layers else ():
-        here = block(name)
-        if here is not None and subject.prefixes[name] not in zeros:
-            under.setdefault(here, []).append(name)
+    for name in checkpoint.readable_names if layers else ():
+        block = block_of(name)
+        if block is not None and checkpoint.prefixes[name] not in zeros:
+            under.setdefault(block, []).append(name)
 
-    def is_twin(here: str, there: str) -> bool:
-        others = {name: there + name.removeprefix(here) for name in under[here]}
-        known = set(under.get(there, ()))
+    def is_equal(block: str, other: str) -> bool:
+        pairs = {name: other + name.removeprefix(block) for name in under[block]}
+        known = set(under.get(other, ()))
         return all(
-            other in known and _told(subject, name) == _told(subject, other) for name, other in others.items()
+            theirs in known and _content_key(checkpoint, ours) == _content_key(checkpoint, theirs)
+            for ours, theirs in pairs.items()
         )
 
-    return {here: there for here, there in layers.items() if is_twin(here, there)}
+    return {block: other for block, other in layers.items() if is_equal(block, other)}
 
 
-def _expert(name: str) -> str | None:
-    """The expert that a tensor belongs to; None where it is of none."""
-    found = EXPERT.match(name)
-    return found[1] if found else None
+def _expert_of(name: str) -> str | None:
+    """Return the expert of a tensor; None outside of experts."""
+    match = EXPERT.match(name)
+    return match[1] if match else None
 
 
-RULE = Rule("copied-layer", "values", check)
+def check_repeats(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report each tensor with a repeated block: both places, and the number of repeated blocks."""
+    assert checkpoint.weights is not None
+    storage = checkpoint.weights.storage
+    for name in checkpoint.readable_names:
+        repeats = checkpoint.values.contents[name].repeats
+        if repeats is None or block_of(name) is None or not _is_varied(checkpoint, name):
+            continue
+        if any(part in name for part in REPEATED_HEADS) and 2 * repeats.count >= repeats.blocks:
+            continue
+        first = read_span(storage, name, repeats.first, BLOCK_BYTES)
+        same = first.equal(read_span(storage, name, repeats.again, BLOCK_BYTES))
+        if same and not is_zero_weight(checkpoint, name, repeats.again, BLOCK_BYTES):
+            yield rule.finding(
+                name,
+                storage.info(name).file,
+                f"{name}: the {BLOCK_BYTES} bytes from {repeats.again} on are those from {repeats.first} on; "
+                f"{repeats.count} of {repeats.blocks} blocks are stored before",
+                "fetch the file again",
+            )
+
+
+def _is_varied(checkpoint: Checkpoint, name: str) -> bool:
+    """Return whether a tensor is codes, or a matrix of more than two values; a rotation has two."""
+    assert checkpoint.weights is not None
+    if checkpoint.is_codes(name):
+        return True
+    numbers = checkpoint.values.numbers.get(name)
+    matrix = checkpoint.role(name) is Role.FLOAT and len(checkpoint.weights.info(name).shape) > 1
+    if numbers is None or not matrix or not is_matrix_name(name):
+        return False
+    return numbers.quantiles[0] < numbers.quantiles[2]
+
+
+COPIED_LAYER = Rule(
+    RuleText(
+        id="copied-layer",
+        stage="values",
+        what="The codes or the matrix of a layer equal those of another, byte for byte.",
+        why="""
+            A layer that was written over another, or an `up_proj` that equals the `gate_proj`, has valid
+            values, and the model lost one.""",
+        do="Write the checkpoint again.",
+        measured="""
+            In 42 sound models no two are equal. If all matrices of two or more layers, or of two or more
+            experts, are copies of others, the model was made so (a merge, or experts that began from one),
+            and the rule accepts it. It also accepts one layer that repeats another with its norms and
+            everything else, apart from an `o_proj` and a `down_proj` of zeros; and four or more layers that
+            share some matrices. A note names whole layers that repeat others: nothing inside the files
+            separates a model that was made deeper from a layer that was written over another. The rule skips
+            embeddings and heads, because they may be tied.""",
+        example=(
+            "model.layers.1.mlp.up_proj.qweight: equal to model.layers.0.mlp.up_proj.qweight, byte for byte"
+        ),
+    ),
+    check_copies,
+)
+
+REPEATED_BLOCK = Rule(
+    RuleText(
+        id="repeated-block",
+        stage="values",
+        what="A block of 256 bytes occurs twice in a layer's codes or matrix, and is not one repeated word.",
+        why="""
+            A download that resumed at the wrong place writes stored bytes again, and the right bytes are
+            lost.""",
+        do="Fetch the file again.",
+        measured="""
+            In 42 sound models no such block occurs twice. Blocks begin at multiples of 256 bytes, and are
+            compared within 64 MiB of a tensor: of 512 bytes that are stored again at a distance of a multiple
+            of 256 bytes, the rule finds at least one block; at another distance it finds none. It skips
+            vocabularies, because untrained tokens share a row; keys and values with every block stored
+            several times, because heads are copied so; zero rows of weights, as padded inputs are; and plain
+            tensors other than weights, as tables of positions.""",
+        example=(
+            "model.layers.1.mlp.up_proj.qweight: the 256 bytes from 1024 on are those from 0 on; 2 of 256 "
+            "blocks are stored before"
+        ),
+    ),
+    check_repeats,
+    each=True,
+)

@@ -1,47 +1,58 @@
-"""A layer's tensors are complete, of the declared shapes and dtypes, and their indices in range.
+"""Rules of complete layers: errors of the loader, empty layers, biases, missing and unexplained tensors.
 
-These are the checks that loading makes; here all layers are asked, and every error is kept.
+The loader's checks cover shapes, dtypes and indices; `verify` applies them to all layers and keeps each
+error.
+
+`missing-sibling` compares `model.layers.0`, `model.layers.1`, ... and the experts of a layer by the tensor
+names under them. Layers of a hybrid model lawfully differ, but then each has tensors without a counterpart,
+or several layers are equal; a single layer with strictly fewer tensors than others has lost some.
 """
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
+from qload.architecture.adapters import is_adapter
+from qload.architecture.config import PREDICTING
 from qload.errors import QloadError, UnsupportedFormatError
+from qload.errors.rule_text import RuleText
+from qload.formats.unquantized import FLOATS
+from qload.loader import LayerDescription
 from qload.spec import LayerClaims, named
-from qload.verify.contradictions import claims_of
+from qload.verify.checkpoint import Checkpoint
+from qload.verify.name_patterns import BLOCK_LIST, block_of
 from qload.verify.report import Contradiction, Finding, LayerContradiction, finding_of
-from qload.verify.rules.rule import Rule
-from qload.verify.subject import Subject
+from qload.verify.rules.rule import Rule, claims_of
 
-# The ids under which an error of the loader is reported.
-IDS = ("missing-tensor", "tensor-shape", "tensor-dtype", "index-range", "index-ambiguous", "two-formats")
+Names = frozenset[str]
 
 
-def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
+def check_layers(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report every layer that cannot be loaded, with the loader's error; unread layers are skipped."""
-    for prefix, layer in subject.layers.items():
+    for prefix, layer in checkpoint.layers.items():
         if isinstance(layer, QloadError) and not isinstance(layer, UnsupportedFormatError):
-            found = finding_of(layer)
-            stored = _stored_groups(subject, prefix) if found.rule == "tensor-shape" else None
-            claims = claims_of(subject, prefix)
-            if stored is None or claims is None or subject.claims is None:
-                yield replace(found, severity=rule.severity)
+            finding = finding_of(layer)
+            stored = _stored_groups(checkpoint, prefix) if finding.rule == "tensor-shape" else None
+            claims = claims_of(checkpoint, prefix)
+            if stored is None or claims is None or checkpoint.claims is None:
+                yield replace(finding, severity=rule.severity)
                 continue
-            contradiction = _contradiction(stored, claims, subject.claims.file)
+            contradiction = _group_contradiction(stored, claims, checkpoint.claims.file)
             yield LayerContradiction(
-                found.rule,
+                finding.rule,
                 rule.severity,
-                found.tensor,
-                found.file,
-                found.message + _evidence(stored, claims, subject.claims.file),
-                found.remedy,
+                finding.tensor,
+                finding.file,
+                finding.message + _evidence(stored, claims, checkpoint.claims.file),
+                finding.remedy,
                 contradiction=contradiction,
             )
 
 
 @dataclass(frozen=True)
 class _StoredGroups:
-    """Bits, inputs, and number of groups, as the shapes of a layer show."""
+    """Bits, inputs, and number of groups, by the shapes of a layer."""
 
     bits: float
     K: int
@@ -53,14 +64,14 @@ class _StoredGroups:
         return -(-self.K // self.groups)
 
     def has_size(self, size: int | None) -> bool:
-        """Whether a group size, -1 for all rows, makes as many groups; None is no claim."""
+        """Return whether a group size, -1 for all rows, makes as many groups; None is no claim."""
         return size is None or self.groups == (1 if size == -1 else -(-self.K // max(1, size)))
 
 
-def _stored_groups(subject: Subject, prefix: str) -> _StoredGroups | None:
-    """Return what the shapes of a GPTQ or AWQ layer show; None if they are not shapes of such a layer."""
-    weights = subject.weights
-    base = subject.claims
+def _stored_groups(checkpoint: Checkpoint, prefix: str) -> _StoredGroups | None:
+    """Return the groups of a GPTQ or AWQ layer by its shapes; None for shapes of another format."""
+    weights = checkpoint.weights
+    base = checkpoint.claims
     if weights is None or base is None or base.method not in ("gptq", "auto-round", "awq"):
         return None
     needed = [named(prefix, name) for name in ("qweight", "scales")]
@@ -78,7 +89,7 @@ def _stored_groups(subject: Subject, prefix: str) -> _StoredGroups | None:
 
 
 def _evidence(stored: _StoredGroups, claims: LayerClaims, file: str) -> str:
-    """What the shapes of a layer show about bits and groups, beside the config."""
+    """Return a line with bits and groups by the shapes and by the config."""
     return (
         f"\nthe shapes say {stored.bits:g} bits and {stored.groups} groups of {stored.size} rows, "
         f"{file} claims {claims.bits} bits and a group size of {claims.group_size}"
@@ -86,8 +97,8 @@ def _evidence(stored: _StoredGroups, claims: LayerClaims, file: str) -> str:
     )
 
 
-def _contradiction(stored: _StoredGroups, claims: LayerClaims, file: str) -> Contradiction | None:
-    """Return the setting of groups or bits that shapes contradict; None if that is both or none of them."""
+def _group_contradiction(stored: _StoredGroups, claims: LayerClaims, file: str) -> Contradiction | None:
+    """Return the contradicted setting, groups or bits; None if the shapes contradict both or none."""
     groups = not stored.has_size(claims.group_size)
     bits = claims.bits not in (None, stored.bits)
     if groups == bits:
@@ -102,4 +113,261 @@ def _contradiction(stored: _StoredGroups, claims: LayerClaims, file: str) -> Con
     )
 
 
-RULE = Rule("layer", "headers", check, each=True)
+def check_not_empty(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report each quantized layer without outputs or without inputs."""
+    for layer in checkpoint.described():
+        if not layer.format.weight_type.plain and 0 in (layer.N, layer.K):
+            codes = layer.specs[0].name
+            name = layer.names.full(codes)
+            yield rule.finding(
+                name, layer.names.file(codes), f"{name}: a layer of (N, K) = ({layer.N}, {layer.K})"
+            )
+
+
+def check_biases(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report each bias of a quantized layer with a wrong length or with integers."""
+    assert checkpoint.weights is not None
+    for layer in checkpoint.described():
+        name = named(layer.prefix, "_bias" if layer.specs[0].suffix.startswith("_") else "bias")
+        if layer.format.weight_type.plain or not checkpoint.weights.has_tensor(name):
+            continue
+        info, dims = checkpoint.weights.info(name), [dim for dim in "EN" if dim in layer.sizes]
+        expected = tuple(layer.sizes[dim] for dim in dims)
+        if info.shape != expected:
+            formula = f"({', '.join(dims)}{',' * (len(dims) == 1)})"
+            yield rule.finding(
+                name,
+                info.file,
+                f"{name}: wrong shape\nexpected {expected} = {formula}\ngot      {info.shape}",
+            )
+        if info.dtype not in FLOATS:
+            allowed, got = (str(dtypes).replace("torch.", "") for dtypes in (FLOATS, info.dtype))
+            yield rule.finding(
+                name, info.file, f"{name}: wrong dtype\nexpected one of {allowed}\ngot      {got}"
+            )
+
+
+def check_unexplained(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report each tensor that neither a format nor its name explains."""
+    assert checkpoint.weights is not None
+    for name, layer in checkpoint.account.unexplained.items():
+        info = checkpoint.weights.storage.info(name)
+        dtype = str(info.dtype).removeprefix("torch.")
+        place = (
+            f"{dtype} {info.shape} belongs to no layer"
+            if layer is None
+            else f"not a tensor of a {layer.format.weight_type.format} layer"
+        )
+        yield rule.finding(name, info.file, f"{name}: {place}, and no loader reads it")
+
+
+@dataclass(frozen=True, slots=True)
+class MissingSibling:
+    """A tensor that one layer lacks, and the same tensor of a sibling that has it."""
+
+    name: str
+    sibling: str
+    block: str
+    having: int
+    siblings: int
+
+    @property
+    def text(self) -> str:
+        """The missing tensor, and the number of siblings that have it."""
+        having = f"{self.having} of its {self.siblings} siblings have it"
+        return f"{self.name}: missing, and {having}, such as {self.sibling}"
+
+
+def check_siblings(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report each tensor that one layer lacks and its siblings have."""
+    for missing in missing_siblings(checkpoint):
+        if _is_certain(checkpoint, missing) and not _is_by_design(checkpoint, missing):
+            yield rule.finding(missing.name, None, missing.text, "fetch or write the checkpoint again")
+
+
+def doubtful_siblings(checkpoint: Checkpoint) -> Iterator[MissingSibling]:
+    """Yield missing tensors that may be missing by design."""
+    doubtful = (missing for missing in missing_siblings(checkpoint) if not _is_certain(checkpoint, missing))
+    return (missing for missing in doubtful if not _is_by_design(checkpoint, missing))
+
+
+def missing_siblings(checkpoint: Checkpoint) -> Iterator[MissingSibling]:
+    """Yield each tensor that one layer lacks and its siblings have, apart from MTP layers."""
+    for block, layers in layer_lists(_comparable_names(checkpoint)).items():
+        equal = Counter(layers.values())
+        if len(equal) == 1:
+            continue
+        supersets = _Supersets(layers)
+        for index, names in layers.items():
+            fuller = None if equal[names] > 1 else supersets.fullest(names)
+            if fuller is None:
+                continue
+            having = sum(equal[other] for other in supersets.containing(layers[fuller]))
+            for lost in sorted(layers[fuller] - names):
+                sibling, name = f"{block}.{fuller}.{lost}", f"{block}.{index}.{lost}"
+                if not any(map(checkpoint.account.hides, (sibling, name))):  # unread dialects differ
+                    yield MissingSibling(name, sibling, block, having, len(layers) - 1)
+
+
+def _is_by_design(checkpoint: Checkpoint, missing: MissingSibling) -> bool:
+    """Return whether a layer lacks a tensor by design: plain, or under another entry of the config."""
+    other = checkpoint.all_layers.get(checkpoint.prefixes[missing.sibling])
+    if not isinstance(other, LayerDescription) or other.format.weight_type.plain:
+        return False
+    names = {other.names.full(spec.name) for spec in other.specs}
+    layer = checkpoint.all_layers.get(missing.name.removesuffix(missing.sibling[len(other.prefix) :]))
+    if missing.sibling not in names or not isinstance(layer, LayerDescription):
+        return False
+    ours, theirs = (
+        (description.format.claims, description.format.activations) for description in (layer, other)
+    )
+    return layer.format.weight_type.plain or ours != theirs
+
+
+def _comparable_names(checkpoint: Checkpoint) -> list[str]:
+    """Return all names apart from those of MTP layers, which have more tensors, and of adapters."""
+    architecture = checkpoint.architecture
+    names = [name for name in checkpoint.names if not is_adapter(name)]
+    predicting = {block_of(name) for name in names if not PREDICTING.isdisjoint(name.split("."))}
+    announced = architecture is not None and architecture.sizes.get("predict")
+    return [
+        name
+        for name in names
+        if not (predicting and block_of(name) in predicting)
+        and not (announced and architecture is not None and architecture.predictor(name) is not None)
+    ]
+
+
+def _is_certain(checkpoint: Checkpoint, missing: MissingSibling) -> bool:
+    """Return whether no model is made without this tensor."""
+    if checkpoint.requires_all_tensors or missing.block.endswith("experts"):
+        return True
+    layer = checkpoint.all_layers.get(checkpoint.prefixes[missing.sibling])
+    prefix, _, part = missing.name.rpartition(".")
+    quantized = isinstance(layer, LayerDescription) and not layer.format.weight_type.plain
+    return quantized and part != "bias" and prefix in checkpoint.suffixes
+
+
+def layer_lists(names: list[str]) -> Mapping[str, Mapping[str, Names]]:
+    """Return `model.layers` -> its indices -> the tensor names under each."""
+    blocks: dict[str, dict[str, set[str]]] = {}
+    is_list = cache(lambda lead: BLOCK_LIST.fullmatch(lead) is not None)
+    for name in names:
+        parts = name.split(".")
+        for at, part in enumerate(parts[:-1]):
+            if part.isdecimal() and is_list(".".join(parts[:at])):
+                members = blocks.setdefault(".".join(parts[:at]), {}).setdefault(part, set())
+                members.add(".".join(parts[at + 1 :]))
+    return {
+        block: {index: frozenset(members) for index, members in layers.items()}
+        for block, layers in blocks.items()
+    }
+
+
+class _Supersets:
+    """Search for layers that have all names of another; it looks only at layers with the rarest name."""
+
+    def __init__(self, layers: Mapping[str, Names]) -> None:
+        self._first: dict[Names, str] = {}  # the first of equal layers, in the order of layers
+        for index, names in layers.items():
+            self._first.setdefault(names, index)
+        self._having: dict[str, list[Names]] = {}
+        for names in self._first:
+            for name in names:
+                self._having.setdefault(name, []).append(names)
+
+    def containing(self, names: Names) -> Iterator[Names]:
+        """Yield each set of names that contains all of these, once."""
+        rarest = min((self._having[name] for name in names), key=len)
+        return (other for other in rarest if names <= other)
+
+    def fullest(self, names: Names) -> str | None:
+        """Return the first of the layers with the most names beyond all of these."""
+        fuller = [other for other in self.containing(names) if len(other) > len(names)]
+        return self._first[max(fuller, key=len)] if fuller else None
+
+
+# Findings of this rule have the ids of the loader's errors; it has no page.
+LAYERS = Rule(RuleText(id="layer", stage="headers", what="", why="", do=""), check_layers, each=True)
+
+EMPTY_LAYER = Rule(
+    RuleText(
+        id="empty-layer",
+        stage="headers",
+        what="A quantized layer has no outputs or no inputs.",
+        why="Its tensors agree with each other, so that no other rule finds the lost weights.",
+        do="Fetch the file again; if the copy is faithful, the writer is broken.",
+        example="model.layers.0.mlp.up_proj.weight: a layer of (N, K) = (0, 64)",
+    ),
+    check_not_empty,
+    each=True,
+)
+
+BIAS_SHAPE = Rule(
+    RuleText(
+        id="bias-shape",
+        stage="headers",
+        what="The bias of a quantized layer is not a floating point tensor with one value for each output.",
+        why="""
+            Formats say nothing about a bias. Some engines silently cut a longer bias, pad a shorter one, or
+            add a single value to all outputs.""",
+        do="Write the layer again. If the outputs were padded, pad the bias with them.",
+        example="""
+            model.layers.0.self_attn.q_proj.bias: wrong shape
+            expected (512,) = (N,)
+            got      (511,)""",
+    ),
+    check_biases,
+    each=True,
+)
+
+MISSING_SIBLING = Rule(
+    RuleText(
+        id="missing-sibling",
+        stage="headers",
+        what="""
+            A tensor that the other layers of a list have is missing from one layer.
+
+            The rule compares the names under `model.layers.0`, `model.layers.1`, and so on, and the names of
+            the experts of a layer. It skips the stages of a vision tower, because they differ in sound models
+            too. A single layer with some of the tensors of another and nothing else has lost something.
+            Layers of hybrid models differ in other ways: each has tensors that the other lacks, or several
+            layers lack the same. The rule cannot see a loss in all layers, or the same loss in two layers. A
+            plain layer needs no scales, and a layer needs no adapters. In a model of a `model_type` without a
+            table in qload, layers may differ by design: a missing tensor is then a note, except for a part of
+            a quantized layer whose other parts are stored, and for experts. It is also a note if
+            `architectures` names an unusual class for the type.""",
+        why="A projection that was dropped during a conversion leaves a valid file.",
+        do="Fetch the file again; if the copy is faithful, the writer is broken.",
+        example=(
+            "model.layers.1.mlp.up_proj.qweight: missing, and 31 of its 31 siblings have it, such as "
+            "model.layers.0.mlp.up_proj.qweight"
+        ),
+    ),
+    check_siblings,
+)
+
+UNEXPLAINED_TENSOR = Rule(
+    RuleText(
+        id="unexplained-tensor",
+        stage="headers",
+        severity="warning",
+        what="""
+            A tensor remains after all other tensors are accounted for: it lies next to the tensors of a
+            quantized layer and its format does not have it, or it contains packed words, bytes or small
+            floats outside of any layer.
+
+            Plain floats are accounted for; so are tensors that are exempt by their name, such as the scales
+            of a key/value cache, buffers of positions, masks and counts; and
+            [unread](../verify.md#which-bytes-are-explained) tensors, which notes list: layers in an
+            unsupported dialect, and stacks of quantized experts in an unknown layout.""",
+        why="""
+            Engines silently drop tensors that their loader does not read. A `weight_scale` next to `qweight`
+            suggests that the writer meant another format.""",
+        do="Ask the writer for its meaning. If it means nothing, remove it.",
+        example=(
+            "model.layers.0.mlp.up_proj.weight_scale: not a tensor of a gptq layer, and no loader reads it"
+        ),
+    ),
+    check_unexplained,
+)

@@ -1,10 +1,10 @@
-"""Scales are finite and have the sign that their format allows; none that divides is zero, and not all are.
+"""Rules of scales: their sign and range, scales of the key/value cache, overflow, and maxima of blocks.
 
-A NaN or infinite scale turns whole groups into NaN; a negative one mirrors them. Of a symmetric layer of
-integers it says which of the two ends a quantizer has used, and about half of the scales are negative then;
-a few among many are damage. Zero is lawful where it multiplies: it is how a quantizer writes a group of
-zeros. A layer whose every scale is zero, or of exponents the least, and whose words differ, was not all
-zeros; so it is with scales that are codes, and what scales these.
+A NaN or infinite scale turns whole groups into NaN; a negative one changes their sign. A symmetric quantizer
+of integers states the end of the range it used by the sign, and about half of the scales are then negative; a
+few negative scales among many are damage. A zero scale that multiplies is lawful: quantizers write a group of
+zeros so. A layer with zero scales alone (or the least exponents) and different codes was not all zeros; the
+same holds for scales that are codes, and for their own scales.
 """
 
 from collections.abc import Iterator
@@ -13,89 +13,273 @@ from math import prod
 import torch
 from torch import Tensor
 
-from qload.formats import AWQConfig, CTPackConfig, GPTQConfig
+from qload.errors import QloadError
+from qload.errors.rule_text import RuleText
+from qload.errors.rules import ERROR_RULES
+from qload.formats import AWQConfig, BNB4Config, CTPackConfig, GPTQConfig
+from qload.formats.unquantized import FLOATS
 from qload.loader import LayerDescription
 from qload.spec import Role, TensorSpec
-from qload.storage import WeightStorage
-from qload.verify.chunks import values
-from qload.verify.report import Finding
+from qload.storage import TensorInfo, WeightStorage
+from qload.verify.blocks import load_output_blocks, read_float_rows
+from qload.verify.checkpoint import Checkpoint
+from qload.verify.report import Finding, finding_of
 from qload.verify.rules.rule import Rule
-from qload.verify.subject import Subject
 from qload.verify.values import Numbers
+from qload.weights.exemptions import cache_scale, cache_zero
 
-SIGNED = (GPTQConfig, AWQConfig, CTPackConfig)
-FEW = 16  # fewer than one of so many scales is negative where their signs do not say which end is used
+SIGNED_CONFIGS = (GPTQConfig, AWQConfig, CTPackConfig)
+MIN_SIGNED_SHARE = 16  # negative scales are damage if they are fewer than one in so many
+MAX_CACHE_SCALES = 1 << 16  # above the heads times inputs of a head of any attention
+MAX_CODE = 1 << 16  # above the magnitude of any code
+NESTED_SLACK = 0.1  # part of the offset; a block of zeros comes so far below zero, after rounding to a code
 
 
-def check(rule: Rule, subject: Subject) -> Iterator[Finding]:
-    """NaN, infinite, negative and wrongly zero scales, with the first place and the count of each kind."""
-    assert subject.weights is not None
-    storage = subject.weights.storage
-    for name in subject.judged:
-        numbers = subject.values.numbers.get(name)
-        if subject.role(name) is not Role.SCALE:
+def check_scales(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report NaN, infinite, negative and wrongly zero scales, with the first place and count of each kind."""
+    assert checkpoint.weights is not None
+    storage = checkpoint.weights.storage
+    for name in checkpoint.readable_names:
+        numbers = checkpoint.values.numbers.get(name)
+        if checkpoint.role(name) is not Role.SCALE:
             continue
-        spec, layer = subject.specs.get(name), subject.layer_of(name)
-        if numbers is not None and _suspect(numbers, spec):
-            yield from _check(rule, storage, name, spec, signed=_signed(layer))
-        if spec and layer is not None and _lost(subject, name, spec, layer):
+        spec, layer = checkpoint.specs.get(name), checkpoint.layer_of(name)
+        if numbers is not None and _is_suspect(numbers, spec):
+            yield from _invalid_scales(rule, storage, name, spec, signed=_has_signed_scales(layer))
+        if spec and layer is not None and _are_all_zero(checkpoint, name, spec, layer):
             least = "2**-127" if spec.is_exponents else "zero"
             yield rule.finding(
                 name, storage.info(name).file, f"{name}: all scales are {least}, and the codes differ"
             )
 
 
-def _suspect(numbers: Numbers, spec: TensorSpec | None) -> bool:
-    """Whether the range alone, or a zero that divides, calls for a second look."""
+def _is_suspect(numbers: Numbers, spec: TensorSpec | None) -> bool:
+    """Return whether the range, or a zero divisor, needs a second read."""
     return not numbers.finite or numbers.low < 0 or bool(spec and spec.divides and numbers.zeros)
 
 
-def _signed(layer: LayerDescription | None) -> bool:
-    """Whether the signs of a layer's scales may say something: of integer codes with a zero point."""
-    return layer is not None and isinstance(layer.format.config, SIGNED)
+def _has_signed_scales(layer: LayerDescription | None) -> bool:
+    """Return whether a layer has integer codes with a zero point, so that signs of scales may be meant."""
+    return layer is not None and isinstance(layer.format.config, SIGNED_CONFIGS)
 
 
-def _check(
+def _invalid_scales(
     rule: Rule, storage: WeightStorage, name: str, spec: TensorSpec | None, *, signed: bool
 ) -> Iterator[Finding]:
     counts: dict[str, int] = {}
     places: dict[str, tuple[tuple[int, ...], float]] = {}
     total = prod(storage.info(name).shape)
-    for start, run in values(storage, name, spec):
-        for kind, mask in _wrong(run, spec).items():
-            found = int(mask.sum())
-            counts[kind] = counts.get(kind, 0) + found
-            if found and kind not in places:
+    for start, run in read_float_rows(storage, name, spec):
+        for fault, mask in _invalid_masks(run, spec).items():
+            count = int(mask.sum())
+            counts[fault] = counts.get(fault, 0) + count
+            if count and fault not in places:
                 first, *rest = torch.nonzero(mask)[0].tolist()
-                places[kind] = ((start + first, *rest), float(run[(first, *rest)]))
-    for kind, (place, value) in places.items():
-        if kind == "negative" and signed and counts[kind] * FEW >= total >= FEW:
+                places[fault] = ((start + first, *rest), float(run[(first, *rest)]))
+    for fault, (place, value) in places.items():
+        if fault == "negative" and signed and counts[fault] * MIN_SIGNED_SHARE >= total >= MIN_SIGNED_SHARE:
             continue
         yield rule.finding(
             name,
             storage.info(name).file,
-            f"{name}: {kind} scale {value:g} at {place}; {counts[kind]} in all",
+            f"{name}: {fault} scale {value:g} at {place}; {counts[fault]} in all",
         )
 
 
-def _wrong(run: Tensor, spec: TensorSpec | None) -> dict[str, Tensor]:
-    found = {"NaN": run.isnan(), "infinite": run.isinf(), "negative": (run < 0) & ~run.isinf()}
-    return {**found, "zero": run == 0} if spec and spec.divides else found
+def _invalid_masks(run: Tensor, spec: TensorSpec | None) -> dict[str, Tensor]:
+    masks = {"NaN": run.isnan(), "infinite": run.isinf(), "negative": (run < 0) & ~run.isinf()}
+    return {**masks, "zero": run == 0} if spec and spec.divides else masks
 
 
-def _lost(subject: Subject, name: str, spec: TensorSpec, layer: LayerDescription) -> bool:
-    """Whether no scale says anything while the codes do."""
-    numbers, contents = subject.values.numbers.get(name), subject.values.contents
+def _are_all_zero(checkpoint: Checkpoint, name: str, spec: TensorSpec, layer: LayerDescription) -> bool:
+    """Return whether all scales are zero, or least exponents, and the codes differ."""
+    numbers, contents = checkpoint.values.numbers.get(name), checkpoint.values.contents
     if spec.divides or numbers is None or not contents[name].nbytes:
         return False
-    nothing = contents[name].byte == 0 if spec.is_exponents else not numbers.low and not numbers.high
-    return nothing and contents[_codes(spec, layer)].byte is None
+    zero = contents[name].byte == 0 if spec.is_exponents else not numbers.low and not numbers.high
+    return zero and contents[_scaled_tensor(spec, layer)].byte is None
 
 
-def _codes(spec: TensorSpec, layer: LayerDescription) -> str:
-    """The name of what a scale multiplies: the layer's codes, or where it is spent, scales in codes."""
+def _scaled_tensor(spec: TensorSpec, layer: LayerDescription) -> str:
+    """Return the name of the scaled tensor: the layer's codes, or quantized scales."""
     role = Role.SCALE if spec.spent else Role.WORD
     return next(layer.names.full(other.name) for other in layer.specs if other.role is role)
 
 
-RULE = Rule("scale-value", "values", check, each=True)
+def check_cache_scales(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report scales and zero points of the cache with a wrong shape, dtype or value."""
+    assert checkpoint.weights is not None
+    storage, heads = checkpoint.weights.storage, _head_counts(checkpoint)
+    for name in checkpoint.account.report.exempted:
+        is_scale = cache_scale(name)
+        if not is_scale and not cache_zero(name):
+            continue
+        info = storage.info(name)
+        wrong = _cache_scale_fault(info, heads) if is_scale else _cache_zero_fault(info)
+        if wrong is None:
+            values = storage.read(name).double().flatten()
+            bad = ~torch.isfinite(values) | (values <= 0) if is_scale else ~torch.isfinite(values)
+            if bool(bad.any()):
+                at = int(bad.nonzero()[0, 0])
+                expected = "a finite number above 0" if is_scale else "a finite number"
+                wrong = f"{float(values[at]):g} at {at}, it has to be {expected}; {int(bad.sum())} in all"
+        if wrong is not None:
+            yield rule.finding(name, info.file, f"{name}: {wrong}")
+
+
+def _cache_scale_fault(info: TensorInfo, heads: frozenset[int]) -> str | None:
+    """Return the fault in the dtype or shape of a scale."""
+    if info.dtype not in FLOATS:
+        return f"a scale of dtype {str(info.dtype).removeprefix('torch.')}"
+    entries, along = prod(info.shape), [size for size in info.shape if size != 1]
+    if entries != 1 and (len(along) != 1 or entries > MAX_CACHE_SCALES or (heads and entries not in heads)):
+        counts = f", of {' or '.join(map(str, sorted(heads)))} heads" if heads else ""
+        return f"shape {info.shape}, it has to be one scale, or one a head{counts}"
+    return None
+
+
+def _cache_zero_fault(info: TensorInfo) -> str | None:
+    """Return the fault in the shape of a zero point or bias; one for each input of a head is lawful."""
+    if sum(size != 1 for size in info.shape) > 2 or prod(info.shape) > MAX_CACHE_SCALES:
+        return f"shape {info.shape}, it has to be one value, one a head, or one for each input of a head"
+    return None
+
+
+def _head_counts(checkpoint: Checkpoint) -> frozenset[int]:
+    """Return the numbers of key and query heads in config.json."""
+    keys = ("num_key_value_heads", "num_attention_heads")
+    return frozenset(count for key in keys for count in checkpoint.config_integers(key) if count > 0)
+
+
+def check_overflow(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report each layer with an infinite weight from finite scales and codes, and its first place.
+
+    Only layers with scales within 16 bits of the end of their range are dequantized: no code is larger.
+    """
+    assert checkpoint.weights is not None
+    for layer in checkpoint.described():
+        name = _extreme_scales(checkpoint, layer)
+        if name is None:
+            continue
+        try:
+            for start, weight in load_output_blocks(checkpoint.weights, checkpoint.loader, layer):
+                infinite = torch.nonzero(weight.dequantize().isinf())
+                if infinite.numel():
+                    *experts, n, k = infinite[0].tolist()
+                    place = (*experts, start + n, k)
+                    yield rule.finding(
+                        name,
+                        checkpoint.weights.storage.info(name).file,
+                        f"{name}: scales this large, or divisors this small, make an infinity at {place}",
+                    )
+                    break
+        except QloadError as error:
+            yield finding_of(error)
+
+
+def _extreme_scales(checkpoint: Checkpoint, layer: LayerDescription) -> str | None:
+    """Return the name of scales near the end of their range; None if a value is not finite anyway."""
+    assert checkpoint.weights is not None
+    extreme = None
+    for spec in layer.specs:
+        name = layer.names.full(spec.name)
+        numbers = checkpoint.values.numbers.get(name)
+        if spec.role is not Role.SCALE or numbers is None:
+            continue
+        if not numbers.finite:
+            return None
+        dtype = checkpoint.weights.info(name).dtype
+        range_ = torch.finfo(dtype if dtype in FLOATS else torch.float32)
+        near = numbers.largest > range_.max / MAX_CODE
+        if spec.divides:
+            near = near or 0 < numbers.least < range_.tiny * MAX_CODE
+        extreme = name if near else extreme
+    return extreme
+
+
+def check_block_maxima(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report bitsandbytes layers with a block without a weight of 1 or -1, or with a scale below zero.
+
+    The scale of a block is its largest magnitude, so that this weight has an end of the table. A quantized
+    scale is a sum with an offset, and a wrong offset makes it negative.
+    """
+    for layer in checkpoint.described():
+        statistics, config = checkpoint.values.statistics.get(layer.prefix), layer.format.config
+        if statistics is None or not isinstance(config, BNB4Config):
+            continue
+        name, file = layer.names.full("absmax"), layer.names.file("absmax")
+        if config.nested_blocksize and statistics.low < -NESTED_SLACK * abs(config.offset):
+            message = (
+                f"{name}: a quantized scale is {statistics.low:g}, and a largest magnitude is never negative"
+            )
+            yield rule.finding(name, file, message, "the nested_offset of the quantization state is wrong")
+        elif statistics.reach is not None and statistics.reach < 1 and layer.K % config.blocksize == 0:
+            name = layer.names.full("weight")
+            yield rule.finding(
+                name, layer.names.file("weight"),
+                f"{name}: {1 - statistics.reach:.2%} of {statistics.groups} blocks have no weight of 1 or -1",
+            )  # fmt: skip
+
+
+SCALE_VALUE = Rule(ERROR_RULES["scale-value"], check_scales, each=True)
+
+CACHE_SCALE = Rule(
+    RuleText(
+        id="cache-scale",
+        stage="values",
+        what="""
+            A scale of the key/value cache, or of attention, is not a float; has another shape than one value,
+            or one for each head; or is not a finite number above 0. A zero point or a bias of the cache
+            (`k_zero_point`, ModelOpt's `k_bias`) only has to be finite.
+
+            The rule knows these names: `k_scale`, `v_scale` and `kv_scale` of an attention or of a
+            projection, `q_scale`, `prob_scale` and `prob_output_scale` of an attention, `output_scale` of a
+            projection, and TensorRT-LLM's `kv_cache_scaling_factor`. No layer depends on them: they are
+            exempt, and engines read them.""",
+        why="""
+            An engine divides every key or value by it before it rounds them into the cache. A zero or a NaN
+            turns all attention of the layer into NaN.""",
+        do="Calibrate the cache again, or remove the scales: engines then take 1.",
+        example=(
+            "model.layers.0.self_attn.k_proj.k_scale: 0 at 0, it has to be a finite number above 0; 1 in all"
+        ),
+    ),
+    check_cache_scales,
+)
+
+SCALE_OVERFLOW = Rule(
+    RuleText(
+        id="scale-overflow",
+        stage="values",
+        what="""
+            Every scale of a layer is finite, but not every weight: a scale is so large, or a divisor so
+            small, that its product with a code overflows float32, or the float16 of an EXL2 layer.""",
+        why="An infinity turns all activations into NaN, and the scales alone do not show it.",
+        do="Fetch the file again. If the copy is faithful, quantize the layer again.",
+        example=(
+            "model.layers.0.mlp.up_proj.weight_scale: scales this large, or divisors this small, make an "
+            "infinity at (0, 3)"
+        ),
+    ),
+    check_overflow,
+    each=True,
+)
+
+BLOCK_MAXIMUM = Rule(
+    RuleText(
+        id="block-maximum",
+        stage="values",
+        what="""
+            A block of a bitsandbytes layer has no weight at an end of the table (1 or -1), or a quantized
+            scale is negative.""",
+        why="Codes of another block, or a nested offset with the wrong sign, change every weight.",
+        do="Write the layer again; correct `nested_offset` in its quantization state.",
+        measured="""
+            A block's scale is its largest magnitude, so that this weight has an end of the table: in all
+            sound NF4 and FP4 layers every block has one. Quantized scales may be below zero by a tenth of
+            their offset, as blocks of zeros are.""",
+        example="model.layers.0.mlp.up_proj.weight: 0.05% of 2048 blocks have no weight of 1 or -1",
+    ),
+    check_block_maxima,
+    each=True,
+)

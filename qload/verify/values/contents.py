@@ -1,26 +1,46 @@
-"""What the bytes of a tensor are like, whatever they mean: equal to another's, all alike, or repeated.
+"""Bytes and floats of tensors, piece by piece: digests, constants, runs, repeated blocks, and ranges.
 
-Bytes are added up in blocks of 256. Few of the blocks are looked at once more: those whose sum is 32 times
-their first word, as sums of equal words are.
+Bytes are summed in blocks of 256. Blocks with a sum of 32 times their first word, as sums of equal words are,
+get a second look. Ranges of floats cover all values and are NaN if a value is; quantiles use a few values of
+each piece, in even steps. Small tensors of one piece take numpy with equal results: torch needs a few
+microseconds for an operation, numpy a tenth of that, and a model can have a hundred thousand small tensors.
 """
 
 from dataclasses import dataclass
+from functools import cache
 from hashlib import blake2b
+from math import inf, isfinite, isnan, nan
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from qload.verify.values.pieces import BLOCK
+from qload.formats.unquantized import FLOATS
+from qload.verify.blocks import BLOCK_BYTES
 
-WORDS = BLOCK // 8
-KEPT = 8  # runs, the longest
-WINDOW = 1 << 18  # blocks among which repeated ones are looked for: 64 MiB, of whose sums 2 are in memory
-ONES = 0x0101010101010101  # times a byte: a word of it, but for the sign
+BLOCK_WORDS = BLOCK_BYTES // 8
+MAX_RUNS = 8  # the longest runs of a tensor
+WINDOW_BLOCKS = 1 << 18  # blocks of a search for repeated ones: 64 MiB, with 2 MiB of sums in memory
+BYTE_TO_WORD = 0x0101010101010101  # times a byte: a word of it, apart from the sign
+
+DRAWN_VALUES = 512  # values of a piece for quantiles
+QUANTILES = (0.05, 0.5, 0.95)
+NAN_BYTE = {torch.float8_e4m3fnuz: 0x80, torch.float8_e5m2fnuz: 0x80}  # types with the sign bit alone as NaN
+OTHER_TYPE = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
+EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+
+MAX_SMALL_BYTES = 1 << 16  # of a small tensor
+WIDE = (torch.float16, torch.bfloat16, torch.float32)
+
+Bytes = NDArray[np.uint8]
+Sums = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Equal bytes in a row: the first one's place, how many, and which."""
+    """Run of equal bytes: place of the first, number, and value."""
 
     first: int
     length: int
@@ -29,7 +49,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Blocks that are stored before: how many of `blocks`, and the places of the first such pair."""
+    """Repeated blocks: their number, of all `blocks`, and the places of the first pair."""
 
     count: int
     blocks: int
@@ -39,10 +59,22 @@ class Repeats:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A tensor's bytes: how many; a digest, equal for equal bytes; the word that is all it holds, if one is.
+    """Bytes of a tensor.
 
-    `byte`: the byte that all are, else None. `runs`: the longest of at least a block. `repeats`: None where
-    no block is stored twice.
+    Attributes
+    ----------
+    nbytes
+        Number of bytes.
+    digest
+        Digest of the bytes, equal for equal bytes.
+    word
+        The 64-bit word that the tensor repeats, or None.
+    byte
+        The byte that the tensor repeats, or None.
+    runs
+        The longest runs of at least a block.
+    repeats
+        Repeated blocks, or None.
     """
 
     nbytes: int
@@ -53,35 +85,35 @@ class Contents:
     repeats: Repeats | None
 
 
-class ContentsOf:
-    """Accumulates pieces in the order of the file."""
+class ContentsAccumulator:
+    """Accumulator of a tensor's bytes, piece by piece in the order of the file."""
 
     def __init__(self) -> None:
         self._hash = blake2b(digest_size=16)
         self._rest = torch.empty(0, dtype=torch.uint8)
-        self._last = torch.empty(0, dtype=torch.uint8)  # the block before
-        self._words: set[int] = set()  # of blocks that repeat a word; two are enough to know
-        self._even, self._blocks, self._held = True, 0, 0
+        self._last = torch.empty(0, dtype=torch.uint8)  # the previous block
+        self._words: set[int] = set()  # words of constant blocks; two show that the tensor is not constant
+        self._even, self._blocks, self._in_window = True, 0, 0
         self._runs: list[Run] = []
-        self._open: Run | None = None  # a run that reaches the end of what was seen
+        self._open: Run | None = None  # a run up to the end of the last piece
         self._sums: list[Tensor] = []
         self._repeats: Repeats | None = None
 
     def add(self, piece: Tensor) -> None:
-        """The next elements."""
+        """Add the next piece."""
         data = piece.view(torch.uint8)
         if len(self._rest):
             data = torch.cat([self._rest, data])
-        count = len(data) // BLOCK
-        self._rest = data[count * BLOCK :].clone()
+        count = len(data) // BLOCK_BYTES
+        self._rest = data[count * BLOCK_BYTES :].clone()
         if count:
-            self._add(data[: count * BLOCK])
+            self._add(data[: count * BLOCK_BYTES])
 
     def _add(self, data: Tensor) -> None:
-        words = data.view(torch.int64).view(-1, WORDS)
+        words = data.view(torch.int64).view(-1, BLOCK_WORDS)
         sums, first = words.sum(1), words[:, 0]
         self._hash.update(sums.numpy().data)
-        even = (sums == first * WORDS) & (first == words[:, -1])
+        even = (sums == first * BLOCK_WORDS) & (first == words[:, -1])
         if bool(even.any()):
             at = even.nonzero().flatten()
             even[at] = (words[at] == first[at, None]).all(1)
@@ -91,22 +123,22 @@ class ContentsOf:
         self._follow(data, first, even)
         self._sums.append(torch.where(even, 0, sums))
         self._blocks += len(sums)
-        self._last = data[-BLOCK:].clone()
-        self._held += len(sums)
-        if self._held >= WINDOW:
+        self._last = data[-BLOCK_BYTES:].clone()
+        self._in_window += len(sums)
+        if self._in_window >= WINDOW_BLOCKS:
             self._compare()
 
     def _follow(self, data: Tensor, first: Tensor, even: Tensor) -> None:
-        """Runs of equal bytes: the blocks that are one, and their neighbours' bytes."""
-        byte = torch.where(even & (first == (first & 255) * ONES), first & 255, -1)
-        told = torch.unique_consecutive(byte, return_counts=True)
-        values, counts = (found.tolist() for found in told)
-        at, base = 0, self._blocks * BLOCK
+        """Extend runs of equal bytes by constant blocks, and by bytes of their neighbours."""
+        byte = torch.where(even & (first == (first & 255) * BYTE_TO_WORD), first & 255, -1)
+        consecutive = torch.unique_consecutive(byte, return_counts=True)
+        values, counts = (part.tolist() for part in consecutive)
+        at, base = 0, self._blocks * BLOCK_BYTES
         for value, count in zip(values, counts, strict=True):
             if value >= 0:
-                self._begin(data, at * BLOCK, base, value, count * BLOCK)
+                self._begin(data, at * BLOCK_BYTES, base, value, count * BLOCK_BYTES)
             elif self._open is not None:
-                self._close(data[at * BLOCK : at * BLOCK + BLOCK])
+                self._close(data[at * BLOCK_BYTES : at * BLOCK_BYTES + BLOCK_BYTES])
             at += count
 
     def _begin(self, data: Tensor, at: int, base: int, value: int, length: int) -> None:
@@ -115,7 +147,7 @@ class ContentsOf:
             return
         if self._open is not None:
             self._close(data[:0])
-        before = data[at - BLOCK : at] if at else self._last
+        before = data[at - BLOCK_BYTES : at] if at else self._last
         ahead = _leading(before.flip(0), value)
         self._open = Run(base + at - ahead, length + ahead, value)
 
@@ -123,45 +155,45 @@ class ContentsOf:
         assert self._open is not None
         more = _leading(following, self._open.byte)
         self._runs.append(Run(self._open.first, self._open.length + more, self._open.byte))
-        self._runs = sorted(self._runs, key=lambda run: -run.length)[:KEPT]
+        self._runs = sorted(self._runs, key=lambda run: -run.length)[:MAX_RUNS]
         self._open = None
 
     def _compare(self) -> None:
-        """Blocks of this window whose sums are equal; none that repeats one word."""
+        """Search this window for blocks with equal sums, apart from blocks of one repeated word."""
         sums = torch.cat(self._sums)
-        base = (self._blocks - len(sums)) * BLOCK
-        self._sums, self._held = [], 0
+        base = (self._blocks - len(sums)) * BLOCK_BYTES
+        self._sums, self._in_window = [], 0
         ordered, place = sums.sort(stable=True)
         same = (ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)
         count = int(same.sum())
         if count and self._repeats is None:
             again, first = place[1:][same], place[:-1][same]
             pick = int(again.argmin())
-            one, other = int(first[pick]), int(again[pick])
-            self._repeats = Repeats(count, 0, base + one * BLOCK, base + other * BLOCK)
+            earlier, later = int(first[pick]), int(again[pick])
+            self._repeats = Repeats(count, 0, base + earlier * BLOCK_BYTES, base + later * BLOCK_BYTES)
 
     def finish(self) -> Contents:
-        """What all pieces together are."""
+        """Return the contents of all pieces."""
         if self._open is not None:
             self._close(self._rest)
         if self._sums:
             self._compare()
         self._hash.update(self._rest.numpy().data)
-        nbytes = self._blocks * BLOCK + len(self._rest)
-        found = self._repeats
-        repeats = None if found is None else Repeats(found.count, self._blocks, found.first, found.again)
+        nbytes = self._blocks * BLOCK_BYTES + len(self._rest)
+        first = self._repeats
+        repeats = None if first is None else Repeats(first.count, self._blocks, first.first, first.again)
         word = self._word()
         return Contents(nbytes, self._hash.digest(), word, self._byte(word), tuple(self._runs), repeats)
 
     def _byte(self, word: int | None) -> int | None:
-        """The byte that all bytes are."""
-        if word is not None and word == (word & 255) * ONES - (word < 0) * 2**64:
+        """Return the byte that the tensor repeats."""
+        if word is not None and word == (word & 255) * BYTE_TO_WORD - (word < 0) * 2**64:
             return word & 255
-        few = not self._blocks and len(self._rest) and bool((self._rest == self._rest[0]).all())
-        return int(self._rest[0]) if few else None
+        constant = not self._blocks and len(self._rest) and bool((self._rest == self._rest[0]).all())
+        return int(self._rest[0]) if constant else None
 
     def _word(self) -> int | None:
-        """The word of eight bytes that the tensor repeats, with as much of it as its end has."""
+        """Return the word of eight bytes that the tensor repeats; its end may be part of a word."""
         if not self._even or len(self._words) > 1:
             return None
         rest = self._rest
@@ -173,7 +205,7 @@ class ContentsOf:
 
 
 def _short_word(rest: Tensor) -> int | None:
-    """The word that less than a block repeats; None where it is not one, or too short to be sure."""
+    """Return the word that less than a block repeats; None without one, or for too few bytes."""
     if len(rest) < 16:
         return None
     head = rest[: len(rest) // 8 * 8].clone().view(torch.int64)
@@ -183,6 +215,213 @@ def _short_word(rest: Tensor) -> int | None:
 
 
 def _leading(data: Tensor, value: int) -> int:
-    """How many bytes at the start have this value."""
+    """Return the number of bytes at the start with this value."""
     other = (data != value).nonzero()
     return int(other[0, 0]) if other.numel() else len(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Floats of a tensor.
+
+    Attributes
+    ----------
+    low, high
+        Range of all values; NaN if a value is NaN.
+    quantiles
+        Quantiles 0.05, 0.5 and 0.95 of the magnitudes without zeros.
+    count
+        Number of values.
+    retyped
+        The same quantiles of the bits of fp16 read as bf16, or of bf16 read as fp16; zeros for other types.
+    least, zeros
+        Smallest magnitude above zero, and number of zeros; for scales alone.
+    """
+
+    low: float
+    high: float
+    quantiles: tuple[float, float, float]
+    count: int
+    retyped: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    least: float = nan
+    zeros: int = 0
+
+    @property
+    def largest(self) -> float:
+        """Largest magnitude; NaN if a value is NaN."""
+        return nan if isnan(self.low) or isnan(self.high) else max(abs(self.low), abs(self.high))
+
+    @property
+    def median(self) -> float:
+        """Median of the magnitudes without zeros."""
+        return self.quantiles[1]
+
+    @property
+    def finite(self) -> bool:
+        """True if every value is finite."""
+        return isfinite(self.largest)
+
+
+class NumbersAccumulator:
+    """Accumulator of a tensor's floats, piece by piece. `fully`: count zeros and find the least magnitude."""
+
+    def __init__(self, *, exponents: bool = False, fully: bool = False) -> None:
+        self._exponents, self._fully = exponents, fully
+        self._low, self._high, self._least, self._zeros, self._count = inf, -inf, inf, 0, 0
+        self._drawn: list[Tensor] = []
+
+    def add(self, piece: Tensor) -> None:
+        """Add the next piece."""
+        if self._exponents:
+            piece = piece.view(torch.float8_e8m0fnu)
+        low, high = _range(piece)
+        self._low = low if isnan(low) or low < self._low else self._low
+        self._high = high if isnan(high) or high > self._high else self._high
+        self._count += len(piece)
+        self._drawn.append(piece[:: max(1, len(piece) // DRAWN_VALUES)].clone())
+        if self._fully:
+            size = piece.float().abs()
+            zeros = size == 0
+            self._zeros += int(zeros.sum())
+            self._least = min(self._least, float(torch.where(zeros, inf, size).nan_to_num(inf, inf).min()))
+
+    def finish(self) -> Numbers:
+        """Return the numbers of all pieces."""
+        drawn = torch.cat(self._drawn) if self._drawn else torch.zeros(0)
+        other = OTHER_TYPE.get(drawn.dtype)
+        retyped = (0.0, 0.0, 0.0) if other is None else _quantiles(drawn.view(other))
+        if not self._count:
+            self._low = self._high = 0.0
+        return Numbers(
+            self._low, self._high, _quantiles(drawn), self._count, retyped, self._least, self._zeros
+        )
+
+
+def _quantiles(values: Tensor) -> tuple[float, float, float]:
+    sizes = values.float().abs()
+    sizes = sizes[(sizes > 0) & sizes.isfinite()].sort().values
+    if not len(sizes):
+        return 0.0, 0.0, 0.0
+    low, middle, high = sizes[[int(share * (len(sizes) - 1)) for share in QUANTILES]].tolist()
+    return low, middle, high
+
+
+def _range(piece: Tensor) -> tuple[float, float]:
+    if piece.dtype in FLOATS:
+        low, high = torch.aminmax(piece)
+        return float(low), float(high)
+    bits = piece.view(torch.uint8)
+    if piece.dtype not in EIGHT_BITS:  # exponents alone
+        low, high = (bound.view(piece.dtype).float() for bound in torch.aminmax(bits))
+        return (nan, nan) if isnan(high) else (float(low), float(high))
+    if piece.dtype in NAN_BYTE and bool((bits == NAN_BYTE[piece.dtype]).any()):
+        return nan, nan
+    size = int((bits & 127).max())
+    largest, signed = (
+        torch.tensor([size, int(bits.max())], dtype=torch.uint8).view(piece.dtype).float().tolist()
+    )
+    return min(signed, 0.0) if size else 0.0, largest
+
+
+def small_contents(piece: Tensor) -> Contents:
+    """Return the contents of a small tensor, in one dimension and not empty."""
+    data: Bytes = piece.view(torch.uint8).numpy()
+    blocks = len(data) // BLOCK_BYTES
+    words = data[: blocks * BLOCK_BYTES].view(np.int64).reshape(blocks, BLOCK_WORDS)
+    sums, first = words.sum(1), words[:, 0]
+    if data[0] == data[-1] and bool((data == data[0]).all()):
+        return _constant(data, sums)
+    if not bool(((sums == first * BLOCK_WORDS) & (first == words[:, -1])).any()):
+        word = None if blocks else _repeated_word(data)
+        return Contents(len(data), _digest(data, sums), word, None, (), _repeats(sums))
+    streamed = ContentsAccumulator()  # some blocks repeat a word
+    streamed.add(piece)
+    return streamed.finish()
+
+
+def _digest(data: Bytes, sums: Sums) -> bytes:
+    digest = blake2b(sums.tobytes(), digest_size=16)
+    digest.update(data[len(sums) * BLOCK_BYTES :].tobytes())
+    return digest.digest()
+
+
+def _constant(data: Bytes, sums: Sums) -> Contents:
+    """Return the contents of equal bytes."""
+    byte = int(data[0])
+    word = byte * BYTE_TO_WORD - (byte > 127) * 2**64 if len(data) >= 16 else None
+    runs = (Run(0, len(data), byte),) if len(sums) else ()
+    return Contents(len(data), _digest(data, sums), word, byte, runs, None)
+
+
+def _repeated_word(data: Bytes) -> int | None:
+    """Return the word that less than a block repeats; None without one, or for too few bytes."""
+    if len(data) < 16 or not bool((data[8:] == data[:-8]).all()):
+        return None
+    return int(data[:8].view(np.int64)[0])
+
+
+def _repeats(sums: Sums) -> Repeats | None:
+    """Return blocks with equal sums other than zero."""
+    place = sums.argsort(kind="stable")
+    ordered = sums[place]
+    same = (ordered[1:] == ordered[:-1]) & (ordered[1:] != 0)
+    count = int(same.sum())
+    if not count:
+        return None
+    again, first = place[1:][same], place[:-1][same]
+    pick = int(again.argmin())
+    return Repeats(count, len(sums), int(first[pick]) * BLOCK_BYTES, int(again[pick]) * BLOCK_BYTES)
+
+
+def small_numbers(piece: Tensor, *, exponents: bool, fully: bool) -> Numbers:
+    """Return the numbers of a small tensor, in one dimension and not empty; see `NumbersAccumulator`."""
+    eight = piece.dtype in EIGHT_BITS
+    if exponents or not (eight or piece.dtype in WIDE):
+        streamed = NumbersAccumulator(exponents=exponents, fully=fully)
+        streamed.add(piece)
+        return streamed.finish()
+    drawn, other = piece[:: max(1, len(piece) // DRAWN_VALUES)], OTHER_TYPE.get(piece.dtype)
+    values = _floats(drawn if eight and not fully else piece)
+    low, high = _ends(piece) if eight else (float(values.min()), float(values.max()))
+    retyped = (0.0, 0.0, 0.0) if other is None else _small_quantiles(_floats(drawn.view(other)))
+    least, zeros = _least(values) if fully else (inf, 0)
+    return Numbers(low, high, _small_quantiles(_floats(drawn)), len(piece), retyped, least, zeros)
+
+
+def _least(values: Floats) -> tuple[float, int]:
+    """Return the smallest magnitude above zero, and the number of zeros."""
+    sizes = np.abs(values)
+    nonzero = sizes[(sizes > 0) & np.isfinite(sizes)]
+    return float(nonzero.min()) if len(nonzero) else inf, int((sizes == 0).sum())
+
+
+def _small_quantiles(values: Floats) -> tuple[float, float, float]:
+    sizes = np.abs(values)
+    sizes = np.sort(sizes[(sizes > 0) & np.isfinite(sizes)])
+    if not len(sizes):
+        return 0.0, 0.0, 0.0
+    low, middle, high = (float(sizes[int(share * (len(sizes) - 1))]) for share in QUANTILES)
+    return low, middle, high
+
+
+def _floats(piece: Tensor) -> Floats:
+    if piece.dtype in EIGHT_BITS:
+        values: Floats = _table(piece.dtype)[piece.view(torch.uint8).numpy()]
+        return values
+    wide: Floats = piece.float().numpy()
+    return wide
+
+
+def _ends(piece: Tensor) -> tuple[float, float]:
+    """Return the range of 8-bit floats from their bytes; the upper end covers magnitudes of both signs."""
+    bits, values = piece.view(torch.uint8).numpy(), _table(piece.dtype)
+    if piece.dtype in NAN_BYTE and bool((bits == NAN_BYTE[piece.dtype]).any()):
+        return nan, nan
+    size, signed = int((bits & 127).max()), float(values[bits.max()])
+    return min(signed, 0.0) if size else 0.0, float(values[size])
+
+
+@cache
+def _table(dtype: torch.dtype) -> Floats:
+    values: Floats = torch.arange(256).to(torch.uint8).view(dtype).float().numpy()
+    return values

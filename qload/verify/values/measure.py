@@ -1,6 +1,7 @@
-"""The pass itself: every tensor's bytes once, and some codes of every quantized layer."""
+"""One pass over a checkpoint: all bytes of every tensor, and some codes of every quantized layer."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -11,46 +12,51 @@ from qload.formats.unquantized import FLOATS
 from qload.loader import FormatLoader, LayerDescription
 from qload.spec import Role, TensorSpec
 from qload.storage import TensorInfo, WeightStorage
-from qload.verify.values.contents import Contents, ContentsOf
-from qload.verify.values.held import holding
-from qload.verify.values.numbers import Numbers, NumbersOf
-from qload.verify.values.pieces import pieces
-from qload.verify.values.small import SMALL, small_contents, small_numbers
-from qload.verify.values.statistics import Statistics, statistics
+from qload.verify.blocks import pieces
+from qload.verify.values.contents import (
+    MAX_SMALL_BYTES,
+    Contents,
+    ContentsAccumulator,
+    Numbers,
+    NumbersAccumulator,
+    small_contents,
+    small_numbers,
+)
+from qload.verify.values.statistics import Statistics, measure_codes
 from qload.weights import Weights
 
-HELD = 64  # small tensors that are in memory at once
+MAX_CACHED = 64  # small tensors in memory at once
 
 
 class Measurable(Protocol):
-    """What of a subject is needed, which itself holds what is measured."""
+    """Part of a checkpoint that the measurement reads; a protocol, because checkpoints import this module."""
 
     @property
     def weights(self) -> Weights | None:
-        """The files."""
+        """Tensors of the files."""
 
     @property
     def loader(self) -> FormatLoader:
-        """Of its layers."""
+        """Loader of the layers."""
 
     @property
-    def judged(self) -> Sequence[str]:
-        """Names of the tensors to measure."""
+    def readable_names(self) -> Sequence[str]:
+        """Names of tensors to measure."""
 
     @property
     def specs(self) -> Mapping[str, TensorSpec]:
-        """The declarations of tensors, by name."""
+        """Tensor name -> declaration."""
 
     def role(self, name: str) -> Role:
-        """What a tensor is for."""
+        """Return the role of a tensor."""
 
     def described(self) -> Iterable[LayerDescription]:
-        """The layers that are to be measured."""
+        """Yield the layers to measure."""
 
 
 @dataclass(frozen=True)
 class Values:
-    """What was measured: by name of a tensor its bytes, and its floats if it has any; by prefix codes."""
+    """Measurements: contents and numbers by tensor name, statistics of codes by prefix."""
 
     contents: Mapping[str, Contents] = field(default_factory=dict)
     numbers: Mapping[str, Numbers] = field(default_factory=dict)
@@ -58,7 +64,7 @@ class Values:
 
     @classmethod
     def joined(cls, parts: Iterable["Values"]) -> "Values":
-        """Those of several runs together."""
+        """Join the measurements of several parts."""
         contents: dict[str, Contents] = {}
         numbers: dict[str, Numbers] = {}
         codes: dict[str, Statistics] = {}
@@ -69,44 +75,44 @@ class Values:
         return cls(contents, numbers, codes)
 
 
-def measure(subject: Measurable) -> Values:
-    """All names and layers of a subject, or of a run of one."""
-    assert subject.weights is not None
-    storage = subject.weights.storage
+def measure(checkpoint: Measurable) -> Values:
+    """Measure all tensors and layers of a checkpoint, or of a part."""
+    assert checkpoint.weights is not None
+    storage = checkpoint.weights.storage
     contents, numbers, codes = {}, {}, {}
-    held: dict[str, Tensor] = {}
-    for name in subject.judged:
-        spec, role = subject.specs.get(name), subject.role(name)
-        if len(held) < HELD and 0 < storage.info(name).nbytes <= SMALL:
-            held[name] = storage.read(name)
-        contents[name], floats = _tensor(storage, name, spec, role, held.get(name))
+    cached: dict[str, Tensor] = {}
+    for name in checkpoint.readable_names:
+        spec, role = checkpoint.specs.get(name), checkpoint.role(name)
+        if len(cached) < MAX_CACHED and 0 < storage.info(name).nbytes <= MAX_SMALL_BYTES:
+            cached[name] = storage.read(name)
+        contents[name], floats = _measure_tensor(storage, name, spec, role, cached.get(name))
         if floats is not None:
             numbers[name] = floats
-    weights = holding(subject.weights, held)
-    for layer in subject.described():
+    weights = with_cached(checkpoint.weights, cached)
+    for layer in checkpoint.described():
         try:
-            found = statistics(weights, subject.loader, layer)
+            statistics = measure_codes(weights, checkpoint.loader, layer)
         except QloadError:
-            continue  # the rules about layers say why it cannot be read
-        if found is not None:
-            codes[layer.prefix] = found
+            continue  # the rules of layers report it
+        if statistics is not None:
+            codes[layer.prefix] = statistics
     return Values(contents, numbers, codes)
 
 
-def _tensor(
-    storage: WeightStorage, name: str, spec: TensorSpec | None, role: Role, held: Tensor | None
+def _measure_tensor(
+    storage: WeightStorage, name: str, spec: TensorSpec | None, role: Role, cached: Tensor | None
 ) -> tuple[Contents, Numbers | None]:
     info, exponents = storage.info(name), spec is not None and spec.is_exponents
     scale = role is Role.SCALE
     floats = holds_floats(info, spec, role) or (scale and (exponents or info.dtype.is_floating_point))
-    if held is None and 0 < info.nbytes <= SMALL:
-        held = storage.read(name)
-    if held is not None:
-        whole = held.reshape(-1)
-        found = small_numbers(whole, exponents=scale and exponents, fully=scale) if floats else None
-        return small_contents(whole), found
-    contents = ContentsOf()
-    numbers = NumbersOf(exponents=scale and exponents, fully=scale) if floats else None
+    if cached is None and 0 < info.nbytes <= MAX_SMALL_BYTES:
+        cached = storage.read(name)
+    if cached is not None:
+        flat = cached.reshape(-1)
+        options = {"exponents": scale and exponents, "fully": scale}
+        return small_contents(flat), small_numbers(flat, **options) if floats else None
+    contents = ContentsAccumulator()
+    numbers = NumbersAccumulator(exponents=scale and exponents, fully=scale) if floats else None
     for piece in pieces(storage, name):
         contents.add(piece)
         if numbers is not None:
@@ -115,7 +121,39 @@ def _tensor(
 
 
 def holds_floats(info: TensorInfo, spec: TensorSpec | None, role: Role) -> bool:
-    """Whether a tensor that is no scale holds values: codes that may be stored as whole numbers are bits."""
+    """Return whether a tensor other than a scale has floats; codes with an integer dtype are bits."""
     if role is Role.WORD:
         return spec is not None and all(dtype.is_floating_point for dtype in spec.dtypes)
     return role is Role.FLOAT and info.dtype in FLOATS
+
+
+class CachedStorage:
+    """Storage with some tensors in memory; callers must not write to these."""
+
+    def __init__(self, storage: WeightStorage, cached: Mapping[str, Tensor]) -> None:
+        self._storage, self._cached = storage, cached
+
+    def keys(self) -> Collection[str]:
+        """Return the names of all tensors."""
+        return self._storage.keys()
+
+    def info(self, name: str) -> TensorInfo:
+        """Return dtype, shape and file of the tensor `name`."""
+        return self._storage.info(name)
+
+    def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
+        """Read the elements `index` of the tensor `name`."""
+        cached = self._cached.get(name)
+        if cached is None:
+            return self._storage.read(name, index)
+        return cached[index].contiguous() if index else cached
+
+    def close(self) -> None:
+        """Do nothing: the owner closes the storage."""
+
+
+def with_cached(weights: Weights, cached: Mapping[str, Tensor]) -> Weights:
+    """Return the same weights with these tensors in memory, in their shapes."""
+    twin = copy(weights)
+    twin.storage = CachedStorage(weights.storage, cached)
+    return twin

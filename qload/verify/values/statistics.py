@@ -1,8 +1,8 @@
-"""What the codes of a layer are like beside their scales and zero points, of some of its outputs.
+"""Statistics of a layer's codes, scales and zero points, from some of its outputs.
 
-A group is a run of codes that share a scale. A quantizer that takes a group's scale from its largest weight
-gives that weight the first or the last code; so most groups *reach an end*, and fewer do where rows are put
-into other groups than they were quantized in.
+A group is a run of codes with one scale. A quantizer that takes a group's scale from its largest weight gives
+this weight the first or the last code. So most groups *reach an end*, and fewer do if their rows come from
+other groups than the quantizer's.
 """
 
 from dataclasses import dataclass
@@ -16,47 +16,46 @@ from qload.loader.cuts import granule
 from qload.spec import Codes, Role, Weight
 from qload.weights import Weights
 
-DRAWN = 1 << 18  # codes of a layer that are looked at
+DRAWN_CODES = 1 << 18  # of a layer
 SHUFFLES = 3
-NOTHING = 2.0**-120  # a scale below is zero, or the least that an exponent can be
-NIBBLE = 4  # bits of codes that are looked up in a table which ends in 1 and -1, or nearly so
-SHAPES = 64  # of layers, whose groups in order are kept
-MOST = 1 << 22  # codes that are looked at where a layer is cut nowhere else; of more, none
+ZERO_SCALE = 2.0**-120  # a scale below is zero, or the least exponent
+TABLE_BITS = 4  # of codes with a table between about -1 and 1
+CACHED_SHAPES = 64  # cached indices of groups in order
+MAX_CODES = 1 << 22  # of a layer that cannot be split; a larger one is skipped
 
 
 @dataclass(frozen=True, slots=True)
 class Statistics:
-    """Of `outputs` outputs of a layer, or of all (`whole`).
+    """Statistics of some outputs of a layer.
 
     Attributes
     ----------
     outputs, whole
-        How many were looked at, and whether these are all.
+        Number of measured outputs; True if these are all.
     bits
-        Of a code.
+        Bits of a code.
     groups, inner
-        How many groups have a scale, and how many of them an output has.
+        Number of groups with a scale, and number of groups of an output.
     deviation
-        The standard deviation of the weights.
+        Standard deviation of the weights.
     evenness
-        The standard deviation of the codes over that of codes of which each value is as frequent: 1 of
-        noise, less of quantized weights, of which most are small; 1 where there are no zero points.
-    reach
-        The share of groups that reach an end of the codes' range; `shuffled`: the same, were rows in any
-        groups; `even`: were the groups of one size, where they are not and could be. None where it says
-        nothing.
+        Standard deviation of the codes relative to uniformly distributed codes: 1 for noise, less for
+        quantized weights, because most are small; 1 without zero points.
+    reach, shuffled, even
+        Share of groups that reach an end of the codes' range; the same share for rows in random groups, and
+        for groups of equal size if the stored sizes differ. None if it has no meaning.
     offset
-        The mean of code minus zero point; None where there are none.
+        Mean of code minus zero point; None without zero points.
     error
-        The standard error of `offset`, were the inputs and outputs drawn from more like them.
+        Standard error of `offset` over inputs and outputs.
     zero, spread
-        The mean and the standard deviation of the zero points.
+        Mean and standard deviation of the zero points.
     correlation
-        Of a group's mean code with its zero point; None where either is always the same.
+        Correlation of a group's mean code with its zero point; None if either is constant.
     lost
-        The share of groups whose scale is zero and whose codes differ.
+        Share of groups with a zero scale and different codes.
     low
-        The least scale, as a reader resolves it.
+        Least scale, after dequantization of quantized scales.
     """
 
     outputs: int
@@ -78,34 +77,38 @@ class Statistics:
     low: float = 0.0
 
 
-def statistics(weights: Weights, loader: FormatLoader, layer: LayerDescription) -> Statistics | None:
-    """Of outputs in the middle of the layer; None of a layer that is not of codes.
+def measure_codes(weights: Weights, loader: FormatLoader, layer: LayerDescription) -> Statistics | None:
+    """Measure outputs in the middle of the layer; None for a layer without codes.
 
-    What its reader raises, as an UnreadableError or another of qload's, this raises too.
+    Errors of its loader reach the caller.
     """
     if layer.format.weight_type.plain or 0 in layer.sizes.values():
         return None
     block = granule(layer, "N") or layer.N
     width = layer.K * layer.sizes.get("E", 1)
-    count = min(layer.N, max(1, DRAWN // max(1, width) // block) * block)
-    if count * width > MOST:
+    count = min(layer.N, max(1, DRAWN_CODES // max(1, width) // block) * block)
+    if count * width > MAX_CODES:
         return None
     first = (layer.N - count) // 2 // block * block
     weight = loader.load(weights, [Part(layer.prefix, first, first + count)], None)
     indexed = any(spec.fact and spec.role is Role.INDEX for spec in layer.specs)
-    return _of(weight, whole=count == layer.N, indexed=indexed)
+    return _statistics(weight, whole=count == layer.N, indexed=indexed)
 
 
-def _of(weight: Weight, *, whole: bool, indexed: bool) -> Statistics:
+def _statistics(weight: Weight, *, whole: bool, indexed: bool) -> Statistics:
     codes = weight.codes()
-    own = weight.stored() is not None or type(weight).dequantize is not Weight.dequantize
-    means = (weight if own else codes).dequantize().double()
+    has_own = weight.stored() is not None or type(weight).dequantize is not Weight.dequantize
+    means = (weight if has_own else codes).dequantize().double()
     plain = codes.plain()
     N, K = plain.shape
     scales = codes.scales.expand(N, -1) if codes.n_group is None else codes.scales
-    told: dict[str, float | None] = {}
-    if scales.shape[1] < K:  # and not a scale for every code
-        told = {**_reach(codes, plain, indexed=indexed), **_zero_points(codes, plain), **_lost(codes, plain)}
+    measured: dict[str, float | None] = {}
+    if scales.shape[1] < K:  # not a scale for every code
+        measured = {
+            **_reach(codes, plain, indexed=indexed),
+            **_zero_points(codes, plain),
+            **_lost(codes, plain),
+        }
     return Statistics(
         outputs=N,
         whole=whole,
@@ -113,9 +116,9 @@ def _of(weight: Weight, *, whole: bool, indexed: bool) -> Statistics:
         groups=codes.scales.numel() if codes.n_group is None else scales.numel(),
         inner=scales.shape[1],
         deviation=float(means.std()) if means.numel() > 1 else 0.0,
-        evenness=_evenness(plain, codes.bits) if "offset" in told else 1.0,
+        evenness=_evenness(plain, codes.bits) if "offset" in measured else 1.0,
         low=float(codes.scales.min()),
-        **told,  # type: ignore[arg-type]
+        **measured,  # type: ignore[arg-type]
     )
 
 
@@ -125,20 +128,20 @@ def _evenness(plain: Tensor, bits: int) -> float:
 
 
 def _index(codes: Codes, K: int) -> tuple[Tensor, int]:
-    """The group of each input, and how many there are."""
+    """Return the group of each input, and the number of groups."""
     if codes.k_group is None:
         return torch.zeros(K, dtype=torch.int64), 1
     return codes.k_group.long(), codes.scales.shape[1]
 
 
 def _reach(codes: Codes, plain: Tensor, *, indexed: bool) -> dict[str, float | None]:
-    """Shares of groups; nothing where these can be no others, and no table says what an end is."""
+    """Return shares of groups that reach an end; empty if no other grouping and no table exists."""
     N, K = plain.shape
     inner, groups = _index(codes, K)
     rows = codes.scales.shape[0]
     outer = _in_order(N, N) if codes.n_group is None else codes.n_group
     even = _even(outer, inner, rows if codes.n_group is not None else 1, groups)
-    if even is None and not indexed and (codes.lookup is None or codes.bits > NIBBLE):
+    if even is None and not indexed and (codes.lookup is None or codes.bits > TABLE_BITS):
         return {}
     ends, scaled = _ends(codes, plain).float(), codes.scales.expand(max(rows, int(outer[-1]) + 1), -1) != 0
 
@@ -149,36 +152,36 @@ def _reach(codes: Codes, plain: Tensor, *, indexed: bool) -> dict[str, float | N
 
     if codes.n_group is None:
         scaled = scaled & _differing(inner, groups, plain)
-    found: dict[str, float | None] = {"reach": share(outer, inner)}
+    shares: dict[str, float | None] = {"reach": share(outer, inner)}
     if indexed and groups > 1:
         draw = torch.Generator().manual_seed(0)
         mixed = [share(outer, inner[torch.randperm(K, generator=draw)]) for _ in range(SHUFFLES)]
-        found["shuffled"] = sum(mixed) / SHUFFLES
+        shares["shuffled"] = sum(mixed) / SHUFFLES
     if even is not None:
-        found["even"] = share(*even)
-    return found
+        shares["even"] = share(*even)
+    return shares
 
 
 def _even(outer: Tensor, inner: Tensor, rows: int, groups: int) -> tuple[Tensor, Tensor] | None:
-    """As many groups of equal size, where they lie in order and are not of one size now."""
-    found = []
+    """Return as many groups of equal size, for groups in order of different sizes; otherwise None."""
+    indices = []
     for index, count in ((outer, rows), (inner, groups)):
         even = _in_order(len(index), count) if count > 1 and len(index) % count == 0 else index
-        found.append(even)
-    if torch.equal(outer, found[0]) and torch.equal(inner, found[1]):
+        indices.append(even)
+    if torch.equal(outer, indices[0]) and torch.equal(inner, indices[1]):
         return None
     ordered = all(bool((index.diff() >= 0).all()) for index in (outer, inner))
-    return (found[0], found[1]) if ordered else None
+    return (indices[0], indices[1]) if ordered else None
 
 
-@lru_cache(SHAPES)
+@lru_cache(CACHED_SHAPES)
 def _in_order(length: int, count: int) -> Tensor:
-    """The group of each, of so many groups of equal size."""
+    """Return the group of each row, for so many groups of equal size."""
     return torch.arange(length) * count // length
 
 
 def _ends(codes: Codes, plain: Tensor) -> Tensor:
-    """Which codes are at an end of their range."""
+    """Return a mask of codes at an end of their range."""
     if codes.lookup is None:
         ends: Tensor = (plain == 0) | (plain == 2**codes.bits - 1)
         return ends
@@ -194,9 +197,8 @@ def _zero_points(codes: Codes, plain: Tensor) -> dict[str, float | None]:
     zeros = codes.zeros.expand(len(plain), groups).float()
     rows = torch.bincount(index, minlength=groups).clamp_(min=1)
     means = torch.zeros(len(plain), groups).index_add_(1, index, plain.float()) / rows
-    inside = (zeros > 0) & (
-        zeros < 2**codes.bits - 1
-    )  # at an end a zero point is cut off, and follows nothing
+    # At an end of its range a zero point is clipped, and does not follow its codes.
+    inside = (zeros > 0) & (zeros < 2**codes.bits - 1)
     if 2 * int(inside.sum()) < inside.numel():
         return {}
     error = _error(plain - zeros[:, index], inside[:, index])
@@ -213,7 +215,7 @@ def _zero_points(codes: Codes, plain: Tensor) -> dict[str, float | None]:
 
 
 def _error(apart: Tensor, inside: Tensor) -> float:
-    """The standard error of a mean over inputs and outputs, each of which may have a mean of its own."""
+    """Return the standard error of a mean over inputs and outputs with means of their own."""
     squares = 0.0
     for axis in (0, 1):
         count = inside.sum(axis)
@@ -223,17 +225,17 @@ def _error(apart: Tensor, inside: Tensor) -> float:
 
 
 def _lost(codes: Codes, plain: Tensor) -> dict[str, float | None]:
-    nothing = codes.scales.abs() < NOTHING
-    if codes.divide or not bool(nothing.any()):
+    zero = codes.scales.abs() < ZERO_SCALE
+    if codes.divide or not bool(zero.any()):
         return {}
     index, groups = _index(codes, plain.shape[1])
-    meant = plain if codes.lookup is None else codes.lookup[plain.long()]  # floats have two codes for zero
-    differing = _differing(index, groups, meant, codes.n_group)
-    return {"lost": float((nothing.expand(len(differing), groups) & differing).float().mean())}
+    values = plain if codes.lookup is None else codes.lookup[plain.long()]  # floats have two codes for zero
+    differing = _differing(index, groups, values, codes.n_group)
+    return {"lost": float((zero.expand(len(differing), groups) & differing).float().mean())}
 
 
 def _differing(index: Tensor, groups: int, plain: Tensor, outer: Tensor | None = None) -> Tensor:
-    """Mark the groups with different codes, (N, G): groups of padding and of dead outputs have one code.
+    """Return a mask of groups with different codes, (N, G); groups of padding and dead outputs have one code.
 
     `outer`: the block of each output, for groups of several outputs; then (blocks, G).
     """

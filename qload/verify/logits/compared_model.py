@@ -1,0 +1,166 @@
+"""Model of a checkpoint with kernels and exact products in each layer; its token ids and forward pass."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from qload.architecture import architecture_of
+from qload.detect import read_model_config
+from qload.detect.files import MODEL_CONFIG, shown
+from qload.errors import ArgumentError, CastError, MismatchError, RepackError
+from qload.experts.stacking import stacked
+from qload.kernels.declared import Maximum
+from qload.kernels.dtypes import DTYPES
+from qload.models import FAMILIES, Decoder, PagedCache, Step, TextConfig, load_model, text_config
+from qload.models.memory import check_memory, free_bytes, stored_bytes
+from qload.repacking import RepackingLoader
+from qload.spec import Weight
+from qload.verify.logits.compared_layers import ComparedExperts, ComparedLinear, CompareState
+from qload.verify.prompt import Prompt
+from qload.weights import Weights, open_checkpoint
+
+DEFAULT_TOKENS = 24  # random ids of a prompt without ids
+SEED = 17
+PAGE_TOKENS = 16  # of a page of the cache
+
+
+@dataclass(frozen=True)
+class ComparedModel:
+    """A model with its config, the state of its layers, and the dtype of its activations."""
+
+    model: Decoder
+    config: TextConfig
+    state: CompareState
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class LayerFactory:
+    """Factory of compared layers.
+
+    `loader`: repacks for the device; None for exact products alone.
+    """
+
+    loader: RepackingLoader | None
+    dtype: torch.dtype
+    state: CompareState
+
+    def linear(self, weight: Weight, bias: Tensor | None, maximum: Maximum) -> nn.Module:
+        """Make the layer of a weight with its bias; `maximum`: as in `Weight.get_linear`."""
+        if self.loader is None:
+            return ComparedLinear(weight, bias, None, maximum, False, self.state)
+        repacked = self._repacked(weight)
+        dtype = self.dtype if self.dtype in DTYPES else None
+        kernel = repacked.get_linear(bias, maximum=maximum, dtype=dtype)
+        module: Any = kernel
+        self.state.kernels[weight.layer.name] = repacked.format
+        converted = repacked is not weight and _scale_type(module.typed) != _scale_type(repacked)
+        return ComparedLinear(weight, module.bias, kernel, maximum, converted, self.state)
+
+    def experts(self, experts: Any, maximum: Maximum = None) -> nn.Module:
+        """Make the layer of an `ExpertsWeight`."""
+        if self.loader is None:
+            return ComparedExperts(experts, experts, None, self.state)
+        repacked = self._experts_repacked(experts)
+        self.state.kernels[experts.gate_up.layer.name] = repacked.gate_up.format
+        return ComparedExperts(experts, repacked, repacked.get_linear(maximum=maximum), self.state)
+
+    def _repacked(self, weight: Weight) -> Weight:
+        assert self.loader is not None
+        try:
+            return self.loader.repacked(weight)
+        except (RepackError, CastError):  # a weight without another order is multiplied as stored
+            return weight
+
+    def _experts_repacked(self, experts: Any) -> Any:
+        """Repack all matrices in the order of the kernel; none if one of them has no other order."""
+        stacks = {}
+        for name in ("gate_up", "down"):
+            stack = getattr(experts, name)
+            try:
+                stacks[name] = stacked(stack.layer.name, len(stack), map(self._repacked, stack))
+            except MismatchError:
+                return experts
+        return replace(experts, **stacks)
+
+
+def _scale_type(weight: Weight) -> torch.dtype | None:
+    scales = weight.fields().get("scales")
+    return None if scales is None else scales.dtype
+
+
+def load_compared(
+    path: Any, device: str, dtype: torch.dtype | None = None, *, kernels: bool = True
+) -> ComparedModel:
+    """Load the model of a checkpoint, with kernels for the `device` or without; errors as in `load_model`.
+
+    NotEnoughMemoryError if the device cannot hold the weights, repacked ones twice. `dtype`: dtype of
+    activations; None for the config's.
+    """
+    config = read_model_config(path)
+    known = read_text_config(config)
+    activation_dtype = dtype or known.dtype or torch.float32
+    options: dict[str, Any] = {
+        "device": device,
+        "dtype": activation_dtype,
+        "nonfinite": "allow",
+    }  # a rule's finding
+    with open_checkpoint(path, **options, target="auto") as weights:
+        loader, state = weights.loader, CompareState()
+        assert isinstance(loader, RepackingLoader)
+        _check_memory(weights, torch.device(device), activation_dtype, kernels)
+        factory = LayerFactory(loader if kernels else None, activation_dtype, state)
+        with weights.use_loader(loader.inner):
+            model = load_model(weights, config, make=factory.linear, make_experts=factory.experts)
+    return ComparedModel(model, known, state, activation_dtype)
+
+
+def _check_memory(weights: Weights, device: torch.device, dtype: torch.dtype, kernels: bool) -> None:
+    """Check the memory for all weights; those other than plain floats may be stored in two orders."""
+    storage = weights.storage
+    infos = [storage.info(name) for name in storage.keys()]  # noqa: SIM118, it is no dict
+    again = sum(info.nbytes for info in infos if info.dtype.itemsize == 1 or not info.dtype.is_floating_point)
+    check_memory(device, stored_bytes(storage, dtype) + kernels * again, free_bytes(device))
+
+
+def read_text_config(config: Mapping[str, Any]) -> TextConfig:
+    """Read the text model of a `config.json`; ArgumentError for a type without a model."""
+    known = architecture_of(config)
+    if known is None or known.type not in FAMILIES:
+        got = shown(config.get("model_type") if known is None else known.type)
+        listed = f"a checkpoint of a type with a model: {', '.join(FAMILIES)}"
+        raise ArgumentError(f"logits: model_type of {MODEL_CONFIG}", listed, got)
+    return text_config(config)
+
+
+def token_ids(prompt: Prompt, config: TextConfig) -> list[int]:
+    """Return the ids of a prompt, below `config.vocab`, at most one a position; otherwise ArgumentError."""
+    if prompt.ids is None:
+        generator = torch.Generator().manual_seed(SEED)
+        count = min(DEFAULT_TOKENS, config.positions)
+        return torch.randint(config.vocab, (count,), generator=generator).tolist()
+    ids = list(prompt.ids)
+    if not 1 <= len(ids) <= config.positions:
+        raise ArgumentError("logits: ids", f"1 to {config.positions}, as there are positions", str(len(ids)))
+    wrong = [token for token in ids if not 0 <= token < config.vocab]
+    if wrong:
+        raise ArgumentError("logits: ids", f"numbers of tokens, 0 to {config.vocab - 1}", str(wrong[0]))
+    return ids
+
+
+def compute_logits(model: Decoder, ids: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
+    """Compute the logits (T, vocab) of T ids: all but the last in one step, and the last in another.
+
+    The two steps use kernels for many tokens and for one.
+    """
+    pages = list(range(-(-len(ids) // PAGE_TOKENS)))
+    cache = PagedCache.of(model.config, pages=len(pages), page_size=PAGE_TOKENS, dtype=dtype, device=device)
+    tokens, logits = torch.tensor(ids, device=device), []
+    for start, stop in ((0, len(ids) - 1), (len(ids) - 1, len(ids))):
+        if start < stop:
+            step = Step.of([start], tokens=stop - start, pages=[pages], page_size=PAGE_TOKENS, device=device)
+            logits.append(model(tokens[start:stop], step, cache))
+    return torch.cat(logits)

@@ -1,0 +1,380 @@
+"""Rules of data that was never written: constant tensors and runs of one byte.
+
+A buffer that was allocated and never filled contains zeros, ones, or its initial value: it has the right
+dtype and shape, and valid values. A download that was cut and resumed leaves zeros from one page or chunk of
+the file to another, and so from within a row to within a row.
+
+Runs of zeros are sound if inputs or outputs were padded or pruned: whole rows of zeros, up to half of a
+matrix, and zeros at the same place of several rows. A byte of codes shows nothing by itself, because a group
+of zeros has the codes of its zero point; the dequantized weights decide. Layers that were added to a model
+and do nothing yet are sound too: they copy the layer before, and their `o_proj` and `down_proj` are zeros.
+Source: Wu et al., LLaMA Pro: Progressive LLaMA with Block Expansion, 2024.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from math import prod
+
+import torch
+from torch import Tensor
+
+from qload.errors import QloadError
+from qload.errors.rule_text import RuleText
+from qload.formats import Exl2Config
+from qload.loader import LayerDescription, Part
+from qload.loader.cuts import granule
+from qload.spec import Role
+from qload.verify.checkpoint import Checkpoint
+from qload.verify.name_patterns import block_of, group_by_pattern, is_matrix_name, pattern_of
+from qload.verify.report import Finding
+from qload.verify.rules.rule import Rule
+from qload.verify.values import Run
+
+# constant-values
+NORM_PLUS_ONE = "gemma"  # types of model that add one to their norms
+MIN_CONSTANT_BYTES = 64  # equal bytes, too many for an accident
+
+# hole
+MIN_RUN_BYTES = 512  # sound codes have runs of 12 at most, and damaged ones of 4,096
+EDGE_BYTES = 64  # beyond whole rows
+MAX_ZERO_PART = 2  # rows of zeros are less than a half of a matrix: padding to any power of two is
+
+# Zero weights
+CHECKED_OUTPUTS = 16  # at most
+MAX_CHECKED_WEIGHTS = 1 << 22  # if a layer cannot be split; larger layers are not checked
+MIN_STRIPES = 4  # rows with zeros at the same place
+STRIPE_EDGE_BYTES = 8  # by which equal neighbours extend a run
+
+# Output projections, by the names of published checkpoints, and the mark of those of attention.
+OUTPUT_PROJECTION = re.compile(r"(o|out|down|c)_proj|w2|wo|fc2|dense|dense_4h_to_h")
+ATTENTION = re.compile(r"attn|attention")
+
+
+def check_constants(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report each constant tensor, and a tensor of its kind that varies."""
+    assert checkpoint.weights is not None
+    contents, zeros = checkpoint.values.contents, zero_outputs(checkpoint)
+    groups = (_codes(checkpoint), _scales(checkpoint), _matrices(checkpoint), _norms(checkpoint))
+    for group in groups:
+        varying = [name for name in group if contents[name].word is None]
+        by_pattern = group_by_pattern(group)
+        varied = {
+            pattern: next((other for other in names if contents[other].word is None), None)
+            for pattern, names in by_pattern.items()
+        }
+        for name in group:
+            word = contents[name].word
+            small = contents[name].nbytes < MIN_CONSTANT_BYTES
+            if word is None or small or checkpoint.prefixes[name] in zeros:
+                continue
+            pattern = pattern_of(name)
+            other = varied[pattern]
+            if other is None and len(by_pattern[pattern]) == 1 and not group[name]:
+                other = next(iter(varying), None)
+            if other is not None:
+                why = f"those of {other} differ"
+            elif _is_multiplier(checkpoint, name, word):
+                why = "the model multiplies by its norms"
+            else:
+                continue
+            yield rule.finding(
+                name,
+                checkpoint.weights.info(name).file,
+                f"{name}: all {contents[name].nbytes} bytes repeat {_hex_word(word)}, and {why}: it was "
+                "never filled",
+                "fetch or write the checkpoint again",
+            )
+
+
+# name -> True if only tensors of the same pattern show the usual contents
+
+
+def _codes(checkpoint: Checkpoint) -> Mapping[str, bool]:
+    return {
+        layer.names.full(spec.name): False
+        for layer in checkpoint.described()
+        for spec in layer.specs[:1]
+        if not layer.format.weight_type.plain
+    }
+
+
+def _scales(checkpoint: Checkpoint) -> Mapping[str, bool]:
+    return {
+        layer.names.full(spec.name): True
+        for layer in checkpoint.described()
+        for spec in layer.specs
+        if spec.role is Role.SCALE and not spec.is_exponents
+    }
+
+
+def _matrices(checkpoint: Checkpoint) -> Mapping[str, bool]:
+    assert checkpoint.weights is not None
+    matrices = {}
+    for name in checkpoint.readable_names:
+        shape = checkpoint.weights.info(name).shape
+        is_float = name in checkpoint.values.numbers and checkpoint.role(name) is Role.FLOAT
+        if is_float and len(shape) > 1 and min(shape) > 1 and "lora" not in name:
+            matrices[name] = not name.endswith(".weight") or len(shape) > 2
+    return matrices
+
+
+def _norms(checkpoint: Checkpoint) -> Mapping[str, bool]:
+    """Return norms that are all zero; any other constant is an initial value."""
+    norms = {}
+    for name in checkpoint.readable_names:
+        numbers = checkpoint.values.numbers.get(name)
+        if numbers and name.endswith("norm.weight") and checkpoint.values.contents[name].word in (None, 0):
+            norms[name] = False
+    return norms
+
+
+def _is_multiplier(checkpoint: Checkpoint, name: str, word: int) -> bool:
+    """Return whether a tensor of zeros is a norm that the model multiplies by as it is stored."""
+    architecture = checkpoint.architecture
+    if word or not name.endswith("norm.weight") or architecture is None:
+        return False
+    return not architecture.type.startswith(NORM_PLUS_ONE) and architecture.find(name) is not None
+
+
+def _hex_word(word: int) -> str:
+    return "zeros" if not word else f"0x{word % 2**64:016x}"
+
+
+def check_holes(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report each tensor with a run of one byte that no rows of zeros explain: its place and length."""
+    assert checkpoint.weights is not None
+    for name in checkpoint.readable_names:
+        contents = checkpoint.values.contents[name]
+        if contents.word is not None or not contents.runs:
+            continue
+        width = _checked_row_bytes(checkpoint, name)
+        long = [run for run in contents.runs if run.length >= MIN_RUN_BYTES] if width else []
+        stripes = zero_stripes(checkpoint, name, long, width) if long else frozenset()
+        for run in long:
+            if run not in stripes and not _is_zero_rows(checkpoint, name, run, width, contents.nbytes):
+                yield rule.finding(
+                    name,
+                    checkpoint.weights.info(name).file,
+                    f"{name}: {run.length} bytes of 0x{run.byte:02x} from byte {run.first} on, of "
+                    f"{contents.nbytes}: nothing was written there",
+                    "fetch or write the file again",
+                )
+                break
+
+
+def _checked_row_bytes(checkpoint: Checkpoint, name: str) -> int:
+    """Return the bytes of a row of a matrix; 0 for a tensor with lawful runs."""
+    assert checkpoint.weights is not None
+    info, spec = checkpoint.weights.info(name), checkpoint.specs.get(name)
+    layer = checkpoint.layer_of(name)
+    if spec is not None and layer is not None and not layer.format.weight_type.plain:
+        if not checkpoint.is_codes(name):
+            return 0
+        if info.shape[-1] == 1:  # bytes in one dimension over the matrix
+            return max(1, info.nbytes // max(1, layer.N))
+    elif name not in checkpoint.values.numbers or len(info.shape) < 2 or not is_matrix_name(name):
+        return 0
+    rows = prod(info.shape[:-1]) if len(info.shape) < 4 else prod(info.shape[:2])
+    return info.nbytes // max(1, rows)
+
+
+def _is_zero_rows(checkpoint: Checkpoint, name: str, run: Run, width: int, nbytes: int) -> bool:
+    """Return whether a run is whole rows of zero weights, less than half of all; a hole has any bounds."""
+    layer, stop = checkpoint.layer_of(name), run.first + run.length
+    if layer is not None and has_mixed_widths(layer):
+        return is_zero_weight(checkpoint, name, 0, nbytes)
+    first, last = -(-run.first // width), stop // width
+    # The neighbours of a row of zeros may begin or end with zeros too.
+    at_rows = first * width - run.first < EDGE_BYTES and stop - last * width < EDGE_BYTES
+    rows = last - first
+    if not at_rows or rows < 1 or rows * width * MAX_ZERO_PART >= nbytes:
+        return False
+    if checkpoint.is_codes(name):
+        return is_zero_weight(checkpoint, name, first * width, rows * width)
+    return run.byte == 0
+
+
+def zero_outputs(checkpoint: Checkpoint) -> frozenset[str]:
+    """Return the prefixes of zero output projections of layers with zero attention and zero MLP outputs."""
+    zero: dict[str, dict[str, bool]] = {}
+    for name, prefix in _output_projections(checkpoint).items():
+        block = block_of(name)
+        if block is not None:
+            zero.setdefault(block, {})[prefix] = is_zero(checkpoint, name)
+    zeros: set[str] = set()
+    for prefixes in zero.values():
+        kinds = {ATTENTION.search(prefix) is not None for prefix in prefixes}
+        if len(kinds) == 2 and all(prefixes.values()):
+            zeros.update(prefixes)
+    return frozenset(zeros)
+
+
+def is_zero(checkpoint: Checkpoint, name: str) -> bool:
+    """Return whether the weights of a plain matrix or of codes are zero; codes of mixed widths differ."""
+    contents = checkpoint.values.contents[name]
+    if not checkpoint.is_codes(name):
+        return contents.word == 0
+    statistics = checkpoint.values.statistics.get(checkpoint.prefixes[name])
+    constant = contents.word is not None or (statistics is not None and not statistics.deviation)
+    return constant and is_zero_weight(checkpoint, name, 0, contents.nbytes)
+
+
+def _output_projections(checkpoint: Checkpoint) -> Mapping[str, str]:
+    """Return name -> prefix of each output projection, a plain matrix or codes."""
+    assert checkpoint.weights is not None
+    projections = {}
+    for name in checkpoint.readable_names:
+        prefix = checkpoint.prefixes[name]
+        if OUTPUT_PROJECTION.fullmatch(prefix.rpartition(".")[2]):
+            plain = name == f"{prefix}.weight" and len(checkpoint.weights.info(name).shape) > 1
+            if plain or checkpoint.is_codes(name):
+                projections[name] = prefix
+    return projections
+
+
+def outer_row_bytes(checkpoint: Checkpoint, name: str) -> int:
+    """Return the bytes of a row of the outermost axis; of one output, if the bytes are in one dimension."""
+    assert checkpoint.weights is not None
+    info, layer = checkpoint.weights.info(name), checkpoint.layer_of(name)
+    flat = len(info.shape) == 2 and info.shape[-1] == 1 and layer is not None
+    rows = layer.N if flat and layer is not None else info.shape[0]
+    return max(1, info.nbytes // max(1, rows))
+
+
+def has_mixed_widths(layer: LayerDescription) -> bool:
+    """Return whether codes of several widths fill the words, so that no row has fixed inputs."""
+    return isinstance(layer.format.config, Exl2Config)
+
+
+def is_zero_weight(
+    checkpoint: Checkpoint, name: str, first: int, length: int, columns: tuple[int, int] | None = None
+) -> bool:
+    """Return whether all weights in the rows of a range of bytes are zero; in all rows for mixed widths.
+
+    `columns`: the range of bytes within a row; None: the whole row.
+    """
+    layer = checkpoint.layer_of(name)
+    if layer is None or not checkpoint.is_codes(name):
+        return False
+    assert checkpoint.weights is not None
+    width = outer_row_bytes(checkpoint, name)
+    rows = max(1, checkpoint.weights.info(name).nbytes // width)
+    start, stop = first // width, -(-(first + length) // width)
+    axis = layer.specs[0].axes[0]
+    try:
+        if axis.follows("K"):
+            per_row = -(-layer.K // rows)
+            inputs, outputs = slice(start * per_row, stop * per_row), _covered(columns, width, layer.N)
+            ends = (outputs.start, (outputs.start + outputs.stop) // 2)
+            return outputs.start < outputs.stop and all(
+                not _load_weights(checkpoint, layer, at, 1)[:, inputs].any() for at in ends
+            )
+        if has_mixed_widths(layer):
+            ends = (0, layer.N // 2)
+            return not any(_load_weights(checkpoint, layer, at, 1).any() for at in ends)
+        if not (axis.follows("N") or axis.flat):
+            return False
+        per_row, inputs = -(-layer.N // rows), _covered(columns, width, layer.K)
+        some = min(stop - start, CHECKED_OUTPUTS) * per_row
+        return not _load_weights(checkpoint, layer, start * per_row, some)[:, inputs].any()
+    except QloadError:
+        return False  # another rule reports it
+
+
+def _covered(columns: tuple[int, int] | None, width: int, count: int) -> slice:
+    """Return the part of `count` inputs or outputs in a range of bytes of a row."""
+    if columns is None:
+        return slice(0, count)
+    return slice(-(-columns[0] * count // width), columns[1] * count // width)
+
+
+def zero_stripes(checkpoint: Checkpoint, name: str, runs: Sequence[Run], width: int) -> frozenset[Run]:
+    """Return the runs at one place of several rows: inputs or outputs that were padded or pruned."""
+    stripes: set[Run] = set()
+    for run in runs:
+        low, high = _place_in_row(run, width)
+        aligned = [other for other in runs if _is_near(_place_in_row(other, width), (low, high))]
+        if len(aligned) < MIN_STRIPES or high - low >= width or high > width + STRIPE_EDGE_BYTES:
+            continue
+        if checkpoint.is_codes(name):
+            inside = (max(0, low) + STRIPE_EDGE_BYTES, min(high, width) - STRIPE_EDGE_BYTES)
+            zero = is_zero_weight(checkpoint, name, run.first + STRIPE_EDGE_BYTES, 1, inside)
+        else:
+            zero = run.byte == 0
+        if zero:
+            stripes.add(run)
+    return frozenset(stripes)
+
+
+def _place_in_row(run: Run, width: int) -> tuple[int, int]:
+    """Return begin and end of a run in its row; below 0 if it begins at the end of the row before."""
+    low = run.first % width
+    low -= width * (width - low < STRIPE_EDGE_BYTES)
+    return low, low + run.length
+
+
+def _is_near(place: tuple[int, int], other: tuple[int, int]) -> bool:
+    return abs(place[0] - other[0]) < STRIPE_EDGE_BYTES and abs(place[1] - other[1]) < STRIPE_EDGE_BYTES
+
+
+def _load_weights(checkpoint: Checkpoint, layer: LayerDescription, first: int, count: int) -> Tensor:
+    """Return the weights of these outputs, (count or fewer, K); ones for no output or too large a layer."""
+    assert checkpoint.weights is not None
+    block = granule(layer, "N") or layer.N
+    start = first // block * block
+    stop = min(layer.N, -(-(first + count) // block) * block)
+    if stop <= first or (stop - start) * layer.K * layer.sizes.get("E", 1) > MAX_CHECKED_WEIGHTS:
+        return torch.ones(1, layer.K)
+    weight = checkpoint.loader.load(checkpoint.weights, [Part(layer.prefix, start, stop)], None)
+    return weight.dequantize()[first - start : first - start + count]
+
+
+CONSTANT_VALUES = Rule(
+    RuleText(
+        id="constant-values",
+        stage="values",
+        what="""
+            The codes or scales of a quantized layer, or a plain matrix, are one constant value, and those of
+            the same name in other layers are not; or a norm is all zeros, and others are not, or the type of
+            model is known to multiply by it as it is stored (Gemma adds one).""",
+        why="A layer that was never filled computes nothing, or a constant.",
+        do="Fetch or write the checkpoint again.",
+        measured="""
+            A buffer that was allocated and never filled has the right shape and dtype, and only valid values.
+            None of 42 models of 12 tools has such a tensor. The rule skips exponents (MXFP4 scales may all be
+            equal), zero points, indices, biases, norms that are all one, layers with a zero `o_proj` and a
+            zero `down_proj` (they were added to a model, and begin so), and tensors that are constant in
+            every layer.""",
+        example=(
+            "model.layers.1.mlp.up_proj.qweight: all 65536 bytes repeat zeros, and those of "
+            "model.layers.0.mlp.up_proj.qweight differ: it was never filled"
+        ),
+    ),
+    check_constants,
+)
+
+HOLE = Rule(
+    RuleText(
+        id="hole",
+        stage="values",
+        what="""
+            The codes of a layer or a plain matrix contain 512 or more equal bytes in a row, and these are
+            neither whole rows of zeros nor at the same place in several rows.""",
+        why="A download that was cut and resumed leaves zeros in the part that was not written.",
+        do="Fetch the file again, or write the checkpoint again.",
+        measured="""
+            Runs of equal bytes in 42 sound models have 12 bytes at most; a hole of one page has 4,096. A part
+            of a file that was never written reaches from one page or chunk to another, and these begin and
+            end within rows. Whole rows of zero weights are sound at any place, because vocabularies and
+            layers are padded and pruned; half of a matrix in one place, or more, is a hole too. Four or more
+            rows with zeros at the same place are padded or pruned inputs. The scales and zero points decide
+            which codes mean zero. The rule cannot see a hole of whole rows: with rows of 4,096 bytes or a
+            multiple, one in 512 tensors begins at such a place.""",
+        example=(
+            "model.layers.1.mlp.up_proj.qweight: 4096 bytes of 0x00 from byte 1000 on, of 65536: nothing was "
+            "written there"
+        ),
+    ),
+    check_holes,
+    each=True,
+)

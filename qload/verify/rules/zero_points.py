@@ -1,0 +1,374 @@
+"""Rules of zero points: symmetry, convention by the mean code, ambiguous readings, and the order of codes.
+
+`gptq` stores zero points minus one, `gptq_v2` stores them unchanged. Read in the wrong convention, every
+weight is off by one scale. Kernels for symmetric weights never read `qzeros`, so that only other engines show
+the error.
+
+Weights are as often below zero as above, so that the mean code of a layer is close to its mean zero point,
+and one code away in the wrong convention. The precision of a mean depends on the number of inputs and
+outputs, because each may have a mean of its own. Zero points that all have the middle value of a symmetric
+layer are exempt: a quantizer that gives the largest weight of a group the first code has a mean of 8 codes
+over its group size.
+
+A stored zero point of 0 minus one is -1, and programs wrap it in three ways: subtraction from whole words
+borrows from the next field; each field wraps by itself; or an OR of -1 destroys the zero points above in the
+word.
+
+In an asymmetric layer a group's zero point follows its weights. Codes in another order within a word, or zero
+points in another order, are paired with zero points of other columns, and the correlation is lost.
+"""
+
+from collections.abc import Iterator
+from statistics import median
+
+import torch
+
+from qload.errors.rule_text import RuleText
+from qload.formats import GPTQConfig
+from qload.formats.gptq import FIELDS, WHOLE
+from qload.layouts import Stored, gptq
+from qload.listing.zero_points import convention, symmetric, words
+from qload.loader import LayerDescription
+from qload.storage import WeightStorage
+from qload.verify.checkpoint import Checkpoint
+from qload.verify.name_patterns import block_of
+from qload.verify.report import Contradiction, Finding
+from qload.verify.rules.rule import Rule, convention_contradiction
+from qload.verify.values import Statistics
+
+MAX_EVENNESS = 0.92  # of codes; noise has more, and says nothing; sound layers have 0.85 at most
+
+# zero-point-mean
+MAX_BITS = 4  # with more, the mean of sound weights is codes away from zero
+MIN_MEAN_GROUPS = 64  # groups of a layer with a usable mean
+MAX_OFFSET = 0.58  # codes; sound layers have up to 0.44, damaged ones from 0.71 on
+MAX_COMMON_OFFSET = 0.5  # codes, for the median of all layers
+MAX_STANDARD_ERRORS = 4.0  # beyond these offsets; sound layers of 64 to 4,096 inputs had up to 3.3
+MEDIAN_ERROR = 1.25  # error of a median over the error of a mean
+
+# code-order
+MIN_CORRELATED_GROUPS = 128  # groups of a layer with a usable correlation
+MIN_SPREAD = 0.5  # codes; zero points with less do not vary enough
+MIN_CORRELATION = 0.45  # sound layers have 0.65 and more; with every second code in its place 0.3 and less
+
+
+def check_symmetry(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report each symmetric layer with a zero point other than 2**(bits - 1): the first, and the count."""
+    claims = checkpoint.claims
+    if claims is None or checkpoint.weights is None:
+        return
+    for layer in checkpoint.described():
+        known, layer_claims = convention(layer), layer.format.claims
+        if (
+            known is None
+            or layer_claims is None
+            or not layer_claims.sym
+            or not isinstance(layer.format.config, GPTQConfig)
+        ):
+            continue
+        (zeros, packing), middle, count, first = known, 2 ** (layer.format.config.bits - 1), 0, None
+        for start, run, same in symmetric(checkpoint.weights.storage, layer):
+            if same:
+                continue
+            values = zeros.read(run, packing)
+            wrong = torch.nonzero(values != middle)
+            if wrong.numel() and first is None:
+                g, n = wrong[0].tolist()
+                first = (start + g, n, int(values[g, n]))
+            count += wrong.shape[0]
+        if first is not None:
+            name = f"{layer.prefix}.qzeros"
+            g, n, value = first
+            total = layer.format.config.groups(layer.K) * layer.N
+            message = (
+                f"{name}: zero point {value} at group {g}, column {n}, a symmetric layer of "
+                f"{layer.format.config.bits} bits has {middle}; {count} of {total} differ "
+                f"(read as {zeros.name}, as {claims.file} says checkpoint_format {claims.format}"
+                + (f"; there {layer_claims.says('sym')})" if layer_claims.source else ")")
+            )
+            other = convention_contradiction(checkpoint, layer_claims, zeros) if layer.contradiction else None
+            remedy = f"set sym to false in {layer_claims.place(claims.file)}"
+            if other is None:
+                shown = f"have zero points other than {middle}"
+                other = Contradiction(layer_claims, layer_claims.says("sym"), shown, remedy)
+                remedy += ", if the layer was quantized with zero points; else fetch the checkpoint again"
+            else:
+                remedy = "write the zero points of the layer again, in the convention of the other layers"
+            yield rule.contradiction(name, layer.names.file("qzeros"), message, remedy, other)
+
+
+def check_mean(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report each layer with a mean code too far from its zero points."""
+    measured = [
+        (layer, statistics)
+        for layer in checkpoint.described()
+        if (statistics := checkpoint.values.statistics.get(layer.prefix))
+        and _has_usable_mean(layer, statistics)
+        if not _is_symmetric(layer)
+    ]
+    middle = _common_offset([statistics for _, statistics in measured])
+    denied = {layer.prefix: layer for layer in checkpoint.described() if _is_denied(layer)}
+    for layer, statistics in measured:
+        offset, doubt = statistics.offset or 0.0, MAX_STANDARD_ERRORS * statistics.error
+        everywhere = offset * middle > 0
+        shifted = (
+            statistics.spread == 0
+            and _distance_to_middle(statistics) in (-1, 1)
+            and abs(offset) > MAX_COMMON_OFFSET + doubt
+        )
+        if abs(offset) > MAX_OFFSET + doubt or everywhere or shifted:
+            denied.pop(layer.prefix, None)
+            field = next(spec.name for spec in layer.specs if "zero" in spec.name)
+            name = layer.names.full(field)
+            message = (
+                f"{name}: codes are {offset:+.2f} from their zero points on average, in {statistics.groups} "
+                f"groups; in the right convention the mean is within {MAX_OFFSET + doubt:.2f}"
+            )
+            yield _mean_finding(rule, checkpoint, layer, name, message, offset)
+    for layer in denied.values():
+        text, name = str(layer.contradiction).split("\n  remedy")[0], layer.names.full("qzeros")
+        yield _mean_finding(rule, checkpoint, layer, name, text.replace("\n  ", "\n"), None)
+
+
+def _mean_finding(
+    rule: Rule,
+    checkpoint: Checkpoint,
+    layer: LayerDescription,
+    name: str,
+    message: str,
+    offset: float | None,
+) -> Finding:
+    """Make a finding; `offset`: mean code minus zero point, None if loads refuse the layer."""
+    file, config, claims = layer.names.file(name.removeprefix(f"{layer.prefix}.")), layer.format.config, None
+    if isinstance(config, GPTQConfig):
+        claims = layer.format.claims
+        side = 1 if isinstance(config.zeros, Stored) else -1  # of the mean in the other convention
+        if offset is not None and round(offset) != side:
+            claims = None
+    contradiction = None
+    if claims is not None and isinstance(config, GPTQConfig):
+        contradiction = convention_contradiction(checkpoint, claims, config.zeros)
+    if contradiction is not None:
+        remedy = "write the zero points of the layer again, in the convention of the other layers"
+        return rule.contradiction(name, file, message, remedy, contradiction)
+    steps = round(offset or 0)
+    shift = f"{abs(steps)} {'higher' if steps > 0 else 'lower'}"
+    again = "quantize the layer again" + (f", or write its zero points {shift}" if steps else "")
+    return rule.finding(name, file, message, f"{again}: no setting of the config says so")
+
+
+def _is_denied(layer: LayerDescription) -> bool:
+    """Return whether loads refuse a layer because its codes contradict its zero points."""
+    config = layer.format.config
+    lost = isinstance(config, GPTQConfig) and config.evidence == "lost"
+    return layer.contradiction is not None and not lost and not _is_symmetric(layer)
+
+
+def _is_symmetric(layer: LayerDescription) -> bool:
+    """Return whether the config claims symmetric zero points, a case of the rule `symmetry`."""
+    claims = layer.format.claims
+    return claims is not None and bool(claims.sym) and isinstance(layer.format.config, GPTQConfig)
+
+
+def _common_offset(measured: list[Statistics]) -> float:
+    """Return the median offset of all layers if it is too far from zero for chance; otherwise 0."""
+    if len(measured) < 2:
+        return 0.0
+    middle = median([statistics.offset or 0.0 for statistics in measured])
+    error = MEDIAN_ERROR * median([statistics.error for statistics in measured]) / len(measured) ** 0.5
+    return middle if abs(middle) > MAX_COMMON_OFFSET + MAX_STANDARD_ERRORS * error else 0.0
+
+
+def _has_usable_mean(layer: LayerDescription, statistics: Statistics) -> bool:
+    """Return whether a layer of a model stores zero points with a significant mean."""
+    if statistics.offset is None or statistics.bits > MAX_BITS or statistics.groups < MIN_MEAN_GROUPS:
+        return False
+    if statistics.evenness > MAX_EVENNESS or block_of(layer.prefix) is None:
+        return False
+    if statistics.spread == 0 and _distance_to_middle(statistics) == 0:
+        return False
+    return convention(layer) is not None or any("zero" in spec.name for spec in layer.specs)
+
+
+def _distance_to_middle(statistics: Statistics) -> int:
+    return 0 if statistics.zero is None else round(statistics.zero) - 2 ** (statistics.bits - 1)
+
+
+def check_readings(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report layers with an ambiguous reading, and layers with lost zero points."""
+    assert checkpoint.weights is not None
+    for layer in checkpoint.described():
+        config = layer.format.config
+        if not isinstance(config, GPTQConfig) or config.evidence not in ("none", "lost"):
+            continue
+        if config.evidence == "none" and layer.format.claims is not None and layer.format.claims.sym:
+            continue  # the rule `symmetry` reports it
+        name, file = layer.names.full("qzeros"), layer.names.file("qzeros")
+        if config.evidence == "lost":
+            text = str(layer.contradiction).replace("\n  ", "\n").split("\nremedy")[0]
+            yield Finding(
+                rule.id,
+                "error",
+                name,
+                file,
+                text,
+                "quantize again: the file does not contain the lost zero points",
+            )
+            continue
+        count = _count_ambiguous(checkpoint.weights.storage, layer)
+        total = config.groups(layer.K) * layer.N
+        yield rule.finding(
+            name,
+            file,
+            f"{name}: {count} of {total} zero points have two readings, and neither codes nor config decide: "
+            f"{WHOLE.name} from whole words (used here), and {FIELDS.name}",
+            "compare with the float original by --against, or store zero points unchanged (gptq_v2)",
+        )
+
+
+def _count_ambiguous(storage: WeightStorage, layer: LayerDescription) -> int:
+    """Count the zero points that differ between both readings."""
+    config = layer.format.config
+    assert isinstance(config, GPTQConfig)
+    packing = gptq.columns(config.bits)
+    return sum(
+        int((WHOLE.read(run, packing) != FIELDS.read(run, packing)).sum()) for _, run in words(storage, layer)
+    )
+
+
+def check_code_order(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+    """Report each layer with zero points that do not follow its codes."""
+    for layer in checkpoint.described():
+        statistics = checkpoint.values.statistics.get(layer.prefix)
+        if statistics is None or statistics.correlation is None or block_of(layer.prefix) is None:
+            continue
+        varied = (
+            statistics.groups >= MIN_CORRELATED_GROUPS
+            and statistics.spread >= MIN_SPREAD
+            and statistics.evenness < MAX_EVENNESS
+        )
+        if varied and statistics.correlation < MIN_CORRELATION:
+            codes = layer.specs[0].name
+            name, file = layer.names.full(codes), layer.names.file(codes)
+            yield rule.finding(
+                name,
+                file,
+                f"{name}: the mean codes of {statistics.groups} groups and their zero points have a "
+                f"correlation of {statistics.correlation:.2f}, in sound layers at least {MIN_CORRELATION}: "
+                "the codes of a word, or its zero points, are in another order",
+            )
+
+
+SYMMETRY = Rule(
+    RuleText(
+        id="symmetry",
+        stage="meaning",
+        what="The config says `sym: true`, but a zero point is not 2**(bits - 1).",
+        why="""
+            Kernels for symmetric weights do not read zero points. If all of them are off by one, the file is
+            in the other convention: `gptq` stores zero points minus one, `gptq_v2` stores them unchanged.""",
+        do="""
+            If all are off by one, set `checkpoint_format` to the value in the message; otherwise set `sym` to
+            false. If a few of one layer differ, fetch the file again.""",
+        example=(
+            "model.layers.0.mlp.up_proj.qzeros: zero point 9 at group 0, column 0, a symmetric layer of 4 "
+            "bits has 8; 320 of 320 differ"
+        ),
+    ),
+    check_symmetry,
+    each=True,
+)
+
+ZERO_POINT_MEAN = Rule(
+    RuleText(
+        id="zero-point-mean",
+        stage="meaning",
+        what="""
+            The mean code of a layer is more than 0.58, and four standard errors more, away from its zero
+            points; or, if the codes of most layers are more than 0.5 and four standard errors away, each
+            layer is named.""",
+        why="""
+            `gptq` stores zero points minus one, `gptq_v2` stores them unchanged: in the wrong convention
+            every weight is off by one scale.""",
+        do="""
+            If all layers are off by one, set `checkpoint_format` to the value in the message; otherwise write
+            the zero points of the layers again, or quantize them again.""",
+        measured="""
+            Weights are as often below zero as above. In layers with 64 groups or more and up to 4 bits, sound
+            means are -0.44 to 0.29 and damaged ones -1.44 to -0.71. The standard error is the error of a mean
+            over as many inputs and outputs, each with a mean of its own: 0.02 without such means, up to 0.4
+            for 64 inputs whose means differ by twice as much as their weights. None of 960 sound layers with
+            such means was more than 3.3 standard errors from zero. The rule skips zero points that all have
+            the middle value: a symmetric quantizer that gives the largest weight of a group the first code
+            has a mean of 8 codes over the group size. It also skips groups with a zero point at an end of its
+            range, and layers with codes like noise.""",
+        example=(
+            "model.layers.1.mlp.up_proj.qzeros: codes are -1.01 from their zero points on average, in 1024 "
+            "groups; in the right convention the mean is within 0.63"
+        ),
+    ),
+    check_mean,
+)
+
+ZERO_POINT_READING = Rule(
+    RuleText(
+        id="zero-point-reading",
+        stage="meaning",
+        severity="warning",
+        what="""
+            A layer in the format `gptq` has zero points of 0 with different readings, and without evidence
+            for one of them. The format stores a zero point minus one, and programs wrap -1 in three ways:
+
+            | how | written by | the next field of the word |
+            |---|---|---|
+            | subtract 1 from whole words | gptqmodel, autoawq | one less: the subtraction borrows from it |
+            | wrap each field by itself | text-generation-inference | unchanged |
+            | OR -1 of 32 bits into the word | auto-gptq | ones, like all fields above: their zero points are
+            lost |
+
+            Readers differ too. Layers of gptqmodel add 1 to whole words. Its `model_dequant` and some kernels
+            of auto-gptq add 1 to each field and mask. Kernels of ExLlama and vLLM add 1 without a mask.
+
+            qload looks for evidence in this order: the codes of the layer, since codes are near their zero
+            points in the right reading; the name gptqmodel in `meta.quantizer`; the codes of all layers
+            together. A reference of `--against` is evidence too. Lost zero points are an error, and the layer
+            is not loaded.""",
+        why="""
+            Programs read such a layer differently: by one step for a whole group, or by 2**bits steps in
+            kernels without a mask.""",
+        do="""
+            Compare with the float original by `--against`, or quantize again and store zero points unchanged
+            (`gptq_v2`).""",
+        example=(
+            "model.layers.0.mlp.up_proj.qzeros: 3 of 2048 zero points have two readings, and neither codes "
+            "nor config decide: stored minus one from whole words (used here), and stored minus one, per "
+            "field"
+        ),
+    ),
+    check_readings,
+    each=True,
+)
+
+CODE_ORDER = Rule(
+    RuleText(
+        id="code-order",
+        stage="meaning",
+        what="""
+            In an asymmetric layer the mean codes of groups and their zero points have a correlation below
+            0.45.""",
+        why="Columns are read with the zero points of other columns.",
+        do="Write the layer again in the order of its method.",
+        measured="""
+            Sound layers have 0.65 to 0.99; with the eight codes of a word in AWQ's order, or with swapped
+            pairs, 0.3 and less. The rule needs 128 groups or more whose zero points differ by half a code and
+            more. It sees only codes or zero points that lie in words along N: within a group along K every
+            order has the same mean.""",
+        example=(
+            "model.layers.1.mlp.up_proj.qweight: the mean codes of 512 groups and their zero points have a "
+            "correlation of 0.21, in sound layers at least 0.45: the codes of a word, or its zero points, "
+            "are in another order"
+        ),
+    ),
+    check_code_order,
+    each=True,
+)

@@ -1,0 +1,182 @@
+"""Each id of a finding or an exception has one text, each text an id in the code; pages are made of them."""
+
+import ast
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from qload import errors
+from qload.errors.rule_text import RuleText
+from qload.errors.rules import ERROR_RULES
+from qload.listing.report_base import INTERNAL, UNSUPPORTED
+from qload.verify import verification
+from qload.verify.rule_pages import rule_pages, rule_texts
+from qload.verify.rules import INSPECTED, RULES
+from tests.paths import ROOT
+from tests.rule_pages import page, read_records, write_pages
+
+TREES = {path: ast.parse(path.read_text("utf-8")) for path in sorted((ROOT / "qload").rglob("*.py"))}
+RAISING = {
+    "StorageError": 1,
+    "HubUnreachableError": 1,
+    "Finding": 0,
+}  # the place of the id among the arguments
+OWN_IDS = {"layer"}  # a rule whose findings have the ids of the loader's errors
+
+
+def error_classes() -> Iterator[type[errors.QloadError]]:
+    kinds = [errors.QloadError]
+    while kinds:
+        kind = kinds.pop()
+        kinds += kind.__subclasses__()
+        if kind.__module__.startswith("qload."):
+            yield kind
+
+
+def texts_of(node: ast.AST) -> Iterator[str]:
+    """The constants that an expression may be."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.value
+    elif isinstance(node, ast.IfExp):
+        yield from chain(texts_of(node.body), texts_of(node.orelse))
+    elif isinstance(node, ast.Tuple) and node.elts:
+        yield from texts_of(node.elts[0])
+
+
+@cache
+def raised() -> frozenset[str]:
+    """The ids that the code gives to an error or a finding, by whatever way: classes, calls and variables."""
+    found = {kind.rule for kind in error_classes() if isinstance(vars(kind).get("rule"), str)}
+    taking = dict(RAISING)
+    for tree in TREES.values():
+        for node in ast.walk(tree):
+            arguments = node.args.args if isinstance(node, ast.FunctionDef) else []
+            for at, argument in enumerate(arguments):
+                is_id = argument.annotation is not None and ast.unparse(argument.annotation) == "str"
+                if argument.arg == "rule" and is_id and arguments[0].arg != "self":
+                    taking[node.name] = at  # type: ignore[attr-defined]
+    for node in chain.from_iterable(map(ast.walk, TREES.values())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in taking:
+            at = taking[node.func.id]
+            given = node.args[at : at + 1] + [each.value for each in node.keywords if each.arg == "rule"]
+            found |= {text for each in given for text in texts_of(each)}
+        elif isinstance(node, ast.Assign):
+            names = [
+                each for target in node.targets for each in ast.walk(target) if isinstance(each, ast.Name)
+            ]
+            if names and names[0].id == "rule":
+                found |= {*texts_of(node.value)}
+        elif isinstance(node, ast.FunctionDef) and node.name == "rule":
+            returns = (each for each in ast.walk(node) if isinstance(each, ast.Return) and each.value)
+            found |= {text for each in returns for text in texts_of(each.value)}  # type: ignore[arg-type]
+    return frozenset(found)
+
+
+def used_texts() -> set[str]:
+    """The ids of texts that code outside of their definition names: rules that run, and `new_finding`."""
+    nodes = [
+        node for node in chain.from_iterable(map(ast.walk, TREES.values())) if isinstance(node, ast.Name)
+    ]
+    names = {node.id for node in nodes if isinstance(node.ctx, ast.Load)}
+    named = set()
+    for tree in TREES.values():
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+                calls = [each for each in ast.walk(node.value) if isinstance(each, ast.Call)]
+                ids = [
+                    ast.literal_eval(keyword.value)
+                    for call in calls
+                    if isinstance(call.func, ast.Name) and call.func.id == "RuleText"
+                    for keyword in call.keywords
+                    if keyword.arg == "id"
+                ]
+                targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
+                named |= {*ids} if targets and targets[0] in names else set()
+    return named
+
+
+def test_every_id_of_an_error_has_a_text() -> None:
+    assert raised() - {*ERROR_RULES} == set()
+    assert {kind.rule for kind in error_classes() if isinstance(kind.rule, str)} <= {*ERROR_RULES}
+
+
+def test_every_text_of_an_error_is_the_id_of_one() -> None:
+    assert {*ERROR_RULES} - raised() == set()
+
+
+def test_every_rule_that_runs_has_a_text_and_no_text_is_left_over() -> None:
+    running = {rule.id for rule in (*RULES, *INSPECTED)} - OWN_IDS
+    others = {
+        "against-missing",
+        "against-shape",
+        "against-value",
+        "against-output",
+        "kernel-product",
+        INTERNAL,
+    }
+
+    assert {*rule_texts()} == running | others | {*ERROR_RULES}
+    assert others <= used_texts()
+    assert {INTERNAL, UNSUPPORTED, *verification.RULES_OF_MISSING} <= {*rule_pages()}
+
+
+def test_ids_of_exceptions_alone_are_no_rules_of_findings() -> None:
+    alone = {rule for rule, text in rule_texts().items() if text.stage == "exception"}
+
+    assert {*rule_pages()} == {*rule_texts()} - alone
+    assert alone.isdisjoint({rule.id for rule in RULES})
+
+
+@pytest.mark.parametrize("rule", rule_texts())
+def test_a_text_says_what_why_and_what_to_do(rule: str) -> None:
+    text = rule_texts()[rule]
+
+    assert all((text.what, text.why, text.do))
+    assert text.example or text.stage == "exception"
+    assert "  " not in text.what + text.why + text.do + text.measured
+
+
+def test_the_pages_are_made_of_the_texts_that_the_package_has() -> None:
+    """They are read from the source, without an import of what they stand in."""
+    assert {rule: asdict(record) for rule, record in read_records().items()} == {
+        rule: asdict(text) for rule, text in rule_texts().items()
+    }
+
+
+def test_every_rule_has_a_page_and_every_link_between_them_leads_to_one(tmp_path: Path) -> None:
+    (tmp_path / "of-a-rule-that-went.md").touch()
+    for _ in range(2):
+        write_pages(tmp_path)
+
+    pages = {file.stem: file.read_text("utf-8") for file in tmp_path.iterdir()}
+    assert pages.keys() == {*rule_texts(), "README"}
+    assert all(f"]({rule}.md)" in pages["README"] for rule in rule_texts())
+    for rule, text in rule_texts().items():
+        assert pages[rule] == page(text)
+        for part in (text.what, text.why, text.do, text.measured, text.example):
+            assert part in pages[rule]
+
+
+def test_lines_are_joined_but_those_of_lists_and_tables() -> None:
+    text = RuleText(
+        id="a", stage="headers", why="b", do="Set [`c`](c.md) to `d`.",
+        what="""
+            One
+            line.
+
+            - an item
+              of two
+            - another
+
+            | a | b |
+            |---|---|
+            | c
+            d | e |""",
+    )  # fmt: skip
+
+    assert text.what == "One line.\n\n- an item of two\n- another\n\n| a | b |\n|---|---|\n| c d | e |"
+    assert text.remedy == "set c to d"
