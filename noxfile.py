@@ -263,6 +263,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
+    session.run("python", "-m", "tests.words")
     for schema, pattern in SCHEMAS.items():
         files = sorted(str(path) for path in ROOT.glob(pattern))
         session.run("check-jsonschema", "--builtin-schema", f"vendor.{schema}", *files)

@@ -1,7 +1,6 @@
 """qload: the place where a quantized LLM weight is true.
 
-The public names, imported when they are first used, so that a command line can answer before torch
-is loaded. `__init__.pyi` lists them.
+Public names are imported at first use; the command line answers without torch. `__init__.pyi` lists them.
 """
 
 import lazy_loader

@@ -1,4 +1,4 @@
-"""What qload can do with each format, derived from the formats themselves: no list is kept by hand."""
+"""Capabilities of qload for each format, derived from the declarations of formats."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -65,7 +65,7 @@ All formats are dequantized, and loaded as fused layers such as q, k and v."""
 
 @dataclass(frozen=True)
 class Capability:
-    """Yes or no, and how or why."""
+    """Answer yes or no, with the way or the reason."""
 
     yes: bool
     text: str = ""
@@ -75,12 +75,12 @@ class Capability:
 
 
 def overview() -> Mapping[str, Mapping[str, Capability]]:
-    """format -> column -> Capability, for every format that is read, with its example config."""
+    """Map format -> column -> Capability for all formats, each with its example config."""
     return {weight_type.format: dict(zip(COLUMNS, _row(weight_type), strict=True)) for weight_type in FORMATS}
 
 
 def as_markdown() -> str:
-    """Page of the documentation: a table with a row for each format."""
+    """Format the page of the documentation: a table with a row for each format."""
     lines = [("format", *MARKDOWN), ("---",) * (1 + len(MARKDOWN))]
     for name, row in overview().items():
         cells = (_short(row[column], dropped) for column, dropped in MARKDOWN.values())
@@ -90,7 +90,7 @@ def as_markdown() -> str:
 
 
 def _short(cell: Capability, dropped: str) -> str:
-    """Answer of a cell without its example and details; "no" without the reason."""
+    """Shorten a cell: no example and no details; "no" without the reason."""
     if not cell.yes:
         return "no"
     text = cell.text.partition("; for example")[0].partition(", where")[0].partition(", rows of")[0]
@@ -103,7 +103,7 @@ def _row(weight_type: type[Weight]) -> tuple[Capability, ...]:
     layouts, quantizer = targets(weight_type), QUANTIZERS.get(weight_type.format)
     tensors = ", ".join(spec.suffix for spec in specs if not spec.optional)
     return (
-        Capability(True, f"from {tensors}; for example {_said(weight_type.example)}"),
+        Capability(True, f"from {tensors}; for example {_config_text(weight_type.example)}"),
         Capability(
             True, "where config.json has no quant_method" if weight_type.plain else ", ".join(methods)
         ),
@@ -114,7 +114,7 @@ def _row(weight_type: type[Weight]) -> tuple[Capability, ...]:
         _experts(weight_type, layouts),
         _stacks(weight_type, specs),
         Capability(True, ", ".join(layouts)) if layouts else Capability(False, _why_no_layout(weight_type)),
-        _kernel_of_a_cpu(weight_type, layouts),
+        _cpu_kernel(weight_type, layouts),
         Capability(True)
         if restores(weight_type)
         else Capability(False, "weights of this format are not repacked"),
@@ -122,11 +122,11 @@ def _row(weight_type: type[Weight]) -> tuple[Capability, ...]:
         if quantizer
         else Capability(False, _why_no_quantizer(weight_type)),
         _activations(weight_type, specs, methods),
-        Capability(True, f"the shapes of all tensors, and the values of {_judged(specs)}"),
+        Capability(True, f"the shapes of all tensors, and the values of {_checked_tensors(specs)}"),
     )
 
 
-def _kernel_of_a_cpu(weight_type: type[Weight], layouts: Sequence[str]) -> Capability:
+def _cpu_kernel(weight_type: type[Weight], layouts: Sequence[str]) -> Capability:
     if weight_type.plain:
         return Capability(False, "torch's own product")
     if issubclass(weight_type, ROW_TYPES) and PanelsWeight.example.name not in layouts:
@@ -138,14 +138,15 @@ def _kernel_of_a_cpu(weight_type: type[Weight], layouts: Sequence[str]) -> Capab
 
 
 def _cut(weight_type: type[Weight], dim: str) -> Capability:
-    """Where a layer may be cut, for each config that says otherwise than the one before."""
-    found: dict[Capability, Config] = {}
+    """Lawful cuts of a dimension, for each config with other cuts than the configs before it."""
+    configs: dict[Capability, Config] = {}
     for config in (weight_type.example, *weight_type.further):
-        found.setdefault(_cut_of(weight_type, config, dim), config)
-    if len(found) == 1:
-        return next(iter(found))
+        configs.setdefault(_cut_of(weight_type, config, dim), config)
+    if len(configs) == 1:
+        return next(iter(configs))
     return Capability(
-        True, "; ".join(f"{cell.text} with {_said(config)}" for cell, config in found.items() if cell.yes)
+        True,
+        "; ".join(f"{cell.text} with {_config_text(config)}" for cell, config in configs.items() if cell.yes),
     )
 
 
@@ -168,30 +169,30 @@ def _cut_of(weight_type: type[Weight], config: Config, dim: str) -> Capability:
 
 
 def _fused(weight_type: type[Weight]) -> Capability:
-    alike = [
+    equal = [
         spec.name
         for spec in weight_type.tensors(weight_type.example)
         if spec.joined() is None and not spec.spent
     ]
-    return Capability(True, f"if the layers have the same {' and '.join(alike)}" if alike else "")
+    return Capability(True, f"if the layers have the same {' and '.join(equal)}" if equal else "")
 
 
 def _activations(
     weight_type: type[Weight], specs: Sequence[TensorSpec], methods: Sequence[str]
 ) -> Capability:
-    """Who declares how inputs are quantized, and what of that the layer stores."""
-    said = [f"{key} ({method})" for method, (key, types) in DECLARES.items() if weight_type in types]
-    if not said:
+    """Methods with a key for quantized inputs, and the stored tensors of inputs."""
+    keys = [f"{key} ({method})" for method, (key, types) in DECLARES.items() if weight_type in types]
+    if not keys:
         return Capability(False, f"no key of {' and '.join(methods)} says that they are quantized")
     stored = [spec.suffix for spec in specs if spec.optional and spec.name.startswith("input_")]
-    return Capability(True, f"as {', '.join(said)} says{'; stored: ' * bool(stored)}{', '.join(stored)}")
+    return Capability(True, f"as {', '.join(keys)} says{'; stored: ' * bool(stored)}{', '.join(stored)}")
 
 
 def _experts(weight_type: type[Weight], layouts: Sequence[str]) -> Capability:
     specs = weight_type.tensors(weight_type.example)
     if _of_all_experts(specs):
-        held = {FIELDS[spec.suffix] for spec in specs}
-        own = next(t.format for t in FORMATS if held == {s.suffix for s in _required(t)})
+        names = {FIELDS[spec.suffix] for spec in specs}
+        own = next(t.format for t in FORMATS if names == {s.suffix for s in _required(t)})
         where = (
             f"qload/experts/stacks.py shows each expert of it as a layer of {own}, which is loaded instead"
         )
@@ -203,7 +204,7 @@ def _experts(weight_type: type[Weight], layouts: Sequence[str]) -> Capability:
 
 
 def _stacks(weight_type: type[Weight], specs: Sequence[TensorSpec]) -> Capability:
-    """The names that the search for stacks takes, which is shown stacks of one expert without numbers."""
+    """Names of stacks of this format, found by a search in stacks of one expert without data."""
     if _of_all_experts(specs):
         return Capability(True, f"from {STACK}{' with '.join(spec.suffix for spec in specs)}, as one weight")
     tensors, endings = _required(weight_type), {field: list[str]() for field in FIELDS.values()}
@@ -214,24 +215,24 @@ def _stacks(weight_type: type[Weight], specs: Sequence[TensorSpec]) -> Capabilit
         where = "qload/experts/stack_layouts.py knows no stack of"
         return Capability(False, f"{where} {', '.join(unknown)}")
     ways = product(*([e for s in spec.suffixes for e in endings.get(s, ())] for spec in tensors))
-    found = [way for way in ways if _is_found(dict(zip(way, tensors, strict=True)))]
-    if not found:
+    stacks = [way for way in ways if _is_found(dict(zip(way, tensors, strict=True)))]
+    if not stacks:
         dtype = str(tensors[0].dtypes[0]).removeprefix("torch.")
         where = "qload/experts/stack_finder.py takes no stack of"
         return Capability(False, f"{where} {dtype} ({tensors[0].text}) beside {tensors[-1].suffix}")
-    first, *others = (" or ".join(dict.fromkeys(each)) for each in zip(*found, strict=True))
+    first, *others = (" or ".join(dict.fromkeys(each)) for each in zip(*stacks, strict=True))
     return Capability(True, f"from {STACK}{first}{' with ' * bool(others)}{' and '.join(others)}")
 
 
 def _is_found(stored: Mapping[str, TensorSpec]) -> bool:
-    """Whether tensors of one expert, by what their stacks' names end with, are found in such stacks."""
+    """Return whether the search finds the stacks of these tensors, given by the endings of their names."""
     tensors = {}
     for ending, spec in stored.items():
         shape = [axis.size(axis.logical(LARGE) or 1) or 1 for axis in spec.axes]
         blocks = [*shape[:-1], shape[-1] // BYTES_OF_BLOCK, BYTES_OF_BLOCK] if ending == "_blocks" else shape
         tensors[LEAD + STACK + ending] = torch.empty(1, *blocks, dtype=spec.dtypes[0], device="meta")
-    found = find_stacks(MemoryStorage(tensors), {"model_type": "qwen3_moe", **SIZES})
-    shown = {name for stack in found for name, _, _ in stack.names()}
+    stacks = find_stacks(MemoryStorage(tensors), {"model_type": "qwen3_moe", **SIZES})
+    shown = {name for stack in stacks for name, _, _ in stack.names()}
     own = LEAD + STACK.replace("experts.", "experts.0.")
     return shown == {f"{own}.{FIELDS[ending]}" for ending in stored}
 
@@ -244,8 +245,8 @@ def _required(weight_type: type[Weight]) -> list[TensorSpec]:
     return [spec for spec in weight_type.tensors(weight_type.example) if not spec.optional]
 
 
-def _judged(specs: Sequence[TensorSpec]) -> str:
-    """The tensors of which not every value can be: what the rules of values look at."""
+def _checked_tensors(specs: Sequence[TensorSpec]) -> str:
+    """Tensors with checked values: the subject of the value rules."""
     return ", ".join(
         spec.suffix
         for spec in specs
@@ -257,11 +258,11 @@ def _judged(specs: Sequence[TensorSpec]) -> str:
     )
 
 
-def _said(config: Config) -> str:
-    """A config by what it says that is not the default."""
+def _config_text(config: Config) -> str:
+    """Format a config by its values other than defaults."""
     own = {field.name: field.default for field in fields(config)}
-    said = {name: value for name, default in own.items() if (value := getattr(config, name)) != default}
-    return f"{type(config).__name__}({', '.join(f'{name}={value!r}' for name, value in said.items())})"
+    values = {name: value for name, default in own.items() if (value := getattr(config, name)) != default}
+    return f"{type(config).__name__}({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
 
 def _why_no_layout(weight_type: type[Weight]) -> str:
