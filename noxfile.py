@@ -301,7 +301,7 @@ def docs(session: nox.Session) -> None:
 def faults(session: nox.Session) -> None:
     """Inject one seeded fault at a time into the source, and print the tests that fail."""
     install(session, "test")
-    session.run("python", "-m", "qload.testing.faults", *session.posargs)
+    session.run("python", "-m", "tests.faults", *session.posargs)
 
 
 @nox.session(default=False)

@@ -62,6 +62,15 @@ def selftest(
         rows = _judge_user_tests(tests, pack, gemm, format_name)
     else:
         rows = _judge_adapter(str(adapter))
+    raise SystemExit(report_faults(rows, as_json))
+
+
+def report_faults(rows: list[dict[str, Any]], as_json: bool | None) -> int:
+    """Print one row for each fault as a table or as JSON, with a summary; 1 if one is let through, else 0.
+
+    A row has `fault`, `words`, `end` and further columns by name. `as_json`: None for JSON unless standard
+    output is a terminal.
+    """
     through = [row["fault"] for row in rows if row["end"] == "let through"]
     if as_json or (as_json is None and not sys.stdout.isatty()):
         click.echo(json.dumps({"schema": SCHEMA, "faults": rows, "let_through": through}, indent=2))
@@ -69,7 +78,7 @@ def selftest(
         _print_faults(rows)
     caught = f"{len(rows) - len(through)} of {len(rows)} faults are caught"
     print_summary([caught, *(f"let through  {fault}" for fault in through)], as_json)
-    raise SystemExit(1 if through else 0)
+    return 1 if through else 0
 
 
 def _judge_adapter(place: str) -> list[dict[str, Any]]:
@@ -80,34 +89,14 @@ def _judge_adapter(place: str) -> list[dict[str, Any]]:
         found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise click.UsageError(f"{place}: {error}") from error
-    return [
-        {
-            "subject": row.subject,
-            "fault": row.fault,
-            "words": row.words,
-            "end": f"refused ({row.refused})" if row.refused else "caught" if row.caught else "let through",
-            "named": row.named,
-            **{name: "caught" if noticed else "let through" for name, noticed in row.noticed.items()},
-        }
-        for row in kill_matrix(adapter_of(found))
-    ]
+    return [result.row() for result in kill_matrix(adapter_of(found))]
 
 
 def _judge_suites() -> list[dict[str, Any]]:
-    from qload.conformance.planted import NAMES, planted_in_suites
+    from qload.conformance.seeded_faults import try_faults
 
     with tempfile.TemporaryDirectory(prefix="qload-selftest-") as folder:
-        return [
-            {
-                "subject": row.case,
-                "fault": row.fault,
-                "words": row.words,
-                "end": "let through" if row.let_through else "caught",
-                **{name: str(row.suites.get(name, "")) for name in NAMES},
-                **{name: "caught" if seen else "let through" for name, seen in row.tolerances.items()},
-            }
-            for row in planted_in_suites(Path(folder))
-        ]
+        return [result.row() for result in try_faults(Path(folder))]
 
 
 def _judge_user_tests(
@@ -115,8 +104,7 @@ def _judge_user_tests(
 ) -> list[dict[str, Any]]:
     from qload.testing.selftest import adopted_matrix
 
-    outcomes = adopted_matrix(tests, pack=pack, gemm=gemm, format=format_name)
-    return [{"fault": each.fault, "words": each.words, "end": each.end} for each in outcomes]
+    return [result.row() for result in adopted_matrix(tests, pack=pack, gemm=gemm, format=format_name)]
 
 
 def _print_faults(rows: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Suites of tests for other people's kernels, loaders and packers: derive from one, and pytest runs them.
+"""Test suites for kernels, loaders and packers of other projects: derive from one, and pytest runs it.
 
     from qload.conformance import LinearKernelSuite
 
@@ -14,7 +14,7 @@
         def can_implement(self, case):
             return case.symmetric and not case.act_order, "symmetric weights in order only"
 
-Names are imported when they are first used; torch, when the first test runs.
+Names are imported on first use, and torch when the first test runs.
 """
 
 import lazy_loader

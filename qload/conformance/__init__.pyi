@@ -1,4 +1,4 @@
-from .case import ConformanceCase as ConformanceCase
+from .cases import ConformanceCase as ConformanceCase
 from .cases import cases as cases
 from .experts import ExpertsKernelSuite as ExpertsKernelSuite
 from .linear import LinearKernelSuite as LinearKernelSuite

@@ -1,4 +1,4 @@
-"""`ExpertsKernelSuite`: does a kernel of gated experts send each token through the experts that it chose?"""
+"""`ExpertsKernelSuite`: tests of fused kernels of gated experts."""
 
 from abc import abstractmethod
 from dataclasses import asdict
@@ -6,10 +6,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from qload.conformance.case import ConformanceCase
-from qload.conformance.cases import MAIN, SMALL, TIERS
-from qload.conformance.suite import Judged, Suite
-from qload.errors import ArgumentError
+from qload.conformance.cases import MAIN, SMALL, ConformanceCase, check_tier
+from qload.conformance.suite import CaseRun, Suite
 from qload.testing.traits import contract
 
 
@@ -21,11 +19,11 @@ class ExpertsKernelSuite(Suite):
     Attributes
     ----------
     experts, chosen
-        How many experts there are, and how many each token chooses.
+        The number of experts, and the number that each token chooses.
     activation
         Between gate and up: "silu", "gelu" or "gelu_tanh".
     between
-        The type, by name, that is rounded to between gate and down; None: x's on a GPU, float32 elsewhere.
+        The type, by name, of the rounding between gate and down; None: that of x on a GPU, float32 elsewhere.
 
     Examples
     --------
@@ -45,7 +43,7 @@ class ExpertsKernelSuite(Suite):
 
     @abstractmethod
     def pack(self, experts: Any) -> Any:
-        """What the kernel reads, made of typed `experts`, a `qload.ExpertsWeight`."""
+        """Return the buffers for `gemm` from typed `experts`, a `qload.ExpertsWeight`."""
 
     @abstractmethod
     def gemm(self, x: Any, ids: Any, weights: Any, buffers: Any) -> Any:
@@ -53,9 +51,8 @@ class ExpertsKernelSuite(Suite):
 
     @classmethod
     def cases(cls, tier: str = "default") -> tuple[ConformanceCase, ...]:
-        """The cases of a `tier`, smallest first."""
-        if tier not in TIERS:
-            raise ArgumentError("tier", f"one of {', '.join(TIERS)}", repr(tier))
+        """Return the cases of a `tier`, smallest first."""
+        check_tier(tier)
         sizes = [SMALL] if tier == "smoke" else [SMALL, MAIN]
         return tuple(
             ConformanceCase(**(asdict(traits) | {"dtype": dtype}), K=K, N=N, M=33)
@@ -65,24 +62,24 @@ class ExpertsKernelSuite(Suite):
         )
 
     @pytest.fixture
-    def trial(self, case: ConformanceCase, request: pytest.FixtureRequest) -> Judged:
-        """The `case` on trial."""
-        from qload.conformance.experts_trial import ExpertsTrial
+    def trial(self, case: ConformanceCase, request: pytest.FixtureRequest) -> CaseRun:
+        """The run of the `case`."""
+        from qload.conformance.expert_checks import ExpertChecks
 
-        return Judged(self, case, request, lambda case, device: ExpertsTrial(self, case, device))
+        return CaseRun(self, case, request, lambda case, device: ExpertChecks(self, case, device))
 
-    def test_each_expert_alone(self, trial: Judged) -> None:
-        """Tokens that all choose one expert, for each of them: `trial`."""
-        trial.by("each_expert_alone")
+    def test_each_expert_alone(self, trial: CaseRun) -> None:
+        """Tokens of one expert, for each of them: `trial`."""
+        trial.check("each_expert_alone")
 
-    def test_stays_within_the_bound(self, trial: Judged) -> None:
-        """Tokens that choose at random are as far off as rounding can cost, and not more: `trial`."""
-        trial.by("stays_within_the_bound")
+    def test_stays_within_the_bound(self, trial: CaseRun) -> None:
+        """Tokens of random experts have at most the error of rounding: `trial`."""
+        trial.check("stays_within_the_bound")
 
-    def test_rows_do_not_mix(self, trial: Judged) -> None:
-        """A token that is NaN spoils no other: `trial`."""
-        trial.by("rows_do_not_mix")
+    def test_rows_do_not_mix(self, trial: CaseRun) -> None:
+        """A token of NaN affects no other: `trial`."""
+        trial.check("rows_do_not_mix")
 
-    def test_keeps_to_its_buffers(self, trial: Judged) -> None:
-        """It reads nothing beyond its buffers and inputs, and writes to none of them: `trial`."""
-        trial.by("keeps_to_its_buffers")
+    def test_keeps_to_its_buffers(self, trial: CaseRun) -> None:
+        """The kernel reads nothing beyond its buffers and inputs, and writes to none of them: `trial`."""
+        trial.check("keeps_to_its_buffers")

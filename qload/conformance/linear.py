@@ -1,26 +1,26 @@
-"""`LinearKernelSuite`: is a kernel that multiplies by quantized weights right?"""
+"""`LinearKernelSuite`: tests of kernels that multiply by quantized weights."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar
 
 import pytest
 
-from qload.conformance.case import ConformanceCase
-from qload.conformance.suite import Judged, Suite
+from qload.conformance.cases import ConformanceCase
+from qload.conformance.suite import CaseRun, Suite
 
 
 class LinearKernelSuite(Suite):
-    """Tests of a kernel y = x @ w.T, where w (N, K) is a quantized weight: derive, and say how to call it.
+    """Tests of a kernel y = x @ w.T with a quantized weight w (N, K): derive, and define how to call it.
 
     Attributes
     ----------
     format, dtypes, threads
-        As `Suite` has them.
+        As in `Suite`.
     accumulate, split_k, partials, scales
-        How the kernel adds, as `qload.testing.derived_bound` has them, dtypes by name; None: it rounds no
+        How the kernel adds, as in `qload.testing.derived_bound`, with dtypes by name; None: it rounds no
         scales.
     borders
-        Numbers of tokens at which it takes another way; () for those where the kernels that we know do.
+        Numbers of tokens at which it dispatches differently; () for those of known kernels.
     deterministic
         Whether it gives the same bits twice.
 
@@ -46,43 +46,43 @@ class LinearKernelSuite(Suite):
 
     @abstractmethod
     def pack(self, weight: Any) -> Any:
-        """What `gemm` takes, made of a typed `weight` such as `qload.GPTQWeight`."""
+        """Return the buffers for `gemm` from a typed `weight` such as `qload.GPTQWeight`."""
 
     @abstractmethod
     def gemm(self, x: Any, buffers: Any) -> Any:
-        """Call the kernel: x (M, K) by what `pack` returned, `buffers` -> y (M, N) in the dtype of x."""
+        """Call the kernel: x (M, K) and the `buffers` of `pack` -> y (M, N) in the dtype of x."""
 
     @pytest.fixture
-    def trial(self, case: ConformanceCase, request: pytest.FixtureRequest) -> Judged:
-        """The `case` on trial."""
-        from qload.conformance.linear_trial import LinearTrial
+    def trial(self, case: ConformanceCase, request: pytest.FixtureRequest) -> CaseRun:
+        """The run of the `case`."""
+        from qload.conformance.linear_checks import LinearChecks
 
-        return Judged(self, case, request, lambda case, device: LinearTrial(self, case, device))
+        return CaseRun(self, case, request, lambda case, device: LinearChecks(self, case, device))
 
-    def test_reads_back(self, trial: Judged) -> None:
-        """One input at a time, the kernel returns the weight that it was given, to the bit: `trial`."""
-        trial.by("reads_back")
+    def test_reads_back(self, trial: CaseRun) -> None:
+        """One-hot inputs return the weight, to the bit: `trial`."""
+        trial.check("reads_back")
 
-    def test_sums_exactly(self, trial: Judged) -> None:
+    def test_sums_exactly(self, trial: CaseRun) -> None:
         """Small integers sum exactly, for numbers of tokens around every border: `trial`."""
-        trial.by("sums_exactly")
+        trial.check("sums_exactly")
 
-    def test_stays_within_the_bound(self, trial: Judged) -> None:
-        """Random numbers come out as far off as rounding can cost, and not more: `trial`."""
-        trial.by("stays_within_the_bound")
+    def test_stays_within_the_bound(self, trial: CaseRun) -> None:
+        """Random numbers have at most the error of rounding: `trial`."""
+        trial.check("stays_within_the_bound")
 
-    def test_says_the_same_twice(self, trial: Judged) -> None:
-        """Two calls give the same bits, whatever the memory of y held before: `trial`."""
-        trial.by("says_the_same_twice")
+    def test_says_the_same_twice(self, trial: CaseRun) -> None:
+        """Two calls give the same bits, whatever is in the memory of y before: `trial`."""
+        trial.check("says_the_same_twice")
 
-    def test_keeps_to_its_buffers(self, trial: Judged) -> None:
-        """It reads nothing beyond its buffers and x, and writes to none of them: `trial`."""
-        trial.by("keeps_to_its_buffers")
+    def test_keeps_to_its_buffers(self, trial: CaseRun) -> None:
+        """The kernel reads nothing beyond its buffers and x, and writes to neither: `trial`."""
+        trial.check("keeps_to_its_buffers")
 
-    def test_rows_do_not_mix(self, trial: Judged) -> None:
-        """A token that is NaN spoils no other: `trial`."""
-        trial.by("rows_do_not_mix")
+    def test_rows_do_not_mix(self, trial: CaseRun) -> None:
+        """A token of NaN affects no other: `trial`."""
+        trial.check("rows_do_not_mix")
 
-    def test_packing_leaves_the_weight_alone(self, trial: Judged) -> None:
-        """Packing writes nothing into the weight, and the same weight packs the same way: `trial`."""
-        trial.by("packing_leaves_the_weight_alone")
+    def test_packing_leaves_the_weight_alone(self, trial: CaseRun) -> None:
+        """Packing does not write to the weight, and is the same each time: `trial`."""
+        trial.check("packing_leaves_the_weight_alone")

@@ -1,4 +1,4 @@
-"""`LoaderSuite`: does a loader give every rank its share of a checkpoint, to the bit, or refuse?"""
+"""`LoaderSuite`: tests of loaders that give every rank its share of a checkpoint."""
 
 from abc import abstractmethod
 from dataclasses import asdict, replace
@@ -7,21 +7,19 @@ from typing import Any
 
 import pytest
 
-from qload.conformance.case import ConformanceCase
-from qload.conformance.cases import TIERS
-from qload.conformance.suite import Judged, Suite
-from qload.errors import ArgumentError
+from qload.conformance.cases import ConformanceCase, check_tier
+from qload.conformance.suite import CaseRun, Suite
 from qload.testing.traits import contract
 
-SIZES = {"K": 512, "N": 1024}  # of a hidden state, and of what lies within a block
+SIZES = {"K": 512, "N": 1024}  # of a hidden state, and between the layers of a block
 DAMAGES = ("cut-short", "scales-missing", "wrong-shape")
 
 
 class LoaderSuite(Suite):
-    """Tests of what reads a rank's share of a checkpoint's files: derive, and say how to call it.
+    """Tests of loaders of a rank's share of a checkpoint's files: derive, and define how to call it.
 
-    The checkpoint has `model.layers.0.self_attn.q_proj` and `model.layers.0.mlp.up_proj`, which are cut along
-    their outputs, and `o_proj` and `down_proj` beside them, which are cut along their inputs.
+    The checkpoint has `model.layers.0.self_attn.q_proj` and `model.layers.0.mlp.up_proj`, split along their
+    outputs, and `o_proj` and `down_proj`, split along their inputs.
 
     Examples
     --------
@@ -36,41 +34,40 @@ class LoaderSuite(Suite):
 
     @abstractmethod
     def load(self, files: list[Path], rank: int, world: int) -> Any:
-        """The share of `rank`, of a `world` of ranks: a mapping of full names to tensors as they are stored.
+        """Return the share of `rank` in a `world` of ranks: stored tensors by full name.
 
-        `files`: safetensors files; `config.json` lies in their folder. What cannot be cut is to raise.
+        `files`: safetensors files; `config.json` is in their folder. Raise an error for an impossible split.
         """
 
     @classmethod
     def cases(cls, tier: str = "default") -> tuple[ConformanceCase, ...]:
-        """The cases of a `tier`: whole layers first, then those of two, four and eight ranks."""
-        if tier not in TIERS:
-            raise ArgumentError("tier", f"one of {', '.join(TIERS)}", repr(tier))
-        allowed, few = contract(cls.format), tier == "smoke"
-        traits = [allowed.common(cls.format)] if few else allowed.corners(cls.format)
+        """Return the cases of a `tier`: whole layers first, then those of two, four and eight ranks."""
+        check_tier(tier)
+        allowed, smoke = contract(cls.format), tier == "smoke"
+        traits = [allowed.common(cls.format)] if smoke else allowed.corners(cls.format)
         return tuple(
             ConformanceCase(**{**asdict(replace(each, dtype=dtype)), **SIZES, "world": world})
-            for world in ((1, 2) if few else (1, 2, 4, 8))
+            for world in ((1, 2) if smoke else (1, 2, 4, 8))
             for dtype in cls.dtypes
             for each in traits
         )
 
     @pytest.fixture
-    def trial(self, case: ConformanceCase, request: pytest.FixtureRequest, tmp_path: Path) -> Judged:
-        """The `case` on trial, with files under pytest's `tmp_path`."""
-        from qload.conformance.loader_trial import LoaderTrial
+    def trial(self, case: ConformanceCase, request: pytest.FixtureRequest, tmp_path: Path) -> CaseRun:
+        """The run of the `case`, with files under pytest's `tmp_path`."""
+        from qload.conformance.loader_checks import LoaderChecks
 
-        return Judged(self, case, request, lambda case, device: LoaderTrial(self, case, tmp_path))
+        return CaseRun(self, case, request, lambda case, device: LoaderChecks(self, case, tmp_path))
 
-    def test_shares_are_exact(self, trial: Judged) -> None:
-        """Every rank gets its part of every tensor, as it is stored, or all refuse: `trial`."""
-        trial.by("shares_are_exact")
+    def test_shares_are_exact(self, trial: CaseRun) -> None:
+        """Every rank gets its part of every stored tensor, or all refuse: `trial`."""
+        trial.check("shares_are_exact")
 
-    def test_several_files_are_one(self, trial: Judged) -> None:
-        """The same tensors in several files and an index give the same shares: `trial`."""
-        trial.by("several_files_are_one")
+    def test_several_files_are_one(self, trial: CaseRun) -> None:
+        """The same tensors in several files with an index give the same shares: `trial`."""
+        trial.check("several_files_are_one")
 
     @pytest.mark.parametrize("damage", DAMAGES)
-    def test_damage_is_refused(self, trial: Judged, damage: str) -> None:
-        """A file that is cut short, lacks scales, or has too few, raises: `trial`, `damage`."""
-        trial.by(f"{damage.replace('-', '_')}_is_refused")
+    def test_damage_is_refused(self, trial: CaseRun, damage: str) -> None:
+        """A file that is cut short, or has too few scales or none, raises an error: `trial`, `damage`."""
+        trial.check(f"{damage.replace('-', '_')}_is_refused")

@@ -1,4 +1,4 @@
-"""What all suites share: cases as parameters, skips with reasons, how a failure reads. Torch stays out."""
+"""The base of all suites: cases as parameters, skips with reasons, and reports of failures, without torch."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,20 +7,19 @@ from typing import Any, ClassVar
 
 import pytest
 
-from qload.conformance.case import ConformanceCase
-from qload.conformance.cases import TIERS, cases
+from qload.conformance.cases import TIERS, ConformanceCase, cases
 
 ASSERTS = __debug__  # False under `python -O`
 
 
 def option(config: pytest.Config, name: str, default: str) -> str:
-    """The value of `--qload-NAME`; the default where the plugin is not loaded."""
+    """Return the value of `--qload-NAME`, or the default without the plugin."""
     return str(config.getoption(f"qload_{name}", default=None) or default)
 
 
 @contextmanager
-def threads_of_torch(count: int) -> Iterator[None]:
-    """While this is open, torch has `count` threads on a CPU; then as many as before."""
+def torch_threads(count: int) -> Iterator[None]:
+    """Set the number of CPU threads of torch, and restore it at the end."""
     import torch
 
     before = torch.get_num_threads()
@@ -31,18 +30,28 @@ def threads_of_torch(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@contextmanager
+def error_prefix(text: str) -> Iterator[None]:
+    """Put a `text` before the message of a failed assertion."""
+    try:
+        yield
+    except AssertionError as error:
+        error.args = (f"{text}{error}", *error.args[1:])
+        raise
+
+
 class Suite:
-    """The base of all suites: pytest collects what derives from one and is called Test...
+    """The base of all suites: pytest collects subclasses whose name begins with Test.
 
     Attributes
     ----------
     format
-        The name of a checkpoint format, as `qload formats` lists them.
+        The name of a checkpoint format, as in `qload formats`.
     dtypes
-        Of activations; the first is what most cases have.
+        Of activations; most cases have the first.
     threads
-        How many threads torch has on a CPU while a test runs. With more than one, layers as small as these
-        wait for threads for longer than they compute; a CPU kernel that shares its work among them says so.
+        The number of CPU threads of torch during a test. With more than one, layers as small as these wait
+        for threads longer than they compute; a kernel that uses several threads sets more.
     """
 
     format: ClassVar[str] = ""
@@ -50,54 +59,54 @@ class Suite:
     threads: ClassVar[int] = 1
 
     def can_implement(self, case: ConformanceCase) -> tuple[bool, str]:
-        """Whether the subject takes a `case`, and why not: what it refuses is skipped with that reason."""
+        """Return whether the subject supports a `case`, and the reason if not; such a case is skipped."""
         return True, ""
 
     @classmethod
     def cases(cls, tier: str = "default") -> tuple[ConformanceCase, ...]:
-        """The cases of a `tier`, smallest first."""
+        """Return the cases of a `tier`, smallest first."""
         return cases(cls.format, tier, cls.dtypes)
 
     @classmethod
     def pytest_generate_tests(cls, metafunc: pytest.Metafunc) -> None:
-        """Each test that takes a case, of `metafunc`, runs with all of the tier that `--qload-tier` names."""
+        """Run each test of `metafunc` with a case parameter on all cases of the tier of `--qload-tier`."""
         if "case" in metafunc.fixturenames:
-            found = cls.cases(option(metafunc.config, "tier", "default"))
-            metafunc.parametrize("case", found, ids=[case.id for case in found])
+            listed = cls.cases(option(metafunc.config, "tier", "default"))
+            metafunc.parametrize("case", listed, ids=[case.id for case in listed])
 
     def test_takes_something(self, request: pytest.FixtureRequest) -> None:
-        """A subject that refuses every case of its format was not tested, and so did not pass."""
+        """Fail if the subject refuses every case of its format, and so is not tested at all."""
         refused = {}
         for case in self.cases(option(request.config, "tier", "default")):
-            taken, reason = answer_of(self, case)
-            if taken:
+            supported, reason = ask_support(self, case)
+            if supported:
                 return
             refused[case.id] = reason
         first, why = next(iter(refused.items()))
         pytest.fail(f"all {len(refused)} cases are refused, {first} because: {why}", pytrace=False)
 
 
-def answer_of(suite: Suite, case: ConformanceCase) -> tuple[bool, str]:
-    """What `can_implement` of a `suite` says of a `case`; the test fails where that is no pair."""
-    said: Any = suite.can_implement(case)
-    if not isinstance(said, tuple) or len(said) != 2:
-        pytest.fail(f"can_implement returned {said!r}, expected (whether, why not)", pytrace=False)
-    return said
+def ask_support(suite: Suite, case: ConformanceCase) -> tuple[bool, str]:
+    """Return `can_implement` of a `suite` for a `case`; the test fails if that is not a pair."""
+    answer: Any = suite.can_implement(case)
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        pytest.fail(f"can_implement returned {answer!r}, expected (whether, why not)", pytrace=False)
+    return answer
 
 
-class Judged:
-    """One test of one case: asks whether it is taken, runs it, and says of a failure what to look at.
+class CaseRun:
+    """The checks of one case: skips an unsupported case, and reports a failure with its smallest case.
 
     Parameters
     ----------
     suite
-        The suite that is run.
+        The suite of the case.
     case
-        What is asked of the subject.
+        The case.
     request
         Of pytest.
     make
-        Makes what the checks are methods of, for a case and a device.
+        Function of a case and a device that returns the object with the checks as methods.
     """
 
     def __init__(
@@ -109,42 +118,45 @@ class Judged:
     ) -> None:
         if not ASSERTS:
             pytest.fail("python -O leaves out assert statements, and so some of the checks", pytrace=False)
-        taken, reason = answer_of(suite, case)
+        supported, reason = ask_support(suite, case)
         self.suite, self.case, self.node, self.make = suite, case, request.node, make
         self.device = option(request.config, "device", "cpu")
-        self.said: dict[str, Any] = {"case": case.id, "suite": type(suite).__name__}
-        self.node.user_properties.append(("qload", self.said))
-        if not taken:
+        self.report: dict[str, Any] = {"case": case.id, "suite": type(suite).__name__}
+        self.node.user_properties.append(("qload", self.report))
+        if not supported:
             pytest.skip(reason or "the subject refuses it, and says no reason")
 
-    def by(self, check: str) -> None:
-        """Run a `check` of the trial by its name; a failure names the smallest case, and its replay."""
+    def check(self, name: str) -> None:
+        """Run the check of this `name`; the report of a failure names the smallest case and its replay."""
         __tracebackhide__ = True
         try:
-            self.said.update(self._run(self.case, check) or {})
+            self.report.update(self._run(self.case, name) or {})
             return
         except AssertionError as error:
-            failure = error  # told below, once: within this block pytest would print it too
-        smallest, text = self._smallest(check, str(failure))
-        self.said |= {"failure": text, "fault": getattr(getattr(failure, "diagnosis", None), "fault", None)}
+            failure = error  # raised below: within this block pytest would print it too
+        smallest, text = self._smallest(name, str(failure))
+        self.report |= {
+            "failure": text,
+            "fault": getattr(getattr(failure, "diagnosis", None), "fault", None),
+        }
         pytest.fail(f"{smallest.id}: {text}\n  replay    {self._replay(smallest)}", pytrace=False)
 
-    def _run(self, case: ConformanceCase, check: str) -> dict[str, Any] | None:
-        with threads_of_torch(self.suite.threads):
-            found: dict[str, Any] | None = getattr(self.make(case, self.device), check)()
-        return found
+    def _run(self, case: ConformanceCase, name: str) -> dict[str, Any] | None:
+        with torch_threads(self.suite.threads):
+            result: dict[str, Any] | None = getattr(self.make(case, self.device), name)()
+        return result
 
-    def _smallest(self, check: str, text: str) -> tuple[ConformanceCase, str]:
-        """Of alike cases the smallest that fails too, and what it says."""
-        alike = [
+    def _smallest(self, name: str, text: str) -> tuple[ConformanceCase, str]:
+        """The smallest case of the same traits that fails too, and its message."""
+        similar = [
             case
             for case in self.suite.cases(TIERS[-1] if self.case.world == 1 else TIERS[0])
             if case.traits == self.case.traits and case.N * case.K < self.case.N * self.case.K
         ]
-        for case in sorted(alike, key=lambda case: (case.world, case.N * case.K)):
+        for case in sorted(similar, key=lambda case: (case.world, case.N * case.K)):
             if case.world == 1 and self.suite.can_implement(case)[0]:
                 try:
-                    self._run(replace(case, rank=0), check)
+                    self._run(replace(case, rank=0), name)
                 except AssertionError as error:
                     return case, str(error)
                 except pytest.skip.Exception:

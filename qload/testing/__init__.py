@@ -1,16 +1,14 @@
-"""The harness qload tests itself with, for other people's formats and kernels too.
+"""Random layers, exact checks, emulated kernels and planted faults, for tests of formats and kernels.
 
     from qload.testing import assert_reads_back, layers
 
-    @given(layers("gptq", groups=(128,)))  # 4 bits, symmetric, in order: what every GPTQ kernel takes
+    @given(layers("gptq", groups=(128,)))  # 4 bits, symmetric, in order: supported by every GPTQ kernel
     def test_my_kernel(stored):
         weight = stored.weight()
         assert_reads_back(lambda x: my_kernel(x, weight.qweight, ...), weight, torch.float16)
 
-`qload.conformance` has whole suites of such tests. Names are imported when they are first used, and
-torch with them.
-The strategies need Hypothesis, which `pip install "qload-weights[testing]"` brings; the checks do without.
-`python -m qload.testing.faults` breaks qload on purpose and prints which tests notice.
+`qload.conformance` has whole suites of such tests. Names are imported on first use, and torch with them.
+The strategies need Hypothesis, from `pip install "qload-weights[testing]"`; the checks do not.
 """
 
 import lazy_loader

@@ -3,13 +3,13 @@ from .checks import assert_same_bits as assert_same_bits
 from .checks import assert_same_twice as assert_same_twice
 from .checks import assert_sums_exactly as assert_sums_exactly
 from .checks import assert_within_bound as assert_within_bound
+from .checks import derived_bound as derived_bound
 from .checks import exact_sums as exact_sums
 from .checks import read_back as read_back
-from .derived import derived_bound as derived_bound
-from .drawn import DrawnLayer as DrawnLayer
 from .guards import Guards as Guards
 from .guards import around_borders as around_borders
-from .layers_of import layer_of as layer_of
-from .make import make_checkpoint as make_checkpoint
+from .layer_factory import layer_of as layer_of
+from .random_layer import DrawnLayer as DrawnLayer
 from .strategies import layers as layers
+from .tiny_checkpoint import make_checkpoint as make_checkpoint
 from .traits import Traits as Traits

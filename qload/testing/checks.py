@@ -1,9 +1,9 @@
-"""Checks that can fail: bits where bits are promised, and three oracles for anything that multiplies.
+"""Exact checks: equal bits, and three oracles for kernels.
 
-A kernel is any callable from x (M, K) to y (M, N). `read_back` shows it one input at a time and gets the
-weights that it thinks it has; `assert_sums_exactly` uses numbers that every order of addition sums exactly;
-`assert_within_bound` allows what rounding can cost and not more. None takes a tolerance, none passes on NaN.
-A failure says one place and a few numbers, never a page of tensors.
+A kernel is any callable from x (M, K) to y (M, N). `read_back` passes one-hot inputs and returns the weight
+of the kernel; `assert_sums_exactly` uses numbers with the same sum in every order of addition;
+`assert_within_bound` allows the error of rounding and no more. No check has a tolerance, and none passes on
+NaN. A failure names one element and a few numbers, and prints no whole tensors.
 """
 
 from collections.abc import Callable
@@ -13,37 +13,37 @@ import torch
 from torch import Tensor
 
 from qload.diagnosis import Diagnosis, diagnose
+from qload.errors import ArgumentError
 from qload.formats import GPTQWeight
-from qload.kernels.bounds import excess
+from qload.kernels.bounds import Bounded, excess, of_linear
 from qload.layouts import StoredMinusOne, StoredMinusOnePerField, StoredMinusOneUnmasked
 from qload.spec import Weight
-from qload.testing.derived import derived_bound
 
-# Readings of zero points stored minus one; they differ for zero points of 0.
-WRAPPINGS = (StoredMinusOne(), StoredMinusOnePerField(), StoredMinusOneUnmasked())
+# Conventions of zero points stored minus one; they differ for zero points of 0.
+ZERO_CONVENTIONS = (StoredMinusOne(), StoredMinusOnePerField(), StoredMinusOneUnmasked())
 Kernel = Callable[[Tensor], Tensor]
-OF_PLACES = ("inputs-shifted", "outputs-reversed")  # which tokens in other places would look like
+PLACE_FAULTS = ("inputs-shifted", "outputs-reversed")  # faults that exchanged tokens look like
 
 
 def assert_same_bits(got: Tensor, want: Tensor) -> None:
-    """`got` and `want` have equal dtype, shape and bytes: -0.0 is not 0.0, and a NaN is itself."""
+    """Assert that `got` and `want` have equal dtype, shape and bytes: -0.0 is not 0.0, NaN equals itself."""
     __tracebackhide__ = True
     assert (got.dtype, tuple(got.shape)) == (want.dtype, tuple(want.shape))
     size = want.element_size()
     a, b = (t.contiguous().reshape(-1).view(torch.uint8).reshape(-1, size) for t in (got, want))
-    apart = (a != b).any(1).nonzero().flatten()
-    if apart.numel():
-        place = torch.unravel_index(apart[0], want.shape) if want.ndim else ()
-        at = tuple(int(i) for i in place)
+    wrong = (a != b).any(1).nonzero().flatten()
+    if wrong.numel():
+        index = torch.unravel_index(wrong[0], want.shape) if want.ndim else ()
+        at = tuple(int(i) for i in index)
         raise AssertionError(
-            f"{apart.numel()} of {want.numel()} differ, first at {at}: got {got[at]}, expected {want[at]}"
+            f"{wrong.numel()} of {want.numel()} differ, first at {at}: got {got[at]}, expected {want[at]}"
         )
 
 
 def read_back(kernel: Kernel, K: int, dtype: torch.dtype, device: torch.device | str = "cpu") -> Tensor:
-    """The weight (N, K) that a kernel thinks it has: what it returns for one input at a time, in `dtype`.
+    """Return the weight (N, K) of a kernel: its results for one-hot inputs in `dtype`.
 
-    `kernel`: any callable x (M, `K`) -> y (M, N), which is called with up to 256 rows of the identity, on
+    `kernel`: any callable x (M, `K`) -> y (M, N); it is called with up to 256 rows of the identity on
     `device`.
     """
     __tracebackhide__ = True
@@ -59,12 +59,12 @@ def read_back(kernel: Kernel, K: int, dtype: torch.dtype, device: torch.device |
 
 
 class Misread(AssertionError):
-    """A kernel that does not read back what it was given.
+    """The weight that is read back from a kernel differs from the expected one.
 
     Attributes
     ----------
     diagnosis
-        What is wrong with its weight.
+        The fault of the weight.
     """
 
     def __init__(self, text: str, diagnosis: Diagnosis) -> None:
@@ -81,13 +81,13 @@ def assert_reads_back(
     rank: int | None = None,
     world: int | None = None,
 ) -> None:
-    """One-hot inputs of `dtype` return the columns of `weight`, rounded once; else it says which fault it is.
+    """Assert that one-hot inputs of `dtype` return the columns of `weight`, rounded once, or name the fault.
 
-    `kernel`: any callable x (M, K) -> y (M, N), which is taken to multiply by that weight. `whole`, `rank`
-    and `world`: of a share, what it is a share of, and whose.
+    `kernel`: any callable x (M, K) -> y (M, N) that multiplies by `weight`. `whole`, `rank` and `world`: for
+    a share, the whole weight, the rank of the share, and the number of ranks.
     """
     __tracebackhide__ = True
-    want = _applied(weight).to(dtype)
+    want = _effective_weight(weight).to(dtype)
     got = read_back(kernel, weight.shape[1], dtype, want.device)
     assert tuple(got.shape) == tuple(want.shape), f"N is {got.shape[0]}, expected {want.shape[0]}"
     wrong = (got != want).nonzero()
@@ -96,12 +96,12 @@ def assert_reads_back(
         found = diagnose(want, got.to(dtype), whole or weight, rank=rank, world=world)
         if not found.wrong:
             found = replace(found, sentence=f"rounding: by no more than two roundings to {dtype} cost")
-        elif found.fault in OF_PLACES and _places_matter(kernel, got):
+        elif found.fault in PLACE_FAULTS and _token_order_matters(kernel, got):
             mixed = "what comes of a token depends on its place among the others"
             found = replace(
                 found, fault=None, share=0.0, also=(), sentence=f"no fault of the weight: {mixed}"
             )
-        convention = _other_wrapping(weight, got, dtype)
+        convention = _other_zero_convention(weight, got, dtype)
         if convention is not None:
             found = replace(found, fault="zero-points-wrapped", share=1.0, also=(), sentence=convention)
         others = f"\n  or        {', '.join(found.also)}: the same numbers here" if found.also else ""
@@ -113,13 +113,13 @@ def assert_reads_back(
         )
 
 
-def _other_wrapping(weight: Weight, got: Tensor, dtype: torch.dtype) -> str | None:
-    """Name another reading of zero points of 0 that explains a kernel's GPTQ weight; None without one."""
-    if not isinstance(weight, GPTQWeight) or weight.config.zeros not in WRAPPINGS:
+def _other_zero_convention(weight: Weight, got: Tensor, dtype: torch.dtype) -> str | None:
+    """Name another convention for zero points of 0 that explains the kernel's GPTQ weight, or None."""
+    if not isinstance(weight, GPTQWeight) or weight.config.zeros not in ZERO_CONVENTIONS:
         return None
-    for zeros in WRAPPINGS:
+    for zeros in ZERO_CONVENTIONS:
         other = replace(weight, config=replace(weight.config, zeros=zeros))
-        if zeros != weight.config.zeros and torch.equal(_applied(other).to(dtype), got):
+        if zeros != weight.config.zeros and torch.equal(_effective_weight(other).to(dtype), got):
             ours = weight.config.zeros.name
             return (
                 f"zero points of 0 are read as {zeros.name}, and this weight has them {ours}: both are in use"
@@ -127,8 +127,8 @@ def _other_wrapping(weight: Weight, got: Tensor, dtype: torch.dtype) -> str | No
     return None
 
 
-def _places_matter(kernel: Kernel, got: Tensor) -> bool:
-    """Whether tokens that come in another order do not take with them what was read back, `got` (N, K)."""
+def _token_order_matters(kernel: Kernel, got: Tensor) -> bool:
+    """Whether the result of a token depends on the order of tokens; `got` (N, K): the weight read back."""
     M = min(256, got.shape[1])
     order = torch.randperm(M, generator=torch.Generator().manual_seed(0)).to(got.device)
     x = torch.eye(M, got.shape[1], dtype=got.dtype, device=got.device)[order]
@@ -136,18 +136,18 @@ def _places_matter(kernel: Kernel, got: Tensor) -> bool:
 
 
 def _range(wrong: Tensor, rows: str = "n", columns: str = "k") -> str:
-    """Between which rows and columns places (count, 2) lie."""
+    """The ranges of rows and columns of indices (count, 2)."""
     (row, column), (last_row, last_column) = wrong.amin(0).tolist(), wrong.amax(0).tolist()
     return f"{rows} {row} to {last_row}, {columns} {column} to {last_column}"
 
 
 def exact_sums(weight: Weight, dtype: torch.dtype, M: int) -> tuple[Tensor, Tensor]:
-    """Small integers (`M`, K) in `dtype`, and what they times a `weight` are, (M, N), rounded once to that.
+    """Return small integers x (`M`, K) in `dtype` and their product with `weight` (M, N), rounded once to it.
 
-    The first rows are the same for every M. Raises ValueError for a weight whose sums float32 cannot hold
-    exactly: then nothing would be shown.
+    The first rows are the same for every M. Raises ValueError for a weight with sums that float32 cannot
+    represent exactly.
     """
-    w = _applied(weight).to(dtype).double()
+    w = _effective_weight(weight).to(dtype).double()
     x = (torch.arange(M * w.shape[1], device=w.device) % 5 - 2).reshape(M, w.shape[1]).double()
     unit = 2.0**-24
     while bool((w.remainder(unit * 2) == 0).all()) and unit < 1:
@@ -158,17 +158,17 @@ def exact_sums(weight: Weight, dtype: torch.dtype, M: int) -> tuple[Tensor, Tens
 
 
 def assert_sums_exactly(kernel: Kernel, weight: Weight, dtype: torch.dtype, *, M: int = 3) -> None:
-    """Small integers times a weight of small integers and power-of-two scales: bit equality.
+    """Assert that small integers times a weight of small integers and power-of-two scales sum exactly.
 
-    `kernel`: any callable x (`M`, K) -> y (M, N) in `dtype`, which is taken to multiply by `weight`, rounded
-    once to that. Raises ValueError for a weight whose sums float32 cannot hold exactly.
+    `kernel`: any callable x (`M`, K) -> y (M, N) in `dtype` that multiplies by `weight`, rounded once to it.
+    Raises ValueError for a weight with sums that float32 cannot represent exactly.
     """
     __tracebackhide__ = True
     assert_are_sums(kernel, *exact_sums(weight, dtype, M))
 
 
 def assert_are_sums(kernel: Kernel, x: Tensor, want: Tensor) -> None:
-    """What a `kernel` makes of `x` (M, K) is `want` (M, N); the sign of a zero is nobody's promise."""
+    """Assert that a `kernel` returns `want` (M, N) for `x` (M, K); zeros may have either sign."""
     __tracebackhide__ = True
     got = kernel(x)
     assert (got.dtype, tuple(got.shape)) == (want.dtype, tuple(want.shape)), (
@@ -183,6 +183,57 @@ def assert_are_sums(kernel: Kernel, x: Tensor, want: Tensor) -> None:
         )
 
 
+def derived_bound(
+    x: Tensor,
+    weight: Weight,
+    *,
+    accumulate: torch.dtype = torch.float32,
+    split_k: int = 1,
+    partials: torch.dtype = torch.float32,
+    scales: torch.dtype | None = None,
+) -> Bounded:
+    """Return the exact product of x (M, K) and `weight` (N, K), with the largest error before y is rounded.
+
+    Always allowed are K additions in float32 in any order, and the weight rounded to the type of x.
+    ArgumentError if the additions in a narrow type may lose the whole sum, so that no bound exists.
+
+    Parameters
+    ----------
+    x, weight
+        The operands.
+    accumulate
+        The type of sums of products.
+    split_k, partials
+        The number of parts of K, and the type of their sums.
+    scales
+        The type that the kernel rounds scales to; None: it uses stored scales.
+    """
+    if split_k < 1:
+        raise ArgumentError("split_k", "at least 1", str(split_k))
+    base, K = of_linear(x, weight, activations="unquantized"), x.shape[1]
+    matrix = weight.dequantize().double()
+    factors = weight.input_factors
+    inputs = x.double().abs() if factors is None else (x.double() * factors.double()).abs()
+    size = inputs @ matrix.abs().T
+    relative, absolute = 0.0, base.error
+    for count, dtype in ((K, accumulate), (2 * split_k - 1, partials)):
+        if dtype != torch.float32:
+            limits = torch.finfo(dtype)
+            relative += _relative_error(count, limits.eps / 2, dtype)
+            absolute = absolute + count * limits.smallest_normal * limits.eps
+    if scales is not None:
+        rounding = torch.finfo(scales).eps / 2
+        relative += rounding * (1 + rounding)
+    return Bounded(base.value, absolute + relative * (size + base.error))
+
+
+def _relative_error(additions: int, rounding: float, dtype: torch.dtype) -> float:
+    """The relative error of a number of additions, each with a rounding error."""
+    if additions * rounding >= 1:
+        raise ArgumentError("accumulate", f"a type that {additions} sums leave something of", str(dtype))
+    return additions * rounding / (1 - additions * rounding)
+
+
 def assert_within_bound(
     kernel: Kernel,
     weight: Weight,
@@ -193,11 +244,10 @@ def assert_within_bound(
     partials: torch.dtype = torch.float32,
     scales: torch.dtype | None = None,
 ) -> float:
-    """|y - exact| is at most what rounding the weight, K additions and the result can cost.
+    """Assert that |y - exact| is at most the error of rounding the weight, K additions and the result.
 
-    `kernel`: any callable, called with `x` (M, K), which is taken to multiply by `weight`. `accumulate`,
-    `split_k`, `partials` and `scales` say how it adds, as `derived_bound` has them. Returns the largest error
-    in units of the bound.
+    `kernel`: any callable that multiplies `x` (M, K) by `weight`. `accumulate`, `split_k`, `partials` and
+    `scales`: how it adds, as in `derived_bound`. Returns the largest error in units of the bound.
     """
     __tracebackhide__ = True
     options = {"accumulate": accumulate, "split_k": split_k, "partials": partials, "scales": scales}
@@ -206,22 +256,22 @@ def assert_within_bound(
     assert tuple(got.shape) == tuple(want.value.shape), (
         f"y is {tuple(got.shape)}, expected {tuple(want.value.shape)}"
     )
-    off = excess(got, want)
-    wrong = (~(off <= 1)).nonzero()
+    error = excess(got, want)  # in units of the bound
+    wrong = (~(error <= 1)).nonzero()
     if wrong.numel():
         m, n = wrong[0].tolist()
         raise AssertionError(
-            f"y[{m}, {n}] is {off[m, n]:g} times as far off as rounding can cost; "
-            f"{wrong.shape[0]} of {off.numel()} are"
+            f"y[{m}, {n}] is {error[m, n]:g} times as far off as rounding can cost; "
+            f"{wrong.shape[0]} of {error.numel()} are"
         )
-    return float(off.max()) if off.numel() else 0.0
+    return float(error.max()) if error.numel() else 0.0
 
 
 def assert_same_twice(kernel: Kernel, x: Tensor) -> None:
-    """The same `x` (M, K) gives the same bits, whatever the memory held that the `kernel` writes to.
+    """Assert that a `kernel` returns the same bits for the same `x` (M, K), whatever its output memory holds.
 
-    Between the two calls memory of y's size is filled with NaN and given back, which is what a kernel returns
-    that leaves elements unwritten.
+    Between the two calls memory of y's size is filled with NaN and freed: a kernel that leaves elements
+    unwritten returns NaN.
     """
     __tracebackhide__ = True
     first = kernel(x).clone()
@@ -230,12 +280,12 @@ def assert_same_twice(kernel: Kernel, x: Tensor) -> None:
 
 
 def leave_nan(like: Tensor) -> None:
-    """Fill memory of the size of `like` with NaN and give it back, so that the next tensor may get it."""
-    held = [torch.full_like(like, float("nan")) for _ in range(4)]
-    del held
+    """Fill memory of the size of `like` with NaN and free it, so that the next tensor may reuse it."""
+    blocks = [torch.full_like(like, float("nan")) for _ in range(4)]
+    del blocks
 
 
-def _applied(weight: Weight) -> Tensor:
-    """What a weight does to inputs, float32 (N, K): its factors of inputs are part of that."""
+def _effective_weight(weight: Weight) -> Tensor:
+    """The weight float32 (N, K) times its input factors."""
     factors = weight.input_factors
     return weight.dequantize() if factors is None else weight.dequantize() * factors.float()

@@ -1,8 +1,7 @@
-"""Hypothesis strategies for layers: what a kernel claims to take, or all that a format's files may hold.
+"""Hypothesis strategies for layers with given traits, or with any content that a format's files may have.
 
-The first is said in the words of `Traits`. The second is inferred from the format's own declaration of its
-tensors, for a strategy of configs: sizes follow from its axes, dtypes and fillings from its specs, group
-indices from the axis they point into.
+The second kind follows from a strategy of configs and the declaration of tensors: sizes from its axes, dtypes
+and fillings from its specs, group indices from the axis that they index.
 """
 
 from math import lcm
@@ -19,12 +18,11 @@ except ModuleNotFoundError:
 
 from qload.errors import ArgumentError
 from qload.spec import LOGICAL, TensorSpec, Weight
-from qload.testing.drawn import PREFIX, DrawnLayer, complete, filled
-from qload.testing.layers_of import layer_of, weight_type_of
-from qload.testing.samples import FACTS
+from qload.testing.layer_factory import layer_of, sample_facts, weight_type_of
+from qload.testing.random_layer import PREFIX, DrawnLayer, complete, filled
 from qload.testing.traits import Traits, contract
 
-FILLINGS = ("zeros", "count", "noise")  # the simplest first; all but noise are exact in every dtype
+FILLINGS = ("zeros", "count", "noise")  # simplest first; all but noise are exact in every dtype
 
 __all__ = ["FILLINGS", "PREFIX", "DrawnLayer", "layers"]
 
@@ -46,68 +44,70 @@ def layers(
     most: int = 4,
     fillings: tuple[str, ...] | None = None,
 ) -> st.SearchStrategy[DrawnLayer]:
-    """A Hypothesis strategy for layers of a `format`: those that every kernel takes, unless more is asked.
+    """Return a Hypothesis strategy for layers of a `format`, by default those that every kernel supports.
 
     `layers("gptq")` draws symmetric layers of 4 bits and groups of 128 in order. `act_order=True` or
-    `zeros="wrapping"` asks for an odd corner by name, and `layers(...) | layers(...)` for either of two.
-    ArgumentError for what the format does not have.
+    `zeros="wrapping"` selects an odd corner, and `layers(...) | layers(...)` draws from two.
+    ArgumentError for traits that the format does not have.
 
     Parameters
     ----------
     format
         A format's name, or the type of its typed weights.
     configs
-        A strategy for configs: draws whatever files with them may hold, wrapped zero points and act order
-        included, whether a kernel takes it or not. The words of a contract are not said then.
+        A strategy for configs: draws any content of files with them, also wrapped zero points and act order,
+        whether kernels support it or not. The parameters of traits are None then.
     bits, groups, symmetric, act_order, zeros, variant
-        As `Traits` has them, `groups` one or several group sizes; None: the format's common one.
+        As in `Traits`, `groups` one or several group sizes; None: the common value of the format.
     dtype
-        Of the activations, and so of scales of 16 bits.
+        Of activations, and so of scales of 16 bits.
     shapes
-        (N, K) to draw from; None: small ones that the format and its groups allow.
+        Pairs (N, K) to draw from; None: small ones that the format and its groups allow.
     N, K
-        Sizes; None: `most` granules of the axes at the most.
+        Sizes; None: at most `most` granules of the axes.
     most
-        How many granules.
+        The largest number of granules.
     fillings
-        What tensors are filled with, the simplest first: "zeros", "count", "coded" (any codes, and powers of
-        two for scales), "noise".
+        The contents of tensors, simplest first: "zeros", "count", "coded" (any codes, and powers of two for
+        scales), "noise".
     """
     weight_type = weight_type_of(format) if isinstance(format, str) else format
     if configs is not None:
-        said = {
+        excluded = {
             "bits": bits,
             "groups": groups,
             "symmetric": symmetric,
             "act_order": act_order,
             "zeros": zeros,
+            "variant": variant,
+            "shapes": shapes,
         }
-        for name, value in {**said, "variant": variant, "shapes": shapes}.items():
+        for name, value in excluded.items():
             if value is not None:
                 raise ArgumentError(name, "None beside configs, which say it", repr(value))
-        return _any_layers(weight_type, configs, N=N, K=K, most=most, fillings=fillings or FILLINGS)
-    own = contract(weight_type.format).common(weight_type.format)
-    sizes = groups or (own.group_size,)
-    asked = [
+        return _layers_of_configs(weight_type, configs, N=N, K=K, most=most, fillings=fillings or FILLINGS)
+    common = contract(weight_type.format).common(weight_type.format)
+    sizes = groups or (common.group_size,)
+    chosen = [
         Traits(
-            own.format,
-            own.bits if bits is None else bits,
+            common.format,
+            common.bits if bits is None else bits,
             size,
-            zeros != "wrapping" and own.symmetric if symmetric is None else symmetric,
+            zeros != "wrapping" and common.symmetric if symmetric is None else symmetric,
             bool(act_order),
-            own.zeros if zeros is None else zeros,
-            own.variant if variant is None else variant,
+            common.zeros if zeros is None else zeros,
+            common.variant if variant is None else variant,
             dtype,
         )
         for size in sizes
     ]
-    for traits in asked:
-        check(traits)
-    return _claimed_layers(asked, shapes, N, K, most, fillings or ("coded", "noise"))
+    for traits in chosen:
+        check_traits(traits)
+    return _layers_of_traits(chosen, shapes, N, K, most, fillings or ("coded", "noise"))
 
 
-def check(traits: Traits) -> None:
-    """ArgumentError for a value that no layer of the format has, before anything is drawn."""
+def check_traits(traits: Traits) -> None:
+    """Raise ArgumentError for a value in `traits` that no layer of the format has."""
     allowed = contract(traits.format)
     for name, value, known in (
         ("symmetric", traits.symmetric, allowed.symmetric),
@@ -124,20 +124,20 @@ def check(traits: Traits) -> None:
 
 
 @st.composite
-def _claimed_layers(
+def _layers_of_traits(
     draw: st.DrawFn,
-    asked: list[Traits],
+    choices: list[Traits],
     shapes: tuple[tuple[int, int], ...] | None,
     N: int | None,
     K: int | None,
     most: int,
     fillings: tuple[str, ...],
 ) -> DrawnLayer:
-    traits = draw(st.sampled_from(asked))
+    traits = draw(st.sampled_from(choices))
     if shapes is not None:
         n, k = draw(st.sampled_from(shapes))
     else:
-        unit = max(64, traits.group_size)  # whole words, whole groups, tiles of most kernels
+        unit = max(64, traits.group_size)  # whole words and groups, and tiles of most kernels
         n = N or 64 * draw(st.integers(1, most), label="64 outputs")
         k = K or lcm(unit, 64) * draw(st.integers(1, most), label="groups of inputs")
     filling = draw(st.sampled_from(fillings))
@@ -145,7 +145,7 @@ def _claimed_layers(
 
 
 @st.composite
-def _any_layers(
+def _layers_of_configs(
     draw: st.DrawFn,
     weight_type: type[Weight],
     configs: st.SearchStrategy[Any],
@@ -158,7 +158,7 @@ def _any_layers(
     config = draw(configs)
     specs = weight_type.tensors(config)
     sizes = draw(_sizes(specs, {"N": N, "K": K}, most))
-    facts = FACTS[weight_type](config, sizes) if weight_type in FACTS else {}
+    facts = sample_facts(weight_type, config, sizes)
     filling = draw(st.sampled_from(fillings))
     act_order = draw(st.booleans())
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
@@ -171,7 +171,9 @@ def _sizes(
 ) -> dict[str, int]:
     axes = [axis for spec in specs for axis in spec.axes]
     flat = [axis.granule for axis in axes if axis.flat]
-    unit = lcm(*flat) // draw(st.sampled_from([1, 4, 7])) or 1 if flat else 1  # blocks end within rows too
+    unit = (
+        lcm(*flat) // draw(st.sampled_from([1, 4, 7])) or 1 if flat else 1
+    )  # so that blocks also end within rows
     sizes: dict[str, int] = {}
     for dim in sorted({dim for axis in axes for dim in LOGICAL if axis.follows(dim)}):
         granule = lcm(unit, *(axis.granule for axis in axes if axis.dim == dim and not axis.rounds))

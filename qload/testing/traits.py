@@ -1,6 +1,6 @@
-"""What sets one layer of a format apart from another, and what of it a kernel is expected to take.
+"""Traits of layers: the properties by which layers of a format differ, and their common and odd values.
 
-Names and numbers alone: torch is not imported, so that tests can be collected by them.
+Torch is not imported, so that tests can be collected by traits.
 """
 
 from dataclasses import dataclass, replace
@@ -10,16 +10,16 @@ from qload.errors import ArgumentError
 
 @dataclass(frozen=True)
 class Contract:
-    """What the layers of a format may differ in; of each the first is common, the others are odd corners.
+    """The values of the traits of a format: the first of each is common, the others are odd corners.
 
     Attributes
     ----------
     bits, groups, symmetric, act_order
-        As `Traits` has them.
+        As in `Traits`.
     zeros
-        How zero points are stored; "" where a format has one way.
+        Storage of zero points; "" for a format with a single one.
     variants
-        What else its files say; "" where it is nothing.
+        Other properties of files; "" for none.
     """
 
     bits: tuple[int, ...] = (4,)
@@ -30,7 +30,7 @@ class Contract:
     variants: tuple[str, ...] = ("",)
 
     def common(self, format: str) -> "Traits":
-        """The layer of a `format` that every kernel takes."""
+        """Return the traits of a `format` that every kernel supports."""
         return Traits(
             format,
             self.bits[0],
@@ -42,39 +42,40 @@ class Contract:
         )
 
     def corners(self, format: str) -> tuple["Traits", ...]:
-        """Layers of a `format` that differ from the common one in one thing each, that one first."""
-        own, found = self.common(format), [self.common(format)]
-        found += [replace(own, bits=bits) for bits in self.bits[1:]]
-        found += [replace(own, group_size=group) for group in self.groups[1:]]
-        found += [replace(own, symmetric=symmetric) for symmetric in self.symmetric[1:]]
-        found += [replace(own, act_order=order) for order in self.act_order[1:]]
-        found += [replace(own, zeros=zeros, symmetric=zeros not in WRAPPED) for zeros in self.zeros[1:]]
-        return (*found, *(replace(own, variant=variant) for variant in self.variants[1:]))
+        """Return the common traits of a `format`, then those that differ from them in one value each."""
+        common = self.common(format)
+        listed = [common]
+        listed += [replace(common, bits=bits) for bits in self.bits[1:]]
+        listed += [replace(common, group_size=group) for group in self.groups[1:]]
+        listed += [replace(common, symmetric=symmetric) for symmetric in self.symmetric[1:]]
+        listed += [replace(common, act_order=order) for order in self.act_order[1:]]
+        listed += [replace(common, zeros=zeros, symmetric=zeros not in WRAPPED) for zeros in self.zeros[1:]]
+        return (*listed, *(replace(common, variant=variant) for variant in self.variants[1:]))
 
 
 @dataclass(frozen=True)
 class Traits:
-    """What sets a layer apart.
+    """The properties of a layer.
 
     Attributes
     ----------
     format
-        The name of a format, as `qload formats` lists them.
+        The name of a format, as in `qload formats`.
     bits
         Of a code.
     group_size
-        Inputs, or elements, that share a scale; -1: one group of all inputs; 0: the format says.
+        The number of inputs, or elements, with one scale; -1: all inputs; 0: fixed by the format.
     symmetric
         Whether every zero point is the middle of the codes.
     act_order
-        Whether the rows of groups lie anywhere, as an index says.
+        Whether an index assigns rows to groups in any order.
     zeros
-        GPTQ: "v1" stores zero points minus one, "v2" as they are; "wrapping" is v1 with zero points of 0,
-        which are stored as the largest code.
+        GPTQ: "v1" stores zero points minus one, "v2" unchanged; "wrapping" is v1 with zero points of 0,
+        stored as the largest code.
     variant
-        What shares a scale ("tensor", "channel", "block"), or whether scales are quantized ("double").
+        The extent of a scale ("tensor", "channel", "block"), or "double" for quantized scales.
     dtype
-        Of the activations, and of scales that are stored in 16 bits.
+        Of activations, and of scales of 16 bits.
     """
 
     format: str
@@ -87,26 +88,26 @@ class Traits:
     dtype: str = "float16"
 
     def words(self) -> str:
-        """As case identifiers say it, such as `gptq.v1.w4.g128.actorder`."""
+        """Return the traits as in ids of cases, such as `gptq.v1.w4.g128.actorder`."""
         common = contract(self.format).common(self.format)
         group = {0: "", -1: "gall"}.get(self.group_size, f"g{self.group_size}")
-        odd = "" if self.zeros in WRAPPED else "sym" if self.symmetric else "asym"
+        symmetry = "" if self.zeros in WRAPPED else "sym" if self.symmetric else "asym"
         parts = [
             self.format,
             self.zeros,
             self.variant,
             f"w{self.bits}",
             group,
-            odd if self.symmetric != common.symmetric else "",
+            symmetry if self.symmetric != common.symmetric else "",
             "actorder" if self.act_order else "",
             {"float16": "", "bfloat16": "bf16", "float32": "fp32"}.get(self.dtype, self.dtype),
         ]
         return ".".join(part for part in parts if part)
 
 
-WRAPPED = ("wrapping",)  # zero points that are not symmetric whatever else is said
+WRAPPED = ("wrapping",)  # zero points that are never symmetric
 GROUPS = (128, 32, 64, -1)
-BYTES = Contract(bits=(8,))
+EIGHT_BITS = Contract(bits=(8,))
 
 CONTRACTS: dict[str, Contract] = {
     "unquantized": Contract(bits=(16,)),
@@ -115,11 +116,11 @@ CONTRACTS: dict[str, Contract] = {
     "marlin": Contract((4, 8), (128, -1)),
     "marlin_24": Contract((4, 8), (128, -1)),
     "exl2": Contract(),
-    "eetq": BYTES,
+    "eetq": EIGHT_BITS,
     "fp8": Contract(bits=(8,), variants=("block", "channel", "tensor")),
     "bnb_nf4": Contract(groups=(64, 128), variants=("single", "double")),
     "bnb_fp4": Contract(groups=(64, 128), variants=("single", "double")),
-    "bnb_int8": BYTES,
+    "bnb_int8": EIGHT_BITS,
     "ct_pack": Contract((4, 8), GROUPS, (True, False), (False, True)),
     "ct_pack_tensor": Contract((4, 8), symmetric=(True, False)),
     "ct_int": Contract((8, 4), symmetric=(True, False), variants=("channel", "tensor", "group")),
@@ -132,7 +133,7 @@ CONTRACTS: dict[str, Contract] = {
 
 
 def contract(format: str) -> Contract:
-    """What layers of the `format` of this name may differ in, or ArgumentError."""
+    """Return the contract of a `format`, by its name; ArgumentError for an unknown one."""
     if format not in CONTRACTS:
         raise ArgumentError("format", f"one of {', '.join(CONTRACTS)}", repr(format))
     return CONTRACTS[format]

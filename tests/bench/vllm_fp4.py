@@ -19,8 +19,7 @@ from qload.kernel_formats import Fp4MarlinWeight, repack
 from qload.kernels.bounds import excess
 from qload.kernels.scalar_type import scalar_types
 from qload.spec import Weight
-from qload.testing.checks import assert_same_bits
-from qload.testing.derived import derived_bound
+from qload.testing.checks import assert_same_bits, derived_bound
 from tests.bench import peer_folder
 
 SHAPES = ((64, 128), (72, 96), (256, 1088), (4096, 4096), (2048, 8192))  # (N, K)

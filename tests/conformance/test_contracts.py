@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from qload.conformance import LinearKernelSuite
-from qload.conformance.linear_trial import LinearTrial
+from qload.conformance.linear_checks import LinearChecks
 from qload.testing.checks import Misread
 from tests.page_files import files
 from tests.paths import ROOT
@@ -28,7 +28,7 @@ def on_trial(text: str, check: str, tier: str = "smoke") -> int:
     taken = [case for case in subject.cases(tier) if subject.can_implement(case)[0]]
     for case in taken:
         try:
-            getattr(LinearTrial(subject, case, "cpu"), check)()
+            getattr(LinearChecks(subject, case, "cpu"), check)()
         except pytest.skip.Exception:
             continue  # of sums that float32 cannot hold
     return len(taken)
@@ -86,7 +86,7 @@ def named(subject: LinearKernelSuite) -> tuple[str, ...]:
     for case in subject.cases("default"):
         if subject.can_implement(case)[0] and case.world == 1:
             try:
-                LinearTrial(subject, case, "cpu").reads_back()
+                LinearChecks(subject, case, "cpu").reads_back()
             except Misread as error:
                 return str(error.diagnosis.fault), *error.diagnosis.also
     return ()
@@ -107,7 +107,7 @@ def test_a_failure_lists_what_gives_the_same_numbers() -> None:
     with pytest.raises(
         Misread, match=r"\n  cause     zero points one lower .*\n  or        zero-points-ignored: the"
     ):
-        LinearTrial(subject, subject.cases("smoke")[0], "cpu").reads_back()
+        LinearChecks(subject, subject.cases("smoke")[0], "cpu").reads_back()
 
 
 def test_a_kernel_of_the_page_is_named_nothing() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.conformance.experts_trial import ExpertsTrial
-from qload.conformance.linear_trial import LinearTrial
+from qload.conformance.expert_checks import ExpertChecks
+from qload.conformance.linear_checks import LinearChecks
 from qload.kernels.bounds import Bounded
 from qload.testing import assert_within_bound, checks, derived_bound
 from tests.conformance.subjects import Sound
@@ -54,14 +54,14 @@ def test_of_a_linear_kernel_the_largest_error_is_reported(
 
     monkeypatch.setattr(checks, "assert_within_bound", within)
 
-    said = LinearTrial(Sound(), GPTQ[case], "cpu").stays_within_the_bound()
+    said = LinearChecks(Sound(), GPTQ[case], "cpu").stays_within_the_bound()
 
     assert len(calls) >= 3
     assert said == {"error of bound": sorted(calls)[-1]}
 
 
-def experts_trial() -> ExpertsTrial:
-    return ExpertsTrial(Experts(), Experts.cases("smoke")[0], "cpu")
+def experts_trial() -> ExpertChecks:
+    return ExpertChecks(Experts(), Experts.cases("smoke")[0], "cpu")
 
 
 @pytest.mark.parametrize("errors", ORDERS)
@@ -70,7 +70,7 @@ def test_of_a_kernel_of_experts_the_largest_error_is_reported(
     check: str, errors: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given, calls = iter(errors * 100), list[float]()
-    monkeypatch.setattr(ExpertsTrial, "_within", lambda *_: calls.append(next(given)) or calls[-1])
+    monkeypatch.setattr(ExpertChecks, "_check_bound", lambda *_: calls.append(next(given)) or calls[-1])
 
     said = getattr(experts_trial(), check)()
 
@@ -90,6 +90,6 @@ def test_of_one_call_of_experts_the_largest_error_counts(errors: tuple[float, ..
             want = trial._exact(x, ids, weights)
             return off_by(want, errors if self.calls == 2 else ())
 
-    trial = ExpertsTrial(Off(), Experts.cases("smoke")[0], "cpu")
+    trial = ExpertChecks(Off(), Experts.cases("smoke")[0], "cpu")
 
     assert trial.each_expert_alone()["error of bound"] == pytest.approx(0.875)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from qload.conformance import ConformanceCase, cases
-from qload.conformance.linear_trial import LinearTrial
-from qload.conformance.suite import Judged
+from qload.conformance.linear_checks import LinearChecks
+from qload.conformance.suite import CaseRun
 from qload.testing.traits import CONTRACTS
 from tests.conformance.subjects import WEIGHTS, Buggy, Parts, Sound, with_bug
 
@@ -39,7 +39,7 @@ class Plain(Sound):
 
 
 def on_trial(subject: Sound, case: ConformanceCase, check: str) -> Any:
-    return getattr(LinearTrial(subject, case, "cpu"), check)()
+    return getattr(LinearChecks(subject, case, "cpu"), check)()
 
 
 @pytest.mark.parametrize("format", CONTRACTS)
@@ -245,7 +245,7 @@ def test_torch_has_the_threads_that_the_suite_says(
     checks = SimpleNamespace(reads_back=lambda: seen.append(torch.get_num_threads()))
     before = torch.get_num_threads()
 
-    Judged(subject(), COMMON, request, lambda case, device: checks).by("reads_back")
+    CaseRun(subject(), COMMON, request, lambda case, device: checks).check("reads_back")
 
     assert seen == [subject.threads]
     assert torch.get_num_threads() == before
@@ -269,12 +269,12 @@ def test_what_is_taken_runs_and_what_is_refused_is_skipped(
     runs: list[str] = []
     said: str | None = None
     try:
-        Judged(
+        CaseRun(
             subject,
             COMMON,
             request,
             lambda case, device: SimpleNamespace(reads_back=lambda: runs.append("reads_back")),
-        ).by("reads_back")
+        ).check("reads_back")
     except pytest.skip.Exception as skip:
         said = skip.msg
 
@@ -282,18 +282,18 @@ def test_what_is_taken_runs_and_what_is_refused_is_skipped(
 
 
 def test_a_failure_is_told_once(request: pytest.FixtureRequest) -> None:
-    judged = Judged(
+    run = CaseRun(
         with_bug("zero-plus-one"),
         COMMON,
         request,
-        lambda case, device: LinearTrial(judged.suite, case, device),
+        lambda case, device: LinearChecks(run.suite, case, device),
     )
 
     with pytest.raises(pytest.fail.Exception, match=r"^gptq.v1.w4.g128.k256n128: the kernel has ") as caught:
-        judged.by("reads_back")
+        run.check("reads_back")
 
     assert caught.value.__context__ is None
-    assert judged.said["fault"] == "zero-points-one-higher"
+    assert run.report["fault"] == "zero-points-one-higher"
 
 
 def test_parts_are_what_the_weight_means() -> None:

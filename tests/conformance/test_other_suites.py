@@ -9,10 +9,9 @@ from torch import Tensor
 
 from qload import FakeWorld, open_checkpoint
 from qload.conformance import ConformanceCase, ExpertsKernelSuite, LoaderSuite, PackerSuite
-from qload.conformance.checkpoint import COLUMN, ROW
-from qload.conformance.experts_trial import ExpertsTrial
-from qload.conformance.loader_trial import LoaderTrial
-from qload.conformance.packer_trial import PackerTrial
+from qload.conformance.expert_checks import ExpertChecks
+from qload.conformance.loader_checks import COLUMN, ROW, LoaderChecks
+from qload.conformance.packer_checks import PackerChecks
 from qload.layouts import gptq
 from qload.spec import named
 
@@ -44,7 +43,7 @@ def load_case(end: str, format: str = "gptq") -> ConformanceCase:
 @pytest.mark.parametrize("world", ["k512n1024", "tp2", "tp8"])
 @pytest.mark.parametrize("format", FILES)
 def test_a_sound_loader_passes(format: str, world: str, tmp_path: Path) -> None:
-    trial = LoaderTrial(Loads(), load_case(world, format), tmp_path)
+    trial = LoaderChecks(Loads(), load_case(world, format), tmp_path)
 
     trial.shares_are_exact()
     trial.several_files_are_one()
@@ -53,7 +52,7 @@ def test_a_sound_loader_passes(format: str, world: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("format", FILES[:3])
 def test_a_sound_loader_refuses_damage(format: str, damage: str, tmp_path: Path) -> None:
-    getattr(LoaderTrial(Loads(), load_case("k512n1024", format), tmp_path), damage)()
+    getattr(LoaderChecks(Loads(), load_case("k512n1024", format), tmp_path), damage)()
 
 
 class Rank0(Loads):
@@ -104,7 +103,7 @@ def test_a_wrong_loader_is_told_what_it_did(
     suite: type[Loads], end: str, check: str, says: str, tmp_path: Path
 ) -> None:
     with pytest.raises(AssertionError, match=says):
-        getattr(LoaderTrial(suite(), load_case(end), tmp_path), check)()
+        getattr(LoaderChecks(suite(), load_case(end), tmp_path), check)()
 
 
 class RaisesAlways(Loads):
@@ -122,20 +121,20 @@ class RunsOut(Loads):
 @pytest.mark.parametrize("check", DAMAGES)
 def test_damage_is_not_refused_by_what_sound_files_raise_too(check: str, tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="sound-"):
-        getattr(LoaderTrial(RaisesAlways(), load_case("k512n1024"), tmp_path), check)()
+        getattr(LoaderChecks(RaisesAlways(), load_case("k512n1024"), tmp_path), check)()
     with pytest.raises(MemoryError):
-        getattr(LoaderTrial(RunsOut(), load_case("k512n1024"), tmp_path), check)()
+        getattr(LoaderChecks(RunsOut(), load_case("k512n1024"), tmp_path), check)()
 
 
 def test_the_error_that_refuses_is_reported(tmp_path: Path) -> None:
-    said = LoaderTrial(Loads(), load_case("k512n1024"), tmp_path).cut_short_is_refused()
+    said = LoaderChecks(Loads(), load_case("k512n1024"), tmp_path).cut_short_is_refused()
 
     assert said["refused with"].startswith("StorageError: model.safetensors: truncated")
 
 
 def test_a_cut_through_a_group_has_to_be_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"no such cut exists: .*cannot cut K = 512 at 64 for 8 ranks"):
-        LoaderTrial(Whole(), load_case("awq.w4.g128.k512n1024.tp8", "awq"), tmp_path).shares_are_exact()
+        LoaderChecks(Whole(), load_case("awq.w4.g128.k512n1024.tp8", "awq"), tmp_path).shares_are_exact()
 
 
 class Packs(PackerSuite):
@@ -178,7 +177,7 @@ class InPlace(Packs):
 
 @pytest.mark.parametrize("case", Packs.cases("smoke"), ids=str)
 def test_a_sound_packer_passes(case: ConformanceCase) -> None:
-    trial = PackerTrial(Packs(), case)
+    trial = PackerChecks(Packs(), case)
 
     trial.packs_to_the_bit()
     trial.unpacks_what_is_stored()
@@ -198,7 +197,7 @@ def test_a_sound_packer_passes(case: ConformanceCase) -> None:
 )
 def test_a_wrong_packer_is_told_what_it_did(suite: type[Packs], check: str, says: str) -> None:
     with pytest.raises(AssertionError, match=says):
-        getattr(PackerTrial(suite(), Packs.cases("smoke")[0]), check)()
+        getattr(PackerChecks(suite(), Packs.cases("smoke")[0]), check)()
 
 
 class Experts(ExpertsKernelSuite):
@@ -264,7 +263,7 @@ class SortsIds(Experts):
 def test_a_sound_kernel_of_experts_passes(format: str, check: str) -> None:
     suite = type("Any", (Experts,), {"format": format})()
     for case in suite.cases("smoke")[:2]:
-        getattr(ExpertsTrial(suite, case, "cpu"), check)()
+        getattr(ExpertChecks(suite, case, "cpu"), check)()
 
 
 @pytest.mark.parametrize(
@@ -285,8 +284,8 @@ def test_a_sound_kernel_of_experts_passes(format: str, check: str) -> None:
 )
 def test_a_wrong_kernel_of_experts_is_told_what_it_did(suite: type[Experts], check: str, says: str) -> None:
     with pytest.raises(AssertionError, match=says):
-        getattr(ExpertsTrial(suite(), Experts.cases("smoke")[0], "cpu"), check)()
+        getattr(ExpertChecks(suite(), Experts.cases("smoke")[0], "cpu"), check)()
 
 
 def test_a_sound_kernel_of_experts_keeps_to_its_buffers() -> None:
-    ExpertsTrial(Experts(), Experts.cases("smoke")[0], "cpu").keeps_to_its_buffers()
+    ExpertChecks(Experts(), Experts.cases("smoke")[0], "cpu").keeps_to_its_buffers()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from qload.conformance import cases
-from qload.conformance.xfails import ExpectedFailure, read
+from qload.conformance.plugin import ExpectedFailure, read_expected_failures
 from qload.errors import ArgumentError
 from tests.conformance.pytest_runs import run
 from tests.paths import ROOT
@@ -73,7 +73,7 @@ def test_expected_failures_are_strict_and_told(tmp_path: Path) -> None:
     assert "1 failed" in done.stdout
     assert "1 xfailed" in done.stdout
     assert "[XPASS(strict)] outputs are shifted (https://example.org/1)" in done.stdout
-    assert "qload: no collected test is met by gptq.*" in done.stdout
+    assert "qload: no collected test matches gptq.*" in done.stdout
 
 
 @pytest.mark.slow
@@ -94,15 +94,15 @@ def test_collecting_imports_no_torch(tmp_path: Path) -> None:
     assert "1 passed" in done.stdout, done.stdout
 
 
-def test_a_line_meets_a_case_or_a_test_of_it() -> None:
+def test_a_line_matches_a_case_or_a_test_of_it() -> None:
     case, test = (ExpectedFailure(text, "https://a", "b") for text in ("gptq.v1.*", "test_a[gptq.v1.w4]"))
 
-    assert case.meets("test_a", "gptq.v1.w4")
-    assert case.meets("test_b", "gptq.v1.w8")
-    assert not case.meets("test_a", "gptq.v2.w4")
-    assert test.meets("test_a", "gptq.v1.w4")
-    assert not test.meets("test_b", "gptq.v1.w4")
-    assert not test.meets("test_a", "gptq.v1.w8")
+    assert case.matches("test_a", "gptq.v1.w4")
+    assert case.matches("test_b", "gptq.v1.w8")
+    assert not case.matches("test_a", "gptq.v2.w4")
+    assert test.matches("test_a", "gptq.v1.w4")
+    assert not test.matches("test_b", "gptq.v1.w4")
+    assert not test.matches("test_a", "gptq.v1.w8")
 
 
 @pytest.mark.parametrize("line", ["gptq", "gptq https://a", "gptq why https://a"])
@@ -110,12 +110,12 @@ def test_a_line_has_a_link_and_a_reason(line: str, tmp_path: Path) -> None:
     (tmp_path / "known.txt").write_text(f"# first\n{line}\n")
 
     with pytest.raises(ArgumentError, match=r"known\.txt, line 2"):
-        read(tmp_path / "known.txt")
+        read_expected_failures(tmp_path / "known.txt")
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"nowhere\.txt"):
-        read(tmp_path / "nowhere.txt")
+        read_expected_failures(tmp_path / "nowhere.txt")
 
 
 def test_the_plugin_is_registered_by_the_distribution() -> None:

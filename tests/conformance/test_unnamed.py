@@ -11,10 +11,10 @@ from torch import Tensor
 
 import qload.conformance.suite as suite_module
 from qload.conformance import cases
-from qload.conformance.experts_trial import ExpertsTrial
-from qload.conformance.linear_trial import LinearTrial
-from qload.conformance.loader_trial import LoaderTrial
-from qload.conformance.suite import Judged, answer_of
+from qload.conformance.expert_checks import ExpertChecks
+from qload.conformance.linear_checks import LinearChecks
+from qload.conformance.loader_checks import LoaderChecks
+from qload.conformance.suite import CaseRun, ask_support
 from tests.conformance.subjects import Sound
 from tests.conformance.test_linear_suite import COMMON, on_trial
 from tests.conformance.test_other_suites import Experts, Loads, NextExpert
@@ -91,7 +91,7 @@ def test_an_answer_that_is_no_pair_is_told(said: Any) -> None:
     suite = type("Any", (Sound,), {"can_implement": lambda self, case: said})()
 
     with pytest.raises(pytest.fail.Exception, match="expected \\(whether, why not\\)"):
-        answer_of(suite, COMMON)
+        ask_support(suite, COMMON)
 
 
 class Evenly(Experts):
@@ -126,7 +126,7 @@ class ForgetsToReturn(Experts):
 )
 def test_experts_are_told_what_is_known_of_them(suite: type[Experts], check: str, says: str) -> None:
     with pytest.raises(AssertionError, match=says):
-        getattr(ExpertsTrial(suite(), Experts.cases("smoke")[0], "cpu"), check)()
+        getattr(ExpertChecks(suite(), Experts.cases("smoke")[0], "cpu"), check)()
 
 
 @pytest.mark.parametrize("said", [None, []], ids=str)
@@ -134,7 +134,7 @@ def test_a_load_that_is_no_tensors_by_name_is_told(said: Any, tmp_path: Path) ->
     suite = type("Any", (Loads,), {"load": lambda self, files, rank, world: said})()
 
     with pytest.raises(AssertionError, match=r"load returned .*, expected tensors by name"):
-        LoaderTrial(suite, Loads.cases("smoke")[0], tmp_path).shares_are_exact()
+        LoaderChecks(suite, Loads.cases("smoke")[0], tmp_path).shares_are_exact()
 
 
 def test_no_suite_passes_where_asserts_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,4 +142,4 @@ def test_no_suite_passes_where_asserts_are_left_out(monkeypatch: pytest.MonkeyPa
     request: Any = SimpleNamespace()
 
     with pytest.raises(pytest.fail.Exception, match="leaves out assert statements"):
-        Judged(Sound(), COMMON, request, LinearTrial)
+        CaseRun(Sound(), COMMON, request, LinearChecks)

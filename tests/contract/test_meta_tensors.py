@@ -20,7 +20,7 @@ from qload.kernels.mp_linear.parameters import read_layer
 from qload.methods import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
 from qload.quantize import BNB4Quantizer, BNBInt8Quantizer, EETQQuantizer, Fp8Quantizer, Quantizer
 from qload.spec import Layer, Weight
-from qload.testing.layers_of import layer_of
+from qload.testing.layer_factory import layer_of
 from qload.testing.traits import CONTRACTS, contract
 from tests.kernels.mp_layers import Case
 from tests.meta.test_argument_types import INT4, public

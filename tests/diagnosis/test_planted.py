@@ -9,10 +9,10 @@ from torch import Tensor
 from qload import Weight
 from qload.diagnosis import FAULT_CLASSES, Diagnosis, diagnose
 from qload.testing.kernel_faults import KERNEL_FAULTS, KernelFault
-from qload.testing.selftest.subjects import SUBJECTS, K, N
+from qload.testing.selftest.sample_weights import SAMPLE_WEIGHTS, K, N
 
 MOST_UNNAMED = 0.1
-SOUND = {name: made() for name, made in SUBJECTS.items()}
+SOUND = {name: made() for name, made in SAMPLE_WEIGHTS.items()}
 
 
 def read_back(fault: KernelFault, weight: Weight) -> Tensor | None:

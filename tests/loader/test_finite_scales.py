@@ -15,7 +15,7 @@ from qload.loader.finite_scales import is_finite
 from qload.parallel import FakeWorld
 from qload.spec import Role, TensorSpec, Weight
 from qload.testing import assert_same_bits, layers
-from qload.testing.drawn import DrawnLayer
+from qload.testing.random_layer import DrawnLayer
 from tests.example_counts import at_most
 from tests.format_cases import CONFIGS, every_format, lawful
 

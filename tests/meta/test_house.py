@@ -17,8 +17,8 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 import qload
-from qload.testing.faults import FAULTS
 from qload.verify.rules import RULES
+from tests.faults.tables import FAULTS
 from tests.paths import FIXTURES, ROOT
 
 # A module imports only from ranks to its left.

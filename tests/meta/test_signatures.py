@@ -19,7 +19,7 @@ def public_modules() -> list[str]:
     found = [info.name for info in pkgutil.walk_packages(qload.__path__, "qload.")]
     needs_an_engine = {f"qload.engines.vllm.{name}" for name in ("config", "kernel", "methods")}
     needs_an_engine |= {name for name in found if name.startswith("qload.engines.transformers")}
-    left_out = {name for name in found if "._" in name or ".testing.faults" in name} | needs_an_engine
+    left_out = {name for name in found if "._" in name} | needs_an_engine
     return ["qload", *(name for name in found if name not in left_out)]
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from qload import MemoryStorage, Weights, architecture_of, loader_from_config
 from qload.experts import with_experts
 from qload.parallel import ALONE, ProcessGroup
-from qload.testing.stubs import OWN, SIZES
-from qload.testing.stubs import stub_config as config
+from qload.testing.tiny_checkpoint import TINY_SIZES as SIZES
+from qload.testing.tiny_checkpoint import TYPE_ENTRIES as OWN
+from qload.testing.tiny_checkpoint import tiny_config as config
 
 __all__ = ["OWN", "SIZES", "config", "tensors", "weights"]
 

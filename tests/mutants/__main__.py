@@ -1,80 +1,179 @@
-"""Mutants of the product, made by cosmic-ray, and a table of what became of them."""
+"""Change one operator, number or condition of qload at a time, and count the mutants that its tests kill."""
 
 import argparse
+import json
 import os
 import shutil
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
+from rich.table import Table
 
-from tests.mutants.choose import PRISTINE
-from tests.mutants.lanes import NOT_COPIED, Lane
-from tests.mutants.sample import TESTS, Chunk, chunks, sample
-from tests.mutants.table import KILLED, Mutant, killed, mutants, table
+from qload.cli.testing import report_faults
+from qload.testing.selftest.runner import run_faults
+from tests.faults.project_copy import CopyPool
+from tests.mutants.covering_tests import is_killed, measure_coverage
+from tests.mutants.sample import TESTS, Mutant, sample
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 WORK = ROOT / "build" / "mutants"
+RESULTS = WORK / "results.jsonl"
+EQUIVALENT = Path(__file__).with_name("equivalent.toml")
+MIN_KILLED = 0.9  # share of the mutants that are not equivalent
+SLOW_PACKAGES = ("verify", "formats")  # which run first
+
+
+@dataclass(frozen=True)
+class MutantResult:
+    """A mutant, and whether a test killed it; `reason`: why no test can, if one is listed."""
+
+    mutant: Mutant
+    killed: bool
+    reason: str | None
+
+    @property
+    def fault(self) -> str:
+        """The place of the change."""
+        return self.mutant.fault.name
+
+    @property
+    def end(self) -> str:
+        """ "caught", "equivalent" or "let through"."""
+        return "caught" if self.killed else "equivalent" if self.reason else "let through"
+
+    def row(self) -> dict[str, Any]:
+        """With the line before and after, and the reason."""
+        before, after = self.mutant.change()
+        change = f"- {before}\n+ {after}"
+        words = {"fault": self.fault, "words": change, "end": self.end}
+        return {**words, "change": change, "reason": self.reason}
+
+
+def equivalent_reason(mutant: Mutant) -> str | None:
+    """The listed reason why no test can tell the mutant from the original, or None."""
+    before, after = mutant.change()
+    for known in tomllib.loads(EQUIVALENT.read_text())["mutant"]:
+        if (known["module"], known["old"], known["new"]) == (mutant.module, before, after):
+            return str(known["reason"])
+    return None
+
+
+class Progressing:
+    """The bar on a terminal, or a line for each result elsewhere."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self.progress, self.total = progress, total
+        self.task = progress.add_task("mutants", total=total)
+        self.done = self.survived = 0
+        self.lock = Lock()
+
+    def add(self, killed: bool) -> None:
+        """Count a result."""
+        with self.lock:
+            self.done += 1
+            self.survived += not killed
+            self.progress.advance(self.task)
+            console = self.progress.console
+            if not console.is_terminal:  # there the bar is drawn once, at the end
+                console.print(
+                    f"{self.done} of {self.total} mutants, {self.survived} survived", highlight=False
+                )
 
 
 def main() -> int:
-    """Sample, run, and tell; 1 where the tests kill too few."""
-    asked = _arguments()
-    if not asked.resume:
+    """Sample, run and report; 1 if the tests kill too few."""
+    options = _arguments()
+    if not options.resume:
         shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True, exist_ok=True)
-    for tree in (PRISTINE, *(f"tree-{number}" for number in range(asked.jobs))):
-        shutil.rmtree(WORK / tree, ignore_errors=True)  # in which a run that was stopped leaves a mutant
-    packages = asked.packages or list(TESTS)
-    drawn = sample(ROOT, WORK, packages, asked.count, asked.seed)
-    work = chunks(drawn, WORK)
-    err = Console(stderr=True)
-    found: list[Mutant] = []
-    with Progress(console=err) as progress, ThreadPoolExecutor(asked.jobs) as pool:
-        task = progress.add_task("mutants", total=len(drawn))
-        shutil.copytree(ROOT / "qload", WORK / PRISTINE / "qload", ignore=NOT_COPIED)
-        lanes = [Lane(ROOT, WORK / f"tree-{number}") for number in range(asked.jobs)]
+    shutil.rmtree(WORK / "copies", ignore_errors=True)  # a stopped run leaves a mutant in one
+    packages = options.packages or list(TESTS)
+    drawn = sample(WORK, packages, options.count, options.seed)
+    drawn.sort(key=lambda mutant: mutant.package not in SLOW_PACKAGES)
+    known = _finished()
+    with Progress(console=Console(stderr=True)) as progress:
+        pool = CopyPool(WORK / "copies", options.jobs)
+        _measure(packages, pool, options.jobs)
+        counted = Progressing(progress, len(drawn))
+        results = list(run_faults(drawn, lambda mutant: _try(mutant, pool, known, counted), options.jobs))
+    results.sort(key=lambda one: (packages.index(one.mutant.package), one.mutant.module, one.mutant.line))
+    Console(width=140).print(package_table(results))
+    survivors = [result.row() for result in results if not result.killed]
+    if survivors:
+        report_faults(survivors, as_json=False)
+    return 0 if killed_share(results) >= MIN_KILLED else 1
 
-        def check(package: str) -> None:
-            lane = lanes.pop()
-            lane.baseline(package)
-            lanes.append(lane)
 
-        list(pool.map(check, packages))
+def _measure(packages: Sequence[str], pool: CopyPool, jobs: int) -> None:
+    """Measure the lines of each test, of several packages at a time."""
+    from concurrent.futures import ThreadPoolExecutor
 
-        def run(chunk: Chunk) -> None:
-            lane = lanes.pop()
-            try:
-                lane.run(chunk)
-            finally:
-                lanes.append(lane)
-            progress.advance(task, len(chunk.items))
-            found.extend(mutants([chunk]))
-            if not err.is_terminal:  # where the bar is drawn once, at the end
-                alive = sum(one.survived for one in found)
-                err.print(f"{len(found)} of {len(drawn)} mutants, {alive} survived", highlight=False)
+    def measure(package: str) -> None:
+        with pool.take() as copy:
+            measure_coverage(package, copy, _coverage(package))
 
-        list(pool.map(run, work))
-    found.sort(key=lambda one: (packages.index(one.package), one.module, one.line))
-    table(found, Console(width=140))
-    return 0 if killed(found) >= KILLED else 1
+    with ThreadPoolExecutor(jobs) as threads:
+        list(threads.map(measure, packages))
+
+
+def _try(
+    mutant: Mutant, pool: CopyPool, known: dict[str, bool], counted: Progressing
+) -> Iterator[MutantResult]:
+    killed = known.get(mutant.key)
+    if killed is None:
+        with pool.take() as copy:
+            killed = is_killed(mutant, copy, _coverage(mutant.package))
+        with counted.lock, RESULTS.open("a") as file:
+            file.write(json.dumps({"mutant": mutant.key, "killed": killed}) + "\n")
+    counted.add(killed)
+    yield MutantResult(mutant, killed, equivalent_reason(mutant))
+
+
+def _finished() -> dict[str, bool]:
+    """Results of a run that was stopped, by the key of the mutant."""
+    lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
+    return {row["mutant"]: row["killed"] for row in map(json.loads, lines)}
+
+
+def _coverage(package: str) -> Path:
+    return WORK / f"{package}.coverage"
+
+
+def package_table(results: Sequence[MutantResult]) -> Table:
+    """A row for each package, and one for all."""
+    shown = Table("package", "mutants", "killed", "equivalent", "survived", "killed of the others")
+    for package in [*dict.fromkeys(one.mutant.package for one in results), None]:
+        own = [one for one in results if package in (None, one.mutant.package)]
+        counts = [sum(one.end == end for one in own) for end in ("caught", "equivalent", "let through")]
+        share = f"{killed_share(own):.1%}"
+        shown.add_row(package or "all", str(len(own)), *map(str, counts), share, end_section=package is None)
+    return shown
+
+
+def killed_share(results: Sequence[MutantResult]) -> float:
+    """The share of killed mutants among those that are not equivalent."""
+    others = [one for one in results if one.end != "equivalent"]
+    return sum(one.killed for one in others) / max(1, len(others))
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="nox -s mutants --", description=__doc__)
-    parser.add_argument("--count", type=int, default=400, help="how many mutants are drawn (400)")
-    parser.add_argument("--seed", type=int, default=1, help="which ones: the same seed draws the same (1)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="how many run side by side")
-    parser.add_argument(
-        "--resume", action="store_true", help="go on where the same command was stopped, on the same code"
-    )
-    parser.add_argument("packages", nargs="*", metavar="package", help="of these packages alone")
-    asked = parser.parse_args()
-    if unknown := set(asked.packages) - set(TESTS):
+    parser.add_argument("--count", type=int, default=400, help="number of mutants (400)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the sample (1)")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="mutants at a time")
+    parser.add_argument("--resume", action="store_true", help="continue a stopped run on the same source")
+    parser.add_argument("packages", nargs="*", metavar="package", help="packages to change; default: all")
+    options = parser.parse_args()
+    if unknown := set(options.packages) - set(TESTS):
         parser.error(f"no package {', '.join(sorted(unknown))}: there are {', '.join(TESTS)}")
-    return asked
+    return options
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Which mutants are made: a seeded sample over the places of the code where one is possible."""
+"""Mutants of qload: a seeded sample over the places of the source that cosmic-ray can change."""
 
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -11,11 +11,14 @@ from random import Random
 from cosmic_ray.mutating import mutate_code
 from cosmic_ray.plugins import get_operator
 from cosmic_ray.work_db import WorkDB, use_db
-from cosmic_ray.work_item import WorkItem
+from cosmic_ray.work_item import MutationSpec
+
+from tests.faults.fault import Fault
+from tests.paths import ROOT
 
 ARGUMENTS = "tests/meta/test_argument_types.py"
 RECORDS = "tests/meta/test_dataclasses.py"
-# package of qload -> the tests that judge its mutants, those first that kill most of them in the least time.
+# package of qload -> its tests, those first that kill most mutants in the least time.
 TESTS = {
     "storage": ("tests/storage", ARGUMENTS, RECORDS),
     "detect": ("tests/detect", "tests/weights", "tests/architecture", "tests/listing", ARGUMENTS, RECORDS),
@@ -48,62 +51,79 @@ TESTS = {
     "listing": ("tests/listing", "tests/architecture", ARGUMENTS, RECORDS),
     "architecture": ("tests/architecture", "tests/listing", "tests/weights/test_heads.py", RECORDS),
 }
-# Of packages that other tests judge, the modules that say what native code may read.
+# Modules that state the memory that native code may read, in packages that have other tests.
 MODULES = {"devices": ("operands.py",)}
 TESTS |= {"devices": ("tests/spec/test_borders.py", RECORDS)}
-# Unions stand in annotations nearly always, where a mutant cannot even be imported: that tells nothing.
-TELLS_NOTHING = "core/ReplaceBinaryOperator_BitOr_"
-SLOW = ("verify", "formats")
-SIZE = 10  # mutants of a chunk: few enough that the last ones to finish leave no job idle for long
+# Unions are nearly always annotations; a mutant of one cannot even be imported, and so shows nothing.
+EXCLUDED_OPERATORS = "core/ReplaceBinaryOperator_BitOr_"
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Mutants of one package, in a session of cosmic-ray of their own."""
+class Mutant:
+    """One place of a module of qload, changed by an operator of cosmic-ray."""
 
     package: str
-    items: tuple[WorkItem, ...]
-    session: Path
-    config: Path
+    module: str
+    line: int
+    operator: str
+    source: str
+    mutated: str
+
+    @property
+    def fault(self) -> Fault:
+        """The same as a seeded fault of the whole module."""
+        return Fault(f"{self.module}:{self.line}", self.module, self.source, self.mutated)
+
+    @property
+    def key(self) -> str:
+        """A name that is the same in each run on the same source."""
+        return f"{self.module}:{self.line}:{self.operator}:{hash_text(self.mutated)}"
+
+    def changed_lines(self) -> range:
+        """The numbers of the lines of the source that differ, from 1."""
+        old, new = self.source.splitlines(), self.mutated.splitlines()
+        first = _common(old, new)
+        last = len(old) - _common(old[first:][::-1], new[first:][::-1])
+        return range(first + 1, max(first + 1, last) + 1)
+
+    def change(self) -> tuple[str, str]:
+        """The first changed line before and after, without indentation; "" for a line that is removed."""
+        first = self.changed_lines().start - 1
+        old, new = self.source.splitlines(), self.mutated.splitlines()
+        shorter = len(new) < len(old)
+        return old[first].strip(), "" if shorter else new[first].strip()
 
 
-def sample(root: Path, folder: Path, packages: Sequence[str], count: int, seed: int) -> list[WorkItem]:
-    """`count` mutants: each place of the code is as likely as any other, and gives one mutant at most."""
-    places: dict[tuple[str, tuple[int, int]], list[WorkItem]] = defaultdict(list)
-    for item in _all(root, folder, packages):
-        (mutation,) = item.mutations
-        if not mutation.operator_name.startswith(TELLS_NOTHING):
-            places[str(mutation.module_path), mutation.start_pos].append(item)
+def hash_text(text: str) -> str:
+    """The first digits of a digest."""
+    from hashlib import sha256
+
+    return sha256(text.encode()).hexdigest()[:12]
+
+
+def _common(old: Sequence[str], new: Sequence[str]) -> int:
+    """The number of equal lines at the beginning."""
+    pairs = zip(old, new, strict=False)
+    return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(old), len(new)))
+
+
+def sample(folder: Path, packages: Sequence[str], count: int, seed: int) -> list[Mutant]:
+    """Draw `count` mutants: each place of the source is as likely as any other, and gives at most one.
+
+    `folder`: for the files of cosmic-ray.
+    """
+    places: dict[tuple[str, tuple[int, int]], list[MutationSpec]] = defaultdict(list)
+    for mutation in _mutations(folder, packages):
+        if not mutation.operator_name.startswith(EXCLUDED_OPERATORS):
+            places[str(mutation.module_path), mutation.start_pos].append(mutation)
     random = Random(seed)
-    drawn = []
+    drawn: list[Mutant] = []
     for place in random.sample(sorted(places), len(places)):
-        makeable = [item for item in sorted(places[place], key=_order) if _is_made(root, item)]
-        drawn += random.sample(makeable, min(1, len(makeable)))
+        made = [mutant for each in sorted(places[place], key=_order) if (mutant := _mutant(each)) is not None]
+        drawn += random.sample(made, min(1, len(made)))
         if len(drawn) == count:
             break
     return drawn
-
-
-def chunks(items: Sequence[WorkItem], folder: Path) -> list[Chunk]:
-    """The mutants in chunks of one package each; packages whose tests take long come first."""
-    by_package: dict[str, list[WorkItem]] = defaultdict(list)
-    for item in items:
-        by_package[package_of(item)].append(item)
-    made = []
-    slowest_first = sorted(by_package, key=lambda name: (name not in SLOW, name))
-    for package in slowest_first:
-        own = by_package[package]
-        for start in range(0, len(own), SIZE):
-            name = folder / f"{package}-{start}"
-            made.append(
-                Chunk(
-                    package,
-                    tuple(own[start : start + SIZE]),
-                    name.with_suffix(".sqlite"),
-                    name.with_suffix(".toml"),
-                )
-            )
-    return made
 
 
 def modules(package: str) -> list[str]:
@@ -111,43 +131,37 @@ def modules(package: str) -> list[str]:
     return [f"qload/{package}/{name}" for name in MODULES.get(package, ())] or [f"qload/{package}"]
 
 
-def package_of(item: WorkItem) -> str:
-    """The package of qload that a mutant changes."""
-    return item.mutations[0].module_path.parts[1]
-
-
-def _is_made(root: Path, item: WorkItem) -> bool:
-    """Whether cosmic-ray can write it: it stumbles over the dotted name of an exception."""
-    (mutation,) = item.mutations
+def _mutant(mutation: MutationSpec) -> Mutant | None:
+    """The mutant, or None if cosmic-ray cannot write it, as for the dotted name of an exception."""
     operator = get_operator(mutation.operator_name)(**mutation.operator_args)
+    source = (ROOT / mutation.module_path).read_text()
     try:
-        return (
-            mutate_code((root / mutation.module_path).read_text(), operator, mutation.occurrence) is not None
-        )
+        mutated = mutate_code(source, operator, mutation.occurrence)
     except AttributeError:
-        return False
+        return None
+    if mutated is None:
+        return None
+    module = mutation.module_path.as_posix()
+    package, line = mutation.module_path.parts[1], mutation.start_pos[0]
+    return Mutant(package, module, line, mutation.operator_name, source, mutated)
 
 
-def _all(root: Path, folder: Path, packages: Sequence[str]) -> list[WorkItem]:
-    """Every mutant that cosmic-ray knows of these packages."""
+def _mutations(folder: Path, packages: Sequence[str]) -> Iterator[MutationSpec]:
+    """Every change that cosmic-ray knows in these packages."""
     config, session = folder / "all.toml", folder / "all.sqlite"
     session.unlink(missing_ok=True)
-    config.write_text(configuration([path for package in packages for path in modules(package)], "all"))
-    command = [sys.executable, "-m", "cosmic_ray.cli", "init", str(config), str(session)]
-    subprocess.run(command, cwd=root, check=True)
-    with use_db(str(session), WorkDB.Mode.open) as found:
-        return list(found.work_items)
-
-
-def configuration(changed: Sequence[str], package: str) -> str:
-    """What cosmic-ray reads; a test that hangs is killed after five minutes, and its mutant with it."""
-    paths = ", ".join(f'"{module}"' for module in changed)
-    return (
-        f"[cosmic-ray]\nmodule-path = [{paths}]\ntimeout = 300.0\nexcluded-modules = []\n"
-        f'test-command = "{sys.executable} -m tests.mutants.choose {package}"\n'
-        '[cosmic-ray.distributor]\nname = "local"\n'
+    paths = ", ".join(f'"{path}"' for package in packages for path in modules(package))
+    config.write_text(
+        f"[cosmic-ray]\nmodule-path = [{paths}]\ntimeout = 1.0\nexcluded-modules = []\n"
+        'test-command = "false"\n[cosmic-ray.distributor]\nname = "local"\n'
     )
+    command = [sys.executable, "-m", "cosmic_ray.cli", "init", str(config), str(session)]
+    subprocess.run(command, cwd=ROOT, check=True)
+    with use_db(str(session), WorkDB.Mode.open) as found:
+        for item in list(found.work_items):
+            (mutation,) = item.mutations
+            yield mutation
 
 
-def _order(item: WorkItem) -> tuple[str, int]:
-    return item.mutations[0].operator_name, item.mutations[0].occurrence
+def _order(mutation: MutationSpec) -> tuple[str, int]:
+    return mutation.operator_name, mutation.occurrence

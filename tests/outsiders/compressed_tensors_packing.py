@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qload.conformance import ConformanceCase, LinearKernelSuite, PackerSuite
-from qload.conformance.linear_trial import LinearTrial
+from qload.conformance.linear_checks import LinearChecks
 from qload.testing.checks import Misread
 
 quantization = pytest.importorskip("compressed_tensors.quantization")
@@ -65,6 +65,6 @@ def test_act_order_is_refused_where_a_config_says_it_and_lost_where_none_does() 
     unasked = type("Unasked", (TestDecompress,), {"can_implement": lambda self, case: (True, "")})
 
     with pytest.raises(Misread) as caught:
-        LinearTrial(unasked(), case, "cpu").reads_back()
+        LinearChecks(unasked(), case, "cpu").reads_back()
 
     assert caught.value.diagnosis.fault == "act-order-ignored"

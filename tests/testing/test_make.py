@@ -11,26 +11,28 @@ from qload import layers, verify
 from qload.errors import ArgumentError
 from qload.models import FAMILIES, load_model
 from qload.testing import make_checkpoint
-from qload.testing.recipes import RECIPES
+from qload.testing.tiny_checkpoint import DIALECTS
 from tests.cli.test_several import run
 
-PAIRS = [(recipe, "llama") for recipe in RECIPES] + [("gptq", kind) for kind in FAMILIES if kind != "llama"]
+PAIRS = [(dialect, "llama") for dialect in DIALECTS] + [
+    ("gptq", kind) for kind in FAMILIES if kind != "llama"
+]
 FORMATS = {"plain": "unquantized", "awq": "awq", "fp8-block": "fp8", "gptq-8bit": "gptq"}
 
 
-@pytest.mark.parametrize(("recipe", "kind"), PAIRS)
-def test_nothing_is_found_and_the_model_loads(recipe: str, kind: str, tmp_path: Path) -> None:
-    make_checkpoint(recipe, tmp_path, model=kind)
+@pytest.mark.parametrize(("dialect", "kind"), PAIRS)
+def test_nothing_is_found_and_the_model_loads(dialect: str, kind: str, tmp_path: Path) -> None:
+    make_checkpoint(dialect, tmp_path, model=kind)
 
     assert [*verify(tmp_path).findings] == []
     assert load_model(tmp_path).config.type == kind
 
 
-@pytest.mark.parametrize(("recipe", "format"), FORMATS.items())
+@pytest.mark.parametrize(("dialect", "format"), FORMATS.items())
 def test_matrices_of_layers_are_of_the_format_and_routers_are_not(
-    recipe: str, format: str, tmp_path: Path
+    dialect: str, format: str, tmp_path: Path
 ) -> None:
-    make_checkpoint(recipe, tmp_path, model="mixtral")
+    make_checkpoint(dialect, tmp_path, model="mixtral")
 
     found = {layer.prefix: layer.format for layer in layers(tmp_path)}
     assert (

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qload.testing.snapshots import TensorSnapshot, by_content, moved
+from qload.testing.snapshots import TensorSnapshot, by_content, changes
 
 
 def test_an_element_that_moved_is_named_by_its_row_and_column() -> None:
@@ -11,7 +11,7 @@ def test_an_element_that_moved_is_named_by_its_row_and_column() -> None:
     after = before.clone()
     after[4, 5] = -1
 
-    assert [*moved(by_content(before), by_content(after))] == [
+    assert [*changes(by_content(before), by_content(after))] == [
         "tensor 0, torch.int64 (6, 8): moved in rows 4, columns 5"
     ]
 
@@ -21,7 +21,7 @@ def test_of_large_tensors_bands_are_named() -> None:
     after = before.clone()
     after[9, 100], after[200, 639] = 1, 1
 
-    (line,) = moved(by_content(before), by_content(after))
+    (line,) = changes(by_content(before), by_content(after))
 
     assert line.endswith("moved in rows 8 to 203, columns 100 to 639")
 
@@ -34,7 +34,7 @@ def test_of_large_tensors_bands_are_named() -> None:
     ],
 )
 def test_another_shape_or_dtype_is_said(after: torch.Tensor, says: str) -> None:
-    assert [*moved(by_content(torch.zeros(2, 2)), by_content(after))] == [says]
+    assert [*changes(by_content(torch.zeros(2, 2)), by_content(after))] == [says]
 
 
 def test_what_is_the_same_has_the_same_text_and_no_line() -> None:
@@ -43,7 +43,7 @@ def test_what_is_the_same_has_the_same_text_and_no_line() -> None:
     assert by_content(one) == by_content(one.clone())
     assert by_content(one.T) == by_content(one.T.contiguous())
     assert by_content(one) != by_content(view)
-    assert [*moved(by_content(one), by_content(one))] == []
+    assert [*changes(by_content(one), by_content(one))] == []
 
 
 @pytest.mark.parametrize("value", [0.0, float("nan")])

@@ -1,6 +1,6 @@
-"""Test the tester: faults planted in a kernel, and which checks, or which tests of its own, notice."""
+"""Plant known faults in a kernel, and see which checks, or which tests of a project, notice them."""
 
-from qload.testing.selftest.adopted import Outcome, adopted_matrix
 from qload.testing.selftest.matrix import KillRow, kill_matrix
+from qload.testing.selftest.user_tests import Outcome, adopted_matrix
 
 __all__ = ["KillRow", "Outcome", "adopted_matrix", "kill_matrix"]

@@ -1,6 +1,11 @@
-"""The kill matrix of one kernel: every fault that can be planted in it, and which checks notice."""
+"""The kill matrix of one kernel: the faults that can be planted in it, and the checks that notice each.
 
-from collections.abc import Iterator
+The checks are those of `qload.testing`, and three tolerances in wide use, to show their gaps: `cosine` above
+.99, as for activations; `mean relative` error under .04, as in Marlin's tests; `allclose` with rtol .2 and
+atol .2.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -11,38 +16,47 @@ from torch import Tensor
 from qload.diagnosis import diagnose
 from qload.errors import ArgumentError
 from qload.spec import Weight
-from qload.testing.checks import Kernel, read_back
+from qload.testing.checks import Kernel, Misread, assert_reads_back, assert_within_bound, read_back
 from qload.testing.kernel_faults import KERNEL_FAULTS, KernelFault
-from qload.testing.selftest.oracles import ORACLES, OWN, READS, misread
-from qload.testing.selftest.subjects import SUBJECTS
+from qload.testing.selftest.runner import run_faults
+from qload.testing.selftest.sample_weights import SAMPLE_WEIGHTS
+
+TOKENS = 32  # two tiles of sixteen
+READ_BACK = "read back"
+MIN_COSINE, MAX_MEAN_RELATIVE, CLOSE_TOLERANCE = 0.99, 0.04, 0.2
+
+Oracle = Callable[[Kernel, Weight, torch.dtype], bool]  # True for a kernel that passes
 
 
 class Adapter(Protocol):
-    """Somebody's kernel: a `format` that it reads, what packs a typed weight, and what multiplies."""
+    """A kernel under test: the `format` that it reads, its packing, and its product."""
 
     format: str
 
     def pack(self, weight: Any) -> Any:
-        """The buffers of a typed weight."""
+        """Return the buffers of a typed `weight`."""
 
     def gemm(self, x: Tensor, buffers: Any) -> Tensor:
-        """X (M, K) -> y (M, N)."""
+        """Multiply x (M, K) by `buffers` -> y (M, N)."""
 
 
 @dataclass(frozen=True)
 class KillRow:
-    """A fault, planted in the kernel for one subject.
+    """The result of one fault, planted in the kernel for one sample weight.
 
     Attributes
     ----------
-    subject, fault, words
-        Of which weight, and which fault.
+    subject
+        The name of the sample weight.
+    fault, words
+        The id and the description of the fault.
     noticed
-        By name of each check: whether it failed, as it has to.
+        By name of each check: whether it failed, as it should.
     named
-        The class that a diagnosis gives to the weight that is read back; None for none.
+        The class of the diagnosis of the weight that is read back; None for no class.
     refused
-        What the kernel's own packing raised, which says more than any check: its class and first line; or "".
+        The class and the first line of the error of the kernel's own packing, which is more than any check
+        says; "" if it packed the weight.
     """
 
     subject: str
@@ -54,58 +68,72 @@ class KillRow:
 
     @property
     def caught(self) -> bool:
-        """Whether a check of qload notices, or the kernel packs no such weight."""
-        return bool(self.refused) or any(self.noticed[name] for name in OWN)
+        """Whether a check of qload notices the fault, or the kernel refuses such a weight."""
+        return bool(self.refused) or any(self.noticed[name] for name in REQUIRED_CHECKS)
+
+    @property
+    def end(self) -> str:
+        """ "caught", "let through", or "refused" with the error."""
+        return f"refused ({self.refused})" if self.refused else "caught" if self.caught else "let through"
+
+    def row(self) -> dict[str, Any]:
+        """The columns of the report by name."""
+        first = {"subject": self.subject, "fault": self.fault, "words": self.words, "end": self.end}
+        checks = {name: "caught" if noticed else "let through" for name, noticed in self.noticed.items()}
+        return {**first, "named": self.named, **checks}
 
 
 def kill_matrix(adapter: Adapter, dtype: torch.dtype = torch.float16) -> Iterator[KillRow]:
-    """A row for every fault that applies to the kernel of `adapter`, with activations of `dtype`.
+    """Yield a row for every fault that applies to the kernel of `adapter`, with activations of `dtype`.
 
-    The subjects are those of its format: one of `SUBJECTS`, or all whose name begins with the format's.
-    ArgumentError where there are none, or where the kernel is wrong before anything is planted.
+    The sample weights are those of its format: one of `SAMPLE_WEIGHTS`, or all whose name begins with the
+    format's. ArgumentError if there are none, or if the kernel is wrong before a fault is planted.
     """
-    names = [name for name in SUBJECTS if name == adapter.format] or [
-        name for name in SUBJECTS if name.startswith(adapter.format)
+    names = [name for name in SAMPLE_WEIGHTS if name == adapter.format] or [
+        name for name in SAMPLE_WEIGHTS if name.startswith(adapter.format)
     ]
     if not names:
-        raise ArgumentError("format", f"one of {', '.join(SUBJECTS)}", repr(adapter.format))
+        raise ArgumentError("format", f"one of {', '.join(SAMPLE_WEIGHTS)}", repr(adapter.format))
     for name in names:
-        yield from _of_subject(adapter, name, SUBJECTS[name](), dtype)
+        weight = SAMPLE_WEIGHTS[name]()
+        correct = _read_back_correctly(adapter, weight, dtype)
+        yield from run_faults(KERNEL_FAULTS, partial(_try, adapter, name, weight, dtype, correct))
 
 
-def _of_subject(adapter: Adapter, name: str, weight: Weight, dtype: torch.dtype) -> Iterator[KillRow]:
-    sound = partial(_gemm, adapter, adapter.pack(weight))
-    failing = [check for check in OWN if not ORACLES[check](sound, weight, dtype)]
-    right = read_back(sound, weight.layer.K, dtype)
+def _read_back_correctly(adapter: Adapter, weight: Weight, dtype: torch.dtype) -> Tensor:
+    """Read back the weight of the kernel without a fault; ArgumentError if a check fails."""
+    kernel = partial(_gemm, adapter, adapter.pack(weight))
+    failing = [check for check in REQUIRED_CHECKS if not ORACLES[check](kernel, weight, dtype)]
+    result = read_back(kernel, weight.layer.K, dtype)
     if failing:
-        found = diagnose(weight.dequantize(), right, weight)
+        found = diagnose(weight.dequantize(), result, weight)
         raise ArgumentError(
             "the kernel", "right before a fault is planted", f"{', '.join(failing)}: {found.sentence}"
         )
-    for fault in KERNEL_FAULTS:
-        try:
-            planted = _planted(adapter, fault, weight)
-        except Exception as error:  # a class of the kernel's own
-            first, *_ = str(error).splitlines() or [""]
-            refused = f"{type(error).__name__}: {first}"
-            yield KillRow(name, fault.name, fault.words, dict.fromkeys(ORACLES, True), None, refused)
-            continue
-        if planted is not None and not torch.equal(read_back(planted, weight.layer.K, dtype), right):
-            yield _row(name, fault, planted, weight, dtype)
+    return result
 
 
-def _row(name: str, fault: KernelFault, planted: Kernel, weight: Weight, dtype: torch.dtype) -> KillRow:
-    seen, named = misread(planted, weight, dtype)
-    others = [check for check in ORACLES if check != READS]
-    noticed = {READS: seen, **{check: not ORACLES[check](planted, weight, dtype) for check in others}}
-    return KillRow(name, fault.name, fault.words, noticed, named)
-
-
-def _planted(adapter: Adapter, fault: KernelFault, weight: Weight) -> Kernel | None:
-    packed = fault.packed(weight)
-    if packed is None:
-        return None
-    return fault.gemm(partial(_gemm, adapter, adapter.pack(packed)), weight.layer.N)
+def _try(
+    adapter: Adapter, name: str, weight: Weight, dtype: torch.dtype, correct: Tensor, fault: KernelFault
+) -> Iterator[KillRow]:
+    try:
+        packed = fault.packed(weight)
+        if packed is None:
+            return
+        kernel = fault.gemm(partial(_gemm, adapter, adapter.pack(packed)), weight.layer.N)
+    except Exception as error:  # of any class, as the adapter is not qload's
+        first, *_ = str(error).splitlines() or [""]
+        refused = f"{type(error).__name__}: {first}"
+        yield KillRow(name, fault.name, fault.words, dict.fromkeys(ORACLES, True), None, refused)
+        return
+    if not torch.equal(read_back(kernel, weight.layer.K, dtype), correct):
+        misread, fault_class = diagnose_kernel(kernel, weight, dtype)
+        others = [check for check in ORACLES if check != READ_BACK]
+        noticed = {
+            READ_BACK: misread,
+            **{check: not ORACLES[check](kernel, weight, dtype) for check in others},
+        }
+        yield KillRow(name, fault.name, fault.words, noticed, fault_class)
 
 
 def _gemm(adapter: Adapter, buffers: Any, x: Tensor) -> Tensor:
@@ -113,7 +141,7 @@ def _gemm(adapter: Adapter, buffers: Any, x: Tensor) -> Tensor:
 
 
 def adapter_of(found: object) -> Adapter:
-    """An adapter, or an instance of a class of one; ArgumentError where it lacks what one has."""
+    """Return an adapter, or an instance of a class of one; ArgumentError if an attribute is missing."""
     made: Any = found() if isinstance(found, type) else found
     missing = [name for name in ("format", "pack", "gemm") if not hasattr(made, name)]
     if missing:
@@ -122,3 +150,73 @@ def adapter_of(found: object) -> Adapter:
         )
     adapter: Adapter = made
     return adapter
+
+
+def _passes(check: Callable[[], object]) -> bool:
+    try:
+        check()
+    except AssertionError:
+        return False
+    return True
+
+
+def passes_read_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> bool:
+    """Whether one-hot inputs return the columns of the weight."""
+    return _passes(partial(assert_reads_back, kernel, weight, dtype))
+
+
+def diagnose_kernel(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> tuple[bool, str | None]:
+    """Return whether one-hot inputs of `dtype` read another `weight` back, and the class of the fault."""
+    try:
+        assert_reads_back(kernel, weight, dtype)
+    except Misread as error:
+        return True, error.diagnosis.fault
+    except AssertionError:
+        return True, None
+    return False, None
+
+
+def passes_derived_bound(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> bool:
+    """Whether every result is as close as rounding allows."""
+    return _passes(lambda: assert_within_bound(kernel, weight, activations(weight, dtype)))
+
+
+def passes_cosine(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> bool:
+    """Whether the results have nearly the same direction."""
+    got, want = _results(kernel, weight, dtype)
+    return float(torch.cosine_similarity(got.flatten(), want.flatten(), 0)) > MIN_COSINE
+
+
+def passes_mean_relative(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> bool:
+    """Whether the mean error is a small part of the mean result."""
+    got, want = _results(kernel, weight, dtype)
+    return float((got - want).abs().mean() / want.abs().mean()) < MAX_MEAN_RELATIVE
+
+
+def passes_allclose(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> bool:
+    """Whether every result is within a fifth of the exact one, or within 0.2."""
+    got, want = _results(kernel, weight, dtype)
+    return torch.allclose(got, want, rtol=CLOSE_TOLERANCE, atol=CLOSE_TOLERANCE)
+
+
+def activations(weight: Weight, dtype: torch.dtype) -> Tensor:
+    """Normal inputs (M, K) with a standard deviation of a tenth, as in common tests of experts' kernels."""
+    random = torch.Generator().manual_seed(0)
+    return (torch.randn(TOKENS, weight.layer.K, generator=random) / 10).to(dtype)
+
+
+def _results(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The results of the kernel and the exact ones, float64 (M, N)."""
+    x = activations(weight, dtype)
+    return kernel(x).double(), x.double() @ weight.dequantize().double().T
+
+
+# By name; the first two are qload's own and have to notice every fault.
+ORACLES: dict[str, Oracle] = {
+    READ_BACK: passes_read_back,
+    "derived bound": passes_derived_bound,
+    "cosine > .99": passes_cosine,
+    "mean relative < .04": passes_mean_relative,
+    "rtol .2 atol .2": passes_allclose,
+}
+REQUIRED_CHECKS = (READ_BACK, "derived bound")

@@ -1,6 +1,5 @@
-"""Frozen vectors: small checkpoints with what they mean, and others that have to be refused, as files."""
+"""Frozen vectors: small checkpoints as files, with the weights that they store, and some to be refused."""
 
-from qload.testing.vectors.export import export
-from qload.testing.vectors.manifest import VERSION, Manifest, VectorCase, VectorFile
+from qload.testing.vectors.export import VERSION, Manifest, VectorCase, VectorFile, export
 
 __all__ = ["VERSION", "Manifest", "VectorCase", "VectorFile", "export"]

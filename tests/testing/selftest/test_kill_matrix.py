@@ -10,8 +10,7 @@ from qload import Weight
 from qload.errors import ArgumentError
 from qload.testing.kernel_faults import KERNEL_FAULTS
 from qload.testing.selftest import KillRow, kill_matrix, matrix
-from qload.testing.selftest.matrix import adapter_of
-from qload.testing.selftest.oracles import ORACLES
+from qload.testing.selftest.matrix import ORACLES, adapter_of
 
 WIDE = [name for name in ORACLES if any(character.isdigit() for character in name)]
 

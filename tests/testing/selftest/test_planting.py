@@ -12,9 +12,9 @@ from torch import Tensor
 from qload import GPTQWeight
 from qload.errors import ArgumentError
 from qload.testing.kernel_faults import KERNEL_FAULTS, KernelFault
-from qload.testing.selftest import adopted, adopted_matrix
-from qload.testing.selftest.planting import multiplying, packing, replaced
-from qload.testing.selftest.subjects import gptq
+from qload.testing.selftest import adopted_matrix, user_tests
+from qload.testing.selftest.fault_injection import around_product, replace_function, with_fault
+from qload.testing.selftest.sample_weights import gptq
 
 WEIGHT = gptq()
 
@@ -30,7 +30,7 @@ def meaning(scales: Tensor, qweight: Tensor, qzeros: Tensor, g_idx: Tensor) -> T
 
 
 def test_tensors_are_changed_by_their_names(tmp_path: Path) -> None:
-    wrong = packing(meaning, fault("scales-late"), "gptq", tmp_path / "reached")
+    wrong = with_fault(meaning, fault("scales-late"), "gptq", tmp_path / "reached")
 
     got = wrong(WEIGHT.scales, **{name: held for name, held in WEIGHT.fields().items() if name != "scales"})
 
@@ -42,13 +42,13 @@ def test_a_typed_weight_is_changed_as_a_whole(tmp_path: Path) -> None:
     def pack(weight: GPTQWeight) -> Tensor:
         return weight.scales
 
-    wrong = packing(pack, fault("scales-doubled"), None, tmp_path / "reached")
+    wrong = with_fault(pack, fault("scales-doubled"), None, tmp_path / "reached")
 
     assert torch.equal(wrong(WEIGHT), 2 * WEIGHT.scales)
 
 
 def test_a_fault_that_changes_nothing_is_not_reached(tmp_path: Path) -> None:
-    wrong = packing(meaning, fault("second-scale-lost"), "gptq", tmp_path / "reached")
+    wrong = with_fault(meaning, fault("second-scale-lost"), "gptq", tmp_path / "reached")
 
     assert torch.equal(wrong(**WEIGHT.fields()), WEIGHT.dequantize())
     assert not (tmp_path / "reached").exists()
@@ -56,11 +56,11 @@ def test_a_fault_that_changes_nothing_is_not_reached(tmp_path: Path) -> None:
 
 def test_tensors_without_a_format_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="for tensors under stored names"):
-        packing(meaning, fault("scales-late"), None, tmp_path / "reached")(**WEIGHT.fields())
+        with_fault(meaning, fault("scales-late"), None, tmp_path / "reached")(**WEIGHT.fields())
 
 
 def test_a_product_gets_other_inputs(tmp_path: Path) -> None:
-    wrong = multiplying(lambda name, x: 3 * x, fault("inputs-reversed"), tmp_path / "reached")
+    wrong = around_product(lambda name, x: 3 * x, fault("inputs-reversed"), tmp_path / "reached")
 
     assert wrong("a name", torch.arange(4.0).reshape(1, 4)).tolist() == [[9, 6, 3, 0]]
     assert (tmp_path / "reached").is_file()
@@ -71,7 +71,7 @@ def test_a_function_is_replaced_where_it_is_defined(monkeypatch: pytest.MonkeyPa
     vars(module)["Kernel"] = type("Kernel", (), {"pack": staticmethod(lambda: 1)})
     monkeypatch.setitem(sys.modules, "a_project", module)
 
-    replaced("a_project:Kernel.pack", lambda function: staticmethod(lambda: function() + 1))
+    replace_function("a_project:Kernel.pack", lambda function: staticmethod(lambda: function() + 1))
 
     assert vars(module)["Kernel"].pack() == 2
 
@@ -79,8 +79,9 @@ def test_a_function_is_replaced_where_it_is_defined(monkeypatch: pytest.MonkeyPa
 def runs(codes: dict[str, int], reaching: bool) -> Callable[..., int]:
     """What stands for a run of pytest: its exit code by the fault that it is given."""
 
-    def run(command: list[str], options: list[str], allowed: tuple[int, ...]) -> int:
-        given = dict(option.removeprefix("--qload-plant-").split("=", 1) for option in options)
+    def run(options: list[str], allowed: tuple[int, ...]) -> int:
+        planted = [option for option in options if option.startswith("--qload-plant-")]
+        given = dict(option.removeprefix("--qload-plant-").split("=", 1) for option in planted)
         if reaching and given:
             Path(given["reached"]).write_text("planted")
         return codes.get(given.get("fault", ""), 0)
@@ -89,7 +90,7 @@ def runs(codes: dict[str, int], reaching: bool) -> Callable[..., int]:
 
 
 def test_tests_that_fail_caught_a_fault_and_others_let_it_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adopted, "_run", runs({"scales-late": 1}, reaching=True))
+    monkeypatch.setattr(user_tests, "_run", runs({"scales-late": 1}, reaching=True))
 
     ends = {each.fault: each.end for each in adopted_matrix("pytest tests", pack="a:b", format="gptq")}
 
@@ -99,7 +100,7 @@ def test_tests_that_fail_caught_a_fault_and_others_let_it_through(monkeypatch: p
 
 
 def test_a_fault_that_no_test_meets_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adopted, "_run", runs({}, reaching=False))
+    monkeypatch.setattr(user_tests, "_run", runs({}, reaching=False))
 
     assert {each.end for each in adopted_matrix("pytest tests", gemm="a:b")} == {"not reached"}
 
@@ -118,7 +119,7 @@ def test_a_projects_own_tests_are_run(tmp_path: Path, monkeypatch: pytest.Monkey
         "    assert torch.equal(kernel.gemm(torch.eye(8), torch.eye(8)), torch.eye(8))\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(adopted, "KERNEL_FAULTS", (fault("result-doubled"),))
+    monkeypatch.setattr(user_tests, "KERNEL_FAULTS", (fault("result-doubled"),))
 
     (found,) = adopted_matrix("pytest test_kernel.py", gemm="kernel:gemm")
 

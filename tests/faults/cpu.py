@@ -1,0 +1,57 @@
+"""Faults of the way to the CPU module: the order of panels, what it is given, and when it is asked."""
+
+from tests.faults.fault import Fault
+
+_ORDER, _PANELS = "qload/layouts/panels.py", "qload/kernel_formats/panels.py"
+_CPU, _ROWS = "qload/kernels/cpu.py", "qload/kernels/cpu_rows.py"
+_CHOICE = "qload/kernels/cpu_choice.py"
+_LATE = "qload/repacking/late_tensors.py"
+
+FAULTS = (
+    Fault("panels-of-columns", _ORDER, "nt (kt c) (r)", "nt (c kt) (r)"),
+    Fault("panels-scales-by-column", _ORDER, "nt (g c)", "nt (c g)"),
+    Fault(
+        "panels-groups-not-padded",
+        _PANELS,
+        "return place // size * self.run(K) + place % size",
+        "return place",
+    ),
+    Fault(
+        "panels-groups-not-permuted", _PANELS, "index_copy_(0, self.perm.long(), k_group)", "copy_(k_group)"
+    ),
+    Fault("panels-zero-of-256", _PANELS, "least < 0 or most > MOST_ZERO", "least < 0"),
+    Fault("panels-of-half-a-group", _PANELS, "bool((integers.g_idx[perm].long() == here).all())", "True"),
+    Fault("cpu-takes-many-tokens", _CPU, "if way == TORCH:", "if False:"),
+    Fault("cpu-strides-of-inputs", _CPU, "rows.stride(1) == 1 or rows.shape[1] == 1", "True"),
+    Fault("rows-signed-as-unsigned", _ROWS, "codes.codes.dtype == torch.int8", "False"),
+    Fault(
+        "rows-by-a-table-of-sixteen",
+        _ROWS,
+        "replace(meaning, lookup=_of_each_byte(meaning.lookup))",
+        "meaning",
+    ),
+    Fault("rows-kept-elsewhere", _ROWS, "kept.seen == seen and", ""),
+    Fault("rows-kept-for-ever", _ROWS, " and kept.stands_for(tensors)", ""),
+    Fault("cpu-leaves-all-types", _CHOICE, 'str(dtype).removeprefix("torch.")', '"bfloat16"'),
+    Fault("cpu-one-row-on", _CHOICE, "if tokens <= most]", "if tokens < most]"),
+    Fault(
+        "rows-low-half-first",
+        _ROWS,
+        "isinstance(codes.codes, NibblePairs) and codes.codes.high_first",
+        "False",
+    ),
+    Fault("late-tensors-of-nobody", _LATE, "            light.enter()", "            pass"),
+    Fault("late-tensors-as-expected", _LATE, " and self._begun[name].move == move", ""),
+    Fault(
+        "late-tensors-read-ahead",
+        "qload/repacking/loaders.py",
+        "[read for read in inner.reads if late.is_read(read)]",
+        "inner.reads",
+    ),
+    Fault(
+        "auto-forgets-panels",
+        "qload/repacking/loaders.py",
+        '"panels" if capability is None else "strips"',
+        '"strips"',
+    ),
+)

@@ -1,0 +1,48 @@
+"""Faults of the diagnosis, of planted faults, and of the vectors: who is named, how surely, and where."""
+
+from tests.faults.fault import Fault
+
+_ALL = "qload/diagnosis"
+
+FAULTS = (
+    Fault(
+        "zero-points-named-backwards",
+        f"{_ALL}/reading_faults.py",
+        "lambda zeros: zeros.int() + 1",
+        "lambda zeros: zeros.int() - 1",
+    ),
+    Fault("any-fault-explains", f"{_ALL}/diagnosis.py", "ENOUGH = 0.9", "ENOUGH = 0.01"),
+    Fault("chance-explains", f"{_ALL}/diagnosis.py", "EVIDENCE = 20.0", "EVIDENCE = 2e9"),
+    Fault(
+        "act-order-not-looked-at",
+        f"{_ALL}/reading_faults.py",
+        "order = codes.k_group.long().argsort(stable=True)",
+        "order = codes.k_group.long().argsort(stable=True).flip(0)",
+    ),
+    Fault(
+        "ranks-nearest-to-themselves",
+        f"{_ALL}/weight_faults.py",
+        "agreeing[best] > agreeing[own] else own",
+        "agreeing[best] < agreeing[own] else own",
+    ),
+    Fault("places-of-the-first-run", f"{_ALL}/comparison.py", "_range(rows + case.first)", "_range(rows)"),
+    Fault("rounding-of-bfloat16-for-all", f"{_ALL}/comparison.py", "relative = min(", "relative = 64 * min("),
+    Fault(
+        "scattered-zeros-are-a-tile",
+        f"{_ALL}/weight_faults.py",
+        "if int((tile == 0).sum()) >= ONE_KIND * tile.numel():",
+        "if True:",
+    ),
+    Fault(
+        "planted-twice-is-once",
+        "qload/testing/kernel_faults.py",
+        "if changed is None or _equal(changed, weight):",
+        "if changed is None or not _equal(changed, weight):",
+    ),
+    Fault(
+        "vectors-wrap-is-lost",
+        "qload/testing/vectors/cases.py",
+        "stored = (zeros - stored_minus) % 2**bits",
+        "stored = (zeros - stored_minus).clamp(0)",
+    ),
+)

@@ -1,0 +1,83 @@
+"""Faults of engines: whose share, which part, which expert, and when a layer is done."""
+
+from tests.faults.fault import Fault
+
+CHECKPOINT, LOADING = "qload/engines/vllm/checkpoint.py", "qload/engines/vllm/weight_loading.py"
+
+FAULTS = (
+    Fault(
+        "engine-finishes-too-soon", CHECKPOINT, "return self._known and not self._left", "return self._known"
+    ),
+    Fault("engine-never-finishes", CHECKPOINT, "self._left.discard(name)", "self._left.discard('')"),
+    Fault(
+        "engine-mappers-backwards",
+        CHECKPOINT,
+        "for mapper in self._mappers:",
+        "for mapper in reversed(self._mappers):",
+    ),
+    Fault("engine-tensors-of-a-layer-like-it", CHECKPOINT, 'f"{module}.{rest}" for', 'f"{module}{rest}" for'),
+    Fault("engine-keeps-what-arrived", LOADING, "param.data = param.data.new_empty(0)", "param.data"),
+    Fault(
+        "engine-bias-of-joined-parts-turned",
+        "qload/methods/loaded.py",
+        "torch.split(bias, list(self.widths))",
+        "torch.split(bias, list(self.widths))[::-1]",
+    ),
+    Fault(
+        "engine-head-bias-twice",
+        LOADING,
+        "return y if bias is None else y + bias",
+        "return y if bias is None else y + bias + bias",
+    ),
+    Fault(
+        "engine-rows-of-the-first-rank",
+        "qload/methods/typed_linear.py",
+        "parts = [Part(place.prefix, *rows)]",
+        "parts = [Part(place.prefix, 0, rows[1] - rows[0])]",
+    ),
+    Fault(
+        "engine-gate-and-up-exchanged",
+        LOADING,
+        '{"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}',
+        '{"w1": "up_proj", "w3": "gate_proj", "w2": "down_proj"}',
+    ),
+    Fault(
+        "engine-experts-by-their-number-elsewhere",
+        LOADING,
+        "arrivals.take(local, shard_id",
+        "arrivals.take(expert_id, shard_id",
+    ),
+    Fault(
+        "engine-experts-elsewhere-as-the-first",
+        LOADING,
+        "torch.where(here < 0, layer.local_num_experts, here)",
+        "torch.where(here < 0, 0, here)",
+    ),
+    Fault(
+        "engine-experts-of-one-rank",
+        LOADING,
+        '"process_group": arrivals.group, ',
+        "",
+    ),
+    Fault(
+        "engine-routing-weight-on-the-other-side",
+        LOADING,
+        '"input" if layer.apply_router_weight_on_input else "output"',
+        '"output" if layer.apply_router_weight_on_input else "input"',
+    ),
+    Fault(
+        "engine-experts-not-counted", LOADING, "if len(made.local) != count:", "if len(made.local) > count:"
+    ),
+    Fault(
+        "engine-versions-not-told",
+        "qload/engines/vllm/hooks.py",
+        'here.partition("+")[0] not in TRIED',
+        'here.partition("+")[0] in TRIED',
+    ),
+    Fault(
+        "engine-kernel-dequantizes",
+        "qload/engines/vllm/kernel_config.py",
+        "compute_capability is not None and kernel is DequantizeLinearKernel",
+        "compute_capability is None and kernel is DequantizeLinearKernel",
+    ),
+)

@@ -1,0 +1,90 @@
+"""Faults of experts: their names, stacks, shares, biases and facts."""
+
+from tests.faults.fault import Fault
+
+FAULTS = (
+    Fault(
+        "gate-up-exchanged",
+        "qload/experts/load.py",
+        "    for gate, up, down in plan.here:\n",
+        "    for up, gate, down in plan.here:\n",
+    ),
+    Fault(
+        "expert-cut-off-by-one",
+        "qload/experts/load.py",
+        "return [self.names.of(expert) for",
+        "return [self.names.of(max(expert - 1, 0)) for",
+    ),
+    Fault(
+        "scale-of-the-next-expert",
+        "qload/experts/stack.py",
+        "held = {field: tensor[index] for",
+        'held = {field: tensor[(index + ("scale" in field)) % len(self)] for',
+    ),
+    Fault(
+        "uneven-experts-lost",
+        "qload/experts/local.py",
+        "start + each + (rank < more)",
+        "start + each",
+    ),
+    Fault(
+        "expert-map-not-local",
+        "qload/experts/local.py",
+        "= torch.arange(len(self))",
+        "= torch.arange(self.start, self.stop)",
+    ),
+    Fault(
+        "grid-of-ranks-turned",
+        "qload/experts/local.py",
+        "Grid(Rank(rank % cutting, cutting), Rank(rank // cutting, expert_ranks))",
+        "Grid(Rank(rank // expert_ranks, cutting), Rank(rank % expert_ranks, expert_ranks))",
+    ),
+    Fault(
+        "down-bias-on-every-rank",
+        "qload/experts/load.py",
+        "    if source.process_group.rank():\n",
+        "    if False:\n",
+    ),
+    Fault(
+        "up-bias-over-gate-bias",
+        "qload/experts/biases.py",
+        "            at += width\n",
+        "            at += 0\n",
+    ),
+    Fault(
+        "experts-not-compared",
+        "qload/experts/alike.py",
+        "        if a != b:\n",
+        "        if False:\n",
+    ),
+    Fault(
+        "promised-experts-uncounted",
+        "qload/experts/names.py",
+        "    count = promised[0]\n",
+        "    count = last + 1\n",
+    ),
+    Fault(
+        "act-order-share-taken-for-whole",
+        "qload/experts/stack.py",
+        "        if whole == self.layer.K:\n",
+        "        if whole >= self.layer.K:\n",
+    ),
+    Fault(
+        "routing-weight-on-the-output",
+        "qload/experts/facts.py",
+        "return ExpertFacts(known, gating.weighted)",
+        "return ExpertFacts(known)",
+    ),
+    Fault(
+        "part-read-over-part",
+        "qload/loader/pieces.py",
+        "        at += extent or 0\n",
+        "        at += 0\n",
+    ),
+    Fault(
+        "router-quantized",
+        "qload/quantize/policy.py",
+        'return f".{prefix}".endswith(',
+        'return f".{prefix}".startswith(',
+    ),
+)

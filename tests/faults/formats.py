@@ -1,0 +1,241 @@
+"""Faults of the other quantizers: EXL2, EETQ, FP8, bitsandbytes, compressed-tensors, four-bit floats, and
+of who is quantized at all."""
+
+from tests.faults.fault import Fault
+
+_EXL2, _GROUPS = "qload/formats/exl2.py", "qload/layouts/exl2.py"
+_FP8, _BNB = "qload/formats/fp8.py", "qload/formats/bnb.py"
+_PACK, _INT = "qload/formats/compressed_tensors.py", "qload/formats/compressed_tensors.py"
+_ONE, _AWQ = "qload/formats/compressed_tensors.py", "qload/formats/modelopt_awq.py"
+_FP4, _NV = "qload/layouts/fp4.py", "qload/formats/nvfp4.py"
+_MATCHING, _NAMES = "qload/detect/matching.py", "qload/loader/exclusion.py"
+
+FAULTS = (
+    Fault("exl2-scale-not-squared", _EXL2, ".add(1).square()", ".add(1)"),
+    Fault("exl2-scale-from-zero", _EXL2, ".unpack(q_scale).add(1)", ".unpack(q_scale)"),
+    Fault("exl2-unit-unrounded", _EXL2, "(q_scale_max.float() / 256).half()", "q_scale_max.float() / 256"),
+    Fault(
+        "exl2-order-inverted",
+        _EXL2,
+        "as_positions(self.q_invperm)\n",
+        "as_positions(self.q_invperm).argsort()\n",
+    ),
+    Fault(
+        "exl2-sixteen-bits-signed",
+        _EXL2,
+        "wide % (1 << 16) if index.dtype == torch.int16 else wide",
+        "wide",
+    ),
+    Fault(
+        "exl2-map-counts-from-one",
+        _GROUPS,
+        "left = self.rows.cumsum(0)[group] -",
+        "left = -1 + self.rows.cumsum(0)[group] -",
+    ),
+    Fault(
+        "exl2-starts-signed", _GROUPS, "starts = pairs[:, 1] % START_LIMIT", "starts = pairs[:, 1].clone()"
+    ),
+    Fault("exl2-six-bits-as-they-come", _GROUPS, "if bits not in (5, 6):", "if bits != 5:"),
+    Fault("eetq-pairs-apart", "qload/layouts/eetq.py", "np (kt u x t r h)", "np (u kt x t r h)"),
+    Fault(
+        "eetq-zero-127",
+        "qload/formats/eetq.py",
+        "torch.full_like(scales, 2 ** (BITS - 1),",
+        "torch.full_like(scales, 127,",
+    ),
+    Fault("eetq-cut-anywhere", "qload/formats/eetq.py", '"K@64 N@64"', '"K@2 N@2"'),
+    Fault(
+        "fp8-inverse-multiplies", _FP8, "divide=self.config.divide,\n        )", "divide=False,\n        )"
+    ),
+    Fault(
+        "fp8-blocks-transposed",
+        _FP8,
+        "zip(self.shape, self.config.block, strict=True)",
+        "zip(self.shape, self.config.block[::-1], strict=True)",
+    ),
+    Fault(
+        "fp8-parts-share-a-scale",
+        _FP8,
+        "n_group = torch.arange(len(n_group), device=device)",
+        "n_group = torch.zeros(len(n_group), dtype=torch.int64)",
+    ),
+    Fault("fnuz-scale-kept", _FP8, "(0.5 if weight.config.divide else 2)", "1"),
+    Fault("fnuz-negative-zero", _FP8, "torch.where(stored == NEGATIVE_ZERO, 0, stored)", "stored"),
+    Fault(
+        "bnb-nibbles-swapped",
+        _BNB,
+        "NibblePairs(pairs.reshape(N, K // 2), high_first=True)",
+        "NibblePairs(pairs.reshape(N, K // 2), high_first=False)",
+    ),
+    Fault("bnb-offset-lost", _BNB, "values * outer + config.offset", "values * outer"),
+    Fault(
+        "bnb-nested-by-share",
+        _BNB,
+        'bounds.positions(spec.Axis(f"(NK)/{config.blocksize}^"))',
+        'torch.arange(kept["absmax"].numel())',
+    ),
+    Fault("bnb-type-unchecked", _BNB, "if state.quant_type != self.quant_type:", "if False:"),
+    Fault("bnb-int8-unit", "qload/formats/bnb.py", "UNIT = 1 / 127", "UNIT = 1 / 128"),
+    Fault("ct-zero-of-another-sign", _INT, "zeros=zeros + middle", "zeros=middle - zeros"),
+    Fault(
+        "ct-blocks-transposed",
+        _INT,
+        "rows, columns = self.config.block\n            n_group",
+        "columns, rows = self.config.block\n            n_group",
+    ),
+    Fault(
+        "ct-packing-by-claim",
+        "qload/layouts/compressed_tensors.py",
+        "return fitting[0] if fitting else",
+        "return True if said is None else",
+    ),
+    Fault("ct-one-zero-of-another-sign", _ONE, "zeros=stored + 2", "zeros=-stored + 2"),
+    Fault(
+        "ct-one-scale-for-all-parts",
+        _ONE,
+        "scales=scales,\n            zeros=stored +",
+        "scales=scales[:1].expand_as(scales),\n            zeros=stored +",
+    ),
+    Fault(
+        "awq-outputs-exchanged",
+        _AWQ,
+        "self.weight & 0xF, self.weight >> 4",
+        "self.weight >> 4, self.weight & 0xF",
+    ),
+    Fault("awq-codes-unsigned", _AWQ, ".reshape(self.shape) ^ SIGN_BIT", ".reshape(self.shape)"),
+    Fault(
+        "awq-inputs-unscaled", "qload/kernels/slices.py", "        if factors is None:", "        if True:"
+    ),
+    Fault("awq-factors-of-the-first", _AWQ, "Role.SCALE, fact=True,", "Role.SCALE,"),
+    Fault("mxfp8-groups-of-16", "qload/formats/mx.py", "device=device) // GROUP", "device=device) // 16 % 2"),
+    Fault(
+        "fp8-spread-blocks-refused",
+        _FP8,
+        '{self.grid: "block", self.modelopt_grid: "block"}',
+        '{self.grid: "block"}',
+    ),
+    Fault(
+        "fp8-lone-block-anywhere",
+        _FP8,
+        "shape == (1,) == tuple(set(_shape(self.grid, sizes)))",
+        "shape == (1,)",
+    ),
+    Fault(
+        "modelopt-table-unread",
+        "qload/detect/methods/modelopt.py",
+        "loader=_loader_factory(section, table) if mixed",
+        "loader=None if mixed",
+    ),
+    Fault(
+        "unused-scale-judged",
+        "qload/formats/unquantized.py",
+        "Role.UNUSED, optional=True",
+        "Role.SCALE, optional=True",
+    ),
+    Fault(
+        "ct-shape-unread",
+        _PACK,
+        'shape = self.shape or (N, sizes.get("K", capacity)) if fact is None else tuple(fact.tolist())',
+        'shape = self.shape or (N, sizes.get("K", most))',
+    ),
+    Fault(
+        "ct-last-word-short",
+        "qload/layouts/compressed_tensors.py",
+        "full[:, : words(count, bits, dense)]",
+        "full[:, : count * bits // WORD_BITS]",
+    ),
+    Fault(
+        "fp4-nibbles-swapped",
+        "qload/layouts/fp4.py",
+        "halves[::-1] if self.high_first else halves",
+        "halves[::-1]",
+    ),
+    Fault("fp4-three-is-two-and-a-half", _FP4, "2.0, 3.0, 4.0, 6.0", "2.0, 2.5, 4.0, 6.0"),
+    Fault("e8m0-nan-is-a-number", _FP4, ".masked_fill(exponents == 255, NAN)", ""),
+    Fault("e8m0-zero", _FP4, ".masked_fill(exponents == 0, HALF)", ""),
+    Fault(
+        "nvfp4-global-multiplies",
+        _NV,
+        "parts, divides=True)",
+        "parts, divides=False)",
+    ),
+    Fault(
+        "modelopt-global-divides",
+        _NV,
+        "parts, divides=False)",
+        "parts, divides=True)",
+    ),
+    Fault(
+        "excluded-by-substring",
+        _NAMES,
+        "found = [self._runs[run] for run in runs if run in self._runs]",
+        'found = [place for entry, place in self._runs.items() if ".".join(entry) in prefix]',
+    ),
+    Fault(
+        "excluded-and-quantized",
+        "qload/loader/formats.py",
+        "if entry is not None:",
+        "if False:",
+    ),
+    Fault("ignored-by-ending", _MATCHING, 'name.endswith(f".{entry}")', "name.endswith(entry)"),
+    Fault(
+        "classes-before-names",
+        _MATCHING,
+        "return 1 if is_regex(entry) else {LINEAR_CLASS: 3, EMBEDDING_CLASS: 2}.get(entry, 0)",
+        "return 0 if entry == LINEAR_CLASS else 1",
+    ),
+    Fault(
+        "dynamic-last-rule-wins",
+        "qload/detect/matching.py",
+        "loader_of(formats)) for entry, formats in rules.items()]",
+        "loader_of(formats)) for entry, formats in reversed(rules.items())]",
+    ),
+    Fault(
+        "zeros-are-an-index",
+        "qload/formats/gptq.py",
+        "return replace(own, positional=G > 1, indexed=False)",
+        "return replace(own, positional=False, indexed=False)",
+    ),
+    Fault(
+        "zero-points-of-0-in-one-way",
+        "qload/formats/gptq.py",
+        "return WHOLE if apart > margin else FIELDS if -apart > margin else None",
+        "return WHOLE",
+    ),
+    Fault(
+        "dynamic-rule-with-base-claims",
+        "qload/detect/methods/gptq.py",
+        "claims = replace(base.claims, source=source, **stated)",
+        "claims = replace(base.claims, source=source)",
+    ),
+    Fault(
+        "contradiction-loaded",
+        "qload/loader/formats.py",
+        "if layer.contradiction is not None:",
+        "if layer.contradiction is None and layer.contradiction:",
+    ),
+    Fault(
+        "auto-round-zeros-as-stored",
+        "qload/detect/methods/auto_round.py",
+        '"auto_gptq": STORED_MINUS_ONE,',
+        '"auto_gptq": Stored(),',
+    ),
+    Fault(
+        "vocabulary-cut-in-words",
+        "qload/loader/cuts.py",
+        "return -(-width // (ranks * block)) * block",
+        "return -(-width // ranks)",
+    ),
+    Fault(
+        "policy-quantizes-all",
+        "qload/quantize/loading.py",
+        "return self.policy is None or self.policy.quantizes(prefix)",
+        "return True",
+    ),
+    Fault(
+        "quantized-by-share",
+        "qload/quantize/loading.py",
+        'if self.statistics == "share":',
+        "if split:",
+    ),
+)

@@ -1,0 +1,67 @@
+"""Faults of models: latent attention, the scales of yarn, heads that are padded, and what a model sees."""
+
+from tests.faults.fault import Fault
+
+_LATENT = "qload/models/latent_attention.py"
+_ROPE = "qload/models/rope.py"
+_VISION = "qload/models/vision.py"
+
+FAULTS = (
+    Fault(
+        "pairs-in-halves-always",
+        _LATENT,
+        "turned = pairs_as_halves(turned) if sizes.interleaved else turned",
+        "turned = pairs_as_halves(turned)",
+    ),
+    Fault(
+        "values-before-keys",
+        _LATENT,
+        "own, v = both.split([sizes.nope_size, sizes.value_size], -1)",
+        "v, own = both.split([sizes.value_size, sizes.nope_size], -1)",
+    ),
+    Fault(
+        "latent-bias-not-missed",
+        _LATENT,
+        "check_biases(weights, name, config.biases)\n        heads",
+        "heads",
+    ),
+    Fault("yarn-ramp-inwards", _ROPE, "math.floor(low), math.ceil(high)", "math.ceil(low), math.floor(high)"),
+    Fault(
+        "yarn-slow-and-fast",
+        _ROPE,
+        "for turns in (beta_fast, beta_slow))",
+        "for turns in (32.0, 1.0))",
+    ),
+    Fault(
+        "yarn-all-dim-of-1",
+        _ROPE,
+        "0.0 if mscale_all_dim is None else mscale_all_dim",
+        "1.0 if mscale_all_dim is None else mscale_all_dim",
+    ),
+    Fault("softmax-scaled-once", _ROPE, "* grown * grown", "* grown"),
+    Fault(
+        "padded-values-kept",
+        "qload/models/kv_cache.py",
+        "return heads[..., :size]",
+        "return heads[..., heads.shape[-1] - size :]",
+    ),
+    Fault("patch-by-one-pixel", _VISION, "patches.all(-1).all(-1)", "patches.any(-1).any(-1)"),
+    Fault(
+        "columns-before-rows",
+        _VISION,
+        "rows[:, :, None] * side + columns[:, None, :]",
+        "rows[:, :, None] + side * columns[:, None, :]",
+    ),
+    Fault(
+        "sight-quantized",
+        _VISION,
+        "use_loader(DefaultWeightsLoader())",
+        "use_loader(weights.loader)",
+    ),
+    Fault(
+        "resampler-without-itself",
+        _VISION,
+        "own = mask.new_ones(",
+        "own = mask.new_zeros(",
+    ),
+)

@@ -1,0 +1,78 @@
+"""Faults of tensor-parallel layers and of worlds: biases, sums, rows, heads, what ranks tell each other."""
+
+from tests.faults.fault import Fault
+
+FAULTS = (
+    Fault(
+        "row-bias-on-every-rank",
+        "qload/methods/biases.py",
+        '    if split == "K" and weights.process_group.rank():\n',
+        "    if False:\n",
+    ),
+    Fault(
+        "bias-of-other-heads",
+        "qload/methods/biases.py",
+        "place, last = group.rank() // part.copies, group.size() // part.copies - 1",
+        "place, last = group.rank() % (group.size() // part.copies), group.size() // part.copies - 1",
+    ),
+    Fault(
+        "rows-not-summed",
+        "qload/methods/layers.py",
+        "        return y if self.collectives is None else self.collectives.summed(y)\n",
+        "        return y\n",
+    ),
+    Fault(
+        "unlike-parts-fused",
+        "qload/methods/loaded.py",
+        "    except MismatchError:\n        return False\n",
+        "    except MismatchError:\n        return True\n",
+    ),
+    Fault(
+        "largest-of-own-inputs",
+        "qload/methods/loaded.py",
+        "    return maximum_over(group) if",
+        '    return "own" if',
+    ),
+    Fault(
+        "tokens-of-other-ranks-kept",
+        "qload/methods/vocabulary.py",
+        "self.collectives.summed(found.masked_fill(elsewhere[..., None], 0))",
+        "self.collectives.summed(found)",
+    ),
+    Fault(
+        "last-rank-has-no-shorter-share",
+        "qload/methods/vocabulary.py",
+        "else (loaded.whole[0] - here) // last\n",
+        "else here\n",
+    ),
+    Fault(
+        "interleaved-heads-left",
+        "qload/methods/fused_layers.py",
+        "        if not self.interleaved:\n",
+        "        if True:\n",
+    ),
+    Fault(
+        "last-error-agreed-on",
+        "qload/parallel/launcher.py",
+        "    first = next(rank for rank, size in enumerate(sizes) if size)\n",
+        "    first = max(rank for rank, size in enumerate(sizes) if size)\n",
+    ),
+    Fault(
+        "group-kept-for-ever",
+        "qload/parallel/process_group.py",
+        "group.size(), weakref.ref(found))",
+        "group.size(), lambda: found)",
+    ),
+    Fault(
+        "death-taken-for-leaving",
+        "qload/parallel/rank_watchdog.py",
+        "            return LostRankError(rank, self.world, PROCESS_ENDED)\n",
+        "            return None\n",
+    ),
+    Fault(
+        "rank-0-tells-nobody",
+        "qload/parallel/rank_watchdog.py",
+        "                    if self.rank == 0:\n",
+        "                    if False:\n",
+    ),
+)

@@ -1,0 +1,30 @@
+"""Every seeded fault, by what it breaks."""
+
+from tests.faults import (
+    activations,
+    checkpoints,
+    conformance,
+    cpu,
+    cuda,
+    diagnosis,
+    engine_transformers,
+    engine_vllm,
+    experts,
+    formats,
+    latent,
+    marlin,
+    models,
+    parallel,
+    planning,
+    routing,
+    rules,
+    stacks,
+)
+from tests.faults.fault import Fault
+
+FAULTS: tuple[Fault, ...] = (
+    *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *cpu.FAULTS, *formats.FAULTS, *rules.FAULTS,
+    *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS, *parallel.FAULTS,
+    *latent.FAULTS, *diagnosis.FAULTS, *conformance.FAULTS, *planning.FAULTS, *engine_transformers.FAULTS,
+    *engine_vllm.FAULTS,
+)  # fmt: skip
