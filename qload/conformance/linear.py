@@ -1,4 +1,4 @@
-"""`LinearKernelSuite`: tests of kernels that multiply by quantized weights."""
+"""`LinearKernelSuite`: tests of products with quantized weights."""
 
 from abc import abstractmethod
 from typing import Any, ClassVar
@@ -72,7 +72,7 @@ class LinearKernelSuite(Suite):
         trial.check("stays_within_the_bound")
 
     def test_says_the_same_twice(self, trial: CaseRun) -> None:
-        """Two calls give the same bits, whatever is in the memory of y before: `trial`."""
+        """Two calls give the same bits, independent of the memory of y: `trial`."""
         trial.check("says_the_same_twice")
 
     def test_keeps_to_its_buffers(self, trial: CaseRun) -> None:

@@ -149,7 +149,7 @@ class LinearChecks:
         return y
 
     def _tokens(self) -> list[int]:
-        """The numbers of tokens to try, of those that the kernel supports."""
+        """The supported numbers of tokens to try."""
         large = self.case.K * self.case.N * self.case.world > LARGE_LAYER
         tokens = around_borders(*self.suite.borders, most=33 if large and not self.suite.borders else 257)
         return [M for M in tokens if self.suite.can_implement(replace(self.case, M=M))[0]] or [1]
@@ -182,7 +182,7 @@ def assert_nan_in_one_row(y: Tensor, row: int) -> None:
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yield all tensors within a `value` that a packer returned."""
+    """Yield all tensors within a returned `value`."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Weight):

@@ -1,4 +1,4 @@
-"""`LoaderSuite`: tests of loaders that give every rank its share of a checkpoint."""
+"""`LoaderSuite`: tests of loaders of every rank's share of a checkpoint."""
 
 from abc import abstractmethod
 from dataclasses import asdict, replace
@@ -69,5 +69,5 @@ class LoaderSuite(Suite):
 
     @pytest.mark.parametrize("damage", DAMAGES)
     def test_damage_is_refused(self, trial: CaseRun, damage: str) -> None:
-        """A file that is cut short, or has too few scales or none, raises an error: `trial`, `damage`."""
+        """A truncated file, and one with too few scales or none, raises an error: `trial`, `damage`."""
         trial.check(f"{damage.replace('-', '_')}_is_refused")

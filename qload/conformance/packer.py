@@ -41,7 +41,7 @@ class PackerSuite(Suite):
         return CaseRun(self, case, request, lambda case, device: PackerChecks(self, case))
 
     def test_packs_to_the_bit(self, trial: CaseRun) -> None:
-        """Every returned tensor equals the one that the format's owner stores: `trial`."""
+        """Every returned tensor equals that of the format's owner: `trial`."""
         trial.check("packs_to_the_bit")
 
     def test_unpacks_what_is_stored(self, trial: CaseRun) -> None:

@@ -127,7 +127,7 @@ class ExpectedFailure:
     reason: str
 
     def matches(self, test: str, case: str) -> bool:
-        """Whether the line is about a `test`, by its name, of a `case`, by its id."""
+        """Return True if the line is about a `test`, by its name, of a `case`, by its id."""
         pattern = self.case.replace("[", "[[]") if "[" in self.case else self.case
         return fnmatchcase(f"{test}[{case}]" if "[" in self.case else case, pattern)
 

@@ -36,7 +36,7 @@ FILE_FORMATS = ("gptq", "awq", "fp8")  # with a config that `LoaderSuite` writes
 
 @dataclass(frozen=True)
 class SuiteResult:
-    """The tests of one suite that failed with a fault, and all that ran: by name."""
+    """The failed tests of one suite with a fault, and all tests in the run, by name."""
 
     failed: tuple[str, ...]
     ran: tuple[str, ...]

@@ -59,7 +59,7 @@ def read_back(kernel: Kernel, K: int, dtype: torch.dtype, device: torch.device |
 
 
 class Misread(AssertionError):
-    """The weight that is read back from a kernel differs from the expected one.
+    """The weight read back from a kernel differs from the expected one.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ def _other_zero_convention(weight: Weight, got: Tensor, dtype: torch.dtype) -> s
 
 
 def _token_order_matters(kernel: Kernel, got: Tensor) -> bool:
-    """Whether the result of a token depends on the order of tokens; `got` (N, K): the weight read back."""
+    """Return True if the result of a token depends on the order of tokens; `got` (N, K): the weight."""
     M = min(256, got.shape[1])
     order = torch.randperm(M, generator=torch.Generator().manual_seed(0)).to(got.device)
     x = torch.eye(M, got.shape[1], dtype=got.dtype, device=got.device)[order]

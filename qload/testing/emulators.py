@@ -1,21 +1,21 @@
-"""Buffers read the way a GPU kernel's lanes read them, on the CPU.
+"""Emulators of GPU kernels: buffers of each kernel layout, read on the CPU in the order of a kernel's lanes.
 
-A second reading of the kernel layouts, written from the address of each element. It imports torch alone and
-shares no line with qload, so a mistake in qload's own layouts cannot repeat itself here. K is the number of
-inputs, N of outputs, G of groups; weights are (K, N), every row at its own input.
+A second implementation of the layouts, from the address of each element. It imports torch alone and shares no
+code with qload, so that a mistake in qload's own layouts is not repeated. K is the number of inputs, N of
+outputs, G of groups; weights are (K, N), with rows in the order of inputs.
 """
 
 import torch
 from torch import Tensor
 
 _WORD = 32
-# Which element a word's fields hold, lowest first: even ones fill the low half, so one mask yields a pair.
+# The element in each field of a word, lowest first: even ones fill the low half, and one mask yields a pair.
 _INTERLEAVE = {4: (0, 2, 4, 6, 1, 3, 5, 7), 8: (0, 2, 1, 3)}
 _SINGLE_OFFSETS = (0, 1, 8, 9, 16, 17, 24, 25)
 _SPARSE_OFFSETS = (0, 4, 1, 5, 2, 6, 3, 7)
-# By how much vLLM raises FP8 scales: its kernel widens e4m3 bits without correcting their exponent.
+# Factors of vLLM for FP8 scales: its kernel widens e4m3 bits without correcting their exponent.
 _FP8_RAISED = {torch.float16: 2.0**8, torch.bfloat16: 2.0**120}
-# Where the two exponent bits and the mantissa bit of an e2m1 code land in a register's half.
+# Shifts of the two exponent bits and the mantissa bit of an e2m1 code in a half of a register.
 _FP4_SHIFT = {torch.float16: 9, torch.bfloat16: 6}
 
 
@@ -32,7 +32,7 @@ def marlin_codes(words: Tensor, bits: int) -> Tensor:
 
 
 def marlin_scales(stored: Tensor, grouped: bool | None = None) -> Tensor:
-    """Return Marlin scales (G, N) in column order; `grouped` overrides what G says of their order."""
+    """Return Marlin scales (G, N) in column order; `grouped` overrides the order that follows from G."""
     position = torch.arange(stored.shape[1])
     if stored.shape[0] > 1 if grouped is None else grouped:
         column = position // 64 * 64 + position % 64 // 8 + 8 * (position % 8)
@@ -171,7 +171,7 @@ def marlin_24_codes(B_24: Tensor, bits: int) -> Tensor:
 
 
 def marlin_24_positions(B_meta: Tensor, N: int) -> Tensor:
-    """Return where in its four inputs each kept value lies: int64 (K/4, 2, N), from the flat metadata."""
+    """Return the position of each kept value in its four inputs, int64 (K/4, 2, N), from flat metadata."""
     flat = B_meta.reshape(-1).long()
     n, column, quad, half = _axes(N, flat.numel() // N, 4, 2)  # a column is 16 inputs, hence 4 quads
     row = n // 64 * 64 + n % 2 * 2 + n % 8 // 4 + n % 4 // 2 * 32 + n % 64 // 8 * 4
@@ -183,7 +183,7 @@ def marlin_24_positions(B_meta: Tensor, N: int) -> Tensor:
 
 
 def marlin_24_scales(stored: Tensor, grouped: bool | None = None) -> Tensor:
-    """Return 2:4 scales (G, N) in column order; `grouped` overrides what G says of their order."""
+    """Return 2:4 scales (G, N) in column order; `grouped` overrides the order that follows from G."""
     if not (stored.shape[0] > 1 if grouped is None else grouped):
         return stored.clone()
     position = torch.arange(stored.shape[1])
@@ -271,7 +271,7 @@ def _axes(*sizes: int) -> list[Tensor]:
 
 
 def _halves(bits: Tensor, dtype: torch.dtype) -> Tensor:
-    """What 16 bits mean in a dtype, float64."""
+    """The numbers of 16-bit patterns in a dtype, float64."""
     return bits.to(torch.uint16).view(dtype).double()
 
 
@@ -289,32 +289,32 @@ def _stream(words: Tensor, bits: int) -> Tensor:
 
 
 def _joined(at_bit: Tensor, bit: Tensor) -> Tensor:
-    """Codes (K, N) from words (K, bits, N) shifted so that each one's lowest bit is bit `bit` of the code."""
+    """Codes (K, N) from words (K, bits, N), shifted so that bit `bit` of a code is the lowest bit."""
     return torch.sum((at_bit & 1) << bit[..., None], dim=1)
 
 
 def _lane_row(k_tile: Tensor, lane: Tensor, element: Tensor) -> Tensor:
-    """The row an mma fragment gives a lane's element: a pair, and the pair eight rows below."""
+    """The row of a lane's element in an mma fragment: a pair, and the pair eight rows below."""
     row = element % 4
     return 16 * k_tile + 2 * (lane % 4) + row % 2 + 8 * (row // 2)
 
 
 def _scattered(values: Tensor, row: Tensor, column: Tensor, rows: int, columns: int) -> Tensor:
-    """Values put at their (row, column); -1 marks an address that no lane reads."""
+    """Values at their (row, column); -1 marks an address without a lane."""
     out = torch.full((rows, columns), -1)
     out[row, column] = values
     return out
 
 
 def _at_columns(stored: Tensor, column: Tensor) -> Tensor:
-    """Stored columns put where they belong."""
+    """Stored columns in the order of outputs."""
     out = torch.empty_like(stored)
     out[:, column] = stored
     return out
 
 
 def _at_inputs(stored: Tensor, perm: Tensor | None) -> Tensor:
-    """Stored rows put at their inputs."""
+    """Stored rows in the order of inputs."""
     row = _index(perm)
     if row is None:
         return stored
@@ -329,5 +329,5 @@ def _even_groups(k_size: int, groups: int) -> Tensor:
 
 
 def _index(index: Tensor | None) -> Tensor | None:
-    """An index in the dtype torch indexes with; kernels are handed an empty tensor where there is none."""
+    """An index as int64; None for None and for the empty tensor, which kernels get for no index."""
     return None if index is None or index.numel() == 0 else index.long()

@@ -20,7 +20,7 @@ Gemm = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class KernelFault:
-    """A fault that can be planted in a kernel.
+    """A fault to plant in a kernel.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Layers with given traits: their configs, and the facts that declarations of formats leave open."""
+"""Layers with given traits: their configs, and the facts left open by declarations of formats."""
 
 import json
 from collections.abc import Callable
@@ -201,7 +201,7 @@ def _in_dtype(layer: DrawnLayer, name: str, tensor: Tensor, traits: Traits) -> T
 
 
 def _zero_points(config: GPTQConfig, traits: Traits, shape: torch.Size, generator: torch.Generator) -> Tensor:
-    """Packed zero points: all in the middle; any that v1 and v2 store alike; or with zeros that wrap."""
+    """Packed zero points: all in the middle, any values without a wrap, or some of 0."""
     top = 2**config.bits
     if traits.symmetric:
         zeros = torch.full(shape, top // 2, dtype=torch.int32)

@@ -151,7 +151,7 @@ def _words(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Ge
 
 
 def _small_floats(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
-    """Random finite numbers of all bytes, or numbers that every small float represents."""
+    """Random finite numbers of all bytes, or numbers that are exact in every small float."""
     if filling != "noise":
         return _floats(spec, shape, filling, generator)
     finite = torch.arange(256).to(torch.uint8).view(spec.dtypes[0])
@@ -160,7 +160,7 @@ def _small_floats(spec: TensorSpec, shape: list[int], filling: str, generator: t
 
 
 def _nibbles(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
-    """Words whose nibbles are values that the declaration allows."""
+    """Words of nibbles from the values of the declaration."""
     fields = torch.iinfo(spec.dtypes[0]).bits // 4
     choice = torch.randint(len(spec.nibbles), [*shape, fields], generator=generator)
     if filling not in RANDOM:

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for layers with given traits, or with any content that a format's files may have.
+"""Hypothesis strategies for layers with given traits, or with any valid content of a format's files.
 
 The second kind follows from a strategy of configs and the declaration of tensors: sizes from its axes, dtypes
 and fillings from its specs, group indices from the axis that they index.
@@ -44,7 +44,7 @@ def layers(
     most: int = 4,
     fillings: tuple[str, ...] | None = None,
 ) -> st.SearchStrategy[DrawnLayer]:
-    """Return a Hypothesis strategy for layers of a `format`, by default those that every kernel supports.
+    """Return a Hypothesis strategy for layers of a `format`, by default those of every kernel.
 
     `layers("gptq")` draws symmetric layers of 4 bits and groups of 128 in order. `act_order=True` or
     `zeros="wrapping"` selects an odd corner, and `layers(...) | layers(...)` draws from two.
@@ -107,7 +107,7 @@ def layers(
 
 
 def check_traits(traits: Traits) -> None:
-    """Raise ArgumentError for a value in `traits` that no layer of the format has."""
+    """Raise ArgumentError for a value in `traits` outside of the format's contract."""
     allowed = contract(traits.format)
     for name, value, known in (
         ("symmetric", traits.symmetric, allowed.symmetric),

@@ -263,7 +263,7 @@ def _config(model: str, entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_config(config: Mapping[str, Any]) -> None:
-    """Raise ArgumentError for entries that no model of the type can have."""
+    """Raise ArgumentError for entries that are invalid for the type."""
     try:
         text_config(config)
     except ConfigError as error:
@@ -350,5 +350,5 @@ def _uniform(name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def _order(name: str, K: int) -> Tensor:
-    """A pseudo-random order of rows that is fixed by the name."""
+    """A pseudo-random order of rows, fixed by the name."""
     return torch.argsort(_distinct_words(name, (K,)))

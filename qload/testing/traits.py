@@ -30,7 +30,7 @@ class Contract:
     variants: tuple[str, ...] = ("",)
 
     def common(self, format: str) -> "Traits":
-        """Return the traits of a `format` that every kernel supports."""
+        """Return the common traits of a `format`, supported by every kernel."""
         return Traits(
             format,
             self.bits[0],
@@ -42,7 +42,7 @@ class Contract:
         )
 
     def corners(self, format: str) -> tuple["Traits", ...]:
-        """Return the common traits of a `format`, then those that differ from them in one value each."""
+        """Return the common traits of a `format`, then variants with one other value each."""
         common = self.common(format)
         listed = [common]
         listed += [replace(common, bits=bits) for bits in self.bits[1:]]

@@ -1,4 +1,4 @@
-"""Plant known faults in a kernel, and see which checks, or which tests of a project, notice them."""
+"""Tests of tests: known faults planted in a kernel, and the checks or the tests of a project that notice."""
 
 from qload.testing.selftest.matrix import KillRow, kill_matrix
 from qload.testing.selftest.user_tests import Outcome, adopted_matrix

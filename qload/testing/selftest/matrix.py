@@ -1,4 +1,4 @@
-"""The kill matrix of one kernel: the faults that can be planted in it, and the checks that notice each.
+"""The kill matrix of one kernel: known faults, planted one at a time, and the checks that notice each.
 
 The checks are those of `qload.testing`, and three tolerances in wide use, to show their gaps: `cosine` above
 .99, as for activations; `mean relative` error under .04, as in Marlin's tests; `allclose` with rtol .2 and
@@ -68,7 +68,7 @@ class KillRow:
 
     @property
     def caught(self) -> bool:
-        """Whether a check of qload notices the fault, or the kernel refuses such a weight."""
+        """True if a check of qload notices the fault, or the kernel refuses such a weight."""
         return bool(self.refused) or any(self.noticed[name] for name in REQUIRED_CHECKS)
 
     @property
@@ -161,7 +161,7 @@ def _passes(check: Callable[[], object]) -> bool:
 
 
 def passes_read_back(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> bool:
-    """Whether one-hot inputs return the columns of the weight."""
+    """Return True if one-hot inputs return the columns of the weight."""
     return _passes(partial(assert_reads_back, kernel, weight, dtype))
 
 
@@ -177,24 +177,24 @@ def diagnose_kernel(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> tuple
 
 
 def passes_derived_bound(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> bool:
-    """Whether every result is as close as rounding allows."""
+    """Return True if every result is as close as rounding allows."""
     return _passes(lambda: assert_within_bound(kernel, weight, activations(weight, dtype)))
 
 
 def passes_cosine(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> bool:
-    """Whether the results have nearly the same direction."""
+    """Return True if the results have nearly the same direction."""
     got, want = _results(kernel, weight, dtype)
     return float(torch.cosine_similarity(got.flatten(), want.flatten(), 0)) > MIN_COSINE
 
 
 def passes_mean_relative(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> bool:
-    """Whether the mean error is a small part of the mean result."""
+    """Return True if the mean error is a small part of the mean result."""
     got, want = _results(kernel, weight, dtype)
     return float((got - want).abs().mean() / want.abs().mean()) < MAX_MEAN_RELATIVE
 
 
 def passes_allclose(kernel: Kernel, weight: Weight, dtype: torch.dtype) -> bool:
-    """Whether every result is within a fifth of the exact one, or within 0.2."""
+    """Return True if every result is within a fifth of the exact one, or within 0.2."""
     got, want = _results(kernel, weight, dtype)
     return torch.allclose(got, want, rtol=CLOSE_TOLERANCE, atol=CLOSE_TOLERANCE)
 

@@ -1,4 +1,4 @@
-"""Frozen vectors: small checkpoints as files, with the weights that they store, and some to be refused."""
+"""Frozen vectors: small checkpoints as files with their expected weights, and damaged ones."""
 
 from qload.testing.vectors.export import VERSION, Manifest, VectorCase, VectorFile, export
 

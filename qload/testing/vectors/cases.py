@@ -112,7 +112,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def valid_cases() -> Iterator[CaseContent]:
-    """Yield the cases that every reader has to read alike, also in shares between groups."""
+    """Yield the cases with one correct reading, also in shares between groups."""
     yield from _gptq_cases()
     yield from _awq_cases()
     yield from _packed_cases()
@@ -292,7 +292,7 @@ DTYPE_NAMES = {torch.int32: "I32", torch.float16: "F16"}
 
 
 def rejected_cases() -> Iterator[CaseContent]:
-    """Yield the cases that no reader may accept: a correct GPTQ layer with one change each."""
+    """Yield the cases to be refused by every reader: a correct GPTQ layer with one change each."""
     correct = gptq("gptq.v1.w4.g32", (), "")
     tensors = correct.tensors
     yield _changed(
