@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from qload import copy_into
-from qload.formats import FORMATS, GPTQConfig, GPTQWeight, MXFP4ExpertsWeight, UnquantizedWeight
+from qload.formats import FORMATS, MXFP4ExpertsWeight, UnquantizedWeight
 from qload.kernel_formats import repack
 from qload.kernels import KERNELS, Linear, MPLinearKernel
-from qload.layouts import Stored
 from qload.spec import Weight
-from qload.testing import assert_same_bits, layers
+from qload.testing import Traits, assert_same_bits, layer_of, layers
 from tests.experts import test_module_whole
 from tests.format_cases import CONFIGS
 from tests.kernels.activation_cases import named
@@ -52,14 +51,9 @@ def inputs(M: int, K: int, dtype: torch.dtype = torch.float16) -> Tensor:
 
 def gptq(K: int, N: int, name: str = "", layout: str = "gptq") -> Any:
     """Random words, groups of 64."""
-    make = torch.Generator().manual_seed(K + N)
-    weight = GPTQWeight(
-        config=GPTQConfig(4, 64, zeros=Stored()),
-        qweight=torch.randint(-(2**31), 2**31, (K // 8, N), generator=make).to(torch.int32),
-        qzeros=torch.randint(-(2**31), 2**31, (K // 64, N // 8), generator=make).to(torch.int32),
-        scales=(torch.rand(K // 64, N, generator=make) * 0.02).half(),
-        g_idx=(torch.arange(K) // 64).to(torch.int32),
-    )
+    layer = layer_of(Traits("gptq", 4, 64, symmetric=False, zeros="v2"), N, K, filling="noise")
+    layer.tensors["scales"] *= 0.02
+    weight = layer.weight()
     named = replace(weight, layer=replace(weight.layer, name=name))
     return named if layout == "gptq" else repack(named, layout)
 

@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from qload import native
 from qload.errors import ArgumentError, ShapeError
-from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernel_formats import StripsWeight, repack
-from qload.layouts import STORED_MINUS_ONE, gptq
 from qload.layouts.packing import Order
-from qload.testing import assert_same_bits, layers
+from qload.testing import Traits, assert_same_bits, layer_of, layers
 from tests.example_counts import at_most
 from tests.format_cases import CONFIGS, every_format
 
@@ -23,16 +21,8 @@ BOTH = pytest.mark.parametrize("how", [nullcontext, native.reference], ids=["nat
 few = at_most(5)
 
 
-def layer(K: int = 256, N: int = 128, group: int = 32) -> GPTQWeight:
-    make = torch.Generator().manual_seed(K + N)
-    points = torch.randint(1, 16, (K // group, N), generator=make)
-    return GPTQWeight(
-        config=GPTQConfig(4, group),
-        qweight=gptq.rows(4).pack(torch.randint(16, (K, N), generator=make)),
-        qzeros=STORED_MINUS_ONE.write(points, gptq.columns(4)),
-        scales=torch.rand(K // group, N, generator=make).half(),
-        g_idx=(torch.arange(K) // group).int(),
-    )
+def layer(K: int = 256, N: int = 128, group: int = 32) -> Any:
+    return layer_of(Traits("gptq", 4, group, symmetric=False, zeros="v1"), N, K, filling="noise").weight()
 
 
 @every_format

@@ -15,16 +15,13 @@ from qload.formats import (
     CTNVFP4Weight,
     Fp8Config,
     Fp8Weight,
-    GPTQConfig,
-    GPTQWeight,
     MXFP4Config,
     MXFP4ExpertsWeight,
     NVFP4Config,
 )
 from qload.kernel_formats import repack
-from qload.layouts import Stored
 from qload.spec import Layer, Weight, can_cut, outputs, ranges
-from qload.testing import assert_same_bits, layers
+from qload.testing import Traits, assert_same_bits, layer_of, layers
 from tests.example_counts import at_most
 from tests.format_cases import CONFIGS
 
@@ -52,18 +49,9 @@ def test_ranges_of_outputs_mean_rows_of_the_whole(weight_type: type[Weight], dat
     assert_rows(data.draw(layers(weight_type, CONFIGS[weight_type], most=3)).weight(), most)
 
 
-def gptq(K: int, N: int, act_order: bool) -> GPTQWeight:
-    make = torch.Generator().manual_seed(K + N)
-    g_idx = torch.arange(K) // 32
-    groups = int(g_idx[-1]) + 1
-    order = torch.randperm(K, generator=make) if act_order else torch.arange(K)
-    return GPTQWeight(
-        config=GPTQConfig(4, 32, zeros=Stored()),
-        qweight=torch.randint(-(2**31), 2**31, (K // 8, N), generator=make, dtype=torch.int32),
-        qzeros=torch.randint(-(2**31), 2**31, (groups, N // 8), generator=make, dtype=torch.int32),
-        scales=torch.rand(groups, N, generator=make).half(),
-        g_idx=g_idx[order].to(torch.int32),
-    )
+def gptq(K: int, N: int, act_order: bool) -> Any:
+    traits = Traits("gptq", 4, 32, symmetric=False, act_order=act_order, zeros="v2")
+    return layer_of(traits, N, K, filling="noise").weight()
 
 
 @pytest.mark.parametrize("act_order", [False, True], ids=["in order", "act order"])
