@@ -38,7 +38,7 @@ settings.load_profile(USUAL)
 def golden(request: pytest.FixtureRequest) -> Any:
     """Compares with a file under golden/. `nox -s golden` rewrites them."""
     pytest.importorskip("syrupy", reason="goldens are compared by syrupy, which is not installed here")
-    from tests.golden_files import Golden
+    from tests.support.golden_files import Golden
 
     return request.getfixturevalue("snapshot").use_extension(Golden)
 
@@ -47,7 +47,7 @@ def golden(request: pytest.FixtureRequest) -> Any:
 def golden_tensors(request: pytest.FixtureRequest) -> Any:
     """Compares tensors with their content under golden/; a mismatch says which rows and columns moved."""
     pytest.importorskip("syrupy", reason="goldens are compared by syrupy, which is not installed here")
-    from tests.golden_files import GoldenTensors
+    from tests.support.golden_files import GoldenTensors
 
     return request.getfixturevalue("snapshot").use_extension(GoldenTensors)
 

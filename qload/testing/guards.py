@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qload.spec import Weight
 
-ZONE = 512  # bytes on either side, a multiple of the alignments of kernels
+ZONE_BYTES = 512  # on either side, a multiple of the alignments of kernels
 POISON = 0xFF  # NaN in every float type, -1 or the largest number in every integer type
 
 
@@ -43,8 +43,8 @@ class Guards:
 
     def _guard(self, name: str, tensor: Tensor) -> Tensor:
         size = tensor.numel() * tensor.element_size()
-        memory = torch.full((size + 2 * ZONE,), POISON, dtype=torch.uint8, device=tensor.device)
-        copy = memory[ZONE : ZONE + size].view(tensor.dtype).view(tensor.shape)
+        memory = torch.full((size + 2 * ZONE_BYTES,), POISON, dtype=torch.uint8, device=tensor.device)
+        copy = memory[ZONE_BYTES : ZONE_BYTES + size].view(tensor.dtype).view(tensor.shape)
         copy.copy_(tensor)
         self._guarded.append((name, memory, memory.clone()))
         return copy
@@ -55,7 +55,7 @@ class Guards:
         for name, memory, before in self._guarded:
             wrong = (memory != before).nonzero().flatten()
             if wrong.numel():
-                first, size = int(wrong[0]) - ZONE, memory.numel() - 2 * ZONE
+                first, size = int(wrong[0]) - ZONE_BYTES, memory.numel() - 2 * ZONE_BYTES
                 place = "before" if first < 0 else "behind" if first >= size else "into"
                 at = first - size if first >= size else first
                 raise AssertionError(

@@ -15,7 +15,7 @@ from qload.detect import loader_from_config
 from qload.errors import QloadError
 from qload.storage import MemoryStorage
 from qload.weights import Weights
-from tests import owners
+from tests.support import owners
 
 FOLDER = os.environ.get("QLOAD_CASES")
 INTEGERS = (  # that every layout of integers is made from

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from qload.cli.main import main
 from qload.testing import make_checkpoint
-from tests.unread import known_type
+from tests.support.unread import known_type
 
 CODES = {"broken": 1, "findings": 1, "unread": 4, "foreign": 4, "sound": 0}
 # What each verb that takes a checkpoint is asked, beside the path.

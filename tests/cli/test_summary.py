@@ -31,7 +31,7 @@ VERBS: dict[str, tuple[list[Any], int, str]] = {
     "doctor": ([], 0, "cpu"),
     "formats": ([], 0, ""),
     "bench-load": ([AWQ, "--rounds", "1"], 0, f"{AWQ}: 1.0 MiB to cpu"),
-    "selftest": (["tests.testing.selftest.test_kill_matrix:Plain"], 0, ""),
+    "selftest": (["tests.testing.selftest.test_matrix:Plain"], 0, ""),
 }
 
 

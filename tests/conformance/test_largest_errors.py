@@ -11,8 +11,8 @@ from qload.conformance.linear_checks import LinearChecks
 from qload.kernels.bounds import Bounded
 from qload.testing import assert_within_bound, checks, derived_bound
 from tests.conformance.subjects import Sound
-from tests.conformance.test_linear_suite import GPTQ
-from tests.conformance.test_other_suites import Experts
+from tests.conformance.test_linear import GPTQ
+from tests.conformance.test_suites import Experts
 from tests.testing.test_checks import weight_of
 
 # Where the largest of all errors comes: first, in the middle, and last.

@@ -51,8 +51,8 @@ from qload.models import Making, TextConfig, load_decoder, load_model, load_visi
 from qload.pictures import layer_pictures
 from qload.spec import Role
 from qload.testing import make_checkpoint
-from tests.unread import KINDS as CHECKPOINTS
-from tests.unread import UnreadCheckpoint
+from tests.support.unread import KINDS as CHECKPOINTS
+from tests.support.unread import UnreadCheckpoint
 
 MODULES = (
     "qload",

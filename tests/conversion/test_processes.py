@@ -20,9 +20,9 @@ from qload.conversion.targets import AskedTarget
 from qload.errors import ArgumentError
 from qload.parallel import ProcessGroup
 from qload.testing import make_checkpoint
-from tests import torchrun
 from tests.conversion import crews
 from tests.paths import FIXTURES, ROOT
+from tests.support import torchrun
 
 SMALL = 40_000  # bytes of a file
 MODEL = FIXTURES / "models" / "gptq_mixtral"

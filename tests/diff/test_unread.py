@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from qload import diff
 from qload.testing import make_checkpoint
-from tests.unread import EXPERTS, KINDS, LAYER, known_type, layer
+from tests.support.unread import EXPERTS, KINDS, LAYER, known_type, layer
 from tests.verify.checkpoints import GPTQ, gptq, model
 
 KIND = pytest.mark.parametrize("kind", KINDS)

@@ -34,7 +34,7 @@ from qload.parallel import ALONE, Rank
 from qload.parallel.rank_watchdog import RankWatchdog
 from qload.storage import MemoryStorage, parse_header
 from qload.weights import Weights
-from tests.unread import stacks
+from tests.support.unread import stacks
 
 
 def layer(**changes: Tensor) -> dict[str, Tensor]:

@@ -17,8 +17,8 @@ from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
 from qload.weights import Weights
-from tests import owners
 from tests.paths import cases
+from tests.support import owners
 
 CONFIG = {"quant_method": "eetq", "weights": "int8", "modules_to_not_convert": None}
 LOADS = [("N", Weights.get_weights_col), ("K", Weights.get_weights_row)]

@@ -15,9 +15,9 @@ from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
 from qload.weights import Weights
-from tests import owners
 from tests.formats.exl2_layers import draw, weights
 from tests.paths import cases
+from tests.support import owners
 
 MIXED = [(8, 64), (5, 64), (4, 32)]
 CONFIG = {

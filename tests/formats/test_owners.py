@@ -12,8 +12,8 @@ from qload.detect import loader_from_config
 from qload.errors import UnsupportedFormatError
 from qload.formats import FORMATS
 from qload.weights import open_checkpoint
-from tests import owners
 from tests.paths import FOLDERS, cases
+from tests.support import owners
 
 LAYERS = [folder for folder in cases(*FOLDERS) if (folder / "expected").is_dir()]
 LAYERS = [folder for folder in LAYERS if not folder.name.startswith("model_")]
@@ -110,8 +110,10 @@ def test_some_fixture_holds_every_reading_and_every_kernel_tensor_that_is_checke
         *(f"repacked.{key}" for key in owners.REPACKED),
         *(f"repacked.{key}" for key in owners.REPACKED_FP4 if key.startswith("vllm033.")),
     }
-    assert not held - known, f"add to REPACKED or EXTRA of tests/owners.py: {sorted(held - known)}"
-    assert not known - held, f"no fixture has {sorted(known - held)} any more, which tests/owners.py names"
+    assert not held - known, f"add to REPACKED or EXTRA of tests/support/owners.py: {sorted(held - known)}"
+    assert not known - held, (
+        f"tests/support/owners.py names {sorted(known - held)}, of which no fixture is left"
+    )
 
 
 @pytest.mark.parametrize(

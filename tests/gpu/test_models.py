@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from qload import native
 from qload.models import Decoder, Engine, Sampler, load_model
 from qload.weights import open_checkpoint
-from tests import torchrun
 from tests.bench.model import config_of, tensors_of
 from tests.bench.stack import distance
 from tests.models import drawn
+from tests.support import torchrun
 
 pytestmark = pytest.mark.gpu
 

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from qload.cli import main
 from qload.models import Engine, load_model
 from qload.weights import open_checkpoint
-from tests import torchrun
 from tests.paths import FIXTURES
+from tests.support import torchrun
 
 pytestmark = pytest.mark.gpu
 

@@ -10,7 +10,7 @@ from qload.kernel_formats import repack
 from qload.kernel_formats.repack import options, targets
 from qload.spec import Weight
 from qload.weights import open_checkpoint
-from tests.owners import prefix_of
+from tests.support.owners import prefix_of
 
 LAYERS = (  # of each format, and of each way that inputs are quantized
     "activations/fbgemm_fp8_token_dynamic",

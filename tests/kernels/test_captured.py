@@ -12,9 +12,9 @@ from qload.kernels.replace import copy_into
 from qload.layouts.exl2 import Exl2Groups
 from qload.spec import Weight
 from qload.testing import assert_same_bits
-from tests.fake_gpu import fake_capture, fake_like
 from tests.kernels.captured_layers import LAYERS, loaded, orders
 from tests.paths import FIXTURES, cases
+from tests.support.fake_gpu import fake_capture, fake_like
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 

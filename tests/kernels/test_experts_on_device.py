@@ -11,8 +11,8 @@ from qload.kernels.experts_function import experts, multiply
 from qload.kernels.experts_on_device import DeviceExperts
 from qload.kernels.experts_products import KeptExperts
 from qload.weights import open_checkpoint
-from tests.fake_gpu import fake_capture, fake_like
 from tests.paths import FIXTURES
+from tests.support.fake_gpu import fake_capture, fake_like
 
 MODELS = {
     "auto_round_qwen3_moe": "model.layers.1.mlp.experts",

@@ -35,8 +35,8 @@ from qload.parallel import ALONE, FakeWorld, Rank
 from qload.spec import Weight
 from qload.testing import assert_same_bits
 from qload.weights import Weights, open_checkpoint
-from tests.owners import prefix_of
 from tests.paths import FIXTURES
+from tests.support.owners import prefix_of
 
 # Under which name an engine asks for the checkpoint in which folder.
 CASES = [

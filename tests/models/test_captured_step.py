@@ -7,8 +7,8 @@ import torch
 
 from qload.models import Engine, Sampler, load_model
 from qload.weights import open_checkpoint
-from tests.fake_gpu import fake_capture, fake_module
 from tests.paths import FIXTURES
+from tests.support.fake_gpu import fake_capture, fake_module
 
 MODELS = sorted(path for path in (FIXTURES / "models").iterdir() if path.is_dir())
 SEQUENCES = 2

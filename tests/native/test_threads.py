@@ -8,7 +8,7 @@ from torch.__config__ import parallel_info
 
 from qload.native import load
 from tests.paths import ROOT
-from tests.torchrun import environment
+from tests.support.torchrun import environment
 
 NO_OPENMP = sys.platform != "linux" or "OpenMP" not in parallel_info()
 FORKS = """

@@ -13,7 +13,7 @@ from qload.parallel import ALONE
 from qload.testing import assert_same_bits
 from tests.parallel.rank import outputs
 from tests.paths import ROOT
-from tests.torchrun import command, environment
+from tests.support.torchrun import command, environment
 
 STARTING = 300  # seconds in which processes of a busy machine have begun
 ENDING = 30  # seconds in which ranks end once another is gone

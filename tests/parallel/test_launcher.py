@@ -13,7 +13,7 @@ import torch
 from qload.errors import ArgumentError, LostRankError
 from qload.parallel import ALONE, Collectives, FakeWorld, agree, joined_world
 from qload.parallel.launcher import WAKE_SIGNAL, Interrupt, LaunchedRank
-from tests import torchrun
+from tests.support import torchrun
 
 LEAVE = """
 import pathlib

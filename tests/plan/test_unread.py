@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file
 
 from qload import explain, plan
-from tests.unread import KINDS
+from tests.support.unread import KINDS
 
 KIND = pytest.mark.parametrize("kind", KINDS)
 

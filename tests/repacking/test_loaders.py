@@ -19,8 +19,8 @@ from qload.weights import Weights, open_checkpoint
 from tests.example_counts import at_most
 from tests.format_cases import CONFIGS
 from tests.kernels.mp_layers import Case
-from tests.owners import prefix_of
 from tests.paths import FIXTURES
+from tests.support.owners import prefix_of
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 

@@ -37,9 +37,9 @@ from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
 from qload.weights import Weights, open_checkpoint
 from tests.kernels.mp_layers import Case
-from tests.owners import prefix_of
 from tests.paths import FIXTURES
 from tests.repacking.test_loaders import GPTQ
+from tests.support.owners import prefix_of
 
 HALF = KernelTarget("auto", dtype=torch.float16)
 BRAIN = KernelTarget("marlin", dtype=torch.bfloat16)

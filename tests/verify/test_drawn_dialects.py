@@ -23,7 +23,7 @@ from torch import Tensor
 import qload
 from qload import ExpertFacts, FakeWorld, GatedActivation, QloadError, UnsupportedFormatError, open_checkpoint
 from qload.cli import main
-from tests.dialect_checkpoints import (
+from tests.support.dialect_checkpoints import (
     DENSE,
     DIALECTS,
     DOTTED,
@@ -39,7 +39,7 @@ from tests.dialect_checkpoints import (
     Values,
     write,
 )  # fmt: skip
-from tests.dialect_forward import logits_of
+from tests.support.dialect_forward import logits_of
 
 COUNT = 500
 PROMPT = (1, 5, 9)

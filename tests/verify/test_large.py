@@ -25,8 +25,8 @@ from qload.verify.crew import Crew
 from qload.verify.rules import RULES, siblings
 from qload.verify.subject import Subject
 from qload.weights import Weights
-from tests import torchrun
 from tests.bench import folders
+from tests.support import torchrun
 from tests.verify.checkpoints import GPTQ, gptq, model
 
 # From n to 2n to 4n, what is linear grows by n and 2n; what is quadratic by 3 and 12 times n * n.

@@ -21,7 +21,7 @@ from qload.loader import FormatLoader
 from qload.testing import make_checkpoint
 from qload.verify import Report, inspect, verify
 from qload.weights import open_checkpoint
-from tests.unread import EXPERTS, KINDS, LAYER, UnreadCheckpoint
+from tests.support.unread import EXPERTS, KINDS, LAYER, UnreadCheckpoint
 from tests.verify.checkpoints import GPTQ, gptq, model, plain, rules
 
 KIND = pytest.mark.parametrize("kind", KINDS)

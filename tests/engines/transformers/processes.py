@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests import torchrun
 from tests.engines.transformers.models import RANGE, Stored, greedy, logits, stored
 from tests.models.recorded import off
 from tests.models.with_transformers.stored import FORMATS
+from tests.support import torchrun
 
 # transformers' own plan for gpt-oss fails where the head is tied.
 SHARED: dict[tuple[str, str], dict[str, Any]] = {

@@ -11,7 +11,7 @@ from qload import loader_from_config, open_checkpoint
 from qload.engines.vllm.checkpoint import Awaited, CheckpointNames
 from qload.errors import StorageError, UnreadTensorsError
 from qload.testing import make_checkpoint
-from tests.unread import KINDS
+from tests.support.unread import KINDS
 
 
 class Renames:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import save_file
 
-from tests import torchrun
 from tests.models import drawn
+from tests.support import torchrun
 
 CONFIG = drawn.config("llama", eos_token_id=None, torch_dtype="float32")
 ASKED = ("--prompt-ids", "3,1,4,1,5", "--tokens", "8")

@@ -17,7 +17,6 @@ from qload.kernels.activations import quantize
 from qload.kernels.declared import Maximum
 from qload.parallel import Collectives, FakeWorld
 from qload.spec import Weight
-from tests import torchrun
 from tests.models import drawn
 from tests.models.recorded import logits, off
 from tests.models.with_transformers import theirs
@@ -26,6 +25,7 @@ from tests.models.with_transformers.formats import RANGE, STACKED, Quantized, bu
 from tests.models.with_transformers.matrix import table
 from tests.models.with_transformers.stored import FORMATS
 from tests.paths import ROOT
+from tests.support import torchrun
 from tests.verify.damage.model import Model
 
 EIGHT = {"inner": 512, "head_dim": 64, "v_head_dim": 64}  # of which an eighth ends no word, group or block

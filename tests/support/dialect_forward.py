@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.dialect_checkpoints import DENSE, EACH, HEAD, HEADS, PROJECTIONS, Case, Stored
-from tests.dialect_layers import Values
+from tests.support.dialect_checkpoints import DENSE, EACH, HEAD, HEADS, PROJECTIONS, Case, Stored
+from tests.support.dialect_layers import Values
 
 EPSILON, BASE, TOP = 1e-5, 10000.0, 2
 

@@ -16,8 +16,8 @@ from qload.conformance.linear_checks import LinearChecks
 from qload.conformance.loader_checks import LoaderChecks
 from qload.conformance.suite import CaseRun, ask_support
 from tests.conformance.subjects import Sound
-from tests.conformance.test_linear_suite import COMMON, on_trial
-from tests.conformance.test_other_suites import Experts, Loads, NextExpert
+from tests.conformance.test_linear import COMMON, on_trial
+from tests.conformance.test_suites import Experts, Loads, NextExpert
 
 
 class TurnedTokens(Sound):

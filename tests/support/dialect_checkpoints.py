@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tests.dialect_layers import (
+from tests.support.dialect_layers import (
     BLOCK,
     GROUP,
     Fields,
