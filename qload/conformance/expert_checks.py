@@ -30,7 +30,7 @@ InputSampler = Callable[[int], Inputs]  # by the number of a draw
 
 
 @lru_cache(maxsize=32)
-def experts_of(case: ConformanceCase, count: int, activation: str) -> ExpertsWeight:
+def load_experts(case: ConformanceCase, count: int, activation: str) -> ExpertsWeight:
     """Return `count` experts of a `case`, each with other numbers."""
     sizes = {"gate_proj": (case.N, case.K), "up_proj": (case.N, case.K), "down_proj": (case.K, case.N)}
     layers = {
@@ -54,7 +54,7 @@ class ExpertChecks:
     def __init__(self, suite: Any, case: ConformanceCase, device: str) -> None:
         self.suite, self.case, self.device = suite, case, torch.device(device)
         self.dtype: torch.dtype = getattr(torch, case.dtype)
-        experts = experts_of(replace(case, M=1), suite.experts, suite.activation)
+        experts = load_experts(replace(case, M=1), suite.experts, suite.activation)
         self.experts = experts if self.device.type == "cpu" else experts.to(device)
 
     def each_expert_alone(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ LARGE_LAYER = 512 * 256  # elements; larger layers are tried with up to 33 token
 
 
 @lru_cache(maxsize=256)
-def shares(case: ConformanceCase, filling: str) -> tuple[Weight, ...]:
+def load_shares(case: ConformanceCase, filling: str) -> tuple[Weight, ...]:
     """Return every rank's share of the layer of a `case` with a `filling`, or the whole layer alone."""
     layer = layer_of(case.traits, case.N, case.K, filling=filling)
     if filling == "noise" and case.format in SIGNED_SCALES:
@@ -53,7 +53,8 @@ class LinearChecks:
 
     def reads_back(self) -> None:
         """One-hot inputs return the weight of each rank."""
-        whole, world = shares(replace(self.case, M=1, rank=0, world=1, split=""), "coded")[0], self.case.world
+        world = self.case.world
+        (whole,) = load_shares(replace(self.case, M=1, rank=0, world=1, split=""), "coded")
         for rank, weight, kernel in self._kernels("coded"):
             share: dict[str, Any] = (
                 {} if world == 1 else {"whole": whole.to(self.device), "rank": rank, "world": world}
@@ -131,7 +132,7 @@ class LinearChecks:
     def _weights(self, filling: str) -> tuple[Weight, ...]:
         try:
             return tuple(
-                weight.to(self.device) for weight in shares(replace(self.case, M=1, rank=0), filling)
+                weight.to(self.device) for weight in load_shares(replace(self.case, M=1, rank=0), filling)
             )
         except (CutError, DivideError) as error:
             pytest.skip(f"the format has no such cut: {str(error).splitlines()[0]}")

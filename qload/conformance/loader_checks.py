@@ -30,7 +30,7 @@ LOADS: tuple[tuple[tuple[str, ...], Callable[..., Weight]], ...] = (
 )
 
 
-def layers_of_case(case: ConformanceCase) -> dict[str, DrawnLayer]:
+def make_layers(case: ConformanceCase) -> dict[str, DrawnLayer]:
     """Return the four layers of a `case` by name, each with other numbers."""
     sizes = ((case.K, case.K), (case.N, case.K), (case.K, case.K), (case.K, case.N))
     return {
@@ -116,7 +116,7 @@ class LoaderChecks:
 
     def __init__(self, suite: Any, case: ConformanceCase, folder: Path) -> None:
         self.suite, self.case, self.folder = suite, case, folder
-        self.layers = layers_of_case(case)
+        self.layers = make_layers(case)
         self.tensors = {key: t for name, layer in self.layers.items() for key, t in layer.named(name).items()}
 
     def shares_are_exact(self) -> None:

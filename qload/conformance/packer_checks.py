@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qload.conformance.cases import ConformanceCase
-from qload.conformance.linear_checks import shares
+from qload.conformance.linear_checks import load_shares
 from qload.conformance.suite import error_prefix
 from qload.spec import Codes, Weight
 from qload.testing import checks
@@ -21,7 +21,7 @@ class PackerChecks:
         if case.world > 1:
             pytest.skip("a packer packs whole layers")
         self.suite, self.case = suite, case
-        self.weight: Weight = shares(replace(case, M=1, rank=0), "noise")[0]
+        self.weight: Weight = load_shares(replace(case, M=1, rank=0), "noise")[0]
 
     def packs_to_the_bit(self) -> None:
         """The tensors of `pack` equal the stored ones."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from qload.conformance.cases import ConformanceCase
 from qload.conformance.experts import ExpertsKernelSuite
 from qload.conformance.linear import LinearKernelSuite
-from qload.conformance.linear_checks import shares
+from qload.conformance.linear_checks import load_shares
 from qload.conformance.loader import LoaderSuite
 from qload.conformance.loader_checks import LOADS, stored_tensors
 from qload.conformance.packer import PackerSuite
@@ -85,7 +85,7 @@ def packer(fault: KernelFault, format_name: str) -> PackerSuite:
         format = format_name
 
         def pack(self, codes: Any, case: ConformanceCase) -> Any:
-            return _with_fault(fault, shares(replace(case, M=1), "noise")[0]).fields()
+            return _with_fault(fault, load_shares(replace(case, M=1), "noise")[0]).fields()
 
     return FaultyPacker()
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from qload.conformance.cases import ConformanceCase, cases
-from qload.conformance.expert_checks import ExpertChecks, experts_of
+from qload.conformance.expert_checks import ExpertChecks, load_experts
 from qload.conformance.experts import ExpertsKernelSuite
-from qload.conformance.linear_checks import LinearChecks, shares
+from qload.conformance.linear_checks import LinearChecks, load_shares
 from qload.conformance.loader_checks import LoaderChecks
 from qload.conformance.packer_checks import PackerChecks
 from qload.conformance.reference_kernels import (
@@ -171,11 +171,11 @@ def _first_case(
 
 
 def _layer(case: ConformanceCase) -> Iterable[Weight]:
-    return shares(replace(case, M=1), "noise")
+    return load_shares(replace(case, M=1), "noise")
 
 
 def _expert_matrices(case: ConformanceCase) -> Iterator[Weight]:
     """The matrices of experts, which may store one scale of a whole tensor as one for each output."""
-    experts = experts_of(replace(case, M=1), ExpertsKernelSuite.experts, ExpertsKernelSuite.activation)
+    experts = load_experts(replace(case, M=1), ExpertsKernelSuite.experts, ExpertsKernelSuite.activation)
     for index in range(ExpertsKernelSuite.experts):
         yield from experts.expert(index)[:2]

@@ -26,8 +26,8 @@ def marlin_codes(words: Tensor, bits: int) -> Tensor:
     k_tile, n_block, lane, j, word, field = _axes(*sizes, _WORD // bits)
     element = 4 * word + torch.tensor(_INTERLEAVE[bits])[field]
     n = 64 * n_block + 16 * j + lane // 4 + 8 * (element // 4)
-    return _scattered(
-        _fields(words.reshape(sizes), bits), _lane_row(k_tile, lane, element), n, k_size, n_size
+    return _scatter(
+        _split_words(words.reshape(sizes), bits), _lane_row(k_tile, lane, element), n, k_size, n_size
     )
 
 
@@ -39,7 +39,7 @@ def marlin_scales(stored: Tensor, grouped: bool | None = None) -> Tensor:
     else:
         offset = torch.tensor(_SINGLE_OFFSETS)[position % 8]
         column = position // 32 * 32 + 2 * (position % 32 // 8) + offset
-    return _at_columns(stored, column)
+    return _place_columns(stored, column)
 
 
 def marlin_zeros(words: Tensor, bits: int) -> Tensor:
@@ -50,7 +50,7 @@ def marlin_zeros(words: Tensor, bits: int) -> Tensor:
     group, n_block, word, field = _axes(*sizes, _WORD // bits)
     position = word * (_WORD // bits) + torch.tensor(_INTERLEAVE[bits])[field]
     n = 64 * n_block + position // 8 + 8 * (position % 8)
-    return _scattered(_fields(words.reshape(sizes), bits), group, n, words.shape[0], n_size)
+    return _scatter(_split_words(words.reshape(sizes), bits), group, n, words.shape[0], n_size)
 
 
 def marlin_weight(
@@ -70,11 +70,11 @@ def marlin_weight(
     this rank then holds part of K, and its groups are no equal runs. Empty `g_idx` and `perm` mean None.
     """
     codes = marlin_codes(qweight, bits)
-    given = None if is_k_full else _index(g_idx)
+    given = None if is_k_full else _index_or_none(g_idx)
     group = _even_groups(codes.shape[0], scales.shape[0]) if given is None else given
     values = codes - (2 ** (bits - 1) if qzeros is None else marlin_zeros(qzeros, bits)[group])
     weight = values.float() * marlin_scales(scales, grouped).float()[group]
-    return _at_inputs(weight, perm)
+    return _place_rows(weight, perm)
 
 
 def panels_weight(
@@ -100,7 +100,7 @@ def panels_weight(
     codes = words.long() >> bits * (row % per_word) & (2**bits - 1)
     at = 16 * group + lane
     values = codes - (2 ** (bits - 1) if zeros is None else zeros[panel, at].long())
-    return _at_inputs(values.float() * scales[panel, at].float(), perm)
+    return _place_rows(values.float() * scales[panel, at].float(), perm)
 
 
 def fp8_marlin_weight(qweight: Tensor, scales: Tensor, *, exponent_bias: bool) -> Tensor:
@@ -127,7 +127,7 @@ def marlin_byte_scales(stored: Tensor, *, paired: bool = True) -> Tensor:
     swapped = 4 * (place // 4) + torch.tensor((0, 2, 1, 3))[place % 4]
     column = at // (64 * width) * 64 + at % (64 * width) // (8 * width) + 8 * swapped
     flat = stored.contiguous().view(torch.uint8).reshape(-1, width * n_size)
-    return _scattered(flat.long(), width * line + at // 8 % width, column, groups, n_size).to(torch.uint8)
+    return _scatter(flat.long(), width * line + at // 8 % width, column, groups, n_size).to(torch.uint8)
 
 
 def fp4_marlin_weight(qweight: Tensor, scales: Tensor, global_scale: Tensor | None = None) -> Tensor:
@@ -165,8 +165,8 @@ def marlin_24_codes(B_24: Tensor, bits: int) -> Tensor:
     k_tile, n_block, lane, j, word, field = _axes(*sizes, _WORD // bits)
     element = 4 * word + torch.tensor(_INTERLEAVE[bits])[field]
     n = 64 * n_block + 16 * (lane // 8) + 8 * (lane // 4 % 2) + 4 * (element // 4) + j
-    return _scattered(
-        _fields(B_24.reshape(sizes), bits), _lane_row(k_tile, lane, element), n, kept_size, n_size
+    return _scatter(
+        _split_words(B_24.reshape(sizes), bits), _lane_row(k_tile, lane, element), n, kept_size, n_size
     )
 
 
@@ -187,7 +187,7 @@ def marlin_24_scales(stored: Tensor, grouped: bool | None = None) -> Tensor:
     if not (stored.shape[0] > 1 if grouped is None else grouped):
         return stored.clone()
     position = torch.arange(stored.shape[1])
-    return _at_columns(stored, position // 8 * 8 + torch.tensor(_SPARSE_OFFSETS)[position % 8])
+    return _place_columns(stored, position // 8 * 8 + torch.tensor(_SPARSE_OFFSETS)[position % 8])
 
 
 def marlin_24_weight(
@@ -215,7 +215,7 @@ def exllama_codes(words: Tensor, bits: int) -> Tensor:
         place = code % per_word
         field = place if bits == 8 else place // 2 + per_word // 2 * (place % 2)
         word, shift = code // per_word, bits * field + bit
-    return _joined(words.long()[word] >> shift[..., None], bit)
+    return _join_bits(words.long()[word] >> shift[..., None], bit)
 
 
 def exllama_weight(
@@ -234,11 +234,11 @@ def exllama_weight(
     `g_idx` is the group of each stored row, and stored row i is input q_perm[i]. A zero point is the stored
     one plus `zero_offset`, wrapped to its bits only when `mask` is set: the kernels leave it whole.
     """
-    zeros = _stream(qzeros, bits)[:, : qweight.shape[1]] + zero_offset
+    zeros = _read_stream(qzeros, bits)[:, : qweight.shape[1]] + zero_offset
     zeros = zeros & (2**bits - 1) if mask else zeros
     group = g_idx.long()
     weight = (exllama_codes(qweight, bits) - zeros[group]).float() * scales.float()[group]
-    return _at_inputs(weight, q_perm)
+    return _place_rows(weight, q_perm)
 
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
@@ -250,14 +250,14 @@ def _fp4_weight(qweight: Tensor, scales: Tensor, global_scale: Tensor | None, dt
     """Codes as 16-bit floats times scales (G, N), bytes in column order."""
     codes, bytes_ = marlin_codes(qweight, 4), scales.long()
     bits = (codes >> 3) << 15 | (codes & 7) << _FP4_SHIFT[dtype]
-    values = _halves(bits, dtype)
+    values = _decode_halves(bits, dtype)
     if global_scale is None:
         values, halves = values * 2.0**126, bytes_ << 7
     elif dtype == torch.float16:
         halves = bytes_ << 7
     else:  # the highest bit becomes the highest of eight bits of exponent, the others the lowest four
         halves = (bytes_ & 0x80) << 7 | (bytes_ & 0x7F) << 4
-    factors = _halves(halves, dtype) * (1.0 if global_scale is None else global_scale.double())
+    factors = _decode_halves(halves, dtype) * (1.0 if global_scale is None else global_scale.double())
     return (values * factors[_even_groups(values.shape[0], scales.shape[0])]).float()
 
 
@@ -270,25 +270,25 @@ def _axes(*sizes: int) -> list[Tensor]:
     ]
 
 
-def _halves(bits: Tensor, dtype: torch.dtype) -> Tensor:
+def _decode_halves(bits: Tensor, dtype: torch.dtype) -> Tensor:
     """The numbers of 16-bit patterns in a dtype, float64."""
     return bits.to(torch.uint16).view(dtype).double()
 
 
-def _fields(words: Tensor, bits: int) -> Tensor:
+def _split_words(words: Tensor, bits: int) -> Tensor:
     """Each word's fields, lowest first, on a new last axis."""
     shifted = torch.bitwise_right_shift(words.long()[..., None], torch.arange(0, _WORD, bits))
     return shifted.bitwise_and(2**bits - 1)
 
 
-def _stream(words: Tensor, bits: int) -> Tensor:
+def _read_stream(words: Tensor, bits: int) -> Tensor:
     """The codes of a little-endian bit stream along each row; a code may straddle two words."""
     code, bit = _axes(words.shape[1] * _WORD // bits, bits)
     at = code * bits + bit
-    return _joined((words.long()[:, at // _WORD] >> (at % _WORD)).movedim(0, -1), bit).T
+    return _join_bits((words.long()[:, at // _WORD] >> (at % _WORD)).movedim(0, -1), bit).T
 
 
-def _joined(at_bit: Tensor, bit: Tensor) -> Tensor:
+def _join_bits(at_bit: Tensor, bit: Tensor) -> Tensor:
     """Codes (K, N) from words (K, bits, N), shifted so that bit `bit` of a code is the lowest bit."""
     return torch.sum((at_bit & 1) << bit[..., None], dim=1)
 
@@ -299,23 +299,23 @@ def _lane_row(k_tile: Tensor, lane: Tensor, element: Tensor) -> Tensor:
     return 16 * k_tile + 2 * (lane % 4) + row % 2 + 8 * (row // 2)
 
 
-def _scattered(values: Tensor, row: Tensor, column: Tensor, rows: int, columns: int) -> Tensor:
+def _scatter(values: Tensor, row: Tensor, column: Tensor, rows: int, columns: int) -> Tensor:
     """Values at their (row, column); -1 marks an address without a lane."""
     out = torch.full((rows, columns), -1)
     out[row, column] = values
     return out
 
 
-def _at_columns(stored: Tensor, column: Tensor) -> Tensor:
+def _place_columns(stored: Tensor, column: Tensor) -> Tensor:
     """Stored columns in the order of outputs."""
     out = torch.empty_like(stored)
     out[:, column] = stored
     return out
 
 
-def _at_inputs(stored: Tensor, perm: Tensor | None) -> Tensor:
+def _place_rows(stored: Tensor, perm: Tensor | None) -> Tensor:
     """Stored rows in the order of inputs."""
-    row = _index(perm)
+    row = _index_or_none(perm)
     if row is None:
         return stored
     out = torch.empty_like(stored)
@@ -328,6 +328,6 @@ def _even_groups(k_size: int, groups: int) -> Tensor:
     return torch.arange(k_size) // (k_size // groups)
 
 
-def _index(index: Tensor | None) -> Tensor | None:
+def _index_or_none(index: Tensor | None) -> Tensor | None:
     """An index as int64; None for None and for the empty tensor, which kernels get for no index."""
     return None if index is None or index.numel() == 0 else index.long()

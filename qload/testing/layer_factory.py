@@ -34,7 +34,7 @@ from qload.formats.bnb import TABLES, dynamic_map
 from qload.layouts import STORED_MINUS_ONE, Stored, gptq
 from qload.layouts.exl2 import RUN_CODES
 from qload.spec import Config, Weight
-from qload.testing.random_layer import DrawnLayer, complete, filled
+from qload.testing.random_layer import DrawnLayer, complete_sizes, fill_layer
 from qload.testing.traits import Traits, contract
 
 FP8_BLOCK = (128, 128)  # outputs, inputs
@@ -70,7 +70,7 @@ _CONFIGS: dict[str, Callable[[Traits], Config]] = {
 }
 
 
-def _bnb(config: BNB4Config, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _sample_bnb(config: BNB4Config, sizes: dict[str, int]) -> dict[str, Tensor]:
     """A quantization state, a table of 16 values, and quantized scales if the config has them; all exact."""
     N, K, run = sizes["N"], sizes["K"], 256
     state: dict[str, Any] = {"quant_type": config.quant_type, "blocksize": config.blocksize}
@@ -86,12 +86,12 @@ def _bnb(config: BNB4Config, sizes: dict[str, int]) -> dict[str, Tensor]:
     return facts | {"quant_state": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)}
 
 
-def _bnb_int8(config: BNBConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _sample_bnb_int8(config: BNBConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
     """Scales of 127 times a power of two, so that sums are exact."""
     return {"SCB": 127 * 2.0 ** (torch.arange(sizes["N"]) % 4 - 2)}
 
 
-def _exl2(config: Exl2Config, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _sample_exl2(config: Exl2Config, sizes: dict[str, int]) -> dict[str, Tensor]:
     """Groups of 64 rows, the last of 32 or 64, with widths that fall from 8 bits; equal for equal K."""
     sizes["K"] *= 1 if sizes["K"] % 32 == 0 else 32
     K, G = sizes["K"], -(-sizes["K"] // 64)
@@ -106,7 +106,7 @@ def _exl2(config: Exl2Config, sizes: dict[str, int]) -> dict[str, Tensor]:
     }
 
 
-def _ct_pack(config: CTPackConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _sample_ct_pack(config: CTPackConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
     """The shape, with N and K raised to several words and groups."""
     for dim, unit in (("N", 16), ("K", 48)):
         sizes[dim] *= 1 if sizes[dim] >= unit else unit
@@ -115,13 +115,13 @@ def _ct_pack(config: CTPackConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
     return {"weight_shape": torch.tensor([sizes["N"], sizes["K"]])}
 
 
-def _ct_pack_tensor(config: CTPackTensorConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _sample_ct_pack_tensor(config: CTPackTensorConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
     """The shape, with K raised to several words."""
     sizes["K"] *= 1 if sizes["K"] >= 48 else 48
     return {"weight_shape": torch.tensor([sizes["N"], sizes["K"]])}
 
 
-def _modelopt_awq(config: ModelOptAWQConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
+def _sample_modelopt_awq(config: ModelOptAWQConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
     """Input factors, powers of two, if the config has them."""
     factors = 2.0 ** (torch.arange(sizes["K"]) % 3 - 1)
     return {"pre_quant_scale": factors} if config.scaled_inputs else {}
@@ -130,13 +130,13 @@ def _modelopt_awq(config: ModelOptAWQConfig, sizes: dict[str, int]) -> dict[str,
 # Functions of a config and the sizes by letter that return facts by field. They may set the sizes of free
 # axes, and raise N and K.
 FACT_SAMPLERS: dict[type[Weight], Callable[[Any, dict[str, int]], dict[str, Tensor]]] = {
-    BNBNF4Weight: _bnb,
-    BNBFP4Weight: _bnb,
-    BNBWeight: _bnb_int8,
-    CTPackTensorWeight: _ct_pack_tensor,
-    CTPackWeight: _ct_pack,
-    Exl2Weight: _exl2,
-    ModelOptAWQWeight: _modelopt_awq,
+    BNBNF4Weight: _sample_bnb,
+    BNBFP4Weight: _sample_bnb,
+    BNBWeight: _sample_bnb_int8,
+    CTPackTensorWeight: _sample_ct_pack_tensor,
+    CTPackWeight: _sample_ct_pack,
+    Exl2Weight: _sample_exl2,
+    ModelOptAWQWeight: _sample_modelopt_awq,
 }
 
 
@@ -169,14 +169,14 @@ def layer_of(traits: Traits, N: int, K: int, *, filling: str = "coded", seed: in
     weight_type = weight_type_of(traits.format)
     config = _CONFIGS[traits.format](traits) if traits.format in _CONFIGS else weight_type.example
     generator = torch.Generator().manual_seed(seed)
-    sizes = complete(weight_type.tensors(config), {"N": N, "K": K})
+    sizes = complete_sizes(weight_type.tensors(config), {"N": N, "K": K})
     facts = sample_facts(weight_type, config, sizes)
     if isinstance(config, BNB4Config):
         facts |= _bnb_tables(config, facts)
-    layer = filled(weight_type, config, sizes, facts, filling, traits.act_order, generator)
+    layer = fill_layer(weight_type, config, sizes, facts, filling, traits.act_order, generator)
     tensors = {name: _in_dtype(layer, name, tensor, traits) for name, tensor in layer.tensors.items()}
     if isinstance(config, GPTQConfig):
-        tensors["qzeros"] = _zero_points(config, traits, tensors["scales"].shape, generator)
+        tensors["qzeros"] = _fill_zero_points(config, traits, tensors["scales"].shape, generator)
     return DrawnLayer(weight_type, config, tensors, layer.sizes, f"{traits.words()}, seed {seed}")
 
 
@@ -200,7 +200,9 @@ def _in_dtype(layer: DrawnLayer, name: str, tensor: Tensor, traits: Traits) -> T
     return tensor.to(dtype) if tensor.dtype == torch.float16 and dtype in spec.dtypes else tensor
 
 
-def _zero_points(config: GPTQConfig, traits: Traits, shape: torch.Size, generator: torch.Generator) -> Tensor:
+def _fill_zero_points(
+    config: GPTQConfig, traits: Traits, shape: torch.Size, generator: torch.Generator
+) -> Tensor:
     """Packed zero points: all in the middle, any values without a wrap, or some of 0."""
     top = 2**config.bits
     if traits.symmetric:

@@ -75,7 +75,7 @@ class DrawnLayer:
         return f"DrawnLayer({self.config}, {self.sizes}, {self.drawn})"
 
 
-def complete(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int]) -> dict[str, int]:
+def complete_sizes(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int]) -> dict[str, int]:
     """Return `sizes` by letter, including N and K, with the sizes of free axes that follow from them."""
     completed = dict(sizes)
     for axis in (axis for spec in specs for axis in spec.axes):
@@ -85,7 +85,7 @@ def complete(specs: tuple[TensorSpec, ...], sizes: Mapping[str, int]) -> dict[st
     return completed
 
 
-def filled(
+def fill_layer(
     weight_type: type[Weight],
     config: Config,
     sizes: dict[str, int],
@@ -101,7 +101,7 @@ def filled(
     """
     specs = weight_type.tensors(config)
     tensors = dict(facts) | {
-        spec.name: _index(spec, specs, sizes, act_order, generator)
+        spec.name: _fill_index(spec, specs, sizes, act_order, generator)
         if spec.index_of
         else _FILL[spec.role](spec, _shape(spec, sizes), filling, generator)
         for spec in specs
@@ -120,7 +120,7 @@ def _extent(axis: Axis, sizes: dict[str, int]) -> int:
     return axis.size(axis.logical(sizes) or 0) or 0
 
 
-def _index(
+def _fill_index(
     spec: TensorSpec,
     specs: tuple[TensorSpec, ...],
     sizes: dict[str, int],
@@ -136,12 +136,12 @@ def _index(
     return index.to(spec.dtypes[0])
 
 
-def _words(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
+def _fill_words(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
     if spec.dtypes[0].is_floating_point:  # the bytes of small floats are codes
-        return _small_floats(spec, shape, filling, generator)
+        return _fill_small_floats(spec, shape, filling, generator)
     limits = torch.iinfo(spec.dtypes[0])
     if spec.nibbles:
-        return _nibbles(spec, shape, filling, generator)
+        return _fill_nibbles(spec, shape, filling, generator)
     if spec.between and filling == "coded":
         low, high = spec.between
         return torch.randint(low, high + 1, shape, generator=generator).to(spec.dtypes[0])
@@ -150,16 +150,18 @@ def _words(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Ge
     return _count(shape, 0 if filling == "zeros" else 1).to(spec.dtypes[0])
 
 
-def _small_floats(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
+def _fill_small_floats(
+    spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator
+) -> Tensor:
     """Random finite numbers of all bytes, or numbers that are exact in every small float."""
     if filling != "noise":
-        return _floats(spec, shape, filling, generator)
+        return _fill_floats(spec, shape, filling, generator)
     finite = torch.arange(256).to(torch.uint8).view(spec.dtypes[0])
     finite = finite[finite.float().isfinite()]
     return finite.view(torch.uint8)[torch.randint(len(finite), shape, generator=generator)].view(finite.dtype)
 
 
-def _nibbles(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
+def _fill_nibbles(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
     """Words of nibbles from the values of the declaration."""
     fields = torch.iinfo(spec.dtypes[0]).bits // 4
     choice = torch.randint(len(spec.nibbles), [*shape, fields], generator=generator)
@@ -169,7 +171,7 @@ def _nibbles(spec: TensorSpec, shape: list[int], filling: str, generator: torch.
     return values.sum(-1).to(spec.dtypes[0])
 
 
-def _scales(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
+def _fill_scales(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
     if not spec.dtypes[0].is_floating_point:  # an exponent, 127 for 1
         powers = (
             torch.randint(-6, 7, shape, generator=generator)
@@ -184,7 +186,7 @@ def _scales(spec: TensorSpec, shape: list[int], filling: str, generator: torch.G
     return (2.0 ** (_count(shape, 1) % 4 - 2)).to(spec.dtypes[0])
 
 
-def _floats(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
+def _fill_floats(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
     if filling == "noise":
         return torch.randn(shape, generator=generator).to(spec.dtypes[0])
     if filling == "coded":
@@ -200,7 +202,7 @@ def _count(shape: list[int], step: int) -> Tensor:
 
 
 _FILL: dict[Role, Callable[[TensorSpec, list[int], str, torch.Generator], Tensor]] = {
-    Role.WORD: _words,
-    Role.SCALE: _scales,
-    Role.FLOAT: _floats,
+    Role.WORD: _fill_words,
+    Role.SCALE: _fill_scales,
+    Role.FLOAT: _fill_floats,
 }

@@ -19,7 +19,7 @@ except ModuleNotFoundError:
 from qload.errors import ArgumentError
 from qload.spec import LOGICAL, TensorSpec, Weight
 from qload.testing.layer_factory import layer_of, sample_facts, weight_type_of
-from qload.testing.random_layer import PREFIX, DrawnLayer, complete, filled
+from qload.testing.random_layer import PREFIX, DrawnLayer, complete_sizes, fill_layer
 from qload.testing.traits import Traits, contract
 
 FILLINGS = ("zeros", "count", "noise")  # simplest first; all but noise are exact in every dtype
@@ -162,7 +162,7 @@ def _layers_of_configs(
     filling = draw(st.sampled_from(fillings))
     act_order = draw(st.booleans())
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
-    return filled(weight_type, config, sizes, facts, filling, act_order, generator)
+    return fill_layer(weight_type, config, sizes, facts, filling, act_order, generator)
 
 
 @st.composite
@@ -178,4 +178,4 @@ def _sizes(
     for dim in sorted({dim for axis in axes for dim in LOGICAL if axis.follows(dim)}):
         granule = lcm(unit, *(axis.granule for axis in axes if axis.dim == dim and not axis.rounds))
         sizes[dim] = given[dim] or granule * draw(st.integers(1, most), label=f"granules of {dim}")
-    return complete(specs, sizes)
+    return complete_sizes(specs, sizes)

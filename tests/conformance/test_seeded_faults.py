@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from qload.cli.testing import selftest
 from qload.conformance import ConformanceCase, cases, seeded_faults
-from qload.conformance.linear_checks import shares
+from qload.conformance.linear_checks import load_shares
 from qload.conformance.seeded_faults import (
     SUITES,
     SuitesRow,
@@ -93,7 +93,7 @@ def test_lanes_read_what_a_subject_means(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gptq.v1.w3.g128.k256n128", "gptq.v1.w2.g128.k256n128"])
 def test_lanes_of_exllama_read_what_marlin_has_no_order_for(name: str) -> None:
-    (weight,) = shares(replace(CASES[name], M=1), "noise")
+    (weight,) = load_shares(replace(CASES[name], M=1), "noise")
 
     assert torch.equal(emulated_weight(weight), weight.dequantize())
 
