@@ -93,23 +93,27 @@ def assert_reads_back(
     wrong = (got != want).nonzero()
     if wrong.numel():
         n, k = wrong[wrong[:, 1].argmin()].tolist()
-        found = diagnose(want, got.to(dtype), whole or weight, rank=rank, world=world)
-        if not found.wrong:
-            found = replace(found, sentence=f"rounding: by no more than two roundings to {dtype} cost")
-        elif found.fault in PLACE_FAULTS and _token_order_matters(kernel, got):
+        diagnosis = diagnose(want, got.to(dtype), whole or weight, rank=rank, world=world)
+        if not diagnosis.wrong:
+            diagnosis = replace(
+                diagnosis, sentence=f"rounding: by no more than two roundings to {dtype} cost"
+            )
+        elif diagnosis.fault in PLACE_FAULTS and _token_order_matters(kernel, got):
             mixed = "what comes of a token depends on its place among the others"
-            found = replace(
-                found, fault=None, share=0.0, also=(), sentence=f"no fault of the weight: {mixed}"
+            diagnosis = replace(
+                diagnosis, fault=None, share=0.0, also=(), sentence=f"no fault of the weight: {mixed}"
             )
         convention = _other_zero_convention(weight, got, dtype)
         if convention is not None:
-            found = replace(found, fault="zero-points-wrapped", share=1.0, also=(), sentence=convention)
-        others = f"\n  or        {', '.join(found.also)}: the same numbers here" if found.also else ""
-        cause = f"{found.sentence}{others}"
+            diagnosis = replace(
+                diagnosis, fault="zero-points-wrapped", share=1.0, also=(), sentence=convention
+            )
+        others = f"\n  or        {', '.join(diagnosis.also)}: the same numbers here" if diagnosis.also else ""
+        cause = f"{diagnosis.sentence}{others}"
         raise Misread(
             f"the kernel has {got[n, k]:g} at (n, k) = ({n}, {k}), the weight {want[n, k]:g}; "
             f"{wrong.shape[0]} of {want.numel()} are wrong, {_range(wrong)}\n  cause     {cause}",
-            found,
+            diagnosis,
         )
 
 

@@ -106,9 +106,9 @@ def _read_back_correctly(adapter: Adapter, weight: Weight, dtype: torch.dtype) -
     failing = [check for check in REQUIRED_CHECKS if not ORACLES[check](kernel, weight, dtype)]
     result = read_back(kernel, weight.layer.K, dtype)
     if failing:
-        found = diagnose(weight.dequantize(), result, weight)
+        diagnosis = diagnose(weight.dequantize(), result, weight)
         raise ArgumentError(
-            "the kernel", "right before a fault is planted", f"{', '.join(failing)}: {found.sentence}"
+            "the kernel", "right before a fault is planted", f"{', '.join(failing)}: {diagnosis.sentence}"
         )
     return result
 
@@ -140,16 +140,16 @@ def _gemm(adapter: Adapter, buffers: Any, x: Tensor) -> Tensor:
     return adapter.gemm(x, buffers)
 
 
-def adapter_of(found: object) -> Adapter:
+def adapter_of(target: object) -> Adapter:
     """Return an adapter, or an instance of a class of one; ArgumentError if an attribute is missing."""
-    made: Any = found() if isinstance(found, type) else found
-    missing = [name for name in ("format", "pack", "gemm") if not hasattr(made, name)]
+    adapter: Any = target() if isinstance(target, type) else target
+    missing = [name for name in ("format", "pack", "gemm") if not hasattr(adapter, name)]
     if missing:
         raise ArgumentError(
             "adapter", "format, pack(weight) and gemm(x, buffers)", f"none of {', '.join(missing)}"
         )
-    adapter: Adapter = made
-    return adapter
+    result: Adapter = adapter
+    return result
 
 
 def _passes(check: Callable[[], object]) -> bool:
