@@ -1,4 +1,4 @@
-"""Faults of quantized inputs: their scales, codes, parts and shares, and who forgets them."""
+"""Faults of quantized activations: scales, codes, parts, shares and forgotten schemes."""
 
 from tests.faults.fault import Fault
 

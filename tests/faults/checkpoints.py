@@ -1,4 +1,4 @@
-"""Faults of what is stored and how it is shared: storage, layouts, GPTQ, AWQ, the loader, the rules."""
+"""Faults of stored tensors and their shares: storage, layouts, GPTQ, AWQ, loaders, rules."""
 
 from tests.faults.fault import Fault
 

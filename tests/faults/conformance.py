@@ -1,4 +1,4 @@
-"""Faults of the checks themselves and of the suites: what is not looked at, or in the wrong place."""
+"""Faults of the checks and the suites: elements and cases that are skipped or misplaced."""
 
 from tests.faults.fault import Fault
 

@@ -1,4 +1,4 @@
-"""Faults of the way to the CPU module: the order of panels, what it is given, and when it is asked."""
+"""Faults of calls of the CPU module: the order of panels, operands, and dispatch."""
 
 from tests.faults.fault import Fault
 

@@ -1,4 +1,4 @@
-"""Faults of the way to the CUDA kernels: our own order, which kernel is chosen, what it is given."""
+"""Faults of calls of CUDA kernels: the order of strips, dispatch, and operands."""
 
 from tests.faults.fault import Fault
 

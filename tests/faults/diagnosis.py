@@ -1,4 +1,4 @@
-"""Faults of the diagnosis, of planted faults, and of the vectors: who is named, how surely, and where."""
+"""Faults of diagnoses, planted faults and vectors: names, certainty and locations."""
 
 from tests.faults.fault import Fault
 

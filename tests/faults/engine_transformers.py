@@ -1,4 +1,4 @@
-"""Faults of the plug-in for transformers, which the tests of its session alone can notice."""
+"""Faults of the plug-in for transformers, noticed by the tests of its session alone."""
 
 from tests.faults.fault import Fault
 

@@ -1,4 +1,4 @@
-"""Faults of engines: whose share, which part, which expert, and when a layer is done."""
+"""Faults of engines: shares, parts, experts, and the completion of layers."""
 
 from tests.faults.fault import Fault
 

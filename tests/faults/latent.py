@@ -1,4 +1,4 @@
-"""Faults of models: latent attention, the scales of yarn, heads that are padded, and what a model sees."""
+"""Faults of models: latent attention, scales of YaRN, padded heads and vision."""
 
 from tests.faults.fault import Fault
 

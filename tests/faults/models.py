@@ -1,4 +1,4 @@
-"""Faults of models: positions, masks, sinks, pages, and what ranks add up."""
+"""Faults of models: positions, masks, sinks, pages, and sums over ranks."""
 
 from tests.faults.fault import Fault
 

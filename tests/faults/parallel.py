@@ -1,4 +1,4 @@
-"""Faults of tensor-parallel layers and of worlds: biases, sums, rows, heads, what ranks tell each other."""
+"""Faults of tensor-parallel layers and of worlds: biases, sums, rows, heads and messages between ranks."""
 
 from tests.faults.fault import Fault
 

@@ -1,4 +1,4 @@
-"""Faults of plans, explanations, comparisons of checkpoints, and made checkpoints."""
+"""Faults of plans, explanations, comparisons of checkpoints, and tiny checkpoints."""
 
 from tests.faults.fault import Fault
 

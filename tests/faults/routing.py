@@ -1,4 +1,4 @@
-"""Faults of experts: which of them a token goes to, with what weights, and what they do with it."""
+"""Faults of experts: routing, routing weights, and their products."""
 
 from tests.faults.fault import Fault
 

@@ -1,4 +1,4 @@
-"""Faults of the rules of `verify`, and of what they are told: thresholds, ties, exemptions, counts, heads."""
+"""Faults of the rules of `verify` and their inputs: thresholds, ties, exemptions, counts, heads."""
 
 from tests.faults.fault import Fault
 

@@ -1,4 +1,4 @@
-"""Faults of experts that are stored in stacks: which part, which turn, which expert, which scale."""
+"""Faults of experts in stacked tensors: parts, order, experts and scales."""
 
 from tests.faults.fault import Fault
 

@@ -1,4 +1,4 @@
-"""Every seeded fault, by what it breaks."""
+"""All seeded faults, by the area of the source."""
 
 from tests.faults import (
     activations,

@@ -7,6 +7,7 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -65,8 +66,8 @@ def equivalent_reason(mutant: Mutant) -> str | None:
     return None
 
 
-class Progressing:
-    """The bar on a terminal, or a line for each result elsewhere."""
+class MutantProgress:
+    """A bar on a terminal, or a line for each result elsewhere."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self.progress, self.total = progress, total
@@ -101,7 +102,7 @@ def main() -> int:
     with Progress(console=Console(stderr=True)) as progress:
         pool = CopyPool(WORK / "copies", options.jobs)
         _measure(packages, pool, options.jobs)
-        counted = Progressing(progress, len(drawn))
+        counted = MutantProgress(progress, len(drawn))
         results = list(run_faults(drawn, lambda mutant: _try(mutant, pool, known, counted), options.jobs))
     results.sort(key=lambda one: (packages.index(one.mutant.package), one.mutant.module, one.mutant.line))
     Console(width=140).print(package_table(results))
@@ -113,7 +114,6 @@ def main() -> int:
 
 def _measure(packages: Sequence[str], pool: CopyPool, jobs: int) -> None:
     """Measure the lines of each test, of several packages at a time."""
-    from concurrent.futures import ThreadPoolExecutor
 
     def measure(package: str) -> None:
         with pool.take() as copy:
@@ -124,7 +124,7 @@ def _measure(packages: Sequence[str], pool: CopyPool, jobs: int) -> None:
 
 
 def _try(
-    mutant: Mutant, pool: CopyPool, known: dict[str, bool], counted: Progressing
+    mutant: Mutant, pool: CopyPool, known: dict[str, bool], counted: MutantProgress
 ) -> Iterator[MutantResult]:
     killed = known.get(mutant.key)
     if killed is None:

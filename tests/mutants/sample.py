@@ -5,6 +5,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from random import Random
 
@@ -77,7 +78,8 @@ class Mutant:
     @property
     def key(self) -> str:
         """A name that is the same in each run on the same source."""
-        return f"{self.module}:{self.line}:{self.operator}:{hash_text(self.mutated)}"
+        digest = sha256(self.mutated.encode()).hexdigest()[:12]
+        return f"{self.module}:{self.line}:{self.operator}:{digest}"
 
     def changed_lines(self) -> range:
         """The numbers of the lines of the source that differ, from 1."""
@@ -92,13 +94,6 @@ class Mutant:
         old, new = self.source.splitlines(), self.mutated.splitlines()
         shorter = len(new) < len(old)
         return old[first].strip(), "" if shorter else new[first].strip()
-
-
-def hash_text(text: str) -> str:
-    """The first digits of a digest."""
-    from hashlib import sha256
-
-    return sha256(text.encode()).hexdigest()[:12]
 
 
 def _common(old: Sequence[str], new: Sequence[str]) -> int:
