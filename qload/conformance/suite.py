@@ -124,7 +124,7 @@ class CaseRun:
         self.report: dict[str, Any] = {"case": case.id, "suite": type(suite).__name__}
         self.node.user_properties.append(("qload", self.report))
         if not supported:
-            pytest.skip(reason or "the subject refuses it, and says no reason")
+            pytest.skip(reason or "the subject refuses it without a reason")
 
     def check(self, name: str) -> None:
         """Run the check of this `name`; the report of a failure names the smallest case and its replay."""

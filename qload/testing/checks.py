@@ -234,7 +234,7 @@ def derived_bound(
 def _relative_error(additions: int, rounding: float, dtype: torch.dtype) -> float:
     """The relative error of a number of additions, each with a rounding error."""
     if additions * rounding >= 1:
-        raise ArgumentError("accumulate", f"a type that {additions} sums leave something of", str(dtype))
+        raise ArgumentError("accumulate", f"a type of enough bits for {additions} additions", str(dtype))
     return additions * rounding / (1 - additions * rounding)
 
 

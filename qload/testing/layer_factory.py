@@ -165,7 +165,7 @@ def layer_of(traits: Traits, N: int, K: int, *, filling: str = "coded", seed: in
     """
     contract(traits.format)
     if traits.zeros == "wrapping" and traits.symmetric:
-        raise ArgumentError("symmetric", "False where zero points wrap: they are not all the middle", "True")
+        raise ArgumentError("symmetric", "False for zero points that wrap", "True")
     weight_type = weight_type_of(traits.format)
     config = _CONFIGS[traits.format](traits) if traits.format in _CONFIGS else weight_type.example
     generator = torch.Generator().manual_seed(seed)

@@ -84,7 +84,7 @@ def layers(
         }
         for name, value in excluded.items():
             if value is not None:
-                raise ArgumentError(name, "None beside configs, which say it", repr(value))
+                raise ArgumentError(name, "None together with configs", repr(value))
         return _layers_of_configs(weight_type, configs, N=N, K=K, most=most, fillings=fillings or FILLINGS)
     common = contract(weight_type.format).common(weight_type.format)
     sizes = groups or (common.group_size,)

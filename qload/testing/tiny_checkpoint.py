@@ -246,7 +246,7 @@ def make_checkpoint(
     tensors = _tensors(dialect, entries)
     path.mkdir(parents=True, exist_ok=True)
     if os.listdir(path):
-        raise ArgumentError("folder", "one that is empty, or not there", str(path))
+        raise ArgumentError("folder", "an empty or a missing folder", str(path))
     text = json.dumps(entries, indent=2) + "\n"
     files = {"model.safetensors": save(tensors, {"format": "pt"}), "config.json": text.encode()}
     for name, content in files.items():
@@ -333,7 +333,7 @@ def _shape(name: str, spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, 
     ]
     if None in extents:
         raise ArgumentError(
-            "config", "sizes that the format can say", f"{name}: {spec.text} of {dict(sizes)}"
+            "config", "sizes that the format can store", f"{name}: {spec.text} of {dict(sizes)}"
         )
     return tuple(extent for extent in extents if extent is not None)
 

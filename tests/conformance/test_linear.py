@@ -257,9 +257,7 @@ def test_torch_has_the_threads_that_the_suite_says(
         pytest.param((True, ""), None, id="taken"),
         pytest.param((True, "slowly"), None, id="taken with a remark"),
         pytest.param((False, "no act order"), "no act order", id="refused"),
-        pytest.param(
-            (False, ""), "the subject refuses it, and says no reason", id="refused without a reason"
-        ),
+        pytest.param((False, ""), "the subject refuses it without a reason", id="refused without a reason"),
     ],
 )
 def test_what_is_taken_runs_and_what_is_refused_is_skipped(

@@ -81,7 +81,7 @@ def test_every_corner_of_every_format_is_a_sound_layer(format: str) -> None:
         ({"groups": (0,)}, r"gptq: groups\n  expected sizes of at least 1, or -1"),
         (
             {"configs": st.just(GPTQConfig(4, 32)), "symmetric": True},
-            r"symmetric\n  expected None beside configs",
+            r"symmetric\n  expected None together with configs",
         ),
     ],
 )
@@ -91,7 +91,7 @@ def test_what_no_layer_has_is_refused_before_anything_is_drawn(asked: dict[str, 
 
 
 def test_symmetric_zero_points_that_wrap_are_refused() -> None:
-    with pytest.raises(ArgumentError, match="not all the middle"):
+    with pytest.raises(ArgumentError, match="False for zero points that wrap"):
         layer_of(Traits("gptq", 4, 32, zeros="wrapping"), 64, 128)
     with pytest.raises(ArgumentError, match="expected one of unquantized"):
         layers("gguf")

@@ -108,7 +108,7 @@ def _read_back_correctly(adapter: Adapter, weight: Weight, dtype: torch.dtype) -
     if failing:
         diagnosis = diagnose(weight.dequantize(), result, weight)
         raise ArgumentError(
-            "the kernel", "right before a fault is planted", f"{', '.join(failing)}: {diagnosis.sentence}"
+            "the kernel", "correct before a fault is planted", f"{', '.join(failing)}: {diagnosis.sentence}"
         )
     return result
 

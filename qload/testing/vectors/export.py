@@ -71,7 +71,7 @@ def export(folder: Path) -> Manifest:
     """
     folder = folder.resolve()
     if folder.exists() and any(folder.iterdir()):
-        raise ArgumentError("folder", "one that is empty, or not there yet", str(folder))
+        raise ArgumentError("folder", "an empty or a missing folder", str(folder))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with written_to(folder), TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
         manifest = _write_all(Path(temporary))

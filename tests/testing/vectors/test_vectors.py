@@ -129,5 +129,5 @@ def test_ids_are_told_once_and_the_schema_has_every_field(folder: Path) -> None:
 
 
 def test_a_folder_that_holds_something_is_left_alone(folder: Path) -> None:
-    with pytest.raises(ArgumentError, match="empty, or not there yet"):
+    with pytest.raises(ArgumentError, match="an empty or a missing folder"):
         export(folder)
