@@ -21,7 +21,7 @@ log: logging.Logger = logging.getLogger("qload")
 
 PASSED, FAILED, INTERRUPTED = 0, 1, 2  # exit codes of pytest
 TAIL_CHARACTERS = 4000  # of the output of a run that broke down
-FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)  # lines of `pytest -rfE`
+FAILED_TEST = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)  # lines of `pytest -rfE`
 
 
 class FaultResult(Protocol):

@@ -11,13 +11,14 @@ from qload.errors import ArgumentError
 from qload.testing.selftest.runner import FAILED, PASSED, run_faults, run_pytest
 
 TESTS = """
-import os, helper
+import os, helper, pytest
 
 def test_passes():
     assert os.environ["LETTER"] == "a"
 
-def test_fails():
-    assert helper.NUMBER == 2
+@pytest.mark.parametrize("number", [2, 1], ids=["the wrong one", "the right one"])
+def test_one_fails(number):
+    assert helper.NUMBER == number
 """
 
 
@@ -60,7 +61,7 @@ def test_pytest_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
 
     run = run_pytest("-q", "-rfE", path=[tmp_path], folder=tmp_path / "project", environment={"LETTER": "a"})
 
-    assert (run.exit_code, run.failed) == (FAILED, ["test_it.py::test_fails"])
+    assert (run.exit_code, run.failed) == (FAILED, ["test_it.py::test_one_fails[the wrong one]"])
     assert run.check((PASSED, FAILED), "any") is run
     with pytest.raises(ArgumentError, match=r"^tests\n  expected tests that pass\n  got      exit code 1\n"):
         run.check((PASSED,), "tests that pass")
