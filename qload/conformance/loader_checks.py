@@ -235,12 +235,12 @@ class LoaderChecks:
                     share = load(weights, name)
                 except (CutError, DivideError) as error:
                     return str(error).splitlines()[0]
-                expected |= stored_tensors(share, name)
+                expected |= name_tensors(share, name)
         return expected
 
 
-def stored_tensors(weight: Weight, prefix: str) -> dict[str, Tensor]:
-    """Return the tensors of a typed `weight` by their full names, for a layer called `prefix`."""
+def name_tensors(weight: Weight, prefix: str) -> dict[str, Tensor]:
+    """Return the tensors of a typed `weight` by full name, for a layer called `prefix`."""
     suffixes = {spec.name: spec.suffix for spec in type(weight).tensors(weight.config)}
     return {named(prefix, suffixes[field]): tensor for field, tensor in weight.fields().items()}
 

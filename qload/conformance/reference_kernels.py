@@ -13,7 +13,7 @@ from qload.conformance.experts import ExpertsKernelSuite
 from qload.conformance.linear import LinearKernelSuite
 from qload.conformance.linear_checks import load_shares
 from qload.conformance.loader import LoaderSuite
-from qload.conformance.loader_checks import LOADS, stored_tensors
+from qload.conformance.loader_checks import LOADS, name_tensors
 from qload.conformance.packer import PackerSuite
 from qload.parallel import FakeWorld
 from qload.spec import Weight
@@ -102,7 +102,7 @@ def loader(fault: KernelFault, format_name: str) -> LoaderSuite:
             loaded: dict[str, Tensor] = {}
             for names, load in LOADS:
                 for name in names:
-                    loaded |= stored_tensors(_with_fault(fault, load(weights, name)), name)
+                    loaded |= name_tensors(_with_fault(fault, load(weights, name)), name)
             return loaded
 
     return FaultyLoader()

@@ -115,7 +115,7 @@ def test_the_command_prints_a_row_for_each_fault(monkeypatch: pytest.MonkeyPatch
 def summary(rows: list[SuitesRow]) -> str:
     """Format the table of the page: faults caught by each suite and tolerance, out of its possible ones."""
     counts = {
-        f"`{name}`": [bool(row.suites[name].by) for row in rows if name in row.suites] for name in SUITES
+        f"`{name}`": [bool(row.suites[name].failed) for row in rows if name in row.suites] for name in SUITES
     }
     counts |= {name: [row.tolerances[name] for row in rows] for name in rows[0].tolerances}
     lines = (f"| {name} | {sum(caught)} of {len(caught)} |\n" for name, caught in counts.items())
