@@ -1,7 +1,8 @@
-"""Models of the Hugging Face hub, by name: the one package that uses the network, when it is called.
+"""Models of the Hugging Face hub, by id: the only package that uses the network.
 
-It asks through the library huggingface_hub, which is imported then and knows the endpoint, the token and the
-cache. No string that is handed to `qload.inspect`, `verify` or `open_checkpoint` means a model of the hub:
+The library huggingface_hub, imported on the first call, provides the endpoint, the token and the cache. A
+string passed to `qload.inspect`, `verify` or `open_checkpoint` is always a path; a model of the hub is opened
+first:
 
     with open_folder(HubId("org/model")) as folder:
         report = qload.inspect(folder)

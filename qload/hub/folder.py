@@ -28,12 +28,17 @@ from qload.storage.files import read_range
 _NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_-])?"
 _REVISION = r"[A-Za-z0-9_][A-Za-z0-9_.+/-]{0,254}"
 _ID = re.compile(rf"({_NAME}/{_NAME})(?:@({_REVISION}))?")
-_FILE_SUFFIXES = (".safetensors", ".json")  # what ends so was meant as a file
+_FILE_SUFFIXES = (".safetensors", ".json")  # of paths, never of model names
+MAX_FILES = 100_000
+LISTING_TIMEOUT_S = 30.0
+HEX_DIGITS = frozenset("0123456789abcdef")
+
+_log = logging.getLogger("qload")
 
 
 @dataclass(frozen=True, slots=True)
 class HubId:
-    """A model of the hub, and a branch, a tag or a commit of it; None is the branch `main`."""
+    """Id of a model of the hub, with a branch, tag or commit; None is the branch `main`."""
 
     repo: str
     revision: str | None = None
@@ -43,35 +48,30 @@ class HubId:
 
     @property
     def wanted(self) -> str:
-        """The revision, spelled out."""
+        """Name of the revision."""
         return self.revision or "main"
 
 
 def parse_id(text: str) -> HubId | None:
-    """`org/model[@revision]`, where the text is that and no path that is there; else None.
+    """Parse `org/model[@revision]`; None for a path.
 
-    What begins with a dot, a slash or a tilde, has more than one slash before `@`, or ends as a file does is
-    a path. So is `here/model` where `here` is a directory; `here/model@main` is not.
+    A path exists, begins with a dot, a slash or a tilde, has several slashes before `@`, or ends with the
+    suffix of a file. `folder/model` is a path too if `folder` is a directory; `folder/model@main` is not.
     """
-    found = _ID.fullmatch(text)
-    if found is None or os.path.lexists(text):
+    match = _ID.fullmatch(text)
+    if match is None or os.path.lexists(text):
         return None
-    repo, revision = found[1], found[2]
-    if repo.endswith(_FILE_SUFFIXES) or ".." in text or "--" in repo:  # which no name on the hub has
+    repo, revision = match[1], match[2]
+    if repo.endswith(_FILE_SUFFIXES) or ".." in text or "--" in repo:  # invalid in names of the hub
         return None
     if revision is None and os.path.isdir(repo.partition("/")[0]):
         return None
     return HubId(repo, revision)
 
 
-MAX_FILES = 100_000
-LISTING_TIMEOUT_S = 30.0  # seconds
-HEX_DIGITS = frozenset("0123456789abcdef")
-
-
 @dataclass(frozen=True)
 class HubListing:
-    """The files of a model at one commit, with their lengths in bytes."""
+    """Files of a model at one commit: name -> length in bytes."""
 
     repo: str
     commit: str
@@ -81,21 +81,24 @@ class HubListing:
         return f"{self.repo}@{self.commit}"
 
     def cached(self, name: str) -> Path | None:
-        """A file as the local cache holds it, if it is there in its whole length."""
+        """Return the path of a file in the local cache, or None if it is missing or incomplete."""
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(self.repo, name, revision=self.commit)
-        if not isinstance(found, str):
+        cached = try_to_load_from_cache(self.repo, name, revision=self.commit)
+        if not isinstance(cached, str):
             return None
-        place = Path(found)
+        path = Path(cached)
         try:
-            return place if place.stat().st_size == self.sizes[name] else None
+            return path if path.stat().st_size == self.sizes[name] else None
         except OSError:
             return None
 
 
 def list_files(model: HubId) -> HubListing:
-    """One question to the hub; StorageError where it refuses, HubUnreachableError where nobody answers."""
+    """List the files of a model in one request.
+
+    StorageError if the hub refuses, HubUnreachableError if it does not answer.
+    """
     from huggingface_hub import HfApi
 
     with translate_errors(str(model), model.wanted):
@@ -104,37 +107,34 @@ def list_files(model: HubId) -> HubListing:
         )
         commit, siblings = info.sha, info.siblings or []
     if not isinstance(commit, str) or len(commit) != 40 or not HEX_DIGITS.issuperset(commit):
-        raise unreadable_error(str(model), f"the hub names no commit of it: {commit!r:.80}")
+        raise unreadable_error(str(model), f"the hub returned an invalid commit: {commit!r:.80}")
     if len(siblings) > MAX_FILES:
         raise unreadable_error(str(model), f"has {len(siblings)} files on the hub, more than {MAX_FILES}")
-    sizes = {one.rfilename: one.size for one in siblings if _is_safe_name(one.rfilename)}
-    if unknown := [name for name, size in sizes.items() if type(size) is not int or size < 0]:
-        raise unreadable_error(str(model), f"the hub names no length of its file {unknown[0]:.80}")
+    sizes = {file.rfilename: file.size for file in siblings if _is_safe_name(file.rfilename)}
+    if invalid := [name for name, size in sizes.items() if type(size) is not int or size < 0]:
+        raise unreadable_error(str(model), f"the hub returned an invalid length of its file {invalid[0]:.80}")
     return HubListing(model.repo, commit, {name: size for name, size in sizes.items() if size is not None})
 
 
 def _is_safe_name(name: object) -> bool:
-    """Whether a name is that of a file in the model's folder or in one below, on every system."""
+    """Return True for the relative path of a file within the model's folder, valid on every system."""
     if not isinstance(name, str) or not name.isprintable() or len(name) > 250:
         return False
     return not set(name) & set('\\:*?"<>|') and all(part.strip(". ") for part in name.split("/"))
 
 
-_log = logging.getLogger("qload")
-
-
 @dataclass(frozen=True)
 class HubFolder(RemoteFolder):
-    """A model of the hub at one commit.
+    """Folder of a model of the hub at one commit.
 
     Attributes
     ----------
     name, folder, places
-        Those of `RemoteFolder`.
+        Attributes of `RemoteFolder`.
     listing
-        The commit, and all files that it has.
+        The commit and all of its files.
     traffic
-        What was transferred of them so far.
+        Requests and bytes transferred so far.
     """
 
     listing: HubListing
@@ -143,10 +143,10 @@ class HubFolder(RemoteFolder):
 
 @contextmanager
 def open_folder(model: HubId) -> Iterator[HubFolder]:
-    """The model as a folder, for as long as the context lasts; what the cache has of it is read from there.
+    """Open a model as a folder: configs and indexes are local, tensor files cached or read by ranges.
 
-    StorageError where the hub refuses, HubUnreachableError where nobody answers, ArgumentError where
-    huggingface_hub is not installed.
+    The folder exists until the block ends. StorageError if the hub refuses, HubUnreachableError if it does
+    not answer, ArgumentError if huggingface_hub is not installed.
     """
     require_huggingface_hub(str(model))
     listing, traffic = list_files(model), Traffic()
@@ -162,68 +162,64 @@ def open_folder(model: HubId) -> Iterator[HubFolder]:
 
 
 def fetch(model: HubId, folder: HubFolder, tell: Callable[[str], None] = _log.info) -> HubFolder:
-    """The same folder, once all files that it is read from are in the cache of huggingface_hub.
+    """Fetch all tensor files of a folder into the cache of huggingface_hub, and return the folder.
 
-    `tell` is called with a sentence that says how much is fetched, before it is. ArgumentError where the disk
-    has no room for it.
+    `tell` is called with a sentence about the size of the download before it starts. ArgumentError if the
+    disk is too full.
     """
     from huggingface_hub import snapshot_download
 
     try:
         needed = locate(folder).files
     except StorageError:
-        return folder  # with what is there now it cannot be read, and a report will say why
+        return folder  # unreadable; the report has the reason
     listing = folder.listing
     missing = [name for name in needed if listing.cached(name) is None]
     if missing:
-        needs = sum(listing.sizes[name] for name in missing)
-        _check_disk_space(model, needs)
-        tell(f"fetching {needs} bytes of {model} into the cache, in {len(missing)} files")
-        wanted = [*missing, *(name for name in listing.sizes if _is_json(name))]
+        size = sum(listing.sizes[name] for name in missing)
+        _check_disk_space(model, size)
+        tell(f"fetching {size} bytes of {model} into the cache, in {len(missing)} files")
+        names = [*missing, *(name for name in listing.sizes if _is_json(name))]
         with translate_errors(str(model), model.wanted):
-            place = snapshot_download(
-                model.repo, revision=model.wanted, allow_patterns=[glob.escape(name) for name in wanted]
+            snapshot = snapshot_download(
+                model.repo, revision=model.wanted, allow_patterns=[glob.escape(name) for name in names]
             )
-        if Path(place).name != listing.commit:
-            words = f"changed on the hub from commit {listing.commit} to {Path(place).name} meanwhile"
-            raise unreadable_error(str(model), words, "run it again")
+        if Path(snapshot).name != listing.commit:
+            detail = f"changed on the hub from commit {listing.commit} to {Path(snapshot).name} meanwhile"
+            raise unreadable_error(str(model), detail, "run it again")
     places = {name: _cached_path(listing, name) for name in needed}
     return replace(folder, places={**folder.places, **places})
 
 
 def cached_folder(model: HubId, why: HubUnreachableError) -> RemoteFolder:
-    """The snapshot that the cache has of a model, without a question to the hub; StorageError if it has none.
+    """Return the snapshot of a model in the local cache, without a request; StorageError if there is none.
 
-    `why`: the hub was not asked or did not answer, as the error then says.
+    `why`: the reason to use the cache, part of this error.
     """
     from huggingface_hub import errors, snapshot_download
 
-    remedy = f"{why.remedy}, or fetch the model where the hub is reached: hf download {model.repo}"
+    remedy = f"{why.remedy}, or fetch the model with access to the hub: hf download {model.repo}"
+    patterns = [*CONFIGS, f"*{INDEX}"]
     try:
         with translate_errors(str(model), model.wanted):
-            place = Path(
-                snapshot_download(
-                    model.repo,
-                    revision=model.wanted,
-                    local_files_only=True,
-                    allow_patterns=[*CONFIGS, f"*{INDEX}"],
-                )
+            snapshot = snapshot_download(
+                model.repo, revision=model.wanted, local_files_only=True, allow_patterns=patterns
             )
     except StorageError as error:
         if not isinstance(error.__cause__, errors.LocalEntryNotFoundError):
             raise
-        words = f"there is no such path here, {why.detail}, and the local cache has no snapshot of it"
-        raise unreadable_error(str(model), words, remedy) from why
+        detail = f"no such path, {why.detail}, and the local cache has no snapshot of it"
+        raise unreadable_error(str(model), detail, remedy) from why
+    folder = Path(snapshot)
     try:
-        locate(place)
+        locate(folder)
     except StorageError as error:
-        words = f"{why.detail}, and the local cache has only a part of it: {error.detail}"
-        raise unreadable_error(str(model), words, remedy) from error
-    return RemoteFolder(f"{model.repo}@{place.name}", place, {})
+        detail = f"{why.detail}, and the local cache has only a part of it: {error.detail}"
+        raise unreadable_error(str(model), detail, remedy) from error
+    return RemoteFolder(f"{model.repo}@{folder.name}", folder, {})
 
 
 def _locate_file(listing: HubListing, name: str, traffic: Traffic) -> Place:
-    """Where a tensor file is read."""
     return listing.cached(name) or _remote_file(listing, name, traffic)
 
 
@@ -232,47 +228,47 @@ def _remote_file(listing: HubListing, name: str, traffic: Traffic) -> HubFile:
 
 
 def _cached_path(listing: HubListing, name: str) -> Path:
-    place = listing.cached(name)
-    if place is None:
-        words = f"was fetched, and the cache does not have it in its length of {listing.sizes[name]} bytes"
-        raise StorageError(name, "file-length", words, remedy="run it again")
-    return place
+    path = listing.cached(name)
+    if path is None:
+        detail = f"was fetched, but the cache has no file of its length of {listing.sizes[name]} bytes"
+        raise StorageError(name, "file-length", detail, remedy="run it again")
+    return path
 
 
 def _is_json(name: str) -> bool:
-    """Whether a file of the model's own folder is JSON that is read."""
+    """Return True for a config or an index in the model's top folder."""
     return name in CONFIGS or (name.endswith(INDEX) and "/" not in name)
 
 
 def _read_json(listing: HubListing, name: str, traffic: Traffic) -> bytes:
-    """What is in a file if it is JSON that is read, from the cache or from the hub; else nothing."""
+    """Read a config or an index from the cache or the hub; b"" for any other file."""
     if not _is_json(name):
         return b""
     size, limit = listing.sizes[name], MAX_INDEX if name.endswith(INDEX) else MAX_BYTES
     if size > limit:
         raise unreadable_error(name, f"{size} bytes long, larger than {limit}")
-    place = listing.cached(name)
-    if place is not None:
-        return read_whole(place, name, limit, "unreadable")
+    path = listing.cached(name)
+    if path is not None:
+        return read_whole(path, name, limit, "unreadable")
     return read_range(_remote_file(listing, name, traffic), 0, size)
 
 
-def _write_file(place: Path, content: bytes) -> None:
+def _write_file(path: Path, content: bytes) -> None:
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
     except OSError as error:
-        words = f"cannot be written to a folder here: {error.strerror or error}"
-        raise unreadable_error(place.name, words) from error
+        detail = f"cannot be written to a temporary folder: {error.strerror or error}"
+        raise unreadable_error(path.name, detail) from error
 
 
 def _check_disk_space(model: HubId, needed: int) -> None:
-    """ArgumentError where the cache's disk has fewer bytes left than are to be fetched."""
+    """Raise ArgumentError if the disk of the cache has fewer free bytes than needed."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
-    there = Path(HF_HUB_CACHE).absolute()
-    while not there.exists() and there != there.parent:
-        there = there.parent
-    free = shutil.disk_usage(there).free
+    folder = Path(HF_HUB_CACHE).absolute()
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
     if free < needed:
         raise ArgumentError(HF_HUB_CACHE, f"{needed} bytes free, for the files of {model}", f"{free} bytes")

@@ -110,9 +110,12 @@ def test_offline_without_the_model_in_the_cache_is_said(hub: Hub, monkeypatch: p
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     result = run("inspect", "org/sound")
 
-    assert "HF_HUB_OFFLINE forbids to ask the hub, and the local cache has no snapshot of it" in result.stderr
+    assert (
+        "HF_HUB_OFFLINE forbids requests to the hub, and the local cache has no snapshot of it"
+        in result.stderr
+    )
     assert "; remedy: unset HF_HUB_OFFLINE" in result.stderr
-    assert "there is no such path here, HF_HUB_OFFLINE" in result.stderr
+    assert "no such path, HF_HUB_OFFLINE" in result.stderr
     assert (result.exit_code, hub.asked) == (1, [])
     assert json.loads(result.stdout)["verdict"] == "error"
 
@@ -153,8 +156,8 @@ def test_another_commit_is_another_model(hub: Hub) -> None:
     ("name", "said"),
     [
         ("org/sound@v9", "org/sound@v9: has no revision 'v9' on the hub; remedy: name a branch"),
-        ("org/none", "org/none: there is no such path here, and no such model on the hub"),
-        ("org/gated", "org/gated: is gated: the hub asks who reads it; remedy: log in by `hf auth login`"),
+        ("org/none", "org/none: no such path, and no such model on the hub"),
+        ("org/gated", "org/gated: is gated: the hub requires a login; remedy: log in by `hf auth login`"),
     ],
 )
 @pytest.mark.parametrize("verb", ["inspect", "verify"])
