@@ -1,4 +1,4 @@
-"""Answers to look at: reports as one page of HTML, and layouts as drawings, made from their sentences."""
+"""Reports as pages of HTML, and drawings of layouts from their sentences."""
 
 from qload.pictures.drawing import LAYOUTS, drawing, words_of
 from qload.pictures.histograms import layer_pictures

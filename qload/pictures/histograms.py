@@ -1,6 +1,10 @@
-"""Pictures of a layer's values: a histogram of its scales, and a map of its errors against a reference."""
+"""Pictures of a layer's values: a histogram of its scales, and a map of its errors against a reference.
 
-from collections.abc import Callable, Iterator, Mapping
+A histogram counts scales by powers of two: "2^-9: 3 10 42". A map has the relative error of the layer and a
+digit per part: "0.1042: 5665 5556". The script of an HTML page draws both.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from os import PathLike
@@ -11,23 +15,24 @@ from torch import Tensor
 from qload.errors import QloadError, checked
 from qload.loader import LayerDescription
 from qload.spec import Role, TensorSpec
+from qload.storage import WeightStorage
 from qload.verify.chunks import values
 from qload.verify.crew import Crew
 from qload.verify.subject import Subject
 
-MAX_THREADS = 4  # each has a run of outputs in memory
+MAX_THREADS = 4  # each reads a block of rows into memory
 
 
 @dataclass(frozen=True)
 class LayerPictures:
-    """Of one layer; "" where there is nothing to draw.
+    """Pictures of one layer as text, or "".
 
     Attributes
     ----------
     scales
-        The least power of two among its scales, and how many scales there are from each power to the next.
+        Smallest power of two among the scales, and the number of scales from each power to the next.
     error
-        How far all of it is from the reference, and digits for its parts, as `verify` reports it.
+        Relative error of the layer against the reference, and a digit per part, as `verify` reports it.
     """
 
     scales: str = ""
@@ -41,78 +46,74 @@ def layer_pictures(
     *,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, LayerPictures]:
-    """The pictures of each layer of a checkpoint by its name; reads scales alone.
+    """Return the pictures of each layer of a checkpoint, by its name; only scales are read.
 
-    What cannot be read has no picture, and is no error.
+    An unreadable layer has no pictures and raises no error.
 
     Parameters
     ----------
     path
         A safetensors file, a directory, or a sharded index.
     error_maps
-        Of layers by name, as `verify(path, against=..., error_maps=True)` reports them.
+        Name of a layer -> error map, from `verify(path, against=..., error_maps=True)`.
     progress
-        Called with ("scales", bytes that were looked at, bytes in all) as the work goes on.
+        Callback with ("scales", bytes done, bytes in all).
     """
     with closing(Subject.open(path)) as subject:
         if subject.weights is None or subject.errors:
             return {}
+        storage = subject.weights.storage
         layers, maps = list(subject.described()), error_maps or {}
+        tensors = [list(_scale_tensors(storage, layer)) for layer in layers]
 
-        def drawn(at: int) -> LayerPictures:
-            return LayerPictures(_scale_histogram(subject, layers[at]), maps.get(layers[at].prefix, ""))
+        def count_scales(index: int) -> str:
+            return _scale_histogram(storage, tensors[index])
 
-        def tell(done: int, total: int) -> None:
+        def update(done: int, total: int) -> None:
             if progress is not None:
                 progress("scales", done, total)
 
-        sizes = [
-            sum(_tensor_bytes(subject, name) for name, _ in _scale_tensors(subject, layer))
-            for layer in layers
-        ]
-        made = Crew.of(None).share_out(drawn, sizes, tell, MAX_THREADS)
-        return {layer.prefix: pictures for layer, pictures in zip(layers, made, strict=True)}
+        sizes = [sum(storage.info(name).nbytes for name, _ in scales) for scales in tensors]
+        histograms = Crew.of(None).share_out(count_scales, sizes, update, MAX_THREADS)
+        return {
+            layer.prefix: LayerPictures(histogram, maps.get(layer.prefix, ""))
+            for layer, histogram in zip(layers, histograms, strict=True)
+        }
 
 
-def _scale_tensors(subject: Subject, layer: LayerDescription) -> Iterator[tuple[str, TensorSpec]]:
-    assert subject.weights is not None
-    there = subject.weights.storage.keys()
+def _scale_tensors(storage: WeightStorage, layer: LayerDescription) -> Iterator[tuple[str, TensorSpec]]:
+    names = storage.keys()
     for spec in layer.specs:
         name = layer.names.full(spec.name)
-        if spec.role is Role.SCALE and name in there:
+        if spec.role is Role.SCALE and name in names:
             yield name, spec
 
 
-def _tensor_bytes(subject: Subject, name: str) -> int:
-    assert subject.weights is not None
-    return subject.weights.storage.info(name).nbytes
-
-
-def _scale_histogram(subject: Subject, layer: LayerDescription) -> str:
-    assert subject.weights is not None
+def _scale_histogram(storage: WeightStorage, tensors: Iterable[tuple[str, TensorSpec]]) -> str:
+    """Count the scales of a layer; "" if a tensor cannot be read."""
     counts = dict[int, int]()
-    for name, spec in _scale_tensors(subject, layer):
+    for name, spec in tensors:
         try:
-            for _, run in values(subject.weights.storage, name, spec):
-                _count_powers(run, counts)
+            for _, block in values(storage, name, spec):
+                _count_powers(block, counts)
         except QloadError:
             return ""
     return format_histogram(counts)
 
 
-def _count_powers(run: Tensor, counts: dict[int, int]) -> None:
-    """Adds how many values there are of each power of two; neither zeros nor what is not finite."""
-    size = run.float().abs().flatten()
+def _count_powers(block: Tensor, counts: dict[int, int]) -> None:
+    """Add the numbers of values per power of two, without zeros, infinities and NaN."""
+    size = block.float().abs().flatten()
     powers = torch.frexp(size[(size > 0) & size.isfinite()]).exponent - 1
     if powers.numel():
-        least = int(powers.min())
-        for power, count in enumerate(torch.bincount(powers - least).tolist(), least):
+        smallest = int(powers.min())
+        for power, count in enumerate(torch.bincount(powers - smallest).tolist(), smallest):
             counts[power] = counts.get(power, 0) + count
 
 
 def format_histogram(counts: Mapping[int, int]) -> str:
-    """How many values there are of each power of two, from the least on; "" of none."""
+    """Format power of two -> count as text, from the smallest power on; "" without counts."""
     if not counts:
         return ""
-    least, most = min(counts), max(counts)
-    return f"2^{least}: {' '.join(str(counts.get(power, 0)) for power in range(least, most + 1))}"
+    smallest, largest = min(counts), max(counts)
+    return f"2^{smallest}: {' '.join(str(counts.get(power, 0)) for power in range(smallest, largest + 1))}"

@@ -142,8 +142,10 @@ def test_which_share_of_the_bytes_is_explained_is_a_bar() -> None:
 def test_columns_without_a_value_are_left_out_and_numbers_follow() -> None:
     table = ReportTable("T", ["a", "b", "c"], [["x", None, 1], ["y", None, None]], numbers=["b", "c"])
 
-    assert table.filled() == replace(table, columns=["a", "c"], rows=[["x", 1], ["y", None]], numbers=["c"])
-    assert ReportTable("T", ["a", "b"], []).filled().columns == ["a"]
+    assert table.without_empty_columns() == replace(
+        table, columns=["a", "c"], rows=[["x", 1], ["y", None]], numbers=["c"]
+    )
+    assert ReportTable("T", ["a", "b"], []).without_empty_columns().columns == ["a"]
 
 
 def test_pictures_are_columns_that_the_script_draws() -> None:
