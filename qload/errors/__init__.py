@@ -1,4 +1,4 @@
-"""Every error qload raises on purpose."""
+"""Exceptions of qload, and checks of argument types."""
 
 from qload.errors.argument_checks import check_call, check_fields, check_type, check_values, checked
 from qload.errors.exceptions import (

@@ -1,4 +1,7 @@
-"""Every exception of qload: facts as fields, and text made of them when it is printed."""
+"""Exceptions of qload: facts as fields, formatted when they are printed.
+
+A text begins with the tensor or file; `expected` stands above `got`, and only a certain remedy is given.
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -6,13 +9,14 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
+MAX_NAMES = 4  # of tensors in a text
+
 
 class QloadError(Exception):
-    """Base of every error qload raises on purpose: its facts are fields, its text is made on print.
+    """Base class of the errors of qload: facts as fields, formatted when they are printed.
 
-    Catching it catches all of them, and nothing else. Each is also the built-in error of its sort, such as
-    ValueError or KeyError. `rule` is the stable id under which `verify` reports it. Errors can be pickled, so
-    that one rank can hand them to another.
+    Each subclass also derives from a built-in error, such as ValueError or KeyError. `rule` is the stable id
+    in reports of `verify`. Errors can be pickled, so one rank can send them to another.
     """
 
     rule: ClassVar[str] = "error"
@@ -24,46 +28,46 @@ class QloadError(Exception):
 
 
 def join_lines(first: str, *rest: object) -> str:
-    """The first line, and under it, indented, those of the rest that say something."""
+    """Join the first line and the nonempty others, indented below it."""
     return "\n  ".join([first, *(str(line) for line in rest if line)])
 
 
 @dataclass(eq=False)
 class CutError(QloadError, ValueError):
-    """A cut falls inside of something that has to stay whole.
+    """A tensor cannot be cut at the boundary between two ranks or parts.
 
-    Raised by loads of a rank's share (`get_weights_col`, `get_weights_row` and the like), before anything is
-    read, and by every rank alike; and by `create_weights` of a quantization method.
+    Raised by sharded loads (`get_weights_col`, `get_weights_row` and the like) on all ranks, before anything
+    is read, and by `create_weights` of a quantization method.
 
     Attributes
     ----------
     tensor
-        The full name of the tensor that cannot be cut.
+        Full name of the tensor.
     dim, size, cut
-        The dimension, "N" or "K", how long it is, and where it was to be cut.
+        The dimension, "N" or "K", its size, and the position of the cut.
     block
-        Cuts are lawful at multiples of this; 0 where the dimension is never cut.
+        Cuts are lawful at multiples of it; 0: the dimension is never cut.
     why
-        The axis that binds, as its format declares it.
+        The declaration of the axis that forbids the cut.
     world, lawful
-        How many ranks there are, and how many would do; None and () where it is not about ranks.
+        Number of ranks, and the lawful numbers of ranks; None and () for a cut between parts.
     """
 
     rule: ClassVar[str] = "tensor-parallel"
 
     tensor: str
-    dim: str  # "K" or "N"
+    dim: str
     size: int
     cut: int
-    block: int  # 0: this dimension is never cut
-    why: str  # the axis that binds, as declared
+    block: int
+    why: str
     world: int | None = None
-    lawful: Sequence[int] = ()  # world sizes whose every cut is lawful
+    lawful: Sequence[int] = ()
 
     def __str__(self) -> str:
         ranks = f" for {self.world} ranks" if self.world else ""
         below = self.cut // self.block * self.block if self.block else 0
-        above = min(below + self.block, self.size)  # the end of a dimension is as good as a multiple
+        above = min(below + self.block, self.size)  # the end of a dimension is lawful too
         near = sorted({below, above} - {self.cut}) if self.block else []
         return join_lines(
             f"{self.tensor}: cannot cut {self.dim} = {self.size} at {self.cut}{ranks}",
@@ -77,20 +81,20 @@ class CutError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class DivideError(QloadError, ValueError):
-    """A dimension does not divide into the parts asked for.
+    """A dimension does not divide into the requested parts.
 
-    Raised by loads of a rank's share, and by the tensor-parallel layers of `qload.methods`.
+    Raised by sharded loads, and by the tensor-parallel layers of `qload.methods`.
 
     Attributes
     ----------
     tensor
         The tensor or layer.
     dim, size
-        Its dimension, by number or by name, and how long that is.
+        Number or name of the dimension, and its size.
     parts
-        What it was to be divided into, such as "4 ranks".
+        The requested parts, such as "4 ranks", "3 blocks" or "blocks of 1 + 2".
     hint
-        A further line for the reader, or "".
+        Another line of text, or "".
     """
 
     rule: ClassVar[str] = "tensor-parallel"
@@ -98,7 +102,7 @@ class DivideError(QloadError, ValueError):
     tensor: str
     dim: int | str
     size: int
-    parts: str  # "4 ranks", "3 blocks", "blocks of 1 + 2"
+    parts: str
     hint: str = ""
 
     def __str__(self) -> str:
@@ -108,21 +112,21 @@ class DivideError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class CastError(QloadError, OverflowError):
-    """A cast would turn finite values into infinities, or small ones into 0 or fewer bits.
+    """A cast would overflow or underflow.
 
-    Raised where tensors are cast while they are loaded (`Weights` with a dtype), repacked (scales of FP8 for
-    Marlin's kernel), quantized, or prepared for a kernel.
+    Raised when tensors are loaded with a dtype, repacked (FP8 scales for Marlin's kernel), quantized, or
+    prepared for a kernel.
 
     Attributes
     ----------
     tensor
-        The tensor that holds the value.
+        Name of the tensor.
     source, target
-        The two dtypes, by name.
+        Names of the two dtypes.
     value, count
-        The first value that would be lost, and how many would.
+        The first value out of range, and the number of such values.
     remedy
-        What to do instead.
+        A way to avoid the cast.
     """
 
     rule: ClassVar[str] = "cast"
@@ -135,9 +139,9 @@ class CastError(QloadError, OverflowError):
     remedy: str = "load with dtype=None, which keeps what is stored, or with a wider dtype"
 
     def __str__(self) -> str:
-        way = "underflows" if abs(self.value) < 1 else "overflows"
+        fault = "underflows" if abs(self.value) < 1 else "overflows"
         return join_lines(
-            f"{self.tensor}: a cast from {self.source} to {self.target} {way}",
+            f"{self.tensor}: a cast from {self.source} to {self.target} {fault}",
             f"got      {self.value:g}" + (f" ({self.count} values in all)" if self.count > 1 else ""),
             f"remedy   {self.remedy}",
         )
@@ -145,18 +149,18 @@ class CastError(QloadError, OverflowError):
 
 @dataclass(eq=False)
 class RepackError(QloadError, ValueError):
-    """A weight cannot be said in another layout.
+    """A weight cannot be expressed exactly in another layout.
 
-    Raised by `repack` and by loaders that repack; never by a layout that can say the weight exactly.
+    Raised by `repack` and by loaders that repack.
 
     Attributes
     ----------
     source
-        The weight's own format, behind the layer's name where there is one.
+        Format of the weight, after the name of its layer if it has one.
     layout
-        The layout asked for.
+        The requested layout.
     reason
-        Why it cannot, in words.
+        The reason as text.
     """
 
     rule: ClassVar[str] = "repack"
@@ -171,16 +175,16 @@ class RepackError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class KernelRefusedError(QloadError, ValueError, NotImplementedError):
-    """A kernel was made for a layer that it had said no to.
+    """A kernel does not support a layer.
 
     Raised by the constructors of `MPLinearKernel`s.
 
     Attributes
     ----------
     kernel
-        The kernel's class, by name.
+        Name of the kernel's class.
     reason
-        What `can_implement` said, in words.
+        The reason from `can_implement`.
     """
 
     rule: ClassVar[str] = "kernel"
@@ -194,41 +198,41 @@ class KernelRefusedError(QloadError, ValueError, NotImplementedError):
 
 @dataclass(eq=False)
 class NoKernelError(QloadError, ValueError):
-    """Every kernel said no.
+    """No kernel supports a layer.
 
     Raised by `choose_mp_linear_kernel`.
 
     Attributes
     ----------
     layer
-        The layer in words: its type of codes and its shape.
+        Type of codes and shape of the layer, as text.
     reasons
-        Why not, by kernel.
+        Name of a kernel -> reason against it.
     """
 
     rule: ClassVar[str] = "kernel"
 
     layer: str
-    reasons: Mapping[str, str]  # by kernel
+    reasons: Mapping[str, str]
 
     def __str__(self) -> str:
         width = max(map(len, self.reasons), default=0)
-        said = (f"{kernel:{width}}  {reason}" for kernel, reason in self.reasons.items())
-        return join_lines(f"{self.layer}: no kernel", *said)
+        reasons = (f"{kernel:{width}}  {reason}" for kernel, reason in self.reasons.items())
+        return join_lines(f"{self.layer}: no kernel", *reasons)
 
 
 @dataclass(eq=False)
 class NotEnoughMemoryError(QloadError, MemoryError):
-    """A device has less memory than what is asked of it needs at least.
+    """A device has too little memory for a model.
 
-    Raised before any of it is taken, by `qload run` and `qload verify --logits`.
+    Raised before the model is loaded, by `qload run` and `qload verify --logits`.
 
     Attributes
     ----------
     device
-        The device, by name.
+        Name of the device.
     needed, free
-        Bytes that are needed, and those that the device has to give.
+        Needed bytes, and free bytes of the device.
     """
 
     rule: ClassVar[str] = "memory"
@@ -245,16 +249,16 @@ class NotEnoughMemoryError(QloadError, MemoryError):
 
 @dataclass(eq=False)
 class NotWarmError(QloadError, RuntimeError):
-    """A layer was called before it had its scratch space.
+    """A layer was called before its scratch space was allocated.
 
-    Raised by the ExLlama kernel's layers; `warm_up` gives them theirs.
+    Raised by layers of the ExLlama kernel; `warm_up` allocates the space.
 
     Attributes
     ----------
     tensor
-        The weight that needs the space.
+        Name of the weight.
     device
-        Where it was called, by name.
+        Name of the device of the call.
     """
 
     rule: ClassVar[str] = "warm-up"
@@ -271,7 +275,7 @@ class NotWarmError(QloadError, RuntimeError):
 
 @dataclass(eq=False)
 class PatternError(QloadError, ValueError):
-    """A layout's sentence is not a permutation, or does not fit a tensor.
+    """A layout sentence is not a permutation, or does not fit a tensor.
 
     Raised by `Order`, `Packing` and the axes of a declaration.
 
@@ -280,7 +284,7 @@ class PatternError(QloadError, ValueError):
     pattern
         The sentence.
     detail
-        What is wrong with it.
+        The fault as text.
     """
 
     rule: ClassVar[str] = "pattern"
@@ -294,16 +298,14 @@ class PatternError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class ArgumentError(QloadError, ValueError):
-    """A caller's argument is not one qload can act on.
-
-    Raised wherever an argument can be judged by itself.
+    """An argument has a wrong type or value.
 
     Attributes
     ----------
     argument
-        Which one, by name.
+        Name of the argument.
     expected, got
-        What it may be, and what it is.
+        Its allowed values and its value, as text.
     """
 
     rule: ClassVar[str] = "argument"
@@ -325,9 +327,9 @@ class UnknownMethodError(QloadError, KeyError):
     Attributes
     ----------
     name
-        The name asked for.
+        The requested name.
     known
-        The names there are.
+        The registered names.
     """
 
     rule: ClassVar[str] = "unknown-method"
@@ -342,24 +344,24 @@ class UnknownMethodError(QloadError, KeyError):
 
 
 def worlds(lawful: Sequence[int]) -> str:
-    """World sizes, as an error offers them."""
-    return "world sizes " + ", ".join(map(str, lawful)) if lawful else "none but the whole"
+    """Format lawful world sizes for an error; without any, only one rank can load the tensor."""
+    return "world sizes " + ", ".join(map(str, lawful)) if lawful else "only world size 1"
 
 
 @dataclass(eq=False)
 class MissingTensorError(QloadError, KeyError):
-    """A tensor is not in the storage under any name that could mean it.
+    """A tensor is missing under all of its names.
 
-    Raised by storages and by every load that needs the tensor.
+    Raised by storages and by every load of the tensor.
 
     Attributes
     ----------
     tensor
-        The name asked for.
+        The requested name.
     tried
-        The names under which it was looked for: its own, its aliases, either under the prefix.
+        All names that were tried: the requested name and its aliases, with and without prefix.
     near, hint
-        Names that are stored and look like it, or (); a further line for the reader, or "".
+        Similar names in the storage, or (); another line of text, or "".
     """
 
     rule: ClassVar[str] = "missing-tensor"
@@ -374,33 +376,34 @@ class MissingTensorError(QloadError, KeyError):
         return join_lines(
             f"{self.tensor}: not in the checkpoint",
             tried and f"tried    {', '.join([self.tensor, *tried])}",
-            self.near and f"there is {', '.join(self.near)}",
+            self.near and f"stored   {', '.join(self.near)}",
             self.hint,
         )
 
 
 @dataclass(eq=False)
 class ShapeError(QloadError, ValueError):
-    """A tensor's shape is not what its declaration and its siblings say.
+    """A tensor's shape contradicts its declaration or the other tensors of its layer.
 
-    Raised when a layer is loaded, a typed weight is made, or a tensor is handed to a function or a layer.
+    Raised when a layer is loaded, a typed weight is constructed, or a tensor is passed to a function or a
+    layer.
 
     Attributes
     ----------
     tensor
-        The tensor's full name.
+        Full name of the tensor.
     expected
-        The shape it has to have, with the formula: "(32, 160) = (K*4/32, N)".
+        Required shape, with its formula: "(32, 160) = (K*4/32, N)".
     got
-        The shape it has.
+        Shape of the tensor.
     file, hint
-        The file it lies in, or None; a further line for the reader, or "".
+        File of the tensor, or None; another line of text, or "".
     """
 
     rule: ClassVar[str] = "tensor-shape"
 
     tensor: str
-    expected: str  # with the formula: "(32, 160) = (K*4/32, N)"
+    expected: str
     got: Sequence[int]
     file: str | None = None
     hint: str = ""
@@ -417,16 +420,17 @@ class ShapeError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class DtypeError(QloadError, TypeError):
-    """A tensor's dtype is none of those its declaration allows.
+    """A tensor's dtype is not allowed by its declaration.
 
-    Raised when a layer is loaded, a typed weight is made, or a tensor is handed to a function or a layer.
+    Raised when a layer is loaded, a typed weight is constructed, or a tensor is passed to a function or a
+    layer.
 
     Attributes
     ----------
     tensor, expected, got
-        The tensor's full name, the dtypes it may have, and the one it has, by name.
+        Full name of the tensor, names of the allowed dtypes, and name of its dtype.
     file, hint
-        The file it lies in, or None; a further line for the reader, or "".
+        File of the tensor, or None; another line of text, or "".
     """
 
     rule: ClassVar[str] = "tensor-dtype"
@@ -449,18 +453,18 @@ class DtypeError(QloadError, TypeError):
 
 @dataclass(eq=False)
 class IndexValueError(QloadError, ValueError):
-    """An index tensor points outside of what it indexes.
+    """An index tensor has a value out of range.
 
-    Raised when a layer is loaded or a typed weight is made: kernels follow such a tensor without looking.
+    Raised when a layer is loaded or a typed weight is constructed: kernels use such a tensor unchecked.
 
     Attributes
     ----------
     tensor, value, at, count
-        The full name of the index tensor, the first wrong value, where it stands, and how many are wrong.
+        Full name of the index tensor, the first wrong value, its position, and the number of wrong values.
     limit, also
-        Lawful values are at least 0 and less than this; what is asked of them besides, or "".
+        Values must be at least 0 and less than `limit`; another condition as text, or "".
     file
-        The file it lies in, or None.
+        File of the tensor, or None.
     """
 
     rule: ClassVar[str] = "index-range"
@@ -471,7 +475,7 @@ class IndexValueError(QloadError, ValueError):
     limit: int
     count: int
     file: str | None = None
-    also: str = ""  # what is asked of the values beside their range
+    also: str = ""
 
     def __str__(self) -> str:
         return join_lines(
@@ -484,17 +488,17 @@ class IndexValueError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class MismatchError(QloadError, ValueError):
-    """Two sources that have to agree do not.
+    """Two sources of a fact disagree.
 
-    Raised where a layer's tensors contradict each other or the config, where the parts of a fused layer are
-    not alike, and where values have no lawful meaning, as NaN has none for a quantizer.
+    Raised for tensors of a layer that contradict each other or the config, for different parts of a fused
+    layer, and for values without a meaning, such as NaN for a quantizer.
 
     Attributes
     ----------
     tensor, what
-        The tensor or layer, or several of them, and what is wrong, in words.
+        The tensors or layers, and the fault as text.
     expected, got, hint
-        What the one source says, and what the other; a further line for the reader, or "".
+        The fact from the one source and from the other; another line of text, or "".
     """
 
     rule: ClassVar[str] = "mismatch"
@@ -513,7 +517,7 @@ class MismatchError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class AmbiguousIndexError(MismatchError):
-    """An index that its readers take in two ways: a `g_idx` of zeros where there are several groups.
+    """An index has two meanings among its readers: a `g_idx` of zeros with several groups.
 
     Raised when such a layer is loaded. The fields are those of MismatchError.
     """
@@ -523,9 +527,9 @@ class AmbiguousIndexError(MismatchError):
 
 @dataclass(eq=False)
 class FieldValueError(MismatchError):
-    """A packed field holds a value that its declaration does not allow, as 2:4 metadata can.
+    """A packed field has a value outside of its declaration, such as wrong 2:4 metadata.
 
-    Raised when a typed weight is made of it. The fields are those of MismatchError.
+    Raised when a typed weight is constructed. The fields are those of MismatchError.
     """
 
     rule: ClassVar[str] = "field-value"
@@ -533,7 +537,7 @@ class FieldValueError(MismatchError):
 
 @dataclass(eq=False)
 class NonfiniteScaleError(MismatchError):
-    """A scale of a layer is NaN or infinite, as memory that no quantizer filled may be.
+    """A scale of a layer is NaN or infinite.
 
     Raised when the layer is loaded, unless `nonfinite="allow"`. The fields are those of MismatchError.
     """
@@ -543,7 +547,7 @@ class NonfiniteScaleError(MismatchError):
 
 @dataclass(eq=False)
 class ExcludedModuleError(MismatchError):
-    """A layer that the config leaves out, and whose tensors are quantized.
+    """A layer is excluded from quantization by the config, but its tensors are quantized.
 
     Raised when the layer is loaded. The fields are those of MismatchError.
     """
@@ -553,7 +557,7 @@ class ExcludedModuleError(MismatchError):
 
 @dataclass(eq=False)
 class TwoFormatsError(MismatchError):
-    """A layer whose tensors belong to two formats.
+    """The tensors of a layer belong to two formats.
 
     Raised when the layer is loaded. The fields are those of MismatchError.
     """
@@ -563,7 +567,7 @@ class TwoFormatsError(MismatchError):
 
 @dataclass(eq=False)
 class StorageError(QloadError, ValueError):
-    """A file is not a checkpoint that can be trusted, or was read after its storage was closed.
+    """A file is not a valid checkpoint, or its storage is closed.
 
     Raised by `SafetensorsStorage`, and so by `open_checkpoint`.
 
@@ -572,11 +576,11 @@ class StorageError(QloadError, ValueError):
     file
         The file or directory.
     rule
-        The stable id under which `verify` reports it: here it belongs to the error, not to its class.
+        Stable id in reports of `verify`: here a field of the error, not of its class.
     detail, remedy
-        What is wrong, and what to do, or "".
+        The fault and a remedy as text, or "".
     tensor
-        The tensor that is at fault, or None.
+        Name of the faulty tensor, or None.
     """
 
     file: str
@@ -586,13 +590,13 @@ class StorageError(QloadError, ValueError):
     remedy: str = ""
 
     def __str__(self) -> str:
-        where = f"{self.file}: {self.tensor}: " if self.tensor else f"{self.file}: "
-        return join_lines(where + self.detail, self.remedy and f"remedy   {self.remedy}")
+        place = f"{self.file}: {self.tensor}" if self.tensor else self.file
+        return join_lines(f"{place}: {self.detail}", self.remedy and f"remedy   {self.remedy}")
 
 
 @dataclass(eq=False)
 class HubUnreachableError(StorageError):
-    """The hub gave no answer for now, or must not be asked: what the local cache holds is all there is.
+    """The hub does not answer, or HF_HUB_OFFLINE forbids requests: only the local cache is left.
 
     Raised by `qload.hub`. The fields are those of StorageError.
     """
@@ -600,16 +604,16 @@ class HubUnreachableError(StorageError):
 
 @dataclass(eq=False)
 class ConfigError(QloadError, ValueError):
-    """A config file does not say what it has to say.
+    """A config file has a missing or malformed value.
 
-    Raised by `open_checkpoint` and `loader_from_config`: what is malformed never becomes a default.
+    Raised by `open_checkpoint` and `loader_from_config`: a malformed value is never replaced by a default.
 
     Attributes
     ----------
     file, key
-        The file, and the dotted path of the key in it.
+        The file, and the dotted path of the key.
     expected, got, hint
-        What the key may say, and what it says; a further line for the reader, or "".
+        The allowed values and the value as text; another line of text, or "".
     """
 
     rule: ClassVar[str] = "config"
@@ -628,25 +632,25 @@ class ConfigError(QloadError, ValueError):
 
 @dataclass(eq=False)
 class ConfigsDisagreeError(ConfigError):
-    """Two config files of a checkpoint say different things of its layers."""
+    """Two config files of a checkpoint disagree about its layers."""
 
     rule: ClassVar[str] = "config-side-file"
 
 
 @dataclass(eq=False)
 class UnsupportedFormatError(QloadError, NotImplementedError):
-    """A format that is known by name, or not at all, but not read here.
+    """A checkpoint or a layer has a format without a reader.
 
-    Raised by `open_checkpoint` and `loader_from_config`, and when a layer turns out to be of such a format.
+    Raised by `open_checkpoint` and `loader_from_config`, and when a layer of such a format is loaded.
 
     Attributes
     ----------
     format, reason
-        The format's name, and why it is not read, in words.
+        Name of the format, and the reason as text.
     known
-        The names of what is read, or ().
+        Names of the supported formats, or ().
     remedy
-        What does read it, or "".
+        A program with a reader, or "".
     """
 
     rule: ClassVar[str] = "unsupported-format"
@@ -667,17 +671,17 @@ class UnsupportedFormatError(QloadError, NotImplementedError):
 
 @dataclass(eq=False)
 class UnreadTensorsError(QloadError, NotImplementedError):
-    """Some tensors of a checkpoint are in a form that no format reads.
+    """No format reads some tensors of a checkpoint.
 
-    Everything that loads, runs, converts or shards a whole checkpoint raises it before any weight is read: an
-    unread tensor is neither used as a value nor copied.
+    Raised before any weight is read when a whole checkpoint is loaded, run, converted or sharded: an unread
+    tensor is neither used nor copied.
 
     Attributes
     ----------
     unread
-        Tensor name -> the reason and the remedy.
+        Name of a tensor -> reason and remedy.
     nbytes
-        The bytes of all these tensors.
+        Bytes of all these tensors.
     """
 
     rule: ClassVar[str] = "unread-tensor"
@@ -686,31 +690,30 @@ class UnreadTensorsError(QloadError, NotImplementedError):
     nbytes: int = 0
 
     def __str__(self) -> str:
-        names, shown = list(self.unread), 4
-        more = f" and {len(names) - shown} more" if names[shown:] else ""
-        reasons = list(dict.fromkeys(self.unread.values()))
-        other = f" (and {len(reasons) - 1} other reasons)" if reasons[1:] else ""
+        names, reasons = list(self.unread), list(dict.fromkeys(self.unread.values()))
+        more = f" and {len(names) - MAX_NAMES} more" if names[MAX_NAMES:] else ""
+        others = f" (and {len(reasons) - 1} other reasons)" if reasons[1:] else ""
         return join_lines(
             f"{names[0]}: not read by any format",
-            f"tensors  {', '.join(names[:shown])}{more}; {self.nbytes} bytes in all",
-            f"reason   {reasons[0]}{other}",
+            f"tensors  {', '.join(names[:MAX_NAMES])}{more}; {self.nbytes} bytes in all",
+            f"reason   {reasons[0]}{others}",
         )
 
 
 @dataclass(eq=False)
 class LostRankError(QloadError, RuntimeError):
-    """A process of a world is gone, or never came, so that the others cannot go on.
+    """A process of a world ended early, or never connected.
 
-    Raised by `joined_world` in every process that is left.
+    Raised by `joined_world` in all remaining processes.
 
     Attributes
     ----------
     rank
-        Which one; None: it is not known which.
+        The lost rank; None if it is unknown.
     world
-        How many there were to be.
+        Number of ranks in the world.
     reason
-        What is known of its end, in words.
+        The reason as text.
     """
 
     rule: ClassVar[str] = "world"
@@ -720,13 +723,13 @@ class LostRankError(QloadError, RuntimeError):
     reason: str
 
     def __str__(self) -> str:
-        who = "a rank" if self.rank is None else f"rank {self.rank}"
-        return join_lines(f"{who} of {self.world} is lost", f"reason   {self.reason}")
+        rank = "a rank" if self.rank is None else f"rank {self.rank}"
+        return join_lines(f"{rank} of {self.world} is lost", f"reason   {self.reason}")
 
 
 @contextmanager
 def written_to(place: Path) -> Iterator[None]:
-    """Inside, an OSError names `place`, if it names no file: that of a write has none, as a full disk's."""
+    """Add `place` to an OSError without a file name inside the block, such as that of a full disk."""
     try:
         yield
     except OSError as error:

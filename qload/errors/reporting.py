@@ -6,8 +6,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
+T = TypeVar("T")
+Parts = tuple[str | tuple[int, ...], ...]  # of a name at its dots; indices as tuples
+
 Verdict = Literal["unreadable", "findings", "internal", "incomplete", "unsupported", "ok"]
-SCHEMA = 2
+SCHEMA = 2  # version of the printed JSON
 # Verdict -> exit code, in order of precedence: a report has the first verdict that holds.
 EXIT_CODES: Mapping[Verdict, int] = {
     "unreadable": 1,
@@ -18,24 +21,19 @@ EXIT_CODES: Mapping[Verdict, int] = {
     "ok": 0,
 }
 WORST_FIRST = (2, 3, 1, 4, 0)  # exit codes of several paths, in order of precedence
+# A dotted name, a file name, or a number.
+NAME_OR_NUMBER = re.compile(r"[\w\-]+(?:\.[\w\-]+)+|(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?\b")
+NAME_PLACEHOLDER = "\0"  # of a removed name
+STAR_LIST = re.compile(r"\*(?:(?:, | and | or | x )\*)*,?(?=\))|\*(?:(?:, | and | or | x )\*)+")
+LAYER_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
+MAX_NAME_CHARACTERS = 300  # a longer name is not split at its dots
+MAX_NAME_LINES = 8
 
 
 def worst_code(codes: Iterable[int]) -> int:
     """Combine the exit codes of several paths; 0 for no path."""
-    there = set(codes)
-    return next((code for code in WORST_FIRST if code in there), max(there, default=0))
-
-
-T = TypeVar("T")
-Parts = tuple[str | tuple[int, ...], ...]
-
-# A dotted name, a file name, or a number.
-NAME_OR_NUMBER = re.compile(r"[\w\-]+(?:\.[\w\-]+)+|(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?\b")
-NAME_PLACEHOLDER = "\0"  # placeholder of a removed name
-STAR_LIST = re.compile(r"\*(?:(?:, | and | or | x )\*)*,?(?=\))|\*(?:(?:, | and | or | x )\*)+")
-LAYER_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
-MAX_NAME_CHARACTERS = 300  # a longer name is not split at its dots
-MAX_NAME_LINES = 8  # lines of names
+    unique = set(codes)
+    return next((code for code in WORST_FIRST if code in unique), max(unique, default=0))
 
 
 def cause_of(message: str, *names: str | None) -> str:
@@ -51,13 +49,8 @@ def cause_of(message: str, *names: str | None) -> str:
     """
     for name in sorted(filter(None, names), key=len, reverse=True):
         message = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)(?:\.(?=\w))?", NAME_PLACEHOLDER, message)
-    text = STAR_LIST.sub(
-        "*",
-        NAME_OR_NUMBER.sub(_replace_by_star, message)
-        .removeprefix(f"{NAME_PLACEHOLDER}: ")
-        .replace(NAME_PLACEHOLDER, "*"),
-    )
-    return " ".join(text.split())
+    text = NAME_OR_NUMBER.sub(_replace_by_star, message).removeprefix(f"{NAME_PLACEHOLDER}: ")
+    return " ".join(STAR_LIST.sub("*", text.replace(NAME_PLACEHOLDER, "*")).split())
 
 
 def _replace_by_star(found: re.Match[str]) -> str:
@@ -70,14 +63,14 @@ def _replace_by_star(found: re.Match[str]) -> str:
 
 @dataclass(frozen=True)
 class CauseGroup(Generic[T]):
-    """Items of one cause, such as findings: the first of them, and the places of all.
+    """Items of one cause, such as findings, and the names of their places.
 
     Attributes
     ----------
     items
-        The items in the order in which they were found.
+        The items in their original order.
     names
-        Name of each place, once; siblings are not merged.
+        Distinct names of the places; siblings are not merged.
     """
 
     items: tuple[T, ...]
@@ -85,7 +78,7 @@ class CauseGroup(Generic[T]):
 
     @property
     def first(self) -> T:
-        """The item that stands for all."""
+        """The first item, an example of the group."""
         return self.items[0]
 
     @property
@@ -94,13 +87,13 @@ class CauseGroup(Generic[T]):
         return len(self.names)
 
     def places(self, limit: int | None = MAX_NAME_LINES) -> list[str]:
-        """Names of the places in short, one a line: `layers.{0..31}.up_proj`; None: all lines.
+        """List the places with merged indices, such as `layers.{0..31}.up_proj`.
 
-        The last line counts the names that do not fit.
+        Above `limit` lines the last line counts the rest; None lists all.
         """
         if self.count <= 1:
             return list(self.names)
-        rows = group_rows(self.names, name=str, alike=lambda _: None)
+        rows = group_rows(self.names, name=str, key=lambda _: None)
         if limit is None or len(rows) <= limit:
             return [row.name for row in rows]
         rest = sum(row.count for row in rows[limit - 1 :])
@@ -118,17 +111,17 @@ def group_by_cause(
     >>> [group.places() for group in group_by_cause(errors, name=str, cause=errors.get)]
     [['layers.{0..1}.up'], ['head']]
     """
-    found: dict[Hashable, list[T]] = {}
+    groups: dict[Hashable, list[T]] = {}
     for item in items:
-        found.setdefault(cause(item), []).append(item)
+        groups.setdefault(cause(item), []).append(item)
     return [
-        CauseGroup(tuple(alike), tuple(dict.fromkeys(filter(None, map(name, alike)))))
-        for alike in found.values()
+        CauseGroup(tuple(group), tuple(dict.fromkeys(filter(None, map(name, group)))))
+        for group in groups.values()
     ]
 
 
 def group_texts(texts: Iterable[str]) -> list[str]:
-    """Texts that differ in names and numbers alone as one: the first, and how many more there are.
+    """Group texts that differ only in names and numbers: the first text, and the number of the others.
 
     Examples
     --------
@@ -145,7 +138,7 @@ def group_texts(texts: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class RowGroup(Generic[T]):
-    """Items that differ in the indices in their names alone; `first` speaks for all of them."""
+    """Items whose names differ only in indices, and the first of them."""
 
     name: str
     count: int
@@ -155,53 +148,53 @@ class RowGroup(Generic[T]):
 @dataclass(frozen=True)
 class _Row(Generic[T]):
     parts: Parts
-    kind: Hashable
+    key: Hashable
     first: T
 
 
 def group_rows(
-    items: Iterable[T], *, name: Callable[[T], str], alike: Callable[[T], Hashable]
+    items: Iterable[T], *, name: Callable[[T], str], key: Callable[[T], Hashable] | None
 ) -> list[RowGroup[T]]:
-    """Merge along one index after the other, innermost first, where all else agrees.
+    """Group items with equal keys along one index of their names after the other, innermost first.
 
-    Each result is a product of sets of indices, so every name that it spells is an item's.
+    The indices of a group are a product of sets: every name that the group spells belongs to an item.
+    Without a key each item is a group.
     """
-    rows = [_Row(_split_name(name(item)), alike(item), item) for item in _sort_by_name(items, name)]
-    places = {at for row in rows for at, part in enumerate(row.parts) if isinstance(part, tuple)}
-    for at in sorted(places, reverse=True):
-        rows = _merge_rows(rows, at)
+    ordered = _sort_by_name(items, name)
+    if key is None:
+        return [RowGroup(name(item), 1, item) for item in ordered]
+    rows = [_Row(_split_name(name(item)), key(item), item) for item in ordered]
+    depths = {depth for row in rows for depth, part in enumerate(row.parts) if isinstance(part, tuple)}
+    for depth in sorted(depths, reverse=True):
+        rows = _merge_rows(rows, depth)
     return [
         RowGroup(".".join(map(_format_part, row.parts)), _count_names(row.parts), row.first) for row in rows
     ]
 
 
-def ungrouped_rows(items: Iterable[T], *, name: Callable[[T], str]) -> list[RowGroup[T]]:
-    """Each item on its own."""
-    return [RowGroup(name(item), 1, item) for item in _sort_by_name(items, name)]
-
-
 def _sort_by_name(items: Iterable[T], name: Callable[[T], str]) -> list[T]:
-    """layers.2 before layers.10."""
+    """Sort indices as numbers: layers.2 before layers.10."""
 
-    def key(item: T) -> list[tuple[int, str]]:
+    def sort_key(item: T) -> list[tuple[int, str]]:
         return [(-1, part) if isinstance(part, str) else (part[0], "") for part in _split_name(name(item))]
 
-    return sorted(items, key=key)
+    return sorted(items, key=sort_key)
 
 
-def _merge_rows(rows: list[_Row[T]], at: int) -> list[_Row[T]]:
+def _merge_rows(rows: list[_Row[T]], depth: int) -> list[_Row[T]]:
+    """Merge rows that differ only in the index at a depth of the name."""
     siblings: dict[Hashable, list[_Row[T]]] = {}
     for number, row in enumerate(rows):
-        indexed = at < len(row.parts) and isinstance(row.parts[at], tuple)
-        key: Hashable = (row.parts[:at], row.parts[at + 1 :], row.kind) if indexed else number
+        indexed = depth < len(row.parts) and isinstance(row.parts[depth], tuple)
+        key: Hashable = (row.parts[:depth], row.parts[depth + 1 :], row.key) if indexed else number
         siblings.setdefault(key, []).append(row)
-    return [group[0] if len(group) == 1 else _join_rows(group, at) for group in siblings.values()]
+    return [group[0] if len(group) == 1 else _join_rows(group, depth) for group in siblings.values()]
 
 
-def _join_rows(group: list[_Row[T]], at: int) -> _Row[T]:
+def _join_rows(group: list[_Row[T]], depth: int) -> _Row[T]:
     parts, first = group[0].parts, group[0].first
-    indices = tuple(index for row in group for index in row.parts[at] if isinstance(index, int))
-    return _Row((*parts[:at], indices, *parts[at + 1 :]), group[0].kind, first)
+    indices = tuple(index for row in group for index in row.parts[depth] if isinstance(index, int))
+    return _Row((*parts[:depth], indices, *parts[depth + 1 :]), group[0].key, first)
 
 
 def _split_name(name: str) -> Parts:
@@ -215,7 +208,7 @@ def _count_names(parts: Parts) -> int:
 
 
 def _format_part(part: str | tuple[int, ...]) -> str:
-    """(3,) -> '3'; (0, 1, 2, 5) -> '{0..2,5}'."""
+    """Format the indices of a part: (3,) -> '3'; (0, 1, 2, 5) -> '{0..2,5}'."""
     if isinstance(part, str):
         return part
     if len(part) == 1:

@@ -26,7 +26,7 @@ from tests.kernels.mp_layers import Case
 from tests.meta.test_argument_types import INT4, public
 from tests.methods.engine import awq, config_of, load
 
-NO_VALUES = r"expected a tensor with values\n  got      one on meta, which has none"
+NO_VALUES = r"expected a tensor with values\n  got      a tensor on device meta"
 KINDS = (Tensor, Weight, qload.Linear)
 Call = Callable[..., Any]
 

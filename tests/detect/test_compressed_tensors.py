@@ -143,7 +143,7 @@ def test_an_act_order_without_its_index_says_why_it_is_needed(actorder: Any) -> 
 
     assert str(caught.value).splitlines() == [
         "a.weight_g_idx: not in the checkpoint",
-        "  there is a.weight_packed, a.weight_scale, a.weight_shape",
+        "  stored   a.weight_packed, a.weight_scale, a.weight_shape",
         "  reason   by the config's actorder any input may be of any group; only this tensor says which",
         "  remedy   save the layer with it, or, if the inputs are in order, an actorder of 'weight' or null",
     ]

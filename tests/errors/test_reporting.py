@@ -97,7 +97,7 @@ def test_the_last_line_counts_the_names_that_do_not_fit(limit: int) -> None:
 def test_numbers_are_in_their_order_and_a_long_name_is_one_part() -> None:
     long = "x." * 200 + "1"
 
-    assert [row.name for row in group_rows(["l.10.a", "l.9.a", "l.9.b"], name=str, alike=str)] == [
+    assert [row.name for row in group_rows(["l.10.a", "l.9.a", "l.9.b"], name=str, key=str)] == [
         "l.9.a", "l.9.b", "l.10.a",
     ]  # fmt: skip
     assert places([long, long.replace("1", "2")]) == sorted([long, long.replace("1", "2")])

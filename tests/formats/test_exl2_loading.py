@@ -78,7 +78,7 @@ def test_inputs_are_never_cut_and_every_rank_says_so() -> None:
 
     assert texts == {
         "a.q_invperm: cannot cut K = 160 at 80 for 2 ranks\n  never cut   as q_invperm is (K!)\n"
-        "  lawful   none but the whole"
+        "  lawful   only world size 1"
     }
 
 
