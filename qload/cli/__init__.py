@@ -1,7 +1,7 @@
-"""The command line: a file per verb, `output.py` and `tables.py` for what they print.
+"""The command line of qload.
 
-Nothing here imports torch or rich before it has something to do with them, so that `qload --help`
-answers at once.
+Modules import torch and rich only inside of functions, so `qload --help` is fast; `tables` and `layer_tables`
+import rich.
 """
 
 from qload.cli.main import main

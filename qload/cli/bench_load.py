@@ -1,6 +1,5 @@
-"""qload bench-load: how fast a checkpoint is loaded here, beside safetensors' own load_file."""
+"""The verb bench-load: measure the speed of loading a checkpoint, next to safetensors' load_file."""
 
-import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,7 +11,7 @@ import click
 
 from qload.cli.checkpoint_paths import open_path
 from qload.cli.options import CheckpointPath, json_option, nonfinite_option, parse_device, verbose_option
-from qload.cli.output import dumps
+from qload.cli.output import dumps, prints_json
 from qload.cli.progress import Update, prefix_stages, progress_bar
 from qload.cli.text import escape, format_size, print_summary
 from qload.errors.reporting import SCHEMA
@@ -29,23 +28,25 @@ Examples:
   qload bench-load ./Llama-3-8B-GPTQ --device cuda --target auto
   qload bench-load ./Llama-3-8B-GPTQ --target marlin --rounds 5 --json | jq '.stages[].gigabytes_per_second'
 
-Exit codes: 0 it was loaded, 1 it cannot be read, 2 the command is wrong, 3 a bug of qload, 4 the format
-or some tensors are not read."""
+Exit codes: 0 the checkpoint was loaded, 1 it is unreadable, 2 the command is wrong, 3 a bug of qload, 4 the
+format is unsupported or some tensors are not read."""
 
 TARGETS = ("auto", "marlin", "strips", "panels", "exllama", "awq", "gptq", "gptq_v2")
 
 
 @click.command(epilog=EPILOG)
 @click.argument("path", type=CheckpointPath(), metavar="PATH")
-@click.option("--device", default="cpu", show_default=True, help="Where to: cpu, cuda, cuda:1 and the like.")
+@click.option(
+    "--device", default="cpu", show_default=True, help="Target device, such as cpu, cuda or cuda:1."
+)
 @click.option(
     "--target",
     type=click.Choice(TARGETS),
     default="auto",
     show_default=True,
-    help="What the layers are repacked for.",
+    help="Kernel format of the repacked layers.",
 )
-@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="How many turns.")
+@click.option("--rounds", type=click.IntRange(1, 100), default=3, show_default=True, help="Number of rounds.")
 @nonfinite_option
 @json_option
 @verbose_option
@@ -57,11 +58,11 @@ def bench_load(
     nonfinite: "Nonfinite",
     as_json: bool | None,
 ) -> None:
-    """Measure how fast the checkpoint at PATH is loaded.
+    """Measure the speed of loading the checkpoint at PATH.
 
-    In turns: safetensors' load_file, whose tensors are copied where they stay on the CPU; all layers as they
-    are stored; and all layers repacked. Of each the median of all rounds, after one that is not counted and
-    that fills the cache of files. On a CUDA device also the most memory above what the result takes.
+    Each round loads with safetensors' load_file (and copies the tensors on the CPU), then all layers as they
+    are stored, then all layers repacked. The result is the median of all rounds, after one uncounted round
+    that fills the page cache. On a CUDA device it has the peak memory above the size of the result too.
     """
     from qload import native
     from qload.storage.checkpoint_files import locate
@@ -70,11 +71,11 @@ def bench_load(
     with open_path(path, whole=True) as place, progress_bar() as progress:
         locate(place)  # refuses a wrong path before torch is imported
         report = measure_load(place, device, target, rounds, progress, nonfinite)
-    if as_json or (as_json is None and not sys.stdout.isatty()):
+    if prints_json(as_json):
         click.echo(dumps(report))
     else:
         _print_rates(report)
-    rates = (f"{each['stage']}: {each['gigabytes_per_second']:.2f} GB/s" for each in report["stages"])
+    rates = (f"{stage['stage']}: {stage['gigabytes_per_second']:.2f} GB/s" for stage in report["stages"])
     print_summary([_title(report), *rates], as_json)
 
 
@@ -86,46 +87,51 @@ def measure_load(
     progress: Update | None = None,
     nonfinite: "Nonfinite" = "error",
 ) -> dict[str, Any]:
-    """What the verb prints, as JSON: bytes of the tensors, and of each stage the rounds' rates in GB/s."""
+    """Return the report of the verb: bytes of the tensors, and the rates of each stage in GB/s."""
     from qload.listing import check_all_read
     from qload.weights import open_checkpoint
 
-    where = parse_device(device)
+    target_device = parse_device(device)
     with open_checkpoint(place) as weights:
         check_all_read(weights)
     nbytes, files = _list_files(place)
     stages: dict[str, Callable[[Update | None], Any]] = {
-        "load_file": lambda tell: _load_files(files, where),
-        "as stored": lambda tell: _load(place, where, None, nonfinite, tell),
-        target: lambda tell: _load(place, where, target, nonfinite, tell),
+        "load_file": lambda update: _load_files(files, target_device),
+        "as stored": lambda update: _load_layers(place, target_device, None, nonfinite, update),
+        target: lambda update: _load_layers(place, target_device, target, nonfinite, update),
     }
     seconds: dict[str, list[float]] = {name: [] for name in stages}
-    above: dict[str, list[int]] = {name: [] for name in stages}
-    for turn in range(rounds + 1):
-        for name, work in stages.items():
-            label = f"{name}, {f'turn {turn} of {rounds}' if turn else 'to begin with'}"
-            took, more = _time_call(work, where, prefix_stages(progress, label))
-            if turn:
-                seconds[name].append(took)
-                above[name].append(more)
-    told = [_stage_report(name, nbytes, seconds[name], above[name], where) for name in stages]
-    return {"schema": SCHEMA, "path": str(place), "bytes": nbytes, "device": str(where), "stages": told}
+    peaks: dict[str, list[int]] = {name: [] for name in stages}
+    for number in range(rounds + 1):
+        for name, load in stages.items():
+            label = f"{name}, {f'round {number} of {rounds}' if number else 'warm-up'}"
+            duration, peak = _time_call(load, target_device, prefix_stages(progress, label))
+            if number:
+                seconds[name].append(duration)
+                peaks[name].append(peak)
+    return {
+        "schema": SCHEMA,
+        "path": str(place),
+        "bytes": nbytes,
+        "device": str(target_device),
+        "stages": [_stage_report(name, nbytes, seconds[name], peaks[name], target_device) for name in stages],
+    }
 
 
 def _stage_report(
-    name: str, nbytes: int, seconds: Iterable[float], above: Iterable[int], where: "torch.device"
+    name: str, nbytes: int, seconds: Iterable[float], peaks: Iterable[int], device: "torch.device"
 ) -> dict[str, Any]:
-    rates = [nbytes / took / 1e9 for took in seconds]
+    rates = [nbytes / duration / 1e9 for duration in seconds]
     return {
         "stage": name,
         "gigabytes_per_second": round(median(rates), 3),
         "rounds": [round(rate, 3) for rate in rates],
-        "peak_above_result": max(above) if where.type == "cuda" else None,
+        "peak_above_result": max(peaks) if device.type == "cuda" else None,
     }
 
 
 def _list_files(place: Any) -> tuple[int, list[Path]]:
-    """The bytes of all tensors, and the files that hold them."""
+    """Return the bytes of all tensors, and their files."""
     from qload.storage import SafetensorsStorage
 
     with SafetensorsStorage(place) as storage:
@@ -133,45 +139,45 @@ def _list_files(place: Any) -> tuple[int, list[Path]]:
         return sum(storage.info(name).nbytes for name in storage.keys()), files  # noqa: SIM118, it is no dict
 
 
-def _load_files(files: Iterable[Path], where: "torch.device") -> Any:
+def _load_files(files: Iterable[Path], device: "torch.device") -> Any:
     from safetensors.torch import load_file
 
-    if where.type == "cuda":
-        return [load_file(file, device=str(where)) for file in files]
+    if device.type == "cuda":
+        return [load_file(file, device=str(device)) for file in files]
     return [[tensor.clone() for tensor in load_file(file).values()] for file in files]
 
 
-def _load(
-    place: Any, where: "torch.device", target: str | None, nonfinite: "Nonfinite", tell: Update | None
+def _load_layers(
+    place: Any, device: "torch.device", target: str | None, nonfinite: "Nonfinite", progress: Update | None
 ) -> Any:
     from qload.detect import KernelTarget
     from qload.listing import load_layers
     from qload.weights import open_checkpoint
 
-    asked: Any = None if target is None else KernelTarget(target)  # type: ignore[arg-type]
-    with open_checkpoint(place, device=where, target=asked, nonfinite=nonfinite) as weights:
-        return list(load_layers(weights, progress=tell))
+    kernel_target: Any = None if target is None else KernelTarget(target)  # type: ignore[arg-type]
+    with open_checkpoint(place, device=device, target=kernel_target, nonfinite=nonfinite) as weights:
+        return list(load_layers(weights, progress=progress))
 
 
 def _time_call(
-    work: Callable[[Update | None], Any], where: "torch.device", tell: Update | None
+    load: Callable[[Update | None], Any], device: "torch.device", progress: Update | None
 ) -> tuple[float, int]:
-    """Seconds, and the bytes that were taken for a time above what the result takes."""
+    """Return the seconds of a load, and its peak memory in bytes above the size of the result."""
     import torch
 
-    cuda = where.type == "cuda"
-    with torch.cuda.device(where) if cuda else nullcontext():
+    cuda = device.type == "cuda"
+    with torch.cuda.device(device) if cuda else nullcontext():
         if cuda:
             torch.cuda.synchronize()
             torch.cuda.reset_peak_memory_stats()
         start = perf_counter()
-        kept = work(tell)
+        result = load(progress)
         if cuda:
             torch.cuda.synchronize()
-        took = perf_counter() - start
-        more = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated() if cuda else 0
-        del kept
-    return took, more
+        duration = perf_counter() - start
+        peak = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated() if cuda else 0
+        del result
+    return duration, peak
 
 
 def _print_rates(report: dict[str, Any]) -> None:
@@ -179,13 +185,13 @@ def _print_rates(report: dict[str, Any]) -> None:
 
     from qload.cli.tables import NamedRow, NameTable, stdout
 
-    columns = ("GB/s", "of each turn", "memory above the result")
+    columns = ("GB/s", "of each round", "memory above the result")
     rows = []
     for stage in report["stages"]:
-        above = stage["peak_above_result"]
+        peak = stage["peak_above_result"]
         rates = " ".join(f"{rate:.2f}" for rate in stage["rounds"])
         rate = f"{stage['gigabytes_per_second']:.2f}"
-        facts = [Text(rate), Text(rates), Text("" if above is None else format_size(above))]
+        facts = [Text(rate), Text(rates), Text("" if peak is None else format_size(peak))]
         rows.append(NamedRow(stage["stage"], facts))
     out = stdout()
     out.print(Text(_title(report)))

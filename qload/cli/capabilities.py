@@ -1,4 +1,4 @@
-"""The verbs formats, layout and doctor: what this installation can do."""
+"""The verbs formats, layout and doctor: supported formats, their layouts, and native modules."""
 
 import ctypes
 import json
@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from qload.cli.options import json_option, verbose_option
+from qload.cli.output import prints_json
 from qload.cli.text import print_summary
 from qload.errors.reporting import SCHEMA
 
@@ -25,14 +26,14 @@ Exit codes: 0 the table was printed, 2 the command is wrong, 3 a bug of qload.""
 
 @click.command(epilog=FORMATS_EPILOG)
 @json_option
-@click.option("--markdown", is_flag=True, help="Print the table in Markdown, as docs/formats.md has it.")
+@click.option("--markdown", is_flag=True, help="Print the table in Markdown, the content of docs/formats.md.")
 @verbose_option
 def formats(as_json: bool | None, markdown: bool) -> None:
-    """Show what can be done with each format.
+    """Show the supported operations of each format.
 
-    Lines: load, detect, dequantize, share by column and by row, fuse, repack and restore, quantize while
-    loading, verify. Where the answer is no, the line says why. The answers are derived from the declarations
-    by which qload reads the formats.
+    Operations: load, detect, dequantize, shard by column and by row, fuse, repack and restore, quantize while
+    loading, verify. An unsupported operation has its reason. The table is derived from the declarations of
+    the formats.
     """
     from qload.capabilities import as_markdown, overview
 
@@ -40,11 +41,11 @@ def formats(as_json: bool | None, markdown: bool) -> None:
         click.echo(as_markdown(), nl=False)
         return
     table = overview()
-    if as_json or (as_json is None and not sys.stdout.isatty()):
+    if prints_json(as_json):
         cells = {name: {c: [cell.yes, cell.text] for c, cell in row.items()} for name, row in table.items()}
         click.echo(json.dumps({"schema": SCHEMA, "formats": cells}, indent=2))
-        loaded = sum(row["load"].yes for row in table.values())
-        print_summary([f"{loaded} formats are read; --table shows what can be done with each"], as_json)
+        count = sum(row["load"].yes for row in table.values())
+        print_summary([f"{count} formats are read; --table shows the operations of each"], as_json)
         return
     from rich.text import Text
 
@@ -64,8 +65,8 @@ Examples:
   qload layout marlin --bits 8 --svg > marlin.svg
   qload layout gptq --bits 3 | jq .words
 
-Exit codes: 0 it was printed, 2 the command is wrong, 3 a bug of qload."""
-# As qload.pictures has them, which takes PyTorch to ask; a test holds both together.
+Exit codes: 0 the layout was printed, 2 the command is wrong, 3 a bug of qload."""
+# Equal to qload.pictures.LAYOUTS, which imports torch; a test compares them.
 LAYOUT_NAMES = (
     "gptq", "gptq-zeros", "awq", "exllama", "marlin", "marlin-zeros", "marlin_24", "strips",
     "compressed-tensors",
@@ -75,16 +76,16 @@ LAYOUT_NAMES = (
 @click.command(epilog=LAYOUT_EPILOG)
 @click.argument("name", type=click.Choice(LAYOUT_NAMES), metavar="NAME")
 @click.option(
-    "--bits", type=click.IntRange(2, 8), default=4, show_default=True, metavar="N", help="Of a code."
+    "--bits", type=click.IntRange(2, 8), default=4, show_default=True, metavar="N", help="Bits of a code."
 )
-@click.option("--svg", is_flag=True, help="A drawing, in the place of JSON.")
+@click.option("--svg", is_flag=True, help="Print a drawing instead of JSON.")
 @verbose_option
 def layout(name: str, bits: int, svg: bool) -> None:
-    """Show which code of a tile lies in which bits of which word of the layout NAME.
+    """Show the codes in each word of a layout.
 
-    Of each word, from its low bit up, the row and the column of each code in plain order: inputs and outputs,
-    or groups and outputs of zero points, as the layout's sentence has them. NAME is one of gptq, gptq-zeros,
-    awq, exllama, marlin, marlin-zeros, marlin_24, strips and compressed-tensors.
+    For each word of a tile, from its low bit up: row and column of each code in plain order. Rows are inputs,
+    or groups for zero points; columns are outputs. NAME is one of gptq, gptq-zeros, awq, exllama, marlin,
+    marlin-zeros, marlin_24, strips and compressed-tensors.
     """
     from qload.cli.output import dumps
     from qload.pictures import drawing, words_of
@@ -98,10 +99,10 @@ Examples:
   qload doctor --torch
   qload doctor --json | jq .isa
 
-Exit codes: 0 all is in order, also where a native module is missing, 1 QLOAD_ISA or QLOAD_NUM_THREADS has a
-value that cannot be used here, 2 the command is wrong, 3 a bug of qload."""
+Exit codes: 0 the installation works, with or without native modules, 1 QLOAD_ISA or QLOAD_NUM_THREADS has an
+unusable value, 2 the command is wrong, 3 a bug of qload."""
 CUDA_DRIVER = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
-MAX_DEVICE_NAME_BYTES = 256  # of a device's name, at most
+MAX_DEVICE_NAME_BYTES = 256
 
 
 @click.command(epilog=DOCTOR_EPILOG)
@@ -109,24 +110,24 @@ MAX_DEVICE_NAME_BYTES = 256  # of a device's name, at most
     "--torch",
     "with_torch",
     is_flag=True,
-    help="Import torch, which takes seconds, and show its number of threads, the CUDA devices that it can "
-    "use, and the kernels of engines.",
+    help="Import torch, which takes seconds, and show its number of threads, its CUDA devices, and the "
+    "kernels of engines.",
 )
 @json_option
 @verbose_option
 @click.pass_context
 def doctor(ctx: click.Context, with_torch: bool, as_json: bool | None) -> None:
-    """Show which native modules are here.
+    """Show the native modules of this installation.
 
-    For a module that is missing it says why. It shows the instruction set and the number of threads in use,
-    the version of torch, and the CUDA devices of the driver. With --torch it also shows which kernel engines
-    get for integers of each width, in groups of 128; `qload explain` says it of each layer of a checkpoint.
+    A missing module has its reason. Also shown: the instruction set and the number of threads in use, the
+    version of torch, and the CUDA devices of the driver. With --torch also the kernel that engines get for
+    integers of each width in groups of 128; `qload explain` shows the kernel of each layer of a checkpoint.
 
-    Without native modules everything works through torch, and takes longer. docs/native.md says how they are
-    built.
+    Without native modules torch does all the work, and takes longer. docs/native.md describes how to build
+    them.
     """
     report = examine_installation(with_torch)
-    if as_json or (as_json is None and not sys.stdout.isatty()):
+    if prints_json(as_json):
         click.echo(json.dumps(report, indent=2))
     else:
         _print_facts(report)
@@ -135,17 +136,17 @@ def doctor(ctx: click.Context, with_torch: bool, as_json: bool | None) -> None:
 
 
 def examine_installation(with_torch: bool = False) -> dict[str, Any]:
-    """Return the facts that `qload doctor` prints, as JSON; those of an imported torch only `with_torch`."""
+    """Return the report of `qload doctor` as JSON; `with_torch`: import torch for more facts."""
     from qload import native
     from qload.errors import ArgumentError
 
-    wrong: list[str] = []
+    errors: list[str] = []
 
-    def asked(what: Callable[[], Any]) -> Any:
+    def read_setting(read: Callable[[], Any]) -> Any:
         try:
-            return what()
+            return read()
         except ArgumentError as error:
-            wrong.append(str(error))
+            errors.append(str(error))
             return None
 
     modules = {name: native.load(name) for name in native.MODULES}
@@ -155,33 +156,33 @@ def examine_installation(with_torch: bool = False) -> dict[str, Any]:
         "schema": SCHEMA,
         "modules": {n: {"built": m.found is not None, "reason": m.reason} for n, m in modules.items()},
         "isas": list(native.available()),
-        "isa": asked(native.isa if modules["cpu"].found else native.check_isa),
-        "threads": asked(native.threads if with_torch else native.requested_threads),
+        "isa": read_setting(native.isa if modules["cpu"].found else native.check_isa),
+        "threads": read_setting(native.threads if with_torch else native.requested_threads),
         "torch": version,
         "torch_cuda": cuda_version,
         "cuda_devices": devices,
         "no_cuda": reason,
         "torch_devices": _list_torch_devices() if with_torch else None,
         "kernels": _choose_kernels() if with_torch else None,
-        "wrong": wrong,
+        "wrong": errors,
     }
 
 
 def _read_torch_build() -> tuple[str | None, str | None]:
-    """Version of the installed torch, and of the CUDA that it is built for, without an import of torch."""
+    """Return the versions of the installed torch and of its CUDA, without an import of torch."""
     try:
-        installed = metadata.distribution("torch")
+        distribution = metadata.distribution("torch")
     except metadata.PackageNotFoundError:
         return None, None
     try:
-        build = runpy.run_path(str(installed.locate_file("torch/version.py")))
-    except OSError:  # torch's own sources, which are imported from another folder
-        return installed.version, None
+        build = runpy.run_path(str(distribution.locate_file("torch/version.py")))
+    except OSError:  # an editable installation of torch
+        return distribution.version, None
     return build["__version__"], build["cuda"]
 
 
 def _list_driver_devices() -> tuple[list[str], str]:
-    """Names of the CUDA devices that the driver shows to this process, and why there is none, or ""."""
+    """Return the names of the CUDA devices visible to this process, and the reason if there is none."""
     try:
         driver = ctypes.CDLL(CUDA_DRIVER)
     except OSError as error:
@@ -190,36 +191,38 @@ def _list_driver_devices() -> tuple[list[str], str]:
     if status := driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count)):
         return [], f"the CUDA driver answers with error {status}"
     names: list[str] = []
-    for at in range(count.value):
-        if status := driver.cuDeviceGet(ctypes.byref(device), at):
-            return names, f"the CUDA driver answers with error {status} for device {at}"
+    for index in range(count.value):
+        if status := driver.cuDeviceGet(ctypes.byref(device), index):
+            return names, f"the CUDA driver answers with error {status} for device {index}"
         if status := driver.cuDeviceGetName(name, MAX_DEVICE_NAME_BYTES, device):
-            return names, f"the CUDA driver answers with error {status} for the name of device {at}"
+            return names, f"the CUDA driver answers with error {status} for the name of device {index}"
         names.append(name.value.decode())
     return names, "" if names else "the CUDA driver has no device"
 
 
 def _list_torch_devices() -> list[str]:
-    """Names of the CUDA devices that torch can use."""
     from torch import cuda
 
-    return [cuda.get_device_name(at) for at in range(cuda.device_count())] if cuda.is_available() else []
+    count = cuda.device_count() if cuda.is_available() else 0
+    return [cuda.get_device_name(index) for index in range(count)]
 
 
 def _choose_kernels() -> dict[str, str]:
-    """The kernel that engines get here for integers of each width, in groups of 128, of fp16 inputs."""
+    """Choose the kernel of engines for integers of each width, in groups of 128, and float16 inputs."""
     import torch
 
     from qload.kernels import MPLinearLayerConfig, choose_mp_linear_kernel
     from qload.kernels.scalar_type import integer_type
     from qload.plan.explain import capability_of
 
-    found, shape = {}, (4096, 4096)
+    kernels, shape = {}, (4096, 4096)
     for bits in (2, 3, 4, 8):
-        kind = integer_type(bits, zero_points=False)
-        layer = MPLinearLayerConfig(shape, shape, kind, torch.float16, group_size=128, zero_points=False)
-        found[str(bits)] = choose_mp_linear_kernel(layer, capability_of(None)).name
-    return found
+        scalar_type = integer_type(bits, zero_points=False)
+        layer = MPLinearLayerConfig(
+            shape, shape, scalar_type, torch.float16, group_size=128, zero_points=False
+        )
+        kernels[str(bits)] = choose_mp_linear_kernel(layer, capability_of(None)).name
+    return kernels
 
 
 def _print_facts(report: dict[str, Any]) -> None:
@@ -235,7 +238,7 @@ def _print_facts(report: dict[str, Any]) -> None:
 
 
 def _fact_lines(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each fact by name; first errors of the installation."""
+    """Yield name and value of each fact, errors of the installation first."""
     yield from (("wrong", text) for text in report["wrong"])
     for name, module in report["modules"].items():
         yield name, "built" if module["built"] else module["reason"]

@@ -2,22 +2,24 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from qload.cli.checkpoint_paths import open_path
+from qload.cli.checkpoint_paths import open_with_progress
 from qload.cli.options import (
     CheckpointPath,
     experts_parallel_option,
     json_option,
     nonfinite_option,
     output_folder_option,
+    shard_size_option,
     verbose_option,
 )
-from qload.cli.output import print_report, torchrun_group
-from qload.cli.progress import progress_bar
+from qload.cli.output import is_first_rank, print_report, torchrun_group
+from qload.cli.progress import Update
 from qload.cli.text import finding_lines, format_count, layer_lines, note_lines, outcome_counts
 
 if TYPE_CHECKING:
@@ -26,80 +28,10 @@ if TYPE_CHECKING:
     from qload.conversion import Conversion, ShardedCheckpoint
     from qload.hub import HubId
     from qload.loader.finite_scales import Nonfinite
-    from qload.verify import Finding
+    from qload.parallel import ProcessGroup
+    from qload.verify import Finding, Report
 
-F = TypeVar("F", bound=Callable[..., Any])
-GIGABYTE = 1_000_000_000
-MAX_FILE_BYTES = 2**63 - 1  # bytes: places in a file are signed numbers of 64 bits
-new_folder_option = output_folder_option("Where to; not there yet, or empty.")
-
-
-def shard_size_option(function: F) -> F:
-    """--shard-size, asked for in gigabytes and told in bytes, at least 1."""
-    return click.option(
-        "--shard-size",
-        type=click.FloatRange(min=0, min_open=True),
-        default=5,
-        show_default=True,
-        metavar="GB",
-        callback=_parse_gigabytes,
-        help="Of how many gigabytes a file is at most.",
-    )(function)
-
-
-def _parse_gigabytes(ctx: click.Context, param: click.Parameter, value: float) -> int:
-    size = value * GIGABYTE
-    if not size <= MAX_FILE_BYTES:
-        most = MAX_FILE_BYTES // GIGABYTE
-        raise click.BadParameter(
-            f"{value} GB is the size of no file, which has at most {most} GB", ctx, param
-        )
-    return max(1, int(size))
-
-
-def conversion_tables(
-    found: "Conversion | ShardedCheckpoint", outcomes: Mapping[str, str]
-) -> "Iterator[RenderableType]":
-    """The layers that are not well, the notes, and the verdict; `outcomes` in words."""
-    from rich.text import Text
-
-    from qload.cli import tables as shared
-
-    yield from shared.outcome_texts((layer for layer in found.layers if not layer.well), {})
-    findings = header_errors(found)
-    if findings:
-        yield shared.FindingTable(findings)
-    yield from shared.note_texts(found.notes)
-    yield Text(found.verdict, shared.VERDICT_STYLES.get(found.verdict, "bold red")).append(
-        f"  {_outcome_text(found, outcomes)}", "none"
-    )
-
-
-def conversion_summary(found: "Conversion | ShardedCheckpoint", outcomes: Mapping[str, str]) -> Iterator[str]:
-    """The verdict, and a line for each reason why a checkpoint or a layer is not well."""
-    yield f"{found.verdict}  {_outcome_text(found, outcomes)}"
-    yield from finding_lines(header_errors(found))
-    yield from layer_lines(
-        (layer.outcome, layer.name, layer.detail) for layer in found.layers if not layer.well
-    )
-    yield from note_lines(found.notes)
-
-
-def header_errors(found: "Conversion | ShardedCheckpoint") -> "Sequence[Finding]":
-    """Errors of headers, which `convert` looks for."""
-    return getattr(found, "findings", ())
-
-
-def _outcome_text(found: "Conversion | ShardedCheckpoint", outcomes: Mapping[str, str]) -> str:
-    errors = header_errors(found)
-    if errors:
-        refused = (
-            f"{format_count(len(errors), 'error')} in the header tier of verify, so that nothing was written"
-        )
-        return f"{refused}; --accept RULE converts all the same"
-    return outcome_counts(found, outcomes)
-
-
+ReportT = TypeVar("ReportT", "Conversion", "ShardedCheckpoint")
 FLOAT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 TARGET_FORMATS = ("gptq", "gptq_v2", "awq", "marlin_checkpoint", "marlin_24", "compressed-tensors", "fp8")
 FORMAT_ALIASES = {"marlin": "marlin_checkpoint"}
@@ -112,35 +44,52 @@ Examples:
   qload convert ./Llama-3-8B-GPTQ --to marlin_checkpoint -o ./out --json | jq .findings
   torchrun --nproc-per-node 8 -m qload convert ./DeepSeek-V3 --to bf16 --round -o ./DeepSeek-V3-BF16
 
-The same command after an interruption goes on where it was.
+After an interruption, run the same command again: it continues.
 
-Exit codes: 0 it was written and means the same, 1 headers have errors, a layer was refused or it cannot be
-read, and nothing was written, 2 the command is wrong, or the disk is full, 3 a bug of qload, 4 the format or
-some tensors are not read, and nothing was written."""
+Exit codes: 0 the checkpoint was written and means the same, 1 headers have errors, a layer was refused or
+PATH is unreadable, 2 the command is wrong, or the disk is full, 3 a bug of qload, 4 the format is unsupported
+or some tensors are not read. With 1 and 4 nothing was written."""
 CONVERT_OUTCOMES = {
     "bits": "equal, bit by bit",
     "rounded": "equal after one rounding",
-    "differs": "different, so that nothing is left of what was written",
-    "refused": "refused, so that nothing was written",
+    "differs": "different: the output was deleted",
+    "refused": "refused: nothing was written",
 }
+SHARD_EPILOG = """\b
+Examples:
+  qload shard ./Llama-3-8B-GPTQ --tp 4 -o ./Llama-3-8B-GPTQ-of-4
+  qload shard ./Mixtral-8x7B-AWQ --tp 8 --ep 4 -o ./Mixtral-8x7B-AWQ-of-8
+  qload shard ./Llama-3-8B-GPTQ --tp 3 -o ./out --json | jq '.layers[] | select(.outcome == "refused")'
+
+After an interruption, run the same command again: it continues.
+
+Exit codes: 0 each folder equals the share that its rank loads, 1 a layer was refused or PATH is unreadable, 2
+the command is wrong, or the disk is full, 3 a bug of qload, 4 the format is unsupported or some tensors are
+not read. With 1 and 4 nothing was written."""
+SHARD_OUTCOMES = {
+    "bits": "as ranks load them, bit by bit",
+    "differs": "different: the output was deleted",
+    "refused": "refused: nothing was written",
+}
+new_folder_option = output_folder_option("Output folder: new, or empty.")
 
 
 class TargetFormat(click.Choice):  # type: ignore[type-arg]
-    """A format to write, also by its older name."""
+    """Choice of a target format, with its older names."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The format's name of today; any other is a usage error."""
+        """Convert to the current name of the format; an unknown name is a usage error."""
         return super().convert(FORMAT_ALIASES.get(value, value), param, ctx)
 
 
 def check_rule_ids(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    """The ids of rules; one that is no rule's is a usage error."""
+    """Check the ids of rules; an unknown id is a usage error."""
     if value:
         from qload.verify.rule_pages import rule_pages
 
         for rule in value:
             if rule not in rule_pages():
-                raise click.BadParameter(f"{rule[:80]!r} is no rule of docs/rules", ctx, param)
+                raise click.BadParameter(f"{rule[:80]!r} is not a rule of docs/rules", ctx, param)
     return value
 
 
@@ -150,24 +99,23 @@ def check_rule_ids(ctx: click.Context, param: click.Parameter, value: tuple[str,
     "--to",
     type=TargetFormat([*TARGET_FORMATS, *FLOAT_DTYPES, *FLOAT_DTYPES.values()]),
     required=True,
-    help="The format to write; of floats, layers are dequantized. marlin is the older name of "
-    "marlin_checkpoint: Marlin's kernel order is no format of files.",
+    help="Target format; a float type dequantizes the layers. marlin is the older name of marlin_checkpoint: "
+    "the order of Marlin's kernel is not a file format.",
 )
 @new_folder_option
 @click.option(
     "--keep",
     multiple=True,
     metavar="PATTERN",
-    help="Leave layers of these names as they are, such as '*.q_proj'; may be given several times.",
+    help="Copy the layers with these names unchanged, such as '*.q_proj'; repeatable.",
 )
-@click.option("--round", "rounding", is_flag=True, help="Round to fp16 or bf16 what is no such number.")
+@click.option("--round", "rounding", is_flag=True, help="Round values that fp16 or bf16 cannot represent.")
 @click.option(
     "--accept",
     multiple=True,
     callback=check_rule_ids,
     metavar="RULE",
-    help="Convert although this rule of verify's header tier has errors; they become notes. "
-    "May be given several times.",
+    help="Convert despite errors of this rule of verify's header tier, and report them as notes; repeatable.",
 )
 @shard_size_option
 @nonfinite_option
@@ -188,68 +136,41 @@ def convert(
 ) -> None:
     """Write the checkpoint at PATH in another format.
 
-    The header tier of `qload verify` runs first, and its errors end the command before anything is written;
-    it reads no weight, so run `qload verify` on PATH before and on DIR after.
+    The header tier of `qload verify` runs first, and its errors end the command before anything is written.
+    It reads no weights: run `qload verify` on PATH before, and on DIR after.
 
-    The same weights, bit for bit: each layer is asked before a byte is written, and one that the format
-    cannot say refuses all, with the reason. What was written is read back and compared, layer by layer,
-    before DIR has its name; qload-certificate.json there says so. Tensors of no quantized layer, tokenizers
-    and the like are copied, and the config is written as the format's owner writes it. Nothing is quantized.
+    Weights stay the same, bit for bit. A layer that the format cannot express refuses the conversion, with
+    the reason, before anything is written. The written files are read back and compared layer by layer before
+    DIR gets its name; qload-certificate.json in DIR records the result. Plain tensors, tokenizers and the
+    like are copied, and the config is written in the style of the format's owner. Nothing is quantized.
     """
-    from qload import native
-    from qload.conversion.report import Conversion
-    from qload.verify.report import reason_of, refused_path
+    target = FLOAT_DTYPES.get(to, to)
 
-    native.check()
-    with torchrun_group() as group:
-        first = group is None or group.rank() == 0
-        with open_path(path, whole=True, quiet=not first) as place, progress_bar(seen=first) as progress:
-            refused, target = refused_path(place), FLOAT_DTYPES.get(to, to)
-            if refused is not None:
-                found = Conversion(refused.path, to=target, **reason_of(refused.findings))
-            else:
-                from qload.conversion import convert as run  # imports torch
+    def refuse(report: "Report") -> "Conversion":
+        from qload.conversion.report import Conversion
+        from qload.verify.report import reason_of
 
-                found = run(
-                    place,
-                    folder,
-                    to=target,
-                    keep=keep,
-                    rounding=rounding,
-                    accept=accept,
-                    shard_size=shard_size,
-                    nonfinite=nonfinite,
-                    progress=progress,
-                    process_group=group,
-                )
-    ctx.exit(
-        print_report(
-            found,
-            as_json,
-            partial(conversion_tables, outcomes=CONVERT_OUTCOMES),
-            partial(conversion_summary, outcomes=CONVERT_OUTCOMES),
+        return Conversion(report.path, to=target, **reason_of(report.findings))
+
+    def write(
+        place: str | PathLike[str], progress: Update | None, group: "ProcessGroup | None"
+    ) -> "Conversion":
+        from qload.conversion import convert  # imports torch
+
+        return convert(
+            place,
+            folder,
+            to=target,
+            keep=keep,
+            rounding=rounding,
+            accept=accept,
+            shard_size=shard_size,
+            nonfinite=nonfinite,
+            progress=progress,
+            process_group=group,
         )
-        if first
-        else 0
-    )
 
-
-SHARD_EPILOG = """\b
-Examples:
-  qload shard ./Llama-3-8B-GPTQ --tp 4 -o ./Llama-3-8B-GPTQ-of-4
-  qload shard ./Mixtral-8x7B-AWQ --tp 8 --ep 4 -o ./Mixtral-8x7B-AWQ-of-8
-  qload shard ./Llama-3-8B-GPTQ --tp 3 -o ./out --json | jq '.layers[] | select(.outcome == "refused")'
-
-The same command after an interruption goes on where it was.
-
-Exit codes: 0 it was written and is what ranks load, 1 a layer was refused or it cannot be read, and nothing
-was written, 2 the command is wrong, or the disk is full, 3 a bug of qload, 4 the format or some tensors are
-not read, and nothing was written."""
-SHARD_OUTCOMES = {
-    "bits": "as ranks load them, bit by bit",
-    "differs": "different, so that nothing is left of what was written",
-    "refused": "refused, so that nothing was written",
-}
+    _write_checkpoint(ctx, path, refuse, write, CONVERT_OUTCOMES, as_json)
 
 
 @click.command(epilog=SHARD_EPILOG)
@@ -261,7 +182,7 @@ SHARD_OUTCOMES = {
     type=click.IntRange(min=1),
     required=True,
     metavar="N",
-    help="The number of ranks.",
+    help="Number of ranks.",
 )
 @experts_parallel_option
 @new_folder_option
@@ -280,44 +201,98 @@ def shard(
     nonfinite: "Nonfinite",
     as_json: bool | None,
 ) -> None:
-    """Write what each of N ranks would load of the checkpoint at PATH.
+    """Write the share of each rank as a checkpoint.
 
-    Into a folder for each rank, in the format and under the names that it has: layers are cut as `qload plan`
-    says, and one that cannot be refuses all, with the reason, before a byte is written. Each folder is then
-    opened by itself, and each layer compared with what its rank loads of the whole, before DIR has its name;
-    qload-certificate.json there says so. Configs, tokenizers and the like are copied into each folder.
+    Each rank gets a folder in the format of PATH, with the same names. Layers are cut as `qload plan` shows;
+    a layer that cannot be cut refuses the command, with the reason, before anything is written. Each folder
+    is then opened alone, and each layer compared with the share that its rank loads from PATH, before DIR
+    gets its name; qload-certificate.json in DIR records the result. Configs, tokenizers and the like are
+    copied.
+    """
+
+    def refuse(report: "Report") -> "ShardedCheckpoint":
+        from qload.conversion.report import ShardedCheckpoint
+        from qload.verify.report import reason_of
+
+        return ShardedCheckpoint(report.path, tp=tp, ep=ep, **reason_of(report.findings))
+
+    def write(
+        place: str | PathLike[str], progress: Update | None, group: "ProcessGroup | None"
+    ) -> "ShardedCheckpoint":
+        from qload.conversion import shard  # imports torch
+
+        return shard(
+            place,
+            folder,
+            tp=tp,
+            ep=ep,
+            shard_size=shard_size,
+            nonfinite=nonfinite,
+            progress=progress,
+            process_group=group,
+        )
+
+    _write_checkpoint(ctx, path, refuse, write, SHARD_OUTCOMES, as_json)
+
+
+def _write_checkpoint(
+    ctx: click.Context,
+    path: "Path | HubId",
+    refuse: "Callable[[Report], ReportT]",
+    write: "Callable[[str | PathLike[str], Update | None, ProcessGroup | None], ReportT]",
+    outcomes: Mapping[str, str],
+    as_json: bool | None,
+) -> None:
+    """Write a checkpoint on all ranks, print the report on the first rank, and exit with its code.
+
+    `refuse` reports a path without a readable checkpoint.
     """
     from qload import native
-    from qload.conversion.report import ShardedCheckpoint
-    from qload.verify.report import reason_of, refused_path
+    from qload.verify.report import refused_path
 
     native.check()
     with torchrun_group() as group:
-        first = group is None or group.rank() == 0
-        with open_path(path, whole=True, quiet=not first) as place, progress_bar(seen=first) as progress:
+        first = is_first_rank(group)
+        with open_with_progress(path, first) as (place, progress):
             refused = refused_path(place)
-            if refused is not None:
-                found = ShardedCheckpoint(refused.path, tp=tp, ep=ep, **reason_of(refused.findings))
-            else:
-                from qload.conversion import shard as run  # imports torch
+            report = write(place, progress, group) if refused is None else refuse(refused)
+    if not first:
+        ctx.exit(0)
+    tables, summary = partial(_tables, outcomes=outcomes), partial(_summary, outcomes=outcomes)
+    ctx.exit(print_report(report, as_json, tables, summary))
 
-                found = run(
-                    place,
-                    folder,
-                    tp=tp,
-                    ep=ep,
-                    shard_size=shard_size,
-                    nonfinite=nonfinite,
-                    progress=progress,
-                    process_group=group,
-                )
-    ctx.exit(
-        print_report(
-            found,
-            as_json,
-            partial(conversion_tables, outcomes=SHARD_OUTCOMES),
-            partial(conversion_summary, outcomes=SHARD_OUTCOMES),
+
+def _tables(
+    report: "Conversion | ShardedCheckpoint", outcomes: Mapping[str, str]
+) -> "Iterator[RenderableType]":
+    """Format the layers with problems, the notes, and the verdict."""
+    from qload.cli.tables import FindingTable, color_verdict, note_texts, outcome_texts
+
+    yield from outcome_texts((layer for layer in report.layers if not layer.well), {})
+    if errors := _header_errors(report):
+        yield FindingTable(errors)
+    yield from note_texts(report.notes)
+    yield color_verdict(report.verdict, f"{report.verdict}  {_outcome_text(report, outcomes)}")
+
+
+def _summary(report: "Conversion | ShardedCheckpoint", outcomes: Mapping[str, str]) -> Iterator[str]:
+    """Summarize the verdict, a line per cause of findings and of layers with problems, and the notes."""
+    yield f"{report.verdict}  {_outcome_text(report, outcomes)}"
+    yield from finding_lines(_header_errors(report))
+    layers = (layer for layer in report.layers if not layer.well)
+    yield from layer_lines((layer.outcome, layer.name, layer.detail) for layer in layers)
+    yield from note_lines(report.notes)
+
+
+def _header_errors(report: "Conversion | ShardedCheckpoint") -> "Sequence[Finding]":
+    """Return the errors of the header tier, which `convert` runs and `shard` does not."""
+    return getattr(report, "findings", ())
+
+
+def _outcome_text(report: "Conversion | ShardedCheckpoint", outcomes: Mapping[str, str]) -> str:
+    if errors := _header_errors(report):
+        count = format_count(len(errors), "error")
+        return (
+            f"{count} in the header tier of verify: nothing was written; --accept RULE converts nevertheless"
         )
-        if first
-        else 0
-    )
+    return outcome_counts(report, outcomes)

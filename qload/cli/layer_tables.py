@@ -3,14 +3,23 @@
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
 from rich.text import Text
 
-from qload.cli.tables import VERDICT_STYLES, NamedRow, NameTable, Paragraph, join_words, note_texts
-from qload.cli.text import escape, escape_name, explanation_line, format_count, format_size, world_line
-from qload.errors.reporting import RowGroup, group_by_cause, group_rows, ungrouped_rows
+from qload.cli.tables import NamedRow, NameTable, Paragraph, color_verdict, join_words, note_texts
+from qload.cli.text import (
+    escape,
+    escape_name,
+    explanation_line,
+    format_count,
+    format_size,
+    refusal_line,
+    world_line,
+)
+from qload.errors.reporting import RowGroup, group_by_cause, group_rows
 from qload.listing import format_label
 
 if TYPE_CHECKING:
@@ -22,23 +31,15 @@ if TYPE_CHECKING:
         LayerShare,
         PlannedLayer,
         ShardingPlan,
-        WorldPlan,
     )
     from qload.verify import Report
 
 UNQUANTIZED = "unquantized"
-KIND_FIELDS = (
-    "format",
-    "bits",
-    "group_size",
-    "sym",
-    "act_order",
-    "shape",
-    "expected",
-    "dtype",
-    "scale_dtype",
-    "bytes",
-)
+# Layers that are equal in these fields, and in their activations, share a row.
+ROW_FIELDS = (
+    "format", "bits", "group_size", "sym", "act_order", "shape", "expected", "dtype", "scale_dtype", "bytes",
+)  # fmt: skip
+# Field of a layer -> key of the config.
 CLAIM_KEYS = {
     "format": "method",
     "bits": "bits",
@@ -47,26 +48,22 @@ CLAIM_KEYS = {
     "act_order": "desc_act",
 }
 LAYER_COLUMNS = ("format", "bits", "group", "sym", "act order", "(N, K)", "dtype", "bytes")
+CUT_NAMES = {"N": "outputs", "K": "inputs", "experts": "whole experts", "whole": "not cut"}
+layer_prefix = attrgetter("prefix")
 
 
 def contents_tables(report: "Report", *, every: bool) -> Iterator[RenderableType]:
-    """The layers, folded unless `every` one is asked for, and a line on the plain tensors among them."""
+    """Format the layers of a report and a line on its plain tensors; `every`: a row per layer."""
     plain = [layer for layer in report.layers if layer.format == UNQUANTIZED]
-    listed = [layer for layer in report.layers if layer.format != UNQUANTIZED]
-    if every or not listed:
-        plain, listed = [], list(report.layers)
-    if listed:
-        rows = (
-            ungrouped_rows(listed, name=_stored_prefix)
-            if every
-            else group_rows(listed, name=_stored_prefix, alike=_stored_kind)
-        )
-        yield NameTable(
-            "layer",
-            LAYER_COLUMNS,
-            [*_config_rows(report.claims), *_layer_rows(rows, report.claims)],
-            ("bytes",),
-        )
+    layers = [layer for layer in report.layers if layer.format != UNQUANTIZED]
+    if every or not layers:
+        plain, layers = [], list(report.layers)
+    if layers:
+        rows = [
+            NamedRow(escape_name(row.name), _layer_cells(row.first, report.claims), row.count)
+            for row in group_rows(layers, name=layer_prefix, key=None if every else _stored_key)
+        ]
+        yield NameTable("layer", LAYER_COLUMNS, [*_config_rows(report.claims), *rows], ("bytes",))
     yield from _activation_lines(report.layers)
     if plain:
         yield Text(_plain_tensors_line(plain))
@@ -75,45 +72,35 @@ def contents_tables(report: "Report", *, every: bool) -> Iterator[RenderableType
         yield Text(f"{format_count(len(report.layers), 'layer')} in all, {format_size(total)}")
 
 
-def _layer_rows(rows: "Sequence[RowGroup[LayerInfo]]", claims: Mapping[str, Any]) -> Iterator[NamedRow]:
-    for row in rows:
-        yield NamedRow(escape_name(row.name), _layer_cells(row.first, claims), row.count)
-
-
 def _config_rows(claims: Mapping[str, Any]) -> Iterator[NamedRow]:
-    """The config's own row, if there is a config."""
+    """Format the claims of the config, if there is one, as the first row."""
     if not claims:
         return
-    form = " ".join(dict.fromkeys(map(format_label, (claims["method"], claims["format"]))))
-    facts = [_cell_text(claims[CLAIM_KEYS[fact]]) for fact in ("bits", "group_size", "sym", "act_order")]
-    cells = [Text(cell) for cell in (escape(form), *facts, "", "", "")]
+    label = " ".join(dict.fromkeys(map(format_label, (claims["method"], claims["format"]))))
+    facts = [_cell_text(claims[CLAIM_KEYS[field]]) for field in ("bits", "group_size", "sym", "act_order")]
+    cells = [Text(cell) for cell in (escape(label), *facts, "", "", "")]
     yield NamedRow(f"{escape(claims['file'])} claims", cells, style="italic")
 
 
 def _layer_cells(layer: "LayerInfo", claims: Mapping[str, Any]) -> list[Text]:
-    """A layer's row."""
-    own = layer.scale_dtype in (
-        None,
-        layer.dtype,
-    )  # or the dtype is the weight's, and the scales have another
-    dtype = layer.dtype if own else f"{layer.dtype}, scales {layer.scale_dtype}"
-    rest = (escape(dtype), format_size(layer.bytes))
-    return [*(_claim_cell(layer, fact, claims) for fact in CLAIM_KEYS), _shape_cell(layer), *map(Text, rest)]
+    # Where the two dtypes differ, the first is that of the weight.
+    equal = layer.scale_dtype in (None, layer.dtype)
+    dtype = layer.dtype if equal else f"{layer.dtype}, scales {layer.scale_dtype}"
+    claim_cells = (_claim_cell(layer, field, claims) for field in CLAIM_KEYS)
+    return [*claim_cells, _shape_cell(layer), Text(escape(dtype)), Text(format_size(layer.bytes))]
 
 
 def _shape_cell(layer: "LayerInfo") -> Text:
-    """What the tensors say; where the model's config claims another, that too."""
+    """Format the stored shape, and the shape claimed by the model's config if it differs."""
     if layer.expected in (None, layer.shape):
         return Text(str(layer.shape))
     return Text(f"{layer.shape} (claimed {layer.expected})", "yellow")
 
 
-def _claim_cell(layer: "LayerInfo", fact: str, claims: Mapping[str, Any]) -> Text:
-    """What the tensors say, if they say it; where the config claims something else, that too."""
-    value = getattr(layer, fact)
-    key = CLAIM_KEYS[fact]
-    own = getattr(layer.claims, key, claims.get(key))  # the entry of the config for this layer
-    claim = None if layer.format == UNQUANTIZED else own
+def _claim_cell(layer: "LayerInfo", field: str, claims: Mapping[str, Any]) -> Text:
+    """Format a stored field, and the config's claim for this layer if it differs."""
+    value, key = getattr(layer, field), CLAIM_KEYS[field]
+    claim = None if layer.format == UNQUANTIZED else getattr(layer.claims, key, claims.get(key))
     if None in (claim, value) or claim == value:
         return Text(_cell_text(value))
     return Text(f"{_cell_text(value)} (claimed {_cell_text(claim)})", "yellow")
@@ -127,9 +114,9 @@ def _cell_text(value: object) -> str:
     return escape(format_label(value) if isinstance(value, str) else value)
 
 
-def _activation_lines(listed: Sequence["LayerInfo"]) -> Iterator[Text]:
-    """A line for each way to quantize inputs that layers declare."""
-    counts = Counter(str(layer.activations) for layer in listed if layer.activations is not None)
+def _activation_lines(layers: Sequence["LayerInfo"]) -> Iterator[Text]:
+    """Format a line per activation scheme of the layers."""
+    counts = Counter(str(layer.activations) for layer in layers if layer.activations is not None)
     for scheme, count in counts.most_common():
         yield Text(f"inputs quantized: {escape(scheme)}, of {format_count(count, 'layer')}")
 
@@ -141,44 +128,30 @@ def _plain_tensors_line(plain: Sequence["LayerInfo"]) -> str:
     return f"and {format_count(len(plain), 'plain tensor')} ({kinds}; {total}), listed by --all"
 
 
-def _stored_prefix(layer: "LayerInfo") -> str:
-    return layer.prefix
-
-
-def _stored_kind(layer: "LayerInfo") -> tuple[Any, ...]:
-    return (*(getattr(layer, fact) for fact in KIND_FIELDS), str(layer.activations))
-
-
-CUT_NAMES = {"N": "outputs", "K": "inputs", "experts": "whole experts", "whole": "not cut"}
+def _stored_key(layer: "LayerInfo") -> Hashable:
+    return (*(getattr(layer, field) for field in ROW_FIELDS), str(layer.activations))
 
 
 def plan_tables(plan: "ShardingPlan", *, every: bool) -> Iterator[RenderableType]:
-    """The whole plan; `every`: a line for each layer, also where several are alike."""
-    if plan.unreadable or plan.unsupported:
-        why = escape(plan.unreadable or plan.unsupported)
-        yield Text(plan.verdict, "bold red").append(f"  {escape(plan.path)}: {why}", "none")
+    """Format a plan: bytes of each layer per rank, refused layers, and bytes per rank.
+
+    `every`: a row per layer.
+    """
+    if refusal := refusal_line(plan):
+        yield color_verdict(plan.verdict, refusal)
         return
-    rows = (
-        ungrouped_rows(plan.layers, name=_planned_prefix)
-        if every
-        else group_rows(plan.layers, name=_planned_prefix, alike=_planned_kind)
-    )
-    yield _share_table(rows, list(plan.worlds))
+    yield _share_table(plan, every=every)
     for ranks in plan.worlds:
         yield from _refused_layers(plan.layers, ranks, every=every)
     for ranks, world in plan.worlds.items():
-        yield _world_text(ranks, world)
+        yield color_verdict("ok" if world.fits else "no", world_line(ranks, world))
     if plan.lawful is not None:
         yield Text("lawful  ", "green").append(escape(plan.lawful.text()), "none")
     yield from note_texts(plan.notes)
 
 
-def _planned_prefix(layer: "PlannedLayer") -> str:
-    return layer.prefix
-
-
-def _planned_kind(layer: "PlannedLayer") -> Hashable:
-    """What layers of one line have in common: all but the names in their errors."""
+def _planned_key(layer: "PlannedLayer") -> Hashable:
+    """Return the facts of a planned layer except its name, as the key of its row."""
     shares = (
         (share.bytes, share.alternatives, share.reason.replace(layer.prefix, ""))
         for share in layer.shares.values()
@@ -186,31 +159,31 @@ def _planned_kind(layer: "PlannedLayer") -> Hashable:
     return layer.format, layer.shape, layer.cut, tuple(shares)
 
 
-def _share_table(rows: "Sequence[RowGroup[PlannedLayer]]", worlds: Sequence[int]) -> NameTable:
-    """What each rank holds of each layer."""
-    listed, numbers = [], [format_count(ranks, "rank") for ranks in worlds]
-    for row in rows:
+def _share_table(plan: "ShardingPlan", *, every: bool) -> NameTable:
+    """Format the bytes of each layer on the fullest rank, for each number of ranks."""
+    titles = [format_count(ranks, "rank") for ranks in plan.worlds]
+    rows = []
+    for row in group_rows(plan.layers, name=layer_prefix, key=None if every else _planned_key):
         layer = row.first
-        stored = "-" if layer.format is None else format_label(layer.format)
-        facts = map(Text, (escape(stored), escape(layer.shape), CUT_NAMES[layer.cut]))
-        held = (_share_size(layer.shares[each]) for each in worlds)
-        listed.append(NamedRow(escape_name(row.name), [*facts, *held], row.count))
-    return NameTable("layer", ("format", "(N, K)", "cut", *numbers), listed, numbers)
+        label = "-" if layer.format is None else format_label(layer.format)
+        facts = map(Text, (escape(label), escape(layer.shape), CUT_NAMES[layer.cut]))
+        sizes = (_share_size(layer.shares[ranks]) for ranks in plan.worlds)
+        rows.append(NamedRow(escape_name(row.name), [*facts, *sizes], row.count))
+    return NameTable("layer", ("format", "(N, K)", "cut", *titles), rows, titles)
 
 
 def _share_size(share: "LayerShare") -> Text:
-    """What the fullest rank holds, or that it does not fit."""
     return Text(format_size(max(share.bytes))) if share.fits else Text("no", "red")
 
 
 def _refused_layers(layers: "Sequence[PlannedLayer]", ranks: int, *, every: bool) -> Iterator[RenderableType]:
-    """Layers that do not fit so many ranks, those of one reason as one, and what can be done instead.
+    """Format the layers that cannot be sharded, grouped by reason, with their alternatives.
 
-    `every`: each layer by itself.
+    `every`: one layer per group.
     """
     groups = group_by_cause(
         (layer for layer in layers if not layer.shares[ranks].fits),
-        name=_planned_prefix,
+        name=layer_prefix,
         cause=lambda layer: layer.prefix if every else _refusal_key(layer, ranks),
     )
     for group in groups:
@@ -220,71 +193,57 @@ def _refused_layers(layers: "Sequence[PlannedLayer]", ranks: int, *, every: bool
         count = f"  x{group.count}" if group.count > 1 else ""
         yield title.append(("\n" + " " * len(title.plain)).join(places), "none").append(count)
         yield Paragraph(Text(escape(first.reason, keep="\n")), 4)
-        for each in first.alternatives:
-            yield Paragraph(Text("instead  ", "green").append(_alternative_text(each), "none"), 4)
+        for alternative in first.alternatives:
+            yield Paragraph(Text("instead  ", "green").append(_alternative_text(alternative), "none"), 4)
 
 
 def _refusal_key(layer: "PlannedLayer", ranks: int) -> Hashable:
-    """Why a layer does not fit, without its name, and what can be done instead."""
+    """Return the reason of a refusal without the layer's name, and the alternatives."""
     share = layer.shares[ranks]
     return share.alternatives, share.reason.replace(layer.prefix, "")
 
 
-def _alternative_text(each: "Alternative") -> str:
-    return f"{each.kind}: {escape(each.text)}; {format_size(max(each.bytes, 0))} more on the fullest rank"
+def _alternative_text(alternative: "Alternative") -> str:
+    more = format_size(max(alternative.bytes, 0))
+    return f"{alternative.kind}: {escape(alternative.text)}; {more} more on the fullest rank"
 
 
-def _world_text(ranks: int, world: "WorldPlan") -> Text:
-    verdict = "ok" if world.fits else "no"
-    rest = world_line(ranks, world).removeprefix(verdict)
-    return Text(verdict, VERDICT_STYLES["ok"] if world.fits else "bold red").append(rest, "none")
+def explanation_tables(explanation: "Explanation", *, every: bool) -> Iterator[RenderableType]:
+    """Format an explanation: the kernels of each layer, and the reasons against the others.
 
-
-def explanation_tables(found: "Explanation", *, every: bool) -> Iterator[RenderableType]:
-    """The whole explanation; `every`: each layer, also where several are alike."""
-    if found.unreadable or found.unsupported:
-        why = escape(found.unreadable or found.unsupported)
-        yield Text(found.verdict, "bold red").append(f"  {escape(found.path)}: {why}", "none")
+    `every`: an entry per layer.
+    """
+    if refusal := refusal_line(explanation):
+        yield color_verdict(explanation.verdict, refusal)
         return
-    rows = (
-        ungrouped_rows(found.layers, name=_explained_prefix)
-        if every
-        else group_rows(found.layers, name=_explained_prefix, alike=_explained_kind)
-    )
-    for row in rows:
+    key = None if every else _explained_key
+    for row in group_rows(explanation.layers, name=layer_prefix, key=key):
         yield from _explained_layer(row)
-    rest = explanation_line(found).removeprefix(found.verdict)
-    yield Text(found.verdict, VERDICT_STYLES.get(found.verdict, "bold red")).append(rest, "none")
-    for note in found.notes:
+    yield color_verdict(explanation.verdict, explanation_line(explanation))
+    for note in explanation.notes:
         yield Text("note  ", "dim").append(escape(note), "none")
 
 
-def _explained_prefix(layer: "ExplainedLayer") -> str:
-    return layer.prefix
-
-
-def _explained_kind(layer: "ExplainedLayer") -> Hashable:
-    """What layers of one entry have in common."""
-    bare = replace(layer, prefix="", error=layer.error.replace(layer.prefix, ""))
-    return repr(bare)
+def _explained_key(layer: "ExplainedLayer") -> Hashable:
+    """Return the facts of an explained layer except its name, as the key of its entry."""
+    return repr(replace(layer, prefix="", error=layer.error.replace(layer.prefix, "")))
 
 
 def _explained_layer(row: "RowGroup[ExplainedLayer]") -> Iterator[RenderableType]:
     layer = row.first
-    title = Text(join_words(escape_name(row.name)), "bold").append(
-        f"  x{row.count}" if row.count > 1 else "", "none"
-    )
-    stored = "-" if layer.format is None else format_label(layer.format)
-    made = "" if layer.kernel_format in (None, layer.format) else f" -> {layer.kernel_format}"
-    yield title.append(f"  {escape(stored)}{made} {join_words(escape(layer.shape))}", "none")
+    count = f"  x{row.count}" if row.count > 1 else ""
+    title = Text(join_words(escape_name(row.name)), "bold").append(count, "none")
+    label = "-" if layer.format is None else format_label(layer.format)
+    target = "" if layer.kernel_format in (None, layer.format) else f" -> {layer.kernel_format}"
+    yield title.append(f"  {escape(label)}{target} {join_words(escape(layer.shape))}", "none")
     if layer.error:
         yield Paragraph(Text(escape(layer.error, keep="\n"), "red"), 4)
-    for other, why in layer.formats.items():
-        yield Paragraph(Text(f"not {other}: {escape(why)}", "dim"), 4)
+    for name, reason in layer.formats.items():
+        yield Paragraph(Text(f"not {name}: {escape(reason)}", "dim"), 4)
     for choice in layer.choices:
         tokens = format_count(choice.tokens, "token")
         yield Paragraph(Text(f"{tokens}: ").append(choice.kernel, "green").append(f", {choice.time}"), 4)
-        for other, why in choice.refused.items():
-            yield Paragraph(Text(f"not {other}: {escape(why)}", "dim"), 8)
+        for name, reason in choice.refused.items():
+            yield Paragraph(Text(f"not {name}: {escape(reason)}", "dim"), 8)
     for change in layer.changes:
         yield Paragraph(Text(f"would be taken with {escape(change)}", "yellow"), 4)

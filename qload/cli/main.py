@@ -1,4 +1,4 @@
-"""The group of verbs, and what holds for every one of them: logging, and how it ends."""
+"""The command group `qload`: its verbs, logging and exit codes."""
 
 import sys
 from collections.abc import Sequence
@@ -29,20 +29,20 @@ Examples:
   qload explain ./Llama-3-8B-GPTQ --arch sm90
   qload run ./Llama-3-8B-GPTQ --prompt-ids 128000,9906 --tokens 32
 
-Exit codes: 0 nothing was found, 1 there are findings or it cannot be read, 2 the command is wrong, 3 a bug of
-qload, 4 the format or some tensors are not read. Of several paths the worst counts: 2, 3, 1, 4, 0.
+Exit codes: 0 no findings, 1 findings or unreadable, 2 the command is wrong, 3 a bug of qload, 4 the format is
+unsupported or some tensors are not read. For several paths it is the first of 2, 3, 1, 4, 0 that occurs.
 
-Standard output is data: tables on a terminal, JSON in a pipe or a file, also of an error. Progress and
-logging go to standard error. With NO_COLOR set, no escape sequence is printed."""
+Standard output has data: tables on a terminal, JSON in a pipe or a file, for errors too. Progress and logging
+go to standard error. With NO_COLOR set, no escape sequence is printed."""
 
 
 class VerbGroup(click.Group):
-    """A group whose exit codes mean what docs/cli.md says, however it ends."""
+    """Command group with the exit codes of docs/cli.md for every error."""
 
     def make_context(
         self, info_name: str | None, args: list[str], *more: Any, **settings: Any
     ) -> click.Context:
-        """Read the options of the group, which may print help or the version."""
+        """Parse the options of the group; help and version exit."""
         as_json = is_json_requested(args)
         with exit_on_error(as_json):
             ctx = super().make_context(info_name, args, *more, **settings)
@@ -56,16 +56,16 @@ class VerbGroup(click.Group):
 
 
 def is_json_requested(args: Sequence[str]) -> bool:
-    """Whether what is printed has to be JSON, be it an error of options that were not understood."""
+    """Return True if an error has to be printed as JSON too, even one in the options."""
     options = list(args)[: args.index("--")] if "--" in args else args
-    asked = [option for option in options if option in ("--json", "--table", "--markdown")]
-    if asked:
-        return asked[-1] == "--json"
+    outputs = [option for option in options if option in ("--json", "--table", "--markdown")]
+    if outputs:
+        return outputs[-1] == "--json"
     return bool(args) and sys.stdout is not None and not sys.stdout.isatty()
 
 
-def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
-    if not asked or ctx.resilient_parsing:
+def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
+    if not requested or ctx.resilient_parsing:
         return
     from importlib import metadata
 
@@ -105,12 +105,12 @@ def _print_version(ctx: click.Context, _: click.Parameter, asked: bool) -> None:
     is_eager=True,
     expose_value=False,
     callback=_print_version,
-    help="Print the version and leave.",
+    help="Print the version and exit.",
 )
 @verbose_option
 def main() -> None:
-    """Say what a quantized checkpoint holds, and find what is wrong with it.
+    """Examine, verify, convert and run quantized checkpoints.
 
-    A PATH is a directory, one .safetensors file, an index, or org/model[@revision] on the hub. The network is
-    used for such a name alone, and nothing that is in a file is executed.
+    PATH is a directory, a .safetensors file, an index, or a model org/model[@revision] of the hub. Only a
+    model of the hub uses the network. Nothing in a file is executed.
     """

@@ -15,125 +15,226 @@ if TYPE_CHECKING:
     import torch
 
 F = TypeVar("F", bound=Callable[..., Any])
-VERBOSE_KEY = f"{__name__}.verbose"  # a key of the meta that all contexts share
+VERBOSE_KEY = f"{__name__}.verbose"  # in the meta of click's contexts
+STDOUT = Path("-")
+GIGABYTE = 1_000_000_000
+MAX_FILE_BYTES = 2**63 - 1  # file offsets are signed 64-bit integers
+MAX_DIGITS = 9  # of a number on the command line
 
 
-class CheckpointPath(click.Path):
-    """A path that need not exist (that is a verdict, not a usage error) but has to be named."""
+class NonemptyPath(click.Path):
+    """Path argument that refuses the empty string, the value of an unset shell variable."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Convert to a path; an empty string is a usage error."""
+        if value == "":
+            self.fail("is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class CheckpointPath(NonemptyPath):
+    """Path of a checkpoint, or a model id of the hub. A missing path is a verdict, not a usage error."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path, or the model of the hub that a name means; an empty one is a usage error."""
-        if value == "":  # an unset shell variable must not mean the current directory
-            self.fail("is empty", param, ctx)
+        """Convert to a `HubId` or a path; an empty string is a usage error."""
         return (parse_hub_id(value) if isinstance(value, str) else None) or super().convert(value, param, ctx)
 
 
-def parse_numbers(
-    what: str,
-) -> Callable[[click.Context, click.Parameter, str | None], tuple[int, ...] | None]:
-    """A callback: `4`, or several as `1,2,4`, as numbers of `what`; anything else is a usage error."""
-
-    def read(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-        if value is None:
-            return None
-        parts = value.split(",")
-        if not all(part.isdecimal() and part.isascii() and len(part) < 10 for part in parts):
-            wrong = f"{value[:80]!r} is no number of {what}, and no list of them such as 1,2,4"
-            raise click.BadParameter(wrong, ctx, param)
-        sizes = tuple(map(int, parts))
-        if min(sizes) < 1:
-            raise click.BadParameter(f"{min(sizes)} is less than 1", ctx, param)
-        return sizes
-
-    return read
-
-
-parse_world_sizes = parse_numbers("ranks")
-
-
-def paths_argument(function: F) -> F:
-    """PATH..., directories of checkpoints, or files of them."""
-    return click.argument("paths", type=CheckpointPath(), nargs=-1, required=True, metavar="PATH...")(
-        function
-    )
-
-
-def folders_option(function: F) -> F:
-    """--folders, for tools that name files."""
-    return click.option(
-        "--folders",
-        is_flag=True,
-        help="Judge the directory of each PATH, each once, and pass over those without safetensors: "
-        "for tools that name the files that changed.",
-    )(function)
-
-
-class OutputFolder(click.Path):
-    """A folder to make, which has to be named."""
+class OutputFolder(NonemptyPath):
+    """Path of a new folder."""
 
     def __init__(self) -> None:
         super().__init__(path_type=Path, file_okay=False)
 
+
+class OutputFile(click.Path):
+    """Path of an output file, checked before the work begins.
+
+    `allow_dash`: accept `-` for standard output. `needs_jinja`: require Jinja, for a page of HTML.
+    """
+
+    def __init__(self, *, allow_dash: bool = False, needs_jinja: bool = False) -> None:
+        super().__init__(dir_okay=False, writable=True, allow_dash=allow_dash, path_type=Path)
+        self.needs_jinja = needs_jinja
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path; an empty one is a usage error."""
-        if value == "":  # an unset shell variable must not mean the current directory
-            self.fail("is empty", param, ctx)
-        return super().convert(value, param, ctx)
+        """Convert to a path; a missing or read-only folder, or a missing Jinja, is a usage error."""
+        path = Path(str(super().convert(value, param, ctx)))
+        is_stdout = self.allow_dash and path == STDOUT
+        if not is_stdout and not path.exists() and not os.access(path.parent, os.W_OK):
+            self.fail(f"{path.parent} is not a writable directory", param, ctx)
+        if self.needs_jinja and util.find_spec("jinja2") is None:
+            self.fail('pages need Jinja: pip install "qload-weights[pictures]"', param, ctx)
+        return path
+
+
+def parse_counts(
+    noun: str,
+) -> Callable[[click.Context, click.Parameter, str | None], tuple[int, ...] | None]:
+    """Create a callback that parses `4` or `1,2,4` as positive numbers of `noun`."""
+
+    def parse(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+        if value is None:
+            return None
+        numbers = _parse_integers(value.split(","))
+        if numbers is None:
+            message = f"{value[:80]!r} is not a number of {noun}, or a list such as 1,2,4"
+            raise click.BadParameter(message, ctx, param)
+        if min(numbers) < 1:
+            raise click.BadParameter(f"{min(numbers)} is less than 1", ctx, param)
+        return numbers
+
+    return parse
+
+
+def parse_token_ids(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Parse `1,2,3` as token ids; anything else is a usage error."""
+    if value is None:
+        return None
+    ids = _parse_integers([part.strip() for part in value.split(",")])
+    if ids is None:
+        raise click.BadParameter(f"{value[:80]!r} is not a list of token ids such as 1,2,3", ctx, param)
+    return ids
+
+
+def _parse_integers(parts: list[str]) -> tuple[int, ...] | None:
+    """Parse non-negative decimal numbers; None if one of the parts is anything else."""
+    valid = all(part.isdecimal() and part.isascii() and len(part) <= MAX_DIGITS for part in parts)
+    return tuple(map(int, parts)) if valid else None
+
+
+def parse_device(device: str) -> "torch.device":
+    """Parse the CPU or a CUDA device of this machine; ArgumentError for any other device."""
+    from qload.errors import ArgumentError
+    from qload.weights.places import device_of
+
+    parsed = device_of(device)
+    if parsed.type not in ("cpu", "cuda"):
+        raise ArgumentError("device", "cpu or a CUDA device", str(parsed))
+    return parsed
+
+
+def _parse_gigabytes(ctx: click.Context, param: click.Parameter, value: float) -> int:
+    """Convert gigabytes to bytes, at least 1."""
+    size = value * GIGABYTE
+    if not size <= MAX_FILE_BYTES:
+        limit = MAX_FILE_BYTES // GIGABYTE
+        raise click.BadParameter(f"{value} GB is too large: a file has at most {limit} GB", ctx, param)
+    return max(1, int(size))
+
+
+def paths_argument(function: F) -> F:
+    """Add PATH..., the checkpoints of a verb."""
+    argument = click.argument("paths", type=CheckpointPath(), nargs=-1, required=True, metavar="PATH...")
+    return argument(function)
+
+
+def world_sizes_option(help: str, **settings: Any) -> Callable[[F], F]:
+    """Add --tp with a list of world sizes."""
+    return click.option(
+        "--tp",
+        "--tensor-parallel-size",
+        "tp",
+        callback=parse_counts("ranks"),
+        metavar="N[,N...]",
+        help=help,
+        **settings,
+    )
+
+
+def folders_option(function: F) -> F:
+    """Add --folders, for tools that pass file names."""
+    return click.option(
+        "--folders",
+        is_flag=True,
+        help="Verify the directory of each PATH once, and skip directories without safetensors: "
+        "for tools that pass the names of changed files.",
+    )(function)
 
 
 def output_folder_option(help: str) -> Callable[[F], F]:
-    """-o DIR, which a verb makes."""
+    """Add -o DIR, the folder that a verb creates."""
     return click.option("-o", "folder", type=OutputFolder(), required=True, metavar="DIR", help=help)
 
 
+def shard_size_option(function: F) -> F:
+    """Add --shard-size, in gigabytes on the command line and in bytes as a parameter."""
+    return click.option(
+        "--shard-size",
+        type=click.FloatRange(min=0, min_open=True),
+        default=5,
+        show_default=True,
+        metavar="GB",
+        callback=_parse_gigabytes,
+        help="Maximum size of a file, in gigabytes.",
+    )(function)
+
+
+def html_option(content: str) -> Callable[[F], F]:
+    """Add --html FILE, a page of the report."""
+    return click.option(
+        "--html",
+        type=OutputFile(needs_jinja=True),
+        metavar="FILE",
+        help=f"Also write {content} to FILE, as a page with tables to sort and filter.",
+    )
+
+
+def all_option(function: F) -> F:
+    """Add --all, for one row per layer."""
+    return click.option(
+        "--all", "every", is_flag=True, help="Print a line for each layer; by default equal layers share one."
+    )(function)
+
+
 def experts_parallel_option(function: F) -> F:
-    """--ep, of ranks that have whole experts."""
+    """Add --ep, for ranks with whole experts."""
     return click.option(
         "--ep",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Share whole experts out among N runs of ranks. Default: all ranks cut each expert.",
+        help="Divide whole experts among N groups of ranks. Default: all ranks cut each expert.",
     )(function)
 
 
 def nonfinite_option(function: F) -> F:
-    """--nonfinite, about scales that are NaN or infinite."""
+    """Add --nonfinite, for scales that are NaN or infinite."""
     return click.option(
         "--nonfinite",
         type=click.Choice(["error", "allow"]),
         default="error",
         show_default=True,
-        help="Refuse a layer with a scale that is NaN or infinite, or take it as it is stored.",
+        help="Refuse a layer with a NaN or infinite scale, or load it as it is stored.",
     )(function)
 
 
 def json_option(function: F) -> F:
-    """--json/--table; None leaves it to what standard output is."""
+    """Add --json/--table; None is the default, which depends on standard output."""
     return click.option(
         "--json/--table",
         "as_json",
         default=None,
-        help="What to print. Default: tables on a terminal, JSON elsewhere.",
+        help="Print JSON or tables. Default: tables on a terminal, JSON elsewhere.",
     )(function)
 
 
 def verbose_option(function: F) -> F:
-    """-v, on the group and on each verb."""
+    """Add -v, to the group and to each verb."""
     return click.option(
         "-v",
         "--verbose",
         count=True,
         expose_value=False,
         callback=_start_logging,
-        help="Report on standard error what is being done; -vv reports more.",
+        help="Log each step on standard error; -vv logs more.",
     )(function)
 
 
 class _StderrHandler(logging.Handler):
-    """Written through click, which looks sys.stderr up each time: a progress bar may stand in for it."""
+    """Log handler that prints through click: sys.stderr may change while a progress bar is shown."""
 
     def emit(self, record: logging.LogRecord) -> None:
         from qload.cli.text import escape
@@ -142,49 +243,22 @@ class _StderrHandler(logging.Handler):
 
 
 def is_verbose(ctx: click.Context) -> bool:
-    """Return whether -v is given, before or after the name of the command."""
+    """Return True if -v is given, before or after the name of the verb."""
     return bool(ctx.meta.get(VERBOSE_KEY))
 
 
-def _start_logging(ctx: click.Context, _: click.Parameter, times: int) -> None:
+def _start_logging(ctx: click.Context, _: click.Parameter, level: int) -> None:
     log = logging.getLogger("qload")
-    if times:
+    if level:
         ctx.meta[VERBOSE_KEY] = True
-    if not times or ctx.resilient_parsing or any(isinstance(h, _StderrHandler) for h in log.handlers):
+    if not level or ctx.resilient_parsing or any(isinstance(h, _StderrHandler) for h in log.handlers):
         return
-    handler, level = _StderrHandler(), log.level
+    handler, previous_level = _StderrHandler(), log.level
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     log.addHandler(handler)
-    log.setLevel(logging.INFO if times == 1 else logging.DEBUG)
+    log.setLevel(logging.INFO if level == 1 else logging.DEBUG)
 
     @ctx.call_on_close
-    def _stop() -> None:
+    def _stop_logging() -> None:
         log.removeHandler(handler)
-        log.setLevel(level)
-
-
-class HtmlFile(click.Path):
-    """A file that can be written, and Jinja, told before the work begins."""
-
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, writable=True, path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path; a folder that is not there or cannot be written to, or no Jinja, is a usage error."""
-        path = Path(str(super().convert(value, param, ctx)))
-        if not path.exists() and not os.access(path.parent, os.W_OK):
-            self.fail(f"{path.parent} is no directory that can be written to", param, ctx)
-        if util.find_spec("jinja2") is None:
-            self.fail('pages need Jinja: pip install "qload-weights[pictures]"', param, ctx)
-        return path
-
-
-def parse_device(device: str) -> "torch.device":
-    """The CPU or a CUDA device of this machine; ArgumentError for any other."""
-    from qload.errors import ArgumentError
-    from qload.weights.places import device_of
-
-    where = device_of(device)
-    if where.type not in ("cpu", "cuda"):
-        raise ArgumentError("device", "cpu or a CUDA device", str(where))
-    return where
+        log.setLevel(previous_level)

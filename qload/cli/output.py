@@ -1,4 +1,4 @@
-"""Output of a command: tables, JSON, errors and exit codes, printed by the first rank alone."""
+"""Output of a command: tables, JSON, errors and exit codes, printed by rank 0 alone."""
 
 import json
 import os
@@ -15,6 +15,7 @@ from qload.errors import (
     ArgumentError,
     CutError,
     DivideError,
+    LostRankError,
     NotEnoughMemoryError,
     QloadError,
     UnreadTensorsError,
@@ -27,19 +28,39 @@ if TYPE_CHECKING:
 
     from qload.parallel import ProcessGroup
 
+EXIT_UNREADABLE = 1
+EXIT_WRONG_COMMAND = 2  # wrong arguments, environment or output path
+EXIT_INTERNAL_ERROR = 3  # a bug of qload
+EXIT_UNREAD = 4  # an unsupported format, or unread tensors
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
+EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: neither 0 nor 1, because no verdict was delivered
+# Errors of the command's arguments, not of the checkpoint.
+COMMAND_ERRORS = (ArgumentError, CutError, DivideError, NotEnoughMemoryError)
+TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"  # set by torchrun
+RANK_TIMEOUT_S = 86_400.0  # for the work of other ranks; a lost rank is noticed at once
+
 
 class Printable(Protocol):
-    """Result of a command: the exit code of its verdict, and plain data."""
+    """Report of a command: the exit code of its verdict, and plain data."""
 
     @property
     def exit_code(self) -> int:
         """Exit code of the verdict, from `qload.errors.reporting.EXIT_CODES`."""
 
     def to_json(self) -> dict[str, Any]:
-        """All of it."""
+        """Return the whole report as plain data."""
 
 
 PrintableT = TypeVar("PrintableT", bound=Printable)
+
+
+class UnsupportedCommandError(Exception):
+    """The checkpoint is readable, but its model does not support the command."""
+
+
+def prints_json(as_json: bool | None) -> bool:
+    """Return True if standard output gets JSON: on request, or by default unless it is a terminal."""
+    return not sys.stdout.isatty() if as_json is None else as_json
 
 
 def print_report(
@@ -52,10 +73,9 @@ def print_report(
 ) -> int:
     """Print the report, by default as tables on a terminal and as JSON elsewhere; return the exit code.
 
-    One of several reports is one line of JSON, so that the lines are read one by one, or as a stream; their
-    `summary` is left to the verb.
+    One of several reports is one line of JSON Lines, and its `summary` is left to the verb.
     """
-    if as_json or (as_json is None and not sys.stdout.isatty()):
+    if prints_json(as_json):
         click.echo(dumps(report.to_json(), indent=None if one_of_several else 2))
     else:
         from qload.cli.tables import stdout
@@ -69,7 +89,7 @@ def print_report(
 
 
 def dumps(value: Any, indent: int | None = 2) -> str:
-    """JSON in ASCII that every parser takes: half a surrogate pair, which a path may hold, is spelled out."""
+    """Format a value as ASCII JSON for every parser: lone surrogates, legal in a path, are escaped."""
     text = json.dumps(value, indent=indent)
     return json.dumps(_escape_surrogates(value), indent=indent) if "\\ud" in text else text
 
@@ -78,26 +98,8 @@ def _escape_surrogates(value: Any) -> Any:
     if isinstance(value, str):
         return value.encode(errors="backslashreplace").decode()
     if isinstance(value, dict):
-        return {_escape_surrogates(key): _escape_surrogates(held) for key, held in value.items()}
-    return [_escape_surrogates(held) for held in value] if isinstance(value, list | tuple) else value
-
-
-EXIT_UNREADABLE = 1
-EXIT_WRONG_COMMAND = 2  # the command, what it runs in, or where it writes to
-EXIT_INTERNAL_ERROR = 3  # a bug of qload
-EXIT_UNREAD = 4  # a format, or some tensors, that are not read
-EXIT_INTERRUPTED = 130  # 128 + SIGINT, as a shell reports it
-COMMAND_ERRORS = (
-    ArgumentError,
-    CutError,
-    DivideError,
-    NotEnoughMemoryError,
-)  # about what was asked, not what was read
-EXIT_BROKEN_PIPE = 141  # 128 + SIGPIPE: neither 0 nor 1, because no verdict was delivered
-
-
-class UnsupportedCommandError(Exception):
-    """What a checkpoint says of itself, where the command asks for what cannot be done with such a one."""
+        return {_escape_surrogates(key): _escape_surrogates(item) for key, item in value.items()}
+    return [_escape_surrogates(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 @contextmanager
@@ -113,7 +115,7 @@ def exit_on_error(as_json: bool = False, verbose: Callable[[], bool] = lambda: F
     except click.UsageError as error:
         if as_json:
             _print_error_json(error.format_message(), EXIT_WRONG_COMMAND)
-        raise  # click says it on standard error, with the usage above it
+        raise  # click prints it on standard error, below the usage
     except KeyboardInterrupt:
         click.echo(err=True)  # the terminal has just printed ^C
         raise click.exceptions.Exit(EXIT_INTERRUPTED) from None
@@ -145,32 +147,27 @@ def exit_on_error(as_json: bool = False, verbose: Callable[[], bool] = lambda: F
         raise click.exceptions.Exit(EXIT_INTERNAL_ERROR) from None
 
 
-def _exit_code(error: Exception) -> int:
-    """Exit code of a qload error."""
+def _exit_code(error: QloadError | UnsupportedCommandError) -> int:
     if isinstance(error, (*COMMAND_ERRORS, UnsupportedCommandError)):
         return EXIT_WRONG_COMMAND
-    known = isinstance(error, QloadError) and error.rule in (
-        UnreadTensorsError.rule,
-        UnsupportedFormatError.rule,
-    )
-    return EXIT_UNREAD if known else EXIT_UNREADABLE
+    unread = error.rule in (UnreadTensorsError.rule, UnsupportedFormatError.rule)
+    return EXIT_UNREAD if unread else EXIT_UNREADABLE
 
 
 def _print_traceback(error: Exception) -> None:
-    """Print the traceback of a bug on standard error, if that is open."""
-    with suppress(OSError):
+    with suppress(OSError):  # standard error is closed
         click.echo(escape("".join(traceback.format_exception(error)), keep="\n\t", limit=1 << 20), err=True)
 
 
 def _join_error_lines(text: str) -> str:
-    """An error of several lines in one, with its remedy set apart."""
-    what, _, remedy = text.partition("\n  remedy ")
-    said = ", ".join(" ".join(line.split()) for line in what.splitlines())
-    return f"{said}; remedy: {' '.join(remedy.split())}" if remedy else said
+    """Join the lines of an error into one, with its remedy at the end."""
+    facts, _, remedy = text.partition("\n  remedy ")
+    line = ", ".join(" ".join(each.split()) for each in facts.splitlines())
+    return f"{line}; remedy: {' '.join(remedy.split())}" if remedy else line
 
 
 def _print_error(text: str) -> None:
-    """One line on standard error, if that can be written to."""
+    """Print one line on standard error, unless it is closed."""
     try:
         click.echo(f"Error: {escape(text)}", err=True)
     except OSError:
@@ -178,48 +175,57 @@ def _print_error(text: str) -> None:
 
 
 def _print_error_json(text: str, code: int) -> None:
-    """The error as an object on standard output, in one line; it is no report, as its verdict tells."""
-    with suppress(OSError):  # what cannot be printed has been said
-        told = {"schema": SCHEMA, "verdict": "error", "error": text, "exit_code": code}
-        click.echo(dumps(told, indent=None))
+    """Print the error as a JSON object in one line; its verdict "error" tells it from a report."""
+    with suppress(OSError):  # standard error has the text
+        facts = {"schema": SCHEMA, "verdict": "error", "error": text, "exit_code": code}
+        click.echo(dumps(facts, indent=None))
 
 
 def _discard_buffers(*streams: IO[str] | None) -> None:
-    """What is still buffered goes nowhere, so that Python does not try again when it ends."""
+    """Redirect streams to the null device, so that Python does not flush them again at exit."""
     for stream in streams:
-        with suppress(OSError, AttributeError):  # a test's own stream is no file
+        with suppress(OSError, AttributeError):  # the stream of a test has no file descriptor
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())  # type: ignore[union-attr]
-
-
-TORCHRUN_VARIABLE = "TORCHELASTIC_RUN_ID"  # which torchrun sets
-RANK_TIMEOUT_S = (
-    86_400.0  # seconds that a process waits for the shares of others; lost ones are noticed at once
-)
 
 
 @contextmanager
 def torchrun_group() -> "Iterator[ProcessGroup | None]":
-    """The group of all processes of this torchrun, or None.
+    """Join the process group that torchrun launched; None outside of torchrun.
 
-    An error that all of them raise is told by the first; the others end quietly.
+    An error of all ranks is printed by rank 0; the other ranks exit with 0.
     """
     if TORCHRUN_VARIABLE not in os.environ:
         yield None
         return
-    from qload.errors import LostRankError, QloadError
     from qload.parallel import joined_world
 
-    rank = int(os.environ["RANK"])
+    with (
+        exit_quietly_unless_first(lambda: int(os.environ["RANK"])),
+        joined_world(timeout_s=RANK_TIMEOUT_S) as group,
+    ):
+        yield group
+
+
+@contextmanager
+def exit_quietly_unless_first(rank: Callable[[], int]) -> Iterator[None]:
+    """Exit with 0 for an error inside the block on a rank above 0: rank 0 prints it.
+
+    A lost rank is an error of every other rank, and is raised on all of them.
+    """
     try:
-        with joined_world(timeout_s=RANK_TIMEOUT_S) as group:
-            yield group
+        yield
     except QloadError as error:
-        if rank > 0 and not isinstance(error, LostRankError):
+        if rank() > 0 and not isinstance(error, LostRankError):
             raise click.exceptions.Exit(0) from error
         raise
 
 
+def is_first_rank(group: "ProcessGroup | None") -> bool:
+    """Return True on the rank that prints: rank 0, or a process outside of torchrun."""
+    return group is None or group.rank() == 0
+
+
 def exit_other_ranks(ctx: click.Context) -> None:
-    """End every process of this torchrun but the first: what follows is little work, and is said once."""
+    """Exit with 0 on every rank of torchrun but rank 0, in a verb with little work."""
     if TORCHRUN_VARIABLE in os.environ and int(os.environ["RANK"]) > 0:
         ctx.exit(0)

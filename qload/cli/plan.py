@@ -11,12 +11,13 @@ import click
 from qload.cli.checkpoint_paths import open_path
 from qload.cli.options import (
     CheckpointPath,
-    HtmlFile,
+    all_option,
     experts_parallel_option,
+    html_option,
     json_option,
-    parse_numbers,
-    parse_world_sizes,
+    parse_counts,
     verbose_option,
+    world_sizes_option,
 )
 from qload.cli.output import exit_other_ranks, print_report
 from qload.cli.text import explanation_lines, plan_lines
@@ -35,29 +36,29 @@ Examples:
   qload plan ./Llama-3-8B-GPTQ --kernel marlin
   qload plan ./Llama-3-8B-GPTQ --json | jq '.worlds[] | .fits'
 
-Exit codes: 0 all fits for each number of ranks, 1 something does not or it cannot be read, 2 the command is
-wrong, 3 a bug of qload, 4 the format or some tensors are not read."""
+Exit codes: 0 every layer can be sharded for each number of ranks, 1 some cannot, or PATH is unreadable, 2 the
+command is wrong, 3 a bug of qload, 4 the format is unsupported or some tensors are not read."""
+EXPLAIN_EPILOG = """\b
+Examples:
+  qload explain ./Llama-3-8B-GPTQ
+  qload explain ./Llama-3-8B-GPTQ --arch sm90 --tp 4 --dtype float16
+  qload explain ./Llama-3-8B-GPTQ --arch sm80 --json | jq '.layers[0].choices'
+
+Exit codes: 0 each layer can be loaded, 1 one cannot, or PATH is unreadable, 2 the command is wrong, 3 a bug
+of qload, 4 the format is unsupported or some tensors are not read."""
+ACTIVATION_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 @click.command(epilog=PLAN_EPILOG)
 @click.argument("path", type=CheckpointPath(), metavar="PATH")
-@click.option(
-    "--tp",
-    "--tensor-parallel-size",
-    "tp",
-    callback=parse_world_sizes,
-    default="1,2,4,8",
-    show_default=True,
-    metavar="N[,N...]",
-    help="Numbers of ranks.",
-)
+@world_sizes_option("Numbers of ranks.", default="1,2,4,8", show_default=True)
 @experts_parallel_option
 @click.option(
     "--kernel",
     type=click.Choice(["marlin", "strips", "panels", "exllama"]),
-    help="The kernel whose layout has to say each quantized layer too.",
+    help="Also require that each quantized layer can be repacked for this kernel.",
 )
-@click.option("--all", "every", is_flag=True, help="A line for each layer, also where several are alike.")
+@all_option
 @json_option
 @verbose_option
 @click.pass_context
@@ -70,13 +71,13 @@ def plan(
     every: bool,
     as_json: bool | None,
 ) -> None:
-    """Show among how many ranks a checkpoint can be shared.
+    """Show the numbers of ranks that can share a checkpoint.
 
-    For each number of ranks: what each rank holds, and which layers cannot be cut, why not in the words of a
-    load, what can be done instead, and what that costs. A model that qload runs is cut as loading it does;
-    of other types layers are cut as is usual by their names.
+    For each number of ranks: the bytes of each rank, the layers that cannot be cut with the error that
+    loading would raise, and the alternatives with their costs. The layers of a supported model type are cut
+    as loading cuts them; those of other types are cut by the usual meaning of their names.
 
-    It reads headers and small tensors only, and no weight.
+    Only headers and small tensors are read, and no weights.
     """
     exit_other_ranks(ctx)
     from qload import native
@@ -84,37 +85,26 @@ def plan(
     from qload.plan.report import ShardingPlan
     from qload.storage.checkpoint_files import locate
 
-    def planned(place: "str | PathLike[str]") -> ShardingPlan:
+    def make_plan(place: "str | PathLike[str]") -> ShardingPlan:
         locate(place)  # refuses a wrong path before torch is imported
-        from qload.plan import plan as run
+        from qload.plan import plan
 
-        return run(place, tp=tp, ep=ep, target=kernel)
+        return plan(place, tp=tp, ep=ep, target=kernel)
 
     native.check()
     with open_path(path) as place:
-        found = make_report(
-            lambda: planned(place),
-            lambda why: ShardingPlan(str(place), unreadable=why),
-            lambda why: ShardingPlan(str(place), unsupported=why),
+        report = make_report(
+            lambda: make_plan(place),
+            lambda reason: ShardingPlan(str(place), unreadable=reason),
+            lambda reason: ShardingPlan(str(place), unsupported=reason),
         )
-    ctx.exit(print_report(found, as_json, partial(_plan_tables, every=every), plan_lines))
+    ctx.exit(print_report(report, as_json, partial(_plan_tables, every=every), plan_lines))
 
 
-def _plan_tables(found: "ShardingPlan", *, every: bool) -> "Iterator[RenderableType]":
+def _plan_tables(plan: "ShardingPlan", *, every: bool) -> "Iterator[RenderableType]":
     from qload.cli.layer_tables import plan_tables
 
-    return plan_tables(found, every=every)
-
-
-EXPLAIN_EPILOG = """\b
-Examples:
-  qload explain ./Llama-3-8B-GPTQ
-  qload explain ./Llama-3-8B-GPTQ --arch sm90 --tp 4 --dtype float16
-  qload explain ./Llama-3-8B-GPTQ --arch sm80 --json | jq '.layers[0].choices'
-
-Exit codes: 0 each layer can be loaded so, 1 one cannot or the checkpoint cannot be read, 2 the command is
-wrong, 3 a bug of qload, 4 the format or some tensors are not read."""
-ACTIVATION_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+    return plan_tables(plan, every=every)
 
 
 @click.command(epilog=EXPLAIN_EPILOG)
@@ -122,7 +112,7 @@ ACTIVATION_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 @click.option(
     "--arch",
     metavar="ARCH",
-    help="sm80, sm90 and the like, or cpu; it need not be here. Default: this machine.",
+    help="Target: cpu, or a GPU architecture such as sm80 or sm90, present or not. Default: this machine.",
 )
 @click.option(
     "--tp", type=click.IntRange(min=1), default=1, show_default=True, metavar="N", help="Number of ranks."
@@ -130,23 +120,18 @@ ACTIVATION_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 @click.option(
     "--dtype",
     type=click.Choice([*ACTIVATION_DTYPES, *ACTIVATION_DTYPES.values()]),
-    help="Of the activations. Default: the dtype that config.json names, or bf16 where it names none.",
+    help="Dtype of the activations. Default: the dtype in config.json, else bf16.",
 )
 @click.option(
     "--tokens",
-    callback=parse_numbers("tokens"),
+    callback=parse_counts("tokens"),
     default="1,64,1024",
     show_default=True,
     metavar="M[,M...]",
-    help="Numbers of rows that are multiplied at once.",
+    help="Numbers of tokens in a call.",
 )
-@click.option(
-    "--html",
-    type=HtmlFile(),
-    metavar="FILE",
-    help="Write it to FILE too, as a page with a table to sort and filter.",
-)
-@click.option("--all", "every", is_flag=True, help="A line for each layer, also where several are alike.")
+@html_option("the explanation")
+@all_option
 @json_option
 @verbose_option
 @click.pass_context
@@ -161,10 +146,11 @@ def explain(
     every: bool,
     as_json: bool | None,
 ) -> None:
-    """Show which kernel multiplies each layer, and why not each other one.
+    """Show the kernel of each layer.
 
-    No GPU is needed: layers are repacked, but for their codes, as loading for ARCH repacks them, and kernels
-    are chosen by the table that calls choose by. A time is a prediction with its basis, or "not measured".
+    The other kernels are listed with the reasons against them. No GPU is needed. Layers are repacked as a
+    load for ARCH repacks them, except for their codes, and kernels are chosen by the dispatch table of real
+    calls. Times are predictions with their basis, or "not measured".
     """
     exit_other_ranks(ctx)
     from qload import native
@@ -172,32 +158,32 @@ def explain(
     from qload.plan.report import Explanation
     from qload.storage.checkpoint_files import locate
 
-    def explained(place: "str | PathLike[str]") -> Explanation:
+    def make_explanation(place: "str | PathLike[str]") -> Explanation:
         locate(place)  # refuses a wrong path before torch is imported
         import torch
 
-        from qload.plan import explain as run
+        from qload.plan import explain
 
         activations = None if dtype is None else getattr(torch, ACTIVATION_DTYPES.get(dtype, dtype))
-        return run(place, arch=arch, tp=tp, dtype=activations, tokens=tokens)
+        return explain(place, arch=arch, tp=tp, dtype=activations, tokens=tokens)
 
     native.check()
     with open_path(path) as place:
-        found = make_report(
-            lambda: explained(place),
-            lambda why: Explanation(str(place), unreadable=why),
-            lambda why: Explanation(str(place), unsupported=why),
+        report = make_report(
+            lambda: make_explanation(place),
+            lambda reason: Explanation(str(place), unreadable=reason),
+            lambda reason: Explanation(str(place), unsupported=reason),
         )
     if html is not None:
         from qload.errors.exceptions import written_to
         from qload.pictures import explanation_page
 
         with written_to(html):
-            html.write_text(explanation_page(found), encoding="utf-8")
-    ctx.exit(print_report(found, as_json, partial(_explanation_tables, every=every), explanation_lines))
+            html.write_text(explanation_page(report), encoding="utf-8")
+    ctx.exit(print_report(report, as_json, partial(_explanation_tables, every=every), explanation_lines))
 
 
-def _explanation_tables(found: "Explanation", *, every: bool) -> "Iterator[RenderableType]":
+def _explanation_tables(explanation: "Explanation", *, every: bool) -> "Iterator[RenderableType]":
     from qload.cli.layer_tables import explanation_tables
 
-    return explanation_tables(found, every=every)
+    return explanation_tables(explanation, every=every)

@@ -1,4 +1,4 @@
-"""How far a verb is, on standard error: bytes, their rate, and the time that is left."""
+"""Progress of a verb on standard error: bytes, their rate, and the remaining time."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,23 +9,23 @@ import click
 
 from qload.cli.text import escape
 
-Update = Callable[[str, int, int], None]
+Update = Callable[[str, int, int], None]  # stage, bytes done, bytes in all
 
-LINE_INTERVAL_S = 10.0  # seconds without a line of progress, where a bar would need escape sequences
+LINE_INTERVAL_S = 10.0  # between two lines of progress
 
 
 def is_stderr_terminal() -> bool:
-    """Whether somebody looks at standard error; Python has none where it was closed before it began."""
+    """Return True if standard error is a terminal; it is None if it was closed at the start."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 
 @contextmanager
-def progress_bar(*, seen: bool = True) -> Iterator[Update | None]:
-    """A bar on standard error that is gone when the work is done; None where nobody would see it.
+def progress_bar(*, visible: bool = True) -> Iterator[Update | None]:
+    """Show a progress bar on a terminal until the block ends; None if it would be invisible.
 
-    Under NO_COLOR it is lines of text, because a bar moves the cursor with escape sequences.
+    Under NO_COLOR it prints lines of text, because a bar moves the cursor with escape sequences.
     """
-    if not seen or not is_stderr_terminal():
+    if not visible or not is_stderr_terminal():
         yield None
         return
     from qload.cli.tables import is_color_disabled, stderr
@@ -43,44 +43,44 @@ def progress_bar(*, seen: bool = True) -> Iterator[Update | None]:
         rich.TimeRemainingColumn(),
     )
     with rich.Progress(*columns, console=stderr(), transient=True) as bar:
-        task, shown = bar.add_task("opening", total=None), ""
+        task, current = bar.add_task("opening", total=None), ""
 
         def update(stage: str, done: int, total: int) -> None:
-            nonlocal shown
-            if stage != shown:  # a stage has a rate of its own
+            nonlocal current
+            if stage != current:  # each stage has its own rate
                 bar.reset(task, description=escape(stage), total=total)
-                shown = stage
+                current = stage
             bar.update(task, completed=done)
 
         yield update
 
 
 def prefix_stages(update: Update | None, name: str) -> Update | None:
-    """The same progress, of one of several things: each stage has its name."""
+    """Prefix the stages of a progress with the name of one of several checkpoints."""
     if update is None:
         return None
-    tell = update
-    return lambda stage, done, total: tell(f"{name}: {stage}", done, total)
+    return lambda stage, done, total: update(f"{name}: {stage}", done, total)
 
 
 def print_lines(clock: Callable[[], float] = monotonic) -> Update:
-    """A line for each stage, and within a stage a line whenever PATIENCE has passed."""
-    shown, begun, since = "", 0.0, 0.0
+    """Print a line at the start of each stage, and then one per LINE_INTERVAL_S."""
+    current, stage_start, last_line = "", 0.0, 0.0
 
     def update(stage: str, done: int, total: int) -> None:
-        nonlocal shown, begun, since
+        nonlocal current, stage_start, last_line
         now = clock()
-        if stage == shown and now - since < LINE_INTERVAL_S:
+        if stage == current and now - last_line < LINE_INTERVAL_S:
             return
-        begun = begun if stage == shown else now
-        shown, since = stage, now
-        click.echo(f"{escape(stage)}: {format_progress(done, total, now - begun)}", err=True)
+        if stage != current:
+            stage_start = now
+        current, last_line = stage, now
+        click.echo(f"{escape(stage)}: {format_progress(done, total, now - stage_start)}", err=True)
 
     return update
 
 
 def format_progress(done: int, total: int, seconds: float) -> str:
-    """`512 of 4096 MB, 256 MB/s, 14 s left`; without what is not known yet."""
+    """Format bytes, rate and remaining time, as far as known: `512 of 4096 MB, 256 MB/s, 14 s left`."""
     text = f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"
     if not done or seconds <= 0:
         return text

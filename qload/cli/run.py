@@ -1,4 +1,4 @@
-"""qload run: a model writes on after a prompt."""
+"""The verb run: generate text with the model of a checkpoint."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qload.cli.checkpoint_paths import open_path
-from qload.cli.options import CheckpointPath, nonfinite_option, verbose_option
-from qload.cli.output import TORCHRUN_VARIABLE, UnsupportedCommandError, dumps
+from qload.cli.options import CheckpointPath, nonfinite_option, parse_device, parse_token_ids, verbose_option
+from qload.cli.output import TORCHRUN_VARIABLE, UnsupportedCommandError, dumps, exit_quietly_unless_first
 from qload.cli.text import escape
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from qload.models.tokenizer import Tokenizer
     from qload.parallel import ProcessGroup
 
-CACHE_PAGE_TOKENS = 16  # tokens of a page of the cache
+CACHE_PAGE_TOKENS = 16
 
 EPILOG = """\b
 Examples:
@@ -34,17 +34,18 @@ Examples:
   qload run ./Llama-3-8B-GPTQ --prompt-ids 128000,9906 --tokens 0 --logits
   torchrun --nproc-per-node 2 -m qload run ./Llama-3-8B-GPTQ --prompt-ids 128000,9906 --device cuda
 
-The last line of standard output is the new token ids, comma separated. Before it stand, with --logits, the
-logits after the prompt as a JSON array, and of a --prompt the text that was written. Under torchrun the
-processes share the model, and the first one prints.
+The last line of standard output has the new token ids, comma separated. With --logits the logits after the
+prompt precede it as a JSON array, and with --prompt the generated text. Under torchrun the processes share
+the model, and the first one prints.
 
-Exit codes: 0 it was run, 1 the checkpoint cannot be read, 2 the command is wrong, or asks for what this
-model, this world or this memory cannot give, 3 a bug of qload, 4 the format or some tensors are not read."""
+Exit codes: 0 the model ran, 1 the checkpoint is unreadable, 2 the command is wrong, or the model, the number
+of ranks or the memory does not allow it, 3 a bug of qload, 4 the format is unsupported or some tensors are
+not read."""
 
 
 @dataclass(frozen=True)
 class RunArguments:
-    """What the command line asks for."""
+    """Arguments of the command line."""
 
     place: Any  # a path, or a model of the hub as a folder
     ids: Sequence[int] | None
@@ -59,7 +60,7 @@ class RunArguments:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What will be run, known before any weight is read."""
+    """Model and prompt of a run, known before any weight is read."""
 
     config: "TextConfig"
     ids: Sequence[int]
@@ -70,23 +71,13 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Generation:
-    """What came of it: the ids, the logits after the prompt if they were asked for, and how long it took."""
+    """Result of a run: new token ids, the logits after the prompt if requested, and times in seconds."""
 
     ids: Sequence[int]
     logits: Sequence[float] | None
     loading: float
-    seconds: Sequence[float]  # when each id was there, counted from the beginning of the prompt
+    seconds: Sequence[float]  # from the start of the prompt to each id
     bytes: int
-
-
-def parse_token_ids(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """`1,2,3` as numbers; anything else is a usage error."""
-    if value is None:
-        return None
-    numbers = [number.strip() for number in value.split(",")]
-    if not all(number.isdecimal() and number.isascii() and len(number) < 10 for number in numbers):
-        raise click.BadParameter(f"{value[:80]!r} is no list of token ids such as 1,2,3", ctx, param)
-    return tuple(map(int, numbers))
 
 
 @click.command(epilog=EPILOG)
@@ -97,22 +88,24 @@ def parse_token_ids(ctx: click.Context, param: click.Parameter, value: str | Non
 @click.option(
     "--prompt",
     metavar="TEXT",
-    help="The prompt as text: needs the checkpoint's tokenizer.json, and qload-weights[text].",
+    help="The prompt, as text: needs the checkpoint's tokenizer.json, and qload-weights[text].",
 )
 @click.option(
-    "--tokens", type=click.IntRange(0), default=16, show_default=True, help="How many to write at most."
+    "--tokens", type=click.IntRange(0), default=16, show_default=True, help="Maximum number of new tokens."
 )
-@click.option("--device", default="cpu", show_default=True, help="cpu, or cuda: of each process its own.")
+@click.option("--device", default="cpu", show_default=True, help="cpu, or cuda: one GPU per process.")
 @click.option(
     "--dtype",
     type=click.Choice(["float32", "float16", "bfloat16"]),
-    help="Of what is computed. Default: what the checkpoint's config says.",
+    help="Dtype of activations and plain weights. Default: the dtype in the checkpoint's config.",
 )
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: the likeliest token.")
-@click.option("--top-k", type=int, help="Draw from so many of the likeliest alone.")
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Draw from those of so much alone.")
-@click.option("--seed", type=int, default=0, show_default=True, help="What tokens are drawn by.")
-@click.option("--logits", is_flag=True, help="Print the logits after the prompt, a JSON array, first.")
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: the most likely token.")
+@click.option("--top-k", type=int, help="Sample from the K most likely tokens.")
+@click.option(
+    "--top-p", type=float, default=1.0, show_default=True, help="Sample from the share P of the probability."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the sampler.")
+@click.option("--logits", is_flag=True, help="First print the logits after the prompt, as a JSON array.")
 @nonfinite_option
 @verbose_option
 def run(
@@ -129,71 +122,69 @@ def run(
     logits: bool,
     nonfinite: "Nonfinite",
 ) -> None:
-    """Write on after a prompt with the model at PATH.
+    """Generate text with the model at PATH.
 
-    All linears multiply by the weights as they are stored, or repacked for a GPU's kernels. Standard error
-    says how fast the model was loaded, read the prompt, and wrote: tokens and bytes of weights a second.
+    All linear layers multiply with the stored weights, repacked for the kernels of a GPU. Standard error gets
+    the speed of loading, of the prompt and of generation, in tokens and bytes of weights per second.
     """
     if (prompt is None) == (prompt_ids is None):
-        raise click.UsageError("either --prompt-ids or --prompt has to say the prompt")
+        raise click.UsageError("either --prompt-ids or --prompt has to give the prompt")
     from qload import native
     from qload.storage.checkpoint_files import locate
 
     native.check()
     if isinstance(path, Path) and TORCHRUN_VARIABLE not in os.environ:
-        locate(path)  # refuses a wrong path before torch is imported; ranks refuse it together, below
+        locate(
+            path
+        )  # refuses a wrong path before torch is imported; under torchrun all ranks refuse it below
 
-    from qload.cli.options import parse_device
     from qload.models import Sampler
     from qload.parallel import joined_world
 
     parse_device(device)
     sampler = Sampler(temperature, top_k, top_p, seed)
-    with report_once() as ranks, joined_world(device) as group:
-        ranks.append(group.rank())
-        with open_path(path, whole=True, quiet=group.rank() > 0) as place:
-            asked = RunArguments(place, prompt_ids, prompt, tokens, device, dtype, sampler, logits, nonfinite)
-            plan = agree_on_plan(asked, group)
-            written = _generate(asked, plan, group)
-        if group.rank() == 0:
-            _print_generation(plan, written)
+    rank = 0
+    with refuse_model_types(), exit_quietly_unless_first(lambda: rank), joined_world(device) as group:
+        rank = group.rank()
+        with open_path(path, whole=True, quiet=rank > 0) as place:
+            arguments = RunArguments(
+                place, prompt_ids, prompt, tokens, device, dtype, sampler, logits, nonfinite
+            )
+            plan = agree_on_plan(arguments, group)
+            generation = _generate(arguments, plan, group)
+        if rank == 0:
+            _print_generation(plan, generation)
 
 
 @contextmanager
-def report_once() -> Iterator[list[int]]:
-    """Inside, an error that all ranks raise is told by the first one; the others end quietly.
+def refuse_model_types() -> Iterator[None]:
+    """Raise an error about the type of the model as an error of the command, with exit code 2."""
+    from qload.errors import ConfigError
 
-    To be told the rank, in the list. An error about the model's type means that the command is wrong.
-    """
-    from qload.errors import ConfigError, LostRankError, QloadError
-
-    ranks: list[int] = []
     try:
-        yield ranks
-    except QloadError as error:
-        if any(ranks) and not isinstance(error, LostRankError):
-            raise click.exceptions.Exit(0) from error
-        if isinstance(error, ConfigError) and error.key.endswith("model_type"):
+        yield
+    except ConfigError as error:
+        if error.key.endswith("model_type"):
             raise UnsupportedCommandError(str(error)) from error
         raise
 
 
-def agree_on_plan(asked: RunArguments, group: "ProcessGroup") -> RunPlan:
-    """What to run, on every rank or on none."""
+def agree_on_plan(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
+    """Plan the run on every rank, or raise the error of one rank on all."""
     from qload.errors import QloadError
     from qload.parallel import agree
 
-    plan, refused = None, None
+    plan, refusal = None, None
     try:
-        plan = _plan_run(asked, group)
+        plan = _plan_run(arguments, group)
     except QloadError as error:
-        refused = error
-    agree(group, refused)
-    assert plan is not None  # or this rank has refused
+        refusal = error
+    agree(group, refusal)
+    assert plan is not None  # `agree` raises a refusal of this rank
     return plan
 
 
-def _plan_run(asked: RunArguments, group: "ProcessGroup") -> RunPlan:
+def _plan_run(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
     import torch
 
     from qload.detect import read_model_config
@@ -202,88 +193,89 @@ def _plan_run(asked: RunArguments, group: "ProcessGroup") -> RunPlan:
     from qload.models.decoder import checked_config
     from qload.models.tokenizer import Tokenizer
 
-    values = read_model_config(asked.place)
+    place = arguments.place
+    values = read_model_config(place)
     if not values:
         with suppress(ConfigError):
-            checked_config(asked.place, values)  # an unsupported format is raised first
-        raise ArgumentError("path", "a checkpoint with a config.json", f"none beside {asked.place}")
-    config = checked_config(asked.place, values)
-    tokenizer = None if asked.text is None else Tokenizer(asked.place)
-    ids = tokenizer.encode(asked.text or "") if tokenizer else asked.ids or ()
-    check_prompt(ids, asked.tokens, config.vocab, config.positions)
-    dtype = getattr(torch, asked.dtype) if asked.dtype else config.dtype or torch.float32
-    device = torch.device(asked.device)
+            checked_config(place, values)  # an unsupported format is raised first
+        raise ArgumentError("path", "a checkpoint with a config.json", f"none beside {place}")
+    config = checked_config(place, values)
+    tokenizer = None if arguments.text is None else Tokenizer(place)
+    ids = tokenizer.encode(arguments.text or "") if tokenizer else arguments.ids or ()
+    check_prompt(ids, arguments.tokens, config.vocab, config.positions)
+    dtype = getattr(torch, arguments.dtype) if arguments.dtype else config.dtype or torch.float32
+    device = torch.device(arguments.device)
     if str(device) == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
     plan = RunPlan(config, ids, tokenizer, dtype, device)
-    _check_memory(asked, plan, group)
+    _check_memory(arguments, plan, group)
     return plan
 
 
-def _check_memory(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> None:
-    """NotEnoughMemoryError where the weights and the cache need more than the device has."""
+def _check_memory(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup") -> None:
+    """Raise NotEnoughMemoryError if the weights and the cache do not fit into the device."""
     from qload.models.kv_cache import PagedCache, page_count
     from qload.models.memory import check_memory, free_bytes, stored_bytes
     from qload.storage import SafetensorsStorage
 
-    with SafetensorsStorage(asked.place) as storage:
+    with SafetensorsStorage(arguments.place) as storage:
         weights = stored_bytes(storage, plan.dtype) // group.size()
-    pages = page_count(1, len(plan.ids) + asked.tokens, CACHE_PAGE_TOKENS)
+    pages = page_count(1, len(plan.ids) + arguments.tokens, CACHE_PAGE_TOKENS)
     sizes: dict[str, Any] = {"pages": pages, "page_size": CACHE_PAGE_TOKENS, "ranks": group.size()}
     cache = PagedCache.of(plan.config, **sizes, dtype=plan.dtype, device="meta")
     free = free_bytes(plan.device)
     if free is not None and plan.device.type == "cpu":
-        free //= group.size()  # the ranks of a machine have one memory
+        free //= group.size()  # the ranks of a machine share its memory
     check_memory(plan.device, weights + cache.bytes, free)
 
 
-def _generate(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> Generation:
+def _generate(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup") -> Generation:
     from qload.models import Engine
     from qload.models.memory import held_bytes
 
     start = perf_counter()
-    model = _load_model(asked, plan, group)
-    engine = Engine(model, max_tokens=len(plan.ids) + asked.tokens, page_size=CACHE_PAGE_TOKENS)
+    model = _load_model(arguments, plan, group)
+    engine = Engine(model, max_tokens=len(plan.ids) + arguments.tokens, page_size=CACHE_PAGE_TOKENS)
     engine.warm_up(len(plan.ids))
     loading = perf_counter() - start
-    logits = engine.prefill(plan.ids)[0].float().tolist() if asked.logits else None
+    logits = engine.prefill(plan.ids)[0].float().tolist() if arguments.logits else None
     start = perf_counter()
     ids, seconds = [], []
-    for chosen in engine.stream([plan.ids], asked.tokens, asked.sampler):
-        ids.append(chosen[0])
+    for tokens in engine.stream([plan.ids], arguments.tokens, arguments.sampler):
+        ids.append(tokens[0])
         seconds.append(perf_counter() - start)
     return Generation(ids, logits, loading, seconds, held_bytes(model) - held_bytes(model.embed_tokens))
 
 
-def _load_model(asked: RunArguments, plan: RunPlan, group: "ProcessGroup") -> "Decoder":
+def _load_model(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup") -> "Decoder":
     from qload.models import load_model
     from qload.weights import open_checkpoint
 
     options: dict[str, Any] = {"device": plan.device, "dtype": plan.dtype, "process_group": group}
-    with open_checkpoint(asked.place, **options, target="auto", nonfinite=asked.nonfinite) as weights:
+    with open_checkpoint(arguments.place, **options, target="auto", nonfinite=arguments.nonfinite) as weights:
         return load_model(weights)
 
 
-def _print_generation(plan: RunPlan, written: Generation) -> None:
-    """Speed to standard error; logits, text and ids to standard output."""
-    for line in speed_lines(len(plan.ids), written):
+def _print_generation(plan: RunPlan, generation: Generation) -> None:
+    """Print the speed on standard error; logits, text and ids on standard output."""
+    for line in speed_lines(len(plan.ids), generation):
         click.echo(line, err=True)
-    if written.logits is not None:
-        click.echo(dumps(written.logits, indent=None))
+    if generation.logits is not None:
+        click.echo(dumps(generation.logits, indent=None))
     if plan.tokenizer is not None:
-        click.echo(escape(plan.tokenizer.decode(written.ids), keep="\n\t", limit=1 << 20))
-    click.echo(",".join(map(str, written.ids)))
+        click.echo(escape(plan.tokenizer.decode(generation.ids), keep="\n\t", limit=1 << 20))
+    click.echo(",".join(map(str, generation.ids)))
 
 
-def speed_lines(prompt: int, written: Generation) -> Iterator[str]:
-    """A line each for loading, the prompt, and the tokens after the first."""
-    yield f"loaded {written.bytes / 1e9:.3f} GB of weights in {written.loading:.1f} s, warm"
-    if not written.seconds:
+def speed_lines(prompt_tokens: int, generation: Generation) -> Iterator[str]:
+    """Format a line each for loading, the prompt, and the tokens after the first."""
+    yield f"loaded {generation.bytes / 1e9:.3f} GB of weights in {generation.loading:.1f} s, warm"
+    if not generation.seconds:
         return
-    first = written.seconds[0]
-    yield f"prompt: {prompt} tokens in {first:.3f} s, {prompt / first:.0f} tokens/s"
-    steps, took = len(written.seconds) - 1, written.seconds[-1] - first
-    if steps and took > 0:
-        rate = steps / took
-        read = rate * written.bytes / 1e9
-        yield f"steps: {steps} in {took:.3f} s, {rate:.1f} tokens/s, {read:.1f} GB/s of weights"
+    first = generation.seconds[0]
+    yield f"prompt: {prompt_tokens} tokens in {first:.3f} s, {prompt_tokens / first:.0f} tokens/s"
+    steps, seconds = len(generation.seconds) - 1, generation.seconds[-1] - first
+    if steps and seconds > 0:
+        rate = steps / seconds
+        bandwidth = rate * generation.bytes / 1e9
+        yield f"steps: {steps} in {seconds:.3f} s, {rate:.1f} tokens/s, {bandwidth:.1f} GB/s of weights"

@@ -1,8 +1,8 @@
-"""Findings as SARIF 2.1.0, the format in which systems that scan code take them.
+"""Findings in SARIF 2.1.0, the format of code scanning.
 
-Each rule has the text of its page. Findings of one cause are one result: for each place it has the file,
-relative to the current directory, and the tensor as a logical location. Source: the SARIF 2.1.0 standard of
-OASIS, errata 01.
+Each rule comes with the text of its page. Findings of one cause are one result, with a location per place:
+the file, relative to the current directory, and the tensor as a logical location. Source: the SARIF 2.1.0
+standard of OASIS, errata 01.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import click
 
+from qload.cli.options import STDOUT
 from qload.cli.output import dumps
 
 if TYPE_CHECKING:
@@ -26,48 +27,33 @@ if TYPE_CHECKING:
 SARIF_SCHEMA_URL = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
-STDOUT = Path("-")
-MAX_LOCATIONS_PER_RESULT = 1000  # of a result, as code scanning of GitHub takes them
+MAX_LOCATIONS_PER_RESULT = 1000  # the limit of GitHub's code scanning
 
 
-class SarifFile(click.Path):
-    """A file that can be written, told before the work begins; `-` is standard output."""
-
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, writable=True, allow_dash=True, path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path; one whose folder is not there, or cannot be written to, is a usage error."""
-        path = Path(str(super().convert(value, param, ctx)))
-        if path != STDOUT and not path.exists() and not os.access(path.parent, os.W_OK):
-            self.fail(f"{path.parent} is no directory that can be written to", param, ctx)
-        return path
-
-
-def write_sarif(reports: "Sequence[Report]", place: Path) -> None:
-    """The findings of all reports into a file, or to standard output."""
+def write_sarif(reports: "Sequence[Report]", path: Path) -> None:
+    """Write the findings of all reports to a file, or to standard output."""
     text = dumps(sarif_log(reports))
-    if place == STDOUT:
+    if path == STDOUT:
         click.echo(text)
     else:
         from qload.errors.exceptions import written_to
 
-        with written_to(place):
-            place.write_text(f"{text}\n", encoding="utf-8")
+        with written_to(path):
+            path.write_text(f"{text}\n", encoding="utf-8")
 
 
 def sarif_log(reports: "Sequence[Report]") -> dict[str, Any]:
-    """One run of qload over all the checkpoints, as a SARIF log."""
+    """Return a SARIF log of one run over all checkpoints."""
     from qload.errors.reporting import group_texts
     from qload.verify.report import group_findings
     from qload.verify.rule_pages import rule_pages
 
-    found = [(report, group) for report in reports for group in group_findings(report.findings)]
-    rules = list(dict.fromkeys([*rule_pages(), *(group.first.rule for _, group in found)]))
+    groups = [(report, group) for report in reports for group in group_findings(report.findings)]
+    rules = list(dict.fromkeys([*rule_pages(), *(group.first.rule for _, group in groups)]))
     notes = [note for report in reports for note in group_texts(report.notes)]
-    told = [{"level": "note", "message": {"text": note}} for note in notes]
+    notifications = [{"level": "note", "message": {"text": note}} for note in notes]
     driver = {"name": "qload", **_qload_version(), "rules": [_rule_descriptor(rule) for rule in rules]}
-    invocation = {"executionSuccessful": True, "toolExecutionNotifications": told}
+    invocation = {"executionSuccessful": True, "toolExecutionNotifications": notifications}
     return {
         "$schema": SARIF_SCHEMA_URL,
         "version": "2.1.0",
@@ -75,43 +61,43 @@ def sarif_log(reports: "Sequence[Report]") -> dict[str, Any]:
             {
                 "tool": {"driver": driver},
                 "invocations": [invocation],
-                "results": list(_results(found, {rule: at for at, rule in enumerate(rules)})),
+                "results": list(_results(groups, {rule: index for index, rule in enumerate(rules)})),
             }
         ],
     }
 
 
 def _results(
-    found: "Sequence[tuple[Report, CauseGroup[Finding]]]", numbers: Mapping[str, int]
+    groups: "Sequence[tuple[Report, CauseGroup[Finding]]]", rule_indices: Mapping[str, int]
 ) -> Iterator[dict[str, Any]]:
     from qload.verify.report import shown_message
 
-    seen: Counter[str] = Counter()
-    for report, group in found:
+    counts: Counter[str] = Counter()
+    for report, group in groups:
         finding = group.first
         artifact = _artifact_location(_finding_path(report, finding))
         mark = hashlib.sha256(dumps([finding.rule, artifact, finding.tensor]).encode()).hexdigest()[:16]
-        seen[mark] += 1  # as alerts are told apart that have rule, file and tensor in common
+        counts[mark] += 1  # tells alerts with the same rule, file and tensor apart
         message = finding.message if group.count <= 1 else f"{group.count} places: {shown_message(group)}"
         yield {
             "ruleId": finding.rule,
-            "ruleIndex": numbers[finding.rule],
+            "ruleIndex": rule_indices[finding.rule],
             "level": finding.severity,
             "message": {"text": f"{message}\nRemedy: {finding.remedy}" if finding.remedy else message},
             "locations": _locations(report, group),
             "properties": {"cause": finding.cause, "places": group.count},
-            "partialFingerprints": {"primaryLocationLineHash": f"{mark}:{seen[mark]}"},
+            "partialFingerprints": {"primaryLocationLineHash": f"{mark}:{counts[mark]}"},
         }
 
 
 def _locations(report: "Report", group: "CauseGroup[Finding]") -> list[dict[str, Any]]:
-    """Return a location for each place, up to as many as readers of logs take."""
+    """Return a location per place, up to the limit of code scanning."""
     places = {(finding.tensor, _finding_path(report, finding)): None for finding in group.items}
     return [_location(tensor, file) for tensor, file in islice(places, MAX_LOCATIONS_PER_RESULT)]
 
 
 def _location(tensor: str | None, file: str) -> dict[str, Any]:
-    # A file of tensors has no lines, and readers of logs ask for one.
+    # A file of tensors has no lines, but code scanning requires one.
     location: dict[str, Any] = {
         "physicalLocation": {"artifactLocation": _artifact_location(file), "region": {"startLine": 1}}
     }
@@ -121,19 +107,19 @@ def _location(tensor: str | None, file: str) -> dict[str, Any]:
 
 
 def _finding_path(report: "Report", finding: "Finding") -> str:
-    """The file of a finding, where it is one beside the others; else the checkpoint."""
+    """Return the path of the finding's file if it exists, else that of the checkpoint."""
     folder = report.path if os.path.isdir(report.path) else os.path.dirname(report.path)
     file = os.path.join(folder, finding.file or "")
     return file if finding.file and os.path.lexists(file) else report.path
 
 
 def _artifact_location(path: str) -> dict[str, str]:
-    """Relative to the current directory, from which a repository is scanned; or absolute where outside."""
+    """Return a location relative to the current directory, or an absolute one outside of it."""
     full = os.path.abspath(path)
-    within = os.path.relpath(full, os.getcwd()) if _is_on_current_drive(full) else os.pardir
-    if within.split(os.sep)[0] == os.pardir:
+    relative = os.path.relpath(full, os.getcwd()) if _is_on_current_drive(full) else os.pardir
+    if relative.split(os.sep)[0] == os.pardir:
         return {"uri": f"file://{_quote_path(full)}"}
-    return {"uri": _quote_path(within), "uriBaseId": "%SRCROOT%"}
+    return {"uri": _quote_path(relative), "uriBaseId": "%SRCROOT%"}
 
 
 def _is_on_current_drive(path: str) -> bool:
@@ -141,8 +127,8 @@ def _is_on_current_drive(path: str) -> bool:
 
 
 def _quote_path(path: str) -> str:
-    lead = "/" if os.path.splitdrive(path)[0] else ""
-    return quote(lead.encode() + os.fsencode(path.replace(os.sep, "/")))
+    slash = b"/" if os.path.splitdrive(path)[0] else b""
+    return quote(slash + os.fsencode(path.replace(os.sep, "/")))
 
 
 def _rule_descriptor(rule: str) -> dict[str, Any]:

@@ -20,14 +20,17 @@ if TYPE_CHECKING:
     from qload.errors.reporting import CauseGroup
     from qload.verify import Finding, Report
 
-NON_TERMINAL_COLUMNS = 120  # columns of a console that is no terminal
+NON_TERMINAL_COLUMNS = 120  # width of output in a pipe or a file
+MIN_TABLE_COLUMNS = 110  # a narrower terminal gets findings as paragraphs
+MIN_MESSAGE_COLUMNS = 44  # of a finding in a table
 WORD = re.compile(r"[^ ]+ *")
-NO_BREAK_SPACE = "\xa0"  # a space that is no place to break a line, and is printed as an ordinary one
+NO_BREAK_SPACE = "\xa0"  # printed as an ordinary space
+VERDICT_STYLES = {"ok": "bold green", "error": "red", "warning": "yellow"}
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Text that is wrapped between words alone; a word wider than the console stays whole.
+    """Text wrapped between words; a word wider than the console is never broken.
 
     `indent`: columns in front of each line.
     """
@@ -40,17 +43,17 @@ class Paragraph:
             for part in line.divide(_find_breaks(line.plain, options.max_width - self.indent)):
                 part.rstrip()
                 part.plain = part.plain.replace(NO_BREAK_SPACE, " ")
-                whole = Text(" " * self.indent if part else "", no_wrap=True, overflow="ignore")
-                yield whole.append_text(part)
+                line_text = Text(" " * self.indent if part else "", no_wrap=True, overflow="ignore")
+                yield line_text.append_text(part)
 
 
 def join_words(text: str) -> str:
-    """The text as one word of a paragraph, whatever spaces are in it."""
+    """Join a text into one word of a paragraph by no-break spaces."""
     return text.replace(" ", NO_BREAK_SPACE)
 
 
 def _find_breaks(line: str, width: int) -> list[int]:
-    """Offsets at which a line is broken; what a line begins with stays before its first word."""
+    """Find the offsets for line breaks; leading spaces stay with the first word."""
     breaks, start = list[int](), 0
     for word in list(WORD.finditer(line))[1:]:
         if cell_len(line[start : word.end()].rstrip()) > width:
@@ -61,37 +64,37 @@ def _find_breaks(line: str, width: int) -> list[int]:
 class _Console(Console):
     def print(self, *objects: Any, **settings: Any) -> None:
         """Print texts as paragraphs."""
-        whole = [Paragraph(each) if isinstance(each, Text) else each for each in objects]
-        super().print(*whole, **{"crop": False, **settings})
+        paragraphs = [Paragraph(item) if isinstance(item, Text) else item for item in objects]
+        super().print(*paragraphs, **{"crop": False, **settings})
 
     def on_broken_pipe(self) -> None:
-        """Raise it to the group of verbs: rich itself would leave with 1, which means findings here."""
+        """Raise the error to the command group: rich exits with 1, the code for findings."""
         raise
 
 
 def stdout() -> Console:
-    """For data."""
+    """Create a console for data."""
     return _create_console(sys.stdout)
 
 
 def stderr() -> Console:
-    """For progress."""
+    """Create a console for progress."""
     return _create_console(sys.stderr)
 
 
 def is_color_disabled() -> bool:
-    """Whether NO_COLOR asks for no escape sequence: no colour, no bold, no cursor that moves."""
+    """Return True if NO_COLOR forbids escape sequences: colors, bold text and cursor movement."""
     return bool(os.environ.get("NO_COLOR"))
 
 
 def _create_console(file: TextIO) -> Console:
     if hasattr(file, "reconfigure") and "utf" not in (file.encoding or "").lower():
-        file.reconfigure(errors="backslashreplace")  # a name outside of the terminal's alphabet is no crash
-    fixed = None if file.isatty() or "COLUMNS" in os.environ else NON_TERMINAL_COLUMNS
-    # NO_COLOR leaves rich its bold and dim; without a color system rich has neither.
+        file.reconfigure(errors="backslashreplace")  # for names outside of the terminal's encoding
+    width = None if file.isatty() or "COLUMNS" in os.environ else NON_TERMINAL_COLUMNS
+    # Under NO_COLOR rich still prints bold and dim text; without a color system it prints neither.
     return _Console(
         file=file,
-        width=fixed,
+        width=width,
         markup=False,
         emoji=False,
         highlight=False,
@@ -99,11 +102,8 @@ def _create_console(file: TextIO) -> Console:
     )
 
 
-VERDICT_STYLES = {"ok": "bold green", "error": "red", "warning": "yellow"}
-
-
 class LayerOutcome(Protocol):
-    """A layer, or a tensor of none, with its outcome and the detail of it."""
+    """Outcome of a layer, or of a tensor outside of all layers."""
 
     @property
     def name(self) -> str:
@@ -111,37 +111,37 @@ class LayerOutcome(Protocol):
 
     @property
     def outcome(self) -> str:
-        """Outcome, as the report names it."""
+        """Outcome, a word of the report."""
 
     @property
     def detail(self) -> str:
-        """Reason or place; "" where there is nothing to add."""
+        """Reason or place, or ""."""
 
 
-MIN_TABLE_COLUMNS = 110  # columns from which findings are a table
-MIN_MESSAGE_COLUMNS = 44  # columns that a message has at least beside names
+def color_verdict(verdict: str, line: str) -> Text:
+    """Color the verdict at the beginning of a line."""
+    return Text(verdict, VERDICT_STYLES.get(verdict, "bold red")).append(line.removeprefix(verdict), "none")
 
 
 def verdict_text(report: "Report") -> Text:
-    """ok  ./model: 21 layers, 7 plain tensors, 100 % of 1.1 MiB explained."""
-    rest = verdict_line(report).removeprefix(report.verdict)
-    return Text(report.verdict, VERDICT_STYLES.get(report.verdict, "bold red")).append(rest, "none")
+    """Format a verdict: ok  ./model: 21 layers, 7 plain tensors, 100 % of 1.1 MiB explained."""
+    return color_verdict(report.verdict, verdict_line(report))
 
 
 def report_heading(report: "Report") -> Text:
-    """The path, above what is one of several reports."""
+    """Format the path as the heading of one of several reports."""
     return Text(f"\n{escape(report.path)}", "bold")
 
 
 def finding_tables(report: "Report") -> Iterator[RenderableType]:
-    """The findings, if there are any, and the notes under them."""
+    """Format the findings of a report, and its notes below them."""
     if report.findings:
         yield FindingTable(report.findings)
     yield from note_texts(report.notes)
 
 
 def note_texts(texts: Iterable[str]) -> Iterator[RenderableType]:
-    """Notes, those that differ in names and numbers alone as one."""
+    """Format notes; notes that differ only in names and numbers become one."""
     from qload.errors.reporting import group_texts
 
     for text in group_texts(texts):
@@ -149,7 +149,7 @@ def note_texts(texts: Iterable[str]) -> Iterator[RenderableType]:
 
 
 def outcome_texts(layers: "Iterable[LayerOutcome]", words: "Mapping[str, str]") -> Iterator[RenderableType]:
-    """Layers with an outcome, those of one outcome and cause as one, with the detail of the first."""
+    """Format layers by outcome and cause: the names of each group, and the detail of its first layer."""
     from qload.errors.reporting import cause_of, group_by_cause
 
     groups = group_by_cause(
@@ -166,20 +166,23 @@ def outcome_texts(layers: "Iterable[LayerOutcome]", words: "Mapping[str, str]") 
             yield title.append(f"  {format_count(group.count, 'layer')}", "none")
             yield from (Paragraph(Text(place), 4) for place in places)
         if first.detail:
-            alike = len({layer.detail.replace(layer.name, "") for layer in group.items}) == 1
-            named = "" if first.detail.startswith(first.name) else f"{escape_name(first.name)}: "
-            example = "" if alike else f"for example {named}"
+            equal = len({layer.detail.replace(layer.name, "") for layer in group.items}) == 1
+            prefix = "" if first.detail.startswith(first.name) else f"{escape_name(first.name)}: "
+            example = "" if equal else f"for example {prefix}"
             yield Paragraph(Text(escape(example + first.detail, keep="\n"), "dim"), 4)
 
 
 def empty_table() -> Table:
-    """An empty one, in the style of all."""
+    """Create a table in the common style."""
     return Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
 
 
 @dataclass(frozen=True)
 class NamedRow:
-    """Facts of something that has a name; `count`: how many share the row; `style` of the whole row."""
+    """Table row of facts under a name.
+
+    `count`: number of items in the row. `style`: rich style of the row.
+    """
 
     name: str
     facts: Sequence[Text]
@@ -189,9 +192,9 @@ class NamedRow:
 
 @dataclass(frozen=True)
 class NameTable:
-    """A row for each name where the longest row fits; else each name whole in a line, its facts under it.
+    """Table with a row per name; on a narrow console a line per name, and its facts below it.
 
-    `title` is that of the names and `columns` those of the facts; `right`: columns of numbers.
+    `title`: title of the names. `columns`: titles of the facts. `right`: right-aligned columns.
     """
 
     title: str
@@ -207,20 +210,20 @@ class NameTable:
             yield from self._narrow(options.max_width)
 
     def _wide(self) -> Table:
-        shown = empty_table()
-        shown.add_column(self.title)
-        counted = any(row.count > 1 for row in self.rows)
-        if counted:
-            shown.add_column("count", justify="right")
+        table = empty_table()
+        table.add_column(self.title)
+        has_counts = any(row.count > 1 for row in self.rows)
+        if has_counts:
+            table.add_column("count", justify="right")
         for column in self.columns:
-            shown.add_column(column, justify="right" if column in self.right else "left")
+            table.add_column(column, justify="right" if column in self.right else "left")
         for row in self.rows:
-            count = [str(row.count) if row.count > 1 else ""] if counted else []
-            shown.add_row(Text(row.name), *count, *row.facts, style=row.style, end_section=bool(row.style))
-        return shown
+            count = [str(row.count) if row.count > 1 else ""] if has_counts else []
+            table.add_row(Text(row.name), *count, *row.facts, style=row.style, end_section=bool(row.style))
+        return table
 
     def _narrow(self, width: int) -> Iterator[RenderableType]:
-        """Facts in columns where these fit, else each behind its title."""
+        """Format facts in columns if they fit, else as a list with their titles."""
         cells = [[Text(column, "bold") for column in self.columns], *(row.facts for row in self.rows)]
         widths = [max(cell_len(cell.plain) for cell in column) for column in zip(*cells, strict=True)]
         aligned = sum(widths) + 2 * len(widths) <= width
@@ -246,7 +249,7 @@ def _align_cells(cells: Sequence[Text], widths: Sequence[int]) -> Text:
 
 
 def _label_cells(titles: Sequence[str], cells: Sequence[Text]) -> Text:
-    """`format gptq, bits 4`; without cells that are empty."""
+    """Format cells as a list with their titles, without empty cells: `format gptq, bits 4`."""
     facts = []
     for title, cell in zip(titles, cells, strict=True):
         if cell:
@@ -258,7 +261,7 @@ def _label_cells(titles: Sequence[str], cells: Sequence[Text]) -> Text:
 
 @dataclass(frozen=True)
 class FindingTable:
-    """Findings of one cause as one: a row where there is room for a table, else a paragraph."""
+    """Findings grouped by cause: a table row per cause, or a paragraph on a narrow console."""
 
     findings: "Sequence[Finding]"
 
@@ -267,11 +270,8 @@ class FindingTable:
 
         groups = group_findings(self.findings)
         wide = self._wide(groups)
-        roomy = options.max_width >= MIN_TABLE_COLUMNS
-        if (
-            roomy
-            and Measurement.get(console, options.update(width=10_000), wide).minimum <= options.max_width
-        ):
+        min_columns = Measurement.get(console, options.update(width=10_000), wide).minimum
+        if options.max_width >= max(MIN_TABLE_COLUMNS, min_columns):
             yield wide
             return
         yield ""
@@ -281,8 +281,8 @@ class FindingTable:
             yield ""
 
     def _wide(self, groups: "Sequence[CauseGroup[Finding]]") -> Table:
-        """Columns as wide as their names, and messages at least as wide as their longest word."""
-        shown = empty_table()
+        """Create a table with columns as wide as their names; only messages are wrapped."""
+        table = empty_table()
         rows = [
             (
                 _severity_text(group.first),
@@ -294,21 +294,21 @@ class FindingTable:
         ]
         for title, column in zip(("severity", "rule", "tensor, file"), zip(*rows, strict=True), strict=False):
             lines = [title, *(line for text in column for line in text.plain.split("\n"))]
-            shown.add_column(title, width=max(map(cell_len, lines)))
-        shown.add_column("message, remedy", min_width=MIN_MESSAGE_COLUMNS)
+            table.add_column(title, width=max(map(cell_len, lines)))
+        table.add_column("message, remedy", min_width=MIN_MESSAGE_COLUMNS)
         for row in rows:
-            shown.add_row(*row)
-        return shown
+            table.add_row(*row)
+        return table
 
 
 def _finding_title(group: "CauseGroup[Finding]") -> Iterator[Paragraph]:
-    """Severity, rule and place in one line; several places each in a line of its own."""
-    lines = list(map(join_words, _place_lines(group)))
-    beside = lines if group.count <= 1 else []
-    title = [_severity_text(group.first), *map(Text, (join_words(escape(group.first.rule)), *beside))]
+    """Format severity, rule and place in one line; several places get a line each."""
+    places = list(map(join_words, _place_lines(group)))
+    single = places if group.count <= 1 else []
+    title = [_severity_text(group.first), *map(Text, (join_words(escape(group.first.rule)), *single))]
     yield Paragraph(Text("  ").join(title))
-    if not beside:
-        yield from (Paragraph(Text(line), 4) for line in lines)
+    if not single:
+        yield from (Paragraph(Text(place), 4) for place in places)
 
 
 def _severity_text(finding: "Finding") -> Text:
@@ -316,7 +316,7 @@ def _severity_text(finding: "Finding") -> Text:
 
 
 def _place_lines(group: "CauseGroup[Finding]") -> list[str]:
-    """Tensors in short and how many there are, and the file if all are in one."""
+    """List merged tensor names, their number, and the file if it is the same for all."""
     files = {finding.file for finding in group.items}
     file = group.first.file if len(files) == 1 and group.first.tensor else None
     lines = [escape_name(place) for place in group.places()]
@@ -328,11 +328,11 @@ def _place_lines(group: "CauseGroup[Finding]") -> list[str]:
 def _message_text(group: "CauseGroup[Finding]") -> Text:
     from qload.verify.report import shown_message
 
-    what = Text(escape(shown_message(group), keep="\n"))
+    message = Text(escape(shown_message(group), keep="\n"))
     if group.first.remedy:
-        what.append("\nremedy  ", "green").append(_indent(group.first.remedy, 8), "none")
-    return what
+        message.append("\nremedy  ", "green").append(_indent(group.first.remedy, 8), "none")
+    return message
 
 
-def _indent(text: str, by: int) -> str:
-    return escape(text, keep="\n").replace("\n", "\n" + " " * by)
+def _indent(text: str, columns: int) -> str:
+    return escape(text, keep="\n").replace("\n", "\n" + " " * columns)

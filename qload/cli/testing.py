@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from qload.cli.options import OutputFolder, json_option, output_folder_option, verbose_option
+from qload.cli.output import prints_json
 from qload.cli.text import print_summary
 from qload.errors.reporting import SCHEMA
 
@@ -21,7 +22,7 @@ Examples:
   qload selftest --tests "pytest tests/kernels" --pack mykernel:pack --format gptq
   qload selftest --suites
 
-Exit codes: 0 every fault is caught, 1 some are let through, 2 the command is wrong, 3 a bug of qload."""
+Exit codes: 0 every fault is caught, 1 some faults pass, 2 the command is wrong, 3 a bug of qload."""
 
 
 @click.command(epilog=SELFTEST_EPILOG)
@@ -29,14 +30,18 @@ Exit codes: 0 every fault is caught, 1 some are let through, 2 the command is wr
 @click.option(
     "--tests",
     metavar="COMMAND",
-    help="Your own tests, as 'pytest tests/kernels', in place of qload's checks.",
+    help="Use your own tests instead of qload's checks, such as 'pytest tests/kernels'.",
 )
-@click.option("--pack", metavar="MODULE:FUNCTION", help="With --tests: what packs a weight.")
-@click.option("--gemm", metavar="MODULE:FUNCTION", help="With --tests: what multiplies x (M, K) by it.")
+@click.option("--pack", metavar="MODULE:FUNCTION", help="With --tests: function that packs a weight.")
 @click.option(
-    "--format", "format_name", metavar="FORMAT", help="With --pack: of which format its tensors are."
+    "--gemm",
+    metavar="MODULE:FUNCTION",
+    help="With --tests: function that multiplies x (M, K) by a packed weight.",
 )
-@click.option("--suites", is_flag=True, help="The suites of qload.conformance, each with a sound subject.")
+@click.option("--format", "format_name", metavar="FORMAT", help="With --pack: format of its tensors.")
+@click.option(
+    "--suites", is_flag=True, help="Use the suites of qload.conformance with their reference kernels."
+)
 @json_option
 @verbose_option
 def selftest(
@@ -48,13 +53,15 @@ def selftest(
     suites: bool,
     as_json: bool | None,
 ) -> None:
-    """Plant known faults in a kernel, and print which checks notice.
+    """Test the checks of a kernel with known faults.
 
-    MODULE:CLASS has the attribute `format` and the methods `pack(weight)` and `gemm(x, buffers)`. Code that
-    is named here is imported and run.
+    Each fault is planted in the kernel in turn, and the command prints the checks that notice it.
+
+    MODULE:CLASS has the attribute `format` and the methods `pack(weight)` and `gemm(x, buffers)`. The command
+    imports and runs this code.
     """
     if (adapter is not None) + (tests is not None) + suites != 1:
-        raise click.UsageError("name MODULE:CLASS, or your tests with --tests, or ask for --suites")
+        raise click.UsageError("give one of MODULE:CLASS, --tests and --suites")
     sys.path.insert(0, os.getcwd())
     if suites:
         rows = _judge_suites()
@@ -62,24 +69,24 @@ def selftest(
         rows = _judge_user_tests(tests, pack, gemm, format_name)
     else:
         rows = _judge_adapter(str(adapter))
-    through = [row["fault"] for row in rows if row["end"] == "let through"]
-    if as_json or (as_json is None and not sys.stdout.isatty()):
-        click.echo(json.dumps({"schema": SCHEMA, "faults": rows, "let_through": through}, indent=2))
+    passed = [row["fault"] for row in rows if row["end"] == "let through"]
+    if prints_json(as_json):
+        click.echo(json.dumps({"schema": SCHEMA, "faults": rows, "let_through": passed}, indent=2))
     else:
         _print_faults(rows)
-    caught = f"{len(rows) - len(through)} of {len(rows)} faults are caught"
-    print_summary([caught, *(f"let through  {fault}" for fault in through)], as_json)
-    raise SystemExit(1 if through else 0)
+    count = f"{len(rows) - len(passed)} of {len(rows)} faults are caught"
+    print_summary([count, *(f"let through  {fault}" for fault in passed)], as_json)
+    raise SystemExit(1 if passed else 0)
 
 
-def _judge_adapter(place: str) -> list[dict[str, Any]]:
+def _judge_adapter(path: str) -> list[dict[str, Any]]:
     from qload.testing.selftest.matrix import adapter_of, kill_matrix
 
-    module, _, name = place.partition(":")
+    module, _, name = path.partition(":")
     try:
-        found = getattr(importlib.import_module(module), name)
+        adapter = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise click.UsageError(f"{place}: {error}") from error
+        raise click.UsageError(f"{path}: {error}") from error
     return [
         {
             "subject": row.subject,
@@ -89,7 +96,7 @@ def _judge_adapter(place: str) -> list[dict[str, Any]]:
             "named": row.named,
             **{name: "caught" if noticed else "let through" for name, noticed in row.noticed.items()},
         }
-        for row in kill_matrix(adapter_of(found))
+        for row in kill_matrix(adapter_of(adapter))
     ]
 
 
@@ -104,7 +111,7 @@ def _judge_suites() -> list[dict[str, Any]]:
                 "words": row.words,
                 "end": "let through" if row.let_through else "caught",
                 **{name: str(row.suites.get(name, "")) for name in NAMES},
-                **{name: "caught" if seen else "let through" for name, seen in row.tolerances.items()},
+                **{name: "caught" if noticed else "let through" for name, noticed in row.tolerances.items()},
             }
             for row in planted_in_suites(Path(folder))
         ]
@@ -116,7 +123,7 @@ def _judge_user_tests(
     from qload.testing.selftest import adopted_matrix
 
     outcomes = adopted_matrix(tests, pack=pack, gemm=gemm, format=format_name)
-    return [{"fault": each.fault, "words": each.words, "end": each.end} for each in outcomes]
+    return [{"fault": outcome.fault, "words": outcome.words, "end": outcome.end} for outcome in outcomes]
 
 
 def _print_faults(rows: list[dict[str, Any]]) -> None:
@@ -125,8 +132,8 @@ def _print_faults(rows: list[dict[str, Any]]) -> None:
     from qload.cli.tables import NamedRow, NameTable, stdout
 
     columns = [name for name in rows[0] if name not in ("fault", "words")] if rows else []
-    listed = [NamedRow(row["fault"], [Text(str(row[name] or "")) for name in columns]) for row in rows]
-    stdout().print(NameTable("fault", columns, listed))
+    named_rows = [NamedRow(row["fault"], [Text(str(row[name] or "")) for name in columns]) for row in rows]
+    stdout().print(NameTable("fault", columns, named_rows))
 
 
 MAKE_EPILOG = """\b
@@ -135,72 +142,71 @@ Examples:
   qload make-checkpoint compressed-tensors -o ./tiny-moe --model mixtral
   qload make-checkpoint awq -o ./tiny --config '{"num_hidden_layers": 1}'
 
-Exit codes: 0 it was made, 2 the command is wrong, 3 a bug of qload."""
+Exit codes: 0 the checkpoint was written, 2 the command is wrong, 3 a bug of qload."""
 
 
 def _parse_config(ctx: click.Context, param: click.Parameter, value: str) -> dict[str, object]:
-    """What a JSON object holds; anything else is a usage error."""
+    """Parse a JSON object; anything else is a usage error."""
     try:
-        found = json.loads(value)
+        entries = json.loads(value)
     except ValueError as error:
-        raise click.BadParameter(f"is no JSON: {error}", ctx, param) from error
-    if not isinstance(found, dict):
-        raise click.BadParameter("is no JSON object", ctx, param)
-    return found
+        raise click.BadParameter(f"is not JSON: {error}", ctx, param) from error
+    if not isinstance(entries, dict):
+        raise click.BadParameter("is not a JSON object", ctx, param)
+    return entries
 
 
 @click.command("make-checkpoint", epilog=MAKE_EPILOG)
 @click.argument("format", metavar="FORMAT")
-@output_folder_option("Where to; made, or empty.")
+@output_folder_option("Output folder: new, or empty.")
 @click.option(
-    "--model", default="llama", show_default=True, metavar="TYPE", help="A model_type that qload runs."
+    "--model", default="llama", show_default=True, metavar="TYPE", help="A model_type supported by qload run."
 )
 @click.option(
     "--config",
     callback=_parse_config,
     metavar="JSON",
     default="{}",
-    help="Entries of config.json that are different.",
+    help="Entries of config.json that override the defaults.",
 )
 @verbose_option
 def make_checkpoint(format: str, folder: Path, model: str, config: dict[str, object]) -> None:
     """Write a tiny checkpoint of FORMAT to DIR.
 
-    It has all tensors that the config names, in some hundred kilobytes, and every value tells where it lies.
-    The same command writes the same bytes. What a name does not mean is answered with those that there are.
+    It has all tensors of the config, in some hundred kilobytes, and each value encodes its position. The same
+    command writes the same bytes. The error for an unknown name lists the known names.
     """
     from qload.testing import make_checkpoint as run
 
     tensors = run(format, folder, model=model, config=config)
-    click.echo(
-        f"{folder}: {len(tensors)} tensors, {sum(each.nbytes for each in tensors.values())} bytes", err=True
-    )
+    nbytes = sum(tensor.nbytes for tensor in tensors.values())
+    click.echo(f"{folder}: {len(tensors)} tensors, {nbytes} bytes", err=True)
 
 
 VECTORS_EPILOG = """\b
 Examples:
   qload vectors export ./vectors
 
-Exit codes: 0 they were written, 2 the command is wrong, 3 a bug of qload."""
+Exit codes: 0 the vectors were written, 2 the command is wrong, 3 a bug of qload."""
 
 
 @click.group(epilog=VECTORS_EPILOG)
 def vectors() -> None:
-    """Write the frozen test vectors into a folder."""
+    """Write the frozen test vectors to a folder."""
 
 
 @vectors.command()
 @click.argument("folder", type=OutputFolder())
 @verbose_option
 def export(folder: Path) -> None:
-    """Write all vectors into FOLDER, which has to be empty or not there yet.
+    """Write all vectors to FOLDER, new or empty.
 
-    Each case is a folder with a checkpoint; manifest.json says what each is for and what it means,
+    Each case is a folder with a checkpoint. manifest.json has the purpose and the meaning of each case,
     schema.json is its JSON schema, and SHA256SUMS has the sums of all files. The bytes are always the same.
     """
     from qload.testing.vectors import export
 
     manifest = export(folder)
     counts = Counter(case.result for case in manifest.cases)
-    said = ", ".join(f"{count} {result}" for result, count in counts.items())
-    click.echo(f"{folder}: vectors {manifest.version}, {said}")
+    results = ", ".join(f"{count} {result}" for result, count in counts.items())
+    click.echo(f"{folder}: vectors {manifest.version}, {results}")

@@ -15,26 +15,31 @@ if TYPE_CHECKING:
 
 MAX_NAME_CHARACTERS = 300
 MAX_TEXT_CHARACTERS = 4000
+MAX_MESSAGE_CHARACTERS = 300
+MAX_SUMMARY_LINES = 10
 
 
 def escape(text: object, *, keep: str = "", limit: int = MAX_TEXT_CHARACTERS) -> str:
-    """What cannot be printed (escape sequences, controls, lone surrogates, text that turns direction) is
-    shown as Python writes it; what is too long is cut, and says so."""
-    shown = str(text)
-    if len(shown) > limit:
-        shown = f"{shown[:limit]}... ({len(shown)} characters)"
-    if shown.isprintable():
-        return shown
-    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in shown)
+    """Escape unprintable characters as Python does, and cut a long text with a note of its length.
+
+    Unprintable are control characters, escape sequences, lone surrogates and changes of text direction.
+    `keep`: characters to leave as they are. `limit`: characters of the result.
+    """
+    printed = str(text)
+    if len(printed) > limit:
+        printed = f"{printed[:limit]}... ({len(printed)} characters)"
+    if printed.isprintable():
+        return printed
+    return "".join(c if c.isprintable() or c in keep else repr(c)[1:-1] for c in printed)
 
 
 def escape_name(text: str) -> str:
-    """A tensor's or a file's name: one line, whatever is in it."""
+    """Escape the name of a tensor or a file into one line."""
     return escape(text, limit=MAX_NAME_CHARACTERS)
 
 
 def format_size(count: int) -> str:
-    """1536 -> '1.5 KiB'."""
+    """Format bytes in binary units: 1536 -> '1.5 KiB'."""
     value, unit = float(count), "B"
     for unit in ("B", "KiB", "MiB", "GiB", "TiB", "PiB"):
         if value < 1024 or unit == "PiB":
@@ -44,7 +49,7 @@ def format_size(count: int) -> str:
 
 
 def format_percent(part: int, whole: int) -> str:
-    """(1, 3) -> '33.3 %'; 0 and 100 % are said of nothing and of all alone."""
+    """Format a share: (1, 3) -> '33.3 %'; only an empty share is '0 %', and only the whole is '100 %'."""
     if part in (0, whole):
         return "100 %" if part == whole else "0 %"
     tenths = min(max(part * 1000 // whole, 1), 999)
@@ -52,74 +57,70 @@ def format_percent(part: int, whole: int) -> str:
 
 
 def format_count(count: int, noun: str) -> str:
-    """1 layer, 2 layers."""
+    """Format a count with its noun: '1 layer', '2 layers'."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-MAX_SUMMARY_LINES = 10
-MAX_MESSAGE_CHARACTERS = 300  # characters of a message
-
-
 def print_summary(lines: Iterable[str], as_json: bool | None) -> None:
-    """Print the first lines on standard error if standard output is JSON that no terminal shows."""
+    """Print at most ten lines on standard error if standard output is JSON in a pipe or a file."""
     if as_json is False or sys.stdout.isatty():
         return
-    listed = list(lines)
-    if len(listed) > MAX_SUMMARY_LINES:
-        listed[MAX_SUMMARY_LINES - 1 :] = [f"... and {len(listed) - MAX_SUMMARY_LINES + 1} more lines"]
-    for line in listed:
+    printed = list(lines)
+    if len(printed) > MAX_SUMMARY_LINES:
+        printed[MAX_SUMMARY_LINES - 1 :] = [f"... and {len(printed) - MAX_SUMMARY_LINES + 1} more lines"]
+    for line in printed:
         click.echo(line, err=True)
 
 
 def report_lines(report: "Report") -> Iterator[str]:
-    """The verdict, a line for each cause of findings, and the notes."""
+    """Summarize a report: its verdict, a line per cause of findings, and its notes."""
     yield verdict_line(report)
     yield from finding_lines(report.findings)
     yield from note_lines(report.notes)
 
 
 def verdict_lines(reports: "Sequence[Report]") -> Iterator[str]:
-    """The verdict of each checkpoint, those with findings first."""
+    """Summarize several reports: a verdict per checkpoint, findings first."""
     return map(verdict_line, sorted(reports, key=lambda report: report.verdict == "ok"))
 
 
 def verdict_line(report: "Report") -> str:
-    """ok  ./model: 21 layers, 7 plain tensors, 100 % of 1.1 MiB explained."""
-    found = _finding_counts(report.findings)
-    found += [format_count(len(report.notes), "note")] if report.notes else []
-    parts = [", ".join(found)] if found else []
+    """Format a verdict: ok  ./model: 21 layers, 7 plain tensors, 100 % of 1.1 MiB explained."""
+    counts = _finding_counts(report.findings)
+    counts += [format_count(len(report.notes), "note")] if report.notes else []
+    parts = [", ".join(counts)] if counts else []
     parts += [_coverage_text(report.coverage)] if report.coverage else []
     return f"{report.verdict}  {escape(report.path)}: {'; '.join(parts) or 'nothing found'}"
 
 
 def _finding_counts(findings: "Sequence[Finding]") -> list[str]:
-    """1 error in 14 places, 2 warnings."""
+    """Count findings by severity: '1 error in 14 places', '2 warnings'."""
     from qload.verify.report import group_findings
 
     groups = group_findings(findings)
-    counted = []
+    counts = []
     for severity in ("error", "warning"):
-        alike = [group for group in groups if group.first.severity == severity]
-        places = sum(max(1, group.count) for group in alike)
-        if alike:
-            beyond = f" in {places} places" if places > len(alike) else ""
-            counted.append(format_count(len(alike), severity) + beyond)
-    return counted
+        causes = [group for group in groups if group.first.severity == severity]
+        places = sum(max(1, group.count) for group in causes)
+        if causes:
+            suffix = f" in {places} places" if places > len(causes) else ""
+            counts.append(format_count(len(causes), severity) + suffix)
+    return counts
 
 
 def finding_lines(findings: "Iterable[Finding]") -> Iterator[str]:
-    """A line for each cause, with the first of its places and how many there are."""
+    """Format a line per cause: its first place, its message, and the number of places."""
     from qload.verify.report import group_findings
 
     for group in group_findings(findings):
         first = group.first
-        places = [escape_name(place) for place in (first.tensor or first.file,) if place]
-        lead = "  ".join([first.severity, escape(first.rule), *places])
-        yield f"{lead}: {_join_lines(first.detail)}{_count_suffix(group.count)}"
+        place = first.tensor or first.file
+        title = "  ".join([first.severity, escape(first.rule), *([escape_name(place)] if place else [])])
+        yield f"{title}: {_join_lines(first.detail)}{_count_suffix(group.count)}"
 
 
 def layer_lines(outcomes: Iterable[tuple[str, str, str]]) -> Iterator[str]:
-    """A line for each outcome and reason, from (outcome, name of a layer, reason)."""
+    """Format a line per outcome and reason, from tuples (outcome, layer name, reason)."""
     from qload.errors.reporting import cause_of, group_by_cause
 
     groups = group_by_cause(
@@ -131,69 +132,77 @@ def layer_lines(outcomes: Iterable[tuple[str, str, str]]) -> Iterator[str]:
         yield f"{outcome}  {escape_name(layer)}{detail}{_count_suffix(group.count)}"
 
 
-def outcome_counts(found: "AnswerByLayer", outcomes: Mapping[str, str]) -> str:
-    """How many layers have each outcome, in words; or why the checkpoint cannot be read."""
-    why = getattr(found, "unreadable", "") or getattr(found, "unsupported", "")
-    numbers = [f"{count} {outcomes[outcome]}" for outcome, count in sorted(found.counts.items())]
-    return escape(why or ", ".join(numbers) or "nothing found")
+def outcome_counts(report: "AnswerByLayer", outcomes: Mapping[str, str]) -> str:
+    """Count the layers of each outcome, or give the reason why the checkpoint cannot be read."""
+    reason = getattr(report, "unreadable", "") or getattr(report, "unsupported", "")
+    numbers = [f"{count} {outcomes[outcome]}" for outcome, count in sorted(report.counts.items())]
+    return escape(reason or ", ".join(numbers) or "nothing found")
 
 
-def plan_lines(found: "ShardingPlan") -> Iterator[str]:
-    """The verdict, a line for each number of ranks, and why layers cannot be shared."""
-    if found.unreadable or found.unsupported:
-        yield f"{found.verdict}  {escape(found.path)}: {escape(found.unreadable or found.unsupported)}"
+def refusal_line(report: "ShardingPlan | Explanation") -> str:
+    """Format the verdict on an unreadable or unsupported checkpoint; "" for any other."""
+    reason = report.unreadable or report.unsupported
+    return f"{report.verdict}  {escape(report.path)}: {escape(reason)}" if reason else ""
+
+
+def plan_lines(plan: "ShardingPlan") -> Iterator[str]:
+    """Summarize a plan: its verdict, a line per number of ranks, and the layers that cannot be sharded."""
+    if refusal := refusal_line(plan):
+        yield refusal
         return
-    yield f"{found.verdict}  {escape(found.path)}: {format_count(len(found.layers), 'layer')}"
-    yield from starmap(world_line, found.worlds.items())
-    for ranks in found.worlds:
-        refused = ((layer, layer.shares[ranks]) for layer in found.layers)
+    yield f"{plan.verdict}  {escape(plan.path)}: {format_count(len(plan.layers), 'layer')}"
+    yield from starmap(world_line, plan.worlds.items())
+    for ranks in plan.worlds:
+        shares = ((layer, layer.shares[ranks]) for layer in plan.layers)
         yield from layer_lines(
             (format_count(ranks, "rank"), layer.prefix, share.reason)
-            for layer, share in refused
+            for layer, share in shares
             if not share.fits
         )
-    yield from note_lines(found.notes)
+    yield from note_lines(plan.notes)
 
 
 def world_line(ranks: int, world: "WorldPlan") -> str:
-    """ok  4 ranks: 1.2 GiB each, at most 1.3 GiB."""
-    most, least = max(world.bytes), min(world.bytes)
-    held = format_size(most) if most == least else f"{format_size(least)} to {format_size(most)}"
+    """Format the bytes per rank: ok  4 ranks: 1.2 GiB to 1.3 GiB each."""
+    largest, smallest = max(world.bytes), min(world.bytes)
+    sizes = format_size(largest)
+    if largest != smallest:
+        sizes = f"{format_size(smallest)} to {sizes}"
     each = " each" if ranks > 1 else ""
-    what = f"{held}{each}" if world.fits else f"{format_count(world.refused, 'layer')} cannot be shared"
-    return f"{'ok' if world.fits else 'no'}  {format_count(ranks, 'rank')}: {what}"
+    result = f"{sizes}{each}" if world.fits else f"{format_count(world.refused, 'layer')} cannot be shared"
+    return f"{'ok' if world.fits else 'no'}  {format_count(ranks, 'rank')}: {result}"
 
 
-def explanation_lines(found: "Explanation") -> Iterator[str]:
-    """The verdict, and a line for each way in which layers are multiplied, or are not."""
-    if found.unreadable or found.unsupported:
-        yield f"{found.verdict}  {escape(found.path)}: {escape(found.unreadable or found.unsupported)}"
+def explanation_lines(explanation: "Explanation") -> Iterator[str]:
+    """Summarize an explanation: its verdict, layers with errors, and a line per set of kernels."""
+    if refusal := refusal_line(explanation):
+        yield refusal
         return
-    yield explanation_line(found)
-    yield from layer_lines(("error", layer.prefix, layer.error) for layer in found.layers if layer.error)
-    yield from layer_lines(
-        (_kernels_text(layer), layer.prefix, "") for layer in found.layers if not layer.error
-    )
-    yield from note_lines(found.notes)
+    yield explanation_line(explanation)
+    layers = explanation.layers
+    yield from layer_lines(("error", layer.prefix, layer.error) for layer in layers if layer.error)
+    yield from layer_lines((_kernels_text(layer), layer.prefix, "") for layer in layers if not layer.error)
+    yield from note_lines(explanation.notes)
 
 
-def explanation_line(found: "Explanation") -> str:
-    """ok  ./model on sm90, activations of float16."""
-    ranks = f"rank 0 of {found.tp}, " if found.tp > 1 else ""
-    return f"{found.verdict}  {escape(found.path)} on {found.arch}, {ranks}activations of {found.dtype}"
+def explanation_line(explanation: "Explanation") -> str:
+    """Format the verdict: ok  ./model on sm90, activations of float16."""
+    ranks = f"rank 0 of {explanation.tp}, " if explanation.tp > 1 else ""
+    place = f"{escape(explanation.path)} on {explanation.arch}"
+    return f"{explanation.verdict}  {place}, {ranks}activations of {explanation.dtype}"
 
 
 def _kernels_text(layer: "ExplainedLayer") -> str:
-    """`strips: decode (1), many (64, 1024 tokens)`: the kernels of one kernel format."""
+    """Format the kernels of a layer: 'strips: decode (1), many (64, 1024 tokens)'."""
     kernels: dict[str, list[str]] = {}
     for choice in layer.choices:
         kernels.setdefault(choice.kernel, []).append(str(choice.tokens))
-    told = ", ".join(f"{kernel} ({', '.join(tokens)} tokens)" for kernel, tokens in kernels.items())
-    return f"{escape(layer.kernel_format)}: {told}"
+    choices = ", ".join(f"{kernel} ({', '.join(tokens)} tokens)" for kernel, tokens in kernels.items())
+    return f"{escape(layer.kernel_format)}: {choices}"
 
 
 def note_lines(notes: Iterable[str]) -> Iterator[str]:
-    """A line for each note, those that differ in names and numbers alone as one."""
+    """Format a line per note; notes that differ only in names and numbers share a line."""
     from qload.errors.reporting import group_texts
 
     return (f"note  {_join_lines(note)}" for note in group_texts(notes))
@@ -209,12 +218,11 @@ def _count_suffix(count: int) -> str:
 
 
 def _coverage_text(coverage: "Coverage") -> str:
-    """What was explained, and which share of the bytes; never 100 % of what was not."""
+    """Format the number of layers and plain tensors, and the share of bytes that they explain."""
     counts = ((coverage.layers, "layer"), (coverage.plain_tensors, "plain tensor"))
-    parts = [format_count(count, what) for count, what in counts if count]
-    parts.append(
-        f"{format_percent(coverage.explained, coverage.total)} of {format_size(coverage.total)} explained"
-    )
+    parts = [format_count(count, noun) for count, noun in counts if count]
+    share = format_percent(coverage.explained, coverage.total)
+    parts.append(f"{share} of {format_size(coverage.total)} explained")
     if coverage.unread:
         parts.append(f"{format_percent(coverage.unread, coverage.total)} not read")
     return ", ".join(parts)

@@ -42,8 +42,8 @@ def test_progress_names_stage_and_turn() -> None:
 
     measure_load(MODEL, "cpu", "auto", 1, lambda stage, done, total: told.append(f"{stage} {done == total}"))
 
-    assert "as stored, to begin with: loading False" in told
-    assert "auto, turn 1 of 1: loading True" in told
+    assert "as stored, warm-up: loading False" in told
+    assert "auto, round 1 of 1: loading True" in told
 
 
 @pytest.mark.parametrize("device", ["nowhere", "cuda:99", "meta"])

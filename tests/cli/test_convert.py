@@ -33,7 +33,7 @@ def test_a_table_lists_what_is_refused_and_why(tmp_path: Path) -> None:
     assert "    model.layers.{0..1}.mlp.up_proj\n" in result.stdout
     words = " ".join(result.stdout.split())
     assert "not in order along K (act order), and awq has no g_idx" in words
-    assert "14 refused, so that nothing was written" in result.stdout
+    assert "14 refused: nothing was written" in result.stdout
     assert not (tmp_path / "out").exists()
 
 

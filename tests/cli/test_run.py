@@ -134,8 +134,8 @@ def test_too_little_memory_is_refused_with_both_numbers(
     [
         pytest.param([], "either --prompt-ids or --prompt", id="no prompt"),
         pytest.param(["--prompt-ids", "1", "--prompt", "a"], "either --prompt-ids or --prompt", id="two"),
-        pytest.param(["--prompt-ids", "1,x"], "'1,x' is no list of token ids", id="no numbers"),
-        pytest.param(["--prompt-ids", "-1"], "'-1' is no list of token ids", id="negative"),
+        pytest.param(["--prompt-ids", "1,x"], "'1,x' is not a list of token ids", id="no numbers"),
+        pytest.param(["--prompt-ids", "-1"], "'-1' is not a list of token ids", id="negative"),
         pytest.param(["--prompt-ids", "1", "--device", "tpu"], "device", id="no such device"),
         pytest.param(["--prompt-ids", "1", "--temperature", "-1"], "temperature", id="temperature"),
     ],

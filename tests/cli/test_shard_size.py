@@ -7,7 +7,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from qload.cli.conversion import GIGABYTE, MAX_FILE_BYTES, shard_size_option
+from qload.cli.options import GIGABYTE, MAX_FILE_BYTES, shard_size_option
 from tests.cli.test_several import run
 
 

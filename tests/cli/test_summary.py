@@ -24,7 +24,7 @@ VERBS: dict[str, tuple[list[Any], int, str]] = {
     "inspect": ([MODEL], 0, f"ok  {MODEL}: 41 layers"),
     "verify": ([AWQ, "--tp", "4,16"], 1, f"findings  {AWQ}: 3 errors in 8 places; 21 layers"),
     "diff": ([ACT_ORDER, AWQ], 1, "findings  "),
-    "convert": ([ACT_ORDER, "--to", "awq", "-o", "out"], 1, "findings  14 refused, so that nothing"),
+    "convert": ([ACT_ORDER, "--to", "awq", "-o", "out"], 1, "findings  14 refused: nothing was"),
     "shard": ([MODEL, "--tp", "3", "-o", "out"], 1, "findings  "),
     "plan": ([MODEL, "--tp", "1,3"], 1, f"findings  {MODEL}: "),
     "explain": ([MODEL, "--arch", "sm90"], 0, f"ok  {MODEL} on sm90, activations of float16"),
@@ -156,8 +156,8 @@ def test_headers_that_refuse_a_conversion_are_in_its_summary(tmp_path: Path) -> 
         ["layer-count"],
     )
     assert first == (
-        "findings  1 error in the header tier of verify, so that nothing was written; "
-        "--accept RULE converts all the same"
+        "findings  1 error in the header tier of verify: nothing was written; "
+        "--accept RULE converts nevertheless"
     )
     assert second.startswith("error  layer-count  model.layers.1: num_hidden_layers is 3")
     shown = run("convert", tmp_path / "in", "--to", "awq", "-o", tmp_path / "out", "--table").stdout

@@ -188,7 +188,7 @@ def test_a_refusal_of_alike_layers_is_one_line_of_the_table(tmp_path: Path) -> N
     assert "refused  7 layers" in shown
     assert " ".join(shown.split()).count("awq has no g_idx") == 1
     assert "    model.layers.0.mlp.down_proj\n" in shown
-    assert "findings  7 refused, so that nothing was written" in shown
+    assert "findings  7 refused: nothing was written" in shown
 
 
 def test_what_is_sparse_fits_marlin_24_and_comes_back(tmp_path: Path) -> None:
