@@ -1,4 +1,4 @@
-"""The native modules: which of them are here, why one is missing, and what they are asked to use."""
+"""Native modules of this installation, and the settings for native code."""
 
 from qload.native.modules import (
     MODULES,

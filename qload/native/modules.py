@@ -1,4 +1,12 @@
-"""Which native modules this installation has, and why one is missing."""
+"""Native modules of this installation, and the settings for native code.
+
+Environment variables:
+
+QLOAD_ISA          instruction set: scalar, avx2, avx512, avx512_vnni, avx512_bf16 or avx512_amx; by default
+the
+                   best of this CPU
+QLOAD_NUM_THREADS  number of threads; by default that of torch
+"""
 
 import os
 from collections.abc import Iterator
@@ -14,59 +22,18 @@ from types import ModuleType
 from qload.errors import ArgumentError
 
 MODULES = ("cpu", "cuda")
-NOT_BUILT = "not built: this qload runs from its sources; `pip install .` builds it, docs/native.md says how"
-FILE_MISSING = "built, and its file is not there any more"
+ISAS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx")
+MAX_THREADS = 4096
+NOT_BUILT = "not built: this qload runs from its sources; `pip install .` builds it, see docs/native.md"
+FILE_MISSING = "built, but its file is missing"
 
 
 @dataclass(frozen=True)
 class NativeModule:
-    """A native module, or why there is none."""
+    """A native module, or the reason why it is missing."""
 
     found: ModuleType | None
     reason: str = ""
-
-
-_LOADED_MODULES: dict[str, NativeModule] = {}  # plain, for what traces a model to look into
-
-
-def load(name: str) -> NativeModule:
-    """The module `qload.native._<name>`, imported once."""
-    if name not in _LOADED_MODULES:
-        _LOADED_MODULES[name] = _import(name)
-    return _LOADED_MODULES[name]
-
-
-def _import(name: str) -> NativeModule:
-    full = f"{__package__}._{name}"
-    if find_spec(full) is None:
-        return NativeModule(None, _missing_reason(name))
-    try:
-        return NativeModule(import_module(full))
-    except ImportError as error:  # built for other libraries than this machine has
-        return NativeModule(None, f"built, and cannot be loaded: {error}")
-
-
-def _missing_reason(name: str) -> str:
-    here = [file.name for file in sorted(Path(__file__).parent.glob(f"_{name}.*"))]
-    if here:
-        return f"built for another Python: {', '.join(here)}; this one loads {EXTENSION_SUFFIXES[0]}"
-    missing = _read_build_record()
-    if missing is None:
-        return NOT_BUILT
-    return f"not built: {missing[name]}" if name in missing else FILE_MISSING
-
-
-def _read_build_record() -> dict[str, str] | None:
-    """What the build left out and why, as it wrote it beside the modules; none where nothing was built."""
-    try:
-        record: dict[str, str] = import_module(f"{__package__}._missing").MISSING
-    except ModuleNotFoundError:
-        return None
-    return record
-
-
-ISAS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx")
-MAX_THREADS = 4096
 
 
 @dataclass(frozen=True)
@@ -76,36 +43,68 @@ class _Settings:
     threads: int | None = None
 
 
+_LOADED_MODULES: dict[str, NativeModule] = {}  # a plain dict, which torch.compile can trace
 _DEFAULTS = _Settings()
 _settings: ContextVar[_Settings] = ContextVar("native", default=_DEFAULTS)
 
 
+def load(name: str) -> NativeModule:
+    """Import the module `qload.native._<name>` once."""
+    if name not in _LOADED_MODULES:
+        _LOADED_MODULES[name] = _import(name)
+    return _LOADED_MODULES[name]
+
+
+def _import(name: str) -> NativeModule:
+    module = f"{__package__}._{name}"
+    if find_spec(module) is None:
+        return NativeModule(None, _missing_reason(name))
+    try:
+        return NativeModule(import_module(module))
+    except ImportError as error:  # a library of the build machine is missing
+        return NativeModule(None, f"built, but cannot be loaded: {error}")
+
+
+def _missing_reason(name: str) -> str:
+    files = [file.name for file in sorted(Path(__file__).parent.glob(f"_{name}.*"))]
+    if files:
+        return f"built for another Python: {', '.join(files)}; this one loads {EXTENSION_SUFFIXES[0]}"
+    try:
+        reasons: dict[str, str] = import_module(f"{__package__}._missing").MISSING  # written by the build
+    except ModuleNotFoundError:
+        return NOT_BUILT
+    return f"not built: {reasons[name]}" if name in reasons else FILE_MISSING
+
+
 @contextmanager
 def reference() -> Iterator[None]:
-    """Inside, everything runs on plain torch, the reference that native code equals bit for bit."""
-    token = _settings.set(replace(_settings.get(), on=False))
-    try:
+    """Run the block on plain torch, the bit-exact reference of native code."""
+    with _settings_replaced(on=False):
         yield
-    finally:
-        _settings.reset(token)
 
 
 @contextmanager
 def using(isa: str | None = None, threads: int | None = None) -> Iterator[None]:
-    """Inside, native code uses this instruction set and so many threads, whatever the environment says."""
+    """Run native code in the block with an instruction set and a number of threads.
+
+    They override the environment variables. ArgumentError for an invalid number of threads.
+    """
     if threads is not None and not (type(threads) is int and 1 <= threads <= MAX_THREADS):
         raise ArgumentError("threads", f"a number from 1 to {MAX_THREADS}", repr(threads))
-    token = _settings.set(_Settings(True, isa, threads))
-    try:
+    with _settings_replaced(on=True, isa=isa, threads=threads):
         yield
-    finally:
-        _settings.reset(token)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Inside, native code stays on the thread that calls it, for callers that have threads of their own."""
-    token = _settings.set(replace(_settings.get(), threads=1))
+    """Run native code in the block on the calling thread, for callers with their own threads."""
+    with _settings_replaced(threads=1):
+        yield
+
+
+@contextmanager
+def _settings_replaced(**changes: bool | str | int | None) -> Iterator[None]:
+    token = _settings.set(replace(_settings.get(), **changes))  # type: ignore[arg-type]
     try:
         yield
     finally:
@@ -113,35 +112,35 @@ def one_thread() -> Iterator[None]:
 
 
 def is_on() -> bool:
-    """Whether native code is used where there is some."""
+    """Return True outside of `reference` blocks."""
     return _settings.get().on
 
 
 def available() -> tuple[str, ...]:
-    """The instruction sets that there are kernels for and that this CPU has, best first."""
-    found = load("cpu").found
-    return tuple(found.isas()) if found else ()
+    """List the supported instruction sets of this CPU, best first; empty without the CPU module."""
+    module = load("cpu").found
+    return tuple(module.isas()) if module else ()
 
 
 def isa() -> str:
-    """The instruction set in use, or ArgumentError where the one asked for is not to be had."""
-    asked, said = _requested_isa()
-    here = available()
-    if asked is None:
-        return here[0]
-    if asked not in here:
-        raise ArgumentError(said, f"one of {', '.join(here)}, which this CPU has", repr(asked))
-    return asked
+    """Return the instruction set in use; ArgumentError if the requested one is not available."""
+    requested, name = _requested_isa()
+    isas = available()
+    if requested is None:
+        return isas[0]
+    if requested not in isas:
+        raise ArgumentError(name, f"one of {', '.join(isas)}, which this CPU has", repr(requested))
+    return requested
 
 
 def check() -> None:
-    """What QLOAD_ISA and QLOAD_NUM_THREADS say can be used here, or ArgumentError."""
+    """Raise ArgumentError for an unusable QLOAD_ISA or QLOAD_NUM_THREADS."""
     requested_threads()
     check_isa()
 
 
 def check_isa() -> None:
-    """What QLOAD_ISA says can be used here, as far as there are native modules, or ArgumentError."""
+    """Raise ArgumentError for an unusable QLOAD_ISA; without the CPU module only for an unknown one."""
     if available():
         isa()
     else:
@@ -149,20 +148,23 @@ def check_isa() -> None:
 
 
 def _requested_isa() -> tuple[str | None, str]:
-    """The instruction set that is asked for, if one is, and by which name."""
-    asked, said = _settings.get().isa, "isa"
-    if asked is None:
-        asked, said = os.environ.get("QLOAD_ISA") or None, "QLOAD_ISA"
-    if asked is not None and asked not in ISAS:
-        raise ArgumentError(said, f"one of {', '.join(ISAS)}", repr(asked))
-    return asked, said
+    """Return the requested instruction set, or None, and the name of the setting."""
+    requested, name = _settings.get().isa, "isa"
+    if requested is None:
+        requested, name = os.environ.get("QLOAD_ISA") or None, "QLOAD_ISA"
+    if requested is not None and requested not in ISAS:
+        raise ArgumentError(name, f"one of {', '.join(ISAS)}", repr(requested))
+    return requested, name
 
 
 def requested_threads() -> int | None:
-    """The number of threads that `using` or QLOAD_NUM_THREADS sets, or None; ArgumentError for no number."""
-    inside = _settings.get().threads
-    if inside is not None:
-        return inside
+    """Return the number of threads from `using` or QLOAD_NUM_THREADS, or None.
+
+    ArgumentError for an invalid QLOAD_NUM_THREADS.
+    """
+    threads = _settings.get().threads
+    if threads is not None:
+        return threads
     value = os.environ.get("QLOAD_NUM_THREADS")
     if not value:
         return None
@@ -172,10 +174,10 @@ def requested_threads() -> int | None:
 
 
 def threads() -> int:
-    """How many threads a call may use: as many as are set, or as many as torch uses."""
+    """Return the number of threads of a call: the requested one, or that of torch."""
     number = requested_threads()
     if number is not None:
         return number
-    import torch  # the module is for commands too that end before torch is needed
+    import torch  # some commands end without torch
 
     return torch.get_num_threads()

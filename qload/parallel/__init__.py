@@ -1,7 +1,8 @@
-"""A rank's view of its world: anything with `rank()` and `size()`, as torch.distributed's groups have.
+"""Process groups, their collectives, and worlds of ranks.
 
-Loads communicate nothing. Layers sum and gather by `collectives_of` a group, and a layer whose inputs are
-quantized by their largest value needs one reduction where ranks have shares of its inputs: `maximum_over`.
+A process group is any object with `rank()` and `size()`, such as a group of torch.distributed. Loads never
+communicate. Layers sum and gather with `collectives_of` a group; a row-parallel layer with dynamically
+quantized inputs also reduces their maximum with `maximum_over`.
 """
 
 from qload.parallel.fake_world import FakeWorld

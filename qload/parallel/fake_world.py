@@ -1,4 +1,4 @@
-"""All the ranks of a world in one process, for tests: one after another, or at once in threads that meet."""
+"""All ranks of a world in one process, for tests: one after another, or in parallel threads."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,14 +17,14 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class FakeWorld:
-    """All the ranks of a world in one process: `for group in FakeWorld(4): ...`.
+    """All ranks of a world in one process: `for group in FakeWorld(4): ...`.
 
-    ArgumentError for a world of no ranks.
+    ArgumentError for a world without ranks.
 
     Attributes
     ----------
     world
-        How many ranks there are.
+        Number of ranks.
 
     Examples
     --------
@@ -47,69 +47,68 @@ class FakeWorld:
             raise ArgumentError("world", "at least 1", str(self.world))
 
     def __iter__(self) -> Iterator[Rank]:
-        return (Rank(place, self.world) for place in range(self.world))
+        return (Rank(rank, self.world) for rank in range(self.world))
 
     def __len__(self) -> int:
         return self.world
 
     def run(self, work: Callable[[Collectives], R]) -> list[R]:
-        """What `work` returns for each rank: all run at once, each in a thread, and have `Collectives`.
+        """Run `work` on all ranks in parallel threads with `Collectives`, and return the result of each rank.
 
-        The first error that a rank raises is raised.
+        An error of a rank is raised; of several errors the first one.
         """
         table: list[Tensor | None] = [None] * self.world
         barrier = Barrier(self.world)
 
-        def one(place: int) -> R:
+        def run_rank(rank: int) -> R:
             try:
-                return work(_MeetingRank(place, self.world, table, barrier))
+                return work(_ThreadRank(rank, self.world, table, barrier))
             except BaseException:
-                barrier.abort()  # nobody waits for a rank that is gone
+                barrier.abort()  # the other ranks wait for this one
                 raise
 
         with ThreadPoolExecutor(self.world) as pool:
-            done = [pool.submit(one, place) for place in range(self.world)]
-        errors = [error for error in (each.exception() for each in done) if error is not None]
-        for error in sorted(errors, key=lambda each: isinstance(each, BrokenBarrierError)):
+            futures = [pool.submit(run_rank, rank) for rank in range(self.world)]
+        errors = [error for error in (future.exception() for future in futures) if error is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):
             raise error
-        return [each.result() for each in done]
+        return [future.result() for future in futures]
 
 
 @dataclass(frozen=True, eq=False)
-class _MeetingRank(Rank):
-    """A rank in a thread, which meets the others at a barrier."""
+class _ThreadRank(Rank):
+    """A rank in a thread; collectives exchange tensors through a table, between two barriers."""
 
     table: list[Tensor | None]
     barrier: Barrier
 
     def maximum(self, values: Tensor) -> Tensor:
-        """The largest of all ranks' `values`, element by element."""
-        return self._met(values, lambda brought: torch.stack(brought).amax(0))
+        """Return the elementwise maximum over all ranks."""
+        return self._exchange(values, lambda tensors: torch.stack(tensors).amax(0))
 
     def summed(self, values: Tensor) -> Tensor:
-        """The sum of all ranks' `values`."""
-        return self._met(values, lambda brought: torch.stack(brought).sum(0, dtype=values.dtype))
+        """Return the elementwise sum over all ranks."""
+        return self._exchange(values, lambda tensors: torch.stack(tensors).sum(0, dtype=values.dtype))
 
     def gathered(self, values: Tensor, dim: int = -1) -> Tensor:
-        """All ranks' `values`, one after another."""
-        return self._met(values, lambda brought: torch.cat(brought, dim))
+        """Concatenate the `values` of all ranks."""
+        return self._exchange(values, lambda tensors: torch.cat(tensors, dim))
 
     def first(self, values: Tensor) -> Tensor:
-        """The `values` of rank 0."""
-        return self._met(values, lambda brought: brought[0].clone())
+        """Return the `values` of rank 0."""
+        return self._exchange(values, lambda tensors: tensors[0].clone())
 
-    def _met(self, values: Tensor, made: Callable[[list[Tensor]], Tensor]) -> Tensor:
-        """What is made of all that the ranks have brought to this meeting."""
+    def _exchange(self, values: Tensor, combine: Callable[[list[Tensor]], Tensor]) -> Tensor:
+        """Collect the tensors of all ranks and combine them; ArgumentError for different shapes or dtypes."""
         self.table[self.place] = values
         self.barrier.wait()
-        brought = [each for each in self.table if each is not None]
-        told = {f"{each.dtype} {tuple(each.shape)}" for each in brought}
-        if len(told) > 1:  # of which processes would make nonsense
-            raise ArgumentError("values", "tensors alike on all ranks", ", ".join(sorted(told)))
-        result = made(brought)
-        self.barrier.wait()  # before a rank changes what it brought, or the next call writes to the table
+        tensors = [tensor for tensor in self.table if tensor is not None]
+        kinds = {f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors}
+        if len(kinds) > 1:
+            raise ArgumentError("values", "tensors alike on all ranks", ", ".join(sorted(kinds)))
+        result = combine(tensors)
+        self.barrier.wait()  # before a rank changes its tensor, or the next call writes to the table
         return result
 
-    def __deepcopy__(self, memo: object) -> "_MeetingRank":
-        """A copy of a layer meets the same ranks."""
+    def __deepcopy__(self, memo: object) -> "_ThreadRank":
         return self

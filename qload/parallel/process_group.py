@@ -10,36 +10,56 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, LostRankError, check_fields, checked
 
+GROUP_REQUIREMENT = "a group of torch.distributed, or one that has {}"
+
 
 @runtime_checkable
 class ProcessGroup(Protocol):
-    """What qload asks of a process group. `torch.distributed.ProcessGroup` answers as it is.
+    """A rank's view of a process group; `torch.distributed.ProcessGroup` is one.
 
-    An implementer promises that `rank` and `size` never change, and that the other processes of the group
-    answer with the same size and the other ranks. Loads communicate nothing through it.
+    Implementers promise that `rank` and `size` never change, and that the ranks of a group are 0 to size - 1.
+    Loads never communicate through a group.
     """
 
     def rank(self) -> int:
-        """This process' place, 0 <= rank < size."""
+        """Return the rank of this process, 0 <= rank < size."""
 
     def size(self) -> int:
-        """How many processes share the layers."""
+        """Return the number of processes."""
 
 
 @runtime_checkable
 class ReducingGroup(ProcessGroup, Protocol):
-    """A process group that can reduce by the maximum, which `maximum_over` takes.
+    """A process group with a reduction by the maximum, for `maximum_over`.
 
-    An implementer promises that all ranks call it as often, with shapes and dtypes that are the same.
+    All ranks make the same calls, with equal shapes and dtypes.
     """
 
     def maximum(self, values: Tensor) -> Tensor:
-        """The largest of all ranks' `values`, element by element, the same on every rank."""
+        """Return the elementwise maximum of `values` over all ranks, equal on every rank."""
+
+
+@runtime_checkable
+class Collectives(ReducingGroup, Protocol):
+    """A process group with collectives; their results are equal on every rank.
+
+    All ranks make the same calls in the same order, with equal shapes and dtypes. Implementers leave the
+    input tensors unchanged.
+    """
+
+    def summed(self, values: Tensor) -> Tensor:
+        """Return the elementwise sum of `values` over all ranks, in their dtype."""
+
+    def gathered(self, values: Tensor, dim: int = -1) -> Tensor:
+        """Concatenate the `values` of all ranks along `dim`, in the order of ranks."""
+
+    def first(self, values: Tensor) -> Tensor:
+        """Return the `values` of rank 0."""
 
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank of a world, without any process behind it."""
+    """A rank of a world without a process, for loads of one share."""
 
     place: int
     world: int
@@ -50,34 +70,31 @@ class Rank:
             raise ArgumentError("process_group", f"0 <= rank < size = {self.world}", f"rank {self.place}")
 
     def rank(self) -> int:
-        """This rank's place."""
+        """Return this rank."""
         return self.place
 
     def size(self) -> int:
-        """The world's size."""
+        """Return the size of the world."""
         return self.world
 
 
 ALONE = Rank(0, 1)
 
 
-GROUP_REQUIREMENT = "a group of torch.distributed, or one that has {}"
-
-
 class Capture(Protocol):
-    """A recorded CUDA graph; it may hold communicators of a world."""
+    """A recorded CUDA graph that may hold communicators of a world."""
 
     def release(self) -> None:
-        """Free the graph, so that the communicators can be destroyed."""
+        """Free the graph, so the communicators can be destroyed."""
 
 
 _captures: "weakref.WeakSet[Capture]" = weakref.WeakSet()
 
 
 def register_capture(capture: Capture) -> None:
-    """Release `capture` before the process group of the world is destroyed: NCCL waits for its graphs.
+    """Register a graph for release before the world's process group is destroyed: NCCL waits for its graphs.
 
-    Nothing is registered outside of a world.
+    Outside of a world nothing is registered.
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         _captures.add(capture)
@@ -90,92 +107,74 @@ def release_captures() -> None:
     _captures.clear()
 
 
-@runtime_checkable
-class Collectives(ReducingGroup, Protocol):
-    """A process group whose ranks can tell each other tensors; what each returns is the same on every rank.
-
-    An implementer promises that, and that the tensors given stay as they are. All ranks make the same calls
-    in the same order, with shapes and dtypes that are the same.
-    """
-
-    def summed(self, values: Tensor) -> Tensor:
-        """The sum of all ranks' `values`, element by element, in their dtype."""
-
-    def gathered(self, values: Tensor, dim: int = -1) -> Tensor:
-        """All ranks' `values`, one after another along `dim`, in the order of ranks."""
-
-    def first(self, values: Tensor) -> Tensor:
-        """The `values` of rank 0."""
-
-
 @dataclass(frozen=True)
 class _OneRank(Rank):
-    """A world of one, which has nobody to ask."""
+    """A world of one rank: every collective returns its input."""
 
     def summed(self, values: Tensor) -> Tensor:
-        """The values."""
+        """Return the values."""
         return values
 
     def gathered(self, values: Tensor, dim: int = -1) -> Tensor:
-        """The values."""
+        """Return the values."""
         return values
 
     def maximum(self, values: Tensor) -> Tensor:
-        """The values."""
+        """Return the values."""
         return values
 
     def first(self, values: Tensor) -> Tensor:
-        """The values."""
+        """Return the values."""
         return values
 
 
 @dataclass(frozen=True, eq=False)
 class _TorchCollectives(Rank):
-    """A `torch.distributed.ProcessGroup`; a copy of a layer that has it asks the same group.
+    """Collectives of a `torch.distributed.ProcessGroup`; a deep copy shares the group.
 
-    torch.distributed holds the group, and this does not: a model that outlives its world would keep the
-    group's threads until the interpreter ends, and a thread that then asks for the interpreter's lock aborts
-    the process.
+    The reference to the group is weak. A model that outlives its world would otherwise keep the group's
+    threads until the interpreter ends, and a thread that then requests the interpreter's lock aborts the
+    process.
     """
 
     alive: "weakref.ref[torch.distributed.ProcessGroup]"
 
     @property
     def group(self) -> "torch.distributed.ProcessGroup":
-        """The group; ArgumentError once it was destroyed."""
-        found = self.alive()
-        if found is None:
+        """The group; ArgumentError after its destruction."""
+        group = self.alive()
+        if group is None:
             raise ArgumentError("process_group", "a group that is in use", "one that was destroyed")
-        return found
+        return group
 
     def summed(self, values: Tensor) -> Tensor:
-        """By `all_reduce`, whose result is the same on every rank."""
-        return self._reduced(values, torch.distributed.ReduceOp.SUM)
+        """Sum by `all_reduce`, with equal results on every rank."""
+        return self._reduce(values, torch.distributed.ReduceOp.SUM)
 
     def maximum(self, values: Tensor) -> Tensor:
-        """By `all_reduce`."""
-        return self._reduced(values, torch.distributed.ReduceOp.MAX)
+        """Reduce by `all_reduce`."""
+        return self._reduce(values, torch.distributed.ReduceOp.MAX)
 
     def gathered(self, values: Tensor, dim: int = -1) -> Tensor:
-        """By `all_gather`."""
+        """Concatenate by `all_gather`."""
         own = values.contiguous()
         shares = [torch.empty_like(own) for _ in range(self.world)]
         self._call(torch.distributed.all_gather, shares, own, self.group)
         return torch.cat(shares, dim)
 
     def first(self, values: Tensor) -> Tensor:
-        """By `broadcast`."""
-        told = values.clone(memory_format=torch.contiguous_format)
-        self._call(torch.distributed.broadcast, told, group=self.group, group_src=0)
-        return told
+        """Copy from rank 0 by `broadcast`."""
+        result = values.clone(memory_format=torch.contiguous_format)
+        self._call(torch.distributed.broadcast, result, group=self.group, group_src=0)
+        return result
 
-    def _reduced(self, values: Tensor, by: "torch.distributed.ReduceOp.RedOpType") -> Tensor:
-        made = values.clone(memory_format=torch.contiguous_format)
-        self._call(torch.distributed.all_reduce, made, by, self.group)
-        return made
+    def _reduce(self, values: Tensor, operation: "torch.distributed.ReduceOp.RedOpType") -> Tensor:
+        result = values.clone(memory_format=torch.contiguous_format)
+        self._call(torch.distributed.all_reduce, result, operation, self.group)
+        return result
 
     def _call(self, collective: Callable[..., object], *arguments: object, **named: object) -> None:
-        """LostRankError where a collective fails, which it does where another rank is not there for it."""
+        """Call a collective; LostRankError if it fails, because another rank is missing."""
         try:
             collective(*arguments, **named)
         except RuntimeError as error:
@@ -187,10 +186,10 @@ class _TorchCollectives(Rank):
 
 @checked
 def collectives_of(process_group: ProcessGroup) -> Collectives:
-    """What the ranks of `process_group` tell each other by.
+    """Return the collectives of `process_group`.
 
-    A group of `torch.distributed` does it by its own calls, any other by its own methods, and one of a single
-    rank has nobody to ask. ArgumentError where a group cannot.
+    A group of `torch.distributed` uses its own calls, any other group its own methods, and a single rank
+    needs none. ArgumentError for a group without collectives.
 
     Examples
     --------
@@ -205,19 +204,19 @@ def collectives_of(process_group: ProcessGroup) -> Collectives:
     """
     if isinstance(process_group, Collectives):
         return process_group
-    found = _wrap_group(process_group)
-    if found is None:
-        can = GROUP_REQUIREMENT.format("summed, gathered, maximum and first")
-        raise ArgumentError("process_group", can, type(process_group).__name__)
-    return found
+    collectives = _wrap_group(process_group)
+    if collectives is None:
+        expected = GROUP_REQUIREMENT.format("summed, gathered, maximum and first")
+        raise ArgumentError("process_group", expected, type(process_group).__name__)
+    return collectives
 
 
 @checked
 def maximum_over(process_group: ProcessGroup) -> Callable[[Tensor], Tensor]:
-    """What makes largest values those of all ranks of `process_group`, for `Weight.get_linear`.
+    """Return a function for the maximum over all ranks of `process_group`, for `Weight.get_linear`.
 
-    A group of `torch.distributed` reduces as it is, any other by its own `maximum`, and one of a single
-    rank has nothing to reduce. ArgumentError where a group cannot.
+    A group of `torch.distributed` uses its own calls, any other group its `maximum`, and a single rank needs
+    none. ArgumentError for a group without a maximum.
 
     Examples
     --------
@@ -229,24 +228,23 @@ def maximum_over(process_group: ProcessGroup) -> Callable[[Tensor], Tensor]:
     """
     if isinstance(process_group, ReducingGroup):
         return process_group.maximum
-    found = _wrap_group(process_group)
-    if found is None:
-        raise ArgumentError(
-            "process_group", GROUP_REQUIREMENT.format("maximum(values)"), type(process_group).__name__
-        )
-    return found.maximum
+    collectives = _wrap_group(process_group)
+    if collectives is None:
+        expected = GROUP_REQUIREMENT.format("maximum(values)")
+        raise ArgumentError("process_group", expected, type(process_group).__name__)
+    return collectives.maximum
 
 
 def _wrap_group(group: ProcessGroup) -> Collectives | None:
-    """Of a group that has no calls of its own; None where it cannot."""
+    """Return the collectives of one rank, or of a group of torch.distributed; None for any other group."""
     if group.size() == 1:
         return _OneRank(group.rank(), 1)
-    found = torch_group(group)
-    return None if found is None else _TorchCollectives(group.rank(), group.size(), weakref.ref(found))
+    known = torch_group(group)
+    return None if known is None else _TorchCollectives(group.rank(), group.size(), weakref.ref(known))
 
 
 def torch_group(group: ProcessGroup) -> "torch.distributed.ProcessGroup | None":
-    """The group of torch.distributed that `group` is, or asks as that of `joined_world` does; None."""
+    """Return the group of torch.distributed behind `group`, or None."""
     if isinstance(group, _TorchCollectives):
         return group.group
     distributed = torch.distributed

@@ -251,7 +251,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
     [
         pytest.param([], "the hub gave no answer", id="a list"),
         pytest.param({"id": "a/b", "siblings": []}, "returned an invalid commit: None", id="no commit"),
-        pytest.param({"id": "a/b", "sha": "../../x", "siblings": []}, "returned an invalid commit", id="a path"),
+        pytest.param({"id": "a/b", "sha": "../../x", "siblings": []}, "an invalid commit", id="a path"),
         pytest.param(
             {"id": "a/b", "sha": COMMIT, "siblings": [{"rfilename": "a.safetensors", "size": "9"}]},
             "invalid length of its file a.safetensors", id="a length that is text",

@@ -115,7 +115,7 @@ def test_a_module_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(modules, "find_spec", lambda name: object())
     monkeypatch.setattr(modules, "import_module", fail)
 
-    reason = "built, and cannot be loaded: libcudart.so.12: cannot open shared object file"
+    reason = "built, but cannot be loaded: libcudart.so.12: cannot open shared object file"
     assert native.load("cuda") == modules.NativeModule(None, reason)
 
 

@@ -54,4 +54,4 @@ class _Opens:
 def test_what_is_no_error_of_qload_is_a_lost_rank(said: bytes) -> None:
     again = deserialize_error(said, 3, 4)
 
-    assert str(again) == "rank 3 of 4 is lost\n  reason   what it said is no error of qload"
+    assert str(again) == "rank 3 of 4 is lost\n  reason   its message is not an error of qload"

@@ -160,7 +160,9 @@ def test_an_error_of_another_thread_is_raised_in_the_main_thread_and_ends_its_wa
 
     def wait() -> None:
         with Interrupt() as interrupt:
-            threading.Thread(target=interrupt.tell, args=(LostRankError(1, 2, "gone"),)).start()
+            threading.Thread(
+                target=interrupt.raise_in_main_thread, args=(LostRankError(1, 2, "gone"),)
+            ).start()
             time.sleep(600)
 
     with pytest.raises(LostRankError, match="rank 1 of 2"):
@@ -174,7 +176,7 @@ def test_what_comes_too_late_is_not_raised() -> None:
 
     with Interrupt() as interrupt:
         pass
-    interrupt.tell(LostRankError(1, 2, "gone"))
+    interrupt.raise_in_main_thread(LostRankError(1, 2, "gone"))
 
     assert interrupt.error is None
     assert signal.getsignal(signal.SIGTERM) is before
@@ -185,7 +187,7 @@ def test_a_launchers_end_waits_for_the_error_that_caused_it() -> None:
 
     def wait() -> None:
         with Interrupt() as interrupt:
-            threading.Timer(0.05, interrupt.tell, (LostRankError(1, 2, "gone"),)).start()
+            threading.Timer(0.05, interrupt.raise_in_main_thread, (LostRankError(1, 2, "gone"),)).start()
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(600)
 

@@ -148,7 +148,7 @@ def test_a_stranger_is_none_of_the_ranks() -> None:
 def test_a_rank_that_stays_away_is_named() -> None:
     watch = RankWatchdog(0, 2, lambda error: None)
 
-    with pytest.raises(LostRankError, match=r"rank 1 of 2 is lost\n  reason   it did not come"):
+    with pytest.raises(LostRankError, match=r"rank 1 of 2 is lost\n  reason   it did not connect"):
         watch.start(Board(), "127.0.0.1", 0.01)
 
 

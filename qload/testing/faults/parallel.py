@@ -60,8 +60,8 @@ FAULTS = (
     Fault(
         "group-kept-for-ever",
         "qload/parallel/process_group.py",
-        "group.size(), weakref.ref(found))",
-        "group.size(), lambda: found)",
+        "group.size(), weakref.ref(known))",
+        "group.size(), lambda: known)",
     ),
     Fault(
         "death-taken-for-leaving",
