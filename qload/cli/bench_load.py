@@ -62,7 +62,8 @@ def bench_load(
 
     Each round loads with safetensors' load_file (and copies the tensors on the CPU), then all layers as they
     are stored, then all layers repacked. The result is the median of all rounds, after one uncounted round
-    that fills the page cache. On a CUDA device it has the peak memory above the size of the result too.
+    that fills the page cache. On a CUDA device the report also has the peak memory above the size of the
+    result.
     """
     from qload import native
     from qload.storage.checkpoint_files import locate

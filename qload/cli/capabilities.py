@@ -32,8 +32,8 @@ def formats(as_json: bool | None, markdown: bool) -> None:
     """Show the supported operations of each format.
 
     Operations: load, detect, dequantize, shard by column and by row, fuse, repack and restore, quantize while
-    loading, verify. An unsupported operation has its reason. The table is derived from the declarations of
-    the formats.
+    loading, verify. The reason is shown for each unsupported operation. The table is derived from the
+    declarations of the formats.
     """
     from qload.capabilities import as_markdown, overview
 
@@ -119,9 +119,10 @@ MAX_DEVICE_NAME_BYTES = 256
 def doctor(ctx: click.Context, with_torch: bool, as_json: bool | None) -> None:
     """Show the native modules of this installation.
 
-    A missing module has its reason. Also shown: the instruction set and the number of threads in use, the
-    version of torch, and the CUDA devices of the driver. With --torch also the kernel that engines get for
-    integers of each width in groups of 128; `qload explain` shows the kernel of each layer of a checkpoint.
+    The reason is shown for each missing module. Also shown: the instruction set and the number of threads in
+    use, the version of torch, and the CUDA devices of the driver. With --torch also the kernel that engines
+    get for integers of each width in groups of 128; `qload explain` shows the kernel of each layer of a
+    checkpoint.
 
     Without native modules torch does all the work, and takes longer. docs/native.md describes how to build
     them.

@@ -30,9 +30,8 @@ def parse_hub_id(text: str) -> "HubId | None":
     hub_id = parse_id(text)
     if hub_id is None and parse_id(f"{text}@main") is not None:
         folder = text.partition("/")[0]
-        _print_stderr(
-            f"{text} is taken for a path, as {folder} is a directory here; {text}@main means the hub's"
-        )
+        reason = f"{text} is read as a path, because {folder} is a directory"
+        _print_stderr(f"{reason}; {text}@main names the model of the hub")
     return hub_id
 
 

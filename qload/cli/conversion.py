@@ -19,7 +19,6 @@ from qload.cli.options import (
     verbose_option,
 )
 from qload.cli.output import is_first_rank, print_report, torchrun_group
-from qload.cli.progress import Update
 from qload.cli.text import finding_lines, format_count, layer_lines, note_lines, outcome_counts
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from qload.conversion import Conversion, ShardedCheckpoint
     from qload.hub import HubId
     from qload.loader.finite_scales import Nonfinite
-    from qload.parallel import ProcessGroup
     from qload.verify import Finding, Report
 
 ReportT = TypeVar("ReportT", "Conversion", "ShardedCheckpoint")
@@ -152,9 +150,7 @@ def convert(
 
         return Conversion(report.path, to=target, **reason_of(report.findings))
 
-    def write(
-        place: str | PathLike[str], progress: Update | None, group: "ProcessGroup | None"
-    ) -> "Conversion":
+    def write(place: str | PathLike[str], **world: Any) -> "Conversion":
         from qload.conversion import convert  # imports torch
 
         return convert(
@@ -166,8 +162,7 @@ def convert(
             accept=accept,
             shard_size=shard_size,
             nonfinite=nonfinite,
-            progress=progress,
-            process_group=group,
+            **world,
         )
 
     _write_checkpoint(ctx, path, refuse, write, CONVERT_OUTCOMES, as_json)
@@ -216,21 +211,10 @@ def shard(
 
         return ShardedCheckpoint(report.path, tp=tp, ep=ep, **reason_of(report.findings))
 
-    def write(
-        place: str | PathLike[str], progress: Update | None, group: "ProcessGroup | None"
-    ) -> "ShardedCheckpoint":
+    def write(place: str | PathLike[str], **world: Any) -> "ShardedCheckpoint":
         from qload.conversion import shard  # imports torch
 
-        return shard(
-            place,
-            folder,
-            tp=tp,
-            ep=ep,
-            shard_size=shard_size,
-            nonfinite=nonfinite,
-            progress=progress,
-            process_group=group,
-        )
+        return shard(place, folder, tp=tp, ep=ep, shard_size=shard_size, nonfinite=nonfinite, **world)
 
     _write_checkpoint(ctx, path, refuse, write, SHARD_OUTCOMES, as_json)
 
@@ -239,13 +223,14 @@ def _write_checkpoint(
     ctx: click.Context,
     path: "Path | HubId",
     refuse: "Callable[[Report], ReportT]",
-    write: "Callable[[str | PathLike[str], Update | None, ProcessGroup | None], ReportT]",
+    write: "Callable[..., ReportT]",
     outcomes: Mapping[str, str],
     as_json: bool | None,
 ) -> None:
     """Write a checkpoint on all ranks, print the report on the first rank, and exit with its code.
 
-    `refuse` reports a path without a readable checkpoint.
+    `refuse`: report of a path without a readable checkpoint. `write`: called with the opened path, `progress`
+    and `process_group`.
     """
     from qload import native
     from qload.verify.report import refused_path
@@ -255,7 +240,10 @@ def _write_checkpoint(
         first = is_first_rank(group)
         with open_with_progress(path, first) as (place, progress):
             refused = refused_path(place)
-            report = write(place, progress, group) if refused is None else refuse(refused)
+            if refused is None:
+                report = write(place, progress=progress, process_group=group)
+            else:
+                report = refuse(refused)
     if not first:
         ctx.exit(0)
     tables, summary = partial(_tables, outcomes=outcomes), partial(_summary, outcomes=outcomes)

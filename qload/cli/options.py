@@ -145,16 +145,6 @@ def world_sizes_option(help: str, **settings: Any) -> Callable[[F], F]:
     )
 
 
-def folders_option(function: F) -> F:
-    """Add --folders, for tools that pass file names."""
-    return click.option(
-        "--folders",
-        is_flag=True,
-        help="Verify the directory of each PATH once, and skip directories without safetensors: "
-        "for tools that pass the names of changed files.",
-    )(function)
-
-
 def output_folder_option(help: str) -> Callable[[F], F]:
     """Add -o DIR, the folder that a verb creates."""
     return click.option("-o", "folder", type=OutputFolder(), required=True, metavar="DIR", help=help)

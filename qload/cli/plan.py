@@ -1,10 +1,9 @@
 """The verbs plan and explain: tensor-parallel plans of a checkpoint, and the kernel of each layer."""
 
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
 
@@ -46,6 +45,7 @@ Examples:
 
 Exit codes: 0 each layer can be loaded, 1 one cannot, or PATH is unreadable, 2 the command is wrong, 3 a bug
 of qload, 4 the format is unsupported or some tensors are not read."""
+ReportT = TypeVar("ReportT", "ShardingPlan", "Explanation")
 ACTIVATION_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -80,31 +80,20 @@ def plan(
     Only headers and small tensors are read, and no weights.
     """
     exit_other_ranks(ctx)
-    from qload import native
-    from qload.listing.report_base import make_report
     from qload.plan.report import ShardingPlan
-    from qload.storage.checkpoint_files import locate
 
     def make_plan(place: "str | PathLike[str]") -> ShardingPlan:
-        locate(place)  # refuses a wrong path before torch is imported
-        from qload.plan import plan
+        from qload.plan import plan  # imports torch
 
         return plan(place, tp=tp, ep=ep, target=kernel)
 
-    native.check()
-    with open_path(path) as place:
-        report = make_report(
-            lambda: make_plan(place),
-            lambda reason: ShardingPlan(str(place), unreadable=reason),
-            lambda reason: ShardingPlan(str(place), unsupported=reason),
-        )
-    ctx.exit(print_report(report, as_json, partial(_plan_tables, every=every), plan_lines))
+    def tables(plan: ShardingPlan) -> "Iterator[RenderableType]":
+        from qload.cli.layer_tables import plan_tables
 
+        return plan_tables(plan, every=every)
 
-def _plan_tables(plan: "ShardingPlan", *, every: bool) -> "Iterator[RenderableType]":
-    from qload.cli.layer_tables import plan_tables
-
-    return plan_tables(plan, every=every)
+    report = _report_path(path, make_plan, ShardingPlan)
+    ctx.exit(print_report(report, as_json, tables, plan_lines))
 
 
 @click.command(epilog=EXPLAIN_EPILOG)
@@ -153,13 +142,9 @@ def explain(
     calls. Times are predictions with their basis, or "not measured".
     """
     exit_other_ranks(ctx)
-    from qload import native
-    from qload.listing.report_base import make_report
     from qload.plan.report import Explanation
-    from qload.storage.checkpoint_files import locate
 
     def make_explanation(place: "str | PathLike[str]") -> Explanation:
-        locate(place)  # refuses a wrong path before torch is imported
         import torch
 
         from qload.plan import explain
@@ -167,23 +152,38 @@ def explain(
         activations = None if dtype is None else getattr(torch, ACTIVATION_DTYPES.get(dtype, dtype))
         return explain(place, arch=arch, tp=tp, dtype=activations, tokens=tokens)
 
-    native.check()
-    with open_path(path) as place:
-        report = make_report(
-            lambda: make_explanation(place),
-            lambda reason: Explanation(str(place), unreadable=reason),
-            lambda reason: Explanation(str(place), unsupported=reason),
-        )
+    def tables(explanation: Explanation) -> "Iterator[RenderableType]":
+        from qload.cli.layer_tables import explanation_tables
+
+        return explanation_tables(explanation, every=every)
+
+    report = _report_path(path, make_explanation, Explanation)
     if html is not None:
         from qload.errors.exceptions import written_to
         from qload.pictures import explanation_page
 
         with written_to(html):
             html.write_text(explanation_page(report), encoding="utf-8")
-    ctx.exit(print_report(report, as_json, partial(_explanation_tables, every=every), explanation_lines))
+    ctx.exit(print_report(report, as_json, tables, explanation_lines))
 
 
-def _explanation_tables(explanation: "Explanation", *, every: bool) -> "Iterator[RenderableType]":
-    from qload.cli.layer_tables import explanation_tables
+def _report_path(
+    path: "Path | HubId", make: "Callable[[str | PathLike[str]], ReportT]", report_type: "type[ReportT]"
+) -> "ReportT":
+    """Open a path and make its report; that of an unreadable or unsupported checkpoint has no layers."""
+    from qload import native
+    from qload.listing.report_base import make_report
+    from qload.storage.checkpoint_files import locate
 
-    return explanation_tables(explanation, every=every)
+    native.check()
+    with open_path(path) as place:
+
+        def make_checked() -> "ReportT":
+            locate(place)  # refuses a wrong path before torch is imported
+            return make(place)
+
+        return make_report(
+            make_checked,
+            lambda reason: report_type(str(place), unreadable=reason),
+            lambda reason: report_type(str(place), unsupported=reason),
+        )

@@ -198,7 +198,7 @@ def _plan_run(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
     if not values:
         with suppress(ConfigError):
             checked_config(place, values)  # an unsupported format is raised first
-        raise ArgumentError("path", "a checkpoint with a config.json", f"none beside {place}")
+        raise ArgumentError("path", "a checkpoint with a config.json", f"none in {place}")
     config = checked_config(place, values)
     tokenizer = None if arguments.text is None else Tokenizer(place)
     ids = tokenizer.encode(arguments.text or "") if tokenizer else arguments.ids or ()

@@ -173,8 +173,8 @@ def _parse_config(ctx: click.Context, param: click.Parameter, value: str) -> dic
 def make_checkpoint(format: str, folder: Path, model: str, config: dict[str, object]) -> None:
     """Write a tiny checkpoint of FORMAT to DIR.
 
-    It has all tensors of the config, in some hundred kilobytes, and each value encodes its position. The same
-    command writes the same bytes. The error for an unknown name lists the known names.
+    It has all tensors of the config, in a few hundred kilobytes, and each value encodes its position. The
+    same command writes the same bytes. The error for an unknown name lists the known names.
     """
     from qload.testing import make_checkpoint as run
 

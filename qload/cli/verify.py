@@ -14,7 +14,6 @@ from qload.cli.options import (
     CheckpointPath,
     OutputFile,
     all_option,
-    folders_option,
     html_option,
     json_option,
     parse_token_ids,
@@ -45,10 +44,10 @@ Examples:
   qload inspect ./Llama-3-8B-GPTQ --json | jq '.layers[0]'
   qload inspect ./models/* --json | jq -r '[.path, .verdict] | @tsv'
 
-With several paths each gets its own report; in JSON Lines, one object per line.
+Several paths give a report each, in JSON Lines: one object per line.
 
 Exit codes: 0 readable and in order, 1 findings or unreadable, 2 the command is wrong, 3 a bug of qload, 4 the
-format is unsupported or some tensors are not read. With several paths the first of 2, 3, 1, 4, 0 that
+format is unsupported or some tensors are not read. For several paths it is the first of 2, 3, 1, 4, 0 that
 occurs."""
 VERIFY_EPILOG = """\b
 Examples:
@@ -64,7 +63,7 @@ Examples:
   qload verify ./models/* --sarif findings.sarif
   torchrun --nproc-per-node 8 -m qload verify ./DeepSeek-V3
 
-With several paths each gets its own report; in JSON Lines, one object per line. docs/rules/RULE.md describes
+Several paths give a report each, in JSON Lines: one object per line. docs/rules/RULE.md describes
 each rule.
 
 Exit codes: 0 no findings, 1 findings or unreadable, 2 the command is wrong, 3 a bug of qload, 4 the format is
@@ -169,7 +168,12 @@ def inspect(ctx: click.Context, paths: "tuple[Path | HubId, ...]", every: bool, 
     help="Also write the findings to FILE, as SARIF 2.1.0 for code scanning; -: print SARIF alone.",
 )
 @html_option("the report of a single PATH")
-@folders_option
+@click.option(
+    "--folders",
+    is_flag=True,
+    help="Verify the directory of each PATH once, and skip directories without safetensors: "
+    "for tools that pass the names of changed files.",
+)
 @json_option
 @verbose_option
 @click.pass_context

@@ -27,9 +27,13 @@ class QloadError(Exception):
         return type(self), tuple(getattr(self, f.name) for f in fields(self))  # type: ignore[arg-type]
 
 
-def join_lines(first: str, *rest: object) -> str:
-    """Join the first line and the nonempty others, indented below it."""
-    return "\n  ".join([first, *(str(line) for line in rest if line)])
+def format_error(title: str, *lines: object, **facts: object) -> str:
+    """Format an error: its title, and indented below it the facts by name, then the other lines.
+
+    Facts that are None, and empty lines, are left out.
+    """
+    named = (f"{name:8} {fact}" for name, fact in facts.items() if fact is not None)
+    return "\n  ".join([title, *named, *(str(line) for line in lines if line)])
 
 
 @dataclass(eq=False)
@@ -69,13 +73,11 @@ class CutError(QloadError, ValueError):
         below = self.cut // self.block * self.block if self.block else 0
         above = min(below + self.block, self.size)  # the end of a dimension is lawful too
         near = sorted({below, above} - {self.cut}) if self.block else []
-        return join_lines(
-            f"{self.tensor}: cannot cut {self.dim} = {self.size} at {self.cut}{ranks}",
-            f"cuts must be multiples of {self.block}   {self.why}"
-            if self.block
-            else f"never cut   {self.why}",
-            near and f"nearest  {' or '.join(map(str, near))}",
-            self.world and f"lawful   {worlds(self.lawful)}",
+        rule = f"cuts must be multiples of {self.block}" if self.block else "never cut"
+        return format_error(
+            f"{self.tensor}: cannot cut {self.dim} = {self.size} at {self.cut}{ranks}\n  {rule}   {self.why}",
+            nearest=" or ".join(map(str, near)) or None,
+            lawful=worlds(self.lawful) if self.world else None,
         )
 
 
@@ -107,7 +109,9 @@ class DivideError(QloadError, ValueError):
 
     def __str__(self) -> str:
         dim = f"dimension {self.dim}" if isinstance(self.dim, int) else self.dim
-        return join_lines(f"{self.tensor}: {dim} = {self.size} does not divide into {self.parts}", self.hint)
+        return format_error(
+            f"{self.tensor}: {dim} = {self.size} does not divide into {self.parts}", self.hint
+        )
 
 
 @dataclass(eq=False)
@@ -136,15 +140,13 @@ class CastError(QloadError, OverflowError):
     target: str
     value: float
     count: int
-    remedy: str = "load with dtype=None, which keeps what is stored, or with a wider dtype"
+    remedy: str = "load with dtype=None to keep the stored dtype, or with a wider dtype"
 
     def __str__(self) -> str:
         fault = "underflows" if abs(self.value) < 1 else "overflows"
-        return join_lines(
-            f"{self.tensor}: a cast from {self.source} to {self.target} {fault}",
-            f"got      {self.value:g}" + (f" ({self.count} values in all)" if self.count > 1 else ""),
-            f"remedy   {self.remedy}",
-        )
+        count = f" ({self.count} values in all)" if self.count > 1 else ""
+        title = f"{self.tensor}: a cast from {self.source} to {self.target} {fault}"
+        return format_error(title, got=f"{self.value:g}{count}", remedy=self.remedy)
 
 
 @dataclass(eq=False)
@@ -170,7 +172,7 @@ class RepackError(QloadError, ValueError):
     reason: str
 
     def __str__(self) -> str:
-        return join_lines(f"{self.source} to {self.layout}: cannot repack", f"reason   {self.reason}")
+        return format_error(f"{self.source} to {self.layout}: cannot repack", reason=self.reason)
 
 
 @dataclass(eq=False)
@@ -193,7 +195,7 @@ class KernelRefusedError(QloadError, ValueError, NotImplementedError):
     reason: str
 
     def __str__(self) -> str:
-        return join_lines(f"{self.kernel}: cannot run this layer", f"reason   {self.reason}")
+        return format_error(f"{self.kernel}: cannot run this layer", reason=self.reason)
 
 
 @dataclass(eq=False)
@@ -218,7 +220,7 @@ class NoKernelError(QloadError, ValueError):
     def __str__(self) -> str:
         width = max(map(len, self.reasons), default=0)
         reasons = (f"{kernel:{width}}  {reason}" for kernel, reason in self.reasons.items())
-        return join_lines(f"{self.layer}: no kernel", *reasons)
+        return format_error(f"{self.layer}: no kernel", *reasons)
 
 
 @dataclass(eq=False)
@@ -242,9 +244,8 @@ class NotEnoughMemoryError(QloadError, MemoryError):
     free: int
 
     def __str__(self) -> str:
-        return join_lines(
-            f"{self.device}: too little memory", f"needed {self.needed} bytes", f"free   {self.free} bytes"
-        )
+        needed, free = f"needed {self.needed} bytes", f"free   {self.free} bytes"
+        return format_error(f"{self.device}: too little memory", needed, free)
 
 
 @dataclass(eq=False)
@@ -267,10 +268,8 @@ class NotWarmError(QloadError, RuntimeError):
     device: str
 
     def __str__(self) -> str:
-        return join_lines(
-            f"{self.tensor}: no scratch space on {self.device}",
-            "remedy   call qload.warm_up(model, max_input_len) once the weights are processed",
-        )
+        remedy = "call qload.warm_up(model, max_input_len) once the weights are processed"
+        return format_error(f"{self.tensor}: no scratch space on {self.device}", remedy=remedy)
 
 
 @dataclass(eq=False)
@@ -293,7 +292,7 @@ class PatternError(QloadError, ValueError):
     detail: str
 
     def __str__(self) -> str:
-        return join_lines(f"{self.pattern!r}: {self.detail}")
+        return f"{self.pattern!r}: {self.detail}"
 
 
 @dataclass(eq=False)
@@ -315,7 +314,7 @@ class ArgumentError(QloadError, ValueError):
     got: str
 
     def __str__(self) -> str:
-        return join_lines(f"{self.argument}", f"expected {self.expected}", f"got      {self.got}")
+        return format_error(self.argument, expected=self.expected, got=self.got)
 
 
 @dataclass(eq=False)
@@ -338,9 +337,8 @@ class UnknownMethodError(QloadError, KeyError):
     known: Sequence[str]
 
     def __str__(self) -> str:
-        return join_lines(
-            f"{self.name!r}: no such quantization method", f"known    {', '.join(self.known) or 'none'}"
-        )
+        known = ", ".join(self.known) or "none"
+        return format_error(f"{self.name!r}: no such quantization method", known=known)
 
 
 def worlds(lawful: Sequence[int]) -> str:
@@ -372,12 +370,12 @@ class MissingTensorError(QloadError, KeyError):
     hint: str = ""
 
     def __str__(self) -> str:
-        tried = [name for name in self.tried if name != self.tensor]
-        return join_lines(
+        others = [name for name in self.tried if name != self.tensor]
+        return format_error(
             f"{self.tensor}: not in the checkpoint",
-            tried and f"tried    {', '.join([self.tensor, *tried])}",
-            self.near and f"stored   {', '.join(self.near)}",
             self.hint,
+            tried=", ".join([self.tensor, *others]) if others else None,
+            stored=", ".join(self.near) or None,
         )
 
 
@@ -409,13 +407,8 @@ class ShapeError(QloadError, ValueError):
     hint: str = ""
 
     def __str__(self) -> str:
-        return join_lines(
-            f"{self.tensor}: wrong shape",
-            f"expected {self.expected}",
-            f"got      {tuple(self.got)}",
-            self.file and f"in       {self.file}",
-            self.hint,
-        )
+        facts = {"expected": self.expected, "got": tuple(self.got), "in": self.file or None}
+        return format_error(f"{self.tensor}: wrong shape", self.hint, **facts)
 
 
 @dataclass(eq=False)
@@ -442,13 +435,8 @@ class DtypeError(QloadError, TypeError):
     hint: str = ""
 
     def __str__(self) -> str:
-        return join_lines(
-            f"{self.tensor}: wrong dtype",
-            f"expected {' or '.join(self.expected)}",
-            f"got      {self.got}",
-            self.file and f"in       {self.file}",
-            self.hint,
-        )
+        facts = {"expected": " or ".join(self.expected), "got": self.got, "in": self.file or None}
+        return format_error(f"{self.tensor}: wrong dtype", self.hint, **facts)
 
 
 @dataclass(eq=False)
@@ -478,12 +466,11 @@ class IndexValueError(QloadError, ValueError):
     also: str = ""
 
     def __str__(self) -> str:
-        return join_lines(
-            f"{self.tensor}: index out of range",
-            f"expected 0 <= index < {self.limit}" + (f", {self.also}" if self.also else ""),
-            f"got      {self.value} at {self.at}" + (f" ({self.count} in all)" if self.count > 1 else ""),
-            self.file and f"in       {self.file}",
-        )
+        also = f", {self.also}" if self.also else ""
+        count = f" ({self.count} in all)" if self.count > 1 else ""
+        expected, got = f"0 <= index < {self.limit}{also}", f"{self.value} at {self.at}{count}"
+        facts = {"expected": expected, "got": got, "in": self.file or None}
+        return format_error(f"{self.tensor}: index out of range", **facts)
 
 
 @dataclass(eq=False)
@@ -510,9 +497,8 @@ class MismatchError(QloadError, ValueError):
     hint: str = ""
 
     def __str__(self) -> str:
-        return join_lines(
-            f"{self.tensor}: {self.what}", f"expected {self.expected}", f"got      {self.got}", self.hint
-        )
+        title = f"{self.tensor}: {self.what}"
+        return format_error(title, self.hint, expected=self.expected, got=self.got)
 
 
 @dataclass(eq=False)
@@ -591,7 +577,7 @@ class StorageError(QloadError, ValueError):
 
     def __str__(self) -> str:
         place = f"{self.file}: {self.tensor}" if self.tensor else self.file
-        return join_lines(f"{place}: {self.detail}", self.remedy and f"remedy   {self.remedy}")
+        return format_error(f"{place}: {self.detail}", remedy=self.remedy or None)
 
 
 @dataclass(eq=False)
@@ -625,9 +611,8 @@ class ConfigError(QloadError, ValueError):
     hint: str = ""
 
     def __str__(self) -> str:
-        return join_lines(
-            f"{self.file}: {self.key}", f"expected {self.expected}", f"got      {self.got}", self.hint
-        )
+        title = f"{self.file}: {self.key}"
+        return format_error(title, self.hint, expected=self.expected, got=self.got)
 
 
 @dataclass(eq=False)
@@ -661,11 +646,11 @@ class UnsupportedFormatError(QloadError, NotImplementedError):
     remedy: str = ""
 
     def __str__(self) -> str:
-        return join_lines(
+        return format_error(
             f"{self.format}: not read by this qload",
-            f"reason   {self.reason}",
-            self.known and f"known    {', '.join(self.known)}",
-            self.remedy and f"remedy   {self.remedy}",
+            reason=self.reason,
+            known=", ".join(self.known) or None,
+            remedy=self.remedy or None,
         )
 
 
@@ -693,10 +678,10 @@ class UnreadTensorsError(QloadError, NotImplementedError):
         names, reasons = list(self.unread), list(dict.fromkeys(self.unread.values()))
         more = f" and {len(names) - MAX_NAMES} more" if names[MAX_NAMES:] else ""
         others = f" (and {len(reasons) - 1} other reasons)" if reasons[1:] else ""
-        return join_lines(
+        return format_error(
             f"{names[0]}: not read by any format",
-            f"tensors  {', '.join(names[:MAX_NAMES])}{more}; {self.nbytes} bytes in all",
-            f"reason   {reasons[0]}{others}",
+            tensors=f"{', '.join(names[:MAX_NAMES])}{more}; {self.nbytes} bytes in all",
+            reason=f"{reasons[0]}{others}",
         )
 
 
@@ -724,7 +709,7 @@ class LostRankError(QloadError, RuntimeError):
 
     def __str__(self) -> str:
         rank = "a rank" if self.rank is None else f"rank {self.rank}"
-        return join_lines(f"{rank} of {self.world} is lost", f"reason   {self.reason}")
+        return format_error(f"{rank} of {self.world} is lost", reason=self.reason)
 
 
 @contextmanager

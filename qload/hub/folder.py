@@ -21,7 +21,7 @@ from qload.hub.range_requests import (
     translate_errors,
     unreadable_error,
 )
-from qload.storage import Place, RemoteFolder, locate, read_whole
+from qload.storage import RemoteFolder, locate, read_whole
 from qload.storage.checkpoint_files import INDEX, MAX_INDEX, SUFFIX
 from qload.storage.files import read_range
 
@@ -153,7 +153,9 @@ def open_folder(model: HubId) -> Iterator[HubFolder]:
     with TemporaryDirectory(prefix="qload-hub-") as directory:
         folder = Path(directory)
         places = {
-            name: _locate_file(listing, name, traffic) for name in listing.sizes if name.endswith(SUFFIX)
+            name: listing.cached(name) or _remote_file(listing, name, traffic)
+            for name in listing.sizes
+            if name.endswith(SUFFIX)
         }
         for name in listing.sizes:
             if name.endswith(SUFFIX) or "/" not in name:
@@ -217,10 +219,6 @@ def cached_folder(model: HubId, why: HubUnreachableError) -> RemoteFolder:
         detail = f"{why.detail}, and the local cache has only a part of it: {error.detail}"
         raise unreadable_error(str(model), detail, remedy) from error
     return RemoteFolder(f"{model.repo}@{folder.name}", folder, {})
-
-
-def _locate_file(listing: HubListing, name: str, traffic: Traffic) -> Place:
-    return listing.cached(name) or _remote_file(listing, name, traffic)
 
 
 def _remote_file(listing: HubListing, name: str, traffic: Traffic) -> HubFile:

@@ -105,7 +105,9 @@ class _ThreadRank(Rank):
         tensors = [tensor for tensor in self.table if tensor is not None]
         kinds = {f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors}
         if len(kinds) > 1:
-            raise ArgumentError("values", "tensors alike on all ranks", ", ".join(sorted(kinds)))
+            raise ArgumentError(
+                "values", "tensors of one shape and dtype on all ranks", ", ".join(sorted(kinds))
+            )
         result = combine(tensors)
         self.barrier.wait()  # before a rank changes its tensor, or the next call writes to the table
         return result

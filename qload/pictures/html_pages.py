@@ -37,7 +37,7 @@ LAYER_COLUMNS = (
 )  # fmt: skip
 PICTURE_COLUMNS = {"sizes of scales": "bars", "error": "map"}
 NUMBER_COLUMNS = ("bits", "group size", "N", "K", "bytes", "findings")
-REASONS_COLUMN = "why not others"
+REASONS_COLUMN = "reasons against others"
 Cell = str | int | None
 
 
@@ -254,7 +254,11 @@ def report_page(report: Report, pictures: Mapping[str, LayerPictures] | None = N
         tables=[findings, layers],
         notes=group_texts(report.notes),
         shares=_coverage_shares(report),
-        explanations={rule: _rule_markdown(page) for rule, page in rule_pages().items() if rule in rules},
+        explanations={
+            rule: f"{page['what']}\n\n**Why it matters.** {page['why']}\n\n**What to do.** {page['do']}"
+            for rule, page in rule_pages().items()
+            if rule in rules
+        },
         drawings=draw_formats((layer.format, layer.bits) for layer in report.layers),
     ).html()
 
@@ -314,14 +318,10 @@ def _coverage_shares(report: Report) -> Mapping[str, int]:
     return {
         "read": coverage.read,
         "exempt, for a reason": sum(coverage.exempt.values()),
-        "not read by any format yet": coverage.unread,
-        "of layers that are refused": coverage.refused,
+        "not read by any format": coverage.unread,
+        "of refused layers": coverage.refused,
         "unexplained": coverage.unexplained,
     }
-
-
-def _rule_markdown(page: Mapping[str, str]) -> str:
-    return f"{page['what']}\n\n**Why it matters.** {page['why']}\n\n**What to do.** {page['do']}"
 
 
 def explanation_page(explanation: Explanation) -> str:
@@ -329,7 +329,17 @@ def explanation_page(explanation: Explanation) -> str:
     layers = explanation.layers
     counts = list(dict.fromkeys(choice.tokens for layer in layers for choice in layer.choices))
     titles = ["1 token" if count == 1 else f"{count} tokens" for count in counts]
-    columns = ["layer", "format", "N", "K", "kernel format", *titles, REASONS_COLUMN, "what would", "error"]
+    columns = [
+        "layer",
+        "format",
+        "N",
+        "K",
+        "kernel format",
+        *titles,
+        REASONS_COLUMN,
+        "changes for others",
+        "error",
+    ]
     facts = {
         "checkpoint": explanation.path,
         "chip": explanation.arch,

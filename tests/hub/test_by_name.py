@@ -213,7 +213,7 @@ def test_a_name_in_a_directory_that_is_here_is_a_path_and_the_way_out_is_said(hu
     beside, meant = run("inspect", "org/sound"), run("inspect", "org/sound@main")
 
     assert beside.stderr == (
-        "org/sound is taken for a path, as org is a directory here; org/sound@main means the hub's\n"
+        "org/sound is read as a path, because org is a directory; org/sound@main names the model of the hub\n"
         "unreadable  org/sound: 1 error\n"
         "error  no-files  org/sound: no such file\n"
     )

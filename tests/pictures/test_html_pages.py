@@ -206,7 +206,7 @@ def test_an_explanation_has_a_column_for_each_number_of_tokens_and_all_reasons()
     assert [told[some.prefix][f"{n} token{'s' * (n > 1)}"] for n in (1, 64)] == [
         f"{c.kernel}, not measured" for c in some.choices
     ]
-    reasons = told[some.prefix]["why not others"].split("\n")
+    reasons = told[some.prefix]["reasons against others"].split("\n")
     assert len(reasons) == len(set(reasons))
     for choice in some.choices:
         assert {f"{name}: {why}" for name, why in choice.refused.items()} <= {*reasons}

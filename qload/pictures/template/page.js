@@ -1,50 +1,50 @@
 "use strict";
-// Rows are data, and only those near to what is seen are elements: 10,000 of them open as fast as 10.
-const RUN = 200;
-const SHORT = 48; // characters that stay in one line
-const SIZE = 64; // pixels of a picture's height, and of a map's width
-const BAR = 6;
-const UNBROKEN = 24; // characters of a name that is never broken
+// Rows are data; a batch becomes elements when it is scrolled into view, so 10,000 rows open as fast as 10.
+const ROWS_PER_BATCH = 200;
+const MAX_LINE_CHARACTERS = 48; // a longer text is wrapped
+const PICTURE_HEIGHT_PX = 64; // also the width of a map
+const BAR_WIDTH_PX = 6;
+const MAX_UNBROKEN_CHARACTERS = 24; // a longer name may be broken
 const tables = JSON.parse(document.getElementById("data").textContent);
 
 const canvas = (width, text) => {
-  const made = document.createElement("canvas");
-  made.width = width;
-  made.height = SIZE;
-  made.title = text;
-  made.setAttribute("role", "img");
-  made.setAttribute("aria-label", text);
-  return [made, made.getContext("2d")];
+  const element = document.createElement("canvas");
+  element.width = width;
+  element.height = PICTURE_HEIGHT_PX;
+  element.title = text;
+  element.setAttribute("role", "img");
+  element.setAttribute("aria-label", text);
+  return [element, element.getContext("2d")];
 };
 
-// "2^-9: 3 10 42": a bar for each power of two.
+// Draw a histogram, "2^-9: 3 10 42": a bar per power of two.
 const bars = (text) => {
   const counts = text.split(": ")[1].split(" ").map(Number);
-  const [made, pen] = canvas(counts.length * BAR, text);
-  const most = Math.max(...counts);
+  const [element, pen] = canvas(counts.length * BAR_WIDTH_PX, text);
+  const largest = Math.max(...counts);
   pen.fillStyle = "#4493f8";
   counts.forEach((count, at) => {
-    const height = count ? Math.max(1, (SIZE * count) / most) : 0;
-    pen.fillRect(at * BAR, SIZE - height, BAR - 1, height);
+    const height = count ? Math.max(1, (PICTURE_HEIGHT_PX * count) / largest) : 0;
+    pen.fillRect(at * BAR_WIDTH_PX, PICTURE_HEIGHT_PX - height, BAR_WIDTH_PX - 1, height);
   });
-  return made;
+  return element;
 };
 
-// "0.1042: 5665 5556": a square for each digit, from 0, equal, to 9, as far as can be.
+// Draw an error map, "0.1042: 5665 5556": a rectangle per digit, from 0 (equal) to 9 (largest error).
 const map = (text) => {
   const lines = text.split(": ")[1].split(" ");
-  const [made, pen] = canvas(SIZE, text);
-  const [wide, high] = [SIZE / lines[0].length, SIZE / lines.length];
+  const [element, pen] = canvas(PICTURE_HEIGHT_PX, text);
+  const [width, height] = [PICTURE_HEIGHT_PX / lines[0].length, PICTURE_HEIGHT_PX / lines.length];
   lines.forEach((line, row) => {
     [...line].forEach((digit, column) => {
       pen.fillStyle = digit === "0" ? "#2da44e" : `hsl(${60 - 6.6 * digit} 85% ${80 - 4.5 * digit}%)`;
-      pen.fillRect(column * wide, row * high, wide, high);
+      pen.fillRect(column * width, row * height, width, height);
     });
   });
-  return made;
+  return element;
 };
 
-// Parts of a text that may be broken behind the dots and lines of its names, and is copied without a break.
+// Allow line breaks after dots, slashes and underscores of names; copied text has no breaks.
 const breakable = (text) => {
   const parts = text.split(/(?<=[._/])(?=\w)/);
   return parts.flatMap((part, at) => (at ? [document.createElement("wbr"), part] : [part]));
@@ -78,17 +78,17 @@ for (const section of document.querySelectorAll("section.table")) {
       details.append(summary, ...breakable(rest.join("\n")));
       cell.append(details);
     } else {
-      if (text.length > UNBROKEN) cell.append(...breakable(text));
+      if (text.length > MAX_UNBROKEN_CHARACTERS) cell.append(...breakable(text));
       else cell.textContent = text;
     }
     cell.dataset.title = heads[column].textContent.trim();
     if (table.numbers.includes(column)) cell.className = "number";
-    if (text.length > SHORT && !table.drawn[column]) cell.className = "long";
+    if (text.length > MAX_LINE_CHARACTERS && !table.drawn[column]) cell.className = "long";
     return cell;
   };
 
   const more = () => {
-    const rows = shown.slice(count, count + RUN).map((at) => {
+    const rows = shown.slice(count, count + ROWS_PER_BATCH).map((at) => {
       const row = document.createElement("tr");
       row.append(...table.rows[at].map(cellOf));
       return row;
@@ -97,7 +97,7 @@ for (const section of document.querySelectorAll("section.table")) {
     count += rows.length;
   };
 
-  // Where a table is wider than its place, each row is a card, a line for each cell: nothing is cut off.
+  // Show the rows of a table wider than the page as cards with a line per cell.
   const fit = () => {
     section.className = "table";
     if (scroll.scrollWidth > scroll.clientWidth) section.className = "table cards";
@@ -115,7 +115,7 @@ for (const section of document.querySelectorAll("section.table")) {
     fit();
   };
 
-  // Names count as people do, layer 2 before layer 10; cells without a value come last, whatever the direction.
+  // Sort numbers in names by value, layer 2 before layer 10; empty cells are last in both directions.
   const names = new Intl.Collator("en", { numeric: true });
   const compare = (column, sign) => (one, other) => {
     const a = table.rows[one][column];
