@@ -1,4 +1,4 @@
-"""`python -m qload`: the command line, where no script is installed."""
+"""`python -m qload`: the command line without an installed script."""
 
 from qload.cli import main
 

@@ -11,9 +11,9 @@ import click
 
 from qload.cli.checkpoint_paths import open_path
 from qload.cli.options import CheckpointPath, json_option, nonfinite_option, parse_device, verbose_option
-from qload.cli.output import dumps, prints_json
+from qload.cli.output import print_data
 from qload.cli.progress import Update, prefix_stages, progress_bar
-from qload.cli.text import escape, format_size, print_summary
+from qload.cli.text import escape, format_size
 from qload.errors.reporting import SCHEMA
 
 if TYPE_CHECKING:
@@ -72,12 +72,8 @@ def bench_load(
     with open_path(path, whole=True) as place, progress_bar() as progress:
         locate(place)  # refuses a wrong path before torch is imported
         report = measure_load(place, device, target, rounds, progress, nonfinite)
-    if prints_json(as_json):
-        click.echo(dumps(report))
-    else:
-        _print_rates(report)
     rates = (f"{stage['stage']}: {stage['gigabytes_per_second']:.2f} GB/s" for stage in report["stages"])
-    print_summary([_title(report), *rates], as_json)
+    print_data(report, as_json, _print_rates, [_title(report), *rates])
 
 
 def measure_load(

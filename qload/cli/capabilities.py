@@ -1,19 +1,20 @@
 """The verbs formats, layout and doctor: supported formats, their layouts, and native modules."""
 
 import ctypes
-import json
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from qload.cli.options import json_option, verbose_option
-from qload.cli.output import prints_json
-from qload.cli.text import print_summary
+from qload.cli.output import print_data
 from qload.errors.reporting import SCHEMA
+
+if TYPE_CHECKING:
+    from qload.capabilities import Capability
 
 FORMATS_EPILOG = """\b
 Examples:
@@ -41,12 +42,13 @@ def formats(as_json: bool | None, markdown: bool) -> None:
         click.echo(as_markdown(), nl=False)
         return
     table = overview()
-    if prints_json(as_json):
-        cells = {name: {c: [cell.yes, cell.text] for c, cell in row.items()} for name, row in table.items()}
-        click.echo(json.dumps({"schema": SCHEMA, "formats": cells}, indent=2))
-        count = sum(row["load"].yes for row in table.values())
-        print_summary([f"{count} formats are read; --table shows the operations of each"], as_json)
-        return
+    cells = {name: {c: [cell.yes, cell.text] for c, cell in row.items()} for name, row in table.items()}
+    count = sum(row["load"].yes for row in table.values())
+    summary = f"{count} formats are read; --table shows the operations of each"
+    print_data({"schema": SCHEMA, "formats": cells}, as_json, lambda _: _print_formats(table), [summary])
+
+
+def _print_formats(table: Mapping[str, Mapping[str, "Capability"]]) -> None:
     from rich.text import Text
 
     from qload.cli.tables import stdout
@@ -128,11 +130,8 @@ def doctor(ctx: click.Context, with_torch: bool, as_json: bool | None) -> None:
     them.
     """
     report = examine_installation(with_torch)
-    if prints_json(as_json):
-        click.echo(json.dumps(report, indent=2))
-    else:
-        _print_facts(report)
-    print_summary((f"{name:13} {value}" for name, value in _fact_lines(report)), as_json)
+    lines = (f"{name:13} {value}" for name, value in _fact_lines(report))
+    print_data(report, as_json, _print_facts, lines)
     ctx.exit(1 if report["wrong"] else 0)
 
 

@@ -105,15 +105,12 @@ def checkpoint_folders(paths: "Sequence[Path | HubId]") -> "Iterator[Path | HubI
 
     Changed files include many a `config.json` of other projects. A model of the hub is listed as it is.
     """
-    for folder in dict.fromkeys(_containing_folder(path) for path in paths):
+    folders = (path.parent if isinstance(path, Path) and not path.is_dir() else path for path in paths)
+    for folder in dict.fromkeys(folders):
         if not isinstance(folder, Path) or _has_checkpoint(folder):
             yield folder
         else:
             log.info("%s: skipped, it has no safetensors files", folder)
-
-
-def _containing_folder(path: "Path | HubId") -> "Path | HubId":
-    return path.parent if isinstance(path, Path) and not path.is_dir() else path
 
 
 def _has_checkpoint(folder: Path) -> bool:

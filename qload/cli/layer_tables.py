@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         Alternative,
         ExplainedLayer,
         Explanation,
-        LayerShare,
         PlannedLayer,
         ShardingPlan,
     )
@@ -167,13 +166,10 @@ def _share_table(plan: "ShardingPlan", *, every: bool) -> NameTable:
         layer = row.first
         label = "-" if layer.format is None else format_label(layer.format)
         facts = map(Text, (escape(label), escape(layer.shape), CUT_NAMES[layer.cut]))
-        sizes = (_share_size(layer.shares[ranks]) for ranks in plan.worlds)
+        shares = (layer.shares[ranks] for ranks in plan.worlds)
+        sizes = (Text(format_size(max(share.bytes))) if share.fits else Text("no", "red") for share in shares)
         rows.append(NamedRow(escape_name(row.name), [*facts, *sizes], row.count))
     return NameTable("layer", ("format", "(N, K)", "cut", *titles), rows, titles)
-
-
-def _share_size(share: "LayerShare") -> Text:
-    return Text(format_size(max(share.bytes))) if share.fits else Text("no", "red")
 
 
 def _refused_layers(layers: "Sequence[PlannedLayer]", ranks: int, *, every: bool) -> Iterator[RenderableType]:

@@ -6,6 +6,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
@@ -21,6 +22,7 @@ from qload.errors import (
     UnreadTensorsError,
     UnsupportedFormatError,
 )
+from qload.errors.exceptions import written_to
 from qload.errors.reporting import SCHEMA
 
 if TYPE_CHECKING:
@@ -58,9 +60,15 @@ class UnsupportedCommandError(Exception):
     """The checkpoint is readable, but its model does not support the command."""
 
 
-def prints_json(as_json: bool | None) -> bool:
-    """Return True if standard output gets JSON: on request, or by default unless it is a terminal."""
-    return not sys.stdout.isatty() if as_json is None else as_json
+def print_data(
+    data: Any, as_json: bool | None, print_tables: Callable[[Any], None], summary: Iterable[str]
+) -> None:
+    """Print plain data, by default as tables on a terminal and as JSON elsewhere, and its summary."""
+    if _prints_json(as_json):
+        click.echo(dumps(data))
+    else:
+        print_tables(data)
+    print_summary(summary, as_json)
 
 
 def print_report(
@@ -75,7 +83,7 @@ def print_report(
 
     One of several reports is one line of JSON Lines, and its `summary` is left to the verb.
     """
-    if prints_json(as_json):
+    if _prints_json(as_json):
         click.echo(dumps(report.to_json(), indent=None if one_of_several else 2))
     else:
         from qload.cli.tables import stdout
@@ -86,6 +94,10 @@ def print_report(
     if not one_of_several:
         print_summary(summary(report), as_json)
     return report.exit_code
+
+
+def _prints_json(as_json: bool | None) -> bool:
+    return not sys.stdout.isatty() if as_json is None else as_json
 
 
 def dumps(value: Any, indent: int | None = 2) -> str:
@@ -100,6 +112,12 @@ def _escape_surrogates(value: Any) -> Any:
     if isinstance(value, dict):
         return {_escape_surrogates(key): _escape_surrogates(item) for key, item in value.items()}
     return [_escape_surrogates(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a text file in UTF-8; an OSError has its path."""
+    with written_to(path):
+        path.write_text(text, encoding="utf-8")
 
 
 @contextmanager

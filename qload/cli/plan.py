@@ -18,7 +18,7 @@ from qload.cli.options import (
     verbose_option,
     world_sizes_option,
 )
-from qload.cli.output import exit_other_ranks, print_report
+from qload.cli.output import exit_other_ranks, print_report, write_file
 from qload.cli.text import explanation_lines, plan_lines
 
 if TYPE_CHECKING:
@@ -159,11 +159,9 @@ def explain(
 
     report = _report_path(path, make_explanation, Explanation)
     if html is not None:
-        from qload.errors.exceptions import written_to
         from qload.pictures import explanation_page
 
-        with written_to(html):
-            html.write_text(explanation_page(report), encoding="utf-8")
+        write_file(html, explanation_page(report))
     ctx.exit(print_report(report, as_json, tables, explanation_lines))
 
 

@@ -15,7 +15,7 @@ LINE_INTERVAL_S = 10.0  # between two lines of progress
 
 
 def is_stderr_terminal() -> bool:
-    """Return True if standard error is a terminal; it is None if it was closed at the start."""
+    """Return True if standard error is a terminal; a process started without one has sys.stderr None."""
     return sys.stderr is not None and sys.stderr.isatty()
 
 

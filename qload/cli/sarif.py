@@ -18,7 +18,7 @@ from urllib.parse import quote
 import click
 
 from qload.cli.options import STDOUT
-from qload.cli.output import dumps
+from qload.cli.output import dumps, write_file
 
 if TYPE_CHECKING:
     from qload.errors.reporting import CauseGroup
@@ -36,10 +36,7 @@ def write_sarif(reports: "Sequence[Report]", path: Path) -> None:
     if path == STDOUT:
         click.echo(text)
     else:
-        from qload.errors.exceptions import written_to
-
-        with written_to(path):
-            path.write_text(f"{text}\n", encoding="utf-8")
+        write_file(path, f"{text}\n")
 
 
 def sarif_log(reports: "Sequence[Report]") -> dict[str, Any]:
@@ -115,15 +112,12 @@ def _finding_path(report: "Report", finding: "Finding") -> str:
 
 def _artifact_location(path: str) -> dict[str, str]:
     """Return a location relative to the current directory, or an absolute one outside of it."""
-    full = os.path.abspath(path)
-    relative = os.path.relpath(full, os.getcwd()) if _is_on_current_drive(full) else os.pardir
+    full, current = os.path.abspath(path), os.getcwd()
+    is_on_drive = os.path.splitdrive(full)[0] == os.path.splitdrive(current)[0]
+    relative = os.path.relpath(full, current) if is_on_drive else os.pardir
     if relative.split(os.sep)[0] == os.pardir:
         return {"uri": f"file://{_quote_path(full)}"}
     return {"uri": _quote_path(relative), "uriBaseId": "%SRCROOT%"}
-
-
-def _is_on_current_drive(path: str) -> bool:
-    return os.path.splitdrive(path)[0] == os.path.splitdrive(os.getcwd())[0]
 
 
 def _quote_path(path: str) -> str:

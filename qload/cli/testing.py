@@ -12,8 +12,7 @@ from typing import Any
 import click
 
 from qload.cli.options import OutputFolder, json_option, output_folder_option, verbose_option
-from qload.cli.output import prints_json
-from qload.cli.text import print_summary
+from qload.cli.output import print_data
 from qload.errors.reporting import SCHEMA
 
 SELFTEST_EPILOG = """\b
@@ -70,12 +69,9 @@ def selftest(
     else:
         rows = _judge_adapter(str(adapter))
     passed = [row["fault"] for row in rows if row["end"] == "let through"]
-    if prints_json(as_json):
-        click.echo(json.dumps({"schema": SCHEMA, "faults": rows, "let_through": passed}, indent=2))
-    else:
-        _print_faults(rows)
+    report = {"schema": SCHEMA, "faults": rows, "let_through": passed}
     count = f"{len(rows) - len(passed)} of {len(rows)} faults are caught"
-    print_summary([count, *(f"let through  {fault}" for fault in passed)], as_json)
+    print_data(report, as_json, _print_faults, [count, *(f"let through  {fault}" for fault in passed)])
     raise SystemExit(1 if passed else 0)
 
 
@@ -126,11 +122,12 @@ def _judge_user_tests(
     return [{"fault": outcome.fault, "words": outcome.words, "end": outcome.end} for outcome in outcomes]
 
 
-def _print_faults(rows: list[dict[str, Any]]) -> None:
+def _print_faults(report: dict[str, Any]) -> None:
     from rich.text import Text
 
     from qload.cli.tables import NamedRow, NameTable, stdout
 
+    rows = report["faults"]
     columns = [name for name in rows[0] if name not in ("fault", "words")] if rows else []
     named_rows = [NamedRow(row["fault"], [Text(str(row[name] or "")) for name in columns]) for row in rows]
     stdout().print(NameTable("fault", columns, named_rows))

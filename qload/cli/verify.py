@@ -21,7 +21,7 @@ from qload.cli.options import (
     verbose_option,
     world_sizes_option,
 )
-from qload.cli.output import exit_other_ranks, is_first_rank, print_report, torchrun_group
+from qload.cli.output import exit_other_ranks, is_first_rank, print_report, torchrun_group, write_file
 from qload.cli.progress import prefix_stages, progress_bar
 from qload.cli.sarif import write_sarif
 from qload.cli.text import layer_lines, outcome_counts, print_summary, report_lines, verdict_lines
@@ -236,12 +236,10 @@ def verify(
                             process_group=group,
                         )
                     if first and html is not None:
-                        from qload.errors.exceptions import written_to
                         from qload.pictures import layer_pictures, report_page
 
                         pictures = layer_pictures(place, report.error_maps, progress=progress)
-                        with written_to(html):
-                            html.write_text(report_page(report, pictures), encoding="utf-8")
+                        write_file(html, report_page(report, pictures))
                 if first:
                     reports.append(replace(report, layers=()))
                     codes.append(_print_verify_report(report, as_json, sarif, several))

@@ -155,7 +155,7 @@ class _Row(Generic[T]):
 def group_rows(
     items: Iterable[T], *, name: Callable[[T], str], key: Callable[[T], Hashable] | None
 ) -> list[RowGroup[T]]:
-    """Group items with equal keys along one index of their names after the other, innermost first.
+    """Group items with equal keys and names that differ only in indices, one index after the other.
 
     The indices of a group are a product of sets: every name that the group spells belongs to an item.
     Without a key each item is a group.

@@ -129,7 +129,7 @@ def isa() -> str:
     if requested is None:
         return isas[0]
     if requested not in isas:
-        raise ArgumentError(name, f"one of {', '.join(isas)}, which this CPU has", repr(requested))
+        raise ArgumentError(name, f"an instruction set of this CPU: {', '.join(isas)}", repr(requested))
     return requested
 
 

@@ -60,7 +60,7 @@ class LaunchedRank(Rank):
         try:
             parsed = torch.device(device)
         except RuntimeError as error:
-            raise ArgumentError("device", "a device that torch knows", repr(device)) from error
+            raise ArgumentError("device", "a device of torch", repr(device)) from error
         if str(parsed) != "cuda":
             return parsed
         return torch.device("cuda", self.local % max(torch.cuda.device_count(), 1))
@@ -186,9 +186,7 @@ def joined_world(
         raise ArgumentError("timeout_s", "a number of seconds above 0", str(timeout_s))
     launch = LaunchedRank.of(os.environ)
     if launch.size() > 1 and torch.distributed.is_initialized():
-        raise ArgumentError(
-            "joined_world", "a process without a process group", "one that has joined a group"
-        )
+        raise ArgumentError("joined_world", "a process without a process group", "a process with a group")
     return _join_world(launch, launch.device(device), timeout_s)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, LostRankError, check_fields, checked
 
-GROUP_REQUIREMENT = "a group of torch.distributed, or one that has {}"
+GROUP_REQUIREMENT = "a group of torch.distributed, or one with {}"
 
 
 @runtime_checkable
@@ -134,7 +134,7 @@ class _TorchCollectives(Rank):
         """The group; ArgumentError after its destruction."""
         group = self.alive()
         if group is None:
-            raise ArgumentError("process_group", "a group that is in use", "one that was destroyed")
+            raise ArgumentError("process_group", "an active group", "a destroyed group")
         return group
 
     def summed(self, values: Tensor) -> Tensor:

@@ -136,7 +136,7 @@ def _find_packing(layout: str, bits: int) -> Packing:
     try:
         return LAYOUTS[layout](bits)
     except (KeyError, ValueError) as error:
-        raise ArgumentError("bits", f"a width that {layout} has", str(bits)) from error
+        raise ArgumentError("bits", f"a width supported by {layout}", str(bits)) from error
 
 
 def lane_of(layout: str, packing: Packing, code: tuple[int, int]) -> int | None:

@@ -144,7 +144,10 @@ def test_there_are_ten_lines_at_most(count: int, last: str, capsys: pytest.Captu
     assert (out, len(err.splitlines()), err.splitlines()[-1]) == ("", min(count, 10), last)
 
 
-def test_headers_that_refuse_a_conversion_are_in_its_summary(tmp_path: Path) -> None:
+def test_headers_that_refuse_a_conversion_are_in_its_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")  # a wider console has a table
     make_checkpoint("gptq", tmp_path / "in", config={"num_hidden_layers": 1})
     config = json.loads((tmp_path / "in" / "config.json").read_text())
     (tmp_path / "in" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
