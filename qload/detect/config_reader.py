@@ -232,7 +232,10 @@ def read_claims(source: FoundConfig) -> Claims:
     method = _method_name(source)
     method = ALIASES.get(method, method)
     if method not in METHODS:
-        reason, remedy = f"the quant_method of {source.file} has no reader", METHODS_ELSEWHERE.get(method, "")
+        reason, remedy = (
+            f"the quant_method of {source.file} is not supported",
+            METHODS_ELSEWHERE.get(method, ""),
+        )
         raise UnsupportedFormatError(method, reason, SUPPORTED_METHODS, remedy)
     claims = METHODS[method](source)
     return replace(claims, notes=(*claims.notes, *ignored_key_notes(source, claims.method)))
@@ -255,7 +258,7 @@ def _method_name(source: FoundConfig) -> str:
 
 
 def method_of_own_file(values: Mapping[str, Any]) -> str | None:
-    """Tell the method of a tool's own file without `quant_method`: AWQ's has `version`, GPTQ's `desc_act`."""
+    """Infer the method of a tool's file without `quant_method`: AWQ's has `version`, GPTQ's `desc_act`."""
     if any(key in values for key in ("version", "zero_point", "w_bit")):
         return "awq"
     return "gptq" if any(key in values for key in ("desc_act", "sym", "damp_percent")) else None

@@ -118,7 +118,7 @@ KERNELS = ("auto", "marlin", "strips", "panels", "exllama")
 
 @dataclass(frozen=True)
 class KernelTarget:
-    """Kernel to repack weights for, with options.
+    """Target kernel of repacking, with options.
 
     ArgumentError for an attribute of another type, and for an option of another kernel.
 
@@ -246,7 +246,7 @@ def for_target(loader: WeightsLoader, target: Target | None) -> WeightsLoader:
 
 def loader_from_claims(source: FoundConfig | None, storage: WeightStorage | None) -> FormatLoader:
     """Build the loader for a config found in a file; see `loader_from_config`."""
-    claims = settle(source, storage)
+    claims = effective_claims(source, storage)
     if claims is None:
         plain_loader = DefaultWeightsLoader()
         plain_loader.recognise_by(Recogniser(configured=False))
@@ -263,33 +263,31 @@ def loader_from_claims(source: FoundConfig | None, storage: WeightStorage | None
     return loader
 
 
-def settle(source: FoundConfig | None, storage: WeightStorage | None) -> Claims | None:
+def effective_claims(source: FoundConfig | None, storage: WeightStorage | None) -> Claims | None:
     """Claims of the config; setting tensors of the checkpoint take precedence."""
     if storage is not None:
         refuse_foreign(source, storage)
-    if storage is not None and source is not None and _states_nothing(source, storage):
-        return Claims(
-            method="unquantized",
-            format="unquantized",
-            file=source.file,
-            section=source.section,
-            notes=(f"{source.file}: {source.section} has no quant_method, and all weights are plain",),
-        )
+    if storage is not None and source is not None and source.section:
+        has_method = any(source.values.get(key) for key in METHOD_KEYS)
+        if not has_method and next(_quantized(storage), None) is None:
+            note = f"{source.file}: {source.section} has no quant_method, and all weights are plain"
+            file, section = source.file, source.section
+            return Claims("unquantized", "unquantized", file=file, section=section, notes=(note,))
     claims = _claims(source, storage) if source else None
     names = storage.keys() if storage else ()
     if storage is None or LEGACY["bits"] not in names:
         return claims
     if claims and claims.method not in ("gptq", "awq"):
-        raise ConfigError(claims.file, "quant_method", "gptq, as there is a tensor gptq_bits", claims.method)
+        raise ConfigError(claims.file, "quant_method", "gptq, because of the tensor gptq_bits", claims.method)
     outdated = claims if claims and claims.method == "awq" else None
     if outdated:  # no layer of awq is stored any more
         log.warning("%s claims awq; there is a tensor gptq_bits, which is believed: gptq", outdated.file)
         claims = None
     if claims and claims.loader:
-        raise ConfigError(claims.file, "dynamic", "nothing, as gptq_bits holds for all modules", "rules")
+        raise ConfigError(claims.file, "dynamic", "nothing, as gptq_bits applies to all modules", "rules")
     stored = {key: _scalar(storage, name) for key, name in LEGACY.items() if name in names}
     if "group_size" not in stored:
-        raise ConfigError("gptq_bits", LEGACY["group_size"], "a tensor, as there is gptq_bits", "nothing")
+        raise ConfigError("gptq_bits", LEGACY["group_size"], "a tensor, because of gptq_bits", "nothing")
     bits, group_size = stored["bits"], stored["group_size"]
     base = claims or Claims("gptq", "gptq", bits, group_size, file=LEGACY["bits"])
     if outdated:
@@ -334,13 +332,6 @@ def _quantized(storage: WeightStorage) -> Iterator[str]:
         special = ROLES.get(name.rpartition(".")[2], Role.FLOAT) is not Role.FLOAT
         if special or (len(info.shape) > 1 and info.dtype not in FLOATS):
             yield name
-
-
-def _states_nothing(source: FoundConfig, storage: WeightStorage) -> bool:
-    """Return whether the section names no method and no stored tensor is quantized."""
-    if not source.section or any(source.values.get(key) for key in METHOD_KEYS):
-        return False
-    return next(_quantized(storage), None) is None
 
 
 def _scalar(storage: WeightStorage, name: str) -> int:

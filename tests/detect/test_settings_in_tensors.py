@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from qload.detect import FoundConfig, loader_from_config, settle
+from qload.detect import FoundConfig, effective_claims, loader_from_config
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import GPTQConfig
 from qload.layouts import STORED_MINUS_ONE
@@ -109,7 +109,7 @@ def test_settings_in_tensors_are_those_of_gptq_whatever_the_config_says() -> Non
 
     assert loader.formats[0].config == GPTQConfig(8, -1, STORED_MINUS_ONE)
     assert loader.left_out("lm_head") == "modules_to_not_convert has 'lm_head'"
-    with pytest.raises(ConfigError, match="gptq, as there is a tensor gptq_bits\n  got      fp8"):
+    with pytest.raises(ConfigError, match="gptq, because of the tensor gptq_bits\n  got      fp8"):
         loader_from_config({"quant_method": "fp8"}, MemoryStorage(tensors))
 
 
@@ -129,7 +129,7 @@ def test_symmetry_in_a_tensor_is_believed() -> None:
         "gptq_sym": torch.tensor(True),
     }
 
-    claims = settle(FoundConfig("config.json", "", {**GPTQ, "sym": False}), MemoryStorage(tensors))
+    claims = effective_claims(FoundConfig("config.json", "", {**GPTQ, "sym": False}), MemoryStorage(tensors))
 
     assert claims is not None
     assert (claims.bits, claims.group_size, claims.sym) == (4, 8, True)
