@@ -256,13 +256,13 @@ def _load_text(
     return model
 
 
-def warn_unused(weights: Weights, kind: str) -> None:
-    """Log the tensors that no layer of a model of type `kind` has read, except those the ledger explains."""
+def warn_unused(weights: Weights, model_type: str) -> None:
+    """Log the tensors outside of all layers of a model of type `model_type`, except exempt ones."""
     names = weights.report().unused
     if names:
         listed, more = ", ".join(names[:MAX_LISTED_NAMES]), len(names) - MAX_LISTED_NAMES
         listed += f" and {more} more" if more > 0 else ""
-        log.warning("%d tensors belong to no layer of a %s model: %s", len(names), kind, listed)
+        log.warning("%d tensors belong to no layer of a %s model: %s", len(names), model_type, listed)
 
 
 def load_decoder(weights: Weights, config: TextConfig, making: Making) -> Decoder:

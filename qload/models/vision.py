@@ -320,8 +320,9 @@ class Connector(nn.Module):
         `mask`: (images, N), of the real patches.
         """
         context = self.modality_projection(patches)
-        own = mask.new_ones((mask.shape[0], self.latents.shape[0]))
-        bias = key_bias(torch.cat([mask, own], 1), context.dtype, self.latents.shape[0])
+        count = self.latents.shape[0]
+        latents_mask = mask.new_ones((mask.shape[0], count))
+        bias = key_bias(torch.cat([mask, latents_mask], 1), context.dtype, count)
         x = self.latents.expand(patches.shape[0], -1, -1)
         for layer in self.layers:
             x = layer(x, context, bias)

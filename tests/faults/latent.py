@@ -61,7 +61,7 @@ FAULTS = (
     Fault(
         "resampler-without-itself",
         _VISION,
-        "own = mask.new_ones(",
-        "own = mask.new_zeros(",
+        "latents_mask = mask.new_ones(",
+        "latents_mask = mask.new_zeros(",
     ),
 )

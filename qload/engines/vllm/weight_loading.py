@@ -169,17 +169,17 @@ class ExpertBuffer:
 
     def _matrix_of(self, name: str) -> Arrivals:
         number, matrix, _ = (*name.removeprefix(f"{self.prefix}.").split(".", 2), "", "")[:3]
-        found = self._matrices.get(f"{self.prefix}.{number}.{matrix}")
-        if found is None:
+        arrivals = self._matrices.get(f"{self.prefix}.{number}.{matrix}")
+        if arrivals is None:
             error: MissingTensorError = missing(name, self.keys())
             raise error
-        return found
+        return arrivals
 
     def _place(self, expert: int, shard: str) -> Placement:
         prefix = named(f"{self.prefix}.{expert}", MATRICES[shard])
         (H, inner), ranks = self._sizes, self.group.size()
-        K, N, whole = (H, inner, (inner * ranks, H)) if shard != "w2" else (inner, H, (H, inner * ranks))
-        return Placement(prefix, (prefix,), (0,), (N,), K, whole, self.group, is_told=True)
+        K, N, shape = (H, inner, (inner * ranks, H)) if shard != "w2" else (inner, H, (H, inner * ranks))
+        return Placement(prefix, (prefix,), (0,), (N,), K, shape, self.group, is_told=True)
 
 
 def _is_matrix(fmt: ConfiguredFormat) -> bool:
@@ -212,7 +212,7 @@ def check_parallelism(name: str, moe: Any) -> None:
         if size > 1:
             raise ArgumentError(f"{name}: {key}", "1, as experts are split by tensor or by expert", str(size))
     if parallel.use_ep and parallel.all2all_backend == "passthrough":
-        expected = "a backend that leaves tokens on their rank"
+        expected = "a backend without an exchange of tokens"
         raise ArgumentError(f"{name}: all2all_backend", expected, parallel.all2all_backend)
     flags = {"enable_eplb": parallel.enable_eplb, "enable_lora": moe.is_lora_enabled}
     for key, flag in flags.items():
@@ -282,8 +282,8 @@ def finish_experts(
         raise MismatchError(buffer.prefix, "not all loaded", f"{count} experts", str(len(experts.local)))
     experts = replace(experts, local=LocalExperts(0, count, count + 1))  # the last one is on no rank
     buffer.close()
-    own: Maximum = "own" if is_split else None
-    layer.typed_experts = experts.get_linear(activations=activations, maximum=own, dtype=weights.dtype)
+    maximum: Maximum = "own" if is_split else None
+    layer.typed_experts = experts.get_linear(activations=activations, maximum=maximum, dtype=weights.dtype)
 
 
 def drop_expert_parameters(layer: Any) -> None:
@@ -315,7 +315,7 @@ def _refuse_bias(
 ) -> bool:
     """Refuse a bias other than 0, which vLLM would ignore; some tools write biases of 0."""
     if bool(loaded_weight.any()):
-        problem = "a bias that is not 0, and experts with biases are not supported in vLLM"
+        problem = "a bias other than 0, and experts with biases are not supported in vLLM"
         raise UnsupportedFormatError(f"{layer_name}.{expert_id}", problem)
     return True
 
