@@ -163,6 +163,10 @@ class ExpertBuffer:
         """Return the elements `index` of the tensor `name`; ArgumentError for those of another rank."""
         return self._matrix_of(name).read(name, index)
 
+    def readable(self, name: str) -> tuple[tuple[int, int], ...] | None:
+        """Return (start, stop) along each axis of this rank's share of the tensor `name`."""
+        return self._matrix_of(name).readable(name)
+
     def close(self) -> None:
         """Free all tensors."""
         self._matrices.clear()
