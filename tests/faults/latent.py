@@ -56,7 +56,7 @@ FAULTS = (
         "sight-quantized",
         _VISION,
         "use_loader(DefaultWeightsLoader())",
-        "use_loader(weights.loader)",
+        "use_loader(opened.loader)",
     ),
     Fault(
         "resampler-without-itself",

@@ -207,21 +207,19 @@ def check_parallelism(name: str, moe: Any) -> None:
     `moe`: vLLM's `FusedMoEConfig`. Supported are tensor parallelism, and whole experts on its ranks.
     """
     parallel = moe.moe_parallel_config
-    sizes = {
-        "data_parallel_size": parallel.dp_size,
-        "prefill_context_parallel_size": parallel.pcp_size,
-        "sequence parallel ranks": parallel.sp_size,
-    }
-    for key, size in sizes.items():
-        if size > 1:
-            raise ArgumentError(f"{name}: {key}", "1, as experts are split by tensor or by expert", str(size))
-    if parallel.use_ep and parallel.all2all_backend == "passthrough":
-        expected = "a backend without an exchange of tokens"
-        raise ArgumentError(f"{name}: all2all_backend", expected, parallel.all2all_backend)
-    flags = {"enable_eplb": parallel.enable_eplb, "enable_lora": moe.is_lora_enabled}
-    for key, flag in flags.items():
-        if flag:
-            raise ArgumentError(f"{name}: {key}", "False: experts do not change after the load", str(flag))
+    one = "1, as experts are split by tensor or by expert"
+    constant = "False: experts do not change after the load"
+    exchanges = parallel.use_ep and parallel.all2all_backend == "passthrough"
+    for key, value, expected, refused in (
+        ("data_parallel_size", parallel.dp_size, one, parallel.dp_size > 1),
+        ("prefill_context_parallel_size", parallel.pcp_size, one, parallel.pcp_size > 1),
+        ("sequence parallel ranks", parallel.sp_size, one, parallel.sp_size > 1),
+        ("all2all_backend", parallel.all2all_backend, "a backend without an exchange of tokens", exchanges),
+        ("enable_eplb", parallel.enable_eplb, constant, parallel.enable_eplb),
+        ("enable_lora", moe.is_lora_enabled, constant, moe.is_lora_enabled),
+    ):
+        if refused:
+            raise ArgumentError(f"{name}: {key}", expected, str(value))
 
 
 def register_experts(
