@@ -229,7 +229,7 @@ class TextConfig:
 
     @property
     def family(self) -> Family:
-        """Properties of this model type that no tensor shows."""
+        """Properties of this model type, beyond names and sizes of tensors."""
         return FAMILIES[self.type]
 
     def sparse(self, layer: int) -> bool:
@@ -313,7 +313,7 @@ class _Sizes:
         return ConfigError(self.section.file, self.section.key(key), expected, got)
 
     def require(self, name: str) -> int:
-        """Return a size, which is at least 1."""
+        """Return a size of at least 1."""
         size = self.architecture.sizes[name]
         if size is None or size < 1:
             keys, values = self.architecture.table.sizes[name].keys, self.section.values

@@ -26,7 +26,7 @@ from qload.weights import Weights
 
 
 class GatedFeedForward(nn.Module):
-    """x (T, H) -> (T, H): down(activation(gate(x), up(x))).
+    """Gated feed-forward layer: x (T, H) -> (T, H), down(activation(gate(x), up(x))).
 
     Parameters
     ----------

@@ -247,12 +247,12 @@ def _module_facts(module: nn.Module) -> ExpertFacts | None:
 
 
 def _has_gate_only(module: nn.Module) -> bool:
-    """Whether a gate is the only operation between the matrices of a module of experts."""
+    """Return whether a gate is the only operation between the matrices of a module of experts."""
     return getattr(module, "has_gate", False) and not getattr(module, "has_post_expert_norm", True)
 
 
 def _computes(module: Any, activation: GatedActivation) -> bool:
-    """Whether the gate of a module equals an activation, on random numbers of a wide range."""
+    """Return whether the gate of a module equals an activation on random numbers of a wide range."""
     random = torch.Generator().manual_seed(0)
     with torch.device("cpu"), torch.no_grad():
         gate, up = (torch.randn(64, 32, generator=random) * 16 for _ in range(2))

@@ -224,7 +224,7 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         self._placeholders: list[PlaceholderLayer] = []
 
     def update_attn_implementation(self, config: Any) -> Any:
-        """Add the name of a file that transformers would not find to the model's `config`.
+        """Add the name of a file with an unusual name to the model's `config`.
 
         transformers calls this before it looks for files.
         """
@@ -322,7 +322,7 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
             check_device_map(device_map, [*self._layers.linears, *self._layers.experts])
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> None:
-        """Fill the placeholders, on the devices that transformers chose."""
+        """Fill the placeholders, on the devices of the device map."""
         assert self._reader is not None
         assert self._plan is not None
         names = [*self._layers.linears, *self._layers.experts]
