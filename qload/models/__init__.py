@@ -9,11 +9,12 @@
 
 from qload.models.attention import attend
 from qload.models.config import LatentConfig, TextConfig, latent_config, text_config
-from qload.models.decoder import Block, Decoder, Making, load_decoder, load_model
+from qload.models.decoder import Block, Decoder, load_decoder, load_model
 from qload.models.families import FAMILIES
 from qload.models.generation import GREEDY, Engine, Sampler, check_prompt
 from qload.models.kv_cache import HeadSizes, PagedCache, Step
 from qload.models.rope import Rope, RopeConfig, rotate_halves, rotate_pairs
+from qload.models.stored_layers import Making
 from qload.models.vision import VisionModel, load_vision_model
 
 __all__ = [

@@ -88,12 +88,12 @@ def attend_cached(
 
 def visible_keys(positions: Tensor, keys: int, window: int | None = None, chunk: int | None = None) -> Tensor:
     """Mask of the first `keys` keys, True if visible to a token at `positions` (...): bool (..., keys)."""
-    at, own = torch.arange(keys, device=positions.device), positions.unsqueeze(-1)
-    visible = at <= own
+    at, queries = torch.arange(keys, device=positions.device), positions.unsqueeze(-1)
+    visible = at <= queries
     if window is not None:
-        visible &= at > own - window
+        visible &= at > queries - window
     if chunk is not None:
-        visible &= at // chunk == own // chunk
+        visible &= at // chunk == queries // chunk
     return visible
 
 

@@ -229,7 +229,7 @@ class TextConfig:
 
     @property
     def family(self) -> Family:
-        """Properties of this model type that no tensor shows."""
+        """Properties of this model type, beyond names and sizes of tensors."""
         return FAMILIES[self.type]
 
     def sparse(self, layer: int) -> bool:
@@ -247,8 +247,8 @@ def text_config(config: Mapping[str, Any], facts: ExpertFacts | None = None) -> 
     """
     architecture = architecture_of(config)
     if architecture is None or architecture.type not in FAMILIES:
-        kind = shown(config.get("model_type") if architecture is None else architecture.type)
-        raise ConfigError(MODEL_CONFIG, "model_type", f"a supported type: {', '.join(FAMILIES)}", kind)
+        got = shown(config.get("model_type") if architecture is None else architecture.type)
+        raise ConfigError(MODEL_CONFIG, "model_type", f"a supported type: {', '.join(FAMILIES)}", got)
     family, feed_forward = FAMILIES[architecture.type], FAMILIES[architecture.type].feed_forward[0]
     section = _text_section(config, architecture)
     values = {**architecture.config, "model_type": architecture.type}
@@ -313,7 +313,7 @@ class _Sizes:
         return ConfigError(self.section.file, self.section.key(key), expected, got)
 
     def require(self, name: str) -> int:
-        """Return a size, which is at least 1."""
+        """Return a size of at least 1."""
         size = self.architecture.sizes[name]
         if size is None or size < 1:
             keys, values = self.architecture.table.sizes[name].keys, self.section.values
@@ -419,7 +419,7 @@ def _layer_masks(
     _check_entries(section, "layer_types", types, layers, (FULL, SLIDING))
     if SLIDING in types and window is None:
         raise ConfigError(section.file, section.key("sliding_window"), f"a number, for {SLIDING}", "none")
-    return tuple(Mask(window if kind == SLIDING else None) for kind in types)
+    return tuple(Mask(window if entry == SLIDING else None) for entry in types)
 
 
 def _chunked_masks(section: FoundConfig, fields: TextConfigFields, layers: int) -> tuple[Mask, ...]:
@@ -434,7 +434,7 @@ def _chunked_masks(section: FoundConfig, fields: TextConfigFields, layers: int) 
         key = section.key("attention_chunk_size")
         raise ConfigError(section.file, key, f"a number, for {CHUNKED}", "none")
     pairs = zip(types, rotary, strict=True)
-    return tuple(Mask(None, chunk if kind == CHUNKED else None, bool(rope)) for kind, rope in pairs)
+    return tuple(Mask(None, chunk if entry == CHUNKED else None, bool(rope)) for entry, rope in pairs)
 
 
 def _check_entries(

@@ -1,8 +1,8 @@
 """`Decoder`: a text model over typed weights, and its loading from a checkpoint of any format."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from os import PathLike
 from typing import Any
 
@@ -25,13 +25,7 @@ from qload.models.kv_cache import PagedCache, Step
 from qload.models.latent_attention import LatentAttention
 from qload.models.norm import Norm
 from qload.models.rope import Rope
-from qload.models.stored_layers import (
-    check_matrix,
-    check_shares,
-    first_stored,
-    is_stored,
-    text_prefix_and_head,
-)
+from qload.models.stored_layers import Making, check_matrix, check_shares, first_stored, is_stored
 from qload.parallel import ProcessGroup
 from qload.weights import Weights, open_checkpoint
 
@@ -114,52 +108,28 @@ class Decoder(nn.Module):
         return self.logits(self.hidden(self.embed(ids), step, cache))
 
 
-@dataclass(frozen=True)
-class Making:
-    """Options of loading a model's layers.
-
-    `dtype`: of the activations. `make`, `make_experts`: factories of a module from a weight, and from
-    experts; None: `get_linear` of either. `split`: split of experts over ranks. `base`, `head`: prefix of the
-    text model, and name of its head, in the checkpoint.
-    """
-
-    dtype: torch.dtype
-    make: LinearFactory | None = None
-    make_experts: ExpertsFactory | None = None
-    split: ExpertSplit | None = "tensor"
-    base: str = "model"
-    head: str = "lm_head"
-
-    @classmethod
-    def of(
-        cls,
-        weights: Weights,
-        config: TextConfig,
-        make: LinearFactory | None,
-        make_experts: ExpertsFactory | None,
-        split: ExpertSplit | None,
-    ) -> "Making":
-        """Create options with the dtype of `weights`, else of the `config`, and names as stored.
-
-        `make`, `make_experts`, `split`: the fields.
-        """
-        dtype = weights.dtype or config.dtype or torch.float32
-        return cls(dtype, make, make_experts, split, *text_prefix_and_head(weights))
-
-
+@contextmanager
 def open_for_model(
-    path: str | PathLike[str],
-    config: Mapping[str, Any],
+    weights: Weights | str | PathLike[str],
+    config: Mapping[str, Any] | None,
     device: torch.device | str,
     dtype: torch.dtype | None,
     process_group: ProcessGroup | None,
-    facts: ExpertFacts | None = None,
-    nonfinite: Nonfinite = "error",
-) -> Weights:
-    """Open a checkpoint with plain floats cast to `dtype`; None: as its `config` says."""
-    dtype = dtype or checked_config(path, config, facts).dtype or torch.float32
+    facts: ExpertFacts | None,
+    nonfinite: Nonfinite,
+) -> Iterator[tuple[Weights, Mapping[str, Any]]]:
+    """Open the checkpoint at a path, with its config; open tensors are passed through with theirs.
+
+    `dtype` None: plain floats are cast as the config says.
+    """
+    if isinstance(weights, Weights):
+        yield weights, config or {}
+        return
+    values = read_model_config(weights) if config is None else config
+    dtype = dtype or checked_config(weights, values, facts).dtype or torch.float32
     options: dict[str, Any] = {"device": device, "process_group": process_group, "nonfinite": nonfinite}
-    return open_checkpoint(path, dtype=dtype, **options)
+    with open_checkpoint(weights, dtype=dtype, **options) as opened:
+        yield opened, values
 
 
 def checked_config(
@@ -234,35 +204,24 @@ def load_model(
     NonfiniteScaleError
         For a scale that is NaN or infinite.
     """
-    if not isinstance(weights, Weights):
-        config = read_model_config(weights) if config is None else config
-        with open_for_model(weights, config, device, dtype, process_group, facts, nonfinite) as opened:
-            return _load_text(opened, text_config(config, facts), make, make_experts, expert_split)
-    if config is None:
+    if config is None and isinstance(weights, Weights) and weights.architecture is not None:
         known = weights.architecture
-        config = {} if known is None else {**known.config, "model_type": known.type}
-    return _load_text(weights, checked_config(weights, config, facts), make, make_experts, expert_split)
+        config = {**known.config, "model_type": known.type}
+    with open_for_model(weights, config, device, dtype, process_group, facts, nonfinite) as (opened, values):
+        text = checked_config(opened, values, facts) if opened is weights else text_config(values, facts)
+        making = Making.of(opened, text, make, make_experts, expert_split)
+        model = load_decoder(opened, text, making)
+        warn_unused(opened, text.type)
+        return model
 
 
-def _load_text(
-    weights: Weights,
-    config: TextConfig,
-    make: LinearFactory | None,
-    make_experts: ExpertsFactory | None,
-    split: ExpertSplit | None,
-) -> Decoder:
-    model = load_decoder(weights, config, Making.of(weights, config, make, make_experts, split))
-    warn_unused(weights, config.type)
-    return model
-
-
-def warn_unused(weights: Weights, kind: str) -> None:
-    """Log the tensors that no layer of a model of type `kind` has read, except those the ledger explains."""
+def warn_unused(weights: Weights, model_type: str) -> None:
+    """Log the tensors outside of all layers of a model of type `model_type`, except exempt ones."""
     names = weights.report().unused
     if names:
         listed, more = ", ".join(names[:MAX_LISTED_NAMES]), len(names) - MAX_LISTED_NAMES
         listed += f" and {more} more" if more > 0 else ""
-        log.warning("%d tensors belong to no layer of a %s model: %s", len(names), kind, listed)
+        log.warning("%d tensors belong to no layer of a %s model: %s", len(names), model_type, listed)
 
 
 def load_decoder(weights: Weights, config: TextConfig, making: Making) -> Decoder:
@@ -301,9 +260,7 @@ def _load_block(weights: Weights, config: TextConfig, making: Making, layer: int
     feed_forward: nn.Module
     name = first_stored(weights, prefix, config.family.feed_forward)
     if config.sparse(layer):
-        factories: dict[str, Any] = {"make": making.make, "make_experts": making.make_experts}
-        split = making.split
-        feed_forward = SparseFeedForward.load(weights, name, config, making.dtype, split=split, **factories)
+        feed_forward = SparseFeedForward.load(weights, name, config, making)
     else:
         sizes, activation = (config.hidden, config.inner, config.hidden), config.activation
         options: dict[str, Any] = {"biases": config.biases, "make": making.make}

@@ -1,4 +1,4 @@
-"""Properties of each supported model type that no tensor shows: one row of data per `model_type`.
+"""Properties of each supported model type, beyond names and sizes of tensors: one row per `model_type`.
 
 Names and sizes of tensors are in `qload.architecture`. Keys and defaults are those of transformers 5.23.0,
 from the configuration and modeling file of each model.

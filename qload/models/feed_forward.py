@@ -4,17 +4,17 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import ShapeError
-from qload.experts import ExpertSplit, GatedActivation, Routing
+from qload.experts import GatedActivation, Routing
 from qload.kernels.cuda import step
 from qload.methods import MergedColumnParallelLinear, ParallelExperts, RowParallelLinear
 from qload.methods.loaded import LinearFactory
-from qload.methods.parallel_experts import ExpertsFactory
 from qload.models.config import TextConfig
 from qload.models.norm import load_vector
 from qload.models.stored_layers import (
     EXPERTS,
     FUSED_GATE_UP,
     GATE_AND_UP,
+    Making,
     check_biases,
     check_matrix,
     first_stored,
@@ -26,7 +26,7 @@ from qload.weights import Weights
 
 
 class GatedFeedForward(nn.Module):
-    """x (T, H) -> (T, H): down(activation(gate(x), up(x))).
+    """Gated feed-forward layer: x (T, H) -> (T, H), down(activation(gate(x), up(x))).
 
     Parameters
     ----------
@@ -155,13 +155,9 @@ class SparseFeedForward(nn.Module):
         weights: Weights,
         prefix: str,
         config: TextConfig,
-        dtype: torch.dtype,
-        *,
-        make: LinearFactory | None = None,
-        make_experts: ExpertsFactory | None = None,
-        split: ExpertSplit | None = "tensor",
+        making: Making,
     ) -> "SparseFeedForward":
-        """Load router, experts and shared expert under `prefix`; `split`: split of experts over ranks."""
+        """Load router, experts and shared expert under `prefix`."""
         family = config.family
         shared = None
         if config.shared_inner:
@@ -171,17 +167,17 @@ class SparseFeedForward(nn.Module):
                 (config.hidden, config.shared_inner, config.hidden),
                 config.activation,
                 biases=config.biases,
-                make=make,
+                make=making.make,
                 reduce_results=False,
             )
-        router = Router.load(weights, f"{prefix}.{family.router}", config, dtype)
+        router = Router.load(weights, f"{prefix}.{family.router}", config, making.dtype)
         experts = ParallelExperts.load(
             weights,
             first_stored(weights, prefix, EXPERTS),
-            split=split,
+            split=making.split,
             facts=config.facts,
             reduce_results=False,
-            make_experts=make_experts,
+            make_experts=making.make_experts,
         )
         return cls(router, experts, shared, collectives_of(weights.process_group))
 

@@ -202,7 +202,7 @@ class StepGraph:
         `inputs`: those on the device before those on the host. ArgumentError once the graph is freed.
         """
         if self._released:
-            raise ArgumentError("engine", "a call within the world that it was warmed up in", "one after it")
+            raise ArgumentError("engine", "a call within the world of its warm-up", "a later call")
         on_host = [tensor.flatten() for tensor in inputs if not tensor.is_cuda]
         if on_host:
             joined = torch.cat(on_host)
@@ -425,7 +425,7 @@ class Engine:
             ids = wait_for_ids()
             if NOT_FINITE in ids:
                 dtype = str(self.dtype).removeprefix("torch.")
-                raise ArgumentError("dtype", "one in which the model's logits are finite", dtype)
+                raise ArgumentError("dtype", "a dtype of wider range: logits must be finite", dtype)
             yield dict(zip(active, ids, strict=True))
             rows = [row for row, token in enumerate(ids) if token not in self.model.config.eos]
             if not rows or not left:

@@ -63,7 +63,7 @@ class HeadSizes:
         limit = max(candidates) if self.largest is None else self.largest
         fitting = [n for n in candidates if size <= n <= limit and n % self.multiple == 0]
         if size < 1 or not fitting:
-            raise ArgumentError(name, f"a head size that the backend supports, of {self}", str(size))
+            raise ArgumentError(name, f"a supported head size, of {self}", str(size))
         return min(fitting)
 
 

@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
+import torch
+
 from qload.errors import ShapeError
 from qload.experts import ExpertSplit
 from qload.experts.load import plan_experts
 from qload.loader import Heads, Part, Split, split_blocks
-from qload.methods.loaded import planned
+from qload.methods.loaded import LinearFactory, planned
+from qload.methods.parallel_experts import ExpertsFactory
 from qload.models.config import TextConfig
 from qload.weights import Weights
 
@@ -47,6 +50,39 @@ def text_prefix_and_head(weights: Weights) -> tuple[str, str]:
     prefixes = (prefix for prefix in TEXT_PREFIXES if is_stored(weights, f"{prefix}.embed_tokens"))
     prefix = next(prefixes, TEXT_PREFIXES[0])
     return prefix, prefix.removesuffix("model") + "lm_head" if prefix.startswith("language") else "lm_head"
+
+
+@dataclass(frozen=True)
+class Making:
+    """Options of loading a model's layers.
+
+    `dtype`: of the activations. `make`, `make_experts`: factories of a module from a weight, and from
+    experts; None: `get_linear` of either. `split`: split of experts over ranks. `base`, `head`: prefix of the
+    text model, and name of its head, in the checkpoint.
+    """
+
+    dtype: torch.dtype
+    make: LinearFactory | None = None
+    make_experts: ExpertsFactory | None = None
+    split: ExpertSplit | None = "tensor"
+    base: str = "model"
+    head: str = "lm_head"
+
+    @classmethod
+    def of(
+        cls,
+        weights: Weights,
+        config: TextConfig,
+        make: LinearFactory | None,
+        make_experts: ExpertsFactory | None,
+        split: ExpertSplit | None,
+    ) -> "Making":
+        """Create options with the dtype of `weights`, else of the `config`, and names as stored.
+
+        `make`, `make_experts`, `split`: the fields.
+        """
+        dtype = weights.dtype or config.dtype or torch.float32
+        return cls(dtype, make, make_experts, split, *text_prefix_and_head(weights))
 
 
 def check_matrix(

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, embedding, layer_norm
 
-from qload.detect import DefaultWeightsLoader, read_model_config
+from qload.detect import DefaultWeightsLoader
 from qload.errors import ArgumentError, ShapeError, checked
 from qload.experts import ExpertFacts, ExpertSplit, GatedActivation
 from qload.experts.gated import PLAIN
@@ -37,11 +37,11 @@ from qload.methods.loaded import LinearFactory
 from qload.methods.parallel_experts import ExpertsFactory
 from qload.models.attention import attend_with_bias
 from qload.models.config import text_config
-from qload.models.decoder import Decoder, Making, load_decoder, open_for_model, warn_unused
+from qload.models.decoder import Decoder, load_decoder, open_for_model, warn_unused
 from qload.models.feed_forward import GatedFeedForward
 from qload.models.kv_cache import PagedCache, Step
 from qload.models.norm import Norm, load_vector
-from qload.models.stored_layers import check_matrix, check_shares
+from qload.models.stored_layers import Making, check_matrix, check_shares
 from qload.models.vision_config import ResamplerConfig, TowerConfig, vision_config
 from qload.parallel import ProcessGroup
 from qload.weights import Weights
@@ -320,8 +320,9 @@ class Connector(nn.Module):
         `mask`: (images, N), of the real patches.
         """
         context = self.modality_projection(patches)
-        own = mask.new_ones((mask.shape[0], self.latents.shape[0]))
-        bias = key_bias(torch.cat([mask, own], 1), context.dtype, self.latents.shape[0])
+        count = self.latents.shape[0]
+        latents_mask = mask.new_ones((mask.shape[0], count))
+        bias = key_bias(torch.cat([mask, latents_mask], 1), context.dtype, count)
         x = self.latents.expand(patches.shape[0], -1, -1)
         for layer in self.layers:
             x = layer(x, context, bias)
@@ -491,21 +492,16 @@ def load_vision_model(
     CutError, DivideError
         For a layer that cannot be split over the ranks.
     """
-    if not isinstance(weights, Weights):
-        config = read_model_config(weights) if config is None else config
-        with open_for_model(weights, config, device, dtype, process_group, facts, nonfinite) as opened:
-            return load_vision_model(
-                opened, config, make=make, make_experts=make_experts, expert_split=expert_split, facts=facts
-            )
-    check_all_read(weights)
-    text = text_config(config or {}, facts)
-    vision = vision_config(config or {}, text.hidden, text.eps)
-    making = Making.of(weights, text, make, make_experts, expert_split)
-    check_shares(weights, text, making.base, making.head, making.split)
-    with weights.use_loader(DefaultWeightsLoader()):
-        tower = Tower.load(weights, "model.vision_model", vision.tower)
-        features, lead = vision.tower.hidden, "model.connector"
-        connector = Connector.load(weights, lead, vision.resampler, features, text.inner, text.activation)
-    decoder = load_decoder(weights, text, making)
-    warn_unused(weights, str((config or {}).get("model_type")))
-    return VisionModel(decoder, tower, connector, vision.image_token)
+    with open_for_model(weights, config, device, dtype, process_group, facts, nonfinite) as (opened, values):
+        check_all_read(opened)
+        text = text_config(values, facts)
+        vision = vision_config(values, text.hidden, text.eps)
+        making = Making.of(opened, text, make, make_experts, expert_split)
+        check_shares(opened, text, making.base, making.head, making.split)
+        with opened.use_loader(DefaultWeightsLoader()):
+            tower = Tower.load(opened, "model.vision_model", vision.tower)
+            sizes = (vision.tower.hidden, text.inner, text.activation)
+            connector = Connector.load(opened, "model.connector", vision.resampler, *sizes)
+        decoder = load_decoder(opened, text, making)
+        warn_unused(opened, str(values.get("model_type")))
+        return VisionModel(decoder, tower, connector, vision.image_token)

@@ -37,7 +37,7 @@ from qload.cli.main import main
 from qload.detect import for_target
 from qload.errors import NonfiniteScaleError
 from qload.models import load_decoder, load_model, load_vision_model, text_config
-from qload.models.decoder import Making
+from qload.models.stored_layers import Making
 from qload.testing import make_checkpoint
 from tests.contract.test_doors import ASKED, COMMANDS, DOORS, LOADERS, LOADS, METHODS, Asked, method
 from tests.models.vision.seeing import CONFIG, sight, text

@@ -65,7 +65,7 @@ FAULTS = (
     of(
         "engine-installed-for-good",
         "loading",
-        "            AUTO_QUANTIZATION_CONFIG_MAPPING[method] = own\n",
+        "            AUTO_QUANTIZATION_CONFIG_MAPPING[method] = config\n",
         "            pass\n",
     ),
     of("engine-missing-tensors-drawn", "loading", "    if missing:\n", "    if missing[1:]:\n"),

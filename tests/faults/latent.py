@@ -56,12 +56,12 @@ FAULTS = (
         "sight-quantized",
         _VISION,
         "use_loader(DefaultWeightsLoader())",
-        "use_loader(weights.loader)",
+        "use_loader(opened.loader)",
     ),
     Fault(
         "resampler-without-itself",
         _VISION,
-        "own = mask.new_ones(",
-        "own = mask.new_zeros(",
+        "latents_mask = mask.new_ones(",
+        "latents_mask = mask.new_zeros(",
     ),
 )

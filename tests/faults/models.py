@@ -16,9 +16,12 @@ FAULTS = (
         "share = ((rotations - low_end) / (high_end - low_end)).clamp(0, 1)",
         "share = (rotations - low_end) / (high_end - low_end)",
     ),
-    Fault("window-one-wider", "qload/models/attention.py", "at > own - window", "at >= own - window"),
+    Fault("window-one-wider", "qload/models/attention.py", "at > queries - window", "at >= queries - window"),
     Fault(
-        "chunks-reach-back", "qload/models/attention.py", "at // chunk == own // chunk", "at >= own - chunk"
+        "chunks-reach-back",
+        "qload/models/attention.py",
+        "at // chunk == queries // chunk",
+        "at >= queries - chunk",
     ),
     Fault(
         "sinks-at-zero", "qload/models/attention.py", "column = sinks.float()", "column = 0 * sinks.float()"

@@ -10,6 +10,7 @@ from qload import FakeWorld, Fp8Quantizer, MemoryStorage, QuantizingLoader, Weig
 from qload.detect import loader_from_config
 from qload.models.config import text_config
 from qload.models.feed_forward import SparseFeedForward
+from qload.models.stored_layers import Making
 from qload.parallel import ProcessGroup
 from tests.models.latent_formula import SMALL, drawn
 
@@ -33,7 +34,7 @@ def loaded(
     **how: Any,
 ) -> SparseFeedForward:
     weights = Weights(MemoryStorage(tensors), loader=loader, process_group=group, dtype=dtype)
-    return SparseFeedForward.load(weights, PREFIX, text_config(config), dtype, **how)
+    return SparseFeedForward.load(weights, PREFIX, text_config(config), Making(dtype, **how))
 
 
 def tokens(count: int = 9, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -107,7 +107,7 @@ def missing_files_as_storage_error(place: str | PathLike[str]) -> Iterator[None]
         if isinstance(error, StorageError) or not any(text in str(error) for text in NOT_FOUND_TEXTS):
             raise
         problem = f"transformers finds no file of weights: {str(error).splitlines()[0]:.200}"
-        remedy = "download all its files into a folder, and load that: a file there may have any name"
+        remedy = "download all its files into a folder, and load it: its files may have any name"
         raise StorageError(str(place), "no-files", problem, remedy=remedy) from error
 
 

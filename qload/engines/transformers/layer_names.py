@@ -28,9 +28,9 @@ class ModelNames:
 
     def __init__(self, model: Any) -> None:
         mapping = get_model_conversion_mapping(model)
-        self._renamings = [each for each in mapping if isinstance(each, WeightRenaming)]
-        self._converters = [each for each in mapping if isinstance(each, WeightConverter)]
-        self._sources = {source: each for each in self._converters for source in each.source_patterns}
+        self._renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+        self._converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+        self._sources = {source: entry for entry in self._converters for source in entry.source_patterns}
         self._base: str = model.base_model_prefix
         self._tensors: Mapping[str, Any] = model.state_dict()
 
@@ -76,7 +76,7 @@ def map_layers(
     is_quantized: Callable[[str], bool],
     will_be_quantized: Callable[[str], bool],
 ) -> LayerMap:
-    """Map the layers of `prefixes` that are stored quantized, or that the load quantizes, to modules.
+    """Map the layers of `prefixes`, if stored quantized or quantized by the load, to modules.
 
     UnsupportedFormatError for a stored one whose module is neither a linear layer nor a module of experts;
     other modules that the load would quantize, such as embeddings, stay plain.
@@ -98,8 +98,8 @@ def map_layers(
             expert_prefixes.add(expert[1])
             layers.experts[experts] = expert[1]
         elif is_stored and name:
-            kind = type(modules[name]).__name__ if name in modules else "several layers in one tensor"
-            problem = f"it is quantized, and its place {name} in the model is {kind}"
+            target = type(modules[name]).__name__ if name in modules else "several layers in one tensor"
+            problem = f"it is quantized, and its place {name} in the model is {target}"
             raise UnsupportedFormatError(prefix, problem)
         elif is_stored:
             layers.unplaced.append(prefix)
@@ -123,7 +123,7 @@ def is_linear(module: nn.Module | None) -> bool:
 
 
 def name_patterns(names: Iterable[str]) -> set[str]:
-    """Return regular expressions that match these names: one for names that differ in the first number alone.
+    """Return regular expressions for these names: one for all names that differ in the first number alone.
 
     Any later number, such as that of an expert, is matched.
     """

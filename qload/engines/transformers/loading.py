@@ -130,11 +130,11 @@ def install(
 
 def uninstall() -> None:
     """Undo `install`: restore transformers' own loaders."""
-    for method, own in _replaced_configs.items():
-        if own is None:
+    for method, config in _replaced_configs.items():
+        if config is None:
             del AUTO_QUANTIZATION_CONFIG_MAPPING[method]
         else:
-            AUTO_QUANTIZATION_CONFIG_MAPPING[method] = own
+            AUTO_QUANTIZATION_CONFIG_MAPPING[method] = config
     _replaced_configs.clear()
 
 
@@ -214,10 +214,10 @@ def load(
     if qload_config.quantizer is None:
         qload_config.checkpoint = section if isinstance(section, dict) else None
     config.quantization_config = {**qload_config.as_section(), "quant_method": METHOD}
-    kind = model_class or class_of(config)
+    cls = model_class or class_of(config)
     wants_info = options.pop("output_loading_info", False)
     with missing_files_as_storage_error(path):
-        model, info = kind.from_pretrained(
+        model, info = cls.from_pretrained(
             folder,
             config=config,
             dtype="auto" if dtype is None else dtype,
@@ -227,7 +227,7 @@ def load(
         )
     missing = sorted(info["missing_keys"])
     if missing:
-        hint = f"{len(missing)} tensors of {kind.__name__}"
+        hint = f"{len(missing)} tensors of {cls.__name__}"
         raise MissingTensorError(missing[0], missing[:MAX_LISTED_NAMES], [], hint)
     return (model, info) if wants_info else model
 
@@ -260,9 +260,9 @@ def check_plan(tp_plan: Any, options: Mapping[str, Any]) -> None:
 
 def class_of(config: Any) -> Any:
     """Return the first class that a config names, if transformers has it; else `AutoModelForCausalLM`."""
-    found = getattr(transformers, str(next(iter(config.architectures or ()), "")), None)
-    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-    return found if is_model else transformers.AutoModelForCausalLM
+    cls = getattr(transformers, str(next(iter(config.architectures or ()), "")), None)
+    is_model = isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel)
+    return cls if is_model else transformers.AutoModelForCausalLM
 
 
 register()

@@ -132,7 +132,7 @@ class LinearSlot(PlaceholderLayer):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply x (..., K) -> (..., N), with bias; ArgumentError before the placeholder is filled."""
         if self.linear is None:
-            raise ArgumentError("layer", "one that is loaded", "a placeholder that is not filled")
+            raise ArgumentError("layer", "a loaded layer", "an empty placeholder")
         bias = (
             self.bias
         )  # read at each call: transformers hides it from a share of inputs, and adds it to the sum
@@ -170,7 +170,7 @@ class TypedExperts(PlaceholderLayer):
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         """Apply experts `topk_ids` (T, k) to x (T, H), each times its `topk_weights`: (T, H)."""
         if self.linear is None:
-            raise ArgumentError("experts", "loaded experts", "a placeholder that is not filled")
+            raise ArgumentError("experts", "loaded experts", "an empty placeholder")
         y: Tensor = self.linear(x, topk_ids, topk_weights.to(x.dtype))
         return y
 
@@ -193,7 +193,7 @@ def replace_experts(name: str, module: nn.Module) -> TypedExperts:
     shape = expert_sizes(module)
     removed = [module._parameters.pop(parameter, None) for parameter in EXPERT_PARAMETERS]
     parameters = [parameter for parameter in removed if parameter is not None]
-    typed = TypedExperts(shape, sum(each.numel() for each in parameters), parameters[0].dtype)
+    typed = TypedExperts(shape, sum(param.numel() for param in parameters), parameters[0].dtype)
     module.typed_experts = typed
     module._is_hf_initialized = True  # type: ignore[assignment]  # no parameter is left to initialize
     if is_dispatched:
@@ -225,10 +225,10 @@ def resolve_facts(
     except ArgumentError as error:
         if given is None:
             expected = f"{error.expected}, as an argument of load or QloadConfig"
-            got = f"{error.got}; {name} calls {gate}, which is not known"
+            got = f"{error.got}; {name} calls {gate}, an unknown gate"
             raise ArgumentError("facts", expected, got) from None
         if _has_gate_only(module) and not _computes(module, given.activation):
-            raise ArgumentError("facts", f"what {gate} of {name} computes", str(given)) from None
+            raise ArgumentError("facts", f"the activation of {gate} in {name}", str(given)) from None
         return given
     if given is not None and given != facts:
         raise ArgumentError("facts", f"None, or {facts}, as {name} has it", str(given))
@@ -247,18 +247,18 @@ def _module_facts(module: nn.Module) -> ExpertFacts | None:
 
 
 def _has_gate_only(module: nn.Module) -> bool:
-    """Whether a gate is the only operation between the matrices of a module of experts."""
+    """Return whether a gate is the only operation between the matrices of a module of experts."""
     return getattr(module, "has_gate", False) and not getattr(module, "has_post_expert_norm", True)
 
 
 def _computes(module: Any, activation: GatedActivation) -> bool:
-    """Whether the gate of a module equals an activation, on random numbers of a wide range."""
+    """Return whether the gate of a module equals an activation on random numbers of a wide range."""
     random = torch.Generator().manual_seed(0)
     with torch.device("cpu"), torch.no_grad():
         gate, up = (torch.randn(64, 32, generator=random) * 16 for _ in range(2))
         joined, interleaved = torch.cat([gate, up], -1), torch.stack([gate, up], -1).flatten(-2)
         want = activation(gate, up)
-        return any(torch.allclose(module._apply_gate(each), want) for each in (joined, interleaved))
+        return any(torch.allclose(module._apply_gate(x), want) for x in (joined, interleaved))
 
 
 class DenseExpertsForward:
@@ -337,7 +337,7 @@ def _import_peft() -> Any:
 def _with_lora_class(config: Any) -> Any:
     """Register the class of adapters on placeholders in a `config`; ArgumentError for unsupported options."""
     if config.use_dora:
-        expected = "False: it reads weights, which are quantized"
+        expected = "False: it reads weights, and these are quantized"
         raise ArgumentError("use_dora", expected, repr(config.use_dora))
     if config.init_lora_weights not in LORA_INITS:
         expected = f"one of {', '.join(map(repr, LORA_INITS))}"
@@ -361,7 +361,7 @@ def lora_slot() -> type[Any]:
 
         def merge(self, safe_merge: bool = False, adapter_names: Any = None) -> None:
             """Raise ArgumentError: an adapter cannot be added to a quantized weight."""
-            raise ArgumentError("merge", "an adapter that stays separate", "a weight that is quantized")
+            raise ArgumentError("merge", "an adapter separate from the layer", "a quantized weight")
 
         def unmerge(self) -> None:
             """Do nothing: no adapter is merged."""

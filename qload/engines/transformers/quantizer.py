@@ -30,6 +30,7 @@ from qload.engines.transformers.config import QloadConfig
 from qload.engines.transformers.layer_names import LayerMap, ModelNames, map_layers, name_patterns
 from qload.engines.transformers.placeholder_layers import (
     LinearSlot,
+    PlaceholderLayer,
     TypedExperts,
     refuse_casts,
     replace_experts,
@@ -123,7 +124,8 @@ def _execution_device(model: nn.Module, name: str) -> Any:
     """Execution device in the hook of a module, or of its nearest parent with one."""
     for parent in _parents(name):
         hook = getattr(model.get_submodule(parent), "_hf_hook", None)
-        devices = (getattr(each, "execution_device", None) for each in getattr(hook, "hooks", (hook,)))
+        hooks = getattr(hook, "hooks", (hook,))
+        devices = (getattr(part, "execution_device", None) for part in hooks)
         device = next(filter(None, devices), None)
         if isinstance(device, Mapping):
             device = look_up(device, name)
@@ -154,9 +156,9 @@ class TensorParallelPlan:
     def __init__(self, model: Any) -> None:
         distributed = getattr(model.config, "distributed_config", None)
         self.ranks: int = 1 if distributed is None else distributed.tp_size
-        own = dict(model.tp_plan or {}) if self.ranks > 1 else {}
-        styles = getattr(distributed, "tp_plan", None)
-        self._styles: Mapping[str, str] = own | (styles if isinstance(styles, dict) else {})
+        styles = dict(model.tp_plan or {}) if self.ranks > 1 else {}
+        overrides = getattr(distributed, "tp_plan", None)
+        self._styles: Mapping[str, str] = styles | (overrides if isinstance(overrides, dict) else {})
         for name, reason in UNSUPPORTED_SIZES.items():
             size = getattr(distributed, name, None) or 1
             if size > 1:
@@ -219,10 +221,10 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         self._layers = LayerMap()
         self._plan: TensorParallelPlan | None = None
         self._facts: dict[str, ExpertFacts] = {}
-        self._placeholders: list[LinearSlot | TypedExperts] = []
+        self._placeholders: list[PlaceholderLayer] = []
 
     def update_attn_implementation(self, config: Any) -> Any:
-        """Add the name of a file that transformers would not find to the model's `config`.
+        """Add the name of a file with an unusual name to the model's `config`.
 
         transformers calls this before it looks for files.
         """
@@ -279,13 +281,13 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
         if layers.unplaced:
             listed, more = layers.unplaced[:MAX_LISTED_NAMES], len(layers.unplaced) - MAX_LISTED_NAMES
             text = ", ".join(listed) + (f" and {more} more" if more > 0 else "")
-            kind = type(model).__name__
-            log.warning("%d quantized layers have no place in %s: %s", len(layers.unplaced), kind, text)
+            model_name = type(model).__name__
+            log.warning("%d quantized layers have no place in %s: %s", len(layers.unplaced), model_name, text)
         read = {name for key in reader.read_names(layers) for name in names.unexpected(key)}
         ignored = model._keys_to_ignore_on_load_unexpected or set()
         model._keys_to_ignore_on_load_unexpected = {*ignored, *name_patterns(read)}
         self._replace(model, reader, reserving=isinstance(device_map, str))
-        self._placeholders = [each for each in model.modules() if isinstance(each, LinearSlot | TypedExperts)]
+        self._placeholders = [part for part in model.modules() if isinstance(part, PlaceholderLayer)]
         self._set_device_map(device_map)
 
     def _replace(self, model: Any, reader: CheckpointReader, reserving: bool) -> None:
@@ -320,7 +322,7 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
             check_device_map(device_map, [*self._layers.linears, *self._layers.experts])
 
     def _process_model_after_weight_loading(self, model: Any, **options: Any) -> None:
-        """Fill the placeholders, on the devices that transformers chose."""
+        """Fill the placeholders, on the devices of the device map."""
         assert self._reader is not None
         assert self._plan is not None
         names = [*self._layers.linears, *self._layers.experts]
@@ -392,8 +394,8 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
         """Raise ArgumentError: a checkpoint can be dequantized, a loaded model cannot."""
-        expected = "a folder, `qload convert PATH --to bf16 -o DIR`, which is then loaded"
-        raise ArgumentError("dequantize", expected, "a model that is loaded")
+        expected = "a folder, `qload convert PATH --to bf16 -o DIR`, to load"
+        raise ArgumentError("dequantize", expected, "a loaded model")
 
     @property
     def is_trainable(self) -> bool:
@@ -442,11 +444,11 @@ def check_plain_values(reader: CheckpointReader, names: ModelNames, layers: Laye
 
     transformers loads plain floats, and integers of its own model.
     """
-    own = {*reader.layer_tensor_names(layers)}
+    read = {*reader.layer_tensor_names(layers)}
     infos = {
         name: info
         for name, info in reader.infos().items()
-        if name not in own and info.dtype not in FLOATS and names.is_float(name)
+        if name not in read and info.dtype not in FLOATS and names.is_float(name)
     }
     if infos:
         dtypes = {name: str(info.dtype).removeprefix("torch.") for name, info in infos.items()}

@@ -81,7 +81,7 @@ class QloadQuantizationConfig(QuantizationConfig):
         self.names = CheckpointNames(model_name, revision)
 
     def apply_vllm_mapper(self, hf_to_vllm_mapper: Any) -> None:
-        """Add `hf_to_vllm_mapper`, by which vLLM renames the checkpoint's tensors."""
+        """Add `hf_to_vllm_mapper`, vLLM's renaming of the checkpoint's tensors."""
         self.names.add_mapper(hf_to_vllm_mapper)
 
     def get_checkpoint_weight_mapper(self) -> Any:

@@ -53,8 +53,8 @@ def hook(module: str, name: str) -> Any:
     except (ModuleNotFoundError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] != "vllm":
             raise  # a dependency is missing, named by the error itself
-        expected = f"a version that has {module}.{name}, such as {TRIED[-1]}"
-        raise ArgumentError("vllm", expected, f"{installed_version()}, which has none") from None
+        expected = f"a version with {module}.{name}, such as {TRIED[-1]}"
+        raise ArgumentError("vllm", expected, f"{installed_version()}, without it") from None
 
 
 def check_hooks(needed: tuple[tuple[str, str], ...]) -> None:

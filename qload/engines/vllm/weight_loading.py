@@ -163,23 +163,27 @@ class ExpertBuffer:
         """Return the elements `index` of the tensor `name`; ArgumentError for those of another rank."""
         return self._matrix_of(name).read(name, index)
 
+    def readable(self, name: str) -> tuple[tuple[int, int], ...] | None:
+        """Return (start, stop) along each axis of this rank's share of the tensor `name`."""
+        return self._matrix_of(name).readable(name)
+
     def close(self) -> None:
         """Free all tensors."""
         self._matrices.clear()
 
     def _matrix_of(self, name: str) -> Arrivals:
         number, matrix, _ = (*name.removeprefix(f"{self.prefix}.").split(".", 2), "", "")[:3]
-        found = self._matrices.get(f"{self.prefix}.{number}.{matrix}")
-        if found is None:
+        arrivals = self._matrices.get(f"{self.prefix}.{number}.{matrix}")
+        if arrivals is None:
             error: MissingTensorError = missing(name, self.keys())
             raise error
-        return found
+        return arrivals
 
     def _place(self, expert: int, shard: str) -> Placement:
         prefix = named(f"{self.prefix}.{expert}", MATRICES[shard])
         (H, inner), ranks = self._sizes, self.group.size()
-        K, N, whole = (H, inner, (inner * ranks, H)) if shard != "w2" else (inner, H, (H, inner * ranks))
-        return Placement(prefix, (prefix,), (0,), (N,), K, whole, self.group, is_told=True)
+        K, N, shape = (H, inner, (inner * ranks, H)) if shard != "w2" else (inner, H, (H, inner * ranks))
+        return Placement(prefix, (prefix,), (0,), (N,), K, shape, self.group, is_told=True)
 
 
 def _is_matrix(fmt: ConfiguredFormat) -> bool:
@@ -203,21 +207,19 @@ def check_parallelism(name: str, moe: Any) -> None:
     `moe`: vLLM's `FusedMoEConfig`. Supported are tensor parallelism, and whole experts on its ranks.
     """
     parallel = moe.moe_parallel_config
-    sizes = {
-        "data_parallel_size": parallel.dp_size,
-        "prefill_context_parallel_size": parallel.pcp_size,
-        "sequence parallel ranks": parallel.sp_size,
-    }
-    for key, size in sizes.items():
-        if size > 1:
-            raise ArgumentError(f"{name}: {key}", "1, as experts are split by tensor or by expert", str(size))
-    if parallel.use_ep and parallel.all2all_backend == "passthrough":
-        expected = "a backend that leaves tokens on their rank"
-        raise ArgumentError(f"{name}: all2all_backend", expected, parallel.all2all_backend)
-    flags = {"enable_eplb": parallel.enable_eplb, "enable_lora": moe.is_lora_enabled}
-    for key, flag in flags.items():
-        if flag:
-            raise ArgumentError(f"{name}: {key}", "False: experts do not change after the load", str(flag))
+    one = "1, as experts are split by tensor or by expert"
+    constant = "False: experts do not change after the load"
+    exchanges = parallel.use_ep and parallel.all2all_backend == "passthrough"
+    for key, value, expected, refused in (
+        ("data_parallel_size", parallel.dp_size, one, parallel.dp_size > 1),
+        ("prefill_context_parallel_size", parallel.pcp_size, one, parallel.pcp_size > 1),
+        ("sequence parallel ranks", parallel.sp_size, one, parallel.sp_size > 1),
+        ("all2all_backend", parallel.all2all_backend, "a backend without an exchange of tokens", exchanges),
+        ("enable_eplb", parallel.enable_eplb, constant, parallel.enable_eplb),
+        ("enable_lora", moe.is_lora_enabled, constant, moe.is_lora_enabled),
+    ):
+        if refused:
+            raise ArgumentError(f"{name}: {key}", expected, str(value))
 
 
 def register_experts(
@@ -282,8 +284,8 @@ def finish_experts(
         raise MismatchError(buffer.prefix, "not all loaded", f"{count} experts", str(len(experts.local)))
     experts = replace(experts, local=LocalExperts(0, count, count + 1))  # the last one is on no rank
     buffer.close()
-    own: Maximum = "own" if is_split else None
-    layer.typed_experts = experts.get_linear(activations=activations, maximum=own, dtype=weights.dtype)
+    maximum: Maximum = "own" if is_split else None
+    layer.typed_experts = experts.get_linear(activations=activations, maximum=maximum, dtype=weights.dtype)
 
 
 def drop_expert_parameters(layer: Any) -> None:
@@ -315,7 +317,7 @@ def _refuse_bias(
 ) -> bool:
     """Refuse a bias other than 0, which vLLM would ignore; some tools write biases of 0."""
     if bool(loaded_weight.any()):
-        problem = "a bias that is not 0, and experts with biases are not supported in vLLM"
+        problem = "a bias other than 0, and experts with biases are not supported in vLLM"
         raise UnsupportedFormatError(f"{layer_name}.{expert_id}", problem)
     return True
 

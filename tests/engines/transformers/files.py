@@ -298,7 +298,9 @@ def test_facts_that_are_not_those_of_the_class_are_refused(
     monkeypatch.setattr(lfm2.Lfm2MoeExperts, "_apply_gate", own_gate(limit))
     facts = SILU if limit == 2.0 else ExpertFacts(GatedActivation("gelu"))
 
-    with pytest.raises(ArgumentError, match=r"facts\n  expected what Lfm2MoeExperts\._apply_gate"):
+    with pytest.raises(
+        ArgumentError, match=r"facts\n  expected the activation of Lfm2MoeExperts\._apply_gate"
+    ):
         load(family.path, facts=facts, **FLOAT)
 
 

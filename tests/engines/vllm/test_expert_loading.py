@@ -27,7 +27,7 @@ from qload.parallel import Rank
 from qload.testing import assert_same_bits
 from tests.models.with_transformers.stored import FORMATS as STORED
 
-AWQ = STORED["awq"]
+AWQ, GPTQ = STORED["awq"], STORED["gptq"]
 H, INNER, EXPERTS = 32, 64, 4
 MATRICES = (("w1", INNER, H), ("w3", INNER, H), ("w2", H, INNER))
 FACTS = ExpertFacts(GatedActivation("silu"))
@@ -54,19 +54,23 @@ class Layer(nn.Module):
         return self.here.index(expert) if expert in self.here else -1
 
 
-def drawn() -> dict[str, Tensor]:
+def drawn(stored: Any = AWQ) -> dict[str, Tensor]:
     make = torch.Generator().manual_seed(0)
     found = {}
     for expert in range(EXPERTS):
         for matrix, N, K in MATRICES:
-            fields = AWQ.layer(N, K, make).items()
-            found |= {f"mlp.experts.{expert}.{matrix}.{suffix}": tensor for suffix, tensor in fields}
+            fields = stored.layer(N, K, make)
+            if "g_idx" in fields:
+                fields["g_idx"] = fields["g_idx"].sort().values  # one order of inputs for gate and up
+            found |= {f"mlp.experts.{expert}.{matrix}.{suffix}": tensor for suffix, tensor in fields.items()}
     return found
 
 
-def filled(layer: Layer, tensors: Mapping[str, Tensor], group: Rank, names: CheckpointNames) -> list[bool]:
+def filled(
+    layer: Layer, tensors: Mapping[str, Tensor], group: Rank, names: CheckpointNames, stored: Any = AWQ
+) -> list[bool]:
     """Whether the experts were done after each tensor."""
-    loader: Any = loader_from_config(dict(AWQ.section))
+    loader: Any = loader_from_config(dict(stored.section))
     sizes = (H, INNER // group.size())
     buffer = ExpertBuffer(layer.layer_name, loader.formats, sizes, group, torch.float32)
     layer.buffer = buffer  # type: ignore[assignment]
@@ -87,9 +91,11 @@ def finish(layer: Any) -> None:
     finish_experts(layer, layer.buffer, None, "unquantized")
 
 
-def wanted(tensors: Mapping[str, Tensor], x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
+def wanted(
+    tensors: Mapping[str, Tensor], x: Tensor, ids: Tensor, shares: Tensor, stored: Any = AWQ
+) -> Tensor:
     """By qload's own load of the whole layer."""
-    weights = Weights(MemoryStorage(tensors), loader=loader_from_config(dict(AWQ.section)))
+    weights = Weights(MemoryStorage(tensors), loader=loader_from_config(dict(stored.section)))
     made: Tensor = weights.get_experts("mlp.experts", facts=FACTS).get_linear()(x, ids, shares)
     return made
 
@@ -124,17 +130,20 @@ def test_all_experts_on_one_rank_are_done_by_the_last_tensor(tmp_path: Path) -> 
     assert not dict(layer.named_parameters())
 
 
-def test_shares_of_all_experts_sum_to_the_whole(tmp_path: Path) -> None:
-    tensors, (x, ids, shares) = drawn(), chosen()
+@pytest.mark.parametrize(
+    "stored", [AWQ, GPTQ], ids=["awq", "gptq"]
+)  # GPTQ's zero points follow from the codes
+def test_shares_of_all_experts_sum_to_the_whole(stored: Any, tmp_path: Path) -> None:
+    tensors, (x, ids, shares) = drawn(stored), chosen()
     names = known(tmp_path, tensors)
     summands = []
     for rank in range(2):
         layer = Layer([*range(EXPERTS)])
-        filled(layer, tensors, Rank(rank, 2), names)
+        filled(layer, tensors, Rank(rank, 2), names, stored)
         assert layer.typed_experts.typed.shape == (EXPERTS, H, INNER // 2)  # type: ignore[union-attr]
         summands.append(apply_experts(layer, x, shares, ids))
 
-    assert close(sum(summands, torch.zeros(())), wanted(tensors, x, ids, shares))
+    assert close(sum(summands, torch.zeros(())), wanted(tensors, x, ids, shares, stored))
 
 
 def test_whole_experts_sum_to_the_whole_whatever_their_numbers_here(tmp_path: Path) -> None:
@@ -207,7 +216,7 @@ def test_a_bias_that_means_something_is_refused_and_one_of_zeros_is_not() -> Non
     said = {"weight_name": "mlp.experts.2.w2.bias", "shard_id": "w2", "expert_id": 2, "return_success": True}
 
     assert layer.w2_bias.weight_loader(param=layer.w2_bias, loaded_weight=torch.zeros(H), **said)
-    with pytest.raises(UnsupportedFormatError, match=r"mlp\.experts\.2: .*\n.*a bias that is not 0"):
+    with pytest.raises(UnsupportedFormatError, match=r"mlp\.experts\.2: .*\n.*a bias other than 0"):
         layer.w2_bias.weight_loader(param=layer.w2_bias, loaded_weight=torch.ones(H), **said)
 
 
