@@ -106,7 +106,7 @@ def of_tensors(
 def meaning(weight: Weight) -> Integers:
     """Any format's integers in plain order; RepackError of what has none."""
     reader = READERS.get(type(weight))
-    if reader is None or reader.meaning is not Integers:
+    if reader is None or reader.intermediate is not Integers:
         raise RepackError(
             weight.format, "integers", f"{weight.format} has no integer codes with scales of groups"
         )

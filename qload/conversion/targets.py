@@ -42,16 +42,16 @@ def _minus_one(integers: Integers) -> Weight:
     if integers.span[0] == 0 and integers.convention != STORED_MINUS_ONE:
         reason = "kernels read a zero point of 0, stored minus one, as 2**bits; gptq_v2 stores it as it is"
         raise RepackError(integers.source, "gptq", reason)
-    return gptq.write(integers, STORED_MINUS_ONE)
+    return gptq.from_integers(integers, STORED_MINUS_ONE)
 
 
 INTEGERS: Mapping[str, IntegerTarget] = {
     "gptq": IntegerTarget(_minus_one),
-    "gptq_v2": IntegerTarget(lambda integers: gptq.write(integers, Stored())),
-    "awq": IntegerTarget(awq.write),
-    MARLIN_CHECKPOINT: IntegerTarget(marlin_checkpoint.write),
-    "marlin_24": IntegerTarget(marlin_24.write, looks_at_codes=True),
-    "compressed-tensors": IntegerTarget(compressed_tensors.write),
+    "gptq_v2": IntegerTarget(lambda integers: gptq.from_integers(integers, Stored())),
+    "awq": IntegerTarget(awq.from_integers),
+    MARLIN_CHECKPOINT: IntegerTarget(marlin_checkpoint.from_integers),
+    "marlin_24": IntegerTarget(marlin_24.from_integers, looks_at_codes=True),
+    "compressed-tensors": IntegerTarget(compressed_tensors.from_integers),
 }
 FLOATS: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
@@ -70,7 +70,7 @@ class Unpacked(Integers):
         """The same, and no code of it will be looked at."""
         return cls(**{each.name: getattr(integers, each.name) for each in fields(integers)})
 
-    def _written(self, name: str, shape: Sequence[int], dtype: torch.dtype, write: object) -> Tensor:
+    def _write_tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype, write: object) -> Tensor:
         return torch.zeros((), dtype=dtype).expand(tuple(shape))
 
 

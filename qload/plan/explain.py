@@ -112,7 +112,7 @@ class AskedKinds:
                 continue
             if layout == "panels" and self.question.capability is not None:
                 yield name, "is read by CPUs alone"
-            elif layout == "strips" and not strips.gains(self.question.capability):
+            elif layout == "strips" and not strips.are_faster(self.question.capability):
                 yield name, f"gains nothing on other chips than those of capability {strips.CAPABILITY}"
             else:
                 yield name, f"could hold it too, and {taken} is preferred here"
