@@ -29,6 +29,7 @@ from qload.conversion.output_tensors import (
     item_from_tensors,
     items_in_source_order,
     layer_bytes,
+    load_layer,
     stored_tensors,
     weight_tensors,
     weights_of,
@@ -37,7 +38,7 @@ from qload.conversion.report import ShardedCheckpoint, ShardedLayer
 from qload.detect.files import CONFIGS
 from qload.diff.comparison import same_weight
 from qload.errors import QloadError, checked
-from qload.loader import LayerDescription, Part
+from qload.loader import LayerDescription
 from qload.loader.finite_scales import Nonfinite, check_nonfinite
 from qload.methods.biases import check_bias, read_bias
 from qload.parallel import ProcessGroup
@@ -321,7 +322,7 @@ def _differing_layers(
 
         def compare(n: int) -> str | None:
             try:
-                written = output.loader.load(weights_of(output), [Part(prefixes[n])], None)
+                written = load_layer(output, prefixes[n])
             except QloadError as error:
                 return str(error)
             return None if same_weight(shares[prefixes[n]].load(), written) else "the weights differ"

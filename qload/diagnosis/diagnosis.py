@@ -88,7 +88,7 @@ MIN_EVIDENCE_NATS = 20.0  # chance explains as much once in 5e8 trials; there ar
 MIN_ERRORS = 6  # that a fault has to explain
 MIN_SHARE = 0.9  # of the errors that a named fault explains
 SAMPLE_SIZE = 2048  # errors on which a hypothesis is tried before it is tried on all
-MIN_SAMPLE_SHARE = MIN_SHARE / 2  # a fault that explains MIN_SHARE of all never explains less of a sample
+MIN_SAMPLE_SHARE = MIN_SHARE / 2  # of a sample; a fault with MIN_SHARE of all never has less
 
 
 @dataclass(frozen=True)
