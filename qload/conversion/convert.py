@@ -88,7 +88,7 @@ def convert(
     progress: Progress | None = None,
     process_group: ProcessGroup | None = None,
 ) -> Conversion:
-    """Write a checkpoint in another format, with equal weights bit for bit, and its config and side files.
+    """Write a checkpoint in another format, with the same weights bit for bit, and its config and side files.
 
     The header tier of `verify` runs first, and an error in it refuses the checkpoint. Next, every layer is
     checked against the target; if one cannot be represented, nothing is written. The output is then read back

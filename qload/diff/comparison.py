@@ -158,7 +158,7 @@ def rounds_to(first: Weight, second: Weight, dtype: torch.dtype | None) -> bool:
 
 
 def narrowest(*dtypes: torch.dtype | None) -> torch.dtype | None:
-    """Return the narrowest 16-bit or smaller float type of plain values, to round to; None: there is none."""
+    """Return the narrowest of float32, float16 and bfloat16 among `dtypes`, or None."""
     narrow = [dtype for dtype in dtypes if dtype in ROUNDED_DTYPES]
     return min(narrow, key=lambda dtype: torch.finfo(dtype).bits) if narrow else None
 

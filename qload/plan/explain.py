@@ -137,7 +137,7 @@ def explain(
     dtype: torch.dtype | None = None,
     tokens: Sequence[int] = (1, 64, 1024),
 ) -> Explanation:
-    """Choose the kernel of each layer for a chip, present or not, with the reasons against the others.
+    """Choose the kernel of each layer on a chip, in this machine or not, with reasons against the others.
 
     Layers are repacked as by `open_checkpoint(path, target="auto")`, and kernels chosen as by calls. No codes
     are read.

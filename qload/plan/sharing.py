@@ -58,7 +58,7 @@ def usual_split(prefix: str) -> Split | None:
 
 @dataclass(frozen=True)
 class Sharing:
-    """How ranks share one layer.
+    """Sharing of one layer among ranks.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ def check_ranks(tp: int | Sequence[int], ep: int | None) -> list[int]:
 def sharings(groups: Groups, config: TextConfig | None, ep: int | None) -> dict[str, Sharing]:
     """Return the sharing of each layer in load order; ArgumentError for `ep` without experts.
 
-    A model of `config` defines the cuts; without one the names of layers do.
+    The model of `config` defines the cuts; without a config, the names of layers define them.
     """
     weights, sharing_of = groups.weights, {}
     if config is not None:
