@@ -35,6 +35,8 @@ from qload.verify.comparison import equal_bits
 from qload.verify.workers import ByteProgress, Workers
 
 T = TypeVar("T")
+StoredLayer = LayerDescription | QloadError  # the error of a layer without a description
+StoredLayers = Mapping[str, StoredLayer]  # by prefix
 EXPERT_AXIS = "E"  # of a layer that holds all experts of a block
 
 
@@ -111,18 +113,14 @@ class ConversionRequest:
     rounding: bool
     workers: Workers
 
-    def convert_layers(
-        self, layers: Sequence[LayerDescription | QloadError], progress: ByteProgress
-    ) -> list[OutputLayer | str]:
+    def convert_layers(self, layers: Sequence[StoredLayer], progress: ByteProgress) -> list[OutputLayer | str]:
         """Return each layer in the target format, or the reason of its refusal.
 
         Processes share the only expensive check, of all values against a narrower float type.
         """
         if self.to not in FLOATS:
             convert = self._to_fp8 if self.to == fp8.NAME else self._to_integers
-            return self._run_in_this_process(
-                lambda n: _result_or_reason(convert, layers[n]), layers, progress
-            )
+            return self._run_locally(lambda n: _result_or_reason(convert, layers[n]), layers, progress)
         reasons = self.workers.run(
             lambda n: _result_or_reason(self._lost_value, layers[n]), [1] * len(layers), progress
         )
@@ -131,7 +129,7 @@ class ConversionRequest:
             reason = reasons[n]
             return _result_or_reason(self._to_float, layers[n]) if reason is None else reason
 
-        return self._run_in_this_process(convert_exact, layers, lambda done, total: None)
+        return self._run_locally(convert_exact, layers, lambda done, total: None)
 
     @property
     def can_round(self) -> bool:
@@ -152,9 +150,7 @@ class ConversionRequest:
             if not isinstance(other, str) and (other.weight_type, other.config) != current
         }
 
-    def _run_in_this_process(
-        self, work: Callable[[int], T], layers: Sequence[object], progress: ByteProgress
-    ) -> list[T]:
+    def _run_locally(self, work: Callable[[int], T], layers: Sequence[object], progress: ByteProgress) -> list[T]:
         """Run one layer after another, as some targets need a whole layer in memory."""
         return replace(self.workers, group=ALONE).run(work, [1] * len(layers), progress, 1)
 
@@ -225,9 +221,7 @@ class ConversionRequest:
         return None
 
 
-def _result_or_reason(
-    convert: Callable[[LayerDescription], T], layer: LayerDescription | QloadError
-) -> T | str:
+def _result_or_reason(convert: Callable[[LayerDescription], T], layer: StoredLayer) -> T | str:
     """Return the result for a layer, or the text of its error."""
     if isinstance(layer, QloadError):
         return str(layer)

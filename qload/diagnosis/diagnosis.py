@@ -8,6 +8,7 @@ from math import inf, log
 import torch
 from torch import Tensor
 
+from qload.diagnosis import weight_faults
 from qload.diagnosis.comparison import (
     ErrorLocation,
     Hypothesis,
@@ -20,13 +21,6 @@ from qload.diagnosis.comparison import (
     tolerance_for,
 )
 from qload.diagnosis.reading_faults import ReadingFault, in_programs
-from qload.diagnosis.weight_faults import (
-    find_non_numbers,
-    misplaced_weights,
-    shifted_codes,
-    wrong_biases,
-    wrong_factors,
-)
 from qload.errors import ArgumentError, check_values, checked
 from qload.spec import Weight
 
@@ -221,7 +215,7 @@ def diagnose_comparison(comparison: WeightComparison, tolerance: Tolerance) -> D
     if not bool(wrong.any()):
         return Diagnosis(None, f"nothing is wrong: {total} numbers agree", total=total)
     location = locate_errors(comparison, wrong)
-    non_numbers = find_non_numbers(comparison, wrong)
+    non_numbers = weight_faults.find_non_numbers(comparison, wrong)
     if non_numbers is not None:
         fault, text = non_numbers
         return _diagnosis(fault, _sentence(text, 1.0, location, None), 1.0, location)
@@ -244,13 +238,13 @@ def diagnose_comparison(comparison: WeightComparison, tolerance: Tolerance) -> D
 
 def _hypotheses(comparison: WeightComparison, wrong: Tensor, tolerance: Tolerance) -> Iterator[Hypothesis]:
     """Yield all hypotheses, the likeliest first."""
-    yield from wrong_biases(comparison)
+    yield from weight_faults.wrong_biases(comparison)
     if comparison.codes is not None:
         for reading in in_programs(comparison.codes, comparison.word_order):
             yield Hypothesis(reading.fault, reading.words, partial(_predict, comparison, reading))
-    yield from misplaced_weights(comparison, tolerance)
-    yield from wrong_factors(comparison, wrong)
-    yield from shifted_codes(comparison)
+    yield from weight_faults.misplaced_weights(comparison, tolerance)
+    yield from weight_faults.wrong_factors(comparison, wrong)
+    yield from weight_faults.shifted_codes(comparison)
 
 
 def _predict(comparison: WeightComparison, fault: ReadingFault) -> Tensor:

@@ -28,9 +28,7 @@ FIRST_OF_KIND_NOTE = (
     "layers of one shape, dtype and grouping are computed once, from the zero points and scales of the first"
 )
 NO_DTYPE = "config.json names no dtype of float16, bfloat16 and float32: activations of bfloat16 are assumed"
-EXPERTS_NOTE = (
-    "each matrix of an expert is listed alone, without the kernels that multiply all experts at once"
-)
+EXPERTS_NOTE = "each matrix of an expert is listed alone, without kernels that multiply all experts at once"
 
 
 @dataclass

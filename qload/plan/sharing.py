@@ -162,9 +162,7 @@ def _expert_sharings(weights: Weights, prefix: str, ep: int | None) -> Iterator[
         yield Sharing(SharedMatrix(down, "K"), False, expert, ep or 1, prefix)
 
 
-def bytes_per_rank(
-    weights: Weights, layer: LayerDescription, sharing: Sharing, ranks: int
-) -> tuple[int, ...]:
+def rank_bytes(weights: Weights, layer: LayerDescription, sharing: Sharing, ranks: int) -> tuple[int, ...]:
     """Return the stored bytes of a layer on each of `ranks`; CutError or DivideError as in a load."""
     shares = _shares(weights, layer, sharing, ranks)
     if sharing.cut == "whole":
