@@ -113,7 +113,9 @@ class ConversionRequest:
     rounding: bool
     workers: Workers
 
-    def convert_layers(self, layers: Sequence[StoredLayer], progress: ByteProgress) -> list[OutputLayer | str]:
+    def convert_layers(
+        self, layers: Sequence[StoredLayer], progress: ByteProgress
+    ) -> list[OutputLayer | str]:
         """Return each layer in the target format, or the reason of its refusal.
 
         Processes share the only expensive check, of all values against a narrower float type.
@@ -150,7 +152,9 @@ class ConversionRequest:
             if not isinstance(other, str) and (other.weight_type, other.config) != current
         }
 
-    def _run_locally(self, work: Callable[[int], T], layers: Sequence[object], progress: ByteProgress) -> list[T]:
+    def _run_locally(
+        self, work: Callable[[int], T], layers: Sequence[object], progress: ByteProgress
+    ) -> list[T]:
         """Run one layer after another, as some targets need a whole layer in memory."""
         return replace(self.workers, group=ALONE).run(work, [1] * len(layers), progress, 1)
 
