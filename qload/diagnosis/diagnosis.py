@@ -20,7 +20,7 @@ from qload.diagnosis.comparison import (
     slice_outputs,
     tolerance_for,
 )
-from qload.diagnosis.reading_faults import ReadingFault, in_programs
+from qload.diagnosis.reading_faults import ReadingFault, faults_in_programs
 from qload.errors import ArgumentError, check_values, checked
 from qload.spec import Weight
 
@@ -192,7 +192,7 @@ def diagnose(
     return diagnose_comparison(replace(comparison, bias=bias), tolerance)
 
 
-def explained(
+def explain_errors(
     expected: Tensor, got: Tensor, layer: Weight | None, first: int = 0, bias: Tensor | None = None
 ) -> str | None:
     """Return the sentence of the known fault behind the errors of outputs (n, K) of a `layer`, or None.
@@ -240,7 +240,7 @@ def _hypotheses(comparison: WeightComparison, wrong: Tensor, tolerance: Toleranc
     """Yield all hypotheses, the likeliest first."""
     yield from weight_faults.wrong_biases(comparison)
     if comparison.codes is not None:
-        for reading in in_programs(comparison.codes, comparison.word_order):
+        for reading in faults_in_programs(comparison.codes, comparison.word_order):
             yield Hypothesis(reading.fault, reading.words, partial(_predict, comparison, reading))
     yield from weight_faults.misplaced_weights(comparison, tolerance)
     yield from weight_faults.wrong_factors(comparison, wrong)

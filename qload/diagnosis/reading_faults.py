@@ -37,7 +37,7 @@ class ReadingFault:
     read: Callable[[], Codes]
 
 
-def in_files(weight: Weight) -> Iterator[ReadingFault]:
+def faults_in_files(weight: Weight) -> Iterator[ReadingFault]:
     """Yield the faults of files; they are visible even next to the unquantized weight."""
     codes = weight.codes()
     yield from _zero_points_off_by_one(codes)
@@ -45,7 +45,7 @@ def in_files(weight: Weight) -> Iterator[ReadingFault]:
     yield from _permuted_codes(codes, word_order(weight))
 
 
-def in_programs(codes: Codes, order: tuple[int, ...] | None) -> Iterator[ReadingFault]:
+def faults_in_programs(codes: Codes, order: tuple[int, ...] | None) -> Iterator[ReadingFault]:
     """Yield the faults of kernels, packers and loaders, the likeliest first.
 
     `order` is that of the codes in a word, if it is not 0, 1, 2, ...
