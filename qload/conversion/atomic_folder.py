@@ -165,7 +165,7 @@ class AtomicFolder:
 def check_output_folder(path: Path) -> None:
     """Raise ArgumentError if `path` exists and is not an empty folder."""
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ArgumentError("folder", "an empty folder, or a path without a file", str(path))
+        raise ArgumentError("folder", "an empty folder, or none", str(path))
 
 
 def hash_descriptor(descriptor: int) -> str:

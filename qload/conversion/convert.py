@@ -34,10 +34,11 @@ from qload.conversion.targets import (
     ConversionRequest,
     OutputLayer,
     OutputLayers,
+    StoredLayers,
 )
 from qload.detect.matching import EMBEDDINGS
 from qload.diff import LayerDiff, diff
-from qload.errors import ArgumentError, QloadError, checked
+from qload.errors import ArgumentError, checked
 from qload.errors.reporting import cause_of, group_by_cause
 from qload.formats import GPTQConfig
 from qload.listing.report_base import INTERNAL
@@ -56,8 +57,6 @@ CACHE_SCHEME = "kv_cache_scheme"
 FALLBACK_TARGET = "float32"  # can represent every layer of a readable format
 ROUNDING_REMEDY = "round the values by rounding=True (--round)"
 KEEP_REMEDY = "or leave it unchanged by keep (--keep)"
-
-Layers = Mapping[str, LayerDescription | QloadError]
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ def convert(
     progress: Progress | None = None,
     process_group: ProcessGroup | None = None,
 ) -> Conversion:
-    """Write a checkpoint in another format, with equal weights bit for bit, and its config and side files.
+    """Write a checkpoint in another format, with the same weights bit for bit, and its config and side files.
 
     The header tier of `verify` runs first, and an error in it refuses the checkpoint. Next, every layer is
     checked against the target; if one cannot be represented, nothing is written. The output is then read back
@@ -215,7 +214,7 @@ def plan_conversion(
     return ConversionPlan(items, layers, config, refused, notes)
 
 
-def _remedies(request: ConversionRequest, layers: Layers, refused: Mapping[str, str]) -> Iterator[str]:
+def _remedies(request: ConversionRequest, layers: StoredLayers, refused: Mapping[str, str]) -> Iterator[str]:
     """Yield a note for each cause of refusals, with other targets for its first layer and further options."""
     groups = group_by_cause(refused, name=str, cause=lambda prefix: cause_of(refused[prefix], prefix))
     for group in groups:
@@ -244,7 +243,7 @@ def _is_kept(prefix: str, keep: Sequence[str]) -> bool:
     return any(fnmatchcase(prefix, pattern) for pattern in keep)
 
 
-def _kept_layers(source: Checkpoint, quantized: Layers, keep: Sequence[str]) -> dict[str, OutputLayer]:
+def _kept_layers(source: Checkpoint, quantized: StoredLayers, keep: Sequence[str]) -> dict[str, OutputLayer]:
     """Return the quantized layers that patterns of `keep` leave unchanged."""
     for pattern in keep:
         if not any(fnmatchcase(prefix, pattern) for prefix in source.layers):

@@ -15,13 +15,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from qload.conversion.output_tensors import OutputItem, item_from_tensors, layer_bytes
+from qload.conversion.output_tensors import (
+    OutputItem,
+    item_from_tensors,
+    layer_bytes,
+    load_header,
+    load_layer,
+    weights_of,
+)
 from qload.errors import RepackError
 from qload.formats import Fp8Config, Fp8Weight, UnquantizedWeight
-from qload.loader import FormatLoader, LayerDescription, Part
-from qload.repacking.header_only import HeaderOnlySource
+from qload.loader import LayerDescription
 from qload.spec import ActivationScheme, Weight, named
-from qload.weights import Weights
+from qload.verify.checkpoint import Checkpoint
 
 NAME = "fp8"
 DTYPE = torch.float8_e4m3fn
@@ -136,26 +142,20 @@ def _are_exact(units: Tensor, scales: Tensor) -> Tensor:
     return (codes * scales[:, None] == units).all(1)
 
 
-def fp8_item(weights: Weights, loader: FormatLoader, layer: LayerDescription) -> OutputItem:
+def fp8_item(source: Checkpoint, layer: LayerDescription) -> OutputItem:
     """Return an item with an FP8 layer; RepackError if compressed-tensors cannot represent it."""
     reason = why_not(layer)
     if reason:
         raise RepackError(layer.format.weight_type.format, NAME, reason)
-
-    parts = [Part(layer.prefix)]
-    outline = fp8_tensors(loader.load(HeaderOnlySource.without_codes(weights, layer), parts, None))
-    return item_from_tensors(
-        outline, layer_bytes(weights, layer), lambda: fp8_tensors(loader.load(weights, parts, None))
-    )
+    outline, source_bytes = fp8_tensors(load_header(source, layer)), layer_bytes(weights_of(source), layer)
+    return item_from_tensors(outline, source_bytes, lambda: fp8_tensors(load_layer(source, layer.prefix)))
 
 
-def plain_item(
-    weights: Weights, loader: FormatLoader, layer: LayerDescription
-) -> tuple[OutputItem, Fp8Config]:
+def plain_item(source: Checkpoint, layer: LayerDescription) -> tuple[OutputItem, Fp8Config]:
     """Return an item with a plain layer in FP8, and its config; RepackError if that is not exact."""
 
     def load_values() -> Tensor:
-        plain = loader.load(weights, [Part(layer.prefix)], None)
+        plain = load_layer(source, layer.prefix)
         assert isinstance(plain, UnquantizedWeight)
         return plain.weight
 
@@ -163,13 +163,12 @@ def plain_item(
     if exact is None:
         raise RepackError(layer.format.weight_type.format, NAME, INEXACT)
     weight, scale = named(layer.prefix, "weight"), named(layer.prefix, "weight_scale")
+
+    def read_tensors() -> dict[str, Tensor]:
+        return {weight: exact.codes(load_values()), scale: exact.scales}
+
     outline = {weight: torch.zeros((), dtype=DTYPE).expand(layer.N, layer.K), scale: exact.scales}
-    item = item_from_tensors(
-        outline,
-        layer_bytes(weights, layer),
-        lambda: {weight: exact.codes(load_values()), scale: exact.scales},
-    )
-    return item, exact.config
+    return item_from_tensors(outline, layer_bytes(weights_of(source), layer), read_tensors), exact.config
 
 
 def why_not(layer: LayerDescription) -> str | None:

@@ -183,9 +183,7 @@ class NewCheckpoint:
             folder.synchronize()
             return report
 
-    def _finish(
-        self, folder: AtomicFolder, report: WrittenCheckpoint, source_hashes: Mapping[str, str]
-    ) -> None:
+    def _finish(self, folder: AtomicFolder, report: WrittenCheckpoint, hashes: Mapping[str, str]) -> None:
         if report.verdict != "ok":
             folder.discard()
             return
@@ -194,7 +192,7 @@ class NewCheckpoint:
             "schema": CERTIFICATE_SCHEMA,
             "qload": qload_version(),
             **self.request,
-            "source": dict(sorted(source_hashes.items())),
+            "source": dict(sorted(hashes.items())),
             "files": dict(sorted(folder.completed.items())),
             "counts": report.counts,
             "notes": list(report.notes),

@@ -50,13 +50,9 @@ class OutputFile:
         entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
         start = 0
         for name, info in self.tensors.items():
-            end = start + info.nbytes
-            entries[name] = {
-                "dtype": DTYPE_NAMES[info.dtype],
-                "shape": list(info.shape),
-                "data_offsets": [start, end],
-            }
-            start = end
+            span, dtype = [start, start + info.nbytes], DTYPE_NAMES[info.dtype]
+            entries[name] = {"dtype": dtype, "shape": list(info.shape), "data_offsets": span}
+            start += info.nbytes
         text = json.dumps(entries, separators=(",", ":")).encode()
         text += b" " * (-len(text) % ALIGNMENT_BYTES)
         return len(text).to_bytes(LENGTH_BYTES, "little") + text
@@ -94,9 +90,7 @@ def split_into_files(items: Iterable[OutputItem], max_bytes: int) -> list[Output
     if len(groups) == 1:
         return [OutputFile("model.safetensors", groups[0])]
     count = len(groups)
-    return [
-        OutputFile(f"model-{n:05d}-of-{count:05d}.safetensors", group) for n, group in enumerate(groups, 1)
-    ]
+    return [OutputFile(f"model-{n:05d}-of-{count:05d}.safetensors", part) for n, part in enumerate(groups, 1)]
 
 
 def safetensors_index(files: Sequence[OutputFile]) -> dict[str, object] | None:

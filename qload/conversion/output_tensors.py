@@ -10,7 +10,8 @@ from qload.errors import RepackError
 from qload.experts import ExpertStacks
 from qload.kernel_formats.plain_integers import Integers
 from qload.kernel_formats.repack import READERS
-from qload.loader import FormatLoader, LayerDescription, Part
+from qload.loader import LayerDescription, Part
+from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import Weight, named
 from qload.storage import TensorInfo, WeightStorage
 from qload.verify.blocks import load_output_blocks, pieces
@@ -95,35 +96,27 @@ def items_in_source_order(
                 yield item
 
 
-def dequantize_layer(
-    weights: Weights, loader: FormatLoader, layer: LayerDescription, dtype: torch.dtype
-) -> OutputItem:
+def load_layer(source: Checkpoint, prefix: str) -> Weight:
+    """Load a whole layer."""
+    return source.loader.load(weights_of(source), [Part(prefix)], None)
+
+
+def load_header(source: Checkpoint, layer: LayerDescription) -> Weight:
+    """Load a whole layer with placeholders for its codes."""
+    header = HeaderOnlySource.without_codes(weights_of(source), layer)
+    return source.loader.load(header, [Part(layer.prefix)], None)
+
+
+def dequantize_layer(source: Checkpoint, layer: LayerDescription, dtype: torch.dtype) -> OutputItem:
     """Return an item with the dequantized weight of a layer, (N, K) in `dtype`, in blocks of outputs."""
     name, row_bytes = named(layer.prefix, "weight"), layer.K * dtype.itemsize
 
     def read() -> Iterator[Chunk]:
-        for start, weight in load_output_blocks(weights, loader, layer):
+        for start, weight in load_output_blocks(weights_of(source), source.loader, layer):
             yield name, start * row_bytes, weight.dequantize(dtype)
 
-    return OutputItem({name: TensorInfo(dtype, (layer.N, layer.K))}, layer_bytes(weights, layer), read)
-
-
-def repack_layer(
-    weights: Weights,
-    loader: FormatLoader,
-    layer: LayerDescription,
-    outline: Weight,
-    write: Callable[[Integers], Weight],
-) -> OutputItem:
-    """Return an item with a layer in another integer format, as `write` packs it.
-
-    `outline` is the packed weight with placeholders in place of codes.
-    """
-
-    def read_tensors() -> dict[str, Tensor]:
-        return weight_tensors(write(to_integers(loader.load(weights, [Part(layer.prefix)], None))))
-
-    return item_from_tensors(weight_tensors(outline), layer_bytes(weights, layer), read_tensors)
+    info = TensorInfo(dtype, (layer.N, layer.K))
+    return OutputItem({name: info}, layer_bytes(weights_of(source), layer), read)
 
 
 def item_from_tensors(

@@ -222,10 +222,8 @@ def _is_covered(layer: OutputLayer, bits: int, group_size: int) -> bool:
     return layer.config.bits == bits and same
 
 
-def _refuse_uncovered(
-    layers: Sequence[OutputLayer], bits: int, group_size: int, format_name: str
-) -> dict[str, str]:
-    expected = f"the config of {format_name} has {bits} bits and groups of {group_size} for all layers"
+def _refuse_uncovered(layers: Sequence[OutputLayer], bits: int, group_size: int, name: str) -> dict[str, str]:
+    expected = f"the config of {name} has {bits} bits and groups of {group_size} for all layers"
     return {
         layer.prefix: f"{expected}, this one {layer.config.bits} bits and groups of {layer.config.group_size}"
         for layer in layers

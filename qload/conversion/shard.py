@@ -29,6 +29,7 @@ from qload.conversion.output_tensors import (
     item_from_tensors,
     items_in_source_order,
     layer_bytes,
+    load_layer,
     stored_tensors,
     weight_tensors,
     weights_of,
@@ -37,7 +38,7 @@ from qload.conversion.report import ShardedCheckpoint, ShardedLayer
 from qload.detect.files import CONFIGS
 from qload.diff.comparison import same_weight
 from qload.errors import QloadError, checked
-from qload.loader import LayerDescription, Part
+from qload.loader import LayerDescription
 from qload.loader.finite_scales import Nonfinite, check_nonfinite
 from qload.methods.biases import check_bias, read_bias
 from qload.parallel import ProcessGroup
@@ -50,9 +51,7 @@ from qload.verify.workers import ByteProgress, Workers
 from qload.weights import Weights
 
 WHOLE_TENSORS_NOTE = "tensors outside of layers, except biases, are whole in each folder"
-BIASES_NOTE = (
-    "the bias of a layer that is cut along its inputs is in the folder of rank 0 alone, which adds it"
-)
+BIASES_NOTE = "the bias of a layer cut along its inputs is in the folder of rank 0 alone, which adds it"
 CONFIG_NOTE = "config.json describes the whole model, as the program of each rank expects"
 
 
@@ -83,10 +82,8 @@ def why_not_alone(share: RankShare) -> str | None:
 
 def share_item(share: RankShare) -> OutputItem:
     """Return the item with the tensors of a share."""
-    source_bytes = layer_bytes(share.weights, share.layer)
-    return item_from_tensors(
-        outline(share), source_bytes, lambda: _with_bias(share, share.load()), copied=True
-    )
+    header, source_bytes = outline(share), layer_bytes(share.weights, share.layer)
+    return item_from_tensors(header, source_bytes, lambda: _with_bias(share, share.load()), copied=True)
 
 
 @dataclass(frozen=True)
@@ -191,16 +188,14 @@ def shard(
                 for prefix, reason in sorted(layout.refused.items())
             ]
             return replace(report, layers=layers)
-        files_by_rank = [split_into_files(items, shard_size) for items in layout.items]
+        by_rank = [split_into_files(items, shard_size) for items in layout.items]
         files = [
             OutputFile(f"rank-{rank}/{file.name}", file.items)
-            for rank, of_rank in enumerate(files_by_rank)
+            for rank, of_rank in enumerate(by_rank)
             for file in of_rank
         ]
         request = {"tp": tp, "ep": ep}
-        new = NewCheckpoint(
-            source, target, request, files, _side_files(source, files_by_rank), workers=workers
-        )
+        new = NewCheckpoint(source, target, request, files, _side_files(source, by_rank), workers=workers)
 
         def verify(folder: Path) -> ShardedCheckpoint:
             reasons: dict[str, str] = {}
@@ -295,13 +290,13 @@ def _rank_items(source: Checkpoint, shares: Mapping[str, RankShare | None]) -> I
     return items_in_source_order(stored_tensors(source), owners, items)
 
 
-def _side_files(source: Checkpoint, files_by_rank: Sequence[Sequence[OutputFile]]) -> dict[str, bytes]:
+def _side_files(source: Checkpoint, by_rank: Sequence[Sequence[OutputFile]]) -> dict[str, bytes]:
     """Return the unchanged configs, the tokenizer and the index of each rank, by path."""
     folder = source_folder(source)
     copies = {file.name: file.read_bytes() for file in copied_files(folder)}
     copies |= {name: (folder / name).read_bytes() for name in CONFIGS if (folder / name).is_file()}
     contents: dict[str, bytes] = {}
-    for rank, files in enumerate(files_by_rank):
+    for rank, files in enumerate(by_rank):
         index = safetensors_index(files)
         contents_of_rank = copies if index is None else {**copies, INDEX: json_bytes(index)}
         contents |= {f"rank-{rank}/{name}": content for name, content in contents_of_rank.items()}
@@ -321,7 +316,7 @@ def _differing_layers(
 
         def compare(n: int) -> str | None:
             try:
-                written = output.loader.load(weights_of(output), [Part(prefixes[n])], None)
+                written = load_layer(output, prefixes[n])
             except QloadError as error:
                 return str(error)
             return None if same_weight(shares[prefixes[n]].load(), written) else "the weights differ"

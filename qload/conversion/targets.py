@@ -11,8 +11,12 @@ from qload.conversion import fp8
 from qload.conversion.output_tensors import (
     OutputItem,
     dequantize_layer,
-    repack_layer,
+    item_from_tensors,
+    layer_bytes,
+    load_header,
+    load_layer,
     to_integers,
+    weight_tensors,
     weights_of,
 )
 from qload.errors import QloadError, RepackError
@@ -22,9 +26,8 @@ from qload.kernel_formats.plain_integers import Integers
 from qload.kernel_formats.repack import READERS
 from qload.layouts import STORED_MINUS_ONE, Stored
 from qload.listing import MARLIN_CHECKPOINT
-from qload.loader import LayerDescription, Part
+from qload.loader import LayerDescription
 from qload.parallel import ALONE
-from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import ActivationScheme, Codes, Weight
 from qload.verify.blocks import load_output_blocks
 from qload.verify.checkpoint import Checkpoint
@@ -32,6 +35,8 @@ from qload.verify.comparison import equal_bits
 from qload.verify.workers import ByteProgress, Workers
 
 T = TypeVar("T")
+StoredLayer = LayerDescription | QloadError  # the error of a layer without a description
+StoredLayers = Mapping[str, StoredLayer]  # by prefix
 EXPERT_AXIS = "E"  # of a layer that holds all experts of a block
 
 
@@ -109,7 +114,7 @@ class ConversionRequest:
     workers: Workers
 
     def convert_layers(
-        self, layers: Sequence[LayerDescription | QloadError], progress: ByteProgress
+        self, layers: Sequence[StoredLayer], progress: ByteProgress
     ) -> list[OutputLayer | str]:
         """Return each layer in the target format, or the reason of its refusal.
 
@@ -117,9 +122,7 @@ class ConversionRequest:
         """
         if self.to not in FLOATS:
             convert = self._to_fp8 if self.to == fp8.NAME else self._to_integers
-            return self._run_in_this_process(
-                lambda n: _result_or_reason(convert, layers[n]), layers, progress
-            )
+            return self._run_locally(lambda n: _result_or_reason(convert, layers[n]), layers, progress)
         reasons = self.workers.run(
             lambda n: _result_or_reason(self._lost_value, layers[n]), [1] * len(layers), progress
         )
@@ -128,7 +131,7 @@ class ConversionRequest:
             reason = reasons[n]
             return _result_or_reason(self._to_float, layers[n]) if reason is None else reason
 
-        return self._run_in_this_process(convert_exact, layers, lambda done, total: None)
+        return self._run_locally(convert_exact, layers, lambda done, total: None)
 
     @property
     def can_round(self) -> bool:
@@ -149,7 +152,7 @@ class ConversionRequest:
             if not isinstance(other, str) and (other.weight_type, other.config) != current
         }
 
-    def _run_in_this_process(
+    def _run_locally(
         self, work: Callable[[int], T], layers: Sequence[object], progress: ByteProgress
     ) -> list[T]:
         """Run one layer after another, as some targets need a whole layer in memory."""
@@ -160,41 +163,36 @@ class ConversionRequest:
             reason = f"its inputs are quantized ({layer.format.activations}), which {self.to} cannot express"
             raise RepackError(layer.format.weight_type.format, self.to, reason)
         target = INTEGERS[self.to]
+
+        def read_tensors() -> dict[str, Tensor]:
+            return weight_tensors(target.write(to_integers(load_layer(self.source, layer.prefix))))
+
         integers = to_integers(self._load(layer, target.needs_codes))
         packed = target.write(integers if target.needs_codes else IntegersWithoutCodes.of(integers))
-        item = repack_layer(weights_of(self.source), self.source.loader, layer, packed, target.write)
-        return OutputLayer(
-            layer.prefix,
-            type(packed),
-            packed.config,
-            layer.K,
-            integers.symmetric,
-            not integers.in_order,
-            item,
-        )
+        source_bytes = layer_bytes(weights_of(self.source), layer)
+        item = item_from_tensors(weight_tensors(packed), source_bytes, read_tensors)
+        facts = integers.symmetric, not integers.in_order
+        return OutputLayer(layer.prefix, type(packed), packed.config, layer.K, *facts, item)
 
     def _to_fp8(self, layer: LayerDescription) -> OutputLayer:
-        weights, loader, fmt = weights_of(self.source), self.source.loader, layer.format
+        fmt = layer.format
         if fmt.weight_type.plain:
-            item, config = fp8.plain_item(weights, loader, layer)
+            item, config = fp8.plain_item(self.source, layer)
             return OutputLayer(layer.prefix, Fp8Weight, config, layer.K, item=item)
-        item = fp8.fp8_item(weights, loader, layer)
-        return OutputLayer(
-            layer.prefix, fmt.weight_type, fmt.config, layer.K, item=item, activations=fmt.activations
-        )
+        item, inputs = fp8.fp8_item(self.source, layer), fmt.activations
+        return OutputLayer(layer.prefix, fmt.weight_type, fmt.config, layer.K, item=item, activations=inputs)
 
     def _load(self, layer: LayerDescription, with_codes: bool) -> Weight:
         """Load the layer, without its codes where its format can be read without them."""
-        weights, loader, parts = weights_of(self.source), self.source.loader, [Part(layer.prefix)]
         if not with_codes:
-            weight = loader.load(HeaderOnlySource.without_codes(weights, layer), parts, None)
+            weight = load_header(self.source, layer)
             reader = READERS.get(type(weight))
             if reader is None or reader.skippable(weight):
                 return weight
-        return loader.load(weights, parts, None)
+        return load_layer(self.source, layer.prefix)
 
     def _to_float(self, layer: LayerDescription) -> OutputLayer:
-        item = dequantize_layer(weights_of(self.source), self.source.loader, layer, FLOATS[self.to])
+        item = dequantize_layer(self.source, layer, FLOATS[self.to])
         return OutputLayer(layer.prefix, UnquantizedWeight, UnquantizedConfig(), layer.K, item=item)
 
     def _lost_value(self, layer: LayerDescription) -> str | None:
@@ -227,9 +225,7 @@ class ConversionRequest:
         return None
 
 
-def _result_or_reason(
-    convert: Callable[[LayerDescription], T], layer: LayerDescription | QloadError
-) -> T | str:
+def _result_or_reason(convert: Callable[[LayerDescription], T], layer: StoredLayer) -> T | str:
     """Return the result for a layer, or the text of its error."""
     if isinstance(layer, QloadError):
         return str(layer)

@@ -5,11 +5,11 @@ from torch import Tensor
 from qload.spec import Weight
 
 
-def meant(weight: Weight) -> Tensor:
+def effective_weight(weight: Weight) -> Tensor:
     """Return the matrix that inputs are multiplied by, (N, K) float32, with the input factors applied."""
-    return with_factors(weight, weight.dequantize())
+    return apply_input_factors(weight, weight.dequantize())
 
 
-def with_factors(weight: Weight, values: Tensor) -> Tensor:
+def apply_input_factors(weight: Weight, values: Tensor) -> Tensor:
     """Multiply (N, K) values by the input factors of a weight."""
     return values if weight.input_factors is None else values * weight.input_factors.float()

@@ -8,6 +8,7 @@ from math import inf, log
 import torch
 from torch import Tensor
 
+from qload.diagnosis import weight_faults
 from qload.diagnosis.comparison import (
     ErrorLocation,
     Hypothesis,
@@ -19,14 +20,7 @@ from qload.diagnosis.comparison import (
     slice_outputs,
     tolerance_for,
 )
-from qload.diagnosis.reading_faults import ReadingFault, in_programs
-from qload.diagnosis.weight_faults import (
-    find_non_numbers,
-    misplaced_weights,
-    shifted_codes,
-    wrong_biases,
-    wrong_factors,
-)
+from qload.diagnosis.reading_faults import ReadingFault, faults_in_programs
 from qload.errors import ArgumentError, check_values, checked
 from qload.spec import Weight
 
@@ -88,7 +82,7 @@ MIN_EVIDENCE_NATS = 20.0  # chance explains as much once in 5e8 trials; there ar
 MIN_ERRORS = 6  # that a fault has to explain
 MIN_SHARE = 0.9  # of the errors that a named fault explains
 SAMPLE_SIZE = 2048  # errors on which a hypothesis is tried before it is tried on all
-MIN_SAMPLE_SHARE = MIN_SHARE / 2  # a fault that explains MIN_SHARE of all never explains less of a sample
+MIN_SAMPLE_SHARE = MIN_SHARE / 2  # of a sample; a fault with MIN_SHARE of all never has less
 
 
 @dataclass(frozen=True)
@@ -198,7 +192,7 @@ def diagnose(
     return diagnose_comparison(replace(comparison, bias=bias), tolerance)
 
 
-def explained(
+def explain_errors(
     expected: Tensor, got: Tensor, layer: Weight | None, first: int = 0, bias: Tensor | None = None
 ) -> str | None:
     """Return the sentence of the known fault behind the errors of outputs (n, K) of a `layer`, or None.
@@ -221,7 +215,7 @@ def diagnose_comparison(comparison: WeightComparison, tolerance: Tolerance) -> D
     if not bool(wrong.any()):
         return Diagnosis(None, f"nothing is wrong: {total} numbers agree", total=total)
     location = locate_errors(comparison, wrong)
-    non_numbers = find_non_numbers(comparison, wrong)
+    non_numbers = weight_faults.find_non_numbers(comparison, wrong)
     if non_numbers is not None:
         fault, text = non_numbers
         return _diagnosis(fault, _sentence(text, 1.0, location, None), 1.0, location)
@@ -244,13 +238,13 @@ def diagnose_comparison(comparison: WeightComparison, tolerance: Tolerance) -> D
 
 def _hypotheses(comparison: WeightComparison, wrong: Tensor, tolerance: Tolerance) -> Iterator[Hypothesis]:
     """Yield all hypotheses, the likeliest first."""
-    yield from wrong_biases(comparison)
+    yield from weight_faults.wrong_biases(comparison)
     if comparison.codes is not None:
-        for reading in in_programs(comparison.codes, comparison.word_order):
+        for reading in faults_in_programs(comparison.codes, comparison.word_order):
             yield Hypothesis(reading.fault, reading.words, partial(_predict, comparison, reading))
-    yield from misplaced_weights(comparison, tolerance)
-    yield from wrong_factors(comparison, wrong)
-    yield from shifted_codes(comparison)
+    yield from weight_faults.misplaced_weights(comparison, tolerance)
+    yield from weight_faults.wrong_factors(comparison, wrong)
+    yield from weight_faults.shifted_codes(comparison)
 
 
 def _predict(comparison: WeightComparison, fault: ReadingFault) -> Tensor:

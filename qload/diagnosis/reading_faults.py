@@ -37,7 +37,7 @@ class ReadingFault:
     read: Callable[[], Codes]
 
 
-def in_files(weight: Weight) -> Iterator[ReadingFault]:
+def faults_in_files(weight: Weight) -> Iterator[ReadingFault]:
     """Yield the faults of files; they are visible even next to the unquantized weight."""
     codes = weight.codes()
     yield from _zero_points_off_by_one(codes)
@@ -45,7 +45,7 @@ def in_files(weight: Weight) -> Iterator[ReadingFault]:
     yield from _permuted_codes(codes, word_order(weight))
 
 
-def in_programs(codes: Codes, order: tuple[int, ...] | None) -> Iterator[ReadingFault]:
+def faults_in_programs(codes: Codes, order: tuple[int, ...] | None) -> Iterator[ReadingFault]:
     """Yield the faults of kernels, packers and loaders, the likeliest first.
 
     `order` is that of the codes in a word, if it is not 0, 1, 2, ...
@@ -287,9 +287,7 @@ def _other_scales(codes: Codes) -> Iterator[ReadingFault]:
     yield from _reordered_scales(codes)
     for stored, read in HALF_TYPE_PAIRS:
         if bool((codes.scales.to(stored).float() == codes.scales.float()).all()):
-            words = "{} scales read as {}".format(
-                *(str(dtype).removeprefix("torch.") for dtype in (stored, read))
-            )
+            words = f"{stored} scales read as {read}".replace("torch.", "")
             yield _with_scales(codes, "scale-type", words, partial(_reinterpret, stored, read))
 
 
@@ -302,10 +300,7 @@ def _reordered_scales(codes: Codes) -> Iterator[ReadingFault]:
     rows, columns = codes.scales.shape
     if rows > 1 and columns > 1:
         yield _with_scales(
-            codes,
-            "scales-transposed",
-            "scales transposed",
-            lambda scales: scales.T.reshape(rows, columns),
+            codes, "scales-transposed", "scales transposed", lambda s: s.T.reshape(rows, columns)
         )
     if rows != codes.codes.shape[0]:
         return
@@ -314,11 +309,9 @@ def _reordered_scales(codes: Codes) -> Iterator[ReadingFault]:
         (marlin.SCALES_PER_COLUMN, 32, "of whole columns"),
     ):
         if rows % width == 0:
-            words = f"scales in Marlin's order {units}"
-            yield _with_scales(codes, "scale-order", words, partial(_reorder_transposed, order.apply))
-            yield _with_scales(
-                codes, "scale-order", f"{words}, undone", partial(_reorder_transposed, order.undo)
-            )
+            for reorder, suffix in ((order.apply, ""), (order.undo, ", undone")):
+                words = f"scales in Marlin's order {units}{suffix}"
+                yield _with_scales(codes, "scale-order", words, partial(_reorder_transposed, reorder))
 
 
 def _reorder_transposed(reorder: Callable[[Tensor], Tensor], scales: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from qload.devices import CodesInWords, LazyCodes
-from qload.diagnosis.dequantized import meant
+from qload.diagnosis.dequantized import effective_weight
 from qload.diff.report import LayerDiff, Outcome
 from qload.errors import QloadError
 from qload.layouts import Packing
@@ -60,7 +60,9 @@ def same_weight(first: Weight, second: Weight) -> bool:
         return False
     if ours.keys() != theirs.keys() or not all(_equal_tensors(ours[name], theirs[name]) for name in ours):
         return False
-    return bool(first.config == second.config) or _equal_tensors(meant(first), meant(second))
+    return bool(first.config == second.config) or _equal_tensors(
+        effective_weight(first), effective_weight(second)
+    )
 
 
 def _equal_scales(ours: Codes, theirs: Codes) -> bool:
@@ -158,7 +160,7 @@ def rounds_to(first: Weight, second: Weight, dtype: torch.dtype | None) -> bool:
 
 
 def narrowest(*dtypes: torch.dtype | None) -> torch.dtype | None:
-    """Return the narrowest 16-bit or smaller float type of plain values, to round to; None: there is none."""
+    """Return the narrowest of float32, float16 and bfloat16 among `dtypes`, or None."""
     narrow = [dtype for dtype in dtypes if dtype in ROUNDED_DTYPES]
     return min(narrow, key=lambda dtype: torch.finfo(dtype).bits) if narrow else None
 
@@ -207,7 +209,7 @@ def _compare_blocks(pair: SideBySide) -> ValueDiff:
             if not values.bits and rounds_to(left, right, dtype):
                 values.total += (part[1] - part[0]) * ours.K
                 continue
-            values.add(part[0], meant(left), meant(right), dtype)
+            values.add(part[0], effective_weight(left), effective_weight(right), dtype)
     return values
 
 

@@ -145,7 +145,7 @@ def _missing(
 
 
 def _names_by_key(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:
-    """Map the places of layers or tensors in the model to their names; a second name of a place to itself."""
+    """Map keys to the names of layers or tensors; a second name with one key is its own key."""
     by_key: dict[str, str] = {}
     for name in names:
         key = _key(checkpoint.architecture, name)

@@ -28,9 +28,7 @@ FIRST_OF_KIND_NOTE = (
     "layers of one shape, dtype and grouping are computed once, from the zero points and scales of the first"
 )
 NO_DTYPE = "config.json names no dtype of float16, bfloat16 and float32: activations of bfloat16 are assumed"
-EXPERTS_NOTE = (
-    "each matrix of an expert is listed alone, without the kernels that multiply all experts at once"
-)
+EXPERTS_NOTE = "each matrix of an expert is listed alone, without kernels that multiply all experts at once"
 
 
 @dataclass
@@ -137,7 +135,7 @@ def explain(
     dtype: torch.dtype | None = None,
     tokens: Sequence[int] = (1, 64, 1024),
 ) -> Explanation:
-    """Choose the kernel of each layer for a chip, present or not, with the reasons against the others.
+    """Choose the kernel of each layer on a chip, in this machine or not, with reasons against the others.
 
     Layers are repacked as by `open_checkpoint(path, target="auto")`, and kernels chosen as by calls. No codes
     are read.

@@ -10,7 +10,7 @@ from qload.loader.cuts import granule
 from qload.models.stored_layers import SharedMatrix
 from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
 from qload.plan.report import Alternative, LayerShare, PlannedLayer
-from qload.plan.sharing import Sharing, bytes_per_rank, first_rank_share
+from qload.plan.sharing import Sharing, first_rank_share, rank_bytes
 from qload.weights import Weights
 
 
@@ -119,9 +119,7 @@ class SharePlanner:
         """Return the numbers of ranks, multiples of `ep`, that suit every layer."""
         numbers = [ranks for ranks in CANDIDATES if ranks % (ep or 1) == 0]
         planner = SharePlanner(self.weights, self.kernel)
-        planned = [
-            planner.of(prefix, layers.get(prefix), sharing, numbers) for prefix, sharing in sharings.items()
-        ]
+        planned = [planner.of(prefix, layers.get(prefix), how, numbers) for prefix, how in sharings.items()]
         return lawful_ranks(
             {
                 layer.prefix: [ranks for ranks, share in layer.shares.items() if share.fits]
@@ -146,27 +144,24 @@ class SharePlanner:
             cached = self._cache[key] = _CachedShares(layer.prefix, shares)
         if cached.fits or cached.prefix == layer.prefix:
             return cached.shares
-        return {
-            ranks: _rename_tensor(share, cached.prefix, layer.prefix)
-            for ranks, share in cached.shares.items()
-        }
+        return {ranks: _rename(share, cached.prefix, layer.prefix) for ranks, share in cached.shares.items()}
 
     def _share(self, layer: LayerDescription, sharing: Sharing, ranks: int) -> LayerShare:
         try:
-            nbytes = bytes_per_rank(self.weights, layer, sharing, ranks)
+            nbytes = rank_bytes(self.weights, layer, sharing, ranks)
             if self.kernel is None or layer.format.weight_type.plain:
                 return LayerShare(nbytes)
             refusal = first_rank_share(self.weights, layer, sharing, ranks).why_not_layout(self.kernel)
             return LayerShare(nbytes, kernel="" if refusal is None else f"{self.kernel}: {refusal}")
         except (CutError, DivideError) as error:
             unshared = Sharing(SharedMatrix(layer.prefix, None))
-            (stored,) = bytes_per_rank(self.weights, layer, unshared, 1)
+            (stored,) = rank_bytes(self.weights, layer, unshared, 1)
             return LayerShare((), error, alternatives(layer, sharing.matrix, error, ranks, stored))
         except QloadError as error:  # such as scales for another number of parts
             return LayerShare(error=error)
 
 
-def _rename_tensor(share: LayerShare, cached_prefix: str, prefix: str) -> LayerShare:
+def _rename(share: LayerShare, cached_prefix: str, prefix: str) -> LayerShare:
     """Return a cached share with an error that names the tensor of another layer."""
     error = share.error
     if not isinstance(error, CutError | DivideError) or not error.tensor.startswith(cached_prefix):

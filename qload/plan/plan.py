@@ -79,8 +79,7 @@ def plan(
             if not accounted.hides(prefix)
         }
         layers = [
-            planner.of(prefix, groups.layers.get(prefix), sharing, worlds)
-            for prefix, sharing in shared.items()
+            planner.of(prefix, groups.layers.get(prefix), how, worlds) for prefix, how in shared.items()
         ]
         info = weights.storage.info
         other_bytes = sum(info(name).nbytes for name in accounted.report.used if name not in groups.specs)

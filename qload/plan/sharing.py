@@ -58,7 +58,7 @@ def usual_split(prefix: str) -> Split | None:
 
 @dataclass(frozen=True)
 class Sharing:
-    """How ranks share one layer.
+    """Sharing of one layer among ranks.
 
     Attributes
     ----------
@@ -117,7 +117,7 @@ def check_ranks(tp: int | Sequence[int], ep: int | None) -> list[int]:
 def sharings(groups: Groups, config: TextConfig | None, ep: int | None) -> dict[str, Sharing]:
     """Return the sharing of each layer in load order; ArgumentError for `ep` without experts.
 
-    A model of `config` defines the cuts; without one the names of layers do.
+    The model of `config` defines the cuts; without a config, the names of layers define them.
     """
     weights, sharing_of = groups.weights, {}
     if config is not None:
@@ -162,9 +162,7 @@ def _expert_sharings(weights: Weights, prefix: str, ep: int | None) -> Iterator[
         yield Sharing(SharedMatrix(down, "K"), False, expert, ep or 1, prefix)
 
 
-def bytes_per_rank(
-    weights: Weights, layer: LayerDescription, sharing: Sharing, ranks: int
-) -> tuple[int, ...]:
+def rank_bytes(weights: Weights, layer: LayerDescription, sharing: Sharing, ranks: int) -> tuple[int, ...]:
     """Return the stored bytes of a layer on each of `ranks`; CutError or DivideError as in a load."""
     shares = _shares(weights, layer, sharing, ranks)
     if sharing.cut == "whole":

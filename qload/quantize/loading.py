@@ -97,7 +97,7 @@ class InMemorySource:
 
 
 class QuantizingLoader(WeightsLoader):
-    """Loads with another loader and quantizes plain layers; quantized layers stay unchanged.
+    """Loader that quantizes the plain layers of another loader; quantized layers stay unchanged.
 
     ArgumentError for an `inner` that repacks or is no loader, and for other wrong arguments.
 

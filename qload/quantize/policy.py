@@ -23,7 +23,7 @@ BLOCK_LISTS = ("layers", "h", "blocks")  # name segments before the number of a 
 
 @runtime_checkable
 class Policy(Protocol):
-    """Selects plain layers by prefix alone, so that all ranks agree."""
+    """Selection of plain layers by prefix alone, so that all ranks agree."""
 
     def quantizes(self, prefix: str) -> bool:
         """Return whether the layer stored under `prefix` is quantized."""

@@ -73,7 +73,7 @@ BNB_INT8_REMEDY = "leave this layer plain: bitsandbytes quantizes from fp16"
 
 @runtime_checkable
 class Quantizer(Protocol):
-    """Quantizes one plain layer, or one part of a fused one, into a typed weight.
+    """Quantizer of one plain layer, or one part of a fused one, into a typed weight.
 
     Equal values have to give equal weights, on every rank.
 
@@ -88,7 +88,7 @@ class Quantizer(Protocol):
 
     @property
     def per_share(self) -> bool:
-        """Whether outputs are quantized one by one; see above."""
+        """True if outputs are quantized one by one; see above."""
 
     def quantize(self, weight: Tensor, layer: Layer, dtype: torch.dtype) -> Weight:
         """Quantize a float `weight` (N, K) as a typed weight of `layer`, which has one part.
@@ -108,7 +108,7 @@ def check_finite(weight: Tensor, name: str) -> None:
         raise MismatchError(named(name, "weight"), "cannot be quantized", "finite values", got)
 
 
-def _cast_exactly(weight: Tensor, dtype: torch.dtype, name: str, remedy: str) -> Tensor:
+def _checked_cast(weight: Tensor, dtype: torch.dtype, name: str, remedy: str) -> Tensor:
     """Cast a weight (N, K) to the float type that it is quantized from.
 
     Refuses an empty weight, values that are not finite or overflow, and outputs that would become zeros.
@@ -135,7 +135,7 @@ def _check_underflow(tensor: str, before: Tensor, after: Tensor, remedy: str) ->
 
 @dataclass(frozen=True)
 class Fp8Quantizer:
-    """Quantizes to FP8 (e4m3fn) by absolute maxima: scale = absmax / 448 in float32, at least 2**-126.
+    """Quantizer to FP8 (e4m3fn) by absolute maxima: scale = absmax / 448 in float32, at least 2**-126.
 
     Attributes
     ----------
@@ -173,7 +173,7 @@ class Fp8Quantizer:
 
     @property
     def per_share(self) -> bool:
-        """Whether each output has a scale of its own."""
+        """True if each output has a scale of its own."""
         return self.per == "channel"
 
     def config(self) -> Fp8Config:
@@ -185,7 +185,7 @@ class Fp8Quantizer:
 
         Scales are float32 for any `dtype`. NaN and infinity are refused, see `check_finite`.
         """
-        values = _cast_exactly(weight, torch.float32, layer.name, FP8_REMEDY)
+        values = _checked_cast(weight, torch.float32, layer.name, FP8_REMEDY)
         N, K = values.shape
         rows, columns = {"tensor": (N, K), "channel": (1, K)}.get(self.per) or self.block or (1, 1)
         blocks = pad(values.abs(), (0, -K % columns, 0, -N % rows))
@@ -244,7 +244,7 @@ def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True)
 class EETQQuantizer:
-    """Quantizes to EETQ: 8 bits, one scale per output."""
+    """Quantizer to EETQ: 8 bits, one scale per output."""
 
     format: ClassVar[str] = "eetq"
     per_share: ClassVar[bool] = True
@@ -255,7 +255,7 @@ class EETQQuantizer:
         Scales are fp16 for any `dtype`, as the kernel takes no other.
         """
         _check_tiles(tuple(weight.shape), layer)
-        values = _cast_exactly(weight, torch.float32, layer.name, EETQ_REMEDY)
+        values = _checked_cast(weight, torch.float32, layer.name, EETQ_REMEDY)
         steps = values.abs().amax(1) / EETQ_LEVELS
         scales, name = steps.half(), named(layer.name, "weight_scales")
         check_cast(name, steps, scales, tiny=False, remedy=EETQ_REMEDY)
@@ -287,7 +287,7 @@ def _round_half_away(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class BNB4Quantizer:
-    """Quantizes to 4 bits of bitsandbytes, with float32 scales; the quant state records the dtype.
+    """Quantizer to 4 bits of bitsandbytes, with float32 scales; the quant state records the dtype.
 
     ArgumentError for another value of an attribute.
 
@@ -324,7 +324,7 @@ class BNB4Quantizer:
 
         NaN and infinity are refused, see `check_finite`.
         """
-        values = _cast_exactly(weight, torch.float32, layer.name, BNB4_REMEDY)
+        values = _checked_cast(weight, torch.float32, layer.name, BNB4_REMEDY)
         N, K = weight.shape
         table = torch.tensor(TABLES[self.quant_type])
         absmax, scaled = _scaled_blocks(values.flatten(), self.blocksize)
@@ -340,7 +340,7 @@ class BNB4Quantizer:
 
 @dataclass(frozen=True)
 class BNBInt8Quantizer:
-    """Quantizes to int8 of bitsandbytes, one scale per output."""
+    """Quantizer to int8 of bitsandbytes, one scale per output."""
 
     format: ClassVar[str] = BNBWeight.format
     per_share: ClassVar[bool] = True
@@ -350,7 +350,7 @@ class BNBInt8Quantizer:
 
         Values that overflow fp16 are refused, as are outputs that would become zeros.
         """
-        half = _cast_exactly(weight, torch.float16, layer.name, BNB_INT8_REMEDY)
+        half = _checked_cast(weight, torch.float16, layer.name, BNB_INT8_REMEDY)
         scales = half.abs().amax(1).float()
         steps = torch.where(scales > 0, 127.0 / scales, 0)  # an output of zeros stays zeros
         codes = (half * steps[:, None]).round().to(torch.int8)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from qload.diagnosis.dequantized import meant
+from qload.diagnosis.dequantized import effective_weight
 from qload.errors import QloadError
 from qload.errors.rule_text import RuleText
 from qload.loader import LayerDescription
@@ -262,7 +262,7 @@ def _compare_blocks(pair: SideBySide, error_map: ErrorMap | None) -> Comparison:
     for start, weight, other in pair.runs():
         comparison.add(start, weight, other)
         if error_map is not None:
-            error_map.add(start, meant(weight), meant(other))
+            error_map.add(start, effective_weight(weight), effective_weight(other))
     return comparison
 
 

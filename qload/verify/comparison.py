@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qload.diagnosis.dequantized import meant
+from qload.diagnosis.dequantized import effective_weight
 from qload.spec import Codes, Weight
 
 BLOCK_CODES = 8  # codes of a word of four bits
@@ -201,7 +201,7 @@ class Comparison:
 
     def add(self, start: int, weight: Weight, reference: Weight) -> None:
         """Add a block of outputs from `start` on."""
-        want, got = meant(reference), meant(weight)
+        want, got = effective_weight(reference), effective_weight(weight)
         apart, run = differ(got, want, reference), Distance()
         run.add(got, want, apart)
         self.distance.join(run)
@@ -263,7 +263,7 @@ def agree(weight: Weight, reference: Weight, *, finite: bool = False) -> bool:
         if want.dtype in ROUNDED_DTYPES:
             got = weight.dequantize(want.dtype)
             return (finite and equal_bits(got, want)) or torch.equal(got, want)
-    return not bool(differ(meant(weight), meant(reference), reference).any())
+    return not bool(differ(effective_weight(weight), effective_weight(reference), reference).any())
 
 
 def equal_bits(first: Tensor, second: Tensor) -> bool:

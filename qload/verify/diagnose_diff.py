@@ -13,9 +13,9 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from qload.diagnosis.dequantized import meant, with_factors
-from qload.diagnosis.diagnosis import explained
-from qload.diagnosis.reading_faults import in_files
+from qload.diagnosis.dequantized import apply_input_factors, effective_weight
+from qload.diagnosis.diagnosis import explain_errors
+from qload.diagnosis.reading_faults import faults_in_files
 from qload.errors import QloadError
 from qload.formats import GPTQWeight
 from qload.formats.gptq import FIELDS, WHOLE
@@ -102,10 +102,10 @@ def find_other_wrapping(pair: SideBySide) -> str | None:
     """Return the other reading of zero points of 0 in words if it is closer to the reference; else None."""
     ours, other, name = Distance(), Distance(), ""
     for _, weight, reference in pair.runs():
-        want, got = meant(reference), meant(weight)
+        want, got = effective_weight(reference), effective_weight(weight)
         ours.add(got, want, differ(got, want, reference))
         for words, make_codes in wrapped_readings(weight, weight.codes()):
-            got, name = with_factors(weight, make_codes().dequantize().reshape(want.shape)), words
+            got, name = apply_input_factors(weight, make_codes().dequantize().reshape(want.shape)), words
         other.add(got, want, differ(got, want, reference))
     closer = name and (other.exact or other.relative < ours.relative)
     return f"read with {name}, it {'agrees' if other.exact else 'comes closer'}" if closer else None
@@ -114,15 +114,18 @@ def find_other_wrapping(pair: SideBySide) -> str | None:
 def find_known_fault(pair: SideBySide, run: tuple[int, int]) -> str | None:
     """Return in words the known fault that turns the outputs `run` of the reference into ours."""
     weight, reference = pair.load(run)
-    want, got = meant(reference), meant(weight)
+    want, got = effective_weight(reference), effective_weight(weight)
     if want.ndim != MATRIX_AXES:
         return None
-    return explained(want, got, None if reference.plain else reference, run[0])
+    return explain_errors(want, got, None if reference.plain else reference, run[0])
 
 
 def _all_readings(weight: Weight, reference: Weight) -> dict[str, Reading]:
     """Return the stored reading under the name "", and all misreadings."""
-    return {"": lambda: (meant(weight), meant(reference)), **misreadings(weight, reference)}
+    return {
+        "": lambda: (effective_weight(weight), effective_weight(reference)),
+        **misreadings(weight, reference),
+    }
 
 
 def _add_distances(into: Mapping[str, Distance], readings: Mapping[str, Reading], reference: Weight) -> None:
@@ -144,11 +147,13 @@ def misreadings(weight: Weight, reference: Weight) -> dict[str, Reading]:
 
     `weight` and `reference` are the same outputs of a layer and of its counterpart.
     """
-    want = meant(reference)
+    want = effective_weight(reference)
     if weight.format == "unquantized":
-        return dict(_shifted_outputs(meant(weight), want))
+        return dict(_shifted_outputs(effective_weight(weight), want))
     codes = weight.codes()
-    readings = {misreading.words: _reading(weight, misreading.read, want) for misreading in in_files(weight)}
+    readings = {
+        misreading.words: _reading(weight, misreading.read, want) for misreading in faults_in_files(weight)
+    }
     readings |= {mistake: _reading(weight, make, want) for mistake, make in wrapped_readings(weight, codes)}
     if reference.format == weight.format:
         other = reference.codes()
@@ -158,7 +163,7 @@ def misreadings(weight: Weight, reference: Weight) -> dict[str, Reading]:
     return {
         **readings,
         **dict(_shifted_words(weight, codes, want)),
-        **dict(_shifted_outputs(meant(weight), want)),
+        **dict(_shifted_outputs(effective_weight(weight), want)),
     }
 
 
@@ -177,7 +182,7 @@ def wrapped_readings(weight: Weight, codes: Codes) -> Iterator[tuple[str, Callab
 
 
 def _reading(weight: Weight, make_codes: Callable[[], Codes], want: Tensor) -> Reading:
-    return lambda: (with_factors(weight, make_codes().dequantize().reshape(want.shape)), want)
+    return lambda: (apply_input_factors(weight, make_codes().dequantize().reshape(want.shape)), want)
 
 
 def _exchanged_parts(codes: Codes, other: Codes) -> Iterator[tuple[str, Callable[[], Codes]]]:
@@ -210,7 +215,7 @@ def _shifted(weight: Weight, codes: Codes, want: Tensor, axis: int, step: int) -
 
     def read() -> Pair:
         rolled = replace(codes, codes=codes.plain().roll(step, axis)).dequantize().reshape(want.shape)
-        moved = with_factors(weight, rolled)
+        moved = apply_input_factors(weight, rolled)
         size = want.shape[axis] - abs(step)
         start = max(0, step)
         return moved.narrow(axis, start, size), want.narrow(axis, start, size)
@@ -236,7 +241,7 @@ def find_misplaced(
 
     `weight`: these outputs of our layer. `counterpart`: the same layer of the reference.
     """
-    got = meant(weight)
+    got = effective_weight(weight)
     base = _distance(got, _load(reference, counterpart, run))
     for other in _candidates(counterpart, layers):
         theirs = _load(reference, other, run)
@@ -278,7 +283,7 @@ def _load(reference: Checkpoint, layer: LayerDescription, run: tuple[int, int]) 
 def _fits(got: Tensor, theirs: Weight | Tensor | None, base: float) -> bool:
     if theirs is None:
         return False
-    if isinstance(theirs, Weight) and not differ(got, meant(theirs), theirs).any():
+    if isinstance(theirs, Weight) and not differ(got, effective_weight(theirs), theirs).any():
         return True
     return isfinite(base) and _distance(got, theirs) < MAX_DISTANCE * base  # every number is nearer than NaN
 
@@ -286,7 +291,7 @@ def _fits(got: Tensor, theirs: Weight | Tensor | None, base: float) -> bool:
 def _distance(got: Tensor, theirs: Weight | Tensor | None) -> float:
     if theirs is None:
         return float("inf")
-    want = meant(theirs) if isinstance(theirs, Weight) else theirs
+    want = effective_weight(theirs) if isinstance(theirs, Weight) else theirs
     if want.shape != got.shape:
         return float("inf")
     far = float((got - want).square().sum(dtype=torch.float64))
@@ -298,7 +303,7 @@ def _transposed(reference: Checkpoint, layer: LayerDescription, run: tuple[int, 
     assert reference.weights is not None
     try:
         columns = [
-            meant(block)[:, run[0] : run[1]].T
+            effective_weight(block)[:, run[0] : run[1]].T
             for _, block in load_output_blocks(reference.weights, reference.loader, layer)
         ]
     except QloadError:

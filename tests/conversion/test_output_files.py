@@ -10,11 +10,12 @@ from threading import Event, get_ident
 import pytest
 import torch
 
-from qload import convert, native
+from qload import convert
 from qload.conversion import output_files
 from qload.conversion.atomic_folder import AtomicFolder, hash_file
 from qload.conversion.output_files import OutputFile, background_thread
 from qload.conversion.output_tensors import Chunk, OutputItem
+from qload.native import modules
 from qload.storage import SafetensorsStorage, TensorInfo
 from qload.testing import make_checkpoint
 from qload.verify import blocks
@@ -72,7 +73,7 @@ def test_as_many_layers_at_once_as_memory_allows(held: list[int], want: int) -> 
 
 def test_large_layers_are_written_by_one_thread(tmp_path: Path) -> None:
     seen: list[int] = []
-    with native.settings.using(threads=4):
+    with modules.using(threads=4):
         written(
             [item(f"{at}", torch.zeros(2), output_files.MAX_MEMORY_BYTES, seen) for at in range(8)],
             tmp_path / "out",

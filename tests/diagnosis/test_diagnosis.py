@@ -14,7 +14,7 @@ from qload.diagnosis.diagnosis import (
     SAMPLE_SIZE,
     Fit,
     diagnose_comparison,
-    explained,
+    explain_errors,
     fit_hypothesis,
     sample_errors,
 )
@@ -257,7 +257,7 @@ def run_of_outputs(first: int, size: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("first", "places"), [(0, "12 to 15"), (16, "28 to 31"), (48, "60 to 63")])
 def test_outputs_are_counted_from_the_first_of_the_layer(first: int, places: str) -> None:
-    said = explained(*run_of_outputs(first, 16), WEIGHT, first)
+    said = explain_errors(*run_of_outputs(first, 16), WEIGHT, first)
 
     assert said is not None
     assert said.startswith("scales of the group before: explains 100 % of ")

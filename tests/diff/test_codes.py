@@ -121,7 +121,7 @@ def test_nothing_is_dequantized_where_codes_are_equal(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(comparison, "CODE_BLOCK_ELEMENTS", 1 << 11)
-    monkeypatch.setattr(comparison, "meant", lambda weight: pytest.fail("dequantized"))
+    monkeypatch.setattr(comparison, "effective_weight", lambda weight: pytest.fail("dequantized"))
     found = quantized(diff(*pair))
 
     assert {layer.outcome for layer in found.values()} == {"bits"}
@@ -134,7 +134,7 @@ def test_of_a_run_that_differs_the_values_are_counted(
 ) -> None:
     """One word of the last run, and what its codes mean: eight values at the most."""
     monkeypatch.setattr(comparison, "CODE_BLOCK_ELEMENTS", 1 << 11)
-    monkeypatch.setattr(comparison, "OUTPUTS", 1 << 10)
+    monkeypatch.setattr(comparison, "MAX_ELEMENTS", 1 << 10)
     stored = load_file(pair[1] / "model.safetensors")
     name = next(name for name in stored if name.endswith("q_proj.qweight"))
     stored[name][-1, -1] ^= 0x77777777

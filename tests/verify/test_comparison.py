@@ -5,8 +5,9 @@ from dataclasses import replace
 import torch
 
 from qload import GPTQConfig, GPTQWeight, UnquantizedWeight
+from qload.diagnosis.dequantized import effective_weight
 from qload.formats import ModelOptAWQConfig, ModelOptAWQWeight
-from qload.verify.comparison import MAX_SPIKE, Comparison, meant
+from qload.verify.comparison import MAX_SPIKE, Comparison
 
 N, K = 2 * int(MAX_SPIKE), 32  # so many outputs that one of them alone makes a spike
 
@@ -77,4 +78,4 @@ def test_factors_of_inputs_are_a_part_of_what_a_weight_does() -> None:
 
     rows = weight.get_linear()(torch.eye(K)).T
 
-    assert rows.equal(meant(weight))
+    assert rows.equal(effective_weight(weight))

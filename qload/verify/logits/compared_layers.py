@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from qload.diagnosis.diagnosis import explained
+from qload.diagnosis.diagnosis import explain_errors
 from qload.kernels import bounds
 from qload.kernels.bounds import Bounded, excess
 from qload.kernels.declared import Maximum
@@ -187,7 +187,7 @@ class ComparedLinear(nn.Module):
             want.append(self.exact(rows).value[:, first : first + size].T.float())
         bias = self._buffers["bias"]
         added = None if bias is None else bias[first : first + size]
-        return explained(torch.cat(want, 1), torch.cat(got, 1), self.meaning, first, added)
+        return explain_errors(torch.cat(want, 1), torch.cat(got, 1), self.meaning, first, added)
 
 
 class ComparedExperts(nn.Module):
@@ -244,7 +244,7 @@ class ComparedExperts(nn.Module):
                 if wrong.numel():
                     n, k = wrong[0].tolist()
                     values = float(got[n, k]), float(want[n, k])
-                    return place_in_part(exact, (n, k)), *values, explained(want, got, exact)
+                    return place_in_part(exact, (n, k)), *values, explain_errors(want, got, exact)
         return None
 
 

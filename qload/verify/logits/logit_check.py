@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from qload.detect import read_model_config
-from qload.diagnosis.dequantized import meant
+from qload.diagnosis.dequantized import effective_weight
 from qload.errors import ArgumentError, NotEnoughMemoryError, QloadError
 from qload.methods import ParallelExperts
 from qload.methods.layers import LinearBase
@@ -313,10 +313,11 @@ def _matrices(
     for ours, theirs in zip(*stacks, strict=False):
         for place in range(ours.shape[0]):
             for weight, other in zip(ours.expert(place), theirs.expert(place), strict=True):
-                yield weight.layer.name, meant(weight), meant(other)
+                yield weight.layer.name, effective_weight(weight), effective_weight(other)
     if not any(stacks):
         weight, other = (
-            torch.cat([meant(linear.meaning) for linear in linears_of(module)]) for module in modules
+            torch.cat([effective_weight(linear.meaning) for linear in linears_of(module)])
+            for module in modules
         )
         rows = next(rows for name, _, rows in _parts(modules[0], weight.shape[0]) if name == layer.name)
         yield layer.name, weight[rows], other[rows]
