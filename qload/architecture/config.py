@@ -113,7 +113,9 @@ class Tie:
 def tie_of(config: Mapping[str, Any]) -> Tie:
     """Find the tie in config.json: at the top level, in the text section, or by the type's default."""
     model, outer = model_of(config), config.get("model_type")
-    text = model[1] if model else _text_config(config)
+    text = (
+        model[1] if model else next((config[key] for key in INNER if isinstance(config.get(key), dict)), None)
+    )
     sections = {TIE: config}
     if text is not None and text is not config:
         sections[f"{next(key for key in INNER if config.get(key) is text)}.{TIE}"] = text
@@ -125,10 +127,6 @@ def tie_of(config: Mapping[str, Any]) -> Tie:
     if model is not None and text is not config and isinstance(outer, str) and outer in TIED_TYPES:
         return Tie(True, kind=outer, outer=True)
     return Tie(TABLES[model[0]].tied, kind=model[0]) if model else Tie(None)
-
-
-def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    return next((config[key] for key in INNER if isinstance(config.get(key), dict)), None)
 
 
 def has_head(config: Mapping[str, Any]) -> bool:

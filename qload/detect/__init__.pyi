@@ -13,8 +13,8 @@ from .loaders import GPTQWeightsLoader as GPTQWeightsLoader
 from .loaders import KernelTarget as KernelTarget
 from .loaders import MarlinWeightsLoader as MarlinWeightsLoader
 from .loaders import Target as Target
+from .loaders import effective_claims as effective_claims
 from .loaders import for_target as for_target
 from .loaders import loader_from_claims as loader_from_claims
 from .loaders import loader_from_config as loader_from_config
-from .loaders import settle as settle
 from .validation import Claims as Claims

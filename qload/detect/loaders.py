@@ -246,7 +246,7 @@ def for_target(loader: WeightsLoader, target: Target | None) -> WeightsLoader:
 
 def loader_from_claims(source: FoundConfig | None, storage: WeightStorage | None) -> FormatLoader:
     """Build the loader for a config found in a file; see `loader_from_config`."""
-    claims = settle(source, storage)
+    claims = effective_claims(source, storage)
     if claims is None:
         plain_loader = DefaultWeightsLoader()
         plain_loader.recognise_by(Recogniser(configured=False))
@@ -263,18 +263,16 @@ def loader_from_claims(source: FoundConfig | None, storage: WeightStorage | None
     return loader
 
 
-def settle(source: FoundConfig | None, storage: WeightStorage | None) -> Claims | None:
+def effective_claims(source: FoundConfig | None, storage: WeightStorage | None) -> Claims | None:
     """Claims of the config; setting tensors of the checkpoint take precedence."""
     if storage is not None:
         refuse_foreign(source, storage)
-    if storage is not None and source is not None and _states_nothing(source, storage):
-        return Claims(
-            method="unquantized",
-            format="unquantized",
-            file=source.file,
-            section=source.section,
-            notes=(f"{source.file}: {source.section} has no quant_method, and all weights are plain",),
-        )
+    if storage is not None and source is not None and source.section:
+        has_method = any(source.values.get(key) for key in METHOD_KEYS)
+        if not has_method and next(_quantized(storage), None) is None:
+            note = f"{source.file}: {source.section} has no quant_method, and all weights are plain"
+            file, section = source.file, source.section
+            return Claims("unquantized", "unquantized", file=file, section=section, notes=(note,))
     claims = _claims(source, storage) if source else None
     names = storage.keys() if storage else ()
     if storage is None or LEGACY["bits"] not in names:
@@ -334,13 +332,6 @@ def _quantized(storage: WeightStorage) -> Iterator[str]:
         special = ROLES.get(name.rpartition(".")[2], Role.FLOAT) is not Role.FLOAT
         if special or (len(info.shape) > 1 and info.dtype not in FLOATS):
             yield name
-
-
-def _states_nothing(source: FoundConfig, storage: WeightStorage) -> bool:
-    """Return whether the section names no method and no stored tensor is quantized."""
-    if not source.section or any(source.values.get(key) for key in METHOD_KEYS):
-        return False
-    return next(_quantized(storage), None) is None
 
 
 def _scalar(storage: WeightStorage, name: str) -> int:

@@ -5,7 +5,7 @@ Sources of names and shapes: aqlm 1.1.7, amd-quark 0.13, auto-round 0.16.1, comf
 with the programs that it loads for.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -29,7 +29,7 @@ SOURCE = "qload reads the plain safetensors that it was made from"
 
 
 @dataclass(frozen=True)
-class SignatureTensor:
+class Field:
     """A tensor of a signature.
 
     Attributes
@@ -72,7 +72,7 @@ class Signature:
 
     dialect: str
     remedy: str
-    parts: tuple[SignatureTensor, ...]
+    parts: tuple[Field, ...]
     without: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
 
@@ -94,16 +94,11 @@ class Signature:
                 name = part.suffixes[0]
                 specs.append(TensorSpec(name, part.dtypes, part.axes, Role.WORD))
                 shapes[name] = headers[0].shape
-        return _fit(specs, shapes)
-
-
-def _fit(specs: Sequence[TensorSpec], shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether shapes fit their axes and each other."""
-    try:
-        solve(specs, shapes, Names())
-    except QloadError:
-        return False
-    return True
+        try:
+            solve(specs, shapes, Names())
+        except QloadError:  # shapes do not fit their axes or each other
+            return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -141,291 +136,227 @@ SCALES = ("weight_scale", "weight_scale_inv", "scale")
 
 # In order of precedence: the first match counts.
 SIGNATURES = (
-    Signature("ComfyUI's own layers", COMFY, (SignatureTensor("comfy_quant", U8),)),
+    Signature("ComfyUI's own layers", COMFY, (Field("comfy_quant", U8),)),
     Signature(
         "ComfyUI's asym_w4a8_int8",
         COMFY,
-        (
-            SignatureTensor("weight_s_channel", F32),
-            SignatureTensor(WEIGHT, I8, "A B"),
-            SignatureTensor("weight_s_rel"),
-        ),
+        (Field("weight_s_channel", F32), Field(WEIGHT, I8, "A B"), Field("weight_s_rel")),
     ),
     Signature(
         "ComfyUI's awq_w4a16",
         COMFY,
         (
-            SignatureTensor("weight_zeros", FLOATS, "G N"),
-            SignatureTensor(WEIGHT, I8, "N K/2"),
-            SignatureTensor("weight_scale", FLOATS, "G N"),
+            Field("weight_zeros", FLOATS, "G N"),
+            Field(WEIGHT, I8, "N K/2"),
+            Field("weight_scale", FLOATS, "G N"),
         ),
     ),
-    Signature(
-        "ComfyUI's scaled FP8",
-        COMFY,
-        (SignatureTensor("scale_weight", FLOATS), SignatureTensor(WEIGHT, FP8, "N K")),
-    ),
+    Signature("ComfyUI's scaled FP8", COMFY, (Field("scale_weight", FLOATS), Field(WEIGHT, FP8, "N K"))),
     Signature(
         "torchao's safetensors",
         "transformers loads it where torchao is installed, and its dequantize() gives plain weights",
-        (SignatureTensor("_weight_qdata"),),
+        (Field("_weight_qdata"),),
     ),
     Signature(
         "quanto (int8, float8)",
         f"optimum-quanto loads it by QuantizedModelForCausalLM.from_pretrained; {SOURCE}",
-        (
-            SignatureTensor("weight._data", (*I8, *FP8), "N K"),
-            SignatureTensor("weight._scale", FLOATS, "N 1"),
-        ),
+        (Field("weight._data", (*I8, *FP8), "N K"), Field("weight._scale", FLOATS, "N 1")),
     ),
     Signature(
         "quanto (int4, int2)",
         f"optimum-quanto loads it by QuantizedModelForCausalLM.from_pretrained; {SOURCE}",
         (
-            SignatureTensor("weight._data._data", U8, "A B"),
-            SignatureTensor("weight._scale", FLOATS, "G 1"),
-            SignatureTensor("weight._shift", FLOATS, "G 1"),
+            Field("weight._data._data", U8, "A B"),
+            Field("weight._scale", FLOATS, "G 1"),
+            Field("weight._shift", FLOATS, "G 1"),
         ),
     ),
     Signature(
-        "SINQ",
-        f"the sinq package loads it; {SOURCE}",
-        (SignatureTensor("W_q", ANY), SignatureTensor(("scale2", "meta.scale2"))),
+        "SINQ", f"the sinq package loads it; {SOURCE}", (Field("W_q", ANY), Field(("scale2", "meta.scale2")))
     ),
-    Signature(
-        "HQQ",
-        f"hqq loads it; {SOURCE}",
-        (SignatureTensor("W_q", ANY), SignatureTensor("scale"), SignatureTensor("zero")),
-    ),
+    Signature("HQQ", f"hqq loads it; {SOURCE}", (Field("W_q", ANY), Field("scale"), Field("zero"))),
     Signature(
         "EXL3",
         f"exllamav3 loads it; {SOURCE}",
         (
-            SignatureTensor("trellis", I16, "K/16 N/16 W"),
-            SignatureTensor("suh", (torch.float16,), "K"),
-            SignatureTensor("svh", (torch.float16,), "N"),
+            Field("trellis", I16, "K/16 N/16 W"),
+            Field("suh", (torch.float16,), "K"),
+            Field("svh", (torch.float16,), "N"),
         ),
     ),
     Signature(
         "EXL3",
         f"exllamav3 loads it; {SOURCE}",
-        (
-            SignatureTensor("trellis", I16, "K/16 N/16 W"),
-            SignatureTensor("su", I16, "K/16"),
-            SignatureTensor("sv", I16, "N/16"),
-        ),
+        (Field("trellis", I16, "K/16 N/16 W"), Field("su", I16, "K/16"), Field("sv", I16, "N/16")),
     ),
     Signature(
-        "QTIP",
-        f"the QTIP repository loads it; {SOURCE}",
-        (SignatureTensor("trellis", ANY), SignatureTensor("SU"), SignatureTensor("SV")),
+        "QTIP", f"the QTIP repository loads it; {SOURCE}", (Field("trellis", ANY), Field("SU"), Field("SV"))
     ),
     Signature(
-        "QuIP#",
-        f"the QuIP# repository loads it; {SOURCE}",
-        (SignatureTensor("Qidxs", ANY), SignatureTensor("SU"), SignatureTensor("SV")),
+        "QuIP#", f"the QuIP# repository loads it; {SOURCE}", (Field("Qidxs", ANY), Field("SU"), Field("SV"))
     ),
     Signature(
         "AQLM",
         f"transformers loads it where aqlm is installed; {SOURCE}",
         (
-            SignatureTensor("codebooks", FLOATS, "C V O I"),
-            SignatureTensor("codes", ANY, "A B C"),
-            SignatureTensor("scales", FLOATS, "A 1 1 1"),
+            Field("codebooks", FLOATS, "C V O I"),
+            Field("codes", ANY, "A B C"),
+            Field("scales", FLOATS, "A 1 1 1"),
         ),
     ),
     Signature(
         "VPTQ",
         f"transformers loads it where vptq is installed; {SOURCE}",
-        (SignatureTensor("centroids.weight", FLOATS), SignatureTensor("indices", ANY)),
+        (Field("centroids.weight", FLOATS), Field("indices", ANY)),
     ),
     Signature(
         "SpQR",
         f"transformers loads it where spqr_quant is installed; {SOURCE}",
-        (
-            SignatureTensor("dense_weights", ANY),
-            SignatureTensor("row_offsets", ANY),
-            SignatureTensor("col_vals", ANY),
-        ),
+        (Field("dense_weights", ANY), Field("row_offsets", ANY), Field("col_vals", ANY)),
     ),
     Signature(
         "HIGGS",
         TRANSFORMERS.format("flute-kernel"),
+        (Field("tables", FLOATS), Field(WEIGHT, I16, "A B"), Field("scales", FLOATS)),
+    ),
+    Signature(
+        "FP-Quant",
+        TRANSFORMERS.format("fp_quant"),
         (
-            SignatureTensor("tables", FLOATS),
-            SignatureTensor(WEIGHT, I16, "A B"),
-            SignatureTensor("scales", FLOATS),
+            Field("qweight", U8, "N K/2"),
+            Field("scales", (*EXPONENTS, *E4M3)),
+            Field(("forward_hadamard_matrix", "weight_global_scale")),
         ),
     ),
     Signature(
         "FP-Quant",
         TRANSFORMERS.format("fp_quant"),
         (
-            SignatureTensor("qweight", U8, "N K/2"),
-            SignatureTensor("scales", (*EXPONENTS, *E4M3)),
-            SignatureTensor(("forward_hadamard_matrix", "weight_global_scale")),
-        ),
-    ),
-    Signature(
-        "FP-Quant",
-        TRANSFORMERS.format("fp_quant"),
-        (
-            SignatureTensor("qweight", U8, "N K/2"),
-            SignatureTensor("scales", (*EXPONENTS, *E4M3)),
-            SignatureTensor("forward_hadamard_matrix"),
-            SignatureTensor("weight_global_scale"),
+            Field("qweight", U8, "N K/2"),
+            Field("scales", (*EXPONENTS, *E4M3)),
+            Field("forward_hadamard_matrix"),
+            Field("weight_global_scale"),
         ),
     ),
     Signature(
         "SVDQuant (Nunchaku)",
         f"Nunchaku, or diffusers with it, loads it; {SOURCE}",
-        (SignatureTensor("wscales"), SignatureTensor("qweight", I8, "A B")),
+        (Field("wscales"), Field("qweight", I8, "A B")),
     ),
     Signature(
         "QQQ",
         f"the QQQ repository and GPTQModel load it; {SOURCE}",
-        (SignatureTensor("s_channel", FLOATS), SignatureTensor("B", I32)),
+        (Field("s_channel", FLOATS), Field("B", I32)),
     ),
     Signature(
         "BitBLAS",
         f"GPTQModel loads it where bitblas is installed; {SOURCE}",
-        (SignatureTensor("qweight", I8, "A B"), SignatureTensor("scales", FLOATS)),
+        (Field("qweight", I8, "A B"), Field("scales", FLOATS)),
     ),
     Signature(
         "Gemma's mobile format",
         TRANSFORMERS.format("torch"),
         (
-            SignatureTensor("input_activation_scale", F32),
-            SignatureTensor(WEIGHT, (*U8, *I8), "N B"),
-            SignatureTensor("weight_scale", F32, "N 1"),
+            Field("input_activation_scale", F32),
+            Field(WEIGHT, (*U8, *I8), "N B"),
+            Field("weight_scale", F32, "N 1"),
         ),
     ),
     Signature(
         "Gemma's mobile format",
         TRANSFORMERS.format("torch"),
-        (SignatureTensor("embedding_quantized", (*U8, *I8)), SignatureTensor("embedding_scale", F32)),
+        (Field("embedding_quantized", (*U8, *I8)), Field("embedding_scale", F32)),
     ),
     Signature(
         "Metal",
         TRANSFORMERS.format("kernels"),
-        (
-            SignatureTensor("qbiases", FLOATS, "N G"),
-            SignatureTensor(WEIGHT, U32, "N B"),
-            SignatureTensor("scales", FLOATS, "N G"),
-        ),
+        (Field("qbiases", FLOATS, "N G"), Field(WEIGHT, U32, "N B"), Field("scales", FLOATS, "N G")),
     ),
     Signature(
         "MLX",
         "mlx-lm loads it, and its convert with --dequantize writes plain safetensors",
-        (SignatureTensor("scales"), SignatureTensor(WEIGHT, U32)),
+        (Field("scales"), Field(WEIGHT, U32)),
         without=("qbiases",),
     ),
     Signature(
         "Mistral's own FP8",
         "take the model's files with transformers' names; or vLLM loads these with "
         "--load-format mistral --config-format mistral",
-        (SignatureTensor("qscale_weight"), SignatureTensor(WEIGHT)),
+        (Field("qscale_weight"), Field(WEIGHT)),
     ),
     Signature(
         "BitNet",
         f"transformers loads it, and knows from linear_class whether the scale multiplies; {SOURCE}",
-        (SignatureTensor("weight_scale", FLOATS, "1"), SignatureTensor(WEIGHT, U8, "N/4 K")),
+        (Field("weight_scale", FLOATS, "1"), Field(WEIGHT, U8, "N/4 K")),
         without=("weight_scale_2", "weight.absmax"),
         unless=("fp8", "ct_int"),
     ),
     Signature(
         "ModelOpt's NVFP4_SVD",
         f"TensorRT-LLM and vLLM load it; {SOURCE}",
-        (
-            SignatureTensor("weight_quantizer._svdquant_lora_a", FLOATS, "R K"),
-            SignatureTensor(WEIGHT, U8, "N K/2"),
-        ),
+        (Field("weight_quantizer._svdquant_lora_a", FLOATS, "R K"), Field(WEIGHT, U8, "N K/2")),
     ),
     Signature(
         "ModelOpt's NVFP4 with groups of 32",
         f"TensorRT-LLM loads it; {SOURCE}",
-        (
-            SignatureTensor("weight_scale_2", F32),
-            SignatureTensor(WEIGHT, U8, "N K/2"),
-            SignatureTensor("weight_scale", E4M3, "N K/32"),
-        ),
+        (Field("weight_scale_2", F32), Field(WEIGHT, U8, "N K/2"), Field("weight_scale", E4M3, "N K/32")),
         unless=("modelopt_nvfp4",),
     ),
     Signature(
         "ModelOpt's W4A8_AWQ",
         f"TensorRT-LLM and vLLM load it; {SOURCE}",
-        (
-            SignatureTensor("weight_scale_2", F32),
-            SignatureTensor(WEIGHT, U8, "N/2 K"),
-            SignatureTensor("weight_scale", FLOATS, "N G"),
-        ),
+        (Field("weight_scale_2", F32), Field(WEIGHT, U8, "N/2 K"), Field("weight_scale", FLOATS, "N G")),
     ),
     Signature(
         "ModelOpt's W8A8_SQ_PER_CHANNEL",
         f"TensorRT-LLM loads it; {SOURCE}",
-        (
-            SignatureTensor("pre_quant_scale", FLOATS, "K"),
-            SignatureTensor(WEIGHT, I8, "N K"),
-            SignatureTensor("weight_scale", FLOATS, "N"),
-        ),
+        (Field("pre_quant_scale", FLOATS, "K"), Field(WEIGHT, I8, "N K"), Field("weight_scale", FLOATS, "N")),
     ),
     Signature(
         "NVFP4 with swizzled scales",
         "TensorRT-LLM and ComfyUI read it; export it with ModelOpt or llm-compressor",
         (
-            SignatureTensor("weight_scale_2", F32),
-            SignatureTensor(WEIGHT, U8, "N K/2"),
-            SignatureTensor("weight_scale", E4M3, "N@128^ K/16^@4^"),
+            Field("weight_scale_2", F32),
+            Field(WEIGHT, U8, "N K/2"),
+            Field("weight_scale", E4M3, "N@128^ K/16^@4^"),
         ),
     ),
     Signature(
         "MXFP8 with swizzled scales",
         "TensorRT-LLM and ComfyUI read it; export it with ModelOpt or llm-compressor",
-        (SignatureTensor("weight_scale", EXPONENTS, "N@128^ K/32^@4^"), SignatureTensor(WEIGHT, E4M3, "N K")),
+        (Field("weight_scale", EXPONENTS, "N@128^ K/32^@4^"), Field(WEIGHT, E4M3, "N K")),
     ),
     Signature(
         "NVFP4 whose scales are bytes",
         "store the scales as float8_e4m3fn, which has the same bytes",
-        (
-            SignatureTensor("weight_scale_2", F32),
-            SignatureTensor(WEIGHT, U8, "N K/2"),
-            SignatureTensor("weight_scale", U8, "N K/16"),
-        ),
+        (Field("weight_scale_2", F32), Field(WEIGHT, U8, "N K/2"), Field("weight_scale", U8, "N K/16")),
     ),
     Signature(
         "Quark's MXFP6",
         f"vLLM and SGLang load it; {SOURCE}",
-        (SignatureTensor("weight_scale", EXPONENTS, "N K/32"), SignatureTensor(WEIGHT, U8, "N K*3/4")),
+        (Field("weight_scale", EXPONENTS, "N K/32"), Field(WEIGHT, U8, "N K*3/4")),
     ),
     Signature(
         "Quark's int4",
         f"transformers loads it where amd-quark is installed; {SOURCE}",
-        (SignatureTensor("weight_scale", FLOATS, "G N"), SignatureTensor(WEIGHT, I32, "K N/8")),
+        (Field("weight_scale", FLOATS, "G N"), Field(WEIGHT, I32, "K N/8")),
     ),
     Signature(
         "Quark's int8",
         f"transformers loads it where amd-quark is installed; {SOURCE}",
-        (
-            SignatureTensor("weight_zero_point", I8, "N"),
-            SignatureTensor(WEIGHT, I8, "N K"),
-            SignatureTensor("weight_scale", FLOATS, "N"),
-        ),
+        (Field("weight_zero_point", I8, "N"), Field(WEIGHT, I8, "N K"), Field("weight_scale", FLOATS, "N")),
     ),
     Signature(
         "gpt-oss under OpenAI's own names",
         "take the model's files with transformers' names",
-        (SignatureTensor("blocks", U8, "E N G 16"), SignatureTensor("scales", U8, "E N G")),
+        (Field("blocks", U8, "E N G 16"), Field("scales", U8, "E N G")),
     ),
 )
 # Applies only to checkpoints of another method; such layers are an error without a config, or with their own.
 WORDS = Signature(
     "words of GPTQ or AWQ, whose bits and zero points the config does not state",
     "state the layer's own settings in the config, as AutoRound's extra_config or GPTQModel's dynamic do",
-    (
-        SignatureTensor("qweight", I32, "A B"),
-        SignatureTensor("qzeros", I32, "G C"),
-        SignatureTensor("scales", FLOATS, "G N"),
-    ),
+    (Field("qweight", I32, "A B"), Field("qzeros", I32, "G C"), Field("scales", FLOATS, "G N")),
 )
 # Unsupported methods of configs -> a program that reads them.
 METHODS_ELSEWHERE: Mapping[str, str] = {

@@ -35,26 +35,13 @@ MAX_HEADER_BYTES = 100_000_000  # the limit of the format
 MAX_RANK = 25  # dimensions that torch can index on every device
 MAX_NAME_LENGTH = 1024  # letters
 MAX_EMPTY_SIDE = 1 << 24  # dimension of a tensor without elements, which no file length bounds
-ITEM_BYTES = {  # dtype in a header -> bytes of an element; other dtypes are not supported
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "C64": 8,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U64": 8,
-    "U32": 4,
-    "U16": 2,
-    "U8": 1,
-    "BOOL": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "F8_E8M0": 1,
-    "F8_E4M3FNUZ": 1,
-    "F8_E5M2FNUZ": 1,
+# Dtype in a header -> bytes of an element; other dtypes are not supported.
+ITEM_BYTES = {
+    **dict.fromkeys(("F64", "C64", "I64", "U64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("I8", "U8", "BOOL"), 1),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
 }
 
 

@@ -14,10 +14,10 @@ from qload.detect import (
     FoundConfig,
     check_configs,
     config_notes,
+    effective_claims,
     find_configs,
     loader_from_claims,
     read_model_config,
-    settle,
 )
 from qload.errors import QloadError
 from qload.experts import ExpertStacks, with_experts
@@ -272,12 +272,12 @@ class Checkpoint:
         self.configs = configs
         first = configs[0] if configs else None
         if self.errors:  # the config can still be wrong, but there is nothing to open
-            self._try(lambda: settle(first, None))
+            self._try(lambda: effective_claims(first, None))
             return
         storage = self._open_storage(located, headers)
         if storage is None:
             return
-        self.claims = self._try(lambda: settle(first, storage))
+        self.claims = self._try(lambda: effective_claims(first, storage))
         loader = self._try(lambda: loader_from_claims(first, storage))
         if loader is None:
             return

@@ -13,11 +13,11 @@ from qload.detect import (
     Target,
     check_configs,
     config_notes,
+    effective_claims,
     find_configs,
     for_target,
     loader_from_claims,
     read_model_config,
-    settle,
 )
 from qload.errors import checked
 from qload.experts import with_experts
@@ -122,7 +122,7 @@ def _loader(path: str | PathLike[str], storage: WeightStorage) -> WeightsLoader:
     configs = find_configs(path)
     found = configs[0] if configs else None
     loader = loader_from_claims(found, storage)
-    claims = settle(found, storage) if configs[1:] else None
+    claims = effective_claims(found, storage) if configs[1:] else None
     if claims is not None:
         for error in check_configs(configs, claims, storage):
             raise error

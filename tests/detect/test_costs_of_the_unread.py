@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qload.detect import find_configs, loader_from_config, settle
+from qload.detect import effective_claims, find_configs, loader_from_config
 from qload.errors import ConfigError, MissingTensorError, TwoFormatsError, UnsupportedFormatError
 from qload.formats import UnquantizedConfig
 from qload.listing import layers
@@ -360,7 +360,7 @@ def test_a_tools_own_file_states_its_method_by_its_name(tmp_path: Path) -> None:
 
     (found,) = find_configs(tmp_path)
 
-    claims = settle(found, MemoryStorage({"up.weight": PLAIN["weight"]}))
+    claims = effective_claims(found, MemoryStorage({"up.weight": PLAIN["weight"]}))
     assert claims is not None
     assert claims.method == "gptq"
 

@@ -15,7 +15,7 @@ import torch
 from pydantic import AliasChoices, BaseModel
 
 import qload.detect.methods
-from qload.detect import FoundConfig, check_configs, read_claims, settle
+from qload.detect import FoundConfig, check_configs, effective_claims, read_claims
 from qload.detect.config_reader import METHODS
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.storage import MemoryStorage
@@ -331,7 +331,7 @@ def test_a_contradiction_names_its_key(section: dict[str, Any], wrong: dict[Path
 def test_two_configs_that_disagree_name_the_key_of_the_second(other: dict[str, Any], key: str) -> None:
     storage = MemoryStorage({"up.qweight": torch.zeros(8, 8, dtype=torch.int32)})
     configs = [found(LLM_AWQ), FoundConfig("quant_config.json", "", other)]
-    claims = settle(configs[0], storage)
+    claims = effective_claims(configs[0], storage)
     assert claims is not None
 
     (error,) = check_configs(configs, claims, storage)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from qload.detect import FoundConfig, loader_from_config, settle
+from qload.detect import FoundConfig, effective_claims, loader_from_config
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import GPTQConfig
 from qload.layouts import STORED_MINUS_ONE
@@ -129,7 +129,7 @@ def test_symmetry_in_a_tensor_is_believed() -> None:
         "gptq_sym": torch.tensor(True),
     }
 
-    claims = settle(FoundConfig("config.json", "", {**GPTQ, "sym": False}), MemoryStorage(tensors))
+    claims = effective_claims(FoundConfig("config.json", "", {**GPTQ, "sym": False}), MemoryStorage(tensors))
 
     assert claims is not None
     assert (claims.bits, claims.group_size, claims.sym) == (4, 8, True)
