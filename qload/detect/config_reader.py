@@ -232,7 +232,10 @@ def read_claims(source: FoundConfig) -> Claims:
     method = _method_name(source)
     method = ALIASES.get(method, method)
     if method not in METHODS:
-        reason, remedy = f"the quant_method of {source.file} has no reader", METHODS_ELSEWHERE.get(method, "")
+        reason, remedy = (
+            f"the quant_method of {source.file} is not supported",
+            METHODS_ELSEWHERE.get(method, ""),
+        )
         raise UnsupportedFormatError(method, reason, SUPPORTED_METHODS, remedy)
     claims = METHODS[method](source)
     return replace(claims, notes=(*claims.notes, *ignored_key_notes(source, claims.method)))

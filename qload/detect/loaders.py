@@ -278,16 +278,16 @@ def effective_claims(source: FoundConfig | None, storage: WeightStorage | None) 
     if storage is None or LEGACY["bits"] not in names:
         return claims
     if claims and claims.method not in ("gptq", "awq"):
-        raise ConfigError(claims.file, "quant_method", "gptq, as there is a tensor gptq_bits", claims.method)
+        raise ConfigError(claims.file, "quant_method", "gptq, because of the tensor gptq_bits", claims.method)
     outdated = claims if claims and claims.method == "awq" else None
     if outdated:  # no layer of awq is stored any more
         log.warning("%s claims awq; there is a tensor gptq_bits, which is believed: gptq", outdated.file)
         claims = None
     if claims and claims.loader:
-        raise ConfigError(claims.file, "dynamic", "nothing, as gptq_bits holds for all modules", "rules")
+        raise ConfigError(claims.file, "dynamic", "nothing, as gptq_bits applies to all modules", "rules")
     stored = {key: _scalar(storage, name) for key, name in LEGACY.items() if name in names}
     if "group_size" not in stored:
-        raise ConfigError("gptq_bits", LEGACY["group_size"], "a tensor, as there is gptq_bits", "nothing")
+        raise ConfigError("gptq_bits", LEGACY["group_size"], "a tensor, because of gptq_bits", "nothing")
     bits, group_size = stored["bits"], stored["group_size"]
     base = claims or Claims("gptq", "gptq", bits, group_size, file=LEGACY["bits"])
     if outdated:

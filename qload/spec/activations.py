@@ -56,7 +56,7 @@ class ActivationScheme:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.strategy in GROUPED and self.dynamic and (self.group_size or 0) < 1:
-            raise ArgumentError("group_size", f"at least 1, beside {self.strategy}", str(self.group_size))
+            raise ArgumentError("group_size", f"at least 1, with {self.strategy}", str(self.group_size))
 
     @property
     def finds_maxima(self) -> bool:

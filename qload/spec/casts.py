@@ -54,7 +54,7 @@ def check_out(out: Tensor, shape: Shape, device: torch.device, *read: Tensor) ->
     if out.device != device or out.dtype not in FLOAT_DTYPES:
         raise ArgumentError("out", f"floats on {device}", f"{out.dtype} on {out.device}")
     if any(devices.shares_memory(out, tensor) for tensor in read):
-        raise ArgumentError("out", "memory of its own", "that of one of the weight's tensors")
+        raise ArgumentError("out", "memory of its own", "memory of the weight's tensors")
 
 
 def rounded(exact: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:

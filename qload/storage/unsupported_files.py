@@ -202,9 +202,7 @@ def _pipeline_error(folder: Path, listing: Sequence[Path], name: str) -> Storage
         name,
         "no-files",
         f"is a diffusers pipeline ({PIPELINE}), whose parts are checkpoints of their own",
-        remedy=f"name one of them: {names}"
-        if parts
-        else f"fetch its {SUFFIX} files; there is none in its parts",
+        remedy=f"name one of them: {names}" if parts else f"fetch its {SUFFIX} files; its parts have none",
     )
 
 

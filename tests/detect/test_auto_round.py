@@ -128,7 +128,7 @@ def test_what_no_packing_writes_is_named_by_its_key(changes: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("packing", ["auto_round:mlx", "auto_round:llm_compressor"])
 def test_another_packing_is_refused_by_name(packing: str) -> None:
-    with pytest.raises(UnsupportedFormatError, match="packing_format of config has no reader"):
+    with pytest.raises(UnsupportedFormatError, match="packing_format of config is not supported"):
         loader_from_config({**AUTO_ROUND, "packing_format": packing, "data_type": "rotated"})
 
 

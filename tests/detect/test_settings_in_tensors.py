@@ -109,7 +109,7 @@ def test_settings_in_tensors_are_those_of_gptq_whatever_the_config_says() -> Non
 
     assert loader.formats[0].config == GPTQConfig(8, -1, STORED_MINUS_ONE)
     assert loader.left_out("lm_head") == "modules_to_not_convert has 'lm_head'"
-    with pytest.raises(ConfigError, match="gptq, as there is a tensor gptq_bits\n  got      fp8"):
+    with pytest.raises(ConfigError, match="gptq, because of the tensor gptq_bits\n  got      fp8"):
         loader_from_config({"quant_method": "fp8"}, MemoryStorage(tensors))
 
 

@@ -53,7 +53,7 @@ PACKING_BITS = {
     **dict.fromkeys(FP8_PACKINGS, (8,)),
 }
 OTHER_PROGRAMS = {  # packing_format or data_type -> a program that reads it
-    "gguf": "llama.cpp runs the GGUF file that AutoRound writes beside it",
+    "gguf": "llama.cpp runs the GGUF file that AutoRound also writes",
     "mlx": "mlx-lm loads it, and its convert with --dequantize writes plain safetensors",
     "svdquant": "Nunchaku, or diffusers with it, loads it",
     "mx_int": "auto-round loads it: its codes are sign and magnitude, in bytes that look like MXFP4",
@@ -167,8 +167,8 @@ def _packing(source: FoundConfig, rule: _ModuleSettings) -> str:
         return "auto_round"
     if rule.packing_format is None and name not in PACKING_BITS:
         reason = (
-            f"the backend of {source.file} has no reader: without a packing_format nothing else says whether "
-            "its zero points are stored minus one"
+            f"the backend of {source.file} is not supported: without a packing_format nothing else says "
+            "whether its zero points are stored minus one"
         )
         remedy = "write the model again with auto-round 0.5 or later, or set packing_format if it is known"
         raise UnsupportedFormatError(
@@ -219,7 +219,7 @@ def _format(
     )
     if unread or family is None or not (packs_words or packing in (*FP8_PACKINGS, "llm_compressor")):
         name = f"auto-round ({packing:.40}, {data_type:.40})"
-        reason = f"the data_type or packing_format of {source.file} has no reader"
+        reason = f"the data_type or packing_format of {source.file} is not supported"
         raise UnsupportedFormatError(name, reason, AUTO_ROUND_VARIANTS, OTHER_PROGRAMS.get(unread or "", ""))
     float8 = packing in FP8_PACKINGS or (packs_words and family == "fp" and bits == FLOAT8_BITS)
     grouped = isinstance(size, int) and (size != 0 or not packs_words)

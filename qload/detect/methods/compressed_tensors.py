@@ -197,7 +197,7 @@ def weight_format(
     if stated not in CT_FORMATS:
         raise UnsupportedFormatError(
             f"compressed-tensors ({stated:.40})",
-            f"{source.key(key(''))} of {source.file} has no reader",
+            f"{source.key(key(''))} of {source.file} is not supported",
             (*CT_FORMATS,),
         )
     block, size = _checked_block(source, key, stated, scheme), scheme.rows_of_a_group or -1
@@ -397,7 +397,7 @@ def _group_format(
         if target[0].isupper() and target.isidentifier() and target not in MODULE_CLASSES:
             raise UnsupportedFormatError(
                 f"compressed-tensors for {target:.40}",
-                f"a target of {source.key(key)} in {source.file}: no tensor tells of which class a module is",
+                f"a target of {source.key(key)} in {source.file}: tensors do not tell the class of a module",
                 CT_VARIANTS,
             )
     stated = group.format or section.format
@@ -433,7 +433,7 @@ def _refuse_unsupported(section: _CompressedTensors, source: FoundConfig) -> Non
     if sparse != "dense":
         raise UnsupportedFormatError(
             f"compressed-tensors ({sparse!s:.40})",
-            f"the format in sparsity_config of {source.file} has no reader",
+            f"the format in sparsity_config of {source.file} is not supported",
             CT_VARIANTS,
         )
     if not section.config_groups and section.sparsity_config is None:

@@ -56,7 +56,7 @@ def read_marlin(source: FoundConfig) -> Claims:
     stated = stated or default
     if stated not in MARLIN_FORMATS:
         raise UnsupportedFormatError(
-            stated, f"the checkpoint_format of {source.file} has no reader", MARLIN_VARIANTS
+            stated, f"the checkpoint_format of {source.file} is not supported", MARLIN_VARIANTS
         )
     check_group_size(source, section.group_size)
     size, bits = section.group_size, section.bits
@@ -109,7 +109,7 @@ def read_gptq(source: FoundConfig) -> Claims:
     stated = agree(source, "checkpoint_format", "format") or "gptq"
     if isinstance(stated, str) and stated not in (*GPTQ_FORMATS, *MARLIN_FORMATS):
         raise UnsupportedFormatError(
-            stated, f"the checkpoint_format of {source.file} has no reader", GPTQ_VARIANTS
+            stated, f"the checkpoint_format of {source.file} is not supported", GPTQ_VARIANTS
         )
     section = validate(_GPTQ, source)
     if stated in MARLIN_FORMATS or section.is_marlin_format:

@@ -193,7 +193,7 @@ def _layer_formats(source: FoundConfig, section: _ModelOpt) -> dict[str, Format]
         return {name: _layer_format(source, name, layer) for name, layer in section.quantized_layers.items()}
     groups = validate(_Groups, source).config_groups
     if not groups:
-        expected = f"layers, each with its quant_algo, beside {MIXED}"
+        expected = f"layers with their quant_algo, for {MIXED}"
         raise ConfigError(source.file, source.key("quantized_layers"), expected, "nothing")
     return {
         target: _group_format(source, name, group)
@@ -260,7 +260,7 @@ def _is_listed(names: frozenset[str], module: str) -> bool:
 def _unsupported(source: FoundConfig, variant: str, key: str) -> UnsupportedFormatError:
     return UnsupportedFormatError(
         f"modelopt ({variant:.60})",
-        f"the {key} of {source.file} has no reader",
+        f"the {key} of {source.file} is not supported",
         MODELOPT_VARIANTS,
         "TensorRT-LLM loads what ModelOpt exports, vLLM and SGLang load most of it",
     )

@@ -68,7 +68,7 @@ def read_awq(source: FoundConfig) -> Claims:
     for variant in variants or ["gemm"]:
         if variant not in AWQ_LAYOUTS:
             raise UnsupportedFormatError(
-                f"awq_{variant}", f"the version of {source.file} has no reader", AWQ_VARIANTS
+                f"awq_{variant}", f"the version of {source.file} is not supported", AWQ_VARIANTS
             )
     if section.backend == "llm-awq":
         raise UnsupportedFormatError(
@@ -136,7 +136,7 @@ def read_eetq(source: FoundConfig) -> Claims:
     weights = section.weights or EETQ_WEIGHTS
     if weights != EETQ_WEIGHTS:
         raise UnsupportedFormatError(
-            f"eetq_{weights:.40}", f"the weights of {source.file} have no reader", EETQ_VARIANTS
+            f"eetq_{weights:.40}", f"the weights of {source.file} are not supported", EETQ_VARIANTS
         )
     fmt = ConfiguredFormat(EETQWeight, EETQConfig())
     return section.claims(source, "eetq", weights, fmt, bits=8, group_size=-1, sym=True)
@@ -222,7 +222,7 @@ def read_mxfp8(source: FoundConfig) -> Claims:
     section = validate(_MXFP8, source)
     block = section.weight_block_size
     if block not in (None, MX_BLOCK):
-        reason = f"the weight_block_size of {source.file} has no reader"
+        reason = f"the weight_block_size of {source.file} is not supported"
         raise UnsupportedFormatError(f"mxfp8 in blocks of {block}", reason, FP8_VARIANTS)
     inputs = ActivationScheme("float", 8, True, "group", GROUP, scale_type="e8m0", owner="transformers")
     fmt = ConfiguredFormat(MXFP8Weight, MXFP8Config(), inputs if section.activation_scheme else None)
@@ -252,11 +252,11 @@ def _fp8_config(source: FoundConfig, section: _FP8) -> Fp8Config:
     if method and section.weight_scale_semantics is None:
         # GPTQModel alone states a method, and its scales divide: without the semantics it is ambiguous.
         key = source.key("weight_scale_semantics")
-        raise ConfigError(source.file, key, "'inverse', beside weight_scale_method", "nothing")
+        raise ConfigError(source.file, key, "'inverse', with weight_scale_method", "nothing")
     if method and (method == "block") != (size is not None):
         expected = "[outputs, inputs]" if method == "block" else "nothing"
         key = source.key("weight_block_size")
-        raise ConfigError(source.file, key, f"{expected}, beside weight_scale_method {method}", str(size))
+        raise ConfigError(source.file, key, f"{expected}, with weight_scale_method {method}", str(size))
     return Fp8Config(
         FP8_GRANULARITIES[method] if method else "block" if size else None,
         (size[0], size[1]) if size else None,
