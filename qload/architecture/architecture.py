@@ -140,7 +140,7 @@ class Architecture:
         return Heads(counts.get("heads"), counts.get("kv"))
 
     def exempt(self, name: str) -> str | None:
-        """Reason for a stored tensor `name` without a reader; None without a reason."""
+        """Reason why an unread tensor `name` may be stored; None without a reason."""
         if self.predictor(name) is not None:
             count = self.sizes["predict"]
             return f"of one of {count} MTP layers (num_nextn_predict_layers)"
@@ -185,7 +185,7 @@ class Architecture:
         return self._has_row(row, layer) is True
 
     def is_promised(self, place: RowMatch | None) -> bool | None:
-        """Return whether the config has the row of a `place`; None if unknown."""
+        """Return whether the model has the row of a `place`, by its config; None if unknown."""
         return None if place is None else self._has_row(place.row, place.layer)
 
     def _has_row(self, row: Row, layer: int | None) -> bool | None:

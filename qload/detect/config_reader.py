@@ -258,7 +258,7 @@ def _method_name(source: FoundConfig) -> str:
 
 
 def method_of_own_file(values: Mapping[str, Any]) -> str | None:
-    """Tell the method of a tool's own file without `quant_method`: AWQ's has `version`, GPTQ's `desc_act`."""
+    """Infer the method of a tool's file without `quant_method`: AWQ's has `version`, GPTQ's `desc_act`."""
     if any(key in values for key in ("version", "zero_point", "w_bit")):
         return "awq"
     return "gptq" if any(key in values for key in ("desc_act", "sym", "damp_percent")) else None

@@ -129,7 +129,7 @@ def _unsupported(signature: Signature, layer: LayerTensors) -> UnsupportedFormat
 
 @dataclass(frozen=True)
 class Recogniser:
-    """Recogniser of a checkpoint's layers that do not fit its config.
+    """Recogniser of dialects, for the layers of a checkpoint that do not fit its config.
 
     Attributes
     ----------
@@ -161,7 +161,7 @@ class Recogniser:
     def _accept_unambiguous(
         self, fmt: ConfiguredFormat, layer: LayerTensors
     ) -> RecognisedFormat | UnsupportedFormatError:
-        """Return a supported format with a note; an error for ambiguous values."""
+        """Return the supported format with a note, or the error for ambiguous values."""
         name, config = fmt.weight_type.format, fmt.config
         if not self.configured and fmt.weight_type in AMBIGUOUS_FORMATS:
             remedy = "add the quantization_config of its writer"

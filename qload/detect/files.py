@@ -33,7 +33,10 @@ class FoundConfig:
     values: Mapping[str, Any]
 
     def key(self, name: str, *others: str) -> str:
-        """`bits` -> `quantization_config.bits`; of several spellings the first one in the config."""
+        """Path of a key for messages: `bits` -> `quantization_config.bits`.
+
+        Of several spellings, the path has the first one in the config.
+        """
         stated = next((key for key in (name, *others) if self.values.get(key) is not None), name)
         return f"{self.section}.{stated}" if self.section else stated
 

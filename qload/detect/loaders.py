@@ -118,7 +118,7 @@ KERNELS = ("auto", "marlin", "strips", "panels", "exllama")
 
 @dataclass(frozen=True)
 class KernelTarget:
-    """Kernel to repack weights for, with options.
+    """Target kernel of repacking, with options.
 
     ArgumentError for an attribute of another type, and for an option of another kernel.
 

@@ -30,7 +30,7 @@ SOURCE = "qload reads the plain safetensors that it was made from"
 
 @dataclass(frozen=True)
 class Field:
-    """A tensor of a signature.
+    """Tensor of a signature: suffix, dtypes and axes.
 
     Attributes
     ----------
@@ -78,7 +78,7 @@ class Signature:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Suffixes of the tensor to search for."""
+        """Suffixes of the first tensor, for the search in a checkpoint."""
         return self.parts[0].suffixes
 
     def matches(self, layer: "LayerTensors") -> bool:

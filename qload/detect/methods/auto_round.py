@@ -278,7 +278,7 @@ def _ct_format(
     size: int | list[int],
     key: Callable[[str], str],
 ) -> ConfiguredFormat:
-    """Format of an equal config of compressed-tensors; errors name the keys of AutoRound."""
+    """Format by an equivalent config of compressed-tensors; errors name the keys of AutoRound."""
     stated, scheme_settings = CT_SCHEMES[family]
     if family == "int" and (rule.act_bits or MIN_PLAIN_BITS) < MIN_PLAIN_BITS:
         stated = "int-quantized"
