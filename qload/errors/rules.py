@@ -27,7 +27,7 @@ FILE_RULES = (
         do="""
             Fetch the files again. If files lie next to an empty index, write the index again from their
             headers.""",
-        example="model.safetensors.index.json: names no tensor, and beside it there is model.safetensors",
+        example="model.safetensors.index.json: names no tensor, and its folder has model.safetensors",
     ),
     RuleText(
         id="not-safetensors",
@@ -41,7 +41,7 @@ FILE_RULES = (
             it.""",
         do="Fetch the file again.",
         example="""
-            model.safetensors: is a Git LFS pointer in the place of the file, whatever its name says
+            model.safetensors: is a Git LFS pointer in the place of the file, despite its name
             remedy   fetch the file: git lfs pull""",
     ),
     RuleText(
@@ -94,7 +94,7 @@ FILE_RULES = (
         why="A download that stopped between two files leaves a folder of intact files.",
         do="Fetch the missing files.",
         example=(
-            "model-00001-of-00003.safetensors: model-00002-of-00003.safetensors not there: "
+            "model-00001-of-00003.safetensors: model-00002-of-00003.safetensors not found: "
             "1 of 3 files are missing"
         ),
     ),
@@ -142,7 +142,7 @@ HEADER_RULES = (
             A shape such as `-2` or `1e3` can make a program read outside of the tensor, and one such as
             `(2**61, 0)` can keep it busy for ever.""",
         do="Fetch the file again; if the copy is faithful, the writer is broken.",
-        example="model.safetensors: a: has a shape that is none: [-2]",
+        example="model.safetensors: a: shape [-2] is not a list of at most 25 non-negative integers",
     ),
     RuleText(
         id="dtype",
@@ -150,7 +150,7 @@ HEADER_RULES = (
         what="A tensor has a dtype that this version of qload does not read, such as one below a byte.",
         why="Bytes of an unknown dtype have no meaning.",
         do="Use a version of qload that reads it, or ask the writer for another dtype.",
-        example="model.safetensors: a: has a dtype that is not read here: 'F4'",
+        example="model.safetensors: a: has an unsupported dtype: 'F4'",
     ),
     RuleText(
         id="offset-gap",
@@ -182,7 +182,7 @@ HEADER_RULES = (
         what="A JSON object of a header, an index or a config contains a name twice.",
         why="Programs differ in the one they take.",
         do="Fetch the file again; if the copy is faithful, the writer is broken.",
-        example="model.safetensors: a: stands twice in one JSON object",
+        example="model.safetensors: a: occurs twice in one JSON object",
     ),
     RuleText(
         id="duplicate-tensor",
@@ -216,7 +216,10 @@ INDEX_RULES = (
             entry in the index, or the index names no tensor of a numbered file in the directory.""",
         why="A stale index hides stored tensors and promises missing ones.",
         do="Write the index again from the headers.",
-        example="one.safetensors: b: model.safetensors.index.json says it is here, it is in two.safetensors",
+        example=(
+            "one.safetensors: b: model.safetensors.index.json maps it to this file, "
+            "and it is in two.safetensors"
+        ),
     ),
     RuleText(
         id="index-missing-file",
@@ -224,7 +227,7 @@ INDEX_RULES = (
         what="The index names files that do not exist.",
         why="Their tensors would be missing.",
         do="Fetch the missing files.",
-        example="model.safetensors.index.json: lost.safetensors not there, with 12 tensors",
+        example="model.safetensors.index.json: lost.safetensors not found, with 12 tensors",
     ),
     RuleText(
         id="index-path",
@@ -236,7 +239,7 @@ INDEX_RULES = (
             A checkpoint must not be able to make a program read other files. Symbolic links are followed.""",
         do="Correct the index.",
         example=(
-            "model.safetensors.index.json: names a file that is not a safetensors file beside it: "
+            "model.safetensors.index.json: names a file that is not a safetensors file in its folder: "
             "'../two.safetensors'"
         ),
     ),
@@ -288,7 +291,7 @@ CONFIG_RULES = (
             reads it.""",
         example="""
             gptq_p: not read by this qload
-            reason   the checkpoint_format of config.json has no reader""",
+            reason   the checkpoint_format of config.json is not supported""",
     ),
     RuleText(
         id="excluded-module",
