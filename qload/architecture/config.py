@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from qload.architecture.model_tables import TABLES, TEXT_TYPES, TIED_TYPES
 from qload.architecture.table import Flag, Size, Table, evaluate_size
-from qload.detect.files import shown
+from qload.detect.files import value_text
 
 SIZE_LIMIT = 1 << 63  # larger sizes are implausible
 INNER = ("text_config", "llm_config", "language_config")
@@ -54,7 +54,7 @@ def read_sizes(table: Table, config: Mapping[str, Any]) -> tuple[Mapping[str, in
             sizes[name] = None
             key = next(key for key in size.keys if key in config)
             notes.append(
-                f"config.json: {key} is {shown(value)}, not a size: dependent shapes are not checked"
+                f"config.json: {key} is {value_text(value)}, not a size: dependent shapes are not checked"
             )
     for name, text in expressions.items():
         sizes[name] = evaluate_size(text, sizes)

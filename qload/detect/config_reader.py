@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qload.detect.files import FoundConfig, shown
+from qload.detect.files import FoundConfig, value_text
 from qload.detect.matching import (
     EMBEDDING_CLASS,
     LINEAR_CLASS,
@@ -128,7 +128,7 @@ def ignored_key_notes(source: FoundConfig, method: str) -> Iterator[str]:
             if ignored.refused:
                 reason = f"{source.key(key_path)} of {source.file} {ignored.meaning}"
                 raise UnsupportedFormatError(f"{method} with {key}", reason)
-            yield f"{source.file} has {key_path[:160]} = {shown(value)}, which {ignored.meaning}"
+            yield f"{source.file} has {key_path[:160]} = {value_text(value)}, which {ignored.meaning}"
 
 
 def _config_and_entries(source: FoundConfig, method: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -252,7 +252,7 @@ def _method_name(source: FoundConfig) -> str:
         method = "bitsandbytes"
     if not isinstance(method, str) or not method:
         raise ConfigError(
-            source.file, source.key("quant_method"), "the name of a quantization method", shown(method)
+            source.file, source.key("quant_method"), "the name of a quantization method", value_text(method)
         )
     return method
 

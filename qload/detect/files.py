@@ -73,7 +73,7 @@ def _modelopt(folder: Path, alone: bool) -> list[FoundConfig]:
     if not isinstance(values, dict):
         if not alone:
             return []
-        raise ConfigError(MODELOPT, "quantization", "an object", shown(values))
+        raise ConfigError(MODELOPT, "quantization", "an object", value_text(values))
     return [FoundConfig(MODELOPT, "quantization", {"quant_method": "modelopt", **values})]
 
 
@@ -125,7 +125,7 @@ def _sections(config: Mapping[str, Any]) -> list[FoundConfig]:
             if values is None:
                 continue
             if not isinstance(values, dict):
-                got = f"{type(values).__name__} {shown(values)}"
+                got = f"{type(values).__name__} {value_text(values)}"
                 raise ConfigError(MODEL_CONFIG, prefix + section, "an object", got)
             outer = {key: config[key] for key in OUTER_KEYS if config.get(key) and key not in values}
             configs.append(FoundConfig(MODEL_CONFIG, prefix + section, {**values, **outer}))
@@ -139,7 +139,7 @@ def _sections(config: Mapping[str, Any]) -> list[FoundConfig]:
     return configs[:1]
 
 
-def shown(value: Any) -> str:
+def value_text(value: Any) -> str:
     """Text of a value for an error: short for any length or depth."""
     return "nothing" if value is None else f"{_SHORT.repr(value):.60}"
 

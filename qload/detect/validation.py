@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from qload.detect.files import FoundConfig, shown
+from qload.detect.files import FoundConfig, value_text
 from qload.errors import ConfigError
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.loader.exclusion import Exclusions
@@ -125,8 +125,10 @@ def agree(source: FoundConfig, *keys: str) -> Any:
     stated = [(key, source.values[key]) for key in keys if source.values.get(key) is not None]
     for key, value in stated[1:]:
         first_key, first = stated[0]
-        if shown(value) != shown(first):  # texts differ for 1 and True, and no comparison recurses
-            raise ConfigError(source.file, source.key(key), f"{shown(first)} as in {first_key}", shown(value))
+        if value_text(value) != value_text(first):  # texts differ for 1 and True, and no comparison recurses
+            raise ConfigError(
+                source.file, source.key(key), f"{value_text(first)} as in {first_key}", value_text(value)
+            )
     return stated[0][1] if stated else None
 
 
@@ -148,6 +150,6 @@ def validate(model: type[Model], source: FoundConfig) -> Model:
             source.file,
             source.key(key),
             "a value" if missing else first["msg"].removeprefix("Input should be "),
-            "nothing" if missing else shown(first["input"]),
+            "nothing" if missing else value_text(first["input"]),
             "also     " + ", ".join(source.key(str(e["loc"][0])) for e in others) if others else "",
         ) from error

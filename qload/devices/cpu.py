@@ -23,9 +23,9 @@ from qload.sentences.strided_digits import (
     fields_in_common,
     holds_whole_codes,
     in_common,
+    inverse_digits,
     runs,
     stream_axis,
-    turned,
 )
 
 SCRATCH = 1 << 17  # bytes on each thread's stack, where a granule of a packing is spelled out
@@ -66,7 +66,7 @@ def unpack(packing: WordSentence, words: Tensor, codes: Tensor) -> bool:
     if not _fits(packing):
         found = runs(packing, tuple(codes.shape), codes.stride(), words.stride())
         fields = [FieldMove(f.word, f.code, f.bit, f.low, f.width) for f in packing.fields]
-        back = None if found is None else Runs(found.word, found.code, turned(found.digits))
+        back = None if found is None else Runs(found.word, found.code, inverse_digits(found.digits))
         return back is not None and (
             _fields(words, codes, fields, (packing.words, packing.run), back) is not None
         )

@@ -24,8 +24,8 @@ from qload.sentences.strided_digits import (
     axis_digits,
     holds_whole_codes,
     in_common,
+    inverse_digits,
     to_strided,
-    turned,
 )
 
 RUN = 16  # bytes that numbers are read and written by
@@ -74,7 +74,7 @@ def pack(packing: WordSentence, codes: Tensor, words: Tensor) -> int | None:
     plain, seen = codes.new_empty((R, C // per_word)), codes.new_zeros(1)
     with torch.cuda.device(codes.device):
         cuda.narrow(bits, codes.data_ptr(), plain.numel(), plain.data_ptr(), seen.data_ptr(), stream(codes))
-    return int(seen) if move(plain, words, bits, turned(to_strided((C, 1), rows, columns))) else None
+    return int(seen) if move(plain, words, bits, inverse_digits(to_strided((C, 1), rows, columns))) else None
 
 
 def unpack(packing: WordSentence, words: Tensor, codes: Tensor) -> bool:
@@ -127,7 +127,7 @@ def _gather(
         digits.append(Digit(size, reached * length, place))
         counts.append(reached)
         reached *= size
-    across = turned(to_strided((1,), columns))
+    across = inverse_digits(to_strided((1,), columns))
     return move(plain, words, bits, [*digits, *across], (starts, [*counts, *(0 for _ in across)]))
 
 

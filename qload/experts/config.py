@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from qload.architecture import Architecture, architecture_of
-from qload.detect.files import MODEL_CONFIG, FoundConfig, shown
+from qload.detect.files import MODEL_CONFIG, FoundConfig, value_text
 from qload.detect.validation import Excerpt, validate
 from qload.errors import ArgumentError, ConfigError, checked
 from qload.experts.routing import Method, Routing
@@ -130,7 +130,9 @@ def routing_of(config: Mapping[str, Any]) -> Routing:
     key = next((key for key in size.keys if key in model.config), size.keys[0])
     experts, said = model.sizes["experts"], validate(ROUTERS[model.type], found)
     if experts is None:
-        raise ConfigError(found.file, found.key(key), "a number of experts", shown(model.config.get(key)))
+        raise ConfigError(
+            found.file, found.key(key), "a number of experts", value_text(model.config.get(key))
+        )
     try:
         return Routing(said.method, experts, said.num_experts_per_tok, **said.fields())
     except ArgumentError as error:
@@ -142,7 +144,7 @@ def _model(config: Mapping[str, Any]) -> tuple[Architecture, FoundConfig]:
     """The model with experts that a config describes, and where in it that model's own config stands."""
     model = architecture_of(config)
     if model is None or model.type not in ROUTERS:
-        kind = shown(config.get("model_type") if model is None else model.type)
+        kind = value_text(config.get("model_type") if model is None else model.type)
         raise ConfigError(MODEL_CONFIG, "model_type", f"a type with experts: {', '.join(ROUTERS)}", kind)
     inner = next((key for key, held in config.items() if held is model.config), "")
     return model, FoundConfig(MODEL_CONFIG, inner, model.config)

@@ -14,7 +14,7 @@ from pydantic import Field
 from qload.architecture import Architecture, architecture_of
 from qload.architecture.config import INNER
 from qload.detect import FoundConfig
-from qload.detect.files import MODEL_CONFIG, shown
+from qload.detect.files import MODEL_CONFIG, value_text
 from qload.detect.validation import Excerpt, validate
 from qload.errors import ArgumentError, ConfigError, check_fields, checked
 from qload.experts import ExpertFacts, GatedActivation, Routing, routing_of
@@ -247,8 +247,8 @@ def text_config(config: Mapping[str, Any], facts: ExpertFacts | None = None) -> 
     """
     architecture = architecture_of(config)
     if architecture is None or architecture.type not in FAMILIES:
-        got = shown(config.get("model_type") if architecture is None else architecture.type)
-        raise ConfigError(MODEL_CONFIG, "model_type", f"a supported type: {', '.join(FAMILIES)}", got)
+        kind = value_text(config.get("model_type") if architecture is None else architecture.type)
+        raise ConfigError(MODEL_CONFIG, "model_type", f"a supported type: {', '.join(FAMILIES)}", kind)
     family, feed_forward = FAMILIES[architecture.type], FAMILIES[architecture.type].feed_forward[0]
     section = _text_section(config, architecture)
     values = {**architecture.config, "model_type": architecture.type}
@@ -318,7 +318,9 @@ class _Sizes:
         if size is None or size < 1:
             keys, values = self.architecture.table.sizes[name].keys, self.section.values
             key = next((key for key in keys if key in values), keys[0])
-            raise self._error(key, "a size of at least 1", shown(values[key]) if key in values else "nothing")
+            raise self._error(
+                key, "a size of at least 1", value_text(values[key]) if key in values else "nothing"
+            )
         return size
 
     @property
@@ -379,7 +381,7 @@ def read_activation(section: FoundConfig, name: str) -> GatedActivation:
     """Return the activation `name`, the `hidden_act` of a config's `section`; ConfigError if unknown."""
     if name not in ACTIVATIONS:
         expected = f"one of {', '.join(ACTIVATIONS)}"
-        raise ConfigError(section.file, section.key("hidden_act"), expected, shown(name))
+        raise ConfigError(section.file, section.key("hidden_act"), expected, value_text(name))
     return ACTIVATIONS[name]
 
 
@@ -445,4 +447,4 @@ def _check_entries(
         raise ConfigError(section.file, section.key(key), expected, str(len(entries)))
     for entry in entries:
         if entry not in known:
-            raise ConfigError(section.file, section.key(key), " or ".join(map(str, known)), shown(entry))
+            raise ConfigError(section.file, section.key(key), " or ".join(map(str, known)), value_text(entry))

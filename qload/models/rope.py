@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from qload.detect import FoundConfig
-from qload.detect.files import shown
+from qload.detect.files import value_text
 from qload.detect.validation import Excerpt, validate
 from qload.errors import ArgumentError, ConfigError, ShapeError, checked
 from qload.kernels.chips import uncast
@@ -134,7 +134,7 @@ def _rope_section(model: FoundConfig, family: Family) -> FoundConfig:
     key = next((key for key in SECTION_KEYS if model.values.get(key)), "")
     section = model.values[key] if key else family.rope
     if not isinstance(section, Mapping):
-        raise ConfigError(model.file, model.key(key), "an object", shown(section))
+        raise ConfigError(model.file, model.key(key), "an object", value_text(section))
     for name, value in section.items():
         if name.endswith("_attention") and isinstance(value, dict):
             expected, got = "one rope for all layers", "parameters per type of layer"

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from qload.detect import FoundConfig
-from qload.detect.files import MODEL_CONFIG, shown
+from qload.detect.files import MODEL_CONFIG, value_text
 from qload.detect.validation import Excerpt, validate
 from qload.errors import ConfigError, checked
 from qload.experts import GatedActivation
@@ -131,7 +131,7 @@ def vision_config(config: Mapping[str, Any], hidden: int, eps: float) -> VisionC
     """
     if config.get("model_type") not in TYPES:
         expected = f"a type with vision: {', '.join(TYPES)}"
-        raise ConfigError(MODEL_CONFIG, "model_type", expected, shown(config.get("model_type")))
+        raise ConfigError(MODEL_CONFIG, "model_type", expected, value_text(config.get("model_type")))
     fields = validate(_ModelFields, FoundConfig(MODEL_CONFIG, "", config))
     tower = _tower_config(_section(config, "vision_config"))
     return VisionConfig(tower, _resampler_config(config, hidden, eps), fields.image_token_id)
@@ -181,5 +181,5 @@ def _resampler_config(config: Mapping[str, Any], hidden: int, eps: float) -> Res
 def _section(config: Mapping[str, Any], name: str) -> FoundConfig:
     values = config.get(name)
     if values is not None and not isinstance(values, Mapping):
-        raise ConfigError(MODEL_CONFIG, name, "an object", shown(values))
+        raise ConfigError(MODEL_CONFIG, name, "an object", value_text(values))
     return FoundConfig(MODEL_CONFIG, name, values or {})

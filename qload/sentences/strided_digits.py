@@ -167,6 +167,6 @@ def to_strided(of_target: Sequence[int], *axes: Axis) -> list[Digit]:
     return digits
 
 
-def turned(digits: Sequence[Digit]) -> list[Digit]:
+def inverse_digits(digits: Sequence[Digit]) -> list[Digit]:
     """Digits of the inverse move."""
     return [Digit(size, target, source) for size, source, target in digits]

@@ -17,7 +17,7 @@ import torch
 from qload.architecture.adapters import REMEDY, adapters_of, base_name, is_adapter
 from qload.architecture.config import CAUSAL, TIE, Tie, is_usual_class, tie_of
 from qload.detect.config_reader import PatternEntry, pattern_entries
-from qload.detect.files import shown
+from qload.detect.files import value_text
 from qload.errors import ConfigError, MismatchError
 from qload.formats import Exl2Config, GPTQConfig
 from qload.formats.exl2 import scale_unit
@@ -79,7 +79,7 @@ def architecture(checkpoint: Checkpoint) -> Iterator[str]:
     if checkpoint.architecture is None:
         if config:  # empty without a config.json
             known = isinstance(config.get("model_type"), str)
-            state = f"is {shown(config['model_type'])}, which is not known" if known else "is missing"
+            state = f"is {value_text(config['model_type'])}, which is not known" if known else "is missing"
             yield (
                 f"config.json: model_type {state}: neither shapes nor missing tensors are "
                 "checked by the config"
@@ -102,7 +102,7 @@ def architecture(checkpoint: Checkpoint) -> Iterator[str]:
 def missing_by_design(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield notes on tensors that may be missing by design: the first, the reason, and the number."""
     config = checkpoint.model_config
-    type_text = f"model_type is {shown(config.get('model_type', config.get('_class_name')))}"
+    type_text = f"model_type is {value_text(config.get('model_type', config.get('_class_name')))}"
     if lost := list(doubtful_siblings(checkpoint)):
         more = f"; {len(lost)} tensors in all" if len(lost) > 1 else ""
         yield f"{lost[0].text}; {type_text}, whose layers may differ by design{more}"

@@ -104,7 +104,7 @@ def test_a_missing_name_is_told_with_the_names_like_it(make: Make, tmp_path: Pat
     storage = make({"layer.weight": torch.zeros(2)}, tmp_path)
 
     with pytest.raises(
-        MissingTensorError, match=r"layer\.wieght: not in the checkpoint\n  there is layer\.weight"
+        MissingTensorError, match=r"layer\.wieght: not in the checkpoint\n  stored   layer\.weight"
     ):
         storage.info("layer.wieght")
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qload.detect.files import FoundConfig, shown
+from qload.detect.files import FoundConfig, value_text
 from qload.detect.matching import (
     MODULE_CLASSES,
     PLAIN,
@@ -103,7 +103,7 @@ def activation_scheme(
     dynamic, grouped = inputs.dynamic or False, inputs.shared_by in GROUPED_STRATEGIES
     if grouped and (inputs.group_size or 0) < 1:
         raise ConfigError(
-            source.file, source.key(f"{key}.group_size"), "at least 1", shown(inputs.group_size)
+            source.file, source.key(f"{key}.group_size"), "at least 1", value_text(inputs.group_size)
         )
     scale_type: ScaleType = SCALE_TYPES.get(inputs.scale_dtype, "float32")
     if inputs.scale_dtype is None and dynamic == "local":
@@ -233,7 +233,7 @@ def _checked_block(
     bits = range(8, 9) if scheme.type == "float" and stated == "naive-quantized" else bits
 
     def wrong(name: str, expected: str, got: Any) -> ConfigError:
-        return ConfigError(source.file, source.key(key(name)), f"{expected} in {stated}", shown(got))
+        return ConfigError(source.file, source.key(key(name)), f"{expected} in {stated}", value_text(got))
 
     if scheme.type not in types:
         raise wrong("type", " or ".join(types), scheme.type)

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from qload.detect.files import FoundConfig, shown
+from qload.detect.files import FoundConfig, value_text
 from qload.detect.matching import REGEX_PREFIX, Patterns, override_loader
 from qload.detect.validation import (
     Claims,
@@ -159,7 +159,9 @@ def _module_formats(
             if other not in (None, stated):
                 key_path = source.key(f"dynamic.{pattern:.80}.{key}")
                 hint = "remedy   state it once for all modules: no program reads it by module"
-                raise ConfigError(source.file, key_path, f"{stated}, as for all modules", shown(other), hint)
+                raise ConfigError(
+                    source.file, key_path, f"{stated}, as for all modules", value_text(other), hint
+                )
         fmt = _overridden(base, rule, f"dynamic.{pattern}")
         rules.setdefault(entry, () if pattern.startswith(EXCLUDE_PREFIX) else (fmt,))
     return rules

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from qload.detect.files import FoundConfig, shown
+from qload.detect.files import FoundConfig, value_text
 from qload.detect.matching import PLAIN, GlobExclusions, check_pattern_lengths, unsupported_loader
 from qload.detect.methods.compressed_tensors import Untargeted
 from qload.detect.validation import Claims, Name, Section, validate
@@ -168,7 +168,9 @@ def _algorithm(source: FoundConfig, key: str, stated: str, size: int | None) -> 
         raise _unsupported(source, stated, f"{key.removesuffix('group_size')}quant_algo")
     algorithm = ALGORITHMS[name]
     if size and algorithm.group_size not in (None, size):
-        raise ConfigError(source.file, source.key(key), f"{algorithm.group_size} with {stated}", shown(size))
+        raise ConfigError(
+            source.file, source.key(key), f"{algorithm.group_size} with {stated}", value_text(size)
+        )
     return algorithm
 
 
@@ -184,7 +186,7 @@ def _check_config_groups(source: FoundConfig, stated: str) -> None:
         value = numbers.get(key) if isinstance(numbers, dict) else None
         if type(value) is int and value and expected not in (None, value):
             key_path = source.key(f"config_groups.{group:.80}.{part}.{key}")
-            raise ConfigError(source.file, key_path, f"{expected} with {stated}", shown(value))
+            raise ConfigError(source.file, key_path, f"{expected} with {stated}", value_text(value))
 
 
 def _layer_formats(source: FoundConfig, section: _ModelOpt) -> dict[str, Format]:

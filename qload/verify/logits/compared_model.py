@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from qload.architecture import architecture_of
 from qload.detect import read_model_config
-from qload.detect.files import MODEL_CONFIG, shown
+from qload.detect.files import MODEL_CONFIG, value_text
 from qload.errors import ArgumentError, CastError, MismatchError, RepackError
 from qload.experts.stacking import stacked
 from qload.kernels.declared import Maximum
@@ -130,7 +130,7 @@ def read_text_config(config: Mapping[str, Any]) -> TextConfig:
     """Read the text model of a `config.json`; ArgumentError for a type without a model."""
     known = architecture_of(config)
     if known is None or known.type not in FAMILIES:
-        got = shown(config.get("model_type") if known is None else known.type)
+        got = value_text(config.get("model_type") if known is None else known.type)
         listed = f"a checkpoint of a type with a model: {', '.join(FAMILIES)}"
         raise ArgumentError(f"logits: model_type of {MODEL_CONFIG}", listed, got)
     return text_config(config)
