@@ -13,7 +13,7 @@ from qload.experts.stack_layouts import BYTES_OF_BLOCK, FIELDS
 from qload.formats import FORMATS
 from qload.kernel_formats import PanelsWeight
 from qload.kernel_formats.panels import CODE_BITS
-from qload.kernel_formats.repack import restores, targets
+from qload.kernel_formats.repack import can_restore, targets
 from qload.kernels.cpu_rows import ROW_TYPES
 from qload.listing import format_label
 from qload.quantize import QUANTIZERS
@@ -116,7 +116,7 @@ def _row(weight_type: type[Weight]) -> tuple[Capability, ...]:
         Capability(True, ", ".join(layouts)) if layouts else Capability(False, _why_no_layout(weight_type)),
         _cpu_kernel(weight_type, layouts),
         Capability(True)
-        if restores(weight_type)
+        if can_restore(weight_type)
         else Capability(False, "weights of this format are not repacked"),
         Capability(True, quantizer.__name__)
         if quantizer

@@ -151,7 +151,7 @@ def item_from_tensors(
 def to_integers(weight: Weight) -> Integers:
     """Read a weight of an integer format into plain order; RepackError for any other format."""
     reader = READERS.get(type(weight))
-    if reader is None or reader.meaning is not Integers:
+    if reader is None or reader.intermediate is not Integers:
         reason = f"{weight.format} has no integer codes with group scales"
         raise RepackError(weight.format, "integers", reason)
     integers: Integers = reader.read(weight)

@@ -51,16 +51,16 @@ def _write_gptq_v1(integers: Integers) -> Weight:
     if integers.span[0] == 0 and integers.convention != STORED_MINUS_ONE:
         reason = "kernels read a zero point of 0, stored minus one, as 2**bits; gptq_v2 stores it unchanged"
         raise RepackError(integers.source, "gptq", reason)
-    return gptq.write(integers, STORED_MINUS_ONE)
+    return gptq.from_integers(integers, STORED_MINUS_ONE)
 
 
 INTEGERS: Mapping[str, IntegerTarget] = {
     "gptq": IntegerTarget(_write_gptq_v1),
-    "gptq_v2": IntegerTarget(lambda integers: gptq.write(integers, Stored())),
-    "awq": IntegerTarget(awq.write),
-    MARLIN_CHECKPOINT: IntegerTarget(marlin_checkpoint.write),
-    "marlin_24": IntegerTarget(marlin_24.write, needs_codes=True),
-    "compressed-tensors": IntegerTarget(compressed_tensors.write),
+    "gptq_v2": IntegerTarget(lambda integers: gptq.from_integers(integers, Stored())),
+    "awq": IntegerTarget(awq.from_integers),
+    MARLIN_CHECKPOINT: IntegerTarget(marlin_checkpoint.from_integers),
+    "marlin_24": IntegerTarget(marlin_24.from_integers, needs_codes=True),
+    "compressed-tensors": IntegerTarget(compressed_tensors.from_integers),
 }
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 TARGETS = (*INTEGERS, fp8.NAME, *FLOATS)
@@ -75,7 +75,7 @@ class IntegersWithoutCodes(Integers):
         """Return a copy with placeholders in place of codes."""
         return cls(**{field.name: getattr(integers, field.name) for field in fields(integers)})
 
-    def _written(self, name: str, shape: Sequence[int], dtype: torch.dtype, write: object) -> Tensor:
+    def _write_tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype, write: object) -> Tensor:
         return torch.zeros((), dtype=dtype).expand(tuple(shape))
 
 

@@ -1,14 +1,14 @@
-"""AWQ: words along N, groups of one size in order, zero points as they are."""
+"""AWQ: words along N, groups of one size in order, zero points stored as they are."""
 
 from qload.errors import RepackError
 from qload.formats import AWQConfig, AWQWeight
 from qload.formats.awq import BITS
-from qload.kernel_formats.plain_integers import Integers, Origin, middle_zero_points, with_origin
+from qload.kernel_formats.plain_integers import Integers, record_origin, symmetric_zero_points
 from qload.layouts import Stored, awq
 
 
-def read(weight: AWQWeight) -> Integers:
-    """Codes and zero points; exact for every zero point."""
+def to_integers(weight: AWQWeight) -> Integers:
+    """Convert to plain integers; exact for every zero point."""
     config, packing = weight.config, awq.columns(weight.config.bits)
     zeros = None if weight.qzeros is None else packing.unpack(weight.qzeros)
     return Integers(
@@ -16,43 +16,39 @@ def read(weight: AWQWeight) -> Integers:
         group_size=config.group_size,
         unpack=lambda: packing.packed(weight.qweight),
         scales=weight.scales,
-        zeros=middle_zero_points(config.bits, weight.scales) if zeros is None else zeros,
+        zeros=symmetric_zero_points(config.bits, weight.scales) if zeros is None else zeros,
         g_idx=config.in_order(weight.layer.K, weight.scales.device),
-        layer=with_origin(weight, keeps_zeros=zeros is not None),
+        layer=record_origin(weight, stores_zeros=zeros is not None),
     )
 
 
-def write(integers: Integers, zero_point: bool = True) -> AWQWeight:
-    """Exact, or refused: AWQ has 4 or 8 bits, groups of one size in order, and zero points of those bits.
+def from_integers(integers: Integers, zero_point: bool = True) -> AWQWeight:
+    """Convert exactly, or raise RepackError.
 
-    `zero_point`: whether zero points are stored, or left out because all are 2**(bits - 1).
+    AWQ has 4 or 8 bits, groups of one size in order, and zero points of the same bits. `zero_point`: whether
+    to store zero points; False if all are 2**(bits - 1).
     """
-    reason = _why_not(integers, zero_point)
+    reason = _find_unsupported(integers, zero_point)
     if reason:
         raise RepackError(integers.source, "awq", reason)
     bits, groups, K = integers.bits, integers.groups, integers.layer.K
     packing = awq.columns(bits)
     return AWQWeight(
         config=AWQConfig(-1 if groups == 1 else K // groups, bits, zero_point),
-        qweight=integers.packed("qweight", packing, integers.unpack()),
+        qweight=integers.pack_codes("qweight", packing, integers.unpack()),
         qzeros=Stored().write(integers.zeros.contiguous(), packing) if zero_point else None,
         scales=integers.scales.contiguous(),
         layer=integers.layer,
     )
 
 
-def back(integers: Integers, origin: Origin) -> AWQWeight:
-    """As it was stored."""
-    return write(integers, origin.keeps_zeros)
-
-
-def _why_not(integers: Integers, zero_point: bool) -> str | None:
+def _find_unsupported(integers: Integers, zero_point: bool) -> str | None:
     bits, N, highest = integers.bits, integers.layer.N, integers.span[1]
     if bits not in BITS:
         return f"awq has {' or '.join(map(str, BITS))} bits, got {bits}"
     if N % (32 // bits):
         return f"N = {N} is not a multiple of {32 // bits}: short words"
-    reason = integers.why_no_index("awq")
+    reason = integers.find_unordered_groups("awq")
     if reason:
         return reason
     if highest >= 2**bits:

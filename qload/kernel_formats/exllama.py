@@ -1,10 +1,10 @@
-"""ExLlama's shuffled GPTQ: rows of a group together, the codes of a word in the kernel's order.
+"""GPTQ in the order of ExLlama's kernels: rows sorted by group, the codes of each word shuffled.
 
     qweight  int32             (K*b/32, N)  codes in `layouts.exllama`, rows in the order of q_perm
     qzeros   int32             (G, N*b/32)  as in GPTQ
     scales   fp16, bf16, fp32  (G, N)       as in GPTQ
-    g_idx    int32             (K,)         the group of each row of qweight: sorted
-    q_perm   int32             (K,)         row i of qweight is input q_perm[i]; absent: in order
+    g_idx    int32             (K,)         group of each row of qweight, sorted
+    q_perm   int32             (K,)         row i of qweight is input q_perm[i]; absent: no permutation
 
 Source: exllamav2 b9c025b and vLLM 0.11.0, byte-equal to both.
 """
@@ -20,25 +20,31 @@ from qload import spec
 from qload.devices import StoredCodes
 from qload.errors import RepackError
 from qload.formats.gptq import INDICES, SCALES
-from qload.kernel_formats.gptq import size_of, why_not, words
-from qload.kernel_formats.plain_integers import Integers, Origin, inverse, put_back, with_origin
+from qload.kernel_formats.gptq import find_unsupported, infer_group_size, pack_zero_points
+from qload.kernel_formats.plain_integers import (
+    Integers,
+    Origin,
+    invert_permutation,
+    record_origin,
+    unpermute_rows,
+)
 from qload.layouts import STORED_MINUS_ONE, ZeroPoints, exllama, gptq
 from qload.spec import Role, TensorSpec
 
 
 @dataclass(frozen=True)
 class ExllamaConfig(spec.Config):
-    """What is to be known of a weight in ExLlama's order.
+    """Config of a weight in ExLlama's order.
 
     Attributes
     ----------
     bits
-        Of a code: 2, 3, 4 or 8.
+        Bits of a code: 2, 3, 4 or 8.
     zeros
-        What a stored zero point means.
+        Stored form of the zero points.
     run
-        Rows of a group, where a weight's `g_idx` only counts; asked of the index when a weight is made or
-        gets another one, whatever is claimed; 0 where its groups have several sizes or another order.
+        Rows of each group; 0 for groups of several sizes or out of order. Always computed from the weight's
+        `g_idx`; a value passed in is replaced.
     """
 
     name: ClassVar[str] = "exllama"
@@ -48,15 +54,15 @@ class ExllamaConfig(spec.Config):
     run: int = 0
 
     def for_layer(self, headers: spec.LayerHeaders) -> "ExllamaConfig":
-        """What the index says, whatever was claimed."""
+        """Compute `run` from the stored index."""
         return replace(self, run=spec.run_of(headers.facts["g_idx"]))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ExllamaWeight(spec.Weight):
-    """A GPTQ weight in the order ExLlama's kernels read: rows of a group together, each word shuffled.
+    """A GPTQ weight in the order of ExLlama's kernels: rows sorted by group, each word shuffled.
 
-    Source: exllamav2 and vLLM, to whose tensors it is byte-equal.
+    Source: exllamav2 and vLLM, byte-equal to their tensors.
 
     Attributes
     ----------
@@ -67,9 +73,9 @@ class ExllamaWeight(spec.Weight):
     scales
         As in GPTQ: (G, N), fp16, bf16 or fp32.
     g_idx
-        The group of each row of qweight, sorted: (K,), int32, int64 or int16.
+        Group of each row of qweight, sorted: (K,), int32, int64 or int16.
     q_perm
-        Row i of qweight is input q_perm[i]: (K,), int32; None: in order.
+        Row i of qweight is input q_perm[i]: (K,), int32; None: no permutation.
     """
 
     config: ExllamaConfig
@@ -84,7 +90,7 @@ class ExllamaWeight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: ExllamaConfig) -> tuple[TensorSpec, ...]:
-        """As GPTQ's, rows permuted, so that K is never cut."""
+        """Declare the tensors of GPTQ and the permutation, because of which K is never cut."""
         b = config.bits
         return (
             TensorSpec("qweight", (torch.int32,), f"K*{b}/32! N", Role.WORD),
@@ -98,30 +104,30 @@ class ExllamaWeight(spec.Weight):
 
     @property
     def q_invperm(self) -> Tensor | None:
-        """Where each input lies: input k is row q_invperm[k] of qweight; (K,), int32, None: in order."""
-        return None if self.q_perm is None else inverse(self.q_perm)
+        """Row of each input in qweight: (K,), int32; None: no permutation."""
+        return None if self.q_perm is None else invert_permutation(self.q_perm)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._count_rows()
+        self._update_run()
 
     def holding(self, tensors: Mapping[str, Tensor]) -> Self:
-        """The same weight holding these `tensors`, not checked again; another index tells another run."""
+        """Replace `tensors` without another check; a new index gives a new `run`."""
         twin = super().holding(tensors)
         if torch.compiler.is_compiling() or twin.g_idx is self.g_idx or self.g_idx.is_meta:
-            return twin  # of an index without values the one that takes its place is a copy
+            return twin  # the new index of a weight on `meta` is a copy of the former one
         if type(twin.g_idx) in (Tensor, torch.nn.Parameter) and not twin.g_idx.is_meta:
-            twin._count_rows()
+            twin._update_run()
         return twin
 
-    def _count_rows(self) -> None:
-        """Have the config say what the index says."""
+    def _update_run(self) -> None:
+        """Set `run` of the config from the index."""
         run = spec.run_of(self.g_idx)
         if run != self.config.run:
             object.__setattr__(self, "config", replace(self.config, run=run))
 
     def stored(self) -> StoredCodes | None:
-        """As it lies, where rows are in order."""
+        """Describe the stored order for kernels; None for permuted rows."""
         bits, groups, run = self.config.bits, self.scales.shape[0], self.config.run
         if self.q_perm is not None:
             return None
@@ -135,27 +141,28 @@ class ExllamaWeight(spec.Weight):
         )
 
     def codes(self) -> spec.Codes:
-        """Codes with every row back at its input."""
+        """Return codes, scales and zero points in the order of inputs."""
         bits = self.config.bits
         return spec.Codes(
             bits=bits,
-            codes=put_back(exllama.rows(bits).packed(self.qweight), self.q_perm).T,
+            codes=unpermute_rows(exllama.rows(bits).packed(self.qweight), self.q_perm).T,
             scales=self.scales.float().T,
             zeros=self.config.zeros.read(self.qzeros, gptq.columns(bits)).T,
-            k_group=put_back(self.g_idx, self.q_perm).long(),
+            k_group=unpermute_rows(self.g_idx, self.q_perm).long(),
         )
 
 
-def read(weight: ExllamaWeight) -> Integers:
-    """Every row back at its input."""
+def to_integers(weight: ExllamaWeight) -> Integers:
+    """Convert to plain integers, in the order of inputs."""
     bits, zeros = weight.config.bits, weight.config.zeros
-    g_idx = put_back(weight.g_idx, weight.q_perm)
-    layer = with_origin(weight, weight.g_idx)
-    known = layer.origin.config if isinstance(layer.origin, Origin) else None
+    g_idx = unpermute_rows(weight.g_idx, weight.q_perm)
+    layer = record_origin(weight, weight.g_idx)
+    source_config = layer.origin.config if isinstance(layer.origin, Origin) else None
     return Integers(
         bits=bits,
-        group_size=getattr(known, "group_size", None) or size_of(weight.scales.shape[0], g_idx),
-        unpack=lambda: put_back(exllama.rows(bits).packed(weight.qweight), weight.q_perm),
+        group_size=getattr(source_config, "group_size", None)
+        or infer_group_size(weight.scales.shape[0], g_idx),
+        unpack=lambda: unpermute_rows(exllama.rows(bits).packed(weight.qweight), weight.q_perm),
         scales=weight.scales,
         zeros=zeros.read(weight.qzeros, gptq.columns(bits)),
         g_idx=g_idx,
@@ -164,22 +171,24 @@ def read(weight: ExllamaWeight) -> Integers:
     )
 
 
-def write(integers: Integers, zeros: ZeroPoints | None = None) -> ExllamaWeight:
-    """Rows sorted by group, stable, then each word shuffled; `zeros`: None for how they were stored."""
-    reason, zeros = why_not(integers), zeros or integers.convention
+def from_integers(integers: Integers, zeros: ZeroPoints | None = None) -> ExllamaWeight:
+    """Sort rows by group, stably, and shuffle each word; exact, or RepackError.
+
+    `zeros`: convention of the stored zero points; None: that of the source.
+    """
+    reason, zeros = find_unsupported(integers), zeros or integers.convention
     if reason:
         raise RepackError(integers.source, "exllama", reason)
     codes, g_idx, perm = integers.unpack(), integers.g_idx, None
     order = torch.argsort(g_idx, stable=True)
     if not bool((order[1:] > order[:-1]).all()):
         codes, g_idx, perm = codes[order], g_idx[order], order.to(torch.int32)
-    index = torch.int32 if integers.origin.index is None else integers.origin.index
     return ExllamaWeight(
         config=ExllamaConfig(integers.bits, zeros, spec.run_of(g_idx)),
-        qweight=integers.packed("qweight", exllama.rows(integers.bits), codes),
-        qzeros=words(integers, zeros),
+        qweight=integers.pack_codes("qweight", exllama.rows(integers.bits), codes),
+        qzeros=pack_zero_points(integers, zeros),
         scales=integers.scales,
-        g_idx=g_idx.to(index),
+        g_idx=g_idx.to(integers.origin.index_dtype or torch.int32),
         q_perm=perm,
         layer=integers.layer,
     )

@@ -1,16 +1,20 @@
-"""Marlin's kernel format: GPTQ and AWQ as its tensor-core kernel reads them, and the way back.
+"""GPTQ and AWQ in the order of Marlin's tensor-core kernel.
 
     qweight  int32             (K/16, N*b/2)     codes in `layouts.marlin`, rows in the order of perm
-    scales   fp16, bf16, fp32  (G, N)            permuted; one row is one scale a column
+    scales   fp16, bf16, fp32  (G, N)            permuted; one row is one scale per column
     qzeros   int32             (G, N*b/32)       zero points, permuted; absent: all are 2**(b-1)
-    g_idx    int32             (K,)              the group of each row of qweight, sorted; absent: in order
-    perm     int32             (K,)              row i of qweight is input perm[i]; absent: in order
+    g_idx    int32             (K,)              group of each row of qweight, sorted; absent: in order
+    perm     int32             (K,)              row i of qweight is input perm[i]; absent: no permutation
 
-Groups that the kernel does not read, of 256 rows or 96, are several of those that it does, with equal scales
-and zero points: `copies` says how many. K and N are padded to what the kernel's thread blocks divide: rows
-whose value is 0 (x gets zeros there), columns that are cut off the output. `is_k_full` says that the rows of
-every group are here, so that the kernel may take row i to be of group i / group_size; where a cut of K took
-rows of a permuted group away, it looks every row's group up.
+A group of a size that the kernel does not support, such as 256 or 96 rows, is stored as several groups with
+equal scales and zero points; `copies` is their number.
+
+A thread block takes 128 rows of 64 columns, or 64 rows of 128. Other shapes are padded to whole thread blocks
+and whole groups: with rows of weight 0, where x is padded with zeros, and with columns that the output drops.
+This is the shape rule of the compiled kernels; the Python in front of some of them is stricter.
+
+With `is_k_full` every group is complete, and the kernel computes the group of row i as i / group_size. A row
+share in act order has incomplete groups; the kernel then looks up the group of each row in g_idx.
 
 Source: vLLM 0.11.0 and TGI db931fcf, byte-equal to both.
 """
@@ -25,14 +29,14 @@ from torch import Tensor
 from qload import devices, spec
 from qload.devices import StoredCodes
 from qload.errors import ArgumentError, RepackError, ShapeError
-from qload.formats import GPTQConfig, MarlinWeight
+from qload.formats import GPTQConfig
 from qload.formats.gptq import SCALES
-from qload.kernel_formats.plain_integers import Integers, Origin, middle_zero_points, put_back, with_origin
+from qload.kernel_formats.plain_integers import Integers, Origin, record_origin, unpermute_rows
 from qload.layouts import ClippedCodes, Stored, marlin
 from qload.layouts.packing import Packing
 from qload.spec import Role, TensorSpec
 
-GROUP_SIZES = (-1, 32, 64, 128)  # of the kernels
+GROUP_SIZES = (-1, 32, 64, 128)
 THREAD_BLOCKS = ((64, 128), (128, 64))  # columns, rows
 MIN_THREAD_N = 64
 MAX_PARALLEL = 16
@@ -41,22 +45,22 @@ SPARSE_MIN_THREAD_N = 128
 SPARSE_MAX_PARALLEL = 64
 
 
-def divides(N: int, K: int) -> bool:
-    """Whether thread blocks divide a layer without padding."""
+def fits_thread_blocks(N: int, K: int) -> bool:
+    """Return True if a layer is whole thread blocks without padding."""
     return any(N % columns == 0 and K % rows == 0 for columns, rows in THREAD_BLOCKS)
 
 
-def padded(N: int, K: int, group_size: int) -> tuple[int, int]:
-    """(N, K) padded to whole thread blocks and whole groups: the smallest area, then the smallest sum."""
+def pad_shape(N: int, K: int, group_size: int) -> tuple[int, int]:
+    """Pad (N, K) to whole thread blocks and whole groups: the smallest area, then the smallest sum."""
     group = max(group_size, 1)
-    sizes = [(_up(N, columns), _up(K, lcm(rows, group))) for columns, rows in THREAD_BLOCKS]
+    sizes = [(_round_up(N, columns), _round_up(K, lcm(rows, group))) for columns, rows in THREAD_BLOCKS]
     return min(sizes, key=lambda size: (size[0] * size[1], sum(size)))
 
 
-def cut(group_size: int) -> tuple[int, int] | None:
-    """The largest group that kernels read, and how many of them a group is; None: it is no multiple of one.
+def split_group(group_size: int) -> tuple[int, int] | None:
+    """Split a group into the largest supported groups: their size and number; None if it is no multiple.
 
-    Groups of 256 rows are two of 128 that have one scale.
+    A group of 256 rows becomes two groups of 128 with equal scales.
     """
     if group_size in GROUP_SIZES:
         return group_size, 1
@@ -64,44 +68,44 @@ def cut(group_size: int) -> tuple[int, int] | None:
     return (max(sizes), group_size // max(sizes)) if sizes and group_size > 0 else None
 
 
-def locks(N: int, multiprocessors: int, *, sparse: bool = False) -> int:
-    """How many int32 of zeroed workspace serve N columns: enough for the old kernels' rule and the new.
+def count_locks(N: int, multiprocessors: int, *, sparse: bool = False) -> int:
+    """Return the int32 locks of a zeroed workspace for N columns, for older and newer kernels.
 
-    The old one counts blocks of columns, 16 (2:4: 64) times over; the new one multiprocessors, four
-    blocks on each at the most.
+    Older kernels need 16 locks per 64 columns (2:4 sparse: 64 per 128 columns); newer ones four per
+    multiprocessor.
     """
     if sparse:
         return -(-N // SPARSE_MIN_THREAD_N) * SPARSE_MAX_PARALLEL
     return max(-(-N // MIN_THREAD_N) * MAX_PARALLEL, LOCKS_PER_MULTIPROCESSOR * multiprocessors)
 
 
-def _up(size: int, step: int) -> int:
+def _round_up(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
 @dataclass(frozen=True)
 class GPTQMarlinConfig(spec.Grouped, spec.Config):
-    """What is to be known of a weight in Marlin's order.
+    """Config of a weight in Marlin's order.
 
     Attributes
     ----------
     bits
-        Of a code: 4 or 8.
+        Bits of a code: 4 or 8.
     group_size
-        Inputs that share a scale, as the kernel groups them; -1: one scale a column.
+        Inputs that share a scale in the kernel; -1: one scale per column.
     zero_point
         Whether zero points are stored.
     act_order
-        Whether rows are permuted and grouped by index.
+        Whether rows are permuted and have a group index.
     is_k_full
-        Whether the rows of every group are here, so that row i is of group i / group_size.
+        Whether every group is complete, so that row i is of group i / group_size.
     copies
-        How many of these groups, one after another, are one group of the weight that was repacked.
+        Number of successive kernel groups for one group of the source weight.
 
     Raises
     ------
     ArgumentError
-        For other bits, for a group size below 1 that is not -1, and for copies of a group of all inputs.
+        For other bits, for a group size other than -1 below 1, and for copies of a group of all inputs.
     """
 
     name: ClassVar[str] = "marlin"
@@ -117,16 +121,16 @@ class GPTQMarlinConfig(spec.Grouped, spec.Config):
         self.check_bits(self.bits, *marlin.BITS)
         self.check_group_size()
         if self.copies < 1 or (self.copies > 1 and self.group_size == -1):
-            expected = "1, or more of groups that have a size"
+            expected = "1, or more for a group_size other than -1"
             raise ArgumentError(f"{self.name}: copies", expected, str(self.copies))
 
     @property
     def stored_group_size(self) -> int:
-        """That of the weight that was repacked."""
+        """Group size of the source weight."""
         return self.group_size if self.group_size == -1 else self.group_size * self.copies
 
     def for_layer(self, headers: spec.LayerHeaders) -> "GPTQMarlinConfig":
-        """This config, unless rows that are all here lack groups: ShapeError."""
+        """Check the number of groups if `is_k_full`: ShapeError for missing scales."""
         sizes = headers.sizes(self.declared())
         groups = self.groups(sizes["K"])
         if self.act_order and self.is_k_full and sizes["G"] != groups:
@@ -138,29 +142,28 @@ class GPTQMarlinConfig(spec.Grouped, spec.Config):
         return self
 
     def declared(self) -> tuple[TensorSpec, ...]:
-        """The declaration of every tensor of such a layer."""
+        """Declare the tensors of a layer with this config."""
         return GPTQMarlinWeight.tensors(self)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class GPTQMarlinWeight(spec.Weight):
-    """A GPTQ or AWQ weight in the order Marlin's kernel reads.
+    """A GPTQ or AWQ weight in the order of Marlin's kernel.
 
-    K and N are padded to what the kernel's thread blocks divide. Source: vLLM and TGI, to whose tensors it is
-    byte-equal.
+    K and N are padded to whole thread blocks. Source: vLLM and TGI, byte-equal to their tensors.
 
     Attributes
     ----------
     qweight
         Codes, rows in the order of perm (`qload.layouts.marlin`): (K / 16, N * bits / 2), int32.
     scales
-        Permuted; one row is one scale a column: (G, N), fp16, bf16 or fp32.
+        Permuted scales; one row is one scale per column: (G, N), fp16, bf16 or fp32.
     qzeros
         Zero points, permuted: (G, N * bits / 32), int32; None: all are 2**(bits - 1).
     g_idx
-        The group of each row of qweight, sorted: (K,), int32; None: in order.
+        Group of each row of qweight, sorted: (K,), int32; None: in order.
     perm
-        Row i of qweight is input perm[i]: (K,), int32; None: in order.
+        Row i of qweight is input perm[i]: (K,), int32; None: no permutation.
     """
 
     config: GPTQMarlinConfig
@@ -171,32 +174,32 @@ class GPTQMarlinWeight(spec.Weight):
     perm: Tensor | None = None
 
     format: ClassVar[str] = "gptq_marlin"
-    allows_shares: ClassVar[bool] = True  # of an act order, whose groups have rows elsewhere
+    supports_incomplete_groups: ClassVar[bool] = True
     example: ClassVar[GPTQMarlinConfig] = GPTQMarlinConfig(4, 128, zero_point=True, act_order=True)
 
     @staticmethod
     def order(bits: int) -> Packing:
-        """Where codes of `bits` bits lie."""
+        """Packing of codes with `bits` bits."""
         return marlin.rows(bits)
 
     @staticmethod
     def axes(config: GPTQMarlinConfig) -> str:
-        """The axes of the words of a weight with this `config`."""
+        """Declared axes of `qweight` for a `config`."""
         return f"K/16{'!' if config.act_order else ''} N@64*{config.bits // 2}"
 
     @staticmethod
     def padded(N: int, K: int, group_size: int) -> tuple[int, int]:
-        """(`N`, `K`) padded to whole thread blocks and whole groups of `group_size`."""
-        return padded(N, K, group_size)
+        """Pad (`N`, `K`) to whole thread blocks and whole groups of `group_size`."""
+        return pad_shape(N, K, group_size)
 
     @property
     def padded_shape(self) -> tuple[int, int]:
-        """(N, K) with the padding."""
+        """(N, K) with padding."""
         return self.scales.shape[1], self.qweight.shape[0] * marlin.TILE_K
 
     @classmethod
     def tensors(cls, config: GPTQMarlinConfig) -> tuple[TensorSpec, ...]:
-        """Of the padded K and N. Rows of an act order are permuted, so that K is never cut."""
+        """Declare the tensors for padded K and N; with act order K is never cut."""
         groups = "1" if config.group_size == -1 else f"K/{config.group_size}"
         if config.act_order:
             groups = "G"
@@ -213,11 +216,11 @@ class GPTQMarlinWeight(spec.Weight):
         return tuple(specs)
 
     def plain_scales(self) -> Tensor:
-        """The scales (G, N), padding included, in plain order and their own dtype."""
+        """Scales (G, N) in plain order and their own dtype, with padding."""
         return marlin.scales(self.scales.shape[0]).undo(self.scales)
 
     def stored(self) -> StoredCodes | None:
-        """As it lies, where nothing is padded and rows are in order."""
+        """Describe the stored order for kernels; None with padding or permuted rows."""
         bits, groups = self.config.bits, self.scales.shape[0]
         if self.perm is not None or self.padded_shape != self.shape:
             return None
@@ -232,14 +235,14 @@ class GPTQMarlinWeight(spec.Weight):
         )
 
     def codes(self) -> spec.Codes:
-        """Codes with every row back at its input, as the kernel groups them, without the padding."""
+        """Return codes, scales and zero points in the order of inputs, in kernel groups, without padding."""
         (N, K), bits = self.shape, self.config.bits
-        packed = put_back(self.order(bits).packed(self.qweight), self.perm)
+        packed = unpermute_rows(self.order(bits).packed(self.qweight), self.perm)
         codes = packed if packed.shape == (K, N) else ClippedCodes(packed, (K, N))
         k_group = self.config.in_order(packed.shape[0], self.qweight.device)
         if self.g_idx is not None and not self.config.is_k_full:
             k_group = self.g_idx.long()
-        k_group = put_back(k_group, self.perm)[:K]
+        k_group = unpermute_rows(k_group, self.perm)[:K]
         groups = self.config.groups(K) if self.config.is_k_full else self.scales.shape[0]
         plain = spec.symmetric(bits, codes, self.plain_scales()[:groups, :N], k_group)
         if self.qzeros is None:
@@ -248,18 +251,19 @@ class GPTQMarlinWeight(spec.Weight):
         return replace(plain, zeros=zeros[:groups, :N].T)
 
 
-def read(weight: GPTQMarlinWeight) -> Integers:
-    """Every row back at its input, without the padding."""
+def to_integers(weight: GPTQMarlinWeight) -> Integers:
+    """Convert to plain integers, in the order of inputs and without padding."""
     codes, bits = weight.codes(), weight.config.bits
     assert codes.k_group is not None
     assert codes.zeros is not None
-    layer = with_origin(weight, weight.g_idx, keeps_zeros=weight.config.zero_point)
+    layer = record_origin(weight, weight.g_idx, stores_zeros=weight.config.zero_point)
     origin = layer.origin.config if isinstance(layer.origin, Origin) else None
-    copies, known = weight.config.copies, getattr(origin, "group_size", None)
-    looked_up = known if not weight.config.is_k_full else None  # there the kernel's own groups say nothing
+    copies, group_size = weight.config.copies, weight.config.stored_group_size
+    if not weight.config.is_k_full:  # the kernel reads g_idx and ignores its group size
+        group_size = getattr(origin, "group_size", None) or group_size
     return Integers(
         bits=bits,
-        group_size=looked_up or weight.config.stored_group_size,
+        group_size=group_size,
         unpack=lambda: codes.codes.T,
         scales=weight.plain_scales()[: codes.scales.shape[1] : copies, : weight.layer.N],
         zeros=codes.zeros.T[::copies],
@@ -269,77 +273,51 @@ def read(weight: GPTQMarlinWeight) -> Integers:
     )
 
 
-def write(
-    integers: Integers, keep_zeros: bool = False, made: type[GPTQMarlinWeight] = GPTQMarlinWeight
+def from_integers(
+    integers: Integers,
+    keep_zeros: bool = False,
+    weight_type: type[GPTQMarlinWeight] = GPTQMarlinWeight,
 ) -> GPTQMarlinWeight:
-    """Codes, scales and zero points in Marlin's orders, padded; exact, or RepackError with the reason.
+    """Convert exactly, with padding, or raise RepackError.
 
-    `keep_zeros`: zero points stay although all are 2**(bits - 1) and could be left out. `made`: with codes in
-    another order.
+    Zero points that are all 2**(bits - 1) are left out, unless `keep_zeros` or the checkpoint stores them.
+    `weight_type`: a subclass with another order of codes.
     """
-    reason = why_not(integers)
+    reason, name = find_unsupported(integers), weight_type.example.name
     if reason:
-        raise RepackError(integers.source, made.example.name, reason)
+        raise RepackError(integers.source, name, reason)
     (N, K), bits, groups = integers.shape, integers.bits, integers.groups
-    config, perm, g_idx = _rows(integers, made)
-    if not (config.is_k_full or made.allows_shares):
-        name = made.example.name
+    config, perm, g_idx = _order_rows(integers, weight_type)
+    if not (config.is_k_full or weight_type.supports_incomplete_groups):
         raise RepackError(integers.source, name, "rows of its groups are on other ranks (act order)")
-    Np, Kp = made.padded(N, K, config.group_size)
-    symmetric, codes = not keep_zeros and integers.symmetric, integers.unpack()
+    Np, Kp = weight_type.padded(N, K, config.group_size)
+    zero_point = keep_zeros or integers.origin.stores_zeros or not integers.symmetric
+    codes = integers.unpack()
 
-    copies = config.copies
     rows = groups if config.act_order and not config.is_k_full else config.groups(Kp)
-    wide_zeros = _pad(integers.zeros, copies, rows, Np, 2 ** (bits - 1))
-    wide_scales = _pad(integers.scales, copies, rows, Np, 0)
-    wide = codes if perm is None else codes[perm[:K]]
+    zeros = _copy_and_pad(integers.zeros, config.copies, rows, Np, 2 ** (bits - 1))
+    scales = _copy_and_pad(integers.scales, config.copies, rows, Np, 0)
+    padded = codes if perm is None else codes[perm[:K]]
     if (Np, Kp) != (N, K):
-        g_idx = config.in_order(Kp, wide_zeros.device) if g_idx is None else g_idx
-        inner, wide = devices.plain(wide), wide_zeros[g_idx]  # padding has the code that means 0
-        wide[:K, :N] = inner
+        g_idx = config.in_order(Kp, zeros.device) if g_idx is None else g_idx
+        inner, padded = devices.plain(padded), zeros[g_idx]  # a code equal to its zero point has weight 0
+        padded[:K, :N] = inner
     tensors = {
-        "qweight": integers.packed("qweight", made.order(bits), wide),
-        "scales": integers.ordered("scales", marlin.scales(rows), wide_scales),
-        "qzeros": None if symmetric else Stored().write(wide_zeros.contiguous(), marlin.zeros(bits)),
+        "qweight": integers.pack_codes("qweight", weight_type.order(bits), padded),
+        "scales": integers.reorder("scales", marlin.scales(rows), scales),
+        "qzeros": Stored().write(zeros.contiguous(), marlin.zeros(bits)) if zero_point else None,
         "g_idx": None if g_idx is None or perm is None else g_idx.to(torch.int32),
         "perm": None if perm is None else perm.to(torch.int32),
     }
-    return made.unchecked(
-        replace(config, zero_point=True) if not symmetric else config, integers.layer, tensors
-    )
+    return weight_type.unchecked(replace(config, zero_point=zero_point), integers.layer, tensors)
 
 
-def read_checkpoint(weight: MarlinWeight) -> Integers:
-    """A Marlin checkpoint's layer: symmetric, in order."""
-    bits, scales = weight.config.bits, weight.plain_scales()
-    return Integers(
-        bits=bits,
-        group_size=weight.config.group_size,
-        unpack=lambda: marlin.rows(bits).packed(weight.B),
-        scales=scales,
-        zeros=middle_zero_points(bits, scales),
-        g_idx=weight.config.in_order(weight.layer.K, scales.device),
-        layer=with_origin(weight),
-    )
-
-
-def back_to_checkpoint(integers: Integers, origin: Origin) -> MarlinWeight:
-    """As a Marlin checkpoint had it."""
-    order = marlin.SCALES_PER_COLUMN if origin.config.group_size == -1 else marlin.SCALES_GROUPED
-    return MarlinWeight(
-        config=origin.config,
-        B=integers.packed("B", marlin.rows(integers.bits), integers.unpack()),
-        s=order.apply(integers.scales),
-        layer=integers.layer,
-    )
-
-
-def why_not(integers: Integers) -> str | None:
-    """Why Marlin's kernel cannot read a weight, or None; the same on every rank."""
-    bits, size, highest = integers.bits, integers.decides.group_size, integers.span[1]
+def find_unsupported(integers: Integers) -> str | None:
+    """Return the reason if Marlin's kernel cannot read a weight, else None; all ranks return the same."""
+    bits, size, highest = integers.bits, integers.whole_layer.group_size, integers.span[1]
     if bits not in marlin.BITS:
         return f"Marlin's kernel reads 4 or 8 bits, got {bits}"
-    if integers.decides.groups > 1 and cut(size) is None:
+    if integers.whole_layer.groups > 1 and split_group(size) is None:
         sizes = ", ".join(map(str, GROUP_SIZES[1:]))
         return f"Marlin's kernel reads groups of {sizes}, multiples of them, or one group, got {size}"
     if highest >= 2**bits:
@@ -347,31 +325,30 @@ def why_not(integers: Integers) -> str | None:
     return None
 
 
-def _rows(
-    integers: Integers, made: type[GPTQMarlinWeight]
+def _order_rows(
+    integers: Integers, weight_type: type[GPTQMarlinWeight]
 ) -> tuple[GPTQMarlinConfig, Tensor | None, Tensor | None]:
-    """The kernel's config, the permutation of the padded rows, and the group of each; None: in order."""
+    """Return the config, the permutation of padded rows, and the group of each; None and None: in order."""
     (N, K), groups, device = integers.shape, integers.groups, integers.g_idx.device
-    size, copies = (cut(integers.group_size) or (integers.group_size, 1)) if groups > 1 else (-1, 1)
-    config = type(made.example)(integers.bits, size, copies=copies)
+    size, copies = (split_group(integers.group_size) or (integers.group_size, 1)) if groups > 1 else (-1, 1)
+    config = type(weight_type.example)(integers.bits, size, copies=copies)
     if integers.in_order:
         return config, None, None
-    _, Kp = made.padded(N, K, config.group_size)
-    here, there = config.in_order(K, device), config.in_order(Kp, device)
+    _, Kp = weight_type.padded(N, K, config.group_size)
+    group, padded = config.in_order(K, device), config.in_order(Kp, device)
     perm = torch.argsort(integers.g_idx, stable=True)
     ordered = integers.g_idx[perm].long()
-    is_k_full = -(-config.groups(K) // copies) == groups and bool((ordered == here // copies).all())
-    rest = torch.full_like(there[K:], groups - 1)
-    g_idx = there if is_k_full else torch.cat([ordered, rest])
+    is_k_full = -(-config.groups(K) // copies) == groups and bool((ordered == group // copies).all())
+    g_idx = padded if is_k_full else torch.cat([ordered, torch.full_like(padded[K:], groups - 1)])
     config = replace(config, act_order=True, is_k_full=is_k_full, copies=copies if is_k_full else 1)
     return config, torch.cat([perm, torch.arange(K, Kp, device=device)]), g_idx
 
 
-def _pad(tensor: Tensor, copies: int, rows: int, columns: int, value: int) -> Tensor:
-    """Each row so many times, then as many rows and columns as asked for."""
+def _copy_and_pad(tensor: Tensor, copies: int, rows: int, columns: int, value: int) -> Tensor:
+    """Repeat each row `copies` times, then pad to (`rows`, `columns`) with `value`."""
     tensor = tensor if copies == 1 else tensor.repeat_interleave(copies, 0)[:rows]
     if tensor.shape == (rows, columns):
         return tensor
-    wide = tensor.new_full((rows, columns), value)
-    wide[: tensor.shape[0], : tensor.shape[1]] = tensor
-    return wide
+    padded = tensor.new_full((rows, columns), value)
+    padded[: tensor.shape[0], : tensor.shape[1]] = tensor
+    return padded

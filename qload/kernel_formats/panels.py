@@ -1,14 +1,15 @@
-"""Our own kernel format for CPUs: GPTQ, AWQ and the like as the CPU module multiplies them, and the way back.
+"""GPTQ, AWQ and other integers in panels, qload's order for its CPU kernels.
 
     qweight  int32             (N/16, K*s/2)   codes in `layouts.panels` of s bits, rows in the order of perm
     scales   fp16, bf16, fp32  (N/16, G*16)    16 columns of every group, then the next 16
-    zeros    uint8             (N/16, G*16)    zero points alike; absent: all are 2**(b-1)
-    perm     int32             (K,)            row i of qweight is input perm[i]; absent: in order
+    zeros    uint8             (N/16, G*16)    zero points in the same order; absent: all are 2**(b-1)
+    perm     int32             (K,)            row i of qweight is input perm[i]; absent: no permutation
 
-Codes of 8 bits have s = 8, all others 4. Those of 2 and 3 bits lie beside their zero points, which are always
-there, as the middle of 4 bits is another. N is padded to whole panels, and the rows of each group to whole
-words: of 4 bits to a multiple of 8, so that a group of 20 inputs takes 24 rows. Padding means 0. A share of
-an act order whose groups have rows elsewhere is refused, as groups are told by their size alone.
+Codes of 8 bits have s = 8, all others s = 4. Codes of 2 and 3 bits always have stored zero points, because
+the kernels' default of 8 would be wrong for them. N is padded to whole panels. The rows of each group are
+padded to whole words: with s = 4 to a multiple of 8, so that a group of 20 inputs takes 24 rows. Padding has
+weight 0. A row share in act order with incomplete groups is refused: the kernels compute the group of a row
+from its number.
 """
 
 from dataclasses import dataclass, replace
@@ -21,39 +22,34 @@ from qload import devices, spec
 from qload.errors import ArgumentError, RepackError
 from qload.formats import GPTQConfig
 from qload.formats.gptq import SCALES
-from qload.kernel_formats.plain_integers import Integers, Origin, with_origin
-from qload.layouts import ClippedCodes, Order, Stored, panels
+from qload.kernel_formats.plain_integers import Integers, Origin, record_origin
+from qload.layouts import ClippedCodes, Stored, panels
 from qload.sentences import WORD_BITS
 from qload.spec import Role, TensorSpec
 
-MOST_ZERO = 255  # that a byte holds
-CODE_BITS = (2, 3, *panels.BITS)  # that panels hold
-
-
-def is_widened(bits: int) -> bool:
-    """Whether codes of so many bits are stored with more."""
-    return bits not in panels.BITS
+MAX_ZERO_POINT = 255
+CODE_BITS = (2, 3, *panels.BITS)
 
 
 @dataclass(frozen=True)
 class PanelsConfig(spec.Grouped, spec.Config):
-    """What is to be known of a weight in panels.
+    """Config of a weight in panels.
 
     Attributes
     ----------
     bits
-        Of a code: 2, 3, 4 or 8.
+        Bits of a code: 2, 3, 4 or 8.
     group_size
-        Inputs that share a scale; -1: one scale a column.
+        Inputs that share a scale; -1: one scale per column.
     zero_point
-        Whether zero points are stored, as those of 2 and 3 bits always are.
+        Whether zero points are stored; always True for 2 and 3 bits.
     act_order
         Whether rows are permuted.
 
     Raises
     ------
     ArgumentError
-        For other bits, for 2 or 3 without zero points, and for a group size below 1 that is not -1.
+        For other bits, for 2 or 3 bits without zero points, and for a group size other than -1 below 1.
     """
 
     name: ClassVar[str] = "panels"
@@ -71,46 +67,45 @@ class PanelsConfig(spec.Grouped, spec.Config):
 
     @property
     def is_widened(self) -> bool:
-        """Whether codes are stored with more bits than they have."""
-        return is_widened(self.bits)
+        """True if codes are stored with more bits than `bits`."""
+        return self.bits not in panels.BITS
 
     @property
     def stored_bits(self) -> int:
-        """Of a code as it is stored: 4 or 8."""
+        """Bits of a stored code: 4 or 8."""
         return panels.BITS[0] if self.is_widened else self.bits
 
     @property
     def word_rows(self) -> int:
-        """Rows of a word."""
+        """Rows per word."""
         return WORD_BITS // self.stored_bits
 
     def run(self, K: int) -> int:
-        """Rows that a group takes among `K` inputs, padded to whole words."""
+        """Rows of a group of a layer with `K` inputs, padded to whole words."""
         return -(-self.rows_of_a_group(K) // self.word_rows) * self.word_rows
 
     def places(self, K: int, device: torch.device | None = None) -> Tensor:
-        """The row of each of `K` inputs, in the order of perm, int64 (`K`,) on `device`."""
-        place = torch.arange(K, device=device)
-        size = self.rows_of_a_group(K)
-        return place // size * self.run(K) + place % size
+        """Padded position of each of `K` rows in the order of perm: int64 (`K`,) on `device`."""
+        row, size = torch.arange(K, device=device), self.rows_of_a_group(K)
+        return row // size * self.run(K) + row % size
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class PanelsWeight(spec.Weight):
-    """A GPTQ or AWQ weight in panels of 16 columns, our own order for CPUs.
+    """A GPTQ or AWQ weight in panels of 16 columns, qload's order for CPUs.
 
-    N is padded to a multiple of 16, the rows of each group to whole words.
+    N is padded to a multiple of 16, and the rows of each group to whole words.
 
     Attributes
     ----------
     qweight
         Codes, rows in the order of perm (`qload.layouts.panels`): (N / 16, K * bits / 2), int32.
     scales
-        Of a panel, group after group: (N / 16, G * 16), fp16, bf16 or fp32.
+        Scales of each panel, group after group: (N / 16, G * 16), fp16, bf16 or fp32.
     zeros
         Zero points in the same order: (N / 16, G * 16), uint8; None: all are 2**(bits - 1).
     perm
-        Row i of qweight, padding left out, is input perm[i]: (K,), int32; None: in order.
+        Row i of qweight, without padding, is input perm[i]: (K,), int32; None: no permutation.
     """
 
     config: PanelsConfig
@@ -124,14 +119,14 @@ class PanelsWeight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: PanelsConfig) -> tuple[TensorSpec, ...]:
-        """Of the padded K and N. Rows of an act order are permuted, so that K is never cut."""
-        never, size, outputs = "!" if config.act_order else "", config.group_size, f"N/{panels.TILE_N}"
+        """Declare the tensors for padded K and N; with act order K is never cut."""
+        uncut, size, outputs = "!" if config.act_order else "", config.group_size, f"N/{panels.TILE_N}"
         words, groups = f"K@{config.word_rows}*{config.stored_bits // 2}", f"{panels.TILE_N}"
         if size != -1:
             words = f"K@{size}*{config.run(size) * config.stored_bits // 2}/{size}"
-            groups = f"K@{size}/{size}*{panels.TILE_N}{never}"
+            groups = f"K@{size}/{size}*{panels.TILE_N}{uncut}"
         specs = [
-            TensorSpec("qweight", (torch.int32,), f"{outputs} {words}{never}", Role.WORD),
+            TensorSpec("qweight", (torch.int32,), f"{outputs} {words}{uncut}", Role.WORD),
             TensorSpec("scales", SCALES, f"{outputs} {groups}", Role.SCALE),
         ]
         if config.zero_point:
@@ -142,52 +137,54 @@ class PanelsWeight(spec.Weight):
 
     @property
     def rows(self) -> int:
-        """Of a panel, padding included."""
+        """Rows of a panel, with padding."""
         return self.qweight.shape[1] * 2 // self.config.stored_bits
 
     @property
     def padded_shape(self) -> tuple[int, int]:
-        """(N, K) with the padding."""
+        """(N, K) with padding."""
         return self.qweight.shape[0] * panels.TILE_N, self.rows
 
     def codes(self) -> spec.Codes:
-        """Codes with every row back at its input, without the padding."""
+        """Return codes, scales and zero points in the order of inputs, without padding."""
         (N, K), bits = self.shape, self.config.bits
-        packed, place = panels.rows(self.config.stored_bits).packed(self.qweight), self._place_of_inputs()
+        packed, position = panels.rows(self.config.stored_bits).packed(self.qweight), self._input_positions()
         codes: Tensor | devices.LazyCodes
         if packed.shape == (K, N):
-            codes = packed if place is None else packed[place]
+            codes = packed if position is None else packed[position]
         else:
-            codes = ClippedCodes(packed, (K, N)) if place is None else packed.plain()[place, :N]
+            codes = ClippedCodes(packed, (K, N)) if position is None else packed.plain()[position, :N]
         k_group = self.config.in_order(K, self.qweight.device)
         if self.perm is not None:
             k_group = torch.empty_like(k_group).index_copy_(0, self.perm.long(), k_group)
-        plain = spec.symmetric(bits, codes, _undone(self.scales)[:, :N], k_group)
-        return plain if self.zeros is None else replace(plain, zeros=_undone(self.zeros)[:, :N].int().T)
+        plain = spec.symmetric(bits, codes, panels.SCALES.undo(self.scales)[:, :N], k_group)
+        if self.zeros is None:
+            return plain
+        return replace(plain, zeros=panels.SCALES.undo(self.zeros)[:, :N].int().T)
 
-    def _place_of_inputs(self) -> Tensor | None:
-        """The row of each input; None: as they count."""
+    def _input_positions(self) -> Tensor | None:
+        """Padded row of each input; None: input k is row k."""
         K, config = self.layer.K, self.config
         if self.perm is None and (config.group_size == -1 or config.run(K) == config.group_size):
             return None
-        place = config.places(K, self.qweight.device)
+        position = config.places(K, self.qweight.device)
         if self.perm is None:
-            return place
-        return torch.empty_like(place).index_copy_(0, self.perm.long(), place)
+            return position
+        return torch.empty_like(position).index_copy_(0, self.perm.long(), position)
 
 
-def read(weight: PanelsWeight) -> Integers:
-    """Every row back at its input, without the padding."""
+def to_integers(weight: PanelsWeight) -> Integers:
+    """Convert to plain integers, in the order of inputs and without padding."""
     codes = weight.codes()
     assert codes.k_group is not None
     assert codes.zeros is not None
-    layer = with_origin(weight, weight.perm, keeps_zeros=weight.config.zero_point)
+    layer = record_origin(weight, weight.perm, stores_zeros=weight.config.zero_point)
     origin = layer.origin.config if isinstance(layer.origin, Origin) else None
     return Integers(
         bits=weight.config.bits,
         group_size=weight.config.group_size,
         unpack=lambda: codes.codes.T,
-        scales=_undone(weight.scales)[:, : weight.layer.N],
+        scales=panels.SCALES.undo(weight.scales)[:, : weight.layer.N],
         zeros=codes.zeros.T,
         g_idx=codes.k_group,
         layer=layer,
@@ -195,90 +192,76 @@ def read(weight: PanelsWeight) -> Integers:
     )
 
 
-def write(integers: Integers, keep_zeros: bool = False) -> PanelsWeight:
-    """Codes, scales and zero points in panels, padded; exact, or RepackError with the reason.
+def from_integers(integers: Integers) -> PanelsWeight:
+    """Convert exactly, with padding, or raise RepackError.
 
-    `keep_zeros`: zero points stay although all are 2**(bits - 1) and could be left out.
+    Zero points of 4 and 8 bits that are all 2**(bits - 1) are left out, unless the checkpoint stores them.
     """
-    reason = why_not(integers)
-    perm = None if reason or integers.in_order else torch.argsort(integers.g_idx, stable=True)
-    if perm is not None:
-        reason = _why_not_permuted(integers, perm)
+    perm = None if integers.in_order else torch.argsort(integers.g_idx, stable=True)
+    reason = _find_unsupported(integers, perm)
     if reason:
         raise RepackError(integers.source, "panels", reason)
-    symmetric = not (keep_zeros or is_widened(integers.bits)) and integers.symmetric
+    optional = integers.bits in panels.BITS and not integers.origin.stores_zeros
+    zero_point = not (optional and integers.symmetric)
     size = integers.group_size if integers.groups > 1 else -1
-    config = PanelsConfig(integers.bits, size, zero_point=not symmetric, act_order=perm is not None)
+    config = PanelsConfig(integers.bits, size, zero_point, act_order=perm is not None)
+    codes, zeros = _pad_codes(integers, config, perm), None
+    if zero_point:
+        zeros = panels.SCALES.apply(_pad_columns(integers.zeros.to(torch.uint8)))
     tensors = {
-        "qweight": integers.packed("qweight", panels.rows(config.stored_bits), _wide(integers, config, perm)),
-        "scales": integers.ordered("scales", panels.SCALES, _columns(integers.scales)),
-        "zeros": None if symmetric else _zeros(integers),
+        "qweight": integers.pack_codes("qweight", panels.rows(config.stored_bits), codes),
+        "scales": integers.reorder("scales", panels.SCALES, _pad_columns(integers.scales)),
+        "zeros": zeros,
         "perm": None if perm is None else perm.to(torch.int32),
     }
     return PanelsWeight.unchecked(config, integers.layer, tensors)
 
 
-def why_not(integers: Integers) -> str | None:
-    """Why panels cannot hold a weight, or None; the same on every rank."""
-    least, most = integers.span
-    if least < 0 or most > MOST_ZERO:
-        return f"a zero point of {least if least < 0 else most} does not fit a byte"
-    return None
+def find_unsupported(integers: Integers) -> str | None:
+    """Return the reason for which `from_integers` would refuse a weight, else None; reads no codes."""
+    perm = None if integers.in_order else torch.argsort(integers.g_idx, stable=True)
+    return _find_unsupported(integers, perm)
 
 
-def refusal(integers: Integers) -> str | None:
-    """Why `write` refuses a weight, or None; codes are not read."""
+def _find_unsupported(integers: Integers, perm: Tensor | None) -> str | None:
     if integers.bits not in CODE_BITS:
         return f"codes of {integers.bits} bits"
-    reason = why_not(integers)
-    if reason or integers.in_order:
-        return reason
-    return _why_not_permuted(integers, torch.argsort(integers.g_idx, stable=True))
-
-
-def _why_not_permuted(integers: Integers, perm: Tensor) -> str | None:
-    """Why groups cannot be told by their size once rows are in the order of `perm`, or None."""
+    lowest, highest = integers.span
+    if lowest < 0 or highest > MAX_ZERO_POINT:
+        return f"a zero point of {lowest if lowest < 0 else highest} does not fit a byte"
+    if perm is None:
+        return None
     size, K = integers.group_size, integers.layer.K
-    here = torch.arange(K, device=perm.device) // size
-    if -(-K // size) == integers.groups and bool((integers.g_idx[perm].long() == here).all()):
+    expected = torch.arange(K, device=perm.device) // size
+    if -(-K // size) == integers.groups and bool((integers.g_idx[perm].long() == expected).all()):
         return None
     if integers.layer.whole[1] == K:
         return "its groups are not of one size (act order)"
     return "rows of its groups are on other ranks (act order)"
 
 
-def _wide(integers: Integers, config: PanelsConfig, perm: Tensor | None) -> Tensor | devices.LazyCodes:
-    """The codes (rows, columns) in the order of `perm`, with the padding."""
+def _pad_codes(integers: Integers, config: PanelsConfig, perm: Tensor | None) -> Tensor | devices.LazyCodes:
+    """Return codes (rows, columns) in the order of `perm`, with padding."""
     (N, K), codes = integers.shape, integers.unpack()
-    inner = codes if perm is None else codes[perm]
-    rows, columns = config.groups(K) * config.run(K), _up(N)
+    permuted = codes if perm is None else codes[perm]
+    rows, columns = config.groups(K) * config.run(K), _round_up(N)
     if (rows, columns) == (K, N):
-        return inner
-    plain = devices.plain(inner)
-    wide = plain.new_zeros(rows, columns)
-    wide[config.places(K, plain.device), :N] = plain
-    return wide
+        return permuted
+    plain = devices.plain(permuted)
+    padded = plain.new_zeros(rows, columns)
+    padded[config.places(K, plain.device), :N] = plain
+    return padded
 
 
-def _zeros(integers: Integers) -> Tensor:
-    return panels.SCALES.apply(_columns(integers.zeros.to(torch.uint8)))
-
-
-def _columns(tensor: Tensor) -> Tensor:
-    """(G, N) with columns of zeros up to whole panels."""
+def _pad_columns(tensor: Tensor) -> Tensor:
+    """Pad (G, N) with columns of zeros to whole panels."""
     N = tensor.shape[1]
-    if _up(N) == N:
+    if _round_up(N) == N:
         return tensor
-    wide = tensor.new_zeros(tensor.shape[0], _up(N))
-    wide[:, :N] = tensor
-    return wide
+    padded = tensor.new_zeros(tensor.shape[0], _round_up(N))
+    padded[:, :N] = tensor
+    return padded
 
 
-def _undone(tensor: Tensor) -> Tensor:
-    """(G, N) of what lies in panels."""
-    order: Order = panels.SCALES
-    return order.undo(tensor)
-
-
-def _up(N: int) -> int:
+def _round_up(N: int) -> int:
     return -(-N // panels.TILE_N) * panels.TILE_N

@@ -1,7 +1,7 @@
-"""Integer codes in plain order: what GPTQ, AWQ, ExLlama's, Marlin's and compressed-tensors' words all say.
+"""Integer codes in plain order: the intermediate form of every integer layout.
 
-Every layout of integer weights is read into this and written from it, so that none knows another. Nothing is
-padded or permuted, and K need not fill words: whether it has to, the layout that is written says.
+Every layout of integer weights is converted to and from `Integers`, so that no layout depends on another.
+Nothing is padded or permuted. K may end within a word; the target layout checks its own limits.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,31 +19,58 @@ from qload.spec import Layer, Weight
 
 @dataclass(frozen=True)
 class Origin(spec.Config):
-    """What `restore` goes back to: a type of weight and its config, and what other layouts leave out.
+    """Record of the checkpoint weight, for `restore`.
 
-    `index`: the dtype of the group index, None where there is none. `keeps_zeros`: zero points are stored
-    that may be left out, and go along although all are 2**(bits - 1).
+    Attributes
+    ----------
+    weight_type, config
+        Type and config of the checkpoint weight.
+    index_dtype
+        Dtype of its group index; None: it has no index.
+    stores_zeros
+        Whether it stores zero points that are optional; they are kept even if all are 2**(bits - 1).
     """
 
     name: ClassVar[str] = "origin"
 
     weight_type: type[Weight]
     config: Any
-    index: torch.dtype | None = None
-    keeps_zeros: bool = False
+    index_dtype: torch.dtype | None = None
+    stores_zeros: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Integers:
     """w[k, n] = scales[g, n] * (codes[k, n] - zeros[g, n]),  g = g_idx[k]
 
-    `unpack` makes the codes (K, N), which whoever only asks what fits does not need; `words` are they as
-    GPTQ has them, where they were read as such. `group_size` is -1 for one group. `convention`: how zero
-    points were stored. `whole`: the layer that this is a share of; where it is known, it decides what is
-    refused or left out, so that every rank decides alike. `middle`: all zero points are known to be
-    2**(bits - 1). `known_in_order`: rows and groups are known to follow each other. `out`: a weight whose
-    large tensors are written to, by `writes`, which are left to be called when nothing can be refused any
-    more.
+    Attributes
+    ----------
+    bits
+        Bits of a code.
+    group_size
+        Inputs that share a scale; -1: one group.
+    unpack
+        Return the codes (K, N); not called by checks of what a layout supports.
+    scales, zeros
+        Scales and zero points (G, N).
+    g_idx
+        Group of each input: (K,).
+    layer
+        The layer, with its `Origin`.
+    convention
+        Stored form of the zero points in the source.
+    whole
+        The whole layer if this is a share of it. Its values decide all refusals, equally on every rank.
+    gptq_words
+        The codes as words of GPTQ, if they were read from GPTQ.
+    known_symmetric
+        Whether all zero points are known to be 2**(bits - 1).
+    known_in_order
+        Whether rows are known to be in group order.
+    out
+        A weight of the target type; its large tensors receive the result.
+    deferred_writes
+        Writes to `out`, to be run after the last check.
     """
 
     bits: int
@@ -55,42 +82,42 @@ class Integers:
     layer: Layer
     convention: ZeroPoints = field(default_factory=Stored)
     whole: "Integers | None" = None
-    words: Tensor | None = None
-    middle: bool = False
+    gptq_words: Tensor | None = None
+    known_symmetric: bool = False
     known_in_order: bool = False
     out: Weight | None = None
-    writes: list[Callable[[], object]] = field(default_factory=list)
+    deferred_writes: list[Callable[[], object]] = field(default_factory=list)
 
-    def packed(self, name: str, packing: Packing, codes: Tensor | devices.LazyCodes) -> Tensor:
-        """Codes as words: a new tensor, or that of `out`, which `writes` then fills."""
+    def pack_codes(self, name: str, packing: Packing, codes: Tensor | devices.LazyCodes) -> Tensor:
+        """Pack `codes` into words: a new tensor, or tensor `name` of `out` with a deferred write."""
         shape = packing.shape_of_words(codes.shape)
-        return self._written(name, shape, torch.int32, lambda out: packing.pack(codes, out))
+        return self._write_tensor(name, shape, torch.int32, lambda out: packing.pack(codes, out))
 
-    def ordered(self, name: str, order: Order, tensor: Tensor) -> Tensor:
-        """A tensor of two axes in another order: a new one, or that of `out`, which `writes` then fills."""
-        return self._written(name, tensor.shape, tensor.dtype, lambda out: order.apply(tensor, out))
+    def reorder(self, name: str, order: Order, tensor: Tensor) -> Tensor:
+        """Apply `order` to a matrix: a new tensor, or tensor `name` of `out` with a deferred write."""
+        return self._write_tensor(name, tensor.shape, tensor.dtype, lambda out: order.apply(tensor, out))
 
-    def _written(
+    def _write_tensor(
         self, name: str, shape: Sequence[int], dtype: torch.dtype, write: Callable[[Tensor | None], Tensor]
     ) -> Tensor:
         out: Tensor | None = getattr(self.out, name, None)
         if out is None or not out.is_contiguous():
             return write(None)
         if (tuple(out.shape), out.dtype, out.device) != (tuple(shape), dtype, self.scales.device):
-            return write(None)  # and `out` is refused as a whole
-        self.writes.append(lambda: write(out))
+            return write(None)  # `repack` then refuses `out`
+        self.deferred_writes.append(lambda: write(out))
         return out
 
     @property
     def origin(self) -> Origin:
-        """What it was read from, at first."""
+        """Record of the checkpoint weight."""
         origin = self.layer.origin
-        assert isinstance(origin, Origin)  # every reader says
+        assert isinstance(origin, Origin)  # set by every `to_integers`
         return origin
 
     @property
     def source(self) -> str:
-        """The format it was read from, at first, for messages."""
+        """Format of the checkpoint weight, for messages."""
         return self.origin.weight_type.format
 
     @property
@@ -100,76 +127,80 @@ class Integers:
 
     @property
     def groups(self) -> int:
-        """How many groups there are here."""
+        """Number of groups in this weight or share."""
         return self.scales.shape[0]
 
     @property
-    def decides(self) -> "Integers":
-        """The layer whose facts decide."""
+    def whole_layer(self) -> "Integers":
+        """The whole layer if it is known, else this weight."""
         return self.whole or self
 
     @cached_property
     def span(self) -> tuple[int, int]:
-        """The lowest and the highest zero point of the layer that decides; of no outputs, the middle."""
-        zeros = self.decides.zeros
-        if self.decides.middle or not zeros.numel():
+        """Lowest and highest zero point of the whole layer; 2**(bits - 1) if there are no outputs."""
+        zeros = self.whole_layer.zeros
+        if self.whole_layer.known_symmetric or not zeros.numel():
             return (2 ** (self.bits - 1),) * 2
-        least, most = torch.stack(torch.aminmax(zeros)).tolist()  # one wait for a device, and not two
-        return int(least), int(most)
+        lowest, highest = torch.stack(torch.aminmax(zeros)).tolist()  # one device synchronization
+        return int(lowest), int(highest)
 
     @property
     def symmetric(self) -> bool:
-        """Whether every zero point is 2**(bits - 1), so that a kernel need not read them."""
+        """True if every zero point is 2**(bits - 1); a kernel then needs no zero points."""
         return self.span == (2 ** (self.bits - 1),) * 2
 
     @cached_property
     def in_order(self) -> bool:
-        """Whether rows and groups follow each other here, groups of one size but the last."""
+        """True if rows are in group order and all groups but the last have `group_size` rows."""
         if self.groups == 1 or self.known_in_order:
             return True
-        rows, K = self.group_size, self.layer.K
-        here = torch.arange(K, device=self.g_idx.device) // rows if rows != -1 else None
-        return here is not None and -(-K // rows) == self.groups and bool((self.g_idx == here).all())
+        size, K = self.group_size, self.layer.K
+        if size == -1 or -(-K // size) != self.groups:
+            return False
+        return bool((self.g_idx == torch.arange(K, device=self.g_idx.device) // size).all())
 
-    def why_no_index(self, layout: str) -> str | None:
-        """Why `layout`, which has no group index, cannot say these groups on every rank, or None."""
-        decides, size, K = self.decides, self.decides.group_size, self.layer.K
-        if decides.groups == 1:
+    def find_unordered_groups(self, layout: str) -> str | None:
+        """Return the reason if these groups need a group index, which `layout` lacks; else None.
+
+        All ranks return the same.
+        """
+        whole, size, K = self.whole_layer, self.whole_layer.group_size, self.layer.K
+        if whole.groups == 1:
             return None
         if K % size and size % K:
             return f"K = {K} does not divide into groups of {size}"
-        if not decides.in_order or not self.in_order:
+        if not whole.in_order or not self.in_order:
             return f"the rows of its groups are not in order along K (act order), and {layout} has no g_idx"
         return None
 
 
-def with_origin(weight: Weight, index: Tensor | None = None, *, keeps_zeros: bool = False) -> Layer:
-    """The layer of a weight that is read, which knows from now on what it was."""
+def record_origin(weight: Weight, index: Tensor | None = None, *, stores_zeros: bool = False) -> Layer:
+    """Return the layer of a weight with its origin recorded; an earlier origin stays."""
     if weight.layer.origin is not None:
         return weight.layer
-    origin = Origin(type(weight), weight.config, None if index is None else index.dtype, keeps_zeros)
+    origin = Origin(type(weight), weight.config, None if index is None else index.dtype, stores_zeros)
     return weight.layer.with_origin(origin, weight.layer.activations)
 
 
-def middle_zero_points(bits: int, scales: Tensor) -> Tensor:
-    """The zero points (G, N) of a type that stores none."""
+def symmetric_zero_points(bits: int, scales: Tensor) -> Tensor:
+    """Return zero points (G, N) of 2**(bits - 1), for formats without stored zero points."""
     return torch.full_like(scales, 2 ** (bits - 1), dtype=torch.int32)
 
 
 R = TypeVar("R", Tensor, PackedCodes)
 
 
-def put_back(rows: R, perm: Tensor | None) -> R:
-    """Row i goes to place perm[i]; None: they are in order."""
+def unpermute_rows(rows: R, perm: Tensor | None) -> R:
+    """Move row i to row perm[i]: undo a kernel's row order. None: no permutation."""
     if perm is None:
         return rows
-    moved = rows[inverse(perm)]
-    assert isinstance(moved, type(rows))  # packed codes are put back before they are turned
+    moved = rows[invert_permutation(perm)]
+    assert isinstance(moved, type(rows))  # packed codes are still along K
     return moved
 
 
-def inverse(perm: Tensor) -> Tensor:
-    """The permutation that undoes another; same dtype."""
-    back = torch.empty_like(perm)
-    back[perm.long()] = torch.arange(perm.numel(), dtype=perm.dtype, device=perm.device)
-    return back
+def invert_permutation(perm: Tensor) -> Tensor:
+    """Return the inverse of a permutation, in the same dtype."""
+    inverse = torch.empty_like(perm)
+    inverse[perm.long()] = torch.arange(perm.numel(), dtype=perm.dtype, device=perm.device)
+    return inverse

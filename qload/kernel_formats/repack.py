@@ -1,11 +1,13 @@
-"""One weight, other layouts: `repack` says it in another one, `restore` brings it back bit for bit.
+"""Repacking of weights to other layouts, and back to the checkpoint's format bit for bit.
 
-Every type of weight is read into one of four meanings (integer codes in plain order, EXL2, FP8, FP4), and
-every layout is written from one. Nothing else here knows a type or a layout by name.
+Every type of weight is converted to one of four intermediate forms: plain integers, EXL2, FP8 or FP4. Every
+layout is made from one of them. `repack` and `restore` know types and layouts only by the tables `READERS`
+and `WRITERS`. A weight passed as `out` is written after the last check.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -33,6 +35,7 @@ from qload.kernel_formats import (
     gptq,
     marlin,
     marlin_24,
+    marlin_checkpoint,
     panels,
     strips,
 )
@@ -49,130 +52,130 @@ from qload.spec import ActivationScheme, Weight
 from qload.spec.weight import tensor_names
 
 W = TypeVar("W", bound=Weight)
-
-
-def apart(made: W, source: Weight) -> W:
-    """No tensor in common: whoever overwrites the one, as `out` does, must not change the other."""
-    places = {tensor.data_ptr() for tensor in source.fields().values()}
-    return made.holding({n: t.clone() for n, t in made.fields().items() if t.data_ptr() in places})
-
-
-def share_memory(out: Weight, source: Weight) -> bool:
-    """Whether writing to the one would change the other."""
-    held, given = ({t.untyped_storage().data_ptr() for t in w.fields().values()} for w in (out, source))
-    return bool(held & given)
-
-
-def written(out: Weight, made: W, writes: Iterable[Callable[[], object]]) -> W:
-    """What was made, in the tensors of `out`; ArgumentError, and nothing written, where they do not fit.
-
-    `made` may hold tensors of `out` already, which `writes` fill.
-    """
-    held, fresh = out.fields(), made.fields()
-    wanted, got = _described(made), _described(out)
-    if type(out) is not type(made) or wanted != got:
-        raise ArgumentError("out", f"{type(made).__name__} with {wanted}", f"{type(out).__name__} with {got}")
-    for name, tensor in held.items():
-        devices.check_writable(tensor, f"out: {name}")
-    _check_apart(held)
-    for write in writes:
-        write()
-    for name, tensor in held.items():
-        if tensor is not fresh[name]:
-            tensor.copy_(fresh[name])
-    return made.holding(held)
-
-
-def _check_apart(held: Mapping[str, Tensor]) -> None:
-    """No tensor in one piece begins inside of another, or ArgumentError."""
-    whole = [(t.data_ptr(), t.nbytes, name) for name, t in held.items() if t.is_contiguous() and t.numel()]
-    for (start, size, name), (following, _, other) in pairwise(sorted(whole)):
-        if 0 < following < start + size:
-            raise ArgumentError(
-                "out", "tensors with memory of their own", f"{name} and {other} in one memory"
-            )
-
-
-def _described(weight: Weight) -> dict[str, str]:
-    """Of each tensor its dtype, shape and device, for messages."""
-    return {
-        name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} on {tensor.device}"
-        for name, tensor in weight.fields().items()
-    }
-
-
-SCALES_OF_INPUTS = ("input_scale", "input_global_scale")  # one scale, by the names that formats have for it
+INPUT_SCALE_NAMES = ("input_scale", "input_global_scale")
 
 
 @dataclass(frozen=True)
 class Reader:
-    """What a type of weight is read into, and how.
+    """Conversion of a type of weight to its intermediate form, and back.
 
-    `skippable`: the tensor whose values decide nothing, or "". `ordered`: whether the config says that groups
-    lie in order, as a loader found it in their index.
+    Attributes
+    ----------
+    intermediate
+        The intermediate form: `Integers`, `Exl2Weight`, `Fp8Weight` or `Fp4`.
+    read
+        Convert a weight to that form.
+    restore
+        Convert that form to the checkpoint weight of an origin; None: the type is a kernel's.
+    skippable
+        Return the name of the tensor whose values affect no refusal; "" if there is none.
+    has_ordered_groups
+        Return True if the config of a loaded weight says that its groups are in order.
     """
 
-    meaning: type[Any]
+    intermediate: type[Any]
     read: Callable[[Any], Any] = lambda weight: weight
-    back: Callable[[Any, Origin], Weight] | None = None  # None: what only kernels read
+    restore: Callable[[Any, Origin], Weight] | None = None
     skippable: Callable[[Any], str] = lambda weight: ""
-    ordered: Callable[[Any], bool] = lambda weight: False
+    has_ordered_groups: Callable[[Any], bool] = lambda weight: False
 
 
 @dataclass(frozen=True)
 class Writer:
-    """From a meaning to a layout: the type that is made, the options it takes, and how."""
+    """Conversion of an intermediate form to a layout.
 
-    made: type[Weight]
+    Attributes
+    ----------
+    weight_type
+        Type of the result.
+    write
+        Convert to that type, exactly or with a RepackError.
+    options
+        Options of `repack` that `write` takes.
+    reads_codes
+        Whether refusals depend on codes.
+    """
+
+    weight_type: type[Weight]
     write: Callable[..., Weight]
     options: tuple[str, ...] = ()
-    looks_at_codes: bool = False  # to decide what it refuses
+    reads_codes: bool = False
 
 
 READERS: dict[type[Weight], Reader] = {
-    GPTQWeight: Reader(Integers, gptq.read, gptq.back, lambda _: "qweight", gptq.is_ordered),
-    AWQWeight: Reader(Integers, awq.read, awq.back, lambda _: "qweight"),
-    CTPackWeight: Reader(Integers, compressed_tensors.read, compressed_tensors.back, compressed_tensors.bulk),
-    MarlinWeight: Reader(Integers, marlin.read_checkpoint, marlin.back_to_checkpoint, lambda _: "B"),
-    Marlin24Weight: Reader(Integers, marlin_24.read, marlin_24.back),
-    ExllamaWeight: Reader(Integers, exllama.read),
-    GPTQMarlinWeight: Reader(Integers, marlin.read),
-    StripsWeight: Reader(Integers, marlin.read),
-    PanelsWeight: Reader(Integers, panels.read),
-    Exl2Weight: Reader(Exl2Weight, back=lambda weight, _: weight, skippable=lambda _: "q_weight"),
+    GPTQWeight: Reader(
+        Integers,
+        gptq.to_integers,
+        lambda integers, origin: gptq.from_integers(integers, origin.config.zeros),
+        lambda _: "qweight",
+        gptq.has_ordered_groups,
+    ),
+    AWQWeight: Reader(
+        Integers,
+        awq.to_integers,
+        lambda integers, origin: awq.from_integers(integers, origin.stores_zeros),
+        lambda _: "qweight",
+    ),
+    CTPackWeight: Reader(
+        Integers,
+        compressed_tensors.to_integers,
+        compressed_tensors.restore,
+        compressed_tensors.find_skippable_tensor,
+    ),
+    MarlinWeight: Reader(
+        Integers,
+        marlin_checkpoint.to_integers,
+        lambda integers, origin: marlin_checkpoint.from_integers(integers, origin.config),
+        lambda _: "B",
+    ),
+    Marlin24Weight: Reader(
+        Integers,
+        marlin_24.to_integers,
+        lambda integers, origin: marlin_24.from_integers(integers, origin.config),
+    ),
+    ExllamaWeight: Reader(Integers, exllama.to_integers),
+    GPTQMarlinWeight: Reader(Integers, marlin.to_integers),
+    StripsWeight: Reader(Integers, marlin.to_integers),
+    PanelsWeight: Reader(Integers, panels.to_integers),
+    Exl2Weight: Reader(Exl2Weight, restore=lambda weight, _: weight, skippable=lambda _: "q_weight"),
     Exl2KernelWeight: Reader(Exl2Weight, exl2.to_exl2),
-    Fp8Weight: Reader(Fp8Weight, back=lambda weight, _: weight, skippable=lambda _: "weight"),
-    Fp8MarlinWeight: Reader(Fp8Weight, fp8_marlin.read),
+    Fp8Weight: Reader(Fp8Weight, restore=lambda weight, _: weight, skippable=lambda _: "weight"),
+    Fp8MarlinWeight: Reader(Fp8Weight, fp8_marlin.to_fp8),
     **{
-        weight_type: Reader(Fp4, fp4_marlin.read_fp4, fp4_marlin.restore_fp4, fp4_marlin.packed_name)
-        for weight_type in fp4_marlin.NAMES
+        weight_type: Reader(
+            Fp4,
+            fp4_marlin.read_checkpoint,
+            fp4_marlin.restore_checkpoint,
+            lambda weight: fp4_marlin.TENSOR_NAMES[type(weight)].packed,
+        )
+        for weight_type in fp4_marlin.TENSOR_NAMES
     },
-    Fp4MarlinWeight: Reader(Fp4, fp4_marlin.read),
-    Fp4MarlinVllm033Weight: Reader(Fp4, fp4_marlin.read),
+    Fp4MarlinWeight: Reader(Fp4, fp4_marlin.to_fp4),
+    Fp4MarlinVllm033Weight: Reader(Fp4, fp4_marlin.to_fp4),
 }
 
 WRITERS: dict[tuple[type[Any], str], Writer] = {
     (Integers, "gptq"): Writer(
-        GPTQWeight, lambda integers, zeros: gptq.write(integers, zeros or StoredMinusOne()), ("zeros",)
+        GPTQWeight,
+        lambda integers, zeros: gptq.from_integers(integers, zeros or StoredMinusOne()),
+        ("zeros",),
     ),
-    (Integers, "gptq_v2"): Writer(GPTQWeight, lambda integers: gptq.write(integers, Stored())),
-    (Integers, "awq"): Writer(AWQWeight, awq.write),
-    (Integers, "exllama"): Writer(ExllamaWeight, exllama.write, ("zeros",)),
-    (Integers, "marlin"): Writer(
-        GPTQMarlinWeight, lambda integers: marlin.write(integers, integers.origin.keeps_zeros)
-    ),
-    (Integers, "strips"): Writer(
-        StripsWeight, lambda integers: strips.write(integers, integers.origin.keeps_zeros)
-    ),
-    (Integers, "panels"): Writer(
-        PanelsWeight, lambda integers: panels.write(integers, integers.origin.keeps_zeros)
-    ),
-    (Integers, "marlin_24"): Writer(Marlin24Weight, marlin_24.write, looks_at_codes=True),
+    (Integers, "gptq_v2"): Writer(GPTQWeight, lambda integers: gptq.from_integers(integers, Stored())),
+    (Integers, "awq"): Writer(AWQWeight, awq.from_integers),
+    (Integers, "exllama"): Writer(ExllamaWeight, exllama.from_integers, ("zeros",)),
+    (Integers, "marlin"): Writer(GPTQMarlinWeight, marlin.from_integers),
+    (Integers, "strips"): Writer(StripsWeight, strips.from_integers),
+    (Integers, "panels"): Writer(PanelsWeight, panels.from_integers),
+    (Integers, "marlin_24"): Writer(Marlin24Weight, marlin_24.from_integers, reads_codes=True),
     (Exl2Weight, "exllama"): Writer(Exl2KernelWeight, exl2.from_exl2),
-    (Fp8Weight, "marlin"): Writer(Fp8MarlinWeight, fp8_marlin.write, ("dtype", "exponent_bias", "whole")),
-    (Fp4, "marlin"): Writer(Fp4MarlinWeight, fp4_marlin.write, ("dtype", "whole")),
-    (Fp4, VLLM_0_11.layout): Writer(Fp4MarlinWeight, fp4_marlin.write, ("dtype", "whole")),
-    (Fp4, VLLM_0_33.layout): Writer(Fp4MarlinVllm033Weight, fp4_marlin.write_vllm_0_33, ("dtype", "whole")),
+    (Fp8Weight, "marlin"): Writer(Fp8MarlinWeight, fp8_marlin.from_fp8, ("dtype", "exponent_bias", "whole")),
+    (Fp4, "marlin"): Writer(Fp4MarlinWeight, fp4_marlin.from_fp4, ("dtype", "whole")),
+    (Fp4, VLLM_0_11.layout): Writer(Fp4MarlinWeight, fp4_marlin.from_fp4, ("dtype", "whole")),
+    (Fp4, VLLM_0_33.layout): Writer(
+        Fp4MarlinVllm033Weight,
+        partial(fp4_marlin.from_fp4, weight_type=Fp4MarlinVllm033Weight),
+        ("dtype", "whole"),
+    ),
 }
 LAYOUTS = tuple(dict.fromkeys(layout for _, layout in WRITERS))
 
@@ -188,35 +191,35 @@ def repack(
     exponent_bias: bool | None = None,
     whole: Weight | None = None,
 ) -> Weight:
-    """The same weight in another layout, as a typed weight with its own exact `dequantize()`.
+    """Convert a weight to another layout, exactly: a typed weight with its own `dequantize()`.
 
-    RepackError where the layout cannot say the weight, with the reason; CastError where it would lose a scale
-    of FP8; ArgumentError for an option that it does not take, or an `out` that does not fit.
+    RepackError with the reason if the layout cannot represent the weight; CastError for an FP8 scale that
+    overflows or loses bits; ArgumentError for an option that the layout does not take, or an `out` that does
+    not fit.
 
     Parameters
     ----------
     weight
-        A weight that `targets` knows a layout for, whole or a share.
+        A weight with at least one layout in `targets`, whole or a share.
     layout
-        "gptq" (zero points stored minus one), "gptq_v2" (stored), "awq", "exllama" and "marlin" (as their
-        kernels read them), "strips" (as our kernel for few tokens does), "panels" (as our kernels for CPUs
-        do), "marlin_24" (a weight that is 2:4 sparse), or of NVFP4 and MXFP4 "marlin_vllm_0_33" and
-        "marlin_vllm_0_11" (for the Marlin kernel of that version of vLLM; "marlin" is the latter).
+        "gptq" (zero points stored minus one), "gptq_v2" (zero points as they are), "awq", "exllama" and
+        "marlin" (the orders of their kernels), "strips" (qload's CUDA order for few tokens), "panels"
+        (qload's CPU order), "marlin_24" (for 2:4 sparse weights). For NVFP4 and MXFP4: "marlin_vllm_0_33" and
+        "marlin_vllm_0_11", the Marlin kernel of that version of vLLM; "marlin" is the latter.
     out
-        A weight of the target's type and shapes, whose tensors are overwritten and returned; none is
-        written to where anything is refused.
+        A weight of the target's type and shapes. Its tensors are overwritten and returned; an error leaves
+        them unchanged.
     zeros
-        How zero points are stored in "gptq" or "exllama", where it is not what the layout's name says:
-        `StoredMinusOne()` takes 1 from whole words, `StoredMinusOnePerField()` from each field.
+        Convention of stored zero points for "gptq" and "exllama", if not the layout's own: `StoredMinusOne()`
+        subtracts 1 from whole words, `StoredMinusOnePerField()` from each field.
     dtype
-        Of the activations, float16 or bfloat16; of FP8, NVFP4 and MXFP4 for the orders of Marlin, and needed
-        there.
+        Dtype of the activations, float16 or bfloat16; required for FP8, NVFP4 and MXFP4 in Marlin's orders.
     exponent_bias
-        Of FP8 for "marlin", and needed there: whether scales carry the factor of the exponent (vLLM's kernel)
-        or the kernel applies it (TGI's).
+        Whether FP8 scales include the factor of the exponent (vLLM's kernel), or the kernel applies it
+        (TGI's); required for FP8 to "marlin".
     whole
-        The layer that the weight is a share of, whose facts then decide what is left out or refused, on
-        every rank alike. Its codes are not looked at, but for "marlin_24".
+        The whole layer if the weight is a share of it. Its values decide all refusals, equally on every rank.
+        Its codes are read for "marlin_24" alone.
 
     Examples
     --------
@@ -229,24 +232,24 @@ def repack(
     """
     _check_layout(layout)
     weight.check_values()
-    reader, writer = _reader(weight, layout), _writer(weight, layout)
-    if whole is not None and _reader(whole, layout).meaning is not reader.meaning:
-        raise ArgumentError("whole", f"the layer that the {weight.format} weight is of", whole.format)
+    reader, writer = _require_reader(weight, layout), _require_writer(weight, layout)
+    if whole is not None and _require_reader(whole, layout).intermediate is not reader.intermediate:
+        raise ArgumentError("whole", f"the layer that the {weight.format} weight is a share of", whole.format)
     options_given = {"zeros": zeros, "dtype": dtype, "exponent_bias": exponent_bias}
     for option, value in options_given.items():
         if value is not None and option not in writer.options:
-            raise ArgumentError(option, _takers(option), f"{value} for {weight.format} to {layout}")
-    made, writes = _made(weight, layout, options_given, whole, out)
-    return made if out is None else written(out, made, writes)
+            raise ArgumentError(option, _describe_option(option), f"{value} for {weight.format} to {layout}")
+    repacked, writes = _repack(weight, layout, options_given, whole, out)
+    return repacked if out is None else _write_into(out, repacked, writes)
 
 
 def repack_as_loaded(weight: Weight, layout: str, whole: Weight | None = None) -> Weight:
-    """As `repack`, of what a loader has read just now, whose config tells what its index holds."""
+    """Repack a weight fresh from its loader; its config is trusted on the order of groups."""
     _check_layout(layout)
-    return _made(weight, layout, {}, whole, loaded=True)[0]
+    return _repack(weight, layout, {}, whole, loaded=True)[0]
 
 
-def _made(
+def _repack(
     weight: Weight,
     layout: str,
     options_given: Mapping[str, Any],
@@ -254,32 +257,32 @@ def _made(
     out: Weight | None = None,
     loaded: bool = False,
 ) -> tuple[Weight, list[Callable[[], object]]]:
-    """The weight in a layout, and what is to be written to `out` when nothing can be refused any more."""
-    reader, writer = _reader(weight, layout), _writer(weight, layout)
-    chosen = any(value is not None for value in options_given.values())
+    """Return the repacked weight, and the writes to `out` for after the last check."""
+    reader, writer = _require_reader(weight, layout), _require_writer(weight, layout)
     writes: list[Callable[[], object]] = []
-    if type(weight) is writer.made and writer.made is not GPTQWeight and not chosen:
-        made: Weight = weight
+    has_options = any(value is not None for value in options_given.values())
+    if type(weight) is writer.weight_type and writer.weight_type is not GPTQWeight and not has_options:
+        repacked: Weight = weight
     else:
-        meant = None if whole is None else _reader(whole, layout).read(whole)  # which refuses for every rank
-        meaning = reader.read(weight)
-        if isinstance(meaning, Integers):
-            destination = out if type(out) is writer.made and not share_memory(out, weight) else None
-            ordered = loaded and reader.ordered(weight)
-            if meant is not None or destination is not None or ordered:
-                meaning = replace(meaning, whole=meant, out=destination, known_in_order=ordered)
-            writes = meaning.writes
-        given = {**options_given, "whole": meant}
-        made = writer.write(meaning, **{option: given.get(option) for option in writer.options})
-    return apart(_relabel(made, _origin(made)), weight), writes
+        layer = None if whole is None else _require_reader(whole, layout).read(whole)  # raises on every rank
+        intermediate = reader.read(weight)
+        if isinstance(intermediate, Integers):
+            target = out if type(out) is writer.weight_type and not _share_memory(out, weight) else None
+            ordered = loaded and reader.has_ordered_groups(weight)
+            if layer is not None or target is not None or ordered:
+                intermediate = replace(intermediate, whole=layer, out=target, known_in_order=ordered)
+            writes = intermediate.deferred_writes
+        given = {**options_given, "whole": layer}
+        repacked = writer.write(intermediate, **{option: given.get(option) for option in writer.options})
+    return _copy_shared(_with_origin(repacked, _find_origin(repacked)), weight), writes
 
 
 @checked
 def restore(weight: Weight) -> Weight:
-    """The checkpoint weight that was repacked, bit for bit; a weight that never was comes back as it is.
+    """Restore the checkpoint weight that was repacked, bit for bit.
 
-    A kernel's integers that were made by hand come back as GPTQ. `weight`: what `repack`, or a loader that
-    repacks, returned.
+    A weight that was not repacked is returned unchanged; a kernel's integer weight built by hand is converted
+    to GPTQ. `weight`: the result of `repack` or of a loader that repacks.
 
     Examples
     --------
@@ -291,66 +294,67 @@ def restore(weight: Weight) -> Weight:
     True
     """
     origin, reader = weight.layer.origin, READERS.get(type(weight))
-    if reader is None or (origin is None and reader.back is not None):
+    if reader is None or (origin is None and reader.restore is not None):
         return weight
-    meaning = reader.read(weight)
-    if not isinstance(origin, Origin):
-        made = gptq.write(meaning, meaning.convention) if isinstance(meaning, Integers) else meaning
+    intermediate = reader.read(weight)
+    if isinstance(origin, Origin):
+        restore_weight = READERS[origin.weight_type].restore
+        assert restore_weight is not None  # `_find_origin` records no kernel's type
+        restored = replace(restore_weight(intermediate, origin), config=origin.config)
+    elif isinstance(intermediate, Integers):
+        restored = gptq.from_integers(intermediate, intermediate.convention)
     else:
-        back = READERS[origin.weight_type].back
-        assert back is not None  # of what only kernels read, `_origin` leaves none
-        made = replace(back(meaning, origin), config=origin.config)
-    return apart(_relabel(made, None), weight)
+        restored = intermediate
+    return _copy_shared(_with_origin(restored, None), weight)
 
 
 def targets(weight_type: type[Weight]) -> tuple[str, ...]:
-    """The layouts that weights of a type are repacked to; some of its weights may still be refused."""
-    meaning = READERS[weight_type].meaning if weight_type in READERS else None
+    """Return the layouts for weights of a type; single weights may still be refused."""
+    intermediate = READERS[weight_type].intermediate if weight_type in READERS else None
     return tuple(
         layout
         for (source, layout), writer in WRITERS.items()
-        if source is meaning and (writer.made is not weight_type or weight_type is GPTQWeight)
+        if source is intermediate and (writer.weight_type is not weight_type or weight_type is GPTQWeight)
     )
 
 
-def restores(weight_type: type[Weight]) -> bool:
-    """Whether what weights of a type were repacked to is taken back."""
+def can_restore(weight_type: type[Weight]) -> bool:
+    """Return True if `restore` undoes a repack of weights of a type."""
     return weight_type in READERS
 
 
-def made(weight_type: type[Weight], layout: str) -> type[Weight] | None:
-    """The type that weights of a type become in a layout; None where they do not."""
-    writer = WRITERS.get((READERS[weight_type].meaning, layout)) if weight_type in READERS else None
-    return writer.made if writer else None
+def find_repacked_type(weight_type: type[Weight], layout: str) -> type[Weight] | None:
+    """Return the type of the repacked weight for a type and a layout; None if not supported."""
+    writer = _find_writer(weight_type, layout)
+    return writer.weight_type if writer else None
 
 
 def options(weight_type: type[Weight], layout: str) -> tuple[str, ...]:
-    """Which options `repack` takes for a type of weight and a layout."""
-    writer = WRITERS.get((READERS[weight_type].meaning, layout)) if weight_type in READERS else None
+    """Return the options of `repack` for a type of weight and a layout."""
+    writer = _find_writer(weight_type, layout)
     return writer.options if writer else ()
 
 
-def why_not_panels(weight: Weight) -> str | None:
-    """Why a weight in the order of its checkpoint is not repacked to panels, or None; codes are not read.
+def find_unsupported_panels(weight: Weight) -> str | None:
+    """Return the reason if a checkpoint's weight is not repacked to panels, else None; reads no codes.
 
     The reasons are those of `target="auto"` on a CPU.
     """
     reader = READERS.get(type(weight))
-    if reader is None or reader.meaning is not Integers or reader.back is None:
+    if reader is None or reader.intermediate is not Integers or reader.restore is None:
         return f"{weight.format} is not repacked to panels"
     if isinstance(weight, Marlin24Weight):
         return "2:4 sparse weights stay as they are stored"
     try:
-        return panels.refusal(reader.read(weight))
+        return panels.find_unsupported(reader.read(weight))
     except RepackError as error:
         return error.reason
 
 
 def skippable_tensor(weight: Weight, layout: str) -> str:
-    """The tensor whose values do not decide what is refused or left out; "" where all do."""
-    reader = READERS.get(type(weight))
-    writer = WRITERS.get((reader.meaning, layout)) if reader else None
-    return "" if reader is None or writer is None or writer.looks_at_codes else reader.skippable(weight)
+    """Return the name of the tensor whose values affect no refusal by a layout; "" if there is none."""
+    writer = _find_writer(type(weight), layout)
+    return "" if writer is None or writer.reads_codes else READERS[type(weight)].skippable(weight)
 
 
 def _check_layout(layout: str) -> None:
@@ -358,48 +362,107 @@ def _check_layout(layout: str) -> None:
         raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", repr(layout))
 
 
-def _reader(weight: Weight, layout: str) -> Reader:
+def _find_writer(weight_type: type[Weight], layout: str) -> Writer | None:
+    reader = READERS.get(weight_type)
+    return None if reader is None else WRITERS.get((reader.intermediate, layout))
+
+
+def _require_reader(weight: Weight, layout: str) -> Reader:
     if type(weight) not in READERS:
         raise RepackError(weight.format, layout, f"{type(weight).__name__} has no codes to repack")
     return READERS[type(weight)]
 
 
-def _writer(weight: Weight, layout: str) -> Writer:
-    writer = WRITERS.get((_reader(weight, layout).meaning, layout))
+def _require_writer(weight: Weight, layout: str) -> Writer:
+    writer = _find_writer(type(weight), layout)
     if writer is None:
-        known = ", ".join(targets(type(weight)))
-        raise RepackError(weight.format, layout, f"{weight.format} is repacked to {known}, and nothing else")
+        supported = ", ".join(targets(type(weight)))
+        raise RepackError(
+            weight.format, layout, f"{weight.format} is repacked to {supported}, and nothing else"
+        )
     return writer
 
 
-def _takers(option: str) -> str:
-    """Who takes an option, for messages."""
-    found = {
-        f"{layout}" if meaning is Integers else f"{meaning.format} to {layout}"
-        for (meaning, layout), writer in WRITERS.items()
+def _describe_option(option: str) -> str:
+    """Return the expected value of an option that is not taken, with the layouts that take it."""
+    layouts = {
+        layout if intermediate is Integers else f"{intermediate.format} to {layout}"
+        for (intermediate, layout), writer in WRITERS.items()
         if option in writer.options
     }
-    return f"None, as only {' and '.join(sorted(found, reverse=True))} have a choice"
+    return f"None, as only {' and '.join(sorted(layouts, reverse=True))} have a choice"
 
 
-def _origin(made: Weight) -> Origin | None:
-    """What a repacked weight goes back to; None where it is that again, or was only a kernel's by hand."""
-    origin = made.layer.origin
-    if not isinstance(origin, Origin) or READERS[origin.weight_type].back is None:
+def _find_origin(repacked: Weight) -> Origin | None:
+    """Return the origin to record; None for the checkpoint weight itself, or a kernel's type as origin."""
+    origin = repacked.layer.origin
+    if not isinstance(origin, Origin) or READERS[origin.weight_type].restore is None:
         return None
-    return None if type(made) is origin.weight_type and made.config == origin.config else origin
+    return None if type(repacked) is origin.weight_type and repacked.config == origin.config else origin
 
 
-def _relabel(weight: W, origin: Origin | None) -> W:
-    layer = weight.layer.with_origin(origin, _renamed(weight))
+def _with_origin(weight: W, origin: Origin | None) -> W:
+    layer = weight.layer.with_origin(origin, _rename_input_scale(weight))
     tensors = {name: getattr(weight, name) for name in tensor_names(type(weight))}
     return type(weight).unchecked(weight.config, layer, tensors)
 
 
-def _renamed(weight: Weight) -> ActivationScheme | None:
-    """How inputs are quantized, by the name that this format has for their stored scale."""
-    scheme, held = weight.activations, weight.fields()
-    if scheme is None or scheme.scale is None or scheme.scale in held:
+def _rename_input_scale(weight: Weight) -> ActivationScheme | None:
+    """Return the activation scheme with this format's name of the stored input scale."""
+    scheme, tensors = weight.activations, weight.fields()
+    if scheme is None or scheme.scale is None or scheme.scale in tensors:
         return scheme
-    names = [name for name in SCALES_OF_INPUTS if name in held]
+    names = [name for name in INPUT_SCALE_NAMES if name in tensors]
     return replace(scheme, scale=names[0]) if names else scheme
+
+
+def _copy_shared(repacked: W, source: Weight) -> W:
+    """Copy tensors shared with `source`; a later write to one weight then leaves the other unchanged."""
+    pointers = {tensor.data_ptr() for tensor in source.fields().values()}
+    shared = {name: tensor for name, tensor in repacked.fields().items() if tensor.data_ptr() in pointers}
+    return repacked.holding({name: tensor.clone() for name, tensor in shared.items()})
+
+
+def _share_memory(out: Weight, source: Weight) -> bool:
+    """Return True if the weights have a storage in common."""
+    first, second = ({t.untyped_storage().data_ptr() for t in w.fields().values()} for w in (out, source))
+    return bool(first & second)
+
+
+def _write_into(out: Weight, repacked: W, writes: Iterable[Callable[[], object]]) -> W:
+    """Write `repacked` into the tensors of `out`; ArgumentError before the first write if `out` does not fit.
+
+    `repacked` may contain tensors of `out`; `writes` fill them.
+    """
+    tensors, results = out.fields(), repacked.fields()
+    expected, got = _describe_tensors(repacked), _describe_tensors(out)
+    if type(out) is not type(repacked) or expected != got:
+        expected_type, got_type = type(repacked).__name__, type(out).__name__
+        raise ArgumentError("out", f"{expected_type} with {expected}", f"{got_type} with {got}")
+    for name, tensor in tensors.items():
+        devices.check_writable(tensor, f"out: {name}")
+    _check_overlap(tensors)
+    for write in writes:
+        write()
+    for name, tensor in tensors.items():
+        if tensor is not results[name]:
+            tensor.copy_(results[name])
+    return repacked.holding(tensors)
+
+
+def _check_overlap(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ArgumentError if a contiguous tensor begins within another."""
+    spans = [(t.data_ptr(), t.nbytes, name) for name, t in tensors.items() if t.is_contiguous() and t.numel()]
+    for (start, size, name), (following, _, other) in pairwise(sorted(spans)):
+        if 0 < following < start + size:
+            raise ArgumentError(
+                "out", "tensors with memory of their own", f"{name} and {other} with overlapping memory"
+            )
+
+
+def _describe_tensors(weight: Weight) -> dict[str, str]:
+    """Return dtype, shape and device of each tensor, for messages."""
+    return {
+        name: f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)} on {tensor.device}"
+        for name, tensor in weight.fields().items()
+    }

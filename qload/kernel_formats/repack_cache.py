@@ -1,7 +1,7 @@
-"""GPTQ layers that are alike: what the first took to repack is found once, and carried out for the next.
+"""Cache of repacks: layers of one kind are repacked like the first, by moves of digits alone.
 
-A model has hundreds of layers of a few shapes. Where their groups lie in order and all zero points are in the
-middle, codes and scales are moved from one order to another and nothing else is left to be decided.
+A model has hundreds of layers of a few shapes. If groups are in order and all zero points are 2**(bits - 1),
+a repack moves codes and scales from one order to another and decides nothing else.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,221 +17,213 @@ from qload.kernel_formats import gptq
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.panels import PanelsWeight
 from qload.kernel_formats.plain_integers import Origin
-from qload.layouts import Order, Packing, marlin, panels
 from qload.layouts import gptq as gptq_layout
+from qload.layouts import marlin, panels
 from qload.sentences import Digit, strides
 from qload.sentences.strided_digits import axis_digits, holds_whole_codes, in_common
 from qload.spec import Weight
 from qload.spec.weight import tensor_names
 
-MOST = 64  # kinds of layers that are remembered; a hostile checkpoint may have no two layers alike
-LARGE = (
-    48 << 20
-)  # bytes of codes, of which a second copy is not made: what is found once is nothing beside them
-MOVED = ("qweight", "scales")
-RUN = 1 << 15  # words of eight bytes that are compared at once, in a cache
+MAX_KINDS = 64  # bounds the memory for a hostile checkpoint without two similar layers
+MAX_CODE_BYTES = 48 << 20  # larger layers gain nothing from the cache, and a second copy would cost memory
+MOVED_TENSORS = ("qweight", "scales")
+COMPARED_WORDS = 1 << 15  # int64 words per comparison, within a CPU cache
 
 
 @dataclass(frozen=True)
 class Move:
-    """From a tensor of one shape to a tensor of another: the digits of all elements of `bits` bits."""
+    """Move of all elements of `bits` bits from one tensor to a new one of `shape`, described by digits."""
 
     bits: int
     digits: tuple[Digit, ...]
     shape: tuple[int, ...]
 
 
-LateMove = Callable[[Tensor, Move], Tensor | None]  # of a tensor that was not read yet, what it becomes
-LateMoves = Mapping[str, LateMove]  # of the tensors of a weight that was read without them
-READ: LateMoves = {}  # of a weight that was read whole
+DeferredMove = Callable[[Tensor, Move], Tensor | None]  # moves a tensor straight from its file
+DeferredMoves = Mapping[str, DeferredMove]  # by the name of the tensor, for weights loaded without it
+NOTHING_DEFERRED: DeferredMoves = {}
 
 
 @dataclass(frozen=True)
-class Recipe:
-    """What all layers of a kind become, and the moves that make their tensors."""
+class RepackRecipe:
+    """Type, config, origin and moves of the repack of all layers of a kind."""
 
     weight_type: type[Weight]
     config: Any
     origin: Origin
     moves: Mapping[str, Move]
 
-    def follow(self, weight: GPTQWeight, late: LateMoves = READ) -> Weight | None:
-        """The weight as the first of its kind was repacked; None where its device has no routine for it.
+    def apply(self, weight: GPTQWeight, deferred: DeferredMoves = NOTHING_DEFERRED) -> Weight | None:
+        """Repack a weight; None if its device has no native move.
 
-        `late`: what moves the tensors that the weight itself does not hold.
+        `deferred`: moves of the tensors that the weight was loaded without.
         """
         tensors: dict[str, Tensor | None] = dict.fromkeys(tensor_names(self.weight_type))
         for name, move in self.moves.items():
-            tensors[name] = late.get(name, _moved)(getattr(weight, name), move)
+            tensors[name] = deferred.get(name, _move_tensor)(getattr(weight, name), move)
             if tensors[name] is None:
                 return None
         layer = weight.layer.with_origin(self.origin, None)
         return self.weight_type.unchecked(self.config, layer, tensors)
 
 
-def _moved(source: Tensor, move: Move) -> Tensor | None:
-    """A new tensor; None where the device has no routine for it."""
+def _move_tensor(source: Tensor, move: Move) -> Tensor | None:
+    """Move to a new tensor; None if the device has no native move."""
     target = devices.writable(source, move.shape, source.dtype, None)
     return target if devices.move_digits(source, target, move.bits, move.digits) else None
 
 
 @dataclass(frozen=True)
-class Unproven:
-    """A recipe that was derived from a layer, beside what that layer was and has become."""
+class UnprovenRecipe:
+    """A recipe with the layer it was derived from, before and after the repack."""
 
-    recipe: Recipe
+    recipe: RepackRecipe
     weight: GPTQWeight
-    made: Weight
+    repacked: Weight
 
-    def proven(self) -> Recipe | None:
-        """The recipe, if it makes the same of the layer; else None."""
-        if not all(map(_is_whole, self.weight.fields().values())):
-            return None
-        again, made = self.recipe.follow(self.weight), self.made
-        if again is None or again.layer != made.layer:
-            return None
-        same = all(_same_bits(tensor, again.fields()[name]) for name, tensor in made.fields().items())
-        return self.recipe if same else None
+    def is_right(self) -> bool:
+        """Apply the recipe to the layer, and return True if the result is equal."""
+        if not all(map(_has_memory, self.weight.fields().values())):
+            return False
+        result, repacked = self.recipe.apply(self.weight), self.repacked
+        if result is None or result.layer != repacked.layer:
+            return False
+        return all(_equal_bits(tensor, result.fields()[name]) for name, tensor in repacked.fields().items())
 
 
-class AlikeLayers:
-    """Recipes by kind: what a layer's config, layout, sizes and tensors have to be for one to hold.
+class RepackCache:
+    """Recipes by kind: the config, layout, sizes and tensors that a layer needs for a recipe to apply.
 
-    A recipe is proven before the next layer of its kind is made by it, which is when threads may already move
-    that one. Until then the layer is kept, with what it has become: one at most, and not after `settle`.
+    A recipe is proven when the second layer of its kind arrives; threads may already move the tensors of that
+    layer. Until then the first layer is kept in memory: at most one, and none after `drop_unproven`.
     """
 
     def __init__(self) -> None:
-        self._known: dict[Any, Recipe | None] = {}
-        self._unproven: dict[Any, Unproven] = {}  # of the kind that was learnt last
+        self._recipes: dict[Any, RepackRecipe | None] = {}
+        self._unproven: dict[Any, UnprovenRecipe] = {}
 
-    def repack(self, weight: Weight, layout: str, late: LateMoves = READ) -> Weight | None:
-        """A weight that a loader read just now, as one like it was repacked; None where none is known.
+    def repack(
+        self, weight: Weight, layout: str, deferred: DeferredMoves = NOTHING_DEFERRED
+    ) -> Weight | None:
+        """Repack a weight fresh from its loader by the recipe of its kind; None if there is none.
 
-        `late`: what moves the tensors that the weight was read without.
+        `deferred`: moves of the tensors that the weight was loaded without.
         """
         if type(weight) is not GPTQWeight:
             return None
-        kind = _kind(weight, layout)
+        kind = _find_kind(weight, layout)
         if kind in self._unproven:
             self._prove()
-        recipe = self._known.get(kind)
-        held = (getattr(weight, name) for name in MOVED if name not in late)
-        if recipe is None or not all(tensor.is_contiguous() for tensor in held):
+        recipe = self._recipes.get(kind)
+        loaded = (getattr(weight, name) for name in MOVED_TENSORS if name not in deferred)
+        if recipe is None or not all(tensor.is_contiguous() for tensor in loaded):
             return None
-        return recipe.follow(weight, late) if gptq.is_middle(weight) else None
+        return recipe.apply(weight, deferred) if gptq.is_symmetric(weight) else None
 
     def moves(self, weight: Weight, layout: str) -> Mapping[str, Move] | None:
-        """How the tensors of a weight like this one would move; None where it is made otherwise."""
-        kind = _kind(weight, layout) if type(weight) is GPTQWeight else None
+        """Return the moves for tensors of a weight of this kind; None if there is no recipe."""
+        kind = _find_kind(weight, layout) if type(weight) is GPTQWeight else None
         unproven = self._unproven.get(kind)
-        recipe = self._known.get(kind) if unproven is None else unproven.recipe
+        recipe = self._recipes.get(kind) if unproven is None else unproven.recipe
         return None if recipe is None else recipe.moves
 
-    def learn(self, weight: Weight, layout: str, made: Weight) -> None:
-        """Remember what `weight` has become, where the next one like it becomes that by moves alone."""
-        if type(weight) is not GPTQWeight or len(self._known) >= MOST or weight.qweight.nbytes > LARGE:
+    def record(self, weight: Weight, layout: str, repacked: Weight) -> None:
+        """Derive and keep the recipe of a repack, if moves alone can repeat it."""
+        if type(weight) is not GPTQWeight or len(self._recipes) >= MAX_KINDS:
             return
-        kind = _kind(weight, layout)
-        if kind in self._known or kind in self._unproven:
+        kind = _find_kind(weight, layout)
+        if weight.qweight.nbytes > MAX_CODE_BYTES or kind in self._recipes or kind in self._unproven:
             return
         self._prove()
-        recipe = _recipe(weight, made)
+        recipe = _derive_recipe(weight, repacked)
         if recipe is None:
-            self._known[kind] = None
+            self._recipes[kind] = None
         else:
-            self._unproven[kind] = Unproven(recipe, weight, made)
+            self._unproven[kind] = UnprovenRecipe(recipe, weight, repacked)
 
     @property
-    def keeps(self) -> bool:
-        """Whether a layer is kept."""
+    def has_unproven(self) -> bool:
+        """True if a layer is kept in memory."""
         return bool(self._unproven)
 
-    def settle(self, prove: bool) -> None:
-        """Keep no layer any more: find out whether the recipe that was learnt last holds, or forget it."""
+    def drop_unproven(self, prove: bool) -> None:
+        """Release the layer kept in memory, after a proof of its recipe or with its recipe."""
         if prove:
             self._prove()
         self._unproven.clear()
 
     def _prove(self) -> None:
-        """Find out whether the recipe that was learnt last holds."""
         for kind, unproven in list(self._unproven.items()):
-            self._known[kind] = unproven.proven()
+            self._recipes[kind] = unproven.recipe if unproven.is_right() else None
             self._unproven.pop(kind, None)
 
 
-def _kind(weight: GPTQWeight, layout: str) -> Any:
-    """All that decides but for values; what configs leave out of comparisons goes into a weight's origin."""
+def _find_kind(weight: GPTQWeight, layout: str) -> Any:
+    """Return the key of a layer: everything that decides a repack except values.
+
+    It includes config fields that comparisons ignore, because the origin of the result contains them.
+    """
     config, layer = weight.config, weight.layer
-    unseen = config.desc_act, config.indexed, config.claimed_bits
-    lie = [(tensor.dtype, tensor.shape) for tensor in weight.fields().values()]
+    ignored = config.desc_act, config.indexed, config.claimed_bits
+    tensors = [(tensor.dtype, tensor.shape) for tensor in weight.fields().values()]
     share = layer.parts, layer.K, layer.whole, layer.origin is None, layer.activations is None
-    return layout, config, *unseen, *share, weight.device, weight.g_idx is None, *lie
+    return layout, config, *ignored, *share, weight.device, weight.g_idx is None, *tensors
 
 
-def _recipe(weight: GPTQWeight, made: Weight) -> Recipe | None:
-    """How a weight was made; None where more was decided than a kind tells."""
-    layer, in_order = weight.layer, weight.scales.shape[0] == 1 or gptq.is_ordered(weight)
+def _derive_recipe(weight: GPTQWeight, repacked: Weight) -> RepackRecipe | None:
+    """Return the recipe of a repack; None if it depends on more than the kind."""
+    layer, in_order = weight.layer, weight.scales.shape[0] == 1 or gptq.has_ordered_groups(weight)
     if not (in_order and layer.origin is None and layer.activations is None):
         return None
-    if not isinstance(made, GPTQMarlinWeight | PanelsWeight):
+    if not isinstance(repacked, GPTQMarlinWeight | PanelsWeight):
         return None
-    copies = made.config.copies if isinstance(made, GPTQMarlinWeight) else 1
-    origin, exact = made.layer.origin, made.padded_shape == made.shape and copies == 1
-    if not (exact and tuple(made.fields()) == MOVED and isinstance(origin, Origin)):
+    copies = repacked.config.copies if isinstance(repacked, GPTQMarlinWeight) else 1
+    origin, exact = repacked.layer.origin, repacked.padded_shape == repacked.shape and copies == 1
+    if not (exact and tuple(repacked.fields()) == MOVED_TENSORS and isinstance(origin, Origin)):
         return None
-    moves = _moves(weight, made)
-    return None if moves is None else Recipe(type(made), made.config, origin, moves)
+    moves = _derive_moves(weight, repacked)
+    return None if moves is None else RepackRecipe(type(repacked), repacked.config, origin, moves)
 
 
-def _is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor still has the memory that it says: who owns it may have given that back."""
+def _derive_moves(weight: GPTQWeight, repacked: GPTQMarlinWeight | PanelsWeight) -> Mapping[str, Move] | None:
+    """Return the moves of codes and scales; None if a code is stored in several pieces."""
+    bits, source = weight.config.bits, gptq_layout.rows(weight.config.bits)
+    if isinstance(repacked, PanelsWeight):
+        target, scale_order = panels.rows(repacked.config.stored_bits), panels.SCALES
+    else:
+        target, scale_order = repacked.order(bits), marlin.scales(repacked.scales.shape[0])
+    if not (holds_whole_codes(source) and holds_whole_codes(target)):
+        return None
+    shape = source.shape_of_codes(weight.qweight.shape)
+    codes = in_common(axis_digits(source.codes, shape), axis_digits(target.codes, shape))
+    if codes is None:
+        return None
+    size = scale_order.digits(tuple(weight.scales.shape), scale_order.left)
+    before = strides(scale_order.left, size, weight.scales.stride())
+    after = strides(scale_order.right, size, repacked.scales.stride())
+    scales = tuple(Digit(size[digit], before[digit], after[digit]) for digit in size)
+    return {
+        "qweight": Move(bits, tuple(codes), tuple(repacked.qweight.shape)),
+        "scales": Move(8 * weight.scales.itemsize, scales, tuple(repacked.scales.shape)),
+    }
+
+
+def _has_memory(tensor: Tensor) -> bool:
+    """Return True if the storage covers the tensor; its owner may have freed the memory."""
     last = tensor.storage_offset() + sum(
         (size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)
     )
     return 0 in tensor.shape or tensor.untyped_storage().nbytes() >= (last + 1) * tensor.itemsize
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal: eight bytes at once, which takes half of the time."""
-    if (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device) or not _is_whole(one):
+def _equal_bits(one: Tensor, other: Tensor) -> bool:
+    """Compare two tensors as int64 words, in half the time of a comparison by element."""
+    if (one.dtype, one.shape, one.device) != (other.dtype, other.shape, other.device):
         return False
-    words = [each.flatten().view(torch.int64) for each in (one, other)]
-    runs = zip(
-        *(torch.split(each, RUN) for each in words), strict=True
-    )  # each by this thread, as others have work
-    return (
-        all(torch.equal(here, there) for here, there in runs)
-        if one.device.type == "cpu"
-        else torch.equal(*words)
-    )
-
-
-def _orders(made: GPTQMarlinWeight | PanelsWeight) -> tuple[Packing, Order]:
-    """Of codes and of scales."""
-    if isinstance(made, PanelsWeight):
-        return panels.rows(made.config.stored_bits), panels.SCALES
-    return made.order(made.config.bits), marlin.scales(made.scales.shape[0])
-
-
-def _moves(weight: GPTQWeight, made: GPTQMarlinWeight | PanelsWeight) -> Mapping[str, Move] | None:
-    """Of codes and of scales; None where codes are not moved whole."""
-    bits = weight.config.bits
-    here, (there, scale_order) = gptq_layout.rows(bits), _orders(made)
-    if not (holds_whole_codes(here) and holds_whole_codes(there)):
-        return None
-    shape = here.shape_of_codes(weight.qweight.shape)
-    codes = in_common(axis_digits(here.codes, shape), axis_digits(there.codes, shape))
-    if codes is None:
-        return None
-    scales = _digits(scale_order, weight.scales, made.scales)
-    return {
-        "qweight": Move(bits, tuple(codes), tuple(made.qweight.shape)),
-        "scales": Move(8 * weight.scales.itemsize, tuple(scales), tuple(made.scales.shape)),
-    }
-
-
-def _digits(order: Order, source: Tensor, target: Tensor) -> list[Digit]:
-    size = order.digits(tuple(source.shape), order.left)
-    here, there = strides(order.left, size, source.stride()), strides(order.right, size, target.stride())
-    return [Digit(size[digit], here[digit], there[digit]) for digit in size]
+    if not _has_memory(one):
+        return False
+    words = [tensor.flatten().view(torch.int64) for tensor in (one, other)]
+    if one.device.type != "cpu":
+        return torch.equal(*words)
+    blocks = (torch.split(each, COMPARED_WORDS) for each in words)  # small blocks stay on this thread
+    return all(torch.equal(first, second) for first, second in zip(*blocks, strict=True))

@@ -1,13 +1,14 @@
-"""Our own kernel format: GPTQ and AWQ as the kernel for few tokens reads them fastest, and the way back.
+"""GPTQ and AWQ in strips, qload's order for its CUDA kernels for few tokens.
 
     qweight  int32             (N/64, K*b*2)     codes in `layouts.strips`, rows in the order of perm
-    scales   fp16, bf16, fp32  (G, N)            as for Marlin's kernel
-    qzeros   int32             (G, N*b/32)       as for Marlin's kernel; absent: all are 2**(b-1)
-    g_idx    int32             (K,)              the group of each row of qweight, sorted; absent: in order
-    perm     int32             (K,)              row i of qweight is input perm[i]; absent: in order
+    scales   fp16, bf16, fp32  (G, N)            in Marlin's order
+    qzeros   int32             (G, N*b/32)       in Marlin's order; absent: all are 2**(b-1)
+    g_idx    int32             (K,)              group of each row of qweight, sorted; absent: in order
+    perm     int32             (K,)              row i of qweight is input perm[i]; absent: no permutation
 
-K and N are padded as Marlin's are, K to 128 and N to 64. A share of an act order whose groups have rows
-elsewhere is left to Marlin's order, which looks every row's group up.
+K is padded to 128 and whole groups, N to 64, with weights of 0 as in Marlin's order. A row share in act order
+with incomplete groups is refused: the kernels compute the group of a row from its number. Marlin's kernel
+looks it up.
 """
 
 from dataclasses import dataclass
@@ -21,28 +22,28 @@ from qload.layouts import strips
 from qload.layouts.packing import Packing
 from qload.spec import TensorSpec
 
-CAPABILITY = 90  # of the chips whose kernels read strips faster than Marlin's order
+CAPABILITY = 90  # compute capability of Hopper, times 10
 
 
 @dataclass(frozen=True)
 class StripsConfig(GPTQMarlinConfig):
-    """What is to be known of a weight in strips.
+    """Config of a weight in strips.
 
-    The attributes are those of Marlin's order; groups are always whole.
+    The attributes are those of `GPTQMarlinConfig`; `is_k_full` is always True.
     """
 
     name: ClassVar[str] = "strips"
 
     def declared(self) -> tuple[TensorSpec, ...]:
-        """The declaration of every tensor of such a layer."""
+        """Declare the tensors of a layer with this config."""
         return StripsWeight.tensors(self)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class StripsWeight(GPTQMarlinWeight):
-    """A GPTQ or AWQ weight in strips of 64 columns, our own order for few tokens.
+    """A GPTQ or AWQ weight in strips of 64 columns, qload's order for few tokens.
 
-    K is padded to a multiple of 128 and N to one of 64. The attributes are those of Marlin's order, but for:
+    K is padded to a multiple of 128 and N to one of 64. The other attributes are those of `GPTQMarlinWeight`.
 
     Attributes
     ----------
@@ -53,23 +54,23 @@ class StripsWeight(GPTQMarlinWeight):
     config: StripsConfig
 
     format: ClassVar[str] = "strips"
-    allows_shares: ClassVar[bool] = False
+    supports_incomplete_groups: ClassVar[bool] = False
     example: ClassVar[StripsConfig] = StripsConfig(4, 128, zero_point=True, act_order=True)
 
     @staticmethod
     def order(bits: int) -> Packing:
-        """Where codes lie."""
+        """Packing of codes with `bits` bits."""
         return strips.rows(bits)
 
     @staticmethod
     def axes(config: GPTQMarlinConfig) -> str:
-        """Of the words."""
+        """Declared axes of `qweight` for a `config`."""
         never = "!" if config.act_order else ""
         return f"N/{strips.TILE_N} K@{strips.TILE_K}*{2 * config.bits}{never}"
 
     @staticmethod
     def padded(N: int, K: int, group_size: int) -> tuple[int, int]:
-        """(N, K) with whole units and whole groups."""
+        """Pad (`N`, `K`) to whole units of a warp and whole groups of `group_size`."""
         step = lcm(strips.TILE_K, max(group_size, 1))
         return -(-N // strips.TILE_N) * strips.TILE_N, -(-K // step) * step
 
@@ -79,13 +80,13 @@ class StripsWeight(GPTQMarlinWeight):
         return self.qweight.shape[0] * strips.TILE_N, self.qweight.shape[1] // (2 * self.config.bits)
 
 
-def gains(capability: int | None) -> bool:
-    """Whether kernels read strips faster than Marlin's order on a CUDA device of a compute capability."""
+def are_faster(capability: int | None) -> bool:
+    """Return True if strips are faster than Marlin's order on a chip of `capability`, times 10."""
     return capability is not None and capability // 10 == CAPABILITY // 10
 
 
-def write(integers: Integers, keep_zeros: bool = False) -> StripsWeight:
-    """Codes in strips, scales and zero points in Marlin's orders; exact, or RepackError with the reason."""
-    made = marlin.write(integers, keep_zeros, StripsWeight)
-    assert isinstance(made, StripsWeight)
-    return made
+def from_integers(integers: Integers, keep_zeros: bool = False) -> StripsWeight:
+    """Convert exactly, or raise RepackError; `keep_zeros` as in `marlin.from_integers`."""
+    weight = marlin.from_integers(integers, keep_zeros, StripsWeight)
+    assert isinstance(weight, StripsWeight)
+    return weight

@@ -17,7 +17,7 @@ from qload.devices.cpu import values_of
 from qload.devices.tensors import FLOATS, address, is_plain
 from qload.formats import EETQWeight
 from qload.kernel_formats.panels import CODE_BITS, PanelsConfig, PanelsWeight
-from qload.kernel_formats.repack import why_not_panels
+from qload.kernel_formats.repack import find_unsupported_panels
 from qload.kernels.cpu_choice import PAIRS, REGISTERS, TORCH, kind_of, most_before_torch, ranked, row_bits
 from qload.kernels.cpu_eetq import inputs_of_pairs, outputs_of_pairs, rows_of_pairs
 from qload.kernels.cpu_rows import BYTE_SCALES, ROW_TYPES, CodeRows, KeptRows, rows_of
@@ -52,7 +52,7 @@ def advise_panels(x: Tensor, weight: Weight) -> None:
     stored = PanelsConfig(bits, -1, zero_point=True).stored_bits
     if ways_of(PanelsWeight, stored, x.dtype, x.numel() // x.shape[-1])[0] == TORCH:
         return
-    if why_not_panels(weight) is not None:
+    if find_unsupported_panels(weight) is not None:
         _refused.add(layer)
         return
     _advised.add(about)

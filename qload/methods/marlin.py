@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError, DtypeError, ShapeError
-from qload.kernel_formats.marlin import GROUP_SIZES, MIN_THREAD_N, locks
+from qload.kernel_formats.marlin import GROUP_SIZES, MIN_THREAD_N, count_locks
 from qload.kernels.chips import multiprocessors
 from qload.kernels.scalar_type import ScalarType, scalar_types
 from qload.layouts import awq, gptq, marlin
@@ -68,7 +68,7 @@ def marlin_make_workspace(device: torch.device | str) -> Tensor:
     The kernel leaves them zero. On the CPU there are enough for any chip, as the layer may move to one.
     """
     device = torch.device(device)
-    return torch.zeros(locks(0, multiprocessors(device)), dtype=torch.int32, device=device)
+    return torch.zeros(count_locks(0, multiprocessors(device)), dtype=torch.int32, device=device)
 
 
 def marlin_24_make_workspace(size_n: int, device: torch.device | str) -> Tensor:
@@ -78,7 +78,7 @@ def marlin_24_make_workspace(size_n: int, device: torch.device | str) -> Tensor:
     """
     if type(size_n) is not int or size_n < 1:
         raise ArgumentError("size_n", "at least 1", repr(size_n))
-    count = locks(size_n, multiprocessors(torch.device(device)), sparse=True)
+    count = count_locks(size_n, multiprocessors(torch.device(device)), sparse=True)
     return torch.zeros(count, dtype=torch.int32, device=device)
 
 

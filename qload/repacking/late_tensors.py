@@ -118,7 +118,7 @@ class LateTensors:
             self._ahead = mover.begin([each.asked for each in self._begun.values()])
 
     def make(
-        self, source: TensorSource, inner: LoadPlan, known: repack_cache.AlikeLayers, layout: str
+        self, source: TensorSource, inner: LoadPlan, known: repack_cache.RepackCache, layout: str
     ) -> Weight | None:
         """The layer in a layout; None where it has to be loaded with all of its tensors."""
         light = WithoutLate(source, self.tensors)
@@ -158,12 +158,12 @@ class ExpectedLayers:
         """What of a load need not be read ahead; None where all of it is to be read as ever."""
         places = {_field(read.name): read for read in reads}
         codes = in_file(weights, *places[CODES]) if len(places) == len(reads) and CODES in places else None
-        if codes is None or not LEAST <= codes.nbytes <= repack_cache.LARGE:
+        if codes is None or not LEAST <= codes.nbytes <= repack_cache.MAX_CODE_BYTES:
             return None
         kind = _kind(weights, reads)
         if kind not in self._late:
-            if len(self._late) < repack_cache.MOST:
-                self._late[kind] = repack_cache.MOVED
+            if len(self._late) < repack_cache.MAX_KINDS:
+                self._late[kind] = repack_cache.MOVED_TENSORS
             return None
         late = {CODES: LateTensor(places[CODES], codes)} if self._late[kind] else {}
         for name in self._late[kind][1:]:

@@ -13,8 +13,14 @@ from qload.errors import ArgumentError, CastError, RepackError, checked
 from qload.formats import Marlin24Weight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, PanelsWeight, strips
 from qload.kernel_formats.panels import CODE_BITS
-from qload.kernel_formats.repack import made, options, repack, repack_as_loaded, skippable_tensor
-from qload.kernel_formats.repack_cache import AlikeLayers
+from qload.kernel_formats.repack import (
+    find_repacked_type,
+    options,
+    repack,
+    repack_as_loaded,
+    skippable_tensor,
+)
+from qload.kernel_formats.repack_cache import RepackCache
 from qload.kernels.chips import compute_capability
 from qload.kernels.cuda.choice import known
 from qload.layouts import marlin
@@ -62,7 +68,7 @@ class RepackingLoader(WeightsLoader):
         self.layout: str = layout
         self.strict: bool = strict
         self.options: dict[str, Any] = options
-        self._alike, self._expected = AlikeLayers(), ExpectedLayers()
+        self._alike, self._expected = RepackCache(), ExpectedLayers()
         self.config_tensors: tuple[str, ...] = inner.config_tensors
         self.formats = inner.formats
 
@@ -91,7 +97,7 @@ class RepackingLoader(WeightsLoader):
 
     def _made_in(self, layout: str, layer: LayerDescription) -> str | None:
         weight_type = layer.format.weight_type
-        target = made(weight_type, layout)
+        target = find_repacked_type(weight_type, layout)
         lacking = "dtype" in options(weight_type, layout) and self.options.get("dtype") is None
         return None if target is None or lacking else target.format
 
@@ -117,12 +123,12 @@ class RepackingLoader(WeightsLoader):
                 return made
             weight = inner.finish(source)
             made = self._finished(source, parts, split, weight)
-            if self._alike.keeps:
+            if self._alike.has_unproven:
                 later = getattr(source, "at_the_end", None)  # of a stream, whose threads have work meanwhile
                 if later is None:
-                    self._alike.settle(prove=True)
+                    self._alike.drop_unproven(prove=True)
                 else:
-                    later(partial(self._alike.settle, prove=False))
+                    later(partial(self._alike.drop_unproven, prove=False))
             if alone:
                 self._expected.shown(weights, inner.reads, self._alike.moves(weight, layout))
             return made
@@ -182,14 +188,14 @@ class RepackingLoader(WeightsLoader):
         if "dtype" in taken and asked.get("dtype") is None:
             reason = "its scales need the dtype of the activations, and the target says none"
             raise RepackError(weight.format, layout, reason)
-        layer = None if made(type(weight), layout) is None else whole(layout)
+        layer = None if find_repacked_type(type(weight), layout) is None else whole(layout)
         if asked or type(self.inner).load is not FormatLoader.load:
             return repack(weight, layout, whole=layer, **asked)
         again = self._alike.repack(weight, layout) if layer is None else None
         if again is None:
             again = repack_as_loaded(weight, layout, layer)
             if layer is None:
-                self._alike.learn(weight, layout, again)
+                self._alike.record(weight, layout, again)
         return again
 
     def _whole(
@@ -247,14 +253,14 @@ class FastestLoader(GPTQMarlinWeightsLoader):
         if told == GPTQMarlinWeight.format and bits not in marlin.BITS:
             shuffled = _shuffles(layer.format.weight_type, bits, capability)
             return ExllamaWeight.format if shuffled else told
-        if told is None or not strips.gains(capability):
+        if told is None or not strips.are_faster(capability):
             return told
         return self._made_in("strips", layer) or told
 
     def _layout_on(self, device: torch.device) -> str:
         """What is tried first where a weight lies."""
         capability = self._chip(device)
-        return "panels" if capability is None else "strips" if strips.gains(capability) else self.layout
+        return "panels" if capability is None else "strips" if strips.are_faster(capability) else self.layout
 
     def _repacked(self, weight: Weight, whole: Whole) -> Weight:
         capability, first = self._chip(weight.device), self._layout_on(weight.device)
@@ -275,7 +281,7 @@ class FastestLoader(GPTQMarlinWeightsLoader):
 
 def _shuffles(weight_type: type[Weight], bits: int | None, capability: int | None) -> bool:
     """Whether a CUDA device has kernels for weights of so many bits in ExLlama's order."""
-    if capability is None or bits is None or made(weight_type, "exllama") is not ExllamaWeight:
+    if capability is None or bits is None or find_repacked_type(weight_type, "exllama") is not ExllamaWeight:
         return False
     return known("exllama", bits, divmod(capability, 10))
 

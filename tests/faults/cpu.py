@@ -13,14 +13,14 @@ FAULTS = (
     Fault(
         "panels-groups-not-padded",
         _PANELS,
-        "return place // size * self.run(K) + place % size",
-        "return place",
+        "return row // size * self.run(K) + row % size",
+        "return row",
     ),
     Fault(
         "panels-groups-not-permuted", _PANELS, "index_copy_(0, self.perm.long(), k_group)", "copy_(k_group)"
     ),
-    Fault("panels-zero-of-256", _PANELS, "least < 0 or most > MOST_ZERO", "least < 0"),
-    Fault("panels-of-half-a-group", _PANELS, "bool((integers.g_idx[perm].long() == here).all())", "True"),
+    Fault("panels-zero-of-256", _PANELS, "lowest < 0 or highest > MAX_ZERO_POINT", "lowest < 0"),
+    Fault("panels-of-half-a-group", _PANELS, "bool((integers.g_idx[perm].long() == expected).all())", "True"),
     Fault("cpu-takes-many-tokens", _CPU, "if way == TORCH:", "if False:"),
     Fault("cpu-strides-of-inputs", _CPU, "rows.stride(1) == 1 or rows.shape[1] == 1", "True"),
     Fault("rows-signed-as-unsigned", _ROWS, "codes.codes.dtype == torch.int8", "False"),

@@ -51,7 +51,7 @@ FAULTS = (
     Fault(
         "run-of-another-index",
         "qload/kernel_formats/exllama.py",
-        "            twin._count_rows()",
+        "            twin._update_run()",
         "            pass",
     ),
     Fault(

@@ -90,7 +90,7 @@ def test_what_was_made_by_hand_is_refused_and_never_itself() -> None:
     by_hand = Fp4MarlinWeight(config=made.config, layer=Layer((64,), 128, (64, 128)), **made.fields())
 
     assert_same_bits(by_hand.dequantize(), made.dequantize())
-    with pytest.raises(RepackError, match="made by hand"):
+    with pytest.raises(RepackError, match="built by hand"):
         restore(by_hand)
 
 

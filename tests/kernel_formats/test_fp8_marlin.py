@@ -160,7 +160,7 @@ def test_what_was_made_by_hand_is_refused_and_never_itself() -> None:
     made = pack(ones(), torch.tensor(1.0))
     by_hand = Fp8MarlinWeight(config=made.config, layer=Layer((64,), 128, (64, 128)), **made.fields())
 
-    with pytest.raises(RepackError, match="made by hand"):
+    with pytest.raises(RepackError, match="built by hand"):
         restore(by_hand)
 
 

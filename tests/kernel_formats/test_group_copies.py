@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from qload.errors import ArgumentError, RepackError
 from qload.kernel_formats import GPTQMarlinConfig, repack, restore
-from qload.kernel_formats.marlin import cut
+from qload.kernel_formats.marlin import split_group
 from qload.layouts import Stored
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import Rank
@@ -31,7 +31,7 @@ LAYOUTS = pytest.mark.parametrize("layout", ["marlin", "strips"])
     ],
 )  # fmt: skip
 def test_a_group_is_so_many_of_the_largest_that_kernels_read(size: int, cuts: Any) -> None:
-    assert cut(size) == cuts
+    assert split_group(size) == cuts
 
 
 @LAYOUTS

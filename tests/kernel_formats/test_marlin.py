@@ -7,7 +7,7 @@ from torch import Tensor
 from qload.errors import RepackError
 from qload.formats import AWQConfig, AWQWeight, GPTQConfig, GPTQWeight
 from qload.kernel_formats import repack
-from qload.kernel_formats.marlin import divides, locks, padded
+from qload.kernel_formats.marlin import count_locks, fits_thread_blocks, pad_shape
 from qload.layouts import STORED_MINUS_ONE, Stored, StoredMinusOneUnmasked, ZeroPoints, awq, gptq
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import FakeWorld
@@ -88,9 +88,9 @@ def test_padding_changes_nothing(K: int, N: int, group: int, bits: int, sym: boo
 def test_shapes_are_padded_to_whole_thread_blocks_and_groups(
     N: int, K: int, group: int, want: tuple[int, int]
 ) -> None:
-    assert padded(N, K, group) == want
-    assert divides(*want)
-    assert divides(N, K) == (padded(N, K, -1) == (N, K))
+    assert pad_shape(N, K, group) == want
+    assert fits_thread_blocks(*want)
+    assert fits_thread_blocks(N, K) == (pad_shape(N, K, -1) == (N, K))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_shapes_are_padded_to_whole_thread_blocks_and_groups(
     ],
 )
 def test_there_is_a_lock_for_every_block(N: int, multiprocessors: int, sparse: bool, count: int) -> None:
-    assert locks(N, multiprocessors, sparse=sparse) == count
+    assert count_locks(N, multiprocessors, sparse=sparse) == count
 
 
 @pytest.mark.parametrize(

@@ -98,5 +98,7 @@ def test_metadata_that_keeps_another_code_of_0_than_packers_do_cannot_be_gptq() 
     assert weight.B_meta.unique().tolist() == [-0x7778]
     weight.B_meta.fill_(0x4444)
 
-    with pytest.raises(RepackError, match="keeps a code of 0 elsewhere than packers do, first at kept row 1"):
+    with pytest.raises(
+        RepackError, match="keeps another code of weight 0 than packers do, first at kept row 1"
+    ):
         repack(weight, "gptq")

@@ -182,7 +182,7 @@ def test_bits_behind_the_last_code_that_would_be_lost_are_refused() -> None:
     assert_back(weight, "marlin")
     weight.weight_packed[3, -1] |= 1 << 30
 
-    with pytest.raises(RepackError, match=r"a to other layouts(.|\n)*hold no code are not 0"):
+    with pytest.raises(RepackError, match=r"a to other layouts(.|\n)*unused bits of a word are not 0"):
         repack(weight, "marlin")
 
 

@@ -55,15 +55,15 @@ def assert_same(made: Weight, want: Weight) -> None:
 def followed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the layers that a recipe made, those aside that it was proven on."""
     names: list[str] = []
-    inner = repack_cache.AlikeLayers.repack
+    inner = repack_cache.RepackCache.repack
 
-    def told(self: repack_cache.AlikeLayers, weight: Weight, layout: str, *late: Any) -> Weight | None:
+    def told(self: repack_cache.RepackCache, weight: Weight, layout: str, *late: Any) -> Weight | None:
         made = inner(self, weight, layout, *late)
         if made is not None:
             names.append(weight.layer.name)
         return made
 
-    monkeypatch.setattr(repack_cache.AlikeLayers, "repack", told)
+    monkeypatch.setattr(repack_cache.RepackCache, "repack", told)
     return names
 
 
@@ -107,12 +107,12 @@ def test_one_group_and_eight_bits_follow_too(followed: list[str], bits: int) -> 
     assert followed == ["b"]
 
 
-@pytest.mark.parametrize("name", repack_cache.MOVED)
+@pytest.mark.parametrize("name", repack_cache.MOVED_TENSORS)
 @pytest.mark.parametrize("target", ["marlin", "panels"])
 def test_what_makes_another_weight_of_the_first_is_not_followed(
     followed: list[str], monkeypatch: pytest.MonkeyPatch, name: str, target: str
 ) -> None:
-    inner = repack_cache._moves
+    inner = repack_cache._derive_moves
 
     def wrong(*asked: Any) -> Mapping[str, repack_cache.Move] | None:
         found = inner(*asked)
@@ -122,7 +122,7 @@ def test_what_makes_another_weight_of_the_first_is_not_followed(
         halved = outermost._replace(size=outermost.size // 2)
         return {**found, name: replace(found[name], digits=(halved, *others))}
 
-    monkeypatch.setattr(repack_cache, "_moves", wrong)
+    monkeypatch.setattr(repack_cache, "_derive_moves", wrong)
     check({each: drawn() for each in "ab"}, target)
 
     assert followed == []
@@ -207,12 +207,12 @@ def test_whoever_writes_to_the_first_before_the_second_is_made_changes_no_other(
 
 
 @has_native
-@pytest.mark.parametrize("name", repack_cache.MOVED)
+@pytest.mark.parametrize("name", repack_cache.MOVED_TENSORS)
 def test_tensors_that_lie_otherwise_in_memory_are_not_moved_as_the_first_ones(name: str) -> None:
     stored = opened({each: drawn() for each in "abc"}, None)
     first, second, third = (stored.get_weights(each) for each in "abc")
-    known = repack_cache.AlikeLayers()
-    known.learn(first, "marlin", repack(first, "marlin"))
+    known = repack_cache.RepackCache()
+    known.record(first, "marlin", repack(first, "marlin"))
     made = known.repack(second, "marlin")
     turned = getattr(third, name).t().contiguous().t()
 
@@ -236,8 +236,8 @@ def test_the_memory_of_what_was_made_can_be_given_back(followed: list[str]) -> N
 def test_a_layer_that_became_another_by_name_shows_no_way() -> None:
     stored = opened({each: drawn() for each in "ab"}, None)
     first, second = (stored.get_weights(each) for each in "ab")
-    made, known = repack(first, "marlin"), repack_cache.AlikeLayers()
-    known.learn(first, "marlin", replace(made, layer=replace(made.layer, name="another")))
+    made, known = repack(first, "marlin"), repack_cache.RepackCache()
+    known.record(first, "marlin", replace(made, layer=replace(made.layer, name="another")))
 
     assert known.repack(second, "marlin") is None
 
@@ -300,7 +300,7 @@ def test_without_native_code_each_is_repacked_by_itself(followed: list[str]) -> 
 
 
 def test_so_many_kinds_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repack_cache, "MOST", 2)
+    monkeypatch.setattr(repack_cache, "MAX_KINDS", 2)
     layers = {str(i): drawn(N=256 + 64 * (i % 4)) for i in range(8)}
 
     check(layers)
@@ -309,7 +309,7 @@ def test_so_many_kinds_are_remembered_and_no_more(monkeypatch: pytest.MonkeyPatc
 def test_large_layers_are_not_copied_for_a_proof(
     followed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repack_cache, "LARGE", drawn()["qweight"].nbytes - 1)
+    monkeypatch.setattr(repack_cache, "MAX_CODE_BYTES", drawn()["qweight"].nbytes - 1)
 
     check({name: drawn() for name in "ab"})
 

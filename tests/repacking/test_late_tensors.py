@@ -79,7 +79,7 @@ def opened(file: Path, target: Any = "marlin", group: Any = None) -> Iterator[We
 
 def late_bytes() -> int:
     """Those of a layer that may go straight from its file."""
-    return sum(drawn()[name].nbytes for name in repack_cache.MOVED)
+    return sum(drawn()[name].nbytes for name in repack_cache.MOVED_TENSORS)
 
 
 def check(file: Path, names: str, target: Any = "marlin", group: Any = None) -> None:
@@ -255,13 +255,15 @@ def test_shares_of_several_ranks_are_read_as_ever(tmp_path: Path, tried: list[st
 
 
 @has_native
-@pytest.mark.parametrize("size", ["LEAST", "LARGE"])
+@pytest.mark.parametrize(
+    ("place", "size", "change"),
+    [(late_tensors, "LEAST", 1), (repack_cache, "MAX_CODE_BYTES", -1)],
+    ids=["LEAST", "LARGE"],
+)
 def test_codes_of_other_sizes_are_read_as_ever(
-    tmp_path: Path, moved: list[bool], size: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, moved: list[bool], place: Any, size: str, change: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    codes = drawn()["qweight"].nbytes
-    place, limit = {"LEAST": (late_tensors, codes + 1), "LARGE": (repack_cache, codes - 1)}[size]
-    monkeypatch.setattr(place, size, limit)
+    monkeypatch.setattr(place, size, drawn()["qweight"].nbytes + change)
 
     check(saved(tmp_path, {name: drawn() for name in "abc"}), "abc")
 
@@ -270,7 +272,7 @@ def test_codes_of_other_sizes_are_read_as_ever(
 
 @has_native
 @pytest.mark.parametrize(
-    ("place", "size"), [(late_tensors, "LEAST"), (repack_cache, "LARGE")], ids=["least", "large"]
+    ("place", "size"), [(late_tensors, "LEAST"), (repack_cache, "MAX_CODE_BYTES")], ids=["least", "large"]
 )
 def test_codes_of_the_first_and_the_last_size_go_straight(
     tmp_path: Path, moved: list[bool], place: Any, size: str, monkeypatch: pytest.MonkeyPatch
@@ -286,7 +288,7 @@ def test_codes_of_the_first_and_the_last_size_go_straight(
 def test_no_more_kinds_are_expected_than_are_remembered(
     tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repack_cache, "MOST", 1)
+    monkeypatch.setattr(repack_cache, "MAX_KINDS", 1)
     layers = {"a": drawn(), "b": drawn(K=256), "c": drawn(K=256), "d": drawn()}
     with opened(saved(tmp_path, layers)) as weights:
         for name in layers:

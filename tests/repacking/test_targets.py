@@ -27,7 +27,7 @@ from qload.kernel_formats import (
     StripsWeight,
     restore,
 )
-from qload.kernel_formats.repack import LAYOUTS, options, restores, targets
+from qload.kernel_formats.repack import LAYOUTS, can_restore, options, targets
 from qload.layouts import STORED_MINUS_ONE, Stored, StoredMinusOneUnmasked
 from qload.loader import Split, TensorSource, WeightsLoader
 from qload.parallel import Rank
@@ -254,5 +254,5 @@ def test_a_target_that_cannot_be_is_refused(asked: dict[str, Any], text: str) ->
 def test_a_kind_has_targets_where_it_can_be_restored_and_options_only_for_them(
     weight_type: type[Weight],
 ) -> None:
-    assert bool(targets(weight_type)) == restores(weight_type)
+    assert bool(targets(weight_type)) == can_restore(weight_type)
     assert all(not options(weight_type, layout) for layout in {*LAYOUTS} - {*targets(weight_type)})

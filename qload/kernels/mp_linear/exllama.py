@@ -50,7 +50,7 @@ class ExllamaLinearKernel(TypedLinearKernel):
     def repacked(self, weight: GPTQWeight) -> Weight:
         """Rows of a group together, each word shuffled; refuses what the inputs' dtype cannot hold."""
         self.check_range(weight)  # small ones keep their bits: multiples of scales of that type
-        return exllama.write(gptq.read(weight))
+        return exllama.from_integers(gptq.to_integers(weight))
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """As every kernel, and a note of how much scratch space the layer needs."""

@@ -5,7 +5,7 @@ from torch import nn
 
 from qload.formats import GPTQWeight
 from qload.kernel_formats import gptq, marlin
-from qload.kernel_formats.marlin import GROUP_SIZES, cut, locks
+from qload.kernel_formats.marlin import GROUP_SIZES, count_locks, split_group
 from qload.kernels.chips import multiprocessors
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.kernels.mp_linear.owners import free_name
@@ -29,7 +29,7 @@ class MarlinLinearKernel(TypedLinearKernel):
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
         """As every kernel; zero points only that a code can be."""
         able, reason = super().can_implement(c)
-        if able and c.groups > 1 and cut(c.group_size) is None:
+        if able and c.groups > 1 and split_group(c.group_size) is None:
             sizes = ", ".join(str(size) for size in GROUP_SIZES if size > 0)
             return False, f"reads groups of {sizes}, multiples of them, or one group, got {c.group_size}"
         bits = c.weight_type.size_bits if able else 0
@@ -41,12 +41,12 @@ class MarlinLinearKernel(TypedLinearKernel):
     def repacked(self, weight: GPTQWeight) -> Weight:
         """In Marlin's order, padded to its thread blocks; refuses what cannot be rounded for many tokens."""
         self.check_range(weight)
-        return marlin.write(gptq.read(weight), self.config.zero_points)
+        return marlin.from_integers(gptq.to_integers(weight), self.config.zero_points)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """As every kernel, and a zeroed workspace of locks."""
         super().process_weights_after_loading(layer)
         device, N = getattr(layer, self.w_q_name).device, self.config.partition_weight_shape[1]
-        count = locks(N, multiprocessors(device))
+        count = count_locks(N, multiprocessors(device))
         name = free_name(layer, self.w_q_name, "workspace")
         layer.register_buffer(name, torch.zeros(count, dtype=torch.int32, device=device), False)

@@ -24,7 +24,7 @@ class StripsLinearKernel(TypedLinearKernel):
     @classmethod
     def gains(cls, compute_capability: int | None) -> bool:
         """On Hopper: elsewhere Marlin's order has more kernels."""
-        return strips.gains(compute_capability)
+        return strips.are_faster(compute_capability)
 
     @classmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
@@ -36,4 +36,4 @@ class StripsLinearKernel(TypedLinearKernel):
     def repacked(self, weight: GPTQWeight) -> Weight:
         """In strips of 64 columns, padded to whole ones; refuses what cannot be rounded for many tokens."""
         self.check_range(weight)
-        return strips.write(gptq.read(weight), self.config.zero_points)
+        return strips.from_integers(gptq.to_integers(weight), self.config.zero_points)
