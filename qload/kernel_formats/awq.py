@@ -1,36 +1,26 @@
 """AWQ: words along N, groups of one size in order, zero points stored as they are."""
 
-from qload.errors import RepackError
 from qload.formats import AWQConfig, AWQWeight
 from qload.formats.awq import BITS
-from qload.kernel_formats.plain_integers import Integers, record_origin, symmetric_zero_points
+from qload.kernel_formats.plain_integers import Integers, Origin, from_ordered_groups
 from qload.layouts import Stored, awq
 
 
 def to_integers(weight: AWQWeight) -> Integers:
     """Convert to plain integers; exact for every zero point."""
-    config, packing = weight.config, awq.columns(weight.config.bits)
+    packing = awq.columns(weight.config.bits)
     zeros = None if weight.qzeros is None else packing.unpack(weight.qzeros)
-    return Integers(
-        bits=config.bits,
-        group_size=config.group_size,
-        unpack=lambda: packing.packed(weight.qweight),
-        scales=weight.scales,
-        zeros=symmetric_zero_points(config.bits, weight.scales) if zeros is None else zeros,
-        g_idx=config.in_order(weight.layer.K, weight.scales.device),
-        layer=record_origin(weight, stores_zeros=zeros is not None),
-    )
+    return from_ordered_groups(weight, lambda: packing.packed(weight.qweight), weight.scales, zeros)
 
 
-def from_integers(integers: Integers, zero_point: bool = True) -> AWQWeight:
+def from_integers(integers: Integers, origin: Origin | None = None) -> AWQWeight:
     """Convert exactly, or raise RepackError.
 
-    AWQ has 4 or 8 bits, groups of one size in order, and zero points of the same bits. `zero_point`: whether
-    to store zero points; False if all are 2**(bits - 1).
+    AWQ has 4 or 8 bits, groups of one size in order, and zero points of the same bits. `origin`: the AWQ
+    weight to restore, possibly without stored zero points.
     """
-    reason = _find_unsupported(integers, zero_point)
-    if reason:
-        raise RepackError(integers.source, "awq", reason)
+    zero_point = origin is None or origin.stores_zeros
+    integers.reject("awq", _find_unsupported(integers, zero_point))
     bits, groups, K = integers.bits, integers.groups, integers.layer.K
     packing = awq.columns(bits)
     return AWQWeight(

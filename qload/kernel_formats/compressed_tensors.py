@@ -52,14 +52,22 @@ def find_skippable_tensor(weight: CTPackWeight) -> str:
     return "" if _has_unused_bits(K, config.bits, config.dense is not False) else "weight_packed"
 
 
-def restore(integers: Integers, origin: Origin) -> CTPackWeight:
-    """Restore the checkpoint weight, with its tensors and its packing."""
-    config, bits = origin.config, integers.bits
-    dense = config.dense is not False
+def from_integers(integers: Integers, origin: Origin | None = None) -> CTPackWeight:
+    """Convert exactly, or raise RepackError.
+
+    The result has an index if groups are not in order. It has zero points if some differ from 2**(bits - 1),
+    or if the source stored them. `origin`: the checkpoint weight to restore, with its tensors and packing.
+    """
+    origin = origin or _choose_origin(integers)
+    bits, dense, codes = integers.bits, origin.config.dense is not False, integers.unpack()
+    if _has_unused_bits(integers.layer.K, bits, dense):
+        words = compressed_tensors.pack(devices.plain(codes).T, bits, dense)
+    else:
+        words = integers.pack_codes("weight_packed", compressed_tensors.rows(bits, dense), codes.T)
     zeros = compressed_tensors.pack(integers.zeros, bits, dense).T if origin.stores_zeros else None
     return CTPackWeight(
-        config=config,
-        weight_packed=compressed_tensors.pack(devices.plain(integers.unpack()).T, bits, dense),
+        config=origin.config,
+        weight_packed=words,
         weight_scale=_copy_contiguous(integers.scales.T),
         weight_zero_point=None if zeros is None else _copy_contiguous(zeros),
         weight_g_idx=None if origin.index_dtype is None else integers.g_idx.to(origin.index_dtype),
@@ -67,40 +75,20 @@ def restore(integers: Integers, origin: Origin) -> CTPackWeight:
     )
 
 
-def from_integers(integers: Integers) -> CTPackWeight:
-    """Convert exactly, or raise RepackError.
-
-    The result has an index if groups are not in order. It has zero points if some differ from 2**(bits - 1),
-    or if the source stored them.
-    """
-    reason = _find_unsupported(integers)
-    if reason:
-        raise RepackError(integers.source, "compressed-tensors", reason)
-    (N, K), bits = integers.shape, integers.bits
+def _choose_origin(integers: Integers) -> Origin:
+    """Choose config and optional tensors for integers of another format, or raise RepackError."""
+    integers.reject("compressed-tensors", _find_unsupported(integers))
     stores_zeros, indexed = integers.origin.stores_zeros or not integers.symmetric, not integers.in_order
     config = CTPackConfig(
-        bits,
+        integers.bits,
         integers.group_size if integers.groups > 1 else -1,
         symmetric=not stores_zeros,
         act_order=indexed,
         dense=True,
         groups_lie="anywhere" if indexed else "in order",
-        shape=(N, K),
+        shape=integers.shape,
     )
-    codes = integers.unpack()
-    if _has_unused_bits(K, bits, True):
-        words = compressed_tensors.pack(devices.plain(codes).T, bits, True)
-    else:
-        words = integers.pack_codes("weight_packed", compressed_tensors.rows(bits, True), codes.T)
-    zeros = compressed_tensors.pack(integers.zeros, bits, True).T if stores_zeros else None
-    return CTPackWeight(
-        config=config,
-        weight_packed=words,
-        weight_scale=_copy_contiguous(integers.scales.T),
-        weight_zero_point=None if zeros is None else _copy_contiguous(zeros),
-        weight_g_idx=integers.g_idx.to(torch.int32) if indexed else None,
-        layer=integers.layer,
-    )
+    return Origin(CTPackWeight, config, torch.int32 if indexed else None, stores_zeros)
 
 
 def _find_unsupported(integers: Integers) -> str | None:

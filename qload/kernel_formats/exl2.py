@@ -21,7 +21,7 @@ from torch import Tensor
 from qload import spec
 from qload.errors import RepackError
 from qload.formats.exl2 import Exl2Config, Exl2Weight, as_positions, codes_of, scale_unit
-from qload.kernel_formats.plain_integers import invert_permutation, record_origin, unpermute_rows
+from qload.kernel_formats.plain_integers import invert_perm, record_origin, unpermute_rows
 from qload.layouts.exl2 import START_LIMIT, Exl2Groups
 from qload.spec import Role, TensorSpec
 
@@ -99,7 +99,7 @@ def from_exl2(weight: Exl2Weight) -> Exl2KernelWeight:
         config=weight.config,
         q_weight=groups.pack(groups.unpack(weight.q_weight), shuffle=True),
         **_copy_shared_tensors(weight),
-        q_perm=invert_permutation(as_positions(weight.q_invperm).to(torch.int32)),
+        q_perm=invert_perm(as_positions(weight.q_invperm).to(torch.int32)),
         q_group_map=groups.map(),
         layer=record_origin(weight),
     )

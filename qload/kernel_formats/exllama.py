@@ -18,16 +18,9 @@ from torch import Tensor
 
 from qload import spec
 from qload.devices import StoredCodes
-from qload.errors import RepackError
 from qload.formats.gptq import INDICES, SCALES
-from qload.kernel_formats.gptq import find_unsupported, infer_group_size, pack_zero_points
-from qload.kernel_formats.plain_integers import (
-    Integers,
-    Origin,
-    invert_permutation,
-    record_origin,
-    unpermute_rows,
-)
+from qload.kernel_formats.gptq import find_unsupported, pack_zero_points
+from qload.kernel_formats.plain_integers import Integers, Origin, invert_perm, record_origin, unpermute_rows
 from qload.layouts import STORED_MINUS_ONE, ZeroPoints, exllama, gptq
 from qload.spec import Role, TensorSpec
 
@@ -105,7 +98,7 @@ class ExllamaWeight(spec.Weight):
     @property
     def q_invperm(self) -> Tensor | None:
         """Row of each input in qweight: (K,), int32; None: no permutation."""
-        return None if self.q_perm is None else invert_permutation(self.q_perm)
+        return None if self.q_perm is None else invert_perm(self.q_perm)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -157,11 +150,13 @@ def to_integers(weight: ExllamaWeight) -> Integers:
     bits, zeros = weight.config.bits, weight.config.zeros
     g_idx = unpermute_rows(weight.g_idx, weight.q_perm)
     layer = record_origin(weight, weight.g_idx)
-    source_config = layer.origin.config if isinstance(layer.origin, Origin) else None
+    config = layer.origin.config if isinstance(layer.origin, Origin) else None
+    group_size = getattr(config, "group_size", None)
+    if not group_size:  # the largest group
+        group_size = int(torch.bincount(g_idx.long()).max()) if weight.scales.shape[0] > 1 else -1
     return Integers(
         bits=bits,
-        group_size=getattr(source_config, "group_size", None)
-        or infer_group_size(weight.scales.shape[0], g_idx),
+        group_size=group_size,
         unpack=lambda: unpermute_rows(exllama.rows(bits).packed(weight.qweight), weight.q_perm),
         scales=weight.scales,
         zeros=zeros.read(weight.qzeros, gptq.columns(bits)),
@@ -176,9 +171,8 @@ def from_integers(integers: Integers, zeros: ZeroPoints | None = None) -> Exllam
 
     `zeros`: convention of the stored zero points; None: that of the source.
     """
-    reason, zeros = find_unsupported(integers), zeros or integers.convention
-    if reason:
-        raise RepackError(integers.source, "exllama", reason)
+    zeros = zeros or integers.convention
+    integers.reject("exllama", find_unsupported(integers))
     codes, g_idx, perm = integers.unpack(), integers.g_idx, None
     order = torch.argsort(g_idx, stable=True)
     if not bool((order[1:] > order[:-1]).all()):

@@ -49,7 +49,7 @@ from qload.devices import LazyCodes
 from qload.errors import ArgumentError, RepackError
 from qload.formats import CTMXFP4Weight, CTNVFP4Weight, ModelOptNVFP4Weight, MXFP4Config, mx, nvfp4
 from qload.kernel_formats.marlin import pad_shape
-from qload.kernel_formats.plain_integers import Origin, record_origin
+from qload.kernel_formats.plain_integers import Origin, pad_matrix, record_origin
 from qload.layouts import ClippedCodes, Order, compressed_tensors, fp4, marlin
 from qload.spec import Layer, Role, TensorSpec, Weight, named
 
@@ -144,6 +144,11 @@ def restore_checkpoint(floats: Fp4, origin: Origin) -> Weight:
         **{names.packed: CODE_PACKING.pack(floats.unpack().T).view(code_dtype), "weight_scale": scales},
         **{name: tensor for name, tensor in optional.items() if tensor is not None},
     )
+
+
+def find_packed_tensor(weight: Weight) -> str:
+    """Return the name of the tensor of codes of a checkpoint weight."""
+    return TENSOR_NAMES[type(weight)].packed
 
 
 def _view_as_words(packed: Tensor) -> Tensor:
@@ -515,9 +520,7 @@ def from_fp4(
     Np, Kp = pad_shape(N, K, names.group_size)
     codes = floats.unpack()
     if (Np, Kp) != (N, K):
-        padded = torch.zeros(Kp, Np, dtype=torch.uint8, device=floats.scales.device)
-        padded[:K, :N] = devices.plain(codes)
-        codes = padded
+        codes = pad_matrix(devices.plain(codes), Kp, Np)
     return weight_type(
         config=config,
         qweight=marlin.rows(FP4_BITS).pack(codes),
@@ -549,6 +552,5 @@ def _order_scales(floats: Fp4, raised: int, shape: tuple[int, int], generation: 
     stored = floats.scales
     if floats.second_scale is not None:
         stored = fp4.s0e5m3((floats.scales.float() * 2.0 ** (SCALE_SHIFT + raised)).half())
-    padded = torch.zeros(shape, dtype=torch.uint8, device=stored.device)
-    padded[: stored.shape[1], : stored.shape[0]] = stored.T
+    padded = pad_matrix(stored.T, *shape)
     return generation.scale_order.apply(padded).reshape(shape).view(SCALE_DTYPES[floats.names.group_size])

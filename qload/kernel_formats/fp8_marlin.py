@@ -26,7 +26,7 @@ from qload.errors import ArgumentError, RepackError
 from qload.formats import Fp8Weight
 from qload.formats.fp8 import E4M3FN
 from qload.kernel_formats.marlin import GROUP_SIZES, pad_shape
-from qload.kernel_formats.plain_integers import Origin, record_origin
+from qload.kernel_formats.plain_integers import Origin, pad_matrix, record_origin
 from qload.layouts import ClippedCodes, marlin
 from qload.spec import Role, TensorSpec, named
 from qload.spec.casts import check_cast
@@ -132,13 +132,11 @@ def from_fp8(
     rounded = _round_scales(weight, dtype, exponent_bias)
     config = Fp8MarlinConfig(-1 if block is None or rounded.shape[0] == 1 else block[1], exponent_bias)
     Np, Kp = pad_shape(N, K, config.group_size)
-    padded = torch.zeros(Kp, Np, dtype=torch.uint8, device=weight.device)
-    padded[:K, :N] = weight.weight.view(torch.uint8).T
-    scales = torch.zeros(config.groups(Kp), Np, dtype=dtype, device=weight.device)
-    scales[: rounded.shape[0], :N] = rounded
+    codes = pad_matrix(weight.weight.view(torch.uint8).T.contiguous(), Kp, Np)
+    scales = pad_matrix(rounded, config.groups(Kp), Np)
     return Fp8MarlinWeight(
         config=config,
-        qweight=marlin.rows(8).pack(padded),
+        qweight=marlin.rows(8).pack(codes),
         scales=marlin.scales(scales.shape[0]).apply(scales),
         weight_scale=weight.weight_scale,
         input_scale=weight.input_scale,

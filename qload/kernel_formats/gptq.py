@@ -6,10 +6,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from qload.errors import RepackError
 from qload.formats import GPTQConfig, GPTQWeight
+from qload.kernel_formats import plain_integers
 from qload.kernel_formats.plain_integers import Integers, Origin, record_origin
-from qload.layouts import ZeroPoints, gptq
+from qload.layouts import STORED_MINUS_ONE, ZeroPoints, gptq
 from qload.sentences import WORD_BITS
 from qload.spec import Codes, Layer
 
@@ -63,11 +63,13 @@ def _symmetric_word(bits: int, zeros: ZeroPoints) -> int | None:
     return int(zeros.write(fill, gptq.columns(bits)))
 
 
-def from_integers(integers: Integers, zeros: ZeroPoints) -> GPTQWeight:
-    """Convert exactly, or raise RepackError for short words or zero points beyond the convention `zeros`."""
-    reason = find_unsupported(integers)
-    if reason:
-        raise RepackError(integers.source, "gptq", reason)
+def from_integers(integers: Integers, zeros: ZeroPoints | None = None) -> GPTQWeight:
+    """Convert exactly, or raise RepackError for short words or zero points beyond the convention.
+
+    `zeros`: convention of stored zero points; None: minus one.
+    """
+    zeros = zeros or STORED_MINUS_ONE
+    integers.reject("gptq", find_unsupported(integers))
     config, origin, qweight = _choose_config(integers, zeros), integers.origin, integers.gptq_words
     if qweight is None:
         qweight = integers.pack_codes("qweight", gptq.rows(integers.bits), integers.unpack())
@@ -83,18 +85,14 @@ def from_integers(integers: Integers, zeros: ZeroPoints) -> GPTQWeight:
 
 def from_codes(codes: Codes, scales: Tensor, layer: Layer, config: GPTQConfig) -> GPTQWeight:
     """Make a GPTQ weight with `config` of codes in plain order, and scales (G, N) in their own dtype."""
-    assert codes.zeros is not None
-    assert codes.k_group is not None
-    integers = Integers(
-        bits=codes.bits,
-        group_size=config.group_size,
-        unpack=lambda: codes.codes.T,
-        scales=scales,
-        zeros=codes.zeros.T,
-        g_idx=codes.k_group,
-        layer=replace(layer, origin=Origin(GPTQWeight, config)),
-    )
+    with_origin = replace(layer, origin=Origin(GPTQWeight, config))
+    integers = plain_integers.from_codes(codes, scales, with_origin, config.group_size)
     return replace(from_integers(integers, config.zeros), layer=layer)
+
+
+def restore(integers: Integers, origin: Origin) -> GPTQWeight:
+    """Restore the checkpoint weight."""
+    return from_integers(integers, origin.config.zeros)
 
 
 def pack_zero_points(integers: Integers, zeros: ZeroPoints) -> Tensor:
@@ -103,8 +101,7 @@ def pack_zero_points(integers: Integers, zeros: ZeroPoints) -> Tensor:
     lowest, highest = integers.span
     for value, violation in ((highest, f"above {upper}"), (lowest, f"below {lower}")):
         if value > upper or value < lower:
-            reason = f"a zero point of {value} is {violation}"
-            raise RepackError(integers.source, f"zero points {zeros.name}", reason)
+            integers.reject(f"zero points {zeros.name}", f"a zero point of {value} is {violation}")
     return zeros.write(integers.zeros.contiguous(), gptq.columns(integers.bits))
 
 
@@ -125,8 +122,3 @@ def _choose_config(integers: Integers, zeros: ZeroPoints) -> GPTQConfig:
     several = integers.groups > 1
     size = integers.group_size if several else -1
     return GPTQConfig(integers.bits, size, zeros, positional=several and integers.in_order)
-
-
-def infer_group_size(groups: int, g_idx: Tensor) -> int:
-    """Return the rows of the largest group in an index; -1 for one group."""
-    return int(torch.bincount(g_idx.long()).max()) if groups > 1 else -1

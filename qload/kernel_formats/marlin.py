@@ -28,10 +28,16 @@ from torch import Tensor
 
 from qload import devices, spec
 from qload.devices import StoredCodes
-from qload.errors import ArgumentError, RepackError, ShapeError
-from qload.formats import GPTQConfig
+from qload.errors import ArgumentError, ShapeError
 from qload.formats.gptq import SCALES
-from qload.kernel_formats.plain_integers import Integers, Origin, record_origin, unpermute_rows
+from qload.kernel_formats.plain_integers import (
+    Integers,
+    Origin,
+    from_codes,
+    pad_matrix,
+    record_origin,
+    unpermute_rows,
+)
 from qload.layouts import ClippedCodes, Stored, marlin
 from qload.layouts.packing import Packing
 from qload.spec import Role, TensorSpec
@@ -253,24 +259,17 @@ class GPTQMarlinWeight(spec.Weight):
 
 def to_integers(weight: GPTQMarlinWeight) -> Integers:
     """Convert to plain integers, in the order of inputs and without padding."""
-    codes, bits = weight.codes(), weight.config.bits
-    assert codes.k_group is not None
-    assert codes.zeros is not None
     layer = record_origin(weight, weight.g_idx, stores_zeros=weight.config.zero_point)
-    origin = layer.origin.config if isinstance(layer.origin, Origin) else None
-    copies, group_size = weight.config.copies, weight.config.stored_group_size
-    if not weight.config.is_k_full:  # the kernel reads g_idx and ignores its group size
-        group_size = getattr(origin, "group_size", None) or group_size
-    return Integers(
-        bits=bits,
-        group_size=group_size,
-        unpack=lambda: codes.codes.T,
-        scales=weight.plain_scales()[: codes.scales.shape[1] : copies, : weight.layer.N],
-        zeros=codes.zeros.T[::copies],
-        g_idx=codes.k_group if copies == 1 else codes.k_group // copies,
-        layer=layer,
-        convention=origin.zeros if isinstance(origin, GPTQConfig) else Stored(),
-    )
+    group_size, copies = weight.config.stored_group_size, weight.config.copies
+    if not weight.config.is_k_full and isinstance(layer.origin, Origin):  # the config's size means nothing
+        group_size = getattr(layer.origin.config, "group_size", None) or group_size
+    codes = weight.codes()
+    scales = weight.plain_scales()[: codes.scales.shape[1], : weight.layer.N]
+    integers = from_codes(codes, scales, layer, group_size)
+    if copies == 1:
+        return integers
+    g_idx = integers.g_idx // copies
+    return replace(integers, scales=scales[::copies], zeros=integers.zeros[::copies], g_idx=g_idx)
 
 
 def from_integers(
@@ -283,13 +282,12 @@ def from_integers(
     Zero points that are all 2**(bits - 1) are left out, unless `keep_zeros` or the checkpoint stores them.
     `weight_type`: a subclass with another order of codes.
     """
-    reason, name = find_unsupported(integers), weight_type.example.name
-    if reason:
-        raise RepackError(integers.source, name, reason)
+    name = weight_type.example.name
+    integers.reject(name, find_unsupported(integers))
     (N, K), bits, groups = integers.shape, integers.bits, integers.groups
     config, perm, g_idx = _order_rows(integers, weight_type)
     if not (config.is_k_full or weight_type.supports_incomplete_groups):
-        raise RepackError(integers.source, name, "rows of its groups are on other ranks (act order)")
+        integers.reject(name, "rows of its groups are on other ranks (act order)")
     Np, Kp = weight_type.padded(N, K, config.group_size)
     zero_point = keep_zeros or integers.origin.stores_zeros or not integers.symmetric
     codes = integers.unpack()
@@ -332,11 +330,11 @@ def _order_rows(
     (N, K), groups, device = integers.shape, integers.groups, integers.g_idx.device
     size, copies = (split_group(integers.group_size) or (integers.group_size, 1)) if groups > 1 else (-1, 1)
     config = type(weight_type.example)(integers.bits, size, copies=copies)
-    if integers.in_order:
+    perm = integers.group_order
+    if perm is None:
         return config, None, None
     _, Kp = weight_type.padded(N, K, config.group_size)
     group, padded = config.in_order(K, device), config.in_order(Kp, device)
-    perm = torch.argsort(integers.g_idx, stable=True)
     ordered = integers.g_idx[perm].long()
     is_k_full = -(-config.groups(K) // copies) == groups and bool((ordered == group // copies).all())
     g_idx = padded if is_k_full else torch.cat([ordered, torch.full_like(padded[K:], groups - 1)])
@@ -347,8 +345,4 @@ def _order_rows(
 def _copy_and_pad(tensor: Tensor, copies: int, rows: int, columns: int, value: int) -> Tensor:
     """Repeat each row `copies` times, then pad to (`rows`, `columns`) with `value`."""
     tensor = tensor if copies == 1 else tensor.repeat_interleave(copies, 0)[:rows]
-    if tensor.shape == (rows, columns):
-        return tensor
-    padded = tensor.new_full((rows, columns), value)
-    padded[: tensor.shape[0], : tensor.shape[1]] = tensor
-    return padded
+    return pad_matrix(tensor, rows, columns, value)

@@ -7,7 +7,7 @@ from qload.errors import PatternError, RepackError
 from qload.formats import Marlin24Config, Marlin24Weight
 from qload.formats.marlin import DENSE_ROWS
 from qload.kernel_formats.marlin_checkpoint import find_unsupported_by_tiles
-from qload.kernel_formats.plain_integers import Integers, record_origin, symmetric_zero_points
+from qload.kernel_formats.plain_integers import Integers, Origin, from_ordered_groups
 from qload.layouts import marlin, marlin_24
 
 
@@ -16,37 +16,28 @@ def to_integers(weight: Marlin24Weight) -> Integers:
 
     RepackError if the metadata keeps other codes of weight 0 than packers do: dense codes lose this choice.
     """
-    bits, scales = weight.config.bits, weight.plain_scales()
     codes = weight.codes().plain().T
-    differing = (marlin_24.choose_positions(2 ** (bits - 1) != codes) != weight.positions()).nonzero()
+    expected = marlin_24.choose_positions(2 ** (weight.config.bits - 1) != codes)
+    differing = (expected != weight.positions()).nonzero()
     if differing.numel():
         row, n = differing[0].tolist()
         difference = "the metadata keeps another code of weight 0 than packers do"
         reason = f"{difference}, first at kept row {row} of column {n}"
         raise RepackError("marlin_24", "dense layouts", reason)
-    return Integers(
-        bits=bits,
-        group_size=weight.config.group_size,
-        unpack=lambda: codes,
-        scales=scales,
-        zeros=symmetric_zero_points(bits, scales),
-        g_idx=weight.config.in_order(weight.layer.K, scales.device),
-        layer=record_origin(weight),
-    )
+    return from_ordered_groups(weight, lambda: codes, weight.plain_scales())
 
 
-def from_integers(integers: Integers, config: Marlin24Config | None = None) -> Marlin24Weight:
+def from_integers(integers: Integers, origin: Origin | None = None) -> Marlin24Weight:
     """Convert a 2:4 sparse weight exactly, or raise RepackError.
 
-    `config`: that of the original checkpoint, whose order of scales a share keeps.
+    `origin`: the checkpoint weight to restore; a share keeps its order of scales.
     """
-    reason = _find_unsupported(integers)
-    if reason:
-        raise RepackError(integers.source, "marlin_24", reason)
+    integers.reject("marlin_24", _find_unsupported(integers))
     if integers.whole is not None:
         _choose_positions(integers.whole)  # every rank then raises the same error
     bits, codes, positions = integers.bits, devices.plain(integers.unpack()), _choose_positions(integers)
-    config = config or Marlin24Config(integers.group_size if integers.groups > 1 else -1, bits)
+    size = integers.group_size if integers.groups > 1 else -1
+    config = origin.config if origin else Marlin24Config(size, bits)
     scales = marlin_24.SCALES_GROUPED.apply(integers.scales) if config.permuted else integers.scales
     return Marlin24Weight(
         config=config,

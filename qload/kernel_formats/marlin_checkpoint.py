@@ -1,37 +1,26 @@
 """Marlin checkpoints: symmetric codes, groups in order, no padding."""
 
-from qload.errors import RepackError
 from qload.formats import MarlinConfig, MarlinWeight
 from qload.formats.marlin import SCALES
-from qload.kernel_formats.plain_integers import Integers, record_origin, symmetric_zero_points
+from qload.kernel_formats.plain_integers import Integers, Origin, from_ordered_groups
 from qload.layouts import marlin
 
 
 def to_integers(weight: MarlinWeight) -> Integers:
     """Convert to plain integers."""
-    bits, scales = weight.config.bits, weight.plain_scales()
-    return Integers(
-        bits=bits,
-        group_size=weight.config.group_size,
-        unpack=lambda: marlin.rows(bits).packed(weight.B),
-        scales=scales,
-        zeros=symmetric_zero_points(bits, scales),
-        g_idx=weight.config.in_order(weight.layer.K, scales.device),
-        layer=record_origin(weight),
-    )
+    packing = marlin.rows(weight.config.bits)
+    return from_ordered_groups(weight, lambda: packing.packed(weight.B), weight.plain_scales())
 
 
-def from_integers(integers: Integers, config: MarlinConfig | None = None) -> MarlinWeight:
+def from_integers(integers: Integers, origin: Origin | None = None) -> MarlinWeight:
     """Convert exactly, or raise RepackError.
 
-    A Marlin checkpoint has whole tiles, groups in order and no zero points. `config`: that of the original
-    checkpoint, whose order of scales a share keeps.
+    A Marlin checkpoint has whole tiles, groups in order and no zero points. `origin`: the checkpoint weight
+    to restore; a share keeps its order of scales.
     """
-    reason = _find_unsupported(integers)
-    if reason:
-        raise RepackError(integers.source, "a Marlin checkpoint", reason)
+    integers.reject("a Marlin checkpoint", _find_unsupported(integers))
     bits, groups, K = integers.bits, integers.groups, integers.layer.K
-    config = config or MarlinConfig(-1 if groups == 1 else K // groups, bits)
+    config = origin.config if origin else MarlinConfig(-1 if groups == 1 else K // groups, bits)
     order = marlin.SCALES_PER_COLUMN if config.group_size == -1 else marlin.SCALES_GROUPED
     return MarlinWeight(
         config=config,

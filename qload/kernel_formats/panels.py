@@ -19,11 +19,10 @@ import torch
 from torch import Tensor
 
 from qload import devices, spec
-from qload.errors import ArgumentError, RepackError
-from qload.formats import GPTQConfig
+from qload.errors import ArgumentError
 from qload.formats.gptq import SCALES
-from qload.kernel_formats.plain_integers import Integers, Origin, record_origin
-from qload.layouts import ClippedCodes, Stored, panels
+from qload.kernel_formats.plain_integers import Integers, from_codes, pad_matrix, record_origin
+from qload.layouts import ClippedCodes, panels
 from qload.sentences import WORD_BITS
 from qload.spec import Role, TensorSpec
 
@@ -175,21 +174,9 @@ class PanelsWeight(spec.Weight):
 
 def to_integers(weight: PanelsWeight) -> Integers:
     """Convert to plain integers, in the order of inputs and without padding."""
-    codes = weight.codes()
-    assert codes.k_group is not None
-    assert codes.zeros is not None
     layer = record_origin(weight, weight.perm, stores_zeros=weight.config.zero_point)
-    origin = layer.origin.config if isinstance(layer.origin, Origin) else None
-    return Integers(
-        bits=weight.config.bits,
-        group_size=weight.config.group_size,
-        unpack=lambda: codes.codes.T,
-        scales=panels.SCALES.undo(weight.scales)[:, : weight.layer.N],
-        zeros=codes.zeros.T,
-        g_idx=codes.k_group,
-        layer=layer,
-        convention=origin.zeros if isinstance(origin, GPTQConfig) else Stored(),
-    )
+    scales = panels.SCALES.undo(weight.scales)[:, : weight.layer.N]
+    return from_codes(weight.codes(), scales, layer, weight.config.group_size)
 
 
 def from_integers(integers: Integers) -> PanelsWeight:
@@ -197,10 +184,8 @@ def from_integers(integers: Integers) -> PanelsWeight:
 
     Zero points of 4 and 8 bits that are all 2**(bits - 1) are left out, unless the checkpoint stores them.
     """
-    perm = None if integers.in_order else torch.argsort(integers.g_idx, stable=True)
-    reason = _find_unsupported(integers, perm)
-    if reason:
-        raise RepackError(integers.source, "panels", reason)
+    integers.reject("panels", find_unsupported(integers))
+    perm = integers.group_order
     optional = integers.bits in panels.BITS and not integers.origin.stores_zeros
     zero_point = not (optional and integers.symmetric)
     size = integers.group_size if integers.groups > 1 else -1
@@ -219,16 +204,12 @@ def from_integers(integers: Integers) -> PanelsWeight:
 
 def find_unsupported(integers: Integers) -> str | None:
     """Return the reason for which `from_integers` would refuse a weight, else None; reads no codes."""
-    perm = None if integers.in_order else torch.argsort(integers.g_idx, stable=True)
-    return _find_unsupported(integers, perm)
-
-
-def _find_unsupported(integers: Integers, perm: Tensor | None) -> str | None:
     if integers.bits not in CODE_BITS:
         return f"codes of {integers.bits} bits"
     lowest, highest = integers.span
     if lowest < 0 or highest > MAX_ZERO_POINT:
         return f"a zero point of {lowest if lowest < 0 else highest} does not fit a byte"
+    perm = integers.group_order
     if perm is None:
         return None
     size, K = integers.group_size, integers.layer.K
@@ -255,12 +236,7 @@ def _pad_codes(integers: Integers, config: PanelsConfig, perm: Tensor | None) ->
 
 def _pad_columns(tensor: Tensor) -> Tensor:
     """Pad (G, N) with columns of zeros to whole panels."""
-    N = tensor.shape[1]
-    if _round_up(N) == N:
-        return tensor
-    padded = tensor.new_zeros(tensor.shape[0], _round_up(N))
-    padded[:, :N] = tensor
-    return padded
+    return pad_matrix(tensor, tensor.shape[0], _round_up(tensor.shape[1]))
 
 
 def _round_up(N: int) -> int:

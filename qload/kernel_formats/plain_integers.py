@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from qload import devices, spec
+from qload.errors import RepackError
+from qload.formats import GPTQConfig
 from qload.layouts import Order, PackedCodes, Packing, Stored, ZeroPoints
-from qload.spec import Layer, Weight
+from qload.spec import Codes, Layer, Weight
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,16 @@ class Integers:
             return False
         return bool((self.g_idx == torch.arange(K, device=self.g_idx.device) // size).all())
 
+    @cached_property
+    def group_order(self) -> Tensor | None:
+        """Stable order of rows by group: (K,), int64; None: rows are in group order."""
+        return None if self.in_order else torch.argsort(self.g_idx, stable=True)
+
+    def reject(self, layout: str, reason: str | None) -> None:
+        """Raise RepackError if there is a `reason` against `layout`."""
+        if reason:
+            raise RepackError(self.source, layout, reason)
+
     def find_unordered_groups(self, layout: str) -> str | None:
         """Return the reason if these groups need a group index, which `layout` lacks; else None.
 
@@ -187,6 +199,57 @@ def symmetric_zero_points(bits: int, scales: Tensor) -> Tensor:
     return torch.full_like(scales, 2 ** (bits - 1), dtype=torch.int32)
 
 
+def from_ordered_groups(
+    weight: Weight,
+    unpack: Callable[[], Tensor | devices.LazyCodes],
+    scales: Tensor,
+    zeros: Tensor | None = None,
+) -> Integers:
+    """Return the integers of a checkpoint weight with groups in order.
+
+    `zeros`: stored zero points (G, N); None: all are 2**(bits - 1).
+    """
+    config: Any = weight.config
+    return Integers(
+        bits=config.bits,
+        group_size=config.group_size,
+        unpack=unpack,
+        scales=scales,
+        zeros=symmetric_zero_points(config.bits, scales) if zeros is None else zeros,
+        g_idx=config.in_order(weight.layer.K, scales.device),
+        layer=record_origin(weight, stores_zeros=zeros is not None),
+    )
+
+
+def from_codes(codes: Codes, scales: Tensor, layer: Layer, group_size: int) -> Integers:
+    """Return the integers of `codes`, with their `scales` (G, N) in the stored dtype.
+
+    The convention of zero points is that of the origin.
+    """
+    assert codes.zeros is not None
+    assert codes.k_group is not None
+    config = layer.origin.config if isinstance(layer.origin, Origin) else None
+    return Integers(
+        bits=codes.bits,
+        group_size=group_size,
+        unpack=lambda: codes.codes.T,
+        scales=scales,
+        zeros=codes.zeros.T,
+        g_idx=codes.k_group,
+        layer=layer,
+        convention=config.zeros if isinstance(config, GPTQConfig) else Stored(),
+    )
+
+
+def pad_matrix(matrix: Tensor, rows: int, columns: int, value: int = 0) -> Tensor:
+    """Pad a matrix to (`rows`, `columns`) with `value`; a matrix of this shape is returned itself."""
+    if matrix.shape == (rows, columns):
+        return matrix
+    padded = matrix.new_full((rows, columns), value)
+    padded[: matrix.shape[0], : matrix.shape[1]] = matrix
+    return padded
+
+
 R = TypeVar("R", Tensor, PackedCodes)
 
 
@@ -194,12 +257,12 @@ def unpermute_rows(rows: R, perm: Tensor | None) -> R:
     """Move row i to row perm[i]: undo a kernel's row order. None: no permutation."""
     if perm is None:
         return rows
-    moved = rows[invert_permutation(perm)]
+    moved = rows[invert_perm(perm)]
     assert isinstance(moved, type(rows))  # packed codes are still along K
     return moved
 
 
-def invert_permutation(perm: Tensor) -> Tensor:
+def invert_perm(perm: Tensor) -> Tensor:
     """Return the inverse of a permutation, in the same dtype."""
     inverse = torch.empty_like(perm)
     inverse[perm.long()] = torch.arange(perm.numel(), dtype=perm.dtype, device=perm.device)

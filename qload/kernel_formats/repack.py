@@ -39,15 +39,9 @@ from qload.kernel_formats import (
     panels,
     strips,
 )
-from qload.kernel_formats.exl2 import Exl2KernelWeight
-from qload.kernel_formats.exllama import ExllamaWeight
 from qload.kernel_formats.fp4_marlin import VLLM_0_11, VLLM_0_33, Fp4, Fp4MarlinVllm033Weight, Fp4MarlinWeight
-from qload.kernel_formats.fp8_marlin import Fp8MarlinWeight
-from qload.kernel_formats.marlin import GPTQMarlinWeight
-from qload.kernel_formats.panels import PanelsWeight
 from qload.kernel_formats.plain_integers import Integers, Origin
-from qload.kernel_formats.strips import StripsWeight
-from qload.layouts import Stored, StoredMinusOne, ZeroPoints
+from qload.layouts import Stored, ZeroPoints
 from qload.spec import ActivationScheme, Weight
 from qload.spec.weight import tensor_names
 
@@ -104,49 +98,30 @@ class Writer:
 
 READERS: dict[type[Weight], Reader] = {
     GPTQWeight: Reader(
-        Integers,
-        gptq.to_integers,
-        lambda integers, origin: gptq.from_integers(integers, origin.config.zeros),
-        lambda _: "qweight",
-        gptq.has_ordered_groups,
+        Integers, gptq.to_integers, gptq.restore, lambda _: "qweight", gptq.has_ordered_groups
     ),
-    AWQWeight: Reader(
-        Integers,
-        awq.to_integers,
-        lambda integers, origin: awq.from_integers(integers, origin.stores_zeros),
-        lambda _: "qweight",
-    ),
+    AWQWeight: Reader(Integers, awq.to_integers, awq.from_integers, lambda _: "qweight"),
     CTPackWeight: Reader(
         Integers,
         compressed_tensors.to_integers,
-        compressed_tensors.restore,
+        compressed_tensors.from_integers,
         compressed_tensors.find_skippable_tensor,
     ),
     MarlinWeight: Reader(
-        Integers,
-        marlin_checkpoint.to_integers,
-        lambda integers, origin: marlin_checkpoint.from_integers(integers, origin.config),
-        lambda _: "B",
+        Integers, marlin_checkpoint.to_integers, marlin_checkpoint.from_integers, lambda _: "B"
     ),
-    Marlin24Weight: Reader(
-        Integers,
-        marlin_24.to_integers,
-        lambda integers, origin: marlin_24.from_integers(integers, origin.config),
-    ),
-    ExllamaWeight: Reader(Integers, exllama.to_integers),
-    GPTQMarlinWeight: Reader(Integers, marlin.to_integers),
-    StripsWeight: Reader(Integers, marlin.to_integers),
-    PanelsWeight: Reader(Integers, panels.to_integers),
+    Marlin24Weight: Reader(Integers, marlin_24.to_integers, marlin_24.from_integers),
+    exllama.ExllamaWeight: Reader(Integers, exllama.to_integers),
+    marlin.GPTQMarlinWeight: Reader(Integers, marlin.to_integers),
+    strips.StripsWeight: Reader(Integers, marlin.to_integers),
+    panels.PanelsWeight: Reader(Integers, panels.to_integers),
     Exl2Weight: Reader(Exl2Weight, restore=lambda weight, _: weight, skippable=lambda _: "q_weight"),
-    Exl2KernelWeight: Reader(Exl2Weight, exl2.to_exl2),
+    exl2.Exl2KernelWeight: Reader(Exl2Weight, exl2.to_exl2),
     Fp8Weight: Reader(Fp8Weight, restore=lambda weight, _: weight, skippable=lambda _: "weight"),
-    Fp8MarlinWeight: Reader(Fp8Weight, fp8_marlin.to_fp8),
+    fp8_marlin.Fp8MarlinWeight: Reader(Fp8Weight, fp8_marlin.to_fp8),
     **{
         weight_type: Reader(
-            Fp4,
-            fp4_marlin.read_checkpoint,
-            fp4_marlin.restore_checkpoint,
-            lambda weight: fp4_marlin.TENSOR_NAMES[type(weight)].packed,
+            Fp4, fp4_marlin.read_checkpoint, fp4_marlin.restore_checkpoint, fp4_marlin.find_packed_tensor
         )
         for weight_type in fp4_marlin.TENSOR_NAMES
     },
@@ -154,28 +129,23 @@ READERS: dict[type[Weight], Reader] = {
     Fp4MarlinVllm033Weight: Reader(Fp4, fp4_marlin.to_fp4),
 }
 
+_TO_FP4_MARLIN_VLLM_0_33 = partial(fp4_marlin.from_fp4, weight_type=Fp4MarlinVllm033Weight)
 WRITERS: dict[tuple[type[Any], str], Writer] = {
-    (Integers, "gptq"): Writer(
-        GPTQWeight,
-        lambda integers, zeros: gptq.from_integers(integers, zeros or StoredMinusOne()),
-        ("zeros",),
-    ),
+    (Integers, "gptq"): Writer(GPTQWeight, gptq.from_integers, ("zeros",)),
     (Integers, "gptq_v2"): Writer(GPTQWeight, lambda integers: gptq.from_integers(integers, Stored())),
     (Integers, "awq"): Writer(AWQWeight, awq.from_integers),
-    (Integers, "exllama"): Writer(ExllamaWeight, exllama.from_integers, ("zeros",)),
-    (Integers, "marlin"): Writer(GPTQMarlinWeight, marlin.from_integers),
-    (Integers, "strips"): Writer(StripsWeight, strips.from_integers),
-    (Integers, "panels"): Writer(PanelsWeight, panels.from_integers),
+    (Integers, "exllama"): Writer(exllama.ExllamaWeight, exllama.from_integers, ("zeros",)),
+    (Integers, "marlin"): Writer(marlin.GPTQMarlinWeight, marlin.from_integers),
+    (Integers, "strips"): Writer(strips.StripsWeight, strips.from_integers),
+    (Integers, "panels"): Writer(panels.PanelsWeight, panels.from_integers),
     (Integers, "marlin_24"): Writer(Marlin24Weight, marlin_24.from_integers, reads_codes=True),
-    (Exl2Weight, "exllama"): Writer(Exl2KernelWeight, exl2.from_exl2),
-    (Fp8Weight, "marlin"): Writer(Fp8MarlinWeight, fp8_marlin.from_fp8, ("dtype", "exponent_bias", "whole")),
+    (Exl2Weight, "exllama"): Writer(exl2.Exl2KernelWeight, exl2.from_exl2),
+    (Fp8Weight, "marlin"): Writer(
+        fp8_marlin.Fp8MarlinWeight, fp8_marlin.from_fp8, ("dtype", "exponent_bias", "whole")
+    ),
     (Fp4, "marlin"): Writer(Fp4MarlinWeight, fp4_marlin.from_fp4, ("dtype", "whole")),
     (Fp4, VLLM_0_11.layout): Writer(Fp4MarlinWeight, fp4_marlin.from_fp4, ("dtype", "whole")),
-    (Fp4, VLLM_0_33.layout): Writer(
-        Fp4MarlinVllm033Weight,
-        partial(fp4_marlin.from_fp4, weight_type=Fp4MarlinVllm033Weight),
-        ("dtype", "whole"),
-    ),
+    (Fp4, VLLM_0_33.layout): Writer(Fp4MarlinVllm033Weight, _TO_FP4_MARLIN_VLLM_0_33, ("dtype", "whole")),
 }
 LAYOUTS = tuple(dict.fromkeys(layout for _, layout in WRITERS))
 
@@ -230,9 +200,8 @@ def repack(
     >>> torch.equal(repack(awq, "gptq_v2").dequantize(), awq.dequantize())
     True
     """
-    _check_layout(layout)
-    weight.check_values()
     reader, writer = _require_reader(weight, layout), _require_writer(weight, layout)
+    weight.check_values()
     if whole is not None and _require_reader(whole, layout).intermediate is not reader.intermediate:
         raise ArgumentError("whole", f"the layer that the {weight.format} weight is a share of", whole.format)
     options_given = {"zeros": zeros, "dtype": dtype, "exponent_bias": exponent_bias}
@@ -245,7 +214,6 @@ def repack(
 
 def repack_as_loaded(weight: Weight, layout: str, whole: Weight | None = None) -> Weight:
     """Repack a weight fresh from its loader; its config is trusted on the order of groups."""
-    _check_layout(layout)
     return _repack(weight, layout, {}, whole, loaded=True)[0]
 
 
@@ -357,17 +325,14 @@ def skippable_tensor(weight: Weight, layout: str) -> str:
     return "" if writer is None or writer.reads_codes else READERS[type(weight)].skippable(weight)
 
 
-def _check_layout(layout: str) -> None:
-    if layout not in LAYOUTS:
-        raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", repr(layout))
-
-
 def _find_writer(weight_type: type[Weight], layout: str) -> Writer | None:
     reader = READERS.get(weight_type)
     return None if reader is None else WRITERS.get((reader.intermediate, layout))
 
 
 def _require_reader(weight: Weight, layout: str) -> Reader:
+    if layout not in LAYOUTS:
+        raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", repr(layout))
     if type(weight) not in READERS:
         raise RepackError(weight.format, layout, f"{type(weight).__name__} has no codes to repack")
     return READERS[type(weight)]

@@ -118,7 +118,7 @@ FAULTS = (
     Fault(
         "permutation-ignored",
         "qload/kernel_formats/plain_integers.py",
-        "moved = rows[invert_permutation(perm)]",
+        "moved = rows[invert_perm(perm)]",
         "moved = rows",
     ),
     Fault(

@@ -61,7 +61,7 @@ FAULTS = (
     ),
     Fault("marlin-group-unchecked", _MARLIN, "split_group(size) is None", "size < 0"),
     Fault("marlin-copies-uneven", _MARLIN, "tensor.repeat_interleave(copies, 0)", "tensor.repeat(copies, 1)"),
-    Fault("marlin-copies-read", _MARLIN, "codes.k_group // copies", "codes.k_group"),
+    Fault("marlin-copies-read", _MARLIN, "integers.g_idx // copies", "integers.g_idx"),
     Fault(
         "marlin-zero-point-dropped",
         _MARLIN,

@@ -82,7 +82,7 @@ def read_layer(
     if g_idx is not None and not g_idx.numel() and not config.is_k_partitioned:
         g_idx = None  # rows in order; of a share nothing would tell from which group on
     if g_idx is not None and g_idx.numel() > config.group_size and groups > 1 and not g_idx.any():
-        what, wanted = "all zero, which has two readings", f"the group of each row, 0 to {groups - 1}"
+        what, wanted = "all zero, with two readings", f"the group of each row, 0 to {groups - 1}"
         raise AmbiguousIndexError(f"{name}: g_idx", what, wanted, f"0 for all {K} rows")
     rows = known.in_order(K, codes.device) if g_idx is None else g_idx.long()
     _expect(f"{name}: g_idx", rows, (K,), "(K,)")
