@@ -120,8 +120,8 @@ def test_a_layer_that_panels_refuse_has_none_and_is_read_once(
     make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     weight, asked = make(), []
-    why_not = cpu.why_not_panels
-    monkeypatch.setattr(cpu, "why_not_panels", lambda each: (asked.append(each), why_not(each))[1])
+    why_not = cpu.find_unsupported_panels
+    monkeypatch.setattr(cpu, "find_unsupported_panels", lambda each: (asked.append(each), why_not(each))[1])
     with pytest.raises(RepackError, match="panels"):
         repack(weight, "panels")
 

@@ -15,7 +15,7 @@ from qload.conformance.linear_checks import load_shares
 from qload.conformance.suite import CaseRun
 from qload.errors import CutError, DivideError
 from qload.kernel_formats import repack
-from qload.kernel_formats.repack import why_not_panels
+from qload.kernel_formats.repack import find_unsupported_panels
 from qload.kernels import cpu, experts_products
 from qload.kernels.cpu_rows import ROW_TYPES, rows_of
 from qload.spec import Weight
@@ -38,7 +38,7 @@ def weights_of(case: ConformanceCase) -> tuple[Weight, ...]:
 @lru_cache(maxsize=512)
 def why_no_panels(case: ConformanceCase) -> str:
     """The reason why panels refuse a share of the layer, or ""."""
-    reasons = map(why_not_panels, weights_of(case))
+    reasons = map(find_unsupported_panels, weights_of(case))
     return next((reason for reason in reasons if reason is not None), "")
 
 
@@ -119,7 +119,7 @@ class PanelsOfExperts(CPUExperts):
         return experts.repack("panels")
 
     def can_implement(self, case: ConformanceCase) -> tuple[bool, str]:
-        reason = next((reason for each in matrices(case) if (reason := why_not_panels(each))), "")
+        reason = next((reason for each in matrices(case) if (reason := find_unsupported_panels(each))), "")
         return not reason, reason
 
 
