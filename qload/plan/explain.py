@@ -31,7 +31,7 @@ NO_DTYPE = "config.json names no dtype of float16, bfloat16 and float32: activat
 EXPERTS_NOTE = "each matrix of an expert is listed alone, without kernels that multiply all experts at once"
 
 
-@dataclass
+@dataclass(frozen=True)
 class _LayerExplainer:
     """Explanations of layers, computed once for layers of one description with the same shares.
 

@@ -206,7 +206,7 @@ def test_no_experts_at_all_say_what_was_looked_for() -> None:
     error = refusal({f"{PREFIX}.gate_up": torch.ones(4)}, BOTH)
 
     assert isinstance(error, MissingTensorError)
-    assert f"there is {PREFIX}.gate_up" in str(error)
+    assert f"stored   {PREFIX}.gate_up" in str(error)
     assert "w1|w3|w2, gate_proj|up_proj|down_proj" in str(error)
 
 

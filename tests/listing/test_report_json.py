@@ -99,7 +99,7 @@ EXPLANATION = Explanation(
             "gptq",
             (8, 16),
             "strips",
-            {"panels": "is read by CPUs alone"},
+            {"panels": "only the CPU module reads it"},
             (KernelChoice(1, "decode", {"many": "slower"}, 2e-6, "timed"), KernelChoice(64, "many")),
             ("change",),
             "",
@@ -125,7 +125,7 @@ EXPLANATION_JSON = {
             "format": "gptq",
             "shape": (8, 16),
             "kernel_format": "strips",
-            "formats": {"panels": "is read by CPUs alone"},
+            "formats": {"panels": "only the CPU module reads it"},
             "choices": (
                 {
                     "tokens": 1,

@@ -90,7 +90,7 @@ def test_a_layers_name_is_a_text() -> None:
     [
         pytest.param(None, "NoneType", id="nothing"),
         pytest.param(np.zeros((4, 64), np.float16), "ndarray", id="an array"),
-        pytest.param(torch.zeros(4, 64, device="meta"), "one on meta", id="a tensor on meta"),
+        pytest.param(torch.zeros(4, 64, device="meta"), "a tensor on device meta", id="a tensor on meta"),
     ],
 )
 def test_only_a_tensor_with_values_is_loaded(kind: type[Any], loaded: Any, got: str) -> None:
