@@ -4,6 +4,8 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
+from os import PathLike
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,8 @@ from qload.cli.checkpoint_paths import open_path
 from qload.cli.options import CheckpointPath, nonfinite_option, parse_device, parse_token_ids, verbose_option
 from qload.cli.output import TORCHRUN_VARIABLE, UnsupportedCommandError, dumps, exit_quietly_unless_first
 from qload.cli.text import escape
+from qload.errors import ArgumentError, ConfigError
+from qload.storage import is_directory, is_taken, read_whole, snapshot
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +25,6 @@ if TYPE_CHECKING:
     from qload.hub import HubId
     from qload.loader.finite_scales import Nonfinite
     from qload.models import Decoder, Sampler, TextConfig
-    from qload.models.tokenizer import Tokenizer
     from qload.parallel import ProcessGroup
 
 CACHE_PAGE_TOKENS = 16
@@ -191,7 +194,6 @@ def _plan_run(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
     from qload.errors import ArgumentError, ConfigError
     from qload.models import check_prompt
     from qload.models.decoder import checked_config
-    from qload.models.tokenizer import Tokenizer
 
     place = arguments.place
     values = read_model_config(place)
@@ -279,3 +281,42 @@ def speed_lines(prompt_tokens: int, generation: Generation) -> Iterator[str]:
         rate = steps / seconds
         bandwidth = rate * generation.bytes / 1e9
         yield f"steps: {steps} in {seconds:.3f} s, {rate:.1f} tokens/s, {bandwidth:.1f} GB/s of weights"
+
+
+FILE = "tokenizer.json"
+MAX_FILE_BYTES = 256 << 20  # ten times the largest published vocabulary
+
+
+class Tokenizer:
+    """Tokenizer of a checkpoint.
+
+    Parameters
+    ----------
+    path
+        The checkpoint. ArgumentError if it has no `tokenizer.json`, or if the library tokenizers is not
+        installed; ConfigError if the file is not a tokenizer.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        try:
+            library = import_module("tokenizers")
+        except ImportError as error:
+            expected = "ids (--prompt-ids), or tokenizers installed: pip install 'qload-weights[text]'"
+            raise ArgumentError("prompt", expected, f"a text ({error!s:.80})") from error
+        place = Path(snapshot(path))
+        file = (place if is_directory(place) else place.parent) / FILE
+        if not is_taken(file, FILE):
+            raise ArgumentError("prompt", f"a checkpoint with {FILE}, or --prompt-ids", "none")
+        text = read_whole(file, FILE, MAX_FILE_BYTES, "unreadable")
+        try:
+            self._tokenizer = library.Tokenizer.from_buffer(text)
+        except Exception as error:  # the only exception class of the library
+            raise ConfigError(FILE, "file", "a tokenizer", f"{error!s:.160}") from error
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text to ids, with the tokenizer's special tokens."""
+        return [*self._tokenizer.encode(text).ids]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids to text, without special tokens."""
+        return str(self._tokenizer.decode([*ids]))

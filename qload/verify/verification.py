@@ -2,25 +2,21 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from itertools import chain
 from os import PathLike, fspath
 from typing import ParamSpec
 
 from qload.detect import read_model_config
-from qload.errors import (
-    ArgumentError,
-    ConfigError,
-    QloadError,
-    StorageError,
-    checked,
-)
+from qload.errors import ArgumentError, ConfigError, CutError, DivideError, QloadError, StorageError, checked
 from qload.listing import LayerInfo, info_of
-from qload.loader import LayerDescription
-from qload.parallel import ProcessGroup
+from qload.loader import Heads, LayerDescription, Part, Split
+from qload.loader.cuts import share
+from qload.parallel import ProcessGroup, Rank
+from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
+from qload.plan.sharing import usual_split
 from qload.verify import against as comparison
-from qload.verify import tensor_parallel
 from qload.verify.checkpoint import Checkpoint
 from qload.verify.comparison import LayerMap
 from qload.verify.prompt import Prompt
@@ -31,6 +27,88 @@ from qload.verify.rules.zero_points import ZERO_POINT_READING
 from qload.verify.run_rules import Progress, check_rule, collect, run_rules, split
 from qload.verify.workers import ByteProgress, Workers
 from qload.weights import Weights
+
+
+def world_sizes(tp: int | Sequence[int] | None) -> Sequence[int]:
+    """Return the numbers of ranks, each once; ArgumentError for a number below 1, or for none."""
+    if tp is None:
+        return ()
+    sizes = list(dict.fromkeys(tp if isinstance(tp, Sequence) else (tp,)))
+    if not sizes or min(sizes) < 1:
+        raise ArgumentError("tp", "at least 1", str(tp))
+    return sizes
+
+
+def check_ranks(checkpoint: Checkpoint, worlds: Sequence[int]) -> Iterator[Finding | str]:
+    """Yield a finding for each layer and number of ranks without its usual split, and a note on other layers.
+
+    The remedy names the numbers of ranks that suit all layers. The note counts layers without a usual split
+    that can be split neither by outputs nor by inputs. For a known type of model, attention heads stay whole.
+    """
+    cuts = [cut for layer in checkpoint.described() if (cut := _usual_cut(checkpoint, layer)) is not None]
+    refused = {ranks: [(cut, error) for cut in cuts if (error := cut.refusal(ranks))] for ranks in worlds}
+    lawful = _lawful_ranks(cuts) if any(refused.values()) else None
+    for ranks in worlds:
+        for _, error in refused[ranks]:
+            finding = finding_of(error)
+            hint = error.hint.partition("remedy   ")[2] if isinstance(error, DivideError) else ""
+            texts = ["" if lawful is None else lawful.text(), hint]
+            yield replace(
+                finding,
+                remedy="; or ".join(filter(None, texts)) or finding.remedy,
+                cause=f"{finding.cause} ({ranks} ranks)",
+            )
+        unusual = [
+            layer.prefix
+            for layer in checkpoint.described()
+            if layer.K > 1
+            and _usual_cut(checkpoint, layer) is None
+            and all(_Cut(layer, split).refusal(ranks) for split in ("N", "K"))
+        ]
+        if unusual:
+            names = ", ".join(unusual[:4])
+            count = f"for {ranks} ranks, {len(unusual)} other layers"
+            yield f"{count} can be split neither by outputs nor by inputs: {names}"
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Usual split of a layer over ranks: along `split`, or by whole `heads` of attention."""
+
+    layer: LayerDescription
+    split: Split
+    heads: Heads | None = None
+
+    def refusal(self, ranks: int) -> CutError | DivideError | None:
+        """Return the error of a split over so many ranks; few heads of keys and values are repeated."""
+        try:
+            parts = [Part(self.layer.prefix)]
+            if self.heads is not None:
+                parts = self.heads.parts([(self.layer.prefix, self.layer.N)], ranks)
+            for part in parts:
+                share(self.layer, part, self.split, Rank(0, ranks), joined=part is not parts[-1])
+        except (CutError, DivideError) as error:
+            return error
+        return None
+
+
+def _usual_cut(checkpoint: Checkpoint, layer: LayerDescription) -> _Cut | None:
+    """Return the usual split of a layer; None without a usual name."""
+    heads = checkpoint.architecture.heads(layer.prefix) if checkpoint.architecture else None
+    split = "N" if heads is not None else usual_split(layer.prefix)
+    return None if split is None else _Cut(layer, split, heads)
+
+
+def _lawful_ranks(cuts: Sequence[_Cut]) -> LawfulRanks | None:
+    """Return the numbers of ranks that suit all layers; equal layers are checked once."""
+    unique = {(id(cut.layer.cuts), cut.split, cut.heads): cut for cut in reversed(cuts)}
+    return lawful_ranks(
+        {
+            cut.layer.prefix: [ranks for ranks in CANDIDATES if cut.refusal(ranks) is None]
+            for cut in reversed(unique.values())
+        }
+    )
+
 
 P = ParamSpec("P")
 # Rules about missing tensors, or about tensors that belong to missing ones.
@@ -155,7 +233,7 @@ def verify(
     ('findings', 'up.weight')
     >>> folder.cleanup()
     """
-    world_sizes = tensor_parallel.world_sizes(tp)
+    worlds = world_sizes(tp)
     if logits is not None:
         _check_prompt(path, logits, process_group)
     workers, report_progress = Workers.of(process_group), progress or _ignore_progress
@@ -163,8 +241,8 @@ def verify(
         if checkpoint.weights is None or checkpoint.errors:
             return _unreadable(checkpoint)
         findings, notes = run_rules(checkpoint, workers, report_progress, tier)
-        if world_sizes:
-            check = partial(tensor_parallel.check_ranks, checkpoint, world_sizes)
+        if worlds:
+            check = partial(check_ranks, checkpoint, worlds)
             _add_items(collect("tensor-parallel", check, findings), findings, notes)
         report = _report(checkpoint, findings, notes, workers)
         if against is not None:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qload import convert, diff, open_checkpoint, verify
-from qload.conversion import stacked_experts
 from qload.conversion.output_tensors import STACKED
 from qload.errors import ArgumentError
 from tests.paths import FIXTURES
@@ -66,9 +66,10 @@ def test_what_lies_beside_is_copied_and_the_rest_is_as_new(tmp_path: Path) -> No
 
 def test_an_expert_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled: list[torch.Size] = []
-    fill = stacked_experts._fill_slot
+    conversion = import_module("qload.conversion.convert")  # `qload.conversion.convert` is the function
+    fill = conversion._fill_slot
     monkeypatch.setattr(
-        stacked_experts, "_fill_slot", lambda block, *rest: (filled.append(block.shape), fill(block, *rest))
+        conversion, "_fill_slot", lambda block, *rest: (filled.append(block.shape), fill(block, *rest))
     )
     convert(SOURCE, tmp_path / "out", to="bfloat16")
 
@@ -101,7 +102,7 @@ def test_a_stack_whose_name_is_taken_is_refused(source: Path, tmp_path: Path) ->
 def test_a_stack_that_nothing_would_find_again_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stacked_experts, "find_stacks", lambda storage, config: [])
+    monkeypatch.setattr(import_module("qload.conversion.convert"), "find_stacks", lambda storage, config: [])
     found = convert(SOURCE, tmp_path / "out", to="bfloat16")
 
     assert {layer.outcome for layer in found.layers} == {"refused"}

@@ -31,7 +31,7 @@ from qload.listing import check_all_read
 from qload.methods import get_quantization_config
 from qload.models.memory import check_memory
 from qload.parallel import ALONE, Rank
-from qload.parallel.rank_watchdog import RankWatchdog
+from qload.parallel.launcher import RankWatchdog
 from qload.storage import MemoryStorage, parse_header
 from qload.weights import Weights
 from tests.support.unread import stacks

@@ -65,13 +65,13 @@ FAULTS = (
     ),
     Fault(
         "death-taken-for-leaving",
-        "qload/parallel/rank_watchdog.py",
+        "qload/parallel/launcher.py",
         "            return LostRankError(rank, self.world, PROCESS_ENDED)\n",
         "            return None\n",
     ),
     Fault(
         "rank-0-tells-nobody",
-        "qload/parallel/rank_watchdog.py",
+        "qload/parallel/launcher.py",
         "                    if self.rank == 0:\n",
         "                    if False:\n",
     ),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from qload.errors import ArgumentError, CutError, LostRankError, QloadError
-from qload.parallel.rank_watchdog import MAX_ERROR_BYTES, deserialize_error, serialize_error
+from qload.parallel.launcher import MAX_ERROR_BYTES, deserialize_error, serialize_error
 
 
 @pytest.mark.parametrize(

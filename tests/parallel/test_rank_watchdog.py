@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from qload.errors import ArgumentError, LostRankError, QloadError
-from qload.parallel.rank_watchdog import STORE_KEY, RankWatchdog
+from qload.parallel.launcher import STORE_KEY, RankWatchdog
 
 Told = Queue[tuple[int, QloadError]]
 PATIENCE = 20  # seconds

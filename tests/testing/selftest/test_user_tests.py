@@ -12,7 +12,7 @@ from torch import Tensor
 from qload import GPTQWeight
 from qload.errors import ArgumentError
 from qload.testing.kernel_faults import KERNEL_FAULTS, KernelFault
-from qload.testing.selftest import adopted_matrix, user_tests
+from qload.testing.selftest import adopted_matrix, fault_injection
 from qload.testing.selftest.fault_injection import around_product, replace_function, with_fault
 from qload.testing.selftest.sample_weights import gptq
 
@@ -90,7 +90,7 @@ def runs(codes: dict[str, int], reaching: bool) -> Callable[..., int]:
 
 
 def test_tests_that_fail_caught_a_fault_and_others_let_it_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_tests, "_run", runs({"scales-late": 1}, reaching=True))
+    monkeypatch.setattr(fault_injection, "_run", runs({"scales-late": 1}, reaching=True))
 
     ends = {each.fault: each.end for each in adopted_matrix("pytest tests", pack="a:b", format="gptq")}
 
@@ -100,7 +100,7 @@ def test_tests_that_fail_caught_a_fault_and_others_let_it_through(monkeypatch: p
 
 
 def test_a_fault_that_no_test_meets_is_not_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_tests, "_run", runs({}, reaching=False))
+    monkeypatch.setattr(fault_injection, "_run", runs({}, reaching=False))
 
     assert {each.end for each in adopted_matrix("pytest tests", gemm="a:b")} == {"not reached"}
 
@@ -119,7 +119,7 @@ def test_a_projects_own_tests_are_run(tmp_path: Path, monkeypatch: pytest.Monkey
         "    assert torch.equal(kernel.gemm(torch.eye(8), torch.eye(8)), torch.eye(8))\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(user_tests, "KERNEL_FAULTS", (fault("result-doubled"),))
+    monkeypatch.setattr(fault_injection, "KERNEL_FAULTS", (fault("result-doubled"),))
 
     (found,) = adopted_matrix("pytest test_kernel.py", gemm="kernel:gemm")
 
