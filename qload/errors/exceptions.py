@@ -73,9 +73,9 @@ class CutError(QloadError, ValueError):
         below = self.cut // self.block * self.block if self.block else 0
         above = min(below + self.block, self.size)  # the end of a dimension is lawful too
         near = sorted({below, above} - {self.cut}) if self.block else []
-        rule = f"cuts must be multiples of {self.block}" if self.block else "never cut"
+        cuts = f"cuts must be multiples of {self.block}" if self.block else "never cut"
         return format_error(
-            f"{self.tensor}: cannot cut {self.dim} = {self.size} at {self.cut}{ranks}\n  {rule}   {self.why}",
+            f"{self.tensor}: cannot cut {self.dim} = {self.size} at {self.cut}{ranks}\n  {cuts}   {self.why}",
             nearest=" or ".join(map(str, near)) or None,
             lawful=worlds(self.lawful) if self.world else None,
         )

@@ -228,17 +228,13 @@ CACHE_SCALE = Rule(
         id="cache-scale",
         stage="values",
         what="""
-            A scale of the key/value cache, or of attention, is not a float; has another shape than one value,
-            or one for each head; or is not a finite number above 0. A zero point or a bias of the cache
-            (`k_zero_point`, ModelOpt's `k_bias`) only has to be finite.
+            A scale of the key/value cache, or of attention, is not a float, not one value or one for each
+            head, or not a finite number above 0. A zero point or a bias of the cache (`k_zero_point`,
+            ModelOpt's `k_bias`) only has to be finite.
 
-            The rule knows these names: `k_scale`, `v_scale` and `kv_scale` of an attention or of a
-            projection, `q_scale`, `prob_scale` and `prob_output_scale` of an attention, `output_scale` of a
-            projection, and TensorRT-LLM's `kv_cache_scaling_factor`. No layer depends on them: they are
-            exempt, and engines read them.""",
-        why="""
-            An engine divides every key or value by it before it rounds them into the cache. A zero or a NaN
-            turns all attention of the layer into NaN.""",
+            Such scales are `k_scale`, `v_scale`, `kv_scale`, `q_scale`, `prob_scale`, `prob_output_scale`,
+            `output_scale`, and TensorRT-LLM's `kv_cache_scaling_factor`.""",
+        why="Engines divide every key or value by it. A zero or a NaN turns the layer's attention into NaN.",
         do="Calibrate the cache again, or remove the scales: engines then take 1.",
         example=(
             "model.layers.0.self_attn.k_proj.k_scale: 0 at 0, it has to be a finite number above 0; 1 in all"
@@ -252,9 +248,9 @@ SCALE_OVERFLOW = Rule(
         id="scale-overflow",
         stage="values",
         what="""
-            Every scale of a layer is finite, but not every weight: a scale is so large, or a divisor so
-            small, that its product with a code overflows float32, or the float16 of an EXL2 layer.""",
-        why="An infinity turns all activations into NaN, and the scales alone do not show it.",
+            Every scale of a layer is finite, but a scale is so large, or a divisor so small, that a weight
+            overflows float32 (float16 in an EXL2 layer).""",
+        why="An infinity turns all activations into NaN.",
         do="Fetch the file again. If the copy is faithful, quantize the layer again.",
         example=(
             "model.layers.0.mlp.up_proj.weight_scale: scales this large, or divisors this small, make an "
@@ -272,12 +268,11 @@ BLOCK_MAXIMUM = Rule(
         what="""
             A block of a bitsandbytes layer has no weight at an end of the table (1 or -1), or a quantized
             scale is negative.""",
-        why="Codes of another block, or a nested offset with the wrong sign, change every weight.",
+        why="Codes of another block, or a wrong nested offset, change every weight.",
         do="Write the layer again; correct `nested_offset` in its quantization state.",
         measured="""
-            A block's scale is its largest magnitude, so that this weight has an end of the table: in all
-            sound NF4 and FP4 layers every block has one. Quantized scales may be below zero by a tenth of
-            their offset, as blocks of zeros are.""",
+            Every block of sound NF4 and FP4 layers has such a weight. Quantized scales may be below zero
+            by a tenth of their offset.""",
         example="model.layers.0.mlp.up_proj.weight: 0.05% of 2048 blocks have no weight of 1 or -1",
     ),
     check_block_maxima,

@@ -334,17 +334,14 @@ CONSTANT_VALUES = Rule(
         id="constant-values",
         stage="values",
         what="""
-            The codes or scales of a quantized layer, or a plain matrix, are one constant value, and those of
-            the same name in other layers are not; or a norm is all zeros, and others are not, or the type of
-            model is known to multiply by it as it is stored (Gemma adds one).""",
+            The codes or scales of a quantized layer, or a plain matrix, are one constant value, unlike
+            those of the same name in other layers. Or a norm is all zeros, and others are not, or the
+            model multiplies by it as it is stored (Gemma adds one).""",
         why="A layer that was never filled computes nothing, or a constant.",
         do="Fetch or write the checkpoint again.",
         measured="""
-            A buffer that was allocated and never filled has the right shape and dtype, and only valid values.
-            None of 42 models of 12 tools has such a tensor. The rule skips exponents (MXFP4 scales may all be
-            equal), zero points, indices, biases, norms that are all one, layers with a zero `o_proj` and a
-            zero `down_proj` (they were added to a model, and begin so), and tensors that are constant in
-            every layer.""",
+            None of 42 sound models has such a tensor. The rule skips exponents, zero points, indices,
+            biases, norms of ones, and layers whose `o_proj` and `down_proj` are zero.""",
         example=(
             "model.layers.1.mlp.up_proj.qweight: all 65536 bytes repeat zeros, and those of "
             "model.layers.0.mlp.up_proj.qweight differ: it was never filled"
@@ -358,18 +355,13 @@ HOLE = Rule(
         id="hole",
         stage="values",
         what="""
-            The codes of a layer or a plain matrix contain 512 or more equal bytes in a row, and these are
-            neither whole rows of zeros nor at the same place in several rows.""",
-        why="A download that was cut and resumed leaves zeros in the part that was not written.",
+            The codes of a layer or a plain matrix contain 512 or more equal bytes in a row, neither whole
+            rows of zeros nor at the same place in several rows.""",
+        why="A download that was cut and resumed leaves zeros in the missing part.",
         do="Fetch the file again, or write the checkpoint again.",
         measured="""
-            Runs of equal bytes in 42 sound models have 12 bytes at most; a hole of one page has 4,096. A part
-            of a file that was never written reaches from one page or chunk to another, and these begin and
-            end within rows. Whole rows of zero weights are sound at any place, because vocabularies and
-            layers are padded and pruned; half of a matrix in one place, or more, is a hole too. Four or more
-            rows with zeros at the same place are padded or pruned inputs. The scales and zero points decide
-            which codes mean zero. The rule cannot see a hole of whole rows: with rows of 4,096 bytes or a
-            multiple, one in 512 tensors begins at such a place.""",
+            Runs in 42 sound models have 12 bytes at most. Less than half of a matrix in whole zero rows,
+            or zeros at one place of four rows, are padding or pruning. A hole of whole rows is not seen.""",
         example=(
             "model.layers.1.mlp.up_proj.qweight: 4096 bytes of 0x00 from byte 1000 on, of 65536: nothing was "
             "written there"
