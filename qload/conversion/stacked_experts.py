@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qload.conversion.output_tensors import Chunk, OutputItem, stored_tensors, weights_of
+from qload.conversion.output_tensors import Chunk, OutputItem, stored_tensors
 from qload.conversion.targets import OutputLayer, OutputLayers
 from qload.detect.files import SECTIONS
 from qload.experts import ExpertStacks
@@ -37,7 +37,7 @@ class PlainStack:
 
 def plain_stacks(source: Checkpoint, layers: OutputLayers) -> list[PlainStack]:
     """Return the plain tensors of all experts; every layer of each becomes plain in `layers`."""
-    storage = weights_of(source).storage
+    storage = source.weights.storage
     if not isinstance(storage, ExpertStacks) or source.architecture is None:
         return []
     stored = storage.storage.keys()
@@ -73,7 +73,7 @@ def shared_sources(source: Checkpoint, layers: OutputLayers) -> dict[str, str]:
     Only for experts with weights of their own, as in the FP8 checkpoints of transformers, where the scales
     alone share a tensor; and only if every expert is converted.
     """
-    storage = weights_of(source).storage
+    storage = source.weights.storage
     if not isinstance(storage, ExpertStacks):
         return {}
     sources: dict[str, str] = {}

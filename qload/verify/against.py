@@ -119,7 +119,6 @@ def check_against(
 
     `draw`: also yield a map of the errors of each layer, from the same read.
     """
-    assert checkpoint.weights is not None
     ours, theirs = _layers(checkpoint), _layers(reference)
     for prefix in sorted(ours.keys() ^ theirs.keys()):
         owner, other = (checkpoint, reference) if prefix in ours else (reference, checkpoint)
@@ -156,8 +155,6 @@ def _compare_tensors(checkpoint: Checkpoint, reference: Checkpoint) -> Iterator[
 
 def _compare_tensor(checkpoint: Checkpoint, reference: Checkpoint, name: str) -> Finding | None:
     """Return the finding for a tensor that differs after one rounding to the narrower of both dtypes."""
-    assert checkpoint.weights is not None
-    assert reference.weights is not None
     storages = checkpoint.weights.storage, reference.weights.storage
     ours, theirs = (storage.info(name) for storage in storages)
     if ours.shape != theirs.shape:
@@ -288,8 +285,6 @@ def has_equal_bytes(pair: SideBySide) -> bool:
     same_form = ours.format == theirs.format and ours.sizes == theirs.sizes and ours.dtypes == theirs.dtypes
     if not same_form or not is_finite(pair.checkpoint, ours):
         return False
-    assert pair.checkpoint.weights is not None
-    assert pair.reference.weights is not None
     storages = pair.checkpoint.weights.storage, pair.reference.weights.storage
     names = ((ours.names.full(spec.name), theirs.names.full(spec.name)) for spec in ours.specs)
     return all(_has_equal_tensors(storages[0], name, storages[1], other) for name, other in names)

@@ -188,7 +188,6 @@ def _matrix_difference(
 
 def _tensor_differences(checkpoint: Checkpoint, architecture: Architecture) -> Iterator[Difference]:
     """Yield differences of norms, biases, and stacks of experts that are one tensor."""
-    assert checkpoint.weights is not None
     for name in checkpoint.readable_names:
         shape = architecture.shape(name)
         info = checkpoint.weights.info(name) if shape or architecture.find(name) else None
@@ -203,7 +202,7 @@ def _tensor_differences(checkpoint: Checkpoint, architecture: Architecture) -> I
 
 def _joined_stacks(checkpoint: Checkpoint, architecture: Architecture) -> Iterator[Difference]:
     """Yield differences of stacks with gate and up in one layer; the table has no size for these."""
-    storage = checkpoint.weights.storage if checkpoint.weights else None
+    storage = checkpoint.weights.storage
     if not isinstance(storage, ExpertStacks):
         return
     for stack in storage.stacks:
@@ -217,7 +216,6 @@ def _joined_stacks(checkpoint: Checkpoint, architecture: Architecture) -> Iterat
 
 def _unread_stacks(checkpoint: Checkpoint, architecture: Architecture) -> Iterator[Difference]:
     """Yield differences of unread stacks that no format could read: wrong numbers of experts or floats."""
-    assert checkpoint.weights is not None
     for name in checkpoint.unread:
         shape, prefix = architecture.shape(name), name.removesuffix(".weight")
         if not shape and not architecture.find(prefix):
@@ -274,7 +272,7 @@ def check_plain_head(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 def check_tied_head(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report the first row in which a tied head differs from the embedding; drafts are skipped."""
     architecture, inventory = checkpoint.architecture, checkpoint.inventory
-    if architecture is None or inventory is None or not architecture.tied or checkpoint.weights is None:
+    if architecture is None or inventory is None or not architecture.tied:
         return
     tie = tie_of(checkpoint.model_config)
     if checkpoint.is_draft or tie.outer:  # a default of some programs alone is a note

@@ -31,7 +31,6 @@ REPEATED_HEADS = ("k_proj", "v_proj")  # their heads may be stored several times
 
 def check_copies(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each tensor that is a copy of an earlier one."""
-    assert checkpoint.weights is not None
     copies = {name: of for name, of in _copies(checkpoint).items() if _has_equal_bytes(checkpoint, name, of)}
     merged = _merged_units(checkpoint, copies)
     for name, of in copies.items():
@@ -51,7 +50,6 @@ def repeated_layers(checkpoint: Checkpoint) -> Mapping[str, str]:
 
 def _copies(checkpoint: Checkpoint) -> Mapping[str, str]:
     """Return name -> the first tensor with the same digest, dtype and shape."""
-    assert checkpoint.weights is not None
     originals: dict[object, str] = {}
     copies = {}
     for name in checkpoint.readable_names:
@@ -66,14 +64,12 @@ def _copies(checkpoint: Checkpoint) -> Mapping[str, str]:
 
 def _content_key(checkpoint: Checkpoint, name: str) -> object:
     """Return a key that equal tensors share."""
-    assert checkpoint.weights is not None
     info = checkpoint.weights.info(name)
     return checkpoint.values.contents[name].digest, info.dtype, info.shape
 
 
 def _is_unique(checkpoint: Checkpoint, name: str) -> bool:
     """Return whether a tensor is a layer's codes or matrix, without a lawful copy."""
-    assert checkpoint.weights is not None
     if block_of(name) is None or NOT_A_LAYER.search(name):
         return False
     if checkpoint.is_codes(name):
@@ -86,7 +82,6 @@ def _is_unique(checkpoint: Checkpoint, name: str) -> bool:
 
 def _has_equal_bytes(checkpoint: Checkpoint, name: str, other: str) -> bool:
     """Compare the bytes of two tensors; their digests are made of sums."""
-    assert checkpoint.weights is not None
     storage = checkpoint.weights.storage
     both = zip(pieces(storage, name), pieces(storage, other), strict=True)
     return all(ours.view(torch.uint8).equal(theirs.view(torch.uint8)) for ours, theirs in both)
@@ -157,7 +152,6 @@ def _expert_of(name: str) -> str | None:
 
 def check_repeats(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each tensor with a repeated block: both places, and the number of repeated blocks."""
-    assert checkpoint.weights is not None
     storage = checkpoint.weights.storage
     for name in checkpoint.readable_names:
         repeats = checkpoint.values.contents[name].repeats
@@ -179,7 +173,6 @@ def check_repeats(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _is_varied(checkpoint: Checkpoint, name: str) -> bool:
     """Return whether a tensor is codes, or a matrix of more than two values; a rotation has two."""
-    assert checkpoint.weights is not None
     if checkpoint.is_codes(name):
         return True
     numbers = checkpoint.values.numbers.get(name)

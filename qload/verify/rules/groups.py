@@ -90,7 +90,12 @@ def check_act_order(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 def check_group_order(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report projections in another order than their siblings, and layers with groups as good as random."""
     layers = {layer.prefix: layer for layer in checkpoint.described()}
-    indexed = [prefix for prefix, layer in layers.items() if _has_index(layer)]
+    # Groups of an index of zeros are in order: they do not follow `g_idx`.
+    indexed = [
+        prefix
+        for prefix, layer in layers.items()
+        if any(spec.name == "g_idx" and spec.index_of == "G" for spec in layer.specs)
+    ]
     for together in projection_groups(indexed).values():
         first, *others = (layers[prefix] for prefix in together)
         for other in others:
@@ -104,13 +109,9 @@ def check_group_order(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     for prefix in indexed:
         claims = layers[prefix].format.claims
         denied = claims is not None and claims.desc_act is False
-        if not (denied and _is_in_order(layers[prefix])):  # a config without act order lost none
+        in_order = bool((layers[prefix].facts["g_idx"].diff() >= 0).all())
+        if not (denied and in_order):  # a config without act order lost none
             yield from _lost_order(rule, checkpoint, layers[prefix])
-
-
-def _has_index(layer: LayerDescription) -> bool:
-    """Return whether `g_idx` gives the groups of a layer; with an index of zeros they are in order."""
-    return any(spec.name == "g_idx" and spec.index_of == "G" for spec in layer.specs)
 
 
 def _differs(layer: LayerDescription, other: LayerDescription) -> bool:
@@ -118,10 +119,6 @@ def _differs(layer: LayerDescription, other: LayerDescription) -> bool:
     ours, theirs = layer.facts["g_idx"], other.facts["g_idx"]
     same = layer.K == other.K and layer.sizes["G"] == other.sizes["G"]
     return same and not torch.equal(ours.long(), theirs.long())
-
-
-def _is_in_order(layer: LayerDescription) -> bool:
-    return bool((layer.facts["g_idx"].diff() >= 0).all())
 
 
 def _lost_order(rule: Rule, checkpoint: Checkpoint, layer: LayerDescription) -> Iterator[Finding]:

@@ -11,7 +11,6 @@ or several layers are equal; a single layer with strictly fewer tensors than oth
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 
 from qload.architecture.adapters import is_adapter
 from qload.architecture.config import PREDICTING
@@ -21,7 +20,7 @@ from qload.formats.unquantized import FLOATS
 from qload.loader import LayerDescription
 from qload.spec import LayerClaims, named
 from qload.verify.checkpoint import Checkpoint
-from qload.verify.name_patterns import BLOCK_LIST, block_of
+from qload.verify.name_patterns import block_of, is_block_list
 from qload.verify.report import Contradiction, Finding, LayerContradiction, finding_of
 from qload.verify.rules.rule import Rule, claims_of
 
@@ -70,9 +69,8 @@ class _StoredGroups:
 
 def _stored_groups(checkpoint: Checkpoint, prefix: str) -> _StoredGroups | None:
     """Return the groups of a GPTQ or AWQ layer by its shapes; None for shapes of another format."""
-    weights = checkpoint.weights
-    base = checkpoint.claims
-    if weights is None or base is None or base.method not in ("gptq", "auto-round", "awq"):
+    weights, base = checkpoint.weights, checkpoint.claims
+    if base is None or base.method not in ("gptq", "auto-round", "awq"):
         return None
     needed = [named(prefix, name) for name in ("qweight", "scales")]
     if not all(map(weights.has_tensor, needed)):
@@ -126,7 +124,6 @@ def check_not_empty(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def check_biases(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each bias of a quantized layer with a wrong length or with integers."""
-    assert checkpoint.weights is not None
     for layer in checkpoint.described():
         name = named(layer.prefix, "_bias" if layer.specs[0].suffix.startswith("_") else "bias")
         if layer.format.weight_type.plain or not checkpoint.weights.has_tensor(name):
@@ -149,7 +146,6 @@ def check_biases(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def check_unexplained(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each tensor that neither a format nor its name explains."""
-    assert checkpoint.weights is not None
     for name, layer in checkpoint.account.unexplained.items():
         info = checkpoint.weights.storage.info(name)
         dtype = str(info.dtype).removeprefix("torch.")
@@ -251,11 +247,10 @@ def _is_certain(checkpoint: Checkpoint, missing: MissingSibling) -> bool:
 def layer_lists(names: list[str]) -> Mapping[str, Mapping[str, Names]]:
     """Return `model.layers` -> its indices -> the tensor names under each."""
     blocks: dict[str, dict[str, set[str]]] = {}
-    is_list = cache(lambda lead: BLOCK_LIST.fullmatch(lead) is not None)
     for name in names:
         parts = name.split(".")
         for at, part in enumerate(parts[:-1]):
-            if part.isdecimal() and is_list(".".join(parts[:at])):
+            if part.isdecimal() and is_block_list(".".join(parts[:at])):
                 members = blocks.setdefault(".".join(parts[:at]), {}).setdefault(part, set())
                 members.add(".".join(parts[at + 1 :]))
     return {

@@ -25,7 +25,6 @@ from qload.verify.blocks import load_output_blocks, read_float_rows
 from qload.verify.checkpoint import Checkpoint
 from qload.verify.report import Finding, finding_of
 from qload.verify.rules.rule import Rule
-from qload.verify.values import Numbers
 from qload.weights.exemptions import cache_scale, cache_zero
 
 SIGNED_CONFIGS = (GPTQConfig, AWQConfig, CTPackConfig)
@@ -37,30 +36,22 @@ NESTED_SLACK = 0.1  # part of the offset; a block of zeros comes so far below ze
 
 def check_scales(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report NaN, infinite, negative and wrongly zero scales, with the first place and count of each kind."""
-    assert checkpoint.weights is not None
     storage = checkpoint.weights.storage
     for name in checkpoint.readable_names:
         numbers = checkpoint.values.numbers.get(name)
         if checkpoint.role(name) is not Role.SCALE:
             continue
         spec, layer = checkpoint.specs.get(name), checkpoint.layer_of(name)
-        if numbers is not None and _is_suspect(numbers, spec):
-            yield from _invalid_scales(rule, storage, name, spec, signed=_has_signed_scales(layer))
+        zero_divisors = numbers is not None and spec is not None and spec.divides and numbers.zeros
+        if numbers is not None and (not numbers.finite or numbers.low < 0 or zero_divisors):
+            # Integer codes with a zero point may have scales of both signs.
+            signed = layer is not None and isinstance(layer.format.config, SIGNED_CONFIGS)
+            yield from _invalid_scales(rule, storage, name, spec, signed=signed)
         if spec and layer is not None and _are_all_zero(checkpoint, name, spec, layer):
             least = "2**-127" if spec.is_exponents else "zero"
             yield rule.finding(
                 name, storage.info(name).file, f"{name}: all scales are {least}, and the codes differ"
             )
-
-
-def _is_suspect(numbers: Numbers, spec: TensorSpec | None) -> bool:
-    """Return whether the range, or a zero divisor, needs a second read."""
-    return not numbers.finite or numbers.low < 0 or bool(spec and spec.divides and numbers.zeros)
-
-
-def _has_signed_scales(layer: LayerDescription | None) -> bool:
-    """Return whether a layer has integer codes with a zero point, so that signs of scales may be meant."""
-    return layer is not None and isinstance(layer.format.config, SIGNED_CONFIGS)
 
 
 def _invalid_scales(
@@ -108,7 +99,6 @@ def _scaled_tensor(spec: TensorSpec, layer: LayerDescription) -> str:
 
 def check_cache_scales(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report scales and zero points of the cache with a wrong shape, dtype or value."""
-    assert checkpoint.weights is not None
     storage, heads = checkpoint.weights.storage, _head_counts(checkpoint)
     for name in checkpoint.account.report.exempted:
         is_scale = cache_scale(name)
@@ -156,7 +146,6 @@ def check_overflow(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 
     Only layers with scales within 16 bits of the end of their range are dequantized: no code is larger.
     """
-    assert checkpoint.weights is not None
     for layer in checkpoint.described():
         name = _extreme_scales(checkpoint, layer)
         if name is None:
@@ -179,7 +168,6 @@ def check_overflow(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _extreme_scales(checkpoint: Checkpoint, layer: LayerDescription) -> str | None:
     """Return the name of scales near the end of their range; None if a value is not finite anyway."""
-    assert checkpoint.weights is not None
     extreme = None
     for spec in layer.specs:
         name = layer.names.full(spec.name)

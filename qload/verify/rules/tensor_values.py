@@ -56,7 +56,6 @@ EXPERTS = ".experts."  # an expert without tokens is lawfully as small as weight
 
 def check_finite(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each tensor with a value that is not finite: its first place and the count."""
-    assert checkpoint.weights is not None
     storage = checkpoint.weights.storage
     for name in checkpoint.readable_names:
         numbers = checkpoint.values.numbers.get(name)
@@ -78,7 +77,6 @@ def check_finite(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def check_float_types(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each tensor with values like bits of the other 16-bit type."""
-    assert checkpoint.weights is not None
     for name in checkpoint.readable_names:
         numbers, info = checkpoint.values.numbers.get(name), checkpoint.weights.info(name)
         if numbers is None or numbers.count < MIN_FLOATS or not numbers.median:
@@ -119,7 +117,6 @@ def _width(quantiles: tuple[float, float, float]) -> float:
 
 def check_outliers(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each tensor with a far outlier, and each layer with zero scales over different codes."""
-    assert checkpoint.weights is not None
     for name in checkpoint.readable_names:
         numbers, spec = checkpoint.values.numbers.get(name), checkpoint.specs.get(name)
         if numbers is not None and numbers.finite and numbers.median:
@@ -203,7 +200,6 @@ def _is_unused_expert(prefix: str, sizes: Mapping[str, float]) -> bool:
 
 def check_fields(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each tensor with a value outside of its declaration: the first, its place, and the count."""
-    assert checkpoint.weights is not None
     storage = checkpoint.weights.storage
     for layer in checkpoint.described():
         for spec in layer.specs:

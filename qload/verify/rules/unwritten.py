@@ -52,7 +52,6 @@ ATTENTION = re.compile(r"attn|attention")
 
 def check_constants(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each constant tensor, and a tensor of its kind that varies."""
-    assert checkpoint.weights is not None
     contents, zeros = checkpoint.values.contents, zero_outputs(checkpoint)
     groups = (_codes(checkpoint), _scales(checkpoint), _matrices(checkpoint), _norms(checkpoint))
     for group in groups:
@@ -108,7 +107,6 @@ def _scales(checkpoint: Checkpoint) -> Mapping[str, bool]:
 
 
 def _matrices(checkpoint: Checkpoint) -> Mapping[str, bool]:
-    assert checkpoint.weights is not None
     matrices = {}
     for name in checkpoint.readable_names:
         shape = checkpoint.weights.info(name).shape
@@ -142,7 +140,6 @@ def _hex_word(word: int) -> str:
 
 def check_holes(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each tensor with a run of one byte that no rows of zeros explain: its place and length."""
-    assert checkpoint.weights is not None
     for name in checkpoint.readable_names:
         contents = checkpoint.values.contents[name]
         if contents.word is not None or not contents.runs:
@@ -164,7 +161,6 @@ def check_holes(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _checked_row_bytes(checkpoint: Checkpoint, name: str) -> int:
     """Return the bytes of a row of a matrix; 0 for a tensor with lawful runs."""
-    assert checkpoint.weights is not None
     info, spec = checkpoint.weights.info(name), checkpoint.specs.get(name)
     layer = checkpoint.layer_of(name)
     if spec is not None and layer is not None and not layer.format.weight_type.plain:
@@ -221,7 +217,6 @@ def is_zero(checkpoint: Checkpoint, name: str) -> bool:
 
 def _output_projections(checkpoint: Checkpoint) -> Mapping[str, str]:
     """Return name -> prefix of each output projection, a plain matrix or codes."""
-    assert checkpoint.weights is not None
     projections = {}
     for name in checkpoint.readable_names:
         prefix = checkpoint.prefixes[name]
@@ -234,7 +229,6 @@ def _output_projections(checkpoint: Checkpoint) -> Mapping[str, str]:
 
 def outer_row_bytes(checkpoint: Checkpoint, name: str) -> int:
     """Return the bytes of a row of the outermost axis; of one output, if the bytes are in one dimension."""
-    assert checkpoint.weights is not None
     info, layer = checkpoint.weights.info(name), checkpoint.layer_of(name)
     flat = len(info.shape) == 2 and info.shape[-1] == 1 and layer is not None
     rows = layer.N if flat and layer is not None else info.shape[0]
@@ -256,7 +250,6 @@ def is_zero_weight(
     layer = checkpoint.layer_of(name)
     if layer is None or not checkpoint.is_codes(name):
         return False
-    assert checkpoint.weights is not None
     width = outer_row_bytes(checkpoint, name)
     rows = max(1, checkpoint.weights.info(name).nbytes // width)
     start, stop = first // width, -(-(first + length) // width)
@@ -319,7 +312,6 @@ def _is_near(place: tuple[int, int], other: tuple[int, int]) -> bool:
 
 def _load_weights(checkpoint: Checkpoint, layer: LayerDescription, first: int, count: int) -> Tensor:
     """Return the weights of these outputs, (count or fewer, K); ones for no output or too large a layer."""
-    assert checkpoint.weights is not None
     block = granule(layer, "N") or layer.N
     start = first // block * block
     stop = min(layer.N, -(-(first + count) // block) * block)

@@ -55,7 +55,7 @@ MIN_CORRELATION = 0.45  # sound layers have 0.65 and more; with every second cod
 def check_symmetry(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each symmetric layer with a zero point other than 2**(bits - 1): the first, and the count."""
     claims = checkpoint.claims
-    if claims is None or checkpoint.weights is None:
+    if claims is None:
         return
     for layer in checkpoint.described():
         known, layer_claims = convention(layer), layer.format.claims
@@ -196,7 +196,6 @@ def _distance_to_middle(statistics: Statistics) -> int:
 
 def check_readings(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report layers with an ambiguous reading, and layers with lost zero points."""
-    assert checkpoint.weights is not None
     for layer in checkpoint.described():
         config = layer.format.config
         if not isinstance(config, GPTQConfig) or config.evidence not in ("none", "lost"):
