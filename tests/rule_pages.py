@@ -20,8 +20,7 @@ RECORD = ROOT / "qload" / "errors" / "rule_text.py"
 HEAD = """\
 # Rules of `qload verify`
 
-Every finding has the id of its rule. The page of a rule describes the fault, its consequence and the remedy.
-[Add a verify rule](../extending/verify-rule.md) shows how to write one. `exception` marks ids of exceptions
+Every finding has the id of its rule ([how to add one](../extending/verify-rule.md)). `exception` marks ids
 that `verify` never reports.
 
 | checked by | severity | rules |
@@ -65,11 +64,11 @@ def page(record: Any) -> str:
     stage = f"With `{record.stage}`" if record.stage.startswith("--") else record.stage
     parts = [
         f"# {record.id}",
-        f"{checked}{stage} · {record.severity}",
+        f"{checked}{stage}, {record.severity}",
         record.what,
         record.measured and f"**Measured.** {record.measured}",
         f"**Why it matters.** {record.why}",
-        f"**What to do.** {record.do}",
+        f"**Remedy.** {record.do}",
         record.example and f"```\n{record.example}\n```",
     ]
     return "\n\n".join(part for part in parts if part) + "\n"

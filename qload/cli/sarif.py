@@ -137,8 +137,8 @@ def _rule_descriptor(rule: str) -> dict[str, Any]:
         "shortDescription": {"text": what.partition(". ")[0].removesuffix(".") + "."},
         "fullDescription": {"text": what},
         "help": {
-            "text": f"{what}\n\nWhy it matters: {why}\n\nWhat to do: {do}",
-            "markdown": f"{what}\n\n**Why it matters.** {why}\n\n**What to do.** {do}",
+            "text": f"{what}\n\nWhy it matters: {why}\n\nRemedy: {do}",
+            "markdown": f"{what}\n\n**Why it matters.** {why}\n\n**Remedy.** {do}",
         },
     }
 

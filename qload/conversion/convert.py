@@ -31,7 +31,6 @@ from qload.conversion.output_tensors import (
     OutputItem,
     items_in_source_order,
     stored_tensors,
-    weights_of,
 )
 from qload.conversion.quantization_config import HEAD, WrittenConfig, quantization_config
 from qload.conversion.report import Conversion, ConvertedLayer
@@ -83,7 +82,7 @@ class PlainStack:
 
 def plain_stacks(source: Checkpoint, layers: OutputLayers) -> list[PlainStack]:
     """Return the plain tensors of all experts; every layer of each becomes plain in `layers`."""
-    storage = weights_of(source).storage
+    storage = source.weights.storage
     if not isinstance(storage, ExpertStacks) or source.architecture is None:
         return []
     stored = storage.storage.keys()
@@ -119,7 +118,7 @@ def shared_sources(source: Checkpoint, layers: OutputLayers) -> dict[str, str]:
     Only for experts with weights of their own, as in the FP8 checkpoints of transformers, where the scales
     alone share a tensor; and only if every expert is converted.
     """
-    storage = weights_of(source).storage
+    storage = source.weights.storage
     if not isinstance(storage, ExpertStacks):
         return {}
     sources: dict[str, str] = {}

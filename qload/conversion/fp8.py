@@ -21,7 +21,6 @@ from qload.conversion.output_tensors import (
     layer_bytes,
     load_header,
     load_layer,
-    weights_of,
 )
 from qload.errors import RepackError
 from qload.formats import Fp8Config, Fp8Weight, UnquantizedWeight
@@ -147,7 +146,7 @@ def fp8_item(source: Checkpoint, layer: LayerDescription) -> OutputItem:
     reason = why_not(layer)
     if reason:
         raise RepackError(layer.format.weight_type.format, NAME, reason)
-    outline, source_bytes = fp8_tensors(load_header(source, layer)), layer_bytes(weights_of(source), layer)
+    outline, source_bytes = fp8_tensors(load_header(source, layer)), layer_bytes(source.weights, layer)
     return item_from_tensors(outline, source_bytes, lambda: fp8_tensors(load_layer(source, layer.prefix)))
 
 
@@ -168,7 +167,7 @@ def plain_item(source: Checkpoint, layer: LayerDescription) -> tuple[OutputItem,
         return {weight: exact.codes(load_values()), scale: exact.scales}
 
     outline = {weight: torch.zeros((), dtype=DTYPE).expand(layer.N, layer.K), scale: exact.scales}
-    return item_from_tensors(outline, layer_bytes(weights_of(source), layer), read_tensors), exact.config
+    return item_from_tensors(outline, layer_bytes(source.weights, layer), read_tensors), exact.config
 
 
 def why_not(layer: LayerDescription) -> str | None:

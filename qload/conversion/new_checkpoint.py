@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from qload.conversion.atomic_folder import AtomicFolder, check_output_folder, hash_file
 from qload.conversion.output_files import OutputFile, Progress, background_thread, write_files
-from qload.conversion.output_tensors import stored_tensors, weights_of
+from qload.conversion.output_tensors import stored_tensors
 from qload.conversion.quantization_config import WrittenConfig
 from qload.conversion.report import WrittenCheckpoint
 from qload.detect.files import CONFIGS, MODEL_CONFIG, SECTIONS, FoundConfig
@@ -41,8 +41,7 @@ ReportType = TypeVar("ReportType", bound=WrittenCheckpoint)
 
 def unreadable_reason(checkpoint: Checkpoint) -> Reason | None:
     """Return why a checkpoint cannot be read, as the fields of a report; None if it can."""
-    failed = checkpoint.errors or checkpoint.weights is None
-    return reason_of(checkpoint.errors) if failed else None
+    return None if checkpoint.is_readable else reason_of(checkpoint.errors)
 
 
 def source_files(source: Checkpoint) -> Mapping[str, Path]:
@@ -68,7 +67,7 @@ def nonfinite_layers(source: Checkpoint) -> dict[str, str]:
     reasons = {}
     for layer in source.described():
         try:
-            check_scales(weights_of(source), [layer], {}, whole=False)
+            check_scales(source.weights, [layer], {}, whole=False)
         except NonfiniteScaleError as error:
             reasons[layer.prefix] = str(error)
     return reasons

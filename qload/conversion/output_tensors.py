@@ -49,15 +49,9 @@ class OutputItem:
         return sum(info.nbytes for info in self.tensors.values())
 
 
-def weights_of(source: Checkpoint) -> Weights:
-    """Return the weights of a readable checkpoint."""
-    assert source.weights is not None
-    return source.weights
-
-
 def stored_tensors(source: Checkpoint) -> WeightStorage:
     """Return the storage of `source` without the view that splits tensors of stacked experts."""
-    storage = weights_of(source).storage
+    storage = source.weights.storage
     return storage.storage if isinstance(storage, ExpertStacks) else storage
 
 
@@ -98,12 +92,12 @@ def items_in_source_order(
 
 def load_layer(source: Checkpoint, prefix: str) -> Weight:
     """Load a whole layer."""
-    return source.loader.load(weights_of(source), [Part(prefix)], None)
+    return source.loader.load(source.weights, [Part(prefix)], None)
 
 
 def load_header(source: Checkpoint, layer: LayerDescription) -> Weight:
     """Load a whole layer with placeholders for its codes."""
-    header = HeaderOnlySource.without_codes(weights_of(source), layer)
+    header = HeaderOnlySource.without_codes(source.weights, layer)
     return source.loader.load(header, [Part(layer.prefix)], None)
 
 
@@ -112,11 +106,11 @@ def dequantize_layer(source: Checkpoint, layer: LayerDescription, dtype: torch.d
     name, row_bytes = named(layer.prefix, "weight"), layer.K * dtype.itemsize
 
     def read() -> Iterator[Chunk]:
-        for start, weight in load_output_blocks(weights_of(source), source.loader, layer):
+        for start, weight in load_output_blocks(source.weights, source.loader, layer):
             yield name, start * row_bytes, weight.dequantize(dtype)
 
     info = TensorInfo(dtype, (layer.N, layer.K))
-    return OutputItem({name: info}, layer_bytes(weights_of(source), layer), read)
+    return OutputItem({name: info}, layer_bytes(source.weights, layer), read)
 
 
 def item_from_tensors(

@@ -32,7 +32,6 @@ from qload.conversion.output_tensors import (
     load_layer,
     stored_tensors,
     weight_tensors,
-    weights_of,
 )
 from qload.conversion.report import ShardedCheckpoint, ShardedLayer
 from qload.detect.files import CONFIGS
@@ -225,7 +224,7 @@ def plan_shares(
 
     Refusals have the reasons of `plan`.
     """
-    weights = weights_of(source)
+    weights = source.weights
     model, note = supported_text_config(source.model_config)
     how = sharings(source.groups, model, ep)
     refused = _refused_layers(source, how, tp)
@@ -261,7 +260,7 @@ def plan_shares(
 
 def _refused_layers(source: Checkpoint, how: Mapping[str, Sharing], tp: int) -> dict[str, str]:
     """Return the reason, by prefix, of layers that ranks cannot share, and of layers in shared tensors."""
-    planner, reasons = SharePlanner(weights_of(source)), {}
+    planner, reasons = SharePlanner(source.weights), {}
     stored = stored_tensors(source).keys()
     for prefix, sharing in how.items():
         layer = source.layers.get(prefix)

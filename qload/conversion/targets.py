@@ -17,7 +17,6 @@ from qload.conversion.output_tensors import (
     load_layer,
     to_integers,
     weight_tensors,
-    weights_of,
 )
 from qload.errors import QloadError, RepackError
 from qload.formats import Fp8Weight, UnquantizedConfig, UnquantizedWeight
@@ -169,7 +168,7 @@ class ConversionRequest:
 
         integers = to_integers(self._load(layer, target.needs_codes))
         packed = target.write(integers if target.needs_codes else IntegersWithoutCodes.of(integers))
-        source_bytes = layer_bytes(weights_of(self.source), layer)
+        source_bytes = layer_bytes(self.source.weights, layer)
         item = item_from_tensors(weight_tensors(packed), source_bytes, read_tensors)
         facts = integers.symmetric, not integers.in_order
         return OutputLayer(layer.prefix, type(packed), packed.config, layer.K, *facts, item)
@@ -205,7 +204,7 @@ class ConversionRequest:
             return "it holds all experts, in an order that is not known for this model type"
         if dtype == torch.float32:
             return None
-        for start, weight in load_output_blocks(weights_of(self.source), self.source.loader, layer):
+        for start, weight in load_output_blocks(self.source.weights, self.source.loader, layer):
             if weight.input_factors is not None:
                 return "its inputs are multiplied by factors, which a plain weight cannot hold"
             if self.rounding and stays_below(weight, torch.finfo(dtype).max):

@@ -260,8 +260,6 @@ def _has_equal_bytes(pair: SideBySide) -> bool:
     ours, theirs = pair.layer, pair.other
     if ours.format != theirs.format or ours.sizes != theirs.sizes or ours.dtypes != theirs.dtypes:
         return False
-    assert pair.checkpoint.weights is not None
-    assert pair.reference.weights is not None
     first, second = pair.checkpoint.weights.storage, pair.reference.weights.storage
     names = [(ours.names.full(spec.name), theirs.names.full(spec.name)) for spec in ours.specs]
     return all(

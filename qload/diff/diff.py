@@ -60,7 +60,7 @@ def diff(
     workers = Workers.of(process_group)
     with closing(Checkpoint.open(path)) as ours, closing(Checkpoint.open(other)) as theirs:
         for checkpoint in (ours, theirs):
-            if checkpoint.weights is None or checkpoint.errors:
+            if not checkpoint.is_readable:
                 refused = Report(checkpoint.path, tuple(checkpoint.errors), readable=False)
                 return unreadable(ours.path, theirs.path, refused)
         try:
@@ -90,7 +90,6 @@ def _compare_layers(
         damaged, error = (theirs, right) if isinstance(left, LayerDescription) else (ours, left)
         return LayerDiff(name, other, "refused", f"in {damaged.path}: {error}")
 
-    assert ours.weights is not None
     info = ours.weights.storage.info
     sizes = [sum(info(name).nbytes for name in ours.groups.under(first[key])) for key in common]
     yield from workers.run(compare, sizes, partial(progress, "comparing"), MAX_THREADS)
@@ -105,8 +104,6 @@ def _read_layers(checkpoint: Checkpoint) -> Iterator[str]:
 
 def _compare_tensors(ours: Checkpoint, theirs: Checkpoint) -> Iterator[LayerDiff]:
     """Compare tensors outside of layers, such as biases."""
-    assert ours.weights is not None
-    assert theirs.weights is not None
     first, second = (
         _names_by_key(side, (name for name in side.account.report.used if name not in side.specs))
         for side in (ours, theirs)

@@ -13,8 +13,8 @@ FILE_RULES = (
         id="no-files",
         stage="headers",
         what="""
-            The path does not exist, the directory has no `*.safetensors` file, or a file disappeared. Each
-            part of a diffusers pipeline (`model_index.json`) is a checkpoint of its own.""",
+            The path or its `*.safetensors` files do not exist, or a file disappeared. Each part of a
+            diffusers pipeline (`model_index.json`) is a checkpoint of its own.""",
         why="There is nothing to read.",
         do="Check the path; for a pipeline, name one of its parts.",
         example="./model: no *.safetensors file in this directory",
@@ -23,7 +23,7 @@ FILE_RULES = (
         id="no-tensors",
         stage="headers",
         what="The files contain no tensor, or the index names none.",
-        why="A model without weights breaks no other rule, and an empty index hides the files next to it.",
+        why="No other rule reports such a model, and an empty index hides the files next to it.",
         do="""
             Fetch the files again. If files lie next to an empty index, write the index again from their
             headers.""",
@@ -33,23 +33,16 @@ FILE_RULES = (
         id="not-safetensors",
         stage="headers",
         what="""
-            The path is a file of another kind: a Git LFS pointer, a web page, or an unknown kind. qload
-            identifies it by its name and its first bytes, and reads no more of it. A model in another format,
-            such as GGUF, is an [unsupported-format](unsupported-format.md).""",
-        why="""
-            The file contains no weights. A file of an unknown kind can run code in a program that opens
-            it.""",
+            The path is a file of another kind, such as a Git LFS pointer or a web page. Other model
+            formats are an [unsupported-format](unsupported-format.md).""",
+        why="The file contains no weights, and can run code in a program that opens it.",
         do="Fetch the file again.",
-        example="""
-            model.safetensors: is a Git LFS pointer in the place of the file, despite its name
-            remedy   fetch the file: git lfs pull""",
+        example="model.safetensors: is a Git LFS pointer in the place of the file, despite its name",
     ),
     RuleText(
         id="unreadable",
         stage="headers",
-        what="""
-            The system refuses to read a file, or the path is a directory, a FIFO, a socket or a device; qload
-            never opens those.""",
+        what="The system refuses to read a file, or it is a directory, a FIFO, a socket or a device.",
         why="Nothing is known about its tensors.",
         do="Check the permissions and the disk.",
         example="model.safetensors: cannot be read: Permission denied",
@@ -57,23 +50,16 @@ FILE_RULES = (
     RuleText(
         id="file-length",
         stage="headers",
-        what="""
-            The file is shorter or longer than its header says, or its length changed after it was opened.""",
-        why="""
-            An interrupted download is the most common damage. A program that maps the file into memory reads
-            past its end.""",
+        what="The file is shorter or longer than its header says, or its length changed after it was opened.",
+        why="Downloads are often interrupted. A program that maps the file into memory reads past its end.",
         do="Fetch the file again.",
         example="model.safetensors: truncated: its header accounts for 75 bytes, the file has 70",
     ),
     RuleText(
         id="file-replaced",
         stage="headers",
-        what="""
-            A file was written, or replaced by another file of the same name, after its header was read.
-            Device, inode, modification time and length show it.""",
-        why="""
-            The header gives offsets in the old file. In the new file the same bytes may be other tensors, or
-            half of the old and half of the new one.""",
+        what="A file was written or replaced after its header was read.",
+        why="The same bytes of the new file may be other tensors.",
         do="Open the checkpoint again when no program writes to it.",
         example="model.safetensors: was written to, or replaced by another file, since it was opened",
     ),
@@ -88,10 +74,8 @@ FILE_RULES = (
     RuleText(
         id="shard-gap",
         stage="headers",
-        what="""
-            Files are numbered `-k-of-n`, and some of the n files are missing: from the directory, or from
-            both the index and the directory. Numbers may start at 0 or at 1.""",
-        why="A download that stopped between two files leaves a folder of intact files.",
+        what="Files are numbered `-k-of-n`, from 0 or 1, and the directory lacks some of the n files.",
+        why="A download that stopped between two files leaves intact files.",
         do="Fetch the missing files.",
         example=(
             "model-00001-of-00003.safetensors: model-00002-of-00003.safetensors not found: "
@@ -113,8 +97,8 @@ HEADER_RULES = (
         id="header-length",
         stage="headers",
         what="""
-            The first eight bytes of a file give a header length above the file's length or above the format's
-            limit, or the file is too short for a header.""",
+            The header length in the first eight bytes exceeds the file or the format's limit, or the file
+            is too short for a header.""",
         why="Nothing after a wrong length can be trusted.",
         do="Fetch the file again; if the copy is faithful, the writer is broken.",
         example=(
@@ -135,19 +119,16 @@ HEADER_RULES = (
         stage="headers",
         what="""
             An entry of the header lacks dtype, shape or data_offsets, has other keys, or has a value other
-            than a natural number in a place for one. Or its name is longer than 1,024 characters or has
-            nothing between two dots, its shape has more than 25 dimensions, or the shape is empty with a
-            dimension above 2**24.""",
-        why="""
-            A shape such as `-2` or `1e3` can make a program read outside of the tensor, and one such as
-            `(2**61, 0)` can keep it busy for ever.""",
+            than a natural number. Or its name is longer than 1,024 characters or has an empty segment; its
+            shape has more than 25 dimensions, or one above 2**24 in a tensor without elements.""",
+        why="Such a shape can make a program read outside of the tensor, or keep it busy for ever.",
         do="Fetch the file again; if the copy is faithful, the writer is broken.",
         example="model.safetensors: a: shape [-2] is not a list of at most 25 non-negative integers",
     ),
     RuleText(
         id="dtype",
         stage="headers",
-        what="A tensor has a dtype that this version of qload does not read, such as one below a byte.",
+        what="A tensor has a dtype that this version of qload does not read.",
         why="Bytes of an unknown dtype have no meaning.",
         do="Use a version of qload that reads it, or ask the writer for another dtype.",
         example="model.safetensors: a: has an unsupported dtype: 'F4'",
@@ -156,7 +137,7 @@ HEADER_RULES = (
         id="offset-gap",
         stage="headers",
         what="Bytes between two tensors belong to no tensor.",
-        why="The format forbids gaps, because a second file can hide in them.",
+        why="A second file can hide in a gap, and the format forbids it.",
         do="Fetch the file again; if the copy is faithful, the writer is broken.",
         example="model.safetensors: b: leaves a hole before it of 4 bytes",
     ),
@@ -164,7 +145,7 @@ HEADER_RULES = (
         id="offset-overlap",
         stage="headers",
         what="Two tensors claim the same bytes.",
-        why="The format forbids it. Such a file is damaged, or made to deceive.",
+        why="The format forbids it; the file is damaged, or made to deceive.",
         do="Fetch the file again; if the copy is faithful, the writer is broken.",
         example="model.safetensors: b: overlaps the tensor before it by 4 bytes",
     ),
@@ -172,7 +153,7 @@ HEADER_RULES = (
         id="offset-span",
         stage="headers",
         what="Dtype and shape need another number of bytes than data_offsets span.",
-        why="One of the three is wrong; a reader that believes it reads bytes of another tensor.",
+        why="A reader that believes the wrong one reads bytes of another tensor.",
         do="Fetch the file again; if the copy is faithful, the writer is broken.",
         example="model.safetensors: a: shape [3] of F32 takes 12 bytes, data_offsets span 8",
     ),
@@ -188,10 +169,9 @@ HEADER_RULES = (
         id="duplicate-tensor",
         stage="headers",
         what="""
-            Two files of one checkpoint contain a tensor of the same name. Or a file outside of the index
-            contains a tensor that the index has in another file, and some programs read this file instead of
-            the index: `model.safetensors`, or shards of another division.""",
-        why="The loaded tensor depends on the order of the files, or on the program.",
+            Two files contain a tensor of one name. Or a file outside of the index, such as
+            `model.safetensors`, repeats a tensor of the index, and some programs read it instead.""",
+        why="The loaded tensor depends on the program, or the order of files.",
         do="Remove the file that does not belong to the checkpoint, or name the right files in an index.",
         example="two.safetensors: a: is also in one.safetensors",
     ),
@@ -202,8 +182,8 @@ INDEX_RULES = (
         id="index-json",
         stage="headers",
         what="""
-            The index is not JSON or has no weight_map from names to files, or a directory has several indices
-            and none has the usual name.""",
+            The index is not JSON or has no weight_map from names to files, or the directory has several
+            indices without the usual name.""",
         why="The index names the files of the checkpoint.",
         do="Fetch the file again; if the copy is faithful, the writer is broken.",
         example="model.safetensors.index.json: weight_map has to map tensor names to file names",
@@ -212,8 +192,8 @@ INDEX_RULES = (
         id="index-mismatch",
         stage="headers",
         what="""
-            The index places a tensor in a file whose header lacks it, a file contains a tensor without an
-            entry in the index, or the index names no tensor of a numbered file in the directory.""",
+            The index places a tensor in a file without it, lacks a tensor of a file, or names no tensor of
+            a numbered file in the directory.""",
         why="A stale index hides stored tensors and promises missing ones.",
         do="Write the index again from the headers.",
         example=(
@@ -233,10 +213,9 @@ INDEX_RULES = (
         id="index-path",
         stage="headers",
         what="""
-            The index names something other than a `*.safetensors` file in its own directory: a path with
-            `..`, an absolute path, a drive, or another kind of file.""",
-        why="""
-            A checkpoint must not be able to make a program read other files. Symbolic links are followed.""",
+            The index names something other than a `*.safetensors` file in its own directory, such as a
+            path with `..`, an absolute path or a drive.""",
+        why="A checkpoint must not make a program read other files. Symbolic links are followed.",
         do="Correct the index.",
         example=(
             "model.safetensors.index.json: names a file that is not a safetensors file in its folder: "
@@ -252,7 +231,7 @@ CONFIG_RULES = (
         what="""
             A config file is not a regular file or not JSON, or a setting is missing, has the wrong type, or
             contradicts another spelling of the same setting.""",
-        why="A server that turns a malformed config into a 4-bit default answers nonsense.",
+        why="A server that takes a 4-bit default instead answers nonsense.",
         do="Correct the setting that the message names.",
         example="""
             config.json: quantization_config.bits
@@ -263,11 +242,10 @@ CONFIG_RULES = (
         id="config-side-file",
         stage="headers",
         what="""
-            `quantize_config.json`, `quant_config.json` or `hf_quant_config.json` gives another method, number
-            of bits or group size than `config.json`, and the checkpoint has a quantized layer. Another
-            format, symmetry or act order is a note, and qload believes `config.json`. A side file that is
-            malformed or of an unsupported method is a warning.""",
-        why="Programs differ in the file they read, so that one checkpoint has two meanings.",
+            `quantize_config.json`, `quant_config.json` or `hf_quant_config.json` contradicts the method,
+            bits or group size of `config.json`, and a layer is quantized. Another format, symmetry or act
+            order is a note. A malformed side file, or one of an unsupported method, is a warning.""",
+        why="Programs differ in the file they read; qload believes `config.json`.",
         do="Make both files agree, or remove the one next to `config.json`.",
         example="""
             quantize_config.json: bits
@@ -279,13 +257,12 @@ CONFIG_RULES = (
         stage="headers",
         what="""
             This version of qload does not read the quantization method, or this variant of it. Without a
-            config, tensors identify the layers of other programs (MLX, quanto, ComfyUI, HQQ and more). Names
-            and first bytes identify files of another kind (GGUF, a pickle of PyTorch, an ONNX graph, a
-            TensorRT engine). Opening a pickle can run code, and qload never does.
+            config, tensors identify the method (MLX, quanto, HQQ and more), and first bytes identify other
+            files (GGUF, ONNX, a pickle, which qload never opens).
 
-            The verdict is then `unsupported`, exit code 4: the checkpoint may be sound. If only some layers
-            have an unsupported format, a note names them, and the verdict is `incomplete`.""",
-        why="Read as another format, or as plain weights, it would load and mean something else.",
+            The verdict is `unsupported`, exit code 4: the checkpoint may be sound. If only some layers are
+            unsupported, a note names them, and the verdict is `incomplete`.""",
+        why="Read as another format, it would load and mean something else.",
         do="""
             Use the program in the remedy, the tool that wrote the checkpoint, or a version of qload that
             reads it.""",
@@ -300,14 +277,13 @@ CONFIG_RULES = (
             The config excludes a module from quantization (`modules_to_not_convert`, `ignore`, ...), but its
             tensors are quantized.""",
         why="""
-            An engine that believes the config looks for a plain `weight`, finds none, and fails or leaves the
-            layer unfilled. An engine that compares substrings takes `mlp.gate` for `mlp.gate_proj`.""",
+            An engine that believes the config finds no plain `weight`, and fails or leaves the layer
+            unfilled. Some engines take `mlp.gate` for `mlp.gate_proj`.""",
         do="Correct the list. qload compares whole names, or whole segments of them.",
         example="""
             model.layers.0.mlp.gate: left out by the config, and quantized
               expected plain tensors, as modules_to_not_convert has 'mlp.gate'
-              got      gptq: qweight, qzeros, scales, g_idx
-              remedy   take the entry out of modules_to_not_convert, or store the layer plain""",
+              got      gptq: qweight, qzeros, scales, g_idx""",
     ),
 )
 
@@ -316,7 +292,7 @@ LAYER_RULES = (
         id="missing-tensor",
         stage="headers",
         what="A layer has some tensors of its format and lacks another.",
-        why="A program that loads the layer anyway fills the gap with zeros or with uninitialized memory.",
+        why="A program that loads the layer anyway fills the gap with zeros or uninitialized memory.",
         do="Fetch the file again; if the copy is faithful, the writer is broken.",
         example="model.layers.0.mlp.up_proj.scales: not in the checkpoint",
     ),
@@ -325,23 +301,20 @@ LAYER_RULES = (
         stage="headers",
         what="A tensor has another shape than follows from the layer's sizes, bits and groups.",
         why="""
-            If the config gives other bits or another group size than the shapes, every weight is read wrong.
-            The message gives the bits and groups that fit the shapes.""",
+            With other bits or groups every weight is read wrong. The message gives those that fit the
+            shapes.""",
         do="Correct the setting in the config if the shapes are right; otherwise fetch the checkpoint again.",
-        example=(
-            "model.layers.0.mlp.up_proj.qweight: wrong shape\n"
-            "expected (64, 160) = (K*8/32, N)\n"
-            "got      (32, 160)\n"
-            "the shapes say 4 bits and 2 groups of 128 rows, config.json claims 8 bits and a group size "
-            "of 128"
-        ),
+        example="""
+            model.layers.0.mlp.up_proj.qweight: wrong shape
+            expected (64, 160) = (K*8/32, N)
+            got      (32, 160)""",
     ),
     RuleText(
         id="tensor-dtype",
         stage="headers",
         what="""
-            A tensor has a dtype that its format does not allow. A plain weight that is stored as bytes is one
-            case: it is quantized by a method that the config does not name.""",
+            A tensor has a dtype that its format does not allow. A plain weight stored as bytes is
+            quantized by a method that the config does not name.""",
         why="The same bytes mean other numbers.",
         do="Fetch the file again; if the copy is faithful, the writer is broken.",
         example="""
@@ -353,7 +326,7 @@ LAYER_RULES = (
         id="index-range",
         stage="headers",
         what="A value of `g_idx` is negative, or not below the number of groups.",
-        why="Kernels use it as an address without a check, and read other memory as scales.",
+        why="Kernels use it as an unchecked address, and read other memory as scales.",
         do="Fetch the file again; if the copy is faithful, the writer is broken.",
         example="""
             model.layers.0.mlp.up_proj.g_idx: index out of range
@@ -364,11 +337,9 @@ LAYER_RULES = (
         id="index-ambiguous",
         stage="meaning",
         what="""
-            `g_idx` is all zero although there are several groups, and the config does not deny act order.
-            With `desc_act: false`, zeros mean groups in order, as without a `g_idx`, and a note says so.""",
-        why="""
-            Some writers mean groups in order by it, and some kernels read it so; by the format's formula
-            every row is in group 0. The two readings give different weights.""",
+            `g_idx` is all zero over several groups, and the config does not deny act order. With
+            `desc_act: false`, a note says that groups are in order.""",
+        why="Some writers and kernels mean groups in order; by the format's formula every row is in group 0.",
         do="Write the groups out.",
         example="model.layers.0.mlp.up_proj.g_idx: all zero, which has two readings",
     ),
@@ -376,8 +347,8 @@ LAYER_RULES = (
         id="two-formats",
         stage="headers",
         what="""
-            The tensors of one layer belong to two formats, such as `weight` next to `qweight`; or one tensor
-            is stored under two of its names, such as `weight_scale` next to `weight_scale_inv`.""",
+            The tensors of one layer belong to two formats, such as `weight` and `qweight`; or one tensor
+            has two names, such as `weight_scale` and `weight_scale_inv`.""",
         why="Programs differ in the one they take.",
         do="Remove the tensors that do not belong to the layer.",
         example="model.layers.0.mlp.up_proj: stored in two formats at once",
@@ -386,9 +357,8 @@ LAYER_RULES = (
         id="mismatch",
         stage="headers",
         what="""
-            Two facts about a layer disagree: `weight_shape` and the shape of the codes, or the number of
-            groups in `q_groups` and the rows of `q_weight`. A shape that fits two packings is also a finding
-            if the config names neither.""",
+            Two facts about a layer disagree: `weight_shape` and the shape of the codes, or `q_groups` and
+            the rows of `q_weight`. Or a shape fits two packings, and the config decides neither.""",
         why="Programs differ in the fact they believe.",
         do="Fetch the file again; if the copy is faithful, the writer is broken.",
         example="""
@@ -402,16 +372,13 @@ LAYER_RULES = (
         what="""
             A code or a packed field has a value that its format does not allow:
 
-            - a field of 2:4 metadata names one of the four positions twice, or two of them in the wrong
-              order;
-            - a code of four bits that is stored as a byte needs five bits;
+            - 2:4 metadata names a position twice, or two in the wrong order;
+            - a four-bit code stored as a byte needs five bits;
             - a code of bitsandbytes' int8 is -128;
-            - the table of values of NF4 or FP4, or of their quantized scales, differs from the table of that
-              type.""",
+            - the table of NF4 or FP4, or of their quantized scales, differs from that of the type.""",
         why="""
-            A sparse tensor core reads any four bits as two positions, and would multiply the kept codes by
-            the wrong inputs. Kernels that pack codes drop the bits that do not fit. Kernels for NF4 and FP4
-            have the table built in and never read the stored one.""",
+            Sparse tensor cores multiply the wrong inputs. Packing drops the fifth bit. Kernels for NF4 and
+            FP4 ignore the stored table.""",
         do="Pack the layer again. The codes do not show the intended values.",
         example=(
             "model.layers.0.mlp.gate_proj.B_meta: field 0 at (3, 17, 1), it has to be one of 4, 8, 9, 12, "
@@ -422,20 +389,15 @@ LAYER_RULES = (
         id="scale-value",
         stage="values",
         what="""
-            A scale is NaN, infinite or negative; or it is zero and a divisor; or all scales of a layer are
-            zero (all exponents, if scales are stored as exponents) while its codes differ.
+            A scale is NaN, infinite or negative; or it is zero and a divisor; or all scales of a layer (or
+            all exponents) are zero while its codes differ.
 
-            A symmetric quantizer of integers may choose the end of the range to use, and states it by the
-            sign: about half of the scales of a GPTQ, AWQ or pack-quantized layer are then negative, and that
-            is sound. Negative scales are a finding if they are fewer than one in sixteen, and in every format
-            of floats.
+            In GPTQ, AWQ and pack-quantized layers negative scales are lawful, unless fewer than one in
+            sixteen is negative.
 
-            A scale that multiplies may be zero, because quantizers write a group of zeros so. The scales of
-            activations, the second scale of NVFP4 and the scales of GPTQModel's FP8 are divisors. Scales that
-            are stored as exponents (e8m0, in MXFP4 and FP8) have one NaN, the byte 255.""",
-        why="""
-            A NaN or an infinity turns a group, and soon all activations, into NaN; a negative scale changes
-            the sign of its group.""",
+            Divisors are the scales of activations, of GPTQModel's FP8, and the second scale of NVFP4.
+            Other scales may be zero, for a group of zeros.""",
+        why="A NaN or an infinity turns all activations into NaN; a negative scale changes its group's sign.",
         do="Quantize the layer again, with calibration data that reaches it.",
         example="model.layers.0.mlp.up_proj.scales: NaN scale nan at (0, 3); 1 in all",
     ),
@@ -443,11 +405,9 @@ LAYER_RULES = (
         id="tensor-parallel",
         stage="--tp",
         what="""
-            A layer cannot be split over N ranks (each N of `--tp 1,2,4`) the way models split it: by outputs
-            (q, k, v, gate, up, lm_head) or by inputs (o, down).""",
-        why="""
-            A rank that splits a word or a group reads wrong weights. qload refuses such a split on every
-            rank.""",
+            A layer cannot be split over N ranks (each N of `--tp 1,2,4`) as models do: q, k, v, gate, up
+            and lm_head by outputs, o and down by inputs.""",
+        why="A rank that splits a word or a group reads wrong weights; qload refuses it.",
         do="""
             Take a number of ranks that suits all layers; the remedy names these numbers, and the layers that
             rule out the others. Or quantize with smaller groups.""",
@@ -475,7 +435,7 @@ EXCEPTION_RULES = (
     RuleText(
         id="error",
         stage="exception",
-        what="An error of qload without an id of its own: the id of the base class `QloadError`.",
+        what="An error without an id of its own has that of the base class `QloadError`.",
         why="It is the default of subclasses outside of qload.",
         do="Read the message of the exception.",
     ),
@@ -518,9 +478,7 @@ EXCEPTION_RULES = (
         id="unread-tensor",
         stage="exception",
         what="Some tensors of a checkpoint have a form that no format reads.",
-        why="""
-            A program that loads, runs, converts or shards the whole checkpoint would miss them. The exception
-            comes before any weight is read.""",
+        why="An operation on the whole checkpoint would miss them. No weight was read.",
         do="Follow the remedy in the message, or use the tool that wrote the checkpoint.",
     ),
     RuleText(

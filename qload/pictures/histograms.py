@@ -60,7 +60,7 @@ def layer_pictures(
         Callback with ("scales", bytes done, bytes in all).
     """
     with closing(Checkpoint.open(path)) as subject:
-        if subject.weights is None or subject.errors:
+        if not subject.is_readable:
             return {}
         storage = subject.weights.storage
         layers, maps = list(subject.described()), error_maps or {}

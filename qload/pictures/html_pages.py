@@ -255,7 +255,7 @@ def report_page(report: Report, pictures: Mapping[str, LayerPictures] | None = N
         notes=group_texts(report.notes),
         shares=_coverage_shares(report),
         explanations={
-            rule: f"{page['what']}\n\n**Why it matters.** {page['why']}\n\n**What to do.** {page['do']}"
+            rule: f"{page['what']}\n\n**Why it matters.** {page['why']}\n\n**Remedy.** {page['do']}"
             for rule, page in rule_pages().items()
             if rule in rules
         },

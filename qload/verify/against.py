@@ -36,7 +36,7 @@ from qload.verify.workers import ByteProgress, Workers
 AGAINST_MISSING = RuleText(
     id="against-missing",
     stage="--against",
-    what="Only one of the two checkpoints has a layer, or only one of the two layers can be read.",
+    what="Only one of the two checkpoints has a readable layer of this name.",
     why="A layer without a counterpart cannot be compared.",
     do="Compare checkpoints of the same model.",
     example="model.layers.1.mlp.up_proj: a layer of ./model only",
@@ -55,43 +55,37 @@ AGAINST_VALUE = RuleText(
     id="against-value",
     stage="--against",
     what="""
-        A layer has other values than the same layer of the reference. If the reference is quantized, the
-        values have to be equal. If it is plain, they have to be equal after one rounding to its dtype. A
-        plain reference that is near, but equal in less than half of its nonzero values, is the float
-        original, and a quantized layer always differs from it. Then the layer is a finding only
+        A layer has other values than the same layer of the reference. A quantized reference has to be
+        equal, a plain one after one rounding to its dtype. A plain reference that is near, but equal in
+        less than half of its nonzero values, is the float original. A quantized layer lawfully differs
+        from it, and is a finding only
 
         - if zeros are as close to the original,
         - if another reading of the same tensors, or another layer of the reference, is closer,
-        - if its scales do not follow the scales that fit its codes to the original best: with four groups an
-          output or more and 512 in all, sound scales have a correlation of 0.5 and more with these, with
-          errors as large as the weights too, and those of another layer about 0; the limit is 0.2,
-        - or if the worst block of eight codes has more than 64 times the mean squared error of the layer, in
-          steps of the quantizer. Rounding to the nearest code reaches 3; a word of four bits that was never
-          quantized from the original has about 350.
+        - if its scales have a correlation below 0.2 with those that fit its codes best (sound ones have
+          0.5 and more; the test needs 512 groups),
+        - or if the worst block of eight codes has more than 64 times the layer's mean squared error, in
+          quantizer steps (rounding reaches 3).
 
-        If a known mistake explains the difference, the message names it:
+        The message names a known mistake that explains the difference:
 
         | the message says | what happened |
         |---|---|
-        | zero points one lower, one higher | written in the other convention (`gptq`, `gptq_v2`) |
+        | zero points one lower, one higher | the other convention (`gptq`, `gptq_v2`) |
         | scales of the group before, after | scales shifted by a group |
-        | even codes first, or undone; codes of a byte swapped | AWQ's order of codes in GPTQ's words or the
+        | even codes first, or undone; codes of a byte swapped | AWQ's order in GPTQ's words or the
         reverse; nibbles exchanged |
-        | bytes of a word reversed | words written by a big-endian machine |
+        | bytes of a word reversed | big-endian words |
         | codes 8 back, on; outputs one back, on | rows or columns shifted |
-        | the reference's scales, zero points, groups | that tensor alone belongs to another layer, or act
-        order was lost |
+        | the reference's scales, zero points, groups | that tensor is another layer's, or act order was
+        lost |
         | it is the reference's ... | gate and up exchanged, a layer copied over another |
-        | it is the reference transposed | a square matrix was stored as (K, N) |
-        | its ... scales have a correlation of ... they are another layer's | scales of another layer,
-        compared with the float original |
-        | a word at (n, k) is off by ... steps | a few words were damaged |
+        | it is the reference transposed | a square matrix stored as (K, N) |
+        | its ... scales have a correlation of ... | scales of another layer |
+        | a word at (n, k) is off by ... steps | a few damaged words |
         | ...: explains 100 % of ... wrong numbers | another fault of [a
-        diagnosis](../certify.md#what-is-wrong-with-a-weight-in-words); searched in the first outputs that
-        differ, not for a float original |""",
-    why="""
-        Swapped nibbles, zero points off by one, scales of the next group and an exchanged `g_idx` all load
-        and run.""",
+        diagnosis](../certify.md#what-is-wrong-with-a-weight-in-words) |""",
+    why="Swapped nibbles, shifted zero points or scales, and an exchanged `g_idx` all load and run.",
     do="Write the layer again without the mistake.",
     example=(
         "model.layers.0.mlp.up_proj: differs from the reference first at (n, k) = (0, 1): 0.0312, the "
@@ -125,7 +119,6 @@ def check_against(
 
     `draw`: also yield a map of the errors of each layer, from the same read.
     """
-    assert checkpoint.weights is not None
     ours, theirs = _layers(checkpoint), _layers(reference)
     for prefix in sorted(ours.keys() ^ theirs.keys()):
         owner, other = (checkpoint, reference) if prefix in ours else (reference, checkpoint)
@@ -162,8 +155,6 @@ def _compare_tensors(checkpoint: Checkpoint, reference: Checkpoint) -> Iterator[
 
 def _compare_tensor(checkpoint: Checkpoint, reference: Checkpoint, name: str) -> Finding | None:
     """Return the finding for a tensor that differs after one rounding to the narrower of both dtypes."""
-    assert checkpoint.weights is not None
-    assert reference.weights is not None
     storages = checkpoint.weights.storage, reference.weights.storage
     ours, theirs = (storage.info(name) for storage in storages)
     if ours.shape != theirs.shape:
@@ -294,8 +285,6 @@ def has_equal_bytes(pair: SideBySide) -> bool:
     same_form = ours.format == theirs.format and ours.sizes == theirs.sizes and ours.dtypes == theirs.dtypes
     if not same_form or not is_finite(pair.checkpoint, ours):
         return False
-    assert pair.checkpoint.weights is not None
-    assert pair.reference.weights is not None
     storages = pair.checkpoint.weights.storage, pair.reference.weights.storage
     names = ((ours.names.full(spec.name), theirs.names.full(spec.name)) for spec in ours.specs)
     return all(_has_equal_tensors(storages[0], name, storages[1], other) for name, other in names)

@@ -22,7 +22,6 @@ from qload.detect import (
 from qload.errors import QloadError
 from qload.experts import ExpertStacks, with_experts
 from qload.listing import Account, Groups, account
-from qload.listing.report_base import UNSUPPORTED
 from qload.loader import FormatLoader, LayerDescription
 from qload.spec import Role, TensorSpec
 from qload.storage import (
@@ -56,9 +55,9 @@ class Checkpoint:
     path, location
         Its name in the report, and its path.
     errors
-        Reasons why it cannot be opened; then `weights` is None.
-    configs, claims, weights, notes
-        Config files, claims of the first, tensors with their loader, and notes for the report.
+        Reasons why it cannot be read.
+    configs, claims, notes
+        Config files, claims of the first, and notes for the report.
     is_shard
         True for one file of several.
     settled
@@ -70,11 +69,11 @@ class Checkpoint:
     errors: list[Finding] = field(default_factory=list)
     configs: list[FoundConfig] = field(default_factory=list)
     claims: Claims | None = None
-    weights: Weights | None = None
     notes: list[str] = field(default_factory=list)
     is_shard: bool = False
     settled: bool = True
     _storage: WeightStorage | None = field(default=None, init=False, repr=False)
+    _weights: Weights | None = field(default=None, init=False, repr=False)
 
     @classmethod
     def open(cls, path: str | PathLike[str], *, settled: bool = True) -> Self:
@@ -100,9 +99,19 @@ class Checkpoint:
             self._storage.close()
 
     @property
+    def is_readable(self) -> bool:
+        """True if it has weights and no errors; rules run on readable checkpoints only."""
+        return self._weights is not None and not self.errors
+
+    @property
+    def weights(self) -> Weights:
+        """Tensors of a readable checkpoint with their loader."""
+        assert self._weights is not None
+        return self._weights
+
+    @property
     def loader(self) -> FormatLoader:
         """Loader of the config's method."""
-        assert self.weights is not None  # rules run on readable checkpoints only
         assert isinstance(self.weights.loader, FormatLoader)
         return self.weights.loader
 
@@ -128,7 +137,6 @@ class Checkpoint:
     @cached_property
     def groups(self) -> Groups:
         """Tensors by layer; each layer is described once."""
-        assert self.weights is not None  # rules run on readable checkpoints only
         return Groups(self.weights, settled=self.settled)
 
     @cached_property
@@ -175,7 +183,7 @@ class Checkpoint:
             if not all(map(PARAMETER_SUFFIX.search, suffixes)):
                 yield prefix
         yield from self.names
-        storage = self.weights.storage if self.weights else None
+        storage = self.weights.storage
         if isinstance(storage, ExpertStacks):
             yield from {stack.prefix for stack in storage.stacks if stack.joined}
 
@@ -183,11 +191,6 @@ class Checkpoint:
     def names(self) -> list[str]:
         """All tensor names, sorted."""
         return self.groups.names
-
-    @property
-    def is_unsupported(self) -> bool:
-        """True if it cannot be opened because of unsupported formats alone."""
-        return bool(self.errors) and all(finding.rule == UNSUPPORTED for finding in self.errors)
 
     @property
     def unread(self) -> Mapping[str, str]:
@@ -285,7 +288,7 @@ class Checkpoint:
             self.notes += self.claims.notes
             self.errors += map(finding_of, check_configs(configs, self.claims, storage))
             self.notes += config_notes(configs, self.claims, storage)
-        self.weights = Weights(
+        self._weights = Weights(
             storage, loader=loader.for_rules(), architecture=self.architecture, nonfinite="allow"
         )
 

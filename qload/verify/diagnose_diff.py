@@ -24,9 +24,8 @@ from qload.loader import LayerDescription, Part
 from qload.spec import Codes, Weight
 from qload.verify.blocks import WindowSource, load_output_blocks
 from qload.verify.checkpoint import Checkpoint
-from qload.verify.comparison import Distance, differ
+from qload.verify.comparison import MATRIX_AXES, Distance, differ
 
-MATRIX_AXES = 2
 MAX_READINGS = 3  # readings of one block that are tried on the whole layer
 WORD_BITS = 32
 MAX_LAYERS = 256  # layers of the reference that are compared with one layer
@@ -50,7 +49,6 @@ class SideBySide:
 
     def runs(self) -> Iterator[tuple[int, Weight, Weight]]:
         """Yield blocks of outputs: the first output, our weight, and the reference's."""
-        assert self.checkpoint.weights is not None
         for start, weight in load_output_blocks(self.checkpoint.weights, self.checkpoint.loader, self.layer):
             run = (start, start + weight.layer.N)
             yield start, weight, self._load_reference(run)
@@ -65,12 +63,10 @@ class SideBySide:
 
     @cached_property
     def _ours(self) -> WindowSource:
-        assert self.checkpoint.weights is not None
         return WindowSource(self.checkpoint.weights)
 
     @cached_property
     def _theirs(self) -> WindowSource:
-        assert self.reference.weights is not None
         return WindowSource(self.reference.weights)
 
 
@@ -84,8 +80,9 @@ def find_misreading(pair: SideBySide, run: tuple[int, int], near: float) -> str 
     every = _all_readings(weight, reference)
     tried = {name: Distance() for name in every}
     _add_distances(tried, every, reference)
-    closest = [name for name in _by_distance(tried) if name and _is_closer(tried[name], tried[""])]
-    closest = closest[:MAX_READINGS]
+    stored = tried.pop("").relative
+    names = [name for name in _by_distance(tried) if tried[name].exact or tried[name].relative < stored]
+    closest = names[:MAX_READINGS]
     if not closest:
         return None
     on_layer = {name: Distance() for name in ("", *closest)}
@@ -136,10 +133,6 @@ def _add_distances(into: Mapping[str, Distance], readings: Mapping[str, Reading]
 
 def _by_distance(tried: Mapping[str, Distance]) -> Iterable[str]:
     return sorted(tried, key=lambda name: (not tried[name].exact, tried[name].relative))
-
-
-def _is_closer(distance: Distance, other: Distance) -> bool:
-    return distance.exact or distance.relative < other.relative
 
 
 def misreadings(weight: Weight, reference: Weight) -> dict[str, Reading]:
@@ -273,7 +266,6 @@ def _candidates(
 
 
 def _load(reference: Checkpoint, layer: LayerDescription, run: tuple[int, int]) -> Weight | None:
-    assert reference.weights is not None
     try:
         return reference.loader.load(reference.weights, [Part(layer.prefix, *run)], None)
     except QloadError:
@@ -300,7 +292,6 @@ def _distance(got: Tensor, theirs: Weight | Tensor | None) -> float:
 
 def _transposed(reference: Checkpoint, layer: LayerDescription, run: tuple[int, int]) -> Tensor | None:
     """Return the inputs `run` of all outputs, as outputs of all inputs."""
-    assert reference.weights is not None
     try:
         columns = [
             effective_weight(block)[:, run[0] : run[1]].T

@@ -29,7 +29,8 @@ def is_matrix_name(name: str) -> bool:
 
 
 @cache
-def _is_block_list(lead: str) -> bool:
+def is_block_list(lead: str) -> bool:
+    """Return whether numbered blocks with equal members follow these segments of a name."""
     return BLOCK_LIST.fullmatch(lead) is not None
 
 
@@ -42,7 +43,7 @@ def block_of(name: str) -> str | None:
     """Return the transformer block of a name, as `model.layers.3`; None outside of blocks."""
     parts = name.split(".")
     for at, part in enumerate(parts[:-1]):
-        if part.isdecimal() and _is_block_list(".".join(parts[:at])):
+        if part.isdecimal() and is_block_list(".".join(parts[:at])):
             return ".".join(parts[: at + 1])
     return None
 

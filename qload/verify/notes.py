@@ -189,7 +189,6 @@ def repeated_layer_note(checkpoint: Checkpoint) -> Iterator[str]:
 
 def zero_point_readings(checkpoint: Checkpoint) -> Iterator[Counted]:
     """Count the zero points of each gptq v1 layer that kernels without a mask read differently."""
-    assert checkpoint.weights is not None
     for layer in checkpoint.described():
         config = layer.format.config
         if isinstance(config, GPTQConfig) and config.evidence in EVIDENCE:
@@ -260,10 +259,12 @@ def contradicted_ties(checkpoint: Checkpoint) -> Iterator[str]:
         return
     if tie.denied:
         what = (
-            f"{head} is stored: set both to false, if the model uses it"
-            if head
-            else _remedy_without_head(checkpoint)
+            "the head may be in another file"
+            if checkpoint.is_shard
+            else "no head is stored: set both to true"
         )
+        if head:
+            what = f"{head} is stored: set both to false, if the model uses it"
         yield f"config.json: {tie}: programs differ in the key that they read; {what}"
     elif tie.tied and head and embedding:
         yield from _differing_head(checkpoint, tie, head, embedding)
@@ -318,11 +319,6 @@ def _is_equal(checkpoint: Checkpoint, ours: LayerDescription, theirs: LayerDescr
 
 def _format_and_shape(layer: LayerDescription) -> str:
     return f"{layer.format.weight_type.format} {(layer.N, layer.K)}"
-
-
-def _remedy_without_head(checkpoint: Checkpoint) -> str:
-    """Return the remedy for contradicting keys without a stored head."""
-    return "the head may be in another file" if checkpoint.is_shard else "no head is stored: set both to true"
 
 
 def _find_prefix(checkpoint: Checkpoint, lasts: tuple[str, ...]) -> str | None:

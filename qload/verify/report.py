@@ -28,11 +28,10 @@ INTERNAL_RULE = RuleText(
     id="internal",
     stage="any",
     what="""
-        A rule or another part of the work ended with an unexpected exception. This is a bug of qload, and no
-        statement about the checkpoint. All other rules ran. A rule of single layers also ran on all other
-        layers. The verdict is `internal`, exit code 3, unless there are other findings.""",
+        A rule or another part of the work ended with an unexpected exception, a bug of qload. All other
+        rules ran. The verdict is `internal`, exit code 3, unless there are other findings.""",
     why="This rule might have found damage.",
-    do="Run the command again with `-v` and report the traceback as a bug of qload.",
+    do="Report the traceback of `-v` as a bug of qload.",
     example="model.layers.3.mlp.up_proj.qweight: group-order: internal error, KeyError: 'G'",
 )
 

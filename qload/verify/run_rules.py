@@ -147,7 +147,6 @@ def split_fully(part: Checkpoint) -> Iterator[tuple[str, Checkpoint]]:
 
 def part_bytes(part: Checkpoint) -> int:
     """Return the bytes of a part's tensors."""
-    assert part.weights is not None
     storage = part.weights.storage
     return sum(storage.info(name).nbytes for name in part.names)
 

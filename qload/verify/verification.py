@@ -11,6 +11,7 @@ from typing import ParamSpec
 from qload.detect import read_model_config
 from qload.errors import ArgumentError, ConfigError, CutError, DivideError, QloadError, StorageError, checked
 from qload.listing import LayerInfo, info_of
+from qload.listing.report_base import UNSUPPORTED
 from qload.loader import Heads, LayerDescription, Part, Split
 from qload.loader.cuts import share
 from qload.parallel import ProcessGroup, Rank
@@ -173,7 +174,7 @@ def inspect(path: str | PathLike[str]) -> Report:
     >>> folder.cleanup()
     """
     with closing(Checkpoint.open(path, settled=False)) as checkpoint:
-        if checkpoint.weights is None or checkpoint.errors:
+        if not checkpoint.is_readable:
             return _unreadable(checkpoint)
         findings = [finding for rule in INSPECTED for finding in check_rule(rule, checkpoint)]
         return _report(checkpoint, merge_contradictions(checkpoint, findings), [], Workers.of(None))
@@ -236,9 +237,9 @@ def verify(
     worlds = world_sizes(tp)
     if logits is not None:
         _check_prompt(path, logits, process_group)
-    workers, report_progress = Workers.of(process_group), progress or _ignore_progress
+    workers, report_progress = Workers.of(process_group), progress or (lambda *_: None)
     with closing(Checkpoint.open(path)) as checkpoint:
-        if checkpoint.weights is None or checkpoint.errors:
+        if not checkpoint.is_readable:
             return _unreadable(checkpoint)
         findings, notes = run_rules(checkpoint, workers, report_progress, tier)
         if worlds:
@@ -269,7 +270,7 @@ def _add_comparison(
     """Extend the report by a comparison with the reference at `path`."""
     findings, notes, maps = list(report.findings), list(report.notes), dict[str, str]()
     with closing(Checkpoint.open(path)) as reference:
-        if reference.weights is None or reference.errors:
+        if not reference.is_readable:
             return replace(report, findings=(*findings, *reference.errors))
         compare = partial(comparison.check_against, checkpoint, reference, workers, progress, draw)
         for item in collect("against", compare, findings):
@@ -332,18 +333,11 @@ def _add_items(items: Iterable[Finding | str], findings: list[Finding], notes: l
             notes.append(item)
 
 
-def _ignore_progress(stage: str, done: int, total: int) -> None:
-    """Ignore progress without a callback."""
-
-
 def _unreadable(checkpoint: Checkpoint) -> Report:
     """Return the report of a checkpoint that cannot be opened; an unsupported format counts as readable."""
-    return Report(
-        checkpoint.path,
-        tuple(checkpoint.errors),
-        tuple(checkpoint.notes),
-        readable=checkpoint.is_unsupported,
-    )
+    errors = tuple(checkpoint.errors)
+    unsupported = bool(errors) and all(error.rule == UNSUPPORTED for error in errors)
+    return Report(checkpoint.path, errors, tuple(checkpoint.notes), readable=unsupported)
 
 
 def _without_missing(findings: list[Finding]) -> Iterator[Finding]:
@@ -359,7 +353,6 @@ def _info(weights: Weights, layer: LayerDescription) -> list[LayerInfo]:
 
 
 def _report(checkpoint: Checkpoint, findings: list[Finding], notes: list[str], workers: Workers) -> Report:
-    assert checkpoint.weights is not None
     weights, parts = checkpoint.weights, split(checkpoint, NAMES_PER_REPORT_PART)
 
     def describe_part(at: int) -> tuple[list[LayerInfo], list[Finding]]:

@@ -108,7 +108,7 @@ FAULTS = (
         "return width < MAX_WIDTH",
     ),
     Fault("block-maximum-unseen", f"{RULES}/scales.py", "statistics.reach < 1", "statistics.reach < 0"),
-    Fault("tie-ignored", f"{RULES}/architecture.py", "not architecture.tied or", "architecture.tied or"),
+    Fault("tie-ignored", f"{RULES}/architecture.py", "or not architecture.tied:", "or architecture.tied:"),
     Fault("cache-scale-sign", f"{RULES}/scales.py", "| (values <= 0) if", "| (values < 0) if"),
     Fault(
         "bytes-counted-twice",

@@ -128,7 +128,12 @@ def around_product(product: Callable[..., Any], fault: KernelFault, reached: Pat
     @functools.wraps(product)
     def faulty(*arguments: Any, **keywords: Any) -> Any:
         bound = inspect.signature(product).bind(*arguments, **keywords)
-        name = next((name for name, value in bound.arguments.items() if _is_input(value)), None)
+        names = (
+            name
+            for name, value in bound.arguments.items()
+            if isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2
+        )
+        name = next(names, None)
         if name is None:
             return product(*arguments, **keywords)
 
@@ -140,10 +145,6 @@ def around_product(product: Callable[..., Any], fault: KernelFault, reached: Pat
         return fault.gemm(of_inputs, 0)(bound.arguments[name])
 
     return faulty
-
-
-def _is_input(value: object) -> bool:
-    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim == 2
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

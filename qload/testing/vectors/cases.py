@@ -87,11 +87,6 @@ def fill_scales(N: int, G: int) -> Tensor:
     return 2.0 ** -((n + 2 * g) % 5 + 2).float()
 
 
-def fill_act_order(K: int, group: int) -> Tensor:
-    """Return the group of each input (K,), int64, in equal numbers and without runs."""
-    return torch.arange(K) * 5 % (K // group)
-
-
 def pack_words(fields: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
     """Pack runs of fields along the last axis into int32 words; `order`: the field of each position."""
     count = WORD_BITS // bits
@@ -144,7 +139,8 @@ def gptq(
     size = K if group == -1 else group
     codes, scales = fill_codes(N, K, bits), fill_scales(N, K // size)
     zeros = fill_zeros(N, K // size, bits) if zeros is None else zeros
-    index = fill_act_order(K, size) if act_order else torch.arange(K) // size
+    # In act order, groups of equal size without runs.
+    index = torch.arange(K) * 5 % (K // size) if act_order else torch.arange(K) // size
     stored = (zeros - stored_minus) % 2**bits
     return CaseContent(
         id,

@@ -188,7 +188,6 @@ def _matrix_difference(
 
 def _tensor_differences(checkpoint: Checkpoint, architecture: Architecture) -> Iterator[Difference]:
     """Yield differences of norms, biases, and stacks of experts that are one tensor."""
-    assert checkpoint.weights is not None
     for name in checkpoint.readable_names:
         shape = architecture.shape(name)
         info = checkpoint.weights.info(name) if shape or architecture.find(name) else None
@@ -203,7 +202,7 @@ def _tensor_differences(checkpoint: Checkpoint, architecture: Architecture) -> I
 
 def _joined_stacks(checkpoint: Checkpoint, architecture: Architecture) -> Iterator[Difference]:
     """Yield differences of stacks with gate and up in one layer; the table has no size for these."""
-    storage = checkpoint.weights.storage if checkpoint.weights else None
+    storage = checkpoint.weights.storage
     if not isinstance(storage, ExpertStacks):
         return
     for stack in storage.stacks:
@@ -217,7 +216,6 @@ def _joined_stacks(checkpoint: Checkpoint, architecture: Architecture) -> Iterat
 
 def _unread_stacks(checkpoint: Checkpoint, architecture: Architecture) -> Iterator[Difference]:
     """Yield differences of unread stacks that no format could read: wrong numbers of experts or floats."""
-    assert checkpoint.weights is not None
     for name in checkpoint.unread:
         shape, prefix = architecture.shape(name), name.removesuffix(".weight")
         if not shape and not architecture.find(prefix):
@@ -274,7 +272,7 @@ def check_plain_head(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 def check_tied_head(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report the first row in which a tied head differs from the embedding; drafts are skipped."""
     architecture, inventory = checkpoint.architecture, checkpoint.inventory
-    if architecture is None or inventory is None or not architecture.tied or checkpoint.weights is None:
+    if architecture is None or inventory is None or not architecture.tied:
         return
     tie = tie_of(checkpoint.model_config)
     if checkpoint.is_draft or tie.outer:  # a default of some programs alone is a note
@@ -321,15 +319,12 @@ LAYER_COUNT = Rule(
         id="layer-count",
         stage="headers",
         what="""
-            `num_hidden_layers` in config.json is larger or smaller than the number of stored layers. For a
-            `model_type` with a table in qload, the names of that table count as layers, and layers beyond the
-            count are a warning. Layers with one of `eh_proj`, `enorm` and `hnorm` are exempt, because only
-            layers for multi-token prediction have them; a note says so if `num_nextn_predict_layers` does not
-            announce them. Draft models are skipped, because they number their layers otherwise. For other
-            types the longest list of layers counts, and further layers are lawful.""",
-        why="""
-            An engine that does not notice runs the model with unfilled layers, or leaves out layers that it
-            needs.""",
+            `num_hidden_layers` in config.json differs from the number of stored layers. For a `model_type`
+            with a table in qload, layers beyond the count are a warning; those for multi-token prediction
+            (`eh_proj`, `enorm`, `hnorm`) are exempt, with a note if `num_nextn_predict_layers` does not
+            announce them. For other types the longest list counts, and further layers are lawful. Draft
+            models are skipped.""",
+        why="Engines may run unfilled layers, or leave out layers that the model needs.",
         do="Fetch the missing files, or correct the config.",
         example="num_hidden_layers is 32, and 1 of these layers have no tensor: 31",
     ),
@@ -342,17 +337,14 @@ ARCHITECTURE_MISSING = Rule(
         stage="headers",
         what="""
             A tensor of this `model_type` is not stored: the embedding, the last norm, the head (unless
-            `tie_word_embeddings` makes the embedding the head), a projection of several or all layers, a bias
-            that the config promises, an expert. Tensors that are stored fused (`qkv_proj`, `gate_up_proj`) or
-            as a stack of experts are not missing. [layer-count](layer-count.md) reports whole layers, and
-            [missing-sibling](missing-sibling.md) a tensor that one layer lacks. A missing tensor is a note if
-            `architectures` names an unusual class for the type, and in a draft model (EAGLE, MTP). A draft
-            has a class such as `LlamaForCausalLMEagle`, or tensors such as `fc`, `midlayer`, `d2t` or a
-            single layer with `eh_proj`.""",
-        why="An engine that does not notice runs the model with an unfilled matrix.",
+            tied to the embedding), a projection of several layers, a bias that the config promises, or an
+            expert. Fused tensors and stacks of experts are accepted. [layer-count](layer-count.md) reports
+            whole layers, and [missing-sibling](missing-sibling.md) a tensor of one layer. In a draft
+            model, and for an unusual class in `architectures`, it is a note.""",
+        why="An engine may run the model with an unfilled matrix.",
         do="""
-            Fetch the missing files; if the copy is faithful, the writer is broken. If the embedding is the
-            head, set `tie_word_embeddings` to true.""",
+            Fetch the missing files, or write them again. If the embedding is the head, set
+            `tie_word_embeddings` to true.""",
         example=(
             "lm_head: not stored; config.json says model_type is llama, and not that head and embedding are "
             "tied"
@@ -367,22 +359,16 @@ ARCHITECTURE_SHAPE = Rule(
         stage="headers",
         what="""
             A matrix has another (N, K), or a norm, a bias or a stack of experts another shape, than
-            config.json says. For the types of model with a table in qload, the names of tensors and their
-            shapes follow from `model_type` and the config's sizes; if a published config leaves a size out,
-            transformers' default counts. A vocabulary may be padded to a multiple of 8, 16, 32 and so on to
-            1024. Each matrix of the model is reported once, with the number of layers. The rule accepts the
-            shapes of EAGLE-3 drafts: attention with doubled inputs, and a head of `draft_vocab_size`
-            outputs.""",
-        why="""
-            The tensors of a layer can agree with each other and belong to another layer, or lack outputs. An
-            engine fails when it loads them, or loads part of them.""",
+            follows from `model_type` and the sizes in config.json. The type needs a table in qload;
+            transformers' defaults replace missing sizes. A vocabulary may be padded to a multiple of 8 to
+            1024. The shapes of EAGLE-3 drafts are accepted.""",
+        why="A layer whose tensors agree can still belong to another layer, or lack outputs.",
         do="""
             Fetch the file again. If all matrices differ in the same way, the config belongs to another
             model.""",
         example=(
             "model.layers.0.self_attn.q_proj: (N, K) is (512, 2048), config.json says (2048, 2048) "
-            "(num_attention_heads * head_dim, hidden_size); 15 more differ, up to "
-            "model.layers.15.self_attn.q_proj"
+            "(num_attention_heads * head_dim, hidden_size)"
         ),
     ),
     check_shapes,
@@ -393,7 +379,7 @@ QUANTIZED_HEAD = Rule(
         id="quantized-head",
         stage="headers",
         what="The quantization config says `lm_head: false`, and the head is quantized.",
-        why="Engines believe the flag, look for a plain `lm_head.weight`, and find none.",
+        why="Engines look for a plain `lm_head.weight`, and find none.",
         do="Set `lm_head` to true.",
         example=(
             "lm_head.qweight: the head is gptq, and config.json says that quantization_config.lm_head is "
@@ -409,17 +395,14 @@ TIED_HEAD = Rule(
         stage="values",
         severity="warning",
         what="""
-            The config ties the head to the embedding (`tie_word_embeddings`, or the default of the type of
-            model), and the file has a head of other values. An equal head is lawful, and published
-            checkpoints have it. A difference is a note, not a finding, in three cases: the head or the
-            embedding is quantized; only a default of the model around the text model ties them; qload has no
-            table of the model type. Draft models (EAGLE, MTP) have a head of their own and are skipped.""",
-        why="""
-            There are two readings. transformers warns and keeps both; engines that tie never read the head.
-            They compute other logits.""",
+            The config ties the head to the embedding (`tie_word_embeddings`, or the type's default), and
+            the stored head has other values. It is only a note if one of the two is quantized, if only a
+            default of the outer config ties them, or if qload has no table of the type. Draft models are
+            skipped.""",
+        why="transformers keeps both; engines that tie never read the head. They compute other logits.",
         do="""
-            Set `tie_word_embeddings` to false, if the model uses the head; otherwise remove the head. If
-            `config.json` and its `text_config` disagree, set both.""",
+            Set `tie_word_embeddings` to false (in `text_config` too) if the model uses the head; otherwise
+            remove the head.""",
         example=(
             "lm_head.weight: differs from row 4 on; the config ties it to model.embed_tokens.weight "
             "(tie_word_embeddings), so that engines ignore it"

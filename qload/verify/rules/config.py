@@ -115,16 +115,12 @@ CLAIMED_METHOD = Rule(
         id="claimed-method",
         stage="headers",
         what="""
-            The config names a quantization method, but no layer of the checkpoint is stored in one of its
-            formats; or it gives a number of bits, and every layer has another number by the shapes of codes,
-            zero points and scales.
-
-            The rule skips a single shard of a checkpoint with an index, because the quantized layers may be
-            in another shard.""",
+            The config names a quantization method, but no layer is stored in one of its formats; or every
+            layer has another number of bits by its shapes. A single shard is skipped.""",
         why="""
-            A checkpoint that lost all of its quantized layers, or was dequantized and kept its old config,
-            has no other contradiction. Engines look for missing tensors, or start from random weights. For
-            GPTQ and AWQ layers qload believes the shapes before `bits`; engines believe `bits`, and fail.""",
+            The checkpoint lost its quantized layers, or was dequantized and kept its config. Engines look
+            for missing tensors, or start from random weights. With wrong bits they fail; qload believes
+            the shapes.""",
         do="Fetch the checkpoint again. If it was dequantized on purpose, remove `quantization_config`.",
         example="config.json: quant_method is marlin, and no layer is stored as marlin: 3 layers are plain",
     ),
@@ -137,11 +133,10 @@ CLAIMED_DETAIL = Rule(
         stage="headers",
         severity="warning",
         what="""
-            The config names another FP8 type than the tensors have (`fmt: e4m3` for e5m2), or says that
-            bitsandbytes scales are quantized and they are not, or the reverse.""",
-        why="A program that believes the config reads other weights.",
+            The config names another FP8 type than the tensors have (`fmt: e4m3` for e5m2), or contradicts
+            the tensors about quantized scales of bitsandbytes.""",
+        why="qload believes the tensors; a program that believes the config reads other weights.",
         do="Correct the config.",
-        measured="Loaders believe the tensors. None of 42 sound models has such a config.",
         example=(
             "model.layers.0.mlp.up_proj: the config says float8_e4m3fn, the weight is float8_e5m2; 14 layers "
             "in all"

@@ -31,7 +31,6 @@ REPEATED_HEADS = ("k_proj", "v_proj")  # their heads may be stored several times
 
 def check_copies(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each tensor that is a copy of an earlier one."""
-    assert checkpoint.weights is not None
     copies = {name: of for name, of in _copies(checkpoint).items() if _has_equal_bytes(checkpoint, name, of)}
     merged = _merged_units(checkpoint, copies)
     for name, of in copies.items():
@@ -51,7 +50,6 @@ def repeated_layers(checkpoint: Checkpoint) -> Mapping[str, str]:
 
 def _copies(checkpoint: Checkpoint) -> Mapping[str, str]:
     """Return name -> the first tensor with the same digest, dtype and shape."""
-    assert checkpoint.weights is not None
     originals: dict[object, str] = {}
     copies = {}
     for name in checkpoint.readable_names:
@@ -66,14 +64,12 @@ def _copies(checkpoint: Checkpoint) -> Mapping[str, str]:
 
 def _content_key(checkpoint: Checkpoint, name: str) -> object:
     """Return a key that equal tensors share."""
-    assert checkpoint.weights is not None
     info = checkpoint.weights.info(name)
     return checkpoint.values.contents[name].digest, info.dtype, info.shape
 
 
 def _is_unique(checkpoint: Checkpoint, name: str) -> bool:
     """Return whether a tensor is a layer's codes or matrix, without a lawful copy."""
-    assert checkpoint.weights is not None
     if block_of(name) is None or NOT_A_LAYER.search(name):
         return False
     if checkpoint.is_codes(name):
@@ -86,7 +82,6 @@ def _is_unique(checkpoint: Checkpoint, name: str) -> bool:
 
 def _has_equal_bytes(checkpoint: Checkpoint, name: str, other: str) -> bool:
     """Compare the bytes of two tensors; their digests are made of sums."""
-    assert checkpoint.weights is not None
     storage = checkpoint.weights.storage
     both = zip(pieces(storage, name), pieces(storage, other), strict=True)
     return all(ours.view(torch.uint8).equal(theirs.view(torch.uint8)) for ours, theirs in both)
@@ -157,7 +152,6 @@ def _expert_of(name: str) -> str | None:
 
 def check_repeats(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each tensor with a repeated block: both places, and the number of repeated blocks."""
-    assert checkpoint.weights is not None
     storage = checkpoint.weights.storage
     for name in checkpoint.readable_names:
         repeats = checkpoint.values.contents[name].repeats
@@ -179,7 +173,6 @@ def check_repeats(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _is_varied(checkpoint: Checkpoint, name: str) -> bool:
     """Return whether a tensor is codes, or a matrix of more than two values; a rotation has two."""
-    assert checkpoint.weights is not None
     if checkpoint.is_codes(name):
         return True
     numbers = checkpoint.values.numbers.get(name)
@@ -195,17 +188,13 @@ COPIED_LAYER = Rule(
         stage="values",
         what="The codes or the matrix of a layer equal those of another, byte for byte.",
         why="""
-            A layer that was written over another, or an `up_proj` that equals the `gate_proj`, has valid
-            values, and the model lost one.""",
+            A layer written over another, or an `up_proj` that equals the `gate_proj`, has valid values;
+            the right ones are lost.""",
         do="Write the checkpoint again.",
         measured="""
-            In 42 sound models no two are equal. If all matrices of two or more layers, or of two or more
-            experts, are copies of others, the model was made so (a merge, or experts that began from one),
-            and the rule accepts it. It also accepts one layer that repeats another with its norms and
-            everything else, apart from an `o_proj` and a `down_proj` of zeros; and four or more layers that
-            share some matrices. A note names whole layers that repeat others: nothing inside the files
-            separates a model that was made deeper from a layer that was written over another. The rule skips
-            embeddings and heads, because they may be tied.""",
+            In 42 sound models no two are equal. Whole layers or experts that repeat others, and four or
+            more layers that share matrices, are taken for a merge; a note names repeated layers.
+            Embeddings and heads are skipped.""",
         example=(
             "model.layers.1.mlp.up_proj.qweight: equal to model.layers.0.mlp.up_proj.qweight, byte for byte"
         ),
@@ -218,17 +207,11 @@ REPEATED_BLOCK = Rule(
         id="repeated-block",
         stage="values",
         what="A block of 256 bytes occurs twice in a layer's codes or matrix, and is not one repeated word.",
-        why="""
-            A download that resumed at the wrong place writes stored bytes again, and the right bytes are
-            lost.""",
+        why="A download that resumed at the wrong place overwrote the right bytes.",
         do="Fetch the file again.",
         measured="""
-            In 42 sound models no such block occurs twice. Blocks begin at multiples of 256 bytes, and are
-            compared within 64 MiB of a tensor: of 512 bytes that are stored again at a distance of a multiple
-            of 256 bytes, the rule finds at least one block; at another distance it finds none. It skips
-            vocabularies, because untrained tokens share a row; keys and values with every block stored
-            several times, because heads are copied so; zero rows of weights, as padded inputs are; and plain
-            tensors other than weights, as tables of positions.""",
+            In 42 sound models no such block occurs twice. Repeats are found at a distance of a multiple of
+            256 bytes, within 64 MiB. Vocabularies, repeated heads and zero rows are skipped.""",
         example=(
             "model.layers.1.mlp.up_proj.qweight: the 256 bytes from 1024 on are those from 0 on; 2 of 256 "
             "blocks are stored before"

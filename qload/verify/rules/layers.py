@@ -11,7 +11,6 @@ or several layers are equal; a single layer with strictly fewer tensors than oth
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
 
 from qload.architecture.adapters import is_adapter
 from qload.architecture.config import PREDICTING
@@ -21,7 +20,7 @@ from qload.formats.unquantized import FLOATS
 from qload.loader import LayerDescription
 from qload.spec import LayerClaims, named
 from qload.verify.checkpoint import Checkpoint
-from qload.verify.name_patterns import BLOCK_LIST, block_of
+from qload.verify.name_patterns import block_of, is_block_list
 from qload.verify.report import Contradiction, Finding, LayerContradiction, finding_of
 from qload.verify.rules.rule import Rule, claims_of
 
@@ -70,9 +69,8 @@ class _StoredGroups:
 
 def _stored_groups(checkpoint: Checkpoint, prefix: str) -> _StoredGroups | None:
     """Return the groups of a GPTQ or AWQ layer by its shapes; None for shapes of another format."""
-    weights = checkpoint.weights
-    base = checkpoint.claims
-    if weights is None or base is None or base.method not in ("gptq", "auto-round", "awq"):
+    weights, base = checkpoint.weights, checkpoint.claims
+    if base is None or base.method not in ("gptq", "auto-round", "awq"):
         return None
     needed = [named(prefix, name) for name in ("qweight", "scales")]
     if not all(map(weights.has_tensor, needed)):
@@ -126,7 +124,6 @@ def check_not_empty(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def check_biases(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each bias of a quantized layer with a wrong length or with integers."""
-    assert checkpoint.weights is not None
     for layer in checkpoint.described():
         name = named(layer.prefix, "_bias" if layer.specs[0].suffix.startswith("_") else "bias")
         if layer.format.weight_type.plain or not checkpoint.weights.has_tensor(name):
@@ -149,7 +146,6 @@ def check_biases(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def check_unexplained(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each tensor that neither a format nor its name explains."""
-    assert checkpoint.weights is not None
     for name, layer in checkpoint.account.unexplained.items():
         info = checkpoint.weights.storage.info(name)
         dtype = str(info.dtype).removeprefix("torch.")
@@ -251,11 +247,10 @@ def _is_certain(checkpoint: Checkpoint, missing: MissingSibling) -> bool:
 def layer_lists(names: list[str]) -> Mapping[str, Mapping[str, Names]]:
     """Return `model.layers` -> its indices -> the tensor names under each."""
     blocks: dict[str, dict[str, set[str]]] = {}
-    is_list = cache(lambda lead: BLOCK_LIST.fullmatch(lead) is not None)
     for name in names:
         parts = name.split(".")
         for at, part in enumerate(parts[:-1]):
-            if part.isdecimal() and is_list(".".join(parts[:at])):
+            if part.isdecimal() and is_block_list(".".join(parts[:at])):
                 members = blocks.setdefault(".".join(parts[:at]), {}).setdefault(part, set())
                 members.add(".".join(parts[at + 1 :]))
     return {
@@ -295,7 +290,7 @@ EMPTY_LAYER = Rule(
         id="empty-layer",
         stage="headers",
         what="A quantized layer has no outputs or no inputs.",
-        why="Its tensors agree with each other, so that no other rule finds the lost weights.",
+        why="Its tensors agree with each other, so that no other rule reports it.",
         do="Fetch the file again; if the copy is faithful, the writer is broken.",
         example="model.layers.0.mlp.up_proj.weight: a layer of (N, K) = (0, 64)",
     ),
@@ -308,9 +303,7 @@ BIAS_SHAPE = Rule(
         id="bias-shape",
         stage="headers",
         what="The bias of a quantized layer is not a floating point tensor with one value for each output.",
-        why="""
-            Formats say nothing about a bias. Some engines silently cut a longer bias, pad a shorter one, or
-            add a single value to all outputs.""",
+        why="Some engines silently cut a longer bias, pad a shorter one, or add one value to all outputs.",
         do="Write the layer again. If the outputs were padded, pad the bias with them.",
         example="""
             model.layers.0.self_attn.q_proj.bias: wrong shape
@@ -328,15 +321,11 @@ MISSING_SIBLING = Rule(
         what="""
             A tensor that the other layers of a list have is missing from one layer.
 
-            The rule compares the names under `model.layers.0`, `model.layers.1`, and so on, and the names of
-            the experts of a layer. It skips the stages of a vision tower, because they differ in sound models
-            too. A single layer with some of the tensors of another and nothing else has lost something.
-            Layers of hybrid models differ in other ways: each has tensors that the other lacks, or several
-            layers lack the same. The rule cannot see a loss in all layers, or the same loss in two layers. A
-            plain layer needs no scales, and a layer needs no adapters. In a model of a `model_type` without a
-            table in qload, layers may differ by design: a missing tensor is then a note, except for a part of
-            a quantized layer whose other parts are stored, and for experts. It is also a note if
-            `architectures` names an unusual class for the type.""",
+            Lists are `model.layers` and the experts of a layer. The rule reports a layer with some of the
+            tensors of another and nothing else; layers of hybrid models differ in other ways. It cannot
+            see the same loss in two or more layers. It ignores vision towers, adapters, and scales of
+            plain layers. For a `model_type` without a table in qload, and for an unusual class in
+            `architectures`, it is a note, except for experts and parts of a quantized layer.""",
         why="A projection that was dropped during a conversion leaves a valid file.",
         do="Fetch the file again; if the copy is faithful, the writer is broken.",
         example=(
@@ -353,17 +342,12 @@ UNEXPLAINED_TENSOR = Rule(
         stage="headers",
         severity="warning",
         what="""
-            A tensor remains after all other tensors are accounted for: it lies next to the tensors of a
-            quantized layer and its format does not have it, or it contains packed words, bytes or small
-            floats outside of any layer.
+            No format and no name explains a tensor: it lies next to a quantized layer whose format does
+            not have it, or it contains packed words, bytes or small floats outside of any layer.
 
-            Plain floats are accounted for; so are tensors that are exempt by their name, such as the scales
-            of a key/value cache, buffers of positions, masks and counts; and
-            [unread](../verify.md#which-bytes-are-explained) tensors, which notes list: layers in an
-            unsupported dialect, and stacks of quantized experts in an unknown layout.""",
-        why="""
-            Engines silently drop tensors that their loader does not read. A `weight_scale` next to `qweight`
-            suggests that the writer meant another format.""",
+            Plain floats are explained, and so are cache scales, positions and masks, by name. Notes list
+            [unread](../verify.md#which-bytes-are-explained) tensors.""",
+        why="Engines silently drop it. A `weight_scale` next to `qweight` suggests another format.",
         do="Ask the writer for its meaning. If it means nothing, remove it.",
         example=(
             "model.layers.0.mlp.up_proj.weight_scale: not a tensor of a gptq layer, and no loader reads it"

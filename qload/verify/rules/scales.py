@@ -25,7 +25,6 @@ from qload.verify.blocks import load_output_blocks, read_float_rows
 from qload.verify.checkpoint import Checkpoint
 from qload.verify.report import Finding, finding_of
 from qload.verify.rules.rule import Rule
-from qload.verify.values import Numbers
 from qload.weights.exemptions import cache_scale, cache_zero
 
 SIGNED_CONFIGS = (GPTQConfig, AWQConfig, CTPackConfig)
@@ -37,30 +36,22 @@ NESTED_SLACK = 0.1  # part of the offset; a block of zeros comes so far below ze
 
 def check_scales(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report NaN, infinite, negative and wrongly zero scales, with the first place and count of each kind."""
-    assert checkpoint.weights is not None
     storage = checkpoint.weights.storage
     for name in checkpoint.readable_names:
         numbers = checkpoint.values.numbers.get(name)
         if checkpoint.role(name) is not Role.SCALE:
             continue
         spec, layer = checkpoint.specs.get(name), checkpoint.layer_of(name)
-        if numbers is not None and _is_suspect(numbers, spec):
-            yield from _invalid_scales(rule, storage, name, spec, signed=_has_signed_scales(layer))
+        zero_divisors = numbers is not None and spec is not None and spec.divides and numbers.zeros
+        if numbers is not None and (not numbers.finite or numbers.low < 0 or zero_divisors):
+            # Integer codes with a zero point may have scales of both signs.
+            signed = layer is not None and isinstance(layer.format.config, SIGNED_CONFIGS)
+            yield from _invalid_scales(rule, storage, name, spec, signed=signed)
         if spec and layer is not None and _are_all_zero(checkpoint, name, spec, layer):
             least = "2**-127" if spec.is_exponents else "zero"
             yield rule.finding(
                 name, storage.info(name).file, f"{name}: all scales are {least}, and the codes differ"
             )
-
-
-def _is_suspect(numbers: Numbers, spec: TensorSpec | None) -> bool:
-    """Return whether the range, or a zero divisor, needs a second read."""
-    return not numbers.finite or numbers.low < 0 or bool(spec and spec.divides and numbers.zeros)
-
-
-def _has_signed_scales(layer: LayerDescription | None) -> bool:
-    """Return whether a layer has integer codes with a zero point, so that signs of scales may be meant."""
-    return layer is not None and isinstance(layer.format.config, SIGNED_CONFIGS)
 
 
 def _invalid_scales(
@@ -108,7 +99,6 @@ def _scaled_tensor(spec: TensorSpec, layer: LayerDescription) -> str:
 
 def check_cache_scales(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report scales and zero points of the cache with a wrong shape, dtype or value."""
-    assert checkpoint.weights is not None
     storage, heads = checkpoint.weights.storage, _head_counts(checkpoint)
     for name in checkpoint.account.report.exempted:
         is_scale = cache_scale(name)
@@ -156,7 +146,6 @@ def check_overflow(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 
     Only layers with scales within 16 bits of the end of their range are dequantized: no code is larger.
     """
-    assert checkpoint.weights is not None
     for layer in checkpoint.described():
         name = _extreme_scales(checkpoint, layer)
         if name is None:
@@ -179,7 +168,6 @@ def check_overflow(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _extreme_scales(checkpoint: Checkpoint, layer: LayerDescription) -> str | None:
     """Return the name of scales near the end of their range; None if a value is not finite anyway."""
-    assert checkpoint.weights is not None
     extreme = None
     for spec in layer.specs:
         name = layer.names.full(spec.name)
@@ -228,17 +216,13 @@ CACHE_SCALE = Rule(
         id="cache-scale",
         stage="values",
         what="""
-            A scale of the key/value cache, or of attention, is not a float; has another shape than one value,
-            or one for each head; or is not a finite number above 0. A zero point or a bias of the cache
-            (`k_zero_point`, ModelOpt's `k_bias`) only has to be finite.
+            A scale of the key/value cache, or of attention, is not a float, not one value or one for each
+            head, or not a finite number above 0. A zero point or a bias of the cache (`k_zero_point`,
+            ModelOpt's `k_bias`) only has to be finite.
 
-            The rule knows these names: `k_scale`, `v_scale` and `kv_scale` of an attention or of a
-            projection, `q_scale`, `prob_scale` and `prob_output_scale` of an attention, `output_scale` of a
-            projection, and TensorRT-LLM's `kv_cache_scaling_factor`. No layer depends on them: they are
-            exempt, and engines read them.""",
-        why="""
-            An engine divides every key or value by it before it rounds them into the cache. A zero or a NaN
-            turns all attention of the layer into NaN.""",
+            Such scales are `k_scale`, `v_scale`, `kv_scale`, `q_scale`, `prob_scale`, `prob_output_scale`,
+            `output_scale`, and TensorRT-LLM's `kv_cache_scaling_factor`.""",
+        why="Engines divide every key or value by it. A zero or a NaN turns the layer's attention into NaN.",
         do="Calibrate the cache again, or remove the scales: engines then take 1.",
         example=(
             "model.layers.0.self_attn.k_proj.k_scale: 0 at 0, it has to be a finite number above 0; 1 in all"
@@ -252,9 +236,9 @@ SCALE_OVERFLOW = Rule(
         id="scale-overflow",
         stage="values",
         what="""
-            Every scale of a layer is finite, but not every weight: a scale is so large, or a divisor so
-            small, that its product with a code overflows float32, or the float16 of an EXL2 layer.""",
-        why="An infinity turns all activations into NaN, and the scales alone do not show it.",
+            Every scale of a layer is finite, but a scale is so large, or a divisor so small, that a weight
+            overflows float32 (float16 in an EXL2 layer).""",
+        why="An infinity turns all activations into NaN.",
         do="Fetch the file again. If the copy is faithful, quantize the layer again.",
         example=(
             "model.layers.0.mlp.up_proj.weight_scale: scales this large, or divisors this small, make an "
@@ -272,12 +256,11 @@ BLOCK_MAXIMUM = Rule(
         what="""
             A block of a bitsandbytes layer has no weight at an end of the table (1 or -1), or a quantized
             scale is negative.""",
-        why="Codes of another block, or a nested offset with the wrong sign, change every weight.",
+        why="Codes of another block, or a wrong nested offset, change every weight.",
         do="Write the layer again; correct `nested_offset` in its quantization state.",
         measured="""
-            A block's scale is its largest magnitude, so that this weight has an end of the table: in all
-            sound NF4 and FP4 layers every block has one. Quantized scales may be below zero by a tenth of
-            their offset, as blocks of zeros are.""",
+            Every block of sound NF4 and FP4 layers has such a weight. Quantized scales may be below zero
+            by a tenth of their offset.""",
         example="model.layers.0.mlp.up_proj.weight: 0.05% of 2048 blocks have no weight of 1 or -1",
     ),
     check_block_maxima,

@@ -52,7 +52,6 @@ ATTENTION = re.compile(r"attn|attention")
 
 def check_constants(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each constant tensor, and a tensor of its kind that varies."""
-    assert checkpoint.weights is not None
     contents, zeros = checkpoint.values.contents, zero_outputs(checkpoint)
     groups = (_codes(checkpoint), _scales(checkpoint), _matrices(checkpoint), _norms(checkpoint))
     for group in groups:
@@ -108,7 +107,6 @@ def _scales(checkpoint: Checkpoint) -> Mapping[str, bool]:
 
 
 def _matrices(checkpoint: Checkpoint) -> Mapping[str, bool]:
-    assert checkpoint.weights is not None
     matrices = {}
     for name in checkpoint.readable_names:
         shape = checkpoint.weights.info(name).shape
@@ -142,7 +140,6 @@ def _hex_word(word: int) -> str:
 
 def check_holes(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each tensor with a run of one byte that no rows of zeros explain: its place and length."""
-    assert checkpoint.weights is not None
     for name in checkpoint.readable_names:
         contents = checkpoint.values.contents[name]
         if contents.word is not None or not contents.runs:
@@ -164,7 +161,6 @@ def check_holes(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _checked_row_bytes(checkpoint: Checkpoint, name: str) -> int:
     """Return the bytes of a row of a matrix; 0 for a tensor with lawful runs."""
-    assert checkpoint.weights is not None
     info, spec = checkpoint.weights.info(name), checkpoint.specs.get(name)
     layer = checkpoint.layer_of(name)
     if spec is not None and layer is not None and not layer.format.weight_type.plain:
@@ -221,7 +217,6 @@ def is_zero(checkpoint: Checkpoint, name: str) -> bool:
 
 def _output_projections(checkpoint: Checkpoint) -> Mapping[str, str]:
     """Return name -> prefix of each output projection, a plain matrix or codes."""
-    assert checkpoint.weights is not None
     projections = {}
     for name in checkpoint.readable_names:
         prefix = checkpoint.prefixes[name]
@@ -234,7 +229,6 @@ def _output_projections(checkpoint: Checkpoint) -> Mapping[str, str]:
 
 def outer_row_bytes(checkpoint: Checkpoint, name: str) -> int:
     """Return the bytes of a row of the outermost axis; of one output, if the bytes are in one dimension."""
-    assert checkpoint.weights is not None
     info, layer = checkpoint.weights.info(name), checkpoint.layer_of(name)
     flat = len(info.shape) == 2 and info.shape[-1] == 1 and layer is not None
     rows = layer.N if flat and layer is not None else info.shape[0]
@@ -256,7 +250,6 @@ def is_zero_weight(
     layer = checkpoint.layer_of(name)
     if layer is None or not checkpoint.is_codes(name):
         return False
-    assert checkpoint.weights is not None
     width = outer_row_bytes(checkpoint, name)
     rows = max(1, checkpoint.weights.info(name).nbytes // width)
     start, stop = first // width, -(-(first + length) // width)
@@ -319,7 +312,6 @@ def _is_near(place: tuple[int, int], other: tuple[int, int]) -> bool:
 
 def _load_weights(checkpoint: Checkpoint, layer: LayerDescription, first: int, count: int) -> Tensor:
     """Return the weights of these outputs, (count or fewer, K); ones for no output or too large a layer."""
-    assert checkpoint.weights is not None
     block = granule(layer, "N") or layer.N
     start = first // block * block
     stop = min(layer.N, -(-(first + count) // block) * block)
@@ -334,17 +326,14 @@ CONSTANT_VALUES = Rule(
         id="constant-values",
         stage="values",
         what="""
-            The codes or scales of a quantized layer, or a plain matrix, are one constant value, and those of
-            the same name in other layers are not; or a norm is all zeros, and others are not, or the type of
-            model is known to multiply by it as it is stored (Gemma adds one).""",
+            The codes or scales of a quantized layer, or a plain matrix, are one constant value, unlike
+            those of the same name in other layers. Or a norm is all zeros, and others are not, or the
+            model multiplies by it as it is stored (Gemma adds one).""",
         why="A layer that was never filled computes nothing, or a constant.",
         do="Fetch or write the checkpoint again.",
         measured="""
-            A buffer that was allocated and never filled has the right shape and dtype, and only valid values.
-            None of 42 models of 12 tools has such a tensor. The rule skips exponents (MXFP4 scales may all be
-            equal), zero points, indices, biases, norms that are all one, layers with a zero `o_proj` and a
-            zero `down_proj` (they were added to a model, and begin so), and tensors that are constant in
-            every layer.""",
+            None of 42 sound models has such a tensor. The rule skips exponents, zero points, indices,
+            biases, norms of ones, and layers whose `o_proj` and `down_proj` are zero.""",
         example=(
             "model.layers.1.mlp.up_proj.qweight: all 65536 bytes repeat zeros, and those of "
             "model.layers.0.mlp.up_proj.qweight differ: it was never filled"
@@ -358,18 +347,13 @@ HOLE = Rule(
         id="hole",
         stage="values",
         what="""
-            The codes of a layer or a plain matrix contain 512 or more equal bytes in a row, and these are
-            neither whole rows of zeros nor at the same place in several rows.""",
-        why="A download that was cut and resumed leaves zeros in the part that was not written.",
+            The codes of a layer or a plain matrix contain 512 or more equal bytes in a row, neither whole
+            rows of zeros nor at the same place in several rows.""",
+        why="A download that was cut and resumed leaves zeros in the missing part.",
         do="Fetch the file again, or write the checkpoint again.",
         measured="""
-            Runs of equal bytes in 42 sound models have 12 bytes at most; a hole of one page has 4,096. A part
-            of a file that was never written reaches from one page or chunk to another, and these begin and
-            end within rows. Whole rows of zero weights are sound at any place, because vocabularies and
-            layers are padded and pruned; half of a matrix in one place, or more, is a hole too. Four or more
-            rows with zeros at the same place are padded or pruned inputs. The scales and zero points decide
-            which codes mean zero. The rule cannot see a hole of whole rows: with rows of 4,096 bytes or a
-            multiple, one in 512 tensors begins at such a place.""",
+            Runs in 42 sound models have 12 bytes at most. Less than half of a matrix in whole zero rows,
+            or zeros at one place of four rows, are padding or pruning. A hole of whole rows is not seen.""",
         example=(
             "model.layers.1.mlp.up_proj.qweight: 4096 bytes of 0x00 from byte 1000 on, of 65536: nothing was "
             "written there"

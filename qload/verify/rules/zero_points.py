@@ -55,7 +55,7 @@ MIN_CORRELATION = 0.45  # sound layers have 0.65 and more; with every second cod
 def check_symmetry(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each symmetric layer with a zero point other than 2**(bits - 1): the first, and the count."""
     claims = checkpoint.claims
-    if claims is None or checkpoint.weights is None:
+    if claims is None:
         return
     for layer in checkpoint.described():
         known, layer_claims = convention(layer), layer.format.claims
@@ -196,7 +196,6 @@ def _distance_to_middle(statistics: Statistics) -> int:
 
 def check_readings(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report layers with an ambiguous reading, and layers with lost zero points."""
-    assert checkpoint.weights is not None
     for layer in checkpoint.described():
         config = layer.format.config
         if not isinstance(config, GPTQConfig) or config.evidence not in ("none", "lost"):
@@ -265,11 +264,11 @@ SYMMETRY = Rule(
         stage="meaning",
         what="The config says `sym: true`, but a zero point is not 2**(bits - 1).",
         why="""
-            Kernels for symmetric weights do not read zero points. If all of them are off by one, the file is
-            in the other convention: `gptq` stores zero points minus one, `gptq_v2` stores them unchanged.""",
+            Kernels for symmetric weights ignore zero points. If all are off by one, the file is in the
+            other convention: `gptq` stores zero points minus one, `gptq_v2` unchanged.""",
         do="""
-            If all are off by one, set `checkpoint_format` to the value in the message; otherwise set `sym` to
-            false. If a few of one layer differ, fetch the file again.""",
+            If all are off by one, set `checkpoint_format` to the value in the message; otherwise set `sym`
+            to false. If a few differ, fetch the file again.""",
         example=(
             "model.layers.0.mlp.up_proj.qzeros: zero point 9 at group 0, column 0, a symmetric layer of 4 "
             "bits has 8; 320 of 320 differ"
@@ -285,23 +284,17 @@ ZERO_POINT_MEAN = Rule(
         stage="meaning",
         what="""
             The mean code of a layer is more than 0.58, and four standard errors more, away from its zero
-            points; or, if the codes of most layers are more than 0.5 and four standard errors away, each
-            layer is named.""",
+            points. If the median of all layers is more than 0.5 and four standard errors away, each layer
+            is named.""",
         why="""
-            `gptq` stores zero points minus one, `gptq_v2` stores them unchanged: in the wrong convention
-            every weight is off by one scale.""",
+            `gptq` stores zero points minus one, `gptq_v2` unchanged. In the wrong convention every weight
+            is off by one scale.""",
         do="""
-            If all layers are off by one, set `checkpoint_format` to the value in the message; otherwise write
-            the zero points of the layers again, or quantize them again.""",
+            If all layers are off by one, set `checkpoint_format` to the value in the message; otherwise
+            write the zero points again, or quantize again.""",
         measured="""
-            Weights are as often below zero as above. In layers with 64 groups or more and up to 4 bits, sound
-            means are -0.44 to 0.29 and damaged ones -1.44 to -0.71. The standard error is the error of a mean
-            over as many inputs and outputs, each with a mean of its own: 0.02 without such means, up to 0.4
-            for 64 inputs whose means differ by twice as much as their weights. None of 960 sound layers with
-            such means was more than 3.3 standard errors from zero. The rule skips zero points that all have
-            the middle value: a symmetric quantizer that gives the largest weight of a group the first code
-            has a mean of 8 codes over the group size. It also skips groups with a zero point at an end of its
-            range, and layers with codes like noise.""",
+            In sound layers with 64 groups or more and up to 4 bits the mean is -0.44 to 0.29, in damaged
+            ones -1.44 to -0.71. Constant middle zero points, and codes like noise, are skipped.""",
         example=(
             "model.layers.1.mlp.up_proj.qzeros: codes are -1.01 from their zero points on average, in 1024 "
             "groups; in the right convention the mean is within 0.63"
@@ -316,33 +309,27 @@ ZERO_POINT_READING = Rule(
         stage="meaning",
         severity="warning",
         what="""
-            A layer in the format `gptq` has zero points of 0 with different readings, and without evidence
-            for one of them. The format stores a zero point minus one, and programs wrap -1 in three ways:
+            A layer in the format `gptq` has zero points of 0 with different readings, and no evidence for
+            one of them. The format stores a zero point minus one, and programs wrap -1 in three ways:
 
             | how | written by | the next field of the word |
             |---|---|---|
-            | subtract 1 from whole words | gptqmodel, autoawq | one less: the subtraction borrows from it |
+            | subtract 1 from whole words | gptqmodel, autoawq | one less, by the borrow |
             | wrap each field by itself | text-generation-inference | unchanged |
-            | OR -1 of 32 bits into the word | auto-gptq | ones, like all fields above: their zero points are
-            lost |
+            | OR -1 of 32 bits into the word | auto-gptq | ones, like all fields above: lost |
 
-            Readers differ too. Layers of gptqmodel add 1 to whole words. Its `model_dequant` and some kernels
-            of auto-gptq add 1 to each field and mask. Kernels of ExLlama and vLLM add 1 without a mask.
-
-            qload looks for evidence in this order: the codes of the layer, since codes are near their zero
-            points in the right reading; the name gptqmodel in `meta.quantizer`; the codes of all layers
-            together. A reference of `--against` is evidence too. Lost zero points are an error, and the layer
-            is not loaded.""",
+            Evidence is, in this order: the codes of the layer, which are near their zero points; gptqmodel
+            in `meta.quantizer`; the codes of all layers; a reference of `--against`. Lost zero points are
+            an error, and the layer is not loaded.""",
         why="""
-            Programs read such a layer differently: by one step for a whole group, or by 2**bits steps in
-            kernels without a mask.""",
+            Programs differ by one step for a whole group, or by 2**bits steps in kernels without a mask
+            (ExLlama, vLLM).""",
         do="""
             Compare with the float original by `--against`, or quantize again and store zero points unchanged
             (`gptq_v2`).""",
         example=(
-            "model.layers.0.mlp.up_proj.qzeros: 3 of 2048 zero points have two readings, and neither codes "
-            "nor config decide: stored minus one from whole words (used here), and stored minus one, per "
-            "field"
+            "model.layers.0.mlp.up_proj.qzeros: 3 of 2048 zero points have two readings, and neither "
+            "codes nor config decide"
         ),
     ),
     check_readings,
@@ -359,14 +346,11 @@ CODE_ORDER = Rule(
         why="Columns are read with the zero points of other columns.",
         do="Write the layer again in the order of its method.",
         measured="""
-            Sound layers have 0.65 to 0.99; with the eight codes of a word in AWQ's order, or with swapped
-            pairs, 0.3 and less. The rule needs 128 groups or more whose zero points differ by half a code and
-            more. It sees only codes or zero points that lie in words along N: within a group along K every
-            order has the same mean.""",
+            Sound layers have 0.65 to 0.99, and 0.3 and less with another order. The rule needs 128 groups
+            with varied zero points, and words along N.""",
         example=(
-            "model.layers.1.mlp.up_proj.qweight: the mean codes of 512 groups and their zero points have a "
-            "correlation of 0.21, in sound layers at least 0.45: the codes of a word, or its zero points, "
-            "are in another order"
+            "model.layers.1.mlp.up_proj.qweight: the mean codes of 512 groups and their zero points have "
+            "a correlation of 0.21, in sound layers at least 0.45"
         ),
     ),
     check_code_order,

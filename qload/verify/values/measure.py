@@ -32,7 +32,7 @@ class Measurable(Protocol):
     """Part of a checkpoint that the measurement reads; a protocol, because checkpoints import this module."""
 
     @property
-    def weights(self) -> Weights | None:
+    def weights(self) -> Weights:
         """Tensors of the files."""
 
     @property
@@ -77,7 +77,6 @@ class Values:
 
 def measure(checkpoint: Measurable) -> Values:
     """Measure all tensors and layers of a checkpoint, or of a part."""
-    assert checkpoint.weights is not None
     storage = checkpoint.weights.storage
     contents, numbers, codes = {}, {}, {}
     cached: dict[str, Tensor] = {}
