@@ -30,6 +30,8 @@ class Statistics:
 
     Attributes
     ----------
+    outputs, whole
+        Number of measured outputs; True if these are all.
     bits
         Bits of a code.
     groups, inner
@@ -56,6 +58,8 @@ class Statistics:
         Least scale, after dequantization of quantized scales.
     """
 
+    outputs: int
+    whole: bool
     bits: int
     groups: int
     inner: int
@@ -88,10 +92,10 @@ def measure_codes(weights: Weights, loader: FormatLoader, layer: LayerDescriptio
     first = (layer.N - count) // 2 // block * block
     weight = loader.load(weights, [Part(layer.prefix, first, first + count)], None)
     indexed = any(spec.fact and spec.role is Role.INDEX for spec in layer.specs)
-    return _statistics(weight, indexed=indexed)
+    return _statistics(weight, whole=count == layer.N, indexed=indexed)
 
 
-def _statistics(weight: Weight, *, indexed: bool) -> Statistics:
+def _statistics(weight: Weight, *, whole: bool, indexed: bool) -> Statistics:
     codes = weight.codes()
     has_own = weight.stored() is not None or type(weight).dequantize is not Weight.dequantize
     means = (weight if has_own else codes).dequantize().double()
@@ -106,6 +110,8 @@ def _statistics(weight: Weight, *, indexed: bool) -> Statistics:
             **_lost(codes, plain),
         }
     return Statistics(
+        outputs=N,
+        whole=whole,
         bits=codes.bits,
         groups=codes.scales.numel() if codes.n_group is None else scales.numel(),
         inner=scales.shape[1],
