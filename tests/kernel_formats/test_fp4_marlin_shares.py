@@ -1,4 +1,4 @@
-"""Four-bit floats in Marlin's order, of which ranks have shares."""
+"""Shares of four-bit floats in Marlin's order."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ from tests.kernel_formats.fp4_layers import BRAIN, KINDS, NVFP4, mxfp4, nvfp4, p
 def test_a_share_of_the_repack_is_the_repack_of_the_share(
     kind: Any, split: str, world: int, data: Any
 ) -> None:
-    """N and K of shares that need no padding; scales are cut where two groups are a pair."""
+    """Shares without padding; scales are cut between pairs of groups."""
     noise = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     N, K = 64 * world, 128 * world
     codes = torch.randint(16, (N, K), generator=noise)
@@ -56,7 +56,7 @@ def test_a_share_of_the_repack_is_the_repack_of_the_share(
 
 
 def loaded(weight: Weight, split: str, world: int, dtype: torch.dtype = BRAIN) -> list[Any]:
-    """Each rank's share, repacked while it is loaded."""
+    """Load and repack the share of each rank."""
     inner = FormatLoader(ConfiguredFormat(type(weight), weight.config))
     loader = RepackingLoader(inner, "marlin", dtype=dtype)
     storage = MemoryStorage({f"a.{name}": tensor for name, tensor in weight.fields().items()})
@@ -65,7 +65,7 @@ def loaded(weight: Weight, split: str, world: int, dtype: torch.dtype = BRAIN) -
 
 
 @pytest.mark.parametrize("split", ["col", "row"])
-def test_one_rank_whose_scale_is_small_has_all_raise_theirs(split: str) -> None:
+def test_a_small_scale_on_one_rank_raises_scales_on_all(split: str) -> None:
     scales = torch.ones(128, 16)
     scales[0, 0] = 2.0**-8
 

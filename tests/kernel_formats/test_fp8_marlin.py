@@ -1,4 +1,4 @@
-"""FP8 bytes in Marlin's order: every shape of scales, both dialects, and what is refused."""
+"""FP8 bytes in Marlin's order: every shape of scales, both dialects, and refusals."""
 
 from typing import Any
 
@@ -87,7 +87,7 @@ def test_the_two_dialects_differ_by_the_exponent_and_mean_the_same(dtype: torch.
 
 
 def test_a_small_scale_is_not_rounded_as_a_subnormal_first() -> None:
-    """The original casts to fp16 before it multiplies by 2**8, and loses 9 bits of this one."""
+    """vLLM casts to fp16 before it multiplies by 2**8, and loses 9 bits of this scale."""
     scale = torch.tensor([1.2345e-7])
 
     packed = pack(ones(), scale)
@@ -156,7 +156,7 @@ def test_fused_parts_have_their_own_scale_in_their_own_columns() -> None:
     assert_same_bits(restore(packed).fields()["weight_scale"], weight.weight_scale)
 
 
-def test_what_was_made_by_hand_is_refused_and_never_itself() -> None:
+def test_a_weight_built_by_hand_is_not_restored() -> None:
     made = pack(ones(), torch.tensor(1.0))
     by_hand = Fp8MarlinWeight(config=made.config, layer=Layer((64,), 128, (64, 128)), **made.fields())
 
@@ -225,7 +225,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("weight", "change", "error", "text"), REFUSED)
-def test_what_cannot_be_packed_is_refused(
+def test_an_unsupported_weight_or_option_is_refused(
     weight: Fp8Weight, change: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):

@@ -34,7 +34,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_weight_in_panels_means_the_same_and_comes_back(case: dict[str, Any]) -> None:
+def test_a_weight_in_panels_has_equal_values_and_is_restored(case: dict[str, Any]) -> None:
     weight = layer(**case)
     made: Any = repack(weight, "panels")
 
@@ -51,7 +51,7 @@ def test_a_weight_in_panels_means_the_same_and_comes_back(case: dict[str, Any]) 
         assert_same_bits(back.fields()[name], tensor)
 
 
-def test_a_weight_can_be_made_of_its_tensors_where_nothing_is_padded() -> None:
+def test_an_unpadded_weight_is_built_from_its_tensors() -> None:
     made: Any = repack(layer(64, 32, 32, act=True, sym=False), "panels")
 
     again = PanelsWeight(**made.fields(), config=made.config)
@@ -60,7 +60,7 @@ def test_a_weight_can_be_made_of_its_tensors_where_nothing_is_padded() -> None:
     assert_same_bits(again.dequantize(), made.dequantize())
 
 
-def test_zero_points_that_are_all_in_the_middle_are_left_out() -> None:
+def test_symmetric_zero_points_are_left_out() -> None:
     assert repack(layer(64, 32, 32), "panels").fields().keys() == {"qweight", "scales"}
 
 
