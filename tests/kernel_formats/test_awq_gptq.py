@@ -49,7 +49,7 @@ def gptq(K: int, groups: int, bits: int = 4) -> GPTQWeight:
     )
 
 
-def shuffled(weight: GPTQWeight) -> GPTQWeight:
+def with_reversed_index(weight: GPTQWeight) -> GPTQWeight:
     weight.g_idx.copy_(weight.g_idx.flip(0))
     return weight
 
@@ -64,7 +64,9 @@ def unmasked(weight: GPTQWeight) -> GPTQWeight:
         pytest.param(gptq(64, 2, bits=2), "awq", "awq has 4 or 8 bits, got 2", id="bits"),
         pytest.param(gptq(288, 3), "awq", None, id="even groups"),
         pytest.param(gptq(40, 3), "awq", "K = 40 does not divide into groups of 14", id="ragged"),
-        pytest.param(shuffled(gptq(64, 2)), "awq", r"not in order along K \(act order\)", id="act order"),
+        pytest.param(
+            with_reversed_index(gptq(64, 2)), "awq", r"not in order along K \(act order\)", id="act order"
+        ),
         pytest.param(unmasked(gptq(64, 1)), "awq", "a zero point of 16 does not fit 4 bits", id="zero 16"),
         pytest.param(unmasked(gptq(64, 1)), "gptq", "a zero point of 16 is above 15", id="zero 16 as v1"),
     ],

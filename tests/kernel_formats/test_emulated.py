@@ -158,8 +158,8 @@ def test_emulated_lanes_and_layout_give_equal_weights(kind: str, data: Any) -> N
 def test_emulated_lanes_and_linear_multiply_alike(kind: str, data: Any, dtype: torch.dtype, M: int) -> None:
     weight, exact = draw_weight(kind, data), draw_weight(kind, data, exact=True)
     x = torch.randn(M, weight.layer.K, generator=torch.Generator().manual_seed(M)).to(dtype)
-    for made in (lambda w: lambda x: emulators.multiply(x, emulate(w).T), lambda w: w.get_linear()):
+    for make_linear in (lambda w: lambda x: emulators.multiply(x, emulate(w).T), lambda w: w.get_linear()):
         if not weight.dequantize().isnan().any():
-            assert_reads_back(made(weight), weight, dtype)
-            assert_within_bound(made(weight), weight, x)
-        assert_sums_exactly(made(exact), exact, dtype)
+            assert_reads_back(make_linear(weight), weight, dtype)
+            assert_within_bound(make_linear(weight), weight, x)
+        assert_sums_exactly(make_linear(exact), exact, dtype)

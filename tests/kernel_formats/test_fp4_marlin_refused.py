@@ -86,19 +86,19 @@ def test_fp4_takes_no_option_of_fp8() -> None:
 
 
 def test_a_weight_built_by_hand_is_not_restored() -> None:
-    made = pack(nvfp4(torch.ones(64, 8)))
-    by_hand = Fp4MarlinWeight(config=made.config, layer=Layer((64,), 128, (64, 128)), **made.fields())
+    packed = pack(nvfp4(torch.ones(64, 8)))
+    by_hand = Fp4MarlinWeight(config=packed.config, layer=Layer((64,), 128, (64, 128)), **packed.fields())
 
-    assert_same_bits(by_hand.dequantize(), made.dequantize())
+    assert_same_bits(by_hand.dequantize(), packed.dequantize())
     with pytest.raises(RepackError, match="built by hand"):
         restore(by_hand)
 
 
 def test_scales_of_an_odd_number_of_groups_are_refused() -> None:
-    made = pack(nvfp4(torch.ones(64, 8)))
+    packed = pack(nvfp4(torch.ones(64, 8)))
 
     with pytest.raises(ShapeError, match="scales"):
-        Fp4MarlinWeight(config=made.config, **{**made.fields(), "scales": made.scales[:7]})
+        Fp4MarlinWeight(config=packed.config, **{**packed.fields(), "scales": packed.scales[:7]})
 
 
 @pytest.mark.parametrize("group", [0, -1, 64])
@@ -172,12 +172,12 @@ def is_supported(weight: Any, dtype: torch.dtype) -> bool:
         return False
     second = weight.fields()[KINDS[type(weight)][1]].double()
     factor = float(1 / second if isinstance(weight, CTNVFP4Weight) else second)
-    held = weight.weight_scale.float()[stored > 0]
+    nonzero = weight.weight_scale.float()[stored > 0]
     for power in range(4) if dtype == BRAIN else (0,):
-        if dtype == BRAIN and held.numel():
-            if float(held.min()) * 2**power < 2.0**-6:
+        if dtype == BRAIN and nonzero.numel():
+            if float(nonzero.min()) * 2**power < 2.0**-6:
                 continue
-            if float(held.max()) * 2**power >= 512:
+            if float(nonzero.max()) * 2**power >= 512:
                 return False
         exact = torch.tensor(abs(factor) * 2.0 ** (7 if dtype == HALF else 119 - power), dtype=torch.float64)
         got = exact.to(dtype)

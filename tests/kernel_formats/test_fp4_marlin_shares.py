@@ -42,10 +42,10 @@ def test_a_share_of_the_repack_is_the_repack_of_the_share(
     for rank, share in enumerate(shares):
         words, scales = whole.qweight, whole.scales.view(torch.uint8)
         G = scales.shape[0]
-        pairs, held = scales.reshape(G // 2, 2 * N), share.scales.view(torch.uint8)
+        pairs, share_bytes = scales.reshape(G // 2, 2 * N), share.scales.view(torch.uint8)
         axis = 1 if split == "col" else 0
         assert_same_bits(share.qweight, words.chunk(world, axis)[rank].contiguous())
-        assert_same_bits(held, pairs.chunk(world, axis)[rank].contiguous().reshape(held.shape))
+        assert_same_bits(share_bytes, pairs.chunk(world, axis)[rank].contiguous().reshape(share_bytes.shape))
         assert share.config == whole.config
         if whole.global_scale is not None:
             assert_same_bits(share.global_scale, whole.global_scale)
@@ -78,11 +78,11 @@ def test_a_small_scale_on_one_rank_raises_scales_on_all(split: str) -> None:
 @pytest.mark.parametrize("second", [0.5, 0.75])
 def test_layers_fused_while_they_are_loaded_need_one_second_scale(kind: Any, second: float) -> None:
     parts = [nvfp4(torch.ones(64, 8), kind=kind), nvfp4(torch.ones(64, 8), second=second, kind=kind)]
-    held = {f"{i}.{name}": t for i, part in enumerate(parts) for name, t in part.fields().items()}
+    tensors = {f"{i}.{name}": t for i, part in enumerate(parts) for name, t in part.fields().items()}
     inner = FormatLoader(ConfiguredFormat(kind, NVFP4Config()))
     loader = RepackingLoader(inner, "marlin", strict=False, dtype=BRAIN)
 
-    got = Weights(MemoryStorage(held), loader=loader).get_multi_weights_col(["0", "1"])
+    got = Weights(MemoryStorage(tensors), loader=loader).get_multi_weights_col(["0", "1"])
 
     assert type(got) is (Fp4MarlinWeight if second == 0.5 else kind)
     assert_same_bits(got.dequantize(), torch.cat([part.dequantize() for part in parts]))

@@ -32,9 +32,9 @@ def pack(
     bias: bool = True,
     **more: Any,
 ) -> Fp8MarlinWeight:
-    made = repack(stored(weight, scale, **more), "marlin", dtype=dtype, exponent_bias=bias)
-    assert isinstance(made, Fp8MarlinWeight)
-    return made
+    packed = repack(stored(weight, scale, **more), "marlin", dtype=dtype, exponent_bias=bias)
+    assert isinstance(packed, Fp8MarlinWeight)
+    return packed
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
@@ -133,13 +133,13 @@ def test_every_fp8_weight_comes_back_bit_for_bit(
     )
 
     packed = repack(weight, "marlin", **HALF)  # type: ignore[arg-type]
-    back = restore(packed)
+    restored = restore(packed)
 
     assert type(packed) is Fp8MarlinWeight
-    assert (type(back), back.config, back.layer) == (Fp8Weight, weight.config, weight.layer)
-    assert back.fields().keys() == weight.fields().keys()
+    assert (type(restored), restored.config, restored.layer) == (Fp8Weight, weight.config, weight.layer)
+    assert restored.fields().keys() == weight.fields().keys()
     for name, tensor in weight.fields().items():
-        assert_same_bits(back.fields()[name].view(torch.uint8), tensor.view(torch.uint8))
+        assert_same_bits(restored.fields()[name].view(torch.uint8), tensor.view(torch.uint8))
 
 
 def test_fused_parts_have_their_own_scale_in_their_own_columns() -> None:
@@ -157,8 +157,8 @@ def test_fused_parts_have_their_own_scale_in_their_own_columns() -> None:
 
 
 def test_a_weight_built_by_hand_is_not_restored() -> None:
-    made = pack(ones(), torch.tensor(1.0))
-    by_hand = Fp8MarlinWeight(config=made.config, layer=Layer((64,), 128, (64, 128)), **made.fields())
+    packed = pack(ones(), torch.tensor(1.0))
+    by_hand = Fp8MarlinWeight(config=packed.config, layer=Layer((64,), 128, (64, 128)), **packed.fields())
 
     with pytest.raises(RepackError, match="built by hand"):
         restore(by_hand)

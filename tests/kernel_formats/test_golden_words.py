@@ -41,9 +41,9 @@ def dense(bits: int, act: bool = False) -> GPTQWeight:
 def sparse(bits: int) -> GPTQWeight:
     """Build a 2:4 sparse layer; the pair of kept rows rotates with columns and quads."""
     k, n = torch.arange(K)[:, None], torch.arange(N)
-    held = PAIRS[(n + n // 8 + 5 * (k // 4)) % 6, k % 4]
+    kept = PAIRS[(n + n // 8 + 5 * (k // 4)) % 6, k % 4]
     middle = 2 ** (bits - 1)
-    codes = torch.where(held, (n + k) % (middle - 1), middle)
+    codes = torch.where(kept, (n + k) % (middle - 1), middle)
     return build_layer(bits, codes, torch.full((2, N), middle), torch.arange(K) // GROUP)
 
 

@@ -59,7 +59,7 @@ def test_a_layer_without_outputs_is_repacked_and_restored(layout: str) -> None:
     packed = repack(empty, layout)
 
     assert packed.dequantize().shape == (0, 128)
-    back = restore(packed)
-    assert back.config == empty.config
+    restored = restore(packed)
+    assert restored.config == empty.config
     for name, tensor in empty.fields().items():
-        assert_same_bits(back.fields()[name], tensor)
+        assert_same_bits(restored.fields()[name], tensor)

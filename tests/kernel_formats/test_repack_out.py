@@ -32,11 +32,11 @@ def marked(weight: Weight) -> Weight:
     )
 
 
-def assert_untouched(act: Callable[[], object], held: dict[str, Tensor], error: type[QloadError]) -> None:
-    before = {name: tensor.clone() for name, tensor in held.items()}
+def assert_untouched(act: Callable[[], object], tensors: dict[str, Tensor], error: type[QloadError]) -> None:
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
     with pytest.raises(error):
         act()
-    for name, tensor in held.items():
+    for name, tensor in tensors.items():
         assert_same_bits(tensor.detach(), before[name].detach())
 
 
@@ -57,7 +57,7 @@ def gradients(out: Weight) -> Weight:
     return out.holding({"scales": out.fields()["scales"].requires_grad_()})
 
 
-def elsewhere(out: Weight) -> Weight:
+def on_meta(out: Weight) -> Weight:
     return out.holding({"scales": out.fields()["scales"].to("meta")})
 
 
@@ -67,7 +67,7 @@ def inside_of_words(out: Weight) -> Weight:
     return out.holding({"scales": inside.view(scales.shape)})
 
 
-WRONG = [other_dtype, other_shape, one_place, gradients, elsewhere, inside_of_words]
+WRONG = [other_dtype, other_shape, one_place, gradients, on_meta, inside_of_words]
 
 
 @pytest.mark.parametrize("spoil", WRONG, ids=lambda spoil: spoil.__name__)
@@ -78,9 +78,9 @@ def test_an_unsuitable_out_stays_unchanged(layout: str, spoil: Callable[[Weight]
     source = repack(LAYER, "exllama") if layout.startswith("gptq") else LAYER
     out = spoil(marked(repack(source, layout)))
 
-    held = {name: tensor for name, tensor in out.fields().items() if not tensor.is_meta}
+    tensors = {name: tensor for name, tensor in out.fields().items() if not tensor.is_meta}
     with how():
-        assert_untouched(lambda: repack(source, layout, out=out), held, ArgumentError)
+        assert_untouched(lambda: repack(source, layout, out=out), tensors, ArgumentError)
 
 
 @pytest.mark.parametrize("spoil", [other_dtype, gradients], ids=lambda spoil: spoil.__name__)
@@ -188,7 +188,7 @@ def test_a_weight_is_dequantized_to_float_dtypes_only(layout: str, dtype: Any, h
 def test_a_repack_is_equal_with_and_without_out() -> None:
     for layout in ("gptq", "gptq_v2", "awq", "exllama", "marlin", "strips"):
         fresh = repack(LAYER, layout)
-        made = repack(LAYER, layout, out=marked(fresh))
-        assert (type(made), made.config, made.layer) == (type(fresh), fresh.config, fresh.layer)
+        packed = repack(LAYER, layout, out=marked(fresh))
+        assert (type(packed), packed.config, packed.layer) == (type(fresh), fresh.config, fresh.layer)
         for name, tensor in fresh.fields().items():
-            assert_same_bits(made.fields()[name], tensor)
+            assert_same_bits(packed.fields()[name], tensor)
