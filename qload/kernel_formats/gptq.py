@@ -47,9 +47,7 @@ def is_symmetric(weight: GPTQWeight) -> bool:
     if word is None:
         return False
     words = weight.qzeros
-    if (
-        type(words) is Tensor and words.device.type == "cpu"
-    ):  # numpy compares on one thread: the words are few
+    if type(words) is Tensor and words.device.type == "cpu":  # numpy: one thread suffices for few words
         return bool((words.numpy() == word).all())
     return bool((words == word).all())
 

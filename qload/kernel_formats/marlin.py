@@ -14,7 +14,7 @@ and whole groups: with rows of weight 0, where x is padded with zeros, and with 
 This is the shape rule of the compiled kernels; the Python in front of some of them is stricter.
 
 With `is_k_full` every group is complete, and the kernel computes the group of row i as i / group_size. A row
-share in act order has incomplete groups; the kernel then looks up the group of each row in g_idx.
+share in act order, or cut within a group, has incomplete groups; the kernel then reads g_idx for each row.
 
 Source: vLLM 0.11.0 and TGI db931fcf, byte-equal to both.
 """
@@ -64,7 +64,7 @@ def pad_shape(N: int, K: int, group_size: int) -> tuple[int, int]:
 
 
 def split_group(group_size: int) -> tuple[int, int] | None:
-    """Split a group into the largest supported groups: their size and number; None if it is no multiple.
+    """Split a group into equal groups of the largest supported size: (size, number), or None.
 
     A group of 256 rows becomes two groups of 128 with equal scales.
     """
@@ -261,7 +261,7 @@ def to_integers(weight: GPTQMarlinWeight) -> Integers:
     """Convert to plain integers, in the order of inputs and without padding."""
     layer = record_origin(weight, weight.g_idx, stores_zeros=weight.config.zero_point)
     group_size, copies = weight.config.stored_group_size, weight.config.copies
-    if not weight.config.is_k_full and isinstance(layer.origin, Origin):  # the config's size means nothing
+    if not weight.config.is_k_full and isinstance(layer.origin, Origin):  # the kernel reads g_idx instead
         group_size = getattr(layer.origin.config, "group_size", None) or group_size
     codes = weight.codes()
     scales = weight.plain_scales()[: codes.scales.shape[1], : weight.layer.N]

@@ -1,4 +1,4 @@
-"""Layers of four-bit floats of given codes and scales, and their repack to Marlin's orders."""
+"""Layers of four-bit floats with given codes and scales, and their repack to Marlin's orders."""
 
 from typing import Any
 
@@ -17,12 +17,12 @@ KINDS: dict[Any, tuple[str, str]] = {
     CTNVFP4Weight: ("weight_packed", "weight_global_scale"),
     ModelOptNVFP4Weight: ("weight", "weight_scale_2"),
 }
-GENERATIONS = ("marlin_vllm_0_11", "marlin_vllm_0_33")  # layouts
+GENERATIONS = ("marlin_vllm_0_11", "marlin_vllm_0_33")
 NVFP4 = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.format)
 
 
 def codes_of(N: int, K: int) -> Tensor:
-    """Codes (N, K) that count, no two rows alike."""
+    """Return counting codes (N, K), different in every row."""
     return (torch.arange(K) + torch.arange(N)[:, None] * 5 + torch.arange(K) // 16) % 16
 
 
@@ -33,19 +33,19 @@ def nvfp4(
     kind: Any = ModelOptNVFP4Weight,
     **more: Any,
 ) -> Any:
-    """A layer with these scales (N, K / 16), and one second scale, or one a part."""
+    """Build a layer with `scales` (N, K / 16), and one second scale, or one per part."""
     packed, name = KINDS[kind]
     N, K = scales.shape[0], 16 * scales.shape[1]
-    held = {
+    tensors = {
         packed: fp4.pack(codes_of(N, K) if codes is None else codes),
         "weight_scale": scales.to(torch.float8_e4m3fn),
         name: torch.tensor(second).reshape(-1),
     }
-    return kind(config=NVFP4Config(), **held, **more)
+    return kind(config=NVFP4Config(), **tensors, **more)
 
 
 def mxfp4(exponents: Tensor, codes: Tensor | None = None, **more: Any) -> CTMXFP4Weight:
-    """A layer with these exponents (N, K / 32)."""
+    """Build a layer with `exponents` (N, K / 32)."""
     N, K = exponents.shape[0], 32 * exponents.shape[1]
     packed = fp4.pack(codes_of(N, K) if codes is None else codes)
     exponents = exponents.to(torch.uint8)
@@ -53,14 +53,14 @@ def mxfp4(exponents: Tensor, codes: Tensor | None = None, **more: Any) -> CTMXFP
 
 
 def pack(weight: Weight, dtype: torch.dtype = BRAIN, layout: str = "marlin") -> Fp4MarlinWeight:
-    made = repack(weight, layout, dtype=dtype)
-    assert isinstance(made, Fp4MarlinWeight)
-    return made
+    packed = repack(weight, layout, dtype=dtype)
+    assert isinstance(packed, Fp4MarlinWeight)
+    return packed
 
 
 def lanes_read(packed: Fp4MarlinWeight) -> Tensor:
-    """The padded weight (K, N) as the kernel of the weight's own generation reads it."""
-    held = packed.qweight, packed.scales, packed.global_scale
+    """Emulate the kernel of the weight's generation: padded weight (K, N)."""
+    tensors = packed.qweight, packed.scales, packed.global_scale
     if isinstance(packed, Fp4MarlinVllm033Weight):
-        return emulators.fp4_marlin_vllm_0_33_weight(*held, dtype=packed.config.dtype)
-    return emulators.fp4_marlin_weight(*held)
+        return emulators.fp4_marlin_vllm_0_33_weight(*tensors, dtype=packed.config.dtype)
+    return emulators.fp4_marlin_weight(*tensors)

@@ -1,4 +1,4 @@
-"""GPTQ layers to repack for Marlin, and what has to hold of every one that was."""
+"""GPTQ layers for Marlin's order, and the checks of a repacked one."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def layer(
     K: int, N: int, group: int, *, bits: int = 4, act: bool = False, sym: bool = True,
     scales: torch.dtype = torch.float16, index: torch.dtype = torch.int32,
 ) -> GPTQWeight:  # fmt: skip
-    """Random codes; scales that count; zero points that count, or all in the middle."""
+    """Build a layer of random codes, counting scales, and counting or symmetric zero points."""
     noise = torch.Generator().manual_seed(K * N + bits)
     size, groups = (K, 1) if group == -1 else (group, -(-K // group))
     g_idx = torch.arange(K) // size
@@ -44,7 +44,7 @@ def row_share(weight: GPTQWeight, rank: int, world: int) -> Any:
 
 
 def assert_exact(weight: Any) -> Any:
-    """Packed, the weight means the same, is read alike by a kernel's lanes, and comes back bit for bit."""
+    """Repack for Marlin; check the values, the emulated kernel, and the exact restore."""
     packed: Any = repack(weight, "marlin")
     read = emulators.marlin_weight(
         **packed.fields(), bits=packed.config.bits, is_k_full=packed.config.is_k_full
@@ -54,8 +54,8 @@ def assert_exact(weight: Any) -> Any:
     assert torch.equal(read[:K, :N], weight.dequantize().T)
     assert not read[K:].any()
     assert not read[:, N:].any()
-    back = restore(packed)
-    assert (type(back), back.config) == (type(weight), weight.config)
+    restored = restore(packed)
+    assert (type(restored), restored.config) == (type(weight), weight.config)
     for name, tensor in weight.fields().items():
-        assert_same_bits(back.fields()[name], tensor)
+        assert_same_bits(restored.fields()[name], tensor)
     return packed

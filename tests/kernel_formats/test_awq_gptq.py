@@ -1,4 +1,4 @@
-"""AWQ and GPTQ say the same weights; zero points of 0 survive both conventions."""
+"""AWQ and GPTQ represent the same weights; zero points of 0 survive both conventions."""
 
 import json
 from pathlib import Path
@@ -21,8 +21,8 @@ LAYERS = [folder for folder in cases("awq") if (folder / "model.safetensors").is
 
 
 @pytest.mark.parametrize("folder", LAYERS, ids=lambda folder: folder.name)
-def test_awq_as_gptq_has_the_words_of_the_tools_that_convert_it(folder: Path) -> None:
-    """autoawq takes 1 from whole words of zero points, as a writer of gptq v1 does."""
+def test_awq_as_gptq_has_the_words_of_other_converters(folder: Path) -> None:
+    """autoawq subtracts 1 from whole words of zero points, like a writer of gptq v1."""
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     storage = MemoryStorage(load_file(folder / "model.safetensors"))
     owner = load_file(folder / "expected" / "expected.safetensors")
@@ -49,7 +49,7 @@ def gptq(K: int, groups: int, bits: int = 4) -> GPTQWeight:
     )
 
 
-def shuffled(weight: GPTQWeight) -> GPTQWeight:
+def with_reversed_index(weight: GPTQWeight) -> GPTQWeight:
     weight.g_idx.copy_(weight.g_idx.flip(0))
     return weight
 
@@ -64,12 +64,14 @@ def unmasked(weight: GPTQWeight) -> GPTQWeight:
         pytest.param(gptq(64, 2, bits=2), "awq", "awq has 4 or 8 bits, got 2", id="bits"),
         pytest.param(gptq(288, 3), "awq", None, id="even groups"),
         pytest.param(gptq(40, 3), "awq", "K = 40 does not divide into groups of 14", id="ragged"),
-        pytest.param(shuffled(gptq(64, 2)), "awq", r"not in order along K \(act order\)", id="act order"),
+        pytest.param(
+            with_reversed_index(gptq(64, 2)), "awq", r"not in order along K \(act order\)", id="act order"
+        ),
         pytest.param(unmasked(gptq(64, 1)), "awq", "a zero point of 16 does not fit 4 bits", id="zero 16"),
         pytest.param(unmasked(gptq(64, 1)), "gptq", "a zero point of 16 is above 15", id="zero 16 as v1"),
     ],
 )
-def test_what_a_layout_cannot_say_is_refused_with_the_reason(
+def test_an_unsupported_weight_is_refused_with_the_reason(
     weight: GPTQWeight, layout: str, reason: str | None
 ) -> None:
     if reason is None:
@@ -80,7 +82,7 @@ def test_what_a_layout_cannot_say_is_refused_with_the_reason(
         repack(weight, layout)
 
 
-def test_awq_rows_that_fill_no_word_cannot_be_gptq() -> None:
+def test_awq_with_short_words_is_refused_for_gptq() -> None:
     config = {"quant_method": "awq", "bits": 4, "group_size": -1}
     tensors = {
         "a.qweight": torch.zeros(12, 1, dtype=torch.int32),

@@ -1,4 +1,4 @@
-"""Every kernel format, read by a second program: the emulators know lanes and words, and no layout."""
+"""Every kernel format against emulators, which know lanes and words but no layout."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ from tests.kernel_formats.fp4_layers import GENERATIONS, lanes_read
 
 
 def emulate(weight: Any) -> torch.Tensor:
-    """What the kernel's lanes hold: (N, K) float32, without the padding."""
+    """Emulate the kernel's lanes: (N, K), float32, without padding."""
     N, K = weight.shape
     if isinstance(weight, GPTQMarlinWeight):
         rows = emulators.marlin_weight(
@@ -77,7 +77,7 @@ ANY_GPTQ = st.builds(
 
 @st.composite
 def fp8_weights(draw: st.DrawFn, *, exact: bool = False) -> Fp8Weight:
-    """An e4m3fn weight with one scale, one an output, or one a block; small integers if `exact`."""
+    """Draw an e4m3fn weight with one scale, one per output or one per block; small integers if `exact`."""
     N, K = draw(st.sampled_from([64, 72, 192])), draw(st.sampled_from([100, 128, 288]))
     blocks = (-(-N // 128), -(-K // 128))
     shape, block = draw(
@@ -96,14 +96,14 @@ def fp8_weights(draw: st.DrawFn, *, exact: bool = False) -> Fp8Weight:
 
 @st.composite
 def fp4_weights(draw: st.DrawFn, *, exact: bool = False) -> Weight:
-    """NVFP4 of either writer, or MXFP4, with a second scale of few bits; one scale for all if `exact`."""
+    """Draw NVFP4 of either writer, or MXFP4, with few bits in the second scale; one scale if `exact`."""
     N, K = draw(st.sampled_from([64, 72, 192])), draw(st.sampled_from([96, 128, 288]))
     noise = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     packed = torch.randint(256, (N, K // 2), generator=noise, dtype=torch.uint8)
     if draw(st.booleans()):
         exponents = torch.randint(120, 135, (N, K // 32), generator=noise, dtype=torch.uint8)
-        held = {"weight_packed": packed, "weight_scale": exponents.fill_(128) if exact else exponents}
-        return CTMXFP4Weight(config=MXFP4Config(), **held)
+        exponents = exponents.fill_(128) if exact else exponents
+        return CTMXFP4Weight(config=MXFP4Config(), weight_packed=packed, weight_scale=exponents)
     scales = torch.ones(N, K // 16) if exact else torch.rand(N, K // 16, generator=noise) + 0.1
     stored, second = scales.to(torch.float8_e4m3fn), torch.tensor([2.0])
     if draw(st.booleans()):
@@ -116,8 +116,8 @@ def fp4_weights(draw: st.DrawFn, *, exact: bool = False) -> Weight:
     )
 
 
-def drawn(kind: str, data: Any, *, exact: bool = False) -> Weight:
-    """A weight in a kernel's order."""
+def draw_weight(kind: str, data: Any, *, exact: bool = False) -> Weight:
+    """Draw a weight in a kernel's order."""
     if kind == "fp4":
         layout = data.draw(st.sampled_from(GENERATIONS))
         return repack(data.draw(fp4_weights(exact=exact)), layout, dtype=torch.bfloat16)
@@ -131,7 +131,7 @@ def drawn(kind: str, data: Any, *, exact: bool = False) -> Weight:
         return data.draw(layers(weight_type, CONFIGS[weight_type], K=384, most=2, fillings=fillings)).weight()
     configs, K = (GPTQ, 288) if kind == "gptq_marlin" else (ANY_GPTQ, 192)
     weight = data.draw(layers(GPTQWeight, configs, N=96, K=K, fillings=fillings)).weight()
-    if kind == "exllama":  # its kernel does not mask: a logical zero point of 0 is another weight there
+    if kind == "exllama":  # its kernel does not mask: it reads a logical zero point of 0 differently
         packing = gptq.columns(weight.config.bits)
         points = weight.config.zeros.read(weight.qzeros, packing).clamp(1)
         weight.qzeros.copy_(weight.config.zeros.write(points, packing))
@@ -145,8 +145,8 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 @every_kind
 @given(data=st.data())
 @at_most(40)
-def test_lanes_and_layout_hold_the_same_weight(kind: str, data: Any) -> None:
-    weight = drawn(kind, data)
+def test_emulated_lanes_and_layout_give_equal_weights(kind: str, data: Any) -> None:
+    weight = draw_weight(kind, data)
     got, want = emulate(weight), weight.dequantize()
 
     assert torch.equal(got.nan_to_num(7e7), want.nan_to_num(7e7))
@@ -155,11 +155,11 @@ def test_lanes_and_layout_hold_the_same_weight(kind: str, data: Any) -> None:
 @every_kind
 @given(data=st.data(), dtype=st.sampled_from([torch.float16, torch.bfloat16]), M=st.sampled_from([1, 3]))
 @at_most(15)
-def test_the_lanes_multiply_like_the_linear(kind: str, data: Any, dtype: torch.dtype, M: int) -> None:
-    weight, exact = drawn(kind, data), drawn(kind, data, exact=True)
+def test_emulated_lanes_and_linear_multiply_alike(kind: str, data: Any, dtype: torch.dtype, M: int) -> None:
+    weight, exact = draw_weight(kind, data), draw_weight(kind, data, exact=True)
     x = torch.randn(M, weight.layer.K, generator=torch.Generator().manual_seed(M)).to(dtype)
-    for made in (lambda w: lambda x: emulators.multiply(x, emulate(w).T), lambda w: w.get_linear()):
+    for make_linear in (lambda w: lambda x: emulators.multiply(x, emulate(w).T), lambda w: w.get_linear()):
         if not weight.dequantize().isnan().any():
-            assert_reads_back(made(weight), weight, dtype)
-            assert_within_bound(made(weight), weight, x)
-        assert_sums_exactly(made(exact), exact, dtype)
+            assert_reads_back(make_linear(weight), weight, dtype)
+            assert_within_bound(make_linear(weight), weight, x)
+        assert_sums_exactly(make_linear(exact), exact, dtype)

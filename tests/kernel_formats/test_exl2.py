@@ -1,4 +1,4 @@
-"""EXL2 as kernels read it: byte-equal to its owner's, undone bit for bit, and what kernels cannot count."""
+"""EXL2 for ExLlama's kernels: byte-equal to exllamav2, restored bit for bit, refused beyond its limits."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ every_fixture = pytest.mark.parametrize("folder", cases("exl2"), ids=lambda fold
 
 
 def read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
-    """The typed weight, and its owner's tensors."""
+    """Read the typed weight, and the tensors of exllamav2."""
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
     tensors = load_file(folder / "model.safetensors")
     source = Weights(MemoryStorage(tensors), loader=loader_from_config(config))
@@ -35,20 +35,20 @@ def read(folder: Path) -> tuple[Any, dict[str, Tensor]]:
 
 
 def kernel_weight(weight: Exl2Weight) -> Exl2KernelWeight:
-    made = repack(weight, "exllama")
-    assert isinstance(made, Exl2KernelWeight)
-    return made
+    repacked = repack(weight, "exllama")
+    assert isinstance(repacked, Exl2KernelWeight)
+    return repacked
 
 
-def assert_undone(kernel: Exl2KernelWeight, weight: Exl2Weight) -> None:
-    back = restore(kernel)
-    assert (back.config, back.layer) == (weight.config, weight.layer)
+def assert_restored(kernel: Exl2KernelWeight, weight: Exl2Weight) -> None:
+    restored = restore(kernel)
+    assert (restored.config, restored.layer) == (weight.config, weight.layer)
     for name, tensor in weight.fields().items():
-        assert_same_bits(back.fields()[name], tensor)
+        assert_same_bits(restored.fields()[name], tensor)
 
 
 @every_fixture
-def test_every_kernel_tensor_has_the_bytes_of_its_owner(folder: Path) -> None:
+def test_every_kernel_tensor_has_the_bytes_of_exllamav2(folder: Path) -> None:
     weight, owner = read(folder)
 
     kernel = kernel_weight(weight)
@@ -59,17 +59,17 @@ def test_every_kernel_tensor_has_the_bytes_of_its_owner(folder: Path) -> None:
 
 
 @every_fixture
-def test_a_kernel_weight_means_what_its_owner_means_and_is_undone(folder: Path) -> None:
+def test_a_kernel_weight_has_the_values_of_exllamav2_and_is_restored(folder: Path) -> None:
     weight, owner = read(folder)
 
     kernel = kernel_weight(weight)
 
     assert torch.equal(kernel.dequantize().T, owner["expected.weight"].float())
-    assert_undone(kernel, weight)
+    assert_restored(kernel, weight)
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int16])
-def test_all_widths_are_undone(dtype: torch.dtype) -> None:
+def test_all_widths_are_restored(dtype: torch.dtype) -> None:
     drawn = draw(*MIXED, N=64)
     weight = drawn.weight(q_invperm=drawn.tensors["q_invperm"].to(dtype))
 
@@ -77,21 +77,21 @@ def test_all_widths_are_undone(dtype: torch.dtype) -> None:
 
     assert_same_bits(kernel.dequantize(), drawn.meaning())
     assert kernel.q_perm.dtype == torch.int32
-    assert_undone(kernel, weight)
+    assert_restored(kernel, weight)
 
 
-def test_a_share_is_repacked_and_undone() -> None:
+def test_a_share_is_repacked_and_restored() -> None:
     share = weights(draw(*MIXED, N=64).named("a"), Rank(1, 2)).get_weights_col("a")
     assert isinstance(share, Exl2Weight)
 
     kernel = kernel_weight(share)
 
     assert_same_bits(kernel.dequantize(), share.dequantize())
-    assert_undone(kernel, share)
+    assert_restored(kernel, share)
 
 
 def test_trap_48_the_map_of_mixed_groups_counts_down_to_the_last_row() -> None:
-    """Rows of 8 bits: 4 and 8; then a last group of 16 rows of 2 bits."""
+    """Groups of 4 and 8 rows of 8 bits, then one of 16 rows of 2 bits."""
     pairs = kernel_weight(draw((8, 4), (8, 8), (2, 16)).weight()).q_group_map.reshape(-1, 2).tolist()
 
     assert pairs[:4] == [[0, 4], [0, 3], [0, 2], [0, 1]]
@@ -100,7 +100,7 @@ def test_trap_48_the_map_of_mixed_groups_counts_down_to_the_last_row() -> None:
 
 
 def test_trap_48_rows_beyond_32767_keep_their_place() -> None:
-    """TGI sorts by 16 bits with a sign, which is another order from 32,768 on."""
+    """TGI sorts signed 16-bit values, in another order from 32,768 on."""
     drawn = draw((8, 36_000), (4, 4_000))
     weight = drawn.weight()
 
@@ -109,10 +109,10 @@ def test_trap_48_rows_beyond_32767_keep_their_place() -> None:
     assert torch.equal(kernel.q_perm.long(), torch.argsort(weight.q_invperm.long()))
     assert kernel.q_group_map[1].item() == 36_000 - (1 << 16)
     assert_same_bits(kernel.dequantize(), drawn.meaning())
-    assert_undone(kernel, weight)
+    assert_restored(kernel, weight)
 
 
-def test_trap_48_kernels_are_given_the_256th_and_the_stored_scale_is_kept() -> None:
+def test_trap_48_kernels_get_1_256_of_the_scale_and_the_stored_one_stays() -> None:
     weight = draw(*MIXED, largest=2.0**-10).weight()
     kernel = kernel_weight(weight)
 
@@ -146,13 +146,13 @@ def test_trap_50_a_kernel_that_writes_into_its_tensors_leaves_the_checkpoints_al
         pytest.param([(8, 52_432)] * 5 + [(8, 4)], "q_weight has 65541 rows", id="many words"),
     ],
 )  # fmt: skip
-def test_what_kernels_cannot_count_is_refused(groups: list[tuple[int, int]], reason: str) -> None:
+def test_groups_beyond_the_limits_of_kernels_are_refused(groups: list[tuple[int, int]], reason: str) -> None:
     with pytest.raises(RepackError, match=f"exl2 to ExLlama's kernels: cannot repack\n  reason   {reason}"):
         kernel_weight(draw(*groups).weight())
 
 
-class Called(nn.Module):
-    """A layer that multiplies through the scratch space of ExLlama layers."""
+class ScratchLayer(nn.Module):
+    """Layer with a product through the scratch space of ExLlama layers."""
 
     def __init__(self, N: int) -> None:
         super().__init__()
@@ -165,20 +165,20 @@ class Called(nn.Module):
         return multiply(self, x, self.typed, "q_weight", None)
 
 
-def test_trap_49_scratch_space_is_what_the_largest_layer_needs_and_never_shrinks() -> None:
-    small, large = Called(32), Called(64)
+def test_trap_49_scratch_space_fits_the_largest_layer_and_never_shrinks() -> None:
+    small, large = ScratchLayer(32), ScratchLayer(64)
     model, K, cpu = nn.ModuleList([small, large]), sum(rows for _, rows in MIXED), torch.device("cpu")
 
     assert warm_up(nn.ModuleList(), 8) == {}
-    given = warm_up(model, 8)[cpu]
+    nbytes = warm_up(model, 8)[cpu]
 
-    assert given == large.need.bytes(8) >= 2 * K * 64
-    assert warm_up(nn.ModuleList([small]), 4)[cpu] == given
-    assert warm_up(model, 16)[cpu] > given
+    assert nbytes == large.need.bytes(8) >= 2 * K * 64
+    assert warm_up(nn.ModuleList([small]), 4)[cpu] == nbytes
+    assert warm_up(model, 16)[cpu] > nbytes
 
 
-def test_trap_49_a_layer_without_scratch_space_refuses_and_with_it_multiplies() -> None:
-    layer, x = Called(32), torch.eye(304, dtype=torch.float16)
+def test_trap_49_a_layer_multiplies_only_with_scratch_space() -> None:
+    layer, x = ScratchLayer(32), torch.eye(304, dtype=torch.float16)
     with pytest.raises(NotWarmError):
         layer(x)
 

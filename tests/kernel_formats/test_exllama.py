@@ -1,4 +1,4 @@
-"""ExLlama's order: by hand, against the tools that write it (tests/formats), and where K is large."""
+"""ExLlama's order: elements by hand, a large K, and the index; tests/formats compares with its writers."""
 
 from dataclasses import replace
 from typing import Any
@@ -49,7 +49,7 @@ def test_the_three_bits_of_row_31_lie_in_three_words() -> None:
 
 
 def test_the_permutation_holds_beyond_32767_rows() -> None:
-    """Where a 16-bit permutation turns negative."""
+    """A signed 16-bit permutation would be negative from 32,768 on."""
     K, N = 40_000, 8
     order = torch.randperm(K, generator=torch.Generator().manual_seed(0))
     weight = GPTQWeight(
@@ -82,15 +82,13 @@ def test_rows_in_order_need_no_permutation() -> None:
     assert int(packed.fields()["qweight"][0, 0]) == 0x75316420
 
 
-TURNS = torch.arange(256, dtype=torch.int32) % 8  # groups whose rows do not follow each other
+TURNS = torch.arange(256, dtype=torch.int32) % 8  # rows of eight groups in rotation
 HALVES = (torch.arange(256) // 128).to(torch.int32)
 
 
 @pytest.mark.parametrize(("index", "run"), [(TURNS, 0), (HALVES, 128)], ids=["in turns", "halves"])
 @pytest.mark.parametrize("way", ["holding", "replace", "module"])
-def test_what_another_index_says_is_believed_and_not_the_config(
-    way: str, index: torch.Tensor, run: int
-) -> None:
+def test_a_new_index_overrules_the_config(way: str, index: torch.Tensor, run: int) -> None:
     even: Any = repack(Case(bits=4).weight(), "exllama")
     assert even.config.run == 32
 
@@ -111,10 +109,10 @@ def test_what_another_index_says_is_believed_and_not_the_config(
     assert (stored.run, stored.k_group is None) == (run or 256, run > 0)
 
 
-def test_an_index_that_moves_away_and_back_tells_its_run_again() -> None:
+def test_the_run_of_an_index_survives_a_move_to_meta() -> None:
     even: Any = repack(Case(bits=4).weight(), "exllama")
-    away = even.holding({name: held.to("meta") for name, held in even.fields().items()})
+    on_meta = even.holding({name: tensor.to("meta") for name, tensor in even.fields().items()})
 
-    assert away.config == even.config
-    assert away.holding(even.fields()).config == even.config
+    assert on_meta.config == even.config
+    assert on_meta.holding(even.fields()).config == even.config
     assert even.to("cpu").config == even.config

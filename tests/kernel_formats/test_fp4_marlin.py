@@ -1,4 +1,4 @@
-"""Four-bit floats in Marlin's order: a block by hand, and the way back."""
+"""Four-bit floats in Marlin's order: a block by hand, raised scales, both generations, and the restore."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ BOTH = pytest.mark.parametrize("dtype", [HALF, BRAIN], ids=str)
 
 
 def test_eight_codes_of_a_lane_are_a_word() -> None:
-    """Lane 0 has rows 0, 1, 8, 9 of columns 0 and 8; the even rows of a pair fill the low half."""
+    """Lane 0 has rows 0, 1, 8, 9 of columns 0 and 8; the even row of each pair is in the low half."""
     codes = torch.zeros(64, 128, dtype=torch.uint8)
     places = [(0, 0), (8, 0), (0, 8), (8, 8), (1, 0), (9, 0), (1, 8), (9, 8)]
     for nibble, (k, n) in enumerate(places):
@@ -68,7 +68,7 @@ def test_two_groups_of_a_lanes_columns_are_sixteen_bytes() -> None:
     assert (tuple(packed.scales.shape), packed.scales.dtype) == ((4, 64), torch.float8_e8m0fnu)
     assert stored[0, :32].tolist() == [*COLUMNS, *[64 + n for n in COLUMNS], *[n + 1 for n in COLUMNS],
                                        *[65 + n for n in COLUMNS]]  # fmt: skip
-    assert stored[1, :8].tolist() == [4 + n for n in COLUMNS]  # half of eight times eight columns on
+    assert stored[1, :8].tolist() == [4 + n for n in COLUMNS]  # columns 4 and up
     assert stored[2, :8].tolist() == [128 + n for n in COLUMNS]
 
 
@@ -82,7 +82,7 @@ def test_in_vllm_0_33_a_group_of_a_lanes_columns_is_eight_bytes() -> None:
     assert stored[2, :8].tolist() == [128 + n for n in COLUMNS]
 
 
-S0E5M3 = {  # of 2**7 times the scale: five bits of exponent, whose bias is 15, and three of mantissa
+S0E5M3 = {  # byte of 2**7 times the scale: five bits of exponent, with a bias of 15, and three of mantissa
     0.0: 0b00000_000,
     2.0**-6: 0b10000_000,
     0.4375: 0b10100_110,
@@ -112,7 +112,7 @@ def test_the_highest_scale_of_nvfp4_has_a_byte() -> None:
 
 @pytest.mark.parametrize(("dtype", "power"), [(HALF, 14 - 7), (BRAIN, 126 - 7)], ids=str)
 @pytest.mark.parametrize(("kind", "second"), [(ModelOptNVFP4Weight, 0.25), (CTNVFP4Weight, 4.0)])
-def test_the_global_scale_has_what_the_kernel_lacks(
+def test_the_global_scale_includes_the_kernel_factor(
     kind: Any, second: float, dtype: torch.dtype, power: int
 ) -> None:
     packed = pack(nvfp4(torch.ones(64, 8), second=second, kind=kind), dtype)
@@ -124,12 +124,12 @@ def test_the_global_scale_has_what_the_kernel_lacks(
     assert packed.second_scale.tolist() == [second]
 
 
-# What the bytes mean, and the way back.
+# Values of the bytes, and the restore.
 
 
 @st.composite
 def sound(draw: st.DrawFn, *, plain: bool = False) -> Weight:
-    """A layer of any shape whose scales every kernel reads; `plain`: with a second scale of few bits."""
+    """Draw a layer with scales in every kernel's range; `plain`: with few bits in the second scale."""
     N, groups = draw(st.sampled_from([1, 64, 72, 200])), draw(st.sampled_from([1, 5, 8]))
     noise = torch.Generator().manual_seed(draw(st.integers(0, 99)))
     kind = draw(st.sampled_from([CTMXFP4Weight, *KINDS]))
@@ -149,7 +149,7 @@ def sound(draw: st.DrawFn, *, plain: bool = False) -> Weight:
 @BOTH
 @given(weight=sound())
 @at_most(30)
-def test_a_repacked_weight_means_the_same_and_goes_back(
+def test_a_repacked_weight_has_equal_values_and_is_restored(
     layout: str, dtype: torch.dtype, weight: Weight
 ) -> None:
     if isinstance(weight, CTMXFP4Weight) and dtype == HALF:
@@ -178,7 +178,7 @@ def test_a_kernels_lanes_read_the_weight(layout: str, weight: Weight, dtype: tor
     assert not read[:, N:].any()
 
 
-def test_an_exponent_of_0_is_kept_although_the_kernel_reads_0() -> None:
+def test_an_exponent_of_0_is_restored_although_the_kernel_reads_0() -> None:
     weight = mxfp4(torch.zeros(64, 4))
 
     packed = pack(weight)
@@ -188,7 +188,7 @@ def test_an_exponent_of_0_is_kept_although_the_kernel_reads_0() -> None:
     assert_same_weight(restore(packed), weight)
 
 
-def test_bytes_at_an_odd_place_in_memory_are_read() -> None:
+def test_bytes_at_an_odd_address_are_repacked() -> None:
     weight = nvfp4(torch.ones(64, 8))
     odd = torch.empty(weight.weight.numel() + 1, dtype=torch.uint8)[1:].view_as(weight.weight)
     odd.copy_(weight.weight)
@@ -208,7 +208,7 @@ def test_a_repacked_weight_is_repacked_for_other_activations() -> None:
 
 
 @NVFP4
-def test_scales_of_activations_go_along(kind: Any) -> None:
+def test_scales_of_activations_are_repacked_and_restored(kind: Any) -> None:
     name = "input_global_scale" if kind is CTNVFP4Weight else "input_scale"
     weight = nvfp4(torch.ones(64, 8), kind=kind, **{name: torch.tensor([3.0])})
 
@@ -220,7 +220,7 @@ def test_scales_of_activations_go_along(kind: Any) -> None:
 
 
 @NVFP4
-def test_fused_parts_with_one_second_scale_are_one(kind: Any) -> None:
+def test_fused_parts_with_equal_second_scales_share_one(kind: Any) -> None:
     layer = Layer((24, 40), 128, (64, 128), "gate_up")
     weight = nvfp4(torch.ones(64, 8), second=[0.5, 0.5], kind=kind, layer=layer)
 
@@ -232,7 +232,7 @@ def test_fused_parts_with_one_second_scale_are_one(kind: Any) -> None:
     assert_same_weight(restore(packed), weight)
 
 
-# Scales that bfloat16 does not read unless they are raised.
+# Small scales, raised for bfloat16.
 
 
 RAISED = [
@@ -242,7 +242,7 @@ RAISED = [
 
 
 @pytest.mark.parametrize(("lowest", "highest", "power"), RAISED)
-def test_scales_are_raised_to_what_bfloat16_reads(lowest: float, highest: float, power: int) -> None:
+def test_scales_are_raised_into_the_range_of_bfloat16(lowest: float, highest: float, power: int) -> None:
     scales = torch.full((64, 8), highest)
     scales[3, 5], scales[4, 1] = lowest, 0
     weight = nvfp4(scales)
@@ -271,7 +271,7 @@ RAISED_IN_VLLM_0_33 = [
 def test_vllm_0_33_raises_scales_until_the_highest_is_above_224(
     lowest: float, highest: float, power: int
 ) -> None:
-    """And once more where the lowest needs it: 1.5 * 2**-7 beside 240, which vLLM writes as 0."""
+    """qload raises once more if the lowest needs it: with 240, vLLM writes 1.5 * 2**-7 as 0."""
     scales = torch.full((64, 8), highest)
     scales[3, 5], scales[4, 1] = lowest, 0
     weight = nvfp4(scales)
@@ -307,7 +307,7 @@ def test_marlin_is_the_order_of_vllm_0_11() -> None:
 
 
 def test_the_emulator_of_the_other_generation_reads_another_weight() -> None:
-    """MXFP4 has the same dtypes and shapes in both, so that only values tell."""
+    """MXFP4 has equal dtypes and shapes in both generations, but other values."""
     weight = mxfp4(EXPONENTS)
     old, new = (pack(weight, layout=layout) for layout in GENERATIONS)
     want = weight.dequantize().T
@@ -349,7 +349,7 @@ def test_one_generation_is_repacked_for_the_other(layout: str) -> None:
 
 @BOTH
 @pytest.mark.parametrize("lowest", [1.0, 2.0**-9])
-def test_a_second_scale_of_0_makes_all_0_and_keeps_the_others(lowest: float, dtype: torch.dtype) -> None:
+def test_a_second_scale_of_0_gives_weights_of_0_and_is_restored(lowest: float, dtype: torch.dtype) -> None:
     scales = torch.ones(64, 8)
     scales[1, 1] = lowest
     weight = nvfp4(scales, second=0.0)
@@ -361,8 +361,8 @@ def test_a_second_scale_of_0_makes_all_0_and_keeps_the_others(lowest: float, dty
     assert_same_weight(restore(packed), weight)
 
 
-def test_a_scale_that_is_not_raised_is_nothing_to_bfloat16() -> None:
-    """Why it is: the kernel reads the byte of 2**-7 as 2**-112."""
+def test_an_unraised_small_scale_vanishes_with_bfloat16() -> None:
+    """The kernel reads the byte of 2**-7 as 2**-112 with bfloat16."""
     half = pack(nvfp4(torch.full((64, 8), 2.0**-7), second=1.0), HALF)
 
     read = emulators.fp4_marlin_weight(half.qweight, half.scales, torch.tensor([2.0**119]).bfloat16())

@@ -1,4 +1,4 @@
-"""What Marlin's order cannot say of four-bit floats, or its kernel would misread."""
+"""Four-bit floats that Marlin's order cannot represent, or its kernel would misread."""
 
 from typing import Any
 
@@ -65,7 +65,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("weight", "dtype", "text"), REFUSED)
-def test_what_the_kernel_would_misread_is_refused(weight: Weight, dtype: torch.dtype, text: str) -> None:
+def test_scales_beyond_the_kernel_are_refused(weight: Weight, dtype: torch.dtype, text: str) -> None:
     with pytest.raises(RepackError, match=text) as caught:
         pack(weight, dtype)
 
@@ -75,34 +75,34 @@ def test_what_the_kernel_would_misread_is_refused(weight: Weight, dtype: torch.d
 
 @pytest.mark.parametrize("weight", [nvfp4(torch.ones(64, 8)), mxfp4(torch.ones(64, 4))])
 @pytest.mark.parametrize("dtype", [None, torch.float32])
-def test_the_dtype_of_the_activations_has_to_be_said(weight: Weight, dtype: Any) -> None:
+def test_the_dtype_of_the_activations_is_required(weight: Weight, dtype: Any) -> None:
     with pytest.raises(ArgumentError, match=r"torch\.float16 or torch\.bfloat16, as the"):
         pack(weight, dtype)
 
 
-def test_fp4_knows_no_dialect_of_fp8() -> None:
+def test_fp4_takes_no_option_of_fp8() -> None:
     with pytest.raises(ArgumentError, match="exponent_bias\n  expected None, as only fp8 to marlin"):
         repack(nvfp4(torch.ones(64, 8)), "marlin", dtype=BRAIN, exponent_bias=True)
 
 
-def test_what_was_made_by_hand_is_refused_and_never_itself() -> None:
-    made = pack(nvfp4(torch.ones(64, 8)))
-    by_hand = Fp4MarlinWeight(config=made.config, layer=Layer((64,), 128, (64, 128)), **made.fields())
+def test_a_weight_built_by_hand_is_not_restored() -> None:
+    packed = pack(nvfp4(torch.ones(64, 8)))
+    by_hand = Fp4MarlinWeight(config=packed.config, layer=Layer((64,), 128, (64, 128)), **packed.fields())
 
-    assert_same_bits(by_hand.dequantize(), made.dequantize())
+    assert_same_bits(by_hand.dequantize(), packed.dequantize())
     with pytest.raises(RepackError, match="built by hand"):
         restore(by_hand)
 
 
 def test_scales_of_an_odd_number_of_groups_are_refused() -> None:
-    made = pack(nvfp4(torch.ones(64, 8)))
+    packed = pack(nvfp4(torch.ones(64, 8)))
 
     with pytest.raises(ShapeError, match="scales"):
-        Fp4MarlinWeight(config=made.config, **{**made.fields(), "scales": made.scales[:7]})
+        Fp4MarlinWeight(config=packed.config, **{**packed.fields(), "scales": packed.scales[:7]})
 
 
 @pytest.mark.parametrize("group", [0, -1, 64])
-def test_a_config_that_no_kernel_reads_is_refused(group: int) -> None:
+def test_a_config_of_other_groups_is_refused(group: int) -> None:
     with pytest.raises(ArgumentError, match="fp4_marlin_vllm_0_11: group_size"):
         Fp4MarlinConfig(group)
 
@@ -118,7 +118,7 @@ OF_VLLM_0_33 = [
 
 
 @pytest.mark.parametrize(("weight", "dtype", "text"), OF_VLLM_0_33)
-def test_vllm_0_33_refuses_the_same_but_for_roundings_of_the_second_scale(
+def test_vllm_0_33_refuses_the_same_except_roundings_of_the_second_scale(
     weight: Weight, dtype: torch.dtype, text: str
 ) -> None:
     with pytest.raises(RepackError, match=text) as caught:
@@ -130,9 +130,7 @@ def test_vllm_0_33_refuses_the_same_but_for_roundings_of_the_second_scale(
 @pytest.mark.parametrize(
     ("second", "dtype", "power"), [(600.0, HALF, 7), (1.01 * 2.0**-24, HALF, 7), (512.0, BRAIN, 119 - 8)]
 )
-def test_vllm_0_33_takes_second_scales_that_16_bits_do_not_hold(
-    second: float, dtype: torch.dtype, power: int
-) -> None:
+def test_vllm_0_33_takes_second_scales_beyond_16_bits(second: float, dtype: torch.dtype, power: int) -> None:
     weight = nvfp4(torch.ones(64, 8), second=second)
 
     packed = pack(weight, dtype, "marlin_vllm_0_33")
@@ -150,23 +148,23 @@ def test_a_config_for_other_activations_is_refused(dtype: Any) -> None:
 
 @given(data=st.data(), dtype=st.sampled_from([HALF, BRAIN]))
 @at_most(40)
-def test_any_drawn_layer_is_held_exactly_or_refused(data: Any, dtype: torch.dtype) -> None:
+def test_any_random_layer_is_exact_or_refused(data: Any, dtype: torch.dtype) -> None:
     kind = data.draw(st.sampled_from([CTMXFP4Weight, *KINDS]))
     config = MXFP4Config() if kind is CTMXFP4Weight else NVFP4Config()
     weight = data.draw(layers(kind, st.just(config), K=96, most=2)).weight()
     try:
         packed = pack(weight, dtype)
     except RepackError:
-        assert not can_say(weight, dtype)
+        assert not is_supported(weight, dtype)
         return
 
-    assert can_say(weight, dtype)
+    assert is_supported(weight, dtype)
     assert_same_bits(packed.dequantize(), weight.dequantize())
     assert_same_weight(restore(packed), weight)
 
 
-def can_say(weight: Any, dtype: torch.dtype) -> bool:
-    """Whether a kernel reads a weight: from what its bytes mean to it, not from the product."""
+def is_supported(weight: Any, dtype: torch.dtype) -> bool:
+    """Return True if a kernel reads a weight exactly, by the values of its bytes."""
     stored = weight.weight_scale.view(torch.uint8)
     if isinstance(weight, CTMXFP4Weight):
         return dtype == BRAIN and not bool((stored == 255).any())
@@ -174,12 +172,12 @@ def can_say(weight: Any, dtype: torch.dtype) -> bool:
         return False
     second = weight.fields()[KINDS[type(weight)][1]].double()
     factor = float(1 / second if isinstance(weight, CTNVFP4Weight) else second)
-    held = weight.weight_scale.float()[stored > 0]
+    nonzero = weight.weight_scale.float()[stored > 0]
     for power in range(4) if dtype == BRAIN else (0,):
-        if dtype == BRAIN and held.numel():
-            if float(held.min()) * 2**power < 2.0**-6:
+        if dtype == BRAIN and nonzero.numel():
+            if float(nonzero.min()) * 2**power < 2.0**-6:
                 continue
-            if float(held.max()) * 2**power >= 512:
+            if float(nonzero.max()) * 2**power >= 512:
                 return False
         exact = torch.tensor(abs(factor) * 2.0 ** (7 if dtype == HALF else 119 - power), dtype=torch.float64)
         got = exact.to(dtype)

@@ -1,4 +1,4 @@
-"""Four-bit floats in Marlin's order, of which ranks have shares."""
+"""Shares of four-bit floats in Marlin's order."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ from tests.kernel_formats.fp4_layers import BRAIN, KINDS, NVFP4, mxfp4, nvfp4, p
 def test_a_share_of_the_repack_is_the_repack_of_the_share(
     kind: Any, split: str, world: int, data: Any
 ) -> None:
-    """N and K of shares that need no padding; scales are cut where two groups are a pair."""
+    """Shares without padding; scales are cut between pairs of groups."""
     noise = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     N, K = 64 * world, 128 * world
     codes = torch.randint(16, (N, K), generator=noise)
@@ -42,10 +42,10 @@ def test_a_share_of_the_repack_is_the_repack_of_the_share(
     for rank, share in enumerate(shares):
         words, scales = whole.qweight, whole.scales.view(torch.uint8)
         G = scales.shape[0]
-        pairs, held = scales.reshape(G // 2, 2 * N), share.scales.view(torch.uint8)
+        pairs, share_bytes = scales.reshape(G // 2, 2 * N), share.scales.view(torch.uint8)
         axis = 1 if split == "col" else 0
         assert_same_bits(share.qweight, words.chunk(world, axis)[rank].contiguous())
-        assert_same_bits(held, pairs.chunk(world, axis)[rank].contiguous().reshape(held.shape))
+        assert_same_bits(share_bytes, pairs.chunk(world, axis)[rank].contiguous().reshape(share_bytes.shape))
         assert share.config == whole.config
         if whole.global_scale is not None:
             assert_same_bits(share.global_scale, whole.global_scale)
@@ -56,7 +56,7 @@ def test_a_share_of_the_repack_is_the_repack_of_the_share(
 
 
 def loaded(weight: Weight, split: str, world: int, dtype: torch.dtype = BRAIN) -> list[Any]:
-    """Each rank's share, repacked while it is loaded."""
+    """Load and repack the share of each rank."""
     inner = FormatLoader(ConfiguredFormat(type(weight), weight.config))
     loader = RepackingLoader(inner, "marlin", dtype=dtype)
     storage = MemoryStorage({f"a.{name}": tensor for name, tensor in weight.fields().items()})
@@ -65,7 +65,7 @@ def loaded(weight: Weight, split: str, world: int, dtype: torch.dtype = BRAIN) -
 
 
 @pytest.mark.parametrize("split", ["col", "row"])
-def test_one_rank_whose_scale_is_small_has_all_raise_theirs(split: str) -> None:
+def test_a_small_scale_on_one_rank_raises_scales_on_all(split: str) -> None:
     scales = torch.ones(128, 16)
     scales[0, 0] = 2.0**-8
 
@@ -78,11 +78,11 @@ def test_one_rank_whose_scale_is_small_has_all_raise_theirs(split: str) -> None:
 @pytest.mark.parametrize("second", [0.5, 0.75])
 def test_layers_fused_while_they_are_loaded_need_one_second_scale(kind: Any, second: float) -> None:
     parts = [nvfp4(torch.ones(64, 8), kind=kind), nvfp4(torch.ones(64, 8), second=second, kind=kind)]
-    held = {f"{i}.{name}": t for i, part in enumerate(parts) for name, t in part.fields().items()}
+    tensors = {f"{i}.{name}": t for i, part in enumerate(parts) for name, t in part.fields().items()}
     inner = FormatLoader(ConfiguredFormat(kind, NVFP4Config()))
     loader = RepackingLoader(inner, "marlin", strict=False, dtype=BRAIN)
 
-    got = Weights(MemoryStorage(held), loader=loader).get_multi_weights_col(["0", "1"])
+    got = Weights(MemoryStorage(tensors), loader=loader).get_multi_weights_col(["0", "1"])
 
     assert type(got) is (Fp4MarlinWeight if second == 0.5 else kind)
     assert_same_bits(got.dequantize(), torch.cat([part.dequantize() for part in parts]))

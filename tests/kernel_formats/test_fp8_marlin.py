@@ -1,4 +1,4 @@
-"""FP8 bytes in Marlin's order: every shape of scales, both dialects, and what is refused."""
+"""FP8 bytes in Marlin's order: every shape of scales, both dialects, and refusals."""
 
 from typing import Any
 
@@ -32,9 +32,9 @@ def pack(
     bias: bool = True,
     **more: Any,
 ) -> Fp8MarlinWeight:
-    made = repack(stored(weight, scale, **more), "marlin", dtype=dtype, exponent_bias=bias)
-    assert isinstance(made, Fp8MarlinWeight)
-    return made
+    packed = repack(stored(weight, scale, **more), "marlin", dtype=dtype, exponent_bias=bias)
+    assert isinstance(packed, Fp8MarlinWeight)
+    return packed
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)], ids=str)
@@ -87,7 +87,7 @@ def test_the_two_dialects_differ_by_the_exponent_and_mean_the_same(dtype: torch.
 
 
 def test_a_small_scale_is_not_rounded_as_a_subnormal_first() -> None:
-    """The original casts to fp16 before it multiplies by 2**8, and loses 9 bits of this one."""
+    """vLLM casts to fp16 before it multiplies by 2**8, and loses 9 bits of this scale."""
     scale = torch.tensor([1.2345e-7])
 
     packed = pack(ones(), scale)
@@ -133,13 +133,13 @@ def test_every_fp8_weight_comes_back_bit_for_bit(
     )
 
     packed = repack(weight, "marlin", **HALF)  # type: ignore[arg-type]
-    back = restore(packed)
+    restored = restore(packed)
 
     assert type(packed) is Fp8MarlinWeight
-    assert (type(back), back.config, back.layer) == (Fp8Weight, weight.config, weight.layer)
-    assert back.fields().keys() == weight.fields().keys()
+    assert (type(restored), restored.config, restored.layer) == (Fp8Weight, weight.config, weight.layer)
+    assert restored.fields().keys() == weight.fields().keys()
     for name, tensor in weight.fields().items():
-        assert_same_bits(back.fields()[name].view(torch.uint8), tensor.view(torch.uint8))
+        assert_same_bits(restored.fields()[name].view(torch.uint8), tensor.view(torch.uint8))
 
 
 def test_fused_parts_have_their_own_scale_in_their_own_columns() -> None:
@@ -156,9 +156,9 @@ def test_fused_parts_have_their_own_scale_in_their_own_columns() -> None:
     assert_same_bits(restore(packed).fields()["weight_scale"], weight.weight_scale)
 
 
-def test_what_was_made_by_hand_is_refused_and_never_itself() -> None:
-    made = pack(ones(), torch.tensor(1.0))
-    by_hand = Fp8MarlinWeight(config=made.config, layer=Layer((64,), 128, (64, 128)), **made.fields())
+def test_a_weight_built_by_hand_is_not_restored() -> None:
+    packed = pack(ones(), torch.tensor(1.0))
+    by_hand = Fp8MarlinWeight(config=packed.config, layer=Layer((64,), 128, (64, 128)), **packed.fields())
 
     with pytest.raises(RepackError, match="built by hand"):
         restore(by_hand)
@@ -225,7 +225,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("weight", "change", "error", "text"), REFUSED)
-def test_what_cannot_be_packed_is_refused(
+def test_an_unsupported_weight_or_option_is_refused(
     weight: Fp8Weight, change: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):

@@ -1,4 +1,4 @@
-"""What every layout of integers makes of one small weight, as text: each line of its diff is a decision."""
+"""Tensors of one small weight in every layout of integers, pinned as text and bit for bit."""
 
 import pytest
 import torch
@@ -15,11 +15,11 @@ K, N, GROUP = 64, 64, 32
 PAIRS = torch.tensor(
     [[1, 1, 0, 0], [1, 0, 1, 0], [1, 0, 0, 1], [0, 1, 1, 0], [0, 1, 0, 1], [0, 0, 1, 1]]
 ).bool()
-A_LINE = 16  # words
+WORDS_PER_LINE = 16
 
 
-def counted(bits: int, codes: Tensor, zeros: Tensor, g_idx: Tensor) -> GPTQWeight:
-    """Two groups whose scales count through the columns, the second's from 64 on."""
+def build_layer(bits: int, codes: Tensor, zeros: Tensor, g_idx: Tensor) -> GPTQWeight:
+    """Build two groups with scales that count through the columns, in the second from 64 on."""
     return GPTQWeight(
         config=GPTQConfig(bits, GROUP, Stored(), positional=bool(g_idx[0] == 0)),
         qweight=gptq.rows(bits).pack(codes),
@@ -30,42 +30,42 @@ def counted(bits: int, codes: Tensor, zeros: Tensor, g_idx: Tensor) -> GPTQWeigh
 
 
 def dense(bits: int, act: bool = False) -> GPTQWeight:
-    """Codes and zero points that count, without what does not fit; in act order group 1 comes first."""
+    """Build a layer of codes and zero points that count, modulo 2**bits; in act order group 1 comes first."""
     k, n = torch.arange(K)[:, None], torch.arange(N)
     zeros = (n + n // 16 + torch.tensor([[0], [3]])) % 2**bits
     groups = torch.arange(K) // GROUP
-    codes = (k + k // 8 + 5 * n + n // 8) % 2**bits  # neighbours in no order have the same
-    return counted(bits, codes, zeros, 1 - groups if act else groups)
+    codes = (k + k // 8 + 5 * n + n // 8) % 2**bits  # neighbours in every order differ
+    return build_layer(bits, codes, zeros, 1 - groups if act else groups)
 
 
 def sparse(bits: int) -> GPTQWeight:
-    """Of every four rows two hold codes; which pair of them goes round with columns and quads."""
+    """Build a 2:4 sparse layer; the pair of kept rows rotates with columns and quads."""
     k, n = torch.arange(K)[:, None], torch.arange(N)
-    held = PAIRS[(n + n // 8 + 5 * (k // 4)) % 6, k % 4]
+    kept = PAIRS[(n + n // 8 + 5 * (k // 4)) % 6, k % 4]
     middle = 2 ** (bits - 1)
-    codes = torch.where(held, (n + k) % (middle - 1), middle)
-    return counted(bits, codes, torch.full((2, N), middle), torch.arange(K) // GROUP)
+    codes = torch.where(kept, (n + k) % (middle - 1), middle)
+    return build_layer(bits, codes, torch.full((2, N), middle), torch.arange(K) // GROUP)
 
 
-def shown(row: Tensor) -> list[str]:
-    """Words in hexadecimal, scales as integers."""
+def format_row(row: Tensor) -> list[str]:
+    """Format words in hexadecimal and scales as integers."""
     if row.dtype.is_floating_point:
         return [str(int(value)) for value in row.tolist()]
     digits = 2 * row.element_size()
     return [f"{word & (16**digits - 1):0{digits}x}" for word in row.tolist()]
 
 
-def text(weight: Weight) -> str:
-    """The first row of every matrix, 16 words a line, how its last row begins, and every index whole."""
+def format_weight(weight: Weight) -> str:
+    """Format the first row of each matrix, the beginning of its last row, and every index whole."""
     lines = []
     for name, tensor in weight.fields().items():
         lines.append(f"{name} {tuple(tensor.shape)}")
         if tensor.ndim == 1:
             lines.append("  " + " ".join(map(str, tensor.tolist())))
         else:
-            first, last = shown(tensor[0]), shown(tensor[-1])
-            runs = [first[at : at + A_LINE] for at in range(0, len(first), A_LINE)]
-            lines += ["  " + " ".join(run) for run in [*runs, last[:A_LINE]]]
+            first, last = format_row(tensor[0]), format_row(tensor[-1])
+            runs = [first[at : at + WORDS_PER_LINE] for at in range(0, len(first), WORDS_PER_LINE)]
+            lines += ["  " + " ".join(run) for run in [*runs, last[:WORDS_PER_LINE]]]
     return "\n".join(lines)
 
 
@@ -74,12 +74,12 @@ def text(weight: Weight) -> str:
 def test_the_words_of_every_layout_are_pinned(layout: str, bits: int, golden: SnapshotAssertion) -> None:
     weight = sparse(bits) if layout == "marlin_24" else dense(bits)
 
-    assert text(repack(weight, layout)) == golden
+    assert format_weight(repack(weight, layout)) == golden
 
 
 @pytest.mark.parametrize("layout", ["exllama", "marlin"])
 def test_the_words_of_an_act_order_are_pinned(layout: str, golden: SnapshotAssertion) -> None:
-    assert text(repack(dense(4, act=True), layout)) == golden
+    assert format_weight(repack(dense(4, act=True), layout)) == golden
 
 
 @pytest.mark.parametrize("layout", targets(GPTQWeight))

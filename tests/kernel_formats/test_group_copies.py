@@ -1,4 +1,4 @@
-"""Groups that Marlin's kernels do not read, as several of those that they do, and back."""
+"""Groups of other sizes than Marlin's kernels support, stored as several groups, and restored."""
 
 from typing import Any
 
@@ -30,14 +30,14 @@ LAYOUTS = pytest.mark.parametrize("layout", ["marlin", "strips"])
         (1024, (128, 8)), (160, (32, 5)), (16, None), (48, None), (0, None), (-32, None),
     ],
 )  # fmt: skip
-def test_a_group_is_so_many_of_the_largest_that_kernels_read(size: int, cuts: Any) -> None:
+def test_a_group_is_split_into_the_largest_supported_groups(size: int, cuts: Any) -> None:
     assert split_group(size) == cuts
 
 
 @LAYOUTS
 @given(data=st.data())
 @at_most(40)
-def test_every_multiple_of_32_is_repacked_and_comes_back(layout: str, data: Any) -> None:
+def test_every_multiple_of_32_is_repacked_and_restored(layout: str, data: Any) -> None:
     group = 32 * data.draw(st.integers(1, 12))
     case = Case(
         bits=data.draw(st.sampled_from([4, 8])),
@@ -53,10 +53,10 @@ def test_every_multiple_of_32_is_repacked_and_comes_back(layout: str, data: Any)
 
     assert packed.config.group_size in (-1, 32, 64, 128)
     assert_same_bits(packed.dequantize(), weight.dequantize())
-    back = restore(packed)
-    assert back.config == weight.config
+    restored = restore(packed)
+    assert restored.config == weight.config
     for name, tensor in weight.fields().items():
-        assert_same_bits(back.fields()[name], tensor)
+        assert_same_bits(restored.fields()[name], tensor)
     again = repack(repack(packed, "exllama"), layout)
     assert again.config == packed.config
     for name, tensor in packed.fields().items():
@@ -64,7 +64,7 @@ def test_every_multiple_of_32_is_repacked_and_comes_back(layout: str, data: Any)
 
 
 @LAYOUTS
-def test_the_scales_of_a_group_are_there_as_often_as_it_has_kernel_groups(layout: str) -> None:
+def test_the_scales_of_a_group_are_repeated_for_its_kernel_groups(layout: str) -> None:
     weight = Case(group=256, K=640).weight()
 
     packed: Any = repack(weight, layout)
@@ -90,7 +90,7 @@ def test_a_share_of_an_act_order_keeps_its_groups(place: int) -> None:
 
 @LAYOUTS
 @pytest.mark.parametrize("cut_along", ["get_weights_col", "get_weights_row"])
-def test_shares_are_the_whole(layout: str, cut_along: str) -> None:
+def test_shares_concatenate_to_the_whole(layout: str, cut_along: str) -> None:
     weight = Case(group=256, K=1024, N=128).weight()
     storage = MemoryStorage({f"a.{name}": tensor for name, tensor in weight.fields().items()})
     loader = RepackingLoader(FormatLoader(ConfiguredFormat(type(weight), weight.config)), layout)
@@ -105,6 +105,6 @@ def test_shares_are_the_whole(layout: str, cut_along: str) -> None:
 
 
 @pytest.mark.parametrize(("size", "copies"), [(128, 0), (128, -1), (-1, 2)])
-def test_a_config_has_copies_of_groups_that_have_a_size(size: int, copies: int) -> None:
+def test_copies_need_groups_with_a_size(size: int, copies: int) -> None:
     with pytest.raises(ArgumentError, match="marlin: copies\n  expected 1, or more"):
         GPTQMarlinConfig(4, size, copies=copies)

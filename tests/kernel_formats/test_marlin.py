@@ -1,4 +1,4 @@
-"""Marlin's kernel format of GPTQ and AWQ: by hand, padded, permuted, cut, and back bit for bit."""
+"""GPTQ and AWQ in Marlin's order: by hand, padded, permuted, cut, and restored bit for bit."""
 
 import pytest
 import torch
@@ -16,20 +16,20 @@ from qload.testing import assert_same_bits
 from qload.weights import Weights
 from tests.kernel_formats.marlin_layers import assert_exact, layer, row_share
 
-GROUPED = [0, 8, 16, 24, 32, 40, 48, 56]  # columns of the first scales, in Marlin's order for groups
-PER_COLUMN = [0, 1, 8, 9, 16, 17, 24, 25]  # and for one scale a column
+GROUPED = [0, 8, 16, 24, 32, 40, 48, 56]  # columns of the first scales
+PER_COLUMN = [0, 1, 8, 9, 16, 17, 24, 25]
 ACT_ORDERS = pytest.mark.parametrize("act", [False, True], ids=["in order", "act order"])
 
 
 def columns_of(scales: Tensor) -> list[int]:
-    """Which columns the first eight scales of the last row are of, where column n has scale n."""
+    """Return the columns of the first eight scales of the last row, if column n has scale n."""
     return scales[-1, :8].int().tolist()
 
 
 def test_one_code_by_hand() -> None:
-    """Row 1 of column 0 is nibble 4 of word 0; a zero point of 8 for all needs no qzeros."""
+    """Row 1 of column 0 is nibble 4 of word 0; zero points that are all 8 need no qzeros."""
     weight = layer(128, 64, -1)
-    weight.qweight.fill_(-0x77777778)  # 0x88888888: the code that means 0
+    weight.qweight.fill_(-0x77777778)  # 0x88888888: codes of weight 0
     weight.qweight[0, 0] = -0x77777748  # 0x888888B8
 
     packed = repack(weight, "marlin").fields()
@@ -41,7 +41,7 @@ def test_one_code_by_hand() -> None:
 
 
 def test_one_permuted_row_by_hand() -> None:
-    """The first 64 rows are of group 1, so that row 64 is the first of the permuted ones."""
+    """The first 64 rows are of group 1: row 64 is the first permuted row."""
     weight = layer(128, 64, 64)
     weight.g_idx.copy_(1 - weight.g_idx)
     weight.qweight.fill_(-0x77777778)
@@ -142,7 +142,7 @@ def test_a_column_share_of_an_act_order_has_all_rows() -> None:
         assert assert_exact(weights.get_weights_col("a")).config.is_k_full
 
 
-def test_a_cut_inside_a_group_keeps_every_scale_and_looks_groups_up() -> None:
+def test_a_cut_inside_a_group_keeps_every_scale_and_an_index() -> None:
     """K = 384 in groups of 128, two ranks: rank 1 begins in the middle of group 1."""
     packed = assert_exact(row_share(layer(384, 64, 128), 1, 2))
 
@@ -151,8 +151,8 @@ def test_a_cut_inside_a_group_keeps_every_scale_and_looks_groups_up() -> None:
     assert packed.perm.tolist() == list(range(packed.perm.numel()))
 
 
-def test_an_act_order_of_uneven_groups_looks_them_up() -> None:
-    """The kernel may take groups to be runs of one size only where they are."""
+def test_an_act_order_of_uneven_groups_keeps_an_index() -> None:
+    """The kernel computes groups from row numbers only for groups of one size."""
     weight = layer(128, 64, 32)
     weight.g_idx[:33].copy_(torch.tensor([1] * 33))
 
@@ -171,10 +171,10 @@ def test_an_act_order_of_uneven_groups_looks_them_up() -> None:
         pytest.param(512, 128, 2, GROUPED, id="two groups left to a rank"),
     ],
 )
-def test_the_order_of_scales_follows_from_how_many_groups_are_here(
+def test_the_order_of_scales_depends_on_the_number_of_local_groups(
     K: int, group: int, world: int, order: list[int]
 ) -> None:
-    """The kernel takes one row of scales to be per column, whatever it was cut from."""
+    """The kernel reads a single row of scales as one per column, in a share too."""
     weight = layer(K, 64, group)
     weight.scales.copy_(torch.arange(64).expand_as(weight.scales))
 
@@ -194,7 +194,7 @@ def test_zero_points_have_the_order_of_groups_even_for_one(group: int) -> None:
     assert [word & 0xFFFFFFFF for word in words.tolist()] == [0x88880000 + 0x11111111 * u for u in range(8)]
 
 
-def test_a_single_zero_point_out_of_the_middle_brings_all_of_them() -> None:
+def test_a_single_asymmetric_zero_point_stores_all_of_them() -> None:
     weight = layer(128, 64, 64)
     weight.qzeros[1, 3] += 1  # column 24: 9
 
@@ -227,7 +227,7 @@ def test_awq_and_gptq_of_one_matrix_have_the_same_words(bits: int, group: int) -
 @ACT_ORDERS
 @pytest.mark.parametrize("scales", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("index", [torch.int16, torch.int32, torch.int64], ids=str)
-def test_scales_keep_their_dtype_and_an_index_comes_back_in_its_own(
+def test_scales_and_a_restored_index_keep_their_dtype(
     scales: torch.dtype, index: torch.dtype, act: bool
 ) -> None:
     packed = assert_exact(layer(128, 64, 32, scales=scales, index=index, act=act))
@@ -255,12 +255,12 @@ def with_zero_points(zeros: ZeroPoints) -> GPTQWeight:
         ),
     ],
 )
-def test_what_the_kernel_cannot_read_is_refused_with_the_reason(weight: GPTQWeight, reason: str) -> None:
+def test_a_weight_beyond_the_kernel_is_refused_with_the_reason(weight: GPTQWeight, reason: str) -> None:
     with pytest.raises(RepackError, match=reason):
         repack(weight, "marlin")
 
 
 @pytest.mark.parametrize("zeros", [STORED_MINUS_ONE, Stored()], ids=lambda zeros: zeros.name)
-def test_zero_points_come_back_in_the_convention_they_had(zeros: ZeroPoints) -> None:
-    """Words of ones: zero points of 15, or 0 and then 1s where one was taken from whole words."""
+def test_zero_points_are_restored_in_their_convention(zeros: ZeroPoints) -> None:
+    """Words of ones: zero points of 15, or of 0 and then 1 with 1 subtracted from whole words."""
     assert_exact(with_zero_points(zeros))

@@ -1,4 +1,4 @@
-"""Marlin checkpoints and 2:4 as GPTQ and back: by hand, shared, and what cannot be said."""
+"""Marlin checkpoints, dense and 2:4, as GPTQ and back: by hand, in shares, and refusals."""
 
 from typing import Any
 
@@ -15,17 +15,18 @@ from qload.testing import assert_same_bits
 from qload.weights import Weights
 from tests.kernel_formats.marlin_layers import layer
 
-COUNT = torch.arange(64)  # the scale of each column, wherever it is stored
+COUNT = torch.arange(64)  # stored scales, in the checkpoint's order
 
 
 def checkpoint(weight_type: type[MarlinWeight | Marlin24Weight], K: int, group: int) -> Any:
-    """Random codes; 2:4 in pairs of the first and the third of four rows."""
+    """Build a layer of random codes; 2:4 keeps the first and the third of four rows."""
     noise = torch.Generator().manual_seed(K)
     words = torch.randint(-(2**31), 2**31, (K // 16, 128), generator=noise).int()
     scales = (COUNT + 100 * torch.arange(K // group)[:, None]).half()
     if weight_type is MarlinWeight:
         return MarlinWeight(config=MarlinConfig(group), B=words, s=scales)
-    words = words[::2] | 0x11111111  # no code is the 8 that means 0, which metadata may keep elsewhere
+    # No code is 8: packers choose by rule which codes of weight 0 they keep.
+    words = words[::2] | 0x11111111
     meta = torch.full((K // 32, 128), -0x7778, dtype=torch.int16)
     return Marlin24Weight(config=Marlin24Config(group), B_24=words, B_meta=meta, s=scales)
 
@@ -35,10 +36,10 @@ def checkpoint(weight_type: type[MarlinWeight | Marlin24Weight], K: int, group: 
 @pytest.mark.parametrize(
     "weight_type", [MarlinWeight, Marlin24Weight], ids=lambda weight_type: weight_type.format
 )
-def test_a_row_share_of_a_checkpoint_comes_back_bit_for_bit(
+def test_a_row_share_of_a_checkpoint_is_restored_bit_for_bit(
     weight_type: type[MarlinWeight | Marlin24Weight], world: int, layout: str
 ) -> None:
-    """With four ranks each is left with one group, in the order of groups that the checkpoint has."""
+    """With four ranks each has one group, in the checkpoint's order for groups."""
     whole = checkpoint(weight_type, 128, 32)
     tensors = {f"a.{name}": tensor for name, tensor in whole.fields().items()}
     loader = FormatLoader(ConfiguredFormat(weight_type, whole.config))
@@ -69,8 +70,8 @@ def holding(weight: GPTQWeight, word: int) -> GPTQWeight:
     return weight
 
 
-PAIR = -0x77667767  # 0x88998899: the first two of every four rows hold a code that means 1
-THREE = -0x76667667  # 0x89998999: three of every four rows do
+PAIR = -0x77667767  # 0x88998899: weight 1 in two of every four rows
+THREE = -0x76667667  # 0x89998999: weight 1 in three of every four rows
 
 
 @pytest.mark.parametrize(
@@ -87,13 +88,13 @@ THREE = -0x76667667  # 0x89998999: three of every four rows do
         ),
     ],
 )
-def test_what_2_of_4_cannot_say_is_refused_with_the_reason(weight: GPTQWeight, reason: str) -> None:
+def test_a_weight_beyond_2_of_4_is_refused_with_the_reason(weight: GPTQWeight, reason: str) -> None:
     with pytest.raises(RepackError, match=reason):
         repack(weight, "marlin_24")
 
 
-def test_metadata_that_keeps_another_code_of_0_than_packers_do_cannot_be_gptq() -> None:
-    """Only row 0 of four holds a code: packers keep it and row 2, this file keeps rows 0 and 1."""
+def test_metadata_with_other_codes_of_0_than_packers_keep_is_refused_for_gptq() -> None:
+    """Only row 0 of four is nonzero: packers keep it and row 2, this file keeps rows 0 and 1."""
     weight: Any = repack(holding(layer(32, 64, -1), -0x77767777), "marlin_24")  # 0x88898889
     assert weight.B_meta.unique().tolist() == [-0x7778]
     weight.B_meta.fill_(0x4444)

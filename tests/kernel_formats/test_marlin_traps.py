@@ -1,4 +1,4 @@
-"""The numbered traps of shapes, orders, workspaces and activations; `test_traps.py` has the others."""
+"""Numbered traps of shapes, orders, workspaces and activations; `test_traps.py` has the others."""
 
 from collections.abc import Callable
 from typing import Any
@@ -101,7 +101,7 @@ def test_trap_31_awq_of_the_same_matrix_has_the_same_words(bits: int) -> None:
 
 
 def counting(K: int, group: int) -> GPTQWeight:
-    """A scale of column n that is n, in every group."""
+    """Build a layer with scale n in column n, in every group."""
     weight = layer(K, 64, group)
     weight.scales.copy_(torch.arange(64.0).expand_as(weight.scales))
     return weight
@@ -117,9 +117,7 @@ def counting(K: int, group: int) -> GPTQWeight:
         pytest.param(row_share(counting(256, 64), 1, 2), True, id="a share with two groups of four"),
     ],
 )
-def test_trap_32_the_order_of_scales_follows_from_the_groups_that_are_here(
-    weight: GPTQWeight, grouped: bool
-) -> None:
+def test_trap_32_the_order_of_scales_depends_on_the_local_groups(weight: GPTQWeight, grouped: bool) -> None:
     stored = repack(weight, "marlin").fields()["scales"]
 
     assert (stored.shape[0] > 1) == grouped
@@ -220,7 +218,7 @@ def test_trap_41_a_scale_of_any_shape_covers_its_outputs(shape: tuple[int, ...])
     assert torch.equal(packed.dequantize(), scale.reshape(-1, 1).expand(64, 128))
 
 
-def test_trap_41_scales_of_blocks_are_expanded_where_the_block_is_said_and_refused_where_not() -> None:
+def test_trap_41_block_scales_are_expanded_and_need_the_block_size() -> None:
     weight, scale = torch.ones(128, 256).to(torch.float8_e4m3fn), torch.tensor([[1.0, 2.0]])
 
     packed = pack_fp8(weight, scale, block=(128, 128))

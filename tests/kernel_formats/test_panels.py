@@ -1,4 +1,4 @@
-"""GPTQ in panels: the same meaning, read by a second program too, back bit for bit, or a reason why not."""
+"""GPTQ in panels: equal values, also by an emulator, restored bit for bit, or refused with a reason."""
 
 from dataclasses import replace
 from typing import Any
@@ -34,33 +34,36 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_weight_in_panels_means_the_same_and_comes_back(case: dict[str, Any]) -> None:
+def test_a_weight_in_panels_has_equal_values_and_is_restored(case: dict[str, Any]) -> None:
     weight = layer(**case)
-    made: Any = repack(weight, "panels")
+    packed: Any = repack(weight, "panels")
 
     read = emulators.panels_weight(
-        **made.fields(), bits=made.config.stored_bits, group_size=made.config.group_size, K=weight.layer.K
+        **packed.fields(),
+        bits=packed.config.stored_bits,
+        group_size=packed.config.group_size,
+        K=weight.layer.K,
     )
 
-    assert type(made) is PanelsWeight
-    assert_same_bits(made.dequantize(), weight.dequantize())
+    assert type(packed) is PanelsWeight
+    assert_same_bits(packed.dequantize(), weight.dequantize())
     assert_same_bits(read[:, : weight.layer.N].contiguous(), weight.dequantize().T.contiguous())
-    back = restore(made)
-    assert (type(back), back.config) == (type(weight), weight.config)
+    restored = restore(packed)
+    assert (type(restored), restored.config) == (type(weight), weight.config)
     for name, tensor in weight.fields().items():
-        assert_same_bits(back.fields()[name], tensor)
+        assert_same_bits(restored.fields()[name], tensor)
 
 
-def test_a_weight_can_be_made_of_its_tensors_where_nothing_is_padded() -> None:
-    made: Any = repack(layer(64, 32, 32, act=True, sym=False), "panels")
+def test_an_unpadded_weight_is_built_from_its_tensors() -> None:
+    packed: Any = repack(layer(64, 32, 32, act=True, sym=False), "panels")
 
-    again = PanelsWeight(**made.fields(), config=made.config)
+    again = PanelsWeight(**packed.fields(), config=packed.config)
 
     assert again.layer.whole == (32, 64)
-    assert_same_bits(again.dequantize(), made.dequantize())
+    assert_same_bits(again.dequantize(), packed.dequantize())
 
 
-def test_zero_points_that_are_all_in_the_middle_are_left_out() -> None:
+def test_symmetric_zero_points_are_left_out() -> None:
     assert repack(layer(64, 32, 32), "panels").fields().keys() == {"qweight", "scales"}
 
 
@@ -70,11 +73,11 @@ def test_two_and_three_bits_are_stored_as_four_beside_their_zero_points() -> Non
         codes = torch.arange(64)[:, None].expand(64, 32) % 2**bits
         weight.qweight.copy_(gptq.rows(bits).pack(codes.contiguous()))
 
-        made: Any = repack(weight, "panels")
+        packed: Any = repack(weight, "panels")
 
-        assert made.qweight.unique().tolist() == [row]
-        assert made.zeros.unique().tolist() == [2 ** (bits - 1)]
-        assert (made.config.bits, made.config.stored_bits, made.padded_shape) == (bits, 4, (32, 64))
+        assert packed.qweight.unique().tolist() == [row]
+        assert packed.zeros.unique().tolist() == [2 ** (bits - 1)]
+        assert (packed.config.bits, packed.config.stored_bits, packed.padded_shape) == (bits, 4, (32, 64))
         with pytest.raises(ArgumentError, match=f"True for {bits} bits"):
             PanelsConfig(bits, 32)
 

@@ -1,4 +1,4 @@
-"""Repacking asked for what is no weight or no setting; and a layer of no outputs."""
+"""Invalid arguments of `repack` and `KernelTarget`, and a layer without outputs."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ HALF: dict[str, Any] = {"dtype": torch.float16, "exponent_bias": True}
 
 
 @pytest.mark.parametrize(
-    ("weight", "layout", "asked", "argument"),
+    ("weight", "layout", "options", "argument"),
     [
         (None, "marlin", {}, "weight"),
         (FP8, "marlin", {**HALF, "whole": INTEGERS}, "whole"),
@@ -34,11 +34,11 @@ HALF: dict[str, Any] = {"dtype": torch.float16, "exponent_bias": True}
         (FP8, "marlin", {**HALF, "exponent_bias": 1}, "exponent_bias"),
     ],
 )
-def test_an_argument_of_another_kind_is_refused_by_name(
-    weight: Any, layout: str, asked: dict[str, Any], argument: str
+def test_an_argument_of_another_type_is_refused_by_name(
+    weight: Any, layout: str, options: dict[str, Any], argument: str
 ) -> None:
     with pytest.raises(ArgumentError) as caught:
-        repack(weight, layout, **asked)
+        repack(weight, layout, **options)
 
     assert caught.value.argument == argument
 
@@ -47,19 +47,19 @@ def test_an_argument_of_another_kind_is_refused_by_name(
     ("kernel", "setting"),
     [("exllama", {"zeros": "x"}), ("marlin", {"exponent_bias": "x"}), ("marlin", {"dtype": [1]})],
 )
-def test_a_target_of_other_settings_is_refused_when_it_is_made(kernel: Any, setting: Any) -> None:
+def test_a_target_checks_its_settings(kernel: Any, setting: Any) -> None:
     with pytest.raises(ArgumentError, match=f"target: {next(iter(setting))}"):
         KernelTarget(kernel, **setting)
 
 
 @pytest.mark.parametrize("layout", targets(GPTQWeight))
-def test_a_layer_of_no_outputs_goes_there_and_back(layout: str) -> None:
+def test_a_layer_without_outputs_is_repacked_and_restored(layout: str) -> None:
     empty = layer(128, 0, 32)
 
     packed = repack(empty, layout)
 
     assert packed.dequantize().shape == (0, 128)
-    back = restore(packed)
-    assert back.config == empty.config
+    restored = restore(packed)
+    assert restored.config == empty.config
     for name, tensor in empty.fields().items():
-        assert_same_bits(back.fields()[name], tensor)
+        assert_same_bits(restored.fields()[name], tensor)

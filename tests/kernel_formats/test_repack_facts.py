@@ -1,4 +1,4 @@
-"""What only the checkpoint's own layout holds, and comes back all the same; one large group; short words."""
+"""Restore of details that only the checkpoint's layout stores; one large group; short words."""
 
 from typing import Any
 
@@ -19,22 +19,22 @@ from qload.weights import Weights
 from tests.kernel_formats.marlin_layers import layer
 
 
-def assert_back(weight: Any, *layouts: str) -> None:
-    """Restored after each of the layouts, one made of the other, tensor by tensor."""
+def assert_restored(weight: Any, *layouts: str) -> None:
+    """Repack to each of the layouts in turn, and compare the restored weight tensor by tensor."""
     packed: Weight = weight
     for layout in layouts:
         packed = repack(packed, layout)
-    back = restore(packed)
-    assert (type(back), back.config, back.layer) == (type(weight), weight.config, weight.layer)
-    assert back.fields().keys() == weight.fields().keys()
+    restored = restore(packed)
+    assert (type(restored), restored.config, restored.layer) == (type(weight), weight.config, weight.layer)
+    assert restored.fields().keys() == weight.fields().keys()
     for name, tensor in weight.fields().items():
-        assert_same_bits(back.fields()[name], tensor)
+        assert_same_bits(restored.fields()[name], tensor)
 
 
 @pytest.mark.parametrize("index", [torch.int16, torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("layouts", [("awq",), ("marlin",), ("exllama",), ("awq", "marlin", "gptq")])
-def test_the_dtype_of_a_group_index_comes_back(index: torch.dtype, layouts: tuple[str, ...]) -> None:
-    assert_back(layer(128, 64, 32, index=index), *layouts)
+def test_the_dtype_of_a_group_index_is_restored(index: torch.dtype, layouts: tuple[str, ...]) -> None:
+    assert_restored(layer(128, 64, 32, index=index), *layouts)
 
 
 KERNEL_LAYOUTS = ("marlin", "strips", "panels", "exllama")
@@ -42,7 +42,7 @@ KERNEL_LAYOUTS = ("marlin", "strips", "panels", "exllama")
 
 @pytest.mark.parametrize("first", KERNEL_LAYOUTS)
 @pytest.mark.parametrize("second", KERNEL_LAYOUTS)
-def test_what_was_repacked_is_repacked_to_the_layout_that_is_asked_for(first: str, second: str) -> None:
+def test_a_repacked_weight_is_repacked_to_another_layout(first: str, second: str) -> None:
     weight = layer(128, 64, 32)
 
     packed, wanted = repack(repack(weight, first), second), repack(weight, second)
@@ -59,24 +59,24 @@ def sparse(K: int, group: int, index: torch.dtype = torch.int32) -> GPTQWeight:
 
 
 @pytest.mark.parametrize("index", [torch.int16, torch.int64], ids=str)
-def test_the_dtype_of_a_group_index_comes_back_from_2_of_4(index: torch.dtype) -> None:
-    assert_back(sparse(128, 32, index), "marlin_24")
+def test_the_dtype_of_a_group_index_is_restored_from_2_of_4(index: torch.dtype) -> None:
+    assert_restored(sparse(128, 32, index), "marlin_24")
 
 
 @pytest.mark.parametrize("layout", ["awq", "marlin", "marlin_24", "exllama"])
 @pytest.mark.parametrize("group", [64, 128, 256])
-def test_a_group_that_is_larger_than_the_layer_is_one_group(layout: str, group: int) -> None:
+def test_a_group_larger_than_the_layer_is_one_group(layout: str, group: int) -> None:
     weight = sparse(64, group)
 
     assert_same_bits(repack(weight, layout).dequantize(), weight.dequantize())
-    assert_back(weight, layout)
+    assert_restored(weight, layout)
 
 
-def test_a_marlin_checkpoint_of_one_large_group_comes_back() -> None:
+def test_a_marlin_checkpoint_of_one_large_group_is_restored() -> None:
     words = torch.arange(4 * 128, dtype=torch.int32).reshape(4, 128)
     weight = MarlinWeight(config=MarlinConfig(64), B=words, s=torch.ones(1, 64).half())
 
-    assert_back(weight, "exllama", "gptq")
+    assert_restored(weight, "exllama", "gptq")
 
 
 def short_awq(K: int = 12) -> Weight:
@@ -89,7 +89,7 @@ def short_awq(K: int = 12) -> Weight:
     return Weights(MemoryStorage(tensors), loader=loader_from_config(config)).get_weights("a")
 
 
-def test_awq_rows_that_fill_no_word_are_padded_for_marlin_and_come_back() -> None:
+def test_awq_with_short_words_is_padded_for_marlin_and_restored() -> None:
     weight = short_awq()
 
     packed = repack(weight, "marlin")
@@ -99,14 +99,14 @@ def test_awq_rows_that_fill_no_word_are_padded_for_marlin_and_come_back() -> Non
     read = emulators.marlin_weight(**packed.fields(), bits=4, is_k_full=True)
     assert torch.equal(read[:12, :8], weight.dequantize().T)
     assert not read[12:].any()
-    assert_back(weight, "marlin")
+    assert_restored(weight, "marlin")
 
 
 def ct(
     bits: int = 4, N: int = 64, K: int = 128, group: int = 32, *, symmetric: bool = True,
     zeros: bool = False, index: torch.dtype | None = None, dense: bool = True,
 ) -> CTPackWeight:  # fmt: skip
-    """Codes and zero points that count."""
+    """Build a compressed-tensors layer of counting codes, with symmetric zero points."""
     groups = -(-K // group)
     config = CTPackConfig(bits, group, symmetric, dense=dense)
     fields: dict[str, Tensor] = {
@@ -141,7 +141,7 @@ def ct(
         pytest.param({"dense": False}, id="by words"),
     ],
 )
-def test_a_compressed_layer_comes_back_with_the_tensors_there_were(
+def test_a_compressed_layer_is_restored_with_its_tensors(
     bits: int, layout: str, stored: dict[str, Any]
 ) -> None:
     weight = ct(bits, **stored)
@@ -151,18 +151,18 @@ def test_a_compressed_layer_comes_back_with_the_tensors_there_were(
         return
 
     assert_same_bits(repack(weight, layout).dequantize(), weight.dequantize())
-    assert_back(weight, layout)
+    assert_restored(weight, layout)
 
 
-def test_codes_of_3_bits_go_from_ten_a_word_to_a_stream_and_back() -> None:
+def test_codes_of_3_bits_are_repacked_from_words_of_ten_to_a_stream_and_back() -> None:
     weight = ct(3, K=160, dense=False)
 
     assert_same_bits(repack(weight, "gptq").dequantize(), weight.dequantize())
-    assert_back(weight, "gptq")
+    assert_restored(weight, "gptq")
 
 
 @pytest.mark.parametrize("zeros", [False, True])
-def test_whether_zero_points_are_stored_decides_whether_a_layer_is_symmetric(zeros: bool) -> None:
+def test_a_layer_with_stored_zero_points_is_not_symmetric(zeros: bool) -> None:
     weight = ct(zeros=zeros)
 
     packed = repack(weight, "marlin")
@@ -172,21 +172,21 @@ def test_whether_zero_points_are_stored_decides_whether_a_layer_is_symmetric(zer
 
 
 @pytest.mark.parametrize("bits", [5, 6, 7])
-def test_widths_that_no_other_layout_has_are_refused_with_the_reason(bits: int) -> None:
+def test_widths_beyond_other_layouts_are_refused_with_the_reason(bits: int) -> None:
     with pytest.raises(RepackError, match=f"reason   other layouts have 2, 3, 4 or 8 bits, got {bits}"):
         repack(ct(bits), "gptq")
 
 
-def test_bits_behind_the_last_code_that_would_be_lost_are_refused() -> None:
+def test_nonzero_unused_bits_are_refused() -> None:
     weight = ct(K=100, group=100)
-    assert_back(weight, "marlin")
+    assert_restored(weight, "marlin")
     weight.weight_packed[3, -1] |= 1 << 30
 
     with pytest.raises(RepackError, match=r"a to other layouts(.|\n)*unused bits of a word are not 0"):
         repack(weight, "marlin")
 
 
-def test_inputs_that_fill_no_word_are_padded_for_marlin_and_refused_elsewhere() -> None:
+def test_inputs_with_short_words_are_padded_for_marlin_and_else_refused() -> None:
     weight = ct(K=100, group=100)
 
     assert_same_bits(repack(weight, "marlin").dequantize(), weight.dequantize())

@@ -1,4 +1,4 @@
-"""Writing over what is there: where anything is refused, every tensor and every element is as it was."""
+"""Writing to `out`: after a refusal every element of its tensors is unchanged."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -25,18 +25,18 @@ HALF: dict[str, Any] = {"dtype": torch.float16, "exponent_bias": True}
 
 
 def marked(weight: Weight) -> Weight:
-    """Tensors of the same shapes, dtypes and facts, whose words and scales are others."""
+    """Return a weight of equal shapes, dtypes and facts, with other words and scales."""
     facts = {spec.name for spec in weight.tensors(weight.config) if spec.fact}
     return weight.holding(
         {name: t.clone() if name in facts else torch.full_like(t, 7) for name, t in weight.fields().items()}
     )
 
 
-def assert_untouched(act: Callable[[], object], held: dict[str, Tensor], error: type[QloadError]) -> None:
-    before = {name: tensor.clone() for name, tensor in held.items()}
+def assert_untouched(act: Callable[[], object], tensors: dict[str, Tensor], error: type[QloadError]) -> None:
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
     with pytest.raises(error):
         act()
-    for name, tensor in held.items():
+    for name, tensor in tensors.items():
         assert_same_bits(tensor.detach(), before[name].detach())
 
 
@@ -57,7 +57,7 @@ def gradients(out: Weight) -> Weight:
     return out.holding({"scales": out.fields()["scales"].requires_grad_()})
 
 
-def elsewhere(out: Weight) -> Weight:
+def on_meta(out: Weight) -> Weight:
     return out.holding({"scales": out.fields()["scales"].to("meta")})
 
 
@@ -67,32 +67,31 @@ def inside_of_words(out: Weight) -> Weight:
     return out.holding({"scales": inside.view(scales.shape)})
 
 
-WRONG = [other_dtype, other_shape, one_place, gradients, elsewhere, inside_of_words]
+WRONG = [other_dtype, other_shape, one_place, gradients, on_meta, inside_of_words]
 
 
 @pytest.mark.parametrize("spoil", WRONG, ids=lambda spoil: spoil.__name__)
 @pytest.mark.parametrize("layout", ["gptq", "gptq_v2", "awq", "exllama", "marlin", "strips", "panels"])
 @BOTH
-def test_a_weight_that_cannot_be_written_over_whole_is_not_written_over_in_part(
-    layout: str, spoil: Callable[[Weight], Weight], how: Any
-) -> None:
-    source = repack(LAYER, "exllama") if layout.startswith("gptq") else LAYER  # whose words are made anew
+def test_an_unsuitable_out_stays_unchanged(layout: str, spoil: Callable[[Weight], Weight], how: Any) -> None:
+    # GPTQ from GPTQ reuses the words and writes none.
+    source = repack(LAYER, "exllama") if layout.startswith("gptq") else LAYER
     out = spoil(marked(repack(source, layout)))
 
-    held = {name: tensor for name, tensor in out.fields().items() if not tensor.is_meta}
+    tensors = {name: tensor for name, tensor in out.fields().items() if not tensor.is_meta}
     with how():
-        assert_untouched(lambda: repack(source, layout, out=out), held, ArgumentError)
+        assert_untouched(lambda: repack(source, layout, out=out), tensors, ArgumentError)
 
 
 @pytest.mark.parametrize("spoil", [other_dtype, gradients], ids=lambda spoil: spoil.__name__)
-def test_fp8_for_marlin_is_not_written_over_in_part_either(spoil: Callable[[Weight], Weight]) -> None:
+def test_an_unsuitable_out_for_fp8_stays_unchanged(spoil: Callable[[Weight], Weight]) -> None:
     out = spoil(marked(repack(FP8, "marlin", **HALF)))
 
     assert_untouched(lambda: repack(FP8, "marlin", out=out, **HALF), out.fields(), ArgumentError)
 
 
 @pytest.mark.parametrize("layout", ["gptq", "exllama"])
-def test_a_zero_point_that_cannot_be_said_leaves_out_as_it_was(layout: str) -> None:
+def test_an_unsupported_zero_point_leaves_out_unchanged(layout: str) -> None:
     source = repack(LAYER, "exllama" if layout == "gptq" else "marlin")
     out = marked(repack(source, layout))
 
@@ -100,7 +99,7 @@ def test_a_zero_point_that_cannot_be_said_leaves_out_as_it_was(layout: str) -> N
     assert_untouched(act, out.fields(), RepackError)
 
 
-def test_parts_of_one_arena_are_written_to_as_tensors_of_their_own() -> None:
+def test_out_may_be_slices_of_one_buffer() -> None:
     fresh = repack(LAYER, "marlin")
     arena = torch.zeros(sum(t.nbytes for t in fresh.fields().values()), dtype=torch.uint8)
     sizes = [tensor.nbytes for tensor in fresh.fields().values()]
@@ -129,7 +128,7 @@ BAD_CODES = [
 @pytest.mark.parametrize("codes", BAD_CODES)
 @pytest.mark.parametrize("order", [gptq.rows, exllama.rows, marlin.rows], ids=["gptq", "exllama", "marlin"])
 @BOTH
-def test_codes_that_do_not_fit_are_refused_before_a_word_changes(order: Any, codes: Tensor, how: Any) -> None:
+def test_codes_out_of_range_are_refused_before_a_word_changes(order: Any, codes: Tensor, how: Any) -> None:
     packing = order(4)
     out = torch.full(packing.shape_of_words(codes.shape), 7, dtype=torch.int32)
 
@@ -140,7 +139,7 @@ def test_codes_that_do_not_fit_are_refused_before_a_word_changes(order: Any, cod
 
 
 @pytest.mark.parametrize("codes", [3.7, float("nan"), True])
-def test_bytes_of_eetq_are_made_of_whole_numbers(codes: Any) -> None:
+def test_eetq_packs_integers_only(codes: Any) -> None:
     with pytest.raises(ArgumentError, match="codes"):
         eetq.pack(torch.full((128, 64), codes))
 
@@ -157,7 +156,7 @@ def test_bytes_of_eetq_are_made_of_whole_numbers(codes: Any) -> None:
     ],
 )
 @BOTH
-def test_an_order_writes_to_a_tensor_of_its_result_only(out: Any, how: Any) -> None:
+def test_an_order_writes_only_to_a_tensor_of_its_result(out: Any, how: Any) -> None:
     with how(), pytest.raises(ArgumentError, match="out"):
         Order("a b -> b a").apply(torch.ones(2, 3), out)
 
@@ -177,7 +176,7 @@ DTYPES = [
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("layout", ["gptq", "exllama", "marlin"])
 @BOTH
-def test_a_weight_is_not_cut_off_to_whole_numbers(layout: str, dtype: Any, how: Any) -> None:
+def test_a_weight_is_dequantized_to_float_dtypes_only(layout: str, dtype: Any, how: Any) -> None:
     weight = repack(LAYER, layout)
 
     with how():
@@ -186,10 +185,10 @@ def test_a_weight_is_not_cut_off_to_whole_numbers(layout: str, dtype: Any, how: 
                 means.dequantize(dtype)
 
 
-def test_what_is_made_is_the_same_weight_with_and_without_out() -> None:
+def test_a_repack_is_equal_with_and_without_out() -> None:
     for layout in ("gptq", "gptq_v2", "awq", "exllama", "marlin", "strips"):
         fresh = repack(LAYER, layout)
-        made = repack(LAYER, layout, out=marked(fresh))
-        assert (type(made), made.config, made.layer) == (type(fresh), fresh.config, fresh.layer)
+        packed = repack(LAYER, layout, out=marked(fresh))
+        assert (type(packed), packed.config, packed.layer) == (type(fresh), fresh.config, fresh.layer)
         for name, tensor in fresh.fields().items():
-            assert_same_bits(made.fields()[name], tensor)
+            assert_same_bits(packed.fields()[name], tensor)

@@ -1,4 +1,4 @@
-"""What a repack leaves out or refuses is a fact of the whole layer: every rank does the same, and says so."""
+"""Refusals and optional tensors depend on the whole layer: every rank decides equally."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ splits = pytest.mark.parametrize("split", ["col", "row"])
 
 
 def integers(group: int = 64, zero: int = 8, zeros: ZeroPoints | None = None, **changed: Tensor) -> Any:
-    """A GPTQ layer whose first zero point is `zero` and all others 8."""
+    """Build a GPTQ layer with `zero` as first zero point and 8 for all others."""
     known = GPTQConfig(4, group, zeros or Stored())
     noise, groups = torch.Generator().manual_seed(zero), known.groups(K)
     points = torch.full((groups, N), 8, dtype=torch.int32)
@@ -47,7 +47,7 @@ def integers(group: int = 64, zero: int = 8, zeros: ZeroPoints | None = None, **
 
 
 def sparse(*, canonical: bool) -> Marlin24Weight:
-    """Nothing but codes that mean 0; the metadata of one quad keeps others than packers do."""
+    """Build a layer of weight 0; without `canonical` the metadata of one quad is unusual."""
     positions = marlin_24.choose_positions(torch.zeros(K, N, dtype=torch.bool))
     if not canonical:
         positions[0, 0], positions[1, 0] = 0, 1
@@ -77,28 +77,28 @@ def nvfp4(first: float) -> ModelOptNVFP4Weight:
     )
 
 
-def claimed(weight: Weight) -> Config:
-    """The config that files give, before the layer is described."""
+def claimed_config(weight: Weight) -> Config:
+    """Return the config as claimed by files."""
     if isinstance(weight, GPTQWeight):
         return GPTQConfig(4, weight.config.group_size, weight.config.zeros)
     known: Config = weight.config
     return known
 
 
-def loads(
-    weight: Weight, split: str, world: int, layout: str, *, strict: bool = True, **asked: Any
+def load_on_ranks(
+    weight: Weight, split: str, world: int, layout: str, *, strict: bool = True, **options: Any
 ) -> list[Weight | str]:
-    """What each rank gets, or the words in which it is refused."""
+    """Load on every rank: the weight, or the text of the refusal."""
     tensors = {f"a.{name}": tensor for name, tensor in weight.fields().items()}
-    inner = FormatLoader(ConfiguredFormat(type(weight), claimed(weight)))
-    loader, found = RepackingLoader(inner, layout, strict=strict, **asked), []
+    inner = FormatLoader(ConfiguredFormat(type(weight), claimed_config(weight)))
+    loader, results = RepackingLoader(inner, layout, strict=strict, **options), []
     for rank in FakeWorld(world):
         source = Weights(MemoryStorage(tensors), loader=loader, process_group=rank, nonfinite="allow")
         try:
-            found.append(getattr(source, f"get_weights_{split}")("a"))
+            results.append(getattr(source, f"get_weights_{split}")("a"))
         except RepackError as error:
-            found.append(str(error))
-    return found
+            results.append(str(error))
+    return results
 
 
 HALF = {"dtype": torch.float16, "exponent_bias": True}
@@ -133,11 +133,11 @@ def half_sparse() -> GPTQWeight:
 
 @worlds
 @splits
-@pytest.mark.parametrize(("weight", "layout", "asked", "reason"), REFUSED)
-def test_what_one_rank_must_refuse_all_refuse_alike(
-    weight: Weight, layout: str, asked: dict[str, Any], reason: str, split: str, world: int
+@pytest.mark.parametrize(("weight", "layout", "options", "reason"), REFUSED)
+def test_all_ranks_refuse_with_equal_errors(
+    weight: Weight, layout: str, options: dict[str, Any], reason: str, split: str, world: int
 ) -> None:
-    refused = loads(weight, split, world, layout, **asked)
+    refused = load_on_ranks(weight, split, world, layout, **options)
 
     assert len(set(refused)) == 1
     assert isinstance(refused[0], str)
@@ -146,8 +146,8 @@ def test_what_one_rank_must_refuse_all_refuse_alike(
 
 @worlds
 @splits
-def test_a_pattern_that_one_rank_lacks_is_refused_by_all(split: str, world: int) -> None:
-    refused = loads(half_sparse(), split, world, "marlin_24")
+def test_a_missing_pattern_on_one_rank_is_refused_by_all(split: str, world: int) -> None:
+    refused = load_on_ranks(half_sparse(), split, world, "marlin_24")
 
     assert len(set(refused)) == 1
     assert isinstance(refused[0], str)
@@ -156,13 +156,13 @@ def test_a_pattern_that_one_rank_lacks_is_refused_by_all(split: str, world: int)
 
 @worlds
 @splits
-@pytest.mark.parametrize(("weight", "layout", "asked", "reason"), REFUSED)
-def test_relaxed_every_rank_keeps_the_stored_kind(
-    weight: Weight, layout: str, asked: dict[str, Any], reason: str, split: str, world: int
+@pytest.mark.parametrize(("weight", "layout", "options", "reason"), REFUSED)
+def test_without_strict_every_rank_keeps_the_stored_format(
+    weight: Weight, layout: str, options: dict[str, Any], reason: str, split: str, world: int
 ) -> None:
-    found = loads(weight, split, world, layout, strict=False, **asked)
+    results = load_on_ranks(weight, split, world, layout, strict=False, **options)
 
-    assert {type(each) for each in found} == {type(weight)}
+    assert {type(each) for each in results} == {type(weight)}
     assert reason
 
 
@@ -174,30 +174,28 @@ def test_zero_points_are_left_out_by_all_ranks_or_by_none(
 ) -> None:
     weight = integers(zero=zero)
 
-    found: list[Any] = loads(weight, split, world, "marlin")
+    results: list[Any] = load_on_ranks(weight, split, world, "marlin")
 
-    assert {each.config.zero_point for each in found} == {kept}
-    whole = torch.cat([each.dequantize() for each in found], 0 if split == "col" else 1)
+    assert {each.config.zero_point for each in results} == {kept}
+    whole = torch.cat([each.dequantize() for each in results], 0 if split == "col" else 1)
     assert_same_bits(whole, weight.dequantize())
 
 
 @worlds
 @splits
-def test_metadata_as_packers_write_it_is_repacked_by_all(split: str, world: int) -> None:
-    found = loads(sparse(canonical=True), split, world, "exllama")
+def test_canonical_metadata_is_repacked_by_all(split: str, world: int) -> None:
+    results = load_on_ranks(sparse(canonical=True), split, world, "exllama")
 
-    assert {type(each).__name__ for each in found} == {"ExllamaWeight"}
+    assert {type(each).__name__ for each in results} == {"ExllamaWeight"}
 
 
 @worlds
 @pytest.mark.parametrize(("layout", "wholes"), [("marlin", 0), ("marlin_24", 1)])
-def test_of_codes_only_the_share_is_read_where_they_decide_nothing(
-    layout: str, wholes: int, world: int
-) -> None:
+def test_only_the_share_of_codes_is_read_unless_they_decide(layout: str, wholes: int, world: int) -> None:
     weight = integers()
     weight.qweight.fill_(-0x77777778)
     storage = MemoryStorage({f"a.{name}": tensor for name, tensor in weight.fields().items()})
-    loader = RepackingLoader(FormatLoader(ConfiguredFormat(GPTQWeight, claimed(weight))), layout)
+    loader = RepackingLoader(FormatLoader(ConfiguredFormat(GPTQWeight, claimed_config(weight))), layout)
 
     source = Weights(storage, loader=loader, process_group=next(iter(FakeWorld(world))))
     source.get_weights_col("a")
@@ -214,11 +212,11 @@ def test_fused_parts_decide_together(world: int) -> None:
     tensors = {
         f"{p}.{name}": tensor for p, weight in parts.items() for name, tensor in weight.fields().items()
     }
-    loader = RepackingLoader(FormatLoader(ConfiguredFormat(GPTQWeight, claimed(parts["q"]))), "marlin")
+    loader = RepackingLoader(FormatLoader(ConfiguredFormat(GPTQWeight, claimed_config(parts["q"]))), "marlin")
 
-    found: list[Any] = [
+    results: list[Any] = [
         Weights(MemoryStorage(tensors), loader=loader, process_group=rank).get_multi_weights_col(["q", "k"])
         for rank in FakeWorld(world)
     ]
 
-    assert {each.config.zero_point for each in found} == {True}
+    assert {each.config.zero_point for each in results} == {True}

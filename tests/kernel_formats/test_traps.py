@@ -1,6 +1,6 @@
-"""The traps of weight loading that concern zero points, groups and Marlin, each by its number and name.
+"""Numbered traps of weight loading: zero points, groups and Marlin.
 
-Where another test is the proof, it stands there; here is what was left.
+Tests of other modules cover the numbers that are missing.
 """
 
 import pytest
@@ -64,7 +64,7 @@ def test_trap_19_awq_through_gptq_means_what_awq_means() -> None:
 
 @pytest.mark.parametrize("target", ["gptq", "exllama", "marlin"])
 def test_trap_20_awq_with_one_group_has_rows_of_group_0(target: str) -> None:
-    """Elsewhere K // -1 and k // -1 give negative sizes and groups."""
+    """Other loaders compute negative sizes and groups, K // -1 and k // -1."""
     weight = awq_of(Case(group=-1, zeros=Stored()), -1)
 
     packed = repack(weight, target)
@@ -104,7 +104,7 @@ def test_trap_22_row_shares_in_act_order_keep_all_scales_and_sum_to_the_product(
 
 
 @pytest.mark.parametrize("world", [2, 4])
-def test_trap_23_a_cut_inside_a_group_is_alike_for_every_rank(world: int) -> None:
+def test_trap_23_a_cut_inside_a_group_is_repacked_by_every_rank(world: int) -> None:
     """K = 384 in groups of 128: rank 0 sees groups in order, rank 1 does not."""
     case = Case(K=384, group=128)
     whole = case.weight()
@@ -130,7 +130,7 @@ def test_trap_24_a_trivial_index_takes_the_fast_path_although_desc_act_is_true()
 
 @pytest.mark.parametrize("dtype", [torch.int16, torch.int32, torch.int64], ids=str)
 @pytest.mark.parametrize("layout", ["exllama", "marlin"])
-def test_trap_26_an_index_of_any_width_serves_and_comes_back_as_it_was(
+def test_trap_26_an_index_of_any_integer_dtype_is_repacked_and_restored(
     layout: str, dtype: torch.dtype
 ) -> None:
     case = Case(act_order=True)
@@ -165,7 +165,7 @@ def test_trap_27_layers_in_different_act_order_do_not_fuse(target: str | None) -
         Weights(MemoryStorage(tensors), loader=loader).get_multi_weights_col(["q", "k"])
 
 
-def test_trap_28_a_symmetric_claim_with_other_zero_points_keeps_them() -> None:
+def test_trap_28_asymmetric_zero_points_stay_despite_a_symmetric_claim() -> None:
     """A kernel without zero points would read every weight one or more scales off."""
     case = Case(zeros=Stored())
     tensors = {f"a.{name}": tensor for name, tensor in case.weight().fields().items()}
@@ -220,7 +220,7 @@ def test_trap_37_one_group_in_act_order_needs_no_index() -> None:
 
 @pytest.mark.parametrize("blocks", [(32, 32, 64), (96, 16, 16), (1, 1, 6)])
 def test_trap_38_blocks_that_end_inside_of_a_marlin_tile_are_refused(blocks: tuple[int, ...]) -> None:
-    """Narrow key and value blocks would be cut inside of 64 columns that lie interleaved."""
+    """Narrow key and value blocks would be cut within 64 interleaved columns."""
     tensors = {
         "a.B": torch.zeros(8, 256, dtype=torch.int32),
         "a.s": torch.ones(1, 128, dtype=torch.float16),
@@ -260,7 +260,7 @@ def test_trap_39_sparse_layers_load_every_way_with_either_dtype_of_scales(
         assert_same_bits(torch.cat([part.dequantize() for part in parts], dim), whole)
 
 
-def test_a_zero_point_that_marlin_cannot_hold_is_refused() -> None:
+def test_a_zero_point_beyond_marlin_is_refused() -> None:
     case = Case(zeros=StoredMinusOneUnmasked(), bits=4)
     weight = case.weight()
     weight.qzeros.fill_(-1)
@@ -270,8 +270,8 @@ def test_a_zero_point_that_marlin_cannot_hold_is_refused() -> None:
     assert ExllamaLinearKernel.can_implement(case.config) == (True, None)
 
 
-def test_a_row_share_of_a_marlin_checkpoint_left_with_one_group_keeps_its_meaning() -> None:
-    """Its scales stay in the order for groups; a kernel that counts groups would take them for the other."""
+def test_a_row_share_of_a_marlin_checkpoint_with_one_group_keeps_its_values() -> None:
+    """Its scales stay in the order for groups; a kernel would read the single row as one scale per column."""
     generator = torch.Generator().manual_seed(0)
     tensors = {
         "a.B": torch.randint(-(2**31), 2**31, (16, 128), generator=generator).to(torch.int32),
