@@ -99,7 +99,7 @@ def test_every_rule_stands_in_the_list_of_rules() -> None:
     assert listed.keys() == pages.keys()
     for rule, (tier, severity) in listed.items():
         assert pages[rule].startswith(
-            (f"# {rule}\n\nTier: {tier} · {severity}\n", f"# {rule}\n\n{tier} · {severity}\n")
+            (f"# {rule}\n\nTier: {tier}, {severity}\n", f"# {rule}\n\n{tier}, {severity}\n")
         )
 
 
