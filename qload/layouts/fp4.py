@@ -1,4 +1,9 @@
-"""Four-bit codes, two per byte with the first in the low bits, and power-of-two scales (e8m0)."""
+"""Four-bit codes, two per byte with the first in the low bits, and power-of-two scales (e8m0).
+
+e2m1 has a sign, two bits of exponent and one of mantissa. e8m0 is an exponent alone, with 255 for NaN. s0e5m3
+of kernels is a float16 without its sign and the lowest seven bits of its mantissa. Source:
+compressed-tensors 0.20.0, modelopt 0.47.0, torchao 0.18.0, transformers 5.23.0 and vLLM 0.11.0.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

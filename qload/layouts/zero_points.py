@@ -1,4 +1,10 @@
-"""Conventions of stored zero points, a type for each."""
+"""Conventions of stored zero points, a type for each.
+
+`gptq_v2` stores the zero point, `gptq` (v1) the zero point minus one. For a zero point of 0 readers of v1
+differ. gptqmodel 7.7.0 subtracts 1 from all fields of a word at once, with a borrow into the next field, and
+adds it back the same way. Other programs subtract 1 from each field and wrap. ExLlama's kernels add 1 to each
+field without a mask: 15 on disk is 16. All agree unless a stored field is 2**bits - 1.
+"""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass

@@ -6,9 +6,9 @@
 
 Sampling of a token from logits:
 
-    p = softmax(logits / temperature) top-k keeps the k likeliest tokens; top-p the smallest set of these with
-    a share `top_p` of their probability the token is the first with a cumulative probability above u times
-    the sum, for u of [0, 1)
+    p = softmax(logits / temperature)
+    top-k: keep the k likeliest tokens; top-p: of these the smallest set with the share `top_p` of probability
+    token: the first with a cumulative probability above u times the sum, for u of [0, 1)
 
 The numbers u depend on the seed and the sequence alone: a sequence has the same numbers in any batch, on the
 CPU and on a GPU, and sums are float64.
