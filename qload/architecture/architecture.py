@@ -114,7 +114,7 @@ class Architecture:
         return frozenset(-(-vocabulary // block) * block for block in VOCABULARY_MULTIPLES)
 
     def said(self, prefix: str) -> str:
-        """Shape of a matrix or tensor in config keys, by `prefix` or name: "vocab_size, hidden_size"."""
+        """Shape of the matrix, or the tensor, `prefix` in config keys: "vocab_size, hidden_size"."""
         place = self.find(prefix)
         return "" if place is None else ", ".join(map(self._in_words, place.row.shape.split()))
 

@@ -131,7 +131,7 @@ def run(
     the speed of loading, of the prompt and of generation, in tokens and bytes of weights per second.
     """
     if (prompt is None) == (prompt_ids is None):
-        raise click.UsageError("either --prompt-ids or --prompt has to give the prompt")
+        raise click.UsageError("the prompt is given by either --prompt-ids or --prompt, not by both")
     from qload import native
     from qload.storage.checkpoint_files import locate
 

@@ -1,4 +1,4 @@
-"""The checks of `LoaderSuite`: the shares of a loader against qload's own, and the files that it loads."""
+"""The checks of `LoaderSuite`: shares equal qload's, from one file or several; damaged files are refused."""
 
 import json
 from collections.abc import Callable, Mapping

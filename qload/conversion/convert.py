@@ -362,7 +362,7 @@ def plan_conversion(
 
 
 def _remedies(request: ConversionRequest, layers: StoredLayers, refused: Mapping[str, str]) -> Iterator[str]:
-    """Yield a note for each cause of refusals, with other targets for its first layer and further options."""
+    """Yield a note for each cause of refusals: other targets for its first refused layer, and options."""
     groups = group_by_cause(refused, name=str, cause=lambda prefix: cause_of(refused[prefix], prefix))
     for group in groups:
         layer = layers.get(group.first)

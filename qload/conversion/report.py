@@ -91,7 +91,7 @@ class WrittenCheckpoint(LayerReportBase):
         """Layers, each with `name`, `outcome`, `detail` and `well`."""
 
     def _sound(self) -> bool:
-        """Return whether every layer has the values of the source."""
+        """Return whether every layer has the values of the source, possibly rounded on request."""
         return all(layer.well for layer in self.layers)
 
 

@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint as hostile input: model config and quantization configs."""
+"""Configs of a checkpoint as hostile input: find and read the model config and the quantization configs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -79,7 +79,7 @@ def _with_zeros(codes: Codes, fault: str, words: str, change: Callable[[Tensor],
 
 
 def _neighbours(size: int) -> Iterator[tuple[str, int]]:
-    """Yield each neighbour, before and after, with the step of a roll onto its place."""
+    """Yield "before" and "after", with the step of a roll that puts this neighbour in an entry's place."""
     if size > 1:
         yield "before", 1
         yield "after", -1

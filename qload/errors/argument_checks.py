@@ -75,7 +75,7 @@ def check_values(argument: str, tensor: Any) -> None:
 
 
 def check_fields(record: object) -> None:
-    """Check the fields of a dataclass, in its `__post_init__`."""
+    """Check a dataclass's fields by their annotations, in `__post_init__`; ArgumentError for a wrong one."""
     kind: Any = type(record)
     for name, (accepted, hint) in _field_tests(kind).items():
         value = getattr(record, name)

@@ -341,7 +341,7 @@ LAYER_RULES = (
             `desc_act: false`, a note says that groups are in order.""",
         why="Some writers and kernels mean groups in order; by the format's formula every row is in group 0.",
         do="Write the groups out.",
-        example="model.layers.0.mlp.up_proj.g_idx: all zero, which has two readings",
+        example="model.layers.0.mlp.up_proj.g_idx: all zero, with two readings",
     ),
     RuleText(
         id="two-formats",

@@ -58,8 +58,8 @@ class AWQConfig(spec.Grouped, spec.Config):
     def for_layer(self, headers: spec.LayerHeaders) -> "AWQConfig":
         """Read bits from shapes; the size of one group for all of K becomes -1, without cuts."""
         stored = self.zero_point or "qzeros" in headers.shapes
-        own = self._with_stored_bits(headers)
-        return replace(own.one_group(sum(headers.shapes["qweight"][:1])), zero_point=stored)
+        config = self._with_stored_bits(headers)
+        return replace(config.one_group(sum(headers.shapes["qweight"][:1])), zero_point=stored)
 
     def _with_stored_bits(self, headers: spec.LayerHeaders) -> "AWQConfig":
         """Return the config with the bits of all shapes, if these agree on others than claimed."""

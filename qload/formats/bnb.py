@@ -166,17 +166,17 @@ class BNB4Config(spec.Config):
     def for_layer(self, headers: spec.LayerHeaders) -> "BNB4Config":
         """Read `quant_state`; without one, N follows from K."""
         spec.check_dtypes(BNB4Weight.tensors(self), headers.dtypes, headers.names)
-        own = replace(self, storage=headers.dtypes["weight"])
+        config = replace(self, storage=headers.dtypes["weight"])
         if STATE not in headers.facts:
-            codes = 2 * prod(headers.shapes["weight"]) * own.storage.itemsize
-            return replace(own, N=codes // self.K) if self.K > 1 else own
+            codes = 2 * prod(headers.shapes["weight"]) * config.storage.itemsize
+            return replace(config, N=codes // self.K) if self.K > 1 else config
         state = read_blob(headers, STATE, _State)
         if state.quant_type != self.quant_type:
             raise wrong(headers, STATE, "quant_type", f"{self.quant_type}, as in the name", state.quant_type)
         N, K = state.shape
         nested = _nested(headers, state, -(-N * K // state.blocksize))
         return replace(
-            own,
+            config,
             blocksize=state.blocksize,
             dtype=getattr(torch, state.dtype),
             nested_blocksize=nested,
@@ -285,8 +285,8 @@ class BNB4Weight(spec.Weight):
             codes = NibblePairs(pairs.reshape(N, K // 2), high_first=True)
             return spec.Codes(NF4_BITS, codes, self.absmax.reshape(N, -1), None, inputs // B, self.quant_map)
         flat = NibblePairs(pairs[None], high_first=True).plain()[0, : N * K]
-        each = self.absmax[torch.arange(N * K, device=pairs.device) // B].reshape(N, K)
-        return spec.Codes(NF4_BITS, flat.reshape(N, K), each, None, inputs, self.quant_map)
+        scales = self.absmax[torch.arange(N * K, device=pairs.device) // B].reshape(N, K)
+        return spec.Codes(NF4_BITS, flat.reshape(N, K), scales, None, inputs, self.quant_map)
 
 
 @dataclass(frozen=True, eq=False, repr=False)

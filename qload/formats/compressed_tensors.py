@@ -118,22 +118,23 @@ class CTPackConfig(spec.Grouped, spec.Config):
                 headers.names.full("weight_shape"), "not the shape of this layer", f"[{N}, K]", str([*shape])
             )
         K, g_idx = shape[1], headers.facts.get("weight_g_idx")
-        own = replace(self, shape=(N, K), dense=self._packing(headers, K, W, N, sizes.get("Z")))
-        own = replace(own, symmetric="Z" not in sizes)
-        headers.sizes(CTPackWeight.tensors(own)[:1], own.known())
-        if own.groups(K) != G:
+        config = replace(self, shape=(N, K), dense=self._packing(headers, K, W, N, sizes.get("Z")))
+        config = replace(config, symmetric="Z" not in sizes)
+        headers.sizes(CTPackWeight.tensors(config)[:1], config.known())
+        if config.groups(K) != G:
             group, (name, text) = self.rows_of_a_group(K), ("weight_scale", f"({N}, {self.groups(K)})")
             hint = f"for K = {K} and a group size of {self.group_size} in the config"
             full, file = headers.names.full(name), headers.names.file(name)
             raise ShapeError(full, f"{text} = (N, K/{group}^)", headers.shapes[name], file, hint)
         if g_idx is None:
-            return replace(own, group_size=-1) if G == 1 else own
+            return replace(config, group_size=-1) if G == 1 else config
         if G > 1 and not g_idx.any():
             full, want = headers.names.full("weight_g_idx"), f"the group of each input, 0 to {G - 1}"
             what = "all zero, with two readings"
-            raise AmbiguousIndexError(full, what, want, f"0 for all {K} inputs")
-        in_order = G > 1 and bool((g_idx == own.in_order(K, g_idx.device)).all())
-        return replace(own, groups_lie="positional" if in_order else "anywhere")
+            remedy = "remedy   write the groups out: zeros can mean groups in order, or group 0 for all"
+            raise AmbiguousIndexError(full, what, want, f"0 for all {K} inputs", remedy)
+        in_order = G > 1 and bool((g_idx == config.in_order(K, g_idx.device)).all())
+        return replace(config, groups_lie="positional" if in_order else "anywhere")
 
     def _packing(self, headers: spec.LayerHeaders, K: int, W: int, N: int, Z: int | None) -> bool:
         """Return whether the words are dense, by the shapes of codes and zero points."""
@@ -197,7 +198,7 @@ class CTPackWeight(spec.Weight):
         )
 
     def stored(self) -> StoredCodes | None:
-        """Describe the stored order for kernels, with unpacked zero points (packed along the other axis).
+        """Describe the stored order for kernels; zero points, which are packed along N, are unpacked.
 
         None if codes straddle words or the last word is partly filled.
         """
@@ -282,9 +283,9 @@ class CTPackTensorConfig(spec.Config):
             )
         name = headers.names.full("weight_packed")
         dense = compressed_tensors.is_dense(name, [(K, W)], self.bits, self.dense)
-        own = replace(self, shape=(N, K), dense=dense)
-        headers.sizes(CTPackTensorWeight.tensors(own)[:1], own.known())
-        return own
+        config = replace(self, shape=(N, K), dense=dense)
+        headers.sizes(CTPackTensorWeight.tensors(config)[:1], config.known())
+        return config
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -88,7 +88,7 @@ class Fp8Config(spec.Config):
 
     def __post_init__(self) -> None:
         if (self.per == "block") != (self.block is not None):
-            raise ArgumentError("fp8: block", "(outputs, inputs) if per is 'block'", str(self.block))
+            raise ArgumentError("fp8: block", "(outputs, inputs) if per='block', else None", str(self.block))
         if self.block is not None and not _is_block(self.block):
             expected = "(outputs, inputs), whole numbers, each at least 1"
             raise ArgumentError("fp8: block", expected, repr(self.block))

@@ -119,10 +119,10 @@ class GPTQConfig(spec.Grouped, spec.Config):
         ShapeError if the number of groups contradicts the group size; AmbiguousIndexError for an index of
         zeros with several groups, unless the config denies act order.
         """
-        own = self._with_stored_bits(headers)
-        sizes = headers.sizes(GPTQWeight.tensors(replace(own, positional=False)))
+        config = self._with_stored_bits(headers)
+        sizes = headers.sizes(GPTQWeight.tensors(replace(config, positional=False)))
         K, G, N = sizes["K"], sizes["G"], sizes["N"]
-        group, groups = own.rows_of_a_group(K), own.groups(K)
+        group, groups = config.rows_of_a_group(K), config.groups(K)
         if groups != G:
             raise ShapeError(
                 headers.names.full("scales"),
@@ -131,9 +131,9 @@ class GPTQConfig(spec.Grouped, spec.Config):
                 headers.names.file("scales"),
                 f"for K = {K} and a group size of {self.group_size} in the config",
             )
-        g_idx = None if own.indexed is False else headers.facts.get("g_idx")
-        if g_idx is None or (G > 1 and not g_idx.any() and own.desc_act is False):
-            return replace(own, positional=G > 1, indexed=False)
+        g_idx = None if config.indexed is False else headers.facts.get("g_idx")
+        if g_idx is None or (G > 1 and not g_idx.any() and config.desc_act is False):
+            return replace(config, positional=G > 1, indexed=False)
         if G > 1 and not g_idx.any():
             raise AmbiguousIndexError(
                 headers.names.full("g_idx"),
@@ -142,8 +142,8 @@ class GPTQConfig(spec.Grouped, spec.Config):
                 f"0 for all {K} rows",
                 "remedy   write the groups out: zeros mean 'in order' only where desc_act is false",
             )
-        in_order = bool((g_idx == own.in_order(K, g_idx.device)).all())
-        return replace(own, positional=G > 1 and in_order, indexed=True)
+        in_order = bool((g_idx == config.in_order(K, g_idx.device)).all())
+        return replace(config, positional=G > 1 and in_order, indexed=True)
 
     def settled(self, values: LayerValues) -> tuple[dict[str, Any], QloadError | None]:
         """Decide the convention of zero points by `values`; with the error if they contradict the config."""
@@ -289,11 +289,11 @@ class GPTQWeight(spec.Weight):
 class _Offsets:
     """Mean distance of codes from zero points in both readings, over pairs (group, column) where they differ.
 
-    `count`: pairs. `whole` and `fields`: mean distances. `variance`: that of one pair.
+    `count`: pairs. `by_word` and `fields`: mean distances. `variance`: that of one pair.
     """
 
     count: int = 0
-    whole: float = 0.0
+    by_word: float = 0.0
     fields: float = 0.0
     variance: float = 0.0
 
@@ -302,7 +302,7 @@ class _Offsets:
         if not count:
             return self
         a, b = self.count / count, other.count / count
-        mean = (getattr(self, key) * a + getattr(other, key) * b for key in ("whole", "fields", "variance"))
+        mean = (getattr(self, key) * a + getattr(other, key) * b for key in ("by_word", "fields", "variance"))
         return _Offsets(count, *mean)
 
     @property
@@ -311,7 +311,7 @@ class _Offsets:
         if self.count < MIN_PAIRS:
             return None
         margin = 2 * STANDARD_ERRORS * (self.variance / self.count) ** 0.5
-        apart = abs(self.fields) - abs(self.whole)
+        apart = abs(self.fields) - abs(self.by_word)
         return WHOLE if apart > margin else FIELDS if -apart > margin else None
 
 
@@ -400,23 +400,23 @@ def _offsets(values: LayerValues, words: Tensor, bits: int) -> _Offsets:
     A few columns are compared first, and more of them while the result is ambiguous.
     """
     packing = gptq.columns(bits)
-    whole, fields = WHOLE.read(words, packing), FIELDS.read(words, packing)
+    by_word, fields = WHOLE.read(words, packing), FIELDS.read(words, packing)
     top = 2**bits - 1
     low = int(bits > 2)  # a group at an end of the codes is not centred
-    inner = (whole > low) & (whole < top) & (fields > low) & (fields < top)
-    differ = _where_readable(values, bits, (whole != fields) & inner)
+    inner = (by_word > low) & (by_word < top) & (fields > low) & (fields < top)
+    differ = _where_readable(values, bits, (by_word != fields) & inner)
     touched = differ.any(0).nonzero().flatten()
-    others = _where_readable(values, bits, ~(whole != fields).any(0)).nonzero().flatten()
-    found, count = _Offsets(), FIRST_COLUMNS
+    others = _where_readable(values, bits, ~(by_word != fields).any(0)).nonzero().flatten()
+    offsets, count = _Offsets(), FIRST_COLUMNS
     while len(touched):
         columns = torch.cat([_spread(touched, count), _spread(others, min(count, MAX_COMPARED_COLUMNS))])
         marks = differ[:, columns]
-        readings = whole[:, columns], fields[:, columns]
-        found = _compared(values, bits, *readings, marks, inner[:, columns], columns)
-        if found.reading is not None or count >= len(touched):
+        readings = by_word[:, columns], fields[:, columns]
+        offsets = _compared(values, bits, *readings, marks, inner[:, columns], columns)
+        if offsets.reading is not None or count >= len(touched):
             break
         count *= 8
-    return found
+    return offsets
 
 
 def _spread(columns: Tensor, count: int) -> Tensor:
@@ -427,22 +427,22 @@ def _spread(columns: Tensor, count: int) -> Tensor:
 def _compared(
     values: LayerValues,
     bits: int,
-    whole: Tensor,
+    by_word: Tensor,
     fields: Tensor,
     differ: Tensor,
     inner: Tensor,
     columns: Tensor,
 ) -> _Offsets:
     """Measure both readings (G, n) of zero points against the codes of some columns."""
-    means, seen = _mean_codes(values, bits, columns, len(whole))
+    means, enough_rows = _mean_codes(values, bits, columns, len(by_word))
     if means is None:
         return _Offsets()
-    whole, fields, alike = whole.double(), fields.double(), whole == fields
-    differ, sound = differ & seen, seen & alike & inner
+    by_word, fields, equal = by_word.double(), fields.double(), by_word == fields
+    differ, sound = differ & enough_rows, enough_rows & equal & inner
     if not bool(differ.any()) or not bool(sound.any()):
         return _Offsets()
-    usual, variance = _usual(means - whole, whole, sound, 2**bits - 1)
-    a = (means - whole - usual[whole.long()])[differ]
+    usual, variance = _usual(means - by_word, by_word, sound, 2**bits - 1)
+    a = (means - by_word - usual[by_word.long()])[differ]
     b = (means - fields - usual[fields.long()])[differ]
     spread = float(torch.minimum(a.abs(), b.abs()).square().mean())
     return _Offsets(a.numel(), float(a.mean()), float(b.mean()), max(variance, spread))
@@ -513,7 +513,7 @@ def _codes(rows: Tensor, bits: int) -> Tensor:
 
 
 def _fields_at(words: Tensor, columns: Tensor, bits: int) -> Tensor:
-    """Unpack the fields of some columns from words (G, W): (G, n)."""
+    """Unpack the fields of some `columns` (n,) from words (G, W) that are packed along N: (G, n)."""
     if bits == 3:
         return gptq.columns(3).unpack(words)[:, columns]
     fields: Tensor = (words[:, columns * bits // 32] >> (columns * bits % 32).int()) & (2**bits - 1)

@@ -199,7 +199,9 @@ class Marlin24Weight(spec.Weight):
             TensorSpec("s", SCALES, f"{groups} N@64", Role.SCALE),
         )
         order = -1 if config.compressed else 1
-        return tuple(replace(one, stored=(one.name, COMPRESSED[one.name])[::order]) for one in specs)
+        return tuple(
+            replace(tensor, stored=(tensor.name, COMPRESSED[tensor.name])[::order]) for tensor in specs
+        )
 
     def plain_scales(self) -> Tensor:
         """Scales (G, N) in plain order, in their own dtype."""

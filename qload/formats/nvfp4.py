@@ -82,7 +82,7 @@ def both_scales(scales: Tensor, second: Tensor, parts: Sequence[int], *, divides
     """
     column = second.reshape(-1, 1)
     if second.numel() > 1:
-        column = torch.cat([one.expand(width, 1) for one, width in zip(column, parts, strict=True)])
+        column = torch.cat([scale.expand(width, 1) for scale, width in zip(column, parts, strict=True)])
     return scales.float() / column if divides else scales.float() * column
 
 

@@ -260,7 +260,7 @@ def undo_raise(
 
 
 def add_kernel_factor(second_scale: Tensor, divides: bool, dtype: torch.dtype) -> Tensor:
-    """Multiply the second scale of each part by the factor of the kernel, without any raise: float64."""
+    """Multiply each part's second scale by the kernel's factor, as if no scale was raised; float64."""
     wide = second_scale.flatten().double()
     return (wide.reciprocal() if divides else wide) * 2.0 ** (EXPONENT_BIAS[dtype] - SCALE_SHIFT)
 

@@ -1,7 +1,8 @@
-"""Cache of repacks: layers of one kind are repacked like the first, by moves of digits alone.
+"""Cache of repacks: the first layer of a kind gives the moves by which all other layers of it are repacked.
 
 A model has hundreds of layers of a few shapes. If groups are in order and all zero points are 2**(bits - 1),
-a repack moves codes and scales from one order to another and decides nothing else.
+a repack moves codes and scales from one order to another and decides nothing else. A move is described by the
+digits of positions (`qload.sentences`).
 """
 
 from collections.abc import Callable, Mapping

@@ -128,12 +128,14 @@ class Exl2Groups:
     def _runs(self) -> list[tuple[int, int, int]]:
         """(bits, words, rows) of each run of neighbouring groups of one width."""
         bits, run = torch.unique_consecutive(self.bits, return_inverse=True)
-        sums = [torch.zeros_like(bits).index_add_(0, run, each).tolist() for each in (self.words, self.rows)]
+        sums = [
+            torch.zeros_like(bits).index_add_(0, run, counts).tolist() for counts in (self.words, self.rows)
+        ]
         return list(zip(bits.tolist(), *sums, strict=True))
 
 
 def _five_words() -> tuple[CodeField, ...]:
-    whole = [
+    unsplit = [
         CodeField(code=6 * word + 2 * i + odd, low=0, width=5, word=word, bit=16 * odd + 5 * i)
         for word in range(5)
         for i in range(3)
@@ -144,11 +146,11 @@ def _five_words() -> tuple[CodeField, ...]:
         for word in range(5)
         for odd in range(2)
     ]
-    return tuple(whole + split)
+    return tuple(unsplit + split)
 
 
 def _three_words_of_six() -> tuple[CodeField, ...]:
-    whole = [
+    unsplit = [
         CodeField(code=4 * word + 2 * i + odd, low=0, width=6, word=word, bit=16 * odd + 6 * i)
         for word in range(3)
         for i in range(2)
@@ -164,4 +166,4 @@ def _three_words_of_six() -> tuple[CodeField, ...]:
             CodeField(code=code, low=4, width=2, word=2, bit=16 * odd + 12 + 2 * pair),
         )
     ]
-    return tuple(whole + split)
+    return tuple(unsplit + split)

@@ -24,7 +24,7 @@ def rows(bits: int) -> Packing:
 
 
 def _three_words() -> tuple[CodeField, ...]:
-    whole = [
+    unsplit = [
         CodeField(code=10 * word + 2 * i + odd, low=0, width=3, word=word, bit=16 * odd + 3 * i)
         for word in range(3)
         for i in range(5)
@@ -35,4 +35,4 @@ def _three_words() -> tuple[CodeField, ...]:
         for word in range(3)
         for odd in range(2)
     ]
-    return tuple(whole + split)
+    return tuple(unsplit + split)

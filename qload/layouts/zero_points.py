@@ -97,8 +97,8 @@ class StoredMinusOne(ZeroPoints):
 
     def rule(self, bits: int) -> ZeroRule:
         """Add 1 per field to whole words, with carries into the next field; for 3 `bits` to each field."""
-        whole = ZeroRule(add_to_word=_ONES.get(bits, 0), mask=2**bits - 1)
-        return whole if bits in _ONES else StoredMinusOnePerField().rule(bits)
+        word_rule = ZeroRule(add_to_word=_ONES.get(bits, 0), mask=2**bits - 1)
+        return word_rule if bits in _ONES else StoredMinusOnePerField().rule(bits)
 
     def read(self, words: Tensor, packing: Packing) -> Tensor:
         """Read int32 words: zero points in [0, 2**bits)."""

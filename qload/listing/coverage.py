@@ -96,7 +96,7 @@ class Account:
         return UnreadTensorsError(dict(unread), self.coverage.unread) if unread else None
 
     def _module(self, name: str) -> str:
-        """Innermost unread module of a tensor; the tensor itself without one."""
+        """Innermost module in `modules` that contains the tensor `name`; the name itself without one."""
         parts = name.split(".")
         leads = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
         return next((lead for lead in leads if lead in self.modules), name)

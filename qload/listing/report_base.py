@@ -20,7 +20,7 @@ class ReportBase(ABC):
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict of the report, the first of these that applies.
+        """Verdict of the report: the first in the following list that applies.
 
         `unreadable`: files or config cannot be parsed; `findings`: something is wrong; `internal`: a bug of
         qload ended a part of the work; `incomplete`: no format reads some tensors; `unsupported`: qload does

@@ -437,7 +437,7 @@ class Engine:
                 output = output.of_rows(rows)
 
     def _choose(self, output: StepOutput, sampler: Sampler, numbers: Sequence[float]) -> Tensor:
-        """Choose ids (S,), those of rank 0 on every rank, without waiting for the device."""
+        """Choose the next ids (S,), on every rank as on rank 0, without waiting for the device."""
         if output.argmax is not None and not sampler.temperature:
             return self._ranks.first(output.argmax)
         random = torch.tensor(numbers, dtype=torch.float64)

@@ -350,7 +350,7 @@ class Interrupt:
             raise self.error
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
-        """Handle SIGTERM of a launcher: the error of the lost rank is raised first."""
+        """Handle a launcher's SIGTERM: raise another rank's error if one arrives in time, else end."""
         if not self._finished.is_set() and self._has_error.wait(MAX_ERROR_EXIT_S) and self.error is not None:
             raise self.error
         if self.error is not None and time.monotonic() - self._error_time < MAX_ERROR_EXIT_S:

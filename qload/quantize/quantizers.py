@@ -88,7 +88,7 @@ class Quantizer(Protocol):
 
     @property
     def per_share(self) -> bool:
-        """True if outputs are quantized one by one; see above."""
+        """True if each output is quantized independently of the others, as described in the class."""
 
     def quantize(self, weight: Tensor, layer: Layer, dtype: torch.dtype) -> Weight:
         """Quantize a float `weight` (N, K) as a typed weight of `layer`, which has one part.

@@ -1,4 +1,4 @@
-"""Casts of floats: allowed dtypes, output tensors, and the check that no value is lost."""
+"""Casts of floats: allowed dtypes, the check of an `out` tensor, and the check that no value is lost."""
 
 import torch
 from torch import Tensor

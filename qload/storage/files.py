@@ -1,4 +1,4 @@
-"""Files of a checkpoint as hostile input: regular files of known identity, JSON, and remote files.
+"""Files of a checkpoint as hostile input: special files refused, changes noticed, JSON, files on a server.
 
 A FIFO or a device would block or never end. Each OSError becomes a StorageError with the name of the file.
 """

@@ -49,7 +49,7 @@ class FileKind:
 
     @property
     def rule(self) -> str:
-        """Rule of its finding in `verify`: `unsupported-format` for a model, which is not damaged."""
+        """Rule that `verify` reports for such a file: `unsupported-format` for an undamaged model."""
         return "unsupported-format" if self.holds_model else "not-safetensors"
 
 

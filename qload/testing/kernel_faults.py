@@ -20,7 +20,7 @@ Gemm = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class KernelFault:
-    """A fault to plant in a kernel.
+    """A fault to plant in a kernel: a changed weight or a changed product.
 
     Attributes
     ----------

@@ -65,7 +65,7 @@ class DrawnLayer:
         return FormatLoader(ConfiguredFormat(self.weight_type, self.config))
 
     def weight(self) -> Weight:
-        """Return the typed weight, loaded whole if its format resolves a tensor at loading."""
+        """Return the typed weight: loaded if a load consumes some of its tensors, else constructed."""
         if any(spec.spent for spec in self.weight_type.tensors(self.config)):
             return Weights(self.storage(), loader=self.loader()).get_weights(PREFIX)
         fields: dict[str, Any] = {"config": self.config, **self.tensors}

@@ -193,8 +193,8 @@ FAULTS = (
     Fault(
         "zeros-are-an-index",
         "qload/formats/gptq.py",
-        "return replace(own, positional=G > 1, indexed=False)",
-        "return replace(own, positional=False, indexed=False)",
+        "return replace(config, positional=G > 1, indexed=False)",
+        "return replace(config, positional=False, indexed=False)",
     ),
     Fault(
         "zero-points-of-0-in-one-way",

@@ -231,7 +231,7 @@ def resolve_facts(
             raise ArgumentError("facts", f"the activation of {gate} in {name}", str(given)) from None
         return given
     if given is not None and given != facts:
-        raise ArgumentError("facts", f"None, or {facts}, as {name} has it", str(given))
+        raise ArgumentError("facts", f"None, or the facts of {name}: {facts}", str(given))
     return facts
 
 
@@ -361,7 +361,8 @@ def lora_slot() -> type[Any]:
 
         def merge(self, safe_merge: bool = False, adapter_names: Any = None) -> None:
             """Raise ArgumentError: an adapter cannot be added to a quantized weight."""
-            raise ArgumentError("merge", "an adapter separate from the layer", "a quantized weight")
+            expected = "a plain weight: an adapter cannot be merged into codes, and stays separate"
+            raise ArgumentError("merge", expected, "a quantized weight")
 
         def unmerge(self) -> None:
             """Do nothing: no adapter is merged."""

@@ -95,7 +95,7 @@ class CheckpointNames:
         return bool(self.suffixes(module)) and {*self.suffixes(module)} <= PLAIN_SUFFIXES
 
     def check_all_read(self, loader: WeightsLoader) -> None:
-        """Raise UnreadTensorsError for a stored tensor that neither `loader` nor stacks of experts read.
+        """Raise UnreadTensorsError before a load if neither `loader` nor stacks of experts read a tensor.
 
         StorageError if vLLM would read other files than `open_checkpoint` finds.
         """

@@ -199,7 +199,7 @@ class QloadExpertsMethod(FusedMoEMethodBase):
         params_dtype: torch.dtype,
         **extra_weight_attrs: Any,
     ) -> None:
-        """Register a parameter for every tensor that an expert of `layer` may have.
+        """Register a parameter for every tensor that an expert of `layer` has in any of the formats.
 
         CutError or DivideError, the same on every rank, for a format that cannot be split; ArgumentError for
         an unsupported computation inside the experts.

@@ -55,7 +55,7 @@ class ProductFault:
 
 @dataclass
 class CompareState:
-    """State shared by the layers of a model.
+    """State shared by the compared layers of a model: how it continues, and the results so far.
 
     Attributes
     ----------

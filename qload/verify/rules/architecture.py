@@ -83,7 +83,7 @@ def join_numbers(numbers: Sequence[int], count: int) -> str:
 
 
 def check_required(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Report each missing tensor of the model's table once; a draft may lack any.
+    """Report each tensor of the model's architecture table that is not stored; a draft model may lack any.
 
     `layer-count` reports whole layers, and `missing-sibling` a tensor that one layer lacks.
     """
@@ -92,7 +92,7 @@ def check_required(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 
 
 def missing_tensors(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield findings for tensors of the table that are not stored."""
+    """Yield a finding for each tensor of the model's architecture table that is not stored."""
     inventory = checkpoint.inventory
     if inventory is None:
         return

@@ -1,4 +1,4 @@
-"""Rules as objects, and findings about a setting that all of its layers contradict."""
+"""The `Rule` class, and one finding in place of many where every layer of a setting contradicts it."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

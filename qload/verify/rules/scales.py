@@ -1,4 +1,4 @@
-"""Rules of scales: their sign and range, scales of the key/value cache, overflow, and maxima of blocks.
+"""Rules of scales: sign and range, the key/value cache, overflow, and the largest code of each NF4/FP4 block.
 
 A NaN or infinite scale turns whole groups into NaN; a negative one changes their sign. A symmetric quantizer
 of integers states the end of the range it used by the sign, and about half of the scales are then negative; a

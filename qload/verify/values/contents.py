@@ -205,7 +205,7 @@ class ContentsAccumulator:
 
 
 def _short_word(rest: Tensor) -> int | None:
-    """Return the word that less than a block repeats; None without one, or for too few bytes."""
+    """Return the word of eight bytes that fills less than a block; None without one, or below 16 bytes."""
     if len(rest) < 16:
         return None
     head = rest[: len(rest) // 8 * 8].clone().view(torch.int64)
@@ -354,7 +354,7 @@ def _constant(data: Bytes, sums: Sums) -> Contents:
 
 
 def _repeated_word(data: Bytes) -> int | None:
-    """Return the word that less than a block repeats; None without one, or for too few bytes."""
+    """Return the word of eight bytes that fills less than a block; None without one, or below 16 bytes."""
     if len(data) < 16 or not bool((data[8:] == data[:-8]).all()):
         return None
     return int(data[:8].view(np.int64)[0])
