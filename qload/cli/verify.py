@@ -204,8 +204,7 @@ def verify(
     With --logits the model, and the dequantized weight of one layer, must fit into the memory of the device.
     """
     from qload import native
-    from qload.verify.prompt import Prompt
-    from qload.verify.report import refused_path
+    from qload.verify.report import Prompt, refused_path
 
     native.check()
     if not logits and (prompt_ids is not None or device is not None):

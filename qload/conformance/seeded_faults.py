@@ -23,9 +23,8 @@ from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.testing.kernel_faults import KERNEL_FAULTS, KernelFault
 from qload.testing.selftest.emulated_kernels import emulated_weight
-from qload.testing.selftest.matrix import ORACLES, REQUIRED_CHECKS
+from qload.testing.selftest.matrix import ORACLES, REQUIRED_CHECKS, SAMPLE_WEIGHTS
 from qload.testing.selftest.runner import run_faults
-from qload.testing.selftest.sample_weights import SAMPLE_WEIGHTS
 from qload.weights import open_checkpoint
 
 RANK_0_SHARE = "share-of-rank-0"  # a fault of products that loaders have too

@@ -7,16 +7,43 @@ from functools import cache
 from os import PathLike
 
 import torch
+from torch import Tensor
 
 from qload.errors import ConfigError, MismatchError, QloadError, checked
-from qload.formats import AWQConfig, Marlin24Config, MarlinConfig
+from qload.formats import AWQConfig, GPTQConfig, Marlin24Config, MarlinConfig
+from qload.layouts import Packing, Stored, ZeroPoints, awq, gptq
 from qload.listing.coverage import account
 from qload.listing.layer_index import Groups
-from qload.listing.zero_points import convention, symmetric
 from qload.loader import LayerDescription
 from qload.spec import ActivationScheme, Config, Grouped, LayerClaims, Role, Weight
-from qload.storage import TensorInfo, WeightStorage
+from qload.storage import TensorInfo, WeightStorage, rows
 from qload.weights import Weights, open_checkpoint
+
+
+def zero_point_convention(layer: LayerDescription) -> tuple[ZeroPoints, Packing] | None:
+    """Convention and packing of a layer's zero points; None without stored zero points."""
+    config = layer.format.config
+    if isinstance(config, GPTQConfig):
+        return config.zeros, gptq.columns(config.bits)
+    if isinstance(config, AWQConfig) and config.zero_point:
+        return Stored(), awq.columns(config.bits)
+    return None
+
+
+def zero_point_runs(storage: WeightStorage, layer: LayerDescription) -> Iterator[tuple[int, Tensor, bool]]:
+    """Yield (first group, packed zero points, whether all are 2**(bits - 1)) of each run of groups."""
+    stored = zero_point_convention(layer)
+    if stored is None:
+        return
+    zeros, packing = stored
+    middle = zeros.write(torch.full((1, layer.N), 2 ** (packing.bits - 1)), packing)
+    for start, run in zero_point_words(storage, layer):
+        yield start, run, bool((run == middle).all())
+
+
+def zero_point_words(storage: WeightStorage, layer: LayerDescription) -> Iterator[tuple[int, Tensor]]:
+    """Yield (first group, packed zero points) of each run of groups."""
+    return rows(storage, layer.names.full("qzeros"))
 
 
 @dataclass(frozen=True)
@@ -169,8 +196,8 @@ def _is_symmetric(storage: WeightStorage, layer: LayerDescription) -> bool | Non
     config = layer.format.config
     if not isinstance(config, Grouped):
         return None
-    if convention(layer) is not None:
-        return all(same for _, _, same in symmetric(storage, layer))
+    if zero_point_convention(layer) is not None:
+        return all(same for _, _, same in zero_point_runs(storage, layer))
     if isinstance(layer.format.config, AWQConfig | MarlinConfig | Marlin24Config):
         return True  # without stored zero points these formats are symmetric
     stated: bool | None = getattr(config, "symmetric", None)

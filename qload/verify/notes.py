@@ -22,7 +22,7 @@ from qload.errors import ConfigError, MismatchError
 from qload.formats import Exl2Config, GPTQConfig
 from qload.formats.exl2 import scale_unit
 from qload.layouts import Stored, StoredMinusOneUnmasked
-from qload.listing.zero_points import convention, words
+from qload.listing.layer_info import zero_point_convention, zero_point_words
 from qload.loader import LayerDescription
 from qload.loader.exclusion import parts, wholes
 from qload.spec import LayerClaims
@@ -202,14 +202,15 @@ def zero_point_readings(checkpoint: Checkpoint) -> Iterator[Counted]:
 
 
 def _count_unmasked(storage: WeightStorage, layer: LayerDescription) -> int:
-    known = convention(layer)
+    known = zero_point_convention(layer)
     assert known is not None  # a GPTQ layer has zero points
     zeros, packing = known
     if isinstance(zeros, Stored):
         return 0
     other = StoredMinusOneUnmasked()
     return sum(
-        int((zeros.read(run, packing) != other.read(run, packing)).sum()) for _, run in words(storage, layer)
+        int((zeros.read(run, packing) != other.read(run, packing)).sum())
+        for _, run in zero_point_words(storage, layer)
     )
 
 

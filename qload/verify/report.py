@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from qload.errors import QloadError
+from qload.errors import QloadError, check_fields
 from qload.errors.reporting import CauseGroup, cause_of, group_by_cause
 from qload.errors.rule_text import RuleText, Severity
 from qload.errors.rules import ERROR_RULES
@@ -282,3 +282,22 @@ def reason_of(errors: Sequence[Finding]) -> Reason:
     if all(finding.rule == UNSUPPORTED for finding in errors):
         return Reason(unreadable="", unsupported=text)
     return Reason(unreadable=text, unsupported="")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids for a pass through a model, and the device of the pass.
+
+    Attributes
+    ----------
+    ids
+        Token ids; None: 24 random ids of the vocabulary, the same in every run.
+    device
+        Device of the kernels and of the exact products.
+    """
+
+    ids: Sequence[int] | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        check_fields(self)

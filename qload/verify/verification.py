@@ -15,13 +15,12 @@ from qload.listing.report_base import UNSUPPORTED
 from qload.loader import Heads, LayerDescription, Part, Split
 from qload.loader.cuts import share
 from qload.parallel import ProcessGroup, Rank
-from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
+from qload.plan.report import CANDIDATES, LawfulRanks, lawful_ranks
 from qload.plan.sharing import usual_split
 from qload.verify import against as comparison
 from qload.verify.checkpoint import Checkpoint
 from qload.verify.comparison import LayerMap
-from qload.verify.prompt import Prompt
-from qload.verify.report import Finding, Report, finding_of, internal_finding
+from qload.verify.report import Finding, Prompt, Report, finding_of, internal_finding
 from qload.verify.rules import INSPECTED, Tier
 from qload.verify.rules.rule import merge_contradictions
 from qload.verify.rules.zero_points import ZERO_POINT_READING

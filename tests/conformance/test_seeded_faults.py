@@ -33,7 +33,7 @@ from qload.testing.selftest.emulated_kernels import (
     Fp8,
     emulated_weight,
 )
-from qload.testing.selftest.sample_weights import SAMPLE_WEIGHTS
+from qload.testing.selftest.matrix import SAMPLE_WEIGHTS
 from tests.paths import ROOT
 
 PAGE = ROOT / "docs" / "conformance" / "faults.md"

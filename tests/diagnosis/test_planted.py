@@ -9,7 +9,7 @@ from torch import Tensor
 from qload import Weight
 from qload.diagnosis import FAULT_CLASSES, Diagnosis, diagnose
 from qload.testing.kernel_faults import KERNEL_FAULTS, KernelFault
-from qload.testing.selftest.sample_weights import SAMPLE_WEIGHTS, K, N
+from qload.testing.selftest.matrix import SAMPLE_WEIGHTS, K, N
 
 MOST_UNNAMED = 0.1
 SOUND = {name: made() for name, made in SAMPLE_WEIGHTS.items()}

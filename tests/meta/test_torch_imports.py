@@ -18,7 +18,6 @@ MODULES = {
     "qload.diff.report",
     "qload.listing.report_base",
     "qload.plan.report",
-    "qload.verify.prompt",
     "qload.verify.report",
 }
 # Prints each module of standard input, a JSON array, that cannot be imported without torch, and why.

@@ -19,7 +19,7 @@ from qload.models.memory import check_memory, free_bytes, stored_bytes
 from qload.repacking import RepackingLoader
 from qload.spec import Weight
 from qload.verify.logits.compared_layers import ComparedExperts, ComparedLinear, CompareState
-from qload.verify.prompt import Prompt
+from qload.verify.report import Prompt
 from qload.weights import Weights, open_checkpoint
 
 DEFAULT_TOKENS = 24  # random ids of a prompt without ids

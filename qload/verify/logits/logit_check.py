@@ -36,8 +36,7 @@ from qload.verify.logits.compared_model import (
     read_text_config,
     token_ids,
 )
-from qload.verify.prompt import Prompt
-from qload.verify.report import Finding, finding_of, new_finding
+from qload.verify.report import Finding, Prompt, finding_of, new_finding
 
 StageProgress = Callable[[str, int, int], None]  # (stage, bytes done, bytes in all)
 

@@ -27,7 +27,7 @@ from qload.errors.rule_text import RuleText
 from qload.formats import GPTQConfig
 from qload.formats.gptq import FIELDS, WHOLE
 from qload.layouts import Stored, gptq
-from qload.listing.zero_points import convention, symmetric, words
+from qload.listing.layer_info import zero_point_convention, zero_point_runs, zero_point_words
 from qload.loader import LayerDescription
 from qload.storage import WeightStorage
 from qload.verify.checkpoint import Checkpoint
@@ -58,7 +58,7 @@ def check_symmetry(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     if claims is None:
         return
     for layer in checkpoint.described():
-        known, layer_claims = convention(layer), layer.format.claims
+        known, layer_claims = zero_point_convention(layer), layer.format.claims
         if (
             known is None
             or layer_claims is None
@@ -67,7 +67,7 @@ def check_symmetry(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
         ):
             continue
         (zeros, packing), middle, count, first = known, 2 ** (layer.format.config.bits - 1), 0, None
-        for start, run, same in symmetric(checkpoint.weights.storage, layer):
+        for start, run, same in zero_point_runs(checkpoint.weights.storage, layer):
             if same:
                 continue
             values = zeros.read(run, packing)
@@ -187,7 +187,7 @@ def _has_usable_mean(layer: LayerDescription, statistics: Statistics) -> bool:
         return False
     if statistics.spread == 0 and _distance_to_middle(statistics) == 0:
         return False
-    return convention(layer) is not None or any("zero" in spec.name for spec in layer.specs)
+    return zero_point_convention(layer) is not None or any("zero" in spec.name for spec in layer.specs)
 
 
 def _distance_to_middle(statistics: Statistics) -> int:
@@ -231,7 +231,8 @@ def _count_ambiguous(storage: WeightStorage, layer: LayerDescription) -> int:
     assert isinstance(config, GPTQConfig)
     packing = gptq.columns(config.bits)
     return sum(
-        int((WHOLE.read(run, packing) != FIELDS.read(run, packing)).sum()) for _, run in words(storage, layer)
+        int((WHOLE.read(run, packing) != FIELDS.read(run, packing)).sum())
+        for _, run in zero_point_words(storage, layer)
     )
 
 

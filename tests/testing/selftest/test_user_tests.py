@@ -14,7 +14,7 @@ from qload.errors import ArgumentError
 from qload.testing.kernel_faults import KERNEL_FAULTS, KernelFault
 from qload.testing.selftest import adopted_matrix, fault_injection
 from qload.testing.selftest.fault_injection import around_product, replace_function, with_fault
-from qload.testing.selftest.sample_weights import gptq
+from qload.testing.selftest.matrix import gptq
 
 WEIGHT = gptq()
 
