@@ -1,7 +1,8 @@
-"""The build backend: scikit-build-core, and where a compiler fails, a wheel without what that should compile.
+"""Build backend: scikit-build-core, with a smaller wheel if a compiler fails.
 
-scikit-build-core can do that by itself, through its override `if.failed`; but then it cannot tell the
-metadata before it has compiled everything, and who asks for a name and a version waits for the compiler.
+If nvcc fails, the wheel has no CUDA module; if the C++ compiler fails, it has no native module. The override
+`if.failed` of scikit-build-core has the same effect, but then the metadata is available only after the
+compilation: a query of the name and version would wait for the compiler.
 """
 
 import os
@@ -47,23 +48,23 @@ def build_editable(
 
 
 def _build(build: Callable[[str, Settings], str], folder: str, settings: Settings) -> str:
-    """The first attempt that succeeds. The metadata that was told before holds for each: only tags differ."""
+    """Run the attempts until one succeeds. They differ in tags, so earlier metadata is valid for each."""
     *others, last = _attempts()
     for variables in others:
         os.environ.update(variables)
         try:
             return build(folder, settings)
         except SystemExit as failure:
-            if failure.code != 1:  # cmake and compilers end with 1; a setting that is wrong stays wrong
+            if failure.code != 1:  # cmake and compilers exit with 1; a wrong setting would fail again
                 raise
     os.environ.update(last)
     return build(folder, settings)
 
 
 def _attempts() -> list[dict[str, str]]:
-    """The variables that each attempt adds: none, then those that leave out CUDA, then the compiler."""
+    """List the variables of each attempt: none, then a build without CUDA, then one without a compiler."""
     if os.environ.get("QLOAD_CUDA", "") not in ("", "auto", "0"):
-        return [{}]  # who asks for CUDA by name gets it or an error
+        return [{}]  # an explicit request for CUDA gives CUDA or an error
     with_nvcc = shutil.which("nvcc") or os.environ.get("CUDACXX")
     without_cuda = [{"QLOAD_CUDA": "failed"}] if with_nvcc and os.environ.get("QLOAD_CUDA") != "0" else []
     return [{}, *without_cuda, {"QLOAD_PYTHON_ONLY": "failed"}]

@@ -1,6 +1,6 @@
-// Memory that is asked for before it is read, into the second cache. A machine reads ahead of its own accord too, but
-// not over the border of a page, and less far where a second stream, as inputs are, leaves the nearest cache again and
-// again. What is asked for into the nearest cache would drive inputs out of it.
+// Software prefetch into the second-level cache. The hardware prefetcher stops at the border of a page. It also reads
+// less far ahead if a second stream, such as the inputs, keeps leaving the first-level cache. A prefetch into the
+// first-level cache would evict inputs from it.
 #pragma once
 
 #include <cstdint>
@@ -8,10 +8,10 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kAhead = 24 << 10;  // bytes: as many as a core reads in 0.8 us, which memory may take to answer
+constexpr int64_t kAhead = 24 << 10;  // bytes: a core reads as many in 0.8 us, a possible latency of memory
 
-/// Only beside instructions that are written down: a compiler makes no lanes of a loop that asks, and none but GCC's
-/// kind knows the word. No address is wrong, as what is not there is not read.
+/// Only for code with explicit intrinsics: a compiler does not vectorize a loop with a prefetch, and only compilers
+/// with GCC's builtins have the function. No address is invalid: a prefetch of unmapped memory does nothing.
 inline void ask_ahead([[maybe_unused]] const void* from, [[maybe_unused]] int64_t bytes = kAhead) {
 #if defined(__GNUC__) && defined(__AVX2__)
   constexpr int kForReading = 0, kSecondCache = 2;

@@ -1,4 +1,4 @@
-// Memory that starts where a register of any instruction set does, so that no load of one touches two lines.
+// Memory aligned to a cache line, and so to registers of any instruction set: no load of one touches two lines.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ struct DeleteAligned {
 template <class T>
 using Aligned = std::unique_ptr<T[], DeleteAligned>;
 
-/// Room for so many numbers, whose values are not set.
+/// Memory for `count` numbers, uninitialized.
 template <class T>
 Aligned<T> aligned(int64_t count) {
   return Aligned<T>(static_cast<T*>(::operator new(static_cast<size_t>(count > 0 ? count : 1) * sizeof(T), kLine)));

@@ -1,4 +1,4 @@
-// Linux gives the 8 KB of tiles to processes that ask for them alone: a thread that uses one unasked is killed.
+// Linux gives the 8 KB of tile state only to processes with a permission, and kills a thread that uses tiles without it.
 #include "amx.h"
 
 #ifdef EMULATED_TILES
@@ -25,7 +25,7 @@ namespace {
 
 constexpr uint32_t kKeepsStates = 1u << 27;                        // OSXSAVE, of leaf 1
 constexpr uint32_t kTilesOfBfloat16 = 1u << 22 | 1u << 24;         // AMX-BF16 and AMX-TILE, of leaf 7
-constexpr uint32_t kShapesAndTiles = 1u << 17 | 1u << 18;          // states that the system keeps
+constexpr uint32_t kShapesAndTiles = 1u << 17 | 1u << 18;          // state components saved by the system
 [[maybe_unused]] constexpr long kAskForState = 0x1023, kTiles = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
 
 bool cpu_has_tiles() {

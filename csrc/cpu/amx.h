@@ -1,10 +1,10 @@
-// Whether this process may use the tiles of AMX.
+// Detection of AMX.
 #pragma once
 
 namespace qload::cpu {
 
-/// Whether this CPU has tiles of bfloat16, the system keeps them when threads change, and it lets this process use them:
-/// it is asked once, for all threads. A refusal is a no.
+/// Whether this CPU has tiles of bfloat16, the system saves them at a context switch, and it permits this process to
+/// use them. One request serves all threads; a refusal gives false.
 bool has_tiles();
 
 }  // namespace qload::cpu

@@ -1,4 +1,4 @@
-// The CPU module: pointers as integers, sizes and strides; whoever calls has checked that they fit.
+// The CPU module: pointers as integers, sizes and strides. The caller checks that they fit.
 //
 //   isas()                                                                      instruction sets, best first
 //   is_on_threads_of_torch()                                                    see team.h
@@ -29,7 +29,7 @@
 //   scales   (kind, second, divided) of ByteScales (kernels.h); kind 0: those of the values are float32
 //   x        (address, type); scales and y alike: 0 float32, 1 float16, 2 bfloat16
 //
-// A pointer that may be absent is 0 then. The interpreter's lock is released for the whole of each call.
+// 0 stands for an optional pointer that is absent. Each call releases the interpreter's lock for its whole length.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -56,7 +56,7 @@ namespace {
 
 using Triples = std::vector<std::tuple<int64_t, int64_t, int64_t>>;
 using Places = std::vector<std::pair<int64_t, int64_t>>;
-using Source = std::tuple<int, int64_t, int64_t>;  // of a file: a descriptor, where it begins, bytes
+using Source = std::tuple<int, int64_t, int64_t>;  // of a file: descriptor, start, bytes
 using Typed = std::pair<uintptr_t, int>;  // an address, and the number of a Float
 using Fields = std::vector<std::tuple<int, int, int, int, int>>;
 using Meant = std::tuple<bool, uintptr_t, uintptr_t, uintptr_t, int64_t, uintptr_t, int64_t, uintptr_t, int64_t,
@@ -140,7 +140,7 @@ std::vector<bool> wait_for_moves(FileMover& mover, uint64_t ticket) {
     const py::gil_scoped_release unlocked;
     return mover.is_done(ticket, std::chrono::milliseconds(100));
   };
-  while (!is_done())  // whoever presses Ctrl-C does not wait for the files
+  while (!is_done())  // so that Ctrl-C does not wait for the files
     if (PyErr_CheckSignals()) throw py::error_already_set();
   return mover.wait(ticket);
 }

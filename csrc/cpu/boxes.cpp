@@ -1,13 +1,13 @@
-// Packed words on one side, plain rows on the other, a box of rows and columns at a time.
+// Packed words on one side, plain rows on the other, in boxes of rows and columns.
 //
 //   pack        codes[r, c] -> words
 //   unpack      words -> codes[r, c]
 //   dequantize  words -> (value(code[r, c]) - zero) * scale
 //
-// A box is a few whole granules of both axes whose codes, packed in plain order, fit kScratch bytes: one side
-// of it is a move between two packed orders (move.h), the other runs along rows (narrow.h, expand.h). That is
-// all the transient memory there is: kScratch bytes a thread, on its stack. Boxes of 2048 columns write a page of
-// bfloat16 to each row: shorter pieces of more rows cost more to write than larger boxes cost in the L2.
+// A box is a few whole granules of both axes; its codes, packed in plain order, fit kScratch bytes. One side
+// of it is a move between two packed orders (move.h), the other runs along rows (narrow.h, expand.h). The only
+// transient memory is kScratch bytes a thread, on its stack. Boxes of 2048 columns write a page of bfloat16 to each
+// row: shorter pieces of more rows cost more in writes than larger boxes cost in the L2.
 //
 // Equal Packing.pack, Packing.unpack (qload/layouts/packing.py) and Codes.dequantize (qload/spec/weight.py).
 #include "boxes.h"
@@ -21,9 +21,9 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kBox = kScratch / 2;  // bytes of a box, where granules leave a choice
-constexpr int64_t kColumns = 2048;  // of a box, where an axis has as many and a granule of rows leaves room
-constexpr int64_t kGathered = 512;  // columns of rows from anywhere: all that a strip needs stays in the L2
+constexpr int64_t kBox = kScratch / 2;  // bytes of a box, if granules leave a choice
+constexpr int64_t kColumns = 2048;  // of a box, if the axis has as many and a granule of rows leaves room
+constexpr int64_t kGathered = 512;  // columns of a box of gathered rows: all words of a strip stay in the L2
 
 int64_t product(const std::vector<Place>& axis, size_t count) {
   int64_t size = 1;
@@ -31,7 +31,7 @@ int64_t product(const std::vector<Place>& axis, size_t count) {
   return size;
 }
 
-struct Cut {  // an axis in runs of granules
+struct Cut {  // an axis as runs of granules
   const std::vector<Place>& axis;
   int64_t granule, count, run;
 
@@ -42,10 +42,10 @@ struct Cut {  // an axis in runs of granules
   int64_t boxes() const { return (count + run - 1) / run; }
   int64_t granules(int64_t box) const { return std::min(run, count - box * run); }
   int64_t start(int64_t box) const { return box * run * granule; }       // rows or columns
-  int64_t offset(int64_t box) const { return box * run * axis.back().stride; }  // codes
+  int64_t offset(int64_t box) const { return box * run * axis.back().stride; }  // in codes
 };
 
-// Rows of the scratch space start at whole registers: its columns are multiples of this.
+// Rows of the scratch space start at whole registers: their pitch is a multiple of this number of columns.
 int64_t unit_of(int bits) { return 512 / bits; }
 
 int64_t pitch_of(int64_t columns, int bits) { return (columns + unit_of(bits) - 1) / unit_of(bits) * unit_of(bits); }
@@ -56,7 +56,7 @@ int64_t most_columns(const Cut& rows, int bits) {
 }
 
 struct Box {
-  int64_t row, rows, column, columns, offset;  // offset: of its first code among the packed
+  int64_t row, rows, column, columns, offset;  // offset: of its first code in the packed order
   const std::vector<Plan>& plans;
 };
 
@@ -76,7 +76,7 @@ class Boxes {
   int64_t pitch() const { return pitch_; }
   int64_t row_bytes() const { return pitch_ * bits_ / 8; }
 
-  /// `work(box)` for every box, columns inside of rows, or rows inside of columns.
+  /// Calls `work(box)` for every box; either columns or rows are the inner loop.
   template <class Work>
   void each(int threads, bool rows_inside, const Work& work) const {
     const int64_t across = columns_.boxes(), down = rows_.boxes();

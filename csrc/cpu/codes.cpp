@@ -1,4 +1,4 @@
-// Codes of 8 bits: rows divided among threads, and sums for any machine.
+// Products of 8-bit codes: rows divided among threads, and the kernel for any machine.
 #include "codes.h"
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kCodeWork = 1 << 20;    // products that are worth a thread
-constexpr int64_t kRowsInCache = 32;      // that all tokens meet one after another
+constexpr int64_t kCodeWork = 1 << 20;    // products for each thread, at least
+constexpr int64_t kRowsInCache = 32;      // rows in the cache while all tokens are multiplied with them
 
 struct CodesScalar {
   static constexpr int kStep = 16;
@@ -43,7 +43,7 @@ void multiply_codes(const Kernels& kernels, const int8_t* x, int64_t M, int64_t 
   std::vector<int32_t> of_tokens(static_cast<size_t>(M), 0);
   for (int64_t m = 0; m < M; ++m)
     for (int64_t k = 0; k < K; ++k) of_tokens[static_cast<size_t>(m)] += x[m * K + k];
-  // Of few tokens memory is the limit, which is read best where one row follows another.
+  // With few tokens memory is the limit, and rows in sequence are fastest to read.
   const int64_t together = M <= kCodesTogether ? 1 : kCodesTogether;
   const int64_t blocks = (N + kCodesTogether - 1) / kCodesTogether;
   const int64_t least = kCodeWork / std::max<int64_t>(1, M * K * kCodesTogether) + 1;

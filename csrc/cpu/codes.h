@@ -1,4 +1,4 @@
-// Exact sums of products of codes of 8 bits.
+// Exact sums of products of 8-bit codes.
 //
 //   sums[m, n] = sum over k of x[m, k] * w[n, k]
 //
@@ -6,8 +6,8 @@
 //        w     int8   (N, K)   rows at any pitch
 //   out  sums  int32  (M, N)
 //
-// K is below 2**16, so that an int32 holds every sum: nothing is rounded, and neither the instruction set nor the
-// number of threads changes a bit.
+// K is below 2**16, so that an int32 holds every sum: nothing is rounded. The bits of a result depend neither on the
+// instruction set nor on the number of threads.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace qload::cpu {
 
 struct Kernels;
 
-constexpr int64_t kMostCodes = 1 << 16;  // of a row
-constexpr int kCodesTogether = 4;        // tokens, and rows, whose sums are in registers at once
+constexpr int64_t kMostCodes = 1 << 16;  // exclusive bound of K
+constexpr int kCodesTogether = 4;        // tokens, and rows, with sums in registers at once
 
 struct CodeBlock {
   const int8_t* x;
@@ -30,7 +30,7 @@ struct CodeBlock {
   int64_t pitch;
 };
 
-/// Up to `kCodesTogether` tokens times up to as many rows.
+/// Sums of up to `kCodesTogether` tokens times up to as many rows.
 using CodeDots = void (*)(const CodeBlock&, int tokens, int rows);
 
 void code_dots_scalar(const CodeBlock&, int tokens, int rows);
@@ -40,7 +40,7 @@ void code_dots_avx512(const CodeBlock&, int tokens, int rows);
 void code_dots_vnni(const CodeBlock&, int tokens, int rows);
 #endif
 
-/// The sums of all; x lies row after row. Throws std::invalid_argument where an int32 may not hold one.
+/// Multiplies all tokens with all rows; x is contiguous. Throws std::invalid_argument if an int32 may overflow.
 void multiply_codes(const Kernels& kernels, const int8_t* x, int64_t M, int64_t K, const int8_t* w, int64_t w_pitch,
                     int64_t N, int32_t* sums, int threads);
 

@@ -1,4 +1,4 @@
-// Codes of 8 bits as 16 for AVX2: two products, and their sum, in an int32.
+// 8-bit codes widened to 16 bits for AVX2: one instruction adds two products into an int32.
 #include <immintrin.h>
 
 #include "codes_block.h"

@@ -1,4 +1,4 @@
-// Codes of 8 bits as 16 for AVX-512, as for AVX2.
+// 8-bit codes widened to 16 bits for AVX-512, as for AVX2.
 #include <immintrin.h>
 
 #include "codes_block.h"

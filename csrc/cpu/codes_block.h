@@ -1,7 +1,7 @@
-// Sums of a block of tokens and rows in registers, for lanes of any instruction set.
+// Sums of a block of tokens and rows in registers, for any instruction set.
 //
-// Lanes are inputs. A set of lanes reads `kStep` codes of a row at once as `Row`, and of a token as `Token`; `plus`
-// adds their products to `Sums`, and `across` adds its lanes up, of which `of_token` is the sum of the token's codes.
+// Lanes are inputs. The instruction set `L` reads `kStep` codes of a row at once as `Row`, and of a token as `Token`;
+// `plus` adds their products to `Sums`, and `across` adds up the lanes, with `of_token`, the sum of the token's codes.
 #pragma once
 
 #include <cstring>
@@ -36,7 +36,7 @@ void code_block(const CodeBlock& in) {
     for (int r = 0; r < Rows; ++r) sums[t][r] = L::zero();
   int64_t k = 0;
   for (; k + L::kStep <= in.K; k += L::kStep) code_step<L, Tokens, Rows>(k, Rows * in.w_pitch, x, w, sums);
-  if (k < in.K) {  // the rest, with zeros behind it
+  if (k < in.K) {  // the last codes, padded with zeros
     int8_t of_x[Tokens][L::kStep] = {}, of_w[Rows][L::kStep] = {};
     const size_t left = static_cast<size_t>(in.K - k);
     for (int t = 0; t < Tokens; ++t) x[t] = static_cast<int8_t*>(std::memcpy(of_x[t], x[t] + k, left));

@@ -1,7 +1,7 @@
-// Codes of 8 bits for AVX-512 VNNI, which multiplies bytes of 0 to 255 by bytes of -128 to 127.
+// 8-bit codes for AVX-512 VNNI. Its instruction multiplies bytes of 0 to 255 by bytes of -128 to 127.
 //
-// So codes of the weight are taken 128 higher, and 128 times the sum of the token's codes is taken off at the end. Of
-// fewer than 2**16 codes an int32 holds that as well: 255 * 128 * 65535 is below 2**31.
+// So 128 is added to the codes of the weight, and 128 times the sum of the token's codes is subtracted at the end.
+// With fewer than 2**16 codes an int32 holds these sums too: 255 * 128 * 65535 is below 2**31.
 #include <immintrin.h>
 
 #include "codes_block.h"

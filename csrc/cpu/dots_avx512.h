@@ -1,5 +1,5 @@
-// Products with rows of floats, as rows.h has them, in registers of AVX-512: six tokens and four rows are 24 registers, and
-// the sums over lanes of four rows are found together. `How` says what lanes hold, and how two registers are multiplied.
+// Products with rows of floats, as in rows.h, in registers of AVX-512. Six tokens and four rows take 24 registers; the
+// sums over lanes of four rows are computed together. `How` gives the type of a lane and the product of two registers.
 #pragma once
 
 #include <immintrin.h>
@@ -11,12 +11,12 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int kRowsOfDots = 4, kTokensOfDots = 6;  // at once
+constexpr int kRowsOfDots = 4, kTokensOfDots = 6;  // in registers at once
 
 struct FloatDots {
   using Element = float;
   using Register = __m512;
-  static constexpr int64_t kColumns = 16;  // of a register
+  static constexpr int64_t kColumns = 16;  // of one register
   static Register load(const float* from) { return _mm512_loadu_ps(from); }
   static __m512 plus_product(__m512 sum, Register x, Register row) { return _mm512_fmadd_ps(x, row, sum); }
 };
@@ -59,7 +59,7 @@ void dots_of_tokens(const typename How::Element* tile, int64_t pitch, const type
   }
 }
 
-/// totals (tokens, 16) += x (tokens, columns) times 16 rows; columns a multiple of `How::kColumns`.
+/// totals (tokens, 16) += x (tokens, columns) times 16 rows; `columns` is a multiple of `How::kColumns`.
 template <class How>
 void dots_avx512(const typename How::Element* tile, int64_t pitch, const typename How::Element* x, int64_t x_pitch,
                  int64_t tokens, int64_t columns, float* totals) {

@@ -1,7 +1,7 @@
-// Running a plan whose tile falls into eights: registers that its steps bring together with each other alone.
+// Runs a plan on groups of eight registers: each step combines only registers of the same group.
 //
-// Eight registers are loaded, taken through all steps and stored, and the cache does not see them between. Steps
-// that bring registers together by four bits of their numbers or more need the whole tile: see network.h.
+// Eight registers are loaded, pass all steps and are stored, without a store to the cache between steps. If the
+// steps combine registers by four bits of their numbers or more, they need the whole tile: see network.h.
 #pragma once
 
 #include <cstdint>
@@ -16,19 +16,20 @@ namespace {
 constexpr int kEight = 8;
 constexpr int kEightBits = 3;
 
-// `number` with a 0 put in as bit `bit`.
+// `number` with a 0 inserted as bit `bit`.
 constexpr int open_at(int number, int bit) {
   const int below = (1 << bit) - 1;
   return (number & ~below) << 1 | (number & below);
 }
 
-// Where the registers of a tile are loaded from and go to, eight after eight, and by which bit of its number
-// within an eight a step tells registers apart.
+// Addresses for the loads and stores of a tile's registers, eight after eight. For each exchange, `bit` is the bit of
+// a register's number within its eight by which the exchange pairs registers.
 struct Eights {
   int64_t from[kMostRegisters], to[kMostRegisters];  // bytes
   int bit[kMostSteps];
 
-  /// Whether the first `steps` steps of a plan leave every eight among itself.
+  /// Computes the order. False if one of the first `steps` steps combines registers of different eights, or if the plan
+  /// has fewer than eight registers.
   bool made(const Plan& plan, int steps) {
     int bits[kEightBits], found = 0;
     for (int s = 0; s < steps; ++s) {
@@ -56,7 +57,7 @@ struct Eights {
     for (int i = 0; i < plan.registers; ++i) goes[plan.last[i]] = plan.to[i];
     for (int i = 0; i < plan.registers; ++i) {
       int number = i / kEight;
-      for (int reg = 0; 1 << reg < plan.registers; ++reg) {  // from the lowest on
+      for (int reg = 0; 1 << reg < plan.registers; ++reg) {  // lowest bit first
         const int at = place(reg, bits, kEightBits);
         if (at < kEightBits) number = open_at(number, reg) | (i >> at & 1) << reg;
       }
@@ -91,7 +92,7 @@ template <class V, int Bit>
   }
 }
 
-// `work` on each of eight registers, by its number as a constant.
+// Calls `work` for each of eight registers, with its number as a constant.
 template <class V, class Work>
 [[gnu::always_inline]] inline void each_of_eight(typename V::T (&r)[kEight], const Work& work) {
   r[0] = work(r[0]), r[1] = work(r[1]), r[2] = work(r[2]), r[3] = work(r[3]);
@@ -135,7 +136,7 @@ template <class V>
   V::stream(to + at[4], r[4]), V::stream(to + at[5], r[5]), V::stream(to + at[6], r[6]), V::stream(to + at[7], r[7]);
 }
 
-/// The tiles [begin, end) of a plan, by all steps; `last` shuffles on the way out.
+/// Runs all steps on the tiles [begin, end) of a plan; `last` is a shuffle before the stores.
 template <class V, class Table>
 void run_eights(const Plan& plan, const Eights& eights, int steps, const Table& last, const uint8_t* from,
                 uint8_t* to, int64_t begin, int64_t end, bool stream) {

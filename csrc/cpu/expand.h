@@ -1,17 +1,18 @@
-// What packed codes mean, row by row: the last step of every dequantize on a CPU.
+// Dequantization of packed codes, row by row: the last step of every dequantize on a CPU.
 //
 //   row[place[k]] = (value(code[k]) - zero[g]) * scale[g] * factor,   g = group[k] or k / run
 //
 //   in   codes   2 to 8 bits, plain order, packed: a stream
-//        lookup  fp32  (2**bits,)   what a code stands for; without one, the code itself
-//        scale   fp32  (G,)         of this row; `divide`: by it
-//        zero    fp32  (G,)         of this row; may be absent
-//        group   int32 (K,)         each 0 <= g < G: who made the weight has checked
+//        lookup  fp32  (2**bits,)   the value of each code; without it, the code itself
+//        scale   fp32  (G,)         of this row; with `divide`, the divisor
+//        zero    fp32  (G,)         of this row; optional
+//        group   int32 (K,)         each 0 <= g < G: the builder of the weight checks it
 //   out  row     fp32, fp16, bf16
 //
-// Codes of up to 4 bits that share a scale have 16 values at most: these are computed and rounded once for
-// a run, and looked up in a register; codes of 3 bits are spread to 4 before. All other codes are computed in blocks that stay in the cache. `S` has
-// the shuffles and conversions of an instruction set; it may do less than it is asked and says how much.
+// Codes of up to 4 bits with the same scale have at most 16 values. These are computed and rounded once for a run, and
+// looked up in a register; codes of 3 bits are first widened to 4. All other codes are computed in blocks that stay in
+// the cache. `S` has the shuffles and conversions of an instruction set; each may process fewer codes and returns the
+// number.
 //
 // Equals Codes.dequantize (qload/spec/weight.py) followed by one `.to(dtype)`, bit for bit: float32 products
 // in the same order, one rounding to nearest even each.
@@ -27,9 +28,9 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int kCodes = 256;  // codes computed at a time
-constexpr int kValues = 16;  // that a code of 4 bits can have
-constexpr int kSpread = 2048;  // codes of 3 bits spread at a time
+constexpr int kCodes = 256;  // codes in a block
+constexpr int kValues = 16;  // of a code of 4 bits
+constexpr int kSpread = 2048;  // codes of 3 bits widened at a time
 
 template <class S>
 void round_halves(const float* values, int64_t count, Float type, uint16_t* to) {
@@ -40,7 +41,7 @@ void round_halves(const float* values, int64_t count, Float type, uint16_t* to) 
   for (int64_t i = S::halves(values, count, to); i < count; ++i) to[i] = float16_of(values[i]);
 }
 
-// Values that share a scale and a zero point: a loop for each step, so that each is a vector's.
+// Scales values of one group: a separate loop for each step, so that compilers vectorize each.
 inline void mean(const Meaning& m, int64_t group, int64_t count, float* values) {
   if (m.zero) {
     const float zero = m.zero[group];
@@ -67,7 +68,7 @@ int64_t look_up(const Meaning& m, const uint8_t* codes, int64_t done, int64_t co
   return done;
 }
 
-// A run of one scale, of at most 4 bits a code: its values, computed once, looked up.
+// Dequantizes a run of one scale, of at most 4 bits a code, by a table of its values.
 template <class S, class Word>
 void expand_run(const Meaning& m, const float* all, const uint8_t* codes, int64_t group, int64_t count, Word* out,
                 bool stream) {
@@ -77,7 +78,7 @@ void expand_run(const Meaning& m, const float* all, const uint8_t* codes, int64_
   look_up(m, codes, done, count, table, out);
 }
 
-// Codes [begin, begin + count) of a row, whatever they share, as float32.
+// Computes codes [begin, begin + count) of a row, in any number of groups, as float32.
 void compute(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t count, float* values) {
   if (m.bits == 8 && m.lookup) {
 #pragma GCC unroll 8
@@ -119,7 +120,7 @@ inline uint32_t spread_eight(uint32_t eight) {
   return (eight & 0x07070707) | (eight & 0x38383838) << 1;
 }
 
-// Codes of 3 bits -> of 4, whole words of eight.
+// Widens codes of 3 bits to 4, whole words of eight.
 template <class S>
 void spread_three(const uint8_t* codes, int64_t count, uint8_t* nibbles) {
   const int64_t whole = count / 8;
@@ -172,7 +173,7 @@ void expand_as(const Meaning& m, const uint8_t* codes, int64_t begin, int64_t en
   for (int64_t k = begin; k < end; k += kCodes) {
     const int64_t count = end - k < kCodes ? end - k : kCodes;
     if constexpr (sizeof(Word) == 4) {
-      if (!m.place && !stream) {  // where they belong, at once
+      if (!m.place && !stream) {  // directly to the output
         compute(m, codes + (k - begin) * m.bits / 8, k, count, static_cast<float*>(static_cast<void*>(row)) + k);
         continue;
       }

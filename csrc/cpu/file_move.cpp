@@ -1,12 +1,12 @@
-// A move of elements whose source lies in a file.
+// A move of elements from a file.
 //
 //   to[sum digit * to_stride] = file[sum digit * from_stride]
 //
-// Threads take pieces of the source one after another, each some steps of the plan's outermost loop. A piece is
-// read to memory of the thread's own, which is always the same and stays in its second-level cache, and goes from
-// there to where it belongs. So memory sees what a copy of the file would show it: each byte read once and
-// written once. A step that is larger than such a piece is one by itself, as far as the memory holds it. A file
-// that is cut short meanwhile ends a read early, where a memory map would end the process.
+// Threads take pieces of the source one after another; a piece is some steps of the plan's outermost loop. A thread
+// reads a piece into its own buffer, always the same one, which stays in the second-level cache, and moves it
+// from there to its target. So the memory traffic is that of a copy of the file: each byte is read once and
+// written once. A step larger than such a piece is a piece by itself, if the buffer has room. If the file is
+// truncated meanwhile, a read ends early; a memory map would end the process.
 //
 // Equals `move` (move.cpp) of the same bytes, bit for bit.
 #include "file_move.h"
@@ -22,7 +22,7 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kAtOnce = 1 << 19;  // bytes of a piece, where a step has no more: half of a small second-level cache
+constexpr int64_t kAtOnce = 1 << 19;  // bytes of a piece, unless a step is larger: half of a small second-level cache
 
 bool read_whole(int descriptor, int64_t at, int64_t count, uint8_t* to) {
 #ifndef _WIN32
@@ -32,7 +32,7 @@ bool read_whole(int descriptor, int64_t at, int64_t count, uint8_t* to) {
 #endif
 }
 
-/// Whether digits name each element of so many bytes once, as far as their sizes and the last one tell.
+/// Whether digits enumerate each of these elements once, judged by their sizes and the last offset.
 bool are_all(int bits, const std::vector<Digit>& digits, int64_t bytes) {
   const int64_t all = bytes * 8 / bits;
   int64_t count = 1, last = 0;
@@ -68,7 +68,7 @@ struct Shared {
 bool FilePieces::in_steps(const Plan& plan, Steps& steps) {
   if (!plan.width || plan.from_element || plan.to_element) return false;
   int64_t end = plan.width + *std::max_element(plan.from, plan.from + plan.registers);
-  if (!plan.loops) {  // one tile
+  if (!plan.loops) {  // a single tile
     steps = {1, 1, end, 0};
     return true;
   }

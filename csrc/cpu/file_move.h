@@ -1,4 +1,4 @@
-// A move of elements whose source lies in a file, which is read in pieces that stay in the cache.
+// A move of elements from a file, read in pieces that stay in the cache.
 #pragma once
 
 #include <cstdint>
@@ -10,28 +10,28 @@
 
 namespace qload::cpu {
 
-struct FileBytes {  // of a file that is open
+struct FileBytes {  // a range of an open file
   int descriptor;
   int64_t begin, count;
 };
 
-/// What `move` does, of elements of a file, piece by piece, in any order and by any thread.
+/// The work of `move` with elements of a file as a list of pieces, for any order and any thread.
 class FilePieces {
  public:
-  /// Nothing where the move cannot be made in pieces of `piece` bytes at most: in equal steps, or as a whole. Without
-  /// digits bytes stay in order.
+  /// None if the move has no division into pieces of at most `piece` bytes, by equal steps or as a whole. Without
+  /// digits the order of bytes does not change.
   static std::optional<FilePieces> of(const Kernels& kernels, int bits, const std::vector<Digit>& digits,
                                       const FileBytes& from, uint8_t* to, int64_t piece);
 
   int64_t count() const { return (steps_.count + together_ - 1) / together_; }
 
-  /// Reads a piece to `scratch`, so many bytes from a multiple of 64 on, and moves it from there. False where it could
-  /// not be read whole: what `to` holds then is nothing.
+  /// Reads a piece to `scratch`, aligned to 64 bytes and as large as a piece, and moves it from there. False if the
+  /// read was incomplete; then the content of `to` is undefined.
   bool move(int64_t piece, uint8_t* scratch) const;
 
  private:
-  struct Steps {  // of the plan's outermost loop, which lie in the source one behind another
-    int64_t count, tiles, bytes;  // of a step
+  struct Steps {  // of the plan's outermost loop, contiguous in the source
+    int64_t count, tiles, bytes;  // of one step
     int64_t to;                   // between steps
   };
   static bool in_steps(const Plan& plan, Steps& steps);
@@ -39,15 +39,15 @@ class FilePieces {
   FilePieces(const Kernels* kernels, std::vector<Plan> plans, const Steps& steps, const FileBytes& from, uint8_t* to,
              int64_t together);
 
-  const Kernels* kernels_;  // null: bytes are read to where they belong
-  std::vector<Plan> plans_;  // of one piece all that it takes, else the one of steps
+  const Kernels* kernels_;  // null: bytes are read directly into `to`
+  std::vector<Plan> plans_;  // all plans of a single piece, or the one plan of equal steps
   Steps steps_;
   FileBytes from_;
   uint8_t* to_;
   int64_t together_;  // steps of a piece
 };
 
-/// All pieces of a move, by some threads, of which each has `piece` bytes of `scratch`. False as above.
+/// Moves all pieces on several threads, each with `piece` bytes of `scratch`. False if a read was incomplete.
 bool move_from_file(const Kernels& kernels, int bits, const std::vector<Digit>& digits, const FileBytes& from,
                     uint8_t* to, uint8_t* scratch, int64_t piece, int threads);
 

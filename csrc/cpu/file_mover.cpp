@@ -111,7 +111,7 @@ void FileMover::work(uint8_t* scratch) {
   }
 }
 
-/// The first move of a ticket that has a piece to be taken; none: nullptr.
+/// The first move of a ticket with a piece left for a thread, or nullptr.
 FileMover::Move* FileMover::next(Ticket& ticket) {
   for (; ticket.at < ticket.moves.size(); ++ticket.at) {
     Move& move = ticket.moves[ticket.at];

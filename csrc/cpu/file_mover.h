@@ -1,9 +1,9 @@
-// Moves of elements that lie in files, by threads that know nothing of Python and of its lock.
+// Moves of elements from files, on threads without any use of Python or its lock.
 //
-// A ticket has some moves. Threads take pieces (file_move.h) of the ticket that was begun first, all of them of the same
-// one, until none is left; so tickets are done one after another, as they are asked for.
+// A ticket has some moves. All threads take pieces (file_move.h) of the oldest ticket until none is left; so tickets
+// complete in the order of their submission.
 //
-// Equals `move` (move.cpp) of the same bytes, bit for bit. Of a move that could not be made nothing is said but that.
+// Equals `move` (move.cpp) of the same bytes, bit for bit. A failed move is reported without a reason.
 #pragma once
 
 #include <chrono>
@@ -30,37 +30,37 @@ struct FileMove {
 
 class FileMover {
  public:
-  /// `scratch`: for each thread `piece` bytes, from a multiple of 64 on.
+  /// `scratch`: `piece` bytes for each thread, aligned to 64 bytes.
   FileMover(const Kernels& kernels, uint8_t* scratch, int64_t piece, int threads);
   FileMover(const FileMover&) = delete;
   FileMover& operator=(const FileMover&) = delete;
   ~FileMover() { close(); }
 
-  /// Whether this process made the threads: a copy of it, by fork, has none, and locks that they may have held.
+  /// Whether this process created the threads: a fork has no threads, and locks of unknown state.
   bool is_here() const;
 
-  /// Begins to move: descriptors stay open, and memory stays, until the ticket was waited for or all is closed.
+  /// Submits moves. The caller keeps descriptors open and memory valid until `wait` returns for the ticket, or `close`.
   uint64_t begin(const std::vector<FileMove>& moves);
 
-  /// Whether `wait` would return at once, now or within so long.
+  /// Whether `wait` would return at once, now or within `patience`.
   bool is_done(uint64_t ticket, std::chrono::milliseconds patience);
 
-  /// Waits, each ticket once: of each of its moves whether it was made.
+  /// Waits, once for each ticket; returns for each of its moves whether it succeeded.
   std::vector<bool> wait(uint64_t ticket);
 
-  /// Begins no piece any more, and waits for the threads.
+  /// Starts no further piece, and joins the threads.
   void close();
 
  private:
   struct Move {
     std::optional<FilePieces> pieces;
-    int64_t next = 0;  // piece that no thread has taken
+    int64_t next = 0;  // first piece that no thread has taken
     bool failed = false;
   };
   struct Ticket {
     std::vector<Move> moves;
-    size_t at = 0;         // the move whose pieces are taken
-    int64_t pending = 0;   // pieces that were taken, or will be
+    size_t at = 0;         // the move with the next piece
+    int64_t pending = 0;   // pieces not complete yet
   };
 
   void work(uint8_t* scratch);
@@ -70,16 +70,16 @@ class FileMover {
   const Kernels& kernels_;
   const int64_t piece_, process_;
 
-  std::mutex lock_;  // of all below
+  std::mutex lock_;  // guards all members below
   std::condition_variable more_, done_;
-  std::deque<std::shared_ptr<Ticket>> begun_;  // that have pieces which no thread has taken
+  std::deque<std::shared_ptr<Ticket>> begun_;  // tickets with pieces that no thread has taken
   std::map<uint64_t, std::shared_ptr<Ticket>> tickets_;
   uint64_t last_ = 0;
   bool closing_ = false;
   std::vector<std::thread> threads_;
 };
 
-/// For who holds one: in a copy of the process nothing of it can be ended, and it is left as it is.
+/// Deleter for an owner: in a fork nothing of a mover can be ended, so the fork leaks it.
 struct LeftInCopies {
   void operator()(FileMover* mover) const {
     if (mover->is_here()) delete mover;

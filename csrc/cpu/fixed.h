@@ -1,12 +1,13 @@
-// One token's inputs as integers, group by group, for products of bytes.
+// The inputs of one token as integers, group by group, for products of bytes.
 //
 //   x[k] = unit * (65536 * high[k] + 256 * middle[k] + low[k])      three signed bytes
 //
-// A group is `whole` where that is exact for each of its inputs: bfloat16 that are less than 2**15 times as large as
-// each other, or 0; 2**14 where the largest has all of its 8 bits. Sums of products with codes are exact integers then,
-// and so are differences of them and of zero points times sums of inputs. Other groups are multiplied as float32.
+// A group is `whole` if that is exact for each of its inputs: 0, or bfloat16 less than 2**15 times as large as
+// each other; 2**14 if the largest has all of its 8 bits. Then sums of products with codes are exact integers,
+// and so are their differences from zero points times sums of inputs. Other groups are multiplied as float32.
 //
-//   bytes   uint32  (rows/8, 3, 2)   of 8 rows: the high bytes of rows 0, 2, 4, 6, then of rows 1, 3, 5, 7; and so on
+//   bytes   uint32  (rows/8, 3, 2)   of 8 rows: the high bytes of rows 0, 2, 4, 6, then of rows 1, 3, 5, 7; then the
+//                                    middle and the low bytes alike
 #pragma once
 
 #include <algorithm>
@@ -23,9 +24,9 @@ namespace {
 
 constexpr int kWholeBits = 23;  // of an input without its sign, or one less: the largest of three bytes is smaller
 constexpr float kMostWhole = 127 * 65536 + 127 * 256 + 127;
-constexpr int kLeastExponent = -80;  // from which on products with units are normal numbers
+constexpr int kLeastExponent = -80;  // the least exponent for which products with units are normal numbers
 
-/// Cuts a group's inputs into bytes; false: they are not whole.
+/// Splits a group's inputs into bytes; false if the group is not whole.
 inline bool cut(const float* x, int64_t rows, FixedGroup& group, uint32_t* bytes) {
   uint32_t most = 0;
   for (int64_t row = 0; row < rows; ++row) most = std::max(most, bits_of(x[row]) & 0x7FFFFFFF);

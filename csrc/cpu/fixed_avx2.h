@@ -1,6 +1,6 @@
-// Groups of integers (fixed.h) times panels of 4 bits, in registers of AVX2: an instruction multiplies 32 codes with
-// as many bytes of inputs, and adds neighbours. A mask, or a shift and a mask, makes 32 codes of 8 words; then there are
-// two instructions for 32 products of a byte, 12 for 64 codes. Sums of 16 bits become 32 after four words.
+// Groups of integers (fixed.h) times panels of 4 bits, in registers of AVX2. One instruction multiplies 32 codes by
+// as many bytes of inputs, and adds neighbours. A mask, or a shift and a mask, extracts 32 codes from 8 words; then
+// 32 products of a byte take two instructions, 64 codes 12. Sums of 16 bits are widened to 32 after four words.
 #pragma once
 
 #include "fixed_panels.h"
@@ -11,9 +11,9 @@ namespace {
 
 struct FixedAvx2 {
   using S = LanesAvx2;
-  static constexpr int kAtOnce = 4;  // words, whose sums fit 16 bits: 2 * 2 * 15 * 128 each
+  static constexpr int kAtOnce = 4;  // words with sums that fit 16 bits: 2 * 2 * 15 * 128 each
 
-  /// A group's sums of differences times inputs, without the unit.
+  /// The sums of a group's differences times inputs, without the unit.
   static void group(const Panels& weight, int64_t at, const uint32_t* bytes, const FixedGroup& inputs,
                       __m256 (&out)[kParts<S>]) {
     constexpr int kHalves = kParts<S>;

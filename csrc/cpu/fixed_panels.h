@@ -1,5 +1,5 @@
-// One token of integers, where its groups are such (fixed.h), times panels of 4 bits; other groups as float32. `How` has
-// the registers of an instruction set, and multiplies a group of integers.
+// One token times panels of 4 bits: whole groups (fixed.h) as integers, other groups as float32. `How` has the
+// registers of an instruction set and the product of a group of integers.
 #pragma once
 
 #include "ahead.h"
@@ -9,10 +9,10 @@
 namespace qload::cpu {
 namespace {
 
-/// A group's sums of differences times inputs that are not whole.
+/// The sums of a group's differences times inputs, for a group that is not whole.
 template <class S>
 void group_in_floats(const Panels& weight, int64_t group, const float* x, typename S::Floats (&out)[kParts<S>]) {
-  constexpr int kSets = 4;  // of sums, as one waits for itself
+  constexpr int kSets = 4;  // independent sums, to hide the latency of an addition
   const Nibbles<S> codes(weight, group);
   typename S::Floats sums[kSets][kParts<S>];
   const uint32_t* words = weight.words + group * (weight.run / kFixedRows) * kPanel;

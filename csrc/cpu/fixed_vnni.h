@@ -1,5 +1,5 @@
-// Groups of integers (fixed.h) times panels of 4 bits, in registers of AVX-512 with VNNI: an instruction multiplies 64
-// codes with as many bytes of inputs, and adds four neighbours to 32 bits. That is 9 for 128 codes.
+// Groups of integers (fixed.h) times panels of 4 bits, in registers of AVX-512 with VNNI. One instruction multiplies 64
+// codes by as many bytes of inputs, and adds four neighbours to 32 bits; 128 codes take 9 instructions.
 #pragma once
 
 #include "fixed_panels.h"
@@ -11,13 +11,13 @@ namespace {
 struct FixedVnni {
   using S = LanesAvx512;
 
-  /// A group's sums of differences times inputs.
+  /// The sums of a group's differences times inputs.
   static void group(const Panels& weight, int64_t at, const uint32_t* bytes, const FixedGroup& inputs,
                     __m512 (&out)[1]) {
     const int64_t lines = weight.run / kFixedRows;
     const uint32_t* words = weight.words + at * lines * kPanel;
     const __m512i mask = _mm512_set1_epi8(15), zero = zeros_of<S>(weight, at, 0);
-    __m512i sums[kFixedWords];  // of even and odd rows apart, as one waits for itself
+    __m512i sums[kFixedWords];  // of even and odd rows separately, to hide the latency of an addition
 #pragma GCC unroll 6
     for (auto& sum : sums) sum = _mm512_setzero_si512();
     for (int64_t line = 0; line < lines; ++line, words += kPanel, bytes += kFixedWords) {

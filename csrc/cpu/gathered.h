@@ -1,4 +1,4 @@
-// The inputs of a token, in the order of a panel's rows.
+// The inputs of a token in the order of a panel's rows.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@
 namespace qload::cpu {
 namespace {
 
-/// Where the weight's rows get their inputs: place[row], -1 for padding.
+/// The input of each row of the weight: place[row], -1 for padding.
 std::vector<int32_t> places(const Panels& weight, const Inputs& in) {
   std::vector<int32_t> place(static_cast<size_t>(weight.rows), -1);
   int64_t i = 0;
@@ -28,7 +28,7 @@ std::vector<int32_t> places(const Panels& weight, const Inputs& in) {
   return place;
 }
 
-/// A token's floats as pairs of bfloat16, `step` apart.
+/// Writes a token's floats as pairs of bfloat16, `step` apart.
 void pairs_of(const float* row, int64_t rows, int parts, int64_t step, uint32_t* to) {
   for (int64_t line = 0; line < rows; line += 2 * kPairs)
     for (int pair = 0; pair < kPairs; ++pair) {
@@ -44,7 +44,7 @@ class Gathered {
     place_ = places(weight, in);
   }
 
-  /// Tokens [first, first + count), block after block, into count * rows floats.
+  /// Gathers tokens [first, first + count), block after block, into count * rows floats.
   void fill(int64_t first, int64_t count, int64_t rows, float* to) const {
     auto row = room();
     for (int64_t m = 0; m < count; ++m) {
@@ -53,7 +53,7 @@ class Gathered {
     }
   }
 
-  /// The same tokens as `parts` of bfloat16, in pairs; see pairs.h.
+  /// Gathers the same tokens as `parts` of bfloat16, in pairs; see pairs.h.
   void fill_pairs(int64_t first, int64_t count, int64_t rows, int parts, uint32_t* to) const {
     std::vector<float> token(static_cast<size_t>(rows)), row = room();
     for (int64_t start = 0; start < count; start += kPairTokens) {
@@ -69,7 +69,7 @@ class Gathered {
     }
   }
 
-  /// A token, into `rows` floats `step` apart. `row`: of a thread, as `room` makes it.
+  /// Gathers a token into `rows` floats `step` apart. `row`: the thread's buffer from `room`.
   void one(int64_t token, int64_t rows, float* to, int64_t step, float* row) const {
     if (place_.empty()) {
       widen_one(kernels_, in_, token, to, step);

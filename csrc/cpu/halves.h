@@ -1,4 +1,4 @@
-// 16-bit floats from float32 and back, on any machine; one rounding to nearest even.
+// Conversions of 16-bit floats from and to float32, for any machine; one rounding to nearest even.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +32,7 @@ inline uint16_t float16_of(float value) {
   uint32_t half;
   if (magnitude > 0x7F800000) {
     half = 0x7E00;
-  } else if (magnitude >= 0x477FF000) {  // 65520 and more round to infinity
+  } else if (magnitude >= 0x477FF000) {  // 65520 and larger numbers round to infinity
     half = 0x7C00;
   } else if (magnitude < 0x38800000) {  // below 2**-14: a sum with 0.5 rounds to multiples of 2**-24
     half = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);

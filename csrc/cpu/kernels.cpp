@@ -1,4 +1,4 @@
-// Which instruction sets this machine has, asked once.
+// Detection of the instruction sets of this machine, once.
 #include "kernels.h"
 
 #include <algorithm>
@@ -36,8 +36,8 @@ bool has(Isa isa) {
 
 namespace {
 
-/// Whether products of pairs of bfloat16 are worth their instruction: Intel's chips, which have matrix instructions for
-/// them, take four times as long for one as for a product of floats (docs/lab/cpu.md).
+/// Whether products of pairs of bfloat16 are faster than products of floats. On Intel's chips, which have matrix
+/// instructions for bfloat16, one takes four times as long as a product of floats (docs/lab/cpu.md).
 bool has_fast_pairs() {
 #ifdef QLOAD_X86
   return !__builtin_cpu_is("intel");

@@ -1,4 +1,4 @@
-// What every instruction set implements, and which of them this machine has.
+// The interface of every instruction set, and the list of those that this machine has.
 #pragma once
 
 #include <cstdint>
@@ -14,42 +14,42 @@ enum class Isa : int { kScalar, kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16, kAvx51
 constexpr const char* kIsaNames[] = {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx"};
 constexpr int kIsas = sizeof kIsaNames / sizeof *kIsaNames;
 
-constexpr int kMostWords = 32;  // of a run
+constexpr int kMostWords = 32;  // in a run
 
 /// Some bits of a run of words: `width` bits from bit `from_bit` of word `from` go to bit `to_bit` of word `to`.
 struct Field {
   int from, to, from_bit, to_bit, width;
 };
 
-struct Runs {  // words that a list of fields is applied to, lane by lane
+struct Runs {  // words for a list of fields, lane by lane
   const uint32_t* from;
   uint32_t* to;
   int64_t from_word, to_word;  // between the words of a run
   int64_t from_lane, to_lane;  // between lanes
 };
 
-/// What codes of a row mean: (value - zero) * scale * factor in float32, rounded to the dtype of the output.
+/// The meaning of a row's codes: (value - zero) * scale * factor in float32, rounded to the dtype of the output.
 struct Meaning {
   int bits;           // 2 to 8
-  bool high_first;    // 4 bits: whether the first of two codes lies in the high bits
+  bool high_first;    // 4 bits: whether the high bits of a byte are the first of its two codes
   const float* lookup;     // the value of each code, or null: the code itself
-  const float* scale;      // of a row, by group
-  const float* zero;       // of a row, by group, or null
+  const float* scale;      // by group of the row
+  const float* zero;       // by group of the row, or null
   const int32_t* group;    // of each code; null: code / run
   int64_t run;
-  const int32_t* place;    // where in the row each value goes; null: where its code is
-  bool divide;             // by the scale
+  const int32_t* place;    // position in the row of each value; null: the position of its code
+  bool divide;             // instead of a product with the scale
   float factor;
   Float out;
 };
 
 constexpr int kPanel = 16;  // columns of a panel
 constexpr int64_t kColumnsOfLanes = 16;  // a multiple of every instruction set's lanes
-constexpr int kBlock = 6;   // tokens whose sums are in registers at once
+constexpr int kBlock = 6;   // tokens with sums in registers at once
 
-struct Panels {  // a weight; see product.h
+struct Panels {  // a weight in panels; see product.h
   int bits;
-  int64_t rows, run;  // padded: in all, and of a group
+  int64_t rows, run;  // with padding: in total, and in a group
   const uint32_t* words;
   const void* scales;
   Float scale_type;
@@ -64,21 +64,21 @@ struct Outputs {
   const float* bias;  // or null
 };
 
-/// Some tokens, in blocks of up to `kBlock`: a block's inputs of row 0, then of row 1, and so on.
+/// Some tokens, in blocks of up to `kBlock`: the inputs of a block for row 0, then for row 1, and so on.
 struct Tokens {
   const float* x;
-  int64_t count, first;  // `first`: the token of `y` that they start with
+  int64_t count, first;  // `first`: row of `y` of the first token
 };
 
-constexpr int kPairs = 4;         // of 8 rows; see pairs.h
-constexpr int kPairTokens = 16;  // of a block in pairs
+constexpr int kPairs = 4;         // in 8 rows; see pairs.h
+constexpr int kPairTokens = 16;  // in a block of pairs
 
-/// How many tokens a block in pairs takes where so many are left; those that are not there have inputs of 0.
+/// Size of the next block in pairs if `left` tokens are left; the inputs of missing tokens are 0.
 constexpr int paired(int64_t left) {
   return left <= 2 ? static_cast<int>(left) : left <= 4 ? 4 : left <= 8 ? 8 : left <= 12 ? 12 : kPairTokens;
 }
 
-/// Some tokens as pairs of bfloat16, in blocks of `kPairTokens` and a last one; see pairs.h.
+/// Some tokens as pairs of bfloat16, in blocks of `kPairTokens` and one last block; see pairs.h.
 struct PairedTokens {
   const uint32_t* x;
   int parts;
@@ -86,7 +86,7 @@ struct PairedTokens {
 };
 
 constexpr int kFixedParts = 3, kFixedRows = 8;            // bytes of an input, rows of a word
-constexpr int kFixedWords = 2 * kFixedParts;              // of bytes, for these rows
+constexpr int kFixedWords = 2 * kFixedParts;              // words of bytes for these rows
 
 struct FixedGroup {  // see fixed.h
   bool whole;
@@ -100,38 +100,38 @@ struct FixedToken {
   const uint32_t* bytes;
 };
 
-struct ByteScales {  // see scales.h
+struct ByteScales {  // scales stored as bytes; see scales.h
   enum Kind { kNone, kExponents, kE4m3 };
   const uint8_t* bytes;
   Kind kind;
   float second;
-  bool divided;  // by the second
+  bool divided;  // by `second`, instead of a product with it
 };
 
 using SpellScales = void (*)(const ByteScales&, int64_t first, int64_t count, float* to);
 
-constexpr int kMostFewRows = 16;   // tokens of rows that become floats in registers, at most
-constexpr int kMostOfBlock = 128;  // codes of a row that are read at once
+constexpr int kMostFewRows = 16;   // maximum of tokens for rows decoded in registers
+constexpr int kMostOfBlock = 128;  // codes of a row in one block
 
 struct RowsOfCodes {
   const Meaning* meaning;  // of each row
   const uint8_t* codes;
   int64_t row_bytes, columns;
-  int count;  // up to 16
-  const ByteScales* how;         // the scales that are read as they are stored, or null
-  const uint8_t* scales[kPanel];  // of each row, where they are
+  int count;  // rows, up to 16
+  const ByteScales* how;         // the format of scales read as stored, or null
+  const uint8_t* scales[kPanel];  // as stored, for each row
 };
 
-/// How few tokens are multiplied with rows; see rows_few.h.
+/// Parameters of the products of few tokens with rows; see rows_few.h.
 struct FewRows {
   int64_t columns;
   const ByteScales* scales;     // of the rows
-  bool stored;                  // whether these are read as they are stored
-  int64_t block;                // of codes
-  int lanes, inputs;            // words of a register; bfloat16 that an input is, 0: it is a float32
-  int most;                     // tokens at once, or up to 4
-  uint8_t order[kMostOfBlock];  // which input of a block comes when
-  /// `x`: in that order, zeros up to whole blocks, a register of each token after another. `totals`: (tokens, 16).
+  bool stored;                  // whether the kernel reads them as stored
+  int64_t block;                // codes
+  int lanes, inputs;            // words of a register; bfloat16 parts of an input, or 0 for a float32
+  int most;                     // largest number of tokens at once; the rest go by 8 or up to 4
+  uint8_t order[kMostOfBlock];  // the input of a block for each position
+  /// `x`: inputs in `order`, zero-padded to whole blocks, one register of each token in turn. `totals`: (tokens, 16).
   void (*dots)(const RowsOfCodes&, const uint32_t* x, int tokens, float* totals);
 
   int64_t words() const { return (columns + block - 1) / block * (inputs ? block / 2 * inputs : block); }  // of a token
@@ -139,61 +139,60 @@ struct FewRows {
 };
 
 struct Products {
-  /// `count` floats of a type to float32, `step` apart.
+  /// Converts `count` floats of a type to float32, `step` apart.
   void (*widen)(const void* from, Float type, int64_t count, float* to, int64_t step);
-  /// Panels [begin, end), of which up to `together` share what is loaded of x. `few`: tokens up to which codes
-  /// become floats in registers. `scratch`: as many floats as `scratch_of` says.
+  /// Multiplies panels [begin, end); up to `together` of them share loads of x. `few`: the largest number of tokens for
+  /// decoding in registers. `scratch`: `scratch_of(tokens)` floats.
   void (*multiply)(const Panels&, const Tokens&, const Outputs&, int64_t begin, int64_t end, int few, float* scratch);
-  /// Floats of scratch for so many tokens.
+  /// Floats of scratch for this number of tokens.
   int64_t (*scratch_of)(int64_t tokens);
-  /// totals (tokens, 16) += x (tokens, columns) times 16 rows of floats; columns a multiple of `kColumnsOfLanes`.
+  /// totals (tokens, 16) += x (tokens, columns) times 16 rows of floats; `columns` is a multiple of `kColumnsOfLanes`.
   void (*dots)(const float* tile, int64_t pitch, const float* x, int64_t x_pitch, int64_t tokens, int64_t columns,
                float* totals);
-  /// The same of bfloat16, columns a multiple of twice as many. Or null.
+  /// The same for bfloat16; `columns` is a multiple of 2 * `kColumnsOfLanes`. Or null.
   void (*dots_of_halves)(const uint16_t* tile, int64_t pitch, const uint16_t* x, int64_t x_pitch, int64_t tokens,
                          int64_t columns, float* totals);
-  /// Totals of 16 outputs, (tokens, 16), from 16 * `panel` on, to those that there are, with the bias.
+  /// Writes totals of 16 outputs, (tokens, 16), plus the bias to the outputs from 16 * `panel` on; skips padding.
   void (*finish)(const Outputs&, const Tokens&, int64_t panel, const float* totals);
-  /// As `multiply`, for narrow panels of 4 bits, and panels of 8 bits whose groups have whole pairs; `scratch`: 16
-  /// floats a token, and of whole blocks. Or null.
+  /// As `multiply`, for narrow panels of 4 bits, and panels of 8 bits with whole pairs in each group; `scratch`: 16
+  /// floats for each token of whole blocks. Or null.
   void (*multiply_in_pairs)(const Panels&, const PairedTokens&, const Outputs&, int64_t begin, int64_t end,
                             float* scratch);
   /// As `multiply`, for one token and narrow panels of 4 bits. Or null.
   void (*multiply_fixed)(const Panels&, const FixedToken&, const Outputs&, int64_t begin, int64_t end);
-  /// What makes float32 of such scales.
+  /// The conversion of such scales to float32.
   SpellScales (*scales)(const ByteScales&);
-  /// Columns [begin, end) of rows as floats of a type, `pitch` apart, and zeros up to whole 64; `begin` is a multiple of
-  /// these. False, and nothing, where it does not spell out what they mean. Or null.
+  /// Decodes columns [begin, end) of rows to floats of a type, `pitch` apart, with zeros up to a multiple of 64; `begin`
+  /// is such a multiple. Returns false and writes nothing if it does not support the codes. Or null.
   bool (*spell)(const RowsOfCodes&, int64_t begin, int64_t end, Float type, void* tile, int64_t pitch);
-  /// Whether rows that mean this are multiplied with few tokens of a type in registers, and how; `way` says
-  /// how many columns there are, and what their scales are.
-  /// Or null.
+  /// Whether few tokens of a type can be multiplied with rows of this meaning in registers; fills in `way`. The caller
+  /// has set its columns and scales. Or null.
   bool (*few_rows)(const Meaning&, Float type, FewRows& way);
-  int64_t most_few;  // tokens, beyond which rows are spelled out
+  int64_t most_few;  // the most tokens for `few_rows`; with more, rows are decoded to memory
 };
 
 struct TileProducts;
 
 struct Kernels {
   int widest;
-  /// Tiles of a plan; see network.h.
+  /// Runs the tiles [begin, end) of a plan; see network.h.
   void (*run)(const Plan&, const uint8_t* from, uint8_t* to, int64_t begin, int64_t end, bool stream);
-  /// `count` words, shifted right, cut to 2, 4 or 8 bits and packed; returns the bits that any of them had.
+  /// Shifts `count` words right, cuts them to 2, 4 or 8 bits and packs them; returns the OR of the shifted words.
   uint32_t (*narrow)(int bits, const int32_t* words, int64_t count, int shift, uint8_t* codes);
-  /// The inverse: packed codes, or a stream of any width up to 8, to int32.
+  /// The inverse: packed codes, or a bit stream of any width up to 8, to int32.
   void (*widen)(int bits, const uint8_t* codes, int64_t count, int32_t* words);
-  /// Fields of `lanes` runs; returns the bits that any of the words read had.
+  /// Moves the fields of `lanes` runs; returns the OR of all words that it read.
   uint32_t (*fields)(const Runs&, const Field*, int count, int from_words, int to_words, int64_t lanes);
-  /// The values of codes [begin, end) of a row; `codes` and `out` start at `begin`, `row` at the row's 0.
+  /// Decodes codes [begin, end) of a row; `codes` starts at code `begin`, `row` at the row's output 0.
   void (*expand)(const Meaning&, const uint8_t* codes, int64_t begin, int64_t end, void* row, bool stream);
   void (*copy)(const uint8_t* from, uint8_t* to, int64_t bytes, bool stream);
   void (*fence)();  // after streamed stores
   const Products* products;
   CodeDots code_dots;
-  const TileProducts* tiles;  // of many tokens, see tiled.h; or null
+  const TileProducts* tiles;  // for many tokens, see tiled.h; or null
 };
 
-/// `Products::multiply_fixed`, by bytes.
+/// `Products::multiply_fixed` with products of bytes.
 void multiply_fixed_vnni(const Panels&, const FixedToken&, const Outputs&, int64_t begin, int64_t end);
 
 extern const Products kScalarProducts;
@@ -209,7 +208,7 @@ extern const TileProducts kAmxProducts;
 #endif
 
 bool has(Isa isa);
-std::vector<Isa> best_first();  // that this machine has
+std::vector<Isa> best_first();  // of this machine
 const Kernels& kernels(Isa isa);
 
 }  // namespace qload::cpu

@@ -28,7 +28,7 @@ struct Wide {
     }
   }
 
-  /// 32 codes at a time, tables of 16 halves as two of bytes.
+  /// Looks up 32 codes at a time; a table of 16 halves is two tables of bytes.
   static int64_t look_up(const uint8_t* codes, bool high_first, int64_t count, const uint16_t* table,
                          uint16_t* out, bool stream) {
     const __m128i first8 = _mm_load_si128(reinterpret_cast<const __m128i*>(table));
@@ -49,7 +49,7 @@ struct Wide {
         first = second;
         second = kept;
       }
-      // Quarters of the 32 codes: 0 and 2 in one register, so that unpacking leaves neighbours together.
+      // Quarters of the 32 codes, 0 and 2 in one register, so that unpacking leaves neighbours together.
       const __m256i all = _mm256_setr_m128i(_mm_unpacklo_epi8(first, second), _mm_unpackhi_epi8(first, second));
       const __m256i ordered = _mm256_permute4x64_epi64(all, 0xD8);
       const __m256i lows = _mm256_shuffle_epi8(low, ordered), highs = _mm256_shuffle_epi8(high, ordered);
@@ -91,10 +91,11 @@ struct Wide {
     return done;
   }
 
-  /// 64 words at a time. Packing leaves quarters of each register in turn, of both lanes: one more exchange.
+  /// Packs 64 words at a time. The pack instructions interleave quarters of the registers by lane; an unpack restores
+  /// the order.
   static int64_t narrow(const int32_t* words, int64_t count, int shift, uint8_t* codes, uint32_t& seen) {
     const __m128i by = _mm_cvtsi32_si128(shift);
-    const __m256i mask = _mm256_set1_epi32(15), tens = _mm256_set1_epi16(0x1001);  // the second of two times 16
+    const __m256i mask = _mm256_set1_epi32(15), tens = _mm256_set1_epi16(0x1001);  // the second of two codes times 16
     __m256i all = _mm256_setzero_si256();
     const auto pairs = [&](const int32_t* from) {  // 32 words -> 16 bytes, each in 16 bits
       __m256i code[4];

@@ -12,7 +12,7 @@ namespace qload::cpu {
 namespace {
 
 struct Wide {
-  /// All 16 values in one register: nothing waits for a store.
+  /// Computes all 16 values in one register, so that no load waits for a store.
   template <class Word>
   static void table(const Meaning& m, const float* all, int64_t group, Word* table) {
     __m512 values = _mm512_loadu_ps(all);
@@ -27,8 +27,8 @@ struct Wide {
                          m.out == Float::kFloat16 ? _mm512_cvtps_ph(values, 0) : bfloat16s(values));
   }
 
-  /// 32 codes at a time: two shifted copies of a byte are the indices of its codes, for only the low five
-  /// bits of an index count, and the table stands twice.
+  /// Looks up 32 codes at a time: two shifted copies of a byte are the indices of its codes. Only the low five bits of
+  /// an index count, and the table is stored twice.
   static int64_t look_up(const uint8_t* codes, bool high_first, int64_t count, const uint16_t* table,
                          uint16_t* out, bool stream) {
     const __m512i values = _mm512_broadcast_i64x4(_mm256_load_si256(reinterpret_cast<const __m256i*>(table)));

@@ -31,7 +31,7 @@ struct LanesAvx2 {
   static Words either(Words a, Words b) { return _mm256_or_si256(a, b); }
   static Words minus_bytes(Words a, Words b) { return _mm256_sub_epi8(a, b); }
   static Words four_times(Words bytes) { return _mm256_shuffle_epi8(bytes, words_of(0x00000000)); }
-  /// Byte `byte` of each lane as its highest, above zeros.
+  /// Puts byte `byte` of each lane into its highest byte, above zeros.
   static Words raised(Words words, int byte) {
     return _mm256_shuffle_epi8(words, words_of(0x00808080u | static_cast<uint32_t>(byte) << 24));
   }
@@ -73,7 +73,7 @@ struct LanesAvx2 {
   static Floats over(Floats a, Floats b) { return _mm256_div_ps(a, b); }
   static Words load_bytes(const uint8_t* from) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)); }
 
-  /// Of some floats each in `lanes` lanes, a power of two.
+  /// Copies each of some floats to `lanes` lanes, a power of two.
   struct Spread {
     Words at, some;
     Spread(int count, int lanes) {
@@ -94,7 +94,7 @@ struct LanesAvx2 {
   };
 
  private:
-  /// For a shuffle: of each lane the bytes that `places` says, from 0x80 on zeros.
+  /// A shuffle mask: the bytes `places` of each lane; indices from 0x80 on give zeros.
   static Words words_of(uint32_t places) {
     const auto lane = [&](uint32_t first) { return static_cast<int>(places + first * 0x01010101u); };
     const __m128i four = _mm_setr_epi32(lane(0), lane(4), lane(8), lane(12));

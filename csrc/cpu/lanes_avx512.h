@@ -75,7 +75,7 @@ struct LanesAvx512 {
   static Floats over(Floats a, Floats b) { return _mm512_div_ps(a, b); }
   static Words load_bytes(const uint8_t* from) { return _mm512_loadu_si512(from); }
 
-  /// Of some floats each in `lanes` lanes, a power of two.
+  /// Copies each of some floats to `lanes` lanes, a power of two.
   struct Spread {
     Words at;
     __mmask16 some;

@@ -2,8 +2,8 @@
 //
 //   to[sum digit * to_stride] = from[sum digit * from_stride]
 //
-// Threads share out the tiles of each plan, which write bytes of their own. What no register fits goes
-// element by element: then a thread has whole bytes, for it has whole outermost digits.
+// Threads divide the tiles of each plan; each tile writes bytes of its own. Digits that fit no register are moved
+// element by element: then each thread gets whole outermost digits, and so whole bytes.
 #include "move.h"
 
 #include "../shared/element.h"
@@ -13,7 +13,7 @@
 namespace qload::cpu {
 namespace {
 
-// Bits of a byte whose other elements stay as they are.
+// Writes a code into its byte; the other elements of the byte keep their bits.
 void put_code(int bits, uint32_t code, uint8_t* to, int64_t target) {
   const int64_t per_byte = 8 / bits;
   const int mask = (1 << bits) - 1, shift = static_cast<int>(target % per_byte) * bits;
@@ -30,7 +30,7 @@ void run_elements(const Plan& plan, const uint8_t* from, uint8_t* to, int64_t be
   }
 }
 
-/// How many tiles, or elements, one thread has to keep together.
+/// The smallest number of tiles, or elements, for one thread.
 int64_t together(const Plan& plan) {
   if (plan.width || plan.digits == 0) return 1;
   const Digit& outermost = plan.digit[plan.digits - 1];

@@ -9,10 +9,10 @@
 
 namespace qload::cpu {
 
-constexpr int64_t kLeastBytes = 1 << 15;   // for which a thread is worth making
-constexpr int64_t kStreamBytes = 1 << 21;  // from which on what is written goes past the caches
+constexpr int64_t kLeastBytes = 1 << 15;   // of a move for each thread, at least
+constexpr int64_t kStreamBytes = 1 << 21;  // least size of an output for stores past the caches
 
-/// All of a plan's tiles, or elements, of the part [begin, end) of its outermost loop's steps.
+/// Moves all tiles, or elements, of the steps [begin, end) of the plan's outermost loop.
 void run_plan(const Kernels& kernels, const Plan& plan, const uint8_t* from, uint8_t* to, int64_t begin,
               int64_t end, bool stream);
 

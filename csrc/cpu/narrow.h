@@ -1,10 +1,10 @@
-// Codes in int32 to packed codes and back, row by row, in loops that compilers make vectors of.
+// Codes in int32 to packed codes and back, row by row, in loops that compilers vectorize.
 //
 //   narrow  int32 (count,) -> bytes (ceil(count * bits / 8),), first code in the low bits
-//   widen   the inverse; also of 3, 5, 6 and 7 bits, a stream that straddles bytes
+//   widen   the inverse; also for 3, 5, 6 and 7 bits, a bit stream with codes across byte borders
 //   fields  words to words, bit field by bit field, a lane for each run of words
 //
-// Else 2, 4 and 8 bits; fields of any width. Memory is the limit: 4 bytes of int32 for half a byte of codes.
+// `narrow` takes 2, 4 and 8 bits, `fields` any width. Memory is the limit: 4 bytes of int32 for half a byte of codes.
 // Equal Packing.pack and Packing.unpack (qload/layouts/packing.py) for the plain order, bit for bit.
 #pragma once
 
@@ -43,7 +43,7 @@ uint32_t narrow_bits(const int32_t* words, int64_t count, int shift, uint8_t* co
   return seen;
 }
 
-// Pairs of words at once: the shift that brings the second beside the first is one instruction.
+// Packs pairs of words at once: a single shift puts the second next to the first.
 template <>
 uint32_t narrow_bits<4>(const int32_t* words, int64_t count, int shift, uint8_t* codes) {
   const int64_t whole = count / 2;
@@ -65,7 +65,7 @@ uint32_t narrow_bits<4>(const int32_t* words, int64_t count, int shift, uint8_t*
   return both >> shift;
 }
 
-/// `S` packs as many codes of four bits as it likes, an even number, and says how many.
+/// Packs codes of four bits; `S` packs any even number of them and returns it, the loop below packs the others.
 template <class S>
 uint32_t narrow(int bits, const int32_t* words, int64_t count, int shift, uint8_t* codes) {
   if (bits == 2) return narrow_bits<2>(words, count, shift, codes);
@@ -87,7 +87,7 @@ void widen_bits(const uint8_t* codes, int64_t count, int32_t* words) {
   for (int64_t j = whole * per; j < count; ++j) words[j] = (codes[whole] >> ((j - whole * per) * Bits)) & mask;
 }
 
-/// 3 to 7 bytes as a number, by two loads that overlap: put together in memory, they would wait for it.
+/// Reads 3 to 7 bytes as a number, by two overlapping loads: a load after stores of single bytes would wait for them.
 template <int Bytes>
 uint64_t few(const uint8_t* from) {
   using Half = std::conditional_t<(Bytes < 4), uint16_t, uint32_t>;
@@ -98,7 +98,7 @@ uint64_t few(const uint8_t* from) {
   return first | static_cast<uint64_t>(last) << 8 * rest;
 }
 
-// Eight codes of a stream to a byte each: halves, quarters and eighths of the 64 bits, one after another.
+// Spreads eight codes of a bit stream to a byte each: halves, quarters and eighths of the 64 bits, one after another.
 template <int Bits>
 uint64_t apart(uint64_t eight) {
   constexpr uint64_t pair = ((1u << 2 * Bits) - 1) * 0x0000000100000001ull;
@@ -108,7 +108,7 @@ uint64_t apart(uint64_t eight) {
   return (eight & one) | (eight >> Bits & one) << 8;
 }
 
-// Eight codes are as many bytes as a code has bits.
+// Eight codes take as many bytes as a code has bits.
 template <int Bits>
 void widen_stream(const uint8_t* codes, int64_t count, int32_t* words) {
   constexpr int64_t most = 32;
@@ -137,7 +137,7 @@ void widen(int bits, const uint8_t* codes, int64_t count, int32_t* words) {
 
 constexpr int kLanes = 128;
 
-// `Lanes`: how many there are, where that is known when it is compiled; 0: `some`.
+// `Lanes`: the number of lanes as a constant; 0: it is `some`.
 template <bool Unit, int Lanes>
 uint32_t fields_of(const Runs& runs, const Field* fields, int count, int from_words, int to_words, int some) {
   const int lanes = Lanes ? Lanes : some;
@@ -152,7 +152,7 @@ uint32_t fields_of(const Runs& runs, const Field* fields, int count, int from_wo
     const uint32_t mask = (field.width == 32 ? ~0u : (1u << field.width) - 1) << field.to_bit;
     const uint32_t* const source = in[field.from];
     uint32_t* const target = out[field.to];
-    const int up = field.to_bit - field.from_bit;  // one shift, then the mask: of what is cut off, none is meant
+    const int up = field.to_bit - field.from_bit;  // one shift, then the mask, which clears the bits of other fields
     if (up >= 0)
       for (int lane = 0; lane < lanes; ++lane) target[lane] |= source[lane] << up & mask;
     else

@@ -1,12 +1,13 @@
-// Running a plan: load the registers of a tile, take them through the steps, store them.
+// Runs a plan: loads the registers of a tile, applies the steps, stores them.
 //
 //   in   from  bytes, read in whole registers at `plan.from`, any alignment
-//   out  to    bytes, written in whole registers at `plan.to`; `stream` needs each to be aligned
+//   in   from  bytes, read in whole registers at `plan.from`, any alignment
+//   out  to    bytes, written in whole registers at `plan.to`; `stream` needs each aligned
 //
-// A tile lies in the first-level cache between two steps (at most 16 KiB, mostly 2), or in registers (eights.h), so
-// that a plan costs a few instructions a register and step, and memory is the limit. `V` is a register: see
-// vector_*.h. Compiled once for each instruction set, under the names of that set alone: what is inlined here must
-// never be shared with code that runs on lesser machines.
+// Between two steps a tile is in the first-level cache (at most 16 KiB, mostly 2), or in registers (eights.h). So a
+// vector_*.h. Each instruction set compiles this file into its own unnamed namespace: inlined code must never be
+// shared with code for machines of fewer instructions.
+// never be shared with code for older machines.
 //
 // Equals Order.apply, Packing.pack of Packing.unpack and their inverses (qload/layouts), bit for bit.
 #pragma once
@@ -22,7 +23,7 @@
 namespace qload::cpu {
 namespace {
 
-// Steps take registers from `in(i)`, memory or the tile itself, and leave them in the tile.
+// A step reads registers from `in(i)`, memory or the tile itself, and leaves them in the tile.
 template <class V, int Position, class In>
 void exchange(typename V::T* tile, const In& in, int registers, int reg) {
   const int apart = 1 << reg;
@@ -33,7 +34,7 @@ void exchange(typename V::T* tile, const In& in, int registers, int reg) {
   }
 }
 
-// Two exchanges of different positions and registers at once: half the way to the cache and back.
+// Two exchanges of different positions and registers at once, with half of the loads and stores.
 template <class V, int First, int Second, class In>
 void exchange_two(typename V::T* tile, const In& in, int registers, int first, int second) {
   const int one = 1 << first, two = 1 << second;
@@ -62,7 +63,7 @@ void permute(typename V::T* tile, const In& in, int registers, const Shuffle& sh
   for (int i = 0; i < registers; ++i) tile[i] = table.apply(in(i));
 }
 
-// Which of the positions [1, V::kPositions) a step has, as a constant: `work` gets it.
+// Calls `work` with a step's position, one of [1, V::kPositions), as a constant.
 template <class V, int Position, class Work>
 void at_position(int position, const Work& work) {
   if constexpr (Position < V::kPositions) {
@@ -76,7 +77,7 @@ bool go_together(const Step& first, const Step& second) {
          first.low != second.low;
 }
 
-// The step `s` of a plan, and the next where both go together; returns how many were done.
+// Runs step `s` of a plan, and the next one too if both can be fused; returns the number of steps.
 template <class V, class In>
 int step(const Plan& plan, int s, int count, typename V::T* tile, const In& in) {
   const int registers = plan.registers;
@@ -108,11 +109,11 @@ void store(const Plan& plan, const typename V::T* tile, uint8_t* to, bool stream
     for (int reg = 0; reg < plan.registers; ++reg) V::store(to + plan.to[reg], table.apply(tile[plan.last[reg]]));
 }
 
-/// The tiles [begin, end) of a plan.
+/// Runs the tiles [begin, end) of a plan.
 template <class V>
 void run(const Plan& plan, const uint8_t* from, uint8_t* to, int64_t begin, int64_t end, bool stream) {
   alignas(64) typename V::T tile[kMostRegisters];
-  // A shuffle that comes last is done on the way out.
+  // A final shuffle is fused with the stores.
   const bool shuffled = plan.steps > 0 && plan.step[plan.steps - 1].kind == Step::kPermute;
   const typename V::Table last(plan.shuffle[shuffled ? plan.step[plan.steps - 1].table : 0]);
   const int steps = plan.steps - (shuffled ? 1 : 0);
@@ -126,7 +127,7 @@ void run(const Plan& plan, const uint8_t* from, uint8_t* to, int64_t begin, int6
     const uint8_t* const source = from + walk.from();
     uint8_t* const target = to + walk.to();
     walk.next();
-    if (count + 1 < end)  // the next tile comes while this one is worked on
+    if (count + 1 < end)  // prefetches the next tile
       for (int reg = 0; reg < plan.registers; ++reg) V::prefetch(from + walk.from() + plan.from[reg]);
     const auto loaded = [&](int reg) { return V::load(source + plan.from[reg]); };
     const auto kept = [&](int reg) { return tile[reg]; };

@@ -1,19 +1,19 @@
 // Products of bfloat16 or float16 with panels, by an instruction that multiplies two pairs of bfloat16 and adds both
 // products to a float32.
 //
-// Differences of codes and zero points have 5 bits, or of 8-bit codes 9 bits with the sign, and each is a bfloat16.
+// Differences of codes and zero points have 5 bits, for 8-bit codes 9 bits with the sign; each is exact in bfloat16.
 // Pair p of 8 rows has rows p and p + 4.
 //
-//   4 bits   A mask makes bytes of nibbles 0, 2, 4 and 6 of a word, one subtraction takes four zero points off, and a
-//            shuffle, which reads 5 bits of each half, makes the values of rows 0 and 4 of it, after a shift of 2 and 6.
-//            The odd nibbles are alike.
-//   8 bits   A byte of two words becomes a float32 without its zero point, as in panels.h, and of both floats the high
-//            halves are taken, as the low ones are 0.
+//   4 bits   A mask extracts nibbles 0, 2, 4 and 6 of a word as bytes, and one subtraction subtracts four zero points.
+//            A shuffle with 5-bit indices, one in each half, looks up the values of rows 0 and 4; after a shift, those
+//            of rows 2 and 6. The odd nibbles are alike.
+//   8 bits   A byte of two words becomes a float32 without its zero point, as in panels.h. The low halves of both
+//            floats are 0, so their high halves are the pair.
 //
 //   x   uint32  (rows/8, 4, parts, T)   T tokens: the inputs of a pair, the first in the low half
 //
-// A bfloat16 is one part, a float16 two, whose sum it is. Products are exact, sums are float32, but for what lies below
-// 2**-126: such inputs and sums count as 0.
+// A bfloat16 is one part, a float16 the sum of two. Products are exact and sums are float32, except below 2**-126:
+// such inputs and sums count as 0.
 #pragma once
 
 #include <immintrin.h>
@@ -29,9 +29,9 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int kPairRows = 8;  // that pairs are made of at once
+constexpr int kPairRows = 8;  // rows for each step
 
-struct Differences {  // the bfloat16 of each number of 5 bits, two's complement
+struct Differences {  // table from 5-bit two's complement to bfloat16
   alignas(64) uint16_t half[32];
   Differences() {
     for (int code = 0; code < 32; ++code) {
@@ -43,7 +43,7 @@ struct Differences {  // the bfloat16 of each number of 5 bits, two's complement
   }
 };
 
-/// Pairs of 4-bit codes of a group, from one register for 8 rows.
+/// The pairs of a group of 4-bit codes, from one register for 8 rows.
 struct NibblesInPairs {
   static constexpr int kRegisters = 1;
 
@@ -65,7 +65,7 @@ struct NibblesInPairs {
   }
 };
 
-/// Pairs of 8-bit codes of a group, from two registers for 8 rows.
+/// The pairs of a group of 8-bit codes, from two registers for 8 rows.
 struct BytesInPairs {
   static constexpr int kRegisters = 2;
 
@@ -89,10 +89,10 @@ inline __m512 plus_pair(__m512 sum, uint32_t input, __m512i values) {
   return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(input)), (__m512bh)values);
 }
 
-/// T tokens of P parts times a panel; `totals`: T x 16.
+/// Multiplies T tokens of P parts with a panel; `totals`: T x 16.
 template <class Codes, int T, int P>
 void multiply_pairs(const Panels& weight, int64_t panel, const uint32_t* x, float* totals) {
-  constexpr int kSets = T >= 8 ? 1 : T >= 4 ? 2 : kPairs;  // of sums, as one waits for itself
+  constexpr int kSets = T >= 8 ? 1 : T >= 4 ? 2 : kPairs;  // independent sums, to hide latency
   constexpr int64_t kWords = Codes::kRegisters * kPanel;
   const int64_t groups = weight.rows / weight.run, lines = weight.run / kPairRows;
   const uint32_t* words = weight.words + panel * (weight.rows / kPairRows) * kWords;

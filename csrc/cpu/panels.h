@@ -1,10 +1,10 @@
-// Products with panels; product.h says what is computed, and in which order.
+// Products with panels; product.h has the formula and the order of sums.
 //
-// A panel has 16 columns; of 16 words that follow each other, one row of codes after another loses its zero points
-// and becomes floats, all exactly.
+// A panel has 16 columns. Of 16 consecutive words, one row of codes after another is decoded to floats without its zero
+// points, all exactly.
 //
-//   few tokens    these floats never leave registers, and a panel's words are read once
-//   more          some panels are spelled out, `kDepth` rows at a time, into memory that stays in the cache,
+//   few tokens    these floats stay in registers, and a panel's words are read once
+//   more          some panels are decoded, `kDepth` rows at a time, into memory that stays in the cache,
 //                 and multiplied there by `kBlock` tokens at a time
 //
 // `S` has the registers of an instruction set. The limit is memory for one token, arithmetic from four on.
@@ -20,26 +20,26 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int kMostFew = kBlock;   // tokens whose sums fit the registers
-constexpr int64_t kDepth = 128;    // rows that are spelled out at once
+constexpr int kMostFew = kBlock;   // tokens with sums that fit the registers
+constexpr int64_t kDepth = 128;    // rows decoded at once
 constexpr int64_t kTile = (kDepth + 1) * kPanel;  // floats: of the rows, and the scales
 
 template <class S>
 constexpr int kParts = kPanel / S::kLanes;  // registers of a row
 
-/// Zero points of a part of a group, one a lane.
+/// The zero points of a part of a group, one for each lane.
 template <class S>
 typename S::Words zeros_of(const Panels& weight, int64_t group, int part) {
   if (!weight.zeros) return S::words(1u << (weight.bits - 1));
   return S::bytes(weight.zeros + group * kPanel + part * S::kLanes);
 }
 
-/// Codes of a group of a panel, as floats without their zero points: 2**23 + code is a float whose last bits are
+/// The codes of a group of a panel, as floats without their zero points: the last bits of the float 2**23 + code are
 /// the code.
 template <class S, int kBits>
 struct Wide {
   static constexpr int kRows = 32 / kBits;  // of a word
-  static constexpr float kFactor = 1;   // of what `value` returns
+  static constexpr float kFactor = 1;   // factor of results of `value`
   using Words = typename S::Words;
   using Floats = typename S::Floats;
   using Line = Words;
@@ -61,8 +61,8 @@ struct Wide {
   }
 };
 
-/// Codes of 4 bits of a narrow weight alike: four at once become bytes and lose their zero points, and each is a float once its byte
-/// is the highest of a lane.
+/// The same for codes of 4 bits of a narrow weight: four at once become bytes and lose their zero points. Each is a float
+/// as the highest byte of a lane.
 template <class S>
 struct Nibbles {
   static constexpr int kRows = 8;
@@ -90,11 +90,11 @@ struct Nibbles {
   }
 };
 
-/// T tokens times a panel; `totals`: T x 16.
+/// Multiplies T tokens with a panel; `totals`: T x 16.
 template <class S, class Codes, int T>
 void multiply_few(const Panels& weight, int64_t panel, const float* x, float* totals) {
   using Floats = typename S::Floats;
-  constexpr int kSets = T == 1 ? 4 / kParts<S> : 1;  // of sums, as one waits for itself
+  constexpr int kSets = T == 1 ? 4 / kParts<S> : 1;  // independent sums, to hide latency
   const int64_t groups = weight.rows / weight.run, lines = weight.run / Codes::kRows;
   const uint32_t* words = weight.words + panel * (weight.rows / Codes::kRows) * kPanel;
   Floats total[T][kParts<S>];
@@ -139,7 +139,7 @@ void multiply_few(const Panels& weight, int64_t panel, const float* x, float* to
     for (int part = 0; part < kParts<S>; ++part) S::store(totals + t * kPanel + part * S::kLanes, total[t][part]);
 }
 
-/// Rows [first, first + count) of a group, and its scales behind them; `tile`: (kDepth + 1) x 16.
+/// Decodes rows [first, first + count) of a group, followed by its scales; `tile`: (kDepth + 1) x 16.
 template <class S, class Codes>
 void spell(const Panels& weight, int64_t panel, int64_t g, int64_t first, int64_t count, float* tile) {
   const int64_t groups = weight.rows / weight.run, group = panel * groups + g;
@@ -213,7 +213,7 @@ void multiply_block(int tokens, const float* tile, int64_t rows, const float* x,
   }
 }
 
-/// Sums of a panel, (tokens, 16), to the outputs that there are, with a bias.
+/// Writes the sums of a panel, (tokens, 16), plus a bias to the outputs; skips padding.
 template <class S>
 void finish(const Outputs& out, const Tokens& tokens, int64_t panel, const float* totals) {
   const int64_t n = panel * kPanel, left = out.N - n, columns = left < kPanel ? left : kPanel;
@@ -231,7 +231,7 @@ void finish(const Outputs& out, const Tokens& tokens, int64_t panel, const float
   }
 }
 
-/// How many panels are spelled out at once: for few tokens what the nearest cache holds.
+/// The number of panels decoded at once: for few tokens, limited by the first-level cache.
 inline int64_t together(int64_t tokens) { return tokens <= 32 ? 2 : 8; }
 
 inline int64_t scratch_of(int64_t tokens) { return together(tokens) * (kTile + tokens * kPanel); }

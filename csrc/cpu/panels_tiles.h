@@ -1,6 +1,6 @@
-// Products of tokens with panels by tiles; tiled.h says which operand is which, pairs.h what pairs are.
+// Products of tokens with panels by tiles; tiled.h defines the operands, pairs.h the pairs.
 //
-// A group's sums leave their tiles to be multiplied by its scale, once, while the next group's products are made.
+// While the next group is multiplied, the scale of this group is applied to its sums, once.
 #pragma once
 
 #include "pairs.h"
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kSpelledPanel = kTileDepth / 2 * kPanel;  // words
 
-/// Inputs of rows 0, 4, 1, 5, 2, 6, 3, 7 of each 8 of 32 rows: the upper halves of their floats, and what these leave.
+/// Splits the inputs of rows 0, 4, 1, 5, 2, 6, 3, 7 of each 8 of 32 rows into upper halves and remainders.
 inline void inputs_of_panels(const float* row, int64_t rows, int parts, uint32_t* to) {
   alignas(64) uint16_t upper[32];
   for (int i = 0; i < 32; ++i) upper[i] = static_cast<uint16_t>(2 * (i / 8 * 8 + i % 8 / 2 + i % 2 * 4) + 1);
@@ -31,7 +31,7 @@ inline void inputs_of_panels(const float* row, int64_t rows, int parts, uint32_t
   }
 }
 
-/// Rows [first, first + count) of a panel as pairs.
+/// Decodes rows [first, first + count) of a panel to pairs.
 template <class Codes>
 void spell_pairs(const Panels& weight, int64_t panel, int64_t first, int64_t count, uint32_t* to) {
   constexpr int64_t kWords = Codes::kRegisters * kPanel;
@@ -51,7 +51,7 @@ void spell_pairs(const Panels& weight, int64_t panel, int64_t first, int64_t cou
   }
 }
 
-struct PanelBlock {  // some tokens, one or two panels, and what of them is spelled out
+struct PanelBlock {  // some tokens, one or two panels, and their decoded rows
   const Panels& weight;
   int64_t panel, first, count;  // rows
   const uint32_t *x, *spelled;
@@ -60,7 +60,7 @@ struct PanelBlock {  // some tokens, one or two panels, and what of them is spel
   int64_t totals_apart;
 };
 
-/// totals += scales * sums, for all groups of some rows
+/// totals += scales * sums, for all groups of some rows.
 template <int Blocks, int Several, int Parts>
 void multiply_panel_block(const PanelBlock& of) {
   alignas(64) float sums[4][kTileWords];

@@ -1,4 +1,4 @@
-// Making plans: which digits make a tile, which steps bring its bits to their places.
+// Planner of moves: the digits of a tile, and the steps for its bits.
 #include "plan.h"
 
 #include <algorithm>
@@ -11,12 +11,12 @@ namespace {
 
 constexpr int kWidths[] = {64, 32, 8, 4};
 
-struct Piece {  // digits, and where the move of them starts, in elements
+struct Piece {  // digits, and the first element of their move on both sides
   std::vector<Digit> digits;
   int64_t from, to;
 };
 
-// What one register of a side holds: its bits, lowest address first, and how many low bits of each digit they are.
+// The contents of one register of a side: its bits, lowest address first, and the number of low bits of each digit.
 struct Side {
   std::vector<Bit> order;
   std::vector<int> taken;
@@ -26,21 +26,21 @@ struct Side {
   }
 };
 
-// Whether registers of one side start at whole bytes, wherever the digits outside of them stand.
+// Whether registers of one side start at whole bytes for every value of the other digits.
 bool at_bytes(const std::vector<Digit>& digits, int bits, int64_t Digit::*stride, const Side& side) {
   for (size_t d = 0; d < digits.size(); ++d)
     if (digits[d].size >> side.taken[d] > 1 && (digits[d].*stride << side.taken[d]) * bits % 8) return false;
   return true;
 }
 
-// How many low bits of each digit a tile has; `bits`: all together.
+// The number of low bits of each digit in a tile; `bits`: their sum.
 std::vector<int> taken_by_tile(const Plan& plan, const Piece& piece, const Side& from, const Side& to, int& bits) {
   std::vector<int> taken(piece.digits.size());
   const int positions = kByte + log2_of(plan.width) - log2_of(plan.bits);
   bits = 0;
   for (size_t d = 0; d < taken.size(); ++d) bits += taken[d] = std::max(from.taken[d], to.taken[d]);
   const auto registers = [&] { return 1 << (bits - positions); };
-  while (registers() * plan.width < kTileBytes && registers() < kMostRegisters) {  // of the digit that lies closest
+  while (registers() * plan.width < kTileBytes && registers() < kMostRegisters) {  // adds bits of the closest digit
     int best = -1;
     for (size_t d = 0; d < taken.size(); ++d) {
       const auto& digit = piece.digits[d];
@@ -54,7 +54,7 @@ std::vector<int> taken_by_tile(const Plan& plan, const Piece& piece, const Side&
   return taken;
 }
 
-// Where a plan's registers are loaded from and go to: what their bits add, in elements, as loaded and as stored.
+// Fills in the addresses for loads and stores of registers, from the strides of their number's bits, in elements.
 void place_registers(Plan& plan, const std::vector<int64_t>& from, const std::vector<int64_t>& to) {
   plan.registers = 1 << from.size();
   std::vector<int64_t> goes(plan.registers);
@@ -92,7 +92,7 @@ void add_loops(Plan& plan, const Piece& piece, const std::vector<int>& taken, Pa
   }
 }
 
-// The tile of a move, its steps and the loops around it.
+// Fills in the tile of a move, its steps and the loops around it.
 void fill(Plan& plan, const Piece& piece, const Side& from, const Side& to, Pace pace) {
   int bits = 0;
   const std::vector<int> taken = taken_by_tile(plan, piece, from, to, bits);
@@ -107,7 +107,7 @@ void fill(Plan& plan, const Piece& piece, const Side& from, const Side& to, Pace
   const auto number = [&](const Bit& bit) {
     return static_cast<int>(std::find(all.begin(), all.end(), bit) - all.begin());
   };
-  std::vector<int> places, wanted, apart;  // apart: of registers
+  std::vector<int> places, wanted, apart;  // apart: bits of a register's number
   for (const Bit& bit : from.order) places.push_back(number(bit));
   for (const Bit& bit : to.order) wanted.push_back(number(bit));
   for (int bit = 0; bit < bits; ++bit)

@@ -1,4 +1,4 @@
-// Inputs in the order of a weight's rows, and panels divided among threads.
+// Products of tokens with weights: inputs in the order of a weight's rows, panels divided among threads.
 #include "product.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ void multiply_in_pairs(const Kernels& kernels, const Panels& weight, const Input
   }
 }
 
-/// One token, of a type whose numbers are whole in most groups.
+/// Multiplies one token of a type with whole numbers in most groups.
 void multiply_fixed(const Kernels& kernels, const Panels& weight, const Inputs& inputs, const Outputs& outputs,
                     int64_t panels, int threads) {
   const auto x = aligned<float>(weight.rows);
@@ -64,7 +64,7 @@ void multiply(const Kernels& kernels, const Panels& panels_of, const Inputs& inp
   weight.narrow = is_narrow(weight, panels);
   if (kernels.products->multiply_fixed && weight.narrow && inputs.type != Float::kFloat32 && inputs.M == 1 && few)
     return multiply_fixed(kernels, weight, inputs, outputs, panels, threads);
-  const bool whole = weight.narrow || (weight.bits == 8 && weight.run % (2 * kPairs) == 0);  // pairs of 8 rows
+  const bool whole = weight.narrow || (weight.bits == 8 && weight.run % (2 * kPairs) == 0);  // whole pairs of 8 rows
   if (whole && are_in_tiles(kernels, weight, inputs))
     return multiply_in_tiles(kernels, weight, inputs, outputs, panels, threads);
   if (kernels.products->multiply_in_pairs && whole && inputs.type != Float::kFloat32)
@@ -84,7 +84,7 @@ void multiply(const Kernels& kernels, const Panels& panels_of, const Inputs& inp
 
 namespace {
 
-/// A token's inputs in the order of blocks, zeros behind them; its registers are `step` apart.
+/// Writes a token's inputs in the order of blocks, zero-padded; its registers are `step` apart.
 void in_blocks(const FewRows& way, const float* row, int64_t step, uint32_t* to) {
   const auto input = [&](int64_t at) { return at < way.columns ? row[at] : 0.0f; };
   const int64_t codes = way.inputs ? 2 * way.lanes : way.lanes;  // of a register

@@ -1,4 +1,4 @@
-// Many tokens by tiles: inputs arranged as operands, panels and rows divided among threads; tiled.h says what is multiplied.
+// Many tokens by tiles: inputs arranged as operands, panels and rows divided among threads. tiled.h has the formula.
 #pragma once
 
 #include <algorithm>
@@ -14,10 +14,10 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kLeastOfPanels = 4, kLeastOfValues = 6, kLeastOfRows = 17;  // tokens
-constexpr int64_t kInputsOfThread = 1 << 16;  // that are worth one
+constexpr int64_t kLeastOfPanels = 4, kLeastOfValues = 6, kLeastOfRows = 17;  // tokens, at least
+constexpr int64_t kInputsOfThread = 1 << 16;  // inputs for each thread, at least
 
-/// Tiles as long as this is in scope.
+/// Scope guard of a thread's use of tiles.
 class InTiles {
  public:
   explicit InTiles(const Kernels& kernels) : tiles_(*kernels.tiles) { tiles_.start(); }
@@ -39,7 +39,7 @@ bool are_in_tiles(const Kernels& kernels, const Values& values, const Inputs& in
   return kernels.tiles && in.type == Float::kBfloat16 && in.M >= kLeastOfValues && in.M >= least();
 }
 
-/// `work(block)` for each 16 tokens, whose inputs lie `words` apart: `x` is theirs.
+/// Calls `work(block)` for each block of 16 tokens; a block has `words` words of inputs.
 template <class Work>
 void arrange(int64_t tokens, int64_t words, int threads, const Work& work) {
   parallel_for(tiles_of(tokens, kTileRows), kInputsOfThread / std::max<int64_t>(1, words) + 1, threads,
@@ -77,7 +77,7 @@ void multiply_in_tiles(const Kernels& kernels, const Panels& weight, const Input
   }
 }
 
-/// Some tokens, `x`, times panels [begin, end) of rows.
+/// Multiplies some tokens, `x`, with panels [begin, end) of rows.
 void multiply_spelled_rows(const Kernels& kernels, const Values& values, const ByteScales& scales,
                            const uint8_t* codes, int64_t row_bytes, const uint32_t* x, const Tokens& tokens,
                            const Outputs& out, int64_t K, int64_t begin, int64_t end) {

@@ -1,4 +1,4 @@
-// Products for AVX-512, and where it has VNNI.
+// Products for AVX-512, with VNNI if the machine has it.
 #include "dots_avx512.h"
 #include "lanes_avx512.h"
 #include "panels.h"
@@ -10,7 +10,7 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kMostFewOfRows = 8;  // tokens, as four more take longer than to spell rows out
+constexpr int64_t kMostFewOfRows = 8;  // tokens: for four more, rows decoded to memory are faster
 
 constexpr Products products(decltype(Products::multiply_fixed) fixed) {
   return {widen<LanesAvx512>, multiply<LanesAvx512>, scratch_of,   dots_avx512<FloatDots>, nullptr, finish<LanesAvx512>,

@@ -1,4 +1,4 @@
-// Products for any machine: a compiler makes of these loops what its target has.
+// Products for any machine, in loops for a compiler to vectorize.
 #include "halves.h"
 #include "panels.h"
 #include "rows.h"

@@ -1,4 +1,4 @@
-// The product of AVX-512 VNNI with panels; all others are those of AVX-512 (products_avx512.cpp).
+// The product of AVX-512 VNNI with panels; for all others it uses products_avx512.cpp.
 #include "fixed_vnni.h"
 
 namespace qload::cpu {

@@ -10,7 +10,7 @@ namespace qload::cpu {
 namespace {
 
 Shuffle shuffle_of(const std::vector<int>& place, int width, int low) {
-  // place[p - low]: the position whose bit comes to position p.
+  // place[p - low]: the source position of the bit at position p.
   Shuffle table{};
   for (int byte = 0; byte < width; ++byte) {
     int source = 0;
@@ -22,13 +22,13 @@ Shuffle shuffle_of(const std::vector<int>& place, int width, int low) {
     table.source[byte] = static_cast<uint8_t>(source);
   }
   if (width != 32) return table;
-  // Two lanes: bit 4 of a byte's number is the lane. Bring what goes there to bit 3, exchange the two
-  // bits (one shuffle of quarters), then settle the rest inside of the lanes.
+  // Two lanes: bit 4 of a byte's number is the lane. The shuffles move its source to bit 3, exchange the two
+  // bits (one shuffle of quarters), then put the rest into order inside of the lanes.
   int comes[5];
   for (int bit = 0; bit < 5; ++bit) comes[bit] = log2_of(table.source[1 << bit]);
   table.crosses = comes[4] != 4;
   std::array<int, 5> first{0, 1, 2, 3, 4};
-  if (table.crosses) std::swap(first[comes[4]], first[3]);  // first[b]: the bit that lies at b afterwards
+  if (table.crosses) std::swap(first[comes[4]], first[3]);  // first[b]: the bit at b after the first shuffle
   std::array<int, 5> now = first;
   if (table.crosses) std::swap(now[3], now[4]);
   for (int byte = 0; byte < 32; ++byte) {
@@ -51,7 +51,7 @@ class Network {
       : plan_(plan), low_(log2_of(plan.bits)), top_(kByte + log2_of(plan.width)), place_(places), wanted_(wanted),
         apart_(apart) {}
 
-  /// place_[p - low_] is the bit at position p, apart_[r] the bit that tells registers apart by bit r.
+  /// place_[p - low_] is the bit at position p, apart_[r] the bit at bit r of a register's number.
   void route() {
     for (int p = low_; p < kByte; ++p) settle_inside_a_byte(p);
     for (size_t reg = 0; reg < apart_.size(); ++reg) {
@@ -74,7 +74,7 @@ class Network {
  private:
   int& at(int position) { return place_[position - low_]; }
 
-  int home_of(int bit) const {  // its wanted position, or -1: it tells registers apart
+  int home_of(int bit) const {  // its wanted position, or -1 for a bit of the register's number
     const auto found = std::find(wanted_.begin(), wanted_.end(), bit);
     return found == wanted_.end() ? -1 : low_ + static_cast<int>(found - wanted_.begin());
   }
@@ -89,7 +89,7 @@ class Network {
     const auto reg = std::find(apart_.begin(), apart_.end(), bit);
     if (reg != apart_.end()) return exchange(static_cast<int>(reg - apart_.begin()), p);
     int high = position_of(bit);
-    if (high > 5) {  // out of reach of a shift in 64 bits
+    if (high > 5) {  // too far for a shift in 64 bits
       std::vector<int> source;
       for (int q = low_; q < top_; ++q) source.push_back(q == kByte ? high : q == high ? kByte : q);
       permute(source);

@@ -1,4 +1,4 @@
-// The steps of a plan: which exchanges, swaps and shuffles bring the bits of an element's number to their places.
+// The steps of a plan: exchanges, swaps and shuffles that bring the bits of an element's index to their positions.
 #pragma once
 
 #include <vector>
@@ -7,10 +7,11 @@
 
 namespace qload::cpu {
 
-constexpr int kByte = 3;  // position 3 is the lowest that tells bytes apart
+constexpr int kByte = 3;  // position 3 is the lowest bit of a byte's address
 
-/// Adds steps to a plan of elements of plan.bits in registers of plan.width. The bit at each position from log2 of
-/// plan.bits on is `places`, and becomes `wanted`; `apart`, the bits that tell registers apart, change with them.
+/// Adds steps to a plan for elements of plan.bits in registers of plan.width. From position log2(plan.bits) on,
+/// `places` lists the bit at each position, `wanted` the required one; `apart`, the bits of a register's number, is
+/// updated.
 void route(Plan& plan, const std::vector<int>& places, const std::vector<int>& wanted, std::vector<int>& apart);
 
 }  // namespace qload::cpu

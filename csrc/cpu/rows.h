@@ -1,8 +1,8 @@
-// Products with rows of floats: what codes of any kind become, some columns of 16 rows at a time.
+// Products with rows of floats: codes of any kind are decoded, some columns of 16 rows at a time.
 //
 //   totals[m, r] += sum over c of x[m, c] * tile[r, c]
 //
-// Lanes are columns, whose sums are added up at the end; three tokens and four rows are twelve registers.
+// Lanes are columns, and lanes are added up at the end; three tokens and four rows take twelve registers.
 #pragma once
 
 #include <cstdint>

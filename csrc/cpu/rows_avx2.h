@@ -7,14 +7,14 @@
 namespace qload::cpu {
 namespace {
 
-/// Codes of 8 bits that a conversion reads: `How::halves` makes two registers of 8 floats of 16 codes.
+/// 8-bit codes for a conversion instruction: `How::halves` converts 16 codes to two registers of 8 floats.
 template <class How>
 struct Converted : FloatInputs<LanesAvx2> {
   using S = LanesAvx2;
   static constexpr int kParts = 4, kBlock = 32, kBytes = 32, kSpan = 32, kLanesOfSpan = 8;
   static constexpr float kFactor = How::kFactor;
   struct Block {
-    __m256i first, second;  // of 16 codes, a half each
+    __m256i first, second;  // halves of 16 codes
   };
 
   explicit Converted(const Meaning&) {}
@@ -55,7 +55,7 @@ struct Unsigned {
   static __m256 floats(__m128i eight) { return _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(eight)); }
 };
 
-/// FP8 of 4 bits of exponent: a float16 of 2**-8 times the value has the same bits at other places, but for NaN.
+/// FP8 with 4 bits of exponent: a shift of its bits gives a float16 of 2**-8 times the value, except for NaN.
 struct E4M3 {
   static constexpr float kFactor = 256;
   static float number(int code) {
@@ -75,7 +75,7 @@ struct E4M3 {
   static __m256 floats(__m128i eight) { return _mm256_cvtph_ps(eight); }
 };
 
-/// FP8 of 5 bits of exponent: the upper byte of a float16.
+/// FP8 with 5 bits of exponent: the upper byte of a float16.
 struct E5M2 {
   static constexpr float kFactor = 1;
   static float number(int code) {

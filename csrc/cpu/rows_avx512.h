@@ -7,15 +7,15 @@
 namespace qload::cpu {
 namespace {
 
-/// Codes of 8 bits whose values are bfloat16 (FP8, integers): both bytes of a value are looked up in two tables of 128
-/// bytes each, then put together. Of 16 codes the first 8 and the last 8 become a register each, of halves; their even and
-/// odd halves become floats.
+/// 8-bit codes with values in bfloat16 (FP8, integers): both bytes of a value are looked up, each in two tables of 128
+/// bytes, then combined. The first 8 and the last 8 of 16 codes become a register of halves each; their even and odd
+/// halves become floats.
 struct Bfloats : FloatInputs<LanesAvx512> {
   using S = LanesAvx512;
   static constexpr int kParts = 4, kBlock = 64, kBytes = 64, kSpan = 16, kLanesOfSpan = 4;
   static constexpr float kFactor = 1;
   struct Halves {
-    __m512i first, second;  // of each 16
+    __m512i first, second;  // of each 16 codes
   };
   __m512i low[4], high[4];
 
@@ -59,7 +59,7 @@ struct Bfloats : FloatInputs<LanesAvx512> {
   }
 
  private:
-  /// The floats that 16 codes stand for.
+  /// Decodes 16 codes to floats.
   static __m512i bits_from(const Meaning& m, int code) {
     if (m.lookup) return _mm512_loadu_si512(m.lookup + code);
     const __m512i lane = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);

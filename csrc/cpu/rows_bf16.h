@@ -1,5 +1,5 @@
-// Rows of codes in registers of AVX-512 with BF16: two values of bfloat16 in a lane, and both products with a pair of
-// inputs are added to a float32. What pairs.h says of products and sums holds here.
+// Rows of codes in registers of AVX-512 with BF16. A lane has two values of bfloat16, and both products with a pair of
+// inputs are added to a float32. Products and sums are as in pairs.h.
 #pragma once
 
 #include "halves.h"
@@ -18,14 +18,14 @@ struct PairedInputs {
   }
 };
 
-/// Whether a value is a bfloat16 that the instruction does not take for 0.
+/// Whether a value is a bfloat16, and not a subnormal number, since the instruction takes these for 0.
 inline bool is_bfloat16(float value) {
   const uint32_t bits = bits_of(value);
   return !(bits & 0xFFFF) && (bits << 1 == 0 || bits >> 23 & 255);
 }
 
-/// Codes of 4 bits whose values are bfloat16: 4 in each half of a lane, of which one at a time is looked up, by 5 bits: the
-/// last belongs to the next code, and the table has each value twice.
+/// 4-bit codes with values in bfloat16: each half of a lane has 4. They are looked up one at a time, by an index of 5
+/// bits; the fifth is part of the next code, so the table has each value twice.
 template <int Count>
 struct SixteenPairs : PairedInputs<Count> {
   using S = LanesAvx512;
@@ -59,7 +59,7 @@ struct SixteenPairs : PairedInputs<Count> {
   static float value_of(const Meaning& m, int code) { return m.lookup ? m.lookup[code] : static_cast<float>(code); }
 };
 
-/// Codes of 8 bits whose values are bfloat16, in the halves of `Bfloats`.
+/// 8-bit codes with values in bfloat16, in the halves of `Bfloats`.
 template <int Count>
 struct BfloatPairs : PairedInputs<Count> {
   using S = LanesAvx512;

@@ -1,12 +1,12 @@
-// Few tokens times rows of codes that become floats in registers, and are written nowhere.
+// Few tokens times rows of codes, decoded to floats in registers without a copy in memory.
 //
 //   totals[t, r] = sum over runs of scale * factor * (sum over c of x[t, c] * (value(code[r, c]) - zero))
 //
-// A row is read in blocks, whose codes stand in registers as a decoder `D` leaves them: number `i` of these registers,
-// one after another, is code `D::code(i)` of the block. Inputs are put into that order once (product.cpp), as float32
-// or, where `D::kInputs` is not 0, as that many bfloat16 whose sum they are, two in a word: for each register of values
-// one of each part of each token. All codes of a lane share a scale; a decoder with `kScales` sees to scales itself,
-// and adds a row up. A value is what the table says, sums are in float32.
+// A row is read in blocks. A decoder `D` leaves the codes of a block in consecutive registers: value `i` of these
+// is code `D::code(i)` of the block. Inputs are put into that order once (product.cpp), as float32 or, if `D::kInputs`
+// is not 0, as the sum of that many bfloat16, two in a word: for each register of values one register of each part of
+// each token. All codes of a lane have the same scale; a decoder with `kScales` applies scales itself, and adds up a
+// row. Values come from a table, sums are in float32.
 #pragma once
 
 #include <algorithm>
@@ -20,15 +20,15 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kNear = 4096;  // words of inputs, of all tokens, that stay near
-constexpr int kMostOfTwoRows = 4;  // tokens up to which two rows share what is loaded of inputs
+constexpr int64_t kNear = 4096;  // words of inputs, of all tokens, for the first-level cache
+constexpr int kMostOfTwoRows = 4;  // largest number of tokens for two rows with common loads of inputs
 
-/// Words of inputs of a block.
+/// Words of inputs in a block.
 template <class D>
 constexpr int64_t kWords = D::kInputs ? D::kBlock / 2 * D::kInputs : D::kBlock;
 
-/// Scales or zero points of a block, one a lane, where a block has several runs, or a run ends within a lane's codes;
-/// `rest`: of lanes behind the last column.
+/// Scales or zero points of a block, one for each lane, if a block has several runs, or a run ends within a lane's
+/// codes; `rest`: for lanes behind the last column.
 template <class D>
 typename D::S::Floats of_lanes(const float* table, int64_t run, int64_t column, int64_t columns, float rest) {
   using S = typename D::S;
@@ -40,7 +40,7 @@ typename D::S::Floats of_lanes(const float* table, int64_t run, int64_t column, 
   return S::load(each);
 }
 
-/// A row, a stretch of blocks after another; `Zeros`: whether values lose zero points.
+/// One row times T tokens, some blocks at a time; `Zeros`: whether values have zero points.
 template <class D, bool kZeros, int T>
 class RowTimesFew {
  public:
@@ -52,7 +52,7 @@ class RowTimesFew {
     for (auto& each : total_) each = S::all(0);
   }
 
-  /// Columns [begin, end): whole blocks, or up to the last column.
+  /// Adds the products of columns [begin, end): whole blocks, or up to the last column.
   void add(int64_t begin, int64_t end, float* totals) {
     const int64_t run = m_.run < columns_ ? m_.run : columns_, whole = end / D::kBlock * D::kBlock;
     if (run == columns_ || run % D::kBlock == 0) {
@@ -71,7 +71,7 @@ class RowTimesFew {
   }
 
  private:
-  static constexpr int kSets = T == 1 ? 4 : T <= 4 ? 2 : 1;  // of sums, as one waits for itself
+  static constexpr int kSets = T == 1 ? 4 : T <= 4 ? 2 : 1;  // independent sums, to hide latency
 
   Floats zero(int64_t group) const {
     if constexpr (kZeros) return S::all(m_.zero[group]);
@@ -81,7 +81,7 @@ class RowTimesFew {
   const uint8_t* codes(int64_t column) const { return codes_ + column / D::kBlock * D::kBytes; }
   const uint32_t* inputs(int64_t column) const { return x_ + column / D::kBlock * (T * kWords<D>); }
 
-  /// Columns [begin, end), whole blocks, of which each has several whole runs.
+  /// Adds columns [begin, end): whole blocks, each of several whole runs.
   void runs_in_blocks(int64_t begin, int64_t end, int64_t run) {
     constexpr int kFewSets = T == 1 ? 2 : 1;
     const int each = static_cast<int>(D::kBlock / run);
@@ -111,7 +111,7 @@ class RowTimesFew {
     for (int t = 0; t < T; ++t) total_[t] = total[t];
   }
 
-  /// Columns [begin, end), of whose blocks lanes have scales of their own.
+  /// Adds columns [begin, end) with different scales for the lanes of a block.
   void apart(int64_t begin, int64_t end) {
     for (int64_t c = begin; c < end; c += D::kBlock) {
       Floats zeros{};
@@ -120,7 +120,7 @@ class RowTimesFew {
     }
   }
 
-  /// Columns [begin, end), whose lanes keep their scales.
+  /// Adds columns [begin, end) with one scale for each lane.
   [[gnu::always_inline]] inline void stretch(int64_t begin, int64_t end, Floats zeros, Floats scales) {
     Floats sums[kSets][T];
 #pragma GCC unroll 4
@@ -232,8 +232,8 @@ D made(const RowsOfCodes& rows) {
     return D(rows.meaning[0]);
 }
 
-/// Rows of a panel times up to 4 or `D::kMost` tokens, as many columns after another as have their inputs in the nearest
-/// cache; adds to `totals`: (tokens, 16).
+/// Multiplies the rows of a panel with up to 4 or `D::kMost` tokens, in stretches of columns with inputs that fit the
+/// first-level cache; adds to `totals`: (tokens, 16).
 template <class D>
 void dots_of_rows(const RowsOfCodes& rows, const uint32_t* x, int tokens, float* totals) {
   const D decoder = made<D>(rows);
@@ -242,7 +242,7 @@ void dots_of_rows(const RowsOfCodes& rows, const uint32_t* x, int tokens, float*
   dots_of<D, false>(rows, decoder, x, tokens, totals);
 }
 
-/// How `D` reads, if it reads what is meant.
+/// Whether `D` supports this meaning; fills in `way`.
 template <class D>
 bool takes(const Meaning& m, FewRows& way) {
   if (!D::reads(m) || m.group || (m.run % D::kSpan && m.run < way.columns)) return false;
@@ -266,7 +266,7 @@ struct FloatInputs {
   }
 };
 
-/// Codes of 4 bits: 8 a lane, each looked up in a table of 16 floats.
+/// 4-bit codes: 8 a lane, each looked up in a table of 16 floats.
 template <class Lanes>
 struct Sixteen : FloatInputs<Lanes> {
   using S = Lanes;

@@ -1,4 +1,4 @@
-// Rows of bfloat16: lanes are pairs of columns, of which an instruction adds both products to a float32.
+// Rows of bfloat16: lanes are pairs of columns, and one instruction adds both products to a float32.
 #pragma once
 
 #include "dots_avx512.h"
@@ -15,7 +15,7 @@ struct HalfDots {
   static __m512 plus_product(__m512 sum, Register x, Register row) { return _mm512_dpbf16_ps(sum, x, row); }
 };
 
-/// 32 values become bfloat16, each rounded once to nearest even; below 2**-126 they become 0.
+/// Converts 32 values to bfloat16, each rounded once to nearest even; magnitudes below 2**-126 become 0.
 struct SpelledHalves {
   using Element = uint16_t;
   static void put(uint16_t* to, __m512 first, __m512 second) {

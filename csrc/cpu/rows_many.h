@@ -1,4 +1,4 @@
-// Many tokens times rows of codes: some columns of some rows are spelled out into memory that stays in the cache, and
+// Many tokens times rows of codes: some columns of some rows are decoded into memory that stays in the cache, and
 // multiplied there with all tokens.
 #pragma once
 
@@ -16,19 +16,19 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kTokens = 256;      // whose inputs lie ready at once
-constexpr int64_t kWork = 1 << 18;    // codes times tokens that are worth a thread
-constexpr int64_t kBytesAtOnce = 2048;  // of a row that is spelled out: columns of every width start at a byte
-constexpr int64_t kPanelsAtOnce = 4, kManyTokens = 32;  // tokens from which on several panels share inputs
+constexpr int64_t kTokens = 256;      // tokens with inputs converted at once
+constexpr int64_t kWork = 1 << 18;    // codes times tokens for each thread, at least
+constexpr int64_t kBytesAtOnce = 2048;  // of a decoded row: columns of every width start at a byte
+constexpr int64_t kPanelsAtOnce = 4, kManyTokens = 32;  // several panels share inputs from `kManyTokens` tokens on
 
-/// A token's inputs as float32, `step` apart.
+/// Converts a token's inputs to float32, `step` apart.
 inline void widen_one(const Kernels& kernels, const Inputs& in, int64_t token, float* to, int64_t step) {
   const int64_t size = in.type == Float::kFloat32 ? 4 : 2;
   const void* const x = static_cast<const uint8_t*>(in.x) + token * in.pitch * size;
   kernels.products->widen(x, in.type, in.K, to, step);
 }
 
-/// What up to 16 rows mean, with their scales as float32.
+/// The meanings of up to 16 rows, with their scales as float32.
 class RowsMeant {
  public:
   RowsMeant(const Kernels& kernels, const Values& values, const ByteScales& scales, bool spelled)
@@ -63,7 +63,7 @@ class RowsMeant {
 struct InFloats {
   using Element = float;
   static constexpr Float kType = Float::kFloat32;
-  static constexpr int64_t kColumns = kColumnsOfLanes;  // of which whole ones are multiplied
+  static constexpr int64_t kColumns = kColumnsOfLanes;  // columns are multiplied in multiples of this
 
   static void inputs(const Kernels& kernels, const Inputs& in, int64_t token, float* to) {
     widen_one(kernels, in, token, to, 1);
@@ -71,7 +71,7 @@ struct InFloats {
   static auto dots(const Kernels& kernels) { return kernels.products->dots; }
 };
 
-/// Inputs of bfloat16 as they are, and rows rounded to bfloat16 once, as who dequantizes to the type of x has them.
+/// Inputs of bfloat16 unchanged, and rows rounded to bfloat16 once, as in a weight dequantized to the type of x.
 struct InHalves {
   using Element = uint16_t;
   static constexpr Float kType = Float::kBfloat16;
@@ -83,7 +83,7 @@ struct InHalves {
   static auto dots(const Kernels& kernels) { return kernels.products->dots_of_halves; }
 };
 
-/// Columns [begin, end) of some rows, `pitch` apart, and zeros up to a multiple of `E::kColumns`.
+/// Decodes columns [begin, end) of some rows, `pitch` apart, with zeros up to a multiple of `E::kColumns`.
 template <class E>
 void spell(const Kernels& kernels, const RowsOfCodes& rows, int64_t begin, int64_t end, typename E::Element* tile,
            int64_t pitch) {
@@ -97,7 +97,7 @@ void spell(const Kernels& kernels, const RowsOfCodes& rows, int64_t begin, int64
   }
 }
 
-/// Some tokens, whose inputs `x` lie `pitch` apart, times panels [begin, end).
+/// Multiplies some tokens, with inputs `x` at `pitch`, by panels [begin, end).
 template <class E>
 void multiply_spelled(const Kernels& kernels, const Values& values, const ByteScales& scales, const uint8_t* codes,
                       int64_t row_bytes, const typename E::Element* x, int64_t pitch, const Tokens& tokens,

@@ -1,9 +1,9 @@
-// Rows of codes of 4 bits whose values are no bfloat16 (nf4, fp4), in registers of AVX-512 with BF16: of each 64 codes
-// the 16 values are scaled, and rounded to bfloat16 once, as `dequantize` to that type rounds them. Then pairs of them
-// are looked up and multiplied with inputs of bfloat16, as pairs.h says; a weight of less than 2**-126 counts as 0.
+// Rows of 4-bit codes with values that are no bfloat16 (nf4, fp4), in registers of AVX-512 with BF16. For each 64 codes
+// the 16 values are scaled and rounded to bfloat16 once, as `dequantize` to that type rounds them. Then pairs of them
+// are looked up and multiplied with inputs of bfloat16, as in pairs.h; a weight of less than 2**-126 counts as 0.
 //
-// A register has 128 codes, of two tables: the bit above a code says which. Sums run on from run to run, as nothing is
-// left to scale.
+// A register has 128 codes, for two tables: the bit above a code selects one. Sums continue from run to run, as the
+// values are already scaled.
 #pragma once
 
 #include "rows_bf16.h"
@@ -26,7 +26,7 @@ class RoundedValues : public PairedInputs<1> {
   static bool reads(const Meaning& m) { return m.bits == 4 && !m.zero; }
   static int code(int at, const Meaning& m) { return SixteenPairs<1>::code(at, m); }
 
-  /// Columns [begin, end) of R rows times T tokens, whose inputs from `begin` on are `x`.
+  /// Adds columns [begin, end) of R rows times T tokens; `x` are their inputs from `begin` on.
   template <int T, int R>
   void add(const RowsOfCodes& rows, int row, int64_t begin, int64_t end, const uint32_t* x, float* totals) const {
     const Meaning& m = rows.meaning[row];
@@ -35,7 +35,7 @@ class RoundedValues : public PairedInputs<1> {
   }
 
  private:
-  /// The values of one run after another, of R rows.
+  /// The scaled values of R rows, one run after another.
   template <int R, bool kTimes>
   class Scaled {
    public:
@@ -44,7 +44,7 @@ class RoundedValues : public PairedInputs<1> {
       next_ = (group_ + 1) * run_;
     }
 
-    /// To a column's run; behind the last column, to the last one.
+    /// Moves to the run of a column; a column behind the last one is in the last run.
     void go(int64_t column) {
       if (column >= next_ && next_ < columns_) {
         ++group_;
@@ -69,7 +69,7 @@ class RoundedValues : public PairedInputs<1> {
   template <int T, int R, bool kTimes>
   void add_scaled(const RowsOfCodes& rows, int row, int64_t begin, int64_t end, const uint32_t* x,
                   float* totals) const {
-    constexpr int kSets = T == 1 ? 4 : T <= 4 ? 2 : 1;  // of sums, as one waits for itself
+    constexpr int kSets = T == 1 ? 4 : T <= 4 ? 2 : 1;  // independent sums, to hide latency
     const __m512i nibbles = _mm512_set1_epi8(15);
     const __m512i second = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi8(16), 1);
     Scaled<R, kTimes> scaled(rows.meaning + row, values_, rows.columns, begin);
@@ -134,7 +134,7 @@ class RoundedValues : public PairedInputs<1> {
       }
   }
 
-  /// The lower code of each byte, and the bit of its table.
+  /// The lower code of each byte, and the bit that selects its table.
   static __m512i nibble(__m512i words, __m512i nibbles, __m512i second) {
     return _mm512_ternarylogic_epi32(words, nibbles, second, 0xEA);  // (a and b) or c
   }

@@ -1,10 +1,10 @@
-// Rows of codes of 4 and 8 bits spelled out in registers of AVX-512, with scales of 16 codes or more; what they are
-// multiplied with there is in memory that stays in the cache (rows_many.h).
+// Rows of codes of 4 and 8 bits, decoded in registers of AVX-512, with scales of 16 codes or more. The result is in memory
+// that stays in the cache, and is multiplied there (rows_many.h).
 //
-//   tile[r, c] = (value(code[r, c]) - zero) * scale * factor      what expand.h computes, in the same order
+//   tile[r, c] = (value(code[r, c]) - zero) * scale * factor      the formula of expand.h, in the same order
 //
-// Of 4 bits the 16 values are scaled for each 16 codes, which are looked up among them. Of 8 bits values are bfloat16, whose
-// bytes are looked up, and then scaled. `To` says what 32 values become.
+// For 4 bits, the 16 values are scaled for each 16 codes, and the codes are looked up in the result. For 8 bits, values are
+// bfloat16; their bytes are looked up, and then scaled. `To` converts 32 values for the tile.
 #pragma once
 
 #include <algorithm>
@@ -14,8 +14,8 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kSpelledRun = 16;    // codes of a register
-constexpr int64_t kSpelledAtOnce = 64;  // of which a tile has whole ones
+constexpr int64_t kSpelledRun = 16;    // codes in a register
+constexpr int64_t kSpelledAtOnce = 64;  // a tile has a multiple of these
 
 struct SpelledFloats {
   using Element = float;
@@ -25,8 +25,8 @@ struct SpelledFloats {
   }
 };
 
-/// What a row's values lose and are multiplied with, 16 columns after another. `kTimes`: they are multiplied by a scale,
-/// and that is all.
+/// The zero points and scales of a row, 16 columns after another. `kTimes`: a product with the scale is the only
+/// operation.
 template <bool kTimes>
 class SpelledScales {
  public:
@@ -36,7 +36,7 @@ class SpelledScales {
     next_ = (group_ + 1) * run;
   }
 
-  /// Values of the columns from `column` on; behind the last column the scale is that of the last run.
+  /// Scales the values of the columns from `column` on; columns behind the last one have the scale of the last run.
   __m512 of(int64_t column, __m512 values) {
     if (column >= next_ && next_ < columns_) {
       ++group_;
@@ -54,15 +54,15 @@ class SpelledScales {
   int64_t columns_, group_, next_;
 };
 
-/// The first `count` bytes, and zeros; what lies behind them is not read.
+/// The first `count` bytes, zero-padded; bytes behind them are not read.
 inline __m512i some_bytes(const uint8_t* from, int64_t count) {
   return _mm512_maskz_loadu_epi8(count < 64 ? (1ull << count) - 1 : ~0ull, from);
 }
 
-/// Of 4 bits, 64 codes at a time.
+/// Decodes codes of 4 bits, 64 at a time.
 struct SpelledNibbles {
   __m512 values;
-  __m512i last = _mm512_set1_epi64(0), place;  // how far the second code of a byte is moved, and the first
+  __m512i last = _mm512_set1_epi64(0), place;  // shifts of the second code of a byte, and of the first
 
   explicit SpelledNibbles(const Meaning& m) {
     alignas(64) float each[16];
@@ -74,7 +74,7 @@ struct SpelledNibbles {
 
   static bool reads(const Meaning& m) { return m.bits == 4; }
 
-  /// `left`: codes that there are, from `codes` on; `put` gets values of 16 columns one after another.
+  /// `left`: codes left from `codes` on; `to` receives values of 16 columns each, in order.
   template <class Scales>
   void spell(const uint8_t* codes, int64_t left, int64_t column, Scales& scales, __m512 (&to)[4]) const {
     const __m256i bytes = _mm512_castsi512_si256(some_bytes(codes, (std::min(left, kSpelledAtOnce) + 1) / 2));
@@ -89,7 +89,7 @@ struct SpelledNibbles {
   }
 };
 
-/// Of 8 bits whose values are bfloat16, 64 codes at a time.
+/// Decodes codes of 8 bits with values in bfloat16, 64 at a time.
 struct SpelledBytes {
   Bfloats values;
 
@@ -135,8 +135,8 @@ void spell_as(const RowsOfCodes& rows, int64_t begin, int64_t end, typename To::
   }
 }
 
-/// Columns [begin, end) of some rows, `pitch` apart, and zeros up to whole `kSpelledAtOnce`; `begin` is a multiple of these.
-/// False, and nothing, where rows mean something else.
+/// Decodes columns [begin, end) of some rows, `pitch` apart, with zeros up to a multiple of `kSpelledAtOnce`; `begin` is
+/// such a multiple. Returns false and writes nothing if it does not support the codes.
 template <class To>
 bool spell_rows(const RowsOfCodes& rows, int64_t begin, int64_t end, typename To::Element* tile, int64_t pitch) {
   const Meaning& m = rows.meaning[0];

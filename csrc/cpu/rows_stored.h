@@ -1,8 +1,8 @@
-// Rows of codes of 4 bits whose scales are a byte for each 32 or 16 codes (MXFP4, NVFP4), in registers of AVX-512 with
-// BF16: 16 scales at once become the float32 that scales.h makes of them, and are nowhere written. What pairs.h says of
-// products and sums holds here; the sum of a run, in one lane or two, is multiplied by its scale once.
+// Rows of 4-bit codes with a scale byte for each 32 or 16 codes (MXFP4, NVFP4), in registers of AVX-512 with BF16. 16
+// scales at once are converted to the float32 of scales.h, without a copy in memory. Products and sums are as in
+// pairs.h; the sum of a run, in one lane or two, is multiplied by its scale once.
 //
-// A row has NaN wherever one of its scales is none, so that this is asked once for a row.
+// If one of the scales of a row is NaN, the whole row is NaN, so one check for each row is enough.
 #pragma once
 
 #include "rows_bf16.h"
@@ -32,7 +32,7 @@ class StoredPairs : public PairedInputs<Count> {
   }
   static int code(int at, const Meaning& m) { return SixteenPairs<Count>::code(at, m); }
 
-  /// Columns [begin, end) of R rows times T tokens, whose inputs from `begin` on are `x`.
+  /// Adds columns [begin, end) of R rows times T tokens; `x` are their inputs from `begin` on.
   template <int T, int R>
   void add(const RowsOfCodes& rows, int row, int64_t begin, int64_t end, const uint32_t* x, float* totals) const {
     const uint8_t* from = rows.codes + row * rows.row_bytes + begin / 2;

@@ -1,4 +1,4 @@
-// Products of tokens with rows that are spelled out, by tiles; tiled.h says which operand is which.
+// Products of tokens with decoded rows, by tiles; tiled.h defines the operands.
 #pragma once
 
 #include "ahead.h"
@@ -8,7 +8,7 @@
 namespace qload::cpu {
 namespace {
 
-/// 16 registers of 16 words with rows and columns exchanged: four times, the halves of squares that lie across.
+/// Transposes 16 registers of 16 words: four rounds, each exchanges the off-diagonal blocks of squares.
 inline void turn(__m512i* rows) {
 #pragma GCC unroll 4
   for (int half = 8; half; half /= 2) {
@@ -78,7 +78,7 @@ inline bool has_nibbles(const Meaning& m, int64_t columns) {
   return m.bits == 4 && !m.group && !m.place && (m.run % 16 == 0 || m.run >= columns);
 }
 
-/// What 16 codes mean, in the order of expand.h; the last 8 may be of another group than the first.
+/// The values of 16 codes, computed in the order of expand.h; the last 8 may be in another group than the first.
 class NibbleValues {
  public:
   NibbleValues(const Meaning& m, __m512 values) : m_(m), values_(values), factor_(_mm512_set1_ps(m.factor)) {}
@@ -100,18 +100,18 @@ class NibbleValues {
     return _mm512_mask_blend_ps(0xFF00, _mm512_set1_ps(from[first]), _mm512_set1_ps(from[second]));
   }
 
-  const Meaning m_;  // of which nothing is written: what is stored may be no part of it
+  const Meaning m_;  // a copy: no store can alias it
   const __m512 values_, factor_;
   __m512 scale_ = _mm512_setzero_ps(), zero_ = _mm512_setzero_ps();
 };
 
-/// `count` codes of a row, `first` and those after it.
+/// Decodes `count` codes of a row, from `first` on.
 inline void spell_nibbles_of_row(const Meaning& m, __m512 table, __m512i turns, const uint8_t* codes, int64_t first,
                                  int64_t count, uint16_t* to) {
   NibbleValues values(m, table);
   const unsigned low = m.high_first ? 4 : 0, high = 4 - low;
   const int64_t run = m.run;
-  int64_t group = first / run, left = (group + 1) * run - first;  // codes of this group
+  int64_t group = first / run, left = (group + 1) * run - first;  // codes left in this group
   bool other = true;
   for (int64_t c = 0; c < count; c += 32) {
     const int64_t here = count - c;
@@ -135,7 +135,7 @@ inline void spell_nibbles(const Meaning* rows, const uint8_t* codes, int64_t row
   alignas(64) float numbers[16];
   for (int code = 0; code < 16; ++code) numbers[code] = static_cast<float>(code);
   const __m512 table = rows->lookup ? _mm512_loadu_ps(rows->lookup) : _mm512_load_ps(numbers);
-  alignas(64) uint16_t order[32];  // even codes and odd ones take turns
+  alignas(64) uint16_t order[32];  // interleaves even codes and odd ones
   for (int i = 0; i < 32; ++i) order[i] = static_cast<uint16_t>(i / 2 + i % 2 * 16);
   const __m512i turns = _mm512_load_si512(order);
   for (int64_t r = 0; r < count_of_rows; ++r)
@@ -162,7 +162,7 @@ void add_steps(const TiledRows& of, int64_t step, int64_t stop) {
   }
 }
 
-/// totals (panels, blocks, 16, 16) of one or two panels and blocks of tokens += their products
+/// totals (panels, blocks, 16, 16) of one or two panels and blocks of tokens += their products.
 template <int Several, int Blocks>
 void multiply_row_block(const TiledRows& of, float* totals) {
   const auto total = [&](auto i, auto j) {

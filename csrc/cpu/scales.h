@@ -1,10 +1,10 @@
-// Scales that are stored as bytes, as float32.
+// Conversion of scales stored as bytes to float32.
 //
 //   exponents   2**(byte - 127), 255: NaN        (e8m0)
-//   floats      of 4 bits of exponent and 3 more, 127 and 255: NaN   (e4m3fn)
+//   floats      4 bits of exponent, 3 of mantissa; 127 and 255: NaN   (e4m3fn)
 //
-// Each is multiplied by a second scale, or divided by it, and rounded once. Equal what the formats make of them
-// (qload/layouts/fp4.py, qload/formats/nvfp4.py), bit for bit. Loops that a compiler makes registers of.
+// Each is multiplied by a second scale, or divided by it, and rounded once. Equals the scales of the formats
+// (qload/layouts/fp4.py, qload/formats/nvfp4.py), bit for bit, in loops that a compiler vectorizes.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ inline float of_exponent(uint32_t byte) {
   return float_of(byte << 23 | (byte == 0 || byte == 255 ? 1u << 22 : 0));
 }
 
-/// Below 8 there is no leading 1: one is put there and subtracted. No number waits for a condition, which would keep a
-/// compiler from registers.
+/// Exponent 0 has no leading 1: the code adds one and subtracts it again. There is no branch, since a branch would keep
+/// a compiler from vectorizing.
 inline float of_e4m3(uint32_t byte) {
   const uint32_t size = byte & 127, small = size < 8 ? 0xFFFFFFFF : 0;
   const uint32_t with = size == 127 ? 0x7FC00000 : (120u << 23) + (small & 1u << 23) + (size << 20);

@@ -1,4 +1,4 @@
-// Scales that are stored as bytes, 16 at once in registers of AVX-512: the float32 that scales.h makes of them.
+// Conversion of scales stored as bytes, 16 at once in registers of AVX-512, to the float32 of scales.h.
 #pragma once
 
 #include <immintrin.h>
@@ -8,7 +8,7 @@
 namespace qload::cpu {
 namespace {
 
-/// Exponents of 32 codes each.
+/// Exponents, one for each 32 codes.
 struct Exponents {
   static constexpr int kRun = 32;
   explicit Exponents(const ByteScales&) {}
@@ -20,7 +20,7 @@ struct Exponents {
   static __mmask64 none(__m512i bytes) { return _mm512_cmpeq_epi8_mask(bytes, _mm512_set1_epi8(-1)); }
 };
 
-/// Floats of 8 bits, of 16 codes each. Their bits at the place that float16 has them are 2**-8 times the number.
+/// 8-bit floats, one for each 16 codes. Shifted to the fields of a float16, their bits give 2**-8 times the number.
 template <bool kDivided>
 struct Bytes8 {
   static constexpr int kRun = 16;
@@ -32,11 +32,11 @@ struct Bytes8 {
   static bool is_of(const ByteScales& scales) { return scales.kind == ByteScales::kE4m3 && scales.divided == kDivided; }
 
   __m512 of(__m128i bytes) const {
-    const __m256i raised = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);  // the sign twice
+    const __m256i raised = _mm256_slli_epi16(_mm256_cvtepi8_epi16(bytes), 7);  // with two copies of the sign
     const __m512 small = _mm512_cvtph_ps(_mm256_and_si256(raised, _mm256_set1_epi16(static_cast<int16_t>(0xBFFF))));
     const __m512 near = _mm512_mul_ps(small, factor);
     if constexpr (!kDivided) return near;
-    return _mm512_fmadd_ps(_mm512_fnmadd_ps(near, second, small), factor, near);  // what rounding took is put back
+    return _mm512_fmadd_ps(_mm512_fnmadd_ps(near, second, small), factor, near);  // adds the rounding error back
   }
   static __mmask64 none(__m512i bytes) {
     const __m512i size = _mm512_set1_epi8(127);
@@ -44,7 +44,7 @@ struct Bytes8 {
   }
 };
 
-/// Whether `Scales` makes the same of every byte as scales.h does, bit for bit but for zeros' signs.
+/// Whether `Scales` converts every byte as scales.h does, bit for bit except for the sign of zeros.
 template <class Scales>
 bool agrees(const ByteScales& scales) {
   if (!Scales::is_of(scales)) return false;
@@ -63,7 +63,7 @@ bool agrees(const ByteScales& scales) {
   return true;
 }
 
-/// As `spell_scales`, of scales for which `Scales` agrees with it.
+/// As `spell_scales`, for scales on which `Scales` agrees with it.
 template <class Scales>
 void spell_in_registers(const ByteScales& scales, int64_t first, int64_t count, float* to) {
   const Scales own(scales);
@@ -76,7 +76,7 @@ void spell_in_registers(const ByteScales& scales, int64_t first, int64_t count, 
   }
 }
 
-/// Of each kind that one `Scales` agrees with in every byte, that; else as all instruction sets do.
+/// The `Scales` that agrees with scales.h on every byte, if there is one; else the conversion for all machines.
 inline SpellScales scales_avx512(const ByteScales& scales) {
   if (agrees<Exponents>(scales)) return spell_in_registers<Exponents>;
   if (agrees<Bytes8<false>>(scales)) return spell_in_registers<Bytes8<false>>;

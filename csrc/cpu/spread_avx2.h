@@ -1,4 +1,4 @@
-// Codes of 3 bits to codes of 4, 64 at a time: what AVX2 and AVX-512 share.
+// Widening of 3-bit codes to 4 bits, 64 at a time, for AVX2 and AVX-512.
 #pragma once
 
 #include <immintrin.h>
@@ -8,8 +8,8 @@
 namespace qload::cpu {
 namespace {
 
-/// As many whole runs of 64 as leave 16 codes behind them, which are read with the last; returns how many codes.
-/// Each 3 bytes of eight codes become 4: bytes first, then three shifts that `spread_eight` (expand.h) has too.
+/// Widens whole runs of 64 and returns the number of codes. It leaves 16 codes or more, as its loads go beyond a run.
+/// Each 3 bytes of eight codes become 4: bytes first, then three shifts as in `spread_eight` (expand.h).
 inline int64_t spread_64(const uint8_t* codes, int64_t count, uint8_t* nibbles) {
   const __m256i bytes = _mm256_broadcastsi128_si256(
       _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1));

@@ -1,12 +1,12 @@
-// Bit streams: a list of bit fields, applied to run after run of words.
+// Bit streams: a list of bit fields, moved in each run of words.
 //
 //   to[run][field.to] |= (from[run][field.from] >> from_bit & mask) << to_bit      for every field
 //
 //   in   from  uint32  runs of `from_words` words
 //   out  to    uint32  runs of `to_words` words
 //
-// The innermost axis of lanes goes to the kernel (narrow.h), which keeps 64 runs in the cache; threads share
-// out what is left. Equals Packing.pack and Packing.unpack (qload/layouts/packing.py) of any fields.
+// The kernel (narrow.h) processes the innermost axis of lanes, and keeps 64 runs in the cache; threads divide the
+// other axes. Equals Packing.pack and Packing.unpack (qload/layouts/packing.py) for any fields.
 #include "streams.h"
 
 #include <algorithm>
@@ -21,9 +21,9 @@
 namespace qload::cpu {
 namespace {
 
-constexpr int64_t kRuns = 1024;  // of one call of the kernel: shares of one long axis for several threads
+constexpr int64_t kRuns = 1024;  // in one call of the kernel: divides a long axis among several threads
 
-// Fields of one target wait for each other: those of different ones in turns.
+// Interleaves the fields of different words, because those of one word depend on each other.
 std::vector<Field> in_turns(const std::vector<Field>& fields) {
   int before[kMostWords] = {};
   std::vector<std::pair<int, Field>> turns;

@@ -1,4 +1,4 @@
-// The OpenMP runtime of torch, found among the libraries of this process: nothing is linked to it.
+// The OpenMP runtime of torch, looked up among the libraries of this process and not linked.
 #include "team.h"
 
 #include <atomic>
@@ -16,15 +16,15 @@
 namespace qload::cpu {
 namespace {
 
-/// GCC's entry to a parallel region: what each thread calls, with what, how many threads, flags. Other
+/// GCC's entry to a parallel region: a function for each thread, its argument, the number of threads, flags. Other
 /// runtimes on Linux have it too.
 using Parallel = void (*)(void (*)(void*), void*, unsigned, unsigned);
 
 #ifdef __linux__
 std::atomic<bool> forked{false};
-const bool watched = !pthread_atfork(nullptr, nullptr, [] { forked = true; });  // from the module's load on
+const bool watched = !pthread_atfork(nullptr, nullptr, [] { forked = true; });  // registered when the module is loaded
 
-/// Whether this process is a copy of another, by the flags that Linux keeps of it: one that it cannot read is.
+/// Whether this process is a fork of another, by its flags in Linux; true if they cannot be read.
 bool is_copy() {
   constexpr unsigned long kForkedAndNotReplaced = 0x40;
   std::FILE* const file = std::fopen("/proc/self/stat", "r");
@@ -36,10 +36,10 @@ bool is_copy() {
 }
 
 Parallel find() {
-  if (is_copy()) return nullptr;  // of one whose threads torch may take for its own
-  void* const torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);  // kept, as the runtime is needed
+  if (is_copy()) return nullptr;  // in a fork torch may take its parent's threads for its own
+  void* const torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);  // never closed: the runtime stays in use
   if (!torch) return nullptr;
-  return reinterpret_cast<Parallel>(dlsym(torch, "GOMP_parallel"));  // of torch and what it is linked to
+  return reinterpret_cast<Parallel>(dlsym(torch, "GOMP_parallel"));  // from torch or its dependencies
 }
 
 Parallel parallel() {
@@ -50,7 +50,7 @@ Parallel parallel() {
 Parallel parallel() { return nullptr; }
 #endif
 
-/// Threads that are waited for wherever their block is left: one that is not would end the process.
+/// Joins its threads in every exit from a block: a thread without a join would end the process.
 struct Joined {
   std::vector<std::thread> threads;
   ~Joined() {
@@ -68,7 +68,7 @@ void on_threads(int threads, void (*share)(void*), void* of) {
   try {
     others.threads.reserve(static_cast<size_t>(threads));
     for (int thread = 1; thread < threads; ++thread) others.threads.emplace_back(share, of);
-  } catch (const std::exception&) {  // no more threads to be had, or no memory: those that are do the work
+  } catch (const std::exception&) {  // no more threads, or no memory: the existing ones do the work
   }
   share(of);
 }

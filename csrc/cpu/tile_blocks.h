@@ -1,5 +1,5 @@
-// Two operands of one or two tiles each: up to four sums, tiles 0 to 3; the first operand is in tiles 4 and 5, the second
-// in 6 and 7.
+// Products of two operands of one or two tiles each: up to four sums, in tiles 0 to 3; the first operand is in tiles 4
+// and 5, the second in 6 and 7.
 #pragma once
 
 #include "tiles.h"
@@ -12,7 +12,7 @@ struct Number {
   static constexpr int value = Value;
 };
 
-/// `work(i, j)` for each tile of sums.
+/// Calls `work(i, j)` for each tile of sums.
 template <int Firsts, int Seconds, class Work>
 void each_sum(const Work& work) {
   work(Number<0>{}, Number<0>{});
@@ -57,7 +57,7 @@ void add_products() {
   });
 }
 
-/// The way for two or one of each.
+/// Selects the variant for two tiles or one of each operand.
 template <class Way>
 Way way_of(bool two_firsts, bool two_seconds, Way two_two, Way two_one, Way one_two, Way one_one) {
   return two_firsts ? two_seconds ? two_two : two_one : two_seconds ? one_two : one_one;

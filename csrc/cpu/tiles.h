@@ -1,4 +1,4 @@
-// The eight tiles of AMX; where EMULATED_TILES is defined, the same in plain C++, for tests on machines without.
+// The eight tiles of AMX; with EMULATED_TILES defined, the same in plain C++, for tests on machines without AMX.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 namespace qload::cpu {
 namespace {
 
-/// Written as instructions, because the functions of some compilers do not say that tiles read memory.
+/// In inline assembly, because the intrinsics of some compilers omit that tiles read memory.
 struct Tiles {
-  /// All tiles with 16 rows of 64 bytes, until `release`.
+  /// Configures all tiles with 16 rows of 64 bytes, until `release`.
   static void configure() {
     struct alignas(64) {
       uint8_t palette = 1, rest[15] = {};
@@ -32,7 +32,7 @@ struct Tiles {
     asm volatile("tilezero %%tmm%c0" : : "i"(Tile));
   }
 
-  /// Rows `pitch` bytes apart.
+  /// Loads rows `pitch` bytes apart.
   template <int Tile>
   static void load(const void* from, int64_t pitch) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(pitch), "i"(Tile) : "memory");

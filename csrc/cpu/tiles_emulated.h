@@ -1,5 +1,5 @@
-// What tiles.h has, in plain C++, in the order of sums that Intel documents for TDPBF16PS. A thread that uses tiles
-// before it configures them, or configures those that it has not released, ends the process.
+// The interface of tiles.h in plain C++, with the order of sums from Intel's documentation of TDPBF16PS. A thread ends
+// the process if it uses tiles without a configuration, or configures tiles before their release.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 namespace qload::cpu {
 namespace {
 
-/// What is too small to be a normal number counts as 0, with its sign.
+/// Replaces a subnormal number by 0, with its sign.
 inline float flushed(float value) {
   const uint32_t bits = bits_of(value);
   return bits & 0x7F800000 ? value : float_of(bits & 0x80000000);

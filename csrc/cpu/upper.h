@@ -8,7 +8,7 @@
 namespace qload::cpu {
 namespace {
 
-/// The upper half of a float, and what it leaves; of what is not finite all is in the upper half.
+/// The upper half of a float, and the remainder, 0 for a float that is not finite.
 inline uint32_t upper_of(float value, float& left) {
   uint32_t bits = bits_of(value);
   const bool finite = (bits >> 23 & 255) != 255;
@@ -18,7 +18,7 @@ inline uint32_t upper_of(float value, float& left) {
   return upper >> 16;
 }
 
-/// The upper halves of two floats, and what they leave.
+/// The upper halves of two floats, and their remainders.
 inline uint32_t pair_of(float& first, float& second) {
   const uint32_t low = upper_of(first, first), high = upper_of(second, second);
   return low | high << 16;

@@ -1,4 +1,4 @@
-// A register of 32 bytes, in two lanes that AVX2's shuffles do not cross. See vector_scalar.h.
+// A register of 32 bytes, in two lanes; AVX2's shuffles stay inside of one. See vector_scalar.h.
 #pragma once
 
 #include <immintrin.h>

@@ -24,7 +24,7 @@ struct Avx512 {
     if constexpr (Position < 6) {
       constexpr int distance = 1 << Position;
       const T kept = _mm512_set1_epi64(static_cast<int64_t>(below(Position)));
-      // 0xE4: the second where the third has a 0, the first where it has a 1, in the order (a, b, mask).
+      // 0xE4 selects, in the order (a, b, mask): b for a mask bit of 0, a for 1.
       low = _mm512_ternarylogic_epi64(a, _mm512_slli_epi64(b, distance), kept, kSelect);
       high = _mm512_ternarylogic_epi64(_mm512_srli_epi64(a, distance), b, kept, kSelect);
     } else if constexpr (Position == 6) {

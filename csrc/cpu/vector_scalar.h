@@ -1,10 +1,10 @@
-// Registers of a machine of which nothing is known: 4 or 8 bytes of an unsigned integer.
+// Registers for any machine: unsigned integers of 4 or 8 bytes.
 //
-// What a register has to offer, here and in vector_avx2.h and vector_avx512.h:
+// The interface of a register, also in vector_avx2.h and vector_avx512.h:
 //   kPositions               one more than its highest position (see plan.h)
-//   load, store, stream      any alignment; `stream` needs whole registers aligned
-//   exchange<Position>       of two registers: those bits of the first that are set in the position, with
-//                            those of the second that are not
+//   load, store, stream      any alignment; `stream` needs alignment to whole registers
+//   exchange<Position>       of two registers: the bits of the first with a 1 in the position, and
+//                            those of the second with a 0
 //   swap                     of two positions: bits under `mask` with those `distance` above them
 //   Table                    a shuffle of bytes
 #pragma once
@@ -17,7 +17,7 @@
 namespace qload::cpu {
 namespace {
 
-/// Bits whose address has a 0 at a position.
+/// The mask of bits with a 0 at a position of their address.
 constexpr uint64_t below(int position) {
   uint64_t mask = 0;
   for (int bit = 0; bit < 64; ++bit)

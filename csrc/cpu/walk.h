@@ -1,4 +1,4 @@
-// A walk through nested loops, from any number on: elements of a move, or tiles of a plan.
+// A walk through nested loops from any number on: elements of a move, or tiles of a plan.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace {
 
 class Walk {
  public:
-  /// `loops`: at most kMostDigits, innermost first; they stay where they are.
+  /// `loops`: at most kMostDigits, innermost first; the caller keeps them valid.
   Walk(const Digit* loops, int count, int64_t number)
       : loops_(loops), count_(count), here_(offsets_of(loops, count, number, at_)) {}
 

@@ -1,4 +1,4 @@
-// Floats of any type as float32, `step` apart.
+// Conversion of floats of any type to float32, `step` apart.
 #pragma once
 
 #include <cstdint>

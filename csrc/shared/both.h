@@ -1,4 +1,4 @@
-// What a function is that the host compiler and nvcc both read.
+// Qualifiers of functions for both the host compiler and nvcc.
 #pragma once
 
 #ifdef __CUDACC__

@@ -1,8 +1,8 @@
-// How both modules say where elements lie in two orders: on a CPU and on a GPU.
+// The description of a move between two orders, on a CPU and on a GPU.
 //
 //   to[sum digit * to] = from[sum digit * from]     for every value of every digit
 //
-// Nothing but numbers: code for one instruction set, and kernels, read it as it is.
+// Numbers only: code for one instruction set, and kernels, read it without any function.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 namespace qload {
 
 struct Digit {
-  int64_t size, from, to;  // strides: of elements, unless who has the digit says bytes or words
-  int64_t row = 0;         // how it counts in the number of a row that is looked up
+  int64_t size, from, to;  // strides: in elements, unless a caller states bytes or words
+  int64_t row = 0;         // stride in the index of a looked-up row
 };
 
 }  // namespace qload

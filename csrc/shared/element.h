@@ -12,13 +12,13 @@ template <class Word>
 QLOAD_BOTH inline void copy_word(const void* from, int64_t source, void* to, int64_t target) {
 #ifdef __CUDA_ARCH__
   static_cast<Word*>(to)[target] = static_cast<const Word*>(from)[source];
-#else  // memory of a host may start anywhere
+#else  // memory of the host has any alignment
   std::memcpy(static_cast<char*>(to) + target * static_cast<int64_t>(sizeof(Word)),
               static_cast<const char*>(from) + source * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
 #endif
 }
 
-/// to[target] = from[source]; false, and nothing done: it is less than a byte, and its neighbours need care.
+/// to[target] = from[source]. False, with nothing written, for elements smaller than a byte, which share it.
 QLOAD_BOTH inline bool copy_element(int bits, const void* from, int64_t source, void* to, int64_t target) {
   switch (bits) {
     case 8:
@@ -35,7 +35,7 @@ QLOAD_BOTH inline bool copy_element(int bits, const void* from, int64_t source, 
   }
 }
 
-/// An element of less than a byte, the first of a byte in its low bits.
+/// An element smaller than a byte; the first element of a byte is in its low bits.
 QLOAD_BOTH inline uint32_t code_at(int bits, const void* from, int64_t source) {
   const int64_t per_byte = 8 / bits;
   return static_cast<const uint8_t*>(from)[source / per_byte] >> (source % per_byte * bits) & ((1u << bits) - 1);

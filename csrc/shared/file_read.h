@@ -1,4 +1,4 @@
-// Files read at positions, by threads of our own. Systems without such reads have neither.
+// Reads of files at positions, on this library's own threads. A system without `pread` has neither.
 #pragma once
 
 #ifndef _WIN32
@@ -12,7 +12,7 @@
 
 namespace qload {
 
-/// 0: all was read; -1: the file ended before; else errno.
+/// Returns 0 if it read all bytes, -1 if the file ended before, else errno.
 inline int read_all(int descriptor, int64_t offset, void* memory, size_t bytes) {
   char* to = static_cast<char*>(memory);
   while (bytes) {
@@ -25,7 +25,7 @@ inline int read_all(int descriptor, int64_t offset, void* memory, size_t bytes) 
   return 0;
 }
 
-/// Where threads begin: signals go to the threads of the program, which know what they mean.
+/// Blocks signals while threads are created, so that the program's own threads receive them.
 class SignalsBlocked {
  public:
   SignalsBlocked() {

@@ -1,4 +1,4 @@
-// The types that codes are dequantized to, by the numbers that Python gives them.
+// The output types of dequantization, with the numbers of Python's side.
 #pragma once
 
 namespace qload {

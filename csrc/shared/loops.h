@@ -1,7 +1,7 @@
-// Where a number lies whose digits count in nested loops, the innermost first.
+// Offsets of an element by its number in nested loops, innermost first.
 //
-// In an unnamed namespace, as is all that code for one instruction set includes: what a linker keeps of an inline
-// function could be a copy that lesser machines cannot run.
+// In an unnamed namespace, like all code included for one instruction set: a linker might keep a single copy of an
+// inline function, and lesser machines could not run it.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ struct Offsets {
   int64_t from = 0, to = 0, row = 0;
 };
 
-/// What the digits of `number` add up to; `at`, if it is asked for: each of them.
+/// The offsets of element `number`; `at` receives each digit unless it is null.
 inline QLOAD_BOTH Offsets offsets_of(const Digit* loops, int count, int64_t number, int64_t* at = nullptr) {
   Offsets sum;
   for (int i = 0; i < count; ++i) {
