@@ -1,4 +1,4 @@
-"""What all tests share: goldens, fixtures from outside, Hypothesis profiles, the rule for GPUs."""
+"""Configuration of all tests: golden files, fixtures, Hypothesis profiles, the rule for GPUs."""
 
 import gc
 import os
@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, settings
 from tests.example_counts import FEW, MANY, SOME
 from tests.paths import FIXTURES
 
-torch.set_num_threads(1)  # the workers share the cores already
+torch.set_num_threads(1)  # pytest-xdist already uses all cores
 
 HERE = Path(__file__).parent
 
@@ -21,9 +21,9 @@ settings.register_profile(
 )
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
 USUAL = "ci" if os.environ.get("CI") else "default"
-# Native code is fast, and its borders are many.
+# More examples for native code: it is fast and has many edge cases.
 settings.register_profile("some", settings.get_profile(USUAL), max_examples=SOME)
-# A fault has only to be noticed: no time goes into the smallest example of it.
+# Mutation tests need a failure, not a minimal example.
 settings.register_profile(
     "faults",
     settings.get_profile("default"),
@@ -36,7 +36,7 @@ settings.load_profile(USUAL)
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Any:
-    """Compares with a file under golden/. `nox -s golden` rewrites them."""
+    """Compare text with a file under golden/; `nox -s golden` rewrites the files."""
     pytest.importorskip("syrupy", reason="goldens are compared by syrupy, which is not installed here")
     from tests.support.golden_files import Golden
 
@@ -45,7 +45,7 @@ def golden(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def golden_tensors(request: pytest.FixtureRequest) -> Any:
-    """Compares tensors with their content under golden/; a mismatch says which rows and columns moved."""
+    """Compare tensors with golden/ by content; a mismatch names the changed rows and columns."""
     pytest.importorskip("syrupy", reason="goldens are compared by syrupy, which is not installed here")
     from tests.support.golden_files import GoldenTensors
 
@@ -54,19 +54,19 @@ def golden_tensors(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture(scope="session")
 def fixtures() -> Path:
-    """The folder of input from outside."""
+    """Return the folder of external fixtures."""
     return FIXTURES
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Ten thousand tests of devices are not even collected by a run that says `not gpu`."""
+    """Skip the collection of ten thousand device tests in a run with `not gpu`."""
     asked = config.getoption("markexpr")
     without = " or " not in asked and "not gpu" in asked.split(" and ")
     return True if without and collection_path == HERE / "gpu" else None
 
 
 def pytest_collection_finish() -> None:
-    """Twenty thousand tests stay as they are: no collection of garbage has to look at them again."""
+    """Exclude twenty thousand collected tests from garbage collection."""
     gc.collect()
     gc.freeze()
 
@@ -77,7 +77,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """On a machine with a GPU, a run of `-m gpu` that executes no test has failed."""
+    """Fail a run of `-m gpu` without an executed test on a machine with a GPU."""
     if session.config.getoption("markexpr") != "gpu" or not torch.cuda.is_available():
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

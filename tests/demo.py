@@ -43,7 +43,7 @@ class Damage:
     alone: Mapping[str, str] = field(default_factory=dict)
 
 
-FOLDER = Path("build", "demo")  # of the damaged copies
+FOLDER = Path("build", "demo")  # folder of the damaged copies
 DAMAGES = (
     Damage(
         "zero-points",
@@ -92,7 +92,7 @@ class Outcome:
 
 
 def models() -> list[Path]:
-    """Paths of the two models among the fixtures, relative to the current directory."""
+    """Return the paths of the two models among the fixtures, relative to the current directory."""
     found = [
         config for name in ("awq", "gptq") for config in sorted(FIXTURES.glob(f"{name}/model_*/config.json"))
     ]
@@ -170,7 +170,7 @@ def _show_damaged(out: Console, folder: Path, checkpoint: Path, case: Case, each
 
 
 def changes(before: Tensors, after: Tensors) -> Iterator[str]:
-    """A line for each tensor that is missing or has other values."""
+    """Yield a line for each tensor with other values, and for each missing tensor."""
     for name in sorted(before):
         if name not in after:
             yield f"{name}: removed"

@@ -1,4 +1,4 @@
-"""The table of formats that every contract test runs over: a line each for how its config is drawn."""
+"""Table of formats for all contract tests: one line per format with a strategy for its config."""
 
 from math import gcd, lcm
 
@@ -98,9 +98,9 @@ every_format = pytest.mark.parametrize("weight_type", FORMATS, ids=lambda weight
 
 
 def lawful(config: Config, dim: str, size: int, world: int, K: int) -> bool:
-    """Whether every cut of `dim` for `world` ranks is lawful: from what tools write, not from the product.
+    """Return whether every cut of `dim` for `world` ranks is permitted, by the tools and not by qload.
 
-    A format without a branch here may be cut anywhere.
+    A format without a branch in this function permits any cut.
     """
     if size % world:
         return False
@@ -148,5 +148,5 @@ def lawful(config: Config, dim: str, size: int, world: int, K: int) -> bool:
 
 
 def small_integers(shape: tuple[int, ...]) -> torch.Tensor:
-    """Integers from -2 to 2, which float32 multiplies and sums exactly."""
+    """Draw integers from -2 to 2, for exact products and sums in float32."""
     return (torch.arange(torch.Size(shape).numel()) % 5 - 2).reshape(shape).float()

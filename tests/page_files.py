@@ -1,4 +1,4 @@
-"""The files of a page: its blocks of Python with a name, changed by its blocks of differences."""
+"""Files of a documentation page: named blocks of Python, changed by blocks of differences."""
 
 import re
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ NAMED = re.compile(r"# (\S+\.py)\n")
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """Language and text of each fenced block."""
+    """Return language and text of each fenced block."""
     for found in BLOCK.finditer(page.read_text()):
         yield found[1], found[2]
 
 
 def change(files: dict[str, str], difference: str) -> str:
-    """Apply a block of differences to the one file that has its old lines; return that file's name."""
+    """Apply a block of differences to the only file with its old lines; return the name of the file."""
     old, new = (
         "".join(f"{line[1:]}\n" for line in difference.splitlines() if line[0] == sign) for sign in "-+"
     )
@@ -25,7 +25,7 @@ def change(files: dict[str, str], difference: str) -> str:
 
 
 def files(page: Path) -> dict[str, str]:
-    """The text of each file at the end of a page, by name."""
+    """Return the text of each file at the end of a page, by name."""
     found: dict[str, str] = {}
     for language, text in blocks(page):
         if language == "py" and (name := NAMED.match(text)):

@@ -1,4 +1,4 @@
-"""Where the tests, their input from outside and their goldens lie."""
+"""Locations of tests, fixtures and golden files."""
 
 from pathlib import Path
 
@@ -6,12 +6,12 @@ TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 GOLDEN = ROOT / "golden"
 FIXTURES = ROOT / "fixtures"
-# Whose layers are tested one by one: all but those that are there to be refused, and whole models.
+# Folders outside the tests of single layers: refused layers, and whole models.
 APART = ("models", "refused")
 FOLDERS = sorted(path.name for path in FIXTURES.iterdir() if path.is_dir() and path.name not in APART)
 
 
 def cases(*formats: str) -> list[Path]:
-    """The fixture folders of these formats that hold a checkpoint."""
+    """Return the fixture folders of these formats with a checkpoint."""
     folders = (folder for weight_type in formats for folder in (FIXTURES / weight_type).iterdir())
     return sorted(folder for folder in folders if (folder / "config.json").is_file())

@@ -51,7 +51,7 @@ def read_records() -> dict[str, Any]:
 
 
 def calls(path: Path) -> Iterator[dict[str, str]]:
-    """The arguments of each call of `RuleText` in a file."""
+    """Yield the arguments of each call of `RuleText` in a file."""
     text = path.read_text("utf-8")
     for node in ast.walk(ast.parse(text)) if "RuleText(" in text else ():
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "RuleText":
@@ -59,7 +59,7 @@ def calls(path: Path) -> Iterator[dict[str, str]]:
 
 
 def page(record: Any) -> str:
-    """The page of a rule in Markdown."""
+    """Return the Markdown page of a rule."""
     checked = "Tier: " if record.stage in ("headers", "values", "meaning", "any") else ""
     stage = f"With `{record.stage}`" if record.stage.startswith("--") else record.stage
     parts = [
@@ -75,7 +75,7 @@ def page(record: Any) -> str:
 
 
 def index(records: dict[str, Any]) -> str:
-    """The list of all rules, by stage and severity."""
+    """Return the list of all rules, by stage and severity."""
     stages = ("headers", "values", "meaning", "any", "--against", "--logits", "--tp", "exception")
     rows = []
     for stage in stages:

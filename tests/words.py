@@ -1,4 +1,4 @@
-"""Plain words in docstrings, names and error texts: `python -m tests.words` fails above a limit.
+"""Check of docstrings, names and error texts for plain words: `python -m tests.words` fails above a limit.
 
 A sentence with many relative pronouns, or a first line with a question word in front, is hard to parse for a
 reader from outside. A name of adverbs and participles alone tells nothing about its object.
@@ -19,7 +19,7 @@ PRONOUNS = re.compile(
 OPENERS = re.compile(
     r"(what|who|whom|whose|which|whether|where|how|of|those|that|among|one that|many)\b", re.I
 )
-# Words that need a noun beside them in the name of a module, class or function.
+# Words without meaning in a name of a module, class or function unless a noun accompanies them.
 VAGUE = {
     "ahead",
     "alike",

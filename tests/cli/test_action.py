@@ -1,4 +1,4 @@
-"""The composite action: its inputs are options of verify, and nothing that is given to it is shell code."""
+"""Composite action: its inputs are options of verify, and no input is executed as shell code."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def action() -> dict[str, Any]:
 
 
 def ran(folder: Path, **given: str) -> tuple[int, str, list[str]]:
-    """The script, with a program that notes its arguments: the exit code, the summary, the arguments."""
+    """Run the script with a program for recording arguments: exit code, summary, arguments."""
     program = folder / "program"
     program.write_text(
         f"#!{sys.executable}\nimport sys\nnoted = open({str(folder / 'seen')!r}, 'w')\n"

@@ -1,4 +1,4 @@
-"""`qload bench-load` loads what it measures, and says so in tables and in JSON."""
+"""`qload bench-load`: loaded layers, and the measurements as tables and as JSON."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every command ends with the code of its verdict, of several paths the worst; a bug ends in a sentence."""
+"""Exit code of every command by its verdict (the worst of several paths); one line for an internal error."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ from qload.testing import make_checkpoint
 from tests.support.unread import known_type
 
 CODES = {"broken": 1, "findings": 1, "unread": 4, "foreign": 4, "sound": 0}
-# What each verb that takes a checkpoint is asked, beside the path.
+# Arguments of each verb on a checkpoint, in addition to the path.
 VERBS: dict[str, list[str]] = {
     "inspect": [],
     "verify": [],
@@ -32,7 +32,7 @@ VERBS: dict[str, list[str]] = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A checkpoint of each verdict."""
+    """Return a checkpoint of each verdict."""
     there = tmp_path_factory.mktemp("codes")
     made = {name: there / name for name in CODES}
     make_checkpoint("gptq", made["sound"])
@@ -61,7 +61,7 @@ def test_what_is_not_read_ends_every_verb_with_its_code(
 
     expected = {"foreign": 4, "unread": 4, "broken": 1}[name]
     if (verb, name) == ("run", "broken"):
-        expected = 2  # there is no config.json, which comes first
+        expected = 2  # the check for config.json comes first
     assert result.exit_code == expected, result.output
     assert not (tmp_path / "made").exists()
     if name == "foreign":
@@ -82,7 +82,7 @@ def test_of_several_paths_the_worst_counts(
 ) -> None:
     result = CliRunner().invoke(main, [verb, *(str(folders[name]) for name in names), "--json"])
 
-    if verb == "inspect" and "findings" in names:  # which reads no values
+    if verb == "inspect" and "findings" in names:  # inspect reads no values
         code = 4
     assert result.exit_code == code
     assert len(result.stdout.splitlines()) == len(names)
@@ -154,7 +154,7 @@ def test_the_traceback_of_a_rule_is_shown_with_v(
 def test_the_speed_of_loading_is_not_measured_of_what_is_not_read(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even of the reader that is measured beside qload's."""
+    """Exclude a measurement of the second reader, too."""
     monkeypatch.setattr(sys.modules["qload.cli.bench_load"], "_load_files", fail)
 
     assert CliRunner().invoke(main, ["bench-load", str(folders["unread"])]).exit_code == 4

@@ -1,4 +1,4 @@
-"""The command line prints what the library returns, and ends as docs/cli.md says."""
+"""Command line: output from the library, and exit codes from docs/cli.md."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def damaged(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("verb", ["inspect", "verify"])
 def test_in_a_pipe_it_prints_json_with_every_layer_and_byte(verb: str) -> None:
-    """Layers and bytes are counted in the files themselves."""
+    """Count layers and bytes in the files themselves."""
     result = run(verb, MODEL)
 
     stored: dict[str, torch.Tensor] = {}
@@ -159,7 +159,7 @@ def test_help_answers_without_torch() -> None:
 
 
 def on_a_terminal(*arguments: Any, stderr: bool = False, **environment: str) -> str:
-    """What the command writes to a terminal of 200 columns; with `stderr`, its progress too."""
+    """Return the output of a command on a terminal of 200 columns; with `stderr`, its progress too."""
     pty = pytest.importorskip("pty", reason="this system has no pseudo terminals")
     parent, child = pty.openpty()
     process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""qload convert: what it prints, and how it ends."""
+"""Output and exit codes of `qload convert`."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`nox -s demo` keeps its promises, shows them, and fails where it does not keep one."""
+"""`nox -s demo`: expected findings, printed output, and failure without an expected finding."""
 
 import io
 from collections.abc import Callable
@@ -21,7 +21,7 @@ ZERO_POINTS, ROLLED = demo.DAMAGES[:2]
 
 
 def shown(folder: Path, *checkpoints: Path, damages: tuple[demo.Damage, ...]) -> tuple[list[str], str]:
-    """The broken promises and the text of a demonstration."""
+    """Return the missing findings and the text of a demonstration."""
     out = Console(file=io.StringIO(), width=400, color_system=None)
     broken = demo.demonstrate(out, folder, checkpoints, damages)
     assert isinstance(out.file, io.StringIO)

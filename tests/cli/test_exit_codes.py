@@ -1,4 +1,4 @@
-"""How a command ends that cannot end well: an exit code, and on standard error one line or nothing."""
+"""Exit code of a failed command, and one line or nothing on standard error."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Findings and notes as people read them: one line for one cause, with places, numbers and remedy."""
+"""Findings and notes in text form: one line per cause, with locations, numbers and remedy."""
 
 import io
 from pathlib import Path
@@ -20,7 +20,7 @@ NAMES = [f"l.{number}.{part}.scales" for number in range(7) for part in ("up", "
 
 
 def shown(report: Report, width: int = 200) -> str:
-    """What is printed, with runs of spaces as one."""
+    """Return the printed report, with runs of spaces as one."""
     out = Console(file=io.StringIO(), width=width)
     for each in finding_tables(report):
         out.print(each)

@@ -1,4 +1,4 @@
-"""`qload formats`: the table that the formats themselves answer for."""
+"""`qload formats`: the table of formats, generated from the formats."""
 
 import json
 import re
@@ -53,7 +53,7 @@ quant_method {}: READS in qload/detect/config_reader.py and the embedded configs
 In READS alone: {}. Add fixtures/FORMAT/CASE/ with such a config.json, or, if no fixture can have one, add
 the config to UNSTORED in this file.
 Found by a config alone: {}. Add it to READS."""
-# What `repack` has to be told for a layout that asks for it.
+# Mandatory options of `repack` for some layouts.
 OPTIONS = {"dtype": torch.bfloat16, "exponent_bias": False}
 
 
@@ -80,11 +80,11 @@ def test_every_no_has_its_reason() -> None:
 
 
 def test_what_a_method_reads_is_what_its_configs_are_read_as() -> None:
-    """Of every embedded checkpoint, and of the dialects that none of them speaks."""
+    """Test the config of every fixture, and configs of dialects without a fixture."""
     found: dict[str, set[type[Weight]]] = {name: set() for name in READS}
     configs = [find_config(path.parent) for path in FIXTURES.rglob("config.json")]
     for config in [*filter(None, configs), *(FoundConfig("config.json", "", values) for values in UNSTORED)]:
-        with suppress(UnsupportedFormatError):  # of what is embedded to be refused
+        with suppress(UnsupportedFormatError):  # some fixtures are unsupported on purpose
             found[config.values["quant_method"]] |= {fmt.weight_type for fmt in read_claims(config).formats}
 
     for method, formats in READS.items():
@@ -112,7 +112,7 @@ def test_what_is_said_of_repacking_holds(weight_type: type[Weight], data: Any) -
         try:
             other = repack(weight, layout, **given)
         except RepackError:
-            continue  # this one cannot be said in it; that some can, the formats' own tests show
+            continue  # not representable in this layout; the tests of the formats use other weights
         assert isinstance(other, weight_type) or layout in targets(weight_type)
         assert can_restore(weight_type)
         back = restore(other)
@@ -127,7 +127,7 @@ def test_a_quantizer_stands_beside_the_format_that_it_makes(name: str) -> None:
 
 
 def stacks_of(stored: StoredExperts, endings: dict[str, str]) -> dict[str, Tensor]:
-    """The tensors of experts of which each is stored by itself, in stacks, whose names have these endings."""
+    """Return the tensors of separately stored experts as stacks, under names with these endings."""
     found = {}
     for part in NAMES:
         for field, ending in endings.items():
@@ -163,11 +163,11 @@ def test_what_is_said_of_experts_holds(weight_type: type[Weight], data: Any) -> 
 @given(data=st.data())
 @settings(max_examples=3)
 def test_stacks_are_read_from_the_names_that_are_said(name: str, data: Any) -> None:
-    """Of the endings that the command shows one for each tensor, whichever."""
+    """Test one of the printed endings for each tensor."""
     (weight_type,) = (each for each in MATRICES if each.format == name)
     stored = data.draw(experts(weight_type))
     held = {field.rpartition(".")[2] for field in stored.tensors}
-    assume(held <= {*FIELDS.values()})  # what is optional may have no stack
+    assume(held <= {*FIELDS.values()})  # optional tensors may have no stack
     text = overview()[name]["experts in stacks"].text.removeprefix("from experts.down_proj")
     first, _, others = text.partition(" with ")
     weights = [ending.strip() for ending in first.split(" or ")]

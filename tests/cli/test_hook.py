@@ -1,4 +1,4 @@
-"""The hook for pre-commit: it takes the files of checkpoints, and judges each folder once."""
+"""Hook for pre-commit: it receives files of checkpoints, and verifies each folder once."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def hook() -> dict[str, Any]:
 
 
 def run(hook: dict[str, Any], *more: Any) -> Result:
-    """As pre-commit does: the entry, then arguments and names of files."""
+    """Run the hook like pre-commit: the entry, then arguments and names of files."""
     program, *arguments = shlex.split(hook["entry"])
     assert program == "qload"
     return CliRunner().invoke(main, [*arguments, *map(str, more)])
@@ -33,7 +33,7 @@ def run(hook: dict[str, Any], *more: Any) -> Result:
 def test_the_hook_has_what_pre_commit_asks_for(hook: dict[str, Any]) -> None:
     assert (hook["id"], hook["language"]) == ("qload-verify", "python")
     assert {"name", "entry"} <= hook.keys()
-    assert hook["require_serial"] is True  # or the files of one folder are dealt out to several processes
+    assert hook["require_serial"] is True  # otherwise several processes share the files of one folder
 
 
 @pytest.mark.parametrize(

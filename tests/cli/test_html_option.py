@@ -1,4 +1,4 @@
-"""--html of verify and explain, and qload layout: what they write, and what is a usage error."""
+"""`--html` of verify and explain, and `qload layout`: written pages, and usage errors."""
 
 import json
 from collections import Counter
@@ -71,7 +71,7 @@ def test_a_page_beside_a_reference_has_maps_of_errors(tmp_path: Path) -> None:
 
 
 def read_by(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> dict[str, int]:
-    """Bytes of tensors that a command reads, by the folder that they are in."""
+    """Return the tensor bytes read by a command, per folder."""
     read = Counter[str]()
 
     def counted(storage: SafetensorsStorage, nbytes: int) -> None:
@@ -100,6 +100,6 @@ def test_a_page_reads_a_reference_once_and_scales_again(
     told = read_by(monkeypatch, *command)
     with_page = read_by(monkeypatch, *command, "--html", tmp_path / "page.html")
 
-    again = stored["lm_head.weight"].nbytes  # a layer that differs is found to do so, and then compared
+    again = stored["lm_head.weight"].nbytes  # without a page, a different layer is read twice
     assert with_page["plain"] == told["plain"] - damaged * again
     assert with_page["one"] < told["one"] * 1.1

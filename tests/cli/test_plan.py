@@ -1,4 +1,4 @@
-"""qload plan and qload explain: what they print, and how they end."""
+"""Output and exit codes of `qload plan` and `qload explain`."""
 
 import json
 from pathlib import Path
@@ -14,17 +14,17 @@ MODEL = FIXTURES / "models" / "gptq_mixtral"
 
 @pytest.fixture(autouse=True)
 def a_wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables are not folded."""
+    """Set a wide terminal, against line breaks in tables."""
     monkeypatch.setenv("COLUMNS", "200")
 
 
 def linear_layers() -> set[str]:
-    """The prefixes of all layers, read from the file itself."""
+    """Return the prefixes of all layers, from the file itself."""
     return {name.rpartition(".")[0] for name in load_file(MODEL / "model.safetensors")}
 
 
 def test_json_has_every_layer_and_what_does_not_fit() -> None:
-    """Four heads of queries and two of keys and values do not divide into three."""
+    """Four query heads and two key/value heads are not divisible by three."""
     result = run("plan", MODEL, "--tp", "2,3")
 
     told = json.loads(result.stdout)

@@ -1,4 +1,4 @@
-"""What a verb says of how far it is."""
+"""Progress output of a verb."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""qload run writes what the engine writes, prints it as docs/cli.md says, and refuses in one sentence."""
+"""`qload run`: text of the engine, output as in docs/cli.md, and errors in one line."""
 
 import json
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_text_is_read_and_written_by_the_checkpoints_tokenizer(folder: Path) -> 
 
 
 def refused(*arguments: Any) -> str:
-    """The one line on standard error of a command that is wrong; the same is an object on standard output."""
+    """Return the one line on standard error of an invalid command; standard output has it as an object."""
     result = run(*arguments)
     assert result.exit_code == 2
     assert result.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""SARIF holds what the 2.1.0 standard makes mandatory, and what systems that scan code ask for beside it."""
+"""SARIF output: mandatory properties of the 2.1.0 standard, and requirements of code scanning systems."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ def run(*arguments: Any) -> Result:
 
 
 def check(sarif: Any) -> list[dict[str, Any]]:
-    """The results of a log, in which every mandatory property stands with its type."""
+    """Return the results of a log, after a check of every mandatory property and its type."""
     assert sarif["version"] == "2.1.0"
     assert sarif["$schema"].endswith("sarif-schema-2.1.0.json")
     (one,) = sarif["runs"]
@@ -69,7 +69,7 @@ def check_result(result: dict[str, Any], ids: list[str]) -> None:
 
 @pytest.fixture
 def damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkpoint with two findings of two causes, in a folder of the current directory."""
+    """Return a checkpoint with two findings of two causes, in a folder of the current directory."""
     monkeypatch.chdir(tmp_path)
     folder = Path("my models", "a%b")
     folder.mkdir(parents=True)
@@ -119,7 +119,7 @@ def test_a_finding_is_a_result_with_file_and_tensor(damaged: Path) -> None:
     assert location["logicalLocations"] == [{"fullyQualifiedName": "a.weight", "kind": "tensor"}]
     assert first["partialFingerprints"] != second["partialFingerprints"]
     assert first["message"]["text"].startswith(verify(damaged).findings[0].message)
-    assert json.loads(result.stdout)["verdict"] == "findings"  # beside the report
+    assert json.loads(result.stdout)["verdict"] == "findings"  # in addition to the report
     assert result.exit_code == 1
 
 

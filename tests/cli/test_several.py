@@ -1,4 +1,4 @@
-"""Several paths, several world sizes, and errors as JSON: what a program gets of them."""
+"""Output for programs: several paths, several world sizes, and errors as JSON."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""qload shard: what it prints, and how it ends."""
+"""Output and exit codes of `qload shard`."""
 
 import json
 from pathlib import Path

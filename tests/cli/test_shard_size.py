@@ -1,4 +1,4 @@
-"""What verbs that write a checkpoint share: how large files may be, in bytes, and which sizes are none."""
+"""Option `--shard-size` of verbs with a written checkpoint: maximum file size in bytes, and invalid sizes."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.cli.test_several import run
 @click.command()
 @shard_size_option
 def asked(shard_size: int) -> None:
-    """Say the bytes."""
+    """Print the number of bytes."""
     click.echo(f"{type(shard_size).__name__} {shard_size}")
 
 

@@ -1,4 +1,4 @@
-"""Beside JSON in a pipe or a file, each verb that reports has a summary of at most ten lines on stderr."""
+"""Summary of at most ten lines on stderr, for each verb with a JSON report in a pipe or a file."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from tests.paths import FIXTURES, ROOT
 MODEL = FIXTURES / "models" / "gptq_mixtral"
 ACT_ORDER = FIXTURES / "gptq" / "model_g32_desc_act"
 AWQ = FIXTURES / "awq" / "model_gemm_g64"
-# By verb: arguments, the exit code, and what the first line of the summary begins with.
+# By verb: arguments, exit code, and the beginning of the first line of the summary.
 VERBS: dict[str, tuple[list[Any], int, str]] = {
     "inspect": ([MODEL], 0, f"ok  {MODEL}: 41 layers"),
     "verify": ([AWQ, "--tp", "4,16"], 1, f"findings  {AWQ}: 3 errors in 8 places; 21 layers"),
@@ -82,7 +82,7 @@ def test_a_terminal_has_no_summary() -> None:
     pty = pytest.importorskip("pty", reason="this system has no pseudo terminals")
     parent, child = pty.openpty()
     done = subprocess.run(
-        [sys.executable, "-m", "qload", "doctor", "--json"],  # whose output fits a terminal that is not read
+        [sys.executable, "-m", "qload", "doctor", "--json"],  # its output fits into the buffer of a terminal
         stdout=child, stderr=subprocess.PIPE, cwd=ROOT, check=True,
     )  # fmt: skip
     os.close(child)

@@ -1,4 +1,4 @@
-"""Commands that answer without torch, in processes of their own: an import of torch takes seconds."""
+"""Commands without an import of torch, in separate processes: the import takes seconds."""
 
 import ctypes
 import json
@@ -53,7 +53,7 @@ def ended(commands: list[list[str]]) -> list[Ended]:
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, int, str]]:
-    """Paths without a checkpoint, each with the exit code and a part of the reason."""
+    """Return paths without a checkpoint, each with the exit code and a part of the reason."""
     folder = tmp_path_factory.mktemp("paths")
     (folder / "empty").mkdir()
     (folder / "pickle").mkdir()
@@ -108,7 +108,7 @@ def test_the_doctor_imports_torch_where_it_is_to() -> None:
 
 
 def driver(names: list[bytes], **statuses: int) -> SimpleNamespace:
-    """A CUDA driver of devices with `names`, whose functions return `statuses` by their names."""
+    """Return a CUDA driver of devices with `names`; `statuses` has the results of its functions by name."""
 
     def count(number: Any) -> int:
         number._obj.value = len(names)

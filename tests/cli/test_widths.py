@@ -1,4 +1,4 @@
-"""Tables of every verb keep names of tensors, layers, files and rules whole, however narrow the terminal."""
+"""Whole names of tensors, layers, files and rules in the tables of every verb, on a terminal of any width."""
 
 import re
 from pathlib import Path
@@ -23,7 +23,7 @@ NAME = re.compile(r"[\w{}-]+(?:[./,]+[\w{}-]+)+")  # dotted, or a path
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Long names: `in` has a NaN and zero points off, `other` other codes."""
+    """Return a folder with long names: `in` has a NaN and wrong zero points, `other` has other codes."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").mkdir()
     (tmp_path / "other").mkdir()
@@ -53,7 +53,7 @@ COMMANDS: dict[str, list[Any]] = {
 
 
 def names(text: str) -> set[str]:
-    """Whole words with dots in them, line by line."""
+    """Return whole words with dots, line by line."""
     return {found for line in text.splitlines() for found in NAME.findall(line)}
 
 

@@ -1,4 +1,4 @@
-"""Where what a weight means may be written: refused alike by every format, with native code and without."""
+"""Argument `out` of `dequantize`: equal errors for every format, with native code and without."""
 
 from contextlib import nullcontext
 from dataclasses import replace

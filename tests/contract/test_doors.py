@@ -1,13 +1,13 @@
-"""The table of doors: what every command and every public callable does where some tensors are not read.
+"""Behaviour of every entry point (command or public callable) for a checkpoint with unread tensors.
 
-Law: a tensor that no format reads is never used as a value, never called equal, never copied. A door is
-each command, and each public callable that takes a path, a storage or `Weights`; one that is missing from the
-table fails a test. `run` below says of each which of these it does:
+Rule: a tensor without a format is never used as a value, never called equal, never copied. An entry point is
+each command, and each public callable with a path, a storage or `Weights` as argument; the test fails for an
+entry point outside the table. The table maps each one to a case:
 
-- it refuses, and names a tensor or the prefix that it was asked for;
-- its report says `incomplete`;
-- it hands out no values: headers, names and settings alone;
-- it hands out tensors by name as they are stored (`RAW`), which is no reading.
+- an error with the name of a tensor or the requested prefix;
+- a report with the verdict `incomplete`;
+- no values: headers, names and settings alone;
+- tensors by name as they are stored (`RAW`), without an interpretation.
 """
 
 import importlib
@@ -84,7 +84,7 @@ def incomplete(*options: str) -> Call:
 
 
 def command(code: int, *options: str, given: UnreadCheckpoint, out: Path) -> None:
-    """The command ends with this code, and names a tensor that is not read."""
+    """Run a command: its exit code is `code`, and its output names an unread tensor."""
     texts = {"{path}": str(given.folder), "{out}": str(out / "made")}
     result = CliRunner().invoke(main, [texts.get(option, option) for option in options])
     assert result.exit_code == code, result.output
@@ -92,7 +92,7 @@ def command(code: int, *options: str, given: UnreadCheckpoint, out: Path) -> Non
     assert not (out / "made").exists()
 
 
-NO_CHECKPOINT = None  # takes no checkpoint
+NO_CHECKPOINT = None  # without a checkpoint as argument
 COMMANDS: dict[str, list[Call] | None] = {
     "inspect": [incomplete("inspect", "{path}")],
     "verify": [
@@ -148,7 +148,7 @@ def opened(given: UnreadCheckpoint) -> Weights:
 
 
 def refuses(call: Callable[[Weights, str], object]) -> Call:
-    """Of each prefix that an unread tensor may be asked for by."""
+    """Expect an error for each prefix of an unread tensor."""
 
     def refused(given: UnreadCheckpoint, _: Path) -> None:
         with opened(given) as weights:
@@ -162,7 +162,7 @@ def refuses(call: Callable[[Weights, str], object]) -> Call:
 
 
 def refuses_whole(call: Callable[[Weights], object]) -> Call:
-    """UnreadTensorsError of the whole checkpoint, from its `Weights`."""
+    """Expect UnreadTensorsError of the whole checkpoint, from its `Weights`."""
 
     def refused(given: UnreadCheckpoint, _: Path) -> None:
         with opened(given) as weights, pytest.raises(UnreadTensorsError) as caught:
@@ -183,7 +183,7 @@ def refuses_path(call: Callable[[Path, Path], object]) -> Call:
 
 
 def assert_told(given: UnreadCheckpoint, error: UnreadTensorsError) -> None:
-    """The error names all tensors, the first in its text, their bytes and the reason."""
+    """Check an error: all tensors by name, the first in its text, their bytes and the reason."""
     assert error.unread.keys() == given.unread.keys()
     assert error.nbytes == given.nbytes
     assert min(given.unread) in str(error)
@@ -204,7 +204,7 @@ def no_values(call: Callable[[UnreadCheckpoint], object]) -> Call:
 
 
 def hands_out_raw(call: Callable[[Weights, str], torch.Tensor]) -> Call:
-    """A tensor as it is stored: the same bytes, which the caller has asked for by name."""
+    """Expect the bytes of a stored tensor, requested by name."""
 
     def raw(given: UnreadCheckpoint, _: Path) -> None:
         with opened(given) as weights:
@@ -248,7 +248,7 @@ def draws_nothing(given: UnreadCheckpoint) -> None:
 
 def transformers_refuses(given: UnreadCheckpoint, _: Path) -> None:
     engine = pytest.importorskip("qload.engines.transformers")
-    if given.model:  # of others transformers itself has no class
+    if given.model:  # transformers has no class for unknown types
         with pytest.raises(UnreadTensorsError) as caught:
             engine.load(given.folder)
         assert_told(given, caught.value)
@@ -293,13 +293,13 @@ ASKED: dict[str, Callable[[Any, str], object]] = {
 
 
 def by_loader(kind: str, name: str) -> Call:
-    """A method of a loader, which takes the `Weights` first."""
+    """Expect an error from a method of a loader; its first argument is `Weights`."""
     ask = {**LOADS, **ASKED}[name]
     return refuses(lambda weights, prefix: ask(Asked(LOADERS[kind](weights.loader), weights), prefix))
 
 
 def load_of(kind: str) -> Callable[[Weights, str], object]:
-    """`load` of a layer of `qload.methods`."""
+    """Return a call of `load` of a layer of `qload.methods`."""
     return lambda weights, prefix: method(kind).load(weights, prefix)
 
 
@@ -329,7 +329,7 @@ DOORS: dict[str, Call] = {
     "Making.of": no_values(lambda given: None),  # names and a dtype, of a config
     "layer_pictures": no_values(draws_nothing),
     "Weights": no_values(accounts_for_all),
-    "HubFolder": no_values(lambda given: None),  # names and places of files
+    "HubFolder": no_values(lambda given: None),  # names and locations of files
     "cached_folder": no_values(lambda given: None),
     "fetch": no_values(lambda given: None),
     "open_folder": no_values(lambda given: None),
@@ -339,7 +339,7 @@ DOORS: dict[str, Call] = {
     "load": transformers_refuses,
     **{f"WeightsLoader.{name}": by_loader("WeightsLoader", name) for name in LOADS},
     **{f"{kind}.{name}": by_loader(kind, name) for kind in LOADERS for name in ASKED},
-    # Which ask the loader of the module.
+    # Delegated to the loader of the module.
     "ModuleLoader.describe": by_loader("FormatLoader", "describe"),
     **{f"{kind}.load": refuses(load_of(kind)) for kind in (
         "ColumnParallelLinear", "ReplicatedLinear", "RowParallelLinear", "VocabParallelEmbedding",
@@ -377,7 +377,7 @@ METHODS: dict[str, Call] = {
 
 
 class Asked:
-    """A loader's methods, which take the `Weights` first, as those of `Weights`."""
+    """Methods of a loader without the leading argument `Weights`, as methods of `Weights`."""
 
     def __init__(self, loader: Any, weights: Weights) -> None:
         self.loader, self.weights = loader, weights
@@ -391,7 +391,7 @@ def method(kind: str) -> Any:
 
 
 def public_doors() -> Iterator[str]:
-    """The qualified names of all public callables that take a path, a storage or `Weights`."""
+    """Return the qualified names of all public callables with a path, a storage or `Weights` as argument."""
     for name in MODULES:
         try:
             module = importlib.import_module(name)
@@ -439,7 +439,7 @@ def test_a_method_gives_no_value_of_what_is_not_read(
 
 
 def test_the_names_of_the_table_are_public() -> None:
-    """A name that is gone from the package is gone from the table; engines may not be installed."""
+    """Compare the table with the package, except for engines without an installation."""
     there = {*public_doors()}
     engines = {"load", "saved_lora_config", "QuantizationConfigMixin.to_json_file"}
 
@@ -447,7 +447,7 @@ def test_the_names_of_the_table_are_public() -> None:
 
 
 def test_the_same_checkpoint_without_those_tensors_passes_all_doors(tmp_path: Path) -> None:
-    """So that it is they that are refused, and not everything."""
+    """Check that the unread tensors alone cause the errors."""
     folder = tmp_path / "sound"
     make_checkpoint("fp8-block", folder, model="qwen3_moe")
 

@@ -1,6 +1,6 @@
-"""Loaders around other loaders: each public attribute of the inner one is also that of the outer one.
+"""Loaders around other loaders: the outer loader has each public attribute of the inner one.
 
-`WRAPPERS` has each class of `qload` that is constructed with a loader; a class that it lacks fails a test.
+`WRAPPERS` has each class of `qload` with a loader as constructor argument; a missing class fails a test.
 """
 
 import importlib
@@ -43,7 +43,7 @@ CPU = torch.device("cpu")
 
 
 class Recorded(FormatLoader):
-    """A loader with an answer of its own to each question, which keeps what it was asked."""
+    """Loader with recorded calls and a distinct result for each method."""
 
     def __init__(self) -> None:
         super().__init__(ConfiguredFormat(UnquantizedWeight, UnquantizedConfig(unused=("odd",))))
@@ -96,7 +96,7 @@ WRAPPERS: dict[type, dict[str, Wrap]] = {
 ALL = [pytest.param(wrap, id=name) for wraps in WRAPPERS.values() for name, wrap in wraps.items()]
 ALL.append(pytest.param(lambda inner: for_target(QuantizingLoader(inner, Fp8Quantizer()), "auto"), id="two"))
 
-# Attribute -> what is asked of a wrapper, and what the inner loader answers.
+# Attribute -> call on a wrapper, and result of the inner loader.
 PASSED: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "config_tensors": (lambda loader: loader.config_tensors, ("gptq_bits", "gptq_groupsize")),
     "shape": (lambda loader: loader.shape(WEIGHTS, "up"), (20, 40)),
@@ -104,7 +104,7 @@ PASSED: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "left_out": (lambda loader: loader.left_out("up"), "the inner loader leaves out up"),
     "settle": (lambda loader: loader.settle(WEIGHTS, LAYER), SETTLED),
 }
-# ModuleLoader is a FormatLoader: it describes a layer by its inner loader, and all else follows from that.
+# ModuleLoader is a FormatLoader: the description by its inner loader determines all other results.
 OWN = {"default": {"shape": (2, 4), "settle": LAYER}, "choice": {"shape": (2, 4), "settle": LAYER}}
 ARGUMENTS = {
     "shape": ("shape", WEIGHTS, "up"),
@@ -203,7 +203,7 @@ def test_tensors_of_settings_are_exempt_behind_each_target(bits: int, target: An
 
 
 def loader_classes() -> Iterator[type[WeightsLoader]]:
-    """All classes of loaders in `qload`, engines apart, which need other programs."""
+    """Return all classes of loaders in `qload` except engines, because they need other programs."""
     for module in pkgutil.walk_packages(qload.__path__, "qload."):
         if not module.name.startswith(
             ("qload.engines", "qload.__main__", "qload.testing", "qload.conformance")

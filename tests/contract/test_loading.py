@@ -1,4 +1,4 @@
-"""What every format promises about loading, whichever way the tensors come."""
+"""Contract of every format for loading, for each source of the tensors."""
 
 import inspect
 import sys
@@ -68,7 +68,7 @@ def test_a_loaded_weight_holds_what_is_stored(weight_type: type[Weight], data: A
     specs = [spec for spec in weight_type.tensors(stored.config) if not spec.spent]
     for spec in (spec for spec in specs if spec.name in stored.tensors):
         want, got = stored.tensors[spec.name], weight.fields()[spec.name]
-        if want.dtype == got.dtype or spec.role is Role.FLOAT:  # or it was resolved
+        if want.dtype == got.dtype or spec.role is Role.FLOAT:  # or the loader has resolved the dtype
             assert_same_bits(got, want.bfloat16() if spec.role is Role.FLOAT else want)
 
 
@@ -107,7 +107,7 @@ def test_one_more_column_is_a_wrong_shape(weight_type: type[Weight], data: Any) 
     if weight_type.format == "unquantized":
         pytest.skip("one tensor has nothing to disagree with")
     stored = data.draw(layers(weight_type, CONFIGS[weight_type]))
-    if weight_type is CTPackWeight:  # of other widths, one more word may be the other packing
+    if weight_type is CTPackWeight:  # for other widths, one more word may be the other packing
         assume(stored.config.bits in (2, 4, 8))
     specs = [spec for spec in weight_type.tensors(stored.config) if spec.name in stored.tensors]
     names = [named("layer", spec.suffix) for spec in specs if is_told(spec, specs)]
@@ -120,7 +120,7 @@ def test_one_more_column_is_a_wrong_shape(weight_type: type[Weight], data: Any) 
 
 
 def is_told(spec: TensorSpec, specs: list[TensorSpec]) -> bool:
-    """Whether the others, or facts, tell how many columns a tensor has."""
+    """Return whether other tensors, or a fixed size, determine the number of columns of a tensor."""
     last = spec.axes[-1]
     others = [axis for other in specs if other is not spec for axis in other.axes]
     return last.dim.isdigit() or last.flat or any(axis.dim == last.dim and not axis.rounds for axis in others)

@@ -1,7 +1,7 @@
-"""Tensors on device "meta" have no values: each public callable refuses them by name, or returns no values.
+"""Tensors on device "meta", without values: each public callable raises an error by name, or returns none.
 
-The callables and their arguments are those of `tests.meta.test_argument_types`. What needs more than one of
-its public names follows below: constructors of all formats, quantizers, parameters, and kernels of engines.
+Callables and arguments are those of `tests.meta.test_argument_types`. Further tests cover combinations of
+public names: constructors of all formats, quantizers, parameters, and kernels of engines.
 """
 
 import inspect
@@ -36,12 +36,12 @@ def on_meta(value: Any) -> Any:
 
 
 def calls() -> Iterator[Any]:
-    """Each public callable with one of its tensors, weights or layers on device "meta"."""
+    """Yield each public callable with one of its tensors, weights or layers on device "meta"."""
     for given in public():
         function, needed = given.values
         bound = getattr(function, "__self__", None)
         if inspect.isclass(function) and issubclass(function, Weight):
-            continue  # constructors have a test of their own, with tensors that fit
+            continue  # constructors have a separate test, with tensors of the right shape
         for name, value in needed.items():
             if isinstance(value, KINDS):
                 held = value if not isinstance(value, nn.Module) else value.typed.get_linear()
@@ -53,7 +53,7 @@ def calls() -> Iterator[Any]:
 
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
-    """All tensors that a result holds."""
+    """Yield all tensors of a result."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, nn.Module):
@@ -91,7 +91,7 @@ def test_a_tensor_without_values_is_refused_by_name_or_gives_none(
 
 
 def fields_on_meta() -> Iterator[Any]:
-    """Each tensor of a weight of each format."""
+    """Yield each tensor of a weight of each format."""
     for name in CONTRACTS:
         weight = layer_of(contract(name).common(name), 128, 256).weight()
         for field in weight.fields():
@@ -100,7 +100,7 @@ def fields_on_meta() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("weight", "name"), list(fields_on_meta()))
 def test_a_constructor_checks_values_or_shapes_of_a_tensor_on_meta(weight: Weight, name: str) -> None:
-    """Indices and 2:4 patterns are checked by their values, all other tensors by dtype and shape."""
+    """Check indices and 2:4 patterns by values, all other tensors by dtype and shape."""
     spec = next(spec for spec in weight.tensors(weight.config) if spec.name == name)
     tensors = weight.fields() | {name: on_meta(weight.fields()[name])}
 
@@ -175,7 +175,7 @@ LAYERS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_no_parameter_is_loaded_from_a_tensor_on_meta(kind: str) -> None:
-    """Each parameter of each layer, in each order of loading."""
+    """Test each parameter of each layer, in each order of loading."""
     layer = LAYERS[kind]()
     names = [name for name, _ in layer.named_parameters()]
     tensors = WEIGHT.fields() if "plain" not in kind else {"weight": torch.ones(64, 128).half()}

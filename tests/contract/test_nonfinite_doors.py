@@ -1,7 +1,8 @@
-"""The table of doors once more: what each does with a scale that is NaN.
+"""Behaviour of every entry point for a scale of value NaN.
 
-A door of `test_doors` that is missing here fails a test. It refuses with the tensor's name, unless it is told
-`nonfinite="allow"`; it goes on, as reports do; or it reads no values of layers, or hands them out by name.
+The test fails for an entry point of `test_doors` outside this table. An entry point raises an error with the
+name of the tensor unless `nonfinite="allow"`; or it continues, as reports do; or it reads no values of
+layers, or returns them by name.
 """
 
 import json
@@ -50,7 +51,7 @@ SPOILED = (f"{LAYER}.scales", f"{EXPERT}.scales")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model in GPTQ, with a NaN among the scales of a layer and of an expert."""
+    """Return a GPTQ model with a NaN among the scales of a layer and of an expert."""
     made = tmp_path_factory.mktemp("nonfinite") / "checkpoint"
     make_checkpoint("gptq", made, model="mixtral")
     spoil(made)
@@ -118,7 +119,7 @@ def test_a_command_that_is_told_so_takes_such_scales(name: str, folder: Path, tm
     result = command(name, folder, tmp_path, "--nonfinite", "allow")
 
     assert "not finite\n  expected finite numbers" not in result.output
-    assert result.exit_code == (2 if name == "run" else 0), result.output  # whose logits are NaN then
+    assert result.exit_code == (2 if name == "run" else 0), result.output  # the logits are NaN
 
 
 # Python
@@ -144,7 +145,7 @@ def by_loader(kind: str, ask: Callable[[Any, str], object]) -> Door:
 
 
 def written(call: Callable[..., Any], **options: Any) -> Door:
-    """A report of refused layers, with the names of the tensors, and nothing written."""
+    """Expect a report of refused layers with the names of the tensors, and no output files."""
 
     def door(folder: Path, out: Path, nonfinite: Nonfinite) -> None:
         found = call(folder, out / "made", nonfinite=nonfinite, **options)

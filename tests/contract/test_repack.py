@@ -1,4 +1,4 @@
-"""Every layout has an inverse, and no layout changes a value."""
+"""Inverse of every layout, and equal values in every layout."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ SIZES = {
 
 
 def can_say(weight: Weight, layout: str) -> bool:
-    """Whether a layout can say a weight: from the formats' facts, not from the product."""
+    """Return whether a layout can represent a weight, by the facts of the formats and not by qload."""
     if TARGETS.get(layout) is type(weight):
         return True
     codes = weight.codes()
@@ -67,7 +67,7 @@ def can_say(weight: Weight, layout: str) -> bool:
     fill = 32 if bits == 3 else 32 // bits
     if weight.format == "ct_pack" and not says_all_bits(weight):
         return False
-    if layout in ("gptq", "gptq_v2", "exllama") and (K % fill or N % fill):  # which leave no word short
+    if layout in ("gptq", "gptq_v2", "exllama") and (K % fill or N % fill):  # these pad no word
         return False
     if layout == "awq" and N % fill:
         return False
@@ -95,7 +95,7 @@ def can_say(weight: Weight, layout: str) -> bool:
 
 
 def says_all_bits(weight: Weight) -> bool:
-    """Whether what last words have beyond codes and zero points is 0: nobody could restore anything else."""
+    """Return whether the unused bits of last words are 0: `restore` cannot recover any other value."""
     (N, K), fields = weight.shape, weight.fields()
     zeros = fields.get("weight_zero_point")
     last = [(K, fields["weight_packed"][:, -1])] + ([] if zeros is None else [(N, zeros[-1])])
@@ -104,7 +104,7 @@ def says_all_bits(weight: Weight) -> bool:
 
 
 def has_default_places(weight: Weight) -> bool:
-    """Whether quads with fewer than two codes of their own keep the rows that every packer keeps."""
+    """Return whether quads with fewer than two codes keep the default rows of every packer."""
     present = (weight.codes().plain() != 2 ** (weight.config.bits - 1)).T.reshape(-1, 4, weight.layer.N)
     places = weight.positions().reshape(-1, 2, weight.layer.N)  # type: ignore[attr-defined]
     for held in torch.tensor(list(DEFAULT_PLACES_MASKS)):
@@ -147,7 +147,7 @@ def test_a_repacked_weight_means_the_same_and_can_be_restored(
 def test_a_repacked_share_means_the_same_and_can_be_restored(
     layout: str, dim: str, data: Any, world: int
 ) -> None:
-    """Whichever way the groups were cut: between two of them, inside of one, or under an act order."""
+    """Test each cut of the groups: between two groups, inside of one, or under an act order."""
     config = st.builds(
         lambda bits, group: GPTQConfig(bits, group, positional=True),
         st.sampled_from([4, 8]), st.sampled_from([32, 64, 128]),
@@ -205,7 +205,7 @@ def test_a_share_of_every_other_format_is_restored(
 
     for share, each in zip(shares, packed, strict=True):
         assert_same_weight(restore(each), share)
-        if weight_type is not Fp8Weight:  # whose scales are rounded
+        if weight_type is not Fp8Weight:  # its scales are rounded
             assert_same_bits(each.dequantize(), share.dequantize())
 
 

@@ -1,4 +1,4 @@
-"""What every format promises about shares of a layer."""
+"""Contract of every format for shares of a layer."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def test_shares_are_the_whole_or_every_rank_refuses_alike(
 
 
 def assert_refused_alike(stored: Any, dim: str, world: int) -> None:
-    """By every rank, in the same words, before any weight is read."""
+    """Expect the same error on every rank, before any read of a weight."""
     texts = set()
     for rank in FakeWorld(world):
         storage = stored.storage()

@@ -1,7 +1,7 @@
-"""Doors that open a checkpoint close its storage again, wherever an exception ends them.
+"""Entry points close the storage of a checkpoint after an exception at any step.
 
-An exception is raised at a call of some function of `qload`, by a profiler, at steps between the opening of
-a storage and the end of the door. Afterwards each storage that the door constructed has to be closed.
+A profiler raises an exception at a call of a function of `qload`, at steps between the construction of a
+storage and the end of the entry point. Afterwards each constructed storage must be closed.
 """
 
 import sys
@@ -34,17 +34,17 @@ from qload.pictures import layer_pictures
 from qload.testing import make_checkpoint
 
 PACKAGE = str(Path(qload.__file__).parent)
-# Of which an exception inside is no end of a door: the storage is about to be closed, or is not there yet.
+# Functions excluded from exceptions: the storage is about to be closed, or is not constructed yet.
 NOT_HERE = {"close", "__enter__", "__exit__", "__init__", "__del__", "_trim"}
-STEPS = 12  # for each door, at equal ratios between the first call and the last
+STEPS = 12  # for each entry point, at equal ratios between the first call and the last
 
 
 class EndedHere(BaseException):
-    """No door expects it, as no door expects KeyboardInterrupt."""
+    """Exception without a handler in any entry point, like KeyboardInterrupt."""
 
 
 class Tracked:
-    """The storages that were constructed, and those that were closed."""
+    """Constructed storages, and closed storages."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened: list[Any] = []
@@ -64,12 +64,12 @@ class Tracked:
 
     @property
     def left(self) -> int:
-        """How many storages are open."""
+        """Number of open storages."""
         return sum(id(storage) not in self.closed for storage in self.opened)
 
 
 class Profiler:
-    """Counts calls of functions of `qload` while a storage is open, and raises at one of them."""
+    """Profiler with a count of calls of `qload` while a storage is open, and an exception at one of them."""
 
     def __init__(self, tracked: Tracked, end_at: int | None) -> None:
         self.tracked, self.end_at, self.calls = tracked, end_at, 0
@@ -78,7 +78,7 @@ class Profiler:
         code = frame.f_code
         if event != "call" or not code.co_filename.startswith(PACKAGE) or code.co_name in NOT_HERE:
             return
-        if code.co_flags & CO_GENERATOR:  # one that nobody reads any more is entered to be closed
+        if code.co_flags & CO_GENERATOR:  # the interpreter enters an abandoned generator to close it
             return
         if self.tracked.left:
             self.calls += 1
@@ -86,7 +86,7 @@ class Profiler:
                 raise EndedHere
 
     def run(self, door: Callable[[], object]) -> bool:
-        """Whether the door was ended."""
+        """Run an entry point; return whether the exception ended it."""
         sys.setprofile(self)
         try:
             door()
@@ -109,7 +109,7 @@ def command(*words: str) -> Door:
 
 
 def engine(path: Path, _: Path) -> object:
-    """What transformers reads through; its own functions between two calls of `qload` are not ended here."""
+    """Run the reader of transformers; no exception occurs in functions of transformers itself."""
     source = pytest.importorskip("qload.engines.transformers.checkpoint")
     config = pytest.importorskip("qload.engines.transformers").QloadConfig(target="auto")
     return source.CheckpointReader([str(path / "model.safetensors")], config, torch.float32).close()
@@ -143,7 +143,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def steps(calls: int) -> Iterator[int]:
-    """1, and places after it up to the last call, each once."""
+    """Yield distinct steps from 1 to the last call."""
     ratio = calls ** (1 / STEPS)
     yield from sorted({min(calls, round(ratio**step)) for step in range(STEPS + 1)})
 
@@ -153,7 +153,7 @@ def test_a_door_that_is_ended_leaves_no_storage_open(
     name: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     door, tracked = DOORS[name], Tracked(monkeypatch)
-    door(checkpoint, tmp_path / "warm")  # modules are imported, and caches are filled
+    door(checkpoint, tmp_path / "warm")  # import modules and fill caches
     assert tracked.opened
     assert tracked.left == 0
     counted = Profiler(tracked, None)

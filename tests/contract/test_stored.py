@@ -1,4 +1,4 @@
-"""What a weight says of its own storage, read in plain torch: it means what its codes mean."""
+"""Values of a weight from its description of storage, in plain torch, against the values of its codes."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ FOUR_BITS = {
 
 
 def in_order(rows: Tensor, order: Sentence | None) -> Tensor:
-    """Rows (G, N) whose columns lie in an order -> in plain order."""
+    """Return rows (G, N) in plain order; `order` describes the order of their columns."""
     if order is None:
         return rows
     found = Order(order.pattern, **dict(order.sizes))
@@ -64,7 +64,7 @@ def in_order(rows: Tensor, order: Sentence | None) -> Tensor:
 
 
 def wide(scales: Tensor) -> Tensor:
-    """float32 of floats, and of exponents by hand."""
+    """Return scales as float32; decode exponents by hand."""
     if scales.dtype not in (torch.uint8, torch.float8_e8m0fnu):
         return scales.float()
     exponents = scales.view(torch.uint8).double()
@@ -72,7 +72,7 @@ def wide(scales: Tensor) -> Tensor:
 
 
 def of_rows(stored: StoredRows, N: int, K: int) -> Tensor:
-    """Bytes, or two codes a byte."""
+    """Decode bytes, or two codes per byte."""
     codes = stored.codes
     if stored.four_bits is None:
         values = codes.float()
@@ -88,7 +88,7 @@ def of_rows(stored: StoredRows, N: int, K: int) -> Tensor:
 
 
 def of_sparse(stored: StoredSparse, N: int, K: int) -> Tensor:
-    """Two of every four codes, the others 0."""
+    """Decode two of every four codes; the others are 0."""
     sentence = stored.codes.packing
     packing = Packing(sentence.bits, sentence.pattern, fields=sentence.fields, **dict(sentence.sizes))
     kept = packing.unpack(stored.codes.words)
@@ -100,7 +100,7 @@ def of_sparse(stored: StoredSparse, N: int, K: int) -> Tensor:
 
 
 def of_streams(stored: StoredStreams, N: int, K: int) -> Tensor:
-    """Codes bit by bit."""
+    """Decode codes bit by bit."""
     starts, widths, groups, order = (row.tolist() for row in stored.rows())
     words = (stored.words.long() & 0xFFFFFFFF).tolist()
     columns = [sum(row[n] << 32 * r for r, row in enumerate(words)) for n in range(N)]
@@ -115,7 +115,7 @@ def of_streams(stored: StoredStreams, N: int, K: int) -> Tensor:
 
 
 def read(stored: Stored, N: int, K: int) -> Tensor:
-    """(N, K) float32, by the words of the classes alone."""
+    """Return the values (N, K) as float32, from the documentation of the classes alone."""
     if isinstance(stored, StoredRows):
         return of_rows(stored, N, K)
     if isinstance(stored, StoredSparse):
@@ -136,7 +136,7 @@ def read(stored: Stored, N: int, K: int) -> Tensor:
 
 
 def zeros(stored: StoredCodes, bits: int, N: int, group: Tensor) -> Tensor:
-    """(N, K) zero points, or one number."""
+    """Return zero points (N, K), or one number."""
     if stored.zeros is None:
         return torch.tensor(2 ** (bits - 1))
     if stored.zero_rule is None:
@@ -187,7 +187,7 @@ def test_a_repacked_weight_says_it_too(layout: str, group: int) -> None:
 @given(data=st.data())
 def test_a_lookup_has_a_value_for_each_code_of_so_many_bits(weight_type: type[Weight], data: Any) -> None:
     if weight_type.plain:
-        return  # whose numbers are no codes
+        return  # its numbers are not codes
     codes = data.draw(layers(weight_type, CONFIGS[weight_type])).weight().codes()
 
     assert codes.lookup is None or codes.lookup.numel() == 2**codes.bits

@@ -1,4 +1,4 @@
-"""Crews of several processes that are threads of this one, which tell each other values in its memory."""
+"""Process groups of threads in one process, with an exchange of values in memory."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +12,12 @@ from qload.parallel import ProcessGroup, Rank
 from qload.verify.workers import Workers
 
 T = TypeVar("T")
-WAIT = 60  # seconds for another thread, before it counts as lost
+WAIT = 60  # seconds, timeout for another thread
 
 
 @dataclass
 class Meeting:
-    """Where so many threads tell each other what they have."""
+    """Exchange of values between a fixed number of threads."""
 
     size: int
     values: list[Any] = field(default_factory=list)
@@ -27,7 +27,7 @@ class Meeting:
         self.barrier = Barrier(self.size)
 
     def told(self, rank: int, value: T) -> list[T]:
-        """Everybody's value, once all have come."""
+        """Return the values of all threads, after all have called."""
         self.values[rank] = value
         self.barrier.wait(WAIT)
         found = list(self.values)
@@ -37,12 +37,12 @@ class Meeting:
 
 @dataclass(frozen=True)
 class ThreadCrew(Workers):
-    """One of the threads that meet."""
+    """Worker in one thread of the exchange."""
 
     meeting: Meeting | None = None
 
     def gather(self, value: T) -> list[T]:
-        """By the meeting, unless this one is alone."""
+        """Exchange a value with the other threads; a single thread gets its own value."""
         if self.meeting is None or self.group.size() == 1:
             return [value]
         return self.meeting.told(self.group.rank(), value)
@@ -51,7 +51,7 @@ class ThreadCrew(Workers):
 def run(
     size: int, work: Callable[[ProcessGroup], T], monkeypatch: pytest.MonkeyPatch
 ) -> list[T | BaseException]:
-    """What `work` returns, or raises, for each process of a group; once one raises the others are alone."""
+    """Return the result or error of `work` for each rank; an error ends the exchange of all others."""
     meeting = Meeting(size)
     of = Workers.of
 

@@ -1,4 +1,4 @@
-"""Runs that end in the middle."""
+"""Interrupted runs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from qload.conversion.atomic_folder import AtomicFolder
 
 @contextmanager
 def interrupted(after: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Within it a run ends once so many files are complete."""
+    """Interrupt a run after this number of complete files, within the context."""
     complete = AtomicFolder.complete
 
     def completing(folder: AtomicFolder, name: str) -> None:

@@ -1,4 +1,4 @@
-"""A checkpoint in another format: the same bits, whatever the way, or no byte of it."""
+"""Conversion of a checkpoint to another format: the same bits for every path, or no output."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ NO_INDEX = "the rows of its groups are not in order along K (act order), and"
 UP = "model.layers.0.mlp.up_proj"
 
 
-PART = ["layer-count", "architecture-missing", "architecture-shape"]  # errors of a part of a model
+PART = ["layer-count", "architecture-missing", "architecture-shape"]  # errors of an incomplete model
 FORMAT_OF = {"gptq_v2": "gptq", "compressed-tensors": "ct_pack", "marlin_checkpoint": "marlin"}  # in JSON
 
 
@@ -44,7 +44,7 @@ def made(format: str, folder: Path, **said: Any) -> Path:
 
 
 def meant(folder: Path) -> dict[str, torch.Tensor]:
-    """What each layer means, by the loader of its own config."""
+    """Return the values of each layer, by the loader of its config."""
     with open_checkpoint(folder) as weights:
         return {
             each.prefix: weights.get_weights(each.prefix).dequantize()
@@ -193,7 +193,7 @@ def test_a_refusal_of_alike_layers_is_one_line_of_the_table(tmp_path: Path) -> N
 
 def test_what_is_sparse_fits_marlin_24_and_comes_back(tmp_path: Path) -> None:
     stored = {name: tensor.repeat(16, 16) for name, tensor in gptq("up").items() if name != "up.g_idx"}
-    word = 0x88998899  # from the low bits on: two codes of 9 and two of 8, which mean 0
+    word = 0x88998899  # from the low bits: two codes of 9 and two of 8, the code of zero
     stored["up.qweight"] = torch.full((32, 128), word - 2**32, dtype=torch.int32)
     stored["up.g_idx"] = torch.arange(256, dtype=torch.int32) // 8
     source = tmp_path / "in"
@@ -230,7 +230,7 @@ def test_what_float16_has_no_number_for_is_refused_all_the_same(tmp_path: Path) 
 
 
 def test_a_config_speaks_for_each_kind_of_layer(tmp_path: Path) -> None:
-    """Layers of other groups than most: gptq and compressed-tensors say which, awq cannot."""
+    """Layers with other group sizes: representable in configs of gptq and compressed-tensors, not of awq."""
     wide = {
         "c.scales": torch.ones(1, 8).half(),
         "c.qzeros": torch.full((1, 1), 0x77777777, dtype=torch.int32),
@@ -335,7 +335,7 @@ def test_files_are_split_and_each_tensor_begins_where_its_type_may(tmp_path: Pat
                 assert start % size == 0
                 assert index["weight_map"][name] == file.name
                 total += end - start
-        with safe_open(file, "pt") as opened:  # as the format's own reader takes it
+        with safe_open(file, "pt") as opened:  # read by the library of the format
             assert {*opened.keys()} == {*header} - {"__metadata__"}
     assert total == index["metadata"]["total_size"]
 
@@ -398,7 +398,7 @@ def test_a_layer_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 
 
 def damaged(folder: Path) -> Path:
-    """Two GPTQ layers whose scales have a row too few."""
+    """Return two GPTQ layers; each scales tensor lacks a row."""
     folder.mkdir()
     stored = {**gptq("q_proj"), **gptq("up_proj"), **gptq("down_proj")}
     stored |= {name: torch.ones(1, 8).half() for name in ("q_proj.scales", "up_proj.scales")}
@@ -411,7 +411,7 @@ def test_errors_of_the_header_tier_refuse_what_verify_refuses(
     source = damaged(tmp_path / "in")
     monkeypatch.setattr(
         "qload.conversion.targets.ConversionRequest.convert_layers", None
-    )  # layers are not asked
+    )  # no layer may be converted
     found = convert(source, tmp_path / "out", to="awq")
 
     assert found.findings == list(verify(source, tier="headers").findings)
@@ -489,7 +489,7 @@ def test_the_older_name_of_marlin_checkpoints_means_them(tmp_path: Path) -> None
     assert [each.to for each in found] == ["marlin_checkpoint"] * 2
     assert written[0] == written[1]
     assert written[0]["to"] == "marlin_checkpoint"
-    assert formats(tmp_path / "marlin") == {MarlinWeight.format}  # of files, not a kernel's GPTQMarlinWeight
+    assert formats(tmp_path / "marlin") == {MarlinWeight.format}  # not GPTQMarlinWeight, the kernel's
 
 
 def test_experts_of_one_tensor_that_are_plain_are_copied(
@@ -507,7 +507,7 @@ def test_experts_of_one_tensor_that_are_plain_are_copied(
 
 
 def test_no_expert_is_taken_out_of_a_tensor_of_all(tmp_path: Path) -> None:
-    """Of a type of model that is not known nobody can say how they lie."""
+    """The order of experts in memory is unknown for an unknown model type."""
     source = Path(shutil.copytree(FIXTURES / "models" / "mxfp4_gpt_oss", tmp_path / "in"))
     said = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps({**said, "model_type": "unknown"}))

@@ -1,4 +1,4 @@
-"""Plain weights in FP8: to the bit, with the fewest scales that say them, or all is refused."""
+"""Plain weights in FP8: exact, with the fewest possible scales, or an error for the whole checkpoint."""
 
 import json
 from pathlib import Path
@@ -23,20 +23,20 @@ UNITS = {"tensor": (1, 1), "channel": (160, 1), "block": (2, 3)}
 
 
 def codes(N: int, K: int, seed: int = 0) -> torch.Tensor:
-    """Every byte but those of NaN."""
+    """Return codes of every byte except NaN."""
     drawn = torch.randint(0, 254, (N, K), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     return (drawn + (drawn >= 127)).view(E4M3).float()
 
 
 def spread(scales: torch.Tensor, N: int, K: int) -> torch.Tensor:
-    """One scale, one an output, or one a block of 128 x 128, for each of (N, K)."""
+    """Expand scales to (N, K): one scale, one per output, or one per block of 128 x 128."""
     rows = scales.repeat_interleave(128 if scales.shape[1] > 1 else 1, 0)[:N]
     return rows.repeat_interleave(128, 1)[:, :K] if scales.shape[1] > 1 else rows.expand(N, K)
 
 
 @given(per=st.sampled_from([*UNITS]), seed=st.integers(0, 2**20), low=st.integers(-40, 20))
 def test_scales_of_any_size_are_found_and_as_few_as_there_are(per: str, seed: int, low: int) -> None:
-    """Products are rounded to float32, so that a scale is not what divides the largest of them."""
+    """Products are rounded to float32: a scale does not divide the largest product exactly."""
     N, K = 160, 300
     drawn = torch.rand(UNITS[per], generator=torch.Generator().manual_seed(seed)) + 0.5
     values = codes(N, K, seed) * spread(drawn * 2.0**low, N, K)
@@ -51,7 +51,7 @@ def test_scales_of_any_size_are_found_and_as_few_as_there_are(per: str, seed: in
 
 
 def test_scales_by_hand() -> None:
-    """Of -0.75, 3 and 14 the last is the code 448 with a scale of 1 / 32; that of zeros is 1."""
+    """The largest of -0.75, 3 and 14 is code 448 with scale 1 / 32; the scale of zeros is 1."""
     channels = torch.tensor([[-0.75, 3.0, 14.0], [0.0, -0.0, 0.0], [5.0, 0.0, 5.0]])
 
     found = exact_scales(torch.cat([channels, channels * torch.tensor([[3.3], [1.0], [0.7]])]))
@@ -108,7 +108,7 @@ def test_another_tools_checkpoint_comes_back_from_floats(folder: str, tmp_path: 
     refused = convert(tmp_path / "plain", tmp_path / "fp8", to="fp8")
     kept = [layer.name for layer in refused.layers]
 
-    assert {name.rpartition(".")[2] for name in kept} == {"gate"}  # a router, which was plain before
+    assert {name.rpartition(".")[2] for name in kept} == {"gate"}  # a router, plain in the source
     assert not (tmp_path / "fp8").exists()
     assert convert(tmp_path / "plain", tmp_path / "fp8", to="fp8", keep=kept).counts.keys() == {"bits"}
     assert diff(first, tmp_path / "fp8").counts.keys() == {"bits"}

@@ -1,4 +1,4 @@
-"""FP8 of one dialect in another: the same bytes and scales, and inputs quantized as they were; or refused."""
+"""FP8 from one dialect to another: equal bytes, scales and activation scheme; or an error."""
 
 import json
 from dataclasses import replace
@@ -25,14 +25,14 @@ PER_TENSOR = {"quant_method": "fp8", "activation_scheme": "static"}
 
 
 def codes(*shape: int) -> torch.Tensor:
-    """Every byte but those of NaN, in turns."""
+    """Return codes of every byte except NaN, in order."""
     count = torch.Size(shape).numel()
     found = torch.arange(count).remainder(126).to(torch.uint8)
     return (found + 128 * (torch.arange(count) % 2).to(torch.uint8)).view(torch.float8_e4m3fn).reshape(shape)
 
 
 def source(folder: Path, scale: torch.Tensor, section: dict[str, Any], **more: torch.Tensor) -> Path:
-    """One layer (8, 16), with its scale by the name that `more` or blocks give it."""
+    """Write one layer (8, 16); `more` or blocks determine the name of its scale."""
     name = "weight_scale_inv" if "weight_block_size" in section else "weight_scale"
     folder.mkdir()
     stored = {

@@ -1,4 +1,4 @@
-"""Layers that several threads write at once, within so much memory; and what goes on beside them."""
+"""Parallel writes of layers by several threads within a memory limit, and concurrent work."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from qload.verify import blocks
 
 
 def item(name: str, values: torch.Tensor, held: int = 0, seen: list[int] | None = None) -> OutputItem:
-    """A tensor that is written in two pieces."""
+    """Return a tensor for a write in two pieces."""
 
     def read() -> Iterator[Chunk]:
         if seen is not None:
@@ -34,7 +34,7 @@ def item(name: str, values: torch.Tensor, held: int = 0, seen: list[int] | None 
 
 
 def written(items: list[OutputItem], folder: Path) -> list[tuple[str, int, int]]:
-    """What progress is told of a folder with one file."""
+    """Write a folder with one file; return the progress calls."""
     told: list[tuple[str, int, int]] = []
     unfinished = AtomicFolder(folder, "job")
     with unfinished.open():
@@ -86,7 +86,7 @@ def test_large_layers_are_written_by_one_thread(tmp_path: Path) -> None:
 def test_what_one_call_does_not_write_the_next_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of more than 2 GiB."""
+    """The system may write fewer bytes than requested, for example of more than 2 GiB."""
     pwrite = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda file, content, place: pwrite(file, content[:5], place))
     written([item("a", torch.arange(8).float())], tmp_path / "out")
@@ -113,7 +113,7 @@ def test_what_was_not_begun_is_not_done_after_an_error() -> None:
 
     def first() -> None:
         begun.set()
-        time.sleep(0.05)  # meanwhile the second task waits, and is dropped
+        time.sleep(0.05)  # meanwhile the second task waits, and is cancelled
 
     def interrupted() -> None:
         with background_thread("test") as thread:

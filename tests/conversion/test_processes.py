@@ -1,4 +1,4 @@
-"""Several processes that write one checkpoint: the same files, whoever of them ends in the middle."""
+"""Conversion by several processes: the same files, after an interruption of any process."""
 
 import fcntl
 import json
@@ -72,7 +72,7 @@ def test_they_write_what_one_writes(
 
 
 def interrupt(after: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two processes, of which the second ends once it has completed so many files."""
+    """Run two processes; interrupt the second after this number of complete files."""
     complete, count = AtomicFolder.complete, [0]
 
     def completing(folder: AtomicFolder, name: str) -> None:
@@ -232,7 +232,7 @@ def test_a_process_that_is_killed_ends_all_and_the_same_command_goes_on(
 
 
 def _ranks(launcher: int) -> dict[int, int]:
-    """The processes that torchrun has started, by rank."""
+    """Return the processes of torchrun by rank."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     found = {}
     for pid in map(int, children):

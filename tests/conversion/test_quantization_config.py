@@ -1,4 +1,4 @@
-"""The quantization config of a conversion: conventions of zero points, and what kept layers claim."""
+"""Quantization config of a conversion: conventions of zero points, and claims of unchanged layers."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from qload.layouts import Stored, StoredMinusOne, StoredMinusOnePerField
 from tests.verify.checkpoints import GPTQ, gptq, model
 
 V2, WHOLE, FIELDS = Stored(), StoredMinusOne(), StoredMinusOnePerField()
-# Of each layer the convention and its evidence; the checkpoint_format, or None: no config says both.
+# Convention and evidence of each layer; expected checkpoint_format, or None: no config covers both.
 CONVENTIONS: list[tuple[list[tuple[Any, Any]], str | None]] = [
     ([(WHOLE, "alike"), (WHOLE, "alike")], "gptq"),
     ([(WHOLE, "alike"), (FIELDS, "codes")], "gptq"),
@@ -47,7 +47,7 @@ def test_a_config_says_one_convention_of_zero_points(told: list[tuple[Any, Any]]
 
 
 def test_a_kept_layer_of_another_convention_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    """The zero points of one layer are plain, those of the other are 0 where they are read as minus one."""
+    """One layer has plain zero points; those of the other are 0 if read as stored minus one."""
     (tmp_path / "source").mkdir()
     tensors = {**gptq("a", zero=7), **gptq("b", zero=15)}
     source = model(tmp_path / "source", tensors, quantization_config={**GPTQ, "sym": False})

@@ -1,4 +1,4 @@
-"""A checkpoint in shares: each folder holds what its rank loads of the whole, or no byte is written."""
+"""Sharding of a checkpoint: each folder has the tensors of its rank, or there is no output."""
 
 import json
 import sys
@@ -51,7 +51,7 @@ def test_a_rank_of_the_whole_is_what_its_folder_gives(format: str, tmp_path: Pat
 
 
 def test_vocabularies_norms_and_heads_are_as_a_model_has_them(tmp_path: Path) -> None:
-    """Rows of the embedding, whole heads of queries, and all of a norm."""
+    """Expect rows of the embedding, whole query heads, and complete norms."""
     source = made("plain", tmp_path / "in")
     before = load_file(source / "model.safetensors")
     shard(source, tmp_path / "out", tp=2)

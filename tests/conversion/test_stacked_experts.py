@@ -1,4 +1,4 @@
-"""Experts of one tensor become plain weights of one tensor, where what reads them looks for each."""
+"""Conversion of experts in one tensor to plain weights in one tensor, at each expert's expected location."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ EXPERTS = "model.layers.1.mlp.experts"
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """A copy that can be changed."""
+    """Return a writable copy."""
     return Path(shutil.copytree(SOURCE, tmp_path / "in"))
 
 
@@ -32,7 +32,7 @@ def changed(folder: Path, **tensors: torch.Tensor) -> Path:
 
 @pytest.mark.parametrize("to", ["bfloat16", "float32"])
 def test_each_expert_lies_where_transformers_has_it(to: str, tmp_path: Path) -> None:
-    """Source: transformers' GptOssExperts: (experts, inputs, outputs), gate and up in turns."""
+    """Source: transformers' GptOssExperts: (experts, inputs, outputs), gate and up interleaved."""
     assert convert(SOURCE, tmp_path / "out", to=to).counts.keys() == {"bits"}
     stored = load_file(tmp_path / "out" / "model.safetensors")
     both, down = stored[f"{EXPERTS}.gate_up_proj"], stored[f"{EXPERTS}.down_proj"]
@@ -82,7 +82,7 @@ def test_a_stack_of_which_an_expert_stays_is_refused(tmp_path: Path) -> None:
 
     assert found.verdict == "findings"
     reasons = {layer.name: layer.detail for layer in found.layers}
-    kept = reasons.pop(f"{EXPERTS}.2.gate_proj")  # which no config says beside plain ones
+    kept = reasons.pop(f"{EXPERTS}.2.gate_proj")  # no config has this layer among plain ones
     assert STACKED not in kept
     assert reasons.keys() == {
         f"{EXPERTS}.{e}.{name}_proj" for e in range(4) for name in ("gate", "up") if (e, name) != (2, "gate")
@@ -115,7 +115,7 @@ def test_other_targets_have_no_stacks(to: str, tmp_path: Path) -> None:
 
 
 def test_the_first_run_is_gone_on_with(tmp_path: Path) -> None:
-    """What one run wrote, and the same again, are the same bytes."""
+    """The first run and the second one write the same bytes."""
     for name in ("one", "two"):
         convert(SOURCE, tmp_path / name, to="bfloat16")
     one, two = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("one", "two"))
@@ -126,7 +126,7 @@ def test_the_first_run_is_gone_on_with(tmp_path: Path) -> None:
 
 
 def test_scales_in_one_tensor_go_with_experts_that_are_tensors_apart(tmp_path: Path) -> None:
-    """As transformers saves FP8: the weight of each expert, and the scales of all of them together."""
+    """Transformers saves FP8 in this form: the weight of each expert, and the scales of all in one tensor."""
     source = FIXTURES / "experts" / "model_fp8_joined_qwen3_moe"
     found = convert(source, tmp_path / "out", to="float32")
     stored = load_file(tmp_path / "out" / "model.safetensors")
@@ -150,7 +150,7 @@ def test_of_such_experts_none_is_kept_alone(tmp_path: Path) -> None:
 
 
 def test_a_scale_that_means_nothing_beside_a_plain_weight_is_left_out(tmp_path: Path) -> None:
-    """Transformers leaves such scales where it did not quantize; without its config nothing reads them."""
+    """Transformers saves scales of unquantized weights; without its config, no reader uses them."""
     source = FIXTURES / "experts" / "model_fp8_joined_qwen3_moe"
     name = "model.layers.0.self_attn.k_proj.weight_scale_inv"
     assert name in load_file(source / "model.safetensors")

@@ -1,4 +1,4 @@
-"""How large values can be, told without looking at a code."""
+"""Upper limits of values, without a look at the codes."""
 
 import math
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ LOOKUP = torch.tensor([0.0, -6.0, torch.nan, 4.0])
 
 @dataclass(frozen=True, eq=False)
 class ToldCodes(Weight):
-    """Means the codes that it is given."""
+    """Weight of the given codes."""
 
     format = "told"
     told: Any = None
@@ -83,7 +83,7 @@ def test_what_has_no_bound_is_not_below_one(said):
 
 
 def test_codes_alone_do_not_count():
-    """All codes of the layer are 0, and so are its values: that is not what is asked."""
+    """All codes of the layer are 0, and so are its values: the limit ignores them."""
     assert not AWQ.dequantize().count_nonzero()
     assert not stays_below(AWQ, 60.0)
     assert stays_below(AWQ, 60.1)

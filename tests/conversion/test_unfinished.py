@@ -1,4 +1,4 @@
-"""A conversion that is interrupted, meets another, or writes what it should not have."""
+"""Interrupted, concurrent and incorrect conversions."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from qload.testing import make_checkpoint
 from tests.conversion.interruption import interrupted
 from tests.paths import ROOT
 
-BEFORE = ("headers", "checking layers")  # stages of progress that read no weight
+BEFORE = ("headers", "checking layers")  # stages of progress without a read of weights
 SMALL = 40_000  # bytes of a file
 
 
@@ -37,7 +37,7 @@ def unfinished(tmp_path: Path) -> Path:
 
 
 def interrupt(after: int, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that ends once so many files are complete."""
+    """Interrupt a run after this number of complete files."""
     with interrupted(after, monkeypatch):
         convert(source, tmp_path / "out", to="awq", shard_size=SMALL)
 
@@ -187,7 +187,7 @@ def test_files_that_are_complete_outlive_a_disk_that_is_full_for_the_rest(
 def test_what_reads_back_as_something_else_is_not_handed_out(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One bit of the data is another one once it is on the disk."""
+    """Flip one bit of the data on disk."""
     complete = AtomicFolder.complete
 
     def damaging(folder: AtomicFolder, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Layers of dialects as their writers store them, and what each means by numpy alone."""
+"""Layers of dialects in stored form, and their values by numpy alone."""
 
 from typing import Any
 
@@ -15,46 +15,46 @@ E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -
 
 
 def e4m3(codes: NDArray[Any]) -> Floats:
-    """Bytes of e4m3fn: a sign, four bits of exponent with a bias of 7, three of mantissa."""
+    """Decode bytes of e4m3fn: a sign, four bits of exponent with a bias of 7, three of mantissa."""
     exponent, mantissa = BITS >> 3 & 15, BITS & 7
     size = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7))
     return np.where(BITS & 128, -size, size)[codes]
 
 
 def e2m1(packed: NDArray[Any]) -> Floats:
-    """Bytes (N, C) of two codes, the first in the low bits -> (N, 2 C)."""
+    """Decode bytes (N, C) of two codes, the first in the low bits, to values (N, 2 C)."""
     return E2M1[np.stack([packed & 15, packed >> 4], -1).reshape(len(packed), -1)]
 
 
 def spread(scales: Floats, block: tuple[int, int], shape: tuple[int, int]) -> Floats:
-    """One scale for each element, from those of blocks."""
+    """Expand scales of blocks to one scale per element."""
     return scales.repeat(block[0], 0).repeat(block[1], 1)[: shape[0], : shape[1]]
 
 
 def drawn(seed: int, shape: tuple[int, ...], high: int = 256) -> NDArray[np.uint8]:
-    """Random bytes."""
+    """Return random bytes."""
     return np.random.default_rng(seed).integers(0, high, shape).astype(np.uint8)
 
 
 def codes(seed: int, shape: tuple[int, int]) -> NDArray[np.uint8]:
-    """Bytes that are numbers of e4m3fn."""
+    """Return random bytes of finite e4m3fn numbers."""
     made = drawn(seed, shape)
     return np.where(made & 127 == 127, 1, made).astype(np.uint8)
 
 
 def as_fp8(stored: NDArray[np.uint8]) -> Tensor:
-    """Bytes as a tensor of e4m3fn."""
+    """Return bytes as a tensor of e4m3fn."""
     return torch.from_numpy(stored).view(torch.float8_e4m3fn)
 
 
 def floats(seed: int, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> tuple[Tensor, Floats]:
-    """Positive scales as they are stored, and their values."""
+    """Return positive scales in stored form, and their values."""
     made = torch.from_numpy(np.random.default_rng(seed).uniform(0.001, 0.02, shape)).to(dtype)
     return made, made.double().numpy()
 
 
 def exponents(seed: int, shape: tuple[int, ...], *, float8: bool) -> tuple[Tensor, Floats]:
-    """Powers of two as bytes or as float8_e8m0fnu, and their values."""
+    """Return powers of two as bytes or as float8_e8m0fnu, and their values."""
     stored = (drawn(seed, shape, 12) + 116).astype(np.uint8)
     tensor = torch.from_numpy(stored)
     return tensor.view(torch.float8_e8m0fnu) if float8 else tensor, 2.0 ** (stored.astype(float) - 127)
@@ -67,7 +67,7 @@ def fp8(
     name: str = "weight_scale",
     dtype: torch.dtype = torch.float32,
 ) -> Layer:
-    """FP8 with scales of a shape, each for a block of outputs and inputs."""
+    """Return a layer of FP8 with scales of a shape, each for a block of outputs and inputs."""
     stored = codes(1, shape)
     if dtype == torch.float8_e8m0fnu:
         tensor, values = exponents(2, scales, float8=True)
@@ -78,7 +78,7 @@ def fp8(
 
 
 def mxfp8(shape: tuple[int, int] = (64, 128), name: str = "weight_scale", *, float8: bool = False) -> Layer:
-    """MXFP8: a power of two for 32 inputs."""
+    """Return a layer of MXFP8: a power of two for 32 inputs."""
     stored = codes(3, shape)
     tensor, values = exponents(4, (shape[0], shape[1] // 32), float8=float8)
     return {"weight": as_fp8(stored), name: tensor}, e4m3(stored) * values.repeat(32, 1)
@@ -91,7 +91,7 @@ def mxfp4(
     signed: bool = False,
     float8: bool = False,
 ) -> Layer:
-    """MXFP4: two codes a byte, a power of two for 32 inputs."""
+    """Return a layer of MXFP4: two codes per byte, a power of two for 32 inputs."""
     packed = drawn(5, (shape[0], shape[1] // 2))
     tensor, values = exponents(6, (shape[0], shape[1] // 32), float8=float8)
     stored = torch.from_numpy(packed)
@@ -100,7 +100,7 @@ def mxfp4(
 
 
 def nvfp4(shape: tuple[int, int] = (64, 128), *, compressed_tensors: bool = False) -> Layer:
-    """NVFP4: two codes a byte, a scale of e4m3 for 16 inputs, one more for the tensor."""
+    """Return a layer of NVFP4: two codes per byte, a scale of e4m3 for 16 inputs, one for the tensor."""
     packed, scales = drawn(7, (shape[0], shape[1] // 2)), drawn(8, (shape[0], shape[1] // 16), 126)
     second, value = floats(9, (1,))
     values = e4m3(scales)
@@ -114,7 +114,7 @@ def nvfp4(shape: tuple[int, int] = (64, 128), *, compressed_tensors: bool = Fals
 
 
 def packed(shape: tuple[int, int] = (64, 128), bits: int = 4, group: int = 32) -> Layer:
-    """pack-quantized, symmetric: codes along K in words, the first in the low bits."""
+    """Return a layer of pack-quantized, symmetric: codes along K in words, the first in the low bits."""
     made = drawn(10, shape, 2**bits).astype(np.int64)
     fields = made.reshape(shape[0], -1, 32 // bits) << bits * np.arange(32 // bits)
     words = fields.sum(-1).astype(np.uint32).view(np.int32)
@@ -128,14 +128,14 @@ def packed(shape: tuple[int, int] = (64, 128), bits: int = 4, group: int = 32) -
 
 
 def int8(scales: tuple[int, ...], shape: tuple[int, int] = (64, 128)) -> Layer:
-    """Integers of 8 bits with a scale for the tensor or for each output."""
+    """Return a layer of 8-bit integers with a scale for the tensor or for each output."""
     stored = drawn(13, shape).view(np.int8)
     scale, values = floats(14, scales)
     return {"weight": torch.from_numpy(stored), "weight_scale": scale}, stored * values.reshape(-1, 1)
 
 
 def gptq(shape: tuple[int, int] = (64, 128), group: int = 32) -> dict[str, Tensor]:
-    """A GPTQ layer of 4 bits, whose values no test looks at."""
+    """Return a GPTQ layer of 4 bits with arbitrary values."""
     N, K = shape
     return {
         "qweight": torch.from_numpy(drawn(12, (K // 8, N * 4))).view(torch.int32),

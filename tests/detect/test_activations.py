@@ -1,4 +1,4 @@
-"""What each method's config claims of the inputs of its layers."""
+"""Activation schemes from the config of each method."""
 
 from typing import Any
 

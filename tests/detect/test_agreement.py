@@ -1,4 +1,4 @@
-"""A checkpoint with two configs that do not say the same."""
+"""Checkpoints with two configs in contradiction."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ QUANTIZED = {"a.qweight": torch.zeros(2, 2, dtype=torch.int32)}
     [
         ({}, {}, PLAIN, False),
         ({}, {}, QUANTIZED, True),
-        (RULES, {}, PLAIN, True),  # of which modules a rule speaks, names alone do not tell
+        (RULES, {}, PLAIN, True),  # module names alone do not determine the modules of a rule
         ({}, RULES, PLAIN, True),
     ],
 )

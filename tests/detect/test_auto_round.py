@@ -1,4 +1,4 @@
-"""AutoRound: whose tensors a `packing_format` means, and what `extra_config` says of some modules."""
+"""AutoRound: the tensors of each `packing_format`, and entries of `extra_config` for single modules."""
 
 import json
 from pathlib import Path
@@ -204,7 +204,7 @@ def test_the_config_beside_the_model_is_read_where_config_json_has_none(tmp_path
     with open_checkpoint(tmp_path) as weights, open_checkpoint(folder) as same:
         assert_same_bits(weights.get_weights(PREFIX).dequantize(), same.get_weights(PREFIX).dequantize())
     (tmp_path / "quantization_config.json").write_text(json.dumps({"bits": 4}))
-    assert not find_configs(tmp_path)  # of another program, which names no method
+    assert not find_configs(tmp_path)  # config of another program, without a method
 
 
 def test_rows_without_an_index_lie_in_order_and_are_cut_between_groups() -> None:

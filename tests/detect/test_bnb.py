@@ -1,4 +1,4 @@
-"""What a bitsandbytes config claims, and which layers its loader then reads."""
+"""Claims of a bitsandbytes config, and the layers of its loader."""
 
 from math import inf
 from typing import Any

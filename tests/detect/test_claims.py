@@ -1,4 +1,4 @@
-"""Every quant_method with each of its keys changed: what is claimed, or the whole text of the refusal."""
+"""Every quant_method with one changed key at a time: the claims, or the whole text of the error."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -19,16 +19,16 @@ NUMBERS = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "
 
 
 def groups(weights: Any, **more: Any) -> dict[str, Any]:
-    """The one group of a compressed-tensors config."""
+    """Return the only group of a compressed-tensors config."""
     return {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, **more}}}
 
 
 def modelopt(weights: Any, **more: Any) -> dict[str, Any]:
-    """A table of ModelOpt that is spelled as groups of layers."""
+    """Return a table of ModelOpt in the form of groups of layers."""
     return {"quantized_layers": None, "config_groups": {"g": {"targets": ["a"], "weights": weights, **more}}}
 
 
-# quant_method -> a config that is read, and the changes that are made to it one at a time.
+# quant_method -> a valid config, and single changes of it.
 CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
     "gptq": (
         {"bits": 4, "group_size": 128, "desc_act": False, "sym": True},
@@ -213,7 +213,7 @@ CASES: dict[str, tuple[dict[str, Any], list[dict[str, Any]]]] = {
 
 
 NAMED = ("bnb_4bit_compute_dtype", "bnb_4bit_quant_storage")
-# What any config may say, or not: keys that a method does not know change nothing.
+# Optional keys of any config: keys outside a method change nothing.
 EVERYWHERE: list[dict[str, Any]] = [
     *(
         {key: value}
@@ -232,7 +232,7 @@ EVERYWHERE: list[dict[str, Any]] = [
 
 
 def outcome(config: dict[str, Any]) -> str:
-    """Each claim on its line, or the refusal."""
+    """Return each claim on a line, or the error."""
     try:
         claims = read_claims(FoundConfig("config.json", "quantization_config", config))
     except QloadError as error:
@@ -243,7 +243,7 @@ def outcome(config: dict[str, Any]) -> str:
 
 
 def told(method: str) -> Iterator[str]:
-    """The whole outcome of what is read, and of each change the lines that it changes."""
+    """Return the complete claims of a valid config, and for each change the changed lines."""
     base, changes = CASES[method]
     config = {"quant_method": method, **base}
     first = outcome(config)

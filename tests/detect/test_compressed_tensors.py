@@ -1,4 +1,4 @@
-"""`quant_method: compressed-tensors`: which module gets which format."""
+"""`quant_method: compressed-tensors`: the format of each module."""
 
 import json
 import logging
@@ -300,7 +300,7 @@ def test_a_module_whose_name_only_ends_like_an_ignored_one_is_quantized() -> Non
 def test_a_module_that_the_config_has_quantized_and_is_plain_is_noted(
     targets: list[str], ignore: Any, prefix: str, noted: bool
 ) -> None:
-    """AutoRound ignores nothing, and leaves the head plain: the tensors decide."""
+    """AutoRound has an empty ignore list and a plain head: the tensors decide."""
     claims = config(group(GROUP, *targets, format=None), ignore=ignore, provider="auto-round")
     stored = {f"{prefix}.{name}": tensor for name, tensor in PLAIN.items()}
     weights = Weights(MemoryStorage(stored), loader=loader_from_config(claims))

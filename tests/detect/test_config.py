@@ -1,4 +1,4 @@
-"""Where a config is found, and which files are none: hostile input, refused by file and key."""
+"""Location of a config, and invalid files: an error with file and key for hostile input."""
 
 import json
 from pathlib import Path

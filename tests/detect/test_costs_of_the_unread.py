@@ -1,4 +1,4 @@
-"""Configs of formats that are not read: each costs its own layers. Sections that change no stored weight."""
+"""Configs with unread formats cost only their own layers; sections without effect on stored weights."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ PLAIN = {"weight": torch.ones(64, 128, dtype=torch.bfloat16)}
 
 
 def compressed(*groups: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """A section of compressed-tensors, by default of all linear layers in 4 bits."""
+    """Return a section of compressed-tensors, by default of all linear layers in 4 bits."""
     own = groups or ({"targets": ["Linear"], "weights": WEIGHTS},)
     named = {f"group_{at}": group for at, group in enumerate(own)}
     return {
@@ -218,7 +218,7 @@ def test_rotations_of_auto_round_are_refused() -> None:
 
 
 def observed(scales: bool = True, zeros: bool = True) -> dict[str, Tensor]:
-    """A plain weight as compressed-tensors saves it before it compresses."""
+    """Return a plain weight of compressed-tensors before compression, with scales and zero points if set."""
     layer = {"weight": torch.randn(64, 128, generator=torch.Generator().manual_seed(1)).bfloat16()}
     if scales:
         layer["weight_scale"] = torch.full((64, 4), 0.01, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Layers whose tensors identify a dialect: read with the right values, or refused by name."""
+"""Layers with dialect-specific tensors: the right values, or an error with the dialect's name."""
 
 import json
 from pathlib import Path
@@ -116,7 +116,7 @@ def test_a_dialect_of_a_format_that_is_read_has_its_values_whole_and_cut(case: s
             for load, axis in ((weights.get_weights_col, 0), (weights.get_weights_row, 1)):
                 try:
                     share = load("up").dequantize()
-                except CutError:  # inside of a block
+                except CutError:  # the cut is inside of a block
                     assert "blocks" in case
                     continue
                 assert torch.equal(share, whole.chunk(world, axis)[rank.rank()])
@@ -180,7 +180,7 @@ def ones(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 F8 = torch.float8_e4m3fn
-# A layer of each row of the table, with the name it is refused by.
+# A layer of each row of the table, with the dialect's name in the error.
 FOREIGN: list[tuple[str, dict[str, Tensor]]] = [
     ("ComfyUI's own layers", {"weight": zeros(32, 64, dtype=F8), "comfy_quant": zeros(9, dtype=U8)}),
     (
@@ -374,7 +374,7 @@ def test_a_checkpoint_of_a_foreign_dialect_is_refused_by_name(name: str, layer: 
 
 @every_foreign
 def test_a_foreign_layer_among_others_is_refused_alone(name: str, layer: dict[str, Tensor]) -> None:
-    whole = name in ("torchao's safetensors", "ComfyUI's own layers")  # no file of a method has their marks
+    whole = name in ("torchao's safetensors", "ComfyUI's own layers")  # no file of a method has their tensors
     stored = {f"down.{suffix}": tensor for suffix, tensor in make.gptq().items()}
     stored |= {f"up.{suffix}": tensor for suffix, tensor in layer.items()}
     storage = MemoryStorage(stored)
@@ -480,7 +480,7 @@ def test_words_of_gptq_are_refused_alone_in_a_checkpoint_of_another_method() -> 
     with pytest.raises(UnsupportedFormatError) as caught:
         weights.loader.describe(weights, "up")
     assert caught.value.format == WORDS.dialect
-    with pytest.raises(MissingTensorError):  # without a config they contradict it
+    with pytest.raises(MissingTensorError):  # without a config, the tensors are contradictory
         source(None, make.gptq()).get_weights("up")
 
 
@@ -544,7 +544,7 @@ def test_thousands_of_layers_of_a_dialect_are_described_in_no_time() -> None:
     for at in range(3000):
         weights.loader.describe(weights, f"{at}.w1")
 
-    assert calls == 1  # an error whose text compares all names is made for the first layer alone
+    assert calls == 1  # only the first layer compares all names for the text of an error
 
 
 @pytest.mark.parametrize("method", METHODS_ELSEWHERE)

@@ -1,4 +1,4 @@
-"""GPTQ's `dynamic`: what holds for some modules only, and which are left out."""
+"""GPTQ's `dynamic`: settings of single modules, and excluded modules."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -39,7 +39,7 @@ LAYERS = {
 def load(
     dynamic: dict[str, Any], rank: Any = None, names: Mapping[str, str] = MappingProxyType({})
 ) -> Weights:
-    """`names`: what layers are called instead."""
+    """Load the layers; `names` replaces the names of layers."""
     layers = {names.get(prefix, prefix): layer for prefix, layer in LAYERS.items()}
     tensors = {f"{prefix}.{name}": t for prefix, layer in layers.items() for name, t in layer.items()}
     loader = loader_from_config({**GPTQ, "dynamic": dynamic})
@@ -75,7 +75,7 @@ def test_of_two_rules_for_a_module_the_later_one_is_not_asked() -> None:
 
 
 def test_a_pattern_is_matched_from_the_start_and_not_to_the_end() -> None:
-    with pytest.raises(ShapeError):  # groups of 64 counted as of 32: no rule has meant the layer
+    with pytest.raises(ShapeError):  # groups of 64 counted as of 32: no rule applies to the layer
         load({"up": {"group_size": 64}}).get_weights("layers.1.up_proj")
 
     assert load({"layers.1.up": {"group_size": 64}}).get_weights("layers.1.up_proj").config.group_size == 64
@@ -136,7 +136,7 @@ def test_a_pattern_that_looks_ahead_is_read() -> None:
 
 @pytest.mark.parametrize(("pattern", "why"), [("(", "missing"), ("(.|.)*x$|(.|.)*y$", "takes too long")])
 def test_a_pattern_that_cannot_be_judged_costs_its_own_layers_an_error(pattern: str, why: str) -> None:
-    """Not those of which an earlier rule speaks, and not those that are plain."""
+    """Exclude layers of an earlier rule, and plain layers."""
     weights = load({r".*0\.up": {}, pattern: {"bits": 2}}, names={"layers.1.up_proj": "z" * 90})
 
     assert weights.get_weights("layers.0.up_proj").config.bits == 4
@@ -150,7 +150,7 @@ def test_no_rule_changes_what_the_others_get() -> None:
 
 
 def test_only_patterns_that_quantize_are_entries() -> None:
-    """A module may be named as hostile a way as a pattern is written."""
+    """A module may have a hostile name that is also a pattern."""
     rules = {"-:a": {}, "+:b": {"bits": 8}, "c": {}, "-:d.*": {}}
     found = list(pattern_entries(FoundConfig("config.json", "quantization_config", {"dynamic": rules})))
 

@@ -1,4 +1,4 @@
-"""`quant_method: fp8`, `fbgemm_fp8` and GPTQModel's dialect: what they claim, and what is malformed."""
+"""`quant_method: fp8`, `fbgemm_fp8` and GPTQModel's dialect: claims, and malformed sections."""
 
 from typing import Any
 

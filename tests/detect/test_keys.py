@@ -1,4 +1,4 @@
-"""Keys that owners give a meaning and that no reader acts on: noted, or refused where values change."""
+"""Documented keys without an effect in any reader: a note, or an error for a change of values."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Which modules each method's config leaves out: patterns, two lists, fused layers and their parts."""
+"""Excluded modules in the config of each method: patterns, two lists, fused layers and their parts."""
 
 from typing import Any
 
@@ -38,13 +38,13 @@ def compressed(*targets: str, **more: Any) -> dict[str, Any]:
 
 
 def load(config: dict[str, Any], prefix: str, layer: dict[str, Tensor]) -> str:
-    """The format of the layer."""
+    """Return the format of the layer."""
     stored = {f"{prefix}.{name}": tensor for name, tensor in layer.items()}
     return Weights(MemoryStorage(stored), loader=loader_from_config(config)).get_weights(prefix).format
 
 
 def is_left_out(config: dict[str, Any], prefix: str, layer: dict[str, Tensor]) -> bool:
-    """A plain layer is loaded whatever the config says, and what is left out and quantized is refused."""
+    """Check for an excluded module: a plain layer loads in any case, a quantized one causes an error."""
     assert load(config, prefix, PLAIN) == "unquantized"
     try:
         return load(config, prefix, layer) == "unquantized"

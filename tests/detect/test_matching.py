@@ -1,4 +1,4 @@
-"""Which modules an entry of a config means."""
+"""Modules of a config entry, by name and pattern."""
 
 import pytest
 
@@ -58,7 +58,7 @@ def test_a_pattern_that_is_not_read_is_named_with_its_place() -> None:
     found = FoundConfig("config.json", "quantization_config", {})
     ignored = IgnoredModules(("lm_head", "re:(x"), patterns=Patterns(found, "ignore"))
 
-    assert ignored.entry("lm_head") == "lm_head"  # it comes first: no pattern is asked
+    assert ignored.entry("lm_head") == "lm_head"  # it comes first, before any pattern
     with pytest.raises(ConfigError) as caught:
         ignored.entry("up")
 
@@ -74,7 +74,7 @@ def test_a_pattern_of_a_shell_that_is_too_long_is_named_when_it_is_read() -> Non
 
 
 def test_trap_54_an_entry_inside_of_a_fused_set_is_an_error() -> None:
-    """An engine's qkv_proj is left out if q, k and v are, and is no layer if only q is."""
+    """An engine excludes qkv_proj if q, k and v are excluded; it cannot exclude only q."""
     assert IgnoredModules(("re:.*[qkv]_proj",)).entry("attn.qkv_proj") == "re:.*[qkv]_proj"
     assert IgnoredModules(("o_proj",)).entry("attn.qkv_proj") is None
     with pytest.raises(MismatchError, match=r"attn\.q_proj left out, attn\.k_proj not"):

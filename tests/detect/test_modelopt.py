@@ -1,4 +1,4 @@
-"""ModelOpt: one algorithm for all layers, under whichever spelling, or a table of layers."""
+"""ModelOpt: one algorithm for all layers, in each spelling, or a table of layers."""
 
 import json
 from pathlib import Path
@@ -43,7 +43,7 @@ def group(*targets: str, inputs: Any = None, **weights: Any) -> dict[str, Any]:
 
 
 def load(config: dict[str, Any], layers: dict[str, str]) -> Any:
-    """Layers that are each stored as an algorithm stores them, in one storage."""
+    """Load layers from one storage, each in the form of its algorithm."""
     named: dict[str, Tensor] = {
         f"{prefix}.{name}": tensor for prefix, kind in layers.items() for name, tensor in STORED[kind].items()
     }
@@ -169,7 +169,7 @@ def test_a_layer_that_the_table_does_not_have_is_plain_or_refused() -> None:
 
 
 def test_what_the_table_says_of_experts_together_holds_for_each() -> None:
-    """ModelOpt names the module that holds a stack, of which each expert is a layer here."""
+    """ModelOpt names the module of a stack; each of its experts is a layer in qload."""
     experts = {"quant_algo": "FP8"}
     table = {"model.layers.0.q_proj": NVFP4, "model.layers.0.mlp.experts": experts}
     prefixes = {

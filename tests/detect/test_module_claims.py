@@ -1,4 +1,4 @@
-"""What a config claims about one module: the base, or the entry that applies to it, in every method."""
+"""Claims of a config for one module, in every method: the base, or a specific entry."""
 
 import pickle
 from typing import Any

@@ -1,7 +1,7 @@
-"""Errors name the key that is wrong: each key of each method's section, with values of no use, one at a time.
+"""Errors with the name of the wrong key: each key of each method's section, one invalid value at a time.
 
-`SECTIONS` has a section for each method, with every key that its reader checks; a key of a reader that no
-section has fails a test. Contradictions of two keys stand in a table of their own.
+`SECTIONS` has a section for each method, with every key of its reader; a missing key fails a test.
+A separate table has contradictions of two keys.
 """
 
 import importlib
@@ -145,13 +145,13 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "eetq": {"quant_method": "eetq", "weights": "int8", "modules_to_not_convert": ["head"]},
     "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["head"]},
 }
-# Of no type, or out of every range: JSON that a program may write.
+# Values of a wrong type or out of range, in valid JSON.
 WRONG: tuple[Any, ...] = ({"\1": [None]}, [[None]], "\1", -77, 1e99, True, "", [], {})
-# Keys whose every value is taken.
+# Keys without invalid values.
 INPUTS_OF_GROUP = "modelopt groups.config_groups.group_0.input_activations"
 FREE = {"auto-round.rotation_config", f"{INPUTS_OF_GROUP}.strategy"}
-LOOSE = ("modelopt.config_groups",)  # groups beside one algorithm for all, which counts
-SAID_AS = {  # how errors of a format call a key
+LOOSE = ("modelopt.config_groups",)  # groups in addition to one algorithm for all; the algorithm applies
+SAID_AS = {  # names of a key in the errors of a format
     "is_marlin_format": ("checkpoint_format",),
     "format": ("version", "sparsity_config"),
     "checkpoint_format": ("version",),
@@ -165,7 +165,7 @@ SAID_AS = {  # how errors of a format call a key
 Path = tuple[str, ...]
 
 
-TWINS = {  # two keys that say one thing together
+TWINS = {  # two keys with one combined meaning
     ("format", "quantization_config.config_groups.group_0.weights.strategy"),
     ("config_groups", "quantization_config.quantized_layers"),
 }
@@ -176,7 +176,7 @@ def found(section: Mapping[str, Any]) -> FoundConfig:
 
 
 def paths(section: Mapping[str, Any], lead: Path = ()) -> Iterator[Path]:
-    """The path of each key, at each depth; the names of groups, layers and rules are no keys."""
+    """Yield the path of each key at each depth, without names of groups, layers and rules."""
     for key, value in section.items():
         if not lead or lead[-1] not in ("config_groups", "dynamic", "extra_config", "quantized_layers"):
             yield (*lead, key)
@@ -185,7 +185,7 @@ def paths(section: Mapping[str, Any], lead: Path = ()) -> Iterator[Path]:
 
 
 def changed(section: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
-    """The section with another value at a path."""
+    """Return the section with another value at a path."""
     twin = place = deepcopy(dict(section))
     for key in path[:-1]:
         place = place[key]
@@ -223,18 +223,18 @@ def test_an_error_names_the_key_whose_value_is_wrong(
 
     assert errors or request.node.callspec.id in FREE or request.node.callspec.id.startswith(LOOSE)
     for error in errors:
-        if isinstance(error, ConfigError):  # of two spellings that differ, either is at fault
+        if isinstance(error, ConfigError):  # if two spellings differ, either is wrong
             named = error.key == key or error.key.startswith(f"{key}.") or path[-1] in error.expected
             named |= (path[-1], error.key) in TWINS
             assert named, error
             assert error.file == "config.json"
-        else:  # of a name that is none
+        else:  # errors of an unknown name
             assert any(word in str(error) for word in (path[-1], *SAID_AS.get(path[-1], ()))), error
 
 
 GROUP = "config_groups.group_0"
 WEIGHTS, INPUTS = (("config_groups", "group_0", part) for part in ("weights", "input_activations"))
-CONTRADICTIONS: list[Any] = [  # a section, what is changed in it, the key
+CONTRADICTIONS: list[Any] = [  # a section, its changes, the key
     (GPTQ, {("group_size",): 0}, "group_size"),
     (GPTQ, {("dynamic", "+:.*up", "group_size"): 0}, "dynamic.+:.*up.group_size"),
     (GPTQ, {("dynamic", "+:.*up", "format"): "gptq_v2"}, "dynamic.+:.*up.format"),

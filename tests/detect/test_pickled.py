@@ -1,4 +1,4 @@
-"""What reads a checkpoint goes to other processes, as engines send it to those of their ranks."""
+"""Readers of a checkpoint in other processes, as in engines with a process for each rank."""
 
 import pickle
 from pathlib import Path
@@ -63,5 +63,5 @@ def test_a_pickled_loader_chooses_alike_for_every_layer(method: str) -> None:
 
 
 def said(loader: ModuleLoader) -> list[tuple[str, str]]:
-    """What each layer is stored as, or why it is left out."""
+    """Return the format of each layer, or the reason of its exclusion."""
     return [(repr(loader.chosen(name)), repr(loader.left_out(name))) for name in NAMES]

@@ -1,4 +1,4 @@
-"""The matcher for patterns of a checkpoint: `re.match`, without its time."""
+"""Matcher for patterns of a checkpoint: results of `re.match` within a time limit."""
 
 import gc
 import re
@@ -70,7 +70,7 @@ CATASTROPHES = [
 
 
 class Clock:
-    """A thread that is as busy as a test says: every look at the clock costs `step` seconds."""
+    """Clock of a busy thread: every call advances it by `step` seconds."""
 
     def __init__(self, step: float) -> None:
         self.step, self.now = step, 0.0
@@ -84,10 +84,10 @@ class Clock:
 def test_a_pattern_that_takes_for_ever_is_an_error_of_the_names_it_is_asked_for(
     pattern: str, name: str
 ) -> None:
-    """With Python's own engine none of these ends within a lifetime: that this test ends is half of it."""
+    """Python's own engine would need years for each pattern; the end of this test is half of the check."""
     patterns = Patterns(FOUND, "dynamic")
 
-    for asked in (name, "short"):  # the second time without a try
+    for asked in (name, "short"):  # the second time without a match attempt
         with pytest.raises(ConfigError, match="takes too long") as caught:
             patterns.match(pattern, asked)
         assert (caught.value.file, caught.value.key) == ("config.json", "quantization_config.dynamic")
@@ -97,7 +97,7 @@ def test_a_pattern_that_takes_for_ever_is_an_error_of_the_names_it_is_asked_for(
 
 @pytest.mark.slow
 def test_all_patterns_of_a_config_share_one_time() -> None:
-    """A hundred of them end after as long as a few: once the time is spent, none is tried at length."""
+    """A hundred patterns take as long as a few: none gets a full attempt after the config's time limit."""
     patterns = Patterns()
     told = [untold(patterns, f"(a|a)*b$|{number}", "a" * 5000 + "bb") for number in range(100)]
 
@@ -106,7 +106,7 @@ def test_all_patterns_of_a_config_share_one_time() -> None:
 
 
 def test_quick_matches_give_back_what_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many names as one likes, as long as a match takes what matches are given."""
+    """Any number of names is possible if each match takes the normal time."""
     monkeypatch.setattr(matching, "thread_time", Clock(MATCH_SECONDS / 4))
     patterns = Patterns()
 
@@ -116,7 +116,7 @@ def test_quick_matches_give_back_what_they_are_given(monkeypatch: pytest.MonkeyP
 
 
 def test_matches_that_are_all_a_little_slow_spend_a_pattern_s_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """None of them runs into the timeout; together they would take as long as there are names."""
+    """No match exceeds its timeout, but together they would take time in proportion to the names."""
     monkeypatch.setattr(matching, "thread_time", Clock(PATTERN_SECONDS / 64))
     patterns = Patterns()
 
@@ -124,7 +124,7 @@ def test_matches_that_are_all_a_little_slow_spend_a_pattern_s_time(monkeypatch: 
 
     assert told[0] is None
     assert told[-1] is not None
-    assert patterns.match("b", "b")  # another pattern has its own
+    assert patterns.match("b", "b")  # another pattern has its own time
 
 
 def untold(patterns: Patterns, pattern: str, name: str) -> ConfigError | None:
@@ -136,7 +136,7 @@ def untold(patterns: Patterns, pattern: str, name: str) -> ConfigError | None:
 
 
 def test_a_busy_machine_is_not_a_slow_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A timeout of the wall's clock, in which this thread did nothing, is tried again."""
+    """Repeat a match after a timeout in wall time without CPU time of this thread."""
     waits: Iterator[object] = iter([TimeoutError, TimeoutError, None])
 
     def match(name: str, timeout: float) -> object:
@@ -154,7 +154,7 @@ def test_a_busy_machine_is_not_a_slow_pattern(monkeypatch: pytest.MonkeyPatch) -
 def test_a_collection_of_garbage_is_not_a_slow_pattern(
     collects: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes this thread's own time, where it happens to be due."""
+    """Garbage collection takes CPU time of this thread, at any moment."""
     clock, calls = [0.0], [0]
 
     def match(name: str, timeout: float) -> object:
@@ -200,6 +200,6 @@ def test_what_python_does_not_read_or_reads_otherwise_says_nothing_of_any_name(p
     ],
 )
 def test_what_would_grow_without_measure_is_refused(pattern: str) -> None:
-    """The library writes counts out in memory: none of these may reach it."""
+    """The library expands counts in memory: none of these patterns may reach it."""
     with pytest.raises(ConfigError, match="more than"):
         Patterns().match(pattern, "a")

@@ -1,4 +1,4 @@
-"""Settings are read as they are meant, or refused by file and key; none becomes a default."""
+"""Settings in their intended meaning, or an error with file and key; never a default in their place."""
 
 from typing import Any
 
@@ -191,7 +191,7 @@ def test_a_config_that_is_no_mapping_is_refused(config: Any) -> None:
     [({"quant_method": name}, name) for name in ("hqq", "quanto", "foo")]
     + [
         ({**GPTQ, "checkpoint_format": "gptq_p"}, "gptq_p"),
-        ({**GPTQ, "checkpoint_format": "gptq_p", "bits": 6}, "gptq_p"),  # bits that no reader of gptq knows
+        ({**GPTQ, "checkpoint_format": "gptq_p", "bits": 6}, "gptq_p"),  # bits outside every reader of gptq
         ({**AWQ, "version": "gemv"}, "awq_gemv"),
         ({**AWQ, "version": "GEMV_FAST"}, "awq_gemv_fast"),
         ({**AWQ, "version": "marlin"}, "awq_marlin"),

@@ -1,4 +1,4 @@
-"""Settings that old GPTQ checkpoints keep in tensors: believed, told of, or refused."""
+"""Settings of old GPTQ checkpoints in tensors: accepted, noted, or an error."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""What a public docstring has to say, as functions that return what is wrong with one object.
+"""Checks of public docstrings, as functions from one object to its defects.
 
-A parameter counts as documented where its name stands in backticks, opens an entry of a section, or is
-followed by its shape, as in "x (M, K)". A method may leave to the method that it overrides what that one
-says; a constructor's parameters, and what it raises, stand in the docstring of its class.
+A docstring documents a parameter by its name in backticks, by an entry in a section, or by its shape after
+the name, as in "x (M, K)". A method inherits the documentation of the overridden method; the docstring of a
+class documents the parameters and the errors of its constructor.
 """
 
 import ast
@@ -36,7 +36,7 @@ ERRORS = {name for name in errors.__all__ if name.endswith("Error")}
 
 @dataclass(frozen=True)
 class Documented:
-    """A public class or function: its name, its own docstring, those it may rely on, and what it calls."""
+    """Public class or function: its name, its docstring, inherited docstrings, parameters and functions."""
 
     name: str
     own: str
@@ -46,17 +46,17 @@ class Documented:
 
     @property
     def text(self) -> str:
-        """All that a reader is told."""
+        """All documentation of the object, inherited docstrings included."""
         return f"{self.own}\n{self.inherited}"
 
     @property
     def raises(self) -> frozenset[str]:
-        """The errors of qload's that its own code raises by name."""
+        """Errors of qload raised by name in the object's functions."""
         return frozenset[str]().union(*(raised(body) for body in self.bodies))
 
 
 def public_names(package: str) -> dict[str, Any]:
-    """What a package offers: its `__all__`, or what a module without one defines itself."""
+    """Return the public names of a package: its `__all__`, or by default the definitions in its module."""
     module = importlib.import_module(package)
     own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == package]
     names = getattr(module, "__all__", None) or [name for name in own if not name.startswith("_")]
@@ -68,20 +68,20 @@ def is_code(value: object) -> bool:
 
 
 def constants() -> Iterator[tuple[str, str]]:
-    """(package, name) of every public value that is no class and no function."""
+    """Yield (package, name) of every public value except classes and functions."""
     for package in PACKAGES:
         yield from ((package, name) for name, value in public_names(package).items() if not is_code(value))
 
 
 @cache
 def documented() -> tuple[Documented, ...]:
-    """Every public class and function once, and every public method of the classes, their bases' too."""
+    """Return every public class and function once, and every public method of the classes and their bases."""
     values = [value for package in PACKAGES for value in public_names(package).values() if is_code(value)]
     return tuple({each.name: each for value in values for each in of(value)}.values())
 
 
 def of(value: Any) -> Iterator[Documented]:
-    """A class with its public methods, or a function alone."""
+    """Yield a class with its public methods, or a single function."""
     if not inspect.isclass(value):
         yield of_function(f"{value.__module__}.{value.__qualname__}", value, "")
         return
@@ -99,13 +99,13 @@ def is_ours(value: Any) -> bool:
 
 
 def function_of(held: Any) -> Callable[..., Any] | None:
-    """The function behind a method, a class method or a property; None for anything else."""
+    """Return the function of a method, a class method or a property; None for any other value."""
     held = getattr(held, "fget", None) or getattr(held, "func", None) or getattr(held, "__func__", held)
     return held if inspect.isfunction(held) else None
 
 
 def inherited(owner: type, name: str) -> str:
-    """The docstrings of the methods that a method overrides."""
+    """Return the docstrings of the overridden methods."""
     held = [vars(base).get(name) for base in owner.__mro__[1:]]
     return "\n".join(inspect.getdoc(each) or "" for each in held if each is not None)
 
@@ -115,9 +115,9 @@ def of_function(name: str, function: Callable[..., Any], above: str) -> Document
 
 
 def of_class(value: type) -> Documented:
-    """A class as its constructor is called."""
+    """Return the documentation of a class, with the parameters of its constructor."""
     made = [vars(value)[name] for name in CONSTRUCTORS if inspect.isfunction(vars(value).get(name))]
-    written = [each for each in made if is_ours(each) and source(each)]  # not by a decorator or a protocol
+    written = [each for each in made if is_ours(each) and source(each)]  # not generated
     names = [name for each in written for name in parameters(each)]
     if dataclasses.is_dataclass(value):
         names += [field.name for field in dataclasses.fields(value) if not field.name.startswith("_")]
@@ -127,7 +127,7 @@ def of_class(value: type) -> Documented:
 
 
 def doc(value: object) -> str:
-    """The docstring that was written, not the one that `dataclass` makes up."""
+    """Return the docstring in the source, without the default docstring of `dataclass`."""
     text = vars(value).get("__doc__") if inspect.isclass(value) else getattr(value, "__doc__", None)
     made_up = inspect.isclass(value) and (text or "").startswith(f"{value.__name__}(")
     return "" if made_up else inspect.cleandoc(text or "")
@@ -139,7 +139,7 @@ def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def raised(function: Callable[..., Any]) -> frozenset[str]:
-    """The errors of qload's that a function's own body raises by name."""
+    """Return the errors of qload raised by name in the body of a function."""
     tree = ast.parse(textwrap.dedent(source(function)))
     calls = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise)]
     names = [call.func if isinstance(call, ast.Call) else call for call in calls]
@@ -147,12 +147,12 @@ def raised(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def source(function: Callable[..., Any]) -> str:
-    """The text of a function; none where another library made it, as a strategy of Hypothesis's."""
+    """Return the source of a function; empty for a generated function of a library such as Hypothesis."""
     return inspect.getsource(function) if Path(function.__code__.co_filename).is_file() else ""
 
 
 def no_summary(each: Documented) -> str | None:
-    """The first line, where it is not a sentence: a capital, shape or dtype first, a full stop last."""
+    """Return the first line unless it is a sentence: a capital, shape or dtype first, a full stop last."""
     first = each.own.partition("\n")[0]
     begins = re.match(r"[A-Z0-9(`|]|u?int\d|float\d", first)
     sentence = begins and len(first.split()) > 1 and first.endswith(".")
@@ -160,17 +160,17 @@ def no_summary(each: Documented) -> str | None:
 
 
 def undocumented(each: Documented) -> list[str]:
-    """The parameters that no docstring names."""
+    """Return the parameters without documentation."""
     return [name for name in each.parameters if not names(each.text, name)]
 
 
 def unnamed_errors(each: Documented) -> list[str]:
-    """The errors that are raised and not named."""
+    """Return the raised errors without documentation."""
     return sorted(error for error in each.raises if not re.search(rf"\b{error}\b", each.text))
 
 
 def names(text: str, parameter: str) -> bool:
-    """Whether a docstring documents a parameter."""
+    """Return whether a docstring documents a parameter."""
     quoted = rf"`[^`\n]*\b{parameter}\b[^`\n]*`"
     entry = rf"^(?:[*\w]+, )*\**{parameter}(?:, [*\w]+)*\n +\S"
     shaped = rf"\b{parameter} \("

@@ -1,7 +1,7 @@
-"""Every public callable, called with a wrong type for each of its arguments in turn: qload's error, by name.
+"""Calls of every public callable with a wrong type for one argument at a time: an error of qload by name.
 
-A wrong type for an argument is derived from its annotation's text, not by the code that checks: something
-that no annotation admits, and text, numbers, None and sequences where the annotation does not speak of them.
+The tests derive a wrong value from the text of an annotation, independently of the check in qload: an object
+outside every annotation, and text, numbers, None and sequences outside the annotation in question.
 """
 
 import inspect
@@ -40,7 +40,7 @@ LAYER_CONFIG = qload.MPLinearLayerConfig(
 )
 WORDS = {"w_q_param_name": "qweight", "w_s_param_name": "scales"}
 
-# What a call needs beside its defaults; those that need nothing are not listed.
+# Mandatory arguments of a call; callables without mandatory arguments are absent.
 NEEDED: dict[str, dict[str, Any]] = {
     "ActivationScheme": {"type": "int", "bits": 8, "dynamic": True},
     "AWQConfig": {"group_size": 32},
@@ -148,7 +148,7 @@ METHODS: dict[Callable[..., Any], dict[str, Any]] = {
     qload.StoredMinusOne().write: {"zeros": torch.ones(8, 1, dtype=torch.int32), "packing": INT4},
 }
 
-# What is made by qload alone, says itself later why it cannot be used, or is not there to be called.
+# Results of qload, classes with a later check, and values that cannot be called.
 EXEMPT = {
     "MPLinearLayerConfig": "a kernel says why it cannot run a layer so described, as engines ask",
     "TensorSpec": "a declaration, which tests read once and loading makes for every layer",
@@ -170,11 +170,11 @@ EXEMPT = {
 }
 
 
-SAID_AS = {"kernel": "target"}  # which it is when a KernelTarget is made for the caller
+SAID_AS = {"kernel": "target"}  # the name of the argument in the error, after conversion to a KernelTarget
 
 
 class Stranger:
-    """What no annotation admits."""
+    """Type outside every annotation."""
 
 
 WRONG: dict[str, Any] = {
@@ -191,12 +191,12 @@ WRONG: dict[str, Any] = {
 
 
 def wrong_values(annotation: str) -> Iterator[Any]:
-    """One value of each type that the annotation does not speak of."""
+    """Yield one value of each type outside the annotation."""
     return (value for spoken, value in WRONG.items() if not re.search(spoken, annotation))
 
 
 def public() -> Iterator[Any]:
-    """Every callable of qload, and methods of some of its objects, with what they need; named."""
+    """Yield every callable of qload and some methods of its objects, with mandatory arguments and an id."""
     for name in PUBLIC:
         value = getattr(qload, name)
         if name not in EXEMPT and not (inspect.isclass(value) and issubclass(value, QloadError)):
@@ -206,7 +206,7 @@ def public() -> Iterator[Any]:
 
 
 def of_weight(value: Any) -> dict[str, Any]:
-    """For a type of weight a config, and tensors that do not fit: types come before shapes."""
+    """Return a config and tensors of a wrong shape for a type of weight: type checks precede shape checks."""
     if not (inspect.isclass(value) and issubclass(value, qload.Weight)):
         return {}
     wanted = [field for field in fields(value) if field.default is MISSING and field.name != "config"]
@@ -214,7 +214,7 @@ def of_weight(value: Any) -> dict[str, Any]:
 
 
 def calls(function: Callable[..., Any], needed: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The argument that is wrong, and all of them."""
+    """Yield the wrong argument, and all arguments."""
     for name, parameter in inspect.signature(function).parameters.items():
         text = inspect.formatannotation(parameter.annotation)
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or text.endswith("Any"):
@@ -250,7 +250,7 @@ def test_the_arguments_beside_the_wrong_one_are_good(function: Any, needed: dict
     function(**needed)
 
 
-# Class -> its methods that look at the types of all their arguments before they do anything.
+# Class -> methods with a check of all argument types before any other work.
 CHECKED = {
     "AWQWeightsLoader": "__init__",
     "ExpertsWeight": "expert dequantize to repack",

@@ -1,4 +1,4 @@
-"""Which tests a run has: those of devices where they are asked for, and some of many cases."""
+"""Test selection of a run: device tests on request, and a sample of large parametrizations."""
 
 import re
 from typing import Any
@@ -11,7 +11,7 @@ from tests.paths import TESTS
 
 
 class Asked:
-    """The options of a run."""
+    """Options of a run."""
 
     def __init__(self, expression: str) -> None:
         self.expression = expression

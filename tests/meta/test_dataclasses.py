@@ -1,4 +1,4 @@
-"""Records are frozen, but for a few, and weights are compared by identity: tensors have no one answer."""
+"""Frozen records with few exceptions, and comparison of weights by identity: tensors compare by element."""
 
 import importlib
 import inspect
@@ -18,7 +18,7 @@ from qload.spec import Weight
 
 @cache
 def classes() -> tuple[type[Any], ...]:
-    """Every class of the library."""
+    """Yield every class of the library."""
     return tuple(dict.fromkeys(found()))
 
 
@@ -27,7 +27,7 @@ def found() -> Iterator[type[Any]]:
     for name in (name for name in names if "__main__" not in name):
         try:
             module = importlib.import_module(name)
-        except ImportError:  # what only some installations have
+        except ImportError:  # optional dependency
             continue
         yield from (
             kind for _, kind in inspect.getmembers(module, inspect.isclass) if kind.__module__ == name
@@ -38,14 +38,14 @@ def records() -> list[Any]:
     return [kind for kind in classes() if "__dataclass_params__" in vars(kind)]
 
 
-# What is filled in as a run goes on.
+# Records with fields filled in during a run.
 MUTABLE = {
     *("Ledger", "Traffic"),
     *("Comparison", "LogitResult", "CompareState", "ScaleFit", "Distance", "Checkpoint"),
     "ValueDiff",
-    "NativeInputs",  # whose codes are made in the type that a product asks for
+    "NativeInputs",  # its codes have the dtype of the product
 }
-BASES = {"ReportBase", "Grouped"}  # of classes that have the fields
+BASES = {"ReportBase", "Grouped"}  # base classes with the fields
 
 
 def test_a_record_is_frozen() -> None:

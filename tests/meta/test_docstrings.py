@@ -1,4 +1,4 @@
-"""Every public name says what it is, what it takes and what it raises; the first that users meet show it."""
+"""Documentation of every public name: summary, parameters and errors; executed examples of the main names."""
 
 import doctest
 import importlib
@@ -21,7 +21,7 @@ from tests.meta.docstrings import (
     unnamed_errors,
 )
 
-# What users meet first, and what the example of each has to show.
+# Main names of the API, with mandatory parts of their examples.
 FIRST: dict[str, tuple[str, ...]] = {
     "open_checkpoint": ("with open_checkpoint(", ".get_weights("),
     "Weights": (".get_weights(", ".get_weights_col(", ".get_weights_row(", ".use_loader("),
@@ -71,7 +71,7 @@ indented line of what it is; or name it in backticks."""
 
 
 def wrong(check: Callable[[Documented], object]) -> dict[str, object]:
-    """What a check finds of each public name that it finds anything of."""
+    """Return the defects by public name."""
     return {each.name: found for each in documented() if (found := check(each))}
 
 
@@ -95,13 +95,13 @@ def test_a_public_value_is_named_by_its_package() -> None:
 
 
 def examples(value: Any, called: str) -> list[doctest.DocTest]:
-    """The example of a docstring, with no name to begin with; none where there is none."""
+    """Return the example of a docstring, without predefined names; an empty list without an example."""
     found = doctest.DocTestFinder(recurse=False, exclude_empty=True).find(value, called, globs={})
     return [test for test in found if test.examples]
 
 
 def failures(test: doctest.DocTest) -> list[str]:
-    """What an example prints that it does not show."""
+    """Return the failures of an example."""
     told: list[str] = []
     doctest.DocTestRunner(verbose=False).run(test, out=told.append)
     return told
@@ -122,7 +122,7 @@ def test_no_other_name_has_an_example_that_is_not_run() -> None:
     assert shown == set(FIRST)
 
 
-# That each of these checks can fail
+# Failing inputs of the checks
 
 
 def silent(x: int) -> None:

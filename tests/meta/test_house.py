@@ -1,4 +1,4 @@
-"""The structure of the project, held by tests: arrows, names, sizes, what it may read and say."""
+"""Structure of the project: import directions, names, sizes, and permitted imports and words."""
 
 import ast
 import inspect
@@ -74,7 +74,7 @@ def name(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Source:
-    """What a file says, as Python reads it: its lines beside docstrings, and names."""
+    """Syntax tree of a file: code lines without docstrings, and names."""
 
     lines: int
     imports: tuple[str, ...]
@@ -97,7 +97,7 @@ def source(path: Path) -> Source:
 
 
 def imported(nodes: list[ast.AST]) -> Iterator[str]:
-    """Every module that a file imports, wherever in the file."""
+    """Yield every imported module of a file, at any depth."""
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
@@ -128,7 +128,7 @@ def module(path: Path) -> str:
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    """Not for types alone, and not inside of a function either."""
+    """Include imports for types alone, and imports inside of functions."""
     modules = {module(path): path for path in SOURCES}
     graph = {
         own: {found if found in modules else found.rpartition(".")[0] for found in source(path).imports}
@@ -136,11 +136,11 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         for own, path in modules.items()
     }
     for own, path in modules.items():
-        if path.name == "__init__.py":  # what a package exports, its modules import from each other
+        if path.name == "__init__.py":  # modules of a package import its exports from each other
             graph[own] = {other for other in graph[own] if other.startswith(f"{own}.")}
         graph[own] -= {own, own.rpartition(".")[0]}
 
-    list(TopologicalSorter(graph).static_order())  # raises CycleError, which names them
+    list(TopologicalSorter(graph).static_order())  # raises CycleError with the names of the modules
 
 
 def test_formats_never_see_each_other() -> None:
@@ -225,19 +225,19 @@ def test_every_seeded_fault_can_be_asked_for_by_its_name() -> None:
 
 
 def parameters(function: Callable[..., Any]) -> str:
-    """Names, kinds and defaults; how annotations print differs between versions of Python."""
+    """Return names, kinds and defaults without annotations: their text depends on the version of Python."""
     signature = inspect.signature(function)
     bare = [each.replace(annotation=each.empty) for each in signature.parameters.values()]
     return str(signature.replace(parameters=bare, return_annotation=signature.empty))
 
 
 def is_hidden(base: type) -> bool:
-    """Whether a class is a base of public ones that is not public itself."""
+    """Return whether a class is a private base of public classes."""
     return base.__module__.startswith("qload.") and base.__name__ not in qload.__all__
 
 
 def test_the_public_names_are_pinned(golden: SnapshotAssertion) -> None:
-    """Each public name with its signature: a line of the diff is a promise broken or made."""
+    """Compare each public name and its signature with the golden file: a changed line changes the API."""
     lines = []
     for public in sorted(qload.__all__):
         value = getattr(qload, public)

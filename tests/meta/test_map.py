@@ -1,4 +1,4 @@
-"""docs/architecture.md is a map of the code as it is: packages in their order, places that exist."""
+"""Agreement of docs/architecture.md with the code: packages in their order, and existing locations."""
 
 import ast
 import re
@@ -21,20 +21,20 @@ MOST_LINES = 140  # two pages
 
 
 def section(title: str) -> str:
-    """The text under a heading, to the next one."""
+    """Return the text from a heading to the next."""
     found = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
     assert found
     return found[1]
 
 
 def rows(title: str) -> list[tuple[str, str]]:
-    """The rows of a section's table, its head aside."""
+    """Return the rows of a section's table without its header."""
     return re.findall(r"^\| (?!package of|word \|)([^|]+) \| (.+) \|$", section(title), re.MULTILINE)
 
 
 @cache
 def defined(file: Path) -> frozenset[str]:
-    """What a module defines: functions, classes, methods as `Class.method`, names that are assigned."""
+    """Return the definitions of a module: functions, classes, methods as `Class.method`, assigned names."""
     names = set()
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

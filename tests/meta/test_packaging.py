@@ -1,4 +1,4 @@
-"""What is published: the text of its page, its name, its extras; and how its wheels are built."""
+"""Published package: page text, name and extras, and the build of its wheels."""
 
 import importlib.util
 import os
@@ -21,7 +21,7 @@ from tests.paths import ROOT
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 PAGE = PYPROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
-# A link, an image, a reference, a tag: each with where it leads.
+# Link, image, reference and HTML tag, each with its target.
 TARGETS = re.compile(r"""\]\(([^)]*)\)|^\[[^\]]+\]: *(\S+)|(?:href|src)=["']([^"']*)""", re.MULTILINE)
 
 
@@ -43,7 +43,7 @@ def test_no_link_of_the_indexs_page_leads_into_a_tree_that_is_not_there() -> Non
     assert [target for target in leads(page(text)) if not target.startswith("https://")] == []
     assert len(page(text).split()) == len(
         re.sub(r"\]\([^)]*\)", "]", text).split()
-    )  # every word is still there
+    )  # the text keeps every word
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ except ImportError as error:
 
 
 def test_nothing_makes_scikit_build_core_compile_for_the_metadata() -> None:
-    """It gives up telling them where an override asks whether a build has failed."""
+    """Check for overrides with a condition on a failed build: they force a build for the metadata."""
     conditions = [override["if"] for override in PYPROJECT["tool"]["scikit-build"]["overrides"]]
 
     assert conditions
@@ -109,7 +109,7 @@ def test_nothing_makes_scikit_build_core_compile_for_the_metadata() -> None:
 
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The build backend on a scikit-build-core that only counts, and fails while `failing` is left."""
+    """Return the build backend on a fake scikit-build-core with recorded calls and errors from `failing`."""
     fake: Any = ModuleType("scikit_build_core.build")
     fake.asked, fake.failing = [], [1, 1]
 
@@ -164,7 +164,7 @@ def test_what_is_asked_by_name_and_what_is_set_wrong_stay_errors(backend: Any, c
 
 
 def hook(name: str, folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """One hook of the true backend, in a process of its own, with a compiler that compiles nothing."""
+    """Run one hook of the real build backend in a separate process, without a working compiler."""
     for needed in ("scikit_build_core", "pybind11", "hatch_fancy_pypi_readme"):
         pytest.importorskip(needed, reason=f"building needs {needed}, which is not installed here")
     if not shutil.which("cmake"):
@@ -187,7 +187,7 @@ def test_the_metadata_needs_no_compiler(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     (told,) = tmp_path.glob("*.dist-info/METADATA")
     assert f"Name: {PROJECT['name']}" in told.read_text().splitlines()
-    assert "pure Python" not in done.stdout  # nothing was built, so nothing failed
+    assert "pure Python" not in done.stdout  # without a build, nothing fails
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Of README and docs, each block of Python runs by itself and each command prints what stands under it."""
+"""Execution of each block of Python in README and docs, and comparison of command output with the pages."""
 
 import re
 from collections.abc import Iterator
@@ -12,19 +12,19 @@ from tests.cli.test_command_line import run
 from tests.paths import FIXTURES, ROOT
 from tests.rule_pages import write_pages
 
-write_pages()  # which are not in the repository
+write_pages()  # generated, and absent from the repository
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
-COLUMNS = "100"  # of the terminal whose output the pages show
+COLUMNS = "100"  # width of the terminal on the pages
 # Verbs with tables on a terminal, and JSON elsewhere.
 TABLES = ("inspect", "verify", "plan", "explain", "diff", "convert", "formats", "doctor")
 
 
 class Block(NamedTuple):
-    """What stands between two fences."""
+    """Text of a fenced block."""
 
     page: Path
     line: int
@@ -35,7 +35,7 @@ class Block(NamedTuple):
         return f"{self.page.relative_to(ROOT)}:{self.line}"
 
     def execute(self) -> None:
-        """Run it as a module of its own."""
+        """Run the block as a separate module."""
         exec(compile("\n" * self.line + self.text, str(self), "exec"), {"__name__": str(self)})
 
 
@@ -46,9 +46,9 @@ def blocks() -> Iterator[Block]:
             yield Block(page, text.count("\n", 0, found.start()) + 1, *found.groups())
 
 
-ENGINES = ROOT / "docs" / "engines"  # whose pages run where their engine is installed
-OUTSIDERS = ROOT / "docs" / "conformance" / "outsiders.md"  # as is this one, in tests/outsiders
-TUTORIALS = ROOT / "docs" / "tutorials"  # walked from begin to end by test_tutorials.py
+ENGINES = ROOT / "docs" / "engines"  # its pages run in the tests of the engines
+OUTSIDERS = ROOT / "docs" / "conformance" / "outsiders.md"  # runs in tests/outsiders
+TUTORIALS = ROOT / "docs" / "tutorials"  # test_tutorials.py runs each tutorial as a whole
 PYTHON = [
     block
     for block in blocks()
@@ -59,7 +59,7 @@ COMMANDS = [block for block in blocks() if COMMAND.search(block.text) and block.
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to run in that has the fixtures of a checkout, and room for what is written."""
+    """Return a writable folder with the fixtures of a checkout, as current directory."""
     (tmp_path / "fixtures").symlink_to(FIXTURES, target_is_directory=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -85,13 +85,13 @@ def test_commands_print_what_the_page_shows(block: Block, monkeypatch: pytest.Mo
 
 
 def write_damaged_copies(block: Block) -> None:
-    """Write the folder of `nox -s demo` if a command of the block names it."""
+    """Write the folder of `nox -s demo` for a block with a command on it."""
     if demo.FOLDER.as_posix() in block.text:
         demo.write_copies(demo.FOLDER, demo.models(), demo.DAMAGES)
 
 
 def lines(text: str) -> list[str]:
-    """Without the spaces at the ends of lines, which no page has."""
+    """Return the lines without trailing spaces, as on the pages."""
     return [line.rstrip() for line in text.strip().splitlines()]
 
 

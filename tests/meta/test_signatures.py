@@ -1,4 +1,4 @@
-"""A quantizer is an object: no public signature takes one by name, or as a tuple or dict of settings."""
+"""Quantizers in public signatures: objects, never a name, a tuple or a dict of settings."""
 
 import ast
 import importlib
@@ -24,7 +24,7 @@ def public_modules() -> list[str]:
 
 
 def functions(module: str) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Every public function of a module, and every public method and constructor of its classes."""
+    """Yield every public function of a module, and every public method and constructor of its classes."""
     loaded = importlib.import_module(module)
     names = getattr(loaded, "__all__", None) or [name for name in vars(loaded) if not name.startswith("_")]
     for name in names:
@@ -39,7 +39,7 @@ def functions(module: str) -> Iterator[tuple[str, Callable[..., Any]]]:
 
 
 def takes_it_loosely(name: str, annotation: str) -> bool:
-    """Whether a parameter is a quantizer by its name, and text or loose settings by its annotation."""
+    """Return whether a parameter has the name of a quantizer and an annotation of text or loose settings."""
     if name not in NAMES and not name.startswith("quantizer_"):
         return False
     used = {node.id for node in ast.walk(ast.parse(annotation or "Any")) if isinstance(node, ast.Name)}

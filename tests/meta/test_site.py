@@ -13,7 +13,7 @@ import qload
 from tests.paths import ROOT
 from tests.rule_pages import write_pages
 
-write_pages()  # which are not in the repository
+write_pages()  # generated, and absent from the repository
 PATTERNS = ("*.md", "csrc/*.md", "docs/**/*.md")
 PAGES = sorted(page for pattern in PATTERNS for page in ROOT.glob(pattern))
 RULES = ROOT / "docs" / "rules"
@@ -27,7 +27,7 @@ def name(path: Path) -> str:
 
 
 def prose(page: Path) -> str:
-    """Text of a page without its code, whose brackets are not links."""
+    """Return the text of a page without code, because brackets in code are not links."""
     return re.sub(r"^```.*?^```$|^    .*$|`[^`\n]*`", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
@@ -42,7 +42,7 @@ def broken(page: Path, link: str) -> str | None:
     """Reason for a broken link, or None."""
     target, _, anchor = link.partition("#")
     if re.match(r"https?:", target):
-        return None  # not checked without a network
+        return None  # without a network, no check
     place = (page.parent / target).resolve() if target else page
     if not place.is_relative_to(ROOT) or not place.exists():
         return "there is no such file"
@@ -132,7 +132,7 @@ def test_a_group_of_the_navigation_has_at_most_eight_entries() -> None:
 
 
 def test_pages_stay_short() -> None:
-    """Without the pages of docs/api and docs/rules, which are written from the code."""
+    """Check page lengths, without the generated pages of docs/api and docs/rules."""
     words = Counter[str]()
     for page in (ROOT / "docs").rglob("*.md"):
         folder = page.relative_to(ROOT / "docs").parts[0]

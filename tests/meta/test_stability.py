@@ -1,4 +1,4 @@
-"""docs/stability.md lists what does not change, and the code has what it lists."""
+"""Agreement of docs/stability.md with the code: every listed name exists."""
 
 import ast
 import re
@@ -22,17 +22,17 @@ NAME = re.compile(r"`([a-z][a-z_-]*)`")
 
 
 def section(title: str) -> str:
-    """The text under a title, up to the next one."""
+    """Return the text from a title to the next."""
     return PAGE.split(f"## {title}\n")[1].split("\n## ")[0]
 
 
 def listed(title: str) -> set[str]:
-    """The names in the last paragraph of a section."""
+    """Return the names in the last paragraph of a section."""
     return set(NAME.findall(section(title).strip().split("\n\n")[-1]))
 
 
 def paragraph(begin: str) -> list[str]:
-    """The names between a colon and the next full stop, of the paragraph that begins so."""
+    """Return the names between a colon and the next full stop, in the paragraph with this beginning."""
     (found,) = (each for each in PAGE.split("\n\n") if each.startswith(begin))
     return NAME.findall(re.split(r"\.\s", found.partition(":")[2] + " ")[0])
 
@@ -44,7 +44,7 @@ def error_rules() -> set[str]:
 
 
 def literals() -> Iterator[str]:
-    """The ids that the code writes out, where a `StorageError` or a finding is made."""
+    """Return the literal ids in constructors of `StorageError` and findings."""
     for path in sorted((ROOT / "qload").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

@@ -1,4 +1,4 @@
-"""Modules that do not import torch: those of commands, of files and headers, and of reports."""
+"""Modules without an import of torch: commands, files and headers, reports."""
 
 import json
 import subprocess
@@ -20,7 +20,7 @@ MODULES = {
     "qload.plan.report",
     "qload.verify.report",
 }
-# Prints each module of standard input, a JSON array, that cannot be imported without torch, and why.
+# Prints each module of a JSON array on standard input with an import of torch, and the import chain.
 IMPORT = """
 import importlib, json, sys
 
@@ -58,4 +58,4 @@ def test_modules_of_commands_headers_and_reports_do_not_import_torch() -> None:
 
     assert there >= READS_TENSORS
     assert without_torch(sorted((there - READS_TENSORS) | packages | MODULES)) == {}
-    assert without_torch(sorted(READS_TENSORS)).keys() == READS_TENSORS  # those alone are left out
+    assert without_torch(sorted(READS_TENSORS)).keys() == READS_TENSORS  # no other module is excluded

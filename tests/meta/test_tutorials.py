@@ -1,4 +1,4 @@
-"""Each tutorial works from its first block to its last, in an empty folder, and prints what it shows."""
+"""Execution of each tutorial in an empty folder, and comparison of the output with the page."""
 
 import os
 import re
@@ -20,7 +20,7 @@ PYTEST = ("-m", "pytest", "-p", "qload.conformance.plugin", "-p", "no:cacheprovi
 
 
 def output(command: str) -> str:
-    """What a command prints in the current folder: of qload what it prints on a terminal."""
+    """Return the output of a command in the current folder; for qload, its output on a terminal."""
     program, *arguments = shlex.split(command)
     if program == "qload":
         done = run(*arguments, *(["--table"] if arguments[0] in TABLES else []))
@@ -36,7 +36,7 @@ def output(command: str) -> str:
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether a page shows what was printed; `...` stands for any text."""
+    """Return whether the output on a page matches the printed output; `...` stands for any text."""
     pattern = re.escape("\n".join(lines(shown))).replace(r"\.\.\.", ".*")
     return re.fullmatch(pattern, "\n".join(lines(printed)), re.DOTALL) is not None
 

@@ -1,4 +1,4 @@
-"""The workflows run the sessions of `.ci/run` on Linux, and mark every other job as not yet run."""
+"""CI workflows: sessions of `.ci/run` on Linux; every other job has the mark "not yet run"."""
 
 import re
 import shlex
@@ -16,20 +16,20 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 CALL = re.compile(r"^session (.*?)(?=\s+(?:\d?>|\||&)|$)", re.MULTILINE)
 NOT_YET_RUN = "not yet run"
 
-Session = tuple[str, tuple[str, ...]]  # a session of nox and the arguments behind `--`
+Session = tuple[str, tuple[str, ...]]  # a session of nox and the arguments after `--`
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="not a git checkout")
 
 
 def sessions(arguments: str) -> set[Session]:
-    """The sessions that `nox -s ARGUMENTS` runs."""
+    """Return the sessions of `nox -s ARGUMENTS`."""
     words = shlex.split(arguments)
     end = words.index("--") if "--" in words else len(words)
     return {(name, tuple(words[end + 1 :])) for name in words[:end]}
 
 
 def called_by_script() -> set[Session]:
-    """The sessions of `.ci/run`, in its calls of the function `session`."""
+    """Return the sessions of `.ci/run`, from its calls of the function `session`."""
     return {session for arguments in CALL.findall(SCRIPT.read_text()) for session in sessions(arguments)}
 
 

@@ -1,7 +1,7 @@
 """Mutated safetensors files: `python -m tests.fuzz 1000000 0` tries a million of them.
 
-Each is a small valid file with a few bytes, numbers or words of its header changed. Whatever comes of
-it, parsing raises nothing but qload's errors, and a header that passes points nowhere outside of its file.
+Each is a small valid file with changed bytes, numbers or words in its header. For every file, parsing raises
+only errors of qload, and the offsets of a valid header stay within its file.
 """
 
 import random
@@ -46,7 +46,7 @@ TOKENS = (
 
 
 def mutations(count: int, seed: int = 0) -> Iterator[bytes]:
-    """`count` files, the same for the same seed."""
+    """Yield `count` files, reproducible by seed."""
     chance = random.Random(seed)
     for _ in range(count):
         which = chance.randrange(len(SEEDS))
@@ -66,7 +66,7 @@ def mutations(count: int, seed: int = 0) -> Iterator[bytes]:
 
 
 def try_one(file: bytes) -> bool:
-    """Whether a file's header passes; raises whatever is not qload's own."""
+    """Return whether the header of a file is valid; catch only errors of qload."""
     try:
         header = parse_header(file, len(file), "mutated")
     except StorageError:

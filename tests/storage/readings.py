@@ -1,4 +1,4 @@
-"""Both ways in which files are read here."""
+"""Fixture for both ways of file access."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture(scope="module", params=["positioned reads", "seek and read"], autouse=True)
 def reading(request: pytest.FixtureRequest) -> Iterator[None]:
-    """All that is asked of storages here holds too on a system without positioned reads."""
+    """Run a test with and without positioned reads of the system."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "seek and read":
             patch.delattr(os, "preadv", raising=False)

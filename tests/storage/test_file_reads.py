@@ -1,4 +1,4 @@
-"""Rectangles of tensors in files: the right bytes, in as few reads as gaps and scratch allow."""
+"""Rectangular slices of tensors in files: the right bytes, in few reads for given gap and scratch limits."""
 
 import math
 
@@ -8,11 +8,11 @@ import pytest
 from qload.storage.file_reads import GAP, SCRATCH_BYTES, Bounds, read_slices
 from qload.storage.header import ITEM_BYTES, Entry
 
-BEGIN = 3  # of the tensor in its file
+BEGIN = 3  # offset of the tensor in its file
 
 
 class Bytes:
-    """A file in memory that keeps what was read of it: (position, bytes)."""
+    """File in memory with a record of reads: (position, bytes)."""
 
     def __init__(self, count: int) -> None:
         self.content = np.random.default_rng(1).integers(0, 256, BEGIN + count, np.uint8)
@@ -25,7 +25,7 @@ class Bytes:
 
 
 def read(shape: tuple[int, ...], pairs: Bounds, dtype: str = "U8") -> list[tuple[int, int]]:
-    """Reads a rectangle, holds it to numpy's, and gives what was read for it."""
+    """Read a slice, compare it with numpy, and return the reads."""
     size = ITEM_BYTES[dtype]
     file = Bytes(math.prod(shape) * size)
     entry = Entry(dtype, shape, BEGIN, BEGIN + math.prod(shape) * size)

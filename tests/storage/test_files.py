@@ -1,4 +1,4 @@
-"""Files of tensors: folders and indices, what cannot be trusted, what happens to a file that is open."""
+"""Files of tensors: folders and indices, untrusted input, and changes of an open file."""
 
 import json
 import threading
@@ -18,7 +18,7 @@ __all__ = ["reading"]  # a fixture
 
 @pytest.fixture
 def sharded(tmp_path: Path) -> Path:
-    """Two shards, an index that names them, and a stray file that it does not."""
+    """Return two shards, an index of both, and a stray file outside the index."""
     save_file({"a": torch.ones(2)}, tmp_path / "one.safetensors")
     save_file({"b": torch.ones(3)}, tmp_path / "two.safetensors")
     save_file({"a": torch.zeros(2), "c": torch.zeros(2)}, tmp_path / "EXPECTED.safetensors")

@@ -1,4 +1,4 @@
-"""Headers are checked before a byte of data is trusted."""
+"""Checks of headers before any use of the data."""
 
 import json
 from pathlib import Path

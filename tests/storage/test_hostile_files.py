@@ -1,4 +1,4 @@
-"""What is no file, is too long, or changes while it is read: each is an error of qload's, at once."""
+"""Special files, files above the size limit, and changes during a read: an immediate error of qload."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def zeros(place: Path) -> str:
 
 def bound_socket(place: Path) -> str:
     here = Path.cwd()
-    os.chdir(place.parent)  # a socket's path has at most some hundred letters
+    os.chdir(place.parent)  # the path of a socket has at most about a hundred bytes
     try:
         with socket.socket(socket.AF_UNIX) as made:
             made.bind(place.name)
@@ -177,7 +177,7 @@ def test_names_and_shapes_that_no_tensor_has_are_refused(
     assert verify(tmp_path).findings[0].message == str(caught.value)
 
 
-# While it is read
+# Changes during a read
 
 
 LARGE = torch.arange(512 * 512, dtype=torch.int32).reshape(512, 512)
@@ -217,7 +217,7 @@ def test_a_file_replaced_by_one_of_the_same_length_is_an_error(
 def test_a_file_that_changes_between_two_of_its_runs_is_an_error(
     change: str, large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between the bytes of one tensor, which then were of two files."""
+    """Change the file between two reads of one tensor."""
     storage, runs = SafetensorsStorage(large), count()
     fill = module.OpenFile.read_into
 
@@ -241,7 +241,7 @@ def test_a_file_that_changes_between_two_of_its_runs_is_an_error(
 def test_a_file_that_ends_before_its_tensor_does_is_an_error(
     large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a network drive shows the old length of a file that is shorter by now."""
+    """A network drive shows the old length of a shortened file."""
     storage = SafetensorsStorage(large)
     monkeypatch.setattr(module.OpenFiles, "_check_unchanged", lambda self, file: None)
     monkeypatch.setattr(module.OpenFiles, "_compare", lambda self, file, stats: None)

@@ -19,7 +19,7 @@ FIRST, SECOND = "a" * 40, "b" * 40
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A model's folder in the cache with two snapshots, the second of them sound; `main` is at the second."""
+    """Return a model folder in the cache with two snapshots; the second is valid, and `main` refers to it."""
     top = tmp_path / "models--org--name"
     (top / "snapshots" / FIRST).mkdir(parents=True)
     shutil.copytree(SOUND, top / "snapshots" / SECOND)

@@ -1,4 +1,4 @@
-"""What a header may say at most, each limit from both sides, and messages with their numbers."""
+"""Limits of a header, each from both sides, and messages with their numbers."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ ENTRY = Entry("U8", (0,), 0, 0)
 
 
 def refused(entries: dict[str, Any], data: int = 0, spare: int = 0) -> str:
-    """The error of a header over so many bytes of data, with spaces after it; "" where there is none."""
+    """Return the error of a header for so many bytes of data, with trailing spaces; "" without an error."""
     text = json.dumps(entries).encode() + b" " * spare
     try:
         parse_header(len(text).to_bytes(8, "little") + text, 8 + len(text) + data, "f")

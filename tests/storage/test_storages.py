@@ -1,4 +1,4 @@
-"""What every storage promises, in memory and in files."""
+"""Contract of every storage, in memory and in files."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ SAVED = [dtype for name, dtype in DTYPES.items() if name not in ("C64", "F8_E4M3
 
 
 def tensor_of(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-    """Every byte different, so NaN payloads too."""
+    """Return a tensor with a different value in every byte, NaN payloads included."""
     count = torch.Size(shape).numel() * dtype.itemsize
     raw = (torch.arange(count) * 37 % 251).to(torch.uint8)
     raw = raw % 2 if dtype == torch.bool else raw

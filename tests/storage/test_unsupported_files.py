@@ -1,4 +1,4 @@
-"""What is no checkpoint of safetensors is named for what it is, with the way out, wherever it is opened."""
+"""Files outside safetensors: an error with the kind of file and a remedy, for each entry point."""
 
 import json
 import os
@@ -23,7 +23,7 @@ TORCHAO = {"quantization_config": {"quant_method": "torchao", "quant_type": "int
 
 
 class Trap:
-    """Unpickled, it makes a file."""
+    """Object with a side effect when unpickled: it creates a file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,7 +40,7 @@ def write(folder: Path, *names: str, content: bytes = ZIP) -> Path:
 
 
 def refused(path: Path) -> Any:
-    """The error of loading, which is the one finding of `inspect` and of `verify` too."""
+    """Return the loading error; it equals the only finding of `inspect` and of `verify`."""
     with pytest.raises(QloadError) as caught:
         open_checkpoint(path)
     for report in (inspect(path), verify(path)):
@@ -193,7 +193,7 @@ def test_other_models_beside_safetensors_are_named_once(
 
 
 def mlx(folder: Path, **config: object) -> Path:
-    """A layer as MLX stores it: 4 bits, groups of 32."""
+    """Write a layer of MLX: 4 bits, groups of 32."""
     tensors = {
         "up.weight": torch.zeros(8, 8, dtype=torch.uint32),
         "up.scales": torch.ones(8, 2, dtype=torch.bfloat16),

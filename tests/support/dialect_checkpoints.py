@@ -1,7 +1,7 @@
-"""Tiny checkpoints in the dialects of many writers: configs, forms of experts, and the values that they mean.
+"""Small checkpoints in the dialects of many programs: configs, forms of experts, and expected values.
 
-A form stores the quantized matrices as a dense layer, as a layer for each expert, or as stacks. Nothing here
-imports qload.
+A form stores the quantized matrices as a dense layer, as a layer for each expert, or as stacks. The module
+does not import qload.
 """
 
 import json
@@ -42,7 +42,7 @@ Section = dict[str, Any]
 HIDDEN, INNER, HEADS, HEAD, VOCAB, EXPERTS = 64, 128, 2, 32, 32, 3
 
 
-# ---------- configs as their owners write them ----------
+# ---------- configs in the words of each program ----------
 
 
 def of_ct(ignore: list[str], *, layout: str, **weights: Any) -> Section:
@@ -121,11 +121,11 @@ FORMS = (*SINGLE, *STACKS, JOINED)
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a program stores a layer: its quantizer, its config, and the forms that it may have.
+    """A program's storage of a layer: its quantizer, its config, and the possible forms.
 
-    `read`: forms that have to be read. `unread`: no reader can know what it means. `foreign`: a program's own
-    way, which may be refused by its name. `of_experts`: other layers are plain.
-    `weight_only`: inputs stay floats. `codes`: the field whose bytes are codes.
+    `read`: forms with a mandatory reader. `unread`: no reader can decode the tensors. `foreign`: a format of
+    one program, for refusal by name. `of_experts`: all layers but experts are plain.
+    `weight_only`: inputs stay floats. `codes`: the field with the code bytes.
     """
 
     name: str
@@ -139,7 +139,7 @@ class Dialect:
     of_experts: bool = False
     weight_only: bool = True
     codes: str = "weight"
-    top: Mapping[str, Any] = field(default_factory=dict)  # of config.json beside the model's keys
+    top: Mapping[str, Any] = field(default_factory=dict)  # keys of config.json in addition to the model's
     side: Mapping[str, Any] = field(default_factory=dict)  # further files
 
     @property
@@ -309,11 +309,11 @@ DIALECTS = (
 
 @dataclass
 class Stored:
-    """Tensors of a checkpoint, and what readers may show of them.
+    """Tensors of a checkpoint, and the permitted results of a reader.
 
-    `shown`: the value under each name that a reader may give a layer. `turned`: the same, with gate and up by
-    turns as they are stored. `choices`: for each layer or stack the
-    sets of names of which one has to be read. `sources`: the stored names that each of them comes from.
+    `shown`: the value under each permitted name of a layer. `turned`: the same with gate and up interleaved,
+    in stored order. `choices`: for each layer or stack, sets of names; a reader must return one set.
+    `sources`: stored names for each name of `shown`.
     """
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -321,8 +321,8 @@ class Stored:
     turned: dict[str, Values] = field(default_factory=dict)
     choices: list[list[list[str]]] = field(default_factory=list)
     sources: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    codes: list[str] = field(default_factory=list)  # stored names whose bytes are codes
-    plain: dict[str, Values] = field(default_factory=dict)  # layers that no dialect quantizes
+    codes: list[str] = field(default_factory=list)  # stored names of code bytes
+    plain: dict[str, Values] = field(default_factory=dict)  # unquantized layers
 
     def put(
         self, tensors: Mapping[str, Tensor], codes: str, shown: Mapping[str, Values], choices: list[list[str]]
@@ -339,7 +339,7 @@ def draw(rng: np.random.Generator, *shape: int) -> Values:
 
 
 def add_dense(to: Stored, dialect: Dialect, prefix: str, w: Values) -> None:
-    """One layer (N, K)."""
+    """Add one layer (N, K)."""
     fields, values = dialect.quantize(w[None])
     tensors = {f"{prefix}.{name}": tensor[0] for name, tensor in fields.items()}
     to.put(tensors, f"{prefix}.{dialect.codes}", {prefix: values[0]}, [[prefix]])
@@ -352,7 +352,7 @@ def add_each(to: Stored, dialect: Dialect, lead: str, names: Iterable[str], w: M
 
 
 def flipped(tensor: Tensor) -> Tensor:
-    """Inputs before outputs: the last two axes exchanged, where there are two."""
+    """Exchange the last two axes of a tensor with three, for storage with inputs first."""
     return tensor.transpose(1, 2).contiguous() if tensor.dim() == 3 else tensor
 
 
@@ -361,7 +361,7 @@ JOINTS = {"weight": "", "weight_scale_inv": "_scale_inv", "blocks": "_blocks", "
 
 @dataclass(frozen=True)
 class Lie:
-    """How stacks lie: inputs before outputs, gate and up by turns, one scalar for all experts."""
+    """Memory order of stacks: inputs first, interleaved rows of gate and up, one scalar for all experts."""
 
     inputs_first: bool = False
     interleaved: bool = False
@@ -379,7 +379,7 @@ def add_stack(
     joined: bool,
     halves: tuple[str, ...],
 ) -> None:
-    """One stacked matrix (E, N, K) under `lead.name`, of which `halves` are the names of its parts."""
+    """Add one stacked matrix (E, N, K) under `lead.name`; `halves` has the names of its parts."""
     fields, values = dialect.quantize(w, together=lie.together)
     stack, tensors = f"{lead}.{name}", {}
     for own, tensor in fields.items():
@@ -396,7 +396,7 @@ def add_stack(
     experts, parts = range(len(w)), len(halves)
     if (
         lie.interleaved and parts > 1
-    ):  # readers may keep that order for the whole, or put the gate's outputs first
+    ):  # a reader may keep the interleaved rows of the stack, or put the gate's rows first
         to.turned |= {stack: values} | {f"{lead}.{e}.{name}": values[e] for e in experts}
         values = np.concatenate([values[:, at::parts] for at in range(parts)], 1)
     shown = {stack: values} | {
@@ -414,13 +414,13 @@ def add_stack(
 # ---------- models ----------
 
 KNOWN = ("llama", "qwen3_moe", "mixtral", "gpt_oss", "granitemoe")
-UNKNOWN = ("nimbus", "")  # a type that nobody has heard of, and a config that names none
+UNKNOWN = ("nimbus", "")  # a type without a table, and a config without a type
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A drawn combination."""
+    """A drawn combination of dialect, form and model."""
 
     seed: int
     dialect: Dialect
@@ -474,7 +474,7 @@ def router_of(case: Case) -> str:
 
 
 def build(case: Case) -> tuple[Stored, list[str]]:
-    """The tensors of a model with one layer, and the modules that are left plain."""
+    """Return the tensors of a model with one layer, and the names of its plain modules."""
     rng, to, dialect = np.random.default_rng(case.seed), Stored(), case.dialect
 
     def floats(name: str, values: Values, layer: bool = True) -> None:
@@ -539,7 +539,7 @@ def build(case: Case) -> tuple[Stored, list[str]]:
 
 
 def write(case: Case, folder: Path) -> Stored:
-    """The checkpoint of a case, written to a folder."""
+    """Write the checkpoint of a case to a folder."""
     stored, ignore = build(case)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.clone().contiguous() for name, tensor in stored.tensors.items()}

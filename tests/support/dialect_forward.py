@@ -1,4 +1,4 @@
-"""Logits of a drawn model of one layer by numpy, in float64; nothing here imports qload."""
+"""Logits of a drawn model with one layer by numpy, in float64, without an import of qload."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ EPSILON, BASE, TOP = 1e-5, 10000.0, 2
 
 
 def logits_of(case: Case, stored: Stored, ids: Sequence[int]) -> Values | None:
-    """The logits after the last of the ids; None for a type of model that is not written down here."""
+    """Return the logits after the last token; None for a model type without an implementation."""
     if case.kind not in ("llama", "mixtral", "qwen3_moe"):
         return None
     values, above = stored.shown | stored.plain, "model.layers.0"
@@ -57,7 +57,7 @@ def _gated(x: Values, gate: Values, up: Values, down: Values) -> Values:
 
 
 def _routed(case: Case, values: dict[str, Values], router: Values, x: Values) -> Values:
-    """The two likeliest experts, whose shares add up to 1."""
+    """Apply the two experts with the highest router logits; their weights sum to 1."""
     scores = router @ x
     chosen = np.argsort(scores)[-TOP:]
     shares = np.exp(scores[chosen] - scores.max())

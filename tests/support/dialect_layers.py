@@ -1,7 +1,7 @@
-"""Layers in the dialects of many writers, and their values by numpy alone; nothing here imports qload.
+"""Layers in the dialects of many programs, and their values by numpy alone, without an import of qload.
 
-Each quantizer takes matrices (E, N, K) and returns their tensors with a leading E, by the end of the name,
-and the values. `together` asks for one scale of all experts where the dialect has a scale for each matrix.
+Each quantizer takes matrices (E, N, K) and returns their values, and tensors with a leading axis E by the
+last part of the tensor's name. `together` requests one scale for all experts in place of one per matrix.
 """
 
 import json
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Values = NDArray[np.float64]
-Fields = dict[str, Tensor]  # (E, ...) each, by the end of the tensor's name
+Fields = dict[str, Tensor]  # (E, ...) each, by the last part of the tensor's name
 
 GROUP, BLOCK = 32, 32
 
@@ -22,7 +22,7 @@ GROUP, BLOCK = 32, 32
 
 
 def float_table(exponent_bits: int, mantissa_bits: int, bias: int) -> Values:
-    """The value of each code of a small float; NaN for what is no finite number in e4m3fn and e5m2."""
+    """Return the value of each code of a small float; NaN for codes without a finite number."""
     codes = np.arange(1 << (1 + exponent_bits + mantissa_bits))
     mantissa = codes & ((1 << mantissa_bits) - 1)
     exponent = (codes >> mantissa_bits) & ((1 << exponent_bits) - 1)
@@ -42,7 +42,7 @@ STORED = {"e4m3": (E4M3, torch.float8_e4m3fn, 448.0), "e5m2": (E5M2, torch.float
 
 
 def nearest(values: Values, table: Values) -> NDArray[np.uint8]:
-    """The code of a table whose value is nearest, by bisection between neighbours."""
+    """Return the code of the nearest value in a table, by bisection between neighbours."""
     finite = np.flatnonzero(np.isfinite(table))
     order = finite[np.argsort(table[finite], kind="stable")]
     ranked = table[order]
@@ -50,7 +50,7 @@ def nearest(values: Values, table: Values) -> NDArray[np.uint8]:
 
 
 def rounded(values: Values, dtype: torch.dtype) -> Values:
-    """Rounded to a float type; float32 to 12 bits, so that products with codes are exact in float32."""
+    """Round to a float type; float32 to 12 bits, for exact products of codes and scales in float32."""
     if dtype == torch.bfloat16:
         bits = values.astype(np.float32).view(np.uint32)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
@@ -70,12 +70,12 @@ def as_bytes(codes: NDArray[Any], dtype: torch.dtype = torch.uint8) -> Tensor:
 
 
 def as_exponents(exponents: NDArray[Any], dtype: torch.dtype) -> Tensor:
-    """E8M0: the exponent plus 127, as a byte or as float8_e8m0fnu."""
+    """Return exponents as E8M0: the exponent plus 127, as a byte or as float8_e8m0fnu."""
     return as_bytes(exponents.astype(np.int64) + 127, dtype)
 
 
 def words(codes: NDArray[Any], bits: int = 4, dtype: torch.dtype = torch.int32) -> Tensor:
-    """Codes along the last axis in 32-bit words, the first in the low bits."""
+    """Pack codes along the last axis into 32-bit words, the first code in the low bits."""
     per = 32 // bits
     split = codes.astype(np.uint64).reshape(*codes.shape[:-1], -1, per)
     packed = (split << (bits * np.arange(per, dtype=np.uint64))).sum(-1).astype(np.uint32)
@@ -83,7 +83,7 @@ def words(codes: NDArray[Any], bits: int = 4, dtype: torch.dtype = torch.int32) 
 
 
 def pairs(codes: NDArray[Any]) -> NDArray[np.uint8]:
-    """Two codes of 4 bits a byte along the last axis, the first in the low bits."""
+    """Pack two codes of 4 bits per byte along the last axis, the first code in the low bits."""
     return (codes[..., ::2] | (codes[..., 1::2] << 4)).astype(np.uint8)
 
 
@@ -92,7 +92,7 @@ def grouped(values: Values, size: int) -> Values:
 
 
 def spread(values: Values, *sizes: int) -> Values:
-    """Each entry of the last axes repeated."""
+    """Repeat each entry of the last axes."""
     for axis, size in zip(range(-len(sizes), 0), sizes, strict=True):
         values = values.repeat(size, axis)
     return values
@@ -110,7 +110,7 @@ def fp8(
     w: Values, *, kind: str = "e4m3", per: str = "tensor", scale: str = "weight_scale",
     dtype: torch.dtype = torch.float32, axes: int = 0, static: bool = False, together: bool = False,
 ) -> tuple[Fields, Values]:  # fmt: skip
-    """`axes`: of a scale for each tensor or output, how many the stored tensor has."""
+    """Quantize to FP8; `axes` is the number of stored axes of a scale per tensor or per output."""
     table, stored, most = STORED[kind]
     E, N, K = w.shape
     if per == "block":
@@ -150,7 +150,7 @@ def int8(
 def integers(
     w: Values, size: int, bits: int, symmetric: bool, dtype: torch.dtype
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], Values, Values]:
-    """Codes (E, N, K), zero points and scales (E, N, G), values."""
+    """Quantize to integers: codes (E, N, K), zero points and scales (E, N, G), values."""
     split, top = grouped(w, size), (1 << bits) - 1
     low, high = np.minimum(split.min(-1), -1e-3), np.maximum(split.max(-1), 1e-3)
     scales = rounded(np.abs(split).max(-1) * 2 / top if symmetric else (high - low) / top, dtype)
@@ -201,7 +201,7 @@ def awq(w: Values, *, together: bool = False) -> tuple[Fields, Values]:
 
 
 def nvfp4(w: Values, *, owner: str, group: int = 16, together: bool = False) -> tuple[Fields, Values]:
-    """ModelOpt multiplies by the scale of all; compressed-tensors divides, here by a power of two."""
+    """Quantize to NVFP4: ModelOpt multiplies by a global scale, compressed-tensors divides by one."""
     E = w.shape[0]
     largest = np.abs(w).max((0, 1, 2) if together else (1, 2), keepdims=True) * np.ones((E, 1, 1))
     whole = largest / (6 * 448)
@@ -223,7 +223,7 @@ def mx(
     w: Values, *, bits: int, weight: str = "weight", scale: str = "weight_scale",
     dtype: torch.dtype = torch.uint8, stored: torch.dtype = torch.uint8, together: bool = False,
 ) -> tuple[Fields, Values]:  # fmt: skip
-    """Groups of 32 with a power of two: e2m1 in pairs as bytes of type `stored`, or e4m3."""
+    """Quantize groups of 32 with a power of two as scale: e2m1 pairs as bytes of type `stored`, or e4m3."""
     split, (table, most) = grouped(w, 32), ((E2M1, 6.0) if bits == 4 else (E4M3, 448.0))
     exponents = np.ceil(np.log2(np.abs(split).max(-1) / most))
     codes = nearest(split / np.exp2(exponents)[..., None], table)
@@ -234,14 +234,14 @@ def mx(
 
 
 def mx_blocks(w: Values, *, together: bool = False) -> tuple[Fields, Values]:
-    """As gpt-oss stores it: blocks of 16 bytes as an axis of their own."""
+    """Store MXFP4 in the form of gpt-oss: blocks of 16 bytes as a separate axis."""
     found, values = mx(w, bits=4)
     blocks = found["weight"].reshape(*w.shape[:2], -1, 16)
     return {"blocks": blocks, "scales": found["weight_scale"]}, values
 
 
 def nobodys(w: Values, *, dtype: torch.dtype, scale: str, together: bool = False) -> tuple[Fields, Values]:
-    """Signed codes of 4 bits in pairs, of no program: order and signs are known to this function alone."""
+    """Pack signed codes of 4 bits in pairs, in an undocumented format of no program."""
     split = grouped(w, GROUP)
     scales = rounded(np.abs(split).max(-1) / 7, torch.bfloat16)
     codes = np.round(split / scales[..., None]).astype(np.int64)

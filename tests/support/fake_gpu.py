@@ -1,7 +1,7 @@
-"""A CUDA device without a GPU: tensors that have shapes, dtypes and a device, and no numbers.
+"""A CUDA device without a GPU: tensors with shapes, dtypes and a device, but without values.
 
-Within `fake_capture()` a copy between the device and the host, or a number that the host reads, is an error,
-as within a capture of a CUDA graph.
+Within `fake_capture()`, a copy between device and host and a read of a number by the host are errors, the
+same as during the capture of a CUDA graph.
 """
 
 from collections.abc import Iterator
@@ -32,10 +32,10 @@ PRINTED = (Tensor.__repr__, Tensor.__format__)
 
 @contextmanager
 def fake_capture() -> Iterator[None]:
-    """Make tensors with `device="cuda"` fake ones, on a stream that records a graph."""
+    """Replace tensors with `device="cuda"` by fake ones, on a stream in graph capture."""
     recording = mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True)
     ampere = mock.patch.object(torch.cuda, "get_device_capability", return_value=(8, 0))
-    # A call that a mode watches is an operator, whose fake says a shape and runs nothing behind it.
+    # Under a dispatch mode, each call is an operator; its fake returns a shape and runs no kernel.
     unwatched = mock.patch.object(prepared, "_is_watched", operator.wants_gradients)
     waiting = mock.patch.object(torch.cuda, "synchronize", side_effect=AssertionError("the host waits"))
     with recording, ampere, waiting, unwatched, FakeTensorMode(), _NoHostCopy(), _Views():
@@ -43,12 +43,12 @@ def fake_capture() -> Iterator[None]:
 
 
 def fake_like(tensor: Tensor) -> Tensor:
-    """A fake tensor on the GPU with the shape and dtype of `tensor`."""
+    """Return a fake tensor on the GPU with the shape and dtype of `tensor`."""
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="cuda")
 
 
 def fake_module(module: M) -> M:
-    """The same module, whose parameters and buffers become fake tensors on the GPU."""
+    """Replace the parameters and buffers of a module by fake tensors on the GPU; return the module."""
     for each in module.modules():
         for held in (each._parameters, each._buffers):
             for name, tensor in held.items():
@@ -60,7 +60,7 @@ def fake_module(module: M) -> M:
 
 
 class _NoHostCopy(TorchDispatchMode):
-    """Fails where an operator takes or gives a tensor of the host; numbers (0 axes) may come from there."""
+    """Dispatch mode with an error for host tensors of operators; numbers (0 axes) are permitted."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -71,7 +71,7 @@ class _NoHostCopy(TorchDispatchMode):
 
 
 class _Views(TorchFunctionMode):
-    """Calls by operators, where Python's own binding asks torch for the device, which is not here."""
+    """Function mode with operators in place of the Python bindings of torch, for lack of a real device."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is Tensor.__getitem__:
@@ -92,7 +92,7 @@ class _Views(TorchFunctionMode):
 
 
 def _indexed(tensor: Tensor, index: Any) -> Tensor:
-    """The view, or for tensors of numbers the copy, that `tensor[index]` is."""
+    """Return `tensor[index]`: a view, or a copy for an index with tensors of numbers."""
     entries = list(index) if isinstance(index, tuple) else [index]
     if Ellipsis in [entry for entry in entries if not isinstance(entry, Tensor)]:
         at = next(place for place, entry in enumerate(entries) if entry is Ellipsis)

@@ -1,4 +1,4 @@
-"""Where golden files lie."""
+"""Locations of golden files."""
 
 from pathlib import Path
 
@@ -10,13 +10,13 @@ from tests.paths import GOLDEN, TESTS
 
 
 class Golden(AmberSnapshotExtension):
-    """golden/ mirrors tests/, so two test files of one name do not collide."""
+    """Snapshots of text in golden/, a mirror of tests/: test files with equal names do not collide."""
 
     @classmethod
     def dirname(cls, *, test_location: PyTestLocation) -> str:
-        """The folder under golden/ that belongs to a test's folder."""
+        """Return the folder under golden/ for the folder of a test."""
         return str(GOLDEN / Path(test_location.filepath).parent.relative_to(TESTS))
 
 
 class GoldenTensors(TensorSnapshot, Golden):
-    """The same for tensors, which are stored by content."""
+    """Snapshots of tensors, addressed by content."""

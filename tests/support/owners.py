@@ -1,4 +1,4 @@
-"""One layer from another tool, against the weights that the tool says it means."""
+"""One layer from another tool, and checks against the weights of that tool."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ from tests.format_cases import lawful
 
 @dataclass(frozen=True)
 class Owned:
-    """A layer, its config, and its owner's tensors (`expected.*`, `repacked.*`, `extra.*`)."""
+    """A layer, its config, and the tensors of the tool (`expected.*`, `repacked.*`, `extra.*`)."""
 
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any]
@@ -69,14 +69,14 @@ class Owned:
 
     @property
     def expected(self) -> Tensor:
-        """(N, K) in the owner's dtype; of experts (E, N, K)."""
+        """Expected weight (N, K) in the dtype of the tool; (E, N, K) for experts."""
         weight = self.owner["expected.weight"]
         names = {name.removeprefix(self.prefix) for name in self.tensors}
         return weight.mT if names & INPUTS_FIRST else weight
 
     @property
     def unmasked(self) -> Tensor:
-        """(N, K) as tools mean it that do not mask v1 zero points: the same, but for a zero point of 0."""
+        """Expected weight (N, K) of tools without a mask on v1 zero points: differs at zero points of 0."""
         others = [self.owner[name] for name in UNMASKED if name in self.owner]
         return others[0].T if others else self.expected
 
@@ -86,13 +86,13 @@ class Owned:
         return [MemoryStorage(self.tensors), SafetensorsStorage(file)]
 
 
-INPUTS_FIRST = {".qweight", ".q_weight", ".B", ".B_24", ".weight_scales", "_blocks"}  # of whose owners
+INPUTS_FIRST = {".qweight", ".q_weight", ".B", ".B_24", ".weight_scales", "_blocks"}  # inputs first
 COMPARED = ("expected.weight", "expected.weight_f32", "expected.x", "expected.y")
-# Which tests.kernels.test_activations compares.
+# Compared by tests.kernels.test_activations.
 ACTIVATIONS = ("x", "expected.x_codes", "expected.x_scale", "expected.x_dequant", "expected.x_zero_point")
 UNMASKED = ("expected.weight_autogptq", "expected.weight_kernel_unmasked_zero")
 
-# Each `repacked.*` of an owner, as qload makes it; None where qload has no tensor and the owner an empty one.
+# Each `repacked.*` of a tool by qload; None for an empty tensor of the tool and none of qload's.
 REPACKED: dict[str, Callable[[Any], Tensor | None]] = {
     "shuffled.q_weight": lambda weight: packed(weight, "exllama", "q_weight"),
     "q_group_map": lambda weight: packed(weight, "exllama", "q_group_map"),
@@ -118,7 +118,7 @@ REPACKED: dict[str, Callable[[Any], Tensor | None]] = {
     ),
     "gptq_v1.qzeros_tgi_fieldwise": lambda weight: packed(weight, "gptq", "qzeros", StoredMinusOnePerField()),
 }
-# The same of what takes the dtype of the activations, which is that of the owner's scales.
+# Tensors of Marlin for FP8; the dtype of the activations is the dtype of the tool's scales.
 REPACKED_FP8: dict[str, Callable[[Any, torch.dtype], Tensor]] = {
     "vllm011.weight": lambda weight, dtype: fp8_marlin(weight, dtype, "qweight", True),
     "vllm011.weight_scale_fused_expbias": lambda weight, dtype: fp8_marlin(weight, dtype, "scales", True),
@@ -133,7 +133,7 @@ def fp4_marlin(
     return repack(weight, layout, dtype=getattr(torch, dtype)).fields()[name]
 
 
-# The same of four-bit floats, of which the cases of vLLM 0.11 have bfloat16 activations.
+# Tensors of Marlin for four-bit floats; the cases of vLLM 0.11 have bfloat16 activations.
 REPACKED_FP4: dict[str, Callable[[Any], Tensor]] = {
     "vllm011.weight": lambda weight: fp4_marlin(weight, "qweight"),
     "vllm011.weight_scale": lambda weight: fp4_marlin(weight, "scales"),
@@ -167,7 +167,7 @@ def fp8_marlin(weight: Fp8Weight, dtype: torch.dtype, name: str, exponent_bias: 
 
 
 def prefix_of(name: str) -> str:
-    """The module that a stored name belongs to, whose weight may have tensors of its own."""
+    """Return the module of a stored name; its weight may have tensors of its own."""
     for last in (".weight", "_blocks", "_scales", "_bias"):
         if last in name and (last == ".weight" or name.endswith(last)):
             return name.partition(last)[0]
@@ -179,7 +179,7 @@ def kept(weight: Marlin24Weight) -> Tensor:
 
 
 def check_whole(layer: Owned, folder: Path) -> None:
-    """The owner's numbers after one rounding, from memory and from a file, nothing left over."""
+    """Check the values after one rounding, from memory and from a file, without unused tensors."""
     for storage in layer.storages(folder):
         with Weights(storage, loader=layer.loader) as weights:
             got = weights.get_weights(layer.prefix).dequantize()
@@ -190,7 +190,7 @@ def check_whole(layer: Owned, folder: Path) -> None:
 
 
 def check_unmasked(layer: Owned) -> None:
-    """The other reading of v1 zero points, chosen explicitly, has the numbers of the tools that take it."""
+    """Check v1 zero points without the mask, chosen explicitly, against the tools without it."""
     for name in UNMASKED:
         if name in layer.owner:
             loader = layer.loader.with_config(zeros=StoredMinusOneUnmasked())
@@ -199,9 +199,9 @@ def check_unmasked(layer: Owned) -> None:
 
 
 def check_shares(layer: Owned, folder: Path, world: int) -> None:
-    """Lawful cuts are the whole in pieces, all others are refused by every rank in the same words.
+    """Check shares: permitted cuts join to the whole; for all others, every rank raises the same message.
 
-    Cuts are the same wherever tensors lie: two ranks read files too.
+    The result does not depend on the storage: with two ranks, the check also reads files.
     """
     config, expected = layer.weight.config, layer.expected
     for storage in layer.storages(folder) if world == 2 else [MemoryStorage(layer.tensors)]:
@@ -216,7 +216,7 @@ def check_shares(layer: Owned, folder: Path, world: int) -> None:
 
 
 def check_repacked(layer: Owned) -> None:
-    """Every kernel tensor of an owner, bit for bit; a kind that is not known here fails."""
+    """Compare every kernel tensor of a tool bit for bit; an unknown name of a tensor fails."""
     weight = layer.weight
     theirs = {
         name.removeprefix("repacked."): t for name, t in layer.owner.items() if name.startswith("repacked.")
@@ -239,17 +239,17 @@ def check_repacked(layer: Owned) -> None:
 
 
 def check_extras(layer: Owned) -> None:
-    """What else the owner told, of what a typed weight holds too."""
+    """Compare further tensors of the tool with the fields of the typed weight."""
     for name, ours in EXTRA.items():
         if f"extra.{name}" in layer.owner:
             assert_same_bits(ours(layer.weight), layer.owner[f"extra.{name}"])
-    if {"expected.x", "expected.y"} <= set(layer.owner):  # of inputs that nothing rounds
+    if {"expected.x", "expected.y"} <= set(layer.owner):  # without rounded inputs
         for kernel in (lambda _: layer.owner["expected.y"], layer.weight.get_linear()):
             assert_within_bound(kernel, layer.weight, layer.owner["expected.x"])
 
 
 def check_model(folder: Path, expected: Mapping[str, Tensor]) -> None:
-    """Every layer that the owner dequantized, whole, and nothing that no layer has taken."""
+    """Check every dequantized layer of the tool, and the absence of unused tensors."""
     kinds = set()
     with open_checkpoint(folder) as weights:
         for prefix in sorted({prefix_of(name) for name in list(weights.storage.keys())}):
@@ -263,7 +263,7 @@ def check_model(folder: Path, expected: Mapping[str, Tensor]) -> None:
 
 
 def layouts(weight: Any) -> list[str]:
-    """The layouts that have to hold a weight: from what their kernels take, not from the product."""
+    """Return the mandatory layouts of a weight, from the requirements of their kernels and not from qload."""
     if isinstance(weight, Exl2Weight):
         return ["exllama"]
     if isinstance(weight, Fp8Weight):
@@ -289,7 +289,7 @@ def layouts(weight: Any) -> list[str]:
 
 
 def check_restored(layer: Owned) -> None:
-    """Every layout that holds a weight means the same, and goes back to the checkpoint's bits."""
+    """Check the values and the inverse of every layout: `restore` returns the bits of the checkpoint."""
     weight = layer.weight
     held = layouts(weight)
     asked: dict[str, Any] = {}
@@ -303,7 +303,7 @@ def check_restored(layer: Owned) -> None:
     for layout in held:
         other = repack(weight, layout, **asked)
         back = restore(other)
-        if not isinstance(weight, Fp8Weight):  # whose scales are rounded
+        if not isinstance(weight, Fp8Weight):  # its scales are rounded
             assert_same_bits(other.dequantize(), weight.dequantize())
         assert (type(back), back.config, set(back.fields())) == (
             type(weight), weight.config, set(weight.fields()),
@@ -313,10 +313,10 @@ def check_restored(layer: Owned) -> None:
 
 
 def check_emulated(layer: Owned) -> None:
-    """What a kernel's lanes read, by a second reading of the layouts, is what the owner means."""
+    """Check the weight in the lanes of a kernel, by an independent reader of the layouts."""
     weight = layer.weight
     if isinstance(weight, CTPackTensorWeight):
-        assert not layouts(weight)  # of one scale, as no kernel reads it
+        assert not layouts(weight)  # no kernel reads a single scale
         return
     assert isinstance(weight, INTEGERS)
     for read in emulated(weight):
@@ -329,7 +329,7 @@ def check_emulated(layer: Owned) -> None:
 
 
 def emulated(weight: Any) -> Iterator[Tensor]:
-    """The weight (K, N) as each kernel reads it whose layout has to hold it, zero points plain."""
+    """Yield the weight (K, N) from each mandatory kernel layout, with plain zero points."""
     bits = weight.config.bits
     if "exllama" in layouts(weight):
         shuffled = repack(weight, "exllama", zeros=Stored())
@@ -340,13 +340,13 @@ def emulated(weight: Any) -> Iterator[Tensor]:
     if isinstance(weight, MarlinWeight):
         yield emulators.marlin_weight(weight.B, weight.s, bits=bits)
     if isinstance(weight, Marlin24Weight):
-        if weight.config.plain:  # scales that its kernel would read in another order than they are in
+        if weight.config.plain:  # the kernel expects another order of scales
             weight = repack(repack(weight, "gptq"), "marlin_24")
         yield emulators.marlin_24_weight(**weight.fields(), bits=bits)
 
 
 def assert_reads(read: Tensor, want: Tensor) -> None:
-    """The owner's weight (K, N) after one rounding, and padding of value 0."""
+    """Check the weight (K, N) of the tool after one rounding, and padding of value 0."""
     K, N = want.shape
     assert torch.equal(read[:K, :N].to(want.dtype), want)
     assert not read[K:].any()

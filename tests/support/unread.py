@@ -1,6 +1,6 @@
-"""Checkpoints with tensors that no format reads, for the tests of what is done with such ones.
+"""Checkpoints with tensors of no known format, for tests of unread tensors.
 
-Should the form of `stacks`, or the order of `layer`, be read one day, another one is put in its place here.
+Once a format reads `stacks` or `layer`, another unreadable form replaces it in this module.
 """
 
 import json
@@ -22,9 +22,9 @@ LAYER = "model.layers.0.self_attn.v_proj"
 
 @dataclass(frozen=True)
 class UnreadCheckpoint:
-    """A folder, the tensors in it that are not read, and the prefixes under which they might be asked for.
+    """A folder, its unread tensors, and prefixes for requests of them.
 
-    `model`: whether a program that runs models finds one in it. `reason`: a part of the reason.
+    `model`: the folder is a complete model for inference programs. `reason`: a part of the reason.
     """
 
     folder: Path
@@ -39,7 +39,7 @@ class UnreadCheckpoint:
 
 
 def stacks(lead: str = EXPERTS, seed: int = 0) -> dict[str, Tensor]:
-    """Stacks of FP8 experts in a fourth axis of thirds, beside scales under a name of nobody's."""
+    """Return stacks of FP8 experts with a fourth axis of three parts, and scales under an unknown name."""
     chance = torch.Generator().manual_seed(seed)
 
     def drawn(*shape: int) -> Tensor:
@@ -54,7 +54,7 @@ def stacks(lead: str = EXPERTS, seed: int = 0) -> dict[str, Tensor]:
 
 
 def known_type(folder: Path, seed: int = 0) -> UnreadCheckpoint:
-    """A whole model of a type that qload knows, the experts of whose one sparse layer are `stacks`."""
+    """Write a model of a type with a table in qload; the experts of its one sparse layer are `stacks`."""
     make_checkpoint("fp8-block", folder, model="qwen3_moe")
     unread = stacks(seed=seed)
     file = folder / "model.safetensors"
@@ -65,7 +65,7 @@ def known_type(folder: Path, seed: int = 0) -> UnreadCheckpoint:
 
 
 def unknown_type(folder: Path, seed: int = 0) -> UnreadCheckpoint:
-    """The same of a type that there is no table of."""
+    """Write the same model under a type without a table."""
     made = known_type(folder, seed)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "of_no_table"}))
@@ -73,7 +73,7 @@ def unknown_type(folder: Path, seed: int = 0) -> UnreadCheckpoint:
 
 
 def layer(folder: Path, seed: int = 0) -> UnreadCheckpoint:
-    """A layer of bitsandbytes in the order of a kernel that is no more, and a plain norm."""
+    """Write a layer of bitsandbytes in the order of a removed kernel, and a plain norm."""
     source = FIXTURES / "bnb" / "int8_16x128"
     tensors = load_file(source / "model.safetensors")
     tensors[f"{LAYER}.weight_format"] = torch.tensor(1, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""Small checkpoints made by hand, plain and GPTQ, for the tests of rules."""
+"""Small handmade checkpoints, plain and GPTQ, for the tests of rules."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Damage to the formats of which a layer is one fixture: each kind once, told by the tensor it is done to."""
+"""Damage to formats with a fixture of one layer: each kind once, with the damaged tensor as parameter."""
 
 import json
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Damage = Callable[[Case], None]
 
 
 def name_of(case: Case, suffix: str) -> str:
-    """The one tensor whose name ends so."""
+    """Return the only tensor name with this ending."""
     (name,) = [name for name in case.tensors if name.endswith(suffix)]
     return name
 
@@ -26,7 +26,7 @@ def _changed(suffix: str, change: Callable[[Tensor], Tensor]) -> Damage:
 
 
 def dropped(suffix: str) -> Damage:
-    """The tensor is lost."""
+    """Remove the tensor."""
 
     def damage(case: Case) -> None:
         del case.tensors[name_of(case, suffix)]
@@ -35,7 +35,7 @@ def dropped(suffix: str) -> Damage:
 
 
 def alone(suffix: str) -> Damage:
-    """All is lost but this."""
+    """Remove all tensors but this one."""
 
     def damage(case: Case) -> None:
         kept = name_of(case, suffix)
@@ -46,13 +46,13 @@ def alone(suffix: str) -> Damage:
 
 
 def emptied(case: Case) -> None:
-    """The quantized layer is lost, and a norm is left."""
+    """Remove the quantized layer; a norm is left."""
     case.tensors.clear()
     case.tensors["model.norm.weight"] = torch.ones(8)
 
 
 def copied(suffix: str, as_: str) -> Damage:
-    """The tensor is there twice, under another of its names too."""
+    """Store the tensor twice, the second time under another name."""
 
     def damage(case: Case) -> None:
         name = name_of(case, suffix)
@@ -62,12 +62,12 @@ def copied(suffix: str, as_: str) -> Damage:
 
 
 def set_to(suffix: str, value: float) -> Damage:
-    """The first value of a tensor of floats."""
+    """Set the first value of a float tensor."""
     return _changed(suffix, lambda tensor: _first(tensor, torch.tensor(value).to(tensor.dtype)))
 
 
 def byte(suffix: str, value: int) -> Damage:
-    """The first byte of a tensor of bytes, or of floats of a byte."""
+    """Set the first byte of a tensor of bytes or one-byte floats."""
 
     def change(tensor: Tensor) -> Tensor:
         bits = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
@@ -77,17 +77,17 @@ def byte(suffix: str, value: int) -> Damage:
 
 
 def zeros(suffix: str) -> Damage:
-    """Every value is zero."""
+    """Set every value to zero."""
     return _changed(suffix, torch.zeros_like)
 
 
 def retyped(suffix: str, dtype: torch.dtype) -> Damage:
-    """The same values in another dtype."""
+    """Store the same values in another dtype."""
     return _changed(suffix, lambda tensor: tensor.to(dtype))
 
 
 def rolled(suffix: str, dim: int = 0) -> Damage:
-    """Each entry has the place of the one before."""
+    """Move each entry to the next position along an axis."""
     return _changed(
         suffix, lambda tensor: tensor.view(torch.uint8).roll(tensor.element_size(), dim).view(tensor.dtype)
         if tensor.element_size() == 1
@@ -96,7 +96,7 @@ def rolled(suffix: str, dim: int = 0) -> Damage:
 
 
 def nibbles_swapped(suffix: str) -> Damage:
-    """The two codes of every byte change places."""
+    """Swap the two codes of every byte."""
 
     def change(tensor: Tensor) -> Tensor:
         bits = tensor.contiguous().view(torch.uint8)
@@ -106,22 +106,22 @@ def nibbles_swapped(suffix: str) -> Damage:
 
 
 def longer(suffix: str) -> Damage:
-    """One entry more along the first axis."""
+    """Add one entry along the first axis."""
     return _changed(suffix, lambda tensor: torch.cat([tensor, tensor[:1]]))
 
 
 def without_rows(suffix: str) -> Damage:
-    """A tensor of no rows."""
+    """Remove all rows of a tensor."""
     return _changed(suffix, lambda tensor: tensor.reshape(-1, *tensor.shape[1:])[:0])
 
 
 def truncated(suffix: str) -> Damage:
-    """A blob that ends before its JSON does."""
+    """Truncate a blob within its JSON."""
     return _changed(suffix, lambda tensor: tensor[:-3])
 
 
 def says(suffix: str, key: str, value: object) -> Damage:
-    """A blob of JSON with one value changed."""
+    """Change one value in a blob of JSON."""
 
     def change(tensor: Tensor) -> Tensor:
         state = {**json.loads(bytes(tensor.tolist())), key: value}
@@ -131,7 +131,7 @@ def says(suffix: str, key: str, value: object) -> Damage:
 
 
 def bias(*shape: int, dtype: torch.dtype = torch.float16, beside: str) -> Damage:
-    """A bias beside a tensor of the layer."""
+    """Add a bias to the layer."""
 
     def damage(case: Case) -> None:
         prefix = name_of(case, beside).removesuffix(beside)

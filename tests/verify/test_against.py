@@ -1,4 +1,4 @@
-"""A checkpoint beside a reference, of the same format or plain."""
+"""Comparison of a checkpoint with a reference of the same format or in plain weights."""
 
 from pathlib import Path
 from typing import Any
@@ -51,12 +51,12 @@ def test_a_float_original_may_differ_by_the_quantization_error(
 
 
 def test_zeros_that_agree_do_not_make_an_original_a_checkpoint(tmp_path: Path) -> None:
-    """Where most of an original is zero, every quantizer keeps that."""
+    """Most weights of the original are zero, and every quantizer keeps zeros."""
     for name in ("mine", "reference"):
         (tmp_path / name).mkdir()
     tensors = gptq("a")
     words = torch.tensor([0x8A888688, 0x88858888, 0x8988888D, 0x88838888]).repeat(4).reshape(2, 8)
-    tensors["a.qweight"] = (words - 2**32).to(torch.int32)  # of the codes most are 8, which means zero
+    tensors["a.qweight"] = (words - 2**32).to(torch.int32)  # most codes are 8, the code of zero
     mine = model(tmp_path / "mine", tensors, quantization_config=GPTQ)
     with open_checkpoint(mine) as weights:
         dense = weights.get_weights("a").dequantize()

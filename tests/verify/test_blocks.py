@@ -1,4 +1,4 @@
-"""A layer that is read in runs of outputs: the same elements, in few calls, of bounded size."""
+"""Layers in runs of outputs: the same elements, in few reads of limited size."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_runs_of_columns_are_read_a_window_at_a_time(source, storage):
     for start in range(0, 40, 4):
         assert torch.equal(columns(source, start, start + 4), TENSOR[:, start : start + 4])
 
-    # 0, 8, 16, 24 and 32 begin a window of ten columns, of which the last is cut short by the tensor's end.
+    # A window of ten columns begins at 0, 8, 16, 24 and 32; the end of the tensor shortens the last one.
     assert storage.reads["up"] == 5
     assert storage.bytes_read == (4 * 10 + 8) * BYTES
 

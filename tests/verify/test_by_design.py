@@ -1,4 +1,4 @@
-"""What layers lack by design is a note; what nobody would leave out stays a finding."""
+"""Missing tensors by design cause a note; other missing tensors cause a finding."""
 
 from pathlib import Path
 from typing import Any
@@ -130,7 +130,7 @@ def test_what_many_layers_have_in_common_is_one_note(tmp_path: Path) -> None:
         tensors |= gptq(f"model.layers.{layer}.up")
         tensors[f"model.layers.{layer}.up.qzeros"][
             :
-        ] = -0x08888889  # 0xf7777777: no field comes after that of 0
+        ] = -0x08888889  # 0xf7777777: the overflow is in the last field
 
     report = verify(model(tmp_path, tensors, quantization_config=GPTQ))
 

@@ -1,4 +1,4 @@
-"""How far a layer is from its reference: what counts, and in which unit."""
+"""Distance of a layer from its reference: counted elements, and unit."""
 
 from dataclasses import replace
 
@@ -9,11 +9,11 @@ from qload.diagnosis.dequantized import effective_weight
 from qload.formats import ModelOptAWQConfig, ModelOptAWQWeight
 from qload.verify.comparison import MAX_SPIKE, Comparison
 
-N, K = 2 * int(MAX_SPIKE), 32  # so many outputs that one of them alone makes a spike
+N, K = 2 * int(MAX_SPIKE), 32  # with this number of outputs, a single one causes a spike
 
 
 def gptq() -> GPTQWeight:
-    """Random codes; steps of 0.01, of the first output a thousand times as large."""
+    """Return random codes with steps of 0.01; the step of the first output is 1000 times as large."""
     random = torch.Generator().manual_seed(0)
     scales = torch.full((1, N), 0.01).half()
     scales[0, 0] = 10
@@ -36,7 +36,7 @@ def test_differences_are_counted_in_steps_of_their_own_output() -> None:
     weight = gptq()
     off = (
         torch.rand(N, K, generator=torch.Generator().manual_seed(1)) - 0.5
-    )  # of a step, as rounding leaves it
+    )  # of a step, the error of rounding
 
     found = compared(weight, weight.dequantize() + off * weight.scales[0].float()[:, None])
 
@@ -46,7 +46,7 @@ def test_differences_are_counted_in_steps_of_their_own_output() -> None:
 
 def test_where_there_is_no_step_nothing_is_a_step_off() -> None:
     weight = gptq()
-    weight.scales[0, 3] = 0  # and so is all of that output
+    weight.scales[0, 3] = 0  # and therefore all of the output
     off = 0.01 * (torch.rand(N, K, generator=torch.Generator().manual_seed(1)) - 0.5)
 
     found = compared(weight, weight.dequantize() + off * weight.scales[0].float()[:, None])

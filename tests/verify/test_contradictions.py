@@ -1,4 +1,4 @@
-"""Settings that all of their layers contradict alike are one finding about the model, with key and values."""
+"""One finding on the model, with key and values, for settings in contradiction to all layers."""
 
 import copy
 import json
@@ -20,7 +20,7 @@ LAYERS = ("model.layers.0.up_proj", "model.layers.1.up_proj")
 
 
 def changed(name: str, folder: Path, **setting: Any) -> Path:
-    """A sound model of 14 layers, or an asymmetric one of 2, whose config says something else."""
+    """Return a valid model of 14 layers, or an asymmetric one of 2, with a changed config."""
     if name == "asymmetric gptq":
         return tiny(folder, 5, 6, **setting)
     made = copy.deepcopy(sound(name))
@@ -29,7 +29,7 @@ def changed(name: str, folder: Path, **setting: Any) -> Path:
 
 
 def tiny(folder: Path, *zeros: int, **config: Any) -> Path:
-    """A symmetric GPTQ layer for each stored zero point."""
+    """Return a symmetric GPTQ layer for each stored zero point."""
     tensors = {}
     for number, zero in enumerate(zeros):
         tensors |= gptq(f"model.layers.{number}.up_proj", zero=zero)
@@ -197,7 +197,7 @@ def test_no_setting_is_named_where_none_explains_zero_points(plant: planted.Plan
 
 
 def test_zero_points_two_off_are_not_called_the_other_convention(tmp_path: Path) -> None:
-    """GPTQ of which codes are one above zero points: gptq_v2 would have them one below."""
+    """GPTQ codes one above the zero points; under gptq_v2 they would be one below."""
     damaged: Model = copy.deepcopy(sound("gptq"))
     planted.all_zeros_beside_the_middle(damaged)
 

@@ -1,4 +1,4 @@
-"""Every damage x every case x every mode: what is found, and that nothing else is."""
+"""Every damage x every case x every mode: expected findings, and no others."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -66,14 +66,14 @@ def four_bits(case: Case) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """A damage, the cases it can be done to, and the rules each mode finds it by."""
+    """Damage, the applicable cases, and the expected rules of each mode."""
 
     break_it: Callable[[Case], None]
     applies: Callable[[Case], bool]
     inspect: str
     verify: str
-    against: str = ""  # where it differs from verify
-    also: str = ""  # what the values of some cases tell too
+    against: str = ""  # if different from verify
+    also: str = ""  # further rules for the values of some cases
 
     @property
     def id(self) -> str:

@@ -1,4 +1,4 @@
-"""`--against` names what is wrong with a layer, where a mistake that programs make explains it."""
+"""Diagnosis of `--against`: the cause of a difference, for known mistakes of programs."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +34,7 @@ def words(random: torch.Generator, *shape: int) -> Tensor:
 
 
 def drawn(method: str) -> Tensors:
-    """Layers of random codes and zero points; scales of one magnitude, each another."""
+    """Return layers of random codes and zero points, with different scales of one magnitude."""
     random, tensors = torch.Generator().manual_seed(1), {}
     for prefix in LAYERS:
         tensors[f"{prefix}.qweight"] = words(random, *((K // 8, N) if method == "gptq" else (K, N // 8)))
@@ -155,7 +155,7 @@ def test_the_mistake_is_named_beside_a_quantized_and_a_plain_reference(
     assert f"{named}, it agrees" in quantized[UP] or quantized[UP].endswith(named)
     if "read with the reference's" not in named:
         assert named in beside_plain[UP]
-    elif "scales" in named:  # as near as another quantizer would come
+    elif "scales" in named:  # as close as the result of another quantizer
         assert any(note.startswith(f"{UP}: relative error") for note in report.notes)
     else:
         assert "differs from the reference" in beside_plain[UP]
@@ -177,7 +177,7 @@ def test_a_fault_that_no_reading_takes_back_is_named_by_its_class(tmp_path: Path
 
 
 def quantized(original: Tensor, group: int = 32) -> Tensors:
-    """Four bits, symmetric, in GPTQ's words: the nearest code of each weight (N, K)."""
+    """Quantize a weight (N, K) to the nearest symmetric codes of 4 bits, in the words of GPTQ."""
     grouped = original.reshape(N, K // group, group)
     scales = (grouped.abs().amax(2) / 7).half()
     codes = (grouped / scales.float()[..., None]).round().clamp(-8, 7).to(torch.int64) + 8
@@ -245,7 +245,7 @@ def test_a_group_of_zeros_with_no_step_is_not_taken_for_an_outlier(tmp_path: Pat
     weights = originals()
     weights[f"{UP}.weight"][5, :32] = 0
     tensors = rounded(weights)
-    tensors[f"{UP}.qweight"][:4, 5] = -0x77777778  # 8 in each place, which is zero
+    tensors[f"{UP}.qweight"][:4, 5] = -0x77777778  # 8 in each place: zero
     assert not tensors[f"{UP}.scales"][0, 5]
 
     report = verify(

@@ -1,4 +1,4 @@
-"""Drafts, which borrow what they lack, and whole models that lack the same, which are damaged."""
+"""Draft models with borrowed layers, and damaged whole models without the same layers."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ ONE = {**CONFIG, "num_hidden_layers": 1}
 
 
 def layer(lead: str) -> dict[str, Tensor]:
-    """The first layer of a Llama under another name."""
+    """Return the first layer of a Llama under another name."""
     return {
         name.replace("model.layers.0.", lead): tensor
         for name, tensor in whole().items()
@@ -27,7 +27,7 @@ def layer(lead: str) -> dict[str, Tensor]:
 
 
 def eagle(lead: str = "", *, embedding: bool = True) -> dict[str, Tensor]:
-    """A layer without its first norm, and what joins two vectors."""
+    """Return a layer without its first norm, and the projection for two joined vectors."""
     tensors = {
         name: each for name, each in layer(f"{lead}layers.0.").items() if "input_layernorm" not in name
     }
@@ -36,7 +36,7 @@ def eagle(lead: str = "", *, embedding: bool = True) -> dict[str, Tensor]:
 
 
 def eagle3(lead: str) -> dict[str, Tensor]:
-    """Attention over two vectors, a head of fewer words, and maps between the vocabularies."""
+    """Return attention over two vectors, a head over a smaller vocabulary, and maps of the vocabularies."""
     tensors = layer(lead)
     for name in ("q_proj", "k_proj", "v_proj"):
         full = f"{lead}self_attn.{name}.weight"
@@ -53,7 +53,7 @@ def eagle3(lead: str) -> dict[str, Tensor]:
 
 
 def nextn(number: int) -> dict[str, Tensor]:
-    """A layer that predicts further words, alone, with a head and an embedding of its own."""
+    """Return a multi-token prediction layer alone, with a separate head and embedding."""
     lead = f"model.layers.{number}."
     tensors = {
         name.replace("model.layers.1.", lead): tensor
@@ -176,7 +176,7 @@ def test_a_part_of_a_quantized_layer_is_missed_in_a_draft_too(tmp_path: Path) ->
 
 
 def test_a_head_that_predicts_further_words_may_be_quantized(tmp_path: Path) -> None:
-    """As GLM-4.x stores it: nothing ties it, and no entry of the config names it."""
+    """GLM-4.x stores such a head: it is not tied, and no entry of the config names it."""
     lead = "model.layers.2."
     tensors = {**whole(**LATENT), **without(nextn(2), "shared_head.head")}
     tensors |= gptq(f"{lead}shared_head.head")

@@ -1,7 +1,7 @@
-"""500 drawn combinations of a dialect of weights and scales, a form, a type of model and a door.
+"""500 random combinations of a dialect of weights and scales, a form, a model type and an entry point.
 
-Each is sound. So each door gives the values that numpy has computed, or refuses in an error of qload that
-names the tensors or the dialect, and no verdict is a finding. Damaged checkpoints follow: they are findings.
+Each checkpoint is valid: an entry point returns the values of numpy, or raises an error of qload with the
+names of tensors or of the dialect, and no verdict is a finding. Damaged checkpoints follow, with findings.
 """
 
 import json
@@ -48,7 +48,7 @@ LAWFUL = ("ok", "incomplete", "unsupported")
 EXIT_CODES = {"ok": 0, "incomplete": 4, "unsupported": 4}
 
 
-# ---------- what is drawn ----------
+# ---------- random combinations ----------
 
 
 def forms_of(kind: str) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ def forms_of(kind: str) -> tuple[str, ...]:
 
 
 def drawn(seed: int) -> Case:
-    """A combination: dialects by turns, all else at random."""
+    """Draw a combination: each dialect in turn, all other choices at random."""
     draw = random.Random(seed)
     dialect = DIALECTS[seed % len(DIALECTS)]
     kinds = [kind for kind in (*KNOWN, *UNKNOWN) if set(forms_of(kind)) & set(dialect.forms)]
@@ -79,17 +79,17 @@ def drawn(seed: int) -> Case:
     return Case(seed, dialect, form, kind, draw.choice(doors), f"model.layers.0.{lead}", lie, named)
 
 
-# ---------- what holds of every door ----------
+# ---------- checks of all entry points ----------
 
 
 def equal(got: Tensor, want: Values) -> bool:
-    """The same values, rounded once to the type that was handed out."""
+    """Compare values after one rounding to the type of the result."""
     exact = torch.from_numpy(np.ascontiguousarray(want)).to(torch.float32)
     return got.shape == exact.shape and torch.equal(got, exact.to(got.dtype))
 
 
 def check_text(text: str, case: Case, stored: Stored) -> None:
-    """A refusal names a tensor or a layer, or the dialect of the whole checkpoint."""
+    """Check the text of an error: the name of a tensor or layer, or the dialect of the whole checkpoint."""
     names = (case.lead, *stored.shown, *stored.plain, *stored.tensors)
     dialect = case.dialect.foreign and "not read" in text
     assert dialect or any(name in text for name in names), f"names no tensor: {text}"
@@ -102,7 +102,7 @@ def check_refusal(error: Exception, case: Case, stored: Stored) -> None:
 
 
 def command(*words: object) -> Result:
-    """A command in this process; it ends in a sentence and an exit code, whatever happens."""
+    """Run a command in this process; expect one line and an exit code for any input."""
     result = CliRunner().invoke(main, [str(word) for word in words])
     assert result.exception is None or isinstance(result.exception, SystemExit), repr(result.exception)
     assert "Traceback" not in result.output
@@ -115,7 +115,7 @@ def load(path: Path, name: str, how: str = "get_weights", group: Any = None) -> 
 
 
 class Door:
-    """A checkpoint of a case, and what has been seen of it."""
+    """Checkpoint of a case, and the results of entry points."""
 
     def __init__(self, case: Case, path: Path) -> None:
         self.case, self.path = case, path / "checkpoint"
@@ -126,7 +126,7 @@ class Door:
         self.unread = self._unread()
 
     def _unread(self) -> set[str]:
-        """The names that the ledger of a whole load calls unread, and those that no reader can know."""
+        """Return the unread names of the ledger after a complete load, and names without any reader."""
         codes = self.stored.codes if self.case.dialect.unread else []
         known = {name for name in codes if ".self_attn." not in name}
         try:
@@ -136,10 +136,10 @@ class Door:
                         weights.get_weights(layer.prefix)
                 return known | set(weights.report().unread)
         except QloadError:
-            return set(self.stored.tensors)  # nothing of it can be opened
+            return set(self.stored.tensors)  # the checkpoint cannot be opened
 
     def loaded(self, names: list[str]) -> dict[str, Tensor]:
-        """Those of the names that are read; all others are refused in an error that names them."""
+        """Return the values of readable layers; expect an error by name for all others."""
         found: dict[str, Tensor] = {}
         for name in names:
             try:
@@ -166,7 +166,7 @@ class Door:
         assert self.verdict == "ok" or not must, "a form that is read"
 
     def check_values(self) -> None:
-        """What is handed out is right; nothing of what is unread; and all where the verdict is ok."""
+        """Check the values: all are right, none is of an unread tensor, none is missing after an ok."""
         names = list(self.values)
         found = self.loaded(names)
         wrong = [name for name, tensor in found.items() if not self.is_right(name, tensor)]
@@ -175,7 +175,7 @@ class Door:
         assert not silent, f"values of unread tensors: {silent[:3]}"
         if self.verdict == "ok":
             plain = self.case.dialect.plain and self.case.form not in (DENSE, EACH)
-            needed = [] if plain else self.stored.choices  # a stack of floats is what it is, as a tensor
+            needed = [] if plain else self.stored.choices  # a stack of floats stays one tensor
             missing = [c[0] for c in needed if not any(set(names) <= found.keys() for names in c)]
             assert not missing, f"ok, and not read: {missing[:3]}"
 
@@ -185,7 +185,7 @@ class Door:
 
 
 def shares(door: Door, how: str, axis: int) -> None:
-    """Halves of each layer, which are the whole, or are refused on both ranks."""
+    """Check halves of each layer: they join to the whole, or both ranks raise an error."""
     for name, want in door.stored.shown.items():
         if want.ndim != 2:
             continue
@@ -201,7 +201,7 @@ def shares(door: Door, how: str, axis: int) -> None:
 
 
 def experts(door: Door) -> None:
-    """The experts of the layer, gate above up."""
+    """Check the experts of the layer, with the rows of gate above those of up."""
     facts = ExpertFacts(GatedActivation("silu"))
     try:
         with open_checkpoint(door.path) as weights:
@@ -220,7 +220,7 @@ def experts(door: Door) -> None:
 
 
 def listed(door: Door) -> None:
-    """`layers`: a layer has the shape that it means, or an error that names it."""
+    """Check `layers`: the expected shape of each layer, or an error by name."""
     try:
         found = qload.layers(door.path)
     except Exception as error:
@@ -234,7 +234,7 @@ def listed(door: Door) -> None:
 
 
 def streamed(door: Door) -> None:
-    """`load_layers` gives right values until the first layer that it refuses."""
+    """Check `load_layers`: right values up to the first error."""
     try:
         with open_checkpoint(door.path) as weights:
             found = {name: weight.dequantize() for name, weight in qload.load_layers(weights)}
@@ -247,7 +247,7 @@ def streamed(door: Door) -> None:
 
 
 def verified(door: Door) -> None:
-    """The command says what the function does, and ends by the verdict."""
+    """Check the command against the function, and its exit code against the verdict."""
     result = command("verify", door.path, "--json")
     told = json.loads(result.stdout)
     assert told["verdict"] == door.verdict
@@ -267,7 +267,7 @@ def copied(door: Door) -> Path:
 
 
 def outcome_of(door: Door, other: Path) -> dict[str, str]:
-    """By layer what `diff` says of it; empty where it cannot be compared at all."""
+    """Return the outcome of `diff` by layer; empty for an incomparable checkpoint."""
     result = qload.diff(door.path, other)
     if result.verdict in ("unreadable", "unsupported"):
         check_text(str(result.to_json()), door.case, door.stored)
@@ -278,20 +278,20 @@ def outcome_of(door: Door, other: Path) -> dict[str, str]:
 
 
 def compared(door: Door) -> None:
-    """Nothing of a copy differs, and what is unread is not equal."""
+    """Compare with a copy: no difference, and unread layers are not equal."""
     for name, outcome in outcome_of(door, copied(door)).items():
         unread = door.unread.intersection((name, *door.stored.sources.get(name, ())))
         assert outcome == ("unread" if unread else "bits"), name
 
 
 def changed(door: Door, other: Path) -> str:
-    """One byte of a drawn tensor of codes, changed so that a value differs; the tensor's name."""
+    """Change one byte in a drawn tensor of codes, and thereby a value; return the tensor's name."""
     file = other / "model.safetensors"
     tensors = load_file(file)
     name = random.Random(door.case.seed).choice(door.stored.codes)
     flat = tensors[name].contiguous().view(-1).view(torch.uint8).clone()
     floats = tensors[name].dtype.is_floating_point
-    small = (flat & 0x7F) < 0x70  # of FP8: far from NaN; of others any byte
+    small = (flat & 0x7F) < 0x70  # far from NaN for FP8, any byte for other types
     at = int(small.nonzero()[0]) if floats else 0
     flat[at] ^= 0x08 if floats else 0x11
     tensors[name] = flat.view(tensors[name].dtype).view(tensors[name].shape)
@@ -300,7 +300,7 @@ def changed(door: Door, other: Path) -> str:
 
 
 def compared_with_changed(door: Door) -> None:
-    """A copy of which one byte of codes differs is never equal."""
+    """Compare with a copy with one changed byte of codes: it is never equal."""
     other = copied(door)
     name = changed(door, other)
     outcomes = outcome_of(door, other)
@@ -312,7 +312,7 @@ def compared_with_changed(door: Door) -> None:
 
 
 def is_written(door: Door, folder: Path, write: Callable[[], Any]) -> bool:
-    """Whether a verb has written its folder; a refusal names a tensor and writes nothing."""
+    """Return whether a verb wrote its folder; an error must name a tensor and leave no files."""
     try:
         result = write()
     except QloadError as error:
@@ -327,7 +327,7 @@ def is_written(door: Door, folder: Path, write: Callable[[], Any]) -> bool:
 
 
 def converted(door: Door) -> None:
-    """As float32 with the same values, or nothing is written."""
+    """Check a conversion to float32: the same values, or no output files."""
     folder = door.path.with_name("converted")
     if door.case.dialect.plain:
         with pytest.raises(QloadError, match="quantized layers"):
@@ -340,7 +340,7 @@ def converted(door: Door) -> None:
     right = {name for name in door.stored.shown if name in found and door.is_right(name, found[name])}
     for choices in door.stored.choices:
         if door.case.lie.inputs_first or door.case.form not in (DENSE, EACH):
-            continue  # how stacks are written again is a matter of its own: their values are compared below
+            continue  # the form of stacks may differ: the values are compared below
         assert any(set(names) <= right for names in choices), choices[0]
     again = Door.__new__(Door)
     again.case, again.path, again.stored, again.values = door.case, folder, door.stored, door.values
@@ -349,7 +349,7 @@ def converted(door: Door) -> None:
 
 
 def sharded(door: Door) -> None:
-    """Folders of two ranks, whose parts are the whole, or nothing is written."""
+    """Check folders of two ranks: the parts join to the whole, or no output files."""
     folder = door.path.with_name("sharded")
     if not is_written(door, folder, lambda: qload.shard(door.path, folder, tp=2)):
         return
@@ -372,7 +372,7 @@ def sharded(door: Door) -> None:
 
 
 def planned(door: Door) -> None:
-    """A plan ends by a verdict, and layers that it cannot share have a reason."""
+    """Check a plan: a verdict, and a reason for each layer without shares."""
     try:
         assert door.whole or qload.plan(door.path, tp=(1, 2)).verdict != "ok"
     except QloadError as error:
@@ -392,7 +392,7 @@ def inspected(door: Door) -> None:
 
 
 def run(door: Door) -> None:
-    """The logits of the model by numpy, or a refusal; nothing where a tensor is unread."""
+    """Compare the logits with numpy, or expect an error; no logits with an unread tensor."""
     words = ("run", door.path, "--prompt-ids", ",".join(map(str, PROMPT)), "--tokens", "1")
     result = command(*words, "--dtype", "float32", "--logits")
     if result.exit_code:
@@ -405,13 +405,13 @@ def run(door: Door) -> None:
     got = np.array(json.loads(result.stdout.strip().splitlines()[0]), dtype=np.float64).reshape(-1)
     terms = (
         sum(tensor.numel() for tensor in door.stored.tensors.values()) ** 0.5
-    )  # of sums, on the longest way
+    )  # additions on the longest path of the model
     bound = np.finfo(np.float32).eps * terms * np.abs(want).max()
     assert np.abs(got - want).max() < bound
 
 
 DOORS: dict[str, Callable[[Door], None]] = {
-    "whole": lambda door: None,  # checked of each case
+    "whole": lambda door: None,  # checked for each case
     "col": lambda door: shares(door, "get_weights_col", 0),
     "row": lambda door: shares(door, "get_weights_row", 1),
     "experts": experts, "layers": listed, "load_layers": streamed, "verify": verified,
@@ -440,11 +440,11 @@ def test_every_dialect_form_type_and_door_is_drawn() -> None:
     }
 
 
-# ---------- what is damaged ----------
+# ---------- damaged checkpoints ----------
 
 
 def damages() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Shapes and dtypes that no dialect explains."""
+    """Return shapes and dtypes outside every dialect."""
     yield "a row more", lambda tensor: torch.cat([tensor, tensor[-1:]])
     yield "a row less", lambda tensor: tensor[:-1]
     yield "three axes", lambda tensor: tensor[None, None].repeat(1, 2, 1, 1)
@@ -454,7 +454,7 @@ def damages() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
 
 READ = [dialect for dialect in DIALECTS if DENSE in dialect.read and dialect.section is not None]
 DAMAGES = list(damages())
-DAMAGED = [  # a weight that is one number an entry, and has one scale, explains a row more or less
+DAMAGED = [  # a row more or less is valid for a weight of one number per entry and one scale
     (dialect, *DAMAGES[2 + number % 3 if " tensor" in dialect.name else number % len(DAMAGES)])
     for number, dialect in enumerate(READ)
 ]

@@ -1,4 +1,4 @@
-"""Nothing is found in sound models of any type that has a table, in any format, with what lies beside."""
+"""No findings in valid models of any type with a table, in any format, with additional files."""
 
 import json
 from collections.abc import Callable
@@ -21,13 +21,13 @@ from tests.verify.damage.model import Model
 from tests.verify.damage.sound import Quantize
 from tests.verify.damage.sound_floats import MORE
 
-WIDTH = 128  # that every format's groups divide
+WIDTH = 128  # divisible by the groups of every format
 CACHE = ("k_scale", "v_scale")
 FORMATS = sorted(MORE)
 
 
 def config_of(kind: str, layers: int) -> dict[str, Any]:
-    """A tiny config of any type, whose matrices every format can hold."""
+    """Return a tiny config of any type, with matrix sizes for every format."""
     return {
         "model_type": kind, "hidden_size": 2 * WIDTH, "intermediate_size": 2 * WIDTH, "ffn_dim": 2 * WIDTH,
         "moe_intermediate_size": WIDTH, "shared_expert_intermediate_size": WIDTH,
@@ -40,7 +40,7 @@ def config_of(kind: str, layers: int) -> dict[str, Any]:
 
 
 def of_type(config: dict[str, Any], seed: int) -> Callable[[Quantize, dict[str, Any] | None], Model]:
-    """How a model of that type is made of a format's quantizer: linear layers that fit it are quantized."""
+    """Return a function from a quantizer to a model of this type; linear layers of other sizes stay plain."""
 
     def make(quantize: Quantize, said: dict[str, Any] | None) -> Model:
         architecture = architecture_of(config)
@@ -65,7 +65,7 @@ def of_type(config: dict[str, Any], seed: int) -> Callable[[Quantize, dict[str, 
 
 
 def beside(model: Model, cache: bool) -> None:
-    """Scales of the key/value cache, where there are keys."""
+    """Add scales of the key/value cache to layers with keys."""
     if cache:
         for name in [name for name in model.tensors if ".self_attn.k_proj.weight" in name]:
             lead = name.partition(".k_proj.")[0]
@@ -74,7 +74,7 @@ def beside(model: Model, cache: bool) -> None:
 
 
 def consolidate(model: Model, folder: Path) -> None:
-    """A copy under the names of its makers' own programs, which the index beside it does not name."""
+    """Write a copy of the weights under the original names, outside the index."""
     others = {name.removeprefix("model."): tensor.clone() for name, tensor in model.tensors.items()}
     save_file(others, folder / "consolidated.safetensors")
     names = dict.fromkeys(model.tensors, "model.safetensors")

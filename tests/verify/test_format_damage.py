@@ -1,7 +1,7 @@
-"""What is done to a layer of each format, and the tier that finds it.
+"""Damage to a layer of each format, and the mode with the first finding.
 
-A row says by which rules `inspect` finds it, by which `verify`, and by which `verify --against`; where
-the first two are empty, only another checkpoint can tell.
+A row has the rules of `inspect`, of `verify`, and of `verify --against`; with an empty entry for the first
+two, only another checkpoint shows the damage.
 """
 
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from tests.verify import format_damage as do
 from tests.verify.damage import read_tensors, write_case
 
 LOST = "missing-tensor"
-HEADERS = "against-missing"  # a layer that cannot be read is none to compare
+HEADERS = "against-missing"  # an unreadable layer cannot be compared
 
 
 @dataclass(frozen=True)
 class Row:
-    """A damage to a fixture. `against`: what is found beside what `verify` finds."""
+    """Damage to a fixture. `against`: findings in addition to those of `verify`."""
 
     case: str
     what: str
@@ -196,7 +196,7 @@ def test_a_kernels_order_is_a_dialect_that_is_not_read_and_no_damage(tmp_path: P
         assert any("bnb_int8 in the order col32" in note for note in report.notes)
 
 
-ELSEWHERE = ("gptq", "awq", "marlin", "gptq_marlin_24")  # of test_damage and test_marlin
+ELSEWHERE = ("gptq", "awq", "marlin", "gptq_marlin_24")  # in test_damage and test_marlin
 SOUND = cases(*(name for name in FOLDERS if name not in ELSEWHERE))
 
 

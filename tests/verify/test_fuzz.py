@@ -1,4 +1,4 @@
-"""Fixtures of every format broken at random: no raw error, and no `ok` for what cannot be loaded or used."""
+"""Random damage to fixtures of every format: no raw error, and no `ok` for an unusable checkpoint."""
 
 import copy
 import random
@@ -62,7 +62,7 @@ def _hurt_tensor(case: Case, chance: random.Random) -> None:
     if kind == 3:
         try:
             case.tensors[name] = chance.choice(CHANGES)(case.tensors[name], chance)
-        except (RuntimeError, IndexError, NotImplementedError):  # this change is not for this tensor
+        except (RuntimeError, IndexError, NotImplementedError):  # not applicable to this tensor
             case.tensors[name] = case.tensors[name][None]
 
 
@@ -93,7 +93,7 @@ def test_whatever_is_broken_nothing_raw_is_raised_and_ok_means_usable(seed: int,
 
 
 def loads_finite(folder: Path, prefixes: list[str]) -> bool:
-    """Whether every layer loads and means numbers; an error of qload's own is a lawful answer."""
+    """Return whether every layer loads with finite values; an error of qload is permitted."""
     try:
         with open_checkpoint(folder) as weights:
             return all(bool(weights.get_weights(name).dequantize().isfinite().all()) for name in prefixes)

@@ -1,4 +1,4 @@
-"""Many tensors: what is done grows in proportion to them, whoever shares it finds the same."""
+"""Linear growth of the work with the number of tensors, and equal findings for any number of threads."""
 
 import json
 import sys
@@ -30,18 +30,18 @@ from tests.bench import folders
 from tests.support import torchrun
 from tests.verify.checkpoints import GPTQ, gptq, model
 
-# From n to 2n to 4n, what is linear grows by n and 2n; what is quadratic by 3 and 12 times n * n.
+# From n to 2n to 4n, linear work grows by n and 2n, quadratic work by 3 and 12 times n * n.
 LINEAR, QUADRATIC = 2, 4
 
 
 def growth(count: Callable[[int], int], n: int) -> float:
-    """How much more the second doubling adds than the first."""
+    """Return the growth of the second doubling relative to the first."""
     first, second, fourth = (count(size) for size in (n, 2 * n, 4 * n))
     return (fourth - second) / (second - first)
 
 
 def calls(work: Callable[[], object]) -> int:
-    """How many functions run, Python's own and others."""
+    """Return the number of function calls, in Python and in C."""
     total = 0
 
     def count(_: Any, event: str, __: Any) -> None:
@@ -57,7 +57,7 @@ def calls(work: Callable[[], object]) -> int:
 
 
 def counted(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[tuple[Any, ...]]:
-    """The arguments of every call of a function."""
+    """Record the arguments of every call of a function."""
     seen, function = list[tuple[Any, ...]](), getattr(module, name)
     monkeypatch.setattr(module, name, lambda *given: seen.append(given) or function(*given))
     return seen
@@ -104,13 +104,13 @@ def test_names_are_gathered_once_for_all_of_them(tmp_path: Path, monkeypatch: py
 
 
 def expert_names(count: int) -> list[str]:
-    """One lacks a tensor that all the others have."""
+    """Return names of experts; one lacks a tensor."""
     names = [f"model.layers.0.mlp.experts.{at}.{name}" for at in range(count) for name in ("up", "down")]
     return sorted(names[:-1])
 
 
 class Compared(frozenset[str]):
-    """A set of names that counts how often it is asked for a part of another."""
+    """Set of names with a count of subset comparisons."""
 
     times = 0
 
@@ -133,17 +133,17 @@ def test_siblings_are_compared_in_proportion_to_them(monkeypatch: pytest.MonkeyP
         }
 
     def found(count: int) -> int:
-        """The comparisons of so many experts of which one lacks a tensor."""
+        """Return the number of comparisons for `count` experts, one of them without a tensor."""
         Compared.times = 0
         names = expert_names(count)
-        known = {"prefixes": {name: name for name in names}, "all_layers": {}}  # none is described
+        known = {"prefixes": {name: name for name in names}, "all_layers": {}}  # no layer has a description
         account = SimpleNamespace(hides=lambda name: False)
         given: Any = SimpleNamespace(
             names=names, architecture=None, requires_all_tensors=True, account=account, **known
         )
         (finding,) = MISSING_SIBLING.check(MISSING_SIBLING, given)
         assert finding.tensor == f"model.layers.0.mlp.experts.{count - 1}.down"
-        return Compared.times + count  # each has to be looked at once
+        return Compared.times + count  # one look at each is necessary
 
     monkeypatch.setattr(layers_of_rules, "layer_lists", comparing)
 
@@ -178,7 +178,7 @@ def test_a_list_of_exceptions_costs_a_layer_no_more_than_one_of_them() -> None:
 
 
 def damaged(folder: Path) -> Path:
-    """Eighty layers: zero points, scales and an index that are wrong here and there."""
+    """Write eighty layers with some wrong zero points, scales and indices."""
     tensors = {}
     for at in range(80):
         tensors.update(gptq(f"model.layers.{at}.up_proj", zero=8 if at % 9 == 4 else 7))

@@ -1,4 +1,4 @@
-"""Models through kernels and through what weights mean: sound ones, and each fault by layer and place."""
+"""Logits of models through kernels and through dequantized weights: valid models, and each fault by layer."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ TOKENS = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", 
 
 
 def quantized(form: str, kind: str = "llama", inputs: dict[str, Any] | None = None) -> Model:
-    """A tiny model whose layers are stored in a form; `inputs`: how these are quantized too."""
+    """Return a tiny model with its layers in a form; `inputs`: quantization of the activations."""
     config = drawn.config(kind, **SIZES)
 
     def made(quantize: Quantize, said: dict[str, Any] | None) -> Model:
@@ -69,7 +69,7 @@ def plain(folder: Path, change: Callable[[dict[str, Tensor]], None] = lambda ten
 def breaking(
     monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...], **changes: Callable[[Tensor], None]
 ) -> None:
-    """Repacked weights of these names hold other tensors: what a repack or a kernel that is wrong reads."""
+    """Change tensors of repacked weights by name, as after an error in a repack or a kernel."""
     sound = RepackingLoader.repacked
 
     def broken(self: RepackingLoader, weight: Weight) -> Weight:
@@ -328,7 +328,7 @@ def test_a_model_that_is_too_large_is_refused_before_it_is_read(
     floats = {name: each for name, each in tensors.items() if each.is_floating_point()}
     scales = sum(each.nbytes for name, each in floats.items() if name.endswith("scale"))
     plain = sum(4 * each.numel() for name, each in floats.items() if not name.endswith("scale"))
-    needed_bytes = plain + scales + 2 * codes  # as they are stored, and repacked
+    needed_bytes = plain + scales + 2 * codes  # stored, and repacked
 
     for free, needed in ((needed_bytes - 1, True), (needed_bytes, False)):
         monkeypatch.setattr(compared_model, "free_bytes", lambda device, free=free: free)
@@ -387,7 +387,7 @@ def test_options_of_logits_want_them(tmp_path: Path) -> None:
 
 
 def test_what_is_repacked_on_this_device_is_in_another_order(tmp_path: Path) -> None:
-    """Else the faults above would be in the checkpoint's own tensors."""
+    """Check the premise of the tests above: their faults are not in the tensors of the checkpoint."""
     path = stored(tmp_path / "model", "packed")
 
     held = load_compared(path, "cpu").model.get_submodule("blocks.1.mlp.down_proj.typed_linear.kernel")

@@ -1,4 +1,4 @@
-"""Marlin checkpoints, dense and 2:4, are inspected, verified, and found broken where they are."""
+"""Marlin checkpoints, dense and 2:4: inspection, verification, and location of damage."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,6 +1,6 @@
-"""What the architecture tells is found by `verify` alone; what nothing inside tells, by `--against`.
+"""Damage found by `verify` alone, from the architecture; damage found only with `--against`.
 
-The full matrix over foreign models is in tests/cases; here each kind is done to two models that tools wrote.
+The full matrix over foreign models is in tests/cases; this module has each kind on two models from tools.
 """
 
 from functools import cache
@@ -21,7 +21,7 @@ from tests.verify.test_drawn_models import config_of, of_type
 FOLDERS = {"awq": FIXTURES / "awq/model_gemm_g64", "gptq": FIXTURES / "gptq/model_g32_desc_act"}
 QUIET = ("awq", "fp8", "nf4", "exl2")
 
-# Where a kind cannot be done, and why: nothing else may be left out.
+# Inapplicable kinds, with the reason; no other combination may be absent.
 DOES_NOT_APPLY = {
     ("square_transposed", "awq"): "no square matrix",
     ("nibbles_swapped", "fp8"): "no codes of four bits",

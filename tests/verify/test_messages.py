@@ -1,4 +1,4 @@
-"""What verify says of damage, held whole: all findings of one model a damage, with numbers and remedy."""
+"""Complete output of verify for damage: all findings, one model per damage, with numbers and remedy."""
 
 from collections.abc import Iterator
 from dataclasses import fields
@@ -23,7 +23,7 @@ PREFIXES = ("model.layers.0.self_attn.q_proj", "model.layers.0.mlp.down_proj")
 
 
 def cases() -> Iterator[Any]:
-    """Each damage in one model; neighbours in the list of damages in other models, where they apply."""
+    """Yield each damage in one model; neighbours in the list use different models if possible."""
     for place, plant in enumerate(planted.PLANTS):
         turned = [*NAMES[place % len(NAMES) :], *NAMES[: place % len(NAMES)]]
         name = next(name for name in turned if damaged(name, plant) is not None)
@@ -62,7 +62,7 @@ def test_the_statistics_of_sound_layers(name: str, golden: SnapshotAssertion, tm
 
 
 def shown(found: Any) -> Iterator[str]:
-    """Its fields, floats by four digits, which every machine agrees on."""
+    """Yield the fields of the statistics, floats to four digits for equality on every machine."""
     for field in fields(found):
         value = getattr(found, field.name)
         yield f"  {field.name} {f'{value:.4g}' if isinstance(value, float) else value}"

@@ -1,4 +1,4 @@
-"""What configs say of modules that are stored otherwise: one sentence for each cause, in every dialect."""
+"""Notes on modules with a contradiction of config and storage: one sentence per cause, in every dialect."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.paths import FIXTURES
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
 
 LAYERS = 3
-# A fixture of one layer in each dialect, and how its config leaves a module out: the words of the note.
+# Fixture of one layer in each dialect, and the config key for excluded modules, in the words of the note.
 DIALECTS = {
     "gptq/b4_g32_asym_noact_v1": "a pattern with '-:' in dynamic",
     "awq/g32_256x96": "modules_to_not_convert",
@@ -30,7 +30,7 @@ DIALECTS = {
 
 
 def several(case: str, plain: int | None) -> tuple[dict[str, Tensor], dict[str, Any], str]:
-    """The layer of a fixture in each of three decoder layers, one of them plain; its config; what it is."""
+    """Return a fixture's layer in three decoder layers, one of them plain; its config; its kind."""
     folder = FIXTURES / case
     stored = load_file(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())
@@ -45,7 +45,7 @@ def several(case: str, plain: int | None) -> tuple[dict[str, Tensor], dict[str, 
 
 
 def notes(report: Report, *words: str) -> list[str]:
-    """The notes that say all of some words."""
+    """Return the notes with all of the words."""
     return [note for note in report.notes if all(word in note for word in words)]
 
 
@@ -76,7 +76,7 @@ def test_nothing_is_told_where_all_layers_are_quantized(case: str, tmp_path: Pat
 
 
 def test_one_sentence_tells_of_all_plain_layers_and_names_a_list_that_the_config_has(tmp_path: Path) -> None:
-    """A whole layer that predicts further words, as engines crash on: plain, and in no list."""
+    """A plain multi-token prediction layer outside every list makes engines crash."""
     tensors = {}
     for name in ("q_proj", "k_proj", "up_proj"):
         tensors |= gptq(f"model.layers.0.{name}") | {f"model.mtp.layers.0.{name}.weight": torch.randn(8, 16)}
@@ -129,7 +129,7 @@ def test_an_entry_that_leaves_out_a_plain_layer_is_no_note_and_a_quantized_one_a
 
 
 def table(**layers: str) -> dict[str, Any]:
-    """A config of ModelOpt that names each layer with its algorithm."""
+    """Return a config of ModelOpt with the algorithm of each layer by name."""
     entries = {f"model.layers.{name}": {"quant_algo": kind} for name, kind in layers.items()}
     return {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": entries}
 

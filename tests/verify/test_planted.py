@@ -1,4 +1,4 @@
-"""Damage that values tell of, in a model of each format, is found by the rule that is about it."""
+"""Damage to values in a model of each format, and the responsible rule."""
 
 import copy
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ FOLDERS = {
     "nf4 nested": FIXTURES / "bnb/nf4_nested_bf16_storage_128x256",
 }
 NAMES = [*MODELS, *FOLDERS]
-SAMPLE = {  # of the other formats, where a rule has another branch for them; all of it is `nox -s cases`
+SAMPLE = {  # formats with a separate branch in a rule; `nox -s cases` runs all formats
     "nvfp4": (planted.scales_times_a_thousand, planted.all_scales_inverted, planted.hole_of_a_page),
     "mxfp4": (planted.scales_inverted, planted.scale_times_256, planted.a_third_of_the_scales_zero),
     "mxfp8": (planted.codes_never_filled, planted.projection_copied),
@@ -33,7 +33,7 @@ SAMPLE = {  # of the other formats, where a rule has another branch for them; al
     "exl2": (planted.codes_never_filled, planted.scales_inverted, planted.hole_of_a_page),
 }
 
-# The rule that each damage is about; others may speak too.
+# Responsible rule of each damage; other rules may report it, too.
 RULES = {
     planted.codes_never_filled: {"constant-values"},
     planted.scales_all_one: {"constant-values"},

@@ -1,4 +1,4 @@
-"""Each id of a finding or an exception has one text, each text an id in the code; pages are made of them."""
+"""One text for each id of a finding or an exception, one id for each text, and pages from the texts."""
 
 import ast
 from collections.abc import Iterator
@@ -24,8 +24,8 @@ RAISING = {
     "StorageError": 1,
     "HubUnreachableError": 1,
     "Finding": 0,
-}  # the place of the id among the arguments
-OWN_IDS = {"layer"}  # a rule whose findings have the ids of the loader's errors
+}  # position of the id among the arguments
+OWN_IDS = {"layer"}  # a rule with the ids of loading errors
 
 
 def error_classes() -> Iterator[type[errors.QloadError]]:
@@ -38,7 +38,7 @@ def error_classes() -> Iterator[type[errors.QloadError]]:
 
 
 def texts_of(node: ast.AST) -> Iterator[str]:
-    """The constants that an expression may be."""
+    """Yield the possible constants of an expression."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield node.value
     elif isinstance(node, ast.IfExp):
@@ -49,7 +49,7 @@ def texts_of(node: ast.AST) -> Iterator[str]:
 
 @cache
 def raised() -> frozenset[str]:
-    """The ids that the code gives to an error or a finding, by whatever way: classes, calls and variables."""
+    """Return the ids of errors and findings in the code: in classes, calls and variables."""
     found = {kind.rule for kind in error_classes() if isinstance(vars(kind).get("rule"), str)}
     taking = dict(RAISING)
     for tree in TREES.values():
@@ -77,7 +77,7 @@ def raised() -> frozenset[str]:
 
 
 def used_texts() -> set[str]:
-    """The ids of texts that code outside of their definition names: rules that run, and `new_finding`."""
+    """Return the ids of texts in use outside of their definition: rules, and calls of `new_finding`."""
     nodes = [
         node for node in chain.from_iterable(map(ast.walk, TREES.values())) if isinstance(node, ast.Name)
     ]
@@ -141,7 +141,7 @@ def test_a_text_says_what_why_and_what_to_do(rule: str) -> None:
 
 
 def test_the_pages_are_made_of_the_texts_that_the_package_has() -> None:
-    """They are read from the source, without an import of what they stand in."""
+    """Compare with records from the source, without an import of their modules."""
     assert {rule: asdict(record) for rule, record in read_records().items()} == {
         rule: asdict(text) for rule, text in rule_texts().items()
     }

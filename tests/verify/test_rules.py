@@ -1,4 +1,4 @@
-"""Where a rule has to speak, and where it has to keep quiet."""
+"""Cases with and without a finding, for each rule."""
 
 import json
 import random
@@ -153,7 +153,7 @@ def test_an_error_without_a_remedy_has_that_of_its_page(rule: str) -> None:
 
 
 def mutilate(file: Path, chance: random.Random) -> None:
-    """A few bytes of a file changed, lost or added, mostly near its start, where the header is."""
+    """Change, remove or add a few bytes of a file, mostly in the header at its start."""
     data = bytearray(file.read_bytes())
     for _ in range(chance.choice([1, 1, 2, 5])):
         at = chance.randrange(min(len(data), 1500) if chance.random() < 0.7 else len(data))
@@ -207,7 +207,7 @@ def test_a_few_negative_scales_are_an_accident_and_many_are_meant(
 
 
 def test_bits_that_some_layers_have_are_not_denied_by_others(tmp_path: Path) -> None:
-    """Of 4 and 8 bits the config may say either, and no third number."""
+    """For layers of 4 and 8 bits, the config may have either number, and no third one."""
     layers = {"a": Case(bits=4, group=32, K=128), "b": Case(bits=8, group=32, K=128)}
     tensors = {f"{p}.{name}": t for p, case in layers.items() for name, t in case.weight().fields().items()}
     for bits, found in ((4, set()), (8, set()), (2, {"claimed-method"})):
@@ -217,7 +217,7 @@ def test_bits_that_some_layers_have_are_not_denied_by_others(tmp_path: Path) -> 
 
 
 def test_a_layer_without_an_index_is_judged_by_the_groups_of_its_config(tmp_path: Path) -> None:
-    """Zero points that are not the middle of a symmetric layer, and those that readers take in two ways."""
+    """Zero points outside the middle of a symmetric layer, and zero points with two interpretations."""
     tensors = Case(bits=4, group=32, K=128).weight().fields()
     tensors["qzeros"] = torch.full_like(tensors["qzeros"], -1)
     stored = {f"a.{name}": tensor for name, tensor in tensors.items() if name != "g_idx"}
@@ -242,7 +242,7 @@ def test_a_wrong_shape_is_told_with_what_the_other_shapes_say(tmp_path: Path) ->
 
 
 def test_zero_points_of_a_symmetric_layer_are_all_looked_at(tmp_path: Path) -> None:
-    N, groups = 1 << 16, 16  # words of zero points beyond one run of rows
+    N, groups = 1 << 16, 16  # more words of zero points than one run of rows
     qzeros = torch.full((groups, N // 8), 0x77777777, dtype=torch.int32)
     qzeros[-1, 0] = 0x77777776
     tensors = {

@@ -1,4 +1,4 @@
-"""A bug in a rule is a finding at the tensor that raised; other rules and other layers go on."""
+"""Internal errors of rules: a finding at the tensor in question; other rules and layers continue."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,13 +22,13 @@ LAYERS = [f"model.layers.{at}.up_proj" for at in range(3)]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three GPTQ layers, of which the last has a zero point that `symmetry` finds."""
+    """Return three GPTQ layers; the zero point of the last one causes a finding of `symmetry`."""
     tensors = {name: each for at, prefix in enumerate(LAYERS) for name, each in gptq(prefix).items()}
     return model(tmp_path, {**tensors, **gptq(LAYERS[2], zero=8)}, quantization_config=GPTQ)
 
 
 def raising(rule: Rule, error: Exception, only: str | None = None) -> Rule:
-    """The rule, which raises at a layer or tensor, or at once; it finds nothing then."""
+    """Return the rule with an error at the layer or tensor `only`, or at once; it has no findings then."""
 
     def check(own: Rule, subject: Checkpoint) -> Iterator[Finding]:
         if only is None or only in subject.layers or only in subject.readable_names:
@@ -244,7 +244,7 @@ def test_a_comparison_may_raise_for_one_layer(folder: Path, monkeypatch: pytest.
 
 
 def test_an_index_of_zeros_says_no_groups_where_act_order_is_denied(tmp_path: Path) -> None:
-    """`g_idx` of zeros with desc_act false: the groups lie in order, and nothing is wrong or unknown."""
+    """With `g_idx` of zeros and desc_act false, the groups are in order: no finding and no unread tensor."""
     tensors = {}
     for name in ("q_proj", "k_proj", "v_proj"):
         tensors.update(gptq(f"model.layers.0.self_attn.{name}"))

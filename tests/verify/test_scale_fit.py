@@ -1,4 +1,4 @@
-"""Scales of another layer beside the float original, from which sound layers are far for good reasons."""
+"""Scales of another layer, in comparison with the float original; valid layers have large distances, too."""
 
 import copy
 from pathlib import Path
@@ -15,12 +15,12 @@ from tests.verify.damage.model import Model
 from tests.verify.damage.sound import MODELS
 from tests.verify.damage.sound_floats import MORE
 
-FORMATS = ("nf4", "nvfp4", "mxfp4", "mxfp8", "asymmetric")  # with four groups an output or more
+FORMATS = ("nf4", "nvfp4", "mxfp4", "mxfp8", "asymmetric")  # with four or more groups per output
 N, K = 512, 1024
 
 
 def exchanged(model: Model, projection: str) -> Model:
-    """The scales of one projection in two layers."""
+    """Exchange the scales of one projection between two layers."""
     model = copy.deepcopy(model)
     one = next(name for name in model.codes() if f".0.{projection}." in name)
     other = one.replace(".0.", ".1.", 1)

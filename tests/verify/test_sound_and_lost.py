@@ -1,4 +1,4 @@
-"""What is sound though it looks lost, and what is lost though nothing beside it tells."""
+"""Valid layers with the appearance of damage, and damage without evidence in other tensors."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def test_norms_that_are_all_zero_are_found_where_the_model_multiplies_by_them(tm
 
 
 def test_experts_of_zeros_alone_say_nothing(tmp_path: Path) -> None:
-    """Nothing tells what they should have been; only norms are multiplied by."""
+    """No other tensor shows the expected values; zeros are a finding for norms only."""
     config = {"model_type": "gpt_oss", "num_hidden_layers": 1, "hidden_size": 32, "num_local_experts": 4}
     tensors = {"model.layers.0.mlp.experts.gate_up_proj": torch.zeros(4, 32, 128)}
 

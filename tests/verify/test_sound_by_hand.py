@@ -1,4 +1,4 @@
-"""What people do to sound models, and a rule might take for damage; beside each the damage like it."""
+"""Manual changes of valid models without a finding, and similar damage with a finding."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def rules_of(model: Model, folder: Path) -> set[str]:
 
 
 def repeated(form: str, zeros: tuple[str, ...] = ()) -> Model:
-    """Two layers, and the second once more, of which these projections are quantized zeros."""
+    """Return two layers and a copy of the second; the projections `zeros` of the copy are quantized zeros."""
 
     def make(quantize: Quantize, said: dict[str, Any] | None) -> Model:
         model = modelled(quantize, said)
@@ -48,7 +48,7 @@ def repeated(form: str, zeros: tuple[str, ...] = ()) -> Model:
     return MORE[form](make=make)
 
 
-# A layer that is another's copy
+# Copies of other layers
 
 
 @pytest.mark.parametrize("form", some(FORMATS, 4, 0))
@@ -102,7 +102,7 @@ def test_an_expert_over_another_of_one_layer_is_a_copy(tmp_path: Path) -> None:
     assert len(report.findings) == 3
 
 
-# Layers that were added and give out zeros
+# Additional layers with zero output
 
 
 @pytest.mark.parametrize("form", some(FORMATS, 4, 2))
@@ -124,7 +124,7 @@ def test_a_layer_with_one_projection_of_zeros_was_never_filled(
 def test_outputs_that_repeat_a_value_are_none_that_were_added(tmp_path: Path) -> None:
     model = repeated("packed", OUTPUTS)
     for output in OUTPUTS:
-        bytes_of(model.tensors[f"{ADDED}.{output}.weight_packed"]).zero_()  # which means the least weight
+        bytes_of(model.tensors[f"{ADDED}.{output}.weight_packed"]).zero_()  # the lowest weight
 
     assert "constant-values" in rules_of(model, tmp_path)
 
@@ -139,7 +139,7 @@ def zero_rows(projection: str, rows: slice) -> Model:
 
 
 def pruned_vocabulary() -> Model:
-    """Tokens that nobody uses, and their outputs, a hundred in one place and some in another."""
+    """Return a model with zero rows of unused tokens and their outputs, in two places."""
     model = MODELS["plain"]()
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         model.tensors[name][64:200] = 0
@@ -148,7 +148,7 @@ def pruned_vocabulary() -> Model:
 
 
 def padded_within_fused() -> Model:
-    """gate and up as one matrix, each padded: zeros in the middle and at the end."""
+    """Return a model with gate and up as one matrix, each padded: zeros in the middle and at the end."""
     model = MODELS["plain"]()
     for layer in range(2):
         lead = f"model.layers.{layer}.mlp"
@@ -161,7 +161,7 @@ def padded_within_fused() -> Model:
 
 
 def pruned_neurons() -> Model:
-    """256 inputs in the middle of each row of down_proj, which gate and up do not compute."""
+    """Return a model with 256 zero inputs in the middle of each row of down_proj."""
     model = MODELS["plain"]()
     for layer in range(2):
         model.tensors[f"model.layers.{layer}.mlp.down_proj.weight"][:, 64:320] = 0
@@ -176,14 +176,14 @@ def dead_outputs_of_fp8() -> Model:
 
 
 def pruned_outputs_of_words() -> Model:
-    """Outputs in the middle of words along K, which mean zero in the code of their zero point."""
+    """Return a model with zero outputs in the middle of words along K: each code is the zero point."""
     model = MODELS["packed"]()
     model.tensors["model.layers.1.mlp.up_proj.weight_packed"][100:200] = -0x77777778
     return model
 
 
 def untrained_outputs() -> Model:
-    """Outputs of tokens that nobody has seen, which are still all one; and positions that repeat."""
+    """Return a model with equal rows of the head for untrained tokens, and repeated position embeddings."""
     model = MODELS["plain"]()
     head = model.tensors["lm_head.weight"]
     head[200:260] = head[7].clone()
@@ -204,7 +204,7 @@ def test_rows_and_columns_of_zeros_are_no_hole(make: Callable[[], Model], tmp_pa
 
 
 def data_of(file: Path) -> dict[str, tuple[int, int]]:
-    """Where in the file each tensor is."""
+    """Return the begin and the end of each tensor in the file."""
     data = file.read_bytes()
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -312,7 +312,7 @@ def test_rotations_are_exempt_and_other_complex_numbers_are_not(tmp_path: Path) 
 
 
 def predicting(kind: str, layers: int, announced: int | None) -> Model:
-    """One layer more than there are, with what joins its two inputs."""
+    """Return a model with one layer more, and the projection for its two inputs."""
     config = config_of(kind, layers)
     model = MORE["plain"](make=of_type(config, 0))
     last, added = f"model.layers.{layers - 1}.", f"model.layers.{layers}"

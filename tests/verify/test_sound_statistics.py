@@ -1,4 +1,4 @@
-"""What published models lawfully are, and a rule on values might take for damage: none of it is a finding."""
+"""Unusual statistics of published models: valid values, and no finding of the rules on values."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ LAST = "model.layers.1."
 
 
 def deeper(model: Model, layers: int) -> Model:
-    """The same with more layers, drawn as the first two are but for their last bits."""
+    """Add layers with the tensors of the first one and a small amount of noise."""
     for layer in range(2, layers):
         for name in [name for name in model.tensors if ".layers.0." in name]:
             noise = 1 + 0.1 * torch.randn(
@@ -31,7 +31,7 @@ def deeper(model: Model, layers: int) -> Model:
 
 
 def zero_vocabulary_rows() -> Model:
-    """Tokens that pad a vocabulary, as zeros at its end and in its middle."""
+    """Return a model with zero rows as padding of the vocabulary, at its end and in its middle."""
     model = MODELS["plain"]()
     for name in ("model.embed_tokens.weight", "lm_head.weight"):
         model.tensors[name][-40:] = 0
@@ -40,7 +40,7 @@ def zero_vocabulary_rows() -> Model:
 
 
 def untrained_vocabulary_rows() -> Model:
-    """Tokens that share the row they began with."""
+    """Return a model with the same initial row of the embedding for all untrained tokens."""
     model = MODELS["plain"]()
     embedding = model.tensors["model.embed_tokens.weight"]
     embedding[-40:] = embedding[0].clone()
@@ -48,7 +48,7 @@ def untrained_vocabulary_rows() -> Model:
 
 
 def padded_inner_size() -> Model:
-    """gate, up and down of a plain model, with 272 neurons more than the 1,024 that were trained."""
+    """Return a plain model with 272 neurons more than the 1,024 trained ones in gate, up and down."""
     model, more = MODELS["plain"](), 272
     for name, tensor in list(model.tensors.items()):
         if ".mlp." in name:
@@ -60,18 +60,18 @@ def padded_inner_size() -> Model:
 
 
 def dead_outputs_of_asymmetric_words() -> Model:
-    """Neurons of zeros, whose zero point is 0 and whose codes are: 3 rows of bytes 0x00."""
+    """Return a model with neurons of zeros, zero points and codes of 0: 3 rows of bytes 0x00."""
     model = MORE["asymmetric"]()
     lead = f"{LAST}mlp.down_proj"
     model.tensors[f"{lead}.weight_packed"][8:11] = 0
     zeros = model.tensors[f"{lead}.weight_zero_point"]
-    zeros[1] &= ~0xFFF  # of outputs 8 to 15 those of the first three
+    zeros[1] &= ~0xFFF  # the first three of outputs 8 to 15
     model.tensors[f"{lead}.weight_scale"][8:11] = 1e-7
     return model
 
 
 def padded_inputs_of_awq() -> Model:
-    """Inputs of zeros at the end of K, a group of them, whose zero points and codes are 0."""
+    """Return a model with a group of zero inputs at the end of K, with zero points and codes of 0."""
     model = Model.read(FIXTURES / "awq/model_gemm_g64")
     lead = f"{LAST}mlp.down_proj"
     words, size = model.tensors[f"{lead}.qweight"], model.quantization["group_size"]
@@ -82,7 +82,7 @@ def padded_inputs_of_awq() -> Model:
 
 
 def partly_padded_inputs_of_awq() -> Model:
-    """Inputs of zeros that share a group with others: all their codes are the group's zero points."""
+    """Return a model with zero inputs in a group with others: their codes equal the zero points."""
     model = Model.read(FIXTURES / "awq/model_gemm_g64")
     lead = f"{LAST}mlp.down_proj"
     words = model.tensors[f"{lead}.qweight"]
@@ -91,7 +91,7 @@ def partly_padded_inputs_of_awq() -> Model:
 
 
 def one_huge_weight() -> Model:
-    """One weight of 150 standard deviations, and the scale of its group."""
+    """Return a model with one weight of 150 standard deviations, and the scale of its group."""
     model = MODELS["packed"]()
     scales = model.tensors[f"{LAST}mlp.down_proj.weight_scale"]
     scales[3, 1] *= 60
@@ -99,7 +99,7 @@ def one_huge_weight() -> Model:
 
 
 def outlier_outputs() -> Model:
-    """Outputs 50 times as large as most."""
+    """Return a model with outputs 50 times as large as most."""
     model = MORE["int8"]()
     for name, tensor in model.tensors.items():
         if name.endswith("weight_scale"):
@@ -108,7 +108,7 @@ def outlier_outputs() -> Model:
 
 
 def large_queries() -> Model:
-    """Queries that a norm follows may be of any size, in every layer."""
+    """Return a model with large queries in every layer; a norm of queries permits any size."""
     model = MODELS["packed"]()
     for name, tensor in model.tensors.items():
         if name.endswith("q_proj.weight_scale"):
@@ -117,7 +117,7 @@ def large_queries() -> Model:
 
 
 def large_keys() -> Model:
-    """The same of keys, in bytes."""
+    """Return a model with large keys in one-byte codes; a norm of keys permits any size."""
     model = MORE["int8"]()
     for name, tensor in model.tensors.items():
         if name.endswith("k_proj.weight_scale"):
@@ -126,7 +126,7 @@ def large_keys() -> Model:
 
 
 def small_biases() -> Model:
-    """Biases of keys, which nothing trains, and others of zeros."""
+    """Return a model with untrained small biases of keys, and other biases of zeros."""
     model = MODELS["plain"]()
     for layer in range(2):
         lead = f"model.layers.{layer}.self_attn"
@@ -145,7 +145,7 @@ def norms_of_ones() -> Model:
 
 
 def embedding_outliers() -> Model:
-    """A few dimensions that are a thousand times as large, and norms up to 30."""
+    """Return a model with a thousandfold magnitude in a few dimensions, and norms up to 30."""
     model = MODELS["plain"]()
     model.tensors["model.embed_tokens.weight"][:, 7] *= 1000
     model.tensors["model.norm.weight"][5] = 30
@@ -153,7 +153,7 @@ def embedding_outliers() -> Model:
 
 
 def depth_upscaled() -> Model:
-    """Layers that were copied to make a deeper model."""
+    """Return a deeper model by copies of layers."""
     model = deeper(MODELS["plain"](), 4)
     for name in [name for name in model.tensors if ".layers.0." in name or ".layers.1." in name]:
         for layer in (0, 1):
@@ -164,7 +164,7 @@ def depth_upscaled() -> Model:
 
 
 def shared_block() -> Model:
-    """One projection that all layers share, each of which has the rest of its own."""
+    """Return a model with one projection shared by all layers; the other projections differ."""
     model = deeper(MODELS["plain"](), 6)
     for layer in range(1, 6):
         for name in ("q", "k", "v", "o"):
@@ -174,7 +174,7 @@ def shared_block() -> Model:
 
 
 def experts() -> Model:
-    """Experts that all began as the same one, in each layer."""
+    """Return a model with equal initial values of all experts in a layer."""
     model = MODELS["plain"]()
     for layer in range(2):
         for name in ("gate_proj", "up_proj", "down_proj"):
@@ -185,7 +185,7 @@ def experts() -> Model:
 
 
 def expert_of_no_token() -> Model:
-    """An expert that decay has made small."""
+    """Return a model with an expert of small values, the result of weight decay."""
     model = MODELS["packed"]()
     for layer in range(2):
         for name in [name for name in model.tensors if f".layers.{layer}.mlp." in name]:
@@ -200,7 +200,7 @@ def expert_of_no_token() -> Model:
 
 
 def zero_outputs_of_nested_blocks() -> Model:
-    """Blocks of zeros, whose quantized scale is about zero and no code of which is 1 or -1."""
+    """Return a model with blocks of zeros: their quantized scale is near zero, no code is 1 or -1."""
     model = Model.read(FIXTURES / "bnb/nf4_nested_bf16_storage_128x256")
     name = next(name for name in model.tensors if name.endswith(".weight") and "absmax" not in name)
     stored = model.tensors[name]

@@ -1,4 +1,4 @@
-"""Names that no format knows, and names that look as if one did: a report, and nothing raised."""
+"""Names outside every format, and names similar to those of a format: a report without an error."""
 
 from pathlib import Path
 from typing import Any

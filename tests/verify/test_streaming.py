@@ -1,4 +1,4 @@
-"""Large checkpoints: little is read, and little is held."""
+"""Large checkpoints: few bytes read, and little memory."""
 
 import json
 import struct
@@ -41,7 +41,7 @@ sys.stdout.write(str(peak))
 
 
 def large_layer(folder: Path, K: int, N: int) -> int:
-    """A layer of noise on disk; its bytes."""
+    """Write a layer of noise; return its bytes."""
     tensors = {
         "a.qweight": torch.randint(-(2**31), 2**31, (K // 8, N), dtype=torch.int32),
         "a.qzeros": torch.full((K // 128, N // 8), 0x77777777, dtype=torch.int32),
@@ -136,7 +136,7 @@ def sparse_model(folder: Path, layers: int, K: int, N: int) -> None:
 
 
 def test_rows_that_fill_no_piece_in_whole_blocks_are_read_a_few_at_once() -> None:
-    width = MEBI // 3 - 1  # three fit into a piece, and only 256 of them end where a block does
+    width = MEBI // 3 - 1  # three fit into a piece, and a block ends after 256 of them
     rows = torch.arange(7 * width, dtype=torch.int32).to(torch.uint8).reshape(7, width)
 
     got = list(pieces(MemoryStorage({"a": rows}), "a"))

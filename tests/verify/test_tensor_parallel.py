@@ -1,4 +1,4 @@
-"""Worlds of ranks that can share a checkpoint, and those that cannot."""
+"""World sizes with and without possible shares of a checkpoint."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A model that PEFT wrapped and that was saved whole: sound, and told with its adapters in one sentence."""
+"""Complete models saved with a PEFT wrapper: no finding, and one note on the adapters."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ RANK = 2
 
 
 def wrapped(kind: str) -> dict[str, Tensor]:
-    """A Llama with LoRA beside q_proj and v_proj of two of its layers, as PEFT names it or once named it."""
+    """Return a Llama with LoRA on q_proj and v_proj of two layers, under current or former names of PEFT."""
     tensors = whole()
     for layer in range(2):
         for name in ("q_proj", "v_proj"):
@@ -31,7 +31,7 @@ def wrapped(kind: str) -> dict[str, Tensor]:
             tensors[f"{prefix}.lora_A{middle}.weight"] = torch.randn(RANK, weight.shape[1])
             tensors[f"{prefix}.lora_B{middle}.weight"] = torch.zeros(
                 weight.shape[0], RANK
-            )  # as training begins
+            )  # initial values of training
     if kind == "dora":
         vector = torch.rand(16)
         tensors["model.layers.0.self_attn.q_proj.lora_magnitude_vector.default.weight"] = vector

@@ -1,6 +1,6 @@
-"""What no format reads is counted and told of, and no rule judges it: neither its values nor its shapes.
+"""Tensors without a format: counted and reported, without a check of their values or shapes by any rule.
 
-It counts as present, so that nothing is said to be missing. A format that is known and not read is no damage.
+They count as present for rules on missing tensors. A known format without a reader is not damage.
 """
 
 import json
@@ -37,7 +37,7 @@ MLX = {
 
 
 def rewritten(given: UnreadCheckpoint, change: Callable[[str, Tensor], Tensor]) -> None:
-    """Its unread tensors, changed."""
+    """Change the unread tensors."""
     file = given.folder / "model.safetensors"
     tensors = load_file(file)
     save_file({**tensors, **{name: change(name, tensors[name]) for name in given.unread}}, file)
@@ -45,7 +45,7 @@ def rewritten(given: UnreadCheckpoint, change: Callable[[str, Tensor], Tensor]) 
 
 def filled(byte: int) -> Callable[[str, Tensor], Tensor]:
     def fill(name: str, tensor: Tensor) -> Tensor:
-        if name.endswith("weight_format"):  # which says that the layer is not read
+        if name.endswith("weight_format"):  # it marks the layer as unreadable
             return tensor
         flat = tensor.clone().reshape(-1).view(torch.uint8)
         flat.fill_(byte)
@@ -55,7 +55,7 @@ def filled(byte: int) -> Callable[[str, Tensor], Tensor]:
 
 
 def repeating(name: str, tensor: Tensor) -> Tensor:
-    """The first half stored twice, beside a hole."""
+    """Store the first half twice, with a range of zeros in it."""
     flat = tensor.clone().reshape(-1).view(torch.uint8)
     half = len(flat) // 2
     if half > 1024:
@@ -99,7 +99,7 @@ def test_one_note_tells_number_first_tensor_reason_and_bytes(kind: str, tmp_path
 
 
 def test_layers_of_one_dialect_have_one_note(tmp_path: Path) -> None:
-    """Whose reason names each layer."""
+    """The reason names each layer."""
     tensors = {}
     for at in range(3):
         lead = f"model.layers.{at}.v_proj"
@@ -145,7 +145,7 @@ def test_a_finding_elsewhere_comes_first(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_layer_that_its_siblings_have_otherwise_is_not_said_to_lack_what_they_have(tmp_path: Path) -> None:
-    """Of three layers one is in a dialect that is not read, with fewer tensors."""
+    """One of three layers is in an unread dialect, with fewer tensors."""
     tensors = {}
     for at in range(3):
         lead = f"model.layers.{at}.v_proj"
@@ -285,7 +285,7 @@ def test_causes_are_in_json_and_sarif(tmp_path: Path) -> None:
 def test_a_head_that_is_not_read_is_not_compared_with_its_embedding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever layer it is whose dialect is not read: here a loader says so of the head."""
+    """The dialect of either layer may be unread; a loader rejects the head in this test."""
     make_checkpoint("plain", tmp_path / "made", config={"tie_word_embeddings": True})
     file = tmp_path / "made" / "model.safetensors"
     tensors = load_file(file)

@@ -1,4 +1,4 @@
-"""What `inspect` tells of a layer follows from its config and its declaration, not from a list of formats."""
+"""Report of `inspect` on a layer: derived from its config and its declaration, not from a list of formats."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ class UnlistedBitsConfig(UnlistedConfig):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class UnlistedWeight(spec.Weight):
-    """Codes of a byte, with an index of groups where one is stored; names that other formats have too."""
+    """Codes of one byte, with an optional index of groups, under names in use by other formats."""
 
     config: UnlistedConfig
     qweight: Tensor
@@ -61,7 +61,7 @@ class UnlistedWeight(spec.Weight):
 def inspected(
     folder: Path, config: UnlistedConfig, monkeypatch: pytest.MonkeyPatch, index: list[int] | None = None
 ) -> LayerInfo:
-    """The only layer of a checkpoint of a format that no list in qload names."""
+    """Return the only layer of a checkpoint in a format outside every list in qload."""
 
     def read(found: FoundConfig) -> Claims:
         formats = (ConfiguredFormat(UnlistedWeight, config),)
