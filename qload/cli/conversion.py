@@ -87,7 +87,7 @@ def check_rule_ids(ctx: click.Context, param: click.Parameter, value: tuple[str,
 
         for rule in value:
             if rule not in rule_pages():
-                raise click.BadParameter(f"{rule[:80]!r} is not a rule of docs/rules", ctx, param)
+                raise click.BadParameter(f"{rule[:80]!r} is not the id of a rule", ctx, param)
     return value
 
 

@@ -63,8 +63,8 @@ Examples:
   qload verify ./models/* --sarif findings.sarif
   torchrun --nproc-per-node 8 -m qload verify ./DeepSeek-V3
 
-Several paths give a report each, in JSON Lines: one object per line. docs/rules/RULE.md describes
-each rule.
+Several paths give a report each, in JSON Lines: one object per line. The page of a rule,
+by `nox -s docs` or in the HTML report, explains it.
 
 Exit codes: 0 no findings, 1 findings or unreadable, 2 the command is wrong, 3 a bug of qload, 4 the format is
 unsupported or some tensors are not read. For several paths it is the first of 2, 3, 1, 4, 0 that occurs."""

@@ -290,7 +290,7 @@ def convert(
     check_nonfinite(nonfinite)
     unknown = [rule for rule in accept if rule not in rule_pages()]
     if unknown:
-        raise ArgumentError("accept", "rule ids as listed in docs/rules", f"{unknown[0]!r:.80}")
+        raise ArgumentError("accept", "ids of rules, as in findings", f"{unknown[0]!r:.80}")
     target, report_progress = output_path(folder, shard_size), progress or no_progress
     workers = Workers.of(process_group)
 

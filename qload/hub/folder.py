@@ -1,4 +1,8 @@
-"""A model of the Hugging Face hub as a folder: its id, its files at one commit, and their local copies."""
+"""A model of the Hugging Face hub as a folder: its id, its files at one commit, and their local copies.
+
+Ranges of a file are read over the connection of huggingface_hub, with its headers. Answers are hostile input:
+no byte beyond the request is read, and another length, another range or the whole file is an error.
+"""
 
 import glob
 import logging

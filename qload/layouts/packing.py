@@ -1,4 +1,9 @@
-"""Layout sentences applied to tensors: elements in another order, and codes packed into int32 words."""
+"""Layout sentences applied to tensors: elements in another order, and codes packed into int32 words.
+
+    marlin.rows(4).pack(gptq.rows(4).packed(qweight)[perm])
+
+is one pass over the words in native code, and `pack(unpack(qweight)[perm])` without it.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

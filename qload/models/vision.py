@@ -10,7 +10,8 @@ positions and norms are replicated.
 
 The images of a batch have one size; `pixel_mask` marks the pixels of an image, the rest is padding on the
 right and below. A patch is real if all of its pixels are. Source: `modeling_idefics2.py` of transformers
-5.23.0. The same operations are used, as rounding decides between two positions on their border.
+5.23.0, with `Idefics2VisionTransformer` and `Idefics2Connector`. The same operations are used, as rounding
+decides between two positions on their border.
 """
 
 from collections.abc import Mapping

@@ -2,9 +2,8 @@
 
 Environment variables:
 
-QLOAD_ISA          instruction set: scalar, avx2, avx512, avx512_vnni, avx512_bf16 or avx512_amx; by default
-the
-                   best of this CPU
+QLOAD_ISA          instruction set: scalar, avx2, avx512, avx512_vnni, avx512_bf16 or avx512_amx; by
+                   default the best of this CPU
 QLOAD_NUM_THREADS  number of threads; by default that of torch
 """
 

@@ -17,7 +17,7 @@ from qload.kernels.cuda.linear import OPERATORS, call_of, unread
 from qload.spec import ActivationScheme, Weight
 
 # Times of layers in strips on one H200, back to back in a CUDA graph, in microseconds: fp16 activations,
-# groups of 128, symmetric. They are the tables of docs/cuda-decode.md. Times are interpolated, and never
+# groups of 128, symmetric. docs/lab/decode.md has these tables. Times are interpolated, and never
 # extrapolated.
 TIMED_CAPABILITY = (9, 0)
 TIMED_TOKENS = (1, 8, 16)

@@ -8,7 +8,8 @@ from qload.errors import CutError, DivideError, QloadError
 from qload.loader import LayerDescription
 from qload.loader.cuts import granule
 from qload.models.stored_layers import SharedMatrix
-from qload.plan.report import CANDIDATES, Alternative, LawfulRanks, LayerShare, PlannedLayer, lawful_ranks
+from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
+from qload.plan.report import Alternative, LayerShare, PlannedLayer
 from qload.plan.sharing import Sharing, first_rank_share, rank_bytes
 from qload.weights import Weights
 

@@ -15,7 +15,7 @@ from qload.listing.report_base import UNSUPPORTED
 from qload.loader import Heads, LayerDescription, Part, Split
 from qload.loader.cuts import share
 from qload.parallel import ProcessGroup, Rank
-from qload.plan.report import CANDIDATES, LawfulRanks, lawful_ranks
+from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
 from qload.plan.sharing import usual_split
 from qload.verify import against as comparison
 from qload.verify.checkpoint import Checkpoint

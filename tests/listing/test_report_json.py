@@ -10,7 +10,8 @@ from qload.errors import CutError
 from qload.listing import Coverage, LayerInfo, ReportBase
 from qload.plan import Alternative, ExplainedLayer, Explanation, LayerShare, PlannedLayer, ShardingPlan
 from qload.plan.kernels import KernelChoice
-from qload.plan.report import LawfulRanks, WorldPlan
+from qload.plan.rank_counts import LawfulRanks
+from qload.plan.report import WorldPlan
 from qload.spec import ActivationScheme
 from qload.verify.report import Finding, Report
 

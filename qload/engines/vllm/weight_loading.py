@@ -209,12 +209,12 @@ def check_parallelism(name: str, moe: Any) -> None:
     parallel = moe.moe_parallel_config
     one = "1, as experts are split by tensor or by expert"
     constant = "False: experts do not change after the load"
-    exchanges = parallel.use_ep and parallel.all2all_backend == "passthrough"
+    backend = parallel.all2all_backend if parallel.use_ep else ""
     for key, value, expected, refused in (
         ("data_parallel_size", parallel.dp_size, one, parallel.dp_size > 1),
         ("prefill_context_parallel_size", parallel.pcp_size, one, parallel.pcp_size > 1),
         ("sequence parallel ranks", parallel.sp_size, one, parallel.sp_size > 1),
-        ("all2all_backend", parallel.all2all_backend, "a backend without an exchange of tokens", exchanges),
+        ("all2all_backend", backend, "a backend without an exchange of tokens", backend == "passthrough"),
         ("enable_eplb", parallel.enable_eplb, constant, parallel.enable_eplb),
         ("enable_lora", moe.is_lora_enabled, constant, moe.is_lora_enabled),
     ):
