@@ -304,7 +304,7 @@ def test_facts_that_are_not_those_of_the_class_are_refused(
 
 
 def test_facts_that_contradict_a_known_class_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"facts\n  expected None, or the facts of model\.layers\.0\.mlp\.experts: ExpertFacts"):
+    with pytest.raises(ArgumentError, match=r"facts\n  expected None, or the facts of \S+: ExpertFacts"):
         shared("mixtral", "awq").load(facts=ExpertFacts(GatedActivation("gelu")))
     assert shared("mixtral", "awq").load(facts=SILU)
 
