@@ -194,7 +194,7 @@ def _experts(weight_type: type[Weight], layouts: Sequence[str]) -> Capability:
         names = {FIELDS[spec.suffix] for spec in specs}
         own = next(t.format for t in FORMATS if names == {s.suffix for s in _required(t)})
         where = (
-            f"qload/experts/stacks.py shows each expert of it as a layer of {own}, which is loaded instead"
+            f"qload/experts/stacked_storage.py shows each of its experts as a layer of {own}, loaded instead"
         )
         return Capability(False, f"it is a stack itself; {where}")
     module = "multiplied by qload/kernels/experts.py"

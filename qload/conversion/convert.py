@@ -51,7 +51,7 @@ from qload.errors import ArgumentError, checked
 from qload.errors.reporting import cause_of, group_by_cause
 from qload.experts import ExpertStacks
 from qload.experts.stack_finder import StoredStack, find_stacks
-from qload.experts.stack_slices import Slot
+from qload.experts.stack_layouts import Slot
 from qload.formats import GPTQConfig
 from qload.listing.report_base import INTERNAL
 from qload.loader import LayerDescription

@@ -1,13 +1,10 @@
 """Experts: a layer's experts by names of their own, and as stacked typed weights; their routing."""
 
-from qload.experts.config import routing_of
-from qload.experts.facts import ExpertFacts
-from qload.experts.gated import GatedActivation
-from qload.experts.local import ExpertSplit, LocalExperts
-from qload.experts.routing import Routing
-from qload.experts.stack import Stack
-from qload.experts.stacks import ExpertStacks, with_experts
-from qload.experts.weight import Expert, ExpertsWeight
+from qload.experts.activation import ExpertFacts, GatedActivation
+from qload.experts.expert_parallel import ExpertSplit, LocalExperts
+from qload.experts.routing import Routing, routing_of
+from qload.experts.stacked_storage import ExpertStacks, with_experts
+from qload.experts.weight import Expert, ExpertsWeight, Stack
 
 __all__ = [
     "Expert",

@@ -19,8 +19,7 @@ import torch
 
 from qload.architecture import Architecture, architecture_of
 from qload.architecture.config import INNER
-from qload.experts.stack_layouts import DOWN, FIELDS, HALVES, LAYERS, SCALES, WEIGHTS, Layout
-from qload.experts.stack_slices import Slot
+from qload.experts.stack_layouts import DOWN, FIELDS, HALVES, LAYERS, SCALES, WEIGHTS, Layout, Slot
 from qload.formats.fp8 import WEIGHTS as FP8
 from qload.formats.unquantized import FLOATS
 from qload.storage import TensorInfo, WeightStorage

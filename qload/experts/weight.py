@@ -1,23 +1,322 @@
-"""`ExpertsWeight`: the experts of a layer as typed weights, stacked, and what is to be known beside them."""
+"""Typed weights of experts: `Stack`, `StackedWeight` and `ExpertsWeight`, one axis E more than a layer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from qload.errors import MismatchError, ShapeError, check_fields, checked
-from qload.experts.facts import ExpertFacts
-from qload.experts.local import LocalExperts
-from qload.experts.repacking import repacked, restored
-from qload.experts.stack import Stack
+from qload.devices import in_large_pages
+from qload.errors import (
+    ArgumentError,
+    MismatchError,
+    RepackError,
+    ShapeError,
+    UnsupportedFormatError,
+    check_fields,
+    checked,
+)
+from qload.experts.activation import ExpertFacts
+from qload.experts.expert_parallel import LocalExperts
+from qload.formats import UnquantizedConfig
+from qload.kernel_formats import repack, restore
 from qload.layouts import ZeroPoints
-from qload.spec import Weight
+from qload.loader.description import configs_apart
+from qload.spec import Codes, Config, Layer, TensorSpec, Weight, check_out
 from qload.spec.weight import EXPERTS_FACTORY, call_upward
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """E layers of one format, config and shape: of each tensor a stack (E, ...).
+
+    ShapeError where the tensors are not all of as many experts as `names` has.
+
+    Attributes
+    ----------
+    weight_type, config, layer
+        Of each expert; the layer's own name is that of all experts together.
+    names
+        Of the E layers, one an expert.
+    tensors
+        By field, (E, ...) each: entry e is that tensor of expert e as it is stored.
+    """
+
+    weight_type: type[Weight]
+    config: Any
+    layer: Layer
+    names: tuple[str, ...]
+    tensors: Mapping[str, Tensor]
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        for field, tensor in self.tensors.items():
+            if tensor.shape[:1] != (len(self.names),):
+                expected = f"({len(self.names)}, ...), one for each expert"
+                raise ShapeError(f"{self.layer.name}: {field}", expected, tuple(tensor.shape))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[Weight]:
+        return (self._view(index) for index in range(len(self)))
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(E, N, K): experts that are here, and of each the outputs and inputs that are."""
+        return len(self), self.layer.N, self.layer.K
+
+    @property
+    def format(self) -> str:
+        """The name of the experts' format."""
+        return self.weight_type.format
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors lie."""
+        return next(iter(self.tensors.values())).device
+
+    @property
+    def is_k_full(self) -> bool:
+        """Whether input i is of group i / group_size, counted from the first input that is here.
+
+        False of a share of the inputs whose groups lie in act order, or straddle two ranks: it has the scales
+        of all groups, and the index says which.
+        """
+        _, whole = self.layer.whole
+        if whole == self.layer.K:
+            return True
+        said = getattr(self.config, "is_k_full", None)
+        return said if isinstance(said, bool) else not any(self._groups_of_others())
+
+    def fields(self) -> dict[str, Tensor]:
+        """The stacked tensors by field name; an absent optional one is left out."""
+        return dict(self.tensors)
+
+    @checked
+    def expert(self, index: int) -> Weight:
+        """The layer (N, K) of the expert `index`, counted from the first that is here: a view, no copy.
+
+        ArgumentError where there is no such expert.
+        """
+        if not 0 <= index < len(self):
+            raise ArgumentError("index", f"an expert that is here, 0 to {len(self) - 1}", str(index))
+        return self._view(index)
+
+    def dequantize(self, index: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+        """(N, K): what the expert `index` means, as `Weight.dequantize` with this `dtype` or `out`."""
+        return self.expert(index).dequantize(dtype, out)
+
+    @checked
+    def to(self, device: torch.device | str) -> Self:
+        """The same stack on another `device`; no dtype changes."""
+        return self.holding({field: tensor.to(device) for field, tensor in self.tensors.items()})
+
+    def holding(self, tensors: Mapping[str, Tensor]) -> Self:
+        """The same stack holding these `tensors`, which are taken to be equal."""
+        return replace(
+            self, tensors={field: tensors.get(field, held) for field, held in self.tensors.items()}
+        )
+
+    def _view(self, index: int) -> Weight:
+        held = {field: tensor[index] for field, tensor in self.tensors.items()}
+        layer = replace(self.layer, name=self.names[index])
+        return self.weight_type.unchecked(self.config, layer, held)
+
+    def _groups_of_others(self) -> Iterator[bool]:
+        """Of each axis that an index points into: whether it has more groups than the inputs here."""
+        specs = [spec for spec in self.weight_type.tensors(self.config) if spec.name in self.tensors]
+        letters, sizes = {spec.index_of for spec in specs} - {None}, {"N": self.layer.N, "K": self.layer.K}
+        for spec in specs:
+            for axis, size in zip(spec.axes, self.tensors[spec.name].shape[1:], strict=True):
+                if letters & {axis.free, axis.dim}:
+                    own = axis.size(axis.logical(sizes) or 0) if axis.free else 1
+                    yield size not in (1, own)
+
+    def __repr__(self) -> str:
+        held = ", ".join(f"{name}={tuple(tensor.shape)}" for name, tensor in self.tensors.items())
+        return f"Stack({self.layer.name or 'experts'}, {self.shape}, {self.format}, {self.config}, {held})"
+
+
+class Stacking:
+    """A stack of `count` experts that is being filled, called `name` as a whole.
+
+    The first expert says what all others have to be: MismatchError with the name of one that is not.
+    """
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name, self._count = name, count
+        self._first: Weight | None = None
+        self._names: list[str] = []
+        self._tensors: dict[str, Tensor] = {}
+
+    def places(self) -> dict[str, Tensor]:
+        """Where the tensors of the next expert go, by field; none are known before the first."""
+        at = len(self._names)
+        return {field: tensor[at] for field, tensor in self._tensors.items()}
+
+    def put(self, weight: Weight) -> None:
+        """Take the next expert; what it holds of `places` already is not moved."""
+        if self._first is None:
+            self._tensors = {field: self._empty(tensor) for field, tensor in weight.fields().items()}
+            self._first = type(weight).unchecked(weight.config, weight.layer, self.places())
+        self._first, weight = _like(self._first, weight), _like(weight, self._first)
+        check_alike(self._first, weight)
+        for field, place in self.places().items():
+            held = weight.fields()[field]
+            if held.data_ptr() != place.data_ptr() or not held.numel():
+                place.copy_(held)
+        self._names.append(weight.layer.name)
+
+    def stack(self) -> Stack:
+        """The stack, once every expert is there."""
+        if self._first is None or len(self._names) != self._count:
+            raise ArgumentError(self._name, f"{self._count} experts, at least 1", str(len(self._names)))
+        first = self._first
+        layer = replace(first.layer, name=self._name)
+        return Stack(type(first), first.config, layer, tuple(self._names), self._tensors)
+
+    def _empty(self, tensor: Tensor) -> Tensor:
+        shape = (self._count, *tensor.shape)
+        return in_large_pages(torch.empty(shape, dtype=tensor.dtype, device=tensor.device))
+
+
+def stacked(name: str, count: int, weights: Iterable[Weight]) -> Stack:
+    """`count` typed weights, each made when the one before is in its place; MismatchError."""
+    stacking = Stacking(name, count)
+    for weight in weights:
+        stacking.put(weight)
+        del weight  # before the next one is made
+    return stacking.stack()
+
+
+def _like(weight: Weight, other: Weight) -> Weight:
+    """The weight with the zero-point convention of `other`, if that changes no value."""
+    config, origin = weight.config.like(other.config), weight.layer.origin
+    if origin is not None and other.layer.origin is not None:
+        origin = origin.like(other.layer.origin)
+    if config is weight.config and origin is weight.layer.origin:
+        return weight
+    return type(weight).unchecked(config, replace(weight.layer, origin=origin), weight.fields())
+
+
+def check_alike(first: Weight, other: Weight) -> None:
+    """Two experts have one format, config, shape and the same tensors; MismatchError names the other."""
+    for what, a, b in (
+        ("format", first.format, other.format),
+        ("config", *configs_apart(first.config, other.config)),
+        ("(N, K)", first.shape, other.shape),
+        ("layer", replace(first.layer, name=""), replace(other.layer, name="")),
+        ("tensors", _described(first), _described(other)),
+    ):
+        if a != b:
+            raise MismatchError(
+                other.layer.name,
+                f"experts of one layer differ in {what}",
+                f"{a} as in {first.layer.name}",
+                str(b),
+                "remedy   load them without a target, and repack them: RepackError says what is in the way",
+            )
+
+
+def _described(weight: Weight) -> str:
+    return ", ".join(
+        f"{field} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+        for field, tensor in weight.fields().items()
+    )
+
+
+def repacked(stack: Stack, layout: str, whole: Stack | None, **options: Any) -> Stack:
+    """Every expert as `qload.repack` makes it; `whole`: the stack that this is a share of."""
+    meant = [None] * len(stack) if whole is None else whole
+    pairs = zip(stack, meant, strict=True)
+    made = (_repacked(weight, layout, whole=each, **options) for weight, each in pairs)
+    return stacked(stack.layer.name, len(stack), made)
+
+
+def restored(stack: Stack) -> Stack:
+    """Every expert as `qload.restore` makes it."""
+    return stacked(stack.layer.name, len(stack), map(restore, stack))
+
+
+def _repacked(weight: Weight, layout: str, **options: Any) -> Weight:
+    """One expert; RepackError with its name."""
+    try:
+        return repack(weight, layout, **options)
+    except RepackError as error:
+        raise RepackError(f"{weight.layer.name}: {weight.format}", layout, error.reason) from error
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class StackedWeight(Weight):
+    """One matrix of all experts, or a share of each expert: (E, N, K).
+
+    It cannot multiply; `expert` gives a layer that can. Joined gate and up are one layer, the gate's outputs
+    first.
+
+    Attributes
+    ----------
+    stack
+        The layers.
+    """
+
+    stack: Stack
+
+    format: ClassVar[str] = "stack"
+    example: ClassVar[Config] = UnquantizedConfig()
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @classmethod
+    def tensors(cls, config: Any) -> tuple[TensorSpec, ...]:
+        """No tensors of its own: the experts' tensors have one axis more here."""
+        return ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(E, N, K): experts, outputs, inputs of this share."""
+        return self.stack.shape
+
+    def fields(self) -> dict[str, Tensor]:
+        """The stacked tensors by field name, (E, ...) each."""
+        return self.stack.fields()
+
+    def expert(self, index: int) -> Weight:
+        """The layer of the expert `index`: a view, no copy. ArgumentError for an index of no expert."""
+        return self.stack.expert(index)
+
+    def codes(self) -> Codes:
+        """Raise UnsupportedFormatError: each expert has codes of its own."""
+        raise UnsupportedFormatError(
+            f"{self.layer.name}: {self.stack.format} of several experts",
+            "codes are those of one layer",
+            remedy="take expert(index).codes()",
+        )
+
+    def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+        """Dequantize all experts to (E, N, K) in a `dtype`, or into `out` in its dtype."""
+        if out is not None:
+            check_out(out, self.shape, self.device)
+        made = torch.empty(self.shape, dtype=dtype, device=self.device) if out is None else out
+        for index, place in enumerate(made):
+            self.stack.dequantize(index, out=place)
+        return made
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same weight on another `device`; no dtype changes."""
+        return replace(self, stack=self.stack.to(device))
+
+    def holding(self, tensors: Mapping[str, Tensor]) -> Self:
+        """The same weight holding these `tensors`, which are taken to be equal and not checked again."""
+        return replace(self, stack=self.stack.holding(tensors))
+
+    def __repr__(self) -> str:
+        return f"StackedWeight({self.stack!r})"
 
 
 class Expert(NamedTuple):

@@ -1,7 +1,13 @@
-"""The experts of a layer as a layer of a model; `qload.kernels.experts_function` says what it computes."""
+"""The experts of a layer as a module; `qload::experts_layer`, the operator of its traced calls.
+
+    qload::experts_layer(x (..., H), topk_ids (T, k), topk_weights (T, k), tensors, key) -> (..., H)
+
+`qload::linear` explains the key. The operator has no gradients: a call with gradients breaks the graph.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from hashlib import sha256
 from typing import Any, Self
 
 import torch
@@ -10,10 +16,47 @@ from torch import Tensor, nn
 from qload.errors import ArgumentError, checked
 from qload.kernels import dtypes
 from qload.kernels.chips import uncast
+from qload.kernels.cuda.library import LIBRARY
 from qload.kernels.declared import Activations, Maximum
-from qload.kernels.experts_function import BIASES, STACKS, check_inputs, experts, multiply
-from qload.kernels.experts_operator import experts_layer, share
-from qload.kernels.experts_products import KeptExperts
+from qload.kernels.experts_function import BIASES, STACKS, KeptExperts, check_inputs, experts, multiply
+
+Run = Callable[[Tensor, Tensor, Tensor, Sequence[Tensor]], Tensor]
+NAME = "experts_layer"
+_KNOWN: dict[str, Run] = {}  # by key, for as long as the process runs: graphs hold the keys
+
+
+def share(facts: str, run: Run) -> str:
+    """The key of experts of which `facts` tells all but the names; `run` multiplies with their tensors."""
+    key = f"experts {sha256(facts.encode()).hexdigest()[:24]}"
+    _KNOWN.setdefault(key, run)
+    return key
+
+
+def _experts(x: Tensor, ids: Tensor, weights: Tensor, held: Sequence[Tensor], meaning: str) -> Tensor:
+    if meaning not in _KNOWN:
+        raise ArgumentError("meaning", "that of experts that this process has made", repr(meaning))
+    return _KNOWN[meaning](x, ids, weights, held).contiguous()
+
+
+def _experts_of_shapes(
+    x: Tensor, ids: Tensor, weights: Tensor, held: Sequence[Tensor], meaning: str
+) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+LIBRARY.define(  # type: ignore[no-untyped-call]
+    f"{NAME}(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor[] held, str meaning) -> Tensor"
+)
+LIBRARY.impl(NAME, _experts, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+torch.library.register_fake(f"qload::{NAME}", _experts_of_shapes, lib=LIBRARY)
+
+
+def experts_layer(
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, held: Sequence[Tensor], meaning: str
+) -> Tensor:
+    """The operator, whose arguments stand above."""
+    y: Tensor = torch.ops.qload.experts_layer(x, topk_ids, topk_weights, list(held), meaning)
+    return y
 
 
 class Experts(nn.Module):

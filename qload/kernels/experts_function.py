@@ -23,20 +23,280 @@ hidden states by it, and hands these to the experts, whose linear layers quantiz
 `Llama4TextMoe.forward` of transformers 5.23.0, as vLLM does where the router's weight goes on the input.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
+import numpy
 import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError, DtypeError, ShapeError, check_type
-from qload.kernels import cuda, declared
+from qload.kernels import cpu, cuda, declared
+from qload.kernels.cpu_rows import KeptRows
 from qload.kernels.declared import REMEDY, Activations, Maximum
-from qload.kernels.experts_on_device import DeviceExperts, is_capturing
-from qload.kernels.experts_products import ExpertProducts, KeptExperts
-from qload.kernels.reference import WIDE
-from qload.kernels.routed import RoutedTokens, routed
+from qload.kernels.reference import WIDE, product
+from qload.spec import Weight
+
+Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
+
+
+@dataclass(frozen=True)
+class RoutedTokens:
+    """Pairs of a token and an expert that is here, by the number of the expert, then of the token.
+
+    Attributes
+    ----------
+    places
+        Of each expert that was chosen, where it is on this rank.
+    counts
+        How many of the pairs each has.
+    tokens, slots
+        Of each pair: topk_ids[token, slot] is the expert.
+    """
+
+    places: Sequence[int]
+    counts: Sequence[int]
+    tokens: Numbers
+    slots: Numbers
+
+    def runs(self, most: int) -> Iterator["RoutedTokens"]:
+        """The same in runs of whole experts, of `most` pairs at most where one expert has no more."""
+        first = start = stop = 0
+        for at, count in enumerate(self.counts):
+            if at > first and stop + count - start > most:
+                yield self._part(slice(first, at), slice(start, stop))
+                first, start = at, stop
+            stop += count
+        if self.counts:
+            yield self._part(slice(first, None), slice(start, stop))
+
+    def turns(self) -> list[Numbers]:
+        """Pairs in which no token is twice, those of a token one after another in their order."""
+        order = numpy.argsort(self.tokens, kind="stable")
+        sorted_tokens = self.tokens[order]
+        turn = numpy.empty_like(order)
+        turn[order] = numpy.arange(len(order)) - numpy.searchsorted(sorted_tokens, sorted_tokens)
+        return [numpy.flatnonzero(turn == one) for one in range(int(turn.max(initial=-1)) + 1)]
+
+    def _part(self, experts: slice, pairs: slice) -> "RoutedTokens":
+        own = self.places[experts], self.counts[experts]
+        return RoutedTokens(*own, self.tokens[pairs], self.slots[pairs])
+
+
+def routed(topk_ids: Tensor, places: Sequence[int]) -> RoutedTokens:
+    """The pairs of all experts that are here and were chosen.
+
+    `topk_ids`: (T, k), whose numbers index `places`: where an expert is on this rank, -1 if it is not here.
+    ArgumentError for a number of no expert.
+    """
+    ids = topk_ids.detach().cpu().numpy().astype(numpy.int64)
+    _check(ids, len(places))
+    flat, place = ids.reshape(-1), numpy.asarray(places, numpy.int64)
+    order = numpy.argsort(flat, kind="stable")
+    order = order[place[flat[order]] >= 0]
+    experts = flat[order]
+    starts = numpy.flatnonzero(numpy.diff(experts, prepend=-1))
+    counts = numpy.diff(starts, append=len(order))
+    tokens, slots = numpy.divmod(order, max(1, ids.shape[1]))
+    return RoutedTokens(place[experts[starts]].tolist(), counts.tolist(), tokens, slots)
+
+
+def _check(ids: Numbers, total: int) -> None:
+    wrong = numpy.argwhere((ids < 0) | (ids >= total)).tolist()
+    if wrong:
+        token, slot = wrong[0]
+        got = f"{ids[token, slot]} at ({token}, {slot})" + (f" ({len(wrong)} in all)" if wrong[1:] else "")
+        raise ArgumentError("topk_ids", f"numbers of experts, 0 to {total - 1}", got)
+
+
+class KeptMatrix:
+    """One matrix of an expert as a typed weight, and what a CPU keeps of it from call to call."""
+
+    def __init__(self, weight: Weight) -> None:
+        self.weight, self.rows = weight, KeptRows()
+        self._plan = cpu.plan_of(weight)
+
+    def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor | None:
+        """Rows (n, K) -> (n, N) in float32, by the CPU module, or None."""
+        y = None if self._plan is None else self._plan.multiply(rows, bias, torch.float32)
+        return cpu.multiply(rows, self.weight, bias, kept=self.rows, dtype=torch.float32) if y is None else y
+
+
+class KeptStack:
+    """The experts of a stack that were multiplied, for as long as its tensors lie where they lay."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Any, dict[int, KeptMatrix]] = (), {}  # replaced as a whole: threads may share it
+
+    def of(self, stack: Any, experts: Sequence[int]) -> list[KeptMatrix]:
+        """The matrices of some `experts` of a `stack`."""
+        seen = [(each.data_ptr(), each.dtype, each.shape, each.stride()) for each in stack.tensors.values()]
+        before, found = self._kept
+        if seen != before:
+            found = {}
+            self._kept = seen, found
+        for expert in experts:
+            if expert not in found:
+                found[expert] = KeptMatrix(stack.expert(expert))
+        return [found[expert] for expert in experts]
+
+
+@dataclass(frozen=True, eq=False)
+class KeptExperts:
+    """What calls found out about the experts of a layer, by the names of its stacks."""
+
+    gate_up: KeptStack = field(default_factory=KeptStack)
+    down: KeptStack = field(default_factory=KeptStack)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Made anew: the tensors of a copy lie elsewhere."""
+        return KeptExperts, ()
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertProducts:
+    """How rows are multiplied with the matrices of experts.
+
+    Attributes
+    ----------
+    weight
+        An `ExpertsWeight`.
+    activations, maximum
+        As its `get_linear` has them.
+    narrow
+        What both sides of a product are rounded to where no kernel of a CPU multiplies.
+    rounded
+        What rows that are multiplied as they come are rounded to before; None: they stay.
+    kept
+        What earlier calls found out.
+    """
+
+    weight: Any
+    activations: Activations
+    maximum: Maximum
+    narrow: torch.dtype
+    rounded: torch.dtype | None
+    kept: KeptExperts
+
+    def __call__(self, name: Literal["gate_up", "down"], run: RoutedTokens, rows: Tensor) -> Tensor:
+        """Rows (P, K) of a run of experts, each times the matrix of its own: (P, N), in float32 at least."""
+        stack, biases = getattr(self.weight, name), getattr(self.weight, f"{name}_bias")
+        as_it_comes = self.activations == "unquantized" or stack.layer.activations is None
+        if as_it_comes and self.rounded is not None:
+            rows = rows.to(self.rounded)
+        matrices: Sequence[KeptMatrix | None] = [None] * len(run.places)
+        if rows.device.type == "cpu":
+            matrices = getattr(self.kept, name).of(stack, run.places)
+        parts = []
+        of_each = torch.split(rows, list(run.counts))
+        for expert, some, kept in zip(run.places, of_each, matrices, strict=True):
+            bias = None if biases is None else biases[expert]
+            made = None if kept is None or not as_it_comes else kept.multiply(some, bias)
+            if made is None and kept is not None and as_it_comes:
+                cpu.advise_panels(some, kept.weight)
+            parts.append(self._otherwise(some, stack, expert, bias, kept) if made is None else made)
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _otherwise(
+        self, rows: Tensor, stack: Any, expert: int, bias: Tensor | None, kept: KeptMatrix | None
+    ) -> Tensor:
+        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        weight, of_rows = (stack.expert(expert), None) if kept is None else (kept.weight, kept.rows)
+        return product(wide, weight, bias, self.activations, self.maximum, self.narrow, of_rows)
+
+
+def is_capturing(x: Tensor) -> bool:
+    """Return whether the current stream of the device of `x` records a CUDA graph."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceExperts:
+    """The experts of a layer, multiplied without the host.
+
+    Attributes
+    ----------
+    weight
+        An `ExpertsWeight`.
+    activations, maximum
+        Those of `ExpertsWeight.get_linear`.
+    narrow
+        The dtype of both sides of a product.
+    """
+
+    weight: Any
+    activations: Activations
+    maximum: Maximum
+    narrow: torch.dtype
+
+    def multiply(self, rows: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
+        """Rows (T, H) through experts `topk_ids` (T, k) -> (T, H) in the dtype of `topk_weights` (T, k)."""
+        local = self.weight.local
+        unknown = ((topk_ids < 0) | (topk_ids >= local.total)).any(1, keepdim=True)
+        total = torch.zeros(rows.shape, dtype=topk_weights.dtype, device=rows.device)
+        total = total.masked_fill(unknown, math.nan)
+        if topk_ids.numel() <= len(local):
+            return self._add_pairs(total, rows, topk_ids, topk_weights)
+        return self._add_experts(total, rows, topk_ids, topk_weights)
+
+    def _add_pairs(self, total: Tensor, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        local = self.weight.local
+        ids, order = ids.sort(dim=1, stable=True)
+        weights = weights.gather(1, order)
+        here = (ids >= local.start) & (ids < local.stop)
+        places = (ids - local.start).clamp(0, len(local) - 1)
+        for token in range(rows.shape[0]):
+            row = slice(token, token + 1)
+            for slot in range(ids.shape[1]):
+                column = slice(slot, slot + 1)
+                y = self._through(rows[row], places[token, column], weights[row, column])
+                total[row] += y.masked_fill(~here[row, column], 0.0)
+        return total
+
+    def _add_experts(self, total: Tensor, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        local = self.weight.local
+        for place in range(len(local)):
+            chosen = ids == local.start + place
+            routing = weights.masked_fill(~chosen, 0.0).sum(1, keepdim=True)
+            y = self._through(rows, place, routing)
+            total += y.masked_fill(~chosen.any(1, keepdim=True), 0.0)
+        return total
+
+    def _through(self, rows: Tensor, place: Tensor | int, routing: Tensor) -> Tensor:
+        """Rows (n, H) through one expert, times the routing weights `own` (n, 1)."""
+        facts = self.weight.facts
+        taken = rows * routing if facts.side == "input" else rows
+        between = facts.activation(*self._product("gate_up", taken, place).chunk(2, dim=-1))
+        y = self._product("down", between, place)
+        return y if facts.side == "input" else y * routing
+
+    def _product(self, name: Literal["gate_up", "down"], rows: Tensor, place: Tensor | int) -> Tensor:
+        stack, biases = getattr(self.weight, name), getattr(self.weight, f"{name}_bias")
+        bias = None if biases is None else _entry(biases, place)
+        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        return product(wide, _expert(stack, place), bias, self.activations, self.maximum, self.narrow)
+
+
+def _expert(stack: Any, place: Tensor | int) -> Weight:
+    """The typed weight (N, K) of the expert at `place`, a number or a tensor (1,) on the device."""
+    if isinstance(place, int):
+        weight: Weight = stack.expert(place)
+        return weight
+    tensors = {field: _entry(tensor, place) for field, tensor in stack.tensors.items()}
+    made: Weight = stack.weight_type.unchecked(stack.config, stack.layer, tensors)
+    return made
+
+
+def _entry(tensor: Tensor, place: Tensor | int) -> Tensor:
+    """Entry `place` of a stack (E, ...); floats of 8 bits are gathered as bytes."""
+    if isinstance(place, int):
+        return tensor[place]
+    if tensor.dtype.is_floating_point and tensor.dtype.itemsize == 1:
+        return tensor.view(torch.uint8).index_select(0, place)[0].view(tensor.dtype)
+    return tensor.index_select(0, place)[0]
+
 
 IDS = (torch.int32, torch.int64)
 BIASES = ("gate_up_bias", "down_bias")

@@ -18,7 +18,7 @@ from qload.detect.files import MODEL_CONFIG, value_text
 from qload.detect.validation import Excerpt, validate
 from qload.errors import ArgumentError, ConfigError, check_fields, checked
 from qload.experts import ExpertFacts, GatedActivation, Routing, routing_of
-from qload.experts.facts import ACTIVATIONS, facts_of
+from qload.experts.activation import ACTIVATIONS, facts_of
 from qload.models.families import FAMILIES, Family
 from qload.models.rope import RopeConfig, rope_config
 

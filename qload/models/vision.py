@@ -25,7 +25,7 @@ from torch.nn.functional import conv2d, embedding, layer_norm
 from qload.detect import DefaultWeightsLoader
 from qload.errors import ArgumentError, ShapeError, checked
 from qload.experts import ExpertFacts, ExpertSplit, GatedActivation
-from qload.experts.gated import PLAIN
+from qload.experts.activation import PLAIN
 from qload.listing import check_all_read
 from qload.loader import Heads
 from qload.loader.finite_scales import Nonfinite

@@ -8,9 +8,9 @@ from typing import Literal
 
 from qload.architecture import architecture_of
 from qload.errors import ArgumentError, ConfigError, CutError, QloadError, RepackError
-from qload.experts.local import grid, local_experts
+from qload.experts.expert_parallel import grid, local_experts
+from qload.experts.load import ExpertSource
 from qload.experts.names import names_of
-from qload.experts.source import ExpertSource
 from qload.listing import Groups
 from qload.loader import LayerDescription, Part, Split, WeightsLoader
 from qload.loader.cuts import Share, share

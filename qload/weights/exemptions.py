@@ -4,7 +4,7 @@ import re
 
 import torch
 
-from qload.experts.stacks import ExpertStacks
+from qload.experts.stacked_storage import ExpertStacks
 from qload.formats import FORMATS, ROLES
 from qload.formats.unquantized import FLOATS
 from qload.storage import TensorInfo, WeightStorage

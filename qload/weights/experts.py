@@ -6,10 +6,10 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, UnsupportedFormatError, checked
 from qload.experts import ExpertFacts, ExpertSplit, ExpertsWeight
-from qload.experts.load import Owner, load_experts
+from qload.experts.load import Owner, load_experts, load_stacked
 from qload.experts.stack_layouts import stack_names
-from qload.experts.stacked_weight import StackedWeight, load_stacked
-from qload.experts.stacks import ExpertStacks
+from qload.experts.stacked_storage import ExpertStacks
+from qload.experts.weight import StackedWeight
 from qload.loader import Split
 from qload.spec import Role
 from qload.storage import FillingStorage, WeightStorage

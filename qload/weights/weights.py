@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qload.architecture import Architecture
 from qload.errors import ArgumentError, DivideError, MissingTensorError, check_type, checked
-from qload.experts.stacks import within
+from qload.experts.stacked_storage import within
 from qload.formats.unquantized import FLOATS
 from qload.loader import Blocks, Heads, Part, WeightsLoader, split_blocks
 from qload.loader.finite_scales import Nonfinite, check_nonfinite

@@ -22,13 +22,12 @@ from torch.nn.functional import linear
 
 from qload import native
 from qload.experts import ExpertFacts, ExpertsWeight, GatedActivation, LocalExperts
-from qload.experts.stacking import stacked
+from qload.experts.weight import stacked
 from qload.formats import CTIntConfig, CTIntWeight, Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight
 from qload.kernel_formats import repack
 from qload.kernels import gated_bounds, scaled
 from qload.kernels.bounds import excess
-from qload.kernels.experts_products import KeptMatrix
-from qload.kernels.routed import routed
+from qload.kernels.experts_function import KeptMatrix, routed
 from qload.layouts import Stored
 from qload.spec import ActivationScheme, Layer, Weight
 from tests.bench.alone import Clock, clock_of, parser_of

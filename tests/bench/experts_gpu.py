@@ -23,7 +23,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.kernels.cuda import experts
-from qload.kernels.cuda.experts_call import ExpertMatrix
+from qload.kernels.cuda.experts_launches import ExpertMatrix
 from qload.kernels.cuda.module import native, stream
 from tests.bench import peer_folder
 from tests.bench.expert_peers import MarlinExperts, here

@@ -15,7 +15,7 @@ from torch import Tensor
 from qload import ExpertFacts, ExpertsWeight, LocalExperts, UnquantizedWeight
 from qload.errors import ArgumentError, MismatchError
 from qload.experts import GatedActivation
-from qload.experts.stacking import stacked
+from qload.experts.weight import stacked
 from qload.kernels.activations import quantize
 from qload.kernels.experts import experts
 from qload.loader import FormatLoader

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from qload.errors import QloadError
 from qload.experts import ExpertFacts, ExpertsWeight, LocalExperts
-from qload.experts.gated import GatedActivation
-from qload.experts.stacking import stacked
+from qload.experts.activation import GatedActivation
+from qload.experts.weight import stacked
 from qload.testing import assert_same_bits
 from tests.experts.bounds import Matrices, assert_within
 from tests.experts.drawn import FORMATS, choices, down, gate_up, what_is_exact

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from qload import ExpertsWeight, FakeWorld, GPTQConfig, GPTQWeight, Stack, loader_from_config, repack, restore
 from qload.errors import ArgumentError, MismatchError, RepackError, ShapeError
-from qload.experts.stacking import Stacking, stacked
+from qload.experts.weight import Stacking, stacked
 from qload.kernel_formats import LAYOUTS
 from qload.layouts import STORED_MINUS_ONE, gptq
 from qload.spec import Weight

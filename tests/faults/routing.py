@@ -3,10 +3,10 @@
 from tests.faults.fault import Fault
 
 _ROUTING = "qload/experts/routing.py"
-_CONFIG = "qload/experts/config.py"
-_GATED = "qload/experts/gated.py"
-_MODULE, _PRODUCTS = "qload/kernels/experts_function.py", "qload/kernels/experts_products.py"
-_ROUTED = "qload/kernels/routed.py"
+_CONFIG = "qload/experts/routing.py"
+_GATED = "qload/experts/activation.py"
+_MODULE, _PRODUCTS = "qload/kernels/experts_function.py", "qload/kernels/experts_function.py"
+_ROUTED = "qload/kernels/experts_function.py"
 _DIVIDED = """\
     if routing.renormalized:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + NO_ZERO)
@@ -133,19 +133,19 @@ FAULTS = (
     Fault(
         "experts-inputs-as-they-come",
         _PRODUCTS,
-        "bias, self.activations, self.maximum",
-        'bias, "unquantized", self.maximum',
+        "bias, self.activations, self.maximum, self.narrow, of_rows",
+        'bias, "unquantized", self.maximum, self.narrow, of_rows',
     ),
     Fault(
         "experts-inputs-by-a-share",
         _PRODUCTS,
-        "bias, self.activations, self.maximum",
-        'bias, self.activations, "own"',
+        "bias, self.activations, self.maximum, self.narrow, of_rows",
+        'bias, self.activations, "own", self.narrow, of_rows',
     ),
     Fault("experts-scale-of-all-tokens", _MODULE, "and scheme.covers_all_tokens", "and not scheme"),
     Fault(
         "experts-inputs-not-compared",
-        "qload/experts/alike.py",
+        "qload/experts/load.py",
         "first.format.activations, other.format.activations",
         "None, None",
     ),

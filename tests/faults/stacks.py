@@ -4,8 +4,8 @@ from tests.faults.fault import Fault
 
 FINDER = "qload/experts/stack_finder.py"
 LAYOUTS = "qload/experts/stack_layouts.py"
-SLICES = "qload/experts/stack_slices.py"
-STACKS = "qload/experts/stacks.py"
+SLICES = "qload/experts/stack_layouts.py"
+STACKS = "qload/experts/stacked_storage.py"
 
 FAULTS = (
     Fault(

@@ -11,7 +11,7 @@ from torch.nn.functional import gelu, silu
 
 from qload.kernel_formats import StripsWeight
 from qload.kernel_formats.strips import StripsConfig
-from qload.kernels.cuda.experts_call import ExpertMatrix
+from qload.kernels.cuda.experts_launches import ExpertMatrix
 from qload.layouts import strips
 from qload.spec import Layer
 

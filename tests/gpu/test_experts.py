@@ -6,10 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda import experts, experts_few
-from qload.kernels.cuda.experts_call import GATES, ExpertsCall
-from qload.kernels.cuda.experts_few import ExpertsDivision
-from qload.kernels.cuda.experts_sorted import sorted_pairs, unsorted
+from qload.kernels.cuda import experts, experts_launches
+from qload.kernels.cuda.experts_launches import GATES, ExpertsCall, ExpertsDivision, sorted_pairs, unsorted
 from qload.testing import assert_same_bits
 from tests.gpu.expert_calls import BITS, WAYS, _fits, multiply
 from tests.gpu.expert_layers import Experts, Gate, Tokens, drawn, tokens
@@ -92,10 +90,10 @@ def _product(x: Tensor, w: Tensor, bias: Tensor | None, ids: Tensor) -> tuple[Te
 
 def sums(made: ExpertsCall, name: str, M: int) -> Tensor:
     """float32 (pairs, N) of one matrix, of x as it is."""
-    pairs = unsorted(made) if M == 1 else sorted_pairs(made, experts_few.turn(made))
+    pairs = unsorted(made) if M == 1 else sorted_pairs(made, experts_launches.turn(made))
     matrix = getattr(made, name)
-    x, sharing = experts_few.in_order(made, matrix, made.x, made.top)
-    return experts_few.product(made, pairs, matrix, x, sharing)
+    x, sharing = experts_launches.in_order(made, matrix, made.x, made.top)
+    return experts_launches.product(made, pairs, matrix, x, sharing)
 
 
 @DTYPES
@@ -161,8 +159,8 @@ def test_every_activation_and_side_of_the_weights(
 def test_every_division_sums_exactly(
     columns: int, rows: int, turn: int, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(experts_few, "division", lambda *layer: ExpertsDivision(columns, rows))
-    monkeypatch.setattr(experts_few, "turn", lambda call: turn)
+    monkeypatch.setattr(experts_launches, "division", lambda *layer: ExpertsDivision(columns, rows))
+    monkeypatch.setattr(experts_launches, "turn", lambda call: turn)
     held = drawn(3, 1664, 160, 64, True, bits=bits, exact=True)
     chosen = tokens(31, 1664, 2, 3, torch.float16)
     made = call(held, Tokens(chosen.x.round(), chosen.ids, chosen.weights))

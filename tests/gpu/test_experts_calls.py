@@ -8,8 +8,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.kernels.cuda import experts
-from qload.kernels.cuda.experts_call import ExpertsCall
-from qload.kernels.cuda.experts_sorted import sorted_pairs
+from qload.kernels.cuda.experts_launches import ExpertsCall, sorted_pairs
 from qload.testing import assert_same_bits
 from tests.gpu.expert_calls import BITS, WAYS, _fits, multiply
 from tests.gpu.expert_layers import Tokens, drawn, tokens

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from qload.kernels.cuda import experts_many
-from qload.kernels.cuda.experts_many import columns_of_block, in_pairs, launches
+from qload.kernels.cuda import experts_launches
+from qload.kernels.cuda.experts_launches import columns_of_block, in_pairs, launches
 from qload.kernels.cuda.many import PLACES
 from qload.testing import assert_same_bits
 from tests.gpu.expert_calls import BITS, _fits, multiply
@@ -45,7 +45,7 @@ def test_a_last_turn_in_halves_changes_no_bit(
     """Turns that no, few, half and nearly all places are left of, and a half that has no columns."""
     held, chosen = drawn(E, H, 1600, 128, zeros, bias=True, dtype=dtype), tokens(M, H, 4, E, dtype)
     y = multiply(held, chosen, way="many")
-    monkeypatch.setattr(experts_many, "MOST_TURNS", 0)
+    monkeypatch.setattr(experts_launches, "MOST_TURNS", 0)
 
     assert_same_bits(y, multiply(held, chosen, way="many"))
     assert_close(held, chosen, y, rounded=True)
@@ -73,7 +73,7 @@ def test_last_turns_in_a_graph_see_what_was_made_before_them(zeros: bool, early:
 @BITS
 def test_one_matrix_has_more_tiles_than_places_and_the_other_is_shared(bits: int) -> None:
     made = call(drawn(E, H, INNER, bits=bits), tokens(200, H, 4, E, torch.float16))
-    columns = columns_of_block(bits, experts_many.tokens_of_block(made))
+    columns = columns_of_block(bits, experts_launches.tokens_of_block(made))
 
     assert E * -(-made.gate_up.columns // columns) > PLACES
     assert (in_pairs(made.gate_up), in_pairs(made.down)) == (False, True)

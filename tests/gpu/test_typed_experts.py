@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from qload import AWQConfig, AWQWeight, ExpertFacts, ExpertsWeight, GatedActivation, LocalExperts
-from qload.experts.stacking import stacked
+from qload.experts.weight import stacked
 from qload.kernels.cuda import experts, why_no_experts
 from qload.spec import Layer
 from qload.testing import assert_same_bits

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, CastError
 from qload.experts import ExpertFacts, ExpertsWeight, GatedActivation, LocalExperts
-from qload.experts.stacking import stacked
+from qload.experts.weight import stacked
 from qload.formats import GPTQWeight, UnquantizedWeight
 from qload.kernel_formats import repack, restore
 from qload.kernels import dtypes

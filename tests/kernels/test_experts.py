@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from qload.experts import ExpertFacts, ExpertsWeight, LocalExperts
-from qload.experts.gated import GatedActivation
-from qload.experts.stacking import stacked
+from qload.experts.activation import GatedActivation
+from qload.experts.weight import stacked
 from qload.formats import UnquantizedWeight
 from qload.kernels.experts import Experts
 from qload.spec import Layer

@@ -4,8 +4,16 @@ import pytest
 import torch
 
 from qload.kernels.cuda.experts import fastest
-from qload.kernels.cuda.experts_call import ExpertMatrix, ExpertsCall
-from qload.kernels.cuda.experts_many import ALL, LAST, WHOLE, columns_of_block, in_pairs, launches
+from qload.kernels.cuda.experts_launches import (
+    ALL,
+    LAST,
+    WHOLE,
+    ExpertMatrix,
+    ExpertsCall,
+    columns_of_block,
+    in_pairs,
+    launches,
+)
 
 
 def stacked(experts: int, K: int, N: int, bits: int, group: int = 128) -> ExpertMatrix:

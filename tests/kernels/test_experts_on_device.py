@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 
 from qload.experts import ExpertsWeight, LocalExperts
-from qload.kernels.experts_function import experts, multiply
-from qload.kernels.experts_on_device import DeviceExperts
-from qload.kernels.experts_products import KeptExperts
+from qload.kernels.experts_function import DeviceExperts, KeptExperts, experts, multiply
 from qload.weights import open_checkpoint
 from tests.paths import FIXTURES
 from tests.support.fake_gpu import fake_capture, fake_like

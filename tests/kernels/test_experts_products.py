@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.kernels import cpu, experts_products
+from qload.kernels import cpu, experts_function
 from qload.kernels.bounds import excess
 from qload.kernels.cpu_rows import KeptRows
-from qload.kernels.experts_products import KeptMatrix
+from qload.kernels.experts_function import KeptMatrix
 from qload.kernels.gated_bounds import of_experts
 from qload.spec import Weight
 from qload.testing import assert_same_bits
@@ -52,13 +52,13 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Module:
 @pytest.fixture
 def dequantized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of matrices that torch multiplies."""
-    found, own = list[str](), experts_products.product
+    found, own = list[str](), experts_function.product
 
     def product(x: Tensor, weight: Weight, *rest: Any) -> Tensor:
         found.append(weight.layer.name)
         return own(x, weight, *rest)
 
-    monkeypatch.setattr(experts_products, "product", product)
+    monkeypatch.setattr(experts_function, "product", product)
     return found
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qload.errors import ArgumentError
-from qload.kernels.routed import RoutedTokens, routed
+from qload.kernels.experts_function import RoutedTokens, routed
 
 IDS = torch.tensor([[4, 2], [2, 0], [3, 5]])
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from qload import UnquantizedWeight
 from qload.experts import ExpertsWeight, Stack
-from qload.experts.stacking import stacked
+from qload.experts.weight import stacked
 from qload.models import Decoder, PagedCache, Step, load_model
 from qload.parallel import ALONE, ProcessGroup
 from qload.spec import Weight

@@ -14,9 +14,9 @@ from torch import Tensor
 from qload import native
 from qload.errors import RepackError
 from qload.experts import ExpertsWeight, LocalExperts
-from qload.experts.stacking import stacked
+from qload.experts.weight import stacked
 from qload.formats import GPTQWeight, UnquantizedWeight
-from qload.kernels import cpu, experts_products, gated_bounds
+from qload.kernels import cpu, experts_function, gated_bounds
 from qload.kernels.bounds import excess
 from qload.kernels.cpu_rows import ROW_TYPES, KeptRows, rows_of
 from qload.spec import Weight
@@ -41,7 +41,7 @@ def nothing_dequantized() -> Iterator[None]:
         raise AssertionError("a matrix of an expert was left to torch")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(experts_products, "product", refused)
+        patch.setattr(experts_function, "product", refused)
         yield
 
 

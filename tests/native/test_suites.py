@@ -16,7 +16,7 @@ from qload.conformance.suite import CaseRun
 from qload.errors import CutError, DivideError
 from qload.kernel_formats import repack
 from qload.kernel_formats.repack import find_unsupported_panels
-from qload.kernels import cpu, experts_products
+from qload.kernels import cpu, experts_function
 from qload.kernels.cpu_rows import ROW_TYPES, rows_of
 from qload.spec import Weight
 
@@ -103,7 +103,7 @@ class CPUExperts(ExpertsKernelSuite):
         def refuse(*arguments: Any) -> Tensor:
             raise AssertionError("a matrix of an expert was left to torch")
 
-        monkeypatch.setattr(experts_products, "product", refuse)
+        monkeypatch.setattr(experts_function, "product", refuse)
 
     def pack(self, experts: Any) -> Any:
         return experts

@@ -19,8 +19,8 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBl
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
 from qload import ExpertFacts, ExpertsWeight, LocalExperts, UnquantizedWeight, routing_of
-from qload.experts.gated import GatedActivation
-from qload.experts.stacking import stacked
+from qload.experts.activation import GatedActivation
+from qload.experts.weight import stacked
 from qload.kernels.bounds import Bounded, exact, product
 from qload.kernels.gated_bounds import sigmoid
 from qload.spec import Layer

@@ -16,7 +16,7 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
 
 from qload import Routing, routing_of
-from qload.experts.config import ROUTERS
+from qload.experts.routing import ROUTERS
 from qload.testing import assert_same_bits
 
 DRAWS = 1000

@@ -7,7 +7,7 @@
 //   grid     (rows, pieces of columns), kGateThreads threads, each eight columns
 //   What counts is the time of one read and one write.
 //
-// Equals `GatedActivation` in fp32, rounded once (qload/experts/gated.py).
+// Equals `GatedActivation` in fp32, rounded once (qload/experts/activation.py).
 #pragma once
 
 #include "../experts/gate.cuh"

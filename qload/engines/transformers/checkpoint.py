@@ -18,7 +18,7 @@ from qload.detect import KernelTarget, for_target
 from qload.engines.transformers.config import QloadConfig
 from qload.engines.transformers.layer_names import LayerMap
 from qload.errors import ArgumentError, StorageError
-from qload.experts.stacks import ExpertStacks
+from qload.experts.stacked_storage import ExpertStacks
 from qload.formats.unquantized import FLOATS
 from qload.listing import Groups, account
 from qload.loader import FormatLoader, WeightsLoader

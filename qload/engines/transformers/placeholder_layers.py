@@ -26,7 +26,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, _default_apply_
 from qload.architecture import Architecture
 from qload.errors import ArgumentError, UnsupportedFormatError
 from qload.experts import ExpertFacts, GatedActivation
-from qload.experts.facts import ACTIVATIONS, facts_of
+from qload.experts.activation import ACTIVATIONS, facts_of
 
 EXPERTS_IMPLEMENTATION = "qload"
 STACKS = ("gate_up_proj", "down_proj")

@@ -1,8 +1,8 @@
 """Linears and experts on a CUDA device, where the native module was built."""
 
+from qload.kernels.cuda.experts import can_multiply_experts, experts_linear, why_no_experts
 from qload.kernels.cuda.linear import can_multiply, linear, why_not_linear
 from qload.kernels.cuda.module import why_not
-from qload.kernels.cuda.typed_experts import can_multiply_experts, experts_linear, why_no_experts
 
 __all__ = [
     "can_multiply",

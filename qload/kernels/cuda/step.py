@@ -13,7 +13,7 @@ from qload.devices.cuda import runs_on
 from qload.errors import ArgumentError
 from qload.experts import GatedActivation
 from qload.kernels.cuda.calls import ACTIVATIONS
-from qload.kernels.cuda.experts_call import GATES
+from qload.kernels.cuda.experts_launches import GATES
 from qload.kernels.cuda.launch import ALIGNED
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands, native, pointer, stream

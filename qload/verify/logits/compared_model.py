@@ -11,7 +11,7 @@ from qload.architecture import architecture_of
 from qload.detect import read_model_config
 from qload.detect.files import MODEL_CONFIG, value_text
 from qload.errors import ArgumentError, CastError, MismatchError, RepackError
-from qload.experts.stacking import stacked
+from qload.experts.weight import stacked
 from qload.kernels.declared import Maximum
 from qload.kernels.dtypes import DTYPES
 from qload.models import FAMILIES, Decoder, PagedCache, Step, TextConfig, load_model, text_config

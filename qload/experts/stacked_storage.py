@@ -17,8 +17,7 @@ from torch import Tensor
 
 from qload.errors import TwoFormatsError, checked
 from qload.experts.stack_finder import StoredStack, search
-from qload.experts.stack_layouts import WEIGHTS
-from qload.experts.stack_slices import Slices, Slot, extents, widened
+from qload.experts.stack_layouts import WEIGHTS, Slices, Slot, extents, widened
 from qload.storage import TensorInfo, WeightStorage
 from qload.storage.protocol import bounds, metadata_of
 

@@ -1,4 +1,4 @@
-"""Which experts of a layer are on a rank, and how a world is divided into groups that share experts."""
+"""Distribution of experts over ranks: the experts of a rank, and the groups of a world."""
 
 from dataclasses import dataclass
 from typing import Literal

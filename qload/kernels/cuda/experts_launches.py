@@ -1,0 +1,368 @@
+"""Launches of the CUDA kernels for experts: few tokens (csrc/cuda/experts) and many (csrc/cuda/many)."""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from qload.kernels.cuda.many import PLACES, STAGE
+from qload.kernels.cuda.module import native, pointer, stream
+from qload.layouts import strips
+
+GATES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "clamped_swiglu": 3}
+
+
+@dataclass(frozen=True)
+class ExpertMatrix:
+    """One matrix of each of E experts in strips, stacked; `group_size` -1: one scale a column.
+
+    `N`, `K`: outputs and inputs, which may be padded in the tensors. `perm`: the input of each row, of act
+    order; rows that no input has come last.
+    """
+
+    weights: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    perm: Tensor | None
+    bias: Tensor | None
+    N: int
+    K: int
+    bits: int
+    group_size: int
+
+    @property
+    def experts(self) -> int:
+        """E, of those that are here."""
+        return self.weights.shape[0]
+
+    @property
+    def rows(self) -> int:
+        """K as it is padded."""
+        return self.weights.shape[2] // (2 * self.bits)
+
+    @property
+    def columns(self) -> int:
+        """N as it is padded."""
+        return self.weights.shape[1] * strips.TILE_N
+
+    @property
+    def group(self) -> int:
+        """Rows of a group."""
+        return self.rows if self.group_size == -1 else self.group_size
+
+    @property
+    def moves_inputs(self) -> bool:
+        """Whether x has to be laid in the order of the rows first."""
+        return self.perm is not None or self.rows != self.K
+
+
+@dataclass(frozen=True)
+class ExpertsCall:
+    """x (M, H), ids and weights (M, top) of the experts that each token chose, and the experts' matrices.
+
+    `map`: the place of each of all experts among those here, -1: it is elsewhere; None: all are here.
+    `gate`: its number in `GATES`, alpha and limit. `weighs_inputs`: weights multiply x, not the result.
+    """
+
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+    map: Tensor | None
+    gate_up: ExpertMatrix
+    down: ExpertMatrix
+    gate: tuple[int, float, float]
+    weighs_inputs: bool
+    early: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """M."""
+        return self.x.shape[0]
+
+    @property
+    def top(self) -> int:
+        """How many experts a token chooses."""
+        return self.ids.shape[1]
+
+    @property
+    def pairs(self) -> int:
+        """Tokens times choices."""
+        return self.ids.numel()
+
+    @property
+    def total(self) -> int:
+        """Experts on all ranks."""
+        return self.down.experts if self.map is None else self.map.numel()
+
+    @property
+    def counts(self) -> list[int]:
+        """Pairs, all experts, and those that are here."""
+        return [self.pairs, self.total, self.down.experts]
+
+    def choice(self, rows: Tensor | None = None) -> list[int]:
+        """As routines take it: who chose whom, and of which pair rows are, or which rows pairs have."""
+        return [pointer(self.ids), pointer(self.map), pointer(rows)]
+
+    @property
+    def wide(self) -> bool:
+        """Whether ids have 64 bits."""
+        return self.ids.dtype == torch.int64
+
+    @property
+    def in_bfloat16(self) -> bool:
+        """Whether x is bfloat16, not float16."""
+        return self.x.dtype == torch.bfloat16
+
+
+def gather_rows(
+    call: ExpertsCall,
+    matrix: ExpertMatrix,
+    x: Tensor,
+    sharing: int,
+    rows: int,
+    order: Tensor | None = None,
+    factors: Tensor | None = None,
+) -> Tensor:
+    """(rows, K) as the rows of a matrix are ordered and padded, zeros where no pair is.
+
+    Row i is pair `order[i]`, or i, which has row pair // `sharing` of x, times its factor.
+    """
+    laid: Tensor = x.new_empty(rows, matrix.rows)
+    read = map(pointer, (x, matrix.perm, factors, laid))
+    sizes = [rows, sharing, x.shape[1], matrix.rows]
+    kind = call.in_bfloat16, call.early, stream(x)
+    native().gather_rows(call.choice(order), call.wide, *read, call.counts, sizes, *kind)
+    return laid
+
+
+def gate_rows(
+    call: ExpertsCall, sums: Tensor, pitch: int, order: Tensor | None = None, rows: int | None = None
+) -> Tensor:
+    """(rows, pitch): the activation of each row (2 I,) of `sums`, zeros behind it and where no pair is."""
+    rows = call.pairs if rows is None else rows
+    between: Tensor = call.x.new_empty(rows, pitch)
+    read = map(pointer, (sums, between))
+    sizes = [rows, call.down.K, pitch]
+    kind = call.in_bfloat16, sums.dtype == torch.float32, call.gate, call.early, stream(sums)
+    native().gate_rows(call.choice(order), call.wide, *read, call.counts, sizes, *kind)
+    return between
+
+
+def combine(call: ExpertsCall, sums: Tensor, places: Tensor | None = None) -> Tensor:
+    """y (M, H): the rows of a token's pairs, which are `places` or their numbers, each times its weight."""
+    y: Tensor = torch.empty_like(call.x)
+    weights = None if call.weighs_inputs else call.weights
+    read = map(pointer, (sums, weights, y))
+    sizes = [call.tokens, call.top, call.down.N]
+    kind = call.in_bfloat16, sums.dtype == torch.float32, call.early, stream(sums)
+    native().combine_choices(call.choice(places), call.wide, *read, call.counts, sizes, *kind)
+    return y
+
+
+@dataclass(frozen=True)
+class SortedPairs:
+    """Pairs by expert, and items of up to `tokens` of them.
+
+    `order` (pairs,): -1 at the end, of pairs whose experts are elsewhere. `places` (pairs,): where each is in
+    it, -1: nowhere. `items` (most + 1, 4 + tokens): expert, first place, count, items in all, and the pairs;
+    behind the last, counts of -1. None where each pair is an item of its own.
+    """
+
+    order: Tensor | None
+    places: Tensor | None
+    items: Tensor | None
+    most: int
+
+
+def unsorted(call: ExpertsCall) -> SortedPairs:
+    """Each pair by itself: nothing to launch, but a matrix is read once for each of its pairs."""
+    return SortedPairs(None, None, None, call.pairs)
+
+
+def sorted_pairs(call: ExpertsCall, tokens: int, placed: bool = False) -> SortedPairs:
+    """One launch; `tokens`: the most of an item, a multiple of 4. `placed`: with `order` and `places`."""
+    pairs, experts = call.pairs, min(call.pairs, call.down.experts)
+    most = (pairs + experts * (tokens - 1)) // tokens  # whole items, and one of each expert that is not
+    items = call.ids.new_empty((most + 1, 4 + tokens), dtype=torch.int32)
+    order, places = call.ids.new_empty((2, pairs), dtype=torch.int32) if placed else (None, None)
+    sizes = [*call.counts, tokens, most]
+    native().sort_by_expert(
+        *map(pointer, (call.ids, call.map)),
+        call.wide,
+        *map(pointer, (order, places, items)),
+        sizes,
+        stream(call.x),
+    )
+    return SortedPairs(order, places, items, most)
+
+
+PAIR = 2 * strips.TILE_N  # columns of gate and up of which each tile has its own
+NO_GATE = (-1, 0.0, 0.0)
+MOST_OF_EIGHT = 12  # pairs of an expert, on average, up to which eight at once are faster
+SHORT = 1024  # rows that four warps would share badly
+FILLED = 88  # blocks of two tiles by which a chip is filled: fewer are made of more warps
+
+
+class ExpertsDivision(NamedTuple):
+    """Tiles of 64 columns of a block, and warps that share K. The latter decide the bits of a result."""
+
+    columns: int
+    row_warps: int
+
+
+@cache
+def division(N: int, K: int, top: int, gated: bool) -> ExpertsDivision:
+    """By the columns that one token asks for and the rows of a warp: no other token changes it."""
+    if top * N // PAIR < FILLED:
+        return ExpertsDivision(2, 6) if gated else ExpertsDivision(1, 12)
+    return ExpertsDivision(2, 4) if gated or K > SHORT else ExpertsDivision(1, 3)
+
+
+def turn(call: ExpertsCall) -> int:
+    """Tokens that a block takes at once: 8, or 16 where it takes longer to read an expert twice."""
+    return 8 if call.pairs <= MOST_OF_EIGHT * call.total else 16
+
+
+def multiply_few(call: ExpertsCall) -> Tensor:
+    """y (M, H)."""
+    with torch.cuda.device(call.x.device):
+        pairs = unsorted(call) if call.tokens == 1 else sorted_pairs(call, turn(call))
+        sums = product(call, pairs, call.down, _between(call, pairs), 1, known=True)
+        return combine(call, sums)
+
+
+def _between(call: ExpertsCall, pairs: SortedPairs) -> Tensor:
+    """(pairs, I) or as wide as down is padded: the activation of each pair."""
+    x, sharing = in_order(call, call.gate_up, call.x, call.top)
+    inner = call.down.K
+    pitch = inner if call.down.perm is not None else call.down.rows
+    factors = call.weights if call.weighs_inputs else None
+    if call.gate_up.columns == 2 * inner and inner % strips.TILE_N == 0:
+        made = call.x.new_empty if pitch == inner else call.x.new_zeros
+        between: Tensor = made((call.pairs, pitch))
+        product(call, pairs, call.gate_up, x, sharing, factors, between)
+    else:
+        between = gate_rows(call, product(call, pairs, call.gate_up, x, sharing, factors), pitch)
+    return in_order(call, call.down, between, 1)[0]
+
+
+def in_order(call: ExpertsCall, matrix: ExpertMatrix, x: Tensor, sharing: int) -> tuple[Tensor, int]:
+    """x as the rows of a matrix are ordered and padded, and how many pairs share a row of it."""
+    if x.shape[1] == matrix.rows and matrix.perm is None:
+        return x, sharing
+    return gather_rows(call, matrix, x, sharing, call.pairs), 1
+
+
+def product(
+    call: ExpertsCall,
+    pairs: SortedPairs,
+    matrix: ExpertMatrix,
+    x: Tensor,
+    sharing: int,
+    factors: Tensor | None = None,
+    into: Tensor | None = None,
+    known: bool = False,
+) -> Tensor:
+    """float32 (pairs, N) of a matrix; or gate and up as one, `into` memory that is given.
+
+    `known`: a kernel that waited for the pairs to be sorted ran in between, so that nobody has to again.
+    """
+    y = x.new_empty((call.pairs, matrix.N), dtype=torch.float32) if into is None else into
+    how = division(matrix.columns, matrix.rows, call.top, into is not None)
+    read = x, matrix.weights, matrix.scales, matrix.zeros, matrix.bias, factors, y
+    sizes = [sharing, y.shape[1], matrix.rows, matrix.columns, matrix.N]
+    native().experts(
+        call.choice()[:2],
+        call.wide,
+        pointer(pairs.items),
+        *map(pointer, read),
+        [*call.counts, pairs.most],
+        sizes,
+        matrix.bits,
+        matrix.group,
+        call.in_bfloat16,
+        [turn(call), *how],
+        NO_GATE if into is None else call.gate,
+        known,
+        call.early,
+        stream(x),
+    )
+    return y
+
+
+TOKENS = (32, 64, 128)  # of one: the fewest by which most experts are one item
+ALL, WHOLE, LAST = range(3)  # tiles of a launch: those of whole turns, and those of a last one as halves
+MOST_TURNS = 8  # up to which half a turn less is worth a second launch
+
+
+def tokens_of_block(call: ExpertsCall) -> int:
+    """As many as an expert has, and some more."""
+    wanted = 5 * call.pairs / (4 * call.total)
+    return next((tokens for tokens in TOKENS if tokens >= wanted), TOKENS[-1])
+
+
+def columns_of_block(bits: int, tokens: int) -> int:
+    """As many as there is room for sums of."""
+    return 512 if bits == 4 and tokens <= 64 else 256
+
+
+def in_pairs(matrix: ExpertMatrix) -> bool:
+    """Whether two blocks share K: where blocks for all experts would leave half of the places free.
+
+    It says the same for any tokens, as sums have other bits then.
+    """
+    blocks = matrix.experts * -(-matrix.columns // columns_of_block(matrix.bits, TOKENS[0]))
+    return 2 * blocks <= PLACES and matrix.rows >= 2 * STAGE
+
+
+def launches(matrix: ExpertMatrix, tokens: int, most_items: int) -> list[tuple[int, int]]:
+    """Columns of a block and the tiles that it takes, of each launch of a product. No bit depends on them.
+
+    A last turn that would leave half of the places free is taken by blocks of half the columns.
+    """
+    columns = columns_of_block(matrix.bits, tokens)
+    tiles = most_items * -(-matrix.columns // columns)
+    halves = columns == 512 and not in_pairs(matrix) and tiles <= MOST_TURNS * PLACES
+    return [(columns, WHOLE), (columns // 2, LAST)] if halves else [(columns, ALL)]
+
+
+def multiply_many(call: ExpertsCall) -> Tensor:
+    """y (M, H)."""
+    tokens = tokens_of_block(call)
+    rows = call.pairs + tokens  # a block reads whole boxes of them
+    with torch.cuda.device(call.x.device):
+        pairs = sorted_pairs(call, tokens, placed=True)
+        factors = call.weights if call.weighs_inputs else None
+        x = gather_rows(call, call.gate_up, call.x, call.top, rows, pairs.order, factors)
+        sums = _product(call, pairs, call.gate_up, x, tokens)
+        wide = call.down.perm is None
+        between = gate_rows(call, sums, call.down.rows if wide else call.down.K, pairs.order, rows)
+        if not wide:
+            between = _turned(call, pairs, between, rows)
+        return combine(call, _product(call, pairs, call.down, between, tokens), pairs.places)
+
+
+def _turned(call: ExpertsCall, pairs: SortedPairs, between: Tensor, rows: int) -> Tensor:
+    """The same rows, each in the order of its expert's inputs."""
+    return gather_rows(call, call.down, between, 0, rows, pairs.order)
+
+
+def _product(call: ExpertsCall, pairs: SortedPairs, matrix: ExpertMatrix, x: Tensor, tokens: int) -> Tensor:
+    """(pairs, N), by expert."""
+    y: Tensor = x.new_empty(call.pairs, matrix.N)
+    read = x, matrix.weights, matrix.scales, matrix.zeros, matrix.bias, y, pairs.items
+    for columns, turns in launches(matrix, tokens, pairs.most):
+        native().many_experts(
+            *map(pointer, read),
+            [x.shape[0], matrix.rows, matrix.columns, x.shape[1], matrix.N],
+            [matrix.experts, pairs.most],
+            matrix.bits,
+            matrix.group,
+            call.in_bfloat16,
+            [tokens, columns, in_pairs(matrix), turns],
+            call.early,
+            stream(x),
+        )
+    return y
