@@ -1,22 +1,19 @@
-"""Pages of docs/rules, written from the records in the source: `python -m tests.rule_pages`.
+"""Pages of docs/rules, written from `qload/errors/rules.md`: `python -m tests.rule_pages`.
 
-The records are read as source text, so that the docs need neither torch nor qload's other dependencies. A
-record is a call of `RuleText` with literal arguments; one without a text has no page.
+The docs need neither torch nor qload's other dependencies, so the module of the rules is loaded by its path.
 """
 
-import ast
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from tests.paths import ROOT
 
 PAGES = ROOT / "docs" / "rules"
-RECORD = ROOT / "qload" / "errors" / "rule_text.py"
+RULES = ROOT / "qload" / "errors" / "rules.py"
 HEAD = """\
 # Rules of `qload verify`
 
@@ -28,34 +25,16 @@ that `verify` never reports.
 """
 
 
-def load_record_module() -> ModuleType:
-    """The module of `RuleText` alone, without its package."""
-    spec = importlib.util.spec_from_file_location("rule_text", RECORD)
+def read_records() -> Mapping[str, Any]:
+    """Rule id -> record, sorted by id, by the module of `RuleText` alone, without its package."""
+    spec = importlib.util.spec_from_file_location("rules", RULES)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # for dataclasses
     spec.loader.exec_module(module)
-    return module
-
-
-def read_records() -> dict[str, Any]:
-    """Rule id -> record, sorted by id."""
-    make = load_record_module().RuleText
-    found = [
-        make(**arguments) for path in sorted((ROOT / "qload").rglob("*.py")) for arguments in calls(path)
-    ]
-    records = {record.id: record for record in sorted(found, key=lambda record: record.id) if record.what}
-    assert len(records) == sum(bool(record.what) for record in found), "an id has two records"
+    records: Mapping[str, Any] = module.rule_texts()
     return records
-
-
-def calls(path: Path) -> Iterator[dict[str, str]]:
-    """Yield the arguments of each call of `RuleText` in a file."""
-    text = path.read_text("utf-8")
-    for node in ast.walk(ast.parse(text)) if "RuleText(" in text else ():
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "RuleText":
-            yield {str(each.arg): ast.literal_eval(each.value) for each in node.keywords}
 
 
 def page(record: Any) -> str:
@@ -74,7 +53,7 @@ def page(record: Any) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def index(records: dict[str, Any]) -> str:
+def index(records: Mapping[str, Any]) -> str:
     """Return the list of all rules, by stage and severity."""
     stages = ("headers", "values", "meaning", "any", "--against", "--logits", "--tp", "exception")
     rows = []

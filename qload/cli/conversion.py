@@ -83,7 +83,7 @@ class TargetFormat(click.Choice):  # type: ignore[type-arg]
 def check_rule_ids(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
     """Check the ids of rules; an unknown id is a usage error."""
     if value:
-        from qload.verify.rule_pages import rule_pages
+        from qload.errors.rules import rule_pages
 
         for rule in value:
             if rule not in rule_pages():

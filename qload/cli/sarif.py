@@ -42,8 +42,8 @@ def write_sarif(reports: "Sequence[Report]", path: Path) -> None:
 def sarif_log(reports: "Sequence[Report]") -> dict[str, Any]:
     """Return a SARIF log of one run over all checkpoints."""
     from qload.errors.reporting import group_texts
+    from qload.errors.rules import rule_pages
     from qload.verify.report import group_findings
-    from qload.verify.rule_pages import rule_pages
 
     groups = [(report, group) for report in reports for group in group_findings(report.findings)]
     rules = list(dict.fromkeys([*rule_pages(), *(group.first.rule for _, group in groups)]))
@@ -126,7 +126,7 @@ def _quote_path(path: str) -> str:
 
 
 def _rule_descriptor(rule: str) -> dict[str, Any]:
-    from qload.verify.rule_pages import rule_pages
+    from qload.errors.rules import rule_pages
 
     page = rule_pages().get(rule)
     if page is None:

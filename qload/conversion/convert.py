@@ -49,6 +49,7 @@ from qload.detect.matching import EMBEDDINGS
 from qload.diff import LayerDiff, diff
 from qload.errors import ArgumentError, checked
 from qload.errors.reporting import cause_of, group_by_cause
+from qload.errors.rules import rule_pages
 from qload.experts import ExpertStacks
 from qload.experts.stack_finder import StoredStack, find_stacks
 from qload.experts.stack_layouts import Slot
@@ -61,7 +62,6 @@ from qload.spec import Role
 from qload.storage import MemoryStorage, TensorInfo
 from qload.verify.checkpoint import Checkpoint
 from qload.verify.report import Finding
-from qload.verify.rule_pages import rule_pages
 from qload.verify.verification import header_errors
 from qload.verify.workers import ByteProgress, Workers
 

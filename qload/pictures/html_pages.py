@@ -17,13 +17,13 @@ from typing import Any
 
 from qload.errors import ArgumentError
 from qload.errors.reporting import CauseGroup, group_texts
+from qload.errors.rules import rule_pages
 from qload.listing import format_label
 from qload.pictures.drawing import draw_formats
 from qload.pictures.histograms import LayerPictures
 from qload.plan import ExplainedLayer, Explanation
 from qload.verify import Report
 from qload.verify.report import Finding, group_findings, shown_message
-from qload.verify.rule_pages import rule_pages
 
 FENCE = "```"
 INLINE = re.compile(r"`([^`]+)`|(?<!\w)\*\*(?=\S)(.+?)(?<=\S)\*\*(?!\w)|\[([^\]]+)\]\(([^()\s]+)\)")

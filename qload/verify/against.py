@@ -14,7 +14,7 @@ from functools import partial
 
 from qload.diagnosis.dequantized import effective_weight
 from qload.errors import QloadError
-from qload.errors.rule_text import RuleText
+from qload.errors.rules import rule_texts
 from qload.loader import LayerDescription
 from qload.spec import TensorSpec
 from qload.storage import WeightStorage, rows
@@ -32,66 +32,6 @@ from qload.verify.report import Finding, finding_of, new_finding
 from qload.verify.run_rules import collect
 from qload.verify.values import Values
 from qload.verify.workers import ByteProgress, Workers
-
-AGAINST_MISSING = RuleText(
-    id="against-missing",
-    stage="--against",
-    what="Only one of the two checkpoints has a readable layer of this name.",
-    why="A layer without a counterpart cannot be compared.",
-    do="Compare checkpoints of the same model.",
-    example="model.layers.1.mlp.up_proj: a layer of ./model only",
-)
-
-AGAINST_SHAPE = RuleText(
-    id="against-shape",
-    stage="--against",
-    what="A layer has another shape (N, K) than the same layer of the reference.",
-    why="The two are not the same model.",
-    do="Compare checkpoints of the same model.",
-    example="lm_head: (N, K) is (512, 256), the reference (512, 128)",
-)
-
-AGAINST_VALUE = RuleText(
-    id="against-value",
-    stage="--against",
-    what="""
-        A layer has other values than the same layer of the reference. A quantized reference has to be
-        equal, a plain one after one rounding to its dtype. A plain reference that is near, but equal in
-        less than half of its nonzero values, is the float original. A quantized layer lawfully differs
-        from it, and is a finding only
-
-        - if zeros are as close to the original,
-        - if another reading of the same tensors, or another layer of the reference, is closer,
-        - if its scales have a correlation below 0.2 with those that fit its codes best (sound ones have
-          0.5 and more; the test needs 512 groups),
-        - or if the worst block of eight codes has more than 64 times the layer's mean squared error, in
-          quantizer steps (rounding reaches 3).
-
-        The message names a known mistake that explains the difference:
-
-        | the message says | what happened |
-        |---|---|
-        | zero points one lower, one higher | the other convention (`gptq`, `gptq_v2`) |
-        | scales of the group before, after | scales shifted by a group |
-        | even codes first, or undone; codes of a byte swapped | AWQ's order in GPTQ's words or the
-        reverse; nibbles exchanged |
-        | bytes of a word reversed | big-endian words |
-        | codes 8 back, on; outputs one back, on | rows or columns shifted |
-        | the reference's scales, zero points, groups | that tensor is another layer's, or act order was
-        lost |
-        | it is the reference's ... | gate and up exchanged, a layer copied over another |
-        | it is the reference transposed | a square matrix stored as (K, N) |
-        | its ... scales have a correlation of ... | scales of another layer |
-        | a word at (n, k) is off by ... steps | a few damaged words |
-        | ...: explains 100 % of ... wrong numbers | another fault of [a
-        diagnosis](../certify.md#what-is-wrong-with-a-weight-in-words) |""",
-    why="Swapped nibbles, shifted zero points or scales, and an exchanged `g_idx` all load and run.",
-    do="Write the layer again without the mistake.",
-    example=(
-        "model.layers.0.mlp.up_proj: differs from the reference first at (n, k) = (0, 1): 0.0312, the "
-        "reference has 0.0156; 40960 of 40960 differ\nread with zero points one lower, it agrees"
-    ),
-)
 
 MIN_AGREEMENT = 0.5  # of the reference: nearer than any layer comes by chance
 MAX_THREADS = 4  # each has a block of outputs in several readings in memory
@@ -124,7 +64,9 @@ def check_against(
         owner, other = (checkpoint, reference) if prefix in ours else (reference, checkpoint)
         if other.account.hides(prefix):  # stored and unread: a note reports it
             continue
-        yield new_finding(AGAINST_MISSING, prefix, None, f"{prefix}: a layer of {owner.path} only")
+        yield new_finding(
+            rule_texts()["against-missing"], prefix, None, f"{prefix}: a layer of {owner.path} only"
+        )
     both = sorted(ours.keys() & theirs.keys())
     storage = checkpoint.weights.storage
     sizes = [
@@ -159,7 +101,7 @@ def _compare_tensor(checkpoint: Checkpoint, reference: Checkpoint, name: str) ->
     ours, theirs = (storage.info(name) for storage in storages)
     if ours.shape != theirs.shape:
         message = f"{name}: shape is {ours.shape}, the reference has {theirs.shape}"
-        return new_finding(AGAINST_SHAPE, name, ours.file, message)
+        return new_finding(rule_texts()["against-shape"], name, ours.file, message)
     narrow = min(ours.dtype, theirs.dtype, key=lambda dtype: (dtype.itemsize, str(dtype)))
     count, first = 0, None
     for (start, got), (_, want) in zip(*(rows(storage, name) for storage in storages), strict=True):
@@ -180,7 +122,7 @@ def _compare_tensor(checkpoint: Checkpoint, reference: Checkpoint, name: str) ->
         f"{name}: differs from the reference first at {place}: {got_value:g}, the reference has "
         f"{want_value:g}; {count} of {math.prod(ours.shape)} differ"
     )
-    return new_finding(AGAINST_VALUE, name, ours.file, message)
+    return new_finding(rule_texts()["against-value"], name, ours.file, message)
 
 
 def _layers(checkpoint: Checkpoint) -> dict[str, LayerDescription]:
@@ -197,7 +139,7 @@ def _compare_layer(
     name, theirs = ours.prefix, layers[ours.prefix]
     if (ours.N, ours.K) != (theirs.N, theirs.K):
         shapes = f"({ours.N}, {ours.K}), the reference ({theirs.N}, {theirs.K})"
-        yield new_finding(AGAINST_SHAPE, name, None, f"{name}: (N, K) is {shapes}")
+        yield new_finding(rule_texts()["against-shape"], name, None, f"{name}: (N, K) is {shapes}")
         return
     pair = SideBySide(checkpoint, ours, reference, theirs)
     try:
@@ -276,7 +218,7 @@ def _result(name: str, comparison: Comparison, cause: str | None, lawful: bool) 
             f"a word at (n, k) = ({n}, {k}) is off by {comparison.spike[0] ** 0.5:.1f} steps, the layer by "
             f"{(comparison.steps / comparison.total) ** 0.5:.2f}: a few words are damaged"
         )
-    yield new_finding(AGAINST_VALUE, name, None, f"{where}\n{cause}" if cause else where)
+    yield new_finding(rule_texts()["against-value"], name, None, f"{where}\n{cause}" if cause else where)
 
 
 def has_equal_bytes(pair: SideBySide) -> bool:

@@ -29,10 +29,10 @@ from qload.spec import LayerClaims
 from qload.storage import WeightStorage
 from qload.verify.checkpoint import Checkpoint
 from qload.verify.name_patterns import PROJECTION_GROUPS, pattern_of
-from qload.verify.rules.architecture import ARCHITECTURE_MISSING, missing_tensors
+from qload.verify.rules.architecture import missing_tensors
 from qload.verify.rules.config import DETAILED_CONFIGS
 from qload.verify.rules.copies import repeated_layers
-from qload.verify.rules.layers import doubtful_siblings
+from qload.verify.rules.layers import lost_siblings
 from qload.verify.values import Values
 
 # Evidence for the reading of zero points of 0, by `GPTQConfig.evidence`.
@@ -103,14 +103,14 @@ def missing_by_design(checkpoint: Checkpoint) -> Iterator[str]:
     """Yield notes on tensors that may be missing by design: the first, the reason, and the number."""
     config = checkpoint.model_config
     type_text = f"model_type is {value_text(config.get('model_type', config.get('_class_name')))}"
-    if lost := list(doubtful_siblings(checkpoint)):
+    if lost := list(lost_siblings(checkpoint, certain=False)):
         more = f"; {len(lost)} tensors in all" if len(lost) > 1 else ""
         yield f"{lost[0].text}; {type_text}, whose layers may differ by design{more}"
     if not checkpoint.requires_all_tensors and checkpoint.inventory is not None:
-        missing = list(missing_tensors(ARCHITECTURE_MISSING, checkpoint))
+        missing = list(missing_tensors(checkpoint))
         if missing:
             more = f"; {len(missing)} such in all" if len(missing) > 1 else ""
-            yield f"{missing[0].message}, and {_reason_of_missing(config)}{more}"
+            yield f"{missing[0][1]}, and {_reason_of_missing(config)}{more}"
 
 
 def _reason_of_missing(config: Mapping[str, Any]) -> str:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from qload.errors import QloadError, check_fields
 from qload.errors.reporting import CauseGroup, cause_of, group_by_cause
-from qload.errors.rule_text import RuleText, Severity
-from qload.errors.rules import ERROR_RULES
+from qload.errors.rules import RuleText, Severity, rule_texts
 from qload.listing.report_base import INTERNAL, UNSUPPORTED, ReportBase
 from qload.storage.checkpoint_files import locate
 
@@ -23,17 +22,6 @@ LAYER_FIELDS = (
     "prefix", "format", "bits", "group_size", "sym", "act_order", "shape", "dtype", "bytes",
     "scale_dtype", "expected", "excluded",
 )  # fmt: skip
-
-INTERNAL_RULE = RuleText(
-    id="internal",
-    stage="any",
-    what="""
-        A rule or another part of the work ended with an unexpected exception, a bug of qload. All other
-        rules ran. The verdict is `internal`, exit code 3, unless there are other findings.""",
-    why="This rule might have found damage.",
-    do="Report the traceback of `-v` as a bug of qload.",
-    example="model.layers.3.mlp.up_proj.qweight: group-order: internal error, KeyError: 'G'",
-)
 
 
 @dataclass(frozen=True)
@@ -244,13 +232,14 @@ def finding_of(error: QloadError, *, severity: Severity = "error") -> Finding:
     first, *rest = str(error).split("\n  ")
     remedies = [line.removeprefix("remedy").strip() for line in rest if line.startswith("remedy")]
     message = "\n".join([first, *(line for line in rest if not line.startswith("remedy"))])
+    text = rule_texts().get(error.rule)
     return Finding(
         rule=error.rule,
         severity=severity,
         tensor=getattr(error, "tensor", None),
         file=getattr(error, "file", None),
         message=message,
-        remedy=" ".join(remedies) or (ERROR_RULES[error.rule].remedy if error.rule in ERROR_RULES else ""),
+        remedy=" ".join(remedies) or (text.remedy if text else ""),
     )
 
 

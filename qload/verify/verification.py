@@ -23,7 +23,6 @@ from qload.verify.comparison import LayerMap
 from qload.verify.report import Finding, Prompt, Report, finding_of, internal_finding
 from qload.verify.rules import INSPECTED, Tier
 from qload.verify.rules.rule import merge_contradictions
-from qload.verify.rules.zero_points import ZERO_POINT_READING
 from qload.verify.run_rules import Progress, check_rule, collect, run_rules, split
 from qload.verify.workers import ByteProgress, Workers
 from qload.weights import Weights
@@ -276,7 +275,7 @@ def _add_comparison(
             if isinstance(item, LayerMap):
                 maps[item.layer] = item.text
             elif isinstance(item, comparison.ConfirmedReading):
-                confirmed = (ZERO_POINT_READING.id, f"{item.layer}.qzeros")
+                confirmed = ("zero-point-reading", f"{item.layer}.qzeros")
                 findings = [finding for finding in findings if (finding.rule, finding.tensor) != confirmed]
             else:
                 _add_items([item], findings, notes)

@@ -14,10 +14,9 @@ from safetensors.torch import save_file
 from qload.cli import main
 from qload.cli.output import dumps
 from qload.cli.sarif import MAX_LOCATIONS_PER_RESULT, sarif_log
-from qload.errors.rules import ERROR_RULES
+from qload.errors.rules import rule_pages, rule_texts
 from qload.verify import Finding, Report, verify
 from qload.verify.report import new_finding
-from qload.verify.rule_pages import rule_pages
 from qload.verify.rules import RULES
 from tests.paths import FIXTURES, ROOT
 
@@ -83,7 +82,7 @@ def test_findings_of_one_cause_are_one_result_with_a_location_for_each(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names = [f"layers.{layer}.{part}" for layer in range(2) for part in ("up", "down")]
-    rule = ERROR_RULES["scale-value"]
+    rule = rule_texts()["scale-value"]
     findings = [new_finding(rule, name, "model.safetensors", f"{name}: NaN") for name in names]
     other = new_finding(rule, "layers.0.up", "model.safetensors", "layers.0.up: zero")
 

@@ -16,11 +16,12 @@ from qload.conversion import Conversion
 from qload.conversion.quantization_config import NO_ACT_ORDER
 from qload.conversion.targets import INTEGERS
 from qload.errors import ArgumentError
+from qload.errors.rules import rule_texts
 from qload.formats import MarlinWeight
 from qload.listing import layers
 from qload.testing import make_checkpoint
 from qload.verify import run_rules
-from qload.verify.rules import MISSING_SIBLING, Rule
+from qload.verify.rules import Rule
 from tests.cli.test_several import run
 from tests.paths import FIXTURES
 from tests.verify.checkpoints import GPTQ, gptq, model
@@ -468,7 +469,7 @@ def test_a_bug_of_a_rule_refuses_nothing_and_is_a_note(
     def bug(*_: object) -> None:
         raise KeyError("slip")
 
-    monkeypatch.setattr(run_rules, "RULES", (Rule(MISSING_SIBLING.text, bug),))  # type: ignore[arg-type]
+    monkeypatch.setattr(run_rules, "RULES", (Rule(rule_texts()["missing-sibling"], bug),))  # type: ignore[arg-type]
     found = convert(made("gptq", tmp_path / "in"), tmp_path / "out", to="awq")
 
     assert found.verdict == "ok"

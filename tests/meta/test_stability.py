@@ -11,9 +11,9 @@ import pytest
 from qload import errors
 from qload.cli.main import main
 from qload.errors.reporting import EXIT_CODES, SCHEMA, WORST_FIRST
+from qload.errors.rules import rule_pages, rule_texts
 from qload.listing import Coverage
 from qload.verify import Finding, Report
-from qload.verify.rule_pages import rule_pages, rule_texts
 from qload.verify.rules import RULES
 from tests.paths import ROOT
 

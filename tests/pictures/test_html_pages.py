@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from qload import explain, verify
+from qload.errors.rules import rule_pages, rule_texts
 from qload.listing import Coverage, LayerInfo
 from qload.pictures import LAYOUTS, explanation_page, report_page
 from qload.pictures.drawing import LAYOUT_OF_FORMAT, draw_formats
@@ -21,8 +22,6 @@ from qload.pictures.histograms import LayerPictures
 from qload.pictures.html_pages import Page, ReportTable, escape_controls
 from qload.verify import Report
 from qload.verify.report import Finding, new_finding
-from qload.verify.rule_pages import rule_pages
-from qload.verify.rules.unwritten import CONSTANT_VALUES
 from tests.paths import FIXTURES
 
 MODEL = FIXTURES / "models" / "gptq_mixtral"
@@ -46,7 +45,7 @@ def tables(text: str) -> list[dict[str, Any]]:
 
 
 def test_a_report_has_findings_layers_and_the_text_of_each_rule() -> None:
-    found = new_finding(CONSTANT_VALUES.text, "a.b.qweight", "f.safetensors", "all codes are 7")
+    found = new_finding(rule_texts()["constant-values"], "a.b.qweight", "f.safetensors", "all codes are 7")
     text = report_page(report(found, layers=(layer("a.b"), layer("a"))))
     findings, layers = tables(text)
 

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
+from qload.errors.rules import rule_pages
 from qload.pictures.html_pages import markdown_html
-from qload.verify.rule_pages import rule_pages
 
 
 @pytest.mark.parametrize(

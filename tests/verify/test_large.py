@@ -21,7 +21,7 @@ from qload.parallel.process_group import torch_group
 from qload.storage import MemoryStorage, header
 from qload.verify import Report, inspect, run_rules, verify
 from qload.verify.checkpoint import Checkpoint
-from qload.verify.rules import MISSING_SIBLING, RULES
+from qload.verify.rules import RULES
 from qload.verify.rules import layers as layers_of_rules
 from qload.verify.rules.rule import merge_contradictions
 from qload.verify.workers import Workers
@@ -141,8 +141,8 @@ def test_siblings_are_compared_in_proportion_to_them(monkeypatch: pytest.MonkeyP
         given: Any = SimpleNamespace(
             names=names, architecture=None, requires_all_tensors=True, account=account, **known
         )
-        (finding,) = MISSING_SIBLING.check(MISSING_SIBLING, given)
-        assert finding.tensor == f"model.layers.0.mlp.experts.{count - 1}.down"
+        (finding,) = layers_of_rules.lost_siblings(given)
+        assert finding.name == f"model.layers.0.mlp.experts.{count - 1}.down"
         return Compared.times + count  # one look at each is necessary
 
     monkeypatch.setattr(layers_of_rules, "layer_lists", comparing)

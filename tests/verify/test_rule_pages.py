@@ -1,20 +1,20 @@
 """One text for each id of a finding or an exception, one id for each text, and pages from the texts."""
 
 import ast
+import re
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from qload import errors
-from qload.errors.rule_text import RuleText
-from qload.errors.rules import ERROR_RULES
+from qload.errors.rules import PAGES, Severity, Stage, parse_rule, rule_pages, rule_texts
 from qload.listing.report_base import INTERNAL, UNSUPPORTED
 from qload.verify import verification
-from qload.verify.rule_pages import rule_pages, rule_texts
 from qload.verify.rules import INSPECTED, RULES
 from tests.paths import ROOT
 from tests.rule_pages import page, read_records, write_pages
@@ -77,51 +77,37 @@ def raised() -> frozenset[str]:
 
 
 def used_texts() -> set[str]:
-    """Return the ids of texts in use outside of their definition: rules, and calls of `new_finding`."""
+    """Return the ids of texts that the code looks up: `rule_texts()[id]`, and `TEXTS[id]` of the rules."""
     nodes = [
-        node for node in chain.from_iterable(map(ast.walk, TREES.values())) if isinstance(node, ast.Name)
+        node
+        for node in chain.from_iterable(map(ast.walk, TREES.values()))
+        if isinstance(node, ast.Subscript) and ast.unparse(node.value) in ("rule_texts()", "TEXTS")
     ]
-    names = {node.id for node in nodes if isinstance(node.ctx, ast.Load)}
-    named = set()
-    for tree in TREES.values():
-        for node in tree.body:
-            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-                calls = [each for each in ast.walk(node.value) if isinstance(each, ast.Call)]
-                ids = [
-                    ast.literal_eval(keyword.value)
-                    for call in calls
-                    if isinstance(call.func, ast.Name) and call.func.id == "RuleText"
-                    for keyword in call.keywords
-                    if keyword.arg == "id"
-                ]
-                targets = [target.id for target in node.targets if isinstance(target, ast.Name)]
-                named |= {*ids} if targets and targets[0] in names else set()
-    return named
+    return {text for node in nodes for text in texts_of(node.slice)}
 
 
-def test_every_id_of_an_error_has_a_text() -> None:
-    assert raised() - {*ERROR_RULES} == set()
-    assert {kind.rule for kind in error_classes() if isinstance(kind.rule, str)} <= {*ERROR_RULES}
-
-
-def test_every_text_of_an_error_is_the_id_of_one() -> None:
-    assert {*ERROR_RULES} - raised() == set()
-
-
-def test_every_rule_that_runs_has_a_text_and_no_text_is_left_over() -> None:
+def test_every_id_of_an_error_or_a_rule_has_a_text_and_no_text_is_left_over() -> None:
     running = {rule.id for rule in (*RULES, *INSPECTED)} - OWN_IDS
-    others = {
-        "against-missing",
-        "against-shape",
-        "against-value",
-        "against-output",
-        "kernel-product",
-        INTERNAL,
-    }
 
-    assert {*rule_texts()} == running | others | {*ERROR_RULES}
-    assert others <= used_texts()
+    assert {kind.rule for kind in error_classes() if isinstance(kind.rule, str)} <= raised()
+    assert running <= used_texts()
+    assert {*rule_texts()} == raised() | used_texts() | {INTERNAL}
     assert {INTERNAL, UNSUPPORTED, *verification.RULES_OF_MISSING} <= {*rule_pages()}
+
+
+def test_the_rules_are_sorted_and_each_has_one_text() -> None:
+    ids = re.findall(r"^# (.*)$", PAGES.read_text("utf-8"), re.MULTILINE)
+
+    assert ids == [*rule_texts()] == sorted({*ids})
+
+
+def test_a_section_of_another_form_is_refused() -> None:
+    section = "# a\n\nheaders, error\n\nb\n\n**Why it matters.** c\n\n**Remedy.** d"
+
+    assert parse_rule(section).do == "d"
+    for broken in (section[1:], section.replace(", error", ""), section.replace("**Remedy.** ", "")):
+        with pytest.raises(ValueError, match="not the page of a rule"):
+            parse_rule(broken)
 
 
 def test_ids_of_exceptions_alone_are_no_rules_of_findings() -> None:
@@ -138,6 +124,8 @@ def test_a_text_says_what_why_and_what_to_do(rule: str) -> None:
     assert all((text.what, text.why, text.do))
     assert text.example or text.stage == "exception"
     assert "  " not in text.what + text.why + text.do + text.measured
+    assert text.stage in get_args(Stage)
+    assert text.severity in get_args(Severity)
 
 
 def test_the_pages_are_made_of_the_texts_that_the_package_has() -> None:
@@ -162,21 +150,36 @@ def test_every_rule_has_a_page_and_every_link_between_them_leads_to_one(tmp_path
 
 
 def test_lines_are_joined_but_those_of_lists_and_tables() -> None:
-    text = RuleText(
-        id="a", stage="headers", why="b", do="Set [`c`](c.md) to `d`.",
-        what="""
-            One
-            line.
+    text = parse_rule("""
+# a
 
-            - an item
-              of two
-            - another
+headers, error
 
-            | a | b |
-            |---|---|
-            | c
-            d | e |""",
-    )  # fmt: skip
+One
+line.
+
+- an item
+  of two
+- another
+
+| a | b |
+|---|---|
+| c
+d | e |
+
+**Measured.** Once
+or twice.
+
+**Why it matters.** b
+
+**Remedy.** Set [`c`](c.md) to `d`.
+
+```
+one
+  two
+```
+""")
 
     assert text.what == "One line.\n\n- an item of two\n- another\n\n| a | b |\n|---|---|\n| c d | e |"
+    assert (text.measured, text.example) == ("Once or twice.", "one\n  two")
     assert text.remedy == "set c to d"

@@ -10,10 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qload.errors import StorageError
-from qload.errors.rules import ERROR_RULES
+from qload.errors.rules import rule_texts
 from qload.verify import inspect, verify
 from qload.verify.report import finding_of, new_finding
-from qload.verify.rule_pages import rule_texts
 from qload.weights import open_checkpoint
 from tests.kernels.mp_layers import Case
 from tests.paths import FIXTURES, cases
@@ -146,7 +145,7 @@ def test_a_remedy_of_its_own_stays() -> None:
     assert finding_of(StorageError("f", "hole", "a", remedy="mend it")).remedy == "mend it"
 
 
-@pytest.mark.parametrize("rule", ERROR_RULES)
+@pytest.mark.parametrize("rule", rule_texts())
 def test_an_error_without_a_remedy_has_that_of_its_page(rule: str) -> None:
     assert finding_of(StorageError("f", rule, "a")).remedy == rule_texts()[rule].remedy
     assert finding_of(StorageError("f", "a rule without a page", "a")).remedy == ""

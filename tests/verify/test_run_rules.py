@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from qload.errors import StorageError
-from qload.errors.rule_text import RuleText
+from qload.errors.rules import RuleText
 from qload.verify import Finding, Report, inspect, run_rules, verification, verify
 from qload.verify.checkpoint import Checkpoint
 from qload.verify.rules import INSPECTED, RULES

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from qload.detect import read_model_config
 from qload.diagnosis.dequantized import effective_weight
 from qload.errors import ArgumentError, NotEnoughMemoryError, QloadError
+from qload.errors.rules import rule_texts
 from qload.methods import ParallelExperts
 from qload.methods.layers import LinearBase
 from qload.verify.comparison import MAX_SPIKE, Distance
-from qload.verify.logits import AGAINST_OUTPUT, KERNEL_PRODUCT
 from qload.verify.logits.compared_layers import (
     ComparedExperts,
     ComparedLinear,
@@ -120,7 +120,7 @@ def _add_layers(model: ComparedModel, result: LogitResult) -> None:
     if faults:
         (first, read_back), *others = faults
         message = product_message(first, read_back(), len(others))
-        result.findings.append(new_finding(KERNEL_PRODUCT, first.name, None, message))
+        result.findings.append(new_finding(rule_texts()["kernel-product"], first.name, None, message))
     if state.overflown:
         more = f"; {len(state.overflown)} layers in all" if len(state.overflown) > 1 else ""
         result.notes.append(
@@ -281,9 +281,8 @@ def find_outliers(
         else:
             continue
         message = f"{layer.name}: its outputs have a relative error of {layer.relative:.3g}, {limit}"
-        yield new_finding(
-            AGAINST_OUTPUT, layer.name, None, f"{message}{_worst_weight(layer, model, reference)}"
-        )
+        message += _worst_weight(layer, model, reference)
+        yield new_finding(rule_texts()["against-output"], layer.name, None, message)
         return
 
 

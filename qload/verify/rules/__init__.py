@@ -1,79 +1,62 @@
 """The rules of `verify`, in the order of their execution: headers, then values, then meaning."""
 
-from qload.verify.rules.architecture import (
-    ARCHITECTURE_MISSING,
-    ARCHITECTURE_SHAPE,
-    LAYER_COUNT,
-    QUANTIZED_HEAD,
-    TIED_HEAD,
-)
-from qload.verify.rules.config import CLAIMED_DETAIL, CLAIMED_METHOD, CONFIG_SIDE_FILE
-from qload.verify.rules.copies import COPIED_LAYER, REPEATED_BLOCK
-from qload.verify.rules.groups import ACT_ORDER, GROUP_COUNT, GROUP_ORDER, GROUP_SIZE
-from qload.verify.rules.layers import (
-    BIAS_SHAPE,
-    EMPTY_LAYER,
-    LAYERS,
-    MISSING_SIBLING,
-    UNEXPLAINED_TENSOR,
+from qload.errors.rules import RuleText, rule_texts
+from qload.verify.rules import (
+    architecture,
+    config,
+    copies,
+    groups,
+    layers,
+    scales,
+    tensor_values,
+    unwritten,
+    zero_points,
 )
 from qload.verify.rules.rule import Rule, Tier
-from qload.verify.rules.scales import BLOCK_MAXIMUM, CACHE_SCALE, SCALE_OVERFLOW, SCALE_VALUE
-from qload.verify.rules.tensor_values import (
-    FIELD_VALUE,
-    FLOAT_TYPE,
-    FLOAT_VALUE,
-    VALUE_OUTLIER,
-    WEIGHT_SIZE,
-)
-from qload.verify.rules.unwritten import CONSTANT_VALUES, HOLE
-from qload.verify.rules.zero_points import CODE_ORDER, SYMMETRY, ZERO_POINT_MEAN, ZERO_POINT_READING
 
+TEXTS = rule_texts()
+LOADING = RuleText(id="layer", stage="headers")  # its findings have the ids of the loader's errors
 RULES: tuple[Rule, ...] = (
-    CONFIG_SIDE_FILE,
-    LAYERS,
-    EMPTY_LAYER,
-    CLAIMED_METHOD,
-    BIAS_SHAPE,
-    MISSING_SIBLING,
-    LAYER_COUNT,
-    ARCHITECTURE_MISSING,
-    ARCHITECTURE_SHAPE,
-    QUANTIZED_HEAD,
-    UNEXPLAINED_TENSOR,
-    CLAIMED_DETAIL,
-    SCALE_VALUE,
-    CACHE_SCALE,
-    SCALE_OVERFLOW,
-    FLOAT_VALUE,
-    TIED_HEAD,
-    FIELD_VALUE,
-    CONSTANT_VALUES,
-    HOLE,
-    REPEATED_BLOCK,
-    COPIED_LAYER,
-    WEIGHT_SIZE,
-    VALUE_OUTLIER,
-    FLOAT_TYPE,
-    BLOCK_MAXIMUM,
-    GROUP_COUNT,
-    ACT_ORDER,
-    GROUP_ORDER,
-    GROUP_SIZE,
-    SYMMETRY,
-    ZERO_POINT_MEAN,
-    ZERO_POINT_READING,
-    CODE_ORDER,
+    Rule(TEXTS["config-side-file"], config.check_side_files),
+    Rule(LOADING, layers.check_layers, each=True),
+    Rule(TEXTS["empty-layer"], layers.check_not_empty, each=True),
+    Rule(TEXTS["claimed-method"], config.check_method),
+    Rule(TEXTS["bias-shape"], layers.check_biases, each=True),
+    Rule(TEXTS["missing-sibling"], layers.check_siblings),
+    Rule(TEXTS["layer-count"], architecture.check_layer_count),
+    Rule(TEXTS["architecture-missing"], architecture.check_required),
+    Rule(TEXTS["architecture-shape"], architecture.check_shapes),
+    Rule(TEXTS["quantized-head"], architecture.check_plain_head),
+    Rule(TEXTS["unexplained-tensor"], layers.check_unexplained),
+    Rule(TEXTS["claimed-detail"], config.check_details),
+    Rule(TEXTS["scale-value"], scales.check_scales, each=True),
+    Rule(TEXTS["cache-scale"], scales.check_cache_scales),
+    Rule(TEXTS["scale-overflow"], scales.check_overflow, each=True),
+    Rule(TEXTS["float-value"], tensor_values.check_finite, each=True),
+    Rule(TEXTS["tied-head"], architecture.check_tied_head),
+    Rule(TEXTS["field-value"], tensor_values.check_fields, each=True),
+    Rule(TEXTS["constant-values"], unwritten.check_constants),
+    Rule(TEXTS["hole"], unwritten.check_holes, each=True),
+    Rule(TEXTS["repeated-block"], copies.check_repeats, each=True),
+    Rule(TEXTS["copied-layer"], copies.check_copies),
+    Rule(TEXTS["weight-size"], tensor_values.check_weight_sizes),
+    Rule(TEXTS["value-outlier"], tensor_values.check_outliers, each=True),
+    Rule(TEXTS["float-type"], tensor_values.check_float_types, each=True),
+    Rule(TEXTS["block-maximum"], scales.check_block_maxima, each=True),
+    Rule(TEXTS["group-count"], groups.check_group_counts, each=True),
+    Rule(TEXTS["act-order"], groups.check_act_order, each=True),
+    Rule(TEXTS["group-order"], groups.check_group_order),
+    Rule(TEXTS["group-size"], groups.check_group_sizes, each=True),
+    Rule(TEXTS["symmetry"], zero_points.check_symmetry, each=True),
+    Rule(TEXTS["zero-point-mean"], zero_points.check_mean),
+    Rule(TEXTS["zero-point-reading"], zero_points.check_readings, each=True),
+    Rule(TEXTS["code-order"], zero_points.check_code_order, each=True),
 )
 
 # Rules of `inspect`, for headers alone.
-INSPECTED: tuple[Rule, ...] = (
-    LAYERS,
-    EMPTY_LAYER,
-    CLAIMED_METHOD,
-    BIAS_SHAPE,
-    ARCHITECTURE_SHAPE,
-    UNEXPLAINED_TENSOR,
-)
+INSPECTED_IDS = {
+    "layer", "empty-layer", "claimed-method", "bias-shape", "architecture-shape", "unexplained-tensor",
+}  # fmt: skip
+INSPECTED: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.id in INSPECTED_IDS)
 
 __all__ = ["INSPECTED", "RULES", "Rule", "Tier"]

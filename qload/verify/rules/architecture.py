@@ -20,14 +20,13 @@ from qload.architecture.architecture import SHOWN, absent
 from qload.architecture.config import TIE, Tie, tie_of
 from qload.architecture.table import DIGITS, spelled
 from qload.detect.config_reader import HEAD
-from qload.errors.rule_text import RuleText
 from qload.experts import ExpertStacks
 from qload.loader import LayerDescription
 from qload.spec import named
 from qload.storage import TensorInfo, rows
 from qload.verify.checkpoint import Checkpoint
 from qload.verify.report import Finding
-from qload.verify.rules.layers import MISSING_SIBLING, check_siblings, layer_lists
+from qload.verify.rules.layers import layer_lists, lost_siblings
 from qload.verify.rules.rule import Rule
 
 Difference = tuple[str, str | None, str, str]  # name, file, stored shape, shape by the config
@@ -88,22 +87,20 @@ def check_required(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     `layer-count` reports whole layers, and `missing-sibling` a tensor that one layer lacks.
     """
     if checkpoint.requires_all_tensors:
-        yield from missing_tensors(rule, checkpoint)
+        for missing, message in missing_tensors(checkpoint):
+            yield rule.finding(missing.name, None, message, _remedy(checkpoint, missing))
 
 
-def missing_tensors(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
-    """Yield a finding for each tensor of the model's architecture table that is not stored."""
+def missing_tensors(checkpoint: Checkpoint) -> Iterator[tuple[Missing, str]]:
+    """Yield each tensor of the model's architecture table that is not stored, with a message."""
     inventory = checkpoint.inventory
     if inventory is None:
         return
-    reported = [finding.tensor or "" for finding in check_siblings(MISSING_SIBLING, checkpoint)]
+    reported = [lost.name for lost in lost_siblings(checkpoint)]
     for missing in inventory.missing():
         if not any(name == missing.name or name.startswith(f"{missing.name}.") for name in reported):
-            message = (
-                f"{missing.name}: not stored{_layers_without(missing)}; config.json says "
-                f"{_setting(checkpoint, missing)}"
-            )
-            yield rule.finding(missing.name, None, message, _remedy(checkpoint, missing))
+            without = f"{missing.name}: not stored{_layers_without(missing)}"
+            yield missing, f"{without}; config.json says {_setting(checkpoint, missing)}"
 
 
 def _layers_without(missing: Missing) -> str:
@@ -312,101 +309,3 @@ def _tie_finding(rule: Rule, names: tuple[str, str], file: str | None, differenc
         f"{head}: {difference}; the config ties it to {embedding} ({why}), so that engines ignore it",
         f"set {keys} to false in config.json, if the model uses the head",
     )
-
-
-LAYER_COUNT = Rule(
-    RuleText(
-        id="layer-count",
-        stage="headers",
-        what="""
-            `num_hidden_layers` in config.json differs from the number of stored layers. For a `model_type`
-            with a table in qload, layers beyond the count are a warning; those for multi-token prediction
-            (`eh_proj`, `enorm`, `hnorm`) are exempt, with a note if `num_nextn_predict_layers` does not
-            announce them. For other types the longest list counts, and further layers are lawful. Draft
-            models are skipped.""",
-        why="Engines may run unfilled layers, or leave out layers that the model needs.",
-        do="Fetch the missing files, or correct the config.",
-        example="num_hidden_layers is 32, and 1 of these layers have no tensor: 31",
-    ),
-    check_layer_count,
-)
-
-ARCHITECTURE_MISSING = Rule(
-    RuleText(
-        id="architecture-missing",
-        stage="headers",
-        what="""
-            A tensor of this `model_type` is not stored: the embedding, the last norm, the head (unless
-            tied to the embedding), a projection of several layers, a bias that the config promises, or an
-            expert. Fused tensors and stacks of experts are accepted. [layer-count](layer-count.md) reports
-            whole layers, and [missing-sibling](missing-sibling.md) a tensor of one layer. In a draft
-            model, and for an unusual class in `architectures`, it is a note.""",
-        why="An engine may run the model with an unfilled matrix.",
-        do="""
-            Fetch the missing files, or write them again. If the embedding is the head, set
-            `tie_word_embeddings` to true.""",
-        example=(
-            "lm_head: not stored; config.json says model_type is llama, and not that head and embedding are "
-            "tied"
-        ),
-    ),
-    check_required,
-)
-
-ARCHITECTURE_SHAPE = Rule(
-    RuleText(
-        id="architecture-shape",
-        stage="headers",
-        what="""
-            A matrix has another (N, K), or a norm, a bias or a stack of experts another shape, than
-            follows from `model_type` and the sizes in config.json. The type needs a table in qload;
-            transformers' defaults replace missing sizes. A vocabulary may be padded to a multiple of 8 to
-            1024. The shapes of EAGLE-3 drafts are accepted.""",
-        why="A layer whose tensors agree can still belong to another layer, or lack outputs.",
-        do="""
-            Fetch the file again. If all matrices differ in the same way, the config belongs to another
-            model.""",
-        example=(
-            "model.layers.0.self_attn.q_proj: (N, K) is (512, 2048), config.json says (2048, 2048) "
-            "(num_attention_heads * head_dim, hidden_size)"
-        ),
-    ),
-    check_shapes,
-)
-
-QUANTIZED_HEAD = Rule(
-    RuleText(
-        id="quantized-head",
-        stage="headers",
-        what="The quantization config says `lm_head: false`, and the head is quantized.",
-        why="Engines look for a plain `lm_head.weight`, and find none.",
-        do="Set `lm_head` to true.",
-        example=(
-            "lm_head.qweight: the head is gptq, and config.json says that quantization_config.lm_head is "
-            "false"
-        ),
-    ),
-    check_plain_head,
-)
-
-TIED_HEAD = Rule(
-    RuleText(
-        id="tied-head",
-        stage="values",
-        severity="warning",
-        what="""
-            The config ties the head to the embedding (`tie_word_embeddings`, or the type's default), and
-            the stored head has other values. It is only a note if one of the two is quantized, if only a
-            default of the outer config ties them, or if qload has no table of the type. Draft models are
-            skipped.""",
-        why="transformers keeps both; engines that tie never read the head. They compute other logits.",
-        do="""
-            Set `tie_word_embeddings` to false (in `text_config` too) if the model uses the head; otherwise
-            remove the head.""",
-        example=(
-            "lm_head.weight: differs from row 4 on; the config ties it to model.embed_tokens.weight "
-            "(tie_word_embeddings), so that engines ignore it"
-        ),
-    ),
-    check_tied_head,
-)

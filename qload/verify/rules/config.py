@@ -10,8 +10,6 @@ from pathlib import Path
 
 from qload.detect import read_claims
 from qload.errors import QloadError, UnsupportedFormatError
-from qload.errors.rule_text import RuleText
-from qload.errors.rules import ERROR_RULES
 from qload.formats import BNB4Config, Fp8Config
 from qload.loader import LayerDescription
 from qload.spec import Config, LayerClaims, Role
@@ -106,41 +104,3 @@ def check_details(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
         else:
             message = f"{prefixes[0]}: {note}; {len(prefixes)} layers in all"
             yield rule.finding(prefixes[0], file, message, remedy)
-
-
-CONFIG_SIDE_FILE = Rule(ERROR_RULES["config-side-file"], check_side_files)
-
-CLAIMED_METHOD = Rule(
-    RuleText(
-        id="claimed-method",
-        stage="headers",
-        what="""
-            The config names a quantization method, but no layer is stored in one of its formats; or every
-            layer has another number of bits by its shapes. A single shard is skipped.""",
-        why="""
-            The checkpoint lost its quantized layers, or was dequantized and kept its config. Engines look
-            for missing tensors, or start from random weights. With wrong bits they fail; qload believes
-            the shapes.""",
-        do="Fetch the checkpoint again. If it was dequantized on purpose, remove `quantization_config`.",
-        example="config.json: quant_method is marlin, and no layer is stored as marlin: 3 layers are plain",
-    ),
-    check_method,
-)
-
-CLAIMED_DETAIL = Rule(
-    RuleText(
-        id="claimed-detail",
-        stage="headers",
-        severity="warning",
-        what="""
-            The config names another FP8 type than the tensors have (`fmt: e4m3` for e5m2), or contradicts
-            the tensors about quantized scales of bitsandbytes.""",
-        why="qload believes the tensors; a program that believes the config reads other weights.",
-        do="Correct the config.",
-        example=(
-            "model.layers.0.mlp.up_proj: the config says float8_e4m3fn, the weight is float8_e5m2; 14 layers "
-            "in all"
-        ),
-    ),
-    check_details,
-)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
-from qload.errors.rule_text import RuleText
 from qload.spec import Role
 from qload.verify.blocks import BLOCK_BYTES, pieces, read_span
 from qload.verify.checkpoint import Checkpoint
@@ -180,43 +179,3 @@ def _is_varied(checkpoint: Checkpoint, name: str) -> bool:
     if numbers is None or not matrix or not is_matrix_name(name):
         return False
     return numbers.quantiles[0] < numbers.quantiles[2]
-
-
-COPIED_LAYER = Rule(
-    RuleText(
-        id="copied-layer",
-        stage="values",
-        what="The codes or the matrix of a layer equal those of another, byte for byte.",
-        why="""
-            A layer written over another, or an `up_proj` that equals the `gate_proj`, has valid values;
-            the right ones are lost.""",
-        do="Write the checkpoint again.",
-        measured="""
-            In 42 sound models no two are equal. Whole layers or experts that repeat others, and four or
-            more layers that share matrices, are taken for a merge; a note names repeated layers.
-            Embeddings and heads are skipped.""",
-        example=(
-            "model.layers.1.mlp.up_proj.qweight: equal to model.layers.0.mlp.up_proj.qweight, byte for byte"
-        ),
-    ),
-    check_copies,
-)
-
-REPEATED_BLOCK = Rule(
-    RuleText(
-        id="repeated-block",
-        stage="values",
-        what="A block of 256 bytes occurs twice in a layer's codes or matrix, and is not one repeated word.",
-        why="A download that resumed at the wrong place overwrote the right bytes.",
-        do="Fetch the file again.",
-        measured="""
-            In 42 sound models no such block occurs twice. Repeats are found at a distance of a multiple of
-            256 bytes, within 64 MiB. Vocabularies, repeated heads and zero rows are skipped.""",
-        example=(
-            "model.layers.1.mlp.up_proj.qweight: the 256 bytes from 1024 on are those from 0 on; 2 of 256 "
-            "blocks are stored before"
-        ),
-    ),
-    check_repeats,
-    each=True,
-)

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 
 import torch
 
-from qload.errors.rule_text import RuleText
 from qload.formats import GPTQConfig
 from qload.loader import LayerDescription
 from qload.spec import Grouped
@@ -173,79 +172,3 @@ def check_group_sizes(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
             shown = f"were quantized in groups of {size} inputs by their codes"
             contradiction = Contradiction(claims, claims.says("group_size"), shown, remedy)
             yield rule.contradiction(name, file, message, remedy, contradiction)
-
-
-GROUP_COUNT = Rule(
-    RuleText(
-        id="group-count",
-        stage="meaning",
-        what="A group of a GPTQ layer has more or fewer rows than its group size gives it.",
-        why="Act order never changes the number of rows. Some rows are read with a wrong scale.",
-        do="Quantize the layer again.",
-        example=(
-            "model.layers.0.mlp.up_proj.g_idx: group 0 has 127 rows, a group size of 128 over K = 256 "
-            "gives it 128"
-        ),
-    ),
-    check_group_counts,
-    each=True,
-)
-
-ACT_ORDER = Rule(
-    RuleText(
-        id="act-order",
-        stage="meaning",
-        what="""
-            The config says `desc_act: false`, but the groups of a layer are not in order. The opposite is
-            lawful.""",
-        why="Engines that trust the flag drop `g_idx` and read every row with another row's scale.",
-        do="If the layer was quantized in act order, set `desc_act` to true.",
-        example=(
-            "model.layers.0.mlp.up_proj.g_idx: row 0 is in group 1, in order it would be in 0; config.json "
-            "says desc_act is false"
-        ),
-    ),
-    check_act_order,
-    each=True,
-)
-
-GROUP_ORDER = Rule(
-    RuleText(
-        id="group-order",
-        stage="meaning",
-        what="""
-            Projections of the same inputs (q, k and v; gate and up) have different act orders; or the
-            groups of `g_idx` reach an end of the codes' range no more often than random groups.""",
-        why="Every row is read with another row's scale.",
-        do="Write the layer again with its own g_idx.",
-        measured="""
-            In sound layers with 512 groups or more, 0.08 to 0.15 more of the groups reach an end than of
-            random ones; with lost indices 0.01 at most. The limit is 0.02, for 4 and 8 bits.""",
-        example=(
-            "model.layers.1.self_attn.o_proj.g_idx: 0.690 of 1024 groups reach an end of the codes' "
-            "range, and 0.689 of groups of random rows"
-        ),
-    ),
-    check_group_order,
-)
-
-GROUP_SIZE = Rule(
-    RuleText(
-        id="group-size",
-        stage="meaning",
-        what="""
-            K is not a multiple of the group size, a smaller size makes as many groups, and with it clearly
-            more groups reach an end of the codes' range.""",
-        why="Some inputs are read with the next group's scale.",
-        do="Set the group or block size in the config to the number in the message.",
-        measured="""
-            In sound 4-bit layers 0.945 to 0.979 of the groups reach an end, in groups of the wrong size
-            0.84 to 0.93. The limit is a difference of 0.03 over 64 groups, or three layers that agree.""",
-        example=(
-            "model.layers.0.mlp.up_proj.weight_packed: 0.910 of 1024 groups reach an end of the codes' "
-            "range; with as many groups of 128 inputs, 0.961 do"
-        ),
-    ),
-    check_group_sizes,
-    each=True,
-)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from qload.architecture.adapters import is_adapter
 from qload.architecture.config import PREDICTING
 from qload.errors import QloadError, UnsupportedFormatError
-from qload.errors.rule_text import RuleText
 from qload.formats.unquantized import FLOATS
 from qload.loader import LayerDescription
 from qload.spec import LayerClaims, named
@@ -176,15 +175,15 @@ class MissingSibling:
 
 def check_siblings(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     """Report each tensor that one layer lacks and its siblings have."""
+    for missing in lost_siblings(checkpoint):
+        yield rule.finding(missing.name, None, missing.text, "fetch or write the checkpoint again")
+
+
+def lost_siblings(checkpoint: Checkpoint, *, certain: bool = True) -> Iterator[MissingSibling]:
+    """Yield the missing tensors without which no model is made, or those that may be missing by design."""
     for missing in missing_siblings(checkpoint):
-        if _is_certain(checkpoint, missing) and not _is_by_design(checkpoint, missing):
-            yield rule.finding(missing.name, None, missing.text, "fetch or write the checkpoint again")
-
-
-def doubtful_siblings(checkpoint: Checkpoint) -> Iterator[MissingSibling]:
-    """Yield missing tensors that may be missing by design."""
-    doubtful = (missing for missing in missing_siblings(checkpoint) if not _is_certain(checkpoint, missing))
-    return (missing for missing in doubtful if not _is_by_design(checkpoint, missing))
+        if _is_certain(checkpoint, missing) == certain and not _is_by_design(checkpoint, missing):
+            yield missing
 
 
 def missing_siblings(checkpoint: Checkpoint) -> Iterator[MissingSibling]:
@@ -280,78 +279,3 @@ class _Supersets:
         """Return the first of the layers with the most names beyond all of these."""
         fuller = [other for other in self.containing(names) if len(other) > len(names)]
         return self._first[max(fuller, key=len)] if fuller else None
-
-
-# Findings of this rule have the ids of the loader's errors; it has no page.
-LAYERS = Rule(RuleText(id="layer", stage="headers", what="", why="", do=""), check_layers, each=True)
-
-EMPTY_LAYER = Rule(
-    RuleText(
-        id="empty-layer",
-        stage="headers",
-        what="A quantized layer has no outputs or no inputs.",
-        why="Its tensors agree with each other, so that no other rule reports it.",
-        do="Fetch the file again; if the copy is faithful, the writer is broken.",
-        example="model.layers.0.mlp.up_proj.weight: a layer of (N, K) = (0, 64)",
-    ),
-    check_not_empty,
-    each=True,
-)
-
-BIAS_SHAPE = Rule(
-    RuleText(
-        id="bias-shape",
-        stage="headers",
-        what="The bias of a quantized layer is not a floating point tensor with one value for each output.",
-        why="Some engines silently cut a longer bias, pad a shorter one, or add one value to all outputs.",
-        do="Write the layer again. If the outputs were padded, pad the bias with them.",
-        example="""
-            model.layers.0.self_attn.q_proj.bias: wrong shape
-            expected (512,) = (N,)
-            got      (511,)""",
-    ),
-    check_biases,
-    each=True,
-)
-
-MISSING_SIBLING = Rule(
-    RuleText(
-        id="missing-sibling",
-        stage="headers",
-        what="""
-            A tensor that the other layers of a list have is missing from one layer.
-
-            Lists are `model.layers` and the experts of a layer. The rule reports a layer with some of the
-            tensors of another and nothing else; layers of hybrid models differ in other ways. It cannot
-            see the same loss in two or more layers. It ignores vision towers, adapters, and scales of
-            plain layers. For a `model_type` without a table in qload, and for an unusual class in
-            `architectures`, it is a note, except for experts and parts of a quantized layer.""",
-        why="A projection that was dropped during a conversion leaves a valid file.",
-        do="Fetch the file again; if the copy is faithful, the writer is broken.",
-        example=(
-            "model.layers.1.mlp.up_proj.qweight: missing, and 31 of its 31 siblings have it, such as "
-            "model.layers.0.mlp.up_proj.qweight"
-        ),
-    ),
-    check_siblings,
-)
-
-UNEXPLAINED_TENSOR = Rule(
-    RuleText(
-        id="unexplained-tensor",
-        stage="headers",
-        severity="warning",
-        what="""
-            No format and no name explains a tensor: it lies next to a quantized layer whose format does
-            not have it, or it contains packed words, bytes or small floats outside of any layer.
-
-            Plain floats are explained, and so are cache scales, positions and masks, by name. Notes list
-            [unread](../verify.md#which-bytes-are-explained) tensors.""",
-        why="Engines silently drop it. A `weight_scale` next to `qweight` suggests another format.",
-        do="Ask the writer for its meaning. If it means nothing, remove it.",
-        example=(
-            "model.layers.0.mlp.up_proj.weight_scale: not a tensor of a gptq layer, and no loader reads it"
-        ),
-    ),
-    check_unexplained,
-)

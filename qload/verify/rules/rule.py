@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from qload.errors.rule_text import RuleText, Severity
+from qload.errors.rules import RuleText, Severity
 from qload.layouts import Stored, ZeroPoints
 from qload.loader import LayerDescription
 from qload.spec import LayerClaims

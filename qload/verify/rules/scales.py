@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from qload.errors import QloadError
-from qload.errors.rule_text import RuleText
-from qload.errors.rules import ERROR_RULES
 from qload.formats import AWQConfig, BNB4Config, CTPackConfig, GPTQConfig
 from qload.formats.unquantized import FLOATS
 from qload.loader import LayerDescription
@@ -207,62 +205,3 @@ def check_block_maxima(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
                 name, layer.names.file("weight"),
                 f"{name}: {1 - statistics.reach:.2%} of {statistics.groups} blocks have no weight of 1 or -1",
             )  # fmt: skip
-
-
-SCALE_VALUE = Rule(ERROR_RULES["scale-value"], check_scales, each=True)
-
-CACHE_SCALE = Rule(
-    RuleText(
-        id="cache-scale",
-        stage="values",
-        what="""
-            A scale of the key/value cache, or of attention, is not a float, not one value or one for each
-            head, or not a finite number above 0. A zero point or a bias of the cache (`k_zero_point`,
-            ModelOpt's `k_bias`) only has to be finite.
-
-            Such scales are `k_scale`, `v_scale`, `kv_scale`, `q_scale`, `prob_scale`, `prob_output_scale`,
-            `output_scale`, and TensorRT-LLM's `kv_cache_scaling_factor`.""",
-        why="Engines divide every key or value by it. A zero or a NaN turns the layer's attention into NaN.",
-        do="Calibrate the cache again, or remove the scales: engines then take 1.",
-        example=(
-            "model.layers.0.self_attn.k_proj.k_scale: 0 at 0, it has to be a finite number above 0; 1 in all"
-        ),
-    ),
-    check_cache_scales,
-)
-
-SCALE_OVERFLOW = Rule(
-    RuleText(
-        id="scale-overflow",
-        stage="values",
-        what="""
-            Every scale of a layer is finite, but a scale is so large, or a divisor so small, that a weight
-            overflows float32 (float16 in an EXL2 layer).""",
-        why="An infinity turns all activations into NaN.",
-        do="Fetch the file again. If the copy is faithful, quantize the layer again.",
-        example=(
-            "model.layers.0.mlp.up_proj.weight_scale: scales this large, or divisors this small, make an "
-            "infinity at (0, 3)"
-        ),
-    ),
-    check_overflow,
-    each=True,
-)
-
-BLOCK_MAXIMUM = Rule(
-    RuleText(
-        id="block-maximum",
-        stage="values",
-        what="""
-            A block of a bitsandbytes layer has no weight at an end of the table (1 or -1), or a quantized
-            scale is negative.""",
-        why="Codes of another block, or a wrong nested offset, change every weight.",
-        do="Write the layer again; correct `nested_offset` in its quantization state.",
-        measured="""
-            Every block of sound NF4 and FP4 layers has such a weight. Quantized scales may be below zero
-            by a tenth of their offset.""",
-        example="model.layers.0.mlp.up_proj.weight: 0.05% of 2048 blocks have no weight of 1 or -1",
-    ),
-    check_block_maxima,
-    each=True,
-)

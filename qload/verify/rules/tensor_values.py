@@ -14,8 +14,6 @@ from statistics import median, median_high, median_low
 import torch
 from torch import Tensor
 
-from qload.errors.rule_text import RuleText
-from qload.errors.rules import ERROR_RULES
 from qload.spec import Role, TensorSpec
 from qload.storage import WeightStorage, rows
 from qload.verify.blocks import read_float_rows
@@ -246,80 +244,3 @@ def _first_wrong(
             first = (float(values[(row, *rest)]), (start + row, *rest))
         count += places.shape[0]
     return (*first, count) if first else None
-
-
-FLOAT_VALUE = Rule(
-    RuleText(
-        id="float-value",
-        stage="values",
-        what="""
-            A plain float tensor, FP8 codes, or a table of values contains NaN or an infinity. Minus
-            infinity is lawful in attention masks.""",
-        why="One such value in a norm or an embedding spoils every answer that uses it.",
-        do="Fetch the file again; if the copy is faithful, the writer is broken.",
-        example="model.norm.weight: nan at (7,); 1 in all",
-    ),
-    check_finite,
-    each=True,
-)
-
-FLOAT_TYPE = Rule(
-    RuleText(
-        id="float-type",
-        stage="values",
-        what="The floats of a 16-bit tensor look like bits of the other 16-bit type.",
-        why="bf16 has three exponent bits more than fp16: a weight of 0.02 is read as 1e-16, or as 1.2.",
-        do="Correct the dtype in the header, or write the tensor again.",
-        measured="""
-            Quantiles of magnitudes are compared in both types; vectors are skipped. In 42 sound models the
-            rule reports nothing, and it finds the other type in 33 of 33 embeddings.""",
-        example=(
-            "model.embed_tokens.weight: magnitudes are 1e-12 to 0.0008 as bfloat16, the type in the header "
-            "(without the least and the largest 5 %), and usual as fp16"
-        ),
-    ),
-    check_float_types,
-    each=True,
-)
-
-VALUE_OUTLIER = Rule(
-    RuleText(
-        id="value-outlier",
-        stage="values",
-        what="""
-            A scale is more than 200 times the median of its tensor, and more than 50 times the quantile
-            0.95; a plain value is above 1e6 and a million times the median; or a tenth of a layer's scales
-            are zero although the codes of their groups differ.""",
-        why="One flipped exponent bit makes a scale 256 times as large. A scale of zero loses its group.",
-        do="Fetch the file again; if the copy is faithful, quantize the layer again.",
-        measured="""
-            In 42 sound models scales reach 15 times the median. Second scales, scales of activations, and
-            fewer than eight scales are skipped.""",
-        example="model.layers.1.mlp.up_proj.scales: a value of 5.5, 256 times the median",
-    ),
-    check_outliers,
-    each=True,
-)
-
-WEIGHT_SIZE = Rule(
-    RuleText(
-        id="weight-size",
-        stage="values",
-        what="""
-            The weights of a quantized layer have a standard deviation unlike that of other layers of the
-            same name: above 2 and 10 times as large, above 0.5 and 100 times as large, or below 0.001 and
-            a 500th. Or it is above 1000, or the median of all layers is above 2 or below 0.00001.""",
-        why="Inverted scales, as of NVFP4, are finite and valid.",
-        do="Quantize the layer again, or correct the writer of its scales.",
-        measured="""
-            In 42 sound models the deviation is 0.06 to 0.33, and the same projection of other layers
-            differs by a factor of 2. Inverted scales make 2.2 and more. Untrained experts are skipped.""",
-        example=(
-            "model.layers.1.mlp.up_proj.scales: the weights have a standard deviation of 68.1, and the same "
-            "projection of other layers has 0.0681"
-        ),
-    ),
-    check_weight_sizes,
-)
-
-FIELD_VALUE = Rule(ERROR_RULES["field-value"], check_fields, each=True)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from qload.errors import QloadError
-from qload.errors.rule_text import RuleText
 from qload.formats import Exl2Config
 from qload.loader import LayerDescription, Part
 from qload.loader.cuts import granule
@@ -319,46 +318,3 @@ def _load_weights(checkpoint: Checkpoint, layer: LayerDescription, first: int, c
         return torch.ones(1, layer.K)
     weight = checkpoint.loader.load(checkpoint.weights, [Part(layer.prefix, start, stop)], None)
     return weight.dequantize()[first - start : first - start + count]
-
-
-CONSTANT_VALUES = Rule(
-    RuleText(
-        id="constant-values",
-        stage="values",
-        what="""
-            The codes or scales of a quantized layer, or a plain matrix, are one constant value, unlike
-            those of the same name in other layers. Or a norm is all zeros, and others are not, or the
-            model multiplies by it as it is stored (Gemma adds one).""",
-        why="A layer that was never filled computes nothing, or a constant.",
-        do="Fetch or write the checkpoint again.",
-        measured="""
-            None of 42 sound models has such a tensor. The rule skips exponents, zero points, indices,
-            biases, norms of ones, and layers whose `o_proj` and `down_proj` are zero.""",
-        example=(
-            "model.layers.1.mlp.up_proj.qweight: all 65536 bytes repeat zeros, and those of "
-            "model.layers.0.mlp.up_proj.qweight differ: it was never filled"
-        ),
-    ),
-    check_constants,
-)
-
-HOLE = Rule(
-    RuleText(
-        id="hole",
-        stage="values",
-        what="""
-            The codes of a layer or a plain matrix contain 512 or more equal bytes in a row, neither whole
-            rows of zeros nor at the same place in several rows.""",
-        why="A download that was cut and resumed leaves zeros in the missing part.",
-        do="Fetch the file again, or write the checkpoint again.",
-        measured="""
-            Runs in 42 sound models have 12 bytes at most. Less than half of a matrix in whole zero rows,
-            or zeros at one place of four rows, are padding or pruning. A hole of whole rows is not seen.""",
-        example=(
-            "model.layers.1.mlp.up_proj.qweight: 4096 bytes of 0x00 from byte 1000 on, of 65536: nothing was "
-            "written there"
-        ),
-    ),
-    check_holes,
-    each=True,
-)
