@@ -7,7 +7,7 @@ from math import lcm
 
 import torch
 
-from qload.detect.config_reader import DECLARES, READS
+from qload.detect.config_reader import METHODS, described_formats
 from qload.experts.stack_finder import find_stacks
 from qload.experts.stack_layouts import BYTES_OF_BLOCK, FIELDS
 from qload.formats import FORMATS
@@ -99,7 +99,7 @@ def _short(cell: Capability, dropped: str) -> str:
 
 def _row(weight_type: type[Weight]) -> tuple[Capability, ...]:
     specs = weight_type.tensors(weight_type.example)
-    methods = [name for name, weight_types in READS.items() if weight_type in weight_types]
+    methods = [name for name in METHODS if weight_type in described_formats(name)]
     layouts, quantizer = targets(weight_type), QUANTIZERS.get(weight_type.format)
     tensors = ", ".join(spec.suffix for spec in specs if not spec.optional)
     return (
@@ -181,7 +181,11 @@ def _activations(
     weight_type: type[Weight], specs: Sequence[TensorSpec], methods: Sequence[str]
 ) -> Capability:
     """Methods with a key for quantized inputs, and the stored tensors of inputs."""
-    keys = [f"{key} ({method})" for method, (key, types) in DECLARES.items() if weight_type in types]
+    keys = [
+        f"{method.activation_key} ({name})"
+        for name, method in METHODS.items()
+        if weight_type in method.formats_with_activations
+    ]
     if not keys:
         return Capability(False, f"no key of {' and '.join(methods)} says that they are quantized")
     stored = [spec.suffix for spec in specs if spec.optional and spec.name.startswith("input_")]

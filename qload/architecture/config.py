@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from qload.architecture.model_tables import TABLES, TEXT_TYPES, TIED_TYPES
 from qload.architecture.table import Flag, Size, Table, evaluate_size
-from qload.detect.files import value_text
+from qload.configs import value_text
 
 SIZE_LIMIT = 1 << 63  # larger sizes are implausible
 INNER = ("text_config", "llm_config", "language_config")

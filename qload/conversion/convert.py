@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from qload.configs.matching import EMBEDDINGS
 from qload.conversion import fp8
 from qload.conversion.new_checkpoint import (
     SHARD_SIZE_BYTES,
@@ -45,7 +46,6 @@ from qload.conversion.targets import (
     StoredLayers,
 )
 from qload.detect.files import SECTIONS
-from qload.detect.matching import EMBEDDINGS
 from qload.diff import LayerDiff, diff
 from qload.errors import ArgumentError, checked
 from qload.errors.reporting import cause_of, group_by_cause

@@ -14,12 +14,13 @@ from os import path as paths
 from pathlib import Path
 from typing import Any, TypeVar
 
+from qload.configs import FoundConfig
 from qload.conversion.atomic_folder import AtomicFolder, check_output_folder, hash_file
 from qload.conversion.output_files import OutputFile, Progress, background_thread, write_files
 from qload.conversion.output_tensors import stored_tensors
 from qload.conversion.quantization_config import WrittenConfig
 from qload.conversion.report import WrittenCheckpoint
-from qload.detect.files import CONFIGS, MODEL_CONFIG, SECTIONS, FoundConfig
+from qload.detect.files import CONFIGS, MODEL_CONFIG, SECTIONS
 from qload.errors import ArgumentError, NonfiniteScaleError, QloadError
 from qload.listing import make_report
 from qload.loader import LayerDescription

@@ -1,7 +1,6 @@
 from .config_reader import check_configs as check_configs
 from .config_reader import config_notes as config_notes
 from .config_reader import read_claims as read_claims
-from .files import FoundConfig as FoundConfig
 from .files import find_config as find_config
 from .files import find_configs as find_configs
 from .files import read_model_config as read_model_config
@@ -17,4 +16,3 @@ from .loaders import effective_claims as effective_claims
 from .loaders import for_target as for_target
 from .loaders import loader_from_claims as loader_from_claims
 from .loaders import loader_from_config as loader_from_config
-from .validation import Claims as Claims

@@ -22,205 +22,66 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from qload.detect.files import FoundConfig, value_text
-from qload.detect.matching import (
-    EMBEDDING_CLASS,
-    LINEAR_CLASS,
-    MODULE_CLASSES,
-    REGEX_PREFIX,
-    Patterns,
-    is_regex,
-    matcher,
-)
-from qload.detect.methods import auto_round, compressed_tensors, gptq, modelopt, uniform
+from qload.configs import Claims, FoundConfig, Method, Patterns, agree, matcher, value_text
+from qload.configs.matching import EMBEDDING_CLASS, LINEAR_CLASS, MODULE_CLASSES, REGEX_PREFIX, is_regex
+from qload.detect.methods import auto_round, compressed_tensors, modelopt
 from qload.detect.signatures import METHODS_ELSEWHERE
-from qload.detect.validation import Claims, agree
 from qload.errors import ConfigError, ConfigsDisagreeError, QloadError, UnsupportedFormatError
-from qload.formats import (
-    ROLES,
-    AWQWeight,
-    BNBFP4Weight,
-    BNBNF4Weight,
-    BNBWeight,
-    CTIntWeight,
-    CTMXFP4Weight,
-    CTNVFP4Weight,
-    CTPackTensorWeight,
-    CTPackWeight,
-    EETQWeight,
-    Exl2Weight,
-    Fp8Weight,
-    GPTQWeight,
-    Marlin24Weight,
-    MarlinWeight,
-    ModelOptAWQWeight,
-    ModelOptNVFP4Weight,
-    MXFP4ExpertsWeight,
-    MXFP8Weight,
-    UnquantizedWeight,
-)
+from qload.formats import METHODS as FORMAT_METHODS
+from qload.formats import ROLES, bnb, gptq
 from qload.loader.exclusion import Exclusions
 from qload.loader.named_modules import NamedModules
 from qload.spec import Role, Weight
 from qload.storage import WeightStorage
 
-NEUTRAL_VALUES: tuple[Any, ...] = (None, False, "", "none", [], {})
-
-
-@dataclass(frozen=True)
-class IgnoredKey:
-    """A config key that qload ignores or refuses.
-
-    Attributes
-    ----------
-    meaning
-        Effect of the key, as the predicate of a sentence about it.
-    refused
-        True for a key that changes the meaning of stored values.
-    neutral
-        Values without effect.
-    """
-
-    meaning: str
-    refused: bool = False
-    neutral: tuple[Any, ...] = NEUTRAL_VALUES
-
-
-_ROTATED = IgnoredKey("rotates the inputs of layers, and qload does not", refused=True)
-_SCALES = IgnoredKey("quantizes the scales, and qload does not dequantize them", refused=True)
-_ADAPTER = IgnoredKey("adds a low-rank product to outputs; qload reads the stored weights without it")
-_CACHE = IgnoredKey("configures the key/value cache and attention, which is left to the engine")
-# Method -> its key with settings of single modules; these settings have the keys of the config itself.
-MODULE_KEYS: Mapping[str, str] = {"gptq": "dynamic", "auto-round": "extra_config"}
-IGNORED_KEYS: Mapping[str, Mapping[str, IgnoredKey]] = {
-    "gptq": {
-        "adapter": _ADAPTER,
-        "rotation": IgnoredKey("rotated weights before quantization; qload reads them as stored"),
-    },
-    "awq": {
-        "dynamic": IgnoredKey("has settings for some modules; qload reads layers by their tensors"),
-    },
-    "auto-round": {
-        "rotation_config": _ROTATED,
-        "hadamard_config": _ROTATED,
-        "transform_config": _ROTATED,
-        "super_bits": _SCALES,
-        "super_group_size": _SCALES,
-        "static_kv_dtype": _CACHE,
-        "static_attention_dtype": _CACHE,
-    },
-    "fp8": {
-        "expert_dtype": IgnoredKey(
-            "states the dtype of experts; qload reads them by their tensors", neutral=(*NEUTRAL_VALUES, "fp8")
-        ),
-    },
+# quant_method -> its reader, with what it declares.
+METHODS: dict[str, Method] = {
+    name: method
+    for method in (
+        *FORMAT_METHODS,
+        *compressed_tensors.METHODS,
+        *modelopt.METHODS,
+        *auto_round.METHODS,
+    )
+    for name in method.names
 }
+ALIASES = {"intel/auto-round": "auto-round"}  # written by versions up to 0.4.7
 
 
-def ignored_key_notes(source: FoundConfig, method: str) -> Iterator[str]:
+def supported_variants() -> tuple[str, ...]:
+    """Supported methods and their variants, for messages."""
+    return tuple(dict.fromkeys(variant for method in METHODS.values() for variant in method.variants))
+
+
+def described_formats(name: str) -> tuple[type[Weight], ...]:
+    """Types of weights that a config of the method `name` can describe."""
+    method = METHODS[name]
+    return (*method.formats, *(fmt for other in method.others for fmt in METHODS[other].formats))
+
+
+def ignored_key_notes(source: FoundConfig, name: str) -> Iterator[str]:
     """Yield a note for each ignored key; raise UnsupportedFormatError for one that changes stored values."""
-    for path, values in _config_and_entries(source, method):
-        for key, ignored in IGNORED_KEYS.get(method, {}).items():
+    method = METHODS[name]
+    for path, values in _config_and_entries(source, method.module_key):
+        for key, ignored in method.ignored.items():
             value = values.get(key)
             if any(type(value) is type(neutral) and value == neutral for neutral in ignored.neutral):
                 continue
             key_path = f"{path}.{key}" if path else key
             if ignored.refused:
                 reason = f"{source.key(key_path)} of {source.file} {ignored.meaning}"
-                raise UnsupportedFormatError(f"{method} with {key}", reason)
+                raise UnsupportedFormatError(f"{name} with {key}", reason)
             yield f"{source.file} has {key_path[:160]} = {value_text(value)}, which {ignored.meaning}"
 
 
-def _config_and_entries(source: FoundConfig, method: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _config_and_entries(source: FoundConfig, module_key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the config and its entries for modules, each with its path."""
     yield "", source.values
-    name = MODULE_KEYS.get(method)
-    entries = source.values.get(name) if name else None
+    entries = source.values.get(module_key) if module_key else None
     if isinstance(entries, Mapping):
         for entry, values in entries.items():
             if isinstance(values, Mapping):
-                yield f"{name}.{entry:.80}", values
-
-
-# quant_method -> its reader.
-METHODS: dict[str, Callable[[FoundConfig], Claims]] = {
-    "gptq": gptq.read_gptq,
-    "gptq_marlin": gptq.read_gptq,
-    "awq": uniform.read_awq,
-    "awq_marlin": uniform.read_awq,
-    "marlin": gptq.read_marlin,
-    "gptq_marlin_24": gptq.read_marlin,
-    "exl2": uniform.read_exl2,
-    "eetq": uniform.read_eetq,
-    "fp8": uniform.read_fp8,
-    "fbgemm_fp8": uniform.read_fp8,
-    "mxfp8": uniform.read_mxfp8,
-    "bitsandbytes": uniform.read_bitsandbytes,
-    "compressed-tensors": compressed_tensors.read_compressed_tensors,
-    "modelopt": modelopt.read_modelopt,
-    "mxfp4": uniform.read_mxfp4,
-    "auto-round": auto_round.read_auto_round,
-}
-ALIASES = {"intel/auto-round": "auto-round"}  # written by versions up to 0.4.7
-AUTO_ROUND_WEIGHTS = (
-    GPTQWeight,
-    AWQWeight,
-    Fp8Weight,
-    CTPackWeight,
-    CTIntWeight,
-    CTNVFP4Weight,
-    CTMXFP4Weight,
-)  # by packing_format; the first two have no claims about inputs
-# quant_method -> the types of weight that its loader finds; a test compares them with the loaders.
-READS: dict[str, tuple[type[Weight], ...]] = {
-    "gptq": (GPTQWeight, MarlinWeight, Marlin24Weight),
-    "gptq_marlin": (GPTQWeight, MarlinWeight, Marlin24Weight),
-    "awq": (AWQWeight,),
-    "awq_marlin": (AWQWeight,),
-    "marlin": (MarlinWeight, Marlin24Weight),
-    "gptq_marlin_24": (Marlin24Weight,),
-    "exl2": (Exl2Weight,),
-    "eetq": (EETQWeight,),
-    "fp8": (Fp8Weight,),
-    "fbgemm_fp8": (Fp8Weight,),
-    "mxfp8": (MXFP8Weight,),
-    "bitsandbytes": (BNBNF4Weight, BNBFP4Weight, BNBWeight),
-    "compressed-tensors": (
-        CTPackWeight,
-        CTPackTensorWeight,
-        CTIntWeight,
-        Fp8Weight,
-        Marlin24Weight,
-        CTNVFP4Weight,
-        CTMXFP4Weight,
-        MXFP8Weight,
-    ),
-    "modelopt": (Fp8Weight, ModelOptNVFP4Weight, MXFP8Weight, CTMXFP4Weight, ModelOptAWQWeight),
-    "mxfp4": (MXFP4ExpertsWeight, CTMXFP4Weight),
-    "auto-round": AUTO_ROUND_WEIGHTS,
-}
-# quant_method -> the key that declares how inputs are quantized, and the types of weight it applies to.
-DECLARES: dict[str, tuple[str, tuple[type[Weight], ...]]] = {
-    "fp8": ("activation_scheme", (Fp8Weight,)),
-    "fbgemm_fp8": ("activation_scale_ub", (Fp8Weight,)),
-    "mxfp8": ("activation_scheme", (MXFP8Weight,)),
-    "compressed-tensors": ("input_activations", (*READS["compressed-tensors"], UnquantizedWeight)),
-    "modelopt": ("quant_algo", modelopt.ACTIVATION_WEIGHTS),
-    "auto-round": ("act_bits", AUTO_ROUND_WEIGHTS[2:]),
-}
-SUPPORTED_METHODS = (
-    *gptq.GPTQ_VARIANTS,
-    *uniform.AWQ_VARIANTS,
-    *gptq.MARLIN_VARIANTS,
-    *uniform.EXL2_VARIANTS,
-    *uniform.EETQ_VARIANTS,
-    *uniform.FP8_VARIANTS,
-    *uniform.BNB_VARIANTS,
-    *compressed_tensors.CT_VARIANTS,
-    *modelopt.MODELOPT_VARIANTS,
-    *uniform.MXFP4_VARIANTS,
-    *auto_round.AUTO_ROUND_VARIANTS,
-)
+                yield f"{module_key}.{entry:.80}", values
 
 
 def read_claims(source: FoundConfig) -> Claims:
@@ -236,8 +97,11 @@ def read_claims(source: FoundConfig) -> Claims:
             f"the quant_method of {source.file} is not supported",
             METHODS_ELSEWHERE.get(method, ""),
         )
-        raise UnsupportedFormatError(method, reason, SUPPORTED_METHODS, remedy)
-    claims = METHODS[method](source)
+        raise UnsupportedFormatError(method, reason, supported_variants(), remedy)
+    claims = METHODS[method].read(source)
+    if isinstance(claims, str):
+        claims = METHODS[claims].read(source)
+        assert isinstance(claims, Claims)
     return replace(claims, notes=(*claims.notes, *ignored_key_notes(source, claims.method)))
 
 
@@ -248,7 +112,7 @@ def _method_name(source: FoundConfig) -> str:
     # Configs older than the key `quant_method`.
     if method is None and any(key in source.values for key in compressed_tensors.CT_KEYS):
         method = "compressed-tensors"
-    if method is None and any(source.values.get(flag) is True for flag in uniform.BNB_FLAGS):
+    if method is None and any(source.values.get(flag) is True for flag in bnb.FLAGS):
         method = "bitsandbytes"
     if not isinstance(method, str) or not method:
         raise ConfigError(
@@ -317,7 +181,7 @@ def _differences(
 
 def _has_quantized_tensors(claims: Claims, other: Claims, storage: WeightStorage) -> bool:
     """Return whether a tensor of a quantized layer of either config is stored."""
-    if claims.loader or other.loader:  # formats differ by module
+    if claims.rules or other.rules:  # formats differ by module
         return True
     suffixes = {
         suffix
@@ -332,15 +196,6 @@ def _has_quantized_tensors(claims: Claims, other: Claims, storage: WeightStorage
 
 HEAD = "lm_head"
 MODELOPT = "modelopt"
-# Method -> how its config excludes a module; a list in the config takes precedence.
-EXCLUSION_KEYS: Mapping[str, str] = {
-    "gptq": "a pattern with '-:' in dynamic",
-    "gptq_marlin": "a pattern with '-:' in dynamic",
-    "auto-round": "16 bits in extra_config",
-    "compressed-tensors": "ignore",
-    "modelopt": "exclude_modules, or ignore in config.json",
-    "bitsandbytes": "llm_int8_skip_modules",
-}
 EXCLUSION_LISTS = (
     "ignore", "exclude_modules", "ignored_layers", "llm_int8_skip_modules", "modules_to_not_convert",
 )  # fmt: skip
@@ -358,7 +213,8 @@ class PatternEntry:
 def exclusion_key(source: FoundConfig) -> str:
     """Describe how to exclude a module: by the list in this config, else by the key of its method."""
     listed = next((key for key in EXCLUSION_LISTS if isinstance(source.values.get(key), list)), None)
-    return listed or EXCLUSION_KEYS.get(_stated_method(source), "modules_to_not_convert")
+    method = METHODS.get(_stated_method(source))
+    return listed or (method.exclusion_key if method else "modules_to_not_convert")
 
 
 def named_modules(source: FoundConfig) -> NamedModules:

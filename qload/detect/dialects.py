@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from qload.detect.files import FoundConfig
+from qload.configs import FoundConfig
 from qload.detect.signatures import COMFY, SIGNATURES, WORDS, LayerTensors, Signature
 from qload.errors import QloadError, StorageError, UnsupportedFormatError
 from qload.formats import (

@@ -1,12 +1,11 @@
 """Configs of a checkpoint as hostile input: find and read the model config and the quantization configs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from reprlib import Repr
 from typing import Any
 
+from qload.configs import FoundConfig, value_text
 from qload.errors import ConfigError, StorageError
 from qload.storage import is_directory, is_taken, parse_json, read_whole, snapshot, special, status
 
@@ -19,26 +18,6 @@ SECTION_FILE = "quantization_config.json"  # a copy of the section of config.jso
 CONFIGS = (MODEL_CONFIG, *SIDE_FILES, SECTION_FILE, MODELOPT)  # all JSON files read, except indices
 
 OUTER_KEYS = ("rotation_config",)  # keys that AutoRound may write outside of its section
-
-_SHORT = Repr()
-_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 60
-
-
-@dataclass(frozen=True)
-class FoundConfig:
-    """A quantization config: its file, its section in the file, and its values."""
-
-    file: str
-    section: str  # "quantization_config", "text_config.quantization_config", or "" for the whole file
-    values: Mapping[str, Any]
-
-    def key(self, name: str, *others: str) -> str:
-        """Path of a key for messages: `bits` -> `quantization_config.bits`.
-
-        Of several spellings, the path has the first one in the config.
-        """
-        stated = next((key for key in (name, *others) if self.values.get(key) is not None), name)
-        return f"{self.section}.{stated}" if self.section else stated
 
 
 def find_config(path: str | PathLike[str]) -> FoundConfig | None:
@@ -137,11 +116,6 @@ def _sections(config: Mapping[str, Any]) -> list[FoundConfig]:
             "another quantization config",
         )
     return configs[:1]
-
-
-def value_text(value: Any) -> str:
-    """Text of a value for an error: short for any length or depth."""
-    return "nothing" if value is None else f"{_SHORT.repr(value):.60}"
 
 
 def _refuse_constant(name: str) -> Any:

@@ -8,11 +8,9 @@ from typing import Any, Literal, overload
 
 import torch
 
+from qload.configs import Claims, FoundConfig, ModuleRule
 from qload.detect.config_reader import named_modules, read_claims
 from qload.detect.dialects import METHOD_KEYS, Recogniser, refuse_foreign
-from qload.detect.files import FoundConfig
-from qload.detect.matching import PLAIN
-from qload.detect.validation import Claims
 from qload.errors import ArgumentError, ConfigError, UnsupportedFormatError, checked
 from qload.formats import (
     ROLES,
@@ -32,9 +30,9 @@ from qload.formats import (
     UnquantizedWeight,
 )
 from qload.formats.gptq import BITS
-from qload.formats.unquantized import FLOATS
+from qload.formats.unquantized import FLOATS, PLAIN
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
-from qload.loader import ConfiguredFormat, FormatLoader, WeightsLoader
+from qload.loader import ConfiguredFormat, FormatLoader, ModuleLoader, UnreadLoader, WeightsLoader
 from qload.loader.named_modules import NOTHING_NAMED
 from qload.spec import Role
 from qload.spec.weight import TARGET_LOADER, call_upward
@@ -253,7 +251,13 @@ def loader_from_claims(source: FoundConfig | None, storage: WeightStorage | None
         return plain_loader
     plain = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig(unused=claims.unused))
     formats = [replace(fmt, claims=fmt.claims or claims.of_layers) for fmt in claims.formats]
-    loader = claims.loader() if claims.loader else FormatLoader(*formats, plain, exclusions=claims.exclusions)
+    if claims.rules:
+        *rules, others = claims.rules
+        loader: FormatLoader = ModuleLoader(
+            [(rule.selects, _loader_of_rule(rule)) for rule in rules], _loader_of_rule(others)
+        )
+    else:
+        loader = FormatLoader(*formats, plain, exclusions=claims.exclusions)
     loader.named = named_modules(source) if source else NOTHING_NAMED
     loader.recognise_by(Recogniser(claims.formats))
     for note in claims.notes:
@@ -261,6 +265,15 @@ def loader_from_claims(source: FoundConfig | None, storage: WeightStorage | None
     stored = storage.keys() if storage else ()
     loader.config_tensors = tuple(name for name in LEGACY.values() if name in stored)
     return loader
+
+
+def _loader_of_rule(rule: ModuleRule) -> FormatLoader:
+    """Build the loader of the modules of a rule; plain layers load with every rule."""
+    if isinstance(rule.formats, UnsupportedFormatError):
+        return UnreadLoader(rule.formats, PLAIN, tuple(ROLES))
+    if rule.formats and rule.formats[0].weight_type.plain:
+        return FormatLoader(*rule.formats)
+    return FormatLoader(*rule.formats, PLAIN, exclusions=rule.exclusions)
 
 
 def effective_claims(source: FoundConfig | None, storage: WeightStorage | None) -> Claims | None:
@@ -283,7 +296,7 @@ def effective_claims(source: FoundConfig | None, storage: WeightStorage | None) 
     if outdated:  # no layer of awq is stored any more
         log.warning("%s claims awq; there is a tensor gptq_bits, which is believed: gptq", outdated.file)
         claims = None
-    if claims and claims.loader:
+    if claims and claims.rules:
         raise ConfigError(claims.file, "dynamic", "nothing, as gptq_bits applies to all modules", "rules")
     stored = {key: _scalar(storage, name) for key, name in LEGACY.items() if name in names}
     if "group_size" not in stored:

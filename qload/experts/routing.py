@@ -27,8 +27,8 @@ from pydantic import Field
 from torch import Tensor
 
 from qload.architecture import Architecture, architecture_of
-from qload.detect.files import MODEL_CONFIG, FoundConfig, value_text
-from qload.detect.validation import Excerpt, validate
+from qload.configs import Excerpt, FoundConfig, validate, value_text
+from qload.detect.files import MODEL_CONFIG
 from qload.errors import ArgumentError, ConfigError, DtypeError, ShapeError, check_fields, checked
 
 Method = Literal["softmax_top_k", "top_k_softmax", "top_k_sigmoid", "softmax_grouped", "sigmoid_grouped"]

@@ -6,6 +6,21 @@ from a tool of the format. The declaration brings the loader, the checks, the sh
 tests and a working linear layer.
 """
 
+from qload.configs import Method
+from qload.formats import (
+    awq,
+    bnb,
+    compressed_tensors,
+    eetq,
+    exl2,
+    fp8,
+    gptq,
+    marlin,
+    modelopt_awq,
+    mx,
+    nvfp4,
+    unquantized,
+)
 from qload.formats.awq import AWQConfig, AWQWeight
 from qload.formats.bnb import BNB4Config, BNB4Weight, BNBConfig, BNBFP4Weight, BNBNF4Weight, BNBWeight
 from qload.formats.compressed_tensors import (
@@ -27,28 +42,11 @@ from qload.formats.nvfp4 import CTNVFP4Weight, ModelOptNVFP4Weight, NVFP4Config
 from qload.formats.unquantized import UnquantizedConfig, UnquantizedWeight
 from qload.spec import Role, Weight
 
-FORMATS: tuple[type[Weight], ...] = (
-    UnquantizedWeight,
-    GPTQWeight,
-    AWQWeight,
-    MarlinWeight,
-    Marlin24Weight,
-    Exl2Weight,
-    EETQWeight,
-    Fp8Weight,
-    BNBNF4Weight,
-    BNBFP4Weight,
-    BNBWeight,
-    CTPackWeight,
-    CTPackTensorWeight,
-    CTIntWeight,
-    CTNVFP4Weight,
-    ModelOptNVFP4Weight,
-    CTMXFP4Weight,
-    MXFP4ExpertsWeight,
-    MXFP8Weight,
-    ModelOptAWQWeight,
-)
+# The list of formats: a new one is a module here. The first module with a name of a tensor decides its role.
+MODULES = (unquantized, gptq, awq, marlin, exl2, eetq, fp8, bnb, compressed_tensors, nvfp4, mx, modelopt_awq)
+
+FORMATS: tuple[type[Weight], ...] = tuple(fmt for module in MODULES for fmt in module.FORMATS)
+METHODS: tuple[Method, ...] = tuple(method for module in MODULES for method in module.METHODS)
 
 # Role of a tensor by the last part of its name.
 ROLES: dict[str, Role] = {
@@ -60,6 +58,7 @@ ROLES: dict[str, Role] = {
 
 __all__ = [
     "FORMATS",
+    "METHODS",
     "ROLES",
     "AWQConfig",
     "AWQWeight",

@@ -14,14 +14,29 @@ precedence. There is no group index: a cut of K inside a group is refused. Sourc
 """
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import AliasChoices, Field
 from torch import Tensor
 
 from qload import spec
+from qload.configs import (
+    Claims,
+    FoundConfig,
+    IgnoredKey,
+    Method,
+    Name,
+    Section,
+    agree,
+    check_group_size,
+    one_of,
+    validate,
+)
 from qload.devices import StoredCodes
+from qload.errors import UnsupportedFormatError
 from qload.layouts import Stored, awq
+from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
 
 BITS = (4, 8)
@@ -144,3 +159,56 @@ class AWQWeight(spec.Weight):
         codes = packing.packed(self.qweight)
         plain = spec.symmetric(bits, codes, self.scales, self.config.in_order(K, self.qweight.device))
         return plain if self.qzeros is None else replace(plain, zeros=Stored().read(self.qzeros, packing).T)
+
+
+VARIANTS = ("awq (version gemm)",)
+LAYOUTS = ("gemm",)
+
+
+class _AWQ(Section):
+    bits: Annotated[int, one_of(4, 8)] = Field(validation_alias=AliasChoices("bits", "w_bit"))
+    group_size: int = Field(ge=-1, validation_alias=AliasChoices("group_size", "q_group_size"))
+    zero_point: bool | None = None
+    version: Name = None
+    checkpoint_format: Name = None
+    format: Name = None
+    pack_dtype: Literal["int32"] | None = None
+    backend: str | None = None
+
+
+def read_awq(source: FoundConfig) -> Claims:
+    """Read the claims of `quant_method: awq`; only the GEMM layout is supported."""
+    section = validate(_AWQ, source)
+    agree(source, "bits", "w_bit")
+    agree(source, "group_size", "q_group_size")
+    variants = [name.lower() for name in (section.version, section.checkpoint_format, section.format) if name]
+    for variant in variants or ["gemm"]:
+        if variant not in LAYOUTS:
+            raise UnsupportedFormatError(
+                f"awq_{variant}", f"the version of {source.file} is not supported", VARIANTS
+            )
+    if section.backend == "llm-awq":
+        raise UnsupportedFormatError(
+            "llm-awq", f"the backend of {source.file} packs in another order", VARIANTS
+        )
+    check_group_size(source, section.group_size, "group_size", "q_group_size")
+    sym = None if section.zero_point is None else not section.zero_point
+    config = AWQConfig(section.group_size, section.bits, zero_point=sym is not True)
+    fmt = ConfiguredFormat(AWQWeight, config)
+    return section.claims(
+        source, "awq", "gemm", fmt, bits=section.bits, group_size=section.group_size, sym=sym
+    )
+
+
+FORMATS = (AWQWeight,)
+METHODS = (
+    Method(
+        names=("awq", "awq_marlin"),
+        read=read_awq,
+        formats=(AWQWeight,),
+        variants=VARIANTS,
+        ignored={
+            "dynamic": IgnoredKey("has settings for some modules; qload reads layers by their tensors"),
+        },
+    ),
+)

@@ -486,3 +486,7 @@ class CTIntWeight(spec.Weight):
             k_group=k_group,
             n_group=n_group,
         )
+
+
+FORMATS = (CTPackWeight, CTPackTensorWeight, CTIntWeight)
+METHODS = ()  # read by detect.methods

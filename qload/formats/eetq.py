@@ -19,9 +19,11 @@ import torch
 from torch import Tensor
 
 from qload import spec
+from qload.configs import Claims, FoundConfig, Method, Name, Section, validate
 from qload.devices import StoredCodes
 from qload.errors import UnsupportedFormatError
 from qload.layouts import eetq
+from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
 
 BITS = 8
@@ -95,3 +97,27 @@ class EETQWeight(spec.Weight):
         scales = self.weight_scales.float()[:, None]
         zeros = torch.full_like(scales, 2 ** (BITS - 1), dtype=torch.int32)
         return spec.Codes(bits=BITS, codes=eetq.unpack(self.weight), scales=scales, zeros=zeros, k_group=None)
+
+
+VARIANTS = ("eetq (weights int8)",)
+INT8 = "int8"
+
+
+class _EETQ(Section):
+    weights: Name = None
+
+
+def read_eetq(source: FoundConfig) -> Claims:
+    """Read the claims of `quant_method: eetq`; only 8-bit weights are supported."""
+    section = validate(_EETQ, source)
+    weights = section.weights or INT8
+    if weights != INT8:
+        raise UnsupportedFormatError(
+            f"eetq_{weights:.40}", f"the weights of {source.file} are not supported", VARIANTS
+        )
+    fmt = ConfiguredFormat(EETQWeight, EETQConfig())
+    return section.claims(source, "eetq", weights, fmt, bits=8, group_size=-1, sym=True)
+
+
+FORMATS = (EETQWeight,)
+METHODS = (Method(names=("eetq",), read=read_eetq, formats=(EETQWeight,), variants=VARIANTS),)

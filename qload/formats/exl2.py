@@ -20,16 +20,19 @@ Source: exllamav2 b9c025b, bit-equal to it.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from qload import spec
+from qload.configs import Claims, FoundConfig, Method, Name, Section, validate
 from qload.devices import StoredStreams
 from qload.errors import IndexValueError, MismatchError, ShapeError
 from qload.layouts import gptq
 from qload.layouts.exl2 import RUN_CODES, Exl2Groups
+from qload.loader import ConfiguredFormat
 from qload.sentences import WORD_BITS
 from qload.spec import Role, TensorSpec
 
@@ -227,3 +230,20 @@ def _first_wrong(bits: list[int], starts: list[int], height: int) -> tuple[str, 
             expected = f"a multiple of {words}: {RUN_CODES[width]} codes of {width} bits"
             return f"rows of q_weight in group {group}", expected, str(end - start)
     return None
+
+
+class _EXL2(Section):
+    version: Name = None
+    bits: Annotated[float, Field(gt=0, le=16, allow_inf_nan=False)] | None = None  # mean over all layers
+    head_bits: Annotated[int, Field(ge=2, le=16)] | None = None
+    calibration: dict[str, Any] | None = None
+
+
+def read_exl2(source: FoundConfig) -> Claims:
+    """Read the claims of `quant_method: exl2`: none about layers, whose tensors tell the bit widths."""
+    section = validate(_EXL2, source)
+    return section.claims(source, "exl2", "exl2", ConfiguredFormat(Exl2Weight, Exl2Config()))
+
+
+FORMATS = (Exl2Weight,)
+METHODS = (Method(names=("exl2",), read=read_exl2, formats=(Exl2Weight,), variants=("exl2",)),)

@@ -25,15 +25,28 @@ it. Source: vLLM 0.11.0 and compressed-tensors 0.14.0, bit-equal to both.
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from qload import spec
+from qload.configs import (
+    Claims,
+    FoundConfig,
+    Method,
+    Name,
+    Section,
+    agree,
+    check_group_size,
+    one_of,
+    validate,
+)
 from qload.devices import StoredCodes, StoredSparse
-from qload.errors import FieldValueError, check_values
+from qload.errors import FieldValueError, UnsupportedFormatError, check_values
 from qload.layouts import marlin, marlin_24
+from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec, named
 
 SCALES = (torch.float16, torch.bfloat16)
@@ -242,3 +255,47 @@ class Marlin24Weight(spec.Weight):
         kept = marlin_24.rows(bits).unpack(self.B_24)
         dense = marlin_24.scatter(kept, self.positions(), 2 ** (bits - 1))
         return spec.symmetric(bits, dense, self.plain_scales(), groups)
+
+
+VARIANTS = ("marlin (checkpoint_format marlin, marlin_24)",)
+CHECKPOINT_FORMATS = ("marlin", "marlin_24")
+
+
+class _Marlin(Section):
+    bits: Annotated[int, one_of(4, 8)] = 4
+    group_size: int = Field(ge=-1)
+    desc_act: Literal[False] | None = None
+    sym: Literal[True] | None = None
+    checkpoint_format: Name = None
+    format: Name = None
+    pack_dtype: Literal["int32"] | None = None
+    is_marlin_format: bool | None = None
+    is_marlin_24_format: bool | None = None
+
+
+def read_marlin(source: FoundConfig) -> Claims:
+    """Read the claims of layers in Marlin's order: symmetric, groups in order."""
+    default = "marlin_24" if source.values.get("quant_method") == "gptq_marlin_24" else "marlin"
+    section = validate(_Marlin, source)
+    stated = agree(source, "checkpoint_format", "format")
+    if section.is_marlin_24_format or default == "marlin_24":
+        stated = stated if stated not in (None, "marlin", "gptq") else "marlin_24"
+    stated = stated or default
+    if stated not in CHECKPOINT_FORMATS:
+        raise UnsupportedFormatError(
+            stated, f"the checkpoint_format of {source.file} is not supported", VARIANTS
+        )
+    check_group_size(source, section.group_size)
+    size, bits = section.group_size, section.bits
+    if stated == "marlin_24":
+        fmt = ConfiguredFormat(Marlin24Weight, Marlin24Config(size, bits))
+    else:
+        fmt = ConfiguredFormat(MarlinWeight, MarlinConfig(size, bits))
+    return section.claims(source, "marlin", stated, fmt, bits=bits, group_size=size, sym=True, desc_act=False)
+
+
+FORMATS = (MarlinWeight, Marlin24Weight)
+METHODS = (
+    Method(names=("marlin",), read=read_marlin, formats=(MarlinWeight, Marlin24Weight), variants=VARIANTS),
+    Method(names=("gptq_marlin_24",), read=read_marlin, formats=(Marlin24Weight,), variants=VARIANTS),
+)

@@ -126,3 +126,7 @@ class ModelOptAWQWeight(spec.Weight):
             zeros=torch.full_like(self.weight_scale, SIGN_BIT, dtype=torch.int32),
             k_group=self.config.in_order(self.layer.K, self.device),
         )
+
+
+FORMATS = (ModelOptAWQWeight,)
+METHODS = ()  # read by detect.methods

@@ -30,16 +30,28 @@ to both.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from qload import spec
+from qload.configs import (
+    Block,
+    Claims,
+    FoundConfig,
+    GlobExclusions,
+    Method,
+    NameList,
+    Section,
+    check_pattern_lengths,
+    validate,
+)
 from qload.devices import StoredRows
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, UnsupportedFormatError
 from qload.layouts import NibblePairs, fp4
-from qload.spec import Role, TensorSpec, named
+from qload.loader import ConfiguredFormat
+from qload.spec import ActivationScheme, Role, TensorSpec, named
 
 GROUP = 32
 BYTES = (torch.uint8,)
@@ -249,3 +261,59 @@ class MXFP8Weight(spec.Weight):
             k_group=torch.arange(self.layer.K, device=device) // GROUP,
             lookup=torch.arange(256, device=device).to(torch.uint8).view(self.weight.dtype).float(),
         )
+
+
+MX_BLOCK = [1, GROUP]
+MXFP8_VARIANTS = ("mxfp8",)
+
+
+class _MXFP8(Section):
+    activation_scheme: Literal["dynamic"] | None = None
+    weight_block_size: Block | None = None
+    scale_fmt: Literal["ue8m0"] | None = None
+    ignored_layers: NameList | None = None
+
+    lists = ("modules_to_not_convert", "ignored_layers")
+
+
+def read_mxfp8(source: FoundConfig) -> Claims:
+    """Read the claims of MXFP8 as written by transformers and SGLang: 32 inputs share a power of two."""
+    section = validate(_MXFP8, source)
+    block = section.weight_block_size
+    if block not in (None, MX_BLOCK):
+        reason = f"the weight_block_size of {source.file} is not supported"
+        raise UnsupportedFormatError(f"mxfp8 in blocks of {block}", reason, MXFP8_VARIANTS)
+    inputs = ActivationScheme("float", 8, True, "group", GROUP, scale_type="e8m0", owner="transformers")
+    fmt = ConfiguredFormat(MXFP8Weight, MXFP8Config(), inputs if section.activation_scheme else None)
+    return section.claims(source, "mxfp8", "mxfp8", fmt, bits=8, group_size=GROUP, sym=True)
+
+
+def read_mxfp4(source: FoundConfig) -> Claims:
+    """Read the claims of gpt-oss, with shell patterns in its list of excluded modules."""
+    section = validate(Section, source)
+    check_pattern_lengths(source, "modules_to_not_convert", section.modules_to_not_convert or ())
+    formats = [
+        ConfiguredFormat(weight_type, MXFP4Config()) for weight_type in (MXFP4ExpertsWeight, CTMXFP4Weight)
+    ]
+    exclusions = section.exclusions(GlobExclusions)
+    return section.claims(
+        source, "mxfp4", "mxfp4", *formats, bits=4, group_size=32, sym=True, exclusions=exclusions
+    )
+
+
+FORMATS = (CTMXFP4Weight, MXFP4ExpertsWeight, MXFP8Weight)
+METHODS = (
+    Method(
+        names=("mxfp8",),
+        read=read_mxfp8,
+        formats=(MXFP8Weight,),
+        variants=MXFP8_VARIANTS,
+        activation_key="activation_scheme",
+    ),
+    Method(
+        names=("mxfp4",),
+        read=read_mxfp4,
+        formats=(MXFP4ExpertsWeight, CTMXFP4Weight),
+        variants=("mxfp4 (experts)",),
+    ),
+)

@@ -169,3 +169,7 @@ class ModelOptNVFP4Weight(_NVFP4Weight):
         """Return bytes, and scales multiplied by the second scale in float32."""
         second, parts = self.weight_scale_2, self.layer.parts
         return self.weight, both_scales(self.weight_scale, second, parts, divides=False)
+
+
+FORMATS = (CTNVFP4Weight, ModelOptNVFP4Weight)
+METHODS = ()  # read by detect.methods

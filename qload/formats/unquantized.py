@@ -19,6 +19,7 @@ from torch import Tensor
 
 from qload import spec
 from qload.errors import ShapeError, UnsupportedFormatError
+from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -132,3 +133,8 @@ class UnquantizedWeight(spec.Weight):
     def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
         """Return the weight, (N, K), or (N,) of a vector, in `dtype`."""
         return spec.rounded(self.weight, dtype, out)
+
+
+PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())  # of a checkpoint without a config
+FORMATS = (UnquantizedWeight,)
+METHODS = ()

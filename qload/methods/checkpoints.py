@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from qload.detect import Target, loader_from_config
-from qload.detect.config_reader import METHODS, READS
+from qload.detect.config_reader import METHODS, described_formats
 from qload.errors import ArgumentError, ConfigError, check_type
 from qload.kernels.declared import Activations
 from qload.loader import FormatLoader, ModuleLoader
@@ -94,7 +94,7 @@ class CheckpointConfig(QuantizationConfig):
             values["quant_method"] = cls.name
         loader = loader_from_config(values)
         kinds = [fmt.weight_type for fmt in loader.formats if not fmt.weight_type.plain]
-        other = next((kind for kind in kinds if kind not in READS[cls.name]), None)
+        other = next((kind for kind in kinds if kind not in described_formats(cls.name)), None)
         if other is not None:
             got = f"{values.get('quant_method', values.get('method'))!r}, of {other.format} layers"
             raise ConfigError("config", "quantization_config.quant_method", cls.name, got)

@@ -13,9 +13,8 @@ from pydantic import Field
 
 from qload.architecture import Architecture, architecture_of
 from qload.architecture.config import INNER
-from qload.detect import FoundConfig
-from qload.detect.files import MODEL_CONFIG, value_text
-from qload.detect.validation import Excerpt, validate
+from qload.configs import Excerpt, FoundConfig, validate, value_text
+from qload.detect.files import MODEL_CONFIG
 from qload.errors import ArgumentError, ConfigError, check_fields, checked
 from qload.experts import ExpertFacts, GatedActivation, Routing, routing_of
 from qload.experts.activation import ACTIVATIONS, facts_of

@@ -15,9 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from qload.detect import FoundConfig
-from qload.detect.files import value_text
-from qload.detect.validation import Excerpt, validate
+from qload.configs import Excerpt, FoundConfig, validate, value_text
 from qload.errors import ArgumentError, ConfigError, ShapeError, checked
 from qload.kernels.chips import uncast
 from qload.models.families import Family

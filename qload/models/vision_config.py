@@ -9,9 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from qload.detect import FoundConfig
-from qload.detect.files import MODEL_CONFIG, value_text
-from qload.detect.validation import Excerpt, validate
+from qload.configs import Excerpt, FoundConfig, validate, value_text
+from qload.detect.files import MODEL_CONFIG
 from qload.errors import ConfigError, checked
 from qload.experts import GatedActivation
 from qload.models.config import read_activation

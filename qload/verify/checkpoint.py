@@ -9,9 +9,8 @@ from typing import Any, Self, TypeVar
 
 from qload.architecture import Architecture, Inventory, architecture_of
 from qload.architecture.config import is_draft, is_usual_class
+from qload.configs import Claims, FoundConfig
 from qload.detect import (
-    Claims,
-    FoundConfig,
     check_configs,
     config_notes,
     effective_claims,

@@ -18,10 +18,10 @@ from qload.diagnosis.diagnosis import explain_errors
 from qload.diagnosis.reading_faults import faults_in_files
 from qload.errors import QloadError
 from qload.formats import GPTQWeight
-from qload.formats.gptq import FIELDS, WHOLE
 from qload.layouts import gptq
 from qload.loader import LayerDescription, Part
 from qload.spec import Codes, Weight
+from qload.spec.zero_point_evidence import FIELDS, WHOLE
 from qload.verify.blocks import WindowSource, load_output_blocks
 from qload.verify.checkpoint import Checkpoint
 from qload.verify.comparison import MATRIX_AXES, Distance, differ

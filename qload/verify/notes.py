@@ -16,8 +16,8 @@ import torch
 
 from qload.architecture.adapters import REMEDY, adapters_of, base_name, is_adapter
 from qload.architecture.config import CAUSAL, TIE, Tie, is_usual_class, tie_of
+from qload.configs import value_text
 from qload.detect.config_reader import PatternEntry, pattern_entries
-from qload.detect.files import value_text
 from qload.errors import ConfigError, MismatchError
 from qload.formats import Exl2Config, GPTQConfig
 from qload.formats.exl2 import scale_unit

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from qload import MemoryStorage, Weights, with_experts
 from qload.capabilities import COLUMNS, as_markdown, overview
-from qload.detect import FoundConfig, find_config, read_claims
-from qload.detect.config_reader import READS
+from qload.configs import FoundConfig
+from qload.detect import find_config, read_claims
+from qload.detect.config_reader import METHODS, described_formats
 from qload.errors import RepackError, UnsupportedFormatError
 from qload.experts.stack_layouts import FIELDS
 from qload.formats import FORMATS
@@ -49,10 +50,10 @@ UNSTORED: tuple[dict[str, Any], ...] = (
     {"quant_method": "gptq", "checkpoint_format": "marlin_24", **FOUR_BITS},
 )
 TOLD_APART = """
-quant_method {}: READS in qload/detect/config_reader.py and the embedded configs differ.
-In READS alone: {}. Add fixtures/FORMAT/CASE/ with such a config.json, or, if no fixture can have one, add
-the config to UNSTORED in this file.
-Found by a config alone: {}. Add it to READS."""
+quant_method {}: `formats` of its Method and the embedded configs differ.
+In its Method alone: {}. Add fixtures/FORMAT/CASE/ with such a config.json, or, if no fixture can have one,
+add the config to UNSTORED in this file.
+Found by a config alone: {}. Add it to its Method."""
 # Mandatory options of `repack` for some layouts.
 OPTIONS = {"dtype": torch.bfloat16, "exponent_bias": False}
 
@@ -81,13 +82,14 @@ def test_every_no_has_its_reason() -> None:
 
 def test_what_a_method_reads_is_what_its_configs_are_read_as() -> None:
     """Test the config of every fixture, and configs of dialects without a fixture."""
-    found: dict[str, set[type[Weight]]] = {name: set() for name in READS}
+    found: dict[str, set[type[Weight]]] = {name: set() for name in METHODS}
     configs = [find_config(path.parent) for path in FIXTURES.rglob("config.json")]
     for config in [*filter(None, configs), *(FoundConfig("config.json", "", values) for values in UNSTORED)]:
         with suppress(UnsupportedFormatError):  # some fixtures are unsupported on purpose
             found[config.values["quant_method"]] |= {fmt.weight_type for fmt in read_claims(config).formats}
 
-    for method, formats in READS.items():
+    for method in METHODS:
+        formats = described_formats(method)
         assert found[method] == set(formats), TOLD_APART.format(
             method, named(set(formats) - found[method]), named(found[method] - set(formats))
         )
@@ -96,9 +98,7 @@ def test_what_a_method_reads_is_what_its_configs_are_read_as() -> None:
 def test_every_format_is_detected() -> None:
     lost = [name for name, row in overview().items() if not (row["detect"].yes and row["detect"].text)]
 
-    assert not lost, (
-        f"no config leads to {lost}: add them to METHODS and READS of qload/detect/config_reader.py"
-    )
+    assert not lost, f"no config leads to {lost}: add a Method to their modules"
 
 
 @every_format

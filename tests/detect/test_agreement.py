@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
+from qload.configs import FoundConfig
 from qload.detect import check_configs, config_notes
 from qload.detect.config_reader import read_claims
-from qload.detect.files import FoundConfig
 from qload.storage import MemoryStorage
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}

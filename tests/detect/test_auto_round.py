@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from qload.configs import FoundConfig
 from qload.detect import find_configs, loader_from_config, read_claims
-from qload.detect.files import FoundConfig
 from qload.errors import ConfigError, CutError, ExcludedModuleError, UnsupportedFormatError
 from qload.formats import (
     AWQWeight,

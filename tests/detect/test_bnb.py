@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from qload.detect import FoundConfig, loader_from_config, read_claims
+from qload.configs import FoundConfig
+from qload.detect import loader_from_config, read_claims
 from qload.errors import ConfigError, ExcludedModuleError
 from qload.formats import BNBFP4Weight, BNBNF4Weight, BNBWeight, UnquantizedWeight
 from qload.storage import MemoryStorage

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from qload.detect import FoundConfig, read_claims
-from qload.detect.validation import Claims
+from qload.configs import Claims, FoundConfig
+from qload.detect import read_claims
 from qload.errors import QloadError
 
 WORDS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
@@ -238,8 +238,12 @@ def outcome(config: dict[str, Any]) -> str:
     except QloadError as error:
         return f"{type(error).__name__}: {error}"
     said = {field.name: getattr(claims, field.name) for field in fields(Claims)}
-    said["loader"] = said["loader"] is not None
-    return "\n".join(f"{name}: {value}" for name, value in said.items() if value is not None)
+    lines = (
+        f"loader: {bool(value)}" if name == "rules" else f"{name}: {value}"
+        for name, value in said.items()
+        if value is not None
+    )
+    return "\n".join(lines)
 
 
 def told(method: str) -> Iterator[str]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from qload.detect import FoundConfig, find_config, find_configs, loader_from_config, read_claims
+from qload.configs import FoundConfig
+from qload.detect import find_config, find_configs, loader_from_config, read_claims
 from qload.errors import ConfigError
 from tests.detect.settings import AWQ, GPTQ
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from qload.configs import FoundConfig
 from qload.detect import loader_from_config
 from qload.detect.config_reader import pattern_entries
-from qload.detect.files import FoundConfig
 from qload.errors import ConfigError, ExcludedModuleError, MismatchError, ShapeError
 from qload.formats import GPTQConfig, GPTQWeight, UnquantizedWeight
 from qload.layouts import Stored

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from qload.configs import FoundConfig
 from qload.detect import loader_from_config, read_claims
-from qload.detect.files import FoundConfig
 from qload.errors import ConfigError
 from qload.formats import Fp8Config
 

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from qload.detect import FoundConfig, read_claims
+from qload.configs import FoundConfig
+from qload.detect import read_claims
 from qload.errors import UnsupportedFormatError
 
 GPTQ_CLAIMS = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from qload.detect.files import FoundConfig
-from qload.detect.matching import (
+from qload.configs import FoundConfig
+from qload.configs.matching import (
     IgnoredModules,
     Patterns,
     check_pattern_lengths,

@@ -4,8 +4,6 @@
 A separate table has contradictions of two keys.
 """
 
-import importlib
-import pkgutil
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any
@@ -14,10 +12,12 @@ import pytest
 import torch
 from pydantic import AliasChoices, BaseModel
 
-import qload.detect.methods
-from qload.detect import FoundConfig, check_configs, effective_claims, read_claims
+from qload.configs import FoundConfig
+from qload.detect import check_configs, effective_claims, read_claims
 from qload.detect.config_reader import METHODS
+from qload.detect.methods import auto_round, compressed_tensors, modelopt
 from qload.errors import ConfigError, UnsupportedFormatError
+from qload.formats import MODULES, bnb
 from qload.storage import MemoryStorage
 
 GPTQ = {
@@ -347,9 +347,9 @@ def aliases(model: type[BaseModel]) -> Iterator[str]:
 
 def test_each_key_of_each_reader_is_in_a_section() -> None:
     known = {path[-1] for section in SECTIONS.values() for path in paths(section)}
-    for module in pkgutil.iter_modules(qload.detect.methods.__path__):
-        for value in vars(importlib.import_module(f"qload.detect.methods.{module.name}")).values():
-            if isinstance(value, type) and issubclass(value, BaseModel):
+    for module in (*MODULES, compressed_tensors, modelopt, auto_round):
+        for value in vars(module).values():
+            if isinstance(value, type) and issubclass(value, BaseModel) and value is not bnb._State:
                 assert {*aliases(value)} <= known, value
 
     assert {section["quant_method"] for section in SECTIONS.values()} == METHODS.keys()

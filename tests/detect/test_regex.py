@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qload.detect import matching
-from qload.detect.files import FoundConfig
-from qload.detect.matching import CONFIG_SECONDS, MATCH_SECONDS, PATTERN_SECONDS, Patterns
+from qload.configs import FoundConfig, matching
+from qload.configs.matching import CONFIG_SECONDS, MATCH_SECONDS, PATTERN_SECONDS, Patterns
 from qload.errors import ConfigError
 
 FOUND = FoundConfig("config.json", "quantization_config", {})

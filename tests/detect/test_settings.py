@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qload.detect import FoundConfig, loader_from_config, read_claims
+from qload.configs import FoundConfig
+from qload.detect import loader_from_config, read_claims
 from qload.errors import ConfigError, QloadError, UnsupportedFormatError
 from qload.formats import AWQConfig, GPTQConfig
 from qload.layouts import Stored

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from qload.detect import FoundConfig, effective_claims, loader_from_config
+from qload.configs import FoundConfig
+from qload.detect import effective_claims, loader_from_config
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import GPTQConfig
 from qload.layouts import STORED_MINUS_ONE

@@ -13,10 +13,10 @@ from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 from qload import errors
+from qload.configs import FoundConfig
 from qload.detect import (
     AWQWeightsLoader,
     DefaultWeightsLoader,
-    FoundConfig,
     GPTQWeightsLoader,
     check_configs,
     loader_from_config,

@@ -8,7 +8,7 @@ _FP8, _BNB = "qload/formats/fp8.py", "qload/formats/bnb.py"
 _PACK, _INT = "qload/formats/compressed_tensors.py", "qload/formats/compressed_tensors.py"
 _ONE, _AWQ = "qload/formats/compressed_tensors.py", "qload/formats/modelopt_awq.py"
 _FP4, _NV = "qload/layouts/fp4.py", "qload/formats/nvfp4.py"
-_MATCHING, _NAMES = "qload/detect/matching.py", "qload/loader/exclusion.py"
+_MATCHING, _NAMES = "qload/configs/matching.py", "qload/loader/exclusion.py"
 
 FAULTS = (
     Fault("exl2-scale-not-squared", _EXL2, ".add(1).square()", ".add(1)"),
@@ -123,8 +123,8 @@ FAULTS = (
     Fault(
         "modelopt-table-unread",
         "qload/detect/methods/modelopt.py",
-        "loader=_loader_factory(section, table)",
-        "loader=None",
+        "rules=_rules(section, table)",
+        "rules=()",
     ),
     Fault(
         "unused-scale-judged",
@@ -186,9 +186,9 @@ FAULTS = (
     ),
     Fault(
         "dynamic-last-rule-wins",
-        "qload/detect/matching.py",
-        "loader_of(formats)) for entry, formats in rules.items()]",
-        "loader_of(formats)) for entry, formats in reversed(rules.items())]",
+        "qload/configs/matching.py",
+        "for entry, formats in rules.items()\n        ),",
+        "for entry, formats in reversed(rules.items())\n        ),",
     ),
     Fault(
         "zeros-are-an-index",
@@ -198,13 +198,13 @@ FAULTS = (
     ),
     Fault(
         "zero-points-of-0-in-one-way",
-        "qload/formats/gptq.py",
+        "qload/spec/zero_point_evidence.py",
         "return WHOLE if apart > margin else FIELDS if -apart > margin else None",
         "return WHOLE",
     ),
     Fault(
         "dynamic-rule-with-base-claims",
-        "qload/detect/methods/gptq.py",
+        "qload/formats/gptq.py",
         "claims = replace(base.claims, source=source, **stated)",
         "claims = replace(base.claims, source=source)",
     ),

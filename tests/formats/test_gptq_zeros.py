@@ -10,9 +10,9 @@ from torch import Tensor
 
 from qload.detect import loader_from_config
 from qload.errors import MismatchError
-from qload.formats import gptq
 from qload.layouts import StoredMinusOne, StoredMinusOnePerField
 from qload.parallel import FakeWorld
+from qload.spec import zero_point_evidence
 from qload.storage import MemoryStorage
 from qload.verify import verify
 from qload.weights import Weights, open_checkpoint
@@ -395,18 +395,18 @@ def test_a_few_columns_decide_where_many_have_zero_points_of_0(monkeypatch: pyte
     codes, zeros, scales, want = quantized(4, 512, 1024, 64, 0.5)
     stored = tensors(codes, scales, fields(zeros, 4), 4)
     compared: list[int] = []
-    means = gptq._mean_codes
+    means = zero_point_evidence._mean_codes
 
     def counted(values: Any, bits: int, columns: Tensor, groups: int) -> Any:
         compared.append(len(columns))
         return means(values, bits, columns, groups)
 
-    monkeypatch.setattr(gptq, "_mean_codes", counted)
+    monkeypatch.setattr(zero_point_evidence, "_mean_codes", counted)
 
     weight = loaded(stored, config(4, 64)).get_weights(NAME)
 
     assert torch.equal(weight.dequantize().half(), want)
-    assert max(compared) <= 2 * gptq.FIRST_COLUMNS < 1024
+    assert max(compared) <= 2 * zero_point_evidence.FIRST_COLUMNS < 1024
 
 
 @pytest.mark.parametrize("sym", [False, True])

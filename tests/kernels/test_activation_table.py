@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qload.detect import loader_from_config
-from qload.detect.config_reader import DECLARES
+from qload.detect.config_reader import METHODS
 from qload.formats import FORMATS
 from qload.kernels.declared import why_no_quantizer
 from qload.spec import ActivationScheme
@@ -132,6 +132,6 @@ def test_the_table_says_yes_of_the_formats_whose_layers_declare_a_scheme() -> No
     declaring = {
         fmt.weight_type for loader in loaders for fmt in loader.formats if fmt.activations is not None
     }
-    said = {weight_type for _, types in DECLARES.values() for weight_type in types}
+    said = {each for method in METHODS.values() for each in method.formats_with_activations}
 
     assert declaring <= said <= set(FORMATS)

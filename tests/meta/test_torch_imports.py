@@ -14,6 +14,7 @@ MODULES = {
     "qload.architecture.model_tables",
     "qload.architecture.table",
     "qload.conversion.report",
+    "qload.configs.found_config",
     "qload.detect.files",
     "qload.diff.report",
     "qload.listing.report_base",

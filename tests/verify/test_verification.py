@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from qload import spec
-from qload.detect import FoundConfig, config_reader
-from qload.detect.validation import Claims
+from qload.configs import Claims, FoundConfig, Method
+from qload.detect import config_reader
 from qload.listing import LayerInfo
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
@@ -73,7 +73,7 @@ def inspected(
     }
     if index is not None:
         tensors["up.g_idx"] = torch.tensor(index, dtype=torch.int32)
-    monkeypatch.setitem(config_reader.METHODS, "unlisted", read)
+    monkeypatch.setitem(config_reader.METHODS, "unlisted", Method(("unlisted",), read, (UnlistedWeight,)))
     report = inspect(model(folder, tensors, quantization_config={"quant_method": "unlisted"}))
 
     assert report.findings == ()

@@ -22,12 +22,35 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from qload.detect.files import FoundConfig
-from qload.detect.matching import REGEX_PREFIX, Patterns, override_loader
+from qload.configs import (
+    MAX_LAYER_SIZE,
+    Block,
+    Claims,
+    FoundConfig,
+    IgnoredKey,
+    Method,
+    Name,
+    Patterns,
+    Section,
+    none_for_false,
+    override_rules,
+    validate,
+)
+from qload.configs.matching import REGEX_PREFIX
 from qload.detect.methods import compressed_tensors
-from qload.detect.validation import Claims, Name, Section, none_for_false, validate
 from qload.errors import ConfigError, UnsupportedFormatError
-from qload.formats import AWQConfig, AWQWeight, Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight
+from qload.formats import (
+    AWQConfig,
+    AWQWeight,
+    CTIntWeight,
+    CTMXFP4Weight,
+    CTNVFP4Weight,
+    CTPackWeight,
+    Fp8Config,
+    Fp8Weight,
+    GPTQConfig,
+    GPTQWeight,
+)
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import ConfiguredFormat
 from qload.spec import ActivationScheme, LayerClaims
@@ -82,9 +105,6 @@ SETTING_KEYS: Mapping[str, str] = {
     "symmetric": "sym",
     **dict.fromkeys(("strategy", "group_size", "block_structure"), "group_size"),
 }
-MAX_LAYER_SIZE = (1 << 31) - 1  # inputs or outputs
-Side = Annotated[int, Field(ge=1, le=MAX_LAYER_SIZE)]
-Block = Annotated[list[Side], Field(min_length=2, max_length=2)]
 # Inputs of a group, or [outputs, inputs] of a block.
 Size = Annotated[int, Field(ge=-1, le=MAX_LAYER_SIZE)] | Block
 
@@ -138,9 +158,7 @@ def read_auto_round(source: FoundConfig) -> Claims:
     patterns = Patterns(source, "extra_config", anywhere=True)
     rule_formats = [fmt for formats in rules.values() if isinstance(formats, tuple) for fmt in formats]
     note = f"{source.file} says packing_format {FAKE_PACKING}: weights were quantized and are stored plain"
-    loader = None
-    if rules:
-        loader = override_loader(rules, base_formats, section.exclusions(), patterns, "extra_config")
+    module_rules = override_rules(rules, base_formats, section.exclusions(), patterns) if rules else ()
     return section.claims(
         source,
         "auto-round",
@@ -149,7 +167,7 @@ def read_auto_round(source: FoundConfig) -> Claims:
         bits=section.bits,
         group_size=section.group_size if isinstance(section.group_size, int) else None,
         sym=section.sym,
-        loader=loader,
+        rules=module_rules,
         notes=(note,) if packing == FAKE_PACKING else (),
     )
 
@@ -299,3 +317,30 @@ def _ct_format(
         dense=True,
     )
     return replace(fmt, activations=_activations(rule))
+
+
+_ROTATED = IgnoredKey("rotates the inputs of layers, and qload does not", refused=True)
+_SCALES = IgnoredKey("quantizes the scales, and qload does not dequantize them", refused=True)
+_CACHE = IgnoredKey("configures the key/value cache and attention, which is left to the engine")
+SCHEME_WEIGHTS = (Fp8Weight, CTPackWeight, CTIntWeight, CTNVFP4Weight, CTMXFP4Weight)
+METHODS = (
+    Method(
+        names=("auto-round",),
+        read=read_auto_round,
+        formats=(GPTQWeight, AWQWeight, *SCHEME_WEIGHTS),
+        variants=AUTO_ROUND_VARIANTS,
+        activation_key="act_bits",
+        activation_formats=SCHEME_WEIGHTS,
+        exclusion_key="16 bits in extra_config",
+        module_key="extra_config",
+        ignored={
+            "rotation_config": _ROTATED,
+            "hadamard_config": _ROTATED,
+            "transform_config": _ROTATED,
+            "super_bits": _SCALES,
+            "super_group_size": _SCALES,
+            "static_kv_dtype": _CACHE,
+            "static_attention_dtype": _CACHE,
+        },
+    ),
+)

@@ -1,6 +1,6 @@
 """`quant_method: compressed-tensors`: groups of modules, each with its own scheme and format.
 
-The name of a module selects its group (`detect.matching`). Of several matching entries, names precede
+The name of a module selects its group (`configs.matching`). Of several matching entries, names precede
 patterns and patterns precede classes; of one kind the first counts. `ignore` precedes all. A module without
 an entry is not quantized. Any module may still be stored plain: the target `Linear` does not tell linear
 modules apart, their tensors do.
@@ -16,17 +16,20 @@ from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qload.detect.files import FoundConfig, value_text
-from qload.detect.matching import (
-    MODULE_CLASSES,
-    PLAIN,
+from qload.configs import (
+    Claims,
+    FoundConfig,
     IgnoredModules,
+    Method,
+    ModuleRule,
+    NameList,
     Patterns,
+    Section,
     matcher,
-    precedence,
-    unsupported_loader,
+    validate,
+    value_text,
 )
-from qload.detect.validation import Claims, NameList, Section, validate
+from qload.configs.matching import MODULE_CLASSES, precedence
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import (
     CTIntConfig,
@@ -48,9 +51,9 @@ from qload.formats import (
     UnquantizedConfig,
     UnquantizedWeight,
 )
-from qload.loader import ConfiguredFormat, FormatLoader
+from qload.formats.unquantized import PLAIN
+from qload.loader import ConfiguredFormat
 from qload.loader.exclusion import Exclusions
-from qload.loader.modules import ModuleLoader
 from qload.spec import ActivationScheme, LayerClaims
 
 # `dynamic` -> name of the stored scale; "local": the scale of the tensor, applied with dynamic group scales.
@@ -334,7 +337,7 @@ def read_compressed_tensors(source: FoundConfig) -> Claims:
         group_size=scheme.rows_of_a_group if scheme else None,
         sym=scheme.symmetric if scheme else None,
         exclusions=Exclusions(),
-        loader=_loader(source, section, formats),
+        rules=_rules(source, section, formats),
         notes=_notes(section, source),
     )
 
@@ -343,37 +346,32 @@ def _is_quantized(fmt: ConfiguredFormat | UnsupportedFormatError) -> TypeGuard[C
     return isinstance(fmt, ConfiguredFormat) and not fmt.weight_type.plain
 
 
-def _loader(
+def _rules(
     source: FoundConfig,
     section: _CompressedTensors,
     formats: Mapping[str, ConfiguredFormat | UnsupportedFormatError],
-) -> Callable[[], FormatLoader]:
-    """Build a factory of loaders that check `ignore` first, then the targets in order of precedence.
+) -> tuple[ModuleRule, ...]:
+    """Rules of `ignore`, then of the targets in order of precedence, then of modules without a target.
 
     `formats`: group -> its format, or the error of an unsupported format.
     """
-    quantized = dict.fromkeys(fmt for fmt in formats.values() if _is_quantized(fmt))
+    quantized = tuple(dict.fromkeys(fmt for fmt in formats.values() if _is_quantized(fmt)))
     ignore, ignore_patterns = tuple(section.ignore or ()), Patterns(source, "ignore")
-    ignored = FormatLoader(*quantized, PLAIN, exclusions=IgnoredModules(ignore, patterns=ignore_patterns))
-    choices = [(matcher(*ignore, patterns=ignore_patterns), ignored)]
+    excluding = IgnoredModules(ignore, patterns=ignore_patterns)
+    rules = [ModuleRule(quantized, matcher(*ignore, patterns=ignore_patterns), excluding)]
     targets = [(target, name) for name, group in section.config_groups.items() for target in group.targets]
     patterns = Patterns(source, "config_groups")
     for target, name in sorted(targets, key=lambda pair: precedence(pair[0])):
-        choices.append((matcher(target, patterns=patterns), _group_loader(section, formats[name])))
+        fmt = formats[name]
+        read: tuple[ConfiguredFormat, ...] | UnsupportedFormatError
+        if isinstance(fmt, UnsupportedFormatError):
+            read = fmt
+        else:
+            read = (fmt, *(_calibrated_format(section) if _is_quantized(fmt) else ()))
+        rules.append(ModuleRule(read, matcher(target, patterns=patterns), section.exclusions()))
     keys = " or ".join(f"config_groups.{name}.targets" for name in section.config_groups)
-    others = FormatLoader(*quantized, PLAIN, exclusions=Untargeted(key=keys))
-    return lambda: ModuleLoader(choices, others if quantized else FormatLoader(PLAIN))
-
-
-def _group_loader(
-    section: _CompressedTensors, fmt: ConfiguredFormat | UnsupportedFormatError
-) -> FormatLoader:
-    """Build the loader of a group's modules."""
-    if isinstance(fmt, UnsupportedFormatError):
-        return unsupported_loader(fmt)
-    if fmt.weight_type.plain:
-        return FormatLoader(fmt)
-    return FormatLoader(fmt, *_calibrated_format(section), PLAIN, exclusions=section.exclusions())
+    untargeted = Untargeted(key=keys) if quantized else Exclusions()
+    return (*rules, ModuleRule(quantized, exclusions=untargeted))
 
 
 def _calibrated_format(section: _CompressedTensors) -> tuple[ConfiguredFormat, ...]:
@@ -480,3 +478,26 @@ def _notes(section: _CompressedTensors, source: FoundConfig) -> tuple[str, ...]:
             f"{source.file} has a kv_cache_scheme, whose scales are no weights and are left to the engine"
         )
     return tuple(notes)
+
+
+CT_WEIGHTS = (
+    CTPackWeight,
+    CTPackTensorWeight,
+    CTIntWeight,
+    Fp8Weight,
+    Marlin24Weight,
+    CTNVFP4Weight,
+    CTMXFP4Weight,
+    MXFP8Weight,
+)
+METHODS = (
+    Method(
+        names=("compressed-tensors",),
+        read=read_compressed_tensors,
+        formats=CT_WEIGHTS,
+        variants=CT_VARIANTS,
+        activation_key="input_activations",
+        activation_formats=(*CT_WEIGHTS, UnquantizedWeight),
+        exclusion_key="ignore",
+    ),
+)

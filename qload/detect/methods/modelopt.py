@@ -6,7 +6,7 @@ without case, since ModelOpt writes `fp8_pb_wo` and `mxfp4` in lower case. Layer
 are not read; the whole checkpoint is unsupported if no layer has another algorithm.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -14,10 +14,19 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from qload.detect.files import FoundConfig, value_text
-from qload.detect.matching import PLAIN, GlobExclusions, check_pattern_lengths, unsupported_loader
+from qload.configs import (
+    Claims,
+    FoundConfig,
+    GlobExclusions,
+    Method,
+    ModuleRule,
+    Name,
+    Section,
+    check_pattern_lengths,
+    validate,
+    value_text,
+)
 from qload.detect.methods.compressed_tensors import Untargeted
-from qload.detect.validation import Claims, Name, Section, validate
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import (
     CTMXFP4Weight,
@@ -31,8 +40,7 @@ from qload.formats import (
     MXFP8Weight,
     NVFP4Config,
 )
-from qload.loader import ConfiguredFormat, FormatLoader
-from qload.loader.modules import ModuleLoader
+from qload.loader import ConfiguredFormat
 from qload.spec import ActivationScheme, LayerClaims
 
 
@@ -71,11 +79,6 @@ ALGORITHMS = {
     # The algorithm does not state whether inputs are quantized.
     "MXFP4": Algorithm(ConfiguredFormat(CTMXFP4Weight, MXFP4Config(("weight", "weight_scale"))), 4, 32),
 }
-ACTIVATION_WEIGHTS = tuple(
-    dict.fromkeys(
-        algorithm.format.weight_type for algorithm in ALGORITHMS.values() if algorithm.format.activations
-    )
-)
 GROUP_ALGORITHMS = {  # (bits, type, strategy, group size) of weights -> algorithm
     (8, "float", None, None): "FP8",
     (8, "float", "channel", None): "FP8_PER_CHANNEL_PER_TOKEN",
@@ -155,7 +158,7 @@ def read_modelopt(source: FoundConfig) -> Claims:
         *formats,
         sym=True,
         exclusions=section.exclusions(GlobExclusions),
-        loader=_loader_factory(section, table),
+        rules=_rules(section, table),
     )
 
 
@@ -228,8 +231,8 @@ def _group_format(source: FoundConfig, group_name: str, group: _Group) -> Format
     return fmt if inputs is not None else replace(fmt, activations=None)
 
 
-def _loader_factory(section: _ModelOpt, table: Mapping[str, Format]) -> Callable[[], FormatLoader]:
-    """Build a factory of loaders: listed layers by the table, all other layers plain."""
+def _rules(section: _ModelOpt, table: Mapping[str, Format]) -> tuple[ModuleRule, ...]:
+    """Rules of the listed layers, one for each format and each error; all other layers are plain."""
     names: dict[tuple[ConfiguredFormat, ActivationScheme | None], set[str]] = {}
     refused: dict[str, tuple[UnsupportedFormatError, set[str]]] = {}
     for name, fmt in table.items():
@@ -238,17 +241,15 @@ def _loader_factory(section: _ModelOpt, table: Mapping[str, Format]) -> Callable
         else:
             names.setdefault((fmt, fmt.activations), set()).add(name)
     exclusions = section.exclusions(GlobExclusions)
-    choices: list[tuple[Callable[[str], bool], FormatLoader]] = [
-        (partial(_is_listed, frozenset(layers)), FormatLoader(fmt, PLAIN, exclusions=exclusions))
-        for (fmt, _), layers in names.items()
-    ]
-    choices += [
-        (partial(_is_listed, frozenset(layers)), unsupported_loader(error))
-        for error, layers in refused.values()
-    ]
-    formats = dict.fromkeys(fmt for fmt, _ in names)
-    others = FormatLoader(*formats, PLAIN, exclusions=Untargeted(key="quantized_layers"))
-    return lambda: ModuleLoader(choices, others)
+    formats = tuple(dict.fromkeys(fmt for fmt, _ in names))
+    return (
+        *(
+            ModuleRule((fmt,), partial(_is_listed, frozenset(layers)), exclusions)
+            for (fmt, _), layers in names.items()
+        ),
+        *(ModuleRule(error, partial(_is_listed, frozenset(layers))) for error, layers in refused.values()),
+        ModuleRule(formats, exclusions=Untargeted(key="quantized_layers")),
+    )
 
 
 def _is_listed(names: frozenset[str], module: str) -> bool:
@@ -266,3 +267,16 @@ def _unsupported(source: FoundConfig, variant: str, key: str) -> UnsupportedForm
         MODELOPT_VARIANTS,
         "TensorRT-LLM loads what ModelOpt exports, vLLM and SGLang load most of it",
     )
+
+
+METHODS = (
+    Method(
+        names=("modelopt",),
+        read=read_modelopt,
+        formats=(Fp8Weight, ModelOptNVFP4Weight, MXFP8Weight, CTMXFP4Weight, ModelOptAWQWeight),
+        variants=MODELOPT_VARIANTS,
+        activation_key="quant_algo",
+        activation_formats=(Fp8Weight, ModelOptNVFP4Weight, MXFP8Weight),
+        exclusion_key="exclude_modules, or ignore in config.json",
+    ),
+)

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from qload.architecture import architecture_of
+from qload.configs.matching import EMBEDDINGS
 from qload.detect import read_model_config
 from qload.detect.config_reader import method_of_own_file
-from qload.detect.matching import EMBEDDINGS
 from qload.errors import ConfigError, StorageError
 from qload.experts import with_experts
 from qload.listing import check_all_read

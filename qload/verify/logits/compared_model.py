@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from qload.architecture import architecture_of
+from qload.configs import value_text
 from qload.detect import read_model_config
-from qload.detect.files import MODEL_CONFIG, value_text
+from qload.detect.files import MODEL_CONFIG
 from qload.errors import ArgumentError, CastError, MismatchError, RepackError
 from qload.experts.weight import stacked
 from qload.kernels.declared import Maximum

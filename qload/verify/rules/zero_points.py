@@ -24,10 +24,10 @@ from statistics import median
 import torch
 
 from qload.formats import GPTQConfig
-from qload.formats.gptq import FIELDS, WHOLE
 from qload.layouts import Stored, gptq
 from qload.listing.layer_info import zero_point_convention, zero_point_runs, zero_point_words
 from qload.loader import LayerDescription
+from qload.spec.zero_point_evidence import FIELDS, WHOLE
 from qload.storage import WeightStorage
 from qload.verify.checkpoint import Checkpoint
 from qload.verify.name_patterns import block_of

@@ -1,69 +1,21 @@
-"""Claims of quantization configs, and validation of their sections by pydantic with qload's errors."""
+"""Validation of quantization configs by pydantic, with qload's errors."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from qload.detect.files import FoundConfig, value_text
+from qload.configs.claims import Claims
+from qload.configs.found_config import FoundConfig, value_text
 from qload.errors import ConfigError
-from qload.loader import ConfiguredFormat, FormatLoader
+from qload.loader import ConfiguredFormat
 from qload.loader.exclusion import Exclusions
-from qload.spec import LayerClaims
 
-NOTHING = Exclusions()
 Model = TypeVar("Model", bound=BaseModel)
 
 
-@dataclass(frozen=True)
-class Claims:
-    """Claims of a config about the layers it does not exclude; None for a missing claim.
-
-    Attributes
-    ----------
-    method, format
-        Quantization method, and its format or packing.
-    bits, group_size, sym, desc_act
-        Claims about all layers.
-    file, section
-        Place of the config, for messages.
-    formats
-        Formats of the layers, as arguments of the loader.
-    exclusions
-        Modules excluded from quantization.
-    loader
-        Factory of another loader, for modules with settings of their own.
-    notes
-        Remarks on keys that change no weight.
-    unused
-        Names of tensors without meaning for plain weights.
-    """
-
-    method: str
-    format: str
-    bits: int | None = None
-    group_size: int | None = None
-    sym: bool | None = None
-    desc_act: bool | None = None
-    file: str = field(kw_only=True)
-    section: str = ""
-    formats: tuple[ConfiguredFormat, ...] = ()
-    exclusions: Exclusions = NOTHING
-    loader: Callable[[], FormatLoader] | None = None
-    notes: tuple[str, ...] = ()
-    unused: tuple[str, ...] = ()
-
-    @property
-    def of_layers(self) -> LayerClaims:
-        """Claims of the base config, for layers without their own entry."""
-        return LayerClaims(self.bits, self.group_size, self.sym, self.desc_act)
-
-    def facts(self) -> Mapping[str, Any]:
-        """Claims as plain data, for a report."""
-        names = ("method", "format", "bits", "group_size", "sym", "desc_act", "file", "section")
-        return {name: getattr(self, name) for name in names}
+MAX_LAYER_SIZE = (1 << 31) - 1  # inputs or outputs
+Block = Annotated[list[Annotated[int, Field(ge=1, le=MAX_LAYER_SIZE)]], Field(min_length=2, max_length=2)]
 
 
 def one_of(*allowed: int) -> BeforeValidator:

@@ -32,12 +32,11 @@ from time import thread_time
 
 import regex
 
-from qload.detect.files import FoundConfig
+from qload.configs.claims import ModuleRule
+from qload.configs.found_config import FoundConfig
 from qload.errors import ConfigError, PatternError, UnsupportedFormatError
-from qload.formats import ROLES, UnquantizedConfig, UnquantizedWeight
-from qload.loader import ConfiguredFormat, FormatLoader, UnreadLoader
+from qload.loader import ConfiguredFormat
 from qload.loader.exclusion import Exclusions
-from qload.loader.modules import ModuleLoader
 
 MAX_PATTERN_LETTERS = 1 << 10
 MAX_GROUPS = 64  # groups of a pattern; bounds their depth
@@ -60,6 +59,7 @@ class Patterns:
         self, source: FoundConfig | None = None, key: str = "pattern", *, anywhere: bool = False
     ) -> None:
         self._file = source.file if source else "config"
+        self.name = key
         self._key = source.key(key) if source else key
         self._anywhere = anywhere
         self._compiled: dict[str, regex.Pattern[str]] = {}
@@ -231,37 +231,27 @@ class GlobExclusions(Exclusions):
         return fnmatchcase(prefix, shell) or fnmatchcase(prefix, f"{shell}.*")
 
 
-PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
-
-
-def unsupported_loader(error: UnsupportedFormatError) -> UnreadLoader:
-    """Build the loader of an unsupported format: plain layers load, any other layer raises `error`."""
-    return UnreadLoader(error, PLAIN, tuple(ROLES))
-
-
-def override_loader(
+def override_rules(
     rules: Mapping[str, tuple[ConfiguredFormat, ...] | UnsupportedFormatError],
     default: tuple[ConfiguredFormat, ...],
     exclusions: Exclusions,
     patterns: Patterns,
-    key: str,
-) -> Callable[[], FormatLoader]:
-    """Build a factory of loaders with rules in order of precedence, and default formats for other modules.
+) -> tuple[ModuleRule, ...]:
+    """Rules of a config whose entries override the formats of all modules.
 
     `rules`: entry -> the formats of its modules, empty for excluded modules, or the error of an unsupported
-    format.
+    format; in order of precedence. `default`: formats of other modules. `patterns`: those of the entries.
     """
     supported = {entry: formats for entry, formats in rules.items() if isinstance(formats, tuple)}
     all_formats = dict.fromkeys([*default, *(fmt for formats in supported.values() for fmt in formats)])
     excluded = tuple(entry for entry, formats in supported.items() if not formats)
-    rule_exclusions = IgnoredModules(excluded, key, patterns=patterns)
-
-    def loader_of(formats: tuple[ConfiguredFormat, ...] | UnsupportedFormatError) -> FormatLoader:
-        if isinstance(formats, UnsupportedFormatError):
-            return unsupported_loader(formats)
-        if formats:
-            return FormatLoader(*formats, PLAIN, exclusions=exclusions)
-        return FormatLoader(*all_formats, PLAIN, exclusions=rule_exclusions)
-
-    choices = [(matcher(entry, patterns=patterns), loader_of(formats)) for entry, formats in rules.items()]
-    return lambda: ModuleLoader(choices, FormatLoader(*default, PLAIN, exclusions=exclusions))
+    excluding = IgnoredModules(excluded, patterns.name, patterns=patterns)
+    return (
+        *(
+            ModuleRule(formats, matcher(entry, patterns=patterns), exclusions)
+            if formats
+            else ModuleRule(tuple(all_formats), matcher(entry, patterns=patterns), excluding)
+            for entry, formats in rules.items()
+        ),
+        ModuleRule(default, exclusions=exclusions),
+    )
