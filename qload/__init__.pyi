@@ -131,7 +131,7 @@ from .loader import FormatLoader as FormatLoader
 from .loader import Heads as Heads
 from .loader import ModuleLoader as ModuleLoader
 from .loader import WeightsLoader as WeightsLoader
-from .methods.replacing import replace_linears as replace_linears
+from .methods.checkpoint_linear import replace_linears as replace_linears
 from .parallel import Collectives as Collectives
 from .parallel import FakeWorld as FakeWorld
 from .parallel import ProcessGroup as ProcessGroup

@@ -39,7 +39,7 @@ from qload.diff.comparison import same_weight
 from qload.errors import QloadError, checked
 from qload.loader import LayerDescription
 from qload.loader.finite_scales import Nonfinite, check_nonfinite
-from qload.methods.biases import check_bias, read_bias
+from qload.methods.checkpoint_linear import check_bias_tensor, read_bias
 from qload.parallel import ProcessGroup
 from qload.plan.layer_shares import SharePlanner
 from qload.plan.sharing import RankShare, Sharing, check_ranks, sharings, supported_text_config
@@ -62,7 +62,7 @@ def outline(share: RankShare) -> dict[str, Tensor]:
 def _with_bias(share: RankShare, weight: Weight) -> dict[str, Tensor]:
     """Return the tensors of a share, and its bias; of a cut along the inputs, rank 0 has the bias."""
     tensors, prefix = weight_tensors(weight), share.layer.prefix
-    if check_bias(share.weights, prefix, share.layer.N):
+    if check_bias_tensor(share.weights, prefix, share.layer.N):
         bias = read_bias(share.weights, share.parts, weight, share.split)
         if bias is not None:
             tensors[named(prefix, "bias")] = bias

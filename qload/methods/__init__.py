@@ -1,4 +1,4 @@
-"""The engines' front door: a quantization by name, a config from JSON, a method for each layer.
+"""Quantization methods and layers for inference engines: a config by name, and a method for each layer.
 
     config = get_quantization_config("awq_marlin").from_config(quantization_config)
     method = config.get_quant_method(layer, "model.layers.0.mlp.up_proj")
@@ -7,19 +7,33 @@
     method.process_weights_after_loading(layer)
     y = method.apply(layer, x, bias)
 
-Marlin's rules stand in `GPTQ_MARLIN_TILE`, `GPTQ_MARLIN_MIN_THREAD_K`, `GPTQ_MARLIN_MIN_THREAD_N` (rows of a
-tile; rows and columns of a thread block) and `MARLIN_SUPPORTED_GROUP_SIZES`; `SCALAR_TYPE_UINT4` and
-`SCALAR_TYPE_UINT8` are the types of codes that have zero points. A `LinearFactory` makes the module of a
-weight, its bias and what finds a maximum over the ranks, an `ExpertsFactory` that of experts.
+`GPTQ_MARLIN_TILE`, `GPTQ_MARLIN_MIN_THREAD_K`, `GPTQ_MARLIN_MIN_THREAD_N` (rows of a tile; rows and columns
+of a thread block) and `MARLIN_SUPPORTED_GROUP_SIZES` are Marlin's limits; `SCALAR_TYPE_UINT4` and
+`SCALAR_TYPE_UINT8` are the types of codes with zero points. A `LinearFactory` creates the module of a weight,
+its bias and a function for the maximum over the ranks, an `ExpertsFactory` that of experts.
 """
 
-from qload.methods.awq_marlin import AWQMarlinConfig
-from qload.methods.awq_marlin_linear import AWQMarlinLinearMethod
-from qload.methods.base import LinearMethodBase, QuantizationConfig, QuantizeMethodBase
-from qload.methods.checkpoints import CheckpointConfig
-from qload.methods.fused_layers import MergedColumnParallelLinear, QKVParallelLinear
-from qload.methods.layers import ColumnParallelLinear, LinearBase, ReplicatedLinear, RowParallelLinear
-from qload.methods.loaded import JoinedLinear, LinearFactory, LoadedLinearMethod
+from qload.methods.awq_marlin import AWQMarlinConfig, AWQMarlinLinearMethod
+from qload.methods.base import (
+    LinearMethodBase,
+    QuantizationConfig,
+    QuantizeMethodBase,
+    UnquantizedLinearMethod,
+    get_quantization_config,
+    list_quantization_methods,
+    register_quantization,
+)
+from qload.methods.checkpoint_linear import JoinedLinear, LinearFactory, LoadedLinearMethod
+from qload.methods.layers import (
+    ColumnParallelLinear,
+    ExpertsFactory,
+    LinearBase,
+    MergedColumnParallelLinear,
+    ParallelExperts,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+)
 from qload.methods.marlin import (
     GPTQ_MARLIN_MIN_THREAD_K,
     GPTQ_MARLIN_MIN_THREAD_N,
@@ -40,15 +54,8 @@ from qload.methods.marlin import (
     verify_marlin_supported,
     verify_marlin_supports_shape,
 )
-from qload.methods.parallel_experts import ExpertsFactory, ParallelExperts
 from qload.methods.parameters import replace_parameter, set_weight_attrs
-from qload.methods.registry import (
-    get_quantization_config,
-    list_quantization_methods,
-    register_quantization,
-)
-from qload.methods.typed_linear import TypedLinearMethod
-from qload.methods.unquantized import UnquantizedLinearMethod
+from qload.methods.typed_linear import CheckpointConfig, TypedLinearMethod
 from qload.methods.vocabulary import ParallelLMHead, VocabParallelEmbedding
 
 __all__ = [

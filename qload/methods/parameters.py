@@ -1,114 +1,159 @@
-"""Parameters of a layer: tagged, born recognisably empty, filled with nothing lost, replaced once read.
+"""Parameters of a layer: attributes for loaders, recognizably empty values, and filling by a rank's share.
 
-A parameter that nothing was loaded into must not pass for a weight. Floats are born NaN; words, of which
-every pattern is a lawful one, are born as one pattern throughout, and a whole column of it was never
-written.
+A parameter without a loaded tensor must not pass for a weight. Empty floats are NaN; empty words, for which
+every bit pattern is valid, have one constant pattern, and a whole column of it counts as not loaded.
+
+Attributes describe a parameter to a loader:
+
+    input_dim, output_dim      the axes of the layer's inputs and outputs
+    packed_dim, packed_factor  the axis along which a word has several codes, and how many
+    input_dim_whole            the size of the input axis in the checkpoint
+    weight_loader              the function (param, tensor, shard_id) that fills the parameter
+
+torch drops the attributes of a replaced parameter: in a deep copy, in `to_empty` from device meta and in
+`load_state_dict(assign=True)`. The layer keeps a copy of them, see `restore_attrs`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from qload.errors import ArgumentError, DtypeError, MismatchError, ShapeError, check_values
-from qload.methods.tags import keep_tags
+from qload.errors import (
+    ArgumentError,
+    CutError,
+    DivideError,
+    DtypeError,
+    MismatchError,
+    ShapeError,
+    check_values,
+)
+from qload.parallel import ProcessGroup
 from qload.spec.casts import check_cast
 
-UNWRITTEN = -0x61C88647  # in no way a likely run of codes or zero points
-SCALES = "scales"  # whose every bit is in a whole group of weights
+EMPTY_WORD = -0x61C88647  # an unlikely run of codes or zero points
+SCALES = "scales"  # parameters with a check of small values: a scale's bits affect a whole group
+ATTRS = "weight_attrs"  # attribute of a layer: attributes by parameter name
 
 
-def blank_words(*shape: int) -> nn.Parameter:
-    """An int32 parameter that holds nothing yet."""
-    return nn.Parameter(torch.full(shape, UNWRITTEN, dtype=torch.int32), requires_grad=False)
+def empty_parameter(shape: Sequence[int], dtype: torch.dtype, *, expanded: bool = False) -> nn.Parameter:
+    """Create a parameter without values; `expanded`: over the memory of one element."""
+    if expanded:
+        return nn.Parameter(_clear(torch.empty((), dtype=dtype)).expand(*shape), requires_grad=False)
+    return nn.Parameter(_clear(torch.empty(*shape, dtype=dtype)), requires_grad=False)
 
 
-def blank_floats(*shape: int, dtype: torch.dtype) -> nn.Parameter:
-    """A parameter of plain numbers that holds none yet."""
-    return nn.Parameter(torch.full(shape, torch.nan, dtype=dtype), requires_grad=False)
+def clear_parameter(param: Tensor) -> None:
+    """Make a parameter empty again, after its memory was replaced by uninitialized memory."""
+    _clear(param.data)
 
 
-def blank(shape: Sequence[int], dtype: torch.dtype, *, shared: bool) -> nn.Parameter:
-    """A parameter of any dtype that holds nothing yet; `shared`: of one element's memory."""
-    if shared:
-        return nn.Parameter(_nothing(torch.empty((), dtype=dtype)).expand(*shape), requires_grad=False)
-    return nn.Parameter(_nothing(torch.empty(*shape, dtype=dtype)), requires_grad=False)
-
-
-def make_blank(param: Tensor) -> None:
-    """Forget what a parameter holds, as one whose memory is new does not hold anything yet."""
-    _nothing(param.data)
-
-
-def is_blank(held: Tensor, tensor: str) -> bool:
-    """Whether nothing was written into a parameter, or a part of one; MismatchError for half of it."""
-    if held.numel() == 0:
+def is_empty(values: Tensor, tensor: str) -> bool:
+    """Return whether a parameter, or a part of it, was not loaded; MismatchError if some of it was."""
+    if values.numel() == 0:
         return True
-    if not held.dtype.is_floating_point:
-        if bool((held == _pattern(held.dtype)).all()):
+    if not values.dtype.is_floating_point:
+        if bool((values == _empty_word(values.dtype)).all()):
             return True
-        if held.dtype == torch.int32 and held.ndim == 2:
-            _check_words(held, tensor)
+        if values.dtype == torch.int32 and values.ndim == 2:
+            _check_words(values, tensor)
         return False
-    if bool(torch.isnan(held.float()).all()):
+    if bool(torch.isnan(values.float()).all()):
         return True
-    if held.dtype.itemsize > 1:  # a code of 8 bits may mean that
-        _check_floats(held, tensor)
+    if values.dtype.itemsize > 1:  # NaN may be a code of 8 bits
+        _check_floats(values, tensor)
     return False
 
 
-def _nothing(held: Tensor) -> Tensor:
-    return held.fill_(torch.nan if held.dtype.is_floating_point else _pattern(held.dtype))
+def _clear(values: Tensor) -> Tensor:
+    return values.fill_(torch.nan if values.dtype.is_floating_point else _empty_word(values.dtype))
 
 
-def _pattern(dtype: torch.dtype) -> int:
-    """The pattern of words as an integer of any width has it."""
+def _empty_word(dtype: torch.dtype) -> int:
+    """Pattern of an empty word as an integer of any width."""
     if dtype == torch.bool:
         return 0
     info = torch.iinfo(dtype)
-    return (UNWRITTEN - info.min) % (info.max - info.min + 1) + info.min
+    return (EMPTY_WORD - info.min) % (info.max - info.min + 1) + info.min
 
 
 def register_weight(layer: nn.Module, name: str, param: nn.Parameter, *attrs: Mapping[str, Any]) -> None:
-    """Register a tagged parameter, whose `weight_loader` takes all of a tensor unless its tags bring one."""
-    loader: Callable[..., None] = partial(load_whole, tensor=full_name(layer, name))
-    brought = any("weight_loader" in each for each in attrs)
-    tags: dict[str, Any] = {} if brought else {"weight_loader": loader}
-    for each in (dict(tags), *attrs):
+    """Register a parameter with attributes; without a `weight_loader` it takes a whole tensor."""
+    merged: dict[str, Any] = {}
+    if not any("weight_loader" in each for each in attrs):
+        merged["weight_loader"] = partial(load_whole, tensor=full_name(layer, name))
+    for each in (dict(merged), *attrs):
         set_weight_attrs(param, each)
-        tags.update(each)
+        merged.update(each)
     layer.register_parameter(name, param)
-    keep_tags(layer, name, tags)
+    _keep_attrs(layer, name, merged)
 
 
 def close_weights(layer: nn.Module, *names: str) -> None:
-    """Nothing is loaded into these parameters from here on: they hold what a kernel reads."""
+    """Refuse further loads into these parameters, which a kernel has repacked."""
     for name in names:
-        tags = {"weight_loader": partial(refuse_to_load, tensor=full_name(layer, name))}
-        set_weight_attrs(getattr(layer, name), tags)
-        keep_tags(layer, name, tags)
+        attrs = {"weight_loader": partial(refuse_to_load, tensor=full_name(layer, name))}
+        set_weight_attrs(getattr(layer, name), attrs)
+        _keep_attrs(layer, name, attrs)
 
 
 def set_weight_attrs(weight: Tensor, weight_attrs: Mapping[str, Any] | None) -> None:
-    """Tag the parameter `weight` with `weight_attrs`, by name.
+    """Set `weight_attrs` as attributes of the parameter `weight`.
 
-    ArgumentError where it has such an attribute already, and then nothing is set.
+    ArgumentError if it has one of them already; then none is set.
     """
     attrs = weight_attrs or {}
     for name in attrs:
         if hasattr(weight, name):
-            raise ArgumentError(name, "a tag that the parameter does not have", repr(getattr(weight, name)))
+            raise ArgumentError(name, "an attribute that the parameter lacks", repr(getattr(weight, name)))
     for name, value in attrs.items():
         setattr(weight, name, value)
 
 
-def replace_parameter(layer: nn.Module, param_name: str, new_data: Tensor) -> None:
-    """Put `new_data` as a plain parameter of `layer` under `param_name`.
+def restore_attrs(layer: nn.Module) -> None:
+    """Restore the attributes of every parameter that has lost them.
 
-    It has neither the tags nor the loader of the one that was there. ArgumentError where it is no tensor, or
-    the name is that of something else.
+    `RestoringModule` does so at once; for other modules a method does before it reads the parameters.
+    """
+    for name, attrs in _kept_attrs(layer).items():
+        param = getattr(layer, name, None)
+        for attr, value in attrs.items():
+            if param is not None and not hasattr(param, attr):
+                setattr(param, attr, value)
+
+
+def _keep_attrs(layer: nn.Module, name: str, attrs: Mapping[str, Any]) -> None:
+    setattr(layer, ATTRS, {**_kept_attrs(layer), name: dict(attrs)})
+
+
+def _kept_attrs(layer: nn.Module) -> dict[str, dict[str, Any]]:
+    return getattr(layer, ATTRS, {})
+
+
+class RestoringModule(nn.Module):
+    """Module whose parameters keep their attributes in copies, moves and assignments."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        restore_attrs(self)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        restore_attrs(self)
+        return self
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        restore_attrs(self)
+
+
+def replace_parameter(layer: nn.Module, param_name: str, new_data: Tensor) -> None:
+    """Replace the parameter `param_name` of `layer` by `new_data`, without attributes and loader.
+
+    ArgumentError if it is no tensor, or if the name is in use for something else.
     """
     if not hasattr(new_data, "detach"):
         raise ArgumentError(param_name, "a tensor", type(new_data).__name__)
@@ -121,33 +166,33 @@ def replace_parameter(layer: nn.Module, param_name: str, new_data: Tensor) -> No
 
 
 def full_name(layer: nn.Module, name: str) -> str:
-    """A parameter's name as errors say it: under the layer's prefix, where it has one."""
+    """Return a parameter's name for errors, with the layer's prefix if it has one."""
     prefix = getattr(layer, "prefix", "")
     return f"{prefix}.{name}" if prefix else name
 
 
 def load_whole(param: Tensor, loaded_weight: Tensor, *, tensor: str = "parameter") -> None:
-    """The loader of a layer that brings none: all of the tensor, which has the parameter's shape."""
+    """Fill a parameter with a tensor of its shape."""
     fill(param.data, loaded_weight, tensor)
 
 
 def refuse_to_load(param: Tensor, loaded_weight: Tensor, *_: object, tensor: str) -> None:
-    """The loader of a parameter that a kernel has repacked."""
+    """Raise ArgumentError: a kernel has repacked the parameter."""
     raise ArgumentError(tensor, "a tensor loaded before process_weights_after_loading", "one loaded after")
 
 
 def check_tensor(loaded: object, tensor: str) -> None:
-    """What a loader is given is a tensor that holds values, or ArgumentError."""
+    """Raise ArgumentError unless a loader's argument is a tensor with values."""
     if not isinstance(loaded, Tensor):
         raise ArgumentError(tensor, "a tensor", type(loaded).__name__)
     check_values(tensor, loaded)
 
 
 def fill(target: Tensor, loaded: Tensor, tensor: str) -> None:
-    """Copy into (a part of) a parameter of the same shape.
+    """Copy a tensor into (a part of) a parameter of its shape.
 
-    Words and integers keep their dtype, or DtypeError; floats are cast to the parameter's, and CastError
-    where that makes an infinity of a number, or takes bits of a small scale.
+    DtypeError for words and integers of another dtype. Floats are cast: CastError if the cast makes a number
+    infinite, or loses bits of a small scale.
     """
     check_tensor(loaded, tensor)
     if target.is_meta:
@@ -156,7 +201,7 @@ def fill(target: Tensor, loaded: Tensor, tensor: str) -> None:
         raise ShapeError(tensor, str(tuple(target.shape)), tuple(loaded.shape))
     floats = target.dtype.is_floating_point and loaded.dtype.is_floating_point
     if target.dtype != loaded.dtype and not floats:
-        raise DtypeError(tensor, [_short(target.dtype)], _short(loaded.dtype))
+        raise DtypeError(tensor, [short_name(target.dtype)], short_name(loaded.dtype))
     cast = loaded.detach().to(target.device, target.dtype)
     if cast.dtype != loaded.dtype:
         tiny = tensor.rpartition(".")[2] == SCALES
@@ -165,9 +210,9 @@ def fill(target: Tensor, loaded: Tensor, tensor: str) -> None:
 
 
 def check_loaded(layer: nn.Module, *names: str) -> None:
-    """Every one of these parameters, and the bias if there is one, was filled; MismatchError names it."""
-    biased = isinstance(getattr(layer, "bias", None), nn.Parameter)
-    for name in (*names, *["bias"] * biased):
+    """Raise MismatchError for the first of these parameters, or of a bias, with empty values."""
+    has_bias = isinstance(getattr(layer, "bias", None), nn.Parameter)
+    for name in (*names, *["bias"] * has_bias):
         param = getattr(layer, name).data
         tensor = full_name(layer, name)
         if param.is_meta:
@@ -179,19 +224,103 @@ def check_loaded(layer: nn.Module, *names: str) -> None:
 
 
 def _check_floats(param: Tensor, tensor: str) -> None:
-    wrong = torch.isnan(param)
-    if bool(wrong.any()):
-        first, count = wrong.nonzero()[0].tolist(), int(wrong.sum())
+    empty = torch.isnan(param)
+    if bool(empty.any()):
+        first, count = empty.nonzero()[0].tolist(), int(empty.sum())
         got = f"{count} of {param.numel()} values are NaN, first at {tuple(first)}"
         raise MismatchError(tensor, "not loaded", "a number everywhere", got)
 
 
 def _check_words(param: Tensor, tensor: str) -> None:
-    columns = (param == UNWRITTEN).all(0).nonzero().flatten()
+    columns = (param == EMPTY_WORD).all(0).nonzero().flatten()
     if columns.numel():
         got = f"{columns.numel()} of {param.shape[1]} were not, the first is {int(columns[0])}"
         raise MismatchError(tensor, "not loaded", "every column of words written", got)
 
 
-def _short(dtype: torch.dtype) -> str:
+def short_name(dtype: torch.dtype) -> str:
+    """Return the name of a dtype without `torch.`."""
     return str(dtype).removeprefix("torch.")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Share of one part of a layer's outputs.
+
+    Attributes
+    ----------
+    id
+        Shard id of the part.
+    size, share
+        Outputs of the whole part, and of this rank.
+    index
+        Position of this rank's share among the size / share equal ones.
+    """
+
+    id: int | str
+    size: int
+    share: int
+    index: int
+
+
+def divide(tensor: str, dim: str, size: int, group: ProcessGroup) -> int:
+    """Return a rank's equal share of a size; DivideError for uneven shares."""
+    if size % group.size():
+        raise DivideError(tensor, dim, size, f"{group.size()} ranks")
+    return size // group.size()
+
+
+def load_outputs(
+    param: Tensor, loaded: Tensor, shards: Sequence[Shard], shard_id: int | str | None, tensor: str
+) -> None:
+    """Fill a rank's outputs of one shard from its own tensor, or of all shards from one (`shard_id` None).
+
+    CutError for a share that begins or ends inside of a word.
+    """
+    check_tensor(loaded, tensor)
+    dim = getattr(param, "output_dim", None)
+    if dim is None:
+        fill(param.data, loaded, tensor)
+        return
+    factor = getattr(param, "packed_factor", 1) if getattr(param, "packed_dim", None) == dim else 1
+    matches = [type(shard.id) is type(shard_id) and shard.id == shard_id for shard in shards]
+    chosen = [shard for shard, match in zip(shards, matches, strict=True) if shard_id is None or match]
+    if not chosen:
+        known = ", ".join(repr(shard.id) for shard in shards)
+        raise ArgumentError(f"{tensor}: shard_id", f"None or one of {known}", repr(shard_id))
+
+    def words(codes: int, size: int) -> int:
+        if codes % factor:
+            raise CutError(tensor, "N", size, codes, factor, f"as a word holds {factor} codes along N")
+        return codes // factor
+
+    expected = sum(words(shard.size, shard.size) for shard in chosen)
+    if loaded.ndim != param.ndim or loaded.shape[dim] != expected:
+        raise ShapeError(tensor, f"{expected} along axis {dim}, which has the outputs", tuple(loaded.shape))
+    source = 0
+    for shard in chosen:
+        share = words(shard.share, shard.size)
+        offset = sum(other.share for other in shards[: list(shards).index(shard)])
+        target = param.data.narrow(dim, words(offset, offset + shard.share), share)
+        fill(target, loaded.narrow(dim, source + shard.index * share, share), tensor)
+        source += words(shard.size, shard.size)
+
+
+def load_inputs(param: Tensor, loaded: Tensor, group: ProcessGroup, tensor: str) -> None:
+    """Fill a rank's inputs from the whole tensor; a parameter without an input axis takes all of it.
+
+    A parameter with the whole axis, such as scales of a layer with one group, is not cut.
+    """
+    check_tensor(loaded, tensor)
+    dim = getattr(param, "input_dim", None)
+    if dim is None or loaded.ndim != param.ndim:
+        fill(param.data, loaded, tensor)
+        return
+    share, world = param.shape[dim], group.size()
+    whole = getattr(param, "input_dim_whole", None)
+    accepted = (share * world, share) if whole is None else (whole,)
+    if loaded.shape[dim] not in accepted:
+        sizes = " or ".join(map(str, sorted(set(accepted))))
+        raise ShapeError(tensor, f"{sizes} along axis {dim}, which has the inputs", tuple(loaded.shape))
+    start = 0 if loaded.shape[dim] == share else group.rank() * share
+    fill(param.data, loaded.narrow(dim, start, share), tensor)

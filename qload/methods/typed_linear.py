@@ -1,56 +1,85 @@
-"""One method for a linear layer of any format: tensors in, a typed weight, the kernel's order, the product.
+"""One linear method for every format, and a quantization config for every method name.
 
+    config = get_quantization_config("gptq").from_config(quantization_config)
+    method = config.get_quant_method(layer, "model.layers.0.mlp.up_proj")
     method.create_weights(layer, K, [N], K, N, torch.float16)
     ...                                           # load(param, tensor) for each parameter, whole tensors
-    method.process_weights_after_loading(layer)   # layer.typed_linear is a qload.Linear from here on
+    method.process_weights_after_loading(layer)   # creates layer.typed_linear, a qload.Linear
     y = method.apply(layer, x, bias)
 
-A checkpoint's tensors have the parameters' names behind the layer's prefix, dots but the last replaced by `_`
-(`weight.absmax` is `weight_absmax`). Which of them a layer has, and so its format, its tensors tell.
+A parameter has the name of its tensor after the layer's prefix, with `_` for dots (`weight.absmax` is
+`weight_absmax`). The loaded tensors decide the layer's format. `awq_marlin` has a config and a method of its
+own, whose parameters have Marlin's names.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from qload.detect import Target, for_target
-from qload.errors import ArgumentError, MissingTensorError, ShapeError
+from qload.detect import Target, for_target, loader_from_config
+from qload.detect.config_reader import METHODS, described_formats
+from qload.errors import ArgumentError, ConfigError, MissingTensorError, check_type
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.dtypes import DTYPES
-from qload.loader import ConfiguredFormat, FormatLoader, Part, Split, TensorSource, WeightsLoader
-from qload.loader.finite_scales import Nonfinite
-from qload.methods.arrivals import Arrivals
-from qload.methods.base import LinearMethodBase
-from qload.methods.loaded import load_linear
-from qload.methods.parameters import blank, check_loaded, full_name, register_weight
-from qload.methods.placement import placement
-from qload.methods.share_shapes import ParameterSlot, check_cuts, slots
-from qload.methods.tags import put_tags_back
+from qload.loader import (
+    ConfiguredFormat,
+    FormatLoader,
+    ModuleLoader,
+    Part,
+    Split,
+    TensorSource,
+    WeightsLoader,
+)
+from qload.loader.finite_scales import Nonfinite, check_nonfinite
+from qload.methods.awq_marlin import NAME as AWQ_MARLIN
+from qload.methods.base import (
+    LinearMethodBase,
+    QuantizationConfig,
+    UnquantizedLinearMethod,
+    check_bias,
+    is_linear,
+    register_quantization,
+)
+from qload.methods.checkpoint_linear import load_linear
+from qload.methods.parameter_buffer import (
+    LayerShare,
+    ParameterBuffer,
+    check_cuts,
+    matrix_formats,
+    parameter_slots,
+)
+from qload.methods.parameters import (
+    check_loaded,
+    empty_parameter,
+    full_name,
+    register_weight,
+    restore_attrs,
+)
 from qload.parallel import ALONE
 from qload.spec import Weight, named
 from qload.weights import Weights
 
 
 class TypedLinearMethod(LinearMethodBase):
-    """Loads a linear layer in whichever of its formats it is stored, and multiplies as `get_linear` does.
+    """Method of a linear layer in any format, which multiplies as `Weight.get_linear` does.
 
     Parameters
     ----------
     formats
-        What the layer may be stored as.
+        Formats that the layer may be stored in.
     prefix
-        The layer's name, for messages.
+        Name of the layer, for messages.
     target
-        What the weight is repacked for, as in `loader_from_config`; None: as it is stored.
+        Kernel that the weight is repacked for, as in `loader_from_config`; None: as stored.
     activations
         "declared" or "unquantized", as in `Weight.get_linear`.
     nonfinite
-        What becomes of scales that are NaN or infinite, as in `open_checkpoint`.
+        Handling of scales that are NaN or infinite, as in `open_checkpoint`.
     logged
-        What was logged of the checkpoint's layers, as `FormatLoader.logged`; None: nothing yet.
+        Messages already logged about the checkpoint's layers, as `FormatLoader.logged`; None: none.
     """
 
     def __init__(
@@ -80,71 +109,88 @@ class TypedLinearMethod(LinearMethodBase):
     ) -> None:
         """Register a parameter for every tensor that the layer may have, in the shape of this rank's share.
 
-        Their `weight_loader` takes a whole tensor of the checkpoint, with the id of its part where the layer
-        is fused, and cuts it as the format declares. An engine's own loader (`extra_weight_attrs`) takes its
-        place where the module tells no rank (`process_group`, or `tp_rank` and `tp_size`) and has a share.
+        Their `weight_loader` takes a whole tensor of the checkpoint, with the shard id of its part in a fused
+        layer, and cuts it by the format's declaration. An engine's own loader (`extra_weight_attrs`) is kept
+        for a share of a module that does not give its rank (`process_group`, or `tp_rank` and `tp_size`).
 
-        ArgumentError for sizes that are no share, and a layer that has such weights; CutError or DivideError,
-        the same on every rank, where the format cannot be cut so.
+        ArgumentError for invalid sizes, and for a layer with such weights; CutError or DivideError, the same
+        on every rank, if the format cannot be cut so.
         """
-        sizes = (input_size_per_partition, output_partition_sizes)
         prefix = self.prefix or getattr(layer, "prefix", "")
-        if hasattr(layer, "typed_arrivals"):
+        if hasattr(layer, "parameter_buffer"):
             raise ArgumentError(prefix or "layer", "a layer without weights", "one that has them")
-        place = placement(layer, sizes, (output_size, input_size), prefix)
-        foreign = _foreign_loader(layer, extra_weight_attrs)
-        stored = [fmt for fmt in self.formats if _is_matrix(fmt)]
-        check_cuts(next((fmt for fmt in stored if not fmt.weight_type.plain), stored[0]), place)
-        found = slots(stored, place, params_dtype, by_tags=foreign is not None)
-        arrivals = Arrivals(place, found)
-        for slot in found.values():
-            own = place.is_told or place.split is None or slot.shape is None or foreign is None
+        sizes = (input_size_per_partition, output_partition_sizes)
+        share = LayerShare.from_layer(layer, sizes, (output_size, input_size), prefix)
+        engine_loader = None if hasattr(layer, "shards") else extra_weight_attrs.get("weight_loader")
+        stored = matrix_formats(self.formats)
+        check_cuts(stored, share)
+        slots = parameter_slots(stored, share, params_dtype, by_attrs=engine_loader is not None)
+        buffer = ParameterBuffer(share, slots)
+        for slot in slots.values():
+            is_cut_by_engine = not (share.has_rank or share.split is None or slot.shape is None)
             shape = slot.shape or (0,) * len(slot.spec.axes)
-            param = blank(shape, slot.dtype, shared=foreign is None)
-            takes = partial(arrivals.take, slot.suffix)
-            loader = partial(_take, takes) if own else foreign
-            tags = {**extra_weight_attrs, **slot.tags(place), "takes": takes, "weight_loader": loader}
-            register_weight(layer, slot.param_name, param, tags)
-        layer.typed_arrivals = arrivals  # type: ignore[assignment]
+            param = empty_parameter(shape, slot.dtype, expanded=engine_loader is None)
+            load = partial(buffer.load, slot.suffix)
+            loader = engine_loader if is_cut_by_engine and engine_loader is not None else load
+            attrs = {
+                **extra_weight_attrs,
+                **slot.attrs(share),
+                "buffer_loader": load,
+                "weight_loader": loader,
+            }
+            register_weight(layer, slot.param_name, param, attrs)
+        layer.parameter_buffer = buffer  # type: ignore[assignment]
         layer.params_dtype = params_dtype  # type: ignore[assignment]
 
     def load(
         self, layer: nn.Module, name: str, loaded_weight: Tensor, shard_id: int | str | None = None
     ) -> None:
-        """Give `layer` the tensor that the checkpoint has as `name` behind the layer's prefix.
+        """Load the tensor `name`, without the layer's prefix, into `layer`.
 
-        `loaded_weight`: all of it; `shard_id`: of which part of a fused layer. MissingTensorError for a name
-        that no format of the layer has.
+        `loaded_weight`: the whole tensor; `shard_id`: its part of a fused layer. MissingTensorError for a
+        name that no format of the layer has.
         """
-        slot: ParameterSlot | None = _arrivals(layer).slots.get(name)
+        buffer = _buffer_of(layer)
+        slot = buffer.slots.get(name)
         if slot is None:
-            prefix, known = _arrivals(layer).place.prefix, _arrivals(layer).slots
-            raise MissingTensorError(named(prefix, name), (named(prefix, name),), sorted(known))
+            tensor = named(buffer.layer.prefix, name)
+            raise MissingTensorError(tensor, (tensor,), sorted(buffer.slots))
         param = getattr(layer, slot.param_name)
-        param.takes(param, loaded_weight, shard_id)
+        param.buffer_loader(param, loaded_weight, shard_id)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
-        """Make the typed weight of what was loaded into `layer`, repack it, and drop the parameters.
+        """Create `layer.typed_linear` from the tensors loaded into `layer`, and drop the parameters.
 
-        Parts that one weight cannot hold together are multiplied one after another. A second call does
-        nothing. What is wrong with the tensors is said as by every load: of one that is missing a
-        MissingTensorError, of a shape a ShapeError; a bias that was not loaded is a MismatchError.
+        Parts that do not fit into one weight are multiplied one after another. A second call does nothing.
+        Errors are those of a load: MissingTensorError for a missing tensor, ShapeError for a wrong shape;
+        MismatchError for a bias that was not loaded.
         """
         if hasattr(layer, "typed_linear"):
             return
-        put_tags_back(layer)
+        restore_attrs(layer)
         check_loaded(layer)
-        arrivals = _arrivals(layer)
-        arrivals.find_written(layer)
-        linear = self.loaded(layer)
-        for slot in arrivals.slots.values():
-            if slot.param_name in layer._parameters:
-                delattr(layer, slot.param_name)
-        arrivals.close()
+        _buffer_of(layer).add_written(layer)
+        self.finish(layer)
+
+    def finish(self, layer: Any, rows: tuple[int, int] | None = None) -> None:
+        """Create `layer.typed_linear`, and free the loaded tensors, also those of parameters kept elsewhere.
+
+        `rows`: this rank's outputs [start, stop), for unequal shares. A second call does nothing.
+        """
+        if hasattr(layer, "typed_linear"):
+            return
+        buffer = _buffer_of(layer)
+        names = [slot.param_name for slot in buffer.slots.values() if hasattr(layer, slot.param_name)]
+        linear = self._linear(buffer, getattr(layer, names[0]).device, layer.params_dtype, rows)
+        for name in names:
+            param = getattr(layer, name)
+            delattr(layer, name)
+            param.data = param.data.new_empty(0)
+        buffer.close()
         layer.typed_linear = linear
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Multiplies x (..., K) -> (..., N), in x's dtype, by the weight of `layer`; `bias` (N,).
+        """Multiply x (..., K) -> (..., N), in the dtype of x, by the weight of `layer`; `bias` (N,).
 
         ShapeError for a bias of another size; ArgumentError before `process_weights_after_loading`.
         """
@@ -152,97 +198,175 @@ class TypedLinearMethod(LinearMethodBase):
         if linear is None:
             first = "process_weights_after_loading before the first call"
             raise ArgumentError(full_name(layer, "weight"), first, "a call")
-        N = sum(_arrivals(layer).place.parts)
-        if bias is not None and tuple(bias.shape) != (N,):
-            raise ShapeError(full_name(layer, "bias"), f"({N},) = (N,)", tuple(bias.shape))
+        check_bias(layer, bias, sum(_buffer_of(layer).layer.parts))
         y: Tensor = linear(x, bias)
         return y
 
-    def loaded(self, layer: Any, rows: tuple[int, int] | None = None) -> nn.Module:
-        """What multiplies by the tensors that have arrived in a `layer`, in the order of the target's kernel.
-
-        `rows`: the outputs [start, stop) that this rank has, where its share is no equal one; else None.
-        """
-        arrivals, stored = _arrivals(layer), FormatLoader(*self.formats)
+    def _linear(
+        self, buffer: ParameterBuffer, device: torch.device, dtype: Any, rows: tuple[int, int] | None
+    ) -> nn.Module:
+        """Return a module that multiplies by the tensors of a buffer, repacked for the target's kernel."""
+        stored, share = FormatLoader(*self.formats), buffer.layer
         stored.logged = self.logged
-        place, dtype = arrivals.place, layer.params_dtype
         options: dict[str, Any] = {
-            "device": next(getattr(layer, slot.param_name).device for slot in arrivals.slots.values()),
+            "device": device,
             "dtype": dtype,
-            "process_group": place.group if rows is None else ALONE,
+            "process_group": share.group if rows is None else ALONE,
             "nonfinite": self.nonfinite,
         }
-        weights = Weights(arrivals, loader=for_target(stored, self.target), **options)
-        alone = Weights(arrivals, loader=stored, **options)
-        parts = [Part(place.prefix, *rows)] if rows is not None else _parts(weights, arrivals)
-        split = place.split if rows is None else None
+        weights = Weights(buffer, loader=for_target(stored, self.target), **options)
+        if rows is None:
+            parts = buffer.load_parts(partial(weights.loader.shape, weights))
+        else:
+            parts = [Part(share.prefix, *rows)]
+        split = share.split if rows is None else None
 
-        def make(weight: Weight, bias: Tensor | None, maximum: Maximum) -> nn.Module:
-            own: Maximum = "own" if place.split == "K" else None
-            wanted = dtype if dtype in DTYPES else None
-            return weight.get_linear(bias, activations=self.activations, maximum=own, dtype=wanted)
+        def make(weight: Weight, bias: Tensor | None, _: Maximum) -> nn.Module:
+            maximum: Maximum = "own" if share.split == "K" else None
+            act_dtype = dtype if dtype in DTYPES else None
+            return weight.get_linear(bias, activations=self.activations, maximum=maximum, dtype=act_dtype)
 
-        def make_alone(weight: Weight, bias: Tensor | None, maximum: Maximum) -> nn.Module:
-            return make(_repacked_alone(weight, alone, parts, self.target), bias, maximum)
+        def make_repacked(weight: Weight, bias: Tensor | None, maximum: Maximum) -> nn.Module:
+            return make(for_target(_LoadedShare(weight), self.target).load(local, parts, None), bias, maximum)
 
         try:
-            if not arrivals.is_share:
+            if not buffer.is_partial:
                 return load_linear(weights, parts, split, make).linear
         except ArgumentError:
-            if not arrivals.is_share:
+            if not buffer.is_partial:
                 raise
-        return load_linear(alone, parts, split, make_alone).linear
+        # An engine has cut the tensors: this rank's share is repacked without those of other ranks.
+        local = Weights(buffer, loader=stored, **options)
+        return load_linear(local, parts, split, make_repacked).linear
 
 
-def _repacked_alone(
-    weight: Weight, weights: TensorSource, parts: Sequence[Part], target: Target | None
-) -> Weight:
-    """A rank's share of the `parts` of a layer in the order of a `target`, which it alone decides by.
-
-    Of a share that an engine cut, nobody here has what the other ranks have.
-    """
-    return for_target(_Loaded(weight), target).load(weights, parts, None)
-
-
-class _Loaded(WeightsLoader):
-    """What was loaded already."""
+class _LoadedShare(WeightsLoader):
+    """Loader of a weight that is already loaded."""
 
     def __init__(self, weight: Weight) -> None:
         self.weight = weight
 
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
-        """The weight, whatever is asked."""
+        """Return the weight."""
         return self.weight
 
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
-        """(N, K) of its share."""
+        """Return (N, K) of the share."""
         return self.weight.layer.N, self.weight.layer.K
 
 
-def _parts(weights: Weights, arrivals: Arrivals) -> list[Part]:
-    place, shape = arrivals.place, weights.loader.shape
-    if arrivals.is_fused(place.prefix):
-        return place.load_of_whole(shape(weights, place.prefix))
-    return place.load_of_parts([shape(weights, name) for name in place.names])
-
-
-def _take(takes: Any, param: nn.Parameter, loaded_weight: Tensor, shard_id: int | str | None = None) -> None:
-    """The loader of a parameter: all of a tensor, of which it keeps this rank's share."""
-    takes(param, loaded_weight, shard_id)
-
-
-def _arrivals(layer: nn.Module) -> Arrivals:
-    arrivals = getattr(layer, "typed_arrivals", None)
-    if not isinstance(arrivals, Arrivals):
+def _buffer_of(layer: nn.Module) -> ParameterBuffer:
+    buffer = getattr(layer, "parameter_buffer", None)
+    if not isinstance(buffer, ParameterBuffer):
         raise ArgumentError("layer", "one whose weights were created", type(layer).__name__)
-    return arrivals
+    return buffer
 
 
-def _foreign_loader(layer: nn.Module, attrs: Mapping[str, Any]) -> Any:
-    """The loader that an engine brought, which cuts by tags; None where ours takes the whole tensor."""
-    return None if hasattr(layer, "shards") else attrs.get("weight_loader")
+class CheckpointConfig(QuantizationConfig):
+    """Quantization of a checkpoint, by its own config; created without a GPU.
+
+    `from_config` creates one. `target`, `activations` and `nonfinite` may be set before layers are created.
+
+    Parameters
+    ----------
+    loader
+        Loader of the checkpoint's layers, from `loader_from_config` without a target.
+    target
+        Kernel that weights are repacked for, as in `loader_from_config`; None: as stored.
+    activations
+        "declared" or "unquantized", as in `Weight.get_linear`.
+    nonfinite
+        Handling of scales that are NaN or infinite, as in `open_checkpoint`.
+    """
+
+    name: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        loader: FormatLoader,
+        target: Target | None = "auto",
+        activations: Activations = "declared",
+        nonfinite: Nonfinite = "error",
+    ) -> None:
+        check_type("loader", loader, FormatLoader)
+        check_nonfinite(nonfinite)
+        self.loader, self.target, self.activations = loader, target, activations
+        self.nonfinite: Nonfinite = nonfinite
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.loader!r}, target={self.target!r})"
+
+    @classmethod
+    def get_name(cls) -> str:
+        """Return the `quant_method`."""
+        return cls.name
+
+    @classmethod
+    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
+        """Return the dtypes of activations that every format supports."""
+        return [torch.float16, torch.bfloat16, torch.float32]
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        """Return the files of a checkpoint that may contain a config."""
+        return ["quantize_config.json", "quant_config.json", "hf_quant_config.json"]
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """Create a config from `config`, a checkpoint's `quantization_config`; `quant_method` is optional.
+
+        ConfigError for a malformed config or one of another method, UnsupportedFormatError for an unsupported
+        variant.
+        """
+        if not isinstance(config, Mapping):
+            raise ConfigError("config", "quantization_config", "an object", type(config).__name__)
+        values = dict(config)
+        own_file = values.get("quantization")
+        if isinstance(own_file, Mapping) and cls.name == "modelopt":  # hf_quant_config.json
+            values = dict(own_file)
+        # A config of compressed-tensors with `config_groups` need not name its method.
+        if all(values.get(key) is None for key in ("quant_method", "method", "config_groups")):
+            values["quant_method"] = cls.name
+        loader = loader_from_config(values)
+        types = [fmt.weight_type for fmt in loader.formats if not fmt.weight_type.plain]
+        read = described_formats(cls.name)
+        other = next((weight_type for weight_type in types if weight_type not in read), None)
+        if other is not None:
+            got = f"{values.get('quant_method', values.get('method'))!r}, of {other.format} layers"
+            raise ConfigError("config", "quantization_config.quant_method", cls.name, got)
+        return cls(loader)
+
+    def get_quant_method(self, layer: nn.Module, prefix: str = "") -> LinearMethodBase | None:
+        """Return a `TypedLinearMethod` for a linear layer, a plain method for an excluded one, else None.
+
+        `prefix`: the name of `layer`, else ArgumentError. MismatchError for a fused layer with different
+        settings for its parts.
+        """
+        if not is_linear(layer):
+            return None
+        if not isinstance(prefix, str):
+            raise ArgumentError("prefix", "a layer's name", repr(prefix))
+        if self.loader.left_out(prefix) is not None:
+            return UnquantizedLinearMethod()
+        loader = self.loader.chosen(prefix) if isinstance(self.loader, ModuleLoader) else self.loader
+        return TypedLinearMethod(
+            loader.formats,
+            prefix,
+            target=self.target,
+            activations=self.activations,
+            nonfinite=self.nonfinite,
+            logged=self.loader.logged,
+        )
 
 
-def _is_matrix(fmt: ConfiguredFormat) -> bool:
-    """Whether a format stores single layers, and no stacks of them."""
-    return all(not suffix.startswith("_") for spec in fmt.specs() for suffix in spec.suffixes)
+def _config_class(name: str) -> type[CheckpointConfig]:
+    """Create the class of a method name: GptqMarlinConfig for `gptq_marlin`."""
+    words = name.replace("-", "_").split("_")
+    doc = f"`{name}`: {CheckpointConfig.__doc__}"
+    attributes = {"name": name, "__doc__": doc, "__module__": __name__}
+    return type(f"{''.join(word.capitalize() for word in words)}Config", (CheckpointConfig,), attributes)
+
+
+for _name in METHODS:
+    if _name != AWQ_MARLIN:
+        register_quantization(_name)(_config_class(_name))

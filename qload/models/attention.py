@@ -9,7 +9,7 @@ from qload.kernels.cuda.attend import attend_pages
 from qload.kernels.cuda.step import place_heads
 from qload.loader import Heads
 from qload.methods import QKVParallelLinear, RowParallelLinear
-from qload.methods.loaded import LinearFactory
+from qload.methods.checkpoint_linear import LinearFactory
 from qload.models.config import CAUSAL, Mask, TextConfig
 from qload.models.kv_cache import PagedCache, Step, pad_heads, unpad_heads
 from qload.models.norm import Norm, load_vector

@@ -16,8 +16,8 @@ from qload.experts import ExpertFacts, ExpertSplit
 from qload.listing import check_all_read
 from qload.loader.finite_scales import Nonfinite
 from qload.methods import ParallelLMHead, VocabParallelEmbedding
-from qload.methods.loaded import LinearFactory
-from qload.methods.parallel_experts import ExpertsFactory
+from qload.methods.checkpoint_linear import LinearFactory
+from qload.methods.layers import ExpertsFactory
 from qload.models.attention import Attention
 from qload.models.config import TextConfig, text_config
 from qload.models.feed_forward import GatedFeedForward, SparseFeedForward

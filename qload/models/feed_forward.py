@@ -7,7 +7,7 @@ from qload.errors import ShapeError
 from qload.experts import GatedActivation, Routing
 from qload.kernels.cuda import step
 from qload.methods import MergedColumnParallelLinear, ParallelExperts, RowParallelLinear
-from qload.methods.loaded import LinearFactory
+from qload.methods.checkpoint_linear import LinearFactory
 from qload.models.config import TextConfig
 from qload.models.norm import load_vector
 from qload.models.stored_layers import (

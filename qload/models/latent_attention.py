@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from qload.errors import ArgumentError
 from qload.loader import Heads
 from qload.methods import ColumnParallelLinear, ReplicatedLinear, RowParallelLinear
-from qload.methods.loaded import LinearFactory
+from qload.methods.checkpoint_linear import LinearFactory
 from qload.models.attention import attend_cached
 from qload.models.config import LatentConfig, TextConfig
 from qload.models.kv_cache import PagedCache, Step

@@ -13,8 +13,8 @@ from qload.errors import ShapeError
 from qload.experts import ExpertSplit
 from qload.experts.load import plan_experts
 from qload.loader import Heads, Part, Split, split_blocks
-from qload.methods.loaded import LinearFactory, planned
-from qload.methods.parallel_experts import ExpertsFactory
+from qload.methods.checkpoint_linear import LinearFactory, plan_linear
+from qload.methods.layers import ExpertsFactory
 from qload.models.config import TextConfig
 from qload.weights import Weights
 
@@ -167,7 +167,7 @@ def check_shares(
     def check(matrices: Iterator[SharedMatrix]) -> None:
         for matrix in matrices:
             N, _ = weights.loader.shape(weights, matrix.prefix)
-            planned(weights, matrix.parts(N, ranks), matrix.split)
+            plan_linear(weights, matrix.parts(N, ranks), matrix.split)
 
     for layer in range(config.layers):
         check(layer_matrices(weights, config, prefix, layer))

@@ -34,8 +34,8 @@ from qload.methods import (
     QKVParallelLinear,
     RowParallelLinear,
 )
-from qload.methods.loaded import LinearFactory
-from qload.methods.parallel_experts import ExpertsFactory
+from qload.methods.checkpoint_linear import LinearFactory
+from qload.methods.layers import ExpertsFactory
 from qload.models.attention import attend_with_bias
 from qload.models.config import text_config
 from qload.models.decoder import Decoder, load_decoder, open_for_model, warn_unused

@@ -21,10 +21,15 @@ FAULTS = (
     Fault(
         "engine-tensors-of-a-layer-like-it", CHECKPOINT, 'f"{module}.{suffix}" for', 'f"{module}{suffix}" for'
     ),
-    Fault("engine-keeps-what-arrived", LOADING, "param.data = param.data.new_empty(0)", "param.data"),
+    Fault(
+        "engine-keeps-what-arrived",
+        "qload/methods/typed_linear.py",
+        "param.data = param.data.new_empty(0)",
+        "param.data",
+    ),
     Fault(
         "engine-bias-of-joined-parts-turned",
-        "qload/methods/loaded.py",
+        "qload/methods/checkpoint_linear.py",
         "torch.split(bias, list(self.widths))",
         "torch.split(bias, list(self.widths))[::-1]",
     ),
@@ -37,8 +42,8 @@ FAULTS = (
     Fault(
         "engine-rows-of-the-first-rank",
         "qload/methods/typed_linear.py",
-        "parts = [Part(place.prefix, *rows)]",
-        "parts = [Part(place.prefix, 0, rows[1] - rows[0])]",
+        "parts = [Part(share.prefix, *rows)]",
+        "parts = [Part(share.prefix, 0, rows[1] - rows[0])]",
     ),
     Fault(
         "engine-gate-and-up-exchanged",

@@ -14,7 +14,7 @@ from qload.kernels import (
     StripsLinearKernel,
     warm_up,
 )
-from qload.methods import AWQMarlinConfig, ColumnParallelLinear, RowParallelLinear, awq_marlin_linear
+from qload.methods import AWQMarlinConfig, ColumnParallelLinear, RowParallelLinear, awq_marlin
 from qload.testing import assert_reads_back
 from tests.methods.engine import awq, config_of, load, ranks, ready
 
@@ -51,7 +51,7 @@ def test_the_default_dtype_of_torch_is_multiplied_too(bits: int) -> None:
 def test_a_device_below_marlins_gets_another_kernel(
     monkeypatch: pytest.MonkeyPatch, capability: int, kind: type[Any], zero_point: bool
 ) -> None:
-    monkeypatch.setattr(awq_marlin_linear, "compute_capability", lambda device: capability)
+    monkeypatch.setattr(awq_marlin, "compute_capability", lambda device: capability)
     weight = awq(128, 64, 32)
     if not zero_point:
         weight.qzeros.fill_(-0x77777778)  # type: ignore[union-attr]

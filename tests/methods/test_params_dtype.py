@@ -18,7 +18,7 @@ from qload.methods import (
     RowParallelLinear,
     get_quantization_config,
 )
-from qload.methods.parallel_experts import ParallelExperts
+from qload.methods.layers import ParallelExperts
 from qload.methods.typed_linear import TypedLinearMethod
 from tests.methods.engine import awq, config_of
 from tests.paths import FIXTURES

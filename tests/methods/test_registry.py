@@ -11,10 +11,10 @@ from qload.methods import (
     AWQMarlinConfig,
     QuantizationConfig,
     QuantizeMethodBase,
+    base,
     get_quantization_config,
     list_quantization_methods,
     register_quantization,
-    registry,
 )
 
 
@@ -36,7 +36,7 @@ class Nothing(QuantizationConfig):
 @pytest.fixture(autouse=True)
 def methods(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The registry as it is, whatever a test adds."""
-    monkeypatch.setattr(registry, "_METHODS", dict(registry._METHODS))
+    monkeypatch.setattr(base, "_CONFIGS", dict(base._CONFIGS))
     return
 
 

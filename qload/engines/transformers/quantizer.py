@@ -40,7 +40,7 @@ from qload.errors import ArgumentError, ShapeError, UnreadTensorsError
 from qload.experts import ExpertFacts, ExpertSplit
 from qload.experts.load import plan_experts
 from qload.formats.unquantized import FLOATS
-from qload.methods.loaded import maximum_for
+from qload.methods.checkpoint_linear import maximum_for
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.quantize import QuantizingLoader
 from qload.spec import Weight, named

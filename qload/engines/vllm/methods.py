@@ -115,9 +115,9 @@ class QloadHeadMethod(QloadVocabularyMethod):
 
     def tie_weights(self, layer: Any, embed_tokens: Any) -> Any:
         """Make `layer` a plain head over the weight of `embed_tokens`, without tensors of its own."""
-        for slot in layer.typed_arrivals.slots.values():
+        for slot in layer.parameter_buffer.slots.values():
             delattr(layer, slot.param_name)
-        layer.typed_arrivals.close()
+        layer.parameter_buffer.close()
         layer.quant_method = PlainHeadMethod()
         return layer.quant_method.tie_weights(layer, embed_tokens)
 

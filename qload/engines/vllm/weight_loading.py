@@ -21,9 +21,14 @@ from qload.kernels.declared import Activations, Maximum
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.loader.finite_scales import Nonfinite
 from qload.methods import TypedLinearMethod
-from qload.methods.arrivals import Arrivals
-from qload.methods.placement import Placement
-from qload.methods.share_shapes import ParameterSlot, check_cuts, slots
+from qload.methods.parameter_buffer import (
+    LayerShare,
+    ParameterBuffer,
+    ParameterSlot,
+    check_cuts,
+    matrix_formats,
+    parameter_slots,
+)
 from qload.parallel import ProcessGroup
 from qload.spec import named
 from qload.storage import TensorInfo
@@ -45,14 +50,14 @@ def finish_when_loaded(
     layer: nn.Module, typed: TypedLinearMethod, names: CheckpointNames, rows: Rows | None = None
 ) -> None:
     """Finish a linear layer when the last of its tensors in the checkpoint is loaded."""
-    arrivals: Any = layer.typed_arrivals
-    place = arrivals.place
+    buffer: Any = layer.parameter_buffer
+    share = buffer.layer
     pending = PendingTensors(
         {
             name
-            for module in {place.prefix, *place.names}
+            for module in {share.prefix, *share.names}
             for name in names.tensors_of([module])
-            if name.removeprefix(f"{module}.") in arrivals.slots
+            if name.removeprefix(f"{module}.") in buffer.slots
         }
     )
 
@@ -65,12 +70,12 @@ def finish_when_loaded(
     ) -> None:
         """Load a whole tensor, called by vLLM; `shard_id`: its part of a merged layer."""
         loader(param, loaded_weight, shard_id)
-        is_fused = len(place.parts) > 1 and shard_id is None
-        number = 0 if shard_id is None else place.part(shard_id, suffix)
-        if pending.mark_loaded(named(place.prefix if is_fused else place.names[number], suffix)):
+        is_fused = len(share.parts) > 1 and shard_id is None
+        number = 0 if shard_id is None else share.part_number(shard_id, suffix)
+        if pending.mark_loaded(named(share.prefix if is_fused else share.names[number], suffix)):
             finish_linear(layer, typed, rows)
 
-    for suffix, slot in arrivals.slots.items():
+    for suffix, slot in buffer.slots.items():
         param: Any = getattr(layer, slot.param_name)
         param.weight_loader = partial(load, suffix, param.weight_loader)
 
@@ -78,19 +83,12 @@ def finish_when_loaded(
 def finish_linear(layer: Any, typed: TypedLinearMethod, rows: Rows | None = None) -> None:
     """Create the qload layer, and free the loaded tensors, to which vLLM's loaders may keep references.
 
-    Parts of a merged layer with different formats are multiplied one after another. `rows`: this rank's rows,
-    for unequal shares. A second call does nothing.
+    `rows`: this rank's rows, for unequal shares. A second call does nothing.
     """
     if hasattr(layer, "typed_linear"):
         return
-    arrivals = layer.typed_arrivals
-    params = [getattr(layer, slot.param_name) for slot in arrivals.slots.values()]
-    device, linear = params[0].device, typed.loaded(layer, rows)
-    for slot, param in zip(arrivals.slots.values(), params, strict=True):
-        delattr(layer, slot.param_name)
-        param.data = param.data.new_empty(0)
-    arrivals.close()
-    layer.typed_linear = linear
+    device = next(layer.parameters(recurse=False)).device
+    typed.finish(layer, rows)
     # vLLM's latent attention reads the device of a weight with this name, and multiplies to read its values.
     layer.qweight = torch.empty(0, device=device)
 
@@ -135,21 +133,20 @@ class ExpertBuffer:
     ) -> None:
         self.prefix, self.group = prefix, group
         self._sizes = sizes
-        self.formats = tuple(fmt for fmt in formats if _is_matrix(fmt))
-        first = next((fmt for fmt in self.formats if not fmt.weight_type.plain), self.formats[0])
+        self.formats = tuple(matrix_formats(formats))
         self.slots: dict[str, Mapping[str, ParameterSlot]] = {}
         for shard in MATRICES:
-            place = self._place(0, shard)
-            check_cuts(first, place)
-            self.slots[shard] = slots(self.formats, place, params_dtype, by_tags=False)
-        self._matrices: dict[str, Arrivals] = {}
+            share = self._share(0, shard)
+            check_cuts(self.formats, share)
+            self.slots[shard] = parameter_slots(self.formats, share, params_dtype, by_attrs=False)
+        self._matrices: dict[str, ParameterBuffer] = {}
 
     def add(self, expert: int, shard: str, suffix: str, loaded: Tensor, device: torch.device) -> None:
         """Add this rank's share of a tensor of an expert, `shard` "w1" (gate), "w3" (up) or "w2" (down)."""
-        place = self._place(expert, shard)
-        matrix = self._matrices.setdefault(place.prefix, Arrivals(place, self.slots[shard]))
+        share = self._share(expert, shard)
+        matrix = self._matrices.setdefault(share.prefix, ParameterBuffer(share, self.slots[shard]))
         empty = nn.Parameter(torch.empty(0, dtype=loaded.dtype, device=device), requires_grad=False)
-        matrix.take(suffix, empty, loaded, None)
+        matrix.load(suffix, empty, loaded)
 
     def keys(self) -> Collection[str]:
         """Return the names of all tensors."""
@@ -171,23 +168,19 @@ class ExpertBuffer:
         """Free all tensors."""
         self._matrices.clear()
 
-    def _matrix_of(self, name: str) -> Arrivals:
+    def _matrix_of(self, name: str) -> ParameterBuffer:
         number, matrix, _ = (*name.removeprefix(f"{self.prefix}.").split(".", 2), "", "")[:3]
-        arrivals = self._matrices.get(f"{self.prefix}.{number}.{matrix}")
-        if arrivals is None:
+        buffer = self._matrices.get(f"{self.prefix}.{number}.{matrix}")
+        if buffer is None:
             error: MissingTensorError = missing(name, self.keys())
             raise error
-        return arrivals
+        return buffer
 
-    def _place(self, expert: int, shard: str) -> Placement:
+    def _share(self, expert: int, shard: str) -> LayerShare:
         prefix = named(f"{self.prefix}.{expert}", MATRICES[shard])
         (H, inner), ranks = self._sizes, self.group.size()
         K, N, shape = (H, inner, (inner * ranks, H)) if shard != "w2" else (inner, H, (H, inner * ranks))
-        return Placement(prefix, (prefix,), (0,), (N,), K, shape, self.group, is_told=True)
-
-
-def _is_matrix(fmt: ConfiguredFormat) -> bool:
-    return all(not suffix.startswith("_") for spec in fmt.specs() for suffix in spec.suffixes)
+        return LayerShare(prefix, (prefix,), (0,), (N,), K, shape, self.group, has_rank=True)
 
 
 def expert_facts(layer: Any) -> ExpertFacts:

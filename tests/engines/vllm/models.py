@@ -86,7 +86,7 @@ def test_every_layer_is_finished_by_its_last_tensor(tmp_path: Path) -> None:
         seen: list[bool] = []
 
         def look(model: Any, *rest: Any) -> None:
-            linears = [each for each in model.modules() if hasattr(each, "typed_arrivals")]
+            linears = [each for each in model.modules() if hasattr(each, "parameter_buffer")]
             experts = [each for each in model.modules() if hasattr(each, "expert_buffer")]
             seen.extend(hasattr(each, "typed_linear") for each in linears)
             seen.extend(hasattr(each, "typed_experts") for each in experts)

@@ -181,7 +181,7 @@ def test_a_rank_lets_go_of_the_rows_of_all_ranks(tmp_path: Path) -> None:
 
     assert looked_up
     assert not sum(param.untyped_storage().nbytes() for param in looked_up)
-    assert not [*layer.typed_arrivals.keys()]
+    assert not [*layer.parameter_buffer.keys()]
 
 
 def test_a_bias_is_added_to_every_row_and_once() -> None:
