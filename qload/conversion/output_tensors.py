@@ -8,11 +8,11 @@ from torch import Tensor
 
 from qload.errors import RepackError
 from qload.experts import ExpertStacks
-from qload.kernel_formats.plain_integers import Integers
 from qload.kernel_formats.repack import READERS
 from qload.loader import LayerDescription, Part
 from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import Weight, named
+from qload.spec.integers import Integers
 from qload.storage import TensorInfo, WeightStorage
 from qload.verify.blocks import load_output_blocks, pieces
 from qload.verify.checkpoint import Checkpoint

@@ -19,15 +19,23 @@ from qload.conversion.output_tensors import (
     weight_tensors,
 )
 from qload.errors import QloadError, RepackError
-from qload.formats import Fp8Weight, UnquantizedConfig, UnquantizedWeight
-from qload.kernel_formats import awq, compressed_tensors, gptq, marlin_24, marlin_checkpoint
-from qload.kernel_formats.plain_integers import Integers
+from qload.formats import (
+    AWQWeight,
+    CTPackWeight,
+    Fp8Weight,
+    GPTQWeight,
+    Marlin24Weight,
+    MarlinWeight,
+    UnquantizedConfig,
+    UnquantizedWeight,
+)
 from qload.kernel_formats.repack import READERS
 from qload.layouts import STORED_MINUS_ONE, Stored
 from qload.listing import MARLIN_CHECKPOINT
 from qload.loader import LayerDescription
 from qload.parallel import ALONE
 from qload.spec import ActivationScheme, Codes, Weight
+from qload.spec.integers import Integers
 from qload.verify.blocks import load_output_blocks
 from qload.verify.checkpoint import Checkpoint
 from qload.verify.comparison import equal_bits
@@ -55,16 +63,16 @@ def _write_gptq_v1(integers: Integers) -> Weight:
     if integers.span[0] == 0 and integers.convention != STORED_MINUS_ONE:
         reason = "kernels read a zero point of 0, stored minus one, as 2**bits; gptq_v2 stores it unchanged"
         raise RepackError(integers.source, "gptq", reason)
-    return gptq.from_integers(integers, STORED_MINUS_ONE)
+    return GPTQWeight.from_integers(integers, zeros=STORED_MINUS_ONE)
 
 
 INTEGERS: Mapping[str, IntegerTarget] = {
     "gptq": IntegerTarget(_write_gptq_v1),
-    "gptq_v2": IntegerTarget(lambda integers: gptq.from_integers(integers, Stored())),
-    "awq": IntegerTarget(awq.from_integers),
-    MARLIN_CHECKPOINT: IntegerTarget(marlin_checkpoint.from_integers),
-    "marlin_24": IntegerTarget(marlin_24.from_integers, needs_codes=True),
-    "compressed-tensors": IntegerTarget(compressed_tensors.from_integers),
+    "gptq_v2": IntegerTarget(lambda integers: GPTQWeight.from_integers(integers, zeros=Stored())),
+    "awq": IntegerTarget(AWQWeight.from_integers),
+    MARLIN_CHECKPOINT: IntegerTarget(MarlinWeight.from_integers),
+    "marlin_24": IntegerTarget(Marlin24Weight.from_integers, needs_codes=True),
+    "compressed-tensors": IntegerTarget(CTPackWeight.from_integers),
 }
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 TARGETS = (*INTEGERS, fp8.NAME, *FLOATS)

@@ -14,7 +14,7 @@ precedence. There is no group index: a cut of K inside a group is refused. Sourc
 """
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from pydantic import AliasChoices, Field
@@ -38,6 +38,7 @@ from qload.errors import UnsupportedFormatError
 from qload.layouts import Stored, awq
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
+from qload.spec.integers import Integers, IntegerWeight, Origin, from_ordered_groups
 
 BITS = (4, 8)
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
@@ -95,7 +96,7 @@ class AWQConfig(spec.Grouped, spec.Config):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AWQWeight(spec.Weight):
+class AWQWeight(IntegerWeight):
     """An AWQ GEMM layer, or a share of one.
 
     w[n, k] = scales[k / g, n] * (code[k, n] - zero[k / g, n]), groups of g inputs. Source: autoawq and
@@ -127,6 +128,7 @@ class AWQWeight(spec.Weight):
     qzeros: Tensor | None = None
 
     format: ClassVar[str] = "awq"
+    codes_field: ClassVar[str] = "qweight"
     example: ClassVar[AWQConfig] = AWQConfig(group_size=128)
 
     @classmethod
@@ -159,6 +161,47 @@ class AWQWeight(spec.Weight):
         codes = packing.packed(self.qweight)
         plain = spec.symmetric(bits, codes, self.scales, self.config.in_order(K, self.qweight.device))
         return plain if self.qzeros is None else replace(plain, zeros=Stored().read(self.qzeros, packing).T)
+
+    def to_integers(self) -> Integers:
+        """Convert to plain integers; exact for every zero point."""
+        packing = awq.columns(self.config.bits)
+        zeros = None if self.qzeros is None else packing.unpack(self.qzeros)
+        return from_ordered_groups(self, lambda: packing.packed(self.qweight), self.scales, zeros)
+
+    @classmethod
+    def from_integers(cls, integers: Integers, origin: Origin | None = None) -> Self:
+        """Convert exactly, or raise RepackError.
+
+        AWQ has 4 or 8 bits, groups of one size in order, and zero points of the same bits. `origin`: the AWQ
+        weight to restore, possibly without stored zero points.
+        """
+        zero_point = origin is None or origin.stores_zeros
+        integers.reject("awq", _find_repack_conflict(integers, zero_point))
+        bits, groups, K = integers.bits, integers.groups, integers.layer.K
+        packing = awq.columns(bits)
+        return cls(
+            config=AWQConfig(-1 if groups == 1 else K // groups, bits, zero_point),
+            qweight=integers.pack_codes("qweight", packing, integers.unpack()),
+            qzeros=Stored().write(integers.zeros.contiguous(), packing) if zero_point else None,
+            scales=integers.scales.contiguous(),
+            layer=integers.layer,
+        )
+
+
+def _find_repack_conflict(integers: Integers, zero_point: bool) -> str | None:
+    bits, N, highest = integers.bits, integers.layer.N, integers.span[1]
+    if bits not in BITS:
+        return f"awq has {' or '.join(map(str, BITS))} bits, got {bits}"
+    if N % (32 // bits):
+        return f"N = {N} is not a multiple of {32 // bits}: short words"
+    reason = integers.find_unordered_groups("awq")
+    if reason:
+        return reason
+    if highest >= 2**bits:
+        return f"a zero point of {highest} does not fit {bits} bits"
+    if not zero_point and not integers.symmetric:
+        return f"a zero point is not {2 ** (bits - 1)}, and zero_point=False stores none"
+    return None
 
 
 VARIANTS = ("awq (version gemm)",)

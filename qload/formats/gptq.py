@@ -18,7 +18,8 @@ The format `gptq` stores a zero point minus one; `spec.zero_point_evidence` tell
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -47,7 +48,9 @@ from qload.errors import AmbiguousIndexError, ConfigError, QloadError, ShapeErro
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints, gptq
 from qload.loader import ConfiguredFormat
 from qload.loader.exclusion import Exclusions, Inside
-from qload.spec import LayerClaims, LayerValues, Role, TensorSpec
+from qload.sentences import WORD_BITS
+from qload.spec import Layer, LayerClaims, LayerValues, Role, TensorSpec
+from qload.spec.integers import Integers, IntegerWeight, Origin, from_codes, record_origin
 from qload.spec.zero_point_evidence import FIELDS, WHOLE, Evidence, settle
 
 DOUBTFUL = (
@@ -193,7 +196,7 @@ class GPTQConfig(spec.Grouped, spec.Config):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class GPTQWeight(spec.Weight):
+class GPTQWeight(IntegerWeight):
     """A GPTQ layer, or a share of one.
 
     w[n, k] = scales[g, n] * (code[k, n] - zero[g, n]), g = g_idx[k], or k / group_size without an index.
@@ -232,6 +235,7 @@ class GPTQWeight(spec.Weight):
     g_idx: Tensor | None = None
 
     format: ClassVar[str] = "gptq"
+    codes_field: ClassVar[str] = "qweight"
     example: ClassVar[GPTQConfig] = GPTQConfig(bits=4, group_size=128, positional=True)
 
     @classmethod
@@ -279,6 +283,110 @@ class GPTQWeight(spec.Weight):
             zeros=self.config.zeros.read(self.qzeros, gptq.columns(bits)).T,
             k_group=self.groups_of_inputs().long(),
         )
+
+    def to_integers(self) -> Integers:
+        """Convert to plain integers: codes, logical zero points, and the group of each row."""
+        bits, scales, symmetric = self.config.bits, self.scales, self.is_symmetric()
+        if symmetric:  # all zero points share one element
+            zeros = scales.new_full((1, 1), 2 ** (bits - 1), dtype=torch.int32).expand(scales.shape)
+        else:
+            zeros = self.config.zeros.read(self.qzeros, gptq.columns(bits))
+        return Integers(
+            bits=bits,
+            group_size=self.config.group_size,
+            unpack=lambda: gptq.rows(bits).packed(self.qweight),
+            scales=scales,
+            zeros=zeros,
+            g_idx=self.groups_of_inputs(),
+            layer=record_origin(self, self.g_idx),
+            convention=self.config.zeros,
+            gptq_words=self.qweight,
+            known_symmetric=symmetric,
+        )
+
+    def has_ordered_groups(self) -> bool:
+        """Return True if the config says groups are in order and the number of groups agrees."""
+        config, K = self.config, self.layer.K
+        return config.positional and config.group_size > 0 and config.groups(K) == self.scales.shape[0]
+
+    def is_symmetric(self) -> bool:
+        """Return True if every word of zero points has all zero points 2**(bits - 1); unpacks nothing."""
+        word = _symmetric_word(self.config.bits, self.config.zeros)
+        if word is None:
+            return False
+        words = self.qzeros
+        if type(words) is Tensor and words.device.type == "cpu":  # numpy: one thread suffices for few words
+            return bool((words.numpy() == word).all())
+        return bool((words == word).all())
+
+    @classmethod
+    def from_integers(
+        cls, integers: Integers, origin: Origin | None = None, zeros: ZeroPoints | None = None
+    ) -> Self:
+        """Convert exactly, or raise RepackError for short words or zero points beyond the convention.
+
+        `zeros`: convention of stored zero points; None: that of `origin`, else minus one.
+        """
+        zeros = zeros or (origin.config.zeros if origin else STORED_MINUS_ONE)
+        integers.reject("gptq", find_short_words(integers))
+        config, qweight = _choose_config(integers, zeros), integers.gptq_words
+        if qweight is None:
+            qweight = integers.pack_codes("qweight", gptq.rows(integers.bits), integers.unpack())
+        return cls(
+            config=config,
+            qweight=qweight,
+            qzeros=pack_zero_points(integers, zeros),
+            scales=integers.scales.contiguous(),
+            g_idx=None
+            if config.indexed is False
+            else integers.g_idx.to(integers.origin.index_dtype or torch.int32),
+            layer=integers.layer,
+        )
+
+    @classmethod
+    def from_codes(cls, codes: spec.Codes, scales: Tensor, layer: Layer, config: GPTQConfig) -> Self:
+        """Make a GPTQ weight with `config` of codes in plain order, and scales (G, N) in their own dtype."""
+        with_origin = replace(layer, origin=Origin(cls, config))
+        integers = from_codes(codes, scales, with_origin, config.group_size)
+        return replace(cls.from_integers(integers, zeros=config.zeros), layer=layer)
+
+
+@cache
+def _symmetric_word(bits: int, zeros: ZeroPoints) -> int | None:
+    """Return the word of zero points 2**(bits - 1); None for 3 bits, with several words in rotation."""
+    if WORD_BITS % bits:
+        return None
+    fill = torch.full((1, WORD_BITS // bits), 2 ** (bits - 1), dtype=torch.int32)
+    return int(zeros.write(fill, gptq.columns(bits)))
+
+
+def pack_zero_points(integers: Integers, zeros: ZeroPoints) -> Tensor:
+    """Pack zero points along N in the convention `zeros`; RepackError for values beyond its range."""
+    lower, upper = zeros.span(integers.bits)
+    lowest, highest = integers.span
+    for value, violation in ((highest, f"above {upper}"), (lowest, f"below {lower}")):
+        if value > upper or value < lower:
+            integers.reject(f"zero points {zeros.name}", f"a zero point of {value} is {violation}")
+    return zeros.write(integers.zeros.contiguous(), gptq.columns(integers.bits))
+
+
+def find_short_words(integers: Integers) -> str | None:
+    """Return the reason if rows or columns do not fill the words of GPTQ, else None."""
+    fill = WORD_BITS if integers.bits == 3 else WORD_BITS // integers.bits
+    for dim, size in zip("NK", integers.shape, strict=True):
+        if size % fill:
+            return f"{dim} = {size} is not a multiple of {fill}: short words"
+    return None
+
+
+def _choose_config(integers: Integers, zeros: ZeroPoints) -> GPTQConfig:
+    """Return the config of the original GPTQ weight, or one made from the groups."""
+    origin = integers.origin
+    if isinstance(origin.config, GPTQConfig):
+        return replace(origin.config, zeros=zeros)
+    several = integers.groups > 1
+    size = integers.group_size if several else -1
+    return GPTQConfig(integers.bits, size, zeros, positional=several and integers.in_order)
 
 
 VARIANTS = ("gptq (checkpoint_format gptq, gptq_v2, marlin, marlin_24)",)

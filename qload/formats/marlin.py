@@ -25,13 +25,13 @@ it. Source: vLLM 0.11.0 and compressed-tensors 0.14.0, bit-equal to both.
 """
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from qload import spec
+from qload import devices, spec
 from qload.configs import (
     Claims,
     FoundConfig,
@@ -44,10 +44,11 @@ from qload.configs import (
     validate,
 )
 from qload.devices import StoredCodes, StoredSparse
-from qload.errors import FieldValueError, UnsupportedFormatError, check_values
+from qload.errors import FieldValueError, PatternError, RepackError, UnsupportedFormatError, check_values
 from qload.layouts import marlin, marlin_24
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec, named
+from qload.spec.integers import Integers, IntegerWeight, Origin, from_ordered_groups
 
 SCALES = (torch.float16, torch.bfloat16)
 
@@ -79,7 +80,7 @@ class MarlinConfig(spec.Grouped, spec.Config):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MarlinWeight(spec.Weight):
+class MarlinWeight(IntegerWeight):
     """A layer of a Marlin checkpoint, or a share of one.
 
     w[n, k] = s[k / g, n] * (code[k, n] - 2**(bits - 1)), groups of g inputs. Source: IST's packer,
@@ -99,6 +100,7 @@ class MarlinWeight(spec.Weight):
     s: Tensor
 
     format: ClassVar[str] = "marlin"
+    codes_field: ClassVar[str] = "B"
     example: ClassVar[MarlinConfig] = MarlinConfig(group_size=128)
 
     @classmethod
@@ -131,6 +133,29 @@ class MarlinWeight(spec.Weight):
         """Return codes and scales in plain order, with zero points of 2**(bits - 1)."""
         bits, groups = self.config.bits, self.config.in_order(self.layer.K, self.B.device)
         return spec.symmetric(bits, marlin.rows(bits).packed(self.B), self.plain_scales(), groups)
+
+    def to_integers(self) -> Integers:
+        """Convert to plain integers."""
+        packing = marlin.rows(self.config.bits)
+        return from_ordered_groups(self, lambda: packing.packed(self.B), self.plain_scales())
+
+    @classmethod
+    def from_integers(cls, integers: Integers, origin: Origin | None = None) -> Self:
+        """Convert exactly, or raise RepackError.
+
+        A Marlin checkpoint has whole tiles, groups in order and no zero points. `origin`: the checkpoint
+        weight to restore; a share keeps its order of scales.
+        """
+        integers.reject("a Marlin checkpoint", _find_dense_conflict(integers))
+        bits, groups, K = integers.bits, integers.groups, integers.layer.K
+        config = origin.config if origin else MarlinConfig(-1 if groups == 1 else K // groups, bits)
+        order = marlin.SCALES_PER_COLUMN if config.group_size == -1 else marlin.SCALES_GROUPED
+        return cls(
+            config=config,
+            B=integers.pack_codes("B", marlin.rows(bits), integers.unpack()),
+            s=order.apply(integers.scales),
+            layer=integers.layer,
+        )
 
 
 DENSE_ROWS = 32  # in one row of B_24
@@ -177,7 +202,7 @@ class Marlin24Config(spec.Grouped, spec.Config):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Marlin24Weight(spec.Weight):
+class Marlin24Weight(IntegerWeight):
     """A layer of a Marlin 2:4 checkpoint, or a share of one; FieldValueError for invalid metadata.
 
     w[n, k] = s[k / g, n] * (code[k, n] - 2**(bits - 1)) for a kept row k of column n, else 0. Source: vLLM
@@ -255,6 +280,77 @@ class Marlin24Weight(spec.Weight):
         kept = marlin_24.rows(bits).unpack(self.B_24)
         dense = marlin_24.scatter(kept, self.positions(), 2 ** (bits - 1))
         return spec.symmetric(bits, dense, self.plain_scales(), groups)
+
+    def to_integers(self) -> Integers:
+        """Convert to dense plain integers.
+
+        RepackError if the metadata keeps other codes of weight 0 than packers do: dense codes lose this
+        choice.
+        """
+        codes = self.codes().plain().T
+        expected = marlin_24.choose_positions(2 ** (self.config.bits - 1) != codes)
+        differing = (expected != self.positions()).nonzero()
+        if differing.numel():
+            row, n = differing[0].tolist()
+            difference = "the metadata keeps another code of weight 0 than packers do"
+            reason = f"{difference}, first at kept row {row} of column {n}"
+            raise RepackError("marlin_24", "dense layouts", reason)
+        return from_ordered_groups(self, lambda: codes, self.plain_scales())
+
+    @classmethod
+    def from_integers(cls, integers: Integers, origin: Origin | None = None) -> Self:
+        """Convert a 2:4 sparse weight exactly, or raise RepackError.
+
+        `origin`: the checkpoint weight to restore; a share keeps its order of scales.
+        """
+        integers.reject("marlin_24", _find_sparse_conflict(integers))
+        if integers.whole is not None:
+            _choose_positions(integers.whole)  # every rank then raises the same error
+        bits, codes, positions = integers.bits, devices.plain(integers.unpack()), _choose_positions(integers)
+        size = integers.group_size if integers.groups > 1 else -1
+        config = origin.config if origin else Marlin24Config(size, bits)
+        scales = marlin_24.SCALES_GROUPED.apply(integers.scales) if config.permuted else integers.scales
+        return cls(
+            config=config,
+            B_24=marlin_24.rows(bits).pack(marlin_24.gather(codes, positions)),
+            B_meta=marlin_24.write_positions(positions),
+            s=scales.contiguous(),
+            layer=integers.layer,
+        )
+
+
+def _find_dense_conflict(integers: Integers) -> str | None:
+    if integers.bits not in marlin.BITS:
+        return f"a Marlin checkpoint has 4 or 8 bits, got {integers.bits}"
+    return _find_tile_conflict(integers, marlin.TILE_K, "a Marlin checkpoint")
+
+
+def _find_tile_conflict(integers: Integers, rows: int, layout: str) -> str | None:
+    """Return the reason if tiles of `rows` rows, without index and zero points, cannot represent a weight."""
+    (N, K), dtype = integers.shape, integers.scales.dtype
+    if K % rows or N % marlin.TILE_N:
+        return f"needs K, N in multiples of {rows}, {marlin.TILE_N}; got {K}, {N}"
+    reason = integers.find_unordered_groups(layout)
+    if reason:
+        return reason
+    if not integers.symmetric:
+        return f"a zero point is not {2 ** (integers.bits - 1)}, and {layout} stores no zero points"
+    if dtype not in SCALES:
+        return f"needs scales in float16 or bfloat16, got {str(dtype).removeprefix('torch.')}"
+    return None
+
+
+def _choose_positions(integers: Integers) -> Tensor:
+    try:
+        return marlin_24.choose_positions(devices.plain(integers.unpack()) != 2 ** (integers.bits - 1))
+    except PatternError as error:
+        raise RepackError(integers.source, "marlin_24", error.detail) from error
+
+
+def _find_sparse_conflict(integers: Integers) -> str | None:
+    if integers.bits not in marlin.BITS:
+        return f"needs 4 or 8 bits, got {integers.bits}"
+    return _find_tile_conflict(integers, DENSE_ROWS, "marlin_24")
 
 
 VARIANTS = ("marlin (checkpoint_format marlin, marlin_24)",)

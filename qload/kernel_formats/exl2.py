@@ -21,9 +21,9 @@ from torch import Tensor
 from qload import spec
 from qload.errors import RepackError
 from qload.formats.exl2 import Exl2Config, Exl2Weight, as_positions, codes_of, scale_unit
-from qload.kernel_formats.plain_integers import invert_perm, record_origin, unpermute_rows
 from qload.layouts.exl2 import START_LIMIT, Exl2Groups
 from qload.spec import Role, TensorSpec
+from qload.spec.integers import invert_perm, record_origin, unpermute_rows
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from qload import spec
 from qload.devices import StoredCodes
-from qload.formats.gptq import INDICES, SCALES
-from qload.kernel_formats.gptq import find_unsupported, pack_zero_points
-from qload.kernel_formats.plain_integers import Integers, Origin, invert_perm, record_origin, unpermute_rows
+from qload.formats.gptq import INDICES, SCALES, find_short_words, pack_zero_points
 from qload.layouts import STORED_MINUS_ONE, ZeroPoints, exllama, gptq
 from qload.spec import Role, TensorSpec
+from qload.spec.integers import Integers, Origin, invert_perm, record_origin, unpermute_rows
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ def from_integers(integers: Integers, zeros: ZeroPoints | None = None) -> Exllam
     `zeros`: convention of the stored zero points; None: that of the source.
     """
     zeros = zeros or integers.convention
-    integers.reject("exllama", find_unsupported(integers))
+    integers.reject("exllama", find_short_words(integers))
     codes, g_idx, perm = integers.unpack(), integers.g_idx, None
     order = torch.argsort(g_idx, stable=True)
     if not bool((order[1:] > order[:-1]).all()):

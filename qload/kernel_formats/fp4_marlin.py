@@ -49,9 +49,9 @@ from qload.devices import LazyCodes
 from qload.errors import ArgumentError, RepackError
 from qload.formats import CTMXFP4Weight, CTNVFP4Weight, ModelOptNVFP4Weight, MXFP4Config, mx, nvfp4
 from qload.kernel_formats.marlin import pad_shape
-from qload.kernel_formats.plain_integers import Origin, pad_matrix, record_origin
 from qload.layouts import ClippedCodes, Order, compressed_tensors, fp4, marlin
 from qload.spec import Layer, Role, TensorSpec, Weight, named
+from qload.spec.integers import Origin, pad_matrix, record_origin
 
 FP4_BITS = 4
 CODE_PACKING = compressed_tensors.rows(FP4_BITS, True)  # a word is four bytes of the checkpoint

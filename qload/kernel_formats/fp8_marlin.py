@@ -26,10 +26,10 @@ from qload.errors import ArgumentError, RepackError
 from qload.formats import Fp8Weight
 from qload.formats.fp8 import E4M3FN
 from qload.kernel_formats.marlin import GROUP_SIZES, pad_shape
-from qload.kernel_formats.plain_integers import Origin, pad_matrix, record_origin
 from qload.layouts import ClippedCodes, marlin
 from qload.spec import Role, TensorSpec, named
 from qload.spec.casts import check_cast
+from qload.spec.integers import Origin, pad_matrix, record_origin
 
 EXPONENT_BIAS = {torch.float16: 8, torch.bfloat16: 120}  # log2 of the factor that the kernel's values lack
 

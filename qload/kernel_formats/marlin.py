@@ -30,7 +30,10 @@ from qload import devices, spec
 from qload.devices import StoredCodes
 from qload.errors import ArgumentError, ShapeError
 from qload.formats.gptq import SCALES
-from qload.kernel_formats.plain_integers import (
+from qload.layouts import ClippedCodes, Stored, marlin
+from qload.layouts.packing import Packing
+from qload.spec import Role, TensorSpec
+from qload.spec.integers import (
     Integers,
     Origin,
     from_codes,
@@ -38,9 +41,6 @@ from qload.kernel_formats.plain_integers import (
     record_origin,
     unpermute_rows,
 )
-from qload.layouts import ClippedCodes, Stored, marlin
-from qload.layouts.packing import Packing
-from qload.spec import Role, TensorSpec
 
 GROUP_SIZES = (-1, 32, 64, 128)
 THREAD_BLOCKS = ((64, 128), (128, 64))  # columns, rows

@@ -21,10 +21,10 @@ from torch import Tensor
 from qload import devices, spec
 from qload.errors import ArgumentError
 from qload.formats.gptq import SCALES
-from qload.kernel_formats.plain_integers import Integers, from_codes, pad_matrix, record_origin
 from qload.layouts import ClippedCodes, panels
 from qload.sentences import WORD_BITS
 from qload.spec import Role, TensorSpec
+from qload.spec.integers import Integers, from_codes, pad_matrix, record_origin
 
 MAX_ZERO_POINT = 255
 CODE_BITS = (2, 3, *panels.BITS)

@@ -16,33 +16,12 @@ from torch import Tensor
 
 from qload import devices
 from qload.errors import ArgumentError, RepackError, checked
-from qload.formats import (
-    AWQWeight,
-    CTPackWeight,
-    Exl2Weight,
-    Fp8Weight,
-    GPTQWeight,
-    Marlin24Weight,
-    MarlinWeight,
-)
-from qload.kernel_formats import (
-    awq,
-    compressed_tensors,
-    exl2,
-    exllama,
-    fp4_marlin,
-    fp8_marlin,
-    gptq,
-    marlin,
-    marlin_24,
-    marlin_checkpoint,
-    panels,
-    strips,
-)
+from qload.formats import FORMATS, AWQWeight, Exl2Weight, Fp8Weight, GPTQWeight, Marlin24Weight
+from qload.kernel_formats import exl2, exllama, fp4_marlin, fp8_marlin, marlin, panels, strips
 from qload.kernel_formats.fp4_marlin import VLLM_0_11, VLLM_0_33, Fp4, Fp4MarlinVllm033Weight, Fp4MarlinWeight
-from qload.kernel_formats.plain_integers import Integers, Origin
 from qload.layouts import Stored, ZeroPoints
 from qload.spec import ActivationScheme, Weight
+from qload.spec.integers import Integers, IntegerWeight, Origin
 from qload.spec.weight import tensor_names
 
 W = TypeVar("W", bound=Weight)
@@ -97,20 +76,13 @@ class Writer:
 
 
 READERS: dict[type[Weight], Reader] = {
-    GPTQWeight: Reader(
-        Integers, gptq.to_integers, gptq.restore, lambda _: "qweight", gptq.has_ordered_groups
-    ),
-    AWQWeight: Reader(Integers, awq.to_integers, awq.from_integers, lambda _: "qweight"),
-    CTPackWeight: Reader(
-        Integers,
-        compressed_tensors.to_integers,
-        compressed_tensors.from_integers,
-        compressed_tensors.find_skippable_tensor,
-    ),
-    MarlinWeight: Reader(
-        Integers, marlin_checkpoint.to_integers, marlin_checkpoint.from_integers, lambda _: "B"
-    ),
-    Marlin24Weight: Reader(Integers, marlin_24.to_integers, marlin_24.from_integers),
+    **{
+        fmt: Reader(
+            Integers, fmt.to_integers, fmt.from_integers, fmt.skippable_tensor, fmt.has_ordered_groups
+        )
+        for fmt in FORMATS
+        if issubclass(fmt, IntegerWeight)
+    },
     exllama.ExllamaWeight: Reader(Integers, exllama.to_integers),
     marlin.GPTQMarlinWeight: Reader(Integers, marlin.to_integers),
     strips.StripsWeight: Reader(Integers, marlin.to_integers),
@@ -131,14 +103,14 @@ READERS: dict[type[Weight], Reader] = {
 
 _TO_FP4_MARLIN_VLLM_0_33 = partial(fp4_marlin.from_fp4, weight_type=Fp4MarlinVllm033Weight)
 WRITERS: dict[tuple[type[Any], str], Writer] = {
-    (Integers, "gptq"): Writer(GPTQWeight, gptq.from_integers, ("zeros",)),
-    (Integers, "gptq_v2"): Writer(GPTQWeight, lambda integers: gptq.from_integers(integers, Stored())),
-    (Integers, "awq"): Writer(AWQWeight, awq.from_integers),
+    (Integers, "gptq"): Writer(GPTQWeight, GPTQWeight.from_integers, ("zeros",)),
+    (Integers, "gptq_v2"): Writer(GPTQWeight, partial(GPTQWeight.from_integers, zeros=Stored())),
+    (Integers, "awq"): Writer(AWQWeight, AWQWeight.from_integers),
     (Integers, "exllama"): Writer(exllama.ExllamaWeight, exllama.from_integers, ("zeros",)),
     (Integers, "marlin"): Writer(marlin.GPTQMarlinWeight, marlin.from_integers),
     (Integers, "strips"): Writer(strips.StripsWeight, strips.from_integers),
     (Integers, "panels"): Writer(panels.PanelsWeight, panels.from_integers),
-    (Integers, "marlin_24"): Writer(Marlin24Weight, marlin_24.from_integers, reads_codes=True),
+    (Integers, "marlin_24"): Writer(Marlin24Weight, Marlin24Weight.from_integers, reads_codes=True),
     (Exl2Weight, "exllama"): Writer(exl2.Exl2KernelWeight, exl2.from_exl2),
     (Fp8Weight, "marlin"): Writer(
         fp8_marlin.Fp8MarlinWeight, fp8_marlin.from_fp8, ("dtype", "exponent_bias", "whole")
@@ -270,7 +242,7 @@ def restore(weight: Weight) -> Weight:
         assert restore_weight is not None  # `_find_origin` records no kernel's type
         restored = replace(restore_weight(intermediate, origin), config=origin.config)
     elif isinstance(intermediate, Integers):
-        restored = gptq.from_integers(intermediate, intermediate.convention)
+        restored = GPTQWeight.from_integers(intermediate, zeros=intermediate.convention)
     else:
         restored = intermediate
     return _copy_shared(_with_origin(restored, None), weight)

@@ -14,15 +14,14 @@ from torch import Tensor
 
 from qload import devices
 from qload.formats import GPTQWeight
-from qload.kernel_formats import gptq
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.panels import PanelsWeight
-from qload.kernel_formats.plain_integers import Origin
 from qload.layouts import gptq as gptq_layout
 from qload.layouts import marlin, panels
 from qload.sentences import Digit, strides
 from qload.sentences.strided_digits import axis_digits, holds_whole_codes, in_common
 from qload.spec import Weight
+from qload.spec.integers import Origin
 from qload.spec.weight import tensor_names
 
 MAX_KINDS = 64  # bounds the memory for a hostile checkpoint without two similar layers
@@ -119,7 +118,7 @@ class RepackCache:
         loaded = (getattr(weight, name) for name in MOVED_TENSORS if name not in deferred)
         if recipe is None or not all(tensor.is_contiguous() for tensor in loaded):
             return None
-        return recipe.apply(weight, deferred) if gptq.is_symmetric(weight) else None
+        return recipe.apply(weight, deferred) if weight.is_symmetric() else None
 
     def moves(self, weight: Weight, layout: str) -> Mapping[str, Move] | None:
         """Return the moves for tensors of a weight of this kind; None if there is no recipe."""
@@ -173,7 +172,7 @@ def _find_kind(weight: GPTQWeight, layout: str) -> Any:
 
 def _derive_recipe(weight: GPTQWeight, repacked: Weight) -> RepackRecipe | None:
     """Return the recipe of a repack; None if it depends on more than the kind."""
-    layer, in_order = weight.layer, weight.scales.shape[0] == 1 or gptq.has_ordered_groups(weight)
+    layer, in_order = weight.layer, weight.scales.shape[0] == 1 or weight.has_ordered_groups()
     if not (in_order and layer.origin is None and layer.activations is None):
         return None
     if not isinstance(repacked, GPTQMarlinWeight | PanelsWeight):

@@ -17,10 +17,10 @@ from typing import ClassVar
 
 from qload.kernel_formats import marlin
 from qload.kernel_formats.marlin import GPTQMarlinConfig, GPTQMarlinWeight
-from qload.kernel_formats.plain_integers import Integers
 from qload.layouts import strips
 from qload.layouts.packing import Packing
 from qload.spec import TensorSpec
+from qload.spec.integers import Integers
 
 CAPABILITY = 90  # compute capability of Hopper, times 10
 

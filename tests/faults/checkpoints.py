@@ -117,7 +117,7 @@ FAULTS = (
     ),
     Fault(
         "permutation-ignored",
-        "qload/kernel_formats/plain_integers.py",
+        "qload/spec/integers.py",
         "moved = rows[invert_perm(perm)]",
         "moved = rows",
     ),

@@ -70,13 +70,13 @@ FAULTS = (
     ),
     Fault(
         "repack-by-share",
-        "qload/kernel_formats/plain_integers.py",
+        "qload/spec/integers.py",
         "return self.whole or self",
         "return self",
     ),
     Fault(
         "repack-index-dtype",
-        "qload/kernel_formats/plain_integers.py",
+        "qload/spec/integers.py",
         "None if index is None else index.dtype",
         "None if index is None else torch.int32",
     ),

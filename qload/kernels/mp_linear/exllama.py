@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from qload.formats import GPTQWeight
-from qload.kernel_formats import exllama, gptq
+from qload.kernel_formats import exllama
 from qload.kernels import cuda
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.kernels.mp_linear.reasons import rows_missing
@@ -50,7 +50,7 @@ class ExllamaLinearKernel(TypedLinearKernel):
     def repacked(self, weight: GPTQWeight) -> Weight:
         """Rows of a group together, each word shuffled; refuses what the inputs' dtype cannot hold."""
         self.check_range(weight)  # small ones keep their bits: multiples of scales of that type
-        return exllama.from_integers(gptq.to_integers(weight))
+        return exllama.from_integers(weight.to_integers())
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """As every kernel, and a note of how much scratch space the layer needs."""

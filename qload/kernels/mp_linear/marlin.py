@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from qload.formats import GPTQWeight
-from qload.kernel_formats import gptq, marlin
+from qload.kernel_formats import marlin
 from qload.kernel_formats.marlin import GROUP_SIZES, count_locks, split_group
 from qload.kernels.chips import multiprocessors
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
@@ -41,7 +41,7 @@ class MarlinLinearKernel(TypedLinearKernel):
     def repacked(self, weight: GPTQWeight) -> Weight:
         """In Marlin's order, padded to its thread blocks; refuses what cannot be rounded for many tokens."""
         self.check_range(weight)
-        return marlin.from_integers(gptq.to_integers(weight), self.config.zero_points)
+        return marlin.from_integers(weight.to_integers(), self.config.zero_points)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
         """As every kernel, and a zeroed workspace of locks."""

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from qload.errors import AmbiguousIndexError, ArgumentError, DtypeError, ShapeError, check_values
 from qload.formats import GPTQConfig, GPTQWeight
-from qload.kernel_formats.gptq import from_codes
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.layouts import STORED_MINUS_ONE, Packing, awq, gptq
 from qload.spec import Codes, Layer
@@ -89,7 +88,7 @@ def read_layer(
     whole = (config.full_weight_shape[1], config.full_weight_shape[0])
     typed = Codes(bits, codes.T, scales.T, zeros.T, rows)
     own = replace(known, positional=groups > 1 and g_idx is None)
-    return from_codes(typed, scales.data, Layer((N,), K, whole, name), own)
+    return GPTQWeight.from_codes(typed, scales.data, Layer((N,), K, whole, name), own)
 
 
 def _codes(config: MPLinearLayerConfig, param: Tensor) -> Tensor:

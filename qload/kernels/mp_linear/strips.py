@@ -1,7 +1,7 @@
 """The kernel of our own order: what Marlin's takes, with the codes where Hopper reads them faster."""
 
 from qload.formats import GPTQWeight
-from qload.kernel_formats import gptq, strips
+from qload.kernel_formats import strips
 from qload.kernels.mp_linear.contract import MPLinearLayerConfig
 from qload.kernels.mp_linear.marlin import MarlinLinearKernel
 from qload.kernels.mp_linear.reasons import rows_missing
@@ -36,4 +36,4 @@ class StripsLinearKernel(TypedLinearKernel):
     def repacked(self, weight: GPTQWeight) -> Weight:
         """In strips of 64 columns, padded to whole ones; refuses what cannot be rounded for many tokens."""
         self.check_range(weight)
-        return strips.from_integers(gptq.to_integers(weight), self.config.zero_points)
+        return strips.from_integers(weight.to_integers(), self.config.zero_points)

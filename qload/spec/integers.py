@@ -4,23 +4,23 @@ Every layout of integer weights is converted to and from `Integers`, so that no 
 Nothing is padded or permuted. K may end within a word; the target layout checks its own limits.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
 
-from qload import devices, spec
+from qload import devices
 from qload.errors import RepackError
-from qload.formats import GPTQConfig
 from qload.layouts import Order, PackedCodes, Packing, Stored, ZeroPoints
-from qload.spec import Codes, Layer, Weight
+from qload.spec.weight import Codes, Config, Layer, Weight
 
 
 @dataclass(frozen=True)
-class Origin(spec.Config):
+class Origin(Config):
     """Record of the checkpoint weight, for `restore`.
 
     Attributes
@@ -186,6 +186,33 @@ class Integers:
         return None
 
 
+@dataclass(frozen=True, eq=False, repr=False)
+class IntegerWeight(Weight):
+    """Base of checkpoint weights with integer codes, which are repacked through `Integers`.
+
+    `codes_field` is the tensor of codes if no refusal of a layout depends on its values, else "".
+    """
+
+    codes_field: ClassVar[str] = ""
+
+    @abstractmethod
+    def to_integers(self) -> Integers:
+        """Convert to plain integers; RepackError if they cannot represent the weight."""
+
+    @classmethod
+    @abstractmethod
+    def from_integers(cls, integers: Integers, origin: Origin | None = None) -> Self:
+        """Convert exactly, or raise RepackError; `origin`: the checkpoint weight to restore."""
+
+    def skippable_tensor(self) -> str:
+        """Name of the tensor whose values affect no refusal; "" if there is none."""
+        return self.codes_field
+
+    def has_ordered_groups(self) -> bool:
+        """Return True if the config of a loaded weight says that its groups are in order."""
+        return False
+
+
 def record_origin(weight: Weight, index: Tensor | None = None, *, stores_zeros: bool = False) -> Layer:
     """Return the layer of a weight with its origin recorded; an earlier origin stays."""
     if weight.layer.origin is not None:
@@ -229,6 +256,7 @@ def from_codes(codes: Codes, scales: Tensor, layer: Layer, group_size: int) -> I
     assert codes.zeros is not None
     assert codes.k_group is not None
     config = layer.origin.config if isinstance(layer.origin, Origin) else None
+    zeros = getattr(config, "zeros", None)
     return Integers(
         bits=codes.bits,
         group_size=group_size,
@@ -237,7 +265,7 @@ def from_codes(codes: Codes, scales: Tensor, layer: Layer, group_size: int) -> I
         zeros=codes.zeros.T,
         g_idx=codes.k_group,
         layer=layer,
-        convention=config.zeros if isinstance(config, GPTQConfig) else Stored(),
+        convention=zeros if isinstance(zeros, ZeroPoints) else Stored(),
     )
 
 
