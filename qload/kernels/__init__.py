@@ -3,7 +3,7 @@
 `KERNELS` has every kernel, in the order in which `choose_mp_linear_kernel` asks them.
 """
 
-from qload.kernels.linear import Linear
+from qload.kernels.linear import Linear, copy_into
 from qload.kernels.mp_linear import (
     KERNELS,
     DequantizeLinearKernel,
@@ -15,7 +15,6 @@ from qload.kernels.mp_linear import (
     choose_mp_linear_kernel,
     permute_param_layout_,
 )
-from qload.kernels.replace import copy_into
 from qload.kernels.scalar_type import ScalarType, scalar_types
 from qload.kernels.scratch import warm_up
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qload.kernels import declared, sums
 from qload.kernels.declared import Activations, Maximum
-from qload.kernels.reference import quantizes
+from qload.kernels.plans import quantizes
 from qload.spec import Weight, outputs, ranges
 
 UNIT = 2.0**-24

@@ -1,12 +1,26 @@
-"""x times a weight on a CPU, by the CPU module: codes become floats in registers, or in the cache.
+"""Products of x and a weight by the CPU module: codes become floats in registers, or in the cache.
 
-Weights in panels: few tokens read each byte once and write it nowhere; for more tokens some rows of some
-panels are spelled out and multiplied from the cache. Weights whose codes lie in rows are spelled out there
-for any number of tokens (`qload.kernels.cpu_rows`). `csrc/cpu/product.h` says what is computed, and in which
-order; the result has the same bits on any number of threads.
+Few tokens read each byte of panels once and write it nowhere; for more tokens some rows of some panels are
+dequantized in the cache and multiplied there. Codes in rows are dequantized there for any number of tokens
+(`qload.kernels.cpu_rows`). `csrc/cpu/product.h` defines the result and the order of its sums: the same bits
+on any number of threads.
+
+A table, written by `nox -s bench -- --dispatch`, ranks the ways of a product by time. A row of it: kind and
+width of a weight, type of the activations, instruction set, largest number of tokens, ways from the fastest
+on. More tokens than in any row go the way of the last.
+
+    registers  panels: codes become floats in registers
+    cache      panels and rows: some become floats in the cache; few tokens with rows in registers, too
+    pairs      EETQ: its pairs of outputs are read as rows
+    torch      the weight is dequantized in slices, and torch multiplies
 """
 
+import json
 import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import lru_cache
+from importlib import resources
 from types import ModuleType
 from typing import Any
 
@@ -15,24 +29,264 @@ from torch import Tensor
 
 from qload.devices.cpu import values_of
 from qload.devices.tensors import FLOATS, address, is_plain
-from qload.formats import EETQWeight
+from qload.errors import ArgumentError
+from qload.formats import BNBWeight, CTIntWeight, EETQWeight, Fp8Weight, MXFP8Weight
 from qload.kernel_formats.panels import CODE_BITS, PanelsConfig, PanelsWeight
 from qload.kernel_formats.repack import find_unsupported_panels
-from qload.kernels.cpu_choice import PAIRS, REGISTERS, TORCH, kind_of, most_before_torch, ranked, row_bits
-from qload.kernels.cpu_eetq import inputs_of_pairs, outputs_of_pairs, rows_of_pairs
-from qload.kernels.cpu_rows import BYTE_SCALES, ROW_TYPES, CodeRows, KeptRows, rows_of
+from qload.kernels.cpu_rows import (
+    BYTE_SCALES,
+    ROW_TYPES,
+    CodeRows,
+    KeptRows,
+    inputs_of_pairs,
+    outputs_of_pairs,
+    rows_of,
+    rows_of_pairs,
+)
 from qload.native import is_on, isa, load, threads
 from qload.spec import Weight
 
 log: logging.Logger = logging.getLogger("qload")
 
-TYPES: tuple[type[Weight], ...] = (
-    PanelsWeight,
-    *ROW_TYPES,
-)  # of weights that are multiplied, if not every one
+TABLE = "cpu_dispatch.json"
+REGISTERS, CACHE, PAIRS, TORCH = "registers", "cache", "pairs", "torch"
+WAYS = {"panels": (CACHE, REGISTERS, TORCH), "rows": (CACHE, TORCH), "eetq": (CACHE, PAIRS, TORCH)}
+BYTE_TYPES: tuple[type[Weight], ...] = (BNBWeight, CTIntWeight, EETQWeight, Fp8Weight, MXFP8Weight)
+NARROW_BITS, WIDE_BITS = 4, 8  # measured widths of codes in rows
+Cell = tuple[str, int, str, str]  # kind, bits, type of the activations, instruction set
+# Types of weights with a kernel; of some only the layers whose codes lie in rows.
+TYPES: tuple[type[Weight], ...] = (PanelsWeight, *ROW_TYPES)
 
-_advised: set[tuple[str, torch.dtype]] = set()  # formats and activations that the log has advice about
-_refused: set[Any] = set()  # format, config and layer of weights that panels refuse
+_advised: set[tuple[str, torch.dtype]] = set()  # formats and dtypes of activations with advice in the log
+_refused: set[Any] = set()  # format, config and layer of weights without a form in panels
+
+
+def kind_of(weight_type: type[Weight]) -> str:
+    """Name of a type of weights in the table."""
+    if issubclass(weight_type, PanelsWeight):
+        return "panels"
+    return "eetq" if issubclass(weight_type, EETQWeight) else "rows"
+
+
+def row_bits(weight_type: type[Weight]) -> int:
+    """Width of codes in rows of a type, as in the table."""
+    return WIDE_BITS if issubclass(weight_type, BYTE_TYPES) else NARROW_BITS
+
+
+@lru_cache(maxsize=4096)
+def ranked(kind: str, bits: int, dtype: torch.dtype, isa: str, tokens: int) -> tuple[str, ...]:
+    """Ways from the fastest on; in the order of `WAYS` without measurements."""
+    rows = _rows_of_table(kind, bits, dtype, isa)
+    above = [ways for most, ways in rows if tokens <= most]
+    return above[0] if above else rows[-1][1] if rows else WAYS[kind]
+
+
+def most_before_torch(kind: str, bits: int, dtype: torch.dtype, isa: str) -> int | None:
+    """Largest number of tokens for which the CPU module is faster than torch; None: any number."""
+    before = 0
+    for most, ways in _rows_of_table(kind, bits, dtype, isa):
+        if ways[0] == TORCH:
+            return before
+        before = most
+    return None
+
+
+def most_tokens(weight_type: type[Weight], panel_bits: int | None, dtype: torch.dtype) -> int | None:
+    """`most_before_torch` of such weights on this CPU; None as well without the module."""
+    if load("cpu").found is None:
+        return None
+    return most_before_torch(kind_of(weight_type), panel_bits or row_bits(weight_type), dtype, isa())
+
+
+def forget() -> None:
+    """Read the table again after a change."""
+    ranked.cache_clear()
+    ROWS.clear()
+    ROWS.update(_read())
+
+
+def _rows_of_table(kind: str, bits: int, dtype: torch.dtype, isa: str) -> list[tuple[int, tuple[str, ...]]]:
+    return ROWS.get((kind, bits, str(dtype).removeprefix("torch."), isa), [])
+
+
+def _read() -> dict[Cell, list[tuple[int, tuple[str, ...]]]]:
+    table: dict[Cell, list[tuple[int, tuple[str, ...]]]] = {}
+    try:
+        for row in json.loads(resources.files(__package__).joinpath(TABLE).read_text("utf-8")):
+            cell = row["kind"], row["bits"], row["dtype"], row["isa"]
+            table.setdefault(cell, []).append((row["tokens"], tuple(row["ways"])))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ArgumentError(f"{__package__}/{TABLE}", "the table as it is installed", repr(error)) from error
+    return {cell: sorted(rows) for cell, rows in table.items()}
+
+
+ROWS = _read()  # at import: a compiled model cannot open files
+
+
+def why_not(weight: Weight, dtype: torch.dtype) -> str | None:
+    """Reason why the CPU module does not multiply activations of a `dtype` with a `weight`, or None."""
+    module = load("cpu")
+    if module.found is None:
+        return f"the CPU module is {module.reason}"
+    if dtype not in FLOATS:
+        return f"needs activations of float32, float16 or bfloat16, got {str(dtype).removeprefix('torch.')}"
+    if 0 in weight.shape:
+        return f"a weight of shape {weight.shape} has no elements"
+    if isinstance(weight, PanelsWeight) or rows_of(weight) is not None:
+        return None
+    return f"no CPU kernel reads {type(weight).__name__}"
+
+
+class CpuPlan(ABC):
+    """Plan of products with one weight, valid while its tensors stay in place.
+
+    It holds their memory, so that no other tensor can take their addresses.
+    """
+
+    def __init__(self, weight: Weight, bits: int) -> None:
+        self.kind, self.bits = kind_of(type(weight)), bits
+        self.N, self.K = weight.shape
+
+    def multiply(
+        self,
+        x: Tensor,
+        bias: Tensor | None = None,
+        tensors: Sequence[Tensor] = (),
+        *,
+        dtype: torch.dtype | None = None,
+        few: int | None = None,
+    ) -> Tensor | None:
+        """(..., K) -> (..., N) in x's dtype, sums in float32; None: torch multiplies this call.
+
+        `dtype`: dtype of the result, if not that of x; the fastest way that does not round to the type of x.
+        `few`: number of tokens up to which codes in panels become floats in registers; None: by the table.
+        """
+        if x.dtype not in FLOATS or not x.ndim or x.shape[-1] != self.K or not is_on():
+            return None
+        if not is_plain(x, "cpu"):
+            return None
+        added = None
+        if bias is not None:
+            if tuple(bias.shape) != (self.N,) or not is_plain(bias, "cpu"):
+                return None
+            added = bias.detach().to(torch.float32).contiguous()
+        rows, instructions = x.detach().reshape(-1, self.K), isa()
+        ways = ranked(self.kind, self.bits, x.dtype, instructions, rows.shape[0])
+        way = ways[0]
+        if way == TORCH and dtype not in (None, x.dtype):
+            way = next((each for each in ways if each != TORCH), TORCH)
+        if way == TORCH:
+            return None
+        if rows.stride(1) != 1 and rows.shape[1] != 1:
+            rows = rows.contiguous()
+        y = self.product(way, rows, added, dtype, instructions, few)
+        return None if y is None else y.view(*x.shape[:-1], self.N)
+
+    @abstractmethod
+    def product(
+        self,
+        way: str,
+        x: Tensor,
+        bias: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        instructions: str = "",
+        few: int | None = None,
+    ) -> Tensor | None:
+        """Tokens (M, K) of stride 1 -> (M, N), by one way; `bias` in float32. None: the way is not for them.
+
+        `instructions`: instruction set; "": the one in use.
+        """
+
+
+class PanelsPlan(CpuPlan):
+    """Products with a weight in panels."""
+
+    def __init__(self, weight: PanelsWeight) -> None:
+        super().__init__(weight, weight.config.stored_bits)
+        self._module = _module()
+        self.memory = [tensor.detach() for tensor in weight.fields().values()]
+        group, run = weight.config.rows_of_a_group(self.K), weight.config.run(self.K)
+        self._sizes = self.K, self.N, weight.rows, group, run
+        self._addresses = (
+            address(weight.perm),
+            address(weight.qweight),
+            _typed(weight.scales),
+            address(weight.zeros),
+        )
+
+    def product(
+        self,
+        way: str,
+        x: Tensor,
+        bias: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        instructions: str = "",
+        few: int | None = None,
+    ) -> Tensor:
+        """As for every plan."""
+        M = x.shape[0]
+        if few is None:
+            few = M if way == REGISTERS else 0
+        y = x.new_empty(M, self.N, dtype=dtype)
+        self._module.multiply(
+            instructions or isa(), self.bits, (M, *self._sizes, x.stride(0)),
+            (x.data_ptr(), FLOATS.index(x.dtype)), *self._addresses,
+            0 if bias is None else bias.data_ptr(), (y.data_ptr(), FLOATS.index(y.dtype)), few, threads(),
+        )  # fmt: skip
+        return y
+
+
+class RowsPlan(CpuPlan):
+    """Products with a weight whose codes lie in rows; `kept`: the rows of earlier calls."""
+
+    def __init__(self, weight: Weight, kept: KeptRows) -> None:
+        super().__init__(weight, row_bits(type(weight)))
+        self.weight, self.kept = weight, kept
+
+    def product(
+        self,
+        way: str,
+        x: Tensor,
+        bias: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        instructions: str = "",
+        few: int | None = None,
+    ) -> Tensor | None:
+        """As for every plan."""
+        weight = self.weight
+        if way == PAIRS and isinstance(weight, EETQWeight) and weight.weight.is_contiguous():
+            sums = multiply_rows(inputs_of_pairs(x), rows_of_pairs(weight), None)
+            return outputs_of_pairs(sums, weight.weight_scales, bias, dtype or x.dtype)
+        codes = self.kept.of(weight)
+        return None if codes is None else multiply_rows(x, codes, bias, dtype)
+
+
+def plan_of(weight: Weight, kept: KeptRows | None = None) -> CpuPlan | None:
+    """Plan of products with a weight; None without a kernel for its type and tensors.
+
+    `kept`: the rows of earlier calls.
+    """
+    if not isinstance(weight, TYPES) or load("cpu").found is None or torch.compiler.is_compiling():
+        return None
+    tensors = weight.fields().values()
+    if 0 in weight.shape or not all(is_plain(tensor, "cpu") for tensor in tensors):
+        return None
+    if not isinstance(weight, PanelsWeight):
+        return RowsPlan(weight, KeptRows() if kept is None else kept)
+    return PanelsPlan(weight) if all(tensor.is_contiguous() for tensor in tensors) else None
+
+
+def multiply(
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None = None,
+    kept: KeptRows | None = None,
+    dtype: torch.dtype | None = None,
+    few: int | None = None,
+) -> Tensor | None:
+    """(..., K) -> (..., N) as `CpuPlan.multiply`, by a plan of this call alone."""
+    plan = plan_of(weight, kept)
+    return None if plan is None else plan.multiply(x, bias, dtype=dtype, few=few)
 
 
 def advise_panels(x: Tensor, weight: Weight) -> None:
@@ -50,7 +304,7 @@ def advise_panels(x: Tensor, weight: Weight) -> None:
     if not all(is_plain(tensor, "cpu") for tensor in (x, *weight.fields().values())):
         return
     stored = PanelsConfig(bits, -1, zero_point=True).stored_bits
-    if ways_of(PanelsWeight, stored, x.dtype, x.numel() // x.shape[-1])[0] == TORCH:
+    if ranked("panels", stored, x.dtype, isa(), x.numel() // x.shape[-1])[0] == TORCH:
         return
     if find_unsupported_panels(weight) is not None:
         _refused.add(layer)
@@ -65,168 +319,10 @@ def advise_panels(x: Tensor, weight: Weight) -> None:
     )
 
 
-def why_not(weight: Weight, dtype: torch.dtype) -> str | None:
-    """Why the CPU module does not multiply activations of a `dtype` with a `weight`, or None."""
-    module = load("cpu")
-    if module.found is None:
-        return f"the CPU module is {module.reason}"
-    if dtype not in FLOATS:
-        return f"needs activations of float32, float16 or bfloat16, got {str(dtype).removeprefix('torch.')}"
-    if 0 in weight.shape:
-        return f"a weight of shape {weight.shape} has no elements"
-    if isinstance(weight, PanelsWeight) or rows_of(weight) is not None:
-        return None
-    return f"no CPU kernel reads {type(weight).__name__}"
-
-
-def multiply(
-    x: Tensor,
-    weight: Weight,
-    bias: Tensor | None = None,
-    few: int | None = None,
-    kept: KeptRows | None = None,
-    dtype: torch.dtype | None = None,
-) -> Tensor | None:
-    """(..., K) -> (..., N) in x's dtype, sums in float32; None where this module does not take the call.
-
-    `reference.check` has nothing against the operands. `few`: up to so many tokens codes in panels become
-    floats in registers; None: as the table says. `kept`: what earlier calls found out about this layer.
-    `dtype`: of the result, if not that of x.
-    """
-    if load("cpu").found is None or not is_on() or torch.compiler.is_compiling():
-        return None
-    held = (x, *weight.fields().values(), *(() if bias is None else (bias,)))
-    if x.dtype not in FLOATS or 0 in weight.shape or not all(is_plain(tensor, "cpu") for tensor in held):
-        return None
-    bits = weight.config.stored_bits if isinstance(weight, PanelsWeight) else None
-    taken = _taken(x, type(weight), bits, dtype)
-    if taken is None:
-        return None
-    added = None if bias is None else bias.detach().to(torch.float32).contiguous()
-    y = by_way(*taken, weight, added, few, kept, dtype)
-    return None if y is None else y.view(*x.shape[:-1], weight.shape[0])
-
-
-def by_way(
-    way: str,
-    x: Tensor,
-    weight: Weight,
-    bias: Tensor | None = None,
-    few: int | None = None,
-    kept: KeptRows | None = None,
-    dtype: torch.dtype | None = None,
-) -> Tensor | None:
-    """Tokens (M, K) of stride 1 -> (M, N), one way of `cpu_choice`, but torch's; None: not these tensors.
-
-    `bias`: in float32. What `multiply` has checked is not checked again.
-    """
-    if isinstance(weight, PanelsWeight):
-        if not all(tensor.is_contiguous() for tensor in weight.fields().values()):
-            return None
-        return PanelsPlan(weight).product(x, bias, _few(way, x) if few is None else few, dtype)
-    if way == PAIRS and isinstance(weight, EETQWeight) and weight.weight.is_contiguous():
-        sums = _rows(inputs_of_pairs(x), rows_of_pairs(weight), None)
-        return outputs_of_pairs(sums, weight.weight_scales, bias, dtype or x.dtype)
-    codes = rows_of(weight) if kept is None else kept.of(weight)
-    return None if codes is None else _rows(x, codes, bias, dtype)
-
-
-class PanelsPlan:
-    """How activations are multiplied with panels: sizes, and where their tensors lie.
-
-    It holds their memory, so that no other tensor comes to lie there as long as a call is planned for it.
-    """
-
-    def __init__(self, weight: PanelsWeight) -> None:
-        self.memory = [tensor.detach() for tensor in weight.fields().values()]
-        self.bits = weight.config.stored_bits
-        self.N, self.K = weight.shape
-        group, run = weight.config.rows_of_a_group(self.K), weight.config.run(self.K)
-        self._sizes = self.K, self.N, weight.rows, group, run
-        self._held = (
-            address(weight.perm),
-            address(weight.qweight),
-            _typed(weight.scales),
-            address(weight.zeros),
-        )
-
-    def multiply(self, x: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor | None:
-        """`multiply` of activations whose K may be another; None where that has to see to it."""
-        if x.dtype not in FLOATS or not x.ndim or x.shape[-1] != self.K or not is_on():
-            return None
-        if not is_plain(x, "cpu") or not (bias is None or _is_added(bias, self.N)):
-            return None
-        taken = _taken(x, PanelsWeight, self.bits, dtype)
-        if taken is None:
-            return None
-        way, rows = taken
-        added = None if bias is None else bias.to(torch.float32).contiguous()
-        y = self.product(rows, added, _few(way, rows), dtype)
-        return y.view(*x.shape[:-1], self.N)
-
-    def product(self, x: Tensor, bias: Tensor | None, few: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Tokens (M, K) of stride 1 -> (M, N); `bias` in float32; `few`, `dtype`: as `multiply` has them."""
-        here, M = isa(), x.shape[0]
-        y = x.new_empty(M, self.N, dtype=dtype)
-        sizes = (M, *self._sizes, x.stride(0))
-        _module().multiply(
-            here, self.bits, sizes, _typed(x), *self._held, address(bias), _typed(y), few, threads()
-        )
-        return y
-
-
-def plan_of(weight: Weight) -> PanelsPlan | None:
-    """A plan for calls with a weight, for as long as its tensors lie where they lie; None: there is none."""
-    if not isinstance(weight, PanelsWeight) or load("cpu").found is None or 0 in weight.shape:
-        return None
-    held = weight.fields().values()
-    plain = all(is_plain(tensor, "cpu") and tensor.is_contiguous() for tensor in held)
-    return PanelsPlan(weight) if plain else None
-
-
-def _taken(
-    x: Tensor, weight_type: type[Weight], panel_bits: int | None, dtype: torch.dtype | None
-) -> tuple[str, Tensor] | None:
-    """The way of a call, and (..., K) as tokens (M, K) of stride 1; None where it is torch's.
-
-    Torch's rounds to the type of x: where the result has another `dtype`, it is the fastest of the others.
-    """
-    rows = x.detach().reshape(-1, x.shape[-1])
-    ways = ways_of(weight_type, panel_bits, x.dtype, rows.shape[0])
-    way = ways[0] if dtype in (None, x.dtype) else next((each for each in ways if each != TORCH), TORCH)
-    if way == TORCH:
-        return None
-    return way, rows if rows.stride(1) == 1 or rows.shape[1] == 1 else rows.contiguous()
-
-
-def _few(way: str, x: Tensor) -> int:
-    """Up to how many tokens codes in panels become floats in registers."""
-    return x.shape[0] if way == REGISTERS else 0
-
-
-def _is_added(bias: Tensor, N: int) -> bool:
-    return tuple(bias.shape) == (N,) and is_plain(bias, "cpu")
-
-
-def ways_of(
-    weight_type: type[Weight], panel_bits: int | None, dtype: torch.dtype, tokens: int
-) -> tuple[str, ...]:
-    """How so many tokens are multiplied with weights of a type, the fastest way first.
-
-    `panel_bits`: of those in panels.
-    """
-    return ranked(kind_of(weight_type), panel_bits or row_bits(weight_type), dtype, isa(), tokens)
-
-
-def most_tokens(weight_type: type[Weight], panel_bits: int | None, dtype: torch.dtype) -> int | None:
-    """Up to how many tokens of a `dtype` this module multiplies with such weights here; None: any number."""
-    if load("cpu").found is None:
-        return None
-    bits = panel_bits or row_bits(weight_type)
-    return most_before_torch(kind_of(weight_type), bits, dtype, isa())
-
-
-def _rows(x: Tensor, codes: CodeRows, bias: Tensor | None, dtype: torch.dtype | None = None) -> Tensor:
+def multiply_rows(
+    x: Tensor, codes: CodeRows, bias: Tensor | None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Tokens (M, K) of stride 1 times codes in rows -> (M, N), by the module; `bias` in float32."""
     (M, K), N = x.shape, codes.bytes.shape[0]
     y = x.new_empty(M, N, dtype=dtype)
     values = values_of(codes.meaning, N, codes.high_first)
@@ -243,6 +339,6 @@ def _typed(tensor: Tensor) -> tuple[int, int]:
 
 
 def _module() -> ModuleType:
-    found = load("cpu").found
-    assert found is not None  # `multiply` has asked
-    return found
+    module = load("cpu").found
+    assert module is not None  # checked by `plan_of`
+    return module

@@ -14,7 +14,7 @@ from torch import Tensor
 from qload.devices.cpu import has_routines
 from qload.devices.meaning import Meaning
 from qload.devices.operands import meaning_of
-from qload.devices.tensors import dense
+from qload.devices.tensors import dense, is_plain
 from qload.formats import (
     BNBFP4Weight,
     BNBNF4Weight,
@@ -30,13 +30,15 @@ from qload.formats import (
     ModelOptNVFP4Weight,
     MXFP8Weight,
 )
-from qload.layouts import ClippedCodes, NibblePairs, PackedCodes
+from qload.layouts import ClippedCodes, NibblePairs, PackedCodes, eetq
+from qload.native import is_on, isa, load, threads
 from qload.sentences.strided_digits import stream_axis
 from qload.spec import Codes, Weight
 
 BYTE = 8
 BYTE_SCALES = (torch.float32, torch.uint8, torch.float8_e4m3fn)  # what scales of rows are: floats, exponents
 MOST_COMPARED = 8
+MAX_CODES = 1 << 16  # codes of a row: an int32 holds sums of fewer
 SIGNED = torch.arange(2**BYTE, dtype=torch.uint8).view(torch.int8).float()  # of each byte
 ROW_TYPES: tuple[type[Weight], ...] = (  # formats that store rows, or of which some layers do
     BNBFP4Weight,
@@ -184,3 +186,47 @@ def _bytes(codes: Codes) -> Tensor | None:
     if not isinstance(packed, PackedCodes) or packed.order is not None or packed.turned:
         return None
     return dense(packed.words).view(torch.uint8) if stream_axis(packed.packing) == 1 else None
+
+
+def rows_of_pairs(weight: EETQWeight) -> CodeRows:
+    """The bytes of contiguous codes as rows (N / 2, 2 K), less 128, without scales."""
+    K, N = weight.weight.shape
+    zeros = torch.full((1, 1), 2.0 ** (BYTE - 1))
+    meaning = Meaning(torch.ones(1, 1), zeros, None, None, None, 2 * K, False, 1.0)
+    return CodeRows(weight.weight.view(torch.uint8).view(N // 2, 2 * K), BYTE, False, meaning)
+
+
+def inputs_of_pairs(x: Tensor) -> Tensor:
+    """Tokens (M, K) of any type -> (2 M, 2 K), float32: of output 2i of all pairs, then of output 2i + 1."""
+    M, K = x.shape
+    both = torch.zeros(2, M, K // eetq.TILE, 2, eetq.TILE)
+    lying = x.view(M, K // eetq.TILE, 4, 2, 4, 2).permute(0, 1, 2, 4, 5, 3)
+    for u in range(2):
+        both[u, :, :, u].view(lying.shape).copy_(lying)
+    return both.view(2 * M, 2 * K)
+
+
+def outputs_of_pairs(sums: Tensor, scales: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Float32 (2 M, N / 2) -> (M, N), scaled, plus a float32 bias, rounded once to a dtype."""
+    M, pairs = sums.shape[0] // 2, sums.shape[1]
+    y = sums.view(2, M, pairs).permute(1, 2, 0).reshape(M, 2 * pairs) * scales.float()
+    return (y if bias is None else y.add_(bias)).to(dtype)
+
+
+def sums_of_codes(x: Tensor, codes: Tensor) -> Tensor | None:
+    """Inputs (M, K) times the codes of a weight (N, K), int8 both: int32 (M, N).
+
+    None where the module does not take them.
+    """
+    module = load("cpu").found
+    if module is None or not is_on() or torch.compiler.is_compiling():
+        return None
+    if not (is_plain(x, "cpu") and is_plain(codes, "cpu") and x.dtype == codes.dtype == torch.int8):
+        return None
+    (M, K), N = x.shape, codes.shape[0]
+    if not 0 < K < MAX_CODES or codes.stride(1) != 1:
+        return None
+    x, sums = x.contiguous(), x.new_empty(M, N, dtype=torch.int32)
+    at = codes.data_ptr(), codes.stride(0), sums.data_ptr()
+    module.multiply_codes(isa(), (M, K, N), x.data_ptr(), *at, threads())
+    return sums

@@ -147,7 +147,7 @@ class Experts(nn.Module):
     def _traced(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
         wanted = torch.is_grad_enabled() and (x.requires_grad or topk_weights.requires_grad)
         if wanted or not self._key:
-            from qload.kernels.while_traced import experts_eagerly
+            from qload.kernels.compile_support import experts_eagerly
 
             y: Tensor = experts_eagerly(self, x, topk_ids, topk_weights)
             return y

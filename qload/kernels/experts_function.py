@@ -36,7 +36,7 @@ from qload.errors import ArgumentError, DtypeError, ShapeError, check_type
 from qload.kernels import cpu, cuda, declared
 from qload.kernels.cpu_rows import KeptRows
 from qload.kernels.declared import REMEDY, Activations, Maximum
-from qload.kernels.reference import WIDE, product
+from qload.kernels.plans import WIDE, product
 from qload.spec import Weight
 
 Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
@@ -116,12 +116,11 @@ class KeptMatrix:
 
     def __init__(self, weight: Weight) -> None:
         self.weight, self.rows = weight, KeptRows()
-        self._plan = cpu.plan_of(weight)
+        self._plan = cpu.plan_of(weight, self.rows)
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor | None:
         """Rows (n, K) -> (n, N) in float32, by the CPU module, or None."""
-        y = None if self._plan is None else self._plan.multiply(rows, bias, torch.float32)
-        return cpu.multiply(rows, self.weight, bias, kept=self.rows, dtype=torch.float32) if y is None else y
+        return None if self._plan is None else self._plan.multiply(rows, bias, dtype=torch.float32)
 
 
 class KeptStack:

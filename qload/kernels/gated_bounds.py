@@ -15,7 +15,7 @@ from qload.kernels import declared
 from qload.kernels.bounds import TINY, Bounded, exact, product, rounded, roundings
 from qload.kernels.declared import Activations
 from qload.kernels.experts_function import routed
-from qload.kernels.reference import quantizes
+from qload.kernels.plans import quantizes
 from qload.spec import Weight
 
 

@@ -30,8 +30,7 @@ from qload.formats import CTIntWeight, Fp8Weight
 from qload.kernels import cpu, sums
 from qload.kernels.activations import E4M3, QuantizedActivations
 from qload.kernels.carries import carries
-from qload.kernels.cpu_codes import sums_of_codes
-from qload.kernels.cpu_rows import KeptRows
+from qload.kernels.cpu_rows import KeptRows, sums_of_codes
 from qload.kernels.cuda.quantize import finish
 from qload.kernels.quantized_inputs import Inputs, MadeInputs
 from qload.kernels.slices import slices

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from qload.errors import ArgumentError, DtypeError, NotWarmError
-from qload.kernels import reference
+from qload.kernels import plans
 from qload.spec import Weight
 
 log: logging.Logger = logging.getLogger("qload")
@@ -86,7 +86,7 @@ def multiply(layer: nn.Module, x: Tensor, weight: Weight, name: str, bias: Tenso
 
     x has the dtype of the weight's scales where they are bf16, else fp16, or DtypeError.
     """
-    reference.check(x, weight, bias)
+    plans.check(x, weight, bias)
     scales = weight.fields().get("scales")
     made_for = torch.float16 if scales is None or scales.dtype != torch.bfloat16 else torch.bfloat16
     if x.dtype != made_for:

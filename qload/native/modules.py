@@ -124,7 +124,8 @@ def available() -> tuple[str, ...]:
 def isa() -> str:
     """Return the instruction set in use; ArgumentError if the requested one is not available."""
     requested, name = _requested_isa()
-    isas = available()
+    module = load("cpu").found
+    isas: tuple[str, ...] = tuple(module.isas()) if module else ()
     if requested is None:
         return isas[0]
     if requested not in isas:

@@ -9,10 +9,11 @@ import torch
 from qload.errors import ArgumentError, CastError, QloadError, checked
 from qload.kernel_formats import strips
 from qload.kernels import dtypes
+from qload.kernels.plans import DEQUANTIZED
 from qload.listing import Groups, account
 from qload.loader import LayerDescription
 from qload.models.config import config_dtype
-from qload.plan.kernels import DEQUANTIZED, kernels_for, kernels_without_operator
+from qload.plan.kernels import kernels_for, kernels_without_operator
 from qload.plan.plan import open_for_plan
 from qload.plan.report import ExplainedLayer, Explanation
 from qload.plan.sharing import RankShare, Sharing, first_rank_share, sharings, supported_text_config

@@ -14,6 +14,7 @@ from qload.kernels import cpu
 from qload.kernels.cuda import launch
 from qload.kernels.cuda.choice import choose, ranked
 from qload.kernels.cuda.linear import OPERATORS, call_of, unread
+from qload.kernels.plans import CPU_MODULE, CUDA_KERNELS, DEQUANTIZED, PLAIN, QUANTIZED, way_of
 from qload.spec import ActivationScheme, Weight
 
 # Times of layers in strips on one H200, back to back in a CUDA graph, in microseconds: fp16 activations,
@@ -75,11 +76,6 @@ def interpolate(x: int, xs: Sequence[int], ys: Sequence[float]) -> float | None:
     return ys[left] + share * (ys[right] - ys[left])
 
 
-PLAIN, DEQUANTIZED, SCALED = "torch's product", "dequantize, then torch's product", "quantized inputs"
-CPU_MODULE = "the CPU module"
-CUDA_KERNELS = "CUDA kernels"
-
-
 @dataclass(frozen=True)
 class KernelChoice:
     """Kernel for one number of tokens.
@@ -130,11 +126,12 @@ def kernels_for(
     weight: Weight, dtype: torch.dtype, capability: tuple[int, int] | None, tokens: Sequence[int]
 ) -> tuple[KernelChoice, ...]:
     """Choose the kernel of a weight for each number of tokens, on a chip; `capability` None: on a CPU."""
-    operator = OPERATORS.get(type(weight))
-    if weight.activations is None and capability is None and isinstance(weight, cpu.TYPES):
+    way = way_of(type(weight), weight.activations, "cpu" if capability is None else "cuda")
+    if way == CPU_MODULE:
         bits = weight.config.stored_bits if isinstance(weight, PanelsWeight) else None
         return _choose_on_cpu(cpu.most_tokens(type(weight), bits, dtype), dtype, tokens)
-    if weight.activations is not None or operator is None:
+    operator = OPERATORS.get(type(weight))
+    if way == QUANTIZED or operator is None:
         return kernels_without_operator(type(weight), weight.activations, tokens, dtype)
     reason: str | None = "no CUDA device"
     if capability is not None:
@@ -155,14 +152,15 @@ def kernels_without_operator(
 
     `dtype` is that of the activations; `capability` None: on a CPU.
     """
-    if scheme is not None:
-        refused = {CUDA_KERNELS: f"the config declares quantized inputs: {scheme}"}
-        return tuple(KernelChoice(count, SCALED, refused) for count in tokens)
-    if weight_type.plain:
-        return tuple(KernelChoice(count, PLAIN) for count in tokens)
-    if capability is None and issubclass(weight_type, cpu.TYPES):
+    way = way_of(weight_type, scheme, "cpu" if capability is None else "cuda")
+    if way == CPU_MODULE:
         return _choose_on_cpu(cpu.most_tokens(weight_type, None, dtype), dtype, tokens)
-    return tuple(KernelChoice(count, DEQUANTIZED, {CUDA_KERNELS: unread(weight_type)}) for count in tokens)
+    refused = {
+        PLAIN: {},
+        QUANTIZED: {CUDA_KERNELS: f"the config declares quantized inputs: {scheme}"},
+    }.get(way, {CUDA_KERNELS: unread(weight_type)})
+    kernel = way if way in (PLAIN, QUANTIZED) else DEQUANTIZED
+    return tuple(KernelChoice(count, kernel, refused) for count in tokens)
 
 
 def _choose_on_cpu(

@@ -108,7 +108,7 @@ class ShareBounds:
 
 
 # Functions of higher packages, by module and name.
-LINEAR_FACTORY = ("qload.kernels.linear", "linear_of")  # builds the module of a weight
+LINEAR_FACTORY = ("qload.kernels.linear", "Linear")  # builds the module of a weight
 EXPERTS_FACTORY = ("qload.kernels.experts", "experts_module")  # builds the module of a layer's experts
 TARGET_LOADER = ("qload.repacking.loaders", "for_target")  # wraps a loader to repack for a kernel
 

@@ -2,7 +2,7 @@
 
     python -m tests.bench.cells [--cpu] [--tokens 1 8 64 300 1024] [--only TEXT] [--out FILE]
 
-A cell is one call of `qload.kernels.reference.linear` on a layer of 8192 x 8192 (2048 x 2048 on a CPU).
+A cell is one call of `qload.kernels.plans.multiply` on a layer of 8192 x 8192 (2048 x 2048 on a CPU).
 Beside it stand `dequantize()` to the type of the activations alone, the vendor's product in that type alone,
 and the ratio of the call to both together; then how much memory the call asks for above y. A ratio above 1.3
 and more than 256 MiB are marked. No cell is timed whose result is off by more than rounding can cost. On a
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from qload.kernels import declared, reference
+from qload.kernels import declared, plans
 from qload.spec import Weight
 from tests.bench import cell_layers
 from tests.bench.timing import microseconds
@@ -89,7 +89,7 @@ def cell(weight: Weight, x: Tensor, alone: dict[str, tuple[float, str]]) -> dict
     device = x.device.type
 
     def call() -> Tensor:
-        return reference.linear(x, weight)
+        return plans.multiply(x, weight)
 
     each, together = off(call(), x, weight)
     found: dict[str, Any] = {"off": each, "off together": together}

@@ -23,14 +23,14 @@ from torch import Tensor
 
 from qload import native
 from qload.kernel_formats import repack
-from qload.kernels import cpu, cpu_choice, products
-from qload.kernels.cpu_choice import PAIRS, REGISTERS, TORCH
+from qload.kernels import cpu, products
+from qload.kernels.cpu import PAIRS, REGISTERS, TORCH
 from qload.kernels.cpu_rows import KeptRows
 from qload.spec import Weight
 from qload.testing import assert_within_bound
 from tests.bench import cell_layers
 
-FILE = Path(cpu_choice.__file__).with_name(cpu_choice.TABLE)
+FILE = Path(cpu.__file__).with_name(cpu.TABLE)
 TOKENS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 MOST_IN_REGISTERS = 6
@@ -51,12 +51,13 @@ Times = dict[int, dict[str, float | None]]  # by tokens, then by way; None: wron
 def ways_of(kind: str, tokens: int) -> tuple[str, ...]:
     """Those that there are for so many tokens."""
     some = {REGISTERS: tokens <= MOST_IN_REGISTERS, PAIRS: tokens <= 16}
-    return tuple(way for way in cpu_choice.WAYS[kind] if some.get(way, True))
+    return tuple(way for way in cpu.WAYS[kind] if some.get(way, True))
 
 
 def call(way: str, weight: Weight, kept: KeptRows, x: Tensor) -> Tensor:
     """x times a weight, one way."""
-    y = None if way == TORCH else cpu.by_way(way, x, weight, kept=kept)
+    plan = None if way == TORCH else cpu.plan_of(weight, kept)
+    y = None if plan is None else plan.product(way, x)
     return products.multiply(x, weight) if y is None else y
 
 
@@ -71,9 +72,7 @@ def cell(weight: Weight, dtype: torch.dtype, tokens: Sequence[int], rounds: int)
     kept, found = KeptRows(), Times()
     for M in tokens:
         x, best = torch.randn(M, K).to(dtype), dict[str, float | None]()
-        calls = {
-            way: partial(call, way, weight, kept) for way in ways_of(cpu_choice.kind_of(type(weight)), M)
-        }
+        calls = {way: partial(call, way, weight, kept) for way in ways_of(cpu.kind_of(type(weight)), M)}
         for way, each in calls.items():
             try:
                 assert_within_bound(each, weight, x[:2])
@@ -141,7 +140,7 @@ def write(made: Sequence[dict[str, Any]]) -> None:
     ]
     lines = ",\n".join(json.dumps(row) for row in [*known, *made])
     FILE.write_text(f"[\n{lines}\n]\n", "utf-8")
-    cpu_choice.forget()
+    cpu.forget()
 
 
 @torch.no_grad()

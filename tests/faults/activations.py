@@ -7,7 +7,7 @@ _SCALED, _CARRIES = "qload/kernels/scaled.py", "qload/kernels/carries.py"
 _INPUTS = "qload/kernels/quantized_inputs.py"
 _SLICES, _PRODUCTS = "qload/kernels/slices.py", "qload/kernels/products.py"
 _OUTPUTS = "qload/spec/output_slices.py"
-_REFERENCE, _DESCRIPTION = "qload/kernels/reference.py", "qload/loader/description.py"
+_PLANS, _DESCRIPTION = "qload/kernels/plans.py", "qload/loader/description.py"
 
 FAULTS = (
     Fault(
@@ -69,8 +69,10 @@ FAULTS = (
         "if False and scheme.finds_maxima",
     ),
     Fault("inputs-first-part-for-all", _DECLARED, "return stored[part]", "return stored[0]"),
-    Fault("inputs-quantized-when-asked-not-to", _REFERENCE, 'activations == "declared" and', "True and"),
-    Fault("inputs-never-quantized", _REFERENCE, "and weight.activations is not None", "and False"),
+    Fault(
+        "inputs-quantized-when-asked-not-to", _PLANS, 'activations == "declared" else None', "True else None"
+    ),
+    Fault("inputs-never-quantized", _PLANS, 'activations == "declared" else None', "False else None"),
     Fault(
         "inputs-apart-fused",
         _DESCRIPTION,

@@ -4,7 +4,6 @@ from tests.faults.fault import Fault
 
 _ORDER, _PANELS = "qload/layouts/panels.py", "qload/kernel_formats/panels.py"
 _CPU, _ROWS = "qload/kernels/cpu.py", "qload/kernels/cpu_rows.py"
-_CHOICE = "qload/kernels/cpu_choice.py"
 _LATE = "qload/repacking/late_tensors.py"
 
 FAULTS = (
@@ -22,7 +21,7 @@ FAULTS = (
     Fault("panels-zero-of-256", _PANELS, "lowest < 0 or highest > MAX_ZERO_POINT", "lowest < 0"),
     Fault("panels-of-half-a-group", _PANELS, "bool((integers.g_idx[perm].long() == expected).all())", "True"),
     Fault("cpu-takes-many-tokens", _CPU, "if way == TORCH:", "if False:"),
-    Fault("cpu-strides-of-inputs", _CPU, "rows.stride(1) == 1 or rows.shape[1] == 1", "True"),
+    Fault("cpu-strides-of-inputs", _CPU, "if rows.stride(1) != 1 and rows.shape[1] != 1:", "if False:"),
     Fault("rows-signed-as-unsigned", _ROWS, "codes.codes.dtype == torch.int8", "False"),
     Fault(
         "rows-by-a-table-of-sixteen",
@@ -32,8 +31,8 @@ FAULTS = (
     ),
     Fault("rows-kept-elsewhere", _ROWS, "kept.seen == seen and", ""),
     Fault("rows-kept-for-ever", _ROWS, " and kept.stands_for(tensors)", ""),
-    Fault("cpu-leaves-all-types", _CHOICE, 'str(dtype).removeprefix("torch.")', '"bfloat16"'),
-    Fault("cpu-one-row-on", _CHOICE, "if tokens <= most]", "if tokens < most]"),
+    Fault("cpu-leaves-all-types", _CPU, 'str(dtype).removeprefix("torch.")', '"bfloat16"'),
+    Fault("cpu-one-row-on", _CPU, "if tokens <= most]", "if tokens < most]"),
     Fault(
         "rows-low-half-first",
         _ROWS,

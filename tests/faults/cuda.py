@@ -66,9 +66,12 @@ FAULTS = (
         "for row in of_layer], tokens)",
         "for row in of_layer], 0)",
     ),
-    Fault("planned-without-zero-points", f"{_CUDA}/plans.py", "if self._has_zeros else", "if False else"),
+    Fault("planned-without-zero-points", f"{_CUDA}/linear.py", "if self._zeros is None else", "if True else"),
     Fault(
-        "planned-between-two-loads", f"{_CUDA}/plans.py", "(at | codes | scales | zeros) & BETWEEN", "False"
+        "planned-between-two-loads",
+        f"{_CUDA}/linear.py",
+        "(at | codes | scales | zeros) & ALIGNMENT_BITS",
+        "False",
     ),
-    Fault("keys-of-names-alone", "qload/kernels/meaning.py", "repr(facts)", "repr(tensors)"),
+    Fault("keys-of-names-alone", "qload/kernels/plans.py", "repr(facts)", "repr(tensors)"),
 )

@@ -140,6 +140,6 @@ def test_the_operator_keeps_what_it_promises() -> None:
     x = torch.randn(3, 1024, device="cuda").half()
     held = [module.get_buffer(name) for name in module._call.names]
 
-    torch.library.opcheck(torch.ops.qload.linear.default, (x, held, None, module._meaning, 320))
+    torch.library.opcheck(torch.ops.qload.linear.default, (x, held, None, module._key, 320))
     with_gradients = torch.ops.qload.linear_with_gradients.default
-    torch.library.opcheck(with_gradients, (x.requires_grad_(), held, None, module._meaning, 320))
+    torch.library.opcheck(with_gradients, (x.requires_grad_(), held, None, module._key, 320))

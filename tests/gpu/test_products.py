@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.kernels import bounds, reference, scaled, sums
+from qload.kernels import bounds, plans, scaled, sums
 from qload.kernels.activations import quantize
 from qload.kernels.bounds import excess
 from qload.kernels.cuda import floats
@@ -43,9 +43,9 @@ def test_every_layer_multiplies_every_x(name: str, dtype: torch.dtype) -> None:
     weight, bias = LAYERS[name](1024, 512), torch.randn(1024, device="cuda").to(dtype)
     for M in (1, 8, 40, 300):
         x = inputs(M, 512, dtype)
-        assert_within(reference.linear(x, weight), x, weight)
-        assert_within(reference.linear(x, weight, bias), x, weight, bias)
-    assert reference.linear(x[:0], weight).shape == (0, 1024)
+        assert_within(plans.multiply(x, weight), x, weight)
+        assert_within(plans.multiply(x, weight, bias), x, weight, bias)
+    assert plans.multiply(x[:0], weight).shape == (0, 1024)
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if name.startswith("w8a8")])
@@ -54,8 +54,8 @@ def test_shapes_that_the_vendor_refuses_keep_their_scheme(name: str, dtype: torc
     K = 384 if "block" in name or "mx" in name else 200
     weight, x = LAYERS[name](136, K), inputs(3, K, dtype)
 
-    assert_within(reference.linear(x, weight), x, weight)
-    assert_within(reference.linear(x[:, :].T.contiguous().T, weight), x, weight)
+    assert_within(plans.multiply(x, weight), x, weight)
+    assert_within(plans.multiply(x[:, :].T.contiguous().T, weight), x, weight)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -101,14 +101,14 @@ def test_sums_are_in_float32_whatever_a_program_allows(dtype: torch.dtype, M: in
 @every_layer
 def test_a_call_asks_for_no_more_than_was_said(name: str) -> None:
     weight, x = LAYERS[name](8192, 8192), inputs(64, 8192, torch.float32)
-    reference.linear(x.half(), weight)
+    plans.multiply(x.half(), weight)
     for dtype in DTYPES:
         taken = x.to(dtype)
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
 
-        y = reference.linear(taken, weight)
+        y = plans.multiply(taken, weight)
 
         assert torch.cuda.max_memory_allocated() - before - y.nbytes <= 256 << 20
 
@@ -126,11 +126,11 @@ def test_a_graph_replays_a_call_of_every_layer_that_waits_for_nothing(dtype: tor
     ):
         weight, x = cell_layers.LAYERS[name](512, 512), inputs(8, 512, dtype)
         stream = torch.cuda.Stream()
-        want = reference.linear(x, weight)
+        want = plans.multiply(x, weight)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            got = reference.linear(x, weight)
+            got = plans.multiply(x, weight)
         got.fill_(torch.nan)
         graph.replay()
         torch.cuda.synchronize()

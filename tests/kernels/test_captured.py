@@ -8,7 +8,7 @@ import torch
 
 from qload.formats import FORMATS, Exl2Weight, MXFP4ExpertsWeight
 from qload.kernel_formats import Exl2KernelWeight, repack, restore
-from qload.kernels.replace import copy_into
+from qload.kernels.linear import copy_into
 from qload.layouts.exl2 import Exl2Groups
 from qload.spec import Weight
 from qload.testing import assert_same_bits

@@ -66,7 +66,7 @@ def test_the_operator_calls_it_too(here: list[tuple[str, int]]) -> None:
     module = WEIGHT.get_linear()
     held = [WEIGHT.fields()[name] for name in module._call.names]
 
-    assert torch.ops.qload.linear(inputs(3), held, None, module._meaning, 32).shape == (3, 32)
+    assert torch.ops.qload.linear(inputs(3), held, None, module._key, 32).shape == (3, 32)
 
     assert here == [("panels", 3)]
 

@@ -109,7 +109,7 @@ def test_scales_that_lie_between_rows_of_codes_are_none_of_them(by_hand: list[in
 def test_a_layer_that_was_moved_keeps_no_memory_where_it_was() -> None:
     linear = fp8().get_linear()
     linear(torch.ones(2, 64))
-    assert linear._call._rows._kept is not None
+    assert linear._call._kept._kept is not None
     codes = weakref.ref(linear.weight.untyped_storage())
 
     linear.to("meta")

@@ -12,7 +12,7 @@ from qload.errors import ArgumentError, MismatchError, RepackError
 from qload.formats import Fp8Config, Fp8Weight, UnquantizedWeight
 from qload.kernel_formats import repack, restore
 from qload.kernel_formats.fp8_marlin import Fp8MarlinWeight
-from qload.kernels import Linear, cuda, declared, reference
+from qload.kernels import Linear, cuda, declared, plans
 from qload.kernels.activations import quantize
 from qload.kernels.declared import why_no_quantizer
 from qload.listing import layers
@@ -100,7 +100,7 @@ def test_unquantized_takes_inputs_as_they_come(name: str) -> None:
 
     assert bool((distance(y, case.x, weight.dequantize(), case.bias) <= 1).all())
     assert not torch.equal(y, weight.get_linear(case.bias)(case.x))
-    plain = reference.linear(case.x, weight, case.bias, "unquantized")
+    plain = plans.multiply(case.x, weight, case.bias, "unquantized")
     assert_same_bits(plain, y)
 
 
@@ -108,21 +108,17 @@ def test_unquantized_takes_inputs_as_they_come(name: str) -> None:
 def test_no_native_kernel_is_asked_where_inputs_are_quantized(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A tensor that says it lies on CUDA, and a kernel that would take everything."""
-
-    class Elsewhere(Tensor):
-        @property
-        def is_cuda(self) -> bool:  # type: ignore[override]
-            return True
-
-    case = named(name)
-    x = case.x.as_subclass(Elsewhere)
+    """Tensors that are taken to lie on CUDA, and a kernel that would take everything."""
+    case, way_of = named(name), plans.way_of
+    x = case.x
+    monkeypatch.setitem(plans.OPERATORS, type(case.weight), None)
+    monkeypatch.setattr(plans, "way_of", lambda kind, scheme, device: way_of(kind, scheme, "cuda"))
     monkeypatch.setattr(cuda, "can_multiply", lambda *_: True)
     monkeypatch.setattr(cuda, "linear", lambda x, weight, bias=None: "native")
 
-    assert reference.linear(x, case.weight, activations="unquantized") == "native"
+    assert plans.multiply(x, case.weight, activations="unquantized") == "native"
     with native.reference():
-        assert torch.equal(torch.Tensor(reference.linear(x, case.weight)), case.weight.get_linear()(case.x))
+        assert torch.equal(torch.Tensor(plans.multiply(x, case.weight)), case.weight.get_linear()(case.x))
 
 
 @pytest.mark.parametrize("name", [*TOKENS, *TENSORS])
@@ -167,7 +163,7 @@ def test_a_share_that_lacks_the_others_is_refused_unless_its_own_maximum_is_aske
     weight = rows(case, list(FakeWorld(2))[1])
     x = share_of_x(case, weight, 1)
 
-    for call in (weight.get_linear, lambda: reference.linear(x, weight), lambda: Linear(weight)):
+    for call in (weight.get_linear, lambda: plans.multiply(x, weight), lambda: Linear(weight)):
         with pytest.raises(ArgumentError, match=r"maximum_over\(process_group\), as a scale covers all 128"):
             call()
     own = weight.get_linear(maximum="own")(x)

@@ -4,6 +4,8 @@ import gc
 import weakref
 from collections import Counter
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,8 +32,11 @@ class Module:
         self.seen: list[tuple[str, int, torch.dtype]] = []
         self.kept: list[KeptRows] = []
 
-    def __call__(
-        self, x: Tensor, weight: Weight, bias: Tensor | None, *, kept: KeptRows, dtype: torch.dtype
+    def plan_of(self, weight: Weight, kept: KeptRows) -> Any:
+        return SimpleNamespace(multiply=partial(self.multiply, weight, kept))
+
+    def multiply(
+        self, weight: Weight, kept: KeptRows, x: Tensor, bias: Tensor | None, *, dtype: torch.dtype
     ) -> Tensor | None:
         if len(x) > self.most or x.dtype not in self.dtypes:
             return None
@@ -44,8 +49,7 @@ class Module:
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> Module:
     one = Module()
-    monkeypatch.setattr(cpu, "multiply", one)
-    monkeypatch.setattr(cpu, "plan_of", lambda weight: None)
+    monkeypatch.setattr(cpu, "plan_of", one.plan_of)
     return one
 
 

@@ -19,7 +19,7 @@ from qload.formats import (
     UnquantizedWeight,
 )
 from qload.kernel_formats import repack
-from qload.kernels import reference
+from qload.kernels import plans
 from qload.layouts import Stored
 from qload.spec import Weight
 from qload.testing import (
@@ -178,6 +178,6 @@ def test_what_is_no_tensor_is_no_input_and_no_bias(x: Any, got: str, *, plain: b
 
 def test_a_product_names_the_argument_that_is_no_tensor_and_no_weight() -> None:
     with pytest.raises(ArgumentError, match=r"^weight\n  expected Weight\n  got      None"):
-        reference.linear(torch.ones(1, 2), None)  # type: ignore[arg-type]
+        plans.multiply(torch.ones(1, 2), None)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match=r"^UnquantizedWeight: x\n"):
-        reference.linear(None, UnquantizedWeight(weight=torch.ones(2, 2)))  # type: ignore[arg-type]
+        plans.multiply(None, UnquantizedWeight(weight=torch.ones(2, 2)))  # type: ignore[arg-type]

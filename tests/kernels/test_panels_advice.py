@@ -32,11 +32,8 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     found = native.NativeModule(SimpleNamespace())  # type: ignore[arg-type]
     monkeypatch.setattr(cpu, "load", lambda name: found)
     monkeypatch.setattr(cpu, "isa", lambda: "avx512")
-    for each in (cpu, cpu_rows):  # a call without kept rows, and one with them
-        monkeypatch.setattr(each, "rows_of", lambda weight: None)
-    monkeypatch.setattr(
-        cpu.PanelsPlan, "product", lambda plan, x, bias, few, dtype=None: x.new_zeros(len(x), plan.N)
-    )
+    monkeypatch.setattr(cpu_rows, "rows_of", lambda weight: None)
+    monkeypatch.setattr(cpu.PanelsPlan, "product", lambda plan, way, x, *rest: x.new_zeros(len(x), plan.N))
     monkeypatch.setattr(cpu, "_advised", set())
     monkeypatch.setattr(cpu, "_refused", set())
     return
@@ -138,7 +135,7 @@ def test_plain_weights_and_what_the_module_cannot_multiply_have_none(
     multiply(Case().weight(), torch.float64)
     with native.reference():
         multiply(Case().weight())
-    monkeypatch.setattr(cpu, "ways_of", lambda *call: (cpu.TORCH,))
+    monkeypatch.setattr(cpu, "ranked", lambda *call: (cpu.TORCH,))
     multiply(Case().weight())
     monkeypatch.undo()
     monkeypatch.setattr(cpu, "load", lambda name: native.NativeModule(None, "not built"))

@@ -10,7 +10,7 @@ from torch import Tensor
 from qload import native
 from qload.errors import DtypeError, ShapeError
 from qload.kernel_formats import repack
-from qload.kernels import cpu, reference
+from qload.kernels import cpu, plans
 from qload.testing import assert_same_bits
 from tests.kernel_formats.marlin_layers import layer
 
@@ -74,8 +74,8 @@ def test_a_planned_call_is_the_same_product(dtype: torch.dtype) -> None:
     module = PANELS.get_linear(bias)
 
     for x in (tokens(dtype), tokens(dtype).view(1, 5, 64), wide[..., 0], tokens(dtype)[0]):
-        assert_same_bits(module(x), reference.linear(x, module.typed, bias))
-        assert_same_bits(module(x, -bias), reference.linear(x, module.typed, -bias))
+        assert_same_bits(module(x), plans.multiply(x, module.typed, bias))
+        assert_same_bits(module(x, -bias), plans.multiply(x, module.typed, -bias))
 
 
 def test_what_does_not_fit_a_planned_call_is_refused_by_name() -> None:

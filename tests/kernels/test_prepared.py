@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,10 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from qload import Linear
 from qload.errors import ArgumentError, DtypeError, ShapeError
 from qload.formats import UnquantizedWeight
-from qload.kernels import meaning, reference
-from qload.kernels.cuda import plans
+from qload.kernels import plans
+from qload.kernels.cuda.linear import CudaPlan, plan_of
 from qload.kernels.cuda.linear import linear as decided_anew
-from qload.kernels.cuda.plans import LinearPlan, plan_of
 from qload.spec import ActivationScheme
 from qload.testing import assert_same_bits
 from tests.kernels.cuda_by_hand import STREAM, Hand
@@ -28,10 +28,11 @@ from tests.kernels.cuda_layers import _operators, hand, layer
 from tests.kernels.mp_layers import Case
 
 __all__ = ["_operators", "hand"]  # fixtures
+CUDA_LINEAR = import_module("qload.kernels.cuda.linear")  # whose name a function of the package has, too
 HOPPER = pytest.mark.parametrize("chip", [(9, 0)], ids=["9.0"])
 WEIGHT = Case(group=64).weight()
 TOKENS = ActivationScheme("int", 8, True, "token")
-KEY = "from tests.kernels.mp_layers import Case; print(Case(group=64).weight().get_linear()._meaning)"
+KEY = "from tests.kernels.mp_layers import Case; print(Case(group=64).weight().get_linear()._key)"
 
 
 class Seen(TorchDispatchMode):
@@ -120,20 +121,20 @@ def test_nothing_is_kept_for_gradients_that_nobody_wants() -> None:
 def test_operators_keep_what_they_promise() -> None:
     module = Linear(WEIGHT, torch.zeros(64).half())
     held = [module.get_buffer(name) for name in module._call.names]
-    rest = held, module.bias, module._meaning, 64
+    rest = held, module.bias, module._key, 64
     operators = torch.ops.qload
     checks = "test_schema", "test_autograd_registration", "test_faketensor"  # without Inductor
     torch.library.opcheck(operators.linear.default, (inputs(), *rest), test_utils=checks)
     torch.library.opcheck(
         operators.linear_with_gradients.default, (inputs().requires_grad_(), *rest), test_utils=checks
     )
-    gradient = inputs(3, 64), held, module._meaning, 256
+    gradient = inputs(3, 64), held, module._key, 256
     torch.library.opcheck(operators.linear_gradient.default, gradient, test_utils=checks)
 
 
 def key(activations: Any = "declared", **changed: Any) -> str:
     weight = replace(WEIGHT, layer=replace(WEIGHT.layer, **changed))
-    return Linear(weight, activations=activations)._meaning
+    return Linear(weight, activations=activations)._key
 
 
 def test_layers_that_differ_in_name_alone_mean_the_same() -> None:
@@ -150,19 +151,19 @@ def test_a_key_is_the_same_in_another_process() -> None:
     """A graph may have been compiled there."""
     run = subprocess.run([sys.executable, "-c", KEY], capture_output=True, text=True, check=True)
 
-    assert run.stdout.strip() == Linear(WEIGHT)._meaning
+    assert run.stdout.strip() == Linear(WEIGHT)._key
 
 
 def test_a_key_of_nothing_is_refused() -> None:
     with pytest.raises(ArgumentError, match="a layer that this process has made"):
-        meaning.known("gptq 1 x 1")
+        plans.known("gptq 1 x 1")
 
 
 def test_copies_of_a_layer_multiply_alike() -> None:
     module, x = WEIGHT.get_linear(), inputs()
     for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
         assert_same_bits(twin(x), module(x))
-        assert twin._meaning == module._meaning
+        assert twin._key == module._key
 
 
 def test_a_layer_whose_tensors_are_replaced_multiplies_by_the_new_ones() -> None:
@@ -201,9 +202,7 @@ def test_a_plan_launches_what_is_decided_anew(
         for added in (None, bias):
             x = inputs(M, 256, dtype)
             hand.called.clear()
-            got = [
-                plan.multiply(x, held, [t.data_ptr() for t in held], added, lambda _: weight) for _ in (0, 1)
-            ]
+            got = [plan.multiply(x, added, held) for _ in (0, 1)]
             launched = list(hand.called)
             hand.called.clear()
             want = decided_anew(x, weight, added)
@@ -221,12 +220,14 @@ def test_a_plan_leaves_what_it_does_not_know(
     plan, weight = planned(layout, torch.float16, monkeypatch)
     held = list(weight.fields().values())
 
-    def called(x: Tensor, shift: int = 0) -> Tensor | None:
-        return plan.multiply(x, held, [t.data_ptr() + shift for t in held], None, lambda _: weight)
+    def called(x: Tensor) -> Tensor | None:
+        return plan.multiply(x, None, held)
 
     odd = torch.ones(257).half()[1:]
     assert called(odd) is None
-    assert called(inputs(), shift=4) is None
+    between = torch.empty(held[0].numel() + 1, dtype=held[0].dtype)[1:].view(held[0].shape)
+    assert between.data_ptr() % 16
+    assert plan.multiply(inputs(), None, [between, *held[1:]]) is None
     assert called(inputs(0)) is None
     assert called(inputs(3, 128)) is None
     assert called(torch.ones(()).half()) is None
@@ -235,20 +236,20 @@ def test_a_plan_leaves_what_it_does_not_know(
     assert y.shape == (2, 3, 72)
 
 
-def planned(layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> tuple[LinearPlan, Any]:
+def planned(layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> tuple[CudaPlan, Any]:
     """A layer on the CPU that says it lies on CUDA, so far as plans ask."""
     weight = layer(256, 72, 64, 4, dtype, layout, zeros=True)
-    monkeypatch.setattr(plans, "why_not_linear", lambda weight, dtype: None)
-    monkeypatch.setattr(plans, "raw_stream", lambda index: STREAM)
-    monkeypatch.setattr(plans, "current_device", lambda: None)  # the index of a CPU
+    monkeypatch.setattr(CUDA_LINEAR, "why_not_linear", lambda weight, dtype: None)
+    monkeypatch.setattr(CUDA_LINEAR, "raw_stream", lambda index: STREAM)
+    monkeypatch.setattr(CUDA_LINEAR, "current_device", lambda: None)  # the index of a CPU
     plan = plan_of(weight, dtype)
     assert plan is not None
     return plan, weight
 
 
 def test_an_order_of_inputs_and_other_formats_have_no_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "why_not_linear", lambda weight, dtype: None)
-    monkeypatch.setattr(plans, "raw_stream", lambda index: STREAM)
+    monkeypatch.setattr(CUDA_LINEAR, "why_not_linear", lambda weight, dtype: None)
+    monkeypatch.setattr(CUDA_LINEAR, "raw_stream", lambda index: STREAM)
 
     assert plan_of(WEIGHT, torch.float16) is None
     assert plan_of(layer(256, 64, 64, 4, torch.float16, "strips", act_order=True), torch.float16) is None
@@ -256,9 +257,9 @@ def test_an_order_of_inputs_and_other_formats_have_no_plan(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("wrong", ["shape", "dtype", "stride"])
 def test_tensors_are_looked_at_before_pointers_are_taken(wrong: str) -> None:
-    known = Linear(WEIGHT)._call._shared
+    known = Linear(WEIGHT)._call.signature
     held = list(WEIGHT.fields().values())
-    assert known.fits(inputs(), held, None)
+    assert known.fits(inputs(), None, held)
     first = held[0]
     held[0] = {
         "shape": first[:1],
@@ -266,8 +267,8 @@ def test_tensors_are_looked_at_before_pointers_are_taken(wrong: str) -> None:
         "stride": torch.empty(first.shape[::-1], dtype=first.dtype).T,
     }[wrong]
 
-    assert not known.fits(inputs(), held, None)
-    assert not known.fits(inputs(), list(WEIGHT.fields().values()), torch.ones(1))
+    assert not known.fits(inputs(), None, held)
+    assert not known.fits(inputs(), torch.ones(1), list(WEIGHT.fields().values()))
 
 
 @pytest.mark.parametrize("other", [torch.bfloat16, None], ids=["dtype", "shape"])
@@ -278,15 +279,16 @@ def test_tensors_are_looked_at_again_where_others_lie(other: torch.dtype | None)
         list[int](),
     )
     at = next(i for i, each in enumerate(held) if each.dtype == torch.float16)
-    call._shared = SimpleNamespace(  # type: ignore[assignment]
-        fits=lambda x, held, bias: looked.append(1) or True, plan=lambda x, held: None
+    answer = SimpleNamespace(multiply=lambda x, bias, tensors: x)
+    call.signature = SimpleNamespace(  # type: ignore[assignment]
+        plain=False, plan=lambda x, bias, tensors, kept: looked.append(1) or answer
     )
     for _ in range(2):
-        call._natively(inputs(), held, None)
+        call(inputs(), held, None)
     assert len(looked) == 1
 
     held[at] = held[at].view(other) if other else held[at][:, : held[at].shape[1] // 2]
-    call._natively(inputs(), held, None)
+    call(inputs(), held, None)
 
     assert len(looked) == 2
 
@@ -294,8 +296,8 @@ def test_tensors_are_looked_at_again_where_others_lie(other: torch.dtype | None)
 def test_a_function_for_all_ranks_is_a_layers_own() -> None:
     one, other = (Linear(WEIGHT, maximum=lambda largest: largest) for _ in range(2))
 
-    assert one._call._shared is not other._call._shared
-    assert_same_bits(one(inputs()), reference.linear(inputs(), WEIGHT))
+    assert one._call.signature is not other._call.signature
+    assert_same_bits(one(inputs()), plans.multiply(inputs(), WEIGHT))
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ from qload.formats import (
     MXFP4ExpertsWeight,
     UnquantizedWeight,
 )
-from qload.kernels import reference, slices
+from qload.kernels import plans, slices
 from qload.kernels.carries import carries
 from qload.layouts import Stored
 from qload.spec import Weight
@@ -69,7 +69,7 @@ def test_every_format_multiplies_every_x(
     (N, K), make = weight.shape, torch.Generator().manual_seed(M)
     x = torch.randn(K, M, generator=make).to(dtype).T  # rows lie apart
     for bias in (None, torch.randn(N, generator=make).to(dtype), torch.randn(N, generator=make)):
-        assert_product(reference.linear(x, weight, bias), x, weight, bias)
+        assert_product(plans.multiply(x, weight, bias), x, weight, bias)
 
 
 @every_matrix
@@ -82,7 +82,7 @@ def test_gradients_are_those_of_the_product(weight_type: type[Weight], data: Any
     bias = torch.randn(N, generator=make).double().requires_grad_()
     times = torch.randn(2, 3, N, generator=make).double().requires_grad_()
 
-    y = reference.linear(x, weight, bias)
+    y = plans.multiply(x, weight, bias)
     of_x, of_bias = torch.autograd.grad((y * times).sum(), (x, bias), create_graph=True)
     (again,) = torch.autograd.grad(of_x.square().sum() / 2, times)
 
@@ -126,7 +126,7 @@ def test_no_tensor_is_larger_than_a_slice(
     carries(weight, dtype)  # is found out once, in slices as well
 
     with Largest() as seen:
-        y = reference.linear(x, weight)
+        y = plans.multiply(x, weight)
         if wanted:
             y.sum().backward()  # type: ignore[no-untyped-call]
 
@@ -144,7 +144,7 @@ def test_what_float16_does_not_carry_is_multiplied_in_float32(
     x[:, ::2] = 0
 
     with caplog.at_level(logging.INFO, "qload"):
-        got = [reference.linear(x, weight) for _ in range(3)]
+        got = [plans.multiply(x, weight) for _ in range(3)]
 
     w = weight.dequantize().double()
     torch.testing.assert_close(got[0].double(), (x.double() @ w.T), rtol=2.0**-10, atol=2.0**-24)
@@ -198,7 +198,7 @@ def test_nan_and_infinity_of_a_weight_reach_the_result_of_their_output_alone() -
         config=Fp8Config(), weight=codes.view(torch.float8_e4m3fn), weight_scale=torch.ones(4, 1)
     )
 
-    y = reference.linear(torch.ones(1, 16).half(), weight)
+    y = plans.multiply(torch.ones(1, 16).half(), weight)
 
     assert y.isnan().tolist() == [[False, True, False, False]]
     assert y[0, 0] == 16
@@ -211,7 +211,7 @@ def test_a_plain_layer_is_torchs_own_linear(dtype: torch.dtype) -> None:
     x, bias = torch.randn(5, 64, generator=make).to(dtype), torch.randn(33, generator=make).to(dtype)
 
     with Largest() as seen:
-        got = reference.linear(x, weight, bias)
+        got = plans.multiply(x, weight, bias)
 
     assert_same_bits(got, torch.nn.functional.linear(x, weight.weight, bias))
     assert seen.bytes <= weight.weight.nbytes
@@ -221,4 +221,4 @@ def test_a_plain_layer_of_another_dtype_is_rounded_to_that_of_x() -> None:
     weight = UnquantizedWeight(weight=torch.full((8, 16), 1 + 2.0**-10))
     x = torch.eye(16).bfloat16()
 
-    assert_same_bits(reference.linear(x, weight), torch.ones(16, 8).bfloat16())
+    assert_same_bits(plans.multiply(x, weight), torch.ones(16, 8).bfloat16())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qload.formats import CTIntConfig, CTIntWeight, Fp8Config, Fp8Weight
-from qload.kernels import declared, reference, scaled
+from qload.kernels import declared, plans, scaled
 from qload.kernels.activations import quantize
 from qload.spec import ActivationScheme, Layer, Weight
 from tests.kernels.activation_cases import FOLDERS, read
@@ -41,8 +41,8 @@ def test_every_scheme_is_kept_in_every_type(folder: Any, dtype: torch.dtype, M: 
     weight = case.weight
     x = case.x.reshape(-1, weight.layer.K).repeat(40, 1)[:M].to(dtype)
 
-    assert_scheme(reference.linear(x, weight), x, weight)
-    assert_scheme(reference.linear(x, weight, case.bias), x, weight, case.bias)
+    assert_scheme(plans.multiply(x, weight), x, weight)
+    assert_scheme(plans.multiply(x, weight, case.bias), x, weight, case.bias)
 
 
 def int8(N: int, K: int, scheme: ActivationScheme, zeros: bool = False) -> CTIntWeight:
@@ -77,7 +77,7 @@ def test_zero_points_of_both_sides_are_counted(symmetric: bool) -> None:
     weight = int8(17, 33, replace(TOKEN, symmetric=symmetric), zeros=True)
     x = torch.randn(5, 33, generator=torch.Generator().manual_seed(5))
 
-    assert_scheme(reference.linear(x, weight), x, weight)
+    assert_scheme(plans.multiply(x, weight), x, weight)
 
 
 @pytest.mark.parametrize("divide", [False, True])
@@ -118,7 +118,7 @@ def test_inputs_of_any_size_survive_float16(size: float) -> None:
     x = (torch.rand(3, 32, generator=torch.Generator().manual_seed(1)) * size).half()
     x[1] = 0
 
-    y = reference.linear(x, weight)
+    y = plans.multiply(x, weight)
 
     assert bool(y.isfinite().all())
     assert_scheme(y, x, weight)
@@ -129,7 +129,7 @@ def test_gradients_pass_through_what_inputs_became() -> None:
     x = torch.randn(3, 32, generator=torch.Generator().manual_seed(2)).requires_grad_()
     bias = torch.zeros(8, requires_grad=True)
 
-    y = reference.linear(x, weight, bias)
+    y = plans.multiply(x, weight, bias)
     y.sum().backward()  # type: ignore[no-untyped-call]
 
     assert_scheme(y.detach(), x.detach(), weight)

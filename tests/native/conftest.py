@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from qload import native
-from qload.kernels import cpu, cpu_choice
-from qload.spec import Weight
+from qload.kernels import cpu
 
 HERE = Path(__file__).parent
 WITHOUT = {
@@ -30,14 +28,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def every_number_of_tokens() -> Iterator[None]:
     """Calls that the module leaves to torch, as that is faster, are tested too."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cpu, "ways_of", ways_of_our_own)
+        ranked = cpu.ranked
+        patch.setattr(cpu, "ranked", lambda *cell: tuple(way for way in ranked(*cell) if way != cpu.TORCH))
         yield
-
-
-def ways_of_our_own(
-    weight_type: type[Weight], bits: int | None, dtype: torch.dtype, tokens: int
-) -> tuple[str, ...]:
-    """Those that are not torch's, the fastest first."""
-    kind, width = cpu_choice.kind_of(weight_type), bits or cpu_choice.row_bits(weight_type)
-    ways = cpu_choice.ranked(kind, width, dtype, native.isa(), tokens)
-    return tuple(way for way in ways if way != cpu_choice.TORCH)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from qload import native
-from qload.kernels import bounds, reference, scaled
-from qload.kernels.cpu_codes import sums_of_codes
+from qload.kernels import bounds, plans, scaled
+from qload.kernels.cpu_rows import sums_of_codes
 from qload.native import load
 from qload.testing import assert_same_bits
 from tests.kernels.activation_cases import named
@@ -104,7 +104,7 @@ def test_layers_that_declare_int8_inputs_are_within_their_bound(
     monkeypatch.setattr(scaled, "_codes_times_codes", None)  # in float32
 
     with native.using(isa):
-        y = reference.linear(x, weight, torch.ones(37))
+        y = plans.multiply(x, weight, torch.ones(37))
 
     assert bool((bounds.excess(y, bounds.of_linear(x, weight, torch.ones(37))) <= 1).all())
 
@@ -118,9 +118,9 @@ def test_a_token_that_is_not_finite_spoils_no_other_and_is_not_lost(
     weight = int8(20, 64, replace(TOKEN, symmetric=symmetric))
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(1))
     with native.using(isa):
-        want = reference.linear(x, weight)
+        want = plans.multiply(x, weight)
         x[2, 7] = value
-        y = reference.linear(x, weight)
+        y = plans.multiply(x, weight)
 
     assert y[2].isnan().all()
     others = torch.tensor([0, 1, 3, 4])
@@ -132,9 +132,9 @@ def test_nan_is_not_lost_where_the_scale_of_inputs_is_stored(isa: str) -> None:
     case = named("w8a8_int8_tensor_static_asym")
     x = case.x.reshape(-1, case.weight.layer.K).clone()
     with native.using(isa):
-        want = reference.linear(x, case.weight)
+        want = plans.multiply(x, case.weight)
         x[0, 3] = torch.nan
-        y = reference.linear(x, case.weight)
+        y = plans.multiply(x, case.weight)
 
     assert y[0].isnan().all()
     assert_same_bits(y[1:], want[1:])

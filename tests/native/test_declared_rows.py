@@ -9,7 +9,7 @@ from torch import Tensor
 from qload import native
 from qload.formats import Fp8Config, Fp8Weight
 from qload.kernel_formats import repack
-from qload.kernels import bounds, cpu_rows, reference, scaled
+from qload.kernels import bounds, cpu_rows, plans, scaled
 from qload.spec import ActivationScheme, Layer, Weight
 from qload.testing import assert_same_bits
 from tests.kernels.activation_cases import FOLDERS, named, read
@@ -56,7 +56,7 @@ def test_fp8_inputs_are_within_what_rounding_costs(
 ) -> None:
     weight, x, bias = fp8(scheme), inputs(M, dtype), torch.ones(21)
     with native.using(isa):
-        assert_within(reference.linear(x, weight, bias), x, weight, bias)
+        assert_within(plans.multiply(x, weight, bias), x, weight, bias)
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
@@ -68,14 +68,14 @@ def test_every_scheme_that_tools_declare(M: int, dtype: torch.dtype | None, fold
     rows = case.x.reshape(-1, case.weight.layer.K)
     x = rows.repeat(-(-M // len(rows)), 1)[:M].to(dtype or rows.dtype)
 
-    assert_within(reference.linear(x, case.weight, case.bias), x, case.weight, case.bias)
+    assert_within(plans.multiply(x, case.weight, case.bias), x, case.weight, case.bias)
 
 
 def test_weights_in_panels_take_declared_inputs() -> None:
     case = named("w4a8_int8_token_dynamic_sym")
     weight, x = repack(case.weight, "panels"), case.x.reshape(-1, case.weight.layer.K)
 
-    assert_within(reference.linear(x, weight), x, weight)
+    assert_within(plans.multiply(x, weight), x, weight)
 
 
 @ISAS
@@ -83,9 +83,9 @@ def test_weights_in_panels_take_declared_inputs() -> None:
 def test_a_token_that_is_nan_spoils_no_other(isa: str, scheme: ActivationScheme) -> None:
     weight, x = fp8(scheme), inputs(5, torch.float32)
     with native.using(isa):
-        want = reference.linear(x, weight)
+        want = plans.multiply(x, weight)
         x[2, 7] = torch.nan
-        y = reference.linear(x, weight)
+        y = plans.multiply(x, weight)
 
     others = torch.tensor([0, 1, 3, 4])
     assert y[2].isnan().all()

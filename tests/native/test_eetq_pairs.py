@@ -7,7 +7,7 @@ from torch import Tensor
 from qload import native
 from qload.formats import EETQConfig, EETQWeight
 from qload.kernels import cpu
-from qload.kernels.cpu_choice import PAIRS
+from qload.kernels.cpu import PAIRS
 from qload.layouts import eetq
 from qload.testing import assert_same_bits
 from tests.native.memory import ISAS
@@ -29,7 +29,7 @@ def unmoved(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError(f"{tuple(stored.shape)} codes were moved")
 
     monkeypatch.setattr(eetq, "unpack", refuse)
-    monkeypatch.setattr(cpu, "ways_of", lambda *call: (PAIRS,))
+    monkeypatch.setattr(cpu, "ranked", lambda *call: (PAIRS,))
 
 
 @ISAS

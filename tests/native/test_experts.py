@@ -172,8 +172,8 @@ def test_what_goes_into_products_is_bfloat16_for_tokens_of_it(
     seen: list[tuple[torch.dtype, torch.dtype | None]] = []
     own = cpu.PanelsPlan.multiply
 
-    def multiply(plan: cpu.PanelsPlan, x: Tensor, *rest: Any) -> Tensor | None:
-        y = own(plan, x, *rest)
+    def multiply(plan: cpu.PanelsPlan, x: Tensor, *rest: Any, **more: Any) -> Tensor | None:
+        y = own(plan, x, *rest, **more)
         assert y is not None
         seen.append((x.dtype, y.dtype))
         return y
@@ -190,10 +190,10 @@ def test_what_goes_into_products_is_bfloat16_for_tokens_of_it(
 def test_rows_that_torch_would_multiply_faster_are_not_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would round what comes out of a product."""
 
-    def ways_of(kind: Any, bits: Any, dtype: torch.dtype, tokens: int) -> tuple[str, ...]:
+    def ranked(kind: str, bits: int, dtype: torch.dtype, isa: str, tokens: int) -> tuple[str, ...]:
         return ("cache",) if dtype == torch.float32 else ("torch", "cache")
 
-    monkeypatch.setattr(cpu, "ways_of", ways_of)
+    monkeypatch.setattr(cpu, "ranked", ranked)
     weight = made("mxfp4")
     for dtype in (torch.bfloat16, torch.float16):
         read = drawn(weight, 9, dtype)

@@ -100,7 +100,7 @@ def held(rows: CodeRows, w: Tensor, dtype: torch.dtype, isa: str, M: int = 1) ->
 
 def multiply(x: Tensor, rows: CodeRows, isa: str, threads: int = 1) -> Tensor:
     with native.using(isa, threads):
-        return cpu._rows(x, rows, None)
+        return cpu.multiply_rows(x, rows, None)
 
 
 def assert_close(y: Tensor, x: Tensor, w: Tensor) -> None:

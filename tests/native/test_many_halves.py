@@ -10,7 +10,7 @@ from qload import native
 from qload.formats import BNB4Config, BNBNF4Weight, Fp8Config, Fp8Weight
 from qload.formats.bnb import TABLES
 from qload.kernels import cpu
-from qload.kernels.cpu_choice import CACHE
+from qload.kernels.cpu import CACHE
 from qload.kernels.cpu_rows import CodeRows
 from qload.spec import Weight
 from qload.testing import assert_same_bits, assert_within_bound
@@ -46,7 +46,9 @@ EACH = pytest.mark.parametrize("weight", WHOLE.values(), ids=WHOLE)
 def kernel(weight: Weight, isa: str, threads: int = 1) -> Any:
     def multiply(x: Tensor) -> Tensor:
         with native.using(isa, threads):
-            y = cpu.by_way(CACHE, x, weight)
+            plan = cpu.plan_of(weight)
+            assert plan is not None
+            y = plan.product(CACHE, x)
         assert y is not None
         return y
 

@@ -11,9 +11,7 @@ import torch
 
 from qload import explain, open_checkpoint
 from qload.errors import ArgumentError
-from qload.kernel_formats import PanelsWeight
 from qload.kernels import cpu
-from qload.kernels.cpu import PanelsPlan
 from qload.plan import ExplainedLayer
 from qload.plan.explain import NO_DTYPE
 from qload.plan.kernels import KernelChoice
@@ -207,18 +205,13 @@ def test_chips_without_kernels_dequantize() -> None:
 
 def test_on_a_cpu_the_product_that_runs_is_the_one_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = set[str]()
-    planned, called = PanelsPlan.product, cpu.multiply
+    plan_of = cpu.plan_of
 
-    def product(plan: PanelsPlan, *given: Any) -> torch.Tensor:
-        seen.add(PanelsWeight.format)
-        return planned(plan, *given)
-
-    def multiply(x: torch.Tensor, weight: Weight, *rest: Any, **more: Any) -> torch.Tensor | None:
+    def planned(weight: Weight, *rest: Any) -> cpu.CpuPlan | None:
         seen.add(weight.format)  # also where the module is not there, which refuses nothing but that
-        return called(x, weight, *rest, **more)
+        return plan_of(weight, *rest)
 
-    monkeypatch.setattr(PanelsPlan, "product", product)
-    monkeypatch.setattr(cpu, "multiply", multiply)
+    monkeypatch.setattr(cpu, "plan_of", planned)
 
     layer = only(FOUR_BITS, arch="cpu", dtype=torch.float32, tokens=(1,))
     with open_checkpoint(FOUR_BITS, target="auto") as weights:

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from qload.kernels import operator, prepared
+from qload.kernels import linear, plans
 
 M = TypeVar("M", bound=nn.Module)
 IN_PLACE = {
@@ -36,7 +36,7 @@ def fake_capture() -> Iterator[None]:
     recording = mock.patch.object(torch.cuda, "is_current_stream_capturing", return_value=True)
     ampere = mock.patch.object(torch.cuda, "get_device_capability", return_value=(8, 0))
     # Under a dispatch mode, each call is an operator; its fake returns a shape and runs no kernel.
-    unwatched = mock.patch.object(prepared, "_is_watched", operator.wants_gradients)
+    unwatched = mock.patch.object(linear, "is_observed", plans.wants_gradients)
     waiting = mock.patch.object(torch.cuda, "synchronize", side_effect=AssertionError("the host waits"))
     with recording, ampere, waiting, unwatched, FakeTensorMode(), _NoHostCopy(), _Views():
         yield

@@ -1,6 +1,10 @@
-"""x times a typed weight on a CUDA device, where its layout has kernels of its own."""
+"""Products of x and a typed weight on a CUDA device, by the kernels of its layout.
 
-from collections.abc import Callable
+`linear` chooses the kernel at each call. A `CudaPlan` chooses it at the first call with a number of tokens,
+by the same table, checks and kernels; a later call is memory for y, addresses, and one routine of the module.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,17 +16,32 @@ from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.strips import StripsWeight
 from qload.kernels.cuda import calls, exllama, marlin, strips
 from qload.kernels.cuda.calls import LinearCall
-from qload.kernels.cuda.choice import CudaKernel
-from qload.kernels.cuda.module import why_not
+from qload.kernels.cuda.choice import CudaKernel, choose
+from qload.kernels.cuda.launch import ALIGNED, Launch
+from qload.kernels.cuda.module import current_device, empty_rows, raw_stream, why_not
 from qload.spec import Weight
+
+PLANNED = (StripsWeight, GPTQMarlinWeight)  # types with kernels that are one launch
+MAX_LAUNCHES = 1 << 14  # numbers of tokens with a remembered launch
+ALIGNMENT_BITS = ALIGNED - 1  # bits of an address between two aligned ones
 
 
 @dataclass(frozen=True)
 class LinearOperator:
-    """How weights of one type are multiplied: why not, or y (M, N) of x (M, K), weight and bias.
+    """Operator for weights of one type.
 
-    And the kernels among which is chosen, by a call that is made of these arguments; `why_not_on`: the same
-    question of a chip that need not be here.
+    Attributes
+    ----------
+    why_not
+        Reason why a weight and a dtype of activations cannot be multiplied, or None.
+    linear
+        Product y (M, N) of x (M, K), weight and bias.
+    kernels
+        Kernels to choose from.
+    call, arguments
+        Arguments of a kernel, from x and a weight.
+    why_not_on
+        `why_not` for a chip with a compute capability, which need not be in this machine.
     """
 
     why_not: Callable[[Any, torch.dtype], str | None]
@@ -52,7 +71,7 @@ OPERATORS: dict[type[Weight], LinearOperator] = {
 
 
 def why_not_linear(weight: Weight, dtype: torch.dtype) -> str | None:
-    """Why activations of a dtype cannot be multiplied with a weight as it lies, or None."""
+    """Reason why activations of a dtype cannot be multiplied with a weight on its device, or None."""
     operator = OPERATORS.get(type(weight))
     if operator is None:
         return unread(type(weight))
@@ -60,31 +79,112 @@ def why_not_linear(weight: Weight, dtype: torch.dtype) -> str | None:
 
 
 def unread(weight_type: type[Weight]) -> str:
-    """That no kernel of ours reads weights of a type."""
+    """Reason for a type of weights without CUDA kernels."""
     return f"no CUDA kernel reads {weight_type.__name__}"
 
 
 def can_multiply(x: Tensor, weight: Weight, bias: Tensor | None) -> bool:
-    """Whether `linear` multiplies this: a weight that fits, a bias in x's dtype, no gradient asked for."""
+    """Return whether `linear` multiplies a call: a supported weight, a bias in x's dtype, no gradients."""
     wanted = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
     same = bias is None or (bias.dtype == x.dtype and bias.is_contiguous())
     return same and not wanted and why_not_linear(weight, x.dtype) is None
 
 
 def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, **options: Any) -> Tensor:
-    """(..., K) -> (..., N) in x's dtype, sums in float32; asks nobody whether the weight fits."""
+    """(..., K) -> (..., N) in x's dtype, sums in float32; `can_multiply` is the caller's to ask."""
     N, K = weight.shape
     y = OPERATORS[type(weight)].linear(x.reshape(-1, K), weight, bias, **options)
     return y.reshape(*x.shape[:-1], N)
 
 
 def call_of(x: Tensor, weight: Weight) -> LinearCall:
-    """What kernels are given of these two."""
+    """Arguments of a kernel for x and a weight."""
     operator = OPERATORS[type(weight)]
     return operator.call(*operator.arguments(x, weight))
 
 
 def able(x: Tensor, weight: Weight) -> list[str]:
-    """The names of the kernels that multiply these two."""
+    """Names of the kernels that multiply x and a weight."""
     call = call_of(x, weight)
     return [kernel.name for kernel in OPERATORS[type(weight)].kernels if kernel.why_not(call) is None]
+
+
+class CudaPlan:
+    """Plan of products of x, of one dtype on one device, with all layers like `weight`, inputs in order.
+
+    It keeps shapes and types, no tensors.
+    """
+
+    def __init__(self, weight: Weight, dtype: torch.dtype) -> None:
+        self._blueprint = weight.holding({name: each.to("meta") for name, each in weight.fields().items()})
+        self._names = list(weight.fields())
+        self._index = weight.device.index
+        self._capability = torch.cuda.get_device_capability(weight.device)
+        self.dtype, (self.N, self.K) = dtype, weight.shape
+        self._codes, self._scales = self._names.index("qweight"), self._names.index("scales")
+        self._zeros = self._names.index("qzeros") if "qzeros" in self._names else None
+        self._launches: dict[int, Launch | None] = {}  # by tokens; None: more than one launch
+
+    def multiply(self, x: Tensor, bias: Tensor | None, tensors: Sequence[Tensor]) -> Tensor | None:
+        """(..., K) -> (..., N), or None for a call that needs more than one launch.
+
+        x has this plan's dtype and device; `tensors` and `bias` have the layer's shapes and dtypes, and are
+        contiguous.
+        """
+        shape, K = x.shape, self.K
+        if not shape or shape[-1] != K:
+            return None
+        tokens = shape.numel() // K if K else 0
+        known = tokens in self._launches
+        launch = self._launches[tokens] if known else self._choose(x, tokens, tensors, bias)
+        if launch is None:
+            return None
+        if current_device() == self._index:
+            return self._start(launch, x, tokens, tensors, bias)
+        with torch.cuda.device(self._index):
+            return self._start(launch, x, tokens, tensors, bias)
+
+    def _start(
+        self, launch: Launch, x: Tensor, tokens: int, tensors: Sequence[Tensor], bias: Tensor | None
+    ) -> Tensor | None:
+        whole = x if x.is_contiguous() else x.contiguous()
+        at, codes, scales = (
+            whole.data_ptr(),
+            tensors[self._codes].data_ptr(),
+            tensors[self._scales].data_ptr(),
+        )
+        zeros = 0 if self._zeros is None else tensors[self._zeros].data_ptr()
+        if (at | codes | scales | zeros) & ALIGNMENT_BITS:
+            return None
+        flat = x.ndim == 2  # as most are
+        y = empty_rows(x, tokens, self.N) if flat else x.new_empty((*x.shape[:-1], self.N))
+        parts = x.new_empty(launch.scratch, dtype=torch.float32) if launch.scratch else None
+        launch.start(
+            at, codes, scales, zeros, 0, 0 if parts is None else parts.data_ptr(),
+            0 if bias is None else bias.data_ptr(), y.data_ptr(), raw_stream(self._index),
+        )  # fmt: skip
+        return y
+
+    def _choose(
+        self, x: Tensor, tokens: int, tensors: Sequence[Tensor], bias: Tensor | None
+    ) -> Launch | None:
+        launch: Launch | None = None
+        if tokens and self.N:
+            weight: Any = self._blueprint.holding(dict(zip(self._names, tensors, strict=True)))
+            operator, rows = OPERATORS[type(weight)], x.reshape(-1, self.K).contiguous()
+            call: Any = operator.call(*marlin.arguments(rows, weight, bias))
+            marlin.check(call)
+            kernel = choose(operator.kernels, call, layout=call.layout, capability=self._capability)
+            launch = None if kernel.prepare is None else kernel.prepare(call, rows)
+        if len(self._launches) >= MAX_LAUNCHES:
+            self._launches.clear()
+        self._launches[tokens] = launch
+        return launch
+
+
+def plan_of(weight: Weight, dtype: torch.dtype) -> CudaPlan | None:
+    """Plan for layers like `weight` and activations of a dtype; None: `linear` multiplies, or torch."""
+    if type(weight) not in PLANNED or why_not_linear(weight, dtype) is not None or raw_stream is None:
+        return None
+    whole = weight.config.is_k_full and "perm" not in weight.fields() and weight.layer.K % 8 == 0
+    return CudaPlan(weight, dtype) if whole else None

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from qload.errors import ArgumentError, DtypeError, ShapeError
 from qload.formats import GPTQWeight
 from qload.kernels import dtypes
+from qload.kernels.linear import LinearCall
 from qload.kernels.mp_linear.contract import MPLinearKernel, MPLinearLayerConfig
 from qload.kernels.mp_linear.owners import check_unowned, free_name, is_prepared, own
 from qload.kernels.mp_linear.parameters import read_layer
 from qload.kernels.mp_linear.reasons import why_not
-from qload.kernels.prepared import PreparedLinear
 from qload.spec import Weight
 
 OTHERWISE = "another kernel, which scales in float32: DequantizeLinearKernel"
@@ -25,7 +25,7 @@ class TypedLinearKernel(MPLinearKernel):
     groups: ClassVar[tuple[int, ...] | None] = None  # None: of any size
     act_types: ClassVar[tuple[torch.dtype, ...]]
 
-    _prepared: PreparedLinear | None = None
+    _prepared: LinearCall | None = None
 
     @classmethod
     def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
@@ -61,7 +61,7 @@ class TypedLinearKernel(MPLinearKernel):
         own(layer, self.w_q_name, [*names.values(), *unread])
         self._names = tuple(names.values())
         self._made = tuple((tensor.dtype, tensor.shape) for tensor in typed.fields().values())
-        self._prepared = PreparedLinear(typed)
+        self._prepared = LinearCall(typed)
 
     def typed(self, layer: nn.Module) -> Weight:
         """The typed weight over the parameters of `layer`, which were moved at the most since.
@@ -74,7 +74,7 @@ class TypedLinearKernel(MPLinearKernel):
         """Multiplies x (..., K) -> (..., N), in x's dtype; sums in float32."""
         return self._ready(layer)(x, self._tensors(layer), bias)
 
-    def _ready(self, layer: nn.Module) -> PreparedLinear:
+    def _ready(self, layer: nn.Module) -> LinearCall:
         if self._prepared is None or not is_prepared(layer, self.w_q_name):
             raise ArgumentError(
                 type(self).__name__, "process_weights_after_loading before the first call", "a call"
