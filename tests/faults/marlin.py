@@ -179,17 +179,17 @@ FAULTS = (
     ),
     Fault(
         "act-order-over-ranks",
-        f"{_KERNELS}/reasons.py",
+        f"{_KERNELS}/contract.py",
         "if not (c.has_g_idx and c.is_k_partitioned):",
         "if True:",
     ),
     Fault(
         "orientation-ignored",
         f"{_KERNELS}/parameters.py",
-        "words = param.data if here_in == 0 else param.data.t()",
+        "words = param.data if in_axis == 0 else param.data.t()",
         "words = param.data",
     ),
-    Fault("cut-in-a-group-allowed", f"{_KERNELS}/reasons.py", "and K % c.group_size:", "and False:"),
+    Fault("cut-in-a-group-allowed", f"{_KERNELS}/contract.py", "and K % c.group_size:", "and False:"),
     Fault(
         "scratch-of-the-last-layer",
         "qload/kernels/scratch.py",

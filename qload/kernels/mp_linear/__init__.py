@@ -1,40 +1,35 @@
-"""Mixed-precision linear kernels: the contract, the kernels best first, and the choice among them."""
+"""Mixed-precision linear kernels for engines, and the choice of one for a layer."""
 
 from qload.errors import ArgumentError, NoKernelError, check_type
-from qload.kernels.mp_linear.contract import MPLinearKernel, MPLinearLayerConfig
-from qload.kernels.mp_linear.exllama import ExllamaLinearKernel
-from qload.kernels.mp_linear.fallback import DequantizeLinearKernel
-from qload.kernels.mp_linear.marlin import MarlinLinearKernel
-from qload.kernels.mp_linear.parameters import permute_param_layout_
-from qload.kernels.mp_linear.reasons import malformed
-from qload.kernels.mp_linear.strips import StripsLinearKernel
-
-KERNELS: tuple[type[MPLinearKernel], ...] = (
-    StripsLinearKernel,
-    MarlinLinearKernel,
-    ExllamaLinearKernel,
+from qload.kernels.mp_linear.contract import MPLinearKernel, MPLinearLayerConfig, malformed
+from qload.kernels.mp_linear.kernels import (
+    KERNELS,
     DequantizeLinearKernel,
+    ExllamaLinearKernel,
+    MarlinLinearKernel,
+    StripsLinearKernel,
 )
+from qload.kernels.mp_linear.parameters import permute_param_layout_
 
 
 def choose_mp_linear_kernel(
     config: MPLinearLayerConfig, compute_capability: int | None = None
 ) -> type[MPLinearKernel]:
-    """The first kernel that says yes to a layer.
+    """Return the first kernel of `KERNELS` that supports a layer.
 
     Parameters
     ----------
     config
-        The layer, before any tensor is seen.
+        The layer.
     compute_capability
         The device's, times 10; None: no CUDA device.
 
     Raises
     ------
     NoKernelError
-        With every kernel's reason, where all say no.
+        If no kernel supports the layer, with the reason of each.
     ArgumentError
-        Where the compute capability is not a whole number.
+        If the compute capability is not an integer.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""A layer's tagged parameters as a typed weight, whichever way round they lie."""
+"""A layer's parameters, transposed or not, as a typed weight."""
 
 from dataclasses import replace
 from typing import Any
@@ -16,37 +16,37 @@ from qload.spec import Codes, Layer
 def permute_param_layout_(
     param: Tensor, input_dim: int, output_dim: int, *, packed_dim: int | None = None
 ) -> Tensor:
-    """Transpose a tagged parameter in place so that its tags are the ones asked for.
+    """Transpose a parameter in place to the given axes, and set its attributes.
 
-    A parameter with one tag has the other one at its other axis. ArgumentError where only a repack could
-    bring the packed axis to where it is asked.
+    A parameter with one attribute has the other at its other axis. ArgumentError if only a repack could move
+    the packed axis.
 
     Parameters
     ----------
     param
-        A matrix, tagged `input_dim`, `output_dim` and perhaps `packed_dim`; inputs first where it is not
-        tagged.
+        A matrix with attributes `input_dim`, `output_dim` and perhaps `packed_dim`; without them inputs are
+        first.
     input_dim, output_dim
-        The axes, 0 and 1, along which inputs and outputs are to lie.
+        New axes of inputs and outputs, 0 and 1.
     packed_dim
-        The axis along which words are to hold several codes; None: wherever they do.
+        New axis along which a word has several codes; None: either.
     """
     if {input_dim, output_dim} != {0, 1} or packed_dim not in (None, 0, 1):
-        asked = f"{input_dim}, {output_dim}, {packed_dim}"
-        raise ArgumentError("input_dim, output_dim, packed_dim", "the axes 0 and 1 of a matrix", asked)
-    tags: Any = param
-    here_in, here_out = _dims(param)
-    packed = getattr(tags, "packed_dim", None)
-    order = {input_dim: here_in, output_dim: here_out}
+        got = f"{input_dim}, {output_dim}, {packed_dim}"
+        raise ArgumentError("input_dim, output_dim, packed_dim", "the axes 0 and 1 of a matrix", got)
+    attrs: Any = param
+    in_axis, out_axis = _axes_of(param)
+    packed = getattr(attrs, "packed_dim", None)
+    order = {input_dim: in_axis, output_dim: out_axis}
     if packed_dim is not None and (packed is None or order[packed_dim] != packed):
         raise ArgumentError(
             "param", f"packed along what is to be axis {packed_dim}", f"packed along axis {packed}"
         )
-    if (here_in, here_out) != (input_dim, output_dim):
+    if (in_axis, out_axis) != (input_dim, output_dim):
         param.data = param.data.t().contiguous()
-    tags.input_dim, tags.output_dim = input_dim, output_dim
+    attrs.input_dim, attrs.output_dim = input_dim, output_dim
     if packed is not None:
-        tags.packed_dim = next(to for to, source in order.items() if source == packed)
+        attrs.packed_dim = next(axis for axis, source in order.items() if source == packed)
     return param
 
 
@@ -58,7 +58,7 @@ def read_layer(
     w_zp: Tensor | None,
     g_idx: Tensor | None,
 ) -> GPTQWeight:
-    """Parameters as the engines hold them -> a typed weight, every shape checked."""
+    """Read the parameters of an engine's layer as a typed weight, and check every shape."""
     for part, tensor in (("weight", w_q), ("scales", w_s), ("zero points", w_zp), ("g_idx", g_idx)):
         if tensor is not None:
             check_values(f"{name}: {part}", tensor)
@@ -77,24 +77,24 @@ def read_layer(
     else:
         zeros = (config.zeros or STORED_MINUS_ONE).read(_packed(w_zp), _along_n(config, bits))
         _expect(f"{name}: zero points", zeros, (groups, N), "(G, N)")
-    known = GPTQConfig(bits, config.group_size, config.zeros or STORED_MINUS_ONE)
+    base = GPTQConfig(bits, config.group_size, config.zeros or STORED_MINUS_ONE)
     if g_idx is not None and not g_idx.numel() and not config.is_k_partitioned:
-        g_idx = None  # rows in order; of a share nothing would tell from which group on
+        g_idx = None  # rows in order; for a share the first group is unknown
     if g_idx is not None and g_idx.numel() > config.group_size and groups > 1 and not g_idx.any():
-        what, wanted = "all zero, with two readings", f"the group of each row, 0 to {groups - 1}"
-        raise AmbiguousIndexError(f"{name}: g_idx", what, wanted, f"0 for all {K} rows")
-    rows = known.in_order(K, codes.device) if g_idx is None else g_idx.long()
+        problem, expected = "all zero, with two readings", f"the group of each row, 0 to {groups - 1}"
+        raise AmbiguousIndexError(f"{name}: g_idx", problem, expected, f"0 for all {K} rows")
+    rows = base.in_order(K, codes.device) if g_idx is None else g_idx.long()
     _expect(f"{name}: g_idx", rows, (K,), "(K,)")
     whole = (config.full_weight_shape[1], config.full_weight_shape[0])
     typed = Codes(bits, codes.T, scales.T, zeros.T, rows)
-    own = replace(known, positional=groups > 1 and g_idx is None)
-    return GPTQWeight.from_codes(typed, scales.data, Layer((N,), K, whole, name), own)
+    own_config = replace(base, positional=groups > 1 and g_idx is None)
+    return GPTQWeight.from_codes(typed, scales.data, Layer((N,), K, whole, name), own_config)
 
 
 def _codes(config: MPLinearLayerConfig, param: Tensor) -> Tensor:
-    bits, (here_in, _) = config.weight_type.size_bits, _dims(param)
-    along_k = getattr(param, "packed_dim", here_in) == here_in
-    words = param.data if here_in == 0 else param.data.t()
+    bits, (in_axis, _) = config.weight_type.size_bits, _axes_of(param)
+    along_k = getattr(param, "packed_dim", in_axis) == in_axis
+    words = param.data if in_axis == 0 else param.data.t()
     if along_k and config.order == "awq":
         raise ArgumentError("weight", "packed along N, as AWQ's words are", "packed along K")
     packing = gptq.rows(bits) if along_k else _along_n(config, bits)
@@ -102,9 +102,9 @@ def _codes(config: MPLinearLayerConfig, param: Tensor) -> Tensor:
 
 
 def _packed(param: Tensor) -> Tensor:
-    here_in, here_out = _dims(param)
-    if getattr(param, "packed_dim", here_out) != here_out:
-        raise ArgumentError("zero points", "packed along N", f"packed along axis {here_in}")
+    in_axis, out_axis = _axes_of(param)
+    if getattr(param, "packed_dim", out_axis) != out_axis:
+        raise ArgumentError("zero points", "packed along N", f"packed along axis {in_axis}")
     return _rows_first(param)
 
 
@@ -113,25 +113,23 @@ def _along_n(config: MPLinearLayerConfig, bits: int) -> Packing:
 
 
 def _rows_first(param: Tensor) -> Tensor:
-    return (param.data if _dims(param)[0] == 0 else param.data.t()).contiguous()
+    return (param.data if _axes_of(param)[0] == 0 else param.data.t()).contiguous()
 
 
-def _dims(param: Tensor) -> tuple[int, int]:
-    """(input_dim, output_dim) of a matrix; an untagged one has its inputs first."""
-    here_in, here_out = getattr(param, "input_dim", None), getattr(param, "output_dim", None)
-    if here_in is None:
-        here_in = 0 if here_out is None else 1 - here_out
-    if here_out is None:
-        here_out = 1 - here_in
-    if param.ndim != 2 or {here_in, here_out} != {0, 1}:
-        raise ArgumentError(
-            "param",
-            "a matrix with input_dim and output_dim 0 and 1",
-            f"{tuple(param.shape)}: {here_in}, {here_out}",
-        )
-    return here_in, here_out
+def _axes_of(param: Tensor) -> tuple[int, int]:
+    """Return (input_dim, output_dim) of a matrix; (0, 1) without attributes."""
+    in_axis, out_axis = getattr(param, "input_dim", None), getattr(param, "output_dim", None)
+    if in_axis is None:
+        in_axis = 0 if out_axis is None else 1 - out_axis
+    if out_axis is None:
+        out_axis = 1 - in_axis
+    if param.ndim != 2 or {in_axis, out_axis} != {0, 1}:
+        expected = "a matrix with input_dim and output_dim 0 and 1"
+        raise ArgumentError("param", expected, f"{tuple(param.shape)}: {in_axis}, {out_axis}")
+    return in_axis, out_axis
 
 
-def _expect(what: str, tensor: Tensor, shape: tuple[int, ...], formula: str) -> None:
+def _expect(name: str, tensor: Tensor, shape: tuple[int, ...], formula: str) -> None:
+    """Raise ShapeError for a tensor of another shape."""
     if tuple(tensor.shape) != shape:
-        raise ShapeError(what, f"{shape} = {formula}", tuple(tensor.shape))
+        raise ShapeError(name, f"{shape} = {formula}", tuple(tensor.shape))

@@ -1,0 +1,279 @@
+"""The mixed-precision kernels: strips, Marlin, ExLlama, and dequantizing, over one typed weight."""
+
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, NoReturn
+
+import torch
+from torch import Tensor, nn
+
+from qload.errors import ArgumentError, DtypeError, ShapeError
+from qload.formats import GPTQWeight
+from qload.kernel_formats import exllama, marlin, strips
+from qload.kernel_formats.marlin import GROUP_SIZES, count_locks, split_group
+from qload.kernels import cuda, dtypes
+from qload.kernels.chips import multiprocessors
+from qload.kernels.linear import LinearCall
+from qload.kernels.mp_linear.contract import MPLinearKernel, MPLinearLayerConfig, missing_rows, refusal
+from qload.kernels.mp_linear.parameters import read_layer
+from qload.kernels.products import wants_gradients
+from qload.kernels.scalar_type import ScalarType, integer_type
+from qload.kernels.scratch import ScratchRequest, add_scratch_request, multiply
+from qload.spec import Weight
+
+OTHER_KERNEL = "another kernel, which scales in float32: DequantizeLinearKernel"
+OWNERS = "mp_linear_owners"  # attribute of a module: the weight of each prepared tensor, by names
+
+
+class TypedLinearKernel(MPLinearKernel):
+    """Kernel that reads parameters as a GPTQ weight, repacks it, and keeps its tensors in the layer.
+
+    A module may have several weights: each tensor belongs to one of them, and a prepared tensor is not
+    prepared again.
+    """
+
+    bits: ClassVar[tuple[int, ...]]
+    groups: ClassVar[tuple[int, ...] | None] = None  # None: of any size
+    act_types: ClassVar[tuple[torch.dtype, ...]] = (torch.float16, torch.bfloat16)
+    min_capability: ClassVar[int] = 0
+
+    _prepared: LinearCall | None = None
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        """Return the lowest compute capability of a CUDA device, times 10; 0: any device."""
+        return cls.min_capability
+
+    @classmethod
+    def can_implement(cls, c: MPLinearLayerConfig) -> tuple[bool, str | None]:
+        """Return (True, None) for a supported layer `c`, or (False, reason)."""
+        reason = refusal(c, cls.bits, cls.groups, cls.act_types) or cls._own_refusal(c)
+        return reason is None, reason
+
+    def repacked(self, weight: GPTQWeight) -> Weight:
+        """Return the `weight` in the order of the kernel."""
+        return weight
+
+    def check_range(self, weight: GPTQWeight) -> None:
+        """Raise CastError if a value of `weight` is out of the range of the dtype of the product."""
+        dtypes.check_range(weight, self.config.act_type, self.w_q_name, OTHER_KERNEL)
+
+    @classmethod
+    def _own_refusal(cls, c: MPLinearLayerConfig) -> str | None:
+        """Return this kernel's own reason to refuse a config without general faults, or None."""
+        return None
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Replace the parameters of `layer` by the repacked tensors, under the same names if possible.
+
+        ArgumentError for a second call, and for a parameter of another weight. CastError for weights outside
+        of the range of the dtype of the product.
+        """
+        if self._prepared is not None:
+            raise ArgumentError(type(self).__name__, "weights to be processed once", "a second time")
+        params = {
+            "qweight": self.w_q_name,
+            "scales": self.w_s_name,
+            "qzeros": self.w_zp_name,
+            "g_idx": self.w_gidx_name,
+        }
+        check_unprepared(layer, params.values())
+        weight = read_layer(self.config, self.w_q_name, *self._get_weight_params(layer))
+        act_type = self.config.act_type if self.config.act_type in dtypes.DTYPES else None
+        typed = dtypes.for_activations(self.repacked(weight), act_type, OTHER_KERNEL)
+        tensors = typed.fields()
+        names = {field: params.get(field) or free_name(layer, self.w_q_name, field) for field in tensors}
+        unread = [name for name in params.values() if name is not None and name not in names.values()]
+        for name in unread:  # the kernel reads no such tensor
+            self._transform_param(layer, name, _without_elements)
+        for field, tensor in tensors.items():
+            self._transform_param(layer, names[field], lambda _, values=tensor: values)  # type: ignore[misc]
+        set_owner(layer, self.w_q_name, [*names.values(), *unread])
+        self._names = tuple(names.values())
+        self._types = tuple((tensor.dtype, tensor.shape) for tensor in tensors.values())
+        self._prepared = LinearCall(typed)
+
+    def typed(self, layer: nn.Module) -> Weight:
+        """Return the typed weight over the parameters of `layer`, which may have moved to another device.
+
+        ArgumentError before they are processed; DtypeError or ShapeError if they were cast or replaced.
+        """
+        return self._call(layer).typed(self._tensors(layer))
+
+    def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply x (..., K) -> (..., N), in the dtype of x; sums in float32."""
+        return self._call(layer)(x, self._tensors(layer), bias)
+
+    def _call(self, layer: nn.Module) -> LinearCall:
+        if self._prepared is None or owners(layer).get(self.w_q_name) != self.w_q_name:
+            first = "process_weights_after_loading before the first call"
+            raise ArgumentError(type(self).__name__, first, "a call")
+        return self._prepared
+
+    def _tensors(self, layer: nn.Module) -> list[Tensor]:
+        """Return the prepared tensors; DtypeError or ShapeError if one was cast or replaced."""
+        params, names = layer._parameters, self._names
+        own = [params.get(name) for name in names]
+        tensors = [
+            self._tensor_of(layer, name) if t is None else t for t, name in zip(own, names, strict=True)
+        ]
+        for tensor, name, (dtype, shape) in zip(tensors, names, self._types, strict=True):
+            if tensor.dtype != dtype or tensor.shape != shape:
+                _raise_changed(name, tensor, dtype, shape)
+        return tensors
+
+
+def owners(layer: nn.Module) -> Mapping[str, str]:
+    """Return the weight of each prepared tensor of a module, by names."""
+    return getattr(layer, OWNERS, {})
+
+
+def check_unprepared(layer: nn.Module, names: Iterable[str | None]) -> None:
+    """Raise ArgumentError for a tensor that a kernel has prepared."""
+    known = owners(layer)
+    for name in names:
+        if name is not None and name in known:
+            got = f"what was prepared for {known[name]} already"
+            raise ArgumentError(name, "a checkpoint's tensor", got)
+
+
+def free_name(layer: nn.Module, weight: str, field: str) -> str:
+    """Return a free name of a module for a further tensor: `field`, or with the weight's name in front."""
+    for name in (field, f"{weight}_{field}"):
+        if not hasattr(layer, name):
+            return name
+    raise ArgumentError(f"{weight}_{field}", "a name that is free on the module", "one that is taken")
+
+
+def set_owner(layer: nn.Module, weight: str, names: Iterable[str]) -> None:
+    """Note tensors as those of a prepared weight; copies of the module keep the note."""
+    setattr(layer, OWNERS, {**owners(layer), **dict.fromkeys([weight, *names], weight)})
+
+
+def _without_elements(old: Tensor | None) -> Tensor:
+    return torch.empty(0, dtype=torch.int32) if old is None else old.data.new_empty(0)
+
+
+def _raise_changed(name: str, tensor: Tensor, dtype: torch.dtype, shape: torch.Size) -> NoReturn:
+    if tensor.dtype != dtype:
+        expected, got = (str(each).removeprefix("torch.") for each in (dtype, tensor.dtype))
+        raise DtypeError(name, [expected], got, hint="remedy   move a prepared layer, but do not cast it")
+    raise ShapeError(name, f"{tuple(shape)}, as it was prepared", tuple(tensor.shape))
+
+
+class MarlinLinearKernel(TypedLinearKernel):
+    """Kernel of weights in Marlin's order, of any shape by padding.
+
+    4 and 8 bits, with or without zero points, also in act order. A group of a multiple of 32 rows is read as
+    several.
+    """
+
+    name = "marlin"
+    bits = (4, 8)
+    min_capability = 80  # Ampere
+
+    def repacked(self, weight: GPTQWeight) -> Weight:
+        """Return the `weight` in Marlin's order, padded to its thread blocks; CastError if out of range."""
+        self.check_range(weight)
+        return marlin.from_integers(weight.to_integers(), self.config.zero_points)
+
+    @classmethod
+    def _own_refusal(cls, c: MPLinearLayerConfig) -> str | None:
+        if c.groups > 1 and split_group(c.group_size) is None:
+            sizes = ", ".join(str(size) for size in GROUP_SIZES if size > 0)
+            return f"reads groups of {sizes}, multiples of them, or one group, got {c.group_size}"
+        bits = c.weight_type.size_bits
+        highest = c.zeros.span(bits)[1] if c.zero_points and c.zeros else 0
+        if highest >= 2**bits:
+            return f"a zero point of {highest}, which `zeros` can say, does not fit {bits} bits"
+        return None
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Repack the parameters of `layer`, and add a zeroed workspace of locks."""
+        super().process_weights_after_loading(layer)
+        device, N = getattr(layer, self.w_q_name).device, self.config.partition_weight_shape[1]
+        locks = torch.zeros(count_locks(N, multiprocessors(device)), dtype=torch.int32, device=device)
+        layer.register_buffer(free_name(layer, self.w_q_name, "workspace"), locks, False)
+
+
+class StripsLinearKernel(TypedLinearKernel):
+    """Kernel of weights in strips of 64 columns, on Hopper GPUs; limits are those of Marlin's."""
+
+    name = "strips"
+    bits = MarlinLinearKernel.bits
+    min_capability = strips.CAPABILITY
+
+    def repacked(self, weight: GPTQWeight) -> Weight:
+        """Return the `weight` in strips of 64 columns, padded; CastError if out of range."""
+        self.check_range(weight)
+        return strips.from_integers(weight.to_integers(), self.config.zero_points)
+
+    @classmethod
+    def gains(cls, compute_capability: int | None) -> bool:
+        """Return True on Hopper: elsewhere Marlin's order has more kernels."""
+        return strips.are_faster(compute_capability)
+
+    @classmethod
+    def _own_refusal(cls, c: MPLinearLayerConfig) -> str | None:
+        return MarlinLinearKernel._own_refusal(c) or missing_rows(c)
+
+
+class ExllamaLinearKernel(TypedLinearKernel):
+    """Kernel of weights in ExLlama's order, or dequantized into scratch space that `warm_up` allocates.
+
+    Weights without zero points get those of their type's bias, stored minus one. Scales have the dtype of the
+    activations, or are fp16, which bf16 can represent in range: others might lose values.
+    `SUPPORTED_QUANT_TYPES` lists the types of codes, those without zero points first.
+    """
+
+    name = "exllama"
+    bits = (2, 3, 4, 8)
+    min_capability = 60  # Pascal
+    SUPPORTED_QUANT_TYPES: ClassVar[tuple[ScalarType, ...]] = tuple(
+        integer_type(size, zero_points=stored) for stored in (False, True) for size in (2, 3, 4, 8)
+    )
+
+    def repacked(self, weight: GPTQWeight) -> Weight:
+        """Return the `weight` with the rows of a group together and shuffled words; checks the range."""
+        self.check_range(weight)
+        return exllama.from_integers(weight.to_integers())
+
+    @classmethod
+    def _own_refusal(cls, c: MPLinearLayerConfig) -> str | None:
+        if c.scale_dtype not in (torch.float16, c.act_type):
+            expected = "float16" if c.act_type == torch.float16 else f"float16 or {c.act_type}"
+            return f"multiplies by scales of {expected}, got {c.scale_dtype}".replace("torch.", "")
+        return missing_rows(c)
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        """Repack the parameters of `layer`, and note the scratch space that it needs."""
+        super().process_weights_after_loading(layer)
+        add_scratch_request(layer, ScratchRequest(self.w_q_name, *self.config.partition_weight_shape))
+
+    def apply_weights(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Multiply x (..., K) fp16 or bf16 -> (..., N) of the same dtype; sums in float32.
+
+        By a CUDA kernel without scratch space, or by a weight rounded to that dtype in it: then NotWarmError
+        before `warm_up`.
+        """
+        if torch.compiler.is_compiling() or wants_gradients(x, bias):
+            return super().apply_weights(layer, x, bias)
+        weight = self.typed(layer)
+        if weight.activations is not None or (x.is_cuda and cuda.can_multiply(x, weight, bias)):
+            return super().apply_weights(layer, x, bias)
+        return multiply(layer, x, weight, self.w_q_name, bias)
+
+
+class DequantizeLinearKernel(TypedLinearKernel):
+    """Kernel for every width, group size, order, dtype and device, by dequantizing; slow."""
+
+    name = "dequantize"
+    bits = (2, 3, 4, 8)
+    act_types = (torch.float16, torch.bfloat16, torch.float32)
+
+
+KERNELS: tuple[type[MPLinearKernel], ...] = (  # by preference
+    StripsLinearKernel,
+    MarlinLinearKernel,
+    ExllamaLinearKernel,
+    DequantizeLinearKernel,
+)
