@@ -1,5 +1,9 @@
 from .architecture import Architecture as Architecture
 from .architecture import architecture_of as architecture_of
+from .checkpoint import LayerInfo as LayerInfo
+from .checkpoint import layers as layers
+from .checkpoint import load_layers as load_layers
+from .checkpoint import open_checkpoint as open_checkpoint
 from .conversion import Conversion as Conversion
 from .conversion import ConvertedLayer as ConvertedLayer
 from .conversion import ShardedCheckpoint as ShardedCheckpoint
@@ -124,9 +128,6 @@ from .layouts import StoredMinusOne as StoredMinusOne
 from .layouts import StoredMinusOnePerField as StoredMinusOnePerField
 from .layouts import StoredMinusOneUnmasked as StoredMinusOneUnmasked
 from .layouts import ZeroPoints as ZeroPoints
-from .listing import LayerInfo as LayerInfo
-from .listing import layers as layers
-from .listing import load_layers as load_layers
 from .loader import FormatLoader as FormatLoader
 from .loader import Heads as Heads
 from .loader import ModuleLoader as ModuleLoader
@@ -174,4 +175,3 @@ from .verify import verify as verify
 from .weights import Load as Load
 from .weights import LoadReport as LoadReport
 from .weights import Weights as Weights
-from .weights import open_checkpoint as open_checkpoint

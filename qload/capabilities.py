@@ -7,6 +7,7 @@ from math import lcm
 
 import torch
 
+from qload.checkpoint import format_label
 from qload.detect.config_reader import METHODS, described_formats
 from qload.experts.stack_finder import find_stacks
 from qload.experts.stack_layouts import BYTES_OF_BLOCK, FIELDS
@@ -15,7 +16,6 @@ from qload.kernel_formats import PanelsWeight
 from qload.kernel_formats.panels import CODE_BITS
 from qload.kernel_formats.repack import can_restore, targets
 from qload.kernels.cpu_rows import ROW_TYPES
-from qload.listing import format_label
 from qload.quantize import QUANTIZERS
 from qload.repacking.loaders import READ_AS_STORED
 from qload.spec import Config, Role, TensorSpec, Weight

@@ -69,6 +69,11 @@ class Architecture:
     headed: bool
     notes: tuple[str, ...] = ()
 
+    @property
+    def model_config(self) -> Mapping[str, Any]:
+        """Config of the text model, with its type."""
+        return {**self.config, "model_type": self.type}
+
     @cached_property
     def flags(self) -> Mapping[str, bool | None]:
         """Flags of the table; None for an unknown flag."""
@@ -242,6 +247,11 @@ def architecture_of(config: Mapping[str, Any]) -> Architecture | None:
     >>> model.siblings("model.layers.0.mlp.up_proj")
     ('model.layers.0.mlp.gate_proj', 'model.layers.0.mlp.up_proj')
     """
+    return read_architecture(config)
+
+
+def read_architecture(config: Mapping[str, Any]) -> Architecture | None:
+    """Architecture by a `config.json` that is an object; see `architecture_of`."""
     model = model_of(config)
     if model is None:
         return None
@@ -341,7 +351,10 @@ class Inventory:
         return [] if count is None else sorted(layer for layer in self._layers if layer < count)
 
     def _add_predictor(self, name: str) -> None:
-        number, predicts = self.architecture.predictor(name), not PREDICTING.isdisjoint(name.split("."))
+        predicts = not PREDICTING.isdisjoint(name.split("."))
+        if not predicts and not self.architecture.sizes.get("predict"):
+            return
+        number = self.architecture.predictor(name)
         if number is not None:
             self._predictors[number] = self._predictors.get(number, False) or predicts
         elif predicts:

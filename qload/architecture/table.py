@@ -11,7 +11,7 @@ from functools import cache
 from itertools import product
 from typing import Literal
 
-from qload.architecture.adapters import WRAPPER, base_name
+from qload.architecture.names import WRAPPER, base_name
 
 LayerKind = Literal["", "dense", "sparse"]
 Sizes = Mapping[str, int | None]  # None: unknown

@@ -85,8 +85,7 @@ def measure_load(
     nonfinite: "Nonfinite" = "error",
 ) -> dict[str, Any]:
     """Return the report of the verb: bytes of the tensors, and the rates of each stage in GB/s."""
-    from qload.listing import check_all_read
-    from qload.weights import open_checkpoint
+    from qload.checkpoint import check_all_read, open_checkpoint
 
     target_device = parse_device(device)
     with open_checkpoint(place) as weights:
@@ -147,9 +146,8 @@ def _load_files(files: Iterable[Path], device: "torch.device") -> Any:
 def _load_layers(
     place: Any, device: "torch.device", target: str | None, nonfinite: "Nonfinite", progress: Update | None
 ) -> Any:
+    from qload.checkpoint import load_layers, open_checkpoint
     from qload.detect import KernelTarget
-    from qload.listing import load_layers
-    from qload.weights import open_checkpoint
 
     kernel_target: Any = None if target is None else KernelTarget(target)  # type: ignore[arg-type]
     with open_checkpoint(place, device=device, target=kernel_target, nonfinite=nonfinite) as weights:

@@ -51,8 +51,8 @@ def formats(as_json: bool | None, markdown: bool) -> None:
 def _print_formats(table: Mapping[str, Mapping[str, "Capability"]]) -> None:
     from rich.text import Text
 
+    from qload.checkpoint import format_label
     from qload.cli.tables import stdout
-    from qload.listing import format_label
 
     out = stdout()
     for name, row in table.items():

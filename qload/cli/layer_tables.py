@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import RenderableType
 from rich.text import Text
 
+from qload.checkpoint import format_label
 from qload.cli.tables import NamedRow, NameTable, Paragraph, color_verdict, join_words, note_texts
 from qload.cli.text import (
     escape,
@@ -20,10 +21,9 @@ from qload.cli.text import (
     world_line,
 )
 from qload.errors.reporting import RowGroup, group_by_cause, group_rows
-from qload.listing import format_label
 
 if TYPE_CHECKING:
-    from qload.listing import LayerInfo
+    from qload.checkpoint import LayerInfo
     from qload.plan import (
         Alternative,
         ExplainedLayer,

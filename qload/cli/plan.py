@@ -170,7 +170,7 @@ def _report_path(
 ) -> "ReportT":
     """Open a path and make its report; that of an unreadable or unsupported checkpoint has no layers."""
     from qload import native
-    from qload.listing.report_base import make_report
+    from qload.checkpoint.report_base import make_report
     from qload.storage.checkpoint_files import locate
 
     native.check()

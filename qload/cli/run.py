@@ -16,7 +16,7 @@ from qload.cli.checkpoint_paths import open_path
 from qload.cli.options import CheckpointPath, nonfinite_option, parse_device, parse_token_ids, verbose_option
 from qload.cli.output import TORCHRUN_VARIABLE, UnsupportedCommandError, dumps, exit_quietly_unless_first
 from qload.cli.text import escape
-from qload.errors import ArgumentError, ConfigError
+from qload.errors import ArgumentError, ConfigError, StorageError
 from qload.storage import is_directory, is_taken, read_whole, snapshot
 
 if TYPE_CHECKING:
@@ -190,18 +190,18 @@ def agree_on_plan(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
 def _plan_run(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
     import torch
 
+    from qload.checkpoint import Checkpoint, check_all_read
     from qload.detect import read_model_config
-    from qload.errors import ArgumentError, ConfigError
     from qload.models import check_prompt
     from qload.models.decoder import checked_config
 
     place = arguments.place
-    values = read_model_config(place)
-    if not values:
-        with suppress(ConfigError):
-            checked_config(place, values)  # an unsupported format is raised first
+    if not read_model_config(place):
+        with suppress(StorageError, ConfigError), Checkpoint.open(place) as checkpoint:
+            check_all_read(checkpoint.weights)  # an unsupported format is raised first
         raise ArgumentError("path", "a checkpoint with a config.json", f"none in {place}")
-    config = checked_config(place, values)
+    with Checkpoint.open(place) as checkpoint:
+        config = checked_config(checkpoint.weights, checkpoint.model_config)
     tokenizer = None if arguments.text is None else Tokenizer(place)
     ids = tokenizer.encode(arguments.text or "") if tokenizer else arguments.ids or ()
     check_prompt(ids, arguments.tokens, config.vocab, config.positions)
@@ -250,8 +250,8 @@ def _generate(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup") -> 
 
 
 def _load_model(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup") -> "Decoder":
+    from qload.checkpoint import open_checkpoint
     from qload.models import load_model
-    from qload.weights import open_checkpoint
 
     options: dict[str, Any] = {"device": plan.device, "dtype": plan.dtype, "process_group": group}
     with open_checkpoint(arguments.place, **options, target="auto", nonfinite=arguments.nonfinite) as weights:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from qload.listing import Coverage
-    from qload.listing.report_base import LayerReportBase
+    from qload.checkpoint import Coverage
+    from qload.checkpoint.report_base import LayerReportBase
     from qload.plan import ExplainedLayer, Explanation, ShardingPlan, WorldPlan
     from qload.verify import Finding, Report
 

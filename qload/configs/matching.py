@@ -147,6 +147,7 @@ def compile_pattern(pattern: str) -> "regex.Pattern[str]":
 REGEX_PREFIX = "re:"
 GLOB_CHARACTERS = frozenset("*?")  # brackets are plain letters
 LINEAR_CLASS = "Linear"  # the class of every typed weight
+HEAD = "lm_head"
 EMBEDDING_CLASS = "Embedding"  # told by the name of the module, see EMBEDDINGS
 EMBEDDINGS = frozenset(("embed_tokens", "embed_in", "wte", "word_embeddings", "tok_embeddings", "embeddings"))
 MODULE_CLASSES = (LINEAR_CLASS, EMBEDDING_CLASS)

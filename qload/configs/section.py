@@ -60,15 +60,20 @@ class Section(BaseModel):
 
     def exclusions(self, exclusion_type: type[Exclusions] = Exclusions) -> Exclusions:
         """Modules excluded by the section, under any of its keys."""
-        stated = {key: names for key in self.lists if (names := getattr(self, key))}
-        all_names = tuple(name for names in stated.values() for name in names)
-        return exclusion_type(all_names, " or ".join(stated or self.lists))
+        stated, names = [], []
+        for key in self.lists:
+            listed = getattr(self, key)
+            if listed:
+                stated.append(key)
+                names += listed
+        return exclusion_type(tuple(names), " or ".join(stated or self.lists))
 
     def claims(
         self, source: FoundConfig, method: str, fmt: str, *formats: ConfiguredFormat, **claims: Any
     ) -> Claims:
         """Claims of this section: its method, format and excluded modules, and further `claims`."""
-        claims = {"exclusions": self.exclusions(), **claims}
+        if "exclusions" not in claims:
+            claims["exclusions"] = self.exclusions()
         return Claims(method, fmt, file=source.file, section=source.section, formats=formats, **claims)
 
 
@@ -77,6 +82,8 @@ def agree(source: FoundConfig, *keys: str) -> Any:
     stated = [(key, source.values[key]) for key in keys if source.values.get(key) is not None]
     for key, value in stated[1:]:
         first_key, first = stated[0]
+        if type(value) is type(first) in (int, str) and value == first:
+            continue
         if value_text(value) != value_text(first):  # texts differ for 1 and True, and no comparison recurses
             raise ConfigError(
                 source.file, source.key(key), f"{value_text(first)} as in {first_key}", value_text(value)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from qload.checkpoint import open_checkpoint
 from qload.conformance.cases import ConformanceCase, cases
 from qload.conformance.expert_checks import ExpertChecks, load_experts
 from qload.conformance.experts import ExpertsKernelSuite
@@ -25,7 +26,6 @@ from qload.testing.kernel_faults import KERNEL_FAULTS, KernelFault
 from qload.testing.selftest.emulated_kernels import emulated_weight
 from qload.testing.selftest.matrix import ORACLES, REQUIRED_CHECKS, SAMPLE_WEIGHTS
 from qload.testing.selftest.runner import run_faults
-from qload.weights import open_checkpoint
 
 RANK_0_SHARE = "share-of-rank-0"  # a fault of products that loaders have too
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from qload.configs.matching import EMBEDDINGS
+from qload.checkpoint.report_base import INTERNAL
+from qload.configs.matching import EMBEDDINGS, HEAD
 from qload.conversion import fp8
 from qload.conversion.new_checkpoint import (
     SHARD_SIZE_BYTES,
@@ -33,7 +34,7 @@ from qload.conversion.output_tensors import (
     items_in_source_order,
     stored_tensors,
 )
-from qload.conversion.quantization_config import HEAD, WrittenConfig, quantization_config
+from qload.conversion.quantization_config import WrittenConfig, quantization_config
 from qload.conversion.report import Conversion, ConvertedLayer
 from qload.conversion.targets import (
     EXPERT_AXIS,
@@ -54,13 +55,12 @@ from qload.experts import ExpertStacks
 from qload.experts.stack_finder import StoredStack, find_stacks
 from qload.experts.stack_layouts import Slot
 from qload.formats import GPTQConfig
-from qload.listing.report_base import INTERNAL
 from qload.loader import LayerDescription
 from qload.loader.finite_scales import Nonfinite, check_nonfinite
 from qload.parallel import ProcessGroup
 from qload.spec import Role
 from qload.storage import MemoryStorage, TensorInfo
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Finding
 from qload.verify.verification import header_errors
 from qload.verify.workers import ByteProgress, Workers
@@ -80,7 +80,7 @@ class PlainStack:
     item: OutputItem
 
 
-def plain_stacks(source: Checkpoint, layers: OutputLayers) -> list[PlainStack]:
+def plain_stacks(source: VerifiedCheckpoint, layers: OutputLayers) -> list[PlainStack]:
     """Return the plain tensors of all experts; every layer of each becomes plain in `layers`."""
     storage = source.weights.storage
     if not isinstance(storage, ExpertStacks) or source.architecture is None:
@@ -112,7 +112,7 @@ def _weight_name(prefix: str, stored: Collection[str]) -> str:
     return f"{prefix}{WEIGHT_SUFFIX}" if dotted else prefix
 
 
-def shared_sources(source: Checkpoint, layers: OutputLayers) -> dict[str, str]:
+def shared_sources(source: VerifiedCheckpoint, layers: OutputLayers) -> dict[str, str]:
     """Map tensors of single experts to the stored tensor of all experts that contains them.
 
     Only for experts with weights of their own, as in the FP8 checkpoints of transformers, where the scales
@@ -129,7 +129,7 @@ def shared_sources(source: Checkpoint, layers: OutputLayers) -> dict[str, str]:
     return sources
 
 
-def _have_own_weights(source: Checkpoint, prefixes: Collection[str]) -> bool:
+def _have_own_weights(source: VerifiedCheckpoint, prefixes: Collection[str]) -> bool:
     """Return whether the weight of each of these layers is a stored tensor of its own."""
     stored = stored_tensors(source).keys()
     layers = (source.layers[prefix] for prefix in prefixes)
@@ -144,7 +144,7 @@ def _prefixes(stacks: Collection[StoredStack]) -> set[str]:
 
 
 def _stack_info(
-    source: Checkpoint, stacks: Collection[StoredStack], layers: OutputLayers
+    source: VerifiedCheckpoint, stacks: Collection[StoredStack], layers: OutputLayers
 ) -> TensorInfo | None:
     """Return dtype and shape of the plain tensor, or None if some layer does not become plain."""
     assert source.architecture is not None
@@ -294,7 +294,7 @@ def convert(
     target, report_progress = output_path(folder, shard_size), progress or no_progress
     workers = Workers.of(process_group)
 
-    def convert_source(source: Checkpoint) -> Conversion:
+    def convert_source(source: VerifiedCheckpoint) -> Conversion:
         errors = header_errors(source, workers, report_progress)
         refusing = [error for error in errors if error.rule not in (*accept, INTERNAL)]
         if refusing:
@@ -378,7 +378,9 @@ def _remedies(request: ConversionRequest, layers: StoredLayers, refused: Mapping
             yield f"{group.first}{more}: {', '.join([*remedies, KEEP_REMEDY])}"
 
 
-def _plain_matrices(source: Checkpoint, keep: Sequence[str]) -> Iterator[tuple[str, LayerDescription]]:
+def _plain_matrices(
+    source: VerifiedCheckpoint, keep: Sequence[str]
+) -> Iterator[tuple[str, LayerDescription]]:
     """Yield the matrices of a plain checkpoint to convert: no embedding, no output head, none in `keep`."""
     for prefix, layer in source.layers.items():
         excluded = prefix.rpartition(".")[2] in (*EMBEDDINGS, HEAD) or _is_kept(prefix, keep)
@@ -390,7 +392,9 @@ def _is_kept(prefix: str, keep: Sequence[str]) -> bool:
     return any(fnmatchcase(prefix, pattern) for pattern in keep)
 
 
-def _kept_layers(source: Checkpoint, quantized: StoredLayers, keep: Sequence[str]) -> dict[str, OutputLayer]:
+def _kept_layers(
+    source: VerifiedCheckpoint, quantized: StoredLayers, keep: Sequence[str]
+) -> dict[str, OutputLayer]:
     """Return the quantized layers that patterns of `keep` leave unchanged."""
     for pattern in keep:
         if not any(fnmatchcase(prefix, pattern) for prefix in source.layers):
@@ -410,7 +414,9 @@ def _unchanged(layer: LayerDescription) -> OutputLayer:
     return OutputLayer(layer.prefix, layer.format.weight_type, config, layer.K, symmetric, act_order)
 
 
-def _output_items(source: Checkpoint, layers: OutputLayers, refused: dict[str, str]) -> list[OutputItem]:
+def _output_items(
+    source: VerifiedCheckpoint, layers: OutputLayers, refused: dict[str, str]
+) -> list[OutputItem]:
     """Return all items in the order of the source, and add layers that cannot be written to `refused`."""
     storage, stacks = stored_tensors(source), plain_stacks(source, layers)
     in_stacks = {prefix for stack in stacks for prefix in stack.layers}
@@ -426,7 +432,7 @@ def _output_items(source: Checkpoint, layers: OutputLayers, refused: dict[str, s
     return list(items_in_source_order(storage, owners, items, left_out))
 
 
-def _unused_tensors(source: Checkpoint) -> Iterator[str]:
+def _unused_tensors(source: VerifiedCheckpoint) -> Iterator[str]:
     """Yield unused tensors of plain layers, such as scales of a layer left plain."""
     for layer in source.described():
         for spec in layer.specs:
@@ -434,7 +440,7 @@ def _unused_tensors(source: Checkpoint) -> Iterator[str]:
                 yield layer.names.full(spec.name)
 
 
-def _owners(source: Checkpoint, layers: OutputLayers, refused: dict[str, str]) -> dict[str, str]:
+def _owners(source: VerifiedCheckpoint, layers: OutputLayers, refused: dict[str, str]) -> dict[str, str]:
     """Map source tensors of converted layers to their layer; refuse layers in tensors of several experts."""
     owners, stored, shared = {}, stored_tensors(source).keys(), shared_sources(source, layers)
     for prefix in layers:
@@ -448,7 +454,7 @@ def _owners(source: Checkpoint, layers: OutputLayers, refused: dict[str, str]) -
     return owners
 
 
-def _config_of(source: Checkpoint, layers: Sequence[OutputLayer]) -> WrittenConfig:
+def _config_of(source: VerifiedCheckpoint, layers: Sequence[OutputLayer]) -> WrittenConfig:
     """Return the config for converted and kept `layers` and all plain matrices of the source."""
     converted = {layer.prefix for layer in layers}
     quantized = [layer for layer in layers if not layer.weight_type.plain]
@@ -467,13 +473,13 @@ def _config_of(source: Checkpoint, layers: Sequence[OutputLayer]) -> WrittenConf
     return config
 
 
-def _cache_scheme(source: Checkpoint) -> object | None:
+def _cache_scheme(source: VerifiedCheckpoint) -> object | None:
     """Return the quantization of the KV cache in the config of the source, or None."""
     config = next(iter(source.configs), None)
     return None if config is None else config.values.get(CACHE_SCHEME)
 
 
-def _notes(source: Checkpoint, converted: OutputLayers, to: str) -> Iterator[str]:
+def _notes(source: VerifiedCheckpoint, converted: OutputLayers, to: str) -> Iterator[str]:
     schemes = {
         layer.format.activations
         for prefix in converted

@@ -26,7 +26,7 @@ from qload.errors import RepackError
 from qload.formats import Fp8Config, Fp8Weight, UnquantizedWeight
 from qload.loader import LayerDescription
 from qload.spec import ActivationScheme, Weight, named
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 
 NAME = "fp8"
 DTYPE = torch.float8_e4m3fn
@@ -141,7 +141,7 @@ def _are_exact(units: Tensor, scales: Tensor) -> Tensor:
     return (codes * scales[:, None] == units).all(1)
 
 
-def fp8_item(source: Checkpoint, layer: LayerDescription) -> OutputItem:
+def fp8_item(source: VerifiedCheckpoint, layer: LayerDescription) -> OutputItem:
     """Return an item with an FP8 layer; RepackError if compressed-tensors cannot represent it."""
     reason = why_not(layer)
     if reason:
@@ -150,7 +150,7 @@ def fp8_item(source: Checkpoint, layer: LayerDescription) -> OutputItem:
     return item_from_tensors(outline, source_bytes, lambda: fp8_tensors(load_layer(source, layer.prefix)))
 
 
-def plain_item(source: Checkpoint, layer: LayerDescription) -> tuple[OutputItem, Fp8Config]:
+def plain_item(source: VerifiedCheckpoint, layer: LayerDescription) -> tuple[OutputItem, Fp8Config]:
     """Return an item with a plain layer in FP8, and its config; RepackError if that is not exact."""
 
     def load_values() -> Tensor:

@@ -3,7 +3,6 @@
 import json
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -14,6 +13,7 @@ from os import path as paths
 from pathlib import Path
 from typing import Any, TypeVar
 
+from qload.checkpoint import make_report
 from qload.configs import FoundConfig
 from qload.conversion.atomic_folder import AtomicFolder, check_output_folder, hash_file
 from qload.conversion.output_files import OutputFile, Progress, background_thread, write_files
@@ -22,12 +22,11 @@ from qload.conversion.quantization_config import WrittenConfig
 from qload.conversion.report import WrittenCheckpoint
 from qload.detect.files import CONFIGS, MODEL_CONFIG, SECTIONS
 from qload.errors import ArgumentError, NonfiniteScaleError, QloadError
-from qload.listing import make_report
 from qload.loader import LayerDescription
 from qload.loader.finite_scales import check_scales
 from qload.storage import SafetensorsStorage, is_directory, snapshot
 from qload.storage.files import special, status
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Reason, reason_of
 from qload.verify.workers import Workers
 
@@ -40,19 +39,19 @@ SHARD_SIZE_BYTES = 5_000_000_000
 ReportType = TypeVar("ReportType", bound=WrittenCheckpoint)
 
 
-def unreadable_reason(checkpoint: Checkpoint) -> Reason | None:
+def unreadable_reason(checkpoint: VerifiedCheckpoint) -> Reason | None:
     """Return why a checkpoint cannot be read, as the fields of a report; None if it can."""
-    return None if checkpoint.is_readable else reason_of(checkpoint.errors)
+    return None if checkpoint.is_readable else reason_of(checkpoint.findings)
 
 
-def source_files(source: Checkpoint) -> Mapping[str, Path]:
+def source_files(source: VerifiedCheckpoint) -> Mapping[str, Path]:
     """Return the tensor files of the source by name."""
     storage = stored_tensors(source)
     assert isinstance(storage, SafetensorsStorage)
     return {name: path for name, path in storage.files.items() if isinstance(path, Path)}
 
 
-def source_folder(source: Checkpoint) -> Path:
+def source_folder(source: VerifiedCheckpoint) -> Path:
     """Return the folder with the configs and the tokenizer of the source."""
     path = Path(snapshot(source.location))
     return path if is_directory(path) else path.parent
@@ -63,7 +62,7 @@ def format_of(layer: LayerDescription | QloadError | None) -> str | None:
     return layer.format.weight_type.format if isinstance(layer, LayerDescription) else None
 
 
-def nonfinite_layers(source: Checkpoint) -> dict[str, str]:
+def nonfinite_layers(source: VerifiedCheckpoint) -> dict[str, str]:
     """Return the reason of refusal, by prefix, of layers with scales that are NaN or infinite."""
     reasons = {}
     for layer in source.described():
@@ -143,7 +142,7 @@ class NewCheckpoint:
         Processes that share the work.
     """
 
-    source: Checkpoint
+    source: VerifiedCheckpoint
     target: Path
     request: Mapping[str, Any]
     files: Sequence[OutputFile]
@@ -223,7 +222,7 @@ def output_path(folder: str | PathLike[str], shard_size: int) -> Path:
 
 def report_on(
     path: str | PathLike[str],
-    convert_source: Callable[[Checkpoint], ReportType],
+    convert_source: Callable[[VerifiedCheckpoint], ReportType],
     empty_report: Callable[..., ReportType],
 ) -> ReportType:
     """Open a checkpoint and return the report of `convert_source` on it.
@@ -231,7 +230,7 @@ def report_on(
     `empty_report` builds the report of a checkpoint that cannot be read, from its path and the field
     `unreadable` or `unsupported`. UnreadTensorsError if no format reads some of its tensors.
     """
-    with closing(Checkpoint.open(path)) as source:
+    with VerifiedCheckpoint.open(path, collect=True) as source:
         reason = unreadable_reason(source)
         if reason is not None:
             return empty_report(source.path, **reason)

@@ -15,7 +15,7 @@ from qload.spec import Weight, named
 from qload.spec.integers import Integers
 from qload.storage import TensorInfo, WeightStorage
 from qload.verify.blocks import load_output_blocks, pieces
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.weights import Weights
 
 Chunk = tuple[str, int, Tensor]  # tensor name, offset of the first byte in the tensor, consecutive elements
@@ -49,7 +49,7 @@ class OutputItem:
         return sum(info.nbytes for info in self.tensors.values())
 
 
-def stored_tensors(source: Checkpoint) -> WeightStorage:
+def stored_tensors(source: VerifiedCheckpoint) -> WeightStorage:
     """Return the storage of `source` without the view that splits tensors of stacked experts."""
     storage = source.weights.storage
     return storage.storage if isinstance(storage, ExpertStacks) else storage
@@ -90,18 +90,18 @@ def items_in_source_order(
                 yield item
 
 
-def load_layer(source: Checkpoint, prefix: str) -> Weight:
+def load_layer(source: VerifiedCheckpoint, prefix: str) -> Weight:
     """Load a whole layer."""
     return source.loader.load(source.weights, [Part(prefix)], None)
 
 
-def load_header(source: Checkpoint, layer: LayerDescription) -> Weight:
+def load_header(source: VerifiedCheckpoint, layer: LayerDescription) -> Weight:
     """Load a whole layer with placeholders for its codes."""
     header = HeaderOnlySource.without_codes(source.weights, layer)
     return source.loader.load(header, [Part(layer.prefix)], None)
 
 
-def dequantize_layer(source: Checkpoint, layer: LayerDescription, dtype: torch.dtype) -> OutputItem:
+def dequantize_layer(source: VerifiedCheckpoint, layer: LayerDescription, dtype: torch.dtype) -> OutputItem:
     """Return an item with the dequantized weight of a layer, (N, K) in `dtype`, in blocks of outputs."""
     name, row_bytes = named(layer.prefix, "weight"), layer.K * dtype.itemsize
 

@@ -6,13 +6,13 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from qload.configs.matching import HEAD
 from qload.conversion import fp8
 from qload.conversion.targets import OutputLayer
 from qload.formats import AWQWeight, CTPackWeight, Fp8Weight, GPTQWeight, Marlin24Weight, MarlinWeight
 from qload.layouts import Stored
 from qload.spec import Weight
 
-HEAD = "lm_head"
 CT_VERSION = "0.18.0"  # the first version with this packing of 3-bit codes
 NO_ACT_ORDER = "compressed-tensors from 0.20 on cannot load a layer in act order; gptq_v2 can represent it"
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from qload.listing.report_base import LayerReportBase
+from qload.checkpoint.report_base import LayerReportBase
 from qload.verify.report import Finding
 
 ConversionOutcome = Literal["bits", "rounded", "differs", "refused"]

@@ -1,7 +1,6 @@
 """`shard`: write one checkpoint folder per rank and verify it against the load of each rank."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
@@ -45,7 +44,7 @@ from qload.plan.layer_shares import SharePlanner
 from qload.plan.sharing import RankShare, Sharing, check_ranks, sharings, supported_text_config
 from qload.spec import Weight, named
 from qload.storage import MemoryStorage
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.workers import ByteProgress, Workers
 from qload.weights import Weights
 
@@ -172,7 +171,7 @@ def shard(
     target, report_progress = output_path(folder, shard_size), progress or no_progress
     workers = Workers.of(process_group)
 
-    def shard_source(source: Checkpoint) -> ShardedCheckpoint:
+    def shard_source(source: VerifiedCheckpoint) -> ShardedCheckpoint:
         layout = plan_shares(source, tp, ep, partial(report_progress, "checking layers"), nonfinite)
         report = ShardedCheckpoint(source.path, tp=tp, ep=ep, notes=layout.notes)
         if layout.refused:
@@ -218,7 +217,11 @@ def shard(
 
 
 def plan_shares(
-    source: Checkpoint, tp: int, ep: int | None, progress: ByteProgress, nonfinite: Nonfinite = "error"
+    source: VerifiedCheckpoint,
+    tp: int,
+    ep: int | None,
+    progress: ByteProgress,
+    nonfinite: Nonfinite = "error",
 ) -> ShardingLayout:
     """Cut every layer for every rank; ArgumentError for `ep` if the model has no experts.
 
@@ -226,7 +229,7 @@ def plan_shares(
     """
     weights = source.weights
     model, note = supported_text_config(source.model_config)
-    how = sharings(source.groups, model, ep)
+    how = sharings(source.index, model, ep)
     refused = _refused_layers(source, how, tp)
     refused |= nonfinite_layers(source) if nonfinite == "error" else {}
     if refused:
@@ -258,7 +261,7 @@ def plan_shares(
     return ShardingLayout(how, cut_shares, items, {}, notes)
 
 
-def _refused_layers(source: Checkpoint, how: Mapping[str, Sharing], tp: int) -> dict[str, str]:
+def _refused_layers(source: VerifiedCheckpoint, how: Mapping[str, Sharing], tp: int) -> dict[str, str]:
     """Return the reason, by prefix, of layers that ranks cannot share, and of layers in shared tensors."""
     planner, reasons = SharePlanner(source.weights), {}
     stored = stored_tensors(source).keys()
@@ -278,7 +281,7 @@ def _tensor_names(layer: LayerDescription) -> list[str]:
     return [layer.names.full(spec.name) for spec in layer.specs]
 
 
-def _rank_items(source: Checkpoint, shares: Mapping[str, RankShare | None]) -> Iterator[OutputItem]:
+def _rank_items(source: VerifiedCheckpoint, shares: Mapping[str, RankShare | None]) -> Iterator[OutputItem]:
     """Yield all items of one rank in the order of the source."""
     owners: dict[str, str] = {}
     for prefix in shares:
@@ -289,7 +292,7 @@ def _rank_items(source: Checkpoint, shares: Mapping[str, RankShare | None]) -> I
     return items_in_source_order(stored_tensors(source), owners, items)
 
 
-def _side_files(source: Checkpoint, by_rank: Sequence[Sequence[OutputFile]]) -> dict[str, bytes]:
+def _side_files(source: VerifiedCheckpoint, by_rank: Sequence[Sequence[OutputFile]]) -> dict[str, bytes]:
     """Return the unchanged configs, the tokenizer and the index of each rank, by path."""
     folder = source_folder(source)
     copies = {file.name: file.read_bytes() for file in copied_files(folder)}
@@ -306,7 +309,7 @@ def _differing_layers(
     folder: Path, rank: int, shares: Mapping[str, RankShare], progress: Progress, workers: Workers
 ) -> dict[str, str]:
     """Return the reason, by prefix, of layers in the folder of a rank that differ from its load."""
-    with closing(Checkpoint.open(folder)) as output:
+    with VerifiedCheckpoint.open(folder, collect=True) as output:
         reason = unreadable_reason(output)
         if reason is not None:
             text = reason["unreadable"] or reason["unsupported"]

@@ -2,11 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from qload.checkpoint import MARLIN_CHECKPOINT
 from qload.conversion import fp8
 from qload.conversion.output_tensors import (
     OutputItem,
@@ -31,13 +33,12 @@ from qload.formats import (
 )
 from qload.kernel_formats.repack import READERS
 from qload.layouts import STORED_MINUS_ONE, Stored
-from qload.listing import MARLIN_CHECKPOINT
 from qload.loader import LayerDescription
 from qload.parallel import ALONE
 from qload.spec import ActivationScheme, Codes, Weight
 from qload.spec.integers import Integers
 from qload.verify.blocks import load_output_blocks
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.comparison import equal_bits
 from qload.verify.workers import ByteProgress, Workers
 
@@ -115,7 +116,7 @@ class ConversionRequest:
     `rounding` permits to round values to the float type of the target.
     """
 
-    source: Checkpoint
+    source: VerifiedCheckpoint
     to: str
     rounding: bool
     workers: Workers
@@ -150,14 +151,18 @@ class ConversionRequest:
 
         The layer's own format and config are left out.
         """
-        names = [name for name, target in INTEGERS.items() if name != self.to and not target.needs_codes]
-        current = layer.format.weight_type, layer.format.config
-        layers = {name: _result_or_reason(replace(self, to=name)._to_integers, layer) for name in names}
-        return {
-            name: other
-            for name, other in layers.items()
-            if not isinstance(other, str) and (other.weight_type, other.config) != current
-        }
+        integers = _result_or_reason(self._read_integers, layer)
+        if isinstance(integers, str):
+            return {}
+        others = {}
+        for name, target in INTEGERS.items():
+            if name != self.to and not target.needs_codes:
+                pack = partial(self._pack, integers=integers, target=target)
+                other = _result_or_reason(pack, layer)
+                current = layer.format.weight_type, layer.format.config
+                if not isinstance(other, str) and (other.weight_type, other.config) != current:
+                    others[name] = other
+        return others
 
     def _run_locally(
         self, work: Callable[[int], T], layers: Sequence[object], progress: ByteProgress
@@ -166,16 +171,22 @@ class ConversionRequest:
         return replace(self.workers, group=ALONE).run(work, [1] * len(layers), progress, 1)
 
     def _to_integers(self, layer: LayerDescription) -> OutputLayer:
+        target = INTEGERS[self.to]
+        return self._pack(layer, self._read_integers(layer, target.needs_codes), target)
+
+    def _read_integers(self, layer: LayerDescription, with_codes: bool = False) -> Integers:
+        """Read a layer as integers, with placeholders for its codes if these are not needed."""
         if layer.format.activations is not None:
             reason = f"its inputs are quantized ({layer.format.activations}), which {self.to} cannot express"
             raise RepackError(layer.format.weight_type.format, self.to, reason)
-        target = INTEGERS[self.to]
+        integers = to_integers(self._load(layer, with_codes))
+        return integers if with_codes else IntegersWithoutCodes.of(integers)
 
+    def _pack(self, layer: LayerDescription, integers: Integers, target: IntegerTarget) -> OutputLayer:
         def read_tensors() -> dict[str, Tensor]:
             return weight_tensors(target.write(to_integers(load_layer(self.source, layer.prefix))))
 
-        integers = to_integers(self._load(layer, target.needs_codes))
-        packed = target.write(integers if target.needs_codes else IntegersWithoutCodes.of(integers))
+        packed = target.write(integers)
         source_bytes = layer_bytes(self.source.weights, layer)
         item = item_from_tensors(weight_tensors(packed), source_bytes, read_tensors)
         facts = integers.symmetric, not integers.in_order

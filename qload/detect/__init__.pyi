@@ -1,8 +1,6 @@
-from .config_reader import check_configs as check_configs
-from .config_reader import config_notes as config_notes
+from .config_reader import compare_configs as compare_configs
 from .config_reader import read_claims as read_claims
-from .files import find_config as find_config
-from .files import find_configs as find_configs
+from .files import read_configs as read_configs
 from .files import read_model_config as read_model_config
 from .loaders import AWQWeightsLoader as AWQWeightsLoader
 from .loaders import DefaultWeightsLoader as DefaultWeightsLoader

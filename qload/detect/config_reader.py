@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from qload.configs import Claims, FoundConfig, Method, Patterns, agree, matcher, value_text
-from qload.configs.matching import EMBEDDING_CLASS, LINEAR_CLASS, MODULE_CLASSES, REGEX_PREFIX, is_regex
+from qload.configs.matching import EMBEDDING_CLASS, HEAD, LINEAR_CLASS, MODULE_CLASSES, REGEX_PREFIX, is_regex
 from qload.detect.methods import auto_round, compressed_tensors, modelopt
 from qload.detect.signatures import METHODS_ELSEWHERE
 from qload.errors import ConfigError, ConfigsDisagreeError, QloadError, UnsupportedFormatError
@@ -137,46 +137,39 @@ SETTING_KEYS = {
 }
 
 
-def check_configs(
+def compare_configs(
     configs: Sequence[FoundConfig], claims: Claims, storage: WeightStorage
-) -> Iterator[ConfigsDisagreeError]:
-    """Yield an error for each conflict of method, bits or group size between configs, for stored layers.
+) -> Iterator[ConfigsDisagreeError | str]:
+    """Yield an error or a note for each difference between the claims in force and another config.
 
-    `claims`: claims in force. Loading raises the first error, `verify` reports all.
+    A conflict of method, bits or group size is an error if layers of either config are stored. Loading raises
+    the first error, `verify` reports all.
     """
-    for name, source, other in _differences(configs, claims, DECISIVE_SETTINGS):
-        if _has_quantized_tensors(claims, other, storage):
-            yield ConfigsDisagreeError(
-                source.file,
-                source.key(*SETTING_KEYS[name]),
-                f"{getattr(claims, name)} as in {claims.file}",
-                str(getattr(other, name)),
-                f"remedy   make {source.file} say what {claims.file} says, or remove it",
-            )
-
-
-def config_notes(configs: Sequence[FoundConfig], claims: Claims, storage: WeightStorage) -> Iterator[str]:
-    """Yield a note for each difference between configs that `check_configs` accepts."""
-    for name, source, other in _differences(configs, claims, (*DECISIVE_SETTINGS, *OTHER_SETTINGS)):
-        if name in OTHER_SETTINGS or not _has_quantized_tensors(claims, other, storage):
-            ours, theirs = getattr(claims, name), getattr(other, name)
-            yield f"{source.file}: {name} is {theirs!r}, {claims.file} says {ours!r} and is believed"
-
-
-def _differences(
-    configs: Sequence[FoundConfig], claims: Claims, names: Sequence[str]
-) -> Iterator[tuple[str, FoundConfig, Claims]]:
-    """Yield (setting, config, its claims) for each config after the first that contradicts the claims."""
+    names = storage.keys()
+    settled = "gptq_bits" in names  # tensors overrule the first config
     for source in configs[1:]:
+        if source.values == configs[0].values and not settled:
+            continue
         try:
             other = read_claims(source)
         except QloadError:  # reported as a finding of its own
             continue
-        for name in names:
+        for name in (*DECISIVE_SETTINGS, *OTHER_SETTINGS):
             ours, theirs = getattr(claims, name), getattr(other, name)
-            guessed = name == "method" and agree(source, "quant_method", "method") is None
-            if ours is not None and theirs is not None and ours != theirs and not guessed:
-                yield name, source, other
+            if ours is None or theirs is None or ours == theirs:
+                continue
+            if name == "method" and agree(source, "quant_method", "method") is None:  # it is a guess
+                continue
+            if name in DECISIVE_SETTINGS and _has_quantized_tensors(claims, other, storage):
+                yield ConfigsDisagreeError(
+                    source.file,
+                    source.key(*SETTING_KEYS[name]),
+                    f"{ours} as in {claims.file}",
+                    str(theirs),
+                    f"remedy   make {source.file} say what {claims.file} says, or remove it",
+                )
+            else:
+                yield f"{source.file}: {name} is {theirs!r}, {claims.file} says {ours!r} and is believed"
 
 
 def _has_quantized_tensors(claims: Claims, other: Claims, storage: WeightStorage) -> bool:
@@ -194,7 +187,6 @@ def _has_quantized_tensors(claims: Claims, other: Claims, storage: WeightStorage
     return not suffixes.isdisjoint(names) or any(name.endswith(endings) for name in names)
 
 
-HEAD = "lm_head"
 MODELOPT = "modelopt"
 EXCLUSION_LISTS = (
     "ignore", "exclude_modules", "ignored_layers", "llm_int8_skip_modules", "modules_to_not_convert",

@@ -5,7 +5,7 @@ UnsupportedFormatError with its name and a program for it. `qload.detect.signatu
 and shapes of each dialect; a layer must fit all of them. A layer without a matching dialect is an error.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -63,24 +63,32 @@ def refuse_foreign(source: FoundConfig | None, storage: WeightStorage) -> None:
     """
     _refuse_comfy_metadata(storage)
     has_method = source is not None and any(source.values.get(key) for key in METHOD_KEYS)
-    signatures = UNAMBIGUOUS if has_method else SIGNATURES
-    for prefix, signature in _candidate_layers(storage, signatures):
+    for prefix, signature in _candidate_layers(storage, UNAMBIGUOUS if has_method else BY_ENDING):
         layer = LayerTensors.of_storage(storage, prefix)
         if signature.matches(layer):
             raise _unsupported(signature, layer)
 
 
-UNAMBIGUOUS = tuple(row for row in SIGNATURES if row.marks in (("comfy_quant",), ("_weight_qdata",)))
+Marks = Mapping[str, Sequence[tuple[str, Signature]]]  # last part of a name -> (suffix, signature)
 
 
-def _candidate_layers(
-    storage: WeightStorage, signatures: Iterable[Signature]
-) -> Iterator[tuple[str, Signature]]:
-    """Yield (prefix, signature) of each layer with the first tensor of a signature."""
+def _marks_by_ending(signatures: Iterable[Signature]) -> Marks:
+    """Map the last part of each suffix of a first tensor to the suffix and its signature."""
     by_ending: dict[str, list[tuple[str, Signature]]] = {}
     for signature in signatures:
         for mark in signature.marks:
             by_ending.setdefault(mark.rpartition(".")[2], []).append((mark, signature))
+    return by_ending
+
+
+BY_ENDING = _marks_by_ending(SIGNATURES)
+UNAMBIGUOUS = _marks_by_ending(
+    row for row in SIGNATURES if row.marks in (("comfy_quant",), ("_weight_qdata",))
+)
+
+
+def _candidate_layers(storage: WeightStorage, by_ending: Marks) -> Iterator[tuple[str, Signature]]:
+    """Yield (prefix, signature) of each layer with the first tensor of a signature."""
     for name in storage.keys():  # noqa: SIM118
         for mark, signature in by_ending.get(name.rpartition(".")[2], ()):
             if name == mark:
@@ -92,7 +100,8 @@ def _candidate_layers(
 def _refuse_comfy_metadata(storage: WeightStorage) -> None:
     """Raise UnsupportedFormatError for ComfyUI layers declared in the metadata of a header."""
     for file, metadata in metadata_of(storage).items():
-        layers = _comfy_layers(metadata.get(COMFY_METADATA, ""), file)
+        declared_layers = metadata.get(COMFY_METADATA)
+        layers = _comfy_layers(declared_layers, file) if declared_layers else {}
         if layers:
             name, declared = next(iter(layers.items()))
             layer_format = declared.get("format") if isinstance(declared, dict) else None
@@ -105,7 +114,7 @@ def _refuse_comfy_metadata(storage: WeightStorage) -> None:
 
 def _comfy_layers(text: str, file: str) -> Mapping[str, object]:
     """Parse the layers in ComfyUI's metadata; empty for any other text."""
-    if not text or len(text) > MAX_METADATA_CHARACTERS:
+    if len(text) > MAX_METADATA_CHARACTERS:
         return {}
     try:
         value = parse_json(text.encode(), file)

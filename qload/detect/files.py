@@ -20,33 +20,28 @@ CONFIGS = (MODEL_CONFIG, *SIDE_FILES, SECTION_FILE, MODELOPT)  # all JSON files 
 OUTER_KEYS = ("rotation_config",)  # keys that AutoRound may write outside of its section
 
 
-def find_config(path: str | PathLike[str]) -> FoundConfig | None:
-    """Find the config of a checkpoint directory, or of a file's directory; None without a config."""
-    configs = find_configs(path)
-    return configs[0] if configs else None
-
-
-def find_configs(path: str | PathLike[str]) -> list[FoundConfig]:
-    """Find all quantization configs of a checkpoint, in order of precedence.
+def read_configs(path: str | PathLike[str]) -> tuple[dict[str, Any], list[FoundConfig]]:
+    """Read the `config.json` of a checkpoint, and all quantization configs in order of precedence.
 
     `config.json` (`quantization_config`, also within `text_config`) precedes `quantize_config.json` (GPTQ),
     `quant_config.json` (AWQ), `quantization_config.json` (AutoRound, any method) and `hf_quant_config.json`
     (ModelOpt).
     """
     folder = _folder(path)
-    configs = _sections(read_model_config(path))
-    configs += [
-        FoundConfig(name, "", read_json(folder / name)) for name in SIDE_FILES if _exists(folder / name)
-    ]
-    if _exists(folder / SECTION_FILE):
+    model_config = read_json(folder / MODEL_CONFIG) if is_taken(folder / MODEL_CONFIG, MODEL_CONFIG) else {}
+    configs = _sections(model_config)
+    for name in SIDE_FILES:
+        if is_taken(folder / name, name):
+            configs.append(FoundConfig(name, "", read_json(folder / name)))
+    if is_taken(folder / SECTION_FILE, SECTION_FILE):
         values = read_json(folder / SECTION_FILE)
         configs += [FoundConfig(SECTION_FILE, "", values)] if "quant_method" in values else []
-    return configs + _modelopt(folder, alone=not configs)
+    return model_config, configs + _modelopt(folder, alone=not configs)
 
 
 def _modelopt(folder: Path, alone: bool) -> list[FoundConfig]:
     """Read ModelOpt's own file; `alone`: there is no other config, so that it must be valid."""
-    if not _exists(folder / MODELOPT):
+    if not is_taken(folder / MODELOPT, MODELOPT):
         return []
     values = read_json(folder / MODELOPT).get("quantization")
     if not isinstance(values, dict):
@@ -80,12 +75,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_model_config(path: str | PathLike[str]) -> dict[str, Any]:
     """Read the `config.json` of a checkpoint; empty without one."""
     file = _folder(path) / MODEL_CONFIG
-    return read_json(file) if _exists(file) else {}
-
-
-def _exists(path: Path) -> bool:
-    """Return whether a file exists; a broken link counts, so that reading it is an error."""
-    return is_taken(path, path.name)
+    return read_json(file) if is_taken(file, MODEL_CONFIG) else {}
 
 
 def _folder(path: str | PathLike[str]) -> Path:

@@ -230,7 +230,10 @@ def loader_from_config(
     source = None
     if quantization_config is not None:
         source = FoundConfig("config", "quantization_config", quantization_config)
-    return for_target(loader_from_claims(source, storage), target)
+    claims = effective_claims(source, storage)
+    for note in claims.notes if claims else ():
+        log.info("%s", note)
+    return for_target(loader_from_claims(claims, source, storage), target)
 
 
 def for_target(loader: WeightsLoader, target: Target | None) -> WeightsLoader:
@@ -242,9 +245,10 @@ def for_target(loader: WeightsLoader, target: Target | None) -> WeightsLoader:
     return repacking
 
 
-def loader_from_claims(source: FoundConfig | None, storage: WeightStorage | None) -> FormatLoader:
-    """Build the loader for a config found in a file; see `loader_from_config`."""
-    claims = effective_claims(source, storage)
+def loader_from_claims(
+    claims: Claims | None, source: FoundConfig | None, storage: WeightStorage | None
+) -> FormatLoader:
+    """Build the loader for the claims of a config `source`; None for plain weights."""
     if claims is None:
         plain_loader = DefaultWeightsLoader()
         plain_loader.recognise_by(Recogniser(configured=False))
@@ -260,8 +264,6 @@ def loader_from_claims(source: FoundConfig | None, storage: WeightStorage | None
         loader = FormatLoader(*formats, plain, exclusions=claims.exclusions)
     loader.named = named_modules(source) if source else NOTHING_NAMED
     loader.recognise_by(Recogniser(claims.formats))
-    for note in claims.notes:
-        log.info("%s", note)
     stored = storage.keys() if storage else ()
     loader.config_tensors = tuple(name for name in LEGACY.values() if name in stored)
     return loader

@@ -1,7 +1,6 @@
 """`diff`: match the layers of two checkpoints by their place in the model, and compare their weights."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing
 from functools import partial
 from os import PathLike
 
@@ -12,7 +11,7 @@ from qload.diff.report import CheckpointDiff, LayerDiff, unreadable
 from qload.errors import StorageError, UnsupportedFormatError, checked
 from qload.loader import LayerDescription
 from qload.parallel import ProcessGroup
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.diagnose_diff import SideBySide
 from qload.verify.report import Report
 from qload.verify.workers import Workers
@@ -58,10 +57,13 @@ def diff(
     >>> folder.cleanup()
     """
     workers = Workers.of(process_group)
-    with closing(Checkpoint.open(path)) as ours, closing(Checkpoint.open(other)) as theirs:
+    with (
+        VerifiedCheckpoint.open(path, collect=True) as ours,
+        VerifiedCheckpoint.open(other, collect=True) as theirs,
+    ):
         for checkpoint in (ours, theirs):
             if not checkpoint.is_readable:
-                refused = Report(checkpoint.path, tuple(checkpoint.errors), readable=False)
+                refused = Report(checkpoint.path, checkpoint.findings, readable=False)
                 return unreadable(ours.path, theirs.path, refused)
         try:
             layers = [
@@ -75,7 +77,7 @@ def diff(
 
 
 def _compare_layers(
-    ours: Checkpoint, theirs: Checkpoint, workers: Workers, progress: Progress
+    ours: VerifiedCheckpoint, theirs: VerifiedCheckpoint, workers: Workers, progress: Progress
 ) -> Iterator[LayerDiff]:
     first, second = (_names_by_key(checkpoint, _read_layers(checkpoint)) for checkpoint in (ours, theirs))
     common = sorted(first.keys() & second.keys())
@@ -91,18 +93,18 @@ def _compare_layers(
         return LayerDiff(name, other, "refused", f"in {damaged.path}: {error}")
 
     info = ours.weights.storage.info
-    sizes = [sum(info(name).nbytes for name in ours.groups.under(first[key])) for key in common]
+    sizes = [sum(info(name).nbytes for name in ours.index.under(first[key])) for key in common]
     yield from workers.run(compare, sizes, partial(progress, "comparing"), MAX_THREADS)
 
 
-def _read_layers(checkpoint: Checkpoint) -> Iterator[str]:
+def _read_layers(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     """Yield the prefixes of layers that a format reads; tensors of others are listed one by one."""
     for prefix, layer in checkpoint.layers.items():
         if not isinstance(layer, UnsupportedFormatError):
             yield prefix
 
 
-def _compare_tensors(ours: Checkpoint, theirs: Checkpoint) -> Iterator[LayerDiff]:
+def _compare_tensors(ours: VerifiedCheckpoint, theirs: VerifiedCheckpoint) -> Iterator[LayerDiff]:
     """Compare tensors outside of layers, such as biases."""
     first, second = (
         _names_by_key(side, (name for name in side.account.report.used if name not in side.specs))
@@ -114,7 +116,7 @@ def _compare_tensors(ours: Checkpoint, theirs: Checkpoint) -> Iterator[LayerDiff
     yield from _unmatched(ours, first, theirs, second)
 
 
-def _unread_tensors(ours: Checkpoint, theirs: Checkpoint) -> Iterator[LayerDiff]:
+def _unread_tensors(ours: VerifiedCheckpoint, theirs: VerifiedCheckpoint) -> Iterator[LayerDiff]:
     """Yield an `unread` outcome for each tensor that no format reads in either checkpoint."""
     for name, reason in ours.unread.items():
         yield LayerDiff(name, name if name in theirs.prefixes else None, "unread", reason)
@@ -124,7 +126,7 @@ def _unread_tensors(ours: Checkpoint, theirs: Checkpoint) -> Iterator[LayerDiff]
 
 
 def _unmatched(
-    ours: Checkpoint, first: dict[str, str], theirs: Checkpoint, second: dict[str, str]
+    ours: VerifiedCheckpoint, first: dict[str, str], theirs: VerifiedCheckpoint, second: dict[str, str]
 ) -> Iterator[LayerDiff]:
     """Yield the layers and tensors of one checkpoint without a comparable one in the other."""
     for key in first.keys() - second.keys():
@@ -134,14 +136,14 @@ def _unmatched(
 
 
 def _missing(
-    checkpoint: Checkpoint, name: str, other_name: str | None, other: Checkpoint, key: str
+    checkpoint: VerifiedCheckpoint, name: str, other_name: str | None, other: VerifiedCheckpoint, key: str
 ) -> LayerDiff:
     if other.account.hides(name) or other.account.hides(key):
         return LayerDiff(name, other_name, "unread", f"in {other.path} it is not read")
     return LayerDiff(name, other_name, "missing", f"in {checkpoint.path} only")
 
 
-def _names_by_key(checkpoint: Checkpoint, names: Iterable[str]) -> dict[str, str]:
+def _names_by_key(checkpoint: VerifiedCheckpoint, names: Iterable[str]) -> dict[str, str]:
     """Map keys to the names of layers or tensors; a second name with one key is its own key."""
     by_key: dict[str, str] = {}
     for name in names:

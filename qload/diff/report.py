@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Literal
 
-from qload.listing.report_base import LayerReportBase
+from qload.checkpoint.report_base import LayerReportBase
 from qload.verify.report import Report, reason_of, refused_path
 
 Outcome = Literal["bits", "rounded", "differs", "shape", "missing", "refused", "unread"]

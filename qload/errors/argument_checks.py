@@ -64,7 +64,8 @@ def check_call(
 
 def check_type(argument: str, value: object, hint: Any) -> None:
     """Check one argument, in a function with more specific checks of its own."""
-    if not _as_function(_accepted_values(hint))(value):
+    accepted = _accepted_values(hint)
+    if not (isinstance(value, accepted) if isinstance(accepted, tuple) else accepted(value)):
         raise argument_error(argument, hint, value)
 
 

@@ -60,6 +60,11 @@ def with_experts(storage: WeightStorage, config: Mapping[str, Any]) -> WeightSto
             [ 4., 12.],
             [ 6., 14.]])
     """
+    return split_stacks(storage, config)
+
+
+def split_stacks(storage: WeightStorage, config: Mapping[str, Any]) -> WeightStorage:
+    """Return a storage with tensors of each expert; `with_experts` without its check of arguments."""
     result = search(storage, config)
     if not result.stacks and not result.unread:
         return storage

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qload.checkpoint import check_all_read
 from qload.errors import ArgumentError, CutError, DtypeError, MismatchError, ShapeError, check_type, checked
 from qload.formats.unquantized import FLOATS
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.dtypes import DTYPES
-from qload.listing import check_all_read
 from qload.loader import LayerDescription, LoadPlan, Part, Split
 from qload.loader.description import check_alike
 from qload.methods.base import LinearMethodBase

@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qload.architecture.adapters import refuse_adapters
-from qload.detect import read_model_config
-from qload.errors import ConfigError, StorageError, UnsupportedFormatError, checked
+from qload.architecture.names import refuse_adapters
+from qload.checkpoint import Checkpoint, check_all_read
+from qload.errors import ConfigError, checked
 from qload.experts import ExpertFacts, ExpertSplit
-from qload.listing import check_all_read
 from qload.loader.finite_scales import Nonfinite
 from qload.methods import ParallelLMHead, VocabParallelEmbedding
 from qload.methods.checkpoint_linear import LinearFactory
@@ -27,7 +26,7 @@ from qload.models.norm import Norm
 from qload.models.rope import Rope
 from qload.models.stored_layers import Making, check_matrix, check_shares, first_stored, is_stored
 from qload.parallel import ProcessGroup
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -125,33 +124,25 @@ def open_for_model(
     if isinstance(weights, Weights):
         yield weights, config or {}
         return
-    values = read_model_config(weights) if config is None else config
-    dtype = dtype or checked_config(weights, values, facts).dtype or torch.float32
-    options: dict[str, Any] = {"device": device, "process_group": process_group, "nonfinite": nonfinite}
-    with open_checkpoint(weights, dtype=dtype, **options) as opened:
-        yield opened, values
+    with Checkpoint.open(weights) as checkpoint:
+        values = checkpoint.model_config if config is None else config
+        dtype = dtype or checked_config(checkpoint.weights, values, facts).dtype or torch.float32
+        options: dict[str, Any] = {"device": device, "process_group": process_group, "nonfinite": nonfinite}
+        yield checkpoint.weights_for(dtype=dtype, **options), values
 
 
 def checked_config(
-    checkpoint: Weights | str | PathLike[str], config: Mapping[str, Any], facts: ExpertFacts | None = None
+    weights: Weights, config: Mapping[str, Any], facts: ExpertFacts | None = None
 ) -> TextConfig:
     """Read the text model's config from a `config` and `facts`; ConfigError for an unsupported model.
 
-    UnreadTensorsError or UnsupportedFormatError for the `checkpoint` takes precedence.
+    UnreadTensorsError for the `weights` takes precedence.
     """
     try:
         return text_config(config, facts)
-    except ConfigError as error:
-        try:
-            if isinstance(checkpoint, Weights):
-                check_all_read(checkpoint)
-            else:
-                with open_checkpoint(checkpoint) as weights:
-                    check_all_read(weights)
-        except (StorageError, ConfigError) as other:
-            if other.rule == UnsupportedFormatError.rule:
-                raise
-        raise error
+    except ConfigError:
+        check_all_read(weights)
+        raise
 
 
 @checked
@@ -205,10 +196,9 @@ def load_model(
         For a scale that is NaN or infinite.
     """
     if config is None and isinstance(weights, Weights) and weights.architecture is not None:
-        known = weights.architecture
-        config = {**known.config, "model_type": known.type}
+        config = weights.architecture.model_config
     with open_for_model(weights, config, device, dtype, process_group, facts, nonfinite) as (opened, values):
-        text = checked_config(opened, values, facts) if opened is weights else text_config(values, facts)
+        text = checked_config(opened, values, facts)
         making = Making.of(opened, text, make, make_experts, expert_split)
         model = load_decoder(opened, text, making)
         warn_unused(opened, text.type)

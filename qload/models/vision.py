@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, embedding, layer_norm
 
+from qload.checkpoint import check_all_read
 from qload.detect import DefaultWeightsLoader
 from qload.errors import ArgumentError, ShapeError, checked
 from qload.experts import ExpertFacts, ExpertSplit, GatedActivation
 from qload.experts.activation import PLAIN
-from qload.listing import check_all_read
 from qload.loader import Heads
 from qload.loader.finite_scales import Nonfinite
 from qload.methods import (

@@ -27,7 +27,7 @@ LAYOUTS: Mapping[str, Callable[[int], Packing]] = {
     "strips": strips.rows,
     "compressed-tensors": lambda bits: compressed_tensors.rows(bits, True),
 }
-# Checkpoint or kernel format -> the layout of its codes.
+# VerifiedCheckpoint or kernel format -> the layout of its codes.
 LAYOUT_OF_FORMAT: Mapping[str, str] = {
     "gptq": "gptq",
     "awq": "awq",

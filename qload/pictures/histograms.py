@@ -5,7 +5,6 @@ digit per part: "0.1042: 5665 5556". The script of an HTML page draws both.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass
 from os import PathLike
 
@@ -17,7 +16,7 @@ from qload.loader import LayerDescription
 from qload.spec import Role, TensorSpec
 from qload.storage import WeightStorage
 from qload.verify.blocks import read_float_rows
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.workers import Workers
 
 MAX_THREADS = 4  # each reads a block of rows into memory
@@ -59,7 +58,7 @@ def layer_pictures(
     progress
         Callback with ("scales", bytes done, bytes in all).
     """
-    with closing(Checkpoint.open(path)) as subject:
+    with VerifiedCheckpoint.open(path, collect=True) as subject:
         if not subject.is_readable:
             return {}
         storage = subject.weights.storage

@@ -15,10 +15,10 @@ from html import escape
 from importlib import resources
 from typing import Any
 
+from qload.checkpoint import format_label
 from qload.errors import ArgumentError
 from qload.errors.reporting import CauseGroup, group_texts
 from qload.errors.rules import rule_pages
-from qload.listing import format_label
 from qload.pictures.drawing import draw_formats
 from qload.pictures.histograms import LayerPictures
 from qload.plan import ExplainedLayer, Explanation

@@ -6,15 +6,14 @@ from os import PathLike
 
 import torch
 
+from qload.checkpoint import LayerIndex, account, opened
 from qload.errors import ArgumentError, CastError, QloadError, checked
 from qload.kernel_formats import strips
 from qload.kernels import dtypes
 from qload.kernels.plans import DEQUANTIZED
-from qload.listing import Groups, account
 from qload.loader import LayerDescription
 from qload.models.config import config_dtype
 from qload.plan.kernels import kernels_for, kernels_without_operator
-from qload.plan.plan import open_for_plan
 from qload.plan.report import ExplainedLayer, Explanation
 from qload.plan.sharing import RankShare, Sharing, first_rank_share, sharings, supported_text_config
 from qload.repacking.loaders import FastestLoader
@@ -179,11 +178,11 @@ def explain(
     if dtype is not None and dtype not in dtypes.DTYPES:
         raise ArgumentError("dtype", "torch.float16, torch.bfloat16 or torch.float32", str(dtype))
     capability = capability_of(arch)
-    with open_for_plan(path_or_weights) as (weights, model_config):
+    with opened(path_or_weights) as (weights, model_config):
         config, note = supported_text_config(model_config)
         stated_dtype = config_dtype(model_config)
         activations = dtype or stated_dtype or FALLBACK_DTYPE
-        groups = Groups(weights)
+        groups = LayerIndex(weights)
         explainer = _LayerExplainer(weights, capability, tp, activations, tuple(tokens))
         accounted = account(groups)
         layers = [

@@ -1,17 +1,15 @@
 """`plan`: possible numbers of ranks of a checkpoint, from headers and facts alone."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from os import PathLike
 from typing import Literal
 
-from qload.detect import read_model_config
+from qload.checkpoint import LayerIndex, account, opened
 from qload.errors import checked
-from qload.listing import Groups, account
 from qload.plan.layer_shares import SharePlanner
 from qload.plan.report import PlannedLayer, ShardingPlan, WorldPlan
 from qload.plan.sharing import check_ranks, sharings, supported_text_config
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 
 NOT_COUNTED = (
     "bytes are those of stored weights, without the padding of kernel formats, casts to another type, the KV "
@@ -69,9 +67,9 @@ def plan(
     ['uneven', 'padded', 'whole']
     """
     worlds = check_ranks(tp, ep)
-    with open_for_plan(path_or_weights) as (weights, model_config):
+    with opened(path_or_weights) as (weights, model_config):
         config, note = supported_text_config(model_config)
-        groups, planner = Groups(weights), SharePlanner(weights, target)
+        groups, planner = LayerIndex(weights), SharePlanner(weights, target)
         accounted = account(groups)
         shared = {
             prefix: sharing
@@ -97,20 +95,6 @@ def plan(
             unread=dict(accounted.report.unread),
             lawful=None if all_fit else planner.lawful(groups.layers, shared, ep),
         )
-
-
-@contextmanager
-def open_for_plan(
-    path_or_weights: str | PathLike[str] | Weights,
-) -> Iterator[tuple[Weights, Mapping[str, object]]]:
-    """Open a checkpoint, or take open weights; yields the weights and the entries of config.json."""
-    if isinstance(path_or_weights, Weights):
-        known = path_or_weights.architecture
-        config = {} if known is None else {**known.config, "model_type": known.type}
-        yield path_or_weights, config
-    else:
-        with open_checkpoint(path_or_weights) as weights:
-            yield weights, read_model_config(path_or_weights)
 
 
 def _world_plan(layers: Sequence[PlannedLayer], ranks: int, other_bytes: int) -> WorldPlan:

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from qload.checkpoint.report_base import ReportBase
 from qload.errors import QloadError
-from qload.listing.report_base import ReportBase
 
 if TYPE_CHECKING:
     from qload.plan.kernels import KernelChoice

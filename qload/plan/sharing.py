@@ -1,17 +1,17 @@
 """Tensor-parallel and expert-parallel sharing of layers: axis, cuts, bytes per rank."""
 
-import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 from qload.architecture import architecture_of
+from qload.architecture.names import usual_split
+from qload.checkpoint import LayerIndex
 from qload.errors import ArgumentError, ConfigError, CutError, QloadError, RepackError
 from qload.experts.expert_parallel import grid, local_experts
 from qload.experts.load import ExpertSource
 from qload.experts.names import names_of
-from qload.listing import Groups
 from qload.loader import LayerDescription, Part, Split, WeightsLoader
 from qload.loader.cuts import Share, share
 from qload.loader.formats import shares_of
@@ -31,10 +31,6 @@ from qload.spec import TensorSpec, Weight
 from qload.weights import Weights
 
 MAX_RANKS = 1 << 16  # each rank is computed on its own, for every kind of layer
-COLUMN = re.compile(
-    r"(q|k|v|qkv|gate|up|gate_up|q_b|kv_b)_proj|w1|w3|fc1|query_key_value|dense_h_to_4h|c_fc|lm_head"
-)
-ROW = re.compile(r"(o|out|down)_proj|w2|fc2|dense|dense_4h_to_h|c_proj")
 BY_NAME = "layers are cut by the last part of their names"
 
 
@@ -48,12 +44,6 @@ def supported_text_config(config: Mapping[str, object]) -> tuple[TextConfig | No
     except ConfigError as error:
         reason = f"{error.file}: {error.key}, expected {error.expected}, got {error.got}"
         return None, f"load_model refuses this model ({reason}): {BY_NAME}"
-
-
-def usual_split(prefix: str) -> Split | None:
-    """Return the axis of the usual cut by the last part of a name; None: unknown name, or no cut."""
-    name = prefix.rpartition(".")[2]
-    return "N" if COLUMN.fullmatch(name) else "K" if ROW.fullmatch(name) else None
 
 
 @dataclass(frozen=True)
@@ -114,7 +104,7 @@ def check_ranks(tp: int | Sequence[int], ep: int | None) -> list[int]:
     return worlds
 
 
-def sharings(groups: Groups, config: TextConfig | None, ep: int | None) -> dict[str, Sharing]:
+def sharings(groups: LayerIndex, config: TextConfig | None, ep: int | None) -> dict[str, Sharing]:
     """Return the sharing of each layer in load order; ArgumentError for `ep` without experts.
 
     The model of `config` defines the cuts; without a config, the names of layers define them.

@@ -1,6 +1,4 @@
 from .checkpoint_files import CheckpointFiles as CheckpointFiles
-from .checkpoint_files import check_index as check_index
-from .checkpoint_files import folder_notes as folder_notes
 from .checkpoint_files import locate as locate
 from .checkpoint_files import snapshot as snapshot
 from .file_reads import FileRange as FileRange
@@ -18,7 +16,6 @@ from .header import Entry as Entry
 from .header import Header as Header
 from .header import parse_header as parse_header
 from .header import read_header as read_header
-from .header import read_headers as read_headers
 from .memory import MemoryStorage as MemoryStorage
 from .protocol import DTYPES as DTYPES
 from .protocol import AskedBytes as AskedBytes
@@ -29,3 +26,4 @@ from .protocol import check_name as check_name
 from .protocol import metadata_of as metadata_of
 from .protocol import rows as rows
 from .safetensors import SafetensorsStorage as SafetensorsStorage
+from .safetensors import validate_headers as validate_headers

@@ -73,6 +73,7 @@ SUFFIX = ".safetensors"
 INDEX = f"{SUFFIX}.index.json"
 USUAL = "model"  # stem of the file, or of the numbered files, that transformers writes
 MAX_INDEX = 100_000_000  # bytes: the format's limit for a header, which has more text per tensor
+PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")  # of a file in the index's folder
 NUMBERED = re.compile(r"(.+)-([0-9]{1,6})-of-([0-9]{1,6})\.safetensors", re.DOTALL)
 PathLikes = str | PathLike[str] | Sequence[str | PathLike[str]]
 
@@ -168,7 +169,8 @@ def _files_of_index(index: Path) -> CheckpointFiles:
         raise StorageError(index.name, "index-json", "weight_map has to map tensor names to file names")
     files = {name: index.parent / name for name in sorted(set(weight_map.values()))}
     for name in files:
-        _refuse_path(name, index.name)
+        if not PLAIN_NAME.fullmatch(name):
+            _refuse_path(name, index.name)
     listing = list_directory(index.parent)
     unread = {file.name: file for file in listing if file.name.endswith(SUFFIX) and file.name not in files}
     if not files:
@@ -178,7 +180,7 @@ def _files_of_index(index: Path) -> CheckpointFiles:
             "names no tensor" + (f", and its folder has {_first_names(unread)}" if unread else ""),
             remedy="write the index again from the headers" if unread else "fetch the files again",
         )
-    missing = {name for name, place in files.items() if status(place, shortened(name)) is None}
+    missing = {name for name, place in files.items() if status(place, name) is None}
     if missing:
         count = sum(file in missing for file in weight_map.values())
         raise StorageError(

@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,8 +47,12 @@ class FileIdentity:
 NO_FILE = FileIdentity(0, 0, 0, 0)  # for a header in memory
 
 
+MAX_PATH_LETTERS = 4096  # of a path in Linux; longer names come from files
+
+
 def unreadable(file: str, error: OSError) -> StorageError:
     """Build the error for a file that cannot be opened or read."""
+    file = file if len(file) <= MAX_PATH_LETTERS else shortened(file)
     return StorageError(file, "unreadable", f"cannot be read: {error.strerror or error}")
 
 
@@ -101,13 +106,15 @@ def open_regular(path: Path, file: str) -> int:
     stats = status(path, file)
     if stats is None:
         raise StorageError(file, "no-files", "no such file")
-    _refuse_special(stats, file)  # opening a device may have effects
+    if words := special(stats):  # opening a device may have effects
+        raise StorageError(file, "unreadable", f"is {words}, not a regular file")
     try:
         descriptor = os.open(path, OPEN_FLAGS)
     except OSError as error:
         raise unreadable(file, error) from error
     try:
-        _refuse_special(os.fstat(descriptor), file)
+        if words := special(os.fstat(descriptor)):
+            raise StorageError(file, "unreadable", f"is {words}, not a regular file")
     except BaseException:
         os.close(descriptor)
         raise
@@ -138,19 +145,13 @@ def read_first(descriptor: int, count: int, file: str) -> bytes:
     return b"".join(pieces)
 
 
-def _refuse_special(stats: os.stat_result, file: str) -> None:
-    if words := special(stats):
-        raise StorageError(file, "unreadable", f"is {words}, not a regular file")
-
-
 def parse_json(text: bytes, file: str, constant: Callable[[str], Any] | None = None) -> Any:
     """Parse a JSON value; StorageError for a duplicate key, ValueError or RecursionError for other errors.
 
     `constant`: hook for NaN and the infinities, which are not JSON.
     """
-    value = json.loads(
-        text, object_pairs_hook=lambda pairs: _unique_keys(pairs, file), parse_constant=constant
-    )
+    hook = partial(_unique_keys, file)
+    value = json.loads(text, object_pairs_hook=hook, parse_constant=constant)
     if b"\\u" in text:  # a lone surrogate cannot be encoded, so that it could not be printed or written
         json.dumps(value, ensure_ascii=False).encode()
     return value
@@ -174,7 +175,7 @@ def shortened(name: str) -> str:
     return name if len(name) <= 200 else f"{name[:80]}... ({len(name)} letters)"
 
 
-def _unique_keys(pairs: Sequence[tuple[str, Any]], file: str) -> dict[str, Any]:
+def _unique_keys(file: str, pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     entries = dict(pairs)
     if len(entries) < len(pairs):
         previous: set[str] = set()

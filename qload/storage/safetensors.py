@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from math import prod
 from threading import Lock
 from typing import Self
@@ -12,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qload.errors import StorageError, checked
+from qload.errors import StorageError, check_type, checked
 from qload.storage.checkpoint_files import CheckpointFiles, PathLikes, check_index, folder_notes, locate
 from qload.storage.file_reads import Bounds, FileRanges, OpenFiles, read_slices
 from qload.storage.files import Place
@@ -63,16 +64,18 @@ class SafetensorsStorage:
     >>> folder.cleanup()
     """
 
-    @checked
     def __init__(
         self, path: PathLikes | CheckpointFiles, *, headers: Mapping[str, Header] | None = None
     ) -> None:
+        check_type("path", path, PathLikes | CheckpointFiles)
+        check_type("headers", headers, Mapping | None)
         if sys.byteorder != "little":
             words = "safetensors are little-endian, and this machine is not"
             raise StorageError(str(path), "byte-order", words)
         located = path if isinstance(path, CheckpointFiles) else locate(path)
         self.files: dict[str, Place] = dict(located.files)
-        headers = _checked_headers(located) if headers is None else headers
+        if headers is None:
+            headers = validate_headers(located, _raise, partial(log.info, "%s"))
         self._entries: dict[str, Entry] = {}
         self._holders: dict[str, str] = {}  # tensor name -> file; a pair per tensor would take more memory
         for file, header in headers.items():
@@ -171,15 +174,30 @@ class SafetensorsStorage:
         return self._holders[name], self._entries[name]
 
 
-def _checked_headers(located: CheckpointFiles) -> dict[str, Header]:
-    """Read the headers of all files, and check them against each other and the index."""
-    headers = {}
+def validate_headers(
+    located: CheckpointFiles, refuse: Callable[[StorageError], None], note: Callable[[str], None]
+) -> dict[str, Header]:
+    """Read the headers of all files, and check them against each other and the index.
+
+    Each error is passed to `refuse`, which may raise it, and each remark to `note`.
+    """
+    headers, failed = {}, False
     for file, header in read_headers(located.files).items():
         if isinstance(header, StorageError):
-            raise header
-        headers[file] = header
+            failed = True
+            refuse(header)
+        else:
+            headers[file] = header
+    if failed:
+        return headers
     for error in check_index(located, headers):
-        raise error
-    for note in folder_notes(located, headers):
-        log.info("%s", note)
+        failed = True
+        refuse(error)
+    if not failed:
+        for text in folder_notes(located, headers):
+            note(text)
     return headers
+
+
+def _raise(error: StorageError) -> None:
+    raise error

@@ -112,6 +112,7 @@ KINDS = (
         (".npz",),
     ),
 )
+MODEL_SUFFIXES = tuple(end for file_kind in KINDS for end in file_kind.ends)
 
 
 def kind_of_head(head: bytes) -> FileKind | None:
@@ -141,8 +142,7 @@ def folder_error(folder: Path, listing: Sequence[Path], name: str) -> StorageErr
     """Build the error for the directory `name` without a safetensors file; `listing`: its content."""
     if any(file.name == PIPELINE for file in listing):
         return _pipeline_error(folder, listing, name)
-    suffixes = tuple(end for file_kind in KINDS for end in file_kind.ends)
-    likely = [file for file in listing if file.name.lower().endswith(suffixes)]
+    likely = [file for file in listing if file.name.lower().endswith(MODEL_SUFFIXES)]
     kinds = {file_kind: file for file in likely[MAX_ENTRIES::-1] if (file_kind := _kind_of_file(file))}
     if not kinds:
         return StorageError(name, "no-files", f"no *{SUFFIX} file in this directory")
@@ -160,7 +160,8 @@ def folder_error(folder: Path, listing: Sequence[Path], name: str) -> StorageErr
 
 def other_models(listing: Iterable[Path]) -> tuple[str, ...]:
     """Names of the files in a folder that hold models in other formats, by name alone."""
-    return tuple(file.name for file in listing if _model_kind(file.name) is not None)
+    names = (file.name for file in listing)
+    return tuple(name for name in names if name.lower().endswith(MODEL_SUFFIXES) and _model_kind(name))
 
 
 def other_notes(names: Iterable[str]) -> Iterator[str]:

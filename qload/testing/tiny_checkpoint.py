@@ -341,7 +341,9 @@ def _shape(name: str, spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, 
 def _distinct_words(name: str, shape: tuple[int, ...]) -> Tensor:
     """A distinct number below 2**32 for each index of a tensor; int64."""
     count = torch.Size(shape).numel()
-    return ((torch.arange(count) * MULTIPLIER + crc32(name.encode())) % WORD_COUNT).reshape(shape)
+    words = (torch.arange(count) * MULTIPLIER + crc32(name.encode())) % WORD_COUNT
+    # The low bits of a product repeat after a few indices, the high ones do not.
+    return (words ^ words >> 16).reshape(shape)
 
 
 def _uniform(name: str, shape: tuple[int, ...]) -> Tensor:

@@ -19,7 +19,7 @@ from qload.loader import LayerDescription
 from qload.spec import TensorSpec
 from qload.storage import WeightStorage, rows
 from qload.verify.blocks import pieces
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.comparison import MAX_SPIKE, Comparison, ErrorMap, LayerMap, agree, equal_bits
 from qload.verify.diagnose_diff import (
     SideBySide,
@@ -49,8 +49,8 @@ Item = Finding | str | LayerMap | ConfirmedReading
 
 
 def check_against(
-    checkpoint: Checkpoint,
-    reference: Checkpoint,
+    checkpoint: VerifiedCheckpoint,
+    reference: VerifiedCheckpoint,
     workers: Workers,
     progress: ByteProgress,
     draw: bool = False,
@@ -86,7 +86,7 @@ def check_against(
     yield from _compare_tensors(checkpoint, reference)
 
 
-def _compare_tensors(checkpoint: Checkpoint, reference: Checkpoint) -> Iterator[Finding]:
+def _compare_tensors(checkpoint: VerifiedCheckpoint, reference: VerifiedCheckpoint) -> Iterator[Finding]:
     """Compare tensors outside of layers, such as biases and stacks of floats, in both checkpoints."""
     ours, theirs = ({*side.account.report.used} - side.specs.keys() for side in (checkpoint, reference))
     for name in sorted(ours & theirs):
@@ -95,7 +95,9 @@ def _compare_tensors(checkpoint: Checkpoint, reference: Checkpoint) -> Iterator[
             yield finding
 
 
-def _compare_tensor(checkpoint: Checkpoint, reference: Checkpoint, name: str) -> Finding | None:
+def _compare_tensor(
+    checkpoint: VerifiedCheckpoint, reference: VerifiedCheckpoint, name: str
+) -> Finding | None:
     """Return the finding for a tensor that differs after one rounding to the narrower of both dtypes."""
     storages = checkpoint.weights.storage, reference.weights.storage
     ours, theirs = (storage.info(name) for storage in storages)
@@ -125,14 +127,14 @@ def _compare_tensor(checkpoint: Checkpoint, reference: Checkpoint, name: str) ->
     return new_finding(rule_texts()["against-value"], name, ours.file, message)
 
 
-def _layers(checkpoint: Checkpoint) -> dict[str, LayerDescription]:
+def _layers(checkpoint: VerifiedCheckpoint) -> dict[str, LayerDescription]:
     return {layer.prefix: layer for layer in checkpoint.described()}
 
 
 def _compare_layer(
-    checkpoint: Checkpoint,
+    checkpoint: VerifiedCheckpoint,
     ours: LayerDescription,
-    reference: Checkpoint,
+    reference: VerifiedCheckpoint,
     layers: Mapping[str, LayerDescription],
     draw: bool,
 ) -> Iterator[Item]:
@@ -239,7 +241,7 @@ def _has_equal_tensors(storage: WeightStorage, name: str, reference: WeightStora
     return all(equal_bits(ours, theirs) for ours, theirs in both)
 
 
-def is_finite(checkpoint: Checkpoint, layer: LayerDescription) -> bool:
+def is_finite(checkpoint: VerifiedCheckpoint, layer: LayerDescription) -> bool:
     """Return whether a layer was measured, and no NaN or infinity can come from its tensors."""
     values: Values | None = vars(checkpoint).get("values")
     if values is None or not (layer.format.weight_type.plain or layer.prefix in values.statistics):

@@ -23,7 +23,7 @@ from qload.loader import LayerDescription, Part
 from qload.spec import Codes, Weight
 from qload.spec.zero_point_evidence import FIELDS, WHOLE
 from qload.verify.blocks import WindowSource, load_output_blocks
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.comparison import MATRIX_AXES, Distance, differ
 
 MAX_READINGS = 3  # readings of one block that are tried on the whole layer
@@ -42,9 +42,9 @@ Reading = Callable[[], Pair]
 class SideBySide:
     """A layer of a checkpoint, and its counterpart in the reference."""
 
-    checkpoint: Checkpoint
+    checkpoint: VerifiedCheckpoint
     layer: LayerDescription
-    reference: Checkpoint
+    reference: VerifiedCheckpoint
     other: LayerDescription
 
     def runs(self) -> Iterator[tuple[int, Weight, Weight]]:
@@ -226,7 +226,7 @@ def _shifted_outputs(got: Tensor, want: Tensor) -> Iterator[tuple[str, Reading]]
 def find_misplaced(
     weight: Weight,
     run: tuple[int, int],
-    reference: Checkpoint,
+    reference: VerifiedCheckpoint,
     counterpart: LayerDescription,
     layers: Mapping[str, LayerDescription],
 ) -> str | None:
@@ -265,7 +265,7 @@ def _candidates(
     yield from sorted(same_shape, key=distance)[:MAX_LAYERS]
 
 
-def _load(reference: Checkpoint, layer: LayerDescription, run: tuple[int, int]) -> Weight | None:
+def _load(reference: VerifiedCheckpoint, layer: LayerDescription, run: tuple[int, int]) -> Weight | None:
     try:
         return reference.loader.load(reference.weights, [Part(layer.prefix, *run)], None)
     except QloadError:
@@ -290,7 +290,9 @@ def _distance(got: Tensor, theirs: Weight | Tensor | None) -> float:
     return far if far == far else float("inf")
 
 
-def _transposed(reference: Checkpoint, layer: LayerDescription, run: tuple[int, int]) -> Tensor | None:
+def _transposed(
+    reference: VerifiedCheckpoint, layer: LayerDescription, run: tuple[int, int]
+) -> Tensor | None:
     """Return the inputs `run` of all outputs, as outputs of all inputs."""
     try:
         columns = [

@@ -14,21 +14,20 @@ from typing import Any
 
 import torch
 
-from qload.architecture.adapters import REMEDY, adapters_of, base_name, is_adapter
 from qload.architecture.config import CAUSAL, TIE, Tie, is_usual_class, tie_of
+from qload.architecture.names import PROJECTION_GROUPS, REMEDY, adapters_of, base_name, is_adapter, pattern_of
+from qload.checkpoint.layer_info import zero_point_convention, zero_point_words
 from qload.configs import value_text
 from qload.detect.config_reader import PatternEntry, pattern_entries
 from qload.errors import ConfigError, MismatchError
 from qload.formats import Exl2Config, GPTQConfig
 from qload.formats.exl2 import scale_unit
 from qload.layouts import Stored, StoredMinusOneUnmasked
-from qload.listing.layer_info import zero_point_convention, zero_point_words
 from qload.loader import LayerDescription
 from qload.loader.exclusion import parts, wholes
 from qload.spec import LayerClaims
 from qload.storage import WeightStorage
-from qload.verify.checkpoint import Checkpoint
-from qload.verify.name_patterns import PROJECTION_GROUPS, pattern_of
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.rules.architecture import missing_tensors
 from qload.verify.rules.config import DETAILED_CONFIGS
 from qload.verify.rules.copies import repeated_layers
@@ -73,7 +72,7 @@ def merge_counts(counts: Iterable[Counted]) -> Iterator[str]:
         yield f"{members[0].tensor}: {members[0].count} of {members[0].total} {text}{more}"
 
 
-def architecture(checkpoint: Checkpoint) -> Iterator[str]:
+def architecture(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     """Yield notes on a type of model without a table, on foreign names, and on invalid sizes."""
     config = checkpoint.model_config
     if checkpoint.architecture is None:
@@ -99,7 +98,7 @@ def architecture(checkpoint: Checkpoint) -> Iterator[str]:
         )
 
 
-def missing_by_design(checkpoint: Checkpoint) -> Iterator[str]:
+def missing_by_design(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     """Yield notes on tensors that may be missing by design: the first, the reason, and the number."""
     config = checkpoint.model_config
     type_text = f"model_type is {value_text(config.get('model_type', config.get('_class_name')))}"
@@ -121,7 +120,7 @@ def _reason_of_missing(config: Mapping[str, Any]) -> str:
     return "this is a draft by its tensors, and may share it with its target"
 
 
-def contradicted_settings(checkpoint: Checkpoint) -> Iterator[str]:
+def contradicted_settings(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     """Yield notes on act order with groups in order, and on bits that some layers contradict."""
     yield from _contradicted_bits(checkpoint)
     layers: dict[LayerClaims, list[GPTQConfig]] = {}
@@ -138,7 +137,7 @@ def contradicted_settings(checkpoint: Checkpoint) -> Iterator[str]:
             )
 
 
-def _contradicted_bits(checkpoint: Checkpoint) -> Iterator[str]:
+def _contradicted_bits(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     """Yield notes on layers of other bits than the config's; a finding if all layers contradict it."""
     layers: dict[LayerClaims, list[LayerDescription]] = {}
     for layer in checkpoint.described():
@@ -162,7 +161,7 @@ def _bits_by_shape(layer: LayerDescription) -> int | None:
     return None if config.claimed_bits is None else config.bits
 
 
-def loader_notes(checkpoint: Checkpoint) -> Iterator[str]:
+def loader_notes(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     """Yield notes of the loader without a rule or another note, once for all equal ones."""
     prefixes_of: dict[str, list[str]] = {}
     for layer in checkpoint.described():
@@ -175,7 +174,7 @@ def loader_notes(checkpoint: Checkpoint) -> Iterator[str]:
         yield f"{prefixes[0]}: {note}" + (f"; {len(prefixes)} layers in all" if len(prefixes) > 1 else "")
 
 
-def repeated_layer_note(checkpoint: Checkpoint) -> Iterator[str]:
+def repeated_layer_note(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     """Yield a note on layers that are whole copies of others: the first, and the number."""
     repeated = repeated_layers(checkpoint)
     if repeated:
@@ -187,7 +186,7 @@ def repeated_layer_note(checkpoint: Checkpoint) -> Iterator[str]:
         )
 
 
-def zero_point_readings(checkpoint: Checkpoint) -> Iterator[Counted]:
+def zero_point_readings(checkpoint: VerifiedCheckpoint) -> Iterator[Counted]:
     """Count the zero points of each gptq v1 layer that kernels without a mask read differently."""
     for layer in checkpoint.described():
         config = layer.format.config
@@ -214,7 +213,7 @@ def _count_unmasked(storage: WeightStorage, layer: LayerDescription) -> int:
     )
 
 
-def subnormals(checkpoint: Checkpoint) -> Iterator[Counted]:
+def subnormals(checkpoint: VerifiedCheckpoint) -> Iterator[Counted]:
     """Count the groups of each EXL2 layer with scales that are subnormal in fp16, and not in float32."""
     for layer in checkpoint.described():
         if isinstance(layer.format.config, Exl2Config):
@@ -228,7 +227,7 @@ def subnormals(checkpoint: Checkpoint) -> Iterator[Counted]:
                 yield Counted(text, f"{layer.prefix}.q_scale_max", count, units.numel())
 
 
-def disagreements(checkpoint: Checkpoint) -> Iterator[str]:
+def disagreements(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     """Yield all notes on disagreements between the config and sound tensors."""
     yield from unmerged_adapters(checkpoint)
     yield from contradicted_ties(checkpoint)
@@ -237,7 +236,7 @@ def disagreements(checkpoint: Checkpoint) -> Iterator[str]:
     yield from unknown_modules(checkpoint)
 
 
-def unmerged_adapters(checkpoint: Checkpoint) -> Iterator[str]:
+def unmerged_adapters(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     """Yield a note on a model saved inside PEFT's wrapper, except for types with adapters of their own."""
     unmerged = adapters_of(checkpoint.names)
     if unmerged is not None and checkpoint.model_config.get("model_type") not in TYPES_WITH_ADAPTERS:
@@ -247,7 +246,7 @@ def unmerged_adapters(checkpoint: Checkpoint) -> Iterator[str]:
         )
 
 
-def contradicted_ties(checkpoint: Checkpoint) -> Iterator[str]:
+def contradicted_ties(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     """Yield a note on a tie that the stored tensors or other keys contradict.
 
     Rules report a plain head that differs, and a missing head in a known model type.
@@ -282,7 +281,7 @@ def contradicted_ties(checkpoint: Checkpoint) -> Iterator[str]:
         )
 
 
-def _differing_head(checkpoint: Checkpoint, tie: Tie, head: str, embedding: str) -> Iterator[str]:
+def _differing_head(checkpoint: VerifiedCheckpoint, tie: Tie, head: str, embedding: str) -> Iterator[str]:
     """Yield a note on a stored head that differs from its tied embedding, if no rule compares them."""
     ours, theirs = checkpoint.all_layers.get(head), checkpoint.all_layers.get(embedding)
     if not isinstance(ours, LayerDescription) or not isinstance(theirs, LayerDescription):
@@ -296,7 +295,7 @@ def _differing_head(checkpoint: Checkpoint, tie: Tie, head: str, embedding: str)
     )
 
 
-def _is_finding(checkpoint: Checkpoint, tie: Tie, head: str, embedding: str) -> bool:
+def _is_finding(checkpoint: VerifiedCheckpoint, tie: Tie, head: str, embedding: str) -> bool:
     """Return whether the rule `tied-head` reports a difference of the two."""
     ours, theirs = checkpoint.all_layers.get(head), checkpoint.all_layers.get(embedding)
     if not tie.tied or tie.outer or checkpoint.inventory is None:
@@ -307,7 +306,7 @@ def _is_finding(checkpoint: Checkpoint, tie: Tie, head: str, embedding: str) -> 
     return plain and not _is_equal(checkpoint, ours, theirs)
 
 
-def _is_equal(checkpoint: Checkpoint, ours: LayerDescription, theirs: LayerDescription) -> bool:
+def _is_equal(checkpoint: VerifiedCheckpoint, ours: LayerDescription, theirs: LayerDescription) -> bool:
     """Return whether two layers have equal bytes; plain layers count as equal while no bytes are read."""
     values: Values | None = vars(checkpoint).get("values")
     if ours.format != theirs.format or ours.sizes != theirs.sizes or ours.dtypes != theirs.dtypes:
@@ -322,7 +321,7 @@ def _format_and_shape(layer: LayerDescription) -> str:
     return f"{layer.format.weight_type.format} {(layer.N, layer.K)}"
 
 
-def _find_prefix(checkpoint: Checkpoint, lasts: tuple[str, ...]) -> str | None:
+def _find_prefix(checkpoint: VerifiedCheckpoint, lasts: tuple[str, ...]) -> str | None:
     """Return the prefix of the head or embedding, by the model type's table or by name; None without one."""
     architecture, inventory = checkpoint.architecture, checkpoint.inventory
     if architecture is not None and inventory is not None:
@@ -333,14 +332,14 @@ def _find_prefix(checkpoint: Checkpoint, lasts: tuple[str, ...]) -> str | None:
     return next((name for name in outside if name.rpartition(".")[2] in lasts), None)
 
 
-def _is_causal_model(checkpoint: Checkpoint) -> bool:
+def _is_causal_model(checkpoint: VerifiedCheckpoint) -> bool:
     """Return whether this is a whole checkpoint of a class for causal language models."""
     classes = checkpoint.model_config.get("architectures")
     names = classes if isinstance(classes, list) else []
     return not checkpoint.is_shard and any(isinstance(name, str) and name.endswith(CAUSAL) for name in names)
 
 
-def unlisted_plain_layers(checkpoint: Checkpoint) -> Iterator[str]:
+def unlisted_plain_layers(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     """Yield a note on plain layers without an entry in the config, if similar layers are quantized."""
     plain, quantized = _matrices(checkpoint)
     kinds = {key for prefix in quantized for key in _similarity_keys(prefix)}
@@ -359,7 +358,7 @@ def unlisted_plain_layers(checkpoint: Checkpoint) -> Iterator[str]:
         )
 
 
-def useless_patterns(checkpoint: Checkpoint) -> Iterator[str]:
+def useless_patterns(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     """Yield a note on each pattern of modules to quantize that matches plain layers alone."""
     for entry, matched in _useless_patterns(checkpoint):
         yield (
@@ -369,7 +368,7 @@ def useless_patterns(checkpoint: Checkpoint) -> Iterator[str]:
         )
 
 
-def _useless_patterns(checkpoint: Checkpoint) -> Iterator[tuple[PatternEntry, list[str]]]:
+def _useless_patterns(checkpoint: VerifiedCheckpoint) -> Iterator[tuple[PatternEntry, list[str]]]:
     """Yield each pattern that matches plain layers alone, with these layers."""
     if not checkpoint.configs:
         return
@@ -381,7 +380,7 @@ def _useless_patterns(checkpoint: Checkpoint) -> Iterator[tuple[PatternEntry, li
                 yield entry, matched
 
 
-def unknown_modules(checkpoint: Checkpoint) -> Iterator[str]:
+def unknown_modules(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     """Yield a note on modules listed as quantized without a stored layer."""
     named = checkpoint.loader.named
     if checkpoint.is_shard or not named.keys:
@@ -402,7 +401,7 @@ def unknown_modules(checkpoint: Checkpoint) -> Iterator[str]:
             )
 
 
-def _matrices(checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
+def _matrices(checkpoint: VerifiedCheckpoint) -> tuple[list[str], list[str]]:
     """Return the prefixes of plain matrices without an exclusion, and of quantized layers."""
     plain, quantized = [], []
     for layer in checkpoint.described():

@@ -6,14 +6,14 @@ from dataclasses import asdict, dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from qload.checkpoint.report_base import INTERNAL, UNSUPPORTED, ReportBase
 from qload.errors import QloadError, check_fields
 from qload.errors.reporting import CauseGroup, cause_of, group_by_cause
 from qload.errors.rules import RuleText, Severity, rule_texts
-from qload.listing.report_base import INTERNAL, UNSUPPORTED, ReportBase
 from qload.storage.checkpoint_files import locate
 
 if TYPE_CHECKING:
-    from qload.listing import Coverage, LayerInfo
+    from qload.checkpoint import Coverage, LayerInfo
     from qload.spec import LayerClaims
 
 log: logging.Logger = logging.getLogger("qload")

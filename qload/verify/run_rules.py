@@ -11,11 +11,11 @@ from functools import partial
 from itertools import chain
 from typing import TypeVar, get_args
 
+from qload.checkpoint.report_base import INTERNAL
 from qload.errors import ConfigError, LostRankError, QloadError, StorageError
-from qload.listing.report_base import INTERNAL
 from qload.loader import LayerDescription
 from qload.verify import notes
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Finding, internal_finding
 from qload.verify.rules import RULES, Rule, Tier
 from qload.verify.rules.rule import merge_contradictions
@@ -38,7 +38,7 @@ NOTES_OF_LAYERS = (notes.zero_point_readings, notes.subnormals)
 
 
 def run_rules(
-    checkpoint: Checkpoint, workers: Workers, progress: Progress, last: Tier = "meaning"
+    checkpoint: VerifiedCheckpoint, workers: Workers, progress: Progress, last: Tier = "meaning"
 ) -> tuple[list[Finding], list[str]]:
     """Return the findings of all rules up to those of the `last` tier, rule by rule, and all notes."""
     checkpoint.specs, checkpoint.prefixes, checkpoint.account  # noqa: B018  (computed once for all parts)
@@ -71,7 +71,7 @@ def run_rules(
     return merge_contradictions(checkpoint, findings), texts
 
 
-def check_rule(rule: Rule, checkpoint: Checkpoint) -> list[Finding]:
+def check_rule(rule: Rule, checkpoint: VerifiedCheckpoint) -> list[Finding]:
     """Return the findings of a rule on a checkpoint or a part of it.
 
     After an exception a rule of single layers runs again, layer by layer and tensor by tensor: it skips only
@@ -108,7 +108,7 @@ def collect(
     return items
 
 
-def split(checkpoint: Checkpoint, size: int = NAMES_PER_PART) -> list[Checkpoint]:
+def split(checkpoint: VerifiedCheckpoint, size: int = NAMES_PER_PART) -> list[VerifiedCheckpoint]:
     """Split a checkpoint into parts of `size` tensor names each, with their layers, in order.
 
     Findings of all parts have the order of findings of the whole. A layer is in the part of its first name.
@@ -132,7 +132,7 @@ def split(checkpoint: Checkpoint, size: int = NAMES_PER_PART) -> list[Checkpoint
     return parts
 
 
-def split_fully(part: Checkpoint) -> Iterator[tuple[str, Checkpoint]]:
+def split_fully(part: VerifiedCheckpoint) -> Iterator[tuple[str, VerifiedCheckpoint]]:
     """Yield each layer and then each tensor of a part as a part of its own, with its name."""
     for prefix, layer in part.layers.items():
         single = copy(part)
@@ -145,21 +145,21 @@ def split_fully(part: Checkpoint) -> Iterator[tuple[str, Checkpoint]]:
         yield name, single
 
 
-def part_bytes(part: Checkpoint) -> int:
+def part_bytes(part: VerifiedCheckpoint) -> int:
     """Return the bytes of a part's tensors."""
     storage = part.weights.storage
     return sum(storage.info(name).nbytes for name in part.names)
 
 
-def _tensor_of(checkpoint: Checkpoint, name: str) -> str:
+def _tensor_of(checkpoint: VerifiedCheckpoint, name: str) -> str:
     """Return the first tensor of the layer `name`; the name itself for a tensor."""
     layer = checkpoint.all_layers.get(name)
     return layer.names.full(layer.specs[0].name) if isinstance(layer, LayerDescription) else name
 
 
 def _measure(
-    checkpoint: Checkpoint,
-    parts: list[Checkpoint],
+    checkpoint: VerifiedCheckpoint,
+    parts: list[VerifiedCheckpoint],
     workers: Workers,
     sizes: list[int],
     progress: ByteProgress,
@@ -178,7 +178,7 @@ def _measure(
     return list(failed.values())
 
 
-def _measure_part(part: Checkpoint) -> tuple[Values, list[Finding]]:
+def _measure_part(part: VerifiedCheckpoint) -> tuple[Values, list[Finding]]:
     """Measure a part; after an exception, its layers and tensors one by one."""
     failed: list[Finding] = []
     values = collect("values", partial(_measure_single, part), failed)
@@ -191,11 +191,11 @@ def _measure_part(part: Checkpoint) -> tuple[Values, list[Finding]]:
     return Values.joined(measured), failed
 
 
-def _measure_single(part: Checkpoint) -> list[Values]:
+def _measure_single(part: VerifiedCheckpoint) -> list[Values]:
     return [measure(part)]
 
 
-def _exclude(checkpoint: Checkpoint, failed: Mapping[str, Finding]) -> None:
+def _exclude(checkpoint: VerifiedCheckpoint, failed: Mapping[str, Finding]) -> None:
     """Exclude these tensors and their layers from all rules."""
     layers = {
         prefix: layer
@@ -211,12 +211,12 @@ def _ignore_progress(done: int, total: int) -> None:
     """Ignore progress that the first pass already reported."""
 
 
-def _findings(parts: list[Checkpoint], rules: list[Rule], at: int) -> list[list[Finding]]:
+def _findings(parts: list[VerifiedCheckpoint], rules: list[Rule], at: int) -> list[list[Finding]]:
     """Return the findings of each rule in one part."""
     return [check_rule(rule, parts[at]) for rule in rules]
 
 
-def _notes(parts: list[Checkpoint], at: int) -> tuple[list[notes.Counted], list[Finding]]:
+def _notes(parts: list[VerifiedCheckpoint], at: int) -> tuple[list[notes.Counted], list[Finding]]:
     """Return counts for notes on single layers of a part, and findings for their exceptions."""
     failed: list[Finding] = []
     counted: list[notes.Counted] = []

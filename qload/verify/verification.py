@@ -1,24 +1,22 @@
 """`inspect` and `verify`: open a checkpoint as hostile input, describe its layers, and check it."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from itertools import chain
 from os import PathLike, fspath
 from typing import ParamSpec
 
-from qload.detect import read_model_config
+from qload.architecture.names import usual_split
+from qload.checkpoint import LayerInfo, info_of
+from qload.checkpoint.report_base import UNSUPPORTED
 from qload.errors import ArgumentError, ConfigError, CutError, DivideError, QloadError, StorageError, checked
-from qload.listing import LayerInfo, info_of
-from qload.listing.report_base import UNSUPPORTED
 from qload.loader import Heads, LayerDescription, Part, Split
 from qload.loader.cuts import share
 from qload.parallel import ProcessGroup, Rank
 from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
-from qload.plan.sharing import usual_split
 from qload.verify import against as comparison
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.comparison import LayerMap
 from qload.verify.report import Finding, Prompt, Report, finding_of, internal_finding
 from qload.verify.rules import INSPECTED, Tier
@@ -38,7 +36,7 @@ def world_sizes(tp: int | Sequence[int] | None) -> Sequence[int]:
     return sizes
 
 
-def check_ranks(checkpoint: Checkpoint, worlds: Sequence[int]) -> Iterator[Finding | str]:
+def check_ranks(checkpoint: VerifiedCheckpoint, worlds: Sequence[int]) -> Iterator[Finding | str]:
     """Yield a finding for each layer and number of ranks without its usual split, and a note on other layers.
 
     The remedy names the numbers of ranks that suit all layers. The note counts layers without a usual split
@@ -91,7 +89,7 @@ class _Cut:
         return None
 
 
-def _usual_cut(checkpoint: Checkpoint, layer: LayerDescription) -> _Cut | None:
+def _usual_cut(checkpoint: VerifiedCheckpoint, layer: LayerDescription) -> _Cut | None:
     """Return the usual split of a layer; None without a usual name."""
     heads = checkpoint.architecture.heads(layer.prefix) if checkpoint.architecture else None
     split = "N" if heads is not None else usual_split(layer.prefix)
@@ -171,7 +169,7 @@ def inspect(path: str | PathLike[str]) -> Report:
     ('ok', [('up', 'unquantized', (4, 2))])
     >>> folder.cleanup()
     """
-    with closing(Checkpoint.open(path, settled=False)) as checkpoint:
+    with VerifiedCheckpoint.open(path, collect=True, settled=False) as checkpoint:
         if not checkpoint.is_readable:
             return _unreadable(checkpoint)
         findings = [finding for rule in INSPECTED for finding in check_rule(rule, checkpoint)]
@@ -233,12 +231,15 @@ def verify(
     >>> folder.cleanup()
     """
     worlds = world_sizes(tp)
-    if logits is not None:
-        _check_prompt(path, logits, process_group)
+    if logits is not None and process_group is not None and process_group.size() > 1:
+        got = f"{process_group.size()} of a group"
+        raise ArgumentError("logits", "one process, that has the whole model", got)
     workers, report_progress = Workers.of(process_group), progress or (lambda *_: None)
-    with closing(Checkpoint.open(path)) as checkpoint:
+    with VerifiedCheckpoint.open(path, collect=True) as checkpoint:
         if not checkpoint.is_readable:
             return _unreadable(checkpoint)
+        if logits is not None:
+            _check_prompt(checkpoint, logits)
         findings, notes = run_rules(checkpoint, workers, report_progress, tier)
         if worlds:
             check = partial(check_ranks, checkpoint, worlds)
@@ -250,7 +251,7 @@ def verify(
     return report if logits is None else _add_logits(report, path, logits, against, report_progress)
 
 
-def header_errors(checkpoint: Checkpoint, workers: Workers, progress: Progress) -> list[Finding]:
+def header_errors(checkpoint: VerifiedCheckpoint, workers: Workers, progress: Progress) -> list[Finding]:
     """Return the errors that `verify(path, tier="headers")` reports for an open checkpoint."""
     findings, _ = run_rules(checkpoint, workers, progress, "headers")
     findings = list(_without_missing(findings)) if checkpoint.is_shard else findings
@@ -259,7 +260,7 @@ def header_errors(checkpoint: Checkpoint, workers: Workers, progress: Progress) 
 
 def _add_comparison(
     report: Report,
-    checkpoint: Checkpoint,
+    checkpoint: VerifiedCheckpoint,
     path: str | PathLike[str],
     workers: Workers,
     progress: ByteProgress,
@@ -267,9 +268,9 @@ def _add_comparison(
 ) -> Report:
     """Extend the report by a comparison with the reference at `path`."""
     findings, notes, maps = list(report.findings), list(report.notes), dict[str, str]()
-    with closing(Checkpoint.open(path)) as reference:
+    with VerifiedCheckpoint.open(path, collect=True) as reference:
         if not reference.is_readable:
-            return replace(report, findings=(*findings, *reference.errors))
+            return replace(report, findings=(*findings, *reference.findings))
         compare = partial(comparison.check_against, checkpoint, reference, workers, progress, draw)
         for item in collect("against", compare, findings):
             if isinstance(item, LayerMap):
@@ -292,13 +293,11 @@ def _add_comparison(
     )
 
 
-def _check_prompt(path: str | PathLike[str], prompt: Prompt, group: ProcessGroup | None) -> None:
+def _check_prompt(checkpoint: VerifiedCheckpoint, prompt: Prompt) -> None:
     """Raise ArgumentError if logits cannot be computed, before any long read."""
     from qload.verify.logits.compared_model import read_text_config, token_ids
 
-    if group is not None and group.size() > 1:
-        raise ArgumentError("logits", "one process, that has the whole model", f"{group.size()} of a group")
-    token_ids(prompt, read_text_config(read_model_config(path)))
+    token_ids(prompt, read_text_config(checkpoint.model_config))
 
 
 def _add_logits(
@@ -331,9 +330,9 @@ def _add_items(items: Iterable[Finding | str], findings: list[Finding], notes: l
             notes.append(item)
 
 
-def _unreadable(checkpoint: Checkpoint) -> Report:
+def _unreadable(checkpoint: VerifiedCheckpoint) -> Report:
     """Return the report of a checkpoint that cannot be opened; an unsupported format counts as readable."""
-    errors = tuple(checkpoint.errors)
+    errors = checkpoint.findings
     unsupported = bool(errors) and all(error.rule == UNSUPPORTED for error in errors)
     return Report(checkpoint.path, errors, tuple(checkpoint.notes), readable=unsupported)
 
@@ -350,7 +349,9 @@ def _info(weights: Weights, layer: LayerDescription) -> list[LayerInfo]:
     return [info_of(weights, layer)]
 
 
-def _report(checkpoint: Checkpoint, findings: list[Finding], notes: list[str], workers: Workers) -> Report:
+def _report(
+    checkpoint: VerifiedCheckpoint, findings: list[Finding], notes: list[str], workers: Workers
+) -> Report:
     weights, parts = checkpoint.weights, split(checkpoint, NAMES_PER_REPORT_PART)
 
     def describe_part(at: int) -> tuple[list[LayerInfo], list[Finding]]:

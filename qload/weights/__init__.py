@@ -1,8 +1,7 @@
 """A rank's view of a checkpoint, and the ledger of what it used."""
 
-from qload.weights.checkpoint import open_checkpoint
 from qload.weights.ledger import LoadReport
 from qload.weights.loads import Load
 from qload.weights.weights import Weights
 
-__all__ = ["Load", "LoadReport", "Weights", "open_checkpoint"]
+__all__ = ["Load", "LoadReport", "Weights"]

@@ -29,12 +29,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from qload import native
+from qload.checkpoint import load_layers, open_checkpoint
 from qload.detect import KernelTarget
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernel_formats import repack
 from qload.layouts import Stored
-from qload.listing import load_layers
-from qload.weights import open_checkpoint
 from tests.bench.cpu_model import packed
 from tests.bench.model import GROUP, QUANTIZATION
 

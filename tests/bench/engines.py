@@ -36,11 +36,11 @@ TIMES = tuple[float, float, int]  # on the wall, of computing, and bytes that th
 def layers(folder: Path) -> Callable[[], object]:
     """Ready to open the checkpoint, and to get the typed weights of all layers."""
     from qload import open_checkpoint
-    from qload.listing import Groups
+    from qload.checkpoint import LayerIndex
 
     def load() -> object:
         with open_checkpoint(folder, target="auto") as weights:
-            return [weights.get_weights(prefix) for prefix in Groups(weights).found]
+            return [weights.get_weights(prefix) for prefix in LayerIndex(weights).found]
 
     return load
 

@@ -16,8 +16,8 @@ from threading import Event, Thread
 from rich.console import Console
 from rich.table import Table
 
+from qload.checkpoint import open_checkpoint
 from qload.verify import inspect, verify
-from qload.weights import open_checkpoint
 from tests.bench import folders
 
 SIZES = {1_000: 2, 3_000: 6, 10_000: 20, 30_000: 60, 100_000: 200}  # tensors -> shards

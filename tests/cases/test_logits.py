@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from qload.checkpoint import open_checkpoint
 from qload.errors import CutError
 from qload.parallel import Collectives, FakeWorld
-from qload.weights import open_checkpoint
 from tests.cases.test_cases import FOLDER
 from tests.cases.test_models import every_model, published, refused
 from tests.format_cases import lawful

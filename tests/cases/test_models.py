@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from qload.checkpoint import open_checkpoint
 from qload.errors import CutError, DivideError
 from qload.parallel import FakeWorld
 from qload.storage import SafetensorsStorage
 from qload.verify import inspect, verify
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 from tests.cases.test_cases import FOLDER
 from tests.format_cases import lawful
 

@@ -11,11 +11,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from qload.checkpoint import open_checkpoint
 from qload.errors import CutError, DivideError
 from qload.experts import ExpertsWeight
 from qload.parallel import FakeWorld, ProcessGroup
 from qload.testing import assert_same_bits
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 from tests.cases.test_cases import FOLDER
 from tests.cases.test_models import EXPECTED, MODELS, assert_rounded, published, refused
 from tests.experts.expert_layers import assert_joined

@@ -91,16 +91,16 @@ def test_of_several_paths_the_worst_counts(
 def test_a_bug_among_several_paths_is_worse_than_findings(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qload.verify.checkpoint import Checkpoint
+    from qload.verify.checkpoint import VerifiedCheckpoint
 
-    open_subject = Checkpoint.open
+    open_subject = VerifiedCheckpoint.open
 
-    def failing(path: Any) -> Any:
+    def failing(path: Any, **options: Any) -> Any:
         if str(path) == str(folders["sound"]):
             raise LookupError("lost")
-        return open_subject(path)
+        return open_subject(path, **options)
 
-    monkeypatch.setattr(Checkpoint, "open", failing)
+    monkeypatch.setattr(VerifiedCheckpoint, "open", failing)
     names = ("findings", "sound", "unread")
     result = CliRunner().invoke(main, ["verify", *(str(folders[name]) for name in names), "--json"])
 

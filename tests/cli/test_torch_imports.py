@@ -87,6 +87,30 @@ def test_every_verb_refuses_a_path_without_a_checkpoint_before_it_imports_torch(
     assert not out.exists()
 
 
+def test_the_sarif_log_of_a_wrong_path_is_written_without_torch(
+    paths: dict[str, tuple[Path, int, str]], tmp_path: Path
+) -> None:
+    path, code, reason = paths["missing"]
+    written = tmp_path / "report"
+
+    (found,) = ended([["verify", str(path), "--sarif", str(written)]])
+
+    assert found[:2] == (code, False), found
+    assert reason in written.read_text()
+
+
+def test_a_wrong_path_is_refused_before_the_ids_of_accepted_rules_are_checked(
+    paths: dict[str, tuple[Path, int, str]], tmp_path: Path
+) -> None:
+    path, code, reason = paths["missing"]
+    command = ["convert", str(path), "--to", "awq", "-o", str(tmp_path / "out"), "--accept", "layer-count"]
+
+    (found,) = ended([command])
+
+    assert found[:2] == (code, False), found
+    assert reason in found[2]
+
+
 def test_help_the_version_and_the_doctor_do_not_import_torch() -> None:
     helps = [[name, "--help"] for name in vars(main)["commands"]]
     commands = [["--help"], ["--version"], ["doctor"], ["doctor", "--table"], *helps]

@@ -42,10 +42,10 @@ from qload import (
     verify,
     with_experts,
 )
+from qload.checkpoint import Account, Checkpoint, LayerIndex, account, check_all_read, info_of
 from qload.cli.main import main
 from qload.detect import for_target, read_model_config
 from qload.errors import QloadError, UnreadTensorsError
-from qload.listing import Account, Groups, account, check_all_read, info_of
 from qload.loader import Heads, Part
 from qload.models import Making, TextConfig, load_decoder, load_model, load_vision_model
 from qload.pictures import layer_pictures
@@ -59,7 +59,7 @@ MODULES = (
     "qload.engines.transformers",
     "qload.engines.vllm",
     "qload.hub",
-    "qload.listing",
+    "qload.checkpoint",
     "qload.methods",
     "qload.models",
     "qload.pictures",
@@ -219,7 +219,7 @@ def hands_out_raw(call: Callable[[Weights, str], torch.Tensor]) -> Call:
 def describes_without_values(given: UnreadCheckpoint) -> None:
     with opened(given) as weights:
         listed = {info.prefix: info for info in layers(weights)}
-        groups = Groups(weights)
+        groups = LayerIndex(weights)
         read = [
             info_of(weights, layer) for layer in groups.layers.values() if not isinstance(layer, QloadError)
         ]
@@ -229,9 +229,16 @@ def describes_without_values(given: UnreadCheckpoint) -> None:
 
 def accounts_for_all(given: UnreadCheckpoint) -> None:
     with opened(given) as weights:
-        found: Account = account(Groups(weights))
+        found: Account = account(LayerIndex(weights))
     assert found.report.unread.keys() == given.unread.keys()
     assert found.coverage.unread == given.nbytes
+    assert given.unread.keys().isdisjoint(found.report.used)
+
+
+def accounts_for_all_when_collected(given: UnreadCheckpoint) -> None:
+    with Checkpoint.open(given.folder, collect=True) as checkpoint:
+        found = checkpoint.account
+    assert found.report.unread.keys() == checkpoint.unread.keys() == given.unread.keys()
     assert given.unread.keys().isdisjoint(found.report.used)
 
 
@@ -320,7 +327,10 @@ DOORS: dict[str, Call] = {
     "replace_linears": refuses_whole(lambda weights: replace_linears(nn.Linear(2, 2), weights)),
     "open_checkpoint": no_values(accounts_for_all),
     "account": no_values(accounts_for_all),
-    "Groups": no_values(describes_without_values),
+    "opened": no_values(accounts_for_all),
+    "Checkpoint": no_values(accounts_for_all_when_collected),
+    "Checkpoint.open": no_values(accounts_for_all_when_collected),
+    "LayerIndex": no_values(describes_without_values),
     "layers": no_values(describes_without_values),
     "info_of": no_values(describes_without_values),
     "loader_from_config": no_values(describes_without_values),

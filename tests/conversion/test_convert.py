@@ -12,13 +12,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from qload import convert, open_checkpoint, verify
+from qload.checkpoint import layers
 from qload.conversion import Conversion
 from qload.conversion.quantization_config import NO_ACT_ORDER
 from qload.conversion.targets import INTEGERS
 from qload.errors import ArgumentError
 from qload.errors.rules import rule_texts
 from qload.formats import MarlinWeight
-from qload.listing import layers
 from qload.testing import make_checkpoint
 from qload.verify import run_rules
 from qload.verify.rules import Rule

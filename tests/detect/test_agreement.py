@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from qload.configs import FoundConfig
-from qload.detect import check_configs, config_notes
+from qload.detect import compare_configs
 from qload.detect.config_reader import read_claims
+from qload.errors import ConfigsDisagreeError
 from qload.storage import MemoryStorage
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
@@ -34,8 +35,9 @@ def test_other_bits_are_an_error_where_something_could_be_read_by_them(
     ]
     claims, storage = read_claims(found[0]), MemoryStorage(tensors)
 
-    errors = [str(error) for error in check_configs(found, claims, storage)]
-    notes = list(config_notes(found, claims, storage))
+    conflicts = list(compare_configs(found, claims, storage))
+    errors = [str(conflict) for conflict in conflicts if isinstance(conflict, ConfigsDisagreeError)]
+    notes = [conflict for conflict in conflicts if isinstance(conflict, str)]
 
     assert [("quantize_config.json: bits" in error, "4 as in config.json" in error) for error in errors] == (
         [(True, True)] if wrong else []

@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from qload.checkpoint import open_checkpoint
 from qload.configs import FoundConfig
-from qload.detect import find_configs, loader_from_config, read_claims
+from qload.detect import loader_from_config, read_claims, read_configs
 from qload.errors import ConfigError, CutError, ExcludedModuleError, UnsupportedFormatError
 from qload.formats import (
     AWQWeight,
@@ -26,7 +27,7 @@ from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 from tests.kernels.mp_layers import Case
 from tests.paths import FIXTURES
 
@@ -204,7 +205,7 @@ def test_the_config_beside_the_model_is_read_where_config_json_has_none(tmp_path
     with open_checkpoint(tmp_path) as weights, open_checkpoint(folder) as same:
         assert_same_bits(weights.get_weights(PREFIX).dequantize(), same.get_weights(PREFIX).dequantize())
     (tmp_path / "quantization_config.json").write_text(json.dumps({"bits": 4}))
-    assert not find_configs(tmp_path)  # config of another program, without a method
+    assert not read_configs(tmp_path)[1]  # config of another program, without a method
 
 
 def test_rows_without_an_index_lie_in_order_and_are_cut_between_groups() -> None:

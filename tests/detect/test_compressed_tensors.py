@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.detect import find_config, loader_from_config
+from qload.detect import loader_from_config, read_configs
 from qload.errors import ConfigError, ExcludedModuleError, MissingTensorError, UnsupportedFormatError
 from qload.formats import (
     CTIntConfig,
@@ -272,7 +272,7 @@ def test_a_cache_of_its_own_is_noted(caplog: pytest.LogCaptureFixture) -> None:
 def test_the_old_section_needs_no_method(tmp_path: Path) -> None:
     old = {key: value for key, value in config(group(GROUP)).items() if key != "quant_method"}
     (tmp_path / "config.json").write_text(json.dumps({"compression_config": old}))
-    found = find_config(tmp_path)
+    found = read_configs(tmp_path)[1][0]
 
     assert found is not None
     assert loader_from_config(found.values).formats[0].config == CTPackConfig(4, 8)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qload.configs import FoundConfig
-from qload.detect import find_config, find_configs, loader_from_config, read_claims
+from qload.detect import loader_from_config, read_claims, read_configs
 from qload.errors import ConfigError
 from tests.detect.settings import AWQ, GPTQ
 
@@ -16,6 +16,10 @@ def write(folder: Path, name: str, content: Any) -> Path:
     text = content if isinstance(content, bytes) else json.dumps(content).encode()
     (folder / name).write_bytes(text)
     return folder
+
+
+def first_config(path: Path) -> FoundConfig | None:
+    return next(iter(read_configs(path)[1]), None)
 
 
 @pytest.mark.parametrize(
@@ -57,7 +61,7 @@ def write(folder: Path, name: str, content: Any) -> Path:
 def test_a_config_is_found_where_tools_write_it(
     name: str, content: Any, method: str, section: str, tmp_path: Path
 ) -> None:
-    found = find_config(write(tmp_path, name, content))
+    found = first_config(write(tmp_path, name, content))
 
     assert found is not None
     assert (found.file, found.section) == (name, section)
@@ -65,7 +69,7 @@ def test_a_config_is_found_where_tools_write_it(
 
 
 def test_a_tools_own_file_that_could_be_any_tools_is_refused(tmp_path: Path) -> None:
-    found = find_config(write(tmp_path, "quantize_config.json", {"bits": 4, "group_size": 64}))
+    found = first_config(write(tmp_path, "quantize_config.json", {"bits": 4, "group_size": 64}))
 
     assert found is not None
     with pytest.raises(ConfigError, match=r"^quantize_config\.json: quant_method\n  expected the name of"):
@@ -76,19 +80,19 @@ def test_config_json_counts_before_the_tools_own_files(tmp_path: Path) -> None:
     write(tmp_path, "config.json", {"quantization_config": AWQ})
     write(tmp_path, "quantize_config.json", GPTQ)
 
-    assert [found.file for found in find_configs(tmp_path)] == ["config.json", "quantize_config.json"]
+    assert [found.file for found in read_configs(tmp_path)[1]] == ["config.json", "quantize_config.json"]
 
 
 @pytest.mark.parametrize("content", [{}, {"quantization_config": None}, {"text_config": {}}])
 def test_a_model_without_a_quantization_config_is_plain(content: Any, tmp_path: Path) -> None:
-    assert find_config(write(tmp_path, "config.json", content)) is None
+    assert first_config(write(tmp_path, "config.json", content)) is None
     assert [fmt.weight_type.format for fmt in loader_from_config(None).formats] == ["unquantized"]
 
 
 def test_a_config_without_its_model_config_is_found_beside_a_file(tmp_path: Path) -> None:
     write(tmp_path, "config.json", {"quantization_config": GPTQ})
 
-    assert find_config(tmp_path / "model.safetensors") is not None
+    assert first_config(tmp_path / "model.safetensors") is not None
 
 
 @pytest.mark.parametrize(
@@ -113,7 +117,7 @@ def test_a_config_file_that_is_none_is_refused(content: Any, text: str, tmp_path
     write(tmp_path, "config.json", content)
 
     with pytest.raises(ConfigError, match=r"^config\.json: ") as caught:
-        find_config(tmp_path)
+        read_configs(tmp_path)
 
     assert text in caught.value.got
 
@@ -126,7 +130,7 @@ def test_a_config_that_is_a_directory_is_not_taken_for_none(name: str, tmp_path:
     (tmp_path / name).mkdir()
 
     with pytest.raises(ConfigError, match=f"^{name}: file\n  expected a file\n  got      a directory"):
-        find_config(tmp_path)
+        read_configs(tmp_path)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -134,7 +138,7 @@ def test_a_config_that_is_a_broken_link_is_not_taken_for_none(name: str, tmp_pat
     (tmp_path / name).symlink_to("blobs/gone")
 
     with pytest.raises(ConfigError, match=f"^{name}: file\n  expected a file\n  got      a link to nothing"):
-        find_config(tmp_path)
+        read_configs(tmp_path)
 
 
 def test_a_config_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:
@@ -142,18 +146,18 @@ def test_a_config_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:
         file.truncate(5 << 30)
 
     with pytest.raises(ConfigError, match=r"^config\.json: size\n  expected at most 67108864 bytes"):
-        find_config(tmp_path)
+        read_configs(tmp_path)
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-32"])
 def test_json_in_any_encoding_of_unicode_is_read(encoding: str, tmp_path: Path) -> None:
     write(tmp_path, "config.json", json.dumps({"quantization_config": GPTQ}).encode(encoding))
 
-    assert find_config(tmp_path) == FoundConfig("config.json", "quantization_config", GPTQ)
+    assert first_config(tmp_path) == FoundConfig("config.json", "quantization_config", GPTQ)
 
 
 def test_another_tools_config_alone_is_not_taken_for_a_plain_model(tmp_path: Path) -> None:
     write(tmp_path, "hf_quant_config.json", {"quantization": None})
 
     with pytest.raises(ConfigError, match=r"hf_quant_config\.json: quantization\n  expected an object"):
-        find_config(tmp_path)
+        read_configs(tmp_path)

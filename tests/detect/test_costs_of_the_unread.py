@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qload.detect import effective_claims, find_configs, loader_from_config
+from qload.checkpoint import layers, open_checkpoint
+from qload.detect import effective_claims, loader_from_config, read_configs
 from qload.errors import ConfigError, MissingTensorError, TwoFormatsError, UnsupportedFormatError
 from qload.formats import UnquantizedConfig
-from qload.listing import layers
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
 from qload.verify import verify
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 from tests.detect import dialect_layers as make
 
 Stored = dict[str, dict[str, Tensor]]
@@ -358,7 +358,7 @@ def test_a_tools_own_file_states_its_method_by_its_name(tmp_path: Path) -> None:
         json.dumps({"bits": 4, "group_size": 32, "desc_act": False})
     )
 
-    (found,) = find_configs(tmp_path)
+    (found,) = read_configs(tmp_path)[1]
 
     claims = effective_claims(found, MemoryStorage({"up.weight": PLAIN["weight"]}))
     assert claims is not None

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from qload.checkpoint import layers, open_checkpoint
 from qload.detect import loader_from_config
 from qload.detect.dialects import Recogniser
 from qload.detect.signatures import METHODS_ELSEWHERE, SIGNATURES, WORDS, LayerTensors
@@ -21,11 +22,10 @@ from qload.errors import (
     TwoFormatsError,
     UnsupportedFormatError,
 )
-from qload.listing import layers
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
 from qload.verify import verify
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 from tests.detect import dialect_layers as make
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}

@@ -9,12 +9,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qload.detect import find_config, find_configs, loader_from_config, read_claims
+from qload.checkpoint import open_checkpoint
+from qload.detect import loader_from_config, read_claims, read_configs
 from qload.errors import ConfigError, ExcludedModuleError, MismatchError, UnsupportedFormatError
 from qload.formats import Fp8Config, Fp8Weight, ModelOptAWQConfig
 from qload.loader import FormatLoader
 from qload.storage import MemoryStorage
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 
 NVFP4 = {"quant_algo": "NVFP4", "group_size": 16}
 TABLE = {"model.layers.0.q_proj": NVFP4, "model.layers.0.down_proj": {"quant_algo": "FP8"}}
@@ -56,7 +57,7 @@ def load(config: dict[str, Any], layers: dict[str, str]) -> Any:
 def test_modelopt_is_found_in_its_own_file(algorithm: str, weight: str, tmp_path: Path) -> None:
     own = {"quantization": {"quant_algo": algorithm, "exclude_modules": ["lm_head", "", "*router*"]}}
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(own))
-    found = find_config(tmp_path)
+    found = read_configs(tmp_path)[1][0]
 
     assert found is not None
     loader = loader_from_config(found.values)
@@ -214,7 +215,7 @@ def test_both_files_of_modelopt_say_the_same(tmp_path: Path) -> None:
         {f"{prefix}.{name}": each for name, each in STORED["FP8"].items()}, tmp_path / "model.safetensors"
     )
 
-    first, second = map(read_claims, find_configs(tmp_path))
+    first, second = map(read_claims, read_configs(tmp_path)[1])
     assert (
         (first.format, first.formats) == (second.format, second.formats) == ("mixed_precision", first.formats)
     )

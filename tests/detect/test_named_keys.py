@@ -13,10 +13,10 @@ import torch
 from pydantic import AliasChoices, BaseModel
 
 from qload.configs import FoundConfig
-from qload.detect import check_configs, effective_claims, read_claims
+from qload.detect import compare_configs, effective_claims, read_claims
 from qload.detect.config_reader import METHODS
 from qload.detect.methods import auto_round, compressed_tensors, modelopt
-from qload.errors import ConfigError, UnsupportedFormatError
+from qload.errors import ConfigError, ConfigsDisagreeError, UnsupportedFormatError
 from qload.formats import MODULES, bnb
 from qload.storage import MemoryStorage
 
@@ -334,7 +334,8 @@ def test_two_configs_that_disagree_name_the_key_of_the_second(other: dict[str, A
     claims = effective_claims(configs[0], storage)
     assert claims is not None
 
-    (error,) = check_configs(configs, claims, storage)
+    conflicts = compare_configs(configs, claims, storage)
+    (error,) = (conflict for conflict in conflicts if isinstance(conflict, ConfigsDisagreeError))
 
     assert (error.file, error.key) == ("quant_config.json", key)
 

@@ -13,12 +13,13 @@ from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 from qload import errors
+from qload.checkpoint import check_all_read
 from qload.configs import FoundConfig
 from qload.detect import (
     AWQWeightsLoader,
     DefaultWeightsLoader,
     GPTQWeightsLoader,
-    check_configs,
+    compare_configs,
     loader_from_config,
     read_claims,
 )
@@ -27,7 +28,6 @@ from qload.formats import Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, Unquanti
 from qload.kernel_formats import repack
 from qload.kernels import ExllamaLinearKernel, MPLinearLayerConfig, choose_mp_linear_kernel, scalar_types
 from qload.layouts import Order
-from qload.listing import check_all_read
 from qload.methods import get_quantization_config
 from qload.models.memory import check_memory
 from qload.parallel import ALONE, Rank
@@ -130,8 +130,9 @@ def two_configs(other: dict[str, Any]) -> None:
         FoundConfig("config.json", "quantization_config", GPTQ),
         FoundConfig("quantize_config.json", "", other),
     ]
-    for error in check_configs(found, read_claims(found[0]), MemoryStorage(layer())):
-        raise error
+    for conflict in compare_configs(found, read_claims(found[0]), MemoryStorage(layer())):
+        if isinstance(conflict, QloadError):
+            raise conflict
 
 
 CODES = MPLinearLayerConfig((128, 64), (128, 64), scalar_types.uint4b8, torch.float64, 64, False)
@@ -244,7 +245,7 @@ def test_every_error_class_is_raised_by_one_of_these_mistakes() -> None:
 def test_a_file_is_named_where_there_is_one(fixtures: Path, tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
-    from qload.weights import open_checkpoint
+    from qload.checkpoint import open_checkpoint
 
     save_file(layer(qweight=torch.zeros(15, 32, dtype=torch.int32)), tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"quantization_config": ' + str(GPTQ).replace("'", '"') + "}")

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from qload.checkpoint import open_checkpoint
 from qload.verify import verify
-from qload.weights import open_checkpoint
 from tests.paths import cases
 from tests.verify.checkpoints import model
 

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from qload.checkpoint import LayerIndex, account, open_checkpoint
 from qload.detect import loader_from_config
 from qload.errors import QloadError, TwoFormatsError, UnsupportedFormatError
 from qload.experts import stack_finder, with_experts
 from qload.experts.stack_layouts import FIELDS, LAYERS
-from qload.listing import Groups, account
 from qload.storage import MemoryStorage, SafetensorsStorage, TensorInfo
 from qload.storage.header import MAX_EMPTY_SIDE
 from qload.verify import verify
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 from tests.example_counts import at_most
 from tests.experts.expert_layers import FACTS
 from tests.experts.mixtures import HIDDEN, INNER, KINDS, LAYER, E, config, drawn, lead, mixture
@@ -147,7 +147,7 @@ def test_plain_stacks_of_a_type_that_is_not_known_stay_as_they_are(kind: Any) ->
     for name, tensor in both.stacks.items():
         assert torch.equal(weights.get_tensor(name), tensor)
     assert weights.report().complete
-    coverage = account(Groups(weights)).coverage
+    coverage = account(LayerIndex(weights)).coverage
     assert (coverage.read, coverage.unread) == (coverage.total, 0)
     with pytest.raises(UnsupportedFormatError, match=rf"outputs and inputs.*{lead('gpt_oss')}"):
         weights.get_experts(lead("gpt_oss"), facts=FACTS)

@@ -9,11 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from qload.checkpoint import layers, open_checkpoint
 from qload.experts import with_experts
-from qload.listing import layers
 from qload.storage import MemoryStorage, SafetensorsStorage
 from qload.verify import inspect, verify
-from qload.weights import open_checkpoint
 from tests.cases.test_models import assert_rounded, last_experts, shared
 from tests.experts.mixtures import CONFIGS, KINDS, E, config, drawn, lead, mixture
 from tests.format_cases import lawful

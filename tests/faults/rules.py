@@ -85,7 +85,7 @@ FAULTS = (
     ),
     Fault(
         "sibling-left-out",
-        "qload/verify/name_patterns.py",
+        "qload/architecture/names.py",
         '("q_proj", "k_proj", "v_proj")',
         '("q_proj", "v_proj")',
     ),
@@ -112,13 +112,13 @@ FAULTS = (
     Fault("cache-scale-sign", f"{RULES}/scales.py", "| (values <= 0) if", "| (values < 0) if"),
     Fault(
         "bytes-counted-twice",
-        "qload/listing/coverage.py",
+        "qload/checkpoint/coverage.py",
         "return self.read + sum(",
         "return self.read + self.read + sum(",
     ),
     Fault(
         "plain-codes-explained",
-        "qload/listing/coverage.py",
+        "qload/checkpoint/coverage.py",
         "dtype not in FLOATS:\n        return False",
         "dtype not in FLOATS:\n        return True",
     ),
@@ -130,7 +130,7 @@ FAULTS = (
     ),
     Fault(
         "blocks-anchored-wrongly",
-        "qload/verify/name_patterns.py",
+        "qload/architecture/names.py",
         "return BLOCK_LIST.fullmatch(lead) is not None",
         "return BLOCK_LIST.match(lead[1:]) is not None",
     ),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from qload.checkpoint import open_checkpoint
 from qload.detect import loader_from_config
 from qload.errors import MismatchError
 from qload.layouts import StoredMinusOne, StoredMinusOnePerField
@@ -15,7 +16,7 @@ from qload.parallel import FakeWorld
 from qload.spec import zero_point_evidence
 from qload.storage import MemoryStorage
 from qload.verify import verify
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 from tests.experts.expert_layers import FACTS
 from tests.verify.checkpoints import model, rules
 

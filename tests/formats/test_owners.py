@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
+from qload.checkpoint import open_checkpoint
 from qload.detect import loader_from_config
 from qload.errors import UnsupportedFormatError
 from qload.formats import FORMATS
-from qload.weights import open_checkpoint
 from tests.paths import FOLDERS, cases
 from tests.support import owners
 

@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
+from qload.checkpoint import open_checkpoint
 from qload.errors import QloadError
 from qload.verify import inspect, verify
 from qload.verify.report import finding_of
-from qload.weights import open_checkpoint
 from tests.verify.checkpoints import GPTQ, gptq, plain
 
 Files = dict[str, bytes]

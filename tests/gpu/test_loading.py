@@ -14,13 +14,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qload import SafetensorsStorage, devices, native
+from qload.checkpoint import layers, load_layers, open_checkpoint
 from qload.devices import CudaFileReader, cuda_files
 from qload.errors import StorageError
 from qload.kernel_formats import repack_cache
-from qload.listing import layers, load_layers
 from qload.spec import Weight
 from qload.testing import assert_same_bits
-from qload.weights import ahead, open_checkpoint, stream
+from qload.weights import ahead, stream
 
 pytestmark = pytest.mark.gpu
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qload import native
+from qload.checkpoint import open_checkpoint
 from qload.models import Decoder, Engine, Sampler, load_model
-from qload.weights import open_checkpoint
 from tests.bench.model import config_of, tensors_of
 from tests.bench.stack import distance
 from tests.models import drawn

@@ -7,9 +7,9 @@ import pytest
 import torch
 from click.testing import CliRunner
 
+from qload.checkpoint import open_checkpoint
 from qload.cli import main
 from qload.models import Engine, load_model
-from qload.weights import open_checkpoint
 from tests.paths import FIXTURES
 from tests.support import torchrun
 
@@ -86,7 +86,7 @@ from pathlib import Path
 import torch
 from qload.models import Engine, load_model
 from qload.parallel import joined_world
-from qload.weights import open_checkpoint
+from qload.checkpoint import open_checkpoint
 
 with joined_world("cuda", timeout_s=120) as group:
     asked = dict(device="cuda", dtype=torch.float16, target="auto", process_group=group)

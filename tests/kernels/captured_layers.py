@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
+from qload.checkpoint import open_checkpoint
 from qload.errors import RepackError
 from qload.kernel_formats import repack
 from qload.kernel_formats.repack import options, targets
 from qload.spec import Weight
-from qload.weights import open_checkpoint
 from tests.support.owners import prefix_of
 
 LAYERS = (  # of each format, and of each way that inputs are quantized

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from qload import native
+from qload.checkpoint import layers
 from qload.errors import ArgumentError, MismatchError, RepackError
 from qload.formats import Fp8Config, Fp8Weight, UnquantizedWeight
 from qload.kernel_formats import repack, restore
@@ -15,7 +16,6 @@ from qload.kernel_formats.fp8_marlin import Fp8MarlinWeight
 from qload.kernels import Linear, cuda, declared, plans
 from qload.kernels.activations import quantize
 from qload.kernels.declared import why_no_quantizer
-from qload.listing import layers
 from qload.parallel import FakeWorld, maximum_over
 from qload.spec import ActivationScheme, Layer, Weight
 from qload.storage import MemoryStorage

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from qload.checkpoint import open_checkpoint
 from qload.experts import ExpertsWeight, LocalExperts
 from qload.kernels.experts_function import DeviceExperts, KeptExperts, experts, multiply
-from qload.weights import open_checkpoint
 from tests.paths import FIXTURES
 from tests.support.fake_gpu import fake_capture, fake_like
 

@@ -38,7 +38,7 @@ RANKS = [
     {"hub"},
     {"experts"},
     {"weights"},
-    {"listing"},
+    {"checkpoint"},
     {"kernels"},
     {"repacking"},
     {"methods"},

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from qload import errors
+from qload.checkpoint import Coverage
 from qload.cli.main import main
 from qload.errors.reporting import EXIT_CODES, SCHEMA, WORST_FIRST
 from qload.errors.rules import rule_pages, rule_texts
-from qload.listing import Coverage
 from qload.verify import Finding, Report
 from qload.verify.rules import RULES
 from tests.paths import ROOT

@@ -17,7 +17,7 @@ MODULES = {
     "qload.configs.found_config",
     "qload.detect.files",
     "qload.diff.report",
-    "qload.listing.report_base",
+    "qload.checkpoint.report_base",
     "qload.plan.report",
     "qload.verify.report",
 }

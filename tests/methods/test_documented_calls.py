@@ -20,6 +20,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from qload.checkpoint import open_checkpoint
 from qload.errors import ArgumentError, QloadError
 from qload.kernels.dtypes import for_activations
 from qload.loader import Heads, Split
@@ -34,7 +35,7 @@ from qload.methods import (
 from qload.parallel import ALONE, FakeWorld, Rank
 from qload.spec import Weight
 from qload.testing import assert_same_bits
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 from tests.paths import FIXTURES
 from tests.support.owners import prefix_of
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from qload.checkpoint import open_checkpoint
 from qload.models import Engine, Sampler, load_model
-from qload.weights import open_checkpoint
 from tests.paths import FIXTURES
 from tests.support.fake_gpu import fake_capture, fake_module
 

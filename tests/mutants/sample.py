@@ -22,7 +22,7 @@ RECORDS = "tests/meta/test_dataclasses.py"
 # package of qload -> its tests, those first that kill most mutants in the least time.
 TESTS = {
     "storage": ("tests/storage", ARGUMENTS, RECORDS),
-    "detect": ("tests/detect", "tests/weights", "tests/architecture", "tests/listing", ARGUMENTS, RECORDS),
+    "detect": ("tests/detect", "tests/weights", "tests/architecture", "tests/checkpoint", ARGUMENTS, RECORDS),
     "verify": ("tests/verify", RECORDS),
     "weights": ("tests/weights", "tests/loader", "tests/parallel", ARGUMENTS, RECORDS),
     "loader": ("tests/loader", "tests/weights", "tests/quantize", ARGUMENTS, RECORDS),
@@ -49,8 +49,8 @@ TESTS = {
         ARGUMENTS,
         RECORDS,
     ),
-    "listing": ("tests/listing", "tests/architecture", ARGUMENTS, RECORDS),
-    "architecture": ("tests/architecture", "tests/listing", "tests/weights/test_heads.py", RECORDS),
+    "checkpoint": ("tests/checkpoint", "tests/architecture", ARGUMENTS, RECORDS),
+    "architecture": ("tests/architecture", "tests/checkpoint", "tests/weights/test_heads.py", RECORDS),
 }
 # Modules that state the memory that native code may read, in packages that have other tests.
 MODULES = {"devices": ("operands.py",)}

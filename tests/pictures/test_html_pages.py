@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from qload import explain, verify
+from qload.checkpoint import Coverage, LayerInfo
 from qload.errors.rules import rule_pages, rule_texts
-from qload.listing import Coverage, LayerInfo
 from qload.pictures import LAYOUTS, explanation_page, report_page
 from qload.pictures.drawing import LAYOUT_OF_FORMAT, draw_formats
 from qload.pictures.histograms import LayerPictures

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from qload.checkpoint import open_checkpoint
 from qload.loader import LayerDescription
 from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import Role
 from qload.testing import make_checkpoint
-from qload.weights import open_checkpoint
 
 UP = "model.layers.0.mlp.up_proj"
 

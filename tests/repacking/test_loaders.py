@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from qload.checkpoint import open_checkpoint
 from qload.detect import loader_from_config
 from qload.errors import ArgumentError, CutError, RepackError
 from qload.formats import AWQWeight, GPTQWeight, Marlin24Weight, MarlinWeight, UnquantizedWeight
@@ -15,7 +16,7 @@ from qload.parallel import FakeWorld, Rank
 from qload.repacking import GPTQMarlinWeightsLoader, RepackingLoader
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits, layers
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 from tests.example_counts import at_most
 from tests.format_cases import CONFIGS
 from tests.kernels.mp_layers import Case

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from qload.checkpoint import open_checkpoint
 from qload.detect import KernelTarget, loader_from_config
 from qload.errors import ArgumentError, RepackError
 from qload.formats import (
@@ -35,7 +36,7 @@ from qload.repacking import GPTQMarlinWeightsLoader, loaders
 from qload.spec import Weight
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 from tests.kernels.mp_layers import Case
 from tests.paths import FIXTURES
 from tests.repacking.test_loaders import GPTQ

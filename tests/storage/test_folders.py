@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from qload.checkpoint import open_checkpoint
 from qload.errors import StorageError
 from qload.verify import inspect, verify
 from qload.verify.report import finding_of
-from qload.weights import open_checkpoint
 
 INDEX = "model.safetensors.index.json"
 

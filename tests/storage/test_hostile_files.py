@@ -15,11 +15,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from qload.checkpoint import open_checkpoint
 from qload.errors import ConfigError, QloadError, StorageError
 from qload.storage import SafetensorsStorage
 from qload.storage import file_reads as module
 from qload.verify import inspect, verify
-from qload.weights import open_checkpoint
 
 NAMES = ("model.safetensors", "model.safetensors.index.json", "config.json", "quantize_config.json")
 unix = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no FIFOs and devices")

@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from qload.checkpoint import open_checkpoint
 from qload.errors import QloadError, StorageError, UnsupportedFormatError
 from qload.storage import SafetensorsStorage, files
 from qload.storage.unsupported_files import HEAD_BYTES
 from qload.verify import inspect, verify
 from qload.verify.report import finding_of
-from qload.weights import open_checkpoint
 
 ZIP = b"PK\x03\x04" + bytes(60)
 TORCHAO = {"quantization_config": {"quant_method": "torchao", "quant_type": "int4_weight_only"}}

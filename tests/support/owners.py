@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from qload.checkpoint import open_checkpoint
 from qload.detect import loader_from_config
 from qload.errors import CutError, DivideError, RepackError
 from qload.formats import (
@@ -43,7 +44,7 @@ from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.storage import MemoryStorage, SafetensorsStorage, WeightStorage
 from qload.testing import assert_same_bits, assert_within_bound, emulators
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 from tests.format_cases import lawful
 
 

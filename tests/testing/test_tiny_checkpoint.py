@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from qload import layers, verify
+from qload import convert, layers, verify
 from qload.errors import ArgumentError
 from qload.models import FAMILIES, load_model
 from qload.testing import make_checkpoint
@@ -26,6 +26,17 @@ def test_nothing_is_found_and_the_model_loads(dialect: str, kind: str, tmp_path:
 
     assert [*verify(tmp_path).findings] == []
     assert load_model(tmp_path).config.type == kind
+
+
+@pytest.mark.parametrize(
+    ("dialect", "to"), [("gptq", "awq"), ("awq", "gptq_v2"), ("gptq", "compressed-tensors")]
+)
+def test_nothing_is_found_in_another_format(dialect: str, to: str, tmp_path: Path) -> None:
+    """Test words whose low bits do not repeat: in another order they become whole rows."""
+    make_checkpoint(dialect, tmp_path / "stored")
+    convert(tmp_path / "stored", tmp_path / "written", to=to)
+
+    assert [*verify(tmp_path / "written").findings] == []
 
 
 @pytest.mark.parametrize(("dialect", "format"), FORMATS.items())

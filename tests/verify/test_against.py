@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from qload.checkpoint import open_checkpoint
 from qload.verify import verify
-from qload.weights import open_checkpoint
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
 
 

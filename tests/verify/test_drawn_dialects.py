@@ -115,7 +115,7 @@ def load(path: Path, name: str, how: str = "get_weights", group: Any = None) -> 
 
 
 class Door:
-    """Checkpoint of a case, and the results of entry points."""
+    """VerifiedCheckpoint of a case, and the results of entry points."""
 
     def __init__(self, case: Case, path: Path) -> None:
         self.case, self.path = case, path / "checkpoint"

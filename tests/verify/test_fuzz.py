@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from qload.checkpoint import open_checkpoint
 from qload.errors import QloadError
 from qload.verify import inspect, verify
-from qload.weights import open_checkpoint
 from tests.paths import FOLDERS, cases
 from tests.verify.damage import Case, read_tensors, write_case
 

@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import save_file
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from qload.checkpoint import layer_index
 from qload.errors import ArgumentError
-from qload.listing import layer_index
 from qload.loader import alike
 from qload.loader.exclusion import Exclusions
 from qload.parallel import Rank, collectives_of
 from qload.parallel.process_group import torch_group
 from qload.storage import MemoryStorage, header
 from qload.verify import Report, inspect, run_rules, verify
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.rules import RULES
 from qload.verify.rules import layers as layers_of_rules
 from qload.verify.rules.rule import merge_contradictions
@@ -198,7 +198,7 @@ def test_any_number_of_threads_finds_the_same_in_the_same_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = damaged(tmp_path)
-    whole = Checkpoint.open(folder)
+    whole = VerifiedCheckpoint.open(folder, collect=True)
     rule_by_rule = merge_contradictions(
         whole, [finding for rule in RULES for finding in rule.check(rule, whole)]
     )

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from torch import Tensor
 
+from qload.checkpoint import Checkpoint
 from qload.cli import main
 from qload.errors import ArgumentError, NotEnoughMemoryError
 from qload.kernel_formats import PanelsWeight
@@ -390,7 +391,9 @@ def test_what_is_repacked_on_this_device_is_in_another_order(tmp_path: Path) -> 
     """Check the premise of the tests above: their faults are not in the tensors of the checkpoint."""
     path = stored(tmp_path / "model", "packed")
 
-    held = load_compared(path, "cpu").model.get_submodule("blocks.1.mlp.down_proj.typed_linear.kernel")
+    with Checkpoint.open(path) as checkpoint:
+        model = load_compared(checkpoint, "cpu").model
+    held = model.get_submodule("blocks.1.mlp.down_proj.typed_linear.kernel")
 
     assert isinstance(held, Linear)
     assert isinstance(held.typed, PanelsWeight)

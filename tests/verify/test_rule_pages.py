@@ -12,8 +12,8 @@ from typing import get_args
 import pytest
 
 from qload import errors
+from qload.checkpoint.report_base import INTERNAL, UNSUPPORTED
 from qload.errors.rules import PAGES, Severity, Stage, parse_rule, rule_pages, rule_texts
-from qload.listing.report_base import INTERNAL, UNSUPPORTED
 from qload.verify import verification
 from qload.verify.rules import INSPECTED, RULES
 from tests.paths import ROOT

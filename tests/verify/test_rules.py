@@ -9,11 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from qload.checkpoint import open_checkpoint
 from qload.errors import StorageError
 from qload.errors.rules import rule_texts
 from qload.verify import inspect, verify
 from qload.verify.report import finding_of, new_finding
-from qload.weights import open_checkpoint
 from tests.kernels.mp_layers import Case
 from tests.paths import FIXTURES, cases
 from tests.verify.checkpoints import GPTQ, gptq, model, plain, rules

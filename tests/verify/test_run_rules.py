@@ -11,7 +11,7 @@ import torch
 from qload.errors import StorageError
 from qload.errors.rules import RuleText
 from qload.verify import Finding, Report, inspect, run_rules, verification, verify
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.rules import INSPECTED, RULES
 from qload.verify.rules.rule import Rule
 from tests.verify.checkpoints import GPTQ, gptq, model
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 def raising(rule: Rule, error: Exception, only: str | None = None) -> Rule:
     """Return the rule with an error at the layer or tensor `only`, or at once; it has no findings then."""
 
-    def check(own: Rule, subject: Checkpoint) -> Iterator[Finding]:
+    def check(own: Rule, subject: VerifiedCheckpoint) -> Iterator[Finding]:
         if only is None or only in subject.layers or only in subject.readable_names:
             raise error
         yield from rule.check(own, subject)
@@ -82,7 +82,7 @@ def test_the_layer_that_raises_is_named_and_the_others_are_judged(
 def test_a_rule_that_raises_only_over_several_layers_is_told_all_the_same(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def check(own: Rule, subject: Checkpoint) -> Iterator[Finding]:
+    def check(own: Rule, subject: VerifiedCheckpoint) -> Iterator[Finding]:
         if len(subject.layers) > 1:
             raise ValueError("in company")
         yield from ()
@@ -96,7 +96,7 @@ def test_a_rule_that_raises_only_over_several_layers_is_told_all_the_same(
 
 
 def test_findings_before_an_exception_are_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def check(own: Rule, subject: Checkpoint) -> Iterator[Finding]:
+    def check(own: Rule, subject: VerifiedCheckpoint) -> Iterator[Finding]:
         yield own.finding("a", None, "a: found")
         raise ValueError("then not")
 
@@ -150,7 +150,7 @@ def test_inspect_goes_on_too(rule: Rule, folder: Path, monkeypatch: pytest.Monke
     ],
 )
 def test_a_note_may_raise(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def raises(subject: Checkpoint) -> Iterator[str]:
+    def raises(subject: VerifiedCheckpoint) -> Iterator[str]:
         yield from ()
         raise LookupError(name)
 
@@ -187,10 +187,10 @@ def test_the_report_may_fail_to_describe_a_layer(folder: Path, monkeypatch: pyte
 def test_an_exception_on_opening_is_told_in_a_sentence(
     call: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(path: Any, **options: Any) -> Checkpoint:
+    def failing(path: Any, **options: Any) -> VerifiedCheckpoint:
         raise RecursionError("too deep")
 
-    monkeypatch.setattr(Checkpoint, "open", failing)
+    monkeypatch.setattr(VerifiedCheckpoint, "open", failing)
 
     report = call(folder)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from qload.listing.layer_index import SUFFIXES, split_name
+from qload.checkpoint.layer_index import SUFFIXES, split_name
 from qload.spec import named
 from qload.verify import inspect, verify
 

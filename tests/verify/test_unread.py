@@ -13,14 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from qload.checkpoint import LayerIndex, account, open_checkpoint
 from qload.cli.main import is_json_requested
 from qload.cli.sarif import sarif_log
 from qload.errors import UnsupportedFormatError
-from qload.listing import Groups, account
 from qload.loader import FormatLoader
 from qload.testing import make_checkpoint
 from qload.verify import Report, inspect, verify
-from qload.weights import open_checkpoint
 from tests.support.unread import EXPERTS, KINDS, LAYER, UnreadCheckpoint
 from tests.verify.checkpoints import GPTQ, gptq, model, plain, rules
 
@@ -120,7 +119,7 @@ def test_layers_of_one_dialect_have_one_note(tmp_path: Path) -> None:
 def test_the_ledger_names_the_tensors_with_their_reasons(kind: str, tmp_path: Path) -> None:
     given = KINDS[kind](tmp_path / "checkpoint")
     with open_checkpoint(given.folder) as weights:
-        found = account(Groups(weights))
+        found = account(LayerIndex(weights))
 
     assert found.report.unread.keys() == given.unread.keys()
     assert all(given.reason in reason for reason in found.report.unread.values())

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from qload import spec
+from qload.checkpoint import LayerInfo
 from qload.configs import Claims, FoundConfig, Method
 from qload.detect import config_reader
-from qload.listing import LayerInfo
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
 from qload.verify import inspect

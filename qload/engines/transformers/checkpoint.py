@@ -7,27 +7,26 @@ the model's config; further files are appended to its list of files.
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from os import PathLike, path
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from qload.checkpoint import Checkpoint, LayerIndex, account, target_of_dtype
 from qload.detect import KernelTarget, for_target
 from qload.engines.transformers.config import QloadConfig
 from qload.engines.transformers.layer_names import LayerMap
 from qload.errors import ArgumentError, StorageError
 from qload.experts.stacked_storage import ExpertStacks
 from qload.formats.unquantized import FLOATS
-from qload.listing import Groups, account
-from qload.loader import FormatLoader, WeightsLoader
+from qload.loader import WeightsLoader
 from qload.parallel import ALONE, ProcessGroup
 from qload.quantize import QuantizingLoader
 from qload.spec import named
 from qload.storage import TensorInfo, locate, snapshot
 from qload.storage.checkpoint_files import INDEX, SUFFIX, USUAL, CheckpointFiles
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 
 FILES_KEY = "qload_files"  # a key of the model's config between `load` and the quantizer
 FILE_NAME_KEY = "transformers_weights"  # transformers' key for the name of the file, or of the index
@@ -130,39 +129,36 @@ class CheckpointReader:
             got = ", ".join(files) or "no file"
             raise ArgumentError("checkpoint", "safetensors files in one folder", got)
         place = files[0] if len(files) == 1 else folders.pop()
-        self._opened: Weights = open_checkpoint(place, dtype=dtype, nonfinite=config.nonfinite)
+        self._checkpoint = Checkpoint.open(place)
+        self._nonfinite = config.nonfinite
         self.dtype: torch.dtype = dtype
         try:
             self._loader = self._loader_for(config)
-            self.groups: Groups = Groups(self.weights("cpu", ALONE, as_stored=config.quantizer is None))
+            self.groups: LayerIndex = LayerIndex(
+                self.weights("cpu", ALONE, as_stored=config.quantizer is None)
+            )
         except BaseException:
             self.close()
             raise
 
     def _loader_for(self, config: QloadConfig) -> WeightsLoader:
         """Wrap the checkpoint's own loader in one that repacks or quantizes as a `config` says."""
-        inner = self._opened.loader
+        inner = self._checkpoint.loader
         if config.quantizer is not None:
-            assert isinstance(inner, FormatLoader)
             return QuantizingLoader(inner, config.quantizer, policy=config.policy, dtype=self.dtype)
         target = (
             config.target if isinstance(config.target, KernelTarget | None) else KernelTarget(config.target)
         )
-        is_half = self.dtype in (torch.float16, torch.bfloat16)
-        if target is not None and target.kernel == "marlin" and target.dtype is None and is_half:
-            target = replace(target, dtype=self.dtype)
-        return for_target(inner, target)
+        return for_target(inner, target_of_dtype(target, self.dtype))
 
     def weights(self, device: torch.device | str, group: ProcessGroup, as_stored: bool = False) -> Weights:
         """Return the tensors for one rank, on `device`; `as_stored`: without repacking."""
-        return Weights(
-            self._opened.storage,
-            loader=self._opened.loader if as_stored else self._loader,
+        return self._checkpoint.weights_for(
+            loader=None if as_stored else self._loader,
             device=device,
             dtype=self.dtype,
             process_group=group,
-            architecture=self._opened.architecture,
-            nonfinite=self._opened.nonfinite,
+            nonfinite=self._nonfinite,
         )
 
     def check_all_read(self) -> None:
@@ -174,7 +170,7 @@ class CheckpointReader:
 
     def infos(self) -> Mapping[str, TensorInfo]:
         """Return the headers of all stored tensors; a stack of experts is one tensor."""
-        storage = self._opened.storage
+        storage = self._checkpoint.storage
         stored = storage.storage if isinstance(storage, ExpertStacks) else storage
         return {name: stored.info(name) for name in stored.keys()}  # noqa: SIM118, a storage is not a dict
 
@@ -199,7 +195,7 @@ class CheckpointReader:
 
     def read_names(self, layers: LayerMap) -> Iterator[str]:
         """Yield the stored names of the tensors of these layers, and of exempt tensors."""
-        exempted = self._opened.report().exempted
+        exempted = self.groups.weights.report().exempted
         yield from {*self.layer_tensor_names(layers), *exempted} & self.infos().keys()
 
     def layer_tensor_names(self, layers: LayerMap) -> Iterator[str]:
@@ -214,4 +210,4 @@ class CheckpointReader:
 
     def close(self) -> None:
         """Close the files."""
-        self._opened.storage.close()
+        self._checkpoint.close()

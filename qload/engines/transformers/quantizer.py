@@ -17,7 +17,7 @@ from transformers.distributed.parallel_utils import _get_parameter_plan
 from transformers.modeling_utils import PreTrainedModel
 from transformers.quantizers.base import HfQuantizer
 
-from qload.architecture.adapters import is_adapter, refuse_adapters
+from qload.architecture.names import is_adapter, refuse_adapters
 from qload.engines.transformers.checkpoint import (
     FILE_NAME_KEY,
     FILES_KEY,

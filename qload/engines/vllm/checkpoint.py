@@ -4,17 +4,13 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from qload.architecture import architecture_of
+from qload.checkpoint import Checkpoint, check_all_read
 from qload.configs.matching import EMBEDDINGS
-from qload.detect import read_model_config
 from qload.detect.config_reader import method_of_own_file
 from qload.errors import ConfigError, StorageError
-from qload.experts import with_experts
-from qload.listing import check_all_read
 from qload.loader import WeightsLoader
 from qload.storage import SafetensorsStorage, locate
 from qload.storage.checkpoint_files import INDEX, SUFFIX, USUAL
-from qload.weights import Weights
 
 PLAIN_SUFFIXES = frozenset(("weight", "bias"))
 MAX_SUFFIX_SEGMENTS = 3  # `weight.quant_state.x` has dots
@@ -102,11 +98,8 @@ class CheckpointNames:
         folder = self._folder()
         if folder is not None:
             check_files(folder)
-            config = read_model_config(folder)
-            with SafetensorsStorage(folder) as storage:
-                architecture = architecture_of(config)
-                weights = Weights(with_experts(storage, config), loader=loader, architecture=architecture)
-                check_all_read(weights)
+            with Checkpoint.open(folder) as checkpoint:
+                check_all_read(checkpoint.weights_for(loader=loader))
 
     def _read(self) -> None:
         folder = self._folder() if self._stored is None else None

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from qload.architecture import architecture_of
+from qload.checkpoint import Checkpoint, target_of_dtype
 from qload.configs import value_text
-from qload.detect import read_model_config
+from qload.detect import for_target
 from qload.detect.files import MODEL_CONFIG
 from qload.errors import ArgumentError, CastError, MismatchError, RepackError
 from qload.experts.weight import stacked
@@ -21,7 +22,7 @@ from qload.repacking import RepackingLoader
 from qload.spec import Weight
 from qload.verify.logits.compared_layers import ComparedExperts, ComparedLinear, CompareState
 from qload.verify.report import Prompt
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 
 DEFAULT_TOKENS = 24  # random ids of a prompt without ids
 SEED = 17
@@ -94,28 +95,23 @@ def _scale_type(weight: Weight) -> torch.dtype | None:
 
 
 def load_compared(
-    path: Any, device: str, dtype: torch.dtype | None = None, *, kernels: bool = True
+    checkpoint: Checkpoint, device: str, dtype: torch.dtype | None = None, *, kernels: bool = True
 ) -> ComparedModel:
     """Load the model of a checkpoint, with kernels for the `device` or without; errors as in `load_model`.
 
     NotEnoughMemoryError if the device cannot hold the weights, repacked ones twice. `dtype`: dtype of
     activations; None for the config's.
     """
-    config = read_model_config(path)
-    known = read_text_config(config)
-    activation_dtype = dtype or known.dtype or torch.float32
-    options: dict[str, Any] = {
-        "device": device,
-        "dtype": activation_dtype,
-        "nonfinite": "allow",
-    }  # a rule's finding
-    with open_checkpoint(path, **options, target="auto") as weights:
-        loader, state = weights.loader, CompareState()
-        assert isinstance(loader, RepackingLoader)
-        _check_memory(weights, torch.device(device), activation_dtype, kernels)
-        factory = LayerFactory(loader if kernels else None, activation_dtype, state)
-        with weights.use_loader(loader.inner):
-            model = load_model(weights, config, make=factory.linear, make_experts=factory.experts)
+    known = read_text_config(checkpoint.model_config)
+    activation_dtype, state = dtype or known.dtype or torch.float32, CompareState()
+    loader = for_target(checkpoint.loader, target_of_dtype("auto", activation_dtype))
+    assert isinstance(loader, RepackingLoader)
+    options: dict[str, Any] = {"dtype": activation_dtype, "nonfinite": "allow"}  # a rule reports these scales
+    weights = checkpoint.weights_for(device=device, **options)
+    _check_memory(weights, torch.device(device), activation_dtype, kernels)
+    factory = LayerFactory(loader if kernels else None, activation_dtype, state)
+    makers: dict[str, Any] = {"make": factory.linear, "make_experts": factory.experts}
+    model = load_model(weights, checkpoint.model_config, **makers)
     return ComparedModel(model, known, state, activation_dtype)
 
 

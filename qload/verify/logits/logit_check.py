@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qload.detect import read_model_config
+from qload.checkpoint import Checkpoint
 from qload.diagnosis.dequantized import effective_weight
 from qload.errors import ArgumentError, NotEnoughMemoryError, QloadError
 from qload.errors.rules import rule_texts
@@ -69,11 +69,12 @@ def check_logits(
     `progress`: called with (stage, bytes done, bytes in all). ArgumentError for a type without a model, and
     for invalid ids; NotEnoughMemoryError for a model that is too large. Faults of the files are findings.
     """
-    config, result = read_text_config(read_model_config(path)), LogitResult()
-    ids, progress = token_ids(prompt, config), progress or (lambda *_: None)
-    result.numbers["ids"] = ids
+    result, progress = LogitResult(), progress or (lambda *_: None)
     try:
-        model = load_compared(path, prompt.device)
+        with Checkpoint.open(path) as checkpoint:
+            ids = token_ids(prompt, read_text_config(checkpoint.model_config))
+            result.numbers["ids"] = ids
+            model = load_compared(checkpoint, prompt.device)
         model.state.report_bytes = _count_bytes(
             model.model, partial(progress, "logits"), passes=min(len(ids), 2)
         )
@@ -179,7 +180,8 @@ def _add_reference(
     model: ComparedModel, against: Any, ids: Sequence[int], device: str, result: LogitResult
 ) -> None:
     """Add a comparison with another checkpoint of the same model, on the same ids."""
-    reference = load_compared(against, device, model.dtype, kernels=False)
+    with Checkpoint.open(against) as checkpoint:
+        reference = load_compared(checkpoint, device, model.dtype, kernels=False)
     sizes, theirs = (
         (w.config.type, w.config.layers, w.config.hidden, w.config.vocab) for w in (model, reference)
     )

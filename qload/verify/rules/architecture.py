@@ -19,12 +19,12 @@ from qload.architecture import Architecture, Inventory, Missing
 from qload.architecture.architecture import SHOWN, absent
 from qload.architecture.config import TIE, Tie, tie_of
 from qload.architecture.table import DIGITS, spelled
-from qload.detect.config_reader import HEAD
+from qload.configs.matching import HEAD
 from qload.experts import ExpertStacks
 from qload.loader import LayerDescription
 from qload.spec import named
 from qload.storage import TensorInfo, rows
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Finding
 from qload.verify.rules.layers import layer_lists, lost_siblings
 from qload.verify.rules.rule import Rule
@@ -32,7 +32,7 @@ from qload.verify.rules.rule import Rule
 Difference = tuple[str, str | None, str, str]  # name, file, stored shape, shape by the config
 
 
-def check_layer_count(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_layer_count(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report counted layers without a tensor, and stored layers beyond the count.
 
     Drafts are skipped: they continue the numbers of their target, or have none. For a known type of model the
@@ -81,7 +81,7 @@ def join_numbers(numbers: Sequence[int], count: int) -> str:
     return ", ".join(map(str, numbers)) + (", ..." if count > len(numbers) else "")
 
 
-def check_required(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_required(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each tensor of the model's architecture table that is not stored; a draft model may lack any.
 
     `layer-count` reports whole layers, and `missing-sibling` a tensor that one layer lacks.
@@ -91,7 +91,7 @@ def check_required(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
             yield rule.finding(missing.name, None, message, _remedy(checkpoint, missing))
 
 
-def missing_tensors(checkpoint: Checkpoint) -> Iterator[tuple[Missing, str]]:
+def missing_tensors(checkpoint: VerifiedCheckpoint) -> Iterator[tuple[Missing, str]]:
     """Yield each tensor of the model's architecture table that is not stored, with a message."""
     inventory = checkpoint.inventory
     if inventory is None:
@@ -112,7 +112,7 @@ def _layers_without(missing: Missing) -> str:
     return f", and {missing.count} experts are missing in all: {numbers}" if missing.count > 1 else ""
 
 
-def _setting(checkpoint: Checkpoint, missing: Missing) -> str:
+def _setting(checkpoint: VerifiedCheckpoint, missing: Missing) -> str:
     architecture = checkpoint.architecture
     assert architecture is not None  # its inventory exists
     if _is_head(architecture, missing):
@@ -124,7 +124,7 @@ def _is_head(architecture: Architecture, missing: Missing) -> bool:
     return missing.name.endswith(spelled(architecture.table.head))
 
 
-def _remedy(checkpoint: Checkpoint, missing: Missing) -> str:
+def _remedy(checkpoint: VerifiedCheckpoint, missing: Missing) -> str:
     """Return the remedy; for a missing head, also a tie to the embedding."""
     again, tie = "fetch or write the checkpoint again", tie_of(checkpoint.model_config)
     if checkpoint.architecture is None or not _is_head(checkpoint.architecture, missing):
@@ -132,7 +132,7 @@ def _remedy(checkpoint: Checkpoint, missing: Missing) -> str:
     return f"{again}; or, if the embedding is the head, set {tie.key or TIE} to true in config.json: {tie}"
 
 
-def check_shapes(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_shapes(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each matrix of the model with another shape once, with the number of its layers."""
     architecture = checkpoint.architecture
     if architecture is None:
@@ -150,7 +150,7 @@ def check_shapes(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
         yield rule.finding(name, file, f"{name}: {stored}, config.json says {expected}{more}")
 
 
-def _matrix_differences(checkpoint: Checkpoint, architecture: Architecture) -> Iterator[Difference]:
+def _matrix_differences(checkpoint: VerifiedCheckpoint, architecture: Architecture) -> Iterator[Difference]:
     for layer in checkpoint.described():
         expected = architecture.expected(layer.prefix)
         if expected is None or "K" not in layer.sizes:
@@ -166,7 +166,10 @@ def _matrix_differences(checkpoint: Checkpoint, architecture: Architecture) -> I
 
 
 def _is_of_draft(
-    checkpoint: Checkpoint, architecture: Architecture, layer: LayerDescription, expected: tuple[int, int]
+    checkpoint: VerifiedCheckpoint,
+    architecture: Architecture,
+    layer: LayerDescription,
+    expected: tuple[int, int],
 ) -> bool:
     """Return whether EAGLE-3 explains a shape: attention with doubled inputs, or a smaller vocabulary."""
     place, last = architecture.find(layer.prefix), layer.prefix.rpartition(".")[2]
@@ -183,7 +186,7 @@ def _matrix_difference(
     return layer.prefix, layer.names.file(layer.specs[0].name), stored, words
 
 
-def _tensor_differences(checkpoint: Checkpoint, architecture: Architecture) -> Iterator[Difference]:
+def _tensor_differences(checkpoint: VerifiedCheckpoint, architecture: Architecture) -> Iterator[Difference]:
     """Yield differences of norms, biases, and stacks of experts that are one tensor."""
     for name in checkpoint.readable_names:
         shape = architecture.shape(name)
@@ -197,7 +200,7 @@ def _tensor_differences(checkpoint: Checkpoint, architecture: Architecture) -> I
     yield from _unread_stacks(checkpoint, architecture)
 
 
-def _joined_stacks(checkpoint: Checkpoint, architecture: Architecture) -> Iterator[Difference]:
+def _joined_stacks(checkpoint: VerifiedCheckpoint, architecture: Architecture) -> Iterator[Difference]:
     """Yield differences of stacks with gate and up in one layer; the table has no size for these."""
     storage = checkpoint.weights.storage
     if not isinstance(storage, ExpertStacks):
@@ -211,7 +214,7 @@ def _joined_stacks(checkpoint: Checkpoint, architecture: Architecture) -> Iterat
             yield _tensor_difference(stack.source, info, lawful, architecture.said(stack.prefix))
 
 
-def _unread_stacks(checkpoint: Checkpoint, architecture: Architecture) -> Iterator[Difference]:
+def _unread_stacks(checkpoint: VerifiedCheckpoint, architecture: Architecture) -> Iterator[Difference]:
     """Yield differences of unread stacks that no format could read: wrong numbers of experts or floats."""
     for name in checkpoint.unread:
         shape, prefix = architecture.shape(name), name.removesuffix(".weight")
@@ -244,7 +247,7 @@ def _stack_shapes(architecture: Architecture, name: str, info: TensorInfo) -> li
     return [(experts, N, K), (experts, K, N)]
 
 
-def check_plain_head(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_plain_head(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report a quantized head if the config says `lm_head: false`."""
     architecture, inventory = checkpoint.architecture, checkpoint.inventory
     denying = next((config for config in checkpoint.configs if config.values.get("lm_head") is False), None)
@@ -266,7 +269,7 @@ def check_plain_head(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
             )
 
 
-def check_tied_head(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_tied_head(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report the first row in which a tied head differs from the embedding; drafts are skipped."""
     architecture, inventory = checkpoint.architecture, checkpoint.inventory
     if architecture is None or inventory is None or not architecture.tied:

@@ -14,14 +14,14 @@ from qload.formats import BNB4Config, Fp8Config
 from qload.loader import LayerDescription
 from qload.spec import Config, LayerClaims, Role
 from qload.storage.checkpoint_files import INDEX
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Finding, finding_of
 from qload.verify.rules.rule import Rule
 
 DETAILED_CONFIGS = (BNB4Config, Fp8Config)  # configs with details that notes of the loader contradict
 
 
-def check_side_files(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_side_files(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each further config file that is malformed, or of an unsupported method."""
     for config in checkpoint.configs[1:]:
         try:
@@ -40,7 +40,7 @@ def check_side_files(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
             yield finding
 
 
-def check_method(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_method(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report a method without a layer if all layers are plain and read, and bits without a layer."""
     claims = checkpoint.claims
     if claims is None or not claims.formats or _is_file_of_index(Path(checkpoint.location)):
@@ -56,7 +56,7 @@ def check_method(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
     yield from _denied_bits(rule, checkpoint, claims.file)
 
 
-def _denied_bits(rule: Rule, checkpoint: Checkpoint, file: str) -> Iterator[Finding]:
+def _denied_bits(rule: Rule, checkpoint: VerifiedCheckpoint, file: str) -> Iterator[Finding]:
     """Report each claim of bits, of the base config or an entry, that all of its layers contradict."""
     of_claims: dict[LayerClaims, list[Config]] = {}
     for layer in checkpoint.described():
@@ -87,7 +87,7 @@ def _is_file_of_index(path: Path) -> bool:
     return path.is_file() and not path.name.endswith(INDEX) and any(path.parent.glob(f"*{INDEX}"))
 
 
-def check_details(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_details(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each wrong detail once: for all layers, or for the first layer with their number."""
     prefixes_of: dict[str, list[str]] = {}
     for layer in checkpoint.described():

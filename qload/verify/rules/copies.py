@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 
 import torch
 
+from qload.architecture.names import NOT_A_LAYER, block_of, is_matrix_name
 from qload.spec import Role
 from qload.verify.blocks import BLOCK_BYTES, pieces, read_span
-from qload.verify.checkpoint import Checkpoint
-from qload.verify.name_patterns import NOT_A_LAYER, block_of, is_matrix_name
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.rules.unwritten import is_zero_weight, zero_outputs
@@ -28,7 +28,7 @@ EXPERT = re.compile(r"(.*\.experts\.\d+)\.")
 REPEATED_HEADS = ("k_proj", "v_proj")  # their heads may be stored several times, if all are
 
 
-def check_copies(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_copies(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each tensor that is a copy of an earlier one."""
     copies = {name: of for name, of in _copies(checkpoint).items() if _has_equal_bytes(checkpoint, name, of)}
     merged = _merged_units(checkpoint, copies)
@@ -42,12 +42,12 @@ def check_copies(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
             )
 
 
-def repeated_layers(checkpoint: Checkpoint) -> Mapping[str, str]:
+def repeated_layers(checkpoint: VerifiedCheckpoint) -> Mapping[str, str]:
     """Return layer -> the earlier layer with all equal tensors, apart from outputs that are all zero."""
     return _equal_layers(checkpoint, _copied_units(checkpoint, _copies(checkpoint), block_of))
 
 
-def _copies(checkpoint: Checkpoint) -> Mapping[str, str]:
+def _copies(checkpoint: VerifiedCheckpoint) -> Mapping[str, str]:
     """Return name -> the first tensor with the same digest, dtype and shape."""
     originals: dict[object, str] = {}
     copies = {}
@@ -61,13 +61,13 @@ def _copies(checkpoint: Checkpoint) -> Mapping[str, str]:
     return copies
 
 
-def _content_key(checkpoint: Checkpoint, name: str) -> object:
+def _content_key(checkpoint: VerifiedCheckpoint, name: str) -> object:
     """Return a key that equal tensors share."""
     info = checkpoint.weights.info(name)
     return checkpoint.values.contents[name].digest, info.dtype, info.shape
 
 
-def _is_unique(checkpoint: Checkpoint, name: str) -> bool:
+def _is_unique(checkpoint: VerifiedCheckpoint, name: str) -> bool:
     """Return whether a tensor is a layer's codes or matrix, without a lawful copy."""
     if block_of(name) is None or NOT_A_LAYER.search(name):
         return False
@@ -79,14 +79,14 @@ def _is_unique(checkpoint: Checkpoint, name: str) -> bool:
     return numbers.quantiles[0] < numbers.quantiles[2]
 
 
-def _has_equal_bytes(checkpoint: Checkpoint, name: str, other: str) -> bool:
+def _has_equal_bytes(checkpoint: VerifiedCheckpoint, name: str, other: str) -> bool:
     """Compare the bytes of two tensors; their digests are made of sums."""
     storage = checkpoint.weights.storage
     both = zip(pieces(storage, name), pieces(storage, other), strict=True)
     return all(ours.view(torch.uint8).equal(theirs.view(torch.uint8)) for ours, theirs in both)
 
 
-def _merged_units(checkpoint: Checkpoint, copies: Mapping[str, str]) -> set[str | None]:
+def _merged_units(checkpoint: VerifiedCheckpoint, copies: Mapping[str, str]) -> set[str | None]:
     """Return layers and experts that are copies by design.
 
     Several layers or experts with all matrices of another are by design; a single layer, if everything is
@@ -104,7 +104,7 @@ def _merged_units(checkpoint: Checkpoint, copies: Mapping[str, str]) -> set[str 
 
 
 def _copied_units(
-    checkpoint: Checkpoint, copies: Mapping[str, str], unit_of: Callable[[str], str | None]
+    checkpoint: VerifiedCheckpoint, copies: Mapping[str, str], unit_of: Callable[[str], str | None]
 ) -> Mapping[str, str]:
     """Return each unit (layer or expert) -> another unit with all its matrices, apart from zero outputs."""
     if not copies:
@@ -123,7 +123,7 @@ def _copied_units(
     return copied
 
 
-def _equal_layers(checkpoint: Checkpoint, layers: Mapping[str, str]) -> Mapping[str, str]:
+def _equal_layers(checkpoint: VerifiedCheckpoint, layers: Mapping[str, str]) -> Mapping[str, str]:
     """Return the layers whose tensors, norms and scales included, all equal another's, apart from zeros."""
     zeros = zero_outputs(checkpoint) if layers else frozenset()
     under: dict[str, list[str]] = {}
@@ -149,7 +149,7 @@ def _expert_of(name: str) -> str | None:
     return match[1] if match else None
 
 
-def check_repeats(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_repeats(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each tensor with a repeated block: both places, and the number of repeated blocks."""
     storage = checkpoint.weights.storage
     for name in checkpoint.readable_names:
@@ -170,7 +170,7 @@ def check_repeats(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
             )
 
 
-def _is_varied(checkpoint: Checkpoint, name: str) -> bool:
+def _is_varied(checkpoint: VerifiedCheckpoint, name: str) -> bool:
     """Return whether a tensor is codes, or a matrix of more than two values; a rotation has two."""
     if checkpoint.is_codes(name):
         return True

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 import torch
 
+from qload.architecture.names import projection_groups
 from qload.formats import GPTQConfig
 from qload.loader import LayerDescription
 from qload.spec import Grouped
-from qload.verify.checkpoint import Checkpoint
-from qload.verify.name_patterns import projection_groups
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Contradiction, Finding
 from qload.verify.rules.rule import Rule
 
@@ -37,7 +37,7 @@ MIN_SIZE_GAIN = 0.03  # by which the other size has to be better
 MIN_SIZE_LAYERS = 3  # layers, if all of their few groups agree
 
 
-def check_group_counts(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_group_counts(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each GPTQ layer with a group of too few or too many rows."""
     for layer in checkpoint.described():
         config = layer.format.config
@@ -57,7 +57,7 @@ def check_group_counts(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
             )
 
 
-def check_act_order(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_act_order(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each layer in act order that the config denies."""
     if checkpoint.claims is None:
         return
@@ -86,7 +86,7 @@ def check_act_order(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
             )
 
 
-def check_group_order(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_group_order(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report projections in another order than their siblings, and layers with groups as good as random."""
     layers = {layer.prefix: layer for layer in checkpoint.described()}
     # Groups of an index of zeros are in order: they do not follow `g_idx`.
@@ -120,7 +120,7 @@ def _differs(layer: LayerDescription, other: LayerDescription) -> bool:
     return same and not torch.equal(ours.long(), theirs.long())
 
 
-def _lost_order(rule: Rule, checkpoint: Checkpoint, layer: LayerDescription) -> Iterator[Finding]:
+def _lost_order(rule: Rule, checkpoint: VerifiedCheckpoint, layer: LayerDescription) -> Iterator[Finding]:
     statistics = checkpoint.values.statistics.get(layer.prefix)
     if (
         statistics is None
@@ -144,7 +144,7 @@ def _lost_order(rule: Rule, checkpoint: Checkpoint, layer: LayerDescription) -> 
         )
 
 
-def check_group_sizes(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_group_sizes(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each layer that another group size fits better."""
     layers = [
         (layer, statistics, statistics.reach, statistics.even)

@@ -12,21 +12,20 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from qload.architecture.adapters import is_adapter
 from qload.architecture.config import PREDICTING
+from qload.architecture.names import block_of, is_adapter, is_block_list
 from qload.errors import QloadError, UnsupportedFormatError
 from qload.formats.unquantized import FLOATS
 from qload.loader import LayerDescription
 from qload.spec import LayerClaims, named
-from qload.verify.checkpoint import Checkpoint
-from qload.verify.name_patterns import block_of, is_block_list
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Contradiction, Finding, LayerContradiction, finding_of
 from qload.verify.rules.rule import Rule, claims_of
 
 Names = frozenset[str]
 
 
-def check_layers(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_layers(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report every layer that cannot be loaded, with the loader's error; unread layers are skipped."""
     for prefix, layer in checkpoint.layers.items():
         if isinstance(layer, QloadError) and not isinstance(layer, UnsupportedFormatError):
@@ -66,7 +65,7 @@ class _StoredGroups:
         return size is None or self.groups == (1 if size == -1 else -(-self.K // max(1, size)))
 
 
-def _stored_groups(checkpoint: Checkpoint, prefix: str) -> _StoredGroups | None:
+def _stored_groups(checkpoint: VerifiedCheckpoint, prefix: str) -> _StoredGroups | None:
     """Return the groups of a GPTQ or AWQ layer by its shapes; None for shapes of another format."""
     weights, base = checkpoint.weights, checkpoint.claims
     if base is None or base.method not in ("gptq", "auto-round", "awq"):
@@ -110,7 +109,7 @@ def _group_contradiction(stored: _StoredGroups, claims: LayerClaims, file: str) 
     )
 
 
-def check_not_empty(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_not_empty(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each quantized layer without outputs or without inputs."""
     for layer in checkpoint.described():
         if not layer.format.weight_type.plain and 0 in (layer.N, layer.K):
@@ -121,7 +120,7 @@ def check_not_empty(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
             )
 
 
-def check_biases(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_biases(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each bias of a quantized layer with a wrong length or with integers."""
     for layer in checkpoint.described():
         name = named(layer.prefix, "_bias" if layer.specs[0].suffix.startswith("_") else "bias")
@@ -143,7 +142,7 @@ def check_biases(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
             )
 
 
-def check_unexplained(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_unexplained(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each tensor that neither a format nor its name explains."""
     for name, layer in checkpoint.account.unexplained.items():
         info = checkpoint.weights.storage.info(name)
@@ -173,20 +172,20 @@ class MissingSibling:
         return f"{self.name}: missing, and {having}, such as {self.sibling}"
 
 
-def check_siblings(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_siblings(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each tensor that one layer lacks and its siblings have."""
     for missing in lost_siblings(checkpoint):
         yield rule.finding(missing.name, None, missing.text, "fetch or write the checkpoint again")
 
 
-def lost_siblings(checkpoint: Checkpoint, *, certain: bool = True) -> Iterator[MissingSibling]:
+def lost_siblings(checkpoint: VerifiedCheckpoint, *, certain: bool = True) -> Iterator[MissingSibling]:
     """Yield the missing tensors without which no model is made, or those that may be missing by design."""
     for missing in missing_siblings(checkpoint):
         if _is_certain(checkpoint, missing) == certain and not _is_by_design(checkpoint, missing):
             yield missing
 
 
-def missing_siblings(checkpoint: Checkpoint) -> Iterator[MissingSibling]:
+def missing_siblings(checkpoint: VerifiedCheckpoint) -> Iterator[MissingSibling]:
     """Yield each tensor that one layer lacks and its siblings have, apart from MTP layers."""
     for block, layers in layer_lists(_comparable_names(checkpoint)).items():
         equal = Counter(layers.values())
@@ -204,7 +203,7 @@ def missing_siblings(checkpoint: Checkpoint) -> Iterator[MissingSibling]:
                     yield MissingSibling(name, sibling, block, having, len(layers) - 1)
 
 
-def _is_by_design(checkpoint: Checkpoint, missing: MissingSibling) -> bool:
+def _is_by_design(checkpoint: VerifiedCheckpoint, missing: MissingSibling) -> bool:
     """Return whether a layer lacks a tensor by design: plain, or under another entry of the config."""
     other = checkpoint.all_layers.get(checkpoint.prefixes[missing.sibling])
     if not isinstance(other, LayerDescription) or other.format.weight_type.plain:
@@ -219,7 +218,7 @@ def _is_by_design(checkpoint: Checkpoint, missing: MissingSibling) -> bool:
     return layer.format.weight_type.plain or ours != theirs
 
 
-def _comparable_names(checkpoint: Checkpoint) -> list[str]:
+def _comparable_names(checkpoint: VerifiedCheckpoint) -> list[str]:
     """Return all names apart from those of MTP layers, which have more tensors, and of adapters."""
     architecture = checkpoint.architecture
     names = [name for name in checkpoint.names if not is_adapter(name)]
@@ -233,7 +232,7 @@ def _comparable_names(checkpoint: Checkpoint) -> list[str]:
     ]
 
 
-def _is_certain(checkpoint: Checkpoint, missing: MissingSibling) -> bool:
+def _is_certain(checkpoint: VerifiedCheckpoint, missing: MissingSibling) -> bool:
     """Return whether no model is made without this tensor."""
     if checkpoint.requires_all_tensors or missing.block.endswith("experts"):
         return True

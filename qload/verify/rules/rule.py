@@ -8,7 +8,7 @@ from qload.errors.rules import RuleText, Severity
 from qload.layouts import Stored, ZeroPoints
 from qload.loader import LayerDescription
 from qload.spec import LayerClaims
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Contradiction, Finding, LayerContradiction, new_finding
 
 Tier = Literal["headers", "values", "meaning"]
@@ -30,7 +30,7 @@ class Rule:
     """
 
     text: RuleText
-    check: Callable[["Rule", Checkpoint], Iterator[Finding]]
+    check: Callable[["Rule", VerifiedCheckpoint], Iterator[Finding]]
     each: bool = False
 
     @property
@@ -63,7 +63,7 @@ class Rule:
         )
 
 
-def merge_contradictions(checkpoint: Checkpoint, findings: Sequence[Finding]) -> list[Finding]:
+def merge_contradictions(checkpoint: VerifiedCheckpoint, findings: Sequence[Finding]) -> list[Finding]:
     """Merge findings if all layers of a setting, at least two, contradict it in the same way.
 
     The merged finding names the config, the setting, and the first layer with its numbers. It takes the
@@ -92,7 +92,7 @@ def merge_contradictions(checkpoint: Checkpoint, findings: Sequence[Finding]) ->
     ]
 
 
-def claims_of(checkpoint: Checkpoint, prefix: str) -> LayerClaims | None:
+def claims_of(checkpoint: VerifiedCheckpoint, prefix: str) -> LayerClaims | None:
     """Return the config's claims about a layer; None without a config."""
     if checkpoint.claims is None:
         return None
@@ -104,7 +104,7 @@ def claims_of(checkpoint: Checkpoint, prefix: str) -> LayerClaims | None:
 
 
 def convention_contradiction(
-    checkpoint: Checkpoint, claims: LayerClaims, zeros: ZeroPoints
+    checkpoint: VerifiedCheckpoint, claims: LayerClaims, zeros: ZeroPoints
 ) -> Contradiction | None:
     """Return the contradiction of a layer whose zero points, read as `zeros`, have the other convention.
 
@@ -130,7 +130,7 @@ def convention_contradiction(
     )
 
 
-def _layers_of(checkpoint: Checkpoint, claims: LayerClaims) -> Iterator[str]:
+def _layers_of(checkpoint: VerifiedCheckpoint, claims: LayerClaims) -> Iterator[str]:
     """Yield the prefixes of all quantized layers with these claims, loadable or not."""
     for prefix, layer in checkpoint.all_layers.items():
         plain = isinstance(layer, LayerDescription) and layer.format.weight_type.plain

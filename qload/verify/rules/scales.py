@@ -20,7 +20,7 @@ from qload.loader import LayerDescription
 from qload.spec import Role, TensorSpec
 from qload.storage import TensorInfo, WeightStorage
 from qload.verify.blocks import load_output_blocks, read_float_rows
-from qload.verify.checkpoint import Checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Finding, finding_of
 from qload.verify.rules.rule import Rule
 from qload.weights.exemptions import cache_scale, cache_zero
@@ -32,7 +32,7 @@ MAX_CODE = 1 << 16  # above the magnitude of any code
 NESTED_SLACK = 0.1  # part of the offset; a block of zeros comes so far below zero, after rounding to a code
 
 
-def check_scales(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_scales(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report NaN, infinite, negative and wrongly zero scales, with the first place and count of each kind."""
     storage = checkpoint.weights.storage
     for name in checkpoint.readable_names:
@@ -80,7 +80,9 @@ def _invalid_masks(run: Tensor, spec: TensorSpec | None) -> dict[str, Tensor]:
     return {**masks, "zero": run == 0} if spec and spec.divides else masks
 
 
-def _are_all_zero(checkpoint: Checkpoint, name: str, spec: TensorSpec, layer: LayerDescription) -> bool:
+def _are_all_zero(
+    checkpoint: VerifiedCheckpoint, name: str, spec: TensorSpec, layer: LayerDescription
+) -> bool:
     """Return whether all scales are zero, or least exponents, and the codes differ."""
     numbers, contents = checkpoint.values.numbers.get(name), checkpoint.values.contents
     if spec.divides or numbers is None or not contents[name].nbytes:
@@ -95,7 +97,7 @@ def _scaled_tensor(spec: TensorSpec, layer: LayerDescription) -> str:
     return next(layer.names.full(other.name) for other in layer.specs if other.role is role)
 
 
-def check_cache_scales(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_cache_scales(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report scales and zero points of the cache with a wrong shape, dtype or value."""
     storage, heads = checkpoint.weights.storage, _head_counts(checkpoint)
     for name in checkpoint.account.report.exempted:
@@ -133,13 +135,13 @@ def _cache_zero_fault(info: TensorInfo) -> str | None:
     return None
 
 
-def _head_counts(checkpoint: Checkpoint) -> frozenset[int]:
+def _head_counts(checkpoint: VerifiedCheckpoint) -> frozenset[int]:
     """Return the numbers of key and query heads in config.json."""
     keys = ("num_key_value_heads", "num_attention_heads")
     return frozenset(count for key in keys for count in checkpoint.config_integers(key) if count > 0)
 
 
-def check_overflow(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_overflow(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each layer with an infinite weight from finite scales and codes, and its first place.
 
     Only layers with scales within 16 bits of the end of their range are dequantized: no code is larger.
@@ -164,7 +166,7 @@ def check_overflow(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
             yield finding_of(error)
 
 
-def _extreme_scales(checkpoint: Checkpoint, layer: LayerDescription) -> str | None:
+def _extreme_scales(checkpoint: VerifiedCheckpoint, layer: LayerDescription) -> str | None:
     """Return the name of scales near the end of their range; None if a value is not finite anyway."""
     extreme = None
     for spec in layer.specs:
@@ -183,7 +185,7 @@ def _extreme_scales(checkpoint: Checkpoint, layer: LayerDescription) -> str | No
     return extreme
 
 
-def check_block_maxima(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_block_maxima(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report bitsandbytes layers with a block without a weight of 1 or -1, or with a scale below zero.
 
     The scale of a block is its largest magnitude, so that this weight has an end of the table. A quantized

@@ -14,11 +14,11 @@ from statistics import median, median_high, median_low
 import torch
 from torch import Tensor
 
+from qload.architecture.names import block_of, group_by_pattern
 from qload.spec import Role, TensorSpec
 from qload.storage import WeightStorage, rows
 from qload.verify.blocks import read_float_rows
-from qload.verify.checkpoint import Checkpoint
-from qload.verify.name_patterns import block_of, group_by_pattern
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.values import Numbers
@@ -52,7 +52,7 @@ HUGE_DEVIATION = 1000.0  # for one layer, whatever the others have; inverted sca
 EXPERTS = ".experts."  # an expert without tokens is lawfully as small as weight decay makes it
 
 
-def check_finite(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_finite(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each tensor with a value that is not finite: its first place and the count."""
     storage = checkpoint.weights.storage
     for name in checkpoint.readable_names:
@@ -73,7 +73,7 @@ def check_finite(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
         yield rule.finding(name, storage.info(name).file, message)
 
 
-def check_float_types(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_float_types(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each tensor with values like bits of the other 16-bit type."""
     for name in checkpoint.readable_names:
         numbers, info = checkpoint.values.numbers.get(name), checkpoint.weights.info(name)
@@ -113,7 +113,7 @@ def _width(quantiles: tuple[float, float, float]) -> float:
     return high / low if low else 0.0
 
 
-def check_outliers(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_outliers(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each tensor with a far outlier, and each layer with zero scales over different codes."""
     for name in checkpoint.readable_names:
         numbers, spec = checkpoint.values.numbers.get(name), checkpoint.specs.get(name)
@@ -146,7 +146,7 @@ def _largest_sound(numbers: Numbers, role: Role, spec: TensorSpec | None) -> flo
     return max(MAX_PLAIN_VALUE, MAX_PLAIN_VALUE * numbers.median) if role is Role.FLOAT else None
 
 
-def check_weight_sizes(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_weight_sizes(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report layers with weights too large or too small, compared with other layers or trained models."""
     layers = {layer.prefix: layer for layer in checkpoint.described() if block_of(layer.prefix) is not None}
     statistics = checkpoint.values.statistics
@@ -196,7 +196,7 @@ def _is_unused_expert(prefix: str, sizes: Mapping[str, float]) -> bool:
     )
 
 
-def check_fields(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_fields(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each tensor with a value outside of its declaration: the first, its place, and the count."""
     storage = checkpoint.weights.storage
     for layer in checkpoint.described():

@@ -18,13 +18,13 @@ from math import prod
 import torch
 from torch import Tensor
 
+from qload.architecture.names import block_of, group_by_pattern, is_matrix_name, pattern_of
 from qload.errors import QloadError
 from qload.formats import Exl2Config
 from qload.loader import LayerDescription, Part
 from qload.loader.cuts import granule
 from qload.spec import Role
-from qload.verify.checkpoint import Checkpoint
-from qload.verify.name_patterns import block_of, group_by_pattern, is_matrix_name, pattern_of
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Finding
 from qload.verify.rules.rule import Rule
 from qload.verify.values import Run
@@ -49,7 +49,7 @@ OUTPUT_PROJECTION = re.compile(r"(o|out|down|c)_proj|w2|wo|fc2|dense|dense_4h_to
 ATTENTION = re.compile(r"attn|attention")
 
 
-def check_constants(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_constants(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each constant tensor, and a tensor of its kind that varies."""
     contents, zeros = checkpoint.values.contents, zero_outputs(checkpoint)
     groups = (_codes(checkpoint), _scales(checkpoint), _matrices(checkpoint), _norms(checkpoint))
@@ -87,7 +87,7 @@ def check_constants(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 # name -> True if only tensors of the same pattern show the usual contents
 
 
-def _codes(checkpoint: Checkpoint) -> Mapping[str, bool]:
+def _codes(checkpoint: VerifiedCheckpoint) -> Mapping[str, bool]:
     return {
         layer.names.full(spec.name): False
         for layer in checkpoint.described()
@@ -96,7 +96,7 @@ def _codes(checkpoint: Checkpoint) -> Mapping[str, bool]:
     }
 
 
-def _scales(checkpoint: Checkpoint) -> Mapping[str, bool]:
+def _scales(checkpoint: VerifiedCheckpoint) -> Mapping[str, bool]:
     return {
         layer.names.full(spec.name): True
         for layer in checkpoint.described()
@@ -105,7 +105,7 @@ def _scales(checkpoint: Checkpoint) -> Mapping[str, bool]:
     }
 
 
-def _matrices(checkpoint: Checkpoint) -> Mapping[str, bool]:
+def _matrices(checkpoint: VerifiedCheckpoint) -> Mapping[str, bool]:
     matrices = {}
     for name in checkpoint.readable_names:
         shape = checkpoint.weights.info(name).shape
@@ -115,7 +115,7 @@ def _matrices(checkpoint: Checkpoint) -> Mapping[str, bool]:
     return matrices
 
 
-def _norms(checkpoint: Checkpoint) -> Mapping[str, bool]:
+def _norms(checkpoint: VerifiedCheckpoint) -> Mapping[str, bool]:
     """Return norms that are all zero; any other constant is an initial value."""
     norms = {}
     for name in checkpoint.readable_names:
@@ -125,7 +125,7 @@ def _norms(checkpoint: Checkpoint) -> Mapping[str, bool]:
     return norms
 
 
-def _is_multiplier(checkpoint: Checkpoint, name: str, word: int) -> bool:
+def _is_multiplier(checkpoint: VerifiedCheckpoint, name: str, word: int) -> bool:
     """Return whether a tensor of zeros is a norm that the model multiplies by as it is stored."""
     architecture = checkpoint.architecture
     if word or not name.endswith("norm.weight") or architecture is None:
@@ -137,7 +137,7 @@ def _hex_word(word: int) -> str:
     return "zeros" if not word else f"0x{word % 2**64:016x}"
 
 
-def check_holes(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_holes(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each tensor with a run of one byte that no rows of zeros explain: its place and length."""
     for name in checkpoint.readable_names:
         contents = checkpoint.values.contents[name]
@@ -158,7 +158,7 @@ def check_holes(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
                 break
 
 
-def _checked_row_bytes(checkpoint: Checkpoint, name: str) -> int:
+def _checked_row_bytes(checkpoint: VerifiedCheckpoint, name: str) -> int:
     """Return the bytes of a row of a matrix; 0 for a tensor with lawful runs."""
     info, spec = checkpoint.weights.info(name), checkpoint.specs.get(name)
     layer = checkpoint.layer_of(name)
@@ -173,7 +173,7 @@ def _checked_row_bytes(checkpoint: Checkpoint, name: str) -> int:
     return info.nbytes // max(1, rows)
 
 
-def _is_zero_rows(checkpoint: Checkpoint, name: str, run: Run, width: int, nbytes: int) -> bool:
+def _is_zero_rows(checkpoint: VerifiedCheckpoint, name: str, run: Run, width: int, nbytes: int) -> bool:
     """Return whether a run is whole rows of zero weights, less than half of all; a hole has any bounds."""
     layer, stop = checkpoint.layer_of(name), run.first + run.length
     if layer is not None and has_mixed_widths(layer):
@@ -189,7 +189,7 @@ def _is_zero_rows(checkpoint: Checkpoint, name: str, run: Run, width: int, nbyte
     return run.byte == 0
 
 
-def zero_outputs(checkpoint: Checkpoint) -> frozenset[str]:
+def zero_outputs(checkpoint: VerifiedCheckpoint) -> frozenset[str]:
     """Return the prefixes of zero output projections of layers with zero attention and zero MLP outputs."""
     zero: dict[str, dict[str, bool]] = {}
     for name, prefix in _output_projections(checkpoint).items():
@@ -204,7 +204,7 @@ def zero_outputs(checkpoint: Checkpoint) -> frozenset[str]:
     return frozenset(zeros)
 
 
-def is_zero(checkpoint: Checkpoint, name: str) -> bool:
+def is_zero(checkpoint: VerifiedCheckpoint, name: str) -> bool:
     """Return whether the weights of a plain matrix or of codes are zero; codes of mixed widths differ."""
     contents = checkpoint.values.contents[name]
     if not checkpoint.is_codes(name):
@@ -214,7 +214,7 @@ def is_zero(checkpoint: Checkpoint, name: str) -> bool:
     return constant and is_zero_weight(checkpoint, name, 0, contents.nbytes)
 
 
-def _output_projections(checkpoint: Checkpoint) -> Mapping[str, str]:
+def _output_projections(checkpoint: VerifiedCheckpoint) -> Mapping[str, str]:
     """Return name -> prefix of each output projection, a plain matrix or codes."""
     projections = {}
     for name in checkpoint.readable_names:
@@ -226,7 +226,7 @@ def _output_projections(checkpoint: Checkpoint) -> Mapping[str, str]:
     return projections
 
 
-def outer_row_bytes(checkpoint: Checkpoint, name: str) -> int:
+def outer_row_bytes(checkpoint: VerifiedCheckpoint, name: str) -> int:
     """Return the bytes of a row of the outermost axis; of one output, if the bytes are in one dimension."""
     info, layer = checkpoint.weights.info(name), checkpoint.layer_of(name)
     flat = len(info.shape) == 2 and info.shape[-1] == 1 and layer is not None
@@ -240,7 +240,7 @@ def has_mixed_widths(layer: LayerDescription) -> bool:
 
 
 def is_zero_weight(
-    checkpoint: Checkpoint, name: str, first: int, length: int, columns: tuple[int, int] | None = None
+    checkpoint: VerifiedCheckpoint, name: str, first: int, length: int, columns: tuple[int, int] | None = None
 ) -> bool:
     """Return whether all weights in the rows of a range of bytes are zero; in all rows for mixed widths.
 
@@ -280,7 +280,9 @@ def _covered(columns: tuple[int, int] | None, width: int, count: int) -> slice:
     return slice(-(-columns[0] * count // width), columns[1] * count // width)
 
 
-def zero_stripes(checkpoint: Checkpoint, name: str, runs: Sequence[Run], width: int) -> frozenset[Run]:
+def zero_stripes(
+    checkpoint: VerifiedCheckpoint, name: str, runs: Sequence[Run], width: int
+) -> frozenset[Run]:
     """Return the runs at one place of several rows: inputs or outputs that were padded or pruned."""
     stripes: set[Run] = set()
     for run in runs:
@@ -309,7 +311,7 @@ def _is_near(place: tuple[int, int], other: tuple[int, int]) -> bool:
     return abs(place[0] - other[0]) < STRIPE_EDGE_BYTES and abs(place[1] - other[1]) < STRIPE_EDGE_BYTES
 
 
-def _load_weights(checkpoint: Checkpoint, layer: LayerDescription, first: int, count: int) -> Tensor:
+def _load_weights(checkpoint: VerifiedCheckpoint, layer: LayerDescription, first: int, count: int) -> Tensor:
     """Return the weights of these outputs, (count or fewer, K); ones for no output or too large a layer."""
     block = granule(layer, "N") or layer.N
     start = first // block * block

@@ -23,14 +23,14 @@ from statistics import median
 
 import torch
 
+from qload.architecture.names import block_of
+from qload.checkpoint.layer_info import zero_point_convention, zero_point_runs, zero_point_words
 from qload.formats import GPTQConfig
 from qload.layouts import Stored, gptq
-from qload.listing.layer_info import zero_point_convention, zero_point_runs, zero_point_words
 from qload.loader import LayerDescription
 from qload.spec.zero_point_evidence import FIELDS, WHOLE
 from qload.storage import WeightStorage
-from qload.verify.checkpoint import Checkpoint
-from qload.verify.name_patterns import block_of
+from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Contradiction, Finding
 from qload.verify.rules.rule import Rule, convention_contradiction
 from qload.verify.values import Statistics
@@ -51,7 +51,7 @@ MIN_SPREAD = 0.5  # codes; zero points with less do not vary enough
 MIN_CORRELATION = 0.45  # sound layers have 0.65 and more; with every second code in its place 0.3 and less
 
 
-def check_symmetry(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_symmetry(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each symmetric layer with a zero point other than 2**(bits - 1): the first, and the count."""
     claims = checkpoint.claims
     if claims is None:
@@ -96,7 +96,7 @@ def check_symmetry(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
             yield rule.contradiction(name, layer.names.file("qzeros"), message, remedy, other)
 
 
-def check_mean(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_mean(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each layer with a mean code too far from its zero points."""
     measured = [
         (layer, statistics)
@@ -131,7 +131,7 @@ def check_mean(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
 
 def _mean_finding(
     rule: Rule,
-    checkpoint: Checkpoint,
+    checkpoint: VerifiedCheckpoint,
     layer: LayerDescription,
     name: str,
     message: str,
@@ -193,7 +193,7 @@ def _distance_to_middle(statistics: Statistics) -> int:
     return 0 if statistics.zero is None else round(statistics.zero) - 2 ** (statistics.bits - 1)
 
 
-def check_readings(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_readings(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report layers with an ambiguous reading, and layers with lost zero points."""
     for layer in checkpoint.described():
         config = layer.format.config
@@ -235,7 +235,7 @@ def _count_ambiguous(storage: WeightStorage, layer: LayerDescription) -> int:
     )
 
 
-def check_code_order(rule: Rule, checkpoint: Checkpoint) -> Iterator[Finding]:
+def check_code_order(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each layer with zero points that do not follow its codes."""
     for layer in checkpoint.described():
         statistics = checkpoint.values.statistics.get(layer.prefix)

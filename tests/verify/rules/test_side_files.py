@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from qload.checkpoint import open_checkpoint
 from qload.errors import ConfigsDisagreeError
 from qload.verify import inspect, verify
 from qload.verify.report import finding_of
-from qload.weights import open_checkpoint
 from tests.verify.checkpoints import GPTQ, gptq, model, plain, rules
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from qload.checkpoint import ReportBase
 from qload.errors.reporting import EXIT_CODES, worst_code
-from qload.listing import ReportBase
 
 ORDER = ("unreadable", "findings", "internal", "incomplete", "unsupported")
 CODES = {"unreadable": 1, "findings": 1, "internal": 3, "incomplete": 4, "unsupported": 4, "ok": 0}

@@ -3,7 +3,7 @@
 import pytest
 
 from qload.architecture import architecture_of
-from qload.architecture.adapters import adapters_of, base_name, is_adapter, refuse_adapters
+from qload.architecture.names import adapters_of, base_name, is_adapter, refuse_adapters
 from qload.errors import MismatchError
 
 Q = "model.layers.0.self_attn.q_proj"

@@ -1,7 +1,6 @@
 """Descriptions of a checkpoint's layers, before any weight is read, and a load of all layers."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from os import PathLike
@@ -9,15 +8,16 @@ from os import PathLike
 import torch
 from torch import Tensor
 
+from qload.checkpoint.checkpoint import opened
+from qload.checkpoint.coverage import account
+from qload.checkpoint.layer_index import LayerIndex
 from qload.errors import ConfigError, MismatchError, QloadError, checked
 from qload.formats import AWQConfig, GPTQConfig, Marlin24Config, MarlinConfig
 from qload.layouts import Packing, Stored, ZeroPoints, awq, gptq
-from qload.listing.coverage import account
-from qload.listing.layer_index import Groups
 from qload.loader import LayerDescription
 from qload.spec import ActivationScheme, Config, Grouped, LayerClaims, Role, Weight
 from qload.storage import TensorInfo, WeightStorage, rows
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 
 
 def zero_point_convention(layer: LayerDescription) -> tuple[ZeroPoints, Packing] | None:
@@ -144,7 +144,7 @@ def info_of(weights: Weights, layer: LayerDescription) -> LayerInfo:
     )
 
 
-def info_of_broken(groups: Groups, prefix: str, error: QloadError) -> LayerInfo:
+def info_of_broken(groups: LayerIndex, prefix: str, error: QloadError) -> LayerInfo:
     """Describe a layer that cannot be loaded."""
     storage = groups.weights.storage
     tensors = {name: storage.info(name) for name in groups.under(prefix)}
@@ -244,23 +244,14 @@ def layers(path_or_weights: str | PathLike[str] | Weights) -> list[LayerInfo]:
     >>> [(layer.prefix, layer.format, layer.shape, layer.target) for layer in layers(weights)]
     [('norm', 'unquantized', (64,), None), ('up', 'gptq', (64, 64), 'gptq_marlin')]
     """
-    with _opened(path_or_weights) as weights:
-        groups = Groups(weights)
+    with opened(path_or_weights) as (weights, _):
+        groups = LayerIndex(weights)
         return [
             info_of_broken(groups, prefix, layer)
             if isinstance(layer, QloadError)
             else info_of(weights, layer)
             for prefix, layer in groups.layers.items()
         ]
-
-
-@contextmanager
-def _opened(path_or_weights: str | PathLike[str] | Weights) -> Iterator[Weights]:
-    if isinstance(path_or_weights, Weights):
-        yield path_or_weights
-    else:
-        with open_checkpoint(path_or_weights) as weights:
-            yield weights
 
 
 Progress = Callable[[str, int, int], None]  # stage, bytes done, total bytes
@@ -290,14 +281,14 @@ def load_layers(weights: Weights, *, progress: Progress | None = None) -> Iterat
     >>> {prefix: weight.shape for prefix, weight in load_layers(weights)}
     {'norm': (4,), 'up': (8, 4)}
     """
-    groups = Groups(weights)
+    groups = LayerIndex(weights)
     error = account(groups).error()
     if error is not None:
         raise error
     return _with_progress(weights, groups, progress) if progress else weights.stream(groups.found)
 
 
-def _with_progress(weights: Weights, groups: Groups, progress: Progress) -> Iterator[tuple[str, Weight]]:
+def _with_progress(weights: Weights, groups: LayerIndex, progress: Progress) -> Iterator[tuple[str, Weight]]:
     info = weights.storage.info
     sizes = {prefix: sum(info(name).nbytes for name in groups.under(prefix)) for prefix in groups.found}
     done, total = 0, sum(sizes.values())

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from qload.checkpoint import Account, LayerIndex, account
 from qload.cli.tables import verdict_text
 from qload.cli.text import format_percent
 from qload.detect import loader_from_config
 from qload.errors import QloadError
 from qload.experts import with_experts
-from qload.listing import Account, Groups, account
 from qload.storage import MemoryStorage
 from qload.verify import inspect, verify
 from qload.weights import Weights
@@ -43,7 +43,7 @@ def held(*tensors: dict[str, Tensor]) -> Weights:
 
 
 def accounted(*tensors: dict[str, Tensor]) -> Account:
-    return account(Groups(held(*tensors)))
+    return account(LayerIndex(held(*tensors)))
 
 
 def size(tensors: dict[str, Tensor]) -> int:
@@ -91,10 +91,10 @@ def test_what_is_left_over_is_a_finding_of_inspect_and_verify(tmp_path: Path) ->
 
 def test_loads_and_verify_say_the_same_of_the_same_tensor() -> None:
     weights = held(KNOWN, CACHE, BUFFER, FUSED, LEFT, LOST)
-    told = account(Groups(weights)).report
+    told = account(LayerIndex(weights)).report
 
     assert not weights.report().used
-    for prefix, layer in Groups(weights).layers.items():
+    for prefix, layer in LayerIndex(weights).layers.items():
         assert not isinstance(layer, QloadError)
         weights.get_weights(prefix)
     for name in (f"{LAYER}.self_attn.sinks", f"{LAYER}.self_attn.k_proj.bias"):
@@ -114,7 +114,7 @@ def test_an_exemption_that_is_plugged_in_is_verifys_too() -> None:
     weights = held(KNOWN, LOST)
     weights.exempt_by(lambda name: "of a layer that predicts ahead" if name.endswith("rest") else None)
 
-    told = account(Groups(weights))
+    told = account(LayerIndex(weights))
 
     assert told.coverage.exempt == {"of a layer that predicts ahead": size(LOST)}
     assert told.report.exempted == {f"{LAYER}.rest": "of a layer that predicts ahead"}
@@ -125,9 +125,9 @@ def test_an_exemption_that_is_plugged_in_is_verifys_too() -> None:
 def test_plain_floats_that_are_exempt_are_not_read() -> None:
     rest = {f"{LAYER}.rest": torch.ones(2, 2)}
     weights = held(KNOWN, rest)
-    before = account(Groups(weights)).coverage
+    before = account(LayerIndex(weights)).coverage
     weights.exempt_by(lambda name: "of a layer that predicts ahead" if name.endswith("rest") else None)
-    after = account(Groups(weights)).coverage
+    after = account(LayerIndex(weights)).coverage
 
     assert (before.plain_tensors, before.read) == (after.plain_tensors + 1, after.read + size(rest))
     assert after.exempt == {"of a layer that predicts ahead": size(rest)}
@@ -148,7 +148,7 @@ def test_stacks_that_there_is_a_format_for_are_not_said_to_have_none() -> None:
     weights = Weights(MemoryStorage(stack), loader=loader_from_config({"quant_method": "mxfp4"}))
 
     assert weights.report().unused == sorted(stack)
-    assert account(Groups(weights)).report.used == sorted(stack)
+    assert account(LayerIndex(weights)).report.used == sorted(stack)
 
 
 def shown(folder: Path) -> str:

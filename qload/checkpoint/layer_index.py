@@ -54,7 +54,7 @@ def _split(name: str, names: Collection[str]) -> tuple[str, str]:
         name, rest = parent, f".{last}{rest}"
 
 
-class Groups:
+class LayerIndex:
     """Index of a `Weights`: tensors by layer prefix. Headers and facts are read once, and no weight.
 
     `settled`: describe layers by their zero points as well, like loads.

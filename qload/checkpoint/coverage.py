@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from qload.checkpoint.layer_index import LayerIndex
 from qload.errors import QloadError, UnreadTensorsError, UnsupportedFormatError
 from qload.errors.reporting import cause_of
 from qload.formats.unquantized import FLOATS
-from qload.listing.layer_index import Groups
 from qload.loader import LayerDescription
 from qload.storage import TensorInfo
 from qload.weights import LoadReport, Weights
@@ -102,10 +102,11 @@ class Account:
         return next((lead for lead in leads if lead in self.modules), name)
 
 
-def account(groups: Groups) -> Account:
+def account(groups: LayerIndex) -> Account:
     """Account for every tensor, as after a load of all layers and plain tensors."""
     storage, ledger = groups.weights.storage, groups.weights.ledger()
     infos = {name: storage.info(name) for name in groups.names}
+    sizes = {name: 0 if info.shared else info.nbytes for name, info in infos.items()}
     unread: set[str] = set()
     refused: set[str] = set()
     for prefix, layer in groups.layers.items():
@@ -134,18 +135,18 @@ def account(groups: Groups) -> Account:
     coverage = Coverage(
         layers=len(layers),
         plain_tensors=len(plain),
-        total=_bytes(infos, groups.names),
-        read=_bytes(infos, report.used),
+        total=_bytes(sizes, groups.names),
+        read=_bytes(sizes, report.used),
         exempt=reasons,
-        unread=_bytes(infos, report.unread),
-        refused=_bytes(infos, [name for name in report.unused if name in refused]),
-        unexplained=_bytes(infos, unexplained),
+        unread=_bytes(sizes, report.unread),
+        refused=_bytes(sizes, [name for name in report.unused if name in refused]),
+        unexplained=_bytes(sizes, unexplained),
     )
     return Account(
         report,
         coverage,
         {name: _layer_of(groups, name) for name in unexplained},
-        {name: 0 if infos[name].shared else infos[name].nbytes for name in report.unread},
+        {name: sizes[name] for name in report.unread},
         frozenset(name.rpartition(".")[0] or groups.prefixes[name] for name in report.unread),
     )
 
@@ -156,7 +157,7 @@ def check_all_read(weights: Weights) -> None:
     Only headers and facts are read. All code that loads, runs or copies a whole model calls it first: the
     model would be wrong without the values of an unread tensor.
     """
-    error = account(Groups(weights)).error()
+    error = account(LayerIndex(weights)).error()
     if error is not None:
         raise error
 
@@ -167,7 +168,7 @@ def _reason(error: UnsupportedFormatError) -> str:
     return f"{text}; {error.remedy}" if error.remedy else text
 
 
-def _is_plain(groups: Groups, name: str, info: TensorInfo) -> bool:
+def _is_plain(groups: LayerIndex, name: str, info: TensorInfo) -> bool:
     """Return whether a tensor is floats of a plain layer, a bias, or a single parameter."""
     if info.dtype not in FLOATS:
         return False
@@ -175,11 +176,11 @@ def _is_plain(groups: Groups, name: str, info: TensorInfo) -> bool:
     return layer is None or layer.format.weight_type.plain or name.rpartition(".")[2] == "bias"
 
 
-def _layer_of(groups: Groups, name: str) -> LayerDescription | None:
+def _layer_of(groups: LayerIndex, name: str) -> LayerDescription | None:
     """Readable layer with the prefix of a tensor; None without one."""
     layer = groups.layers.get(groups.prefixes[name])
     return layer if isinstance(layer, LayerDescription) else None
 
 
-def _bytes(infos: Mapping[str, TensorInfo], names: Iterable[str]) -> int:
-    return sum(infos[name].nbytes for name in names if not infos[name].shared)
+def _bytes(sizes: Mapping[str, int], names: Iterable[str]) -> int:
+    return sum(map(sizes.__getitem__, names))

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
+from qload.checkpoint import Coverage, LayerInfo, ReportBase
 from qload.conversion.report import Conversion, ConvertedLayer, ShardedCheckpoint, ShardedLayer
 from qload.diff import CheckpointDiff, LayerDiff
 from qload.errors import CutError
-from qload.listing import Coverage, LayerInfo, ReportBase
 from qload.plan import Alternative, ExplainedLayer, Explanation, LayerShare, PlannedLayer, ShardingPlan
 from qload.plan.kernels import KernelChoice
 from qload.plan.rank_counts import LawfulRanks

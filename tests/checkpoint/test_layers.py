@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from qload import LayerInfo, layers
+from qload.checkpoint import open_checkpoint
 from qload.detect import loader_from_config
 from qload.errors import ArgumentError, ConfigError, MissingTensorError, StorageError, UnsupportedFormatError
 from qload.formats import FORMATS
@@ -22,7 +23,7 @@ from qload.spec import Weight
 from qload.storage import MemoryStorage
 from qload.testing import layers as drawn_layers
 from qload.verify import inspect
-from qload.weights import Weights, open_checkpoint
+from qload.weights import Weights
 from tests.example_counts import at_most
 from tests.format_cases import CONFIGS, every_format
 from tests.paths import FIXTURES

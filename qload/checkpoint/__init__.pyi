@@ -1,8 +1,12 @@
+from .checkpoint import Checkpoint as Checkpoint
+from .checkpoint import open_checkpoint as open_checkpoint
+from .checkpoint import opened as opened
+from .checkpoint import target_of_dtype as target_of_dtype
 from .coverage import Account as Account
 from .coverage import Coverage as Coverage
 from .coverage import account as account
 from .coverage import check_all_read as check_all_read
-from .layer_index import Groups as Groups
+from .layer_index import LayerIndex as LayerIndex
 from .layer_info import LayerInfo as LayerInfo
 from .layer_info import info_of as info_of
 from .layer_info import layers as layers

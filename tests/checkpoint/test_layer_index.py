@@ -2,7 +2,7 @@
 
 import pytest
 
-from qload.listing.layer_index import split_name
+from qload.checkpoint.layer_index import split_name
 
 
 @pytest.mark.parametrize(
