@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.errors import RepackError
 from qload.experts import ExpertStacks
-from qload.kernel_formats.repack import READERS
+from qload.kernel_formats.repack import find_reader
 from qload.loader import LayerDescription, Part
 from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import Weight, named
@@ -137,7 +137,7 @@ def item_from_tensors(
 
 def to_integers(weight: Weight) -> Integers:
     """Read a weight of an integer format into plain order; RepackError for any other format."""
-    reader = READERS.get(type(weight))
+    reader = find_reader(type(weight))
     if reader is None or reader.intermediate is not Integers:
         reason = f"{weight.format} has no integer codes with group scales"
         raise RepackError(weight.format, "integers", reason)

@@ -31,7 +31,7 @@ from qload.formats import (
     UnquantizedConfig,
     UnquantizedWeight,
 )
-from qload.kernel_formats.repack import READERS
+from qload.kernel_formats.repack import find_reader
 from qload.layouts import STORED_MINUS_ONE, Stored
 from qload.loader import LayerDescription
 from qload.parallel import ALONE
@@ -204,7 +204,7 @@ class ConversionRequest:
         """Load the layer, without its codes where its format can be read without them."""
         if not with_codes:
             weight = load_header(self.source, layer)
-            reader = READERS.get(type(weight))
+            reader = find_reader(type(weight))
             if reader is None or reader.skippable(weight):
                 return weight
         return load_layer(self.source, layer.prefix)

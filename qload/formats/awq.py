@@ -170,7 +170,7 @@ class AWQWeight(IntegerWeight):
 
     @classmethod
     def from_integers(cls, integers: Integers, origin: Origin | None = None) -> Self:
-        """Convert exactly, or raise RepackError.
+        """Convert `integers` exactly, or raise RepackError.
 
         AWQ has 4 or 8 bits, groups of one size in order, and zero points of the same bits. `origin`: the AWQ
         weight to restore, possibly without stored zero points.

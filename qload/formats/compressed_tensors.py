@@ -276,7 +276,7 @@ class CTPackWeight(IntegerWeight):
 
     @classmethod
     def from_integers(cls, integers: Integers, origin: Origin | None = None) -> Self:
-        """Convert exactly, or raise RepackError.
+        """Convert `integers` exactly, or raise RepackError.
 
         The result has an index if groups are not in order. It has zero points if some differ from
         2**(bits - 1), or if the source stored them. `origin`: the checkpoint weight to restore, with its

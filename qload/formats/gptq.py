@@ -323,7 +323,7 @@ class GPTQWeight(IntegerWeight):
     def from_integers(
         cls, integers: Integers, origin: Origin | None = None, zeros: ZeroPoints | None = None
     ) -> Self:
-        """Convert exactly, or raise RepackError for short words or zero points beyond the convention.
+        """Convert `integers` exactly; RepackError for short words or zero points beyond the convention.
 
         `zeros`: convention of stored zero points; None: that of `origin`, else minus one.
         """
@@ -345,7 +345,7 @@ class GPTQWeight(IntegerWeight):
 
     @classmethod
     def from_codes(cls, codes: spec.Codes, scales: Tensor, layer: Layer, config: GPTQConfig) -> Self:
-        """Make a GPTQ weight with `config` of codes in plain order, and scales (G, N) in their own dtype."""
+        """Make the weight of a `layer` with `config` of `codes`, and `scales` (G, N) in their own dtype."""
         with_origin = replace(layer, origin=Origin(cls, config))
         integers = from_codes(codes, scales, with_origin, config.group_size)
         return replace(cls.from_integers(integers, zeros=config.zeros), layer=layer)

@@ -141,7 +141,7 @@ class MarlinWeight(IntegerWeight):
 
     @classmethod
     def from_integers(cls, integers: Integers, origin: Origin | None = None) -> Self:
-        """Convert exactly, or raise RepackError.
+        """Convert `integers` exactly, or raise RepackError.
 
         A Marlin checkpoint has whole tiles, groups in order and no zero points. `origin`: the checkpoint
         weight to restore; a share keeps its order of scales.
@@ -299,7 +299,7 @@ class Marlin24Weight(IntegerWeight):
 
     @classmethod
     def from_integers(cls, integers: Integers, origin: Origin | None = None) -> Self:
-        """Convert a 2:4 sparse weight exactly, or raise RepackError.
+        """Convert 2:4 sparse `integers` exactly, or raise RepackError.
 
         `origin`: the checkpoint weight to restore; a share keeps its order of scales.
         """

@@ -1,13 +1,13 @@
 """Repacking of weights to other layouts, and back to the checkpoint's format bit for bit.
 
 Every type of weight is converted to one of four intermediate forms: plain integers, EXL2, FP8 or FP4. Every
-layout is made from one of them. `repack` and `restore` know types and layouts only by the tables `READERS`
-and `WRITERS`. A weight passed as `out` is written after the last check.
+layout is made from one of them. `repack` and `restore` know types and layouts only by `IntegerWeight` and the
+tables `READERS` and `WRITERS`. A weight passed as `out` is written after the last check.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from qload import devices
 from qload.errors import ArgumentError, RepackError, checked
-from qload.formats import FORMATS, AWQWeight, Exl2Weight, Fp8Weight, GPTQWeight, Marlin24Weight
+from qload.formats import AWQWeight, Exl2Weight, Fp8Weight, GPTQWeight, Marlin24Weight
 from qload.kernel_formats import exl2, exllama, fp4_marlin, fp8_marlin, marlin, panels, strips
 from qload.kernel_formats.fp4_marlin import VLLM_0_11, VLLM_0_33, Fp4, Fp4MarlinVllm033Weight, Fp4MarlinWeight
 from qload.layouts import Stored, ZeroPoints
@@ -75,14 +75,7 @@ class Writer:
     reads_codes: bool = False
 
 
-READERS: dict[type[Weight], Reader] = {
-    **{
-        fmt: Reader(
-            Integers, fmt.to_integers, fmt.from_integers, fmt.skippable_tensor, fmt.has_ordered_groups
-        )
-        for fmt in FORMATS
-        if issubclass(fmt, IntegerWeight)
-    },
+READERS: dict[type[Weight], Reader] = {  # of types that are no `IntegerWeight`
     exllama.ExllamaWeight: Reader(Integers, exllama.to_integers),
     marlin.GPTQMarlinWeight: Reader(Integers, marlin.to_integers),
     strips.StripsWeight: Reader(Integers, marlin.to_integers),
@@ -100,6 +93,25 @@ READERS: dict[type[Weight], Reader] = {
     Fp4MarlinWeight: Reader(Fp4, fp4_marlin.to_fp4),
     Fp4MarlinVllm033Weight: Reader(Fp4, fp4_marlin.to_fp4),
 }
+
+
+def find_reader(weight_type: type[Weight]) -> Reader | None:
+    """Return the conversion of a type of weight; None if its weights are not repacked."""
+    if issubclass(weight_type, IntegerWeight):
+        return _integer_reader(weight_type)
+    return READERS.get(weight_type)
+
+
+@cache
+def _integer_reader(weight_type: type[IntegerWeight]) -> Reader:
+    return Reader(
+        Integers,
+        weight_type.to_integers,
+        weight_type.from_integers,
+        weight_type.skippable_tensor,
+        weight_type.has_ordered_groups,
+    )
+
 
 _TO_FP4_MARLIN_VLLM_0_33 = partial(fp4_marlin.from_fp4, weight_type=Fp4MarlinVllm033Weight)
 WRITERS: dict[tuple[type[Any], str], Writer] = {
@@ -233,14 +245,15 @@ def restore(weight: Weight) -> Weight:
     >>> torch.equal(restore(repack(awq, "marlin")).qweight, awq.qweight)
     True
     """
-    origin, reader = weight.layer.origin, READERS.get(type(weight))
+    origin, reader = weight.layer.origin, find_reader(type(weight))
     if reader is None or (origin is None and reader.restore is not None):
         return weight
     intermediate = reader.read(weight)
     if isinstance(origin, Origin):
-        restore_weight = READERS[origin.weight_type].restore
-        assert restore_weight is not None  # `_find_origin` records no kernel's type
-        restored = replace(restore_weight(intermediate, origin), config=origin.config)
+        checkpoint = find_reader(origin.weight_type)
+        assert checkpoint is not None
+        assert checkpoint.restore is not None  # `_find_origin` records no kernel's type
+        restored = replace(checkpoint.restore(intermediate, origin), config=origin.config)
     elif isinstance(intermediate, Integers):
         restored = GPTQWeight.from_integers(intermediate, zeros=intermediate.convention)
     else:
@@ -250,7 +263,8 @@ def restore(weight: Weight) -> Weight:
 
 def targets(weight_type: type[Weight]) -> tuple[str, ...]:
     """Return the layouts for weights of a type; single weights may still be refused."""
-    intermediate = READERS[weight_type].intermediate if weight_type in READERS else None
+    reader = find_reader(weight_type)
+    intermediate = reader.intermediate if reader else None
     return tuple(
         layout
         for (source, layout), writer in WRITERS.items()
@@ -260,7 +274,7 @@ def targets(weight_type: type[Weight]) -> tuple[str, ...]:
 
 def can_restore(weight_type: type[Weight]) -> bool:
     """Return True if `restore` undoes a repack of weights of a type."""
-    return weight_type in READERS
+    return find_reader(weight_type) is not None
 
 
 def find_repacked_type(weight_type: type[Weight], layout: str) -> type[Weight] | None:
@@ -280,7 +294,7 @@ def find_unsupported_panels(weight: Weight) -> str | None:
 
     The reasons are those of `target="auto"` on a CPU.
     """
-    reader = READERS.get(type(weight))
+    reader = find_reader(type(weight))
     if reader is None or reader.intermediate is not Integers or reader.restore is None:
         return f"{weight.format} is not repacked to panels"
     if isinstance(weight, Marlin24Weight):
@@ -293,21 +307,22 @@ def find_unsupported_panels(weight: Weight) -> str | None:
 
 def skippable_tensor(weight: Weight, layout: str) -> str:
     """Return the name of the tensor whose values affect no refusal by a layout; "" if there is none."""
-    writer = _find_writer(type(weight), layout)
-    return "" if writer is None or writer.reads_codes else READERS[type(weight)].skippable(weight)
+    reader, writer = find_reader(type(weight)), _find_writer(type(weight), layout)
+    return "" if reader is None or writer is None or writer.reads_codes else reader.skippable(weight)
 
 
 def _find_writer(weight_type: type[Weight], layout: str) -> Writer | None:
-    reader = READERS.get(weight_type)
+    reader = find_reader(weight_type)
     return None if reader is None else WRITERS.get((reader.intermediate, layout))
 
 
 def _require_reader(weight: Weight, layout: str) -> Reader:
     if layout not in LAYOUTS:
         raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", repr(layout))
-    if type(weight) not in READERS:
+    reader = find_reader(type(weight))
+    if reader is None:
         raise RepackError(weight.format, layout, f"{type(weight).__name__} has no codes to repack")
-    return READERS[type(weight)]
+    return reader
 
 
 def _require_writer(weight: Weight, layout: str) -> Writer:
@@ -333,7 +348,8 @@ def _describe_option(option: str) -> str:
 def _find_origin(repacked: Weight) -> Origin | None:
     """Return the origin to record; None for the checkpoint weight itself, or a kernel's type as origin."""
     origin = repacked.layer.origin
-    if not isinstance(origin, Origin) or READERS[origin.weight_type].restore is None:
+    reader = find_reader(origin.weight_type) if isinstance(origin, Origin) else None
+    if not isinstance(origin, Origin) or reader is None or reader.restore is None:
         return None
     return None if type(repacked) is origin.weight_type and repacked.config == origin.config else origin
 

@@ -202,7 +202,7 @@ class IntegerWeight(Weight):
     @classmethod
     @abstractmethod
     def from_integers(cls, integers: Integers, origin: Origin | None = None) -> Self:
-        """Convert exactly, or raise RepackError; `origin`: the checkpoint weight to restore."""
+        """Convert `integers` exactly, or raise RepackError; `origin`: the checkpoint weight to restore."""
 
     def skippable_tensor(self) -> str:
         """Name of the tensor whose values affect no refusal; "" if there is none."""

@@ -14,7 +14,6 @@ from qload.conversion.targets import INTEGERS
 from qload.diff import CheckpointDiff, LayerDiff, comparison
 from qload.diff.comparison import equal_codes, has_packed_codes, output_blocks
 from qload.formats import UnquantizedConfig, UnquantizedWeight
-from qload.kernel_formats.repack import READERS
 from qload.spec import Codes, Weight
 from qload.testing import make_checkpoint
 from qload.verify.comparison import equal_bits
@@ -34,7 +33,7 @@ def awq() -> AWQWeight:
 
 
 def written(to: str) -> Weight:
-    return INTEGERS[to].write(READERS[AWQWeight].read(awq()))
+    return INTEGERS[to].write(awq().to_integers())
 
 
 @pytest.mark.parametrize("to", ["gptq", "gptq_v2", "awq", "marlin_checkpoint", "compressed-tensors"])

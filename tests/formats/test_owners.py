@@ -49,7 +49,7 @@ NEEDS_A_FIXTURE = """
 No folder under fixtures/ holds a layer of: {}.
 Add fixtures/FORMAT/CASE/ with config.json, model.safetensors, expected/expected.safetensors (its key
 "expected.weight" is what the format's own tool dequantizes to) and ORIGIN.toml (tool, seed).
-docs/extending/format.md, section 5, has an example."""
+docs/extending/format.md, section 3, has an example."""
 
 
 @pytest.mark.parametrize("folder", LAYERS, ids=name)
