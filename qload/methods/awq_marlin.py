@@ -192,7 +192,7 @@ class AWQMarlinLinearMethod(LinearMethodBase):
         """
         if hasattr(layer, "mp_linear_kernel"):
             name = full_name(layer, "qweight")
-            raise ArgumentError(name, "a layer without weights", "one that is prepared")
+            raise ArgumentError(name, "a layer without weights", "a prepared layer")
         (K, N), factor = (
             (input_size_per_partition, sum(output_partition_sizes)),
             self.quant_config.pack_factor,

@@ -127,7 +127,7 @@ def register_quantization(name: str) -> Callable[[type[Config]], type[Config]]:
             raise ArgumentError("config", "a class of QuantizationConfig", repr(config))
         if name in _CONFIGS:
             owner = _CONFIGS[name].__qualname__
-            raise ArgumentError("name", "a quantization method's name that is free", f"{name!r}: {owner}")
+            raise ArgumentError("name", "a free name of a quantization method", f"{name!r}: {owner}")
         _CONFIGS[name] = config
         return config
 

@@ -46,7 +46,7 @@ class LoadedLinearMethod(LinearMethodBase):
         **extra_weight_attrs: Any,
     ) -> None:
         """Raise ArgumentError: the layer is already loaded."""
-        raise ArgumentError("quant_method", "one for a layer that is not loaded yet", type(self).__name__)
+        raise ArgumentError("quant_method", "a method for layers not loaded yet", type(self).__name__)
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """Multiply x (..., K) -> (..., N), in the dtype of x, by `layer`; `bias` (N,) or its own."""
@@ -349,7 +349,7 @@ def _quantized_linears(
                 continue
             if not weights.names_under(f"{prefix}."):
                 if by_dict:
-                    raise ArgumentError("names", "layers that are stored", prefix)
+                    raise ArgumentError("names", "stored layers", prefix)
                 continue
             layer = weights.loader.describe(weights, prefix)
             plain = layer.format.weight_type.plain

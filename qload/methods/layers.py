@@ -454,7 +454,7 @@ def _qkv_parts(
     is_fused = isinstance(prefixes, str)
     names = [str(prefixes)] * 3 if is_fused else list(prefixes)
     if len(names) != 3:
-        raise ArgumentError("prefixes", "those of queries, keys and values, or one of all", repr(prefixes))
+        raise ArgumentError("prefixes", "three of queries, keys and values, or a fused one", repr(prefixes))
     if is_fused:
         _check_outputs(weights, names[0], sum(widths), f"{queries} + {keys} + {keys} heads of {_text(sizes)}")
     else:
@@ -475,7 +475,7 @@ def _interleaved_part(
     """Return the load of a layer with groups of queries, each with its key and value, in whole groups."""
     queries, keys = _head_counts(heads)
     if not isinstance(prefixes, str):
-        raise ArgumentError("prefixes", "that of one layer, whose heads are interleaved", repr(prefixes))
+        raise ArgumentError("prefixes", "one layer with interleaved heads", repr(prefixes))
     if queries % keys:
         raise ArgumentError("heads", "as many queries for each key", f"{queries} and {keys}")
     groups = f"{keys} groups of {queries // keys} + 1 + 1 heads of {_text(sizes)}"

@@ -1,7 +1,7 @@
-"""Marlin's rules and orders as functions of plain tensors, under the names that engines call them by.
+"""Marlin's limits and orders as functions on plain tensors, under their names in engines.
 
-K is `size_k`, N `size_n`, G the number of groups; 4 and 8 bits throughout. The orders themselves stand in
-`qload.layouts.marlin`.
+K is `size_k`, N `size_n`, G the number of groups; all functions support 4 and 8 bits. `qload.layouts.marlin`
+defines the orders.
 """
 
 import torch
@@ -25,7 +25,7 @@ SYMMETRIC = (scalar_types.uint4b8, scalar_types.uint8b128)
 
 
 def verify_marlin_supported(quant_type: ScalarType, group_size: int, has_zp: bool = True) -> None:
-    """ArgumentError where Marlin has no kernel for codes of type `quant_type` in groups of `group_size`.
+    """Raise ArgumentError if Marlin has no kernel for codes of type `quant_type` in groups of `group_size`.
 
     `has_zp`: whether zero points are stored.
     """
@@ -33,7 +33,7 @@ def verify_marlin_supported(quant_type: ScalarType, group_size: int, has_zp: boo
     if quant_type not in types:
         zeros = "with" if has_zp else "without"
         known = " or ".join(map(str, types))
-        raise ArgumentError("quant_type", f"{known}, which Marlin reads {zeros} zero points", str(quant_type))
+        raise ArgumentError("quant_type", f"{known}, Marlin's types {zeros} zero points", str(quant_type))
     if group_size not in MARLIN_SUPPORTED_GROUP_SIZES:
         sizes = ", ".join(map(str, MARLIN_SUPPORTED_GROUP_SIZES))
         raise ArgumentError("group_size", f"one of {sizes}", str(group_size))
@@ -42,11 +42,10 @@ def verify_marlin_supported(quant_type: ScalarType, group_size: int, has_zp: boo
 def verify_marlin_supports_shape(
     output_size_per_partition: int, input_size_per_partition: int, input_size: int, group_size: int
 ) -> None:
-    """ArgumentError where Marlin's thread blocks or the groups do not divide a rank's share of a layer.
+    """Raise ArgumentError unless Marlin's thread blocks and the groups divide a rank's share of a layer.
 
     The share is `input_size_per_partition` by `output_size_per_partition`, the layer has `input_size` inputs
-    in groups of `group_size`. `AWQMarlinLinearMethod` pads to whole thread blocks, so that the rules of
-    thread blocks do not bind it.
+    in groups of `group_size`. `AWQMarlinLinearMethod` pads to whole thread blocks, and has no such limit.
     """
     for argument, size, name, step in (
         ("output_size_per_partition", output_size_per_partition, "min_thread_n", GPTQ_MARLIN_MIN_THREAD_N),
@@ -63,7 +62,7 @@ def verify_marlin_supports_shape(
 
 
 def marlin_make_workspace(device: torch.device | str) -> Tensor:
-    """Zeroed int32 locks for one layer on `device`, a few for each of its multiprocessors.
+    """Create zeroed int32 locks for one layer on `device`, a few for each of its multiprocessors.
 
     The kernel leaves them zero. On the CPU there are enough for any chip, as the layer may move to one.
     """
@@ -72,9 +71,9 @@ def marlin_make_workspace(device: torch.device | str) -> Tensor:
 
 
 def marlin_24_make_workspace(size_n: int, device: torch.device | str) -> Tensor:
-    """Zeroed int32 locks for one 2:4 sparse layer of N = `size_n` columns on `device`, or ArgumentError.
+    """Create zeroed int32 locks for one 2:4 sparse layer of N = `size_n` columns on `device`.
 
-    Its kernel counts blocks of columns.
+    Its kernel counts blocks of columns. ArgumentError for an invalid `size_n`.
     """
     if type(size_n) is not int or size_n < 1:
         raise ArgumentError("size_n", "at least 1", repr(size_n))
@@ -83,12 +82,12 @@ def marlin_24_make_workspace(size_n: int, device: torch.device | str) -> Tensor:
 
 
 def marlin_make_empty_g_idx(device: torch.device | str) -> nn.Parameter:
-    """An int32 parameter of no elements on `device`: rows are in the order of their groups."""
+    """Create an empty int32 parameter on `device`, for rows in the order of their groups."""
     return nn.Parameter(torch.empty(0, dtype=torch.int32, device=device), requires_grad=False)
 
 
 def get_scale_perms() -> tuple[list[int], list[int]]:
-    """Which column stands where: of 64 columns in groups, of 32 columns with one scale each."""
+    """Return the orders of scales: of 64 columns with groups, and of 32 columns with one scale each."""
     columns = torch.arange(64).unsqueeze(0)
     grouped = marlin.SCALES_GROUPED.apply(columns)
     single = marlin.SCALES_PER_COLUMN.apply(columns[:, :32])
@@ -96,11 +95,11 @@ def get_scale_perms() -> tuple[list[int], list[int]]:
 
 
 def marlin_permute_scales(s: Tensor, size_k: int, size_n: int, group_size: int) -> Tensor:
-    """Scales `s` (G, N), any dtype -> the same in Marlin's order, which depends on whether there are groups.
+    """Permute scales `s` (G, N), of any dtype, to Marlin's order, with another one for a single group.
 
-    ShapeError where K = `size_k`, N = `size_n` and `group_size` call for another shape: the kernel infers the
-    group size from the rows, and the wrong order or size would go unnoticed. ArgumentError for a group size
-    that is none.
+    ShapeError if K = `size_k`, N = `size_n` and `group_size` give another shape: the kernel infers the group
+    size from the rows, and a wrong order or size would not be noticed. ArgumentError for an invalid group
+    size.
     """
     if group_size != -1 and group_size < 1:
         raise ArgumentError("group_size", "-1 or at least 1", str(group_size))
@@ -110,14 +109,14 @@ def marlin_permute_scales(s: Tensor, size_k: int, size_n: int, group_size: int) 
 
 
 def marlin_permute_bias(b: Tensor) -> Tensor:
-    """A bias `b` (N,), N a multiple of 32, else ShapeError -> the same in the order of scales a column."""
+    """Permute a bias `b` (N,) to the order of scales per column; ShapeError unless N is a multiple of 32."""
     if b.ndim != 1:
         raise ShapeError("b", "(N,)", tuple(b.shape))
     return marlin.BIAS.apply(b)
 
 
 def pack_cols(q_w: Tensor, num_bits: int, size_k: int, size_n: int) -> Tensor:
-    """Codes `q_w` (K, N), any integer dtype -> int32 words (K, N * bits / 32), first column in the low bits.
+    """Pack codes `q_w` (K, N), of any integer dtype, to int32 words (K, N * bits / 32), from the low bits on.
 
     K is `size_k`, N `size_n`, bits `num_bits`, 4 or 8.
     """
@@ -129,7 +128,7 @@ def pack_cols(q_w: Tensor, num_bits: int, size_k: int, size_n: int) -> Tensor:
 
 
 def unpack_cols(packed_q_w: Tensor, num_bits: int, size_k: int, size_n: int) -> Tensor:
-    """Words `packed_q_w` (K, N * bits / 32), int32 -> codes (K, N), int32; the inverse of `pack_cols`.
+    """Unpack int32 words `packed_q_w` (K, N * bits / 32) to int32 codes (K, N); the inverse of `pack_cols`.
 
     K is `size_k`, N `size_n`, bits `num_bits`, 4 or 8.
     """
@@ -140,7 +139,7 @@ def unpack_cols(packed_q_w: Tensor, num_bits: int, size_k: int, size_n: int) -> 
 
 
 def marlin_zero_points(zp: Tensor, size_k: int, size_n: int, num_bits: int) -> Tensor:
-    """Zero points `zp` (G, N) in [0, 2**bits), with G = `size_k` -> int32 words (G, N * bits / 32).
+    """Pack zero points `zp` (G, N) in [0, 2**bits), with G = `size_k`, to int32 words (G, N * bits / 32).
 
     N is `size_n`, bits `num_bits`, 4 or 8.
     """
@@ -151,7 +150,7 @@ def marlin_zero_points(zp: Tensor, size_k: int, size_n: int, num_bits: int) -> T
 
 
 def awq_to_marlin_zero_points(q_zp_packed: Tensor, size_k: int, size_n: int, num_bits: int) -> Tensor:
-    """AWQ's words `q_zp_packed` (G, N * bits / 32), with G = `size_k` -> Marlin's of the same zero points.
+    """Repack AWQ's words `q_zp_packed` (G, N * bits / 32), with G = `size_k`, to Marlin's.
 
     N is `size_n`, bits `num_bits`, 4 or 8.
     """
@@ -168,7 +167,7 @@ def _check_integers(name: str, tensor: Tensor) -> None:
 
 def _check_bits(num_bits: int) -> None:
     if num_bits not in marlin.BITS:
-        raise ArgumentError("num_bits", "4 or 8, which Marlin's kernels read", str(num_bits))
+        raise ArgumentError("num_bits", "4 or 8, as in Marlin's kernels", str(num_bits))
 
 
 def _check_columns(size_n: int, num_bits: int) -> None:

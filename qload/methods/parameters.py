@@ -108,7 +108,7 @@ def set_weight_attrs(weight: Tensor, weight_attrs: Mapping[str, Any] | None) -> 
     attrs = weight_attrs or {}
     for name in attrs:
         if hasattr(weight, name):
-            raise ArgumentError(name, "an attribute that the parameter lacks", repr(getattr(weight, name)))
+            raise ArgumentError(name, "a new attribute of the parameter", repr(getattr(weight, name)))
     for name, value in attrs.items():
         setattr(weight, name, value)
 
@@ -216,7 +216,7 @@ def check_loaded(layer: nn.Module, *names: str) -> None:
         param = getattr(layer, name).data
         tensor = full_name(layer, name)
         if param.is_meta:
-            raise MismatchError(tensor, "not loaded", "values", "a tensor on meta, which has none")
+            raise MismatchError(tensor, "not loaded", "values", "a tensor on meta, without values")
         if param.dtype.is_floating_point:
             _check_floats(param, tensor)
         else:
@@ -296,7 +296,7 @@ def load_outputs(
 
     expected = sum(words(shard.size, shard.size) for shard in chosen)
     if loaded.ndim != param.ndim or loaded.shape[dim] != expected:
-        raise ShapeError(tensor, f"{expected} along axis {dim}, which has the outputs", tuple(loaded.shape))
+        raise ShapeError(tensor, f"{expected} along axis {dim}, the axis of outputs", tuple(loaded.shape))
     source = 0
     for shard in chosen:
         share = words(shard.share, shard.size)
@@ -321,6 +321,6 @@ def load_inputs(param: Tensor, loaded: Tensor, group: ProcessGroup, tensor: str)
     accepted = (share * world, share) if whole is None else (whole,)
     if loaded.shape[dim] not in accepted:
         sizes = " or ".join(map(str, sorted(set(accepted))))
-        raise ShapeError(tensor, f"{sizes} along axis {dim}, which has the inputs", tuple(loaded.shape))
+        raise ShapeError(tensor, f"{sizes} along axis {dim}, the axis of inputs", tuple(loaded.shape))
     start = 0 if loaded.shape[dim] == share else group.rank() * share
     fill(param.data, loaded.narrow(dim, start, share), tensor)

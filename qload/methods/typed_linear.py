@@ -118,7 +118,7 @@ class TypedLinearMethod(LinearMethodBase):
         """
         prefix = self.prefix or getattr(layer, "prefix", "")
         if hasattr(layer, "parameter_buffer"):
-            raise ArgumentError(prefix or "layer", "a layer without weights", "one that has them")
+            raise ArgumentError(prefix or "layer", "a layer without weights", "a layer with weights")
         sizes = (input_size_per_partition, output_partition_sizes)
         share = LayerShare.from_layer(layer, sizes, (output_size, input_size), prefix)
         engine_loader = None if hasattr(layer, "shards") else extra_weight_attrs.get("weight_loader")
@@ -258,7 +258,7 @@ class _LoadedShare(WeightsLoader):
 def _buffer_of(layer: nn.Module) -> ParameterBuffer:
     buffer = getattr(layer, "parameter_buffer", None)
     if not isinstance(buffer, ParameterBuffer):
-        raise ArgumentError("layer", "one whose weights were created", type(layer).__name__)
+        raise ArgumentError("layer", "a layer after create_weights", type(layer).__name__)
     return buffer
 
 

@@ -271,7 +271,7 @@ def test_a_parameter_is_turned_so_that_its_tags_are_those_asked_for() -> None:
 
     assert torch.equal(layer.qweight, before.t())
     assert (layer.qweight.input_dim, layer.qweight.output_dim, layer.qweight.packed_dim) == (0, 1, 0)
-    with pytest.raises(ArgumentError, match="packed along what is to be axis 1"):
+    with pytest.raises(ArgumentError, match="packed along the new axis 1"):
         permute_param_layout_(layer.qweight, input_dim=0, output_dim=1, packed_dim=1)
 
 

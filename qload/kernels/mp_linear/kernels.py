@@ -141,7 +141,7 @@ def free_name(layer: nn.Module, weight: str, field: str) -> str:
     for name in (field, f"{weight}_{field}"):
         if not hasattr(layer, name):
             return name
-    raise ArgumentError(f"{weight}_{field}", "a name that is free on the module", "one that is taken")
+    raise ArgumentError(f"{weight}_{field}", "a name that is free on the module", "a name in use")
 
 
 def set_owner(layer: nn.Module, weight: str, names: Iterable[str]) -> None:

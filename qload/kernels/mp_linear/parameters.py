@@ -39,9 +39,7 @@ def permute_param_layout_(
     packed = getattr(attrs, "packed_dim", None)
     order = {input_dim: in_axis, output_dim: out_axis}
     if packed_dim is not None and (packed is None or order[packed_dim] != packed):
-        raise ArgumentError(
-            "param", f"packed along what is to be axis {packed_dim}", f"packed along axis {packed}"
-        )
+        raise ArgumentError("param", f"packed along the new axis {packed_dim}", f"packed along axis {packed}")
     if (in_axis, out_axis) != (input_dim, output_dim):
         param.data = param.data.t().contiguous()
     attrs.input_dim, attrs.output_dim = input_dim, output_dim
