@@ -1,6 +1,6 @@
 from .cases import ConformanceCase as ConformanceCase
 from .cases import cases as cases
-from .experts import ExpertsKernelSuite as ExpertsKernelSuite
-from .linear import LinearKernelSuite as LinearKernelSuite
-from .loader import LoaderSuite as LoaderSuite
-from .packer import PackerSuite as PackerSuite
+from .suites import ExpertsKernelSuite as ExpertsKernelSuite
+from .suites import LinearKernelSuite as LinearKernelSuite
+from .suites import LoaderSuite as LoaderSuite
+from .suites import PackerSuite as PackerSuite

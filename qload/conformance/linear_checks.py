@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from qload.conformance.cases import ConformanceCase
-from qload.conformance.suite import error_prefix
+from qload.conformance.suites import error_prefix
 from qload.errors import CutError, DivideError
 from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.testing import checks
-from qload.testing.guards import Guards, around_borders
+from qload.testing.checks import Guards, around_borders
 from qload.testing.layer_factory import layer_of
 from qload.weights import Weights
 

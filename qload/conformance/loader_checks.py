@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qload.conformance.cases import ConformanceCase
-from qload.conformance.suite import error_prefix
+from qload.conformance.suites import error_prefix
 from qload.errors import ArgumentError, CutError, DivideError
 from qload.parallel import FakeWorld
 from qload.spec import Weight, named

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qload.conformance.cases import ConformanceCase
 from qload.conformance.linear_checks import load_shares
-from qload.conformance.suite import error_prefix
+from qload.conformance.suites import error_prefix
 from qload.spec import Codes, Weight
 from qload.testing import checks
 

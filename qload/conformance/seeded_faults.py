@@ -13,13 +13,10 @@ from torch import Tensor
 from qload.checkpoint import open_checkpoint
 from qload.conformance.cases import ConformanceCase, cases
 from qload.conformance.expert_checks import ExpertChecks, load_experts
-from qload.conformance.experts import ExpertsKernelSuite
-from qload.conformance.linear import LinearKernelSuite
 from qload.conformance.linear_checks import LinearChecks, load_shares
-from qload.conformance.loader import LoaderSuite
 from qload.conformance.loader_checks import LOADS, LoaderChecks, name_tensors
-from qload.conformance.packer import PackerSuite
 from qload.conformance.packer_checks import PackerChecks
+from qload.conformance.suites import ExpertsKernelSuite, LinearKernelSuite, LoaderSuite, PackerSuite
 from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.testing.kernel_faults import KERNEL_FAULTS, KernelFault

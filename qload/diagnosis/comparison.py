@@ -9,6 +9,17 @@ from torch import Tensor
 from qload.diagnosis.reading_faults import word_order
 from qload.spec import Codes, Weight
 
+
+def effective_weight(weight: Weight) -> Tensor:
+    """Return the matrix that inputs are multiplied by, (N, K) float32, with the input factors applied."""
+    return apply_input_factors(weight, weight.dequantize())
+
+
+def apply_input_factors(weight: Weight, values: Tensor) -> Tensor:
+    """Multiply (N, K) values by the input factors of a weight."""
+    return values if weight.input_factors is None else values * weight.input_factors.float()
+
+
 # Largest relative distance after two roundings: half a unit in the last place each of 8 bits of bfloat16 and
 # 11 bits of float16, and a few units of float32.
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-9, torch.float32: 2.0**-18}
@@ -174,9 +185,7 @@ def _compare_share(comparison: WeightComparison, layer: Weight, rank: int, world
     expected, codes, factors = comparison.expected, comparison.codes, comparison.input_factors
     axis = 0 if layer.shape[0] != expected.shape[0] else 1
     size = expected.shape[axis]
-    dequantized = layer.dequantize()
-    if factors is not None:
-        dequantized = dequantized * factors
+    dequantized = effective_weight(layer)
     if dequantized.shape[1 - axis] != expected.shape[1 - axis] or dequantized.shape[axis] != size * world:
         return replace(comparison, codes=None, input_factors=None, parts=())
     start = rank * size

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from qload.devices import CodesInWords, LazyCodes
-from qload.diagnosis.dequantized import effective_weight
+from qload.diagnosis.comparison import effective_weight
 from qload.diff.report import LayerDiff, Outcome
 from qload.errors import QloadError
 from qload.layouts import Packing

@@ -1,3 +1,5 @@
+from .checks import Guards as Guards
+from .checks import around_borders as around_borders
 from .checks import assert_reads_back as assert_reads_back
 from .checks import assert_same_bits as assert_same_bits
 from .checks import assert_same_twice as assert_same_twice
@@ -6,8 +8,6 @@ from .checks import assert_within_bound as assert_within_bound
 from .checks import derived_bound as derived_bound
 from .checks import exact_sums as exact_sums
 from .checks import read_back as read_back
-from .guards import Guards as Guards
-from .guards import around_borders as around_borders
 from .layer_factory import layer_of as layer_of
 from .random_layer import DrawnLayer as DrawnLayer
 from .strategies import layers as layers

@@ -1,4 +1,4 @@
-"""Exact checks: equal bits, and three oracles for kernels.
+"""Exact checks: equal bits, three oracles for kernels, and guard zones around tensors.
 
 A kernel is any callable from x (M, K) to y (M, N). `read_back` passes one-hot inputs and returns the weight
 of the kernel; `assert_sums_exactly` uses numbers with the same sum in every order of addition;
@@ -6,13 +6,15 @@ of the kernel; `assert_sums_exactly` uses numbers with the same sum in every ord
 NaN. A failure names one element and a few numbers, and prints no whole tensors.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from qload.diagnosis import Diagnosis, diagnose
+from qload.diagnosis.comparison import effective_weight
 from qload.errors import ArgumentError
 from qload.formats import GPTQWeight
 from qload.kernels.bounds import Bounded, excess, of_linear
@@ -87,7 +89,7 @@ def assert_reads_back(
     a share, the whole weight, the rank of the share, and the number of ranks.
     """
     __tracebackhide__ = True
-    want = _effective_weight(weight).to(dtype)
+    want = effective_weight(weight).to(dtype)
     got = read_back(kernel, weight.shape[1], dtype, want.device)
     assert tuple(got.shape) == tuple(want.shape), f"N is {got.shape[0]}, expected {want.shape[0]}"
     wrong = (got != want).nonzero()
@@ -123,7 +125,7 @@ def _other_zero_convention(weight: Weight, got: Tensor, dtype: torch.dtype) -> s
         return None
     for zeros in ZERO_CONVENTIONS:
         other = replace(weight, config=replace(weight.config, zeros=zeros))
-        if zeros != weight.config.zeros and torch.equal(_effective_weight(other).to(dtype), got):
+        if zeros != weight.config.zeros and torch.equal(effective_weight(other).to(dtype), got):
             ours = weight.config.zeros.name
             return (
                 f"zero points of 0 are read as {zeros.name}, and this weight has them {ours}: both are in use"
@@ -151,7 +153,7 @@ def exact_sums(weight: Weight, dtype: torch.dtype, M: int) -> tuple[Tensor, Tens
     The first rows are the same for every M. Raises ValueError for a weight with sums that float32 cannot
     represent exactly.
     """
-    w = _effective_weight(weight).to(dtype).double()
+    w = effective_weight(weight).to(dtype).double()
     x = (torch.arange(M * w.shape[1], device=w.device) % 5 - 2).reshape(M, w.shape[1]).double()
     unit = 2.0**-24
     while bool((w.remainder(unit * 2) == 0).all()) and unit < 1:
@@ -289,7 +291,64 @@ def leave_nan(like: Tensor) -> None:
     del blocks
 
 
-def _effective_weight(weight: Weight) -> Tensor:
-    """The weight float32 (N, K) times its input factors."""
-    factors = weight.input_factors
-    return weight.dequantize() if factors is None else weight.dequantize() * factors.float()
+ZONE_BYTES = 512  # on either side, a multiple of the alignments of kernels
+POISON = 0xFF  # NaN in every float type, -1 or the largest number in every integer type
+
+
+@dataclass(frozen=True)
+class Guards:
+    """Copies of tensors in the middle of poison, with a check after their use.
+
+    A read beyond a guarded tensor of floats gives NaN, which no check passes; `assert_whole` fails after a
+    write beyond a guarded tensor or to it.
+    """
+
+    _guarded: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
+
+    def around(self, name: str, value: Any) -> Any:
+        """Return a guarded copy of a tensor, or of all tensors in a tuple, list, mapping or typed weight.
+
+        `value`: anything; other objects, and tensors that are not contiguous, are returned unchanged.
+        `name`: of the tensors in messages.
+        """
+        if isinstance(value, Tensor):
+            return self._guard(name, value) if value.is_contiguous() else value
+        if isinstance(value, Weight):
+            return value.holding({f: self.around(f"{name}.{f}", t) for f, t in value.fields().items()})
+        if isinstance(value, Mapping):
+            return {key: self.around(f"{name}[{key!r}]", each) for key, each in value.items()}
+        if isinstance(value, tuple) and hasattr(value, "_fields"):
+            return type(value)(*(self.around(f"{name}[{at}]", each) for at, each in enumerate(value)))
+        if isinstance(value, list | tuple):
+            return type(value)(self.around(f"{name}[{at}]", each) for at, each in enumerate(value))
+        return value
+
+    def _guard(self, name: str, tensor: Tensor) -> Tensor:
+        size = tensor.numel() * tensor.element_size()
+        memory = torch.full((size + 2 * ZONE_BYTES,), POISON, dtype=torch.uint8, device=tensor.device)
+        copy = memory[ZONE_BYTES : ZONE_BYTES + size].view(tensor.dtype).view(tensor.shape)
+        copy.copy_(tensor)
+        self._guarded.append((name, memory, memory.clone()))
+        return copy
+
+    def assert_whole(self) -> None:
+        """Assert that guarded tensors, and the memory before and behind them, are unchanged."""
+        __tracebackhide__ = True
+        for name, memory, before in self._guarded:
+            wrong = (memory != before).nonzero().flatten()
+            if wrong.numel():
+                first, size = int(wrong[0]) - ZONE_BYTES, memory.numel() - 2 * ZONE_BYTES
+                place = "before" if first < 0 else "behind" if first >= size else "into"
+                at = first - size if first >= size else first
+                raise AssertionError(
+                    f"the kernel wrote {place} {name}: {wrong.numel()} bytes differ, the first at byte {at}"
+                )
+
+
+def around_borders(*borders: int, most: int = 257) -> tuple[int, ...]:
+    """Return numbers of tokens around changes of dispatch: `borders` and their neighbours, up to `most`.
+
+    Without `borders`: 1, and around 8, 16, 24, 32, 64, 128 and 256, the borders of known kernels.
+    """
+    chosen = borders or (1, 8, 16, 24, 32, 64, 128, 256)
+    return tuple(sorted({m for border in chosen for m in (border - 1, border, border + 1) if 1 <= m <= most}))

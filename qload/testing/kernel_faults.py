@@ -114,8 +114,16 @@ def _reverse_bytes(words: Tensor) -> Tensor:
     return (words & 0xFF) << 24 | (words & 0xFF00) << 8 | words >> 8 & 0xFF00 | words >> 24
 
 
-def _map_nibbles(words: Tensor, change: Callable[[Tensor], Tensor]) -> Tensor:
-    return torch.stack([(change(words >> 4 * place & 15) & 15) << 4 * place for place in range(8)]).sum(0)
+def _add_to_nibbles(words: Tensor, step: int) -> Tensor:
+    return torch.stack([((words >> 4 * place & 15) + step & 15) << 4 * place for place in range(8)]).sum(0)
+
+
+def _flip_signs(words: Tensor) -> Tensor:
+    return words ^ NIBBLE_SIGNS
+
+
+def _double(values: Tensor) -> Tensor:
+    return 2 * values
 
 
 def _axis(spec: TensorSpec, outputs: bool) -> int | None:
@@ -163,12 +171,11 @@ def _set_middle_zeros(weight: Weight) -> Weight | None:
 
 def _drop_tensor_scale(weight: Weight) -> Weight | None:
     """Set the scale of the whole tensor to 1."""
-    scalars = [spec.name for spec in _specs(weight, SCALES) if weight.fields()[spec.name].numel() == 1]
-    return (
-        weight.holding({name: torch.ones_like(weight.fields()[name]) for name in scalars[:1]})
-        if scalars
-        else None
-    )
+    for spec in _specs(weight, SCALES):
+        scale = weight.fields()[spec.name]
+        if scale.numel() == 1:
+            return weight.holding({spec.name: torch.ones_like(scale)})
+    return None
 
 
 def _group_change(change: Callable[[Tensor, int], Tensor]) -> Change:
@@ -188,131 +195,67 @@ def _sort_groups(index: Tensor, count: int) -> Tensor:
     return torch.arange(len(index)) * count // len(index)
 
 
+def _reverse_groups(index: Tensor, count: int) -> Tensor:
+    return count - 1 - index
+
+
 def _halve_groups(index: Tensor, count: int) -> Tensor:
-    return (
-        torch.arange(len(index)) * count * 2 // len(index) % count
-        if bool((index.diff() >= 0).all())
-        else index
-    )
+    in_order = bool((index.diff() >= 0).all())
+    return torch.arange(len(index)) * count * 2 // len(index) % count if in_order else index
 
 
-_ORDER, _GROUP, _OUTPUT = ("code-order",), ("scales-of-another-group",), ("scales-of-another-output",)
-_LATE = ("codes-shifted",)
+_codes, _zeros, _scales = (partial(_tensor_change, kind) for kind in (CODES, ZEROS, SCALES))
+_LATER, _EARLIER = partial(_roll, 1, False), partial(_roll, -1, False)  # along K, or by groups
+_OF_NEXT_OUTPUT = partial(_roll, -1, True)
+_TO_AWQ = partial(_reorder_nibbles, order=AWQ_ORDER)
+_TO_REVERSE = partial(_reorder_nibbles, order=(7, 6, 5, 4, 3, 2, 1, 0))
+_RAISE, _LOWER = partial(_add_to_nibbles, step=1), partial(_add_to_nibbles, step=-1)
 
-WEIGHT_FAULTS = (
-    KernelFault(
-        "nibbles-swapped", "the two codes of a byte swapped", _ORDER, _tensor_change(CODES, _swap_nibbles)
-    ),
-    KernelFault(
-        "awq-order",
-        "AWQ's order of codes",
-        _ORDER,
-        _tensor_change(CODES, _word_change(partial(_reorder_nibbles, order=AWQ_ORDER))),
-    ),
-    KernelFault(
-        "nibbles-reversed",
-        "the codes of a word reversed",
-        _ORDER,
-        _tensor_change(CODES, _word_change(partial(_reorder_nibbles, order=(7, 6, 5, 4, 3, 2, 1, 0)))),
-    ),
-    KernelFault(
-        "big-endian", "words big-endian", ("byte-order",), _tensor_change(CODES, _word_change(_reverse_bytes))
-    ),
-    KernelFault(
-        "sign-bit",
-        "codes of two's complement",
-        ("code-sign",),
-        _tensor_change(CODES, _word_change(lambda wide: wide ^ NIBBLE_SIGNS)),
-    ),
-    KernelFault(
-        "word-late", "codes a word later along K", _LATE, _tensor_change(CODES, partial(_roll, 1, False))
-    ),
-    KernelFault(
-        "zero-plus-one",
-        "zero points one higher",
-        ("zero-points-one-higher",),
-        _tensor_change(ZEROS, _word_change(lambda wide: _map_nibbles(wide, lambda zero: zero + 1))),
-    ),
-    KernelFault(
-        "zero-minus-one",
-        "zero points one lower",
-        ("zero-points-one-lower",),
-        _tensor_change(ZEROS, _word_change(lambda wide: _map_nibbles(wide, lambda zero: zero - 1))),
-    ),
-    KernelFault(
-        "zeros-middle",
-        "zero points in the middle",
-        ("zero-points-ignored",),
-        _set_middle_zeros,
-    ),
-    KernelFault(
+# Name, words, classes separated by a space, and change.
+_WEIGHT_FAULTS: tuple[tuple[str, str, str, Change], ...] = (
+    ("nibbles-swapped", "the two codes of a byte swapped", "code-order", _codes(_swap_nibbles)),
+    ("awq-order", "AWQ's order of codes", "code-order", _codes(_word_change(_TO_AWQ))),
+    ("nibbles-reversed", "the codes of a word reversed", "code-order", _codes(_word_change(_TO_REVERSE))),
+    ("big-endian", "words big-endian", "byte-order", _codes(_word_change(_reverse_bytes))),
+    ("sign-bit", "codes of two's complement", "code-sign", _codes(_word_change(_flip_signs))),
+    ("word-late", "codes a word later along K", "codes-shifted", _codes(_LATER)),
+    ("zero-plus-one", "zero points one higher", "zero-points-one-higher", _zeros(_word_change(_RAISE))),
+    ("zero-minus-one", "zero points one lower", "zero-points-one-lower", _zeros(_word_change(_LOWER))),
+    ("zeros-middle", "zero points in the middle", "zero-points-ignored", _set_middle_zeros),
+    (
         "zeros-of-next-group",
         "zero points of the next group",
-        ("zero-points-of-another-group",),
-        _tensor_change(ZEROS, partial(_roll, -1, False)),
+        "zero-points-of-another-group",
+        _zeros(_EARLIER),
     ),
-    KernelFault(
-        "zeros-swapped",
-        "zero points of a byte swapped",
-        ("zero-point-order",),
-        _tensor_change(ZEROS, _swap_nibbles),
-    ),
-    KernelFault(
-        "scales-late", "scales of the group before", _GROUP, _tensor_change(SCALES, partial(_roll, 1, False))
-    ),
-    KernelFault(
-        "scales-early", "scales of the group after", _GROUP, _tensor_change(SCALES, partial(_roll, -1, False))
-    ),
-    KernelFault(
+    ("zeros-swapped", "zero points of a byte swapped", "zero-point-order", _zeros(_swap_nibbles)),
+    ("scales-late", "scales of the group before", "scales-of-another-group", _scales(_LATER)),
+    ("scales-early", "scales of the group after", "scales-of-another-group", _scales(_EARLIER)),
+    (
         "scales-of-next-output",
         "scales of the next output",
-        _OUTPUT,
-        _tensor_change(SCALES, partial(_roll, -1, True)),
+        "scales-of-another-output",
+        _scales(_OF_NEXT_OUTPUT),
     ),
-    KernelFault(
-        "first-scale",
-        "the first group's scales",
-        ("scales-of-the-first",),
-        _tensor_change(SCALES, _repeat_first),
-    ),
-    KernelFault(
-        "scales-squared",
-        "scales applied twice",
-        ("scales-twice",),
-        _tensor_change(SCALES, _scale_change(torch.square)),
-    ),
-    KernelFault(
-        "scales-inverted",
-        "scales inverted",
-        ("scales-inverted",),
-        _tensor_change(SCALES, _scale_change(torch.reciprocal)),
-    ),
-    KernelFault(
+    ("first-scale", "the first group's scales", "scales-of-the-first", _scales(_repeat_first)),
+    ("scales-squared", "scales applied twice", "scales-twice", _scales(_scale_change(torch.square))),
+    ("scales-inverted", "scales inverted", "scales-inverted", _scales(_scale_change(torch.reciprocal))),
+    (
         "scales-of-another-type",
         "the bits of scales read as the other 16-bit float",
-        ("scale-type",),
-        _tensor_change(SCALES, _reinterpret_float),
+        "scale-type",
+        _scales(_reinterpret_float),
     ),
-    KernelFault(
-        "scales-doubled",
-        "scales twice as large",
-        ("factor",),
-        _tensor_change(SCALES, _scale_change(lambda scales: 2 * scales)),
-    ),
-    KernelFault(
+    ("scales-doubled", "scales twice as large", "factor", _scales(_scale_change(_double))),
+    (
         "second-scale-lost",
         "the scale of the whole tensor left out",
-        ("second-scale", "factor"),
+        "second-scale factor",
         _drop_tensor_scale,
     ),
-    KernelFault("act-order-ignored", "groups in order", ("act-order-ignored",), _group_change(_sort_groups)),
-    KernelFault(
-        "groups-reversed",
-        "groups in the reverse order",
-        ("groups-reversed",),
-        _group_change(lambda index, count: count - 1 - index),
-    ),
-    KernelFault("groups-halved", "groups half as large", ("group-size",), _group_change(_halve_groups)),
+    ("act-order-ignored", "groups in order", "act-order-ignored", _group_change(_sort_groups)),
+    ("groups-reversed", "groups in the reverse order", "groups-reversed", _group_change(_reverse_groups)),
+    ("groups-halved", "groups half as large", "group-size", _group_change(_halve_groups)),
 )
 
 
@@ -320,12 +263,16 @@ TAIL = 4  # outputs or inputs
 TILE_TOKENS = 16
 
 
-def _output_change(change: Callable[[Tensor], Tensor]) -> Callable[[Gemm, int], Gemm]:
+def _outputs(change: Callable[[Tensor], Tensor]) -> Callable[[Gemm, int], Gemm]:
     return lambda product, N: lambda x: change(product(x).clone())
 
 
-def _input_change(change: Callable[[Tensor], Tensor]) -> Callable[[Gemm, int], Gemm]:
+def _inputs(change: Callable[[Tensor], Tensor]) -> Callable[[Gemm, int], Gemm]:
     return lambda product, N: lambda x: product(change(x.clone()))
+
+
+def _shift_one(tensor: Tensor) -> Tensor:
+    return tensor.roll(1, -1)
 
 
 def _exchange_halves(y: Tensor) -> Tensor:
@@ -357,58 +304,50 @@ def _repeat_first_half(y: Tensor) -> Tensor:
     return y
 
 
-PRODUCT_FAULTS = (
-    KernelFault(
-        "gate-and-up",
-        "the halves of outputs exchanged",
-        ("parts-exchanged",),
-        around=_output_change(_exchange_halves),
-    ),
-    KernelFault(
+# Name, words, class, and change of the product.
+_PRODUCT_FAULTS: tuple[tuple[str, str, str, Callable[[Gemm, int], Gemm]], ...] = (
+    ("gate-and-up", "the halves of outputs exchanged", "parts-exchanged", _outputs(_exchange_halves)),
+    (
         "outputs-interleaved",
         "outputs of two parts taking turns",
-        ("parts-interleaved",),
-        around=_output_change(_interleave_halves),
+        "parts-interleaved",
+        _outputs(_interleave_halves),
     ),
-    KernelFault(
-        "outputs-late", "outputs one on", ("outputs-shifted",), around=_output_change(lambda y: y.roll(1, -1))
-    ),
-    KernelFault(
-        "outputs-left-out", "the last outputs left out", ("left-out",), around=_output_change(_fill_tail(0.0))
-    ),
-    KernelFault(
+    ("outputs-late", "outputs one on", "outputs-shifted", _outputs(_shift_one)),
+    ("outputs-left-out", "the last outputs left out", "left-out", _outputs(_fill_tail(0.0))),
+    (
         "outputs-not-written",
         "the last outputs never written",
-        ("never-written",),
-        around=_output_change(_fill_tail(torch.nan)),
+        "never-written",
+        _outputs(_fill_tail(torch.nan)),
     ),
-    KernelFault(
+    (
         "tokens-left-out",
         "all tokens but those of the first tile left out",
-        ("left-out",),
-        around=_output_change(_keep_first_tile),
+        "left-out",
+        _outputs(_keep_first_tile),
     ),
-    KernelFault(
+    (
         "share-of-rank-0",
         "the first half of outputs in the second half too",
-        ("rank-0-everywhere",),
-        around=_output_change(_repeat_first_half),
+        "rank-0-everywhere",
+        _outputs(_repeat_first_half),
     ),
-    KernelFault(
-        "inputs-late", "inputs one on", ("inputs-shifted",), around=_input_change(lambda x: x.roll(1, -1))
-    ),
-    KernelFault(
-        "inputs-left-out", "the last inputs left out", ("left-out",), around=_input_change(_fill_tail(0.0))
-    ),
-    KernelFault(
+    ("inputs-late", "inputs one on", "inputs-shifted", _inputs(_shift_one)),
+    ("inputs-left-out", "the last inputs left out", "left-out", _inputs(_fill_tail(0.0))),
+    (
         "inputs-reversed",
         "inputs in the reverse order",
-        ("outputs-reversed",),
-        around=_input_change(lambda x: x.flip(-1)),
+        "outputs-reversed",
+        _inputs(partial(torch.flip, dims=(-1,))),
     ),
-    KernelFault(
-        "result-doubled", "every result doubled", ("factor",), around=_output_change(lambda y: 2 * y)
-    ),
+    ("result-doubled", "every result doubled", "factor", _outputs(_double)),
 )
 
-KERNEL_FAULTS: tuple[KernelFault, ...] = (*WEIGHT_FAULTS, *PRODUCT_FAULTS)
+KERNEL_FAULTS: tuple[KernelFault, ...] = (
+    *(
+        KernelFault(name, words, tuple(classes.split()), change)
+        for name, words, classes, change in _WEIGHT_FAULTS
+    ),
+    *(KernelFault(name, words, (kind,), around=around) for name, words, kind, around in _PRODUCT_FAULTS),
+)

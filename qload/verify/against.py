@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from qload.diagnosis.dequantized import effective_weight
+from qload.diagnosis.comparison import effective_weight
 from qload.errors import QloadError
 from qload.errors.rules import rule_texts
 from qload.loader import LayerDescription

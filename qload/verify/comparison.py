@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qload.diagnosis.dequantized import effective_weight
+from qload.diagnosis.comparison import effective_weight
 from qload.spec import Codes, Weight
 
 BLOCK_CODES = 8  # codes of a word of four bits

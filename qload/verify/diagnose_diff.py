@@ -13,7 +13,7 @@ from math import isfinite
 import torch
 from torch import Tensor
 
-from qload.diagnosis.dequantized import apply_input_factors, effective_weight
+from qload.diagnosis.comparison import apply_input_factors, effective_weight
 from qload.diagnosis.diagnosis import explain_errors
 from qload.diagnosis.reading_faults import faults_in_files
 from qload.errors import QloadError

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qload.conformance import ConformanceCase, cases
 from qload.conformance.linear_checks import LinearChecks
-from qload.conformance.suite import CaseRun
+from qload.conformance.suites import CaseRun
 from qload.testing.traits import CONTRACTS
 from tests.conformance.subjects import WEIGHTS, Buggy, Parts, Sound, with_bug
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-import qload.conformance.suite as suite_module
+import qload.conformance.suites as suite_module
 from qload.conformance import cases
 from qload.conformance.expert_checks import ExpertChecks
 from qload.conformance.linear_checks import LinearChecks
 from qload.conformance.loader_checks import LoaderChecks
-from qload.conformance.suite import CaseRun, ask_support
+from qload.conformance.suites import CaseRun, ask_support
 from tests.conformance.subjects import Sound
 from tests.conformance.test_linear import COMMON, on_trial
 from tests.conformance.test_suites import Experts, Loads, NextExpert

@@ -9,10 +9,10 @@ FAULTS = (
         ".roll(start, 1)\n",
         ".roll(0, 1)\n",
     ),
-    Fault("poison-is-zero", "qload/testing/guards.py", "POISON = 0xFF ", "POISON = 0x00 "),
+    Fault("poison-is-zero", "qload/testing/checks.py", "POISON = 0xFF ", "POISON = 0x00 "),
     Fault(
         "writes-beyond-not-seen",
-        "qload/testing/guards.py",
+        "qload/testing/checks.py",
         "            wrong = (memory != before).nonzero().flatten()\n",
         "            wrong = (memory != memory).nonzero().flatten()\n",
     ),
@@ -42,7 +42,7 @@ FAULTS = (
     ),
     Fault(
         "refused-cases-run",
-        "qload/conformance/suite.py",
+        "qload/conformance/suites.py",
         "        if not supported:\n            pytest.skip(",
         "        if not reason:\n            pytest.skip(",
     ),

@@ -46,7 +46,7 @@ FAULTS = (
     ),
     Fault(
         "vectors-wrap-is-lost",
-        "qload/testing/vectors/cases.py",
+        "qload/testing/vectors.py",
         "stored = (zeros - stored_minus) % 2**bits",
         "stored = (zeros - stored_minus).clamp(0)",
     ),

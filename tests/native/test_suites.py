@@ -12,7 +12,7 @@ from torch import Tensor
 from qload.conformance import ConformanceCase, ExpertsKernelSuite, LinearKernelSuite
 from qload.conformance.expert_checks import load_experts
 from qload.conformance.linear_checks import load_shares
-from qload.conformance.suite import CaseRun
+from qload.conformance.suites import CaseRun
 from qload.errors import CutError, DivideError
 from qload.kernel_formats import repack
 from qload.kernel_formats.repack import find_unsupported_panels

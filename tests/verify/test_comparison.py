@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from qload import GPTQConfig, GPTQWeight, UnquantizedWeight
-from qload.diagnosis.dequantized import effective_weight
+from qload.diagnosis.comparison import effective_weight
 from qload.formats import ModelOptAWQConfig, ModelOptAWQWeight
 from qload.verify.comparison import MAX_SPIKE, Comparison
 

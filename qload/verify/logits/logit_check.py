@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from qload.checkpoint import Checkpoint
-from qload.diagnosis.dequantized import effective_weight
+from qload.diagnosis.comparison import effective_weight
 from qload.errors import ArgumentError, NotEnoughMemoryError, QloadError
 from qload.errors.rules import rule_texts
 from qload.methods import ParallelExperts

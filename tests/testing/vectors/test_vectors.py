@@ -11,8 +11,7 @@ from safetensors.torch import load_file
 from qload import open_checkpoint
 from qload.errors import ArgumentError, QloadError
 from qload.testing import assert_same_bits
-from qload.testing.vectors import Manifest, VectorCase, export
-from qload.testing.vectors.cases import rejected_cases, valid_cases
+from qload.testing.vectors import Manifest, VectorCase, export, rejected_cases, valid_cases
 from qload.verify import verify
 
 VALID = [case.id for case in valid_cases()]

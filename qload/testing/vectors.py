@@ -1,17 +1,28 @@
-"""Cases of the vectors: layers with known contents, packed by plain arithmetic, and damaged ones.
+"""Frozen vectors: small checkpoints as files with their expected weights, and damaged ones.
 
-Codes differ along K and N, so that any exchange changes a number. Scales are powers of two, so that the
-weights are exact in every float type. No case is made or read by qload's own layouts.
+Layers have known contents, packed by plain arithmetic. Codes differ along K and N, so that any exchange
+changes a number. Scales are powers of two, so that the weights are exact in every float type. No case is made
+or read by qload's own layouts. The files have the same bytes on every machine.
 """
 
+import hashlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from operator import attrgetter
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors.torch import save
 from torch import Tensor
+
+from qload.errors import ArgumentError
+from qload.errors.exceptions import written_to
 
 LAYER = "layer"
 
@@ -59,10 +70,6 @@ class CaseContent:
         config = json.dumps({"quantization_config": self.config}, indent=2, sort_keys=True) + "\n"
         return {"config.json": config.encode(), "model.safetensors": save(named), **self.raw}
 
-    def expected_file(self) -> bytes | None:
-        """Return the file of the expected weight, or None."""
-        return None if self.expected is None else save({"weight": self.expected.contiguous()})
-
 
 WORD_BITS = 32
 
@@ -103,6 +110,7 @@ def dequantize(codes: Tensor, zeros: Tensor, scales: Tensor, groups: Tensor) -> 
 
 N, K, GROUP = 32, 128, 32
 AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
+AWQ_CONFIG = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -204,14 +212,13 @@ def wrapped() -> CaseContent:
 def _awq_cases() -> Iterator[CaseContent]:
     codes, scales = fill_codes(N, K, 4), fill_scales(N, K // GROUP)
     zeros, groups = fill_zeros(N, K // GROUP, 4) - 1, torch.arange(K) // GROUP
-    config = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
     yield from shared(
         CaseContent(
             "awq.w4.g32.zeros",
             "awq",
             ("code-order", "zero-point-offset"),
             "Codes and zero points are packed along N, even ones first, zero points as they are.",
-            config,
+            AWQ_CONFIG,
             {
                 "qweight": pack_words(codes.T, 4, AWQ),
                 "qzeros": pack_words(zeros.T, 4, AWQ),
@@ -290,73 +297,29 @@ DTYPE_NAMES = {torch.int32: "I32", torch.float16: "F16"}
 def rejected_cases() -> Iterator[CaseContent]:
     """Yield the cases to be refused by every reader: a correct GPTQ layer with one change each."""
     correct = gptq("gptq.v1.w4.g32", (), "")
+    changed, raw = partial(_changed, correct), partial(_raw, correct)
     tensors = correct.tensors
-    yield _changed(
-        correct, "cut-in-a-group", "shares", "Three ranks: a group would be cut in two.", split="K", world=3
-    )
-    yield _changed(
-        correct, "orphan-scales", "missing-tensor", "Scales and zero points without codes.", drop=("qweight",)
-    )
-    yield _changed(correct, "no-scales", "missing-tensor", "Codes without scales.", drop=("scales",))
-    yield _changed(
-        correct,
-        "scales-of-other-shape",
-        "shape",
-        "One group of scales too few.",
-        scales=tensors["scales"][:-1],
-    )
-    yield _changed(
-        correct, "scales-transposed", "shape", "Scales stored as (N, G).", scales=tensors["scales"].T
-    )
-    yield _changed(
-        correct,
-        "scale-nan",
-        "value",
-        "A scale that is no number.",
-        scales=_with_last(tensors["scales"], torch.nan),
-    )
-    yield _changed(
-        correct,
-        "index-past-the-end",
-        "act-order",
-        "g_idx names a group that is not there.",
-        g_idx=_with_last(tensors["g_idx"], K // GROUP),
-    )
-    yield _changed(
-        correct,
-        "index-negative",
-        "act-order",
-        "g_idx names group -1.",
-        g_idx=_with_last(tensors["g_idx"], -1),
-    )
-    yield _changed(
-        correct, "words-of-floats", "dtype", "Codes stored as float16.", qweight=tensors["qweight"].half()
-    )
-    yield from _contradictions(correct)
-    yield _raw(
-        correct, "duplicate-tensor", "duplicate-key", "One name twice in the header.", _duplicate(tensors)
-    )
-    yield _raw(correct, "offsets-overlap", "file", "Two tensors share bytes.", _overlapping(tensors))
-    yield _raw(correct, "file-cut-short", "file", "The last bytes are missing.", _file(tensors)[:-16])
-
-
-def _contradictions(correct: CaseContent) -> Iterator[CaseContent]:
-    """Configs that contradict the tensors."""
-    yield replace(
-        _changed(
-            correct,
-            "config-of-another-method",
-            "lying-config",
-            "The config says AWQ, the tensors are GPTQ's.",
-        ),
-        config={"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"},
-    )
-    yield replace(
-        _changed(
-            correct, "config-of-other-groups", "lying-config", "The config says groups of 64, g_idx says 32."
-        ),
-        config={**correct.config, "group_size": 2 * GROUP},
-    )
+    scales, g_idx = tensors["scales"], tensors["g_idx"]
+    missing = "missing-tensor"
+    yield changed("cut-in-a-group", "shares", "Three ranks: a group would be cut in two.", split="K", world=3)
+    yield changed("orphan-scales", missing, "Scales and zero points without codes.", drop=("qweight",))
+    yield changed("no-scales", missing, "Codes without scales.", drop=("scales",))
+    yield changed("scales-of-other-shape", "shape", "One group of scales too few.", scales=scales[:-1])
+    yield changed("scales-transposed", "shape", "Scales stored as (N, G).", scales=scales.T)
+    yield changed("scale-nan", "value", "A scale that is no number.", scales=_with_last(scales, torch.nan))
+    past, negative = _with_last(g_idx, K // GROUP), _with_last(g_idx, -1)
+    yield changed("index-past-the-end", "act-order", "g_idx names a group that is not there.", g_idx=past)
+    yield changed("index-negative", "act-order", "g_idx names group -1.", g_idx=negative)
+    floats = tensors["qweight"].half()
+    yield changed("words-of-floats", "dtype", "Codes stored as float16.", qweight=floats)
+    comment = "The config says AWQ, the tensors are GPTQ's."
+    yield replace(changed("config-of-another-method", "lying-config", comment), config=AWQ_CONFIG)
+    comment = "The config says groups of 64, g_idx says 32."
+    other_groups = {**correct.config, "group_size": 2 * GROUP}
+    yield replace(changed("config-of-other-groups", "lying-config", comment), config=other_groups)
+    yield raw("duplicate-tensor", "duplicate-key", "One name twice in the header.", _duplicate(tensors))
+    yield raw("offsets-overlap", "file", "Two tensors share bytes.", _overlapping(tensors))
+    yield raw("file-cut-short", "file", "The last bytes are missing.", _file_of(*_entries(tensors))[:-16])
 
 
 def _changed(
@@ -416,10 +379,6 @@ def _file_of(entries: list[tuple[str, dict[str, Any]]], data: bytes) -> bytes:
     return len(header).to_bytes(8, "little") + header + data
 
 
-def _file(tensors: dict[str, Tensor]) -> bytes:
-    return _file_of(*_entries(tensors))
-
-
 def _duplicate(tensors: dict[str, Tensor]) -> bytes:
     entries, data = _entries(tensors)
     name, entry = entries[-1]
@@ -433,3 +392,111 @@ def _overlapping(tensors: dict[str, Tensor]) -> bytes:
     start, stop = entries[1][1]["data_offsets"]
     entries[1][1]["data_offsets"] = [start - 16, stop - 16]
     return _file_of(entries, data)
+
+
+# Of the vectors: a changed or removed case increases the first number, a new one the second.
+VERSION = "1.0.0"
+
+
+class VectorFile(BaseModel):
+    """One file of a case."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str = Field(description="Relative to the manifest, with forward slashes.")
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    size: int = Field(ge=0, description="In bytes.")
+
+
+class VectorCase(BaseModel):
+    """One checkpoint with one quantized layer, called `layer`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    id: str = Field(description="Stable: the same case in every later version.")
+    format: str
+    result: Literal["valid", "must-reject", "disputed"] = Field(
+        description="disputed: programs in use read it differently; `expected` is how the owner does."
+    )
+    flags: tuple[str, ...] = Field(description="The classes of bugs that the case is there to find.")
+    comment: str
+    N: int = Field(description="Outputs of the layer.")
+    K: int = Field(description="Inputs of the layer.")
+    split: Literal["N", "K"] | None = Field(
+        default=None, description="Along which axis `world` ranks share the layer; null: it is read whole."
+    )
+    world: int = Field(default=1, ge=1)
+    files: tuple[VectorFile, ...] = Field(description="The checkpoint: a config.json and safetensors files.")
+    expected: VectorFile | None = Field(
+        default=None,
+        description="Where it may be read: safetensors with `weight`, float32 (N, K), the whole layer.",
+    )
+
+
+class Manifest(BaseModel):
+    """All cases of one version."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: str = Field(pattern=r"^\d+\.\d+\.\d+$")
+    schema_file: str = "schema.json"
+    cases: tuple[VectorCase, ...]
+
+
+def export(folder: Path) -> Manifest:
+    """Write all cases, `manifest.json`, its `schema.json` and `SHA256SUMS` to `folder`.
+
+    ArgumentError unless the folder is missing or empty. After an interrupt or a full disk nothing is left.
+    """
+    folder = folder.resolve()
+    if folder.exists() and any(folder.iterdir()):
+        raise ArgumentError("folder", "an empty or a missing folder", str(folder))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with written_to(folder), TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as temporary:
+        manifest = _write_all(Path(temporary))
+        folder.mkdir(exist_ok=True)
+        for path in sorted(Path(temporary).iterdir(), key=Path.is_file):  # the manifest and sums come last
+            path.rename(folder / path.name)
+    return manifest
+
+
+def _write_all(folder: Path) -> Manifest:
+    cases = tuple(_write_case(case, folder) for case in chain(valid_cases(), rejected_cases()))
+    manifest = Manifest(version=VERSION, cases=cases)
+    files = [file for case in cases for file in (*case.files, case.expected) if file is not None]
+    for name, text in (
+        ("manifest.json", manifest.model_dump_json(indent=2)),
+        (manifest.schema_file, json.dumps(Manifest.model_json_schema(), indent=2, sort_keys=True)),
+    ):
+        files.append(_write(folder, name, f"{text}\n".encode()))
+    lines = (f"{file.sha256}  {file.path}\n" for file in sorted(files, key=attrgetter("path")))
+    _write(folder, "SHA256SUMS", "".join(lines).encode())
+    return manifest
+
+
+def _write_case(case: CaseContent, folder: Path) -> VectorCase:
+    files = tuple(_write(folder, f"{case.id}/{name}", data) for name, data in sorted(case.files().items()))
+    expected = None
+    if case.expected is not None:
+        data = save({"weight": case.expected.contiguous()})
+        expected = _write(folder, f"{case.id}/expected/weight.safetensors", data)
+    return VectorCase(
+        id=case.id,
+        format=case.format,
+        result="must-reject" if expected is None else "disputed" if case.disputed else "valid",
+        flags=case.flags,
+        comment=case.comment,
+        N=case.shape[0],
+        K=case.shape[1],
+        split=case.split,
+        world=case.world,
+        files=files,
+        expected=expected,
+    )
+
+
+def _write(folder: Path, path: str, data: bytes) -> VectorFile:
+    target = folder / path
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(data)
+    return VectorFile(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data))
