@@ -11,13 +11,12 @@ from torch import Tensor
 
 from qload.conformance.cases import ConformanceCase
 from qload.conformance.linear_checks import assert_nan_in_one_row
-from qload.conformance.suites import error_prefix
 from qload.diagnosis.diagnosis import MIN_SHARE
 from qload.experts import ExpertFacts, ExpertsWeight, GatedActivation
 from qload.kernels import gated_bounds
 from qload.kernels.bounds import Bounded, excess
 from qload.storage import MemoryStorage
-from qload.testing.checks import Guards
+from qload.testing.checks import Guards, error_prefix
 from qload.testing.layer_factory import layer_of
 from qload.weights import Weights
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from qload.conformance.cases import ConformanceCase
-from qload.conformance.suites import error_prefix
 from qload.errors import CutError, DivideError
 from qload.parallel import FakeWorld
 from qload.spec import Weight
@@ -59,7 +58,7 @@ class LinearChecks:
             share: dict[str, Any] = (
                 {} if world == 1 else {"whole": whole.to(self.device), "rank": rank, "world": world}
             )
-            with error_prefix("" if world == 1 else f"rank {rank} of {world}: "):
+            with checks.error_prefix("" if world == 1 else f"rank {rank} of {world}: "):
                 checks.assert_reads_back(kernel, weight, self.dtype, **share)
 
     def sums_exactly(self) -> None:
@@ -73,7 +72,7 @@ class LinearChecks:
             except ValueError:
                 pytest.skip("float32 cannot sum values of this format exactly")
             for M in tokens:
-                with error_prefix(f"M = {M}{self._rank_words(rank)}: "):
+                with checks.error_prefix(f"M = {M}{self._rank_words(rank)}: "):
                     checks.assert_are_sums(kernel, x[:M], want[:M])
 
     def stays_within_the_bound(self) -> dict[str, Any]:
@@ -82,7 +81,7 @@ class LinearChecks:
         for rank, weight, kernel in self._kernels("noise"):
             for M in self._tokens()[:: max(1, len(self._tokens()) // 3)]:
                 x = self._random(M, weight)
-                with error_prefix(f"M = {M}{self._rank_words(rank)}: "):
+                with checks.error_prefix(f"M = {M}{self._rank_words(rank)}: "):
                     error = checks.assert_within_bound(kernel, weight, x, **self._summation())
                 largest = max(largest, error)
         return {"error of bound": largest}
@@ -122,11 +121,11 @@ class LinearChecks:
             before = {name: tensor.clone() for name, tensor in weight.fields().items()}
             first, second = (list(tensors_in(self.suite.pack(weight))) for _ in range(2))
             for name, tensor in weight.fields().items():
-                with error_prefix(f"packing changes the weight's {name}: "):
+                with checks.error_prefix(f"packing changes the weight's {name}: "):
                     checks.assert_same_bits(tensor, before[name])
             assert len(first) == len(second), "packed twice, there are other tensors"
             for one, other in zip(first, second, strict=True):
-                with error_prefix("packed twice, the buffers differ: "):
+                with checks.error_prefix("packed twice, the buffers differ: "):
                     checks.assert_same_bits(other, one)
 
     def _weights(self, filling: str) -> tuple[Weight, ...]:

@@ -11,7 +11,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qload.conformance.cases import ConformanceCase
-from qload.conformance.suites import error_prefix
 from qload.errors import ArgumentError, CutError, DivideError
 from qload.parallel import FakeWorld
 from qload.spec import Weight, named
@@ -204,7 +203,7 @@ class LoaderChecks:
             f"{prefix}{len(missing)} of {len(want)} tensors are missing, the first {missing[0]}"
         )
         for name, tensor in want.items():
-            with error_prefix(f"{prefix}{name}: "):
+            with checks.error_prefix(f"{prefix}{name}: "):
                 loaded = got[name]
                 same = (loaded.dtype, tuple(loaded.shape)) == (tensor.dtype, tuple(tensor.shape))
                 assert same, (
@@ -213,7 +212,7 @@ class LoaderChecks:
                 )
                 if not torch.equal(_bytes(loaded.cpu()), _bytes(tensor)):
                     other = self._other_rank(name, loaded)
-                    with error_prefix(f"{other.removeprefix(', ')}: " if other else ""):
+                    with checks.error_prefix(f"{other.removeprefix(', ')}: " if other else ""):
                         checks.assert_same_bits(loaded.cpu(), tensor)
 
     def _other_rank(self, name: str, loaded: Tensor) -> str:

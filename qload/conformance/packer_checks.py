@@ -9,7 +9,6 @@ from torch import Tensor
 
 from qload.conformance.cases import ConformanceCase
 from qload.conformance.linear_checks import load_shares
-from qload.conformance.suites import error_prefix
 from qload.spec import Codes, Weight
 from qload.testing import checks
 
@@ -31,7 +30,7 @@ class PackerChecks:
         unknown = sorted(set(packed) - set(fields))
         assert not unknown, f"{unknown[0]} is no tensor of {self.case.format}: those are {', '.join(fields)}"
         for name, tensor in packed.items():
-            with error_prefix(f"{name}: "):
+            with checks.error_prefix(f"{name}: "):
                 _assert_same(tensor, fields[name])
 
     def unpacks_what_is_stored(self) -> None:
@@ -39,7 +38,7 @@ class PackerChecks:
         got = self.suite.unpack(dict(self.weight.fields()), self.case)
         if got is None:
             pytest.skip("the subject only packs")
-        with error_prefix("codes (n, k): "):
+        with checks.error_prefix("codes (n, k): "):
             checks.assert_same_bits(got.to(torch.int64), self._codes().plain().to(torch.int64))
 
     def the_codes_are_left_alone(self) -> None:
@@ -49,7 +48,7 @@ class PackerChecks:
         for name in ("codes", "scales", "zeros", "k_group"):
             tensor = getattr(given, name)
             if isinstance(tensor, Tensor):
-                with error_prefix(f"packing changes {name}: "):
+                with checks.error_prefix(f"packing changes {name}: "):
                     checks.assert_same_bits(tensor, getattr(before, name))
 
     def _codes(self) -> Codes:
@@ -66,7 +65,7 @@ def _assert_same(got: Tensor, want: Tensor) -> None:
     __tracebackhide__ = True
     same = (got.dtype, tuple(got.shape)) == (want.dtype, tuple(want.shape))
     assert same, f"{got.dtype}, {tuple(got.shape)}; expected {want.dtype}, {tuple(want.shape)}"
-    with error_prefix(f"{_word_difference(got, want)}: " if want.dtype == torch.int32 else ""):
+    with checks.error_prefix(f"{_word_difference(got, want)}: " if want.dtype == torch.int32 else ""):
         checks.assert_same_bits(got, want)
 
 

@@ -36,16 +36,6 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@contextmanager
-def error_prefix(text: str) -> Iterator[None]:
-    """Put a `text` before the message of a failed assertion."""
-    try:
-        yield
-    except AssertionError as error:
-        error.args = (f"{text}{error}", *error.args[1:])
-        raise
-
-
 class Suite:
     """The base of all suites: pytest collects subclasses whose name begins with Test.
 

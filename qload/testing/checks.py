@@ -6,7 +6,8 @@ of the kernel; `assert_sums_exactly` uses numbers with the same sum in every ord
 NaN. A failure names one element and a few numbers, and prints no whole tensors.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +26,16 @@ from qload.spec import Weight
 ZERO_CONVENTIONS = (StoredMinusOne(), StoredMinusOnePerField(), StoredMinusOneUnmasked())
 Kernel = Callable[[Tensor], Tensor]
 PLACE_FAULTS = ("inputs-shifted", "outputs-reversed")  # faults that exchanged tokens look like
+
+
+@contextmanager
+def error_prefix(text: str) -> Iterator[None]:
+    """Put a `text` before the message of a failed assertion."""
+    try:
+        yield
+    except AssertionError as error:
+        error.args = (f"{text}{error}", *error.args[1:])
+        raise
 
 
 def assert_same_bits(got: Tensor, want: Tensor) -> None:

@@ -29,9 +29,8 @@ from qload.spec import LayerClaims
 from qload.storage import WeightStorage
 from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.rules.architecture import missing_tensors
-from qload.verify.rules.config import DETAILED_CONFIGS
-from qload.verify.rules.copies import repeated_layers
-from qload.verify.rules.layers import lost_siblings
+from qload.verify.rules.damaged_data import repeated_layers
+from qload.verify.rules.layers import DETAILED_CONFIGS, lost_siblings
 from qload.verify.values import Values
 
 # Evidence for the reading of zero points of 0, by `GPTQConfig.evidence`.

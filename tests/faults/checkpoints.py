@@ -132,7 +132,7 @@ FAULTS = (
     Fault("overlap-unseen", "qload/storage/header.py", "if entry.begin != at:", "if entry.begin > at:"),
     Fault(
         "nan-scale-unseen",
-        "qload/verify/rules/scales.py",
+        "qload/verify/rules/tensor_values.py",
         '"NaN": run.isnan(),',
         '"NaN": run.isnan() & False,',
     ),

@@ -61,8 +61,8 @@ FAULTS = (
     Fault(
         "loaders-may-cast",
         "qload/conformance/loader_checks.py",
-        "        for name, tensor in want.items():\n            with error_prefix(",
-        "        for name, tensor in list(want.items())[:0]:\n            with error_prefix(",
+        "        for name, tensor in want.items():\n            with checks.error_prefix(",
+        "        for name, tensor in list(want.items())[:0]:\n            with checks.error_prefix(",
     ),
     Fault(
         "any-damage-will-do",

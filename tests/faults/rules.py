@@ -37,49 +37,54 @@ FAULTS = (
         "MAX_ZERO_SHARE < statistics.lost < MIN_ZERO_SHARE",
     ),
     Fault(
-        "hole-threshold-crossed", f"{RULES}/unwritten.py", "MIN_RUN_BYTES = 512", "MIN_RUN_BYTES = 1 << 20"
+        "hole-threshold-crossed", f"{RULES}/damaged_data.py", "MIN_RUN_BYTES = 512", "MIN_RUN_BYTES = 1 << 20"
     ),
     Fault(
         "stripes-unknown",
-        f"{RULES}/unwritten.py",
+        f"{RULES}/damaged_data.py",
         "len(aligned) < MIN_STRIPES or",
         "len(aligned) >= MIN_STRIPES or",
     ),
     Fault(
-        "dead-rows-unknown", f"{RULES}/unwritten.py", "    return run.byte == 0", "    return run.byte != 0"
+        "dead-rows-unknown",
+        f"{RULES}/damaged_data.py",
+        "    return run.byte == 0",
+        "    return run.byte != 0",
     ),
-    Fault("holes-are-rows", f"{RULES}/unwritten.py", "if not at_rows or rows < 1", "if rows < 1"),
+    Fault("holes-are-rows", f"{RULES}/damaged_data.py", "if not at_rows or rows < 1", "if rows < 1"),
     Fault(
         "repeats-of-vocabularies",
-        f"{RULES}/copies.py",
+        f"{RULES}/damaged_data.py",
         "repeats is None or block_of(name) is None or",
         "repeats is None or",
     ),
     Fault(
         "repeats-unseen",
-        f"{RULES}/copies.py",
+        f"{RULES}/damaged_data.py",
         "if same and not is_zero_weight(",
         "if same and is_zero_weight(",
     ),
-    Fault("copied-layer-exempt", f"{RULES}/copies.py", "MIN_MERGED_UNITS = 2", "MIN_MERGED_UNITS = 1"),
+    Fault("copied-layer-exempt", f"{RULES}/damaged_data.py", "MIN_MERGED_UNITS = 2", "MIN_MERGED_UNITS = 1"),
     Fault(
         "copied-layer-accused",
-        f"{RULES}/copies.py",
+        f"{RULES}/damaged_data.py",
         "return merged | _equal_layers(checkpoint, layers).keys()",
         "return merged",
     ),
-    Fault("added-layer-accused", f"{RULES}/unwritten.py", "if len(kinds) == 2 and", "if len(kinds) == 1 and"),
-    Fault("copies-never-meant", f"{RULES}/copies.py", "MIN_MERGED_UNITS = 2", "MIN_MERGED_UNITS = 99"),
-    Fault("constant-never-told", f"{RULES}/unwritten.py", "if word is None or", "if word is not None or"),
+    Fault(
+        "added-layer-accused", f"{RULES}/damaged_data.py", "if len(kinds) == 2 and", "if len(kinds) == 1 and"
+    ),
+    Fault("copies-never-meant", f"{RULES}/damaged_data.py", "MIN_MERGED_UNITS = 2", "MIN_MERGED_UNITS = 99"),
+    Fault("constant-never-told", f"{RULES}/damaged_data.py", "if word is None or", "if word is not None or"),
     Fault(
         "zero-means-unseen",
-        f"{RULES}/zero_points.py",
+        f"{RULES}/codes.py",
         "if abs(offset) > MAX_OFFSET + doubt or everywhere or shifted:",
         "if abs(offset) > MAX_OFFSET + doubt and everywhere and shifted:",
     ),
     Fault(
         "zero-means-surely",
-        f"{RULES}/zero_points.py",
+        f"{RULES}/codes.py",
         "MAX_STANDARD_ERRORS = 4.0",
         "MAX_STANDARD_ERRORS = 0.0",
     ),
@@ -91,13 +96,13 @@ FAULTS = (
     ),
     Fault(
         "code-order-threshold-crossed",
-        f"{RULES}/zero_points.py",
+        f"{RULES}/codes.py",
         "MIN_CORRELATION = 0.45",
         "MIN_CORRELATION = -1.0",
     ),
     Fault(
         "group-order-threshold-crossed",
-        f"{RULES}/groups.py",
+        f"{RULES}/codes.py",
         "MIN_ORDER_GAIN = 0.02",
         "MIN_ORDER_GAIN = -1.0",
     ),
@@ -107,9 +112,11 @@ FAULTS = (
         "return width > MAX_WIDTH",
         "return width < MAX_WIDTH",
     ),
-    Fault("block-maximum-unseen", f"{RULES}/scales.py", "statistics.reach < 1", "statistics.reach < 0"),
+    Fault(
+        "block-maximum-unseen", f"{RULES}/tensor_values.py", "statistics.reach < 1", "statistics.reach < 0"
+    ),
     Fault("tie-ignored", f"{RULES}/architecture.py", "or not architecture.tied:", "or architecture.tied:"),
-    Fault("cache-scale-sign", f"{RULES}/scales.py", "| (values <= 0) if", "| (values < 0) if"),
+    Fault("cache-scale-sign", f"{RULES}/tensor_values.py", "| (values <= 0) if", "| (values < 0) if"),
     Fault(
         "bytes-counted-twice",
         "qload/checkpoint/coverage.py",

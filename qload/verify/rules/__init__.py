@@ -1,26 +1,16 @@
 """The rules of `verify`, in the order of their execution: headers, then values, then meaning."""
 
 from qload.errors.rules import RuleText, rule_texts
-from qload.verify.rules import (
-    architecture,
-    config,
-    copies,
-    groups,
-    layers,
-    scales,
-    tensor_values,
-    unwritten,
-    zero_points,
-)
+from qload.verify.rules import architecture, codes, damaged_data, layers, tensor_values
 from qload.verify.rules.rule import Rule, Tier
 
 TEXTS = rule_texts()
 LOADING = RuleText(id="layer", stage="headers")  # its findings have the ids of the loader's errors
 RULES: tuple[Rule, ...] = (
-    Rule(TEXTS["config-side-file"], config.check_side_files),
+    Rule(TEXTS["config-side-file"], layers.check_side_files),
     Rule(LOADING, layers.check_layers, each=True),
     Rule(TEXTS["empty-layer"], layers.check_not_empty, each=True),
-    Rule(TEXTS["claimed-method"], config.check_method),
+    Rule(TEXTS["claimed-method"], layers.check_method),
     Rule(TEXTS["bias-shape"], layers.check_biases, each=True),
     Rule(TEXTS["missing-sibling"], layers.check_siblings),
     Rule(TEXTS["layer-count"], architecture.check_layer_count),
@@ -28,29 +18,29 @@ RULES: tuple[Rule, ...] = (
     Rule(TEXTS["architecture-shape"], architecture.check_shapes),
     Rule(TEXTS["quantized-head"], architecture.check_plain_head),
     Rule(TEXTS["unexplained-tensor"], layers.check_unexplained),
-    Rule(TEXTS["claimed-detail"], config.check_details),
-    Rule(TEXTS["scale-value"], scales.check_scales, each=True),
-    Rule(TEXTS["cache-scale"], scales.check_cache_scales),
-    Rule(TEXTS["scale-overflow"], scales.check_overflow, each=True),
+    Rule(TEXTS["claimed-detail"], layers.check_details),
+    Rule(TEXTS["scale-value"], tensor_values.check_scales, each=True),
+    Rule(TEXTS["cache-scale"], tensor_values.check_cache_scales),
+    Rule(TEXTS["scale-overflow"], tensor_values.check_overflow, each=True),
     Rule(TEXTS["float-value"], tensor_values.check_finite, each=True),
     Rule(TEXTS["tied-head"], architecture.check_tied_head),
     Rule(TEXTS["field-value"], tensor_values.check_fields, each=True),
-    Rule(TEXTS["constant-values"], unwritten.check_constants),
-    Rule(TEXTS["hole"], unwritten.check_holes, each=True),
-    Rule(TEXTS["repeated-block"], copies.check_repeats, each=True),
-    Rule(TEXTS["copied-layer"], copies.check_copies),
+    Rule(TEXTS["constant-values"], damaged_data.check_constants),
+    Rule(TEXTS["hole"], damaged_data.check_holes, each=True),
+    Rule(TEXTS["repeated-block"], damaged_data.check_repeats, each=True),
+    Rule(TEXTS["copied-layer"], damaged_data.check_copies),
     Rule(TEXTS["weight-size"], tensor_values.check_weight_sizes),
     Rule(TEXTS["value-outlier"], tensor_values.check_outliers, each=True),
     Rule(TEXTS["float-type"], tensor_values.check_float_types, each=True),
-    Rule(TEXTS["block-maximum"], scales.check_block_maxima, each=True),
-    Rule(TEXTS["group-count"], groups.check_group_counts, each=True),
-    Rule(TEXTS["act-order"], groups.check_act_order, each=True),
-    Rule(TEXTS["group-order"], groups.check_group_order),
-    Rule(TEXTS["group-size"], groups.check_group_sizes, each=True),
-    Rule(TEXTS["symmetry"], zero_points.check_symmetry, each=True),
-    Rule(TEXTS["zero-point-mean"], zero_points.check_mean),
-    Rule(TEXTS["zero-point-reading"], zero_points.check_readings, each=True),
-    Rule(TEXTS["code-order"], zero_points.check_code_order, each=True),
+    Rule(TEXTS["block-maximum"], tensor_values.check_block_maxima, each=True),
+    Rule(TEXTS["group-count"], codes.check_group_counts, each=True),
+    Rule(TEXTS["act-order"], codes.check_act_order, each=True),
+    Rule(TEXTS["group-order"], codes.check_group_order),
+    Rule(TEXTS["group-size"], codes.check_group_sizes, each=True),
+    Rule(TEXTS["symmetry"], codes.check_symmetry, each=True),
+    Rule(TEXTS["zero-point-mean"], codes.check_mean),
+    Rule(TEXTS["zero-point-reading"], codes.check_readings, each=True),
+    Rule(TEXTS["code-order"], codes.check_code_order, each=True),
 )
 
 # Rules of `inspect`, for headers alone.

@@ -259,11 +259,10 @@ def check_plain_head(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Fin
     for layer in checkpoint.described():
         is_head = layer.prefix == head if head else layer.prefix.rpartition(".")[2] == HEAD
         if is_head and not layer.format.weight_type.plain:
-            name = layer.names.full(layer.specs[0].name)
-            yield rule.finding(
-                name,
-                layer.names.file(layer.specs[0].name),
-                f"{name}: the head is {layer.format.weight_type.format}, and {denying.file} says that "
+            yield rule.field_finding(
+                layer,
+                layer.specs[0].name,
+                f"the head is {layer.format.weight_type.format}, and {denying.file} says that "
                 f"{denying.key('lm_head')} is false",
                 f"set lm_head to true in {denying.file}",
             )

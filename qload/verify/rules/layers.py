@@ -1,4 +1,4 @@
-"""Rules of complete layers: errors of the loader, empty layers, biases, missing and unexplained tensors.
+"""Rules of complete layers: errors of the loader, empty or incomplete layers, biases, claims of the config.
 
 The loader's checks cover shapes, dtypes and indices; `verify` applies them to all layers and keeps each
 error.
@@ -6,18 +6,26 @@ error.
 `missing-sibling` compares `model.layers.0`, `model.layers.1`, ... and the experts of a layer by the tensor
 names under them. Layers of a hybrid model lawfully differ, but then each has tensors without a counterpart,
 or several layers are equal; a single layer with strictly fewer tensors than others has lost some.
+
+Loaders believe the tensors. A program that believes the config reads bytes of e5m2 as e4m3, or floating point
+scales as codes. A checkpoint that names a method and contains plain tensors alone has lost its quantized
+layers without another contradiction.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from qload.architecture.config import PREDICTING
 from qload.architecture.names import block_of, is_adapter, is_block_list
+from qload.detect import read_claims
 from qload.errors import QloadError, UnsupportedFormatError
+from qload.formats import BNB4Config, Fp8Config
 from qload.formats.unquantized import FLOATS
 from qload.loader import LayerDescription
-from qload.spec import LayerClaims, named
+from qload.spec import Config, LayerClaims, Role, named
+from qload.storage.checkpoint_files import INDEX
 from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Contradiction, Finding, LayerContradiction, finding_of
 from qload.verify.rules.rule import Rule, claims_of
@@ -113,10 +121,8 @@ def check_not_empty(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Find
     """Report each quantized layer without outputs or without inputs."""
     for layer in checkpoint.described():
         if not layer.format.weight_type.plain and 0 in (layer.N, layer.K):
-            codes = layer.specs[0].name
-            name = layer.names.full(codes)
-            yield rule.finding(
-                name, layer.names.file(codes), f"{name}: a layer of (N, K) = ({layer.N}, {layer.K})"
+            yield rule.field_finding(
+                layer, layer.specs[0].name, f"a layer of (N, K) = ({layer.N}, {layer.K})"
             )
 
 
@@ -130,15 +136,13 @@ def check_biases(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding
         expected = tuple(layer.sizes[dim] for dim in dims)
         if info.shape != expected:
             formula = f"({', '.join(dims)}{',' * (len(dims) == 1)})"
-            yield rule.finding(
-                name,
-                info.file,
-                f"{name}: wrong shape\nexpected {expected} = {formula}\ngot      {info.shape}",
+            yield rule.tensor_finding(
+                checkpoint, name, f"wrong shape\nexpected {expected} = {formula}\ngot      {info.shape}"
             )
         if info.dtype not in FLOATS:
             allowed, got = (str(dtypes).replace("torch.", "") for dtypes in (FLOATS, info.dtype))
-            yield rule.finding(
-                name, info.file, f"{name}: wrong dtype\nexpected one of {allowed}\ngot      {got}"
+            yield rule.tensor_finding(
+                checkpoint, name, f"wrong dtype\nexpected one of {allowed}\ngot      {got}"
             )
 
 
@@ -152,7 +156,7 @@ def check_unexplained(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Fi
             if layer is None
             else f"not a tensor of a {layer.format.weight_type.format} layer"
         )
-        yield rule.finding(name, info.file, f"{name}: {place}, and no loader reads it")
+        yield rule.tensor_finding(checkpoint, name, f"{place}, and no loader reads it")
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,3 +282,91 @@ class _Supersets:
         """Return the first of the layers with the most names beyond all of these."""
         fuller = [other for other in self.containing(names) if len(other) > len(names)]
         return self._first[max(fuller, key=len)] if fuller else None
+
+
+DETAILED_CONFIGS = (BNB4Config, Fp8Config)  # configs with details that notes of the loader contradict
+
+
+def check_side_files(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
+    """Report each further config file that is malformed, or of an unsupported method."""
+    for config in checkpoint.configs[1:]:
+        try:
+            read_claims(config)
+        except QloadError as error:
+            finding = finding_of(error, severity="warning")
+            if isinstance(error, UnsupportedFormatError):  # about this config, not the checkpoint
+                finding = Finding(
+                    rule.id,
+                    "warning",
+                    None,
+                    config.file,
+                    f"{config.file}: {finding.message}",
+                    finding.remedy or rule.text.remedy,
+                )
+            yield finding
+
+
+def check_method(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
+    """Report a method without a layer if all layers are plain and read, and bits without a layer."""
+    claims = checkpoint.claims
+    if claims is None or not claims.formats or _is_file_of_index(Path(checkpoint.location)):
+        return
+    formats = {fmt.weight_type.format for fmt in claims.formats}
+    if all(_is_plain(layer) for layer in checkpoint.layers.values()) and not checkpoint.unread:
+        yield rule.finding(
+            None,
+            claims.file,
+            f"{claims.file}: quant_method is {claims.method}, and no layer is stored as "
+            f"{' or '.join(sorted(formats))}: {len(checkpoint.layers)} layers are plain",
+        )
+    yield from _denied_bits(rule, checkpoint, claims.file)
+
+
+def _denied_bits(rule: Rule, checkpoint: VerifiedCheckpoint, file: str) -> Iterator[Finding]:
+    """Report each claim of bits, of the base config or an entry, that all of its layers contradict."""
+    of_claims: dict[LayerClaims, list[Config]] = {}
+    for layer in checkpoint.described():
+        if layer.format.claims is not None and not layer.format.weight_type.plain:
+            of_claims.setdefault(layer.format.claims, []).append(layer.format.config)
+    for claims, configs in of_claims.items():
+        denied = [config for config in configs if getattr(config, "claimed_bits", None) is not None]
+        if denied and len(denied) == len(configs):
+            stored = " or ".join(sorted({str(getattr(config, "bits", None)) for config in denied}))
+            layers = f"its {len(configs)} layers" if claims.source else "all layers"
+            yield rule.finding(
+                None,
+                file,
+                f"{file}: {claims.says('bits')}, but by shape {layers} have {stored}",
+                f"set bits to {stored} in {claims.place(file)}",
+            )
+
+
+def _is_plain(layer: LayerDescription | QloadError) -> bool:
+    """Return whether a layer is plain, without a scale of the method next to it."""
+    if isinstance(layer, QloadError) or not layer.format.weight_type.plain:
+        return False
+    return not any(spec.role is Role.UNUSED for spec in layer.specs)
+
+
+def _is_file_of_index(path: Path) -> bool:
+    """Return whether a path is a file next to an index: the quantized layers may be in another file."""
+    return path.is_file() and not path.name.endswith(INDEX) and any(path.parent.glob(f"*{INDEX}"))
+
+
+def check_details(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
+    """Report each wrong detail once: for all layers, or for the first layer with their number."""
+    prefixes_of: dict[str, list[str]] = {}
+    for layer in checkpoint.described():
+        if isinstance(layer.format.config, DETAILED_CONFIGS):
+            for note in layer.notes:
+                prefixes_of.setdefault(note, []).append(layer.prefix)
+    layers = [layer for layer in checkpoint.described() if isinstance(layer.format.config, DETAILED_CONFIGS)]
+    file = checkpoint.claims.file if checkpoint.claims else None
+    for note, prefixes in prefixes_of.items():
+        remedy = f"correct this setting in {file or 'the config'}"
+        if len(prefixes) == len(layers) > 1 and not checkpoint.is_shard:
+            message = f"{file}: {note}, in all {len(prefixes)} layers"
+            yield rule.finding(None, file, message, remedy)
+        else:
+            message = f"{prefixes[0]}: {note}; {len(prefixes)} layers in all"
+            yield rule.finding(prefixes[0], file, message, remedy)

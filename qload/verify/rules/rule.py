@@ -54,6 +54,18 @@ class Rule:
         """Make a finding of this rule."""
         return new_finding(self.text, tensor, file, message, remedy, cause)
 
+    def tensor_finding(
+        self, checkpoint: VerifiedCheckpoint, name: str, fault: str, remedy: str = ""
+    ) -> Finding:
+        """Make a finding of this rule about a stored tensor; its message is the name and the `fault`."""
+        file = checkpoint.weights.info(name).file
+        return new_finding(self.text, name, file, f"{name}: {fault}", remedy)
+
+    def field_finding(self, layer: LayerDescription, field: str, fault: str, remedy: str = "") -> Finding:
+        """Make a finding of this rule about a tensor of a layer; its message is the name and the `fault`."""
+        name = layer.names.full(field)
+        return new_finding(self.text, name, layer.names.file(field), f"{name}: {fault}", remedy)
+
     def contradiction(
         self, tensor: str, file: str | None, message: str, remedy: str, contradiction: Contradiction
     ) -> Finding:

@@ -1,4 +1,4 @@
-"""Rules of zero points: symmetry, convention by the mean code, ambiguous readings, and the order of codes.
+"""Rules of codes: zero points, their symmetry and convention, the order of codes, act order, and groups.
 
 `gptq` stores zero points minus one, `gptq_v2` stores them unchanged. Read in the wrong convention, every
 weight is off by one scale. Kernels for symmetric weights never read `qzeros`, so that only other engines show
@@ -16,6 +16,15 @@ word.
 
 In an asymmetric layer a group's zero point follows its weights. Codes in another order within a word, or zero
 points in another order, are paired with zero points of other columns, and the correlation is lost.
+
+Engines that trust `desc_act: false` drop `g_idx`, and read every row with another row's scale. The opposite,
+`desc_act: true` with groups in order (static groups), is lawful and only noted. Act order permutes the rows
+of groups and never changes their number.
+
+Projections of one input have one act order, because a quantizer sorts their rows by the input alone. A
+group's scale comes from its largest weight, so that most groups reach an end of the codes' range; in the
+groups of a lost or foreign index no more groups do than in random groups. If K is not a multiple of the group
+size, a smaller size makes as many groups of equal size; in the quantizer's own groups more reach an end.
 """
 
 from collections.abc import Iterator
@@ -23,11 +32,12 @@ from statistics import median
 
 import torch
 
-from qload.architecture.names import block_of
+from qload.architecture.names import block_of, projection_groups
 from qload.checkpoint.layer_info import zero_point_convention, zero_point_runs, zero_point_words
 from qload.formats import GPTQConfig
 from qload.layouts import Stored, gptq
 from qload.loader import LayerDescription
+from qload.spec import Grouped
 from qload.spec.zero_point_evidence import FIELDS, WHOLE
 from qload.storage import WeightStorage
 from qload.verify.checkpoint import VerifiedCheckpoint
@@ -201,24 +211,18 @@ def check_readings(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Findi
             continue
         if config.evidence == "none" and layer.format.claims is not None and layer.format.claims.sym:
             continue  # the rule `symmetry` reports it
-        name, file = layer.names.full("qzeros"), layer.names.file("qzeros")
         if config.evidence == "lost":
+            name, file = layer.names.full("qzeros"), layer.names.file("qzeros")
             text = str(layer.contradiction).replace("\n  ", "\n").split("\nremedy")[0]
-            yield Finding(
-                rule.id,
-                "error",
-                name,
-                file,
-                text,
-                "quantize again: the file does not contain the lost zero points",
-            )
+            remedy = "quantize again: the file does not contain the lost zero points"
+            yield Finding(rule.id, "error", name, file, text, remedy)
             continue
         count = _count_ambiguous(checkpoint.weights.storage, layer)
         total = config.groups(layer.K) * layer.N
-        yield rule.finding(
-            name,
-            file,
-            f"{name}: {count} of {total} zero points have two readings, and neither codes nor config decide: "
+        yield rule.field_finding(
+            layer,
+            "qzeros",
+            f"{count} of {total} zero points have two readings, and neither codes nor config decide: "
             f"{WHOLE.name} from whole words (used here), and {FIELDS.name}",
             "compare with the float original by --against, or store zero points unchanged (gptq_v2)",
         )
@@ -247,12 +251,160 @@ def check_code_order(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Fin
             and statistics.evenness < MAX_EVENNESS
         )
         if varied and statistics.correlation < MIN_CORRELATION:
-            codes = layer.specs[0].name
-            name, file = layer.names.full(codes), layer.names.file(codes)
-            yield rule.finding(
-                name,
-                file,
-                f"{name}: the mean codes of {statistics.groups} groups and their zero points have a "
+            yield rule.field_finding(
+                layer,
+                layer.specs[0].name,
+                f"the mean codes of {statistics.groups} groups and their zero points have a "
                 f"correlation of {statistics.correlation:.2f}, in sound layers at least {MIN_CORRELATION}: "
                 "the codes of a word, or its zero points, are in another order",
             )
+
+
+# Index of groups -> the claim of a config that denies act order.
+DENYING_CLAIMS = {"g_idx": "desc_act is false", "weight_g_idx": "actorder is none or weight"}
+
+# group-order
+MIN_ORDER_GROUPS = 512  # groups of a layer with a usable share
+MIN_ORDER_GAIN = 0.02  # sound layers of 512 groups: 0.08 and more; of lost indices -0.02 to 0.01
+MAX_REACH = 0.97  # share of groups; above it all groupings are equal
+CHECKED_BITS = (4, 8)
+
+# group-size
+MIN_SIZE_GROUPS = 64  # groups of a layer with a usable share
+MIN_SIZE_GAIN = 0.03  # by which the other size has to be better
+MIN_SIZE_LAYERS = 3  # layers, if all of their few groups agree
+
+
+def check_group_counts(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
+    """Report each GPTQ layer with a group of too few or too many rows."""
+    for layer in checkpoint.described():
+        config = layer.format.config
+        if not (isinstance(config, GPTQConfig) and config.indexed):
+            continue
+        G, K = layer.sizes["G"], layer.K
+        expected = torch.bincount(config.in_order(K), minlength=G)
+        counts = torch.bincount(layer.facts["g_idx"].long(), minlength=G)
+        wrong = torch.nonzero(counts != expected).flatten()
+        if wrong.numel():
+            first = int(wrong[0])
+            yield rule.field_finding(
+                layer,
+                "g_idx",
+                f"group {first} has {int(counts[first])} rows, a group size of {config.group_size} "
+                f"over K = {K} gives it {int(expected[first])}; {wrong.numel()} of {G} groups are wrong",
+            )
+
+
+def check_act_order(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
+    """Report each layer in act order that the config denies."""
+    if checkpoint.claims is None:
+        return
+    file = checkpoint.claims.file
+    for layer in checkpoint.described():
+        config, claims = layer.format.config, layer.format.claims
+        index = next((spec.name for spec in layer.specs if spec.name in DENYING_CLAIMS), None)
+        if claims is None or claims.desc_act is not False or index is None or not isinstance(config, Grouped):
+            continue
+        if getattr(config, "indexed", True) is False:  # an index of zeros means groups in order
+            continue
+        g_idx, in_order = layer.facts[index], config.in_order(layer.K)
+        different = torch.nonzero(g_idx != in_order).flatten()
+        if different.numel():
+            first, name, key = int(different[0]), layer.names.full(index), DENYING_CLAIMS[index]
+            stated = claims.says("desc_act").replace("desc_act is false", key)
+            right = "actorder to group" if index == "weight_g_idx" else "desc_act to true"
+            remedy = f"set {right} in {claims.place(file)}"
+            yield rule.contradiction(
+                name,
+                layer.names.file(index),
+                f"{name}: row {first} is in group {int(g_idx[first])}, in order it would be in "
+                f"{int(in_order[first])}; {file} says {stated}",
+                f"{remedy}, if the layer was quantized in act order",
+                Contradiction(claims, stated, f"are in act order by {index}", remedy),
+            )
+
+
+def check_group_order(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
+    """Report projections in another order than their siblings, and layers with groups as good as random."""
+    layers = {layer.prefix: layer for layer in checkpoint.described()}
+    # Groups of an index of zeros are in order: they do not follow `g_idx`.
+    indexed = [
+        prefix
+        for prefix, layer in layers.items()
+        if any(spec.name == "g_idx" and spec.index_of == "G" for spec in layer.specs)
+    ]
+    for together in projection_groups(indexed).values():
+        first, *others = (layers[prefix] for prefix in together)
+        for other in others:
+            if _differs(first, other):
+                yield rule.field_finding(
+                    other,
+                    "g_idx",
+                    f"not the act order of {first.names.full('g_idx')}, which has the same inputs",
+                )
+    for prefix in indexed:
+        claims = layers[prefix].format.claims
+        denied = claims is not None and claims.desc_act is False
+        in_order = bool((layers[prefix].facts["g_idx"].diff() >= 0).all())
+        if not (denied and in_order):  # a config without act order lost none
+            yield from _lost_order(rule, checkpoint, layers[prefix])
+
+
+def _differs(layer: LayerDescription, other: LayerDescription) -> bool:
+    """Return whether two projections with equally many groups have different orders."""
+    ours, theirs = layer.facts["g_idx"], other.facts["g_idx"]
+    same = layer.K == other.K and layer.sizes["G"] == other.sizes["G"]
+    return same and not torch.equal(ours.long(), theirs.long())
+
+
+def _lost_order(rule: Rule, checkpoint: VerifiedCheckpoint, layer: LayerDescription) -> Iterator[Finding]:
+    statistics = checkpoint.values.statistics.get(layer.prefix)
+    if (
+        statistics is None
+        or statistics.reach is None
+        or statistics.shuffled is None
+        or statistics.bits not in CHECKED_BITS
+    ):
+        return
+    if (
+        statistics.groups >= MIN_ORDER_GROUPS
+        and statistics.reach < MAX_REACH
+        and statistics.reach - statistics.shuffled < MIN_ORDER_GAIN
+    ):
+        yield rule.field_finding(
+            layer,
+            "g_idx",
+            f"{statistics.reach:.3f} of {statistics.groups} groups reach an end of the codes' range, "
+            f"and {statistics.shuffled:.3f} of groups of random rows: the rows were quantized in other "
+            "groups",
+        )
+
+
+def check_group_sizes(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
+    """Report each layer that another group size fits better."""
+    layers = [
+        (layer, statistics, statistics.reach, statistics.even)
+        for layer in checkpoint.described()
+        if (statistics := checkpoint.values.statistics.get(layer.prefix))
+        and statistics.reach is not None
+        and statistics.even is not None
+    ]
+    complete = [prefix for prefix, statistics, reach, even in layers if even == 1 > reach]
+    all_of_few = len(complete) >= MIN_SIZE_LAYERS and not any(reach > even for _, _, reach, even in layers)
+    for layer, statistics, reach, even in layers:
+        significant = statistics.groups >= MIN_SIZE_GROUPS and even - reach > MIN_SIZE_GAIN
+        if significant or (all_of_few and even == 1 > reach):
+            codes, size = layer.specs[0].name, layer.K // statistics.inner
+            name, file = layer.names.full(codes), layer.names.file(codes)
+            message = (
+                f"{name}: {reach:.3f} of {statistics.groups} groups reach an end of the codes' range; "
+                f"with as many groups of {size} inputs, {even:.3f} do"
+            )
+            claims = layer.format.claims
+            if checkpoint.claims is None or claims is None or claims.group_size is None:
+                yield rule.finding(name, file, message, f"correct the group size in the config to {size}")
+                continue
+            remedy = f"set group_size to {size} in {claims.place(checkpoint.claims.file)}"
+            shown = f"were quantized in groups of {size} inputs by their codes"
+            contradiction = Contradiction(claims, claims.says("group_size"), shown, remedy)
+            yield rule.contradiction(name, file, message, remedy, contradiction)
