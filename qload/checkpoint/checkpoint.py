@@ -27,7 +27,7 @@ from qload.errors import QloadError, checked
 from qload.experts import ExpertStacks
 from qload.experts.stacked_storage import split_stacks
 from qload.loader import FormatLoader, LayerDescription, WeightsLoader
-from qload.loader.finite_scales import Nonfinite
+from qload.loader.source import Nonfinite
 from qload.parallel import ProcessGroup
 from qload.spec import Role, TensorSpec
 from qload.storage import (

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from qload.hub import HubId
-    from qload.loader.finite_scales import Nonfinite
+    from qload.loader.source import Nonfinite
 
 EPILOG = """\b
 Examples:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from qload.conversion import Conversion, ShardedCheckpoint
     from qload.hub import HubId
-    from qload.loader.finite_scales import Nonfinite
+    from qload.loader.source import Nonfinite
     from qload.verify import Finding, Report
 
 ReportT = TypeVar("ReportT", "Conversion", "ShardedCheckpoint")

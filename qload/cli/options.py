@@ -109,7 +109,7 @@ def _parse_integers(parts: list[str]) -> tuple[int, ...] | None:
 def parse_device(device: str) -> "torch.device":
     """Parse the CPU or a CUDA device of this machine; ArgumentError for any other device."""
     from qload.errors import ArgumentError
-    from qload.weights.places import device_of
+    from qload.weights.weights import device_of
 
     parsed = device_of(device)
     if parsed.type not in ("cpu", "cuda"):

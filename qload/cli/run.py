@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
 
     from qload.hub import HubId
-    from qload.loader.finite_scales import Nonfinite
+    from qload.loader.source import Nonfinite
     from qload.models import Decoder, Sampler, TextConfig
     from qload.parallel import ProcessGroup
 

@@ -56,7 +56,8 @@ from qload.experts.stack_finder import StoredStack, find_stacks
 from qload.experts.stack_layouts import Slot
 from qload.formats import GPTQConfig
 from qload.loader import LayerDescription
-from qload.loader.finite_scales import Nonfinite, check_nonfinite
+from qload.loader.layer_values import check_nonfinite
+from qload.loader.source import Nonfinite
 from qload.parallel import ProcessGroup
 from qload.spec import Role
 from qload.storage import MemoryStorage, TensorInfo

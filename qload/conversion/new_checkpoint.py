@@ -23,7 +23,7 @@ from qload.conversion.report import WrittenCheckpoint
 from qload.detect.files import CONFIGS, MODEL_CONFIG, SECTIONS
 from qload.errors import ArgumentError, NonfiniteScaleError, QloadError
 from qload.loader import LayerDescription
-from qload.loader.finite_scales import check_scales
+from qload.loader.layer_values import check_scales
 from qload.storage import SafetensorsStorage, is_directory, snapshot
 from qload.storage.files import special, status
 from qload.verify.checkpoint import VerifiedCheckpoint

@@ -10,7 +10,7 @@ from qload.errors import RepackError
 from qload.experts import ExpertStacks
 from qload.kernel_formats.repack import find_reader
 from qload.loader import LayerDescription, Part
-from qload.repacking.header_only import HeaderOnlySource
+from qload.loader.source import source_without_codes
 from qload.spec import Weight, named
 from qload.spec.integers import Integers
 from qload.storage import TensorInfo, WeightStorage
@@ -97,7 +97,7 @@ def load_layer(source: VerifiedCheckpoint, prefix: str) -> Weight:
 
 def load_header(source: VerifiedCheckpoint, layer: LayerDescription) -> Weight:
     """Load a whole layer with placeholders for its codes."""
-    header = HeaderOnlySource.without_codes(source.weights, layer)
+    header = source_without_codes(source.weights, layer)
     return source.loader.load(header, [Part(layer.prefix)], None)
 
 

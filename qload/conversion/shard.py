@@ -37,7 +37,8 @@ from qload.detect.files import CONFIGS
 from qload.diff.comparison import same_weight
 from qload.errors import QloadError, checked
 from qload.loader import LayerDescription
-from qload.loader.finite_scales import Nonfinite, check_nonfinite
+from qload.loader.layer_values import check_nonfinite
+from qload.loader.source import Nonfinite
 from qload.methods.checkpoint_linear import check_bias_tensor, read_bias
 from qload.parallel import ProcessGroup
 from qload.plan.layer_shares import SharePlanner

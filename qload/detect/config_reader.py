@@ -29,8 +29,7 @@ from qload.detect.signatures import METHODS_ELSEWHERE
 from qload.errors import ConfigError, ConfigsDisagreeError, QloadError, UnsupportedFormatError
 from qload.formats import METHODS as FORMAT_METHODS
 from qload.formats import ROLES, bnb, gptq
-from qload.loader.exclusion import Exclusions
-from qload.loader.named_modules import NamedModules
+from qload.loader.exclusion import Exclusions, NamedModules
 from qload.spec import Role, Weight
 from qload.storage import WeightStorage
 

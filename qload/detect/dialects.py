@@ -34,7 +34,6 @@ from qload.formats import (
 from qload.formats.mx import MXFP4_TENSORS as MXFP4_NAMES
 from qload.loader import ConfiguredFormat, RecognisedFormat, TensorSource
 from qload.loader.description import ChosenFormat, describe
-from qload.loader.source import fact_of
 from qload.spec import Role, named
 from qload.storage import WeightStorage, metadata_of, parse_json
 
@@ -221,7 +220,7 @@ class Recogniser:
             return
         if (len(words.shape), len(scale.shape), shape.shape) != (2, 2, (2,)):
             return
-        K = int(fact_of(weights, named(layer.prefix, "weight_shape"), Role.INDEX)[1])
+        K = int(weights.read_fact(named(layer.prefix, "weight_shape"), Role.INDEX)[1])
         width, groups = 32 * words.shape[1], scale.shape[1]
         if K < 1 or width % K or width // K not in PACKED_BITS or groups < 1 or K % groups:
             return
@@ -294,7 +293,7 @@ def _has_shapes(fmt: ConfiguredFormat, layer: LayerTensors, weights: TensorSourc
     specs = tuple(spec for spec in fmt.specs() if layer.info(suffixes[spec.name]))
     try:
         facts = {
-            spec.name: fact_of(weights, named(layer.prefix, suffixes[spec.name]), spec.role)
+            spec.name: weights.read_fact(named(layer.prefix, suffixes[spec.name]), spec.role)
             for spec in specs
             if spec.fact
         }

@@ -33,7 +33,7 @@ from qload.formats.gptq import BITS
 from qload.formats.unquantized import FLOATS, PLAIN
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.loader import ConfiguredFormat, FormatLoader, ModuleLoader, UnreadLoader, WeightsLoader
-from qload.loader.named_modules import NOTHING_NAMED
+from qload.loader.exclusion import NOTHING_NAMED
 from qload.spec import Role
 from qload.spec.weight import TARGET_LOADER, call_upward
 from qload.storage import WeightStorage

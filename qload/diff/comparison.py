@@ -22,7 +22,7 @@ from qload.errors import QloadError
 from qload.layouts import Packing
 from qload.layouts.packing import PackedCodes
 from qload.loader import LayerDescription
-from qload.loader.cuts import granule
+from qload.loader.sharding import granule
 from qload.spec import Codes, Weight
 from qload.storage import WeightStorage
 from qload.verify.blocks import MAX_ELEMENTS, pieces

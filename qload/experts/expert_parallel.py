@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError, DivideError, check_fields, worlds
-from qload.loader.cuts import WORLDS
+from qload.loader.sharding import WORLDS
 from qload.parallel import ALONE, ProcessGroup, Rank
 
 ExpertSplit = Literal["tensor", "experts", "both"]

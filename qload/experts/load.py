@@ -15,12 +15,11 @@ from qload.experts.stacked_storage import StackedLayers
 from qload.experts.weight import ExpertsWeight, StackedWeight, Stacking
 from qload.formats.unquantized import FLOATS
 from qload.loader import FormatLoader, LayerDescription, Part, Split, TensorSource, WeightsLoader
-from qload.loader.cuts import Share
 from qload.loader.description import check_alike as check_parts
 from qload.loader.description import configs_apart
-from qload.loader.finite_scales import check_scales, refuses_nonfinite
-from qload.loader.formats import shares_of
-from qload.loader.source import WrappedSource, fill
+from qload.loader.layer_values import check_scales
+from qload.loader.sharding import Share, shares_of
+from qload.loader.source import WrappedSource
 from qload.parallel import ProcessGroup
 from qload.spec import Role, TensorSpec, Weight, named
 from qload.storage import WeightStorage
@@ -65,7 +64,7 @@ class ExpertSource(WrappedSource):
 
     def read_into(self, name: str, index: tuple[slice, ...], out: Tensor, *, role: Role) -> None:
         """As the inner source."""
-        fill(self.inner, name, index, out, role)
+        self.inner.read_into(name, index, out, role=role)
 
     def take(self, names: Iterable[str]) -> None:
         """Kept until the end."""
@@ -336,7 +335,7 @@ def load_experts(
     facts: ExpertFacts | None,
 ) -> ExpertsWeight:
     """The experts under a prefix that are on this rank, or its share of each; see `Weights.get_experts`."""
-    plan = plan_experts(weights, prefix, split, expert_ranks, examine=refuses_nonfinite(weights))
+    plan = plan_experts(weights, prefix, split, expert_ranks, examine=weights.nonfinite == "error")
     known = facts or facts_of(weights.architecture)
     gate_ups, downs = Stacking(prefix, len(plan.local)), Stacking(prefix, len(plan.local))
     plan.source.begin(plan.found.facts)

@@ -1,11 +1,11 @@
-"""From named tensors to typed weights: the five loads, and the one loader that serves all formats."""
+"""Loaders of typed weights from named tensors: the interface, and the loader of all formats."""
 
 from qload.loader.base import Blocks, LoadPlan, Part, Split, WeightsLoader, split_blocks
 from qload.loader.description import ConfiguredFormat, DialectRecogniser, LayerDescription, RecognisedFormat
 from qload.loader.formats import FormatLoader
 from qload.loader.heads import Heads
 from qload.loader.modules import ModuleLoader, UnreadLoader
-from qload.loader.source import Rectangle, TensorSource
+from qload.loader.source import Rectangle, TensorSource, WrappedSource
 
 __all__ = [
     "Blocks",
@@ -23,5 +23,6 @@ __all__ = [
     "TensorSource",
     "UnreadLoader",
     "WeightsLoader",
+    "WrappedSource",
     "split_blocks",
 ]

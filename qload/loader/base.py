@@ -1,17 +1,17 @@
-"""The five loads every loader answers, all of them one: parts of layers, and what the ranks share."""
+"""`WeightsLoader`, the interface of loaders: parts of layers to a typed weight, and the typed loads."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import index
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 
-from qload.errors import ArgumentError, DivideError, checked
+from qload.errors import ArgumentError, DivideError, MismatchError, checked
 from qload.loader.description import ConfiguredFormat, LayerDescription
-from qload.loader.source import LateElements, Rectangle, TensorSource
+from qload.loader.source import Rectangle, TensorSource
 from qload.spec import Weight
 
 Split = Literal["N", "K"]
@@ -20,10 +20,18 @@ Blocks = int | Iterable[int]
 
 @dataclass(frozen=True)
 class Part:
-    """Outputs [start, stop) of the layer stored under a prefix; `stop` None: to the end.
+    """Outputs of a stored layer, as one part of a load.
 
-    `copies`: how many ranks, one after another, hold the same share of these outputs. `short`: the last share
-    may be short, as that of a vocabulary that the ranks do not divide.
+    Attributes
+    ----------
+    prefix
+        Prefix of the layer's tensors.
+    start, stop
+        Outputs [start, stop); `stop` None: to the end.
+    copies
+        Ranks in a row with the same share: world // copies ranks divide the outputs.
+    short
+        True if the last share may be short, as of a vocabulary that the ranks do not divide.
     """
 
     prefix: str
@@ -33,51 +41,100 @@ class Part:
     short: bool = False
 
 
+class DeferredReads(Protocol):
+    """Tensors of a load that its plan reads itself, straight to their place in the repacked weight."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of these tensors."""
+
+    def begin(self, reader: Any) -> None:
+        """Begin the reads in threads of a `qload.weights.prefetch.NativeReader`, if their place is known."""
+
+    def load(self, source: TensorSource, read: Callable[[TensorSource], Weight]) -> Weight | None:
+        """Load the repacked weight; None: the load has to read all tensors."""
+
+
 @dataclass(frozen=True)
 class LoadPlan:
-    """A load before any weight is read.
+    """Steps of a load, planned from headers and facts before any weight is read.
 
-    `reads`: what it will ask for, as far as headers and facts tell, for who reads ahead. `finish` makes the
-    weight from a source that has the same tensors. `late`: what `finish` takes from its file by itself, if
-    nobody has begun to before.
+    Attributes
+    ----------
+    reads
+        Slices that `read` will ask for, as far as known: for read-ahead.
+    read
+        Read the typed weight, as stored, from a source with the planned tensors.
+    repack
+        Convert that weight to the loader's layout; None: it stays as stored.
+    deferred
+        Tensors outside of `reads`, and the faster load with them; None without such tensors.
     """
 
     reads: Sequence[Rectangle]
-    finish: Callable[[TensorSource], Weight]
-    late: Sequence[LateElements] = ()
+    read: Callable[[TensorSource], Weight]
+    repack: Callable[[TensorSource, Weight], Weight] | None = None
+    deferred: DeferredReads | None = None
+
+    def finish(self, source: TensorSource) -> Weight:
+        """Run the steps: the loaded weight."""
+        weight = None if self.deferred is None else self.deferred.load(source, self.read)
+        if weight is not None:
+            return weight
+        weight = self.read(source)
+        return weight if self.repack is None else self.repack(source, weight)
 
 
 class WeightsLoader(ABC):
-    """Turns named tensors into a typed weight. A subclass says `load` and `shape`; the rest follows.
+    """Interface of loaders: `load` turns named tensors into a typed weight.
 
-    An implementer promises to ask `weights` for no other high-level load, so that a loader which wraps a
-    loader stays in charge whatever loader is installed. `config_tensors`: the names of tensors that were
-    read as settings, and mean no weight. `formats`: what layers may be stored as. `describe`, `left_out` and
-    `made` let layers be listed before any is read; a loader without `describe` lists none.
+    A subclass implements `load` and `shape`; the typed loads follow, with a check of the result's shape.
+    `describe`, `left_out` and `made` are for lists of layers before any load. A loader calls no typed load of
+    `weights`, so that a wrapped loader does not replace its wrapper.
+
+    Attributes
+    ----------
+    config_tensors
+        Names of tensors with settings and without weights.
+    formats
+        Possible formats of the layers.
     """
 
-    config_tensors: tuple[str, ...] = ()  # tensors that were read as settings, and mean no weight
+    config_tensors: tuple[str, ...] = ()
     formats: tuple[ConfiguredFormat, ...] = ()
+    _has_exact_shapes: ClassVar[bool] = False  # whether `load` returns the requested shape by construction
+
+    def __init_subclass__(cls, **keywords: Any) -> None:
+        super().__init_subclass__(**keywords)
+        if "load" in vars(cls) and "_has_exact_shapes" not in vars(cls):
+            cls._has_exact_shapes = False
 
     @abstractmethod
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
-        """The `parts` joined along N: this rank's share along `split`, or all of them where it is None.
+        """Load the `parts` of `weights`, joined along N.
 
-        `weights`: who holds the tensors, as `Weights` does.
+        `split`: "N" for this rank's outputs of each part, "K" for its inputs, None for all of them.
         """
 
     def plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
-        """The load of `parts` of `weights` along `split`, in two steps; of a loader that cannot tell, one."""
-        return LoadPlan((), lambda source: self.load(source, parts, split))
+        """Plan the load of `parts` of `weights` along `split`; here one step, without read-ahead."""
+
+        def read(source: TensorSource) -> Weight:
+            weight = self.load(source, parts, split)
+            if not self._has_exact_shapes:
+                self._check_shape(source, parts, split, weight)
+            return weight
+
+        return LoadPlan((), read)
 
     @abstractmethod
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
         """(N, K) of the layer that `weights` has under `prefix`, from headers alone."""
 
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
-        """All that headers and facts tell about the layer `weights` has under `prefix`, as it is stored.
+        """Describe the stored layer `prefix` of `weights` by headers and facts.
 
-        ArgumentError of a loader that cannot tell.
+        ArgumentError for a loader without descriptions.
         """
         raise ArgumentError("loader", f"one with describe(), to list {prefix}", type(self).__name__)
 
@@ -86,81 +143,109 @@ class WeightsLoader(ABC):
         return layer
 
     def left_out(self, prefix: str) -> str | None:
-        """Why the config leaves out the layer `prefix`, which entry of which key; None where it does not."""
+        """Reason for which the config excludes the layer `prefix`, with entry and key; None for others."""
         return None
 
     def made(self, layer: LayerDescription, device: torch.device) -> str | None:
-        """The format that `layer` has after a load to `device`; None: the one that it is stored in.
-
-        Told from its type: what the values forbid shows when they are read.
-        """
+        """Format of `layer` after a load to `device`, by its type; None: its stored format."""
         return None
 
     @checked
     def get_weights(self, weights: TensorSource, prefix: str) -> Weight:
-        """The whole layer that `weights` has under `prefix`, the same on every rank."""
-        return self.load(weights, [Part(prefix)], None)
+        """Load the whole layer `prefix` of `weights`, the same on every rank."""
+        return self.plan(weights, [Part(prefix)], None).finish(weights)
 
     @checked
     def get_weights_col(self, weights: TensorSource, prefix: str) -> Weight:
-        """This rank's outputs of the layer that `weights` has under `prefix`."""
-        return self.load(weights, [Part(prefix)], "N")
+        """Load this rank's outputs of the layer `prefix` of `weights`."""
+        return self.plan(weights, [Part(prefix)], "N").finish(weights)
 
     @checked
     def get_weights_row(self, weights: TensorSource, prefix: str) -> Weight:
-        """This rank's inputs of the layer that `weights` has under `prefix`."""
-        return self.load(weights, [Part(prefix)], "K")
+        """Load this rank's inputs of the layer `prefix` of `weights`."""
+        return self.plan(weights, [Part(prefix)], "K").finish(weights)
 
     @checked
     def get_multi_weights_col(self, weights: TensorSource, prefixes: Sequence[str], dim: int = 0) -> Weight:
-        """This rank's outputs of each layer that `weights` has under one of `prefixes`, joined along N.
+        """Load this rank's outputs of the layers `prefixes` of `weights`, joined along N.
 
-        `dim`: 0 or -2, the only one there is; ArgumentError for another, and for no prefixes.
+        `dim`: 0 or -2; ArgumentError for another, and for no prefixes.
         """
-        if dim not in (0, -2):
-            raise ArgumentError("dim", "0: the parts of a fused layer join along N", str(dim))
-        if isinstance(prefixes, str) or not prefixes:
-            raise ArgumentError("prefixes", "one or more prefixes", repr(prefixes))
-        return self.load(weights, [Part(prefix) for prefix in prefixes], "N")
+        check_join(prefixes, dim)
+        return self.plan(weights, [Part(prefix) for prefix in prefixes], "N").finish(weights)
 
     @checked
     def get_weights_col_packed(self, weights: TensorSource, prefix: str, block_sizes: Blocks) -> Weight:
-        """This rank's outputs of each block of the fused layer (qkv, gate_up) under `prefix` of `weights`.
+        """Load this rank's outputs of each block of the fused layer (qkv, gate_up) `prefix` of `weights`.
 
-        `block_sizes`: how many equal blocks, or their sizes, or their proportions.
+        `block_sizes`: number of equal blocks, or their sizes, or their proportions.
         """
-        edges = [0]
-        for size in split_blocks(prefix, "N", self.shape(weights, prefix)[0], block_sizes):
-            edges.append(edges[-1] + size)
-        parts = [Part(prefix, a, b) for a, b in pairwise(edges)]
-        return self.load(weights, parts, "N")
+        return self.plan(weights, block_parts(self, weights, prefix, block_sizes), "N").finish(weights)
+
+    def _check_shape(
+        self, source: TensorSource, parts: Sequence[Part], split: Split | None, weight: Weight
+    ) -> None:
+        """MismatchError for a weight of another shape than the parts and the split ask for."""
+        N, K, world = 0, 0, source.process_group.size()
+        for part in parts:
+            outputs, K = self.shape(source, part.prefix)
+            width = (outputs if part.stop is None else part.stop) - part.start
+            ranks = world // part.copies if split == "N" else 1
+            if part.short and ranks > 1:
+                return  # the size of the blocks is the format's
+            N += width // ranks
+        expected = N, K // world if split == "K" else K
+        if tuple(weight.shape) != expected:
+            raise MismatchError(
+                ", ".join(part.prefix for part in parts),
+                f"{type(self).__name__}.load returned a weight of another shape than its parts and split",
+                f"(N, K) = {expected}",
+                f"(N, K) = {tuple(weight.shape)}",
+                "remedy   let `load` heed start, stop and copies of each part, and split and rank",
+            )
+
+
+def block_parts(loader: WeightsLoader, weights: TensorSource, prefix: str, block_sizes: Blocks) -> list[Part]:
+    """The blocks of a fused layer as parts."""
+    edges = [0]
+    for size in split_blocks(prefix, "N", loader.shape(weights, prefix)[0], block_sizes):
+        edges.append(edges[-1] + size)
+    return [Part(prefix, start, stop) for start, stop in pairwise(edges)]
+
+
+def check_join(prefixes: Sequence[str], dim: int) -> None:
+    """Raise ArgumentError for a join along another dimension than N, and for no prefixes."""
+    if dim not in (0, -2):
+        raise ArgumentError("dim", "0: the parts of a fused layer join along N", str(dim))
+    if isinstance(prefixes, str) or not prefixes:
+        raise ArgumentError("prefixes", "one or more prefixes", repr(prefixes))
 
 
 def split_blocks(tensor: str, dim: int | str, total: int, blocks: Blocks) -> list[int]:
-    """Block sizes that sum to `total`, from a count, from proportions, or from the sizes themselves."""
-    asked: Any = blocks
+    """Sizes of blocks with sum `total`, from their number, their proportions or their sizes."""
+    argument: Any = blocks
     try:
-        given, counted = list(asked), False
-    except TypeError:  # a count of any integer type, or nothing that means blocks
-        given, counted = [asked], True
+        given, is_number = list(argument), False
+    except TypeError:  # a number of any integer type, or no blocks at all
+        given, is_number = [argument], True
     sizes = [_natural(size) for size in given]
     if not sizes or not all(sizes):
         raise ArgumentError(
             f"{tensor}: block_sizes",
             "a count, or one or more sizes or proportions: whole numbers, at least 1",
-            f"{asked if counted else given!r:.80}",
+            f"{argument if is_number else given!r:.80}",
         )
     if total % sum(sizes):
         ratio = " : ".join(map(str, sizes))
-        parts = f"{sizes[0]} equal blocks" if counted else f"blocks in proportion {ratio}"
+        parts = f"{sizes[0]} equal blocks" if is_number else f"blocks in proportion {ratio}"
         raise DivideError(tensor, dim, total, parts)
-    if counted:
+    if is_number:
         return [total // sizes[0]] * sizes[0]
     return [total // sum(sizes) * size for size in sizes]
 
 
 def _natural(value: Any) -> int:
-    """A whole number of at least 1, or 0 for what is none: no fraction, no text, no boolean."""
+    """A whole number of at least 1, or 0 for a fraction, a text or a boolean."""
     try:
         return 0 if isinstance(value, bool) else max(0, index(value))
     except TypeError:

@@ -1,14 +1,23 @@
-"""What a layer is, from headers and facts alone: its format, sizes and declaration, all checked."""
+"""Descriptions of layers before any weight is read: format, sizes and declaration, from headers and facts."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from hashlib import blake2b
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from qload.errors import MismatchError, QloadError, ShapeError, TwoFormatsError, UnsupportedFormatError
+from qload.errors import (
+    DtypeError,
+    MismatchError,
+    MissingTensorError,
+    QloadError,
+    ShapeError,
+    TwoFormatsError,
+    UnsupportedFormatError,
+)
 from qload.loader.source import TensorSource
 from qload.spec import (
     PARTS,
@@ -24,6 +33,12 @@ from qload.spec import (
 )
 from qload.storage import TensorInfo
 
+MAX_DESCRIPTIONS = 1 << 12  # cached; a hostile checkpoint may have no two equal layers
+MAX_FACT_KINDS, MAX_FACT_BYTES = 16, 1 << 20  # facts of the last layer of a kind, kept in memory
+
+Headers = Mapping[str, TensorInfo]  # by suffix
+HeaderKey = tuple[tuple[str, torch.dtype, Shape], ...]
+
 PLAIN_BESIDE = (
     "remedy   remove the tensors of the other format; or, if compressed-tensors saved the model frozen, not "
     "compressed, set quantization_status to frozen"
@@ -34,22 +49,27 @@ PLAIN_BESIDE = (
 class ConfiguredFormat:
     """A format with its config, and the declared quantization of its layers' inputs.
 
-    Of a described layer, the names in `activations` are its fields. `claims`: claims of the checkpoint's
+    `activations` has suffixes on disk; in a layer description, fields. `claims`: claims of the checkpoint's
     config about layers of this format; None without claims.
     """
 
     weight_type: type[Weight]
     config: Config
-    activations: ActivationScheme | None = field(default=None, compare=False)  # which changes no weight
+    activations: ActivationScheme | None = field(default=None, compare=False)
     claims: LayerClaims | None = field(default=None, compare=False, repr=False)  # to check, not to trust
 
     def specs(self) -> tuple[TensorSpec, ...]:
-        """The declaration before any layer was looked at."""
+        """Declaration of the tensors, before the headers of any layer are known."""
         return self._specs
 
     @cached_property
     def _specs(self) -> tuple[TensorSpec, ...]:
         return self.weight_type.tensors(self.config)
+
+    @cached_property
+    def suffixes(self) -> tuple[str, ...]:
+        """Suffixes of all tensors, in all spellings."""
+        return tuple(suffix for spec in self._specs for suffix in spec.suffixes)
 
 
 @dataclass(frozen=True)
@@ -79,45 +99,71 @@ class DialectRecogniser(Protocol):
 
 @dataclass(frozen=True)
 class ChosenFormat:
-    """The format that a layer is stored in, the suffix of each of its fields, and what of it is there."""
+    """Stored format of a layer, with the suffix of each field and the declaration of the stored tensors."""
 
     format: ConfiguredFormat
     suffixes: Mapping[str, str]
     specs: tuple[TensorSpec, ...]
 
+    @cached_property
+    def facts(self) -> tuple[TensorSpec, ...]:
+        """Declaration of the stored facts."""
+        return tuple(spec for spec in self.specs if spec.fact)
+
 
 @dataclass(frozen=True)
 class LayerNames(Names):
-    """A layer's names in messages: prefix and on-disk suffix, and the file."""
+    """Names of a layer's tensors on disk, by field, and their files."""
 
     weights: TensorSource
     prefix: str
     suffixes: Mapping[str, str]
 
     def full(self, field: str) -> str:
-        """`qweight` -> `layers.0.q_proj.qweight`."""
-        return named(self.prefix, self.suffixes[field])
+        """Name on disk: `qweight` -> `layers.0.q_proj.qweight`."""
+        suffix, prefix = self.suffixes[field], self.prefix
+        return f"{prefix}.{suffix}" if prefix and suffix[0] != "_" else prefix + suffix
 
     def file(self, field: str) -> str | None:
-        """The file whose header lists it."""
+        """File of the tensor."""
         return self.weights.info(self.full(field)).file
 
 
 @dataclass(frozen=True)
 class LayerDescription:
-    """A layer before any of its weights is read."""
+    """A layer before any of its weights is read.
+
+    Attributes
+    ----------
+    prefix
+        Prefix of the layer's tensors.
+    format
+        Its format, with the layer's own config and the stored scales of its inputs.
+    specs
+        Declaration of its stored tensors.
+    sizes, facts, dtypes, names
+        Size of each dimension; values of facts, dtypes and names by field.
+    notes
+        Harmless contradictions of claims.
+    dialect
+        Note on a format identified by tensors, against the config; None for the config's format.
+    cuts
+        Shares of the layer by request, common to equal layers.
+    contradiction
+        Error that loads raise; None without one.
+    """
 
     prefix: str
-    format: ConfiguredFormat  # with the layer's own config, and the scales of inputs that it stores
-    specs: tuple[TensorSpec, ...]  # of the tensors that are there
+    format: ConfiguredFormat
+    specs: tuple[TensorSpec, ...]
     sizes: Mapping[str, int]
     facts: Mapping[str, Tensor]
     dtypes: Mapping[str, torch.dtype]
     names: Names
-    notes: Sequence[str] = ()  # where a claim disagreed without harm
-    dialect: str | None = None  # a note on a format identified by tensors
-    cuts: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # known of layers like it
-    contradiction: QloadError | None = field(default=None, compare=False)  # raised by loads
+    notes: Sequence[str] = ()
+    dialect: str | None = None
+    cuts: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    contradiction: QloadError | None = field(default=None, compare=False)
 
     @property
     def N(self) -> int:
@@ -130,8 +176,126 @@ class LayerDescription:
         return self.sizes.get("K", 1)
 
 
+class LayerDescriber:
+    """Describes layers in one of several formats; equal headers and facts are examined once.
+
+    Two layers are equal if their tensors have the same suffixes, dtypes and shapes, and their facts the same
+    bytes: a description depends on nothing else, except for names. Errors are not cached.
+
+    Parameters
+    ----------
+    formats
+        Formats of the config.
+    dialects
+        Identifies layers that do not fit these formats; None: such a layer is an error.
+    """
+
+    def __init__(
+        self, formats: Sequence[ConfiguredFormat], dialects: DialectRecogniser | None = None
+    ) -> None:
+        self.formats = formats
+        self.dialects = dialects
+        self._suffixes = tuple(dict.fromkeys(suffix for fmt in formats for suffix in fmt.suffixes))
+        self._chosen: dict[HeaderKey, ChosenFormat] = {}
+        self._described: dict[tuple[HeaderKey, bytes], LayerDescription] = {}
+        self._last: dict[HeaderKey, tuple[bytes, Mapping[str, Tensor], LayerDescription]] = {}
+        self._unfit: set[HeaderKey] = set()  # layers that fit no format
+        self._of_dialects: dict[ConfiguredFormat, LayerDescriber] = {}
+
+    def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
+        """Identify the format by tensors, read the facts, check shapes, dtypes and indices.
+
+        A layer that does not fit the config is described in its dialect. UnsupportedFormatError for a dialect
+        that is not read; for an unknown dialect the error of the config's formats.
+        """
+        headers = weights.headers(prefix, self._suffixes)
+        key = tuple((suffix, info.dtype, info.shape) for suffix, info in headers.items())
+        if key in self._unfit:
+            layer = self._in_dialect(weights, prefix)
+            if layer is not None:
+                return layer
+        try:
+            return self._in_formats(weights, prefix, headers, key)
+        except (DtypeError, MissingTensorError, ShapeError, TwoFormatsError) as error:
+            if key not in self._chosen and len(self._unfit) < MAX_DESCRIPTIONS:
+                self._unfit.add(key)
+            layer = self._in_dialect(weights, prefix)
+            if layer is None:
+                raise error from None
+            return layer
+
+    def _in_dialect(self, weights: TensorSource, prefix: str) -> LayerDescription | None:
+        """Describe a layer in a dialect missing from the config; None for an unknown dialect."""
+        dialect = self.dialects.recognise(weights, prefix) if self.dialects else None
+        if isinstance(dialect, UnsupportedFormatError):
+            raise dialect
+        if dialect is None:
+            return None
+        describer = self._of_dialects.setdefault(dialect.format, LayerDescriber((dialect.format,)))
+        try:
+            return replace(describer.describe(weights, prefix), dialect=dialect.note)
+        except QloadError:  # the error of the config's own formats is more precise
+            return None
+
+    def _in_formats(
+        self, weights: TensorSource, prefix: str, headers: Headers, key: HeaderKey
+    ) -> LayerDescription:
+        """Describe a layer in one of the config's formats."""
+        chosen = self._chosen.get(key)
+        if chosen is None:
+            chosen = choose(weights, prefix, self.formats, headers)
+            if len(self._chosen) < MAX_DESCRIPTIONS:
+                self._chosen[key] = chosen
+        names = LayerNames(weights, prefix, chosen.suffixes)
+        facts: Mapping[str, Tensor] = {
+            spec.name: weights.read_fact(names.full(spec.name), spec.role) for spec in chosen.facts
+        }
+        content = _fact_bytes(facts)
+        if content is None:
+            return describe(weights, prefix, chosen, facts)
+        last = self._last.get(key)
+        if last is not None and content == last[0]:
+            _, facts, known = last  # the same memory, so that a comparison is immediate
+        else:
+            known = self._describe_once(weights, prefix, chosen, facts, (key, content))
+            if len(self._last) >= MAX_FACT_KINDS:
+                self._last.clear()
+            if len(content) <= MAX_FACT_BYTES:
+                self._last[key] = content, facts, known
+        same = known.format, known.specs, known.sizes
+        return LayerDescription(
+            prefix, *same, facts, known.dtypes, names, known.notes, known.dialect, known.cuts
+        )
+
+    def _describe_once(
+        self,
+        weights: TensorSource,
+        prefix: str,
+        chosen: ChosenFormat,
+        facts: Mapping[str, Tensor],
+        kind: tuple[HeaderKey, bytes],
+    ) -> LayerDescription:
+        """Describe a kind of layers, by header and content of facts, without names and facts."""
+        key = kind[0], blake2b(kind[1], digest_size=16).digest()
+        known = self._described.get(key)
+        if known is None:
+            layer = describe(weights, prefix, chosen, facts)
+            known = replace(layer, facts={}, names=Names())
+            if len(self._described) < MAX_DESCRIPTIONS:
+                self._described[key] = known
+        return known
+
+
+def _fact_bytes(facts: Mapping[str, Tensor]) -> bytes | None:
+    """Bytes of all facts; None for a fact on another device than the CPU."""
+    if any(fact.device.type != "cpu" for fact in facts.values()):
+        return None
+    flat = (fact.reshape(-1).contiguous().view(torch.uint8) for fact in facts.values())
+    return b"".join(fact.numpy().data for fact in flat)
+
+
 def _stored_scheme(claimed: ActivationScheme | None, specs: Sequence[TensorSpec]) -> ActivationScheme | None:
-    """A claim, whose suffixes are fields from here on; None where nothing is stored."""
+    """Claimed scheme of inputs, with fields of stored tensors in place of suffixes; None without a claim."""
     if claimed is None:
         return None
     suffixes = {suffix: spec.name for spec in specs for suffix in spec.suffixes}
@@ -139,22 +303,20 @@ def _stored_scheme(claimed: ActivationScheme | None, specs: Sequence[TensorSpec]
     return replace(claimed, scale=scale, zero_point=zeros)
 
 
-def choose(weights: TensorSource, prefix: str, formats: Sequence[ConfiguredFormat]) -> ChosenFormat:
-    """Tell the format by the tensors; MissingTensorError or TwoFormatsError."""
-    fmt = _choose(weights, prefix, formats)
-    suffixes = {spec.name: _one_suffix(weights, prefix, spec) for spec in fmt.specs()}
-    specs = tuple(
-        spec
-        for spec in fmt.specs()
-        if not spec.optional or weights.has_tensor(named(prefix, suffixes[spec.name]))
-    )
+def choose(
+    weights: TensorSource, prefix: str, formats: Sequence[ConfiguredFormat], headers: Headers
+) -> ChosenFormat:
+    """Choose the format with the stored tensors; MissingTensorError or TwoFormatsError."""
+    fmt = _choose(weights, prefix, formats, headers)
+    suffixes = {spec.name: _stored_suffix(prefix, spec, headers) for spec in fmt.specs()}
+    specs = tuple(spec for spec in fmt.specs() if not spec.optional or suffixes[spec.name] in headers)
     return ChosenFormat(fmt, suffixes, specs)
 
 
 def describe(
     weights: TensorSource, prefix: str, chosen: ChosenFormat, facts: Mapping[str, Tensor]
 ) -> LayerDescription:
-    """What a layer of a format is; checks shapes, dtypes and indices."""
+    """Describe a layer in a chosen format; raises for contradicting shapes, dtypes and indices."""
     fmt, specs = chosen.format, chosen.specs
     names = LayerNames(weights, prefix, chosen.suffixes)
     infos = {spec.name: weights.info(names.full(spec.name)) for spec in specs}
@@ -175,17 +337,10 @@ def describe(
     return LayerDescription(prefix, own, specs, sizes, facts, seen.dtypes, names, own.config.notes(seen))
 
 
-def _is_dense(weights: TensorSource, prefix: str) -> bool:
-    """Return whether the model's architecture has a single layer of this name, outside of experts."""
-    architecture: Any = getattr(weights, "architecture", None)
-    place = None if architecture is None else architecture.find(prefix)
-    return place is not None and place.expert is None
-
-
 def _check_axes(prefix: str, spec: TensorSpec, infos: Mapping[str, TensorInfo], names: LayerNames) -> None:
     """Raise UnsupportedFormatError for a weight with more axes than its format has: a stack."""
     shape = infos[spec.name].shape
-    if len(shape) > max(len(spec.axes), 2) and not _is_dense(names.weights, prefix):
+    if len(shape) > max(len(spec.axes), 2) and not names.weights.is_single_layer(prefix):
         raise UnsupportedFormatError(
             f"{prefix}: {len(shape)} axes",
             f"{names.full(spec.name)} has the shape {list(shape)}: several layers in an unknown layout",
@@ -193,31 +348,26 @@ def _check_axes(prefix: str, spec: TensorSpec, infos: Mapping[str, TensorInfo], 
         )
 
 
-def _suffixes(weights: TensorSource, prefix: str, spec: TensorSpec) -> list[str]:
-    """Which of its names a tensor is stored under."""
-    return [suffix for suffix in spec.suffixes if weights.has_tensor(named(prefix, suffix))]
-
-
-def _one_suffix(weights: TensorSource, prefix: str, spec: TensorSpec) -> str:
-    """The name that a tensor is stored under; the first where it is not stored at all; TwoFormatsError."""
-    found = _suffixes(weights, prefix, spec)
-    if len(found) > 1:
+def _stored_suffix(prefix: str, spec: TensorSpec, headers: Headers) -> str:
+    """Stored suffix of a tensor, or its first spelling if missing; TwoFormatsError for two suffixes."""
+    stored = [suffix for suffix in spec.suffixes if suffix in headers]
+    if len(stored) > 1:
         raise TwoFormatsError(
-            named(prefix, found[0]),
+            named(prefix, stored[0]),
             "stored under two names, which has two readings",
-            f"either {' or '.join(found)}",
-            " and ".join(found),
+            f"either {' or '.join(stored)}",
+            " and ".join(stored),
         )
-    return found[0] if found else spec.suffix
+    return stored[0] if stored else spec.suffix
 
 
 def _shape(spec: TensorSpec, stored: Shape) -> Shape:
-    """() is (1,) where one entry a part is declared."""
+    """Stored shape, with (1,) for () if the tensor has one entry per part."""
     return (1,) if stored == () and [axis.dim for axis in spec.axes] == [PARTS] else stored
 
 
 def check_alike(layers: Sequence[LayerDescription]) -> None:
-    """Layers that are to be fused agree in all that their join cannot carry, or MismatchError."""
+    """MismatchError for layers that cannot be fused: other format, K, tensors, config, inputs or facts."""
     first = layers[0]
     for other in layers[1:]:
         for what, a, b in (
@@ -256,41 +406,35 @@ def in_one_convention(layers: Mapping[str, LayerDescription]) -> Mapping[str, La
     configs = [layer.format.config for layer in layers.values()]
     if len(configs) < 2 or not any(config.by_values for config in configs):
         return layers
-    made = {}
+    result = {}
     for prefix, layer in layers.items():
         config = layer.format.config
         for other in configs:
             config = config.like(other)
         changed = config is not layer.format.config
-        made[prefix] = replace(layer, format=replace(layer.format, config=config)) if changed else layer
-    return made
+        result[prefix] = replace(layer, format=replace(layer.format, config=config)) if changed else layer
+    return result
 
 
 def _facts_apart(name: str, a: Tensor, b: Tensor) -> tuple[str, Any, Any]:
-    """What two facts that are not equal do not agree in: their lengths, or the first entry that differs."""
+    """Difference of two facts, with both values: their shapes, or the first row that differs."""
     if a.shape != b.shape:
         return f"parts of a fused layer differ in the shape of {name}", tuple(a.shape), tuple(b.shape)
     row = int((a != b).nonzero()[0, 0])
     return f"parts of a fused layer differ in {name}, from row {row} on", a[row].tolist(), b[row].tolist()
 
 
-def _choose(weights: TensorSource, prefix: str, formats: Sequence[ConfiguredFormat]) -> ConfiguredFormat:
-    """The format whose tensors a layer has, or MissingTensorError, or TwoFormatsError.
+def _choose(
+    weights: TensorSource, prefix: str, formats: Sequence[ConfiguredFormat], headers: Headers
+) -> ConfiguredFormat:
+    """The format with the stored tensors; MissingTensorError or TwoFormatsError.
 
-    Of formats that share names the one that explains more of what is there; of those that explain the
-    same, the one that lacks nothing, or whose dtypes these are.
+    Among formats with common suffixes the one with more stored tensors; among equals the one without missing
+    tensors, or with the stored dtypes.
     """
-    present = {
-        fmt: frozenset(
-            suffix
-            for spec in fmt.specs()
-            for suffix in spec.suffixes
-            if weights.has_tensor(named(prefix, suffix))
-        )
-        for fmt in formats
-    }
-    found = [fmt for fmt, suffixes in present.items() if suffixes]
-    most = [fmt for fmt in found if not any(present[fmt] < present[other] for other in found)]
+    present = {fmt: frozenset(suffix for suffix in fmt.suffixes if suffix in headers) for fmt in formats}
+    stored = [fmt for fmt, suffixes in present.items() if suffixes]
+    most = [fmt for fmt in stored if not any(present[fmt] < present[other] for other in stored)]
     if len({present[fmt] for fmt in most}) > 1:
         a, b = most[:2]
         raise TwoFormatsError(
@@ -300,20 +444,20 @@ def _choose(weights: TensorSource, prefix: str, formats: Sequence[ConfiguredForm
             f"{', '.join(sorted(present[a]))} and {', '.join(sorted(present[b]))}",
             PLAIN_BESIDE if "weight_scale" in present[a] ^ present[b] and "weight" in present[b] else "",
         )
-    fitting = [fmt for fmt in most if _fits(weights, prefix, fmt)]
+    fitting = [fmt for fmt in most if _has_dtypes(fmt, headers)]
     fmt = next(
         (fmt for fmt in fitting if not _missing(fmt, present[fmt])),
         (fitting or most or list(formats))[0],
     )
     missing = _missing(fmt, present.get(fmt, frozenset()))
     if missing:
-        looked = f"formats  looked for {' and '.join(fmt.weight_type.format for fmt in formats)}"
-        raise weights.missing(named(prefix, missing[0].suffix), missing[0].reason if found else looked)
+        names = f"formats  looked for {' and '.join(fmt.weight_type.format for fmt in formats)}"
+        raise weights.missing(named(prefix, missing[0].suffix), missing[0].reason if stored else names)
     return fmt
 
 
 def _missing(fmt: ConfiguredFormat, present: Collection[str]) -> list[TensorSpec]:
-    """What a layer of this format has to have, and these are not."""
+    """Declarations of required tensors that are not stored."""
     return [
         spec
         for spec in fmt.specs()
@@ -321,12 +465,13 @@ def _missing(fmt: ConfiguredFormat, present: Collection[str]) -> list[TensorSpec
     ]
 
 
-def _fits(weights: TensorSource, prefix: str, fmt: ConfiguredFormat) -> bool:
-    """Whether the tensors that are there have dtypes of this format."""
+def _has_dtypes(fmt: ConfiguredFormat, headers: Headers) -> bool:
+    """Return whether the stored tensors have dtypes of a format."""
     return all(
-        weights.info(named(prefix, suffix)).dtype in spec.dtypes
+        headers[suffix].dtype in spec.dtypes
         for spec in fmt.specs()
-        for suffix in _suffixes(weights, prefix, spec)
+        for suffix in spec.suffixes
+        if suffix in headers
     )
 
 
@@ -341,15 +486,15 @@ def _differ(first: LayerDescription, other: LayerDescription, what: str, a: Any,
 
 
 def configs_apart(a: Config, b: Config) -> tuple[str, str]:
-    """What two configs of one format do not agree in."""
-    alike = fields(a) if type(a) is type(b) else ()
-    names = [f.name for f in alike if f.compare and getattr(a, f.name) != getattr(b, f.name)]
+    """Differing settings of two configs of one format, as text for each."""
+    common = fields(a) if type(a) is type(b) else ()
+    names = [f.name for f in common if f.compare and getattr(a, f.name) != getattr(b, f.name)]
     one, two = (", ".join(f"{n} = {getattr(config, n)}" for n in names) for config in (a, b))
     return one, two
 
 
 def _schemes(first: LayerDescription, other: LayerDescription) -> tuple[str, str]:
-    """What two layers declare of their inputs: alike but for the values of stored scales, which go along."""
+    """Declared quantization of two layers' inputs, as text; equal apart from values of stored scales."""
     a, b = (layer.format.activations for layer in (first, other))
     if a == b or a is None or b is None or str(a) != str(b):
         return str(a), str(b)

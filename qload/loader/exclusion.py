@@ -1,19 +1,19 @@
-"""Which layers a quantization leaves out, by names: whole ones, never a part of one.
+"""Modules listed in a config by name: excluded from quantization, or quantized.
 
-An entry excludes the layers in whose dotted name it stands as a run of whole segments: `layers.1` excludes
-`model.layers.1.mlp.up_proj` and not `model.layers.10.mlp.up_proj`. An entry that only has more in front,
-as `language_model.model.layers.1` beside `model.layers.1`, means the same layer. A dot at an end of an
-entry is what other readers need to tell `mlp.gate.` from `mlp.gate_proj`, and says nothing here. A layer
-that is fused out of several of the checkpoint's is excluded if all of these are, and with it all of these.
+An entry excludes the layers with its segments in a row in their dotted name: `layers.1` excludes
+`model.layers.1.mlp.up_proj` and not `model.layers.10.mlp.up_proj`. An entry with further segments in front,
+`language_model.model.layers.1` for `model.layers.1`, means the same layer. A dot at an end of an entry, which
+separates `mlp.gate.` from `mlp.gate_proj` for other readers, is ignored. A fused layer is excluded if all of
+its parts are, and a part if its fused layer is.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from qload.errors import ArgumentError, MismatchError
 
-# What engines make of one layer and checkpoints of several, by the last segment of the name.
+# Last segment of an engine's fused layer -> last segments of its parts in checkpoints.
 FUSED: Mapping[str, tuple[str, ...]] = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -29,15 +29,15 @@ STACKED: Mapping[str, tuple[str, ...]] = {
 
 
 def parts(prefix: str, fused: Iterable[tuple[str, tuple[str, ...]]] = FUSED.items()) -> list[str]:
-    """The layers that a fused one is made of; none of any other."""
+    """Parts of a fused layer; empty for any other layer."""
     own = prefix.rpartition(".")[2]
     return [_sibling(prefix, part) for part in dict(fused).get(own, ())]
 
 
 def wholes(prefix: str, fused: Iterable[tuple[str, tuple[str, ...]]] = FUSED.items()) -> list[str]:
-    """The fused layers that a layer may become a part of."""
+    """Fused layers with this layer as a part."""
     own = prefix.rpartition(".")[2]
-    return [_sibling(prefix, whole) for whole, made_of in fused if own in made_of]
+    return [_sibling(prefix, whole) for whole, own_parts in fused if own in own_parts]
 
 
 def stacks(prefix: str) -> list[str]:
@@ -50,7 +50,10 @@ def stacks(prefix: str) -> list[str]:
 
 
 def check_agreed(prefix: str, said: Mapping[str, str], key: str) -> None:
-    """A config says the same of all parts of a fused layer (`said`: in words), or MismatchError."""
+    """MismatchError for different claims of a config about the parts of a fused layer.
+
+    `said`: claim in words by part.
+    """
     first = next((part for part in said if said[part] == LEFT_OUT), next(iter(said)))
     other = next((part for part in said if said[part] != said[first]), None)
     if other is not None:
@@ -64,12 +67,12 @@ def check_agreed(prefix: str, said: Mapping[str, str], key: str) -> None:
         )
 
 
-LEFT_OUT = "left out"  # what a config can say of a layer
+LEFT_OUT = "left out"  # claim of a config about an excluded layer
 
 
 @dataclass(frozen=True)
 class Exclusions:
-    """The names that a config leaves out, and the key that lists them."""
+    """Names of the modules that a config excludes, and the key with the list."""
 
     names: tuple[str, ...] = ()
     key: str = "modules_to_not_convert"
@@ -81,7 +84,7 @@ class Exclusions:
                 raise ArgumentError(self.key, "dotted names without an empty segment", repr(name))
 
     def entry(self, prefix: str) -> str | None:
-        """The entry that leaves a layer out, or None; MismatchError for a fused one whose parts differ."""
+        """Entry that excludes a layer, or None; MismatchError for a fused layer with differing parts."""
         for name in (prefix, *wholes(prefix, self.fused)):
             found = self._entry(name)
             if found is not None:
@@ -93,7 +96,7 @@ class Exclusions:
         return next(iter(entries.values()), None)
 
     def reason(self, entry: str) -> str:
-        """Why an entry that was found leaves a layer out."""
+        """Reason for an exclusion by an entry."""
         return f"{self.key} has {entry!r:.80}"
 
     def remedy(self, entry: str) -> str:
@@ -101,7 +104,7 @@ class Exclusions:
         return f"take the entry out of {self.key}, or store the layer plain"
 
     def _is_name(self, entry: str) -> bool:
-        """Whether an entry is a dotted name, and not a pattern of them."""
+        """Return True for a dotted name, False for a pattern."""
         return True
 
     def _entry(self, prefix: str) -> str | None:
@@ -114,7 +117,7 @@ class Exclusions:
 
     @cached_property
     def _patterns(self) -> tuple[int, ...]:
-        """The places of the entries that have to be tried one by one."""
+        """Numbers of the patterns among the entries."""
         return tuple(at for at, entry in enumerate(self.names) if not self._is_name(entry))
 
     @cached_property
@@ -122,23 +125,23 @@ class Exclusions:
         return _DottedNames({at: entry for at, entry in enumerate(self.names) if self._is_name(entry)})
 
     def _first_name(self, prefix: str) -> int | None:
-        """The place of the first dotted name that means a layer of this very name."""
+        """Number of the first dotted name for a layer of exactly this name."""
         return self._dotted.first(prefix)
 
     def _knows(self, entry: str, prefix: str) -> bool:
-        """Whether a pattern means a layer of this very name; of the base class no entry is one."""
+        """Return True if a pattern matches a layer's own name; the base class has no patterns."""
         return False
 
 
 @dataclass(frozen=True)
 class Inside(Exclusions):
-    """Of a block, whose name has a number, only these modules are quantized; `others` are left out anyway."""
+    """The only quantized modules of a block (with a number in its name); `others` are excluded too."""
 
     key: str = "modules_in_block_to_quantize"
     others: Exclusions = Exclusions()
 
     def reason(self, entry: str) -> str:
-        """Of the list that has an entry, or of the one that names no module of this name."""
+        """Reason for an exclusion: an entry of `others`, or no entry in this list."""
         return self.others.reason(entry) if entry in self.others.names else f"{self.key} does not name it"
 
     def remedy(self, entry: str) -> str:
@@ -147,7 +150,7 @@ class Inside(Exclusions):
         return self.others.remedy(entry) if named else f"name the module in {self.key}, or store it plain"
 
     def entry(self, prefix: str) -> str | None:
-        """What leaves a layer out, or None; MismatchError for a fused one whose parts differ."""
+        """Entry that excludes a layer, or None; MismatchError for a fused layer with differing parts."""
         out = self.others.entry(prefix)
         if out is not None or not any(segment.isdecimal() for segment in prefix.split(".")):
             return out
@@ -166,17 +169,17 @@ def _sibling(prefix: str, own: str) -> str:
 
 
 class _DottedNames:
-    """Entries by their segments: a list of thousands costs a layer no more than a list of one."""
+    """Entries by their segments, for lookups in constant time."""
 
     def __init__(self, entries: Mapping[int, str]) -> None:
         self._runs: dict[tuple[str, ...], int] = {}
         for place, entry in entries.items():
             self._runs.setdefault(tuple(entry.strip(".").split(".")), place)
-        self._endings: dict[int, dict[tuple[str, ...], int]] = {}  # by their length, once one is looked for
+        self._endings: dict[int, dict[tuple[str, ...], int]] = {}  # by length, on demand
         self._lengths = sorted({len(segments) for segments in self._runs})
 
     def first(self, prefix: str) -> int | None:
-        """The place of the first entry that stands in a name, or that has only more in front."""
+        """Number of the first entry within a name, or with further segments in front of it."""
         segments = tuple(prefix.split("."))
         runs = (
             segments[start : start + length]
@@ -189,10 +192,55 @@ class _DottedNames:
         return min(found, default=None)
 
     def _ends(self, length: int) -> Mapping[tuple[str, ...], int]:
-        """The last segments of the entries that have more of them, and the first place of each."""
+        """Last segments of all longer entries, with the number of the first entry of each."""
         if length not in self._endings:
             ends = self._endings[length] = dict[tuple[str, ...], int]()
             for entry, place in self._runs.items():
                 if len(entry) > length:
                     ends.setdefault(entry[-length:], place)
         return self._endings[length]
+
+
+Entry = tuple[str, str]  # name of a module, and key of the list
+
+
+@dataclass(frozen=True)
+class NamedModules:
+    """Modules listed by name as quantized: name -> key of the list in the config.
+
+    `leaving_out`: how to exclude a module in a config of this method.
+    """
+
+    keys: Mapping[str, str] = field(default_factory=dict)
+    leaving_out: str = "modules_to_not_convert"
+
+    def entry(self, prefix: str) -> Entry | None:
+        """Find the entry for a layer or for its module of experts; None without one.
+
+        A name in the config may lack leading segments: `lm_head` stands for `language_model.lm_head` too.
+        """
+        if not self.keys:
+            return None
+        segments = prefix.split(".")
+        numbers = (at for at, part in enumerate(segments) if part.isdecimal())
+        experts = (at for at in numbers if segments[at - 1].endswith("experts"))
+        for stop in (len(segments), *experts):
+            for start in range(stop):
+                name = ".".join(segments[start:stop])
+                if name in self.keys:
+                    return name, self.keys[name]
+        return None
+
+    def note(self, prefix: str) -> str | None:
+        """Note on a plain layer with an entry; None without an entry."""
+        entry = self.entry(prefix)
+        if entry is None:
+            return None
+        return (
+            f"{entry[1]} lists it as quantized, and its weight is plain: programs that follow the config "
+            "expect quantized tensors and fail; correct that entry, or exclude the layer by "
+            f"{self.leaving_out}"
+        )
+
+
+NOTHING_NAMED = NamedModules()

@@ -1,33 +1,30 @@
-"""The one loader that serves every format: it knows declarations, and no format by name."""
+"""`FormatLoader`, the loader of every format, by declarations and without knowledge of any format."""
 
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, CutError, ExcludedModuleError, MismatchError, checked
-from qload.loader import pieces
-from qload.loader.alike import Describer
+from qload.errors import ArgumentError, CutError, ExcludedModuleError, check_call, checked
 from qload.loader.base import LoadPlan, Part, Split, WeightsLoader
-from qload.loader.cuts import Share, share
 from qload.loader.description import (
     ConfiguredFormat,
     DialectRecogniser,
+    LayerDescriber,
     LayerDescription,
     check_alike,
     in_one_convention,
 )
-from qload.loader.exclusion import Exclusions
-from qload.loader.finite_scales import check_scales, refuses_nonfinite
-from qload.loader.layer_values import LayerDecisions, whole_source
-from qload.loader.named_modules import NOTHING_NAMED, NamedModules
+from qload.loader.exclusion import NOTHING_NAMED, Exclusions, NamedModules
+from qload.loader.layer_values import LayerDecisions, check_scales
+from qload.loader.sharding import Share, join_parts, read_part, read_tensor, rectangles, shares_of
 from qload.loader.source import Rectangle, TensorSource
 from qload.spec import Layer, LayerClaims, Weight
 
@@ -54,8 +51,10 @@ class FormatLoader(WeightsLoader):
     named
         Modules that the config lists by name as quantized: a plain one gets a note.
     logged
-        Schemes of inputs that were logged; loaders of one checkpoint may share the set.
+        Logged schemes of inputs; loaders of one checkpoint may share the set.
     """
+
+    _has_exact_shapes: ClassVar[bool] = True
 
     @checked
     def __init__(self, *formats: ConfiguredFormat, exclusions: Exclusions = NOTHING) -> None:
@@ -63,30 +62,33 @@ class FormatLoader(WeightsLoader):
         self.exclusions = exclusions
         self.named: NamedModules = NOTHING_NAMED
         self.dialects: DialectRecogniser | None = None
-        self._found: Describer | None = None
+        self._describer: LayerDescriber | None = None
         self._decisions: LayerDecisions | None = None
         self.logged: set[str] = set()
         self.judged = False  # True: rules report contradictions, and loads do not raise them
 
     def recognise_by(self, dialects: DialectRecogniser) -> None:
         """Identify by `dialects` the layers that do not fit the config."""
-        self.dialects, self._found = dialects, None
+        self.dialects, self._describer = dialects, None
 
-    @checked
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
         """(N, K) of the layer stored under a prefix."""
         layer = self.describe(weights, prefix)
         return layer.N, layer.K
 
-    @checked
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
-        """All that headers and facts tell about the layer `weights` has under `prefix`; reads no weight.
+        """Describe the stored layer `prefix` of `weights` by headers and facts; reads no weight.
 
-        ExcludedModuleError where the config leaves out what is quantized all the same.
+        ExcludedModuleError for a quantized layer that the config excludes.
         """
-        layer = self._describer().describe(weights, prefix)
-        named = not layer.format.weight_type.plain and layer.dialect is None
-        entry = self.exclusions.entry(prefix) if named else None
+        if type(prefix) is not str or TensorSource not in type(weights).__mro__:
+            check_call(FormatLoader.describe, (self, weights, prefix), {})
+        describer = self._describer
+        if describer is None or describer.formats is not self.formats:  # a twin may have other formats
+            describer = self._describer = LayerDescriber(self.formats, self.dialects)
+        layer = describer.describe(weights, prefix)
+        is_claimed = not layer.format.weight_type.plain and layer.dialect is None
+        entry = self.exclusions.entry(prefix) if is_claimed else None
         if entry is not None:
             raise ExcludedModuleError(
                 prefix,
@@ -95,9 +97,9 @@ class FormatLoader(WeightsLoader):
                 f"{layer.format.weight_type.format}: {', '.join(spec.name for spec in layer.specs)}",
                 f"remedy   {self.exclusions.remedy(entry)}",
             )
-        return self._noted(layer)
+        return self._add_note(layer)
 
-    def _noted(self, layer: LayerDescription) -> LayerDescription:
+    def _add_note(self, layer: LayerDescription) -> LayerDescription:
         """Add a note to a plain layer that the config lists as quantized."""
         if not self.named.keys or not layer.format.weight_type.plain or "K" not in layer.sizes:
             return layer
@@ -113,9 +115,9 @@ class FormatLoader(WeightsLoader):
         """
         if not layer.format.config.by_values or layer.format.claims is None:
             return layer
-        root = whole_source(weights)
-        if self._decisions is None or not self._decisions.belongs_to(root):
-            self._decisions = LayerDecisions(root, self.describe, every=self.judged)
+        source = weights.whole()
+        if self._decisions is None or not self._decisions.belongs_to(source):
+            self._decisions = LayerDecisions(source, self.describe, every=self.judged)
         return self._decisions.settle(layer)
 
     def claims_of(self, prefix: str) -> LayerClaims | None:
@@ -123,7 +125,7 @@ class FormatLoader(WeightsLoader):
         return next((fmt.claims for fmt in self.formats if fmt.claims is not None), None)
 
     def left_out(self, prefix: str) -> str | None:
-        """Which entry of which key leaves out the layer `prefix`; None where none does."""
+        """Reason for which the config excludes the layer `prefix`, with entry and key; None for others."""
         entry = self.exclusions.entry(prefix)
         return None if entry is None else self.exclusions.reason(entry)
 
@@ -136,44 +138,48 @@ class FormatLoader(WeightsLoader):
         *,
         out: Mapping[str, Tensor] = MappingProxyType({}),
     ) -> Weight:
-        """The parts joined along N, sliced before they are read, checked before they are sliced.
+        """Load `parts` of `weights` along `split`, joined along N: checked, then sliced, then read.
 
-        `out`: where the tensors of fields may be written to, so that the weight holds these.
-        ArgumentError where a layer with a scale for each of its parts stands twice; MismatchError,
-        ShapeError, CutError and the like where layers, ranks and formats do not go together.
+        `out`: memory for the weight's tensors, by field.
+        ArgumentError for a layer in two parts with a scale for each part; MismatchError, ShapeError, CutError
+        and the like for contradictions of layers, ranks and formats.
         """
-        return self._planned(weights, parts, split).load(weights, out)
+        return self._plan_shares(weights, parts, split).load(weights, out)
 
     def plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
-        """The load of `parts` of `weights` along `split`: all is checked now, and all reads are known."""
-        if type(self).load is not FormatLoader.load:  # a subclass that loads otherwise
+        """Plan the load of `parts` of `weights` along `split`, with all checks and all reads."""
+        if type(self).load is not FormatLoader.load:  # a subclass with a load of its own
             return super().plan(weights, parts, split)
-        planned = self._planned(weights, parts, split)
-        return LoadPlan(planned.reads(), planned.load)
+        planned = self._plan_shares(weights, parts, split)
+        return LoadPlan(planned.reads, planned.load)
 
-    def _planned(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> "_Planned":
+    def _plan_shares(
+        self, weights: TensorSource, parts: Sequence[Part], split: Split | None
+    ) -> "PlannedShares":
+        """Check layers and cuts of a load before any weight is read."""
         described = {part.prefix: self.describe(weights, part.prefix) for part in parts}
         twice = len(described) < len(parts) and any(part.stop is None for part in parts)
         if twice and any(layer.sizes.get("P", 1) > 1 for layer in described.values()):
             names = ", ".join(part.prefix for part in parts)
             raise ArgumentError("prefixes", "each layer once, as its parts have scales of their own", names)
-        layers = in_one_convention(
-            {prefix: self.settle(weights, layer) for prefix, layer in described.items()}
-        )
+        layers: Mapping[str, LayerDescription] = {
+            prefix: self.settle(weights, layer) for prefix, layer in described.items()
+        }
+        if len(layers) > 1:
+            layers = in_one_convention(layers)
+            check_alike(list(layers.values()))
         for layer in layers.values():
             self._refuse_contradiction(layer)
             self._log_scheme(layer)
-        check_alike(list(layers.values()))
-        widths = [(layers[p.prefix].N if p.stop is None else p.stop) - p.start for p in parts]
-        alone = split is None or weights.process_group.size() == 1
+        is_whole = split is None or weights.process_group.size() == 1
         try:
             shares = shares_of(weights, layers, parts, split)
         except CutError:
-            run = _joined_run(parts) if alone else None
+            run = _joined_run(parts) if is_whole else None
             if run is None or layers[run.prefix].sizes.get("P", 1) > 1:
                 raise
-            shares = shares_of(weights, layers, [run], split)  # nothing of it is cut
-        return _Planned(layers, shares, widths, alone)
+            shares = shares_of(weights, layers, [run], split)  # the run of parts has no cut
+        return PlannedShares(layers, shares, parts, is_whole)
 
     def for_rules(self) -> Self:
         """The same loader for rules: it does not raise contradictions of values and claims."""
@@ -201,12 +207,6 @@ class FormatLoader(WeightsLoader):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decisions": None}  # a copy starts with an empty cache
 
-    def _describer(self) -> Describer:
-        """Of these very formats: a twin with other ones has its own."""
-        if self._found is None or self._found.formats is not self.formats:
-            self._found = Describer(self.formats, self.dialects)
-        return self._found
-
     def with_config(self, **changes: Any) -> Self:
         """The same loader, its first format's config changed, as `zeros=StoredMinusOneUnmasked()`.
 
@@ -229,108 +229,85 @@ class FormatLoader(WeightsLoader):
 
 
 @dataclass(frozen=True)
-class _Planned:
-    """Layers that were described, this rank's shares, and the outputs that each part has on all ranks.
+class PlannedShares:
+    """A load with all checks done: layers by prefix, and this rank's shares.
 
-    `alone`: whether every rank reads the same. A share is of one part, or then of all neighbouring ones.
+    `is_whole`: True if every rank reads all of the parts. A share is of one part, or of a run of all parts.
     """
 
     layers: Mapping[str, LayerDescription]
     shares: Sequence[Share]
-    widths: Sequence[int]
-    alone: bool
+    parts: Sequence[Part]
+    is_whole: bool
 
+    @cached_property
     def reads(self) -> list[Rectangle]:
-        """What a load asks for."""
+        """Slices of the load, except facts."""
         specs = [spec for spec in self.shares[0].layer.specs if not spec.fact]
-        return [each for spec in specs for each in pieces.rectangles(spec, self.shares)]
+        return [rectangle for spec in specs for rectangle in rectangles(spec, self.shares)]
 
     def load(self, weights: TensorSource, out: Mapping[str, Tensor] = MappingProxyType({})) -> Weight:
-        """The typed weight, which is entered into the ledger."""
-        first, layers = self.shares[0], self.layers.values()
-        here = (one.bounds.n1 - one.bounds.n0 for one in self.shares)
+        """Read the typed weight, and enter it into the ledger."""
+        first, layers = self.shares[0], self.layers
+        widths = [(layers[p.prefix].N if p.stop is None else p.stop) - p.start for p in self.parts]
+        shared = (share.bounds.n1 - share.bounds.n0 for share in self.shares)
         layer = Layer(
-            parts=tuple(self.widths if self.alone else here),
+            parts=tuple(widths if self.is_whole else shared),
             K=first.bounds.k1 - first.bounds.k0,
-            whole=(sum(self.widths), first.layer.K),
-            name=", ".join(self.layers),
+            whole=(sum(widths), first.layer.K),
+            name=", ".join(layers),
             activations=first.layer.format.activations,
         )
         spent: dict[str, Tensor] = {}
-        tensors = _tensors(weights, self.shares, out, spent)
-        if refuses_nonfinite(weights):
-            check_scales(weights, layers, {**tensors, **spent}, whole=self.alone)
-        weight = self._made(layer, tensors)
-        for one in layers:
+        tensors = self._tensors(weights, out, spent)
+        if weights.nonfinite == "error":
+            check_scales(weights, layers.values(), {**tensors, **spent}, whole=self.is_whole)
+        weight = self._weight(layer, tensors)
+        for one in layers.values():
             for note in (*one.notes, *([one.dialect] if one.dialect else [])):
                 weights.note(f"{one.prefix}: {note}")
-        weights.take(one.names.full(spec.name) for one in layers for spec in one.specs)
+        weights.take([one.names.full(spec.name) for one in layers.values() for spec in one.specs])
         return weight
 
-    def _made(self, layer: Layer, tensors: Mapping[str, Tensor]) -> Weight:
-        """The typed weight. Of a whole layer headers and facts were checked, and no device is waited for."""
+    def _tensors(
+        self, weights: TensorSource, out: Mapping[str, Tensor], spent: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Tensors of the typed weight: sliced, resolved if the format has to, and joined.
+
+        `spent` gets the tensors that are read and not part of the weight, the parts joined.
+        """
+        specs = self.shares[0].layer.specs
+        kept = [spec for spec in specs if not spec.spent]
+        if len(kept) == len(specs):
+            return {spec.name: read_tensor(weights, spec, self.shares, out.get(spec.name)) for spec in kept}
+        resolved = []
+        for share in self.shares:
+            stored = {spec.name: read_part(weights, spec, share) for spec in share.layer.specs}
+            for spec in (spec for spec in share.layer.specs if spec.spent):
+                before = [spent[spec.name]] if spec.name in spent else []
+                spent[spec.name] = torch.cat([*before, stored[spec.name].reshape(-1)])
+            fmt = share.layer.format
+            resolved.append(fmt.weight_type.resolve(fmt.config, stored, share.bounds))
+        names = {name for tensors in resolved for name in tensors}
+        return {
+            spec.name: join_parts([tensors[spec.name] for tensors in resolved], spec, self.shares)
+            for spec in kept
+            if spec.name in names
+        }
+
+    def _weight(self, layer: Layer, tensors: Mapping[str, Tensor]) -> Weight:
+        """Construct the typed weight; a whole layer without checks of values, which wait for a device."""
         (share, *others), fmt = self.shares, self.shares[0].layer.format
-        whole = not others and share.bounds.all_inputs and layer.parts == (share.bounds.N,)
-        looks = fmt.weight_type.__post_init__ is not Weight.__post_init__  # at values that are no facts
-        if whole and not looks and not any(spec.spent for spec in share.layer.specs):
+        is_layer = not others and share.bounds.all_inputs and layer.parts == (share.bounds.N,)
+        checks_values = fmt.weight_type.__post_init__ is not Weight.__post_init__
+        if is_layer and not checks_values and not any(spec.spent for spec in share.layer.specs):
             return fmt.weight_type.unchecked(fmt.config, layer, tensors)
-        made: Weight = fmt.weight_type(config=fmt.config, layer=layer, **tensors)
-        return made
+        weight: Weight = fmt.weight_type(config=fmt.config, layer=layer, **tensors)
+        return weight
 
 
 def _joined_run(parts: Sequence[Part]) -> Part | None:
-    """Neighbouring parts of one layer as one part; None for others."""
+    """One part for a run of neighbouring parts of one layer; None for other parts."""
     first, last = parts[0], parts[-1]
     run = all(one.prefix == other.prefix and one.stop == other.start for one, other in pairwise(parts))
     return Part(first.prefix, first.start, last.stop) if run and len(parts) > 1 else None
-
-
-def shares_of(
-    weights: TensorSource, layers: Mapping[str, LayerDescription], parts: Sequence[Part], split: Split | None
-) -> list[Share]:
-    """This rank's share of each part, every cut checked before anything is read."""
-    numbers: Counter[str] = Counter()
-    shares = []
-    for part in parts:
-        joined, number = part is not parts[-1], numbers[part.prefix]
-        numbers[part.prefix] += 1
-        shares.append(
-            share(layers[part.prefix], part, split, weights.process_group, joined=joined, number=number)
-        )
-    for prefix, layer in layers.items():
-        stored = layer.sizes.get("P", 1)
-        if stored not in (1, numbers[prefix]):
-            raise MismatchError(
-                prefix,
-                "scales of fused parts",
-                f"a load in {stored} parts, as there are {stored} scales (get_weights_col_packed)",
-                f"{numbers[prefix]} parts",
-            )
-    return shares
-
-
-def _tensors(
-    weights: TensorSource, shares: Sequence[Share], out: Mapping[str, Tensor], spent: dict[str, Tensor]
-) -> dict[str, Tensor]:
-    """Every tensor of the typed weight, sliced, resolved where its format has to, and joined.
-
-    `spent`: is given what was read and the weight does not hold, the parts one after another.
-    """
-    layer = shares[0].layer
-    kept = [spec for spec in layer.specs if not spec.spent]
-    if len(kept) == len(layer.specs):
-        return {spec.name: pieces.read(weights, spec, shares, out.get(spec.name)) for spec in kept}
-    resolved = []
-    for one in shares:
-        raw = {spec.name: pieces.piece(weights, spec, one) for spec in one.layer.specs}
-        for spec in (spec for spec in one.layer.specs if spec.spent):
-            before = [spent[spec.name]] if spec.name in spent else []
-            spent[spec.name] = torch.cat([*before, raw[spec.name].reshape(-1)])
-        fmt = one.layer.format
-        resolved.append(fmt.weight_type.resolve(fmt.config, raw, one.bounds))
-    made = {name for tensors in resolved for name in tensors}
-    return {
-        spec.name: pieces.join([tensors[spec.name] for tensors in resolved], spec, shares)
-        for spec in kept
-        if spec.name in made
-    }

@@ -1,4 +1,4 @@
-"""How ranks share the heads of attention: whole ones, and those of keys and values repeated where few."""
+"""`Heads`: shares of attention layers in whole heads, with key and value heads on several ranks if few."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,32 +6,32 @@ from itertools import accumulate, pairwise
 
 from qload.errors import ArgumentError, DivideError, check_type, worlds
 from qload.loader.base import Part, split_blocks
-from qload.loader.cuts import WORLDS
+from qload.loader.sharding import WORLDS
 
 
 @dataclass(frozen=True)
 class Heads:
-    """How many heads of attention the outputs of a layer are, so that each rank gets whole ones.
+    """Numbers of attention heads among a layer's outputs, so that each rank gets whole heads.
 
-    Of queries each rank gets as many as any other. Of fewer keys than ranks each is on several ranks: head
-    `rank * keys // ranks`. ArgumentError where neither is said, or a number is less than 1.
+    Query heads are shared equally. With fewer key heads than ranks, each key head is on several ranks: head
+    `rank * keys // ranks`. ArgumentError without either number, or for a number less than 1.
 
     Attributes
     ----------
     queries
-        Heads of queries; None: the layer holds none.
+        Query heads; None: the layer has none.
     keys
-        Heads of keys, which are as many of values; None: the layer holds none.
+        Key heads, with as many value heads; None: the layer has none.
 
     Examples
     --------
-    Fused or not, the same words: `get_weights_col(qkv, heads=Heads(32, 8))` of one layer that holds all,
-    `get_multi_weights_col([q, k, v], heads=Heads(32, 8))` of three, and of one of these
+    One layer: `get_weights_col(qkv, heads=Heads(32, 8))`. Three layers:
+    `get_multi_weights_col([q, k, v], heads=Heads(32, 8))`. One of the three:
     `get_weights_col(k, heads=Heads(keys=8))`.
 
     >>> import torch
     >>> from qload import FakeWorld, Heads, MemoryStorage, Weights, loader_from_config
-    >>> rows = torch.arange(8.0)[:, None]  # four heads of queries, two of keys and of values
+    >>> rows = torch.arange(8.0)[:, None]  # four query heads, two key heads, two value heads
     >>> storage = MemoryStorage({"q.weight": rows[:4], "k.weight": rows[4:6], "v.weight": rows[6:]})
     >>> rank = list(FakeWorld(4))[3]
     >>> weights = Weights(storage, loader=loader_from_config(None), process_group=rank)
@@ -45,16 +45,16 @@ class Heads:
     def __post_init__(self) -> None:
         check_type("queries", self.queries, int | None)
         check_type("keys", self.keys, int | None)
-        said = [count for count in (self.queries, self.keys) if count is not None]
-        if not said or min(said) < 1:
+        numbers = [count for count in (self.queries, self.keys) if count is not None]
+        if not numbers or min(numbers) < 1:
             counts = f"queries={self.queries!r}, keys={self.keys!r}"
             raise ArgumentError("heads", "one or two numbers of heads: whole numbers, at least 1", counts)
 
     def parts(self, layers: Sequence[tuple[str, int]], world: int) -> list[Part]:
-        """The parts of a load for `world` ranks, from prefix and N of each of its `layers`.
+        """Parts of a load for `world` ranks, from prefix and N of each of its `layers`.
 
-        DivideError where the heads cannot be shared, or N is not made of heads; ArgumentError where there
-        are not as many layers as queries, keys and values need.
+        DivideError for heads that the ranks cannot share, and for an N that the heads do not divide;
+        ArgumentError for a wrong number of layers.
         """
         parts = []
         for (prefix, N), blocks in zip(layers, self._blocks(len(layers)), strict=True):
@@ -67,16 +67,18 @@ class Heads:
         return parts
 
     def check_equal_shares(self, prefix: str, world: int) -> None:
-        """DivideError where `world` equal shares of the layer under `prefix` end inside of a head."""
+        """Raise DivideError if `world` equal shares of the layer `prefix` end inside a head."""
         fused = self.queries is not None and self.keys is not None
         for count, kind in ((self.queries, "query heads"), (self.keys, "key/value heads")):
             if world > 1 and count is not None and (fused or count % world):
-                said = ", ".join(f"{k}={v}" for k, v in (("queries", self.queries), ("keys", self.keys)) if v)
-                remedy = f"remedy   heads=Heads({said}), which shares whole heads"
+                numbers = ", ".join(
+                    f"{k}={v}" for k, v in (("queries", self.queries), ("keys", self.keys)) if v
+                )
+                remedy = f"remedy   heads=Heads({numbers}), which shares whole heads"
                 raise DivideError(prefix, kind, count, f"equal shares of {world} ranks", remedy)
 
     def _blocks(self, layers: int) -> list[list[tuple[int, str]]]:
-        """Of each layer the blocks that it holds: how many heads, and of what."""
+        """Blocks of each layer: number and kind of heads."""
         if self.queries is None or self.keys is None:
             one = (self.queries, "query") if self.queries else (self.keys or 0, "key/value")
             return [[one]] * layers
@@ -89,7 +91,7 @@ class Heads:
         return [[block] for block in all_three]
 
     def _copies(self, prefix: str, count: int, kind: str, world: int) -> int:
-        """How many ranks hold the same heads; DivideError."""
+        """Ranks with the same heads; DivideError."""
         copies = _copies(count, world) if kind != "query" else int(count % world == 0)
         if not copies:
             hint = f"lawful   {worlds(self._lawful())}"
@@ -105,7 +107,7 @@ class Heads:
 
 
 def _copies(heads: int, world: int) -> int:
-    """How many ranks hold the same heads: several where there are fewer heads than ranks; 0: they cannot."""
+    """Ranks with the same heads: several for few heads; 0 if the ranks cannot share them."""
     if heads % world == 0:
         return 1
     return 0 if world % heads else world // heads

@@ -1,4 +1,8 @@
-"""Decisions by the values of a layer, beyond headers and facts; each layer is examined once."""
+"""Values of a layer beyond headers and facts: decisions by them, and the refusal of NaN and infinite scales.
+
+A scale that is not finite spoils all weights of its group. Ranks with a share of a layer examine the scales
+of the whole layer, on the CPU, so that all of them refuse with one sentence; no codes are read for it.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,23 +13,22 @@ from weakref import ref
 import torch
 from torch import Tensor
 
-from qload.errors import QloadError
+from qload.errors import ArgumentError, NonfiniteScaleError, QloadError
 from qload.loader.description import ConfiguredFormat, LayerDescription
-from qload.loader.source import TensorSource, fact_of
-from qload.spec import Config, Grouped, LayerClaims, Names, named
+from qload.loader.source import TensorSource
+from qload.spec import Config, Grouped, LayerClaims, Names, Role, TensorSpec, named
 
 MAX_CHECKED_LAYERS = 2  # layers of a claim that are compared with it: it is wrong about all or none
 MAX_SAMPLED_LAYERS = 256  # layers examined together if one alone is ambiguous
 MAX_CACHED_LAYERS = 1 << 16  # layers
+E8M0 = torch.float8_e8m0fnu
+NAN_BITS = {E8M0: (0xFF, 0xFF), torch.float8_e4m3fn: (0x7F, 0x7F)}  # dtype -> (mask, bits of a NaN)
+REMEDY = (
+    "remedy   fetch or quantize the layer again (qload verify lists all such tensors), "
+    'or load it as it is by nonfinite="allow" (--nonfinite allow)'
+)
 
 Describe = Callable[[TensorSource, str], LayerDescription]
-
-
-def whole_source(source: TensorSource) -> TensorSource:
-    """The innermost source, with all tensors as stored."""
-    while (inner := getattr(source, "inner", None)) is not None:
-        source = inner
-    return source
 
 
 class LayerDecisions:
@@ -73,10 +76,10 @@ class LayerDecisions:
     def layers_with(self, suffix: str) -> "Iterator[tuple[Config, StoredValues]]":
         """Yield the layers with a tensor of this suffix, in the order of their names."""
         source = self._source()
-        keys: Iterable[str] = getattr(getattr(source, "storage", None), "keys", tuple)()
-        for name in sorted(key for key in keys if key.endswith(f".{suffix}"))[:MAX_SAMPLED_LAYERS]:
+        assert source is not None  # the calling layer keeps it alive
+        names = sorted(name for name in source.names() if name.endswith(f".{suffix}"))
+        for name in names[:MAX_SAMPLED_LAYERS]:
             try:
-                assert source is not None  # the calling layer keeps it alive
                 layer = self._describe(source, name.removesuffix(f".{suffix}"))
             except QloadError:
                 continue
@@ -117,12 +120,7 @@ class StoredValues:
 
     def readable(self, field: str) -> tuple[tuple[int, int], ...] | None:
         """(start, stop) of the readable part along each axis; of files, the whole tensor."""
-        name = self.names.full(field)
-        part = getattr(getattr(self._source, "storage", None), "readable", None)
-        if part is not None:
-            found: tuple[tuple[int, int], ...] | None = part(name)
-            return found
-        return tuple((0, size) for size in self._source.info(name).shape)
+        return self._source.readable(self.names.full(field))
 
     def read(self, field: str, index: tuple[slice, ...] = ()) -> Tensor:
         """Elements of a tensor, on the CPU."""
@@ -130,7 +128,7 @@ class StoredValues:
         shape = self._source.info(name).shape
         self.codes_compared |= self.compare_codes
         if all(part.indices(size)[:2] == (0, size) for part, size in zip(index, shape, strict=False)):
-            return fact_of(self._source, name, role).cpu()
+            return self._source.read_fact(name, role).cpu()
         return self._source.read(name, index, role=role).cpu()
 
     def group_of_rows(self, start: int, stop: int) -> Tensor:
@@ -147,3 +145,85 @@ class StoredValues:
         full = self.names.full(field)
         lead = named(self._layer.prefix, "")
         return self._decisions.layers_with(full.removeprefix(lead).lstrip("."))
+
+
+def check_nonfinite(nonfinite: object) -> None:
+    """ArgumentError for a setting other than "error" and "allow"."""
+    if nonfinite not in ("error", "allow"):
+        raise ArgumentError("nonfinite", "'error' or 'allow'", repr(nonfinite))
+
+
+def check_scales(
+    source: TensorSource, layers: Iterable[LayerDescription], tensors: Mapping[str, Tensor], *, whole: bool
+) -> None:
+    """Raise NonfiniteScaleError for the first tensor with a scale that is NaN or infinite.
+
+    Parameters
+    ----------
+    source, layers
+        Source of the load, and its parts in order.
+    tensors
+        Tensors of the load by field, the parts joined.
+    whole
+        True if `tensors` has whole tensors, as for a world of one rank.
+    """
+    layers = list(layers)
+    for spec in layers[0].specs:
+        if spec.role is not Role.SCALE:
+            continue
+        loaded = tensors.get(spec.name)
+        on_cpu = (
+            loaded is not None and loaded.device.type == "cpu"
+        )  # another device would have to be waited for
+        if loaded is not None and (loaded.is_meta or (whole and on_cpu and is_finite(loaded, spec))):
+            continue
+        for layer in layers:
+            name = layer.names.full(spec.name)
+            if not (source.info(name).dtype.is_floating_point or spec.is_exponents):
+                continue  # whole numbers with scales of their own
+            known = spec.name in layer.facts
+            stored = layer.facts[spec.name] if known else _read_stored(source, name, spec)
+            examined = loaded if stored is None else stored
+            if examined is not None and not is_finite(examined, spec):
+                raise _error(name, examined, spec)
+
+
+def is_finite(scales: Tensor, spec: TensorSpec) -> bool:
+    """Return True if no scale is NaN or infinite; True for whole numbers."""
+    floats = _floats(scales, spec)
+    if floats is None or not floats.numel():
+        return True
+    if floats.dtype in NAN_BITS:
+        mask, nan = NAN_BITS[floats.dtype]
+        return int((floats.view(torch.uint8) & mask).amax()) != nan
+    return bool(_finite(floats).all())
+
+
+def _finite(floats: Tensor) -> Tensor:
+    return torch.isfinite(floats.float() if floats.dtype.itemsize == 1 else floats)
+
+
+def _floats(scales: Tensor, spec: TensorSpec) -> Tensor | None:
+    """Scales as floats, also those stored as bytes of exponents; None for whole numbers and meta tensors."""
+    if scales.is_meta:
+        return None
+    if spec.is_exponents and scales.dtype == torch.uint8:
+        return scales.view(E8M0)
+    return scales if scales.dtype.is_floating_point else None
+
+
+def _read_stored(source: TensorSource, name: str, spec: TensorSpec) -> Tensor | None:
+    """Read a whole tensor, on the CPU if the source can; None if an engine has only a part of it."""
+    whole = source.whole()
+    if whole.readable(name) != tuple((0, size) for size in whole.info(name).shape):
+        return None
+    return whole.read_fact(name, spec.role)
+
+
+def _error(name: str, scales: Tensor, spec: TensorSpec) -> NonfiniteScaleError:
+    floats = _floats(scales, spec)
+    assert floats is not None  # or it is finite
+    wrong = (~_finite(floats)).nonzero().cpu()
+    first = tuple(wrong[0].tolist())
+    got = f"{float(floats[first]):g} at {first}; {wrong.shape[0]} of {scales.numel()} are not finite"
+    return NonfiniteScaleError(name, "has scales that are not finite", "finite numbers", got, REMEDY)

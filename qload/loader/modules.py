@@ -1,4 +1,4 @@
-"""A loader that has another one for some modules: configs with several groups, or that leave modules out."""
+"""`ModuleLoader`, with a loader for each module of a config, and `UnreadLoader`, for unsupported formats."""
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
@@ -27,17 +27,16 @@ Matcher = Callable[[str], bool]
 
 
 class ModuleLoader(FormatLoader):
-    """Loads a layer as the first loader says whose matcher knows its prefix, and all others as the default.
+    """Loads a layer with the first loader whose matcher accepts its prefix, else with the default.
 
-    Parts of a fused layer may have different loaders as long as these make the same of them: otherwise the
-    load is a MismatchError that names both parts.
+    Parts of a fused layer may have different loaders with equal results; else MismatchError with both parts.
 
     Parameters
     ----------
     choices
-        (matcher, loader) in order; a matcher says of a prefix whether it knows it.
+        (matcher, loader) in order; a matcher accepts or rejects a prefix.
     default
-        The loader of all prefixes that none knows.
+        Loader of all other prefixes.
     """
 
     @checked
@@ -56,27 +55,27 @@ class ModuleLoader(FormatLoader):
 
     @checked
     def chosen(self, prefix: str) -> FormatLoader:
-        """The loader of the module `prefix`.
+        """Loader of the module `prefix`.
 
         An entry for a fused layer also holds for its parts, and an entry for a part for the fused layer; the
         earliest choice wins. Without an entry for a layer of one expert, the entry of its stacked matrix
         holds. MismatchError for parts with different entries.
         """
-        place, made_of = len(self.choices), parts(prefix)
+        place, own_parts = len(self.choices), parts(prefix)
         for name in (prefix, *wholes(prefix)):
             place = self._place(name, place)
         if place == len(self.choices):  # a config may list stacked matrices
             place = min((self._place(name, place) for name in stacks(prefix)), default=place)
-        first = min((self._place(part, place) for part in made_of), default=place)
+        first = min((self._place(part, place) for part in own_parts), default=place)
         if first < place:
-            said = {part: self._said(self._place(part, len(self.choices)), part) for part in made_of}
-            check_agreed(prefix, said, "the config")
+            claims = {part: self._claim(self._place(part, len(self.choices)), part) for part in own_parts}
+            check_agreed(prefix, claims, "the config")
         return self._at(first)
 
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
-        """All that headers and facts tell about a layer, as its own loader reads it.
+        """Describe the stored layer `prefix` of `weights` with its own loader.
 
-        ConfigError where a pattern cannot be judged that may mean the layer.
+        ConfigError for a pattern without a verdict on the layer.
         """
         try:
             loader = self.chosen(prefix)
@@ -84,14 +83,14 @@ class ModuleLoader(FormatLoader):
             with suppress(QloadError):
                 layer = super().describe(weights, prefix)
                 if layer.format.weight_type.plain:
-                    return layer  # of what is not quantized nothing has two meanings
+                    return layer  # a plain layer has one meaning
             raise error from None
-        return self._noted(loader.describe(weights, prefix))
+        return self._add_note(loader.describe(weights, prefix))
 
     def for_rules(self) -> Self:
-        """The same loader for rules, with all its modules."""
+        """The same loader for rules, with the loaders of all modules."""
         twin = super().for_rules()
-        twin.choices = tuple((knows, loader.for_rules()) for knows, loader in self.choices)
+        twin.choices = tuple((accepts, loader.for_rules()) for accepts, loader in self.choices)
         twin.default = self.default.for_rules()
         return twin
 
@@ -103,21 +102,21 @@ class ModuleLoader(FormatLoader):
             return None
 
     def left_out(self, prefix: str) -> str | None:
-        """Why the loader of the layer `prefix` leaves it out."""
+        """Reason for which the loader of the layer `prefix` excludes it."""
         return self.chosen(prefix).left_out(prefix)
 
     def _place(self, name: str, last: int) -> int:
-        """Of the first choice before `last` that knows a name, or `last`; those after it are not asked."""
-        return next((at for at, (knows, _) in enumerate(self.choices[:last]) if knows(name)), last)
+        """Number of the first choice before `last` that accepts a name, else `last`."""
+        return next((at for at, (accepts, _) in enumerate(self.choices[:last]) if accepts(name)), last)
 
     def _at(self, place: int) -> FormatLoader:
         return self.choices[place][1] if place < len(self.choices) else self.default
 
-    def _said(self, place: int, name: str) -> str:
+    def _claim(self, place: int, name: str) -> str:
         loader = self._at(place)
         inputs = ", ".join(f"{fmt.activations}" for fmt in loader.formats if fmt.activations)
-        said = f"as {loader}{', inputs ' * bool(inputs)}{inputs}"
-        return said if loader.exclusions.entry(name) is None else LEFT_OUT
+        claim = f"as {loader}{', inputs ' * bool(inputs)}{inputs}"
+        return claim if loader.exclusions.entry(name) is None else LEFT_OUT
 
     def with_config(self, **changes: Any) -> Self:
         """ArgumentError, whatever the changes are: there is no one config."""
@@ -144,7 +143,6 @@ class UnreadLoader(FormatLoader):
         self.error = error
         self.suffixes = suffixes
 
-    @checked
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
         """Describe a plain layer; MissingTensorError for a missing one; else UnsupportedFormatError."""
         try:
@@ -152,12 +150,12 @@ class UnreadLoader(FormatLoader):
         except (DtypeError, MissingTensorError, ShapeError, TwoFormatsError):
             if not any(weights.has_tensor(named(prefix, suffix)) for suffix in self.suffixes):
                 raise
-            raise self._of(prefix) from None
+            raise self._named_error(prefix) from None
 
     def recognise_by(self, dialects: DialectRecogniser) -> None:
         """Do nothing: the config states the format of these layers."""
 
-    def _of(self, prefix: str) -> UnsupportedFormatError:
+    def _named_error(self, prefix: str) -> UnsupportedFormatError:
         """Add the name of a layer to the error."""
         return replace(self.error, reason=f"{prefix}: {self.error.reason}")
 

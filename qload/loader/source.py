@@ -1,7 +1,7 @@
-"""What a loader asks of whoever holds the tensors: `Weights`, over any storage."""
+"""`TensorSource`, the tensors that a loader reads, and `WrappedSource`, another source with changes."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -9,149 +9,211 @@ from torch import Tensor
 from qload.errors import MissingTensorError
 from qload.parallel import ProcessGroup
 from qload.sentences import Digit
-from qload.spec import Role
-from qload.storage import TensorInfo
+from qload.spec import Role, named
+from qload.storage import FileRange, TensorInfo
+
+Index = tuple[slice, ...]
+Nonfinite = Literal["error", "allow"]
+
+
+class Rectangle(NamedTuple):
+    """Slices of the tensor `name`, to be read by a load; () is the whole tensor."""
+
+    name: str
+    slices: Index
+
+
+class FileElements(Protocol):
+    """Unread elements of a stored tensor, contiguous in a file."""
+
+    @property
+    def place(self) -> FileRange:
+        """Range of the file."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the tensor."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+
+    def move(self, target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:
+        """Move elements of `bits` bits by digits into `target`; False: the target is undefined."""
 
 
 @runtime_checkable
 class TensorSource(Protocol):
-    """Named tensors as one rank sees them: names resolved, moved to its device, cast by role."""
+    """Named tensors of one rank: names resolved, on its device, cast by role.
 
-    @property
-    def process_group(self) -> ProcessGroup:
-        """Which rank this is, and of how many."""
+    A subclass implements `has_tensor`, `info`, `read`, `take`, `note` and `missing`. The other methods have
+    defaults; a source overrides them to save copies and waits.
+
+    Attributes
+    ----------
+    process_group
+        Rank of this process, and the number of ranks.
+    nonfinite
+        "error": loads refuse scales that are NaN or infinite; "allow": loads accept them.
+    at_end
+        Register a function to call at the end of a stream of loads; None outside of a stream.
+    """
+
+    process_group: ProcessGroup
+    nonfinite: Nonfinite = "error"
+    at_end: Callable[[Callable[[], object]], object] | None = None
 
     def has_tensor(self, name: str) -> bool:
-        """Whether a name, one of its aliases, or either under the prefix is stored."""
+        """Return whether a tensor is stored under `name`, or under an alias or prefix of it."""
 
     def info(self, name: str) -> TensorInfo:
-        """Dtype, shape and file, from the header alone; MissingTensorError."""
+        """Dtype, shape and file of the tensor `name`, from its header; MissingTensorError."""
 
-    def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
-        """Those elements, on the device, in the dtype its role allows."""
+    def read(self, name: str, index: Index = (), *, role: Role) -> Tensor:
+        """Read the slices `index` of the tensor `name`, onto the device and in the dtype of its `role`."""
 
     def take(self, names: Iterable[str]) -> None:
-        """Enter into the ledger that a load has used these tensors."""
+        """Enter tensors into the ledger as used by a load."""
 
     def note(self, text: str) -> None:
-        """Enter into the ledger that something disagreed without harm."""
+        """Enter a harmless contradiction into the ledger."""
 
     def missing(self, name: str, hint: str = "") -> MissingTensorError:
-        """The error that says what was tried and what there is instead."""
+        """Create the error for a missing tensor: names tried, and names similar to it."""
+
+    def headers(self, prefix: str, suffixes: Iterable[str]) -> Mapping[str, TensorInfo]:
+        """Headers of the stored tensors under a prefix, by suffix."""
+        names = {suffix: named(prefix, suffix) for suffix in suffixes}
+        return {suffix: self.info(name) for suffix, name in names.items() if self.has_tensor(name)}
+
+    def read_into(self, name: str, index: Index, out: Tensor, *, role: Role) -> None:
+        """Read into `out`, a tensor of the slices' shape and dtype on the device."""
+        out.copy_(self.read(name, index, role=role))
+
+    def read_fact(self, name: str, role: Role) -> Tensor:
+        """Read a small tensor that decides a load: on the CPU, if the source can."""
+        return self.read(name, role=role)
+
+    def place(self, fact: Tensor) -> Tensor:
+        """Copy a fact, or a part of it, to the device."""
+        return fact.clone()
+
+    def file_elements(self, name: str, index: Index) -> FileElements | None:
+        """Slices of a tensor as a range of a file; None without a file, and for a GPU."""
+        return None
+
+    def readable(self, name: str) -> tuple[tuple[int, int], ...] | None:
+        """(start, stop) of the readable part along each axis; None for a part without such bounds."""
+        return tuple((0, size) for size in self.info(name).shape)
+
+    def names(self) -> Collection[str]:
+        """Names of all stored tensors; empty for a source without a list."""
+        return ()
+
+    def is_single_layer(self, prefix: str) -> bool:
+        """Return whether the model's architecture has a single layer of this name, outside of experts."""
+        return False
+
+    def whole(self) -> "TensorSource":
+        """The innermost source, with all tensors as stored."""
+        return self
 
 
-class WrappedSource:
-    """What an inner source holds, as it says it: what sources that stand before another one start from."""
+Override = Callable[[str, Index, Role], Tensor | None]
 
-    def __init__(self, inner: TensorSource) -> None:
-        self.inner, self.process_group = inner, inner.process_group
-        self.nonfinite: str = getattr(inner, "nonfinite", "error")
+
+class WrappedSource(TensorSource):
+    """Another source, with changes.
+
+    Parameters
+    ----------
+    inner
+        The other source.
+    override
+        Returns a tensor instead of a read of the inner source; None for a read.
+    ledger
+        "inner": entries go to the inner source. "none": entries are dropped. "later": `commit` hands entries
+        to the inner source.
+    """
+
+    def __init__(
+        self,
+        inner: TensorSource,
+        override: Override | None = None,
+        *,
+        ledger: Literal["inner", "none", "later"] = "inner",
+    ) -> None:
+        self.inner, self.process_group, self.nonfinite = inner, inner.process_group, inner.nonfinite
+        self._override, self._ledger = override, ledger
+        self._taken, self._notes = list[str](), dict[str, None]()
 
     def has_tensor(self, name: str) -> bool:
-        """As the inner source."""
+        """Return whether the inner source has a tensor."""
         return self.inner.has_tensor(name)
 
     def info(self, name: str) -> TensorInfo:
-        """As the inner source."""
+        """Dtype, shape and file of a tensor of the inner source."""
         return self.inner.info(name)
 
-    def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
-        """As the inner source."""
-        return self.inner.read(name, index, role=role)
+    def headers(self, prefix: str, suffixes: Iterable[str]) -> Mapping[str, TensorInfo]:
+        """Headers of the inner source's tensors under a prefix."""
+        return self.inner.headers(prefix, suffixes)
+
+    def read(self, name: str, index: Index = (), *, role: Role) -> Tensor:
+        """Read the override of a tensor, else the tensor of the inner source."""
+        tensor = None if self._override is None else self._override(name, index, role)
+        return self.inner.read(name, index, role=role) if tensor is None else tensor
 
     def take(self, names: Iterable[str]) -> None:
-        """As the inner source."""
-        self.inner.take(names)
+        """Enter tensors into the ledger, or keep their names for `commit`."""
+        if self._ledger == "inner":
+            self.inner.take(names)
+        elif self._ledger == "later":
+            self._taken += names
 
     def note(self, text: str) -> None:
-        """As the inner source."""
-        self.inner.note(text)
+        """Enter a note into the ledger, or keep it for `commit`."""
+        if self._ledger == "inner":
+            self.inner.note(text)
+        elif self._ledger == "later":
+            self._notes[text] = None
+
+    def commit(self) -> None:
+        """Hand notes and names, each note once, to the inner source: the load succeeded."""
+        for text in self._notes:
+            self.inner.note(text)
+        self.inner.take(self._taken)
 
     def missing(self, name: str, hint: str = "") -> MissingTensorError:
-        """As the inner source."""
+        """Create the inner source's error for a missing tensor."""
         return self.inner.missing(name, hint)
 
+    def is_single_layer(self, prefix: str) -> bool:
+        """Return whether the inner source's architecture has a single layer of this name."""
+        return self.inner.is_single_layer(prefix)
 
-class Rectangle(NamedTuple):
-    """The elements of the tensor `name` within these slices, which a load will read."""
-
-    name: str
-    slices: tuple[slice, ...]
-
-
-class FileElements(Protocol):
-    """Elements of a stored tensor that lie in one piece in a file, not read yet."""
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """That of the tensor."""
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes they take."""
-
-    def move(self, target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:
-        """Elements of `bits` bits, from digits to digits of a `target`; False: what that holds is nothing."""
+    def whole(self) -> TensorSource:
+        """The innermost source, with all tensors as stored."""
+        return self.inner.whole()
 
 
-AskedMove = tuple[FileElements, Tensor, int, Sequence[Digit]]  # to a target, of so many bits, by digits
+def source_without_values(inner: TensorSource, field: str) -> WrappedSource:
+    """A source for decisions: tensors named `field` have their shape and no values; no ledger entries.
+
+    An empty `field` keeps all values. Scales are not examined: the load itself refuses.
+    """
+
+    def zeros(name: str, index: Index, role: Role) -> Tensor | None:
+        if not field or name.rpartition(".")[2] != field:
+            return None
+        nothing = inner.read(name, (slice(0, 0),), role=role)
+        return nothing.new_zeros(()).expand(inner.info(name).shape)[index]  # all entries share one element
+
+    source = WrappedSource(inner, zeros, ledger="none")
+    source.nonfinite = "allow"
+    return source
 
 
-class MovesUnderway(Protocol):
-    """Moves that threads have begun."""
-
-    @property
-    def made(self) -> Sequence[bool]:
-        """Of each whether it was made, once that is known; what the target of another holds is nothing."""
-
-
-class FileMover(Protocol):
-    """Threads that move elements from their files."""
-
-    def begin(self, asked: Sequence[AskedMove]) -> MovesUnderway | None:
-        """Begin with these, to new memory; None where they cannot."""
-
-
-class LateElements(Protocol):
-    """Elements of a load that are not read ahead of it, and whose way to where they stay may begin before."""
-
-    @property
-    def nbytes(self) -> int:
-        """How many bytes they take."""
-
-    def begin(self, mover: FileMover) -> None:
-        """Begin on other threads, where it is known by now where they go; else nothing happens."""
-
-
-def in_file(source: TensorSource, name: str, index: tuple[slice, ...]) -> FileElements | None:
-    """Elements of a tensor in their file; None where the source has none, or they are not for the CPU."""
-    found: Callable[[str, tuple[slice, ...]], FileElements | None] | None = getattr(source, "in_file", None)
-    return None if found is None else found(name, index)
-
-
-def fact_of(source: TensorSource, name: str, role: Role) -> Tensor:
-    """All of a small tensor that decides, on the CPU where the source can: nobody waits for a device."""
-    read: Callable[[str], Tensor] | None = getattr(source, "read_fact", None)
-    return source.read(name, role=role) if read is None else read(name)
-
-
-def placed(source: TensorSource, fact: Tensor) -> Tensor:
-    """A part of what `fact_of` has read, in memory of its own, where the source puts tensors."""
-    place: Callable[[Tensor], Tensor] | None = getattr(source, "place", None)
-    return fact.clone() if place is None else place(fact)
-
-
-@runtime_checkable
-class FillingSource(Protocol):
-    """A source of tensors that reads into memory of the caller's, which spares copies."""
-
-    def read_into(self, name: str, index: tuple[slice, ...], out: Tensor, *, role: Role) -> None:
-        """What `read` would hand out, written to `out`, a tensor of that shape, dtype and device."""
-
-
-def fill(source: TensorSource, name: str, index: tuple[slice, ...], out: Tensor, role: Role) -> None:
-    """Read those elements into a tensor, straight where the source can."""
-    if isinstance(source, FillingSource):
-        source.read_into(name, index, out, role=role)
-    else:
-        out.copy_(source.read(name, index, role=role))
+def source_without_codes(inner: TensorSource, layer: Any) -> WrappedSource:
+    """A source for decisions about a described layer, without its codes: the first tensor of its format."""
+    return source_without_values(inner, layer.names.full(layer.specs[0].name).rpartition(".")[2])

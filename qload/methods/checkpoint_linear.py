@@ -26,7 +26,7 @@ from qload.parallel import ProcessGroup, ReducingGroup, maximum_over
 from qload.parallel.process_group import torch_group
 from qload.spec import Layer, Role, Weight, named
 from qload.weights import Weights
-from qload.weights.heads import check_heads
+from qload.weights.weights import check_heads
 
 LinearFactory = Callable[[Weight, Tensor | None, Maximum], nn.Module]
 Names = Mapping[str, str] | Callable[[str], str | None] | None

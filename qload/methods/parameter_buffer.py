@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from qload.errors import ArgumentError, DivideError, MismatchError, ShapeError
 from qload.loader import ConfiguredFormat, LayerDescription, Part, Split
-from qload.loader.cuts import share
 from qload.loader.exclusion import parts as parts_of
+from qload.loader.sharding import share
 from qload.methods.parameters import check_tensor, is_empty
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import PARTS, Axis, FieldNames, Grouped, Role, TensorSpec, named

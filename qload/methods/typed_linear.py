@@ -33,7 +33,8 @@ from qload.loader import (
     TensorSource,
     WeightsLoader,
 )
-from qload.loader.finite_scales import Nonfinite, check_nonfinite
+from qload.loader.layer_values import check_nonfinite
+from qload.loader.source import Nonfinite
 from qload.methods.awq_marlin import NAME as AWQ_MARLIN
 from qload.methods.base import (
     LinearMethodBase,

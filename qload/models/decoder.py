@@ -13,7 +13,7 @@ from qload.architecture.names import refuse_adapters
 from qload.checkpoint import Checkpoint, check_all_read
 from qload.errors import ConfigError, checked
 from qload.experts import ExpertFacts, ExpertSplit
-from qload.loader.finite_scales import Nonfinite
+from qload.loader.source import Nonfinite
 from qload.methods import ParallelLMHead, VocabParallelEmbedding
 from qload.methods.checkpoint_linear import LinearFactory
 from qload.methods.layers import ExpertsFactory

@@ -28,7 +28,7 @@ from qload.errors import ArgumentError, ShapeError, checked
 from qload.experts import ExpertFacts, ExpertSplit, GatedActivation
 from qload.experts.activation import PLAIN
 from qload.loader import Heads
-from qload.loader.finite_scales import Nonfinite
+from qload.loader.source import Nonfinite
 from qload.methods import (
     ColumnParallelLinear,
     QKVParallelLinear,

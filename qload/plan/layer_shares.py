@@ -6,7 +6,7 @@ from functools import cached_property
 
 from qload.errors import CutError, DivideError, QloadError
 from qload.loader import LayerDescription
-from qload.loader.cuts import granule
+from qload.loader.sharding import granule
 from qload.models.stored_layers import SharedMatrix
 from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
 from qload.plan.report import Alternative, LayerShare, PlannedLayer

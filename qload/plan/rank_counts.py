@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from qload.loader.cuts import WORLDS
+from qload.loader.sharding import WORLDS
 
 CANDIDATES = (1, *WORLDS)  # numbers of ranks to check
 

@@ -13,8 +13,8 @@ from qload.experts.expert_parallel import grid, local_experts
 from qload.experts.load import ExpertSource
 from qload.experts.names import names_of
 from qload.loader import LayerDescription, Part, Split, WeightsLoader
-from qload.loader.cuts import Share, share
-from qload.loader.formats import shares_of
+from qload.loader.sharding import Share, share, shares_of
+from qload.loader.source import WrappedSource, source_without_codes
 from qload.models import FAMILIES
 from qload.models.config import TextConfig, text_config
 from qload.models.stored_layers import (
@@ -26,7 +26,6 @@ from qload.models.stored_layers import (
 )
 from qload.parallel import Rank
 from qload.repacking import RepackingLoader
-from qload.repacking.header_only import HeaderOnlySource
 from qload.spec import TensorSpec, Weight
 from qload.weights import Weights
 
@@ -201,7 +200,7 @@ def _elements(spec: TensorSpec, part: Share) -> int:
     """Return the number of elements of a tensor in a share."""
     count, bounds, sizes = 1, part.bounds, part.layer.sizes
     for axis in spec.places:
-        piece = part.piece(axis)
+        piece = part.span(axis)
         length = axis.size(axis.logical(sizes) or 0) or 0
         count *= length if piece is None else piece[1] - piece[0]
         if axis.flat and not bounds.all_inputs:  # a flat axis of N * K elements, cut along K
@@ -225,9 +224,9 @@ class RankShare:
         return cls(weights.of_group(group), layer, parts, sharing.matrix.split)
 
     @cached_property
-    def header_source(self) -> HeaderOnlySource:
+    def header_source(self) -> WrappedSource:
         """Source with placeholders for the codes."""
-        return HeaderOnlySource.without_codes(self.weights, self.layer)
+        return source_without_codes(self.weights, self.layer)
 
     def load(self) -> Weight:
         """Load the typed weight as a model does."""

@@ -55,7 +55,7 @@ def cut_weights(
     return ModuleLoader(loaders, loaders[0][1]).load(InMemorySource(layers, group), parts, split)
 
 
-class InMemorySource:
+class InMemorySource(TensorSource):
     """Source with the tensors of typed weights, so that loaders cut them like stored ones."""
 
     def __init__(self, layers: Mapping[str, Weight], group: ProcessGroup) -> None:

@@ -1,7 +1,6 @@
-"""Loaders that repack what another loader loads: the conversion belongs to the kernel that asks for it."""
+"""Loaders that repack the weights of another loader for a kernel."""
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import Any, Self
@@ -11,7 +10,14 @@ import torch
 from qload.detect import KernelTarget
 from qload.errors import ArgumentError, CastError, RepackError, checked
 from qload.formats import Marlin24Weight
-from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, PanelsWeight, strips
+from qload.kernel_formats import (
+    Exl2KernelWeight,
+    ExllamaWeight,
+    GPTQMarlinWeight,
+    PanelsWeight,
+    StripsWeight,
+    strips,
+)
 from qload.kernel_formats.panels import CODE_BITS
 from qload.kernel_formats.repack import (
     find_repacked_type,
@@ -25,31 +31,38 @@ from qload.kernels.chips import compute_capability
 from qload.kernels.cuda.choice import known
 from qload.layouts import marlin
 from qload.loader import FormatLoader, LayerDescription, LoadPlan, Part, Split, TensorSource, WeightsLoader
-from qload.repacking.header_only import HeaderOnlySource
-from qload.repacking.late_tensors import ExpectedLayers
+from qload.loader.source import source_without_values
+from qload.repacking.deferred_reads import DeferredKinds
 from qload.spec import Weight
 
-READ_AS_STORED = {"marlin": (Marlin24Weight,)}  # what a kernel of the same family reads as it is
+READ_AS_STORED = {"marlin": (Marlin24Weight,)}  # formats with a kernel for their stored order, by layout
 CPU = torch.device("cpu")
-Whole = Callable[[str], Weight | None]  # for a layout, the layer that a share is of
+WholeLayer = Callable[[str], Weight | None]  # layout -> the layer of a share
+
+# Layouts by chip, the fastest kernel first. `FastestLoader` takes the first that can represent a weight.
+FASTEST_LAYOUTS = {
+    "CPU": ("panels", "marlin"),
+    "Hopper": ("strips", "marlin", "exllama"),
+    "CUDA": ("marlin", "exllama"),
+}
 
 
 class RepackingLoader(WeightsLoader):
     """Loads with another loader, whole or a share, then repacks; plain layers stay plain.
 
-    What is left out or refused is decided for the whole layer, on every rank alike.
+    The whole layer decides exclusions and refusals, equally on every rank.
 
     Parameters
     ----------
     inner
-        The loader that reads the layers.
+        Reads the layers.
     layout
-        The layout to repack to, one of those of `repack`.
+        Layout of the result, of those of `repack`.
     strict
-        A weight that the layout cannot say is a RepackError; otherwise it stays as it was loaded, and the
-        reason goes into the ledger's notes.
+        True: RepackError for a weight that the layout cannot represent. False: the weight stays as loaded,
+        with a note in the ledger.
     options
-        Those of `repack`, for the weights that take them.
+        Options of `repack`, for the weights with such options.
 
     Examples
     --------
@@ -68,7 +81,8 @@ class RepackingLoader(WeightsLoader):
         self.layout: str = layout
         self.strict: bool = strict
         self.options: dict[str, Any] = options
-        self._alike, self._expected = RepackCache(), ExpectedLayers()
+        self._cache = RepackCache()
+        self._deferred = DeferredKinds(self._cache)
         self.config_tensors: tuple[str, ...] = inner.config_tensors
         self.formats = inner.formats
 
@@ -77,99 +91,106 @@ class RepackingLoader(WeightsLoader):
         return self.inner.shape(weights, prefix)
 
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
-        """The layer under `prefix` of `weights` as it is stored, which the inner loader tells."""
+        """Describe the stored layer under `prefix` of `weights` with the inner loader."""
         return self.inner.describe(weights, prefix)
 
     def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
-        """Complete the description of a `layer` of `weights` by its values, in the inner loader."""
+        """Complete the description of a `layer` of `weights` by its values, with the inner loader."""
         return self.inner.settle(weights, layer)
 
     def left_out(self, prefix: str) -> str | None:
-        """Why the config leaves out the layer `prefix`, which the inner loader tells."""
+        """Reason for which the inner loader's config excludes the layer `prefix`; None for others."""
         return self.inner.left_out(prefix)
 
+    def layouts(self, device: torch.device) -> tuple[str, ...]:
+        """Layouts to try for a weight on `device`, in order."""
+        return (self.layout,)
+
     def made(self, layer: LayerDescription, device: torch.device) -> str | None:
-        """The kernel format that `layer` is repacked to; None: it stays as it is, or cannot be repacked."""
+        """Kernel format of `layer` after a load to `device`; None: it stays as stored."""
         weight_type = layer.format.weight_type
         if weight_type.plain or issubclass(weight_type, READ_AS_STORED.get(self.layout, ())):
             return None
-        return self._made_in(self.layout, layer)
+        bits = getattr(layer.format.config, "bits", None)
+        for layout in self.layouts(device):
+            target = self._repacked_type(weight_type, layout)
+            if target is not None and self._has_kernel(target, bits, device):
+                return target.format
+        target = self._repacked_type(weight_type, self.layout)
+        return None if target is None else target.format
 
-    def _made_in(self, layout: str, layer: LayerDescription) -> str | None:
-        weight_type = layer.format.weight_type
-        target = find_repacked_type(weight_type, layout)
-        lacking = "dtype" in options(weight_type, layout) and self.options.get("dtype") is None
-        return None if target is None or lacking else target.format
+    def _has_kernel(self, target: type[Weight], bits: int | None, device: torch.device) -> bool:
+        """Return whether there is a kernel for a type with codes of so many bits."""
+        return True
+
+    def _repacked_type(self, weight_type: type[Weight], layout: str) -> type[Weight] | None:
+        """Type of the repacked weight; None for an unsupported layout, or without a required dtype."""
+        lacks_dtype = "dtype" in options(weight_type, layout) and self.options.get("dtype") is None
+        return None if lacks_dtype else find_repacked_type(weight_type, layout)
 
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
-        """As the inner loader, repacked; RepackError where the layout cannot say the weight."""
+        """Load `parts` of `weights` along `split`, repacked; RepackError for a weight beyond the layout."""
         return self._plan(weights, parts, split).finish(weights)
 
     def plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
-        """The load of `parts` of `weights` along `split`, in the two steps of the inner loader."""
-        if type(self).load is not RepackingLoader.load:  # a subclass that loads otherwise
+        """Plan the load of `parts` of `weights` along `split`: the inner loader's plan, and the repack."""
+        if type(self).load is not RepackingLoader.load:  # a subclass with a load of its own
             return super().plan(weights, parts, split)
         return self._plan(weights, parts, split)
 
     def _plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
-        inner = self.inner.plan(weights, parts, split)
-        alone = not split or weights.process_group.size() == 1
-        late = self._expected.late(weights, inner.reads) if alone else None
+        inner, deferred, kind = self.inner.plan(weights, parts, split), None, None
+        if split is None or weights.process_group.size() == 1:
+            kind = self._deferred.find_kind(weights, inner.reads)
+        if kind is not None:
+            deferred = self._deferred.plan(weights, inner.reads, kind, self.layouts(CPU)[0])
 
-        def finish(source: TensorSource) -> Weight:
-            layout = self._layout_on(CPU)
-            made = None if late is None else late.make(source, inner, self._alike, layout)
-            if made is not None:
-                return made
-            weight = inner.finish(source)
-            made = self._finished(source, parts, split, weight)
-            if self._alike.has_unproven:
-                later = getattr(source, "at_the_end", None)  # of a stream, whose threads have work meanwhile
-                if later is None:
-                    self._alike.drop_unproven(prove=True)
-                else:
-                    later(partial(self._alike.drop_unproven, prove=False))
-            if alone:
-                self._expected.shown(weights, inner.reads, self._alike.moves(weight, layout))
-            return made
+        def repack_loaded(source: TensorSource, weight: Weight) -> Weight:
+            repacked = self._repack_or_keep(source, parts, split, weight)
+            if self._cache.has_unproven:
+                if source.at_end is None:
+                    self._cache.drop_unproven(prove=True)
+                else:  # the threads of a stream have work meanwhile
+                    source.at_end(partial(self._cache.drop_unproven, prove=False))
+            if kind is not None:
+                self._deferred.record(kind, self._cache.moves(weight, self.layouts(CPU)[0]))
+            return repacked
 
-        if late is None:
-            return LoadPlan(inner.reads, finish)
-        return LoadPlan([read for read in inner.reads if late.is_read(read)], finish, [late])
+        if deferred is None:
+            return LoadPlan(inner.reads, inner.read, repack_loaded)
+        reads = [rectangle for rectangle in inner.reads if deferred.is_read(rectangle)]
+        return LoadPlan(reads, inner.read, repack_loaded, deferred)
 
-    def _layout_on(self, device: torch.device) -> str:
-        """What is tried first where a weight lies."""
-        return self.layout
-
-    def _finished(
-        self, weights: TensorSource, parts: Sequence[Part], split: Split | None, weight: Weight
+    def _repack_or_keep(
+        self, source: TensorSource, parts: Sequence[Part], split: Split | None, weight: Weight
     ) -> Weight:
-        """What the inner loader has read, repacked."""
+        """Repack a loaded weight; a weight beyond the layout is an error, or stays with a note."""
         if weight.plain or isinstance(weight, READ_AS_STORED.get(self.layout, ())):
             return weight
-        whole = partial(self._whole, weights, parts, weight) if split else lambda layout: None
+        is_share = split is not None and source.process_group.size() > 1
+        whole = partial(self._load_whole, source, parts, weight) if is_share else None
         try:
-            return self._repacked(weight, whole)
+            return self._repack(weight, whole)
         except (RepackError, CastError) as error:
             reason = error.reason if isinstance(error, RepackError) else str(error)
             if self.strict:
                 raise RepackError(f"{weight.layer.name}: {weight.format}", self.layout, reason) from error
-            weights.note(f"{weight.layer.name}: stays {weight.format}: {reason}")
+            source.note(f"{weight.layer.name}: stays {weight.format}: {reason}")
             return weight
 
     def repacked(self, weight: Weight) -> Weight:
-        """A whole `weight` that the inner loader has read, as this one hands it out.
+        """Repack a whole `weight` of the inner loader.
 
-        RepackError or CastError with the reason where the layout cannot say it, however strict this is.
+        RepackError or CastError for a weight beyond the layout, whether `strict` or not.
         """
         if weight.plain or isinstance(weight, READ_AS_STORED.get(self.layout, ())):
             return weight
-        return self._repacked(weight, lambda layout: None)
+        return self._repack(weight, None)
 
     def with_config(self, **changes: Any) -> Self:
-        """The same loader, the config of what it loads changed, as `FormatLoader.with_config`.
+        """The same loader with a changed config of the inner loader, as `FormatLoader.with_config`.
 
-        `changes`: by the config's fields; ArgumentError where the inner loader has no config to change.
+        `changes`: by the config's fields; ArgumentError for an inner loader without a config.
         """
         if not isinstance(self.inner, FormatLoader | RepackingLoader):
             raise ArgumentError("changes", "none, as the inner loader has no config", ", ".join(changes))
@@ -178,41 +199,51 @@ class RepackingLoader(WeightsLoader):
         twin.formats = twin.inner.formats
         return twin
 
-    def _repacked(self, weight: Weight, whole: Whole) -> Weight:
-        """In the loader's layout; RepackError or CastError with the reason why not."""
-        return self._in_layout(self.layout, weight, whole)
+    def _repack(self, weight: Weight, whole: WholeLayer | None) -> Weight:
+        """Repack to the first layout that can represent a weight; else raise for the loader's own layout."""
+        refusal: RepackError | None = None
+        device = weight.device
+        for layout in self.layouts(device):
+            if layout == "exllama" and layout != self.layout:  # its kernels are for few bits on few chips
+                target = find_repacked_type(type(weight), layout)
+                bits = getattr(weight.config, "bits", None)
+                if target is None or not self._has_kernel(target, bits, device):
+                    continue
+            try:
+                return self._repack_to(layout, weight, whole)
+            except RepackError as error:
+                if layout == self.layout or refusal is None:
+                    refusal = error
+        assert refusal is not None
+        raise refusal
 
-    def _in_layout(self, layout: str, weight: Weight, whole: Whole) -> Weight:
-        taken = options(type(weight), layout)
-        asked = {option: value for option, value in self.options.items() if option in taken}
-        if "dtype" in taken and asked.get("dtype") is None:
+    def _repack_to(self, layout: str, weight: Weight, whole: WholeLayer | None) -> Weight:
+        accepted = options(type(weight), layout)
+        given = {option: value for option, value in self.options.items() if option in accepted}
+        if "dtype" in accepted and given.get("dtype") is None:
             reason = "its scales need the dtype of the activations, and the target says none"
             raise RepackError(weight.format, layout, reason)
-        layer = None if find_repacked_type(type(weight), layout) is None else whole(layout)
-        if asked or type(self.inner).load is not FormatLoader.load:
-            return repack(weight, layout, whole=layer, **asked)
-        again = self._alike.repack(weight, layout) if layer is None else None
-        if again is None:
-            again = repack_as_loaded(weight, layout, layer)
-            if layer is None:
-                self._alike.record(weight, layout, again)
-        return again
+        is_known = whole is not None and find_repacked_type(type(weight), layout) is not None
+        layer = whole(layout) if is_known and whole is not None else None
+        if given or not self.inner._has_exact_shapes:
+            return repack(weight, layout, whole=layer, **given)
+        if layer is not None:
+            return repack_as_loaded(weight, layout, layer)
+        return self._cache.convert(weight, layout, repack_as_loaded)
 
-    def _whole(
-        self, weights: TensorSource, parts: Sequence[Part], share: Weight, layout: str
+    def _load_whole(
+        self, source: TensorSource, parts: Sequence[Part], share: Weight, layout: str
     ) -> Weight | None:
-        """The layer that a share is of, read but for its codes, where the codes decide nothing."""
-        if weights.process_group.size() == 1:
-            return None
+        """Load the layer of a share, without its codes if they decide nothing."""
         skipped = skippable_tensor(share, layout) if isinstance(self.inner, FormatLoader) else ""
-        return self.inner.load(HeaderOnlySource(weights, skipped), parts, None)
+        return self.inner.load(source_without_values(source, skipped), parts, None)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r}, {self.layout})"
 
 
 class GPTQMarlinWeightsLoader(RepackingLoader):
-    """Wraps a loader and repacks what it loads for Marlin's kernel; 2:4 sparse layers have their own.
+    """Wraps a loader and repacks for Marlin's kernel; 2:4 sparse layers have a kernel of their own.
 
     The parameters `inner`, `strict` and `options` are those of `RepackingLoader`.
     """
@@ -223,67 +254,37 @@ class GPTQMarlinWeightsLoader(RepackingLoader):
 
 
 class FastestLoader(GPTQMarlinWeightsLoader):
-    """Repacks for the fastest kernel where a weight lies: strips on Hopper, panels where there is no CUDA
-    device, else Marlin's order.
+    """Repacks for the fastest kernel of the weight's device, by `FASTEST_LAYOUTS`."""
 
-    What none of these can say goes to ExLlama's order, where the device has kernels for it: 2 and 3 bits,
-    groups of any size.
-    """
-
-    _asked: tuple[int | None] | None = None  # the chip that is asked about; None: that where a weight lies
+    _assumed_chip: tuple[int | None] | None = None  # capability times 10; None: that of the weight's device
 
     def for_chip(self, capability: int | None) -> Self:
-        """The same loader, which repacks for a chip of a `capability`, times 10, wherever weights are put.
-
-        None: for no CUDA device.
-        """
+        """The same loader for a chip of a `capability`, times 10, on any device; None: for no CUDA device."""
         twin = copy(self)
-        twin._asked = (capability,)
+        twin._assumed_chip = (capability,)
         return twin
 
-    def _chip(self, device: torch.device) -> int | None:
-        return compute_capability(device) if self._asked is None else self._asked[0]
+    def _capability(self, device: torch.device) -> int | None:
+        return compute_capability(device) if self._assumed_chip is None else self._assumed_chip[0]
 
-    def made(self, layer: LayerDescription, device: torch.device) -> str | None:
-        """The kernel format that `layer` is repacked to on `device`; None: it stays as it is."""
-        told, capability = super().made(layer, device), self._chip(device)
-        bits = getattr(layer.format.config, "bits", None)
-        if told == GPTQMarlinWeight.format and capability is None and bits in CODE_BITS:
-            return PanelsWeight.format
-        if told == GPTQMarlinWeight.format and bits not in marlin.BITS:
-            shuffled = _shuffles(layer.format.weight_type, bits, capability)
-            return ExllamaWeight.format if shuffled else told
-        if told is None or not strips.are_faster(capability):
-            return told
-        return self._made_in("strips", layer) or told
+    def layouts(self, device: torch.device) -> tuple[str, ...]:
+        """Layouts to try for a weight on `device`, the fastest kernel first."""
+        capability = self._capability(device)
+        if capability is None:
+            return FASTEST_LAYOUTS["CPU"]
+        return FASTEST_LAYOUTS["Hopper" if strips.are_faster(capability) else "CUDA"]
 
-    def _layout_on(self, device: torch.device) -> str:
-        """What is tried first where a weight lies."""
-        capability = self._chip(device)
-        return "panels" if capability is None else "strips" if strips.are_faster(capability) else self.layout
-
-    def _repacked(self, weight: Weight, whole: Whole) -> Weight:
-        capability, first = self._chip(weight.device), self._layout_on(weight.device)
-        if first != self.layout:
-            try:
-                return self._in_layout(first, weight, whole)
-            except RepackError:  # Marlin's order can say more, or why not
-                pass
-        try:
-            return super()._repacked(weight, whole)
-        except RepackError:
-            if not _shuffles(type(weight), getattr(weight.config, "bits", None), capability):
-                raise
-            with suppress(RepackError):  # what Marlin's order refused is the reason then
-                return self._in_layout("exllama", weight, whole)
-            raise
-
-
-def _shuffles(weight_type: type[Weight], bits: int | None, capability: int | None) -> bool:
-    """Whether a CUDA device has kernels for weights of so many bits in ExLlama's order."""
-    if capability is None or bits is None or find_repacked_type(weight_type, "exllama") is not ExllamaWeight:
-        return False
-    return known("exllama", bits, divmod(capability, 10))
+    def _has_kernel(self, target: type[Weight], bits: int | None, device: torch.device) -> bool:
+        if target is PanelsWeight:
+            return bits in CODE_BITS
+        if target in (GPTQMarlinWeight, StripsWeight):
+            return bits in marlin.BITS
+        if target is ExllamaWeight:
+            capability = self._capability(device)
+            if bits is None or capability is None:
+                return False
+            return known("exllama", bits, divmod(capability, 10))
+        return target is not Exl2KernelWeight
 
 
 def for_target(inner: WeightsLoader, target: KernelTarget) -> WeightsLoader:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qload.formats.unquantized import FLOATS
 from qload.loader import FormatLoader, LayerDescription, Part
-from qload.loader.cuts import granule
+from qload.loader.sharding import granule
 from qload.loader.source import TensorSource, WrappedSource
 from qload.spec import Role, TensorSpec, Weight
 from qload.storage import TensorInfo, WeightStorage, rows

@@ -12,7 +12,7 @@ from qload.checkpoint import LayerInfo, info_of
 from qload.checkpoint.report_base import UNSUPPORTED
 from qload.errors import ArgumentError, ConfigError, CutError, DivideError, QloadError, StorageError, checked
 from qload.loader import Heads, LayerDescription, Part, Split
-from qload.loader.cuts import share
+from qload.loader.sharding import share
 from qload.parallel import ProcessGroup, Rank
 from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
 from qload.verify import against as comparison

@@ -1,7 +1,7 @@
-"""A rank's view of a checkpoint, and the ledger of what it used."""
+"""`Weights`, a rank's view of a checkpoint, and its ledger."""
 
 from qload.weights.ledger import LoadReport
-from qload.weights.loads import Load
+from qload.weights.stream import Load
 from qload.weights.weights import Weights
 
 __all__ = ["Load", "LoadReport", "Weights"]

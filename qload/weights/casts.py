@@ -1,4 +1,4 @@
-"""Plain floats in the dtype that a user asks for, and no value lost."""
+"""Casts of plain floats to the dtype of the user, without overflow."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from qload.spec import Role
 
 
 def by_role(stored: str, tensor: Tensor, dtype: torch.dtype | None, role: Role | None) -> Tensor:
-    """The tensor `stored` in the dtype that is asked for, where its role, or else its name, allows a cast."""
+    """Cast the tensor `stored` to a dtype, if its role allows; without a role, the role of its name."""
     role = role or ROLES.get(stored.rpartition(".")[2], Role.FLOAT)
     if role is not Role.FLOAT or dtype in (None, tensor.dtype) or tensor.dtype not in FLOATS:
         return tensor
@@ -18,10 +18,10 @@ def by_role(stored: str, tensor: Tensor, dtype: torch.dtype | None, role: Role |
 
 
 def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A plain tensor in another dtype, or CastError where a value does not fit."""
-    made = tensor.to(dtype)
-    lost = torch.isfinite(tensor) & ~torch.isfinite(made)
+    """Cast a plain tensor; CastError for a value that overflows."""
+    result = tensor.to(dtype)
+    lost = torch.isfinite(tensor) & ~torch.isfinite(result)
     if lost.any():
         source, target = (str(kind).removeprefix("torch.") for kind in (tensor.dtype, dtype))
         raise CastError(name, source, target, float(tensor[lost][0]), int(lost.sum()))
-    return made
+    return result

@@ -1,34 +1,14 @@
 """The load of a layer's experts, which `Weights` answers beside those of single layers."""
 
-from typing import Protocol
-
-from torch import Tensor
-
-from qload.errors import ArgumentError, UnsupportedFormatError, checked
+from qload.errors import UnsupportedFormatError, checked
 from qload.experts import ExpertFacts, ExpertSplit, ExpertsWeight
 from qload.experts.load import Owner, load_experts, load_stacked
 from qload.experts.stack_layouts import stack_names
 from qload.experts.stacked_storage import ExpertStacks
 from qload.experts.weight import StackedWeight
 from qload.loader import Split
-from qload.spec import Role
-from qload.storage import FillingStorage, WeightStorage
-from qload.weights.names import SortedNames
 
 REMEDY = "read its tensors as stored by get_tensor"
-
-
-class _Holder(Protocol):
-    """What `Weights` is here."""
-
-    storage: WeightStorage
-
-    @property
-    def _names(self) -> SortedNames: ...
-
-    def _stored(self, name: str) -> str: ...
-
-    def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role | None = None) -> Tensor: ...
 
 
 class ExpertLoads:
@@ -83,25 +63,3 @@ class ExpertLoads:
             if why is not None:
                 raise UnsupportedFormatError(f"{name}: a matrix of several experts", why, remedy=REMEDY)
         return None
-
-    def names_under(self: _Holder, lead: str) -> list[str]:
-        """The stored names that begin with `lead`, in order."""
-        return self._names.all_under(lead)
-
-    @checked
-    def read_into(self: _Holder, name: str, index: tuple[slice, ...], out: Tensor, *, role: Role) -> None:
-        """What `read` hands out for `name`, `index` and `role`, written to `out`: of its shape and dtype.
-
-        Straight from the storage where that can, and nothing is moved or cast. ArgumentError for another
-        `out`.
-        """
-        stored = self._stored(name)
-        lies = out.dtype == self.storage.info(stored).dtype and out.device.type == "cpu"
-        if lies and out.is_contiguous() and isinstance(self.storage, FillingStorage):
-            self.storage.read_into(stored, index, out)
-            return
-        tensor = self.read(name, index, role=role)
-        if (tensor.shape, tensor.dtype) != (out.shape, out.dtype):
-            expected = f"{tensor.dtype} {tuple(tensor.shape)}, as {stored}"
-            raise ArgumentError("out", expected, f"{out.dtype} {tuple(out.shape)}")
-        out.copy_(tensor)

@@ -1,4 +1,4 @@
-"""The coverage ledger: which tensors of a checkpoint were used, how often, and which need not be."""
+"""Ledger of a checkpoint's tensors: used, exempt from use, unread by any format, or unused."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,27 +9,27 @@ from qload.errors import ArgumentError
 from qload.storage import WeightStorage
 from qload.weights.exemptions import exemption, unread_reason
 
-ReasonOf = Callable[[str], str | None]  # a tensor's name -> why it may stay unused
+ReasonOf = Callable[[str], str | None]  # name of a tensor -> reason of its exemption
 
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of every tensor of a checkpoint.
+    """Use of every tensor of a checkpoint.
 
     Attributes
     ----------
     used
-        The names that loads have used, sorted.
+        Names of used tensors, sorted.
     unused
-        The names that no load has used and that were not exempted, nor are known not to be read.
+        Names of unused tensors without an explanation.
     twice
-        How often, by name, of those that were used more than once.
+        Number of uses of tensors with more than one, by name.
     exempted
-        The reason, by name, of those that may stay unused.
+        Reason of each exemption, by name.
     unread
-        The reason, by name, of those that no format reads yet, and that no load has used.
+        Reason for which no format reads an unused tensor, by name.
     notes
-        What disagreed without harm, in the order in which it was noted.
+        Harmless contradictions, in order.
     """
 
     used: Sequence[str]
@@ -41,7 +41,7 @@ class LoadReport:
 
     @property
     def complete(self) -> bool:
-        """Whether every tensor was used exactly once or exempted by name."""
+        """True if every tensor was used exactly once or exempted by name."""
         return not self.unused and not self.twice and not self.unread
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ class LoadReport:
 
 @dataclass
 class Ledger:
-    """Entries of one `Weights`; a load that fails leaves none."""
+    """Entries of one `Weights`; a failed load leaves none."""
 
     taken: Counter[str] = field(default_factory=Counter)
     exemptions: list[tuple[str, str]] = field(default_factory=list)
@@ -69,11 +69,11 @@ class Ledger:
     refused: set[str] = field(default_factory=set)
 
     def take(self, names: Iterable[str]) -> None:
-        """One load used each of these tensors."""
+        """Enter tensors as used by one load."""
         self.taken.update(set(names))
 
     def exempt(self, patterns: Iterable[str], reason: str) -> None:
-        """Tensors of these names (`*` and `?` as in a shell) may stay unused, for this reason."""
+        """Exempt tensors by names (`*` and `?` as in a shell), for a reason."""
         if not reason:
             raise ArgumentError("reason", "why these tensors may stay unused", "nothing")
         self.exemptions += [(pattern, reason) for pattern in patterns]
@@ -87,22 +87,22 @@ class Ledger:
         self.refused.update(names)
 
     def fresh(self) -> "Ledger":
-        """One with the same exemptions, in which nothing was used yet."""
+        """A new ledger with the same exemptions."""
         return Ledger(exemptions=list(self.exemptions), reasons=list(self.reasons))
 
     def report(self, storage: WeightStorage) -> LoadReport:
-        """Every stored tensor, accounted for."""
+        """Report the use of every stored tensor."""
         keys = sorted(storage.keys())
         unused = [key for key in keys if not self.taken[key]]
         exempted = {key: reason for key in unused if (reason := self._reason(key, storage))}
-        left = [key for key in unused if key not in exempted]
-        stacks = (key for key in left if key not in self.refused)
+        unexplained = [key for key in unused if key not in exempted]
+        stacks = (key for key in unexplained if key not in self.refused)
         unread = {
             key: reason for key in stacks if (reason := self.unread.get(key) or unread_reason(key, storage))
         }
         return LoadReport(
             used=[key for key in keys if self.taken[key]],
-            unused=[key for key in left if key not in unread],
+            unused=[key for key in unexplained if key not in unread],
             twice={key: times for key, times in sorted(self.taken.items()) if times > 1},
             exempted=exempted,
             notes=tuple(self.notes),
@@ -114,6 +114,6 @@ class Ledger:
         return self._reason(key, storage) is not None
 
     def _reason(self, key: str, storage: WeightStorage) -> str | None:
-        said = (reason for pattern, reason in self.exemptions if fnmatchcase(key, pattern))
-        told = (reason for reason_of in self.reasons if (reason := reason_of(key)))
-        return next(said, None) or next(told, None) or exemption(key, storage.info(key))
+        by_pattern = (reason for pattern, reason in self.exemptions if fnmatchcase(key, pattern))
+        by_function = (reason for reason_of in self.reasons if (reason := reason_of(key)))
+        return next(by_pattern, None) or next(by_function, None) or exemption(key, storage.info(key))

@@ -1,7 +1,7 @@
-"""Many loads, one after another: while one is repacked, what the next ones need is read."""
+"""Streams of loads: threads read the next loads while the current one is checked and repacked."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import islice
@@ -11,197 +11,212 @@ import torch
 from torch import Tensor
 
 from qload.devices import stream_on
-from qload.errors import QloadError, check_type, checked
-from qload.loader import LoadPlan, Part, TensorSource, WeightsLoader
-from qload.loader.finite_scales import Nonfinite
-from qload.loader.source import LateElements
+from qload.errors import ArgumentError, QloadError, check_fields
+from qload.loader import Blocks, Heads, LoadPlan, Split, TensorSource, WrappedSource
+from qload.loader.base import DeferredReads
+from qload.loader.source import Index
 from qload.native.modules import one_thread
 from qload.spec import Role, Weight
 from qload.storage import FillingStorage, WeightStorage
-from qload.weights.ahead import Ahead, ReaderAhead
 from qload.weights.casts import by_role
-from qload.weights.in_file import ElementsInFile, in_file
-from qload.weights.loads import Load, LoadHolder, parts_of
+from qload.weights.prefetch import Prefetch, Prefetcher
 
-WINDOW = 128 << 20  # bytes that are read ahead at most, but for those of one load
-MOST = 64  # loads that are planned ahead
-FACTS, SMALL = 16, 1 << 20  # tensors of so many bytes that are kept, as the next layers may have the same
+WINDOW_BYTES = 128 << 20  # read ahead at most, apart from the first load
+MAX_PLANNED_LOADS = 64
+MAX_FACTS, MAX_FACT_BYTES = 16, 1 << 20  # facts on a device, kept for the next layers
 
 L = TypeVar("L", bound="str | Load")
 
 
-class StreamOwner(LoadHolder, TensorSource, Protocol):
-    """What `Weights` is here."""
+@dataclass(frozen=True)
+class Load:
+    """Request for one of the typed loads, for `Weights.stream`.
+
+    ArgumentError for several layers along "K" or in blocks, and for heads or blocks along another split.
+
+    Attributes
+    ----------
+    prefixes
+        A prefix, or several prefixes of layers to join along N.
+    split
+        None: the whole layer on every rank, as `get_weights`; "N": this rank's outputs, as `get_weights_col`
+        and `get_multi_weights_col`; "K": its inputs, as `get_weights_row`.
+    heads
+        Attention heads, shared in whole heads; only along "N".
+    block_sizes
+        Blocks of one fused layer, as in `get_weights_col_packed`; only along "N".
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import Load, MemoryStorage, Weights, loader_from_config
+    >>> storage = MemoryStorage({"up.weight": torch.ones(4, 2), "down.weight": torch.ones(2, 4)})
+    >>> weights = Weights(storage, loader=loader_from_config(None))
+    >>> for load, weight in weights.stream([Load("up", "N"), Load("down", "K")]):
+    ...     load.prefixes, weight.shape
+    (('up',), (4, 2))
+    (('down',), (2, 4))
+    """
+
+    prefixes: Sequence[str] | str
+    split: Split | None = None
+    heads: Heads | None = None
+    block_sizes: Blocks | None = None
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        prefixes = (self.prefixes,) if isinstance(self.prefixes, str) else tuple(self.prefixes)
+        object.__setattr__(self, "prefixes", prefixes)
+        if not prefixes or (len(prefixes) > 1 and (self.split == "K" or self.block_sizes is not None)):
+            raise ArgumentError("prefixes", 'one or more; one alone along "K" or in blocks', repr(prefixes))
+        has_blocks = self.heads is not None or self.block_sizes is not None
+        if (has_blocks and self.split != "N") or (self.heads is not None and self.block_sizes is not None):
+            expected = 'heads or block_sizes, one of them, along "N" alone'
+            raise ArgumentError("split", expected, repr(self.split))
+
+
+class StreamedWeights(TensorSource, Protocol):
+    """Attributes of `Weights` for a stream."""
 
     storage: WeightStorage
     device: torch.device
     dtype: torch.dtype | None
-    nonfinite: Nonfinite
 
     def _stored(self, name: str) -> str: ...
 
-    def read_fact(self, name: str) -> Tensor:
-        """A small tensor that decides, on the CPU."""
 
-    def place(self, fact: Tensor) -> Tensor:
-        """A part of it, where tensors are put."""
-
-
-class StreamedLoads:
-    """What `Weights` is asked for many layers by, and what spares a wait for its device."""
-
-    @checked
-    def stream(self, loads: Iterable[L]) -> Iterator[tuple[L, Weight]]:
-        """Each load with its weight, in order: as if the typed loads were asked one by one, and faster.
-
-        Threads read what the next loads need, some 128 MiB ahead, while one is checked and repacked; onto a
-        CUDA device through pinned memory, on streams of their own. An error is that of the typed load, raised
-        when it is that load's turn. Close the iterator, or use it up: until then threads wait for it.
-
-        Parameters
-        ----------
-        loads
-            Prefixes, each of a whole layer as `get_weights` loads it, or `Load`s. `load_layers` does this for
-            all layers of a checkpoint.
-        """
-        owner: Any = self
-        return _stream(owner, owner.loader, iter(loads))
-
-    def read_fact(self: StreamOwner, name: str) -> Tensor:
-        """All of the tensor `name`, which decides how others are read, on the CPU."""
-        return self.storage.read(self._stored(name))
-
-    def in_file(self: StreamOwner, name: str, index: tuple[slice, ...]) -> ElementsInFile | None:
-        """Elements `index` of the tensor `name` in their file; None where they are no one range of it."""
-        return in_file(self.storage, self._stored(name), index, self.device)
-
-    def place(self: StreamOwner, fact: Tensor) -> Tensor:
-        """A part of a `fact` on the device, in memory of its own."""
-        return fact.clone() if self.device.type == "cpu" else fact.to(self.device, non_blocking=True)
-
-
-@dataclass(frozen=True)
-class _Begun(Generic[L]):
-    """A load whose reads have begun, or what was wrong before any of them."""
-
-    load: L
-    plan: "LoadPlan | QloadError"
-    ahead: Ahead | None = None
-
-    @property
-    def late(self) -> Sequence[LateElements]:
-        """What is not read ahead."""
-        return () if isinstance(self.plan, QloadError) else self.plan.late
-
-    @property
-    def nbytes(self) -> int:
-        return sum(late.nbytes for late in self.late) + (self.ahead.nbytes if self.ahead else 0)
-
-    def begin_late(self, reader: ReaderAhead) -> None:
-        """What is not read ahead goes where it stays, as far as that is known."""
-        if reader.moves is not None:
-            for late in self.late:
-                late.begin(reader.moves)
-
-
-def _stream(weights: StreamOwner, loader: WeightsLoader, loads: Iterator[L]) -> Iterator[tuple[L, Weight]]:
-    begun: deque[_Begun[L]] = deque()
-    placed = PlacedFacts(weights)
+def stream_loads(
+    weights: StreamedWeights,
+    plan: Callable[[L], LoadPlan],
+    loads: Iterator[L],
+) -> Iterator[tuple[L, Weight]]:
+    """Yield each load with its weight, in order, with read-ahead of the following loads."""
+    begun: deque[BegunLoad[L]] = deque()
+    facts = PlacedFacts(weights)
     with ExitStack() as stack:
-        storage, reader = weights.storage, None
+        storage, prefetcher = weights.storage, None
         if isinstance(storage, FillingStorage) and weights.device.type != "meta":
-            reader = stack.enter_context(ReaderAhead(storage, weights.device))
-        more, ahead = True, 0  # bytes
-        while more or begun:
-            while more and len(begun) < MOST and (not begun or ahead < WINDOW):
+            prefetcher = stack.enter_context(Prefetcher(storage, weights.device))
+        has_more, ahead = True, 0  # bytes
+        while has_more or begun:
+            while has_more and len(begun) < MAX_PLANNED_LOADS and (not begun or ahead < WINDOW_BYTES):
                 for load in islice(loads, 1):
-                    begun.append(_begin(weights, loader, load, reader))
+                    begun.append(_begin(weights, plan, load, prefetcher))
                     ahead += begun[-1].nbytes
                     break
                 else:
-                    more = False
+                    has_more = False
             if begun:
                 ahead -= begun[0].nbytes
-                moving = reader is not None and reader.moves is not None and any(each.late for each in begun)
-                with one_thread() if moving else nullcontext():  # others have the cores, or will have them
-                    finished = _finish(weights, begun.popleft(), placed, stack)
-                if reader is not None:
+                is_moving = (
+                    prefetcher is not None
+                    and prefetcher.native is not None
+                    and any(each.deferred for each in begun)
+                )
+                with one_thread() if is_moving else nullcontext():  # native threads have the other cores
+                    finished = _finish(weights, begun.popleft(), facts, stack)
+                if prefetcher is not None and prefetcher.native is not None:
                     for each in begun:
-                        each.begin_late(reader)
+                        if each.deferred is not None:
+                            each.deferred.begin(prefetcher.native)
                 yield finished
 
 
-def _begin(weights: StreamOwner, loader: WeightsLoader, load: L, reader: ReaderAhead | None) -> _Begun[L]:
+@dataclass(frozen=True)
+class BegunLoad(Generic[L]):
+    """A load with reads in progress, or the error of its plan."""
+
+    load: L
+    plan: LoadPlan | QloadError
+    prefetch: Prefetch | None = None
+
+    @property
+    def deferred(self) -> DeferredReads | None:
+        """Tensors that the plan reads itself."""
+        return None if isinstance(self.plan, QloadError) else self.plan.deferred
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all reads in progress."""
+        deferred = self.deferred
+        return (deferred.nbytes if deferred else 0) + (self.prefetch.nbytes if self.prefetch else 0)
+
+
+def _begin(
+    weights: StreamedWeights, plan: Callable[[L], LoadPlan], load: L, prefetcher: Prefetcher | None
+) -> BegunLoad[L]:
     try:
-        if isinstance(load, str):
-            plan = loader.plan(weights, [Part(load)], None)
-        else:
-            check_type("loads", load, Load)
-            plan = loader.plan(weights, parts_of(weights, loader, load), load.split)
-        if reader is None:
-            return _Begun(load, plan)
-        reads = [(weights._stored(name), index) for name, index in plan.reads]
-        return _Begun(load, plan, reader.begin(reads, weights.storage))
-    except QloadError as error:
-        return _Begun(load, error)
+        planned = plan(load)
+        if prefetcher is None:
+            return BegunLoad(load, planned)
+        reads = [(weights._stored(name), index) for name, index in planned.reads]
+        return BegunLoad(load, planned, prefetcher.begin(reads, weights.storage))
+    except QloadError as error:  # raised at the load's turn
+        return BegunLoad(load, error)
 
 
 def _finish(
-    weights: StreamOwner, begun: _Begun[L], placed: "PlacedFacts", stack: ExitStack
+    weights: StreamedWeights, begun: BegunLoad[L], facts: "PlacedFacts", stack: ExitStack
 ) -> tuple[L, Weight]:
     if isinstance(begun.plan, QloadError):
         raise begun.plan
-    if begun.ahead is None:
+    if begun.prefetch is None:
         return begun.load, begun.plan.finish(weights)
     try:
-        return begun.load, begun.plan.finish(AheadSource(weights, begun.ahead, placed, stack))
+        return begun.load, begun.plan.finish(PrefetchedSource(weights, begun.prefetch, facts, stack))
     finally:
-        begun.ahead.close()
+        begun.prefetch.close()
 
 
-class AheadSource:
-    """What `Weights` holds, and at hand what was read ahead of it."""
+class PrefetchedSource(WrappedSource):
+    """`Weights` with the prefetched tensors of a load."""
 
-    def __init__(self, inner: StreamOwner, ahead: Ahead, placed: "PlacedFacts", stack: ExitStack) -> None:
-        self.inner, self.ahead = inner, ahead
-        self.at_the_end = stack.callback  # what is to be done when the stream ends
-        self.process_group, self.nonfinite = inner.process_group, inner.nonfinite
-        self.has_tensor, self.info, self.missing = inner.has_tensor, inner.info, inner.missing
-        self.take, self.note = inner.take, inner.note
-        self.read_fact, self.place = inner.read_fact, placed.place
+    def __init__(
+        self, inner: StreamedWeights, prefetch: Prefetch, facts: "PlacedFacts", stack: ExitStack
+    ) -> None:
+        def prefetched(name: str, index: Index, role: Role) -> Tensor | None:
+            stored = inner._stored(name)
+            tensor = prefetch.take(stored, index)
+            if tensor is None:
+                return None
+            return by_role(stored, tensor.to(inner.device), inner.dtype, role)
 
-    def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
-        """As the inner source."""
-        stored = self.inner._stored(name)
-        tensor = self.ahead.take(stored, index)
-        if tensor is None:
-            return self.inner.read(name, index, role=role)
-        here = tensor if tensor.device == self.inner.device else tensor.to(self.inner.device)
-        return by_role(stored, here, self.inner.dtype, role)
+        super().__init__(inner, prefetched)
+        self.at_end, self._facts = stack.callback, facts
 
+    def read_fact(self, name: str, role: Role) -> Tensor:
+        """Read a fact like the inner source."""
+        return self.inner.read_fact(name, role)
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    """Whether two facts of one shape are equal: those of layers that are alike mostly lie in one place."""
-    lies = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
-    return lies or torch.equal(one, other)
+    def place(self, fact: Tensor) -> Tensor:
+        """Copy a fact to the device, from an equal fact there if possible."""
+        return self._facts.place(fact)
 
 
 class PlacedFacts:
-    """Facts on a CUDA device, which most layers of a model have in common: each goes over the bus once."""
+    """Facts on a CUDA device, common to most layers of a model: each is copied from the host once."""
 
-    def __init__(self, inner: StreamOwner) -> None:
+    def __init__(self, inner: StreamedWeights) -> None:
         self.inner = inner
-        self._held: dict[Any, tuple[Tensor, Tensor]] = {}  # of a kind the last one, here and there
+        self._last: dict[
+            Any, tuple[Tensor, Tensor]
+        ] = {}  # last fact of a kind, on the host and on the device
 
     def place(self, fact: Tensor) -> Tensor:
-        """As the inner source; memory of its own each time."""
+        """Copy a fact to the device, in memory of its own."""
         device = self.inner.device
-        if device.type != "cuda" or fact.nbytes > SMALL:
+        if device.type != "cuda" or fact.nbytes > MAX_FACT_BYTES:
             return self.inner.place(fact)
         kind = fact.dtype, fact.shape, stream_on(device)
-        held = self._held.get(kind)
-        if held is None or not _same(held[0], fact):
-            if len(self._held) >= FACTS:
-                self._held.clear()
-            held = self._held[kind] = fact, self.inner.place(fact)
-        return held[1].clone()
+        last = self._last.get(kind)
+        if last is None or not _is_equal(last[0], fact):
+            if len(self._last) >= MAX_FACTS:
+                self._last.clear()
+            last = self._last[kind] = fact, self.inner.place(fact)
+        return last[1].clone()
+
+
+def _is_equal(one: Tensor, other: Tensor) -> bool:
+    """Compare two facts of one shape; facts of equal layers mostly share their memory."""
+    is_same = one.data_ptr() == other.data_ptr() and one.stride() == other.stride()
+    return is_same or torch.equal(one, other)

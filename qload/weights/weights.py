@@ -1,68 +1,105 @@
-"""`Weights`: the tensors of a checkpoint as one rank sees them, and the five typed loads."""
+"""`Weights`: the tensors of a checkpoint for one rank, and the typed loads of its layers."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import copy
 from difflib import get_close_matches
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from qload.architecture import Architecture
 from qload.errors import ArgumentError, DivideError, MissingTensorError, check_type, checked
-from qload.experts.stacked_storage import within
+from qload.experts.stacked_storage import ExpertStacks, within
 from qload.formats.unquantized import FLOATS
-from qload.loader import Blocks, Heads, Part, WeightsLoader, split_blocks
-from qload.loader.finite_scales import Nonfinite, check_nonfinite
-from qload.parallel import ProcessGroup
+from qload.loader import Blocks, Heads, LoadPlan, Part, Split, TensorSource, WeightsLoader, split_blocks
+from qload.loader.base import block_parts, check_join
+from qload.loader.layer_values import check_nonfinite
+from qload.loader.source import FileElements, Nonfinite
+from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import Role, Weight
-from qload.storage import TensorInfo, WeightStorage, check_name
-from qload.weights.ahead import read_onto
+from qload.storage import FillingStorage, TensorInfo, WeightStorage, check_name
 from qload.weights.casts import by_role
 from qload.weights.experts import ExpertLoads
-from qload.weights.heads import check_heads, load_heads
 from qload.weights.ledger import Ledger, LoadReport
-from qload.weights.loader_blocks import LoaderBlocks
-from qload.weights.memory import TensorShares
-from qload.weights.names import SortedNames
-from qload.weights.places import aliases_of, along, device_of, group_of
-from qload.weights.stream import StreamedLoads
+from qload.weights.prefetch import find_file_elements, read_to_cuda
+from qload.weights.stream import Load, stream_loads
 
 log: logging.Logger = logging.getLogger("qload")
 
+MAX_COMPARED_NAMES = 1 << 12  # all names are compared with a missing one
+NEAR_NAMES = 64  # of a larger checkpoint, names before and after a missing one
+MAX_LISTED_NAMES = 6
+LAST_LETTER = "\U0010ffff"  # sorts after every letter of a name
+SLICE, TEXT = frozenset({slice}), frozenset({str})
 
-class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
+L = TypeVar("L", bound="str | Load")
+
+# Open blocks of `use_loader` in this thread or task, the innermost last.
+_BLOCKS: ContextVar[tuple[tuple["Weights", WeightsLoader], ...]] = ContextVar("use_loader", default=())
+
+
+class SortedNames:
+    """Sorted names of a checkpoint, for lookups by prefix in logarithmic time."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._sorted = sorted(names)
+
+    def under(self, *leads: str, most: int = MAX_LISTED_NAMES) -> list[str]:
+        """The first names with one of some prefixes, sorted."""
+        names: set[str] = set()
+        for lead in leads:
+            at = bisect_left(self._sorted, lead)
+            names.update(name for name in self._sorted[at : at + most] if name.startswith(lead))
+        return sorted(names)[:most]
+
+    def all_under(self, lead: str) -> list[str]:
+        """All names with a prefix, sorted."""
+        start, stop = (bisect_left(self._sorted, end) for end in (lead, lead + LAST_LETTER))
+        return self._sorted[start:stop]
+
+    def near(self, name: str) -> list[str]:
+        """Names to compare with a missing one: all, or its neighbours among many."""
+        if len(self._sorted) <= MAX_COMPARED_NAMES:
+            return self._sorted
+        at = bisect_left(self._sorted, name)
+        return self._sorted[max(0, at - NEAR_NAMES) : at + NEAR_NAMES]
+
+
+class Weights(ExpertLoads, TensorSource):
     """Named tensors over any storage: aliases, prefix, device, dtype by role, and a ledger.
 
-    ArgumentError for a parameter that cannot be acted on.
+    ArgumentError for a wrong parameter.
 
     Parameters
     ----------
     storage
-        Where the tensors are.
+        The tensors.
     loader
-        What turns them into typed weights; `use_loader` swaps it for a block.
+        Turns tensors into typed weights; `use_loader` swaps it for a block.
     device
-        Where tensors are put.
+        Device of the loaded tensors.
     dtype
-        What plain floats are cast to; None keeps what is stored. Packed words, indices, scales,
-        integers and float8 are never cast. A cast that overflows raises CastError, on the ranks that
-        read the value: of a sharded tensor no rank sees all. dtype=None casts nothing.
+        Dtype of plain floats after the load; None: as stored. Packed words, indices, scales, integers and
+        float8 are never cast. An overflowing cast raises CastError, on the ranks that read the value.
     process_group
-        Anything with `rank()` and `size()`; None is a world of one.
+        An object with `rank()` and `size()`; None is one rank.
     aliases
-        Other names a tensor may have: `{"lm_head.weight": ["model.embed_tokens.weight"]}`.
+        Other names of a tensor: `{"lm_head.weight": ["model.embed_tokens.weight"]}`.
     prefix
-        Tried before a name that is not stored as it is.
+        Prefix to try before a name that is not stored.
     architecture
-        What the model's config tells of its matrices, as `architecture_of` makes it; None: not known. Loads
-        by columns without `heads` are refused where it says that they end inside of a head.
+        The model's matrices by its config, from `architecture_of`; None: unknown. A load by columns without
+        `heads` is refused if its shares end inside an attention head.
     nonfinite
-        "error": loads of a layer with a scale that is NaN or infinite are a NonfiniteScaleError, on all ranks
-        that share it. "allow": such scales are loaded as they are stored. Plain tensors are not examined.
+        "error": a layer with a scale that is NaN or infinite raises NonfiniteScaleError, on all ranks.
+        "allow": such scales are loaded as stored. Plain tensors are not examined.
 
     Examples
     --------
@@ -106,7 +143,7 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
         check_nonfinite(nonfinite)
         self.storage: WeightStorage = storage
-        super().__init__(loader)
+        self._loader = loader
         self.device: torch.device = device_of(device)
         self.dtype: torch.dtype | None = dtype
         self.process_group: ProcessGroup = group_of(process_group)
@@ -127,111 +164,158 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
     ) -> None:
         self.storage.close()
 
-    # The five typed loads
+    # Loader
 
-    @checked
-    def get_weights(self, prefix: str) -> Weight:
-        """The whole layer stored under `prefix`, the same on every rank.
+    @property
+    def loader(self) -> WeightsLoader:
+        """Loader of the innermost block of `use_loader`; outside of blocks, of the constructor."""
+        for weights, loader in reversed(_BLOCKS.get()):
+            if weights is self:
+                return loader
+        return self._loader
 
-        For a matrix of all experts, such as `experts.down_proj`, a `StackedWeight`.
+    @contextmanager
+    def use_loader(self, loader: WeightsLoader) -> Iterator[Self]:
+        """Use `loader` for the typed loads within the block; blocks nest, and end after exceptions.
+
+        For the thread, or the asyncio task, of the block alone: threads that share these `Weights` have their
+        own blocks, and the threads of a pool do not see their caller's.
         """
-        return self._load_stack(prefix, None) or self.loader.get_weights(self, prefix)
-
-    @checked
-    def get_weights_col(self, prefix: str, *, heads: Heads | None = None) -> Weight:
-        """This rank's outputs of the layer under `prefix`: N / ranks of them, and all inputs; or CutError.
-
-        `heads`: of attention, of which each rank gets whole ones; DivideError where they cannot be shared.
-        """
-        if heads is not None:
-            return load_heads(self, [prefix], heads)
-        check_heads(self, [prefix])
-        return self._load_stack(prefix, "N") or self.loader.get_weights_col(self, prefix)
-
-    @checked
-    def get_weights_col_packed(self, prefix: str, block_sizes: Blocks) -> Weight:
-        """This rank's outputs of each block of the fused layer under `prefix`.
-
-        `block_sizes`: how many equal blocks, or their sizes, or their proportions.
-        """
-        return self.loader.get_weights_col_packed(self, prefix, block_sizes)
-
-    @checked
-    def get_weights_col_packed_qkv(self, prefix: str, num_heads: int, num_key_value_heads: int) -> Weight:
-        """This rank's heads, whole ones, of the layer under `prefix`, which holds queries, keys and values.
-
-        `num_heads` of queries; of fewer `num_key_value_heads` than ranks each is on several ranks: head
-        `rank * heads // ranks`. DivideError where the heads cannot be shared so.
-        """
-        return self.get_weights_col(prefix, heads=Heads(num_heads, num_key_value_heads))
-
-    @checked
-    def get_weights_col_packed_gate_up(self, prefix: str) -> Weight:
-        """This rank's outputs of the layer under `prefix`, which holds gate and up."""
-        return self.get_weights_col_packed(prefix, 2)
-
-    @checked
-    def get_partial_weights_col(self, prefix: str) -> Weight:
-        """This rank's outputs of the layer under `prefix`, a vocabulary that the ranks need not divide.
-
-        Blocks of ceil(N / ranks) outputs, rounded up to where the format may be cut; the last may be short,
-        and an engine that pads vocabularies pads it. DivideError where a rank would have nothing.
-        """
-        return self.loader.load(self, [Part(prefix, short=True)], "N")
-
-    @checked
-    def get_multi_weights_col(
-        self, prefixes: Sequence[str], dim: int = 0, *, heads: Heads | None = None
-    ) -> Weight:
-        """This rank's outputs of the layers under each of `prefixes`, joined along N (`dim` 0).
-
-        `heads`: of attention, of which each rank gets whole ones, where the layers are queries, keys and
-        values; DivideError where they cannot be shared. Without it each layer is cut into equal shares,
-        which may end inside of a head: refused where `architecture` is known, and not seen where it is not.
-        """
-        if heads is not None and dim in (0, -2) and prefixes and not isinstance(prefixes, str):
-            return load_heads(self, prefixes, heads)
-        check_heads(self, prefixes)
-        return self.loader.get_multi_weights_col(self, prefixes, dim)
-
-    @checked
-    def get_weights_row(self, prefix: str) -> Weight:
-        """This rank's inputs of the layer under `prefix`: K / ranks of them, and all outputs; or CutError."""
-        return self._load_stack(prefix, "K") or self.loader.get_weights_row(self, prefix)
+        block = (self, loader)
+        _BLOCKS.set((*_BLOCKS.get(), block))
+        try:
+            yield self
+        finally:  # of two generators with blocks, the first block may end first
+            _BLOCKS.set(tuple(open_ for open_ in _BLOCKS.get() if open_ is not block))
 
     def of_group(self, process_group: ProcessGroup) -> Self:
-        """These weights as a rank of `process_group` sees them; their own ledger exempts the same tensors.
+        """These weights for a rank of `process_group`, with a new ledger of the same exemptions.
 
-        The storage is shared: where one closes it, it is closed for both. The loader is the one that serves
-        here now. ArgumentError for what is no group, or a rank outside of its world.
+        Both share the storage: a close ends both. The loader is the current one. ArgumentError for an object
+        without rank and size, and for a rank outside of its world.
         """
         other = copy(self)
         other.process_group, other._loader = group_of(process_group), self.loader
         other._ledger = self.ledger()
         return other
 
+    # Typed loads
+
+    @checked
+    def get_weights(self, prefix: str) -> Weight:
+        """Load the whole layer under `prefix`, the same on every rank.
+
+        For a matrix of all experts, such as `experts.down_proj`, a `StackedWeight`.
+        """
+        return self._load_stack(prefix, None) or self._load([Part(prefix)], None)
+
+    @checked
+    def get_weights_col(self, prefix: str, *, heads: Heads | None = None) -> Weight:
+        """Load this rank's outputs of the layer under `prefix`: N / ranks, with all inputs; or CutError.
+
+        `heads`: attention heads, shared in whole heads; DivideError if the ranks cannot share them.
+        """
+        if heads is not None:
+            return self._load(self._head_parts([prefix], heads), "N")
+        check_heads(self, [prefix])
+        return self._load_stack(prefix, "N") or self._load([Part(prefix)], "N")
+
+    @checked
+    def get_weights_col_packed(self, prefix: str, block_sizes: Blocks) -> Weight:
+        """Load this rank's outputs of each block of the fused layer under `prefix`.
+
+        `block_sizes`: number of equal blocks, or their sizes, or their proportions.
+        """
+        return self._load(block_parts(self.loader, self, prefix, block_sizes), "N")
+
+    @checked
+    def get_weights_col_packed_qkv(self, prefix: str, num_heads: int, num_key_value_heads: int) -> Weight:
+        """Load this rank's attention heads of the fused layer under `prefix`: queries, keys and values.
+
+        With fewer `num_key_value_heads` than ranks, each of them is on several ranks: head
+        `rank * heads // ranks`. `num_heads`: query heads. DivideError if the ranks cannot share the heads.
+        """
+        return self.get_weights_col(prefix, heads=Heads(num_heads, num_key_value_heads))
+
+    @checked
+    def get_weights_col_packed_gate_up(self, prefix: str) -> Weight:
+        """Load this rank's outputs of the fused layer under `prefix`: gate and up."""
+        return self.get_weights_col_packed(prefix, 2)
+
+    @checked
+    def get_partial_weights_col(self, prefix: str) -> Weight:
+        """Load this rank's outputs of the layer under `prefix`, a vocabulary of any size.
+
+        Blocks of ceil(N / ranks) outputs, rounded up to a valid cut of the format; the last one may be short,
+        and an engine with padded vocabularies pads it. DivideError for an empty block.
+        """
+        return self._load([Part(prefix, short=True)], "N")
+
+    @checked
+    def get_multi_weights_col(
+        self, prefixes: Sequence[str], dim: int = 0, *, heads: Heads | None = None
+    ) -> Weight:
+        """Load this rank's outputs of the layers under `prefixes`, joined along N (`dim` 0).
+
+        `heads`: attention heads of queries, keys and values, shared in whole heads; DivideError if the ranks
+        cannot share them. Without it each layer is cut into equal shares, which may end inside a head: an
+        error with a known `architecture`, and unnoticed without one.
+        """
+        if heads is not None and dim in (0, -2) and prefixes and not isinstance(prefixes, str):
+            return self._load(self._head_parts(prefixes, heads), "N")
+        check_heads(self, prefixes)
+        check_join(prefixes, dim)
+        return self._load([Part(prefix) for prefix in prefixes], "N")
+
+    @checked
+    def get_weights_row(self, prefix: str) -> Weight:
+        """Load this rank's inputs of the layer under `prefix`: K / ranks, with all outputs; or CutError."""
+        return self._load_stack(prefix, "K") or self._load([Part(prefix)], "K")
+
+    @checked
+    def stream(self, loads: Iterable[L]) -> Iterator[tuple[L, Weight]]:
+        """Yield each load with its weight, in order: equal to the typed loads one by one, and faster.
+
+        Threads read the tensors of the next loads, some 128 MiB ahead, while one is checked and repacked; for
+        a CUDA device through pinned memory, on their own streams. Errors are those of the typed load, raised
+        at its turn. Close or exhaust the iterator: until then threads wait for it.
+
+        Parameters
+        ----------
+        loads
+            Prefixes, each of a whole layer as of `get_weights`, or `Load`s. `load_layers` streams all layers
+            of a checkpoint.
+        """
+        return stream_loads(self, partial(plan_load, self, self.loader), iter(loads))
+
+    def _load(self, parts: Sequence[Part], split: Split | None) -> Weight:
+        return self.loader.plan(self, parts, split).finish(self)
+
+    def _head_parts(self, prefixes: Sequence[str], heads: Heads) -> list[Part]:
+        return _head_parts(self, self.loader, prefixes, heads)
+
     # Single tensors, any dimension
 
     def has_tensor(self, name: str) -> bool:
-        """Whether `name`, an alias, or either under the prefix is stored."""
+        """Return whether `name`, an alias, or either under the prefix is stored."""
         keys = self.storage.keys()
         return (type(name) is str and name in keys) or self._resolve(name) is not None
 
     def get_shape(self, name: str) -> tuple[int, ...]:
-        """The shape of the tensor `name`, from the header."""
+        """Shape of the tensor `name`, from its header."""
         return self.info(name).shape
 
     @checked
     def get_tensor(self, name: str, *, role: Role | None = None) -> Tensor:
-        """All of the tensor `name`; its `role` says whether it is cast, None: as its name tells.
+        """Read the whole tensor `name`, cast by `role`; None: the role of its name.
 
-        An unread tensor is returned as stored, without dequantization.
+        A tensor without a format is returned as stored, without dequantization.
         """
         return self._get(name, (), role)
 
     @checked
     def get_sharded(self, name: str, dim: int, *, role: Role | None = None) -> Tensor:
-        """This rank's equal share of `name` along `dim`, cast by `role`; DivideError where there is none."""
+        """Read this rank's equal share of `name` along `dim`, cast by `role`; DivideError without one."""
         dim, size = self._dim(name, dim)
         world, rank = self.process_group.size(), self.process_group.rank()
         if size % world:
@@ -240,7 +324,7 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
 
     @checked
     def get_partial_sharded(self, name: str, dim: int, *, role: Role | None = None) -> Tensor:
-        """This rank's share of `name` along `dim`, in blocks of ceil(size / ranks), cast by `role`.
+        """Read this rank's share of `name` along `dim`, in blocks of ceil(size / ranks), cast by `role`.
 
         The last ranks' blocks may be short or empty.
         """
@@ -253,9 +337,9 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
     def get_packed_sharded(
         self, name: str, dim: int, block_sizes: Blocks, *, role: Role | None = None
     ) -> Tensor:
-        """This rank's equal share of each block of `name` along `dim`, joined, cast by `role`.
+        """Read this rank's equal share of each block of `name` along `dim`, joined, cast by `role`.
 
-        DivideError where a block does not divide. `block_sizes`: as in `get_weights_col_packed`.
+        DivideError for a block that the ranks do not divide. `block_sizes`: as in `get_weights_col_packed`.
         """
         dim, size = self._dim(name, dim)
         world, rank = self.process_group.size(), self.process_group.rank()
@@ -270,55 +354,142 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
         self.take([name])
         return joined
 
-    # What a loader asks for (qload.loader.TensorSource)
+    @checked
+    def get_tensor_shard(self, tensor: Tensor, dim: int, *, role: Role | None = None) -> Tensor:
+        """This rank's equal share of a `tensor` in memory along `dim`, on the device, cast by `role`.
+
+        DivideError without an equal share, ArgumentError for a missing dimension. With `role` None plain
+        floats are cast like stored ones; CastError for an overflow.
+        """
+        if not -tensor.ndim <= dim < tensor.ndim:
+            raise ArgumentError("dim", f"a dimension of a tensor of shape {tuple(tensor.shape)}", str(dim))
+        size, world, rank = tensor.shape[dim], self.process_group.size(), self.process_group.rank()
+        if size % world:
+            raise DivideError("tensor", dim % tensor.ndim, size, f"{world} ranks")
+        share = tensor.narrow(dim, rank * size // world, size // world).to(self.device)
+        return by_role("tensor", share, self.dtype, role)
+
+    # Methods of TensorSource
 
     def info(self, name: str) -> TensorInfo:
-        """Dtype, shape and file of the tensor `name`, from the header alone; MissingTensorError."""
+        """Dtype, shape and file of the tensor `name`, from the header; MissingTensorError."""
         return self.storage.info(self._stored(name))
 
-    @checked
+    def headers(self, prefix: str, suffixes: Iterable[str]) -> Mapping[str, TensorInfo]:
+        """Headers of the stored tensors under `prefix`, by the `suffixes` of their names."""
+        keys, info, headers = self.storage.keys(), self.storage.info, {}
+        renames = bool(self.prefix or self.aliases)
+        for suffix in suffixes:
+            name = f"{prefix}.{suffix}" if prefix and suffix[0] != "_" else prefix + suffix
+            stored = name if name in keys else self._resolve(name) if renames else None
+            if stored is not None:
+                headers[suffix] = info(stored)
+        return headers
+
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role | None = None) -> Tensor:
-        """`index` of `name` on the device, cast where `role` allows; not entered into the ledger."""
+        """Read the slices `index` of `name` to the device, cast by `role`; without a ledger entry."""
+        if index.__class__ is not tuple or not SLICE.issuperset(map(type, index)):
+            check_type("index", index, tuple[slice, ...])
+        if role.__class__ is not Role:
+            check_type("role", role, Role | None)
         stored = self._stored(name)
-        return by_role(stored, read_onto(self.storage, stored, index, self.device), self.dtype, role)
+        if self.device.type == "cuda":
+            tensor = read_to_cuda(self.storage, stored, index, self.device)
+        else:
+            tensor = self.storage.read(stored, index).to(self.device)
+        return by_role(stored, tensor, self.dtype, role)
 
     @checked
+    def read_into(self, name: str, index: tuple[slice, ...], out: Tensor, *, role: Role) -> None:
+        """Read like `read` into `out`, of the slices' shape and dtype; `name`, `index` and `role` as there.
+
+        Straight from the storage if it can, and nothing is moved or cast. ArgumentError for another `out`.
+        """
+        stored = self._stored(name)
+        is_direct = out.dtype == self.storage.info(stored).dtype and out.device.type == "cpu"
+        if is_direct and out.is_contiguous() and isinstance(self.storage, FillingStorage):
+            self.storage.read_into(stored, index, out)
+            return
+        tensor = self.read(name, index, role=role)
+        if (tensor.shape, tensor.dtype) != (out.shape, out.dtype):
+            expected = f"{tensor.dtype} {tuple(tensor.shape)}, as {stored}"
+            raise ArgumentError("out", expected, f"{out.dtype} {tuple(out.shape)}")
+        out.copy_(tensor)
+
+    def read_fact(self, name: str, role: Role = Role.INDEX) -> Tensor:
+        """Read the whole tensor `name` to the CPU, without a cast whatever its `role`."""
+        return self.storage.read(self._stored(name))
+
+    def place(self, fact: Tensor) -> Tensor:
+        """Copy a `fact`, or a part of it, to the device."""
+        return fact.clone() if self.device.type == "cpu" else fact.to(self.device, non_blocking=True)
+
+    def file_elements(self, name: str, index: tuple[slice, ...]) -> FileElements | None:
+        """Slices `index` of the tensor `name` as a range of its file; None without one, or for a GPU."""
+        return find_file_elements(self.storage, self._stored(name), index, self.device)
+
+    def readable(self, name: str) -> tuple[tuple[int, int], ...] | None:
+        """(start, stop) of the readable part of `name` along each axis."""
+        if isinstance(self.storage, PartialStorage):
+            return self.storage.readable(name)
+        return super().readable(name)
+
+    def names(self) -> Collection[str]:
+        """Names of all stored tensors."""
+        return self.storage.keys()
+
+    def names_under(self, lead: str) -> list[str]:
+        """Stored names with the prefix `lead`, sorted."""
+        return self._names.all_under(lead)
+
+    def is_single_layer(self, prefix: str) -> bool:
+        """Return whether the architecture has a single layer `prefix`, outside of experts."""
+        place = None if self.architecture is None else self.architecture.find(prefix)
+        return place is not None and place.expert is None
+
     def take(self, names: Iterable[str]) -> None:
         """Enter into the ledger that one load used the tensors `names`."""
-        stored = (self._resolve(name) or name for name in names)
-        self._ledger.take(part for name in stored for part in within(self.storage, name))
+        if names.__class__ is not list or not TEXT.issuperset(map(type, names)):
+            check_type("names", names, Iterable[str])
+        keys = self.storage.keys()
+        stored = [name if name in keys else self._resolve(name) or name for name in names]
+        if isinstance(self.storage, ExpertStacks):
+            stored = [part for name in stored for part in within(self.storage, name)]
+        self._ledger.take(stored)
 
     @checked
     def note(self, text: str) -> None:
-        """Enter into the ledger, as `text`, that something disagreed without harm."""
+        """Enter a harmless contradiction, as `text`, into the ledger."""
         log.info("%s", text)
         self._ledger.notes.append(text)
 
     def missing(self, name: str, hint: str = "") -> MissingTensorError:
-        """The error for a `name` that is not stored: what was tried, what there is instead, and `hint`."""
+        """Create the error for a missing tensor `name`: names tried, similar names, and `hint`."""
         tried = self._candidates(name)
         parents = tuple(f"{parent}." for parent, dot, _ in (one.rpartition(".") for one in tried) if dot)
-        beside = self._names.under(*parents)
+        siblings = self._names.under(*parents)
         return MissingTensorError(
-            name, tried, beside or get_close_matches(name, self._names.near(name)), hint
+            name, tried, siblings or get_close_matches(name, self._names.near(name)), hint
         )
+
+    # Ledger
 
     @checked
     def exempt(self, *names: str, reason: str) -> None:
-        """The tensors `names` (`*` and `?` as in a shell) may stay unused, for this `reason`."""
+        """Exempt the tensors `names` (`*` and `?` as in a shell) from use, for a `reason`."""
         self._ledger.exempt(names, reason)
 
     @checked
     def exempt_by(self, reason_of: Callable[[str], str | None]) -> None:
-        """The tensors for whose names `reason_of` has a reason, and not None, may stay unused for it."""
+        """Exempt tensors by a function of their names, `reason_of`: a reason, or None for no exemption."""
         self._ledger.reasons.append(reason_of)
 
     def ledger(self) -> Ledger:
-        """A ledger with the same exemptions, in which nothing was used yet: for who accounts for no loads."""
+        """A new ledger with the same exemptions."""
         return self._ledger.fresh()
 
     def report(self) -> LoadReport:
-        """What became of every tensor: used, unused, used twice, exempted or not read with the reason.
+        """Report the use of every tensor: used, unused, used twice, exempted or not read with the reason.
 
         Scales of the key/value cache, and buffers of positions, masks and counts, are exempted by name.
         """
@@ -364,3 +535,84 @@ class Weights(LoaderBlocks, ExpertLoads, StreamedLoads, TensorShares):
         if not -len(shape) <= dim < len(shape):
             raise ArgumentError("dim", f"a dimension of {name}, which has shape {shape}", str(dim))
         return dim % len(shape), shape[dim]
+
+
+@runtime_checkable
+class PartialStorage(Protocol):
+    """Storage with parts of tensors, as an engine gets them."""
+
+    def readable(self, name: str) -> tuple[tuple[int, int], ...] | None:
+        """(start, stop) of the readable part along each axis; None for a part without such bounds."""
+
+
+def check_heads(weights: Weights, prefixes: Sequence[str]) -> None:
+    """Raise DivideError, on every rank, for equal shares that end inside an attention head of the config."""
+    if weights.architecture is None:
+        return
+    for prefix in prefixes:
+        names = (prefix, f"{weights.prefix}.{prefix}") if weights.prefix else (prefix,)
+        known = next(filter(None, map(weights.architecture.heads, names)), None)
+        if known is not None:
+            known.check_equal_shares(prefix, weights.process_group.size())
+
+
+def parts_of(weights: Weights, loader: WeightsLoader, load: Load) -> list[Part]:
+    """Parts of a load, with the errors of the equal typed load."""
+    prefixes = load.prefixes
+    if load.heads is not None:
+        return _head_parts(weights, loader, prefixes, load.heads)
+    if load.block_sizes is not None:
+        return block_parts(loader, weights, prefixes[0], load.block_sizes)
+    if load.split == "N":
+        check_heads(weights, prefixes)
+    return [Part(prefix) for prefix in prefixes]
+
+
+def plan_load(weights: Weights, loader: WeightsLoader, load: str | Load) -> LoadPlan:
+    """Plan a load, with the errors of the equal typed load."""
+    if isinstance(load, str):
+        return loader.plan(weights, [Part(load)], None)
+    check_type("loads", load, Load)
+    return loader.plan(weights, parts_of(weights, loader, load), load.split)
+
+
+def _head_parts(weights: Weights, loader: WeightsLoader, prefixes: Sequence[str], heads: Heads) -> list[Part]:
+    """Parts for whole attention heads; DivideError on every rank if the ranks cannot share them."""
+    layers = [(prefix, loader.shape(weights, prefix)[0]) for prefix in prefixes]
+    return heads.parts(layers, weights.process_group.size())
+
+
+def device_of(device: torch.device | str) -> torch.device:
+    """Convert to a torch device; ArgumentError for another value, and for a missing CUDA device."""
+    try:
+        converted = torch.device(device)
+    except RuntimeError as error:
+        raise ArgumentError("device", "a device of torch's, as cpu or cuda:0", repr(device)) from error
+    count = torch.cuda.device_count() if converted.type == "cuda" and torch.cuda.is_available() else 0
+    if converted.type == "cuda" and (converted.index or 0) >= count:
+        expected = f"cpu, or one of {count} CUDA devices that torch sees here"
+        raise ArgumentError("device", expected, str(converted))
+    return converted
+
+
+def group_of(group: ProcessGroup | None) -> ProcessGroup:
+    """A group, of one rank for None; ArgumentError for a rank outside of its world."""
+    checked_group = ALONE if group is None else group
+    if not isinstance(checked_group, ProcessGroup):
+        raise ArgumentError("process_group", "None, or anything with rank() and size()", repr(group))
+    Rank(checked_group.rank(), checked_group.size())
+    return checked_group
+
+
+def aliases_of(aliases: Mapping[str, Sequence[str]] | None) -> dict[str, Sequence[str]]:
+    """Aliases by name; ArgumentError for a name without a list."""
+    check_type("aliases", aliases, Mapping[str, Sequence[str] | str] | None)
+    for name, others in (aliases or {}).items():
+        if isinstance(others, str):  # a sequence too, of letters
+            raise ArgumentError("aliases", f"a list of names for {name}", repr(others))
+    return dict(aliases or {})
+
+
+def along(dim: int, start: int, stop: int) -> tuple[slice, ...]:
+    """Slices [start, stop) of a dimension, and all of the dimensions before it."""
+    return (*[slice(None)] * dim, slice(start, stop))

@@ -243,7 +243,8 @@ BY_NAME = {
     *("read", "read_fact", "read_into"),
 }
 NAMES_AND_NUMBERS = {
-    *("exempt", "exempt_by", "get_shape", "get_tensor_shard", "has_tensor", "in_file", "info", "ledger"),
+    *("exempt", "exempt_by", "get_shape", "get_tensor_shard", "has_tensor", "info", "ledger"),
+    *("file_elements", "headers", "is_single_layer", "names", "readable", "whole", "nonfinite", "at_end"),
     *("loader", "missing", "names_under", "note", "of_group", "place", "report", "take", "use_loader"),
 }
 

@@ -43,14 +43,14 @@ FAULTS = (
     ),
     Fault(
         "index-shifted-always",
-        "qload/loader/pieces.py",
+        "qload/loader/sharding.py",
         "return fact - first if first else fact",
         "return fact - fact[0] if spec.index_of else fact",
     ),
     Fault(
         "index-never-rebased",
-        "qload/loader/pieces.py",
-        "return next((found[0] for found in cut if found), 0)",
+        "qload/loader/sharding.py",
+        "return next((span[0] for span in spans if span), 0)",
         "return 0",
     ),
     Fault(
@@ -93,27 +93,27 @@ FAULTS = (
     Fault("overflow-unseen", "qload/weights/casts.py", "if lost.any():", "if lost.all():"),
     Fault(
         "rank-0-everywhere",
-        "qload/loader/cuts.py",
+        "qload/loader/sharding.py",
         "world, rank = group.size(), group.rank()",
         "world, rank = group.size(), 0",
     ),
     Fault(
         "cut-group",
-        "qload/loader/cuts.py",
+        "qload/loader/sharding.py",
         "return axis.free is None or all(",
         "return axis.free is None or any(",
     ),
     Fault(
         "cut-unchecked",
-        "qload/loader/cuts.py",
+        "qload/loader/sharding.py",
         "    return step > 0 and place % step == 0",
         "    return step > 0 and place % 2 == 0",
     ),
     Fault(
         "parts-swapped",
-        "qload/loader/pieces.py",
-        "at += extent\n",
-        "at += extent\n    whole = whole.roll(extents[0], join)\n",
+        "qload/loader/sharding.py",
+        "at += extent\n    return whole",
+        "at += extent\n    whole = whole.roll(extents[0], join)\n    return whole",
     ),
     Fault(
         "permutation-ignored",

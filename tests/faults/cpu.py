@@ -4,7 +4,7 @@ from tests.faults.fault import Fault
 
 _ORDER, _PANELS = "qload/layouts/panels.py", "qload/kernel_formats/panels.py"
 _CPU, _ROWS = "qload/kernels/cpu.py", "qload/kernels/cpu_rows.py"
-_LATE = "qload/repacking/late_tensors.py"
+_DEFERRED = "qload/repacking/deferred_reads.py"
 
 FAULTS = (
     Fault("panels-of-columns", _ORDER, "nt (kt c) (r)", "nt (c kt) (r)"),
@@ -39,18 +39,18 @@ FAULTS = (
         "isinstance(codes.codes, NibblePairs) and codes.codes.high_first",
         "False",
     ),
-    Fault("late-tensors-of-nobody", _LATE, "            light.enter()", "            pass"),
-    Fault("late-tensors-as-expected", _LATE, " and self._begun[name].move == move", ""),
+    Fault("deferred-tensors-of-nobody", _DEFERRED, "            light.commit()", "            pass"),
+    Fault("deferred-tensors-as-expected", _DEFERRED, " and self._moves[name].move == move", ""),
     Fault(
-        "late-tensors-read-ahead",
+        "deferred-tensors-read-ahead",
         "qload/repacking/loaders.py",
-        "[read for read in inner.reads if late.is_read(read)]",
+        "[rectangle for rectangle in inner.reads if deferred.is_read(rectangle)]",
         "inner.reads",
     ),
     Fault(
         "auto-forgets-panels",
         "qload/repacking/loaders.py",
-        '"panels" if capability is None else "strips"',
-        '"strips"',
+        '"CPU": ("panels", "marlin"),',
+        '"CPU": ("marlin",),',
     ),
 )

@@ -77,7 +77,7 @@ FAULTS = (
     ),
     Fault(
         "part-read-over-part",
-        "qload/loader/pieces.py",
+        "qload/loader/sharding.py",
         "        at += extent or 0\n",
         "        at += 0\n",
     ),

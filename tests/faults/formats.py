@@ -222,7 +222,7 @@ FAULTS = (
     ),
     Fault(
         "vocabulary-cut-in-words",
-        "qload/loader/cuts.py",
+        "qload/loader/sharding.py",
         "return -(-width // (ranks * block)) * block",
         "return -(-width // ranks)",
     ),

@@ -8,7 +8,7 @@ from torch import Tensor
 from qload.formats import Fp8Config, Fp8Weight
 from qload.formats.unquantized import UnquantizedConfig, UnquantizedWeight
 from qload.loader import ConfiguredFormat, FormatLoader
-from qload.loader.finite_scales import Nonfinite
+from qload.loader.source import Nonfinite
 from qload.parallel import ALONE, Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights

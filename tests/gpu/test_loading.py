@@ -20,7 +20,7 @@ from qload.errors import StorageError
 from qload.kernel_formats import repack_cache
 from qload.spec import Weight
 from qload.testing import assert_same_bits
-from qload.weights import ahead, stream
+from qload.weights import prefetch, stream
 
 pytestmark = pytest.mark.gpu
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
@@ -103,7 +103,7 @@ def test_loads_are_those_of_one_by_one(
     target: Any,
     run: int,
 ) -> None:
-    monkeypatch.setattr(ahead.ReaderAhead.__init__, "__defaults__", (run,))
+    monkeypatch.setattr(prefetch.Prefetcher.__init__, "__defaults__", (run,))
     monkeypatch.setattr(cuda_files, "RUN", run)
     with caplog.at_level(logging.WARNING, "qload"):
         made = compare(written(tmp_path, kind), target)
@@ -114,14 +114,14 @@ def test_loads_are_those_of_one_by_one(
 
 def test_layers_that_are_alike_follow_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     followed: list[str] = []
-    inner = repack_cache.RepackCache.repack
+    inner = repack_cache.RepackCache._apply
 
-    def told(self: repack_cache.RepackCache, weight: Weight, layout: str) -> Weight | None:
-        made = inner(self, weight, layout)
+    def told(self: repack_cache.RepackCache, kind: Any, weight: Weight, deferred: Any) -> Weight | None:
+        made = inner(self, kind, weight, deferred)
         followed.extend([] if made is None else [weight.layer.name])
         return made
 
-    monkeypatch.setattr(repack_cache.RepackCache, "repack", told)
+    monkeypatch.setattr(repack_cache.RepackCache, "_apply", told)
     with open_checkpoint(written(tmp_path, "gptq"), device="cuda", target="marlin") as weights:
         list(load_layers(weights))
 
@@ -245,7 +245,7 @@ def test_tiny_tensors_and_those_larger_than_a_buffer(tmp_path: Path, monkeypatch
     tensors = {f"{i}": torch.rand(i % 7, 1 + i % 3).half() for i in range(500)}
     tensors |= {"large": torch.rand(1000, 777), "none": torch.tensor(3)}
     save_file(tensors, tmp_path / "model.safetensors")
-    with SafetensorsStorage(tmp_path) as storage, ahead.ReaderAhead(storage, here()) as reader:
+    with SafetensorsStorage(tmp_path) as storage, prefetch.Prefetcher(storage, here()) as reader:
         begun = reader.begin([(name, ()) for name in tensors], storage)
 
         for name, want in tensors.items():
@@ -259,7 +259,7 @@ def test_tiny_tensors_and_those_larger_than_a_buffer(tmp_path: Path, monkeypatch
 def test_a_file_that_changes_during_a_load_says_what_it_says_one_by_one(
     plain: Path, change: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stream, "WINDOW", 3 << 20)
+    monkeypatch.setattr(stream, "WINDOW_BYTES", 3 << 20)
     file = plain / "model.safetensors"
     with open_checkpoint(plain) as one, open_checkpoint(plain, device="cuda") as other:
         found = load_layers(other)

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from qload import MemoryStorage, Weights
 from qload.errors import ArgumentError
 from qload.loader import Part
-from qload.loader.source import fill
 from qload.parallel import FakeWorld
 from qload.spec import Role, Weight
 from qload.testing import assert_same_bits, layers
@@ -72,7 +71,7 @@ def test_a_place_gets_what_a_read_hands_out(dtype: torch.dtype | None, role: Rol
     index = (slice(1, 3),)
     want = weights.read("a.weight", index, role=role)
     for out in (torch.zeros_like(want), torch.zeros(6, 2, dtype=want.dtype).T):
-        fill(weights, "a.weight", index, out, role)
+        weights.read_into("a.weight", index, out, role=role)
 
         assert_same_bits(out.contiguous(), want)
     assert not weights.report().used

@@ -55,15 +55,15 @@ def assert_same(made: Weight, want: Weight) -> None:
 def followed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the layers that a recipe made, those aside that it was proven on."""
     names: list[str] = []
-    inner = repack_cache.RepackCache.repack
+    inner = repack_cache.RepackCache._apply
 
-    def told(self: repack_cache.RepackCache, weight: Weight, layout: str, *late: Any) -> Weight | None:
-        made = inner(self, weight, layout, *late)
+    def told(self: repack_cache.RepackCache, kind: Any, weight: Weight, deferred: Any) -> Weight | None:
+        made = inner(self, kind, weight, deferred)
         if made is not None:
             names.append(weight.layer.name)
         return made
 
-    monkeypatch.setattr(repack_cache.RepackCache, "repack", told)
+    monkeypatch.setattr(repack_cache.RepackCache, "_apply", told)
     return names
 
 

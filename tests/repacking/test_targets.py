@@ -150,14 +150,14 @@ def test_auto_says_with_marlins_reason_why_a_layer_stays(monkeypatch: pytest.Mon
     tensors = {"a.qweight": words, "a.qzeros": torch.zeros(3, 3, dtype=torch.int32), "a.scales": ones}
     source = Weights(MemoryStorage(tensors), loader=loader_from_config(config, target="auto"))
     refused = RepackError("gptq", "exllama", "no")
-    monkeypatch.setattr(loaders.FastestLoader, "_in_layout", _refusing(loaders.FastestLoader, refused))
+    monkeypatch.setattr(loaders.FastestLoader, "_repack_to", _refusing(loaders.FastestLoader, refused))
 
     assert type(source.get_weights("a")) is GPTQWeight
     assert source.report().notes[-1] == "a: stays gptq: Marlin's kernel reads 4 or 8 bits, got 3"
 
 
 def _refusing(loader: type, error: RepackError) -> Any:
-    inner = loader._in_layout  # type: ignore[attr-defined]
+    inner = loader._repack_to  # type: ignore[attr-defined]
 
     def in_layout(self: Any, layout: str, *rest: Any) -> Weight:
         if layout == "exllama":

@@ -21,8 +21,7 @@ from qload.weights.exemptions import (
     unread_reason,
 )
 from qload.weights.ledger import LoadReport
-from qload.weights.names import FEW, NEAR, SortedNames
-from qload.weights.places import along
+from qload.weights.weights import MAX_COMPARED_NAMES, NEAR_NAMES, SortedNames, along
 
 ATTENTIONS = ("attn", "self_attn", "cross_attn", "attention", "self_attention", "cross_attention", "mixer")
 PROJECTIONS = tuple(f"{letters}_proj" for letters in ("q", "k", "v", "kv", "qk", "qkv"))
@@ -127,17 +126,21 @@ def test_a_stack_that_was_looked_at_has_its_own_reason() -> None:
 
 
 def test_few_names_are_shown_and_those_near_are_compared() -> None:
-    names = SortedNames(f"a.{number:05}" for number in reversed(range(FEW)))
-    more = SortedNames(f"a.{number:05}" for number in range(FEW + 1))
+    names = SortedNames(f"a.{number:05}" for number in reversed(range(MAX_COMPARED_NAMES)))
+    more = SortedNames(f"a.{number:05}" for number in range(MAX_COMPARED_NAMES + 1))
 
     assert names.under("a.", "b.") == [f"a.{number:05}" for number in range(6)]
     assert names.under("a.0000", most=2) == ["a.00000", "a.00001"]
     assert names.under("a.00001", "a.00003") == ["a.00001", "a.00003"]
     assert names.under("b") == []
-    assert len(names.near("a.02000")) == FEW
-    assert more.near("a.02000") == [f"a.{number:05}" for number in range(2000 - NEAR, 2000 + NEAR)]
-    assert more.near("a") == [f"a.{number:05}" for number in range(NEAR)]
-    assert more.near("b") == [f"a.{number:05}" for number in range(FEW + 1 - NEAR, FEW + 1)]
+    assert len(names.near("a.02000")) == MAX_COMPARED_NAMES
+    assert more.near("a.02000") == [
+        f"a.{number:05}" for number in range(2000 - NEAR_NAMES, 2000 + NEAR_NAMES)
+    ]
+    assert more.near("a") == [f"a.{number:05}" for number in range(NEAR_NAMES)]
+    assert more.near("b") == [
+        f"a.{number:05}" for number in range(MAX_COMPARED_NAMES + 1 - NEAR_NAMES, MAX_COMPARED_NAMES + 1)
+    ]
 
 
 def test_a_report_is_complete_where_nothing_is_left_over_twice_or_unread() -> None:

@@ -30,7 +30,7 @@ from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.testing import assert_same_bits
 from qload.testing import layers as random_layers
-from qload.weights import ahead, landing, stream
+from qload.weights import prefetch, stream
 from tests.example_counts import at_most, some
 from tests.format_cases import CONFIGS, every_format, lawful
 from tests.paths import FIXTURES
@@ -50,8 +50,8 @@ def assert_same(made: Weight, want: Weight) -> None:
 def runs(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that hold tensors whole, and runs that cut them, with a window of a load or two."""
     if request.param == "small":
-        monkeypatch.setattr(landing.HostLanding, "run", 1 << 10)
-        monkeypatch.setattr(stream, "WINDOW", 1 << 12)
+        monkeypatch.setattr(prefetch.HostStaging, "run", 1 << 10)
+        monkeypatch.setattr(stream, "WINDOW_BYTES", 1 << 12)
 
 
 def one_by_one(weights: Weights, prefixes: Sequence[str]) -> tuple[list[Weight], str | None]:
@@ -191,7 +191,7 @@ def test_what_threads_cannot_read_the_load_reads_itself(monkeypatch: pytest.Monk
     def refuse(*_: Any) -> None:
         raise StorageError("file", "unreadable", "not for threads")
 
-    monkeypatch.setattr(landing.HostLanding, "fill", refuse)
+    monkeypatch.setattr(prefetch.HostStaging, "fill", refuse)
     weights = Weights(MemoryStorage(plain()), loader=loader_from_config(None))
 
     ((_, made),) = weights.stream(["q"])
@@ -268,9 +268,9 @@ def test_progress_ends_with_all_bytes() -> None:
 
 
 def test_a_row_longer_than_a_run_is_read_by_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(landing.HostLanding, "run", 8)
+    monkeypatch.setattr(prefetch.HostStaging, "run", 8)
     storage = MemoryStorage({"q.weight": torch.randn(4, 16)})
-    with ahead.ReaderAhead(storage, torch.device("cpu")) as reader:
+    with prefetch.Prefetcher(storage, torch.device("cpu")) as reader:
         begun = reader.begin([("q.weight", ())], storage)
 
         assert begun.take("q.weight", ()) is None
@@ -282,7 +282,7 @@ def test_a_fault_of_a_thread_is_told_and_the_load_reads_itself(
     def fail(*_: Any) -> None:
         raise RuntimeError("no such device")
 
-    monkeypatch.setattr(landing.HostLanding, "fill", fail)
+    monkeypatch.setattr(prefetch.HostStaging, "fill", fail)
     weights = Weights(MemoryStorage(plain()), loader=loader_from_config(None))
 
     ((_, made),) = weights.stream(["q"])

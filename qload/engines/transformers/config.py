@@ -9,7 +9,8 @@ from qload.detect import KernelTarget, Target
 from qload.errors import ArgumentError, check_type
 from qload.experts import ExpertFacts
 from qload.kernels.declared import Activations
-from qload.loader.finite_scales import Nonfinite, check_nonfinite
+from qload.loader.layer_values import check_nonfinite
+from qload.loader.source import Nonfinite
 from qload.quantize import Quantizer
 from qload.quantize.policy import Modules, Policy
 

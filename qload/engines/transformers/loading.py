@@ -26,7 +26,7 @@ from qload.errors import ArgumentError, MissingTensorError, check_type
 from qload.experts import ExpertFacts
 from qload.kernels.declared import Activations
 from qload.kernels.dtypes import DTYPES
-from qload.loader.finite_scales import Nonfinite
+from qload.loader.source import Nonfinite
 
 TRIED = ("5.23.0",)
 MAX_LISTED_NAMES = 5

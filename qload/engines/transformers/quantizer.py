@@ -45,7 +45,7 @@ from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.quantize import QuantizingLoader
 from qload.spec import Weight, named
 from qload.weights import Load, Weights
-from qload.weights.loads import parts_of
+from qload.weights.weights import parts_of
 
 log: logging.Logger = logging.getLogger("qload")
 

@@ -19,7 +19,7 @@ from qload.errors import ArgumentError, MismatchError, MissingTensorError, Unsup
 from qload.experts import ExpertFacts, ExpertSplit, GatedActivation, LocalExperts
 from qload.kernels.declared import Activations, Maximum
 from qload.loader import ConfiguredFormat, FormatLoader
-from qload.loader.finite_scales import Nonfinite
+from qload.loader.source import Nonfinite
 from qload.methods import TypedLinearMethod
 from qload.methods.parameter_buffer import (
     LayerShare,

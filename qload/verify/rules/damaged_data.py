@@ -27,7 +27,7 @@ from qload.architecture.names import NOT_A_LAYER, block_of, group_by_pattern, is
 from qload.errors import QloadError
 from qload.formats import Exl2Config
 from qload.loader import LayerDescription, Part
-from qload.loader.cuts import granule
+from qload.loader.sharding import granule
 from qload.spec import Role
 from qload.verify.blocks import BLOCK_BYTES, pieces, read_span
 from qload.verify.checkpoint import VerifiedCheckpoint

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from qload.loader import FormatLoader, LayerDescription, Part
-from qload.loader.cuts import granule
+from qload.loader.sharding import granule
 from qload.spec import Codes, Role, Weight
 from qload.weights import Weights
 

@@ -26,8 +26,8 @@ from qload.formats import (
     UnquantizedWeight,
 )
 from qload.loader import ConfiguredFormat, Part
-from qload.loader.cuts import granule, share
 from qload.loader.description import LayerDescription
+from qload.loader.sharding import granule, share
 from qload.parallel import FakeWorld
 from qload.spec import FieldNames
 
@@ -76,7 +76,7 @@ def cut(layer: LayerDescription, load: str, world: int) -> str:
             one = share(layer, part, split, rank, joined=joined, number=rank.rank() % layer.sizes.get("P", 1))
         except QloadError as error:
             return " ".join(str(error).split())
-        pieces = [[one.piece(axis) for axis in spec.places] for spec in layer.specs]
+        pieces = [[one.span(axis) for axis in spec.places] for spec in layer.specs]
         extents = [one.extent(axis) for spec in layer.specs for axis in spec.places if axis.follows("N")]
         here = one.bounds
         said.append(f"{here.n0}:{here.n1} {here.k0}:{here.k1} {pieces} {extents}".replace("None", "-"))

@@ -12,16 +12,16 @@ from qload import native
 from qload.devices import CpuFileMover, FileMove
 from qload.errors import StorageError
 from qload.kernel_formats import repack_cache
-from qload.repacking import late_tensors
+from qload.repacking import deferred_reads
 from qload.sentences import Digit
-from qload.weights import Weights, in_file, stream
+from qload.weights import Weights, prefetch, stream
 from tests.repacking.test_alike import assert_same, drawn
-from tests.repacking.test_late_tensors import has_native, late_bytes, opened, saved
+from tests.repacking.test_deferred_reads import has_native, late_bytes, opened, saved
 
 
 @pytest.fixture(autouse=True)
 def small_codes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_tensors, "LEAST", 1)
+    monkeypatch.setattr(deferred_reads, "MIN_CODE_BYTES", 1)
 
 
 def around_moves(
@@ -30,7 +30,7 @@ def around_moves(
     after: Callable[[], None] = lambda: None,
 ) -> None:
     """What happens before each move from a file is made, in its turn or by other threads, and after it."""
-    here, begin, wait = in_file.devices.move_from_file, CpuFileMover.begin, CpuFileMover.wait
+    here, begin, wait = prefetch.devices.move_from_file, CpuFileMover.begin, CpuFileMover.wait
     moving: set[int] = set()  # tickets of moves, not of reads
 
     def in_turn(*asked: Any) -> bool:
@@ -53,7 +53,7 @@ def around_moves(
             after()
         return made
 
-    monkeypatch.setattr(in_file.devices, "move_from_file", in_turn)
+    monkeypatch.setattr(prefetch.devices, "move_from_file", in_turn)
     monkeypatch.setattr(CpuFileMover, "begin", begun)
     monkeypatch.setattr(CpuFileMover, "wait", waited)
 
@@ -111,7 +111,7 @@ def test_where_a_layer_has_shown_the_way_threads_move_the_next_ones_before_their
     """By the instruction set and the number of threads of who loads, who leaves them the cores meanwhile."""
     made: list[tuple[str, int, int]] = []
     here: list[int] = []
-    module, inner = native.load("cpu").found, repack_cache.RepackCache.repack
+    module, inner = native.load("cpu").found, repack_cache.RepackCache._apply
     assert module is not None
 
     class Told(module.FileMover):  # type: ignore[misc,name-defined]
@@ -130,7 +130,7 @@ def test_where_a_layer_has_shown_the_way_threads_move_the_next_ones_before_their
         return inner(*asked)
 
     monkeypatch.setattr(module, "FileMover", Told)
-    monkeypatch.setattr(repack_cache.RepackCache, "repack", told)
+    monkeypatch.setattr(repack_cache.RepackCache, "_apply", told)
     names = "abcdef"
     with (
         opened(saved(tmp_path, {name: drawn() for name in names})) as weights,
@@ -148,10 +148,10 @@ def test_a_layer_that_was_expected_to_go_elsewhere_is_moved_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     file = saved(tmp_path, {name: drawn() for name in "abcd"})
-    inner = late_tensors.ExpectedLayers.moves
+    inner = deferred_reads.DeferredKinds.moves
     expected: list[str] = []
 
-    def elsewhere(self: late_tensors.ExpectedLayers, kind: Any) -> Mapping[str, repack_cache.Move] | None:
+    def elsewhere(self: deferred_reads.DeferredKinds, kind: Any) -> Mapping[str, repack_cache.Move] | None:
         right = inner(self, kind)
         if right is None:
             return None
@@ -159,7 +159,7 @@ def test_a_layer_that_was_expected_to_go_elsewhere_is_moved_again(
         digits = tuple(Digit(d.size, d.source, d.source) for d in right[wrong].digits)
         return {**right, wrong: replace(right[wrong], digits=digits)}
 
-    monkeypatch.setattr(late_tensors.ExpectedLayers, "moves", elsewhere)
+    monkeypatch.setattr(deferred_reads.DeferredKinds, "moves", elsewhere)
     with opened(file) as one, opened(file) as other:
         for name, weight in one.stream(list("abcd")):
             assert_same(weight, other.get_weights(name))
@@ -189,7 +189,7 @@ def test_nothing_is_begun_for_layers_that_one_before_them_was_not_like(
 
     monkeypatch.setattr(CpuFileMover, "begin", begins)
     monkeypatch.setattr(CpuFileMover, "wait", waits)
-    monkeypatch.setattr(stream, "WINDOW", 3 * late_bytes())
+    monkeypatch.setattr(stream, "WINDOW_BYTES", 3 * late_bytes())
     file = saved(tmp_path, layers)
     with opened(file) as one, opened(file) as other:
         for name, weight in one.stream(list(layers)):
@@ -211,14 +211,14 @@ def test_scales_of_any_number_of_groups_go_straight(
     tmp_path: Path, target: str, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[bool] = []
-    inner = late_tensors.LateTensors.make
+    inner = deferred_reads.DeferredTensors.load
 
     def told(*asked: Any) -> Any:
         made = inner(*asked)
         tried.append(made is not None)
         return made
 
-    monkeypatch.setattr(late_tensors.LateTensors, "make", told)
+    monkeypatch.setattr(deferred_reads.DeferredTensors, "load", told)
     file = saved(tmp_path, {name: drawn(K=32 * groups, N=512) for name in "abc"})
     with opened(file, target) as one, opened(file, target) as other:
         streamed = list(one.stream(list("abc")))

@@ -11,7 +11,7 @@ from torch import Tensor
 from qload import MemoryStorage, Weights
 from qload.errors import ArgumentError, NonfiniteScaleError
 from qload.loader import Part
-from qload.loader.finite_scales import is_finite
+from qload.loader.layer_values import is_finite
 from qload.parallel import FakeWorld
 from qload.spec import Role, TensorSpec, Weight
 from qload.testing import assert_same_bits, layers

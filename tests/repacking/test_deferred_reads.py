@@ -16,12 +16,11 @@ from qload.detect import loader_from_config
 from qload.errors import NonfiniteScaleError, StorageError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernel_formats import repack, repack_cache
-from qload.loader import LoadPlan
 from qload.parallel import FakeWorld
-from qload.repacking import late_tensors
+from qload.repacking import deferred_reads
 from qload.sentences import Digit
 from qload.storage import MemoryStorage, SafetensorsStorage
-from qload.weights import Weights, in_file, moves_ahead, stream
+from qload.weights import Weights, prefetch, stream
 from tests.repacking.test_alike import CONFIG, MIDDLE, assert_same, drawn
 
 has_native = pytest.mark.skipif(not native.available(), reason="without native code nothing is followed")
@@ -30,21 +29,21 @@ Layers = Mapping[str, Mapping[str, Tensor]]
 
 @pytest.fixture(autouse=True)
 def small_codes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_tensors, "LEAST", 1)
+    monkeypatch.setattr(deferred_reads, "MIN_CODE_BYTES", 1)
 
 
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each tensor that was to go straight from the file, codes or scales, whether it went."""
     found: list[bool] = []
-    inner = late_tensors.LateTensors._moved
+    inner = deferred_reads.DeferredTensors._move
 
-    def told(self: late_tensors.LateTensors, *asked: Any) -> Any:
+    def told(self: deferred_reads.DeferredTensors, *asked: Any) -> Any:
         made = inner(self, *asked)
         found.append(made is not None)
         return made
 
-    monkeypatch.setattr(late_tensors.LateTensors, "_moved", told)
+    monkeypatch.setattr(deferred_reads.DeferredTensors, "_move", told)
     return found
 
 
@@ -52,13 +51,13 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The codes that were left in their file for later, of each layer that was made without them."""
     found: list[str] = []
-    inner = late_tensors.LateTensors.make
+    inner = deferred_reads.DeferredTensors.load
 
-    def told(self: late_tensors.LateTensors, *asked: Any) -> Any:
-        found.append(self.tensors[late_tensors.CODES].place.name)
+    def told(self: deferred_reads.DeferredTensors, *asked: Any) -> Any:
+        found.append(self.tensors[deferred_reads.CODES].slices.name)
         return inner(self, *asked)
 
-    monkeypatch.setattr(late_tensors.LateTensors, "make", told)
+    monkeypatch.setattr(deferred_reads.DeferredTensors, "load", told)
     return found
 
 
@@ -129,13 +128,12 @@ def test_a_layer_whose_moved_scales_are_not_finite_is_loaded_again(nonfinite: An
     stored = GPTQWeight(config=GPTQConfig(4, 32), **drawn())
     moved = repack(stored, "marlin")
     moved.scales.fill_(scale)
-    known: Any = SimpleNamespace(repack=lambda *_: moved)
-    plan = LoadPlan((), lambda source: stored)
     given_up: list[Any] = []
-    owner: Any = SimpleNamespace(give_up=lambda *told: given_up.append(told))
+    cache = SimpleNamespace(repack=lambda *_: moved)
+    kinds: Any = SimpleNamespace(cache=cache, drop=lambda *told: given_up.append(told))
     source = Weights(MemoryStorage({}), loader=loader_from_config(CONFIG), nonfinite=nonfinite)
 
-    made = late_tensors.LateTensors(owner, "kind", {}).make(source, plan, known, "marlin")
+    made = deferred_reads.DeferredTensors(kinds, "kind", "marlin", {}).load(source, lambda _: stored)
 
     refused = nonfinite == "error" and scale != 1
     assert (made is None, bool(given_up)) == (refused, refused)
@@ -200,12 +198,12 @@ def test_scales_that_are_not_moved_in_pieces_are_read_ahead_from_then_on(
     tmp_path: Path, moved: list[bool], tried: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The layer that showed it is loaded once more; codes of the next ones go straight as before."""
-    inner = in_file.devices.move_from_file
+    inner = prefetch.devices.move_from_file
 
     def codes_alone(source: Any, target: Tensor, bits: int, digits: Any) -> bool:
         return bits == 4 and inner(source, target, bits, digits)
 
-    monkeypatch.setattr(in_file.devices, "move_from_file", codes_alone)
+    monkeypatch.setattr(prefetch.devices, "move_from_file", codes_alone)
     file = saved(tmp_path, {name: drawn() for name in "abcd"})
     with opened(file) as one, opened(file, None) as stored:
         for name in "abcd":
@@ -221,18 +219,21 @@ def test_scales_that_are_not_moved_in_pieces_are_read_ahead_from_then_on(
 def test_scales_that_no_thread_could_move_keep_no_codes_from_going_straight(
     tmp_path: Path, tried: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    inner, ahead = in_file.devices.move_from_file, moves_ahead.MovesAhead.begin
+    inner, ahead = prefetch.devices.move_from_file, prefetch.NativeReader.begin
     monkeypatch.setattr(
-        in_file.devices, "move_from_file", lambda at, out, bits, to: bits == 4 and inner(at, out, bits, to)
+        prefetch.devices, "move_from_file", lambda at, out, bits, to: bits == 4 and inner(at, out, bits, to)
     )
 
-    def codes_alone(self: moves_ahead.MovesAhead, asked: Any) -> Any:
+    def codes_alone(self: prefetch.NativeReader, asked: Any) -> Any:
         """Scales by digits that name more bytes than there are, which no thread moves."""
-        twice = [(of, out, bits, to if bits == 4 else (*to, Digit(2, 0, 0))) for of, out, bits, to in asked]
+        twice = [
+            move._replace(digits=(*move.digits, Digit(2, 0, 0))) if move.digits and move.bits != 4 else move
+            for move in asked
+        ]
         return ahead(self, twice)
 
-    monkeypatch.setattr(moves_ahead.MovesAhead, "begin", codes_alone)
-    monkeypatch.setattr(stream, "WINDOW", 2 * late_bytes())
+    monkeypatch.setattr(prefetch.NativeReader, "begin", codes_alone)
+    monkeypatch.setattr(stream, "WINDOW_BYTES", 2 * late_bytes())
     file = saved(tmp_path, {name: drawn() for name in "abcdefgh"})
     with opened(file) as one, opened(file, None) as stored:
         for name, weight in one.stream(list("abcdefgh")):
@@ -257,7 +258,7 @@ def test_shares_of_several_ranks_are_read_as_ever(tmp_path: Path, tried: list[st
 @has_native
 @pytest.mark.parametrize(
     ("place", "size", "change"),
-    [(late_tensors, "LEAST", 1), (repack_cache, "MAX_CODE_BYTES", -1)],
+    [(deferred_reads, "MIN_CODE_BYTES", 1), (repack_cache, "MAX_CODE_BYTES", -1)],
     ids=["LEAST", "LARGE"],
 )
 def test_codes_of_other_sizes_are_read_as_ever(
@@ -272,7 +273,9 @@ def test_codes_of_other_sizes_are_read_as_ever(
 
 @has_native
 @pytest.mark.parametrize(
-    ("place", "size"), [(late_tensors, "LEAST"), (repack_cache, "MAX_CODE_BYTES")], ids=["least", "large"]
+    ("place", "size"),
+    [(deferred_reads, "MIN_CODE_BYTES"), (repack_cache, "MAX_CODE_BYTES")],
+    ids=["least", "large"],
 )
 def test_codes_of_the_first_and_the_last_size_go_straight(
     tmp_path: Path, moved: list[bool], place: Any, size: str, monkeypatch: pytest.MonkeyPatch
@@ -315,7 +318,9 @@ def test_a_storage_of_somebody_elses_is_asked_for_all(tmp_path: Path, moved: lis
 def test_a_file_that_is_cut_short_meanwhile_says_so_in_its_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: float
 ) -> None:
-    monkeypatch.setattr(stream, "WINDOW", 1)  # so that no layer is read before the one before it is there
+    monkeypatch.setattr(
+        stream, "WINDOW_BYTES", 1
+    )  # so that no layer is read before the one before it is there
     file = saved(tmp_path, {name: drawn() for name in "abcd"})
     with opened(file) as weights:
         found = weights.stream(list("abcd"))
@@ -332,15 +337,15 @@ def test_codes_that_wait_in_their_file_count_as_read_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[bool] = []
-    inner = late_tensors.ExpectedLayers.late
+    inner = deferred_reads.DeferredKinds.plan
 
-    def told(self: late_tensors.ExpectedLayers, *asked: Any) -> Any:
+    def told(self: deferred_reads.DeferredKinds, *asked: Any) -> Any:
         found = inner(self, *asked)
         planned.append(found is not None)
         return found
 
-    monkeypatch.setattr(late_tensors.ExpectedLayers, "late", told)
-    monkeypatch.setattr(stream, "WINDOW", 3 * late_bytes())
+    monkeypatch.setattr(deferred_reads.DeferredKinds, "plan", told)
+    monkeypatch.setattr(stream, "WINDOW_BYTES", 3 * late_bytes())
     with opened(saved(tmp_path, {name: drawn() for name in "abcdef"})) as weights:
         next(weights.stream(list("abcdef")))
 

@@ -16,8 +16,8 @@ from qload.detect import loader_from_config
 from qload.devices import CpuFileMover
 from qload.errors import StorageError
 from qload.testing import assert_same_bits
-from qload.weights import ahead, files_at_work
-from qload.weights.files_at_work import OpenedFiles
+from qload.weights import prefetch
+from qload.weights.prefetch import OpenedFiles
 
 has_native = pytest.mark.skipif(not native.available(), reason="there are no such threads without the module")
 TENSORS = {
@@ -117,7 +117,7 @@ def test_a_file_that_is_replaced_while_they_read_is_an_error(
 def test_more_files_than_are_kept_open_are_read_by_threads_of_python(
     tmp_path: Path, tickets: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_at_work, "OPEN_FILES", 2)
+    monkeypatch.setattr(prefetch, "MAX_OPEN_FILES", 2)
     streamed(saved(tmp_path, len(NAMES)))
 
     assert 2 <= len(tickets) < len(NAMES)
@@ -174,7 +174,7 @@ def test_a_wait_that_tells_less_than_was_asked_tells_nothing(
     monkeypatch.setattr(CpuFileMover, "wait", waits)
     with (
         SafetensorsStorage(saved(tmp_path)) as storage,
-        ahead.ReaderAhead(storage, torch.device("cpu")) as it,
+        prefetch.Prefetcher(storage, torch.device("cpu")) as it,
     ):
         begun = it.begin([("0.weight", ()), ("1.weight", ())], storage)
 
@@ -224,16 +224,16 @@ def test_elsewhere_threads_of_python_read(tmp_path: Path, without: str) -> None:
     device = torch.device("meta" if without == "a device of the CPU" else "cpu")
     with SafetensorsStorage(saved(tmp_path)) as storage:
         if without == "native code":
-            with native.reference(), ahead.ReaderAhead(storage, device) as reader:
-                assert reader.moves is None
+            with native.reference(), prefetch.Prefetcher(storage, device) as reader:
+                assert reader.native is None
         else:
-            assert ahead.moves_ahead(storage, device, 2) is None
+            assert prefetch.native_reader(storage, device, 2) is None
 
 
 def test_files_are_closed_once_whoever_asks_again(tmp_path: Path) -> None:
     """As one does who was interrupted: nothing is said then of what was read, and others keep theirs."""
     with SafetensorsStorage(saved(tmp_path)) as storage:
-        files = files_at_work.FilesAtWork(storage.ranges)
+        files = prefetch.FilePool(storage.ranges)
         one, other = (files.open(["0.safetensors"]) for _ in range(2))
         assert one is not None
         assert other is not None

@@ -18,7 +18,7 @@ from torch import Tensor
 from qload import MemoryStorage, SafetensorsStorage, Weights, load_layers, loader_from_config, native
 from qload.devices import cuda, cuda_files
 from qload.testing import assert_same_bits
-from qload.weights import ahead, files_at_work, landing
+from qload.weights import prefetch
 
 DEVICE = torch.device("cpu")
 
@@ -86,18 +86,18 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Module:
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
-    monkeypatch.setattr(ahead, "landing_on", landing.CudaLanding)
-    monkeypatch.setattr(landing.CudaLanding, "fill", _fill)
+    monkeypatch.setattr(prefetch, "staging_on", prefetch.CudaStaging)
+    monkeypatch.setattr(prefetch.CudaStaging, "fill", _fill)
     return made
 
 
-def _fill(self: landing.CudaLanding, storage: Any, pieces: Any, ready: Any) -> None:
-    landing.HostLanding().fill(storage, pieces, None)
+def _fill(self: prefetch.CudaStaging, storage: Any, pieces: Any, ready: Any) -> None:
+    prefetch.HostStaging().fill(storage, pieces, None)
 
 
 @pytest.fixture(autouse=True)
 def wait_for_python(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(landing.CudaLanding, "wait", lambda self, filled: None)
+    monkeypatch.setattr(prefetch.CudaStaging, "wait", lambda self, filled: None)
 
 
 TENSORS = {
@@ -131,7 +131,7 @@ def opened(storage: SafetensorsStorage) -> list[int]:
 
 def test_all_that_lies_in_one_run_is_asked_of_the_module_at_once(module: Module, folder: Path) -> None:
     rows, columns = (slice(1, 7),), (slice(0, 8), slice(2, 4))
-    with SafetensorsStorage(folder) as storage, ahead.ReaderAhead(storage, DEVICE) as reader:
+    with SafetensorsStorage(folder) as storage, prefetch.Prefetcher(storage, DEVICE) as reader:
         begun = reader.begin(asked(("a", rows), ("a", columns)), storage)
 
         assert opened(storage) == [1]
@@ -155,7 +155,7 @@ def test_what_the_module_could_not_read_the_load_reads_itself(
     module: Module, folder: Path, answer: tuple[int, int, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     module.answer = lambda ticket: answer
-    with SafetensorsStorage(folder) as storage, ahead.ReaderAhead(storage, DEVICE) as reader:
+    with SafetensorsStorage(folder) as storage, prefetch.Prefetcher(storage, DEVICE) as reader:
         begun = reader.begin(asked(), storage)
 
         assert all(begun.take(name, ()) is None for name in TENSORS)
@@ -167,7 +167,7 @@ def test_what_the_module_could_not_read_the_load_reads_itself(
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_a_file_that_is_replaced_is_not_believed(module: Module, folder: Path, when: str) -> None:
     file = folder / "model.safetensors"
-    with SafetensorsStorage(folder) as storage, ahead.ReaderAhead(storage, DEVICE) as reader:
+    with SafetensorsStorage(folder) as storage, prefetch.Prefetcher(storage, DEVICE) as reader:
         if when == "before":
             os.utime(file, ns=(1, 1))
         begun = reader.begin(asked(), storage)
@@ -181,7 +181,7 @@ def test_a_file_that_is_replaced_is_not_believed(module: Module, folder: Path, w
 
 def test_files_stay_open_until_their_ticket_was_waited_for(module: Module, folder: Path) -> None:
     storage = SafetensorsStorage(folder)
-    with ahead.ReaderAhead(storage, DEVICE) as reader:
+    with prefetch.Prefetcher(storage, DEVICE) as reader:
         first, second = (reader.begin([("a", ())], storage) for _ in range(2))
         assert opened(storage) == [2]
         first.close()
@@ -195,7 +195,7 @@ def test_files_stay_open_until_their_ticket_was_waited_for(module: Module, folde
 
 def test_what_nobody_waited_for_is_let_go_once_the_threads_have_ended(module: Module, folder: Path) -> None:
     with SafetensorsStorage(folder) as storage:
-        with ahead.ReaderAhead(storage, DEVICE) as reader:
+        with prefetch.Prefetcher(storage, DEVICE) as reader:
             reader.begin(asked(), storage)
             os.utime(folder / "model.safetensors", ns=(1, 1))
             assert opened(storage) == [1]
@@ -206,10 +206,10 @@ def test_what_nobody_waited_for_is_let_go_once_the_threads_have_ended(module: Mo
 def test_more_files_than_are_kept_open_are_left_to_other_threads(
     module: Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files_at_work, "OPEN_FILES", 2)
+    monkeypatch.setattr(prefetch, "MAX_OPEN_FILES", 2)
     for i in range(3):
         save_file({str(i): torch.full((5,), i)}, tmp_path / f"{i}.safetensors")
-    with SafetensorsStorage(tmp_path) as storage, ahead.ReaderAhead(storage, DEVICE) as reader:
+    with SafetensorsStorage(tmp_path) as storage, prefetch.Prefetcher(storage, DEVICE) as reader:
         begun = [reader.begin([(str(i), ())], storage) for i in range(3)]
         begun[0].close()
         begun += [reader.begin([(str(i), ())], storage) for i in (1, 2)]
@@ -230,7 +230,7 @@ def test_where_nothing_reads_files_threads_of_python_do(
     with (
         native.reference() if without == "module" else nullcontext(),
         storage,
-        ahead.ReaderAhead(storage, DEVICE) as reader,
+        prefetch.Prefetcher(storage, DEVICE) as reader,
     ):
         bits(reader.begin(asked(), storage).take("a", ()), TENSORS["a"])
 
@@ -244,7 +244,7 @@ def test_where_no_memory_is_pinned_threads_of_python_read(
         raise RuntimeError(f"cannot pin {nbytes} bytes")
 
     monkeypatch.setattr(cuda_files, "pinned", refuse)
-    with SafetensorsStorage(folder) as storage, ahead.ReaderAhead(storage, DEVICE) as reader:
+    with SafetensorsStorage(folder) as storage, prefetch.Prefetcher(storage, DEVICE) as reader:
         bits(reader.begin(asked(), storage).take("a", ()), TENSORS["a"])
 
     assert "cannot pin 6144 bytes" in caplog.text
@@ -277,7 +277,7 @@ def test_a_subclass_of_the_storage_may_read_otherwise(module: Module, folder: Pa
     class Own(SafetensorsStorage):
         """With a `read_into` of its own, perhaps."""
 
-    with Own(folder) as storage, ahead.ReaderAhead(storage, DEVICE) as reader:
+    with Own(folder) as storage, prefetch.Prefetcher(storage, DEVICE) as reader:
         bits(reader.begin(asked(), storage).take("a", ()), TENSORS["a"])
 
     assert not module.asked

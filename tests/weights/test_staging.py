@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qload import MemoryStorage, SafetensorsStorage
 from qload.testing import assert_same_bits
-from qload.weights import ahead, landing
+from qload.weights import prefetch
 
 DEVICE = torch.device("cpu")
 
@@ -69,7 +69,6 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
     class Buffer:
         def __init__(self, size: int, stream: Stream) -> None:
             self.memory = torch.empty(size, dtype=torch.uint8)
-            self.bytes = self.memory.numpy()
             self.stream, self.copied = stream, stream.record_event()
 
     @contextmanager
@@ -81,13 +80,13 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
         for place, target in zip(places, targets, strict=True):
             target.copy_(memory[place].view(target.dtype).view(target.shape))
 
-    monkeypatch.setattr(landing, "_Buffer", Buffer)
-    monkeypatch.setattr(landing, "copy_from_host", copied)
+    monkeypatch.setattr(prefetch, "PinnedBuffer", Buffer)
+    monkeypatch.setattr(prefetch, "copy_from_host", copied)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made.home)
     monkeypatch.setattr(torch.cuda, "Stream", made.new)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "stream", on)
-    monkeypatch.setattr(ahead, "landing_on", landing.CudaLanding)
+    monkeypatch.setattr(prefetch, "staging_on", prefetch.CudaStaging)
     return made
 
 
@@ -110,7 +109,7 @@ def stored(kind: str, folder: Path) -> Any:
 @pytest.mark.parametrize("kind", ["memory", "files"])
 @pytest.mark.parametrize("run", [128, 192, 1 << 12])
 def test_tensors_come_whole_and_in_runs(streams: Streams, tmp_path: Path, kind: str, run: int) -> None:
-    with stored(kind, tmp_path) as storage, ahead.ReaderAhead(storage, DEVICE, run) as reader:
+    with stored(kind, tmp_path) as storage, prefetch.Prefetcher(storage, DEVICE, run) as reader:
         index = (slice(1, 7), slice(2, 4))
         begun = reader.begin([*((name, ()) for name in TENSORS), ("a", index)], storage)
 
@@ -126,7 +125,7 @@ def test_tensors_come_whole_and_in_runs(streams: Streams, tmp_path: Path, kind: 
 
 def test_copies_wait_for_memory_and_for_buffers(streams: Streams) -> None:
     storage = MemoryStorage({str(i): torch.full((64,), i, dtype=torch.uint8) for i in range(6)})
-    with ahead.ReaderAhead(storage, DEVICE, 128) as reader:
+    with prefetch.Prefetcher(storage, DEVICE, 128) as reader:
         begun = reader.begin([(str(i), ()) for i in range(6)], storage)
         taken = [begun.take(str(i), ()) for i in range(6)]
 
@@ -148,7 +147,7 @@ def test_threads_stand_on_the_device_that_the_caller_meant(
         torch.cuda, "set_device", lambda device: told.update({threading.current_thread().name: device})
     )
     storage = MemoryStorage(TENSORS)
-    with ahead.ReaderAhead(storage, torch.device("cpu"), 1 << 12) as reader:
+    with prefetch.Prefetcher(storage, torch.device("cpu"), 1 << 12) as reader:
         reader.begin([("a", ())], storage).close()
 
     assert list(told.values()) == [streams.home.device]
