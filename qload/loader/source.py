@@ -73,37 +73,37 @@ class TensorSource(Protocol):
         """Read the slices `index` of the tensor `name`, onto the device and in the dtype of its `role`."""
 
     def take(self, names: Iterable[str]) -> None:
-        """Enter tensors into the ledger as used by a load."""
+        """Enter the tensors `names` into the ledger as used by a load."""
 
     def note(self, text: str) -> None:
-        """Enter a harmless contradiction into the ledger."""
+        """Enter a harmless contradiction, as `text`, into the ledger."""
 
     def missing(self, name: str, hint: str = "") -> MissingTensorError:
-        """Create the error for a missing tensor: names tried, and names similar to it."""
+        """Create the error for the missing tensor `name`: names tried, similar names, and `hint`."""
 
     def headers(self, prefix: str, suffixes: Iterable[str]) -> Mapping[str, TensorInfo]:
-        """Headers of the stored tensors under a prefix, by suffix."""
+        """Headers of the stored tensors under `prefix`, by the `suffixes` of their names."""
         names = {suffix: named(prefix, suffix) for suffix in suffixes}
         return {suffix: self.info(name) for suffix, name in names.items() if self.has_tensor(name)}
 
     def read_into(self, name: str, index: Index, out: Tensor, *, role: Role) -> None:
-        """Read into `out`, a tensor of the slices' shape and dtype on the device."""
+        """Read like `read` into `out`, of the slices' shape and dtype; `name`, `index` and `role` as there."""
         out.copy_(self.read(name, index, role=role))
 
     def read_fact(self, name: str, role: Role) -> Tensor:
-        """Read a small tensor that decides a load: on the CPU, if the source can."""
+        """Read the small tensor `name` of a `role`, which decides a load: on the CPU, if the source can."""
         return self.read(name, role=role)
 
     def place(self, fact: Tensor) -> Tensor:
-        """Copy a fact, or a part of it, to the device."""
+        """Copy a `fact`, or a part of it, to the device."""
         return fact.clone()
 
     def file_elements(self, name: str, index: Index) -> FileElements | None:
-        """Slices of a tensor as a range of a file; None without a file, and for a GPU."""
+        """Slices `index` of the tensor `name` as a range of a file; None without a file, and for a GPU."""
         return None
 
     def readable(self, name: str) -> tuple[tuple[int, int], ...] | None:
-        """(start, stop) of the readable part along each axis; None for a part without such bounds."""
+        """(start, stop) of the readable part of `name` along each axis; None for a part without bounds."""
         return tuple((0, size) for size in self.info(name).shape)
 
     def names(self) -> Collection[str]:
@@ -111,7 +111,7 @@ class TensorSource(Protocol):
         return ()
 
     def is_single_layer(self, prefix: str) -> bool:
-        """Return whether the model's architecture has a single layer of this name, outside of experts."""
+        """Return whether the model's architecture has a single layer `prefix`, outside of experts."""
         return False
 
     def whole(self) -> "TensorSource":

@@ -102,7 +102,7 @@ class RepackingLoader(WeightsLoader):
         """Reason for which the inner loader's config excludes the layer `prefix`; None for others."""
         return self.inner.left_out(prefix)
 
-    def layouts(self, device: torch.device) -> tuple[str, ...]:
+    def _layouts(self, device: torch.device) -> tuple[str, ...]:
         """Layouts to try for a weight on `device`, in order."""
         return (self.layout,)
 
@@ -112,7 +112,7 @@ class RepackingLoader(WeightsLoader):
         if weight_type.plain or issubclass(weight_type, READ_AS_STORED.get(self.layout, ())):
             return None
         bits = getattr(layer.format.config, "bits", None)
-        for layout in self.layouts(device):
+        for layout in self._layouts(device):
             target = self._repacked_type(weight_type, layout)
             if target is not None and self._has_kernel(target, bits, device):
                 return target.format
@@ -143,7 +143,7 @@ class RepackingLoader(WeightsLoader):
         if split is None or weights.process_group.size() == 1:
             kind = self._deferred.find_kind(weights, inner.reads)
         if kind is not None:
-            deferred = self._deferred.plan(weights, inner.reads, kind, self.layouts(CPU)[0])
+            deferred = self._deferred.plan(weights, inner.reads, kind, self._layouts(CPU)[0])
 
         def repack_loaded(source: TensorSource, weight: Weight) -> Weight:
             repacked = self._repack_or_keep(source, parts, split, weight)
@@ -153,7 +153,7 @@ class RepackingLoader(WeightsLoader):
                 else:  # the threads of a stream have work meanwhile
                     source.at_end(partial(self._cache.drop_unproven, prove=False))
             if kind is not None:
-                self._deferred.record(kind, self._cache.moves(weight, self.layouts(CPU)[0]))
+                self._deferred.record(kind, self._cache.moves(weight, self._layouts(CPU)[0]))
             return repacked
 
         if deferred is None:
@@ -203,7 +203,7 @@ class RepackingLoader(WeightsLoader):
         """Repack to the first layout that can represent a weight; else raise for the loader's own layout."""
         refusal: RepackError | None = None
         device = weight.device
-        for layout in self.layouts(device):
+        for layout in self._layouts(device):
             if layout == "exllama" and layout != self.layout:  # its kernels are for few bits on few chips
                 target = find_repacked_type(type(weight), layout)
                 bits = getattr(weight.config, "bits", None)
@@ -267,7 +267,7 @@ class FastestLoader(GPTQMarlinWeightsLoader):
     def _capability(self, device: torch.device) -> int | None:
         return compute_capability(device) if self._assumed_chip is None else self._assumed_chip[0]
 
-    def layouts(self, device: torch.device) -> tuple[str, ...]:
+    def _layouts(self, device: torch.device) -> tuple[str, ...]:
         """Layouts to try for a weight on `device`, the fastest kernel first."""
         capability = self._capability(device)
         if capability is None:

@@ -254,7 +254,7 @@ def test_the_arguments_beside_the_wrong_one_are_good(function: Any, needed: dict
 CHECKED = {
     "AWQWeightsLoader": "__init__",
     "ExpertsWeight": "expert dequantize to repack",
-    "FormatLoader": "__init__ shape describe load",
+    "FormatLoader": "__init__ load",
     "GPTQMarlinWeightsLoader": "__init__",
     "GPTQWeightsLoader": "__init__",
     "Linear": "__init__",
@@ -276,8 +276,7 @@ CHECKED = {
     "Weights": """
         get_weights get_weights_col get_weights_col_packed get_weights_col_packed_qkv
         get_weights_col_packed_gate_up get_partial_weights_col get_multi_weights_col get_weights_row
-        get_experts get_tensor get_sharded get_partial_sharded get_packed_sharded read take note exempt
-        exempt_by
+        get_experts get_tensor get_sharded get_partial_sharded get_packed_sharded note exempt exempt_by
     """,
     "WeightsLoader": """
         get_weights get_weights_col get_weights_row get_multi_weights_col get_weights_col_packed
@@ -302,6 +301,26 @@ def test_who_checks_what_it_is_called_with() -> None:
     guard = checked(abs).__code__
 
     assert [each.__qualname__ for each in (*methods, *functions) if each.__code__ is not guard] == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda: PLAIN.shape(WEIGHTS, 3), id="prefix of shape"),
+        pytest.param(lambda: PLAIN.shape({}, "a"), id="weights of shape"),
+        pytest.param(lambda: PLAIN.describe(WEIGHTS, None), id="prefix of describe"),
+        pytest.param(lambda: PLAIN.describe(STORAGE, "a"), id="weights of describe"),
+        pytest.param(lambda: WEIGHTS.read(3), id="name of read"),
+        pytest.param(lambda: WEIGHTS.read("a.weight", [slice(0, 1)]), id="index of read"),
+        pytest.param(lambda: WEIGHTS.read("a.weight", (0,)), id="item of an index of read"),
+        pytest.param(lambda: WEIGHTS.read("a.weight", role="word"), id="role of read"),
+        pytest.param(lambda: WEIGHTS.take("a.weight"), id="names of take"),
+        pytest.param(lambda: WEIGHTS.take([3]), id="item of names of take"),
+    ],
+)
+def test_a_check_inside_of_a_function_refuses_other_types(call: Callable[[], object]) -> None:
+    with pytest.raises(ArgumentError):
+        call()
 
 
 def test_every_public_name_is_called_or_exempt_with_a_reason() -> None:
