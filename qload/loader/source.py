@@ -87,7 +87,7 @@ class TensorSource(Protocol):
         return {suffix: self.info(name) for suffix, name in names.items() if self.has_tensor(name)}
 
     def read_into(self, name: str, index: Index, out: Tensor, *, role: Role) -> None:
-        """Read like `read` into `out`, of the slices' shape and dtype; `name`, `index` and `role` as there."""
+        """Read into `out`, of the slices' shape and dtype; `name`, `index`, `role` as in `read`."""
         out.copy_(self.read(name, index, role=role))
 
     def read_fact(self, name: str, role: Role) -> Tensor:
