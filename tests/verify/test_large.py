@@ -14,7 +14,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from qload.checkpoint import layer_index
 from qload.errors import ArgumentError
-from qload.loader import alike
+from qload.loader import description
 from qload.loader.exclusion import Exclusions
 from qload.parallel import Rank, collectives_of
 from qload.parallel.process_group import torch_group
@@ -68,7 +68,7 @@ def is_linear(ratio: float) -> bool:
 
 
 def test_layers_that_are_alike_are_described_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    described = counted(monkeypatch, alike, "describe")
+    described = counted(monkeypatch, description, "describe")
     counts = []
     for size in (500, 1500):
         folder = tmp_path / str(size)
