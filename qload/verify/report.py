@@ -39,7 +39,7 @@ class Finding:
     message
         Description with values.
     remedy
-        Instruction for the user; findings of `verify` and `inspect` always have one.
+        Instruction for the user; by default the one of the rule's page.
     cause
         Equal text for findings of one cause; by default the rule and the message without names and numbers of
         its place.
@@ -59,6 +59,9 @@ class Finding:
         return self.message.removeprefix(f"{self.file}: ").removeprefix(f"{self.tensor}: ")
 
     def __post_init__(self) -> None:
+        text = None if self.remedy else rule_texts().get(self.rule)
+        if text is not None:
+            object.__setattr__(self, "remedy", text.remedy)
         if not self.cause:
             layer = self.tensor.rpartition(".")[0] if self.tensor else None
             cause = cause_of(self.message, self.tensor, layer, self.file)
@@ -73,7 +76,7 @@ class Finding:
 def new_finding(
     rule: RuleText, tensor: str | None, file: str | None, message: str, remedy: str = "", cause: str = ""
 ) -> Finding:
-    """Make a finding of a rule; its remedy is by default the one of the rule's page."""
+    """Make a finding of a rule, of the rule's severity."""
     return Finding(rule.id, rule.severity, tensor, file, message, remedy or rule.remedy, cause)
 
 
@@ -228,18 +231,17 @@ def internal_finding(where: str, tensor: str | None, error: Exception) -> Findin
 
 
 def finding_of(error: QloadError, *, severity: Severity = "error") -> Finding:
-    """Make a finding of an exception of qload; its remedy is by default the one of the rule's page."""
+    """Make a finding of an exception of qload."""
     first, *rest = str(error).split("\n  ")
     remedies = [line.removeprefix("remedy").strip() for line in rest if line.startswith("remedy")]
     message = "\n".join([first, *(line for line in rest if not line.startswith("remedy"))])
-    text = rule_texts().get(error.rule)
     return Finding(
         rule=error.rule,
         severity=severity,
         tensor=getattr(error, "tensor", None),
         file=getattr(error, "file", None),
         message=message,
-        remedy=" ".join(remedies) or (text.remedy if text else ""),
+        remedy=" ".join(remedies),
     )
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from qload import MemoryStorage, Weights, with_experts
 from qload.capabilities import COLUMNS, as_markdown, overview
 from qload.configs import FoundConfig
-from qload.detect import find_config, read_claims
+from qload.detect import read_claims, read_configs
 from qload.detect.config_reader import METHODS, described_formats
 from qload.errors import RepackError, UnsupportedFormatError
 from qload.experts.stack_layouts import FIELDS
@@ -83,8 +83,9 @@ def test_every_no_has_its_reason() -> None:
 def test_what_a_method_reads_is_what_its_configs_are_read_as() -> None:
     """Test the config of every fixture, and configs of dialects without a fixture."""
     found: dict[str, set[type[Weight]]] = {name: set() for name in METHODS}
-    configs = [find_config(path.parent) for path in FIXTURES.rglob("config.json")]
-    for config in [*filter(None, configs), *(FoundConfig("config.json", "", values) for values in UNSTORED)]:
+    stored = [read_configs(path.parent)[1] for path in FIXTURES.rglob("config.json")]
+    configs = [configs[0] for configs in stored if configs]
+    for config in [*configs, *(FoundConfig("config.json", "", values) for values in UNSTORED)]:
         with suppress(UnsupportedFormatError):  # some fixtures are unsupported on purpose
             found[config.values["quant_method"]] |= {fmt.weight_type for fmt in read_claims(config).formats}
 

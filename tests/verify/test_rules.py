@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from qload.checkpoint import open_checkpoint
 from qload.errors import StorageError
 from qload.errors.rules import rule_texts
-from qload.verify import inspect, verify
+from qload.verify import Finding, inspect, verify
 from qload.verify.report import finding_of, new_finding
 from tests.kernels.mp_layers import Case
 from tests.paths import FIXTURES, cases
@@ -296,3 +296,14 @@ def test_of_a_type_that_is_not_known_norms_of_zeros_may_be_meant(tmp_path: Path)
     norms = {f"model.layers.{layer}.input_layernorm.weight": torch.zeros(64) for layer in range(2)}
 
     assert verify(model(tmp_path, norms, model_type="stranger")).findings == ()
+
+
+def test_a_finding_without_a_remedy_has_that_of_its_page() -> None:
+    finding = Finding("hole", "error", "up.weight", None, "up.weight: 3 of 9 bytes")
+
+    assert finding.remedy == rule_texts()["hole"].remedy != ""
+    assert (
+        Finding("hole", "error", "up.weight", None, "up.weight: 3 of 9 bytes", "fetch it").remedy
+        == "fetch it"
+    )
+    assert Finding("a rule of its own", "error", None, None, "wrong").remedy == ""
