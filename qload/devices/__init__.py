@@ -1,10 +1,12 @@
-"""What carries a layout and a meaning out: one file per device, and `choice`, the one place that decides.
+"""Execution of layouts on tensors: one module per device, and `dispatch`, which chooses the device's code.
 
 `reference` does everything in plain torch; where the native modules were built, `cpu` and `cuda` do the same
 bits at the speed of memory.
 """
 
-from qload.devices.choice import (
+from qload.devices.cpu import CpuFileMover, FileMove, file_mover
+from qload.devices.cuda import CudaFileReader, stream_on
+from qload.devices.dispatch import (
     copy_from_host,
     dequantize,
     dequantize_rows,
@@ -20,24 +22,28 @@ from qload.devices.choice import (
     repack,
     unpack,
 )
-from qload.devices.codes import CodesInWords, LazyCodes, check_codes, check_integers, plain, stood_for, values
-from qload.devices.cpu_files import CpuFileMover, FileMove, file_mover
-from qload.devices.cuda_current import stream_on
-from qload.devices.cuda_files import CudaFileReader
-from qload.devices.large_pages import in_large_pages, writable
-from qload.devices.meaning import Meaning, ZeroRule, run_of
 from qload.devices.operands import (
+    CodesInWords,
     CodeValues,
+    LazyCodes,
+    Meaning,
     Stored,
     StoredCodes,
     StoredRows,
     StoredSparse,
     StoredStreams,
     StoredTable,
+    ZeroRule,
+    check_codes,
+    check_integers,
     meaning_of,
+    plain,
+    run_of,
+    stood_for,
+    values,
 )
 from qload.devices.reference import rows_of_codes
-from qload.devices.tensors import check_writable, shares_memory
+from qload.devices.tensors import check_writable, in_large_pages, shares_memory, writable
 
 __all__ = [
     "CodeValues",

@@ -3,16 +3,18 @@
 Who calls has checked shapes; here devices, dtypes and strides are checked before a pointer is taken.
 """
 
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from qload.devices.codes import CodesInWords
-from qload.devices.meaning import Meaning
-from qload.devices.tensors import FLOATS, address, block, dense, is_plain
+from qload.devices.operands import CodesInWords, Meaning
+from qload.devices.tensors import FLOATS, address, block, dense, in_large_pages, is_plain
 from qload.native import is_on, isa, load, threads
 from qload.sentences import WORD_BITS, Digit, FieldMove, WordSentence
 from qload.sentences.strided_digits import (
@@ -31,10 +33,12 @@ from qload.sentences.strided_digits import (
 SCRATCH = 1 << 17  # bytes on each thread's stack, where a granule of a packing is spelled out
 REGISTER = 64
 BYTE = 8
+PIECE = 2 << 20  # bytes of memory of each thread, of which it fills as many at once as stay in its caches
+ALIGNED = 64  # bytes at whose multiples the memory of each thread begins
 
 
 def move(source: Tensor, target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:
-    """target[digits] = source[digits], for elements of `bits` bits that lie in both."""
+    """Copy elements of `bits` bits: target[digits] = source[digits]."""
     cpu = _module(source, target)
     if cpu is None or bits > 64:
         return False
@@ -45,7 +49,7 @@ def move(source: Tensor, target: Tensor, bits: int, digits: Sequence[Digit]) -> 
 
 
 def pack(packing: WordSentence, codes: Tensor, words: Tensor) -> int | None:
-    """int32 codes -> words; all bits that the codes had, or None if nothing was done."""
+    """Pack int32 codes into words; returns the union of their bits, None without a native routine."""
     if not _fits(packing):
         found = runs(packing, tuple(codes.shape), codes.stride(), words.stride())
         fields = [FieldMove(f.code, f.word, f.low, f.bit, f.width) for f in packing.fields]
@@ -59,7 +63,7 @@ def pack(packing: WordSentence, codes: Tensor, words: Tensor) -> int | None:
 
 
 def unpack(packing: WordSentence, words: Tensor, codes: Tensor) -> bool:
-    """Words -> int32 codes that are new."""
+    """Unpack words into new int32 codes."""
     cpu = _module(words, codes)
     if cpu is None or codes.dtype != torch.int32:
         return False
@@ -78,7 +82,7 @@ def unpack(packing: WordSentence, words: Tensor, codes: Tensor) -> bool:
 
 
 def repack(source: CodesInWords, target: WordSentence, words: Tensor) -> bool:
-    """From the words of one packing to those of another, or False where codes have to be spelled out."""
+    """Repack words from one packing to another; False if that needs the codes as numbers."""
     packing = source.packing
     if packing.bits != target.bits:
         return False
@@ -124,7 +128,7 @@ def dequantize_words(codes: CodesInWords, meaning: Meaning, out: Tensor) -> bool
 
 
 def dequantize_rows(codes: Tensor, bits: int, meaning: Meaning, high_first: bool, out: Tensor) -> bool:
-    """Bytes that hold codes of 2 to 8 bits in plain order, row by row -> floats, rows of `out`."""
+    """Dequantize codes of 2 to 8 bits, in bytes in plain order row by row, to rows of `out`."""
     cpu = _module(codes, out, *meaning.tensors())
     if cpu is None or not _takes(meaning, out) or codes.stride(-1) != 1:
         return False
@@ -140,12 +144,12 @@ def dequantize_numbers(codes: Tensor, meaning: Meaning, out: Tensor) -> bool:
 
 
 def has_routines(*tensors: Tensor) -> bool:
-    """Whether there is native code for tensors like these."""
+    """Return whether native code takes these tensors."""
     return _module(*tensors) is not None
 
 
 def _fits(packing: WordSentence) -> bool:
-    """Whether words hold whole codes, and granules fit the scratch space, whichever axis is for rows."""
+    """Return whether words hold whole codes, and granules fit the scratch space, along either axis."""
     rows, columns = packing.granule(0), packing.granule(1)
     lines = (
         a * -(-b * packing.bits // (8 * REGISTER)) * REGISTER for a, b in ((rows, columns), (columns, rows))
@@ -162,7 +166,7 @@ def _pack(
     shifts: Tensor | None,
     words: Tensor,
 ) -> int | None:
-    """`starts`, `shifts`: packs rows that lie in words of their own, row r from a word and a bit of it on."""
+    """Pack rows of codes; with `starts` and `shifts`, row r begins at a word and a bit of it."""
     cpu = _module(codes, words)
     if cpu is None or bits not in WHOLE_BITS:
         return None
@@ -174,7 +178,7 @@ def _pack(
 def _gather(
     source: CodesInWords, lying: Sequence[Axis], there: Sequence[Axis], bits: int, words: Tensor
 ) -> bool:
-    """Packs rows order[0], order[1], ... of codes whose words lie side by side."""
+    """Pack rows order[0], order[1], ... of codes with neighbouring words."""
     (across, columns), order, per_word = lying, source.order, WORD_BITS // bits
     if order is None or len(columns) > 1 or columns[0].stride != per_word:
         return False
@@ -205,7 +209,7 @@ def _fields(
 
 
 def _dequantize_stream(codes: CodesInWords, meaning: Meaning, out: Tensor) -> bool:
-    """Rows that are streams of codes of any width; where words lie the other way, a block at a time."""
+    """Dequantize rows of a stream of codes of any width; words in the other order a block at a time."""
     words, bits = codes.words, codes.packing.bits
     if codes.order is not None or not has_routines(words, out):
         return False
@@ -235,7 +239,7 @@ def _transposed(words: Tensor) -> Tensor:
 
 
 def _of_order(meaning: Meaning, order: Tensor) -> Meaning:
-    """With the group of each code, in the order that codes lie in: value i is of code order[i]."""
+    """Meaning with the group of each code in storage order: value i belongs to code order[i]."""
     groups = meaning.k_group
     if groups is None:
         groups = torch.arange(order.numel(), dtype=torch.int32) // meaning.run
@@ -259,7 +263,7 @@ def values_of(
     place: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[object, ...]:
-    """What the module calls `values`: a `meaning` of so many `rows`, its numbers rounded to a `dtype`.
+    """Arguments for the module's `values`: a `meaning` of so many `rows`, its numbers rounded to a `dtype`.
 
     `high_first`: of two codes of 4 bits the first lies in the high half of a byte. `place`: int32, where each
     value of a row goes; None: where its code is.
@@ -283,8 +287,95 @@ def values_of(
 
 
 def _module(*tensors: Tensor) -> ModuleType | None:
-    """The CPU module, where it may touch these tensors."""
+    """CPU module for these tensors; None if it may not read their memory."""
     found = load("cpu").found
     if found is None or not is_on() or torch.compiler.is_compiling():
         return None
     return found if all(is_plain(tensor, "cpu") for tensor in tensors) else None
+
+
+def move_from_file(source: tuple[int, int, int], target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:
+    """Copy elements of `bits` bits from a file: target[digits] = source[digits].
+
+    `source`: of an open file the descriptor, where the elements begin, and their bytes. False where this was
+    not done; what `target` holds then is nothing.
+    """
+    cpu, many = load("cpu").found, threads()
+    if cpu is None or not has_routines(target):
+        return False
+    piece = min(PIECE, -(-source[2] // ALIGNED) * ALIGNED)
+    scratch = in_large_pages(torch.empty(many * piece, dtype=torch.uint8, device="cpu"))
+    at = target.data_ptr(), scratch.data_ptr()
+    done: bool = cpu.move_from_file(isa(), bits, list(digits), source, *at, piece, many)
+    return done
+
+
+class FileMove(NamedTuple):
+    """Elements of `bits` bits, by digits, of an open file's (descriptor, begin, bytes) to a target.
+
+    Without digits bytes are read as they lie there.
+    """
+
+    source: tuple[int, int, int]
+    target: Tensor
+    bits: int
+    digits: Sequence[Digit]
+
+
+class CpuFileMover:
+    """Threads of the CPU module for moves from files, without Python's lock.
+
+    Parameters
+    ----------
+    module
+        The CPU module.
+    scratch
+        Memory of the threads, `PIECE` bytes for each.
+    """
+
+    def __init__(self, module: Any, scratch: Tensor) -> None:
+        self._mover = module.FileMover(isa(), scratch.data_ptr(), PIECE, scratch.nbytes // PIECE)
+        self._scratch = scratch  # which goes after the threads that use it
+        self._targets: dict[int, list[Tensor]] = {}  # of tickets that threads write to
+        self._asked: list[list[Tensor]] = []  # of tickets that are not known yet
+
+    @property
+    def is_here(self) -> bool:
+        """True in the process of the threads, False in a fork of it."""
+        return bool(self._mover.is_here)
+
+    def begin(self, moves: Sequence[FileMove]) -> int:
+        """Begin moves to new memory on the CPU; returns a ticket for one `wait`. Only where `is_here`."""
+        asked = [(bits, list(to), source, target.data_ptr()) for source, target, bits, to in moves]
+        targets = [target for _, target, _, _ in moves]
+        self._asked.append(targets)
+        ticket: int = self._mover.begin(asked)
+        self._targets[ticket] = self._asked.pop()
+        return ticket
+
+    def wait(self, ticket: int) -> list[bool]:
+        """Wait for a ticket; returns for each move whether it succeeded. A failed target has no valid values.
+
+        Empty where nobody knows any more: in a copy of the process, and where a wait was interrupted before.
+        """
+        made: list[bool] = []
+        if self.is_here and ticket in self._targets:
+            with suppress(ValueError):  # which was waited for, and then came an interrupt
+                made = self._mover.wait(ticket)
+        self._targets.pop(ticket, None)
+        return made
+
+    def close(self) -> None:
+        """Cancel pending moves and wait for the running ones; later, no memory is written."""
+        if self.is_here:
+            self._mover.close()
+        self._targets.clear()
+        self._asked.clear()
+
+
+def file_mover(threads: int) -> CpuFileMover | None:
+    """Start threads for moves from files to memory of the CPU; None without the module."""
+    scratch = in_large_pages(torch.empty(threads * PIECE, dtype=torch.uint8, device="cpu"))
+    if not hasattr(os, "pread") or not has_routines(scratch):
+        return None
+    return CpuFileMover(load("cpu").found, scratch)

@@ -4,7 +4,10 @@ All run on the stream that is current on the tensors' device, and none waits for
 asks which bits the codes had.
 """
 
+import logging
+import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import prod
 from types import ModuleType
 from typing import Any
@@ -12,9 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.devices.codes import CodesInWords
-from qload.devices.cuda_current import on_device, stream
-from qload.devices.meaning import Meaning
+from qload.devices.operands import CodesInWords, Meaning
 from qload.devices.tensors import FLOATS, address, is_plain
 from qload.native import is_on, load
 from qload.sentences import WORD_BITS, Digit, WordSentence
@@ -28,6 +29,10 @@ from qload.sentences.strided_digits import (
     to_strided,
 )
 
+# What torch's own generated code calls; a build of torch without CUDA has neither.
+raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+current_device: Any = getattr(torch._C, "_cuda_getDevice", None)
+_empty_strided: Any = getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None)
 RUN = 16  # bytes that numbers are read and written by
 MOVED = (*WHOLE_BITS, 16, 32)  # bits of elements that the module moves
 CODES = {torch.uint8: 1, torch.int8: -1, torch.int16: -2, torch.int32: -4, torch.int64: -8, torch.bool: 1}
@@ -35,6 +40,38 @@ IN_ORDER = 0x543210  # hex digit i: where bit i of a column's number goes in a k
 NO_ZEROS, CONSTANT, WORDS, NUMBERS = range(4)  # kinds of zero points
 LOOKED, PAIRS = 2, 3  # how bytes hold codes, see rows.cuh
 ROWS = {8: (LOOKED, 8), 4: (PAIRS, 4)}  # the same of words in plain order, by their bits
+_RUNS: dict[tuple[str, bool, int, int], bool] = {}  # plain, for what traces a model to look into
+log: logging.Logger = logging.getLogger("qload")
+READ_BYTES = 4 << 20  # bytes that a thread reads at once: what is copied next is still in a cache
+THREADS = 8
+DeviceRange = tuple[int, int, int, int]  # a descriptor, a position, bytes, and an address of the device
+
+
+def empty_rows(like: Tensor, rows: int, columns: int) -> Tensor:
+    """Uninitialized (rows, columns) in the dtype of `like`, on its device, the current one."""
+    if _empty_strided is None or not like.is_cuda:
+        return like.new_empty(rows, columns)
+    made: Tensor = _empty_strided((rows, columns), (columns, 1), like.dtype)
+    return made
+
+
+def stream_on(device: torch.device) -> int:
+    """Current stream of a device."""
+    if raw_stream is None or device.index is None:
+        return int(torch.cuda.current_stream(device).cuda_stream)
+    return int(raw_stream(device.index))
+
+
+def stream(tensor: Tensor) -> int:
+    """Current stream of a tensor's device."""
+    return stream_on(tensor.device)
+
+
+def on_device(device: torch.device) -> AbstractContextManager[object]:
+    """Context with a device as the current one."""
+    if current_device is not None and device.index == current_device():
+        return nullcontext()
+    return torch.cuda.device(device)
 
 
 def move(
@@ -44,7 +81,7 @@ def move(
     digits: Sequence[Digit],
     rows: tuple[Tensor, Sequence[int]] | None = None,
 ) -> bool:
-    """target[digits] = source[digits]; `rows`: where each starts in `source`, and how digits count them."""
+    """Copy elements: target[digits] = source[digits]; `rows`: starts in `source`, and counts of digits."""
     cuda = module_for(source, target)
     if cuda is None:
         return False
@@ -60,7 +97,7 @@ def move(
 
 
 def pack(packing: WordSentence, codes: Tensor, words: Tensor) -> int | None:
-    """int32 codes -> words; all bits that the codes had, or None if nothing was done."""
+    """Pack int32 codes into words; returns the union of their bits, None without a native routine."""
     if not holds_whole_codes(packing):
         return None
     bits, (rows, columns) = packing.bits, axis_digits(packing.codes, tuple(codes.shape))
@@ -78,7 +115,7 @@ def pack(packing: WordSentence, codes: Tensor, words: Tensor) -> int | None:
 
 
 def unpack(packing: WordSentence, words: Tensor, codes: Tensor) -> bool:
-    """Words -> codes that are new."""
+    """Unpack words into new codes."""
     (R, C), bits = codes.shape, packing.bits
     cuda = module_for(words, codes)
     if cuda is None or not holds_whole_codes(packing) or C % (WORD_BITS // bits) or not codes.is_contiguous():
@@ -95,7 +132,7 @@ def unpack(packing: WordSentence, words: Tensor, codes: Tensor) -> bool:
 
 
 def repack(source: CodesInWords, target: WordSentence, words: Tensor) -> bool:
-    """From the words of one packing to those of another, or False where codes have to be spelled out."""
+    """Repack words from one packing to another; False if that needs the codes as numbers."""
     packing, bits = source.packing, target.bits
     if packing.bits != bits or not (holds_whole_codes(packing) and holds_whole_codes(target)):
         return False
@@ -110,7 +147,7 @@ def repack(source: CodesInWords, target: WordSentence, words: Tensor) -> bool:
 def _gather(
     source: CodesInWords, lying: Sequence[Axis], there: Sequence[Axis], bits: int, words: Tensor
 ) -> bool:
-    """Packs rows order[0], order[1], ... of codes; `lying`: where their rows and columns are in the words.
+    """Pack rows order[0], order[1], ... of codes; `lying`: digits of rows and columns in the words.
 
     Words that hold codes of several rows are brought into row-major order first: two passes over memory
     where one would read every word as often as it has codes.
@@ -134,7 +171,7 @@ def _gather(
 def copy_from_host(
     memory: Tensor, places: Sequence[slice], targets: Sequence[Tensor], onto: torch.cuda.Stream
 ) -> bool:
-    """Bytes of pinned memory to tensors that lie in one piece; False where there is no module."""
+    """Copy bytes of pinned memory to contiguous tensors; False without a module."""
     found = module()
     if found is None:
         return False
@@ -173,12 +210,12 @@ def dequantize_words(codes: CodesInWords, meaning: Meaning, out: Tensor) -> bool
 
 
 def distance_of_rows(K: int) -> int:
-    """Rows of codes lie 2**this codes apart, so that a place tells its row and column: at least a word."""
+    """Exponent of the distance of rows of codes, 2**this, at least a word: a place has a row and a column."""
     return max(K - 1, WORD_BITS // 2 - 1).bit_length()
 
 
 def _in_order(codes: CodesInWords) -> CodesInWords | None:
-    """The same codes in words of their own, row by row and in order, where they fill words."""
+    """Copy codes to their own words, in order and row by row; None if rows do not fill words."""
     bits, (rows, columns) = codes.packing.bits, codes.shape
     per_word = WORD_BITS // bits
     if columns % per_word:
@@ -195,7 +232,7 @@ def in_rows(codes: CodesInWords) -> Tensor | None:
 
 
 def dequantize_rows(codes: Tensor, bits: int, meaning: Meaning, high_first: bool, out: Tensor) -> bool:
-    """Bytes that hold codes of 8 or 4 bits, row by row -> floats, rows of `out`."""
+    """Dequantize codes of 8 or 4 bits, in bytes row by row, to rows of `out`."""
     if bits == 8:
         return dequantize_numbers(codes, meaning, out)
     return bits == 4 and _dequantize_bytes(codes, PAIRS + high_first, 4, meaning, out)
@@ -230,7 +267,7 @@ def dequantize_numbers(codes: Tensor, meaning: Meaning, out: Tensor) -> bool:
 
 
 def _meant(cuda: ModuleType, meaning: Meaning) -> tuple[Any, Tensor | None]:
-    """What the module calls a meaning, and what has to live until it was read."""
+    """Arguments for the module's `Meaning`, and a tensor to keep alive until it was read."""
     made, (tables, groups) = cuda.Meaning(), meaning.scales.shape
     made.n_run, made.zero_bits, made.zero_word, made.zero_add, made.zero_mask = 1, 4, 0, 0, -1
     made.scale_places = made.zero_places = IN_ORDER
@@ -252,19 +289,16 @@ def _takes(meaning: Meaning, out: Tensor) -> bool:
 
 
 def has_routines(*tensors: Tensor) -> bool:
-    """Whether there is native code for tensors like these."""
+    """Return whether native code takes these tensors."""
     return module_for(*tensors) is not None
 
 
 def runs_on(module: Any, device: torch.device) -> bool:
-    """Whether a module was built for the chip of a device, or has PTX for later ones."""
+    """Return whether a module was built for the chip of a device, or has PTX for later ones."""
     built = module.chips, module.later, *torch.cuda.get_device_capability(device)
     if built not in _RUNS:
         _RUNS[built] = _runs_on(*built)
     return _RUNS[built]
-
-
-_RUNS: dict[tuple[str, bool, int, int], bool] = {}  # plain, for what traces a model to look into
 
 
 def _runs_on(chips: str, later: bool, major: int, minor: int) -> bool:
@@ -277,15 +311,62 @@ def _runs_on(chips: str, later: bool, major: int, minor: int) -> bool:
 
 
 def module() -> ModuleType | None:
-    """The CUDA module, where native code is used."""
+    """CUDA module; None without it, and within `native.reference`."""
     return load("cuda").found if is_on() else None
 
 
 def module_for(*tensors: Tensor) -> ModuleType | None:
-    """The CUDA module, where it may touch these tensors, all on one device."""
+    """CUDA module for tensors of one device; None if it may not read their memory."""
     found = module()
     if found is None or torch.compiler.is_compiling():
         return None
     device = tensors[0].device
     plain = all(is_plain(tensor, "cuda") and tensor.device == device for tensor in tensors)
     return found if plain and runs_on(found, device) else None
+
+
+class CudaFileReader:
+    """Threads that read ranges of files into pinned memory, and copy them to a device on their own streams.
+
+    Parameters
+    ----------
+    module
+        The CUDA module.
+    device
+        By its number.
+    """
+
+    def __init__(self, module: Any, device: torch.device) -> None:
+        self.device = device
+        self._memory = pinned(THREADS * module.FileReader.buffers * READ_BYTES)
+        with on_device(device):
+            self._reader = module.FileReader(self._memory.data_ptr(), READ_BYTES, THREADS)
+
+    def begin(self, ranges: Sequence[DeviceRange], home: torch.cuda.Stream) -> int:
+        """Begin to read to memory that is new on the stream `home`; returns a ticket for one `wait`."""
+        with on_device(self.device):
+            ticket: int = self._reader.begin(ranges, home.cuda_stream)
+        return ticket
+
+    def wait(self, ticket: int) -> bool:
+        """Let the current stream wait for the copies of a ticket; returns whether all ranges were read.
+
+        RuntimeError where the device failed.
+        """
+        with on_device(self.device):
+            place, number, told = self._reader.wait(ticket, stream_on(self.device))
+        if told:
+            raise RuntimeError(f"range {place} of ticket {ticket} could not be copied: {told}")
+        if place >= 0:
+            reason = os.strerror(number) if number else "the file ended"
+            log.debug("range %d of ticket %d was not read: %s", place, ticket, reason)
+        return bool(place < 0)
+
+    def close(self) -> None:
+        """Cancel pending reads and wait for the running ones; later, no memory is written."""
+        self._reader.close()
+
+
+def pinned(nbytes: int) -> Tensor:
+    """Pinned memory of the host."""
+    return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)

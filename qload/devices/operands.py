@@ -1,15 +1,167 @@
-"""What is dequantized: codes with their values spelled out, or as a weight stores them."""
+"""Operands of dequantization: codes with scales and zero points, in words, or as a weight stores them."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from qload.devices.codes import CodesInWords, LazyCodes
-from qload.devices.meaning import Meaning, ZeroRule, group_runs
-from qload.sentences import Sentence
+from qload.errors import ArgumentError, check_values
+from qload.sentences import Sentence, WordSentence
+
+INTEGERS = (torch.int32, torch.uint8, torch.int64, torch.int16, torch.int8)
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """w[n, k] = (value of code[n, k] - zero) * scale * factor, or by the scale, in this order in float32.
+
+    scales, zeros: float32 (R, G), row n_group[n] or n * R / N, column k_group[k] or k / run. `lookup`: the
+    value of each code, float32; None: the code itself. Indices are int32.
+    """
+
+    scales: Tensor
+    zeros: Tensor | None
+    lookup: Tensor | None
+    n_group: Tensor | None
+    k_group: Tensor | None
+    run: int
+    divide: bool
+    factor: float
+
+    def of_rows(self, rows: slice) -> "Meaning":
+        """Meaning of some rows."""
+        if self.n_group is not None:
+            return replace(self, n_group=self.n_group[rows])
+        if self.scales.shape[0] == 1:
+            return self
+        zeros = None if self.zeros is None else self.zeros[rows]
+        return replace(self, scales=self.scales[rows], zeros=zeros)
+
+    def tensors(self) -> Sequence[Tensor]:
+        """Tensors that a routine reads."""
+        every = (self.scales, self.zeros, self.lookup, self.n_group, self.k_group)
+        return [tensor for tensor in every if tensor is not None]
+
+
+@dataclass(frozen=True)
+class ZeroRule:
+    """Reading of a field of a zero-point word: ((word + add_to_word) >> field) + add, then masked."""
+
+    add_to_word: int = 0
+    add: int = 0
+    mask: int = -1
+
+
+def group_runs(group: Tensor | None, K: int) -> tuple[int, Tensor | None]:
+    """(rows of a group, None) for consecutive groups of one size, else (1, group of each row)."""
+    if group is None or not group.numel():
+        return K, None
+    if group.is_cuda:  # whose values would have to be waited for
+        return 1, group.to(torch.int32)
+    run = run_of(group)
+    return (run, None) if run else (1, group.to(torch.int32))
+
+
+def run_of(group: Tensor) -> int:
+    """Rows of a group, for consecutive groups of one size, else 0; waits for a device."""
+    if group.is_meta:
+        return 0
+    run = int((group == 0).sum()) or 1
+    return run if bool((group == torch.arange(group.numel(), device=group.device) // run).all()) else 0
+
+
+@dataclass(frozen=True, eq=False)
+class CodesInWords:
+    """Codes (R, C) in the words of a packing. `turned`: the words hold (C, R).
+
+    `order`: row i, or column i of turned ones, is row order[i] of what the words hold.
+    """
+
+    packing: WordSentence
+    words: Tensor
+    turned: bool = False
+    order: Tensor | None = None
+
+    @cached_property
+    def shape(self) -> tuple[int, int]:
+        """(R, C)."""
+        rows, columns = self.packing.shape_of_codes(self.words.shape)
+        rows = rows if self.order is None else self.order.numel()
+        return (columns, rows) if self.turned else (rows, columns)
+
+
+@runtime_checkable
+class LazyCodes(Protocol):
+    """Integer codes (R, C), still packed."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(R, C)."""
+
+    @property
+    def T(self) -> "Tensor | LazyCodes":
+        """(C, R)."""
+
+    def __getitem__(self, rows: Tensor) -> "Tensor | LazyCodes":
+        """Row i is row rows[i]."""
+
+    def plain(self) -> Tensor:
+        """The codes as numbers, int32 or uint8 (R, C)."""
+
+    def values(self, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
+        """Values of the codes, see `values`."""
+
+    def dequantize(self, meaning: Meaning, out: Tensor) -> bool:
+        """Dequantize in one pass from the words to `out`; False without a write."""
+
+
+def plain(codes: Tensor | LazyCodes) -> Tensor:
+    """Codes as numbers, whether they still lie in words or not."""
+    return codes if isinstance(codes, Tensor) else codes.plain()
+
+
+def values(codes: Tensor | LazyCodes, lookup: Tensor | None, count: int) -> Iterator[tuple[slice, Tensor]]:
+    """Yield blocks of rows, of about `count` codes, and their values as new float32 (rows, C).
+
+    `lookup`: (2**bits,) what each code stands for; None: itself.
+    """
+    if not isinstance(codes, Tensor):
+        yield from codes.values(lookup, count)
+        return
+    R, C = codes.shape
+    step = max(1, count // max(C, 1))
+    for start in range(0, R, step):
+        rows = slice(start, min(start + step, R))
+        yield rows, stood_for(codes[rows], lookup)
+
+
+def stood_for(codes: Tensor, lookup: Tensor | None) -> Tensor:
+    """Values of codes, new float32."""
+    if lookup is None:
+        return codes.to(torch.float32, memory_format=torch.contiguous_format)
+    return lookup.gather(0, codes.flatten().long()).view(codes.shape)
+
+
+def check_integers(codes: Tensor) -> None:
+    """Check that codes are integers with values, of a dtype that torch computes with; ArgumentError."""
+    if codes.dtype not in INTEGERS:
+        known = ", ".join(_word(dtype) for dtype in INTEGERS)
+        raise ArgumentError("codes", f"integers: {known}", _word(codes.dtype))
+    check_values("codes", codes)
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def check_codes(codes: Tensor, bits: int) -> None:
+    """Check 0 <= code < 2**bits; ArgumentError with the range of the codes."""
+    low, high = map(int, codes.aminmax()) if codes.numel() else (0, 0)
+    if low < 0 or high >= 2**bits:
+        raise ArgumentError("codes", f"0 <= code < {2**bits}", f"{low} to {high}")
 
 
 @dataclass(frozen=True)
@@ -29,7 +181,7 @@ class CodeValues:
 
 @dataclass(frozen=True, eq=False)
 class StoredCodes:
-    """Codes, scales and zero points as a weight holds them, for a device that reads them where they lie.
+    """Codes, scales and zero points of a weight in their stored order.
 
     codes        (N, K) in words
     scales       (N, G), of any strides; float16, bfloat16 or float32
@@ -62,7 +214,7 @@ class StoredTable:
 
 @dataclass(frozen=True, eq=False)
 class StoredRows:
-    """Codes in bytes, row by row, as a weight holds them, for a device that reads them where they lie.
+    """Codes in bytes, row by row, of a weight in its stored order.
 
     codes        a byte each (N, K): uint8 and int8 are numbers, float8_e4m3fn and float8_e5m2 themselves
     scales       (ceil(N / n_run), ceil(K / k_run)) or one for all, of any strides; float16, bfloat16,
@@ -107,7 +259,7 @@ class StoredSparse:
 
 @dataclass(frozen=True, eq=False)
 class StoredStreams:
-    """Codes that run down columns of words, groups of their own widths, zero points half of what these hold.
+    """Codes that run down columns of words; each group has its own width, and zero points of half its range.
 
     w[n, k] = rounded(scale[g, n] * (code[r, n] - 2**(width[r] - 1))), r = order[k], g the group of row r,
     scale[g, n] = rounded((root[g, n] + 1)**2 * rounded(units[g] / 256)), both rounded to float16
@@ -128,7 +280,7 @@ Stored = StoredCodes | StoredTable | StoredRows | StoredSparse | StoredStreams  
 
 
 def meaning_of(codes: CodeValues) -> Meaning | None:
-    """None where scales lie in a way that only torch reads."""
+    """Meaning of codes for native code; None for scales that torch alone reads."""
     N, K = codes.codes.shape
     scales, zeros, lookup = codes.scales, codes.zeros, codes.lookup
     tables = scales.shape[0] if codes.n_group is None else N
@@ -154,7 +306,7 @@ def meaning_of(codes: CodeValues) -> Meaning | None:
 
 
 def _fits(group: Tensor | None, count: int, groups: int) -> bool:
-    """Whether an index has a group for each of so many; on a device nobody looks at its values."""
+    """Return whether an index has `count` valid groups; on a device the values are not checked."""
     if group is None or (group.numel() == count and (group.is_cuda or not count)):
         return True
     low, high = (int(end) for end in group.aminmax()) if group.numel() else (-1, -1)

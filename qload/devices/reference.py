@@ -1,4 +1,4 @@
-"""Packings in plain torch, the reference: blocks of a size that a cache holds, one after another.
+"""Packings in plain torch, the reference: block after block, of a size that fits a cache.
 
 Words come first into the order that their codes are wanted in: they are an eighth as many as codes of four
 bits. Then codes are shifted out place by place or, where those of one word stay neighbours, all at once.
@@ -11,9 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from qload.devices.codes import values
-from qload.devices.meaning import group_runs
-from qload.devices.operands import CodeValues
+from qload.devices.operands import CodeValues, group_runs, values
 from qload.devices.tensors import block, dense
 from qload.sentences import AxisDigits, WordSentence
 from qload.sentences.strided_digits import WHOLE_BITS, runs_in_turn
@@ -25,7 +23,7 @@ SPREAD = {2: (torch.int32, ((12, 0x000F000F), (6, 0x03030303))), 4: (torch.int16
 
 
 def move(tensor: Tensor, wide: Tensor, size: Sizes, source: AxisDigits, target: AxisDigits) -> None:
-    """The elements of a tensor, whose axes are made of the digits `source`, in the order of `target`."""
+    """Move the elements of a tensor, whose axes have the digits `source`, to the order of `target`."""
     digits = [digit for group in source for digit in group]
     wanted = [digit for group in target for digit in group]
     apart = tensor.reshape([size[digit] for digit in digits])
@@ -34,7 +32,7 @@ def move(tensor: Tensor, wide: Tensor, size: Sizes, source: AxisDigits, target: 
 
 
 def pack(packing: WordSentence, codes: Tensor, words: Tensor) -> None:
-    """int32 codes -> words, all of which are written."""
+    """Pack int32 codes into words, and write each word."""
     axis = 0 if codes.stride(0) >= codes.stride(1) else 1
     for part, at in _blocks(packing, codes, axis):
         _pack(packing, part, _cut(packing, words, tuple(codes.shape), axis, at))
@@ -59,7 +57,7 @@ def rows_of_codes(
 
 
 def dequantize(codes: CodeValues, out: Tensor) -> Tensor:
-    """What codes mean in plain torch, the reference: rows after rows, rounded once to `out`."""
+    """Dequantize codes in plain torch, the reference: blocks of rows, rounded once to `out`."""
     (N, K), count = codes.codes.shape, block(out)
     run = 0
     if codes.k_group is not None and count < N * K:  # several blocks: worth a look at the groups
@@ -128,7 +126,7 @@ def _apart(packing: WordSentence, codes: Tensor) -> tuple[Tensor, list[str], Siz
 
 
 def _neighbours(packing: WordSentence, each: Tensor, digits: list[str]) -> bool:
-    """Whether the codes that lie closest together are those of one word, in its order."""
+    """Return whether the codes of a word are neighbours in memory, in its order."""
     if len(packing.codes.right[-1]) > 1 or packing.bits not in WHOLE_BITS or not runs_in_turn(packing):
         return False
     closest = min(
@@ -182,7 +180,7 @@ def _pack(packing: WordSentence, codes: Tensor, words: Tensor) -> None:
 
 
 def _spread(words: Tensor, bits: int) -> Tensor:
-    """Words that hold their codes in turn -> uint8, the codes of each side by side."""
+    """Expand words with codes in turn to uint8, one code a byte."""
     if bits == BYTE:
         return words.view(torch.uint8)
     dtype, steps = SPREAD[bits]
@@ -193,7 +191,7 @@ def _spread(words: Tensor, bits: int) -> Tensor:
 
 
 def _squeezed(codes: Tensor, bits: int) -> Tensor:
-    """The inverse of `_spread`: uint8 codes whose last axis fills a word -> int32, without that axis."""
+    """Invert `_spread`: uint8 codes whose last axis fills a word -> int32, without that axis."""
     if bits != BYTE:
         dtype, steps = SPREAD[bits]
         codes = codes.view(dtype)

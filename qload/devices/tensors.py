@@ -1,4 +1,10 @@
-"""What plain torch and native code ask of a tensor before they touch it."""
+"""Properties of tensors for plain torch and native code, and new tensors in large pages."""
+
+import ctypes
+import sys
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,24 +14,27 @@ from qload.errors import ArgumentError
 PLAIN = (Tensor, torch.nn.Parameter)  # what is a tensor by another name has no memory of its own
 BLOCK = 1 << 19  # elements that plain torch works on at a time, for each thread
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # what values are rounded to, by native number
+PAGE_BYTES, LARGE_PAGE_BYTES = 1 << 12, 1 << 21
+MIN_ADVISED_BYTES = 2 * LARGE_PAGE_BYTES  # of a tensor that may hold a whole large page, wherever it starts
+HUGEPAGE = 14  # MADV_HUGEPAGE of <sys/mman.h>
 
 
 def block(like: Tensor) -> int:
-    """How many elements plain torch works on at a time: what a CPU's caches hold, elsewhere all."""
+    """Elements per step of plain torch: as many as fit a CPU's caches, on other devices all."""
     if type(like) not in PLAIN or like.device.type != "cpu" or torch.compiler.is_compiling():
         return like.numel()
     return BLOCK * torch.get_num_threads()
 
 
 def shares_memory(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors lie in one storage; of tensors by another name nobody can tell."""
+    """Return whether two plain tensors have one storage; False for subclasses."""
     if type(one) not in PLAIN or type(other) not in PLAIN or one.is_meta:
         return False
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr() != 0
 
 
 def check_writable(out: object, argument: str = "out") -> None:
-    """A tensor that torch lets be written to, each element in a place of its own, or ArgumentError."""
+    """Check that torch may write to a tensor, and that no two elements overlap; ArgumentError."""
     if not isinstance(out, Tensor) or out.layout != torch.strided:
         got = f"a tensor with layout {out.layout}" if isinstance(out, Tensor) else type(out).__name__
         raise ArgumentError(argument, "a tensor of strides", got)
@@ -41,7 +50,7 @@ def check_writable(out: object, argument: str = "out") -> None:
 
 
 def is_plain(tensor: Tensor, device: str) -> bool:
-    """Whether native code may touch a tensor: it is on such a device, and its memory holds its values."""
+    """Return whether native code may read a tensor: on this type of device, without gradients."""
     grad = tensor.requires_grad and torch.is_grad_enabled()
     if type(tensor) not in PLAIN or tensor.device.type != device or tensor.layout != torch.strided or grad:
         return False
@@ -51,7 +60,7 @@ def is_plain(tensor: Tensor, device: str) -> bool:
 
 
 def address(tensor: Tensor | None) -> int:
-    """Where a tensor starts; 0 where there is none."""
+    """Address of a tensor; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
@@ -59,3 +68,37 @@ def dense(words: Tensor) -> Tensor:
     """Contiguous, and also seen as bytes: an axis of one word may have any stride and be contiguous."""
     whole = words.contiguous()
     return whole if whole.stride(-1) == 1 else whole.clone(memory_format=torch.contiguous_format)
+
+
+def in_large_pages(tensor: Tensor) -> Tensor:
+    """Advise the system to use large pages for a new tensor, before its first write; returns it."""
+    if type(tensor) not in PLAIN or tensor.device.type != "cpu" or torch.compiler.is_compiling():
+        return tensor
+    advise, size = _madvise(), tensor.numel() * tensor.itemsize
+    if advise is not None and size >= MIN_ADVISED_BYTES:
+        start = -(-tensor.data_ptr() // PAGE_BYTES) * PAGE_BYTES
+        whole = (tensor.data_ptr() + size - start) // PAGE_BYTES * PAGE_BYTES
+        advise(ctypes.c_void_p(start), ctypes.c_size_t(whole), HUGEPAGE)
+    return tensor
+
+
+@cache
+def _madvise() -> Any:
+    return getattr(ctypes.CDLL(None), "madvise", None) if sys.platform == "linux" else None
+
+
+def writable(like: Tensor, shape: Sequence[int], dtype: torch.dtype, out: Tensor | None) -> Tensor:
+    """A checked `out`, or a new tensor on the device of `like`."""
+    if out is None:
+        return in_large_pages(like.new_empty(shape, dtype=dtype))
+    check_writable(out)
+    apart = out.untyped_storage().data_ptr() != like.untyped_storage().data_ptr()
+    got = tuple(out.shape), out.dtype, out.device
+    if got != (tuple(shape), dtype, like.device) or not out.is_contiguous() or not (apart or not out.numel()):
+        raise ArgumentError(
+            "out",
+            f"a contiguous {str(dtype).removeprefix('torch.')} tensor {tuple(shape)} on {like.device}, "
+            "with no memory in common with what it is made of",
+            f"{str(out.dtype).removeprefix('torch.')} {tuple(out.shape)} on {out.device}",
+        )
+    return out

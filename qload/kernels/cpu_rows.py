@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from qload.devices.cpu import has_routines
-from qload.devices.meaning import Meaning
-from qload.devices.operands import meaning_of
+from qload.devices.operands import Meaning, meaning_of
 from qload.devices.tensors import dense, is_plain
 from qload.formats import (
     BNBFP4Weight,

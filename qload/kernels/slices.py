@@ -7,8 +7,7 @@ from torch import Tensor
 
 from qload import devices
 from qload.devices import Stored, StoredCodes, StoredRows, StoredSparse, cuda
-from qload.devices.cuda_stored import dequantize_stored
-from qload.devices.cuda_streams import runs_down
+from qload.devices.cuda_stored import dequantize_stored, runs_down
 from qload.formats import (
     BNBWeight,
     CTIntWeight,

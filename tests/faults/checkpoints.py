@@ -128,7 +128,7 @@ FAULTS = (
         "opened.read_into(run.data, first)\n        run[-1] = 0",
     ),
     Fault("replaced-unseen", "qload/storage/file_reads.py", "if now != known:", "if False:"),
-    Fault("half-read", "qload/devices/cuda_files.py", "return bool(place < 0)", "return True"),
+    Fault("half-read", "qload/devices/cuda.py", "return bool(place < 0)", "return True"),
     Fault("overlap-unseen", "qload/storage/header.py", "if entry.begin != at:", "if entry.begin > at:"),
     Fault(
         "nan-scale-unseen",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qload import devices, native
-from qload.devices import StoredTable, cuda, cuda_files
+from qload.devices import StoredTable, cuda
 from qload.devices.cuda_stored import dequantize_stored
 from qload.experts import GatedActivation
 from qload.formats import AWQConfig, AWQWeight
@@ -89,7 +89,7 @@ def copies() -> None:
 def files() -> None:
     """Ranges of a file, one of which is larger than a buffer, by threads of the module."""
     data, device = torch.randint(256, (1 << 20,), dtype=torch.uint8), torch.device("cuda", 0)
-    cuda_files.RUN = 1 << 14
+    cuda.READ_BYTES = 1 << 14
     reader = devices.file_reader(device)
     if reader is None:
         raise SystemExit("the module reads no files")

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qload import SafetensorsStorage, devices, native
 from qload.checkpoint import layers, load_layers, open_checkpoint
-from qload.devices import CudaFileReader, cuda_files
+from qload.devices import CudaFileReader, cuda
 from qload.errors import StorageError
 from qload.kernel_formats import repack_cache
 from qload.spec import Weight
@@ -104,7 +104,7 @@ def test_loads_are_those_of_one_by_one(
     run: int,
 ) -> None:
     monkeypatch.setattr(prefetch.Prefetcher.__init__, "__defaults__", (run,))
-    monkeypatch.setattr(cuda_files, "RUN", run)
+    monkeypatch.setattr(cuda, "READ_BYTES", run)
     with caplog.at_level(logging.WARNING, "qload"):
         made = compare(written(tmp_path, kind), target)
 
@@ -188,7 +188,7 @@ def here() -> torch.device:
 @pytest.fixture
 def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[CudaFileReader]:
     """With buffers of a page."""
-    monkeypatch.setattr(cuda_files, "RUN", 1 << 12)
+    monkeypatch.setattr(cuda, "READ_BYTES", 1 << 12)
     found = devices.file_reader(here())
     assert found is not None
     yield found
@@ -241,7 +241,7 @@ def test_a_reader_that_is_closed_says_that_nothing_was_read(reader: CudaFileRead
 
 
 def test_tiny_tensors_and_those_larger_than_a_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_files, "RUN", 1 << 12)
+    monkeypatch.setattr(cuda, "READ_BYTES", 1 << 12)
     tensors = {f"{i}": torch.rand(i % 7, 1 + i % 3).half() for i in range(500)}
     tensors |= {"large": torch.rand(1000, 777), "none": torch.tensor(3)}
     save_file(tensors, tmp_path / "model.safetensors")

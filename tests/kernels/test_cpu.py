@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qload import native
-from qload.devices.meaning import Meaning
+from qload.devices.operands import Meaning
 from qload.formats import (
     FORMATS,
     BNB4Config,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qload import native
-from qload.devices.meaning import Meaning
+from qload.devices.operands import Meaning
 from qload.kernels import cpu
 from qload.kernels.cpu_rows import CodeRows
 from qload.testing import assert_same_bits

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from qload import native
-from qload.devices import CpuFileMover, FileMove, cpu, cpu_files, file_mover
+from qload.devices import CpuFileMover, FileMove, cpu, file_mover
 from qload.layouts import gptq, marlin, panels, strips
 from qload.sentences import Digit
 from qload.sentences.strided_digits import axis_digits, in_common
@@ -79,8 +79,8 @@ def test_what_is_done_is_what_a_move_in_memory_does(
             opened(path, words) as source,
             guarded(words.shape, torch.int32, 1) as out,
         ):
-            patch.setattr(cpu_files, "PIECE", piece)
-            if cpu_files.move_from_file(source, out, bits, digits):
+            patch.setattr(cpu, "PIECE", piece)
+            if cpu.move_from_file(source, out, bits, digits):
                 assert_same_bits(out, want)
 
 
@@ -92,20 +92,20 @@ def test_pieces_of_some_steps_and_a_last_one_that_is_short(
 ) -> None:
     words, digits = moved(target, 4, 1024, 512)
     want = in_memory(words, 4, digits)
-    monkeypatch.setattr(cpu_files, "PIECE", steps * 64 * 512 // 2)  # as many bytes as 64 rows have
+    monkeypatch.setattr(cpu, "PIECE", steps * 64 * 512 // 2)  # as many bytes as 64 rows have
     for isa in isas():
         out = torch.zeros_like(words)
         with native.using(isa, count), opened(path, words) as source:
-            assert cpu_files.move_from_file(source, out, 4, digits)
+            assert cpu.move_from_file(source, out, 4, digits)
 
         assert_same_bits(out, want)
 
 
 def test_a_step_that_no_piece_holds_is_not_made(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words, digits = moved("marlin", 4, 256, 512)
-    monkeypatch.setattr(cpu_files, "PIECE", 2 * 4 * 512 - 1)  # of two rows of words the bytes, but for one
+    monkeypatch.setattr(cpu, "PIECE", 2 * 4 * 512 - 1)  # of two rows of words the bytes, but for one
     with native.using(threads=1), opened(path, words) as source:
-        assert not cpu_files.move_from_file(source, torch.empty_like(words), 4, digits)
+        assert not cpu.move_from_file(source, torch.empty_like(words), 4, digits)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -118,7 +118,7 @@ def test_large_codes_go_past_the_caches(path: Path, target: str, N: int, count: 
     for isa in isas():
         out = torch.zeros_like(words)
         with native.using(isa, count), opened(path, words) as source:
-            assert cpu_files.move_from_file(source, out, 4, digits)
+            assert cpu.move_from_file(source, out, 4, digits)
 
         assert_same_bits(out, want)
 
@@ -128,7 +128,7 @@ def test_large_codes_go_past_the_caches(path: Path, target: str, N: int, count: 
 def test_a_file_that_ends_early_is_told(path: Path, short: int, count: int) -> None:
     words, digits = moved("marlin", 4, 256, 512)
     with native.using(threads=count), opened(path, words, short) as source:
-        assert not cpu_files.move_from_file(source, torch.empty_like(words), 4, digits)
+        assert not cpu.move_from_file(source, torch.empty_like(words), 4, digits)
 
 
 @pytest.mark.parametrize("wrong", [-4, 4])
@@ -136,7 +136,7 @@ def test_bytes_that_are_not_those_of_the_digits_are_not_moved(path: Path, wrong:
     words, digits = moved("marlin", 4, 256, 512)
     with opened(path, words) as (descriptor, begin, nbytes):
         source = descriptor, begin, nbytes + wrong
-        assert not cpu_files.move_from_file(source, torch.empty_like(words), 4, digits)
+        assert not cpu.move_from_file(source, torch.empty_like(words), 4, digits)
 
 
 def cases() -> Iterator[Any]:
@@ -153,7 +153,7 @@ def test_what_has_no_steps_is_left_or_right(path: Path, bits: int, digits: list[
     for isa in isas():
         out = torch.zeros_like(words)
         with native.using(isa, 2), opened(path, words) as source:
-            done = cpu_files.move_from_file(source, out, bits, digits)
+            done = cpu.move_from_file(source, out, bits, digits)
 
         if done:
             assert_same_bits(out, in_memory(words, bits, digits))
@@ -162,7 +162,7 @@ def test_what_has_no_steps_is_left_or_right(path: Path, bits: int, digits: list[
 def test_without_the_module_nothing_is_moved(path: Path) -> None:
     words, digits = moved("marlin", 4, 256, 512)
     with native.reference(), opened(path, words) as source:
-        assert not cpu_files.move_from_file(source, torch.empty_like(words), 4, digits)
+        assert not cpu.move_from_file(source, torch.empty_like(words), 4, digits)
 
 
 @few
@@ -199,7 +199,7 @@ def test_threads_of_their_own_move_and_read_what_one_call_does(
 
 @pytest.mark.parametrize("count", [1, 4])
 def test_bytes_that_are_more_than_a_piece_are_read_by_all_threads(path: Path, count: int) -> None:
-    words = torch.randint(-(2**31), 2**31, (3 * cpu_files.PIECE // 4 + 5,), dtype=torch.int32)
+    words = torch.randint(-(2**31), 2**31, (3 * cpu.PIECE // 4 + 5,), dtype=torch.int32)
     out = torch.zeros_like(words)
     with opened(path, words) as source:
         mover = made(count)

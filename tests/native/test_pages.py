@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from qload.devices import large_pages as pages
+from qload.devices import tensors as pages
 from qload.layouts import gptq
 
 Asked = list[tuple[int, int, int]]
@@ -26,20 +26,20 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
 
 @pytest.mark.parametrize("offset", [0, 1, 4096, 5000])
 def test_whole_pages_inside_of_a_large_tensor(asked: Asked, offset: int) -> None:
-    tensor = torch.empty(pages.LEAST + 8191, dtype=torch.uint8)[offset:]
+    tensor = torch.empty(pages.MIN_ADVISED_BYTES + 8191, dtype=torch.uint8)[offset:]
     assert pages.in_large_pages(tensor) is tensor
 
-    assert len(asked) == (1 if tensor.numel() >= pages.LEAST else 0)
+    assert len(asked) == (1 if tensor.numel() >= pages.MIN_ADVISED_BYTES else 0)
     for start, size, advice in asked:
-        assert start % pages.PAGE == size % pages.PAGE == 0
-        assert 0 <= start - tensor.data_ptr() < pages.PAGE
-        assert 0 <= tensor.data_ptr() + tensor.numel() - (start + size) < pages.PAGE
+        assert start % pages.PAGE_BYTES == size % pages.PAGE_BYTES == 0
+        assert 0 <= start - tensor.data_ptr() < pages.PAGE_BYTES
+        assert 0 <= tensor.data_ptr() + tensor.numel() - (start + size) < pages.PAGE_BYTES
         assert advice == pages.HUGEPAGE
 
 
 def test_small_tensors_and_those_elsewhere_are_left_alone(asked: Asked) -> None:
-    pages.in_large_pages(torch.empty(pages.LEAST - 1, dtype=torch.uint8))
-    pages.in_large_pages(torch.empty(pages.LEAST, dtype=torch.uint8, device="meta"))
+    pages.in_large_pages(torch.empty(pages.MIN_ADVISED_BYTES - 1, dtype=torch.uint8))
+    pages.in_large_pages(torch.empty(pages.MIN_ADVISED_BYTES, dtype=torch.uint8, device="meta"))
 
     assert asked == []
 
@@ -55,6 +55,6 @@ def test_what_is_packed_into_new_memory_asks_and_a_buffer_does_not(asked: Asked)
 
 def test_a_system_that_cannot_advise_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "_madvise", lambda: None)
-    tensor = torch.empty(pages.LEAST, dtype=torch.uint8)
+    tensor = torch.empty(pages.MIN_ADVISED_BYTES, dtype=torch.uint8)
 
     assert pages.in_large_pages(tensor) is tensor

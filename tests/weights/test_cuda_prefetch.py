@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qload import MemoryStorage, SafetensorsStorage, Weights, load_layers, loader_from_config, native
-from qload.devices import cuda, cuda_files
+from qload.devices import cuda
 from qload.testing import assert_same_bits
 from qload.weights import prefetch
 
@@ -50,7 +50,7 @@ class Module:
 
             def __init__(self, memory: int, run: int, threads: int) -> None:
                 assert memory
-                assert (run, threads) == (cuda_files.RUN, cuda_files.THREADS)
+                assert (run, threads) == (cuda.READ_BYTES, cuda.THREADS)
 
             def begin(self, ranges: Sequence[tuple[int, int, int, int]], home: int) -> int:
                 module.homes.add(home)
@@ -81,8 +81,8 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Module:
     """A CUDA landing whose device is the CPU, and a module that reads to it."""
     made, stream = Module(), Stream()
     monkeypatch.setattr(cuda, "load", lambda name: SimpleNamespace(found=made))
-    monkeypatch.setattr(cuda_files, "pinned", lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
-    monkeypatch.setattr(cuda_files, "RUN", 1 << 8)
+    monkeypatch.setattr(cuda, "pinned", lambda nbytes: torch.empty(nbytes, dtype=torch.uint8))
+    monkeypatch.setattr(cuda, "READ_BYTES", 1 << 8)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
@@ -243,7 +243,7 @@ def test_where_no_memory_is_pinned_threads_of_python_read(
     def refuse(nbytes: int) -> Tensor:
         raise RuntimeError(f"cannot pin {nbytes} bytes")
 
-    monkeypatch.setattr(cuda_files, "pinned", refuse)
+    monkeypatch.setattr(cuda, "pinned", refuse)
     with SafetensorsStorage(folder) as storage, prefetch.Prefetcher(storage, DEVICE) as reader:
         bits(reader.begin(asked(), storage).take("a", ()), TENSORS["a"])
 

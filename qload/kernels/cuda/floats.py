@@ -7,8 +7,7 @@ that of all, which few tokens would wait for again and again.
 import torch
 from torch import Tensor
 
-from qload.devices.cuda import module_for
-from qload.devices.cuda_current import on_device, stream
+from qload.devices.cuda import module_for, on_device, stream
 from qload.devices.tensors import address
 
 MOST_TOKENS = 16

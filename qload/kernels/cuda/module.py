@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload.devices.cuda_current import current_device, empty_rows, raw_stream, stream
+from qload.devices.cuda import current_device, empty_rows, raw_stream, stream
 from qload.devices.tensors import address as pointer
 from qload.errors import ArgumentError
 from qload.native import load

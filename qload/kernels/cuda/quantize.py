@@ -6,8 +6,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from qload.devices.cuda import RUN, module_for
-from qload.devices.cuda_current import stream
+from qload.devices.cuda import RUN, module_for, stream
 from qload.devices.tensors import FLOATS, address
 from qload.errors import ArgumentError
 from qload.kernels.activations import MOST

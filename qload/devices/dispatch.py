@@ -1,4 +1,4 @@
-"""The one place where a device decides: its own routine carries an operation out, or plain torch does.
+"""Choice of the code for an operation on tensors: the routine of their device, or plain torch.
 
 Four operations: move (elements from order to order), pack and unpack (codes and words), dequantize; and
 copies from the host.
@@ -10,28 +10,26 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from qload.devices import cpu, cpu_files, cuda, reference
-from qload.devices.codes import CodesInWords, check_codes, plain
-from qload.devices.cuda_files import CudaFileReader
+from qload.devices import cpu, cuda, reference
+from qload.devices.cuda import CudaFileReader
 from qload.devices.cuda_stored import dequantize_stored as _dequantize_stored
-from qload.devices.meaning import Meaning
-from qload.devices.operands import CodeValues, Stored, meaning_of
+from qload.devices.operands import CodesInWords, CodeValues, Meaning, Stored, check_codes, meaning_of, plain
 from qload.sentences import AxisDigits, Digit, WordSentence, strides
 
 
 def routines(tensor: Tensor) -> ModuleType:
-    """The module for the device that a tensor lies on; its routines say no where they cannot."""
+    """Module with the routines for a tensor's device; a routine without support returns False or None."""
     return cuda if tensor.is_cuda else cpu
 
 
 def has_routines(*tensors: Tensor) -> bool:
-    """Whether there is native code for tensors like these."""
+    """Return whether native code takes these tensors."""
     able: bool = routines(tensors[0]).has_routines(*tensors)
     return able
 
 
 def move(source: Tensor, target: Tensor, size: dict[str, int], left: AxisDigits, right: AxisDigits) -> None:
-    """The elements of a tensor, whose axes are made of the digits `left`, in the order of `right`."""
+    """Move the elements of a tensor, whose axes have the digits `left`, to the order of `right`."""
     here, there = strides(left, size, source.stride()), strides(right, size, target.stride())
     digits = [Digit(size[digit], here[digit], there[digit]) for digit in size]
     if not routines(target).move(source, target, 8 * source.itemsize, digits):
@@ -39,18 +37,18 @@ def move(source: Tensor, target: Tensor, size: dict[str, int], left: AxisDigits,
 
 
 def move_digits(source: Tensor, target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:
-    """Elements of `bits` bits from digits to digits of new memory; False where nothing was done."""
+    """Move elements of `bits` bits by digits to new memory; False without a write."""
     done: bool = routines(target).move(source, target, bits, digits)
     return done
 
 
 def move_from_file(source: tuple[int, int, int], target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:
-    """As `move_digits`, of an open file's (descriptor, begin, bytes); where False, `target` holds nothing."""
-    return not target.is_cuda and cpu_files.move_from_file(source, target, bits, digits)
+    """As `move_digits`, from an open file's (descriptor, begin, bytes); after False `target` is invalid."""
+    return not target.is_cuda and cpu.move_from_file(source, target, bits, digits)
 
 
 def pack(packing: WordSentence, codes: Tensor, words: Tensor) -> None:
-    """int32 codes -> words; ArgumentError where a code does not fit its bits."""
+    """Pack int32 codes into words; ArgumentError for a code beyond its bits."""
     seen = routines(words).pack(packing, codes, words)
     if seen is None or not 0 <= seen < 2**packing.bits:
         check_codes(codes, packing.bits)
@@ -65,7 +63,7 @@ def unpack(packing: WordSentence, words: Tensor, codes: Tensor) -> None:
 
 
 def repack(source: CodesInWords, target: WordSentence, words: Tensor) -> bool:
-    """From the words of one packing to those of another, or False where codes have to be spelled out."""
+    """Repack words from one packing to another; False if that needs the codes as numbers."""
     done: bool = routines(words).repack(source, target, words)
     return done
 
@@ -82,37 +80,37 @@ def copy_from_host(
 
 
 def file_reader(device: torch.device) -> CudaFileReader | None:
-    """Threads that read files to a CUDA device, by its number, without Python's lock; None where none can."""
+    """Start threads that read files to a CUDA device without Python's lock; None without the module."""
     found = cuda.module()
     return CudaFileReader(found, device) if hasattr(found, "FileReader") else None
 
 
 def dequantize(codes: CodeValues, out: Tensor) -> None:
-    """What codes mean, in float32 and rounded once to `out` (N, K)."""
+    """Dequantize codes in float32, rounded once to `out` (N, K)."""
     meaning = meaning_of(codes) if has_routines(out, codes.scales) else None
     if meaning is None or not _natively(codes, meaning, out):
         reference.dequantize(codes, out)
 
 
 def dequantize_words(codes: CodesInWords, meaning: Meaning, out: Tensor) -> bool:
-    """What codes in words mean, in one pass from the words to `out`; False where nothing was done."""
+    """Dequantize codes in words in one pass to `out`; False without a write."""
     done: bool = routines(out).dequantize_words(codes, meaning, out)
     return done
 
 
 def dequantize_rows(codes: Tensor, bits: int, meaning: Meaning, high_first: bool, out: Tensor) -> bool:
-    """What codes mean that bytes hold in plain order, row by row; False where nothing was done."""
+    """Dequantize codes in bytes in plain order, row by row; False without a write."""
     done: bool = routines(out).dequantize_rows(codes, bits, meaning, high_first, out)
     return done
 
 
 def dequantize_stored(stored: Stored | None, out: Tensor) -> bool:
-    """What a weight means, from the tensors that it holds; False where its device does not read them so."""
+    """Dequantize a weight from its stored tensors; False if its device has no routine for them."""
     return stored is not None and out.is_cuda and _dequantize_stored(stored, out)
 
 
 def reads_stored(*tensors: Tensor) -> bool:
-    """Whether the device that all these tensors lie on reads weights as they are stored."""
+    """Return whether the device of all these tensors reads weights as stored."""
     return tensors[0].is_cuda and cuda.has_routines(*tensors)
 
 
