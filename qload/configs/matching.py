@@ -238,11 +238,13 @@ def override_rules(
     exclusions: Exclusions,
     patterns: Patterns,
 ) -> tuple[ModuleRule, ...]:
-    """Rules of a config whose entries override the formats of all modules.
+    """Rules of a config whose entries override the formats of all modules; none without entries.
 
     `rules`: entry -> the formats of its modules, empty for excluded modules, or the error of an unsupported
     format; in order of precedence. `default`: formats of other modules. `patterns`: those of the entries.
     """
+    if not rules:
+        return ()
     supported = {entry: formats for entry, formats in rules.items() if isinstance(formats, tuple)}
     all_formats = dict.fromkeys([*default, *(fmt for formats in supported.values() for fmt in formats)])
     excluded = tuple(entry for entry, formats in supported.items() if not formats)

@@ -20,19 +20,7 @@ import torch
 from pydantic import AliasChoices, Field
 from torch import Tensor
 
-from qload import spec
-from qload.configs import (
-    Claims,
-    FoundConfig,
-    IgnoredKey,
-    Method,
-    Name,
-    Section,
-    agree,
-    check_group_size,
-    one_of,
-    validate,
-)
+from qload import configs, spec
 from qload.devices import StoredCodes
 from qload.errors import UnsupportedFormatError
 from qload.layouts import Stored, awq
@@ -208,22 +196,22 @@ VARIANTS = ("awq (version gemm)",)
 LAYOUTS = ("gemm",)
 
 
-class _AWQ(Section):
-    bits: Annotated[int, one_of(4, 8)] = Field(validation_alias=AliasChoices("bits", "w_bit"))
+class _AWQ(configs.Section):
+    bits: Annotated[int, configs.one_of(4, 8)] = Field(validation_alias=AliasChoices("bits", "w_bit"))
     group_size: int = Field(ge=-1, validation_alias=AliasChoices("group_size", "q_group_size"))
     zero_point: bool | None = None
-    version: Name = None
-    checkpoint_format: Name = None
-    format: Name = None
+    version: configs.Name = None
+    checkpoint_format: configs.Name = None
+    format: configs.Name = None
     pack_dtype: Literal["int32"] | None = None
     backend: str | None = None
 
 
-def read_awq(source: FoundConfig) -> Claims:
+def read_awq(source: configs.FoundConfig) -> configs.Claims:
     """Read the claims of `quant_method: awq`; only the GEMM layout is supported."""
-    section = validate(_AWQ, source)
-    agree(source, "bits", "w_bit")
-    agree(source, "group_size", "q_group_size")
+    section = configs.validate(_AWQ, source)
+    configs.agree(source, "bits", "w_bit")
+    configs.agree(source, "group_size", "q_group_size")
     variants = [name.lower() for name in (section.version, section.checkpoint_format, section.format) if name]
     for variant in variants or ["gemm"]:
         if variant not in LAYOUTS:
@@ -234,7 +222,7 @@ def read_awq(source: FoundConfig) -> Claims:
         raise UnsupportedFormatError(
             "llm-awq", f"the backend of {source.file} packs in another order", VARIANTS
         )
-    check_group_size(source, section.group_size, "group_size", "q_group_size")
+    configs.check_group_size(source, section.group_size, "group_size", "q_group_size")
     sym = None if section.zero_point is None else not section.zero_point
     config = AWQConfig(section.group_size, section.bits, zero_point=sym is not True)
     fmt = ConfiguredFormat(AWQWeight, config)
@@ -245,13 +233,15 @@ def read_awq(source: FoundConfig) -> Claims:
 
 FORMATS = (AWQWeight,)
 METHODS = (
-    Method(
+    configs.Method(
         names=("awq", "awq_marlin"),
         read=read_awq,
         formats=(AWQWeight,),
         variants=VARIANTS,
         ignored={
-            "dynamic": IgnoredKey("has settings for some modules; qload reads layers by their tensors"),
+            "dynamic": configs.IgnoredKey(
+                "has settings for some modules; qload reads layers by their tensors"
+            ),
         },
     ),
 )

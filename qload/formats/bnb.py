@@ -38,8 +38,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
-from qload import spec
-from qload.configs import Claims, FoundConfig, Method, NameList, Section, agree, validate
+from qload import configs, spec
 from qload.devices import StoredTable
 from qload.errors import ConfigError, DtypeError, MissingTensorError, ShapeError, UnsupportedFormatError
 from qload.layouts import NibblePairs
@@ -394,7 +393,7 @@ VARIANTS = ("bitsandbytes (load_in_4bit, load_in_8bit)",)
 FLAGS = ("load_in_4bit", "load_in_8bit")
 
 
-class _BNB(Section):
+class _BNB(configs.Section):
     load_in_4bit: bool | None = None
     load_in_8bit: bool | None = None
     bnb_4bit_quant_type: Literal["nf4", "fp4"] | None = None
@@ -402,18 +401,18 @@ class _BNB(Section):
     bnb_4bit_compute_dtype: Annotated[str, Field(min_length=1)] | None = None
     bnb_4bit_quant_storage: Annotated[str, Field(min_length=1)] | None = None
     llm_int8_threshold: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    llm_int8_skip_modules: NameList | None = None
+    llm_int8_skip_modules: configs.NameList | None = None
     llm_int8_enable_fp32_cpu_offload: bool | None = None
     llm_int8_has_fp16_weight: bool | None = None
 
     lists = ("llm_int8_skip_modules", "modules_to_not_convert")
 
 
-def read_bitsandbytes(source: FoundConfig) -> Claims:
+def read_bitsandbytes(source: configs.FoundConfig) -> configs.Claims:
     """Read the claims of bitsandbytes; the state of a 4-bit layer tells NF4 from FP4."""
-    section = validate(_BNB, source)
+    section = configs.validate(_BNB, source)
     for flag in FLAGS:
-        agree(source, flag, f"_{flag}")
+        configs.agree(source, flag, f"_{flag}")
     if bool(section.load_in_4bit) == bool(section.load_in_8bit):
         key, got = source.key("load_in_4bit"), "both" if section.load_in_4bit else "neither"
         raise ConfigError(source.file, key, "true, or load_in_8bit true, not both", got)
@@ -431,7 +430,7 @@ def read_bitsandbytes(source: FoundConfig) -> Claims:
 
 FORMATS = (BNBNF4Weight, BNBFP4Weight, BNBWeight)
 METHODS = (
-    Method(
+    configs.Method(
         names=("bitsandbytes",),
         read=read_bitsandbytes,
         formats=(BNBNF4Weight, BNBFP4Weight, BNBWeight),

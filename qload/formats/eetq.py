@@ -18,8 +18,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from qload import spec
-from qload.configs import Claims, FoundConfig, Method, Name, Section, validate
+from qload import configs, spec
 from qload.devices import StoredCodes
 from qload.errors import UnsupportedFormatError
 from qload.layouts import eetq
@@ -103,13 +102,13 @@ VARIANTS = ("eetq (weights int8)",)
 INT8 = "int8"
 
 
-class _EETQ(Section):
-    weights: Name = None
+class _EETQ(configs.Section):
+    weights: configs.Name = None
 
 
-def read_eetq(source: FoundConfig) -> Claims:
+def read_eetq(source: configs.FoundConfig) -> configs.Claims:
     """Read the claims of `quant_method: eetq`; only 8-bit weights are supported."""
-    section = validate(_EETQ, source)
+    section = configs.validate(_EETQ, source)
     weights = section.weights or INT8
     if weights != INT8:
         raise UnsupportedFormatError(
@@ -120,4 +119,4 @@ def read_eetq(source: FoundConfig) -> Claims:
 
 
 FORMATS = (EETQWeight,)
-METHODS = (Method(names=("eetq",), read=read_eetq, formats=(EETQWeight,), variants=VARIANTS),)
+METHODS = (configs.Method(names=("eetq",), read=read_eetq, formats=(EETQWeight,), variants=VARIANTS),)

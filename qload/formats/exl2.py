@@ -26,8 +26,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from qload import spec
-from qload.configs import Claims, FoundConfig, Method, Name, Section, validate
+from qload import configs, spec
 from qload.devices import StoredStreams
 from qload.errors import IndexValueError, MismatchError, ShapeError
 from qload.layouts import gptq
@@ -232,18 +231,18 @@ def _first_wrong(bits: list[int], starts: list[int], height: int) -> tuple[str, 
     return None
 
 
-class _EXL2(Section):
-    version: Name = None
+class _EXL2(configs.Section):
+    version: configs.Name = None
     bits: Annotated[float, Field(gt=0, le=16, allow_inf_nan=False)] | None = None  # mean over all layers
     head_bits: Annotated[int, Field(ge=2, le=16)] | None = None
     calibration: dict[str, Any] | None = None
 
 
-def read_exl2(source: FoundConfig) -> Claims:
+def read_exl2(source: configs.FoundConfig) -> configs.Claims:
     """Read the claims of `quant_method: exl2`: none about layers, whose tensors tell the bit widths."""
-    section = validate(_EXL2, source)
+    section = configs.validate(_EXL2, source)
     return section.claims(source, "exl2", "exl2", ConfiguredFormat(Exl2Weight, Exl2Config()))
 
 
 FORMATS = (Exl2Weight,)
-METHODS = (Method(names=("exl2",), read=read_exl2, formats=(Exl2Weight,), variants=("exl2",)),)
+METHODS = (configs.Method(names=("exl2",), read=read_exl2, formats=(Exl2Weight,), variants=("exl2",)),)

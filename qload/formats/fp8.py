@@ -25,19 +25,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from qload import spec
-from qload.configs import (
-    Block,
-    Claims,
-    FoundConfig,
-    IgnoredKey,
-    Method,
-    NameList,
-    Section,
-    agree,
-    one_of,
-    validate,
-)
+from qload import configs, spec
 from qload.configs.claims import NEUTRAL_VALUES
 from qload.devices import StoredRows
 from qload.errors import ArgumentError, ConfigError, DtypeError, MismatchError, ShapeError
@@ -350,35 +338,35 @@ UNUSED_SCALE = "weight_scale_inv"  # transformers also stores it for weights tha
 FP8_GRANULARITIES: dict[str, Per] = {"tensor": "tensor", "row": "channel", "block": "block"}
 
 
-class _FP8(Section):
+class _FP8(configs.Section):
     activation_scheme: Literal["dynamic", "static"] | None = None
-    weight_block_size: Block | None = None
+    weight_block_size: configs.Block | None = None
     fmt: Literal["e4m3", "float8_e4m3fn", "e5m2", "float8_e5m2"] | None = None
     scale_fmt: Literal["float", "ue8m0"] | None = None
-    bits: Annotated[int, one_of(8)] | None = None
+    bits: Annotated[int, configs.one_of(8)] | None = None
     format: Literal["fp8"] | None = None
     weight_scale_method: Literal["tensor", "row", "block"] | None = None
     weight_scale_semantics: Literal["inverse"] | None = None
-    ignored_layers: NameList | None = None
+    ignored_layers: configs.NameList | None = None
 
     lists = ("modules_to_not_convert", "ignored_layers")
 
 
-class _FBGEMM(Section):
+class _FBGEMM(configs.Section):
     activation_scale_ub: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
 
 
-def read_fp8(source: FoundConfig) -> Claims:
+def read_fp8(source: configs.FoundConfig) -> configs.Claims:
     """Read the claims of FP8; without a claim the shape of the scale tells its granularity."""
-    section: Section
-    if agree(source, "quant_method", "method") == "fbgemm_fp8":
-        section = limited = validate(_FBGEMM, source)
+    section: configs.Section
+    if configs.agree(source, "quant_method", "method") == "fbgemm_fp8":
+        section = limited = configs.validate(_FBGEMM, source)
         limit = limited.activation_scale_ub
         config = Fp8Config("channel", activation_scale_ub=limit)
         tokens = ActivationScheme("float", 8, True, "token", upper_bound=limit, owner="fbgemm")
         fmt = ConfiguredFormat(Fp8Weight, config, tokens)
     else:
-        section = stated = validate(_FP8, source)
+        section = stated = configs.validate(_FP8, source)
         config = _fp8_config(source, stated)
         fmt = ConfiguredFormat(Fp8Weight, config, _fp8_activations(stated))
     name = "fp8_inverse" if config.divide else "fp8"
@@ -403,7 +391,7 @@ def _fp8_activations(section: _FP8) -> ActivationScheme | None:
     return replace(dynamic, scale_type="e8m0") if powers else dynamic
 
 
-def _fp8_config(source: FoundConfig, section: _FP8) -> Fp8Config:
+def _fp8_config(source: configs.FoundConfig, section: _FP8) -> Fp8Config:
     method, size = section.weight_scale_method, section.weight_block_size
     if method and section.weight_scale_semantics is None:
         # GPTQModel alone states a method, and its scales divide: without the semantics it is ambiguous.
@@ -424,20 +412,20 @@ def _fp8_config(source: FoundConfig, section: _FP8) -> Fp8Config:
 
 FORMATS = (Fp8Weight,)
 METHODS = (
-    Method(
+    configs.Method(
         names=("fp8",),
         read=read_fp8,
         formats=(Fp8Weight,),
         variants=("fp8 (multiplying, or weight_scale_semantics inverse)",),
         activation_key="activation_scheme",
         ignored={
-            "expert_dtype": IgnoredKey(
+            "expert_dtype": configs.IgnoredKey(
                 "states the dtype of experts; qload reads them by their tensors",
                 neutral=(*NEUTRAL_VALUES, "fp8"),
             ),
         },
     ),
-    Method(
+    configs.Method(
         names=("fbgemm_fp8",),
         read=read_fp8,
         formats=(Fp8Weight,),

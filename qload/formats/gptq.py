@@ -25,23 +25,7 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from torch import Tensor
 
-from qload import spec
-from qload.configs import (
-    Claims,
-    FoundConfig,
-    IgnoredKey,
-    Method,
-    Name,
-    Patterns,
-    Section,
-    agree,
-    check_group_size,
-    none_for_false,
-    one_of,
-    override_rules,
-    validate,
-    value_text,
-)
+from qload import configs, spec
 from qload.configs.matching import REGEX_PREFIX
 from qload.devices import StoredCodes
 from qload.errors import AmbiguousIndexError, ConfigError, QloadError, ShapeError, UnsupportedFormatError
@@ -396,7 +380,7 @@ MODULE_CLAIMS = ("bits", "group_size", "sym", "desc_act")  # possible claims of 
 EXCLUDE_PREFIX, INCLUDE_PREFIX = "-:", "+:"  # of a pattern; a pattern without prefix includes
 
 Module = Annotated[str, Field(min_length=1)]
-Bits = Annotated[int, one_of(2, 3, 4, 8)]
+Bits = Annotated[int, configs.one_of(2, 3, 4, 8)]
 
 
 class _ModuleSettings(BaseModel):
@@ -409,35 +393,35 @@ class _ModuleSettings(BaseModel):
     sym: bool | None = None
     desc_act: bool | None = None
     pack_dtype: Literal["int32"] | None = None
-    checkpoint_format: Name = None
-    format: Name = None
+    checkpoint_format: configs.Name = None
+    format: configs.Name = None
 
 
-class _GPTQ(Section):
+class _GPTQ(configs.Section):
     bits: Bits
     group_size: int = Field(ge=-1)
     desc_act: bool | None = None
     sym: bool | None = None
-    checkpoint_format: Name = None
-    format: Name = None
+    checkpoint_format: configs.Name = None
+    format: configs.Name = None
     pack_dtype: Literal["int32"] | None = None
     is_marlin_format: bool | None = None
     lm_head: bool | None = None
     modules_in_block_to_quantize: list[Module | list[Module]] | None = None
-    dynamic: Annotated[dict[str, _ModuleSettings] | None, BeforeValidator(none_for_false)] = None
+    dynamic: Annotated[dict[str, _ModuleSettings] | None, BeforeValidator(configs.none_for_false)] = None
 
 
-def read_gptq(source: FoundConfig) -> Claims | str:
+def read_gptq(source: configs.FoundConfig) -> configs.Claims | str:
     """Read the claims of `quant_method: gptq`; "marlin" for weights in Marlin's order."""
-    stated = agree(source, "checkpoint_format", "format") or "gptq"
+    stated = configs.agree(source, "checkpoint_format", "format") or "gptq"
     if isinstance(stated, str) and stated not in (*CHECKPOINT_FORMATS, *MARLIN_FORMATS):
         raise UnsupportedFormatError(
             stated, f"the checkpoint_format of {source.file} is not supported", VARIANTS
         )
-    section = validate(_GPTQ, source)
+    section = configs.validate(_GPTQ, source)
     if stated in MARLIN_FORMATS or section.is_marlin_format:
         return "marlin"
-    check_group_size(source, section.group_size)
+    configs.check_group_size(source, section.group_size)
     zeros: ZeroPoints = Stored() if stated == "gptq_v2" else STORED_MINUS_ONE
     indexed = True if section.desc_act else None  # without act order tools may omit the index
     config = GPTQConfig(section.bits, section.group_size, zeros, desc_act=section.desc_act, indexed=indexed)
@@ -446,14 +430,19 @@ def read_gptq(source: FoundConfig) -> Claims | str:
     base = ConfiguredFormat(GPTQWeight, config, claims=claims)
     rules = _module_formats(source, section.dynamic or {}, base, stated)
     formats = dict.fromkeys([base, *(fmt for formats in rules.values() for fmt in formats)])
-    exclusions = _exclusions(section)
-    module_rules = override_rules(rules, (base,), exclusions, Patterns(source, "dynamic")) if rules else ()
+    exclusions, patterns = _exclusions(section), configs.Patterns(source, "dynamic")
     return section.claims(
-        source, "gptq", stated, *formats, **stated_claims, exclusions=exclusions, rules=module_rules
+        source,
+        "gptq",
+        stated,
+        *formats,
+        **stated_claims,
+        exclusions=exclusions,
+        rules=configs.override_rules(rules, (base,), exclusions, patterns),
     )
 
 
-def _writer(source: FoundConfig) -> str:
+def _writer(source: configs.FoundConfig) -> str:
     """Quantizer in `meta.quantizer`, such as `gptqmodel:7.7.0`; "" without a name."""
     meta = source.values.get("meta")
     quantizer = meta.get("quantizer") if isinstance(meta, Mapping) else None
@@ -469,20 +458,20 @@ def _exclusions(section: _GPTQ) -> Exclusions:
 
 
 def _module_formats(
-    source: FoundConfig, dynamic: Mapping[str, _ModuleSettings], base: ConfiguredFormat, stated: str
+    source: configs.FoundConfig, dynamic: Mapping[str, _ModuleSettings], base: ConfiguredFormat, stated: str
 ) -> dict[str, tuple[ConfiguredFormat, ...]]:
     """Entry of `dynamic` -> its format, none for excluded modules; in order of precedence."""
     rules: dict[str, tuple[ConfiguredFormat, ...]] = {}
     for pattern, rule in dynamic.items():
         entry = REGEX_PREFIX + pattern.removeprefix(EXCLUDE_PREFIX).removeprefix(INCLUDE_PREFIX)
         if rule.group_size is not None:
-            check_group_size(source, rule.group_size, f"dynamic.{pattern:.80}.group_size")
+            configs.check_group_size(source, rule.group_size, f"dynamic.{pattern:.80}.group_size")
         for key, other in (("checkpoint_format", rule.checkpoint_format), ("format", rule.format)):
             if other not in (None, stated):
                 key_path = source.key(f"dynamic.{pattern:.80}.{key}")
                 hint = "remedy   state it once for all modules: no program reads it by module"
                 raise ConfigError(
-                    source.file, key_path, f"{stated}, as for all modules", value_text(other), hint
+                    source.file, key_path, f"{stated}, as for all modules", configs.value_text(other), hint
                 )
         fmt = _overridden(base, rule, f"dynamic.{pattern}")
         rules.setdefault(entry, () if pattern.startswith(EXCLUDE_PREFIX) else (fmt,))
@@ -503,7 +492,7 @@ def _overridden(base: ConfiguredFormat, rule: _ModuleSettings, source: str) -> C
 
 FORMATS = (GPTQWeight,)
 METHODS = (
-    Method(
+    configs.Method(
         names=("gptq", "gptq_marlin"),
         read=read_gptq,
         formats=(GPTQWeight,),
@@ -512,10 +501,10 @@ METHODS = (
         exclusion_key="a pattern with '-:' in dynamic",
         module_key="dynamic",
         ignored={
-            "adapter": IgnoredKey(
+            "adapter": configs.IgnoredKey(
                 "adds a low-rank product to outputs; qload reads the stored weights without it"
             ),
-            "rotation": IgnoredKey("rotated weights before quantization; qload reads them as stored"),
+            "rotation": configs.IgnoredKey("rotated weights before quantization; qload reads them as stored"),
         },
     ),
 )

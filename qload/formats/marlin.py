@@ -31,18 +31,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from qload import devices, spec
-from qload.configs import (
-    Claims,
-    FoundConfig,
-    Method,
-    Name,
-    Section,
-    agree,
-    check_group_size,
-    one_of,
-    validate,
-)
+from qload import configs, devices, spec
 from qload.devices import StoredCodes, StoredSparse
 from qload.errors import FieldValueError, PatternError, RepackError, UnsupportedFormatError, check_values
 from qload.layouts import marlin, marlin_24
@@ -357,23 +346,23 @@ VARIANTS = ("marlin (checkpoint_format marlin, marlin_24)",)
 CHECKPOINT_FORMATS = ("marlin", "marlin_24")
 
 
-class _Marlin(Section):
-    bits: Annotated[int, one_of(4, 8)] = 4
+class _Marlin(configs.Section):
+    bits: Annotated[int, configs.one_of(4, 8)] = 4
     group_size: int = Field(ge=-1)
     desc_act: Literal[False] | None = None
     sym: Literal[True] | None = None
-    checkpoint_format: Name = None
-    format: Name = None
+    checkpoint_format: configs.Name = None
+    format: configs.Name = None
     pack_dtype: Literal["int32"] | None = None
     is_marlin_format: bool | None = None
     is_marlin_24_format: bool | None = None
 
 
-def read_marlin(source: FoundConfig) -> Claims:
+def read_marlin(source: configs.FoundConfig) -> configs.Claims:
     """Read the claims of layers in Marlin's order: symmetric, groups in order."""
     default = "marlin_24" if source.values.get("quant_method") == "gptq_marlin_24" else "marlin"
-    section = validate(_Marlin, source)
-    stated = agree(source, "checkpoint_format", "format")
+    section = configs.validate(_Marlin, source)
+    stated = configs.agree(source, "checkpoint_format", "format")
     if section.is_marlin_24_format or default == "marlin_24":
         stated = stated if stated not in (None, "marlin", "gptq") else "marlin_24"
     stated = stated or default
@@ -381,7 +370,7 @@ def read_marlin(source: FoundConfig) -> Claims:
         raise UnsupportedFormatError(
             stated, f"the checkpoint_format of {source.file} is not supported", VARIANTS
         )
-    check_group_size(source, section.group_size)
+    configs.check_group_size(source, section.group_size)
     size, bits = section.group_size, section.bits
     if stated == "marlin_24":
         fmt = ConfiguredFormat(Marlin24Weight, Marlin24Config(size, bits))
@@ -392,6 +381,8 @@ def read_marlin(source: FoundConfig) -> Claims:
 
 FORMATS = (MarlinWeight, Marlin24Weight)
 METHODS = (
-    Method(names=("marlin",), read=read_marlin, formats=(MarlinWeight, Marlin24Weight), variants=VARIANTS),
-    Method(names=("gptq_marlin_24",), read=read_marlin, formats=(Marlin24Weight,), variants=VARIANTS),
+    configs.Method(
+        names=("marlin",), read=read_marlin, formats=(MarlinWeight, Marlin24Weight), variants=VARIANTS
+    ),
+    configs.Method(names=("gptq_marlin_24",), read=read_marlin, formats=(Marlin24Weight,), variants=VARIANTS),
 )

@@ -35,18 +35,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from qload import spec
-from qload.configs import (
-    Block,
-    Claims,
-    FoundConfig,
-    GlobExclusions,
-    Method,
-    NameList,
-    Section,
-    check_pattern_lengths,
-    validate,
-)
+from qload import configs, spec
 from qload.devices import StoredRows
 from qload.errors import ArgumentError, UnsupportedFormatError
 from qload.layouts import NibblePairs, fp4
@@ -267,18 +256,18 @@ MX_BLOCK = [1, GROUP]
 MXFP8_VARIANTS = ("mxfp8",)
 
 
-class _MXFP8(Section):
+class _MXFP8(configs.Section):
     activation_scheme: Literal["dynamic"] | None = None
-    weight_block_size: Block | None = None
+    weight_block_size: configs.Block | None = None
     scale_fmt: Literal["ue8m0"] | None = None
-    ignored_layers: NameList | None = None
+    ignored_layers: configs.NameList | None = None
 
     lists = ("modules_to_not_convert", "ignored_layers")
 
 
-def read_mxfp8(source: FoundConfig) -> Claims:
+def read_mxfp8(source: configs.FoundConfig) -> configs.Claims:
     """Read the claims of MXFP8 as written by transformers and SGLang: 32 inputs share a power of two."""
-    section = validate(_MXFP8, source)
+    section = configs.validate(_MXFP8, source)
     block = section.weight_block_size
     if block not in (None, MX_BLOCK):
         reason = f"the weight_block_size of {source.file} is not supported"
@@ -288,14 +277,14 @@ def read_mxfp8(source: FoundConfig) -> Claims:
     return section.claims(source, "mxfp8", "mxfp8", fmt, bits=8, group_size=GROUP, sym=True)
 
 
-def read_mxfp4(source: FoundConfig) -> Claims:
+def read_mxfp4(source: configs.FoundConfig) -> configs.Claims:
     """Read the claims of gpt-oss, with shell patterns in its list of excluded modules."""
-    section = validate(Section, source)
-    check_pattern_lengths(source, "modules_to_not_convert", section.modules_to_not_convert or ())
+    section = configs.validate(configs.Section, source)
+    configs.check_pattern_lengths(source, "modules_to_not_convert", section.modules_to_not_convert or ())
     formats = [
         ConfiguredFormat(weight_type, MXFP4Config()) for weight_type in (MXFP4ExpertsWeight, CTMXFP4Weight)
     ]
-    exclusions = section.exclusions(GlobExclusions)
+    exclusions = section.exclusions(configs.GlobExclusions)
     return section.claims(
         source, "mxfp4", "mxfp4", *formats, bits=4, group_size=32, sym=True, exclusions=exclusions
     )
@@ -303,14 +292,14 @@ def read_mxfp4(source: FoundConfig) -> Claims:
 
 FORMATS = (CTMXFP4Weight, MXFP4ExpertsWeight, MXFP8Weight)
 METHODS = (
-    Method(
+    configs.Method(
         names=("mxfp8",),
         read=read_mxfp8,
         formats=(MXFP8Weight,),
         variants=MXFP8_VARIANTS,
         activation_key="activation_scheme",
     ),
-    Method(
+    configs.Method(
         names=("mxfp4",),
         read=read_mxfp4,
         formats=(MXFP4ExpertsWeight, CTMXFP4Weight),

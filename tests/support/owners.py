@@ -15,11 +15,9 @@ from qload.checkpoint import open_checkpoint
 from qload.detect import loader_from_config
 from qload.errors import CutError, DivideError, RepackError
 from qload.formats import (
-    AWQWeight,
     CTMXFP4Weight,
     CTNVFP4Weight,
     CTPackTensorWeight,
-    CTPackWeight,
     EETQWeight,
     Exl2Weight,
     Fp8Weight,
@@ -42,6 +40,7 @@ from qload.layouts import (
 from qload.loader import FormatLoader
 from qload.parallel import FakeWorld
 from qload.spec import Weight
+from qload.spec.integers import IntegerWeight
 from qload.storage import MemoryStorage, SafetensorsStorage, WeightStorage
 from qload.testing import assert_same_bits, assert_within_bound, emulators
 from qload.weights import Weights
@@ -156,7 +155,7 @@ MARLIN = ("qweight", "scales", "qzeros", "g_idx_sorted", "perm")
 MARLIN_GROUPS = (32, 64, 128)
 FP8_SCALES = ("vllm011.weight_scale_fused_expbias", "tgi.scales")
 FP4 = (CTNVFP4Weight, ModelOptNVFP4Weight, CTMXFP4Weight)
-INTEGERS = (GPTQWeight, AWQWeight, MarlinWeight, Marlin24Weight, CTPackWeight)
+INTEGERS = (IntegerWeight,)
 
 
 def packed(weight: Weight, layout: str, name: str, zeros: ZeroPoints | None = None) -> Tensor | None:

@@ -22,20 +22,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from qload.configs import (
-    MAX_LAYER_SIZE,
-    Block,
-    Claims,
-    FoundConfig,
-    IgnoredKey,
-    Method,
-    Name,
-    Patterns,
-    Section,
-    none_for_false,
-    override_rules,
-    validate,
-)
+from qload import configs
 from qload.configs.matching import REGEX_PREFIX
 from qload.detect.methods import compressed_tensors
 from qload.errors import ConfigError, UnsupportedFormatError
@@ -106,7 +93,7 @@ SETTING_KEYS: Mapping[str, str] = {
     **dict.fromkeys(("strategy", "group_size", "block_structure"), "group_size"),
 }
 # Inputs of a group, or [outputs, inputs] of a block.
-Size = Annotated[int, Field(ge=-1, le=MAX_LAYER_SIZE)] | Block
+Size = Annotated[int, Field(ge=-1, le=configs.MAX_LAYER_SIZE)] | configs.Block
 
 
 class _ModuleSettings(BaseModel):
@@ -116,27 +103,27 @@ class _ModuleSettings(BaseModel):
 
     bits: Annotated[int, Field(ge=1)] | None = None
     group_size: Size | None = None
-    packing_format: Name = None
-    backend: Name = None
+    packing_format: configs.Name = None
+    backend: configs.Name = None
     sym: bool | None = None
-    data_type: Name = None
+    data_type: configs.Name = None
     act_bits: int | None = Field(default=None, ge=1, le=64)
-    act_data_type: Name = None
+    act_data_type: configs.Name = None
     act_group_size: Size | None = None
     act_sym: bool | None = None
     act_dynamic: bool | None = None
 
 
-class _AutoRound(Section, _ModuleSettings):
+class _AutoRound(configs.Section, _ModuleSettings):
     bits: Annotated[int, Field(ge=1)]
     group_size: Size
     rotation_config: Any = None
-    extra_config: Annotated[dict[str, _ModuleSettings] | None, BeforeValidator(none_for_false)] = None
+    extra_config: Annotated[dict[str, _ModuleSettings] | None, BeforeValidator(configs.none_for_false)] = None
 
 
-def read_auto_round(source: FoundConfig) -> Claims:
+def read_auto_round(source: configs.FoundConfig) -> configs.Claims:
     """Read the claims of all modules, and of the modules in `extra_config`."""
-    section = validate(_AutoRound, source)
+    section = configs.validate(_AutoRound, source)
     if section.rotation_config:
         reason = f"the rotation_config of {source.file} rotates weights, and qload does not rotate them back"
         raise UnsupportedFormatError(
@@ -155,10 +142,9 @@ def read_auto_round(source: FoundConfig) -> Claims:
     if isinstance(base_formats, UnsupportedFormatError):
         raise base_formats
     packing = _packing(source, base)
-    patterns = Patterns(source, "extra_config", anywhere=True)
+    patterns = configs.Patterns(source, "extra_config", anywhere=True)
     rule_formats = [fmt for formats in rules.values() if isinstance(formats, tuple) for fmt in formats]
     note = f"{source.file} says packing_format {FAKE_PACKING}: weights were quantized and are stored plain"
-    module_rules = override_rules(rules, base_formats, section.exclusions(), patterns) if rules else ()
     return section.claims(
         source,
         "auto-round",
@@ -167,12 +153,12 @@ def read_auto_round(source: FoundConfig) -> Claims:
         bits=section.bits,
         group_size=section.group_size if isinstance(section.group_size, int) else None,
         sym=section.sym,
-        rules=module_rules,
+        rules=configs.override_rules(rules, base_formats, section.exclusions(), patterns),
         notes=(note,) if packing == FAKE_PACKING else (),
     )
 
 
-def _packing(source: FoundConfig, rule: _ModuleSettings) -> str:
+def _packing(source: configs.FoundConfig, rule: _ModuleSettings) -> str:
     """Packing of the modules with these settings: `packing_format`, else `backend`.
 
     UnsupportedFormatError for a backend with an unknown convention of zero points.
@@ -196,7 +182,7 @@ def _packing(source: FoundConfig, rule: _ModuleSettings) -> str:
 
 
 def _formats(
-    source: FoundConfig, rule: _ModuleSettings, entry: str, stated: Collection[str]
+    source: configs.FoundConfig, rule: _ModuleSettings, entry: str, stated: Collection[str]
 ) -> tuple[ConfiguredFormat, ...] | UnsupportedFormatError:
     """Formats of the modules with these settings, empty for plain ones; an error for an unsupported format.
 
@@ -224,7 +210,7 @@ def _is_pattern(key: str) -> bool:
 
 
 def _format(
-    source: FoundConfig, packing: str, rule: _ModuleSettings, key: Callable[[str], str]
+    source: configs.FoundConfig, packing: str, rule: _ModuleSettings, key: Callable[[str], str]
 ) -> ConfiguredFormat:
     """Format of a packing with these settings; `key`: path of a setting in the config, for errors."""
     bits, size = rule.bits or 0, -1 if rule.group_size is None else rule.group_size
@@ -289,7 +275,7 @@ def _activations(rule: _ModuleSettings) -> ActivationScheme | None:
 
 
 def _ct_format(
-    source: FoundConfig,
+    source: configs.FoundConfig,
     rule: _ModuleSettings,
     family: str,
     bits: int,
@@ -319,12 +305,12 @@ def _ct_format(
     return replace(fmt, activations=_activations(rule))
 
 
-_ROTATED = IgnoredKey("rotates the inputs of layers, and qload does not", refused=True)
-_SCALES = IgnoredKey("quantizes the scales, and qload does not dequantize them", refused=True)
-_CACHE = IgnoredKey("configures the key/value cache and attention, which is left to the engine")
+_ROTATED = configs.IgnoredKey("rotates the inputs of layers, and qload does not", refused=True)
+_SCALES = configs.IgnoredKey("quantizes the scales, and qload does not dequantize them", refused=True)
+_CACHE = configs.IgnoredKey("configures the key/value cache and attention, which is left to the engine")
 SCHEME_WEIGHTS = (Fp8Weight, CTPackWeight, CTIntWeight, CTNVFP4Weight, CTMXFP4Weight)
 METHODS = (
-    Method(
+    configs.Method(
         names=("auto-round",),
         read=read_auto_round,
         formats=(GPTQWeight, AWQWeight, *SCHEME_WEIGHTS),

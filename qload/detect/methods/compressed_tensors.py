@@ -16,19 +16,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeGuard
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from qload.configs import (
-    Claims,
-    FoundConfig,
-    IgnoredModules,
-    Method,
-    ModuleRule,
-    NameList,
-    Patterns,
-    Section,
-    matcher,
-    validate,
-    value_text,
-)
+from qload import configs
 from qload.configs.matching import MODULE_CLASSES, precedence
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import (
@@ -93,7 +81,7 @@ class _Activations(BaseModel):
 
 
 def activation_scheme(
-    source: FoundConfig, key: str, stated: Mapping[str, Any] | None, weights: str | None = None
+    source: configs.FoundConfig, key: str, stated: Mapping[str, Any] | None, weights: str | None = None
 ) -> ActivationScheme | None:
     """Read the activation scheme under a key of the config; None without one, ConfigError if malformed.
 
@@ -101,12 +89,12 @@ def activation_scheme(
     """
     if not stated:
         return None
-    section = FoundConfig(source.file, source.key(key), stated)
-    inputs = validate(_Activations, section)
+    section = configs.FoundConfig(source.file, source.key(key), stated)
+    inputs = configs.validate(_Activations, section)
     dynamic, grouped = inputs.dynamic or False, inputs.shared_by in GROUPED_STRATEGIES
     if grouped and (inputs.group_size or 0) < 1:
         raise ConfigError(
-            source.file, source.key(f"{key}.group_size"), "at least 1", value_text(inputs.group_size)
+            source.file, source.key(f"{key}.group_size"), "at least 1", configs.value_text(inputs.group_size)
         )
     scale_type: ScaleType = SCALE_TYPES.get(inputs.scale_dtype, "float32")
     if inputs.scale_dtype is None and dynamic == "local":
@@ -184,7 +172,7 @@ class Scheme(BaseModel):
 
 
 def weight_format(
-    source: FoundConfig,
+    source: configs.FoundConfig,
     key: Callable[[str], str],
     stated: str,
     scheme: Scheme,
@@ -229,14 +217,16 @@ def weight_format(
 
 
 def _checked_block(
-    source: FoundConfig, key: Callable[[str], str], stated: str, scheme: Scheme
+    source: configs.FoundConfig, key: Callable[[str], str], stated: str, scheme: Scheme
 ) -> tuple[int, int] | None:
     """(outputs, inputs) per scale; None for one scale; ConfigError for a scheme unknown to the format."""
     types, bits, strategies = CT_FORMATS[stated]
     bits = range(8, 9) if scheme.type == "float" and stated == "naive-quantized" else bits
 
     def wrong(name: str, expected: str, got: Any) -> ConfigError:
-        return ConfigError(source.file, source.key(key(name)), f"{expected} in {stated}", value_text(got))
+        return ConfigError(
+            source.file, source.key(key(name)), f"{expected} in {stated}", configs.value_text(got)
+        )
 
     if scheme.type not in types:
         raise wrong("type", " or ".join(types), scheme.type)
@@ -277,17 +267,17 @@ MIN_BIT_STREAM_VERSION = (0, 18)  # first version that packs 3, 5, 6 and 7 bits 
 class _Group(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
-    targets: NameList
+    targets: configs.NameList
     weights: Scheme | None = None
     input_activations: dict[str, Any] | None = None
     output_activations: dict[str, Any] | None = None
     format: str | None = None
 
 
-class _CompressedTensors(Section):
+class _CompressedTensors(configs.Section):
     config_groups: dict[str, _Group] = Field(default_factory=dict)
     format: str | None = None
-    ignore: NameList | None = None
+    ignore: configs.NameList | None = None
     quantization_status: Literal["initialized", "calibration", "frozen", "compressed"] | None = None
     sparsity_config: dict[str, Any] | None = None
     transform_config: dict[str, Any] | None = None
@@ -311,9 +301,9 @@ class Untargeted(Exclusions):
         return f"name the module in {self.key}, or store it plain"
 
 
-def read_compressed_tensors(source: FoundConfig) -> Claims:
+def read_compressed_tensors(source: configs.FoundConfig) -> configs.Claims:
     """Read the claims of all groups, and of the modules of each group."""
-    section = validate(_CompressedTensors, source)
+    section = configs.validate(_CompressedTensors, source)
     _refuse_unsupported(section, source)
     formats: dict[str, ConfiguredFormat | UnsupportedFormatError] = {}
     for name, group in section.config_groups.items():
@@ -347,20 +337,20 @@ def _is_quantized(fmt: ConfiguredFormat | UnsupportedFormatError) -> TypeGuard[C
 
 
 def _rules(
-    source: FoundConfig,
+    source: configs.FoundConfig,
     section: _CompressedTensors,
     formats: Mapping[str, ConfiguredFormat | UnsupportedFormatError],
-) -> tuple[ModuleRule, ...]:
+) -> tuple[configs.ModuleRule, ...]:
     """Rules of `ignore`, then of the targets in order of precedence, then of modules without a target.
 
     `formats`: group -> its format, or the error of an unsupported format.
     """
     quantized = tuple(dict.fromkeys(fmt for fmt in formats.values() if _is_quantized(fmt)))
-    ignore, ignore_patterns = tuple(section.ignore or ()), Patterns(source, "ignore")
-    excluding = IgnoredModules(ignore, patterns=ignore_patterns)
-    rules = [ModuleRule(quantized, matcher(*ignore, patterns=ignore_patterns), excluding)]
+    ignore, ignore_patterns = tuple(section.ignore or ()), configs.Patterns(source, "ignore")
+    excluding = configs.IgnoredModules(ignore, patterns=ignore_patterns)
+    rules = [configs.ModuleRule(quantized, configs.matcher(*ignore, patterns=ignore_patterns), excluding)]
     targets = [(target, name) for name, group in section.config_groups.items() for target in group.targets]
-    patterns = Patterns(source, "config_groups")
+    patterns = configs.Patterns(source, "config_groups")
     for target, name in sorted(targets, key=lambda pair: precedence(pair[0])):
         fmt = formats[name]
         read: tuple[ConfiguredFormat, ...] | UnsupportedFormatError
@@ -368,10 +358,12 @@ def _rules(
             read = fmt
         else:
             read = (fmt, *(_calibrated_format(section) if _is_quantized(fmt) else ()))
-        rules.append(ModuleRule(read, matcher(target, patterns=patterns), section.exclusions()))
+        rules.append(
+            configs.ModuleRule(read, configs.matcher(target, patterns=patterns), section.exclusions())
+        )
     keys = " or ".join(f"config_groups.{name}.targets" for name in section.config_groups)
     untargeted = Untargeted(key=keys) if quantized else Exclusions()
-    return (*rules, ModuleRule(quantized, exclusions=untargeted))
+    return (*rules, configs.ModuleRule(quantized, exclusions=untargeted))
 
 
 def _calibrated_format(section: _CompressedTensors) -> tuple[ConfiguredFormat, ...]:
@@ -387,7 +379,7 @@ def _calibrated_format(section: _CompressedTensors) -> tuple[ConfiguredFormat, .
 
 
 def _group_format(
-    source: FoundConfig, name: str, group: _Group, section: _CompressedTensors
+    source: configs.FoundConfig, name: str, group: _Group, section: _CompressedTensors
 ) -> ConfiguredFormat:
     """Format of a group's weights, with its activation scheme."""
     key = f"config_groups.{name}"
@@ -418,14 +410,14 @@ def _group_format(
 
 
 def _group_activations(
-    source: FoundConfig, name: str, group: _Group, section: _CompressedTensors
+    source: configs.FoundConfig, name: str, group: _Group, section: _CompressedTensors
 ) -> ActivationScheme | None:
     """Activation scheme declared by a group."""
     key, stated = f"config_groups.{name}.input_activations", group.format or section.format
     return activation_scheme(source, key, group.input_activations, stated)
 
 
-def _refuse_unsupported(section: _CompressedTensors, source: FoundConfig) -> None:
+def _refuse_unsupported(section: _CompressedTensors, source: configs.FoundConfig) -> None:
     """Raise UnsupportedFormatError for unsupported formats and transforms, ConfigError without groups."""
     sparse = (section.sparsity_config or {}).get("format", "dense")
     if sparse != "dense":
@@ -461,7 +453,7 @@ def _transform_locations(transforms: Mapping[str, Any]) -> set[str]:
     }
 
 
-def _notes(section: _CompressedTensors, source: FoundConfig) -> tuple[str, ...]:
+def _notes(section: _CompressedTensors, source: configs.FoundConfig) -> tuple[str, ...]:
     """Notes on keys that change no weight."""
     notes = [
         f"{source.file} has output_activations in config_groups.{name:.80}, and outputs stay as they are"
@@ -491,7 +483,7 @@ CT_WEIGHTS = (
     MXFP8Weight,
 )
 METHODS = (
-    Method(
+    configs.Method(
         names=("compressed-tensors",),
         read=read_compressed_tensors,
         formats=CT_WEIGHTS,

@@ -14,18 +14,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from qload.configs import (
-    Claims,
-    FoundConfig,
-    GlobExclusions,
-    Method,
-    ModuleRule,
-    Name,
-    Section,
-    check_pattern_lengths,
-    validate,
-    value_text,
-)
+from qload import configs
 from qload.detect.methods.compressed_tensors import Untargeted
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import (
@@ -116,10 +105,10 @@ class _Group(_Strict):
     input_activations: _NumberFormat | None = None
 
 
-class _ModelOpt(Section):
+class _ModelOpt(configs.Section):
     quant_algo: str
     group_size: Size = None
-    kv_cache_quant_algo: Name = None
+    kv_cache_quant_algo: configs.Name = None
     exclude_modules: Entries | None = None
     ignore: Entries | None = None
     quantized_layers: dict[str, _Layer] | None = None
@@ -128,15 +117,15 @@ class _ModelOpt(Section):
     lists = ("exclude_modules", "ignore", "modules_to_not_convert")
 
 
-class _Groups(Section):
+class _Groups(configs.Section):
     config_groups: dict[str, _Group] | None = None
 
 
-def read_modelopt(source: FoundConfig) -> Claims:
+def read_modelopt(source: configs.FoundConfig) -> configs.Claims:
     """Read the claims of an algorithm for all layers, or of a table of layers."""
-    section = validate(_ModelOpt, source)
+    section = configs.validate(_ModelOpt, source)
     for key in section.lists:
-        check_pattern_lengths(source, key, getattr(section, key) or ())
+        configs.check_pattern_lengths(source, key, getattr(section, key) or ())
     name = section.quant_algo.lower()
     if section.quant_algo.upper() != MIXED:
         if section.quantized_layers:
@@ -144,7 +133,7 @@ def read_modelopt(source: FoundConfig) -> Claims:
         _check_config_groups(source, section.quant_algo)
         algorithm = _algorithm(source, "group_size", section.quant_algo, section.group_size)
         claims = {"bits": algorithm.bits, "group_size": algorithm.group_size, "sym": True}
-        exclusions = section.exclusions(GlobExclusions)
+        exclusions = section.exclusions(configs.GlobExclusions)
         return section.claims(source, "modelopt", name, algorithm.format, **claims, exclusions=exclusions)
     table = _layer_formats(source, section)
     formats = dict.fromkeys(fmt for fmt in table.values() if isinstance(fmt, ConfiguredFormat))
@@ -157,12 +146,12 @@ def read_modelopt(source: FoundConfig) -> Claims:
         name,
         *formats,
         sym=True,
-        exclusions=section.exclusions(GlobExclusions),
+        exclusions=section.exclusions(configs.GlobExclusions),
         rules=_rules(section, table),
     )
 
 
-def _algorithm(source: FoundConfig, key: str, stated: str, size: int | None) -> Algorithm:
+def _algorithm(source: configs.FoundConfig, key: str, stated: str, size: int | None) -> Algorithm:
     """Algorithm with this name and group size; errors name `key`."""
     name, size = stated.upper(), max(size or 0, 0)
     if name == AWQ:
@@ -172,12 +161,12 @@ def _algorithm(source: FoundConfig, key: str, stated: str, size: int | None) -> 
     algorithm = ALGORITHMS[name]
     if size and algorithm.group_size not in (None, size):
         raise ConfigError(
-            source.file, source.key(key), f"{algorithm.group_size} with {stated}", value_text(size)
+            source.file, source.key(key), f"{algorithm.group_size} with {stated}", configs.value_text(size)
         )
     return algorithm
 
 
-def _check_config_groups(source: FoundConfig, stated: str) -> None:
+def _check_config_groups(source: configs.FoundConfig, stated: str) -> None:
     """Raise ConfigError if `config_groups` contradicts the bits or group size of the algorithm."""
     algorithm, groups = ALGORITHMS.get(stated.upper()), source.values.get("config_groups")
     if algorithm is None or not isinstance(groups, dict):
@@ -189,14 +178,14 @@ def _check_config_groups(source: FoundConfig, stated: str) -> None:
         value = numbers.get(key) if isinstance(numbers, dict) else None
         if type(value) is int and value and expected not in (None, value):
             key_path = source.key(f"config_groups.{group:.80}.{part}.{key}")
-            raise ConfigError(source.file, key_path, f"{expected} with {stated}", value_text(value))
+            raise ConfigError(source.file, key_path, f"{expected} with {stated}", configs.value_text(value))
 
 
-def _layer_formats(source: FoundConfig, section: _ModelOpt) -> dict[str, Format]:
+def _layer_formats(source: configs.FoundConfig, section: _ModelOpt) -> dict[str, Format]:
     """Map each layer to its format, or to the error of an unsupported format."""
     if section.quantized_layers:
         return {name: _layer_format(source, name, layer) for name, layer in section.quantized_layers.items()}
-    groups = validate(_Groups, source).config_groups
+    groups = configs.validate(_Groups, source).config_groups
     if not groups:
         expected = f"layers with their quant_algo, for {MIXED}"
         raise ConfigError(source.file, source.key("quantized_layers"), expected, "nothing")
@@ -207,7 +196,7 @@ def _layer_formats(source: FoundConfig, section: _ModelOpt) -> dict[str, Format]
     }
 
 
-def _layer_format(source: FoundConfig, name: str, layer: _Layer) -> Format:
+def _layer_format(source: configs.FoundConfig, name: str, layer: _Layer) -> Format:
     """Format of an entry of `quantized_layers`, or the error of an unsupported one."""
     key = f"quantized_layers.{name:.80}.group_size"
     try:
@@ -216,7 +205,7 @@ def _layer_format(source: FoundConfig, name: str, layer: _Layer) -> Format:
         return error
 
 
-def _group_format(source: FoundConfig, group_name: str, group: _Group) -> Format:
+def _group_format(source: configs.FoundConfig, group_name: str, group: _Group) -> Format:
     """Format of an entry of `config_groups`, by weights and inputs, or the error of an unsupported one."""
     weights, inputs = group.weights, group.input_activations
     scheme = (weights.num_bits, weights.type, weights.strategy, weights.group_size)
@@ -231,7 +220,7 @@ def _group_format(source: FoundConfig, group_name: str, group: _Group) -> Format
     return fmt if inputs is not None else replace(fmt, activations=None)
 
 
-def _rules(section: _ModelOpt, table: Mapping[str, Format]) -> tuple[ModuleRule, ...]:
+def _rules(section: _ModelOpt, table: Mapping[str, Format]) -> tuple[configs.ModuleRule, ...]:
     """Rules of the listed layers, one for each format and each error; all other layers are plain."""
     names: dict[tuple[ConfiguredFormat, ActivationScheme | None], set[str]] = {}
     refused: dict[str, tuple[UnsupportedFormatError, set[str]]] = {}
@@ -240,15 +229,18 @@ def _rules(section: _ModelOpt, table: Mapping[str, Format]) -> tuple[ModuleRule,
             refused.setdefault(fmt.format, (fmt, set()))[1].add(name)
         else:
             names.setdefault((fmt, fmt.activations), set()).add(name)
-    exclusions = section.exclusions(GlobExclusions)
+    exclusions = section.exclusions(configs.GlobExclusions)
     formats = tuple(dict.fromkeys(fmt for fmt, _ in names))
     return (
         *(
-            ModuleRule((fmt,), partial(_is_listed, frozenset(layers)), exclusions)
+            configs.ModuleRule((fmt,), partial(_is_listed, frozenset(layers)), exclusions)
             for (fmt, _), layers in names.items()
         ),
-        *(ModuleRule(error, partial(_is_listed, frozenset(layers))) for error, layers in refused.values()),
-        ModuleRule(formats, exclusions=Untargeted(key="quantized_layers")),
+        *(
+            configs.ModuleRule(error, partial(_is_listed, frozenset(layers)))
+            for error, layers in refused.values()
+        ),
+        configs.ModuleRule(formats, exclusions=Untargeted(key="quantized_layers")),
     )
 
 
@@ -260,7 +252,7 @@ def _is_listed(names: frozenset[str], module: str) -> bool:
     return any(".".join(path[at:]) in names for path in candidates for at in range(len(path)))
 
 
-def _unsupported(source: FoundConfig, variant: str, key: str) -> UnsupportedFormatError:
+def _unsupported(source: configs.FoundConfig, variant: str, key: str) -> UnsupportedFormatError:
     return UnsupportedFormatError(
         f"modelopt ({variant:.60})",
         f"the {key} of {source.file} is not supported",
@@ -270,7 +262,7 @@ def _unsupported(source: FoundConfig, variant: str, key: str) -> UnsupportedForm
 
 
 METHODS = (
-    Method(
+    configs.Method(
         names=("modelopt",),
         read=read_modelopt,
         formats=(Fp8Weight, ModelOptNVFP4Weight, MXFP8Weight, CTMXFP4Weight, ModelOptAWQWeight),
