@@ -17,11 +17,10 @@ from qload.loader.source import Nonfinite
 from qload.methods import ParallelLMHead, VocabParallelEmbedding
 from qload.methods.checkpoint_linear import LinearFactory
 from qload.methods.layers import ExpertsFactory
-from qload.models.attention import Attention
+from qload.models.attention import Attention, LatentAttention
 from qload.models.config import TextConfig, text_config
 from qload.models.feed_forward import GatedFeedForward, SparseFeedForward
 from qload.models.kv_cache import PagedCache, Step
-from qload.models.latent_attention import LatentAttention
 from qload.models.norm import Norm
 from qload.models.rope import Rope
 from qload.models.stored_layers import Making, check_matrix, check_shares, first_stored, is_stored

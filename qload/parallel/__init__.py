@@ -5,11 +5,11 @@ communicate. Layers sum and gather with `collectives_of` a group; a row-parallel
 quantized inputs also reduces their maximum with `maximum_over`.
 """
 
-from qload.parallel.fake_world import FakeWorld
 from qload.parallel.launcher import agree, joined_world
 from qload.parallel.process_group import (
     ALONE,
     Collectives,
+    FakeWorld,
     ProcessGroup,
     Rank,
     ReducingGroup,

@@ -2,7 +2,7 @@
 
 from tests.faults.fault import Fault
 
-_LATENT = "qload/models/latent_attention.py"
+_LATENT = "qload/models/attention.py"
 _ROPE = "qload/models/rope.py"
 _VISION = "qload/models/vision.py"
 

@@ -27,6 +27,6 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
         monkeypatch.setattr(constants, "ENDPOINT", served.endpoint)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr("qload.hub.folder.RETRY_PAUSES_S", (0.0, 0.0))
+        monkeypatch.setattr("qload.hub.RETRY_PAUSES_S", (0.0, 0.0))
         monkeypatch.chdir(tmp_path)
         yield served

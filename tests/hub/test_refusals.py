@@ -8,7 +8,7 @@ from qload.errors import ArgumentError, QloadError, StorageError
 from qload.errors.exceptions import HubUnreachableError
 
 pytest.importorskip("huggingface_hub", reason="the extra `hub` is not installed")
-from qload.hub.folder import RETRY_REMEDY, translate_errors
+from qload.hub import RETRY_REMEDY, translate_errors
 
 OWN = [
     StorageError("a.safetensors", "unreadable", "the server sent more than the 8 bytes asked for"),

@@ -10,10 +10,10 @@ from qload import DivideError, FakeWorld, Fp8Quantizer, MemoryStorage, Quantizin
 from qload.detect import loader_from_config
 from qload.errors import MissingTensorError, ShapeError
 from qload.kernels.declared import Maximum
+from qload.models.attention import LatentAttention, pairs_as_halves
 from qload.models.config import TextConfig, text_config
 from qload.models.decoder import load_model
 from qload.models.kv_cache import HeadSizes, PagedCache, Step
-from qload.models.latent_attention import LatentAttention, pairs_as_halves
 from qload.models.rope import Rope, rotate_halves, rotate_pairs
 from qload.parallel import ProcessGroup, Rank
 from qload.spec import Weight

@@ -8,7 +8,7 @@ import torch
 
 from qload.errors import ArgumentError
 from qload.models import RopeConfig
-from qload.models.latent_attention import score_scale
+from qload.models.attention import score_scale
 from qload.models.rope import yarn_attention_factor, yarn_frequencies, yarn_mscale
 
 EPS = torch.finfo(torch.float32).eps

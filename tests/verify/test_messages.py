@@ -15,7 +15,7 @@ from qload.checkpoint import open_checkpoint
 from qload.loader import FormatLoader
 from qload.verify import verify
 from qload.verify.values.contents import Numbers, NumbersAccumulator
-from qload.verify.values.statistics import measure_codes
+from qload.verify.values.measure import measure_codes
 from tests.verify.damage import planted
 from tests.verify.test_planted import NAMES, damaged, sound
 

@@ -6,7 +6,6 @@ by these measurements, and read again only to name the place of a fault.
 """
 
 from qload.verify.values.contents import Contents, Numbers, Repeats, Run
-from qload.verify.values.measure import Values, measure
-from qload.verify.values.statistics import Statistics
+from qload.verify.values.measure import Statistics, Values, measure
 
 __all__ = ["Contents", "Numbers", "Repeats", "Run", "Statistics", "Values", "measure"]

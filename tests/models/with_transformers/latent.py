@@ -10,9 +10,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from qload import FakeWorld, MemoryStorage, Weights
 from qload.detect import loader_from_config
+from qload.models.attention import score_scale
 from qload.models.config import text_config
 from qload.models.decoder import load_model
-from qload.models.latent_attention import score_scale
 from qload.models.rope import Rope, yarn_mscale
 from qload.parallel import ProcessGroup
 from tests.models.latent_formula import SMALL, YARN, drawn

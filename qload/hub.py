@@ -1,4 +1,11 @@
-"""A model of the Hugging Face hub as a folder: its id, its files at one commit, and their local copies.
+"""Models of the Hugging Face hub, by id: the only package that uses the network.
+
+The library huggingface_hub, imported on the first call, provides the endpoint, the token and the cache. A
+string passed to `qload.inspect`, `verify` or `open_checkpoint` is always a path; a model of the hub is opened
+first:
+
+    with open_folder(HubId("org/model")) as folder:
+        report = qload.inspect(folder)
 
 Ranges of a file are read over the connection of huggingface_hub, with its headers. Answers are hostile input:
 no byte beyond the request is read, and another length, another range or the whole file is an error.
@@ -25,6 +32,8 @@ from qload.errors.exceptions import HubUnreachableError
 from qload.storage import RemoteFolder, locate, read_whole
 from qload.storage.checkpoint_files import INDEX, MAX_INDEX, SUFFIX
 from qload.storage.files import read_range
+
+__all__ = ["HubFolder", "HubId", "cached_folder", "fetch", "open_folder", "parse_id"]
 
 LOGIN_REMEDY = "log in by `hf auth login`, as an account with access to it"
 RETRY_REMEDY = "try again later"
