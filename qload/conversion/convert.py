@@ -26,12 +26,15 @@ from qload.conversion.new_checkpoint import (
     report_on,
     source_folder,
 )
-from qload.conversion.output_files import INDEX, Progress, safetensors_index, split_into_files
-from qload.conversion.output_tensors import (
+from qload.conversion.output_files import (
+    INDEX,
     STACKED,
     Chunk,
     OutputItem,
+    Progress,
     items_in_source_order,
+    safetensors_index,
+    split_into_files,
     stored_tensors,
 )
 from qload.conversion.quantization_config import WrittenConfig, quantization_config

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from qload.conversion.output_tensors import (
+from qload.conversion.output_files import (
     OutputItem,
     item_from_tensors,
     layer_bytes,

@@ -16,8 +16,7 @@ from typing import Any, TypeVar
 from qload.checkpoint import make_report
 from qload.configs import FoundConfig
 from qload.conversion.atomic_folder import AtomicFolder, check_output_folder, hash_file
-from qload.conversion.output_files import OutputFile, Progress, background_thread, write_files
-from qload.conversion.output_tensors import stored_tensors
+from qload.conversion.output_files import OutputFile, Progress, background_thread, stored_tensors, write_files
 from qload.conversion.quantization_config import WrittenConfig
 from qload.conversion.report import WrittenCheckpoint
 from qload.detect.files import CONFIGS, MODEL_CONFIG, SECTIONS

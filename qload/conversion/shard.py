@@ -21,14 +21,18 @@ from qload.conversion.new_checkpoint import (
     source_folder,
     unreadable_reason,
 )
-from qload.conversion.output_files import INDEX, OutputFile, Progress, safetensors_index, split_into_files
-from qload.conversion.output_tensors import (
+from qload.conversion.output_files import (
+    INDEX,
     STACKED,
+    OutputFile,
     OutputItem,
+    Progress,
     item_from_tensors,
     items_in_source_order,
     layer_bytes,
     load_layer,
+    safetensors_index,
+    split_into_files,
     stored_tensors,
     weight_tensors,
 )
@@ -41,7 +45,7 @@ from qload.loader.layer_values import check_nonfinite
 from qload.loader.source import Nonfinite
 from qload.methods.checkpoint_linear import check_bias_tensor, read_bias
 from qload.parallel import ProcessGroup
-from qload.plan.layer_shares import SharePlanner
+from qload.plan.plan import SharePlanner
 from qload.plan.sharing import RankShare, Sharing, check_ranks, sharings, supported_text_config
 from qload.spec import Weight, named
 from qload.storage import MemoryStorage

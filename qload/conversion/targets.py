@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qload.checkpoint import MARLIN_CHECKPOINT
 from qload.conversion import fp8
-from qload.conversion.output_tensors import (
+from qload.conversion.output_files import (
     OutputItem,
     dequantize_layer,
     item_from_tensors,

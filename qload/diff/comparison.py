@@ -175,7 +175,7 @@ def compare_layers(pair: SideBySide, others: Mapping[str, LayerDescription]) -> 
         shapes = f"({ours.N}, {ours.K}) in the first checkpoint, ({theirs.N}, {theirs.K}) in the second"
         return LayerDiff(ours.prefix, theirs.prefix, "shape", f"(N, K) is {shapes}")
     try:
-        if _has_equal_bytes(pair):
+        if pair.has_equal_bytes():
             return LayerDiff(ours.prefix, theirs.prefix, "bits", total=ours.N * ours.K)
         values = _compare_blocks(pair)
         detail = _detail(pair, values, others)
@@ -253,20 +253,6 @@ def _flat_blocks(storage: WeightStorage, name: str) -> Iterator[torch.Tensor]:
 
 def _plain_dtype(layer: LayerDescription) -> torch.dtype | None:
     return layer.dtypes["weight"] if layer.format.weight_type.plain else None
-
-
-def _has_equal_bytes(pair: SideBySide) -> bool:
-    """Return whether both layers have one format, and equal bytes in every tensor."""
-    ours, theirs = pair.layer, pair.other
-    if ours.format != theirs.format or ours.sizes != theirs.sizes or ours.dtypes != theirs.dtypes:
-        return False
-    first, second = pair.checkpoint.weights.storage, pair.reference.weights.storage
-    names = [(ours.names.full(spec.name), theirs.names.full(spec.name)) for spec in ours.specs]
-    return all(
-        first.info(name).shape == second.info(other).shape
-        and all(equal_bits(*both) for both in zip(pieces(first, name), pieces(second, other), strict=True))
-        for name, other in names
-    )
 
 
 def _detail(pair: SideBySide, values: ValueDiff, others: Mapping[str, LayerDescription]) -> str:

@@ -17,10 +17,9 @@ from qload.errors import QloadError
 from qload.errors.rules import rule_texts
 from qload.loader import LayerDescription
 from qload.spec import TensorSpec
-from qload.storage import WeightStorage, rows
-from qload.verify.blocks import pieces
+from qload.storage import rows
 from qload.verify.checkpoint import VerifiedCheckpoint
-from qload.verify.comparison import MAX_SPIKE, Comparison, ErrorMap, LayerMap, agree, equal_bits
+from qload.verify.comparison import MAX_SPIKE, Comparison, ErrorMap, LayerMap, agree
 from qload.verify.diagnose_diff import (
     SideBySide,
     find_known_fault,
@@ -225,20 +224,7 @@ def _result(name: str, comparison: Comparison, cause: str | None, lawful: bool) 
 
 def has_equal_bytes(pair: SideBySide) -> bool:
     """Return whether both layers are stored alike, in equal bytes of finite values; NaN equals nothing."""
-    ours, theirs = pair.layer, pair.other
-    same_form = ours.format == theirs.format and ours.sizes == theirs.sizes and ours.dtypes == theirs.dtypes
-    if not same_form or not is_finite(pair.checkpoint, ours):
-        return False
-    storages = pair.checkpoint.weights.storage, pair.reference.weights.storage
-    names = ((ours.names.full(spec.name), theirs.names.full(spec.name)) for spec in ours.specs)
-    return all(_has_equal_tensors(storages[0], name, storages[1], other) for name, other in names)
-
-
-def _has_equal_tensors(storage: WeightStorage, name: str, reference: WeightStorage, other: str) -> bool:
-    if storage.info(name).shape != reference.info(other).shape:
-        return False
-    both = zip(pieces(storage, name), pieces(reference, other), strict=True)
-    return all(equal_bits(ours, theirs) for ours, theirs in both)
+    return is_finite(pair.checkpoint, pair.layer) and pair.has_equal_bytes()
 
 
 def is_finite(checkpoint: VerifiedCheckpoint, layer: LayerDescription) -> bool:

@@ -22,9 +22,9 @@ from qload.layouts import gptq
 from qload.loader import LayerDescription, Part
 from qload.spec import Codes, Weight
 from qload.spec.zero_point_evidence import FIELDS, WHOLE
-from qload.verify.blocks import WindowSource, load_output_blocks
+from qload.verify.blocks import WindowSource, load_output_blocks, pieces
 from qload.verify.checkpoint import VerifiedCheckpoint
-from qload.verify.comparison import MATRIX_AXES, Distance, differ
+from qload.verify.comparison import MATRIX_AXES, Distance, differ, equal_bits
 
 MAX_READINGS = 3  # readings of one block that are tried on the whole layer
 WORD_BITS = 32
@@ -57,6 +57,21 @@ class SideBySide:
         """Load the outputs `run`: our weight, and the reference's."""
         ours = self.checkpoint.loader.load(self._ours, [Part(self.layer.prefix, *run)], None)
         return ours, self._load_reference(run)
+
+    def has_equal_bytes(self) -> bool:
+        """Return whether both layers are stored alike, in equal bytes of every tensor."""
+        ours, theirs = self.layer, self.other
+        if ours.format != theirs.format or ours.sizes != theirs.sizes or ours.dtypes != theirs.dtypes:
+            return False
+        first, second = self.checkpoint.weights.storage, self.reference.weights.storage
+        names = [(ours.names.full(spec.name), theirs.names.full(spec.name)) for spec in ours.specs]
+        return all(
+            first.info(name).shape == second.info(other).shape
+            and all(
+                equal_bits(*both) for both in zip(pieces(first, name), pieces(second, other), strict=True)
+            )
+            for name, other in names
+        )
 
     def _load_reference(self, run: tuple[int, int]) -> Weight:
         return self.reference.loader.load(self._theirs, [Part(self.other.prefix, *run)], None)

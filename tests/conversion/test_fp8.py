@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from qload import convert, diff, open_checkpoint, verify
 from qload.conversion import Conversion
-from qload.conversion.output_tensors import OutputItem
+from qload.conversion.output_files import OutputItem
 from qload.conversion.quantization_config import quantization_config
 from qload.conversion.targets import OutputLayer
 from qload.formats import Fp8Config, Fp8Weight

@@ -13,8 +13,7 @@ import torch
 from qload import convert
 from qload.conversion import output_files
 from qload.conversion.atomic_folder import AtomicFolder, hash_file
-from qload.conversion.output_files import OutputFile, background_thread
-from qload.conversion.output_tensors import Chunk, OutputItem
+from qload.conversion.output_files import Chunk, OutputFile, OutputItem, background_thread
 from qload.native import modules
 from qload.storage import SafetensorsStorage, TensorInfo
 from qload.testing import make_checkpoint

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from qload import convert, diff, open_checkpoint, verify
-from qload.conversion.output_tensors import STACKED
+from qload.conversion.output_files import STACKED
 from qload.errors import ArgumentError
 from tests.paths import FIXTURES
 

@@ -23,13 +23,13 @@ FAULTS = (
     ),
     Fault(
         "refusals-name-the-first",
-        "qload/plan/layer_shares.py",
+        "qload/plan/plan.py",
         "tensor=prefix + error.tensor[len(cached_prefix) :]",
         "tensor=error.tensor",
     ),
     Fault(
         "padding-costs-nothing",
-        "qload/plan/layer_shares.py",
+        "qload/plan/plan.py",
         "more = stored * share // size - stored // ranks",
         "more = 0",
     ),
