@@ -13,6 +13,7 @@ from its number.
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -64,17 +65,17 @@ class PanelsConfig(spec.Grouped, spec.Config):
         if self.is_widened and not self.zero_point:
             raise ArgumentError("zero_point", f"True for {self.bits} bits, which are stored as 4", "False")
 
-    @property
+    @cached_property
     def is_widened(self) -> bool:
         """True if codes are stored with more bits than `bits`."""
         return self.bits not in panels.BITS
 
-    @property
+    @cached_property
     def stored_bits(self) -> int:
         """Bits of a stored code: 4 or 8."""
         return panels.BITS[0] if self.is_widened else self.bits
 
-    @property
+    @cached_property
     def word_rows(self) -> int:
         """Rows per word."""
         return WORD_BITS // self.stored_bits

@@ -88,7 +88,8 @@ class FormatLoader(WeightsLoader):
             describer = self._describer = LayerDescriber(self.formats, self.dialects)
         layer = describer.describe(weights, prefix)
         is_claimed = not layer.format.weight_type.plain and layer.dialect is None
-        entry = self.exclusions.entry(prefix) if is_claimed else None
+        excludes = self.exclusions.names or type(self.exclusions) is not Exclusions
+        entry = self.exclusions.entry(prefix) if is_claimed and excludes else None
         if entry is not None:
             raise ExcludedModuleError(
                 prefix,

@@ -24,11 +24,13 @@ WORLDS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64)  # world sizes that an error 
 class TensorSlices(NamedTuple):
     """Slices of a tensor in a share; () is the whole tensor.
 
-    `columns`: True for a flat tensor, to be read whole and cut by columns.
+    `columns`: True for a flat tensor, to be read whole and cut by columns. `first`: start of this rank's share
+    of a free axis, the offset of indices into it.
     """
 
     slices: tuple[slice, ...]
     columns: bool
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,11 +61,17 @@ class Share:
         """Slices of a tensor, along the axes of its view."""
         found = self.slices.get(spec.name)
         if found is None:
-            places = spec.places
+            bounds, places = self.bounds, spec.places
             spans = [self.span(axis) for axis in places]
-            index = tuple(slice(None) if span is None else slice(*span) for span in spans)
-            columns = not self.bounds.all_inputs and any(axis.flat for axis in places)
-            found = TensorSlices(index if any(span is not None for span in spans) else (), columns)
+            index: tuple[slice, ...] = tuple(slice(None) if span is None else slice(*span) for span in spans)
+            columns = not bounds.all_inputs and any(axis.flat for axis in places)
+            is_layer = bounds.all_inputs and (bounds.n0, bounds.n1) == (0, bounds.N)
+            if (is_layer and self.layer.sizes.get("P", 1) == 1) or not any(
+                span is not None for span in spans
+            ):
+                index = ()
+            first = _first_entry(spec.index_of, self) if spec.fact and spec.index_of else 0
+            found = TensorSlices(index, columns, first)
             self.slices[spec.name] = found
         return found
 
@@ -165,12 +173,12 @@ def _cut(
 
 def rectangles(spec: TensorSpec, shares: Sequence[Share]) -> list[Rectangle]:
     """Slices that `read_tensor` asks a source for; for any tensor but a fact."""
-    used = shares if len(shares) == 1 or spec.joined() is not None else shares[:1]
-    slices = [(share.layer.names.full(spec.name), share.slices_of(spec)) for share in used]
-    return [
-        Rectangle(name, () if columns or spec.view is not None else index)
-        for name, (index, columns) in slices
-    ]
+    rectangles = []
+    for share in shares if len(shares) == 1 or spec.joined() is not None else shares[:1]:
+        index, columns, _ = share.slices_of(spec)
+        name = share.layer.names.full(spec.name)
+        rectangles.append(Rectangle(name, () if columns or spec.view is not None else index))
+    return rectangles
 
 
 def read_tensor(
@@ -226,10 +234,9 @@ def join_parts(parts: Sequence[Tensor], spec: TensorSpec, shares: Sequence[Share
 
 def read_part(weights: TensorSource, spec: TensorSpec, share: Share) -> Tensor:
     """Read this rank's slice of one part, along the axes of the tensor's view."""
-    index, columns = share.slices_of(spec)
+    index, columns, first = share.slices_of(spec)
     if spec.fact:
         fact = weights.place(share.layer.facts[spec.name][index])
-        first = _first_entry(spec.index_of, share) if spec.index_of else 0
         return fact - first if first else fact
     name = share.layer.names.full(spec.name)
     if columns:

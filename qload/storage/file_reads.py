@@ -91,7 +91,8 @@ class OpenFiles:
         finally:
             with self._lock:
                 opened.users -= 1
-                self._close_idle(0 if self._closed else MAX_OPEN_FILES)
+                if self._closed or len(self._open) > MAX_OPEN_FILES:
+                    self._close_idle(0 if self._closed else MAX_OPEN_FILES)
 
     def close(self) -> None:
         """Close all files; a file in use by a thread is closed at the end of its read."""
@@ -101,7 +102,8 @@ class OpenFiles:
 
     def _acquire(self, file: str) -> OpenFile:
         with self._lock:
-            self._refuse_closed(file)
+            if self._closed:
+                self._refuse_closed(file)
             opened = self._open.pop(file, None)
             if opened is None:
                 opened = OpenFile(open_regular(self._files[file], file), file)
@@ -124,7 +126,14 @@ class OpenFiles:
             stats = os.stat(self._files[file])
         except OSError as error:
             raise StorageError(file, "no-files", f"is gone: {error.strerror or error}") from error
-        self._compare(file, stats)
+        known = self._identities[file]
+        if (stats.st_dev, stats.st_ino, stats.st_mtime_ns, stats.st_size) != (
+            known.device,
+            known.inode,
+            known.modified_ns,
+            known.size,
+        ):
+            self._compare(file, stats)
 
     def _compare(self, file: str, stats: os.stat_result) -> None:
         known, now = self._identities[file], FileIdentity.of(stats)

@@ -36,4 +36,4 @@ def test_a_format_takes_fewer_than_120_lines_with_its_tests() -> None:
 
 
 def test_every_worked_example_is_there() -> None:
-    assert set(NAMES) == {"format", "kernel-order", "cuda-kernel", "verify-rule"}
+    assert set(NAMES) == {"format", "loader", "kernel-order", "cuda-kernel", "verify-rule"}

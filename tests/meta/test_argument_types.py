@@ -28,6 +28,8 @@ WEIGHT = layer(128, 64, 32)
 PLAIN = qload.DefaultWeightsLoader()
 STORAGE = MemoryStorage({"a.weight": torch.ones(64, 128)})
 WEIGHTS = qload.Weights(STORAGE, loader=PLAIN)
+FILES = qload.SafetensorsStorage(MODEL)
+NAME = min(FILES.keys())
 INT4 = qload.Packing(4, "(kp i) n -> kp n (i)", i=8)
 FACTS = qload.ExpertFacts(GatedActivation("silu"))
 EXPERTS = qload.Weights(
@@ -265,7 +267,7 @@ CHECKED = {
     "Order": "apply",
     "Packing": "pack",
     "RepackingLoader": "__init__",
-    "SafetensorsStorage": "__init__ read read_bytes_into read_into",
+    "SafetensorsStorage": "read_bytes_into read_into",
     "Stack": "expert to",
     "Routing": "logits route",
     "Stored": "write",
@@ -314,6 +316,11 @@ def test_who_checks_what_it_is_called_with() -> None:
         pytest.param(lambda: WEIGHTS.read("a.weight", [slice(0, 1)]), id="index of read"),
         pytest.param(lambda: WEIGHTS.read("a.weight", (0,)), id="item of an index of read"),
         pytest.param(lambda: WEIGHTS.read("a.weight", role="word"), id="role of read"),
+        pytest.param(lambda: qload.SafetensorsStorage(3), id="path of files"),
+        pytest.param(lambda: qload.SafetensorsStorage(MODEL, headers=3), id="headers of files"),
+        pytest.param(lambda: FILES.read(3), id="name of read from files"),
+        pytest.param(lambda: FILES.read(NAME, [slice(0, 1)]), id="index of read from files"),
+        pytest.param(lambda: FILES.read(NAME, (0,)), id="item of an index of read from files"),
         pytest.param(lambda: WEIGHTS.take("a.weight"), id="names of take"),
         pytest.param(lambda: WEIGHTS.take([3]), id="item of names of take"),
     ],
