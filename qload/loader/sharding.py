@@ -24,8 +24,8 @@ WORLDS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64)  # world sizes that an error 
 class TensorSlices(NamedTuple):
     """Slices of a tensor in a share; () is the whole tensor.
 
-    `columns`: True for a flat tensor, to be read whole and cut by columns. `first`: start of this rank's share
-    of a free axis, the offset of indices into it.
+    `columns`: True for a flat tensor, to be read whole and cut by columns. `first`: start of this rank's
+    share of a free axis, the offset of indices into it.
     """
 
     slices: tuple[slice, ...]
