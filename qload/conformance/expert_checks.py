@@ -13,7 +13,7 @@ from qload.conformance.cases import ConformanceCase
 from qload.conformance.linear_checks import assert_nan_in_one_row
 from qload.diagnosis.diagnosis import MIN_SHARE
 from qload.experts import ExpertFacts, ExpertsWeight, GatedActivation
-from qload.kernels import gated_bounds
+from qload.kernels import bounds
 from qload.kernels.bounds import Bounded, excess
 from qload.storage import MemoryStorage
 from qload.testing.checks import Guards, error_prefix
@@ -115,7 +115,7 @@ class ExpertChecks:
 
     def _exact(self, x: Tensor, ids: Tensor, weights: Tensor) -> Bounded:
         between = self.suite.between and getattr(torch, self.suite.between)
-        return gated_bounds.of_experts(
+        return bounds.of_experts(
             x, ids, weights, self.experts, "unquantized", between=between, dequantized=self.dtype
         )
 

@@ -5,21 +5,26 @@ u is half a unit of a type, and n roundings cost a factor of 1 + n u / (1 - n u)
 the order of its sums, where each step is in float32 and what a type says is rounded to is rounded to it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import e, pi, sqrt
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from qload.kernels import declared, sums
+from qload.kernels import declared
 from qload.kernels.declared import Activations, Maximum
+from qload.kernels.experts_function import routed
 from qload.kernels.plans import quantizes
+from qload.kernels.products import NARROW
 from qload.spec import Weight, outputs, ranges
 
 UNIT = 2.0**-24
 TINY = torch.finfo(torch.float32).tiny
 TENSOR_CORES = 2.0**-11  # what sums of e4m3 are off by, of the sum of absolute values: 13 bits, two short
 SLICE = 16 << 20  # numbers of a weight that are dequantized at once
+STEPS = 6  # roundings to float32 beside those of sums: scales, a zero point, a factor of the inputs, a bias
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,7 @@ def of_linear(
         more += half * (1 + half)
     if quantizes(weight, activations) and weight.activations is not None:
         steps += 3  # a scale of the inputs, one of the weight, a zero point
-        more += TENSOR_CORES * (x.is_cuda and weight.activations.type == "float" and x.dtype in sums.NARROW)
+        more += TENSOR_CORES * (x.is_cuda and weight.activations.type == "float" and x.dtype in NARROW)
     taken = list(_inputs(x, weight, activations, maximum))
     value = torch.empty(x.shape[0], weight.layer.N, dtype=torch.float64, device=x.device)
     error = torch.empty_like(value)
@@ -171,3 +176,174 @@ def excess(y: Tensor, want: Bounded) -> Tensor:
     off = (y.double() - want.value).abs() / budget
     beyond = want.value.abs() + budget > torch.finfo(y.dtype).max
     return off.masked_fill(y.isinf() & beyond & (y.sign() == want.value.sign()), 0)
+
+
+def function(x: Bounded, of: Callable[[Tensor], Tensor], slope: float, cost: Tensor) -> Bounded:
+    """A function `of` x, which is nowhere steeper than `slope` and is itself off by a `cost`."""
+    return Bounded(of(x.value), slope * x.error + cost + TINY)
+
+
+def sigmoid(x: Bounded) -> Bounded:
+    """Of slope 1/4; an exponential is 1 ulp off, 2 u, and a sum and a division follow."""
+    value = torch.sigmoid(x.value)
+    return function(x, torch.sigmoid, 1 / 4, value * roundings(5))
+
+
+def silu(x: Bounded) -> Bounded:
+    """Of slope s + x s (1 - s) <= 1 + x exp(-x) <= 1 + 1/e; a product more than a sigmoid."""
+    of = torch.nn.functional.silu
+    return function(x, of, 1 + 1 / e, of(x.value).abs() * roundings(6))
+
+
+def gelu(x: Bounded) -> Bounded:
+    """Of slope <= 1 + |x| phi(x) <= 1 + phi(1); x / 2 (1 + erf(x / sqrt 2)) has 8 u at most in its factor."""
+    of = torch.nn.functional.gelu
+    return function(x, of, 1 + 1 / sqrt(2 * pi * e), x.value.abs() * roundings(8 + 2))
+
+
+def gelu_tanh(x: Bounded) -> Bounded:
+    """x / 2 (1 + tanh p), x p' <= 3 p, and p / cosh(p)**2 <= 1/2, so that the slope is below 1 + 3/4."""
+
+    def of(value: Tensor) -> Tensor:
+        return torch.nn.functional.gelu(value, approximate="tanh")
+
+    return function(x, of, 1 + 3 / 4, x.value.abs() * roundings(12 + 2))
+
+
+PLAIN: Mapping[str, Callable[[Bounded], Bounded]] = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
+
+
+def clamped_swiglu(gate: Bounded, up: Bounded, alpha: float, limit: float) -> Bounded:
+    """(up + 1) * gate * sigmoid(alpha * gate), with alpha rounded to float32, both cut off at `limit`."""
+    gate, up = gate.clamp(None, limit), up.clamp(-limit, limit)
+    given = torch.tensor(alpha, dtype=torch.float64, device=gate.value.device)
+    rounded_alpha = rounded(given, torch.zeros_like(given))
+    return (up + exact(torch.ones_like(given))) * (gate * sigmoid(gate * rounded_alpha))
+
+
+def between(gate: Bounded, up: Bounded, kind: str, alpha: float | None, limit: float | None) -> Bounded:
+    """What a `GatedActivation` of a `kind`, with `alpha` and `limit` or without, makes of gate and up."""
+    if alpha is not None and limit is not None:
+        return clamped_swiglu(gate, up, alpha, limit)
+    return PLAIN[kind](gate) * up
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What is rounded on the way through an expert.
+
+    Attributes
+    ----------
+    between
+        What comes out of a product, and of the activation, and inputs that a declaration quantizes.
+    inputs, weights
+        Both sides of a product of inputs as they come.
+    declared
+        Weights that meet declared inputs.
+    """
+
+    between: torch.dtype
+    inputs: torch.dtype
+    weights: torch.dtype
+    declared: torch.dtype
+
+
+def multiplied(x: Tensor) -> torch.dtype:
+    """What experts round both sides of a product to where inputs go into it as they come."""
+    return x.dtype if x.is_cuda or x.dtype == torch.bfloat16 else torch.float32
+
+
+def of_experts(
+    x: Tensor,
+    topk_ids: Tensor,
+    topk_weights: Tensor,
+    experts: Any,
+    activations: Activations = "declared",
+    *,
+    between: torch.dtype | None = None,
+    dequantized: torch.dtype | None = None,
+) -> Bounded:
+    """What `experts` make of x (T, H), and what their kernel may be off by before it rounds to x's type.
+
+    `topk_ids`, `topk_weights`: (T, k); `experts`: an `ExpertsWeight` of whole experts, of which one is
+    dequantized at a time. `between`: what goes between two products is rounded to that; None: to x's type on
+    a GPU, and before a product to `multiplied(x)`. `dequantized`: what weights are rounded to; None: as what
+    they are multiplied with.
+    """
+    value = torch.zeros(x.shape, dtype=torch.float64, device=x.device)
+    error, on_input = torch.zeros_like(value), experts.facts.side == "input"
+    narrow = between or (x.dtype if x.is_cuda else torch.float32)
+    own = between or multiplied(x)
+    rounding = Rounding(narrow, own, dequantized or own, dequantized or narrow)
+    for run in routed(topk_ids, experts.local.map.tolist()).runs(1):
+        (place,), pairs = run.places, (run.tokens, run.slots)
+        tokens, slots = (torch.from_numpy(each).to(x.device) for each in pairs)
+        shares = exact(topk_weights[tokens, slots][:, None])
+        rows = exact(x[tokens])
+        if on_input:
+            rows = (rows * shares).rounded_to(narrow)
+        made = _of_expert(rows, experts, place, rounding, activations)
+        made = made if on_input else made.rounded_to(narrow) * shares
+        total = Bounded(value[tokens], error[tokens]) + made
+        value[tokens], error[tokens] = total.value, total.error
+    return Bounded(value, error)
+
+
+def _of_expert(
+    rows: Bounded,
+    experts: Any,
+    place: int,
+    rounding: Rounding,
+    activations: Activations,
+) -> Bounded:
+    matrices, act = experts.expert(place), experts.facts.activation
+    narrow = rounding.between
+    up_bias, down_bias = (
+        None if biases is None else biases[place] for biases in (experts.gate_up_bias, experts.down_bias)
+    )
+    gate_up = _through(matrices.gate_up, up_bias, rows, rounding, activations).rounded_to(narrow)
+    half = gate_up.value.shape[-1] // 2
+    inner = between(gate_up[:half], gate_up[half:], act.kind, act.alpha, act.limit).rounded_to(narrow)
+    return _through(matrices.down, down_bias, inner, rounding, activations)
+
+
+def _through(
+    weight: Weight,
+    bias: Tensor | None,
+    rows: Bounded,
+    rounding: Rounding,
+    activations: Activations,
+) -> Bounded:
+    """One matrix of an expert, and its bias."""
+    factors, matrix = weight.input_factors, weight.dequantize()
+    rows = rows if factors is None else rows * exact(factors)
+    if not quantizes(weight, activations):
+        return product(rows.rounded_to(rounding.inputs), matrix, bias, rounding.weights, steps=STEPS)
+    narrow, held = rounding.between, rounding.declared
+    made = [
+        product(taken.rounded_to(narrow), matrix[n], None if bias is None else bias[n], held, steps=STEPS)
+        for taken, n in _as_declared(rows, weight)
+    ]
+    return Bounded(torch.cat([each.value for each in made], -1), torch.cat([each.error for each in made], -1))
+
+
+def _as_declared(rows: Bounded, weight: Weight) -> Iterator[tuple[Bounded, slice]]:
+    """Inputs as declared quantizers take them, each for the outputs of a part.
+
+    An error e may carry an input over the edge between two codes, which lie 2 (|code - input| + e) apart at
+    most; where scales are found it moves these as well. Where they are stored, inputs that stay with their
+    code whichever way they move are off by nothing.
+    """
+    scheme = weight.activations
+    assert scheme is not None
+
+    def coded(values: Tensor) -> Iterator[tuple[Tensor, slice]]:
+        for made, columns in declared.quantized(values.float(), weight, "own"):
+            yield made.dequantize().double(), columns
+
+    moved = (coded(rows.value + by) for by in (0 * rows.error, rows.error, -rows.error))
+    for (taken, columns), (more, _), (less, _) in zip(*moved, strict=True):
+        error = 4 * rows.error + 2 * (taken - rows.value).abs()
+        if not scheme.dynamic:
+            error = torch.where((more == taken) & (less == taken), 0.0, error)
+        yield Bounded(taken, error), columns

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from qload.errors import ArgumentError, DtypeError, ShapeError, check_type
-from qload.kernels import cpu, cuda, declared, products, scaled, sums
+from qload.kernels import cpu, cuda, declared, products, scaled
 from qload.kernels.cpu_rows import KeptRows
 from qload.kernels.cuda.linear import OPERATORS, CudaPlan, plan_of
 from qload.kernels.declared import Activations, Maximum
@@ -96,7 +96,7 @@ def multiply_in_torch(
     """`multiply` of checked arguments, without a native kernel for inputs that are not quantized."""
     if x.device.type == "cpu" and not quantizes(weight, activations):
         cpu.advise_panels(x, weight)
-    with sums.in_given_types(x):
+    with products.in_given_types(x):
         rows = x.reshape(math.prod(x.shape[:-1]), weight.layer.K)
         y = product(rows, weight, bias, activations, maximum, kept=kept)
     return y.reshape(*x.shape[:-1], weight.layer.N)
@@ -292,7 +292,7 @@ class LinearSignature:
         """
         weight = with_tensors(self.blueprint, tensors)
         rows = gradient.reshape(math.prod(gradient.shape[:-1]), weight.layer.N)
-        with sums.in_given_types(gradient):
+        with products.in_given_types(gradient):
             y = products.transposed(rows, weight, weight.input_factors)
         return y.reshape(*gradient.shape[:-1], weight.layer.K)
 

@@ -13,7 +13,7 @@ float16 after it was divided by a power of two, so that no token leaves its rang
     int8 and int8 on CUDA             torch._int_mm, exact; tokens are padded to more than 16
     int8 and int8 on a CPU            the CPU module, exact
     all others that it reads          the CPU module, of weights in float32
-    all others, and odd N and K       the product of bfloat16, float16 or float32 that `sums.wide` makes
+    all others, and odd N and K       the product of bfloat16, float16 or float32 that `wide_product` makes
 
 A zero point z of the inputs takes z * sum over k of b[n, k] from an int8 sum: one more row of ones gives it.
 The tensor cores add products of e4m3 with 13 bits of the largest one and less than float32 keeps: see
@@ -27,13 +27,12 @@ import torch
 from torch import Tensor
 
 from qload.formats import CTIntWeight, Fp8Weight
-from qload.kernels import cpu, sums
+from qload.kernels import cpu
 from qload.kernels.activations import E4M3, QuantizedActivations
-from qload.kernels.carries import carries
 from qload.kernels.cpu_rows import KeptRows, sums_of_codes
 from qload.kernels.cuda.quantize import finish
+from qload.kernels.products import NARROW, fits_float16, token_blocks, weight_slices, wide_product
 from qload.kernels.quantized_inputs import Inputs, MadeInputs
-from qload.kernels.slices import slices
 from qload.spec import Weight, outputs, ranges
 
 TILE = 16  # codes that the vendor reads at once: K and N are multiples
@@ -82,7 +81,7 @@ def multiply(
 def _finish(each: Sums, bias: Tensor | None, y: Tensor) -> None:
     """y (M, n), in plain torch."""
     found = exact(each.found, each.zeros, y.shape[0]) if each.found.dtype == torch.int32 else each.found
-    for tokens in sums.blocks(*y.shape):
+    for tokens in token_blocks(*y.shape):
         part = found[tokens].mul_(each.row if each.row.ndim < 2 else each.row[tokens])
         part = part if each.column is None else part.mul_(each.column)
         if bias is None:
@@ -109,15 +108,15 @@ def _sums(inputs: Inputs, weight: Weight, narrow: torch.dtype, kept: KeptRows | 
         return
     if inputs.wide:
         narrow = torch.float64
-    elif not carries(weight, narrow):
+    elif not fits_float16(weight, narrow):
         narrow = torch.float32
     if inputs.one_step:
         taken = inputs.counted(narrow)
         row = inputs.steps
     else:
         taken, row = inputs.meant(narrow)
-    for rows, w in slices(weight, narrow):
-        yield Sums(rows, sums.wide(taken, w), row)
+    for rows, w in weight_slices(weight, narrow):
+        yield Sums(rows, wide_product(taken, w), row)
 
 
 def _codes_times_codes(inputs: Inputs, weight: Weight, column: Tensor) -> Iterator[Sums]:
@@ -130,7 +129,7 @@ def _codes_times_codes(inputs: Inputs, weight: Weight, column: Tensor) -> Iterat
         codes = outputs(weight, start, stop).codes()
         numbers = replace(codes, scales=torch.ones_like(codes.scales), factor=1.0, divide=False)
         w = numbers.dequantize(dtype)
-        found = sums.wide(x, w)
+        found = wide_product(x, w)
         del w  # before the next slice asks for its memory
         yield Sums(slice(start, stop), found, inputs.steps, column[start:stop])
 
@@ -198,7 +197,7 @@ def _of_stored_codes(
         return None
     if stored.dtype == torch.int8:
         return _sums_of_int8(inputs, stored) if K < MOST_INPUTS and _is_symmetric(weight) else None
-    if narrow not in sums.NARROW or stored.dtype not in (E4M3, torch.float8_e5m2):
+    if narrow not in NARROW or stored.dtype not in (E4M3, torch.float8_e5m2):
         return None
     if torch.cuda.get_device_capability(stored.device) < FP8:
         return None

@@ -25,7 +25,7 @@ from qload.experts import ExpertFacts, ExpertsWeight, GatedActivation, LocalExpe
 from qload.experts.weight import stacked
 from qload.formats import CTIntConfig, CTIntWeight, Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight
 from qload.kernel_formats import repack
-from qload.kernels import gated_bounds, scaled
+from qload.kernels import bounds, scaled
 from qload.kernels.bounds import excess
 from qload.kernels.experts_function import KeptMatrix, routed
 from qload.layouts import Stored
@@ -105,7 +105,7 @@ def checked(weight: ExpertsWeight, shape: Shape) -> Call:
     """By the module of these experts, once what it computes is within the bound."""
     module: Call = weight.get_linear()
     read = inputs(shape, 3, 0)
-    want = gated_bounds.of_experts(*read, weight)
+    want = bounds.of_experts(*read, weight)
     if not bool((excess(module(*read), want) <= 1).all()):
         raise AssertionError(f"experts of {weight.gate_up.format} are further off than rounding explains")
     return module

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qload.kernels.bounds import Bounded, excess, product
-from qload.kernels.gated_bounds import between
+from qload.kernels.bounds import Bounded, between, excess, product
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from qload import GatedActivation
 from qload.errors import ArgumentError
-from qload.kernels.bounds import exact
-from qload.kernels.gated_bounds import between
+from qload.kernels.bounds import between, exact
 from tests.experts.bounds import assert_within
 
 GPT_OSS = GatedActivation("clamped_swiglu", 1.702, 7.0)

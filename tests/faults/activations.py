@@ -3,9 +3,9 @@
 from tests.faults.fault import Fault
 
 _MADE, _DECLARED = "qload/kernels/activations.py", "qload/kernels/declared.py"
-_SCALED, _CARRIES = "qload/kernels/scaled.py", "qload/kernels/carries.py"
+_SCALED, _CARRIES = "qload/kernels/scaled.py", "qload/kernels/products.py"
 _INPUTS = "qload/kernels/quantized_inputs.py"
-_SLICES, _PRODUCTS = "qload/kernels/slices.py", "qload/kernels/products.py"
+_SLICES, _PRODUCTS = "qload/kernels/products.py", "qload/kernels/products.py"
 _OUTPUTS = "qload/spec/output_slices.py"
 _PLANS, _DESCRIPTION = "qload/kernels/plans.py", "qload/loader/description.py"
 
@@ -90,7 +90,12 @@ FAULTS = (
     Fault("inputs-in-float16-brought-back-alone", _INPUTS, "(taken / row).to(dtype)", "taken.to(dtype)"),
     Fault("float16-carries-all", _CARRIES, "off <= unit", "off == off"),
     Fault("float16-looked-at-once", _CARRIES, "tensor._version", "0"),
-    Fault("slices-all-from-the-first", _SLICES, "rounded(weight, start, out)", "rounded(weight, 0, out)"),
+    Fault(
+        "slices-all-from-the-first",
+        _SLICES,
+        "_dequantize_slice(weight, start, out)",
+        "_dequantize_slice(weight, 0, out)",
+    ),
     Fault("outputs-of-the-first-part", _OUTPUTS, "viewed.narrow(at, min(parts), len(parts))", "viewed[:1]"),
     Fault("gradient-of-the-first-slice", _PRODUCTS, "else total.add_(part)", "else total"),
 )

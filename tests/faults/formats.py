@@ -104,7 +104,7 @@ FAULTS = (
     ),
     Fault("awq-codes-unsigned", _AWQ, ".reshape(self.shape) ^ SIGN_BIT", ".reshape(self.shape)"),
     Fault(
-        "awq-inputs-unscaled", "qload/kernels/slices.py", "        if factors is None:", "        if True:"
+        "awq-inputs-unscaled", "qload/kernels/products.py", "        if factors is None:", "        if True:"
     ),
     Fault("awq-factors-of-the-first", _AWQ, "Role.SCALE, fact=True,", "Role.SCALE,"),
     Fault("mxfp8-groups-of-16", "qload/formats/mx.py", "device=device) // GROUP", "device=device) // 16 % 2"),

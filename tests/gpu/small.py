@@ -15,9 +15,9 @@ from qload.devices.cuda_stored import dequantize_stored
 from qload.experts import GatedActivation
 from qload.formats import AWQConfig, AWQWeight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, repack
-from qload.kernels import scaled
+from qload.kernels import products, scaled
 from qload.kernels.activations import quantize
-from qload.kernels.cuda import decode, exllama, experts, floats, inputs, many, middle, step, w4a16
+from qload.kernels.cuda import decode, exllama, experts, inputs, many, middle, step, w4a16
 from qload.kernels.cuda.attend import attend_pages
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.quantize import finish
@@ -212,7 +212,7 @@ def few_floats() -> None:
     for M in (1, 2, 3, 8, 16):
         x, w = (torch.randint(-8, 9, (rows, 260)).float() for rows in (M, 37))
         y = torch.empty(M, 37, device="cuda")
-        if not floats.multiply(y, x.cuda(), w.cuda(), None):
+        if not products.multiply_floats(y, x.cuda(), w.cuda(), None):
             raise SystemExit("the module multiplies no float32")
         same(y, x @ w.T)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qload.kernel_formats import GPTQMarlinWeight
-from qload.kernels import slices
+from qload.kernels import products
 from qload.kernels.cuda import large, marlin
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
 from tests.gpu.layers import DTYPES, call, inputs, layer
@@ -25,7 +25,7 @@ LAYERS = [  # K, N, group, zero points, act order, bits
     pytest.param(1024, 2112, 128, False, False, 8, id="8 bits, groups of 128"),
     pytest.param(768, 1088, -1, True, False, 8, id="8 bits, one scale and zero point a column"),
 ]
-WAYS = pytest.mark.parametrize("scratch", [0, slices.SCRATCH], ids=["in slices", "whole"])
+WAYS = pytest.mark.parametrize("scratch", [0, products.GPU_SLICE_BYTES], ids=["in slices", "whole"])
 LAYOUT = pytest.mark.parametrize("layout", ["marlin", "strips"])
 
 
@@ -78,7 +78,7 @@ def test_a_bias_is_added(scratch: int, dtype: torch.dtype) -> None:
 
 
 def test_slices_lie_in_the_same_memory_one_after_another() -> None:
-    weight = layer(1024, 16 * slices.EVEN, 128, False, False, torch.float16)
+    weight = layer(1024, 16 * products.OUTPUT_MULTIPLE, 128, False, False, torch.float16)
     x = inputs(64, weight, torch.float16)
     kernel(weight, 0)(x)
     torch.cuda.reset_peak_memory_stats()
@@ -86,13 +86,13 @@ def test_slices_lie_in_the_same_memory_one_after_another() -> None:
 
     y = kernel(weight, 0)(x)
 
-    slice_bytes = 2 * 1024 * slices.EVEN
+    slice_bytes = 2 * 1024 * products.OUTPUT_MULTIPLE
     assert torch.cuda.max_memory_allocated() - before <= y.nbytes + slice_bytes
     assert_same_bits(y, kernel(weight, 0)(x))
 
 
 def test_a_graph_replays_it() -> None:
-    weight = layer(1024, 4 * slices.EVEN, 128, True, False, torch.float16, exact=True)
+    weight = layer(1024, 4 * products.OUTPUT_MULTIPLE, 128, True, False, torch.float16, exact=True)
     x = inputs(64, weight, torch.float16)
     want, stream = kernel(weight, 0)(x), torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())

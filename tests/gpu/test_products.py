@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.kernels import bounds, plans, scaled, sums
+from qload.kernels import bounds, plans, products, scaled
 from qload.kernels.activations import quantize
 from qload.kernels.bounds import excess
-from qload.kernels.cuda import floats
 from qload.spec import ActivationScheme, Weight
 from tests.bench import cell_layers
 from tests.bench.cell_layers import LAYERS
@@ -92,7 +91,7 @@ def test_sums_are_in_float32_whatever_a_program_allows(dtype: torch.dtype, M: in
     make = torch.Generator(device="cuda").manual_seed(M)
     x, w = (torch.rand(rows, 16384, device="cuda", generator=make).to(dtype) for rows in (M, 64))
 
-    found = sums.product(x, w)
+    found = products.torch_product(x, w)
 
     exact, info, steps = x.double() @ w.double().T, torch.finfo(dtype), 16384 * 2.0**-24
     assert bool(((found.double() - exact).abs() <= (steps + info.eps / 2 * (1 + steps)) * exact).all())
@@ -146,7 +145,7 @@ def test_few_tokens_in_float32_are_summed_exactly_where_sums_are(M: int, N: int,
     bias, wide = torch.arange(N, device="cuda").float(), x.new_full((M + 1, N + 3), torch.nan)
 
     for added in (None, bias):
-        assert floats.multiply(wide[:M, 2 : N + 2], x, w, added)
+        assert products.multiply_floats(wide[:M, 2 : N + 2], x, w, added)
 
         exact = x.double() @ w.double().T + (0 if added is None else added.double())
         assert torch.equal(wide[:M, 2 : N + 2].double(), exact)
@@ -159,14 +158,14 @@ def test_few_tokens_in_float32_spoil_no_other_and_repeat_their_bits() -> None:
     make = torch.Generator(device="cuda").manual_seed(1)
     x, w = (torch.randn(rows, 1000, device="cuda", generator=make) for rows in (8, 333))
     first, second = (x.new_empty(8, 333) for _ in range(2))
-    assert floats.multiply(first, x, w, None)
+    assert products.multiply_floats(first, x, w, None)
     exact, steps = x.double() @ w.double().T, 1000 * 2.0**-24
     room = steps / (1 - steps) * (x.double().abs() @ w.double().abs().T)
     assert bool(((first.double() - exact).abs() <= room).all())
 
     spoiled = x.clone()
     spoiled[3] = torch.nan
-    assert floats.multiply(second, spoiled, w, None)
+    assert products.multiply_floats(second, spoiled, w, None)
 
     others = [0, 1, 2, 4, 5, 6, 7]
     assert torch.equal(first[others], second[others])
@@ -177,7 +176,9 @@ def test_more_tokens_and_rows_between_two_loads_are_left_to_the_vendor() -> None
     w, y = torch.ones(8, 64, device="cuda"), torch.empty(17, 8, device="cuda")
     flat = torch.ones(3 * 64 + 1, device="cuda")
 
-    assert not floats.multiply(y, torch.ones(17, 64, device="cuda"), w, None)
-    assert not floats.multiply(y[:3], torch.ones(3, 62, device="cuda"), w[:, :62].contiguous(), None)
-    assert not floats.multiply(y[:3], flat[1:].view(3, 64), w, None)
-    assert torch.equal(sums.product(flat[1:].view(3, 64), w), torch.full((3, 8), 64.0, device="cuda"))
+    assert not products.multiply_floats(y, torch.ones(17, 64, device="cuda"), w, None)
+    assert not products.multiply_floats(y[:3], torch.ones(3, 62, device="cuda"), w[:, :62].contiguous(), None)
+    assert not products.multiply_floats(y[:3], flat[1:].view(3, 64), w, None)
+    assert torch.equal(
+        products.torch_product(flat[1:].view(3, 64), w), torch.full((3, 8), 64.0, device="cuda")
+    )

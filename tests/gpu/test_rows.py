@@ -11,7 +11,7 @@ from qload import native
 from qload.devices import StoredRows
 from qload.devices.cuda_stored import dequantize_stored
 from qload.formats import BNBConfig, BNBWeight, CTIntConfig, CTIntWeight, Fp8Config, Fp8Weight
-from qload.kernels import slices
+from qload.kernels import products
 from qload.spec import Weight
 from qload.testing import assert_same_bits
 from tests.bench import cell_layers
@@ -140,7 +140,9 @@ def test_inputs_with_factors_are_multiplied_before_the_rounding(dtype: torch.dty
     assert isinstance(stored(weight), StoredRows)
     want = (weight.dequantize() * factors.float()).to(dtype)
 
-    got = torch.cat([w.clone() for _, w in slices.slices(weight, dtype, factors, 100 * 256 * dtype.itemsize)])
+    got = torch.cat(
+        [w.clone() for _, w in products.weight_slices(weight, dtype, factors, 100 * 256 * dtype.itemsize)]
+    )
 
     assert_same_bits(got, want)
 

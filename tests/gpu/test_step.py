@@ -7,10 +7,9 @@ import torch
 from torch import Tensor
 
 from qload.experts import GatedActivation
-from qload.kernels.bounds import Bounded, exact, excess, roundings
+from qload.kernels.bounds import Bounded, between, exact, excess, roundings
 from qload.kernels.cuda import step
 from qload.kernels.cuda.module import native, pointer, stream
-from qload.kernels.gated_bounds import between
 from qload.testing import assert_same_bits, assert_same_twice
 from tests.gpu.device_tensors import GUARD, guarded
 from tests.gpu.layers import DTYPES

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from qload.errors import NoKernelError
-from qload.kernels import slices
+from qload.kernels import products
 from qload.kernels.cuda import exllama, inputs, linear, module
 from qload.testing import assert_sums_exactly
 from tests.kernels.cuda_by_hand import STREAM, Hand
@@ -194,7 +194,7 @@ def test_a_rounded_weight_is_there_in_slices(
     hand: Hand, layout: str, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = layer(256, 2120, 64, bits, torch.float16, layout, zeros=True)
-    monkeypatch.setattr(slices, "IN_CACHE", 1 << 19)  # of a CPU, where this weight lies
+    monkeypatch.setattr(products, "CPU_SLICE_BYTES", 1 << 19)  # of a CPU, where this weight lies
     bias = torch.arange(2120).half()
 
     assert_sums_exactly(lambda x: linear(x, weight, kernel="large"), weight, torch.float16, M=33)

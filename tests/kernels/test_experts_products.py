@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from qload.kernels import cpu, experts_function
-from qload.kernels.bounds import excess
+from qload.kernels.bounds import excess, of_experts
 from qload.kernels.cpu_rows import KeptRows
 from qload.kernels.experts_function import KeptMatrix
-from qload.kernels.gated_bounds import of_experts
 from qload.spec import Weight
 from qload.testing import assert_same_bits
 from tests.experts.test_module_whole import drawn, made

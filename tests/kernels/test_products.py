@@ -21,8 +21,8 @@ from qload.formats import (
     MXFP4ExpertsWeight,
     UnquantizedWeight,
 )
-from qload.kernels import plans, slices
-from qload.kernels.carries import carries
+from qload.kernels import plans, products
+from qload.kernels.products import fits_float16
 from qload.layouts import Stored
 from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
@@ -120,10 +120,10 @@ class Largest(TorchDispatchMode):
 def test_no_tensor_is_larger_than_a_slice(
     dtype: torch.dtype, wanted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(slices, "IN_CACHE", 1 << 19)
+    monkeypatch.setattr(products, "CPU_SLICE_BYTES", 1 << 19)
     weight = gptq(512, 4096)
     x = torch.ones(2, 512, dtype=dtype, requires_grad=wanted)
-    carries(weight, dtype)  # is found out once, in slices as well
+    fits_float16(weight, dtype)  # is found out once, in slices as well
 
     with Largest() as seen:
         y = plans.multiply(x, weight)
@@ -154,20 +154,20 @@ def test_what_float16_does_not_carry_is_multiplied_in_float32(
     assert told == [  # besides the warning that advises panels, once in a process
         "GPTQWeight: float16 does not carry its values, it is multiplied in float32"
     ]
-    assert carries(weight, torch.bfloat16)
-    assert not carries(weight, torch.float16)
+    assert fits_float16(weight, torch.bfloat16)
+    assert not fits_float16(weight, torch.float16)
 
 
 def test_a_weight_that_is_written_to_is_looked_at_again() -> None:
     weight = gptq(128, 64)
-    assert carries(weight, torch.float16)
+    assert fits_float16(weight, torch.float16)
 
     weight.scales.fill_(60000.0)
-    assert not carries(weight, torch.float16)
-    assert not carries(weight.holding(weight.fields()), torch.float16)
+    assert not fits_float16(weight, torch.float16)
+    assert not fits_float16(weight.holding(weight.fields()), torch.float16)
 
     weight.scales.fill_(0.5)
-    assert carries(weight, torch.float16)
+    assert fits_float16(weight, torch.float16)
 
 
 def test_a_weight_is_looked_at_once_through_whatever_tensors_it_is_seen(
@@ -185,7 +185,7 @@ def test_a_weight_is_looked_at_once_through_whatever_tensors_it_is_seen(
 
     for _ in range(3):
         twin = weight.holding({name: tensor.detach() for name, tensor in weight.fields().items()})
-        assert carries(twin, torch.float16)
+        assert fits_float16(twin, torch.float16)
         gc.collect()
 
     assert len(seen) == 1

@@ -26,7 +26,7 @@ every_scheme = pytest.mark.parametrize("scheme", FOUND.values(), ids=FOUND)
 @pytest.fixture(autouse=True)
 def _by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """What would dequantize a weight fails."""
-    monkeypatch.setattr(scaled, "slices", None)
+    monkeypatch.setattr(scaled, "weight_slices", None)
     monkeypatch.setattr(scaled, "_codes_times_codes", None)
 
 

@@ -16,7 +16,7 @@ from qload.errors import RepackError
 from qload.experts import ExpertsWeight, LocalExperts
 from qload.experts.weight import stacked
 from qload.formats import GPTQWeight, UnquantizedWeight
-from qload.kernels import cpu, experts_function, gated_bounds
+from qload.kernels import bounds, cpu, experts_function
 from qload.kernels.bounds import excess
 from qload.kernels.cpu_rows import ROW_TYPES, KeptRows, rows_of
 from qload.spec import Weight
@@ -56,7 +56,7 @@ def assert_within(weight: ExpertsWeight, y: Tensor, *read: Tensor) -> None:
     """As far off as sums in float32 explain, of weights that no type of 16 bits rounds."""
     __tracebackhide__ = True
     assert y.dtype == read[0].dtype
-    assert bool((excess(y, gated_bounds.of_experts(*read, weight, "unquantized")) <= 1).all())
+    assert bool((excess(y, bounds.of_experts(*read, weight, "unquantized")) <= 1).all())
 
 
 @ISAS

@@ -21,8 +21,7 @@ from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBl
 from qload import ExpertFacts, ExpertsWeight, LocalExperts, UnquantizedWeight, routing_of
 from qload.experts.activation import GatedActivation
 from qload.experts.weight import stacked
-from qload.kernels.bounds import Bounded, exact, product
-from qload.kernels.gated_bounds import sigmoid
+from qload.kernels.bounds import Bounded, exact, product, sigmoid
 from qload.spec import Layer
 from tests.experts.bounds import Matrices, assert_within
 from tests.experts.drawn import what_is_exact

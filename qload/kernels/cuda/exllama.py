@@ -8,14 +8,14 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.kernel_formats.exllama import ExllamaConfig, ExllamaWeight
-from qload.kernels import products, sums
+from qload.kernels import products
 from qload.kernels.cuda import calls
 from qload.kernels.cuda.calls import ACTIVATIONS, LinearCall, multiply
 from qload.kernels.cuda.choice import CudaKernel, every_call, known
 from qload.kernels.cuda.inputs import gathered
 from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.module import check_operands, native, pointer, stream
-from qload.kernels.slices import EVEN, SCRATCH
+from qload.kernels.products import GPU_SLICE_BYTES, OUTPUT_MULTIPLE
 from qload.layouts import (
     STORED_MINUS_ONE,
     Stored,
@@ -99,10 +99,10 @@ def few_into(y: Tensor, call: ExllamaCall, columns: int = 0, split: int = 0) -> 
         )
 
 
-def large(call: ExllamaCall, scratch: int = SCRATCH) -> Tensor:
+def large(call: ExllamaCall, scratch: int = GPU_SLICE_BYTES) -> Tensor:
     """The weight rounded to the type of x, its rows as they lie, then the vendor's product.
 
-    `scratch`: bytes of the rounded weight at once, but no fewer than `EVEN` columns.
+    `scratch`: bytes of the rounded weight at once, but no fewer than `OUTPUT_MULTIPLE` columns.
     """
     (K, N, _), x = call.shape, call.x
     if call.perm is not None:
@@ -119,11 +119,15 @@ def large(call: ExllamaCall, scratch: int = SCRATCH) -> Tensor:
 def _large_of_three(call: ExllamaCall, x: Tensor, scratch: int) -> Tensor:
     """The same of 3 bits, whose codes cross words, by a kernel that rounds some columns of them."""
     K, N, _ = call.shape
-    columns = max(EVEN, scratch // max(K * x.element_size(), 1) // EVEN * EVEN)
+    columns = max(
+        OUTPUT_MULTIPLE, scratch // max(K * x.element_size(), 1) // OUTPUT_MULTIPLE * OUTPUT_MULTIPLE
+    )
     y: Tensor = x.new_empty(x.shape[0], N)
     for start in range(0, N, columns):
         part = slice(start, min(start + columns, N))
-        sums.into(y[:, part], x, _rounded(call, part), None if call.bias is None else call.bias[part])
+        products.write_product(
+            y[:, part], x, _rounded(call, part), None if call.bias is None else call.bias[part]
+        )
     return y
 
 

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from qload.diagnosis.diagnosis import explain_errors
 from qload.kernels import bounds
-from qload.kernels.bounds import Bounded, excess
+from qload.kernels.bounds import Bounded, excess, of_experts
 from qload.kernels.declared import Maximum
-from qload.kernels.gated_bounds import of_experts
 from qload.spec import Weight
 
 MAX_ONE_HOT = 256  # inputs of a read-back in one call
