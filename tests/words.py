@@ -88,7 +88,7 @@ MAX_OPENERS = 4  # percent of docstrings
 SHOWN = 5  # sentences of a package with an excess
 MIN_WORDS = 100  # of a package, for a rate of pronouns
 # Packages whose words are not yet plain.
-EXEMPT = frozenset(("experts", "kernels", "loader", "repacking", "weights"))
+EXEMPT = frozenset(("experts", "loader", "repacking", "weights"))
 
 
 @dataclass

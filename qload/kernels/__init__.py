@@ -1,4 +1,4 @@
-"""What multiplies: kernels that say why not, prepare a layer once and apply it; the reference; the choice.
+"""Kernels for linear layers and experts: `Linear`, native products, mixed-precision kernels.
 
 `KERNELS` has every kernel, in the order in which `choose_mp_linear_kernel` asks them.
 """

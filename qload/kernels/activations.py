@@ -1,4 +1,4 @@
-"""What the inputs of a layer become where its scheme quantizes them: codes, scales, zero points.
+"""Quantization of a layer's inputs by its scheme: codes, scales, zero points.
 
     x ~ (codes - zero_points) * scales,   codes = rounded(x / scales + zero_points), half to even, saturating
 
@@ -44,7 +44,7 @@ Maximum = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class QuantizedActivations:
-    """Inputs as codes, each held as the number that it is.
+    """Inputs as codes, each stored as a number.
 
     Attributes
     ----------
@@ -65,7 +65,7 @@ class QuantizedActivations:
     zero_points: Tensor | None = None
 
     def dequantize(self) -> Tensor:
-        """(..., K): what the codes stand for, in their dtype."""
+        """Values (..., K) of the codes, in their dtype."""
         return self.counted() * _spread(self.steps, self.codes.shape[-1])
 
     def counted(self) -> Tensor:
@@ -81,7 +81,7 @@ def quantize(
     zero_point: Tensor | None = None,
     maximum: Maximum | None = None,
 ) -> QuantizedActivations:
-    """x (..., K) as the owner of a scheme quantizes it, where `why_not` has nothing against the scheme.
+    """Quantize x (..., K) as the owner of a supported scheme does.
 
     `scale`, `zero_point`: those that are stored, () or (1,). `maximum`: makes largest values those of all
     ranks that have a share of the inputs; None: there is no other share.
@@ -105,7 +105,7 @@ def quantize(
 
 
 def rounded(scaled: Tensor, scheme: ActivationScheme) -> Tensor:
-    """The nearest codes of a scheme, of two the even one; what is beyond them saturates, NaN stays."""
+    """Round to the nearest codes of a scheme, ties to even; values beyond the range saturate, NaN stays."""
     if scheme.type == "int":
         half = 2 ** (scheme.bits - 1)
         return scaled.clamp(-half, half - 1).round()
@@ -121,7 +121,7 @@ def rounded(scaled: Tensor, scheme: ActivationScheme) -> Tensor:
 def _symmetric(
     largest: Tensor, scheme: ActivationScheme, stored: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Scales, what a code of 1 stands for, and by what x is multiplied; None: it is divided by the steps."""
+    """Scales, values of code 1, and factors of x; factors None: x is divided by the values of code 1."""
     if scheme.scale_type == "e8m0":
         scales = _powers(largest, scheme)
         return scales, scales, None
@@ -149,14 +149,14 @@ def _asymmetric(x: Tensor, scheme: ActivationScheme, maximum: Maximum | None) ->
 
 
 def _largest(x: Tensor, scheme: ActivationScheme, maximum: Maximum | None) -> Tensor:
-    """The largest absolute input that each scale covers, in float32 or float64."""
+    """Largest absolute input per scale, in float32 or float64."""
     largest = _covered(x.abs(), scheme).to(torch.promote_types(x.dtype, torch.float32))
     largest = _over_ranks(largest, maximum)
     return largest if scheme.upper_bound is None else largest.clamp(max=scheme.upper_bound)
 
 
 def _covered(x: Tensor, scheme: ActivationScheme, lead: tuple[int, ...] = ()) -> Tensor:
-    """The largest input of each scale; axes in `lead` stand in front of those of the inputs."""
+    """Largest input per scale; axes in `lead` precede those of the inputs."""
     if scheme.size is not None:
         return x.reshape(*x.shape[:-1], x.shape[-1] // scheme.size, scheme.size).amax(-1)
     if scheme.strategy == "token":
@@ -173,7 +173,7 @@ def _not_zero(scales: Tensor) -> Tensor:
 
 
 def _two_scales(largest: Tensor, scheme: ActivationScheme, stored: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Scales in e4m3 that come on top of one that is stored, and both together."""
+    """Scales in e4m3 on top of a stored scale, and the products of both."""
     most, limit = MOST[scheme.bits], MOST[8]
     if scheme.owner == "modelopt":
         assert stored is not None
@@ -188,7 +188,7 @@ def _two_scales(largest: Tensor, scheme: ActivationScheme, stored: Tensor | None
 
 
 def _powers(largest: Tensor, scheme: ActivationScheme) -> Tensor:
-    """Scales that are powers of two: by compressed-tensors the nearer, by all others none too small."""
+    """Powers of two as scales: the nearest for compressed-tensors, for all others rounded up."""
     most = MOST[scheme.bits]
     if scheme.owner == "compressed-tensors":
         significand, exponents = torch.frexp(largest)

@@ -1,4 +1,4 @@
-"""What a product is exactly, and what rounding can cost whoever computes it: no number here was measured.
+"""Exact values of products and experts, and derived bounds of the rounding errors of their kernels.
 
 u is half a unit of a type, and n roundings cost a factor of 1 + n u / (1 - n u) at most. Of float32 u is
 2**-24. A value is exact for exact inputs; its error bounds how far the same formula lies from it, whatever
@@ -29,7 +29,7 @@ STEPS = 6  # roundings to float32 beside those of sums: scales, a zero point, a 
 
 @dataclass(frozen=True)
 class Bounded:
-    """Exact values, and how far those that were computed may be from them.
+    """Exact values, with bounds of the errors of computed ones.
 
     Attributes
     ----------
@@ -55,11 +55,11 @@ class Bounded:
         return Bounded(self.value[..., at], self.error[..., at])
 
     def clamp(self, least: float | None, most: float | None) -> "Bounded":
-        """Cut off at numbers that float32 has, or rounds the same way for both."""
+        """Clamp to numbers of float32, or to numbers with equal roundings on both sides."""
         return Bounded(self.value.clamp(least, most), self.error)
 
     def rounded_to(self, dtype: torch.dtype) -> "Bounded":
-        """What is left after one rounding to a `dtype`; below its normal numbers, a unit of these."""
+        """Result of one more rounding, to a `dtype`; below its normal numbers, with the unit of these."""
         own = torch.finfo(dtype)
         return Bounded(
             self.value, self.error + (self.value.abs() + self.error) * own.eps / 2 + own.smallest_normal
@@ -67,12 +67,12 @@ class Bounded:
 
 
 def roundings(count: int) -> float:
-    """What `count` roundings to float32 cost, as a share of the result."""
+    """Relative cost of `count` roundings to float32."""
     return count * UNIT / (1 - count * UNIT)
 
 
 def rounded(value: Tensor, carried: Tensor) -> Bounded:
-    """The result of one operation in float32: its `value`, where its inputs bring an error along."""
+    """Result of one operation in float32: its `value`, with the `carried` error of its inputs."""
     return Bounded(value, carried + (value.abs() + carried) * UNIT + TINY)
 
 
@@ -91,7 +91,7 @@ def product(
     steps: int = 2,
     more: float = 0.0,
 ) -> Bounded:
-    """x (M, K) times a `matrix` (N, K), plus a `bias` (N,): K products, as many sums, and what comes on top.
+    """x (M, K) times a `matrix` (N, K), plus a `bias` (N,): K products, their sum, and further roundings.
 
     Parameters
     ----------
@@ -126,7 +126,7 @@ def of_linear(
     *,
     converted: bool = False,
 ) -> Bounded:
-    """What x (M, K) times a `weight` is, (M, N), and what a kernel may be off by before it rounds its result.
+    """Exact product of x (M, K) and a `weight`, (M, N), and a kernel's error before it rounds the result.
 
     The weight is rounded to the type of x, and what a declared quantizer makes of x as well; the weight is
     dequantized in slices. `bias` (N,), `activations` and `maximum` as `Weight.get_linear` has them.
@@ -157,7 +157,7 @@ def of_linear(
 def _inputs(
     x: Tensor, weight: Weight, activations: Activations, maximum: Maximum
 ) -> Iterator[tuple[Bounded, slice]]:
-    """What is multiplied, and by which outputs."""
+    """Yield factors of the products, and their outputs."""
     factors = weight.input_factors
     if not quantizes(weight, activations):
         yield exact(x if factors is None else x.double() * factors.double()), slice(0, weight.layer.N)
@@ -168,7 +168,7 @@ def _inputs(
 
 
 def excess(y: Tensor, want: Bounded) -> Tensor:
-    """How far y is from what is exact, in units of what rounding can cost; NaN and all above 1 is wrong.
+    """Distance of y from exact values in units of the bound; NaN and values above 1 are errors.
 
     Infinity is 0 off where rounding can lead beyond the largest number of y's type, and on that side.
     """
@@ -179,30 +179,30 @@ def excess(y: Tensor, want: Bounded) -> Tensor:
 
 
 def function(x: Bounded, of: Callable[[Tensor], Tensor], slope: float, cost: Tensor) -> Bounded:
-    """A function `of` x, which is nowhere steeper than `slope` and is itself off by a `cost`."""
+    """Function `of` x with a slope of at most `slope`, and an error `cost` of its own."""
     return Bounded(of(x.value), slope * x.error + cost + TINY)
 
 
 def sigmoid(x: Bounded) -> Bounded:
-    """Of slope 1/4; an exponential is 1 ulp off, 2 u, and a sum and a division follow."""
+    """Sigmoid, of slope 1/4: an exponential with an error of 1 ulp (2 u), a sum and a division."""
     value = torch.sigmoid(x.value)
     return function(x, torch.sigmoid, 1 / 4, value * roundings(5))
 
 
 def silu(x: Bounded) -> Bounded:
-    """Of slope s + x s (1 - s) <= 1 + x exp(-x) <= 1 + 1/e; a product more than a sigmoid."""
+    """SiLU, of slope s + x s (1 - s) <= 1 + x exp(-x) <= 1 + 1/e; a sigmoid and a product."""
     of = torch.nn.functional.silu
     return function(x, of, 1 + 1 / e, of(x.value).abs() * roundings(6))
 
 
 def gelu(x: Bounded) -> Bounded:
-    """Of slope <= 1 + |x| phi(x) <= 1 + phi(1); x / 2 (1 + erf(x / sqrt 2)) has 8 u at most in its factor."""
+    """GELU, of slope <= 1 + |x| phi(x) <= 1 + phi(1); x / 2 (1 + erf(x / sqrt 2)) costs at most 8 u."""
     of = torch.nn.functional.gelu
     return function(x, of, 1 + 1 / sqrt(2 * pi * e), x.value.abs() * roundings(8 + 2))
 
 
 def gelu_tanh(x: Bounded) -> Bounded:
-    """x / 2 (1 + tanh p), x p' <= 3 p, and p / cosh(p)**2 <= 1/2, so that the slope is below 1 + 3/4."""
+    """GELU by tanh: x / 2 (1 + tanh p), x p' <= 3 p, and p / cosh(p)**2 <= 1/2 give a slope below 1 + 3/4."""
 
     def of(value: Tensor) -> Tensor:
         return torch.nn.functional.gelu(value, approximate="tanh")
@@ -221,8 +221,10 @@ def clamped_swiglu(gate: Bounded, up: Bounded, alpha: float, limit: float) -> Bo
     return (up + exact(torch.ones_like(given))) * (gate * sigmoid(gate * rounded_alpha))
 
 
-def between(gate: Bounded, up: Bounded, kind: str, alpha: float | None, limit: float | None) -> Bounded:
-    """What a `GatedActivation` of a `kind`, with `alpha` and `limit` or without, makes of gate and up."""
+def bound_gated_activation(
+    gate: Bounded, up: Bounded, kind: str, alpha: float | None, limit: float | None
+) -> Bounded:
+    """Result of a `GatedActivation` of a `kind` for gate and up, with `alpha` and `limit` or without."""
     if alpha is not None and limit is not None:
         return clamped_swiglu(gate, up, alpha, limit)
     return PLAIN[kind](gate) * up
@@ -230,7 +232,7 @@ def between(gate: Bounded, up: Bounded, kind: str, alpha: float | None, limit: f
 
 @dataclass(frozen=True)
 class Rounding:
-    """What is rounded on the way through an expert.
+    """Dtypes of roundings within an expert.
 
     Attributes
     ----------
@@ -249,7 +251,7 @@ class Rounding:
 
 
 def multiplied(x: Tensor) -> torch.dtype:
-    """What experts round both sides of a product to where inputs go into it as they come."""
+    """Dtype of both sides of an expert's product, for inputs without quantization."""
     return x.dtype if x.is_cuda or x.dtype == torch.bfloat16 else torch.float32
 
 
@@ -263,7 +265,7 @@ def of_experts(
     between: torch.dtype | None = None,
     dequantized: torch.dtype | None = None,
 ) -> Bounded:
-    """What `experts` make of x (T, H), and what their kernel may be off by before it rounds to x's type.
+    """Exact result of `experts` for x (T, H), and their kernel's error before it rounds to x's type.
 
     `topk_ids`, `topk_weights`: (T, k); `experts`: an `ExpertsWeight` of whole experts, of which one is
     dequantized at a time. `between`: what goes between two products is rounded to that; None: to x's type on
@@ -303,7 +305,9 @@ def _of_expert(
     )
     gate_up = _through(matrices.gate_up, up_bias, rows, rounding, activations).rounded_to(narrow)
     half = gate_up.value.shape[-1] // 2
-    inner = between(gate_up[:half], gate_up[half:], act.kind, act.alpha, act.limit).rounded_to(narrow)
+    inner = bound_gated_activation(gate_up[:half], gate_up[half:], act.kind, act.alpha, act.limit).rounded_to(
+        narrow
+    )
     return _through(matrices.down, down_bias, inner, rounding, activations)
 
 

@@ -1,4 +1,4 @@
-"""What kernels ask of the device a layer lies on, and how a layer goes to another one."""
+"""Properties of a layer's device, and moves between devices."""
 
 from collections.abc import Callable
 
@@ -9,14 +9,14 @@ ANY_CHIP = 256  # multiprocessors; none has as many, and a layer on the CPU may 
 
 
 def multiprocessors(device: torch.device) -> int:
-    """Of a CUDA device; elsewhere more than any has."""
+    """Multiprocessors of a CUDA device; for other devices, more than any has."""
     if device.type != "cuda":
         return ANY_CHIP
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def compute_capability(device: torch.device) -> int | None:
-    """Of a CUDA device, times 10, as kernels state their least; None elsewhere."""
+    """Compute capability of a CUDA device, times 10; None for other devices."""
     if device.type != "cuda":
         return None
     major, minor = torch.cuda.get_device_capability(device)
@@ -24,7 +24,7 @@ def compute_capability(device: torch.device) -> int | None:
 
 
 def uncast(fn: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """What `nn.Module._apply` is given, without its casts: `.half()` must not round a float32 scale."""
+    """Wrap a function for `nn.Module._apply` without its casts: `.half()` must not round a float32 scale."""
 
     def move(tensor: Tensor) -> Tensor:
         moved = fn(tensor)

@@ -1,4 +1,4 @@
-"""Functions for traced models alone; the import brings in all of torch's compiler, which takes seconds."""
+"""Functions for traced models alone; an import brings in all of torch's compiler, for seconds."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -82,7 +82,7 @@ def ranked(kind: str, bits: int, dtype: torch.dtype, isa: str, tokens: int) -> t
 
 
 def most_before_torch(kind: str, bits: int, dtype: torch.dtype, isa: str) -> int | None:
-    """Largest number of tokens for which the CPU module is faster than torch; None: any number."""
+    """Largest number of tokens with the CPU module faster than torch; None: any number."""
     before = 0
     for most, ways in _rows_of_table(kind, bits, dtype, isa):
         if ways[0] == TORCH:
@@ -237,7 +237,7 @@ class PanelsPlan(CpuPlan):
 
 
 class RowsPlan(CpuPlan):
-    """Products with a weight whose codes lie in rows; `kept`: the rows of earlier calls."""
+    """Products with a weight of codes in rows; `kept`: the rows of earlier calls."""
 
     def __init__(self, weight: Weight, kept: KeptRows) -> None:
         super().__init__(weight, row_bits(type(weight)))

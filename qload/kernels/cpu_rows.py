@@ -1,4 +1,4 @@
-"""Weights whose codes lie in rows, for the CPU module: some rows become floats in the cache, nowhere else.
+"""Weights with codes in rows, for the CPU module: some rows become floats, in the cache alone.
 
 nf4 and fp4, MXFP4 and NVFP4, FP8, 8-bit integers, and packed integers whose words run along the inputs need
 no order of their own for that.
@@ -75,7 +75,7 @@ class CodeRows:
 
 @dataclass(frozen=True)
 class _Kept:
-    """`rows` of tensors that lay as `seen` and had the bytes of `copies`, by their place among the fields."""
+    """Rows of tensors with the addresses `seen`, and copies of the bytes of some, by field number."""
 
     seen: tuple[tuple[object, ...], ...]
     copies: dict[int, "numpy.ndarray[Any, Any]"]
@@ -86,7 +86,7 @@ class _Kept:
 
 
 class KeptRows:
-    """What `rows_of` says of a layer's weight, kept from call to call.
+    """Result of `rows_of` for a layer's weight, between calls.
 
     Codes, and what else a product reads as it is stored, are read where they lie. Of each tensor that becomes
     another, as scales do, a copy is kept too and compared before each use, so that a write is seen whoever
@@ -97,7 +97,7 @@ class KeptRows:
         self._kept: _Kept | None = None  # replaced as a whole: threads may share a layer
 
     def of(self, weight: Weight) -> CodeRows | None:
-        """How the codes of a matrix lie in rows, and what they mean; None where they do not."""
+        """`rows_of` a weight, from an earlier call if nothing was written since."""
         tensors = [tensor.detach() for tensor in weight.fields().values()]
         seen = tuple((each.data_ptr(), each.shape, each.stride(), each.dtype) for each in tensors)
         kept = self._kept
@@ -121,7 +121,7 @@ def _raw(tensor: Tensor) -> Tensor:
 
 
 def _lies_in(tensor: Tensor, other: Tensor) -> bool:
-    """Whether all of a tensor's memory is the other's: a part of it in one piece, or the same rows."""
+    """Return whether a tensor lies in the memory of another: in a contiguous one, or on the same rows."""
     first, begin = tensor.data_ptr(), other.data_ptr()
     if not other.is_contiguous():  # between whose rows there may be other tensors
         return first == begin and tensor.nbytes == other.nbytes
@@ -129,7 +129,7 @@ def _lies_in(tensor: Tensor, other: Tensor) -> bool:
 
 
 def rows_of(weight: Weight) -> CodeRows | None:
-    """How the codes of a matrix lie in rows, and what they mean; None where they do not."""
+    """Codes of a matrix in rows, and their meaning; None for any other order."""
     if not isinstance(weight, ROW_TYPES) or weight.input_factors is not None:
         return None
     signed = isinstance(weight, CTIntWeight) and weight.config.bits == BYTE
@@ -153,7 +153,7 @@ def rows_of(weight: Weight) -> CodeRows | None:
 
 
 def _with_stored_scales(rows: CodeRows, weight: Weight) -> CodeRows:
-    """Rows whose scales are read as the weight stores them, where these are bytes."""
+    """Rows with the stored scales, if these are bytes."""
     scales, second, divided = None, 1.0, False
     if isinstance(weight, CTMXFP4Weight | MXFP8Weight):
         scales = weight.exponents
@@ -169,12 +169,12 @@ def _with_stored_scales(rows: CodeRows, weight: Weight) -> CodeRows:
 
 
 def _of_each_byte(lookup: Tensor) -> Tensor:
-    """A table of fewer values as one of 256, NaN behind them: codes that are a byte each, though narrower."""
+    """Extend a lookup table to 256 values, with NaN, for narrower codes of a byte each."""
     return torch.nn.functional.pad(lookup, (0, 2**BYTE - len(lookup)), value=torch.nan)
 
 
 def _bytes(codes: Codes) -> Tensor | None:
-    """Rows of bytes, where codes lie so."""
+    """Codes as rows of bytes; None for any other order."""
     held = codes.codes
     if isinstance(held, Tensor):
         plain = held.dtype in (torch.uint8, torch.int8) and held.ndim == 2 and held.stride(1) == 1

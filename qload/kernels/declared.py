@@ -1,4 +1,4 @@
-"""Whether what a weight declares of its inputs can be done, and inputs as each of its parts takes them."""
+"""Checks of the quantization of inputs that a weight declares, and the quantized inputs of each part."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ REMEDY = 'or activations="unquantized", for inputs as they come'
 
 
 def why_not(weight: Weight) -> str | None:
-    """Why inputs cannot be quantized as a weight declares, or None; None too where it declares nothing."""
+    """Reason why inputs cannot be quantized as a weight declares, or None; None without a declaration."""
     scheme = weight.activations
     if scheme is None:
         return None
@@ -29,7 +29,7 @@ def why_not(weight: Weight) -> str | None:
 
 
 def why_no_quantizer(scheme: ActivationScheme) -> str | None:
-    """Why no quantizer here does what a scheme says, whatever the weight is, or None."""
+    """Reason why no quantizer implements a scheme, for any weight, or None."""
     if scheme.bits not in (WHOLE_BITS if scheme.type == "int" else MOST):
         return f"nothing here makes codes of {scheme.type}{scheme.bits}"
     if scheme.type == "float" and not scheme.symmetric:
@@ -46,7 +46,7 @@ def why_no_quantizer(scheme: ActivationScheme) -> str | None:
 
 
 def check(weight: Weight, activations: Activations, maximum: Maximum) -> None:
-    """ArgumentError where the declared scheme cannot be done, or needs what other ranks have."""
+    """Check a declared scheme; ArgumentError if it is unsupported or needs maxima of other ranks."""
     scheme, reason = weight.activations, why_not(weight)
     if scheme is None or activations == "unquantized":
         return
@@ -61,14 +61,14 @@ def check(weight: Weight, activations: Activations, maximum: Maximum) -> None:
 
 
 def is_share(weight: Weight) -> bool:
-    """Whether a weight has some of its layer's inputs only."""
+    """Return whether a weight has a part of its layer's inputs."""
     whole = weight.layer.whole[1]
     return whole != weight.layer.K
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
-    """What `quantize` is asked for: inputs (M, K), the scheme, what is stored, the other ranks' maxima."""
+class QuantizationRequest:
+    """Arguments of `quantize`: inputs (M, K), scheme, stored scale and zero point, maxima of other ranks."""
 
     x: Tensor
     scheme: ActivationScheme
@@ -81,7 +81,7 @@ class Asked:
         return quantize(self.x, self.scheme, self.scale, self.zero_point, self.maximum)
 
     def inputs(self) -> Inputs:
-        """By native code when a product asks, where there is some for such inputs."""
+        """Inputs for a product, by native code if it supports them."""
         native = None
         if self.maximum is None and self.x.ndim == 2:
             native = inputs(self.x, self.scheme, self.scale, self.zero_point)
@@ -89,13 +89,15 @@ class Asked:
 
 
 def quantized(x: Tensor, weight: Weight, maximum: Maximum) -> Iterator[tuple[QuantizedActivations, slice]]:
-    """What x becomes once it is quantized, and the outputs for which it does: all, or those of a part."""
-    for each, rows in asked(x, weight, maximum):
+    """Yield x quantized, with its outputs: all, or those of a part."""
+    for each, rows in quantization_requests(x, weight, maximum):
         yield each.quantize(), rows
 
 
-def asked(x: Tensor, weight: Weight, maximum: Maximum) -> Iterator[tuple[Asked, slice]]:
-    """How x is to be quantized, and the outputs for which it is: all, or those of a part.
+def quantization_requests(
+    x: Tensor, weight: Weight, maximum: Maximum
+) -> Iterator[tuple[QuantizationRequest, slice]]:
+    """Yield the arguments of `quantize` with their outputs: all, or those of a part.
 
     Fused parts that store scales of their own each quantize x by theirs.
     """
@@ -107,7 +109,10 @@ def asked(x: Tensor, weight: Weight, maximum: Maximum) -> Iterator[tuple[Asked, 
     parts = max(1 if stored is None else stored.numel() for stored in (scale, zeros))
     at, widths = 0, weight.layer.parts if parts > 1 else (weight.layer.N,)
     for part, width in enumerate(widths):
-        yield Asked(x, scheme, _of_part(scale, part), _of_part(zeros, part), over), slice(at, at + width)
+        yield (
+            QuantizationRequest(x, scheme, _of_part(scale, part), _of_part(zeros, part), over),
+            slice(at, at + width),
+        )
         at += width
 
 
@@ -131,7 +136,7 @@ def _stored(weight: Weight, name: str | None) -> Tensor | None:
 
 
 def _of_part(stored: Tensor | None, part: int) -> Tensor | None:
-    """A part's own, or the one that all share."""
+    """Value of a part, or the shared one."""
     if stored is None or stored.numel() == 1:
         return stored
     return stored[part]

@@ -1,4 +1,4 @@
-"""The type of the activations that a layer is made for: its scales in that type, its weights in its range.
+"""Dtype of a layer's activations: its scales in that dtype, its weights in that range.
 
 Kernels multiply 16-bit activations by scales of the same type. A layer that lies in a kernel's order gets
 its scales in the type of its activations once, when it is made: in bfloat16 each is within 2**-8 of what it
@@ -32,7 +32,7 @@ NONE = "None, torch.float16, torch.bfloat16 or torch.float32"
 
 
 def for_activations(weight: Weight, dtype: torch.dtype | None, remedy: str = KEPT) -> Weight:
-    """The weight whose scales multiply activations of a dtype; None: of the type that its scales have.
+    """Convert the scales of a weight for activations of a dtype; None: keep their dtype.
 
     A weight that was converted has no origin, for `restore` could not bring its scales back. Plain weights
     are cast. ArgumentError for any other dtype; CastError where a scale would lose more than one rounding, a
@@ -64,7 +64,7 @@ def stack_for_activations(stack: Any, dtype: torch.dtype | None) -> Any:
 
 
 def bias_for(bias: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
-    """The bias (N,) in the dtype of activations; None leaves it. CastError where it overflows."""
+    """Cast the bias (N,) to the dtype of activations; None keeps it. CastError for an overflow."""
     if bias is None or dtype is None or bias.dtype == dtype:
         return bias
     made = bias.detach().to(dtype).requires_grad_(bias.requires_grad)  # a leaf, as the one that was given
@@ -73,7 +73,7 @@ def bias_for(bias: Tensor | None, dtype: torch.dtype | None) -> Tensor | None:
 
 
 def check_range(weight: Weight, dtype: torch.dtype, name: str | None = None, remedy: str = OTHERWISE) -> None:
-    """CastError where weights with integer codes, rounded to a 16-bit dtype for many tokens, are infinite.
+    """Check that weights with integer codes stay finite in a 16-bit dtype; CastError.
 
     `weight` has `scales`, and its config `bits`. `name`: as the error has it, else the layer's.
     """
@@ -89,7 +89,7 @@ def check_range(weight: Weight, dtype: torch.dtype, name: str | None = None, rem
 
 
 class Notice:
-    """Tells once of a module that its calls take no kernel, for the type of their activations."""
+    """One warning per module, for calls without a kernel for their activations' dtype."""
 
     def __init__(self) -> None:
         self.told = False
@@ -132,13 +132,13 @@ def _check(name: str, before: Tensor, after: Tensor, *, tiny: bool, remedy: str)
 
 
 def _scales(weight: Any) -> Tensor:
-    """Of a weight that has integer codes."""
+    """Scales of a weight with integer codes."""
     scales: Tensor = weight.scales
     return scales
 
 
 def _has_values(tensor: Tensor) -> bool:
-    """Whether its numbers can be looked at: not on meta, nor while a shape alone is traced."""
+    """Return whether a tensor has values: not on meta, nor traced by shape alone."""
     return not tensor.is_meta and type(tensor) in (Tensor, torch.nn.Parameter)
 
 

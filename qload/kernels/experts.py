@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from qload.errors import ArgumentError, checked
 from qload.kernels import dtypes
 from qload.kernels.chips import uncast
-from qload.kernels.cuda.library import LIBRARY
+from qload.kernels.cuda.module import LIBRARY
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.experts_function import BIASES, STACKS, KeptExperts, check_inputs, experts, multiply
 

@@ -27,7 +27,7 @@ from qload.kernel_formats import Exl2KernelWeight, restore
 from qload.kernels import declared, dtypes
 from qload.kernels.chips import uncast
 from qload.kernels.cpu_rows import KeptRows
-from qload.kernels.cuda.library import LIBRARY
+from qload.kernels.cuda.module import LIBRARY
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.plans import (
     Plan,
@@ -53,7 +53,7 @@ SCHEMA = "(Tensor x, Tensor[] tensors, Tensor? bias, str key, SymInt N) -> Tenso
 
 
 class Linear(nn.Module):
-    """A layer (..., K) -> (..., N) with a typed weight, whose tensors are this module's buffers.
+    """Module (..., K) -> (..., N) with a typed weight, on buffers of its tensors.
 
     An EXL2 weight in the order of ExLlama's kernels, which no kernel of qload reads, is restored to EXL2.
 
@@ -118,7 +118,7 @@ class Linear(nn.Module):
 
     @property
     def activations(self) -> Activations:
-        """Whether inputs are quantized where the weight declares it, as the module was made."""
+        """ "declared" or "unquantized", the constructor's argument."""
         return self._call.activations
 
     @property
@@ -139,7 +139,7 @@ class Linear(nn.Module):
         return self._call(x, [tensors[name] for name in self._call.names], tensors["bias"])  # type: ignore[misc]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Replace a tensor of the weight, of which the call forgets the old one."""
+        """Replace a tensor of the weight, and its call."""
         call: LinearCall | None = self.__dict__.get("_call")
         if call is None or name not in call.names:
             super().__setattr__(name, value)
@@ -164,12 +164,12 @@ class Linear(nn.Module):
         return self
 
     def get_extra_state(self) -> Tensor:
-        """What the buffers mean, for a state dict: uint8, the words of format and config."""
+        """Meaning of the buffers, for a state dict: format and config as text in uint8."""
         said = f"{self._call.blueprint.format} {self._call.blueprint.config}"
         return torch.frombuffer(bytearray(said.encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """ArgumentError where `state` is that of another format: the tensors of some look alike."""
+        """Check that `state` has this format and config; ArgumentError, as formats look alike."""
         said, own = (bytes(each.tolist()).decode() for each in (state, self.get_extra_state()))
         if said != own:
             raise ArgumentError(f"{self._name}: state dict", own, said)
@@ -187,7 +187,7 @@ class Linear(nn.Module):
 
 
 def in_multiplied_order(weight: Weight) -> Weight:
-    """Return a `weight` in an order that is multiplied at full speed.
+    """Repack a `weight` from an order without fast kernels.
 
     EXL2 in the order of ExLlama's kernels becomes EXL2 as it is stored: no kernel of qload reads the former,
     to dequantize it takes many times as long, and no CUDA graph can capture that.
@@ -252,7 +252,7 @@ def copy_into(linear: Linear, weight: Weight, bias: Tensor | None = None) -> Non
 
 
 def _placed(layer: Layer, beside: Layer) -> Layer:
-    """A layer as it is compared: without its name where the other has none."""
+    """Layer for a comparison: without its name if the other has none."""
     return layer if beside.name else replace(layer, name="")
 
 
@@ -293,7 +293,7 @@ class LinearCall:
         return with_tensors(self.blueprint, tensors)
 
     def forget(self) -> None:
-        """Release the tensors of earlier calls, for a layer that moves."""
+        """Release the tensors of earlier calls."""
         self._seen: tuple[Any, ...] = ()
         self._plan: Plan | None = None
         self._kept = KeptRows()
@@ -392,7 +392,7 @@ def _linear(x: Tensor, tensors: Sequence[Tensor], bias: Tensor | None, key: str,
 def _linear_with_gradients(
     x: Tensor, tensors: Sequence[Tensor], bias: Tensor | None, key: str, N: int
 ) -> Tensor:
-    """Result that is no view: torch forbids writes to a view with gradients from an operator."""
+    """Result without a view: torch forbids writes to a view with gradients from an operator."""
     y = _linear(x, tensors, bias, key, N)
     if y._base is None:
         return y

@@ -46,7 +46,7 @@ def way_of(weight_type: type[Weight], scheme: ActivationScheme | None, device: s
 
 
 def scheme_of(weight: Weight, activations: Activations) -> ActivationScheme | None:
-    """Scheme by which inputs are quantized, or None."""
+    """Scheme of quantized inputs, or None."""
     return weight.activations if activations == "declared" else None
 
 
@@ -93,7 +93,7 @@ def multiply_in_torch(
     maximum: Maximum,
     kept: KeptRows | None,
 ) -> Tensor:
-    """`multiply` of checked arguments, without a native kernel for inputs that are not quantized."""
+    """`multiply` of checked arguments, without native kernels for plain inputs."""
     if x.device.type == "cpu" and not quantizes(weight, activations):
         cpu.advise_panels(x, weight)
     with products.in_given_types(x):
@@ -122,10 +122,10 @@ def product(
     scaled_x = x if factors is None else x.to(torch.promote_types(x.dtype, torch.float32)) * factors.float()
     parts = [
         _multiply_part(
-            (x.dtype, narrow or x.dtype), scaled_x, asked, weight, rows,
+            (x.dtype, narrow or x.dtype), scaled_x, request, weight, rows,
             None if bias is None else bias[rows], kept,
         )
-        for asked, rows in declared.asked(scaled_x.detach(), weight, maximum)
+        for request, rows in declared.quantization_requests(scaled_x.detach(), weight, maximum)
     ]  # fmt: skip
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
@@ -133,7 +133,7 @@ def product(
 def _multiply_part(
     dtypes: tuple[torch.dtype, torch.dtype],
     x: Tensor,
-    asked: declared.Asked,
+    request: declared.QuantizationRequest,
     weight: Weight,
     rows: slice,
     bias: Tensor | None,
@@ -149,10 +149,10 @@ def _multiply_part(
     elif bias is not None:
         bias = functional.pad(bias, (rows.start, weight.layer.N - rows.stop))
     if wants_gradients(x, bias):
-        inputs: Tensor = _StraightThrough.apply(x, asked.quantize().dequantize())  # type: ignore[no-untyped-call]
+        inputs: Tensor = _StraightThrough.apply(x, request.quantize().dequantize())  # type: ignore[no-untyped-call]
         return products.multiply(inputs, part, bias).to(dtypes[0])[:, within]
     whole = part is weight or part.shape == weight.shape
-    return scaled.multiply(asked.inputs(), part, bias, *dtypes, kept if whole else None)[:, within]
+    return scaled.multiply(request.inputs(), part, bias, *dtypes, kept if whole else None)[:, within]
 
 
 class _StraightThrough(torch.autograd.Function):
@@ -190,7 +190,7 @@ def check_tensors(weight: Weight, x: object, bias: object) -> None:
 
 
 def check(x: Tensor, weight: Weight, bias: Tensor | None = None) -> None:
-    """Check that x is a float tensor (..., K) on the weight's device and `bias` (N,); the error names it."""
+    """Check that x is a float tensor (..., K) on the weight's device and `bias` (N,)."""
     check_tensors(weight, x, bias)
     name = weight.layer.name or type(weight).__name__
     if x.dtype not in WIDE:
@@ -265,7 +265,7 @@ class LinearSignature:
         return self._cuda_plans[cell]
 
     def fits(self, x: Tensor, bias: Tensor | None, tensors: Sequence[Tensor]) -> bool:
-        """Return whether native code, which gets addresses alone, may read the tensors of a call."""
+        """Return whether the tensors of a call are as native code expects."""
         index = x.get_device()
         for tensor, (shape, dtype) in zip(tensors, self._expected, strict=True):
             if tensor.shape != shape or tensor.dtype != dtype or tensor.get_device() != index:

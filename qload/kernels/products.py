@@ -101,7 +101,7 @@ def multiply_floats(y: Tensor, x: Tensor, w: Tensor, bias: Tensor | None) -> boo
 
 
 def in_given_types(x: Tensor) -> AbstractContextManager[Any]:
-    """In which torch casts nothing on its own: autocast would round what is multiplied in float32."""
+    """Context without autocast, against casts of float32 operands."""
     kind = x.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
         return torch.autocast(kind, enabled=False)
@@ -133,7 +133,7 @@ def torch_product(x: Tensor, w: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def wide_product(x: Tensor, w: Tensor) -> Tensor:
-    """x (M, K) times w (n, K), which have one dtype: the sums (M, n), float32 of 16-bit numbers."""
+    """x (M, K) times w (n, K) of one dtype -> sums (M, n), in float32 for 16-bit numbers."""
     if _has_few_floats(x):
         return torch_product(x, w)
     if not _sums_in_float32(x):
@@ -143,7 +143,7 @@ def wide_product(x: Tensor, w: Tensor) -> Tensor:
 
 
 def token_blocks(tokens: int, outputs: int) -> list[slice]:
-    """Tokens whose sums fit `MAX_SUMS_BYTES`, block after block."""
+    """Blocks of tokens with sums of at most `MAX_SUMS_BYTES`."""
     most = max(TOKEN_MULTIPLE, MAX_SUMS_BYTES // (4 * max(outputs, 1)) // TOKEN_MULTIPLE * TOKEN_MULTIPLE)
     return [slice(start, min(start + most, tokens)) for start in range(0, tokens, most)]
 
@@ -153,18 +153,18 @@ def _has_few_floats(x: Tensor) -> bool:
 
 
 def _sums_in_float32(x: Tensor) -> bool:
-    """Whether torch is asked for sums in float32: on CUDA, of 16-bit numbers."""
+    """Return whether torch computes this product with sums in float32: on CUDA, for 16-bit numbers."""
     return x.device.type == "cuda" and x.dtype in NARROW and WIDENS and not _sums_in_float16(x)
 
 
 def _sums_in_float16(x: Tensor) -> bool:
-    """Whether a program lets products of float16 be summed in it, which torch then does whatever is asked."""
+    """Return whether settings of torch force sums in float16."""
     flags: Any = torch.backends.cuda.matmul
     return x.dtype == torch.float16 and bool(getattr(flags, "allow_fp16_accumulation", False))
 
 
 def _product_without_settings(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
-    """Torch's own product, where its sums are in float32, and else of the same numbers in float32."""
+    """Torch's product if its sums are in float32, else of the same numbers in float32."""
     if x.device.type == "cuda" and x.dtype in NARROW:
         added = None if bias is None else bias.float()
         return linear(x.float(), w.float(), added).to(x.dtype)
@@ -176,7 +176,7 @@ def _product_without_settings(x: Tensor, w: Tensor, bias: Tensor | None) -> Tens
 def weight_slices(
     weight: Weight, dtype: torch.dtype, factors: Tensor | None = None, scratch: int | None = None
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Outputs [n0, n1) and what they mean, (n1 - n0, K) rounded once to a dtype, valid until the next.
+    """Yield outputs [n0, n1) and their weights (n1 - n0, K), rounded once to a dtype, valid until the next.
 
     `factors`: (K,), by which inputs are multiplied first, and here the weight; before it is rounded.
     `scratch`: bytes of a slice, else as many as the device likes.
@@ -212,7 +212,7 @@ def _dequantize_scaled(weight: Weight, start: int, out: Tensor, factors: Tensor)
 
 
 def _outputs_of_slice(weight: Weight, dtype: torch.dtype, factors: Tensor | None, scratch: int | None) -> int:
-    """How many outputs a slice has."""
+    """Number of outputs per slice."""
     on_cpu, K = weight.device.type == "cpu", max(1, weight.layer.K)
     fits = (scratch if scratch is not None else CPU_SLICE_BYTES if on_cpu else GPU_SLICE_BYTES) // (
         K * dtype.itemsize
@@ -225,7 +225,7 @@ def _outputs_of_slice(weight: Weight, dtype: torch.dtype, factors: Tensor | None
 
 
 def reads_in_place(weight: Weight) -> bool:
-    """Whether a GPU dequantizes a weight from the tensors that it holds, with no other memory."""
+    """Return whether a GPU dequantizes a weight from its tensors without other memory."""
     if isinstance(weight, BYTE_TYPES):
         return True
     if isinstance(weight, CTPackTensorWeight):
@@ -235,7 +235,7 @@ def reads_in_place(weight: Weight) -> bool:
 
 
 def _as_stored(weight: Weight) -> Stored | None:
-    """How a weight lies, where a GPU reads it so."""
+    """Stored order of a weight, if its GPU reads it."""
     return weight.stored() if cuda.has_routines(*weight.fields().values()) else None
 
 
@@ -249,7 +249,7 @@ def _lies_in_whole_codes(weight: Weight) -> bool:
 
 
 def _takes_a_byte(weight: Weight) -> bool:
-    """Whether a GPU with routines needs a byte a code besides, for words in plain order or for scales."""
+    """Return whether a GPU needs another byte per code, for words in plain order or for scales."""
     if isinstance(weight, ExllamaWeight):
         return weight.config.bits in (2, 4)
     if isinstance(weight, GPTQMarlinWeight):
@@ -260,7 +260,7 @@ def _takes_a_byte(weight: Weight) -> bool:
 
 
 def _spelled(weight: Weight) -> int:
-    """Bytes a code that come and go while a slice is dequantized."""
+    """Temporary bytes per code during the dequantization of a slice."""
     if reads_in_place(weight):
         return 0
     if cuda.has_routines(*weight.fields().values()) and _takes_a_byte(weight):
@@ -270,7 +270,7 @@ def _spelled(weight: Weight) -> int:
 
 
 def fits_float16(weight: Weight, dtype: torch.dtype, factors: Tensor | None = None) -> bool:
-    """Whether a weight, times the factors of its inputs where they are given, may be rounded to a dtype."""
+    """Return whether a weight, times the factors of its inputs, may be rounded to a dtype."""
     if dtype != torch.float16:
         return True
     tensors = [*weight.fields().values(), *([] if factors is None else [factors])]
@@ -306,7 +306,7 @@ def _looked_at(weight: Weight, factors: Tensor | None) -> bool:
 
 
 def _fits(w: Tensor) -> Tensor:
-    """Whether all of some rows is carried, a tensor of one bool; NaN is not."""
+    """Return whether rows fit float16, as a tensor of one bool; False for NaN."""
     if not w.numel():
         return torch.ones((), dtype=torch.bool, device=w.device)
     half = w.half()
@@ -334,7 +334,7 @@ def multiply(
 
 
 def wants_gradients(x: Tensor, bias: Tensor | None) -> bool:
-    """Whether somebody wants a gradient of x or a bias."""
+    """Return whether autograd records x or a bias."""
     return torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
 
 
@@ -348,7 +348,7 @@ def in_slices(
     scratch: int | None = None,
     count: int | None = None,
 ) -> Tensor:
-    """x times a weight that its dtype carries, without gradients: y (M, N) in a `dtype`, else that of x.
+    """x times a weight that fits its dtype, without gradients: y (M, N) in `dtype`, by default x's.
 
     `scratch`: bytes of a slice; `count`: how many outputs are wanted, the first.
     """
@@ -373,7 +373,7 @@ def _forward(
 def transposed(
     y: Tensor, weight: Weight, factors: Tensor | None = None, narrow: torch.dtype | None = None
 ) -> Tensor:
-    """y (M, N) times the weight (N, K) -> (M, K) in y's dtype: the gradient of x, which has none itself."""
+    """y (M, N) times the weight (N, K) -> (M, K) in y's dtype: the gradient of x."""
     own = _carried(y, weight, factors, narrow)
     total: Tensor | None = None
     for rows, w in weight_slices(weight, own, factors):
@@ -383,13 +383,13 @@ def transposed(
 
 
 def _carried(x: Tensor, weight: Weight, factors: Tensor | None, narrow: torch.dtype | None) -> torch.dtype:
-    """What inputs and weight are rounded to."""
+    """Dtype of both sides of the product."""
     own = narrow or x.dtype
     return own if fits_float16(weight, own, factors) else torch.float32
 
 
 class _Product(torch.autograd.Function):
-    """x times a weight that is not trained."""
+    """x times a frozen weight, with gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, *weight: Any) -> Tensor:
@@ -408,7 +408,7 @@ class _Product(torch.autograd.Function):
 
 
 class _Transposed(torch.autograd.Function):
-    """The gradient of `_Product`, which has one as well."""
+    """Gradient of `_Product`, with a gradient of its own."""
 
     @staticmethod
     def forward(ctx: Any, grad: Tensor, *weight: Any) -> Tensor:

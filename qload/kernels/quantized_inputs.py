@@ -1,4 +1,4 @@
-"""Inputs that are quantized, as a product asks for them: codes, numbers, or what they stand for."""
+"""Quantized inputs in the form of a product's demand: codes, numbers, or values."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +14,7 @@ LEAST_EXPONENT = -100  # of what tokens are divided by, which float32 holds
 
 
 class Inputs(Protocol):
-    """Inputs (M, K) and what became of them. `steps` and `zero_points` are known once one was asked for."""
+    """Quantized inputs (M, K); `steps` and `zero_points` exist after the first demand."""
 
     @property
     def x(self) -> Tensor:
@@ -22,7 +22,7 @@ class Inputs(Protocol):
 
     @property
     def steps(self) -> Tensor:
-        """What a code of 1 stands for: one, (M, 1) or (M, K / size), float32 or float64."""
+        """Values of code 1: one, (M, 1) or (M, K / size), float32 or float64."""
 
     @property
     def zero_points(self) -> Tensor | None:
@@ -30,40 +30,40 @@ class Inputs(Protocol):
 
     @property
     def wide(self) -> bool:
-        """Whether they are in float64."""
+        """True for float64."""
 
     @property
     def one_step(self) -> bool:
-        """Whether all inputs of a token share a scale."""
+        """True for one scale per token."""
 
     @property
     def has_zeros(self) -> bool:
-        """Whether codes have zero points."""
+        """True for codes with zero points."""
 
     def codes(self, dtype: torch.dtype, rows: int = 0) -> Tensor:
-        """(rows or M, K), e4m3 or int8: zeros after the tokens, where codes have zero points ones first."""
+        """Codes (rows or M, K), e4m3 or int8; after the tokens a row of ones for zero points, then zeros."""
 
     def counted(self, dtype: torch.dtype) -> Tensor:
-        """(M, K): the codes less their zero points, in a type that holds them."""
+        """Codes (M, K) less their zero points, exact in `dtype`."""
 
     def meant(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(M, K) what codes stand for over a power of two for each token, rounded; the powers (M, 1)."""
+        """Values (M, K) of the codes over a power of two for each token, rounded; the powers (M, 1)."""
 
 
 @dataclass(frozen=True)
 class MadeInputs:
-    """Inputs that plain torch has quantized."""
+    """Inputs quantized by plain torch."""
 
     made: QuantizedActivations
 
     @property
     def x(self) -> Tensor:
-        """The codes, of whose shape and device inputs are."""
+        """Codes, with the shape and device of the inputs."""
         return self.made.codes
 
     @property
     def steps(self) -> Tensor:
-        """What a code of 1 stands for."""
+        """Values of code 1."""
         return self.made.steps
 
     @property
@@ -73,21 +73,21 @@ class MadeInputs:
 
     @property
     def wide(self) -> bool:
-        """Whether they are in float64."""
+        """True for float64."""
         return self.made.codes.dtype == torch.float64
 
     @property
     def one_step(self) -> bool:
-        """Whether all inputs of a token share a scale."""
+        """True for one scale per token."""
         return self.made.steps.shape[-1] == 1
 
     @property
     def has_zeros(self) -> bool:
-        """Whether codes have zero points."""
+        """True for codes with zero points."""
         return self.made.zero_points is not None
 
     def codes(self, dtype: torch.dtype, rows: int = 0) -> Tensor:
-        """(rows or M, K), e4m3 or int8: zeros after the tokens, where codes have zero points ones first."""
+        """Codes (rows or M, K), e4m3 or int8; after the tokens a row of ones for zero points, then zeros."""
         codes, M = self.made.codes.to(dtype), self.made.codes.shape[0]
         if rows > M:
             codes = pad(codes, (0, 0, 0, rows - M))
@@ -96,18 +96,18 @@ class MadeInputs:
         return codes
 
     def counted(self, dtype: torch.dtype) -> Tensor:
-        """(M, K): the codes less their zero points, in a type that holds them."""
+        """Codes (M, K) less their zero points, exact in `dtype`."""
         return self.made.counted().to(dtype)
 
     def meant(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(M, K) what codes stand for over a power of two for each token, rounded; the powers (M, 1)."""
+        """Values (M, K) of the codes over a power of two for each token, rounded; the powers (M, 1)."""
         taken = self.made.dequantize()
         row = _powers(taken)
         return (taken / row).to(dtype), row
 
 
 def _powers(x: Tensor) -> Tensor:
-    """A power of two for each token (M, 1), by which x is divided to lie below 2**`HALF_RANGE`."""
+    """Powers of two for tokens (M, 1); x divided by them is below 2**`HALF_RANGE`."""
     largest = x.abs().amax(-1, keepdim=True) if x.numel() else x.new_zeros(x.shape[0], 1)
     exponent = torch.frexp(largest).exponent - HALF_RANGE
     return torch.exp2(exponent.clamp(min=LEAST_EXPONENT).to(x.dtype))

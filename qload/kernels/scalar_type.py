@@ -1,4 +1,4 @@
-"""Scalar types as the engines name them: what a code's bits mean, and the id a compiled kernel is told.
+"""Scalar types with the names and ids of inference engines.
 
 A stored integer code means `code - bias`: `uint4b8` holds -8 to 7. The id packs, lowest bits first:
 exponent 8, mantissa 8, signed 1, bias 32, finite only 1, NaN representation 8. Source: the ids that vLLM,
@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class NanRepr(IntEnum):
-    """How a float says NaN."""
+    """Encoding of NaN in a float."""
 
     NONE = 0
     IEEE_754 = 1
@@ -49,7 +49,7 @@ class ScalarType:
 
     @property
     def id(self) -> int:
-        """The number that stands for this type in a kernel's call."""
+        """Number of this type in a kernel's call."""
         value = shift = 0
         for width, field in (
             (8, self.exponent),
@@ -64,31 +64,31 @@ class ScalarType:
         return value
 
     def is_signed(self) -> bool:
-        """Whether there is a sign bit."""
+        """True with a sign bit."""
         return self.signed
 
     def has_bias(self) -> bool:
-        """Whether a stored code means something lower by a constant."""
+        """True if the value of a code is the code less a constant."""
         return self.bias != 0
 
     def is_integer(self) -> bool:
-        """Whether codes are whole numbers."""
+        """True for integers."""
         return self.exponent == 0
 
     def is_floating_point(self) -> bool:
-        """Whether codes are small floats."""
+        """True for small floats."""
         return self.exponent != 0
 
     def is_ieee_754(self) -> bool:
-        """Whether infinities and NaN are as in IEEE 754."""
+        """True for infinities and NaN as in IEEE 754."""
         return self.is_floating_point() and not self.finite_values_only and self.has_nans()
 
     def has_nans(self) -> bool:
-        """Whether a float of this type can be NaN."""
+        """True for a float with NaN."""
         return self.is_floating_point() and self.nan_repr is not NanRepr.NONE
 
     def has_infs(self) -> bool:
-        """Whether a float of this type can be infinite."""
+        """True for a float with infinities."""
         return self.is_floating_point() and not self.finite_values_only
 
     def max(self) -> int | float:
@@ -154,5 +154,5 @@ class scalar_types:  # as the engines spell it
 
 
 def integer_type(bits: int, *, zero_points: bool) -> ScalarType:
-    """`uint4` for codes that have zero points, `uint4b8` for codes whose zero point is 2**(bits - 1)."""
+    """`uint4` for codes with zero points, `uint4b8` for codes with the zero point 2**(bits - 1)."""
     return _uint(bits) if zero_points else _uint(bits, 1 << (bits - 1))

@@ -1,4 +1,4 @@
-"""Inputs that are quantized as a weight declares, times that weight: codes are multiplied, then scaled.
+"""Products of quantized inputs and a weight: codes are multiplied, then scaled.
 
     y[m, n] = rounded(row[m] * column[n] * sum over k of a[m, k] * b[n, k] + bias[n])
 
@@ -45,7 +45,7 @@ FP8 = (8, 9)  # the first chips whose tensor cores multiply e4m3
 
 @dataclass(frozen=True, eq=False)
 class Sums:
-    """Sums (M, n) of some outputs, by what each token and each output is multiplied then.
+    """Sums (M, n) of some outputs, and their factors by token and by output.
 
     found: float32 or float64, or int32, with zero points of the inputs one row more: what each takes off.
     """
@@ -65,7 +65,7 @@ def multiply(
     narrow: torch.dtype,
     kept: KeptRows | None = None,
 ) -> Tensor:
-    """What inputs (M, K) stand for, times what a weight means: (M, N) in a `dtype`, plus a bias (N,).
+    """Values of inputs (M, K) times values of a weight: (M, N) in a `dtype`, plus a bias (N,).
 
     `narrow`: the type that numbers are rounded to where no type holds them. `kept`: what a CPU keeps of the
     weight from call to call.
@@ -135,7 +135,7 @@ def _codes_times_codes(inputs: Inputs, weight: Weight, column: Tensor) -> Iterat
 
 
 def _by_a_kernel(inputs: Inputs, weight: Weight, kept: KeptRows | None) -> Sums | None:
-    """By the kernel of a CPU that multiplies inputs as they come, of what codes stand for; or None.
+    """Sums by a CPU kernel of the inputs' values, or None.
 
     Codes of few tokens that have one scale each are taken as bfloat16, which holds them, where a kernel does.
     """
@@ -152,14 +152,14 @@ def _by_a_kernel(inputs: Inputs, weight: Weight, kept: KeptRows | None) -> Sums 
 
 
 def _step_of_each(inputs: Inputs) -> Tensor:
-    """What a code is worth; NaN for a token that has a NaN, which no whole number says."""
+    """Values of code 1; NaN for a token with NaN, as no integer is."""
     if inputs.x.device.type != "cpu":
         return inputs.steps
     return torch.where(inputs.x.isnan().any(-1, keepdim=True), torch.nan, inputs.steps)
 
 
 def column_scales(weight: Weight) -> Tensor | None:
-    """(N,) float32: what a code of 1 is worth in each output, of any input; None where inputs differ."""
+    """Value (N,) of code 1 per output, in float32; None if it differs between inputs."""
     if isinstance(weight, Fp8Weight):
         if weight.config.block is not None:
             return None
@@ -171,7 +171,7 @@ def column_scales(weight: Weight) -> Tensor | None:
 
 
 def _of_outputs(scale: Tensor, parts: tuple[int, ...]) -> Tensor:
-    """Scales of all outputs: those that are stored for each, for the parts, or for the tensor."""
+    """Scales per output, from those per output, per part, or per tensor."""
     if scale.numel() == sum(parts):
         return scale
     if scale.numel() == 1:
@@ -182,7 +182,7 @@ def _of_outputs(scale: Tensor, parts: tuple[int, ...]) -> Tensor:
 def _of_stored_codes(
     inputs: Inputs, weight: Weight, narrow: torch.dtype
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Sums of codes as they are stored, and zero points, as `Sums` has them; None where nobody makes them.
+    """Sums of stored codes, and zero points, as in `Sums`; None without a kernel.
 
     On CUDA the vendor does, on a CPU the CPU module. Sums of e4m3 are good enough for a result of 16 bits,
     not for one of float32.
@@ -234,6 +234,6 @@ def _sums_of_int8(inputs: Inputs, stored: Tensor) -> tuple[Tensor, Tensor | None
 
 
 def exact(found: Tensor, zeros: Tensor | None, M: int) -> Tensor:
-    """int32 sums less what zero points take off, which the last row says: (M, N), rounded to float32."""
+    """int32 sums less the part of the zero points, by the last row: (M, N), rounded to float32."""
     whole = found[:M]
     return (whole if zeros is None else whole - zeros.to(torch.int32) * found[M]).float()

@@ -24,7 +24,7 @@ NEEDS, SCRATCH = "exllama_needs", "exllama_scratch"  # of a module: by weight, b
 
 @dataclass(frozen=True)
 class ScratchRequest:
-    """What a layer dequantizes: a weight (K, N), on the device of the parameter `weight`."""
+    """Weight (K, N) to dequantize, on the device of the parameter `weight`."""
 
     weight: str
     K: int
@@ -44,7 +44,7 @@ class ScratchBuffer:
 
 
 def warm_up(model: nn.Module, max_input_len: int) -> dict[torch.device, int]:
-    """Give every ExLlama layer of `model` its scratch space -> bytes by device; {} where there is none.
+    """Give every ExLlama layer of `model` its scratch space -> bytes by device; {} without such layers.
 
     May be called again, with more layers or longer inputs: what is there grows, it never shrinks.
     `max_input_len`: the most tokens of a call; ArgumentError where it is not a whole number of at least 1.
@@ -61,7 +61,7 @@ def warm_up(model: nn.Module, max_input_len: int) -> dict[torch.device, int]:
 
 
 def add_scratch_request(layer: nn.Module, need: ScratchRequest) -> None:
-    """Note what a weight of a module dequantizes, for `warm_up`; survives a copy of the module."""
+    """Note a weight of a module for `warm_up`; survives a copy of the module."""
     setattr(layer, NEEDS, {**_needs(layer), need.weight: need})
 
 

@@ -13,7 +13,7 @@ from qload.kernel_formats.strips import StripsWeight
 from qload.kernels import cpu
 from qload.kernels.cuda import launch
 from qload.kernels.cuda.choice import choose, ranked
-from qload.kernels.cuda.linear import OPERATORS, call_of, unread
+from qload.kernels.cuda.linear import OPERATORS, call_of, missing_kernel
 from qload.kernels.plans import CPU_MODULE, CUDA_KERNELS, DEQUANTIZED, PLAIN, QUANTIZED, way_of
 from qload.spec import ActivationScheme, Weight
 
@@ -158,7 +158,7 @@ def kernels_without_operator(
     refused = {
         PLAIN: {},
         QUANTIZED: {CUDA_KERNELS: f"the config declares quantized inputs: {scheme}"},
-    }.get(way, {CUDA_KERNELS: unread(weight_type)})
+    }.get(way, {CUDA_KERNELS: missing_kernel(weight_type)})
     kernel = way if way in (PLAIN, QUANTIZED) else DEQUANTIZED
     return tuple(KernelChoice(count, kernel, refused) for count in tokens)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qload.kernels.bounds import Bounded, between, excess, product
+from qload.kernels.bounds import Bounded, bound_gated_activation, excess, product
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Matrices:
             return product(taken, matrix, bias, rounded)
 
         gate, up = times(x, self.gate, self.gate_bias), times(x, self.up, self.up_bias)
-        return times(between(gate, up, kind, alpha, limit), self.down, self.down_bias)
+        return times(bound_gated_activation(gate, up, kind, alpha, limit), self.down, self.down_bias)
 
 
 def assert_within(got: Tensor, want: Bounded) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from qload import GatedActivation
 from qload.errors import ArgumentError
-from qload.kernels.bounds import between, exact
+from qload.kernels.bounds import bound_gated_activation, exact
 from tests.experts.bounds import assert_within
 
 GPT_OSS = GatedActivation("clamped_swiglu", 1.702, 7.0)
@@ -40,7 +40,9 @@ def test_gate_and_up_become_what_the_formula_says(
 
     got = activation(gate, up)
 
-    bound = between(exact(gate), exact(up), activation.kind, activation.alpha, activation.limit)
+    bound = bound_gated_activation(
+        exact(gate), exact(up), activation.kind, activation.alpha, activation.limit
+    )
     assert_within(got, bound)
     own = [by_hand(activation, g, u) for g, u in zip(gate.tolist(), up.tolist(), strict=True)]
     assert_within(torch.tensor(own, dtype=torch.float64), bound)
@@ -51,7 +53,10 @@ def test_the_limits_of_gpt_oss_by_hand() -> None:
     gate = torch.tensor([100.0, 7.0, -100.0, 1.0, 1.0, 5.0, 0.0])
     up = torch.tensor([0.0, 0.0, 0.0, 50.0, -50.0, -1.0, 3.0])
 
-    got, bound = GPT_OSS(gate, up), between(exact(gate), exact(up), "clamped_swiglu", 1.702, 7.0)
+    got, bound = (
+        GPT_OSS(gate, up),
+        bound_gated_activation(exact(gate), exact(up), "clamped_swiglu", 1.702, 7.0),
+    )
 
     one = 1 / (1 + exp(-1.702))
     want = [7 / (1 + exp(-1.702 * 7)), 7 / (1 + exp(-1.702 * 7)), 0.0, 8 * one, -6 * one, 0.0, 0.0]

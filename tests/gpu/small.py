@@ -17,7 +17,7 @@ from qload.formats import AWQConfig, AWQWeight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, repack
 from qload.kernels import products, scaled
 from qload.kernels.activations import quantize
-from qload.kernels.cuda import decode, exllama, experts, inputs, many, middle, step, w4a16
+from qload.kernels.cuda import decode, exllama, experts, hopper_gemm, inputs, middle, step, w4a16
 from qload.kernels.cuda.attend import attend_pages
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.quantize import finish
@@ -139,9 +139,9 @@ def strips_of_many_tokens() -> None:
             x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
             for how in DIVISIONS:
                 call = StripsCall(*arguments(x, held))
-                divided = many.ManyDivision(*how)
-                if many.why_not(call) is None and many.STAGE * divided.parts <= K:
-                    same(many.run(call, divided), w.T[:M].half())
+                divided = hopper_gemm.ManyDivision(*how)
+                if hopper_gemm.why_not(call) is None and hopper_gemm.STAGE * divided.parts <= K:
+                    same(hopper_gemm.run(call, divided), w.T[:M].half())
 
 
 def experts_that_tokens_chose() -> None:
@@ -355,7 +355,7 @@ def main() -> None:
         x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
         for columns, split in ((1, 1), (1, 2), (2, 2), (0, 0)):
             rows = exllama.ExllamaCall(*exllama.arguments(x, shuffled))
-            same(exllama.few(rows, columns, split), w.T[:M].half())
+            same(exllama.multiply_few(rows, columns, split), w.T[:M].half())
 
 
 if __name__ == "__main__":

@@ -85,4 +85,6 @@ def test_every_division_of_a_layer_sums_exactly(columns: int, split: int, M: int
         pytest.skip("needs clusters")
     weight = layer(2080, 608, 128, exact=True)
 
-    assert_sums_exactly(lambda x: exllama.few(call(x, weight), columns, split), weight, torch.float16, M=M)
+    assert_sums_exactly(
+        lambda x: exllama.multiply_few(call(x, weight), columns, split), weight, torch.float16, M=M
+    )

@@ -50,7 +50,7 @@ def test_only_the_rows_of_a_token_are_read_and_only_y_is_written(M: int, act_ord
     memory[1:-1] = x
     guarded = torch.full((M + 2, 72), 7.0, device="cuda", dtype=torch.float16)
 
-    exllama.few_into(guarded[1:-1], call(memory[1:-1], weight))
+    exllama.write_few(guarded[1:-1], call(memory[1:-1], weight))
 
     assert_same_bits(guarded[1:-1], want)
     assert bool((guarded[0] == 7).all() & (guarded[-1] == 7).all())

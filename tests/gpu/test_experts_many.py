@@ -5,7 +5,7 @@ import torch
 
 from qload.kernels.cuda import experts_launches
 from qload.kernels.cuda.experts_launches import columns_of_block, in_pairs, launches
-from qload.kernels.cuda.many import PLACES
+from qload.kernels.cuda.hopper_gemm import PLACES
 from qload.testing import assert_same_bits
 from tests.gpu.expert_calls import BITS, _fits, multiply
 from tests.gpu.expert_layers import Tokens, drawn, tokens

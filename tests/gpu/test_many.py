@@ -10,8 +10,8 @@ from torch import Tensor
 
 from qload.kernel_formats import GPTQMarlinWeight
 from qload.kernels import cuda
-from qload.kernels.cuda import launch, linear, many, marlin
-from qload.kernels.cuda.many import PLACES, STAGE, ManyDivision
+from qload.kernels.cuda import hopper_gemm, launch, linear, marlin
+from qload.kernels.cuda.hopper_gemm import PLACES, STAGE, ManyDivision
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
 from tests.gpu.layers import DTYPES, call, far_apart, inputs, layer
 
@@ -35,7 +35,7 @@ SHAPES = [
     pytest.param(
         kind.tokens, kind.columns, kind.teams, bits, id=f"{kind.tokens}-{kind.columns}-{kind.teams}-{bits}"
     )
-    for kind in many.BLOCK_SHAPES
+    for kind in hopper_gemm.BLOCK_SHAPES
     for bits in kind.stages
 ]
 PAIRS = pytest.mark.parametrize("pairs", [False, True])
@@ -55,7 +55,7 @@ def strips(*shape: Any, **kind: Any) -> GPTQMarlinWeight:
 
 
 def kernel(weight: GPTQMarlinWeight, how: ManyDivision | None = None) -> Callable[[Tensor], Tensor]:
-    return lambda x: many.run(call(x, weight), how)
+    return lambda x: hopper_gemm.run(call(x, weight), how)
 
 
 def assert_exact_and_the_same_again(
@@ -197,7 +197,7 @@ def test_a_bias_is_added_before_the_one_rounding(
     x, bias = inputs(65, weight, dtype).round(), torch.arange(256, device="cuda").to(dtype) / 8
     biased = replace(call(x, weight), bias=bias)
 
-    got = many.run(biased, ManyDivision(64, 128, pairs, slices))
+    got = hopper_gemm.run(biased, ManyDivision(64, 128, pairs, slices))
 
     wide = x.double() @ weight.dequantize().double().T + bias.double()
     torch.testing.assert_close(got.double(), wide, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
@@ -230,8 +230,8 @@ def test_what_does_not_fit_is_refused_with_a_reason() -> None:
     memory = torch.empty(weight.qweight.numel() + 1, dtype=torch.int32, device="cuda")
     moved = memory[1:].view(weight.qweight.shape)
 
-    assert many.why_not(few) is None
-    assert "multiples of 16 bytes" in str(many.why_not(replace(few, weights=moved)))
+    assert hopper_gemm.why_not(few) is None
+    assert "multiples of 16 bytes" in str(hopper_gemm.why_not(replace(few, weights=moved)))
 
 
 @BITS

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from qload.experts import GatedActivation
-from qload.kernels.bounds import Bounded, between, exact, excess, roundings
+from qload.kernels.bounds import Bounded, bound_gated_activation, exact, excess, roundings
 from qload.kernels.cuda import step
 from qload.kernels.cuda.module import native, pointer, stream
 from qload.testing import assert_same_bits, assert_same_twice
@@ -165,7 +165,7 @@ def test_gate_and_up_are_one_within_rounding(
     gate, up = (exact(each) for each in both.chunk(2, -1))
 
     assert y is not None
-    assert_close(y, between(gate, up, activation.kind, activation.alpha, activation.limit))
+    assert_close(y, bound_gated_activation(gate, up, activation.kind, activation.alpha, activation.limit))
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS, ids=lambda each: each.kind)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from qload.kernels.cuda.many import (
+from qload.kernels.cuda.hopper_gemm import (
     BLOCK_SHAPES,
     SLICES,
     STAGE,

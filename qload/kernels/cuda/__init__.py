@@ -1,4 +1,4 @@
-"""Linears and experts on a CUDA device, where the native module was built."""
+"""Linears and experts on a CUDA device, by the native module."""
 
 from qload.kernels.cuda.experts import can_multiply_experts, experts_linear, why_no_experts
 from qload.kernels.cuda.linear import can_multiply, linear, why_not_linear

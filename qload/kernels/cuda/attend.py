@@ -7,8 +7,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.kernels.cuda.calls import ACTIVATIONS
-from qload.kernels.cuda.library import operator
-from qload.kernels.cuda.module import check_operands, native, pointer, stream
+from qload.kernels.cuda.module import check_operands, native, operator, pointer, stream
 from qload.kernels.cuda.step import LONG, RUN, WIDE, aligned, check_cache, takes
 
 MOST, MOST_OF_GRID = 256, 65535  # numbers of a head; sequences, and heads
@@ -27,7 +26,7 @@ def attend_pages(
     chunk: int | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor | None:
-    """What one token of each of S sequences sees: (S, heads, `v_size`), in q's dtype; None: no kernel.
+    """Attention of one token of each of S sequences: (S, heads, `v_size`), in q's dtype; None: no kernel.
 
     Only keys that a token sees are read. No result depends on how many pages there are besides.
 

@@ -1,4 +1,4 @@
-"""What the linear operators share: what a call knows, which weights none of them reads, and the choice."""
+"""Base of the linear operators: arguments of a call, weights without kernels, the choice of a kernel."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class LinearCall:
 
     @property
     def kind(self) -> str:
-        """Of the layer, in the table of kernels."""
+        """Kind of the layer in the table of kernels."""
         return ""
 
     @property
@@ -37,11 +37,11 @@ class LinearCall:
 
     @property
     def bytes(self) -> int:
-        """Of the codes."""
+        """Bytes of the codes."""
         return 4 * self.weights.numel()
 
     def why_not_hopper(self) -> str | None:
-        """Why no kernel of Hopper's own instructions runs where x is, or None."""
+        """Reason why x's device cannot run kernels with Hopper's own instructions, or None."""
         return launch.why_not_hopper(self.x.device)
 
 
@@ -56,7 +56,7 @@ def why_not(weight: Any, dtype: torch.dtype) -> str | None:
 
 
 def why_not_on(weight: Any, dtype: torch.dtype, capability: tuple[int, int]) -> str | None:
-    """Why a weight, wherever it lies, could not be multiplied on a chip of a capability, or None."""
+    """Reason why a chip of a capability cannot multiply a weight, wherever that is, or None."""
     if capability < CAPABILITY:
         return f"needs a CUDA device of capability 8.0, got {capability[0]}.{capability[1]}"
     if dtype not in ACTIVATIONS or weight.scales.dtype != dtype:
@@ -65,7 +65,7 @@ def why_not_on(weight: Any, dtype: torch.dtype, capability: tuple[int, int]) -> 
 
 
 def multiply(kernels: Sequence[CudaKernel], call: Any, kernel: str) -> Tensor:
-    """y (M, N) by one of the kernels, which is asked for by name or the fastest that takes a checked call."""
+    """y (M, N) of a checked call, by the named kernel or the fastest for the call."""
     if not call.tokens or not call.N:
         return call.x.new_empty(call.tokens, call.N)  # type: ignore[no-any-return]
     capability = torch.cuda.get_device_capability(call.x.device)

@@ -1,4 +1,4 @@
-"""Which kernel multiplies: the one that was fastest on such a layer, in a table that bench_gpu writes.
+"""Choice of the fastest kernel for a layer, by a table from bench_gpu.
 
 A row of the table: for a layout and width on chips of a capability, layers of up to so many bytes and up to
 so many tokens, the kernels from the fastest on. Rows of a `kind` are for layers with smaller groups or zero
@@ -36,19 +36,19 @@ class CudaKernel:
 
 
 def kind_of(group: int, zeros: bool) -> str:
-    """What a layer with groups of so many rows, and zero points or none, is called in the table."""
+    """Kind in the table of a layer with groups of so many rows, and zero points or none."""
     return f"groups of {group}" if group < WHOLE else "zero points" if zeros else ""
 
 
 def every_call(call: Any) -> str | None:
-    """The `why_not` of a kernel that refuses nothing."""
+    """`why_not` of a kernel for every call."""
     return None
 
 
 def choose(
     kernels: Sequence[CudaKernel], call: Any, *, layout: str, capability: tuple[int, int], asked: str = ""
 ) -> CudaKernel:
-    """The fastest kernel that takes a call, or the one that is asked for by name.
+    """Return the fastest kernel for a call, or the named one.
 
     `call` has `tokens`, `bits`, `bytes` (of the weight's codes) and a `kind`. Raises ArgumentError for a
     name that no kernel has, NoKernelError with every reason where none takes the call.
@@ -67,7 +67,7 @@ def choose(
 
 
 def known(layout: str, bits: int, capability: tuple[int, int]) -> bool:
-    """Whether the table has rows for a layout and width, of a chip or an older one."""
+    """Return whether the table has rows for a layout and width, of a chip or an older one."""
     return any(others == [layout, "", bits] and chip <= capability for *others, chip in ROWS)
 
 
@@ -75,7 +75,7 @@ def known(layout: str, bits: int, capability: tuple[int, int]) -> bool:
 def ranked(
     layout: str, bits: int, capability: tuple[int, int], size: int, tokens: int, kind: str = ""
 ) -> tuple[str, ...]:
-    """Kernels from the fastest on; of the nearest chip that is no newer, else (): as they are listed."""
+    """Names of kernels from the fastest on, on the nearest chip not newer than this; () without one."""
     chips = [chip for *others, chip in ROWS if others == [layout, "", bits] and chip <= capability]
     if not chips:
         return ()
@@ -89,7 +89,7 @@ def ranked(
 
 
 def forget() -> None:
-    """Read the table again, which has changed."""
+    """Read the table again after a change."""
     ranked.cache_clear()
     ROWS.clear()
     ROWS.update(_read())

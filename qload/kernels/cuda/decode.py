@@ -27,7 +27,7 @@ def why_not(call: Any) -> str | None:
 
 
 def most_tokens(call: Any) -> int:
-    """How many tokens this kernel takes of a call's weight."""
+    """Largest number of tokens for a call's weight."""
     symmetric = call.layout == "strips" and call.bits == 4 and call.zeros is None and call.group >= LONG
     return MOST_SYMMETRIC if symmetric else MOST_TOKENS[call.layout]
 

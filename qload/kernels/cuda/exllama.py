@@ -13,8 +13,7 @@ from qload.kernels.cuda import calls
 from qload.kernels.cuda.calls import ACTIVATIONS, LinearCall, multiply
 from qload.kernels.cuda.choice import CudaKernel, every_call, known
 from qload.kernels.cuda.inputs import gathered
-from qload.kernels.cuda.library import operator
-from qload.kernels.cuda.module import check_operands, native, pointer, stream
+from qload.kernels.cuda.module import check_operands, native, operator, pointer, stream
 from qload.kernels.products import GPU_SLICE_BYTES, OUTPUT_MULTIPLE
 from qload.layouts import (
     STORED_MINUS_ONE,
@@ -36,7 +35,7 @@ ZEROS: dict[str, ZeroPoints] = {
 
 @dataclass(frozen=True)
 class ExllamaCall(LinearCall):
-    """x (M, K) and a weight; `convention`: the name of what its zero points mean.
+    """x (M, K) and a weight; `convention`: name of the convention of its zero points.
 
     `run`: rows of a group, where g_idx only counts; 0: it has to be looked at.
     `early`: a kernel may start before the one ahead of it has ended.
@@ -70,17 +69,17 @@ def why_not_few(call: ExllamaCall) -> str | None:
     return None if call.tokens <= MOST_TOKENS else f"takes {MOST_TOKENS} tokens, got {call.tokens}"
 
 
-def few(call: ExllamaCall, columns: int = 0, split: int = 0) -> Tensor:
+def multiply_few(call: ExllamaCall, columns: int = 0, split: int = 0) -> Tensor:
     """y (M, N); a division of 0 is left to the kernel."""
     if call.perm is not None and call.tokens >= GATHERED and call.shape[0] % 8 == 0:
         call = replace(call, x=gathered(call.x, call.perm, call.early), perm=None)
     y: Tensor = call.x.new_empty(call.tokens, call.N)
-    few_into(y, call, columns, split)
+    write_few(y, call, columns, split)
     return y
 
 
-def few_into(y: Tensor, call: ExllamaCall, columns: int = 0, split: int = 0) -> None:
-    """The same where memory is given; nobody checks it."""
+def write_few(y: Tensor, call: ExllamaCall, columns: int = 0, split: int = 0) -> None:
+    """`multiply_few` to given memory, without checks."""
     x, (K, N, groups) = call.x, call.shape
     weights, scales = map(_aligned, (call.weights, call.scales))
     rule = ZEROS[call.convention].rule(call.bits)
@@ -117,7 +116,7 @@ def large(call: ExllamaCall, scratch: int = GPU_SLICE_BYTES) -> Tensor:
 
 
 def _large_of_three(call: ExllamaCall, x: Tensor, scratch: int) -> Tensor:
-    """The same of 3 bits, whose codes cross words, by a kernel that rounds some columns of them."""
+    """`large` for 3 bits, with codes across words: a kernel dequantizes some columns at a time."""
     K, N, _ = call.shape
     columns = max(
         OUTPUT_MULTIPLE, scratch // max(K * x.element_size(), 1) // OUTPUT_MULTIPLE * OUTPUT_MULTIPLE
@@ -132,7 +131,7 @@ def _large_of_three(call: ExllamaCall, x: Tensor, scratch: int) -> Tensor:
 
 
 def _rounded(call: ExllamaCall, columns: slice) -> Tensor:
-    """(n, K) of some columns, rows as they lie, in the type of x; a view of what was written (K, n)."""
+    """Some columns (n, K) in the type of x, rows in storage order; a view of (K, n)."""
     x, (K, N, _) = call.x, call.shape
     weights, scales = map(_aligned, (call.weights, call.scales))
     rule = ZEROS[call.convention].rule(call.bits)
@@ -148,7 +147,7 @@ def _rounded(call: ExllamaCall, columns: slice) -> Tensor:
     return w.T
 
 
-KERNELS = (CudaKernel("few", why_not_few, few), CudaKernel("large", every_call, large))
+KERNELS = (CudaKernel("few", why_not_few, multiply_few), CudaKernel("large", every_call, large))
 
 
 def why_not(weight: ExllamaWeight, dtype: torch.dtype) -> str | None:
@@ -158,7 +157,7 @@ def why_not(weight: ExllamaWeight, dtype: torch.dtype) -> str | None:
 
 
 def why_not_on(weight: ExllamaWeight, dtype: torch.dtype, capability: tuple[int, int]) -> str | None:
-    """Why a weight, wherever it lies, could not be multiplied on a chip of a capability, or None."""
+    """Reason why a chip of a capability cannot multiply a weight, wherever that is, or None."""
     reason, config = calls.why_not_on(weight, dtype, capability), weight.config
     if reason:
         return reason
@@ -172,14 +171,14 @@ def why_not_on(weight: ExllamaWeight, dtype: torch.dtype, capability: tuple[int,
 def linear(
     x: Tensor, weight: ExllamaWeight, bias: Tensor | None = None, kernel: str = "", early: bool = True
 ) -> Tensor:
-    """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: by name, else the fastest that fits."""
+    """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: a name; "": the fastest for the call."""
     early = early and weight.g_idx.dtype == torch.int32  # else it is made just before
     y: Tensor = torch.ops.qload.exllama(*arguments(x.contiguous(), weight, bias), asked=kernel, early=early)
     return y
 
 
 def arguments(x: Tensor, weight: ExllamaWeight, bias: Tensor | None = None) -> tuple[Any, ...]:
-    """What an `ExllamaCall` is made of."""
+    """Arguments of an `ExllamaCall`."""
     stored = weight.qweight, weight.qzeros, weight.scales, weight.g_idx.to(torch.int32), weight.q_perm
     return x, *stored, bias, weight.config.bits, weight.config.zeros.name, weight.config.run
 
@@ -189,7 +188,7 @@ def _exllama(*read: Any, asked: str = "", early: bool = True) -> Tensor:
 
 
 def checked(call: ExllamaCall) -> ExllamaCall:
-    """The call, or ArgumentError that names what does not fit."""
+    """Check a call and return it; ArgumentError with the name of the wrong argument."""
     x, ints = call.x, (torch.int32,)
     if call.bits not in BITS:
         raise ArgumentError("bits", "2, 3, 4 or 8", str(call.bits))
@@ -216,7 +215,7 @@ def checked(call: ExllamaCall) -> ExllamaCall:
 
 
 def _aligned(tensor: Tensor) -> Tensor:
-    """The same numbers where 16 bytes can be read at once."""
+    """The tensor, or a copy at a multiple of 16 bytes."""
     return tensor if tensor.data_ptr() % 16 == 0 else tensor.clone()
 
 

@@ -18,8 +18,7 @@ from qload.kernels.cuda import launch, module
 from qload.kernels.cuda.calls import ACTIVATIONS
 from qload.kernels.cuda.choice import WHOLE
 from qload.kernels.cuda.experts_launches import GATES, ExpertMatrix, ExpertsCall, multiply_few, multiply_many
-from qload.kernels.cuda.library import operator
-from qload.kernels.cuda.module import check_operands, pointer
+from qload.kernels.cuda.module import check_operands, operator, pointer
 
 MOST_EXPERTS = 4096
 MANY = 8  # pairs of an expert, on average over all ranks, from which many is faster on an H100;

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from qload.kernels.cuda.many import PLACES, STAGE
+from qload.kernels.cuda.hopper_gemm import PLACES, STAGE
 from qload.kernels.cuda.module import native, pointer, stream
 from qload.layouts import strips
 

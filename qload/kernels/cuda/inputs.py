@@ -13,7 +13,7 @@ STAGED = 32  # tokens from which on inputs are put in order by way of shared mem
 
 
 def in_rows(call: Any, multiple: int) -> Tensor:
-    """x (M, K) in the order of the weight's rows, K a multiple; zeros where the layer has no input."""
+    """x (M, K) in the order of the weight's rows, padded with zeros to a multiple of inputs."""
     x = in_order(call)
     if x.shape[1] % multiple:
         return pad(x, (0, call.rows - x.shape[1]))
@@ -21,13 +21,13 @@ def in_rows(call: Any, multiple: int) -> Tensor:
 
 
 def in_order(call: Any) -> Tensor:
-    """x (M, K), or (M, rows) where the weight has its rows in an order of their own."""
+    """x (M, K), or (M, rows) for a weight with an order of rows."""
     x: Tensor = call.x
     return x if call.perm is None else gathered(x, call.perm, call.early)
 
 
 def gathered(x: Tensor, perm: Tensor, early: bool = True, staged: bool | None = None) -> Tensor:
-    """x (M, K) of 16 bits -> (M, rows): column i is input perm[i], zeros where there is none.
+    """x (M, K) of 16 bits -> (M, rows): column i is input perm[i], or zeros for an index beyond K.
 
     Rows are a multiple of 8. `staged`: by way of shared memory; None: where that is faster.
     """

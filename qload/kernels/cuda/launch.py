@@ -1,4 +1,4 @@
-"""What the kernels on Marlin's tiles share: which calls none of them takes, and how one is launched."""
+"""Launch of the kernels on Marlin's tiles, and the calls that none of them takes."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ HOPPER = 9
 
 
 class Launch(NamedTuple):
-    """A routine of the module with all said but where tensors lie, and how many float32 it adds up in.
+    """A routine of the module with all arguments but addresses, and the float32 numbers of its scratch space.
 
     `start` takes pointers, 0 for what there is none of: x in the order of the weight's rows, weights, scales,
     zeros, g_idx, the memory to add up in, bias, y; then the stream. Nothing of it depends on a layer but its
@@ -53,7 +53,7 @@ def sizes(call: Any, x: Tensor) -> list[int]:
 
 
 def run(made: Launch, call: Any, x: Tensor) -> Tensor:
-    """y (M, N) of a call, where `x` is its input as the routine takes it."""
+    """y (M, N) of a call with the prepared input `x`."""
     y: Tensor = x.new_empty(x.shape[0], call.N)
     parts = x.new_empty(made.scratch, dtype=torch.float32) if made.scratch else None
     g_idx = None if call.is_k_full else call.g_idx  # else groups are runs of rows

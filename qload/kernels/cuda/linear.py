@@ -74,11 +74,11 @@ def why_not_linear(weight: Weight, dtype: torch.dtype) -> str | None:
     """Reason why activations of a dtype cannot be multiplied with a weight on its device, or None."""
     operator = OPERATORS.get(type(weight))
     if operator is None:
-        return unread(type(weight))
+        return missing_kernel(type(weight))
     return why_not() or operator.why_not(weight, dtype)
 
 
-def unread(weight_type: type[Weight]) -> str:
+def missing_kernel(weight_type: type[Weight]) -> str:
     """Reason for a type of weights without CUDA kernels."""
     return f"no CUDA kernel reads {weight_type.__name__}"
 
@@ -104,7 +104,7 @@ def call_of(x: Tensor, weight: Weight) -> LinearCall:
 
 
 def able(x: Tensor, weight: Weight) -> list[str]:
-    """Names of the kernels that multiply x and a weight."""
+    """Names of the usable kernels for x and a weight."""
     call = call_of(x, weight)
     return [kernel.name for kernel in OPERATORS[type(weight)].kernels if kernel.why_not(call) is None]
 
@@ -126,7 +126,7 @@ class CudaPlan:
         self._launches: dict[int, Launch | None] = {}  # by tokens; None: more than one launch
 
     def multiply(self, x: Tensor, bias: Tensor | None, tensors: Sequence[Tensor]) -> Tensor | None:
-        """(..., K) -> (..., N), or None for a call that needs more than one launch.
+        """(..., K) -> (..., N), or None if one launch is not enough.
 
         x has this plan's dtype and device; `tensors` and `bias` have the layer's shapes and dtypes, and are
         contiguous.

@@ -1,4 +1,4 @@
-"""`qload::marlin`: x times a weight in Marlin's order, by whichever kernel is fastest for so many tokens."""
+"""`qload::marlin`: x times a weight in Marlin's order, by the fastest kernel for so many tokens."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -11,14 +11,13 @@ from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernels.cuda import calls, decode, large, middle, w4a16
 from qload.kernels.cuda.calls import ACTIVATIONS, LinearCall
 from qload.kernels.cuda.choice import CudaKernel, every_call, kind_of
-from qload.kernels.cuda.library import operator
-from qload.kernels.cuda.module import check_operands
+from qload.kernels.cuda.module import check_operands, operator
 from qload.layouts import marlin
 
 
 @dataclass(frozen=True)
 class MarlinCall(LinearCall):
-    """x (M, K) and a weight whose rows and columns may be padded; `group_size` -1: one scale a column.
+    """x (M, K) and a weight with padded rows and columns; `group_size` -1: one scale a column.
 
     `early`: a kernel may start before the one ahead of it has ended.
     """
@@ -60,7 +59,7 @@ class MarlinCall(LinearCall):
 
     @property
     def kind(self) -> str:
-        """Of the layer, in the table of kernels."""
+        """Kind of the layer in the table of kernels."""
         return kind_of(self.group, self.zeros is not None)
 
 
@@ -75,20 +74,20 @@ KERNELS = (
 def linear(
     x: Tensor, weight: GPTQMarlinWeight, bias: Tensor | None = None, kernel: str = "", early: bool = True
 ) -> Tensor:
-    """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: by name, else the fastest that fits."""
+    """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: a name; "": the fastest for the call."""
     y: Tensor = torch.ops.qload.marlin(*arguments(x.contiguous(), weight, bias), asked=kernel, early=early)
     return y
 
 
 def arguments(x: Tensor, weight: GPTQMarlinWeight, bias: Tensor | None = None) -> tuple[Any, ...]:
-    """What a `MarlinCall` is made of."""
+    """Arguments of a `MarlinCall`."""
     config = weight.config
     stored = weight.qweight, weight.scales, weight.qzeros, weight.g_idx, weight.perm
     return x, *stored, bias, weight.layer.N, config.bits, config.group_size, config.is_k_full
 
 
 def multiply(kernels: tuple[CudaKernel, ...], call: MarlinCall, kernel: str) -> Tensor:
-    """y (M, N) of a call that is checked here, as `calls.multiply`."""
+    """Check a call, and return its y (M, N) as `calls.multiply`."""
     check(call)
     return calls.multiply(kernels, call, kernel)
 
@@ -98,7 +97,7 @@ def _marlin(*read: Any, asked: str = "", early: bool = True) -> Tensor:
 
 
 def check(call: MarlinCall) -> None:
-    """ArgumentError that names what does not fit."""
+    """Check a call; ArgumentError with the name of the wrong argument."""
     x, ints, size = call.x, (torch.int32,), call.group_size
     if call.bits not in (4, 8) or size not in (-1, 32, 64, 128):
         raise ArgumentError("group_size", "32, 64, 128 or -1 of 4 or 8 bits", f"{size} of {call.bits} bits")

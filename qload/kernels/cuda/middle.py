@@ -22,7 +22,7 @@ CLUSTERS = {1: (132, 66, 39, 30, 22, 17, 15, 15), 2: (264, 132, 79, 62, 47, 39, 
 
 @dataclass(frozen=True)
 class BlockShape:
-    """Blocks of so many columns and tokens, and what they took on an H200, in microseconds."""
+    """A block of so many columns and tokens, and its times on an H200, in microseconds."""
 
     tokens: int
     columns: int
@@ -59,7 +59,7 @@ def prepare(call: Any, x: Tensor, columns: int = 0, split: int = 0, together: in
 
 
 def run(call: Any, columns: int = 0, split: int = 0, together: int = 0) -> Tensor:
-    """y (M, N) by blocks of 256 or 512 columns, `split` of which share K, one or two of a multiprocessor.
+    """y (M, N) by blocks of 256 or 512 columns; `split` of them share K, one or two per multiprocessor.
 
     0: as `division` says.
     """
@@ -68,7 +68,7 @@ def run(call: Any, columns: int = 0, split: int = 0, together: int = 0) -> Tenso
 
 
 class WorkDivision(NamedTuple):
-    """Columns of a block, blocks of a multiprocessor, blocks that share K."""
+    """Columns of a block, blocks of a multiprocessor, blocks per share of K."""
 
     columns: int
     together: int
@@ -77,7 +77,7 @@ class WorkDivision(NamedTuple):
 
 @cache
 def division(tokens: int, K: int, N: int) -> WorkDivision:
-    """The division of the least time expected, which is the same of 4 bits and 8."""
+    """Division of the least expected time, the same for 4 and 8 bits."""
     fits = min((kind.tokens for kind in BLOCK_SHAPES if kind.tokens >= tokens), default=128)
     kinds = [kind for kind in BLOCK_SHAPES if kind.tokens == fits]
     splits = range(1, min(8, K // STAGE) + 1)

@@ -1,5 +1,6 @@
-"""The native CUDA module: whether it is here, and what every call of it needs."""
+"""The native CUDA module, checks of the operands of each call, and the registration of operators."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,16 +12,20 @@ from qload.errors import ArgumentError
 from qload.native import load
 
 __all__ = [
+    "LIBRARY",
     "check",
     "check_operands",
     "current_device",
     "empty_rows",
     "native",
+    "operator",
     "pointer",
     "raw_stream",
     "stream",
     "why_not",
 ]
+
+LIBRARY = torch.library.Library("qload", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 load("cuda")  # before a model is compiled: what traces it cannot import
 
@@ -34,7 +39,7 @@ def why_not() -> str | None:
 
 
 def native() -> Any:
-    """The module; who calls has asked `why_not`."""
+    """The module; the caller has asked `why_not`."""
     module = load("cuda")
     if module.found is None:
         raise ArgumentError(
@@ -58,8 +63,15 @@ def check(name: str, tensor: Tensor | None, like: Tensor, *dtypes: torch.dtype) 
 def check_operands(
     like: Tensor, *operands: tuple[str, Tensor | None, tuple[torch.dtype, ...], tuple[int, ...]]
 ) -> None:
-    """Each a tensor as `check` wants it, and of a shape, or ArgumentError that names it."""
+    """Check the shape of each operand and `check` it; ArgumentError with its name."""
     for name, tensor, dtypes, shape in operands:
         check(name, tensor, like, *dtypes)
         if tensor is not None and tuple(tensor.shape) != shape:
             raise ArgumentError(name, f"shape {shape}", str(tuple(tensor.shape)))
+
+
+def operator(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Register `torch.ops.qload.NAME`; `schema`: without the name; `fake`: result on meta tensors."""
+    LIBRARY.define(name + schema)  # type: ignore[no-untyped-call]
+    LIBRARY.impl(name, run, "CUDA")  # type: ignore[no-untyped-call]
+    torch.library.register_fake(f"qload::{name}", fake, lib=LIBRARY)

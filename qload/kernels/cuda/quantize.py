@@ -1,4 +1,4 @@
-"""Inputs that are quantized on a CUDA device in one launch, and sums that become results in another."""
+"""Quantized inputs on a CUDA device in one launch, and results from sums in another."""
 
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -20,7 +20,7 @@ FOUR = 4  # results that a thread writes together
 
 
 def finding(scheme: ActivationScheme) -> int | None:
-    """How the module finds a scheme's scales; None: it does not."""
+    """Number of the module's rule for a scheme's scales; None: it has no such rule."""
     if scheme.scale_type == "e4m3" or scheme.dynamic == "local" or (scheme.type, scheme.bits) == ("float", 4):
         return None
     if not scheme.dynamic:
@@ -34,8 +34,8 @@ def finding(scheme: ActivationScheme) -> int | None:
     return LARGEST
 
 
-def most(scheme: ActivationScheme) -> float:
-    """By what the largest input is divided, and of floats the largest code."""
+def scale_divisor(scheme: ActivationScheme) -> float:
+    """Divisor of the largest input, and for floats the largest code."""
     if scheme.type == "float":
         return MOST[scheme.bits]
     levels = float(2**scheme.bits - 1)
@@ -44,7 +44,7 @@ def most(scheme: ActivationScheme) -> float:
 
 @dataclass
 class NativeInputs:
-    """Inputs (M, K) that become codes when a product asks for them, as it asks.
+    """Inputs (M, K) with codes on demand, in the form of each demand.
 
     `steps` and `zero_points` are those of `QuantizedActivations`, once it did.
     """
@@ -59,12 +59,12 @@ class NativeInputs:
 
     @property
     def has_zeros(self) -> bool:
-        """Whether codes have zero points."""
+        """True for codes with zero points."""
         return self.stored[1] is not None if not self.scheme.dynamic else not self.scheme.symmetric
 
     @property
     def one_step(self) -> bool:
-        """Whether all inputs of a token share a scale."""
+        """True for one scale per token."""
         return self._size == 0
 
     @property
@@ -73,20 +73,20 @@ class NativeInputs:
         return 0 if size == self.x.shape[1] else size
 
     def codes(self, dtype: torch.dtype, rows: int = 0) -> Tensor:
-        """(rows or M, K), e4m3 or int8: zeros after the tokens, where codes have zero points ones first."""
+        """Codes (rows or M, K), e4m3 or int8; after the tokens a row of ones for zero points, then zeros."""
         M, K = self.x.shape
         out = self.x.new_empty(max(rows, M), K, dtype=dtype)
         self._run(CODES, out, None)
         return out
 
     def counted(self, dtype: torch.dtype) -> Tensor:
-        """(M, K): the codes less their zero points, in a type that holds them."""
+        """Codes (M, K) less their zero points, exact in `dtype`."""
         out = self.x.new_empty(self.x.shape, dtype=dtype)
         self._run(COUNTED, out, None)
         return out
 
     def meant(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(M, K) what codes stand for over a power of two for each token, rounded; the powers (M, 1)."""
+        """Values (M, K) of the codes over a power of two for each token, rounded; the powers (M, 1)."""
         out = self.x.new_empty(self.x.shape, dtype=dtype)
         powers = self.x.new_empty(self.x.shape[0], 1, dtype=torch.float32)
         self._run(MEANT, out, powers)
@@ -105,7 +105,7 @@ class NativeInputs:
             done = self.module.quantize(
                 x.data_ptr(), FLOATS.index(x.dtype), (M, K, x.stride(0)),
                 (how, size, every, scheme.type == "int", scheme.bits),
-                most(scheme), scheme.upper_bound or 0.0, tuple(map(address, self.stored)),
+                scale_divisor(scheme), scheme.upper_bound or 0.0, tuple(map(address, self.stored)),
                 (becoming, kind), (out.shape[0], self.has_zeros), made, stream(x),
             )  # fmt: skip
         if not done:
@@ -117,7 +117,7 @@ class NativeInputs:
 def inputs(
     x: Tensor, scheme: ActivationScheme, scale: Tensor | None, zero_point: Tensor | None
 ) -> NativeInputs | None:
-    """Inputs (M, K) that the module quantizes; None: it does not take them, or there is none.
+    """Inputs (M, K) for the module; None if it does not take them.
 
     `scale`, `zero_point`: those that are stored, () or (1,).
     """
@@ -159,12 +159,12 @@ def finish(
 
 
 def _many(factors: Tensor) -> bool:
-    """Whether factors differ in memory: one that is written out for all has a stride of 0."""
+    """Return whether factors differ in memory: an expanded one has a stride of 0."""
     return factors.numel() > 1 and factors.stride(0) != 0
 
 
 def _each(factors: Tensor | None, count: int) -> bool:
-    """Whether there is one factor, or one for each of so many, side by side."""
+    """Return whether there is one factor, or `count` contiguous ones."""
     if factors is None:
         return True
     if factors.dtype != torch.float32 or factors.numel() not in (1, count):

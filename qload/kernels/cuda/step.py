@@ -1,4 +1,4 @@
-"""What lies between the products of a decoder layer, as operators: sums and norms, heads, gates.
+"""Operators between the products of a decoder layer: sums and norms, heads, gates.
 
 Each function here returns None where there is no kernel for its tensors, and whoever called it does the same
 in plain torch. Kernels compute in float32 and round once.
@@ -15,8 +15,7 @@ from qload.experts import GatedActivation
 from qload.kernels.cuda.calls import ACTIVATIONS
 from qload.kernels.cuda.experts_launches import GATES
 from qload.kernels.cuda.launch import ALIGNED
-from qload.kernels.cuda.library import operator
-from qload.kernels.cuda.module import check_operands, native, pointer, stream
+from qload.kernels.cuda.module import check_operands, native, operator, pointer, stream
 from qload.native import is_on, load
 
 RUN = 8  # numbers that are read together
@@ -25,7 +24,7 @@ LONG, WIDE = (torch.int64,), (torch.float32,)
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Whether the module computes with tensors like these: 16 bits, on one CUDA device, without gradients."""
+    """Return whether the module takes these tensors: 16 bits, on one CUDA device, without gradients."""
     first = tensors[0]
     if not first.is_cuda or first.dtype not in ACTIVATIONS:
         return False
@@ -46,7 +45,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor | None:
 
 
 def add_norm(x: Tensor, added: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor] | None:
-    """x + `added` (..., H), and the norm of that; None: no kernel."""
+    """x + `added` (..., H), and its norm; None: no kernel."""
     if not (takes(x, added, weight) and _is_normed(x) and added.shape == x.shape):
         return None
     total, y = torch.ops.qload.add_rms_norm(x.contiguous(), added.contiguous(), weight, eps)
@@ -105,7 +104,7 @@ def gated(both: Tensor, activation: GatedActivation) -> Tensor | None:
 
 
 def aligned(tensor: Tensor) -> Tensor:
-    """The tensor, at a place in memory that kernels read it from."""
+    """The tensor, or a copy at an aligned address."""
     return tensor.clone() if pointer(tensor) % ALIGNED else tensor
 
 

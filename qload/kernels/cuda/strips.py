@@ -1,4 +1,4 @@
-"""`qload::strips`: x times a weight in strips, by whichever kernel is fastest for so many tokens."""
+"""`qload::strips`: x times a weight in strips, by the fastest kernel for so many tokens."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -8,10 +8,10 @@ from torch import Tensor
 
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.strips import StripsWeight
-from qload.kernels.cuda import decode, large, many, marlin
+from qload.kernels.cuda import decode, hopper_gemm, large, marlin
 from qload.kernels.cuda.choice import CudaKernel, every_call
-from qload.kernels.cuda.library import operator
 from qload.kernels.cuda.marlin import MarlinCall, arguments
+from qload.kernels.cuda.module import operator
 from qload.layouts import strips
 
 
@@ -40,7 +40,7 @@ class StripsCall(MarlinCall):
 
 KERNELS = (
     CudaKernel("decode", decode.why_not, decode.run, decode.prepare),
-    CudaKernel("many", many.why_not, many.run, many.prepare),
+    CudaKernel("many", hopper_gemm.why_not, hopper_gemm.run, hopper_gemm.prepare),
     CudaKernel("large", every_call, large.run),
 )
 
@@ -48,7 +48,7 @@ KERNELS = (
 def linear(
     x: Tensor, weight: StripsWeight, bias: Tensor | None = None, kernel: str = "", early: bool = True
 ) -> Tensor:
-    """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: by name, else the fastest that fits."""
+    """x (M, K) -> (M, N) in x's dtype, sums in float32; `kernel`: a name; "": the fastest for the call."""
     y: Tensor = torch.ops.qload.strips(*arguments(x.contiguous(), weight, bias), asked=kernel, early=early)
     return y
 

@@ -27,7 +27,7 @@ NEIGHBOURS = {4: 0.987, 8: 0.967}  # of the time of a stage, where two blocks fe
 
 @dataclass(frozen=True)
 class ManyBlock:
-    """Blocks of so many tokens and columns, and what they took on an H100, in microseconds."""
+    """A block of so many tokens and columns, and its times on an H100, in microseconds."""
 
     tokens: int
     columns: int
@@ -36,7 +36,7 @@ class ManyBlock:
     teams: int = 1  # of warps, which take stages in turns
 
     def shares(self, bits: int) -> bool:
-        """Whether it may be faster where neighbours share x."""
+        """Return whether neighbours may be faster with a shared x."""
         return self.teams == 1 and (bits == 8 or self.tokens * self.columns >= LARGE)
 
 
@@ -83,7 +83,7 @@ class ManyDivision(NamedTuple):
 
     @property
     def parts(self) -> int:
-        """Parts of K, each of which needs a stage at least."""
+        """Parts of K; each needs at least a stage."""
         return self.slices * self.teams * (2 if self.pairs else 1)
 
 
@@ -121,13 +121,13 @@ def division(tokens: int, K: int, N: int, bits: int = 4) -> ManyDivision:
 
 
 def in_halves(kind: ManyBlock, tokens: int, N: int) -> bool:
-    """Whether neighbours have whole turns, and then few enough tiles for two blocks each."""
+    """Return whether neighbours have whole turns, and then few enough tiles for two blocks each."""
     turns, last = divmod(-(-N // (2 * kind.columns)) * -(-tokens // kind.tokens), PLACES // 2)
     return turns > 0 and 0 < 2 * last <= PLACES // 2
 
 
 def expected(way: ManyDivision, bits: int, tokens: int, K: int, N: int) -> float:
-    """Microseconds that a division takes on an H100, in a chain of layers."""
+    """Expected microseconds of a division on an H100, in a chain of layers."""
     kind = KINDS[way.tokens, way.columns, way.teams]
     wide = way.columns * (2 if way.neighbours else 1)
     places = PLACES // (2 if way.pairs or way.neighbours else 1)
