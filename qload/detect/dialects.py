@@ -6,32 +6,21 @@ and shapes of each dialect; a layer must fit all of them. A layer without a matc
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 
 from qload.configs import FoundConfig
 from qload.detect.signatures import COMFY, SIGNATURES, WORDS, LayerTensors, Signature
 from qload.errors import QloadError, StorageError, UnsupportedFormatError
 from qload.formats import (
-    BNB4Config,
-    BNBConfig,
-    BNBFP4Weight,
-    BNBNF4Weight,
-    BNBWeight,
-    CTIntConfig,
     CTMXFP4Weight,
-    CTNVFP4Weight,
     CTPackConfig,
     CTPackWeight,
     Fp8Config,
-    Fp8Weight,
     ModelOptNVFP4Weight,
-    MXFP4Config,
-    MXFP8Config,
     MXFP8Weight,
-    NVFP4Config,
+    dialects,
 )
-from qload.formats.mx import MXFP4_TENSORS as MXFP4_NAMES
 from qload.loader import ConfiguredFormat, RecognisedFormat, TensorSource
 from qload.loader.description import ChosenFormat, describe
 from qload.spec import Role, named
@@ -39,7 +28,6 @@ from qload.storage import WeightStorage, metadata_of, parse_json
 
 PACKED_BITS = (2, 4, 8)  # bit widths without codes across words
 METHOD_KEYS = ("quant_method", "method")
-DEFAULT_BLOCK = (128, 128)  # FP8 block, for a config without one
 INVERSE = "weight_scale_inv"
 SCALES = ("weight_scale", INVERSE, "scale")
 COMFY_METADATA = "_quantization_metadata"
@@ -199,18 +187,7 @@ class Recogniser:
     @cached_property
     def _candidates(self) -> tuple[ConfiguredFormat, ...]:
         """Formats that the tensors of a layer define without a config."""
-        names = (MXFP4_NAMES, *(("weight", scale) for scale in SCALES))
-        return (
-            ConfiguredFormat(MXFP8Weight, MXFP8Config()),
-            *(ConfiguredFormat(CTMXFP4Weight, MXFP4Config(stored)) for stored in names),
-            ConfiguredFormat(CTNVFP4Weight, NVFP4Config()),
-            ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config()),
-            *self._fp8,
-            *self._int8,
-            ConfiguredFormat(BNBNF4Weight, BNB4Config("nf4")),
-            ConfiguredFormat(BNBFP4Weight, BNB4Config("fp4")),
-            ConfiguredFormat(BNBWeight, BNBConfig()),
-        )
+        return dialects(self.formats)
 
     def _packed(self, layer: LayerTensors, weights: TensorSource) -> Iterator[ConfiguredFormat]:
         """Yield pack-quantized with bits and group size of the shapes, unless the config has this format."""
@@ -227,43 +204,6 @@ class Recogniser:
         size = -1 if groups == 1 else K // groups
         symmetric, ordered = layer.info("weight_zero_point") is None, layer.info("weight_g_idx") is None
         yield ConfiguredFormat(CTPackWeight, CTPackConfig(width // K, size, symmetric, not ordered))
-
-    @cached_property
-    def _fp8(self) -> tuple[ConfiguredFormat, ...]:
-        """FP8 with one scale per tensor, block or output, in this order of preference."""
-        fp8 = [(fmt.config, fmt) for fmt in self.formats if isinstance(fmt.config, Fp8Config)]
-        stated = Fp8Config(
-            divide=any(config.divide for config, _ in fp8),
-            input_scale=True if any(config.input_scale for config, _ in fp8) else None,
-        )
-        blocks = dict.fromkeys([*(config.block for config, _ in fp8 if config.block), DEFAULT_BLOCK])
-        in_blocks = [replace(stated, per="block", block=block) for block in blocks]
-        configs = [
-            replace(stated, per="tensor"),
-            *in_blocks,
-            *(replace(config, stored_scale="scale") for config in in_blocks if not stated.divide),
-            replace(stated, per="channel"),
-        ]
-        inputs = next((fmt.activations for _, fmt in fp8), None)
-        return tuple(ConfiguredFormat(Fp8Weight, config, inputs) for config in configs)
-
-    @cached_property
-    def _int8(self) -> tuple[ConfiguredFormat, ...]:
-        """int-quantized with one scale per tensor or output, for a config with either kind.
-
-        For a config with groups, one scale per output is a remainder of several scales.
-        """
-        integers = [
-            fmt
-            for fmt in self.formats
-            if isinstance(fmt.config, CTIntConfig) and fmt.config.block in (None, (1, -1))
-        ]
-        return tuple(
-            replace(fmt, config=replace(fmt.config, block=block))
-            for fmt in integers
-            for block in (None, (1, -1))
-            if isinstance(fmt.config, CTIntConfig)
-        )
 
 
 def _scale_unit(config: Fp8Config) -> str:

@@ -40,6 +40,7 @@ from qload.formats.modelopt_awq import ModelOptAWQConfig, ModelOptAWQWeight
 from qload.formats.mx import CTMXFP4Weight, MXFP4Config, MXFP4ExpertsWeight, MXFP8Config, MXFP8Weight
 from qload.formats.nvfp4 import CTNVFP4Weight, ModelOptNVFP4Weight, NVFP4Config
 from qload.formats.unquantized import UnquantizedConfig, UnquantizedWeight
+from qload.loader import ConfiguredFormat
 from qload.spec import Role, Weight
 
 # The list of formats: a new one is a module here. The first module with a name of a tensor decides its role.
@@ -47,6 +48,16 @@ MODULES = (unquantized, gptq, awq, marlin, exl2, eetq, fp8, bnb, compressed_tens
 
 FORMATS: tuple[type[Weight], ...] = tuple(fmt for module in MODULES for fmt in module.FORMATS)
 METHODS: tuple[Method, ...] = tuple(method for module in MODULES for method in module.METHODS)
+
+
+def dialects(formats: tuple[ConfiguredFormat, ...]) -> tuple[ConfiguredFormat, ...]:
+    """Formats that the tensors of a layer define without a config, in order of preference.
+
+    `formats`: those of the config, whose settings the result takes over.
+    """
+    modules = [module for module in reversed(MODULES) if hasattr(module, "dialects")]
+    return tuple(fmt for module in modules for fmt in module.dialects(formats))
+
 
 # Role of a tensor by the last part of its name.
 ROLES: dict[str, Role] = {
@@ -98,4 +109,5 @@ __all__ = [
     "NVFP4Config",
     "UnquantizedConfig",
     "UnquantizedWeight",
+    "dialects",
 ]

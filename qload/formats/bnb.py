@@ -28,6 +28,7 @@ int8:
 The two products are rounded to float32, in this order. Source: bitsandbytes 0.50.2, bit-equal to it.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -289,6 +290,22 @@ class BNB4Weight(spec.Weight):
         scales = self.absmax[torch.arange(N * K, device=pairs.device) // B].reshape(N, K)
         return spec.Codes(NF4_BITS, flat.reshape(N, K), scales, None, inputs, self.quant_map)
 
+    @classmethod
+    def sample_facts(cls, config: BNB4Config, sizes: dict[str, int]) -> dict[str, Tensor]:
+        """State for `sizes`, table of 16 values, and quantized scales if `config` has them; all exact."""
+        N, K, run = sizes["N"], sizes["K"], 256
+        state: dict[str, Any] = {"quant_type": config.quant_type, "blocksize": config.blocksize}
+        state |= {"dtype": str(config.dtype).removeprefix("torch."), "shape": [N, K]}
+        facts = {"quant_map": torch.arange(16) / 8 - 1}
+        if config.double_quant:
+            blocks = -(-N * K // config.blocksize)
+            sizes["M"] = -(-blocks // run)
+            state |= {"nested_blocksize": run, "nested_dtype": "float32", "nested_offset": 0.25}
+            facts["absmax"] = (torch.arange(blocks) % 256).to(torch.uint8)
+            facts["nested_absmax"] = torch.arange(sizes["M"]) + 1.0
+            facts["nested_quant_map"] = torch.arange(256) / 256
+        return facts | {"quant_state": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)}
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class BNBNF4Weight(BNB4Weight):
@@ -388,6 +405,11 @@ class BNBWeight(spec.Weight):
         """Return the codes, one group for each output."""
         return spec.Codes(INT8_BITS, self.weight, self.SCB[:, None], None, None, factor=UNIT)
 
+    @classmethod
+    def sample_facts(cls, config: BNBConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
+        """Scales for a `config` and `sizes`: 127 times a power of two, so that sums are exact."""
+        return {"SCB": 127 * 2.0 ** (torch.arange(sizes["N"]) % 4 - 2)}
+
 
 VARIANTS = ("bitsandbytes (load_in_4bit, load_in_8bit)",)
 FLAGS = ("load_in_4bit", "load_in_8bit")
@@ -426,6 +448,15 @@ def read_bitsandbytes(source: configs.FoundConfig) -> configs.Claims:
     quant_type = section.bnb_4bit_quant_type or "fp4"
     formats = (nf4, fp4) if quant_type == "nf4" else (fp4, nf4)  # the claimed one first
     return section.claims(source, "bitsandbytes", quant_type, *formats, bits=4)
+
+
+def dialects(formats: tuple[ConfiguredFormat, ...]) -> tuple[ConfiguredFormat, ...]:
+    """All formats of bitsandbytes: tensors tell them apart."""
+    return (
+        ConfiguredFormat(BNBNF4Weight, BNB4Config("nf4")),
+        ConfiguredFormat(BNBFP4Weight, BNB4Config("fp4")),
+        ConfiguredFormat(BNBWeight, BNBConfig()),
+    )
 
 
 FORMATS = (BNBNF4Weight, BNBFP4Weight, BNBWeight)

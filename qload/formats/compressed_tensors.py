@@ -45,6 +45,7 @@ from qload import devices, spec
 from qload.devices import StoredCodes, StoredRows
 from qload.errors import AmbiguousIndexError, ArgumentError, MismatchError, RepackError, ShapeError
 from qload.layouts import compressed_tensors
+from qload.loader import ConfiguredFormat
 from qload.sentences import WORD_BITS
 from qload.sentences.strided_digits import WHOLE_BITS
 from qload.spec import Role, TensorSpec
@@ -298,6 +299,15 @@ class CTPackWeight(IntegerWeight):
             layer=integers.layer,
         )
 
+    @classmethod
+    def sample_facts(cls, config: CTPackConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
+        """Shape for `sizes`, with N and K raised to several words and groups of `config`."""
+        for dim, unit in (("N", 16), ("K", 48)):
+            sizes[dim] *= 1 if sizes[dim] >= unit else unit
+        for letter in sizes.keys() & {"G"}:  # of groups with an index
+            sizes[letter] = config.groups(sizes["K"])
+        return {"weight_shape": torch.tensor([sizes["N"], sizes["K"]])}
+
 
 def _choose_origin(integers: Integers) -> Origin:
     """Choose config and optional tensors for integers of another format, or raise RepackError."""
@@ -455,6 +465,12 @@ class CTPackTensorWeight(spec.Weight):
             n_group=n_group,
         )
 
+    @classmethod
+    def sample_facts(cls, config: CTPackTensorConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
+        """Shape for `sizes`, with K raised to several words of a `config`."""
+        sizes["K"] *= 1 if sizes["K"] >= 48 else 48
+        return {"weight_shape": torch.tensor([sizes["N"], sizes["K"]])}
+
 
 INT_BITS, BYTE_BITS = range(2, 9), 8
 
@@ -589,6 +605,22 @@ class CTIntWeight(spec.Weight):
             k_group=k_group,
             n_group=n_group,
         )
+
+
+def dialects(formats: tuple[ConfiguredFormat, ...]) -> tuple[ConfiguredFormat, ...]:
+    """int-quantized with one scale per tensor or output, for a config with either kind.
+
+    For a config with groups, one scale per output is a remainder of several scales.
+    """
+    integers = [
+        fmt for fmt in formats if isinstance(fmt.config, CTIntConfig) and fmt.config.block in (None, (1, -1))
+    ]
+    return tuple(
+        replace(fmt, config=replace(fmt.config, block=block))
+        for fmt in integers
+        for block in (None, (1, -1))
+        if isinstance(fmt.config, CTIntConfig)
+    )
 
 
 FORMATS = (CTPackWeight, CTPackTensorWeight, CTIntWeight)

@@ -162,6 +162,21 @@ class Exl2Weight(spec.Weight):
         """Dequantize to (N, K), with the values of exllamav2's fp16."""
         return spec.rounded(super().dequantize(torch.float16), dtype, out)
 
+    @classmethod
+    def sample_facts(cls, config: Exl2Config, sizes: dict[str, int]) -> dict[str, Tensor]:
+        """Groups of 64 rows, the last of 32 or 64, of falling widths; by K of `sizes`, for any `config`."""
+        sizes["K"] *= 1 if sizes["K"] % 32 == 0 else 32
+        K, G = sizes["K"], -(-sizes["K"] // 64)
+        bits = torch.tensor(list(RUN_CODES))[torch.arange(G) * len(RUN_CODES) // G]
+        ends = (bits * torch.tensor([64] * (G - 1) + [K - 64 * (G - 1)]) // 32).cumsum(0)
+        sizes["G"], sizes["R"] = G, int(ends[-1])
+        starts = torch.cat([torch.zeros(1, dtype=torch.int64), ends[:-1]])
+        return {
+            "q_groups": torch.stack([bits, starts], dim=1).flatten().to(torch.int16),
+            "q_scale_max": (2.0 ** (torch.arange(G) % 4 - 10)).half(),  # below 2**-6: subnormal later
+            "q_invperm": torch.randperm(K, generator=torch.Generator().manual_seed(K)).to(torch.int32),
+        }
+
 
 def codes_of(
     groups: Exl2Groups, codes: Tensor, k_group: Tensor, q_scale: Tensor, q_scale_max: Tensor, bits: int

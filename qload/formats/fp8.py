@@ -334,6 +334,7 @@ FP8_DTYPES = {
     "e5m2": torch.float8_e5m2,
     "float8_e5m2": torch.float8_e5m2,
 }
+DEFAULT_BLOCK = (128, 128)  # for a config without a block
 UNUSED_SCALE = "weight_scale_inv"  # transformers also stores it for weights that are not in blocks
 FP8_GRANULARITIES: dict[str, Per] = {"tensor": "tensor", "row": "channel", "block": "block"}
 
@@ -408,6 +409,25 @@ def _fp8_config(source: configs.FoundConfig, section: _FP8) -> Fp8Config:
         input_scale=True if section.activation_scheme == "static" else None,
         dtype=FP8_DTYPES[section.fmt] if section.fmt else None,
     )
+
+
+def dialects(formats: tuple[ConfiguredFormat, ...]) -> tuple[ConfiguredFormat, ...]:
+    """FP8 with one scale per tensor, block or output, in this order of preference."""
+    fp8 = [(fmt.config, fmt) for fmt in formats if isinstance(fmt.config, Fp8Config)]
+    stated = Fp8Config(
+        divide=any(config.divide for config, _ in fp8),
+        input_scale=True if any(config.input_scale for config, _ in fp8) else None,
+    )
+    blocks = dict.fromkeys([*(config.block for config, _ in fp8 if config.block), DEFAULT_BLOCK])
+    in_blocks = [replace(stated, per="block", block=block) for block in blocks]
+    readings = [
+        replace(stated, per="tensor"),
+        *in_blocks,
+        *(replace(config, stored_scale="scale") for config in in_blocks if not stated.divide),
+        replace(stated, per="channel"),
+    ]
+    inputs = next((fmt.activations for _, fmt in fp8), None)
+    return tuple(ConfiguredFormat(Fp8Weight, config, inputs) for config in readings)
 
 
 FORMATS = (Fp8Weight,)

@@ -127,6 +127,12 @@ class ModelOptAWQWeight(spec.Weight):
             k_group=self.config.in_order(self.layer.K, self.device),
         )
 
+    @classmethod
+    def sample_facts(cls, config: ModelOptAWQConfig, sizes: dict[str, int]) -> dict[str, Tensor]:
+        """Input factors for `sizes`, powers of two, if `config` has them."""
+        factors = 2.0 ** (torch.arange(sizes["K"]) % 3 - 1)
+        return {"pre_quant_scale": factors} if config.scaled_inputs else {}
+
 
 FORMATS = (ModelOptAWQWeight,)
 METHODS = ()  # read by detect.methods

@@ -290,6 +290,15 @@ def read_mxfp4(source: configs.FoundConfig) -> configs.Claims:
     )
 
 
+def dialects(formats: tuple[ConfiguredFormat, ...]) -> tuple[ConfiguredFormat, ...]:
+    """MXFP8, and MXFP4 under all names of its tensors."""
+    names = (MXFP4_TENSORS, *(("weight", scale) for scale in (*MXFP8_SCALE_NAMES, "scale")))
+    return (
+        ConfiguredFormat(MXFP8Weight, MXFP8Config()),
+        *(ConfiguredFormat(CTMXFP4Weight, MXFP4Config(stored)) for stored in names),
+    )
+
+
 FORMATS = (CTMXFP4Weight, MXFP4ExpertsWeight, MXFP8Weight)
 METHODS = (
     configs.Method(

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from qload import spec
 from qload.layouts import NibblePairs, fp4
+from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
 
 E4M3FN, GROUP = torch.float8_e4m3fn, 16
@@ -169,6 +170,11 @@ class ModelOptNVFP4Weight(_NVFP4Weight):
         """Return bytes, and scales multiplied by the second scale in float32."""
         second, parts = self.weight_scale_2, self.layer.parts
         return self.weight, both_scales(self.weight_scale, second, parts, divides=False)
+
+
+def dialects(formats: tuple[ConfiguredFormat, ...]) -> tuple[ConfiguredFormat, ...]:
+    """Both dialects of NVFP4."""
+    return tuple(ConfiguredFormat(weight_type, NVFP4Config()) for weight_type in FORMATS)
 
 
 FORMATS = (CTNVFP4Weight, ModelOptNVFP4Weight)

@@ -427,6 +427,14 @@ class Weight(ABC):
         spent = {spec.name for spec in cls.tensors(config) if spec.spent}
         return {name: tensor for name, tensor in tensors.items() if name not in spent}
 
+    @classmethod
+    def sample_facts(cls, config: Any, sizes: dict[str, int]) -> dict[str, Tensor]:
+        """Facts by field for a random layer of `config`, as far as the declaration leaves them open.
+
+        `sizes`: by letter. The sizes of free axes may be set, and N and K raised.
+        """
+        return {}
+
     @property
     def shape(self) -> tuple[int, ...]:
         """(N, K): out_features and in_features of this share."""

@@ -18,7 +18,7 @@ except ModuleNotFoundError:
 
 from qload.errors import ArgumentError
 from qload.spec import LOGICAL, TensorSpec, Weight
-from qload.testing.layer_factory import layer_of, sample_facts, weight_type_of
+from qload.testing.layer_factory import layer_of, weight_type_of
 from qload.testing.random_layer import PREFIX, DrawnLayer, complete_sizes, fill_layer
 from qload.testing.traits import Traits, contract
 
@@ -158,7 +158,7 @@ def _layers_of_configs(
     config = draw(configs)
     specs = weight_type.tensors(config)
     sizes = draw(_sizes(specs, {"N": N, "K": K}, most))
-    facts = sample_facts(weight_type, config, sizes)
+    facts = weight_type.sample_facts(config, sizes)
     filling = draw(st.sampled_from(fillings))
     act_order = draw(st.booleans())
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
