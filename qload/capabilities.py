@@ -21,22 +21,6 @@ from qload.repacking.loaders import READ_AS_STORED
 from qload.spec import Config, Role, TensorSpec, Weight
 from qload.storage import MemoryStorage
 
-COLUMNS = (
-    "load",
-    "detect",
-    "dequantize",
-    "shard column",
-    "shard row",
-    "fused",
-    "experts",
-    "experts in stacks",
-    "repack to",
-    "kernel of a CPU",
-    "restore",
-    "quantize while loading",
-    "activations",
-    "verify",
-)
 LARGE = {"N": 1 << 14, "K": 1 << 14}  # sizes that every packing divides
 LEAD, STACK = "model.layers.0.mlp.", "experts.down_proj"  # of all experts of a layer
 SIZES = {"num_experts": 1, "hidden_size": LARGE["N"], "moe_intermediate_size": LARGE["K"]}
@@ -76,7 +60,7 @@ class Capability:
 
 def overview() -> Mapping[str, Mapping[str, Capability]]:
     """Map format -> column -> Capability for all formats, each with its example config."""
-    return {weight_type.format: dict(zip(COLUMNS, _row(weight_type), strict=True)) for weight_type in FORMATS}
+    return {weight_type.format: _row(weight_type) for weight_type in FORMATS}
 
 
 def as_markdown() -> str:
@@ -97,33 +81,32 @@ def _short(cell: Capability, dropped: str) -> str:
     return text.removeprefix(dropped).replace(f"; {dropped}", "; ")
 
 
-def _row(weight_type: type[Weight]) -> tuple[Capability, ...]:
-    specs = weight_type.tensors(weight_type.example)
+def _row(weight_type: type[Weight]) -> dict[str, Capability]:
+    """Return column -> Capability of one format."""
+    specs, plain = weight_type.tensors(weight_type.example), weight_type.plain
     methods = [name for name in METHODS if weight_type in described_formats(name)]
     layouts, quantizer = targets(weight_type), QUANTIZERS.get(weight_type.format)
     tensors = ", ".join(spec.suffix for spec in specs if not spec.optional)
-    return (
-        Capability(True, f"from {tensors}; for example {_config_text(weight_type.example)}"),
-        Capability(
-            True, "where config.json has no quant_method" if weight_type.plain else ", ".join(methods)
-        ),
-        Capability(True),
-        _cut(weight_type, "N"),
-        _cut(weight_type, "K"),
-        _fused(weight_type),
-        _experts(weight_type, layouts),
-        _stacks(weight_type, specs),
-        Capability(True, ", ".join(layouts)) if layouts else Capability(False, _why_no_layout(weight_type)),
-        _cpu_kernel(weight_type, layouts),
-        Capability(True)
+    no_quantizer = "it is not quantized" if plain else "there is no quantizer for it"
+    equal = [spec.name for spec in specs if spec.joined() is None and not spec.spent]
+    return {
+        "load": Capability(True, f"from {tensors}; for example {_config_text(weight_type.example)}"),
+        "detect": Capability(True, "where config.json has no quant_method" if plain else ", ".join(methods)),
+        "dequantize": Capability(True),
+        "shard column": _cut(weight_type, "N"),
+        "shard row": _cut(weight_type, "K"),
+        "fused": Capability(True, f"if the layers have the same {' and '.join(equal)}" if equal else ""),
+        "experts": _experts(weight_type, layouts),
+        "experts in stacks": _stacks(weight_type, specs),
+        "repack to": Capability(bool(layouts), ", ".join(layouts) or _why_no_layout(weight_type)),
+        "kernel of a CPU": _cpu_kernel(weight_type, layouts),
+        "restore": Capability(True)
         if can_restore(weight_type)
         else Capability(False, "weights of this format are not repacked"),
-        Capability(True, quantizer.__name__)
-        if quantizer
-        else Capability(False, _why_no_quantizer(weight_type)),
-        _activations(weight_type, specs, methods),
-        Capability(True, f"the shapes of all tensors, and the values of {_checked_tensors(specs)}"),
-    )
+        "quantize while loading": Capability(bool(quantizer), getattr(quantizer, "__name__", no_quantizer)),
+        "activations": _activations(weight_type, specs, methods),
+        "verify": Capability(True, f"the shapes of all tensors, and the values of {_checked_tensors(specs)}"),
+    }
 
 
 def _cpu_kernel(weight_type: type[Weight], layouts: Sequence[str]) -> Capability:
@@ -144,10 +127,8 @@ def _cut(weight_type: type[Weight], dim: str) -> Capability:
         configs.setdefault(_cut_of(weight_type, config, dim), config)
     if len(configs) == 1:
         return next(iter(configs))
-    return Capability(
-        True,
-        "; ".join(f"{cell.text} with {_config_text(config)}" for cell, config in configs.items() if cell.yes),
-    )
+    lawful = {cell.text: config for cell, config in configs.items() if cell.yes}
+    return Capability(True, "; ".join(f"{cut} with {_config_text(config)}" for cut, config in lawful.items()))
 
 
 def _cut_of(weight_type: type[Weight], config: Config, dim: str) -> Capability:
@@ -166,15 +147,6 @@ def _cut_of(weight_type: type[Weight], config: Config, dim: str) -> Capability:
         each = f"n where n * K is a multiple of {flat}"
         return Capability(True, f"at {each}" if dim == "N" else f"at multiples of {flat}, if K is one too")
     return Capability(True, f"at multiples of {step}" if step > 1 else "anywhere")
-
-
-def _fused(weight_type: type[Weight]) -> Capability:
-    equal = [
-        spec.name
-        for spec in weight_type.tensors(weight_type.example)
-        if spec.joined() is None and not spec.spent
-    ]
-    return Capability(True, f"if the layers have the same {' and '.join(equal)}" if equal else "")
 
 
 def _activations(
@@ -271,7 +243,3 @@ def _config_text(config: Config) -> str:
 
 def _why_no_layout(weight_type: type[Weight]) -> str:
     return "a plain weight has no codes" if weight_type.plain else "no kernel format holds it"
-
-
-def _why_no_quantizer(weight_type: type[Weight]) -> str:
-    return "it is not quantized" if weight_type.plain else "there is no quantizer for it"
