@@ -216,7 +216,7 @@ def transformers(session: nox.Session) -> None:
     """Run models of transformers on qload, and compare tables, routing and experts, at one version."""
     keep_bytecode(session)
     install(session, "test", "transformers")
-    tables = (f"tests/transformers/{name}.py" for name in ("tables", "routing", "experts"))
+    tables = (f"tests/transformers/{name}.py" for name in ("tables", "routing", "experts", "images"))
     names = ("whole", "others", "settings", "adapters", "sharing", "mistakes", "files", "page")
     engine = (f"tests/engines/transformers/{name}.py" for name in names)
     session.run("pytest", *tables, *engine, "-n", "2", *session.posargs)

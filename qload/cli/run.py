@@ -1,7 +1,7 @@
 """The verb run: generate text with the model of a checkpoint."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -35,6 +35,7 @@ Examples:
   qload run ./Llama-3-8B-GPTQ --prompt "Once upon a time" --device cuda
   qload run ./Llama-3-8B-GPTQ --prompt-ids 128000 --temperature 0.8 --top-p 0.95 --seed 7
   qload run ./Llama-3-8B-GPTQ --prompt-ids 128000,9906 --tokens 0 --logits
+  qload run ./idefics2-8b-awq --prompt "User:<image>What is this?" --image photo.jpg
   torchrun --nproc-per-node 2 -m qload run ./Llama-3-8B-GPTQ --prompt-ids 128000,9906 --device cuda
 
 The last line of standard output has the new token ids, comma separated. With --logits the logits after the
@@ -59,6 +60,7 @@ class RunArguments:
     sampler: "Sampler"
     logits: bool
     nonfinite: "Nonfinite" = "error"
+    images: Sequence["Path"] = ()
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class RunPlan:
     tokenizer: "Tokenizer | None"
     dtype: "torch.dtype"
     device: "torch.device"
+    pixels: "tuple[torch.Tensor, torch.Tensor] | None" = None  # of all images, with their mask
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,15 @@ class Generation:
     help="The prompt, as text: needs the checkpoint's tokenizer.json, and qload-weights[text].",
 )
 @click.option(
+    "--image",
+    "images",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    multiple=True,
+    metavar="FILE",
+    help="An image for <image> in the text, or for its tokens in the ids: needs a model with vision, and "
+    "qload-weights[images]. May be repeated.",
+)
+@click.option(
     "--tokens", type=click.IntRange(0), default=16, show_default=True, help="Maximum number of new tokens."
 )
 @click.option("--device", default="cpu", show_default=True, help="cpu, or cuda: one GPU per process.")
@@ -115,6 +127,7 @@ def run(
     path: "Path | HubId",
     prompt_ids: tuple[int, ...] | None,
     prompt: str | None,
+    images: tuple[Path, ...],
     tokens: int,
     device: str,
     dtype: str | None,
@@ -151,7 +164,7 @@ def run(
         rank = group.rank()
         with open_path(path, whole=True, quiet=rank > 0) as place:
             arguments = RunArguments(
-                place, prompt_ids, prompt, tokens, device, dtype, sampler, logits, nonfinite
+                place, prompt_ids, prompt, tokens, device, dtype, sampler, logits, nonfinite, images
             )
             plan = agree_on_plan(arguments, group)
             generation = _generate(arguments, plan, group)
@@ -202,16 +215,48 @@ def _plan_run(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
         raise ArgumentError("path", "a checkpoint with a config.json", f"none in {place}")
     with Checkpoint.open(place) as checkpoint:
         config = checked_config(checkpoint.weights, checkpoint.model_config)
-    tokenizer = None if arguments.text is None else Tokenizer(place)
-    ids = tokenizer.encode(arguments.text or "") if tokenizer else arguments.ids or ()
+        pixels, text = _read_images(arguments, checkpoint.model_config, config)
+    tokenizer = None if text is None else Tokenizer(place)
+    ids = tokenizer.encode(text or "") if tokenizer else arguments.ids or ()
+    if pixels is not None:
+        _check_image_tokens(ids, checkpoint.model_config, config, len(pixels[0]))
     check_prompt(ids, arguments.tokens, config.vocab, config.positions)
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else config.dtype or torch.float32
     device = torch.device(arguments.device)
     if str(device) == "cuda":
         device = torch.device("cuda", torch.cuda.current_device())
-    plan = RunPlan(config, ids, tokenizer, dtype, device)
+    plan = RunPlan(config, ids, tokenizer, dtype, device, pixels)
     _check_memory(arguments, plan, group)
     return plan
+
+
+def _read_images(
+    arguments: RunArguments, model_config: Mapping[str, Any], config: "TextConfig"
+) -> "tuple[tuple[torch.Tensor, torch.Tensor] | None, str | None]":
+    """Read the images, or None without any, and the text with its image tokens."""
+    if not arguments.images:
+        return None, arguments.text
+    from qload.models.images import ImageProcessor
+    from qload.models.vision_config import vision_config
+
+    vectors = vision_config(model_config, config.hidden, config.eps).resampler.latents
+    processor, text = ImageProcessor.of(arguments.place), arguments.text
+    if text is not None:
+        text = processor.expand(text, len(arguments.images), vectors)
+    return processor.load(arguments.images), text
+
+
+def _check_image_tokens(
+    ids: Sequence[int], model_config: Mapping[str, Any], config: "TextConfig", images: int
+) -> None:
+    """Raise ArgumentError unless a prompt has one image token per vector of the encoded images."""
+    from qload.models.vision_config import vision_config
+
+    vision = vision_config(model_config, config.hidden, config.eps)
+    count, token = vision.resampler.latents * images, vision.image_token
+    if ids.count(token) != count:
+        expected = f"{count} tokens {token}, {vision.resampler.latents} for each of {images} encoded images"
+        raise ArgumentError("prompt_ids", expected, str(ids.count(token)))
 
 
 def _check_memory(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup") -> None:
@@ -236,26 +281,39 @@ def _generate(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup") -> 
     from qload.models.memory import tensor_bytes
 
     start = perf_counter()
-    model = _load_model(arguments, plan, group)
+    model, embeddings = _load_model(arguments, plan, group)
     engine = Engine(model, max_tokens=len(plan.ids) + arguments.tokens, page_size=CACHE_PAGE_TOKENS)
     engine.warm_up(len(plan.ids))
     loading = perf_counter() - start
-    logits = engine.prefill(plan.ids)[0].float().tolist() if arguments.logits else None
+    logits = None
+    if arguments.logits:
+        logits = engine.prefill(plan.ids, embeddings=embeddings)[0].float().tolist()
     start = perf_counter()
     ids, seconds = [], []
-    for tokens in engine.stream([plan.ids], arguments.tokens, arguments.sampler):
+    for tokens in engine.stream([plan.ids], arguments.tokens, arguments.sampler, [embeddings]):
         ids.append(tokens[0])
         seconds.append(perf_counter() - start)
     return Generation(ids, logits, loading, seconds, tensor_bytes(model) - tensor_bytes(model.embed_tokens))
 
 
-def _load_model(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup") -> "Decoder":
+def _load_model(
+    arguments: RunArguments, plan: RunPlan, group: "ProcessGroup"
+) -> "tuple[Decoder, torch.Tensor | None]":
+    """Load the text model, and the embeddings of a prompt with images."""
+    import torch
+
     from qload.checkpoint import open_checkpoint
-    from qload.models import load_model
+    from qload.detect import read_model_config
+    from qload.models import load_model, load_vision_model
 
     options: dict[str, Any] = {"device": plan.device, "dtype": plan.dtype, "process_group": group}
     with open_checkpoint(arguments.place, **options, target="auto", nonfinite=arguments.nonfinite) as weights:
-        return load_model(weights)
+        if plan.pixels is None:
+            return load_model(weights), None
+        model = load_vision_model(weights, read_model_config(arguments.place))
+    with torch.no_grad():
+        images = model.images(*(tensor.to(plan.device) for tensor in plan.pixels))
+        return model.text, model.embed(torch.tensor([*plan.ids], device=plan.device), images)
 
 
 def _print_generation(plan: RunPlan, generation: Generation) -> None:

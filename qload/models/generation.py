@@ -347,15 +347,18 @@ class Engine:
         check_prompt(prompt_ids, tokens, self.model.config.vocab, self.max_tokens, self._max_prompt_tokens)
 
     @checked
-    def prefill(self, ids: Sequence[int], sequence: int = 0) -> Tensor:
+    def prefill(self, ids: Sequence[int], sequence: int = 0, embeddings: Tensor | None = None) -> Tensor:
         """Begin sequence number `sequence` with a prompt `ids` -> logits (1, vocab) of the next token.
 
-        ArgumentError for a prompt that `check` refuses, and for an invalid sequence number.
+        `embeddings`: (T, H) in place of those of the ids, as from `VisionModel.embed`. ArgumentError for a
+        prompt that `check` refuses, and for an invalid sequence number.
         """
         self.check(ids, 0)
         self._check_sequences([sequence], 1)
         self._drop(sequence)
-        return self._run_next(torch.tensor([*ids]), [sequence]).logits
+        if embeddings is None:
+            return self._run_next(torch.tensor([*ids]), [sequence]).logits
+        return self._run_embedded(embeddings, *self.places([sequence], len(ids)))
 
     @checked
     def decode(self, ids: Sequence[int], sequences: Sequence[int] | None = None) -> Tensor:
@@ -397,11 +400,16 @@ class Engine:
 
     @checked
     def stream(
-        self, prompts: Sequence[Sequence[int]], tokens: int, sampler: Sampler = GREEDY
+        self,
+        prompts: Sequence[Sequence[int]],
+        tokens: int,
+        sampler: Sampler = GREEDY,
+        embeddings: Sequence[Tensor | None] | None = None,
     ) -> Iterator[dict[int, int]]:
         """Generate step by step: the next id of each unfinished prompt, by its index in `prompts`.
 
-        At most `tokens` steps, with ids chosen by a `sampler`. ArgumentError for more prompts than sequences,
+        At most `tokens` steps, with ids chosen by a `sampler`. `embeddings`: of each prompt, as in `prefill`,
+        or None. ArgumentError for more prompts than sequences,
         for ids outside of the vocabulary, for more tokens than a sequence may have, and for logits that are
         not finite.
         """
@@ -409,14 +417,19 @@ class Engine:
             raise ArgumentError("prompts", f"1 to {self.max_sequences}", str(len(prompts)))
         for prompt in prompts:
             self.check(prompt, tokens)
-        return self._generate_steps(prompts, tokens, sampler)
+        return self._generate_steps(prompts, tokens, sampler, embeddings or [None] * len(prompts))
 
     def _generate_steps(
-        self, prompts: Sequence[Sequence[int]], tokens: int, sampler: Sampler
+        self,
+        prompts: Sequence[Sequence[int]],
+        tokens: int,
+        sampler: Sampler,
+        embeddings: Sequence[Tensor | None],
     ) -> Iterator[dict[int, int]]:
         numbers = [sampler.numbers(index) for index in range(len(prompts))]
         active = list(range(len(prompts)))
-        output = StepOutput(torch.cat([self.prefill(prompt, index) for index, prompt in enumerate(prompts)]))
+        inputs = enumerate(zip(prompts, embeddings, strict=True))
+        output = StepOutput(torch.cat([self.prefill(ids, index, x) for index, (ids, x) in inputs]))
         for left in range(tokens - 1, -1, -1):
             chosen = self._choose(output, sampler, [next(numbers[index]) for index in active])
             wait_for_ids = self._copy_to_host(chosen)
@@ -470,8 +483,12 @@ class Engine:
     @torch.no_grad()
     def run(self, ids: Tensor, places: Tensor, pages: Tensor) -> Tensor:
         """Run a step of `ids` (T,) at `places` (2, T) with `pages` (S, P) -> next logits (S, vocab)."""
+        return self._run_embedded(self.model.embed(ids.to(self.device)), places, pages)
+
+    @torch.no_grad()
+    def _run_embedded(self, x: Tensor, places: Tensor, pages: Tensor) -> Tensor:
+        """Run a step of embeddings x (T, H), as `run`."""
         positions, slots = places.to(self.device)
-        x = self.model.embed(ids.to(self.device))
         x = self.model.hidden(x, Step(positions, slots, pages.to(self.device)), self.cache)
         return self.model.logits(x.view(len(pages), -1, x.shape[-1])[:, -1])
 
