@@ -13,9 +13,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 from qload.errors import MismatchError
-from qload.loader import Split
+
+if TYPE_CHECKING:
+    from qload.loader import Split
 
 # Lists of blocks with equal members, by the names of published checkpoints.
 BLOCK_LIST = re.compile(
@@ -86,7 +89,7 @@ COLUMN = re.compile(
 ROW = re.compile(r"(o|out|down)_proj|w2|fc2|dense|dense_4h_to_h|c_proj")
 
 
-def usual_split(prefix: str) -> Split | None:
+def usual_split(prefix: str) -> "Split | None":
     """Return the axis of the usual cut by the last part of a name; None: unknown name, or no cut."""
     name = prefix.rpartition(".")[2]
     return "N" if COLUMN.fullmatch(name) else "K" if ROW.fullmatch(name) else None
