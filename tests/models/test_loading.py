@@ -6,10 +6,19 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from qload import DefaultWeightsLoader, Fp8Weight, MemoryStorage, UnquantizedWeight
-from qload.errors import ConfigError, CutError, DivideError, MismatchError, MissingTensorError, ShapeError
+from qload.errors import (
+    ConfigError,
+    CutError,
+    DivideError,
+    MismatchError,
+    MissingTensorError,
+    ShapeError,
+    StorageError,
+)
 from qload.models import FAMILIES, PagedCache, Step, load_model, text_config
 from qload.parallel import Collectives, FakeWorld
 from qload.quantize import Fp8Quantizer, QuantizingLoader
@@ -306,6 +315,9 @@ def test_a_world_that_does_not_divide_the_heads_is_refused() -> None:
 
 
 def test_a_folder_without_a_config_has_no_model(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"no \*\.safetensors file"):
+        load_model(tmp_path)
+    save_file({"norm.weight": torch.ones(2)}, tmp_path / "model.safetensors")
     with pytest.raises(ConfigError, match="model_type"):
         load_model(tmp_path)
 
