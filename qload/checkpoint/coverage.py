@@ -102,40 +102,40 @@ class Account:
         return next((lead for lead in leads if lead in self.modules), name)
 
 
-def account(groups: LayerIndex) -> Account:
+def account(index: LayerIndex) -> Account:
     """Account for every tensor, as after a load of all layers and plain tensors."""
-    storage, ledger = groups.weights.storage, groups.weights.ledger()
-    infos = {name: storage.info(name) for name in groups.names}
+    storage, ledger = index.weights.storage, index.weights.ledger()
+    infos = {name: storage.info(name) for name in index.names}
     sizes = {name: 0 if info.shared else info.nbytes for name, info in infos.items()}
     unread: set[str] = set()
     refused: set[str] = set()
-    for prefix, layer in groups.layers.items():
+    for prefix, layer in index.layers.items():
         if isinstance(layer, UnsupportedFormatError):
-            unread.update(groups.under(prefix))
-            ledger.leave(groups.under(prefix), _reason(layer))
+            unread.update(index.under(prefix))
+            ledger.leave(index.under(prefix), _reason(layer))
         elif isinstance(layer, QloadError):
-            refused.update(groups.under(prefix))
+            refused.update(index.under(prefix))
     ledger.refuse(refused)
-    stacks = {name for name in groups.names if name not in groups.specs and unread_reason(name, storage)}
+    stacks = {name for name in index.names if name not in index.specs and unread_reason(name, storage)}
     plain = [
         name
-        for name in groups.names
+        for name in index.names
         if not (name in refused or name in unread or name in stacks)
-        and _is_plain(groups, name, infos[name])
+        and _is_plain(index, name, infos[name])
         and not ledger.exempts(name, storage)  # last, as it is slow and most names are of quantized layers
     ]
-    ledger.take(groups.specs)
-    ledger.take(name for name in plain if name not in groups.specs)
+    ledger.take(index.specs)
+    ledger.take(name for name in plain if name not in index.specs)
     report = ledger.report(storage)
     unexplained = [name for name in report.unused if name not in refused]
-    layers = [layer for layer in groups.layers.values() if not isinstance(layer, QloadError)]
+    layers = [layer for layer in index.layers.values() if not isinstance(layer, QloadError)]
     reasons: dict[str, int] = {}
     for name, reason in report.exempted.items():
         reasons[reason] = reasons.get(reason, 0) + infos[name].nbytes
     coverage = Coverage(
         layers=len(layers),
         plain_tensors=len(plain),
-        total=_bytes(sizes, groups.names),
+        total=_bytes(sizes, index.names),
         read=_bytes(sizes, report.used),
         exempt=reasons,
         unread=_bytes(sizes, report.unread),
@@ -145,9 +145,9 @@ def account(groups: LayerIndex) -> Account:
     return Account(
         report,
         coverage,
-        {name: _layer_of(groups, name) for name in unexplained},
+        {name: _layer_of(index, name) for name in unexplained},
         {name: sizes[name] for name in report.unread},
-        frozenset(name.rpartition(".")[0] or groups.prefixes[name] for name in report.unread),
+        frozenset(name.rpartition(".")[0] or index.prefixes[name] for name in report.unread),
     )
 
 
@@ -168,17 +168,17 @@ def _reason(error: UnsupportedFormatError) -> str:
     return f"{text}; {error.remedy}" if error.remedy else text
 
 
-def _is_plain(groups: LayerIndex, name: str, info: TensorInfo) -> bool:
+def _is_plain(index: LayerIndex, name: str, info: TensorInfo) -> bool:
     """Return whether a tensor is floats of a plain layer, a bias, or a single parameter."""
     if info.dtype not in FLOATS:
         return False
-    layer = _layer_of(groups, name)
+    layer = _layer_of(index, name)
     return layer is None or layer.format.weight_type.plain or name.rpartition(".")[2] == "bias"
 
 
-def _layer_of(groups: LayerIndex, name: str) -> LayerDescription | None:
+def _layer_of(index: LayerIndex, name: str) -> LayerDescription | None:
     """Readable layer with the prefix of a tensor; None without one."""
-    layer = groups.layers.get(groups.prefixes[name])
+    layer = index.layers.get(index.prefixes[name])
     return layer if isinstance(layer, LayerDescription) else None
 
 

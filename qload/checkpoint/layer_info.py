@@ -144,10 +144,10 @@ def info_of(weights: Weights, layer: LayerDescription) -> LayerInfo:
     )
 
 
-def info_of_broken(groups: LayerIndex, prefix: str, error: QloadError) -> LayerInfo:
+def info_of_broken(index: LayerIndex, prefix: str, error: QloadError) -> LayerInfo:
     """Describe a layer that cannot be loaded."""
-    storage = groups.weights.storage
-    tensors = {name: storage.info(name) for name in groups.under(prefix)}
+    storage = index.weights.storage
+    tensors = {name: storage.info(name) for name in index.under(prefix)}
     nbytes = sum(info.nbytes for info in tensors.values())
     return LayerInfo(prefix, None, None, None, None, None, (), "", nbytes, tensors=tensors, error=error)
 
@@ -245,12 +245,10 @@ def layers(path_or_weights: str | PathLike[str] | Weights) -> list[LayerInfo]:
     [('norm', 'unquantized', (64,), None), ('up', 'gptq', (64, 64), 'gptq_marlin')]
     """
     with opened(path_or_weights) as (weights, _):
-        groups = LayerIndex(weights)
+        index = LayerIndex(weights)
         return [
-            info_of_broken(groups, prefix, layer)
-            if isinstance(layer, QloadError)
-            else info_of(weights, layer)
-            for prefix, layer in groups.layers.items()
+            info_of_broken(index, prefix, layer) if isinstance(layer, QloadError) else info_of(weights, layer)
+            for prefix, layer in index.layers.items()
         ]
 
 
@@ -281,19 +279,19 @@ def load_layers(weights: Weights, *, progress: Progress | None = None) -> Iterat
     >>> {prefix: weight.shape for prefix, weight in load_layers(weights)}
     {'norm': (4,), 'up': (8, 4)}
     """
-    groups = LayerIndex(weights)
-    error = account(groups).error()
+    index = LayerIndex(weights)
+    error = account(index).error()
     if error is not None:
         raise error
-    return _with_progress(weights, groups, progress) if progress else weights.stream(groups.found)
+    return _with_progress(weights, index, progress) if progress else weights.stream(index.found)
 
 
-def _with_progress(weights: Weights, groups: LayerIndex, progress: Progress) -> Iterator[tuple[str, Weight]]:
+def _with_progress(weights: Weights, index: LayerIndex, progress: Progress) -> Iterator[tuple[str, Weight]]:
     info = weights.storage.info
-    sizes = {prefix: sum(info(name).nbytes for name in groups.under(prefix)) for prefix in groups.found}
+    sizes = {prefix: sum(info(name).nbytes for name in index.under(prefix)) for prefix in index.found}
     done, total = 0, sum(sizes.values())
     progress("loading", done, total)
-    for prefix, weight in weights.stream(groups.found):
+    for prefix, weight in weights.stream(index.found):
         done += sizes[prefix]
         progress("loading", done, total)
         yield prefix, weight

@@ -182,12 +182,12 @@ def explain(
         config, note = supported_text_config(model_config)
         stated_dtype = config_dtype(model_config)
         activations = dtype or stated_dtype or FALLBACK_DTYPE
-        groups = LayerIndex(weights)
+        index = LayerIndex(weights)
         explainer = _LayerExplainer(weights, capability, tp, activations, tuple(tokens))
-        accounted = account(groups)
+        accounted = account(index)
         layers = [
-            explainer.explain(prefix, groups.layers.get(prefix), sharing)
-            for prefix, sharing in sharings(groups, config, None).items()
+            explainer.explain(prefix, index.layers.get(prefix), sharing)
+            for prefix, sharing in sharings(index, config, None).items()
             if not accounted.hides(prefix)
         ]
         notes = [] if dtype or stated_dtype else [NO_DTYPE]

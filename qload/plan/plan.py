@@ -239,18 +239,16 @@ def plan(
     worlds = check_ranks(tp, ep)
     with opened(path_or_weights) as (weights, model_config):
         config, note = supported_text_config(model_config)
-        groups, planner = LayerIndex(weights), SharePlanner(weights, target)
-        accounted = account(groups)
+        index, planner = LayerIndex(weights), SharePlanner(weights, target)
+        accounted = account(index)
         shared = {
             prefix: sharing
-            for prefix, sharing in sharings(groups, config, ep).items()
+            for prefix, sharing in sharings(index, config, ep).items()
             if not accounted.hides(prefix)
         }
-        layers = [
-            planner.of(prefix, groups.layers.get(prefix), how, worlds) for prefix, how in shared.items()
-        ]
+        layers = [planner.of(prefix, index.layers.get(prefix), how, worlds) for prefix, how in shared.items()]
         info = weights.storage.info
-        other_bytes = sum(info(name).nbytes for name in accounted.report.used if name not in groups.specs)
+        other_bytes = sum(info(name).nbytes for name in accounted.report.used if name not in index.specs)
         results = {ranks: _world_plan(layers, ranks, other_bytes) for ranks in worlds}
         all_fit = all(result.fits for result in results.values())
         notes = [NOT_COUNTED, *([note] if note else [])]
@@ -263,7 +261,7 @@ def plan(
             model=None if config is None else config.type,
             notes=notes + accounted.notes(),
             unread=dict(accounted.report.unread),
-            lawful=None if all_fit else planner.lawful(groups.layers, shared, ep),
+            lawful=None if all_fit else planner.lawful(index.layers, shared, ep),
         )
 
 

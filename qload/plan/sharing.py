@@ -103,18 +103,18 @@ def check_ranks(tp: int | Sequence[int], ep: int | None) -> list[int]:
     return worlds
 
 
-def sharings(groups: LayerIndex, config: TextConfig | None, ep: int | None) -> dict[str, Sharing]:
+def sharings(index: LayerIndex, config: TextConfig | None, ep: int | None) -> dict[str, Sharing]:
     """Return the sharing of each layer in load order; ArgumentError for `ep` without experts.
 
     The model of `config` defines the cuts; without a config, the names of layers define them.
     """
-    weights, sharing_of = groups.weights, {}
+    weights, sharing_of = index.weights, {}
     if config is not None:
         sharing_of = {sharing.matrix.prefix: sharing for sharing in _model_sharings(weights, config, ep)}
     if ep is not None and not any(sharing.expert for sharing in sharing_of.values()):
         raise ArgumentError("ep", "a model with experts that load_model supports", str(ep))
     architecture = weights.architecture
-    for prefix, layer in groups.layers.items():
+    for prefix, layer in index.layers.items():
         if prefix in sharing_of:
             continue
         matrix = SharedMatrix(prefix, None)
