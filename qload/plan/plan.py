@@ -11,14 +11,12 @@ from qload.errors import CutError, DivideError, QloadError, checked
 from qload.loader import LayerDescription
 from qload.loader.sharding import granule
 from qload.models.stored_layers import SharedMatrix
+from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
 from qload.plan.report import Alternative, LayerShare, PlannedLayer, ShardingPlan, WorldPlan
 from qload.plan.sharing import (
-    CANDIDATES,
-    LawfulRanks,
     Sharing,
     check_ranks,
     first_rank_share,
-    lawful_ranks,
     rank_bytes,
     sharings,
     supported_text_config,

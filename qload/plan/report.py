@@ -9,7 +9,7 @@ from qload.errors import QloadError
 
 if TYPE_CHECKING:
     from qload.plan.kernels import KernelChoice
-    from qload.plan.sharing import LawfulRanks
+    from qload.plan.rank_counts import LawfulRanks
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from qload.errors import ArgumentError, ConfigError, CutError, DivideError, Qloa
 from qload.loader import Heads, LayerDescription, Part, Split
 from qload.loader.sharding import share
 from qload.parallel import ProcessGroup, Rank
-from qload.plan.sharing import CANDIDATES, LawfulRanks, lawful_ranks
+from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
 from qload.verify import against as comparison
 from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.comparison import LayerMap

@@ -10,8 +10,8 @@ from qload.diff import CheckpointDiff, LayerDiff
 from qload.errors import CutError
 from qload.plan import Alternative, ExplainedLayer, Explanation, LayerShare, PlannedLayer, ShardingPlan
 from qload.plan.kernels import KernelChoice
+from qload.plan.rank_counts import LawfulRanks
 from qload.plan.report import WorldPlan
-from qload.plan.sharing import LawfulRanks
 from qload.spec import ActivationScheme
 from qload.verify.report import Finding, Report
 

@@ -60,3 +60,14 @@ def test_modules_of_commands_headers_and_reports_do_not_import_torch() -> None:
     assert there >= READS_TENSORS
     assert without_torch(sorted((there - READS_TENSORS) | packages | MODULES)) == {}
     assert without_torch(sorted(READS_TENSORS)).keys() == READS_TENSORS  # no other module is excluded
+
+
+def test_checks_of_checkpoints_import_no_models_and_no_kernels() -> None:
+    """`inspect` and `verify` need them for logits alone."""
+    names = "[name for name in sys.modules if name.split('.')[1:2] in (['kernels'], ['methods'], ['models'])]"
+    program = f"import qload.verify.verification, sys; print({names})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+
+    assert done.stdout.strip() == "[]"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from qload.errors import ArgumentError
-from qload.plan.sharing import CANDIDATES
+from qload.plan.rank_counts import CANDIDATES
 from qload.verify import verify
 from qload.verify.report import group_findings
 from tests.paths import FIXTURES

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from qload import MemoryStorage, Weights, loader_from_config, plan
-from qload.plan.sharing import CANDIDATES, LawfulRanks, lawful_ranks
+from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
 from tests.paths import FIXTURES
 from tests.plan.test_plan import GPTQ
 
