@@ -244,8 +244,12 @@ class PlannedShares:
     @cached_property
     def reads(self) -> list[Rectangle]:
         """Slices of the load, except facts."""
-        specs = [spec for spec in self.shares[0].layer.specs if not spec.fact]
-        return [rectangle for spec in specs for rectangle in rectangles(spec, self.shares)]
+        return [
+            rectangle
+            for spec in self.shares[0].layer.specs
+            if not spec.fact
+            for rectangle in rectangles(spec, self.shares)
+        ]
 
     def load(self, weights: TensorSource, out: Mapping[str, Tensor] = MappingProxyType({})) -> Weight:
         """Read the typed weight, and enter it into the ledger."""

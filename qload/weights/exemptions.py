@@ -1,4 +1,4 @@
-"""What a checkpoint holds beside its layers: known by name, with the reason why no layer has it."""
+"""Tensors outside of layers: exempt from use by name, with a reason, or unread by any format."""
 
 import re
 
@@ -18,17 +18,17 @@ AXES_OF_LAYER = 2
 
 ATTENTION = re.compile(r"(self_|cross_)?attn|(self_|cross_)?attention|mixer")
 PROJECTION = re.compile(r"(q|k|v|kv|qk|qkv)_proj")
-# A float that is no parameter: GPT-2's `masked_bias`, and masks under the names that their makers give them.
+# Floats that are no parameters: `masked_bias` of GPT-2, and masks under their usual names.
 MASK = re.compile(r"masked_bias|((attn|attention|causal)_)?mask")
 ROTATIONS = (
     "freqs_cis",
     "freqs",
-)  # of rotary positions, complex numbers of length one, as Meta's programs have
+)  # rotary positions as complex numbers of length one (Meta's programs)
 ROUTE_TABLES = (".tid2eid",)  # of DeepSeek V4
 
-# By the last part of a name, and by the part before it. compressed-tensors, and with it vLLM, SGLang and TGI,
-# has k_scale and v_scale of the attention, ModelOpt of k_proj and v_proj; Quark and older compressed-tensors
-# call these output_scale; kv_scale was vLLM's and TGI's before there were two; TensorRT-LLM has the rest.
+# Last part of a name, by the part before it. compressed-tensors, vLLM, SGLang and TGI store k_scale and
+# v_scale with the attention, ModelOpt with k_proj and v_proj; Quark and older compressed-tensors name them
+# output_scale; kv_scale is of older versions of vLLM and TGI; TensorRT-LLM has the rest.
 OF_ATTENTION = {
     "q_scale", "k_scale", "v_scale", "kv_scale", "prob_scale", "prob_output_scale",
     "kv_cache_scaling_factor", "kv_cache_rcp_scaling_factor",
@@ -48,17 +48,17 @@ MANY_AXES = tuple(  # suffixes of tensors with three or more axes in some format
 
 
 def cache_scale(name: str) -> bool:
-    """Whether a tensor is a scale of the key/value cache, or of attention itself."""
-    return _stands(name, OF_ATTENTION, OF_PROJECTIONS)
+    """Return True for a scale of the key/value cache, or of attention itself."""
+    return _is_named(name, OF_ATTENTION, OF_PROJECTIONS)
 
 
 def cache_zero(name: str) -> bool:
-    """Whether a tensor is a zero point of the key/value cache, or a bias of it."""
-    return _stands(name, ZEROS_OF_ATTENTION, ZEROS_OF_PROJECTIONS)
+    """Return True for a zero point of the key/value cache, or a bias of it."""
+    return _is_named(name, ZEROS_OF_ATTENTION, ZEROS_OF_PROJECTIONS)
 
 
 def exemption(name: str, info: TensorInfo) -> str | None:
-    """Why a tensor that no load used may stay unused; None where nothing says so."""
+    """Reason for which a tensor may stay unused; None without one."""
     if cache_scale(name):
         return CACHE_SCALE
     if cache_zero(name):
@@ -82,7 +82,7 @@ def unread_reason(name: str, storage: WeightStorage) -> str | None:
     return None
 
 
-def _stands(name: str, of_attention: set[str], of_projections: set[str]) -> bool:
+def _is_named(name: str, of_attention: set[str], of_projections: set[str]) -> bool:
     parent, _, last = name.rpartition(".")
     if last not in of_attention and last not in of_projections:
         return False
@@ -93,7 +93,7 @@ def _stands(name: str, of_attention: set[str], of_projections: set[str]) -> bool
 
 
 def is_mask(name: str, info: TensorInfo) -> bool:
-    """Whether floats are added to the scores of attention, where minus infinity hides a place."""
+    """Return True for a mask of attention scores, with minus infinity at hidden positions."""
     last = name.rpartition(".")[2]
     return info.dtype in FLOATS and (
         MASK.fullmatch(last) is not None or (last == "bias" and len(info.shape) == 4)
@@ -101,7 +101,7 @@ def is_mask(name: str, info: TensorInfo) -> bool:
 
 
 def _is_buffer(name: str, info: TensorInfo) -> bool:
-    """Whole numbers of a dtype that no format packs codes into, or too few for codes; masks; rotations."""
+    """Return True for a mask, for rotations, and for whole numbers that cannot be codes."""
     last = name.rpartition(".")[2]
     if is_mask(name, info) or (info.dtype.is_complex and last in ROTATIONS):
         return True
