@@ -1,9 +1,9 @@
-"""Formats on disk and their meaning, a module for each.
+"""Checkpoint formats, a module each: `MODULES` is their list.
 
-A new format is a module with a frozen config and a frozen weight with declared tensors, one line in
-`FORMATS` below, one line in the strategies for its config, one block computed by hand, and one fixture
-from a tool of the format. The declaration brings the loader, the checks, the sharding laws, the contract
-tests and a working linear layer.
+A module has a config, a weight with declared tensors and `codes`, and the reader of its `quant_method`. From
+it follow the loader, checks, cuts, detection, repacking, contract tests and a linear layer. `FORMATS` of a
+module are its types of weights, `METHODS` its methods; `dialects`, if it has one, recognises layers that no
+config names.
 """
 
 from qload.configs import Method
@@ -43,7 +43,6 @@ from qload.formats.unquantized import UnquantizedConfig, UnquantizedWeight
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, Weight
 
-# The list of formats: a new one is a module here. The first module with a name of a tensor decides its role.
 MODULES = (unquantized, gptq, awq, marlin, exl2, eetq, fp8, bnb, compressed_tensors, nvfp4, mx, modelopt_awq)
 
 FORMATS: tuple[type[Weight], ...] = tuple(fmt for module in MODULES for fmt in module.FORMATS)

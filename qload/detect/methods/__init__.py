@@ -1,5 +1,4 @@
-"""Readers of quantization configs, by `quant_method`.
+"""Readers of methods whose configs describe several formats; a method of one format is in its module.
 
-A reader `read_...(source)` validates the section and returns its claims, with the formats of the loader.
-`..._VARIANTS` lists the supported variants of a method for error messages.
+`METHODS` of each module are found by `config_reader`.
 """
