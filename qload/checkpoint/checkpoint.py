@@ -290,7 +290,7 @@ def open_checkpoint(
     checkpoint = Checkpoint.open(path)
     try:
         return checkpoint.weights_for(
-            loader=for_target(checkpoint.loader, target_of_dtype(target, dtype)),
+            loader=for_target(checkpoint.loader, target_of_dtype(target, dtype) if dtype else target),
             device=device,
             dtype=dtype,
             process_group=process_group,

@@ -180,7 +180,10 @@ def _files_of_index(index: Path) -> CheckpointFiles:
             "names no tensor" + (f", and its folder has {_first_names(unread)}" if unread else ""),
             remedy="write the index again from the headers" if unread else "fetch the files again",
         )
-    missing = {name for name, place in files.items() if status(place, name) is None}
+    missing = set()
+    for name, place in files.items():
+        if status(place, name) is None:
+            missing.add(name)
     if missing:
         count = sum(file in missing for file in weight_map.values())
         raise StorageError(
