@@ -17,7 +17,7 @@ from qload.errors import ArgumentError
 from qload.formats import UnquantizedWeight
 from qload.kernel_formats.exllama import ExllamaWeight
 from qload.kernel_formats.marlin import GPTQMarlinWeight
-from qload.kernels.cuda.calls import ACTIVATIONS
+from qload.kernels.cuda.dispatch import ACTIVATIONS
 from qload.spec import Weight
 from qload.spec.casts import check_cast
 from qload.spec.weight import tensor_names

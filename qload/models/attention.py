@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 
 from qload.errors import ArgumentError, ShapeError
-from qload.kernels.cuda.attend import attend_pages
-from qload.kernels.cuda.step import place_heads
+from qload.kernels.cuda.decoder_ops import attend_pages, place_heads
 from qload.loader import Heads
 from qload.methods import ColumnParallelLinear, QKVParallelLinear, ReplicatedLinear, RowParallelLinear
 from qload.methods.checkpoint_linear import LinearFactory

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from qload.errors import ShapeError
 from qload.experts import GatedActivation, Routing
-from qload.kernels.cuda import step
+from qload.kernels.cuda import decoder_ops
 from qload.methods import MergedColumnParallelLinear, ParallelExperts, RowParallelLinear
 from qload.methods.checkpoint_linear import LinearFactory
 from qload.models.config import TextConfig
@@ -74,7 +74,7 @@ class GatedFeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to the tokens x (T, H)."""
         both = self.gate_up_proj(x)
-        y = step.gated(both, self.activation)
+        y = decoder_ops.gated(both, self.activation)
         return self.down_proj(self.activation(*both.chunk(2, dim=-1)) if y is None else y)  # type: ignore[no-any-return]
 
 

@@ -4,7 +4,7 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
 from qload.errors import ShapeError
-from qload.kernels.cuda import step
+from qload.kernels.cuda import decoder_ops
 from qload.spec import Role
 from qload.weights import Weights
 
@@ -26,12 +26,12 @@ class Norm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize x (..., H) along its last dimension."""
-        y = step.norm(x, self.weight, self.eps)
+        y = decoder_ops.norm(x, self.weight, self.eps)
         return rms_norm(x, (self.weight.shape[0],), self.weight, self.eps) if y is None else y
 
     def of_sum(self, x: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
         """Return x + `added`, both (..., H), and the normalized sum."""
-        fused = step.add_norm(x, added, self.weight, self.eps)
+        fused = decoder_ops.add_norm(x, added, self.weight, self.eps)
         if fused is not None:
             return fused
         x = x + added

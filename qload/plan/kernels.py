@@ -12,7 +12,7 @@ from qload.kernel_formats.panels import PanelsWeight
 from qload.kernel_formats.strips import StripsWeight
 from qload.kernels import cpu
 from qload.kernels.cuda import launch
-from qload.kernels.cuda.choice import choose, ranked
+from qload.kernels.cuda.dispatch import choose, ranked
 from qload.kernels.cuda.linear import OPERATORS, call_of, missing_kernel
 from qload.kernels.plans import CPU_MODULE, CUDA_KERNELS, DEQUANTIZED, PLAIN, QUANTIZED, way_of
 from qload.spec import ActivationScheme, Weight

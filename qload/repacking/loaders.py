@@ -28,7 +28,7 @@ from qload.kernel_formats.repack import (
 )
 from qload.kernel_formats.repack_cache import RepackCache
 from qload.kernels.chips import compute_capability
-from qload.kernels.cuda.choice import known
+from qload.kernels.cuda.dispatch import known
 from qload.layouts import marlin
 from qload.loader import FormatLoader, LayerDescription, LoadPlan, Part, Split, TensorSource, WeightsLoader
 from qload.loader.source import source_without_values

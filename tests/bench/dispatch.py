@@ -4,16 +4,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from qload.kernels.cuda import choice
+from qload.kernels.cuda import dispatch
 
-FILE = Path(choice.__file__).with_name(choice.TABLE)
+FILE = Path(dispatch.__file__).with_name(dispatch.TABLE)
 
 
 def write(rows: list[dict[str, Any]], capability: tuple[int, int]) -> None:
     """Put these layers' rows in the place of those for the same layout, width and chip."""
     made = merge(json.loads(FILE.read_text("utf-8")), rows, capability)
     FILE.write_text("[\n" + ",\n".join(json.dumps(row) for row in made) + "\n]\n", "utf-8")
-    choice.forget()
+    dispatch.forget()
 
 
 def merge(

@@ -24,11 +24,11 @@ FAULTS = (
     ),
     Fault("groups-counted-in-shares", f"{_CUDA}/large.py", "if not call.is_k_full:", "if False:"),
     Fault("groups-counted-by-decode", f"{_CUDA}/launch.py", "None if call.is_k_full else call.g_idx", "None"),
-    Fault("address-between-two-loads", f"{_CUDA}/inputs.py", "x.clone() if pointer(x) % ALIGNED else x", "x"),
-    Fault("kernel-of-a-smaller-layer", f"{_CUDA}/choice.py", "bisect_left(sizes, size)", "0"),
+    Fault("address-between-two-loads", f"{_CUDA}/launch.py", "x.clone() if pointer(x) % ALIGNED else x", "x"),
+    Fault("kernel-of-a-smaller-layer", f"{_CUDA}/dispatch.py", "bisect_left(sizes, size)", "0"),
     Fault(
         "inputs-out-of-order",
-        f"{_CUDA}/inputs.py",
+        f"{_CUDA}/launch.py",
         "return x if call.perm is None else",
         "return x if call.tokens < 99 else",
     ),
@@ -62,7 +62,7 @@ FAULTS = (
     ),
     Fault(
         "kernel-of-fewer-tokens",
-        f"{_CUDA}/choice.py",
+        f"{_CUDA}/dispatch.py",
         "for row in of_layer], tokens)",
         "for row in of_layer], 0)",
     ),

@@ -17,8 +17,8 @@ from qload.formats import AWQConfig, AWQWeight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, repack
 from qload.kernels import products, scaled
 from qload.kernels.activations import quantize
-from qload.kernels.cuda import decode, exllama, experts, hopper_gemm, inputs, middle, step, w4a16
-from qload.kernels.cuda.attend import attend_pages
+from qload.kernels.cuda import decode, decoder_ops, exllama, experts, hopper_gemm, launch, middle, w4a16
+from qload.kernels.cuda.decoder_ops import attend_pages
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.quantize import finish
 from qload.kernels.cuda.quantize import inputs as inputs_of
@@ -175,7 +175,7 @@ def inputs_in_order() -> None:
     for x in (memory[:520].view(5, 104), memory[1:].view(5, 104), memory[:500].view(5, 100)):
         want = torch.nn.functional.pad(x, (0, 128 - x.shape[1]))[:, perm.long()]
         for staged in (False, True):
-            same(inputs.gathered(x, perm, staged=staged), want)
+            same(launch.gathered(x, perm, staged=staged), want)
 
 
 def three_bits() -> None:
@@ -270,11 +270,11 @@ def between_products() -> None:
     for size, weight in ones.items():
         x = torch.randn(3, size, device="cuda").half()
         want = torch.nn.functional.rms_norm((x + x).double(), (size,), None, 1e-5)
-        made = step.add_norm(x, x.clone(), weight, 1e-5)
+        made = decoder_ops.add_norm(x, x.clone(), weight, 1e-5)
         close(None if made is None else made[1], want)
     both = torch.randn(3, 272, device="cuda").half()
     gate, up = both.double().chunk(2, -1)
-    close(step.gated(both, GatedActivation("silu")), torch.nn.functional.silu(gate) * up)
+    close(decoder_ops.gated(both, GatedActivation("silu")), torch.nn.functional.silu(gate) * up)
     for sequences, heads, kv, size in ((2, 8, 2, 64), (3, 5, 1, 96), (40, 16, 16, 128)):
         keys, values = torch.zeros(2, 1 + 3 * sequences, 7, kv, size, device="cuda").half()
         table = torch.arange(1, 1 + 3 * sequences, device="cuda").view(sequences, 3)
@@ -285,7 +285,7 @@ def between_products() -> None:
         for at in range(15):
             given = torch.randn(sequences, heads + 2 * kv, size, device="cuda").half()
             slots = table[:, at // 7] * 7 + at % 7
-            q = step.place_heads(given, still, turn, slots, (keys, values), pairs=at % 2 == 0)
+            q = decoder_ops.place_heads(given, still, turn, slots, (keys, values), pairs=at % 2 == 0)
             close(q, given[:, :heads])
         same(values.flatten(0, 1)[slots], given[:, heads + kv :])
         places, scale = torch.full((sequences,), 14, device="cuda"), size**-0.5

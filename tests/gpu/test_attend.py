@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.kernels.bounds import Bounded, excess, roundings
-from qload.kernels.cuda.attend import attend_pages
+from qload.kernels.cuda.decoder_ops import attend_pages
 from qload.testing import assert_same_bits
 from tests.gpu.device_tensors import GUARD, guarded
 from tests.gpu.layers import DTYPES

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.kernels import cuda
-from qload.kernels.cuda import choice, exllama
+from qload.kernels.cuda import dispatch, exllama
 from qload.layouts import STORED_MINUS_ONE
 from qload.testing import assert_same_bits, assert_within_bound
 from tests.gpu.exllama_layers import BITS, LAYERS, Kind, call, kernel, layer
@@ -94,14 +94,14 @@ def test_the_operator_has_a_schema_and_a_shape_rule_that_hold() -> None:
 def test_a_weight_is_multiplied_natively_where_kernels_were_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = layer(1120, 224, 128, act_order=True)
     x = inputs(3, weight, torch.float16)
-    monkeypatch.setattr(choice, "ROWS", {})
+    monkeypatch.setattr(dispatch, "ROWS", {})
     assert "no kernel of 4 bits was timed" in str(cuda.why_not_linear(weight, torch.float16))
 
     row = {("exllama", "", 4, (8, 0)): [(0, 64, ("few", "large"))]}
-    monkeypatch.setattr(choice, "ROWS", row)
-    choice.ranked.cache_clear()
+    monkeypatch.setattr(dispatch, "ROWS", row)
+    dispatch.ranked.cache_clear()
     try:
         assert cuda.why_not_linear(weight, torch.float16) is None
         assert_same_bits(weight.get_linear().to("cuda")(x), kernel(weight)(x))
     finally:
-        choice.ranked.cache_clear()
+        dispatch.ranked.cache_clear()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from qload.kernels.cuda import exllama, marlin, strips
-from qload.kernels.cuda.inputs import gathered
+from qload.kernels.cuda.launch import gathered
 from qload.testing import assert_same_bits, assert_sums_exactly, assert_within_bound
 from tests.gpu import exllama_layers
 from tests.gpu.layers import DTYPES, layer

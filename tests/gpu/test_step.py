@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.experts import GatedActivation
 from qload.kernels.bounds import Bounded, bound_gated_activation, exact, excess, roundings
-from qload.kernels.cuda import step
+from qload.kernels.cuda import decoder_ops
 from qload.kernels.cuda.module import native, pointer, stream
 from qload.testing import assert_same_bits, assert_same_twice
 from tests.gpu.device_tensors import GUARD, guarded
@@ -53,8 +53,8 @@ def test_a_sum_has_torchs_bits_and_its_norm_is_within_rounding(
     x, added = (in_nan(drawn(rows, size, dtype=dtype, seed=seed)) for seed in (1, 2))
     weight = in_nan(1 + drawn(size, dtype=dtype) / 4)
 
-    made = step.add_norm(x, added, weight, 1e-5)
-    alone = step.norm(x + added, weight, 1e-5)
+    made = decoder_ops.add_norm(x, added, weight, 1e-5)
+    alone = decoder_ops.norm(x + added, weight, 1e-5)
 
     assert made is not None
     assert alone is not None
@@ -67,7 +67,7 @@ def test_a_sum_has_torchs_bits_and_its_norm_is_within_rounding(
 def test_a_row_of_zeros_is_zeros_and_one_with_nan_harms_no_other(dtype: torch.dtype) -> None:
     x = drawn(3, 512, dtype=dtype)
     x[0], x[1, 77] = 0, float("nan")
-    y = step.norm(x, torch.ones(512, device="cuda", dtype=dtype), 1e-6)
+    y = decoder_ops.norm(x, torch.ones(512, device="cuda", dtype=dtype), 1e-6)
 
     assert y is not None
     assert not y[0].any()
@@ -77,7 +77,7 @@ def test_a_row_of_zeros_is_zeros_and_one_with_nan_harms_no_other(dtype: torch.dt
 
 def test_a_small_eps_counts_in_the_mean_of_squares() -> None:
     x = torch.full((1, 16), 2.0**-12, device="cuda").half()
-    y = step.norm(x, torch.ones(16, device="cuda").half(), 3 * 2.0**-24)
+    y = decoder_ops.norm(x, torch.ones(16, device="cuda").half(), 3 * 2.0**-24)
 
     assert y is not None
     assert_same_bits(y, torch.full_like(x, 0.5))
@@ -87,13 +87,13 @@ def test_a_small_eps_counts_in_the_mean_of_squares() -> None:
 def test_rows_that_no_kernel_takes_are_left_to_torch(shape: tuple[int, int]) -> None:
     x, weight = torch.ones(shape, device="cuda").half(), torch.ones(shape[1], device="cuda").half()
 
-    y = step.norm(x, weight, 1e-5)
+    y = decoder_ops.norm(x, weight, 1e-5)
 
     assert (y is None) == (shape[0] > 0)
-    assert step.norm(x.float(), weight.float(), 1e-5) is None
-    assert step.norm(x.cpu(), weight.cpu(), 1e-5) is None
+    assert decoder_ops.norm(x.float(), weight.float(), 1e-5) is None
+    assert decoder_ops.norm(x.cpu(), weight.cpu(), 1e-5) is None
     with torch.enable_grad():
-        assert step.norm(x.clone().requires_grad_(), weight, 1e-5) is None
+        assert decoder_ops.norm(x.clone().requires_grad_(), weight, 1e-5) is None
 
 
 def turned(x: Bounded, cos: Tensor, sin: Tensor, pairs: bool) -> Bounded:
@@ -127,7 +127,7 @@ def test_heads_are_turned_within_rounding_and_go_to_their_slots_alone(
     (keys, all_keys), (values, all_values) = (guarded((3, 4, kv, D), dtype) for _ in range(2))
     norms = tuple(in_nan(1 + drawn(D, dtype=dtype, seed=seed) / 4) for seed in (1, 2)) if normalized else None
 
-    q = step.place_heads(heads, cos, sin, slots, (keys, values), pairs=pairs, norms=norms, eps=eps)  # type: ignore[arg-type]
+    q = decoder_ops.place_heads(heads, cos, sin, slots, (keys, values), pairs=pairs, norms=norms, eps=eps)  # type: ignore[arg-type]
 
     own_q, own_k, own_v = torch.split(heads, [queries, kv, kv], 1)
     own = [exact(own_q), exact(own_k)]
@@ -149,8 +149,10 @@ def test_heads_of_another_size_than_the_caches_are_left_to_torch() -> None:
         torch.ones(1, 4, 1, 48, device="cuda").half(),
     )
 
-    assert step.place_heads(heads, cos, cos, slots, (wide, wide), pairs=False) is None
-    assert step.place_heads(heads, cos, cos, slots, (wide[..., :32].clone(), wide), pairs=False) is None
+    assert decoder_ops.place_heads(heads, cos, cos, slots, (wide, wide), pairs=False) is None
+    assert (
+        decoder_ops.place_heads(heads, cos, cos, slots, (wide[..., :32].clone(), wide), pairs=False) is None
+    )
     assert (wide == 1).all()
 
 
@@ -161,7 +163,7 @@ def test_gate_and_up_are_one_within_rounding(
     rows: int, columns: int, activation: GatedActivation, dtype: torch.dtype
 ) -> None:
     both = in_nan(drawn(rows, 2 * columns, dtype=dtype) * 4)
-    y = step.gated(both, activation)
+    y = decoder_ops.gated(both, activation)
     gate, up = (exact(each) for each in both.chunk(2, -1))
 
     assert y is not None
@@ -172,11 +174,11 @@ def test_gate_and_up_are_one_within_rounding(
 def test_a_nan_of_gate_or_up_stays_where_it_is(activation: GatedActivation) -> None:
     both = torch.ones(2, 48, device="cuda").half()
     both[0, 3] = both[1, 24 + 5] = float("nan")
-    y = step.gated(both, activation)
+    y = decoder_ops.gated(both, activation)
 
     assert y is not None
     assert y.isnan().nonzero().tolist() == [[0, 3], [1, 5]]
-    assert step.gated(both[:, :40].contiguous(), activation) is None
+    assert decoder_ops.gated(both[:, :40].contiguous(), activation) is None
 
 
 def test_nothing_beside_a_result_is_written() -> None:
@@ -200,12 +202,12 @@ def test_the_same_bits_twice_and_at_an_odd_address() -> None:
     odd, weight = memory[1:].view(5, 512), drawn(512, dtype=torch.float16)
 
     def normalize(x: Tensor) -> Tensor:
-        y = step.norm(x, weight, 1e-5)
+        y = decoder_ops.norm(x, weight, 1e-5)
         assert y is not None
         return y
 
     def gate(x: Tensor) -> Tensor:
-        y = step.gated(x, SILU)
+        y = decoder_ops.gated(x, SILU)
         assert y is not None
         return y
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qload.errors import ArgumentError, NoKernelError
-from qload.kernels.cuda import choice, exllama, marlin, strips
+from qload.kernels.cuda import dispatch, exllama, marlin, strips
 
 ROWS = [
     ("marlin", 4, (8, 0), 1000, 16, ["small", "large"]),
@@ -34,10 +34,10 @@ def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for layout, bits, capability, size, tokens, kernels in ROWS:
         rows.setdefault((layout, "", bits, capability), []).append((size, tokens, tuple(kernels)))
     rows["marlin", "zero points", 4, (8, 0)] = [(1000, 16, ("large",))]
-    monkeypatch.setattr(choice, "ROWS", rows)
-    choice.ranked.cache_clear()
+    monkeypatch.setattr(dispatch, "ROWS", rows)
+    dispatch.ranked.cache_clear()
     yield
-    choice.ranked.cache_clear()
+    dispatch.ranked.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -54,21 +54,21 @@ def _table(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ],
 )
 def test_the_table_is_read(capability: tuple[int, int], size: int, tokens: int, first: str) -> None:
-    assert choice.ranked("marlin", 4, capability, size, tokens)[0] == first
+    assert dispatch.ranked("marlin", 4, capability, size, tokens)[0] == first
 
 
 def test_layers_of_a_kind_have_rows_of_their_own_or_those_of_others() -> None:
-    assert choice.ranked("marlin", 4, (8, 0), 500, 16, "zero points") == ("large",)
-    assert choice.ranked("marlin", 4, (8, 0), 500, 16, "groups of 32") == ("small", "large")
-    assert choice.ranked("marlin", 4, (9, 0), 500, 16, "zero points") == ("tiny", "large")
+    assert dispatch.ranked("marlin", 4, (8, 0), 500, 16, "zero points") == ("large",)
+    assert dispatch.ranked("marlin", 4, (8, 0), 500, 16, "groups of 32") == ("small", "large")
+    assert dispatch.ranked("marlin", 4, (9, 0), 500, 16, "zero points") == ("tiny", "large")
 
 
 def test_a_width_of_which_a_kind_alone_was_timed_is_not_known() -> None:
-    choice.ROWS["marlin", "zero points", 8, (9, 0)] = [(1000, 16, ("large",))]
+    dispatch.ROWS["marlin", "zero points", 8, (9, 0)] = [(1000, 16, ("large",))]
 
-    assert choice.known("marlin", 4, (9, 0))
-    assert not choice.known("marlin", 8, (9, 0))
-    assert choice.ranked("marlin", 8, (9, 0), 500, 16, "zero points") == ()
+    assert dispatch.known("marlin", 4, (9, 0))
+    assert not dispatch.known("marlin", 8, (9, 0))
+    assert dispatch.ranked("marlin", 8, (9, 0), 500, 16, "zero points") == ()
 
 
 @pytest.mark.parametrize(
@@ -83,25 +83,25 @@ def test_a_width_of_which_a_kind_alone_was_timed_is_not_known() -> None:
     ],
 )
 def test_small_groups_come_before_zero_points(group: int, zeros: bool, kind: str) -> None:
-    assert choice.kind_of(group, zeros) == kind
+    assert dispatch.kind_of(group, zeros) == kind
 
 
 def test_without_rows_kernels_come_as_they_are_listed() -> None:
-    assert choice.ranked("marlin", 8, (9, 0), 1, 1) == ()
-    assert choice.ranked("marlin", 4, (7, 5), 1, 1) == ()
+    assert dispatch.ranked("marlin", 8, (9, 0), 1, 1) == ()
+    assert dispatch.ranked("marlin", 4, (7, 5), 1, 1) == ()
     assert pick(LinearCall(1, bits=8)).name == "tiny"
 
 
-def kernel(name: str, most: int) -> choice.CudaKernel:
+def kernel(name: str, most: int) -> dispatch.CudaKernel:
     def why_not(call: LinearCall) -> str | None:
         return None if call.tokens <= most else f"takes {most} tokens, got {call.tokens}"
 
-    return choice.CudaKernel(name, why_not, lambda call: call)
+    return dispatch.CudaKernel(name, why_not, lambda call: call)
 
 
-def pick(call: LinearCall, asked: str = "") -> choice.CudaKernel:
+def pick(call: LinearCall, asked: str = "") -> dispatch.CudaKernel:
     kernels = [kernel("tiny", 4), kernel("small", 32), kernel("large", 100)]
-    return choice.choose(kernels, call, layout="marlin", capability=(9, 0), asked=asked)
+    return dispatch.choose(kernels, call, layout="marlin", capability=(9, 0), asked=asked)
 
 
 def test_a_kernel_that_refuses_leaves_the_call_to_the_next() -> None:
@@ -130,21 +130,21 @@ def test_where_those_of_the_table_refuse_another_takes_the_call() -> None:
 
 @pytest.mark.parametrize("text", ["", "[{", '[{"layout": "marlin"}]', "[1]", "{}x"])
 def test_a_damaged_table_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
-    (tmp_path / choice.TABLE).write_text(text)
-    monkeypatch.setattr(choice.resources, "files", lambda package: tmp_path)
+    (tmp_path / dispatch.TABLE).write_text(text)
+    monkeypatch.setattr(dispatch.resources, "files", lambda package: tmp_path)
 
-    with pytest.raises(ArgumentError, match=choice.TABLE):
-        choice._read()
+    with pytest.raises(ArgumentError, match=dispatch.TABLE):
+        dispatch._read()
 
 
 def test_rows_of_newer_chips_are_not_known_to_older_ones() -> None:
-    assert choice.known("marlin", 4, (8, 6))
-    assert not choice.known("marlin", 4, (7, 5))
-    assert not choice.known("marlin", 8, (9, 0))
+    assert dispatch.known("marlin", 4, (8, 6))
+    assert not dispatch.known("marlin", 4, (7, 5))
+    assert not dispatch.known("marlin", 8, (9, 0))
 
 
 def test_the_table_that_is_shipped_names_kernels_that_there_are() -> None:
-    rows = json.loads(resources.files("qload.kernels.cuda").joinpath(choice.TABLE).read_text("utf-8"))
+    rows = json.loads(resources.files("qload.kernels.cuda").joinpath(dispatch.TABLE).read_text("utf-8"))
     layouts = {"exllama": exllama.KERNELS, "marlin": marlin.KERNELS, "strips": strips.KERNELS}
     known = {layout: {kernel.name for kernel in kernels} for layout, kernels in layouts.items()}
 

@@ -11,7 +11,7 @@ import torch
 
 from qload.errors import NoKernelError
 from qload.kernels import products
-from qload.kernels.cuda import exllama, inputs, linear, module
+from qload.kernels.cuda import exllama, launch, linear, module
 from qload.testing import assert_sums_exactly
 from tests.kernels.cuda_by_hand import STREAM, Hand
 from tests.kernels.cuda_layers import AMPERE, HOPPER, _operators, hand, layer
@@ -144,13 +144,13 @@ def test_inputs_are_put_in_order_once_ahead_of_the_kernel(hand: Hand, layout: st
 
 def test_an_index_between_two_loads_is_moved_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     hand, memory = Hand(HOPPER), torch.empty(65, dtype=torch.int32)
-    monkeypatch.setattr(inputs, "native", lambda: hand)
-    monkeypatch.setattr(inputs, "stream", lambda x: STREAM)
+    monkeypatch.setattr(launch, "native", lambda: hand)
+    monkeypatch.setattr(launch, "stream", lambda x: STREAM)
     monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     perm = memory[1:].copy_(torch.randperm(64))
     x = torch.randn(2, 64).half()
 
-    assert torch.equal(inputs.gathered(x, perm), x[:, perm.long()])
+    assert torch.equal(launch.gathered(x, perm), x[:, perm.long()])
 
 
 @CHIPS

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from qload.errors import ArgumentError, NoKernelError
-from qload.kernels.cuda import calls, linear, marlin
+from qload.kernels.cuda import dispatch, linear, marlin
 from qload.kernels.cuda.linear import able
 from qload.testing import assert_sums_exactly
 from tests.kernels.cuda_by_hand import Hand
@@ -131,9 +131,9 @@ def test_a_weight_is_multiplied_in_its_own_16_bits_from_ampere_on(hand: Hand) ->
         for dtype in (torch.float16, torch.float32)
     )
 
-    if hand.capability < calls.CAPABILITY:
-        assert "needs a CUDA device of capability 8.0" in str(calls.why_not(half, torch.float16))
+    if hand.capability < dispatch.CAPABILITY:
+        assert "needs a CUDA device of capability 8.0" in str(dispatch.why_not(half, torch.float16))
         return
-    assert calls.why_not(half, torch.float16) is None
+    assert dispatch.why_not(half, torch.float16) is None
     for weight, dtype in ((half, torch.bfloat16), (single, torch.float16), (single, torch.float32)):
-        assert "needs float16 or bfloat16 of both" in str(calls.why_not(weight, dtype))
+        assert "needs float16 or bfloat16 of both" in str(dispatch.why_not(weight, dtype))

@@ -1,6 +1,6 @@
 """The table of kernels made of measured times."""
 
-from qload.kernels.cuda import choice
+from qload.kernels.cuda import dispatch as choice
 from tests.bench import dispatch
 
 

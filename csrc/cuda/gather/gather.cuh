@@ -10,7 +10,7 @@
 //   shared memory. So a block copies its token there first, which only pays where a block reads much of it.
 //   perm is asked for before the kernel ahead has ended: only x may depend on it.
 //
-// Equals torch.index_select of x padded with zeros (qload/kernels/cuda/inputs.py).
+// Equals torch.index_select of x padded with zeros (qload/kernels/cuda/launch.py).
 #pragma once
 
 #include "../device/ptx.cuh"

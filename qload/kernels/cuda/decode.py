@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from qload.kernels.cuda import launch
-from qload.kernels.cuda.inputs import in_order
-from qload.kernels.cuda.launch import Launch
+from qload.kernels.cuda.launch import Launch, in_order
 from qload.kernels.cuda.module import native
 
 MOST_TOKENS = {"marlin": 16, "strips": 24}  # by layout

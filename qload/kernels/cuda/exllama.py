@@ -9,10 +9,9 @@ from torch import Tensor
 from qload.errors import ArgumentError
 from qload.kernel_formats.exllama import ExllamaConfig, ExllamaWeight
 from qload.kernels import products
-from qload.kernels.cuda import calls
-from qload.kernels.cuda.calls import ACTIVATIONS, LinearCall, multiply
-from qload.kernels.cuda.choice import CudaKernel, every_call, known
-from qload.kernels.cuda.inputs import gathered
+from qload.kernels.cuda import dispatch
+from qload.kernels.cuda.dispatch import ACTIVATIONS, CudaKernel, KernelCall, every_call, known, multiply
+from qload.kernels.cuda.launch import gathered
 from qload.kernels.cuda.module import check_operands, native, operator, pointer, stream
 from qload.kernels.products import GPU_SLICE_BYTES, OUTPUT_MULTIPLE
 from qload.layouts import (
@@ -34,7 +33,7 @@ ZEROS: dict[str, ZeroPoints] = {
 
 
 @dataclass(frozen=True)
-class ExllamaCall(LinearCall):
+class ExllamaCall(KernelCall):
     """x (M, K) and a weight; `convention`: name of the convention of its zero points.
 
     `run`: rows of a group, where g_idx only counts; 0: it has to be looked at.
@@ -152,13 +151,13 @@ KERNELS = (CudaKernel("few", why_not_few, multiply_few), CudaKernel("large", eve
 
 def why_not(weight: ExllamaWeight, dtype: torch.dtype) -> str | None:
     """Why activations of a dtype are not multiplied with a weight as it lies, or None."""
-    reason = calls.why_not(weight, dtype)
+    reason = dispatch.why_not(weight, dtype)
     return reason or why_not_on(weight, dtype, torch.cuda.get_device_capability(weight.device))
 
 
 def why_not_on(weight: ExllamaWeight, dtype: torch.dtype, capability: tuple[int, int]) -> str | None:
     """Reason why a chip of a capability cannot multiply a weight, wherever that is, or None."""
-    reason, config = calls.why_not_on(weight, dtype, capability), weight.config
+    reason, config = dispatch.why_not_on(weight, dtype, capability), weight.config
     if reason:
         return reason
     if config.bits not in BITS or config.zeros.name not in ZEROS:

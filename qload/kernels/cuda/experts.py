@@ -15,8 +15,7 @@ from torch import Tensor
 from qload.errors import ArgumentError
 from qload.kernel_formats.strips import StripsWeight
 from qload.kernels.cuda import launch, module
-from qload.kernels.cuda.calls import ACTIVATIONS
-from qload.kernels.cuda.choice import WHOLE
+from qload.kernels.cuda.dispatch import ACTIVATIONS, WHOLE
 from qload.kernels.cuda.experts_launches import GATES, ExpertMatrix, ExpertsCall, multiply_few, multiply_many
 from qload.kernels.cuda.module import check_operands, operator, pointer
 

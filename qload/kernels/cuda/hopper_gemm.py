@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from qload.kernels.cuda import launch
-from qload.kernels.cuda.inputs import in_rows
-from qload.kernels.cuda.launch import ALIGNED, Launch
+from qload.kernels.cuda.launch import ALIGNED, Launch, in_rows
 from qload.kernels.cuda.module import native
 
 STAGE = 128  # rows that a block has at a time

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernels import products
-from qload.kernels.cuda.inputs import in_rows
+from qload.kernels.cuda.launch import in_rows
 from qload.spec import Layer
 
 

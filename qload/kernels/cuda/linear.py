@@ -14,9 +14,8 @@ from torch import Tensor
 from qload.kernel_formats.exllama import ExllamaWeight
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.strips import StripsWeight
-from qload.kernels.cuda import calls, exllama, marlin, strips
-from qload.kernels.cuda.calls import LinearCall
-from qload.kernels.cuda.choice import CudaKernel, choose
+from qload.kernels.cuda import dispatch, exllama, marlin, strips
+from qload.kernels.cuda.dispatch import CudaKernel, KernelCall, choose
 from qload.kernels.cuda.launch import ALIGNED, Launch
 from qload.kernels.cuda.module import current_device, empty_rows, raw_stream, why_not
 from qload.spec import Weight
@@ -47,9 +46,9 @@ class LinearOperator:
     why_not: Callable[[Any, torch.dtype], str | None]
     linear: Callable[..., Tensor]
     kernels: tuple[CudaKernel, ...]
-    call: Callable[..., LinearCall]
+    call: Callable[..., KernelCall]
     arguments: Callable[[Tensor, Any], tuple[Any, ...]]
-    why_not_on: Callable[[Any, torch.dtype, tuple[int, int]], str | None] = calls.why_not_on
+    why_not_on: Callable[[Any, torch.dtype, tuple[int, int]], str | None] = dispatch.why_not_on
 
 
 OPERATORS: dict[type[Weight], LinearOperator] = {
@@ -62,10 +61,10 @@ OPERATORS: dict[type[Weight], LinearOperator] = {
         exllama.why_not_on,
     ),
     GPTQMarlinWeight: LinearOperator(
-        calls.why_not, marlin.linear, marlin.KERNELS, marlin.MarlinCall, marlin.arguments
+        dispatch.why_not, marlin.linear, marlin.KERNELS, marlin.MarlinCall, marlin.arguments
     ),
     StripsWeight: LinearOperator(
-        calls.why_not, strips.linear, strips.KERNELS, strips.StripsCall, marlin.arguments
+        dispatch.why_not, strips.linear, strips.KERNELS, strips.StripsCall, marlin.arguments
     ),
 }
 
@@ -97,7 +96,7 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, **options: Any
     return y.reshape(*x.shape[:-1], N)
 
 
-def call_of(x: Tensor, weight: Weight) -> LinearCall:
+def call_of(x: Tensor, weight: Weight) -> KernelCall:
     """Arguments of a kernel for x and a weight."""
     operator = OPERATORS[type(weight)]
     return operator.call(*operator.arguments(x, weight))

@@ -8,15 +8,14 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.kernel_formats.marlin import GPTQMarlinWeight
-from qload.kernels.cuda import calls, decode, large, middle, w4a16
-from qload.kernels.cuda.calls import ACTIVATIONS, LinearCall
-from qload.kernels.cuda.choice import CudaKernel, every_call, kind_of
+from qload.kernels.cuda import decode, dispatch, large, middle, w4a16
+from qload.kernels.cuda.dispatch import ACTIVATIONS, CudaKernel, KernelCall, every_call, kind_of
 from qload.kernels.cuda.module import check_operands, operator
 from qload.layouts import marlin
 
 
 @dataclass(frozen=True)
-class MarlinCall(LinearCall):
+class MarlinCall(KernelCall):
     """x (M, K) and a weight with padded rows and columns; `group_size` -1: one scale a column.
 
     `early`: a kernel may start before the one ahead of it has ended.
@@ -87,9 +86,9 @@ def arguments(x: Tensor, weight: GPTQMarlinWeight, bias: Tensor | None = None) -
 
 
 def multiply(kernels: tuple[CudaKernel, ...], call: MarlinCall, kernel: str) -> Tensor:
-    """Check a call, and return its y (M, N) as `calls.multiply`."""
+    """Check a call, and return its y (M, N) as `dispatch.multiply`."""
     check(call)
-    return calls.multiply(kernels, call, kernel)
+    return dispatch.multiply(kernels, call, kernel)
 
 
 def _marlin(*read: Any, asked: str = "", early: bool = True) -> Tensor:

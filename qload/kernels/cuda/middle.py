@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from qload.kernels.cuda import launch
-from qload.kernels.cuda.inputs import in_rows
-from qload.kernels.cuda.launch import ALIGNED, Launch
+from qload.kernels.cuda.launch import ALIGNED, Launch, in_rows
 from qload.kernels.cuda.module import native
 
 MOST_TOKENS = 256

@@ -9,7 +9,7 @@ from torch import Tensor
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.strips import StripsWeight
 from qload.kernels.cuda import decode, hopper_gemm, large, marlin
-from qload.kernels.cuda.choice import CudaKernel, every_call
+from qload.kernels.cuda.dispatch import CudaKernel, every_call
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.module import operator
 from qload.layouts import strips

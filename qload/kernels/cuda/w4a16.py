@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from qload.kernels.cuda import launch
-from qload.kernels.cuda.inputs import in_order
-from qload.kernels.cuda.launch import Launch
+from qload.kernels.cuda.launch import Launch, in_order
 from qload.kernels.cuda.module import native
 
 MOST_TOKENS = 64
