@@ -25,7 +25,7 @@ PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True)
 class GatedActivation:
-    """How gate and up (..., I) become one: `activation(gate, up)` -> (..., I), in their dtype.
+    """Activation of an expert: `activation(gate, up)` (..., I) -> (..., I), in their dtype.
 
     ArgumentError for a `limit` or an `alpha` where the kind has none, and for one that is no number above 0.
 
@@ -71,14 +71,14 @@ ACTIVATIONS: Mapping[str, GatedActivation] = {
 
 @dataclass(frozen=True)
 class ExpertFacts:
-    """What experts do between their matrices, and where the routing weight goes; no tensor tells.
+    """Activation of the experts, and the side of the routing weight; no tensor states them.
 
     Attributes
     ----------
     activation
-        What gate and up become before the down projection.
+        Function of gate and up; its result is the input of down.
     side
-        What the routing weight of an expert multiplies: its "output", or its "input", as in Llama 4.
+        Factor of the routing weight: an expert's "output", or its "input" as in Llama 4.
     """
 
     activation: GatedActivation
@@ -89,10 +89,9 @@ class ExpertFacts:
 
 
 def facts_of(architecture: Architecture | None) -> ExpertFacts:
-    """What a model's config tells of its experts; ArgumentError that says what to pass where it does not.
+    """Read the activation from a model's config; ArgumentError, with a remedy, if it is unknown.
 
-    Nothing is guessed: of a type of model that no table has, or an activation of another name, the caller has
-    to say.
+    Nothing is guessed: for a model type without a table, or an unknown activation, the caller has to pass it.
     """
     if architecture is None:
         raise _unknown("a model's config that is not known")

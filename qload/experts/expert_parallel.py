@@ -15,7 +15,7 @@ ExpertSplit = Literal["tensor", "experts", "both"]
 
 @dataclass(frozen=True)
 class LocalExperts:
-    """The experts of a layer that are on this rank: [start, stop) of `total`.
+    """Experts of a layer on this rank: [start, stop) of `total`.
 
     Of E experts and R ranks the first E % R ranks have E // R + 1 and all others E // R, one run of them
     after another. ArgumentError for a run outside of the total.
@@ -50,7 +50,7 @@ class LocalExperts:
 
 
 def local_experts(prefix: str, total: int, group: ProcessGroup) -> LocalExperts:
-    """This rank's experts; DivideError, on every rank alike, where a rank would have none."""
+    """This rank's experts; DivideError, on every rank, if a rank would have none."""
     ranks, rank = group.size(), group.rank()
     if ranks > total:
         lawful = [world for world in WORLDS if world <= total]
@@ -63,17 +63,17 @@ def local_experts(prefix: str, total: int, group: ProcessGroup) -> LocalExperts:
 
 @dataclass(frozen=True)
 class Grid:
-    """A rank's two groups: `tensor` of those that cut the same experts, `experts` that share them out."""
+    """Groups of a rank: `tensor` cuts the same experts, `experts` distributes whole experts."""
 
     tensor: ProcessGroup
     experts: ProcessGroup
 
 
 def grid(split: ExpertSplit | None, group: ProcessGroup, expert_ranks: int | None) -> Grid:
-    """How a world is divided. Of "both", rank r is place r % T of the T that cut the experts of run r // T.
+    """Divide a world into groups; for "both", rank r is rank r % T of the group that cuts run r // T.
 
-    DivideError where the world is no multiple of `expert_ranks`; ArgumentError where that is not said, or is
-    said of a split that needs none.
+    DivideError for a world that is not a multiple of `expert_ranks`; ArgumentError for a missing
+    `expert_ranks`, and for one without "both".
     """
     if (split == "both") == (expert_ranks is None):
         expected = "how many runs of experts there are" if split == "both" else 'None, unless split is "both"'

@@ -1,330 +1,76 @@
-"""Load of the experts of a layer: names, headers, facts and cuts first, then the weights."""
+"""Load of the experts of a layer: names, headers, facts and cuts first, then the weights.
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+Experts are one more axis E of their format's declaration: `"K/8 N"` of a layer is `"E K/8 N"` of its experts.
+One expert is described; headers and facts of the others are compared with it. The share of the first expert
+gives the slices. Each tensor is read for all experts at once, into the rows of a stack (E, ...); the storage
+knows whether experts are separate tensors or slices of one.
+
+Formats that convert tensors after a read (`Weight.resolve`), and loaders with their own `load`, load one
+expert after another; the results are stacked.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
 
-from qload.errors import ArgumentError, DtypeError, MismatchError, ShapeError, UnsupportedFormatError
+from qload.devices import in_large_pages
+from qload.errors import ArgumentError, UnsupportedFormatError
 from qload.experts.activation import ExpertFacts, facts_of
+from qload.experts.expert_description import (
+    DescribedExperts,
+    ExpertSource,
+    Owner,
+    bias_name,
+    describe_experts,
+)
 from qload.experts.expert_parallel import ExpertSplit, LocalExperts, grid, local_experts
-from qload.experts.names import ExpertNames, Holder, Naming, names_of
+from qload.experts.names import ExpertNames, find_experts, stored_tensors
 from qload.experts.stacked_storage import StackedLayers
-from qload.experts.weight import ExpertsWeight, StackedWeight, Stacking
+from qload.experts.weight import ExpertsWeight, Stack, StackedWeight, Stacking, differing_experts
 from qload.formats.unquantized import FLOATS
-from qload.loader import FormatLoader, LayerDescription, Part, Split, TensorSource, WeightsLoader
+from qload.loader import FormatLoader, LayerDescription, Part, Split, WeightsLoader
+from qload.loader.base import LoadedStep
 from qload.loader.description import check_alike as check_parts
-from qload.loader.description import configs_apart
-from qload.loader.layer_values import check_scales
+from qload.loader.description import configs_apart, in_one_convention
+from qload.loader.layer_values import check_scales, is_finite
 from qload.loader.sharding import Share, shares_of
-from qload.loader.source import WrappedSource
 from qload.parallel import ProcessGroup
-from qload.spec import Role, TensorSpec, Weight, named
-from qload.storage import WeightStorage
-
-
-class ExpertSource(WrappedSource):
-    """What an inner source holds, for the ranks of a `group` that cut the same experts.
-
-    Until `begin` what is read whole is a fact of an expert, and kept. What a load has used, and what it has
-    to note, is entered into the ledger by `end`: a load that fails leaves nothing there.
-    """
-
-    def __init__(self, inner: TensorSource, group: ProcessGroup) -> None:
-        super().__init__(inner)
-        self.process_group = group
-        self._facts: dict[str, Tensor] | None = {}
-        self._kept: dict[str, Tensor] = {}
-        self._taken: list[str] = []
-        self._notes: dict[str, None] = {}
-
-    def begin(self, names: Iterable[str]) -> None:
-        """Facts are known: of those called `names` they are kept until they are read, and no longer."""
-        known = self._facts or {}
-        self._kept = {name: known[name] for name in names if name in known}
-        self._facts = None
-
-    def end(self) -> None:
-        """Enter into the ledger what was used and noted, each once."""
-        self.inner.take(self._taken)
-        for note in self._notes:
-            self.inner.note(note)
-
-    def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
-        """As the inner source, or what was read before."""
-        if self._facts is not None:
-            fact = self.inner.read(name, index, role=role)
-            self._facts[name] = fact
-            return fact
-        if not index and name in self._kept:
-            return self._kept.pop(name)
-        return self.inner.read(name, index, role=role)
-
-    def read_into(self, name: str, index: tuple[slice, ...], out: Tensor, *, role: Role) -> None:
-        """As the inner source."""
-        self.inner.read_into(name, index, out, role=role)
-
-    def take(self, names: Iterable[str]) -> None:
-        """Kept until the end."""
-        self._taken += names
-
-    def note(self, text: str) -> None:
-        """Kept until the end."""
-        self._notes[text] = None
-
-
-def check_alike(first: LayerDescription, other: LayerDescription) -> None:
-    """One matrix of two experts: MismatchError that names the other's where a stack could not hold both."""
-    if other.specs is first.specs and other.sizes is first.sizes and other.format is first.format:
-        return  # described once, as layers are that have the same headers
-    for what, a, b in _compared(first, other):
-        if a != b:
-            raise MismatchError(
-                other.prefix,
-                f"experts of one layer differ in {what}",
-                f"{a} as in {first.prefix}",
-                str(b),
-            )
-
-
-def _compared(first: LayerDescription, other: LayerDescription) -> Iterator[tuple[str, Any, Any]]:
-    kept, others = ([spec for spec in layer.specs if not spec.spent] for layer in (first, other))
-    yield "format", first.format.weight_type.format, other.format.weight_type.format
-    yield "tensors", _names(kept), _names(others)
-    yield "(N, K)", (first.N, first.K), (other.N, other.K)
-    yield "config", *configs_apart(first.format.config, other.format.config)
-    yield "what is declared of its inputs", first.format.activations, other.format.activations
-    for one, two in zip(kept, others, strict=True):
-        a, b = (str(layer.dtypes[one.name]).removeprefix("torch.") for layer in (first, other))
-        yield f"the dtype of {one.name}", a, b
-        yield f"the axes of {one.name}", one.text, two.text
-    for dim in first.sizes.keys() | other.sizes.keys():
-        yield f"the size of {dim}", first.sizes.get(dim), other.sizes.get(dim)
-
-
-def _names(specs: list[TensorSpec]) -> str:
-    return ", ".join(spec.name for spec in specs)
-
-
-def bias_name(prefix: str) -> str:
-    """`experts.0.down_proj` -> `experts.0.down_proj.bias`."""
-    return named(prefix, "bias")
-
-
-def check_biases(
-    source: TensorSource,
-    firsts: Sequence[LayerDescription],
-    layers: Sequence[LayerDescription],
-    expected: Sequence[bool],
-    biased: Sequence[bool],
-) -> None:
-    """Gate, up and down have a bias where those of the first expert have one, of one float type each.
-
-    `expected`, `biased`: which have one, of the first expert and of this one. MismatchError, ShapeError and
-    DtypeError name what is wrong.
-    """
-    if biased[0] != biased[1]:
-        has, lacks = layers[biased[1]], layers[biased[0]]
-        raise MismatchError(lacks.prefix, "gate and up differ in bias", f"a bias as in {has.prefix}", "none")
-    for first, layer, wanted, got in zip(firsts, layers, expected, biased, strict=True):
-        if wanted != got:
-            a, b = (f"{'a' if has else 'no'} bias" for has in (wanted, got))
-            what = "experts of one layer differ in bias"
-            raise MismatchError(layer.prefix, what, f"{a} as in {first.prefix}", b)
-        if got:
-            _check_bias(source, firsts[0] if layer is layers[1] else first, layer)
-
-
-def read_biases(
-    source: TensorSource, experts: Sequence[Sequence[str]], shares: Sequence[Share], device: torch.device
-) -> Tensor | None:
-    """(E, outputs that are here): of each expert the biases of some matrices, one after another.
-
-    `experts`: the prefixes of these matrices; `shares`: this rank's of each, the same of all experts.
-    """
-    widths = [share.bounds.n1 - share.bounds.n0 for share in shares]
-    stack: Tensor | None = None
-    for row, prefixes in enumerate(experts):
-        at = 0
-        for prefix, share, width in zip(prefixes, shares, widths, strict=True):
-            index = (slice(share.bounds.n0, share.bounds.n1),)
-            bias = source.read(bias_name(prefix), index, role=Role.FLOAT)
-            if stack is None:
-                stack = torch.empty((len(experts), sum(widths)), dtype=bias.dtype, device=device)
-            stack[row, at : at + width] = bias
-            at += width
-    source.take(bias_name(prefix) for prefixes in experts for prefix in prefixes)
-    return stack
-
-
-def _check_bias(source: TensorSource, first: LayerDescription, layer: LayerDescription) -> None:
-    """A bias is a vector of its layer's outputs, plain, and of the type of the first expert's."""
-    name, wanted = bias_name(layer.prefix), source.info(bias_name(first.prefix)).dtype
-    info = source.info(name)
-    got, plain = _plain(info.dtype), [_plain(dtype) for dtype in FLOATS]
-    if info.shape != (layer.N,):
-        raise ShapeError(name, f"({layer.N},) = (N,)", info.shape, info.file)
-    if info.dtype not in FLOATS:
-        raise DtypeError(name, plain, got, info.file)
-    if info.dtype != wanted:
-        what = "experts of one layer differ in the dtype of bias"
-        raise MismatchError(layer.prefix, what, f"{_plain(wanted)} as in {first.prefix}", got)
-
-
-def _plain(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-Matrices = tuple[LayerDescription, LayerDescription, LayerDescription]  # gate, up and down
-Shares = tuple[list[Share], list[Share]]  # this rank's of gate and up, and of down
-
-
-@dataclass(frozen=True)
-class Described:
-    """What all experts of a layer have in common, and which tensors they are made of.
-
-    `layers`: gate, up and down of the first expert; `everyone`: those of all experts; `biased`: which of
-    them have a bias. `facts`: names of the facts of the experts that are here. `elsewhere`: of all tensors of
-    the others.
-    """
-
-    layers: Matrices
-    everyone: Sequence[LayerDescription]
-    biased: tuple[bool, bool, bool]
-    facts: Sequence[str]
-    elsewhere: Sequence[str]
-
-
-def described(
-    source: ExpertSource,
-    loader: WeightsLoader,
-    names: ExpertNames,
-    local: LocalExperts,
-    device: torch.device,
-) -> Described:
-    """Every expert described and compared with the first, on every rank alike; no weight is read.
-
-    MissingTensorError for a missing one, MismatchError for one that is not as the first.
-    """
-    firsts: Matrices | None = None
-    everyone = list[LayerDescription]()
-    expected, facts, elsewhere = (False, False, False), list[str](), list[str]()
-    for expert in range(names.count):
-        gate, up, down = names.of(expert)
-        layers = loader.describe(source, gate), loader.describe(source, up), loader.describe(source, down)
-        biased = tuple(source.has_tensor(bias_name(layer.prefix)) for layer in layers)
-        if firsts is None:
-            firsts, expected = layers, (biased[0], biased[1], biased[2])
-            _check_sizes(*layers)
-        check_parts(layers[:2])
-        everyone += layers
-        for first, other in zip(firsts, layers, strict=True):
-            check_alike(first, other)
-            _check_made(loader, first, other, device)
-        check_biases(source, firsts, layers, expected, biased)
-        if local.start <= expert < local.stop:
-            facts += (layer.names.full(fact) for layer in layers for fact in layer.facts)
-        else:
-            elsewhere += _tensors(layers, biased)
-    assert firsts is not None  # names are of one expert at least
-    return Described(firsts, everyone, expected, facts, elsewhere)
-
-
-def check_cuts(source: ExpertSource, found: Described, split: bool) -> Shares:
-    """This rank's shares of gate and up, and of down; every cut of every rank is checked, of all experts.
-
-    They are alike in all that a cut depends on, so that the first stands for them.
-    """
-    gate, up, down = found.layers
-    return (
-        shares_of(
-            source, {gate.prefix: gate, up.prefix: up}, parts_of(gate.prefix, up.prefix), columns(split)
-        ),
-        shares_of(source, {down.prefix: down}, parts_of(down.prefix), rows(split)),
-    )
-
-
-def parts_of(*prefixes: str) -> list[Part]:
-    """The layers under some prefixes, whole."""
-    return [Part(prefix) for prefix in prefixes]
-
-
-def columns(split: bool) -> Split | None:
-    """How gate and up are cut, if they are."""
-    return "N" if split else None
-
-
-def rows(split: bool) -> Split | None:
-    """How down is cut, if it is."""
-    return "K" if split else None
-
-
-def _check_sizes(gate: LayerDescription, up: LayerDescription, down: LayerDescription) -> None:
-    """Gate and up make what down takes, and down makes what they take, or MismatchError."""
-    if "K" not in gate.sizes or "K" not in down.sizes:
-        vector = gate if "K" not in gate.sizes else down
-        raise ShapeError(vector.names.full("weight"), "(N, K), a matrix of an expert", (vector.N,))
-    for layer, expected, other in (
-        (up, (gate.N, gate.K), f"(N, K) of {gate.prefix}"),
-        (down, (gate.K, gate.N), f"(K, N) of {gate.prefix}"),
-    ):
-        got = (layer.N, layer.K)
-        if got != expected:
-            raise MismatchError(
-                layer.prefix, "matrices of one expert do not fit", f"{expected}, {other}", str(got)
-            )
-
-
-def _check_made(
-    loader: WeightsLoader, first: LayerDescription, other: LayerDescription, device: torch.device
-) -> None:
-    """What a loader makes of an expert is what it makes of the first, or MismatchError."""
-    a, b = loader.made(first, device), loader.made(other, device)
-    if a != b:
-        a, b = a or first.format.weight_type.format, b or other.format.weight_type.format
-        what = "experts of one layer differ in the format that they are loaded in"
-        raise MismatchError(other.prefix, what, f"{a} as {first.prefix}", b)
-
-
-def _tensors(layers: Sequence[LayerDescription], biased: Sequence[bool]) -> list[str]:
-    found = [layer.names.full(spec.name) for layer in layers for spec in layer.specs]
-    return found + [bias_name(layer.prefix) for layer, has in zip(layers, biased, strict=True) if has]
-
+from qload.spec import PARTS, Layer, Role, TensorSpec, Weight
+from qload.spec.weight import tensor_names
+from qload.storage.protocol import AskedRows
 
 ELSEWHERE = "of an expert that another rank has"
-
-
-class Owner(Holder, Protocol):
-    """What `Weights` is here."""
-
-    storage: WeightStorage
-    device: torch.device
-
-    @property
-    def loader(self) -> WeightsLoader:
-        """What serves the typed loads."""
-
-    def exempt_by(self, reason_of: Callable[[str], str | None]) -> None:
-        """Tensors for whose names there is a reason may stay unused."""
+RUN_BYTES = 8 << 20  # of the experts whose tensors are read one after another, in the order of files
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A load of which names, facts and cuts are checked, on every rank alike, and no weight was read."""
+    """A checked load: names, facts and cuts are the same on every rank, and no weight has been read.
+
+    Attributes
+    ----------
+    shares
+        This rank's shares of gate and up, and of down.
+    split
+        Whether each expert is cut.
+    examined
+        Whether the scales of all experts were checked.
+    """
 
     names: ExpertNames
     local: LocalExperts
-    source: ExpertSource
-    found: Described
-    shares: Shares
-    cut: bool
+    described: DescribedExperts
+    shares: tuple[list[Share], list[Share]]
+    split: bool
+    examined: bool
 
     @property
-    def here(self) -> list[Naming]:
-        """The prefixes of gate, up and down of every expert that is here."""
-        return [self.names.of(expert) for expert in range(self.local.start, self.local.stop)]
+    def experts(self) -> range:
+        """Numbers of this rank's experts."""
+        return range(self.local.start, self.local.stop)
 
 
 def load_experts(
@@ -334,34 +80,27 @@ def load_experts(
     expert_ranks: int | None,
     facts: ExpertFacts | None,
 ) -> ExpertsWeight:
-    """The experts under a prefix that are on this rank, or its share of each; see `Weights.get_experts`."""
+    """Load the experts of this rank, or its share of each; see `Weights.get_experts`."""
     plan = plan_experts(weights, prefix, split, expert_ranks, examine=weights.nonfinite == "error")
-    known = facts or facts_of(weights.architecture)
-    gate_ups, downs = Stacking(prefix, len(plan.local)), Stacking(prefix, len(plan.local))
-    plan.source.begin(plan.found.facts)
-    for gate, up, down in plan.here:
-        gate_ups.put(_load(weights.loader, plan.source, [gate, up], columns(plan.cut), gate_ups.places()))
-        downs.put(_load(weights.loader, plan.source, [down], rows(plan.cut), downs.places()))
-    biases = _biases(plan, weights.device)
-    made = ExpertsWeight(gate_ups.stack(), downs.stack(), known, plan.local, *biases)
-    plan.source.end()
-    elsewhere = dict.fromkeys((plan.names.lead + name for name in plan.found.elsewhere), ELSEWHERE)
+    activation = facts or facts_of(weights.architecture)
+    described = plan.described
+    axes: tuple[Split | None, Split | None] = ("N", "K") if plan.split else (None, None)
+    local = plan.experts
+    requests = [
+        StackRequest(weights, weights.loader, prefix, described, matrices, local, shares, axis, plan.examined)
+        for matrices, shares, axis in zip(((0, 1), (2,)), plan.shares, axes, strict=True)
+    ]
+    gate_up, down = _load_stacks(requests)
+    biases = _read_biases(weights, plan)
+    experts = ExpertsWeight(gate_up, down, activation, plan.local, *biases)
+    described.source.commit()
+    elsewhere = [run for run in (range(local.start), range(local.stop, plan.names.count)) if run]
     if elsewhere:
-        weights.exempt_by(elsewhere.get)
-    return made
-
-
-def _load(
-    loader: WeightsLoader,
-    source: ExpertSource,
-    prefixes: Sequence[str],
-    split: Split | None,
-    places: Mapping[str, Tensor],
-) -> Weight:
-    """One layer of an expert, read straight to its places where the loader can."""
-    if isinstance(loader, FormatLoader):
-        return loader.load(source, parts_of(*prefixes), split, out=places)
-    return loader.load(source, parts_of(*prefixes), split)
+        names = [name for run in elsewhere for name in described.all_names(range(3), run)]
+        names += [n for run in elsewhere for matrix in range(3) for n in _bias_names(plan, matrix, run)]
+        stored = (plan.names.lead + name.removeprefix(described.lead) for name in names)
+        weights.exempt_by(dict.fromkeys(stored, ELSEWHERE).get)
+    return experts
 
 
 def plan_experts(
@@ -372,38 +111,29 @@ def plan_experts(
     *,
     examine: bool = False,
 ) -> Plan:
-    """All that is checked before a weight is read: names, headers, facts, and every cut of every rank.
+    """Check names, headers, facts and all ranks' cuts before a weight is read.
 
-    `examine`: the scales of all experts too, where other ranks have some: all ranks refuse alike.
+    `examine`: check the scales of all experts if other ranks have some: all ranks refuse alike.
     """
     groups = grid(split, weights.process_group, expert_ranks)
-    names = names_of(weights, prefix)
+    names = find_experts(weights, prefix)
     local = local_experts(prefix, names.count, groups.experts)
-    source, cut = ExpertSource(weights, groups.tensor), split in ("tensor", "both")
-    found = described(source, weights.loader, names, local, weights.device)
-    plan = Plan(names, local, source, found, check_cuts(source, found, cut), cut)
-    if examine and len(local) < names.count:
-        for layer in found.everyone:
-            check_scales(source, [layer], {}, whole=False)
-    return plan
-
-
-def _biases(plan: Plan, device: torch.device) -> tuple[Tensor | None, Tensor | None]:
-    """Of gate and up this rank's outputs; of down all, on the first of the ranks whose outputs are summed."""
-    source, (of_gates, _, of_downs) = plan.source, plan.found.biased
-    gates = [(gate, up) for gate, up, _ in plan.here if of_gates]
-    downs = [(down,) for _, _, down in plan.here if of_downs]
-    first = read_biases(source, gates, plan.shares[0], device) if gates else None
-    if not downs:
-        return first, None
-    if source.process_group.rank():
-        source.take(bias_name(down) for (down,) in downs)  # which another rank adds
-        return first, None
-    return first, read_biases(source, downs, plan.shares[1], device)
+    source = ExpertSource(weights, groups.tensor)
+    described = describe_experts(weights, source, names)
+    gate, up, down = described.first
+    cut = split in ("tensor", "both")
+    shares = (
+        _shares(groups.tensor, (gate, up), "N" if cut else None),
+        _shares(groups.tensor, (down,), "K" if cut else None),
+    )
+    examined = examine and len(local) < names.count
+    if examined:
+        _check_stored_scales(weights, described, range(3), range(names.count))
+    return Plan(names, local, described, shares, cut, examined)
 
 
 def load_stacked(
-    loader: WeightsLoader, source: TensorSource, prefix: str, layers: StackedLayers, split: Split | None
+    loader: WeightsLoader, weights: Owner, prefix: str, layers: StackedLayers, split: Split | None
 ) -> StackedWeight:
     """Load one matrix of all experts by its stored name; each expert is cut along `split`.
 
@@ -418,8 +148,389 @@ def load_stacked(
     if split is not None and len(layers.layers) > 1:
         expected = f"{' or '.join(layers.of(0))}, or get_experts({layers.lead!r}, split='tensor')"
         raise ArgumentError("prefix", expected, f"{prefix}, which is several layers")
-    stacking = Stacking(prefix, layers.count)
-    for expert in range(layers.count):
-        stacking.put(loader.load(source, parts_of(*layers.of(expert)), split))
-    stack = stacking.stack()
+    source = ExpertSource(weights, weights.process_group)
+    tensors = stored_tensors(weights, layers.lead)[1]
+    names = ExpertNames(layers.lead, tuple(layers.layers), layers.count, "", tensors)
+    described = describe_experts(weights, source, names)
+    shares = _shares(weights.process_group, described.first, split)
+    matrices, experts = range(len(layers.layers)), range(layers.count)
+    request = StackRequest(weights, loader, prefix, described, matrices, experts, shares, split)
+    (stack,) = _load_stacks([request])
+    source.commit()
     return StackedWeight(stack, config=stack.config, layer=stack.layer)
+
+
+def _shares(group: ProcessGroup, layers: Sequence[LayerDescription], split: Split | None) -> list[Share]:
+    """This rank's shares of the parts of one weight; the cuts of all ranks are checked."""
+    parts = [Part(layer.prefix) for layer in layers]
+    return shares_of(group, {layer.prefix: layer for layer in layers}, parts, split)
+
+
+def _check_stored_scales(
+    weights: Owner,
+    described: DescribedExperts,
+    matrices: Iterable[int],
+    experts: Sequence[int],
+    tensors: Mapping[str, Tensor] = MappingProxyType({}),
+) -> None:
+    """Raise NonfiniteScaleError for a scale of these experts that is not finite, as it is stored.
+
+    `tensors`: the stacks that were read, for storages with a part of each tensor.
+    """
+    matrices = list(matrices)
+    if not hasattr(weights.storage, "readable") and all(
+        _are_finite(weights, described, matrix, spec, experts)
+        for matrix in matrices
+        for spec in described.first[matrix].specs
+        if spec.role is Role.SCALE
+    ):
+        return
+    for row, expert in enumerate(experts):
+        layers = [described.layer(expert, matrix) for matrix in matrices]
+        held = {name: stack[row] for name, stack in tensors.items()}
+        for part in [layers] if tensors else [[layer] for layer in layers]:
+            check_scales(weights, part, held, whole=False)
+
+
+def _are_finite(
+    weights: Owner, described: DescribedExperts, matrix: int, spec: TensorSpec, experts: Sequence[int]
+) -> bool:
+    """Return whether a tensor of scales is finite in all experts; read in runs of some MiB."""
+    if spec.name in described.facts[matrix]:
+        return is_finite(described.fact_rows(spec.name, matrix, experts), spec)
+    names = described.names[matrix][spec.name][experts[0] : experts[-1] + 1]
+    info = weights.info(names[0])
+    if not (info.dtype.is_floating_point or spec.is_exponents):
+        return True  # integers, with scales of their own
+    step = max(1, RUN_BYTES // max(1, info.nbytes))
+    for at in range(0, len(names), step):
+        run = names[at : at + step]
+        rows = torch.empty((len(run), *info.shape), dtype=info.dtype, device="cpu")
+        weights.read_rows([(run, (), rows)])
+        if not is_finite(rows, spec):
+            return False
+    return True
+
+
+# Weights
+
+
+@dataclass(frozen=True)
+class StackRequest:
+    """Load of one stack: some matrices of each expert, joined along N.
+
+    `matrices`: numbers of the matrices of an expert; `experts`: this rank's experts; `shares`: this rank's
+    shares of the first expert's matrices; `examined`: whether the scales were checked as stored.
+    """
+
+    weights: Owner
+    loader: WeightsLoader
+    name: str
+    described: DescribedExperts
+    matrices: Sequence[int]
+    experts: range
+    shares: list[Share]
+    split: Split | None
+    examined: bool = False
+
+    @property
+    def reads_whole(self) -> bool:
+        """True if every rank of the group reads the same."""
+        return self.split is None or self.described.source.process_group.size() == 1
+
+    def layers(self, expert: int) -> list[LayerDescription]:
+        """Descriptions of one expert's matrices."""
+        return [self.described.layer(expert, matrix) for matrix in self.matrices]
+
+    def prefixes(self, expert: int) -> tuple[str, ...]:
+        """Prefixes of one expert's matrices."""
+        return self.described.prefixes[expert][self.matrices[0] : self.matrices[-1] + 1]
+
+
+def _load_stacks(requests: Sequence[StackRequest]) -> list[Stack]:
+    """Load stacks of the same experts: in runs of experts, so that files are read in their order."""
+    steps = requests[0].loader.steps()
+    if steps is not None:
+        return [_load_in_steps(replace(request, loader=steps[0]), steps[1]) for request in requests]
+    readers = [StackReader.of(request) for request in requests]
+    if any(reader is None for reader in readers):
+        return [_load_one_by_one(request) for request in requests]
+    bytes_of_all = sum(reader.expert_bytes for reader in readers if reader)
+    count, step = len(requests[0].experts), max(1, RUN_BYTES // max(1, bytes_of_all))
+    for at in range(0, count, step):
+        runs = [reader.reads(at, min(at + step, count)) for reader in readers if reader]
+        requests[0].weights.read_rows([read for run in runs for read in run])
+    return [reader.stack() for reader in readers if reader]
+
+
+def _load_in_steps(request: StackRequest, step: LoadedStep) -> Stack:
+    """Load runs of experts, and convert one expert after another: the stored form of a run is in memory."""
+    stacking, source = Stacking(request.name, len(request.experts)), request.described.source
+    experts, count = request.experts, 1
+    while experts:
+        run = replace(request, experts=experts[:count])
+        (stored,) = _load_stacks([run])
+        for expert, weight in zip(run.experts, stored, strict=True):
+            parts = [Part(prefix) for prefix in request.prefixes(expert)]
+            stacking.put(step(source, parts, request.split, weight))
+        experts = experts[count:]
+        count = max(1, RUN_BYTES // max(1, sum(tensor[:1].nbytes for tensor in stored.tensors.values())))
+    return stacking.stack()
+
+
+def _load_one_by_one(request: StackRequest) -> Stack:
+    """Load each expert as a layer, straight to its row if the loader can."""
+    stacking, loader = Stacking(request.name, len(request.experts)), request.loader
+    for expert in request.experts:
+        parts = [Part(prefix) for prefix in request.prefixes(expert)]
+        if isinstance(loader, FormatLoader):
+            weight = loader.load(request.described.source, parts, request.split, out=stacking.places())
+        else:
+            weight = loader.load(request.described.source, parts, request.split)
+        stacking.put(weight)
+    return stacking.stack()
+
+
+class StackReader:
+    """Reads one stack: the tensors of all experts (E, ...), by the share of the first expert."""
+
+    def __init__(self, request: StackRequest, loader: FormatLoader, first: list[LayerDescription]) -> None:
+        self.request, self.loader, self.shares = request, loader, request.shares
+        self.layers = layers = self._complete(first)
+        self.tensors: dict[str, Tensor] = {}
+        self._reads: list[tuple[list[str], tuple[slice, ...], Tensor]] = []
+        self._scales: list[TensorSpec] = []
+        self._refuses = request.weights.nonfinite == "error"
+        for spec in layers[0].specs:
+            if not spec.spent and spec.fact:
+                self._add_fact(spec)
+            elif not spec.spent:
+                self._add_tensor(spec)
+            if spec.role is Role.SCALE and not spec.spent:
+                self._scales.append(spec)
+
+    @classmethod
+    def of(cls, request: StackRequest) -> "StackReader | None":
+        """Prepare a load of all experts at once; None if they have to be loaded one by one."""
+        loader, first = request.loader, request.layers(request.experts[0])
+        if not isinstance(loader, FormatLoader) or type(loader).load is not FormatLoader.load:
+            return None
+        if not first[0].format.weight_type.keeps_tensors():
+            return None
+        if len(first) > 1 and first[0].N != first[1].N:
+            return None
+        for spec in first[0].specs:
+            if not (spec.spent or spec.fact or _is_rectangle(spec, request.shares[0])):
+                return None
+        return cls(request, loader, first)
+
+    @property
+    def expert_bytes(self) -> int:
+        """Bytes of one expert."""
+        return sum(stack[:1].nbytes for stack in self.tensors.values())
+
+    def reads(self, start: int, stop: int) -> list[AskedRows]:
+        """Reads of a run of experts, counted from this rank's first."""
+        return [(names[start:stop], index, out[start:stop]) for names, index, out in self._reads]
+
+    def stack(self) -> Stack:
+        """Check the scales, move the tensors to the device, and enter names and notes."""
+        request, described = self.request, self.request.described
+        self._complete_others()
+        if self._refuses:
+            self._check_scales()
+        for name, stack in self.tensors.items():
+            self.tensors[name] = stack.to(request.weights.device)
+        names = list[str]()
+        for expert in request.experts:
+            names.append(", ".join(request.prefixes(expert)))
+        first, fmt = self.shares[0], self.layers[0].format
+        widths = [share.bounds.n1 - share.bounds.n0 for share in self.shares]
+        whole = [layer.N for layer in self.layers]
+        layer = Layer(
+            parts=tuple(whole if request.reads_whole else widths),
+            K=first.bounds.k1 - first.bounds.k0,
+            whole=(sum(whole), first.layer.K),
+            name=request.name,
+            activations=fmt.activations,
+        )
+        self._check_weights(layer, names)
+        described.source.take(described.all_names(request.matrices, request.experts))
+        for note in described.notes(request.matrices, request.experts):
+            described.source.note(note)
+        fields = (name for name in tensor_names(fmt.weight_type) if name in self.tensors)
+        tensors = {name: self.tensors[name] for name in fields}
+        return Stack(fmt.weight_type, fmt.config, layer, tuple(names), tensors)
+
+    def _complete(self, layers: Sequence[LayerDescription]) -> list[LayerDescription]:
+        """Complete the descriptions of one expert's matrices by their values."""
+        completed = {layer.prefix: self.loader.complete(self.request.weights, layer) for layer in layers}
+        if len(layers) == 1:
+            return list(completed.values())
+        parts = list(in_one_convention(completed).values())
+        check_parts(parts)
+        return parts
+
+    def _complete_others(self) -> None:
+        """Complete the description by the values of all experts; MismatchError for experts of two configs."""
+        request, config = self.request, self.layers[0].format.config
+        first, *experts = request.experts
+        if not experts or self._decides_alike():
+            return
+        for expert in experts:
+            other = self._complete(request.layers(expert))[0].format.config
+            config, other = config.like(other), other.like(config)
+            one, two = configs_apart(config, other)
+            if one != two:
+                name, of_first = (", ".join(request.prefixes(each)) for each in (expert, first))
+                raise differing_experts(name, "config", one, of_first, two)
+        self.layers = [replace(layer, format=replace(layer.format, config=config)) for layer in self.layers]
+
+    def _decides_alike(self) -> bool:
+        """Return whether the values of all experts lead to the configs of the first."""
+        request = self.request
+        for matrix, layer in zip(request.matrices, self.layers, strict=True):
+            config, claims = layer.format.config, layer.format.claims
+            if not config.by_values or claims is None:
+                continue
+            if self.loader.judged or hasattr(request.weights.storage, "readable"):
+                return False
+            rows = self.tensors[config.deciding_field]
+            if not request.reads_whole or rows.device.type != "cpu":
+                names = request.described.names[matrix][config.deciding_field]
+                info, count = request.weights.info(names[0]), len(request.experts)
+                rows = torch.empty((count, *info.shape), dtype=info.dtype, device="cpu")
+                request.weights.read_rows([(names[request.experts.start : request.experts.stop], (), rows)])
+            if not config.decides_alike(claims, rows):
+                return False
+        return True
+
+    def _add_fact(self, spec: TensorSpec) -> None:
+        """Slice the known values of a fact; indices count from the first entry of the share."""
+        request = self.request
+        index, _, first = self.shares[0].slices_of(spec)
+        rows = request.described.fact_rows(spec.name, request.matrices[0], request.experts)
+        rows = rows[(slice(None), *index)]
+        owned = rows.untyped_storage().nbytes() == rows.nbytes
+        self.tensors[spec.name] = rows - first if first else rows if owned else rows.clone()
+
+    def _add_tensor(self, spec: TensorSpec) -> None:
+        """Allocate a tensor of all experts, and list its reads: of each part, unless all have the same."""
+        request, weights, experts = self.request, self.request.weights, self.request.experts
+        join = _joined_axis(spec) if len(self.shares) > 1 else None
+        names = [
+            request.described.names[matrix][spec.name][experts.start : experts.stop]
+            for matrix in (request.matrices if join is not None else request.matrices[:1])
+        ]
+        info, index = weights.info(names[0][0]), _stored_slices(spec, self.shares[0])
+        shape, extent = list(info.shape or (1,)), 0
+        for axis, part in enumerate(index):
+            shape[axis] = len(range(*part.indices(shape[axis])))
+        if join is not None:
+            extent = shape[join]
+            shape[join] *= len(names)
+        is_cast = spec.role is Role.FLOAT and weights.dtype is not None and info.dtype in FLOATS
+        on_cpu = spec.role is Role.SCALE and self._refuses  # until they are checked
+        stack = self.tensors[spec.name] = in_large_pages(
+            torch.empty(
+                (len(experts), *shape),
+                dtype=weights.dtype if is_cast else info.dtype,
+                device="cpu" if on_cpu else weights.device,
+            )
+        )
+        for part_number, stored in enumerate(names):
+            out = stack if join is None else stack.narrow(join + 1, part_number * extent, extent)
+            out = out if info.shape else out.reshape(len(experts))  # stored as (), one entry a part
+            self._reads.append((stored, index, out))
+
+    def _check_scales(self) -> None:
+        """Raise NonfiniteScaleError for the first tensor with a scale that is not finite."""
+        request, described = self.request, self.request.described
+        if not request.reads_whole and not request.examined:
+            _check_stored_scales(request.weights, described, request.matrices, request.experts, self.tensors)
+            return
+        if all(is_finite(self.tensors[spec.name], spec) for spec in self._scales):
+            return
+        for row, expert in enumerate(request.experts):
+            tensors = {name: stack[row] for name, stack in self.tensors.items()}
+            check_scales(request.weights, request.layers(expert), tensors, whole=True)
+
+    def _check_weights(self, layer: Layer, names: Sequence[str]) -> None:
+        """Check experts against the declaration: the first, or all if their facts or values differ.
+
+        Headers and facts of whole layers were checked before.
+        """
+        share, fmt = self.shares[0], self.layers[0].format
+        looks_at_values = fmt.weight_type.__post_init__ is not Weight.__post_init__
+        whole = len(self.shares) == 1 and share.bounds.all_inputs and layer.parts == (share.bounds.N,)
+        if whole and not looks_at_values and len(self.tensors) == len(self.layers[0].specs):
+            return
+        each = looks_at_values or bool(self.request.described.others)
+        for row in range(len(names) if each else 1):
+            tensors = {name: stack[row] for name, stack in self.tensors.items()}
+            fmt.weight_type(config=fmt.config, layer=replace(layer, name=names[row]), **tensors)
+
+
+def _is_rectangle(spec: TensorSpec, share: Share) -> bool:
+    """Return whether a share is a rectangle of the stored tensor; a view may differ in axes of length 1."""
+    if spec.view is None:
+        return not share.slices_of(spec).columns
+    stored, viewed = ([axis.text for axis in axes if axis.text != "1"] for axes in (spec.axes, spec.places))
+    return stored == viewed
+
+
+def _stored_slices(spec: TensorSpec, share: Share) -> tuple[slice, ...]:
+    """Slices of a share along the stored axes; () for all of it."""
+    if spec.view is None:
+        return share.slices_of(spec).slices
+    spans = [share.span(axis) for axis in spec.axes]
+    if not any(spans):
+        return ()
+    return tuple(slice(None) if span is None else slice(*span) for span in spans)
+
+
+def _joined_axis(spec: TensorSpec) -> int | None:
+    """Number of the stored axis along which parts are joined; None if all parts have the same tensor."""
+    axes = enumerate(spec.axes)
+    return next((at for at, axis in axes if axis.follows("N") or axis.dim == PARTS), None)
+
+
+# Biases
+
+
+def _read_biases(weights: Owner, plan: Plan) -> tuple[Tensor | None, Tensor | None]:
+    """Read this rank's biases of gate and up (E, N), and of down.
+
+    Outputs of down are summed over ranks: the first rank of those with the same experts has all its biases.
+    """
+    source = plan.described.source
+    gate_up = _read_bias_stack(weights, plan, (0, 1), plan.shares[0]) if plan.described.biased[0] else None
+    if not plan.described.biased[2]:
+        return gate_up, None
+    if source.process_group.rank():
+        source.take(_bias_names(plan, 2, plan.experts))  # added by another rank
+        return gate_up, None
+    return gate_up, _read_bias_stack(weights, plan, (2,), plan.shares[1])
+
+
+def _read_bias_stack(weights: Owner, plan: Plan, matrices: Sequence[int], shares: Sequence[Share]) -> Tensor:
+    """Biases of all experts (E, N), of one matrix after another."""
+    widths = [share.bounds.n1 - share.bounds.n0 for share in shares]
+    (first,) = _bias_names(plan, matrices[0], plan.experts[:1])
+    dtype = weights.dtype or weights.info(first).dtype
+    stack, at = torch.empty((len(plan.experts), sum(widths)), dtype=dtype, device=weights.device), 0
+    for matrix, share, width in zip(matrices, shares, widths, strict=True):
+        names = _bias_names(plan, matrix, plan.experts)
+        index = (slice(share.bounds.n0, share.bounds.n1),)
+        weights.read_rows([(names, index, stack[:, at : at + width])])
+        plan.described.source.take(names)
+        at += width
+    return stack
+
+
+def _bias_names(plan: Plan, matrix: int, experts: Iterable[int]) -> list[str]:
+    """Stored names of the biases of one matrix; empty without biases."""
+    described = plan.described
+    if not plan.described.biased[matrix]:
+        return []
+    return [bias_name(described.lead + described.prefixes[expert][matrix]) for expert in experts]

@@ -1,7 +1,7 @@
-"""What the matrices of experts are called: the names of the architecture tables, told by what is stored."""
+"""Names of experts' matrices in the architecture tables, and in a checkpoint."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Protocol
 
@@ -13,40 +13,47 @@ from qload.experts.stack_layouts import LAYERS, stack_names
 from qload.loader import TensorSource
 
 Naming = tuple[str, str, str]  # the last parts of the names of gate, up and down
-DIGITS = 18  # of an expert's number; a longer one is none
+MAX_DIGITS = 18  # of an expert's number
 
 
-class Holder(TensorSource, Protocol):
-    """What `Weights` is here."""
+class NameSource(TensorSource, Protocol):
+    """Tensors with a searchable list of names: `Weights`."""
 
     prefix: str | None
     architecture: Architecture | None
 
     def names_under(self, lead: str) -> Sequence[str]:
-        """All stored names that begin with a lead."""
+        """Stored names that begin with a lead, in order."""
 
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """The experts under a prefix: how many, and what their matrices are called.
+    """Number and names of the experts under a prefix.
 
-    `lead`: what stored names have before the prefix.
+    Attributes
+    ----------
+    prefix, lead
+        Prefix of the experts, and the text before it in stored names.
+    naming, count
+        Last parts of the names of gate, up and down; number of experts.
+    tensors
+        Number of an expert -> the rest of each stored name, in order: `gate_proj.weight`.
     """
 
     prefix: str
-    naming: Naming
+    naming: tuple[str, ...]
     count: int
     lead: str = ""
+    tensors: Mapping[int, Sequence[str]] = field(default_factory=dict, compare=False, repr=False)
 
-    def of(self, expert: int) -> Naming:
-        """The prefixes of gate, up and down of one expert."""
-        gate, up, down = (f"{self.prefix}.{expert}.{last}" for last in self.naming)
-        return gate, up, down
+    def of(self, expert: int) -> tuple[str, ...]:
+        """Prefixes of one expert's matrices."""
+        return tuple(f"{self.prefix}.{expert}.{last}" for last in self.naming)
 
 
 @cache
 def namings() -> tuple[Naming, ...]:
-    """Of every table with experts the names of their matrices, in each spelling."""
+    """Names of experts' matrices in all architecture tables, in each spelling."""
     found: dict[Naming, None] = {}
     for table in TABLES.values():
         rows = rows_of_experts(table.rows)
@@ -56,17 +63,21 @@ def namings() -> tuple[Naming, ...]:
 
 
 def rows_of_experts(rows: Sequence[Row]) -> list[Row]:
-    """The rows of gate, up and down of each expert, in this order; none where there are no experts."""
+    """Rows of a table for gate, up and down of each expert, in this order; empty without experts."""
     return [row for row in rows if "{expert}" in row.name and not row.tensor]
 
 
-def names_of(weights: Holder, prefix: str) -> ExpertNames:
-    """What experts are stored as, and how many there are: as the config says, or the names do.
+def find_experts(weights: NameSource, prefix: str) -> ExpertNames:
+    """Find the names and the number of experts, by the config or else by the stored names.
 
-    MissingTensorError where there is nothing; TwoFormatsError for experts in two spellings; MismatchError for
-    an expert that the config does not count.
+    MissingTensorError for a prefix without experts; TwoFormatsError for two spellings; MismatchError for an
+    expert beyond the number of the config.
     """
-    lead, stored = _stored(weights, prefix)
+    lead, tensors = stored_tensors(weights, prefix)
+    stored: dict[str, set[int]] = {}
+    for number, rests in tensors.items():
+        for rest in rests:
+            stored.setdefault(rest.partition(".")[0], set()).add(number)
     _refuse_joined(prefix, stored)
     there = {naming: {n for last in naming for n in stored.get(last, ())} for naming in namings()}
     found = [naming for naming, numbers in there.items() if numbers]
@@ -86,13 +97,36 @@ def names_of(weights: Holder, prefix: str) -> ExpertNames:
         )
     (naming,), last = found, max(there[found[0]])
     if promised is None:
-        return ExpertNames(prefix, naming, last + 1, lead)
+        return ExpertNames(prefix, naming, last + 1, lead, tensors)
     count = promised[0]
     if last >= count:
         raise MismatchError(
             f"{prefix}.{last}", "an expert beyond those of the config", f"{count} experts", f"expert {last}"
         )
-    return ExpertNames(prefix, naming, count, lead)
+    return ExpertNames(prefix, naming, count, lead, tensors)
+
+
+def stored_tensors(weights: NameSource, prefix: str) -> tuple[str, dict[int, list[str]]]:
+    """Text before the prefix in stored names, and the rests of these names by the number of the expert."""
+    found: dict[int, list[str]] = {}
+    for lead in ("", *([f"{weights.prefix}."] if weights.prefix else [])):
+        start = f"{lead}{prefix}."
+        digits, rests = "", list[str]()
+        for name in weights.names_under(start):
+            number, _, rest = name[len(start) :].partition(".")
+            if number != digits:
+                digits, rests = number, []
+                if (
+                    len(number) <= MAX_DIGITS
+                    and number.isascii()
+                    and number.isdecimal()
+                    and str(int(number)) == number
+                ):
+                    found[int(number)] = rests
+            rests.append(rest)
+        if found:
+            return lead, found
+    return "", found
 
 
 def _refuse_joined(prefix: str, stored: Mapping[str, set[int]]) -> None:
@@ -107,7 +141,7 @@ def _refuse_joined(prefix: str, stored: Mapping[str, set[int]]) -> None:
         )
 
 
-def _refuse_stacks(weights: Holder, prefix: str) -> None:
+def _refuse_stacks(weights: NameSource, prefix: str) -> None:
     """Raise UnsupportedFormatError for plain stacks of experts with unknown axes."""
     for lead in ("", *([f"{weights.prefix}."] if weights.prefix else [])):
         stored = set(weights.names_under(f"{lead}{prefix}."))
@@ -122,31 +156,12 @@ def _refuse_stacks(weights: Holder, prefix: str) -> None:
 
 
 def _lasts(pattern: str) -> list[str]:
-    """The last part of a pattern's name in each spelling: a triple's spellings stand in one order."""
+    """Last part of a pattern's name in each spelling; gate, up and down have their spellings in one order."""
     return list(dict.fromkeys(name.rpartition(".")[2] for name in spellings(pattern)))
 
 
-def _stored(weights: Holder, prefix: str) -> tuple[str, dict[str, set[int]]]:
-    """What names have before the prefix; by the name of a matrix, the numbers of the experts that have it."""
-    found: dict[str, set[int]] = {}
-    for lead in ("", *([f"{weights.prefix}."] if weights.prefix else [])):
-        start = f"{lead}{prefix}."
-        for name in weights.names_under(start):
-            number, _, rest = name[len(start) :].partition(".")
-            if (
-                len(number) <= DIGITS
-                and number.isascii()
-                and number.isdecimal()
-                and str(int(number)) == number
-            ):
-                found.setdefault(rest.partition(".")[0], set()).add(int(number))
-        if found:
-            return lead, found
-    return "", found
-
-
-def _promised(weights: Holder, prefix: str, tried: Sequence[Naming]) -> tuple[int, Naming] | None:
-    """How many experts the config counts under a prefix, and how its own table spells them."""
+def _promised(weights: NameSource, prefix: str, tried: Sequence[Naming]) -> tuple[int, Naming] | None:
+    """Number of experts by the config, and their names in its architecture table; None if unknown."""
     architecture = weights.architecture
     if architecture is None:
         return None

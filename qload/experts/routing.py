@@ -42,7 +42,7 @@ NO_ZERO = 1e-20  # what DeepSeek V3 adds to a sum before it divides by it
 
 @dataclass(frozen=True)
 class Routing:
-    """How a layer chooses experts and weighs them; `qload.routing_of` reads it from a model's config.
+    """Choice of experts by a layer, and their weights; `qload.routing_of` reads it from a model's config.
 
     ArgumentError, with the name of the field, for what no router can do: more experts for a token than there
     are, groups that do not divide them, a factor that is no float32.
@@ -104,12 +104,12 @@ class Routing:
 
     @property
     def corrected(self) -> bool:
-        """Whether a correction bias takes part in the choice (`e_score_correction_bias`)."""
+        """True if a correction bias (`e_score_correction_bias`) affects the choice."""
         return self.method == "sigmoid_grouped"
 
     @checked
     def logits(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """What a router makes of x (..., H): (..., E), in float32 for a grouped method, else in x's dtype.
+        """Compute the logits (..., E) of x (..., H), in float32 for a grouped method, else in x's dtype.
 
         `weight`: (E, H), as it is stored; `bias`: (E,) or None, which is no correction bias. ShapeError, and
         DtypeError where x and `weight` differ and nothing says which of them is to be cast.
@@ -217,7 +217,7 @@ METHODS: Mapping[str, Callable[[Tensor, Routing], Chosen]] = {
 
 
 def _in_best_groups(scores: Tensor, routing: Routing, largest: int) -> Tensor:
-    """Whether each expert (..., E) is of one of the best groups, by the sums of their `largest` scores."""
+    """Mask (..., E) of the experts in the best groups, by the sums of their `largest` scores."""
     groups = scores.reshape(*scores.shape[:-1], routing.groups, -1)
     of_groups = groups.topk(largest, dim=-1).values.sum(dim=-1)
     best = of_groups.topk(routing.top_groups, dim=-1, sorted=False).indices
@@ -246,7 +246,7 @@ KEYS = {  # of the fields of `Routing`
 
 
 class _Router(Excerpt):
-    """What the config of one type says; `fields` makes the fields of `Routing` of it."""
+    """Router keys of one model type; `fields` converts them to fields of `Routing`."""
 
     method: ClassVar[Method]
 
@@ -339,7 +339,7 @@ ROUTERS: Mapping[str, type[_Router]] = {
 
 @checked
 def routing_of(config: Mapping[str, Any]) -> Routing:
-    """How the routers of a model choose and weigh experts, by its `model_type`.
+    """Read the routing of a model from its config, by its `model_type`.
 
     `config`: the whole `config.json`; of a model that sees or hears too, its text model is meant. ConfigError
     names the key for a type that is not known to have experts, and for values that no router can act on.
@@ -360,10 +360,10 @@ def routing_of(config: Mapping[str, Any]) -> Routing:
 
 
 def _model(config: Mapping[str, Any]) -> tuple[Architecture, FoundConfig]:
-    """The model with experts that a config describes, and where in it that model's own config stands."""
+    """Find the text model with experts in a config, and its own section."""
     model = architecture_of(config)
     if model is None or model.type not in ROUTERS:
         kind = value_text(config.get("model_type") if model is None else model.type)
         raise ConfigError(MODEL_CONFIG, "model_type", f"a type with experts: {', '.join(ROUTERS)}", kind)
-    inner = next((key for key, held in config.items() if held is model.config), "")
+    inner = next((key for key, value in config.items() if value is model.config), "")
     return model, FoundConfig(MODEL_CONFIG, inner, model.config)

@@ -21,7 +21,7 @@ A `Slot` is the place of one tensor of each expert:
 Source: the files of transformers 5.23.0, modelopt 0.47.0, compressed-tensors 0.20.0, vLLM 0.11.0 and gpt-oss.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -32,8 +32,9 @@ from qload.errors import MismatchError
 from qload.layouts import Order
 from qload.storage import TensorInfo
 from qload.storage.file_reads import GAP
+from qload.storage.protocol import extents
 
-TURNED = Order("k n -> n k")
+TURNED = Order("e k n -> e n k")
 WINDOW_BYTES = 8 << 20  # of whole rows, read at once for some of their columns
 
 Bounds = tuple[tuple[int, int], ...]
@@ -79,8 +80,11 @@ class Slot:
     experts: int = 0
     lacks_axis: bool = False
 
-    def stored(self, expert: int, pairs: Bounds) -> Slices:
-        """Slices to read for the elements `pairs` of an expert's tensor, with both of interleaved layers."""
+    def stored(self, expert: int, pairs: Bounds, count: int = 1) -> Slices:
+        """Slices to read for the elements `pairs` of the tensors of `count` experts from `expert` on.
+
+        Of interleaved layers the slices have both.
+        """
         slices = [slice(*pair) for pair in pairs]
         if self.layers_of_shape:
             return (slice(expert, expert + 1),) if self.counted else ()
@@ -95,25 +99,38 @@ class Slot:
             slices[1] = slice(start // self.bytes_of_block, -(-stop // self.bytes_of_block))
         if self.inputs_first:
             slices.reverse()
-        return (slice(expert, expert + 1), *slices) if self.counted else tuple(slices)
+        return (slice(expert, expert + count), *slices) if self.counted else tuple(slices)
+
+    @property
+    def is_plain(self) -> bool:
+        """True if each expert's tensor is a slice of the stored one, in its order of axes."""
+        return (
+            self.counted
+            and self.step == 1
+            and not (self.inputs_first or self.bytes_of_block or self.layers_of_shape)
+        )
 
     def arranged(self, block: Tensor, pairs: Bounds) -> Tensor:
-        """Copy what was read for the elements `pairs` into the layout of one expert's tensor."""
+        """Copy a block, read for the elements `pairs`, into the layout of one expert's tensor."""
         if self.layers_of_shape:
             return self._shape(block)[slice(*pairs[0])].clone()
-        stored = block[0] if self.counted else block
+        rows = self.arranged_rows(block if self.counted else block[None], pairs)
+        return rows[0].clone(memory_format=torch.contiguous_format)
+
+    def arranged_rows(self, block: Tensor, pairs: Bounds) -> Tensor:
+        """Bring a block, read for the elements `pairs` of several experts, into their layout (E, ...)."""
         if self.step > 1:
             turns = slice(self.first, None, self.step)
-            stored = stored[:, turns] if self.inputs_first else stored[turns]
+            block = block[:, :, turns] if self.inputs_first else block[:, turns]
         if self.inputs_first:
-            return TURNED.apply(stored.contiguous())
+            return TURNED.apply(block.contiguous())
         if self.bytes_of_block:
-            stored = self._of_blocks(stored, pairs[1])
-        return stored.reshape(extents(pairs)).clone(memory_format=torch.contiguous_format)
+            block = self._of_blocks(block, pairs[1])
+        return block.reshape([block.shape[0], *extents(pairs)])
 
     def _of_blocks(self, stored: Tensor, inputs: tuple[int, int]) -> Tensor:
         start = inputs[0] % self.bytes_of_block
-        return stored.flatten(1)[:, start : start + inputs[1] - inputs[0]]
+        return stored.flatten(2)[:, :, start : start + inputs[1] - inputs[0]]
 
     def _shape(self, stored: Tensor) -> Tensor:
         """[N, K] of one layer; MismatchError if the stored shape contradicts E or N."""
@@ -127,18 +144,13 @@ class Slot:
 
 def widened(stored: Slices, info: TensorInfo) -> Slices:
     """Widen a slice of few columns of long rows: otherwise each row would be a read of its own."""
-    rows, columns, size = stored[-2], stored[-1], info.dtype.itemsize
+    columns, size = stored[-1], info.dtype.itemsize
     wanted, row = columns.stop - columns.start, info.shape[-1]
-    width = WINDOW_BYTES // ((rows.stop - rows.start) * size)
+    width = WINDOW_BYTES // (prod(part.stop - part.start for part in stored[:-1]) * size)
     if wanted >= width or (row - wanted) * size <= GAP:
         return stored
     start, stop = columns.start // width * width, -(-columns.stop // width) * width
     return (*stored[:-1], slice(start, min(stop, row)))
-
-
-def extents(pairs: Sequence[tuple[int, int]]) -> list[int]:
-    """Lengths of ranges."""
-    return [stop - start for start, stop in pairs]
 
 
 # The name of a stacked matrix -> the layers of an expert that it holds.

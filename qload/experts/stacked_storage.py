@@ -1,4 +1,4 @@
-"""`ExpertStacks`: a storage in which each expert's tensors have names of their own, however they are stored.
+"""`ExpertStacks`: storage with separate names for the tensors of each expert in a stack.
 
 `experts.gate_up_proj`, a tensor of all experts, becomes `experts.0.gate_proj.weight`,
 `experts.0.up_proj.weight`, `experts.1.gate_proj.weight` and so on, each (N, K), as if its owner had stored
@@ -7,7 +7,7 @@ them so. A read takes an expert's bytes and no other's.
 
 import logging
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -17,16 +17,16 @@ from torch import Tensor
 
 from qload.errors import TwoFormatsError, checked
 from qload.experts.stack_finder import StoredStack, search
-from qload.experts.stack_layouts import WEIGHTS, Slices, Slot, extents, widened
-from qload.storage import TensorInfo, WeightStorage
-from qload.storage.protocol import bounds, metadata_of
+from qload.experts.stack_layouts import WEIGHTS, WINDOW_BYTES, Slices, Slot, widened
+from qload.storage import FillingStorage, TensorInfo, WeightStorage
+from qload.storage.protocol import AskedRows, bounds, check_rows, extents, metadata_of, read_rows
 
 log: logging.Logger = logging.getLogger("qload")
 
 
 @checked
 def with_experts(storage: WeightStorage, config: Mapping[str, Any]) -> WeightStorage:
-    """A storage in which each expert of a stack has tensors of its own; `storage` itself if it has no stack.
+    """Wrap a storage to list each expert of a stack by its own tensors; `storage` itself without a stack.
 
     `open_checkpoint` does this. For tensors that come from elsewhere, give `Weights` what this returns.
 
@@ -126,7 +126,7 @@ class ExpertStacks:
 
     @property
     def stacks(self) -> Collection[StoredStack]:
-        """The tensors that hold something of several experts."""
+        """Stored tensors of several experts."""
         return self._stacks.values()
 
     def keys(self) -> Collection[str]:
@@ -152,6 +152,50 @@ class ExpertStacks:
             return torch.empty(extents(pairs), dtype=slot.info.dtype)
         return slot.arranged(self._block(slot, slot.stored(expert, pairs)), pairs)
 
+    def read_rows(self, asked: Sequence[AskedRows]) -> None:
+        """Read the same elements of several tensors, each into a row; consecutive experts of a stack at once.
+
+        `asked`: (names, index, out) each, as of `SafetensorsStorage.read_rows`.
+        """
+        inner = []
+        for names, index, out in asked:
+            places = [self._slots.get(name) for name in names]
+            if any(places):
+                self._read_rows(names, places, index, out)
+            else:
+                inner.append((names, index, out))
+        if inner:
+            read_rows(self.storage, inner)
+
+    def _read_rows(
+        self,
+        names: Sequence[str],
+        places: Sequence[tuple[Slot, int] | None],
+        index: tuple[slice, ...],
+        out: Tensor,
+    ) -> None:
+        slot, expert = places[0] or (None, 0)
+        in_one_run = places == [(slot, expert + at) for at in range(len(names))]
+        if slot is None or not slot.counted or slot.layers_of_shape or not in_one_run:
+            for name, row in zip(names, out, strict=True):
+                row.copy_(self.read(name, index))
+            return
+        pairs = bounds(names[0], slot.info.shape, index)
+        check_rows(names[0], out, [len(names), *extents(pairs)], slot.info.dtype)
+        if not out.numel():
+            return
+        info = self.storage.info(slot.source)
+        if slot.is_plain and out.is_contiguous() and isinstance(self.storage, FillingStorage):
+            stored = slot.stored(expert, pairs, len(names))
+            shape = extents(bounds(slot.source, info.shape, stored))  # may have axes of length 1 more
+            self.storage.read_into(slot.source, stored, out.view(shape))
+            return
+        run = max(1, WINDOW_BYTES // max(1, info.nbytes // info.shape[0]))
+        for at in range(0, len(names), run):
+            rows = out[at : at + run]
+            stored = slot.stored(expert + at, pairs, len(rows))
+            rows.copy_(slot.arranged_rows(self._block(slot, stored), pairs))
+
     @property
     def metadata(self) -> Mapping[str, Mapping[str, str]]:
         """Free text in the headers of the underlying files."""
@@ -163,7 +207,7 @@ class ExpertStacks:
         self.storage.close()
 
     def within(self, name: str) -> Iterator[str]:
-        """The names of the experts' tensors that a stack's own `name` stands for; of any other, the name."""
+        """Names of the experts' tensors in the stack `name`; for any other tensor, its own name."""
         stack = self._stacks.get(name)
         return iter((name,)) if stack is None else (held for held, _, _ in stack.names())
 
@@ -184,9 +228,9 @@ class ExpertStacks:
         )
 
     def _block(self, slot: Slot, stored: Slices) -> Tensor:
-        """What is stored there; the last block is kept where what is read next is in it too.
+        """Read a block; the last one is cached for the next slices of it.
 
-        Of gate and up in turns, what was read for the one serves the other; of columns, those beside them.
+        Interleaved gate and up share a block, as do neighbouring columns.
         """
         wide = widened(stored, self.storage.info(slot.source)) if slot.inputs_first else stored
         if wide == stored and slot.step == 1:
@@ -202,12 +246,12 @@ class ExpertStacks:
 
 
 def within(storage: WeightStorage, name: str) -> Iterator[str]:
-    """The tensors that a name of a storage stands for: of a stack those of its experts, else itself."""
+    """Names of a stack's tensors, one for each expert; for any other tensor, its own name."""
     return storage.within(name) if isinstance(storage, ExpertStacks) else iter((name,))
 
 
 class _Names(Collection[str]):
-    """All names in their order, the experts' in lieu of the stack's, which is there if it is asked for."""
+    """All names in order, with the experts' names in place of the stack's; `in` accepts both."""
 
     def __init__(
         self, stored: Collection[str], stacks: Mapping[str, StoredStack], slots: Mapping[str, object]

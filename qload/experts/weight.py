@@ -67,7 +67,7 @@ class Stack:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(E, N, K): experts that are here, and of each the outputs and inputs that are."""
+        """(E, N, K): experts, outputs and inputs on this rank."""
         return len(self), self.layer.N, self.layer.K
 
     @property
@@ -77,12 +77,12 @@ class Stack:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors lie."""
+        """Device of the tensors."""
         return next(iter(self.tensors.values())).device
 
     @property
     def is_k_full(self) -> bool:
-        """Whether input i is of group i / group_size, counted from the first input that is here.
+        """True if input i is in group i / group_size, counted from the first input of this share.
 
         False of a share of the inputs whose groups lie in act order, or straddle two ranks: it has the scales
         of all groups, and the index says which.
@@ -99,7 +99,7 @@ class Stack:
 
     @checked
     def expert(self, index: int) -> Weight:
-        """The layer (N, K) of the expert `index`, counted from the first that is here: a view, no copy.
+        """Layer (N, K) of the expert `index` on this rank: a view, no copy.
 
         ArgumentError where there is no such expert.
         """
@@ -108,7 +108,7 @@ class Stack:
         return self._view(index)
 
     def dequantize(self, index: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
-        """(N, K): what the expert `index` means, as `Weight.dequantize` with this `dtype` or `out`."""
+        """Dequantize the expert `index` to (N, K), as `Weight.dequantize` with this `dtype` or `out`."""
         return self.expert(index).dequantize(dtype, out)
 
     @checked
@@ -117,7 +117,7 @@ class Stack:
         return self.holding({field: tensor.to(device) for field, tensor in self.tensors.items()})
 
     def holding(self, tensors: Mapping[str, Tensor]) -> Self:
-        """The same stack holding these `tensors`, which are taken to be equal."""
+        """Copy with these `tensors` in place of equal ones, without checks."""
         return replace(
             self, tensors={field: tensors.get(field, held) for field, held in self.tensors.items()}
         )
@@ -128,7 +128,7 @@ class Stack:
         return self.weight_type.unchecked(self.config, layer, held)
 
     def _groups_of_others(self) -> Iterator[bool]:
-        """Of each axis that an index points into: whether it has more groups than the inputs here."""
+        """Yield, for each axis with an index into it, True if it has groups of other ranks' inputs."""
         specs = [spec for spec in self.weight_type.tensors(self.config) if spec.name in self.tensors]
         letters, sizes = {spec.index_of for spec in specs} - {None}, {"N": self.layer.N, "K": self.layer.K}
         for spec in specs:
@@ -143,9 +143,9 @@ class Stack:
 
 
 class Stacking:
-    """A stack of `count` experts that is being filled, called `name` as a whole.
+    """Builder of the stack `name` of `count` experts.
 
-    The first expert says what all others have to be: MismatchError with the name of one that is not.
+    MismatchError, with its name, for an expert unlike the first.
     """
 
     def __init__(self, name: str, count: int) -> None:
@@ -155,12 +155,12 @@ class Stacking:
         self._tensors: dict[str, Tensor] = {}
 
     def places(self) -> dict[str, Tensor]:
-        """Where the tensors of the next expert go, by field; none are known before the first."""
+        """Rows of the next expert, by field; empty before the first."""
         at = len(self._names)
         return {field: tensor[at] for field, tensor in self._tensors.items()}
 
     def put(self, weight: Weight) -> None:
-        """Take the next expert; what it holds of `places` already is not moved."""
+        """Add the next expert; tensors in `places` are not copied."""
         if self._first is None:
             self._tensors = {field: self._empty(tensor) for field, tensor in weight.fields().items()}
             self._first = type(weight).unchecked(weight.config, weight.layer, self.places())
@@ -173,7 +173,7 @@ class Stacking:
         self._names.append(weight.layer.name)
 
     def stack(self) -> Stack:
-        """The stack, once every expert is there."""
+        """Return the complete stack; ArgumentError for a missing expert."""
         if self._first is None or len(self._names) != self._count:
             raise ArgumentError(self._name, f"{self._count} experts, at least 1", str(len(self._names)))
         first = self._first
@@ -186,7 +186,7 @@ class Stacking:
 
 
 def stacked(name: str, count: int, weights: Iterable[Weight]) -> Stack:
-    """`count` typed weights, each made when the one before is in its place; MismatchError."""
+    """Stack `count` typed weights, each built after the one before was copied; MismatchError."""
     stacking = Stacking(name, count)
     for weight in weights:
         stacking.put(weight)
@@ -195,7 +195,7 @@ def stacked(name: str, count: int, weights: Iterable[Weight]) -> Stack:
 
 
 def _like(weight: Weight, other: Weight) -> Weight:
-    """The weight with the zero-point convention of `other`, if that changes no value."""
+    """Give a weight the zero-point convention of `other`, if no value changes."""
     config, origin = weight.config.like(other.config), weight.layer.origin
     if origin is not None and other.layer.origin is not None:
         origin = origin.like(other.layer.origin)
@@ -205,7 +205,7 @@ def _like(weight: Weight, other: Weight) -> Weight:
 
 
 def check_alike(first: Weight, other: Weight) -> None:
-    """Two experts have one format, config, shape and the same tensors; MismatchError names the other."""
+    """Compare format, config, shape and tensors of two experts; MismatchError with the other's name."""
     for what, a, b in (
         ("format", first.format, other.format),
         ("config", *configs_apart(first.config, other.config)),
@@ -214,13 +214,18 @@ def check_alike(first: Weight, other: Weight) -> None:
         ("tensors", _described(first), _described(other)),
     ):
         if a != b:
-            raise MismatchError(
-                other.layer.name,
-                f"experts of one layer differ in {what}",
-                f"{a} as in {first.layer.name}",
-                str(b),
-                "remedy   load them without a target, and repack them: RepackError says what is in the way",
-            )
+            raise differing_experts(other.layer.name, what, str(a), first.layer.name, str(b))
+
+
+def differing_experts(name: str, what: str, expected: str, first: str, got: str) -> MismatchError:
+    """Error for an expert `name` unlike the `first` in one property."""
+    return MismatchError(
+        name,
+        f"experts of one layer differ in {what}",
+        f"{expected} as in {first}",
+        got,
+        "remedy   load them without a target, and repack them: RepackError says what is in the way",
+    )
 
 
 def _described(weight: Weight) -> str:
@@ -231,7 +236,7 @@ def _described(weight: Weight) -> str:
 
 
 def repacked(stack: Stack, layout: str, whole: Stack | None, **options: Any) -> Stack:
-    """Every expert as `qload.repack` makes it; `whole`: the stack that this is a share of."""
+    """Repack every expert by `qload.repack`; `whole`: the stack before it was cut."""
     meant = [None] * len(stack) if whole is None else whole
     pairs = zip(stack, meant, strict=True)
     made = (_repacked(weight, layout, whole=each, **options) for weight, each in pairs)
@@ -239,7 +244,7 @@ def repacked(stack: Stack, layout: str, whole: Stack | None, **options: Any) -> 
 
 
 def restored(stack: Stack) -> Stack:
-    """Every expert as `qload.restore` makes it."""
+    """Restore every expert by `qload.restore`."""
     return stacked(stack.layer.name, len(stack), map(restore, stack))
 
 
@@ -312,7 +317,7 @@ class StackedWeight(Weight):
         return replace(self, stack=self.stack.to(device))
 
     def holding(self, tensors: Mapping[str, Tensor]) -> Self:
-        """The same weight holding these `tensors`, which are taken to be equal and not checked again."""
+        """Copy with these `tensors` in place of equal ones, without checks."""
         return replace(self, stack=self.stack.holding(tensors))
 
     def __repr__(self) -> str:
@@ -328,7 +333,7 @@ class Expert(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ExpertsWeight:
-    """The experts of a layer that are on this rank, or its share of each: E of H inputs, I between.
+    """Experts of a layer on this rank, or its share of each: E experts, H inputs, I in between.
 
     ShapeError and MismatchError for parts that are not of the same experts.
 
@@ -391,16 +396,16 @@ class ExpertsWeight:
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(E, H, I): experts that are here, their inputs, and what lies between that is here."""
+        """(E, H, I): experts on this rank, their inputs, and their share of the outputs of gate."""
         return self.down.shape
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors lie."""
+        """Device of the tensors."""
         return self.down.device
 
     def fields(self) -> dict[str, Tensor]:
-        """All tensors: those of the stacks as `gate_up.qweight`, and the biases that there are."""
+        """All tensors: `gate_up.qweight` and so on, and the biases."""
         held = {
             f"{name}.{f}": t for name in ("gate_up", "down") for f, t in getattr(self, name).fields().items()
         }
@@ -409,7 +414,7 @@ class ExpertsWeight:
 
     @checked
     def expert(self, index: int) -> Expert:
-        """The matrices of the expert `index`, counted from the first that is here: views, no copies.
+        """Matrices of the expert `index` on this rank: views, no copies.
 
         ArgumentError where there is no such expert.
         """
@@ -417,7 +422,7 @@ class ExpertsWeight:
 
     @checked
     def dequantize(self, index: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """Gate and up (2 I, H), and down (H, I), of the expert `index`: what they mean, in a `dtype`."""
+        """Dequantize gate and up (2 I, H), and down (H, I), of the expert `index` to a `dtype`."""
         return self.gate_up.dequantize(index, dtype), self.down.dequantize(index, dtype)
 
     @checked
@@ -443,17 +448,17 @@ class ExpertsWeight:
         exponent_bias: bool | None = None,
         whole: "ExpertsWeight | None" = None,
     ) -> Self:
-        """Every expert in another layout, stacked, one expert at a time.
+        """Repack every expert to another layout, one expert at a time.
 
-        RepackError where the layout cannot say one of them; MismatchError where it leaves out of one what it
-        keeps of another.
+        RepackError if the layout cannot represent one of them; MismatchError if the experts get different
+        tensors.
 
         Parameters
         ----------
         layout, zeros, dtype, exponent_bias
             Those of `qload.repack`.
         whole
-            The experts that these are a share of, whose facts then decide, on every rank alike.
+            The experts before they were cut; their facts decide on every rank.
         """
         options = {"zeros": zeros, "dtype": dtype, "exponent_bias": exponent_bias}
         return replace(
@@ -463,7 +468,7 @@ class ExpertsWeight:
         )
 
     def restore(self) -> Self:
-        """Every expert as it was before it was repacked, bit for bit; what never was stays as it is."""
+        """Restore every repacked expert bit for bit; others stay unchanged."""
         return replace(self, gate_up=restored(self.gate_up), down=restored(self.down))
 
     def get_linear(
@@ -473,7 +478,7 @@ class ExpertsWeight:
         maximum: Callable[[Tensor], Tensor] | Literal["own"] | None = None,
         dtype: torch.dtype | None = None,
     ) -> "nn.Module":
-        """A module (x, topk_ids, topk_weights) -> y: x (M, H) through the experts that each token chose.
+        """Build a module (x, topk_ids, topk_weights) -> y, x (M, H) through the chosen experts of each token.
 
         ArgumentError for a scheme that has no quantizer, and for one whose scale covers all tokens: a token's
         result must not depend on other tokens. CastError for a scale that overflows or

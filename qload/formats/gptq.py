@@ -35,7 +35,7 @@ from qload.loader.exclusion import Exclusions, Inside
 from qload.sentences import WORD_BITS
 from qload.spec import Layer, LayerClaims, LayerValues, Role, TensorSpec
 from qload.spec.integers import Integers, IntegerWeight, Origin, from_codes, record_origin
-from qload.spec.zero_point_evidence import FIELDS, WHOLE, Evidence, settle
+from qload.spec.zero_point_evidence import FIELDS, WHOLE, Evidence, readings_agree, settle
 
 DOUBTFUL = (
     "programs wrap zero points of 0, stored minus one, in several ways, and neither codes nor config show "
@@ -91,6 +91,7 @@ class GPTQConfig(spec.Grouped, spec.Config):
     asymmetric: bool = field(default=False, compare=False, repr=False)
 
     by_values: ClassVar[bool] = True
+    deciding_field: ClassVar[str] = "qzeros"
 
     def __post_init__(self) -> None:
         self.check_bits(self.bits, *BITS)
@@ -131,6 +132,15 @@ class GPTQConfig(spec.Grouped, spec.Config):
     def settled(self, values: LayerValues) -> tuple[dict[str, Any], QloadError | None]:
         """Decide the convention of zero points by `values`; with the error if they contradict the config."""
         return settle(values, self.bits, self.zeros)
+
+    def decides_alike(self, claims: spec.LayerClaims, stacked: Tensor) -> bool:
+        """Return whether all readings of `stacked` zero points (E, G, N * bits / 32) agree, as in this layer.
+
+        `claims`: a config that claims `sym` needs every zero point in the middle.
+        """
+        if self.evidence != "alike" or self.asymmetric or not stacked.numel():
+            return False
+        return readings_agree(stacked, self.bits, self.zeros, claims)
 
     def like(self, other: spec.Config) -> "GPTQConfig":
         """The config with the other's way to wrap zero points, if that changes no zero point here."""

@@ -26,7 +26,7 @@ _KNOWN: dict[str, Run] = {}  # by key, for as long as the process runs: graphs h
 
 
 def share(facts: str, run: Run) -> str:
-    """The key of experts of which `facts` tells all but the names; `run` multiplies with their tensors."""
+    """Register `run`, the product of experts, under a key of their `facts` (all but the names)."""
     key = f"experts {sha256(facts.encode()).hexdigest()[:24]}"
     _KNOWN.setdefault(key, run)
     return key
@@ -54,7 +54,7 @@ torch.library.register_fake(f"qload::{NAME}", _experts_of_shapes, lib=LIBRARY)
 def experts_layer(
     x: Tensor, topk_ids: Tensor, topk_weights: Tensor, held: Sequence[Tensor], meaning: str
 ) -> Tensor:
-    """The operator, whose arguments stand above."""
+    """Call the operator; see the module's docstring for its arguments."""
     y: Tensor = torch.ops.qload.experts_layer(x, topk_ids, topk_weights, list(held), meaning)
     return y
 
@@ -97,7 +97,7 @@ class Experts(nn.Module):
         return replace(self._blueprint, **held, **{name: self._buffers[name] for name in BIASES})
 
     def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """What the experts that each token chose make of x (..., H), in its dtype: (..., H).
+        """Multiply x (..., H) by the chosen experts of each token: (..., H), in the dtype of x.
 
         `topk_ids`: (T, k), int32 or int64, numbers of experts of the whole layer, T the tokens of x one after
         another; ArgumentError for a number of no expert. `topk_weights`: (T, k), floats. Experts of other
@@ -114,14 +114,14 @@ class Experts(nn.Module):
         return self
 
     def get_extra_state(self) -> Tensor:
-        """What the buffers mean, for a state dict: uint8, the words of formats, configs and facts."""
+        """Formats, configs and facts of the buffers as text, for a state dict: uint8."""
         return torch.frombuffer(bytearray(self._meaning().encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """ArgumentError where `state` is that of another format: the tensors of some look alike."""
-        said = bytes(state.tolist()).decode()
-        if said != self._meaning():
-            raise ArgumentError("experts: state dict", self._meaning(), said)
+        """Compare `state` with the own formats and facts; ArgumentError for a difference."""
+        stored = bytes(state.tolist()).decode()
+        if stored != self._meaning():
+            raise ArgumentError("experts: state dict", self._meaning(), stored)
 
     def extra_repr(self) -> str:
         """Shape, formats, configs and facts, and how inputs are quantized."""
@@ -132,7 +132,7 @@ class Experts(nn.Module):
         return f"experts={E}, features={H}, between={inner}, {self._meaning()}{said}"
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Another process has to learn what the experts mean to an operator."""
+        """Restore a pickled module, and register its operator in this process."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._share()
 
@@ -155,7 +155,7 @@ class Experts(nn.Module):
         return experts_layer(x, topk_ids, topk_weights, held, self._key)
 
     def eagerly(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """The same (tokens, H), where nothing is traced."""
+        """Multiply without tracing; see `forward`."""
         how = self.activations, self.maximum
         return multiply(x, topk_ids, topk_weights, self.typed, *how, self._kept)
 
@@ -176,7 +176,7 @@ class Experts(nn.Module):
 
 
 class ExpertsMeaning:
-    """How tensors of experts that are alike are multiplied: `names` of a module's buffers, in their order."""
+    """Product of experts with equal facts; `names`: buffers of a module, in the operator's order."""
 
     def __init__(self, weight: Any, names: Sequence[str], activations: Activations, maximum: Maximum) -> None:
         stacks = {name: getattr(weight, name) for name in STACKS}

@@ -1,4 +1,4 @@
-"""What the experts that tokens chose make of them: by native kernels where they fit, else in plain torch.
+"""Product of tokens with their chosen experts: by native kernels if they support it, else in plain torch.
 
 In this order, each step in float32 (float64 for x of float64):
 
@@ -44,16 +44,16 @@ Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
 
 @dataclass(frozen=True)
 class RoutedTokens:
-    """Pairs of a token and an expert that is here, by the number of the expert, then of the token.
+    """Pairs of a token and a local expert, sorted by expert, then by token.
 
     Attributes
     ----------
     places
-        Of each expert that was chosen, where it is on this rank.
+        Place of each chosen expert on this rank.
     counts
-        How many of the pairs each has.
+        Number of pairs of each chosen expert.
     tokens, slots
-        Of each pair: topk_ids[token, slot] is the expert.
+        Position of each pair: topk_ids[token, slot] is its expert.
     """
 
     places: Sequence[int]
@@ -62,7 +62,7 @@ class RoutedTokens:
     slots: Numbers
 
     def runs(self, most: int) -> Iterator["RoutedTokens"]:
-        """The same in runs of whole experts, of `most` pairs at most where one expert has no more."""
+        """Yield runs of whole experts with at most `most` pairs; an expert with more has its own run."""
         first = start = stop = 0
         for at, count in enumerate(self.counts):
             if at > first and stop + count - start > most:
@@ -73,7 +73,7 @@ class RoutedTokens:
             yield self._part(slice(first, None), slice(start, stop))
 
     def turns(self) -> list[Numbers]:
-        """Pairs in which no token is twice, those of a token one after another in their order."""
+        """Split the pairs into runs with each token at most once, in order."""
         order = numpy.argsort(self.tokens, kind="stable")
         sorted_tokens = self.tokens[order]
         turn = numpy.empty_like(order)
@@ -86,10 +86,10 @@ class RoutedTokens:
 
 
 def routed(topk_ids: Tensor, places: Sequence[int]) -> RoutedTokens:
-    """The pairs of all experts that are here and were chosen.
+    """Sort the pairs of tokens and chosen local experts by expert.
 
-    `topk_ids`: (T, k), whose numbers index `places`: where an expert is on this rank, -1 if it is not here.
-    ArgumentError for a number of no expert.
+    `topk_ids`: (T, k), indices into `places`: the place of each expert on this rank, or -1. ArgumentError for
+    an index out of range.
     """
     ids = topk_ids.detach().cpu().numpy().astype(numpy.int64)
     _check(ids, len(places))
@@ -112,7 +112,7 @@ def _check(ids: Numbers, total: int) -> None:
 
 
 class KeptMatrix:
-    """One matrix of an expert as a typed weight, and what a CPU keeps of it from call to call."""
+    """Typed weight of one matrix of an expert, with the CPU's cached rows and plan."""
 
     def __init__(self, weight: Weight) -> None:
         self.weight, self.rows = weight, KeptRows()
@@ -124,13 +124,13 @@ class KeptMatrix:
 
 
 class KeptStack:
-    """The experts of a stack that were multiplied, for as long as its tensors lie where they lay."""
+    """Cached matrices of a stack; dropped if its tensors move."""
 
     def __init__(self) -> None:
         self._kept: tuple[Any, dict[int, KeptMatrix]] = (), {}  # replaced as a whole: threads may share it
 
     def of(self, stack: Any, experts: Sequence[int]) -> list[KeptMatrix]:
-        """The matrices of some `experts` of a `stack`."""
+        """Matrices of some `experts` of a `stack`."""
         seen = [(each.data_ptr(), each.dtype, each.shape, each.stride()) for each in stack.tensors.values()]
         before, found = self._kept
         if seen != before:
@@ -144,32 +144,32 @@ class KeptStack:
 
 @dataclass(frozen=True, eq=False)
 class KeptExperts:
-    """What calls found out about the experts of a layer, by the names of its stacks."""
+    """Cached matrices of a layer's experts, by the names of its stacks."""
 
     gate_up: KeptStack = field(default_factory=KeptStack)
     down: KeptStack = field(default_factory=KeptStack)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Made anew: the tensors of a copy lie elsewhere."""
+        """Start a copy with empty caches: its tensors have other memory."""
         return KeptExperts, ()
 
 
 @dataclass(frozen=True, eq=False)
 class ExpertProducts:
-    """How rows are multiplied with the matrices of experts.
+    """Products of rows with the matrices of experts.
 
     Attributes
     ----------
     weight
         An `ExpertsWeight`.
     activations, maximum
-        As its `get_linear` has them.
+        Those of its `get_linear`.
     narrow
-        What both sides of a product are rounded to where no kernel of a CPU multiplies.
+        Dtype of both sides of a product outside of CPU kernels.
     rounded
-        What rows that are multiplied as they come are rounded to before; None: they stay.
+        Dtype of unquantized rows before a product; None: unchanged.
     kept
-        What earlier calls found out.
+        Caches of earlier calls.
     """
 
     weight: Any
@@ -311,7 +311,7 @@ def experts(
     activations: Activations = "declared",
     maximum: Maximum = None,
 ) -> Tensor:
-    """X (..., H) through the experts that each of its T tokens chose: (..., H), in the dtype of x.
+    """Multiply x (..., H), T tokens, by their chosen experts: (..., H), in the dtype of x.
 
     `topk_ids` and `topk_weights`: (T, k); `weight`: an `ExpertsWeight`; `activations` and `maximum` as its
     `get_linear` has them. DtypeError and ShapeError; ArgumentError for ids of no expert, for tensors on other
@@ -330,7 +330,7 @@ def multiply(
     maximum: Maximum,
     kept: KeptExperts,
 ) -> Tensor:
-    """As `experts`, of inputs that can be quantized as declared; `kept`: what earlier calls found out."""
+    """Multiply as `experts`, for checked `activations` and `maximum`; `kept`: caches of earlier calls."""
     check(x, topk_ids, topk_weights, weight)
     quantizes = activations == "declared" and any(getattr(weight, name).layer.activations for name in STACKS)
     if not quantizes and cuda.can_multiply_experts(x, topk_weights, weight):
@@ -352,7 +352,7 @@ def multiply(
 
 
 def _add(total: Tensor, rows: Tensor, weights: Tensor, run: RoutedTokens, products: ExpertProducts) -> None:
-    """To a total (T, H) what a run of experts makes of rows (T, H), one expert of a token after another."""
+    """Add the results of a run of experts for rows (T, H) to a total (T, H), in the order of experts."""
     facts = products.weight.facts
     tokens, slots = (torch.from_numpy(each).to(rows.device) for each in (run.tokens, run.slots))
     taken, own = rows[tokens], weights[tokens, slots][:, None]
@@ -365,16 +365,16 @@ def _add(total: Tensor, rows: Tensor, weights: Tensor, run: RoutedTokens, produc
 
 
 def _most_pairs(weight: Any) -> int:
-    """How many rows go through experts at once, so that what is between takes no more than `BETWEEN`."""
+    """Largest number of rows at once, with at most `BETWEEN` bytes of intermediate results."""
     _, H, inner = weight.shape
     most: int = BETWEEN // (torch.float32.itemsize * (2 * H + 3 * inner))
     return max(1, most)
 
 
 def check_inputs(weight: Any, activations: Activations, maximum: Maximum) -> None:
-    """ArgumentError, on every rank alike, where inputs of experts cannot be quantized as they declare.
+    """Raise ArgumentError, on every rank, if inputs of experts cannot be quantized as declared.
 
-    One expert stands for all: what they declare is the same of each.
+    All experts of a stack have one declaration.
     """
     for name in STACKS:
         stack = getattr(weight, name)
@@ -388,7 +388,7 @@ def check_inputs(weight: Any, activations: Activations, maximum: Maximum) -> Non
 
 
 def check(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, weight: Any) -> None:
-    """Dtypes, shapes and devices of what experts are called with, or an error that names the tensor."""
+    """Check dtypes, shapes and devices of the arguments; errors have the tensor's name."""
     H, name = weight.shape[1], weight.gate_up.layer.name or "experts"
     _check_tensor(f"{name}: x", x, WIDE, weight.device)
     _check_tensor(f"{name}: topk_ids", topk_ids, IDS, weight.device)

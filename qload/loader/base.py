@@ -85,6 +85,9 @@ class LoadPlan:
         return weight if self.repack is None else self.repack(source, weight)
 
 
+LoadedStep = Callable[[TensorSource, Sequence[Part], Split | None, Weight], Weight]  # on a loaded weight
+
+
 class WeightsLoader(ABC):
     """Interface of loaders: `load` turns named tensors into a typed weight.
 
@@ -141,6 +144,14 @@ class WeightsLoader(ABC):
     def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
         """Complete the description of a `layer` of `weights` by its values, as `FormatLoader` does."""
         return layer
+
+    def steps(self) -> "tuple[WeightsLoader, LoadedStep] | None":
+        """Loader of the stored weights, and the step for each of them; None for a load in one step."""
+        return None
+
+    def names_alike(self, first: str, other: str) -> bool:
+        """Return whether equal tensors under the prefixes `first` and `other` have one description."""
+        return False
 
     def left_out(self, prefix: str) -> str | None:
         """Reason for which the config excludes the layer `prefix`, with entry and key; None for others."""

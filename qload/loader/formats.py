@@ -100,6 +100,20 @@ class FormatLoader(WeightsLoader):
             )
         return self._add_note(layer)
 
+    def names_alike(self, first: str, other: str) -> bool:
+        """Return whether the config treats the layers `first` and `other` alike, by their names."""
+        if type(self).describe is not FormatLoader.describe:
+            return False
+        if not self.exclusions.names and not self.named.keys and type(self.exclusions) is Exclusions:
+            return True
+        return self._entries(first) == self._entries(other)
+
+    def _entries(self, prefix: str) -> tuple[bool, Any]:
+        """Entries of the config for a layer: True if excluded, and the key that lists it as quantized."""
+        excluded = self.exclusions.entry(prefix) is not None
+        listed = self.named.entry(prefix) if self.named.keys else None
+        return excluded, None if listed is None else listed[1]
+
     def _add_note(self, layer: LayerDescription) -> LayerDescription:
         """Add a note to a plain layer that the config lists as quantized."""
         if not self.named.keys or not layer.format.weight_type.plain or "K" not in layer.sizes:
@@ -120,6 +134,13 @@ class FormatLoader(WeightsLoader):
         if self._decisions is None or not self._decisions.belongs_to(source):
             self._decisions = LayerDecisions(source, self.describe, every=self.judged)
         return self._decisions.settle(layer)
+
+    def complete(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
+        """Complete the description of a `layer` of `weights` as loads do; raise its contradiction."""
+        settled = self.settle(weights, layer)
+        self._refuse_contradiction(settled)
+        self._log_scheme(settled)
+        return settled
 
     def claims_of(self, prefix: str) -> LayerClaims | None:
         """Claims of the config about the layer `prefix`, even if it cannot be described."""
@@ -164,22 +185,19 @@ class FormatLoader(WeightsLoader):
             names = ", ".join(part.prefix for part in parts)
             raise ArgumentError("prefixes", "each layer once, as its parts have scales of their own", names)
         layers: Mapping[str, LayerDescription] = {
-            prefix: self.settle(weights, layer) for prefix, layer in described.items()
+            prefix: self.complete(weights, layer) for prefix, layer in described.items()
         }
         if len(layers) > 1:
             layers = in_one_convention(layers)
             check_alike(list(layers.values()))
-        for layer in layers.values():
-            self._refuse_contradiction(layer)
-            self._log_scheme(layer)
         is_whole = split is None or weights.process_group.size() == 1
         try:
-            shares = shares_of(weights, layers, parts, split)
+            shares = shares_of(weights.process_group, layers, parts, split)
         except CutError:
             run = _joined_run(parts) if is_whole else None
             if run is None or layers[run.prefix].sizes.get("P", 1) > 1:
                 raise
-            shares = shares_of(weights, layers, [run], split)  # the run of parts has no cut
+            shares = shares_of(weights.process_group, layers, [run], split)  # the run of parts has no cut
         return PlannedShares(layers, shares, parts, is_whole)
 
     def for_rules(self) -> Self:

@@ -7,6 +7,7 @@ of the whole layer, on the CPU, so that all of them refuse with one sentence; no
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 from weakref import ref
 
@@ -196,7 +197,10 @@ def is_finite(scales: Tensor, spec: TensorSpec) -> bool:
     if floats.dtype in NAN_BITS:
         mask, nan = NAN_BITS[floats.dtype]
         return int((floats.view(torch.uint8) & mask).amax()) != nan
-    return bool(_finite(floats).all())
+    if floats.dtype.itemsize == 1:
+        return bool(_finite(floats).all())
+    least, greatest = torch.aminmax(floats)  # NaN spreads to both; no memory as large as the scales
+    return isfinite(float(least)) and isfinite(float(greatest))
 
 
 def _finite(floats: Tensor) -> Tensor:

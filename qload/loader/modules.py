@@ -72,6 +72,16 @@ class ModuleLoader(FormatLoader):
             check_agreed(prefix, claims, "the config")
         return self._at(first)
 
+    def names_alike(self, first: str, other: str) -> bool:
+        """Return whether one loader reads the layers `first` and `other`, and treats them alike."""
+        if type(self).describe is not ModuleLoader.describe or self._entries(first) != self._entries(other):
+            return False
+        try:
+            loaders = self.chosen(first), self.chosen(other)
+        except (MismatchError, ConfigError):
+            return False
+        return loaders[0] is loaders[1] and loaders[0].names_alike(first, other)
+
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
         """Describe the stored layer `prefix` of `weights` with its own loader.
 

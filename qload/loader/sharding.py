@@ -103,7 +103,7 @@ class Share:
 
 
 def shares_of(
-    weights: TensorSource, layers: Mapping[str, LayerDescription], parts: Sequence[Part], split: Split | None
+    group: ProcessGroup, layers: Mapping[str, LayerDescription], parts: Sequence[Part], split: Split | None
 ) -> list[Share]:
     """This rank's share of each part, with all cuts checked before any read."""
     numbers: Counter[str] = Counter()
@@ -111,9 +111,7 @@ def shares_of(
     for part in parts:
         joined, number = part is not parts[-1], numbers[part.prefix]
         numbers[part.prefix] += 1
-        shares.append(
-            share(layers[part.prefix], part, split, weights.process_group, joined=joined, number=number)
-        )
+        shares.append(share(layers[part.prefix], part, split, group, joined=joined, number=number))
     for prefix, layer in layers.items():
         stored = layer.sizes.get("P", 1)
         if stored not in (1, numbers[prefix]):

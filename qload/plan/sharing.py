@@ -10,8 +10,7 @@ from qload.architecture.names import usual_split
 from qload.checkpoint import LayerIndex
 from qload.errors import ArgumentError, ConfigError, CutError, QloadError, RepackError
 from qload.experts.expert_parallel import grid, local_experts
-from qload.experts.load import ExpertSource
-from qload.experts.names import names_of
+from qload.experts.names import find_experts
 from qload.loader import LayerDescription, Part, Split, WeightsLoader
 from qload.loader.sharding import Share, share, shares_of
 from qload.loader.source import WrappedSource, source_without_codes
@@ -140,7 +139,7 @@ def _model_sharings(weights: Weights, config: TextConfig, ep: int | None) -> Ite
 def _expert_sharings(weights: Weights, prefix: str, ep: int | None) -> Iterator[Sharing]:
     """Yield gate and up, cut along the outputs in one weight, and down, cut along its inputs."""
     try:
-        names = names_of(weights, prefix)
+        names = find_experts(weights, prefix)
     except QloadError:  # reported for each layer, or by the load of the whole model
         return
     for number in range(names.count):
@@ -179,7 +178,7 @@ def _cut_parts(
     if len(parts) == 1:
         return [share(layer, parts[0], split, group, joined=sharing.joined)]
     try:
-        return shares_of(ExpertSource(weights, group), {layer.prefix: layer}, parts, split)
+        return shares_of(group, {layer.prefix: layer}, parts, split)
     except CutError:
         return [share(layer, part, split, group) for part in parts]
 

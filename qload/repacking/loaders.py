@@ -31,6 +31,7 @@ from qload.kernels.chips import compute_capability
 from qload.kernels.cuda.dispatch import known
 from qload.layouts import marlin
 from qload.loader import FormatLoader, LayerDescription, LoadPlan, Part, Split, TensorSource, WeightsLoader
+from qload.loader.base import LoadedStep
 from qload.loader.source import source_without_values
 from qload.repacking.deferred_reads import DeferredKinds
 from qload.spec import Weight
@@ -93,6 +94,10 @@ class RepackingLoader(WeightsLoader):
     def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
         """Describe the stored layer under `prefix` of `weights` with the inner loader."""
         return self.inner.describe(weights, prefix)
+
+    def names_alike(self, first: str, other: str) -> bool:
+        """Return whether the inner loader treats the layers `first` and `other` alike."""
+        return self.inner.names_alike(first, other)
 
     def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
         """Complete the description of a `layer` of `weights` by its values, with the inner loader."""
@@ -177,6 +182,20 @@ class RepackingLoader(WeightsLoader):
                 raise RepackError(f"{weight.layer.name}: {weight.format}", self.layout, reason) from error
             source.note(f"{weight.layer.name}: stays {weight.format}: {reason}")
             return weight
+
+    def steps(self) -> tuple[WeightsLoader, LoadedStep] | None:
+        """The inner loader, and the repack of each loaded weight; None for a subclass with its own load."""
+        if type(self).load is not RepackingLoader.load or not self.inner._has_exact_shapes:
+            return None
+        return self.inner, self._repack_expert
+
+    def _repack_expert(
+        self, source: TensorSource, parts: Sequence[Part], split: Split | None, weight: Weight
+    ) -> Weight:
+        repacked = self._repack_or_keep(source, parts, split, weight)
+        if self._cache.has_unproven:
+            self._cache.drop_unproven(prove=True)
+        return repacked
 
     def repacked(self, weight: Weight) -> Weight:
         """Repack a whole `weight` of the inner loader.

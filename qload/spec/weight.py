@@ -125,6 +125,7 @@ class Config:
 
     name: ClassVar[str]
     by_values: ClassVar[bool] = False  # whether `settled` depends on values
+    deciding_field: ClassVar[str] = ""  # the tensor with these values
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
         """Check the types of arguments against the fields; ArgumentError."""
@@ -147,6 +148,13 @@ class Config:
     def settled(self, values: "LayerValues") -> tuple[dict[str, Any], QloadError | None]:
         """Changes of this config by a layer's `values`, and the error if they contradict claims."""
         return {}, None
+
+    def decides_alike(self, claims: "LayerClaims", stacked: Tensor) -> bool:
+        """Return whether `settled` decides as in this config for each layer of `stacked` (E, ...).
+
+        `claims`: of all these layers; `stacked`: their tensors `deciding_field`. False: settle each layer.
+        """
+        return False
 
     def like(self, other: "Config") -> Self:
         """This config with the convention of an `other`, if that changes no value of the layer."""
@@ -434,6 +442,11 @@ class Weight(ABC):
         `sizes`: by letter. The sizes of free axes may be set, and N and K raised.
         """
         return {}
+
+    @classmethod
+    def keeps_tensors(cls) -> bool:
+        """Return whether a weight has the stored tensors themselves: `resolve` only drops spent ones."""
+        return getattr(cls.resolve, "__func__", None) is Weight.__dict__["resolve"].__func__
 
     @property
     def shape(self) -> tuple[int, ...]:

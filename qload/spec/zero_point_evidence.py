@@ -20,7 +20,7 @@ from torch import Tensor
 
 from qload.errors import MismatchError, QloadError
 from qload.layouts import Stored, StoredMinusOne, StoredMinusOnePerField, ZeroPoints, gptq
-from qload.spec.weight import LayerValues
+from qload.spec.weight import LayerClaims, LayerValues
 
 # Evidence for a reading: all readings are equal, the codes, the name of the quantizer, other layers of the
 # checkpoint, none; "lost": zero points are lost, and no reading is right.
@@ -326,6 +326,17 @@ def _mean_offset(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoint
         and abs(offset + side) < MAX_SOUND_OFFSET
     )
     return offset if wrong else None
+
+
+def readings_agree(words: Tensor, bits: int, zeros: ZeroPoints, claims: LayerClaims) -> bool:
+    """Return whether all readings of zero points (E, G, W) of several layers agree, and with the config.
+
+    A config that claims `sym` needs every zero point in the middle.
+    """
+    rows = words.flatten(0, 1)
+    if claims.sym:
+        return bool((rows == _row(bits, zeros, rows.shape[1])).all())
+    return not isinstance(zeros, StoredMinusOne) or not _wraps(rows, bits)
 
 
 def settle(values: LayerValues, bits: int, zeros: ZeroPoints) -> tuple[dict[str, Any], QloadError | None]:

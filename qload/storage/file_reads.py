@@ -45,7 +45,13 @@ class OpenFile:
         """Fill a buffer with the bytes from a position; StorageError for a file that ends before."""
         need = len(buffer)
         try:
-            while len(buffer) and (count := self._read_part(buffer, at)):
+            positioned = hasattr(os, "preadv")
+            while len(buffer):
+                count = (
+                    os.preadv(self.descriptor, [buffer], at) if positioned else self._read_part(buffer, at)
+                )
+                if not count:
+                    break
                 buffer, at = buffer[count:], at + count
         except OSError as error:
             raise unreadable(self.file, error) from error
@@ -53,9 +59,8 @@ class OpenFile:
             raise StorageError(self.file, "file-length", f"ended before {need} bytes of a tensor were read")
 
     def _read_part(self, buffer: memoryview, at: int) -> int:
-        if hasattr(os, "preadv"):
-            return os.preadv(self.descriptor, [buffer], at)
-        with self._position:  # a system without positioned reads: all threads share one position
+        """Read on a system without positioned reads, where all threads share one position."""
+        with self._position:
             os.lseek(self.descriptor, at, os.SEEK_SET)
             with open(self.descriptor, "rb", buffering=0, closefd=False) as stream:
                 return stream.readinto(buffer) or 0

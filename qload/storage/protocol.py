@@ -1,6 +1,6 @@
 """`WeightStorage`: the interface of storages of named tensors, and checks that they share."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -36,6 +36,8 @@ DTYPES = {  # by name in a safetensors header
     "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
     "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
 }
+
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +93,8 @@ class WeightStorage(Protocol):
 class FillingStorage(Protocol):
     """Storage that reads into memory of the caller, without a copy.
 
-    An optional method `read_bytes_into(asked)`, as of `SafetensorsStorage`, reads many slices in one call, at
-    less overhead per thread.
+    Optional methods, as of `SafetensorsStorage`, read many slices in one call: `read_bytes_into(asked)`, and
+    `read_rows(asked)` the same slices of tensors of one shape, such as the experts of a layer.
     """
 
     def read_into(self, name: str, index: tuple[slice, ...], out: Tensor) -> None:
@@ -106,6 +108,7 @@ def metadata_of(storage: WeightStorage) -> Mapping[str, Mapping[str, str]]:
 
 
 AskedBytes = tuple[str, tuple[slice, ...], np.ndarray]  # name, index, and memory for the bytes
+AskedRows = tuple[Sequence[str], tuple[slice, ...], Tensor]  # names of tensors, index, and a row for each
 
 
 def check_out(name: str, out: Tensor, extents: Sequence[int], dtype: torch.dtype) -> None:
@@ -114,6 +117,18 @@ def check_out(name: str, out: Tensor, extents: Sequence[int], dtype: torch.dtype
     if not (fits and out.is_contiguous()):
         expected = f"{dtype} {tuple(extents)} on the CPU, in one piece, for {name}"
         raise ArgumentError("out", expected, f"{out.dtype} {tuple(out.shape)} on {out.device}")
+
+
+def check_rows(name: str, out: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
+    """Raise ArgumentError unless `out` is on the CPU, and of this shape and dtype."""
+    if (tuple(out.shape), out.dtype, out.device.type) != (tuple(shape), dtype, "cpu"):
+        expected = f"{dtype} {tuple(shape)} on the CPU, for {name} and tensors like it"
+        raise ArgumentError("out", expected, f"{out.dtype} {tuple(out.shape)} on {out.device}")
+
+
+def extents(pairs: Sequence[tuple[int, int]]) -> list[int]:
+    """Lengths of ranges."""
+    return [stop - start for start, stop in pairs]
 
 
 def check_name(name: object) -> None:
@@ -159,6 +174,17 @@ def bounds(name: str, shape: tuple[int, ...], index: tuple[slice, ...]) -> tuple
             raise ArgumentError("index", f"slices within shape {shape} of {name}, of step 1", repr(index))
         pairs.append((start, stop))
     return tuple(pairs)
+
+
+def read_rows(storage: WeightStorage, asked: Sequence[AskedRows]) -> None:
+    """Read the same elements of several tensors, each into a row: (names, index, out) each."""
+    rows: Callable[[Sequence[AskedRows]], None] | None = getattr(storage, "read_rows", None)
+    if rows is not None:
+        rows(asked)
+        return
+    for names, index, out in asked:
+        for name, row in zip(names, out, strict=True):
+            row.copy_(storage.read(name, index))
 
 
 RUN_ELEMENTS = 1 << 16  # elements per run of rows: small, as a caller may stop after the first

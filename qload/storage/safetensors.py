@@ -6,26 +6,29 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import prod
 from threading import Lock
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qload.errors import StorageError, check_type, checked
+from qload.errors import ArgumentError, StorageError, check_type, checked
 from qload.storage.checkpoint_files import CheckpointFiles, PathLikes, check_index, folder_notes, locate
-from qload.storage.file_reads import Bounds, FileRanges, OpenFiles, read_slices
+from qload.storage.file_reads import Bounds, FileRanges, OpenFiles, contiguous_offset, read_slices
 from qload.storage.files import Place
 from qload.storage.header import Entry, Header, read_headers
 from qload.storage.protocol import (
     DTYPES,
+    WORDS,
     AskedBytes,
+    AskedRows,
     TensorInfo,
     bounds,
     check_memory,
     check_name,
     check_out,
+    check_rows,
     missing,
 )
 
@@ -161,6 +164,48 @@ class SafetensorsStorage:
                 for entry, pairs, memory in pieces:
                     read_slices(opened, entry, pairs, memory)
             self._count(sum(memory.nbytes for _, _, memory in pieces))
+
+    def read_rows(self, asked: Sequence[AskedRows]) -> None:
+        """Read the same elements of several tensors, each into a row; each file is checked once.
+
+        `asked`: (names, index, out) each: tensors of one shape and dtype, slices, and (len(names), ...) on
+        the CPU, in any strides. ArgumentError for another `out`, and for tensors of several shapes or dtypes;
+        StorageError as of `read`.
+        """
+        entries, by_file = self._entries, dict[str, list[tuple[Entry, Bounds, int | None, NDArray[Any]]]]()
+        for names, index, out in asked:
+            first = entries[names[0]] if names[0] in entries else self._find(names[0])[1]
+            pairs = bounds(names[0], first.shape, index)
+            shape = [len(names)]
+            for start, stop in pairs:
+                shape.append(stop - start)
+            check_rows(names[0], out, shape, DTYPES[first.dtype])
+            whole = tuple(shape[1:]) == first.shape
+            offset = first.begin if whole else contiguous_offset(first, pairs) if out.numel() else None
+            words = out.view(WORDS[out.itemsize]).numpy()
+            for at, name in enumerate(names):
+                entry = entries[name] if name in entries else self._find(name)[1]
+                if entry.dtype != first.dtype or entry.shape != first.shape:
+                    expected = f"tensors of one dtype and shape: {first.dtype} {first.shape}, as {names[0]}"
+                    raise ArgumentError("asked", expected, f"{entry.dtype} {entry.shape} of {name}")
+                begin = None if offset is None else entry.begin + offset - first.begin
+                if out.numel():
+                    row = words[at : at + 1]
+                    by_file.setdefault(self._holders[name], []).append((entry, pairs, begin, row))
+        for file, rows in by_file.items():
+            nbytes = 0
+            with self._open.reading(file) as opened:
+                for entry, pairs, begin, row in rows:
+                    target = row if row.flags.c_contiguous else np.empty(row.shape, row.dtype)
+                    memory = target.reshape(-1).view(np.uint8)
+                    if begin is None:
+                        read_slices(opened, entry, pairs, memory)
+                    else:
+                        opened.read_into(memory.data, begin)
+                    if target is not row:
+                        row[:] = target
+                    nbytes += row.nbytes
+            self._count(nbytes)
 
     @property
     def ranges(self) -> FileRanges:

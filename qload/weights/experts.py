@@ -1,18 +1,20 @@
-"""The load of a layer's experts, which `Weights` answers beside those of single layers."""
+"""Loads of experts, and reads into memory of the caller."""
 
 from qload.errors import UnsupportedFormatError, checked
 from qload.experts import ExpertFacts, ExpertSplit, ExpertsWeight
-from qload.experts.load import Owner, load_experts, load_stacked
+from qload.experts.expert_description import Owner
+from qload.experts.load import load_experts, load_stacked
 from qload.experts.stack_layouts import stack_names
 from qload.experts.stacked_storage import ExpertStacks
 from qload.experts.weight import StackedWeight
 from qload.loader import Split
 
+MAX_STAGED_BYTES = 4 << 20  # read to the CPU at once, on the way to a device; larger tensors are read alone
 REMEDY = "read its tensors as stored by get_tensor"
 
 
 class ExpertLoads:
-    """What `Weights` is asked for experts by."""
+    """Methods of `Weights` for experts."""
 
     @checked
     def get_experts(
@@ -23,27 +25,27 @@ class ExpertLoads:
         expert_ranks: int | None = None,
         facts: ExpertFacts | None = None,
     ) -> ExpertsWeight:
-        """The experts of a layer, stacked, or this rank's share of them.
+        """Load the experts of a layer, or this rank's share of them, as stacked typed weights.
 
-        Read one at a time into memory that is taken once. All of them are compared, and all cuts of all
-        ranks checked, before a weight is read: MissingTensorError for a missing one, MismatchError for one
-        that is not stored as the first, CutError and DivideError as of single layers. Of the experts of
-        other ranks no weight is read.
+        Each tensor is read for all experts into one stack (E, ...). Before any weight is read, all experts
+        are compared and all ranks' cuts are checked: MissingTensorError for a missing expert, MismatchError
+        for one stored unlike the first, CutError and DivideError as for single layers. Weights of other
+        ranks' experts are not read.
 
         Parameters
         ----------
         prefix
-            What the names of the experts begin with: `model.layers.0.mlp.experts`.
+            Prefix of the experts' names: `model.layers.0.mlp.experts`.
         split
-            None: all of all experts, on every rank. "tensor": of every expert this rank's outputs of gate and
-            up, and its inputs of down, so that the ranks' outputs are summed. "experts": whole experts, of E
-            on R ranks the first E % R ranks one more than the others. "both": see `expert_ranks`.
+            None: all experts, whole, on every rank. "tensor": a share of every expert, along the outputs of
+            gate and up and the inputs of down; the ranks' results are summed. "experts": whole experts; the
+            first E % R of R ranks have one of the E experts more. "both": see `expert_ranks`.
         expert_ranks
-            Of "both", how many runs of experts there are; rank r has a share of run r // T, and is place
-            r % T of the T = ranks / `expert_ranks` that cut the same experts.
+            Number of runs of experts for "both". Rank r has a share of run r // T, as rank r % T of the
+            T = ranks / `expert_ranks` that cut the same experts.
         facts
-            What stands between the matrices, and where the routing weight goes; None: as the model's config
-            says. ArgumentError where that does not tell.
+            Activation and side of the routing weight; None: by the model's config, with an ArgumentError if
+            it does not state them.
         """
         return load_experts(self, prefix, split, expert_ranks, facts)
 

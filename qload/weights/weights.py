@@ -25,12 +25,14 @@ from qload.loader.source import FileElements, Nonfinite
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import Role, Weight
 from qload.storage import FillingStorage, TensorInfo, WeightStorage, check_name
+from qload.storage.protocol import AskedRows, read_rows
 from qload.weights.casts import by_role
 from qload.weights.experts import ExpertLoads
 from qload.weights.ledger import Ledger, LoadReport
 from qload.weights.prefetch import find_file_elements, read_to_cuda
 from qload.weights.stream import Load, stream_loads
 
+MAX_STAGED_BYTES = 4 << 20  # read to the CPU at once, on the way to a device; larger tensors are read alone
 log: logging.Logger = logging.getLogger("qload")
 
 MAX_COMPARED_NAMES = 1 << 12  # all names are compared with a missing one
@@ -415,6 +417,37 @@ class Weights(ExpertLoads, TensorSource):
             expected = f"{tensor.dtype} {tuple(tensor.shape)}, as {stored}"
             raise ArgumentError("out", expected, f"{out.dtype} {tuple(out.shape)}")
         out.copy_(tensor)
+
+    def read_rows(self, asked: Sequence[AskedRows]) -> None:
+        """Read the same elements of several tensors, each into a row, moved to the device of the rows.
+
+        `asked`: (names, index, out) each; tensors of one shape and dtype, such as one of each expert. Rows of
+        another dtype are plain floats in `self.dtype`, else ArgumentError.
+        """
+        storage, keys, together = self.storage, self.storage.keys(), list[AskedRows]()
+        for names, index, out in asked:
+            stored = names
+            if not all(map(keys.__contains__, names)):
+                stored = [self._stored(name) for name in names]
+            is_cast = bool(stored) and out.dtype != storage.info(stored[0]).dtype
+            large = out.device.type != "cpu" and out[:1].nbytes > MAX_STAGED_BYTES
+            if is_cast or large or not hasattr(storage, "read_rows"):
+                for name, row in zip(stored, out, strict=True):
+                    tensor = self.read(name, index, role=Role.FLOAT if is_cast else Role.WORD)
+                    if tensor.dtype != out.dtype:
+                        raise ArgumentError("asked", f"{tensor.dtype}, as {name}", str(out.dtype))
+                    row.copy_(tensor)
+            elif out.device.type == "cpu":
+                together.append((stored, index, out))
+            else:
+                step = max(1, MAX_STAGED_BYTES // max(1, out[:1].nbytes))
+                for at in range(0, len(stored), step):
+                    rows = out[at : at + step]
+                    staged = torch.empty(rows.shape, dtype=out.dtype, device="cpu")
+                    read_rows(storage, [(stored[at : at + step], index, staged)])
+                    rows.copy_(staged)
+        if together:
+            read_rows(storage, together)
 
     def read_fact(self, name: str, role: Role = Role.INDEX) -> Tensor:
         """Read the whole tensor `name` to the CPU, without a cast whatever its `role`."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qload.detect import loader_from_config
-from qload.experts import ExpertStacks, with_experts
+from qload.experts import ExpertFacts, ExpertStacks, GatedActivation, with_experts
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -185,6 +185,41 @@ def test_an_expert_is_read_and_no_other(kind: str, form: str) -> None:
     turns = KINDS[kind].interleaved
     assert stored.bytes_read <= of_one * (2 if turns else 1)
     assert turns or stored.bytes_read == of_one
+
+
+@every_case
+@pytest.mark.parametrize("first", [0, 1])
+def test_rows_of_all_experts_are_those_that_single_reads_return(kind: str, form: str, first: int) -> None:
+    both = mixture(kind, form)
+    storage: Any = with_experts(MemoryStorage(both.stacks), config_of(kind, form))
+    start = f"{lead(kind)}.0."
+    for rest in [name.removeprefix(start) for name in both.each if name.startswith(start)]:
+        names = [f"{lead(kind)}.{expert}.{rest}" for expert in range(first, E)]
+        whole = storage.info(names[0]).shape
+        for index in ((), tuple(slice(0, -(-size // 2)) for size in whole)):
+            wanted = torch.stack([storage.read(name, index) for name in names])
+            rows = torch.empty_like(wanted)
+            columns = torch.empty((*wanted.shape, 2), dtype=wanted.dtype)[..., 0]  # rows with gaps
+
+            storage.read_rows([(names, index, rows), (names[::-1], index, columns)])
+
+            assert same(rows, wanted)
+            assert same(columns.contiguous(), wanted.flip(0))
+
+
+@every_case
+def test_a_stack_is_read_once_for_all_experts(kind: str, form: str) -> None:
+    both = mixture(kind, form)
+    stored = MemoryStorage(both.stacks)
+    weights = opened(kind, form, {})
+    weights.storage = with_experts(stored, config_of(kind, form))
+
+    weights.get_experts(lead(kind), facts=ExpertFacts(GatedActivation("silu")))
+
+    matrices = [name for name, tensor in both.stacks.items() if tensor.ndim > 2]
+    small = sum(tensor.nbytes for tensor in both.stacks.values() if tensor.ndim < 3)
+    assert max(stored.reads[name] for name in matrices) <= 2  # of gate, and of up
+    assert stored.bytes_read <= sum(both.stacks[name].nbytes for name in matrices) + 2 * E * small
 
 
 def test_of_gate_and_up_in_turns_no_byte_is_read_twice_in_a_row() -> None:

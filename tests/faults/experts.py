@@ -6,14 +6,14 @@ FAULTS = (
     Fault(
         "gate-up-exchanged",
         "qload/experts/load.py",
-        "    for gate, up, down in plan.here:\n",
-        "    for up, gate, down in plan.here:\n",
+        "stack.narrow(join + 1, part_number * extent, extent)",
+        "stack.narrow(join + 1, (len(names) - 1 - part_number) * extent, extent)",
     ),
     Fault(
         "expert-cut-off-by-one",
         "qload/experts/load.py",
-        "return [self.names.of(expert) for",
-        "return [self.names.of(max(expert - 1, 0)) for",
+        "names[matrix][spec.name][experts.start : experts.stop]\n            for",
+        "names[matrix][spec.name][max(experts.start - 1, 0) :][: len(experts)]\n            for",
     ),
     Fault(
         "scale-of-the-next-expert",
@@ -48,14 +48,44 @@ FAULTS = (
     Fault(
         "up-bias-over-gate-bias",
         "qload/experts/load.py",
-        "            at += width\n",
-        "            at += 0\n",
+        "        at += width\n",
+        "        at += 0\n",
     ),
     Fault(
         "experts-not-compared",
-        "qload/experts/load.py",
+        "qload/experts/expert_description.py",
         "        if a != b:\n",
         "        if False:\n",
+    ),
+    Fault(
+        "headers-of-experts-not-compared",
+        "qload/experts/expert_description.py",
+        "alike = alike and other.dtype == dtype and other.shape == shape",
+        "alike = alike and other.dtype == dtype",
+    ),
+    Fault(
+        "facts-of-experts-not-compared",
+        "qload/experts/expert_description.py",
+        "if not same)",
+        "if False)",
+    ),
+    Fault(
+        "config-entries-of-experts-not-compared",
+        "qload/loader/formats.py",
+        "return self._entries(first) == self._entries(other)",
+        "return True",
+    ),
+    Fault(
+        "zero-points-of-the-first-expert",
+        "qload/experts/load.py",
+        "            if not config.decides_alike(claims, rows):\n",
+        "            if False:\n",
+    ),
+    Fault(
+        "rows-of-one-tensor",
+        "qload/storage/safetensors.py",
+        "entry.begin + offset - first.begin",
+        "offset",
     ),
     Fault(
         "promised-experts-uncounted",

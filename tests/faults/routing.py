@@ -145,7 +145,7 @@ FAULTS = (
     Fault("experts-scale-of-all-tokens", _MODULE, "and scheme.covers_all_tokens", "and not scheme"),
     Fault(
         "experts-inputs-not-compared",
-        "qload/experts/load.py",
+        "qload/experts/expert_description.py",
         "first.format.activations, other.format.activations",
         "None, None",
     ),

@@ -23,8 +23,8 @@ FAULTS = (
     Fault(
         "stacked-expert-cut-off-by-one",
         SLICES,
-        "return (slice(expert, expert + 1), *slices) if",
-        "return (slice(max(0, expert - 1), max(1, expert)), *slices) if",
+        "return (slice(expert, expert + count), *slices) if",
+        "return (slice(max(0, expert - 1), max(0, expert - 1) + count), *slices) if",
     ),
     Fault(
         "scale-of-the-next-stacked-expert",

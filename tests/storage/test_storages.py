@@ -230,6 +230,52 @@ def test_bytes_are_refused_before_any_is_written(tmp_path: Path) -> None:
         storage.read_bytes_into([("t", (), fits)])
 
 
+@pytest.mark.parametrize("dtype", SAVED, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_rows_of_many_tensors_are_those_that_single_reads_return(dtype: torch.dtype, tmp_path: Path) -> None:
+    tensors = {f"s{i}.t{j}": tensor_of(dtype, shape) for i, shape in enumerate(SHAPES) for j in range(3)}
+    tensors = {name: tensor.roll(at) for at, (name, tensor) in enumerate(tensors.items())}
+    save_file(dict(list(tensors.items())[::2]), tmp_path / "a.safetensors")
+    save_file(dict(list(tensors.items())[1::2]), tmp_path / "b.safetensors")
+    with SafetensorsStorage([tmp_path / "a.safetensors", tmp_path / "b.safetensors"]) as storage:
+        for i, shape in enumerate(SHAPES):
+            names = [f"s{i}.t{j}" for j in (2, 0, 1)]
+            for index in ((), tuple(slice(size // 3, size) for size in shape)):
+                wanted = torch.stack([storage.read(name, index) for name in names])
+                rows = torch.empty_like(wanted)
+                columns = torch.empty((*wanted.shape, 2), dtype=dtype)[..., 0]  # rows with gaps
+                read = storage.bytes_read
+
+                storage.read_rows([(names, index, rows), (names, index, columns)])
+
+                assert_same_bits(rows, wanted)
+                assert_same_bits(columns.contiguous(), wanted)
+                assert storage.bytes_read - read == 2 * wanted.nbytes
+
+
+def test_rows_that_tensors_do_not_fit_are_refused_before_any_is_written(tmp_path: Path) -> None:
+    tensors = {
+        "s": torch.arange(24),
+        "t": torch.arange(24),
+        "u": torch.arange(25),
+        "v": torch.arange(24).int(),
+    }
+    save_file(tensors, tmp_path / "a.safetensors")
+    rows = torch.zeros(2, 24, dtype=torch.int64)
+    with SafetensorsStorage(tmp_path / "a.safetensors") as storage:
+        for names in (["s", "u"], ["s", "v"]):
+            with pytest.raises(ArgumentError, match=f"of {names[1]}$"):
+                storage.read_rows([(["s", "t"], (), rows), (names, (), rows)])
+        for out in (rows[:1], rows.int(), rows[:, :23]):
+            with pytest.raises(ArgumentError, match="for s and tensors like it"):
+                storage.read_rows([(["s", "t"], (), out)])
+        with pytest.raises(MissingTensorError):
+            storage.read_rows([(["s", "w"], (), rows)])
+        assert storage.bytes_read == 0
+    assert not rows.any()
+    with pytest.raises(StorageError, match="closed"):
+        storage.read_rows([(["s", "t"], (), rows)])
+
+
 def test_bytes_of_a_file_that_is_cut_short_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"s": torch.zeros(8), "t": torch.arange(24)}, path)

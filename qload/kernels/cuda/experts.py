@@ -1,4 +1,4 @@
-"""`qload::experts`: tokens through the experts that they chose, stacked in strips, by csrc/cuda/experts.
+"""`qload::experts`: product of tokens with their chosen experts, stacked in strips, by csrc/cuda/experts.
 
 Sorting by expert, gate and up, the activation, down and the weighted sum of a token's choices are launches on
 one stream, none of which the host waits for.
@@ -27,7 +27,7 @@ WAYS: Mapping[str, Callable[[ExpertsCall], Tensor]] = {"few": multiply_few, "man
 
 
 def why_not(device: torch.device) -> str | None:
-    """Why no kernel multiplies experts on a device, or None; who calls has asked `module.why_not`."""
+    """Return why no kernel multiplies experts on a device, or None; `module.why_not` comes first."""
     return launch.why_not_hopper(device)
 
 
@@ -80,7 +80,7 @@ def multiply(
 
 
 def tensors(matrix: ExpertMatrix) -> tuple[Tensor | None, ...]:
-    """What the operator takes of a matrix."""
+    """Tensors of a matrix in the order of the operator's arguments."""
     return matrix.weights, matrix.scales, matrix.zeros, matrix.perm, matrix.bias
 
 
@@ -114,13 +114,13 @@ def _matrix(held: tuple[Any, ...], N: int, K: int, bits: int, group_size: int) -
 
 
 def fastest(call: ExpertsCall) -> str:
-    """The way for so many tokens, whichever experts they chose."""
+    """Fastest way for a number of tokens, independent of their experts."""
     small = min(call.gate_up.group, call.down.group) < WHOLE
     return "few" if call.pairs < (MANY_OF_SMALL if small else MANY) * call.total else "many"
 
 
 def check(call: ExpertsCall) -> None:
-    """ArgumentError that names what does not fit."""
+    """Check all operands; ArgumentError with the name of the wrong one."""
     x, tokens = call.x, tuple(call.ids.shape)
     if x.ndim != 2 or call.ids.ndim != 2 or tokens[0] != x.shape[0]:
         raise ArgumentError("topk_ids", f"(M, top) for x {tuple(x.shape)}", str(tokens))
@@ -192,7 +192,7 @@ BITS, GROUPS = (4, 8), (-1, 32, 64, 128)
 
 
 def why_no_experts(weight: Any, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why the kernel takes no activations of a `dtype` through an `ExpertsWeight` on a device, or None."""
+    """Return why the kernel does not support an `ExpertsWeight`, dtype and device, or None."""
     reason = module.why_not()
     if reason is not None:
         return reason
@@ -210,7 +210,7 @@ def why_no_experts(weight: Any, dtype: torch.dtype, device: torch.device) -> str
 
 
 def can_multiply_experts(x: Tensor, topk_weights: Tensor, weight: Any) -> bool:
-    """Whether `experts_linear` takes this: stacks that fit, and no gradient asked for."""
+    """Return whether `experts_linear` supports the stacks and dtypes; False if a gradient is wanted."""
     wanted = torch.is_grad_enabled() and (x.requires_grad or topk_weights.requires_grad)
     if wanted or topk_weights.dtype not in (torch.float32, *ACTIVATIONS):
         return False
@@ -270,6 +270,6 @@ def _stacked_matrix(stack: Any, bias: Tensor | None) -> ExpertMatrix:
 
 @cache
 def _map(local: Any, device: torch.device) -> Tensor:
-    """Moved once, as a captured graph cannot."""
+    """Copy the map of local experts to the device once: a captured graph cannot."""
     places: Tensor = local.map
     return places.to(torch.int32).to(device)

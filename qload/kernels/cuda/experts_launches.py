@@ -34,17 +34,17 @@ class ExpertMatrix:
 
     @property
     def experts(self) -> int:
-        """E, of those that are here."""
+        """E, on this rank."""
         return self.weights.shape[0]
 
     @property
     def rows(self) -> int:
-        """K as it is padded."""
+        """K with padding."""
         return self.weights.shape[2] // (2 * self.bits)
 
     @property
     def columns(self) -> int:
-        """N as it is padded."""
+        """N with padding."""
         return self.weights.shape[1] * strips.TILE_N
 
     @property
@@ -54,13 +54,13 @@ class ExpertMatrix:
 
     @property
     def moves_inputs(self) -> bool:
-        """Whether x has to be laid in the order of the rows first."""
+        """True if x has to be reordered or padded first."""
         return self.perm is not None or self.rows != self.K
 
 
 @dataclass(frozen=True)
 class ExpertsCall:
-    """x (M, H), ids and weights (M, top) of the experts that each token chose, and the experts' matrices.
+    """Operands of a call: x (M, H), ids and weights (M, top) of the chosen experts, and their matrices.
 
     `map`: the place of each of all experts among those here, -1: it is elsewhere; None: all are here.
     `gate`: its number in `GATES`, alpha and limit. `weighs_inputs`: weights multiply x, not the result.
@@ -83,7 +83,7 @@ class ExpertsCall:
 
     @property
     def top(self) -> int:
-        """How many experts a token chooses."""
+        """Number of experts of a token."""
         return self.ids.shape[1]
 
     @property
@@ -98,21 +98,21 @@ class ExpertsCall:
 
     @property
     def counts(self) -> list[int]:
-        """Pairs, all experts, and those that are here."""
+        """Numbers of pairs, of all experts, and of local ones."""
         return [self.pairs, self.total, self.down.experts]
 
     def choice(self, rows: Tensor | None = None) -> list[int]:
-        """As routines take it: who chose whom, and of which pair rows are, or which rows pairs have."""
+        """Pointers to ids, to the map of experts, and to the rows of pairs or pairs of rows."""
         return [pointer(self.ids), pointer(self.map), pointer(rows)]
 
     @property
     def wide(self) -> bool:
-        """Whether ids have 64 bits."""
+        """True if ids have 64 bits."""
         return self.ids.dtype == torch.int64
 
     @property
     def in_bfloat16(self) -> bool:
-        """Whether x is bfloat16, not float16."""
+        """True for x of bfloat16, not float16."""
         return self.x.dtype == torch.bfloat16
 
 
@@ -125,7 +125,7 @@ def gather_rows(
     order: Tensor | None = None,
     factors: Tensor | None = None,
 ) -> Tensor:
-    """(rows, K) as the rows of a matrix are ordered and padded, zeros where no pair is.
+    """Gather rows of x in the order of a matrix's rows, padded with zeros: (rows, K).
 
     Row i is pair `order[i]`, or i, which has row pair // `sharing` of x, times its factor.
     """
@@ -140,7 +140,7 @@ def gather_rows(
 def gate_rows(
     call: ExpertsCall, sums: Tensor, pitch: int, order: Tensor | None = None, rows: int | None = None
 ) -> Tensor:
-    """(rows, pitch): the activation of each row (2 I,) of `sums`, zeros behind it and where no pair is."""
+    """Apply the activation to each row (2 I,) of `sums`: (rows, pitch), padded with zeros."""
     rows = call.pairs if rows is None else rows
     between: Tensor = call.x.new_empty(rows, pitch)
     read = map(pointer, (sums, between))
@@ -151,7 +151,7 @@ def gate_rows(
 
 
 def combine(call: ExpertsCall, sums: Tensor, places: Tensor | None = None) -> Tensor:
-    """y (M, H): the rows of a token's pairs, which are `places` or their numbers, each times its weight."""
+    """Sum the rows of each token's pairs, times their weights: y (M, H); `places`: rows of the pairs."""
     y: Tensor = torch.empty_like(call.x)
     weights = None if call.weighs_inputs else call.weights
     read = map(pointer, (sums, weights, y))
@@ -177,7 +177,7 @@ class SortedPairs:
 
 
 def unsorted(call: ExpertsCall) -> SortedPairs:
-    """Each pair by itself: nothing to launch, but a matrix is read once for each of its pairs."""
+    """Each pair alone: no launch, but a matrix is read once for each of its pairs."""
     return SortedPairs(None, None, None, call.pairs)
 
 
@@ -206,7 +206,7 @@ FILLED = 88  # blocks of two tiles by which a chip is filled: fewer are made of 
 
 
 class ExpertsDivision(NamedTuple):
-    """Tiles of 64 columns of a block, and warps that share K. The latter decide the bits of a result."""
+    """Tiles of 64 columns of a block, and warps along K. The latter determine the bits of a result."""
 
     columns: int
     row_warps: int
@@ -214,14 +214,14 @@ class ExpertsDivision(NamedTuple):
 
 @cache
 def division(N: int, K: int, top: int, gated: bool) -> ExpertsDivision:
-    """By the columns that one token asks for and the rows of a warp: no other token changes it."""
+    """Division by the columns of one token and the rows of a warp; other tokens have no effect."""
     if top * N // PAIR < FILLED:
         return ExpertsDivision(2, 6) if gated else ExpertsDivision(1, 12)
     return ExpertsDivision(2, 4) if gated or K > SHORT else ExpertsDivision(1, 3)
 
 
 def turn(call: ExpertsCall) -> int:
-    """Tokens that a block takes at once: 8, or 16 where it takes longer to read an expert twice."""
+    """Tokens of a block: 8, or 16 if a second read of an expert takes longer."""
     return 8 if call.pairs <= MOST_OF_EIGHT * call.total else 16
 
 
@@ -265,7 +265,7 @@ def product(
     into: Tensor | None = None,
     known: bool = False,
 ) -> Tensor:
-    """float32 (pairs, N) of a matrix; or gate and up as one, `into` memory that is given.
+    """Multiply by a matrix: float32 (pairs, N); or by gate and up with the activation, `into` memory.
 
     `known`: a kernel that waited for the pairs to be sorted ran in between, so that nobody has to again.
     """
@@ -298,29 +298,29 @@ MOST_TURNS = 8  # up to which half a turn less is worth a second launch
 
 
 def tokens_of_block(call: ExpertsCall) -> int:
-    """As many as an expert has, and some more."""
+    """Number of tokens of a block: as many as an expert has on average, and a quarter more."""
     wanted = 5 * call.pairs / (4 * call.total)
     return next((tokens for tokens in TOKENS if tokens >= wanted), TOKENS[-1])
 
 
 def columns_of_block(bits: int, tokens: int) -> int:
-    """As many as there is room for sums of."""
+    """Columns of a block, limited by the memory for sums."""
     return 512 if bits == 4 and tokens <= 64 else 256
 
 
 def in_pairs(matrix: ExpertMatrix) -> bool:
-    """Whether two blocks share K: where blocks for all experts would leave half of the places free.
+    """True if two blocks share K, because blocks for all experts fill at most half of the places.
 
-    It says the same for any tokens, as sums have other bits then.
+    The number of tokens has no effect: it would change the bits of sums.
     """
     blocks = matrix.experts * -(-matrix.columns // columns_of_block(matrix.bits, TOKENS[0]))
     return 2 * blocks <= PLACES and matrix.rows >= 2 * STAGE
 
 
 def launches(matrix: ExpertMatrix, tokens: int, most_items: int) -> list[tuple[int, int]]:
-    """Columns of a block and the tiles that it takes, of each launch of a product. No bit depends on them.
+    """Columns of a block and its tiles, for each launch of a product. No bit depends on them.
 
-    A last turn that would leave half of the places free is taken by blocks of half the columns.
+    Blocks of half the columns do a last turn with at least half of the places free.
     """
     columns = columns_of_block(matrix.bits, tokens)
     tiles = most_items * -(-matrix.columns // columns)
@@ -345,7 +345,7 @@ def multiply_many(call: ExpertsCall) -> Tensor:
 
 
 def _turned(call: ExpertsCall, pairs: SortedPairs, between: Tensor, rows: int) -> Tensor:
-    """The same rows, each in the order of its expert's inputs."""
+    """Reorder each row to the inputs of its expert."""
     return gather_rows(call, call.down, between, 0, rows, pairs.order)
 
 
