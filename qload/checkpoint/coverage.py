@@ -84,7 +84,7 @@ class Account:
         ]
 
     def hides(self, prefix: str) -> bool:
-        """Return whether the layer `prefix`, or its module of experts, has unread tensors."""
+        """Return whether the layer `prefix`, or any module around it, has unread tensors of its own."""
         if not self.modules:
             return False
         parts = prefix.split(".")

@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -148,6 +149,7 @@ def has_routines(*tensors: Tensor) -> bool:
     return _module(*tensors) is not None
 
 
+@lru_cache(maxsize=1024)
 def _fits(packing: WordSentence) -> bool:
     """Return whether words hold whole codes, and granules fit the scratch space, along either axis."""
     rows, columns = packing.granule(0), packing.granule(1)

@@ -316,7 +316,7 @@ def module() -> ModuleType | None:
 
 
 def module_for(*tensors: Tensor) -> ModuleType | None:
-    """CUDA module for tensors of one device; None if it may not read their memory."""
+    """CUDA module for tensors of one device; None without it, while compiling, for other chips or memory."""
     found = module()
     if found is None or torch.compiler.is_compiling():
         return None

@@ -56,7 +56,7 @@ class ZeroRule:
 
 
 def group_runs(group: Tensor | None, K: int) -> tuple[int, Tensor | None]:
-    """(rows of a group, None) for consecutive groups of one size, else (1, group of each row)."""
+    """(rows of a group, None) for equal consecutive groups; else, and on CUDA, (1, group of each row)."""
     if group is None or not group.numel():
         return K, None
     if group.is_cuda:  # whose values would have to be waited for

@@ -284,7 +284,7 @@ class Layout:
         return [Slot(source, header, True, at) for at in range(len(self.layers))]
 
     def _packed_zeros(self, source: str, info: TensorInfo) -> list[Slot] | None:
-        """Locate zero points packed along the outputs; no word belongs to two layers."""
+        """Locate zero points packed along the outputs; None where a word belongs to two layers."""
         if len(info.shape) != 3:
             return None
         words, count = info.shape[1], len(self.layers)
@@ -336,7 +336,7 @@ class Layout:
         return {(n, -(-self.K // columns)) for n in (-(-self.N // rows), joined)}
 
     def _blocks_of_scales(self, source: str, info: TensorInfo, turned: bool) -> list[Slot] | None:
-        """Locate the block scales of each layer, if no block crosses layers or there is one block of outputs.
+        """Locate the block scales of each layer; None where layers share a block but not all outputs.
 
         For layers shorter than a block transformers joins the scales of each layer, although one block would
         cover both. Blocks of layers that stay joined start at the first output.

@@ -70,7 +70,7 @@ class EETQWeight(spec.Weight):
 
     @classmethod
     def tensors(cls, config: EETQConfig) -> tuple[TensorSpec, ...]:
-        """Declare the tensors; cuts fall at pairs of outputs, runs of 64 inputs and sizes valid in EETQ."""
+        """Declare the tensors; cuts fall at multiples of 64 outputs or inputs, the valid sizes of EETQ."""
         return (
             TensorSpec(
                 "weight",

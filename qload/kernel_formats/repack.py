@@ -362,8 +362,11 @@ def _with_origin(weight: W, origin: Origin | None) -> W:
 
 def _rename_input_scale(weight: Weight) -> ActivationScheme | None:
     """Return the activation scheme with this format's name of the stored input scale."""
-    scheme, tensors = weight.activations, weight.fields()
-    if scheme is None or scheme.scale is None or scheme.scale in tensors:
+    scheme = weight.layer.activations
+    if scheme is None or scheme.scale is None:
+        return scheme
+    tensors = weight.fields()
+    if scheme.scale in tensors:
         return scheme
     names = [name for name in INPUT_SCALE_NAMES if name in tensors]
     return replace(scheme, scale=names[0]) if names else scheme

@@ -139,7 +139,7 @@ class Linear(nn.Module):
         return self._call(x, [tensors[name] for name in self._call.names], tensors["bias"])  # type: ignore[misc]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Replace a tensor of the weight, and its call."""
+        """Set an attribute; for a tensor of the weight also create a new call."""
         call: LinearCall | None = self.__dict__.get("_call")
         if call is None or name not in call.names:
             super().__setattr__(name, value)

@@ -57,7 +57,7 @@ class DeferredReads(Protocol):
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """Steps of a load, planned from headers and facts before any weight is read.
+    """Steps of a load, planned from headers and facts before its tensors are read.
 
     Attributes
     ----------

@@ -84,7 +84,7 @@ class Exclusions:
                 raise ArgumentError(self.key, "dotted names without an empty segment", repr(name))
 
     def entry(self, prefix: str) -> str | None:
-        """Entry that excludes a layer, or None; MismatchError for a fused layer with differing parts."""
+        """Entry that excludes a layer, its fused layer or all its parts; None without one; MismatchError."""
         for name in (prefix, *wholes(prefix, self.fused)):
             found = self._entry(name)
             if found is not None:
@@ -192,7 +192,7 @@ class _DottedNames:
         return min(found, default=None)
 
     def _ends(self, length: int) -> Mapping[tuple[str, ...], int]:
-        """Last segments of all longer entries, with the number of the first entry of each."""
+        """Last `length` segments of each longer entry, with the number of the first entry that has them."""
         if length not in self._endings:
             ends = self._endings[length] = dict[tuple[str, ...], int]()
             for entry, place in self._runs.items():

@@ -274,12 +274,15 @@ class PlannedShares:
         first, layers = self.shares[0], self.layers
         widths = [(layers[p.prefix].N if p.stop is None else p.stop) - p.start for p in self.parts]
         shared = (share.bounds.n1 - share.bounds.n0 for share in self.shares)
-        layer = Layer(
-            parts=tuple(widths if self.is_whole else shared),
-            K=first.bounds.k1 - first.bounds.k0,
-            whole=(sum(widths), first.layer.K),
-            name=", ".join(layers),
-            activations=first.layer.format.activations,
+        layer = Layer.unchecked(
+            {
+                "parts": tuple(widths if self.is_whole else shared),
+                "K": first.bounds.k1 - first.bounds.k0,
+                "whole": (sum(widths), first.layer.K),
+                "name": ", ".join(layers),
+                "origin": None,
+                "activations": first.layer.format.activations,
+            }
         )
         spent: dict[str, Tensor] = {}
         tensors = self._tensors(weights, out, spent)

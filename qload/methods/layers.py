@@ -472,7 +472,7 @@ def _qkv_parts(
 def _interleaved_part(
     weights: Weights, prefixes: Sequence[str] | str, heads: Heads, sizes: tuple[int, int]
 ) -> Part:
-    """Return the load of a layer with groups of queries, each with its key and value, in whole groups."""
+    """Check that ranks can share whole groups of heads; return the layer as one part."""
     queries, keys = _head_counts(heads)
     if not isinstance(prefixes, str):
         raise ArgumentError("prefixes", "one layer with interleaved heads", repr(prefixes))

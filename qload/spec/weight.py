@@ -311,9 +311,14 @@ class Layer:
 
     def with_origin(self, origin: Config | None, activations: ActivationScheme | None) -> "Layer":
         """Copy with another `origin` and other `activations`, without checks."""
-        copy = object.__new__(Layer)
-        copy.__dict__.update(self.__dict__, origin=origin, activations=activations)
-        return copy
+        return Layer.unchecked(self.__dict__ | {"origin": origin, "activations": activations})
+
+    @classmethod
+    def unchecked(cls, values: Mapping[str, Any]) -> Self:
+        """Create a layer from `values` of all fields without checks, as of checked descriptions."""
+        layer = object.__new__(cls)
+        layer.__dict__.update(values)
+        return layer
 
 
 UNPLACED = Layer((), 0, (0, 0))  # for a weight constructed from tensors alone, which determine the layer

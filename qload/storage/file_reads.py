@@ -87,7 +87,15 @@ class OpenFiles:
             self._refuse_closed(file)
             yield self._remote[file]  # content at its address is constant
             return
-        opened = self._acquire(file)
+        with self._lock:
+            if self._closed:
+                self._refuse_closed(file)
+            opened = self._open.pop(file, None)
+            if opened is None:
+                opened = OpenFile(open_regular(self._files[file], file), file)
+                self._compare(file, os.fstat(opened.descriptor))
+            self._open[file] = opened
+            opened.users += 1
         try:
             try:
                 yield opened
@@ -104,18 +112,6 @@ class OpenFiles:
         with self._lock:
             self._closed = True
             self._close_idle(0)
-
-    def _acquire(self, file: str) -> OpenFile:
-        with self._lock:
-            if self._closed:
-                self._refuse_closed(file)
-            opened = self._open.pop(file, None)
-            if opened is None:
-                opened = OpenFile(open_regular(self._files[file], file), file)
-                self._compare(file, os.fstat(opened.descriptor))
-            self._open[file] = opened
-            opened.users += 1
-            return opened
 
     def _refuse_closed(self, file: str) -> None:
         if self._closed:

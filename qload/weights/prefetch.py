@@ -100,7 +100,7 @@ class OpenedFiles:
         self._is_open = True
 
     def close(self) -> bool:
-        """Close the files; True if they are unchanged, on the first call."""
+        """Close the files; True if all are unchanged. False on any later call."""
         if not self._is_open:  # the first call was interrupted
             return False
         self._is_open = False
@@ -304,7 +304,7 @@ class HostStaging:
     run: int = HOST_RUN_BYTES
 
     def allocate(self, forms: Iterable[TensorForm]) -> list[Tensor]:
-        """Allocate tensors."""
+        """Allocate CPU tensors of these shapes and dtypes in large pages; threads read straight to them."""
         return [in_large_pages(torch.empty(shape, dtype=dtype, device="cpu")) for shape, dtype in forms]
 
     def allocated(self) -> None:
@@ -489,7 +489,7 @@ class Prefetcher:
             ending.callback(self._threads.shutdown, wait=True, cancel_futures=True)
 
     def begin(self, slices: Iterable[tuple[str, Index]], storage: WeightStorage) -> Prefetch:
-        """Begin to read slices of stored tensors."""
+        """Begin to read slices in threads, native ones where possible; take them from the result."""
         wanted: dict[Key, tuple[Bounds, TensorForm]] = {}
         for name, index in slices:
             info = storage.info(name)

@@ -47,7 +47,7 @@ class MarlinCall(KernelCall):
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """The shape of the words of so many whole tiles."""
+        """Shape of the words for these `rows` and `columns`, in whole tiles."""
         rows, columns = self.rows // marlin.TILE_K, self.columns // marlin.TILE_N
         return rows, columns * marlin.TILE_N * self.bits // 2
 

@@ -137,7 +137,7 @@ def inputs(
 def finish(
     found: Tensor, row: Tensor, column: Tensor | None, zeros: Tensor | None, bias: Tensor | None, y: Tensor
 ) -> bool:
-    """y (M, n) = rounded((found - zeros * its last row) * row * column + bias); False: nothing was done.
+    """Write y = rounded((found[:M] - zeros * found[M]) * row * column + bias); False: nothing was written.
 
     found: (M, n) float32, or int32, with zeros (M, 1) or (1,) one row more. row: (M, 1) or (1,), column:
     (n,), both float32; bias (n,) of any float dtype.

@@ -34,7 +34,7 @@ class StripsCall(MarlinCall):
 
     @property
     def stored(self) -> tuple[int, ...]:
-        """The shape of the words of so many whole units."""
+        """Shape of the words for these `rows` and `columns`, in whole units."""
         return self.columns // strips.TILE_N, self.rows // strips.TILE_K * strips.TILE_K * 2 * self.bits
 
 
