@@ -25,6 +25,7 @@ from qload.spec.integers import Integers, IntegerWeight, Origin
 from qload.spec.weight import tensor_names
 
 W = TypeVar("W", bound=Weight)
+KERNEL_BITS = (2, 3, 4, 8)  # bits of a code in any layout of `WRITERS`
 INPUT_SCALE_NAMES = ("input_scale", "input_global_scale")
 
 
@@ -219,6 +220,9 @@ def _repack(
         layer = None if whole is None else _require_reader(whole, layout).read(whole)  # raises on every rank
         intermediate = reader.read(weight)
         if isinstance(intermediate, Integers):
+            if intermediate.bits not in KERNEL_BITS:
+                reason = f"other layouts have 2, 3, 4 or 8 bits, got {intermediate.bits}"
+                raise RepackError(weight.format, layout, reason)
             target = out if type(out) is writer.weight_type and not _share_memory(out, weight) else None
             ordered = loaded and reader.has_ordered_groups(weight)
             if layer is not None or target is not None or ordered:

@@ -47,7 +47,7 @@ from qload.spec import Layer, Weight
 log: logging.Logger = logging.getLogger("qload")
 
 PLAIN_BIASES = (*PLAIN_TENSORS, type(None))
-TYPE_AND_SHAPE = attrgetter("dtype", "shape")
+FORM = attrgetter("dtype", "shape", "requires_grad")
 ANYWHERE = "CompositeExplicitAutograd"  # torch's name for: on every device, below autograd
 SCHEMA = "(Tensor x, Tensor[] tensors, Tensor? bias, str key, SymInt N) -> Tensor"
 
@@ -118,7 +118,7 @@ class Linear(nn.Module):
 
     @property
     def activations(self) -> Activations:
-        """ "declared" or "unquantized", the constructor's argument."""
+        """Quantization of inputs, an argument of the constructor: "declared" or "unquantized"."""
         return self._call.activations
 
     @property
@@ -294,8 +294,7 @@ class LinearCall:
 
     def forget(self) -> None:
         """Release the tensors of earlier calls."""
-        self._seen: tuple[Any, ...] = ()
-        self._plan: Plan | None = None
+        self._planned: tuple[tuple[Any, ...], Plan | None] = (), None  # one attribute, as threads share it
         self._kept = KeptRows()
 
     def __call__(self, x: Tensor, tensors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
@@ -322,12 +321,13 @@ class LinearCall:
             return linear(x, tensors, bias, self.key, self._N)
         seen = (
             x.get_device(), x.dtype, None if bias is None else (bias.data_ptr(), bias.dtype, bias.shape),
-            [*map(Tensor.data_ptr, tensors)], [*map(TYPE_AND_SHAPE, tensors)],
+            [*map(Tensor.data_ptr, tensors)], [*map(FORM, tensors)], [*map(Tensor.stride, tensors)],
+            torch.is_grad_enabled(),
         )  # fmt: skip
-        if seen != self._seen:
+        known, plan = self._planned
+        if seen != known:
             plan = self.signature.plan(x, bias, tensors, self._kept)
-            self._plan, self._seen = plan, seen
-        plan = self._plan
+            self._planned = seen, plan
         made = None if plan is None else plan.multiply(x, bias, tensors)
         return self._multiply(x, tensors, bias, declined=plan is not None) if made is None else made
 

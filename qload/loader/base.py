@@ -85,6 +85,15 @@ class LoadPlan:
         return weight if self.repack is None else self.repack(source, weight)
 
 
+TYPED_LOADS = frozenset(
+    (
+        "get_weights",
+        "get_weights_col",
+        "get_weights_row",
+        "get_multi_weights_col",
+        "get_weights_col_packed",
+    )
+)
 LoadedStep = Callable[[TensorSource, Sequence[Part], Split | None, Weight], Weight]  # on a loaded weight
 
 
@@ -105,10 +114,12 @@ class WeightsLoader(ABC):
 
     config_tensors: tuple[str, ...] = ()
     formats: tuple[ConfiguredFormat, ...] = ()
+    own_loads: ClassVar[frozenset[str]] = frozenset()  # typed loads that a subclass overrides
     _has_exact_shapes: ClassVar[bool] = False  # whether `load` returns the requested shape by construction
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        cls.own_loads = cls.own_loads | TYPED_LOADS.intersection(vars(cls))
         if "load" in vars(cls) and "_has_exact_shapes" not in vars(cls):
             cls._has_exact_shapes = False
 

@@ -156,7 +156,10 @@ class WrappedSource(TensorSource):
         return self.inner.info(name)
 
     def headers(self, prefix: str, suffixes: Iterable[str]) -> Mapping[str, TensorInfo]:
-        """Headers of the inner source's tensors under a prefix."""
+        """Headers of the tensors under a prefix, by the `has_tensor` and `info` of a subclass."""
+        kind = type(self)
+        if kind.has_tensor is not WrappedSource.has_tensor or kind.info is not WrappedSource.info:
+            return super().headers(prefix, suffixes)
         return self.inner.headers(prefix, suffixes)
 
     def read(self, name: str, index: Index = (), *, role: Role) -> Tensor:

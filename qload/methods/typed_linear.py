@@ -174,7 +174,7 @@ class TypedLinearMethod(LinearMethodBase):
         self.finish(layer)
 
     def finish(self, layer: Any, rows: tuple[int, int] | None = None) -> None:
-        """Create `layer.typed_linear`, and free the loaded tensors, also those of parameters kept elsewhere.
+        """Create `layer.typed_linear`, and remove the loaded parameters.
 
         `rows`: this rank's outputs [start, stop), for unequal shares. A second call does nothing.
         """
@@ -184,9 +184,7 @@ class TypedLinearMethod(LinearMethodBase):
         names = [slot.param_name for slot in buffer.slots.values() if hasattr(layer, slot.param_name)]
         linear = self._linear(buffer, getattr(layer, names[0]).device, layer.params_dtype, rows)
         for name in names:
-            param = getattr(layer, name)
             delattr(layer, name)
-            param.data = param.data.new_empty(0)
         buffer.close()
         layer.typed_linear = linear
 

@@ -145,7 +145,9 @@ class RepackingLoader(WeightsLoader):
 
     def _plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
         inner, deferred, kind = self.inner.plan(weights, parts, split), None, None
-        if split is None or weights.process_group.size() == 1:
+        has_steps = inner.repack is not None or inner.deferred is not None  # of a loader that repacks too
+        read = inner.finish if has_steps else inner.read
+        if not has_steps and (split is None or weights.process_group.size() == 1):
             kind = self._deferred.find_kind(weights, inner.reads)
         if kind is not None:
             deferred = self._deferred.plan(weights, inner.reads, kind, self._layouts(CPU)[0])
@@ -162,7 +164,7 @@ class RepackingLoader(WeightsLoader):
             return repacked
 
         if deferred is None:
-            return LoadPlan(inner.reads, inner.read, repack_loaded)
+            return LoadPlan(inner.reads, read, repack_loaded)
         reads = [rectangle for rectangle in inner.reads if deferred.is_read(rectangle)]
         return LoadPlan(reads, inner.read, repack_loaded, deferred)
 

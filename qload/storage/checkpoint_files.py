@@ -182,7 +182,7 @@ def _files_of_index(index: Path) -> CheckpointFiles:
         )
     missing = set()
     for name, place in files.items():
-        if status(place, name) is None:
+        if status(place, shortened(name)) is None:
             missing.add(name)
     if missing:
         count = sum(file in missing for file in weight_map.values())

@@ -209,7 +209,7 @@ class Weights(ExpertLoads, TensorSource):
 
         For a matrix of all experts, such as `experts.down_proj`, a `StackedWeight`.
         """
-        return self._load_stack(prefix, None) or self._load([Part(prefix)], None)
+        return self._load_stack(prefix, None) or self._load("get_weights", [Part(prefix)], None, prefix)
 
     @checked
     def get_weights_col(self, prefix: str, *, heads: Heads | None = None) -> Weight:
@@ -218,9 +218,9 @@ class Weights(ExpertLoads, TensorSource):
         `heads`: attention heads, shared in whole heads; DivideError if the ranks cannot share them.
         """
         if heads is not None:
-            return self._load(self._head_parts([prefix], heads), "N")
+            return self._load("", self._head_parts([prefix], heads), "N")
         check_heads(self, [prefix])
-        return self._load_stack(prefix, "N") or self._load([Part(prefix)], "N")
+        return self._load_stack(prefix, "N") or self._load("get_weights_col", [Part(prefix)], "N", prefix)
 
     @checked
     def get_weights_col_packed(self, prefix: str, block_sizes: Blocks) -> Weight:
@@ -228,7 +228,9 @@ class Weights(ExpertLoads, TensorSource):
 
         `block_sizes`: number of equal blocks, or their sizes, or their proportions.
         """
-        return self._load(block_parts(self.loader, self, prefix, block_sizes), "N")
+        if "get_weights_col_packed" in self.loader.own_loads:
+            return self.loader.get_weights_col_packed(self, prefix, block_sizes)
+        return self._load("", block_parts(self.loader, self, prefix, block_sizes), "N")
 
     @checked
     def get_weights_col_packed_qkv(self, prefix: str, num_heads: int, num_key_value_heads: int) -> Weight:
@@ -251,7 +253,7 @@ class Weights(ExpertLoads, TensorSource):
         Blocks of ceil(N / ranks) outputs, rounded up to a valid cut of the format; the last one may be short,
         and an engine with padded vocabularies pads it. DivideError for an empty block.
         """
-        return self._load([Part(prefix, short=True)], "N")
+        return self._load("", [Part(prefix, short=True)], "N")
 
     @checked
     def get_multi_weights_col(
@@ -264,15 +266,16 @@ class Weights(ExpertLoads, TensorSource):
         error with a known `architecture`, and unnoticed without one.
         """
         if heads is not None and dim in (0, -2) and prefixes and not isinstance(prefixes, str):
-            return self._load(self._head_parts(prefixes, heads), "N")
+            return self._load("", self._head_parts(prefixes, heads), "N")
         check_heads(self, prefixes)
         check_join(prefixes, dim)
-        return self._load([Part(prefix) for prefix in prefixes], "N")
+        parts = [Part(prefix) for prefix in prefixes]
+        return self._load("get_multi_weights_col", parts, "N", prefixes, dim)
 
     @checked
     def get_weights_row(self, prefix: str) -> Weight:
         """Load this rank's inputs of the layer under `prefix`: K / ranks, with all outputs; or CutError."""
-        return self._load_stack(prefix, "K") or self._load([Part(prefix)], "K")
+        return self._load_stack(prefix, "K") or self._load("get_weights_row", [Part(prefix)], "K", prefix)
 
     @checked
     def stream(self, loads: Iterable[L]) -> Iterator[tuple[L, Weight]]:
@@ -290,8 +293,13 @@ class Weights(ExpertLoads, TensorSource):
         """
         return stream_loads(self, partial(plan_load, self, self.loader), iter(loads))
 
-    def _load(self, parts: Sequence[Part], split: Split | None) -> Weight:
-        return self.loader.plan(self, parts, split).finish(self)
+    def _load(self, name: str, parts: Sequence[Part], split: Split | None, *arguments: object) -> Weight:
+        """Load `parts` by a plan, or by the typed load `name` of a loader that overrides it."""
+        loader = self.loader
+        if name in loader.own_loads:
+            weight: Weight = getattr(loader, name)(self, *arguments)
+            return weight
+        return loader.plan(self, parts, split).finish(self)
 
     def _head_parts(self, prefixes: Sequence[str], heads: Heads) -> list[Part]:
         return _head_parts(self, self.loader, prefixes, heads)
@@ -379,6 +387,8 @@ class Weights(ExpertLoads, TensorSource):
 
     def headers(self, prefix: str, suffixes: Iterable[str]) -> Mapping[str, TensorInfo]:
         """Headers of the stored tensors under `prefix`, by the `suffixes` of their names."""
+        if type(self).has_tensor is not Weights.has_tensor or type(self).info is not Weights.info:
+            return super().headers(prefix, suffixes)
         keys, info, headers = self.storage.keys(), self.storage.info, {}
         renames = bool(self.prefix or self.aliases)
         for suffix in suffixes:

@@ -277,6 +277,13 @@ def reads_into(weights: Weights, name: str) -> torch.Tensor:
     return out
 
 
+def reads_rows(weights: Weights, name: str) -> torch.Tensor:
+    info = weights.info(name)
+    out = torch.empty((1, *info.shape), dtype=info.dtype)
+    weights.read_rows([([name], (), out)])
+    return out[0]
+
+
 LOADS: dict[str, Callable[[Any, str], object]] = {
     "get_weights": lambda it, prefix: it.get_weights(prefix),
     "get_weights_col": lambda it, prefix: it.get_weights_col(prefix),
@@ -331,6 +338,9 @@ DOORS: dict[str, Call] = {
     "Checkpoint": no_values(accounts_for_all_when_collected),
     "Checkpoint.open": no_values(accounts_for_all_when_collected),
     "LayerIndex": no_values(describes_without_values),
+    "FormatLoader.complete": refuses(
+        lambda it, prefix: it.loader.complete(it, it.loader.describe(it, prefix))
+    ),
     "layers": no_values(describes_without_values),
     "info_of": no_values(describes_without_values),
     "loader_from_config": no_values(describes_without_values),
@@ -384,6 +394,7 @@ METHODS: dict[str, Call] = {
     "read": RAW(lambda it, name: it.read(name)),
     "read_fact": RAW(lambda it, name: it.read_fact(name)),
     "read_into": RAW(reads_into),
+    "read_rows": RAW(reads_rows),
     **dict.fromkeys(NAMES_AND_NUMBERS, SETTINGS),
 }  # fmt: skip
 

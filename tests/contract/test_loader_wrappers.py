@@ -70,6 +70,10 @@ class Recorded(FormatLoader):
         self.asked.append(("settle", weights, layer.prefix))
         return SETTLED
 
+    def names_alike(self, first: str, other: str) -> bool:
+        self.asked.append(("names_alike", first, other))
+        return True
+
     def left_out(self, prefix: str) -> str:
         self.asked.append(("left_out", prefix))
         return f"the inner loader leaves out {prefix}"
@@ -103,20 +107,28 @@ PASSED: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "describe": (lambda loader: loader.describe(WEIGHTS, "up"), LAYER),
     "left_out": (lambda loader: loader.left_out("up"), "the inner loader leaves out up"),
     "settle": (lambda loader: loader.settle(WEIGHTS, LAYER), SETTLED),
+    "names_alike": (lambda loader: loader.names_alike("up", "down"), True),
+    "steps": (lambda loader: loader.steps(), None),  # the inner loader loads in one step
 }
 # ModuleLoader is a FormatLoader: the description by its inner loader determines all other results.
-OWN = {"default": {"shape": (2, 4), "settle": LAYER}, "choice": {"shape": (2, 4), "settle": LAYER}}
+OWN: dict[str, dict[str, Any]] = {
+    "default": {"shape": (2, 4), "settle": LAYER},
+    "choice": {"shape": (2, 4), "settle": LAYER, "names_alike": False},  # `down` has another loader
+    "quantizing": {"names_alike": False},  # experts are quantized one after another
+    "two": {"names_alike": False},
+}
 ARGUMENTS = {
     "shape": ("shape", WEIGHTS, "up"),
     "describe": ("describe", WEIGHTS, "up"),
     "left_out": ("left_out", "up"),
     "settle": ("settle", WEIGHTS, "up"),
+    "names_alike": ("names_alike", "up", "down"),
 }
 LOADS = {
     "load": lambda loader, split: loader.load(WEIGHTS, PARTS, split),
     "plan": lambda loader, split: loader.plan(WEIGHTS, PARTS, split).finish(WEIGHTS),
 }
-TESTED_BELOW = {*LOADS, "formats", "made"}
+TESTED_BELOW = {*LOADS, "formats", "made", "own_loads"}
 FIVE_LOADS = {
     "get_weights", "get_weights_col", "get_weights_row", "get_multi_weights_col", "get_weights_col_packed",
 }  # fmt: skip

@@ -224,10 +224,11 @@ REPORTS: dict[str, Callable[[Path], Any]] = {
     "verify": verify,
 }
 NO_VALUES = {
-    *("open_checkpoint", "account", "Groups", "layers", "info_of", "loader_from_config", "with_experts"),
+    *("open_checkpoint", "account", "LayerIndex", "layers", "info_of", "loader_from_config", "with_experts"),
     *("SafetensorsStorage", "Making.of", "layer_pictures", "Weights", "HubFolder", "cached_folder", "fetch"),
     *("open_folder", "RemoteFolder.real", "saved_lora_config", "QuantizationConfigMixin.to_json_file"),
-    *("check_all_read", "ModuleLoader.describe"),
+    *("check_all_read", "ModuleLoader.describe", "FormatLoader.complete"),
+    *("Checkpoint", "Checkpoint.open", "opened"),
     *(f"{kind}.{name}" for kind in LOADERS for name in ("shape", "describe", "settle")),
 }
 OF_WEIGHTS: dict[str, Door] = {
@@ -240,7 +241,7 @@ OF_WEIGHTS: dict[str, Door] = {
 }
 BY_NAME = {
     *("get_tensor", "get_sharded", "get_partial_sharded", "get_packed_sharded"),
-    *("read", "read_fact", "read_into"),
+    *("read", "read_fact", "read_into", "read_rows"),
 }
 NAMES_AND_NUMBERS = {
     *("exempt", "exempt_by", "get_shape", "get_tensor_shard", "has_tensor", "info", "ledger"),

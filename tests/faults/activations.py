@@ -82,8 +82,8 @@ FAULTS = (
     Fault(
         "inputs-scheme-left-behind",
         "qload/loader/formats.py",
-        "activations=first.layer.format.activations,",
-        "",
+        '"activations": first.layer.format.activations,',
+        '"activations": None,',
     ),
     Fault("inputs-zero-points-not-taken-off", _SCALED, "* found[M]", "* 0 * found[M]"),
     Fault("inputs-scales-of-outputs-divided", _SCALED, "part.mul_(each.column)", "part.div_(each.column)"),

@@ -23,7 +23,7 @@ FAULTS = (
     ),
     Fault(
         "engine-keeps-what-arrived",
-        "qload/methods/typed_linear.py",
+        "qload/engines/vllm/weight_loading.py",
         "param.data = param.data.new_empty(0)",
         "param.data",
     ),

@@ -492,3 +492,16 @@ def test_a_convention_that_codes_deny_is_refused_by_an_engine_too() -> None:
 
     with pytest.raises(MismatchError, match="qzeros: zero points are one off"):
         layer.quant_method.process_weights_after_loading(layer)
+
+
+def test_a_layer_leaves_parameters_to_others_that_share_them() -> None:
+    (rank,) = FakeWorld(1)
+    layer = engine(FP8, rank, "N", tells=True)
+    for name, tensor in FP8_TENSORS.items():
+        layer.weight_loader(getattr(layer, name), tensor)
+    kept = {name: getattr(layer, name) for name in FP8_TENSORS}
+
+    layer.quant_method.process_weights_after_loading(layer)
+
+    for name, tensor in FP8_TENSORS.items():
+        assert_same_bits(kept[name].data.reshape(tensor.shape), tensor)

@@ -4,13 +4,17 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from qload.checkpoint import Checkpoint, check_all_read
+from qload.architecture import read_architecture
+from qload.checkpoint import check_all_read
 from qload.configs.matching import EMBEDDINGS
+from qload.detect import read_model_config
 from qload.detect.config_reader import method_of_own_file
 from qload.errors import ConfigError, StorageError
+from qload.experts.stacked_storage import split_stacks
 from qload.loader import WeightsLoader
 from qload.storage import SafetensorsStorage, locate
 from qload.storage.checkpoint_files import INDEX, SUFFIX, USUAL
+from qload.weights import Weights
 
 PLAIN_SUFFIXES = frozenset(("weight", "bias"))
 MAX_SUFFIX_SEGMENTS = 3  # `weight.quant_state.x` has dots
@@ -98,8 +102,11 @@ class CheckpointNames:
         folder = self._folder()
         if folder is not None:
             check_files(folder)
-            with Checkpoint.open(folder) as checkpoint:
-                check_all_read(checkpoint.weights_for(loader=loader))
+            model_config = read_model_config(folder)  # `loader` is of vLLM's config, which may differ
+            architecture = read_architecture(model_config)
+            with SafetensorsStorage(folder) as storage:
+                stacks = split_stacks(storage, model_config)
+                check_all_read(Weights(stacks, loader=loader, architecture=architecture))
 
     def _read(self) -> None:
         folder = self._folder() if self._stored is None else None

@@ -87,8 +87,12 @@ def finish_linear(layer: Any, typed: TypedLinearMethod, rows: Rows | None = None
     """
     if hasattr(layer, "typed_linear"):
         return
-    device = next(layer.parameters(recurse=False)).device
+    params = [slot.param_name for slot in layer.parameter_buffer.slots.values()]
+    loaded = [getattr(layer, name) for name in params if hasattr(layer, name)]
+    device = loaded[0].device
     typed.finish(layer, rows)
+    for param in loaded:
+        param.data = param.data.new_empty(0)
     # vLLM's latent attention reads the device of a weight with this name, and multiplies to read its values.
     layer.qweight = torch.empty(0, device=device)
 

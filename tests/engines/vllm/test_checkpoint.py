@@ -157,3 +157,19 @@ def test_files_that_an_index_of_another_name_leaves_out_are_refused_by_name(tmp_
 
     with pytest.raises(StorageError, match=r"vLLM alone reads old\.safetensors"):
         CheckpointNames(str(tmp_path)).check_all_read(loader_from_config(None))
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("quantize_config.json", '{"bits": 8, "group_size": 128}'),
+        ("quantize_config.json", "{"),
+        ("config.json", '{"model_type": "llama", "quantization_config": {"quant_method": "unknown"}}'),
+    ],
+)
+def test_configs_that_vllm_overrides_are_not_judged(file: str, text: str, tmp_path: Path) -> None:
+    make_checkpoint("gptq", tmp_path / "sound")
+    with open_checkpoint(tmp_path / "sound") as weights:
+        loader = weights.loader
+        (tmp_path / "sound" / file).write_text(text)
+        CheckpointNames(str(tmp_path / "sound")).check_all_read(loader)

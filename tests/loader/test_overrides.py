@@ -1,0 +1,94 @@
+"""Sources and loaders of other projects that override single methods."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from qload import DefaultWeightsLoader, MemoryStorage, UnquantizedWeight, Weights, loader_from_config
+from qload.loader import Part, Split, TensorSource, WeightsLoader
+from qload.loader.source import WrappedSource
+from qload.spec import Role, Weight
+from qload.storage import TensorInfo
+
+MATRIX = torch.arange(8.0).reshape(4, 2)
+
+
+def stored_under(name: str) -> Weights:
+    return Weights(MemoryStorage({name: MATRIX}), loader=loader_from_config(None))
+
+
+class Renamed(WrappedSource):
+    """Tensors of an inner source with `old.` in place of `new.`."""
+
+    def has_tensor(self, name: str) -> bool:
+        return self.inner.has_tensor(name.replace("new.", "old."))
+
+    def info(self, name: str) -> TensorInfo:
+        return self.inner.info(name.replace("new.", "old."))
+
+    def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
+        return self.inner.read(name.replace("new.", "old."), index, role=role)
+
+    def take(self, names: Iterable[str]) -> None:
+        self.inner.take([name.replace("new.", "old.") for name in names])
+
+
+def test_a_wrapped_source_finds_tensors_by_its_own_names() -> None:
+    weights = stored_under("old.weight")
+
+    weight = DefaultWeightsLoader().get_weights(Renamed(weights), "new")
+
+    assert torch.equal(weight.dequantize(), MATRIX)
+    assert weights.report().complete
+
+
+def test_weights_find_tensors_by_names_of_a_subclass() -> None:
+    class Upper(Weights):
+        def has_tensor(self, name: str) -> bool:
+            return super().has_tensor(name.lower())
+
+        def info(self, name: str) -> TensorInfo:
+            return super().info(name.lower())
+
+        def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role | None = None) -> Tensor:
+            return super().read(name.lower(), index, role=role)
+
+    weights = Upper(MemoryStorage({"up.weight": MATRIX}), loader=loader_from_config(None))
+
+    assert torch.equal(weights.get_weights("UP").dequantize(), MATRIX)
+
+
+class OwnLoads(WeightsLoader):
+    """A loader with typed loads of its own, each with a layer of another size."""
+
+    def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
+        raise AssertionError("every typed load is overridden")
+
+    def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
+        return 4, 2
+
+    def get_weights(self, weights: TensorSource, prefix: str) -> Weight:
+        return UnquantizedWeight(weight=torch.ones(1, 2))
+
+    def get_weights_col(self, weights: TensorSource, prefix: str) -> Weight:
+        return UnquantizedWeight(weight=torch.ones(2, 2))
+
+    def get_weights_row(self, weights: TensorSource, prefix: str) -> Weight:
+        return UnquantizedWeight(weight=torch.ones(3, 2))
+
+    def get_multi_weights_col(self, weights: TensorSource, prefixes: Sequence[str], dim: int = 0) -> Weight:
+        return UnquantizedWeight(weight=torch.ones(4 + len(prefixes), 2))
+
+    def get_weights_col_packed(self, weights: TensorSource, prefix: str, block_sizes: object) -> Weight:
+        return UnquantizedWeight(weight=torch.ones(9, 2))
+
+
+def test_weights_call_the_typed_loads_that_a_loader_overrides() -> None:
+    weights = Weights(MemoryStorage({"up.weight": MATRIX}), loader=OwnLoads())
+
+    assert weights.get_weights("up").shape == (1, 2)
+    assert weights.get_weights_col("up").shape == (2, 2)
+    assert weights.get_weights_row("up").shape == (3, 2)
+    assert weights.get_multi_weights_col(["up", "up"]).shape == (6, 2)
+    assert weights.get_weights_col_packed("up", 2).shape == (9, 2)
