@@ -49,11 +49,17 @@ from qload.loader import ConfiguredFormat
 from qload.sentences import WORD_BITS
 from qload.sentences.strided_digits import WHOLE_BITS
 from qload.spec import Role, TensorSpec
-from qload.spec.integers import Integers, IntegerWeight, Origin, record_origin, symmetric_zero_points
+from qload.spec.integers import (
+    Integers,
+    IntegerWeight,
+    Origin,
+    find_unsupported_bits,
+    record_origin,
+    symmetric_zero_points,
+)
 
 SCALES = (torch.float16, torch.bfloat16, torch.float32)
 INDICES = (torch.int32, torch.int64)
-LAYOUT_BITS = (2, 3, 4, 8)  # of codes in other layouts
 FREE_AXES = {"weight_packed": "N W", "weight_scale": "N G", "weight_zero_point": "Z G", "weight_g_idx": "K"}
 
 MISSING_INDEX_REASON = (
@@ -242,9 +248,9 @@ class CTPackWeight(IntegerWeight):
         """
         (N, K), bits, config = self.shape, self.config.bits, self.config
         name = self.layer.name or self.format
-        if bits not in LAYOUT_BITS:
-            expected = f"{', '.join(map(str, LAYOUT_BITS[:-1]))} or {LAYOUT_BITS[-1]}"
-            raise RepackError(name, "other layouts", f"other layouts have {expected} bits, got {bits}")
+        unsupported = find_unsupported_bits(bits)
+        if unsupported is not None:
+            raise RepackError(name, "other layouts", unsupported)
         if self.input_scale is not None or self.input_zero_point is not None:
             reason = "no kernel format of integers has a field for the stored scale of its inputs"
             raise RepackError(name, "other layouts", reason)

@@ -21,11 +21,10 @@ from qload.kernel_formats import exl2, exllama, fp4_marlin, fp8_marlin, marlin, 
 from qload.kernel_formats.fp4_marlin import VLLM_0_11, VLLM_0_33, Fp4, Fp4MarlinVllm033Weight, Fp4MarlinWeight
 from qload.layouts import Stored, ZeroPoints
 from qload.spec import ActivationScheme, Weight
-from qload.spec.integers import Integers, IntegerWeight, Origin
+from qload.spec.integers import Integers, IntegerWeight, Origin, find_unsupported_bits
 from qload.spec.weight import tensor_names
 
 W = TypeVar("W", bound=Weight)
-KERNEL_BITS = (2, 3, 4, 8)  # bits of a code in any layout of `WRITERS`
 INPUT_SCALE_NAMES = ("input_scale", "input_global_scale")
 
 
@@ -220,9 +219,9 @@ def _repack(
         layer = None if whole is None else _require_reader(whole, layout).read(whole)  # raises on every rank
         intermediate = reader.read(weight)
         if isinstance(intermediate, Integers):
-            if intermediate.bits not in KERNEL_BITS:
-                reason = f"other layouts have 2, 3, 4 or 8 bits, got {intermediate.bits}"
-                raise RepackError(weight.format, layout, reason)
+            unsupported = find_unsupported_bits(intermediate.bits)
+            if unsupported is not None:
+                raise RepackError(weight.format, layout, unsupported)
             target = out if type(out) is writer.weight_type and not _share_memory(out, weight) else None
             ordered = loaded and reader.has_ordered_groups(weight)
             if layer is not None or target is not None or ordered:

@@ -18,6 +18,8 @@ from qload.errors import RepackError
 from qload.layouts import Order, PackedCodes, Packing, Stored, ZeroPoints
 from qload.spec.weight import Codes, Config, Layer, Weight
 
+LAYOUT_BITS = (2, 3, 4, 8)  # of codes in kernel orders
+
 
 @dataclass(frozen=True)
 class Origin(Config):
@@ -219,6 +221,14 @@ def record_origin(weight: Weight, index: Tensor | None = None, *, stores_zeros: 
         return weight.layer
     origin = Origin(type(weight), weight.config, None if index is None else index.dtype, stores_zeros)
     return weight.layer.with_origin(origin, weight.layer.activations)
+
+
+def find_unsupported_bits(bits: int) -> str | None:
+    """Return the reason if no other layout holds codes of so many bits, else None."""
+    if bits in LAYOUT_BITS:
+        return None
+    expected = f"{', '.join(map(str, LAYOUT_BITS[:-1]))} or {LAYOUT_BITS[-1]}"
+    return f"other layouts have {expected} bits, got {bits}"
 
 
 def symmetric_zero_points(bits: int, scales: Tensor) -> Tensor:
