@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from typing import Any, Self, TypeVar
 
 import torch
@@ -147,9 +148,12 @@ def list_quantization_methods() -> list[str]:
 
 
 def is_linear(layer: nn.Module) -> bool:
-    """Return whether a module has the sizes of a linear layer, under qload's names or torch's."""
+    """Return whether a module has the sizes of a linear layer, under qload's names or torch's.
+
+    An integer of numpy is a size as well.
+    """
     names = [("input_size", "output_size"), ("in_features", "out_features")]
-    return any(all(type(getattr(layer, name, None)) is int for name in pair) for pair in names)
+    return any(all(isinstance(getattr(layer, name, None), Integral) for name in pair) for pair in names)
 
 
 def check_bias(layer: nn.Module, bias: Tensor | None, N: int) -> None:

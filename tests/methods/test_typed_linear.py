@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -449,6 +450,14 @@ def test_layers_that_are_left_out_are_plain_and_others_are_none_of_ours() -> Non
     with pytest.raises(ArgumentError, match="a layer's name"):
         config.get_quant_method(nn.Linear(2, 2), 5)  # type: ignore[arg-type]
     assert repr(config).startswith("GptqConfig(FormatLoader(gptq: ")
+
+
+def test_sizes_in_integers_of_numpy_are_those_of_a_linear_layer() -> None:
+    layer = nn.Linear(numpy.int64(2), numpy.int64(2))
+
+    assert type(config_of(GPTQ).get_quant_method(layer, "a")) is TypedLinearMethod
+    layer.in_features = 2.0
+    assert config_of(GPTQ).get_quant_method(layer, "a") is None
 
 
 def test_a_layer_is_read_by_the_rule_that_knows_it() -> None:
