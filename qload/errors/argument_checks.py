@@ -9,23 +9,32 @@ TYPE_CHECKING.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from functools import cache, wraps
 from itertools import islice
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from qload.errors.exceptions import ArgumentError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Test = Callable[[Any], bool]
-AcceptedValues = tuple[type[Any], ...] | Test  # classes of the values, or a test
+
+
+class AcceptedValues(NamedTuple):
+    """Values of an annotation: of exact `types`, instances of `classes`, and those that pass a `test`."""
+
+    types: Collection[type[Any]] = ()
+    classes: tuple[type[Any], ...] = ()
+    test: Test = lambda value: False
+
+
 Parameter = tuple[str, AcceptedValues, object]  # name, accepted values, annotation
 
-ANY: tuple[type[Any], ...] = (object,)
+ANY = AcceptedValues(classes=(object,))
 ANY_PARAMETER: Parameter = ("", ANY, Any)
 _TEXT_TYPES = (str, bytes, bytearray)
 
@@ -53,19 +62,19 @@ def check_call(
     """
     positional, keywords, other_keywords = _parameter_tests(function)
     for index, value in enumerate(arguments):
-        name, accepted, hint = positional[min(index, len(positional) - 1)]
-        if not (isinstance(value, accepted) if isinstance(accepted, tuple) else accepted(value)):
+        name, (types, classes, test), hint = positional[min(index, len(positional) - 1)]
+        if not (type(value) in types or isinstance(value, classes) or test(value)):
             raise argument_error(lead + name, hint, value)
     for name, value in named.items():
-        _, accepted, hint = keywords.get(name, other_keywords)
-        if not (isinstance(value, accepted) if isinstance(accepted, tuple) else accepted(value)):
+        _, (types, classes, test), hint = keywords.get(name, other_keywords)
+        if not (type(value) in types or isinstance(value, classes) or test(value)):
             raise argument_error(lead + name, hint, value)
 
 
 def check_type(argument: str, value: object, hint: Any) -> None:
     """Check one argument, in a function with more specific checks of its own."""
-    accepted = _accepted_values(hint)
-    if not (isinstance(value, accepted) if isinstance(accepted, tuple) else accepted(value)):
+    types, classes, test = _accepted_values(hint)
+    if not (type(value) in types or isinstance(value, classes) or test(value)):
         raise argument_error(argument, hint, value)
 
 
@@ -78,9 +87,9 @@ def check_values(argument: str, tensor: Any) -> None:
 def check_fields(record: object) -> None:
     """Check a dataclass's fields by their annotations, in `__post_init__`; ArgumentError for a wrong one."""
     kind: Any = type(record)
-    for name, (accepted, hint) in _field_tests(kind).items():
+    for name, ((types, classes, test), hint) in _field_tests(kind).items():
         value = getattr(record, name)
-        if not (isinstance(value, accepted) if isinstance(accepted, tuple) else accepted(value)):
+        if not (type(value) in types or isinstance(value, classes) or test(value)):
             raise argument_error(name, hint, value)
 
 
@@ -162,50 +171,46 @@ def _resolve_hints(owner: Any) -> Mapping[str, Any]:
 
 @cache
 def _accepted_values(hint: Any) -> AcceptedValues:
-    """Return the classes or the test of an annotation."""
+    """Return the types, classes or the test of an annotation."""
     origin, arguments = get_origin(hint), get_args(hint)
     if hint in (None, NoneType):
-        return (NoneType,)
+        return AcceptedValues(classes=(NoneType,))
     if origin in (Union, UnionType):
-        return _union_test([_accepted_values(argument) for argument in arguments])
+        return _union(list(map(_accepted_values, arguments)))
     if origin is Literal:
-        return lambda value: any(type(value) is type(literal) and value == literal for literal in arguments)
+        return AcceptedValues(
+            test=lambda value: any(type(value) is type(one) and value == one for one in arguments)
+        )
     if origin is not None:
-        return _generic_test(origin, arguments)
+        return _generic(origin, arguments)
     if hint in (int, float):
         number: type[Any] = Integral if hint is int else Real
-        return lambda value: type(value) is hint or (isinstance(value, number) and type(value) is not bool)
+        return AcceptedValues(
+            (hint,), test=lambda value: isinstance(value, number) and type(value) is not bool
+        )
     if getattr(hint, "_is_protocol", False):  # from Python 3.12 on, runtime_checkable is not inherited
-        return _protocol_test(hint) if vars(hint).get("_is_runtime_protocol") else ANY
-    return (hint,) if inspect.isclass(hint) and hint is not Any else ANY
+        return _protocol(hint) if vars(hint).get("_is_runtime_protocol") else ANY
+    return AcceptedValues(classes=(hint,)) if inspect.isclass(hint) and hint is not Any else ANY
 
 
-def _union_test(members: Sequence[AcceptedValues]) -> AcceptedValues:
-    """Combine the members of a union: their classes, or a test if one of them is a test."""
-    classes = tuple(kind for member in members if isinstance(member, tuple) for kind in member)
-    tests = [member for member in members if not isinstance(member, tuple)]
-    if not tests:
-        return classes
-    return lambda value: isinstance(value, classes) or any(test(value) for test in tests)
-
-
-def _as_function(accepted: AcceptedValues) -> Test:
-    """Turn classes into a test."""
-    if not isinstance(accepted, tuple):
-        return accepted
-    return lambda value: isinstance(value, accepted)
+def _union(members: Sequence[AcceptedValues]) -> AcceptedValues:
+    """Combine the members of a union."""
+    classes = tuple(kind for member in members for kind in member.classes)
+    types = frozenset(kind for member in members for kind in member.types)
+    return AcceptedValues(types, classes, lambda value: any(member.test(value) for member in members))
 
 
 def _all_test(accepted: AcceptedValues) -> Callable[[Iterable[Any]], bool]:
     """Return a test for all values of a container."""
-    if not isinstance(accepted, tuple):
-        return lambda values: all(map(accepted, values))
+    types, classes, test = accepted
     if accepted == ANY:
         return lambda values: True
-    return lambda values: all(isinstance(value, accepted) for value in values)
+    return lambda values: all(
+        type(value) in types or isinstance(value, classes) or test(value) for value in values
+    )
 
 
-def _protocol_test(hint: Any) -> Test:
+def _protocol(hint: Any) -> AcceptedValues:
     """Return a test for a protocol with a cache of types: `isinstance` looks up every method."""
     types: set[type[Any]] = set()
 
@@ -214,37 +219,41 @@ def _protocol_test(hint: Any) -> Test:
             types.add(type(value))
         return type(value) in types
 
-    return test
+    return AcceptedValues(types, test=test)
 
 
-def _generic_test(origin: Any, arguments: tuple[Any, ...]) -> AcceptedValues:
+def _generic(origin: Any, arguments: tuple[Any, ...]) -> AcceptedValues:
     """Return the test of a container and its items, of a class, or of a callable."""
     if origin is type:
         kind = arguments[0] if inspect.isclass(arguments[0]) else object
-        return lambda value: isinstance(value, type) and issubclass(value, kind)
+        return AcceptedValues(test=lambda value: isinstance(value, type) and issubclass(value, kind))
     if origin is tuple:
-        return _tuple_test(arguments)
+        return AcceptedValues(test=_tuple_test(arguments))
     if issubclass(origin, Mapping):
         keys, values = (_all_test(_accepted_values(argument)) for argument in arguments)
-        return lambda value: isinstance(value, origin) and keys(value) and values(value.values())
+        return AcceptedValues(
+            test=lambda value: isinstance(value, origin) and keys(value) and values(value.values())
+        )
     if issubclass(origin, Iterable) and arguments:
         items = _all_test(_accepted_values(arguments[0]))
         is_repeatable = issubclass(origin, Sequence | set | frozenset)  # an iterator is not consumed
-        return lambda value: (
-            isinstance(value, origin)
-            and not isinstance(value, _TEXT_TYPES)
-            and (not is_repeatable or items(value))
+        return AcceptedValues(
+            test=lambda value: (
+                isinstance(value, origin)
+                and not isinstance(value, _TEXT_TYPES)
+                and (not is_repeatable or items(value))
+            )
         )
-    return (origin,)
+    return AcceptedValues(classes=(origin,))
 
 
 def _tuple_test(arguments: tuple[Any, ...]) -> Test:
     if len(arguments) == 2 and arguments[1] is Ellipsis:
         items = _all_test(_accepted_values(arguments[0]))
         return lambda value: isinstance(value, tuple) and items(value)
-    tests = [_as_function(_accepted_values(argument)) for argument in arguments]
+    tests = [_all_test(_accepted_values(argument)) for argument in arguments]
     return lambda value: (
         isinstance(value, tuple)
         and len(value) == len(tests)
-        and all(test(item) for test, item in zip(tests, value, strict=True))
+        and all(test([item]) for test, item in zip(tests, value, strict=True))
     )
