@@ -22,7 +22,7 @@ from qload.formats import (
     dialects,
 )
 from qload.loader import ConfiguredFormat, RecognisedFormat, TensorSource
-from qload.loader.description import ChosenFormat, describe
+from qload.loader.description import LayerDescriber
 from qload.spec import Role, named
 from qload.storage import WeightStorage, metadata_of, parse_json
 
@@ -226,18 +226,8 @@ def _has_tensors(fmt: ConfiguredFormat, layer: LayerTensors) -> bool:
 
 def _has_shapes(fmt: ConfiguredFormat, layer: LayerTensors, weights: TensorSource) -> bool:
     """Return whether the shapes of a layer fit a format."""
-    suffixes = {
-        spec.name: next((suffix for suffix in spec.suffixes if layer.info(suffix)), spec.suffix)
-        for spec in fmt.specs()
-    }
-    specs = tuple(spec for spec in fmt.specs() if layer.info(suffixes[spec.name]))
     try:
-        facts = {
-            spec.name: weights.read_fact(named(layer.prefix, suffixes[spec.name]), spec.role)
-            for spec in specs
-            if spec.fact
-        }
-        describe(weights, layer.prefix, ChosenFormat(fmt, suffixes, specs), facts)
+        LayerDescriber((fmt,)).describe(weights, layer.prefix)
     except QloadError:
         return False
     return True

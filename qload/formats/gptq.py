@@ -104,7 +104,9 @@ class GPTQConfig(spec.Grouped, spec.Config):
         zeros with several groups, unless the config denies act order.
         """
         config = self._with_stored_bits(headers)
-        sizes = headers.sizes(GPTQWeight.tensors(replace(config, positional=False)))
+        if config.positional:
+            config = replace(config, positional=False)
+        sizes = headers.sizes(GPTQWeight.tensors(config))
         K, G, N = sizes["K"], sizes["G"], sizes["N"]
         group, groups = config.rows_of_a_group(K), config.groups(K)
         if groups != G:

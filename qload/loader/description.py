@@ -198,7 +198,7 @@ class LayerDescriber:
         self._suffixes = tuple(dict.fromkeys(suffix for fmt in formats for suffix in fmt.suffixes))
         self._chosen: dict[HeaderKey, ChosenFormat] = {}
         self._described: dict[tuple[HeaderKey, bytes], LayerDescription] = {}
-        self._last: dict[HeaderKey, tuple[bytes, Mapping[str, Tensor], LayerDescription]] = {}
+        self._last: dict[HeaderKey, tuple[bytes, dict[str, Tensor], LayerDescription]] = {}
         self._unfit: set[HeaderKey] = set()  # layers that fit no format
         self._of_dialects: dict[ConfiguredFormat, LayerDescriber] = {}
 
@@ -247,17 +247,21 @@ class LayerDescriber:
             if len(self._chosen) < MAX_DESCRIPTIONS:
                 self._chosen[key] = chosen
         names = LayerNames(weights, prefix, chosen.suffixes)
-        facts: Mapping[str, Tensor] = {
-            spec.name: weights.read_fact(names.full(spec.name), spec.role) for spec in chosen.facts
-        }
+        facts: dict[str, Tensor] = {}
+        for spec in chosen.facts:
+            facts[spec.name] = weights.read_fact(names.full(spec.name), spec.role)
         content = _fact_bytes(facts)
         if content is None:
-            return describe(weights, prefix, chosen, facts)
+            return describe(names, chosen, headers, facts)
         last = self._last.get(key)
         if last is not None and content == last[0]:
             _, facts, known = last  # the same memory, so that a comparison is immediate
         else:
-            known = self._describe_once(weights, prefix, chosen, facts, (key, content))
+            kind = key, blake2b(content, digest_size=16).digest()
+            equal = self._described.get(kind)
+            known = equal or replace(describe(names, chosen, headers, facts), facts={}, names=Names())
+            if equal is None and len(self._described) < MAX_DESCRIPTIONS:
+                self._described[kind] = known
             if len(self._last) >= MAX_FACT_KINDS:
                 self._last.clear()
             if len(content) <= MAX_FACT_BYTES:
@@ -267,31 +271,15 @@ class LayerDescriber:
             prefix, *same, facts, known.dtypes, names, known.notes, known.dialect, known.cuts
         )
 
-    def _describe_once(
-        self,
-        weights: TensorSource,
-        prefix: str,
-        chosen: ChosenFormat,
-        facts: Mapping[str, Tensor],
-        kind: tuple[HeaderKey, bytes],
-    ) -> LayerDescription:
-        """Describe a kind of layers, by header and content of facts, without names and facts."""
-        key = kind[0], blake2b(kind[1], digest_size=16).digest()
-        known = self._described.get(key)
-        if known is None:
-            layer = describe(weights, prefix, chosen, facts)
-            known = replace(layer, facts={}, names=Names())
-            if len(self._described) < MAX_DESCRIPTIONS:
-                self._described[key] = known
-        return known
-
 
 def _fact_bytes(facts: Mapping[str, Tensor]) -> bytes | None:
     """Bytes of all facts; None for a fact on another device than the CPU."""
-    if any(fact.device.type != "cpu" for fact in facts.values()):
-        return None
-    flat = (fact.reshape(-1).contiguous().view(torch.uint8) for fact in facts.values())
-    return b"".join(fact.numpy().data for fact in flat)
+    pieces = []
+    for fact in facts.values():
+        if fact.device.type != "cpu":
+            return None
+        pieces.append(fact.reshape(-1).contiguous().view(torch.uint8).numpy().data)
+    return b"".join(pieces)
 
 
 def _stored_scheme(claimed: ActivationScheme | None, specs: Sequence[TensorSpec]) -> ActivationScheme | None:
@@ -314,35 +302,34 @@ def choose(
 
 
 def describe(
-    weights: TensorSource, prefix: str, chosen: ChosenFormat, facts: Mapping[str, Tensor]
+    names: LayerNames, chosen: ChosenFormat, headers: Headers, facts: Mapping[str, Tensor]
 ) -> LayerDescription:
     """Describe a layer in a chosen format; raises for contradicting shapes, dtypes and indices."""
     fmt, specs = chosen.format, chosen.specs
-    names = LayerNames(weights, prefix, chosen.suffixes)
-    infos = {spec.name: weights.info(names.full(spec.name)) for spec in specs}
-    _check_axes(prefix, specs[0], infos, names)
-    seen = LayerHeaders(
-        shapes={spec.name: _shape(spec, infos[spec.name].shape) for spec in specs},
-        dtypes={name: info.dtype for name, info in infos.items()},
-        facts=facts,
-        names=names,
-    )
+    _check_axes(specs[0], headers[chosen.suffixes[specs[0].name]].shape, names)
+    shapes: dict[str, Shape] = {}
+    dtypes: dict[str, torch.dtype] = {}
     for spec in specs:
-        if 0 in seen.shapes[spec.name] and any(axis.dim == PARTS for axis in spec.axes):
-            full, got = names.full(spec.name), seen.shapes[spec.name]
-            raise ShapeError(full, "(), or one entry a fused part", got, names.file(spec.name))
+        info = headers[chosen.suffixes[spec.name]]
+        shape, dtypes[spec.name] = info.shape, info.dtype
+        if shape == () and [axis.dim for axis in spec.axes] == [PARTS]:
+            shape = (1,)
+        if 0 in shape and any(axis.dim == PARTS for axis in spec.axes):
+            full = names.full(spec.name)
+            raise ShapeError(full, "(), or one entry a fused part", shape, names.file(spec.name))
+        shapes[spec.name] = shape
+    seen = LayerHeaders(shapes, dtypes, facts, names)
     own = replace(fmt, config=fmt.config.for_layer(seen), activations=_stored_scheme(fmt.activations, specs))
-    specs = tuple(spec for spec in own.specs() if spec.name in infos)
+    specs = tuple(spec for spec in own.specs() if spec.name in shapes)
     sizes = seen.sizes(specs, own.config.known())
-    return LayerDescription(prefix, own, specs, sizes, facts, seen.dtypes, names, own.config.notes(seen))
+    return LayerDescription(names.prefix, own, specs, sizes, facts, dtypes, names, own.config.notes(seen))
 
 
-def _check_axes(prefix: str, spec: TensorSpec, infos: Mapping[str, TensorInfo], names: LayerNames) -> None:
+def _check_axes(spec: TensorSpec, shape: Shape, names: LayerNames) -> None:
     """Raise UnsupportedFormatError for a weight with more axes than its format has: a stack."""
-    shape = infos[spec.name].shape
-    if len(shape) > max(len(spec.axes), 2) and not names.weights.is_single_layer(prefix):
+    if len(shape) > max(len(spec.axes), 2) and not names.weights.is_single_layer(names.prefix):
         raise UnsupportedFormatError(
-            f"{prefix}: {len(shape)} axes",
+            f"{names.prefix}: {len(shape)} axes",
             f"{names.full(spec.name)} has the shape {list(shape)}: several layers in an unknown layout",
             remedy=f"read it as stored: get_tensor({names.full(spec.name)!r})",
         )
@@ -359,11 +346,6 @@ def _stored_suffix(prefix: str, spec: TensorSpec, headers: Headers) -> str:
             " and ".join(stored),
         )
     return stored[0] if stored else spec.suffix
-
-
-def _shape(spec: TensorSpec, stored: Shape) -> Shape:
-    """Stored shape, with (1,) for () if the tensor has one entry per part."""
-    return (1,) if stored == () and [axis.dim for axis in spec.axes] == [PARTS] else stored
 
 
 def check_alike(layers: Sequence[LayerDescription]) -> None:
@@ -445,11 +427,11 @@ def _choose(
             PLAIN_BESIDE if "weight_scale" in present[a] ^ present[b] and "weight" in present[b] else "",
         )
     fitting = [fmt for fmt in most if _has_dtypes(fmt, headers)]
-    fmt = next(
-        (fmt for fmt in fitting if not _missing(fmt, present[fmt])),
-        (fitting or most or list(formats))[0],
-    )
-    missing = _missing(fmt, present.get(fmt, frozenset()))
+    for fmt in fitting:
+        if not _missing(fmt, present[fmt]):
+            return fmt
+    fmt = (fitting or most or list(formats))[0]
+    missing = _missing(fmt, present[fmt])
     if missing:
         names = f"formats  looked for {' and '.join(fmt.weight_type.format for fmt in formats)}"
         raise weights.missing(named(prefix, missing[0].suffix), missing[0].reason if stored else names)

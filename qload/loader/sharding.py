@@ -61,19 +61,21 @@ class Share:
         """Slices of a tensor, along the axes of its view."""
         found = self.slices.get(spec.name)
         if found is None:
-            bounds, places = self.bounds, spec.places
-            spans = [self.span(axis) for axis in places]
-            index: tuple[slice, ...] = tuple(slice(None) if span is None else slice(*span) for span in spans)
-            columns = not bounds.all_inputs and any(axis.flat for axis in places)
-            is_layer = bounds.all_inputs and (bounds.n0, bounds.n1) == (0, bounds.N)
-            if (is_layer and self.layer.sizes.get("P", 1) == 1) or not any(
-                span is not None for span in spans
-            ):
-                index = ()
-            first = _first_entry(spec.index_of, self) if spec.fact and spec.index_of else 0
-            found = TensorSlices(index, columns, first)
-            self.slices[spec.name] = found
+            found = self.slices[spec.name] = self._find_slices(spec)
         return found
+
+    def _find_slices(self, spec: TensorSpec) -> TensorSlices:
+        bounds, places = self.bounds, spec.places
+        is_layer = bounds.all_inputs and (bounds.n0, bounds.n1) == (0, bounds.N)
+        if is_layer and self.layer.sizes.get("P", 1) == 1:
+            return TensorSlices((), columns=False)
+        spans = [self.span(axis) for axis in places]
+        index = tuple(slice(None) if span is None else slice(*span) for span in spans)
+        return TensorSlices(
+            index if any(span is not None for span in spans) else (),
+            columns=not bounds.all_inputs and any(axis.flat for axis in places),
+            first=_first_entry(spec.index_of, self) if spec.fact and spec.index_of else 0,
+        )
 
     def span(self, axis: Axis) -> tuple[int, int] | None:
         """[start, stop) of a stored axis; None for a whole axis."""
@@ -99,7 +101,10 @@ class Share:
         return stop - start
 
     def _is_cut(self, axis: Axis) -> bool:
-        return axis.free is None or all(_exact(axis, "K", place, self.layer.sizes) for place in self.k_places)
+        return axis.free is None or all(
+            place in (0, self.bounds.K) or _exact(axis, "K", place, self.layer.sizes)
+            for place in self.k_places
+        )
 
 
 def shares_of(
@@ -313,8 +318,10 @@ def _check_cuts(
 ) -> None:
     size = layer.sizes.get(dim, 1)
     for place in places:
+        if place == 0 or (place == size and not joined):
+            continue  # the ends of a layer are cuts
         for axis in _binding_axes(layer, dim):
-            if not _exact(axis, dim, place, layer.sizes, joined):
+            if not _exact(axis, dim, place, layer.sizes):
                 name, block, why = _binding(layer, dim)
                 lawful = _lawful(layer, dim, *span[:2]) if span else ()
                 raise CutError(name, dim, size, place, block, why, span and span[2], lawful)
@@ -326,9 +333,8 @@ def _binding_axes(layer: LayerDescription, dim: str) -> list[Axis]:
     return [axis for axis in axes if axis.follows(dim) and axis.free is None]
 
 
-def _exact(axis: Axis, dim: str, place: int, sizes: Mapping[str, int], joined: bool = False) -> bool:
-    if place == 0 or (place == sizes.get(dim, 1) and not joined):
-        return True
+def _exact(axis: Axis, dim: str, place: int, sizes: Mapping[str, int]) -> bool:
+    """Return whether every division of an axis is exact at a place."""
     step = axis.step(dim, sizes)
     if axis.never:
         return place == sizes.get(dim, 1) and place % axis.granule == 0

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -85,17 +85,17 @@ class TensorSpec:
     spent: bool = False
     reason: str = ""
 
-    @property
+    @cached_property
     def axes(self) -> tuple[Axis, ...]:
         """Declared axes, outermost first."""
         return axes_of(self.text)
 
-    @property
+    @cached_property
     def places(self) -> tuple[Axis, ...]:
         """Axes of cuts and joins: the axes of the view, else the declared ones."""
         return axes_of(self.text if self.view is None else self.view)
 
-    @property
+    @cached_property
     def suffixes(self) -> tuple[str, ...]:
         """Possible suffixes after the layer's prefix on disk."""
         return (self.stored,) if isinstance(self.stored, str) else self.stored or (self.name,)
@@ -144,14 +144,6 @@ def solve(
     `"K/128^|G"` determines G alone; the format checks it against K. Sizes in no shape are taken from `known`.
     """
     stored = tuple(spec for spec in specs if spec.name in shapes)
-    for spec in stored:
-        if len(spec.axes) != len(shapes[spec.name]):
-            raise ShapeError(
-                names.full(spec.name),
-                f"{len(spec.axes)} axes: ({_formula(spec)})",
-                shapes[spec.name],
-                names.file(spec.name),
-            )
     texts = tuple((spec.text, shapes[spec.name]) for spec in stored)
     sizes, wrong = _solve_cached(texts, tuple((known or {}).items()))
     if wrong is not None:
@@ -168,6 +160,9 @@ def _solve_cached(
     Cached, as a model has thousands of layers of a few shapes.
     """
     sizes: dict[str, int] = {}
+    for number, (text, shape) in enumerate(texts):
+        if len(axes_of(text)) != len(shape):
+            return (), number
     axes = [pair for text, shape in texts for pair in zip(axes_of(text), shape, strict=True)]
     for axis, stored in sorted(axes, key=lambda pair: len(pair[0].ops)):
         dim = axis.free or axis.dim
@@ -193,15 +188,16 @@ class Names:
 
 
 def _contradiction(spec: TensorSpec, sizes: Mapping[str, int], shape: Shape, names: Names) -> ShapeError:
+    name, file = names.full(spec.name), names.file(spec.name)
+    if len(spec.axes) != len(shape):
+        return ShapeError(name, f"{len(spec.axes)} axes: ({_formula(spec)})", shape, file)
     expected = [_stored_size(axis, sizes) for axis in spec.axes]
     values = ", ".join("?" if want is None else str(want) for want in expected)
     inexact = [axis for axis, want in zip(spec.axes, expected, strict=True) if want is None]
     hint = "; ".join(
         f"{axis.dim} = {axis.logical(sizes)} has to be a multiple of {axis.granule}" for axis in inexact
     )
-    return ShapeError(
-        names.full(spec.name), f"({values}) = ({_formula(spec)})", shape, names.file(spec.name), hint
-    )
+    return ShapeError(name, f"({values}) = ({_formula(spec)})", shape, file, hint)
 
 
 def _stored_size(axis: Axis, sizes: Mapping[str, int]) -> int | None:
