@@ -5,29 +5,6 @@ communicate. Layers sum and gather with `collectives_of` a group; a row-parallel
 quantized inputs also reduces their maximum with `maximum_over`.
 """
 
-from qload.parallel.launcher import agree, joined_world
-from qload.parallel.process_group import (
-    ALONE,
-    Collectives,
-    FakeWorld,
-    ProcessGroup,
-    Rank,
-    ReducingGroup,
-    collectives_of,
-    maximum_over,
-    register_capture,
-)
+import lazy_loader
 
-__all__ = [
-    "ALONE",
-    "Collectives",
-    "FakeWorld",
-    "ProcessGroup",
-    "Rank",
-    "ReducingGroup",
-    "agree",
-    "collectives_of",
-    "joined_world",
-    "maximum_over",
-    "register_capture",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

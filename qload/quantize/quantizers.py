@@ -381,3 +381,13 @@ def _double_quantized(absmax: Tensor) -> Tensor:
     outer, scaled = _scaled_blocks(absmax - offset, BNB4_SCALES_PER_BLOCK)
     values = table.to(absmax.device)[_nearest_codes(scaled, table).long()]
     return values * outer.repeat_interleave(BNB4_SCALES_PER_BLOCK)[: values.numel()] + offset
+
+
+# Quantizers by format.
+QUANTIZERS: dict[str, type] = {
+    "fp8": Fp8Quantizer,
+    "eetq": EETQQuantizer,
+    "bnb_nf4": BNB4Quantizer,
+    "bnb_fp4": BNB4Quantizer,
+    "bnb_int8": BNBInt8Quantizer,
+}

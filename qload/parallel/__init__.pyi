@@ -1,0 +1,11 @@
+from .launcher import agree as agree
+from .launcher import joined_world as joined_world
+from .process_group import ALONE as ALONE
+from .process_group import Collectives as Collectives
+from .process_group import FakeWorld as FakeWorld
+from .process_group import ProcessGroup as ProcessGroup
+from .process_group import Rank as Rank
+from .process_group import ReducingGroup as ReducingGroup
+from .process_group import collectives_of as collectives_of
+from .process_group import maximum_over as maximum_over
+from .process_group import register_capture as register_capture

@@ -1,0 +1,11 @@
+from .loading import QuantizingLoader as QuantizingLoader
+from .loading import Statistics as Statistics
+from .quantizers import QUANTIZERS as QUANTIZERS
+from .quantizers import BNB4Quantizer as BNB4Quantizer
+from .quantizers import BNBInt8Quantizer as BNBInt8Quantizer
+from .quantizers import EETQQuantizer as EETQQuantizer
+from .quantizers import Fp8Quantizer as Fp8Quantizer
+from .quantizers import Quantizer as Quantizer
+from .quantizers import Requantized as Requantized
+from .quantizers import check_finite as check_finite
+from .quantizers import requantize as requantize
