@@ -90,21 +90,18 @@ class LayerReportBase(ReportBase):
 Report = TypeVar("Report", bound=ReportBase)
 
 
-def make_report(
-    make: Callable[[], Report],
-    unreadable: Callable[[str], Report],
-    unsupported: Callable[[str], Report],
-) -> Report:
+def make_report(make: Callable[[], Report], empty_report: Callable[..., Report]) -> Report:
     """Return the report of `make`, or the report of an unreadable or unsupported checkpoint with the reason.
 
-    ArgumentError and UnreadTensorsError are raised.
+    `empty_report` builds that report from the field `unreadable` or `unsupported`. ArgumentError and
+    UnreadTensorsError are raised.
     """
     try:
         return make()
     except (ArgumentError, UnreadTensorsError):
         raise
     except QloadError as error:
-        return (unsupported if error.rule == UNSUPPORTED else unreadable)(str(error))
+        return empty_report(**{"unsupported" if error.rule == UNSUPPORTED else "unreadable": str(error)})
 
 
 # Label of the checkpoint format "marlin"; in `repack` and targets "marlin" is the order of Marlin's kernels.

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from qload.conversion import Conversion, ShardedCheckpoint
     from qload.hub import HubId
     from qload.loader.source import Nonfinite
-    from qload.verify import Finding, Report
+    from qload.verify import Finding
 
 ReportT = TypeVar("ReportT", "Conversion", "ShardedCheckpoint")
 FLOAT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -69,7 +69,6 @@ SHARD_OUTCOMES = {
     "differs": "different: the output was deleted",
     "refused": "refused: nothing was written",
 }
-new_folder_option = output_folder_option("Output folder: new, or empty.")
 
 
 class TargetFormat(click.Choice):  # type: ignore[type-arg]
@@ -100,7 +99,7 @@ def check_rule_ids(ctx: click.Context, param: click.Parameter, value: tuple[str,
     help="Target format; a float type dequantizes the layers. marlin is the older name of marlin_checkpoint: "
     "the order of Marlin's kernel is not a file format.",
 )
-@new_folder_option
+@output_folder_option
 @click.option(
     "--keep",
     multiple=True,
@@ -142,18 +141,12 @@ def convert(
     DIR gets its name; qload-certificate.json in DIR records the result. Plain tensors, tokenizers and the
     like are copied, and the config is written in the style of the format's owner. Nothing is quantized.
     """
+    from qload import conversion
+
     target = FLOAT_DTYPES.get(to, to)
 
-    def refuse(report: "Report") -> "Conversion":
-        from qload.conversion.report import Conversion
-        from qload.verify.report import reason_of
-
-        return Conversion(report.path, to=target, **reason_of(report.findings))
-
     def write(place: str | PathLike[str], **world: Any) -> "Conversion":
-        from qload.conversion import convert  # imports torch
-
-        return convert(
+        return conversion.convert(  # imports torch
             place,
             folder,
             to=target,
@@ -165,7 +158,7 @@ def convert(
             **world,
         )
 
-    _write_checkpoint(ctx, path, refuse, write, CONVERT_OUTCOMES, as_json)
+    _write_checkpoint(ctx, path, partial(conversion.Conversion, to=target), write, CONVERT_OUTCOMES, as_json)
 
 
 @click.command(epilog=SHARD_EPILOG)
@@ -180,7 +173,7 @@ def convert(
     help="Number of ranks.",
 )
 @experts_parallel_option
-@new_folder_option
+@output_folder_option
 @shard_size_option
 @nonfinite_option
 @json_option
@@ -205,35 +198,32 @@ def shard(
     copied.
     """
 
-    def refuse(report: "Report") -> "ShardedCheckpoint":
-        from qload.conversion.report import ShardedCheckpoint
-        from qload.verify.report import reason_of
-
-        return ShardedCheckpoint(report.path, tp=tp, ep=ep, **reason_of(report.findings))
+    from qload import conversion
 
     def write(place: str | PathLike[str], **world: Any) -> "ShardedCheckpoint":
-        from qload.conversion import shard  # imports torch
+        return conversion.shard(  # imports torch
+            place, folder, tp=tp, ep=ep, shard_size=shard_size, nonfinite=nonfinite, **world
+        )
 
-        return shard(place, folder, tp=tp, ep=ep, shard_size=shard_size, nonfinite=nonfinite, **world)
-
-    _write_checkpoint(ctx, path, refuse, write, SHARD_OUTCOMES, as_json)
+    empty_report = partial(conversion.ShardedCheckpoint, tp=tp, ep=ep)
+    _write_checkpoint(ctx, path, empty_report, write, SHARD_OUTCOMES, as_json)
 
 
 def _write_checkpoint(
     ctx: click.Context,
     path: "Path | HubId",
-    refuse: "Callable[[Report], ReportT]",
+    empty_report: "Callable[..., ReportT]",
     write: "Callable[..., ReportT]",
     outcomes: Mapping[str, str],
     as_json: bool | None,
 ) -> None:
     """Write a checkpoint on all ranks, print the report on the first rank, and exit with its code.
 
-    `refuse`: report of a path without a readable checkpoint. `write`: called with the opened path, `progress`
-    and `process_group`.
+    `empty_report`: report of a path without a readable checkpoint. `write`: called with the opened path,
+    `progress` and `process_group`.
     """
     from qload import native
-    from qload.verify.report import refused_path
+    from qload.verify.report import reason_of, refused_path
 
     native.check()
     with torchrun_group() as group:
@@ -243,7 +233,7 @@ def _write_checkpoint(
             if refused is None:
                 report = write(place, progress=progress, process_group=group)
             else:
-                report = refuse(refused)
+                report = empty_report(refused.path, **reason_of(refused.findings))
     if not first:
         ctx.exit(0)
     tables, summary = partial(_tables, outcomes=outcomes), partial(_summary, outcomes=outcomes)

@@ -15,6 +15,7 @@ from qload.cli.plan import explain, plan
 from qload.cli.run import run
 from qload.cli.testing import make_checkpoint, selftest, vectors
 from qload.cli.verify import diff, inspect, verify
+from qload.errors.reporting import qload_version
 
 EPILOG = """\b
 Examples:
@@ -67,13 +68,7 @@ def is_json_requested(args: Sequence[str]) -> bool:
 def _print_version(ctx: click.Context, _: click.Parameter, requested: bool) -> None:
     if not requested or ctx.resilient_parsing:
         return
-    from importlib import metadata
-
-    try:
-        version = metadata.version("qload-weights")
-    except metadata.PackageNotFoundError:
-        version = "(a source tree that is not installed)"
-    click.echo(f"qload {version}")
+    click.echo(f"qload {qload_version() or '(a source tree that is not installed)'}")
     ctx.exit()
 
 

@@ -126,103 +126,6 @@ def _parse_gigabytes(ctx: click.Context, param: click.Parameter, value: float) -
     return max(1, int(size))
 
 
-def paths_argument(function: F) -> F:
-    """Add PATH..., the checkpoints of a verb."""
-    argument = click.argument("paths", type=CheckpointPath(), nargs=-1, required=True, metavar="PATH...")
-    return argument(function)
-
-
-def world_sizes_option(help: str, **settings: Any) -> Callable[[F], F]:
-    """Add --tp with a list of world sizes."""
-    return click.option(
-        "--tp",
-        "--tensor-parallel-size",
-        "tp",
-        callback=parse_counts("ranks"),
-        metavar="N[,N...]",
-        help=help,
-        **settings,
-    )
-
-
-def output_folder_option(help: str) -> Callable[[F], F]:
-    """Add -o DIR, the folder that a verb creates."""
-    return click.option("-o", "folder", type=OutputFolder(), required=True, metavar="DIR", help=help)
-
-
-def shard_size_option(function: F) -> F:
-    """Add --shard-size, in gigabytes on the command line and in bytes as a parameter."""
-    return click.option(
-        "--shard-size",
-        type=click.FloatRange(min=0, min_open=True),
-        default=5,
-        show_default=True,
-        metavar="GB",
-        callback=_parse_gigabytes,
-        help="Maximum size of a file, in gigabytes.",
-    )(function)
-
-
-def html_option(content: str) -> Callable[[F], F]:
-    """Add --html FILE, a page of the report."""
-    return click.option(
-        "--html",
-        type=OutputFile(needs_jinja=True),
-        metavar="FILE",
-        help=f"Also write {content} to FILE, as a page with tables to sort and filter.",
-    )
-
-
-def all_option(function: F) -> F:
-    """Add --all, for one row per layer."""
-    return click.option(
-        "--all", "every", is_flag=True, help="Print a line for each layer; by default equal layers share one."
-    )(function)
-
-
-def experts_parallel_option(function: F) -> F:
-    """Add --ep, for ranks with whole experts."""
-    return click.option(
-        "--ep",
-        type=click.IntRange(min=1),
-        metavar="N",
-        help="Divide whole experts among N groups of ranks. Default: all ranks cut each expert.",
-    )(function)
-
-
-def nonfinite_option(function: F) -> F:
-    """Add --nonfinite, for scales that are NaN or infinite."""
-    return click.option(
-        "--nonfinite",
-        type=click.Choice(["error", "allow"]),
-        default="error",
-        show_default=True,
-        help="Refuse a layer with a NaN or infinite scale, or load it as it is stored.",
-    )(function)
-
-
-def json_option(function: F) -> F:
-    """Add --json/--table; None is the default, which depends on standard output."""
-    return click.option(
-        "--json/--table",
-        "as_json",
-        default=None,
-        help="Print JSON or tables. Default: tables on a terminal, JSON elsewhere.",
-    )(function)
-
-
-def verbose_option(function: F) -> F:
-    """Add -v, to the group and to each verb."""
-    return click.option(
-        "-v",
-        "--verbose",
-        count=True,
-        expose_value=False,
-        callback=_start_logging,
-        help="Log each step on standard error; -vv logs more.",
-    )(function)
-
-
 class _StderrHandler(logging.Handler):
     """Log handler that prints through click: sys.stderr may change while a progress bar is shown."""
 
@@ -252,3 +155,78 @@ def _start_logging(ctx: click.Context, _: click.Parameter, level: int) -> None:
     def _stop_logging() -> None:
         log.removeHandler(handler)
         log.setLevel(previous_level)
+
+
+paths_argument = click.argument("paths", type=CheckpointPath(), nargs=-1, required=True, metavar="PATH...")
+
+
+def world_sizes_option(help: str, **settings: Any) -> Callable[[F], F]:
+    """Add --tp with a list of world sizes."""
+    return click.option(
+        "--tp",
+        "--tensor-parallel-size",
+        "tp",
+        callback=parse_counts("ranks"),
+        metavar="N[,N...]",
+        help=help,
+        **settings,
+    )
+
+
+output_folder_option = click.option(
+    "-o", "folder", type=OutputFolder(), required=True, metavar="DIR", help="Output folder: new, or empty."
+)
+# In gigabytes on the command line, in bytes as a parameter.
+shard_size_option = click.option(
+    "--shard-size",
+    type=click.FloatRange(min=0, min_open=True),
+    default=5,
+    show_default=True,
+    metavar="GB",
+    callback=_parse_gigabytes,
+    help="Maximum size of a file, in gigabytes.",
+)
+
+
+def html_option(content: str) -> Callable[[F], F]:
+    """Add --html FILE, a page of the report."""
+    return click.option(
+        "--html",
+        type=OutputFile(needs_jinja=True),
+        metavar="FILE",
+        help=f"Also write {content} to FILE, as a page with tables to sort and filter.",
+    )
+
+
+all_option = click.option(
+    "--all", "every", is_flag=True, help="Print a line for each layer; by default equal layers share one."
+)
+experts_parallel_option = click.option(
+    "--ep",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Divide whole experts among N groups of ranks. Default: all ranks cut each expert.",
+)
+nonfinite_option = click.option(
+    "--nonfinite",
+    type=click.Choice(["error", "allow"]),
+    default="error",
+    show_default=True,
+    help="Refuse a layer with a NaN or infinite scale, or load it as it is stored.",
+)
+# None is the default, which depends on standard output.
+json_option = click.option(
+    "--json/--table",
+    "as_json",
+    default=None,
+    help="Print JSON or tables. Default: tables on a terminal, JSON elsewhere.",
+)
+# Of the group and of each verb.
+verbose_option = click.option(
+    "-v",
+    "--verbose",
+    count=True,
+    expose_value=False,
+    callback=_start_logging,
+    help="Log each step on standard error; -vv logs more.",
+)

@@ -1,6 +1,7 @@
 """The verbs plan and explain: tensor-parallel plans of a checkpoint, and the kernel of each layer."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -180,8 +181,4 @@ def _report_path(
             locate(place)  # refuses a wrong path before torch is imported
             return make(place)
 
-        return make_report(
-            make_checked,
-            lambda reason: report_type(str(place), unreadable=reason),
-            lambda reason: report_type(str(place), unsupported=reason),
-        )
+        return make_report(make_checked, partial(report_type, str(place)))

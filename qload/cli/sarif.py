@@ -9,7 +9,6 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import metadata
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,15 +40,16 @@ def write_sarif(reports: "Sequence[Report]", path: Path) -> None:
 
 def sarif_log(reports: "Sequence[Report]") -> dict[str, Any]:
     """Return a SARIF log of one run over all checkpoints."""
-    from qload.errors.reporting import group_texts
+    from qload.errors.reporting import group_texts, qload_version
     from qload.errors.rules import rule_pages
     from qload.verify.report import group_findings
 
+    version = {"version": qload_version()} if qload_version() else {}
     groups = [(report, group) for report in reports for group in group_findings(report.findings)]
     rules = list(dict.fromkeys([*rule_pages(), *(group.first.rule for _, group in groups)]))
     notes = [note for report in reports for note in group_texts(report.notes)]
     notifications = [{"level": "note", "message": {"text": note}} for note in notes]
-    driver = {"name": "qload", **_qload_version(), "rules": [_rule_descriptor(rule) for rule in rules]}
+    driver = {"name": "qload", **version, "rules": [_rule_descriptor(rule) for rule in rules]}
     invocation = {"executionSuccessful": True, "toolExecutionNotifications": notifications}
     return {
         "$schema": SARIF_SCHEMA_URL,
@@ -141,10 +141,3 @@ def _rule_descriptor(rule: str) -> dict[str, Any]:
             "markdown": f"{what}\n\n**Why it matters.** {why}\n\n**Remedy.** {do}",
         },
     }
-
-
-def _qload_version() -> dict[str, str]:
-    try:
-        return {"version": metadata.version("qload-weights")}
-    except metadata.PackageNotFoundError:  # a source tree that is not installed
-        return {}

@@ -143,7 +143,7 @@ def _parse_config(ctx: click.Context, param: click.Parameter, value: str) -> dic
 
 @click.command("make-checkpoint", epilog=MAKE_EPILOG)
 @click.argument("format", metavar="FORMAT")
-@output_folder_option("Output folder: new, or empty.")
+@output_folder_option
 @click.option(
     "--model", default="llama", show_default=True, metavar="TYPE", help="A model_type supported by qload run."
 )

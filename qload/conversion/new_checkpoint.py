@@ -7,7 +7,6 @@ from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from hashlib import sha256
-from importlib import metadata
 from os import PathLike
 from os import path as paths
 from pathlib import Path
@@ -21,6 +20,7 @@ from qload.conversion.quantization_config import WrittenConfig
 from qload.conversion.report import WrittenCheckpoint
 from qload.detect.files import CONFIGS, MODEL_CONFIG, SECTIONS
 from qload.errors import ArgumentError, NonfiniteScaleError, QloadError
+from qload.errors.reporting import qload_version
 from qload.loader import LayerDescription
 from qload.loader.layer_values import check_scales
 from qload.storage import SafetensorsStorage, is_directory, snapshot
@@ -107,14 +107,6 @@ def copied_files(folder: Path) -> Iterator[Path]:
 def json_bytes(value: Mapping[str, Any]) -> bytes:
     """Encode as JSON with the indentation of transformers."""
     return (json.dumps(value, indent=2) + "\n").encode()
-
-
-def qload_version() -> str:
-    """Return the version of qload; "" for a source tree that is not installed."""
-    try:
-        return metadata.version("qload-weights")
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 @dataclass(frozen=True)
@@ -241,11 +233,7 @@ def report_on(
             return convert_source(source)
 
         # A file may fail, or be replaced, during the conversion.
-        return make_report(
-            convert_all_read,
-            lambda why: empty_report(source.path, unreadable=why),
-            lambda why: empty_report(source.path, unsupported=why),
-        )
+        return make_report(convert_all_read, partial(empty_report, source.path))
 
 
 def no_progress(stage: str, done: int, total: int) -> None:

@@ -4,6 +4,7 @@ import math
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Generic, Literal, TypeVar
 
 T = TypeVar("T")
@@ -28,6 +29,14 @@ STAR_LIST = re.compile(r"\*(?:(?:, | and | or | x )\*)*,?(?=\))|\*(?:(?:, | and 
 LAYER_INDEX = re.compile(r"0|[1-9][0-9]{0,8}")
 MAX_NAME_CHARACTERS = 300  # a longer name is not split at its dots
 MAX_NAME_LINES = 8
+
+
+def qload_version() -> str:
+    """Return the version of qload; "" for a source tree that is not installed."""
+    try:
+        return metadata.version("qload-weights")
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def worst_code(codes: Iterable[int]) -> int:
