@@ -6,7 +6,8 @@ tiny models that transformers writes.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 from qload.architecture.table import Flag, LayerKind, Lists, Row, Size, Sizes, Stacked, Table
 
@@ -48,11 +49,11 @@ def ends(head: str = "lm_head") -> tuple[Row, ...]:
     )
 
 
-def norms(*names: str, bias: bool = False) -> tuple[Row, ...]:
-    """Norms of each layer over the hidden size."""
+def norms(*names: str, lead: str = LAYER, bias: bool = False) -> tuple[Row, ...]:
+    """Norms of each layer, or of the model with an empty `lead`."""
     suffixes = ("weight", "bias") if bias else ("weight",)
     return tuple(
-        Row(f"{LAYER}{name}.{suffix}", "hidden", tensor=True) for name in names for suffix in suffixes
+        Row(f"{lead}{name}.{suffix}", "hidden", tensor=True) for name in names for suffix in suffixes
     )
 
 
@@ -129,6 +130,7 @@ def experts(
 
 
 ATTENTION_BIAS = {"attention_bias": Flag("attention_bias")}
+ALWAYS_BIASED = {"always": Flag(default=True)}
 
 
 # Llama and similar decoders: attention, a gated feed-forward layer, two to four norms.
@@ -137,58 +139,54 @@ HEAD_NORMS = tuple(
     Row(f"{LAYER}self_attn.{name}.weight", "head", tensor=True) for name in ("q_norm", "k_norm")
 )
 
-LLAMA = Table(
+
+def decoder(
+    table_sizes: Mapping[str, Size],
+    *rows: Row,
+    layer_norms: tuple[Row, ...] = LAYER_NORMS,
+    flags: Mapping[str, Flag] = MappingProxyType({}),
+    **options: Any,
+) -> Table:
+    """Table of a decoder under Llama's names: embedding, head, the norms of each layer, and `rows`."""
+    return Table(table_sizes, (*ends(), *layer_norms, *rows), flags, exempt=INV_FREQ, **options)
+
+
+BIASED_ATTENTION = attention("attention_bias", "attention_bias")
+FEED_FORWARD = gated("mlp", "ffn")
+LLAMA = decoder(
     sizes(32000, 4096, 11008, 32, 32),
-    (
-        *ends(),
-        *LAYER_NORMS,
-        *attention("attention_bias", "attention_bias"),
-        *gated("mlp", "ffn", bias="mlp_bias"),
-    ),
-    {**ATTENTION_BIAS, "mlp_bias": Flag("mlp_bias")},
-    exempt=INV_FREQ,
+    *BIASED_ATTENTION,
+    *gated("mlp", "ffn", bias="mlp_bias"),
+    flags={**ATTENTION_BIAS, "mlp_bias": Flag("mlp_bias")},
 )
-MISTRAL = Table(
-    sizes(32000, 4096, 14336, 32, 32, 8),
-    (*ends(), *LAYER_NORMS, *attention(), *gated("mlp", "ffn")),
-    exempt=INV_FREQ,
+MISTRAL = decoder(sizes(32000, 4096, 14336, 32, 32, 8), *attention(), *FEED_FORWARD)
+QWEN2 = decoder(
+    sizes(151936, 4096, 22016, 32, 32, 32), *attention("always"), *FEED_FORWARD, flags=ALWAYS_BIASED
 )
-QWEN2 = Table(
-    sizes(151936, 4096, 22016, 32, 32, 32),
-    (*ends(), *LAYER_NORMS, *attention("always"), *gated("mlp", "ffn")),
-    {"always": Flag(default=True)},
-    exempt=INV_FREQ,
-)
-QWEN3 = Table(
+QWEN3 = decoder(
     sizes(151936, 4096, 22016, 32, 32, 32, 128),
-    (
-        *ends(),
-        *LAYER_NORMS,
-        *HEAD_NORMS,
-        *attention("attention_bias", "attention_bias"),
-        *gated("mlp", "ffn"),
-    ),
-    ATTENTION_BIAS,
-    exempt=INV_FREQ,
+    *HEAD_NORMS,
+    *BIASED_ATTENTION,
+    *FEED_FORWARD,
+    flags=ATTENTION_BIAS,
 )
-GEMMA = Table(
+GEMMA = decoder(
     sizes(256000, 3072, 24576, 28, 16, 16, 256),
-    (*ends(), *LAYER_NORMS, *attention("attention_bias", "attention_bias"), *gated("mlp", "ffn")),
-    ATTENTION_BIAS,
-    exempt=INV_FREQ,
+    *BIASED_ATTENTION,
+    *FEED_FORWARD,
+    flags=ATTENTION_BIAS,
     tied=True,
 )
-GEMMA2 = replace(
-    GEMMA,
-    sizes=sizes(256000, 2304, 9216, 26, 8, 4, 256),
-    rows=(*ends(), *GEMMA_NORMS, *attention("attention_bias", "attention_bias"), *gated("mlp", "ffn")),
+GEMMA2 = decoder(
+    sizes(256000, 2304, 9216, 26, 8, 4, 256),
+    *BIASED_ATTENTION,
+    *FEED_FORWARD,
+    layer_norms=GEMMA_NORMS,
+    flags=ATTENTION_BIAS,
+    tied=True,
 )
 GEMMA3 = replace(GEMMA2, sizes=sizes(262208, 2304, 9216, 26, 8, 4, 256), rows=(*GEMMA2.rows, *HEAD_NORMS))
-PHI3 = Table(
-    sizes(32064, 3072, 8192, 32, 32),
-    (*ends(), *LAYER_NORMS, *attention(), *gated("mlp", "ffn")),
-    exempt=INV_FREQ,
-)
+PHI3 = decoder(sizes(32064, 3072, 8192, 32, 32), *attention(), *FEED_FORWARD)
 
 
 # DeepSeek V2 and V3: keys and values from a latent vector, shared experts, dense layers first.
@@ -201,24 +199,19 @@ def is_after_dense(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
     return None if first is None or count is None else layer >= first and count > 0
 
 
-def latent_sizes(**defaults: int) -> Mapping[str, Size]:
-    """Sizes of latent attention and of experts, with defaults; null as `q_lora_rank`: plain queries."""
-    keys = {
-        "q_lora": "q_lora_rank",
-        "kv_lora": "kv_lora_rank",
-        "nope": "qk_nope_head_dim",
-        "rope": "qk_rope_head_dim",
-        "value": "v_head_dim",
-        "moe": "moe_intermediate_size",
-        "experts": "n_routed_experts",
-        "shared": "n_shared_experts",
-        "first": "first_k_dense_replace",
-        "predict": "num_nextn_predict_layers",
-    }
-    spellings = {"experts": ("num_local_experts", "num_experts")}
+def latent_sizes(moe: int, experts: int, shared: int, first: int, predict: int) -> Mapping[str, Size]:
+    """Sizes of latent attention, and of the layers with experts."""
     return {
-        name: Size((key, *spellings.get(name, ())), defaults.get(name), 0 if name == "q_lora" else None)
-        for name, key in keys.items()
+        "q_lora": Size(("q_lora_rank",), 1536, 0),
+        "kv_lora": Size(("kv_lora_rank",), 512),
+        "nope": Size(("qk_nope_head_dim",), 128),
+        "rope": Size(("qk_rope_head_dim",), 64),
+        "value": Size(("v_head_dim",), 128),
+        "moe": Size(("moe_intermediate_size",), moe),
+        "experts": Size(("n_routed_experts", "num_local_experts", "num_experts"), experts),
+        "shared": Size(("n_shared_experts",), shared),
+        "first": Size(("first_k_dense_replace",), first),
+        "predict": Size(("num_nextn_predict_layers",), predict),
     }
 
 
@@ -228,8 +221,6 @@ def without_head_sizes(decoder: Mapping[str, Size]) -> Mapping[str, Size]:
 
 
 DEEPSEEK_ROWS = (
-    *ends(),
-    *LAYER_NORMS,
     *biased("attention_bias", Row(f"{LATENT_ATTENTION}q_a_proj", "q_lora hidden", when="compressed")),
     Row(f"{LATENT_ATTENTION}q_a_layernorm.weight", "q_lora", when="compressed", tensor=True),
     Row(f"{LATENT_ATTENTION}q_b_proj", "heads*nope+heads*rope q_lora", when="compressed"),
@@ -244,47 +235,24 @@ DEEPSEEK_ROWS = (
 )
 DEEPSEEK_FLAGS = {**ATTENTION_BIAS, "compressed": Flag(size="q_lora"), "shared": Flag(size="shared")}
 
-DEEPSEEK_V2 = Table(
+DEEPSEEK_V2 = decoder(
     {
         **without_head_sizes(sizes(102400, 4096, 11008, 32, 32)),
-        **latent_sizes(
-            q_lora=1536,
-            kv_lora=512,
-            nope=128,
-            rope=64,
-            value=128,
-            moe=1407,
-            experts=64,
-            shared=2,
-            first=0,
-            predict=0,
-        ),
+        **latent_sizes(moe=1407, experts=64, shared=2, first=0, predict=0),
     },
-    DEEPSEEK_ROWS,
-    DEEPSEEK_FLAGS,
+    *DEEPSEEK_ROWS,
+    flags=DEEPSEEK_FLAGS,
     sparse=is_after_dense,
-    exempt=INV_FREQ,
 )
-DEEPSEEK_V3 = Table(
+DEEPSEEK_V3 = decoder(
     {
         **without_head_sizes(sizes(129280, 7168, 18432, 61, 128)),
-        **latent_sizes(
-            q_lora=1536,
-            kv_lora=512,
-            nope=128,
-            rope=64,
-            value=128,
-            moe=2048,
-            experts=256,
-            shared=1,
-            first=3,
-            predict=1,
-        ),
+        **latent_sizes(moe=2048, experts=256, shared=1, first=3, predict=1),
     },
-    (*DEEPSEEK_ROWS, Row(f"{LAYER}mlp.gate.e_score_correction_bias", "experts", "sparse", tensor=True)),
-    DEEPSEEK_FLAGS,
+    *DEEPSEEK_ROWS,
+    Row(f"{LAYER}mlp.gate.e_score_correction_bias", "experts", "sparse", tensor=True),
+    flags=DEEPSEEK_FLAGS,
     sparse=is_after_dense,
-    exempt=INV_FREQ,
 )
 
 
@@ -312,18 +280,13 @@ def is_llama4_sparse(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
 
 MIXTRAL_NAMES = ("{w1|gate_proj}", "{w3|up_proj}", "{w2|down_proj}")  # Mixtral's names, and other tools'
 
-MIXTRAL = Table(
+MIXTRAL = decoder(
     {**sizes(32000, 4096, 14336, 32, 32, 8), "experts": Size(("num_local_experts", "num_experts"), 8)},
-    (
-        *ends(),
-        *LAYER_NORMS,
-        *attention(),
-        *experts("{block_sparse_moe|mlp}", "{block_sparse_moe|mlp}.gate", MIXTRAL_NAMES, "ffn"),
-    ),
+    *attention(),
+    *experts("{block_sparse_moe|mlp}", "{block_sparse_moe|mlp}.gate", MIXTRAL_NAMES, "ffn"),
     sparse=is_always_sparse,
-    exempt=INV_FREQ,
 )
-QWEN2_MOE = Table(
+QWEN2_MOE = decoder(
     {
         **sizes(151936, 2048, 5632, 24, 16, 16),
         "experts": Size(("num_experts", "num_local_experts"), 60),
@@ -331,86 +294,65 @@ QWEN2_MOE = Table(
         "shared": Size(("shared_expert_intermediate_size",), 5632),
         "step": Size(("decoder_sparse_step",), 1),
     },
-    (
-        *ends(),
-        *LAYER_NORMS,
-        *attention("qkv_bias"),
-        *gated("mlp", "ffn", "dense"),
-        *experts("mlp", "mlp.gate"),
-        *gated("mlp.shared_expert", "shared", "sparse"),
-        Row(f"{LAYER}mlp.shared_expert_gate", "1 hidden", "sparse"),
-    ),
-    {"qkv_bias": Flag("qkv_bias", default=True)},
+    *attention("qkv_bias"),
+    *gated("mlp", "ffn", "dense"),
+    *experts("mlp", "mlp.gate"),
+    *gated("mlp.shared_expert", "shared", "sparse"),
+    Row(f"{LAYER}mlp.shared_expert_gate", "1 hidden", "sparse"),
+    flags={"qkv_bias": Flag("qkv_bias", default=True)},
     sparse=is_qwen_sparse,
-    exempt=INV_FREQ,
 )
-QWEN3_MOE = Table(
+QWEN3_MOE = decoder(
     {
         **sizes(151936, 2048, 6144, 24, 32, 4),
         "experts": Size(("num_experts", "num_local_experts"), 128),
         "moe": Size(("moe_intermediate_size",), 768),
         "step": Size(("decoder_sparse_step",), 1),
     },
-    (
-        *ends(),
-        *LAYER_NORMS,
-        *HEAD_NORMS,
-        *attention("attention_bias", "attention_bias"),
-        *gated("mlp", "ffn", "dense"),
-        *experts("mlp", "mlp.gate"),
-    ),
-    ATTENTION_BIAS,
+    *HEAD_NORMS,
+    *BIASED_ATTENTION,
+    *gated("mlp", "ffn", "dense"),
+    *experts("mlp", "mlp.gate"),
+    flags=ATTENTION_BIAS,
     sparse=is_qwen_sparse,
-    exempt=INV_FREQ,
 )
-GPT_OSS = Table(
+GPT_OSS = decoder(
     {
         **sizes(201088, 2880, 2880, 36, 64, 8, 64),
         "experts": Size(("num_local_experts", "num_experts"), 128),
     },
-    (
-        *ends(),
-        *LAYER_NORMS,
-        Row(f"{LAYER}self_attn.sinks", "heads", tensor=True),
-        *attention("attention_bias", "attention_bias"),
-        *experts("mlp", "mlp.router", width="ffn"),
-        *biased("always", Row(f"{LAYER}mlp.router", "experts hidden", "sparse"))[1:],
-        *(
-            Row(f"{LAYER}mlp.experts.{{expert}}.{name}.bias", size, "sparse", optional=True, tensor=True)
-            for name, size in (("gate_proj", "ffn"), ("up_proj", "ffn"), ("down_proj", "hidden"))
-        ),
-        Row(f"{LAYER}mlp.experts.gate_up_proj_bias", "experts 2*ffn", "sparse", optional=True, tensor=True),
-        Row(f"{LAYER}mlp.experts.down_proj_bias", "experts hidden", "sparse", optional=True, tensor=True),
+    Row(f"{LAYER}self_attn.sinks", "heads", tensor=True),
+    *BIASED_ATTENTION,
+    *experts("mlp", "mlp.router", width="ffn"),
+    *biased("always", Row(f"{LAYER}mlp.router", "experts hidden", "sparse"))[1:],
+    *(
+        Row(f"{LAYER}mlp.experts.{{expert}}.{name}.bias", size, "sparse", optional=True, tensor=True)
+        for name, size in (("gate_proj", "ffn"), ("up_proj", "ffn"), ("down_proj", "hidden"))
     ),
-    {"attention_bias": Flag("attention_bias", default=True), "always": Flag(default=True)},
+    Row(f"{LAYER}mlp.experts.gate_up_proj_bias", "experts 2*ffn", "sparse", optional=True, tensor=True),
+    Row(f"{LAYER}mlp.experts.down_proj_bias", "experts hidden", "sparse", optional=True, tensor=True),
+    flags={"attention_bias": Flag("attention_bias", default=True), "always": Flag(default=True)},
     sparse=is_always_sparse,
-    exempt=INV_FREQ,
     stacked=Stacked(inputs_first=True, interleaved=True),
 )
-LLAMA4 = Table(
+LLAMA4 = decoder(
     {
         **sizes(202048, 5120, 8192, 48, 40, 8, 128),
         "dense": Size(("intermediate_size_mlp",), 16384),
         "experts": Size(("num_local_experts", "num_experts"), 16),
         "step": Size(("interleave_moe_layer_step",), 1),
     },
-    (
-        *ends(),
-        *LAYER_NORMS,
-        *attention("attention_bias", "attention_bias"),
-        *gated("feed_forward", "dense", "dense"),
-        *experts("feed_forward", "feed_forward.router", width="ffn"),
-        *gated("feed_forward.shared_expert", "ffn", "sparse"),
-    ),
-    ATTENTION_BIAS,
+    *BIASED_ATTENTION,
+    *gated("feed_forward", "dense", "dense"),
+    *experts("feed_forward", "feed_forward.router", width="ffn"),
+    *gated("feed_forward.shared_expert", "ffn", "sparse"),
+    flags=ATTENTION_BIAS,
     sparse=is_llama4_sparse,
-    exempt=INV_FREQ,
     stacked=Stacked(inputs_first=True),
 )
 
 
 # Decoders with biases on all layers, and other names for the same parts.
-ALWAYS_BIASED = {"always": Flag(default=True)}
 MASK_TENSORS = {
     "attention.bias": "a causal mask, which is computed",
     "attention.masked_bias": "a constant of a mask, which is computed",
@@ -419,16 +361,11 @@ MASK_TENSORS = {
 }
 
 
-def biased_norm(name: str) -> tuple[Row, ...]:
-    """Norm with a bias."""
-    return tuple(Row(f"{name}.{suffix}", "hidden", tensor=True) for suffix in ("weight", "bias"))
-
-
 PHI = Table(
     sizes(51200, 2048, 8192, 24, 32),
     (
         Row("model.embed_tokens", "vocab hidden"),
-        *biased_norm("model.final_layernorm"),
+        *norms("model.final_layernorm", lead="", bias=True),
         *biased("always", Row("lm_head", "vocab hidden")),
         *norms("input_layernorm", bias=True),
         *attention("always", "always", "dense"),
@@ -451,7 +388,7 @@ STARCODER2 = Table(
     sizes(49152, 3072, 12288, 30, 24, 2),
     (
         Row("model.embed_tokens", "vocab hidden"),
-        *biased_norm("model.norm"),
+        *norms("model.norm", lead="", bias=True),
         Row("lm_head", "vocab hidden"),
         *norms("input_layernorm", "post_attention_layernorm", bias=True),
         *attention("use_bias", "use_bias"),
@@ -467,13 +404,9 @@ GPT_NEOX = Table(
     sizes(50432, 6144, 24576, 44, 64),
     (
         Row("gpt_neox.embed_in", "vocab hidden"),
-        *biased_norm("gpt_neox.final_layer_norm"),
+        *norms("gpt_neox.final_layer_norm", lead="", bias=True),
         Row("{embed_out|lm_head}", "vocab hidden"),
-        *(
-            row
-            for name in ("input_layernorm", "post_attention_layernorm")
-            for row in biased_norm(f"{NEOX_LAYER}{name}")
-        ),
+        *norms("input_layernorm", "post_attention_layernorm", lead=NEOX_LAYER, bias=True),
         *biased(
             "attention_bias",
             Row(f"{NEOX_LAYER}attention.query_key_value", "3*hidden hidden"),
@@ -502,14 +435,10 @@ BLOOM = Table(
     },
     (
         Row("transformer.word_embeddings", "vocab hidden"),
-        *biased_norm("transformer.word_embeddings_layernorm"),
-        *biased_norm("transformer.ln_f"),
+        *norms("transformer.word_embeddings_layernorm", lead="", bias=True),
+        *norms("transformer.ln_f", lead="", bias=True),
         Row("lm_head", "vocab hidden"),
-        *(
-            row
-            for name in ("input_layernorm", "post_attention_layernorm")
-            for row in biased_norm(f"{BLOOM_LAYER}{name}")
-        ),
+        *norms("input_layernorm", "post_attention_layernorm", lead=BLOOM_LAYER, bias=True),
         *biased(
             "always",
             Row(f"{BLOOM_LAYER}self_attention.query_key_value", "3*hidden hidden"),
