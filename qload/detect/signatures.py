@@ -5,8 +5,10 @@ Sources of names and shapes: aqlm 1.1.7, amd-quark 0.13, auto-round 0.16.1, comf
 with the programs that it loads for.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -18,10 +20,22 @@ from qload.spec import Names, Role, TensorSpec
 from qload.spec.tensor import solve
 from qload.storage import TensorInfo, WeightStorage
 
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32)
-EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
-U8, I8, I16, I32, U32 = (torch.uint8,), (torch.int8,), (torch.int16,), (torch.int32,), (torch.uint32,)
-E4M3, F32 = (torch.float8_e4m3fn,), (torch.float32,)
+# Dtypes in the text of a field.
+DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {
+    "u8": (torch.uint8,),
+    "i8": (torch.int8,),
+    "i16": (torch.int16,),
+    "i32": (torch.int32,),
+    "u32": (torch.uint32,),
+    "integers": (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32),
+    "e4m3": (torch.float8_e4m3fn,),
+    "fp8": FP8,
+    "exponents": (torch.uint8, torch.float8_e8m0fnu),
+    "f16": (torch.float16,),
+    "f32": (torch.float32,),
+    "floats": FLOATS,
+}
+FIELD_TEXT = re.compile(r"(?P<suffixes>\S+)(?: (?P<dtypes>[\w|]+))?(?: \((?P<axes>.+)\))?")
 
 COMFY = "ComfyUI runs it; take the model as its authors published it, or its plain safetensors"
 TRANSFORMERS = "transformers loads it where {} is installed, and its dequantize() gives plain weights"
@@ -30,26 +44,30 @@ SOURCE = "qload reads the plain safetensors that it was made from"
 
 @dataclass(frozen=True)
 class Field:
-    """Tensor of a signature: suffix, dtypes and axes.
+    """Tensor of a signature: suffixes, dtypes and axes.
 
     Attributes
     ----------
-    suffix
-        Name after the layer's prefix; of several names exactly one is stored.
+    suffixes
+        Names after the layer's prefix; of several names exactly one is stored.
     dtypes
         Possible dtypes; () for any.
     axes
         Axis text as in a `TensorSpec`; None: any shape.
     """
 
-    suffix: str | tuple[str, ...]
+    suffixes: tuple[str, ...]
     dtypes: tuple[torch.dtype, ...] = ()
     axes: str | None = None
 
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """All possible suffixes."""
-        return (self.suffix,) if isinstance(self.suffix, str) else self.suffix
+    @classmethod
+    def parse(cls, text: str) -> "Field":
+        """Parse the text of one field, such as "scale|scales floats (G N)"."""
+        found = FIELD_TEXT.fullmatch(text)
+        assert found is not None, text
+        names = found["dtypes"].split("|") if found["dtypes"] else []
+        dtypes = tuple(dtype for name in names for dtype in DTYPES[name])
+        return cls(tuple(found["suffixes"].split("|")), dtypes, found["axes"])
 
 
 @dataclass(frozen=True)
@@ -62,8 +80,9 @@ class Signature:
         Name of the dialect.
     remedy
         A program for it, or a way to convert it.
-    parts
-        Tensors of a layer, all required. Opening a checkpoint searches for the first one.
+    tensors
+        Tensors of a layer as text, all required: "weight u8 (N K/2), scale|scales floats, zero" has suffixes,
+        dtypes and axes. Opening a checkpoint searches for the first one.
     without
         Suffixes without a tensor in any layer of the dialect.
     unless
@@ -72,9 +91,14 @@ class Signature:
 
     dialect: str
     remedy: str
-    parts: tuple[Field, ...]
+    tensors: str
     without: tuple[str, ...] = ()
     unless: tuple[str, ...] = ()
+
+    @cached_property
+    def parts(self) -> tuple[Field, ...]:
+        """Tensors of a layer."""
+        return tuple(map(Field.parse, self.tensors.split(", ")))
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -131,232 +155,174 @@ class LayerTensors:
         return self.known[suffix]
 
 
-WEIGHT, ANY = "weight", INTEGERS
-SCALES = ("weight_scale", "weight_scale_inv", "scale")
-
 # In order of precedence: the first match counts.
 SIGNATURES = (
-    Signature("ComfyUI's own layers", COMFY, (Field("comfy_quant", U8),)),
-    Signature(
-        "ComfyUI's asym_w4a8_int8",
-        COMFY,
-        (Field("weight_s_channel", F32), Field(WEIGHT, I8, "A B"), Field("weight_s_rel")),
-    ),
+    Signature("ComfyUI's own layers", COMFY, "comfy_quant u8"),
+    Signature("ComfyUI's asym_w4a8_int8", COMFY, "weight_s_channel f32, weight i8 (A B), weight_s_rel"),
     Signature(
         "ComfyUI's awq_w4a16",
         COMFY,
-        (
-            Field("weight_zeros", FLOATS, "G N"),
-            Field(WEIGHT, I8, "N K/2"),
-            Field("weight_scale", FLOATS, "G N"),
-        ),
+        "weight_zeros floats (G N), weight i8 (N K/2), weight_scale floats (G N)",
     ),
-    Signature("ComfyUI's scaled FP8", COMFY, (Field("scale_weight", FLOATS), Field(WEIGHT, FP8, "N K"))),
+    Signature("ComfyUI's scaled FP8", COMFY, "scale_weight floats, weight fp8 (N K)"),
     Signature(
         "torchao's safetensors",
         "transformers loads it where torchao is installed, and its dequantize() gives plain weights",
-        (Field("_weight_qdata"),),
+        "_weight_qdata",
     ),
     Signature(
         "quanto (int8, float8)",
         f"optimum-quanto loads it by QuantizedModelForCausalLM.from_pretrained; {SOURCE}",
-        (Field("weight._data", (*I8, *FP8), "N K"), Field("weight._scale", FLOATS, "N 1")),
+        "weight._data i8|fp8 (N K), weight._scale floats (N 1)",
     ),
     Signature(
         "quanto (int4, int2)",
         f"optimum-quanto loads it by QuantizedModelForCausalLM.from_pretrained; {SOURCE}",
-        (
-            Field("weight._data._data", U8, "A B"),
-            Field("weight._scale", FLOATS, "G 1"),
-            Field("weight._shift", FLOATS, "G 1"),
-        ),
+        "weight._data._data u8 (A B), weight._scale floats (G 1), weight._shift floats (G 1)",
     ),
-    Signature(
-        "SINQ", f"the sinq package loads it; {SOURCE}", (Field("W_q", ANY), Field(("scale2", "meta.scale2")))
-    ),
-    Signature("HQQ", f"hqq loads it; {SOURCE}", (Field("W_q", ANY), Field("scale"), Field("zero"))),
+    Signature("SINQ", f"the sinq package loads it; {SOURCE}", "W_q integers, scale2|meta.scale2"),
+    Signature("HQQ", f"hqq loads it; {SOURCE}", "W_q integers, scale, zero"),
+    Signature("EXL3", f"exllamav3 loads it; {SOURCE}", "trellis i16 (K/16 N/16 W), suh f16 (K), svh f16 (N)"),
     Signature(
         "EXL3",
         f"exllamav3 loads it; {SOURCE}",
-        (
-            Field("trellis", I16, "K/16 N/16 W"),
-            Field("suh", (torch.float16,), "K"),
-            Field("svh", (torch.float16,), "N"),
-        ),
+        "trellis i16 (K/16 N/16 W), su i16 (K/16), sv i16 (N/16)",
     ),
-    Signature(
-        "EXL3",
-        f"exllamav3 loads it; {SOURCE}",
-        (Field("trellis", I16, "K/16 N/16 W"), Field("su", I16, "K/16"), Field("sv", I16, "N/16")),
-    ),
-    Signature(
-        "QTIP", f"the QTIP repository loads it; {SOURCE}", (Field("trellis", ANY), Field("SU"), Field("SV"))
-    ),
-    Signature(
-        "QuIP#", f"the QuIP# repository loads it; {SOURCE}", (Field("Qidxs", ANY), Field("SU"), Field("SV"))
-    ),
+    Signature("QTIP", f"the QTIP repository loads it; {SOURCE}", "trellis integers, SU, SV"),
+    Signature("QuIP#", f"the QuIP# repository loads it; {SOURCE}", "Qidxs integers, SU, SV"),
     Signature(
         "AQLM",
         f"transformers loads it where aqlm is installed; {SOURCE}",
-        (
-            Field("codebooks", FLOATS, "C V O I"),
-            Field("codes", ANY, "A B C"),
-            Field("scales", FLOATS, "A 1 1 1"),
-        ),
+        "codebooks floats (C V O I), codes integers (A B C), scales floats (A 1 1 1)",
     ),
     Signature(
         "VPTQ",
         f"transformers loads it where vptq is installed; {SOURCE}",
-        (Field("centroids.weight", FLOATS), Field("indices", ANY)),
+        "centroids.weight floats, indices integers",
     ),
     Signature(
         "SpQR",
         f"transformers loads it where spqr_quant is installed; {SOURCE}",
-        (Field("dense_weights", ANY), Field("row_offsets", ANY), Field("col_vals", ANY)),
+        "dense_weights integers, row_offsets integers, col_vals integers",
     ),
+    Signature("HIGGS", TRANSFORMERS.format("flute-kernel"), "tables floats, weight i16 (A B), scales floats"),
     Signature(
-        "HIGGS",
-        TRANSFORMERS.format("flute-kernel"),
-        (Field("tables", FLOATS), Field(WEIGHT, I16, "A B"), Field("scales", FLOATS)),
+        "FP-Quant",
+        TRANSFORMERS.format("fp_quant"),
+        "qweight u8 (N K/2), scales exponents|e4m3, forward_hadamard_matrix|weight_global_scale",
     ),
     Signature(
         "FP-Quant",
         TRANSFORMERS.format("fp_quant"),
-        (
-            Field("qweight", U8, "N K/2"),
-            Field("scales", (*EXPONENTS, *E4M3)),
-            Field(("forward_hadamard_matrix", "weight_global_scale")),
-        ),
-    ),
-    Signature(
-        "FP-Quant",
-        TRANSFORMERS.format("fp_quant"),
-        (
-            Field("qweight", U8, "N K/2"),
-            Field("scales", (*EXPONENTS, *E4M3)),
-            Field("forward_hadamard_matrix"),
-            Field("weight_global_scale"),
-        ),
+        "qweight u8 (N K/2), scales exponents|e4m3, forward_hadamard_matrix, weight_global_scale",
     ),
     Signature(
         "SVDQuant (Nunchaku)",
         f"Nunchaku, or diffusers with it, loads it; {SOURCE}",
-        (Field("wscales"), Field("qweight", I8, "A B")),
+        "wscales, qweight i8 (A B)",
     ),
-    Signature(
-        "QQQ",
-        f"the QQQ repository and GPTQModel load it; {SOURCE}",
-        (Field("s_channel", FLOATS), Field("B", I32)),
-    ),
+    Signature("QQQ", f"the QQQ repository and GPTQModel load it; {SOURCE}", "s_channel floats, B i32"),
     Signature(
         "BitBLAS",
         f"GPTQModel loads it where bitblas is installed; {SOURCE}",
-        (Field("qweight", I8, "A B"), Field("scales", FLOATS)),
+        "qweight i8 (A B), scales floats",
     ),
     Signature(
         "Gemma's mobile format",
         TRANSFORMERS.format("torch"),
-        (
-            Field("input_activation_scale", F32),
-            Field(WEIGHT, (*U8, *I8), "N B"),
-            Field("weight_scale", F32, "N 1"),
-        ),
+        "input_activation_scale f32, weight u8|i8 (N B), weight_scale f32 (N 1)",
     ),
     Signature(
         "Gemma's mobile format",
         TRANSFORMERS.format("torch"),
-        (Field("embedding_quantized", (*U8, *I8)), Field("embedding_scale", F32)),
+        "embedding_quantized u8|i8, embedding_scale f32",
     ),
     Signature(
         "Metal",
         TRANSFORMERS.format("kernels"),
-        (Field("qbiases", FLOATS, "N G"), Field(WEIGHT, U32, "N B"), Field("scales", FLOATS, "N G")),
+        "qbiases floats (N G), weight u32 (N B), scales floats (N G)",
     ),
     Signature(
         "MLX",
         "mlx-lm loads it, and its convert with --dequantize writes plain safetensors",
-        (Field("scales"), Field(WEIGHT, U32)),
+        "scales, weight u32",
         without=("qbiases",),
     ),
     Signature(
         "Mistral's own FP8",
         "take the model's files with transformers' names; or vLLM loads these with "
         "--load-format mistral --config-format mistral",
-        (Field("qscale_weight"), Field(WEIGHT)),
+        "qscale_weight, weight",
     ),
     Signature(
         "BitNet",
         f"transformers loads it, and knows from linear_class whether the scale multiplies; {SOURCE}",
-        (Field("weight_scale", FLOATS, "1"), Field(WEIGHT, U8, "N/4 K")),
+        "weight_scale floats (1), weight u8 (N/4 K)",
         without=("weight_scale_2", "weight.absmax"),
         unless=("fp8", "ct_int"),
     ),
     Signature(
         "ModelOpt's NVFP4_SVD",
         f"TensorRT-LLM and vLLM load it; {SOURCE}",
-        (Field("weight_quantizer._svdquant_lora_a", FLOATS, "R K"), Field(WEIGHT, U8, "N K/2")),
+        "weight_quantizer._svdquant_lora_a floats (R K), weight u8 (N K/2)",
     ),
     Signature(
         "ModelOpt's NVFP4 with groups of 32",
         f"TensorRT-LLM loads it; {SOURCE}",
-        (Field("weight_scale_2", F32), Field(WEIGHT, U8, "N K/2"), Field("weight_scale", E4M3, "N K/32")),
+        "weight_scale_2 f32, weight u8 (N K/2), weight_scale e4m3 (N K/32)",
         unless=("modelopt_nvfp4",),
     ),
     Signature(
         "ModelOpt's W4A8_AWQ",
         f"TensorRT-LLM and vLLM load it; {SOURCE}",
-        (Field("weight_scale_2", F32), Field(WEIGHT, U8, "N/2 K"), Field("weight_scale", FLOATS, "N G")),
+        "weight_scale_2 f32, weight u8 (N/2 K), weight_scale floats (N G)",
     ),
     Signature(
         "ModelOpt's W8A8_SQ_PER_CHANNEL",
         f"TensorRT-LLM loads it; {SOURCE}",
-        (Field("pre_quant_scale", FLOATS, "K"), Field(WEIGHT, I8, "N K"), Field("weight_scale", FLOATS, "N")),
+        "pre_quant_scale floats (K), weight i8 (N K), weight_scale floats (N)",
     ),
     Signature(
         "NVFP4 with swizzled scales",
         "TensorRT-LLM and ComfyUI read it; export it with ModelOpt or llm-compressor",
-        (
-            Field("weight_scale_2", F32),
-            Field(WEIGHT, U8, "N K/2"),
-            Field("weight_scale", E4M3, "N@128^ K/16^@4^"),
-        ),
+        "weight_scale_2 f32, weight u8 (N K/2), weight_scale e4m3 (N@128^ K/16^@4^)",
     ),
     Signature(
         "MXFP8 with swizzled scales",
         "TensorRT-LLM and ComfyUI read it; export it with ModelOpt or llm-compressor",
-        (Field("weight_scale", EXPONENTS, "N@128^ K/32^@4^"), Field(WEIGHT, E4M3, "N K")),
+        "weight_scale exponents (N@128^ K/32^@4^), weight e4m3 (N K)",
     ),
     Signature(
         "NVFP4 whose scales are bytes",
         "store the scales as float8_e4m3fn, which has the same bytes",
-        (Field("weight_scale_2", F32), Field(WEIGHT, U8, "N K/2"), Field("weight_scale", U8, "N K/16")),
+        "weight_scale_2 f32, weight u8 (N K/2), weight_scale u8 (N K/16)",
     ),
     Signature(
         "Quark's MXFP6",
         f"vLLM and SGLang load it; {SOURCE}",
-        (Field("weight_scale", EXPONENTS, "N K/32"), Field(WEIGHT, U8, "N K*3/4")),
+        "weight_scale exponents (N K/32), weight u8 (N K*3/4)",
     ),
     Signature(
         "Quark's int4",
         f"transformers loads it where amd-quark is installed; {SOURCE}",
-        (Field("weight_scale", FLOATS, "G N"), Field(WEIGHT, I32, "K N/8")),
+        "weight_scale floats (G N), weight i32 (K N/8)",
     ),
     Signature(
         "Quark's int8",
         f"transformers loads it where amd-quark is installed; {SOURCE}",
-        (Field("weight_zero_point", I8, "N"), Field(WEIGHT, I8, "N K"), Field("weight_scale", FLOATS, "N")),
+        "weight_zero_point i8 (N), weight i8 (N K), weight_scale floats (N)",
     ),
     Signature(
         "gpt-oss under OpenAI's own names",
         "take the model's files with transformers' names",
-        (Field("blocks", U8, "E N G 16"), Field("scales", U8, "E N G")),
+        "blocks u8 (E N G 16), scales u8 (E N G)",
     ),
 )
 # Applies only to checkpoints of another method; such layers are an error without a config, or with their own.
 WORDS = Signature(
     "words of GPTQ or AWQ, whose bits and zero points the config does not state",
     "state the layer's own settings in the config, as AutoRound's extra_config or GPTQModel's dynamic do",
-    (Field("qweight", I32, "A B"), Field("qzeros", I32, "G C"), Field("scales", FLOATS, "G N")),
+    "qweight i32 (A B), qzeros i32 (G C), scales floats (G N)",
 )
 # Unsupported methods of configs -> a program that reads them.
 METHODS_ELSEWHERE: Mapping[str, str] = {
