@@ -155,58 +155,40 @@ def _attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, sinks: Ten
 
 
 class Attention(nn.Module):
-    """Attention of one layer: x (T, H) -> (T, H), the same on every rank.
+    """Attention of one layer over this rank's heads: x (T, H) -> (T, H), the same on every rank.
 
     Parameters
     ----------
-    qkv, out
-        Projections of this rank's heads: x to queries, keys and values, and head outputs to H.
+    weights, prefix
+        Weights of the model, and the prefix of the attention.
+    config, layer
+        Config of the model, and the number of this layer, which has its own mask.
     rope
         Rotary embedding.
-    config, mask
-        Config of the model, and mask of this layer.
+    make
+        Creates the linear modules; None: those of the weights.
+
+    Attributes
+    ----------
     heads
         Numbers of this rank's query heads, and of its key and value heads.
-    head_norms
-        Norms of queries and of keys, if they have weights.
     sinks
-        (queries,), of this rank's heads.
+        (queries,), of this rank's heads; None: no sinks.
     """
 
     sinks: Tensor | None
 
     def __init__(
         self,
-        qkv: nn.Module,
-        out: nn.Module,
-        rope: Rope,
-        config: TextConfig,
-        mask: Mask,
-        heads: tuple[int, int],
-        head_norms: tuple[Norm, Norm] | None = None,
-        sinks: Tensor | None = None,
-    ) -> None:
-        super().__init__()
-        self.qkv_proj, self.o_proj, self.rope = qkv, out, rope
-        self.config: TextConfig = config
-        self.mask: Mask = mask
-        self.heads: tuple[int, int] = heads
-        self.q_norm: Norm | None
-        self.k_norm: Norm | None
-        self.q_norm, self.k_norm = head_norms or (None, None)
-        self.register_buffer("sinks", sinks)
-
-    @classmethod
-    def load(
-        cls,
         weights: Weights,
         prefix: str,
         config: TextConfig,
         layer: int,
         rope: Rope,
         make: LinearFactory | None = None,
-    ) -> "Attention":
-        """Load the attention under `prefix`, of decoder layer `layer`, for this rank's heads."""
+    ) -> None:
+        super().__init__()
+        self.rope, self.config, self.mask = rope, config, config.masks[layer]
         group, D, heads = weights.process_group, config.head_dim, Heads(config.heads, config.kv_heads)
         names = stored_parts(weights, prefix, ("q_proj", "k_proj", "v_proj"), "qkv_proj")
         sizes = [count * D for count in (config.heads, config.kv_heads, config.kv_heads)]
@@ -214,18 +196,20 @@ class Attention(nn.Module):
         check_matrix(weights, f"{prefix}.o_proj", [config.hidden], config.heads * D)
         check_biases(weights, names, config.biases)
         check_biases(weights, f"{prefix}.o_proj", config.biases)
-        qkv = QKVParallelLinear.load(weights, names, heads, head_size=D, make=make)
-        out = RowParallelLinear.load(weights, f"{prefix}.o_proj", make=make)
-        norms = None
+        self.qkv_proj = QKVParallelLinear.load(weights, names, heads, head_size=D, make=make)
+        self.o_proj = RowParallelLinear.load(weights, f"{prefix}.o_proj", make=make)
+        self.q_norm: Norm | None
+        self.k_norm: Norm | None
+        self.q_norm = self.k_norm = None
         if config.head_norm == "before rope":
-            q_norm, k_norm = (Norm.load(weights, f"{prefix}.{n}_norm", D, config.eps) for n in "qk")
-            norms = (q_norm, k_norm)
+            self.q_norm, self.k_norm = (Norm.load(weights, f"{prefix}.{n}_norm", D, config.eps) for n in "qk")
         queries, keys = config.heads // group.size(), max(1, config.kv_heads // group.size())
+        self.heads: tuple[int, int] = (queries, keys)
         sinks = None
         if config.sinks:
             start = group.rank() * queries
             sinks = load_vector(weights, f"{prefix}.sinks", config.heads)[start : start + queries].clone()
-        return cls(qkv, out, rope, config, config.masks[layer], (queries, keys), norms, sinks)
+        self.register_buffer("sinks", sinks)
 
     def forward(self, x: Tensor, step: Step, cache: PagedCache, layer: int) -> Tensor:
         """Attend from the tokens x (T, H) of a `step` to their sequences in `layer` of the `cache`."""
@@ -288,51 +272,34 @@ class LatentAttention(nn.Module):
 
     Parameters
     ----------
-    queries
-        x (T, H) -> queries of this rank's heads (T, heads * key size).
-    compress, norm, expand
-        x (T, H) -> (T, kv_rank + rope size); the norm of the first; (T, kv_rank) -> keys and values of this
-        rank's heads.
-    out
-        Output projection: this rank's share of its inputs.
+    weights, prefix
+        Weights of the model, and the prefix of the attention; ShapeError for other sizes.
+    config
+        Config of the model; its `latent` has the sizes of heads and of compressed vectors.
     rope
-        Rotary embedding.
-    sizes
-        Sizes of heads and of compressed vectors.
+        Rotary embedding of a part of each head.
+    make
+        Creates the linear modules; None: those of the weights.
+
+    Attributes
+    ----------
     scale
         Factor of the scores.
     """
 
     def __init__(
         self,
-        queries: nn.Module,
-        compress: nn.Module,
-        norm: Norm,
-        expand: nn.Module,
-        out: nn.Module,
-        rope: Rope,
-        sizes: LatentConfig,
-        scale: float,
-    ) -> None:
-        super().__init__()
-        self.queries, self.o_proj, self.rope = queries, out, rope
-        self.kv_a_proj_with_mqa, self.kv_a_layernorm, self.kv_b_proj = compress, norm, expand
-        self.sizes: LatentConfig = sizes
-        self.scale: float = scale
-
-    @classmethod
-    def load(
-        cls,
         weights: Weights,
         prefix: str,
         config: TextConfig,
         rope: Rope,
         make: LinearFactory | None = None,
-    ) -> "LatentAttention":
-        """Load the attention under `prefix`, for this rank's heads; ShapeError for other sizes."""
+    ) -> None:
+        super().__init__()
         sizes = config.latent
         if sizes is None:
             raise ArgumentError("config", "one of latent attention", config.type)
+        self.sizes, self.rope, self.scale = sizes, rope, score_scale(config.rope, sizes.key_size)
         compress, expand, out = (f"{prefix}.{name}" for name in ("kv_a_proj_with_mqa", "kv_b_proj", "o_proj"))
         check_matrix(weights, compress, [sizes.kv_rank + sizes.rope_size], config.hidden)
         check_matrix(weights, expand, [config.heads * (sizes.nope_size + sizes.value_size)], sizes.kv_rank)
@@ -340,16 +307,11 @@ class LatentAttention(nn.Module):
         for name in (compress, expand, out):
             check_biases(weights, name, config.biases)
         heads = Heads(queries=config.heads)
-        return cls(
-            _load_queries(weights, prefix, config, sizes, make),
-            ReplicatedLinear.load(weights, compress, make=make),
-            Norm.load(weights, f"{prefix}.kv_a_layernorm", sizes.kv_rank, NORM_EPS),
-            ColumnParallelLinear.load(weights, expand, heads=heads, make=make),
-            RowParallelLinear.load(weights, out, make=make),
-            rope,
-            sizes,
-            score_scale(config.rope, sizes.key_size),
-        )
+        self.queries = _load_queries(weights, prefix, config, sizes, make)
+        self.kv_a_proj_with_mqa = ReplicatedLinear.load(weights, compress, make=make)
+        self.kv_a_layernorm = Norm.load(weights, f"{prefix}.kv_a_layernorm", sizes.kv_rank, NORM_EPS)
+        self.kv_b_proj = ColumnParallelLinear.load(weights, expand, heads=heads, make=make)
+        self.o_proj = RowParallelLinear.load(weights, out, make=make)
 
     def forward(self, x: Tensor, step: Step, cache: PagedCache, layer: int) -> Tensor:
         """Attend from the tokens x (T, H) of a `step` to their sequences in `layer` of the `cache`."""

@@ -243,13 +243,13 @@ def _load_block(weights: Weights, config: TextConfig, making: Making, layer: int
     attention: nn.Module
     name = f"{prefix}.self_attn"
     if config.latent is not None:
-        attention = LatentAttention.load(weights, name, config, rope, making.make)
+        attention = LatentAttention(weights, name, config, rope, making.make)
     else:
-        attention = Attention.load(weights, name, config, layer, rope, making.make)
+        attention = Attention(weights, name, config, layer, rope, making.make)
     feed_forward: nn.Module
     name = first_stored(weights, prefix, config.family.feed_forward)
     if config.sparse(layer):
-        feed_forward = SparseFeedForward.load(weights, name, config, making)
+        feed_forward = SparseFeedForward(weights, name, config, making)
     else:
         sizes, activation = (config.hidden, config.inner, config.hidden), config.activation
         options: dict[str, Any] = {"biases": config.biases, "make": making.make}

@@ -83,8 +83,15 @@ class Router(nn.Module):
 
     Parameters
     ----------
-    routing
-        Routing function of the model.
+    weights, prefix
+        Weights of the model, and the prefix of the router.
+    config
+        Config of a model with experts.
+    dtype
+        Dtype of weight and bias; the correction bias keeps the stored one.
+
+    Attributes
+    ----------
     weight
         (E, H), replicated.
     bias, correction_bias
@@ -95,34 +102,22 @@ class Router(nn.Module):
     bias: Tensor | None
     correction_bias: Tensor | None
 
-    def __init__(
-        self,
-        routing: Routing,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        correction_bias: Tensor | None = None,
-    ) -> None:
+    def __init__(self, weights: Weights, prefix: str, config: TextConfig, dtype: torch.dtype) -> None:
         super().__init__()
-        self.routing: Routing = routing
-        self.register_buffer("weight", weight)
-        self.register_buffer("bias", bias)
-        self.register_buffer("correction_bias", correction_bias)
-
-    @classmethod
-    def load(cls, weights: Weights, prefix: str, config: TextConfig, dtype: torch.dtype) -> "Router":
-        """Load the router under `prefix`; its correction bias keeps the stored dtype."""
         routing = config.routing
         if routing is None:
             raise ShapeError(prefix, "a model with experts", (0,))
+        self.routing: Routing = routing
         check_matrix(weights, prefix, [routing.experts], config.hidden)
-        weight = weights.get_weights(prefix).dequantize(dtype)
+        self.register_buffer("weight", weights.get_weights(prefix).dequantize(dtype))
         bias = correction = None
         if "router" in config.biases:
             bias = load_vector(weights, f"{prefix}.bias", routing.experts).to(dtype)
         if routing.corrected:
             name = f"{prefix}.e_score_correction_bias"
             correction = load_vector(weights, name, routing.experts, Role.SCALE)  # never cast
-        return cls(routing, weight, bias, correction)
+        self.register_buffer("bias", bias)
+        self.register_buffer("correction_bias", correction)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Choose the experts of the tokens x (T, H)."""
@@ -132,36 +127,24 @@ class Router(nn.Module):
 class SparseFeedForward(nn.Module):
     """Mixture of experts: x (T, H) -> (T, H), the weighted sum of each token's experts and a shared expert.
 
+    Experts and shared expert return this rank's summand; the ranks' summands are added once.
+
     Parameters
     ----------
-    router, experts
-        Router, and the experts, which return this rank's summand.
-    shared
-        Shared expert, which returns this rank's summand and has no routing weight; None: no shared expert.
-    collectives
-        Collectives that sum the ranks' summands, once.
+    weights, prefix
+        Weights of the model, and the prefix of router, experts and shared expert.
+    config
+        Config of a model with experts; the shared expert has no routing weight.
+    making
+        Creation of the modules.
     """
 
-    def __init__(
-        self, router: Router, experts: nn.Module, shared: GatedFeedForward | None, collectives: Collectives
-    ) -> None:
+    def __init__(self, weights: Weights, prefix: str, config: TextConfig, making: Making) -> None:
         super().__init__()
-        self.router, self.experts, self.shared = router, experts, shared
-        self.collectives: Collectives = collectives
-
-    @classmethod
-    def load(
-        cls,
-        weights: Weights,
-        prefix: str,
-        config: TextConfig,
-        making: Making,
-    ) -> "SparseFeedForward":
-        """Load router, experts and shared expert under `prefix`."""
         family = config.family
-        shared = None
+        self.shared: GatedFeedForward | None = None
         if config.shared_inner:
-            shared = GatedFeedForward.load(
+            self.shared = GatedFeedForward.load(
                 weights,
                 f"{prefix}.{family.shared}",
                 (config.hidden, config.shared_inner, config.hidden),
@@ -170,8 +153,8 @@ class SparseFeedForward(nn.Module):
                 make=making.make,
                 reduce_results=False,
             )
-        router = Router.load(weights, f"{prefix}.{family.router}", config, making.dtype)
-        experts = ParallelExperts.load(
+        self.router = Router(weights, f"{prefix}.{family.router}", config, making.dtype)
+        self.experts = ParallelExperts.load(
             weights,
             first_stored(weights, prefix, EXPERTS),
             split=making.split,
@@ -179,7 +162,7 @@ class SparseFeedForward(nn.Module):
             reduce_results=False,
             make_experts=making.make_experts,
         )
-        return cls(router, experts, shared, collectives_of(weights.process_group))
+        self.collectives: Collectives = collectives_of(weights.process_group)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer to the tokens x (T, H)."""

@@ -111,53 +111,32 @@ def _scale_indices(count: Tensor, size: int, side: int) -> Tensor:
 
 
 class Tower(nn.Module):
-    """Vision tower: images -> an embedding of each patch.
+    """Vision tower of this rank's heads: images -> an embedding of each patch.
 
     Parameters
     ----------
+    weights, prefix
+        Weights of the model, and the prefix of the tower; ShapeError for other sizes.
     config
         Sizes and activation.
-    patches, patch_bias, positions
-        (hidden, channels, patch, patch), (hidden,) and (side * side, hidden).
-    layers
-        Encoder layers: x (images, N, hidden), additive mask -> (images, N, hidden).
-    norm
-        Final norm.
     """
 
     patches: Tensor
     patch_bias: Tensor
     positions: Tensor
 
-    def __init__(
-        self,
-        config: TowerConfig,
-        patches: Tensor,
-        patch_bias: Tensor,
-        positions: Tensor,
-        layers: list[nn.Module],
-        norm: nn.Module,
-    ) -> None:
+    def __init__(self, weights: Weights, prefix: str, config: TowerConfig) -> None:
         super().__init__()
         self.config: TowerConfig = config
-        self.register_buffer("patches", patches)
-        self.register_buffer("patch_bias", patch_bias)
-        self.register_buffer("positions", positions)
-        self.layers, self.post_layernorm = nn.ModuleList(layers), norm
-
-    @classmethod
-    def load(cls, weights: Weights, prefix: str, config: TowerConfig) -> "Tower":
-        """Load the tower under `prefix`, for this rank's heads; ShapeError for other sizes."""
         lead, size = f"{prefix}.embeddings.", config.hidden
         patches = (size, config.channels, config.patch, config.patch)
-        return cls(
-            config,
-            load_tensor(weights, f"{lead}patch_embedding.weight", patches),
-            load_vector(weights, f"{lead}patch_embedding.bias", size),
-            load_tensor(weights, f"{lead}position_embedding.weight", (config.side**2, size)),
-            [TowerLayer.load(weights, f"{prefix}.encoder.layers.{n}", config) for n in range(config.layers)],
-            LayerNorm.load(weights, f"{prefix}.post_layernorm", size, config.eps),
-        )
+        self.register_buffer("patches", load_tensor(weights, f"{lead}patch_embedding.weight", patches))
+        self.register_buffer("patch_bias", load_vector(weights, f"{lead}patch_embedding.bias", size))
+        positions = load_tensor(weights, f"{lead}position_embedding.weight", (config.side**2, size))
+        self.register_buffer("positions", positions)
+        layers = (TowerLayer(weights, f"{prefix}.encoder.layers.{n}", config) for n in range(config.layers))
+        self.layers = nn.ModuleList(layers)
+        self.post_layernorm = LayerNorm(weights, f"{prefix}.post_layernorm", size, config.eps)
 
     def forward(self, pixels: Tensor, mask: Tensor) -> Tensor:
         """Encode `pixels` (images, channels, height, width): (images, rows * columns, hidden).
@@ -180,51 +159,29 @@ class TowerLayer(nn.Module):
 
     Parameters
     ----------
-    qkv, out
-        Projections of this rank's heads: fused queries, keys and values, and outputs.
-    widen, narrow
-        Feed-forward part: this rank's outputs of the first matrix, and its inputs of the second.
-    norms
-        Norms before the two parts.
-    activation
-        Activation between `widen` and `narrow`.
+    weights, prefix
+        Weights of the model, and the prefix of the layer.
+    config
+        Sizes, and the activation between the two matrices of the feed-forward part.
     """
 
-    def __init__(
-        self,
-        qkv: QKVParallelLinear,
-        out: nn.Module,
-        widen: nn.Module,
-        narrow: nn.Module,
-        norms: tuple[nn.Module, nn.Module],
-        activation: GatedActivation,
-    ) -> None:
+    def __init__(self, weights: Weights, prefix: str, config: TowerConfig) -> None:
         super().__init__()
-        self.qkv_proj, self.out_proj, self.fc1, self.fc2 = qkv, out, widen, narrow
-        self.layer_norm1, self.layer_norm2 = norms
-        self.activation = PLAIN[activation.kind]
-
-    @classmethod
-    def load(cls, weights: Weights, prefix: str, config: TowerConfig) -> "TowerLayer":
-        """Load the layer under `prefix`."""
         hidden, names = config.hidden, [f"{prefix}.self_attn.{part}_proj" for part in "qkv"]
         out, widen, narrow = f"{prefix}.self_attn.out_proj", f"{prefix}.mlp.fc1", f"{prefix}.mlp.fc2"
         check_matrix(weights, names, [hidden] * 3, hidden)
         check_matrix(weights, out, [hidden], hidden)
         check_matrix(weights, widen, [config.inner], hidden)
         check_matrix(weights, narrow, [hidden], config.inner)
-        first, second = (
-            LayerNorm.load(weights, f"{prefix}.layer_norm{n}", hidden, config.eps) for n in (1, 2)
+        self.layer_norm1, self.layer_norm2 = (
+            LayerNorm(weights, f"{prefix}.layer_norm{n}", hidden, config.eps) for n in (1, 2)
         )
         heads = Heads(config.heads, config.heads)
-        return cls(
-            QKVParallelLinear.load(weights, names, heads, head_size=hidden // config.heads),
-            RowParallelLinear.load(weights, out),
-            ColumnParallelLinear.load(weights, widen),
-            RowParallelLinear.load(weights, narrow),
-            (first, second),
-            config.activation,
-        )
+        self.qkv_proj = QKVParallelLinear.load(weights, names, heads, head_size=hidden // config.heads)
+        self.out_proj = RowParallelLinear.load(weights, out)
+        self.fc1 = ColumnParallelLinear.load(weights, widen)
+        self.fc2 = RowParallelLinear.load(weights, narrow)
+        self.activation = PLAIN[config.activation.kind]
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
         """Apply the layer to patches x (images, N, hidden); `bias`: additive mask of the scores."""
@@ -236,22 +193,24 @@ class TowerLayer(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Layer norm of x (..., H), with a weight (H,) and a bias (H,)."""
+    """Layer norm of x (..., H), with a weight (H,) and a bias (H,).
+
+    Parameters
+    ----------
+    weights, prefix
+        Weights of the model, and the prefix of the norm.
+    size, eps
+        H, with a ShapeError for another size, and the addend of the variance.
+    """
 
     weight: Tensor
     bias: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor, eps: float) -> None:
+    def __init__(self, weights: Weights, prefix: str, size: int, eps: float) -> None:
         super().__init__()
         self.eps: float = eps
-        self.register_buffer("weight", weight)
-        self.register_buffer("bias", bias)
-
-    @classmethod
-    def load(cls, weights: Weights, prefix: str, size: int, eps: float) -> "LayerNorm":
-        """Load the norm under `prefix`, of `size` elements; ShapeError for another size."""
-        weight, bias = (load_vector(weights, f"{prefix}.{name}", size) for name in ("weight", "bias"))
-        return cls(weight, bias, eps)
+        for name in ("weight", "bias"):
+            self.register_buffer(name, load_vector(weights, f"{prefix}.{name}", size))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize x (..., H) along its last dimension."""
@@ -276,44 +235,37 @@ class Connector(nn.Module):
 
     Parameters
     ----------
-    projection
-        (..., tower's hidden) -> (..., hidden).
-    latents
-        (latents, hidden), learned initial vectors.
-    layers, norm
-        Layers of the resampler, and its final norm.
+    weights, prefix
+        Weights of the model, and the prefix of the connector; ShapeError for other sizes than the config's.
+    config
+        Sizes of the resampler.
+    features
+        Hidden size of the tower.
+    inner, activation
+        Those of the text model, which the projection of the patches shares.
     """
 
     latents: Tensor
 
-    def __init__(self, projection: nn.Module, latents: Tensor, layers: list[nn.Module], norm: Norm) -> None:
-        super().__init__()
-        self.modality_projection, self.layers, self.norm = projection, nn.ModuleList(layers), norm
-        self.register_buffer("latents", latents)
-
-    @classmethod
-    def load(
-        cls,
+    def __init__(
+        self,
         weights: Weights,
         prefix: str,
         config: ResamplerConfig,
         features: int,
         inner: int,
         activation: GatedActivation,
-    ) -> "Connector":
-        """Load the connector under `prefix`.
-
-        `features`: hidden size of the tower. `inner`, `activation`: those of the text model, which the
-        projection shares. ShapeError for other sizes than the config's.
-        """
-        lead, shape = f"{prefix}.perceiver_resampler", (config.latents, config.hidden)
-        projection = f"{prefix}.modality_projection"
-        return cls(
-            GatedFeedForward.load(weights, projection, (features, inner, config.hidden), activation),
-            load_tensor(weights, f"{lead}.latents", shape),
-            [ResamplerLayer.load(weights, f"{lead}.layers.{n}", config) for n in range(config.depth)],
-            Norm.load(weights, f"{lead}.norm", config.hidden, config.eps),
+    ) -> None:
+        super().__init__()
+        lead, sizes = f"{prefix}.perceiver_resampler", (features, inner, config.hidden)
+        self.modality_projection = GatedFeedForward.load(
+            weights, f"{prefix}.modality_projection", sizes, activation
         )
+        latents = load_tensor(weights, f"{lead}.latents", (config.latents, config.hidden))
+        self.register_buffer("latents", latents)
+        layers = (ResamplerLayer(weights, f"{lead}.layers.{n}", config) for n in range(config.depth))
+        self.layers = nn.ModuleList(layers)
+        self.norm = Norm.load(weights, f"{lead}.norm", config.hidden, config.eps)
 
     def forward(self, patches: Tensor, mask: Tensor) -> Tensor:
         """Resample `patches` (images, N, features) to vectors (images, latents, hidden).
@@ -335,58 +287,32 @@ class ResamplerLayer(nn.Module):
 
     Parameters
     ----------
-    queries, keys, values, out
-        Projections of this rank's heads.
-    feed_forward
-        (..., hidden) -> (..., hidden).
-    norms
-        Norms of the vectors, of the patches, and of the vectors before the feed-forward part.
-    head_size
-        Elements of a head.
+    weights, prefix
+        Weights of the model, and the prefix of the layer.
+    config
+        Sizes and activation.
     """
 
-    def __init__(
-        self,
-        queries: nn.Module,
-        keys: nn.Module,
-        values: nn.Module,
-        out: nn.Module,
-        feed_forward: GatedFeedForward,
-        norms: tuple[Norm, Norm, Norm],
-        head_size: int,
-    ) -> None:
+    def __init__(self, weights: Weights, prefix: str, config: ResamplerConfig) -> None:
         super().__init__()
-        self.q_proj, self.k_proj, self.v_proj, self.o_proj = queries, keys, values, out
-        self.mlp, self.head_size = feed_forward, head_size
-        self.input_latents_norm, self.input_context_norm, self.post_attention_layernorm = norms
-
-    @classmethod
-    def load(cls, weights: Weights, prefix: str, config: ResamplerConfig) -> "ResamplerLayer":
-        """Load the layer under `prefix`."""
         lead, hidden, size = f"{prefix}.self_attn.", config.hidden, config.head_size
         check_matrix(weights, f"{lead}q_proj", [config.heads * size], hidden)
         check_matrix(weights, f"{lead}o_proj", [hidden], config.heads * size)
         for name in ("k_proj", "v_proj"):
             check_matrix(weights, f"{lead}{name}", [config.kv_heads * size], hidden)
-        keys, values = (
+        self.k_proj, self.v_proj = (
             ColumnParallelLinear.load(weights, f"{lead}{name}", heads=Heads(keys=config.kv_heads))
             for name in ("k_proj", "v_proj")
         )
-        latents, context, second = (
+        self.input_latents_norm, self.input_context_norm, self.post_attention_layernorm = (
             Norm.load(weights, f"{prefix}.{name}", hidden, config.eps)
             for name in ("input_latents_norm", "input_context_norm", "post_attention_layernorm")
         )
-        return cls(
-            ColumnParallelLinear.load(weights, f"{lead}q_proj", heads=Heads(queries=config.heads)),
-            keys,
-            values,
-            RowParallelLinear.load(weights, f"{lead}o_proj"),
-            GatedFeedForward.load(
-                weights, f"{prefix}.mlp", (hidden, RESAMPLER_WIDTH_FACTOR * hidden, hidden), config.activation
-            ),
-            (latents, context, second),
-            size,
-        )
+        self.q_proj = ColumnParallelLinear.load(weights, f"{lead}q_proj", heads=Heads(queries=config.heads))
+        self.o_proj = RowParallelLinear.load(weights, f"{lead}o_proj")
+        sizes = (hidden, RESAMPLER_WIDTH_FACTOR * hidden, hidden)
+        self.mlp = GatedFeedForward.load(weights, f"{prefix}.mlp", sizes, config.activation)
+        self.head_size = size
 
     def forward(self, x: Tensor, context: Tensor, bias: Tensor) -> Tensor:
         """Apply the layer to vectors x (images, latents, hidden).
@@ -500,9 +426,9 @@ def load_vision_model(
         making = Making.of(opened, text, make, make_experts, expert_split)
         check_shares(opened, text, making.base, making.head, making.split)
         with opened.use_loader(DefaultWeightsLoader()):
-            tower = Tower.load(opened, "model.vision_model", vision.tower)
+            tower = Tower(opened, "model.vision_model", vision.tower)
             sizes = (vision.tower.hidden, text.inner, text.activation)
-            connector = Connector.load(opened, "model.connector", vision.resampler, *sizes)
+            connector = Connector(opened, "model.connector", vision.resampler, *sizes)
         decoder = load_decoder(opened, text, making)
         warn_unused(opened, str(values.get("model_type")))
         return VisionModel(decoder, tower, connector, vision.image_token)

@@ -34,7 +34,7 @@ def loaded(
     **how: Any,
 ) -> SparseFeedForward:
     weights = Weights(MemoryStorage(tensors), loader=loader, process_group=group, dtype=dtype)
-    return SparseFeedForward.load(weights, PREFIX, text_config(config), Making(dtype, **how))
+    return SparseFeedForward(weights, PREFIX, text_config(config), Making(dtype, **how))
 
 
 def tokens(count: int = 9, dtype: torch.dtype = torch.float32) -> Tensor:

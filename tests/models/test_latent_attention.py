@@ -29,7 +29,7 @@ OF_RANGE = 1e-5  # how far float32 may be off: what logits of models are held to
 
 def loaded(config: TextConfig, tensors: dict[str, Tensor], group: ProcessGroup = ALONE) -> LatentAttention:
     weights = Weights(MemoryStorage(tensors), loader=PLAIN, process_group=group)
-    return LatentAttention.load(weights, PREFIX, config, Rope(config.rope))
+    return LatentAttention(weights, PREFIX, config, Rope(config.rope))
 
 
 def cache_of(config: TextConfig, ranks: int = 1, sizes: tuple[int, int] | None = None) -> PagedCache:
@@ -102,7 +102,7 @@ def test_trap_59_projections_that_are_not_cut_are_the_same_on_all_ranks_and_quan
             return weight.get_linear(bias, activations="unquantized")
 
         weights = Weights(MemoryStorage(tensors), loader=loader, process_group=group)
-        LatentAttention.load(weights, PREFIX, config, Rope(config.rope), make)
+        LatentAttention(weights, PREFIX, config, Rope(config.rope), make)
         return values
 
     first, *others = FakeWorld(4).run(work)
