@@ -35,17 +35,8 @@ Names = Mapping[str, str] | Callable[[str], str | None] | None
 class LoadedLinearMethod(LinearMethodBase):
     """Method of a layer with `typed_linear`, a loaded module that multiplies and adds the bias."""
 
-    def create_weights(
-        self,
-        layer: nn.Module,
-        input_size_per_partition: int,
-        output_partition_sizes: list[int],
-        input_size: int,
-        output_size: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
-    ) -> None:
-        """Raise ArgumentError: the layer is already loaded."""
+    def create_weights(self, layer: nn.Module, *sizes: Any, **attrs: Any) -> None:
+        """Raise ArgumentError, whatever `sizes` and `attrs` are: the layer is already loaded."""
         raise ArgumentError("quant_method", "a method for layers not loaded yet", type(self).__name__)
 
     def apply(self, layer: nn.Module, x: Tensor, bias: Tensor | None = None) -> Tensor:

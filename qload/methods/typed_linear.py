@@ -300,11 +300,6 @@ class CheckpointConfig(QuantizationConfig):
         """Return the `quant_method`."""
         return cls.name
 
-    @classmethod
-    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
-        """Return the dtypes of activations that every format supports."""
-        return [torch.float16, torch.bfloat16, torch.float32]
-
     @staticmethod
     def get_config_filenames() -> list[str]:
         """Return the files of a checkpoint that may contain a config."""

@@ -49,20 +49,10 @@ class QloadLinearMethod(LinearMethodBase):
         super().__init__()
         self.typed, self.names = typed, names
 
-    def create_weights(
-        self,
-        layer: nn.Module,
-        input_size_per_partition: int,
-        output_partition_sizes: list[int],
-        input_size: int,
-        output_size: int,
-        params_dtype: torch.dtype,
-        **extra_weight_attrs: Any,
-    ) -> None:
+    def create_weights(self, layer: nn.Module, *sizes: Any, **attrs: Any) -> None:
         """Register a parameter for every tensor that `layer` may have, as `TypedLinearMethod` does."""
-        extra_weight_attrs.pop("weight_loader", None)  # vLLM's splits by attributes, qload's by formats
-        sizes = (input_size_per_partition, output_partition_sizes, input_size, output_size)
-        self.typed.create_weights(layer, *sizes, params_dtype, **extra_weight_attrs)
+        attrs.pop("weight_loader", None)  # vLLM's splits by attributes, qload's by formats
+        self.typed.create_weights(layer, *sizes, **attrs)
         finish_when_loaded(layer, self.typed, self.names)
 
     def process_weights_after_loading(self, layer: nn.Module) -> None:
