@@ -26,7 +26,7 @@ from qload.loader.layer_values import check_scales
 from qload.storage import SafetensorsStorage, is_directory, snapshot
 from qload.storage.files import special, status
 from qload.verify.checkpoint import VerifiedCheckpoint
-from qload.verify.report import Reason, reason_of
+from qload.verify.report import reason_of
 from qload.verify.workers import Workers
 
 MAX_COPIED_FILE_BYTES = 1 << 30  # tokenizers have some 30 MB
@@ -38,7 +38,7 @@ SHARD_SIZE_BYTES = 5_000_000_000
 ReportType = TypeVar("ReportType", bound=WrittenCheckpoint)
 
 
-def unreadable_reason(checkpoint: VerifiedCheckpoint) -> Reason | None:
+def unreadable_reason(checkpoint: VerifiedCheckpoint) -> dict[str, str] | None:
     """Return why a checkpoint cannot be read, as the fields of a report; None if it can."""
     return None if checkpoint.is_readable else reason_of(checkpoint.findings)
 

@@ -317,8 +317,7 @@ def _differing_layers(
     with VerifiedCheckpoint.open(folder, collect=True) as output:
         reason = unreadable_reason(output)
         if reason is not None:
-            text = reason["unreadable"] or reason["unsupported"]
-            return dict.fromkeys(shares, f"rank {rank}: {text}")
+            return dict.fromkeys(shares, f"rank {rank}: {', '.join(reason.values())}")
         prefixes = list(shares)
 
         def compare(n: int) -> str | None:

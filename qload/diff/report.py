@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import Literal
+from typing import Any, Literal
 
 from qload.checkpoint.report_base import LayerReportBase
 from qload.verify.report import Report, reason_of, refused_path
@@ -85,7 +85,7 @@ def refused_paths(path: str | PathLike[str], other: str | PathLike[str]) -> Chec
 
 def unreadable(path: str, other: str, refused: Report) -> CheckpointDiff:
     """Return the report without a comparison, for a checkpoint that cannot be read according to `refused`."""
-    reason = reason_of(refused.findings)
-    if reason["unsupported"]:
-        return CheckpointDiff(path, other, unsupported=f"{refused.path}: {reason['unsupported']}")
-    return CheckpointDiff(path, other, unreadable=f"{refused.path}: {reason['unreadable']}")
+    reason: dict[str, Any] = {
+        field: f"{refused.path}: {text}" for field, text in reason_of(refused.findings).items()
+    }
+    return CheckpointDiff(path, other, **reason)

@@ -4,7 +4,7 @@ A block of few outputs is a few bytes of each row if outputs are the last stored
 row. `WindowSource` reads a wider window at once and cuts blocks from memory.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import gcd, prod
@@ -40,6 +40,23 @@ def read_float_rows(
     for start, run in rows(storage, name):
         floats = run.view(torch.float8_e8m0fnu) if exponents else run
         yield start, floats if dtype in FLOATS else floats.float()
+
+
+def find_wrong(
+    runs: Iterable[tuple[int, Tensor, Tensor]],
+) -> tuple[int, tuple[int, ...], float] | None:
+    """Return the number of wrong values in runs of rows, and place and value of the first; None without one.
+
+    `runs`: the number of the first row, the values of the rows, and a mask of the wrong ones.
+    """
+    count, first = 0, None
+    for start, values, wrong in runs:
+        places = torch.nonzero(wrong)
+        if places.numel() and first is None:
+            row, *rest = places[0].tolist()
+            first = (start + row, *rest), float(values[(row, *rest)])
+        count += places.shape[0]
+    return (count, *first) if first else None
 
 
 def pieces(storage: WeightStorage, name: str) -> Iterator[Tensor]:

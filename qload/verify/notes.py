@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from qload.architecture.config import CAUSAL, TIE, Tie, is_usual_class, tie_of
+from qload.architecture.config import CAUSAL, TIE, is_usual_class, tie_of
 from qload.architecture.names import PROJECTION_GROUPS, REMEDY, adapters_of, base_name, is_adapter, pattern_of
 from qload.checkpoint.layer_info import zero_point_convention, zero_point_words
 from qload.configs import value_text
@@ -120,44 +120,33 @@ def _reason_of_missing(config: Mapping[str, Any]) -> str:
 
 
 def contradicted_settings(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
-    """Yield notes on act order with groups in order, and on bits that some layers contradict."""
-    yield from _contradicted_bits(checkpoint)
-    layers: dict[LayerClaims, list[GPTQConfig]] = {}
+    """Yield notes on bits that some layers contradict, and on act order with groups in order.
+
+    If all layers contradict the bits, a finding reports it.
+    """
+    if checkpoint.claims is None:
+        return
+    file, layers = checkpoint.claims.file, dict[LayerClaims, list[tuple[str, GPTQConfig]]]()
     for layer in checkpoint.described():
         claims, config = layer.format.claims, layer.format.config
-        if isinstance(config, GPTQConfig) and claims is not None and claims.desc_act:
-            layers.setdefault(claims, []).append(config)
-    for claims, configs in layers.items():
-        in_order = [config for config in configs if config.positional]
-        if in_order and checkpoint.claims is not None:
-            yield (
-                f"{checkpoint.claims.file} says {claims.says('desc_act')}; the groups of {len(in_order)} of "
-                f"{len(configs)} layers are in order (static groups), and qload believes g_idx"
-            )
-
-
-def _contradicted_bits(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
-    """Yield notes on layers of other bits than the config's; a finding if all layers contradict it."""
-    layers: dict[LayerClaims, list[LayerDescription]] = {}
-    for layer in checkpoint.described():
-        if isinstance(layer.format.config, GPTQConfig) and layer.format.claims is not None:
-            layers.setdefault(layer.format.claims, []).append(layer)
+        if isinstance(config, GPTQConfig) and claims is not None:
+            layers.setdefault(claims, []).append((layer.prefix, config))
     for claims, members in layers.items():
-        denied = {layer.prefix: bits for layer in members if (bits := _bits_by_shape(layer)) is not None}
-        if denied and len(denied) < len(members) and checkpoint.claims is not None:
-            first = next(iter(denied))
+        denied = [(prefix, config.bits) for prefix, config in members if config.claimed_bits is not None]
+        if 0 < len(denied) < len(members):
+            first, bits = denied[0]
             yield (
-                f"{first}: {denied[first]} bits by its shapes, which are believed, and "
-                f"{checkpoint.claims.file} says {claims.says('bits')}; so of {len(denied)} of {len(members)} "
-                "layers: programs that follow the config fail; add an entry for these modules"
+                f"{first}: {bits} bits by its shapes, which are believed, and {file} says "
+                f"{claims.says('bits')}; so of {len(denied)} of {len(members)} layers: programs that follow "
+                "the config fail; add an entry for these modules"
             )
-
-
-def _bits_by_shape(layer: LayerDescription) -> int | None:
-    """Return the bits by the shapes if the config gives others; otherwise None."""
-    config = layer.format.config
-    assert isinstance(config, GPTQConfig)
-    return None if config.claimed_bits is None else config.bits
+    for claims, members in layers.items():
+        in_order = sum(config.positional for _, config in members)
+        if in_order and claims.desc_act:
+            yield (
+                f"{file} says {claims.says('desc_act')}; the groups of {in_order} of {len(members)} layers "
+                "are in order (static groups), and qload believes g_idx"
+            )
 
 
 def loader_notes(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
@@ -226,15 +215,6 @@ def subnormals(checkpoint: VerifiedCheckpoint) -> Iterator[Counted]:
                 yield Counted(text, f"{layer.prefix}.q_scale_max", count, units.numel())
 
 
-def disagreements(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
-    """Yield all notes on disagreements between the config and sound tensors."""
-    yield from unmerged_adapters(checkpoint)
-    yield from contradicted_ties(checkpoint)
-    yield from unlisted_plain_layers(checkpoint)
-    yield from useless_patterns(checkpoint)
-    yield from unknown_modules(checkpoint)
-
-
 def unmerged_adapters(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     """Yield a note on a model saved inside PEFT's wrapper, except for types with adapters of their own."""
     unmerged = adapters_of(checkpoint.names)
@@ -254,8 +234,12 @@ def contradicted_ties(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     if tie.tied is None or checkpoint.is_draft:
         return
     head, embedding = _find_prefix(checkpoint, HEADS), _find_prefix(checkpoint, EMBEDDINGS)
-    if head and embedding and _is_finding(checkpoint, tie, head, embedding):
-        return
+    found = [checkpoint.all_layers.get(prefix) for prefix in (head, embedding) if prefix]
+    pair = [layer for layer in found if isinstance(layer, LayerDescription)]
+    differ = tie.tied and len(pair) == 2 and not _is_equal(checkpoint, *pair)
+    plain = all(layer.format.weight_type.plain for layer in pair)
+    if differ and plain and not tie.outer and checkpoint.inventory is not None:
+        return  # the rule `tied-head` reports it
     if tie.denied:
         what = (
             "the head may be in another file"
@@ -265,8 +249,12 @@ def contradicted_ties(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
         if head:
             what = f"{head} is stored: set both to false, if the model uses it"
         yield f"config.json: {tie}: programs differ in the key that they read; {what}"
-    elif tie.tied and head and embedding:
-        yield from _differing_head(checkpoint, tie, head, embedding)
+    elif differ:
+        ours, theirs = (f"{layer.format.weight_type.format} {(layer.N, layer.K)}" for layer in pair)
+        yield (
+            f"{head}: stored as {ours}, and {embedding} as {theirs}, while {tie}: programs that tie the two "
+            f"ignore the stored head; set {tie.key or TIE} to false in config.json, or remove the head"
+        )
     elif (
         not tie.tied
         and not head
@@ -280,31 +268,6 @@ def contradicted_ties(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
         )
 
 
-def _differing_head(checkpoint: VerifiedCheckpoint, tie: Tie, head: str, embedding: str) -> Iterator[str]:
-    """Yield a note on a stored head that differs from its tied embedding, if no rule compares them."""
-    ours, theirs = checkpoint.all_layers.get(head), checkpoint.all_layers.get(embedding)
-    if not isinstance(ours, LayerDescription) or not isinstance(theirs, LayerDescription):
-        return
-    if _is_equal(checkpoint, ours, theirs):
-        return
-    yield (
-        f"{head}: stored as {_format_and_shape(ours)}, and {embedding} as {_format_and_shape(theirs)}, while "
-        f"{tie}: programs that tie the two ignore the stored head; set {tie.key or TIE} to false in "
-        "config.json, or remove the head"
-    )
-
-
-def _is_finding(checkpoint: VerifiedCheckpoint, tie: Tie, head: str, embedding: str) -> bool:
-    """Return whether the rule `tied-head` reports a difference of the two."""
-    ours, theirs = checkpoint.all_layers.get(head), checkpoint.all_layers.get(embedding)
-    if not tie.tied or tie.outer or checkpoint.inventory is None:
-        return False
-    if not isinstance(ours, LayerDescription) or not isinstance(theirs, LayerDescription):
-        return False
-    plain = ours.format.weight_type.plain and theirs.format.weight_type.plain
-    return plain and not _is_equal(checkpoint, ours, theirs)
-
-
 def _is_equal(checkpoint: VerifiedCheckpoint, ours: LayerDescription, theirs: LayerDescription) -> bool:
     """Return whether two layers have equal bytes; plain layers count as equal while no bytes are read."""
     values: Values | None = vars(checkpoint).get("values")
@@ -314,10 +277,6 @@ def _is_equal(checkpoint: VerifiedCheckpoint, ours: LayerDescription, theirs: La
         return ours.format.weight_type.plain
     pairs = ((ours.names.full(spec.name), theirs.names.full(spec.name)) for spec in ours.specs)
     return all(values.contents[name].digest == values.contents[other].digest for name, other in pairs)
-
-
-def _format_and_shape(layer: LayerDescription) -> str:
-    return f"{layer.format.weight_type.format} {(layer.N, layer.K)}"
 
 
 def _find_prefix(checkpoint: VerifiedCheckpoint, lasts: tuple[str, ...]) -> str | None:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from qload.checkpoint.report_base import INTERNAL, UNSUPPORTED, ReportBase
 from qload.errors import QloadError, check_fields
@@ -257,22 +257,16 @@ def refused_path(path: str | PathLike[str]) -> Report | None:
     return None
 
 
-class Reason(TypedDict):
-    """Reason why a checkpoint cannot be opened: one of two fields of reports; the other is ""."""
+def reason_of(errors: Sequence[Finding]) -> dict[str, Any]:
+    """Return the first of the errors of opening a checkpoint, with its remedy, under the field of a report.
 
-    unreadable: str
-    unsupported: str
-
-
-def reason_of(errors: Sequence[Finding]) -> Reason:
-    """Return the first of the errors of opening a checkpoint, with its remedy."""
+    The field is `unsupported` if all errors are about the format, else `unreadable`.
+    """
     if not errors:
-        return Reason(unreadable="it cannot be read", unsupported="")
-    first = errors[0]
+        return {"unreadable": "it cannot be read"}
+    first, unsupported = errors[0], all(finding.rule == UNSUPPORTED for finding in errors)
     text = f"{first.message}; {first.remedy}" if first.remedy else first.message
-    if all(finding.rule == UNSUPPORTED for finding in errors):
-        return Reason(unreadable="", unsupported=text)
-    return Reason(unreadable=text, unsupported="")
+    return {"unsupported" if unsupported else "unreadable": text}
 
 
 @dataclass(frozen=True)

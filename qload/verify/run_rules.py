@@ -32,7 +32,11 @@ NOTES = (
     notes.missing_by_design,
     notes.contradicted_settings,
     notes.loader_notes,
-    notes.disagreements,
+    notes.unmerged_adapters,
+    notes.contradicted_ties,
+    notes.unlisted_plain_layers,
+    notes.useless_patterns,
+    notes.unknown_modules,
 )
 NOTES_OF_LAYERS = (notes.zero_point_readings, notes.subnormals)
 

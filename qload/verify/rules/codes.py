@@ -40,6 +40,7 @@ from qload.loader import LayerDescription
 from qload.spec import Grouped
 from qload.spec.zero_point_evidence import FIELDS, WHOLE
 from qload.storage import WeightStorage
+from qload.verify.blocks import find_wrong
 from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Contradiction, Finding
 from qload.verify.rules.rule import Rule, convention_contradiction
@@ -75,22 +76,16 @@ def check_symmetry(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Findi
             or not isinstance(layer.format.config, GPTQConfig)
         ):
             continue
-        (zeros, packing), middle, count, first = known, 2 ** (layer.format.config.bits - 1), 0, None
-        for start, run, same in zero_point_runs(checkpoint.weights.storage, layer):
-            if same:
-                continue
-            values = zeros.read(run, packing)
-            wrong = torch.nonzero(values != middle)
-            if wrong.numel() and first is None:
-                g, n = wrong[0].tolist()
-                first = (start + g, n, int(values[g, n]))
-            count += wrong.shape[0]
-        if first is not None:
+        (zeros, packing), middle = known, 2 ** (layer.format.config.bits - 1)
+        runs = zero_point_runs(checkpoint.weights.storage, layer)
+        differing = ((start, zeros.read(run, packing)) for start, run, same in runs if not same)
+        wrong = find_wrong((start, values, values != middle) for start, values in differing)
+        if wrong is not None:
             name = f"{layer.prefix}.qzeros"
-            g, n, value = first
+            count, (g, n), value = wrong
             total = layer.format.config.groups(layer.K) * layer.N
             message = (
-                f"{name}: zero point {value} at group {g}, column {n}, a symmetric layer of "
+                f"{name}: zero point {value:g} at group {g}, column {n}, a symmetric layer of "
                 f"{layer.format.config.bits} bits has {middle}; {count} of {total} differ "
                 f"(read as {zeros.name}, as {claims.file} says checkpoint_format {claims.format}"
                 + (f"; there {layer_claims.says('sym')})" if layer_claims.source else ")")

@@ -26,8 +26,8 @@ from qload.formats import AWQConfig, BNB4Config, CTPackConfig, GPTQConfig
 from qload.formats.unquantized import FLOATS
 from qload.loader import LayerDescription
 from qload.spec import Role, TensorSpec
-from qload.storage import TensorInfo, WeightStorage, rows
-from qload.verify.blocks import load_output_blocks, read_float_rows
+from qload.storage import TensorInfo, rows
+from qload.verify.blocks import find_wrong, load_output_blocks, read_float_rows
 from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Finding, finding_of
 from qload.verify.rules.rule import Rule
@@ -71,14 +71,9 @@ def check_finite(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding
             continue
         if is_mask(name, storage.info(name)) and numbers.low == -inf and numbers.high < inf:
             continue
-        count, place, value = 0, (), 0.0
-        for start, run in read_float_rows(storage, name, checkpoint.specs.get(name)):
-            wrong = ~torch.isfinite(run)
-            in_run = int(wrong.sum())
-            if in_run and not count:
-                first, *rest = torch.nonzero(wrong)[0].tolist()
-                place, value = (start + first, *rest), float(run[(first, *rest)])
-            count += in_run
+        floats = read_float_rows(storage, name, checkpoint.specs.get(name))
+        wrong = find_wrong((start, run, ~torch.isfinite(run)) for start, run in floats)
+        count, place, value = wrong or (0, (), 0.0)
         yield rule.tensor_finding(checkpoint, name, f"{value:g} at {place}; {count} in all")
 
 
@@ -205,9 +200,9 @@ def check_fields(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding
         for spec in layer.specs:
             name = layer.names.full(spec.name)
             for what, allowed, split in _declared(spec):
-                first = _first_wrong(storage, name, split)
-                if first:
-                    value, place, count = first
+                wrong = find_wrong((start, *split(run)) for start, run in rows(storage, name))
+                if wrong:
+                    count, place, value = wrong
                     yield rule.field_finding(
                         layer,
                         spec.name,
@@ -231,21 +226,6 @@ def _declared(spec: TensorSpec) -> Iterator[tuple[str, str, Split]]:
 def _split_fields(run: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
     fields = torch.stack([(run.to(torch.int32) >> shift) & 15 for shift in (0, 4, 8, 12)], -1)
     return fields, ~torch.isin(fields, allowed)
-
-
-def _first_wrong(
-    storage: WeightStorage, name: str, split: Split
-) -> tuple[float, tuple[int, ...], int] | None:
-    """Return the first wrong value, its place, and the number of wrong values."""
-    count, first = 0, None
-    for start, run in rows(storage, name):
-        values, wrong = split(run)
-        places = torch.nonzero(wrong)
-        if places.numel() and first is None:
-            row, *rest = places[0].tolist()
-            first = (float(values[(row, *rest)]), (start + row, *rest))
-        count += places.shape[0]
-    return (*first, count) if first else None
 
 
 SIGNED_CONFIGS = (GPTQConfig, AWQConfig, CTPackConfig)

@@ -198,20 +198,10 @@ class ContentsAccumulator:
             return None
         rest = self._rest
         if not self._words:
-            return _short_word(rest)
+            return _repeated_word(rest.numpy())
         (word,) = self._words
         want = torch.tensor([word]).view(torch.uint8).repeat(len(rest) // 8 + 1)[: len(rest)]
         return word if bool((rest == want).all()) else None
-
-
-def _short_word(rest: Tensor) -> int | None:
-    """Return the word of eight bytes that fills less than a block; None without one, or below 16 bytes."""
-    if len(rest) < 16:
-        return None
-    head = rest[: len(rest) // 8 * 8].clone().view(torch.int64)
-    word = int(head[0])
-    want = head[:1].view(torch.uint8).repeat(len(rest) // 8 + 1)[: len(rest)]
-    return word if bool((rest == want).all()) else None
 
 
 def _leading(data: Tensor, value: int) -> int:
@@ -280,47 +270,29 @@ class NumbersAccumulator:
         self._count += len(piece)
         self._drawn.append(piece[:: max(1, len(piece) // DRAWN_VALUES)].clone())
         if self._fully:
-            size = piece.float().abs()
-            zeros = size == 0
-            self._zeros += int(zeros.sum())
-            self._least = min(self._least, float(torch.where(zeros, inf, size).nan_to_num(inf, inf).min()))
+            least, zeros = _least(_floats(piece))
+            self._least, self._zeros = min(self._least, least), self._zeros + zeros
 
     def finish(self) -> Numbers:
         """Return the numbers of all pieces."""
         drawn = torch.cat(self._drawn) if self._drawn else torch.zeros(0)
         other = OTHER_TYPE.get(drawn.dtype)
-        retyped = (0.0, 0.0, 0.0) if other is None else _quantiles(drawn.view(other))
+        retyped = (0.0, 0.0, 0.0) if other is None else _quantiles(_floats(drawn.view(other)))
         if not self._count:
             self._low = self._high = 0.0
         return Numbers(
-            self._low, self._high, _quantiles(drawn), self._count, retyped, self._least, self._zeros
+            self._low, self._high, _quantiles(_floats(drawn)), self._count, retyped, self._least, self._zeros
         )
-
-
-def _quantiles(values: Tensor) -> tuple[float, float, float]:
-    sizes = values.float().abs()
-    sizes = sizes[(sizes > 0) & sizes.isfinite()].sort().values
-    if not len(sizes):
-        return 0.0, 0.0, 0.0
-    low, middle, high = sizes[[int(share * (len(sizes) - 1)) for share in QUANTILES]].tolist()
-    return low, middle, high
 
 
 def _range(piece: Tensor) -> tuple[float, float]:
     if piece.dtype in FLOATS:
         low, high = torch.aminmax(piece)
         return float(low), float(high)
-    bits = piece.view(torch.uint8)
-    if piece.dtype not in EIGHT_BITS:  # exponents alone
-        low, high = (bound.view(piece.dtype).float() for bound in torch.aminmax(bits))
-        return (nan, nan) if isnan(high) else (float(low), float(high))
-    if piece.dtype in NAN_BYTE and bool((bits == NAN_BYTE[piece.dtype]).any()):
-        return nan, nan
-    size = int((bits & 127).max())
-    largest, signed = (
-        torch.tensor([size, int(bits.max())], dtype=torch.uint8).view(piece.dtype).float().tolist()
-    )
-    return min(signed, 0.0) if size else 0.0, largest
+    if piece.dtype in EIGHT_BITS:
+        return _ends(piece)
+    low, high = (bound.view(piece.dtype).float() for bound in torch.aminmax(piece.view(torch.uint8)))
+    return (nan, nan) if isnan(high) else (float(low), float(high))  # exponents alone
 
 
 def small_contents(piece: Tensor) -> Contents:
@@ -383,9 +355,9 @@ def small_numbers(piece: Tensor, *, exponents: bool, fully: bool) -> Numbers:
     drawn, other = piece[:: max(1, len(piece) // DRAWN_VALUES)], OTHER_TYPE.get(piece.dtype)
     values = _floats(drawn if eight and not fully else piece)
     low, high = _ends(piece) if eight else (float(values.min()), float(values.max()))
-    retyped = (0.0, 0.0, 0.0) if other is None else _small_quantiles(_floats(drawn.view(other)))
+    retyped = (0.0, 0.0, 0.0) if other is None else _quantiles(_floats(drawn.view(other)))
     least, zeros = _least(values) if fully else (inf, 0)
-    return Numbers(low, high, _small_quantiles(_floats(drawn)), len(piece), retyped, least, zeros)
+    return Numbers(low, high, _quantiles(_floats(drawn)), len(piece), retyped, least, zeros)
 
 
 def _least(values: Floats) -> tuple[float, int]:
@@ -395,7 +367,7 @@ def _least(values: Floats) -> tuple[float, int]:
     return float(nonzero.min()) if len(nonzero) else inf, int((sizes == 0).sum())
 
 
-def _small_quantiles(values: Floats) -> tuple[float, float, float]:
+def _quantiles(values: Floats) -> tuple[float, float, float]:
     sizes = np.abs(values)
     sizes = np.sort(sizes[(sizes > 0) & np.isfinite(sizes)])
     if not len(sizes):

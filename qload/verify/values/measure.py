@@ -5,8 +5,7 @@ this weight the first or the last code. So most groups *reach an end*, and fewer
 other groups than the quantizer's.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from copy import copy
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
@@ -18,6 +17,7 @@ from qload.errors import QloadError
 from qload.formats.unquantized import FLOATS
 from qload.loader import FormatLoader, LayerDescription, Part
 from qload.loader.sharding import granule
+from qload.loader.source import Index, TensorSource, WrappedSource
 from qload.spec import Codes, Role, TensorSpec, Weight
 from qload.storage import TensorInfo, WeightStorage
 from qload.verify.blocks import pieces
@@ -93,7 +93,7 @@ class Statistics:
     low: float = 0.0
 
 
-def measure_codes(weights: Weights, loader: FormatLoader, layer: LayerDescription) -> Statistics | None:
+def measure_codes(weights: TensorSource, loader: FormatLoader, layer: LayerDescription) -> Statistics | None:
     """Measure outputs in the middle of the layer; None for a layer without codes.
 
     Errors of its loader reach the caller.
@@ -366,33 +366,11 @@ def holds_floats(info: TensorInfo, spec: TensorSpec | None, role: Role) -> bool:
     return role is Role.FLOAT and info.dtype in FLOATS
 
 
-class CachedStorage:
-    """Storage with some tensors in memory; callers must not write to these."""
+def with_cached(weights: Weights, cached: Mapping[str, Tensor]) -> WrappedSource:
+    """Return a source of these weights with some tensors in memory; callers must not write to these."""
 
-    def __init__(self, storage: WeightStorage, cached: Mapping[str, Tensor]) -> None:
-        self._storage, self._cached = storage, cached
+    def read(name: str, index: Index, _: Role) -> Tensor | None:
+        tensor = cached.get(name)
+        return tensor if tensor is None or not index else tensor[index].contiguous()
 
-    def keys(self) -> Collection[str]:
-        """Return the names of all tensors."""
-        return self._storage.keys()
-
-    def info(self, name: str) -> TensorInfo:
-        """Return dtype, shape and file of the tensor `name`."""
-        return self._storage.info(name)
-
-    def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
-        """Read the elements `index` of the tensor `name`."""
-        cached = self._cached.get(name)
-        if cached is None:
-            return self._storage.read(name, index)
-        return cached[index].contiguous() if index else cached
-
-    def close(self) -> None:
-        """Do nothing: the owner closes the storage."""
-
-
-def with_cached(weights: Weights, cached: Mapping[str, Tensor]) -> Weights:
-    """Return the same weights with these tensors in memory, in their shapes."""
-    twin = copy(weights)
-    twin.storage = CachedStorage(weights.storage, cached)
-    return twin
+    return WrappedSource(weights, read)
