@@ -1,5 +1,5 @@
 """Diagnosis of a read-back weight: the known fault behind its errors, and their location."""
 
-from qload.diagnosis.diagnosis import FAULT_CLASSES, Diagnosis, diagnose
+import lazy_loader
 
-__all__ = ["FAULT_CLASSES", "Diagnosis", "diagnose"]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

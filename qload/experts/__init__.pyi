@@ -1,0 +1,11 @@
+from .activation import ExpertFacts as ExpertFacts
+from .activation import GatedActivation as GatedActivation
+from .expert_parallel import ExpertSplit as ExpertSplit
+from .expert_parallel import LocalExperts as LocalExperts
+from .routing import Routing as Routing
+from .routing import routing_of as routing_of
+from .stacked_storage import ExpertStacks as ExpertStacks
+from .stacked_storage import with_experts as with_experts
+from .weight import Expert as Expert
+from .weight import ExpertsWeight as ExpertsWeight
+from .weight import Stack as Stack
