@@ -43,6 +43,10 @@ class Axis:
             if amount < 1 or (op == "*" and up):
                 raise PatternError(self.text, f"{op}{amount}{'^' * up} is not an operation")
 
+    def __reduce__(self) -> tuple[type["Axis"], tuple[str]]:
+        """Pickle the text alone: a match of a pattern has no pickled form."""
+        return Axis, (self.text,)
+
     @cached_property
     def _read(self) -> re.Match[str] | None:
         return _AXIS.fullmatch(self.text)

@@ -1,5 +1,6 @@
 """The grammar of axes, and the sizes that a layer's shapes agree on."""
 
+import pickle
 from fractions import Fraction
 
 import pytest
@@ -104,3 +105,12 @@ def test_a_dimension_that_cannot_be_divided_says_by_what_it_has_to_be() -> None:
 def test_a_tensor_of_other_dimensions_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"a\.scales: wrong shape\n  expected 2 axes: \(G, N\)"):
         solve(SPECS, {"words": (4, 6), "scales": (6,), "index": (32,)}, FieldNames("a"))
+
+
+def test_a_declaration_in_use_can_be_sent_to_another_process() -> None:
+    spec = TensorSpec("qweight", (torch.int32,), "K/8 N", Role.WORD)
+    granules = [axis.granule for axis in spec.axes]
+
+    other = pickle.loads(pickle.dumps(spec))
+
+    assert (other, [axis.granule for axis in other.axes]) == (spec, granules)
