@@ -96,7 +96,7 @@ def main() -> int:
     WORK.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(WORK / "copies", ignore_errors=True)  # a stopped run leaves a mutant in one
     packages = options.packages or list(TESTS)
-    drawn = sample(WORK, packages, options.count, options.seed)
+    drawn = sample(packages, options.count, options.seed)
     drawn.sort(key=lambda mutant: mutant.package not in SLOW_PACKAGES)
     known = _finished()
     with Progress(console=Console(stderr=True)) as progress:

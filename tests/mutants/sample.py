@@ -1,31 +1,33 @@
-"""Mutants of qload: a seeded sample over the places of the source that cosmic-ray can change."""
+"""Mutants of qload: a seeded sample over the modules, the kinds of changes and their places."""
 
-import subprocess
-import sys
+import ast
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from random import Random
+from typing import Any
 
+from cosmic_ray.ast import ast_nodes, get_ast
 from cosmic_ray.mutating import mutate_code
-from cosmic_ray.plugins import get_operator
-from cosmic_ray.work_db import WorkDB, use_db
-from cosmic_ray.work_item import MutationSpec
+from cosmic_ray.plugins import get_operator, operator_names
 
 from tests.faults.fault import Fault
+from tests.mutants.mistakes import mistakes
 from tests.paths import ROOT
 
 ARGUMENTS = "tests/meta/test_argument_types.py"
 RECORDS = "tests/meta/test_dataclasses.py"
+TABLES = "tests/meta/test_tables.py"
 # package of qload -> its tests, those first that kill most mutants in the least time.
 TESTS = {
-    "storage": ("tests/storage", ARGUMENTS, RECORDS),
-    "detect": ("tests/detect", "tests/weights", "tests/architecture", "tests/checkpoint", ARGUMENTS, RECORDS),
-    "verify": ("tests/verify", RECORDS),
-    "weights": ("tests/weights", "tests/loader", "tests/parallel", ARGUMENTS, RECORDS),
-    "loader": ("tests/loader", "tests/weights", "tests/quantize", ARGUMENTS, RECORDS),
+    "storage": ("tests/storage",),
+    "detect": ("tests/detect", "tests/weights", "tests/architecture", "tests/checkpoint"),
+    "verify": ("tests/verify",),
+    "weights": ("tests/weights", "tests/loader", "tests/parallel"),
+    "loader": ("tests/loader", "tests/weights", "tests/quantize"),
     "spec": (
         "tests/spec",
         "tests/loader",
@@ -35,8 +37,6 @@ TESTS = {
         "tests/formats/test_ct_pack.py",
         "tests/formats/test_fp8.py",
         "tests/quantize",
-        ARGUMENTS,
-        RECORDS,
     ),
     "formats": (
         "tests/formats/test_declarations.py",
@@ -46,22 +46,46 @@ TESTS = {
         "tests/contract/test_stored.py",
         "tests/loader",
         "tests/quantize",
-        ARGUMENTS,
-        RECORDS,
     ),
-    "checkpoint": ("tests/checkpoint", "tests/architecture", ARGUMENTS, RECORDS),
-    "architecture": ("tests/architecture", "tests/checkpoint", "tests/weights/test_heads.py", RECORDS),
+    "checkpoint": ("tests/checkpoint", "tests/architecture"),
+    "architecture": ("tests/architecture", "tests/checkpoint", "tests/weights/test_heads.py"),
 }
-# Modules that state the memory that native code may read, in packages that have other tests.
-MODULES = {"devices": ("operands.py",)}
-TESTS |= {"devices": ("tests/spec/test_borders.py", RECORDS)}
+TESTS |= {  # in packages that several tests share, the tests of their callers
+    "devices": ("tests/spec", "tests/kernels", "tests/weights", "tests/kernel_formats"),
+    "capabilities": ("tests/cli", "tests/meta"),
+    "cli": ("tests/cli", "tests/formats", "tests/diff", "tests/hub", "tests/contract"),
+    "configs": ("tests/detect", "tests/hub", "tests/checkpoint"),
+    "conformance": ("tests/conformance",),
+    "conversion": ("tests/conversion", "tests/contract", "tests/cli/test_convert.py"),
+    "diagnosis": ("tests/diagnosis", "tests/hub", "tests/conformance"),
+    "diff": ("tests/diff", "tests/formats", "tests/conversion"),
+    "engines": ("tests/engines", "tests/contract"),
+    "errors": ("tests/errors", "tests/parallel", "tests/cli"),
+    "experts": ("tests/experts", "tests/examples"),
+    "hub": ("tests/hub", "tests/cli/test_run.py"),
+    "kernel_formats": ("tests/kernel_formats", "tests/repacking", "tests/hub"),
+    "kernels": ("tests/kernels", "tests/plan", "tests/experts", "tests/models"),
+    "layouts": ("tests/layouts", "tests/kernel_formats", "tests/spec", "tests/pictures"),
+    "methods": ("tests/methods", "tests/engines"),
+    "models": ("tests/models",),
+    "native": ("tests/native", "tests/errors", "tests/cli"),
+    "parallel": ("tests/parallel", "tests/models", "tests/hub"),
+    "pictures": ("tests/pictures", "tests/errors"),
+    "plan": ("tests/plan", "tests/errors", "tests/cli"),
+    "quantize": ("tests/quantize", "tests/loader"),
+    "repacking": ("tests/repacking", "tests/methods", "tests/weights"),
+    "sentences": ("tests/layouts", "tests/repacking", "tests/errors"),
+    "testing": ("tests/testing", "tests/conformance", "tests/kernels"),
+}
+TESTS = {package: (*dict.fromkeys((TABLES, *tests, ARGUMENTS, RECORDS)),) for package, tests in TESTS.items()}
 # Unions are nearly always annotations; a mutant of one cannot even be imported, and so shows nothing.
 EXCLUDED_OPERATORS = "core/ReplaceBinaryOperator_BitOr_"
+Place = tuple[str, int, Callable[[str], str | None]]  # operator, line, and the text that it writes
 
 
 @dataclass(frozen=True)
 class Mutant:
-    """One place of a module of qload, changed by an operator of cosmic-ray."""
+    """One place of a module of qload, changed by one operator."""
 
     package: str
     module: str
@@ -102,61 +126,63 @@ def _common(old: Sequence[str], new: Sequence[str]) -> int:
     return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(old), len(new)))
 
 
-def sample(folder: Path, packages: Sequence[str], count: int, seed: int) -> list[Mutant]:
-    """Draw `count` mutants: each place of the source is as likely as any other, and gives at most one.
-
-    `folder`: for the files of cosmic-ray.
-    """
-    places: dict[tuple[str, tuple[int, int]], list[MutationSpec]] = defaultdict(list)
-    for mutation in _mutations(folder, packages):
-        if not mutation.operator_name.startswith(EXCLUDED_OPERATORS):
-            places[str(mutation.module_path), mutation.start_pos].append(mutation)
+def sample(packages: Sequence[str], count: int, seed: int) -> list[Mutant]:
+    """Draw `count` mutants: modules by their length, then a kind of change, then a place; each place once."""
     random = Random(seed)
-    drawn: list[Mutant] = []
-    for place in random.sample(sorted(places), len(places)):
-        made = [mutant for each in sorted(places[place], key=_order) if (mutant := _mutant(each)) is not None]
-        drawn += random.sample(made, min(1, len(made)))
-        if len(drawn) == count:
-            break
-    return drawn
+    paths = sorted({path for package in packages for path in module_files(package)})
+    lengths = [len((ROOT / path).read_text().splitlines()) for path in paths]
+    drawn: dict[tuple[str, str, int], Mutant] = {}
+    while len(drawn) < count:
+        mutant = _draw(random.choices(paths, lengths)[0], random)
+        if mutant is not None:
+            drawn.setdefault((mutant.module, mutant.operator, mutant.line), mutant)
+    return list(drawn.values())
 
 
-def modules(package: str) -> list[str]:
-    """The folder of a package, or the modules of it that are changed."""
-    return [f"qload/{package}/{name}" for name in MODULES.get(package, ())] or [f"qload/{package}"]
+def module_files(package: str) -> list[str]:
+    """The paths of the modules of a package."""
+    paths = (ROOT / f"qload/{package}.py", *(ROOT / "qload" / package).rglob("*.py"))
+    return [path.relative_to(ROOT).as_posix() for path in paths if path.is_file()]
 
 
-def _mutant(mutation: MutationSpec) -> Mutant | None:
-    """The mutant, or None if cosmic-ray cannot write it, as for the dotted name of an exception."""
-    operator = get_operator(mutation.operator_name)(**mutation.operator_args)
-    source = (ROOT / mutation.module_path).read_text()
+def _draw(module: str, random: Random) -> Mutant | None:
+    """A mutant of a module, or None if the one drawn has no other meaning, as in an annotation."""
+    text = (ROOT / module).read_text()
+    kinds = _places(module)
+    if not kinds:
+        return None
+    kind = random.choice(sorted(kinds))
+    operator, line, write = random.choice(kinds[kind])
     try:
-        mutated = mutate_code(source, operator, mutation.occurrence)
-    except AttributeError:
+        mutated = write(text)
+        changed = mutated is not None and ast.dump(ast.parse(mutated)) != ast.dump(ast.parse(text))
+    except (AttributeError, SyntaxError):  # cosmic-ray cannot write the dotted name of an exception
         return None
-    if mutated is None:
+    if mutated is None or not changed:
         return None
-    module = mutation.module_path.as_posix()
-    package, line = mutation.module_path.parts[1], mutation.start_pos[0]
-    return Mutant(package, module, line, mutation.operator_name, source, mutated)
+    package = Path(module).parts[1].removesuffix(".py")
+    return Mutant(package, module, line, operator, text, mutated)
 
 
-def _mutations(folder: Path, packages: Sequence[str]) -> Iterator[MutationSpec]:
-    """Every change that cosmic-ray knows in these packages."""
-    config, session = folder / "all.toml", folder / "all.sqlite"
-    session.unlink(missing_ok=True)
-    paths = ", ".join(f'"{path}"' for package in packages for path in modules(package))
-    config.write_text(
-        f"[cosmic-ray]\nmodule-path = [{paths}]\ntimeout = 1.0\nexcluded-modules = []\n"
-        'test-command = "false"\n[cosmic-ray.distributor]\nname = "local"\n'
-    )
-    command = [sys.executable, "-m", "cosmic_ray.cli", "init", str(config), str(session)]
-    subprocess.run(command, cwd=ROOT, check=True)
-    with use_db(str(session), WorkDB.Mode.open) as found:
-        for item in list(found.work_items):
-            (mutation,) = item.mutations
-            yield mutation
+@cache
+def _places(module: str) -> dict[str, list[Place]]:
+    """Every change of a module, by kinds of operators: the operator, the line and a writing function."""
+    text = (ROOT / module).read_text()
+    kinds: dict[str, list[Place]] = defaultdict(list)
+    for mistake in mistakes(text):
+        kinds[mistake.operator].append((mistake.operator, mistake.line, mistake.apply))
+    nodes = list(ast_nodes(get_ast(text)))
+    for name in operator_names():
+        operator = get_operator(name)
+        if operator.arguments() or name.startswith(EXCLUDED_OPERATORS):
+            continue
+        positions = [start for node in nodes for start, _ in operator().mutation_positions(node)]
+        for occurrence, (line, _) in enumerate(positions):
+            write = partial(_write, operator, occurrence)
+            kinds[name.split("_")[0]].append((name, line, write))
+    return kinds
 
 
-def _order(mutation: MutationSpec) -> tuple[str, int]:
-    return mutation.operator_name, mutation.occurrence
+def _write(operator: Callable[[], Any], occurrence: int, text: str) -> str | None:
+    written: str | None = mutate_code(text, operator(), occurrence)
+    return written
