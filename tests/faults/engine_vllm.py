@@ -3,6 +3,7 @@
 from tests.faults.fault import Fault
 
 CHECKPOINT, LOADING = "qload/engines/vllm/checkpoint.py", "qload/engines/vllm/weight_loading.py"
+EXPERTS = "qload/methods/typed_experts.py"
 
 FAULTS = (
     Fault(
@@ -47,27 +48,27 @@ FAULTS = (
     ),
     Fault(
         "engine-gate-and-up-exchanged",
-        LOADING,
+        EXPERTS,
         '{"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}',
         '{"w1": "up_proj", "w3": "gate_proj", "w2": "down_proj"}',
     ),
     Fault(
         "engine-experts-by-their-number-elsewhere",
         LOADING,
-        "buffer.add(local, shard_id",
-        "buffer.add(expert_id, shard_id",
+        "loader(param, loaded_weight, weight_name, shard_id, local)",
+        "loader(param, loaded_weight, weight_name, shard_id, expert_id)",
     ),
     Fault(
         "engine-experts-elsewhere-as-the-first",
-        LOADING,
-        "torch.where(local < 0, layer.local_num_experts, local)",
+        EXPERTS,
+        "torch.where(local < 0, layer.expert_buffer.num_experts, local)",
         "torch.where(local < 0, 0, local)",
     ),
     Fault(
         "engine-experts-of-one-rank",
-        LOADING,
-        '"process_group": buffer.group, ',
-        "",
+        EXPERTS,
+        '"process_group": buffer.group}',
+        "}",
     ),
     Fault(
         "engine-routing-weight-on-the-other-side",
@@ -77,7 +78,7 @@ FAULTS = (
     ),
     Fault(
         "engine-experts-not-counted",
-        LOADING,
+        EXPERTS,
         "if len(experts.local) != count:",
         "if len(experts.local) > count:",
     ),

@@ -17,20 +17,17 @@ from vllm.model_executor.layers.vocab_parallel_embedding import UnquantizedEmbed
 
 from qload.engines.vllm.checkpoint import CheckpointNames
 from qload.engines.vllm.weight_loading import (
-    ExpertBuffer,
+    BIASES,
     Rows,
-    apply_experts,
     apply_linear,
-    drop_expert_parameters,
     expert_facts,
-    finish_experts,
+    finish_experts_when_loaded,
     finish_linear,
     finish_when_loaded,
     pad_logits,
-    register_experts,
 )
 from qload.loader import ConfiguredFormat
-from qload.methods import CheckpointConfig, TypedLinearMethod
+from qload.methods import CheckpointConfig, TypedExpertsMethod, TypedLinearMethod
 from qload.parallel import Rank
 
 
@@ -194,24 +191,26 @@ class QloadExpertsMethod(FusedMoEMethodBase):
         CutError or DivideError, the same on every rank, for a format that cannot be split; ArgumentError for
         an unsupported computation inside the experts.
         """
-        layer.expert_facts, layer.params_dtype = expert_facts(layer), params_dtype
-        parallel = layer.moe_config.moe_parallel_config
-        sizes, group = (
-            (hidden_size, intermediate_size_per_partition),
-            Rank(parallel.tp_rank, parallel.tp_size),
+        config, parallel = self.config, layer.moe_config.moe_parallel_config
+        self.typed = TypedExpertsMethod(
+            self.formats,
+            layer.layer_name,
+            expert_facts(layer),
+            target=config.target,
+            activations=config.activations,
+            nonfinite=config.nonfinite,
+            logged=config.loader.logged,
         )
-        layer.expert_buffer = ExpertBuffer(layer.layer_name, self.formats, sizes, group, params_dtype)
-        register_experts(layer, layer.expert_buffer, self.names, lambda: self._finish(layer))
+        sizes = (num_experts, hidden_size, intermediate_size_per_partition)
+        group = Rank(parallel.tp_rank, parallel.tp_size)
+        self.typed.create_weights(layer, *sizes, params_dtype, group=group)
+        finish_experts_when_loaded(layer, self.typed, self.names)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Finish `layer`, unless its last tensor did; a missing tensor is an error of qload."""
-        self._finish(layer)
-        drop_expert_parameters(layer)
-
-    def _finish(self, layer: Any) -> None:
-        config = self.config
-        options = (config.target, config.activations, config.nonfinite, config.loader.logged)
-        finish_experts(layer, layer.expert_buffer, *options)
+        self.typed.process_weights_after_loading(layer)
+        for name in BIASES:
+            layer._parameters.pop(name, None)
 
     def apply(
         self,
@@ -226,4 +225,4 @@ class QloadExpertsMethod(FusedMoEMethodBase):
 
         `topk_weights`, `topk_ids`: (T, k). vLLM runs `shared_experts` on `shared_experts_input` itself.
         """
-        return apply_experts(layer, x, topk_weights, topk_ids)
+        return self.typed.apply(layer, x, topk_weights, topk_ids, layer.expert_map)

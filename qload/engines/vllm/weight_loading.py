@@ -4,8 +4,7 @@ A layer registers empty parameters. It is finished, and its parameters dropped, 
 checkpoint has of it is loaded.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -13,32 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from qload.detect import Target, for_target
 from qload.engines.vllm.checkpoint import CheckpointNames, PendingTensors
-from qload.errors import ArgumentError, MismatchError, MissingTensorError, UnsupportedFormatError
-from qload.experts import ExpertFacts, ExpertSplit, GatedActivation, LocalExperts
-from qload.kernels.declared import Activations, Maximum
-from qload.loader import ConfiguredFormat, FormatLoader
-from qload.loader.source import Nonfinite
-from qload.methods import TypedLinearMethod
-from qload.methods.parameter_buffer import (
-    LayerShare,
-    ParameterBuffer,
-    ParameterSlot,
-    check_cuts,
-    matrix_formats,
-    parameter_slots,
-)
-from qload.parallel import ProcessGroup
+from qload.errors import ArgumentError, UnsupportedFormatError
+from qload.experts import ExpertFacts, GatedActivation
+from qload.methods import TypedExpertsMethod, TypedLinearMethod
+from qload.methods.typed_experts import MATRICES, ExpertBuffer
 from qload.spec import named
-from qload.storage import TensorInfo
-from qload.storage.protocol import missing
-from qload.weights import Weights
 
 Rows = tuple[int, int]
 
-MATRICES: Mapping[str, str] = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}  # by vLLM's names
-PARAMETERS = {"w13": ("w1", "w3"), "w2": ("w2",)}  # prefixes of vLLM's parameters of experts
+BIASES = ("w13_bias", "w2_bias")  # vLLM's parameters of experts with biases
 ACTIVATIONS: Mapping[str, GatedActivation] = {
     "silu": GatedActivation("silu"),
     "gelu": GatedActivation("gelu"),
@@ -110,83 +93,6 @@ def pad_logits(y: Tensor, bias: Tensor | None, size: int) -> Tensor:
     return y if bias is None else y + bias
 
 
-class ExpertBuffer:
-    """Storage of loaded tensors of experts, numbered from 0 on this rank: `experts.0.gate_proj.qweight`.
-
-    Parameters
-    ----------
-    prefix
-        Prefix of the names.
-    formats
-        Formats of the experts to try.
-    sizes
-        (H, I): hidden size, and intermediate size on this rank.
-    group
-        Ranks that split the same experts.
-    params_dtype
-        Of plain numbers.
-    """
-
-    def __init__(
-        self,
-        prefix: str,
-        formats: Sequence[ConfiguredFormat],
-        sizes: tuple[int, int],
-        group: ProcessGroup,
-        params_dtype: torch.dtype,
-    ) -> None:
-        self.prefix, self.group = prefix, group
-        self._sizes = sizes
-        self.formats = tuple(matrix_formats(formats))
-        self.slots: dict[str, Mapping[str, ParameterSlot]] = {}
-        for shard in MATRICES:
-            share = self._share(0, shard)
-            check_cuts(self.formats, share)
-            self.slots[shard] = parameter_slots(self.formats, share, params_dtype, by_attrs=False)
-        self._matrices: dict[str, ParameterBuffer] = {}
-
-    def add(self, expert: int, shard: str, suffix: str, loaded: Tensor, device: torch.device) -> None:
-        """Add this rank's share of a tensor of an expert, `shard` "w1" (gate), "w3" (up) or "w2" (down)."""
-        share = self._share(expert, shard)
-        matrix = self._matrices.setdefault(share.prefix, ParameterBuffer(share, self.slots[shard]))
-        empty = nn.Parameter(torch.empty(0, dtype=loaded.dtype, device=device), requires_grad=False)
-        matrix.load(suffix, empty, loaded)
-
-    def keys(self) -> Collection[str]:
-        """Return the names of all tensors."""
-        return [name for matrix in self._matrices.values() for name in [*matrix.keys()]]
-
-    def info(self, name: str) -> TensorInfo:
-        """Return dtype and shape of the whole tensor `name`."""
-        return self._matrix_of(name).info(name)
-
-    def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
-        """Return the elements `index` of the tensor `name`; ArgumentError for those of another rank."""
-        return self._matrix_of(name).read(name, index)
-
-    def readable(self, name: str) -> tuple[tuple[int, int], ...] | None:
-        """Return (start, stop) along each axis of this rank's share of the tensor `name`."""
-        return self._matrix_of(name).readable(name)
-
-    def close(self) -> None:
-        """Free all tensors."""
-        self._matrices.clear()
-
-    def _matrix_of(self, name: str) -> ParameterBuffer:
-        number, matrix, _ = (*name.removeprefix(f"{self.prefix}.").split(".", 2), "", "")[:3]
-        buffer = self._matrices.get(f"{self.prefix}.{number}.{matrix}")
-        if buffer is None:
-            error: MissingTensorError = missing(name, self.keys())
-            raise error
-        return buffer
-
-    def _share(self, expert: int, shard: str) -> LayerShare:
-        prefix = named(f"{self.prefix}.{expert}", MATRICES[shard])
-        (H, inner), ranks = self._sizes, self.group.size()
-        K, N, shape = (H, inner, (inner * ranks, H)) if shard != "w2" else (inner, H, (H, inner * ranks))
-        return LayerShare(prefix, (prefix,), (0,), (N,), K, shape, self.group, has_rank=True)
-
-
 def expert_facts(layer: Any) -> ExpertFacts:
     """Return the computation inside vLLM's experts; ArgumentError for an unsupported one."""
     activation = layer.activation.value
@@ -219,14 +125,14 @@ def check_parallelism(name: str, moe: Any) -> None:
             raise ArgumentError(f"{name}: {key}", expected, str(value))
 
 
-def register_experts(
-    layer: Any, buffer: ExpertBuffer, names: CheckpointNames, finish: Callable[[], None]
-) -> None:
-    """Register parameters for all tensors of experts; `finish` is called after the last of them."""
+def finish_experts_when_loaded(layer: Any, typed: TypedExpertsMethod, names: CheckpointNames) -> None:
+    """Finish the experts of a layer when the last of their tensors in the checkpoint is loaded."""
+    buffer: ExpertBuffer = layer.expert_buffer
     pending = PendingTensors(_local_tensors(layer, buffer, names))
 
     def load(
         suffix: str,
+        loader: Callable[..., None],
         param: nn.Parameter,
         loaded_weight: Tensor,
         weight_name: str,
@@ -237,76 +143,18 @@ def register_experts(
         """Load a whole tensor of one expert, called by vLLM for the experts of all ranks."""
         local = layer._map_global_expert_id_to_local_expert_id(expert_id)
         if local >= 0:
-            buffer.add(local, shard_id, suffix, loaded_weight, param.device)
+            loader(param, loaded_weight, weight_name, shard_id, local)
             if pending.mark_loaded(f"{local}.{MATRICES[shard_id]}.{suffix}"):
-                finish()
+                typed.finish(layer)
         return local >= 0 if return_success else None
 
-    for lead, shards in PARAMETERS.items():
-        for suffix, slot in buffer.slots[shards[0]].items():
-            param: Any = nn.Parameter(torch.empty(0, dtype=slot.dtype), requires_grad=False)
-            param.weight_loader = partial(load, suffix)
-            layer.register_parameter(f"{lead}_{slot.param_name}", param)
+    for name, slot in buffer.parameters().items():
+        param: Any = getattr(layer, name)
+        param.weight_loader = partial(load, slot.suffix, param.weight_loader)
+    for name in BIASES:
         bias: Any = nn.Parameter(torch.empty(0), requires_grad=False)
         bias.weight_loader = partial(_refuse_bias, layer.layer_name)
-        layer.register_parameter(f"{lead}_bias", bias)
-
-
-def finish_experts(
-    layer: Any,
-    buffer: ExpertBuffer,
-    target: Target | None,
-    activations: Activations,
-    nonfinite: Nonfinite = "error",
-    logged: set[str] | None = None,
-) -> None:
-    """Create qload's experts, and free the loaded tensors. A second call does nothing.
-
-    The empty parameters stay until `drop_expert_parameters`: vLLM's loaders look them up for tensors of other
-    ranks' experts too.
-    """
-    if hasattr(layer, "typed_experts"):
-        return
-    stored = FormatLoader(*buffer.formats)
-    stored.logged = set() if logged is None else logged
-    loader = for_target(stored, target)
-    device, dtype = next(iter(_expert_parameters(layer).values())).device, layer.params_dtype
-    options: dict[str, Any] = {"device": device, "process_group": buffer.group, "nonfinite": nonfinite}
-    weights = Weights(buffer, loader=loader, dtype=dtype, **options)
-    is_split = buffer.group.size() > 1
-    split: ExpertSplit | None = "tensor" if is_split else None
-    experts = weights.get_experts(buffer.prefix, split=split, facts=layer.expert_facts)
-    count = layer.local_num_experts
-    if len(experts.local) != count:
-        raise MismatchError(buffer.prefix, "not all loaded", f"{count} experts", str(len(experts.local)))
-    experts = replace(experts, local=LocalExperts(0, count, count + 1))  # the last one is on no rank
-    buffer.close()
-    maximum: Maximum = "own" if is_split else None
-    layer.typed_experts = experts.get_linear(activations=activations, maximum=maximum, dtype=weights.dtype)
-
-
-def drop_expert_parameters(layer: Any) -> None:
-    """Drop the parameters, after all tensors are loaded."""
-    for name in _expert_parameters(layer):
-        delattr(layer, name)
-
-
-def apply_experts(layer: Any, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-    """Apply this rank's experts to x (T, H), in its dtype; experts of other ranks contribute 0.
-
-    `topk_ids`, `topk_weights`: (T, k), numbers of the whole layer's experts, and their routing weights.
-    """
-    ids = topk_ids.long()
-    if layer.expert_map is not None:
-        local = layer.expert_map[ids].long()
-        ids = torch.where(local < 0, layer.local_num_experts, local)
-    y: Tensor = layer.typed_experts(x, ids, topk_weights)
-    return y
-
-
-def _expert_parameters(layer: nn.Module) -> dict[str, nn.Parameter]:
-    parameters = layer.named_parameters(recurse=False)
-    return {name: param for name, param in parameters if name.partition("_")[0] in PARAMETERS}
+        layer.register_parameter(name, bias)
 
 
 def _refuse_bias(

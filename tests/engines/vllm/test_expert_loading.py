@@ -12,17 +12,10 @@ from torch import Tensor, nn
 
 from qload import MemoryStorage, Weights, loader_from_config
 from qload.engines.vllm.checkpoint import CheckpointNames
-from qload.engines.vllm.weight_loading import (
-    ExpertBuffer,
-    apply_experts,
-    check_parallelism,
-    drop_expert_parameters,
-    expert_facts,
-    finish_experts,
-    register_experts,
-)
+from qload.engines.vllm.weight_loading import check_parallelism, expert_facts, finish_experts_when_loaded
 from qload.errors import ArgumentError, CutError, MismatchError, UnsupportedFormatError
 from qload.experts import ExpertFacts, GatedActivation
+from qload.methods import TypedExpertsMethod
 from qload.parallel import Rank
 from qload.testing import assert_same_bits
 from tests.models.with_transformers.stored import FORMATS as STORED
@@ -71,10 +64,12 @@ def filled(
 ) -> list[bool]:
     """Whether the experts were done after each tensor."""
     loader: Any = loader_from_config(dict(stored.section))
-    sizes = (H, INNER // group.size())
-    buffer = ExpertBuffer(layer.layer_name, loader.formats, sizes, group, torch.float32)
-    layer.buffer = buffer  # type: ignore[assignment]
-    register_experts(layer, buffer, names, lambda: finish(layer))
+    sizes = (layer.local_num_experts, H, INNER // group.size())
+    layer.method = typed = TypedExpertsMethod(  # type: ignore[assignment]
+        loader.formats, layer.layer_name, layer.expert_facts, target=None, activations="unquantized"
+    )
+    typed.create_weights(layer, *sizes, torch.float32, group=group)
+    finish_experts_when_loaded(layer, typed, names)
     done = []
     for name, tensor in tensors.items():
         number, matrix, suffix = name.removeprefix("mlp.experts.").split(".", 2)
@@ -88,7 +83,12 @@ def filled(
 
 
 def finish(layer: Any) -> None:
-    finish_experts(layer, layer.buffer, None, "unquantized")
+    layer.method.finish(layer)
+
+
+def apply_experts(layer: Any, x: Tensor, shares: Tensor, ids: Tensor) -> Tensor:
+    y: Tensor = layer.method.apply(layer, x, shares, ids, layer.expert_map)
+    return y
 
 
 def wanted(
@@ -124,10 +124,10 @@ def test_all_experts_on_one_rank_are_done_by_the_last_tensor(tmp_path: Path) -> 
     assert done == [False] * (len(tensors) - 1) + [True]
     x, ids, shares = chosen()
     assert_same_bits(apply_experts(layer, x, shares, ids), wanted(tensors, x, ids, shares))
-    assert not layer.buffer.keys()  # type: ignore[union-attr,operator]
+    assert not layer.expert_buffer.keys()  # type: ignore[union-attr,operator]
     assert not sum(param.numel() for param in layer.parameters())
-    drop_expert_parameters(layer)
-    assert not dict(layer.named_parameters())
+    layer.method.process_weights_after_loading(layer)  # type: ignore[union-attr,operator]
+    assert {*dict(layer.named_parameters())} == {"w13_bias", "w2_bias"}  # registered by the adapter
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ def test_experts_have_numbers_of_their_own_on_a_rank() -> None:
     layer = Layer([3, 1])
     filled(layer, drawn(), Rank(0, 1), CheckpointNames())
 
-    names = layer.buffer.keys()  # type: ignore[union-attr,operator]
+    names = layer.expert_buffer.keys()  # type: ignore[union-attr,operator]
     assert {name.split(".")[2] for name in names} == {"0", "1"}
 
 
