@@ -38,6 +38,7 @@ from .marlin import verify_marlin_supported as verify_marlin_supported
 from .marlin import verify_marlin_supports_shape as verify_marlin_supports_shape
 from .parameters import replace_parameter as replace_parameter
 from .parameters import set_weight_attrs as set_weight_attrs
+from .typed_experts import TypedExpertsMethod as TypedExpertsMethod
 from .typed_linear import CheckpointConfig as CheckpointConfig
 from .typed_linear import TypedLinearMethod as TypedLinearMethod
 from .vocabulary import ParallelLMHead as ParallelLMHead
