@@ -1,0 +1,117 @@
+"""Calls with one lawful argument changed at a time: the text of each refusal, or the changed result.
+
+A change of a condition, of a bound, or of a number or name in a message changes a line.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from syrupy.assertion import SnapshotAssertion
+from torch import Tensor
+
+from qload.architecture import architecture_of
+from qload.experts.activation import facts_of
+from qload.experts.routing import routing_of
+from qload.formats import FORMATS
+from qload.models.config import config_dtype, latent_config, text_config
+from qload.parallel import FakeWorld
+from qload.spec import Weight
+from qload.storage import MemoryStorage
+from qload.testing import layer_of
+from qload.testing.random_layer import PREFIX, DrawnLayer
+from qload.testing.tiny_checkpoint import TYPE_ENTRIES, tiny_config
+from qload.testing.traits import CONTRACTS, contract
+from qload.weights import Weights
+from tests.errors.calls import FUNCTIONS
+from tests.meta.test_argument_types import NEEDED, public
+from tests.support.changed_values import outcome, outcomes
+
+N, K = 128, 256  # sizes of layers, unlike each other
+WORLDS = (2, 3, 8)
+UNSURE = ("SafetensorsStorage", "inspect", "layers", "verify", "open_checkpoint")  # whose results have tests
+CALLABLES = {each.id: each.values for each in public() if each.id in NEEDED and each.id not in UNSURE}
+STORED = [weight_type for weight_type in FORMATS if weight_type.format in CONTRACTS]
+
+
+def drawn(weight_type: type[Weight]) -> DrawnLayer:
+    return layer_of(contract(weight_type.format).common(weight_type.format), N, K)
+
+
+def load(layer: DrawnLayer, tensors: dict[str, Tensor], call: str = "get_weights", world: int = 1) -> Any:
+    """Return the weights of all ranks."""
+    storage = MemoryStorage(tensors)
+    ranks = [Weights(storage, loader=layer.loader(), process_group=rank) for rank in FakeWorld(world)]
+    return [getattr(weights, call)(PREFIX) for weights in ranks]
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_a_changed_argument_of(name: str, golden: SnapshotAssertion) -> None:
+    call, arguments = CALLABLES[name]
+    plain = (Tensor, int, float, str, torch.dtype, tuple, list, Mapping)
+    changed = {key: value for key, value in arguments.items() if isinstance(value, plain)}
+    rest = {key: value for key, value in arguments.items() if key not in changed}
+
+    assert outcomes(partial(call, **rest), changed) == golden
+
+
+@pytest.mark.parametrize("weight_type", STORED, ids=lambda each: each.format)
+def test_a_weight_of_a_changed_tensor(weight_type: type[Weight], golden: SnapshotAssertion) -> None:
+    weight = drawn(weight_type).weight()
+
+    assert outcomes(partial(weight_type, config=weight.config), weight.fields()) == golden
+
+
+@pytest.mark.parametrize("weight_type", STORED, ids=lambda each: each.format)
+def test_a_load_of_changed_tensors(weight_type: type[Weight], golden: SnapshotAssertion) -> None:
+    layer = drawn(weight_type)
+
+    assert outcomes(partial(load, layer), {"tensors": layer.named()}) == golden
+
+
+@pytest.mark.parametrize("weight_type", STORED, ids=lambda each: each.format)
+def test_the_shares_of(weight_type: type[Weight], golden: SnapshotAssertion) -> None:
+    layer = drawn(weight_type)
+    calls = [(call, world) for call in ("get_weights_col", "get_weights_row") for world in WORLDS]
+    lines = [
+        f"{call}, {world} ranks -> "
+        + outcome(load, {"layer": layer, "tensors": layer.named(), "call": call, "world": world})
+        for call, world in calls
+    ]
+
+    assert "\n".join(lines) == golden
+
+
+@pytest.mark.parametrize("weight_type", STORED, ids=lambda each: each.format)
+def test_the_config_of(weight_type: type[Weight], golden: SnapshotAssertion) -> None:
+    config = drawn(weight_type).config
+    given = {each.name: getattr(config, each.name) for each in fields(config)}  # type: ignore[arg-type]
+
+    assert outcomes(type(config), given) == golden
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_changed_argument_of_the_function(name: str, golden: SnapshotAssertion) -> None:
+    call, arguments = FUNCTIONS[name]
+
+    assert outcomes(call, arguments) == golden
+
+
+CONFIG_READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "text": text_config,
+    "routing": routing_of,
+    "facts": lambda config: facts_of(architecture_of(config)),
+    "dtype": config_dtype,
+    "latent": latent_config,
+}
+
+
+@pytest.mark.parametrize("kind", sorted(TYPE_ENTRIES))
+@pytest.mark.parametrize("reader", CONFIG_READERS)
+def test_a_changed_config_of(reader: str, kind: str, golden: SnapshotAssertion) -> None:
+    read = CONFIG_READERS[reader]
+
+    assert outcomes(read, {"config": tiny_config(kind)}) == golden
