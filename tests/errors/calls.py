@@ -1,15 +1,78 @@
-"""Lawful calls of functions that check sizes of tensors, with sizes unlike each other."""
+"""Lawful calls of functions that check sizes, dtypes and numbers, with sizes unlike each other."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from safetensors.torch import save
 
-from qload.models.attention import attend_with_bias, mask_bias
+from qload.experts.expert_parallel import LocalExperts, grid, local_experts
+from qload.experts.routing import Routing
+from qload.kernels import MPLinearLayerConfig, choose_mp_linear_kernel, scalar_types
+from qload.kernels.experts_function import check as check_expert_inputs
+from qload.kernels.mp_linear.parameters import permute_param_layout_, read_layer
+from qload.kernels.plans import check as check_linear_inputs
+from qload.layouts import compressed_tensors, eetq, marlin_24, panels, strips
+from qload.layouts.marlin_24 import choose_positions, read_positions
+from qload.loader.base import split_blocks
+from qload.loader.heads import Heads
+from qload.methods import marlin as marlin_method
+from qload.methods.awq_marlin import AWQMarlinConfig
+from qload.methods.base import get_quantization_config
+from qload.methods.marlin import (
+    marlin_permute_bias,
+    marlin_permute_scales,
+    verify_marlin_supported,
+    verify_marlin_supports_shape,
+)
+from qload.methods.parameters import fill
+from qload.models.attention import attend_with_bias, mask_bias, query_scales
+from qload.models.config import LatentConfig
+from qload.models.generation import Sampler, check_ids, check_prompt
+from qload.models.kv_cache import HeadSizes, PagedCache, PageTable, Step, pad_heads, page_count, unpad_heads
+from qload.models.memory import check_memory
+from qload.models.rope import rotate_halves, rotate_pairs, yarn_mscale
+from qload.models.vision import patch_mask, patch_positions, real_images
+from qload.parallel import Rank
+from qload.parallel.process_group import FakeWorld
+from qload.plan.explain import capability_of
+from qload.plan.sharing import check_ranks
+from qload.quantize.policy import mlp_only
+from qload.quantize.quantizers import check_finite
+from qload.sentences.sentence import WordSentence, parse_side
+from qload.storage.header import parse_header
+from qload.storage.protocol import bounds, check_out, check_rows
+from tests.kernel_formats.marlin_layers import layer
+from tests.meta.test_argument_types import EXPERTS, FACTS
+
+Call = tuple[Callable[..., Any], dict[str, Any]]
 
 S, QUERIES, KEYS, HEADS, KV, SIZE = 2, 3, 5, 6, 2, 8  # of attention
+WEIGHT = layer(128, 64, 32)  # (K, N) and the group
+LINEAR = MPLinearLayerConfig((128, 64), (128, 64), scalar_types.uint4b8, torch.float16, 32, False)
+WORDS = torch.arange(16 * 64, dtype=torch.int32).view(16, 64)
+FILE = save({"a": torch.zeros(3, 4), "b": torch.zeros(5)})
 
-FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
+
+def float_range(*shape: int) -> torch.Tensor:
+    return torch.arange(float(torch.Size(shape).numel())).view(shape) / 8
+
+
+ROUTED = {
+    "method": "softmax_grouped",
+    "experts": 6,
+    "top_k": 2,
+    "renormalized": False,
+    "groups": 3,
+    "top_groups": 2,
+    "factor": 1.5,
+}
+ROUTING = Routing(**ROUTED)
+CORRECTED = Routing("sigmoid_grouped", experts=6, top_k=2, groups=3, top_groups=2)
+
+MODELS: dict[str, Call] = {
     "attend_with_bias": (
         attend_with_bias,
         {
@@ -24,4 +87,239 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
         mask_bias,
         {"positions": torch.arange(6).view(2, 3), "keys": 5, "dtype": torch.float32, "window": 2, "chunk": 3},
     ),
+    "query_scales": (query_scales, {"positions": torch.arange(7), "floor": 2.0, "scale": 0.5}),
+    "rotate_halves": (
+        rotate_halves,
+        {"x": float_range(3, 2, 8), "cos": float_range(3, 4), "sin": float_range(3, 4)},
+    ),
+    "rotate_pairs": (
+        rotate_pairs,
+        {"x": float_range(3, 2, 8), "cos": float_range(3, 4), "sin": float_range(3, 4)},
+    ),
+    "yarn_mscale": (yarn_mscale, {"factor": 4.0, "weight": 0.7}),
+    "HeadSizes": (HeadSizes, {"only": (64, 128), "multiple": 2, "largest": 256}),
+    "pad_heads": (pad_heads, {"heads": float_range(3, 2, 6), "size": 8}),
+    "unpad_heads": (unpad_heads, {"heads": float_range(3, 2, 8), "size": 6}),
+    "PagedCache": (
+        PagedCache,
+        {
+            "layers": 2,
+            "pages": 3,
+            "page_size": 4,
+            "kv_heads": 5,
+            "k_dim": 6,
+            "v_dim": 7,
+            "dtype": torch.float16,
+        },
+    ),
+    "page_count": (page_count, {"sequences": 3, "tokens": 17, "page_size": 4}),
+    "PageTable": (PageTable, {"sequences": 3, "tokens": 17, "page_size": 4}),
+    "Step": (
+        Step,
+        {
+            "positions": torch.arange(6),
+            "slots": torch.arange(6),
+            "pages": torch.zeros(2, 3, dtype=torch.int64),
+        },
+    ),
+    "Step.of": (Step.of, {"starts": [3, 5], "tokens": 2, "pages": [[0, 1], [2, 3]], "page_size": 4}),
+    "Sampler": (Sampler, {"temperature": 0.5, "top_p": 0.75, "seed": 11}),
+    "check_ids": (check_ids, {"ids": [3, 9], "vocab": 10}),
+    "check_prompt": (
+        check_prompt,
+        {"prompt_ids": [3, 9, 5], "tokens": 4, "vocab": 10, "max_tokens": 7, "longest": 3},
+    ),
+    "check_memory": (check_memory, {"device": torch.device("cpu"), "needed": 3 << 30, "free": 4 << 30}),
+    "real_images": (
+        real_images,
+        {"pixels": torch.ones(2, 3, 4, 5), "pixel_mask": torch.ones(2, 4, 5, dtype=torch.bool)},
+    ),
+    "patch_mask": (patch_mask, {"pixel_mask": torch.ones(2, 6, 9, dtype=torch.bool), "patch": 3}),
+    "patch_positions": (patch_positions, {"mask": torch.ones(2, 3, 4, dtype=torch.bool), "side": 5}),
+    "LatentConfig": (
+        LatentConfig,
+        {
+            "q_rank": 12,
+            "kv_rank": 16,
+            "nope_size": 24,
+            "rope_size": 8,
+            "value_size": 32,
+        },
+    ),
 }
+EXPERT_CALLS: dict[str, Call] = {
+    "Routing": (Routing, ROUTED),
+    "Routing.logits": (
+        ROUTING.logits,
+        {"x": float_range(3, 8), "weight": float_range(6, 8), "bias": float_range(6)},
+    ),
+    "Routing.route": (ROUTING.route, {"logits": float_range(3, 6).sin()}),
+    "Routing.route corrected": (
+        CORRECTED.route,
+        {"logits": float_range(3, 6).sin(), "correction_bias": float_range(6)},
+    ),
+    "LocalExperts": (LocalExperts, {"start": 2, "stop": 5, "total": 9}),
+    "local_experts": (local_experts, {"prefix": "mlp", "total": 9, "group": Rank(1, 4)}),
+    "grid": (grid, {"split": "both", "group": Rank(5, 6), "expert_ranks": 3}),
+    "grid of tensors": (grid, {"split": "tensor", "group": Rank(5, 6), "expert_ranks": None}),
+    "check_expert_inputs": (
+        partial(check_expert_inputs, weight=EXPERTS.get_experts("e", facts=FACTS)),
+        {
+            "x": torch.ones(3, 4),
+            "topk_ids": torch.zeros(3, 2, dtype=torch.int32),
+            "topk_weights": torch.ones(3, 2),
+        },
+    ),
+}
+KERNELS: dict[str, Call] = {
+    "check_linear_inputs": (
+        partial(check_linear_inputs, weight=WEIGHT),
+        {"x": torch.ones(3, 128), "bias": torch.ones(64)},
+    ),
+    "choose_mp_linear_kernel for a layer": (
+        lambda **entries: choose_mp_linear_kernel(replace(LINEAR, **entries), 80).__name__,
+        {
+            "partition_weight_shape": (128, 64),
+            "act_type": torch.float16,
+            "group_size": 32,
+            "zero_points": False,
+            "has_g_idx": False,
+            "order": "gptq",
+        },
+    ),
+    "choose_mp_linear_kernel": (
+        partial(choose_mp_linear_kernel, LINEAR),
+        {"compute_capability": 80},
+    ),
+    "read_layer": (
+        partial(read_layer, LINEAR, "layer"),
+        {
+            "w_q": WORDS,
+            "w_s": torch.ones(4, 64, dtype=torch.float16),
+            "w_zp": None,
+            "g_idx": torch.arange(128, dtype=torch.int32) // 32,
+        },
+    ),
+    "permute_param_layout_": (
+        lambda **options: permute_param_layout_(WORDS.clone(), **options),
+        {"input_dim": 0, "output_dim": 1},
+    ),
+    "MPLinearLayerConfig": (
+        MPLinearLayerConfig,
+        {
+            "full_weight_shape": (128, 64),
+            "partition_weight_shape": (128, 64),
+            "weight_type": scalar_types.uint4b8,
+            "act_type": torch.float16,
+            "group_size": 32,
+            "zero_points": False,
+        },
+    ),
+    "is_dense": (
+        compressed_tensors.is_dense,
+        {"name": "a", "counts": [(12, 32), (12, 32)], "bits": 3, "claimed": None},
+    ),
+    "eetq.order": (eetq.order, {"capability": 80}),
+    "marlin_24.rows": (marlin_24.rows, {"bits": 4}),
+    "panels.rows": (panels.rows, {"bits": 4}),
+    "strips.rows": (strips.rows, {"bits": 4}),
+    "read_positions": (read_positions, {"meta": torch.zeros(16, 128, dtype=torch.int16)}),
+    "choose_positions": (choose_positions, {"present": torch.arange(8)[:, None].expand(8, 6) % 4 < 2}),
+    "WordSentence": (partial(WordSentence, i=8), {"bits": 4, "pattern": "(kp i) n -> kp n (i)"}),
+    "parse_side": (parse_side, {"pattern": "(a b) c -> a (b c)", "side": "(a b) c"}),
+}
+METHODS: dict[str, Call] = {
+    "AWQMarlinConfig": (AWQMarlinConfig, {"weight_bits": 4, "group_size": 32, "zero_point": True}),
+    "AWQMarlinConfig.from_config": (
+        AWQMarlinConfig.from_config,
+        {
+            "config": {
+                "quant_method": "awq",
+                "bits": 4,
+                "group_size": 32,
+                "zero_point": True,
+                "version": "gemm",
+            }
+        },
+    ),
+    "get_quantization_config": (get_quantization_config, {"name": "awq_marlin"}),
+    "verify_marlin_supported": (
+        verify_marlin_supported,
+        {"quant_type": scalar_types.uint4b8, "group_size": 128, "has_zp": False},
+    ),
+    "verify_marlin_supports_shape": (
+        verify_marlin_supports_shape,
+        {
+            "output_size_per_partition": 128,
+            "input_size_per_partition": 256,
+            "input_size": 512,
+            "group_size": 64,
+        },
+    ),
+    "marlin_permute_scales": (
+        marlin_permute_scales,
+        {"s": float_range(4, 128), "size_k": 256, "size_n": 128, "group_size": 64},
+    ),
+    "marlin_permute_bias": (marlin_permute_bias, {"b": float_range(128)}),
+    "marlin_zero_points": (
+        marlin_method.marlin_zero_points,
+        {
+            "zp": torch.arange(4 * 64, dtype=torch.int32).view(4, 64) % 16,
+            "size_k": 4,
+            "size_n": 64,
+            "num_bits": 4,
+        },
+    ),
+    "awq_to_marlin_zero_points": (
+        marlin_method.awq_to_marlin_zero_points,
+        {
+            "q_zp_packed": torch.arange(4 * 8, dtype=torch.int32).view(4, 8),
+            "size_k": 4,
+            "size_n": 64,
+            "num_bits": 4,
+        },
+    ),
+    "pack_cols": (
+        marlin_method.pack_cols,
+        {
+            "q_w": torch.arange(3 * 64, dtype=torch.int32).view(3, 64) % 16,
+            "num_bits": 4,
+            "size_k": 3,
+            "size_n": 64,
+        },
+    ),
+    "unpack_cols": (
+        marlin_method.unpack_cols,
+        {
+            "packed_q_w": torch.arange(3 * 8, dtype=torch.int32).view(3, 8),
+            "num_bits": 4,
+            "size_k": 3,
+            "size_n": 64,
+        },
+    ),
+    "fill": (fill, {"target": torch.zeros(3, 4), "loaded": torch.ones(3, 4), "tensor": "a.weight"}),
+    "Heads": (Heads, {"queries": 6, "keys": 2}),
+    "split_blocks": (split_blocks, {"tensor": "a", "dim": 0, "total": 24, "blocks": (1, 2, 3)}),
+}
+OTHERS: dict[str, Call] = {
+    "Rank": (Rank, {"place": 1, "world": 3}),
+    "FakeWorld": (FakeWorld, {"world": 3}),
+    "capability_of": (capability_of, {"arch": "sm90"}),
+    "check_ranks": (check_ranks, {"tp": (2, 4), "ep": 2}),
+    "mlp_only": (mlp_only, {"blocks": 5, "first_and_last": True}),
+    "check_finite": (check_finite, {"weight": float_range(3, 4), "name": "a.weight"}),
+    "parse_header": (
+        parse_header,
+        {"head": FILE[: 8 + int.from_bytes(FILE[:8], "little")], "file_size": len(FILE), "file": "x"},
+    ),
+    "bounds": (bounds, {"name": "a", "shape": (5, 7), "index": (slice(1, 3), slice(0, 7))}),
+    "check_out": (
+        check_out,
+        {"name": "a", "out": torch.zeros(3, 4), "extents": (3, 4), "dtype": torch.float32},
+    ),
+    "check_rows": (
+        check_rows,
+        {"name": "a", "out": torch.zeros(3, 4), "shape": (3, 4), "dtype": torch.float32},
+    ),
+}
+FUNCTIONS = {**MODELS, **EXPERT_CALLS, **KERNELS, **METHODS, **OTHERS}

@@ -3,9 +3,12 @@
 A change of a condition, of a bound, or of a number or name in a message changes a line.
 """
 
+import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,24 +16,27 @@ import torch
 from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
+from qload import DefaultWeightsLoader
 from qload.architecture import architecture_of
 from qload.experts.activation import facts_of
 from qload.experts.routing import routing_of
 from qload.formats import FORMATS
+from qload.models import load_model
 from qload.models.config import config_dtype, latent_config, text_config
 from qload.parallel import FakeWorld
 from qload.spec import Weight
 from qload.storage import MemoryStorage
 from qload.testing import layer_of
 from qload.testing.random_layer import PREFIX, DrawnLayer
-from qload.testing.tiny_checkpoint import TYPE_ENTRIES, tiny_config
+from qload.testing.tiny_checkpoint import TYPE_ENTRIES, make_checkpoint, tiny_config
 from qload.testing.traits import CONTRACTS, contract
 from qload.weights import Weights
 from tests.errors.calls import FUNCTIONS
 from tests.meta.test_argument_types import NEEDED, public
-from tests.support.changed_values import outcome, outcomes
+from tests.support.changed_values import changed_tensors, outcome, outcomes
 
 N, K = 128, 256  # sizes of layers, unlike each other
+MODELS = ("qwen2", "mixtral", "gpt_oss", "llama4_text", "deepseek_v3")  # with every kind of tensors
 WORLDS = (2, 3, 8)
 UNSURE = ("SafetensorsStorage", "inspect", "layers", "verify", "open_checkpoint")  # whose results have tests
 CALLABLES = {each.id: each.values for each in public() if each.id in NEEDED and each.id not in UNSURE}
@@ -98,6 +104,24 @@ def test_a_changed_argument_of_the_function(name: str, golden: SnapshotAssertion
     call, arguments = FUNCTIONS[name]
 
     assert outcomes(call, arguments) == golden
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_model_of_changed_tensors(kind: str, golden: SnapshotAssertion, tmp_path: Path) -> None:
+    tensors = make_checkpoint("plain", str(tmp_path), model=kind)
+    config = json.loads((tmp_path / "config.json").read_text())
+    lines = []
+    for name in tensors:
+        if re.search(r"[.][1-9]", name):  # later layers and experts are as the first
+            continue
+        changes = {"missing": None, **dict(changed_tensors(tensors[name]))}
+        for words, tensor in changes.items():
+            rest = {each: held for each, held in tensors.items() if each != name}
+            storage = MemoryStorage(rest if tensor is None else {**rest, name: tensor})
+            weights = Weights(storage, loader=DefaultWeightsLoader())
+            lines.append(f"{name}: {words} -> {outcome(load_model, {'weights': weights, 'config': config})}")
+
+    assert "\n".join(lines) == golden
 
 
 CONFIG_READERS: dict[str, Callable[[dict[str, Any]], Any]] = {
