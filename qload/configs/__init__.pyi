@@ -13,6 +13,7 @@ from .matching import matcher as matcher
 from .matching import override_rules as override_rules
 from .section import MAX_LAYER_SIZE as MAX_LAYER_SIZE
 from .section import Block as Block
+from .section import Entry as Entry
 from .section import Excerpt as Excerpt
 from .section import Name as Name
 from .section import NameList as NameList

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from reprlib import Repr
 from typing import Any
 
+from qload.errors import ConfigError
+
 _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 60
 
@@ -24,6 +26,10 @@ class FoundConfig:
         """
         stated = next((key for key in (name, *others) if self.values.get(key) is not None), name)
         return f"{self.section}.{stated}" if self.section else stated
+
+    def error(self, key: str, expected: str, got: str, hint: str = "") -> ConfigError:
+        """Create the error of a key, with the expected value, the value as text, and another line of text."""
+        return ConfigError(self.file, self.key(key), expected, got, hint)
 
 
 def value_text(value: Any) -> str:

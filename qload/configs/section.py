@@ -49,10 +49,14 @@ class Excerpt(BaseModel):
 NameList = list[Annotated[str, Field(min_length=1)]]
 
 
-class Section(BaseModel):
-    """Keys common to the sections of all methods."""
+class Entry(BaseModel):
+    """An object in a quantization config; further keys stay, unchecked."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="allow")
+
+
+class Section(Entry):
+    """Keys common to the sections of all methods."""
 
     modules_to_not_convert: NameList | None = None
 
@@ -85,9 +89,7 @@ def agree(source: FoundConfig, *keys: str) -> Any:
         if type(value) is type(first) in (int, str) and value == first:
             continue
         if value_text(value) != value_text(first):  # texts differ for 1 and True, and no comparison recurses
-            raise ConfigError(
-                source.file, source.key(key), f"{value_text(first)} as in {first_key}", value_text(value)
-            )
+            raise source.error(key, f"{value_text(first)} as in {first_key}", value_text(value))
     return stated[0][1] if stated else None
 
 
@@ -105,9 +107,8 @@ def validate(model: type[Model], source: FoundConfig) -> Model:
         first, *others = error.errors(include_url=False, include_context=False)
         key = ".".join(str(part) for part in first["loc"])
         missing = first["type"] == "missing"
-        raise ConfigError(
-            source.file,
-            source.key(key),
+        raise source.error(
+            key,
             "a value" if missing else first["msg"].removeprefix("Input should be "),
             "nothing" if missing else value_text(first["input"]),
             "also     " + ", ".join(source.key(str(e["loc"][0])) for e in others) if others else "",

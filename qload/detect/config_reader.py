@@ -26,7 +26,7 @@ from qload.configs import Claims, FoundConfig, Method, Patterns, agree, matcher,
 from qload.configs.matching import EMBEDDING_CLASS, HEAD, LINEAR_CLASS, MODULE_CLASSES, REGEX_PREFIX, is_regex
 from qload.detect.methods import auto_round, compressed_tensors, modelopt
 from qload.detect.signatures import METHODS_ELSEWHERE
-from qload.errors import ConfigError, ConfigsDisagreeError, QloadError, UnsupportedFormatError
+from qload.errors import ConfigsDisagreeError, QloadError, UnsupportedFormatError
 from qload.formats import METHODS as FORMAT_METHODS
 from qload.formats import ROLES, bnb, gptq
 from qload.loader.exclusion import Exclusions, NamedModules
@@ -114,9 +114,7 @@ def _method_name(source: FoundConfig) -> str:
     if method is None and any(source.values.get(flag) is True for flag in bnb.FLAGS):
         method = "bitsandbytes"
     if not isinstance(method, str) or not method:
-        raise ConfigError(
-            source.file, source.key("quant_method"), "the name of a quantization method", value_text(method)
-        )
+        raise source.error("quant_method", "the name of a quantization method", value_text(method))
     return method
 
 

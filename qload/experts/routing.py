@@ -349,14 +349,11 @@ def routing_of(config: Mapping[str, Any]) -> Routing:
     key = next((key for key in size.keys if key in model.config), size.keys[0])
     experts, said = model.sizes["experts"], validate(ROUTERS[model.type], found)
     if experts is None:
-        raise ConfigError(
-            found.file, found.key(key), "a number of experts", value_text(model.config.get(key))
-        )
+        raise found.error(key, "a number of experts", value_text(model.config.get(key)))
     try:
         return Routing(said.method, experts, said.num_experts_per_tok, **said.fields())
     except ArgumentError as error:
-        name = found.key(KEYS.get(error.argument, key))
-        raise ConfigError(found.file, name, error.expected, error.got) from error
+        raise found.error(KEYS.get(error.argument, key), error.expected, error.got) from error
 
 
 def _model(config: Mapping[str, Any]) -> tuple[Architecture, FoundConfig]:

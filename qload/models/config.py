@@ -308,16 +308,13 @@ class _Sizes:
     section: FoundConfig
     architecture: Architecture
 
-    def _error(self, key: str, expected: str, got: str) -> ConfigError:
-        return ConfigError(self.section.file, self.section.key(key), expected, got)
-
     def require(self, name: str) -> int:
         """Return a size of at least 1."""
         size = self.architecture.sizes[name]
         if size is None or size < 1:
             keys, values = self.architecture.table.sizes[name].keys, self.section.values
             key = next((key for key in keys if key in values), keys[0])
-            raise self._error(
+            raise self.section.error(
                 key, "a size of at least 1", value_text(values[key]) if key in values else "nothing"
             )
         return size
@@ -327,7 +324,7 @@ class _Sizes:
         """Number of decoder layers."""
         count = self.require("layers")
         if count > MAX_LAYERS:
-            raise self._error("num_hidden_layers", f"at most {MAX_LAYERS}", str(count))
+            raise self.section.error("num_hidden_layers", f"at most {MAX_LAYERS}", str(count))
         return count
 
     def head_sizes(self, latent: LatentConfig | None) -> tuple[int, int, int]:
@@ -337,7 +334,7 @@ class _Sizes:
         self.require("hidden"), self.require("heads")  # the default size of a head is their quotient
         size = self.require("head")
         if size > MAX_HEAD_SIZE:
-            raise self._error("head_dim", f"at most {MAX_HEAD_SIZE}", str(size))
+            raise self.section.error("head_dim", f"at most {MAX_HEAD_SIZE}", str(size))
         return size, size, size
 
     def kv_heads(self) -> int:
@@ -345,7 +342,7 @@ class _Sizes:
         heads = self.require("heads")
         kv_heads = self.require("kv") if "kv" in self.architecture.sizes else heads
         if heads % kv_heads:
-            raise self._error("num_key_value_heads", f"a divisor of {heads} heads", str(kv_heads))
+            raise self.section.error("num_key_value_heads", f"a divisor of {heads} heads", str(kv_heads))
         return kv_heads
 
     def outputs(self, name: str) -> int:
@@ -359,7 +356,9 @@ class _Sizes:
         rows = [self.architecture.find(f"model.layers.{n}.{router}") for n in range(self.layers)]
         has_router = [row is not None and self.architecture.is_promised(row) for row in rows]
         if None in has_router:
-            raise self._error("model_type", "numbers of the layers with experts", self.architecture.type)
+            raise self.section.error(
+                "model_type", "numbers of the layers with experts", self.architecture.type
+            )
         return frozenset(n for n, sparse in enumerate(has_router) if sparse)
 
     def biases(self) -> frozenset[str]:
@@ -380,7 +379,7 @@ def read_activation(section: FoundConfig, name: str) -> GatedActivation:
     """Return the activation `name`, the `hidden_act` of a config's `section`; ConfigError if unknown."""
     if name not in ACTIVATIONS:
         expected = f"one of {', '.join(ACTIVATIONS)}"
-        raise ConfigError(section.file, section.key("hidden_act"), expected, value_text(name))
+        raise section.error("hidden_act", expected, value_text(name))
     return ACTIVATIONS[name]
 
 
@@ -388,9 +387,8 @@ def _expert_facts(section: FoundConfig, architecture: Architecture) -> ExpertFac
     try:
         return facts_of(architecture)
     except ArgumentError as error:
-        key = section.key("swiglu_alpha or swiglu_limit")
         expected = "numbers above 0; or pass facts=ExpertFacts(GatedActivation(...)) to load_model"
-        raise ConfigError(section.file, key, expected, error.got) from error
+        raise section.error("swiglu_alpha or swiglu_limit", expected, error.got) from error
 
 
 def config_dtype(config: Mapping[str, Any]) -> torch.dtype | None:
@@ -419,7 +417,7 @@ def _layer_masks(
         return tuple(Mask(window if layer in sliding else None) for layer in range(layers))
     _check_entries(section, "layer_types", types, layers, (FULL, SLIDING))
     if SLIDING in types and window is None:
-        raise ConfigError(section.file, section.key("sliding_window"), f"a number, for {SLIDING}", "none")
+        raise section.error("sliding_window", f"a number, for {SLIDING}", "none")
     return tuple(Mask(window if entry == SLIDING else None) for entry in types)
 
 
@@ -432,8 +430,7 @@ def _chunked_masks(section: FoundConfig, fields: TextConfigFields, layers: int) 
     _check_entries(section, "layer_types", types, layers, (FULL, CHUNKED))
     chunk = fields.attention_chunk_size
     if CHUNKED in types and chunk is None:
-        key = section.key("attention_chunk_size")
-        raise ConfigError(section.file, key, f"a number, for {CHUNKED}", "none")
+        raise section.error("attention_chunk_size", f"a number, for {CHUNKED}", "none")
     pairs = zip(types, rotary, strict=True)
     return tuple(Mask(None, chunk if entry == CHUNKED else None, bool(rope)) for entry, rope in pairs)
 
@@ -442,8 +439,7 @@ def _check_entries(
     section: FoundConfig, key: str, entries: list[str] | list[int], layers: int, known: tuple[object, ...]
 ) -> None:
     if len(entries) != layers:
-        expected = f"{layers} entries, one per layer"
-        raise ConfigError(section.file, section.key(key), expected, str(len(entries)))
+        raise section.error(key, f"{layers} entries, one per layer", str(len(entries)))
     for entry in entries:
         if entry not in known:
-            raise ConfigError(section.file, section.key(key), " or ".join(map(str, known)), value_text(entry))
+            raise section.error(key, " or ".join(map(str, known)), value_text(entry))

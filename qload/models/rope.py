@@ -16,7 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from qload.configs import Excerpt, FoundConfig, validate, value_text
-from qload.errors import ArgumentError, ConfigError, ShapeError, checked
+from qload.errors import ArgumentError, ShapeError, checked
 from qload.kernels.chips import uncast
 from qload.models.families import Family
 
@@ -102,13 +102,12 @@ def rope_config(model: FoundConfig, family: Family, dim: int, pairs: bool, posit
     if factor is None and fields.rope_type == "yarn":
         factor = positions / original
     if factor is None and fields.rope_type != "default":
-        expected = f"a number, for {fields.rope_type}"
-        raise ConfigError(section.file, section.key("factor"), expected, "nothing")
+        raise section.error("factor", f"a number, for {fields.rope_type}", "nothing")
     if fields.rope_type == "llama3" and fields.high_freq_factor == fields.low_freq_factor:
-        key, got = section.key("high_freq_factor"), f"{fields.high_freq_factor}"
-        raise ConfigError(section.file, key, "a number other than low_freq_factor", got)
+        got = f"{fields.high_freq_factor}"
+        raise section.error("high_freq_factor", "a number other than low_freq_factor", got)
     if dim < 2 or dim % 2:
-        raise ConfigError(model.file, model.key("head_dim"), "an even number of rotated elements", str(dim))
+        raise model.error("head_dim", "an even number of rotated elements", str(dim))
     return RopeConfig(
         fields.rope_type,
         fields.rope_theta,
@@ -132,11 +131,11 @@ def _rope_section(model: FoundConfig, family: Family) -> FoundConfig:
     key = next((key for key in SECTION_KEYS if model.values.get(key)), "")
     section = model.values[key] if key else family.rope
     if not isinstance(section, Mapping):
-        raise ConfigError(model.file, model.key(key), "an object", value_text(section))
+        raise model.error(key, "an object", value_text(section))
     for name, value in section.items():
         if name.endswith("_attention") and isinstance(value, dict):
             expected, got = "one rope for all layers", "parameters per type of layer"
-            raise ConfigError(model.file, f"{model.key(key)}.{name}", expected, got)
+            raise model.error(f"{key}.{name}", expected, got)
     values = dict(section)
     values.setdefault("rope_type", values.get("type", "default"))
     values.setdefault("rope_theta", model.values.get("rope_theta", family.theta))

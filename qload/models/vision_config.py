@@ -140,11 +140,10 @@ def _tower_config(section: FoundConfig) -> TowerConfig:
     fields = validate(_TowerFields, section)
     hidden, heads = fields.hidden_size, fields.num_attention_heads
     if hidden % heads:
-        expected = f"a divisor of hidden_size = {hidden}"
-        raise ConfigError(section.file, section.key("num_attention_heads"), expected, str(heads))
+        raise section.error("num_attention_heads", f"a divisor of hidden_size = {hidden}", str(heads))
     if fields.image_size < fields.patch_size:
         expected = f"at least patch_size = {fields.patch_size}"
-        raise ConfigError(section.file, section.key("image_size"), expected, str(fields.image_size))
+        raise section.error("image_size", expected, str(fields.image_size))
     return TowerConfig(
         hidden=hidden,
         inner=fields.intermediate_size,
@@ -163,8 +162,7 @@ def _resampler_config(config: Mapping[str, Any], hidden: int, eps: float) -> Res
     fields = validate(_ResamplerFields, section)
     heads, kv_heads = fields.resampler_n_heads, fields.num_key_value_heads
     if heads % kv_heads:
-        expected = f"a divisor of resampler_n_heads = {heads}"
-        raise ConfigError(section.file, section.key("num_key_value_heads"), expected, str(kv_heads))
+        raise section.error("num_key_value_heads", f"a divisor of resampler_n_heads = {heads}", str(kv_heads))
     return ResamplerConfig(
         hidden=hidden,
         latents=fields.resampler_n_latents,

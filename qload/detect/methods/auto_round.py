@@ -20,12 +20,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, Field
 
 from qload import configs
 from qload.configs.matching import REGEX_PREFIX
 from qload.detect.methods import compressed_tensors
-from qload.errors import ConfigError, UnsupportedFormatError
+from qload.errors import UnsupportedFormatError
 from qload.formats import (
     AWQConfig,
     AWQWeight,
@@ -96,10 +96,8 @@ SETTING_KEYS: Mapping[str, str] = {
 Size = Annotated[int, Field(ge=-1, le=configs.MAX_LAYER_SIZE)] | configs.Block
 
 
-class _ModuleSettings(BaseModel):
+class _ModuleSettings(configs.Entry):
     """Settings of a module; None for the setting of the whole config."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
 
     bits: Annotated[int, Field(ge=1)] | None = None
     group_size: Size | None = None
@@ -233,7 +231,7 @@ def _format(
             f"bits {' or '.join(map(str, allowed_bits))}, and a group size of -1 or at least 1, for {packing}"
         )
         wrong = "group_size" if bits in allowed_bits else "bits"
-        raise ConfigError(source.file, source.key(key(wrong)), expected, f"bits {bits}, group size {size}")
+        raise source.error(key(wrong), expected, f"bits {bits}, group size {size}")
     if float8:
         return _fp8_format(packing, rule, size)
     if family in ("nv_fp", "mx_fp") or packing == "llm_compressor" or isinstance(size, list):

@@ -12,9 +12,9 @@ The formats of weights follow from a group's scheme and `format`. No weight depe
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, ClassVar, Literal, TypeGuard
+from typing import Annotated, Any, Literal, TypeGuard
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from qload import configs
 from qload.configs.matching import MODULE_CLASSES, precedence
@@ -60,10 +60,8 @@ MX_GROUP_SIZE = 32  # inputs with one power of two
 GROUPED_STRATEGIES = ("group", "tensor_group")
 
 
-class _Activations(BaseModel):
+class _Activations(configs.Entry):
     """Declared quantization of inputs, with the defaults of compressed-tensors."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="allow")
 
     num_bits: Annotated[int, Field(ge=1, le=64)] = 8
     type: Literal["int", "float"] = "int"
@@ -93,9 +91,7 @@ def activation_scheme(
     inputs = configs.validate(_Activations, section)
     dynamic, grouped = inputs.dynamic or False, inputs.shared_by in GROUPED_STRATEGIES
     if grouped and (inputs.group_size or 0) < 1:
-        raise ConfigError(
-            source.file, source.key(f"{key}.group_size"), "at least 1", configs.value_text(inputs.group_size)
-        )
+        raise source.error(f"{key}.group_size", "at least 1", configs.value_text(inputs.group_size))
     scale_type: ScaleType = SCALE_TYPES.get(inputs.scale_dtype, "float32")
     if inputs.scale_dtype is None and dynamic == "local":
         scale_type = "e4m3"
@@ -133,10 +129,8 @@ CT_FORMATS: dict[str, tuple[tuple[str, ...], range, tuple[str, ...]]] = {
 }
 
 
-class Scheme(BaseModel):
+class Scheme(configs.Entry):
     """Quantization scheme of the weights of a group."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="allow")
 
     num_bits: int
     type: Literal["int", "float"] = "int"
@@ -224,9 +218,7 @@ def _checked_block(
     bits = range(8, 9) if scheme.type == "float" and stated == "naive-quantized" else bits
 
     def wrong(name: str, expected: str, got: Any) -> ConfigError:
-        return ConfigError(
-            source.file, source.key(key(name)), f"{expected} in {stated}", configs.value_text(got)
-        )
+        return source.error(key(name), f"{expected} in {stated}", configs.value_text(got))
 
     if scheme.type not in types:
         raise wrong("type", " or ".join(types), scheme.type)
@@ -264,9 +256,7 @@ CT_KEYS = ("config_groups", "sparsity_config")  # keys of no other method
 MIN_BIT_STREAM_VERSION = (0, 18)  # first version that packs 3, 5, 6 and 7 bits as a stream
 
 
-class _Group(BaseModel):
-    model_config = ConfigDict(strict=True, frozen=True, extra="allow")
-
+class _Group(configs.Entry):
     targets: configs.NameList
     weights: Scheme | None = None
     input_activations: dict[str, Any] | None = None
@@ -394,8 +384,7 @@ def _group_format(
     if group.weights is None or stated == "dense":
         return replace(PLAIN, activations=_group_activations(source, name, group, section))
     if stated is None:
-        expected = "a format, there or for all groups"
-        raise ConfigError(source.file, source.key(f"{key}.format"), expected, "nothing")
+        raise source.error(f"{key}.format", "a format, there or for all groups", "nothing")
     version = re.match(r"(\d{1,9})\.(\d{1,9})", section.version or "")
     dense = (int(version[1]), int(version[2])) >= MIN_BIT_STREAM_VERSION if version else None
     inputs = _group_activations(source, name, group, section)
@@ -427,7 +416,7 @@ def _refuse_unsupported(section: _CompressedTensors, source: configs.FoundConfig
             CT_VARIANTS,
         )
     if not section.config_groups and section.sparsity_config is None:
-        raise ConfigError(source.file, source.key("config_groups"), "one or more groups", "none")
+        raise source.error("config_groups", "one or more groups", "none")
     if section.transform_config and any(section.transform_config.values()):
         online = sorted(_transform_locations(section.transform_config) - set(WEIGHT_TRANSFORMS))
         if online:

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from qload import configs
 from qload.detect.methods.compressed_tensors import Untargeted
-from qload.errors import ConfigError, UnsupportedFormatError
+from qload.errors import UnsupportedFormatError
 from qload.formats import (
     CTMXFP4Weight,
     Fp8Config,
@@ -83,23 +83,19 @@ Entries = Annotated[list[str], AfterValidator(lambda names: [name for name in na
 Format = ConfiguredFormat | UnsupportedFormatError  # the error is raised for each layer
 
 
-class _Strict(BaseModel):
-    model_config: ClassVar[ConfigDict] = ConfigDict(strict=True, frozen=True, extra="allow")
-
-
-class _Layer(_Strict):
+class _Layer(configs.Entry):
     quant_algo: str
     group_size: Size = None
 
 
-class _NumberFormat(_Strict):
+class _NumberFormat(configs.Entry):
     num_bits: int
     type: str
     group_size: Size = None
     strategy: str | None = None
 
 
-class _Group(_Strict):
+class _Group(configs.Entry):
     targets: list[Annotated[str, Field(min_length=1)]]
     weights: _NumberFormat
     input_activations: _NumberFormat | None = None
@@ -160,9 +156,7 @@ def _algorithm(source: configs.FoundConfig, key: str, stated: str, size: int | N
         raise _unsupported(source, stated, f"{key.removesuffix('group_size')}quant_algo")
     algorithm = ALGORITHMS[name]
     if size and algorithm.group_size not in (None, size):
-        raise ConfigError(
-            source.file, source.key(key), f"{algorithm.group_size} with {stated}", configs.value_text(size)
-        )
+        raise source.error(key, f"{algorithm.group_size} with {stated}", configs.value_text(size))
     return algorithm
 
 
@@ -177,8 +171,8 @@ def _check_config_groups(source: configs.FoundConfig, stated: str) -> None:
         numbers = groups[group].get(part) if isinstance(groups[group], dict) else None
         value = numbers.get(key) if isinstance(numbers, dict) else None
         if type(value) is int and value and expected not in (None, value):
-            key_path = source.key(f"config_groups.{group:.80}.{part}.{key}")
-            raise ConfigError(source.file, key_path, f"{expected} with {stated}", configs.value_text(value))
+            key_path = f"config_groups.{group:.80}.{part}.{key}"
+            raise source.error(key_path, f"{expected} with {stated}", configs.value_text(value))
 
 
 def _layer_formats(source: configs.FoundConfig, section: _ModelOpt) -> dict[str, Format]:
@@ -187,8 +181,7 @@ def _layer_formats(source: configs.FoundConfig, section: _ModelOpt) -> dict[str,
         return {name: _layer_format(source, name, layer) for name, layer in section.quantized_layers.items()}
     groups = configs.validate(_Groups, source).config_groups
     if not groups:
-        expected = f"layers with their quant_algo, for {MIXED}"
-        raise ConfigError(source.file, source.key("quantized_layers"), expected, "nothing")
+        raise source.error("quantized_layers", f"layers with their quant_algo, for {MIXED}", "nothing")
     return {
         target: _group_format(source, name, group)
         for name, group in groups.items()
