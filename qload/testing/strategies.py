@@ -4,6 +4,7 @@ The second kind follows from a strategy of configs and the declaration of tensor
 and fillings from its specs, group indices from the axis that they index.
 """
 
+from dataclasses import replace
 from math import lcm
 from typing import Any
 
@@ -20,7 +21,7 @@ from qload.errors import ArgumentError
 from qload.spec import LOGICAL, TensorSpec, Weight
 from qload.testing.layer_factory import layer_of, weight_type_of
 from qload.testing.random_layer import PREFIX, DrawnLayer, complete_sizes, fill_layer
-from qload.testing.traits import Traits, contract
+from qload.testing.traits import WRAPPED, Traits, contract
 
 FILLINGS = ("zeros", "count", "noise")  # simplest first; all but noise are exact in every dtype
 
@@ -72,37 +73,26 @@ def layers(
         scales), "noise".
     """
     weight_type = weight_type_of(format) if isinstance(format, str) else format
+    traits: dict[str, Any] = {
+        "bits": bits,
+        "symmetric": symmetric,
+        "act_order": act_order,
+        "zeros": zeros,
+        "variant": variant,
+    }
     if configs is not None:
-        excluded = {
-            "bits": bits,
-            "groups": groups,
-            "symmetric": symmetric,
-            "act_order": act_order,
-            "zeros": zeros,
-            "variant": variant,
-            "shapes": shapes,
-        }
-        for name, value in excluded.items():
+        for name, value in {**traits, "groups": groups, "shapes": shapes}.items():
             if value is not None:
                 raise ArgumentError(name, "None together with configs", repr(value))
         return _layers_of_configs(weight_type, configs, N=N, K=K, most=most, fillings=fillings or FILLINGS)
     common = contract(weight_type.format).common(weight_type.format)
+    stated = {name: value for name, value in traits.items() if value is not None}
+    if zeros in WRAPPED:
+        stated.setdefault("symmetric", False)
     sizes = groups or (common.group_size,)
-    chosen = [
-        Traits(
-            common.format,
-            common.bits if bits is None else bits,
-            size,
-            zeros != "wrapping" and common.symmetric if symmetric is None else symmetric,
-            bool(act_order),
-            common.zeros if zeros is None else zeros,
-            common.variant if variant is None else variant,
-            dtype,
-        )
-        for size in sizes
-    ]
-    for traits in chosen:
-        check_traits(traits)
+    chosen = [replace(common, group_size=size, dtype=dtype, **stated) for size in sizes]
+    for each in chosen:
+        check_traits(each)
     return _layers_of_traits(chosen, shapes, N, K, most, fillings or ("coded", "noise"))
 
 

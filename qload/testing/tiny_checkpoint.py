@@ -327,10 +327,7 @@ def _tensor(dialect: Dialect, name: str, spec: TensorSpec, sizes: Mapping[str, i
 
 
 def _shape(name: str, spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int, ...]:
-    extents = [axis.size(sizes[axis.free] if axis.free else axis.logical(sizes) or 0) for axis in spec.axes]
-    extents = [
-        sizes[axis.free] if axis.free else extent for axis, extent in zip(spec.axes, extents, strict=True)
-    ]
+    extents = [sizes[axis.free] if axis.free else axis.size(axis.logical(sizes) or 0) for axis in spec.axes]
     if None in extents:
         raise ArgumentError(
             "config", "sizes that the format can store", f"{name}: {spec.text} of {dict(sizes)}"

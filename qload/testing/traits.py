@@ -3,7 +3,8 @@
 Torch is not imported, so that tests can be collected by traits.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
+from typing import Any
 
 from qload.errors import ArgumentError
 
@@ -31,26 +32,21 @@ class Contract:
 
     def common(self, format: str) -> "Traits":
         """Return the common traits of a `format`, supported by every kernel."""
-        return Traits(
-            format,
-            self.bits[0],
-            self.groups[0],
-            self.symmetric[0],
-            self.act_order[0],
-            self.zeros[0],
-            self.variants[0],
-        )
+        return Traits(format, **{trait: values[0] for trait, values in self._values().items()})
 
     def corners(self, format: str) -> tuple["Traits", ...]:
         """Return the common traits of a `format`, then variants with one other value each."""
         common = self.common(format)
         listed = [common]
-        listed += [replace(common, bits=bits) for bits in self.bits[1:]]
-        listed += [replace(common, group_size=group) for group in self.groups[1:]]
-        listed += [replace(common, symmetric=symmetric) for symmetric in self.symmetric[1:]]
-        listed += [replace(common, act_order=order) for order in self.act_order[1:]]
-        listed += [replace(common, zeros=zeros, symmetric=zeros not in WRAPPED) for zeros in self.zeros[1:]]
-        return (*listed, *(replace(common, variant=variant) for variant in self.variants[1:]))
+        for trait, values in self._values().items():
+            listed += [replace(common, **{trait: value}) for value in values[1:]]
+        return tuple(
+            replace(traits, symmetric=False) if traits.zeros in WRAPPED else traits for traits in listed
+        )
+
+    def _values(self) -> dict[str, tuple[Any, ...]]:
+        """The values by name of the trait."""
+        return dict(zip(TRAITS, astuple(self), strict=True))
 
 
 @dataclass(frozen=True)
@@ -105,6 +101,7 @@ class Traits:
         return ".".join(part for part in parts if part)
 
 
+TRAITS = ("bits", "group_size", "symmetric", "act_order", "zeros", "variant")  # in the order of a contract
 WRAPPED = ("wrapping",)  # zero points that are never symmetric
 GROUPS = (128, 32, 64, -1)
 EIGHT_BITS = Contract(bits=(8,))
