@@ -6,7 +6,7 @@ the largest codes, of each significand one; twice the scale halves the codes, an
 exact. Rounding may have moved a scale by a few units in its last place.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -40,6 +40,7 @@ INEXACT = (
     "no scale per tensor, output or block of 128 x 128 represents its values in float8_e4m3fn exactly, and "
     "convert does not quantize"
 )
+NUMBERS: Mapping[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True}  # of a config's entry
 DYNAMIC_STRATEGIES = ("token", "group")  # of activations whose scales are computed at run time
 
 
@@ -216,9 +217,7 @@ def fp8_tensors(weight: Weight) -> dict[str, Tensor]:
 def weights_scheme(per: str, block: tuple[int, int] | None) -> dict[str, Any]:
     """Return the entry `weights` of a config group."""
     return {
-        "num_bits": 8,
-        "type": "float",
-        "symmetric": True,
+        **NUMBERS,
         "strategy": per,
         "block_structure": None if block is None else list(block),
         "group_size": None,
@@ -231,9 +230,7 @@ def activations_scheme(scheme: ActivationScheme | None) -> dict[str, Any] | None
     if scheme is None:
         return None
     return {
-        "num_bits": 8,
-        "type": "float",
-        "symmetric": True,
+        **NUMBERS,
         "strategy": scheme.strategy,
         "group_size": scheme.group_size,
         "dynamic": scheme.dynamic,

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
@@ -179,18 +180,14 @@ def shard(
     def shard_source(source: VerifiedCheckpoint) -> ShardedCheckpoint:
         layout = plan_shares(source, tp, ep, partial(report_progress, "checking layers"), nonfinite)
         report = ShardedCheckpoint(source.path, tp=tp, ep=ep, notes=layout.notes)
+
+        def result(prefix: str, outcome: Literal["bits", "differs", "refused"], detail: str) -> ShardedLayer:
+            stored_format = format_of(source.layers.get(prefix))
+            return ShardedLayer(prefix, stored_format, layout.sharings[prefix].cut, outcome, detail)
+
         if layout.refused:
-            layers = [
-                ShardedLayer(
-                    prefix,
-                    format_of(source.layers.get(prefix)),
-                    layout.sharings[prefix].cut,
-                    "refused",
-                    reason,
-                )
-                for prefix, reason in sorted(layout.refused.items())
-            ]
-            return replace(report, layers=layers)
+            refused = sorted(layout.refused.items())
+            return replace(report, layers=[result(prefix, "refused", reason) for prefix, reason in refused])
         by_rank = [split_into_files(items, shard_size) for items in layout.items]
         files = [
             OutputFile(f"rank-{rank}/{file.name}", file.items)
@@ -205,14 +202,8 @@ def shard(
             for rank, shares in enumerate(layout.shares):
                 reasons |= _differing_layers(folder / f"rank-{rank}", rank, shares, report_progress, workers)
             layers = [
-                ShardedLayer(
-                    prefix,
-                    format_of(source.layers.get(prefix)),
-                    sharing.cut,
-                    "differs" if prefix in reasons else "bits",
-                    reasons.get(prefix, ""),
-                )
-                for prefix, sharing in sorted(layout.sharings.items())
+                result(prefix, "differs" if prefix in reasons else "bits", reasons.get(prefix, ""))
+                for prefix in sorted(layout.sharings)
             ]
             return replace(report, layers=layers)
 
