@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from qload.cli.options import json_option, verbose_option
+from qload.cli.options import json_option, report_options, verbose_option
 from qload.cli.output import print_data
 from qload.errors.reporting import SCHEMA
 
@@ -115,9 +115,7 @@ MAX_DEVICE_NAME_BYTES = 256
     help="Import torch, which takes seconds, and show its number of threads, its CUDA devices, and the "
     "kernels of engines.",
 )
-@json_option
-@verbose_option
-@click.pass_context
+@report_options
 def doctor(ctx: click.Context, with_torch: bool, as_json: bool | None) -> None:
     """Show the native modules of this installation.
 

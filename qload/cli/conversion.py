@@ -12,11 +12,10 @@ from qload.cli.checkpoint_paths import open_with_progress
 from qload.cli.options import (
     CheckpointPath,
     experts_parallel_option,
-    json_option,
     nonfinite_option,
     output_folder_option,
+    report_options,
     shard_size_option,
-    verbose_option,
 )
 from qload.cli.output import is_first_rank, print_report, torchrun_group
 from qload.cli.text import finding_lines, format_count, layer_lines, note_lines, outcome_counts
@@ -116,9 +115,7 @@ def check_rule_ids(ctx: click.Context, param: click.Parameter, value: tuple[str,
 )
 @shard_size_option
 @nonfinite_option
-@json_option
-@verbose_option
-@click.pass_context
+@report_options
 def convert(
     ctx: click.Context,
     path: "Path | HubId",
@@ -176,9 +173,7 @@ def convert(
 @output_folder_option
 @shard_size_option
 @nonfinite_option
-@json_option
-@verbose_option
-@click.pass_context
+@report_options
 def shard(
     ctx: click.Context,
     path: "Path | HubId",

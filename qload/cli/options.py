@@ -230,3 +230,8 @@ verbose_option = click.option(
     callback=_start_logging,
     help="Log each step on standard error; -vv logs more.",
 )
+
+
+def report_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of a verb with a report, and pass the context to the verb."""
+    return json_option(verbose_option(click.pass_context(command)))

@@ -14,9 +14,8 @@ from qload.cli.options import (
     all_option,
     experts_parallel_option,
     html_option,
-    json_option,
     parse_counts,
-    verbose_option,
+    report_options,
     world_sizes_option,
 )
 from qload.cli.output import exit_other_ranks, print_report, write_file
@@ -60,9 +59,7 @@ ACTIVATION_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     help="Also require that each quantized layer can be repacked for this kernel.",
 )
 @all_option
-@json_option
-@verbose_option
-@click.pass_context
+@report_options
 def plan(
     ctx: click.Context,
     path: "Path | HubId",
@@ -122,9 +119,7 @@ def plan(
 )
 @html_option("the explanation")
 @all_option
-@json_option
-@verbose_option
-@click.pass_context
+@report_options
 def explain(
     ctx: click.Context,
     path: "Path | HubId",

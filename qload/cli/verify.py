@@ -15,10 +15,9 @@ from qload.cli.options import (
     OutputFile,
     all_option,
     html_option,
-    json_option,
     parse_token_ids,
     paths_argument,
-    verbose_option,
+    report_options,
     world_sizes_option,
 )
 from qload.cli.output import exit_other_ranks, is_first_rank, print_report, torchrun_group, write_file
@@ -90,9 +89,7 @@ DIFF_OUTCOMES = {
 @click.command(epilog=INSPECT_EPILOG)
 @paths_argument
 @all_option
-@json_option
-@verbose_option
-@click.pass_context
+@report_options
 def inspect(ctx: click.Context, paths: "tuple[Path | HubId, ...]", every: bool, as_json: bool | None) -> None:
     """Show the layers of checkpoints.
 
@@ -174,9 +171,7 @@ def inspect(ctx: click.Context, paths: "tuple[Path | HubId, ...]", every: bool, 
     help="Verify the directory of each PATH once, and skip directories without safetensors: "
     "for tools that pass the names of changed files.",
 )
-@json_option
-@verbose_option
-@click.pass_context
+@report_options
 def verify(
     ctx: click.Context,
     paths: "tuple[Path | HubId, ...]",
@@ -268,9 +263,7 @@ def _verify_tables(report: "Report") -> "Iterator[RenderableType]":
 @click.command(epilog=DIFF_EPILOG)
 @click.argument("path", type=CheckpointPath(), metavar="A")
 @click.argument("other", type=CheckpointPath(), metavar="B")
-@json_option
-@verbose_option
-@click.pass_context
+@report_options
 def diff(ctx: click.Context, path: "Path | HubId", other: "Path | HubId", as_json: bool | None) -> None:
     """Show whether the checkpoints A and B mean the same weights.
 
