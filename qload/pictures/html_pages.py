@@ -9,8 +9,8 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from html import escape
 from importlib import resources
 from typing import Any
@@ -30,15 +30,10 @@ INLINE = re.compile(r"`([^`]+)`|(?<!\w)\*\*(?=\S)(.+?)(?<=\S)\*\*(?!\w)|\[([^\]]
 RULE_LINK = re.compile(r"([a-z0-9-]+)\.md")
 TABLE_LINE = re.compile(r"[|\s:-]+")  # below the titles of a table
 MAX_TEXT_CHARACTERS = 4000
-FINDING_COLUMNS = ("rule", "severity", "tensor", "places", "file", "message", "remedy")
-LAYER_COLUMNS = (
-    "layer", "format", "bits", "group size", "symmetric", "act order", "N", "K", "dtype", "scales",
-    "sizes of scales", "error", "bytes", "findings",
-)  # fmt: skip
 PICTURE_COLUMNS = {"sizes of scales": "bars", "error": "map"}
 NUMBER_COLUMNS = ("bits", "group size", "N", "K", "bytes", "findings")
-REASONS_COLUMN = "reasons against others"
 Cell = str | int | None
+Row = Mapping[str, Cell]
 
 
 def markdown_html(text: str, rules: Sequence[str] = ()) -> str:
@@ -109,8 +104,8 @@ class ReportTable:
 
     Attributes
     ----------
-    title, columns, rows
-        Title, titles of the columns, and a value per column, or None.
+    title, rows
+        Title, and rows of values, or None, by titles of columns.
     numbers
         Columns to sort as numbers.
     links
@@ -120,23 +115,16 @@ class ReportTable:
     """
 
     title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Row]
     numbers: Sequence[str] = ()
     links: str = ""
     drawn: Mapping[str, str] = field(default_factory=dict)
 
-    def without_empty_columns(self) -> "ReportTable":
-        """Return the table without the columns that have no value in any row; the first column stays."""
-        kept = [i for i in range(len(self.columns)) if not i or any(row[i] is not None for row in self.rows)]
-        names = [self.columns[i] for i in kept]
-        return replace(
-            self,
-            columns=names,
-            rows=[[row[i] for i in kept] for row in self.rows],
-            numbers=[name for name in self.numbers if name in names],
-            drawn={name: kind for name, kind in self.drawn.items() if name in names},
-        )
+    @cached_property
+    def columns(self) -> list[str]:
+        """Titles of the columns: the first, and all that have a value in any row."""
+        names = list(self.rows[0]) if self.rows else []
+        return [name for name in names if name == names[0] or any(row[name] is not None for row in self.rows)]
 
 
 @dataclass(frozen=True)
@@ -171,19 +159,18 @@ class Page:
         except ModuleNotFoundError as error:
             expected = 'Jinja, installed by `pip install "qload-weights[pictures]"`'
             raise ArgumentError("html", expected, "none") from error
-        tables = [table.without_empty_columns() for table in self.tables]
         total = sum(self.shares.values())
         parts = [(name, size, 100 * size / total) for name, size in self.shares.items() if size]
         environment = Environment(autoescape=True, undefined=StrictUndefined)
         return environment.from_string(_read_template("page.html.jinja")).render(
-            page=replace(self, tables=tables),
+            page=self,
             shown=escape_controls,
             explained={
                 name: markdown_html(escape_controls(text), tuple(self.explanations))
                 for name, text in self.explanations.items()
             },
             parts=parts,
-            data=_tables_json(tables),
+            data=_tables_json(self.tables),
             style=_read_template("page.css"),
             script=_read_template("page.js"),
             script_hash=_csp_hash(_read_template("page.js")),
@@ -203,13 +190,13 @@ def _tables_json(tables: Sequence[ReportTable]) -> str:
     """Format tables as JSON for a script element; `<` is escaped, so no text can close the element."""
     data: list[dict[str, Any]] = [
         {
-            "columns": list(table.columns),
-            "numbers": [table.columns.index(name) for name in table.numbers],
-            "drawn": {table.columns.index(name): kind for name, kind in table.drawn.items()},
-            "link": table.columns.index(table.links) if table.links else -1,
+            "columns": table.columns,
+            "numbers": [at for at, name in enumerate(table.columns) if name in table.numbers],
+            "drawn": {at: table.drawn[name] for at, name in enumerate(table.columns) if name in table.drawn},
+            "link": table.columns.index(table.links) if table.links in table.columns else -1,
             "rows": [
-                [escape_controls(cell) if isinstance(cell, str) else cell for cell in row]
-                for row in table.rows
+                [escape_controls(cell) if isinstance(cell, str) else cell for cell in cells]
+                for cells in (map(row.get, table.columns) for row in table.rows)
             ],
         }
         for table in tables
@@ -237,16 +224,9 @@ def report_page(report: Report, pictures: Mapping[str, LayerPictures] | None = N
     groups = group_findings(report.findings)
     facts = {"checkpoint": report.path, "findings": str(len(groups)), "layers": str(len(report.layers))}
     facts |= {str(name): str(value) for name, value in report.claims.items()}
-    findings = ReportTable(
-        "Findings", FINDING_COLUMNS, list(map(_finding_row, groups)), numbers=("places",), links="rule"
-    )
-    layers = ReportTable(
-        "Layers",
-        LAYER_COLUMNS,
-        _layer_rows(report, pictures or {}),
-        numbers=NUMBER_COLUMNS,
-        drawn=PICTURE_COLUMNS,
-    )
+    findings = ReportTable("Findings", list(map(_finding_row, groups)), numbers=("places",), links="rule")
+    rows = _layer_rows(report, pictures or {})
+    layers = ReportTable("Layers", rows, numbers=NUMBER_COLUMNS, drawn=PICTURE_COLUMNS)
     return Page(
         title="qload verify",
         verdict=report.verdict,
@@ -263,16 +243,21 @@ def report_page(report: Report, pictures: Mapping[str, LayerPictures] | None = N
     ).html()
 
 
-def _finding_row(group: CauseGroup[Finding]) -> list[Cell]:
+def _finding_row(group: CauseGroup[Finding]) -> Row:
     """Format the findings of one cause, with their file if it is the same for all."""
     first, files = group.first, {finding.file for finding in group.items}
-    tensors = "\n".join(group.places(None)) if first.tensor else None
-    file = first.file if len(files) == 1 else None
-    count = group.count if group.count > 1 else None
-    return [first.rule, first.severity, tensors, count, file, shown_message(group), first.remedy or None]
+    return {
+        "rule": first.rule,
+        "severity": first.severity,
+        "tensor": "\n".join(group.places(None)) if first.tensor else None,
+        "places": group.count if group.count > 1 else None,
+        "file": first.file if len(files) == 1 else None,
+        "message": shown_message(group),
+        "remedy": first.remedy or None,
+    }
 
 
-def _layer_rows(report: Report, pictures: Mapping[str, LayerPictures]) -> list[Sequence[Cell]]:
+def _layer_rows(report: Report, pictures: Mapping[str, LayerPictures]) -> list[Row]:
     """Format a row per layer, with the number of findings about its tensors."""
     counts: dict[str, int] = {}
     prefixes = {layer.prefix for layer in report.layers}
@@ -283,27 +268,27 @@ def _layer_rows(report: Report, pictures: Mapping[str, LayerPictures]) -> list[S
         counts[prefix] = counts.get(prefix, 0) + 1
     no_pictures = LayerPictures()
     return [
-        [
-            layer.prefix,
-            layer.format and format_label(layer.format),
-            layer.bits,
-            layer.group_size,
-            _yes_or_no(layer.sym),
-            _yes_or_no(layer.act_order),
-            *_two_sizes(layer.shape),
-            layer.dtype,
-            layer.scale_dtype,
-            pictures.get(layer.prefix, no_pictures).scales or None,
-            pictures.get(layer.prefix, no_pictures).error or None,
-            layer.bytes,
-            counts.get(layer.prefix, 0),
-        ]
+        {
+            "layer": layer.prefix,
+            "format": layer.format and format_label(layer.format),
+            "bits": layer.bits,
+            "group size": layer.group_size,
+            "symmetric": _yes_or_no(layer.sym),
+            "act order": _yes_or_no(layer.act_order),
+            **_two_sizes(layer.shape),
+            "dtype": layer.dtype,
+            "scales": layer.scale_dtype,
+            "sizes of scales": pictures.get(layer.prefix, no_pictures).scales or None,
+            "error": pictures.get(layer.prefix, no_pictures).error or None,
+            "bytes": layer.bytes,
+            "findings": counts.get(layer.prefix, 0),
+        }
         for layer in report.layers
     ]
 
 
-def _two_sizes(shape: Sequence[int]) -> tuple[Cell, Cell]:
-    return shape[0] if shape else None, shape[1] if len(shape) > 1 else None
+def _two_sizes(shape: Sequence[int]) -> Row:
+    return {"N": shape[0] if shape else None, "K": shape[1] if len(shape) > 1 else None}
 
 
 def _yes_or_no(value: bool | None) -> str | None:
@@ -328,18 +313,6 @@ def explanation_page(explanation: Explanation) -> str:
     """Format an explanation of `explain` as a self-contained HTML page."""
     layers = explanation.layers
     counts = list(dict.fromkeys(choice.tokens for layer in layers for choice in layer.choices))
-    titles = ["1 token" if count == 1 else f"{count} tokens" for count in counts]
-    columns = [
-        "layer",
-        "format",
-        "N",
-        "K",
-        "kernel format",
-        *titles,
-        REASONS_COLUMN,
-        "changes for others",
-        "error",
-    ]
     facts = {
         "checkpoint": explanation.path,
         "chip": explanation.arch,
@@ -355,22 +328,23 @@ def explanation_page(explanation: Explanation) -> str:
         title="qload explain",
         verdict=explanation.verdict,
         facts=facts,
-        tables=[ReportTable("Layers", columns, rows, numbers=("N", "K"))],
+        tables=[ReportTable("Layers", rows, numbers=("N", "K"))],
         notes=explanation.notes,
         drawings=draw_formats(formats),
     ).html()
 
 
-def _explained_row(layer: ExplainedLayer, counts: Sequence[int]) -> list[Cell]:
+def _explained_row(layer: ExplainedLayer, counts: Sequence[int]) -> Row:
     kernels = {choice.tokens: f"{choice.kernel}, {choice.time}" for choice in layer.choices}
-    reasons = [*layer.formats.items(), *(item for choice in layer.choices for item in choice.refused.items())]
-    return [
-        layer.prefix,
-        layer.format and format_label(layer.format),
-        *_two_sizes(layer.shape),
-        layer.kernel_format,
-        *(kernels.get(count) for count in counts),
-        "\n".join(dict.fromkeys(f"{name}: {reason}" for name, reason in reasons)) or None,
-        "\n".join(layer.changes) or None,
-        layer.error or None,
-    ]
+    refused = [*layer.formats.items(), *(item for choice in layer.choices for item in choice.refused.items())]
+    reasons = dict.fromkeys(f"{name}: {reason}" for name, reason in refused)
+    return {
+        "layer": layer.prefix,
+        "format": layer.format and format_label(layer.format),
+        **_two_sizes(layer.shape),
+        "kernel format": layer.kernel_format,
+        **{"1 token" if count == 1 else f"{count} tokens": kernels.get(count) for count in counts},
+        "reasons against others": "\n".join(reasons) or None,
+        "changes for others": "\n".join(layer.changes) or None,
+        "error": layer.error or None,
+    }
