@@ -1,25 +1,5 @@
 """Layout sentences: positions of elements as data. `qload.devices` moves tensors by them."""
 
-from qload.sentences.sentence import (
-    WORD_BITS,
-    AxisDigits,
-    CodeField,
-    Sentence,
-    WordSentence,
-    parse_side,
-    strides,
-)
-from qload.sentences.strided_digits import AxisDigit, Digit, FieldMove
+import lazy_loader
 
-__all__ = [
-    "WORD_BITS",
-    "AxisDigit",
-    "AxisDigits",
-    "CodeField",
-    "Digit",
-    "FieldMove",
-    "Sentence",
-    "WordSentence",
-    "parse_side",
-    "strides",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

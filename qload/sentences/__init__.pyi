@@ -1,0 +1,10 @@
+from .sentence import WORD_BITS as WORD_BITS
+from .sentence import AxisDigits as AxisDigits
+from .sentence import CodeField as CodeField
+from .sentence import Sentence as Sentence
+from .sentence import WordSentence as WordSentence
+from .sentence import parse_side as parse_side
+from .sentence import strides as strides
+from .strided_digits import AxisDigit as AxisDigit
+from .strided_digits import Digit as Digit
+from .strided_digits import FieldMove as FieldMove
