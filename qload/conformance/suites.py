@@ -4,8 +4,7 @@ Their base has cases as parameters, skips with reasons, and reports of failures.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,19 +20,6 @@ ASSERTS = __debug__  # False under `python -O`
 def option(config: pytest.Config, name: str, default: str) -> str:
     """Return the value of `--qload-NAME`, or the default without the plugin."""
     return str(config.getoption(f"qload_{name}", default=None) or default)
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """Set the number of CPU threads of torch, and restore it at the end."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Suite:
@@ -138,6 +124,8 @@ class CaseRun:
         pytest.fail(f"{smallest.id}: {text}\n  replay    {self._replay(smallest)}", pytrace=False)
 
     def _run(self, case: ConformanceCase, name: str) -> dict[str, Any] | None:
+        from qload.verify.workers import torch_threads
+
         with torch_threads(self.suite.threads):
             result: dict[str, Any] | None = getattr(self.make(case, self.device), name)()
         return result

@@ -36,6 +36,12 @@ def format_error(title: str, *lines: object, **facts: object) -> str:
     return "\n  ".join([title, *named, *(str(line) for line in lines if line)])
 
 
+def list_names(names: Sequence[str], limit: int = MAX_NAMES) -> str:
+    """List the first names, at most `limit`, and count the others."""
+    shown, more = ", ".join(names[:limit]), len(names) - limit
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
 @dataclass(eq=False)
 class CutError(QloadError, ValueError):
     """A tensor cannot be cut at the boundary between two ranks or parts.
@@ -677,11 +683,10 @@ class UnreadTensorsError(QloadError, NotImplementedError):
 
     def __str__(self) -> str:
         names, reasons = list(self.unread), list(dict.fromkeys(self.unread.values()))
-        more = f" and {len(names) - MAX_NAMES} more" if names[MAX_NAMES:] else ""
         others = f" (and {len(reasons) - 1} other reasons)" if reasons[1:] else ""
         return format_error(
             f"{names[0]}: not read by any format",
-            tensors=f"{', '.join(names[:MAX_NAMES])}{more}; {self.nbytes} bytes in all",
+            tensors=f"{list_names(names)}; {self.nbytes} bytes in all",
             reason=f"{reasons[0]}{others}",
         )
 

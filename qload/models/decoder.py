@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from qload.architecture.names import refuse_adapters
 from qload.checkpoint import Checkpoint, check_all_read
 from qload.errors import ConfigError, checked
+from qload.errors.exceptions import list_names
 from qload.experts import ExpertFacts, ExpertSplit
 from qload.loader.source import Nonfinite
 from qload.methods import ParallelLMHead, VocabParallelEmbedding
@@ -208,8 +209,7 @@ def warn_unused(weights: Weights, model_type: str) -> None:
     """Log the tensors outside of all layers of a model of type `model_type`, except exempt ones."""
     names = weights.report().unused
     if names:
-        listed, more = ", ".join(names[:MAX_LISTED_NAMES]), len(names) - MAX_LISTED_NAMES
-        listed += f" and {more} more" if more > 0 else ""
+        listed = list_names(names, MAX_LISTED_NAMES)
         log.warning("%d tensors belong to no layer of a %s model: %s", len(names), model_type, listed)
 
 

@@ -79,13 +79,13 @@ class Workers:
         progress(0, total)
         if len(sizes) == 1:  # a thread would take longer to start than the work
             (at,) = sizes
-            with _torch_threads(1):
+            with torch_threads(1):
                 done = {at: _run_one(work, at)}
             progress(total, total)
             return done
         # Threads with several torch threads each would wait for each other: one torch thread each.
         pool = ThreadPoolExecutor(threads, "qload-verify", torch.set_num_threads, (1,))
-        with _torch_threads(torch.get_num_threads()):
+        with torch_threads(torch.get_num_threads()):
             try:
                 tasks: dict[Future[T], int] = {
                     pool.submit(contextvars.copy_context().run, _run_one, work, at): at for at in sizes
@@ -100,7 +100,7 @@ class Workers:
 
 
 @contextmanager
-def _torch_threads(threads: int) -> Iterator[None]:
+def torch_threads(threads: int) -> Iterator[None]:
     """Set the number of torch's threads for one operation, and restore it afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -18,6 +18,7 @@ from qload.detect import KernelTarget, for_target
 from qload.engines.transformers.config import QloadConfig
 from qload.engines.transformers.layer_names import LayerMap
 from qload.errors import ArgumentError, StorageError
+from qload.errors.exceptions import list_names
 from qload.experts.stacked_storage import ExpertStacks
 from qload.formats.unquantized import FLOATS
 from qload.loader import WeightsLoader
@@ -88,13 +89,9 @@ def check_files(checkpoint_files: Sequence[str]) -> None:
     folder = str(Path(checkpoint_files[0]).parent)
     ours = {Path(str(file)).name for file in locate(folder).files.values()}
     if not ours <= theirs:
-        expected = f"one set of files: qload finds {_listed(ours - theirs)} in {folder}"
-        raise ArgumentError("checkpoint", expected, f"{_listed(theirs)} of transformers; remove either")
-
-
-def _listed(names: set[str]) -> str:
-    shown, more = sorted(names)[:MAX_LISTED_NAMES], len(names) - MAX_LISTED_NAMES
-    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+        missing, found = (list_names(sorted(names), MAX_LISTED_NAMES) for names in (ours - theirs, theirs))
+        expected = f"one set of files: qload finds {missing} in {folder}"
+        raise ArgumentError("checkpoint", expected, f"{found} of transformers; remove either")
 
 
 @contextmanager

@@ -37,6 +37,7 @@ from qload.engines.transformers.placeholder_layers import (
     resolve_facts,
 )
 from qload.errors import ArgumentError, ShapeError, UnreadTensorsError
+from qload.errors.exceptions import list_names
 from qload.experts import ExpertFacts, ExpertSplit
 from qload.experts.load import plan_experts
 from qload.formats.unquantized import FLOATS
@@ -279,9 +280,7 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
             self._facts[name] = resolve_facts(name, model.get_submodule(name), known, given)
         self._plan.check(reader.weights("cpu", Rank(0, self._plan.ranks), as_stored=True), layers)
         if layers.unplaced:
-            listed, more = layers.unplaced[:MAX_LISTED_NAMES], len(layers.unplaced) - MAX_LISTED_NAMES
-            text = ", ".join(listed) + (f" and {more} more" if more > 0 else "")
-            model_name = type(model).__name__
+            model_name, text = type(model).__name__, list_names(layers.unplaced, MAX_LISTED_NAMES)
             log.warning("%d quantized layers have no place in %s: %s", len(layers.unplaced), model_name, text)
         read = {name for key in reader.read_names(layers) for name in names.unexpected(key)}
         ignored = model._keys_to_ignore_on_load_unexpected or set()

@@ -1,7 +1,7 @@
 """The `Rule` class, and one finding in place of many where every layer of a setting contradicts it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from qload.errors.rules import RuleText, Severity
@@ -169,12 +169,5 @@ def _plain(finding: Finding, single: bool) -> Finding:
     setting = finding.contradiction.remedy if finding.contradiction is not None else ""
     named = not single or setting in finding.remedy
     remedy = finding.remedy if named else f"{finding.remedy}; if all layers show the same, {setting}"
-    return Finding(
-        finding.rule,
-        finding.severity,
-        finding.tensor,
-        finding.file,
-        finding.message,
-        remedy,
-        finding.cause,
-    )
+    facts = {field.name: getattr(finding, field.name) for field in fields(Finding)}
+    return Finding(**{**facts, "remedy": remedy})
