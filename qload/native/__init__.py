@@ -1,31 +1,5 @@
 """Native modules of this installation, and the settings for native code."""
 
-from qload.native.modules import (
-    MODULES,
-    NativeModule,
-    available,
-    check,
-    check_isa,
-    is_on,
-    isa,
-    load,
-    reference,
-    requested_threads,
-    threads,
-    using,
-)
+import lazy_loader
 
-__all__ = [
-    "MODULES",
-    "NativeModule",
-    "available",
-    "check",
-    "check_isa",
-    "is_on",
-    "isa",
-    "load",
-    "reference",
-    "requested_threads",
-    "threads",
-    "using",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

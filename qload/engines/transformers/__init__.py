@@ -8,28 +8,9 @@
 After `install()`, transformers' own `from_pretrained` does the same for every quantized checkpoint.
 """
 
-from qload.engines.transformers.config import QloadConfig
-from qload.engines.transformers.loading import TRIED, check_version, install, load, uninstall
-from qload.engines.transformers.placeholder_layers import (
-    LinearSlot,
-    TypedExperts,
-    lora_config,
-    lora_slot,
-    saved_lora_config,
-)
+import lazy_loader
+
+from qload.engines.transformers.loading import check_version
 
 check_version()
-
-__all__ = [
-    "TRIED",
-    "LinearSlot",
-    "QloadConfig",
-    "TypedExperts",
-    "check_version",
-    "install",
-    "load",
-    "lora_config",
-    "lora_slot",
-    "saved_lora_config",
-    "uninstall",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,11 @@
+from .config import QloadConfig as QloadConfig
+from .loading import TRIED as TRIED
+from .loading import check_version as check_version
+from .loading import install as install
+from .loading import load as load
+from .loading import uninstall as uninstall
+from .placeholder_layers import LinearSlot as LinearSlot
+from .placeholder_layers import TypedExperts as TypedExperts
+from .placeholder_layers import lora_config as lora_config
+from .placeholder_layers import lora_slot as lora_slot
+from .placeholder_layers import saved_lora_config as saved_lora_config

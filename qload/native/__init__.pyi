@@ -1,0 +1,12 @@
+from .modules import MODULES as MODULES
+from .modules import NativeModule as NativeModule
+from .modules import available as available
+from .modules import check as check
+from .modules import check_isa as check_isa
+from .modules import is_on as is_on
+from .modules import isa as isa
+from .modules import load as load
+from .modules import reference as reference
+from .modules import requested_threads as requested_threads
+from .modules import threads as threads
+from .modules import using as using
