@@ -3,6 +3,7 @@
 A model continues with exact products, so that the first faulty layer does not hide later ones.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ MAX_ONE_HOT = 256  # inputs of a read-back in one call
 Place = tuple[str, tuple[int, ...]]  # a layer, and (n,) or (n, k) in it
 # A place in a weight, the kernel's value, the exact value, and the known fault that explains it, or None.
 Misread = tuple[Place, float, float, str | None]
+ReadBack = Callable[[], Misread | None]
 MAX_DIAGNOSED = 1 << 22  # values of a weight for the diagnosis of a fault
 
 
@@ -77,7 +79,7 @@ class CompareState:
     follows: Literal["meaning", "kernel"] = "meaning"
     compares: bool = True
     report_bytes: Callable[[int], None] = field(default=lambda size: None)
-    faults: dict[str, tuple[ProductFault, Callable[[], Misread | None]]] = field(default_factory=dict)
+    faults: dict[str, tuple[ProductFault, ReadBack]] = field(default_factory=dict)
     kernels: dict[str, str] = field(default_factory=dict)
     worst: dict[str, float] = field(default_factory=dict)
     overflown: dict[str, None] = field(default_factory=dict)
@@ -98,7 +100,56 @@ class CompareState:
         return token, output, float(want.rounded_to(y.dtype).error[token, output]), wrong
 
 
-class ComparedLinear(nn.Module):
+class ComparedLayer(nn.Module, ABC):
+    """Base of layers with a kernel and an exact product.
+
+    Parameters
+    ----------
+    meaning
+        Loaded weight of the exact product, or experts.
+    name
+        Name of the layer.
+    kernel
+        Module of the kernel; None for the exact product alone.
+    state
+        State of the model.
+    """
+
+    def __init__(self, meaning: Any, name: str, kernel: nn.Module | None, state: CompareState) -> None:
+        super().__init__()
+        self.meaning, self.name, self.kernel, self.state = meaning, name, kernel, state
+
+    def forward(self, x: Tensor, *routing: Tensor) -> Tensor:
+        """Compute (..., N) of x (..., K), in its dtype; `routing`: ids and weights (T, k) of experts."""
+        if self.state.follows == "kernel" and self.kernel is not None:
+            y: Tensor = self.kernel(x, *routing)
+            return y
+        rows = x.reshape(-1, x.shape[-1])
+        want = self.exact(rows, *routing)
+        if self.kernel is not None and self.state.compares:
+            self._compare(self.kernel(rows, *routing), want, rows, *routing)
+            self.state.report_bytes(weight_bytes(self.meaning))
+        return want.value.to(x.dtype).reshape(*x.shape[:-1], -1)
+
+    @abstractmethod
+    def exact(self, rows: Tensor, *routing: Tensor) -> Bounded:
+        """Return the exact result of rows (T, K) with the error bound of a kernel."""
+
+    @abstractmethod
+    def locate(self, token: int, output: int, rows: Tensor, *routing: Tensor) -> tuple[Place, ReadBack]:
+        """Return the place of a wrong output of a `token`, and the function that reads the weight back."""
+
+    def _compare(self, y: Tensor, want: Bounded, rows: Tensor, *routing: Tensor) -> None:
+        worst = self.state.compare(self.name, rows, y, want)
+        if worst is None:
+            return
+        token, output, budget, wrong = worst
+        (name, (n, *_)), read_back = self.locate(token, output, rows, *routing)
+        values = float(y[token, output]), float(want.value[token, output]), budget, wrong, y.numel()
+        self.state.faults.setdefault(self.name, (ProductFault(name, token, n, *values), read_back))
+
+
+class ComparedLinear(ComparedLayer):
     """Linear layer (..., K) -> (..., N) with a kernel and an exact product.
 
     Parameters
@@ -124,46 +175,22 @@ class ComparedLinear(nn.Module):
         converted: bool,
         state: CompareState,
     ) -> None:
-        super().__init__()
-        self.kernel, self.state, self.meaning, self.maximum = kernel, state, weight, maximum
-        self.converted: bool = converted
+        super().__init__(weight, weight.layer.name, kernel, state)
+        self.maximum, self.converted = maximum, converted
         self.register_buffer("bias", bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply x (..., K) -> (..., N), in x's dtype."""
-        if self.state.follows == "kernel" and self.kernel is not None:
-            y: Tensor = self.kernel(x)
-            return y
-        rows = x.reshape(-1, x.shape[-1])
-        want = self.exact(rows)
-        if self.kernel is not None and self.state.compares:
-            self._compare(rows, self.kernel(rows), want)
-            self.state.report_bytes(weight_bytes(self.meaning))
-        return want.value.to(x.dtype).reshape(*x.shape[:-1], -1)
-
-    def exact(self, rows: Tensor) -> Bounded:
+    def exact(self, rows: Tensor, *routing: Tensor) -> Bounded:
         """Return the exact product of rows (T, K) with the error bound of a kernel."""
         bias = self._buffers["bias"]
         return bounds.of_linear(rows, self.meaning, bias, "declared", self.maximum, converted=self.converted)
 
-    def _compare(self, rows: Tensor, y: Tensor, want: Bounded) -> None:
-        name = self.meaning.layer.name
-        worst = self.state.compare(name, rows, y, want)
-        if worst is None:
-            return
-        token, output, budget, wrong = worst
-        place, (n,) = place_in_part(self.meaning, (output,))
-        values = float(y[token, output]), float(want.value[token, output]), budget, wrong, y.numel()
-        fault = ProductFault(place, token, n, *values), partial(self.read_back, rows.dtype)
-        self.state.faults.setdefault(name, fault)
+    def locate(self, token: int, output: int, rows: Tensor, *routing: Tensor) -> tuple[Place, ReadBack]:
+        """Return the part of a fused layer with an output, and the function that reads the weight back."""
+        return place_in_part(self.meaning, (output,)), partial(self.read_back, rows.dtype)
 
     def read_back(self, dtype: torch.dtype) -> Misread | None:
         """Return the first wrong value of the kernel's weight, by one-hot inputs of a `dtype`."""
-        K, device = self.meaning.layer.K, self.meaning.device
-        assert self.kernel is not None
-        for start in range(0, K, MAX_ONE_HOT):
-            rows = torch.eye(min(MAX_ONE_HOT, K - start), K, dtype=dtype, device=device).roll(start, 1)
-            y, want = self.kernel(rows), self.exact(rows)
+        for start, y, want in self._one_hot_products(dtype):
             wrong = (~(excess(y, want) <= 1)).nonzero()
             if wrong.numel():
                 k, n = wrong[0].tolist()
@@ -176,20 +203,24 @@ class ComparedLinear(nn.Module):
         N, K = self.meaning.layer.N, self.meaning.layer.K
         size = min(N, max(1, MAX_DIAGNOSED // K))
         first = min(n // size * size, N - size)
-        assert self.kernel is not None
         got, want = [], []
-        for start in range(0, K, MAX_ONE_HOT):
-            rows = torch.eye(min(MAX_ONE_HOT, K - start), K, dtype=dtype, device=self.meaning.device).roll(
-                start, 1
-            )
-            got.append(self.kernel(rows)[:, first : first + size].T)
-            want.append(self.exact(rows).value[:, first : first + size].T.float())
+        for _, y, exact in self._one_hot_products(dtype):
+            got.append(y[:, first : first + size].T)
+            want.append(exact.value[:, first : first + size].T.float())
         bias = self._buffers["bias"]
         added = None if bias is None else bias[first : first + size]
         return explain_errors(torch.cat(want, 1), torch.cat(got, 1), self.meaning, first, added)
 
+    def _one_hot_products(self, dtype: torch.dtype) -> Iterator[tuple[int, Tensor, Bounded]]:
+        """Yield runs of one-hot inputs: the first input, the kernel's results, and the exact ones."""
+        K, device = self.meaning.layer.K, self.meaning.device
+        assert self.kernel is not None
+        for start in range(0, K, MAX_ONE_HOT):
+            rows = torch.eye(min(MAX_ONE_HOT, K - start), K, dtype=dtype, device=device).roll(start, 1)
+            yield start, self.kernel(rows), self.exact(rows)
 
-class ComparedExperts(nn.Module):
+
+class ComparedExperts(ComparedLayer):
     """Experts of a layer with a kernel and exact products.
 
     Parameters
@@ -205,30 +236,17 @@ class ComparedExperts(nn.Module):
     """
 
     def __init__(self, experts: Any, repacked: Any, kernel: nn.Module | None, state: CompareState) -> None:
-        super().__init__()
-        self.meaning, self.repacked, self.kernel, self.state = experts, repacked, kernel, state
+        super().__init__(experts, experts.gate_up.layer.name, kernel, state)
+        self.repacked = repacked
 
-    def forward(self, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-        """Apply the experts of each token to x (..., H), in its dtype; ids and weights (T, k)."""
-        if self.state.follows == "kernel" and self.kernel is not None:
-            y: Tensor = self.kernel(x, topk_ids, topk_weights)
-            return y
-        rows = x.reshape(-1, x.shape[-1])
-        want = of_experts(rows, topk_ids, topk_weights, self.meaning)
-        if self.kernel is not None and self.state.compares:
-            self._compare(rows, topk_ids, self.kernel(rows, topk_ids, topk_weights), want)
-            self.state.report_bytes(weight_bytes(self.meaning))
-        return want.value.to(x.dtype).reshape(x.shape)
+    def exact(self, rows: Tensor, *routing: Tensor) -> Bounded:
+        """Return the exact results of rows (T, H) with the error bound of a kernel."""
+        ids, weights = routing
+        return of_experts(rows, ids, weights, self.meaning)
 
-    def _compare(self, rows: Tensor, ids: Tensor, y: Tensor, want: Bounded) -> None:
-        name = self.meaning.gate_up.layer.name
-        worst = self.state.compare(name, rows, y, want)
-        if worst is None:
-            return
-        token, output, budget, wrong = worst
-        values = float(y[token, output]), float(want.value[token, output]), budget, wrong, y.numel()
-        fault = ProductFault(name, token, output, *values), partial(self.read_back, ids[token].tolist())
-        self.state.faults.setdefault(name, fault)
+    def locate(self, token: int, output: int, rows: Tensor, *routing: Tensor) -> tuple[Place, ReadBack]:
+        """Return the place of an output of the experts, and the function that reads their weights back."""
+        return (self.name, (output,)), partial(self.read_back, routing[0][token].tolist())
 
     def read_back(self, chosen: list[int]) -> Misread | None:
         """Return the first value of a matrix of `chosen` experts that differs in the order of the kernel."""

@@ -23,7 +23,7 @@ from qload.methods.layers import LinearBase
 from qload.verify.comparison import MAX_SPIKE, Distance
 from qload.verify.logits.compared_layers import (
     ComparedExperts,
-    ComparedLinear,
+    ComparedLayer,
     Misread,
     ProductFault,
     linears_of,
@@ -97,7 +97,7 @@ def _count_bytes(
     model: nn.Module, progress: Callable[[int, int], None], passes: int
 ) -> Callable[[int], None]:
     """Return a function that adds compared bytes and reports their sum, of all in so many passes."""
-    layers = (layer for layer in model.modules() if isinstance(layer, ComparedLinear | ComparedExperts))
+    layers = (layer for layer in model.modules() if isinstance(layer, ComparedLayer))
     total = passes * sum(weight_bytes(layer.meaning) for layer in layers)
     done = 0
 
