@@ -33,6 +33,7 @@ OTHER_NAMES = {  # a function or attribute, and the one that a person writes in 
     "N": "K",
     "K": "N",
 }
+BUILTINS = ("any", "all", "min", "max")
 OTHER_DEFAULTS = {"int": "1", "bool": "True", "str": '""', "torch.dtype": "torch.float16", "float": "1.0"}
 UNSYMMETRIC = (ast.Sub, ast.FloorDiv, ast.Div, ast.Mod, ast.LShift, ast.RShift, ast.Pow, ast.MatMult)
 WORDS = {  # of a message, and the one that a hasty person writes in its place
@@ -198,7 +199,7 @@ def _swapped(operator: str, source: Source, parts: Sequence[ast.expr]) -> Iterat
 def drop_keyword(source: Source, node: ast.AST) -> Iterator[Mistake]:
     """A call without one of its keywords."""
     if isinstance(node, ast.Call):
-        for keyword in node.keywords:
+        for keyword in (each for each in node.keywords if each.arg != "strict"):
             begin, end = source.span(keyword)
             rest = source.text[end:]
             comma = len(rest) - len(rest.lstrip(" \n,"))
@@ -243,7 +244,7 @@ def drop_condition(source: Source, node: ast.AST) -> Iterator[Mistake]:
 
 def write_other_name(source: Source, node: ast.AST) -> Iterator[Mistake]:
     """A function, an attribute or a dtype for its counterpart."""
-    if isinstance(node, ast.Name) and node.id in OTHER_NAMES and isinstance(node.ctx, ast.Load):
+    if isinstance(node, ast.Name) and node.id in BUILTINS and isinstance(node.ctx, ast.Load):
         yield source.replaced("WriteOtherName", node, OTHER_NAMES[node.id])
     if isinstance(node, ast.Attribute) and node.attr in OTHER_NAMES and isinstance(node.ctx, ast.Load):
         _, end = source.span(node)
