@@ -20,7 +20,10 @@ from qload import DefaultWeightsLoader
 from qload.architecture import architecture_of
 from qload.experts.activation import facts_of
 from qload.experts.routing import routing_of
-from qload.formats import FORMATS
+from qload.formats import FORMATS, CTNVFP4Weight, Exl2Weight, Fp8Weight, GPTQWeight, Marlin24Weight
+from qload.kernel_formats import repack
+from qload.kernel_formats.repack import WRITERS
+from qload.layouts import Stored
 from qload.models import load_model
 from qload.models.config import config_dtype, latent_config, text_config
 from qload.parallel import FakeWorld
@@ -47,6 +50,21 @@ def drawn(weight_type: type[Weight]) -> DrawnLayer:
     return layer_of(contract(weight_type.format).common(weight_type.format), N, K)
 
 
+def source(intermediate: str, layout: str) -> tuple[Weight, dict[str, Any]]:
+    """Return a weight that the layout can store, and the options of its repack."""
+    chosen = {"dtype": torch.float16} if intermediate in ("Fp8Weight", "Fp4") else {}
+    chosen |= {"exponent_bias": True} if intermediate == "Fp8Weight" else {}
+    weight_type = Marlin24Weight if layout == "marlin_24" else SOURCES[intermediate]
+    return drawn(weight_type).weight(), {"layout": layout, **chosen}
+
+
+SOURCES = {"Integers": GPTQWeight, "Exl2Weight": Exl2Weight, "Fp8Weight": Fp8Weight, "Fp4": CTNVFP4Weight}
+REPACKED: dict[str, Callable[[], tuple[Weight, dict[str, Any]]]] = {
+    f"{intermediate.__name__} as {layout}": partial(source, intermediate.__name__, layout)
+    for intermediate, layout in WRITERS
+}
+
+
 def load(layer: DrawnLayer, tensors: dict[str, Tensor], call: str = "get_weights", world: int = 1) -> Any:
     """Return the weights of all ranks."""
     storage = MemoryStorage(tensors)
@@ -69,6 +87,24 @@ def test_a_weight_of_a_changed_tensor(weight_type: type[Weight], golden: Snapsho
     weight = drawn(weight_type).weight()
 
     assert outcomes(partial(weight_type, config=weight.config), weight.fields()) == golden
+
+
+@pytest.mark.parametrize("name", REPACKED)
+def test_a_repacked_weight_of_a_changed_tensor(name: str, golden: SnapshotAssertion) -> None:
+    weight, options = REPACKED[name]()
+    repacked = repack(weight, **options)
+
+    assert outcomes(partial(type(repacked), config=repacked.config), repacked.fields()) == golden
+
+
+@pytest.mark.parametrize("name", REPACKED)
+def test_a_repack_with_a_changed_option(name: str, golden: SnapshotAssertion) -> None:
+    weight, options = REPACKED[name]()
+    lines = [outcomes(partial(repack, weight), options)]
+    for added in ({"dtype": torch.float16}, {"exponent_bias": True}, {"zeros": Stored()}):
+        lines.append(f"{added} -> {outcome(repack, {'weight': weight, **options, **added})}")
+
+    assert "\n".join(lines) == golden
 
 
 @pytest.mark.parametrize("weight_type", STORED, ids=lambda each: each.format)

@@ -12,7 +12,7 @@ from qload.errors import QloadError
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+|/tmp/\S+")
 THE_SAME, UNCHECKED = "as lawful", "an error of torch or Python"
-MAX_SHOWN = 100  # characters of a result
+MAX_SHOWN = 200  # characters of a result
 
 
 def changed_tensors(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
