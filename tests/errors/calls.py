@@ -10,6 +10,7 @@ from safetensors.torch import save
 
 from qload.experts.expert_parallel import LocalExperts, grid, local_experts
 from qload.experts.routing import Routing
+from qload.formats import Fp8Config, Fp8Weight
 from qload.kernels import MPLinearLayerConfig, choose_mp_linear_kernel, scalar_types
 from qload.kernels.experts_function import check as check_expert_inputs
 from qload.kernels.mp_linear.parameters import permute_param_layout_, read_layer
@@ -40,7 +41,7 @@ from qload.parallel.process_group import FakeWorld
 from qload.plan.explain import capability_of
 from qload.plan.sharing import check_ranks
 from qload.quantize.policy import mlp_only
-from qload.quantize.quantizers import check_finite
+from qload.quantize.quantizers import check_finite, requantize
 from qload.sentences.sentence import WordSentence, parse_side
 from qload.storage.header import parse_header
 from qload.storage.protocol import bounds, check_out, check_rows
@@ -307,6 +308,14 @@ OTHERS: dict[str, Call] = {
     "capability_of": (capability_of, {"arch": "sm90"}),
     "check_ranks": (check_ranks, {"tp": (2, 4), "ep": 2}),
     "mlp_only": (mlp_only, {"blocks": 5, "first_and_last": True}),
+    "requantize": (
+        lambda **tensors: requantize(Fp8Weight(config=Fp8Config("tensor"), **tensors)),
+        {"weight": float_range(4, 6).to(torch.float8_e4m3fn), "weight_scale": torch.ones(1)},
+    ),
+    "requantize with inverse scales": (
+        lambda **tensors: requantize(Fp8Weight(config=Fp8Config("tensor", divide=True), **tensors)),
+        {"weight": float_range(4, 6).to(torch.float8_e4m3fn), "weight_scale": torch.full((1,), 2.0)},
+    ),
     "check_finite": (check_finite, {"weight": float_range(3, 4), "name": "a.weight"}),
     "parse_header": (
         parse_header,

@@ -16,7 +16,7 @@ MAX_SHOWN = 200  # characters of a result
 
 
 def changed_tensors(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield a tensor with each axis one shorter, with another rank, and with another dtype."""
+    """Yield a tensor with each axis one shorter, with another rank or dtype, and with damaged values."""
     for axis, size in enumerate(tensor.shape):
         if size > 1:
             yield f"axis {axis} one shorter", tensor.narrow(axis, 0, size - 1).contiguous()
@@ -24,6 +24,18 @@ def changed_tensors(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     if tensor.ndim:
         yield "one axis fewer", tensor.flatten(0, 1) if tensor.ndim > 1 else tensor[0]
     yield "another dtype", tensor.to(torch.int16 if tensor.dtype != torch.int16 else torch.float64)
+    yield from damaged_tensors(tensor)
+
+
+def damaged_tensors(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield a tensor of zeros, and one with a value at its end that few tensors may have."""
+    yield "zeros", torch.zeros_like(tensor)
+    floats = {"a NaN": float("nan"), "a huge value": 1e5, "a negative value": -1.0}
+    for words, value in floats.items() if tensor.dtype.is_floating_point else {"-1 at the end": -1}.items():
+        if tensor.dtype != torch.bool and tensor.numel():
+            changed = tensor.to(torch.float64 if isinstance(value, float) else torch.int64).clone()
+            changed.view(-1)[-1] = value
+            yield words, changed.to(tensor.dtype)
 
 
 def changed_values(value: Any) -> Iterator[tuple[str, Any]]:
