@@ -20,6 +20,7 @@ from qload.conversion.output_files import (
     to_integers,
     weight_tensors,
 )
+from qload.devices import LazyCodes
 from qload.errors import QloadError, RepackError
 from qload.formats import (
     AWQWeight,
@@ -32,7 +33,7 @@ from qload.formats import (
     UnquantizedWeight,
 )
 from qload.kernel_formats.repack import find_reader
-from qload.layouts import STORED_MINUS_ONE, Stored
+from qload.layouts import STORED_MINUS_ONE, Packing, Stored
 from qload.loader import LayerDescription
 from qload.parallel import ALONE
 from qload.spec import ActivationScheme, Codes, Weight
@@ -88,8 +89,9 @@ class IntegersWithoutCodes(Integers):
         """Return a copy with placeholders in place of codes."""
         return cls(**{field.name: getattr(integers, field.name) for field in fields(integers)})
 
-    def _write_tensor(self, name: str, shape: Sequence[int], dtype: torch.dtype, write: object) -> Tensor:
-        return torch.zeros((), dtype=dtype).expand(tuple(shape))
+    def pack_codes(self, name: str, packing: Packing, codes: Tensor | LazyCodes) -> Tensor:
+        """Return a placeholder of the packed codes' shape."""
+        return torch.zeros((), dtype=torch.int32).expand(packing.shape_of_words(codes.shape))
 
 
 @dataclass(frozen=True)

@@ -272,7 +272,7 @@ def _load_in_steps(request: StackRequest, step: LoadedStep) -> Stack:
         (stored,) = _load_stacks([run])
         for expert, weight in zip(run.experts, stored, strict=True):
             parts = [Part(prefix) for prefix in request.prefixes(expert)]
-            stacking.put(step(source, parts, request.split, weight))
+            stacking.put(step(source, weight, parts, request.split))
         experts = experts[count:]
         count = max(1, RUN_BYTES // max(1, sum(tensor[:1].nbytes for tensor in stored.tensors.values())))
     return stacking.stack()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -184,39 +185,40 @@ def repack(
     >>> torch.equal(repack(awq, "gptq_v2").dequantize(), awq.dequantize())
     True
     """
-    reader, writer = _require_reader(weight, layout), _require_writer(weight, layout)
+    reader, writer = _require(weight, layout)
     weight.check_values()
-    if whole is not None and _require_reader(whole, layout).intermediate is not reader.intermediate:
+    if whole is not None and _require(whole, layout)[0].intermediate is not reader.intermediate:
         raise ArgumentError("whole", f"the layer that the {weight.format} weight is a share of", whole.format)
-    options_given = {"zeros": zeros, "dtype": dtype, "exponent_bias": exponent_bias}
-    for option, value in options_given.items():
-        if value is not None and option not in writer.options:
+    choices = {"zeros": zeros, "dtype": dtype, "exponent_bias": exponent_bias}
+    choices = {option: value for option, value in choices.items() if value is not None}
+    for option, value in choices.items():
+        if option not in writer.options:
             raise ArgumentError(option, _describe_option(option), f"{value} for {weight.format} to {layout}")
-    repacked, writes = _repack(weight, layout, options_given, whole, out)
+    writes: list[Callable[[], object]] = []
+    repacked = convert(weight, layout, whole, choices, out=out, writes=writes)
     return repacked if out is None else _write_into(out, repacked, writes)
 
 
-def repack_as_loaded(weight: Weight, layout: str, whole: Weight | None = None) -> Weight:
-    """Repack a weight fresh from its loader; its config is trusted on the order of groups."""
-    return _repack(weight, layout, {}, whole, loaded=True)[0]
-
-
-def _repack(
+def convert(
     weight: Weight,
     layout: str,
-    options_given: Mapping[str, Any],
-    whole: Weight | None,
-    out: Weight | None = None,
+    whole: Weight | None = None,
+    choices: Mapping[str, Any] = MappingProxyType({}),
+    *,
     loaded: bool = False,
-) -> tuple[Weight, list[Callable[[], object]]]:
-    """Return the repacked weight, and the writes to `out` for after the last check."""
-    reader, writer = _require_reader(weight, layout), _require_writer(weight, layout)
-    writes: list[Callable[[], object]] = []
-    has_options = any(value is not None for value in options_given.values())
-    if type(weight) is writer.weight_type and writer.weight_type is not GPTQWeight and not has_options:
+    out: Weight | None = None,
+    writes: list[Callable[[], object]] | None = None,
+) -> Weight:
+    """Repack a weight, by options of `repack` in `choices`.
+
+    `loaded`: the weight is fresh from its loader, and its config is trusted on the order of groups. `writes`
+    gets the writes to `out`, for after the last check.
+    """
+    reader, writer = _require(weight, layout)
+    if type(weight) is writer.weight_type and writer.weight_type is not GPTQWeight and not choices:
         repacked: Weight = weight
     else:
-        layer = None if whole is None else _require_reader(whole, layout).read(whole)  # raises on every rank
+        layer = None if whole is None else _require(whole, layout)[0].read(whole)  # raises on every rank
         intermediate = reader.read(weight)
         if isinstance(intermediate, Integers):
             unsupported = find_unsupported_bits(intermediate.bits)
@@ -225,11 +227,18 @@ def _repack(
             target = out if type(out) is writer.weight_type and not _share_memory(out, weight) else None
             ordered = loaded and reader.has_ordered_groups(weight)
             if layer is not None or target is not None or ordered:
-                intermediate = replace(intermediate, whole=layer, out=target, known_in_order=ordered)
-            writes = intermediate.deferred_writes
-        given = {**options_given, "whole": layer}
-        repacked = writer.write(intermediate, **{option: given.get(option) for option in writer.options})
-    return _copy_shared(_with_origin(repacked, _find_origin(repacked)), weight), writes
+                intermediate = replace(
+                    intermediate,
+                    whole=layer,
+                    out=target,
+                    known_in_order=ordered,
+                    deferred_writes=[] if writes is None else writes,
+                )
+        given = {**dict.fromkeys(writer.options), **choices}
+        if "whole" in given:
+            given["whole"] = layer
+        repacked = writer.write(intermediate, **given)
+    return _with_origin(repacked, _find_origin(repacked), weight)
 
 
 @checked
@@ -261,7 +270,7 @@ def restore(weight: Weight) -> Weight:
         restored = GPTQWeight.from_integers(intermediate, zeros=intermediate.convention)
     else:
         restored = intermediate
-    return _copy_shared(_with_origin(restored, None), weight)
+    return _with_origin(restored, None, weight)
 
 
 def targets(weight_type: type[Weight]) -> tuple[str, ...]:
@@ -319,23 +328,20 @@ def _find_writer(weight_type: type[Weight], layout: str) -> Writer | None:
     return None if reader is None else WRITERS.get((reader.intermediate, layout))
 
 
-def _require_reader(weight: Weight, layout: str) -> Reader:
+def _require(weight: Weight, layout: str) -> tuple[Reader, Writer]:
+    """Return both steps of a repack; RepackError for an unsupported one."""
     if layout not in LAYOUTS:
         raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", repr(layout))
     reader = find_reader(type(weight))
     if reader is None:
         raise RepackError(weight.format, layout, f"{type(weight).__name__} has no codes to repack")
-    return reader
-
-
-def _require_writer(weight: Weight, layout: str) -> Writer:
-    writer = _find_writer(type(weight), layout)
+    writer = WRITERS.get((reader.intermediate, layout))
     if writer is None:
         supported = ", ".join(targets(type(weight)))
         raise RepackError(
             weight.format, layout, f"{weight.format} is repacked to {supported}, and nothing else"
         )
-    return writer
+    return reader, writer
 
 
 def _describe_option(option: str) -> str:
@@ -357,9 +363,18 @@ def _find_origin(repacked: Weight) -> Origin | None:
     return None if type(repacked) is origin.weight_type and repacked.config == origin.config else origin
 
 
-def _with_origin(weight: W, origin: Origin | None) -> W:
+def _with_origin(weight: W, origin: Origin | None, source: Weight) -> W:
+    """Record the origin of a weight, and copy the tensors that it shares with its source.
+
+    A later write to one of the two then leaves the other unchanged.
+    """
     layer = weight.layer.with_origin(origin, _rename_input_scale(weight))
-    tensors = {name: getattr(weight, name) for name in tensor_names(type(weight))}
+    pointers = [tensor.data_ptr() for tensor in source.fields().values()]
+    tensors: dict[str, Tensor | None] = {}
+    for name in tensor_names(type(weight)):
+        tensor: Tensor | None = getattr(weight, name)
+        is_shared = tensor is not None and tensor.data_ptr() in pointers
+        tensors[name] = tensor.clone() if tensor is not None and is_shared else tensor
     return type(weight).unchecked(weight.config, layer, tensors)
 
 
@@ -373,13 +388,6 @@ def _rename_input_scale(weight: Weight) -> ActivationScheme | None:
         return scheme
     names = [name for name in INPUT_SCALE_NAMES if name in tensors]
     return replace(scheme, scale=names[0]) if names else scheme
-
-
-def _copy_shared(repacked: W, source: Weight) -> W:
-    """Copy tensors shared with `source`; a later write to one weight then leaves the other unchanged."""
-    pointers = {tensor.data_ptr() for tensor in source.fields().values()}
-    shared = {name: tensor for name, tensor in repacked.fields().items() if tensor.data_ptr() in pointers}
-    return repacked.holding({name: tensor.clone() for name, tensor in shared.items()})
 
 
 def _share_memory(out: Weight, source: Weight) -> bool:

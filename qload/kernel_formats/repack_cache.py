@@ -102,15 +102,6 @@ class RepackCache:
         self._recipes: dict[Any, RepackRecipe | None] = {}
         self._unproven: dict[Any, UnprovenRecipe] = {}
 
-    def convert(self, weight: Weight, layout: str, repack: Callable[[Weight, str], Weight]) -> Weight:
-        """Repack a weight fresh from its loader by the recipe of its kind, else by `repack`."""
-        kind = _find_kind(weight, layout)
-        repacked = self._apply(kind, weight, NOTHING_DEFERRED)
-        if repacked is None:
-            repacked = repack(weight, layout)
-            self._record(kind, weight, repacked)
-        return repacked
-
     def repack(
         self, weight: Weight, layout: str, deferred: DeferredMoves = NOTHING_DEFERRED
     ) -> Weight | None:
@@ -118,34 +109,25 @@ class RepackCache:
 
         `deferred`: moves of the tensors that the weight was loaded without.
         """
-        return self._apply(_find_kind(weight, layout), weight, deferred)
-
-    def record(self, weight: Weight, layout: str, repacked: Weight) -> None:
-        """Derive and keep the recipe of a repack, if moves alone can repeat it."""
-        self._record(_find_kind(weight, layout), weight, repacked)
-
-    def moves(self, weight: Weight, layout: str) -> Mapping[str, Move] | None:
-        """Return the moves for tensors of a weight of this kind; None if there is no recipe."""
-        kind = _find_kind(weight, layout)
-        unproven = self._unproven.get(kind)
-        recipe = self._recipes.get(kind) if unproven is None else unproven.recipe
-        return None if recipe is None else recipe.moves
-
-    def _apply(self, kind: Any, weight: Weight, deferred: DeferredMoves) -> Weight | None:
         if type(weight) is not GPTQWeight:
             return None
+        kind = _find_kind(weight, layout)
         if kind in self._unproven:
             self._prove()
         recipe = self._recipes.get(kind)
-        loaded = (getattr(weight, name) for name in MOVED_TENSORS if name not in deferred)
-        if recipe is None or not all(tensor.is_contiguous() for tensor in loaded):
+        if recipe is None or not weight.is_symmetric():
             return None
-        return recipe.apply(weight, deferred) if weight.is_symmetric() else None
+        for name in MOVED_TENSORS:
+            if name not in deferred and not getattr(weight, name).is_contiguous():
+                return None
+        return recipe.apply(weight, deferred)
 
-    def _record(self, kind: Any, weight: Weight, repacked: Weight) -> None:
-        if type(weight) is not GPTQWeight or kind in self._recipes or kind in self._unproven:
+    def record(self, weight: Weight, layout: str, repacked: Weight) -> None:
+        """Derive and keep the recipe of a repack, if moves alone can repeat it."""
+        if type(weight) is not GPTQWeight or weight.qweight.nbytes > MAX_CODE_BYTES:
             return
-        if len(self._recipes) >= MAX_KINDS or weight.qweight.nbytes > MAX_CODE_BYTES:
+        kind = _find_kind(weight, layout)
+        if kind in self._recipes or kind in self._unproven or len(self._recipes) >= MAX_KINDS:
             return
         self._prove()
         recipe = _derive_recipe(weight, repacked)
@@ -153,6 +135,13 @@ class RepackCache:
             self._recipes[kind] = None
         else:
             self._unproven[kind] = UnprovenRecipe(recipe, weight, repacked)
+
+    def moves(self, weight: Weight, layout: str) -> Mapping[str, Move] | None:
+        """Return the moves for tensors of a weight of this kind; None if there is no recipe."""
+        kind = _find_kind(weight, layout) if type(weight) is GPTQWeight else None
+        unproven = self._unproven.get(kind)
+        recipe = self._recipes.get(kind) if unproven is None else unproven.recipe
+        return None if recipe is None else recipe.moves
 
     @property
     def has_unproven(self) -> bool:
@@ -171,18 +160,17 @@ class RepackCache:
             self._unproven.pop(kind, None)
 
 
-def _find_kind(weight: Weight, layout: str) -> Any:
-    """Return the key of a layer: everything that decides a repack except values; None for other formats.
+def _find_kind(weight: GPTQWeight, layout: str) -> Any:
+    """Return the key of a layer: everything that decides a repack except values.
 
     It includes config fields that comparisons ignore, because the origin of the result contains them.
     """
-    if type(weight) is not GPTQWeight:
-        return None
     config, layer = weight.config, weight.layer
     ignored = config.desc_act, config.indexed, config.claimed_bits
-    tensors = [(tensor.dtype, tensor.shape) for tensor in weight.fields().values()]
+    stored = weight.qweight, weight.qzeros, weight.scales, weight.g_idx
+    tensors = [None if tensor is None else (tensor.dtype, tensor.shape) for tensor in stored]
     share = layer.parts, layer.K, layer.whole, layer.origin is None, layer.activations is None
-    return layout, config, *ignored, *share, weight.qweight.device, weight.g_idx is None, *tensors
+    return layout, config, *ignored, *share, weight.qweight.device, *tensors
 
 
 def _derive_recipe(weight: GPTQWeight, repacked: Weight) -> RepackRecipe | None:

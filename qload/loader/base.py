@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from operator import index
 from typing import Any, ClassVar, Literal, Protocol
@@ -61,20 +62,25 @@ class LoadPlan:
 
     Attributes
     ----------
-    reads
-        Slices that `read` will ask for, as far as known: for read-ahead.
     read
         Read the typed weight, as stored, from a source with the planned tensors.
+    find_reads
+        List the slices that `read` will ask for, as far as known: for read-ahead.
     repack
         Convert that weight to the loader's layout; None: it stays as stored.
     deferred
         Tensors outside of `reads`, and the faster load with them; None without such tensors.
     """
 
-    reads: Sequence[Rectangle]
-    read: Callable[[TensorSource], Weight]
+    read: Callable[..., Weight]
+    find_reads: Callable[[], Sequence[Rectangle]] = tuple
     repack: Callable[[TensorSource, Weight], Weight] | None = None
     deferred: DeferredReads | None = None
+
+    @cached_property
+    def reads(self) -> Sequence[Rectangle]:
+        """Slices that `read` will ask for, as far as known."""
+        return self.find_reads()
 
     def finish(self, source: TensorSource) -> Weight:
         """Run the steps: the loaded weight."""
@@ -94,7 +100,7 @@ TYPED_LOADS = frozenset(
         "get_weights_col_packed",
     )
 )
-LoadedStep = Callable[[TensorSource, Sequence[Part], Split | None, Weight], Weight]  # on a loaded weight
+LoadedStep = Callable[[TensorSource, Weight, Sequence[Part], Split | None], Weight]  # on a loaded weight
 
 
 class WeightsLoader(ABC):
@@ -122,6 +128,8 @@ class WeightsLoader(ABC):
         cls.own_loads = cls.own_loads | TYPED_LOADS.intersection(vars(cls))
         if "load" in vars(cls) and "_has_exact_shapes" not in vars(cls):
             cls._has_exact_shapes = False
+        if "load" in vars(cls) and "plan" not in vars(cls):  # one step: a load of its own
+            cls.plan = WeightsLoader.plan  # type: ignore[method-assign]
 
     @abstractmethod
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
@@ -139,7 +147,7 @@ class WeightsLoader(ABC):
                 self._check_shape(source, parts, split, weight)
             return weight
 
-        return LoadPlan((), read)
+        return LoadPlan(read)
 
     @abstractmethod
     def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:

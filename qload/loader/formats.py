@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -137,10 +136,19 @@ class FormatLoader(WeightsLoader):
 
     def complete(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
         """Complete the description of a `layer` of `weights` as loads do; raise its contradiction."""
-        settled = self.settle(weights, layer)
-        self._refuse_contradiction(settled)
-        self._log_scheme(settled)
-        return settled
+        layer = self.settle(weights, layer)
+        if self.judged:
+            return layer
+        if layer.contradiction is not None:
+            raise layer.contradiction
+        config, scheme = layer.format.config, layer.format.activations
+        for kind, text in (("doubt", config.doubt), ("denied", config.denied)):
+            if text and self._decisions is not None and self._decisions.is_first(kind):
+                log.warning("%s: %s", layer.prefix, text)
+        if scheme is not None and str(scheme) not in self.logged:  # once for all layers
+            self.logged.add(str(scheme))
+            log.info(DECLARED, layer.prefix, scheme)
+        return layer
 
     def claims_of(self, prefix: str) -> LayerClaims | None:
         """Claims of the config about the layer `prefix`, even if it cannot be described."""
@@ -166,27 +174,22 @@ class FormatLoader(WeightsLoader):
         ArgumentError for a layer in two parts with a scale for each part; MismatchError, ShapeError, CutError
         and the like for contradictions of layers, ranks and formats.
         """
-        return self._plan_shares(weights, parts, split).load(weights, out)
+        return FormatLoader.plan(self, weights, parts, split).read(weights, out)
 
     def plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
-        """Plan the load of `parts` of `weights` along `split`, with all checks and all reads."""
-        if type(self).load is not FormatLoader.load:  # a subclass with a load of its own
-            return super().plan(weights, parts, split)
-        planned = self._plan_shares(weights, parts, split)
-        return LoadPlan(planned.reads, planned.load)
-
-    def _plan_shares(
-        self, weights: TensorSource, parts: Sequence[Part], split: Split | None
-    ) -> "PlannedShares":
-        """Check layers and cuts of a load before any weight is read."""
-        described = {part.prefix: self.describe(weights, part.prefix) for part in parts}
+        """Plan the load of `parts` of `weights` along `split`: all checks, before any weight is read."""
+        layers: Mapping[str, LayerDescription]
+        described: dict[str, LayerDescription] = {}
+        for part in parts:
+            if part.prefix not in described:
+                described[part.prefix] = self.describe(weights, part.prefix)
         twice = len(described) < len(parts) and any(part.stop is None for part in parts)
         if twice and any(layer.sizes.get("P", 1) > 1 for layer in described.values()):
             names = ", ".join(part.prefix for part in parts)
             raise ArgumentError("prefixes", "each layer once, as its parts have scales of their own", names)
-        layers: Mapping[str, LayerDescription] = {
-            prefix: self.complete(weights, layer) for prefix, layer in described.items()
-        }
+        for prefix, layer in described.items():
+            described[prefix] = self.complete(weights, layer)
+        layers = described
         if len(layers) > 1:
             layers = in_one_convention(layers)
             check_alike(list(layers.values()))
@@ -198,30 +201,14 @@ class FormatLoader(WeightsLoader):
             if run is None or layers[run.prefix].sizes.get("P", 1) > 1:
                 raise
             shares = shares_of(weights.process_group, layers, [run], split)  # the run of parts has no cut
-        return PlannedShares(layers, shares, parts, is_whole)
+        planned = PlannedShares(layers, shares, parts, is_whole)
+        return LoadPlan(planned.load, planned.find_reads)
 
     def for_rules(self) -> Self:
         """The same loader for rules: it does not raise contradictions of values and claims."""
         twin = copy(self)
         twin.judged = True
         return twin
-
-    def _refuse_contradiction(self, layer: LayerDescription) -> None:
-        if self.judged:
-            return
-        if layer.contradiction is not None:
-            raise layer.contradiction
-        config = layer.format.config
-        for kind, text in (("doubt", config.doubt), ("denied", config.denied)):
-            if text and self._decisions is not None and self._decisions.is_first(kind):
-                log.warning("%s: %s", layer.prefix, text)
-
-    def _log_scheme(self, layer: LayerDescription) -> None:
-        """Log once, for all layers, how the inputs of a `layer` are quantized."""
-        scheme = layer.format.activations
-        if scheme is not None and not self.judged and str(scheme) not in self.logged:
-            self.logged.add(str(scheme))
-            log.info(DECLARED, layer.prefix, scheme)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_decisions": None}  # a copy starts with an empty cache
@@ -259,9 +246,8 @@ class PlannedShares:
     parts: Sequence[Part]
     is_whole: bool
 
-    @cached_property
-    def reads(self) -> list[Rectangle]:
-        """Slices of the load, except facts."""
+    def find_reads(self) -> list[Rectangle]:
+        """List the slices of the load, except facts."""
         return [
             rectangle
             for spec in self.shares[0].layer.specs

@@ -196,7 +196,7 @@ class QuantizingLoader(WeightsLoader):
         reads: Sequence[Rectangle] = ()
         with suppress(QloadError):  # the load raises the error
             reads = self.inner.plan(weights, parts, None if self.statistics == "whole" else split).reads
-        return LoadPlan(reads, lambda source: self.load(source, parts, split))
+        return LoadPlan(lambda source: self.load(source, parts, split), lambda: reads)
 
     def _quantizes_all(self, layers: Mapping[str, LayerDescription]) -> bool:
         """Return whether all parts of a layer are quantized, or none; MismatchError if some are."""

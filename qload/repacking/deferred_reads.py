@@ -16,7 +16,7 @@ from torch import Tensor
 from qload import devices
 from qload.kernel_formats import repack_cache
 from qload.kernel_formats.repack_cache import Move, RepackCache
-from qload.loader import Rectangle, TensorSource, WrappedSource
+from qload.loader import LoadPlan, Rectangle, TensorSource, WrappedSource
 from qload.loader.layer_values import is_finite
 from qload.loader.source import FileElements, Index
 from qload.spec import Role, Weight
@@ -131,12 +131,13 @@ class DeferredKinds:
         self._fields: dict[Any, tuple[str, ...]] = {}  # deferred fields of a kind
         self._moves: dict[Any, Mapping[str, Move]] = {}
 
-    def find_kind(self, weights: TensorSource, reads: Sequence[Rectangle]) -> Any:
-        """Kind of a layer, by the headers of its reads; None for a layer without deferred tensors."""
-        rectangles = {rectangle.name.rpartition(".")[2]: rectangle for rectangle in reads}
-        if len(rectangles) != len(reads) or CODES not in rectangles:
+    def find_kind(self, weights: TensorSource, prefix: str, plan: LoadPlan) -> Any:
+        """Kind of the layer `prefix`, by the headers of its reads; None without deferred tensors."""
+        codes = weights.headers(prefix, (CODES,)).get(CODES)
+        if codes is None or not MIN_CODE_BYTES <= codes.nbytes <= repack_cache.MAX_CODE_BYTES:
             return None
-        if not MIN_CODE_BYTES <= weights.info(rectangles[CODES].name).nbytes <= repack_cache.MAX_CODE_BYTES:
+        rectangles = {_field(rectangle.name): rectangle for rectangle in plan.reads}
+        if len(rectangles) != len(plan.reads) or CODES not in rectangles:
             return None
         infos = {field: weights.info(rectangle.name) for field, rectangle in rectangles.items()}
         return tuple((field, info.dtype, info.shape) for field, info in infos.items())

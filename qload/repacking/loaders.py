@@ -20,10 +20,10 @@ from qload.kernel_formats import (
 )
 from qload.kernel_formats.panels import CODE_BITS
 from qload.kernel_formats.repack import (
+    convert,
     find_repacked_type,
     options,
     repack,
-    repack_as_loaded,
     skippable_tensor,
 )
 from qload.kernel_formats.repack_cache import RepackCache
@@ -135,69 +135,63 @@ class RepackingLoader(WeightsLoader):
 
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
         """Load `parts` of `weights` along `split`, repacked; RepackError for a weight beyond the layout."""
-        return self._plan(weights, parts, split).finish(weights)
+        return RepackingLoader.plan(self, weights, parts, split).finish(weights)
 
     def plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
         """Plan the load of `parts` of `weights` along `split`: the inner loader's plan, and the repack."""
-        if type(self).load is not RepackingLoader.load:  # a subclass with a load of its own
-            return super().plan(weights, parts, split)
-        return self._plan(weights, parts, split)
-
-    def _plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
-        inner, deferred, kind = self.inner.plan(weights, parts, split), None, None
-        has_steps = inner.repack is not None or inner.deferred is not None  # of a loader that repacks too
-        read = inner.finish if has_steps else inner.read
-        if not has_steps and (split is None or weights.process_group.size() == 1):
-            kind = self._deferred.find_kind(weights, inner.reads)
-        if kind is not None:
-            deferred = self._deferred.plan(weights, inner.reads, kind, self._layouts(CPU)[0])
-
-        def repack_loaded(source: TensorSource, weight: Weight) -> Weight:
-            repacked = self._repack_or_keep(source, parts, split, weight)
-            if self._cache.has_unproven:
-                if source.at_end is None:
-                    self._cache.drop_unproven(prove=True)
-                else:  # the threads of a stream have work meanwhile
-                    source.at_end(partial(self._cache.drop_unproven, prove=False))
-            if kind is not None:
-                self._deferred.record(kind, self._cache.moves(weight, self._layouts(CPU)[0]))
-            return repacked
-
+        inner = self.inner.plan(weights, parts, split)
+        repack = partial(self._repack_loaded, parts=parts, split=split)
+        if inner.repack is not None or inner.deferred is not None:  # of a loader that repacks too
+            return LoadPlan(inner.finish, inner.find_reads, repack)
+        is_whole = split is None or weights.process_group.size() == 1
+        kind = self._deferred.find_kind(weights, parts[0].prefix, inner) if is_whole else None
+        if kind is None:
+            return LoadPlan(inner.read, inner.find_reads, repack)
+        repack = partial(repack, kind=kind)
+        deferred = self._deferred.plan(weights, inner.reads, kind, self._layouts(CPU)[0])
         if deferred is None:
-            return LoadPlan(inner.reads, read, repack_loaded)
+            return LoadPlan(inner.read, inner.find_reads, repack)
         reads = [rectangle for rectangle in inner.reads if deferred.is_read(rectangle)]
-        return LoadPlan(reads, inner.read, repack_loaded, deferred)
+        return LoadPlan(inner.read, lambda: reads, repack, deferred)
 
-    def _repack_or_keep(
-        self, source: TensorSource, parts: Sequence[Part], split: Split | None, weight: Weight
+    def _repack_loaded(
+        self,
+        source: TensorSource,
+        weight: Weight,
+        parts: Sequence[Part],
+        split: Split | None,
+        kind: Any = None,
     ) -> Weight:
-        """Repack a loaded weight; a weight beyond the layout is an error, or stays with a note."""
+        """Repack a loaded weight; a weight beyond the layout is an error, or stays with a note.
+
+        `kind`: of a layer whose tensors may be deferred in later loads.
+        """
         if weight.plain or isinstance(weight, READ_AS_STORED.get(self.layout, ())):
             return weight
         is_share = split is not None and source.process_group.size() > 1
         whole = partial(self._load_whole, source, parts, weight) if is_share else None
         try:
-            return self._repack(weight, whole)
+            repacked = self._repack(weight, whole)
         except (RepackError, CastError) as error:
             reason = error.reason if isinstance(error, RepackError) else str(error)
             if self.strict:
                 raise RepackError(f"{weight.layer.name}: {weight.format}", self.layout, reason) from error
             source.note(f"{weight.layer.name}: stays {weight.format}: {reason}")
             return weight
+        if self._cache.has_unproven:
+            if source.at_end is None:
+                self._cache.drop_unproven(prove=True)
+            else:  # the threads of a stream have work meanwhile
+                source.at_end(partial(self._cache.drop_unproven, prove=False))
+        if kind is not None:
+            self._deferred.record(kind, self._cache.moves(weight, self._layouts(CPU)[0]))
+        return repacked
 
     def steps(self) -> tuple[WeightsLoader, LoadedStep] | None:
         """The inner loader, and the repack of each loaded weight; None for a subclass with its own load."""
-        if type(self).load is not RepackingLoader.load or not self.inner._has_exact_shapes:
+        if type(self).plan is not RepackingLoader.plan or not self.inner._has_exact_shapes:
             return None
-        return self.inner, self._repack_expert
-
-    def _repack_expert(
-        self, source: TensorSource, parts: Sequence[Part], split: Split | None, weight: Weight
-    ) -> Weight:
-        repacked = self._repack_or_keep(source, parts, split, weight)
-        if self._cache.has_unproven:
-            self._cache.drop_unproven(prove=True)
-        return repacked
+        return self.inner, self._repack_loaded
 
     def repacked(self, weight: Weight) -> Weight:
         """Repack a whole `weight` of the inner loader.
@@ -225,32 +219,32 @@ class RepackingLoader(WeightsLoader):
         refusal: RepackError | None = None
         device = weight.device
         for layout in self._layouts(device):
+            target = find_repacked_type(type(weight), layout)
             if layout == "exllama" and layout != self.layout:  # its kernels are for few bits on few chips
-                target = find_repacked_type(type(weight), layout)
                 bits = getattr(weight.config, "bits", None)
                 if target is None or not self._has_kernel(target, bits, device):
                     continue
+            accepted = options(type(weight), layout)
+            given = {option: value for option, value in self.options.items() if option in accepted}
             try:
-                return self._repack_to(layout, weight, whole)
+                if "dtype" in accepted and given.get("dtype") is None:
+                    reason = "its scales need the dtype of the activations, and the target says none"
+                    raise RepackError(weight.format, layout, reason)
+                layer = whole(layout) if target is not None and whole is not None else None
+                if given or not self.inner._has_exact_shapes:
+                    return repack(weight, layout, whole=layer, **given)
+                if layer is not None:
+                    return convert(weight, layout, layer, loaded=True)
+                repacked = self._cache.repack(weight, layout)
+                if repacked is None:
+                    repacked = convert(weight, layout, loaded=True)
+                    self._cache.record(weight, layout, repacked)
+                return repacked
             except RepackError as error:
                 if layout == self.layout or refusal is None:
                     refusal = error
         assert refusal is not None
         raise refusal
-
-    def _repack_to(self, layout: str, weight: Weight, whole: WholeLayer | None) -> Weight:
-        accepted = options(type(weight), layout)
-        given = {option: value for option, value in self.options.items() if option in accepted}
-        if "dtype" in accepted and given.get("dtype") is None:
-            reason = "its scales need the dtype of the activations, and the target says none"
-            raise RepackError(weight.format, layout, reason)
-        is_known = whole is not None and find_repacked_type(type(weight), layout) is not None
-        layer = whole(layout) if is_known and whole is not None else None
-        if given or not self.inner._has_exact_shapes:
-            return repack(weight, layout, whole=layer, **given)
-        if layer is not None:
-            return repack_as_loaded(weight, layout, layer)
-        return self._cache.convert(weight, layout, repack_as_loaded)
 
     def _load_whole(
         self, source: TensorSource, parts: Sequence[Part], share: Weight, layout: str

@@ -7,7 +7,7 @@ Nothing is padded or permuted. K may end within a word; the target layout checks
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
@@ -94,23 +94,24 @@ class Integers:
 
     def pack_codes(self, name: str, packing: Packing, codes: Tensor | devices.LazyCodes) -> Tensor:
         """Pack `codes` into words: a new tensor, or tensor `name` of `out` with a deferred write."""
-        shape = packing.shape_of_words(codes.shape)
-        return self._write_tensor(name, shape, torch.int32, lambda out: packing.pack(codes, out))
+        out: Tensor | None = getattr(self.out, name, None)
+        if out is None or not self._fits(out, packing.shape_of_words(codes.shape), torch.int32):
+            return packing.pack(codes)
+        self.deferred_writes.append(partial(packing.pack, codes, out))
+        return out
 
     def reorder(self, name: str, order: Order, tensor: Tensor) -> Tensor:
         """Apply `order` to a matrix: a new tensor, or tensor `name` of `out` with a deferred write."""
-        return self._write_tensor(name, tensor.shape, tensor.dtype, lambda out: order.apply(tensor, out))
-
-    def _write_tensor(
-        self, name: str, shape: Sequence[int], dtype: torch.dtype, write: Callable[[Tensor | None], Tensor]
-    ) -> Tensor:
         out: Tensor | None = getattr(self.out, name, None)
-        if out is None or not out.is_contiguous():
-            return write(None)
-        if (tuple(out.shape), out.dtype, out.device) != (tuple(shape), dtype, self.scales.device):
-            return write(None)  # `repack` then refuses `out`
-        self.deferred_writes.append(lambda: write(out))
+        if out is None or not self._fits(out, tensor.shape, tensor.dtype):
+            return order.apply(tensor)
+        self.deferred_writes.append(partial(order.apply, tensor, out))
         return out
+
+    def _fits(self, out: Tensor, shape: Sequence[int], dtype: torch.dtype) -> bool:
+        """Return whether a result may be written to `out`; `repack` refuses any other."""
+        is_alike = (tuple(out.shape), out.dtype, out.device) == (tuple(shape), dtype, self.scales.device)
+        return is_alike and out.is_contiguous()
 
     @property
     def origin(self) -> Origin:
@@ -142,10 +143,10 @@ class Integers:
     @cached_property
     def span(self) -> tuple[int, int]:
         """Lowest and highest zero point of the whole layer; 2**(bits - 1) if there are no outputs."""
-        zeros = self.whole_layer.zeros
-        if self.whole_layer.known_symmetric or not zeros.numel():
+        whole = self.whole_layer
+        if whole.known_symmetric or not whole.zeros.numel():
             return (2 ** (self.bits - 1),) * 2
-        lowest, highest = torch.stack(torch.aminmax(zeros)).tolist()  # one device synchronization
+        lowest, highest = torch.stack(torch.aminmax(whole.zeros)).tolist()  # one device synchronization
         return int(lowest), int(highest)
 
     @property

@@ -428,8 +428,11 @@ class Weight(ABC):
 
     def fields(self) -> dict[str, Tensor]:
         """Tensors by field name, as on disk, without missing optional ones."""
-        names = tensor_names(type(self))
-        return {name: tensor for name in names if isinstance(tensor := getattr(self, name), Tensor)}
+        tensors: dict[str, Tensor] = {}
+        for name in tensor_names(type(self)):
+            if isinstance(tensor := getattr(self, name), Tensor):
+                tensors[name] = tensor
+        return tensors
 
     @classmethod
     def resolve(cls, config: Any, tensors: Mapping[str, Tensor], bounds: ShareBounds) -> dict[str, Tensor]:

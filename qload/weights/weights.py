@@ -209,7 +209,7 @@ class Weights(ExpertLoads, TensorSource):
 
         For a matrix of all experts, such as `experts.down_proj`, a `StackedWeight`.
         """
-        return self._load_stack(prefix, None) or self._load("get_weights", [Part(prefix)], None, prefix)
+        return self._load_stack(prefix, None) or self._load([Part(prefix)], None, "get_weights", prefix)
 
     @checked
     def get_weights_col(self, prefix: str, *, heads: Heads | None = None) -> Weight:
@@ -218,9 +218,9 @@ class Weights(ExpertLoads, TensorSource):
         `heads`: attention heads, shared in whole heads; DivideError if the ranks cannot share them.
         """
         if heads is not None:
-            return self._load("", self._head_parts([prefix], heads), "N")
+            return self._load(self._head_parts([prefix], heads), "N")
         check_heads(self, [prefix])
-        return self._load_stack(prefix, "N") or self._load("get_weights_col", [Part(prefix)], "N", prefix)
+        return self._load_stack(prefix, "N") or self._load([Part(prefix)], "N", "get_weights_col", prefix)
 
     @checked
     def get_weights_col_packed(self, prefix: str, block_sizes: Blocks) -> Weight:
@@ -230,7 +230,7 @@ class Weights(ExpertLoads, TensorSource):
         """
         if "get_weights_col_packed" in self.loader.own_loads:
             return self.loader.get_weights_col_packed(self, prefix, block_sizes)
-        return self._load("", block_parts(self.loader, self, prefix, block_sizes), "N")
+        return self._load(block_parts(self.loader, self, prefix, block_sizes), "N")
 
     @checked
     def get_weights_col_packed_qkv(self, prefix: str, num_heads: int, num_key_value_heads: int) -> Weight:
@@ -253,7 +253,7 @@ class Weights(ExpertLoads, TensorSource):
         Blocks of ceil(N / ranks) outputs, rounded up to a valid cut of the format; the last one may be short,
         and an engine with padded vocabularies pads it. DivideError for an empty block.
         """
-        return self._load("", [Part(prefix, short=True)], "N")
+        return self._load([Part(prefix, short=True)], "N")
 
     @checked
     def get_multi_weights_col(
@@ -266,16 +266,16 @@ class Weights(ExpertLoads, TensorSource):
         error with a known `architecture`, and unnoticed without one.
         """
         if heads is not None and dim in (0, -2) and prefixes and not isinstance(prefixes, str):
-            return self._load("", self._head_parts(prefixes, heads), "N")
+            return self._load(self._head_parts(prefixes, heads), "N")
         check_heads(self, prefixes)
         check_join(prefixes, dim)
         parts = [Part(prefix) for prefix in prefixes]
-        return self._load("get_multi_weights_col", parts, "N", prefixes, dim)
+        return self._load(parts, "N", "get_multi_weights_col", prefixes, dim)
 
     @checked
     def get_weights_row(self, prefix: str) -> Weight:
         """Load this rank's inputs of the layer under `prefix`: K / ranks, with all outputs; or CutError."""
-        return self._load_stack(prefix, "K") or self._load("get_weights_row", [Part(prefix)], "K", prefix)
+        return self._load_stack(prefix, "K") or self._load([Part(prefix)], "K", "get_weights_row", prefix)
 
     @checked
     def stream(self, loads: Iterable[L]) -> Iterator[tuple[L, Weight]]:
@@ -293,11 +293,13 @@ class Weights(ExpertLoads, TensorSource):
         """
         return stream_loads(self, partial(plan_load, self, self.loader), iter(loads))
 
-    def _load(self, name: str, parts: Sequence[Part], split: Split | None, *arguments: object) -> Weight:
-        """Load `parts` by a plan, or by the typed load `name` of a loader that overrides it."""
+    def _load(
+        self, parts: Sequence[Part], split: Split | None, own: str | None = None, *arguments: object
+    ) -> Weight:
+        """Load `parts` by a plan, or by the typed load `own` of a loader that overrides it."""
         loader = self.loader
-        if name in loader.own_loads:
-            weight: Weight = getattr(loader, name)(self, *arguments)
+        if own is not None and own in loader.own_loads:
+            weight: Weight = getattr(loader, own)(self, *arguments)
             return weight
         return loader.plan(self, parts, split).finish(self)
 

@@ -56,7 +56,7 @@ class Recorded(FormatLoader):
 
     def plan(self, weights: Any, parts: Sequence[Part], split: Split | None) -> LoadPlan:
         self.asked.append(("plan", weights, *parts, split))
-        return LoadPlan((), lambda source: WEIGHT)
+        return LoadPlan(lambda source: WEIGHT)
 
     def shape(self, weights: Any, prefix: str) -> tuple[int, int]:
         self.asked.append(("shape", weights, prefix))

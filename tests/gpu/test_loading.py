@@ -114,14 +114,14 @@ def test_loads_are_those_of_one_by_one(
 
 def test_layers_that_are_alike_follow_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     followed: list[str] = []
-    inner = repack_cache.RepackCache._apply
+    inner = repack_cache.RepackCache.repack
 
-    def told(self: repack_cache.RepackCache, kind: Any, weight: Weight, deferred: Any) -> Weight | None:
-        made = inner(self, kind, weight, deferred)
+    def told(self: repack_cache.RepackCache, weight: Weight, *asked: Any) -> Weight | None:
+        made = inner(self, weight, *asked)
         followed.extend([] if made is None else [weight.layer.name])
         return made
 
-    monkeypatch.setattr(repack_cache.RepackCache, "_apply", told)
+    monkeypatch.setattr(repack_cache.RepackCache, "repack", told)
     with open_checkpoint(written(tmp_path, "gptq"), device="cuda", target="marlin") as weights:
         list(load_layers(weights))
 

@@ -55,15 +55,15 @@ def assert_same(made: Weight, want: Weight) -> None:
 def followed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the layers that a recipe made, those aside that it was proven on."""
     names: list[str] = []
-    inner = repack_cache.RepackCache._apply
+    inner = repack_cache.RepackCache.repack
 
-    def told(self: repack_cache.RepackCache, kind: Any, weight: Weight, deferred: Any) -> Weight | None:
-        made = inner(self, kind, weight, deferred)
+    def told(self: repack_cache.RepackCache, weight: Weight, *asked: Any) -> Weight | None:
+        made = inner(self, weight, *asked)
         if made is not None:
             names.append(weight.layer.name)
         return made
 
-    monkeypatch.setattr(repack_cache.RepackCache, "_apply", told)
+    monkeypatch.setattr(repack_cache.RepackCache, "repack", told)
     return names
 
 

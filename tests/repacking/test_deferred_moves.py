@@ -111,7 +111,7 @@ def test_where_a_layer_has_shown_the_way_threads_move_the_next_ones_before_their
     """By the instruction set and the number of threads of who loads, who leaves them the cores meanwhile."""
     made: list[tuple[str, int, int]] = []
     here: list[int] = []
-    module, inner = native.load("cpu").found, repack_cache.RepackCache._apply
+    module, inner = native.load("cpu").found, repack_cache.RepackCache.repack
     assert module is not None
 
     class Told(module.FileMover):  # type: ignore[misc,name-defined]
@@ -130,7 +130,7 @@ def test_where_a_layer_has_shown_the_way_threads_move_the_next_ones_before_their
         return inner(*asked)
 
     monkeypatch.setattr(module, "FileMover", Told)
-    monkeypatch.setattr(repack_cache.RepackCache, "_apply", told)
+    monkeypatch.setattr(repack_cache.RepackCache, "repack", told)
     names = "abcdef"
     with (
         opened(saved(tmp_path, {name: drawn() for name in names})) as weights,
