@@ -129,7 +129,7 @@ class LayerIndex:
     @cached_property
     def claimed(self) -> frozenset[str]:
         """Suffixes of the loader's formats, without those of plain layers."""
-        specs = [spec for fmt in self.weights.loader.formats for spec in fmt.specs()]
+        specs = [spec for fmt in self.weights.loader.formats for spec in fmt.specs]
         return frozenset(
             suffix for spec in specs for suffix in spec.suffixes if _role_by_name(suffix) is not Role.FLOAT
         )

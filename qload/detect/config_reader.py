@@ -176,7 +176,7 @@ def _has_quantized_tensors(claims: Claims, other: Claims, storage: WeightStorage
     suffixes = {
         suffix
         for fmt in (*claims.formats, *other.formats)
-        for spec in fmt.specs()
+        for spec in fmt.specs
         for suffix in spec.suffixes
         if ROLES.get(suffix.rpartition(".")[2], Role.FLOAT) is not Role.FLOAT
     }

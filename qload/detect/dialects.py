@@ -148,7 +148,7 @@ class Recogniser:
                 continue
             if _has_tensors(candidate, layer) and _has_shapes(candidate, layer, weights):
                 return self._accept_unambiguous(candidate, layer)
-        packs_words = any("qweight" in spec.suffixes for fmt in self.formats for spec in fmt.specs())
+        packs_words = any("qweight" in spec.suffixes for fmt in self.formats for spec in fmt.specs)
         rows = SIGNATURES if packs_words or not self.configured else (*SIGNATURES, WORDS)
         names = {fmt.weight_type.format for fmt in self.formats}
         signature = next((row for row in rows if names.isdisjoint(row.unless) and row.matches(layer)), None)
@@ -215,7 +215,7 @@ def _scale_unit(config: Fp8Config) -> str:
 
 def _has_tensors(fmt: ConfiguredFormat, layer: LayerTensors) -> bool:
     """Return whether a layer stores each tensor of a format under one name, in a dtype of the format."""
-    for spec in fmt.specs():
+    for spec in fmt.specs:
         stored = [info for suffix in spec.suffixes if (info := layer.info(suffix))]
         if len(stored) > 1 or (not stored and not spec.optional):
             return False

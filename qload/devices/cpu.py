@@ -91,7 +91,11 @@ def repack(source: CodesInWords, target: WordSentence, words: Tensor) -> bool:
         here = axis_digits(packing.codes, packing.shape_of_codes(source.words.shape))
         there = axis_digits(target.codes, source.shape)
         if source.order is not None:
-            return _gather(source, here, there[:: -1 if source.turned else 1], target.bits, words)
+            places, (rows, columns) = _row_places(source, here), there[:: -1 if source.turned else 1]
+            codes = source.words.contiguous()
+            return places is not None and (
+                _pack(target.bits, codes, rows, columns, *places, words) is not None
+            )
         digits = in_common(here[::-1] if source.turned else here, there)
         return digits is not None and move(source.words.contiguous(), words, target.bits, digits)
     alike = (packing.pattern, packing.sizes) == (target.pattern, target.sizes)
@@ -177,21 +181,17 @@ def _pack(
     return seen
 
 
-def _gather(
-    source: CodesInWords, lying: Sequence[Axis], there: Sequence[Axis], bits: int, words: Tensor
-) -> bool:
-    """Pack rows order[0], order[1], ... of codes with neighbouring words."""
-    (across, columns), order, per_word = lying, source.order, WORD_BITS // bits
+def _row_places(source: CodesInWords, axes: Sequence[Axis]) -> tuple[Tensor, Tensor] | None:
+    """Word and bit at which each of the rows order[0], order[1], ... begins; None for codes in no rows."""
+    (across, columns), order = axes, source.order
+    per_word = WORD_BITS // source.packing.bits
     if order is None or len(columns) > 1 or columns[0].stride != per_word:
-        return False
+        return None
     starts = torch.zeros(1, dtype=torch.int64)
     for size, stride in across:
         starts = (torch.arange(size)[:, None] * stride + starts).flatten()
     at = starts[order.long()]
-    shifts = (at % per_word * bits).to(torch.int32)
-    lain = source.words.contiguous()
-    rows, wide = there
-    return _pack(bits, lain, rows, wide, at // per_word, shifts, words) is not None
+    return at // per_word, (at % per_word * source.packing.bits).to(torch.int32)
 
 
 def _fields(
@@ -293,7 +293,10 @@ def _module(*tensors: Tensor) -> ModuleType | None:
     found = load("cpu").found
     if found is None or not is_on() or torch.compiler.is_compiling():
         return None
-    return found if all(is_plain(tensor, "cpu") for tensor in tensors) else None
+    for tensor in tensors:
+        if not is_plain(tensor, "cpu"):
+            return None
+    return found
 
 
 def move_from_file(source: tuple[int, int, int], target: Tensor, bits: int, digits: Sequence[Digit]) -> bool:

@@ -289,15 +289,21 @@ def can_restore(weight_type: type[Weight]) -> bool:
     return find_reader(weight_type) is not None
 
 
+def find_writer(weight_type: type[Weight], layout: str) -> Writer | None:
+    """Return the conversion of a type to a layout; None if not supported."""
+    reader = find_reader(weight_type)
+    return None if reader is None else WRITERS.get((reader.intermediate, layout))
+
+
 def find_repacked_type(weight_type: type[Weight], layout: str) -> type[Weight] | None:
     """Return the type of the repacked weight for a type and a layout; None if not supported."""
-    writer = _find_writer(weight_type, layout)
+    writer = find_writer(weight_type, layout)
     return writer.weight_type if writer else None
 
 
 def options(weight_type: type[Weight], layout: str) -> tuple[str, ...]:
     """Return the options of `repack` for a type of weight and a layout."""
-    writer = _find_writer(weight_type, layout)
+    writer = find_writer(weight_type, layout)
     return writer.options if writer else ()
 
 
@@ -319,13 +325,8 @@ def find_unsupported_panels(weight: Weight) -> str | None:
 
 def skippable_tensor(weight: Weight, layout: str) -> str:
     """Return the name of the tensor whose values affect no refusal by a layout; "" if there is none."""
-    reader, writer = find_reader(type(weight)), _find_writer(type(weight), layout)
+    reader, writer = find_reader(type(weight)), find_writer(type(weight), layout)
     return "" if reader is None or writer is None or writer.reads_codes else reader.skippable(weight)
-
-
-def _find_writer(weight_type: type[Weight], layout: str) -> Writer | None:
-    reader = find_reader(weight_type)
-    return None if reader is None else WRITERS.get((reader.intermediate, layout))
 
 
 def _require(weight: Weight, layout: str) -> tuple[Reader, Writer]:

@@ -58,18 +58,15 @@ class ConfiguredFormat:
     activations: ActivationScheme | None = field(default=None, compare=False)
     claims: LayerClaims | None = field(default=None, compare=False, repr=False)  # to check, not to trust
 
+    @cached_property
     def specs(self) -> tuple[TensorSpec, ...]:
         """Declaration of the tensors, before the headers of any layer are known."""
-        return self._specs
-
-    @cached_property
-    def _specs(self) -> tuple[TensorSpec, ...]:
         return self.weight_type.tensors(self.config)
 
     @cached_property
     def suffixes(self) -> tuple[str, ...]:
         """Suffixes of all tensors, in all spellings."""
-        return tuple(suffix for spec in self._specs for suffix in spec.suffixes)
+        return tuple(suffix for spec in self.specs for suffix in spec.suffixes)
 
 
 @dataclass(frozen=True)
@@ -296,8 +293,18 @@ def choose(
 ) -> ChosenFormat:
     """Choose the format with the stored tensors; MissingTensorError or TwoFormatsError."""
     fmt = _choose(weights, prefix, formats, headers)
-    suffixes = {spec.name: _stored_suffix(prefix, spec, headers) for spec in fmt.specs()}
-    specs = tuple(spec for spec in fmt.specs() if not spec.optional or suffixes[spec.name] in headers)
+    suffixes: dict[str, str] = {}
+    for spec in fmt.specs:
+        stored = list(filter(headers.__contains__, spec.suffixes))
+        if len(stored) > 1:
+            raise TwoFormatsError(
+                named(prefix, stored[0]),
+                "stored under two names, which has two readings",
+                f"either {' or '.join(stored)}",
+                " and ".join(stored),
+            )
+        suffixes[spec.name] = stored[0] if stored else spec.suffix
+    specs = tuple(spec for spec in fmt.specs if not spec.optional or suffixes[spec.name] in headers)
     return ChosenFormat(fmt, suffixes, specs)
 
 
@@ -320,7 +327,7 @@ def describe(
         shapes[spec.name] = shape
     seen = LayerHeaders(shapes, dtypes, facts, names)
     own = replace(fmt, config=fmt.config.for_layer(seen), activations=_stored_scheme(fmt.activations, specs))
-    specs = tuple(spec for spec in own.specs() if spec.name in shapes)
+    specs = tuple(spec for spec in own.specs if spec.name in shapes)
     sizes = seen.sizes(specs, own.config.known())
     return LayerDescription(names.prefix, own, specs, sizes, facts, dtypes, names, own.config.notes(seen))
 
@@ -333,19 +340,6 @@ def _check_axes(spec: TensorSpec, shape: Shape, names: LayerNames) -> None:
             f"{names.full(spec.name)} has the shape {list(shape)}: several layers in an unknown layout",
             remedy=f"read it as stored: get_tensor({names.full(spec.name)!r})",
         )
-
-
-def _stored_suffix(prefix: str, spec: TensorSpec, headers: Headers) -> str:
-    """Stored suffix of a tensor, or its first spelling if missing; TwoFormatsError for two suffixes."""
-    stored = [suffix for suffix in spec.suffixes if suffix in headers]
-    if len(stored) > 1:
-        raise TwoFormatsError(
-            named(prefix, stored[0]),
-            "stored under two names, which has two readings",
-            f"either {' or '.join(stored)}",
-            " and ".join(stored),
-        )
-    return stored[0] if stored else spec.suffix
 
 
 def check_alike(layers: Sequence[LayerDescription]) -> None:
@@ -414,7 +408,7 @@ def _choose(
     Among formats with common suffixes the one with more stored tensors; among equals the one without missing
     tensors, or with the stored dtypes.
     """
-    present = {fmt: frozenset(suffix for suffix in fmt.suffixes if suffix in headers) for fmt in formats}
+    present = {fmt: frozenset(headers).intersection(fmt.suffixes) for fmt in formats}
     stored = [fmt for fmt, suffixes in present.items() if suffixes]
     most = [fmt for fmt in stored if not any(present[fmt] < present[other] for other in stored)]
     if len({present[fmt] for fmt in most}) > 1:
@@ -442,7 +436,7 @@ def _missing(fmt: ConfiguredFormat, present: Collection[str]) -> list[TensorSpec
     """Declarations of required tensors that are not stored."""
     return [
         spec
-        for spec in fmt.specs()
+        for spec in fmt.specs
         if not spec.optional and not any(suffix in present for suffix in spec.suffixes)
     ]
 
@@ -451,7 +445,7 @@ def _has_dtypes(fmt: ConfiguredFormat, headers: Headers) -> bool:
     """Return whether the stored tensors have dtypes of a format."""
     return all(
         headers[suffix].dtype in spec.dtypes
-        for spec in fmt.specs()
+        for spec in fmt.specs
         for suffix in spec.suffixes
         if suffix in headers
     )

@@ -97,7 +97,7 @@ class FormatLoader(WeightsLoader):
                 f"{layer.format.weight_type.format}: {', '.join(spec.name for spec in layer.specs)}",
                 f"remedy   {self.exclusions.remedy(entry)}",
             )
-        return self._add_note(layer)
+        return self._add_note(layer) if self.named.keys else layer
 
     def names_alike(self, first: str, other: str) -> bool:
         """Return whether the config treats the layers `first` and `other` alike, by their names."""
@@ -115,7 +115,7 @@ class FormatLoader(WeightsLoader):
 
     def _add_note(self, layer: LayerDescription) -> LayerDescription:
         """Add a note to a plain layer that the config lists as quantized."""
-        if not self.named.keys or not layer.format.weight_type.plain or "K" not in layer.sizes:
+        if not layer.format.weight_type.plain or "K" not in layer.sizes:
             return layer
         note = self.named.note(layer.prefix)
         if note is None or self.left_out(layer.prefix) is not None:
@@ -290,8 +290,11 @@ class PlannedShares:
         """
         specs = self.shares[0].layer.specs
         kept = [spec for spec in specs if not spec.spent]
+        tensors: dict[str, Tensor] = {}
         if len(kept) == len(specs):
-            return {spec.name: read_tensor(weights, spec, self.shares, out.get(spec.name)) for spec in kept}
+            for spec in specs:
+                tensors[spec.name] = read_tensor(weights, spec, self.shares, out.get(spec.name))
+            return tensors
         resolved = []
         for share in self.shares:
             stored = {spec.name: read_part(weights, spec, share) for spec in share.layer.specs}

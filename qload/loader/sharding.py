@@ -65,10 +65,11 @@ class Share:
         return found
 
     def _find_slices(self, spec: TensorSpec) -> TensorSlices:
-        bounds, places = self.bounds, spec.places
+        bounds = self.bounds
         is_layer = bounds.all_inputs and (bounds.n0, bounds.n1) == (0, bounds.N)
         if is_layer and self.layer.sizes.get("P", 1) == 1:
             return TensorSlices((), columns=False)
+        places = spec.places
         spans = [self.span(axis) for axis in places]
         index = tuple(slice(None) if span is None else slice(*span) for span in spans)
         return TensorSlices(

@@ -1,6 +1,7 @@
 """`TensorSource`, the tensors that a loader reads, and `WrappedSource`, another source with changes."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -104,7 +105,7 @@ class TensorSource(Protocol):
 
     def readable(self, name: str) -> tuple[tuple[int, int], ...] | None:
         """(start, stop) of the readable part of `name` along each axis; None for a part without bounds."""
-        return tuple((0, size) for size in self.info(name).shape)
+        return tuple(zip(repeat(0), self.info(name).shape, strict=False))
 
     def names(self) -> Collection[str]:
         """Names of all stored tensors; empty for a source without a list."""

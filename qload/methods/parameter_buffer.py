@@ -237,9 +237,7 @@ def parameter_slots(
 
 def matrix_formats(formats: Sequence[ConfiguredFormat]) -> list[ConfiguredFormat]:
     """Return the formats of single layers, without those of stacks."""
-    return [
-        fmt for fmt in formats if not any(s.startswith("_") for spec in fmt.specs() for s in spec.suffixes)
-    ]
+    return [fmt for fmt in formats if not any(s.startswith("_") for spec in fmt.specs for s in spec.suffixes)]
 
 
 def check_cuts(formats: Sequence[ConfiguredFormat], layer: LayerShare) -> None:

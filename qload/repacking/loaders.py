@@ -22,6 +22,7 @@ from qload.kernel_formats.panels import CODE_BITS
 from qload.kernel_formats.repack import (
     convert,
     find_repacked_type,
+    find_writer,
     options,
     repack,
     skippable_tensor,
@@ -219,18 +220,18 @@ class RepackingLoader(WeightsLoader):
         refusal: RepackError | None = None
         device = weight.device
         for layout in self._layouts(device):
-            target = find_repacked_type(type(weight), layout)
+            writer = find_writer(type(weight), layout)
             if layout == "exllama" and layout != self.layout:  # its kernels are for few bits on few chips
                 bits = getattr(weight.config, "bits", None)
-                if target is None or not self._has_kernel(target, bits, device):
+                if writer is None or not self._has_kernel(writer.weight_type, bits, device):
                     continue
-            accepted = options(type(weight), layout)
+            accepted = () if writer is None else writer.options
             given = {option: value for option, value in self.options.items() if option in accepted}
             try:
                 if "dtype" in accepted and given.get("dtype") is None:
                     reason = "its scales need the dtype of the activations, and the target says none"
                     raise RepackError(weight.format, layout, reason)
-                layer = whole(layout) if target is not None and whole is not None else None
+                layer = whole(layout) if writer is not None and whole is not None else None
                 if given or not self.inner._has_exact_shapes:
                     return repack(weight, layout, whole=layer, **given)
                 if layer is not None:

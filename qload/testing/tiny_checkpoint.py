@@ -293,7 +293,7 @@ def _layer(dialect: Dialect, prefix: str, sibling: str, N: int, K: int) -> dict[
     `sibling`: the first of the layers with the same inputs, which share their act order.
     """
     sizes = {"N": N, "K": K}
-    specs = [spec for spec in dialect.format.specs() if not spec.optional]
+    specs = [spec for spec in dialect.format.specs if not spec.optional]
     for axis in (axis for spec in specs for axis in spec.axes if axis.free):
         sizes[axis.free or ""] = axis.size(sizes[axis.dim]) or 0
     return {

@@ -15,8 +15,19 @@ import torch
 from torch import Tensor
 
 from qload.architecture import Architecture
-from qload.errors import ArgumentError, DivideError, MissingTensorError, check_type, checked
+from qload.errors import (
+    ArgumentError,
+    DivideError,
+    MissingTensorError,
+    UnsupportedFormatError,
+    check_type,
+    checked,
+)
+from qload.experts import ExpertFacts, ExpertSplit, ExpertsWeight
+from qload.experts.load import load_experts, load_stacked
+from qload.experts.stack_layouts import stack_names
 from qload.experts.stacked_storage import ExpertStacks, within
+from qload.experts.weight import StackedWeight
 from qload.formats.unquantized import FLOATS
 from qload.loader import Blocks, Heads, LoadPlan, Part, Split, TensorSource, WeightsLoader, split_blocks
 from qload.loader.base import block_parts, check_join
@@ -27,7 +38,6 @@ from qload.spec import Role, Weight
 from qload.storage import FillingStorage, TensorInfo, WeightStorage, check_name
 from qload.storage.protocol import AskedRows, read_rows
 from qload.weights.casts import by_role
-from qload.weights.experts import ExpertLoads
 from qload.weights.ledger import Ledger, LoadReport
 from qload.weights.prefetch import find_file_elements, read_to_cuda
 from qload.weights.stream import Load, stream_loads
@@ -39,6 +49,7 @@ MAX_COMPARED_NAMES = 1 << 12  # all names are compared with a missing one
 NEAR_NAMES = 64  # of a larger checkpoint, names before and after a missing one
 MAX_LISTED_NAMES = 6
 LAST_LETTER = "\U0010ffff"  # sorts after every letter of a name
+REMEDY = "read its tensors as stored by get_tensor"
 SLICE, TEXT = frozenset({slice}), frozenset({str})
 
 L = TypeVar("L", bound="str | Load")
@@ -74,7 +85,7 @@ class SortedNames:
         return self._sorted[max(0, at - NEAR_NAMES) : at + NEAR_NAMES]
 
 
-class Weights(ExpertLoads, TensorSource):
+class Weights(TensorSource):
     """Named tensors over any storage: aliases, prefix, device, dtype by role, and a ledger.
 
     ArgumentError for a wrong parameter.
@@ -278,6 +289,39 @@ class Weights(ExpertLoads, TensorSource):
         return self._load_stack(prefix, "K") or self._load([Part(prefix)], "K", "get_weights_row", prefix)
 
     @checked
+    def get_experts(
+        self,
+        prefix: str,
+        *,
+        split: ExpertSplit | None = None,
+        expert_ranks: int | None = None,
+        facts: ExpertFacts | None = None,
+    ) -> ExpertsWeight:
+        """Load the experts of a layer, or this rank's share of them, as stacked typed weights.
+
+        Each tensor is read for all experts into one stack (E, ...). Before any weight is read, all experts
+        are compared and all ranks' cuts are checked: MissingTensorError for a missing expert, MismatchError
+        for one stored unlike the first, CutError and DivideError as for single layers. Weights of other
+        ranks' experts are not read.
+
+        Parameters
+        ----------
+        prefix
+            Prefix of the experts' names: `model.layers.0.mlp.experts`.
+        split
+            None: all experts, whole, on every rank. "tensor": a share of every expert, along the outputs of
+            gate and up and the inputs of down; the ranks' results are summed. "experts": whole experts; the
+            first E % R of R ranks have one of the E experts more. "both": see `expert_ranks`.
+        expert_ranks
+            Number of runs of experts for "both". Rank r has a share of run r // T, as rank r % T of the
+            T = ranks / `expert_ranks` that cut the same experts.
+        facts
+            Activation and side of the routing weight; None: by the model's config, with an ArgumentError if
+            it does not state them.
+        """
+        return load_experts(self, prefix, split, expert_ranks, facts)
+
+    @checked
     def stream(self, loads: Iterable[L]) -> Iterator[tuple[L, Weight]]:
         """Yield each load with its weight, in order: equal to the typed loads one by one, and faster.
 
@@ -302,6 +346,23 @@ class Weights(ExpertLoads, TensorSource):
             weight: Weight = getattr(loader, own)(self, *arguments)
             return weight
         return loader.plan(self, parts, split).finish(self)
+
+    def _load_stack(self, prefix: str, split: Split | None) -> StackedWeight | None:
+        """Load the matrix of all experts under `prefix`; None for any other name.
+
+        UnsupportedFormatError for an unreadable one.
+        """
+        storage = self.storage
+        if not isinstance(storage, ExpertStacks) or type(prefix) is not str:
+            return None
+        for name in (prefix, f"{self.prefix}.{prefix}") if self.prefix else (prefix,):
+            layers = storage.matrix(name)
+            if layers is not None:
+                return load_stacked(self.loader, self, name, layers, split)
+            why = next((storage.unread[own] for own in stack_names(name) if own in storage.unread), None)
+            if why is not None:
+                raise UnsupportedFormatError(f"{name}: a matrix of several experts", why, remedy=REMEDY)
+        return None
 
     def _head_parts(self, prefixes: Sequence[str], heads: Heads) -> list[Part]:
         return _head_parts(self, self.loader, prefixes, heads)

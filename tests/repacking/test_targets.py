@@ -149,20 +149,19 @@ def test_auto_says_with_marlins_reason_why_a_layer_stays(monkeypatch: pytest.Mon
     words, ones = torch.zeros(9, 32, dtype=torch.int32), torch.ones(3, 32).half()
     tensors = {"a.qweight": words, "a.qzeros": torch.zeros(3, 3, dtype=torch.int32), "a.scales": ones}
     source = Weights(MemoryStorage(tensors), loader=loader_from_config(config, target="auto"))
-    refused = RepackError("gptq", "exllama", "no")
-    monkeypatch.setattr(loaders.FastestLoader, "_repack_to", _refusing(loaders.FastestLoader, refused))
+    monkeypatch.setattr(loaders, "convert", _refusing(RepackError("gptq", "exllama", "no")))
 
     assert type(source.get_weights("a")) is GPTQWeight
     assert source.report().notes[-1] == "a: stays gptq: Marlin's kernel reads 4 or 8 bits, got 3"
 
 
-def _refusing(loader: type, error: RepackError) -> Any:
-    inner = loader._repack_to  # type: ignore[attr-defined]
+def _refusing(error: RepackError) -> Any:
+    inner = loaders.convert
 
-    def in_layout(self: Any, layout: str, *rest: Any) -> Weight:
+    def in_layout(weight: Weight, layout: str, *rest: Any, **named: Any) -> Weight:
         if layout == "exllama":
             raise error
-        return inner(self, layout, *rest)  # type: ignore[no-any-return]
+        return inner(weight, layout, *rest, **named)
 
     return in_layout
 
