@@ -22,6 +22,7 @@ from qload.detect import (
     for_target,
     loader_from_claims,
     read_configs,
+    read_model_config,
 )
 from qload.errors import QloadError, checked
 from qload.experts import ExpertStacks
@@ -70,7 +71,14 @@ class Checkpoint:
         True if layers are described as loads do it, by their values too.
     """
 
-    def __init__(self, path: str | PathLike[str], *, collect: bool = False, settled: bool = True) -> None:
+    def __init__(
+        self,
+        path: str | PathLike[str],
+        *,
+        collect: bool = False,
+        settled: bool = True,
+        loader: FormatLoader | None = None,
+    ) -> None:
         self.path: str = str(path)
         self.location: str | PathLike[str] = path
         self.settled: bool = settled
@@ -83,16 +91,24 @@ class Checkpoint:
         self.architecture: Architecture | None = None
         self._collects = collect
         self._storage: WeightStorage | None = None
-        self._loader: FormatLoader | None = None
+        self._loader = loader
 
     @classmethod
-    def open(cls, path: str | PathLike[str], *, collect: bool = False, settled: bool = True) -> Self:
+    def open(
+        cls,
+        path: str | PathLike[str],
+        *,
+        collect: bool = False,
+        settled: bool = True,
+        loader: FormatLoader | None = None,
+    ) -> Self:
         """Open the checkpoint at a path.
 
         `collect`: keep errors in `errors` in place of raising the first one. Rules then report contradictions
         of layers and scales that are not finite, and loads do not raise them.
+        `loader`: loader of the layers; the quantization configs are not read then. None: that of the configs.
         """
-        checkpoint = cls(path, collect=collect, settled=settled)
+        checkpoint = cls(path, collect=collect, settled=settled, loader=loader)
         try:
             checkpoint._open()
         except QloadError as error:
@@ -196,7 +212,10 @@ class Checkpoint:
         located = locate(self.location)
         self.is_shard = located.shard
         headers = validate_headers(located, self._refuse, self.notes.append)
-        self.model_config, self.configs = read_configs(self.location)
+        if self._loader is None:
+            self.model_config, self.configs = read_configs(self.location)
+        else:
+            self.model_config = read_model_config(self.location)
         config = self.configs[0] if self.configs else None
         if self.errors:  # the config can still be wrong, but there is nothing to open
             effective_claims(config, None)
@@ -206,21 +225,24 @@ class Checkpoint:
         self._storage = split_stacks(self._storage, self.model_config)
         if self._collects and isinstance(self._storage, ExpertStacks) and self._storage.stacks:
             self.notes.append(self._storage.note())  # logged by the storage otherwise
-        self.claims = effective_claims(config, self._storage)
-        loader = loader_from_claims(self.claims, config, self._storage)
+        loader = self._loader or self._loader_of_configs(config, self._storage)
+        self._loader = loader.for_rules() if self._collects else loader
+        if not self._collects:
+            for note in self.notes:
+                log.info("%s", note)
+
+    def _loader_of_configs(self, config: FoundConfig | None, storage: WeightStorage) -> FormatLoader:
+        """Loader of the first config, compared with all others."""
+        self.claims = effective_claims(config, storage)
+        loader = loader_from_claims(self.claims, config, storage)
         if self.claims is not None:
             self.notes += self.claims.notes
-            for conflict in compare_configs(self.configs, self.claims, self._storage):
+            for conflict in compare_configs(self.configs, self.claims, storage):
                 if isinstance(conflict, QloadError):
                     self._refuse(conflict)
                 else:
                     self.notes.append(conflict)
-        if self._collects:
-            loader = loader.for_rules()
-        else:
-            for note in self.notes:
-                log.info("%s", note)
-        self._loader = loader
+        return loader
 
     def _refuse(self, error: QloadError) -> None:
         if not self._collects:

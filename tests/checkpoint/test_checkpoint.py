@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from qload.checkpoint import Checkpoint, open_checkpoint
-from qload.detect import files
+from qload.detect import files, loader_from_config
 from qload.errors import ArgumentError, ConfigError, QloadError, StorageError
 from qload.storage.safetensors import SafetensorsStorage
-from qload.testing import make_checkpoint
+from qload.testing import assert_same_bits, make_checkpoint
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+PREFIX = "model.layers.0.mlp.down_proj"
 
 
 def break_index(folder: Path) -> None:
@@ -78,6 +79,19 @@ def test_every_config_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         pass
 
     assert sorted(read) == ["config.json", "quantize_config.json"]
+
+
+def test_quantization_configs_are_not_read_beside_a_loader(tmp_path: Path) -> None:
+    make_checkpoint("gptq", tmp_path)
+    with Checkpoint.open(tmp_path) as judged:
+        weight = judged.weights.get_weights(PREFIX)
+    break_config(tmp_path)
+    contradict_config(tmp_path)
+
+    with Checkpoint.open(tmp_path, loader=loader_from_config(GPTQ)) as checkpoint:
+        assert (checkpoint.claims, checkpoint.configs) == (None, [])
+        assert checkpoint.weights.architecture is checkpoint.architecture is not None
+        assert_same_bits(checkpoint.weights.get_weights(PREFIX).dequantize(), weight.dequantize())
 
 
 @pytest.mark.parametrize("options", [{"device": "warp"}, {"dtype": torch.int8}])

@@ -4,17 +4,13 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from qload.architecture import read_architecture
-from qload.checkpoint import check_all_read
+from qload.checkpoint import Checkpoint, check_all_read
 from qload.configs.matching import EMBEDDINGS
-from qload.detect import read_model_config
 from qload.detect.config_reader import method_of_own_file
 from qload.errors import ConfigError, StorageError
-from qload.experts.stacked_storage import split_stacks
-from qload.loader import WeightsLoader
+from qload.loader import FormatLoader
 from qload.storage import SafetensorsStorage, locate
 from qload.storage.checkpoint_files import INDEX, SUFFIX, USUAL
-from qload.weights import Weights
 
 PLAIN_SUFFIXES = frozenset(("weight", "bias"))
 MAX_SUFFIX_SEGMENTS = 3  # `weight.quant_state.x` has dots
@@ -94,7 +90,7 @@ class CheckpointNames:
         """Return whether a layer has tensors, and none but a weight and a bias."""
         return bool(self.suffixes(module)) and {*self.suffixes(module)} <= PLAIN_SUFFIXES
 
-    def check_all_read(self, loader: WeightsLoader) -> None:
+    def check_all_read(self, loader: FormatLoader) -> None:
         """Raise UnreadTensorsError before a load if neither `loader` nor stacks of experts read a tensor.
 
         StorageError if vLLM would read other files than `open_checkpoint` finds.
@@ -102,11 +98,8 @@ class CheckpointNames:
         folder = self._folder()
         if folder is not None:
             check_files(folder)
-            model_config = read_model_config(folder)  # `loader` is of vLLM's config, which may differ
-            architecture = read_architecture(model_config)
-            with SafetensorsStorage(folder) as storage:
-                stacks = split_stacks(storage, model_config)
-                check_all_read(Weights(stacks, loader=loader, architecture=architecture))
+            with Checkpoint.open(folder, loader=loader) as checkpoint:  # of vLLM's config, which may differ
+                check_all_read(checkpoint.weights)
 
     def _read(self) -> None:
         folder = self._folder() if self._stored is None else None
