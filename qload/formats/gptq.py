@@ -108,11 +108,11 @@ class GPTQConfig(spec.Grouped, spec.Config):
             config = replace(config, positional=False)
         sizes = headers.sizes(GPTQWeight.tensors(config))
         K, G, N = sizes["K"], sizes["G"], sizes["N"]
-        group, groups = config.rows_of_a_group(K), config.groups(K)
+        groups = config.groups(K)
         if groups != G:
             raise ShapeError(
                 headers.names.full("scales"),
-                f"({groups}, {N}) = (K/{group}^, N)",
+                f"({groups}, {N}) = (K/{config.rows_of_a_group(K)}^, N)",
                 headers.shapes["scales"],
                 headers.names.file("scales"),
                 f"for K = {K} and a group size of {self.group_size} in the config",

@@ -279,10 +279,8 @@ def _fact_bytes(facts: Mapping[str, Tensor]) -> bytes | None:
     return b"".join(pieces)
 
 
-def _stored_scheme(claimed: ActivationScheme | None, specs: Sequence[TensorSpec]) -> ActivationScheme | None:
-    """Claimed scheme of inputs, with fields of stored tensors in place of suffixes; None without a claim."""
-    if claimed is None:
-        return None
+def _stored_scheme(claimed: ActivationScheme, specs: Sequence[TensorSpec]) -> ActivationScheme:
+    """Claimed scheme of inputs, with fields of stored tensors in place of suffixes."""
     suffixes = {suffix: spec.name for spec in specs for suffix in spec.suffixes}
     scale, zeros = suffixes.get(claimed.scale or ""), suffixes.get(claimed.zero_point or "")
     return replace(claimed, scale=scale, zero_point=zeros)
@@ -313,7 +311,6 @@ def describe(
 ) -> LayerDescription:
     """Describe a layer in a chosen format; raises for contradicting shapes, dtypes and indices."""
     fmt, specs = chosen.format, chosen.specs
-    _check_axes(specs[0], headers[chosen.suffixes[specs[0].name]].shape, names)
     shapes: dict[str, Shape] = {}
     dtypes: dict[str, torch.dtype] = {}
     for spec in specs:
@@ -324,9 +321,15 @@ def describe(
         if 0 in shape and any(axis.dim == PARTS for axis in spec.axes):
             full = names.full(spec.name)
             raise ShapeError(full, "(), or one entry a fused part", shape, names.file(spec.name))
+        if len(shape) > 2 and not shapes:
+            _check_axes(spec, shape, names)
         shapes[spec.name] = shape
     seen = LayerHeaders(shapes, dtypes, facts, names)
-    own = replace(fmt, config=fmt.config.for_layer(seen), activations=_stored_scheme(fmt.activations, specs))
+    own = replace(
+        fmt,
+        config=fmt.config.for_layer(seen),
+        activations=fmt.activations and _stored_scheme(fmt.activations, specs),
+    )
     specs = tuple(spec for spec in own.specs if spec.name in shapes)
     sizes = seen.sizes(specs, own.config.known())
     return LayerDescription(names.prefix, own, specs, sizes, facts, dtypes, names, own.config.notes(seen))

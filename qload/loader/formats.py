@@ -259,10 +259,12 @@ class PlannedShares:
         """Read the typed weight, and enter it into the ledger."""
         first, layers = self.shares[0], self.layers
         widths = [(layers[p.prefix].N if p.stop is None else p.stop) - p.start for p in self.parts]
-        shared = (share.bounds.n1 - share.bounds.n0 for share in self.shares)
+        shared = widths
+        if not self.is_whole:
+            shared = [share.bounds.n1 - share.bounds.n0 for share in self.shares]
         layer = Layer.unchecked(
             {
-                "parts": tuple(widths if self.is_whole else shared),
+                "parts": tuple(shared),
                 "K": first.bounds.k1 - first.bounds.k0,
                 "whole": (sum(widths), first.layer.K),
                 "name": ", ".join(layers),

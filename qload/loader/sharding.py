@@ -66,7 +66,7 @@ class Share:
 
     def _find_slices(self, spec: TensorSpec) -> TensorSlices:
         bounds = self.bounds
-        is_layer = bounds.all_inputs and (bounds.n0, bounds.n1) == (0, bounds.N)
+        is_layer = (bounds.n0, bounds.n1, bounds.k0, bounds.k1) == (0, bounds.N, 0, bounds.K)
         if is_layer and self.layer.sizes.get("P", 1) == 1:
             return TensorSlices((), columns=False)
         places = spec.places
@@ -161,18 +161,19 @@ def _cut(
     joined: bool,
     number: int,
 ) -> Share:
-    start, stop = part.start, layer.N if part.stop is None else part.stop
+    N, K = layer.N, layer.K
+    start, stop = part.start, N if part.stop is None else part.stop
     _check_cuts(layer, "N", (start, stop), None, joined)
-    n, k = (start, stop), (0, layer.K)
+    n, k = (start, stop), (0, K)
     k_places: tuple[int, ...] = k
     if split == "N" and world > 1:
         place = _short_places if part.short else _places
         places, at = place(layer, "N", start, stop, world // part.copies), rank // part.copies
         n = (places[at], places[at + 1])
     if split == "K" and world > 1:
-        k_places = _places(layer, "K", 0, layer.K, world)
+        k_places = _places(layer, "K", 0, K, world)
         k = (k_places[rank], k_places[rank + 1])
-    return Share(layer, ShareBounds(*n, *k, layer.N, layer.K), k_places, number)
+    return Share(layer, ShareBounds(*n, *k, N, K), k_places, number)
 
 
 def rectangles(spec: TensorSpec, shares: Sequence[Share]) -> list[Rectangle]:

@@ -157,10 +157,10 @@ class Integers:
     @cached_property
     def in_order(self) -> bool:
         """True if rows are in group order and all groups but the last have `group_size` rows."""
-        if self.groups == 1 or self.known_in_order:
+        size, K, groups = self.group_size, self.layer.K, self.groups
+        if groups == 1 or self.known_in_order:
             return True
-        size, K = self.group_size, self.layer.K
-        if size == -1 or -(-K // size) != self.groups:
+        if size == -1 or -(-K // size) != groups:
             return False
         return bool((self.g_idx == torch.arange(K, device=self.g_idx.device) // size).all())
 

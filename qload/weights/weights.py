@@ -166,7 +166,7 @@ class Weights(TensorSource):
         self.nonfinite: Nonfinite = nonfinite
         self._ledger = Ledger()
         if architecture is not None:
-            self.exempt_by(architecture.exempt)
+            self._ledger.reasons.append(architecture.exempt)
         self.exempt(*loader.config_tensors, reason="read as configuration")
 
     def __enter__(self) -> Self:
