@@ -92,10 +92,10 @@ def repack(source: CodesInWords, target: WordSentence, words: Tensor) -> bool:
         there = axis_digits(target.codes, source.shape)
         if source.order is not None:
             places, (rows, columns) = _row_places(source, here), there[:: -1 if source.turned else 1]
+            if places is None:
+                return False
             codes = source.words.contiguous()
-            return places is not None and (
-                _pack(target.bits, codes, rows, columns, *places, words) is not None
-            )
+            return _pack(target.bits, codes, rows, columns, *places, words) is not None
         digits = in_common(here[::-1] if source.turned else here, there)
         return digits is not None and move(source.words.contiguous(), words, target.bits, digits)
     alike = (packing.pattern, packing.sizes) == (target.pattern, target.sizes)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from qload import devices
 from qload.devices import CodesInWords, LazyCodes, Meaning
-from qload.errors import ArgumentError, check_type
+from qload.errors import ArgumentError, checked
 from qload.sentences import AxisDigits, Sentence, WordSentence
 
 
@@ -43,25 +43,26 @@ class Order(Sentence):
     tensor([0, 1, 2, 3, 4, 5])
     """
 
+    @checked
     def apply(self, tensor: Tensor, out: Tensor | None = None) -> Tensor:
         """Move `tensor` into this order: shape of the left side -> shape of the right side, contiguous.
 
         PatternError for a shape that does not fit. `out`: a contiguous tensor for the result, which is
         returned.
         """
-        if out is not None:
-            check_type("out", out, Tensor | None)
-        return self._moved(tensor, self.left, self.right, out)
+        return self.move(tensor, self.left, self.right, out)
 
     def undo(self, tensor: Tensor) -> Tensor:
         """Invert `apply`: `tensor` of the right side's shape -> the left side's, contiguous."""
-        return self._moved(tensor, self.right, self.left)
+        return self.move(tensor, self.right, self.left)
 
-    def _moved(
+    def move(
         self, tensor: Tensor, source: AxisDigits, target: AxisDigits, out: Tensor | None = None
     ) -> Tensor:
-        if tensor.__class__ is not Tensor:
-            check_type("tensor", tensor, Tensor)
+        """Move `tensor` from the axes of the digits `source` to those of `target`, new or `out`."""
+        given: object = tensor
+        if not isinstance(given, Tensor):
+            raise ArgumentError("tensor", "a tensor", type(given).__name__)
         size = self.digits(tuple(tensor.shape), source)
         shape = [prod(size[digit] for digit in group) for group in target]
         wide = devices.writable(tensor, shape, tensor.dtype, out)
@@ -140,17 +141,18 @@ class Packing(WordSentence):
         _check_words(words)
         return PackedCodes(self, words)
 
+    @checked
     def pack(self, codes: Tensor | LazyCodes, out: Tensor | None = None) -> Tensor:
         """Pack codes in [0, 2**bits) of any integer dtype, in plain order, into int32 words, new or `out`.
 
         ArgumentError if one of the `codes` is out of range; `out` stays unchanged then.
         """
-        if out is not None:
-            check_type("out", out, Tensor | None)
+        return self.pack_unchecked(codes, out)
+
+    def pack_unchecked(self, codes: Tensor | LazyCodes, out: Tensor | None = None) -> Tensor:
+        """Pack `codes` into new words or `out` like `pack`, without a check of the arguments' types."""
         if isinstance(codes, Tensor):
             devices.check_integers(codes)
-        elif codes.__class__ is not PackedCodes:
-            check_type("codes", codes, Tensor | LazyCodes)
         shape = self.shape_of_words(codes.shape)
         if isinstance(codes, PackedCodes):
             words = devices.writable(codes.words, shape, torch.int32, out)

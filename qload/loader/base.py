@@ -235,6 +235,30 @@ class WeightsLoader(ABC):
             )
 
 
+class WrappingLoader(WeightsLoader):
+    """Base of loaders that change the weights of an `inner` loader, which describes the stored layers."""
+
+    def __init__(self, inner: WeightsLoader) -> None:
+        self.inner = inner
+        self.config_tensors, self.formats = inner.config_tensors, inner.formats
+
+    def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
+        """(N, K) of the layer that `weights` has under `prefix`, from headers alone."""
+        return self.inner.shape(weights, prefix)
+
+    def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
+        """Describe the stored layer `prefix` of `weights` with the inner loader."""
+        return self.inner.describe(weights, prefix)
+
+    def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
+        """Complete the description of a `layer` of `weights` by its values, with the inner loader."""
+        return self.inner.settle(weights, layer)
+
+    def left_out(self, prefix: str) -> str | None:
+        """Reason for which the inner loader's config excludes the layer `prefix`; None for others."""
+        return self.inner.left_out(prefix)
+
+
 def block_parts(loader: WeightsLoader, weights: TensorSource, prefix: str, block_sizes: Blocks) -> list[Part]:
     """The blocks of a fused layer as parts."""
     edges = [0]

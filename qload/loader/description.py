@@ -380,7 +380,7 @@ def check_alike(layers: Sequence[LayerDescription]) -> None:
                 raise _differ(first, other, *_facts_apart(name, fact, other.facts[name]))
 
 
-def in_one_convention(layers: Mapping[str, LayerDescription]) -> Mapping[str, LayerDescription]:
+def in_one_convention(layers: dict[str, LayerDescription]) -> dict[str, LayerDescription]:
     """Give layers to be fused one zero-point convention, if that changes no value."""
     configs = [layer.format.config for layer in layers.values()]
     if len(configs) < 2 or not any(config.by_values for config in configs):

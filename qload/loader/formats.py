@@ -178,18 +178,16 @@ class FormatLoader(WeightsLoader):
 
     def plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
         """Plan the load of `parts` of `weights` along `split`: all checks, before any weight is read."""
-        layers: Mapping[str, LayerDescription]
-        described: dict[str, LayerDescription] = {}
+        layers: dict[str, LayerDescription] = {}
         for part in parts:
-            if part.prefix not in described:
-                described[part.prefix] = self.describe(weights, part.prefix)
-        twice = len(described) < len(parts) and any(part.stop is None for part in parts)
-        if twice and any(layer.sizes.get("P", 1) > 1 for layer in described.values()):
+            if part.prefix not in layers:
+                layers[part.prefix] = self.describe(weights, part.prefix)
+        twice = len(layers) < len(parts) and any(part.stop is None for part in parts)
+        if twice and any(layer.sizes.get("P", 1) > 1 for layer in layers.values()):
             names = ", ".join(part.prefix for part in parts)
             raise ArgumentError("prefixes", "each layer once, as its parts have scales of their own", names)
-        for prefix, layer in described.items():
-            described[prefix] = self.complete(weights, layer)
-        layers = described
+        for prefix, layer in layers.items():
+            layers[prefix] = self.complete(weights, layer)
         if len(layers) > 1:
             layers = in_one_convention(layers)
             check_alike(list(layers.values()))

@@ -21,8 +21,8 @@ from qload.loader import (
     Rectangle,
     Split,
     TensorSource,
-    WeightsLoader,
 )
+from qload.loader.base import WrappingLoader
 from qload.parallel import ALONE, ProcessGroup
 from qload.quantize.policy import Policy, is_router
 from qload.quantize.quantizers import Quantizer
@@ -96,7 +96,7 @@ class InMemorySource(TensorSource):
         return self.tensors[name]
 
 
-class QuantizingLoader(WeightsLoader):
+class QuantizingLoader(WrappingLoader):
     """Loader that quantizes the plain layers of another loader; quantized layers stay unchanged.
 
     ArgumentError for an `inner` that repacks or is no loader, and for other wrong arguments.
@@ -129,6 +129,8 @@ class QuantizingLoader(WeightsLoader):
     ('fp8', 'unquantized')
     """
 
+    inner: FormatLoader
+
     def __init__(
         self,
         inner: FormatLoader,
@@ -148,29 +150,15 @@ class QuantizingLoader(WeightsLoader):
         check_type("policy", policy, Policy | None)
         if statistics not in ("whole", "share"):
             raise ArgumentError("statistics", "'whole' or 'share'", repr(statistics))
-        self.inner: FormatLoader = inner
+        super().__init__(inner)
         self.quantizer: Quantizer = quantizer
         self.policy: Policy | None = policy
         self.statistics: Statistics = statistics
         self.dtype: torch.dtype | None = dtype
-        self.config_tensors: tuple[str, ...] = inner.config_tensors
-        self.formats = inner.formats
-
-    def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
-        """Return (N, K) of the layer stored under a prefix."""
-        return self.inner.shape(weights, prefix)
-
-    def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
-        """Describe the stored layer under `prefix` of `weights`."""
-        return self.inner.describe(weights, prefix)
-
-    def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
-        """Complete the description of a `layer` of `weights` by its values."""
-        return self.inner.settle(weights, layer)
 
     def left_out(self, prefix: str) -> str | None:
         """Return why the checkpoint's config or the policy excludes the layer `prefix`, or None."""
-        reason = self.inner.left_out(prefix)
+        reason = super().left_out(prefix)
         if reason is None and is_router(prefix):
             return "a router, which is never quantized while loading"
         if reason is None and self.policy is not None and not self.policy.quantizes(prefix):

@@ -32,7 +32,7 @@ from qload.kernels.chips import compute_capability
 from qload.kernels.cuda.dispatch import known
 from qload.layouts import marlin
 from qload.loader import FormatLoader, LayerDescription, LoadPlan, Part, Split, TensorSource, WeightsLoader
-from qload.loader.base import LoadedStep
+from qload.loader.base import LoadedStep, WrappingLoader
 from qload.loader.source import source_without_values
 from qload.repacking.deferred_reads import DeferredKinds
 from qload.spec import Weight
@@ -49,7 +49,7 @@ FASTEST_LAYOUTS = {
 }
 
 
-class RepackingLoader(WeightsLoader):
+class RepackingLoader(WrappingLoader):
     """Loads with another loader, whole or a share, then repacks; plain layers stay plain.
 
     The whole layer decides exclusions and refusals, equally on every rank.
@@ -79,34 +79,16 @@ class RepackingLoader(WeightsLoader):
 
     @checked
     def __init__(self, inner: WeightsLoader, layout: str, *, strict: bool = True, **options: Any) -> None:
-        self.inner: WeightsLoader = inner
+        super().__init__(inner)
         self.layout: str = layout
         self.strict: bool = strict
         self.options: dict[str, Any] = options
         self._cache = RepackCache()
         self._deferred = DeferredKinds(self._cache)
-        self.config_tensors: tuple[str, ...] = inner.config_tensors
-        self.formats = inner.formats
-
-    def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
-        """(N, K) of the layer stored under a prefix."""
-        return self.inner.shape(weights, prefix)
-
-    def describe(self, weights: TensorSource, prefix: str) -> LayerDescription:
-        """Describe the stored layer under `prefix` of `weights` with the inner loader."""
-        return self.inner.describe(weights, prefix)
 
     def names_alike(self, first: str, other: str) -> bool:
         """Return whether the inner loader treats the layers `first` and `other` alike."""
         return self.inner.names_alike(first, other)
-
-    def settle(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
-        """Complete the description of a `layer` of `weights` by its values, with the inner loader."""
-        return self.inner.settle(weights, layer)
-
-    def left_out(self, prefix: str) -> str | None:
-        """Reason for which the inner loader's config excludes the layer `prefix`; None for others."""
-        return self.inner.left_out(prefix)
 
     def _layouts(self, device: torch.device) -> tuple[str, ...]:
         """Layouts to try for a weight on `device`, in order."""

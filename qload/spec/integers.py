@@ -96,7 +96,7 @@ class Integers:
         """Pack `codes` into words: a new tensor, or tensor `name` of `out` with a deferred write."""
         out: Tensor | None = getattr(self.out, name, None)
         if out is None or not self._fits(out, packing.shape_of_words(codes.shape), torch.int32):
-            return packing.pack(codes)
+            return packing.pack_unchecked(codes)
         self.deferred_writes.append(partial(packing.pack, codes, out))
         return out
 
@@ -104,7 +104,7 @@ class Integers:
         """Apply `order` to a matrix: a new tensor, or tensor `name` of `out` with a deferred write."""
         out: Tensor | None = getattr(self.out, name, None)
         if out is None or not self._fits(out, tensor.shape, tensor.dtype):
-            return order.apply(tensor)
+            return order.move(tensor, order.left, order.right)
         self.deferred_writes.append(partial(order.apply, tensor, out))
         return out
 

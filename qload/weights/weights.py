@@ -229,7 +229,7 @@ class Weights(TensorSource):
         `heads`: attention heads, shared in whole heads; DivideError if the ranks cannot share them.
         """
         if heads is not None:
-            return self._load(self._head_parts([prefix], heads), "N")
+            return self._load(_head_parts(self, self.loader, [prefix], heads), "N")
         check_heads(self, [prefix])
         return self._load_stack(prefix, "N") or self._load([Part(prefix)], "N", "get_weights_col", prefix)
 
@@ -277,7 +277,7 @@ class Weights(TensorSource):
         error with a known `architecture`, and unnoticed without one.
         """
         if heads is not None and dim in (0, -2) and prefixes and not isinstance(prefixes, str):
-            return self._load(self._head_parts(prefixes, heads), "N")
+            return self._load(_head_parts(self, self.loader, prefixes, heads), "N")
         check_heads(self, prefixes)
         check_join(prefixes, dim)
         parts = [Part(prefix) for prefix in prefixes]
@@ -363,9 +363,6 @@ class Weights(TensorSource):
             if why is not None:
                 raise UnsupportedFormatError(f"{name}: a matrix of several experts", why, remedy=REMEDY)
         return None
-
-    def _head_parts(self, prefixes: Sequence[str], heads: Heads) -> list[Part]:
-        return _head_parts(self, self.loader, prefixes, heads)
 
     # Single tensors, any dimension
 
