@@ -59,7 +59,10 @@ class Order(Sentence):
     def move(
         self, tensor: Tensor, source: AxisDigits, target: AxisDigits, out: Tensor | None = None
     ) -> Tensor:
-        """Move `tensor` from the axes of the digits `source` to those of `target`, new or `out`."""
+        """Move `tensor` from the axes of the digits `source` to those of `target`, new or `out`.
+
+        ArgumentError for a `tensor` of another type; PatternError for a shape that does not fit.
+        """
         given: object = tensor
         if not isinstance(given, Tensor):
             raise ArgumentError("tensor", "a tensor", type(given).__name__)

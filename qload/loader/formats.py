@@ -170,14 +170,16 @@ class FormatLoader(WeightsLoader):
     ) -> Weight:
         """Load `parts` of `weights` along `split`, joined along N: checked, then sliced, then read.
 
-        `out`: memory for the weight's tensors, by field.
-        ArgumentError for a layer in two parts with a scale for each part; MismatchError, ShapeError, CutError
-        and the like for contradictions of layers, ranks and formats.
+        `out`: memory for the weight's tensors, by field. Errors are those of `plan`.
         """
         return FormatLoader.plan(self, weights, parts, split).read(weights, out)
 
     def plan(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> LoadPlan:
-        """Plan the load of `parts` of `weights` along `split`: all checks, before any weight is read."""
+        """Plan the load of `parts` of `weights` along `split`: all checks, before any weight is read.
+
+        ArgumentError for a layer in two parts with a scale for each part; MismatchError, ShapeError, CutError
+        and the like for contradictions of layers, ranks and formats.
+        """
         layers: dict[str, LayerDescription] = {}
         for part in parts:
             if part.prefix not in layers:
