@@ -71,17 +71,10 @@ class Checkpoint:
         True if layers are described as loads do it, by their values too.
     """
 
-    def __init__(
-        self,
-        path: str | PathLike[str],
-        *,
-        collect: bool = False,
-        settled: bool = True,
-        loader: FormatLoader | None = None,
-    ) -> None:
+    def __init__(self, path: str | PathLike[str]) -> None:
         self.path: str = str(path)
         self.location: str | PathLike[str] = path
-        self.settled: bool = settled
+        self.settled: bool = True
         self.errors: list[QloadError] = []
         self.notes: list[str] = []
         self.is_shard: bool = False
@@ -89,9 +82,9 @@ class Checkpoint:
         self.configs: list[FoundConfig] = []
         self.claims: Claims | None = None
         self.architecture: Architecture | None = None
-        self._collects = collect
+        self._collects = False
         self._storage: WeightStorage | None = None
-        self._loader = loader
+        self._loader: FormatLoader | None = None
 
     @classmethod
     def open(
@@ -108,7 +101,8 @@ class Checkpoint:
         of layers and scales that are not finite, and loads do not raise them.
         `loader`: loader of the layers; the quantization configs are not read then. None: that of the configs.
         """
-        checkpoint = cls(path, collect=collect, settled=settled, loader=loader)
+        checkpoint = cls(path)
+        checkpoint.settled, checkpoint._collects, checkpoint._loader = settled, collect, loader
         try:
             checkpoint._open()
         except QloadError as error:

@@ -16,7 +16,7 @@ from torch import Tensor
 from qload import devices
 from qload.devices import CodesInWords, LazyCodes, Meaning
 from qload.errors import ArgumentError, checked
-from qload.sentences import AxisDigits, Sentence, WordSentence
+from qload.sentences import Sentence, WordSentence
 
 
 @dataclass(frozen=True, init=False)
@@ -50,27 +50,11 @@ class Order(Sentence):
         PatternError for a shape that does not fit. `out`: a contiguous tensor for the result, which is
         returned.
         """
-        return self.move(tensor, self.left, self.right, out)
+        return reorder(self, tensor, out)
 
     def undo(self, tensor: Tensor) -> Tensor:
         """Invert `apply`: `tensor` of the right side's shape -> the left side's, contiguous."""
-        return self.move(tensor, self.right, self.left)
-
-    def move(
-        self, tensor: Tensor, source: AxisDigits, target: AxisDigits, out: Tensor | None = None
-    ) -> Tensor:
-        """Move `tensor` from the axes of the digits `source` to those of `target`, new or `out`.
-
-        ArgumentError for a `tensor` of another type; PatternError for a shape that does not fit.
-        """
-        given: object = tensor
-        if not isinstance(given, Tensor):
-            raise ArgumentError("tensor", "a tensor", type(given).__name__)
-        size = self.digits(tuple(tensor.shape), source)
-        shape = [prod(size[digit] for digit in group) for group in target]
-        wide = devices.writable(tensor, shape, tensor.dtype, out)
-        devices.move(tensor, wide, size, source, target)
-        return wide
+        return reorder(self, tensor, inverted=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,24 +134,7 @@ class Packing(WordSentence):
 
         ArgumentError if one of the `codes` is out of range; `out` stays unchanged then.
         """
-        return self.pack_unchecked(codes, out)
-
-    def pack_unchecked(self, codes: Tensor | LazyCodes, out: Tensor | None = None) -> Tensor:
-        """Pack `codes` into new words or `out` like `pack`, without a check of the arguments' types."""
-        if isinstance(codes, Tensor):
-            devices.check_integers(codes)
-        shape = self.shape_of_words(codes.shape)
-        if isinstance(codes, PackedCodes):
-            words = devices.writable(codes.words, shape, torch.int32, out)
-            if devices.repack(codes, self, words):
-                return words
-        wide = devices.plain(codes)
-        if wide.dtype != torch.int32 or out is not None:  # otherwise the packing checks them
-            devices.check_codes(wide, self.bits)
-            wide = wide.to(torch.int32)
-        words = devices.writable(wide, shape, torch.int32, out)
-        devices.pack(self, wide, words)
-        return words
+        return pack_codes(self, codes, out)
 
     def unpack(self, words: Tensor, out: Tensor | None = None) -> Tensor:
         """Unpack int32 `words` to codes in [0, 2**bits) in plain order: int32, or `out`, int32 or uint8."""
@@ -176,6 +143,37 @@ class Packing(WordSentence):
         codes = devices.writable(words, self.shape_of_codes(words.shape), dtype, out)
         devices.unpack(self, words, codes)
         return codes
+
+
+def reorder(order: Order, tensor: Tensor, out: Tensor | None = None, *, inverted: bool = False) -> Tensor:
+    """Apply an order to a tensor, or undo it if `inverted`, without a check of the type of `out`."""
+    source, target = (order.right, order.left) if inverted else (order.left, order.right)
+    given: object = tensor
+    if not isinstance(given, Tensor):
+        raise ArgumentError("tensor", "a tensor", type(given).__name__)
+    size = order.digits(tuple(tensor.shape), source)
+    shape = [prod(size[digit] for digit in group) for group in target]
+    wide = devices.writable(tensor, shape, tensor.dtype, out)
+    devices.move(tensor, wide, size, source, target)
+    return wide
+
+
+def pack_codes(packing: Packing, codes: Tensor | LazyCodes, out: Tensor | None = None) -> Tensor:
+    """Pack codes like `Packing.pack`, without a check of the arguments' types."""
+    if isinstance(codes, Tensor):
+        devices.check_integers(codes)
+    shape = packing.shape_of_words(codes.shape)
+    if isinstance(codes, PackedCodes):
+        words = devices.writable(codes.words, shape, torch.int32, out)
+        if devices.repack(codes, packing, words):
+            return words
+    wide = devices.plain(codes)
+    if wide.dtype != torch.int32 or out is not None:  # otherwise the packing checks them
+        devices.check_codes(wide, packing.bits)
+        wide = wide.to(torch.int32)
+    words = devices.writable(wide, shape, torch.int32, out)
+    devices.pack(packing, wide, words)
+    return words
 
 
 def _check_words(words: object) -> None:

@@ -173,9 +173,8 @@ def check_scales(
         if spec.role is not Role.SCALE:
             continue
         loaded = tensors.get(spec.name)
-        on_cpu = (
-            loaded is not None and loaded.device.type == "cpu"
-        )  # another device would have to be waited for
+        # Another device than the CPU would have to be waited for.
+        on_cpu = loaded is not None and loaded.device.type == "cpu"
         if loaded is not None and (loaded.is_meta or (whole and on_cpu and is_finite(loaded, spec))):
             continue
         for layer in layers:

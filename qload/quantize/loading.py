@@ -129,8 +129,6 @@ class QuantizingLoader(WrappingLoader):
     ('fp8', 'unquantized')
     """
 
-    inner: FormatLoader
-
     def __init__(
         self,
         inner: FormatLoader,
@@ -151,6 +149,7 @@ class QuantizingLoader(WrappingLoader):
         if statistics not in ("whole", "share"):
             raise ArgumentError("statistics", "'whole' or 'share'", repr(statistics))
         super().__init__(inner)
+        self.inner: FormatLoader = inner
         self.quantizer: Quantizer = quantizer
         self.policy: Policy | None = policy
         self.statistics: Statistics = statistics

@@ -16,6 +16,7 @@ from torch import Tensor
 from qload import devices
 from qload.errors import RepackError
 from qload.layouts import Order, PackedCodes, Packing, Stored, ZeroPoints
+from qload.layouts.packing import pack_codes, reorder
 from qload.spec.weight import Codes, Config, Layer, Weight
 
 LAYOUT_BITS = (2, 3, 4, 8)  # of codes in kernel orders
@@ -96,7 +97,7 @@ class Integers:
         """Pack `codes` into words: a new tensor, or tensor `name` of `out` with a deferred write."""
         out: Tensor | None = getattr(self.out, name, None)
         if out is None or not self._fits(out, packing.shape_of_words(codes.shape), torch.int32):
-            return packing.pack_unchecked(codes)
+            return pack_codes(packing, codes)
         self.deferred_writes.append(partial(packing.pack, codes, out))
         return out
 
@@ -104,7 +105,7 @@ class Integers:
         """Apply `order` to a matrix: a new tensor, or tensor `name` of `out` with a deferred write."""
         out: Tensor | None = getattr(self.out, name, None)
         if out is None or not self._fits(out, tensor.shape, tensor.dtype):
-            return order.move(tensor, order.left, order.right)
+            return reorder(order, tensor)
         self.deferred_writes.append(partial(order.apply, tensor, out))
         return out
 

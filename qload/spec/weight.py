@@ -507,8 +507,7 @@ class Weight(ABC):
     def unchecked(cls, config: Config, layer: Layer, tensors: Mapping[str, Tensor | None]) -> Self:
         """Construct a weight of checked `config`, `layer` and `tensors`, without checks or device syncs."""
         weight = object.__new__(cls)
-        for name, value in {"config": config, "layer": layer, **tensors}.items():
-            object.__setattr__(weight, name, value)
+        weight.__dict__.update(tensors, config=config, layer=layer)
         return weight
 
     def holding(self, tensors: Mapping[str, Tensor]) -> Self:

@@ -198,9 +198,8 @@ class PlacedFacts:
 
     def __init__(self, inner: StreamedWeights) -> None:
         self.inner = inner
-        self._last: dict[
-            Any, tuple[Tensor, Tensor]
-        ] = {}  # last fact of a kind, on the host and on the device
+        # Last fact of a kind, on the host and on the device.
+        self._last: dict[Any, tuple[Tensor, Tensor]] = {}
 
     def place(self, fact: Tensor) -> Tensor:
         """Copy a fact to the device, in memory of its own."""

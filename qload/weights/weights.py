@@ -368,8 +368,7 @@ class Weights(TensorSource):
 
     def has_tensor(self, name: str) -> bool:
         """Return whether `name`, an alias, or either under the prefix is stored."""
-        keys = self.storage.keys()
-        return (type(name) is str and name in keys) or self._resolve(name) is not None
+        return self._resolve(name) is not None
 
     def get_shape(self, name: str) -> tuple[int, ...]:
         """Shape of the tensor `name`, from its header."""

@@ -232,7 +232,8 @@ def test_each_class_around_a_loader_is_in_the_table() -> None:
     around = {
         kind
         for kind in loader_classes()
-        if any("Loader" in str(each.annotation) for each in inspect.signature(kind).parameters.values())
+        if not inspect.isabstract(kind)
+        and any("Loader" in str(each.annotation) for each in inspect.signature(kind).parameters.values())
     }
 
     assert around == WRAPPERS.keys()
