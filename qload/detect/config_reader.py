@@ -92,11 +92,8 @@ def read_claims(source: FoundConfig) -> Claims:
     method = _method_name(source)
     method = ALIASES.get(method, method)
     if method not in METHODS:
-        reason, remedy = (
-            f"the quant_method of {source.file} is not supported",
-            METHODS_ELSEWHERE.get(method, ""),
-        )
-        raise UnsupportedFormatError(method, reason, supported_variants(), remedy)
+        reason = f"the quant_method of {source.file} is not supported"
+        raise UnsupportedFormatError(method, reason, supported_variants(), METHODS_ELSEWHERE.get(method, ""))
     claims = METHODS[method].read(source)
     if isinstance(claims, str):
         claims = METHODS[claims].read(source)
@@ -176,8 +173,7 @@ def _has_quantized_tensors(claims: Claims, other: Claims, storage: WeightStorage
     suffixes = {
         suffix
         for fmt in (*claims.formats, *other.formats)
-        for spec in fmt.specs
-        for suffix in spec.suffixes
+        for suffix in fmt.suffixes
         if ROLES.get(suffix.rpartition(".")[2], Role.FLOAT) is not Role.FLOAT
     }
     names, endings = storage.keys(), tuple(f".{suffix}" for suffix in suffixes)

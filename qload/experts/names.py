@@ -1,5 +1,6 @@
 """Names of experts' matrices in the architecture tables, and in a checkpoint."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -13,7 +14,7 @@ from qload.experts.stack_layouts import LAYERS, stack_names
 from qload.loader import TensorSource
 
 Naming = tuple[str, str, str]  # the last parts of the names of gate, up and down
-MAX_DIGITS = 18  # of an expert's number
+NUMBER = re.compile(r"0|[1-9][0-9]{,17}")  # of an expert
 
 
 class NameSource(TensorSource, Protocol):
@@ -89,12 +90,8 @@ def find_experts(weights: NameSource, prefix: str) -> ExpertNames:
         raise weights.missing(f"{prefix}.0.{naming[0]}.weight", hint)
     if len(found) > 1:
         names = [f"{prefix}.{min(there[naming])}.{naming[0]}" for naming in found[:2]]
-        raise TwoFormatsError(
-            prefix,
-            "experts are named in two ways",
-            f"either {' or '.join(', '.join(naming) for naming in found)}",
-            " and ".join(names),
-        )
+        expected = f"either {' or '.join(', '.join(naming) for naming in found)}"
+        raise TwoFormatsError(prefix, "experts are named in two ways", expected, " and ".join(names))
     (naming,), last = found, max(there[found[0]])
     if promised is None:
         return ExpertNames(prefix, naming, last + 1, lead, tensors)
@@ -116,12 +113,7 @@ def stored_tensors(weights: NameSource, prefix: str) -> tuple[str, dict[int, lis
             number, _, rest = name[len(start) :].partition(".")
             if number != digits:
                 digits, rests = number, []
-                if (
-                    len(number) <= MAX_DIGITS
-                    and number.isascii()
-                    and number.isdecimal()
-                    and str(int(number)) == number
-                ):
+                if NUMBER.fullmatch(number):
                     found[int(number)] = rests
             rests.append(rest)
         if found:

@@ -270,13 +270,9 @@ def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
     for group in groups.values() if isinstance(groups, dict) else ():
         weights = group.get("weights") if isinstance(group, dict) else None
         size = size or (weights.get("block_structure") if isinstance(weights, dict) else None)
-    if (
-        not isinstance(size, list)
-        or len(size) != 2
-        or not all(type(side) is int and side > 0 for side in size)
-    ):
+    if not isinstance(size, list) or len(size) != 2:
         return None
-    return size[0], size[1]
+    return (size[0], size[1]) if all(type(side) is int and side > 0 for side in size) else None
 
 
 def _hidden(config: Mapping[str, Any]) -> int | None:

@@ -104,11 +104,8 @@ class Slot:
     @property
     def is_plain(self) -> bool:
         """True if each expert's tensor is a slice of the stored one, in its order of axes."""
-        return (
-            self.counted
-            and self.step == 1
-            and not (self.inputs_first or self.bytes_of_block or self.layers_of_shape)
-        )
+        is_moved = self.inputs_first or self.step > 1
+        return self.counted and not (is_moved or self.bytes_of_block or self.layers_of_shape)
 
     def arranged(self, block: Tensor, pairs: Bounds) -> Tensor:
         """Copy a block, read for the elements `pairs`, into the layout of one expert's tensor."""

@@ -193,10 +193,8 @@ class AWQMarlinLinearMethod(LinearMethodBase):
         if hasattr(layer, "mp_linear_kernel"):
             name = full_name(layer, "qweight")
             raise ArgumentError(name, "a layer without weights", "a prepared layer")
-        (K, N), factor = (
-            (input_size_per_partition, sum(output_partition_sizes)),
-            self.quant_config.pack_factor,
-        )
+        K, N = input_size_per_partition, sum(output_partition_sizes)
+        factor = self.quant_config.pack_factor
         self._check_outputs(layer, output_partition_sizes, output_size)
         size = self._check_groups(layer, K, input_size)
         config = MPLinearLayerConfig(

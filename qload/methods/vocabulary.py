@@ -147,7 +147,7 @@ class ParallelLMHead(ColumnParallelLinear):
 
 def _is_stored(weights: Weights, prefix: str) -> bool:
     """Return whether a layer has a tensor of its own, in any format of the loader."""
-    suffixes = {suffix for fmt in weights.loader.formats for spec in fmt.specs for suffix in spec.suffixes}
+    suffixes = {suffix for fmt in weights.loader.formats for suffix in fmt.suffixes}
     return any(weights.has_tensor(named(prefix, suffix)) for suffix in {"weight", *suffixes})
 
 

@@ -69,10 +69,8 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 def _specs(weight: Weight, kind: str) -> Iterator[TensorSpec]:
     for spec in weight.tensors(weight.config):
         if spec.name in weight.fields():
-            zeros = "zero" in spec.name
-            if (spec.role is Role.SCALE and kind == SCALES) or (
-                spec.role is Role.WORD and kind == (ZEROS if zeros else CODES)
-            ):
+            kinds = {Role.SCALE: SCALES, Role.WORD: ZEROS if "zero" in spec.name else CODES}
+            if kinds.get(spec.role) == kind:
                 yield spec
 
 

@@ -161,9 +161,8 @@ def _sizes(
 ) -> dict[str, int]:
     axes = [axis for spec in specs for axis in spec.axes]
     flat = [axis.granule for axis in axes if axis.flat]
-    unit = (
-        lcm(*flat) // draw(st.sampled_from([1, 4, 7])) or 1 if flat else 1
-    )  # so that blocks also end within rows
+    # Blocks also end within rows.
+    unit = lcm(*flat) // draw(st.sampled_from([1, 4, 7])) or 1 if flat else 1
     sizes: dict[str, int] = {}
     for dim in sorted({dim for axis in axes for dim in LOGICAL if axis.follows(dim)}):
         granule = lcm(unit, *(axis.granule for axis in axes if axis.dim == dim and not axis.rounds))

@@ -107,11 +107,9 @@ def _compare_tensor(
     count, first = 0, None
     for (start, got), (_, want) in zip(*(rows(storage, name) for storage in storages), strict=True):
         value, other = got.to(narrow), want.to(narrow)
-        apart = (
-            (value != other) & ~(value.isnan() & other.isnan())
-            if value.is_floating_point()
-            else value != other
-        )
+        apart = value != other
+        if value.is_floating_point():
+            apart &= ~(value.isnan() & other.isnan())
         if bool(apart.any()) and first is None:
             row, *rest = apart.nonzero()[0].tolist()
             first = (start + row, *rest), float(got[(row, *rest)]), float(want[(row, *rest)])

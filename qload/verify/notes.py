@@ -241,13 +241,11 @@ def contradicted_ties(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     if differ and plain and not tie.outer and checkpoint.inventory is not None:
         return  # the rule `tied-head` reports it
     if tie.denied:
-        what = (
-            "the head may be in another file"
-            if checkpoint.is_shard
-            else "no head is stored: set both to true"
-        )
+        what = "no head is stored: set both to true"
         if head:
             what = f"{head} is stored: set both to false, if the model uses it"
+        elif checkpoint.is_shard:
+            what = "the head may be in another file"
         yield f"config.json: {tie}: programs differ in the key that they read; {what}"
     elif differ:
         ours, theirs = (f"{layer.format.weight_type.format} {(layer.N, layer.K)}" for layer in pair)

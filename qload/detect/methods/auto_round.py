@@ -132,11 +132,10 @@ def read_auto_round(source: configs.FoundConfig) -> configs.Claims:
     rules: dict[str, tuple[ConfiguredFormat, ...] | UnsupportedFormatError] = {}
     for name, rule in sorted((section.extra_config or {}).items(), key=lambda item: _is_pattern(item[0])):
         merged = base.model_copy(update=rule.model_dump(exclude_none=True))
-        plain = (merged.bits or 0) >= MIN_PLAIN_BITS
         entry = REGEX_PREFIX * _is_pattern(name) + name
-        rules[entry] = (
-            () if plain else _formats(source, merged, f"extra_config.{name}", rule.model_fields_set)
-        )
+        rules[entry] = ()
+        if (merged.bits or 0) < MIN_PLAIN_BITS:
+            rules[entry] = _formats(source, merged, f"extra_config.{name}", rule.model_fields_set)
     if isinstance(base_formats, UnsupportedFormatError):
         raise base_formats
     packing = _packing(source, base)

@@ -93,14 +93,9 @@ def activation_scheme(
     if grouped and (inputs.group_size or 0) < 1:
         raise source.error(f"{key}.group_size", "at least 1", configs.value_text(inputs.group_size))
     scale_type: ScaleType = SCALE_TYPES.get(inputs.scale_dtype, "float32")
-    if inputs.scale_dtype is None and dynamic == "local":
-        scale_type = "e4m3"
-    elif (
-        inputs.scale_dtype is None
-        and inputs.group_size == MX_GROUP_SIZE
-        and (weights or "").startswith("mxfp")
-    ):
-        scale_type = "e8m0"
+    is_mx = inputs.group_size == MX_GROUP_SIZE and (weights or "").startswith("mxfp")
+    if inputs.scale_dtype is None and (dynamic == "local" or is_mx):
+        scale_type = "e4m3" if dynamic == "local" else "e8m0"
     return ActivationScheme(
         type=inputs.type,
         bits=inputs.num_bits,
@@ -142,9 +137,8 @@ class Scheme(configs.Entry):
 
     def claims(self, source: str) -> LayerClaims:
         """Claims about each layer of the scheme; `source`: path of the scheme in the config."""
-        act_order = (
-            self.actorder in ("group", "dynamic", True) if "actorder" in self.model_fields_set else None
-        )
+        ordered = self.actorder in ("group", "dynamic", True)
+        act_order = ordered if "actorder" in self.model_fields_set else None
         return LayerClaims(self.num_bits, self.rows_of_a_group, self.symmetric, act_order, source)
 
     @property
@@ -156,13 +150,9 @@ class Scheme(configs.Entry):
     @property
     def rows_of_a_group(self) -> int | None:
         """Inputs per scale; -1: all inputs; None without groups."""
-        return (
-            self.group_size
-            if self.per in ("group", "tensor_group")
-            else -1
-            if self.per == "channel"
-            else None
-        )
+        if self.per in GROUPED_STRATEGIES:
+            return self.group_size
+        return -1 if self.per == "channel" else None
 
 
 def weight_format(
@@ -420,13 +410,12 @@ def _refuse_unsupported(section: _CompressedTensors, source: configs.FoundConfig
     if section.transform_config and any(section.transform_config.values()):
         online = sorted(_transform_locations(section.transform_config) - set(WEIGHT_TRANSFORMS))
         if online:
-            raise UnsupportedFormatError(
-                "compressed-tensors with transforms",
+            reason = (
                 f"the transform_config of {source.file} transforms inputs or outputs of layers at run time "
-                f"({', '.join(online):.80}), and qload does not",
-                CT_VARIANTS,
-                "vLLM runs it",
+                f"({', '.join(online):.80}), and qload does not"
             )
+            name = "compressed-tensors with transforms"
+            raise UnsupportedFormatError(name, reason, CT_VARIANTS, "vLLM runs it")
 
 
 def _transform_locations(transforms: Mapping[str, Any]) -> set[str]:

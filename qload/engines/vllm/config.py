@@ -156,7 +156,7 @@ class QloadQuantizationConfig(QuantizationConfig):
     def _quantized_suffixes(self) -> set[str]:
         """Suffixes of the tensors of quantized layers, except weight and bias."""
         formats = (fmt for fmt in self.methods.loader.formats if not fmt.weight_type.plain)
-        suffixes = {suffix for fmt in formats for spec in fmt.specs for suffix in spec.suffixes}
+        suffixes = {suffix for fmt in formats for suffix in fmt.suffixes}
         return suffixes - PLAIN_SUFFIXES
 
     def _quantized_embeddings(self) -> list[str]:

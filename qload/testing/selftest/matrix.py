@@ -185,9 +185,8 @@ def kill_matrix(adapter: Adapter, dtype: torch.dtype = torch.float16) -> Iterato
     The sample weights are those of its format: one of `SAMPLE_WEIGHTS`, or all whose name begins with the
     format's. ArgumentError if there are none, or if the kernel is wrong before a fault is planted.
     """
-    names = [name for name in SAMPLE_WEIGHTS if name == adapter.format] or [
-        name for name in SAMPLE_WEIGHTS if name.startswith(adapter.format)
-    ]
+    variants = [name for name in SAMPLE_WEIGHTS if name.startswith(adapter.format)]
+    names = [adapter.format] if adapter.format in SAMPLE_WEIGHTS else variants
     if not names:
         raise ArgumentError("format", f"one of {', '.join(SAMPLE_WEIGHTS)}", repr(adapter.format))
     for name in names:

@@ -277,14 +277,11 @@ def check_tied_head(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Find
     if checkpoint.is_draft or tie.outer:  # a default of some programs alone is a note
         return
     storage = checkpoint.weights.storage
-    head, embedding = (
-        named(prefix, "weight")
-        for prefix in inventory.spell(architecture.table.head, architecture.table.embedding)
-    )
-    if not {head, embedding} <= set(storage.keys()) or not checkpoint.unread.keys().isdisjoint(
-        (head, embedding)
-    ):
+    prefixes = inventory.spell(architecture.table.head, architecture.table.embedding)
+    names = [named(prefix, "weight") for prefix in prefixes]
+    if not {*names} <= set(storage.keys()) or not checkpoint.unread.keys().isdisjoint(names):
         return
+    head, embedding = names
     ours, theirs = storage.info(head), storage.info(embedding)
     if not (ours.dtype.is_floating_point and theirs.dtype.is_floating_point):
         return  # one of them is quantized: its bytes say nothing about the other

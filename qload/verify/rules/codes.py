@@ -68,25 +68,22 @@ def check_symmetry(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Findi
     if claims is None:
         return
     for layer in checkpoint.described():
-        known, layer_claims = zero_point_convention(layer), layer.format.claims
-        if (
-            known is None
-            or layer_claims is None
-            or not layer_claims.sym
-            or not isinstance(layer.format.config, GPTQConfig)
-        ):
+        known, config, layer_claims = zero_point_convention(layer), layer.format.config, layer.format.claims
+        if known is None or not isinstance(config, GPTQConfig):
             continue
-        (zeros, packing), middle = known, 2 ** (layer.format.config.bits - 1)
+        if layer_claims is None or not layer_claims.sym:
+            continue
+        (zeros, packing), middle = known, 2 ** (config.bits - 1)
         runs = zero_point_runs(checkpoint.weights.storage, layer)
         differing = ((start, zeros.read(run, packing)) for start, run, same in runs if not same)
         wrong = find_wrong((start, values, values != middle) for start, values in differing)
         if wrong is not None:
             name = f"{layer.prefix}.qzeros"
             count, (g, n), value = wrong
-            total = layer.format.config.groups(layer.K) * layer.N
+            total = config.groups(layer.K) * layer.N
             message = (
                 f"{name}: zero point {value:g} at group {g}, column {n}, a symmetric layer of "
-                f"{layer.format.config.bits} bits has {middle}; {count} of {total} differ "
+                f"{config.bits} bits has {middle}; {count} of {total} differ "
                 f"(read as {zeros.name}, as {claims.file} says checkpoint_format {claims.format}"
                 + (f"; there {layer_claims.says('sym')})" if layer_claims.source else ")")
             )

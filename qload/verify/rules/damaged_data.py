@@ -81,12 +81,10 @@ def check_constants(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Find
                 why = "the model multiplies by its norms"
             else:
                 continue
-            yield rule.tensor_finding(
-                checkpoint,
-                name,
-                f"all {contents[name].nbytes} bytes repeat {_hex_word(word)}, and {why}: it was never filled",
-                "fetch or write the checkpoint again",
+            fault = (
+                f"all {contents[name].nbytes} bytes repeat {_hex_word(word)}, and {why}: it was never filled"
             )
+            yield rule.tensor_finding(checkpoint, name, fault, "fetch or write the checkpoint again")
 
 
 # name -> True if only tensors of the same pattern show the usual contents
@@ -153,13 +151,9 @@ def check_holes(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]
         stripes = zero_stripes(checkpoint, name, long, width) if long else frozenset()
         for run in long:
             if run not in stripes and not _is_zero_rows(checkpoint, name, run, width, contents.nbytes):
-                yield rule.tensor_finding(
-                    checkpoint,
-                    name,
-                    f"{run.length} bytes of 0x{run.byte:02x} from byte {run.first} on, of "
-                    f"{contents.nbytes}: nothing was written there",
-                    "fetch or write the file again",
-                )
+                place = f"{run.length} bytes of 0x{run.byte:02x} from byte {run.first} on"
+                fault = f"{place}, of {contents.nbytes}: nothing was written there"
+                yield rule.tensor_finding(checkpoint, name, fault, "fetch or write the file again")
                 break
 
 
@@ -342,12 +336,8 @@ def check_copies(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding
     merged = _merged_units(checkpoint, copies)
     for name, of in copies.items():
         if merged.isdisjoint((block_of(name), _expert_of(name))):
-            yield rule.tensor_finding(
-                checkpoint,
-                name,
-                f"equal to {of}, byte for byte",
-                "write the checkpoint again: one of the two belongs to another layer",
-            )
+            remedy = "write the checkpoint again: one of the two belongs to another layer"
+            yield rule.tensor_finding(checkpoint, name, f"equal to {of}, byte for byte", remedy)
 
 
 def repeated_layers(checkpoint: VerifiedCheckpoint) -> Mapping[str, str]:
@@ -469,13 +459,11 @@ def check_repeats(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Findin
         first = read_span(storage, name, repeats.first, BLOCK_BYTES)
         same = first.equal(read_span(storage, name, repeats.again, BLOCK_BYTES))
         if same and not is_zero_weight(checkpoint, name, repeats.again, BLOCK_BYTES):
-            yield rule.tensor_finding(
-                checkpoint,
-                name,
+            fault = (
                 f"the {BLOCK_BYTES} bytes from {repeats.again} on are those from {repeats.first} on; "
-                f"{repeats.count} of {repeats.blocks} blocks are stored before",
-                "fetch the file again",
+                f"{repeats.count} of {repeats.blocks} blocks are stored before"
             )
+            yield rule.tensor_finding(checkpoint, name, fault, "fetch the file again")
 
 
 def _is_varied(checkpoint: VerifiedCheckpoint, name: str) -> bool:

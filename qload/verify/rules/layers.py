@@ -109,12 +109,8 @@ def _group_contradiction(stored: _StoredGroups, claims: LayerClaims, file: str) 
         return None
     key, value = ("group_size", stored.size) if groups else ("bits", int(stored.bits))
     what = f"groups of {value} rows" if groups else f"{value} bits"
-    return Contradiction(
-        claims,
-        claims.says(key),
-        f"have {what} by their shapes",
-        f"set {key} to {value} in {claims.place(file)}",
-    )
+    shown, remedy = f"have {what} by their shapes", f"set {key} to {value} in {claims.place(file)}"
+    return Contradiction(claims, claims.says(key), shown, remedy)
 
 
 def check_not_empty(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
@@ -151,11 +147,9 @@ def check_unexplained(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Fi
     for name, layer in checkpoint.account.unexplained.items():
         info = checkpoint.weights.storage.info(name)
         dtype = str(info.dtype).removeprefix("torch.")
-        place = (
-            f"{dtype} {info.shape} belongs to no layer"
-            if layer is None
-            else f"not a tensor of a {layer.format.weight_type.format} layer"
-        )
+        place = f"{dtype} {info.shape} belongs to no layer"
+        if layer is not None:
+            place = f"not a tensor of a {layer.format.weight_type.format} layer"
         yield rule.tensor_finding(checkpoint, name, f"{place}, and no loader reads it")
 
 

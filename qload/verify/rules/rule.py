@@ -129,10 +129,8 @@ def convention_contradiction(
     if claims.convention != CONVENTION_KEY:  # a setting with other values
         stated = f"{claims.convention} is {checkpoint.claims.format}"
         return Contradiction(claims, stated, shown, f"correct {claims.convention} in {claims.place(file)}")
-    right, values = (
-        ("gptq" if stored else "gptq_v2"),
-        checkpoint.configs[0].values if checkpoint.configs else {},
-    )
+    right = "gptq" if stored else "gptq_v2"
+    values = checkpoint.configs[0].values if checkpoint.configs else {}
     keys = [key for key in (CONVENTION_KEY, "format") if key in values] or [CONVENTION_KEY]
     return Contradiction(
         claims,
@@ -152,14 +150,9 @@ def _layers_of(checkpoint: VerifiedCheckpoint, claims: LayerClaims) -> Iterator[
 
 def _merged(contradiction: Contradiction, first: Finding, count: int, file: str) -> Finding:
     layers = f"all {count} layers of this entry" if contradiction.claims.source else f"all {count} layers"
-    return Finding(
-        first.rule,
-        first.severity,
-        None,
-        file,
-        f"{file}: {contradiction.stated}, but {layers} {contradiction.shown}\nfor example {first.message}",
-        contradiction.remedy,
-    )
+    fault = f"{file}: {contradiction.stated}, but {layers} {contradiction.shown}"
+    message = f"{fault}\nfor example {first.message}"
+    return Finding(first.rule, first.severity, None, file, message, contradiction.remedy)
 
 
 def _plain(finding: Finding, single: bool) -> Finding:
