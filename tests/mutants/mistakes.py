@@ -168,10 +168,8 @@ def swap_operands(source: Source, node: ast.AST) -> Iterator[Mistake]:
     if isinstance(node, ast.BinOp) and isinstance(node.op, UNSYMMETRIC):
         if isinstance(node.left, (ast.Constant, ast.JoinedStr)) and isinstance(node.op, ast.Mod):
             return
-        (begin, left), (right, end) = source.span(node.left), source.span(node.right)
-        between = source.text[left:right]
-        swapped = source.text[right:end] + between + source.text[begin:left]
-        yield source.replaced("SwapOperands", node.left, swapped, node.right)
+        swapped = ast.unparse(ast.BinOp(node.right, node.op, node.left))
+        yield source.replaced("SwapOperands", node, swapped)
 
 
 def swap_arguments(source: Source, node: ast.AST) -> Iterator[Mistake]:
