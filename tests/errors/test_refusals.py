@@ -35,14 +35,19 @@ from qload.testing.tiny_checkpoint import TYPE_ENTRIES, make_checkpoint, tiny_co
 from qload.testing.traits import CONTRACTS, contract
 from qload.weights import Weights
 from tests.errors.calls import FUNCTIONS
-from tests.meta.test_argument_types import NEEDED, public
+from tests.meta.test_argument_types import METHODS, NEEDED, public
 from tests.support.changed_values import changed_tensors, outcome, outcomes
 
 N, K = 128, 256  # sizes of layers, unlike each other
 MODELS = ("qwen2", "mixtral", "gpt_oss", "llama4_text", "deepseek_v3")  # with every kind of tensors
 WORLDS = (2, 3, 8)
 UNSURE = ("SafetensorsStorage", "inspect", "layers", "verify", "open_checkpoint")  # whose results have tests
-CALLABLES = {each.id: each.values for each in public() if each.id in NEEDED and each.id not in UNSURE}
+METHOD_NAMES = {method.__qualname__ for method in METHODS}
+CALLABLES = {
+    each.id: each.values
+    for each in public()
+    if (each.id in NEEDED or each.id in METHOD_NAMES) and each.id not in UNSURE
+}
 STORED = [weight_type for weight_type in FORMATS if weight_type.format in CONTRACTS]
 
 

@@ -109,9 +109,12 @@ class Names:
         return f"{brackets[0]}{text}{brackets[1]}"
 
     def constants(self, module: ModuleType) -> Iterator[str]:
-        """Yield a text for every constant that the module assigns."""
+        """Yield a text for every constant that the module assigns, and its public names."""
         source = inspect.getsource(module)
         for name, value in vars(module).items():
+            if name == "__all__":
+                yield f"{module.__name__}.__all__ = {self.shown(sorted(value))}"
+                continue
             assigned = CONSTANT.fullmatch(name) and re.search(rf"^{name}\b[^=\n]*= ", source, re.MULTILINE)
             if not assigned or name in LEFT_OUT or (isinstance(value, str) and len(value) > MAX_LENGTH):
                 continue
@@ -120,6 +123,15 @@ class Names:
                 yield f"{module.__name__}.{name} = {text}"
             if id(value) in self.known:
                 self.known[id(value)] = name
+
+
+def unlike_others(record: Any) -> Iterator[str]:
+    """Yield the fields that a comparison, a hash, a text or the constructor leaves out."""
+    for each in fields(record):
+        left_out = [name for name in ("compare", "repr", "init") if not getattr(each, name)]
+        left_out += ["hash"] if each.hash is False else []
+        if left_out:
+            yield f"{each.name}: no {', '.join(left_out)}"
 
 
 def defaults(module: ModuleType) -> Iterator[str]:
@@ -137,6 +149,8 @@ def defaults(module: ModuleType) -> Iterator[str]:
         ]
         if given:
             yield f"{module.__name__}.{name}({', '.join(given)})"
+        if is_dataclass(function):
+            yield from (f"{module.__name__}.{name}.{each}" for each in unlike_others(function))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
