@@ -142,9 +142,11 @@ class WeightsLoader(ABC):
         """Plan the load of `parts` of `weights` along `split`; here one step, without read-ahead."""
 
         def read(source: TensorSource) -> Weight:
+            if self._has_exact_shapes:
+                return self.load(source, parts, split)
+            self._check_inputs(source, parts)
             weight = self.load(source, parts, split)
-            if not self._has_exact_shapes:
-                self._check_shape(source, parts, split, weight)
+            self._check_shape(source, parts, split, weight)
             return weight
 
         return LoadPlan(read)
@@ -211,6 +213,13 @@ class WeightsLoader(ABC):
         `block_sizes`: number of equal blocks, or their sizes, or their proportions.
         """
         return self.plan(weights, block_parts(self, weights, prefix, block_sizes), "N").finish(weights)
+
+    def _check_inputs(self, source: TensorSource, parts: Sequence[Part]) -> None:
+        """MismatchError for parts with different numbers of inputs, which no weight joins."""
+        first, *others = (self.shape(source, part.prefix)[1] for part in parts)
+        for part, K in zip(parts[1:], others, strict=True):
+            if K != first:
+                raise MismatchError(part.prefix, "parts of a fused layer differ in K", str(first), str(K))
 
     def _check_shape(
         self, source: TensorSource, parts: Sequence[Part], split: Split | None, weight: Weight

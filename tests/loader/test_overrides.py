@@ -2,12 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 
+import pytest
 import torch
 from torch import Tensor
 
 from qload import DefaultWeightsLoader, MemoryStorage, UnquantizedWeight, Weights, loader_from_config
+from qload.errors import MismatchError
 from qload.loader import Part, Split, TensorSource, WeightsLoader
 from qload.loader.source import WrappedSource
+from qload.parallel import Rank
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo
 
@@ -92,3 +95,31 @@ def test_weights_call_the_typed_loads_that_a_loader_overrides() -> None:
     assert weights.get_weights_row("up").shape == (3, 2)
     assert weights.get_multi_weights_col(["up", "up"]).shape == (6, 2)
     assert weights.get_weights_col_packed("up", 2).shape == (9, 2)
+
+
+class RowsLoader(WeightsLoader):
+    """A loader of plain matrices that reads all outputs of each part."""
+
+    def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
+        matrices = [weights.read(f"{part.prefix}.weight", role=Role.FLOAT) for part in parts]
+        return UnquantizedWeight(weight=torch.cat(matrices))
+
+    def shape(self, weights: TensorSource, prefix: str) -> tuple[int, int]:
+        N, K = weights.info(f"{prefix}.weight").shape
+        return N, K
+
+
+def test_parts_with_other_inputs_are_refused_before_a_custom_load() -> None:
+    tensors = {"gate.weight": MATRIX, "up.weight": MATRIX, "odd.weight": torch.ones(4, 3)}
+    weights = Weights(MemoryStorage(tensors), loader=RowsLoader())
+
+    assert weights.get_multi_weights_col(["gate", "up"]).shape == (8, 2)
+    with pytest.raises(MismatchError, match=r"odd: parts of a fused layer differ in K\n.*2\n.*3"):
+        weights.get_multi_weights_col(["gate", "up", "odd"])
+
+
+def test_a_custom_load_of_all_outputs_is_no_share() -> None:
+    weights = Weights(MemoryStorage({"up.weight": MATRIX}), loader=RowsLoader(), process_group=Rank(0, 2))
+
+    with pytest.raises(MismatchError, match=r"RowsLoader\.load returned .*\n.*\(2, 2\)\n.*\(4, 2\)"):
+        weights.get_weights_col("up")
