@@ -20,7 +20,7 @@ from tests.paths import ROOT
 
 ARGUMENTS = "tests/meta/test_argument_types.py"
 RECORDS = "tests/meta/test_dataclasses.py"
-TABLES = "tests/meta/test_tables.py"
+DEFAULTS = "tests/meta/test_defaults.py"
 # package of qload -> its tests, those first that kill most mutants in the least time.
 TESTS = {
     "storage": ("tests/storage",),
@@ -77,7 +77,9 @@ TESTS |= {  # in packages that several tests share, the tests of their callers
     "sentences": ("tests/layouts", "tests/repacking", "tests/errors"),
     "testing": ("tests/testing", "tests/conformance", "tests/kernels"),
 }
-TESTS = {package: (*dict.fromkeys((TABLES, *tests, ARGUMENTS, RECORDS)),) for package, tests in TESTS.items()}
+TESTS = {
+    package: (*dict.fromkeys((DEFAULTS, *tests, ARGUMENTS, RECORDS)),) for package, tests in TESTS.items()
+}
 # Unions are nearly always annotations; a mutant of one cannot even be imported, and so shows nothing.
 EXCLUDED_OPERATORS = "core/ReplaceBinaryOperator_BitOr_"
 Place = tuple[str, int, Callable[[str], str | None]]  # operator, line, and the text that it writes

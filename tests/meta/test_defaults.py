@@ -1,0 +1,49 @@
+"""Defaults of public functions and constructors, as golden text.
+
+Another default changes the result of every call without the option, also where all tests pass the option.
+"""
+
+import inspect
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any, Protocol
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from tests.meta.docstrings import PACKAGES, public_names
+
+
+def public_functions(package: str) -> Iterator[tuple[str, Any]]:
+    """Yield the public functions, classes and methods of a package, by name."""
+    for name, value in sorted(public_names(package).items()):
+        if inspect.isfunction(value):
+            yield name, value
+        elif inspect.isclass(value) and not issubclass(value, (Enum, Protocol)):
+            yield name, value
+            for method, member in vars(value).items():
+                function = getattr(member, "__func__", member)
+                if inspect.isfunction(function) and not method.startswith("_"):
+                    yield f"{name}.{method}", function
+
+
+def default_text(value: object) -> str:
+    """Return the text of a default: functions and classes by name, everything else as Python shows it."""
+    return getattr(value, "__qualname__", None) or repr(value)
+
+
+def defaults(package: str) -> Iterator[str]:
+    """Yield a line for every public function and constructor with defaults."""
+    for name, function in public_functions(package):
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except ValueError:  # a class of another library
+            continue
+        given = [each for each in parameters if each.default is not each.empty]
+        if given:
+            yield f"{name}({', '.join(f'{each.name}={default_text(each.default)}' for each in given)})"
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_defaults_of_public_functions(package: str, golden: SnapshotAssertion) -> None:
+    assert "\n".join(defaults(package)) == golden
