@@ -217,9 +217,11 @@ class WeightsLoader(ABC):
     def _check_inputs(self, source: TensorSource, parts: Sequence[Part]) -> None:
         """MismatchError for parts with different numbers of inputs, which no weight joins."""
         first, *others = (self.shape(source, part.prefix)[1] for part in parts)
-        for part, K in zip(parts[1:], others, strict=True):
-            if K != first:
-                raise MismatchError(part.prefix, "parts of a fused layer differ in K", str(first), str(K))
+        for part, inputs in zip(parts[1:], others, strict=True):
+            if inputs != first:
+                raise MismatchError(
+                    part.prefix, "parts of a fused layer differ in K", str(first), str(inputs)
+                )
 
     def _check_shape(
         self, source: TensorSource, parts: Sequence[Part], split: Split | None, weight: Weight
