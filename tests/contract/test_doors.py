@@ -297,6 +297,8 @@ LOADERS: dict[str, Callable[[Any], Any]] = {
     "QuantizingLoader": lambda loader: QuantizingLoader(loader, Fp8Quantizer()),
     "RepackingLoader": lambda loader: for_target(loader, "auto"),
 }
+WRAPPING = ("QuantizingLoader", "RepackingLoader")
+SHARED = ("shape", "describe", "settle")  # their methods of one base
 ASKED: dict[str, Callable[[Any, str], object]] = {
     "load": lambda it, prefix: it.load([Part(prefix)], None),
     "plan": lambda it, prefix: it.plan([Part(prefix)], None).finish(it.weights),
@@ -310,6 +312,17 @@ def by_loader(kind: str, name: str) -> Call:
     """Expect an error from a method of a loader; its first argument is `Weights`."""
     ask = {**LOADS, **ASKED}[name]
     return refuses(lambda weights, prefix: ask(Asked(LOADERS[kind](weights.loader), weights), prefix))
+
+
+def by_wrapping_loaders(name: str) -> Call:
+    """Expect an error from a method that the loaders around another one share."""
+    calls = [by_loader(kind, name) for kind in WRAPPING]
+
+    def call(given: UnreadCheckpoint, tmp_path: Path) -> None:
+        for each in calls:
+            each(given, tmp_path)
+
+    return call
 
 
 def load_of(kind: str) -> Callable[[Weights, str], object]:
@@ -358,7 +371,11 @@ DOORS: dict[str, Call] = {
     "QuantizationConfigMixin.to_json_file": no_values(lambda given: None),  # writes a config
     "load": transformers_refuses,
     **{f"WeightsLoader.{name}": by_loader("WeightsLoader", name) for name in LOADS},
-    **{f"{kind}.{name}": by_loader(kind, name) for kind in LOADERS for name in ASKED},
+    **{
+        f"{kind}.{name}": by_loader(kind, name)
+        for kind in LOADERS for name in ASKED if kind not in WRAPPING or name not in SHARED
+    },
+    **{f"WrappingLoader.{name}": by_wrapping_loaders(name) for name in SHARED},
     # Delegated to the loader of the module.
     "ModuleLoader.describe": by_loader("FormatLoader", "describe"),
     **{f"{kind}.load": refuses(load_of(kind)) for kind in (
