@@ -9,6 +9,7 @@ import torch
 
 from qload.checkpoint import format_label
 from qload.detect.config_reader import METHODS, described_formats
+from qload.dtypes import TORCH
 from qload.experts.stack_finder import find_stacks
 from qload.experts.stack_layouts import BYTES_OF_BLOCK, FIELDS
 from qload.formats import FORMATS
@@ -206,7 +207,7 @@ def _is_found(stored: Mapping[str, TensorSpec]) -> bool:
     for ending, spec in stored.items():
         shape = [axis.size(axis.logical(LARGE) or 1) or 1 for axis in spec.axes]
         blocks = [*shape[:-1], shape[-1] // BYTES_OF_BLOCK, BYTES_OF_BLOCK] if ending == "_blocks" else shape
-        tensors[LEAD + STACK + ending] = torch.empty(1, *blocks, dtype=spec.dtypes[0], device="meta")
+        tensors[LEAD + STACK + ending] = torch.empty(1, *blocks, dtype=TORCH[spec.dtypes[0]], device="meta")
     stacks = find_stacks(MemoryStorage(tensors), {"model_type": "qwen3_moe", **SIZES})
     shown = {name for stack in stacks for name, _, _ in stack.names()}
     own = LEAD + STACK.replace("experts.", "experts.0.")

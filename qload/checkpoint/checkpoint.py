@@ -1,5 +1,7 @@
 """`Checkpoint`: files, configs, architecture and layers of a checkpoint; `open_checkpoint`: its weights."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -7,8 +9,6 @@ from dataclasses import replace
 from functools import cached_property
 from os import PathLike
 from typing import Any, Self
-
-import torch
 
 from qload.architecture import Architecture, read_architecture
 from qload.checkpoint.coverage import Account, account
@@ -27,6 +27,7 @@ from qload.detect import (
 from qload.errors import QloadError, checked
 from qload.experts import ExpertStacks
 from qload.experts.stacked_storage import split_stacks
+from qload.lazy_torch import torch
 from qload.loader import FormatLoader, LayerDescription, WeightsLoader
 from qload.loader.source import Nonfinite
 from qload.parallel import ProcessGroup
@@ -39,6 +40,7 @@ from qload.storage import (
     validate_headers,
 )
 from qload.weights import Weights
+from qload.weights.weights import HeaderWeights
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -145,11 +147,12 @@ class Checkpoint:
 
     def weights_for(self, *, loader: WeightsLoader | None = None, **options: Any) -> Weights:
         """Tensors for one rank; `loader` None: that of the config. `options`: parameters of `Weights`."""
-        return Weights(self.storage, loader=loader or self.loader, architecture=self.architecture, **options)
+        kind = Weights if self.settled else HeaderWeights
+        return kind(self.storage, loader=loader or self.loader, architecture=self.architecture, **options)
 
     @cached_property
     def weights(self) -> Weights:
-        """Tensors as stored, for one rank on the CPU."""
+        """Tensors as stored, for one rank on the CPU; for descriptions alone unless `settled`."""
         return self.weights_for(nonfinite="allow" if self._collects else "error")
 
     @cached_property

@@ -170,7 +170,7 @@ def _reason(error: UnsupportedFormatError) -> str:
 
 def _is_plain(index: LayerIndex, name: str, info: TensorInfo) -> bool:
     """Return whether a tensor is floats of a plain layer, a bias, or a single parameter."""
-    if info.dtype not in FLOATS:
+    if info.stored_dtype not in FLOATS:
         return False
     layer = _layer_of(index, name)
     return layer is None or layer.format.weight_type.plain or name.rpartition(".")[2] == "bias"

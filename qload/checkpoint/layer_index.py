@@ -124,7 +124,9 @@ class LayerIndex:
             return True
         parts = [suffix for suffix in suffixes if _role_by_name(suffix) is not Role.FLOAT]
         codes = [named(prefix, suffix) for suffix in parts if _role_by_name(suffix) is Role.WORD]
-        return len(parts) > 1 or any(self.weights.storage.info(name).dtype not in FLOATS for name in codes)
+        return len(parts) > 1 or any(
+            self.weights.storage.info(name).stored_dtype not in FLOATS for name in codes
+        )
 
     @cached_property
     def claimed(self) -> frozenset[str]:

@@ -1,22 +1,28 @@
 """Descriptions of a checkpoint's layers, before any weight is read, and a load of all layers."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from os import PathLike
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from qload.checkpoint.checkpoint import opened
 from qload.checkpoint.coverage import account
 from qload.checkpoint.layer_index import LayerIndex
+from qload.dtypes import DtypeLike
 from qload.errors import ConfigError, MismatchError, QloadError, checked
 from qload.formats import AWQConfig, GPTQConfig, Marlin24Config, MarlinConfig
 from qload.layouts import Packing, Stored, ZeroPoints, awq, gptq
-from qload.loader import LayerDescription
+from qload.lazy_torch import Tensor, torch
+from qload.loader import LayerDescription, WeightsLoader
+from qload.sentences import WORD_BITS
 from qload.spec import ActivationScheme, Config, Grouped, LayerClaims, Role, Weight
 from qload.storage import TensorInfo, WeightStorage, rows
+from qload.storage.protocol import read_array, row_runs
 from qload.weights import Weights
 
 
@@ -35,10 +41,17 @@ def zero_point_runs(storage: WeightStorage, layer: LayerDescription) -> Iterator
     stored = zero_point_convention(layer)
     if stored is None:
         return
-    zeros, packing = stored
-    middle = zeros.write(torch.full((1, layer.N), 2 ** (packing.bits - 1)), packing)
+    middle = torch.from_numpy(middle_words(*stored, layer.N))
     for start, run in zero_point_words(storage, layer):
         yield start, run, bool((run == middle).all())
+
+
+def middle_words(zeros: ZeroPoints, packing: Packing, N: int) -> NDArray[np.int32]:
+    """Words of `N` zero points 2**(bits - 1), as stored."""
+    field, bits = zeros.middle(packing.bits), packing.bits
+    run = sum(field << bits * at for at in range(WORD_BITS))  # equal fields have one order
+    words = np.frombuffer(run.to_bytes(WORD_BITS * bits // 8, "little"), np.int32)
+    return np.resize(words, N * bits // WORD_BITS)
 
 
 def zero_point_words(storage: WeightStorage, layer: LayerDescription) -> Iterator[tuple[int, Tensor]]:
@@ -135,13 +148,19 @@ def info_of(weights: Weights, layer: LayerDescription) -> LayerInfo:
         tensors=tensors,
         activations=_activations(layer),
         excluded=_exclusion_reason(weights, layer.prefix) if plain else None,
-        target=weights.loader.made(layer, weights.device),
+        target=_target(weights, layer),
         scale_dtype=scale_dtype,
         expected=weights.architecture.expected(layer.prefix)
         if weights.architecture and "K" in layer.sizes
         else None,
         claims=layer.format.claims,
     )
+
+
+def _target(weights: Weights, layer: LayerDescription) -> str | None:
+    """Kernel format after repacking by the loader; None for a loader of stored formats."""
+    loader = weights.loader
+    return None if type(loader).made is WeightsLoader.made else loader.made(layer, weights.device)
 
 
 def info_of_broken(index: LayerIndex, prefix: str, error: QloadError) -> LayerInfo:
@@ -169,7 +188,7 @@ def _dtypes(layer: LayerDescription) -> tuple[str, str | None]:
 
 
 @cache
-def _dtype_name(dtype: torch.dtype) -> str:
+def _dtype_name(dtype: DtypeLike) -> str:
     return str(dtype).removeprefix("torch.")
 
 
@@ -197,11 +216,19 @@ def _is_symmetric(storage: WeightStorage, layer: LayerDescription) -> bool | Non
     if not isinstance(config, Grouped):
         return None
     if zero_point_convention(layer) is not None:
-        return all(same for _, _, same in zero_point_runs(storage, layer))
+        return _has_middle_zeros(storage, layer)
     if isinstance(layer.format.config, AWQConfig | MarlinConfig | Marlin24Config):
         return True  # without stored zero points these formats are symmetric
     stated: bool | None = getattr(config, "symmetric", None)
     return stated
+
+
+def _has_middle_zeros(storage: WeightStorage, layer: LayerDescription) -> bool:
+    stored = zero_point_convention(layer)
+    assert stored is not None
+    middle, name = middle_words(*stored, layer.N), layer.names.full("qzeros")
+    runs = row_runs(storage.info(name))
+    return all(bool((read_array(storage, name, (run,)) == middle).all()) for run in runs)
 
 
 def _has_act_order(layer: LayerDescription) -> bool | None:
@@ -210,7 +237,7 @@ def _has_act_order(layer: LayerDescription) -> bool | None:
     if not isinstance(config, Grouped):
         return None
     indices = [layer.facts[spec.name] for spec in layer.specs if spec.index_of and spec.name in layer.facts]
-    return any(not bool((index == config.in_order(layer.K)).all()) for index in indices)
+    return any(not config.is_in_order(index, layer.K) for index in indices)
 
 
 @checked

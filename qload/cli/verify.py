@@ -120,7 +120,7 @@ def inspect(ctx: click.Context, paths: "tuple[Path | HubId, ...]", every: bool, 
         with open_path(path) as place:
             report = refused_path(place)
             if report is None:
-                from qload.verify import inspect as run  # imports torch
+                from qload.verify import inspect as run
 
                 report = run(place)
         codes.append(print_report(report, as_json, tables, report_lines, one_of_several=several))

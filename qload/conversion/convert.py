@@ -159,7 +159,7 @@ def _stack_info(
     infos = [_item_and_info(layers[prefix])[1] for prefix in prefixes]
     outputs, inputs = sum(info.shape[0] for info in infos) // count, infos[0].shape[1]
     shape = (inputs, outputs) if source.architecture.table.stacked.inputs_first else (outputs, inputs)
-    return TensorInfo(infos[0].dtype, (count, *shape))
+    return TensorInfo(infos[0].stored_dtype, (count, *shape))
 
 
 def _item_and_info(layer: OutputLayer) -> tuple[OutputItem, TensorInfo]:

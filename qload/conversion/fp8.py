@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from qload import dtypes
 from qload.conversion.output_files import (
     OutputItem,
     item_from_tensors,
@@ -176,7 +177,7 @@ def why_not(layer: LayerDescription) -> str | None:
     config, dtype = layer.format.config, layer.dtypes.get("weight")
     if not isinstance(config, Fp8Config):
         return f"{layer.format.weight_type.format} is not FP8 with scales, and convert does not quantize"
-    if dtype != torch.float8_e4m3fn:
+    if dtype is not dtypes.float8_e4m3fn:
         return f"needs weights in float8_e4m3fn, got {str(dtype).removeprefix('torch.')}"
     if config.divide:
         return "its scales divide, and the reciprocals are not exact"

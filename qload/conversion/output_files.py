@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from qload.conversion.atomic_folder import AtomicFolder
+from qload.dtypes import STORED
 from qload.errors import RepackError
 from qload.experts import ExpertStacks
 from qload.kernel_formats.repack import find_reader
@@ -118,7 +119,7 @@ def dequantize_layer(source: VerifiedCheckpoint, layer: LayerDescription, dtype:
         for start, weight in load_output_blocks(source.weights, source.loader, layer):
             yield name, start * row_bytes, weight.dequantize(dtype)
 
-    info = TensorInfo(dtype, (layer.N, layer.K))
+    info = TensorInfo(STORED[dtype], (layer.N, layer.K))
     return OutputItem({name: info}, layer_bytes(source.weights, layer), read)
 
 
@@ -139,7 +140,9 @@ def item_from_tensors(
         for name, tensor in read_tensors().items():
             yield name, 0, tensor.contiguous()
 
-    tensors = {name: TensorInfo(tensor.dtype, tuple(tensor.shape)) for name, tensor in outline.items()}
+    tensors = {
+        name: TensorInfo(STORED[tensor.dtype], tuple(tensor.shape)) for name, tensor in outline.items()
+    }
     output_bytes = sum(info.nbytes for info in tensors.values())
     return OutputItem(tensors, source_bytes, read, output_bytes + (output_bytes if copied else source_bytes))
 
@@ -194,7 +197,7 @@ class OutputFile:
         """
         infos = {name: info for item in self.items for name, info in item.tensors.items()}
         odd = {name for name, info in infos.items() if info.nbytes % ALIGNMENT_BYTES}
-        last = sorted(odd, key=lambda name: (-infos[name].dtype.itemsize, name))
+        last = sorted(odd, key=lambda name: (-infos[name].stored_dtype.itemsize, name))
         return {name: infos[name] for name in (*(name for name in infos if name not in odd), *last)}
 
     @cached_property
@@ -203,7 +206,7 @@ class OutputFile:
         entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
         start = 0
         for name, info in self.tensors.items():
-            span, dtype = [start, start + info.nbytes], DTYPE_NAMES[info.dtype]
+            span, dtype = [start, start + info.nbytes], DTYPE_NAMES[info.stored_dtype]
             entries[name] = {"dtype": dtype, "shape": list(info.shape), "data_offsets": span}
             start += info.nbytes
         text = json.dumps(entries, separators=(",", ":")).encode()

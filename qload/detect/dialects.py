@@ -114,7 +114,7 @@ def _comfy_layers(text: str, file: str) -> Mapping[str, object]:
 def _unsupported(signature: Signature, layer: LayerTensors) -> UnsupportedFormatError:
     """Build the error for a layer, with the names of its tensors."""
     stored = [
-        f"{suffix} ({str(info.dtype).removeprefix('torch.')})"
+        f"{suffix} ({str(info.stored_dtype).removeprefix('torch.')})"
         for part in signature.parts
         for suffix in part.suffixes
         if (info := layer.info(suffix))
@@ -219,7 +219,7 @@ def _has_tensors(fmt: ConfiguredFormat, layer: LayerTensors) -> bool:
         stored = [info for suffix in spec.suffixes if (info := layer.info(suffix))]
         if len(stored) > 1 or (not stored and not spec.optional):
             return False
-        if any(info.dtype not in spec.dtypes for info in stored):
+        if any(info.stored_dtype not in spec.dtypes for info in stored):
             return False
     return True
 

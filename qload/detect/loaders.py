@@ -1,12 +1,12 @@
 """Loaders of a checkpoint's formats, built from the claims of its config."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal, overload
-
-import torch
 
 from qload.configs import Claims, FoundConfig, ModuleRule
 from qload.detect.config_reader import named_modules, read_claims
@@ -32,11 +32,13 @@ from qload.formats import (
 from qload.formats.gptq import BITS
 from qload.formats.unquantized import FLOATS, PLAIN
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
+from qload.lazy_torch import torch
 from qload.loader import ConfiguredFormat, FormatLoader, ModuleLoader, UnreadLoader, WeightsLoader
 from qload.loader.exclusion import NOTHING_NAMED
 from qload.spec import Role
 from qload.spec.weight import TARGET_LOADER, call_upward
 from qload.storage import WeightStorage
+from qload.storage.protocol import read_array
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -345,7 +347,7 @@ def _quantized(storage: WeightStorage) -> Iterator[str]:
     for name in storage.keys():  # noqa: SIM118
         info = storage.info(name)
         special = ROLES.get(name.rpartition(".")[2], Role.FLOAT) is not Role.FLOAT
-        if special or (len(info.shape) > 1 and info.dtype not in FLOATS):
+        if special or (len(info.shape) > 1 and info.stored_dtype not in FLOATS):
             yield name
 
 
@@ -353,7 +355,7 @@ def _scalar(storage: WeightStorage, name: str) -> int:
     shape = storage.info(name).shape
     if prod(shape) != 1:
         raise ConfigError(name, "value", "one whole number, at least -1", f"a tensor of shape {shape}")
-    value = storage.read(name).item()
+    value = read_array(storage, name).item()
     if isinstance(value, complex) or not float(value).is_integer() or not -1 <= value < 1 << 31:
         raise ConfigError(name, "value", "one whole number, at least -1", str(value))
     return int(value)

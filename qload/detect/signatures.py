@@ -5,13 +5,15 @@ Sources of names and shapes: aqlm 1.1.7, amd-quark 0.13, auto-round 0.16.1, comf
 with the programs that it loads for.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-import torch
-
+from qload import dtypes
+from qload.dtypes import Dtype
 from qload.errors import QloadError
 from qload.formats import ROLES
 from qload.formats.fp8 import WEIGHTS as FP8
@@ -21,18 +23,26 @@ from qload.spec.tensor import solve
 from qload.storage import TensorInfo, WeightStorage
 
 # Dtypes in the text of a field.
-DTYPES: Mapping[str, tuple[torch.dtype, ...]] = {
-    "u8": (torch.uint8,),
-    "i8": (torch.int8,),
-    "i16": (torch.int16,),
-    "i32": (torch.int32,),
-    "u32": (torch.uint32,),
-    "integers": (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32),
-    "e4m3": (torch.float8_e4m3fn,),
+DTYPES: Mapping[str, tuple[Dtype, ...]] = {
+    "u8": (dtypes.uint8,),
+    "i8": (dtypes.int8,),
+    "i16": (dtypes.int16,),
+    "i32": (dtypes.int32,),
+    "u32": (dtypes.uint32,),
+    "integers": (
+        dtypes.uint8,
+        dtypes.int8,
+        dtypes.int16,
+        dtypes.int32,
+        dtypes.int64,
+        dtypes.uint16,
+        dtypes.uint32,
+    ),
+    "e4m3": (dtypes.float8_e4m3fn,),
     "fp8": FP8,
-    "exponents": (torch.uint8, torch.float8_e8m0fnu),
-    "f16": (torch.float16,),
-    "f32": (torch.float32,),
+    "exponents": (dtypes.uint8, dtypes.float8_e8m0fnu),
+    "f16": (dtypes.float16,),
+    "f32": (dtypes.float32,),
     "floats": FLOATS,
 }
 FIELD_TEXT = re.compile(r"(?P<suffixes>\S+)(?: (?P<dtypes>[\w|]+))?(?: \((?P<axes>.+)\))?")
@@ -57,17 +67,17 @@ class Field:
     """
 
     suffixes: tuple[str, ...]
-    dtypes: tuple[torch.dtype, ...] = ()
+    dtypes: tuple[Dtype, ...] = ()
     axes: str | None = None
 
     @classmethod
-    def parse(cls, text: str) -> "Field":
+    def parse(cls, text: str) -> Field:
         """Parse the text of one field, such as "scale|scales floats (G N)"."""
         found = FIELD_TEXT.fullmatch(text)
         assert found is not None, text
         names = found["dtypes"].split("|") if found["dtypes"] else []
-        dtypes = tuple(dtype for name in names for dtype in DTYPES[name])
-        return cls(tuple(found["suffixes"].split("|")), dtypes, found["axes"])
+        known = tuple(dtype for name in names for dtype in DTYPES[name])
+        return cls(tuple(found["suffixes"].split("|")), known, found["axes"])
 
 
 @dataclass(frozen=True)
@@ -105,14 +115,14 @@ class Signature:
         """Suffixes of the first tensor, for the search in a checkpoint."""
         return self.parts[0].suffixes
 
-    def matches(self, layer: "LayerTensors") -> bool:
+    def matches(self, layer: LayerTensors) -> bool:
         """Return whether names, dtypes and shapes of a layer's tensors fit the dialect."""
         if any(layer.info(suffix) for suffix in self.without):
             return False
         specs, shapes = [], {}
         for part in self.parts:
             headers = [info for suffix in part.suffixes if (info := layer.info(suffix))]
-            if len(headers) != 1 or (part.dtypes and headers[0].dtype not in part.dtypes):
+            if len(headers) != 1 or (part.dtypes and headers[0].stored_dtype not in part.dtypes):
                 return False
             if part.axes is not None:
                 name = part.suffixes[0]
@@ -143,7 +153,7 @@ class LayerTensors:
     known: dict[str, TensorInfo | None] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of_storage(cls, storage: WeightStorage, prefix: str) -> "LayerTensors":
+    def of_storage(cls, storage: WeightStorage, prefix: str) -> LayerTensors:
         """Tensors of a layer in a storage."""
         return cls(prefix, storage.keys().__contains__, storage.info)
 

@@ -1,17 +1,19 @@
 """Operands of dequantization: codes with scales and zero points, in words, or as a weight stores them."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor
-
+from qload import dtypes
+from qload.dtypes import STORED, DtypeLike
 from qload.errors import ArgumentError, check_values
+from qload.lazy_torch import Tensor, torch
 from qload.sentences import Sentence, WordSentence
 
-INTEGERS = (torch.int32, torch.uint8, torch.int64, torch.int16, torch.int8)
+INTEGERS = (dtypes.int32, dtypes.uint8, dtypes.int64, dtypes.int16, dtypes.int8)
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Meaning:
     divide: bool
     factor: float
 
-    def of_rows(self, rows: slice) -> "Meaning":
+    def of_rows(self, rows: slice) -> Meaning:
         """Meaning of some rows."""
         if self.n_group is not None:
             return replace(self, n_group=self.n_group[rows])
@@ -102,10 +104,10 @@ class LazyCodes(Protocol):
         """(R, C)."""
 
     @property
-    def T(self) -> "Tensor | LazyCodes":
+    def T(self) -> Tensor | LazyCodes:
         """(C, R)."""
 
-    def __getitem__(self, rows: Tensor) -> "Tensor | LazyCodes":
+    def __getitem__(self, rows: Tensor) -> Tensor | LazyCodes:
         """Row i is row rows[i]."""
 
     def plain(self) -> Tensor:
@@ -147,13 +149,13 @@ def stood_for(codes: Tensor, lookup: Tensor | None) -> Tensor:
 
 def check_integers(codes: Tensor) -> None:
     """Check that codes are integers with values, of a dtype that torch computes with; ArgumentError."""
-    if codes.dtype not in INTEGERS:
+    if STORED[codes.dtype] not in INTEGERS:
         known = ", ".join(_word(dtype) for dtype in INTEGERS)
         raise ArgumentError("codes", f"integers: {known}", _word(codes.dtype))
     check_values("codes", codes)
 
 
-def _word(dtype: torch.dtype) -> str:
+def _word(dtype: DtypeLike) -> str:
     return str(dtype).removeprefix("torch.")
 
 

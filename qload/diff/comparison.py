@@ -18,6 +18,7 @@ from torch import Tensor
 from qload.devices import CodesInWords, LazyCodes
 from qload.diagnosis.comparison import effective_weight
 from qload.diff.report import LayerDiff, Outcome
+from qload.dtypes import TORCH
 from qload.errors import QloadError
 from qload.layouts import Packing
 from qload.layouts.packing import PackedCodes
@@ -252,7 +253,7 @@ def _flat_blocks(storage: WeightStorage, name: str) -> Iterator[torch.Tensor]:
 
 
 def _plain_dtype(layer: LayerDescription) -> torch.dtype | None:
-    return layer.dtypes["weight"] if layer.format.weight_type.plain else None
+    return TORCH[layer.dtypes["weight"]] if layer.format.weight_type.plain else None
 
 
 def _detail(pair: SideBySide, values: ValueDiff, others: Mapping[str, LayerDescription]) -> str:

@@ -9,15 +9,18 @@ TYPE_CHECKING.
 """
 
 import inspect
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache, wraps
 from itertools import islice
 from numbers import Integral, Real
-from types import NoneType, UnionType
+from types import NoneType, SimpleNamespace, UnionType
 from typing import Any, Literal, NamedTuple, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from qload.errors.exceptions import ArgumentError
+from qload.lazy_torch import replace_names
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -162,11 +165,18 @@ def _field_tests(record: Any) -> Mapping[str, tuple[AcceptedValues, object]]:
 
 
 def _resolve_hints(owner: Any) -> Mapping[str, Any]:
+    """Return the annotations of a function or class by name, without those of names under TYPE_CHECKING."""
+    replace_names()
     try:
         return get_type_hints(owner)
-    except NameError:  # a name is imported under TYPE_CHECKING: use the annotations that are not strings
-        hints = getattr(owner, "__annotations__", {})
-        return {name: hint for name, hint in hints.items() if not isinstance(hint, str)}
+    except NameError:
+        hints: dict[str, Any] = {}
+        for each in reversed(owner.__mro__) if inspect.isclass(owner) else (owner,):
+            names = vars(sys.modules[each.__module__])
+            for name, hint in getattr(each, "__annotations__", {}).items():
+                with suppress(NameError):
+                    hints |= get_type_hints(SimpleNamespace(__annotations__={name: hint}), names)
+        return hints
 
 
 @cache

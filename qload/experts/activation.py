@@ -1,26 +1,36 @@
 """Activations of experts: the function of gate and up, and the side of the routing weight."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from math import isfinite
 from typing import Any, Literal
-
-import torch
-from torch import Tensor
-from torch.nn.functional import gelu, silu
 
 from qload.architecture import Architecture
 from qload.architecture.model_tables import GATING
 from qload.errors import ArgumentError, check_fields
+from qload.lazy_torch import Tensor, torch
 
 Kind = Literal["silu", "gelu", "gelu_tanh", "clamped_swiglu"]
 
-PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "silu": silu,
-    "gelu": gelu,
-    "gelu_tanh": partial(gelu, approximate="tanh"),
-}
+
+def silu(x: Tensor) -> Tensor:
+    """Return x * sigmoid(x)."""
+    return torch.nn.functional.silu(x)
+
+
+def gelu(x: Tensor) -> Tensor:
+    """Return x * P(X <= x) for a normal X, by the error function."""
+    return torch.nn.functional.gelu(x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return the approximation of `gelu` with a hyperbolic tangent."""
+    return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+PLAIN: Mapping[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh}
 
 
 @dataclass(frozen=True)

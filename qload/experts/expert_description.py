@@ -1,15 +1,16 @@
 """Description of a layer's experts: one in full, the others by comparison of headers and facts."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
-
+from qload.dtypes import DtypeLike
 from qload.errors import DtypeError, MismatchError, ShapeError
 from qload.experts.names import ExpertNames, NameSource
 from qload.formats.unquantized import FLOATS
+from qload.lazy_torch import Tensor, torch
 from qload.loader import LayerDescription, TensorSource, WeightsLoader
 from qload.loader.description import LayerNames, configs_apart
 from qload.loader.description import check_alike as check_parts
@@ -24,9 +25,12 @@ class Owner(NameSource, Protocol):
     """Tensors of a rank with its device, dtype and loader: `Weights`."""
 
     storage: WeightStorage
-    device: torch.device
     dtype: torch.dtype | None
     aliases: dict[str, Sequence[str]]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the loaded tensors."""
 
     @property
     def loader(self) -> WeightsLoader:
@@ -202,14 +206,14 @@ def _alike_by_headers(
     headers = []
     for rest in rests:
         header = info(f"{start}0.{rest}")
-        headers.append((rest, header.dtype, header.shape))
+        headers.append((rest, header.stored_dtype, header.shape))
     for expert in range(1, names.count):
         if expert not in names.tensors:
             return
         alike = rests == names.tensors[expert]
         for rest, dtype, shape in headers if alike else ():
             other = info(f"{start}{expert}.{rest}")
-            alike = alike and other.dtype == dtype and other.shape == shape
+            alike = alike and other.stored_dtype == dtype and other.shape == shape
         for layer, prefix in zip(first, names.of(expert), strict=True) if alike else ():
             alike = alike and loader.names_alike(layer.prefix, prefix)
         if alike:
@@ -347,16 +351,18 @@ def _check_biases(
 
 def _check_bias(source: TensorSource, first: LayerDescription, layer: LayerDescription) -> None:
     """Check that a bias is a vector (N,) of floats, with the dtype of the first expert's."""
-    name, wanted = bias_name(layer.prefix), source.info(bias_name(first.prefix)).dtype
+    name, wanted = bias_name(layer.prefix), source.info(bias_name(first.prefix)).stored_dtype
     info = source.info(name)
     if info.shape != (layer.N,):
         raise ShapeError(name, f"({layer.N},) = (N,)", info.shape, info.file)
-    if info.dtype not in FLOATS:
-        raise DtypeError(name, list(map(_plain, FLOATS)), _plain(info.dtype), info.file)
-    if info.dtype != wanted:
+    if info.stored_dtype not in FLOATS:
+        raise DtypeError(name, list(map(_plain, FLOATS)), _plain(info.stored_dtype), info.file)
+    if info.stored_dtype != wanted:
         what = "experts of one layer differ in the dtype of bias"
-        raise MismatchError(layer.prefix, what, f"{_plain(wanted)} as in {first.prefix}", _plain(info.dtype))
+        raise MismatchError(
+            layer.prefix, what, f"{_plain(wanted)} as in {first.prefix}", _plain(info.stored_dtype)
+        )
 
 
-def _plain(dtype: torch.dtype) -> str:
+def _plain(dtype: DtypeLike) -> str:
     return str(dtype).removeprefix("torch.")

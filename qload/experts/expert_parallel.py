@@ -1,12 +1,12 @@
 """Distribution of experts over ranks: the experts of a rank, and the groups of a world."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-from torch import Tensor
-
 from qload.errors import ArgumentError, DivideError, check_fields, worlds
+from qload.lazy_torch import Tensor, torch
 from qload.loader.sharding import WORLDS
 from qload.parallel import ALONE, ProcessGroup, Rank
 

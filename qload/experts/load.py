@@ -9,14 +9,14 @@ Formats that convert tensors after a read (`Weight.resolve`), and loaders with t
 expert after another; the results are stacked.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-import torch
-from torch import Tensor
-
-from qload.devices import in_large_pages
+from qload import devices
+from qload.dtypes import TORCH
 from qload.errors import ArgumentError, UnsupportedFormatError
 from qload.experts.activation import ExpertFacts, facts_of
 from qload.experts.expert_description import (
@@ -31,6 +31,7 @@ from qload.experts.names import ExpertNames, find_experts, stored_tensors
 from qload.experts.stacked_storage import StackedLayers
 from qload.experts.weight import ExpertsWeight, Stack, StackedWeight, Stacking, differing_experts
 from qload.formats.unquantized import FLOATS
+from qload.lazy_torch import Tensor, torch
 from qload.loader import FormatLoader, LayerDescription, Part, Split, WeightsLoader
 from qload.loader.base import LoadedStep
 from qload.loader.description import check_alike as check_parts
@@ -200,7 +201,7 @@ def _are_finite(
         return is_finite(described.fact_rows(spec.name, matrix, experts), spec)
     names = described.names[matrix][spec.name][experts[0] : experts[-1] + 1]
     info = weights.info(names[0])
-    if not (info.dtype.is_floating_point or spec.is_exponents):
+    if not (info.stored_dtype.is_floating_point or spec.is_exponents):
         return True  # integers, with scales of their own
     step = max(1, RUN_BYTES // max(1, info.nbytes))
     for at in range(0, len(names), step):
@@ -310,7 +311,7 @@ class StackReader:
                 self._scales.append(spec)
 
     @classmethod
-    def of(cls, request: StackRequest) -> "StackReader | None":
+    def of(cls, request: StackRequest) -> StackReader | None:
         """Prepare a load of all experts at once; None if they have to be loaded one by one."""
         loader, first = request.loader, request.layers(request.experts[0])
         if not isinstance(loader, FormatLoader) or type(loader).load is not FormatLoader.load:
@@ -429,12 +430,12 @@ class StackReader:
         if join is not None:
             extent = shape[join]
             shape[join] *= len(names)
-        is_cast = spec.role is Role.FLOAT and weights.dtype is not None and info.dtype in FLOATS
+        is_cast = spec.role is Role.FLOAT and weights.dtype is not None and info.stored_dtype in FLOATS
         on_cpu = spec.role is Role.SCALE and self._refuses  # until they are checked
-        stack = self.tensors[spec.name] = in_large_pages(
+        stack = self.tensors[spec.name] = devices.in_large_pages(
             torch.empty(
                 (len(experts), *shape),
-                dtype=weights.dtype if is_cast else info.dtype,
+                dtype=weights.dtype if is_cast else TORCH[info.stored_dtype],
                 device="cpu" if on_cpu else weights.device,
             )
         )

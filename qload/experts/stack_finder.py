@@ -9,14 +9,15 @@ matrices of the module, the type of model. Joined gate and up are split if their
 stay one layer of 2 N outputs.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
 from typing import Any
 
-import torch
-
+from qload import dtypes
 from qload.architecture import Architecture, architecture_of
 from qload.architecture.config import INNER
 from qload.experts.stack_layouts import DOWN, FIELDS, HALVES, LAYERS, SCALES, WEIGHTS, Layout, Slot
@@ -35,12 +36,12 @@ DOTTED = {ending[1:]: ending for ending in FIELDS if ending[:1] == "."}
 IDENTIFYING_FIELDS = frozenset((*WEIGHTS, "weight_scale", "weight_scale_inv"))
 FAMILIES = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}  # other names of experts' layers
 WEIGHT_DTYPES = {  # field of a weight -> its dtypes
-    "weight": (*FLOATS, *FP8, torch.uint8, torch.int8),
-    "weight_packed": (torch.uint8, torch.int32),
-    "qweight": (torch.int32,),
+    "weight": (*FLOATS, *FP8, dtypes.uint8, dtypes.int8),
+    "weight_packed": (dtypes.uint8, dtypes.int32),
+    "qweight": (dtypes.int32,),
 }
-BYTE_DTYPES = (torch.uint8, torch.int8)  # dtypes of codes that need a scale
-E8M0_DTYPES = (torch.uint8, torch.float8_e8m0fnu)  # dtypes of E8M0 scales
+BYTE_DTYPES = (dtypes.uint8, dtypes.int8)  # dtypes of codes that need a scale
+E8M0_DTYPES = (dtypes.uint8, dtypes.float8_e8m0fnu)  # dtypes of E8M0 scales
 GROUPS_FP4, GROUP_MX = (16, 32), 32  # inputs that share a scale
 
 
@@ -136,7 +137,7 @@ class StackedMatrix:
     @property
     def plain(self) -> bool:
         """True for floats without scales."""
-        return self.info.dtype in FLOATS and self.tensors.keys() <= {"weight", "bias"}
+        return self.info.stored_dtype in FLOATS and self.tensors.keys() <= {"weight", "bias"}
 
     @property
     def in_blocks(self) -> bool:
@@ -147,18 +148,20 @@ class StackedMatrix:
     def packs_inputs(self) -> bool:
         """True if a byte holds two inputs: uint8, or int8 beside exponents, as in DeepSeek V4."""
         scale = self.infos.get("scale")
-        pairs = scale is not None and scale.dtype in E8M0_DTYPES and self.info.dtype == torch.int8
-        return self.info.dtype == torch.uint8 or pairs
+        pairs = (
+            scale is not None and scale.stored_dtype in E8M0_DTYPES and self.info.stored_dtype == dtypes.int8
+        )
+        return self.info.stored_dtype == dtypes.uint8 or pairs
 
     @cached_property
     def packs_outputs(self) -> bool:
         """True if a byte holds two outputs, as in ModelOpt's AWQ with a scale for each group of inputs."""
         scale = self.infos.get("weight_scale")
-        if self.info.dtype != torch.uint8 or "weight_scale_2" in self.infos or scale is None:
+        if self.info.stored_dtype != dtypes.uint8 or "weight_scale_2" in self.infos or scale is None:
             return False
         rows, columns = self.info.shape[1:3]
         n, k = scale.shape[1:] if len(scale.shape) == 3 else (0, 1)
-        return scale.dtype in FLOATS and n == 2 * rows and not columns % max(k, 1)
+        return scale.stored_dtype in FLOATS and n == 2 * rows and not columns % max(k, 1)
 
 
 def find_stacks(storage: WeightStorage, config: Mapping[str, Any]) -> list[StoredStack]:
@@ -234,7 +237,7 @@ def _modules(storage: WeightStorage) -> dict[str, list[StackedMatrix]]:
 def _may_be_stacked(storage: WeightStorage, name: str, module: str, matrix: str, last: str) -> bool:
     """Return whether a tensor of three axes may be of a stack: a weight, or scales of numbered experts."""
     if last in WEIGHTS:
-        return matrix in LAYERS or (storage.info(name).dtype not in FLOATS and "conv" not in matrix)
+        return matrix in LAYERS or (storage.info(name).stored_dtype not in FLOATS and "conv" not in matrix)
     return matrix in LAYERS and module.endswith(("experts", "moe"))
 
 
@@ -340,17 +343,19 @@ class _Finder:
         what = f"experts in one tensor, {name} of shape {list(info.shape)}"
         if not 1 <= info.shape[0] <= self.max_experts:
             return f"{what}: at most {self.max_experts} experts are expected"
-        if info.dtype not in (WEIGHT_DTYPES[matrix.weight or ""] if not matrix.in_blocks else (torch.uint8,)):
-            return f"{what}: no format has {matrix.weight} of {str(info.dtype).removeprefix('torch.')}"
+        if info.stored_dtype not in (
+            WEIGHT_DTYPES[matrix.weight or ""] if not matrix.in_blocks else (dtypes.uint8,)
+        ):
+            return f"{what}: no format has {matrix.weight} of {str(info.stored_dtype).removeprefix('torch.')}"
         scale = matrix.infos.get("weight_scale")
-        if matrix.in_blocks and scale is not None and scale.dtype not in E8M0_DTYPES:
+        if matrix.in_blocks and scale is not None and scale.stored_dtype not in E8M0_DTYPES:
             return f"{what}: MXFP4 needs scales of uint8 or float8_e8m0fnu"
         if len(info.shape) != (4 if matrix.in_blocks else 3):
             return f"{what}: {4 if matrix.in_blocks else 3} axes are expected"
         if matrix.plain and not self._known(matrix):
             return f"{what}: the order of outputs and inputs is unknown, as is the type of model"
         scaled = matrix.in_blocks or any("scale" in field_name for field_name in self._beside(matrix))
-        if info.dtype in BYTE_DTYPES and not scaled:
+        if info.stored_dtype in BYTE_DTYPES and not scaled:
             return f"{what}: no scale with a known name is stored beside it"
         if inputs_first is None:
             scales = [
@@ -384,7 +389,7 @@ class _Finder:
         for field_name in SCALES:
             if f"{start}{field_name}" in stored:
                 info = self.storage.info(f"{start}{field_name}")
-                fields[field_name] = replace(info, shape=(1, *info.shape))
+                fields[field_name] = TensorInfo(info.stored_dtype, (1, *info.shape), info.file, info.shared)
         return fields
 
     def _order(self, matrix: StackedMatrix, inputs_first: bool) -> str | None:
@@ -423,7 +428,7 @@ class _Finder:
     ) -> Layout:
         layers = (matrix.name,) if joined and len(matrix.layers) > 1 else matrix.layers
         N, K = _sizes(matrix, inputs_first)
-        quantized = matrix.info.dtype not in FLOATS
+        quantized = matrix.info.stored_dtype not in FLOATS
         return Layout(
             layers,
             len(matrix.layers),
@@ -434,7 +439,7 @@ class _Finder:
             matrix.info.shape[0],
             self.block,
             quantized,
-            self.scales_have_inputs and matrix.info.dtype in (torch.int8, torch.int32),
+            self.scales_have_inputs and matrix.info.stored_dtype in (dtypes.int8, dtypes.int32),
             matrix.packs_inputs,
         )
 
@@ -477,7 +482,7 @@ class _Finder:
             )
             weight = next((self.storage.info(name) for name in names if name in stored), None)
             if weight is not None and len(weight.shape) == 2:
-                N, K = weight.shape[0], weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
+                N, K = weight.shape[0], weight.shape[1] * (2 if weight.stored_dtype == dtypes.uint8 else 1)
                 layout = Layout(
                     layers,
                     len(layers),
@@ -487,7 +492,7 @@ class _Finder:
                     interleaved=False,
                     experts=count,
                     block=self.block,
-                    quantized=weight.dtype not in FLOATS,
+                    quantized=weight.stored_dtype not in FLOATS,
                 )
                 return self._laid_out(matrix, layout)
         return []  # the weights are missing, and rules report that
@@ -525,7 +530,7 @@ class _Finder:
 
     def _by_scales(self, matrix: StackedMatrix) -> _AxisOrder | None:
         """Deduce the order of axes from the shapes of a weight and its scales."""
-        if matrix.in_blocks or matrix.info.dtype == torch.int32 or matrix.packs_outputs:
+        if matrix.in_blocks or matrix.info.stored_dtype == dtypes.int32 or matrix.packs_outputs:
             return _AxisOrder(inputs_first=False)
         if len(matrix.info.shape) != 3:
             return None
@@ -565,7 +570,7 @@ class _Finder:
         n, k = scale.shape[:0:-1] if scale_turned else scale.shape[1:]
         if matrix.packs_inputs:
             return n == N and any(k * group == K for group in GROUPS_FP4)
-        if scale.dtype == torch.uint8:
+        if scale.stored_dtype == dtypes.uint8:
             return n == N and k * GROUP_MX == K
         if n == N and (k == 1 or (k < K and -(-K // -(-K // k)) == k)):
             return True
@@ -575,7 +580,7 @@ class _Finder:
 
     def _by_sizes(self, matrix: StackedMatrix) -> bool | None:
         """Deduce whether inputs come first from sizes: the model type's table, or the hidden size."""
-        if len(matrix.info.shape) != 3 or matrix.info.dtype == torch.int32:
+        if len(matrix.info.shape) != 3 or matrix.info.stored_dtype == dtypes.int32:
             return None
         both = {turned: _sizes(matrix, turned) for turned in (False, True)}
         if self.architecture is not None and self._known(matrix):

@@ -21,15 +21,16 @@ A `Slot` is the place of one tensor of each expert:
 Source: the files of transformers 5.23.0, modelopt 0.47.0, compressed-tensors 0.20.0, vLLM 0.11.0 and gpt-oss.
 """
 
+from __future__ import annotations
+
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import prod
 
-import torch
-from torch import Tensor
-
+from qload import dtypes
 from qload.errors import MismatchError
 from qload.layouts import Order
+from qload.lazy_torch import Tensor, torch
 from qload.storage import TensorInfo
 from qload.storage.file_reads import GAP
 from qload.storage.protocol import extents
@@ -141,7 +142,7 @@ class Slot:
 
 def widened(stored: Slices, info: TensorInfo) -> Slices:
     """Widen a slice of few columns of long rows: otherwise each row would be a read of its own."""
-    columns, size = stored[-1], info.dtype.itemsize
+    columns, size = stored[-1], info.stored_dtype.itemsize
     wanted, row = columns.stop - columns.start, info.shape[-1]
     width = WINDOW_BYTES // (prod(part.stop - part.start for part in stored[:-1]) * size)
     if wanted >= width or (row - wanted) * size <= GAP:
@@ -258,7 +259,7 @@ class Layout:
             return None
         if len(dims) == 1:
             return self._outputs(source, info) if dims == (self.N,) else None
-        if field == "weight_zero_point" and info.dtype == torch.int32:
+        if field == "weight_zero_point" and info.stored_dtype is dtypes.int32:
             return self._packed_zeros(source, info)
         if len(dims) == 4 and dims[1] == dims[3] == 1:
             return None if self.inputs_first or self.interleaved else self._matrix(source, info, False)
@@ -269,7 +270,7 @@ class Layout:
         slots = self._split(source, info, info.shape[1:])
         if not self.scales_have_inputs or slots is None:
             return slots
-        header = TensorInfo(info.dtype, (*slots[0].info.shape, 1), info.file)
+        header = TensorInfo(info.stored_dtype, (*slots[0].info.shape, 1), info.file)
         return [replace(slot, info=header, lacks_axis=True) for slot in slots]
 
     def _one_each(self, source: str, info: TensorInfo) -> list[Slot] | None:
@@ -277,7 +278,7 @@ class Layout:
         if len(self.layers) == 1 or self.interleaved:
             return None
         dims = (1, *info.shape[2:])
-        header = TensorInfo(info.dtype, dims, info.file)
+        header = TensorInfo(info.stored_dtype, dims, info.file)
         return [Slot(source, header, True, at) for at in range(len(self.layers))]
 
     def _packed_zeros(self, source: str, info: TensorInfo) -> list[Slot] | None:
@@ -294,7 +295,7 @@ class Layout:
         if info.shape not in ((2,), (3,)) and not (len(info.shape) == 2 and info.shape[1] == 2):
             return None
         counted, parts = len(info.shape) == 2, len(self.layers)
-        headers = [TensorInfo(info.dtype, (2,), info.file, shared=at > 0) for at in range(parts)]
+        headers = [TensorInfo(info.stored_dtype, (2,), info.file, shared=at > 0) for at in range(parts)]
         return [
             Slot(source, header, counted, layers_of_shape=parts, experts=self.experts) for header in headers
         ]
@@ -373,7 +374,7 @@ class Layout:
         if dims[0] % count:
             return None
         outputs = dims[0] // count
-        header = TensorInfo(info.dtype, (outputs, *dims[1:]), info.file)
+        header = TensorInfo(info.stored_dtype, (outputs, *dims[1:]), info.file)
         step, apart = (count, 1) if self.interleaved else (1, outputs)
         return [
             Slot(source, header, True, at * apart, step, inputs_first, bytes_of_block) for at in range(count)
@@ -383,5 +384,7 @@ class Layout:
         self, source: str, info: TensorInfo, dims: Shape, *, counted: bool = True, inputs_first: bool = False
     ) -> list[Slot]:
         """Give each layer the whole tensor."""
-        headers = [TensorInfo(info.dtype, dims, info.file, shared=at > 0) for at in range(len(self.layers))]
+        headers = [
+            TensorInfo(info.stored_dtype, dims, info.file, shared=at > 0) for at in range(len(self.layers))
+        ]
         return [Slot(source, header, counted, inputs_first=inputs_first) for header in headers]

@@ -5,21 +5,31 @@
 them so. A read takes an expert's bytes and no other's.
 """
 
+from __future__ import annotations
+
 import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from qload.errors import TwoFormatsError, checked
 from qload.experts.stack_finder import StoredStack, search
 from qload.experts.stack_layouts import WEIGHTS, WINDOW_BYTES, Slices, Slot, widened
+from qload.lazy_torch import Tensor, torch
 from qload.storage import FillingStorage, TensorInfo, WeightStorage
-from qload.storage.protocol import AskedRows, bounds, check_rows, extents, metadata_of, read_rows
+from qload.storage.protocol import (
+    AskedRows,
+    bounds,
+    check_rows,
+    extents,
+    metadata_of,
+    read_array,
+    read_rows,
+)
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -139,7 +149,10 @@ class ExpertStacks:
         if held is None:
             return self.storage.info(name)
         slot, expert = held
-        return replace(slot.info, shared=True) if expert and not slot.counted else slot.info
+        info = slot.info
+        if expert and not slot.counted:
+            return TensorInfo(info.stored_dtype, info.shape, info.file, shared=True)
+        return info
 
     @checked
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
@@ -151,6 +164,13 @@ class ExpertStacks:
         if 0 in extents(pairs):
             return torch.empty(extents(pairs), dtype=slot.info.dtype)
         return slot.arranged(self._block(slot, slot.stored(expert, pairs)), pairs)
+
+    def read_array(self, name: str, index: tuple[slice, ...] = ()) -> NDArray[Any]:
+        """Read like `read`, as an array; without torch, unless the tensor is part of a stack."""
+        if name not in self._slots:
+            return read_array(self.storage, name, index)
+        values: NDArray[Any] = self.read(name, index).numpy()
+        return values
 
     def read_rows(self, asked: Sequence[AskedRows]) -> None:
         """Read the same elements of several tensors, each into a row; consecutive experts of a stack at once.

@@ -1,13 +1,13 @@
 """Typed weights of experts: `Stack`, `StackedWeight` and `ExpertsWeight`, one axis E more than a layer."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
-import torch
-from torch import Tensor
-
-from qload.devices import in_large_pages
+from qload import devices, dtypes, kernel_formats
+from qload.dtypes import TORCH, DtypeLike
 from qload.errors import (
     ArgumentError,
     MismatchError,
@@ -20,14 +20,15 @@ from qload.errors import (
 from qload.experts.activation import ExpertFacts
 from qload.experts.expert_parallel import LocalExperts
 from qload.formats import UnquantizedConfig
-from qload.kernel_formats import repack, restore
 from qload.layouts import ZeroPoints
+from qload.lazy_torch import Tensor, torch
 from qload.loader.description import configs_apart
 from qload.spec import Codes, Config, Layer, TensorSpec, Weight, check_out
+from qload.spec.casts import check_float
 from qload.spec.weight import EXPERTS_FACTORY, call_upward
 
 if TYPE_CHECKING:
-    from torch import nn
+    pass
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +108,7 @@ class Stack:
             raise ArgumentError("index", f"an expert that is here, 0 to {len(self) - 1}", str(index))
         return self._view(index)
 
-    def dequantize(self, index: int, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+    def dequantize(self, index: int, dtype: DtypeLike = dtypes.float32, out: Tensor | None = None) -> Tensor:
         """Dequantize the expert `index` to (N, K), as `Weight.dequantize` with this `dtype` or `out`."""
         return self.expert(index).dequantize(dtype, out)
 
@@ -182,7 +183,7 @@ class Stacking:
 
     def _empty(self, tensor: Tensor) -> Tensor:
         shape = (self._count, *tensor.shape)
-        return in_large_pages(torch.empty(shape, dtype=tensor.dtype, device=tensor.device))
+        return devices.in_large_pages(torch.empty(shape, dtype=tensor.dtype, device=tensor.device))
 
 
 def stacked(name: str, count: int, weights: Iterable[Weight]) -> Stack:
@@ -245,13 +246,13 @@ def repacked(stack: Stack, layout: str, whole: Stack | None, **options: Any) -> 
 
 def restored(stack: Stack) -> Stack:
     """Restore every expert by `qload.restore`."""
-    return stacked(stack.layer.name, len(stack), map(restore, stack))
+    return stacked(stack.layer.name, len(stack), map(kernel_formats.restore, stack))
 
 
 def _repacked(weight: Weight, layout: str, **options: Any) -> Weight:
     """One expert; RepackError with its name."""
     try:
-        return repack(weight, layout, **options)
+        return kernel_formats.repack(weight, layout, **options)
     except RepackError as error:
         raise RepackError(f"{weight.layer.name}: {weight.format}", layout, error.reason) from error
 
@@ -303,11 +304,14 @@ class StackedWeight(Weight):
             remedy="take expert(index).codes()",
         )
 
-    def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+    def dequantize(self, dtype: DtypeLike = dtypes.float32, out: Tensor | None = None) -> Tensor:
         """Dequantize all experts to (E, N, K) in a `dtype`, or into `out` in its dtype."""
         if out is not None:
             check_out(out, self.shape, self.device)
-        made = torch.empty(self.shape, dtype=dtype, device=self.device) if out is None else out
+        made = out
+        if made is None:
+            check_float(dtype)
+            made = torch.empty(self.shape, dtype=TORCH[dtype], device=self.device)
         for index, place in enumerate(made):
             self.stack.dequantize(index, out=place)
         return made
@@ -421,7 +425,7 @@ class ExpertsWeight:
         return Expert(self.gate_up.expert(index), self.down.expert(index))
 
     @checked
-    def dequantize(self, index: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    def dequantize(self, index: int, dtype: DtypeLike = dtypes.float32) -> tuple[Tensor, Tensor]:
         """Dequantize gate and up (2 I, H), and down (H, I), of the expert `index` to a `dtype`."""
         return self.gate_up.dequantize(index, dtype), self.down.dequantize(index, dtype)
 
@@ -446,7 +450,7 @@ class ExpertsWeight:
         zeros: ZeroPoints | None = None,
         dtype: torch.dtype | None = None,
         exponent_bias: bool | None = None,
-        whole: "ExpertsWeight | None" = None,
+        whole: ExpertsWeight | None = None,
     ) -> Self:
         """Repack every expert to another layout, one expert at a time.
 
@@ -477,7 +481,7 @@ class ExpertsWeight:
         activations: Literal["declared", "unquantized"] = "declared",
         maximum: Callable[[Tensor], Tensor] | Literal["own"] | None = None,
         dtype: torch.dtype | None = None,
-    ) -> "nn.Module":
+    ) -> torch.nn.Module:
         """Build a module (x, topk_ids, topk_weights) -> y, x (M, H) through the chosen experts of each token.
 
         ArgumentError for a scheme that has no quantizer, and for one whose scale covers all tokens: a token's
@@ -497,7 +501,7 @@ class ExpertsWeight:
             Of the activations: scales and biases of experts in a kernel's order become of this type, as those
             of `Weight.get_linear`; None keeps them.
         """
-        module: nn.Module = call_upward(EXPERTS_FACTORY, self, activations, maximum, dtype)
+        module: torch.nn.Module = call_upward(EXPERTS_FACTORY, self, activations, maximum, dtype)
         return module
 
     def __repr__(self) -> str:

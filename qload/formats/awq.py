@@ -13,23 +13,24 @@ precedence. There is no group index: a cut of K inside a group is refused. Sourc
 0.2.9 and gptqmodel 7.7.0 for 4 bits, vLLM 0.11.0 for 8, bit-equal to all.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field, replace
 from typing import Annotated, ClassVar, Literal, Self
 
-import torch
 from pydantic import AliasChoices, Field
-from torch import Tensor
 
-from qload import configs, spec
+from qload import configs, dtypes, spec
 from qload.devices import StoredCodes
 from qload.errors import UnsupportedFormatError
 from qload.layouts import Stored, awq
+from qload.lazy_torch import Tensor
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
 from qload.spec.integers import Integers, IntegerWeight, Origin, from_ordered_groups
 
 BITS = (4, 8)
-SCALES = (torch.float16, torch.bfloat16, torch.float32)
+SCALES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 
 @dataclass(frozen=True)
@@ -59,13 +60,13 @@ class AWQConfig(spec.Grouped, spec.Config):
         self.check_bits(self.bits, *BITS)
         self.check_group_size()
 
-    def for_layer(self, headers: spec.LayerHeaders) -> "AWQConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> AWQConfig:
         """Read bits from shapes; the size of one group for all of K becomes -1, without cuts."""
         stored = self.zero_point or "qzeros" in headers.shapes
         config = self._with_stored_bits(headers)
         return replace(config.one_group(sum(headers.shapes["qweight"][:1])), zero_point=stored)
 
-    def _with_stored_bits(self, headers: spec.LayerHeaders) -> "AWQConfig":
+    def _with_stored_bits(self, headers: spec.LayerHeaders) -> AWQConfig:
         """Return the config with the bits of all shapes, if these agree on others than claimed."""
         codes, scales = (headers.shapes[name] for name in ("qweight", "scales"))
         zeros = headers.shapes.get("qzeros", (*scales[:1], *codes[1:]))
@@ -125,8 +126,8 @@ class AWQWeight(IntegerWeight):
         groups = "1" if config.group_size == -1 else f"K/{config.group_size}"
         words, optional = f"N/{32 // config.bits}", not config.zero_point
         return (
-            TensorSpec("qweight", (torch.int32,), f"K {words}", Role.WORD),
-            TensorSpec("qzeros", (torch.int32,), f"{groups} {words}", Role.WORD, optional=optional),
+            TensorSpec("qweight", (dtypes.int32,), f"K {words}", Role.WORD),
+            TensorSpec("qzeros", (dtypes.int32,), f"{groups} {words}", Role.WORD, optional=optional),
             TensorSpec("scales", SCALES, f"{groups} N", Role.SCALE),
         )
 

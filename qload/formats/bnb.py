@@ -28,6 +28,8 @@ int8:
 The two products are rounded to float32, in this order. Source: bitsandbytes 0.50.2, bit-equal to it.
 """
 
+from __future__ import annotations
+
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -35,14 +37,16 @@ from functools import cache
 from math import prod
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from torch import Tensor
 
-from qload import configs, spec
+from qload import configs, dtypes, spec
 from qload.devices import StoredTable
+from qload.dtypes import STORED, DtypeLike
 from qload.errors import ConfigError, DtypeError, MissingTensorError, ShapeError, UnsupportedFormatError
 from qload.layouts import NibblePairs
+from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
 from qload.spec.weight import LayerHeaders
@@ -55,7 +59,7 @@ MAX_JSON_BYTES = 4096  # usual: 170
 def read_blob(headers: LayerHeaders, field: str, model: type[Model]) -> Model:
     """Validate the JSON in a fact; ShapeError if too long, ConfigError with key and expected value."""
     blob = headers.facts[field]
-    if blob.numel() > MAX_JSON_BYTES:
+    if prod(blob.shape) > MAX_JSON_BYTES:
         name, file = headers.names.full(field), headers.names.file(field)
         raise ShapeError(name, f"at most {MAX_JSON_BYTES} bytes", tuple(blob.shape), file)
     try:
@@ -77,7 +81,7 @@ def wrong(headers: LayerHeaders, field: str, key: str, expected: str, got: Any) 
 
 
 NF4_BITS = 4
-STORAGES = (torch.uint8, torch.int8, torch.float16, torch.bfloat16, torch.float32, torch.float64)
+STORAGES = (dtypes.uint8, dtypes.int8, dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
 STATE = "quant_state"
 NESTED = ("nested_absmax", "nested_quant_map")
 TABLES: dict[str, tuple[float, ...]] = {
@@ -93,20 +97,28 @@ TABLES: dict[str, tuple[float, ...]] = {
 }  # fmt: skip
 
 
+def _spaced(steps: int) -> NDArray[np.float32]:
+    """Numbers (steps + 1) from 0.1 to 1 at equal distances, rounded once each, as torch.linspace does."""
+    low, count = np.float32(0.1), np.arange(steps + 1, dtype=np.float64)
+    step = float((1 - low) / np.float32(steps))
+    from_low, from_one = float(low) + step * count, 1 - step * (steps - count)
+    return np.where(count < (steps + 1) // 2, from_low, from_one).astype(np.float32)
+
+
 @cache
 def dynamic_map() -> tuple[float, ...]:
     """Values (256) of the 8-bit codes of quantized scales, with more digits for larger powers of ten."""
-    positive = []
+    positive: list[float] = []
     for i in range(7):
-        edges = torch.linspace(0.1, 1, 2**i + 1)
-        positive += (10.0 ** (i - 6) * ((edges[:-1] + edges[1:]) / 2)).tolist()
+        edges = _spaced(2**i)
+        positive += (np.float32(10.0 ** (i - 6)) * ((edges[:-1] + edges[1:]) / 2)).tolist()
     return tuple(sorted([*positive, *(-value for value in positive), 0.0, 1.0]))
 
 
-_Size = Annotated[int, Field(ge=1, le=torch.iinfo(torch.int32).max)]
-_Float32 = Annotated[
-    float, Field(ge=torch.finfo(torch.float32).min, le=torch.finfo(torch.float32).max, allow_inf_nan=False)
-]
+MAX_SIZE = 2**31 - 1  # of int32
+MAX_FLOAT32 = (2 - 2**-23) * 2.0**127
+_Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
+_Float32 = Annotated[float, Field(ge=-MAX_FLOAT32, le=MAX_FLOAT32, allow_inf_nan=False)]
 
 
 class _State(BaseModel):
@@ -153,19 +165,23 @@ class BNB4Config(spec.Config):
 
     quant_type: Literal["nf4", "fp4"]
     blocksize: int = 64
-    dtype: torch.dtype = torch.bfloat16
-    storage: torch.dtype = torch.uint8
+    dtype: DtypeLike = dtypes.bfloat16
+    storage: DtypeLike = dtypes.uint8
     K: int = 0  # of the whole layer
     double_quant: bool | None = field(default=None, compare=False, repr=False)
     nested_blocksize: int = field(default=0, compare=False, repr=False)  # 0: scales are not quantized
     offset: float = field(default=0.0, compare=False, repr=False)
     N: int = field(default=0, compare=False, repr=False)
 
+    def __post_init__(self) -> None:
+        for name in ("dtype", "storage"):
+            object.__setattr__(self, name, STORED[getattr(self, name)])
+
     def known(self) -> Mapping[str, int]:
         """Return N and K, if known: a flat shape does not give them."""
         return {"N": self.N, "K": self.K} if self.K else {}
 
-    def for_layer(self, headers: spec.LayerHeaders) -> "BNB4Config":
+    def for_layer(self, headers: spec.LayerHeaders) -> BNB4Config:
         """Read `quant_state`; without one, N follows from K."""
         spec.check_dtypes(BNB4Weight.tensors(self), headers.dtypes, headers.names)
         config = replace(self, storage=headers.dtypes["weight"])
@@ -180,7 +196,7 @@ class BNB4Config(spec.Config):
         return replace(
             config,
             blocksize=state.blocksize,
-            dtype=getattr(torch, state.dtype),
+            dtype=dtypes.BY_NAME[state.dtype],
             nested_blocksize=nested,
             offset=state.nested_offset or 0.0,
             N=N,
@@ -234,7 +250,10 @@ class BNB4Weight(spec.Weight):
         size = config.storage.itemsize
         codes = "(NK)/2^" if size == 1 else f"(NK)/2^/{size}"
         outer, table = NESTED
-        scales, state = (torch.float32, torch.uint8), f"weight.quant_state.bitsandbytes__{config.quant_type}"
+        scales, state = (
+            (dtypes.float32, dtypes.uint8),
+            f"weight.quant_state.bitsandbytes__{config.quant_type}",
+        )
         return (
             TensorSpec("weight", STORAGES, f"{codes} 1", Role.WORD),
             TensorSpec("absmax", scales, f"(NK)/{config.blocksize}^", Role.SCALE, stored="weight.absmax"),
@@ -257,7 +276,9 @@ class BNB4Weight(spec.Weight):
                 holds=dynamic_map(),
                 spent=True,
             ),
-            TensorSpec(STATE, (torch.uint8,), "J", Role.WORD, state, True, spent=True, optional=config.K > 0),
+            TensorSpec(
+                STATE, (dtypes.uint8,), "J", Role.WORD, state, True, spent=True, optional=config.K > 0
+            ),
         )
 
     @classmethod
@@ -325,7 +346,7 @@ class BNBFP4Weight(BNB4Weight):
 def _nested(headers: spec.LayerHeaders, state: _State, blocks: int) -> int:
     """Scales per second scale, or 0; raise if tensors and state disagree on double quantization."""
     run, stored = state.nested_blocksize, [name for name in NESTED if name in headers.shapes]
-    scales, got = torch.uint8 if run or stored else torch.float32, headers.dtypes["absmax"]
+    scales, got = dtypes.uint8 if run or stored else dtypes.float32, headers.dtypes["absmax"]
     if got != scales:
         expected, got_name = (str(dtype).removeprefix("torch.") for dtype in (scales, got))
         raise DtypeError(headers.names.full("absmax"), [expected], got_name, headers.names.file("absmax"))
@@ -355,7 +376,7 @@ class BNBConfig(spec.Config):
 
     name: ClassVar[str] = "bitsandbytes int8"
 
-    def for_layer(self, headers: spec.LayerHeaders) -> "BNBConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> BNBConfig:
         """Check the order of codes; UnsupportedFormatError for the orders of former kernels."""
         spec.check_dtypes(BNBWeight.tensors(self), headers.dtypes, headers.names)
         stored = headers.facts.get("weight_format")
@@ -394,10 +415,10 @@ class BNBWeight(spec.Weight):
     def tensors(cls, config: BNBConfig) -> tuple[TensorSpec, ...]:
         """Declare independent outputs and inputs: every cut is lawful."""
         return (
-            TensorSpec("weight", (torch.int8,), "N K", Role.WORD, between=(-127, 127)),
-            TensorSpec("SCB", (torch.float32,), "N", Role.SCALE),
+            TensorSpec("weight", (dtypes.int8,), "N K", Role.WORD, between=(-127, 127)),
+            TensorSpec("SCB", (dtypes.float32,), "N", Role.SCALE),
             TensorSpec(
-                "weight_format", (torch.uint8,), "P", Role.INDEX, fact=True, spent=True, optional=True
+                "weight_format", (dtypes.uint8,), "P", Role.INDEX, fact=True, spent=True, optional=True
             ),
         )
 

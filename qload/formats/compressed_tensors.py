@@ -35,16 +35,16 @@ int-quantized, signed codes of 2 to 8 bits:
 0.20.0, bit-equal to it after one rounding.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
-import torch
-from torch import Tensor
-
-from qload import devices, spec
+from qload import devices, dtypes, spec
 from qload.devices import StoredCodes, StoredRows
 from qload.errors import AmbiguousIndexError, ArgumentError, MismatchError, RepackError, ShapeError
 from qload.layouts import compressed_tensors
+from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.sentences import WORD_BITS
 from qload.sentences.strided_digits import WHOLE_BITS
@@ -58,8 +58,8 @@ from qload.spec.integers import (
     symmetric_zero_points,
 )
 
-SCALES = (torch.float16, torch.bfloat16, torch.float32)
-INDICES = (torch.int32, torch.int64)
+SCALES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+INDICES = (dtypes.int32, dtypes.int64)
 FREE_AXES = {"weight_packed": "N W", "weight_scale": "N G", "weight_zero_point": "Z G", "weight_g_idx": "K"}
 
 MISSING_INDEX_REASON = (
@@ -108,7 +108,7 @@ class CTPackConfig(spec.Grouped, spec.Config):
         """Return N and K of `weight_shape`, if known."""
         return dict(zip("NK", self.shape, strict=True)) if self.shape else {}
 
-    def for_layer(self, headers: spec.LayerHeaders) -> "CTPackConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> CTPackConfig:
         """Read the packing and the order of groups from shapes, `weight_shape` and `weight_g_idx`.
 
         ShapeError or MismatchError for a contradiction; AmbiguousIndexError for an index of zeros with
@@ -143,7 +143,7 @@ class CTPackConfig(spec.Grouped, spec.Config):
             what = "all zero, with two readings"
             remedy = "remedy   write the groups out: zeros can mean groups in order, or group 0 for all"
             raise AmbiguousIndexError(full, what, want, f"0 for all {K} inputs", remedy)
-        in_order = G > 1 and bool((g_idx == config.in_order(K, g_idx.device)).all())
+        in_order = G > 1 and config.is_in_order(g_idx, K)
         return replace(config, groups_lie="positional" if in_order else "anywhere")
 
     def _packing(self, headers: spec.LayerHeaders, K: int, W: int, N: int, Z: int | None) -> bool:
@@ -196,15 +196,15 @@ class CTPackWeight(IntegerWeight):
             "weight_g_idx", INDICES, "K", Role.INDEX, fact=True, index_of="G", reason=MISSING_INDEX_REASON
         )
         return (
-            TensorSpec("weight_packed", (torch.int32,), f"N {K}", Role.WORD),
+            TensorSpec("weight_packed", (dtypes.int32,), f"N {K}", Role.WORD),
             TensorSpec("weight_scale", SCALES, f"N {groups}", Role.SCALE),
             TensorSpec(
-                "weight_zero_point", (torch.int32,), f"{N} {groups}", Role.WORD, optional=config.symmetric
+                "weight_zero_point", (dtypes.int32,), f"{N} {groups}", Role.WORD, optional=config.symmetric
             ),
             replace(index, optional=not config.act_order),
             TensorSpec("weight_shape", INDICES, "2", Role.INDEX, fact=True, spent=True),
             TensorSpec("input_scale", SCALES, "P", Role.SCALE, optional=True, divides=True),
-            TensorSpec("input_zero_point", (torch.int8,), "P", Role.WORD, optional=True),
+            TensorSpec("input_zero_point", (dtypes.int8,), "P", Role.WORD, optional=True),
         )
 
     def stored(self) -> StoredCodes | None:
@@ -382,7 +382,7 @@ class CTPackTensorConfig(spec.Config):
         """Return N and K of `weight_shape`, if known."""
         return dict(zip("NK", self.shape, strict=True)) if self.shape else {}
 
-    def for_layer(self, headers: spec.LayerHeaders) -> "CTPackTensorConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> CTPackTensorConfig:
         """Read the packing from shapes and `weight_shape`.
 
         MismatchError for a contradiction; ShapeError for several scales of one tensor.
@@ -442,14 +442,14 @@ class CTPackTensorWeight(spec.Weight):
         """Declare the tensors; words bind cuts of K."""
         half = 2 ** (config.bits - 1)
         K = compressed_tensors.stored("K", config.bits, config.dense is not False)
-        zero = TensorSpec("weight_zero_point", (torch.int8,), "P", Role.WORD, between=(-half, half - 1))
+        zero = TensorSpec("weight_zero_point", (dtypes.int8,), "P", Role.WORD, between=(-half, half - 1))
         return (
-            TensorSpec("weight_packed", (torch.int32,), f"N {K}", Role.WORD),
+            TensorSpec("weight_packed", (dtypes.int32,), f"N {K}", Role.WORD),
             TensorSpec("weight_scale", SCALES, "P", Role.SCALE),
             replace(zero, optional=config.symmetric),
-            TensorSpec("weight_shape", (torch.int32, torch.int64), "2", Role.INDEX, fact=True, spent=True),
+            TensorSpec("weight_shape", (dtypes.int32, dtypes.int64), "2", Role.INDEX, fact=True, spent=True),
             TensorSpec("input_scale", SCALES, "P", Role.SCALE, optional=True, divides=True),
-            TensorSpec("input_zero_point", (torch.int8,), "P", Role.WORD, optional=True),
+            TensorSpec("input_zero_point", (dtypes.int8,), "P", Role.WORD, optional=True),
         )
 
     def codes(self) -> spec.Codes:
@@ -510,7 +510,7 @@ class CTIntConfig(spec.Config):
         if self.block and (self.block[0] < 1 or self.block[1] < -1 or self.block[1] == 0):
             raise ArgumentError("ct_int: block", "(outputs, inputs), each at least 1", str(self.block))
 
-    def for_layer(self, headers: spec.LayerHeaders) -> "CTIntConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> CTIntConfig:
         """Normalize a group of all inputs to -1; ShapeError for several scales of one tensor."""
         tensors = CTIntWeight.tensors(self)
         K = headers.sizes(tensors[:1])["K"]
@@ -561,7 +561,7 @@ class CTIntWeight(spec.Weight):
     @classmethod
     def tensors(cls, config: CTIntConfig) -> tuple[TensorSpec, ...]:
         """Declare the tensors; groups bind cuts of K, blocks bind both axes and the seams of fused layers."""
-        int8, axes, half = (torch.int8,), config.axes, 2 ** (config.bits - 1)
+        int8, axes, half = (dtypes.int8,), config.axes, 2 ** (config.bits - 1)
         codes = (-half, half - 1)
         return (
             TensorSpec("weight", int8, "N K", Role.WORD, between=codes),

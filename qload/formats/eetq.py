@@ -12,16 +12,16 @@ sm75 and sm80, which are equal; EETQ writes none for sm90. Its 4-bit variant has
 refused by its shapes. Source: EETQ 465e972, bit-equal to it.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from qload import configs, spec
+from qload import configs, dtypes, spec
 from qload.devices import StoredCodes
 from qload.errors import UnsupportedFormatError
 from qload.layouts import eetq
+from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
 
@@ -34,7 +34,7 @@ class EETQConfig(spec.Config):
 
     name: ClassVar[str] = "eetq"
 
-    def for_layer(self, headers: spec.LayerHeaders) -> "EETQConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> EETQConfig:
         """Check the shapes; UnsupportedFormatError for two codes per byte (two scales per column)."""
         weight, scales = headers.shapes["weight"], headers.shapes["weight_scales"]
         if len(weight) == 2 and scales == (2 * weight[1],) and weight[1]:
@@ -74,13 +74,13 @@ class EETQWeight(spec.Weight):
         return (
             TensorSpec(
                 "weight",
-                (torch.int8,),
+                (dtypes.int8,),
                 "K@64 N@64",
                 Role.WORD,
                 stored=("weight", "qweight"),
                 view="N@64/2 K@64*2",
             ),
-            TensorSpec("weight_scales", (torch.float16,), "N", Role.SCALE),
+            TensorSpec("weight_scales", (dtypes.float16,), "N", Role.SCALE),
         )
 
     def stored(self) -> StoredCodes | None:

@@ -19,23 +19,29 @@ are fused only with equal groups, order and q_scale_max; load others as separate
 Source: exllamav2 b9c025b, bit-equal to it.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
-from torch import Tensor
 
-from qload import configs, spec
+from qload import configs, dtypes, spec
 from qload.devices import StoredStreams
-from qload.errors import IndexValueError, MismatchError, ShapeError
+from qload.dtypes import DtypeLike
+from qload.errors import MismatchError, ShapeError
 from qload.layouts import gptq
-from qload.layouts.exl2 import RUN_CODES, Exl2Groups
+from qload.layouts.exl2 import RUN_CODES, Exl2Groups, unwrap_starts
+from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.sentences import WORD_BITS
 from qload.spec import Role, TensorSpec
+from qload.spec.tensor import array_of, check_positions
 
-INDICES = (torch.int32, torch.int16)
+INDICES = (dtypes.int32, dtypes.int16)
 
 
 @dataclass(frozen=True)
@@ -52,7 +58,7 @@ class Exl2Config(spec.Config):
 
     groups: int | None = None
 
-    def for_layer(self, headers: spec.LayerHeaders) -> "Exl2Config":
+    def for_layer(self, headers: spec.LayerHeaders) -> Exl2Config:
         """Check that groups in order fill q_weight and have K rows.
 
         ShapeError for another number of rows than K; MismatchError for an invalid group; IndexValueError if
@@ -62,9 +68,10 @@ class Exl2Config(spec.Config):
         spec.check_dtypes(specs, headers.dtypes, headers.names)
         sizes = spec.solve(specs, headers.shapes, headers.names)
         height, K = headers.shapes["q_weight"][0], sizes["K"]
-        groups = Exl2Groups.read(headers.facts["q_groups"], height)
-        check_groups(groups, headers.names)
-        rows = int(groups.rows.sum())
+        bits, starts = _read_groups(headers, height)
+        check_groups(bits, starts, headers.names)
+        runs = zip(bits, pairwise(starts), strict=True)
+        rows = sum((end - start) * WORD_BITS // width for width, (start, end) in runs)
         if rows != K:
             raise ShapeError(
                 headers.names.full("q_invperm"),
@@ -73,17 +80,19 @@ class Exl2Config(spec.Config):
                 headers.names.file("q_invperm"),
                 f"for the {rows} rows of q_weight by q_groups",
             )
-        check_permutation(headers.facts["q_invperm"], headers.names)
+        check_positions("q_invperm", _read_positions(headers), headers.names)
         return replace(self, groups=sizes["G"])
 
     def notes(self, headers: spec.LayerHeaders) -> tuple[str, ...]:
         """Notes on a redundant q_perm, and on rising widths, unexpected by kernels."""
-        notes, bits = [], headers.facts["q_groups"][0::2]
-        if bool((bits[1:] > bits[:-1]).any()):
+        notes, bits = [], headers.facts["q_groups"][0::2].tolist()
+        if any(wider > width for width, wider in pairwise(bits)):
             notes.append("q_groups: widths rise, and are read as stored; kernels expect them to fall")
         if "q_perm" in headers.facts:
-            q_perm, order = headers.facts["q_perm"], torch.argsort(as_positions(headers.facts["q_invperm"]))
-            same = torch.equal(q_perm.to(torch.int16), order.to(torch.int16))
+            q_perm = array_of(headers.names.full("q_perm"), headers.facts["q_perm"])
+            same = np.array_equal(
+                q_perm.astype(np.int16), np.argsort(_read_positions(headers)).astype(np.int16)
+            )
             notes.append(f"q_perm is not read: q_invperm {'is equal' if same else 'differs and is believed'}")
         return tuple(notes)
 
@@ -124,11 +133,11 @@ class Exl2Weight(spec.Weight):
     def tensors(cls, config: Exl2Config) -> tuple[TensorSpec, ...]:
         """Declare the tensors; outputs are cut at multiples of 32, inputs never."""
         return (
-            TensorSpec("q_weight", (torch.int32,), "R N@32", Role.WORD),
-            TensorSpec("q_groups", (torch.int16,), "G*2", Role.INDEX, fact=True),
+            TensorSpec("q_weight", (dtypes.int32,), "R N@32", Role.WORD),
+            TensorSpec("q_groups", (dtypes.int16,), "G*2", Role.INDEX, fact=True),
             TensorSpec("q_invperm", INDICES, "K!", Role.INDEX, fact=True),
-            TensorSpec("q_scale", (torch.int32,), "G N@32/8", Role.WORD),
-            TensorSpec("q_scale_max", (torch.float16,), "G", Role.SCALE, fact=True),
+            TensorSpec("q_scale", (dtypes.int32,), "G N@32/8", Role.WORD),
+            TensorSpec("q_scale_max", (dtypes.float16,), "G", Role.SCALE, fact=True),
             TensorSpec("q_perm", INDICES, "K!", Role.INDEX, fact=True, optional=True, spent=True),
         )
 
@@ -158,7 +167,7 @@ class Exl2Weight(spec.Weight):
         ordered = codes.to(torch.uint8)[at], k_group[at]
         return codes_of(groups, *ordered, self.q_scale, self.q_scale_max, widest)
 
-    def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+    def dequantize(self, dtype: DtypeLike = dtypes.float32, out: Tensor | None = None) -> Tensor:
         """Dequantize to (N, K), with the values of exllamav2's fp16."""
         return spec.rounded(super().dequantize(torch.float16), dtype, out)
 
@@ -200,24 +209,25 @@ def as_positions(index: Tensor) -> Tensor:
     return wide % (1 << 16) if index.dtype == torch.int16 else wide
 
 
-def check_permutation(index: Tensor, names: spec.Names) -> None:
-    """Raise IndexValueError unless `index` is a permutation."""
-    at, K = as_positions(index), index.numel()
-    wrong = (at < 0) | (at >= K)
-    taken = torch.bincount(at[~wrong], minlength=K)
-    wrong[~wrong] = taken[at[~wrong]] > 1
-    if bool(wrong.any()):
-        first, file = int(wrong.nonzero()[0, 0]), names.file("q_invperm")
-        count = int(wrong.sum())
-        raise IndexValueError(names.full("q_invperm"), int(at[first]), first, K, count, file, "each once")
+def _read_positions(headers: spec.LayerHeaders) -> NDArray[np.int64]:
+    """Read q_invperm as int64; int16 is unsigned."""
+    index = array_of(headers.names.full("q_invperm"), headers.facts["q_invperm"])
+    wide = index.astype(np.int64)
+    return wide % (1 << 16) if index.dtype == np.int16 else wide
 
 
-def check_groups(groups: Exl2Groups, names: spec.Names) -> None:
+def _read_groups(headers: spec.LayerHeaders, height: int) -> tuple[list[int], list[int]]:
+    """Read the bits of each group, and its first row and the end of the last, like `Exl2Groups.read`."""
+    q_groups = array_of(headers.names.full("q_groups"), headers.facts["q_groups"])
+    bits, starts = q_groups.astype(np.int64).reshape(-1, 2).T
+    return bits.tolist(), [*unwrap_starts(starts, height).tolist(), height]
+
+
+def check_groups(bits: list[int], starts: list[int], names: spec.Names) -> None:
     """Raise MismatchError unless groups have valid widths and fill whole runs of words, one after another."""
-    name, height = names.full("q_groups"), int(groups.starts[-1])
-    wrong = _first_wrong(groups.bits.tolist(), groups.starts.tolist(), height)
+    wrong = _first_wrong(bits, starts, starts[-1])
     if wrong:
-        raise MismatchError(name, *wrong)
+        raise MismatchError(names.full("q_groups"), *wrong)
 
 
 def _first_wrong(bits: list[int], starts: list[int], height: int) -> tuple[str, str, str] | None:

@@ -17,27 +17,28 @@ Either name multiplies; only GPTQModel's dialect divides by `weight_scale_inv`. 
 sglang 0.5.23, vLLM 0.11.0, compressed-tensors 0.20.0, modelopt 0.47.0 and gptqmodel 7.7.0, bit-equal to all.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from qload import configs, spec
+from qload import configs, dtypes, spec
 from qload.configs.claims import NEUTRAL_VALUES
 from qload.devices import StoredRows
+from qload.dtypes import STORED, Dtype, DtypeLike
 from qload.errors import ArgumentError, ConfigError, DtypeError, MismatchError, ShapeError
+from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.spec import ActivationScheme, Axis, Role, TensorSpec, named
 from qload.spec.casts import check_cast
 
-E4M3FN, FNUZ = torch.float8_e4m3fn, torch.float8_e4m3fnuz
-WEIGHTS = (E4M3FN, torch.float8_e5m2, FNUZ)
-ACTIVATIONS = (torch.float32, torch.bfloat16, torch.float16)
-SCALES = (*ACTIVATIONS, torch.float8_e8m0fnu)
-EXPONENTS = (torch.uint8, torch.float8_e8m0fnu)
+WEIGHTS = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.float8_e4m3fnuz)
+ACTIVATIONS = (dtypes.float32, dtypes.bfloat16, dtypes.float16)
+SCALES = (*ACTIVATIONS, dtypes.float8_e8m0fnu)
+EXPONENTS = (dtypes.uint8, dtypes.float8_e8m0fnu)
 NAMES = ("weight_scale", "weight_scale_inv")
 NEGATIVE_ZERO, NAN = 0x80, 0x7F  # bytes of e4m3fn; in e4m3fnuz they are NaN and 240
 
@@ -85,11 +86,13 @@ class Fp8Config(spec.Config):
     input_scale: bool | None = None
     axes: str = field(default="", compare=False)  # shape only, same meaning
     activation_scale_ub: float | None = None
-    dtype: torch.dtype | None = field(default=None, compare=False)  # only a claim
+    dtype: DtypeLike | None = field(default=None, compare=False)  # only a claim
     stored_scale: str | None = field(default=None, repr=False)
     scale_bytes: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        if self.dtype is not None:
+            object.__setattr__(self, "dtype", STORED[self.dtype])
         if (self.per == "block") != (self.block is not None):
             raise ArgumentError("fp8: block", "(outputs, inputs) if per='block', else None", str(self.block))
         if self.block is not None and not _is_block(self.block):
@@ -115,11 +118,11 @@ class Fp8Config(spec.Config):
         return self.axes or {"block": self.grid, "channel": "N 1"}.get(self.per or "", "P")
 
     @property
-    def scale_dtypes(self) -> tuple[torch.dtype, ...]:
+    def scale_dtypes(self) -> tuple[Dtype, ...]:
         """Valid dtypes of the scale."""
         if self.scale_bytes:
             return EXPONENTS
-        return (*SCALES, torch.uint8) if self.per == "block" and not self.divide else SCALES
+        return (*SCALES, dtypes.uint8) if self.per == "block" and not self.divide else SCALES
 
     @property
     def scale_view(self) -> str | None:
@@ -128,11 +131,11 @@ class Fp8Config(spec.Config):
             return self.grid if self.axes == self.modelopt_grid else None
         return "N" if self.per == "channel" else "P"
 
-    def for_layer(self, headers: spec.LayerHeaders) -> "Fp8Config":
+    def for_layer(self, headers: spec.LayerHeaders) -> Fp8Config:
         """Read the extent of a scale from its shape; ShapeError if it contradicts the claim."""
         sizes = {**headers.sizes(Fp8Weight.tensors(self)[:1]), "P": 1}
         shape, config = headers.shapes["weight_scale"], self
-        if self.per == "block" and headers.dtypes["weight_scale"] == torch.uint8:
+        if self.per == "block" and headers.dtypes["weight_scale"] is dtypes.uint8:
             config = replace(self, scale_bytes=True)
         stored: dict[str, Per] = AXES
         if self.per == "block":
@@ -251,7 +254,7 @@ class Fp8Weight(spec.Weight):
     def stored(self) -> StoredRows | None:
         """Describe the stored order for kernels; None for a scale per fused part, and for e4m3fnuz."""
         (N, K), block = self.shape, self.config.block
-        if self.weight.dtype == FNUZ or (
+        if self.weight.dtype == torch.float8_e4m3fnuz or (
             block is None and self.config.per != "channel" and len(self.layer.parts) > 1
         ):
             return None
@@ -296,7 +299,7 @@ def to_fnuz(weight: Fp8Weight) -> Fp8Weight:
     scale cannot represent its double, or the half of a dividing one.
     """
     name = weight.layer.name or "Fp8Weight"
-    if weight.weight.dtype != E4M3FN:
+    if weight.weight.dtype != torch.float8_e4m3fn:
         got = str(weight.weight.dtype).removeprefix("torch.")
         raise DtypeError(named(name, "weight"), ["float8_e4m3fn"], got)
     stored = weight.weight.view(torch.uint8)
@@ -308,7 +311,7 @@ def to_fnuz(weight: Fp8Weight) -> Fp8Weight:
     times, limit = (0.5 if weight.config.divide else 2), weight.input_scale
     return replace(
         weight,
-        weight=bytes_.view(FNUZ),
+        weight=bytes_.view(torch.float8_e4m3fnuz),
         weight_scale=_scaled(named(name, "weight_scale"), weight.scales, times),
         input_scale=None if limit is None else _scaled(named(name, "input_scale"), limit, 2),
     )
@@ -329,10 +332,10 @@ def _shape(axes: str, sizes: dict[str, int]) -> tuple[int | None, ...]:
 
 
 FP8_DTYPES = {
-    "e4m3": torch.float8_e4m3fn,
-    "float8_e4m3fn": torch.float8_e4m3fn,
-    "e5m2": torch.float8_e5m2,
-    "float8_e5m2": torch.float8_e5m2,
+    "e4m3": dtypes.float8_e4m3fn,
+    "float8_e4m3fn": dtypes.float8_e4m3fn,
+    "e5m2": dtypes.float8_e5m2,
+    "float8_e5m2": dtypes.float8_e5m2,
 }
 DEFAULT_BLOCK = (128, 128)  # for a config without a block
 UNUSED_SCALE = "weight_scale_inv"  # transformers also stores it for weights that are not in blocks

@@ -16,20 +16,21 @@ auto-gptq 0.7.1 and auto-round 0.16.1, bit-equal to all.
 The format `gptq` stores a zero point minus one; `spec.zero_point_evidence` tells how zero points of 0 wrap.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-from torch import Tensor
 
-from qload import configs, spec
+from qload import configs, dtypes, spec
 from qload.configs.matching import REGEX_PREFIX
 from qload.devices import StoredCodes
 from qload.errors import AmbiguousIndexError, ConfigError, QloadError, ShapeError, UnsupportedFormatError
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints, gptq
+from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.loader.exclusion import Exclusions, Inside
 from qload.sentences import WORD_BITS
@@ -47,8 +48,8 @@ ASYMMETRIC = (
 )
 
 BITS = (2, 3, 4, 8)
-SCALES = (torch.float16, torch.bfloat16, torch.float32)
-INDICES = (torch.int32, torch.int64, torch.int16)
+SCALES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
+INDICES = (dtypes.int32, dtypes.int64, dtypes.int16)
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ class GPTQConfig(spec.Grouped, spec.Config):
         self.check_bits(self.bits, *BITS)
         self.check_group_size()
 
-    def for_layer(self, headers: spec.LayerHeaders) -> "GPTQConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> GPTQConfig:
         """Read bits from shapes, and the order of groups from `g_idx`.
 
         ShapeError if the number of groups contradicts the group size; AmbiguousIndexError for an index of
@@ -128,7 +129,7 @@ class GPTQConfig(spec.Grouped, spec.Config):
                 f"0 for all {K} rows",
                 "remedy   write the groups out: zeros mean 'in order' only where desc_act is false",
             )
-        in_order = bool((g_idx == config.in_order(K, g_idx.device)).all())
+        in_order = config.is_in_order(g_idx, K)
         return replace(config, positional=G > 1 and in_order, indexed=True)
 
     def settled(self, values: LayerValues) -> tuple[dict[str, Any], QloadError | None]:
@@ -144,7 +145,7 @@ class GPTQConfig(spec.Grouped, spec.Config):
             return False
         return readings_agree(stacked, self.bits, self.zeros, claims)
 
-    def like(self, other: spec.Config) -> "GPTQConfig":
+    def like(self, other: spec.Config) -> GPTQConfig:
         """The config with the other's way to wrap zero points, if that changes no zero point here."""
         if self.evidence != "alike" or not isinstance(other, GPTQConfig) or other.zeros == self.zeros:
             return self
@@ -162,7 +163,7 @@ class GPTQConfig(spec.Grouped, spec.Config):
         """Note on zero points off the middle under a config with `sym`."""
         return ASYMMETRIC if self.asymmetric else ""
 
-    def _with_stored_bits(self, headers: spec.LayerHeaders) -> "GPTQConfig":
+    def _with_stored_bits(self, headers: spec.LayerHeaders) -> GPTQConfig:
         """Return the config with the bits of all shapes, if these agree on others than claimed."""
         codes, zeros, scales = (headers.shapes.get(name, ()) for name in ("qweight", "qzeros", "scales"))
         if len(codes) != 2 or len(zeros) != 2 or len(scales) != 2 or not all((*zeros, *scales)):
@@ -244,8 +245,8 @@ class GPTQWeight(IntegerWeight):
         groups = f"K/{config.group_size}^{'|G' * stored}" if config.positional else "G"
         index = TensorSpec("g_idx", INDICES, "K", Role.INDEX, fact=True, index_of="G" if stored else None)
         return (
-            TensorSpec("qweight", (torch.int32,), f"K*{b}/32 N", Role.WORD),
-            TensorSpec("qzeros", (torch.int32,), f"{groups} N*{b}/32", Role.WORD),
+            TensorSpec("qweight", (dtypes.int32,), f"K*{b}/32 N", Role.WORD),
+            TensorSpec("qzeros", (dtypes.int32,), f"{groups} N*{b}/32", Role.WORD),
             TensorSpec("scales", SCALES, f"{groups} N", Role.SCALE),
             replace(index, optional=config.indexed is not True, spent=not stored),
         )

@@ -24,22 +24,24 @@ metadata is half as large as 4-bit codes, too much for every rank to read whole.
 it. Source: vLLM 0.11.0 and compressed-tensors 0.14.0, bit-equal to both.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field
-from torch import Tensor
 
-from qload import configs, devices, spec
+from qload import configs, devices, dtypes, spec
 from qload.devices import StoredCodes, StoredSparse
+from qload.dtypes import STORED
 from qload.errors import FieldValueError, PatternError, RepackError, UnsupportedFormatError, check_values
 from qload.layouts import marlin, marlin_24
+from qload.lazy_torch import Tensor
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec, named
 from qload.spec.integers import Integers, IntegerWeight, Origin, from_ordered_groups
 
-SCALES = (torch.float16, torch.bfloat16)
+SCALES = (dtypes.float16, dtypes.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class MarlinConfig(spec.Grouped, spec.Config):
         self.check_bits(self.bits, *marlin.BITS)
         self.check_group_size()
 
-    def for_layer(self, headers: spec.LayerHeaders) -> "MarlinConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> MarlinConfig:
         """Normalize one group for all of K to one scale per column."""
         return self.one_group(sum(headers.shapes["B"][:1]) * marlin.TILE_K)
 
@@ -97,7 +99,7 @@ class MarlinWeight(IntegerWeight):
         """Declare the tensors; tiles bind both dimensions, groups bind K too."""
         groups = "1" if config.group_size == -1 else f"K/{config.group_size}"
         return (
-            TensorSpec("B", (torch.int32,), f"K/16 N@64*{config.bits // 2}", Role.WORD),
+            TensorSpec("B", (dtypes.int32,), f"K/16 N@64*{config.bits // 2}", Role.WORD),
             TensorSpec("s", SCALES, f"{groups} N@64", Role.SCALE),
         )
 
@@ -179,7 +181,7 @@ class Marlin24Config(spec.Grouped, spec.Config):
         self.check_bits(self.bits, *marlin.BITS)
         self.check_group_size()
 
-    def for_layer(self, headers: spec.LayerHeaders) -> "Marlin24Config":
+    def for_layer(self, headers: spec.LayerHeaders) -> Marlin24Config:
         """Normalize one group for all of K to plain order of scales."""
         K = sum(headers.shapes["B_24"][:1]) * DENSE_ROWS
         return replace(self.one_group(K), plain=self.compressed and K <= 2 * self.group_size < 2 * K)
@@ -221,8 +223,8 @@ class Marlin24Weight(IntegerWeight):
         """Declare tiles of 32 dense rows and 64 columns; groups bind K too."""
         groups = "1" if config.group_size == -1 else f"K/{config.group_size}"
         specs = (
-            TensorSpec("B_24", (torch.int32,), f"K/32 N@64*{config.bits // 2}", Role.WORD),
-            TensorSpec("B_meta", (torch.int16,), "K/32 N@64*2", Role.WORD, nibbles=marlin_24.PAIRS),
+            TensorSpec("B_24", (dtypes.int32,), f"K/32 N@64*{config.bits // 2}", Role.WORD),
+            TensorSpec("B_meta", (dtypes.int16,), "K/32 N@64*2", Role.WORD, nibbles=marlin_24.PAIRS),
             TensorSpec("s", SCALES, f"{groups} N@64", Role.SCALE),
         )
         order = -1 if config.compressed else 1
@@ -324,7 +326,7 @@ def _find_tile_conflict(integers: Integers, rows: int, layout: str) -> str | Non
         return reason
     if not integers.symmetric:
         return f"a zero point is not {2 ** (integers.bits - 1)}, and {layout} stores no zero points"
-    if dtype not in SCALES:
+    if STORED[dtype] not in SCALES:
         return f"needs scales in float16 or bfloat16, got {str(dtype).removeprefix('torch.')}"
     return None
 

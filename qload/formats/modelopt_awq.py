@@ -14,18 +14,18 @@ does. For q, k, v, gate and up projections ModelOpt folds it into the preceding 
 Source: modelopt 0.47.0, bit-equal to it.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from qload import spec
+from qload import dtypes, spec
 from qload.devices import StoredRows
 from qload.errors import ShapeError
+from qload.lazy_torch import Tensor, torch
 from qload.spec import Role, TensorSpec
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+FLOATS = (dtypes.float32, dtypes.bfloat16, dtypes.float16)
 SIGN_BIT = 8  # flips signed codes to unsigned
 
 
@@ -56,7 +56,7 @@ class ModelOptAWQConfig(spec.Grouped, spec.Config):
         """Axis text of the groups; a free axis for an unknown group size."""
         return {0: "G", -1: "1"}.get(self.group_size, f"K/{self.group_size}")
 
-    def for_layer(self, headers: spec.LayerHeaders) -> "ModelOptAWQConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> ModelOptAWQConfig:
         """Read an unknown group size from the shape of the scales; ShapeError if it has none."""
         sizes = headers.sizes(ModelOptAWQWeight.tensors(self))
         K = sizes["K"]
@@ -99,7 +99,7 @@ class ModelOptAWQWeight(spec.Weight):
         """Declare the tensors; layers are fused only with equal factors of the inputs."""
         optional = config.scaled_inputs is None
         specs = (
-            TensorSpec("weight", (torch.uint8,), "N/2 K", Role.WORD),
+            TensorSpec("weight", (dtypes.uint8,), "N/2 K", Role.WORD),
             TensorSpec("weight_scale", FLOATS, f"N {config.groups_axis}", Role.SCALE),
             TensorSpec("pre_quant_scale", FLOATS, "K", Role.SCALE, fact=True, optional=optional),
         )

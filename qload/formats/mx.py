@@ -29,22 +29,23 @@ as float8_e8m0fnu. An exponent of 255 is NaN. Source: compressed-tensors 0.20.0 
 to both.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
-import torch
-from torch import Tensor
-
-from qload import configs, spec
+from qload import configs, dtypes, spec
 from qload.devices import StoredRows
+from qload.dtypes import STORED, DtypeLike
 from qload.errors import ArgumentError, UnsupportedFormatError
 from qload.layouts import NibblePairs, fp4
+from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.spec import ActivationScheme, Role, TensorSpec, named
 
 GROUP = 32
-BYTES = (torch.uint8,)
-MXFP4_CODE_DTYPES, MXFP4_EXPONENT_DTYPES = (torch.uint8, torch.int8), (torch.uint8, torch.float8_e8m0fnu)
+BYTES = (dtypes.uint8,)
+MXFP4_CODE_DTYPES, MXFP4_EXPONENT_DTYPES = (dtypes.uint8, dtypes.int8), (dtypes.uint8, dtypes.float8_e8m0fnu)
 MXFP4_TENSORS = ("weight_packed", "weight_scale")
 
 
@@ -63,12 +64,16 @@ class MXFP4Config(spec.Config):
     name: ClassVar[str] = "mxfp4"
 
     stored: tuple[str, str] = field(default=MXFP4_TENSORS, repr=False)
-    codes: torch.dtype = field(default=torch.uint8, repr=False)
-    exponents: torch.dtype = field(default=torch.uint8, repr=False)
+    codes: DtypeLike = field(default=dtypes.uint8, repr=False)
+    exponents: DtypeLike = field(default=dtypes.uint8, repr=False)
 
-    def for_layer(self, headers: spec.LayerHeaders) -> "MXFP4Config":
+    def __post_init__(self) -> None:
+        for name in ("codes", "exponents"):
+            object.__setattr__(self, name, STORED[getattr(self, name)])
+
+    def for_layer(self, headers: spec.LayerHeaders) -> MXFP4Config:
         """Return the config with the dtypes of the stored tensors."""
-        codes, exponents = (headers.dtypes.get(name, torch.uint8) for name in MXFP4_TENSORS)
+        codes, exponents = (headers.dtypes.get(name, dtypes.uint8) for name in MXFP4_TENSORS)
         return replace(self, codes=codes, exponents=exponents)
 
 
@@ -179,7 +184,7 @@ class MXFP4ExpertsWeight(spec.Weight):
         """Return the codes and powers of two of all experts, concatenated: (E * N, K)."""
         return _codes(self.blocks.flatten(2).flatten(0, 1), self.scales.flatten(0, 1))
 
-    def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+    def dequantize(self, dtype: DtypeLike = dtypes.float32, out: Tensor | None = None) -> Tensor:
         """Dequantize all experts to (E, N, K)."""
         if out is not None:
             spec.check_out(out, self.shape, self.device)
@@ -187,7 +192,7 @@ class MXFP4ExpertsWeight(spec.Weight):
         return spec.rounded(values, dtype, out)
 
 
-MXFP8_EXPONENT_DTYPES = (torch.uint8, torch.float8_e8m0fnu)
+MXFP8_EXPONENT_DTYPES = (dtypes.uint8, dtypes.float8_e8m0fnu)
 MXFP8_SCALE_NAMES = ("weight_scale", "weight_scale_inv")
 
 
@@ -224,7 +229,7 @@ class MXFP8Weight(spec.Weight):
     def tensors(cls, config: MXFP8Config) -> tuple[TensorSpec, ...]:
         """Declare the tensors; cuts of K fall between groups of 32 inputs."""
         return (
-            TensorSpec("weight", (torch.float8_e4m3fn,), "N K", Role.WORD),
+            TensorSpec("weight", (dtypes.float8_e4m3fn,), "N K", Role.WORD),
             TensorSpec(
                 "weight_scale", MXFP8_EXPONENT_DTYPES, f"N K/{GROUP}", Role.SCALE, stored=MXFP8_SCALE_NAMES
             ),

@@ -22,20 +22,20 @@ Fused parts keep one second scale each. Source: compressed-tensors 0.20.0 and mo
 bit-equal to both (to the first after one rounding).
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from qload import spec
+from qload import dtypes, spec
 from qload.layouts import NibblePairs, fp4
+from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
 
-E4M3FN, GROUP = torch.float8_e4m3fn, 16
+E4M3FN, GROUP = dtypes.float8_e4m3fn, 16
 SECOND = ("weight_global_scale", "input_global_scale", "weight_scale_2", "input_scale")
 
 
@@ -45,7 +45,7 @@ class NVFP4Config(spec.Config):
 
     name: ClassVar[str] = "nvfp4"
 
-    def for_layer(self, headers: spec.LayerHeaders) -> "NVFP4Config":
+    def for_layer(self, headers: spec.LayerHeaders) -> NVFP4Config:
         """Check the shapes; ShapeError for several second scales of one tensor."""
         headers.check_single(SECOND)
         return self
@@ -89,12 +89,12 @@ def both_scales(scales: Tensor, second: Tensor, parts: Sequence[int], *, divides
 
 def _tensors(packed: str, second: str, inputs: str) -> tuple[TensorSpec, ...]:
     return (
-        TensorSpec(packed, (torch.uint8,), "N K/2", Role.WORD),
+        TensorSpec(packed, (dtypes.uint8,), "N K/2", Role.WORD),
         TensorSpec("weight_scale", (E4M3FN,), f"N K/{GROUP}", Role.SCALE),
         TensorSpec(
-            second, (torch.float32,), "P", Role.SCALE, divides=True
+            second, (dtypes.float32,), "P", Role.SCALE, divides=True
         ),  # it divides, or is the inverse of a divisor
-        TensorSpec(inputs, (torch.float32,), "P", Role.SCALE, optional=True, divides=True),
+        TensorSpec(inputs, (dtypes.float32,), "P", Role.SCALE, optional=True, divides=True),
     )
 
 

@@ -9,22 +9,23 @@ it. compressed-tensors stores scales beside the plain weights of a frozen, uncom
 are recognised and ignored. Source: transformers 5.23.0 and compressed-tensors 0.20.0.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from math import prod
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from qload import spec
+from qload import dtypes, spec
+from qload.dtypes import DtypeLike
 from qload.errors import ShapeError, UnsupportedFormatError
+from qload.lazy_torch import Tensor
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-FLOAT8 = (torch.float8_e8m0fnu, torch.float8_e4m3fn)
-INTEGERS = (torch.int8, torch.uint8, torch.int32, torch.int64)
+FLOATS = (dtypes.float16, dtypes.bfloat16, dtypes.float32, dtypes.float64)
+FLOAT8 = (dtypes.float8_e8m0fnu, dtypes.float8_e4m3fn)
+INTEGERS = (dtypes.int8, dtypes.uint8, dtypes.int32, dtypes.int64)
 FREE = "ABCDEFGHIJLMOQRSTUVWXYZ"  # letters for the axes of ignored tensors
 UNUSED = (*FLOATS, *FLOAT8, *INTEGERS)
 MAX_FACTS = 2  # elements of a tensor with the shape of a layer, allowed beside a weight of one element
@@ -53,7 +54,7 @@ class UnquantizedConfig(spec.Config):
     unused_because: str | None = field(default=None, repr=False, compare=False)
     unused_axes: tuple[int, ...] = field(default=(), repr=False, compare=False)
 
-    def for_layer(self, headers: spec.LayerHeaders) -> "UnquantizedConfig":
+    def for_layer(self, headers: spec.LayerHeaders) -> UnquantizedConfig:
         """Tell a vector from a matrix; ShapeError for an unused tensor larger than the weight.
 
         Such a tensor is the weight, swapped with its scale.
@@ -130,7 +131,7 @@ class UnquantizedWeight(spec.Weight):
         """Raise UnsupportedFormatError: a plain weight has no codes."""
         raise UnsupportedFormatError("unquantized", "a plain weight has no codes: take its dequantize()")
 
-    def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+    def dequantize(self, dtype: DtypeLike = dtypes.float32, out: Tensor | None = None) -> Tensor:
         """Return the weight, (N, K), or (N,) of a vector, in `dtype`."""
         return spec.rounded(self.weight, dtype, out)
 

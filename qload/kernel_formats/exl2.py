@@ -18,7 +18,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from qload import spec
+from qload import dtypes, spec
+from qload.dtypes import DtypeLike
 from qload.errors import RepackError
 from qload.formats.exl2 import Exl2Config, Exl2Weight, as_positions, codes_of, scale_unit
 from qload.layouts.exl2 import START_LIMIT, Exl2Groups
@@ -67,8 +68,8 @@ class Exl2KernelWeight(spec.Weight):
         """Declare the tensors of EXL2, the permutation and the group map."""
         return (
             *(tensor for tensor in Exl2Weight.tensors(config) if not tensor.spent),
-            TensorSpec("q_perm", (torch.int32,), "K!", Role.INDEX, fact=True, permutation=True),
-            TensorSpec("q_group_map", (torch.int16,), "K*2!", Role.INDEX, fact=True),
+            TensorSpec("q_perm", (dtypes.int32,), "K!", Role.INDEX, fact=True, permutation=True),
+            TensorSpec("q_group_map", (dtypes.int16,), "K*2!", Role.INDEX, fact=True),
         )
 
     @property
@@ -84,7 +85,7 @@ class Exl2KernelWeight(spec.Weight):
         k_group, max_bits = unpermute_rows(group, self.q_perm), int(groups.bits.max())
         return codes_of(groups, codes, k_group, self.q_scale, self.q_scale_max, max_bits)
 
-    def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+    def dequantize(self, dtype: DtypeLike = dtypes.float32, out: Tensor | None = None) -> Tensor:
         """Dequantize to (N, K) in `dtype`, rounded to fp16 first as in exllamav2; `out`: the result."""
         return spec.rounded(super().dequantize(torch.float16), dtype, out)
 

@@ -16,7 +16,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from qload import spec
+from qload import dtypes, spec
 from qload.devices import StoredCodes
 from qload.formats.gptq import INDICES, SCALES, find_short_words, pack_zero_points
 from qload.layouts import STORED_MINUS_ONE, ZeroPoints, exllama, gptq
@@ -47,7 +47,7 @@ class ExllamaConfig(spec.Config):
 
     def for_layer(self, headers: spec.LayerHeaders) -> "ExllamaConfig":
         """Compute `run` from the stored index."""
-        return replace(self, run=spec.run_of(headers.facts["g_idx"]))
+        return replace(self, run=spec.run_of(torch.as_tensor(headers.facts["g_idx"])))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -85,12 +85,12 @@ class ExllamaWeight(spec.Weight):
         """Declare the tensors of GPTQ and the permutation, because of which K is never cut."""
         b = config.bits
         return (
-            TensorSpec("qweight", (torch.int32,), f"K*{b}/32! N", Role.WORD),
-            TensorSpec("qzeros", (torch.int32,), f"G N*{b}/32", Role.WORD),
+            TensorSpec("qweight", (dtypes.int32,), f"K*{b}/32! N", Role.WORD),
+            TensorSpec("qzeros", (dtypes.int32,), f"G N*{b}/32", Role.WORD),
             TensorSpec("scales", SCALES, "G N", Role.SCALE),
             TensorSpec("g_idx", INDICES, "K!", Role.INDEX, fact=True, index_of="G"),
             TensorSpec(
-                "q_perm", (torch.int32,), "K!", Role.INDEX, fact=True, optional=True, permutation=True
+                "q_perm", (dtypes.int32,), "K!", Role.INDEX, fact=True, optional=True, permutation=True
             ),
         )
 

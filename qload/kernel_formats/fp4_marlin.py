@@ -44,8 +44,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from qload import devices, spec
+from qload import devices, dtypes, spec
 from qload.devices import LazyCodes
+from qload.dtypes import STORED, TORCH
 from qload.errors import ArgumentError, RepackError
 from qload.formats import CTMXFP4Weight, CTNVFP4Weight, ModelOptNVFP4Weight, MXFP4Config, mx, nvfp4
 from qload.kernel_formats.marlin import pad_shape
@@ -136,7 +137,7 @@ def restore_checkpoint(floats: Fp4, origin: Origin) -> Weight:
     names, config = TENSOR_NAMES[origin.weight_type], origin.config
     code_dtype, scales = torch.uint8, floats.scales
     if isinstance(config, MXFP4Config):
-        code_dtype, scales = config.codes, scales.view(config.exponents)
+        code_dtype, scales = TORCH[config.codes], scales.view(TORCH[config.exponents])
     optional = {names.second_scale: floats.second_scale, names.input_scale: floats.input_scale}
     return origin.weight_type(
         config=config,
@@ -319,7 +320,7 @@ def _describe_scales(floats: Fp4, selected: Tensor, property_: str) -> str | Non
     )
 
 
-SCALE_DTYPES = {nvfp4.GROUP: nvfp4.E4M3FN, mx.GROUP: torch.float8_e8m0fnu}
+SCALE_DTYPES = {nvfp4.GROUP: nvfp4.E4M3FN, mx.GROUP: dtypes.float8_e8m0fnu}
 
 
 @dataclass(frozen=True)
@@ -404,13 +405,13 @@ class Fp4MarlinWeight(spec.Weight):
     @classmethod
     def tensors(cls, config: Fp4MarlinConfig) -> tuple[TensorSpec, ...]:
         """Declare the tensors for padded K and N."""
-        fp32, generation = (torch.float32,), cls.generation
-        specs = (TensorSpec("qweight", (torch.int32,), "K/16 N@64*2", Role.WORD), cls.scale_spec(config))
+        fp32, generation = (dtypes.float32,), cls.generation
+        specs = (TensorSpec("qweight", (dtypes.int32,), "K/16 N@64*2", Role.WORD), cls.scale_spec(config))
         if config.group_size == mx.GROUP:
             return specs
-        global_dtypes = (
-            (generation.global_scale_dtype,) if generation.global_scale_dtype else tuple(EXPONENT_BIAS)
-        )
+        of_activations = (dtypes.float16, dtypes.bfloat16)
+        one = generation.global_scale_dtype
+        global_dtypes = of_activations if one is None else (STORED[one],)
         return (
             *specs,
             TensorSpec("global_scale", global_dtypes, "1", Role.SCALE),
@@ -542,7 +543,7 @@ def to_fp4(weight: Fp4MarlinWeight) -> Fp4:
     if weight.second_scale is None:
         scales = weight.plain_scales().contiguous()
     else:
-        scales = weight.group_scales().to(nvfp4.E4M3FN).contiguous()
+        scales = weight.group_scales().to(TORCH[nvfp4.E4M3FN]).contiguous()
     names, layer = TENSOR_NAMES[origin.weight_type], weight.layer
     return Fp4(names, lambda: codes, scales, weight.second_scale, weight.input_scale, layer)
 
@@ -553,4 +554,6 @@ def _order_scales(floats: Fp4, raised: int, shape: tuple[int, int], generation: 
     if floats.second_scale is not None:
         stored = fp4.s0e5m3((floats.scales.float() * 2.0 ** (SCALE_SHIFT + raised)).half())
     padded = pad_matrix(stored.T, *shape)
-    return generation.scale_order.apply(padded).reshape(shape).view(SCALE_DTYPES[floats.names.group_size])
+    return (
+        generation.scale_order.apply(padded).reshape(shape).view(TORCH[SCALE_DTYPES[floats.names.group_size]])
+    )

@@ -21,10 +21,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from qload import spec
+from qload import dtypes, spec
 from qload.errors import ArgumentError, RepackError
 from qload.formats import Fp8Weight
-from qload.formats.fp8 import E4M3FN
 from qload.kernel_formats.marlin import GROUP_SIZES, pad_shape
 from qload.layouts import ClippedCodes, marlin
 from qload.spec import Role, TensorSpec, named
@@ -87,8 +86,8 @@ class Fp8MarlinWeight(spec.Weight):
         """Declare the tensors for padded K and N, except the checkpoint's scales, of any shape."""
         groups = "1" if config.group_size == -1 else f"K/{config.group_size}"
         return (
-            TensorSpec("qweight", (torch.int32,), "K/16 N@64*4", Role.WORD),
-            TensorSpec("scales", tuple(EXPONENT_BIAS), f"{groups} N@64", Role.SCALE),
+            TensorSpec("qweight", (dtypes.int32,), "K/16 N@64*4", Role.WORD),
+            TensorSpec("scales", (dtypes.float16, dtypes.bfloat16), f"{groups} N@64", Role.SCALE),
         )
 
     def codes(self) -> spec.Codes:
@@ -153,7 +152,7 @@ def to_fp8(weight: Fp8MarlinWeight) -> Fp8Weight:
     stored = weight.codes().plain().to(torch.uint8).contiguous()
     return Fp8Weight(
         config=origin.config,
-        weight=stored.view(E4M3FN),
+        weight=stored.view(torch.float8_e4m3fn),
         weight_scale=weight.weight_scale,
         input_scale=weight.input_scale,
         layer=weight.layer,
@@ -162,7 +161,7 @@ def to_fp8(weight: Fp8MarlinWeight) -> Fp8Weight:
 
 def find_unsupported(weight: Fp8Weight) -> str | None:
     """Return the reason if Marlin's kernel cannot read a weight, else None."""
-    if weight.weight.dtype != E4M3FN:
+    if weight.weight.dtype != torch.float8_e4m3fn:
         return f"Marlin's kernel reads float8_e4m3fn, got {str(weight.weight.dtype).removeprefix('torch.')}"
     block, K = weight.config.block, weight.layer.K
     if block is not None and block[1] < K and block[1] not in GROUP_SIZES:

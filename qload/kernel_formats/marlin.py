@@ -26,7 +26,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from qload import devices, spec
+from qload import devices, dtypes, spec
 from qload.devices import StoredCodes
 from qload.errors import ArgumentError, ShapeError
 from qload.formats.gptq import SCALES
@@ -210,13 +210,13 @@ class GPTQMarlinWeight(spec.Weight):
         if config.act_order:
             groups = "G"
         specs = [
-            TensorSpec("qweight", (torch.int32,), cls.axes(config), Role.WORD),
+            TensorSpec("qweight", (dtypes.int32,), cls.axes(config), Role.WORD),
             TensorSpec("scales", SCALES, f"{groups} N@64", Role.SCALE),
         ]
         if config.zero_point:
-            specs.append(TensorSpec("qzeros", (torch.int32,), f"{groups} N@64*{config.bits}/32", Role.WORD))
+            specs.append(TensorSpec("qzeros", (dtypes.int32,), f"{groups} N@64*{config.bits}/32", Role.WORD))
         if config.act_order:
-            index = (torch.int32,)
+            index = (dtypes.int32,)
             specs.append(TensorSpec("g_idx", index, "K!", Role.INDEX, fact=True, index_of="G"))
             specs.append(TensorSpec("perm", index, "K!", Role.INDEX, fact=True, permutation=True))
         return tuple(specs)

@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from qload import devices, spec
+from qload import devices, dtypes, spec
 from qload.errors import ArgumentError
 from qload.formats.gptq import SCALES
 from qload.layouts import ClippedCodes, panels
@@ -126,13 +126,13 @@ class PanelsWeight(spec.Weight):
             words = f"K@{size}*{config.run(size) * config.stored_bits // 2}/{size}"
             groups = f"K@{size}/{size}*{panels.TILE_N}{uncut}"
         specs = [
-            TensorSpec("qweight", (torch.int32,), f"{outputs} {words}{uncut}", Role.WORD),
+            TensorSpec("qweight", (dtypes.int32,), f"{outputs} {words}{uncut}", Role.WORD),
             TensorSpec("scales", SCALES, f"{outputs} {groups}", Role.SCALE),
         ]
         if config.zero_point:
-            specs.append(TensorSpec("zeros", (torch.uint8,), f"{outputs} {groups}", Role.WORD))
+            specs.append(TensorSpec("zeros", (dtypes.uint8,), f"{outputs} {groups}", Role.WORD))
         if config.act_order:
-            specs.append(TensorSpec("perm", (torch.int32,), "K!", Role.INDEX, fact=True, permutation=True))
+            specs.append(TensorSpec("perm", (dtypes.int32,), "K!", Role.INDEX, fact=True, permutation=True))
         return tuple(specs)
 
     @property

@@ -7,15 +7,15 @@ With 2, 4 and 8 bits both are equal. The last word of a row may be partly filled
 with 2**(bits - 1) added. Source: compressed-tensors 0.14.0 and 0.20.0.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from functools import cache
 from math import gcd
 
-from torch import Tensor
-from torch.nn.functional import pad
-
 from qload.errors import MismatchError
 from qload.layouts.packing import ClippedCodes, PackedCodes, Packing
+from qload.lazy_torch import Tensor, torch
 from qload.sentences import WORD_BITS, CodeField
 
 BITS = (2, 3, 4, 5, 6, 7, 8)
@@ -71,14 +71,16 @@ def is_dense(name: str, counts: Sequence[tuple[int, int]], bits: int, claimed: b
 def unpack(tensor: Tensor, count: int, bits: int, dense: bool) -> Tensor:
     """Unpack int32 words (R, W) to the first `count` codes of each row, int32 (R, count)."""
     packing = rows(bits, dense)
-    return packing.unpack(pad(tensor, (0, -tensor.shape[-1] % packing.words)))[:, :count].contiguous()
+    return packing.unpack(torch.nn.functional.pad(tensor, (0, -tensor.shape[-1] % packing.words)))[
+        :, :count
+    ].contiguous()
 
 
 def packed_codes(tensor: Tensor, count: int, bits: int, dense: bool) -> PackedCodes | ClippedCodes:
     """The codes of `unpack`, still packed."""
     packing = rows(bits, dense)
     short = -tensor.shape[-1] % packing.words
-    packed = packing.packed(pad(tensor, (0, short)) if short else tensor)
+    packed = packing.packed(torch.nn.functional.pad(tensor, (0, short)) if short else tensor)
     R, C = packed.shape
     return packed if count == C else ClippedCodes(packed, (R, count))
 
@@ -86,5 +88,5 @@ def packed_codes(tensor: Tensor, count: int, bits: int, dense: bool) -> PackedCo
 def pack(codes: Tensor, bits: int, dense: bool) -> Tensor:
     """Invert `unpack`; unused fields are 0."""
     packing, count = rows(bits, dense), codes.shape[-1]
-    full = packing.pack(pad(codes, (0, -count % packing.granule(1))))
+    full = packing.pack(torch.nn.functional.pad(codes, (0, -count % packing.granule(1))))
     return full[:, : words(count, bits, dense)].contiguous()

@@ -8,12 +8,12 @@ Source: EETQ 465e972, byte-equal to its own preprocessor; its bytes for sm75 and
 sm70 is different and unsupported; for sm90 and later EETQ itself refuses.
 """
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
 from qload import devices
 from qload.errors import ArgumentError
 from qload.layouts.packing import Order, Packing
+from qload.lazy_torch import Tensor, torch
 
 BYTES = Order("(np u) (kt x h t r) -> np (kt u x t r h)", u=2, x=4, h=2, t=4, r=2)
 WORDS = Packing(8, "(np u) (kt x h t r) -> np (kt u x t) (r h)", u=2, x=4, h=2, t=4, r=2)  # four bytes a word

@@ -14,15 +14,18 @@ Source: exllamav2 b9c025b, byte-equal to it except for 5 bits: no test case exis
 published kernels. vLLM's copy of the kernels reads 6 bits as a stream.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Self
+from typing import Self, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from qload.layouts import exllama
 from qload.layouts.packing import Packing
+from qload.lazy_torch import Tensor, torch
 from qload.sentences import WORD_BITS, CodeField
 
 RUN_CODES = {8: 4, 6: 16, 5: 32, 4: 8, 3: 32, 2: 16}  # codes in the shortest run of whole words
@@ -49,6 +52,17 @@ def kernel_rows(bits: int) -> Packing:
     return Packing(bits, "(kp i) n -> (kp w) n (i)", i=run, w=run * bits // WORD_BITS, fields=fields)
 
 
+Starts = TypeVar("Starts", "Tensor", NDArray[np.int64])
+
+
+def unwrap_starts(stored: Starts, height: int) -> Starts:
+    """First rows of groups from their unsigned 16 bits; in a higher q_weight they rise over the limit."""
+    starts = stored % START_LIMIT
+    if height > START_LIMIT:
+        starts[1:] += START_LIMIT * (starts[1:] <= starts[:-1]).cumsum(0)
+    return starts
+
+
 @dataclass(frozen=True, eq=False)
 class Exl2Groups:
     """Groups of rows: their `bits` (G,), and their `starts` in q_weight with the end (G + 1,); int64."""
@@ -64,9 +78,7 @@ class Exl2Groups:
         the caller compares the sum of the rows.
         """
         pairs = q_groups.to(torch.int64).reshape(-1, 2)
-        starts = pairs[:, 1] % START_LIMIT
-        if height > START_LIMIT:
-            starts[1:] += START_LIMIT * (starts[1:] <= starts[:-1]).cumsum(0)
+        starts = unwrap_starts(pairs[:, 1], height)
         return cls(pairs[:, 0], torch.cat([starts, starts.new_full((1,), height)]))
 
     @cached_property

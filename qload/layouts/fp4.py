@@ -5,14 +5,14 @@ of kernels is a float16 without its sign and the lowest seven bits of its mantis
 compressed-tensors 0.20.0, modelopt 0.47.0, torchao 0.18.0, transformers 5.23.0 and vLLM 0.11.0.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
 from qload import devices
 from qload.devices import Meaning
+from qload.lazy_torch import Tensor, torch
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = (*_MAGNITUDES, *(-value for value in _MAGNITUDES))  # the value of each code
@@ -82,7 +82,7 @@ class NibblePairs:
         """Transposed codes (C, R), unpacked."""
         return self.plain().T
 
-    def __getitem__(self, rows: Tensor) -> "NibblePairs":
+    def __getitem__(self, rows: Tensor) -> NibblePairs:
         """Gather rows: row i is row rows[i]."""
         return NibblePairs(self.bytes[rows], self.high_first)
 

@@ -7,14 +7,14 @@ rows, in the load order of sparse tensor cores.
 Source: vLLM 0.11.0 and compressed-tensors 0.14.0, bit-equal to both.
 """
 
-from functools import cache
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from functools import cache
 
 from qload.errors import ArgumentError, PatternError
 from qload.layouts.marlin import BITS
 from qload.layouts.packing import Order, Packing
+from qload.lazy_torch import Tensor, torch
 
 SCALES_GROUPED = Order("g (nt b j) -> g (nt j b)", b=2, j=4)
 # int16 words (K / 16, N), one for 16 rows of a column, in the load order of sparse tensor cores.

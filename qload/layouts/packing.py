@@ -5,17 +5,17 @@
 is one pass over the words in native code, and `pack(unpack(qweight)[perm])` without it.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Self
 
-import torch
-from torch import Tensor
-
 from qload import devices
 from qload.devices import CodesInWords, LazyCodes, Meaning
 from qload.errors import ArgumentError, checked
+from qload.lazy_torch import Tensor, torch
 from qload.sentences import Sentence, WordSentence
 
 
@@ -69,7 +69,7 @@ class PackedCodes(CodesInWords):
         """Transposed codes (C, R)."""
         return replace(self, turned=not self.turned)
 
-    def __getitem__(self, rows: Tensor) -> "PackedCodes | Tensor":
+    def __getitem__(self, rows: Tensor) -> PackedCodes | Tensor:
         """Gather rows: row i is row rows[i]. Transposed codes are unpacked first."""
         if self.turned:
             return self.plain()[rows]
@@ -191,7 +191,7 @@ class ClippedCodes:
     shape: tuple[int, int]
 
     @property
-    def T(self) -> "ClippedCodes":
+    def T(self) -> ClippedCodes:
         """Transposed codes (C, R)."""
         return ClippedCodes(self.packed.T, self.shape[::-1])
 

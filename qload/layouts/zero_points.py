@@ -6,17 +6,17 @@ adds it back the same way. Other programs subtract 1 from each field and wrap. E
 field without a mask: 15 on disk is 16. All agree unless a stored field is 2**bits - 1.
 """
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
-
-import torch
-from torch import Tensor
 
 from qload import devices
 from qload.devices import ZeroRule
 from qload.errors import ArgumentError, check_values, checked
 from qload.layouts.packing import Packing
+from qload.lazy_torch import Tensor, torch
 
 _ONES = {2: 0x55555555, 4: 0x11111111, 8: 0x01010101}
 
@@ -40,6 +40,10 @@ class ZeroPoints(ABC):
     def span(self, bits: int) -> tuple[int, int]:
         """Lowest and highest zero point of `bits` bits."""
         return 0, 2**bits - 1
+
+    def middle(self, bits: int) -> int:
+        """Stored field of the zero point 2**(bits - 1), for codes of `bits` bits."""
+        return (1 << bits - 1) - 1
 
     @abstractmethod
     def rule(self, bits: int) -> ZeroRule:
@@ -72,6 +76,10 @@ class Stored(ZeroPoints):
     """The zero point itself (AWQ, gptq_v2)."""
 
     name: ClassVar[str] = "stored"
+
+    def middle(self, bits: int) -> int:
+        """Return 2**(bits - 1), for codes of `bits` bits."""
+        return 1 << bits - 1
 
     def rule(self, bits: int) -> ZeroRule:
         """A field is the zero point for any `bits`."""

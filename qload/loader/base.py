@@ -1,5 +1,7 @@
 """`WeightsLoader`, the interface of loaders: parts of layers to a typed weight, and the typed loads."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -8,9 +10,8 @@ from itertools import pairwise
 from operator import index
 from typing import Any, ClassVar, Literal, Protocol
 
-import torch
-
 from qload.errors import ArgumentError, DivideError, MismatchError, checked
+from qload.lazy_torch import torch
 from qload.loader.description import ConfiguredFormat, LayerDescription
 from qload.loader.source import Rectangle, TensorSource
 from qload.spec import Weight
@@ -166,7 +167,7 @@ class WeightsLoader(ABC):
         """Complete the description of a `layer` of `weights` by its values, as `FormatLoader` does."""
         return layer
 
-    def steps(self) -> "tuple[WeightsLoader, LoadedStep] | None":
+    def steps(self) -> tuple[WeightsLoader, LoadedStep] | None:
         """Loader of the stored weights, and the step for each of them; None for a load in one step."""
         return None
 

@@ -1,14 +1,16 @@
 """Descriptions of layers before any weight is read: format, sizes and declaration, from headers and facts."""
 
+from __future__ import annotations
+
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from hashlib import blake2b
 from typing import Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from qload.dtypes import Dtype
 from qload.errors import (
     DtypeError,
     MismatchError,
@@ -18,11 +20,13 @@ from qload.errors import (
     TwoFormatsError,
     UnsupportedFormatError,
 )
+from qload.lazy_torch import Tensor, torch
 from qload.loader.source import TensorSource
 from qload.spec import (
     PARTS,
     ActivationScheme,
     Config,
+    Fact,
     LayerClaims,
     LayerHeaders,
     Names,
@@ -37,7 +41,7 @@ MAX_DESCRIPTIONS = 1 << 12  # cached; a hostile checkpoint may have no two equal
 MAX_FACT_KINDS, MAX_FACT_BYTES = 16, 1 << 20  # facts of the last layer of a kind, kept in memory
 
 Headers = Mapping[str, TensorInfo]  # by suffix
-HeaderKey = tuple[tuple[str, torch.dtype, Shape], ...]
+HeaderKey = tuple[tuple[str, Dtype, Shape], ...]
 
 PLAIN_BESIDE = (
     "remedy   remove the tensors of the other format; or, if compressed-tensors saved the model frozen, not "
@@ -154,8 +158,8 @@ class LayerDescription:
     format: ConfiguredFormat
     specs: tuple[TensorSpec, ...]
     sizes: Mapping[str, int]
-    facts: Mapping[str, Tensor]
-    dtypes: Mapping[str, torch.dtype]
+    facts: Mapping[str, Any]
+    dtypes: Mapping[str, Dtype]
     names: Names
     notes: Sequence[str] = ()
     dialect: str | None = None
@@ -206,7 +210,7 @@ class LayerDescriber:
         that is not read; for an unknown dialect the error of the config's formats.
         """
         headers = weights.headers(prefix, self._suffixes)
-        key = tuple((suffix, info.dtype, info.shape) for suffix, info in headers.items())
+        key = tuple((suffix, info.stored_dtype, info.shape) for suffix, info in headers.items())
         if key in self._unfit:
             layer = self._in_dialect(weights, prefix)
             if layer is not None:
@@ -269,13 +273,16 @@ class LayerDescriber:
         )
 
 
-def _fact_bytes(facts: Mapping[str, Tensor]) -> bytes | None:
+def _fact_bytes(facts: Mapping[str, Fact]) -> bytes | None:
     """Bytes of all facts; None for a fact on another device than the CPU."""
-    pieces = []
+    pieces: list[bytes | memoryview] = []
     for fact in facts.values():
-        if fact.device.type != "cpu":
+        if isinstance(fact, np.ndarray):
+            pieces.append(fact.tobytes())
+        elif fact.device.type != "cpu":
             return None
-        pieces.append(fact.reshape(-1).contiguous().view(torch.uint8).numpy().data)
+        else:
+            pieces.append(fact.reshape(-1).contiguous().view(torch.uint8).numpy().data)
     return b"".join(pieces)
 
 
@@ -312,10 +319,10 @@ def describe(
     """Describe a layer in a chosen format; raises for contradicting shapes, dtypes and indices."""
     fmt, specs = chosen.format, chosen.specs
     shapes: dict[str, Shape] = {}
-    dtypes: dict[str, torch.dtype] = {}
+    dtypes: dict[str, Dtype] = {}
     for spec in specs:
         info = headers[chosen.suffixes[spec.name]]
-        shape, dtypes[spec.name] = info.shape, info.dtype
+        shape, dtypes[spec.name] = info.shape, info.stored_dtype
         if shape == () and [axis.dim for axis in spec.axes] == [PARTS]:
             shape = (1,)
         if 0 in shape and any(axis.dim == PARTS for axis in spec.axes):
@@ -447,7 +454,7 @@ def _missing(fmt: ConfiguredFormat, present: Collection[str]) -> list[TensorSpec
 def _has_dtypes(fmt: ConfiguredFormat, headers: Headers) -> bool:
     """Return whether the stored tensors have dtypes of a format."""
     return all(
-        headers[suffix].dtype in spec.dtypes
+        headers[suffix].stored_dtype in spec.dtypes
         for spec in fmt.specs
         for suffix in spec.suffixes
         if suffix in headers

@@ -1,5 +1,7 @@
 """`FormatLoader`, the loader of every format, by declarations and without knowledge of any format."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -8,10 +10,8 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
-import torch
-from torch import Tensor
-
 from qload.errors import ArgumentError, CutError, ExcludedModuleError, check_call, checked
+from qload.lazy_torch import Tensor, torch
 from qload.loader.base import LoadPlan, Part, Split, WeightsLoader
 from qload.loader.description import (
     ConfiguredFormat,

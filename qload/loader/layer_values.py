@@ -4,6 +4,8 @@ A scale that is not finite spoils all weights of its group. Ranks with a share o
 of the whole layer, on the CPU, so that all of them refuse with one sentence; no codes are read for it.
 """
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -11,10 +13,10 @@ from math import isfinite
 from typing import Any
 from weakref import ref
 
-import torch
-from torch import Tensor
-
+from qload import dtypes
+from qload.dtypes import STORED
 from qload.errors import ArgumentError, NonfiniteScaleError, QloadError
+from qload.lazy_torch import Tensor, torch
 from qload.loader.description import ConfiguredFormat, LayerDescription
 from qload.loader.source import TensorSource
 from qload.spec import Config, Grouped, LayerClaims, Names, Role, TensorSpec, named
@@ -22,8 +24,8 @@ from qload.spec import Config, Grouped, LayerClaims, Names, Role, TensorSpec, na
 MAX_CHECKED_LAYERS = 2  # layers of a claim that are compared with it: it is wrong about all or none
 MAX_SAMPLED_LAYERS = 256  # layers examined together if one alone is ambiguous
 MAX_CACHED_LAYERS = 1 << 16  # layers
-E8M0 = torch.float8_e8m0fnu
-NAN_BITS = {E8M0: (0xFF, 0xFF), torch.float8_e4m3fn: (0x7F, 0x7F)}  # dtype -> (mask, bits of a NaN)
+# Dtype -> (mask, bits of a NaN).
+NAN_BITS = {dtypes.float8_e8m0fnu: (0xFF, 0xFF), dtypes.float8_e4m3fn: (0x7F, 0x7F)}
 REMEDY = (
     "remedy   fetch or quantize the layer again (qload verify lists all such tensors), "
     'or load it as it is by nonfinite="allow" (--nonfinite allow)'
@@ -74,7 +76,7 @@ class LayerDecisions:
             return layer
         return replace(layer, format=self._format(layer.format, changes), contradiction=error)
 
-    def layers_with(self, suffix: str) -> "Iterator[tuple[Config, StoredValues]]":
+    def layers_with(self, suffix: str) -> Iterator[tuple[Config, StoredValues]]:
         """Yield the layers with a tensor of this suffix, in the order of their names."""
         source = self._source()
         assert source is not None  # the calling layer keeps it alive
@@ -141,7 +143,7 @@ class StoredValues:
             index = config.in_order(self._layer.K)
         return index[start:stop].cpu().long()
 
-    def layers(self, field: str) -> "Iterator[tuple[Config, StoredValues]]":
+    def layers(self, field: str) -> Iterator[tuple[Config, StoredValues]]:
         """Yield the layers of the checkpoint with this field."""
         full = self.names.full(field)
         lead = named(self._layer.prefix, "")
@@ -179,7 +181,7 @@ def check_scales(
             continue
         for layer in layers:
             name = layer.names.full(spec.name)
-            if not (source.info(name).dtype.is_floating_point or spec.is_exponents):
+            if not (source.info(name).stored_dtype.is_floating_point or spec.is_exponents):
                 continue  # whole numbers with scales of their own
             known = spec.name in layer.facts
             stored = layer.facts[spec.name] if known else _read_stored(source, name, spec)
@@ -193,8 +195,9 @@ def is_finite(scales: Tensor, spec: TensorSpec) -> bool:
     floats = _floats(scales, spec)
     if floats is None or not floats.numel():
         return True
-    if floats.dtype in NAN_BITS:
-        mask, nan = NAN_BITS[floats.dtype]
+    kind = STORED[floats.dtype]
+    if kind in NAN_BITS:
+        mask, nan = NAN_BITS[kind]
         return int((floats.view(torch.uint8) & mask).amax()) != nan
     if floats.dtype.itemsize == 1:
         return bool(_finite(floats).all())
@@ -211,7 +214,7 @@ def _floats(scales: Tensor, spec: TensorSpec) -> Tensor | None:
     if scales.is_meta:
         return None
     if spec.is_exponents and scales.dtype == torch.uint8:
-        return scales.view(E8M0)
+        return scales.view(torch.float8_e8m0fnu)
     return scales if scales.dtype.is_floating_point else None
 
 

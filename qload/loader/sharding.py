@@ -1,15 +1,15 @@
 """Shares of a layer: cuts of all ranks, checked against its declaration, and reads of one rank's slices."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import lcm
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
 from qload.errors import CutError, DivideError, MismatchError, worlds
+from qload.lazy_torch import Tensor, torch
 from qload.loader.base import Part, Split
 from qload.loader.description import LayerDescription
 from qload.loader.source import Rectangle, TensorSource

@@ -1,13 +1,13 @@
 """`TensorSource`, the tensors that a loader reads, and `WrappedSource`, another source with changes."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-import torch
-from torch import Tensor
-
 from qload.errors import MissingTensorError
+from qload.lazy_torch import Tensor, torch
 from qload.parallel import ProcessGroup
 from qload.sentences import Digit
 from qload.spec import Role, named
@@ -115,7 +115,7 @@ class TensorSource(Protocol):
         """Return whether the model's architecture has a single layer `prefix`, outside of experts."""
         return False
 
-    def whole(self) -> "TensorSource":
+    def whole(self) -> TensorSource:
         """The innermost source, with all tensors as stored."""
         return self
 

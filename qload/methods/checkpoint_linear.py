@@ -213,8 +213,8 @@ def check_bias_tensor(weights: Weights, prefix: str, N: int) -> bool:
     info = weights.info(name)
     if info.shape != (N,):
         raise ShapeError(name, f"({N},) = (N,)", info.shape, info.file)
-    if info.dtype not in FLOATS:
-        raise DtypeError(name, [short_name(dtype) for dtype in FLOATS], short_name(info.dtype), info.file)
+    if info.stored_dtype not in FLOATS:
+        raise DtypeError(name, [dtype.name for dtype in FLOATS], short_name(info.dtype), info.file)
     return True
 
 

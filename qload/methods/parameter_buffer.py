@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qload.dtypes import STORED, TORCH
 from qload.errors import ArgumentError, DivideError, MismatchError, ShapeError
 from qload.loader import ConfiguredFormat, LayerDescription, Part, Split
 from qload.loader.exclusion import parts as parts_of
@@ -319,7 +320,8 @@ def _empty_dtype(spec: TensorSpec, config: Any, params_dtype: torch.dtype) -> to
     """Return the dtype that engines expect: scales of groups as activations, others as wide as possible."""
     narrow = spec.role is Role.FLOAT or isinstance(config, Grouped)
     preferred = params_dtype if narrow else torch.float32
-    return next((dtype for dtype in (preferred, params_dtype) if dtype in spec.dtypes), spec.dtypes[0])
+    allowed = [TORCH[dtype] for dtype in spec.dtypes]
+    return next((dtype for dtype in (preferred, params_dtype) if dtype in allowed), allowed[0])
 
 
 @dataclass(frozen=True)
@@ -443,7 +445,7 @@ class ParameterBuffer:
     def info(self, name: str) -> TensorInfo:
         """Return dtype and shape of the whole tensor `name`."""
         tensor = self._find(name)
-        return TensorInfo(tensor.block.dtype, tensor.shape)
+        return TensorInfo(STORED[tensor.block.dtype], tensor.shape)
 
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
         """Return a view of the elements `index` of the tensor `name`; ArgumentError for another rank's."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 from qload.errors import ArgumentError
+from qload.lazy_torch import is_imported, torch
 
 MODULES = ("cpu", "cuda")
 ISAS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx")
@@ -174,10 +175,8 @@ def requested_threads() -> int | None:
 
 
 def threads() -> int:
-    """Return the number of threads of a call: the requested one, or that of torch."""
+    """Return the number of threads of a call: the requested one, or torch's; before its import one a CPU."""
     number = requested_threads()
     if number is not None:
         return number
-    import torch  # some commands end without torch
-
-    return torch.get_num_threads()
+    return torch.get_num_threads() if is_imported() else os.cpu_count() or 1

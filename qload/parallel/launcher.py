@@ -1,5 +1,7 @@
 """Worlds of processes, launched by torchrun or by RANK, WORLD_SIZE and MASTER_ADDR."""
 
+from __future__ import annotations
+
 import io
 import logging
 import math
@@ -19,10 +21,8 @@ from threading import Thread
 from types import FrameType, TracebackType
 from typing import Any, Protocol, Self
 
-import torch
-from torch import Tensor
-
 from qload.errors import ArgumentError, LostRankError, QloadError, checked
+from qload.lazy_torch import Tensor, torch
 from qload.parallel.process_group import ALONE, ProcessGroup, Rank, collectives_of, release_captures
 
 log: logging.Logger = logging.getLogger("qload")
@@ -243,7 +243,7 @@ class LaunchedRank(Rank):
     address: str = "localhost"
 
     @classmethod
-    def of(cls, environment: Mapping[str, str]) -> "LaunchedRank":
+    def of(cls, environment: Mapping[str, str]) -> LaunchedRank:
         """Read RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; ArgumentError for invalid values.
 
         Without WORLD_SIZE it is a world of one. `environment`: the variables of the process.

@@ -1,5 +1,7 @@
 """Process groups: any object with `rank()` and `size()`, and the collectives of its ranks."""
 
+from __future__ import annotations
+
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -7,10 +9,8 @@ from dataclasses import dataclass
 from threading import Barrier, BrokenBarrierError
 from typing import Protocol, TypeVar, runtime_checkable
 
-import torch
-from torch import Tensor
-
 from qload.errors import ArgumentError, LostRankError, check_fields, checked
+from qload.lazy_torch import Tensor, torch
 
 GROUP_REQUIREMENT = "a group of torch.distributed, or one with {}"
 
@@ -90,7 +90,7 @@ class Capture(Protocol):
         """Free the graph, so the communicators can be destroyed."""
 
 
-_captures: "weakref.WeakSet[Capture]" = weakref.WeakSet()
+_captures: weakref.WeakSet[Capture] = weakref.WeakSet()
 
 
 def register_capture(capture: Capture) -> None:
@@ -129,10 +129,10 @@ class _TorchCollectives(Rank):
     process.
     """
 
-    alive: "weakref.ref[torch.distributed.ProcessGroup]"
+    alive: weakref.ref[torch.distributed.ProcessGroup]
 
     @property
-    def group(self) -> "torch.distributed.ProcessGroup":
+    def group(self) -> torch.distributed.ProcessGroup:
         """The group; ArgumentError after its destruction."""
         group = self.alive()
         if group is None:
@@ -160,7 +160,7 @@ class _TorchCollectives(Rank):
         self._call(torch.distributed.broadcast, result, group=self.group, group_src=0)
         return result
 
-    def _reduce(self, values: Tensor, operation: "torch.distributed.ReduceOp.RedOpType") -> Tensor:
+    def _reduce(self, values: Tensor, operation: torch.distributed.ReduceOp.RedOpType) -> Tensor:
         result = values.clone(memory_format=torch.contiguous_format)
         self._call(torch.distributed.all_reduce, result, operation, self.group)
         return result
@@ -172,7 +172,7 @@ class _TorchCollectives(Rank):
         except RuntimeError as error:
             raise LostRankError(None, self.world, f"a collective failed: {error}") from error
 
-    def __deepcopy__(self, memo: object) -> "_TorchCollectives":
+    def __deepcopy__(self, memo: object) -> _TorchCollectives:
         return self
 
 
@@ -235,7 +235,7 @@ def _wrap_group(group: ProcessGroup) -> Collectives | None:
     return None if known is None else _TorchCollectives(group.rank(), group.size(), weakref.ref(known))
 
 
-def torch_group(group: ProcessGroup) -> "torch.distributed.ProcessGroup | None":
+def torch_group(group: ProcessGroup) -> torch.distributed.ProcessGroup | None:
     """Return the group of torch.distributed behind `group`, or None."""
     if isinstance(group, _TorchCollectives):
         return group.group
@@ -343,5 +343,5 @@ class _ThreadRank(Rank):
         self.barrier.wait()  # before a rank changes its tensor, or the next call writes to the table
         return result
 
-    def __deepcopy__(self, memo: object) -> "_ThreadRank":
+    def __deepcopy__(self, memo: object) -> _ThreadRank:
         return self

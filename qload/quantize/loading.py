@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from qload.dtypes import STORED, TORCH
 from qload.errors import ArgumentError, MismatchError, MissingTensorError, QloadError, check_type
 from qload.formats import UnquantizedWeight
 from qload.formats.unquantized import FLOATS
@@ -74,7 +75,7 @@ class InMemorySource(TensorSource):
     def info(self, name: str) -> TensorInfo:
         """Return dtype and shape."""
         tensor = self._find(name)
-        return TensorInfo(tensor.dtype, tuple(tensor.shape))
+        return TensorInfo(STORED[tensor.dtype], tuple(tensor.shape))
 
     def read(self, name: str, index: tuple[slice, ...] = (), *, role: Role) -> Tensor:
         """Return a contiguous copy of a slice."""
@@ -142,7 +143,7 @@ class QuantizingLoader(WrappingLoader):
         if not isinstance(given, FormatLoader):
             expected = "a loader of the checkpoint's own types, such as loader_from_config without a target"
             raise ArgumentError("inner", expected, repr(given))
-        if dtype is not None and dtype not in FLOATS:
+        if dtype is not None and dtype not in map(TORCH.__getitem__, FLOATS):
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
         check_type("quantizer", quantizer, Quantizer)
         check_type("policy", policy, Policy | None)

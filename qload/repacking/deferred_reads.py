@@ -140,7 +140,7 @@ class DeferredKinds:
         if len(rectangles) != len(plan.reads) or CODES not in rectangles:
             return None
         infos = {field: weights.info(rectangle.name) for field, rectangle in rectangles.items()}
-        return tuple((field, info.dtype, info.shape) for field, info in infos.items())
+        return tuple((field, info.stored_dtype, info.shape) for field, info in infos.items())
 
     def plan(
         self, weights: TensorSource, reads: Sequence[Rectangle], kind: Any, layout: str

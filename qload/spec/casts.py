@@ -1,10 +1,11 @@
 """Casts of floats: allowed dtypes, the check of an `out` tensor, and the check that no value is lost."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
-from qload import devices
+from qload import devices, dtypes
+from qload.dtypes import STORED, TORCH, Dtype, DtypeLike
 from qload.errors import ArgumentError, CastError, ShapeError
+from qload.lazy_torch import Tensor, torch
 from qload.spec.tensor import Shape
 
 
@@ -34,14 +35,14 @@ def check_cast(
 
 
 FLOAT_DTYPES = (
-    torch.float32, torch.float16, torch.bfloat16, torch.float64,
-    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+    dtypes.float32, dtypes.float16, dtypes.bfloat16, dtypes.float64,
+    dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.float8_e4m3fnuz, dtypes.float8_e5m2fnuz,
 )  # fmt: skip
 
 
 def check_float(dtype: object) -> None:
     """Raise ArgumentError for a dtype that truncates weights or has no sign."""
-    if dtype not in FLOAT_DTYPES:
+    if not (isinstance(dtype, torch.dtype | Dtype) and STORED[dtype] in FLOAT_DTYPES):
         names = ", ".join(str(allowed).removeprefix("torch.") for allowed in FLOAT_DTYPES)
         raise ArgumentError("dtype", f"one of torch's {names}", str(dtype))
 
@@ -51,16 +52,16 @@ def check_out(out: Tensor, shape: Shape, device: torch.device, *read: Tensor) ->
     devices.check_writable(out)
     if tuple(out.shape) != tuple(shape):
         raise ShapeError("out", f"{tuple(shape)}, as the weight", tuple(out.shape))
-    if out.device != device or out.dtype not in FLOAT_DTYPES:
+    if out.device != device or STORED[out.dtype] not in FLOAT_DTYPES:
         raise ArgumentError("out", f"floats on {device}", f"{out.dtype} on {out.device}")
     if any(devices.shares_memory(out, tensor) for tensor in read):
         raise ArgumentError("out", "memory of its own", "memory of the weight's tensors")
 
 
-def rounded(exact: Tensor, dtype: torch.dtype, out: Tensor | None = None) -> Tensor:
+def rounded(exact: Tensor, dtype: DtypeLike, out: Tensor | None = None) -> Tensor:
     """Round an exact weight to a dtype, or into `out`."""
     if out is None:
         check_float(dtype)
-        return exact.to(dtype)
+        return exact.to(TORCH[dtype])
     check_out(out, tuple(exact.shape), exact.device)
     return out.copy_(exact)

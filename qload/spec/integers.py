@@ -4,19 +4,19 @@ Every layout of integer weights is converted to and from `Integers`, so that no 
 Nothing is padded or permuted. K may end within a word; the target layout checks its own limits.
 """
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, ClassVar, Self, TypeVar
 
-import torch
-from torch import Tensor
-
 from qload import devices
 from qload.errors import RepackError
 from qload.layouts import Order, PackedCodes, Packing, Stored, ZeroPoints
 from qload.layouts.packing import pack_codes, reorder
+from qload.lazy_torch import Tensor, torch
 from qload.spec.weight import Codes, Config, Layer, Weight
 
 LAYOUT_BITS = (2, 3, 4, 8)  # of codes in kernel orders
@@ -86,7 +86,7 @@ class Integers:
     g_idx: Tensor
     layer: Layer
     convention: ZeroPoints = field(default_factory=Stored)
-    whole: "Integers | None" = None
+    whole: Integers | None = None
     gptq_words: Tensor | None = None
     known_symmetric: bool = False
     known_in_order: bool = False
@@ -137,7 +137,7 @@ class Integers:
         return self.scales.shape[0]
 
     @property
-    def whole_layer(self) -> "Integers":
+    def whole_layer(self) -> Integers:
         """The whole layer if it is known, else this weight."""
         return self.whole or self
 
@@ -290,7 +290,7 @@ def pad_matrix(matrix: Tensor, rows: int, columns: int, value: int = 0) -> Tenso
     return padded
 
 
-R = TypeVar("R", Tensor, PackedCodes)
+R = TypeVar("R", "Tensor", PackedCodes)
 
 
 def unpermute_rows(rows: R, perm: Tensor | None) -> R:

@@ -5,13 +5,14 @@ gives the position of output n on each stored axis, as for the shares of ranks. 
 valid slices, `ranges` divides all outputs.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from itertools import pairwise
 from math import lcm
 
-from torch import Tensor
-
+from qload.lazy_torch import Tensor
 from qload.spec.axis import LOGICAL, PARTS, Axis
 from qload.spec.tensor import TensorSpec
 from qload.spec.weight import Weight

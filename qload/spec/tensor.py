@@ -1,18 +1,25 @@
 """`TensorSpec`: declaration of a layer's tensor; checks of dtypes, shapes and indices against it."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, lru_cache
+from typing import Any, TypeAlias
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from qload import dtypes
+from qload.dtypes import Dtype
 from qload.errors import DtypeError, IndexValueError, ShapeError, check_values
+from qload.lazy_torch import Tensor
 from qload.spec.axis import PARTS, Axis, axes_of
 
 Shape = tuple[int, ...]
-EXPONENTS = frozenset((torch.uint8, torch.float8_e8m0fnu))
+Fact: TypeAlias = "Tensor | NDArray[Any]"  # an array where torch is not imported
+EXPONENTS = frozenset((dtypes.uint8, dtypes.float8_e8m0fnu))
 
 
 class Role(Enum):
@@ -69,7 +76,7 @@ class TensorSpec:
     """
 
     name: str
-    dtypes: tuple[torch.dtype, ...]
+    dtypes: tuple[Dtype, ...]
     text: str
     role: Role
     stored: str | tuple[str, ...] | None = None
@@ -108,7 +115,7 @@ class TensorSpec:
     @property
     def is_exponents(self) -> bool:
         """True if the values are exponents (E8M0), the only floats that may be stored as bytes."""
-        return torch.uint8 in self.dtypes and EXPONENTS.issuperset(self.dtypes)
+        return dtypes.uint8 in self.dtypes and EXPONENTS.issuperset(self.dtypes)
 
     def joined(self) -> int | None:
         """Axis number of the join of a fused layer's parts; None without one."""
@@ -123,7 +130,7 @@ def named(prefix: str, suffix: str) -> str:
     return f"{prefix}{'' if suffix.startswith('_') else '.'}{suffix}" if prefix else suffix
 
 
-def check_dtypes(specs: Iterable[TensorSpec], dtypes: Mapping[str, torch.dtype], names: "Names") -> None:
+def check_dtypes(specs: Iterable[TensorSpec], dtypes: Mapping[str, Dtype], names: Names) -> None:
     """Raise DtypeError for a tensor without a declared dtype."""
     for spec in specs:
         if spec.name in dtypes and dtypes[spec.name] not in spec.dtypes:
@@ -135,7 +142,7 @@ def check_dtypes(specs: Iterable[TensorSpec], dtypes: Mapping[str, torch.dtype],
 def solve(
     specs: Iterable[TensorSpec],
     shapes: Mapping[str, Shape],
-    names: "Names",
+    names: Names,
     known: Mapping[str, int] | None = None,
 ) -> dict[str, int]:
     """Solve the size of each dimension from the shapes of all tensors; ShapeError for a contradiction.
@@ -211,33 +218,39 @@ def _formula(spec: TensorSpec) -> str:
     return ", ".join(axis.free or axis.text for axis in spec.axes)
 
 
-def check_index(spec: TensorSpec, index: Tensor, sizes: Mapping[str, int], names: Names) -> None:
+def array_of(argument: str, fact: Fact) -> NDArray[Any]:
+    """Values of a fact on the CPU; ArgumentError, which names the argument, for a tensor on device meta."""
+    if isinstance(fact, np.ndarray):
+        return fact
+    if fact.is_meta:
+        check_values(argument, fact)
+    values: NDArray[Any] = fact.detach().cpu().numpy()
+    return values
+
+
+def check_index(spec: TensorSpec, fact: Fact, sizes: Mapping[str, int], names: Names) -> None:
     """Raise IndexValueError for an index outside of the free axis `index_of`."""
-    check_values(names.full(spec.name), index)
-    limit = sizes[spec.index_of or ""]
-    wrong = ((index < 0) | (index >= limit)).nonzero()
-    if wrong.numel():
-        at = int(wrong[0, 0])
+    index, limit = array_of(names.full(spec.name), fact), sizes[spec.index_of or ""]
+    wrong = np.flatnonzero((index < 0) | (index >= limit))
+    if wrong.size:
+        at = int(wrong[0])
         raise IndexValueError(
-            names.full(spec.name), int(index[at]), at, limit, wrong.shape[0], names.file(spec.name)
+            names.full(spec.name), int(index[at]), at, limit, wrong.size, names.file(spec.name)
         )
 
 
-def check_permutation(spec: TensorSpec, index: Tensor, names: Names) -> None:
+def check_permutation(spec: TensorSpec, fact: Fact, names: Names) -> None:
     """Raise IndexValueError for an index tensor that is not a permutation."""
-    check_values(names.full(spec.name), index)
-    at, size = index.long(), index.numel()
+    check_positions(spec.name, array_of(names.full(spec.name), fact), names)
+
+
+def check_positions(field: str, at: NDArray[Any], names: Names) -> None:
+    """Raise IndexValueError unless the values of `field` are all positions, each once."""
+    size = at.size
     wrong = (at < 0) | (at >= size)
-    counts = torch.bincount(at[~wrong], minlength=size)  # without indices outside of the axis
+    counts = np.bincount(at[~wrong], minlength=size)  # without indices outside of the axis
     wrong[~wrong] = counts[at[~wrong]] > 1
-    if bool(wrong.any()):
-        first = int(wrong.nonzero()[0, 0])
-        raise IndexValueError(
-            names.full(spec.name),
-            int(at[first]),
-            first,
-            size,
-            int(wrong.sum()),
-            names.file(spec.name),
-            "each once",
-        )
+    if wrong.any():
+        first = int(np.flatnonzero(wrong)[0])
+        count, file = int(wrong.sum()), names.file(field)
+        raise IndexValueError(names.full(field), int(at[first]), first, size, count, file, "each once")

@@ -1,17 +1,19 @@
 """Base classes of formats: frozen config, layer, codes, and typed weight with its dequantization."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from qload import devices
+from qload import devices, dtypes
 from qload.devices import CodeValues, LazyCodes, Stored
+from qload.dtypes import STORED, TORCH, Dtype, DtypeLike
 from qload.errors import (
     ArgumentError,
     MismatchError,
@@ -23,10 +25,12 @@ from qload.errors import (
     check_values,
     checked,
 )
+from qload.lazy_torch import Tensor, torch
 from qload.spec.activations import ActivationScheme
 from qload.spec.axis import PARTS, Axis
 from qload.spec.casts import check_float, check_out
 from qload.spec.tensor import (
+    Fact,
     Names,
     Shape,
     TensorSpec,
@@ -36,9 +40,6 @@ from qload.spec.tensor import (
     named,
     solve,
 )
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 class Grouped:
@@ -75,6 +76,12 @@ class Grouped:
         """Group of each row for groups in order: int64 (`K`,) on `device`."""
         rows = min(self.rows_of_a_group(K), max(K, 1))  # the config may exceed an int64
         return torch.arange(K, device=device) // rows
+
+    def is_in_order(self, index: Fact, K: int) -> bool:
+        """Return whether `index`, the group of each of `K` rows, is that of groups in order."""
+        if not isinstance(index, np.ndarray):
+            return bool((index == self.in_order(K, index.device)).all())
+        return bool((index == np.arange(K) // min(self.rows_of_a_group(K), max(K, 1))).all())
 
 
 @dataclass(frozen=True)
@@ -137,26 +144,26 @@ class Config:
         """Sizes of the whole layer that follow from facts and from no shape."""
         return {}
 
-    def for_layer(self, headers: "LayerHeaders") -> Self:
+    def for_layer(self, headers: LayerHeaders) -> Self:
         """Config of a layer, by the shapes and facts of `headers`; raises for a contradiction."""
         return self
 
-    def notes(self, headers: "LayerHeaders") -> tuple[str, ...]:
+    def notes(self, headers: LayerHeaders) -> tuple[str, ...]:
         """Notes on flags that contradict the tensors of `headers`; tensors take precedence."""
         return ()
 
-    def settled(self, values: "LayerValues") -> tuple[dict[str, Any], QloadError | None]:
+    def settled(self, values: LayerValues) -> tuple[dict[str, Any], QloadError | None]:
         """Changes of this config by a layer's `values`, and the error if they contradict claims."""
         return {}, None
 
-    def decides_alike(self, claims: "LayerClaims", stacked: Tensor) -> bool:
+    def decides_alike(self, claims: LayerClaims, stacked: Tensor) -> bool:
         """Return whether `settled` decides as in this config for each layer of `stacked` (E, ...).
 
         `claims`: of all these layers; `stacked`: their tensors `deciding_field`. False: settle each layer.
         """
         return False
 
-    def like(self, other: "Config") -> Self:
+    def like(self, other: Config) -> Self:
         """This config with the convention of an `other`, if that changes no value of the layer."""
         return self
 
@@ -176,8 +183,8 @@ class LayerHeaders:
     """Tensors of a layer before any weight is read: shapes and dtypes by field, and whole facts."""
 
     shapes: Mapping[str, Shape]
-    dtypes: Mapping[str, torch.dtype]
-    facts: Mapping[str, Tensor]
+    dtypes: Mapping[str, Dtype]
+    facts: Mapping[str, Fact]
     names: Names
 
     def sizes(self, specs: Sequence[TensorSpec], known: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -270,7 +277,7 @@ class LayerValues(Protocol):
     def shared(self) -> dict[str, Any]:
         """Results shared by all layers of the checkpoint, by name."""
 
-    def layers(self, field: str) -> "Iterator[tuple[Config, LayerValues]]":
+    def layers(self, field: str) -> Iterator[tuple[Config, LayerValues]]:
         """Yield the layers of the checkpoint with a field, in order, this one included."""
 
 
@@ -309,7 +316,7 @@ class Layer:
         """Outputs of all parts."""
         return sum(self.parts)
 
-    def with_origin(self, origin: Config | None, activations: ActivationScheme | None) -> "Layer":
+    def with_origin(self, origin: Config | None, activations: ActivationScheme | None) -> Layer:
         """Copy with another `origin` and other `activations`, without checks."""
         return Layer.unchecked(self.__dict__ | {"origin": origin, "activations": activations})
 
@@ -349,7 +356,7 @@ class Codes(CodeValues):
         """Codes as numbers (N, K), of an integer dtype."""
         return devices.plain(self.codes)
 
-    def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+    def dequantize(self, dtype: DtypeLike = dtypes.float32, out: Tensor | None = None) -> Tensor:
         """Weight (N, K): the integer difference, times (divided by) the scale in float32, times the factor.
 
         Rounded once to `dtype`, or to the dtype of `out`, a tensor to write to.
@@ -358,7 +365,7 @@ class Codes(CodeValues):
             check_out(out, tuple(self.codes.shape), self.scales.device)
         else:
             check_float(dtype)
-            out = torch.empty(self.codes.shape, dtype=dtype, device=self.scales.device)
+            out = torch.empty(self.codes.shape, dtype=TORCH[dtype], device=self.scales.device)
             out = devices.in_large_pages(out)
         devices.dequantize(self, out)
         return out
@@ -406,7 +413,7 @@ class Weight(ABC):
                 raise MissingTensorError(names.full(spec.name))
         headers = LayerHeaders(
             shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()},
-            dtypes={name: tensor.dtype for name, tensor in tensors.items()},
+            dtypes={name: STORED[tensor.dtype] for name, tensor in tensors.items()},
             facts={spec.name: tensors[spec.name] for spec in specs if spec.fact and spec.name in tensors},
             names=names,
         )
@@ -476,7 +483,7 @@ class Weight(ABC):
         """Device of the tensors."""
         return next(iter(self.fields().values())).device
 
-    def dequantize(self, dtype: torch.dtype = torch.float32, out: Tensor | None = None) -> Tensor:
+    def dequantize(self, dtype: DtypeLike = dtypes.float32, out: Tensor | None = None) -> Tensor:
         """Dequantize to (N, K) in float32, the reference, rounded once to any other `dtype`.
 
         `out`: a tensor (N, K) to write to, in its dtype.
@@ -486,7 +493,7 @@ class Weight(ABC):
         check_float(dtype)
         stored = self.stored() if devices.reads_stored(*self.fields().values()) else None
         if stored is not None:
-            result = torch.empty(self.shape, dtype=dtype, device=self.device) if out is None else out
+            result = torch.empty(self.shape, dtype=TORCH[dtype], device=self.device) if out is None else out
             if devices.dequantize_stored(stored, result):
                 return result
             del result
@@ -531,7 +538,7 @@ class Weight(ABC):
         activations: Literal["declared", "unquantized"] = "declared",
         maximum: Callable[[Tensor], Tensor] | Literal["own"] | None = None,
         dtype: torch.dtype | None = None,
-    ) -> "nn.Module":
+    ) -> torch.nn.Module:
         """Build a module that maps (..., K) to (..., N) in the dtype of its input.
 
         Parameters
@@ -557,7 +564,7 @@ class Weight(ABC):
             A scale would lose more bits, or the weight, rounded to the dtype of its scales for many tokens,
             has infinite elements.
         """
-        module: nn.Module = call_upward(LINEAR_FACTORY, self, bias, activations, maximum, dtype)
+        module: torch.nn.Module = call_upward(LINEAR_FACTORY, self, bias, activations, maximum, dtype)
         return module
 
     def __repr__(self) -> str:

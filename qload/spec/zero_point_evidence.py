@@ -11,15 +11,15 @@ in the right reading the mean code of a group is near its zero point. Where read
 compared with the distance in other columns with the same zero point.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
 from qload.errors import MismatchError, QloadError
 from qload.layouts import Stored, StoredMinusOne, StoredMinusOnePerField, ZeroPoints, gptq
+from qload.lazy_torch import Tensor, torch
 from qload.spec.weight import LayerClaims, LayerValues
 
 # Evidence for a reading: all readings are equal, the codes, the name of the quantizer, other layers of the
@@ -53,7 +53,7 @@ class _Offsets:
     fields: float = 0.0
     variance: float = 0.0
 
-    def __add__(self, other: "_Offsets") -> "_Offsets":
+    def __add__(self, other: _Offsets) -> _Offsets:
         count = self.count + other.count
         if not count:
             return self

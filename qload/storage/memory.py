@@ -1,13 +1,15 @@
 """`MemoryStorage`: storage of tensors in a dict, for tests and for weights built in memory."""
 
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Collection, Mapping
 from threading import Lock
 from typing import Self
 
-from torch import Tensor
-
+from qload.dtypes import STORED
 from qload.errors import checked
+from qload.lazy_torch import Tensor
 from qload.storage.protocol import TensorInfo, bounds, check_name, check_out, missing
 
 
@@ -55,7 +57,7 @@ class MemoryStorage:
     def info(self, name: str) -> TensorInfo:
         """Dtype and shape of the tensor `name`."""
         tensor = self._find(name)
-        return TensorInfo(tensor.dtype, tuple(tensor.shape))
+        return TensorInfo(STORED[tensor.dtype], tuple(tensor.shape))
 
     @checked
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:

@@ -1,68 +1,94 @@
 """`WeightStorage`: the interface of storages of named tensors, and checks that they share."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from itertools import islice
 from math import prod
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from qload import dtypes
+from qload.dtypes import STORED, TORCH, Dtype, DtypeLike
 from qload.errors import ArgumentError, MissingTensorError
+from qload.lazy_torch import Tensor, torch
 
 MAX_COMPARED_NAMES = 1000  # names to compare with a missing name
 DTYPES = {  # by name in a safetensors header
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "C64": torch.complex64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F64": dtypes.float64,
+    "F32": dtypes.float32,
+    "F16": dtypes.float16,
+    "BF16": dtypes.bfloat16,
+    "C64": dtypes.complex64,
+    "I64": dtypes.int64,
+    "I32": dtypes.int32,
+    "I16": dtypes.int16,
+    "I8": dtypes.int8,
+    "U64": dtypes.uint64,
+    "U32": dtypes.uint32,
+    "U16": dtypes.uint16,
+    "U8": dtypes.uint8,
+    "BOOL": dtypes.bool_,
+    "F8_E4M3": dtypes.float8_e4m3fn,
+    "F8_E5M2": dtypes.float8_e5m2,
+    "F8_E8M0": dtypes.float8_e8m0fnu,
+    "F8_E4M3FNUZ": dtypes.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": dtypes.float8_e5m2fnuz,
 }
 
-WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # bytes of an element -> integers
+WORDS = {
+    1: dtypes.uint8,
+    2: dtypes.int16,
+    4: dtypes.int32,
+    8: dtypes.int64,
+}  # bytes of an element -> integers
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class TensorInfo:
     """Header information of a tensor.
 
+    Parameters
+    ----------
+    dtype
+        Dtype of the tensor, as a `Dtype` or as torch's.
+
     Attributes
     ----------
-    dtype, shape
-        Stored dtype and shape of the whole tensor.
+    stored_dtype, shape
+        Dtype and shape of the whole tensor.
     file
         Name of its file; None in memory.
     shared
         Whether another tensor has the same bytes, and counts them.
+    nbytes
+        Bytes of the whole tensor.
     """
 
-    dtype: torch.dtype
+    stored_dtype: Dtype
     shape: tuple[int, ...]
-    file: str | None = None
-    shared: bool = False
+    file: str | None
+    shared: bool
+    nbytes: int = field(repr=False, compare=False)
+
+    def __init__(
+        self, dtype: DtypeLike, shape: tuple[int, ...], file: str | None = None, shared: bool = False
+    ) -> None:
+        stored_dtype = STORED[dtype]
+        object.__setattr__(self, "stored_dtype", stored_dtype)
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "file", file)
+        object.__setattr__(self, "shared", shared)
+        object.__setattr__(self, "nbytes", prod(shape) * stored_dtype.itemsize)
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the whole tensor."""
-        return prod(self.shape) * self.dtype.itemsize
+    def dtype(self) -> torch.dtype:
+        """Dtype of the tensor in torch."""
+        return TORCH[self.stored_dtype]
 
 
 @runtime_checkable
@@ -99,6 +125,21 @@ class FillingStorage(Protocol):
 
     def read_into(self, name: str, index: tuple[slice, ...], out: Tensor) -> None:
         """Read into `out` like `read`: a contiguous CPU tensor of the slice's shape and dtype."""
+
+
+def numpy_dtype(dtype: Dtype) -> np.dtype[Any]:
+    """Dtype of numpy; of floats that it does not have, unsigned integers of their size."""
+    known = dtype.name in np.sctypeDict
+    return np.dtype(dtype.name if known else f"uint{8 * dtype.itemsize}")
+
+
+def read_array(storage: WeightStorage, name: str, index: tuple[slice, ...] = ()) -> NDArray[Any]:
+    """Read the elements `index` of a tensor as an array, without torch if the storage can."""
+    read: Callable[[str, tuple[slice, ...]], NDArray[Any]] | None = getattr(storage, "read_array", None)
+    if read is not None:
+        return read(name, index)
+    values: NDArray[Any] = storage.read(name, index).numpy()
+    return values
 
 
 def metadata_of(storage: WeightStorage) -> Mapping[str, Mapping[str, str]]:
@@ -192,11 +233,16 @@ RUN_ELEMENTS = 1 << 16  # elements per run of rows: small, as a caller may stop 
 
 def rows(storage: WeightStorage, name: str) -> Iterator[tuple[int, Tensor]]:
     """Yield (first row, rows) for all runs of whole rows (first dimension) of a tensor, in little memory."""
-    shape = storage.info(name).shape
-    if not shape:
+    if not storage.info(name).shape:
         yield 0, storage.read(name).reshape(1)
         return
-    width = max(1, storage.info(name).nbytes // max(1, shape[0]) // storage.info(name).dtype.itemsize)
+    for run in row_runs(storage.info(name)):
+        yield run.start, storage.read(name, (run,))
+
+
+def row_runs(info: TensorInfo) -> Iterator[slice]:
+    """Yield runs of whole rows (first dimension) of a tensor, of little memory."""
+    width = max(1, info.nbytes // max(1, info.shape[0]) // info.stored_dtype.itemsize)
     step = max(1, RUN_ELEMENTS // width)
-    for start in range(0, shape[0], step):
-        yield start, storage.read(name, (slice(start, min(start + step, shape[0])),))
+    for start in range(0, info.shape[0], step):
+        yield slice(start, min(start + step, info.shape[0]))

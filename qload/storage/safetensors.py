@@ -1,5 +1,7 @@
 """`SafetensorsStorage`: storage of tensors in safetensors files, with validated headers and sliced reads."""
 
+from __future__ import annotations
+
 import logging
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -9,11 +11,11 @@ from threading import Lock
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from qload.dtypes import TORCH
 from qload.errors import ArgumentError, StorageError, check_type, checked
+from qload.lazy_torch import Tensor, torch
 from qload.storage.checkpoint_files import CheckpointFiles, PathLikes, check_index, folder_notes, locate
 from qload.storage.file_reads import Bounds, FileRanges, OpenFiles, contiguous_offset, read_slices
 from qload.storage.files import Place
@@ -30,6 +32,7 @@ from qload.storage.protocol import (
     check_out,
     check_rows,
     missing,
+    numpy_dtype,
 )
 
 log: logging.Logger = logging.getLogger("qload")
@@ -72,8 +75,10 @@ class SafetensorsStorage:
     def __init__(
         self, path: PathLikes | CheckpointFiles, *, headers: Mapping[str, Header] | None = None
     ) -> None:
-        check_type("path", path, PathLikes | CheckpointFiles)
-        check_type("headers", headers, Mapping | None)
+        if path.__class__ is not CheckpointFiles:
+            check_type("path", path, PathLikes | CheckpointFiles)
+        if headers.__class__ is not dict:
+            check_type("headers", headers, Mapping | None)
         if sys.byteorder != "little":
             words = "safetensors are little-endian, and this machine is not"
             raise StorageError(str(path), "byte-order", words)
@@ -82,6 +87,7 @@ class SafetensorsStorage:
         if headers is None:
             headers = validate_headers(located, _raise, partial(log.info, "%s"))
         self._entries: dict[str, Entry] = {}
+        self._infos: dict[tuple[str, tuple[int, ...], str], TensorInfo] = {}  # one for all equal tensors
         self._holders: dict[str, str] = {}  # tensor name -> file; a pair per tensor would take more memory
         for file, header in headers.items():
             self._entries.update(header.tensors)
@@ -107,7 +113,11 @@ class SafetensorsStorage:
         """Dtype, shape and file of the tensor `name`, from the header."""
         entry = self._entries.get(name) if type(name) is str else None
         file, entry = self._find(name) if entry is None else (self._holders[name], entry)
-        return TensorInfo(DTYPES[entry.dtype], entry.shape, file)
+        kind = entry.dtype, entry.shape, file
+        info = self._infos.get(kind)
+        if info is None:
+            info = self._infos[kind] = TensorInfo(DTYPES[entry.dtype], entry.shape, file)
+        return info
 
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
         """Copy the elements `index` of the tensor `name` to the CPU, and read no others.
@@ -122,15 +132,31 @@ class SafetensorsStorage:
             with self._open.reading(file) as opened:
                 opened.read_into(whole.data, entry.begin)
             self._count(whole.nbytes)
-            return torch.from_numpy(whole).view(DTYPES[entry.dtype]).reshape(entry.shape)
+            return torch.from_numpy(whole).view(TORCH[DTYPES[entry.dtype]]).reshape(entry.shape)
         pairs = bounds(name, entry.shape, index)
         extents = [stop - start for start, stop in pairs]
         if 0 in extents:
-            return torch.empty(extents, dtype=DTYPES[entry.dtype])
+            return torch.empty(extents, dtype=TORCH[DTYPES[entry.dtype]])
         with self._open.reading(file) as opened:
             piece = read_slices(opened, entry, pairs)
         self._count(piece.nbytes)
-        return torch.from_numpy(piece).view(DTYPES[entry.dtype]).reshape(extents)
+        return torch.from_numpy(piece).view(TORCH[DTYPES[entry.dtype]]).reshape(extents)
+
+    def read_array(self, name: str, index: tuple[slice, ...] = ()) -> NDArray[Any]:
+        """Copy the elements `index` of the tensor `name` like `read`, as an array.
+
+        Floats that numpy has no dtype for are their bits, as unsigned integers.
+        """
+        file, entry = self._find(name)
+        pairs = bounds(name, entry.shape, index)
+        extents = [stop - start for start, stop in pairs]
+        dtype = numpy_dtype(DTYPES[entry.dtype])
+        if 0 in extents:
+            return np.empty(extents, dtype)
+        with self._open.reading(file) as opened:
+            piece = read_slices(opened, entry, pairs)
+        self._count(piece.nbytes)
+        return piece.view(dtype).reshape(extents)
 
     @checked
     def read_into(self, name: str, index: tuple[slice, ...], out: Tensor) -> None:
@@ -140,7 +166,7 @@ class SafetensorsStorage:
         """
         file, entry = self._find(name)
         pairs = bounds(name, entry.shape, index)
-        check_out(name, out, [stop - start for start, stop in pairs], DTYPES[entry.dtype])
+        check_out(name, out, [stop - start for start, stop in pairs], TORCH[DTYPES[entry.dtype]])
         if out.numel():
             with self._open.reading(file) as opened:
                 read_slices(opened, entry, pairs, out.reshape(-1).view(torch.uint8).numpy())
@@ -179,10 +205,10 @@ class SafetensorsStorage:
             shape = [len(names)]
             for start, stop in pairs:
                 shape.append(stop - start)
-            check_rows(names[0], out, shape, DTYPES[first.dtype])
+            check_rows(names[0], out, shape, TORCH[DTYPES[first.dtype]])
             whole = tuple(shape[1:]) == first.shape
             offset = first.begin if whole else contiguous_offset(first, pairs) if out.numel() else None
-            words = out.view(WORDS[out.itemsize]).numpy()
+            words = out.view(TORCH[WORDS[out.itemsize]]).numpy()
             for at, name in enumerate(names):
                 entry = entries[name] if name in entries else self._find(name)[1]
                 if entry.dtype != first.dtype or entry.shape != first.shape:

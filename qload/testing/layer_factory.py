@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from qload.dtypes import STORED
 from qload.errors import ArgumentError
 from qload.formats import (
     FORMATS,
@@ -106,7 +107,7 @@ def _in_dtype(layer: DrawnLayer, name: str, tensor: Tensor, traits: Traits) -> T
     """A float16 tensor in the dtype of activations, if the declaration allows it; any other unchanged."""
     spec = next(each for each in layer.weight_type.tensors(layer.config) if each.name == name)
     dtype = _dtype(traits)
-    return tensor.to(dtype) if tensor.dtype == torch.float16 and dtype in spec.dtypes else tensor
+    return tensor.to(dtype) if tensor.dtype == torch.float16 and STORED[dtype] in spec.dtypes else tensor
 
 
 def _fill_zero_points(

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qload.dtypes import TORCH
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.spec import Axis, Config, Role, TensorSpec, Weight, named
 from qload.storage import MemoryStorage
@@ -133,21 +134,23 @@ def _fill_index(
     index = torch.arange(sizes["K"]) // size
     if act_order:
         index = index[torch.randperm(sizes["K"], generator=generator)]
-    return index.to(spec.dtypes[0])
+    return index.to(TORCH[spec.dtypes[0]])
 
 
 def _fill_words(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
-    if spec.dtypes[0].is_floating_point:  # the bytes of small floats are codes
+    if TORCH[spec.dtypes[0]].is_floating_point:  # the bytes of small floats are codes
         return _fill_small_floats(spec, shape, filling, generator)
-    limits = torch.iinfo(spec.dtypes[0])
+    limits = torch.iinfo(TORCH[spec.dtypes[0]])
     if spec.nibbles:
         return _fill_nibbles(spec, shape, filling, generator)
     if spec.between and filling == "coded":
         low, high = spec.between
-        return torch.randint(low, high + 1, shape, generator=generator).to(spec.dtypes[0])
+        return torch.randint(low, high + 1, shape, generator=generator).to(TORCH[spec.dtypes[0]])
     if filling in RANDOM:  # every bit, also the sign
-        return torch.randint(limits.min, limits.max + 1, shape, dtype=spec.dtypes[0], generator=generator)
-    return _count(shape, 0 if filling == "zeros" else 1).to(spec.dtypes[0])
+        return torch.randint(
+            limits.min, limits.max + 1, shape, dtype=TORCH[spec.dtypes[0]], generator=generator
+        )
+    return _count(shape, 0 if filling == "zeros" else 1).to(TORCH[spec.dtypes[0]])
 
 
 def _fill_small_floats(
@@ -156,42 +159,42 @@ def _fill_small_floats(
     """Random finite numbers of all bytes, or numbers that are exact in every small float."""
     if filling != "noise":
         return _fill_floats(spec, shape, filling, generator)
-    finite = torch.arange(256).to(torch.uint8).view(spec.dtypes[0])
+    finite = torch.arange(256).to(torch.uint8).view(TORCH[spec.dtypes[0]])
     finite = finite[finite.float().isfinite()]
     return finite.view(torch.uint8)[torch.randint(len(finite), shape, generator=generator)].view(finite.dtype)
 
 
 def _fill_nibbles(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
     """Words of nibbles from the values of the declaration."""
-    fields = torch.iinfo(spec.dtypes[0]).bits // 4
+    fields = torch.iinfo(TORCH[spec.dtypes[0]]).bits // 4
     choice = torch.randint(len(spec.nibbles), [*shape, fields], generator=generator)
     if filling not in RANDOM:
         choice = _count([*shape, fields], 0 if filling == "zeros" else 1) % len(spec.nibbles)
     values = torch.tensor(spec.nibbles)[choice] << (4 * torch.arange(fields))
-    return values.sum(-1).to(spec.dtypes[0])
+    return values.sum(-1).to(TORCH[spec.dtypes[0]])
 
 
 def _fill_scales(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
-    if not spec.dtypes[0].is_floating_point:  # an exponent, 127 for 1
+    if not TORCH[spec.dtypes[0]].is_floating_point:  # an exponent, 127 for 1
         powers = (
             torch.randint(-6, 7, shape, generator=generator)
             if filling in RANDOM
             else _count(shape, 1) % 4 - 2
         )
-        return (powers + 127).to(spec.dtypes[0])
+        return (powers + 127).to(TORCH[spec.dtypes[0]])
     if filling == "noise":
-        return (torch.rand(shape, generator=generator) + 2.0**-6).to(spec.dtypes[0])
+        return (torch.rand(shape, generator=generator) + 2.0**-6).to(TORCH[spec.dtypes[0]])
     if filling == "coded":
-        return (2.0 ** torch.randint(-2, 2, shape, generator=generator)).to(spec.dtypes[0])
-    return (2.0 ** (_count(shape, 1) % 4 - 2)).to(spec.dtypes[0])
+        return (2.0 ** torch.randint(-2, 2, shape, generator=generator)).to(TORCH[spec.dtypes[0]])
+    return (2.0 ** (_count(shape, 1) % 4 - 2)).to(TORCH[spec.dtypes[0]])
 
 
 def _fill_floats(spec: TensorSpec, shape: list[int], filling: str, generator: torch.Generator) -> Tensor:
     if filling == "noise":
-        return torch.randn(shape, generator=generator).to(spec.dtypes[0])
+        return torch.randn(shape, generator=generator).to(TORCH[spec.dtypes[0]])
     if filling == "coded":
-        return torch.randint(-8, 9, shape, generator=generator).to(spec.dtypes[0])
-    return (_count(shape, 0 if filling == "zeros" else 1) % 17 - 8).to(spec.dtypes[0])
+        return torch.randint(-8, 9, shape, generator=generator).to(TORCH[spec.dtypes[0]])
+    return (_count(shape, 0 if filling == "zeros" else 1) % 17 - 8).to(TORCH[spec.dtypes[0]])
 
 
 def _count(shape: list[int], step: int) -> Tensor:

@@ -17,6 +17,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from qload.architecture import architecture_of
+from qload.dtypes import TORCH
 from qload.errors import ArgumentError, ConfigError, checked
 from qload.errors.exceptions import written_to
 from qload.formats import (
@@ -305,7 +306,7 @@ def _layer(dialect: Dialect, prefix: str, sibling: str, N: int, K: int) -> dict[
 
 
 def _tensor(dialect: Dialect, name: str, spec: TensorSpec, sizes: Mapping[str, int]) -> Tensor:
-    shape, dtype = _shape(name, spec, sizes), spec.dtypes[0]
+    shape, dtype = _shape(name, spec, sizes), TORCH[spec.dtypes[0]]
     if spec.name == "weight_shape":
         return torch.tensor([sizes["N"], sizes["K"]])
     if spec.index_of:

@@ -4,15 +4,15 @@ A block of few outputs is a few bytes of each row if outputs are the last stored
 row. `WindowSource` reads a wider window at once and cuts blocks from memory.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import product
 from math import gcd, prod
 
-import torch
-from torch import Tensor
-
 from qload.formats.unquantized import FLOATS
+from qload.lazy_torch import Tensor, torch
 from qload.loader import FormatLoader, LayerDescription, Part
 from qload.loader.sharding import granule
 from qload.loader.source import TensorSource, WrappedSource
@@ -33,7 +33,7 @@ def read_float_rows(
 
     Bytes of a tensor declared as exponents are E8M0 floats.
     """
-    dtype = storage.info(name).dtype
+    dtype = storage.info(name).stored_dtype
     exponents = spec is not None and spec.is_exponents
     if not dtype.is_floating_point and not exponents:
         return

@@ -6,13 +6,13 @@ compute with other weights; its note ends with a remedy. The loader notes plain 
 by name as quantized.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from qload.architecture.config import CAUSAL, TIE, is_usual_class, tie_of
 from qload.architecture.names import PROJECTION_GROUPS, REMEDY, adapters_of, base_name, is_adapter, pattern_of
@@ -23,6 +23,7 @@ from qload.errors import ConfigError, MismatchError
 from qload.formats import Exl2Config, GPTQConfig
 from qload.formats.exl2 import scale_unit
 from qload.layouts import Stored, StoredMinusOneUnmasked
+from qload.lazy_torch import torch
 from qload.loader import LayerDescription
 from qload.loader.exclusion import parts, wholes
 from qload.spec import LayerClaims

@@ -15,9 +15,7 @@ from qload.loader import Heads, LayerDescription, Part, Split
 from qload.loader.sharding import share
 from qload.parallel import ProcessGroup, Rank
 from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
-from qload.verify import against as comparison
 from qload.verify.checkpoint import VerifiedCheckpoint
-from qload.verify.comparison import LayerMap
 from qload.verify.report import Finding, Prompt, Report, finding_of, internal_finding
 from qload.verify.rules import INSPECTED, Tier
 from qload.verify.rules.rule import merge_contradictions
@@ -267,15 +265,18 @@ def _add_comparison(
     draw: bool,
 ) -> Report:
     """Extend the report by a comparison with the reference at `path`."""
+    from qload.verify.against import ConfirmedReading, check_against
+    from qload.verify.comparison import LayerMap
+
     findings, notes, maps = list(report.findings), list(report.notes), dict[str, str]()
     with VerifiedCheckpoint.open(path, collect=True) as reference:
         if not reference.is_readable:
             return replace(report, findings=(*findings, *reference.findings))
-        compare = partial(comparison.check_against, checkpoint, reference, workers, progress, draw)
+        compare = partial(check_against, checkpoint, reference, workers, progress, draw)
         for item in collect("against", compare, findings):
             if isinstance(item, LayerMap):
                 maps[item.layer] = item.text
-            elif isinstance(item, comparison.ConfirmedReading):
+            elif isinstance(item, ConfirmedReading):
                 confirmed = ("zero-point-reading", f"{item.layer}.qzeros")
                 findings = [finding for finding in findings if (finding.rule, finding.tensor) != confirmed]
             else:

@@ -1,5 +1,7 @@
 """Distribution of per-layer work over the threads of a process and the ranks of a process group."""
 
+from __future__ import annotations
+
 import contextvars
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -7,10 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import torch
-from torch import distributed
-
 from qload.errors import ArgumentError, LostRankError
+from qload.lazy_torch import is_imported, torch
 from qload.native import modules
 from qload.parallel import ALONE, ProcessGroup
 from qload.parallel.process_group import torch_group
@@ -27,7 +27,7 @@ class Workers:
     group: ProcessGroup = ALONE
 
     @classmethod
-    def of(cls, group: ProcessGroup | None) -> "Workers":
+    def of(cls, group: ProcessGroup | None) -> Workers:
         """Use as many threads as native code may; `group`: of torch.distributed, or None for one process."""
         group = ALONE if group is None else group
         if group.size() > 1 and torch_group(group) is None:
@@ -66,7 +66,7 @@ class Workers:
             return [value]
         values: list[Any] = [None] * world
         try:
-            distributed.all_gather_object(values, value, group=torch_group(self.group))
+            torch.distributed.all_gather_object(values, value, group=torch_group(self.group))
         except RuntimeError as error:
             raise LostRankError(None, world, f"a collective failed: {error}") from error
         return values
@@ -84,8 +84,8 @@ class Workers:
             progress(total, total)
             return done
         # Threads with several torch threads each would wait for each other: one torch thread each.
-        pool = ThreadPoolExecutor(threads, "qload-verify", torch.set_num_threads, (1,))
-        with torch_threads(torch.get_num_threads()):
+        pool = ThreadPoolExecutor(threads, "qload-verify", _use_one_thread)
+        with torch_threads(None):
             try:
                 tasks: dict[Future[T], int] = {
                     pool.submit(contextvars.copy_context().run, _run_one, work, at): at for at in sizes
@@ -99,11 +99,19 @@ class Workers:
         return {at: task.result() for task, at in tasks.items()}
 
 
+def _use_one_thread() -> None:
+    if is_imported():
+        torch.set_num_threads(1)
+
+
 @contextmanager
-def torch_threads(threads: int) -> Iterator[None]:
-    """Set the number of torch's threads for one operation, and restore it afterwards."""
+def torch_threads(threads: int | None) -> Iterator[None]:
+    """Set the number of torch's threads for one operation, and restore it; nothing before its import."""
+    if not is_imported():
+        yield
+        return
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
+    torch.set_num_threads(threads or before)
     try:
         yield
     finally:

@@ -1,18 +1,19 @@
 """Casts of plain floats to the dtype of the user, without overflow."""
 
-import torch
-from torch import Tensor
+from __future__ import annotations
 
+from qload.dtypes import STORED
 from qload.errors import CastError
 from qload.formats import ROLES
 from qload.formats.unquantized import FLOATS
+from qload.lazy_torch import Tensor, torch
 from qload.spec import Role
 
 
 def by_role(stored: str, tensor: Tensor, dtype: torch.dtype | None, role: Role | None) -> Tensor:
     """Cast the tensor `stored` to a dtype, if its role allows; without a role, the role of its name."""
     role = role or ROLES.get(stored.rpartition(".")[2], Role.FLOAT)
-    if role is not Role.FLOAT or dtype in (None, tensor.dtype) or tensor.dtype not in FLOATS:
+    if role is not Role.FLOAT or dtype in (None, tensor.dtype) or STORED[tensor.dtype] not in FLOATS:
         return tensor
     return cast(stored, tensor, dtype)
 

@@ -1,9 +1,10 @@
 """Tensors outside of layers: exempt from use by name, with a reason, or unread by any format."""
 
+from __future__ import annotations
+
 import re
 
-import torch
-
+from qload import dtypes
 from qload.experts.stacked_storage import ExpertStacks
 from qload.formats import FORMATS, ROLES
 from qload.formats.unquantized import FLOATS
@@ -63,7 +64,7 @@ def exemption(name: str, info: TensorInfo) -> str | None:
         return CACHE_SCALE
     if cache_zero(name):
         return CACHE_ZERO
-    if name.endswith(ROUTE_TABLES) and not info.dtype.is_floating_point:
+    if name.endswith(ROUTE_TABLES) and not info.stored_dtype.is_floating_point:
         return ROUTES
     return BUFFER if _is_buffer(name, info) else None
 
@@ -76,7 +77,7 @@ def unread_reason(name: str, storage: WeightStorage) -> str | None:
     if isinstance(storage, ExpertStacks) and name in storage.unread:
         return storage.unread[name]
     info = storage.info(name)
-    codes = len(info.shape) > AXES_OF_LAYER and info.dtype not in (*FLOATS, torch.bool, torch.int64)
+    codes = len(info.shape) > AXES_OF_LAYER and info.stored_dtype not in (*FLOATS, dtypes.bool_, dtypes.int64)
     if codes and not name.endswith(MANY_AXES):
         return STACK
     return None
@@ -95,7 +96,7 @@ def _is_named(name: str, of_attention: set[str], of_projections: set[str]) -> bo
 def is_mask(name: str, info: TensorInfo) -> bool:
     """Return True for a mask of attention scores, with minus infinity at hidden positions."""
     last = name.rpartition(".")[2]
-    return info.dtype in FLOATS and (
+    return info.stored_dtype in FLOATS and (
         MASK.fullmatch(last) is not None or (last == "bias" and len(info.shape) == 4)
     )
 
@@ -103,10 +104,10 @@ def is_mask(name: str, info: TensorInfo) -> bool:
 def _is_buffer(name: str, info: TensorInfo) -> bool:
     """Return True for a mask, for rotations, and for whole numbers that cannot be codes."""
     last = name.rpartition(".")[2]
-    if is_mask(name, info) or (info.dtype.is_complex and last in ROTATIONS):
+    if is_mask(name, info) or (info.stored_dtype.is_complex and last in ROTATIONS):
         return True
-    if info.dtype.is_floating_point or info.dtype.is_complex or last in ROLES:
+    if info.stored_dtype.is_floating_point or info.stored_dtype.is_complex or last in ROLES:
         return False
-    if info.dtype in (torch.bool, torch.int64) or len(info.shape) < 2:
+    if info.stored_dtype in (dtypes.bool_, dtypes.int64) or len(info.shape) < 2:
         return True
     return len(info.shape) == 4 and last in ("bias", "masked_bias", "mask")

@@ -5,6 +5,8 @@ buffers. Threads of Python read all other slices and storages. A slice that coul
 out without an error: its load reads it again, and raises in its own words.
 """
 
+from __future__ import annotations
+
 import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,14 +16,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, cycle
 from math import prod
-from typing import Any, NamedTuple, Protocol
-
-import torch
-from torch import Tensor
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from qload import devices, native
-from qload.devices import CpuFileMover, CudaFileReader, FileMove, copy_from_host, in_large_pages, stream_on
+from qload.dtypes import TORCH
 from qload.errors import QloadError
+from qload.lazy_torch import Tensor, torch
 from qload.sentences import Digit
 from qload.storage import FileRange, FileRanges, FillingStorage, SafetensorsStorage, WeightStorage
 from qload.storage.file_reads import Bounds
@@ -40,7 +40,7 @@ MAX_OPEN_FILES = 16  # in use by native threads at a time
 
 Index = tuple[slice, ...]
 Key = tuple[str, tuple[tuple[int | None, int | None], ...]]  # stored name, (start, stop) of each slice
-TensorForm = tuple[tuple[int, ...], torch.dtype]  # shape and dtype
+TensorForm: TypeAlias = "tuple[tuple[int, ...], torch.dtype]"  # shape and dtype
 
 
 class FileMoveRequest(NamedTuple):
@@ -89,13 +89,13 @@ def find_file_elements(
         return None
     info = storage.info(name)
     place = storage.ranges.of(name, bounds(name, info.shape, index))
-    return None if place is None else ElementsInFile(storage.ranges, place, info.dtype)
+    return None if place is None else ElementsInFile(storage.ranges, place, TORCH[info.stored_dtype])
 
 
 class OpenedFiles:
     """Descriptors of files in use by native threads, by name."""
 
-    def __init__(self, pool: "FilePool", descriptors: Mapping[str, int], opened: ExitStack) -> None:
+    def __init__(self, pool: FilePool, descriptors: Mapping[str, int], opened: ExitStack) -> None:
         self.pool, self.descriptors, self._opened = pool, descriptors, opened
         self._is_open = True
 
@@ -143,7 +143,7 @@ class FilePool:
 class NativeJob:
     """Moves in progress in native threads; their files stay open until `moved` is known."""
 
-    reader: "NativeReader"
+    reader: NativeReader
     ticket: int
     sizes: Sequence[int]  # bytes of each move
     opened: OpenedFiles
@@ -180,8 +180,8 @@ class NativeReader:
     def __init__(
         self,
         files: FilePool,
-        threads: CpuFileMover | CudaFileReader,
-        home: "torch.cuda.Stream | None" = None,
+        threads: devices.CpuFileMover | devices.CudaFileReader,
+        home: torch.cuda.Stream | None = None,
     ) -> None:
         self.files, self.threads, self.home = files, threads, home
         self._jobs = set[NativeJob]()
@@ -189,16 +189,18 @@ class NativeReader:
     def begin(self, moves: Sequence[FileMoveRequest]) -> NativeJob | None:
         """Begin to move; None for changed files or too many, and for targets without native code."""
         threads, targets = self.threads, [move.target for move in moves]
-        if isinstance(threads, CpuFileMover) and not (threads.is_here and devices.has_routines(*targets)):
+        if isinstance(threads, devices.CpuFileMover) and not (
+            threads.is_here and devices.has_routines(*targets)
+        ):
             return None
         opened = self.files.open(move.source.file for move in moves)
         if opened is None:
             return None
         sources = [(opened.descriptors[move.source.file], *move.source[1:]) for move in moves]
         try:
-            if isinstance(threads, CpuFileMover):
+            if isinstance(threads, devices.CpuFileMover):
                 ticket = threads.begin(
-                    [FileMove(at, *move[1:]) for at, move in zip(sources, moves, strict=True)]
+                    [devices.FileMove(at, *move[1:]) for at, move in zip(sources, moves, strict=True)]
                 )
             else:
                 assert self.home is not None
@@ -213,7 +215,7 @@ class NativeReader:
 
     def wait(self, ticket: int, count: int) -> Sequence[bool]:
         """Success of each of `count` moves; shorter if unknown."""
-        if isinstance(self.threads, CpuFileMover):
+        if isinstance(self.threads, devices.CpuFileMover):
             return self.threads.wait(ticket)
         try:
             return [self.threads.wait(ticket)] * count
@@ -236,7 +238,7 @@ class NativeReader:
 
 
 def native_reader(
-    storage: object, device: torch.device, threads: int, home: "torch.cuda.Stream | None" = None
+    storage: object, device: torch.device, threads: int, home: torch.cuda.Stream | None = None
 ) -> NativeReader | None:
     """Native reader to a CPU, by so many threads, or to the CUDA device of the stream `home`.
 
@@ -244,7 +246,7 @@ def native_reader(
     """
     if type(storage) is not SafetensorsStorage:  # a subclass may read otherwise
         return None
-    reader: CpuFileMover | CudaFileReader | None = None
+    reader: devices.CpuFileMover | devices.CudaFileReader | None = None
     if home is not None:
         try:
             reader = devices.file_reader(home.device)
@@ -305,7 +307,9 @@ class HostStaging:
 
     def allocate(self, forms: Iterable[TensorForm]) -> list[Tensor]:
         """Allocate CPU tensors of these shapes and dtypes in large pages; threads read straight to them."""
-        return [in_large_pages(torch.empty(shape, dtype=dtype, device="cpu")) for shape, dtype in forms]
+        return [
+            devices.in_large_pages(torch.empty(shape, dtype=dtype, device="cpu")) for shape, dtype in forms
+        ]
 
     def allocated(self) -> None:
         """No event: the memory is ready."""
@@ -365,7 +369,7 @@ class CudaStaging:
         places = [slice(at, at + piece.out.nbytes) for at, piece in zip(starts, pieces, strict=False)]
         _read_pieces(storage, pieces, [buffer.memory[place] for place in places])
         buffer.stream.wait_event(allocated)
-        copy_from_host(buffer.memory, places, [piece.out for piece in pieces], buffer.stream)
+        devices.copy_from_host(buffer.memory, places, [piece.out for piece in pieces], buffer.stream)
         buffer.copied = buffer.stream.record_event()
         return buffer.copied
 
@@ -384,7 +388,7 @@ class CudaStaging:
             stream.synchronize()
 
     def _is_at_home(self) -> bool:
-        return stream_on(self.device) == self.home.cuda_stream
+        return devices.stream_on(self.device) == self.home.cuda_stream
 
     def _buffers(self) -> Iterator[PinnedBuffer]:
         buffers: Iterator[PinnedBuffer] | None = getattr(self._own, "buffers", None)
@@ -417,7 +421,7 @@ class PythonJob:
     """Read of some pieces by a thread of Python."""
 
     staging: Staging
-    future: "Future[Any]"
+    future: Future[Any]
 
     @cached_property
     def is_done(self) -> bool:
@@ -478,7 +482,7 @@ class Prefetcher:
         home = self.staging.home if isinstance(self.staging, CudaStaging) else None
         self.native: NativeReader | None = native_reader(storage, device, threads, home)
 
-    def __enter__(self) -> "Prefetcher":
+    def __enter__(self) -> Prefetcher:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -496,7 +500,7 @@ class Prefetcher:
             pairs = bounds(name, info.shape, index)
             extents = tuple(stop - start for start, stop in pairs)
             if 0 not in extents:
-                wanted[_key(name, index)] = pairs, (extents, info.dtype)
+                wanted[_key(name, index)] = pairs, (extents, TORCH[info.stored_dtype])
         prefetch = Prefetch(self.staging)
         if wanted:
             targets = self.staging.allocate(form for _, form in wanted.values())
@@ -550,7 +554,7 @@ def read_to_cuda(storage: WeightStorage, name: str, index: Index, device: torch.
     """Read elements of a stored tensor to a CUDA device, by several threads for a large tensor."""
     if isinstance(storage, FillingStorage):
         pairs = bounds(name, storage.info(name).shape, index)
-        size = prod(stop - start for start, stop in pairs) * storage.info(name).dtype.itemsize
+        size = prod(stop - start for start, stop in pairs) * storage.info(name).stored_dtype.itemsize
         if size > MIN_SHARED_BYTES:
             with Prefetcher(storage, device, size // HOST_THREADS + 1) as prefetcher:
                 tensor = prefetcher.begin([(name, index)], storage).take(name, index)

@@ -1,5 +1,7 @@
 """Streams of loads: threads read the next loads while the current one is checked and repacked."""
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
@@ -7,11 +9,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
-import torch
-from torch import Tensor
-
-from qload.devices import stream_on
+from qload import devices
 from qload.errors import ArgumentError, QloadError, check_fields
+from qload.lazy_torch import Tensor, torch
 from qload.loader import Blocks, Heads, LoadPlan, Split, TensorSource, WrappedSource
 from qload.loader.base import DeferredReads
 from qload.loader.source import Index
@@ -79,8 +79,11 @@ class StreamedWeights(TensorSource, Protocol):
     """Attributes of `Weights` for a stream."""
 
     storage: WeightStorage
-    device: torch.device
     dtype: torch.dtype | None
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the loaded tensors."""
 
     def _stored(self, name: str) -> str: ...
 
@@ -156,7 +159,7 @@ def _begin(
 
 
 def _finish(
-    weights: StreamedWeights, begun: BegunLoad[L], facts: "PlacedFacts", stack: ExitStack
+    weights: StreamedWeights, begun: BegunLoad[L], facts: PlacedFacts, stack: ExitStack
 ) -> tuple[L, Weight]:
     if isinstance(begun.plan, QloadError):
         raise begun.plan
@@ -172,7 +175,7 @@ class PrefetchedSource(WrappedSource):
     """`Weights` with the prefetched tensors of a load."""
 
     def __init__(
-        self, inner: StreamedWeights, prefetch: Prefetch, facts: "PlacedFacts", stack: ExitStack
+        self, inner: StreamedWeights, prefetch: Prefetch, facts: PlacedFacts, stack: ExitStack
     ) -> None:
         def prefetched(name: str, index: Index, role: Role) -> Tensor | None:
             stored = inner._stored(name)
@@ -206,7 +209,7 @@ class PlacedFacts:
         device = self.inner.device
         if device.type != "cuda" or fact.nbytes > MAX_FACT_BYTES:
             return self.inner.place(fact)
-        kind = fact.dtype, fact.shape, stream_on(device)
+        kind = fact.dtype, fact.shape, devices.stream_on(device)
         last = self._last.get(kind)
         if last is None or not _is_equal(last[0], fact):
             if len(self._last) >= MAX_FACTS:

@@ -1,5 +1,7 @@
 """`Weights`: the tensors of a checkpoint for one rank, and the typed loads of its layers."""
 
+from __future__ import annotations
+
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -9,12 +11,10 @@ from copy import copy
 from difflib import get_close_matches
 from functools import cached_property, partial
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, runtime_checkable
-
-import torch
-from torch import Tensor
+from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
 from qload.architecture import Architecture
+from qload.dtypes import TORCH
 from qload.errors import (
     ArgumentError,
     DivideError,
@@ -29,6 +29,7 @@ from qload.experts.stack_layouts import stack_names
 from qload.experts.stacked_storage import ExpertStacks, within
 from qload.experts.weight import StackedWeight
 from qload.formats.unquantized import FLOATS
+from qload.lazy_torch import Tensor, torch
 from qload.loader import Blocks, Heads, LoadPlan, Part, Split, TensorSource, WeightsLoader, split_blocks
 from qload.loader.base import block_parts, check_join
 from qload.loader.layer_values import check_nonfinite
@@ -36,7 +37,7 @@ from qload.loader.source import FileElements, Nonfinite
 from qload.parallel import ALONE, ProcessGroup, Rank
 from qload.spec import Role, Weight
 from qload.storage import FillingStorage, TensorInfo, WeightStorage, check_name
-from qload.storage.protocol import AskedRows, read_rows
+from qload.storage.protocol import AskedRows, read_array, read_rows
 from qload.weights.casts import by_role
 from qload.weights.ledger import Ledger, LoadReport
 from qload.weights.prefetch import find_file_elements, read_to_cuda
@@ -55,7 +56,7 @@ SLICE, TEXT = frozenset({slice}), frozenset({str})
 L = TypeVar("L", bound="str | Load")
 
 # Open blocks of `use_loader` in this thread or task, the innermost last.
-_BLOCKS: ContextVar[tuple[tuple["Weights", WeightsLoader], ...]] = ContextVar("use_loader", default=())
+_BLOCKS: ContextVar[tuple[tuple[Weights, WeightsLoader], ...]] = ContextVar("use_loader", default=())
 
 
 class SortedNames:
@@ -144,20 +145,20 @@ class Weights(TensorSource):
         architecture: Architecture | None = None,
         nonfinite: Nonfinite = "error",
     ) -> None:
-        for argument, value, hint in (
-            ("storage", storage, WeightStorage),
-            ("loader", loader, WeightsLoader),
-            ("device", device, torch.device | str),
-            ("prefix", prefix, str | None),
-            ("architecture", architecture, Architecture | None),
-        ):
-            check_type(argument, value, hint)
-        if dtype is not None and dtype not in FLOATS:
+        check_type("storage", storage, WeightStorage)
+        check_type("loader", loader, WeightsLoader)
+        if prefix is not None:
+            check_type("prefix", prefix, str | None)
+        if architecture.__class__ is not Architecture:
+            check_type("architecture", architecture, Architecture | None)
+        if device != "cpu":  # torch is not imported for the default
+            check_type("device", device, torch.device | str)
+            self.device = device_of(device)
+        if dtype is not None and dtype not in map(TORCH.__getitem__, FLOATS):
             raise ArgumentError("dtype", f"None or one of {', '.join(map(str, FLOATS))}", str(dtype))
         check_nonfinite(nonfinite)
         self.storage: WeightStorage = storage
         self._loader = loader
-        self.device: torch.device = device_of(device)
         self.dtype: torch.dtype | None = dtype
         self.process_group: ProcessGroup = group_of(process_group)
         self.aliases: dict[str, Sequence[str]] = aliases_of(aliases)
@@ -176,6 +177,11 @@ class Weights(TensorSource):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.storage.close()
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Device of the loaded tensors."""
+        return torch.device("cpu")
 
     # Loader
 
@@ -477,7 +483,7 @@ class Weights(TensorSource):
         Straight from the storage if it can, and nothing is moved or cast. ArgumentError for another `out`.
         """
         stored = self._stored(name)
-        is_direct = out.dtype == self.storage.info(stored).dtype and out.device.type == "cpu"
+        is_direct = out.dtype == TORCH[self.storage.info(stored).stored_dtype] and out.device.type == "cpu"
         if is_direct and out.is_contiguous() and isinstance(self.storage, FillingStorage):
             self.storage.read_into(stored, index, out)
             return
@@ -498,7 +504,7 @@ class Weights(TensorSource):
             stored = names
             if not all(map(keys.__contains__, names)):
                 stored = [self._stored(name) for name in names]
-            is_cast = bool(stored) and out.dtype != storage.info(stored[0]).dtype
+            is_cast = bool(stored) and out.dtype != TORCH[storage.info(stored[0]).stored_dtype]
             large = out.device.type != "cpu" and out[:1].nbytes > MAX_STAGED_BYTES
             if is_cast or large or not hasattr(storage, "read_rows"):
                 for name, row in zip(stored, out, strict=True):
@@ -645,6 +651,14 @@ class PartialStorage(Protocol):
 
     def readable(self, name: str) -> tuple[tuple[int, int], ...] | None:
         """(start, stop) of the readable part along each axis; None for a part without such bounds."""
+
+
+class HeaderWeights(Weights):
+    """Weights whose layers are described, and not loaded: facts are arrays, and torch is not imported."""
+
+    def read_fact(self, name: str, role: Role = Role.INDEX) -> Any:
+        """Read the whole tensor `name` as an array."""
+        return read_array(self.storage, self._stored(name))
 
 
 def check_heads(weights: Weights, prefixes: Sequence[str]) -> None:

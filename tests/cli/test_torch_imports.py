@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 
 from qload.cli import main
-from tests.paths import ROOT
+from tests.paths import FIXTURES, ROOT
 
 # Runs the commands of standard input, a JSON array of arguments a line, in one process.
 RUN = """
@@ -28,6 +28,17 @@ for line in sys.stdin:
         except SystemExit as end:
             code = end.code
     print(json.dumps([code, "torch" in sys.modules, out.getvalue()]))
+"""
+# Inspects the checkpoints of standard input, a path a line, in one process where an import of torch fails.
+INSPECT = """
+import json, sys
+
+sys.modules["torch"] = None
+from qload import inspect
+
+for line in sys.stdin:
+    report = inspect(line.strip())
+    print(json.dumps([report.verdict, len(report.layers), [finding.message for finding in report.findings]]))
 """
 VERBS = {  # arguments of each verb for a path
     "inspect": ["inspect", "{path}"],
@@ -109,6 +120,44 @@ def test_a_wrong_path_is_refused_before_the_ids_of_accepted_rules_are_checked(
 
     assert found[:2] == (code, False), found
     assert reason in found[2]
+
+
+@pytest.mark.parametrize("form", ["--json", "--table"])
+def test_inspect_does_not_import_torch(form: str) -> None:
+    """One model per kind of values that a description needs: groups, zero points, a shape, JSON, stacks."""
+    models = [
+        "gptq/model_g32_desc_act",
+        "awq/model_gemm_g64",
+        "compressed_tensors/pack_w4_g32_asym",
+        "bnb/nf4_nested_bf16_storage_128x256",
+        "exl2/b4_3_g64_384x32",
+        "models/mxfp4_gpt_oss",
+    ]
+    commands = [["inspect", str(FIXTURES / model), form] for model in models]
+
+    for command, (code, imported, out) in zip(commands, ended(commands), strict=True):
+        assert (code, imported) == (0, False), (command, out)
+
+
+def test_every_fixture_is_inspected_where_an_import_of_torch_fails() -> None:
+    models = sorted(path.parent for path in FIXTURES.rglob("config.json"))
+    done = subprocess.run(
+        [sys.executable, "-c", INSPECT],
+        input="".join(f"{model}\n" for model in models),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    found = dict(zip(models, map(json.loads, done.stdout.splitlines()), strict=True))
+
+    assert len(models) > 100
+    for model, (verdict, layers, messages) in found.items():
+        refused = model.parent.name == "refused"
+        assert (verdict, layers > 0) == (("unsupported", False) if refused else ("ok", True)), (
+            model,
+            messages,
+        )
 
 
 def test_help_the_version_and_the_doctor_do_not_import_torch() -> None:

@@ -51,6 +51,7 @@ from qload.models import Making, TextConfig, load_decoder, load_model, load_visi
 from qload.pictures import layer_pictures
 from qload.spec import Role
 from qload.testing import make_checkpoint
+from tests.annotations import parameters
 from tests.support.unread import KINDS as CHECKPOINTS
 from tests.support.unread import UnreadCheckpoint
 
@@ -393,7 +394,7 @@ RAW = hands_out_raw
 NAMES_AND_NUMBERS = (
     "exempt", "exempt_by", "get_shape", "get_tensor_shard", "has_tensor", "info", "ledger",
     "file_elements", "headers", "is_single_layer", "names", "readable", "whole", "nonfinite",
-    "at_end",
+    "at_end", "device",
     "loader", "missing", "names_under", "note", "of_group", "place", "report", "take", "use_loader",
 )  # fmt: skip
 SETTINGS = no_values(accounts_for_all)
@@ -446,10 +447,10 @@ def public_doors() -> Iterator[str]:
 
 def takes(function: Callable[..., Any]) -> bool:
     try:
-        parameters = signatures.signature(function).parameters.values()
+        annotated = parameters(function).values()
     except (ValueError, TypeError):
         return False
-    return any(TAKEN.search(str(each.annotation)) for each in parameters)
+    return any(TAKEN.search(str(each.annotation)) for each in annotated)
 
 
 def test_every_public_callable_is_in_the_table() -> None:

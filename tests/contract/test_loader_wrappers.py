@@ -33,6 +33,7 @@ from qload.formats import UnquantizedConfig
 from qload.loader import ConfiguredFormat, FormatLoader, LoadPlan, Part, Split
 from qload.repacking.loaders import FastestLoader
 from qload.storage import MemoryStorage
+from tests.annotations import parameters
 
 WEIGHT = UnquantizedWeight(weight=torch.arange(8.0).reshape(2, 4))
 WEIGHTS = Weights(MemoryStorage({"up.weight": WEIGHT.weight}), loader=qload.DefaultWeightsLoader())
@@ -233,7 +234,7 @@ def test_each_class_around_a_loader_is_in_the_table() -> None:
         kind
         for kind in loader_classes()
         if not inspect.isabstract(kind)
-        and any("Loader" in str(each.annotation) for each in inspect.signature(kind).parameters.values())
+        and any("Loader" in str(each.annotation) for each in parameters(kind).values())
     }
 
     assert around == WRAPPERS.keys()

@@ -56,14 +56,14 @@ FAULTS = (
     Fault(
         "index-unchecked",
         "qload/spec/tensor.py",
-        "wrong = ((index < 0) | (index >= limit)).nonzero()",
-        "wrong = (index < 0).nonzero()[:0]",
+        "wrong = np.flatnonzero((index < 0) | (index >= limit))",
+        "wrong = np.flatnonzero(index < 0)[:0]",
     ),
     Fault(
         "int64-cast",
         "qload/weights/casts.py",
-        "or tensor.dtype not in FLOATS:",
-        "or tensor.dtype not in (*FLOATS, torch.int64):",
+        "or STORED[tensor.dtype] not in FLOATS:",
+        "or STORED[tensor.dtype] not in (*FLOATS, STORED[torch.int64]):",
     ),
     Fault("scales-cast", "qload/weights/casts.py", "if role is not Role.FLOAT or", "if role is Role.WORD or"),
     Fault(

@@ -60,8 +60,8 @@ FAULTS = (
     Fault(
         "headers-of-experts-not-compared",
         "qload/experts/expert_description.py",
-        "alike = alike and other.dtype == dtype and other.shape == shape",
-        "alike = alike and other.dtype == dtype",
+        "alike = alike and other.stored_dtype == dtype and other.shape == shape",
+        "alike = alike and other.stored_dtype == dtype",
     ),
     Fault(
         "facts-of-experts-not-compared",

@@ -32,9 +32,7 @@ FAULTS = (
         "left = self.rows.cumsum(0)[group] -",
         "left = -1 + self.rows.cumsum(0)[group] -",
     ),
-    Fault(
-        "exl2-starts-signed", _GROUPS, "starts = pairs[:, 1] % START_LIMIT", "starts = pairs[:, 1].clone()"
-    ),
+    Fault("exl2-starts-signed", _GROUPS, "starts = stored % START_LIMIT", "starts = stored + 0"),
     Fault("exl2-six-bits-as-they-come", _GROUPS, "if bits not in (5, 6):", "if bits != 5:"),
     Fault("eetq-pairs-apart", "qload/layouts/eetq.py", "np (kt u x t r h)", "np (u kt x t r h)"),
     Fault(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from qload.dtypes import STORED
 from qload.errors import CutError, DtypeError, MismatchError, MissingTensorError, UnsupportedFormatError
 from qload.formats import BNB4Config, BNBConfig, BNBFP4Weight, BNBNF4Weight, BNBWeight
 from qload.loader import ConfiguredFormat, FormatLoader
@@ -88,7 +89,8 @@ def test_codes_may_be_stored_as_another_dtype(storage: torch.dtype) -> None:
     weight = weights(tensors).get_weights("a")
 
     assert_same_bits(weight.dequantize(), want)
-    assert weight.weight.dtype == weight.config.storage == storage
+    assert weight.weight.dtype == storage
+    assert weight.config.storage is STORED[storage]
 
 
 @pytest.mark.parametrize("make", [layer, nested])

@@ -8,7 +8,6 @@ import torch
 from qload.detect import KernelTarget
 from qload.errors import ArgumentError
 from qload.formats import Fp8Config, Fp8Weight, GPTQWeight
-from qload.formats.fp8 import E4M3FN
 from qload.kernel_formats import repack, restore
 from qload.kernel_formats.repack import targets
 from qload.layouts import Stored
@@ -16,7 +15,9 @@ from qload.testing import assert_same_bits
 from tests.kernel_formats.marlin_layers import layer
 
 INTEGERS = layer(128, 64, 32)
-FP8 = Fp8Weight(config=Fp8Config(), weight=torch.ones(64, 128).to(E4M3FN), weight_scale=torch.ones(1))
+FP8 = Fp8Weight(
+    config=Fp8Config(), weight=torch.ones(64, 128).to(torch.float8_e4m3fn), weight_scale=torch.ones(1)
+)
 HALF: dict[str, Any] = {"dtype": torch.float16, "exponent_bias": True}
 
 

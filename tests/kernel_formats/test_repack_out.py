@@ -11,7 +11,6 @@ from torch import Tensor
 from qload import native
 from qload.errors import ArgumentError, QloadError, RepackError
 from qload.formats import Fp8Config, Fp8Weight
-from qload.formats.fp8 import E4M3FN
 from qload.kernel_formats import repack
 from qload.layouts import Order, StoredMinusOneUnmasked, eetq, exllama, gptq, marlin
 from qload.spec import Weight
@@ -20,7 +19,9 @@ from tests.kernel_formats.marlin_layers import layer
 
 BOTH = pytest.mark.parametrize("how", [nullcontext, native.reference], ids=["native", "reference"])
 LAYER = layer(128, 64, 32, sym=False)  # with a zero point of 0
-FP8 = Fp8Weight(config=Fp8Config(), weight=torch.ones(64, 128).to(E4M3FN), weight_scale=torch.ones(1))
+FP8 = Fp8Weight(
+    config=Fp8Config(), weight=torch.ones(64, 128).to(torch.float8_e4m3fn), weight_scale=torch.ones(1)
+)
 HALF: dict[str, Any] = {"dtype": torch.float16, "exponent_bias": True}
 
 

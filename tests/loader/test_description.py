@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from qload import dtypes
 from qload.detect import loader_from_config
 from qload.errors import IndexValueError, MismatchError, QloadError, TwoFormatsError
 from qload.formats import Fp8Config, Fp8Weight
@@ -15,7 +16,7 @@ from qload.spec.tensor import check_permutation
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
-PERM = TensorSpec("perm", (torch.int32,), "K!", Role.INDEX, fact=True, permutation=True)
+PERM = TensorSpec("perm", (dtypes.int32,), "K!", Role.INDEX, fact=True, permutation=True)
 
 
 def weights(tensors: dict[str, Tensor], **config: object) -> Weights:

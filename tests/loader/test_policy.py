@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload import spec
+from qload import dtypes, spec
 from qload.detect import AWQWeightsLoader, DefaultWeightsLoader, GPTQWeightsLoader, loader_from_config
 from qload.errors import ArgumentError, CutError, MismatchError, MissingTensorError, TwoFormatsError
 from qload.formats import UnquantizedWeight
@@ -191,8 +191,8 @@ class PaddedWeight(spec.Weight):
     @classmethod
     def tensors(cls, config: PaddedConfig) -> tuple[TensorSpec, ...]:
         return (
-            TensorSpec("rows", (torch.int32,), "N K", Role.WORD),
-            TensorSpec("scale", (torch.float32,), "N/4^ K!", Role.SCALE),
+            TensorSpec("rows", (dtypes.int32,), "N K", Role.WORD),
+            TensorSpec("scale", (dtypes.float32,), "N/4^ K!", Role.SCALE),
         )
 
     def codes(self) -> spec.Codes:

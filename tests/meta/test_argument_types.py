@@ -19,6 +19,7 @@ from qload.errors import ArgumentError, QloadError, checked
 from qload.experts import GatedActivation
 from qload.quantize import requantize
 from qload.storage import MemoryStorage
+from tests.annotations import parameters
 from tests.kernel_formats.marlin_layers import layer
 from tests.paths import FIXTURES
 
@@ -217,7 +218,7 @@ def of_weight(value: Any) -> dict[str, Any]:
 
 def calls(function: Callable[..., Any], needed: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the wrong argument, and all arguments."""
-    for name, parameter in inspect.signature(function).parameters.items():
+    for name, parameter in parameters(function).items():
         text = inspect.formatannotation(parameter.annotation)
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) or text.endswith("Any"):
             continue

@@ -22,7 +22,8 @@ from tests.paths import FIXTURES, ROOT
 
 # A module imports only from ranks to its left.
 RANKS = [
-    {"errors"},
+    {"lazy_torch"},
+    {"errors", "dtypes"},
     {"native"},
     {"sentences"},
     {"devices"},

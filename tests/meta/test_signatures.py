@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import qload
+from tests.annotations import parameters
 
 NAMES = ("quantize", "quantizer")
 LOOSE = ("str", "Literal", "tuple", "Tuple", "list", "Sequence", "dict", "Dict", "Mapping", "Any")
@@ -51,7 +52,7 @@ def test_no_public_signature_takes_a_quantizer_as_text_or_loose_settings() -> No
         f"{where}({name}: {annotation})"
         for module in public_modules()
         for where, function in functions(module)
-        for name, parameter in inspect.signature(function).parameters.items()
+        for name, parameter in parameters(function).items()
         for annotation in [inspect.formatannotation(parameter.annotation).replace("typing.", "")]
         if takes_it_loosely(name, "" if parameter.annotation is parameter.empty else annotation)
     ]

@@ -4,8 +4,8 @@ import pickle
 from fractions import Fraction
 
 import pytest
-import torch
 
+from qload import dtypes
 from qload.errors import PatternError, ShapeError
 from qload.spec import Axis, FieldNames, Role, TensorSpec, solve
 
@@ -78,7 +78,7 @@ def test_text_that_is_no_axis_is_refused(text: str) -> None:
 
 
 def spec(name: str, text: str) -> TensorSpec:
-    return TensorSpec(name, (torch.int32,), text, Role.WORD)
+    return TensorSpec(name, (dtypes.int32,), text, Role.WORD)
 
 
 SPECS = [spec("words", "K/8 N"), spec("scales", "G N"), spec("index", "K")]
@@ -108,7 +108,7 @@ def test_a_tensor_of_other_dimensions_is_refused() -> None:
 
 
 def test_a_declaration_in_use_can_be_sent_to_another_process() -> None:
-    spec = TensorSpec("qweight", (torch.int32,), "K/8 N", Role.WORD)
+    spec = TensorSpec("qweight", (dtypes.int32,), "K/8 N", Role.WORD)
     granules = [axis.granule for axis in spec.axes]
 
     other = pickle.loads(pickle.dumps(spec))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from qload import dtypes
 from qload.devices import CodeValues, meaning_of
 from qload.errors import ArgumentError, CastError, IndexValueError, MismatchError, ShapeError
 from qload.formats import CTPackConfig, Fp8Config, Fp8Weight, GPTQConfig, MarlinConfig
@@ -24,7 +25,7 @@ def headers(index: list[int]) -> LayerHeaders:
 
 
 def spec(name: str, text: str, **more: Any) -> TensorSpec:
-    return TensorSpec(name, (torch.int32,), text, Role.INDEX, **more)
+    return TensorSpec(name, (dtypes.int32,), text, Role.INDEX, **more)
 
 
 @pytest.mark.parametrize(

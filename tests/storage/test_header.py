@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from qload.dtypes import TORCH
 from qload.errors import StorageError
 from qload.storage import DTYPES, SafetensorsStorage, parse_header, read_header
 from qload.storage.header import ITEM_BYTES
@@ -125,15 +126,16 @@ def test_a_lawful_header_is_read(content: bytes) -> None:
 
 
 def test_a_tensor_of_each_dtype_has_its_torch_dtype_and_its_size(tmp_path: Path) -> None:
-    stored = {name: torch.zeros(3, dtype=dtype) for name, dtype in DTYPES.items()}
+    stored = {name: torch.zeros(3, dtype=TORCH[dtype]) for name, dtype in DTYPES.items()}
     save_file(stored, tmp_path / "model.safetensors")
 
     assert {name: dtype.itemsize for name, dtype in DTYPES.items()} == ITEM_BYTES
     header = read_header(tmp_path / "model.safetensors")
     assert {name: entry.dtype for name, entry in header.tensors.items()} == {name: name for name in stored}
     with SafetensorsStorage(tmp_path) as storage:
-        assert {name: storage.info(name).dtype for name in stored} == DTYPES
-        assert {name: storage.read(name).dtype for name in stored} == DTYPES
+        assert {name: storage.info(name).stored_dtype for name in stored} == DTYPES
+        assert all(storage.info(name).dtype == tensor.dtype for name, tensor in stored.items())
+        assert all(storage.read(name).dtype == tensor.dtype for name, tensor in stored.items())
 
 
 def test_mutated_headers_raise_only_qloads_errors_and_stay_inside_their_file() -> None:

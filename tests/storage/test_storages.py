@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from torch import Tensor
 
+from qload.dtypes import TORCH
 from qload.errors import ArgumentError, MissingTensorError, StorageError
 from qload.storage import DTYPES, MemoryStorage, SafetensorsStorage, WeightStorage
 from qload.storage.protocol import missing
@@ -21,7 +22,7 @@ from tests.storage.readings import reading
 
 __all__ = ["reading"]  # a fixture
 SHAPES = [(), (5,), (0, 3), (3, 0), (4, 6), (2, 3, 4), (2, 1, 3, 2)]
-SAVED = [dtype for name, dtype in DTYPES.items() if name not in ("C64", "F8_E4M3FNUZ", "F8_E5M2FNUZ")]
+SAVED = [TORCH[dtype] for name, dtype in DTYPES.items() if name not in ("C64", "F8_E4M3FNUZ", "F8_E5M2FNUZ")]
 
 
 def tensor_of(dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qload.dtypes import Dtype
 from qload.errors import QloadError
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+|/tmp/\S+")
@@ -54,9 +55,11 @@ def changed_values(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((str(other), other) for other in (-1.5, 0.0, 2 * value, float("nan"), float("inf")))
     elif isinstance(value, str):
         yield "another text", f"{value}x"
-    elif isinstance(value, torch.dtype):
+    elif isinstance(value, torch.dtype | Dtype):
         yield from (
-            (str(other), other) for other in (torch.int32, torch.float64, torch.bfloat16) if other != value
+            (str(other), other)
+            for other in (torch.int32, torch.float64, torch.bfloat16)
+            if str(other) != str(value)
         )
     elif isinstance(value, Mapping):
         for key, held in value.items():

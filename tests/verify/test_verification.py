@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload import spec
+from qload import dtypes, spec
 from qload.checkpoint import LayerInfo
 from qload.configs import Claims, FoundConfig, Method
 from qload.detect import config_reader
@@ -49,9 +49,9 @@ class UnlistedWeight(spec.Weight):
     @classmethod
     def tensors(cls, config: UnlistedConfig) -> tuple[TensorSpec, ...]:
         return (
-            TensorSpec("qweight", (torch.int8,), "N K", Role.WORD),
-            TensorSpec("scales", (torch.float16,), "N G", Role.SCALE),
-            TensorSpec("g_idx", (torch.int32,), "K", Role.INDEX, fact=True, index_of="G", optional=True),
+            TensorSpec("qweight", (dtypes.int8,), "N K", Role.WORD),
+            TensorSpec("scales", (dtypes.float16,), "N G", Role.SCALE),
+            TensorSpec("g_idx", (dtypes.int32,), "K", Role.INDEX, fact=True, index_of="G", optional=True),
         )
 
     def codes(self) -> spec.Codes:

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qload import MemoryStorage, SafetensorsStorage
+from qload import MemoryStorage, SafetensorsStorage, devices
 from qload.testing import assert_same_bits
 from qload.weights import prefetch
 
@@ -81,7 +81,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Streams:
             target.copy_(memory[place].view(target.dtype).view(target.shape))
 
     monkeypatch.setattr(prefetch, "PinnedBuffer", Buffer)
-    monkeypatch.setattr(prefetch, "copy_from_host", copied)
+    monkeypatch.setattr(devices, "copy_from_host", copied)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: made.home)
     monkeypatch.setattr(torch.cuda, "Stream", made.new)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)

@@ -19,6 +19,7 @@ from qload import (
     MemoryStorage,
     SafetensorsStorage,
     Weights,
+    devices,
     layers,
     load_layers,
     loader_from_config,
@@ -319,7 +320,7 @@ def test_facts_go_to_a_device_once_unless_they_differ(monkeypatch: pytest.Monkey
         placed.append(fact)
         return fact.clone()
 
-    monkeypatch.setattr(stream, "stream_on", lambda device: 7)
+    monkeypatch.setattr(devices, "stream_on", lambda device: 7)
     inner: Any = SimpleNamespace(device=torch.device("cuda"), place=place)
     facts, one = stream.PlacedFacts(inner), torch.arange(8)
 

@@ -176,7 +176,7 @@ class CheckpointReader:
         weights, weight = self.groups.weights, named(prefix, "weight")
         if self.groups.is_quantized(prefix):
             return True
-        return weights.has_tensor(weight) and weights.info(weight).dtype not in FLOATS
+        return weights.has_tensor(weight) and weights.info(weight).stored_dtype not in FLOATS
 
     def will_be_quantized(self, prefix: str) -> bool:
         """Return whether the layer is plain, and quantized by the load."""

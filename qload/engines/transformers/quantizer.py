@@ -447,7 +447,7 @@ def check_plain_values(reader: CheckpointReader, names: ModelNames, layers: Laye
     infos = {
         name: info
         for name, info in reader.infos().items()
-        if name not in read and info.dtype not in FLOATS and names.is_float(name)
+        if name not in read and info.stored_dtype not in FLOATS and names.is_float(name)
     }
     if infos:
         dtypes = {name: str(info.dtype).removeprefix("torch.") for name, info in infos.items()}

@@ -8,13 +8,14 @@ keys, lost outputs, or an embedding of another vocabulary are sound layers of th
 a plain head, and fail at a quantized one.
 """
 
+from __future__ import annotations
+
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
-import torch
-
+from qload import dtypes
 from qload.architecture import Architecture, Inventory, Missing
 from qload.architecture.architecture import SHOWN, absent
 from qload.architecture.config import TIE, Tie, tie_of
@@ -238,7 +239,7 @@ def _tensor_difference(name: str, info: TensorInfo, lawful: list[tuple[int, ...]
 def _stack_shapes(architecture: Architecture, name: str, info: TensorInfo) -> list[tuple[int, ...]]:
     """Return the lawful shapes of stacked experts: inputs first, or outputs first."""
     expected, experts = architecture.expected(name), architecture.sizes.get("experts")
-    packed = 2 if info.dtype == torch.uint8 else 1  # inputs in a byte
+    packed = 2 if info.stored_dtype is dtypes.uint8 else 1  # inputs in a byte
     if expected is None or experts is None or len(info.shape) != 3:
         return []
     if packed == 1 and not info.dtype.is_floating_point:

@@ -27,15 +27,16 @@ groups of a lost or foreign index no more groups do than in random groups. If K 
 size, a smaller size makes as many groups of equal size; in the quantizer's own groups more reach an end.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from statistics import median
-
-import torch
 
 from qload.architecture.names import block_of, projection_groups
 from qload.checkpoint.layer_info import zero_point_convention, zero_point_runs, zero_point_words
 from qload.formats import GPTQConfig
 from qload.layouts import Stored, gptq
+from qload.lazy_torch import torch
 from qload.loader import LayerDescription
 from qload.spec import Grouped
 from qload.spec.zero_point_evidence import FIELDS, WHOLE

@@ -16,16 +16,16 @@ A download that resumed at the wrong place writes stored bytes again. In codes, 
 twice by chance; in a vocabulary they do, in the rows of untrained tokens.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 
-import torch
-from torch import Tensor
-
 from qload.architecture.names import NOT_A_LAYER, block_of, group_by_pattern, is_matrix_name, pattern_of
 from qload.errors import QloadError
 from qload.formats import Exl2Config
+from qload.lazy_torch import Tensor, torch
 from qload.loader import LayerDescription, Part
 from qload.loader.sharding import granule
 from qload.spec import Role

@@ -135,8 +135,8 @@ def check_biases(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding
             yield rule.tensor_finding(
                 checkpoint, name, f"wrong shape\nexpected {expected} = {formula}\ngot      {info.shape}"
             )
-        if info.dtype not in FLOATS:
-            allowed, got = (str(dtypes).replace("torch.", "") for dtypes in (FLOATS, info.dtype))
+        if info.stored_dtype not in FLOATS:
+            allowed, got = (str(dtypes).replace("torch.", "") for dtypes in (FLOATS, info.stored_dtype))
             yield rule.tensor_finding(
                 checkpoint, name, f"wrong dtype\nexpected one of {allowed}\ngot      {got}"
             )
@@ -146,7 +146,7 @@ def check_unexplained(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Fi
     """Report each tensor that neither a format nor its name explains."""
     for name, layer in checkpoint.account.unexplained.items():
         info = checkpoint.weights.storage.info(name)
-        dtype = str(info.dtype).removeprefix("torch.")
+        dtype = str(info.stored_dtype).removeprefix("torch.")
         place = f"{dtype} {info.shape} belongs to no layer"
         if layer is not None:
             place = f"not a tensor of a {layer.format.weight_type.format} layer"

@@ -13,17 +13,18 @@ zeros so. A layer with zero scales alone (or the least exponents) and different 
 same holds for scales that are codes, and for their own scales.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf, isfinite, prod
 from statistics import median, median_high, median_low
 
-import torch
-from torch import Tensor
-
+from qload import dtypes
 from qload.architecture.names import block_of, group_by_pattern
 from qload.errors import QloadError
 from qload.formats import AWQConfig, BNB4Config, CTPackConfig, GPTQConfig
 from qload.formats.unquantized import FLOATS
+from qload.lazy_torch import Tensor, torch
 from qload.loader import LayerDescription
 from qload.spec import Role, TensorSpec
 from qload.storage import TensorInfo, rows
@@ -37,7 +38,7 @@ from qload.weights.exemptions import cache_scale, cache_zero, is_mask
 Split = Callable[[Tensor], tuple[Tensor, Tensor]]  # rows -> their values, and a mask of wrong ones
 
 # float-type
-OTHER_TYPES = {torch.float16: "bf16", torch.bfloat16: "fp16"}
+OTHER_TYPES = {dtypes.float16: "bf16", dtypes.bfloat16: "fp16"}
 MIN_FLOATS = 64  # values of a tensor with quantiles
 MIN_MEDIAN = 1e-9  # median of magnitudes; sound tensors have 1e-5 and more
 USUAL_WIDTH = (8.0, 200.0)  # quantile 0.95 of magnitudes over quantile 0.05; 31 for a normal distribution
@@ -83,7 +84,7 @@ def check_float_types(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Fi
         numbers, info = checkpoint.values.numbers.get(name), checkpoint.weights.info(name)
         if numbers is None or numbers.count < MIN_FLOATS or not numbers.median:
             continue
-        if info.dtype not in OTHER_TYPES or checkpoint.values.contents[name].word is not None:
+        if info.stored_dtype not in OTHER_TYPES or checkpoint.values.contents[name].word is not None:
             continue  # one constant value, as the least scale of a layer of zeros
         if _is_other_type(numbers, info.dtype, checkpoint.role(name), len(info.shape)):
             stated = str(info.dtype).removeprefix("torch.")
@@ -92,7 +93,7 @@ def check_float_types(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Fi
                 checkpoint,
                 name,
                 f"magnitudes are {low:g} to {high:g} as {stated}, the type in the header (without "
-                f"the least and the largest 5 %), and usual as {OTHER_TYPES[info.dtype]}",
+                f"the least and the largest 5 %), and usual as {OTHER_TYPES[info.stored_dtype]}",
             )
 
 
@@ -318,8 +319,8 @@ def check_cache_scales(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[F
 
 def _cache_scale_fault(info: TensorInfo, heads: frozenset[int]) -> str | None:
     """Return the fault in the dtype or shape of a scale."""
-    if info.dtype not in FLOATS:
-        return f"a scale of dtype {str(info.dtype).removeprefix('torch.')}"
+    if info.stored_dtype not in FLOATS:
+        return f"a scale of dtype {str(info.stored_dtype).removeprefix('torch.')}"
     entries, along = prod(info.shape), [size for size in info.shape if size != 1]
     if entries != 1 and (len(along) != 1 or entries > MAX_CACHE_SCALES or (heads and entries not in heads)):
         counts = f", of {' or '.join(map(str, sorted(heads)))} heads" if heads else ""
@@ -375,8 +376,8 @@ def _extreme_scales(checkpoint: VerifiedCheckpoint, layer: LayerDescription) -> 
             continue
         if not numbers.finite:
             return None
-        dtype = checkpoint.weights.info(name).dtype
-        range_ = torch.finfo(dtype if dtype in FLOATS else torch.float32)
+        info = checkpoint.weights.info(name)
+        range_ = torch.finfo(info.dtype if info.stored_dtype in FLOATS else torch.float32)
         near = numbers.largest > range_.max / MAX_CODE
         if spec.divides:
             near = near or 0 < numbers.least < range_.tiny * MAX_CODE

@@ -6,17 +6,20 @@ each piece, in even steps. Small tensors of one piece take numpy with equal resu
 microseconds for an operation, numpy a tenth of that, and a model can have a hundred thousand small tensors.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
 from math import inf, isfinite, isnan, nan
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
+from qload import dtypes
+from qload.dtypes import STORED, TORCH
 from qload.formats.unquantized import FLOATS
+from qload.lazy_torch import Tensor, torch
 from qload.verify.blocks import BLOCK_BYTES
 
 BLOCK_WORDS = BLOCK_BYTES // 8
@@ -26,12 +29,15 @@ BYTE_TO_WORD = 0x0101010101010101  # times a byte: a word of it, apart from the 
 
 DRAWN_VALUES = 512  # values of a piece for quantiles
 QUANTILES = (0.05, 0.5, 0.95)
-NAN_BYTE = {torch.float8_e4m3fnuz: 0x80, torch.float8_e5m2fnuz: 0x80}  # types with the sign bit alone as NaN
-OTHER_TYPE = {torch.float16: torch.bfloat16, torch.bfloat16: torch.float16}
-EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+NAN_BYTE = {
+    dtypes.float8_e4m3fnuz: 0x80,
+    dtypes.float8_e5m2fnuz: 0x80,
+}  # types with the sign bit alone as NaN
+OTHER_TYPE = {dtypes.float16: dtypes.bfloat16, dtypes.bfloat16: dtypes.float16}
+EIGHT_BITS = (dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.float8_e4m3fnuz, dtypes.float8_e5m2fnuz)
 
 MAX_SMALL_BYTES = 1 << 16  # of a small tensor
-WIDE = (torch.float16, torch.bfloat16, torch.float32)
+WIDE = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
 
 Bytes = NDArray[np.uint8]
 Sums = NDArray[np.int64]
@@ -276,8 +282,8 @@ class NumbersAccumulator:
     def finish(self) -> Numbers:
         """Return the numbers of all pieces."""
         drawn = torch.cat(self._drawn) if self._drawn else torch.zeros(0)
-        other = OTHER_TYPE.get(drawn.dtype)
-        retyped = (0.0, 0.0, 0.0) if other is None else _quantiles(_floats(drawn.view(other)))
+        other = OTHER_TYPE.get(STORED[drawn.dtype])
+        retyped = (0.0, 0.0, 0.0) if other is None else _quantiles(_floats(drawn.view(TORCH[other])))
         if not self._count:
             self._low = self._high = 0.0
         return Numbers(
@@ -286,10 +292,10 @@ class NumbersAccumulator:
 
 
 def _range(piece: Tensor) -> tuple[float, float]:
-    if piece.dtype in FLOATS:
+    if STORED[piece.dtype] in FLOATS:
         low, high = torch.aminmax(piece)
         return float(low), float(high)
-    if piece.dtype in EIGHT_BITS:
+    if STORED[piece.dtype] in EIGHT_BITS:
         return _ends(piece)
     low, high = (bound.view(piece.dtype).float() for bound in torch.aminmax(piece.view(torch.uint8)))
     return (nan, nan) if isnan(high) else (float(low), float(high))  # exponents alone
@@ -347,15 +353,15 @@ def _repeats(sums: Sums) -> Repeats | None:
 
 def small_numbers(piece: Tensor, *, exponents: bool, fully: bool) -> Numbers:
     """Return the numbers of a small tensor, in one dimension and not empty; see `NumbersAccumulator`."""
-    eight = piece.dtype in EIGHT_BITS
-    if exponents or not (eight or piece.dtype in WIDE):
+    eight = STORED[piece.dtype] in EIGHT_BITS
+    if exponents or not (eight or STORED[piece.dtype] in WIDE):
         streamed = NumbersAccumulator(exponents=exponents, fully=fully)
         streamed.add(piece)
         return streamed.finish()
-    drawn, other = piece[:: max(1, len(piece) // DRAWN_VALUES)], OTHER_TYPE.get(piece.dtype)
+    drawn, other = piece[:: max(1, len(piece) // DRAWN_VALUES)], OTHER_TYPE.get(STORED[piece.dtype])
     values = _floats(drawn if eight and not fully else piece)
     low, high = _ends(piece) if eight else (float(values.min()), float(values.max()))
-    retyped = (0.0, 0.0, 0.0) if other is None else _quantiles(_floats(drawn.view(other)))
+    retyped = (0.0, 0.0, 0.0) if other is None else _quantiles(_floats(drawn.view(TORCH[other])))
     least, zeros = _least(values) if fully else (inf, 0)
     return Numbers(low, high, _quantiles(_floats(drawn)), len(piece), retyped, least, zeros)
 
@@ -377,7 +383,7 @@ def _quantiles(values: Floats) -> tuple[float, float, float]:
 
 
 def _floats(piece: Tensor) -> Floats:
-    if piece.dtype in EIGHT_BITS:
+    if STORED[piece.dtype] in EIGHT_BITS:
         values: Floats = _table(piece.dtype)[piece.view(torch.uint8).numpy()]
         return values
     wide: Floats = piece.float().numpy()
@@ -387,7 +393,8 @@ def _floats(piece: Tensor) -> Floats:
 def _ends(piece: Tensor) -> tuple[float, float]:
     """Return the range of 8-bit floats from their bytes; the upper end covers magnitudes of both signs."""
     bits, values = piece.view(torch.uint8).numpy(), _table(piece.dtype)
-    if piece.dtype in NAN_BYTE and bool((bits == NAN_BYTE[piece.dtype]).any()):
+    nan_byte = NAN_BYTE.get(STORED[piece.dtype])
+    if nan_byte is not None and bool((bits == nan_byte).any()):
         return nan, nan
     size, signed = int((bits & 127).max()), float(values[bits.max()])
     return min(signed, 0.0) if size else 0.0, float(values[size])

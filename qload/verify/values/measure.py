@@ -5,16 +5,16 @@ this weight the first or the last code. So most groups *reach an end*, and fewer
 other groups than the quantizer's.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
 from qload.errors import QloadError
 from qload.formats.unquantized import FLOATS
+from qload.lazy_torch import Tensor, torch
 from qload.loader import FormatLoader, LayerDescription, Part
 from qload.loader.sharding import granule
 from qload.loader.source import Index, TensorSource, WrappedSource
@@ -303,7 +303,7 @@ class Values:
     statistics: Mapping[str, Statistics] = field(default_factory=dict)
 
     @classmethod
-    def joined(cls, parts: Iterable["Values"]) -> "Values":
+    def joined(cls, parts: Iterable[Values]) -> Values:
         """Join the measurements of several parts."""
         contents: dict[str, Contents] = {}
         numbers: dict[str, Numbers] = {}
@@ -363,7 +363,7 @@ def holds_floats(info: TensorInfo, spec: TensorSpec | None, role: Role) -> bool:
     """Return whether a tensor other than a scale has floats; codes with an integer dtype are bits."""
     if role is Role.WORD:
         return spec is not None and all(dtype.is_floating_point for dtype in spec.dtypes)
-    return role is Role.FLOAT and info.dtype in FLOATS
+    return role is Role.FLOAT and info.stored_dtype in FLOATS
 
 
 def with_cached(weights: Weights, cached: Mapping[str, Tensor]) -> WrappedSource:
