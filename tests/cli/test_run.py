@@ -10,6 +10,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
 from qload.cli import main
+from qload.cli.run import Generation, speed_lines
 from qload.models import Engine, Sampler, load_model
 from qload.models import memory as memory_module
 from tests.models import drawn
@@ -169,3 +170,20 @@ def test_a_model_with_adapters_that_are_not_merged_is_refused_with_their_place(
     assert result.exit_code == 1
     assert f"{lead}{name}.lora_A.default.weight is an unmerged adapter" in result.stderr
     assert f"of {lead}{name}.base_layer; remedy: merge them with PEFT" in result.stderr
+
+
+def test_the_lines_of_speed_name_their_numbers() -> None:
+    generation = Generation([5, 6, 7], None, loading=1.5, seconds=[0.5, 2.0, 4.5], bytes=3_000_000_000)
+
+    assert list(speed_lines(7, generation)) == [
+        "loaded 3.000 GB of weights in 1.5 s, warm",
+        "prompt: 7 tokens in 0.500 s, 14 tokens/s",
+        "steps: 2 in 4.000 s, 0.5 tokens/s, 1.5 GB/s of weights",
+    ]
+
+
+@pytest.mark.parametrize(("seconds", "lines"), [([], 1), ([0.5], 2), ([0.5, 0.5], 2)])
+def test_lines_of_speed_without_steps_are_left_out(seconds: list[float], lines: int) -> None:
+    generation = Generation([], None, loading=1.5, seconds=seconds, bytes=3)
+
+    assert len(list(speed_lines(7, generation))) == lines

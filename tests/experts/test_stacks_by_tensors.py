@@ -1,6 +1,7 @@
 """Stacks are read by their tensors: drawn ones of many dialects have the values of plain formulas."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -555,7 +556,9 @@ def test_a_shape_that_is_not_that_of_the_experts_is_found(stated: list[int]) -> 
     made.tensors[name] = torch.tensor(stated)
     _, load = stored(made.tensors, {"quantization_config": compressed(**INT4)})
 
-    with pytest.raises(MismatchError, match=r"input_linear\.weight_shape"):
+    wrong = r"input_linear\.weight_shape: not the shape of these experts"
+    numbers = rf"expected \[{E}, N, K\], N of 2 layers of one size\n  got      {re.escape(str(stated))}"
+    with pytest.raises(MismatchError, match=f"{wrong}\n  {numbers}"):
         load(f"{made.module}.0.gate_proj")
 
 

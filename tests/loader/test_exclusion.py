@@ -3,7 +3,9 @@
 import pytest
 from torch import nn
 
+from qload.configs.matching import GlobExclusions, IgnoredModules
 from qload.errors import ArgumentError, MismatchError
+from qload.loader.exclusion import Exclusions
 from qload.methods import AWQMarlinConfig, AWQMarlinLinearMethod, UnquantizedLinearMethod
 
 
@@ -85,3 +87,14 @@ def test_an_engines_own_layer_is_linear_if_it_has_inputs_and_outputs() -> None:
 def test_names_that_would_exclude_by_accident_are_refused(names: object) -> None:
     with pytest.raises(ValueError, match="a list of names"):
         AWQMarlinConfig(4, 128, True, names)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("exclusions", [IgnoredModules(("re:mlp..gate",)), GlobExclusions(("mlp..*",))])
+def test_a_pattern_may_have_dots_beside_each_other(exclusions: Exclusions) -> None:
+    assert exclusions.entry("mlp..gate") == exclusions.names[0]
+
+
+@pytest.mark.parametrize("kind", [Exclusions, IgnoredModules, GlobExclusions])
+def test_a_name_in_a_list_with_patterns_has_no_empty_segment(kind: type[Exclusions]) -> None:
+    with pytest.raises(ArgumentError, match=r"without an empty segment\n  got      'mlp\.\.gate'"):
+        kind(("re:a*", "mlp..gate"))

@@ -22,7 +22,7 @@ from qload import (
 )
 from qload.cli.main import main
 from qload.errors import QloadError
-from qload.models import PagedCache
+from qload.models import PagedCache, memory
 from qload.models.config import text_config
 from qload.models.memory import check_memory, stored_bytes, tensor_bytes
 from qload.testing import make_checkpoint
@@ -176,3 +176,22 @@ def test_the_layers_of_a_checkpoint_that_cannot_be_loaded_count_as_they_are_stor
 
     assert isinstance(layer.error, QloadError)
     assert layer.bytes == 8 * 8 * 4 + 2 * 8 * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "free"),
+    [
+        ("MemTotal: 9 kB\nMemAvailable:   7 kB\nMemFree: 5 kB\n", 7 * 1024),
+        ("MemTotal: 9 kB\n", None),
+        (None, None),
+    ],
+    ids=["stated", "not stated", "no such file"],
+)
+def test_the_free_memory_is_what_the_system_calls_available(
+    text: str | None, free: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if text is not None:
+        (tmp_path / "meminfo").write_text(text)
+    monkeypatch.setattr(memory, "MEMINFO_FILE", tmp_path / "meminfo")
+
+    assert memory.free_bytes(torch.device("cpu")) == free
