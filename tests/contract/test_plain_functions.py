@@ -94,7 +94,8 @@ def call(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
 
 def samples(parameter: inspect.Parameter) -> tuple[Any, ...]:
     """Return values of the annotation of a parameter, with None where it may be."""
-    annotation = inspect.formatannotation(parameter.annotation).replace("collections.abc.", "")
+    annotation = inspect.formatannotation(parameter.annotation)
+    annotation = annotation.strip("'").removeprefix("collections.abc.")  # quoted where it is not evaluated
     kinds = annotation.split(" | ")
     return SAMPLES[kinds[0]] + ((None,) if "None" in kinds else ())
 
