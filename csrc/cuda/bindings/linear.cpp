@@ -15,16 +15,17 @@ namespace qload::cuda {
 void add_linears(py::module_& module) {
   module.def(
       "decode",
-      [](const std::array<int, 5>& sizes, int bits, int group, bool own, bool bfloat16, int columns, int split,
+      [](const std::array<int, 5>& sizes, int code, int group, bool own, bool bfloat16, int columns, int split,
          bool early) {
         return launch_of("decode", [=](const Operands& in, CUstream_st* stream) {
           const auto [M, K, N, inputs, outputs] = sizes;
           return decode({in.x, in.weights, in.scales, in.zeros, in.g_idx, nullptr, in.bias, in.y, M, K, N, inputs, outputs,
-                         bits, group, own, bfloat16, columns, split, early},
+                         Code{code}, group, own, bfloat16, columns, split, early},
                         stream);
         });
       },
-      "Launches x times a 4-bit or 8-bit weight in Marlin's order or our own; sizes: M, K, N, inputs, outputs.");
+      "Launches x times a 4-bit or 8-bit weight in Marlin's order or our own; sizes: M, K, N, inputs, outputs; code: as "
+      "device/code.h numbers them.");
   module.def(
       "middle",
       [](const std::array<int, 5>& sizes, int bits, int group, bool bfloat16, int columns, int together, int split,
@@ -39,13 +40,13 @@ void add_linears(py::module_& module) {
       "Launches tokens, best from 17 on, times a weight in Marlin's order; sizes: M, K, N, inputs, outputs.");
   module.def(
       "many",
-      [](const std::array<int, 5>& sizes, int bits, int group, bool bfloat16, const std::array<int, 6>& division,
+      [](const std::array<int, 5>& sizes, int code, int group, bool bfloat16, const std::array<int, 6>& division,
          bool early) {
         return launch_of("many", [=](const Operands& in, CUstream_st* stream) {
           const auto [M, K, N, inputs, outputs] = sizes;
           const auto [tokens, columns, pairs, slices, neighbours, teams] = division;
-          return many({in.x, in.weights, in.scales, in.zeros, in.bias, in.y, in.parts, M, K, N, inputs, outputs, bits, group,
-                       bfloat16, tokens, columns, teams, pairs != 0, slices, neighbours != 0, early, nullptr, 0, 0},
+          return many({in.x, in.weights, in.scales, in.zeros, in.bias, in.y, in.parts, M, K, N, inputs, outputs, Code{code},
+                       group, bfloat16, tokens, columns, teams, pairs != 0, slices, neighbours != 0, early, nullptr, 0, 0},
                       stream);
         });
       },

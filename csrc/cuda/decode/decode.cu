@@ -12,41 +12,54 @@ namespace {
 
 using Kernel = void (*)(const Decode, const Chunks);
 
-template <class T, int bits, int token_tiles, Order order, int kept>
+template <class T, Code code, int token_tiles, Order order, int kept>
 Kernel kernel_of(Groups groups) {
-  return groups == Groups::kSmall ? decode_kernel<T, bits, token_tiles, order, Groups::kSmall, kept>
-                                  : decode_kernel<T, bits, token_tiles, order, Groups::kChunks, kept>;
+  return groups == Groups::kSmall ? decode_kernel<T, code, token_tiles, order, Groups::kSmall, kept>
+                                  : decode_kernel<T, code, token_tiles, order, Groups::kChunks, kept>;
 }
 
 // Our own order keeps half a chunk on its way, and all of one where registers allow it and a warp has many: of 4 bits
 // they do not where groups end within a chunk.
-template <class T, int bits>
+template <class T, Code code>
 Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief) {
-  if (groups == Groups::kLookedUp) return decode_kernel<T, bits, 2, Order::kMarlin, Groups::kLookedUp, 4>;
+  constexpr int bits = bits_of(code);
+  if (groups == Groups::kLookedUp) return decode_kernel<T, code, 2, Order::kMarlin, Groups::kLookedUp, 4>;
   if (!call.own)
-    return token_tiles == 1 ? kernel_of<T, bits, 1, Order::kMarlin, 8>(groups)
-                            : kernel_of<T, bits, 2, Order::kMarlin, 4>(groups);
-  if constexpr (bits == 4)
+    return token_tiles == 1 ? kernel_of<T, code, 1, Order::kMarlin, 8>(groups)
+                            : kernel_of<T, code, 2, Order::kMarlin, 4>(groups);
+  if constexpr (code == Code::kUint4)
     if (groups == Groups::kSymmetric)
-      return token_tiles == 2   ? decode_kernel<T, 4, 2, Order::kOwn, Groups::kSymmetric, 4>
-             : token_tiles == 3 ? decode_kernel<T, 4, 3, Order::kOwn, Groups::kSymmetric, 4>
-             : token_tiles == 4 ? decode_kernel<T, 4, 4, Order::kOwn, Groups::kSymmetric, 8>
-             : token_tiles == 5 ? decode_kernel<T, 4, 5, Order::kOwn, Groups::kSymmetric, 8>
-                                : decode_kernel<T, 4, 6, Order::kOwn, Groups::kSymmetric, 8>;
-  if (token_tiles == 3) return kernel_of<T, bits, 3, Order::kOwn, 8>(groups);
-  if (token_tiles == 2) return kernel_of<T, bits, 2, Order::kOwn, bits>(groups);
-  if (brief || groups == Groups::kSmall) return kernel_of<T, bits, 1, Order::kOwn, bits>(groups);
-  return decode_kernel<T, bits, 1, Order::kOwn, Groups::kChunks, 8>;
+      return token_tiles == 2   ? decode_kernel<T, code, 2, Order::kOwn, Groups::kSymmetric, 4>
+             : token_tiles == 3 ? decode_kernel<T, code, 3, Order::kOwn, Groups::kSymmetric, 4>
+             : token_tiles == 4 ? decode_kernel<T, code, 4, Order::kOwn, Groups::kSymmetric, 8>
+             : token_tiles == 5 ? decode_kernel<T, code, 5, Order::kOwn, Groups::kSymmetric, 8>
+                                : decode_kernel<T, code, 6, Order::kOwn, Groups::kSymmetric, 8>;
+  if (token_tiles == 3) return kernel_of<T, code, 3, Order::kOwn, 8>(groups);
+  if (token_tiles == 2) return kernel_of<T, code, 2, Order::kOwn, bits>(groups);
+  if (brief || groups == Groups::kSmall) return kernel_of<T, code, 1, Order::kOwn, bits>(groups);
+  return decode_kernel<T, code, 1, Order::kOwn, Groups::kChunks, 8>;
+}
+
+template <class T, Code code>
+Kernel kernel_of_numbers(int token_tiles) {
+  return token_tiles == 1   ? decode_kernel<T, code, 1, Order::kOwn, Groups::kTiles, 8>
+         : token_tiles == 2 ? decode_kernel<T, code, 2, Order::kOwn, Groups::kTiles, 8>
+                            : decode_kernel<T, code, 3, Order::kOwn, Groups::kTiles, 8>;
 }
 
 template <class T>
 Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief) {
-  return call.bits == 4 ? kernel_of<T, 4>(call, token_tiles, groups, brief)
-                        : kernel_of<T, 8>(call, token_tiles, groups, brief);
+  switch (call.code) {
+    case Code::kUint4: return kernel_of<T, Code::kUint4>(call, token_tiles, groups, brief);
+    case Code::kUint8: return kernel_of<T, Code::kUint8>(call, token_tiles, groups, brief);
+    case Code::kInt8: return kernel_of_numbers<T, Code::kInt8>(token_tiles);
+    case Code::kE4m3: return kernel_of_numbers<T, Code::kE4m3>(token_tiles);
+  }
+  return nullptr;
 }
 
 bool is_symmetric(const Decode& call) {
-  return call.own && call.bits == 4 && !call.zeros && !call.g_idx && call.group >= kChunk;
+  return call.own && call.code == Code::kUint4 && !call.zeros && !call.g_idx && call.group >= kChunk;
 }
 
 struct Plan : Divided<Chunks> {
@@ -107,7 +120,8 @@ cudaError_t decide(const Decode& call, const Device& device, Decided& decided) {
   plan = Plan{};
   Chunks& work = plan.work;
   work.lay_groups(call.K, call.group);
-  const Groups kind = call.g_idx                              ? Groups::kLookedUp
+  const Groups kind = is_number(call.code)                    ? Groups::kTiles
+                      : call.g_idx                            ? Groups::kLookedUp
                       : work.has_small_groups()               ? Groups::kSmall
                       : is_symmetric(call) && token_tiles > 1 ? Groups::kSymmetric
                                                               : Groups::kChunks;
@@ -115,6 +129,7 @@ cudaError_t decide(const Decode& call, const Device& device, Decided& decided) {
   const auto take = [&](bool brief) {
     kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call, token_tiles, kind, brief)
                            : kernel_of<__half>(call, token_tiles, kind, brief);
+    if (!kernel) return cudaErrorNotSupported;
     return allow_shared(reinterpret_cast<const void*>(kernel), device.shared);
   };
   if (const cudaError_t error = take(false)) return error;
@@ -134,10 +149,13 @@ cudaError_t decode(const Decode& call, cudaStream_t stream) {
   const Device device = this_device();
   const bool clusters = device.major >= 9;
   if (call.own && (call.K % kChunk || call.g_idx)) return cudaErrorNotSupported;
+  if (call.code == Code::kE4m3 && device.major < 9) return cudaErrorNotSupported;
+  if (is_number(call.code) && (!call.own || call.zeros || (call.group != kChunk && call.group < call.K)))
+    return cudaErrorNotSupported;
   static thread_local Remembered<Decided, 11> known;  // all that a decision depends on
   const int kind = call.own + 2 * call.bfloat16 + 4 * (call.g_idx != nullptr) + 8 * (call.zeros != nullptr);
   const std::array<int, 11> key{device.index, call.M,    call.K,     call.N,       call.inputs, call.outputs,
-                                call.bits,    call.group, kind,       call.columns, call.split};
+                                static_cast<int>(call.code), call.group, kind,       call.columns, call.split};
   const Decided* found = known.find(key);
   Decided decided;
   if (!found) {

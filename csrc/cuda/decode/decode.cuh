@@ -1,7 +1,7 @@
 // x times a 4-bit or 8-bit weight in Marlin's order, up to 16 tokens, or our own, up to 48.
 //
 //   y[m, n] = sum over k of x[m, perm[k]] * scale[g, n] * (code[k, n] - zero[g, n])  + bias[n]
-//             g = k / group, or g_idx[k]
+//             g = k / group, or g_idx[k]; of numbers: scale * code
 //
 //   in   see decode.h; scales and zero points in Marlin's orders
 //   out  y      fp16 or bf16 (M, outputs), rounded once from fp32
@@ -14,7 +14,8 @@
 //   depend on it; a warp loads x of its rows itself (inputs.cuh).
 //   Operands are bare codes; y of a group is scale * (x times codes - zero * sum of x), in fp32. At the end warps add
 //   through shared memory, then blocks of a cluster send each other their sums (sums.cuh). No order of additions
-//   depends on timing. Where the group of each row is looked up, and of 9 tokens and more where
+//   depends on timing. Codes that are numbers are operands as they are: fp32 has sums of 128 rows times the scale of their
+//   tile, and in the end of their column. Where the group of each row is looked up, and of 9 tokens and more where
 //   zero points are all the same, operands are scaled and rounded instead (looked_up.cuh, scaled.cuh).
 //   Memory is the limit up to 8 tokens; at 16, instructions are as near, and the fewer of them the better.
 //
@@ -42,13 +43,13 @@ constexpr int held_steps =
         : kSteps;
 
 /// sum += what a warp has of x times the weight, in units of `Codes<T, bits>`; the first of all three was asked for.
-template <class T, int bits, int token_tiles, Order order, Groups groups, int kept, int held>
+template <class T, Code code, int token_tiles, Order order, Groups groups, int kept, int held, class OwnScales>
 __device__ __forceinline__ void multiply_part(
-    const Decode& call, const Chunks& work, const Part& part_of_warp, Words<bits, order, kept>& stream,
-    Scales<T, bits>& scales, Inputs<T, token_tiles, order, held>& inputs,
-    float (&sum)[4][token_tiles][4]) {
-  using C = Codes<T, bits>;
-  constexpr bool looked_up = groups == Groups::kLookedUp;
+    const Decode& call, const Chunks& work, const Part& part_of_warp, Words<bits_of(code), order, kept>& stream,
+    OwnScales& scales, Inputs<T, token_tiles, order, held>& inputs, float (&sum)[4][token_tiles][4]) {
+  using C = Codes<T, code>;
+  constexpr int bits = bits_of(code);
+  constexpr bool looked_up = groups == Groups::kLookedUp, numbers = groups == Groups::kTiles;
   // Columns b = 1 of our own order are 16 times too large.
   constexpr bool sixteenth = bits == 4 && C::kTiny && order == Order::kOwn;
   constexpr bool own = order == Order::kOwn, in_place = Words<bits, order, kept>::kInPlace;
@@ -61,7 +62,9 @@ __device__ __forceinline__ void multiply_part(
   for (int chunk = start; busy && chunk < last; chunk += row_warps) {
     const bool more = chunk + row_warps < last;
     inputs.turn();
-    float part[4][token_tiles][4], x_sums[token_tiles][4];
+    float part[4][token_tiles][4];
+    [[maybe_unused]] float x_sums[token_tiles][4];
+    if constexpr (numbers) scales.enter(more);
     [[maybe_unused]] uint32_t words[pieces][4];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -94,11 +97,13 @@ __device__ __forceinline__ void multiply_part(
           multiply(to, operand[1], in[m][2], in[m][3], false, T{});
         }
       }
-      if constexpr (!looked_up)
+      if constexpr (!looked_up && !numbers)
 #pragma unroll
         for (int m = 0; m < token_tiles; ++m) multiply(x_sums[m], in[m], C::kOnes, C::kOnes, fresh, T{});
       if (more || step < kSteps - held) inputs.ask_step(step);
-      if (!looked_up && ends) {
+      if constexpr (numbers) {
+        if (ends) scales.add(part, sum);
+      } else if (!looked_up && ends) {
         float x_sum[token_tiles][2];
         sums_of_own(x_sums, x_sum);
         if (has_zeros)
@@ -125,16 +130,18 @@ __device__ __noinline__ void multiply_apart(const Decode& call, const Chunks& wo
   scales.template ask_first<false>(work);
   inputs.ask(part.first * kChunk);
   float sum[4][token_tiles][4] = {};
-  multiply_part<T, 4, token_tiles, Order::kOwn, Groups::kChunks, kept>(call, work, part, stream, scales, inputs, sum);
+  multiply_part<T, Code::kUint4, token_tiles, Order::kOwn, Groups::kChunks, kept>(call, work, part, stream, scales, inputs, sum);
 #pragma unroll
-  for (int i = 0; i < 16 * token_tiles; ++i) (&sums[0][0][0])[i] = (&sum[0][0][0])[i] * Codes<T, 4>::kUnit;
+  for (int i = 0; i < 16 * token_tiles; ++i) (&sums[0][0][0])[i] = (&sum[0][0][0])[i] * Codes<T, Code::kUint4>::kUnit;
 }
 
 /// `kept`: 16 bytes of weights that each lane has on their way.
-template <class T, int bits, int token_tiles, Order order, Groups groups, int kept>
+template <class T, Code code, int token_tiles, Order order, Groups groups, int kept>
 __global__ void __launch_bounds__(32 * most_warps(token_tiles, groups), 1)
 decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunks work) {
   constexpr bool looked_up = groups == Groups::kLookedUp, scaled = groups == Groups::kSymmetric;
+  constexpr bool numbers = groups == Groups::kTiles;
+  constexpr int bits = bits_of(code);
   constexpr int own_bytes = warp_bytes(8 * token_tiles, order, groups), held = held_steps<bits, token_tiles, order, groups>;
   extern __shared__ __align__(128) unsigned char memory[];
 
@@ -149,10 +156,14 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
 
   let_dependents_start();
   Words<bits, order, kept> stream(call, tile, start, row_warps);
-  Scales<T, bits> scales(call, tile, work.chunk_step ? start * __popc(work.ends) : 0);
+  using OwnScales = std::conditional_t<numbers, TileScales, Scales<T, bits>>;
+  OwnScales scales(call, tile, numbers ? start : work.chunk_step ? start * __popc(work.ends) : 0);
   if (busy) {
     stream.ask_first();
-    if (!looked_up) scales.template ask_first<groups == Groups::kSmall>(work);
+    if constexpr (numbers)
+      scales.ask_first(row_warps);
+    else if (!looked_up)
+      scales.template ask_first<groups == Groups::kSmall>(work);
   }
   expect_sums(work, call.M, memory);
   wait_for_earlier_kernels();
@@ -170,10 +181,12 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
       memcpy(sum, apart, sizeof sum);
     }
   } else {
-    multiply_part<T, bits, token_tiles, order, groups, kept>(call, work, part, stream, scales, inputs, sum);
+    multiply_part<T, code, token_tiles, order, groups, kept>(call, work, part, stream, scales, inputs, sum);
+    if constexpr (numbers)
+      if (busy) scales.leave(sum);  // other warps have asked for none
   }
   __syncwarp();  // x is no longer read: sums lie there
-  store<T>(call, work, sum, memory, own_bytes, looked_up || scaled ? 1.0f : Codes<T, bits>::kUnit);
+  store<T>(call, work, sum, memory, own_bytes, looked_up || scaled ? 1.0f : Codes<T, code>::kUnit);
 }
 
 }  // namespace qload::cuda

@@ -10,8 +10,8 @@ namespace qload::cuda {
 constexpr int kChunk = 128, kSteps = 4;  // rows; of 32 rows in a chunk
 
 enum class Order : int { kMarlin, kOwn };
-// Of 128 rows or all, the same without zero points; of 32 or 64; of any rows.
-enum class Groups : int { kChunks, kSymmetric, kSmall, kLookedUp };
+// Of 128 rows or all, the same without zero points; of 32 or 64; of any rows; of numbers: of tiles of 128 rows, or columns.
+enum class Groups : int { kChunks, kSymmetric, kSmall, kLookedUp, kTiles };
 
 struct Chunks : Division {     // and what else is the same for all blocks
   int chunks;                  // of K

@@ -2,23 +2,36 @@
 //
 // An operand's registers are columns c and c + 8 (b) of two pairs of rows (h): of Marlin's order rows 2t, 2t + 1 and
 // 2t + 8, 2t + 9 of 16; of our own rows 8t + 4p + 2h and the next of 32 (in operand p), words 2p + h. Codes stay
-// unscaled: `kUnit` and `kOffset` say what a product with them is off by.
+// unscaled: `kUnit` and `kOffset` say what a product with them is off by. Numbers are off by nothing.
 #pragma once
 
 #include <type_traits>
 
+#include "../device/code.h"
+#include "../device/exact.cuh"
 #include "../device/ptx.cuh"
 #include "../w4a16/weights.cuh"
 #include "division.h"
 
 namespace qload::cuda {
 
-template <class T, int bits>
-struct Codes;
+/// Here numbers of 8 bits.
+template <class T, Code code>
+struct Codes {
+  static constexpr bool kTiny = false;
+  static constexpr float kUnit = 1;
+
+  static __device__ __forceinline__ void pair(const uint32_t (&words)[4], int, uint32_t, uint32_t (&to)[2][4]) {
+#pragma unroll
+    for (int u = 0; u < 4; ++u)
+#pragma unroll
+      for (int b = 0; b < 2; ++b) to[u / 2][u % 2 * 2 + b] = Exact<T, code>::of(words[u], b);
+  }
+};
 
 // A code of 4 bits in the last bits of a half is 2**-24 of itself, and 16 bits as 2**-20. In a bfloat16 128 is added.
 template <class T>
-struct Codes<T, 4> {
+struct Codes<T, Code::kUint4> {
   static constexpr bool kTiny = Number<T>::kMagic == 0;
   static constexpr float kUnit = Number<T>::kUnit, kOffset = Number<T>::kOffset;
   static constexpr uint32_t kOnes = Number<T>::kOnes;
@@ -47,7 +60,7 @@ struct Codes<T, 4> {
 
 // Codes of 8 bits: in Marlin's order a word for each b, bytes r h; in our own for each h, bytes r b.
 template <class T>
-struct Codes<T, 8> {
+struct Codes<T, Code::kUint8> {
   static constexpr bool kTiny = Number<T>::kMagic == 0;
   static constexpr float kUnit = Number<T>::kUnit, kOffset = kTiny ? 0 : -128;
   static constexpr uint32_t kOnes = Number<T>::kOnes;

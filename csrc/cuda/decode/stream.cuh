@@ -127,8 +127,8 @@ class Scales {
       for (int b = 0; b < 2; ++b) {
         constexpr float kTimes[2] = {1, sixteenth ? 16 : 1};
         const float scale = wide(own[2 * j + b]) * (1 / kTimes[b]);
-        float off = Codes<T, bits>::kOffset + (1 << (bits - 1));
-        if (has_zeros) off = Codes<T, bits>::kOffset + float_of(zero_of<bits>(zeros_, j, b));
+        float off = Codes<T, Code{bits}>::kOffset + (1 << (bits - 1));
+        if (has_zeros) off = Codes<T, Code{bits}>::kOffset + float_of(zero_of<bits>(zeros_, j, b));
         off *= kTimes[b];
 #pragma unroll
         for (int m = 0; m < token_tiles; ++m)
@@ -170,6 +170,57 @@ class Scales {
   bool has_zeros_;
   uint4 held_{};
   uint32_t zeros_[bits / 4];
+};
+
+/// Scales of numbers in fp32: of each column, or of each chunk of the tile. The next chunk's is on its way.
+class TileScales {
+ public:
+  __device__ __forceinline__ TileScales(const Decode& call, int tile, int chunk) : of_tiles_(call.group < call.K) {
+    const int tiles = call.N / kTileN, own = tile * kTileN + threadIdx.x % 32 / 4;
+    at_ = as_it_is(static_cast<const float*>(call.scales) + (of_tiles_ ? chunk * tiles + tile : own));
+    step_ = tiles;
+  }
+
+  /// `turn`: chunks to the warp's next.
+  __device__ __forceinline__ void ask_first(int turn) {
+    step_ *= turn;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) column_[i] = of_tiles_ ? 1 : __ldg(at_ + 8 * i);
+    if (of_tiles_) next_ = __ldg(at_);
+  }
+  /// A chunk begins; are there more?
+  __device__ __forceinline__ void enter(bool more) {
+    scale_ = next_;
+    if (!of_tiles_ || !more) return;
+    at_ = as_it_is(at_ + step_);
+    next_ = __ldg(at_);
+  }
+  /// sums += scale of the chunk * products
+  template <int token_tiles>
+  __device__ __forceinline__ void add(const float (&products)[4][token_tiles][4], float (&sum)[4][token_tiles][4]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int m = 0; m < token_tiles; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[j][m][i] = fmaf(scale_, products[j][m][i], sum[j][m][i]);
+  }
+  /// Sums times the scales of their columns.
+  template <int token_tiles>
+  __device__ __forceinline__ void leave(float (&sum)[4][token_tiles][4]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int m = 0; m < token_tiles; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[j][m][i] *= column_[2 * j + i / 2];
+  }
+
+ private:
+  const float* at_;
+  int step_;
+  bool of_tiles_;
+  float column_[8], scale_, next_ = 1;  // of columns c + 8i
 };
 
 }  // namespace qload::cuda

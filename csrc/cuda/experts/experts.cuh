@@ -72,7 +72,7 @@ __device__ __forceinline__ Decode of_expert(const Experts& call, int expert) {
   own.weights = static_cast<const unsigned char*>(call.weights) + expert * (N * call.K * bits / 8);
   own.scales = static_cast<const unsigned char*>(call.scales) + expert * (groups * N * 2);
   if (call.zeros) own.zeros = static_cast<const unsigned char*>(call.zeros) + expert * (groups * N * bits / 8);
-  own.K = own.inputs = call.K, own.N = call.N, own.bits = bits, own.group = call.group, own.own = true;
+  own.K = own.inputs = call.K, own.N = call.N, own.code = Code{bits}, own.group = call.group, own.own = true;
   return own;
 }
 
@@ -152,7 +152,7 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
   const Units<8 * token_tiles> units{call, call.gated ? tiles / 2 : (tiles + columns - 1) / columns};
   const int warp = threadIdx.x / 32, row_warp = warp / work.columns, column = warp % work.columns;
   const int beside = call.gated ? column * (tiles / 2) : column;
-  const Stored<T> stored{call, work, memory, own_bytes, Codes<T, bits>::kUnit};
+  const Stored<T> stored{call, work, memory, own_bytes, Codes<T, Code{bits}>::kUnit};
 
   int unit = blockIdx.x, now = 0;
   units.ask(unit, items);
@@ -184,7 +184,7 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
 #pragma unroll 1
   while (items[now].count >= 0) {
     float sum[4][token_tiles][4] = {};
-    multiply_part<T, bits, token_tiles, Order::kOwn, groups, kept>(
+    multiply_part<T, Code{bits}, token_tiles, Order::kOwn, groups, kept>(
         own, work, {tile_of(unit), row_warp, work.chunks, work.row_warps, busy}, stream, scales, inputs, sum);
     lay_down(items[now].count, sum, memory, own_bytes);
     wait_for_copies();

@@ -3,6 +3,6 @@
 
 namespace qload::cuda {
 
-template ManyKernel many_of<__nv_bfloat16, 8>(const Many& call);
+template ManyKernel many_of<__nv_bfloat16, Code::kUint8>(const Many& call);
 
 }  // namespace qload::cuda

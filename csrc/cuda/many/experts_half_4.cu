@@ -3,6 +3,6 @@
 
 namespace qload::cuda {
 
-template ManyKernel many_experts_of<__half, 4>(const Many& call);
+template ManyKernel many_experts_of<__half, Code::kUint4>(const Many& call);
 
 }  // namespace qload::cuda

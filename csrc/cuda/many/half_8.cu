@@ -3,6 +3,6 @@
 
 namespace qload::cuda {
 
-template ManyKernel many_of<__half, 8>(const Many& call);
+template ManyKernel many_of<__half, Code::kUint8>(const Many& call);
 
 }  // namespace qload::cuda

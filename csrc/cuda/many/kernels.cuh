@@ -5,16 +5,16 @@
 
 namespace qload::cuda {
 
-template <class T, int bits, bool has_zeros, bool small>
+template <class T, Code code, bool has_zeros, bool small>
 ManyKernel of_shape(const Many& call) {
 #define QLOAD_SHAPE(m, n, t)                                    \
   if (call.tokens == m && call.columns == n && call.teams == t) \
-    return many_room::many_kernel<T, bits, has_zeros, small, m, n, t>;
+    return many_room::many_kernel<T, code, has_zeros, small, m, n, t>;
   QLOAD_SHAPE(32, 128, 1) QLOAD_SHAPE(64, 128, 1) QLOAD_SHAPE(96, 256, 1) QLOAD_SHAPE(128, 128, 1)
   QLOAD_SHAPE(128, 192, 1) QLOAD_SHAPE(128, 256, 1) QLOAD_SHAPE(160, 128, 1) QLOAD_SHAPE(160, 256, 1)
   QLOAD_SHAPE(192, 128, 1) QLOAD_SHAPE(224, 128, 1)
   QLOAD_SHAPE(32, 64, 2) QLOAD_SHAPE(32, 128, 2) QLOAD_SHAPE(64, 64, 2) QLOAD_SHAPE(64, 128, 2)
-  if constexpr (bits == 4) {  // of 8 bits some have no room for two stages of weights, and one is slower than others
+  if constexpr (bits_of(code) == 4) {  // of 8 bits some have no room for two stages of weights, and one is slower than others
     QLOAD_SHAPE(32, 512, 1) QLOAD_SHAPE(64, 512, 1) QLOAD_SHAPE(96, 128, 2)
   } else {  // whose operands take longer to make
     QLOAD_SHAPE(32, 256, 1) QLOAD_SHAPE(256, 128, 1)
@@ -23,34 +23,37 @@ ManyKernel of_shape(const Many& call) {
   return nullptr;
 }
 
-template <class T, int bits, bool has_zeros>
+template <class T, Code code, bool has_zeros>
 ManyKernel of_groups(const Many& call) {
-  return call.group < many_room::kStage ? of_shape<T, bits, has_zeros, true>(call)
-                                        : of_shape<T, bits, has_zeros, false>(call);
+  return call.group < many_room::kStage ? of_shape<T, code, has_zeros, true>(call)
+                                        : of_shape<T, code, has_zeros, false>(call);
 }
 
-template <class T, int bits, bool has_zeros, bool small>
+template <class T, Code code, bool has_zeros, bool small>
 ManyKernel of_experts_and_shape(const Many& call) {
 #define QLOAD_SHAPE(m, n) \
-  if (call.tokens == m && call.columns == n) return many_room::many_kernel<T, bits, has_zeros, small, m, n, 1, true>;
+  if (call.tokens == m && call.columns == n) return many_room::many_kernel<T, code, has_zeros, small, m, n, 1, true>;
   QLOAD_SHAPE(32, 256) QLOAD_SHAPE(64, 256) QLOAD_SHAPE(128, 256)
-  if constexpr (bits == 4) {
+  if constexpr (bits_of(code) == 4) {
     QLOAD_SHAPE(32, 512) QLOAD_SHAPE(64, 512)
   }
 #undef QLOAD_SHAPE
   return nullptr;
 }
 
-template <class T, int bits>
+template <class T, Code code>
 ManyKernel many_experts_of(const Many& call) {
   if (call.group < many_room::kStage)
-    return call.zeros ? of_experts_and_shape<T, bits, true, true>(call) : of_experts_and_shape<T, bits, false, true>(call);
-  return call.zeros ? of_experts_and_shape<T, bits, true, false>(call) : of_experts_and_shape<T, bits, false, false>(call);
+    return call.zeros ? of_experts_and_shape<T, code, true, true>(call) : of_experts_and_shape<T, code, false, true>(call);
+  return call.zeros ? of_experts_and_shape<T, code, true, false>(call) : of_experts_and_shape<T, code, false, false>(call);
 }
 
-template <class T, int bits>
+template <class T, Code code>
 ManyKernel many_of(const Many& call) {
-  return call.zeros ? of_groups<T, bits, true>(call) : of_groups<T, bits, false>(call);
+  if constexpr (is_number(code))
+    return of_shape<T, code, false, false>(call);
+  else
+    return call.zeros ? of_groups<T, code, true>(call) : of_groups<T, code, false>(call);
 }
 
 }  // namespace qload::cuda

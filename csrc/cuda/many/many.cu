@@ -24,14 +24,15 @@ bool describe(CUtensorMap& map, const void* at, CUtensorMapDataType type, int di
 
 bool describe(const Many& call, Matrices& matrices) {
   if (!encode()) return false;
-  const cuuint64_t inputs = call.inputs, rows = call.M, lines = int64_t{call.K} * call.bits / 16, words = 32;
+  const int bits = bits_of(call.code);
+  const cuuint64_t inputs = call.inputs, rows = call.M, lines = int64_t{call.K} * bits / 16, words = 32;
   const cuuint64_t tiles = int64_t{call.N / kTile} * (call.items ? call.experts : 1);
   const cuuint64_t x_sizes[2] = {inputs, rows}, x_pitch[1] = {inputs * 2};
   const cuuint64_t sizes[3] = {words, lines, tiles}, pitches[2] = {words * 4, lines * words * 4};
   const cuuint32_t tokens = call.tokens, columns = call.columns;
   const cuuint32_t rows_of_box = call.neighbours ? tokens / 2 : tokens;  // and of a last tile what is left there
   const cuuint32_t left = call.items ? 0 : call.M % rows_of_box, some[2] = {kBox, rows_of_box}, last[2] = {kBox, left};
-  const cuuint32_t box[3] = {32, static_cast<cuuint32_t>(kStage * call.bits / 16), columns / kTile};
+  const cuuint32_t box[3] = {32, static_cast<cuuint32_t>(kStage * bits / 16), columns / kTile};
   return describe(matrices.inputs, call.x, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, x_sizes, x_pitch, some) &&
          (last[1] == 0 ||
           describe(matrices.last_inputs, call.x, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, x_sizes, x_pitch, last)) &&
@@ -40,15 +41,16 @@ bool describe(const Many& call, Matrices& matrices) {
 
 /// False: the rings have no room for two stages.
 bool lay_out(const Many& call, Work& work) {
-  const int columns = call.columns, x_bytes = call.tokens * kBox * 2, stage = columns / kTile * tile_bytes(call.bits);
+  const int columns = call.columns, bits = bits_of(call.code);
+  const int x_bytes = call.tokens * kBox * 2, stage = columns / kTile * tile_bytes(bits);
   const int all = call.K / kStage;
   for (int both = 0; both < 2; ++both) {
     const int shares = call.slices * (1 + both);
     work.each[both] = all / shares, work.more[both] = all % shares;
   }
   work.group = call.group, work.group_rows = call.group < kStage ? kStage / call.group : 1;
-  work.scale_bytes = work.group_rows * columns * 2;
-  work.zero_bytes = call.zeros ? work.group_rows * columns * call.bits / 8 : 0;
+  work.scale_bytes = is_number(call.code) ? 0 : work.group_rows * columns * 2;
+  work.zero_bytes = call.zeros ? work.group_rows * columns * bits / 8 : 0;
   const int beside = work.scale_bytes + work.zero_bytes;
   const int rings = kShared - multiplying(columns, call.teams) / 128 * kTurnBytes;
   // As many rows of x as of weights, but of weights no more than it takes to keep the memory busy.
@@ -84,13 +86,23 @@ dim3 divide(const Many& call, Work& work) {
   return dim3(two, (blocks + most - 1) / most, std::min(blocks, most));
 }
 
+template <Code code>
 ManyKernel kernel_of(const Many& call) {
-  if (call.items && call.bits == 4)
-    return call.bfloat16 ? many_experts_of<__nv_bfloat16, 4>(call) : many_experts_of<__half, 4>(call);
-  if (call.items && call.bits == 8)
-    return call.bfloat16 ? many_experts_of<__nv_bfloat16, 8>(call) : many_experts_of<__half, 8>(call);
-  if (call.bits == 4) return call.bfloat16 ? many_of<__nv_bfloat16, 4>(call) : many_of<__half, 4>(call);
-  if (call.bits == 8) return call.bfloat16 ? many_of<__nv_bfloat16, 8>(call) : many_of<__half, 8>(call);
+  return call.bfloat16 ? many_of<__nv_bfloat16, code>(call) : many_of<__half, code>(call);
+}
+
+template <Code code>
+ManyKernel experts_of(const Many& call) {
+  return call.bfloat16 ? many_experts_of<__nv_bfloat16, code>(call) : many_experts_of<__half, code>(call);
+}
+
+ManyKernel kernel_of(const Many& call) {
+  switch (call.code) {
+    case Code::kUint4: return call.items ? experts_of<Code::kUint4>(call) : kernel_of<Code::kUint4>(call);
+    case Code::kUint8: return call.items ? experts_of<Code::kUint8>(call) : kernel_of<Code::kUint8>(call);
+    case Code::kInt8: return call.items ? nullptr : kernel_of<Code::kInt8>(call);
+    case Code::kE4m3: return call.items ? nullptr : kernel_of<Code::kE4m3>(call);
+  }
   return nullptr;
 }
 
@@ -108,6 +120,7 @@ cudaError_t many(const Many& call, cudaStream_t stream) {
   const ManyKernel kernel = kernel_of(call);
   if (this_device().major != 9 || !kernel || call.K % kStage || call.N % kTile || call.inputs % 8 || call.slices < 1 ||
       (call.slices > 1 && (!call.parts || call.items || (call.pairs && call.neighbours))) ||
+      (is_number(call.code) && (call.zeros || (call.group != kStage && call.group < call.K))) ||
       (call.neighbours && (call.items || call.teams > 1)) || (call.turns != Turns::kAll && (!call.items || call.pairs)))
     return cudaErrorNotSupported;
   Work work{};

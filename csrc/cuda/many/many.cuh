@@ -1,6 +1,7 @@
 // x times a weight of 4 or 8 bits in our own order, best from 17 tokens on, on Hopper.
 //
 //   y[m, n] = sum over k of x[m, k] * round(scale[g, n] * (code[k, n] - zero[g, n]))  + bias[n],   g = k / group
+//             of numbers scale * sum over k of x[m, k] * code[k, n]: of a column, or of each tile of 128 rows, 64 columns
 //
 //   in   see many.h; x and weights in boxes of 128-byte rows, both swizzled by 128 bytes
 //   out  y      fp16 or bf16 (M, outputs), rounded once from fp32; or parts of it in fp32, which add_slices adds up
@@ -16,7 +17,8 @@
 //   the products before are under way. One thread fills the ring of weights, which are asked for before the kernel
 //   ahead has ended; another that of x, since only x may depend on it.
 //   The matrix unit is the limit from 128 tokens on; below, its products and what makes operands take turns. Where all
-//   zero points are the same, an operand is made by an fma (device/symmetric.cuh).
+//   zero points are the same, an operand is made by an fma (device/symmetric.cuh); numbers are operands as they are
+//   (device/exact.cuh), and their scales multiply sums.
 //
 // Equals x @ StripsWeight.dequantize().T (qload/kernel_formats/strips.py), the weight rounded to the type of x, up to the
 // rounding of fp32 sums.
@@ -24,6 +26,7 @@
 
 #include <type_traits>
 
+#include "../device/exact.cuh"
 #include "../device/wgmma.cuh"
 #include "operands.cuh"
 #include "ring.cuh"
@@ -34,11 +37,11 @@ namespace qload::cuda {
 using ManyKernel = void (*)(const many_room::Work, const Many, const many_room::Matrices);
 
 /// The kernel for a call, or null where no block has so many tokens and columns.
-template <class T, int bits>
+template <class T, Code code>
 ManyKernel many_of(const Many& call);
 
 /// The same where experts are multiplied.
-template <class T, int bits>
+template <class T, Code code>
 ManyKernel many_experts_of(const Many& call);
 
 namespace many_room {
@@ -110,13 +113,52 @@ struct Lane {
   }
 };
 
+/// Scales of numbers in fp32. Where tiles of 128 rows have one each, sums are in units of the last one's, so that no
+/// others are needed beside them; the next one is on its way.
+template <int strips>
+struct TileScales {
+  const float* at;
+  int tiles, last;  // of all columns; how many tiles there are from the first on, less one
+  float now[strips], next[strips];
+
+  /// `unit`: of each column where there are no tiles; `column`: the first of the strips; `own`: the lane's beside that.
+  __device__ __forceinline__ void begin(const Many& call, bool of_tiles, int stage, int column, int own,
+                                        float (&unit)[strips][2]) {
+    tiles = call.N / kTile, last = max(0, tiles - 1 - column / kTile);
+    at = as_it_is(static_cast<const float*>(call.scales) + (of_tiles ? stage * tiles + min(column / kTile, tiles - 1) : 0));
+#pragma unroll
+    for (int j = 0; j < strips; ++j) {
+      if (of_tiles) now[j] = next[j] = __ldg(at + min(j, last));
+#pragma unroll
+      for (int b = 0; b < 2; ++b) unit[j][b] = of_tiles ? 1 : __ldg(at + min(column + j * kTile + own + 8 * b, call.N - 1));
+    }
+  }
+
+  /// A stage begins; `more`: another follows `stages` on. `settle()`: then no product is under way.
+  template <int values, class Settle>
+  __device__ __forceinline__ void enter(bool more, int stages, float (&sums)[strips][values], const Settle& settle) {
+    settle();
+#pragma unroll
+    for (int j = 0; j < strips; ++j) {
+      const float times = __fdividef(now[j], next[j]);
+#pragma unroll
+      for (int i = 0; i < values; ++i) sums[j][i] *= times;
+      now[j] = next[j];
+    }
+    if (!more) return;
+    at = as_it_is(at + stages * tiles);
+#pragma unroll
+    for (int j = 0; j < strips; ++j) next[j] = __ldg(at + min(j, last));
+  }
+};
+
 /// `small`: groups of 32 or 64. `of_experts`: of experts, whose weights depend on who chose whom.
-template <class T, int bits, bool has_zeros, bool small, int tokens, int columns, int teams = 1, bool of_experts = false>
+template <class T, Code code, bool has_zeros, bool small, int tokens, int columns, int teams = 1, bool of_experts = false>
 __global__ void __maxnreg__((Registers<tokens, multiplying(columns, teams)>::kFirst))
 many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call,
             const __grid_constant__ Matrices from) {
 #if QLOAD_WGMMA  // other chips have no use for it, and it takes long to compile
-  constexpr int strips = strips_of(columns, teams), eights = tokens / 8;
+  constexpr int bits = bits_of(code), strips = strips_of(columns, teams), eights = tokens / 8;
   constexpr int of_team = team_threads(columns, teams), multiply = multiplying(columns, teams);
   using Own = Registers<tokens, multiply>;
   constexpr int together = tokens <= 128 && strips <= 2 ? 2 : 1;  // steps of 16 rows whose products are a group
@@ -152,7 +194,7 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
 
   if (threadIdx.x >= multiply) {
     give_registers<Own::kGive>();
-    Filling<bits, has_zeros, small, tokens, columns, teams, of_experts> filling{from, call, work, own_rows, memory, barriers};
+    Filling<code, has_zeros, small, tokens, columns, teams, of_experts> filling{from, call, work, own_rows, memory, barriers};
     return fill<multiply>(filling);
   }
 
@@ -162,8 +204,10 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
   const bool grouped = work.group < call.K;
   const Lane<bits, columns, strips> lane(work, memory, grouped, tile);
   const int inside = work.group / 32 - 1;  // bits of the number of 32 rows: none is set in a small group's first
-  constexpr bool symmetric = !has_zeros && !small;
-  std::conditional_t<symmetric, Symmetric<T, bits>, Columns<T, bits>> at[strips];
+  constexpr bool numbers = is_number(code), symmetric = !has_zeros && !small && !numbers;
+  using Integers = std::conditional_t<symmetric, Symmetric<T, bits>, Columns<T, bits>>;
+  std::conditional_t<numbers, Exact<T, code>, Integers> at[strips];
+  [[maybe_unused]] TileScales<strips> scales;
   Group<strips> next;
   uint32_t word[strips][4], operand[2][together][strips][4];
   Sums<strips, eights> sum;
@@ -174,7 +218,9 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
   uint64_t rows = all_rows + 2 * team * box_rows;
 
   const auto enter = [&] {
-    if constexpr (symmetric) {
+    if constexpr (numbers) {
+      return;
+    } else if constexpr (symmetric) {
       cuda::enter(at, next.scales, sum.of, [] { wait_for_products<0>(); });
     } else {
 #pragma unroll
@@ -182,7 +228,7 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
     }
   };
   const auto load_group = [&](int thirty_two) {
-    lane.template load<has_zeros>(stage.at, small ? thirty_two >> (inside ? 1 : 0) : 0, next);
+    if constexpr (!numbers) lane.template load<has_zeros>(stage.at, small ? thirty_two >> (inside ? 1 : 0) : 0, next);
   };
   const auto begins = [&](int thirty_two) { return small && !(thirty_two & inside); };
 
@@ -209,6 +255,8 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
       cuda::begin(at, next.scales);
     else
       enter();
+    if constexpr (numbers)
+      scales.begin(call, grouped, place.first + team, place.column + tile * kTile, strip * 16 + number / 4, sum.unit);
     lane.load(stage.at, 0, 0, 4, word);
 
     const int all = (place.last - place.first - team + teams - 1) / teams;
@@ -232,6 +280,8 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
               if (bits == 4 && step < 2) word[j][i] >>= 8, word[j][i + 1] >>= 8;
             }
           }
+          if constexpr (numbers)
+            if (half == 0 && step == 0 && grouped) scales.enter(left > 1, teams, sum.of, [] { wait_for_products<0>(); });
           fence_products();
 #pragma unroll
           for (int s = 0; s < together; ++s)
@@ -275,7 +325,9 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
     for (int j = 0; j < strips; ++j)
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
-        if constexpr (symmetric)
+        if constexpr (numbers)
+          sum.unit[j][b] = grouped ? scales.now[j] : sum.unit[j][b];
+        else if constexpr (symmetric)
           sum.unit[j][b] = at[j].unit(b);
         else
           sum.unit[j][b] = 1;

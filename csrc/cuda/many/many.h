@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "../device/code.h"
+
 namespace qload::cuda {
 
 /// Which tiles of experts a launch takes: all; all but those of a last turn that leaves half of the multiprocessors free;
@@ -14,14 +16,15 @@ enum class Turns : int { kAll, kWhole, kLast };
 struct Many {
   const void* x;        // fp16 or bf16 (M, inputs), inputs a multiple of 8
   const void* weights;  // int32 (N / 64, K * bits * 2), our own order
-  const void* scales;   // as x (G, N), Marlin's order
+  const void* scales;   // as x (G, N), Marlin's order; of numbers fp32, (N,) or one of each tile: (K / 128, N / 64)
   const void* zeros;    // int32 (G, N * bits / 32), Marlin's order; null: all are 2**(bits - 1)
   const void* bias;     // as x (outputs,), plain; null
   void* y;              // as x (M, outputs)
   void* parts;          // fp32 (slices, M, N), written and read; null where there is one slice
   int M, K, N;          // K padded to 128, N to 64
   int inputs, outputs;  // at most K, N
-  int bits, group;      // 32, 64, 128; K or more: one scale a column
+  Code code;            // numbers have no zero points, and are no experts'
+  int group;            // 32, 64, 128; K or more: one scale a column
   bool bfloat16;
   int tokens, columns;  // of a block
   int teams;            // of warps, which take stages of K in turns and add up

@@ -145,8 +145,9 @@ struct Slot {
 
 /// What fills the rings: `weights` of one thread, `inputs` of another. Each has hardly more to do for a slot than to ask
 /// for it: it has no other thread to hide behind, and all wait for it.
-template <int bits, bool has_zeros, bool small, int tokens, int columns, int teams, bool grouped>
+template <Code code, bool has_zeros, bool small, int tokens, int columns, int teams, bool grouped>
 struct Filling {
+  static constexpr int bits = bits_of(code);
   static constexpr int kStageBytes = columns / kTile * tile_bytes(bits);
 
   const Matrices& from;
@@ -170,7 +171,7 @@ struct Filling {
       const Place place(call, work, rows, columns, item);
       rows.enter(place.row);
       const int there = max(0, min(columns, call.N - place.column));  // columns that have scales
-      const int scale_bytes = there * 2, zero_bytes = has_zeros ? there * bits / 8 : 0;
+      const int scale_bytes = is_number(code) ? 0 : there * 2, zero_bytes = has_zeros ? there * bits / 8 : 0;
       const int beside = group_rows * (scale_bytes + zero_bytes);
       const int tile = place.column / kTile + (grouped ? rows.expert() * (call.N / kTile) : 0);
       const int64_t group = (groups ? place.first * group_rows : 0) +
@@ -182,7 +183,7 @@ struct Filling {
       for (int stage = place.first; stage < place.last; ++stage, line += kStage * bits / 16) {
         wait_for(free + slot.at * 8, slot.parity ^ 1);  // before the first phase has ended, one ahead of it has
         const uint32_t here = came + slot.at * 8;
-        const bool begins = there > 0 && (groups || stage < place.first + teams);
+        const bool begins = !is_number(code) && there > 0 && (groups || stage < place.first + teams);
         expect_bytes(here, kStageBytes + (begins ? beside : 0));
         copy_box(first + work.weights_at + slot.at * kStageBytes, from.weights, 0, line, tile, here, policy);
         if (begins) {

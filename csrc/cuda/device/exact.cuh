@@ -1,0 +1,44 @@
+// Bytes of our own order that stand for numbers, as operands that equal them: scales multiply the sums.
+#pragma once
+
+#include "code.h"
+#include "number.cuh"
+
+namespace qload::cuda {
+
+/// Numbers of a word: bytes b and b + 2 are two rows of column c + 8b.
+template <class T, Code code>
+struct Exact {
+  static constexpr bool kHalf = Number<T>::kMagic == 0;
+
+  static __device__ __forceinline__ uint32_t of(uint32_t word, int b) {
+    if constexpr (code == Code::kE4m3) {
+      const uint32_t halves = halves_of_e4m3(__byte_perm(word, 0, 0x3120) >> 16 * b);
+      return kHalf ? halves : bfloat16s_of(halves);
+    } else if constexpr (kHalf) {  // 1024 + byte, less 1024 + 128
+      const uint32_t beside = __byte_perm(word, 0x64646464, b ? 0x4341 : 0x4240);
+      return as<uint32_t>(__hsub2(as<__half2>(beside), as<__half2>(0x64806480u)));
+    } else {
+      return bytes_less_128(word, b, b + 2);
+    }
+  }
+
+ private:
+  /// Of the last two bytes; no number stays none.
+  static __device__ __forceinline__ uint32_t halves_of_e4m3(uint32_t bytes) {
+    uint32_t halves = 0;
+#if __CUDA_ARCH__ >= 890
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(bytes)));
+#else
+    __trap();  // `decode` launches none there
+#endif
+    return halves;
+  }
+  /// Halves with few digits: those of a bfloat16 are in the upper half of a float.
+  static __device__ __forceinline__ uint32_t bfloat16s_of(uint32_t halves) {
+    const float2 both = __half22float2(as<__half2>(halves));
+    return __byte_perm(__float_as_uint(both.x), __float_as_uint(both.y), 0x7632);
+  }
+};
+
+}  // namespace qload::cuda
