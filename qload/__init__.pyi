@@ -102,8 +102,12 @@ from .kernel_formats import Fp4MarlinVllm033Weight as Fp4MarlinVllm033Weight
 from .kernel_formats import Fp4MarlinWeight as Fp4MarlinWeight
 from .kernel_formats import Fp8MarlinConfig as Fp8MarlinConfig
 from .kernel_formats import Fp8MarlinWeight as Fp8MarlinWeight
+from .kernel_formats import Fp8StripsConfig as Fp8StripsConfig
+from .kernel_formats import Fp8StripsWeight as Fp8StripsWeight
 from .kernel_formats import GPTQMarlinConfig as GPTQMarlinConfig
 from .kernel_formats import GPTQMarlinWeight as GPTQMarlinWeight
+from .kernel_formats import Int8StripsConfig as Int8StripsConfig
+from .kernel_formats import Int8StripsWeight as Int8StripsWeight
 from .kernel_formats import PanelsConfig as PanelsConfig
 from .kernel_formats import PanelsWeight as PanelsWeight
 from .kernel_formats import StripsWeight as StripsWeight

@@ -7,6 +7,10 @@ from .fp4_marlin import Fp4MarlinVllm033Weight as Fp4MarlinVllm033Weight
 from .fp4_marlin import Fp4MarlinWeight as Fp4MarlinWeight
 from .fp8_marlin import Fp8MarlinConfig as Fp8MarlinConfig
 from .fp8_marlin import Fp8MarlinWeight as Fp8MarlinWeight
+from .fp8_strips import Fp8StripsConfig as Fp8StripsConfig
+from .fp8_strips import Fp8StripsWeight as Fp8StripsWeight
+from .int8_strips import Int8StripsConfig as Int8StripsConfig
+from .int8_strips import Int8StripsWeight as Int8StripsWeight
 from .marlin import GPTQMarlinConfig as GPTQMarlinConfig
 from .marlin import GPTQMarlinWeight as GPTQMarlinWeight
 from .panels import PanelsConfig as PanelsConfig

@@ -1,8 +1,8 @@
 """Repacking of weights to other layouts, and back to the checkpoint's format bit for bit.
 
-Every type of weight is converted to one of four intermediate forms: plain integers, EXL2, FP8 or FP4. Every
-layout is made from one of them. `repack` and `restore` know types and layouts only by `IntegerWeight` and the
-tables `READERS` and `WRITERS`. A weight passed as `out` is written after the last check.
+Every type of weight is converted to one of five intermediate forms: plain integers, int8, EXL2, FP8 or FP4.
+Every layout is made from one of them. `repack` and `restore` know types and layouts only by `IntegerWeight`
+and the tables `READERS` and `WRITERS`. A weight passed as `out` is written after the last check.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -17,9 +17,29 @@ from torch import Tensor
 
 from qload import devices
 from qload.errors import ArgumentError, RepackError, checked
-from qload.formats import AWQWeight, Exl2Weight, Fp8Weight, GPTQWeight, Marlin24Weight
-from qload.kernel_formats import exl2, exllama, fp4_marlin, fp8_marlin, marlin, panels, strips
+from qload.formats import (
+    AWQWeight,
+    BNBWeight,
+    CTIntWeight,
+    EETQWeight,
+    Exl2Weight,
+    Fp8Weight,
+    GPTQWeight,
+    Marlin24Weight,
+)
+from qload.kernel_formats import (
+    exl2,
+    exllama,
+    fp4_marlin,
+    fp8_marlin,
+    fp8_strips,
+    int8_strips,
+    marlin,
+    panels,
+    strips,
+)
 from qload.kernel_formats.fp4_marlin import VLLM_0_11, VLLM_0_33, Fp4, Fp4MarlinVllm033Weight, Fp4MarlinWeight
+from qload.kernel_formats.int8_strips import Int8
 from qload.layouts import Stored, ZeroPoints
 from qload.spec import ActivationScheme, Weight
 from qload.spec.integers import Integers, IntegerWeight, Origin, find_unsupported_bits
@@ -36,7 +56,7 @@ class Reader:
     Attributes
     ----------
     intermediate
-        The intermediate form: `Integers`, `Exl2Weight`, `Fp8Weight` or `Fp4`.
+        The intermediate form: `Integers`, `Int8`, `Exl2Weight`, `Fp8Weight` or `Fp4`.
     read
         Convert a weight to that form.
     restore
@@ -85,6 +105,11 @@ READERS: dict[type[Weight], Reader] = {  # of types that are no `IntegerWeight`
     exl2.Exl2KernelWeight: Reader(Exl2Weight, exl2.to_exl2),
     Fp8Weight: Reader(Fp8Weight, restore=lambda weight, _: weight, skippable=lambda _: "weight"),
     fp8_marlin.Fp8MarlinWeight: Reader(Fp8Weight, fp8_marlin.to_fp8),
+    fp8_strips.Fp8StripsWeight: Reader(Fp8Weight, fp8_strips.to_fp8),
+    BNBWeight: Reader(Int8, int8_strips.read_bnb, int8_strips.restore_bnb, lambda _: "weight"),
+    EETQWeight: Reader(Int8, int8_strips.read_eetq, int8_strips.restore_eetq, lambda _: "weight"),
+    CTIntWeight: Reader(Int8, int8_strips.read_ct_int, int8_strips.restore_ct_int, lambda _: "weight"),
+    int8_strips.Int8StripsWeight: Reader(Int8, int8_strips.to_int8),
     **{
         weight_type: Reader(
             Fp4, fp4_marlin.read_checkpoint, fp4_marlin.restore_checkpoint, fp4_marlin.find_packed_tensor
@@ -128,6 +153,8 @@ WRITERS: dict[tuple[type[Any], str], Writer] = {
     (Fp8Weight, "marlin"): Writer(
         fp8_marlin.Fp8MarlinWeight, fp8_marlin.from_fp8, ("dtype", "exponent_bias", "whole")
     ),
+    (Fp8Weight, "strips"): Writer(fp8_strips.Fp8StripsWeight, fp8_strips.from_fp8, ("whole",)),
+    (Int8, "strips"): Writer(int8_strips.Int8StripsWeight, int8_strips.from_int8),
     (Fp4, "marlin"): Writer(Fp4MarlinWeight, fp4_marlin.from_fp4, ("dtype", "whole")),
     (Fp4, VLLM_0_11.layout): Writer(Fp4MarlinWeight, fp4_marlin.from_fp4, ("dtype", "whole")),
     (Fp4, VLLM_0_33.layout): Writer(Fp4MarlinVllm033Weight, _TO_FP4_MARLIN_VLLM_0_33, ("dtype", "whole")),

@@ -15,13 +15,17 @@ from dataclasses import dataclass
 from math import lcm
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
 from qload.kernel_formats import marlin
 from qload.kernel_formats.marlin import GPTQMarlinConfig, GPTQMarlinWeight
 from qload.layouts import strips
 from qload.layouts.packing import Packing
 from qload.spec import TensorSpec
-from qload.spec.integers import Integers
+from qload.spec.integers import Integers, pad_matrix
 
+BYTES = Packing(8, "n (k r) -> n k (r)", r=4)  # rows of bytes
 CAPABILITY = 90  # compute capability of Hopper, times 10
 
 
@@ -83,6 +87,16 @@ class StripsWeight(GPTQMarlinWeight):
 def are_faster(capability: int | None) -> bool:
     """Return True if strips are faster than Marlin's order on a chip of `capability`, times 10."""
     return capability is not None and capability // 10 == CAPABILITY // 10
+
+
+def pack_bytes(stored: Tensor, fill: int = 0) -> Tensor:
+    """Pack bytes (N, K) as codes of 8 bits in strips, padded with `fill`; whole tiles move as words."""
+    (N, K), rows, columns = stored.shape, strips.TILE_K, strips.TILE_N
+    Np, Kp = -(-N // columns) * columns, -(-K // rows) * rows
+    order = strips.rows(8)
+    if (Np, Kp) == (N, K) and stored.is_contiguous() and stored.storage_offset() % 4 == 0:
+        return order.pack(BYTES.packed(stored.view(torch.int32)).T)
+    return order.pack(pad_matrix(stored.T.contiguous(), Kp, Np, fill))
 
 
 def from_integers(integers: Integers, keep_zeros: bool = False) -> StripsWeight:

@@ -49,7 +49,9 @@ from qload.kernel_formats import (
     Fp4MarlinVllm033Weight,
     Fp4MarlinWeight,
     Fp8MarlinWeight,
+    Fp8StripsWeight,
     GPTQMarlinWeight,
+    Int8StripsWeight,
 )
 from qload.sentences import WORD_BITS
 from qload.sentences.strided_digits import WHOLE_BITS, holds_whole_codes
@@ -69,9 +71,22 @@ SPELLED = 5  # of these, bytes a code where a GPU does not read codes as they ar
 OF_FACTORS = 4  # and where the inputs have factors, by which a slice in float32 is multiplied
 OF_TWO_SCALES = (CTNVFP4Weight, ModelOptNVFP4Weight)  # whose products take a byte a code at most
 # Bits of codes whose words are put into plain order.
-BITS = {Fp4MarlinWeight: 4, Fp4MarlinVllm033Weight: 4, Fp8MarlinWeight: 8}
+BITS = {
+    Fp4MarlinWeight: 4,
+    Fp4MarlinVllm033Weight: 4,
+    Fp8MarlinWeight: 8,
+    Fp8StripsWeight: 8,
+    Int8StripsWeight: 8,
+}
 ACROSS = 5  # the same of codes that cross words
-WIDER: dict[type[Weight], int] = {Exl2Weight: 9, Exl2KernelWeight: 13, Fp8MarlinWeight: 7, Marlin24Weight: 14}
+WIDER: dict[type[Weight], int] = {
+    Exl2Weight: 9,
+    Exl2KernelWeight: 13,
+    Fp8MarlinWeight: 7,
+    Fp8StripsWeight: 7,
+    Int8StripsWeight: 7,
+    Marlin24Weight: 14,
+}
 log: logging.Logger = logging.getLogger("qload")
 _fitting: Any = WeakIdKeyDictionary()  # by the memory of a weight's first tensor
 _storage_numbers: Any = WeakIdKeyDictionary()  # of memory: an address is used again
@@ -254,8 +269,9 @@ def _takes_a_byte(weight: Weight) -> bool:
         return weight.config.bits in (2, 4)
     if isinstance(weight, GPTQMarlinWeight):
         return weight.config.bits == 4 and weight.padded_shape == weight.shape
-    if isinstance(weight, Fp4MarlinWeight | Fp8MarlinWeight):  # padding is spelled out
-        return bool(weight.qweight.nbytes * 8 == BITS[type(weight)] * weight.layer.N * weight.layer.K)
+    if type(weight) in BITS:  # padding is spelled out
+        words = weight.fields()["qweight"]
+        return bool(words.nbytes * 8 == BITS[type(weight)] * weight.layer.N * weight.layer.K)
     return isinstance(weight, OF_TWO_SCALES) or isinstance(weight.stored(), StoredSparse)
 
 

@@ -8,7 +8,8 @@ import torch
 
 from qload.checkpoint import LayerIndex, account, opened
 from qload.errors import ArgumentError, CastError, QloadError, checked
-from qload.kernel_formats import strips
+from qload.kernel_formats import Fp8StripsWeight, Int8StripsWeight, strips
+from qload.kernel_formats.repack import find_repacked_type
 from qload.kernels import dtypes
 from qload.kernels.plans import DEQUANTIZED
 from qload.loader import LayerDescription
@@ -74,7 +75,7 @@ class _LayerExplainer:
         stored = ExplainedLayer(layer.prefix, name, shape, kernel_format=name, bits=bits)
         try:
             share = first_rank_share(self.weights, layer, sharing, self.tp)
-            if weight_type.plain or FastestLoader(share.weights.loader).made(layer, CPU) is None:
+            if weight_type.plain or self._loader_of(share).made(layer, CPU) is None:
                 scheme = layer.format.activations
                 choices = kernels_without_operator(weight_type, scheme, self.tokens, self.dtype, self.chip)
                 return replace(stored, choices=choices)
@@ -82,10 +83,13 @@ class _LayerExplainer:
         except QloadError as error:
             return replace(stored, error=str(error))
 
+    def _loader_of(self, share: RankShare) -> FastestLoader:
+        """Return the loader that repacks a share for the chip."""
+        return FastestLoader(share.weights.loader, strict=False, dtype=None).for_chip(self.capability)
+
     def _explain_repacked(self, stored: ExplainedLayer, share: RankShare) -> ExplainedLayer:
         """Repack the share, without its codes, as a load for the chip does, and choose its kernels."""
-        loader = FastestLoader(share.weights.loader, strict=False, dtype=None).for_chip(self.capability)
-        weight = share.load_header(loader)
+        weight = share.load_header(self._loader_of(share))
         reasons = dict(self._reasons_against_formats(share, weight.format))
         repacked = replace(stored, kernel_format=weight.format, formats=reasons)
         try:
@@ -99,7 +103,10 @@ class _LayerExplainer:
 
     def _reasons_against_formats(self, share: RankShare, chosen: str) -> Iterator[tuple[str, str]]:
         """Yield each kernel format that is not chosen, with the reason."""
-        for layout, name in FORMAT_OF_LAYOUT.items():
+        for layout, usual in FORMAT_OF_LAYOUT.items():
+            target = find_repacked_type(share.layer.format.weight_type, layout)
+            is_bytes = target is not None and target in (Fp8StripsWeight, Int8StripsWeight)
+            name = target.format if target is not None and is_bytes else usual
             if name == chosen:
                 continue
             reason = share.why_not_layout(layout)

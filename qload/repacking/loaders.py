@@ -13,7 +13,9 @@ from qload.formats import Marlin24Weight
 from qload.kernel_formats import (
     Exl2KernelWeight,
     ExllamaWeight,
+    Fp8StripsWeight,
     GPTQMarlinWeight,
+    Int8StripsWeight,
     PanelsWeight,
     StripsWeight,
     strips,
@@ -99,10 +101,12 @@ class RepackingLoader(WrappingLoader):
         weight_type = layer.format.weight_type
         if weight_type.plain or issubclass(weight_type, READ_AS_STORED.get(self.layout, ())):
             return None
-        bits = getattr(layer.format.config, "bits", None)
+        bits, is_quantized = getattr(layer.format.config, "bits", None), layer.format.activations is not None
         for layout in self._layouts(device):
             target = self._repacked_type(weight_type, layout)
-            if target is not None and self._has_kernel(target, bits, device):
+            if target is None or self._stays(target, layout, is_quantized):
+                continue
+            if self._has_kernel(target, bits, device):
                 return target.format
         target = self._repacked_type(weight_type, self.layout)
         return None if target is None else target.format
@@ -110,6 +114,13 @@ class RepackingLoader(WrappingLoader):
     def _has_kernel(self, target: type[Weight], bits: int | None, device: torch.device) -> bool:
         """Return whether there is a kernel for a type with codes of so many bits."""
         return True
+
+    def _stays(self, target: type[Weight], layout: str, is_quantized: bool) -> bool:
+        """Return whether bytes stay as stored: their strips have a kernel for plain activations alone.
+
+        `is_quantized`: whether the activations are quantized, or the weight is an expert.
+        """
+        return target in (Fp8StripsWeight, Int8StripsWeight) and layout != self.layout and is_quantized
 
     def _repacked_type(self, weight_type: type[Weight], layout: str) -> type[Weight] | None:
         """Type of the repacked weight; None for an unsupported layout, or without a required dtype."""
@@ -144,17 +155,18 @@ class RepackingLoader(WrappingLoader):
         parts: Sequence[Part],
         split: Split | None,
         kind: Any = None,
+        expert: bool = False,
     ) -> Weight:
         """Repack a loaded weight; a weight beyond the layout is an error, or stays with a note.
 
-        `kind`: of a layer whose tensors may be deferred in later loads.
+        `kind`: of a layer whose tensors may be deferred in later loads. `expert`: whether it is an expert's.
         """
         if weight.plain or isinstance(weight, READ_AS_STORED.get(self.layout, ())):
             return weight
         is_share = split is not None and source.process_group.size() > 1
         whole = partial(self._load_whole, source, parts, weight) if is_share else None
         try:
-            repacked = self._repack(weight, whole)
+            repacked = self._repack(weight, whole, expert)
         except (RepackError, CastError) as error:
             reason = error.reason if isinstance(error, RepackError) else str(error)
             if self.strict:
@@ -174,7 +186,7 @@ class RepackingLoader(WrappingLoader):
         """The inner loader, and the repack of each loaded weight; None for a subclass with its own load."""
         if type(self).plan is not RepackingLoader.plan or not self.inner._has_exact_shapes:
             return None
-        return self.inner, self._repack_loaded
+        return self.inner, partial(self._repack_loaded, expert=True)
 
     def repacked(self, weight: Weight) -> Weight:
         """Repack a whole `weight` of the inner loader.
@@ -197,12 +209,14 @@ class RepackingLoader(WrappingLoader):
         twin.formats = twin.inner.formats
         return twin
 
-    def _repack(self, weight: Weight, whole: WholeLayer | None) -> Weight:
+    def _repack(self, weight: Weight, whole: WholeLayer | None, expert: bool = False) -> Weight:
         """Repack to the first layout that can represent a weight; else raise for the loader's own layout."""
         refusal: RepackError | None = None
-        device = weight.device
+        device, is_quantized = weight.device, expert or weight.activations is not None
         for layout in self._layouts(device):
             writer = find_writer(type(weight), layout)
+            if writer is not None and self._stays(writer.weight_type, layout, is_quantized):
+                continue
             if layout == "exllama" and layout != self.layout:  # its kernels are for few bits on few chips
                 bits = getattr(weight.config, "bits", None)
                 if writer is None or not self._has_kernel(writer.weight_type, bits, device):

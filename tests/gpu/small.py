@@ -13,11 +13,22 @@ from qload import devices, native
 from qload.devices import StoredTable, cuda
 from qload.devices.cuda_stored import dequantize_stored
 from qload.experts import GatedActivation
-from qload.formats import AWQConfig, AWQWeight
+from qload.formats import AWQConfig, AWQWeight, Fp8Config, Fp8Weight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, repack
 from qload.kernels import products, scaled
 from qload.kernels.activations import quantize
-from qload.kernels.cuda import decode, decoder_ops, exllama, experts, hopper_gemm, launch, middle, w4a16
+from qload.kernels.cuda import (
+    byte_strips,
+    decode,
+    decoder_ops,
+    exllama,
+    experts,
+    hopper_gemm,
+    launch,
+    middle,
+    w4a16,
+)
+from qload.kernels.cuda.byte_strips import ByteStripsCall
 from qload.kernels.cuda.decoder_ops import attend_pages
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.quantize import finish
@@ -139,6 +150,24 @@ def strips_of_many_tokens() -> None:
             x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
             for how in DIVISIONS:
                 call = StripsCall(*arguments(x, held))
+                divided = hopper_gemm.ManyDivision(*how)
+                if hopper_gemm.why_not(call) is None and hopper_gemm.STAGE * divided.parts <= K:
+                    same(hopper_gemm.run(call, divided), w.T[:M].half())
+
+
+def bytes_in_strips() -> None:
+    """FP8 by blocks and by outputs, few tokens and many, every way to add up."""
+    for config, shape in ((Fp8Config("block", (128, 128)), (N // 128, K // 128)), (Fp8Config(), (N, 1))):
+        codes = torch.randint(-4, 5, (N, K)).float().to(torch.float8_e4m3fn)
+        scales = 2.0 ** torch.randint(-3, 1, shape)
+        held = repack(Fp8Weight(config=config, weight=codes, weight_scale=scales), "strips").to("cuda")
+        w = held.dequantize()
+        for M in (1, 9, 24, 64, 100):
+            x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
+            call = ByteStripsCall(*byte_strips.arguments(x, held))  # type: ignore[arg-type]
+            for columns, split in ((1, 1), (1, 2), (2, 2)) if M <= 24 else ():
+                same(decode.run(call, columns, split), w.T[:M].half())
+            for how in DIVISIONS:
                 divided = hopper_gemm.ManyDivision(*how)
                 if hopper_gemm.why_not(call) is None and hopper_gemm.STAGE * divided.parts <= K:
                     same(hopper_gemm.run(call, divided), w.T[:M].half())
@@ -342,6 +371,7 @@ def main() -> None:
                     same(middle.run(call, columns, split, together), w.T[:M].half())
     strips_of_scaled_operands()
     strips_of_many_tokens()
+    bytes_in_strips()
     experts_that_tokens_chose()
     inputs_in_order()
     between_products()

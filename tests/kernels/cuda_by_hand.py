@@ -41,15 +41,15 @@ class Hand:
         self.early = True  # as the last call was
         self.gathered = list[int]()  # tokens whose inputs were put in order, in turns
 
-    def decode(self, sizes, bits, group, own, *rest) -> Start:
+    def decode(self, sizes, code, group, own, *rest) -> Start:
         """See decode.h."""
 
         def start(x, weights, scales, zeros, g_idx, parts, bias, y, stream) -> None:
-            symmetric = bits == 4 and not zeros and group >= 128
+            symmetric = code == 4 and not zeros and group >= 128
             assert sizes[0] <= (16 if not own else 48 if symmetric else 24)
             assert (own and g_idx, weights % 16, scales % 16) in ((False, 0, 0), (0, 0, 0))
             operands = x, weights, scales, zeros, g_idx, bias, y
-            self._multiply("decode", operands, stream, sizes, bits, group, own, *rest)
+            self._multiply("decode", operands, stream, sizes, code, group, own, *rest)
 
         return start
 
@@ -75,7 +75,7 @@ class Hand:
 
         return start
 
-    def many(self, sizes, bits, group, bf16, division, *rest) -> Start:
+    def many(self, sizes, code, group, bf16, division, *rest) -> Start:
         """See many.h."""
         tokens, columns, pairs, slices, neighbours, teams = division
         assert self.capability[0] == 9
@@ -83,18 +83,19 @@ class Hand:
         assert teams == 1 or not neighbours
         assert sizes[1] // 128 >= slices * (1 + pairs) * teams
         assert (sizes[1] % 128, sizes[3] % 8) == (0, 0)
-        assert bits == 4 or columns < 512
+        assert code == 4 or columns < 512
 
         def start(x, weights, scales, zeros, g_idx, parts, bias, y, stream) -> None:
             assert bool(parts) == (slices > 1)
             assert [each % 16 for each in (x, weights, scales, zeros)] == [0] * 4
             operands = x, weights, scales, zeros, 0, bias, y
-            self._multiply("many", operands, stream, sizes, bits, group, True, bf16, columns, slices, *rest)
+            self._multiply("many", operands, stream, sizes, code, group, True, bf16, columns, slices, *rest)
 
         return start
 
-    def _multiply(self, name, operands, stream, sizes, bits, group, own, *rest) -> None:
+    def _multiply(self, name, operands, stream, sizes, code, group, own, *rest) -> None:
         x, weights, scales, zeros, g_idx, bias, y = operands
+        bits = code & 0xFF
         bf16, columns, split, early = rest
         self.early = early
         M, K, N, inputs, outputs = sizes
@@ -107,6 +108,12 @@ class Hand:
         T = torch.bfloat16 if bf16 else torch.float16
         order = strips.rows(bits) if own else marlin.rows(bits)
         shape = (N // 64, K * bits * 2) if own else (K // 16, N * bits // 2)
+        wide = torch.nn.functional.pad(at(x, T, M, inputs), (0, K - inputs)).double()
+        codes = order.unpack(at(weights, WORD, *shape))
+        if code > 0xFF:
+            assert (own, zeros, group >= K or group == 128) == (True, 0, True)
+            self._put(name, wide @ numbers(codes, code, scales, group), bias, y, T, M, outputs)
+            return
         of_row = torch.zeros(K, dtype=torch.long) if group >= K else torch.arange(K) // group
         if g_idx:
             of_row = at(g_idx, WORD, K).long()
@@ -116,8 +123,6 @@ class Hand:
         points = torch.full((G, N), 2 ** (bits - 1))
         if zeros:
             points = marlin.zeros(bits).unpack(at(zeros, WORD, G, N * bits // 32))
-        codes = order.unpack(at(weights, WORD, *shape))
-        wide = torch.nn.functional.pad(at(x, T, M, inputs), (0, K - inputs)).double()
         w = plain.double()[of_row] * (codes.double() - points.double()[of_row])
         self._put(name, wide @ w, bias, y, T, M, outputs)
 
@@ -213,6 +218,16 @@ class Hand:
             )
         at(out, FLOATS[kind], N, K).copy_(scales * (codes - zero).float())
         self.called.append(name)
+
+
+def numbers(codes: Tensor, code: int, scales: int, group: int) -> Tensor:
+    """Weight (K, N) of int8 or e4m3, by scales of columns or of tiles of 128 rows and 64 columns."""
+    (K, N), e4m3 = codes.shape, codes.to(torch.uint8).view(torch.float8_e4m3fn)
+    values = {0x108: codes.double() - 128, 0x208: e4m3.double()}[code]
+    if group >= K:
+        return values * at(scales, torch.float32, N).double()
+    tiles = at(scales, torch.float32, K // 128, N // 64).double()
+    return values * tiles.repeat_interleave(128, 0).repeat_interleave(64, 1)
 
 
 def placed(n: Tensor, places: int) -> Tensor:

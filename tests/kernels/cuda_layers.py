@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from qload.devices import cuda, cuda_stored
-from qload.formats import GPTQConfig, GPTQWeight
+from qload.formats import BNBConfig, BNBWeight, Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight
 from qload.kernel_formats import repack
-from qload.kernels.cuda import exllama, marlin, module, strips
+from qload.kernels.cuda import byte_strips, exllama, marlin, module, strips
 from qload.layouts import STORED_MINUS_ONE, Stored, gptq
 from qload.native.modules import NativeModule
 from tests.kernel_formats.marlin_layers import row_share
@@ -23,6 +23,7 @@ OPERATORS = {
     "marlin": marlin._marlin,
     "strips": strips._strips,
     "exllama": exllama._exllama,
+    "byte_strips": byte_strips._byte_strips,
 }
 
 
@@ -68,3 +69,17 @@ def layer(
         g_idx=(g_idx[torch.randperm(whole, generator=make)] if act_order else g_idx).to(torch.int32),
     )
     return repack(weight if share == 1 else row_share(weight, 0, share), layout)
+
+
+@cache
+def byte_layer(K: int, N: int, kind: str) -> Any:
+    """FP8 or int8 in strips: small whole numbers, scales that are powers of two of a `kind`."""
+    make = torch.Generator().manual_seed(K + N)
+    codes = torch.randint(-4, 5, (N, K), generator=make)
+    shape = {"tensor": (1,), "channel": (N, 1), "block": (-(-N // 128), -(-K // 128)), "int8": (N,)}[kind]
+    scales = 2.0 ** torch.randint(-3, 1, shape, generator=make)
+    if kind == "int8":
+        return repack(BNBWeight(config=BNBConfig(), weight=codes.to(torch.int8), SCB=127 * scales), "strips")
+    config = Fp8Config("block", (128, 128)) if kind == "block" else Fp8Config()
+    stored = codes.float().to(torch.float8_e4m3fn)
+    return repack(Fp8Weight(config=config, weight=stored, weight_scale=scales), "strips")

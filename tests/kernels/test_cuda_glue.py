@@ -12,9 +12,11 @@ import torch
 from qload.errors import NoKernelError
 from qload.kernels import products
 from qload.kernels.cuda import exllama, launch, linear, module
+from qload.kernels.cuda.linear import OPERATORS
 from qload.testing import assert_sums_exactly
+from qload.testing.checks import exact_sums
 from tests.kernels.cuda_by_hand import STREAM, Hand
-from tests.kernels.cuda_layers import AMPERE, HOPPER, _operators, hand, layer
+from tests.kernels.cuda_layers import AMPERE, HOPPER, _operators, byte_layer, hand, layer
 
 __all__ = ["_operators", "hand"]  # fixtures
 TOKENS = [1, 16, 17, 64, 65, 256, 257]
@@ -70,6 +72,30 @@ def test_a_layer_in_strips_is_multiplied(hand: Hand, shape: dict, bits: int, M: 
     kind = bits, 128 if config.group_size == -1 else config.group_size, "qzeros" in weight.fields()
     wanted = "decode" if MOST_DECODED[kind] >= M else "many"
     assert hand.called == [wanted if hand.capability == HOPPER else "dequantize"]
+
+
+@CHIPS
+@DTYPES
+@pytest.mark.parametrize("shape", [(256, 128), (104, 72), (384, 200)], ids=["whole", "padded", "ragged"])
+@pytest.mark.parametrize("kind", ["tensor", "channel", "block", "int8"])
+@pytest.mark.parametrize("M", [1, 24, 25, 300])
+@pytest.mark.parametrize("biased", [False, True])
+def test_bytes_in_strips_are_multiplied_by_activations_of_any_dtype(
+    hand: Hand, shape: tuple[int, int], kind: str, dtype: torch.dtype, M: int, biased: bool
+) -> None:
+    weight = byte_layer(*shape, kind)
+    bias = torch.arange(weight.layer.N).to(dtype) / 8 if biased else None
+
+    reason = OPERATORS[type(weight)].why_not_on(weight, dtype, hand.capability)
+    if hand.capability != HOPPER:
+        assert reason == "needs a CUDA device of capability 9.0, got 8.0"
+        return
+    assert reason is None
+    x, _ = exact_sums(weight, dtype, M)
+    want = x.double() @ weight.dequantize().double().T + (0 if bias is None else bias.double())
+    assert torch.equal(linear(x, weight, bias), want.to(dtype))
+
+    assert hand.called == ["decode" if M <= 24 else "many"]
 
 
 @pytest.mark.parametrize("chip", [HOPPER])

@@ -24,7 +24,7 @@ from qload.kernels.cuda.linear import linear as decided_anew
 from qload.spec import ActivationScheme
 from qload.testing import assert_same_bits
 from tests.kernels.cuda_by_hand import STREAM, Hand
-from tests.kernels.cuda_layers import _operators, hand, layer
+from tests.kernels.cuda_layers import _operators, byte_layer, hand, layer
 from tests.kernels.mp_layers import Case
 
 __all__ = ["_operators", "hand"]  # fixtures
@@ -191,7 +191,7 @@ def test_what_does_not_fit_is_told_whoever_multiplies(x: Tensor, error: type[Exc
 
 @HOPPER
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("layout", ["marlin", "strips"])
+@pytest.mark.parametrize("layout", ["marlin", "strips", "byte_strips"])
 def test_a_plan_launches_what_is_decided_anew(
     hand: Hand, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +213,7 @@ def test_a_plan_launches_what_is_decided_anew(
 
 
 @HOPPER
-@pytest.mark.parametrize("layout", ["marlin", "strips"])
+@pytest.mark.parametrize("layout", ["marlin", "strips", "byte_strips"])
 def test_a_plan_leaves_what_it_does_not_know(
     hand: Hand, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +238,10 @@ def test_a_plan_leaves_what_it_does_not_know(
 
 def planned(layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> tuple[CudaPlan, Any]:
     """A layer on the CPU that says it lies on CUDA, so far as plans ask."""
-    weight = layer(256, 72, 64, 4, dtype, layout, zeros=True)
+    if layout == "byte_strips":
+        weight = byte_layer(256, 72, "block")
+    else:
+        weight = layer(256, 72, 64, 4, dtype, layout, zeros=True)
     monkeypatch.setattr(CUDA_LINEAR, "why_not_linear", lambda weight, dtype: None)
     monkeypatch.setattr(CUDA_LINEAR, "raw_stream", lambda index: STREAM)
     monkeypatch.setattr(CUDA_LINEAR, "current_device", lambda: None)  # the index of a CPU

@@ -15,6 +15,8 @@ from qload.checkpoint import open_checkpoint
 from qload.detect import loader_from_config
 from qload.errors import CutError, DivideError, RepackError
 from qload.formats import (
+    BNBWeight,
+    CTIntWeight,
     CTMXFP4Weight,
     CTNVFP4Weight,
     CTPackTensorWeight,
@@ -267,7 +269,10 @@ def layouts(weight: Any) -> list[str]:
     if isinstance(weight, Exl2Weight):
         return ["exllama"]
     if isinstance(weight, Fp8Weight):
-        return ["marlin"] if weight.weight.dtype == torch.float8_e4m3fn else []
+        e4m3fn = weight.weight.dtype == torch.float8_e4m3fn
+        return [*["marlin"] * e4m3fn, *["strips"] * (e4m3fn and has_whole_tiles(weight))]
+    if isinstance(weight, BNBWeight | EETQWeight) or is_plain_int8(weight):
+        return ["strips"]
     if isinstance(weight, FP4):
         return ["marlin", "marlin_vllm_0_11", "marlin_vllm_0_33"]
     if not isinstance(weight, INTEGERS) or "input_scale" in weight.fields():
@@ -288,6 +293,24 @@ def layouts(weight: Any) -> list[str]:
     ]
 
 
+def has_whole_tiles(weight: Fp8Weight) -> bool:
+    """Return whether FP8 scales multiply, and their blocks are whole tiles of 64 outputs and 128 inputs."""
+    (N, K), block = weight.shape, weight.config.block
+    if weight.config.divide or block is None or block[1] >= K:
+        return not weight.config.divide
+    return (block[0] % 64 == 0 or block[0] >= N) and block[1] % 128 == 0
+
+
+def is_plain_int8(weight: Any) -> bool:
+    """Return whether an int-quantized weight has 8 bits, one scale or one an output, and no zero points."""
+    if not isinstance(weight, CTIntWeight) or weight.config.bits != 8:
+        return False
+    single = weight.config.block == (1, -1) or (
+        weight.config.block is None and weight.weight_scale.numel() == 1
+    )
+    return single and weight.fields().keys() == {"weight", "weight_scale"}
+
+
 def check_restored(layer: Owned) -> None:
     """Check the values and the inverse of every layout: `restore` returns the bits of the checkpoint."""
     weight = layer.weight
@@ -301,9 +324,9 @@ def check_restored(layer: Owned) -> None:
         with pytest.raises(RepackError):
             repack(weight, layout)
     for layout in held:
-        other = repack(weight, layout, **asked)
+        other = repack(weight, layout, **({} if layout == "strips" else asked))
         back = restore(other)
-        if not isinstance(weight, Fp8Weight):  # its scales are rounded
+        if not isinstance(weight, Fp8Weight) or layout == "strips":  # other scales are rounded
             assert_same_bits(other.dequantize(), weight.dequantize())
         assert (type(back), back.config, set(back.fields())) == (
             type(weight), weight.config, set(weight.fields()),

@@ -144,14 +144,20 @@ class KernelCall:
         return launch.why_not_hopper(self.x.device)
 
 
-def why_not(weight: Any, dtype: torch.dtype) -> str | None:
-    """Why activations of a dtype cannot be multiplied with a weight as it lies, or None."""
-    device = weight.device
+def why_not_device(device: torch.device) -> str | None:
+    """Why no kernel of the module runs on a device, or None."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < CAPABILITY:
         return f"needs a CUDA device of capability 8.0, the weight is on {device}"
     if not runs_on(native(), device):
         return f"the CUDA module was built for {native().chips}, and not for the chip of {device}"
-    return why_not_on(weight, dtype, torch.cuda.get_device_capability(device))
+    return None
+
+
+def why_not(weight: Any, dtype: torch.dtype) -> str | None:
+    """Why activations of a dtype cannot be multiplied with a weight as it lies, or None."""
+    return why_not_device(weight.device) or why_not_on(
+        weight, dtype, torch.cuda.get_device_capability(weight.device)
+    )
 
 
 def why_not_on(weight: Any, dtype: torch.dtype, capability: tuple[int, int]) -> str | None:

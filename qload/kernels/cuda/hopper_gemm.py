@@ -94,7 +94,7 @@ def why_not(call: Any) -> str | None:
 def prepare(call: Any, x: Tensor, how: ManyDivision | None = None) -> Launch:
     """The launch of calls like this one, of `x` in whole rows; `how`: else as `division` says."""
     how = how or division(call.tokens, call.rows, call.columns, call.bits)
-    kind = call.bits, call.group, x.dtype == torch.bfloat16, [int(each) for each in how]
+    kind = call.code, call.group, x.dtype == torch.bfloat16, [int(each) for each in how]
     start = native().many(launch.sizes(call, x), *kind, call.early)
     return Launch(start, how.slices * call.tokens * call.columns if how.slices > 1 else 0)
 

@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 
 from qload.kernel_formats.exllama import ExllamaWeight
+from qload.kernel_formats.fp8_strips import Fp8StripsWeight
+from qload.kernel_formats.int8_strips import Int8StripsWeight
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.strips import StripsWeight
-from qload.kernels.cuda import dispatch, exllama, marlin, strips
+from qload.kernels.cuda import byte_strips, dispatch, exllama, marlin, strips
 from qload.kernels.cuda.dispatch import CudaKernel, KernelCall, choose
 from qload.kernels.cuda.launch import ALIGNED, Launch
 from qload.kernels.cuda.module import current_device, empty_rows, raw_stream, why_not
 from qload.spec import Weight
 
-PLANNED = (StripsWeight, GPTQMarlinWeight)  # types with kernels that are one launch
+PLANNED = (StripsWeight, GPTQMarlinWeight, Fp8StripsWeight, Int8StripsWeight)  # kernels are one launch
 MAX_LAUNCHES = 1 << 14  # numbers of tokens with a remembered launch
 ALIGNMENT_BITS = ALIGNED - 1  # bits of an address between two aligned ones
 
@@ -39,6 +41,8 @@ class LinearOperator:
         Kernels to choose from.
     call, arguments
         Arguments of a kernel, from x and a weight.
+    check
+        Check of a call, or ArgumentError.
     why_not_on
         `why_not` for a chip with a compute capability, which need not be in this machine.
     """
@@ -47,10 +51,20 @@ class LinearOperator:
     linear: Callable[..., Tensor]
     kernels: tuple[CudaKernel, ...]
     call: Callable[..., KernelCall]
-    arguments: Callable[[Tensor, Any], tuple[Any, ...]]
+    arguments: Callable[..., tuple[Any, ...]]
+    check: Callable[[Any], object]
     why_not_on: Callable[[Any, torch.dtype, tuple[int, int]], str | None] = dispatch.why_not_on
 
 
+BYTE_STRIPS = LinearOperator(
+    byte_strips.why_not,
+    byte_strips.linear,
+    byte_strips.KERNELS,
+    byte_strips.ByteStripsCall,
+    byte_strips.arguments,
+    byte_strips.check,
+    byte_strips.why_not_on,
+)
 OPERATORS: dict[type[Weight], LinearOperator] = {
     ExllamaWeight: LinearOperator(
         exllama.why_not,
@@ -58,14 +72,17 @@ OPERATORS: dict[type[Weight], LinearOperator] = {
         exllama.KERNELS,
         exllama.ExllamaCall,
         exllama.arguments,
+        exllama.checked,
         exllama.why_not_on,
     ),
     GPTQMarlinWeight: LinearOperator(
-        dispatch.why_not, marlin.linear, marlin.KERNELS, marlin.MarlinCall, marlin.arguments
+        dispatch.why_not, marlin.linear, marlin.KERNELS, marlin.MarlinCall, marlin.arguments, marlin.check
     ),
     StripsWeight: LinearOperator(
-        dispatch.why_not, strips.linear, strips.KERNELS, strips.StripsCall, marlin.arguments
+        dispatch.why_not, strips.linear, strips.KERNELS, strips.StripsCall, marlin.arguments, marlin.check
     ),
+    Fp8StripsWeight: BYTE_STRIPS,
+    Int8StripsWeight: BYTE_STRIPS,
 }
 
 
@@ -171,8 +188,8 @@ class CudaPlan:
         if tokens and self.N:
             weight: Any = self._blueprint.holding(dict(zip(self._names, tensors, strict=True)))
             operator, rows = OPERATORS[type(weight)], x.reshape(-1, self.K).contiguous()
-            call: Any = operator.call(*marlin.arguments(rows, weight, bias))
-            marlin.check(call)
+            call: Any = operator.call(*operator.arguments(rows, weight, bias))
+            operator.check(call)
             kernel = choose(operator.kernels, call, layout=call.layout, capability=self._capability)
             launch = None if kernel.prepare is None else kernel.prepare(call, rows)
         if len(self._launches) >= MAX_LAUNCHES:
@@ -185,5 +202,6 @@ def plan_of(weight: Weight, dtype: torch.dtype) -> CudaPlan | None:
     """Plan for layers like `weight` and activations of a dtype; None: `linear` multiplies, or torch."""
     if type(weight) not in PLANNED or why_not_linear(weight, dtype) is not None or raw_stream is None:
         return None
-    whole = weight.config.is_k_full and "perm" not in weight.fields() and weight.layer.K % 8 == 0
+    has_groups = getattr(weight.config, "is_k_full", True)  # of whole groups, and no others
+    whole = has_groups and "perm" not in weight.fields() and weight.layer.K % 8 == 0
     return CudaPlan(weight, dtype) if whole else None

@@ -52,6 +52,11 @@ class MarlinCall(KernelCall):
         return rows, columns * marlin.TILE_N * self.bits // 2
 
     @property
+    def code(self) -> int:
+        """Number of the codes in csrc/cuda/device/code.h: of unsigned integers their width."""
+        return self.bits
+
+    @property
     def group(self) -> int:
         """Rows of a group."""
         return self.rows if self.group_size == -1 else self.group_size

@@ -1,0 +1,258 @@
+"""FP8 and int8 in strips: read-back, exact sums, a bound, NaN, the same bits, for few and for many tokens."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload.formats import BNBConfig, BNBWeight, Fp8Config, Fp8Weight
+from qload.kernel_formats import Fp8StripsWeight, repack
+from qload.kernels import cuda
+from qload.kernels.cuda import byte_strips, decode, hopper_gemm, launch
+from qload.kernels.cuda.byte_strips import ByteStripsCall, ByteStripsWeight, arguments
+from qload.kernels.cuda.hopper_gemm import PLACES, STAGE, ManyDivision
+from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
+from tests.gpu.layers import DTYPES, inputs
+
+pytestmark = pytest.mark.gpu
+MAX_DECODED = 24
+LAYERS = pytest.mark.parametrize(
+    ("K", "N", "per"),
+    [
+        pytest.param(128, 64, "channel", id="one unit"),
+        pytest.param(1024, 256, "tensor", id="one scale"),
+        pytest.param(1984, 200, "channel", id="a scale an output, padded"),
+        pytest.param(1152, 320, "int8", id="int8"),
+        pytest.param(1000, 200, "int8", id="padded int8"),
+        pytest.param(1152, 320, "block", id="blocks"),
+        pytest.param(1000, 1000, "block", id="padded blocks"),
+        pytest.param(12352, 1088, "block", id="K of several phases"),
+    ],
+)
+SHAPES = [
+    pytest.param(kind.tokens, kind.columns, kind.teams, id=f"{kind.tokens}-{kind.columns}-{kind.teams}")
+    for kind in hopper_gemm.BLOCK_SHAPES
+    if byte_strips.BITS in kind.stages
+]
+PER = pytest.mark.parametrize("per", ["channel", "block", "int8"])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _hopper() -> None:
+    reason = cuda.why_not()
+    if reason or torch.cuda.get_device_capability()[0] != launch.HOPPER:
+        pytest.skip(reason or "needs Hopper")
+
+
+def layer(K: int, N: int, per: str, *, exact: bool = False) -> ByteStripsWeight:
+    """Random values. `exact`: whole numbers of at most 4, and scales that are powers of two."""
+    make = torch.Generator().manual_seed(K + N)
+    shape = {"tensor": (1,), "channel": (N, 1), "int8": (N,)}.get(per, (-(-N // 128), -(-K // 128)))
+    scales = torch.rand(shape, generator=make) * 0.01 + 0.0001
+    whole = torch.randint(-4, 5, (N, K), generator=make)
+    if exact:
+        scales = 2.0 ** torch.randint(-3, 1, shape, generator=make)
+    if per == "int8":
+        codes = whole if exact else torch.randint(-127, 128, (N, K), generator=make)
+        stored = BNBWeight(config=BNBConfig(), weight=codes.to(torch.int8), SCB=127 * scales)
+        return repack(stored, "strips").to("cuda")  # type: ignore[return-value]
+    bytes_ = torch.randint(256, (N, K), generator=make)
+    values = torch.where(bytes_ & 0x7F == 0x7F, 0, bytes_).to(torch.uint8).view(torch.float8_e4m3fn)
+    if exact:
+        values = whole.float().to(torch.float8_e4m3fn)
+    return fp8(values, scales, per).to("cuda")
+
+
+def fp8(values: Tensor, scales: Tensor, per: str) -> Fp8StripsWeight:
+    config = Fp8Config("block", (128, 128)) if per == "block" else Fp8Config()
+    made = repack(Fp8Weight(config=config, weight=values, weight_scale=scales), "strips")
+    assert isinstance(made, Fp8StripsWeight)
+    return made
+
+
+def call(x: Tensor, weight: ByteStripsWeight) -> ByteStripsCall:
+    return ByteStripsCall(*arguments(x, weight))
+
+
+def kernel(weight: ByteStripsWeight, name: str, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    return lambda x: cuda.linear(x, weight, bias, kernel=name)
+
+
+@DTYPES
+@LAYERS
+def test_one_input_at_a_time_reads_the_weight_back(K: int, N: int, per: str, dtype: torch.dtype) -> None:
+    weight = layer(K, N, per)
+
+    def in_pieces(x: Tensor) -> Tensor:  # eight tokens, sixteen, and as many as there may be
+        pieces = (*x[:64].split(8), *x[64:128].split(16), *x[128:].split(MAX_DECODED))
+        return torch.cat([kernel(weight, "decode")(each) for each in pieces])
+
+    assert_reads_back(in_pieces, weight, dtype)
+    exact = weight if per != "block" else layer(K, N, per, exact=True)  # sums are scaled from block to block
+    assert_reads_back(kernel(exact, "many"), exact, dtype)
+
+
+@DTYPES
+@LAYERS
+@pytest.mark.parametrize("M", [1, 7, 8, 9, 16, 17, 23, 24])
+def test_few_tokens_sum_exactly_and_within_what_rounding_costs(
+    K: int, N: int, per: str, M: int, dtype: torch.dtype
+) -> None:
+    exact, rounded = layer(K, N, per, exact=True), layer(K, N, per)
+
+    assert_sums_exactly(kernel(exact, "decode"), exact, dtype, M=M)
+    assert_within_bound(kernel(rounded, "decode"), rounded, inputs(M, rounded, dtype))
+
+
+@DTYPES
+@LAYERS
+@pytest.mark.parametrize("M", [1, 17, 31, 32, 33, 63, 64, 65, 96, 97, 128, 129, 192, 255, 256, 257, 300])
+def test_many_tokens_sum_exactly_and_within_what_rounding_costs(
+    K: int, N: int, per: str, M: int, dtype: torch.dtype
+) -> None:
+    exact, rounded = layer(K, N, per, exact=True), layer(K, N, per)
+
+    assert_sums_exactly(kernel(exact, "many"), exact, dtype, M=M)
+    assert_within_bound(kernel(rounded, "many"), rounded, inputs(M, rounded, dtype))
+
+
+@DTYPES
+@PER
+@pytest.mark.parametrize("columns", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize("split", [1, 2, 4, 8])
+@pytest.mark.parametrize("M", [5, 16, 24])
+def test_every_division_for_few_tokens_sums_exactly(
+    M: int, split: int, columns: int, per: str, dtype: torch.dtype
+) -> None:
+    weight = layer(2048, 576, per, exact=True)
+
+    assert_sums_exactly(lambda x: decode.run(call(x, weight), columns, split), weight, dtype, M=M)
+
+
+@DTYPES
+@PER
+@pytest.mark.parametrize(("tokens", "columns", "teams"), SHAPES)
+@pytest.mark.parametrize("two", ["alone", "pairs", "neighbours", "both"])
+@pytest.mark.parametrize(("K", "slices"), [(1920, 1), (1920, 2), (1920, 7), (256, 1)])
+def test_every_division_for_many_tokens_sums_exactly_and_gives_the_same_bits_again(
+    tokens: int, columns: int, teams: int, two: str, K: int, slices: int, per: str, dtype: torch.dtype
+) -> None:
+    pairs, neighbours = two in ("pairs", "both"), two in ("neighbours", "both")
+    how = ManyDivision(tokens, columns, pairs, slices, neighbours, teams)
+    if (teams > 1 and neighbours) or (two == "both" and slices > 1) or how.parts * STAGE > K:
+        pytest.skip("no launch divides a layer so")
+    weight = layer(K, 832, per, exact=True)
+    wide, places = (columns, PLACES) if two == "alone" else (2 * columns, PLACES // 2)
+    tall = places // -(-832 // wide) + 2  # some tiles of a second turn
+    counts = (1, tokens // 2 + 3, tokens, 3 * tokens - 5) if K > 256 else (tall * tokens - 3, tall * tokens)
+
+    for M in counts:
+        assert_sums_exactly(lambda x: hopper_gemm.run(call(x, weight), how), weight, dtype, M=M)
+        x = inputs(M, weight, dtype)
+        assert_same_bits(hopper_gemm.run(call(x, weight), how), hopper_gemm.run(call(x, weight), how))
+
+
+@DTYPES
+@pytest.mark.parametrize("per", ["channel", "block"])
+@pytest.mark.parametrize(
+    ("M", "name"), [(1, "decode"), (9, "decode"), (24, "decode"), (3, "many"), (65, "many")]
+)
+def test_a_code_without_a_number_is_none_in_its_output_alone(
+    M: int, name: str, per: str, dtype: torch.dtype
+) -> None:
+    weight = layer(640, 192, per)
+    bytes_ = weight.codes().plain().to(torch.uint8)
+    bytes_[70, 333], bytes_[129, 0] = 0x7F, 0xFF
+    made = fp8(bytes_.view(torch.float8_e4m3fn), weight.weight_scale, per)
+
+    y = kernel(made, name)(inputs(M, weight, dtype))
+
+    assert y.isnan().any(0).nonzero().flatten().tolist() == [70, 129]
+    assert bool(y[:, [70, 129]].isnan().all())
+
+
+@DTYPES
+@pytest.mark.parametrize(("M", "name"), [(5, "decode"), (40, "many")])
+@pytest.mark.parametrize("power", [-100, -40, 0, 20])
+def test_every_size_of_scales_is_multiplied_right(power: int, M: int, name: str, dtype: torch.dtype) -> None:
+    weight = layer(1024, 192, "block", exact=True)
+    each = replace(weight, scales=weight.scales * 2.0**power)
+    x = torch.ones(M, 1024, dtype=dtype, device="cuda") * 2.0**-8
+    x[:, ::3] = 0
+    want = (x.double() @ each.dequantize().double().T).to(dtype)
+
+    assert_same_bits(kernel(each, name)(x) + 0, want + 0)
+
+
+@DTYPES
+@pytest.mark.parametrize(("M", "name"), [(6, "decode"), (33, "many")])
+def test_scales_of_blocks_may_be_far_apart(M: int, name: str, dtype: torch.dtype) -> None:
+    weight = layer(2560, 320, "block")
+    make = torch.Generator(device="cuda").manual_seed(M)
+    powers = torch.randint(-40, 1, weight.scales.shape, device="cuda", generator=make)
+    far = replace(weight, scales=weight.scales * 2.0**powers)
+
+    assert_within_bound(kernel(far, name), far, inputs(M, far, dtype))
+
+
+@DTYPES
+@PER
+@pytest.mark.parametrize(("M", "name"), [(1, "decode"), (24, "decode"), (65, "many")])
+def test_a_bias_is_added_before_the_one_rounding(M: int, name: str, per: str, dtype: torch.dtype) -> None:
+    weight = layer(1024, 256, per, exact=True)
+    x, bias = inputs(M, weight, dtype).round(), torch.arange(256, device="cuda").to(dtype) / 8
+
+    got = kernel(weight, name, bias)(x)
+
+    wide = x.double() @ weight.dequantize().double().T + bias.double()
+    torch.testing.assert_close(got.double(), wide, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+
+
+@PER
+@pytest.mark.parametrize("M", [1, 16, 17, 100])
+def test_a_module_takes_the_kernels_and_a_graph_repeats_their_bits(M: int, per: str) -> None:
+    weight = layer(2048, 512, per)
+    module, x = weight.get_linear(), inputs(M, weight, torch.bfloat16)
+    first = module(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = [module(x) for _ in range(10)]
+    for _ in range(3):
+        graph.replay()
+        for each in captured:
+            assert_same_bits(each, first)
+
+    assert_same_bits(first, cuda.linear(x, weight))
+    assert_within_bound(module, weight, x)
+
+
+@pytest.mark.parametrize("M", [3, 257])
+def test_a_compiled_model_calls_it_whole(M: int) -> None:
+    weight = layer(1024, 256, "block")
+    x = inputs(M, weight, torch.float16)
+
+    torch.library.opcheck(torch.ops.qload.byte_strips.default, arguments(x, weight))
+    compiled = torch.compile(lambda x: cuda.linear(x, weight) * 2, fullgraph=True, backend="eager")
+    assert_same_bits(compiled(x), cuda.linear(x, weight) * 2)
+
+
+def test_a_weight_between_two_multiples_of_16_bytes_is_dequantized() -> None:
+    weight = layer(256, 128, "channel")
+    memory = torch.empty(weight.qweight.numel() + 1, dtype=torch.int32, device="cuda")
+    moved = memory[1:].view(weight.qweight.shape)
+    moved.copy_(weight.qweight)
+    x, held = inputs(4, weight, torch.float16), weight.holding({"qweight": moved})
+
+    for each in (decode, hopper_gemm):
+        assert "multiples of 16 bytes" in str(each.why_not(call(x, held)))
+    assert_within_bound(lambda x: cuda.linear(x, held), held, x)
+
+
+def test_other_types_of_activations_are_refused_with_a_reason() -> None:
+    weight: Any = layer(128, 64, "channel")
+
+    assert "float16 or bfloat16" in str(cuda.why_not_linear(weight, torch.float32))
+    assert_within_bound(weight.get_linear(), weight, inputs(3, weight, torch.float32))
