@@ -8,6 +8,7 @@ QLOAD_NUM_THREADS  number of threads; by default that of torch
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -19,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 
 from qload.errors import ArgumentError
-from qload.lazy_torch import is_imported, torch
+from qload.lazy_torch import torch
 
 MODULES = ("cpu", "cuda")
 ISAS = ("scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx")
@@ -179,4 +180,4 @@ def threads() -> int:
     number = requested_threads()
     if number is not None:
         return number
-    return torch.get_num_threads() if is_imported() else os.cpu_count() or 1
+    return torch.get_num_threads() if sys.modules.get("torch") else os.cpu_count() or 1

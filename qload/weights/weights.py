@@ -454,7 +454,7 @@ class Weights(TensorSource):
         """Headers of the stored tensors under `prefix`, by the `suffixes` of their names."""
         if type(self).has_tensor is not Weights.has_tensor or type(self).info is not Weights.info:
             return super().headers(prefix, suffixes)
-        keys, info, headers = self.storage.keys(), self.storage.info, {}
+        keys, info, headers = self._keys, self.storage.info, {}
         renames = bool(self.prefix or self.aliases)
         for suffix in suffixes:
             name = f"{prefix}.{suffix}" if prefix and suffix[0] != "_" else prefix + suffix
@@ -499,7 +499,7 @@ class Weights(TensorSource):
         `asked`: (names, index, out) each; tensors of one shape and dtype, such as one of each expert. Rows of
         another dtype are plain floats in `self.dtype`, else ArgumentError.
         """
-        storage, keys, together = self.storage, self.storage.keys(), list[AskedRows]()
+        storage, keys, together = self.storage, self._keys, list[AskedRows]()
         for names, index, out in asked:
             stored = names
             if not all(map(keys.__contains__, names)):
@@ -544,7 +544,7 @@ class Weights(TensorSource):
 
     def names(self) -> Collection[str]:
         """Names of all stored tensors."""
-        return self.storage.keys()
+        return self._keys
 
     def names_under(self, lead: str) -> list[str]:
         """Stored names with the prefix `lead`, sorted."""
@@ -559,7 +559,7 @@ class Weights(TensorSource):
         """Enter into the ledger that one load used the tensors `names`."""
         if names.__class__ is not list or not TEXT.issuperset(map(type, names)):
             check_type("names", names, Iterable[str])
-        keys = self.storage.keys()
+        keys = self._keys
         stored = [name if name in keys else self._resolve(name) or name for name in names]
         if isinstance(self.storage, ExpertStacks):
             stored = [part for name in stored for part in within(self.storage, name)]
@@ -615,9 +615,13 @@ class Weights(TensorSource):
             names += [prefixed, *self.aliases.get(prefixed, ())]
         return names
 
+    @cached_property
+    def _keys(self) -> Collection[str]:
+        """Stored names, which are constant while the storage is open."""
+        return self.storage.keys()
+
     def _stored(self, name: str) -> str:
-        keys = self.storage.keys()
-        if type(name) is str and name in keys:
+        if type(name) is str and name in self._keys:
             return name
         stored = self._resolve(name)
         if stored is None:
@@ -627,16 +631,15 @@ class Weights(TensorSource):
     def _resolve(self, name: str) -> str | None:
         if type(name) is not str:
             check_name(name)
-        keys = self.storage.keys()
-        if name in keys:
+        if name in self._keys:
             return name
         if not self.prefix and name not in self.aliases:
             return None
-        return next((candidate for candidate in self._candidates(name) if candidate in keys), None)
+        return next((candidate for candidate in self._candidates(name) if candidate in self._keys), None)
 
     @cached_property
     def _names(self) -> SortedNames:
-        return SortedNames(self.storage.keys())
+        return SortedNames(self._keys)
 
     def _dim(self, name: str, dim: int) -> tuple[int, int]:
         shape = self.get_shape(name)
