@@ -20,7 +20,7 @@ from qload import DefaultWeightsLoader
 from qload.architecture import architecture_of
 from qload.experts.activation import facts_of
 from qload.experts.routing import routing_of
-from qload.formats import FORMATS, CTNVFP4Weight, Exl2Weight, Fp8Weight, GPTQWeight, Marlin24Weight
+from qload.formats import FORMATS, BNBWeight, CTNVFP4Weight, Exl2Weight, Fp8Weight, GPTQWeight, Marlin24Weight
 from qload.kernel_formats import repack
 from qload.kernel_formats.repack import WRITERS
 from qload.layouts import Stored
@@ -57,13 +57,20 @@ def drawn(weight_type: type[Weight]) -> DrawnLayer:
 
 def source(intermediate: str, layout: str) -> tuple[Weight, dict[str, Any]]:
     """Return a weight that the layout can store, and the options of its repack."""
-    chosen = {"dtype": torch.float16} if intermediate in ("Fp8Weight", "Fp4") else {}
-    chosen |= {"exponent_bias": True} if intermediate == "Fp8Weight" else {}
+    options = WRITERS[{each.__name__: each for each, _ in WRITERS}[intermediate], layout].options
+    given = {"dtype": torch.float16, "exponent_bias": True}
+    chosen = {name: value for name, value in given.items() if name in options}
     weight_type = Marlin24Weight if layout == "marlin_24" else SOURCES[intermediate]
     return drawn(weight_type).weight(), {"layout": layout, **chosen}
 
 
-SOURCES = {"Integers": GPTQWeight, "Exl2Weight": Exl2Weight, "Fp8Weight": Fp8Weight, "Fp4": CTNVFP4Weight}
+SOURCES = {
+    "Integers": GPTQWeight,
+    "Exl2Weight": Exl2Weight,
+    "Fp8Weight": Fp8Weight,
+    "Fp4": CTNVFP4Weight,
+    "Int8": BNBWeight,
+}
 REPACKED: dict[str, Callable[[], tuple[Weight, dict[str, Any]]]] = {
     f"{intermediate.__name__} as {layout}": partial(source, intermediate.__name__, layout)
     for intermediate, layout in WRITERS
