@@ -40,7 +40,18 @@ from qload.errors import NonfiniteScaleError
 from qload.models import load_decoder, load_model, load_vision_model, text_config
 from qload.models.stored_layers import Making
 from qload.testing import make_checkpoint
-from tests.contract.test_doors import ASKED, COMMANDS, DOORS, LOADERS, LOADS, METHODS, Asked, method
+from tests.contract.test_doors import (
+    ASKED,
+    COMMANDS,
+    DOORS,
+    LOADERS,
+    LOADS,
+    METHODS,
+    SHARED,
+    WRAPPING,
+    Asked,
+    method,
+)
 from tests.models.vision.seeing import CONFIG, sight, text
 from tests.models.with_transformers.stored import FORMATS
 
@@ -229,7 +240,7 @@ NO_VALUES = {
     *("open_folder", "RemoteFolder.real", "saved_lora_config", "QuantizationConfigMixin.to_json_file"),
     *("check_all_read", "ModuleLoader.describe", "FormatLoader.complete"),
     *("Checkpoint", "Checkpoint.open", "opened"),
-    *(f"{kind}.{name}" for kind in LOADERS for name in ("shape", "describe", "settle")),
+    *(f"{kind}.{name}" for kind in (*LOADERS, "WrappingLoader") for name in SHARED if kind not in WRAPPING),
 }
 OF_WEIGHTS: dict[str, Door] = {
     **{name: by_weights(lambda weights, load=load: load(weights, LAYER)) for name, load in LOADS.items()},  # type: ignore[misc]
@@ -245,7 +256,17 @@ BY_NAME = {
 }
 NAMES_AND_NUMBERS = {
     *("exempt", "exempt_by", "get_shape", "get_tensor_shard", "has_tensor", "info", "ledger"),
-    *("file_elements", "headers", "is_single_layer", "names", "readable", "whole", "nonfinite", "at_end"),
+    *(
+        "file_elements",
+        "headers",
+        "is_single_layer",
+        "names",
+        "readable",
+        "whole",
+        "nonfinite",
+        "at_end",
+        "device",
+    ),
     *("loader", "missing", "names_under", "note", "of_group", "place", "report", "take", "use_loader"),
 }
 
