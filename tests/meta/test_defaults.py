@@ -19,7 +19,7 @@ def public_functions(package: str) -> Iterator[tuple[str, Any]]:
     for name, value in sorted(public_names(package).items()):
         if inspect.isfunction(value):
             yield name, value
-        elif inspect.isclass(value) and not issubclass(value, (Enum, Protocol)):
+        elif inspect.isclass(value) and Enum not in value.__mro__ and Protocol not in value.__mro__:
             yield name, value
             for method, member in vars(value).items():
                 function = getattr(member, "__func__", member)

@@ -67,17 +67,26 @@ def test_verify_holds_no_more_than_four_layers_and_256_mebibytes(tmp_path: Path)
     assert int(done.stdout) <= 4 * size + 256 * MEBI
 
 
+def watch(monkeypatch: pytest.MonkeyPatch, storage: type, method: str, names: list[str]) -> None:
+    """Add the name of each tensor that a method of a storage reads to `names`."""
+    read = getattr(storage, method)
+
+    def watched(self: object, name: str, *rest: object, **options: object) -> object:
+        names.append(name)
+        return read(self, name, *rest, **options)
+
+    monkeypatch.setattr(storage, method, watched)
+
+
 def test_inspect_reads_headers_indices_and_zero_points_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from qload.storage import SafetensorsStorage
 
     large_layer(tmp_path, 512, 256)
-    names = []
-    read = SafetensorsStorage.read
-    monkeypatch.setattr(
-        SafetensorsStorage, "read", lambda self, name, *rest: names.append(name) or read(self, name, *rest)
-    )
+    names: list[str] = []
+    for method in ("read", "read_array", "read_into", "read_rows"):
+        watch(monkeypatch, SafetensorsStorage, method, names)
 
     report = inspect(tmp_path)
 

@@ -42,7 +42,7 @@ class LinearOperator:
     call, arguments
         Arguments of a kernel, from x and a weight.
     check
-        Check of a call, or ArgumentError.
+        Check of a call, which raises ArgumentError; by default every call is right.
     why_not_on
         `why_not` for a chip with a compute capability, which need not be in this machine.
     """
@@ -52,7 +52,7 @@ class LinearOperator:
     kernels: tuple[CudaKernel, ...]
     call: Callable[..., KernelCall]
     arguments: Callable[..., tuple[Any, ...]]
-    check: Callable[[Any], object]
+    check: Callable[[Any], object] = dispatch.every_call
     why_not_on: Callable[[Any, torch.dtype, tuple[int, int]], str | None] = dispatch.why_not_on
 
 
