@@ -143,12 +143,12 @@ def from_fp8(
     )
 
 
-def to_fp8(weight: Fp8MarlinWeight) -> Fp8Weight:
-    """Invert `from_fp8`, bit for bit; RepackError without an origin."""
+def to_fp8(weight: Any) -> Fp8Weight:
+    """Restore the FP8 weight of Marlin's order or of strips, bit for bit; RepackError without an origin."""
     origin = weight.layer.origin
     if not isinstance(origin, Origin):
         reason = "it was built by hand, so that the outputs and inputs of each stored scale are unknown"
-        raise RepackError("fp8_marlin", "fp8", reason)
+        raise RepackError(weight.format, "fp8", reason)
     stored = weight.codes().plain().to(torch.uint8).contiguous()
     return Fp8Weight(
         config=origin.config,

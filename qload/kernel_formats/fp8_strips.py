@@ -25,7 +25,7 @@ from qload.formats import Fp8Weight
 from qload.kernel_formats.strips import pack_bytes
 from qload.layouts import ClippedCodes, strips
 from qload.spec import Role, TensorSpec
-from qload.spec.integers import Origin, record_origin
+from qload.spec.integers import record_origin
 
 BITS = 8
 MAX_SCALE_RATIO = 2.0**64  # of two scales of blocks: kernels keep sums in units of the last block's scale
@@ -125,22 +125,6 @@ def from_fp8(weight: Fp8Weight, *, whole: Fp8Weight | None = None) -> Fp8StripsW
         weight_scale=weight.weight_scale,
         input_scale=weight.input_scale,
         layer=record_origin(weight),
-    )
-
-
-def to_fp8(weight: Fp8StripsWeight) -> Fp8Weight:
-    """Invert `from_fp8`, bit for bit; RepackError without an origin."""
-    origin = weight.layer.origin
-    if not isinstance(origin, Origin):
-        reason = "it was built by hand, so that the outputs and inputs of each stored scale are unknown"
-        raise RepackError("fp8_strips", "fp8", reason)
-    stored = weight.codes().plain().to(torch.uint8).contiguous()
-    return Fp8Weight(
-        config=origin.config,
-        weight=stored.view(torch.float8_e4m3fn),
-        weight_scale=weight.weight_scale,
-        input_scale=weight.input_scale,
-        layer=weight.layer,
     )
 
 

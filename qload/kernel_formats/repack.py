@@ -105,7 +105,7 @@ READERS: dict[type[Weight], Reader] = {  # of types that are no `IntegerWeight`
     exl2.Exl2KernelWeight: Reader(Exl2Weight, exl2.to_exl2),
     Fp8Weight: Reader(Fp8Weight, restore=lambda weight, _: weight, skippable=lambda _: "weight"),
     fp8_marlin.Fp8MarlinWeight: Reader(Fp8Weight, fp8_marlin.to_fp8),
-    fp8_strips.Fp8StripsWeight: Reader(Fp8Weight, fp8_strips.to_fp8),
+    fp8_strips.Fp8StripsWeight: Reader(Fp8Weight, fp8_marlin.to_fp8),
     BNBWeight: Reader(Int8, int8_strips.read_bnb, int8_strips.restore_bnb, lambda _: "weight"),
     EETQWeight: Reader(Int8, int8_strips.read_eetq, int8_strips.restore_eetq, lambda _: "weight"),
     CTIntWeight: Reader(Int8, int8_strips.read_ct_int, int8_strips.restore_ct_int, lambda _: "weight"),
