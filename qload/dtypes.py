@@ -64,7 +64,7 @@ bool_ = Dtype("bool", 1)
 
 @runtime_checkable
 class DtypeLike(Protocol):
-    """A `Dtype`, or a dtype of torch, which `STORED` converts."""
+    """A `Dtype`, or a dtype of torch; `STORED` maps either to a `Dtype`."""
 
     @property
     def itemsize(self) -> int:

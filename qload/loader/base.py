@@ -248,7 +248,7 @@ class WeightsLoader(ABC):
 
 
 class WrappingLoader(WeightsLoader):
-    """Base of loaders that change the weights of an `inner` loader, which describes the stored layers."""
+    """Base of loaders around an `inner` loader: it describes the stored layers, they change its weights."""
 
     def __init__(self, inner: WeightsLoader) -> None:
         self.inner = inner

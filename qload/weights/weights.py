@@ -617,7 +617,7 @@ class Weights(TensorSource):
 
     @cached_property
     def _keys(self) -> Collection[str]:
-        """Stored names, which are constant while the storage is open."""
+        """Names of all stored tensors; a storage never changes them."""
         return self.storage.keys()
 
     def _stored(self, name: str) -> str:
