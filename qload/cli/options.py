@@ -173,6 +173,18 @@ def world_sizes_option(help: str, **settings: Any) -> Callable[[F], F]:
     )
 
 
+def image_option(help: str) -> Callable[[F], F]:
+    """Add --image FILE, which may be repeated."""
+    return click.option(
+        "--image",
+        "images",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        multiple=True,
+        metavar="FILE",
+        help=f"{help} Needs qload-weights[images]. May be repeated.",
+    )
+
+
 output_folder_option = click.option(
     "-o", "folder", type=OutputFolder(), required=True, metavar="DIR", help="Output folder: new, or empty."
 )

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from qload.cli.checkpoint_paths import open_path
-from qload.cli.options import CheckpointPath, nonfinite_option, parse_device, parse_token_ids, verbose_option
+from qload.cli.options import (
+    CheckpointPath,
+    image_option,
+    nonfinite_option,
+    parse_device,
+    parse_token_ids,
+    verbose_option,
+)
 from qload.cli.output import TORCHRUN_VARIABLE, UnsupportedCommandError, dumps, exit_quietly_unless_first
 from qload.cli.text import escape
 from qload.errors import ArgumentError, ConfigError, StorageError
@@ -96,15 +103,7 @@ class Generation:
     metavar="TEXT",
     help="The prompt, as text: needs the checkpoint's tokenizer.json, and qload-weights[text].",
 )
-@click.option(
-    "--image",
-    "images",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    multiple=True,
-    metavar="FILE",
-    help="An image for <image> in the text, or for its tokens in the ids: needs a model with vision, and "
-    "qload-weights[images]. May be repeated.",
-)
+@image_option("An image for <image> in the text, or for its tokens in the ids: needs a model with vision.")
 @click.option(
     "--tokens", type=click.IntRange(0), default=16, show_default=True, help="Maximum number of new tokens."
 )
@@ -207,6 +206,8 @@ def _plan_run(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
     from qload.detect import read_model_config
     from qload.models import check_prompt
     from qload.models.decoder import checked_config
+    from qload.models.images import check_image_tokens
+    from qload.models.vision_config import vision_config
 
     place = arguments.place
     if not read_model_config(place):
@@ -219,7 +220,8 @@ def _plan_run(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
     tokenizer = None if text is None else Tokenizer(place)
     ids = tokenizer.encode(text or "") if tokenizer else arguments.ids or ()
     if pixels is not None:
-        _check_image_tokens(ids, checkpoint.model_config, config, len(pixels[0]))
+        vision = vision_config(checkpoint.model_config, config.hidden, config.eps)
+        check_image_tokens(ids, vision, len(pixels[0]))
     check_prompt(ids, arguments.tokens, config.vocab, config.positions)
     dtype = getattr(torch, arguments.dtype) if arguments.dtype else config.dtype or torch.float32
     device = torch.device(arguments.device)
@@ -244,19 +246,6 @@ def _read_images(
     if text is not None:
         text = processor.expand(text, len(arguments.images), vectors)
     return processor.load(arguments.images), text
-
-
-def _check_image_tokens(
-    ids: Sequence[int], model_config: Mapping[str, Any], config: "TextConfig", images: int
-) -> None:
-    """Raise ArgumentError unless a prompt has one image token per vector of the encoded images."""
-    from qload.models.vision_config import vision_config
-
-    vision = vision_config(model_config, config.hidden, config.eps)
-    count, token = vision.resampler.latents * images, vision.image_token
-    if ids.count(token) != count:
-        expected = f"{count} tokens {token}, {vision.resampler.latents} for each of {images} encoded images"
-        raise ArgumentError("prompt_ids", expected, str(ids.count(token)))
 
 
 def _check_memory(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup") -> None:

@@ -15,6 +15,7 @@ from qload.cli.options import (
     OutputFile,
     all_option,
     html_option,
+    image_option,
     parse_token_ids,
     paths_argument,
     report_options,
@@ -157,6 +158,7 @@ def inspect(ctx: click.Context, paths: "tuple[Path | HubId, ...]", every: bool, 
     metavar="ID[,ID...]",
     help="Prompt of --logits. Default: 24 random token ids, always the same.",
 )
+@image_option("An image of the prompt of --logits, for a model with vision. Default: random pixels.")
 @click.option("--device", metavar="DEVICE", help="Device of --logits: cpu or cuda.  [default: cpu]")
 @click.option(
     "--sarif",
@@ -180,6 +182,7 @@ def verify(
     tier: "Tier",
     logits: bool,
     prompt_ids: tuple[int, ...] | None,
+    images: tuple[Path, ...],
     device: str | None,
     sarif: Path | None,
     html: Path | None,
@@ -202,9 +205,9 @@ def verify(
     from qload.verify.report import Prompt, refused_path
 
     native.check()
-    if not logits and (prompt_ids is not None or device is not None):
-        raise click.UsageError("--prompt-ids and --device are options of --logits")
-    prompt = Prompt(prompt_ids, device or "cpu") if logits else None
+    if not logits and (prompt_ids is not None or images or device is not None):
+        raise click.UsageError("--prompt-ids, --image and --device are options of --logits")
+    prompt = Prompt(prompt_ids, device or "cpu", images) if logits else None
     several = len(paths) > 1
     if several and html is not None:
         raise click.UsageError("--html is a page of one PATH")

@@ -24,6 +24,7 @@ from torch import Tensor
 from qload.configs import Excerpt, FoundConfig, validate, value_text
 from qload.detect.files import read_json
 from qload.errors import ArgumentError, ConfigError, checked
+from qload.models.vision_config import VisionConfig
 from qload.storage import is_directory, is_taken, snapshot
 
 FILE = "preprocessor_config.json"
@@ -164,6 +165,14 @@ class ImageProcessor:
             return scaled
         mean, std = (torch.tensor(each)[:, None, None] for each in (self.mean, self.std))
         return (scaled - mean) / std
+
+
+def check_image_tokens(ids: Sequence[int], vision: VisionConfig, images: int) -> None:
+    """Raise ArgumentError unless a prompt has one image token per vector of the encoded images."""
+    count, token = vision.resampler.latents * images, vision.image_token
+    if ids.count(token) != count:
+        expected = f"{count} tokens {token}, {vision.resampler.latents} for each of {images} encoded images"
+        raise ArgumentError("prompt_ids", expected, str(ids.count(token)))
 
 
 def _read_size(size: Any) -> tuple[tuple[int, int] | None, tuple[int, int] | None]:

@@ -119,13 +119,17 @@ class Tower(nn.Module):
         Weights of the model, and the prefix of the tower; ShapeError for other sizes.
     config
         Sizes and activation.
+    make
+        As in `ReplicatedLinear.load`.
     """
 
     patches: Tensor
     patch_bias: Tensor
     positions: Tensor
 
-    def __init__(self, weights: Weights, prefix: str, config: TowerConfig) -> None:
+    def __init__(
+        self, weights: Weights, prefix: str, config: TowerConfig, make: LinearFactory | None = None
+    ) -> None:
         super().__init__()
         self.config: TowerConfig = config
         lead, size = f"{prefix}.embeddings.", config.hidden
@@ -134,8 +138,8 @@ class Tower(nn.Module):
         self.register_buffer("patch_bias", load_vector(weights, f"{lead}patch_embedding.bias", size))
         positions = load_tensor(weights, f"{lead}position_embedding.weight", (config.side**2, size))
         self.register_buffer("positions", positions)
-        layers = (TowerLayer(weights, f"{prefix}.encoder.layers.{n}", config) for n in range(config.layers))
-        self.layers = nn.ModuleList(layers)
+        names = (f"{prefix}.encoder.layers.{n}" for n in range(config.layers))
+        self.layers = nn.ModuleList(TowerLayer(weights, name, config, make) for name in names)
         self.post_layernorm = LayerNorm(weights, f"{prefix}.post_layernorm", size, config.eps)
 
     def forward(self, pixels: Tensor, mask: Tensor) -> Tensor:
@@ -163,9 +167,13 @@ class TowerLayer(nn.Module):
         Weights of the model, and the prefix of the layer.
     config
         Sizes, and the activation between the two matrices of the feed-forward part.
+    make
+        As in `ReplicatedLinear.load`.
     """
 
-    def __init__(self, weights: Weights, prefix: str, config: TowerConfig) -> None:
+    def __init__(
+        self, weights: Weights, prefix: str, config: TowerConfig, make: LinearFactory | None
+    ) -> None:
         super().__init__()
         hidden, names = config.hidden, [f"{prefix}.self_attn.{part}_proj" for part in "qkv"]
         out, widen, narrow = f"{prefix}.self_attn.out_proj", f"{prefix}.mlp.fc1", f"{prefix}.mlp.fc2"
@@ -177,10 +185,11 @@ class TowerLayer(nn.Module):
             LayerNorm(weights, f"{prefix}.layer_norm{n}", hidden, config.eps) for n in (1, 2)
         )
         heads = Heads(config.heads, config.heads)
-        self.qkv_proj = QKVParallelLinear.load(weights, names, heads, head_size=hidden // config.heads)
-        self.out_proj = RowParallelLinear.load(weights, out)
-        self.fc1 = ColumnParallelLinear.load(weights, widen)
-        self.fc2 = RowParallelLinear.load(weights, narrow)
+        size = hidden // config.heads
+        self.qkv_proj = QKVParallelLinear.load(weights, names, heads, head_size=size, make=make)
+        self.out_proj = RowParallelLinear.load(weights, out, make=make)
+        self.fc1 = ColumnParallelLinear.load(weights, widen, make=make)
+        self.fc2 = RowParallelLinear.load(weights, narrow, make=make)
         self.activation = PLAIN[config.activation.kind]
 
     def forward(self, x: Tensor, bias: Tensor) -> Tensor:
@@ -243,6 +252,8 @@ class Connector(nn.Module):
         Hidden size of the tower.
     inner, activation
         Those of the text model, which the projection of the patches shares.
+    make
+        As in `ReplicatedLinear.load`.
     """
 
     latents: Tensor
@@ -255,16 +266,17 @@ class Connector(nn.Module):
         features: int,
         inner: int,
         activation: GatedActivation,
+        make: LinearFactory | None = None,
     ) -> None:
         super().__init__()
         lead, sizes = f"{prefix}.perceiver_resampler", (features, inner, config.hidden)
         self.modality_projection = GatedFeedForward.load(
-            weights, f"{prefix}.modality_projection", sizes, activation
+            weights, f"{prefix}.modality_projection", sizes, activation, make=make
         )
         latents = load_tensor(weights, f"{lead}.latents", (config.latents, config.hidden))
         self.register_buffer("latents", latents)
-        layers = (ResamplerLayer(weights, f"{lead}.layers.{n}", config) for n in range(config.depth))
-        self.layers = nn.ModuleList(layers)
+        names = (f"{lead}.layers.{n}" for n in range(config.depth))
+        self.layers = nn.ModuleList(ResamplerLayer(weights, name, config, make) for name in names)
         self.norm = Norm.load(weights, f"{lead}.norm", config.hidden, config.eps)
 
     def forward(self, patches: Tensor, mask: Tensor) -> Tensor:
@@ -291,9 +303,13 @@ class ResamplerLayer(nn.Module):
         Weights of the model, and the prefix of the layer.
     config
         Sizes and activation.
+    make
+        As in `ReplicatedLinear.load`.
     """
 
-    def __init__(self, weights: Weights, prefix: str, config: ResamplerConfig) -> None:
+    def __init__(
+        self, weights: Weights, prefix: str, config: ResamplerConfig, make: LinearFactory | None
+    ) -> None:
         super().__init__()
         lead, hidden, size = f"{prefix}.self_attn.", config.hidden, config.head_size
         check_matrix(weights, f"{lead}q_proj", [config.heads * size], hidden)
@@ -301,17 +317,18 @@ class ResamplerLayer(nn.Module):
         for name in ("k_proj", "v_proj"):
             check_matrix(weights, f"{lead}{name}", [config.kv_heads * size], hidden)
         self.k_proj, self.v_proj = (
-            ColumnParallelLinear.load(weights, f"{lead}{name}", heads=Heads(keys=config.kv_heads))
+            ColumnParallelLinear.load(weights, f"{lead}{name}", heads=Heads(keys=config.kv_heads), make=make)
             for name in ("k_proj", "v_proj")
         )
         self.input_latents_norm, self.input_context_norm, self.post_attention_layernorm = (
             Norm.load(weights, f"{prefix}.{name}", hidden, config.eps)
             for name in ("input_latents_norm", "input_context_norm", "post_attention_layernorm")
         )
-        self.q_proj = ColumnParallelLinear.load(weights, f"{lead}q_proj", heads=Heads(queries=config.heads))
-        self.o_proj = RowParallelLinear.load(weights, f"{lead}o_proj")
+        heads = Heads(queries=config.heads)
+        self.q_proj = ColumnParallelLinear.load(weights, f"{lead}q_proj", heads=heads, make=make)
+        self.o_proj = RowParallelLinear.load(weights, f"{lead}o_proj", make=make)
         sizes = (hidden, RESAMPLER_WIDTH_FACTOR * hidden, hidden)
-        self.mlp = GatedFeedForward.load(weights, f"{prefix}.mlp", sizes, config.activation)
+        self.mlp = GatedFeedForward.load(weights, f"{prefix}.mlp", sizes, config.activation, make=make)
         self.head_size = size
 
     def forward(self, x: Tensor, context: Tensor, bias: Tensor) -> Tensor:
@@ -392,6 +409,7 @@ def load_vision_model(
     process_group: ProcessGroup | None = None,
     make: LinearFactory | None = None,
     make_experts: ExpertsFactory | None = None,
+    make_vision: LinearFactory | None = None,
     expert_split: ExpertSplit | None = "tensor",
     facts: ExpertFacts | None = None,
     nonfinite: Nonfinite = "error",
@@ -409,6 +427,8 @@ def load_vision_model(
         For a path.
     make, make_experts, expert_split, facts
         For the text model.
+    make_vision
+        As `make`, for the tower and the connector.
 
     Raises
     ------
@@ -426,9 +446,9 @@ def load_vision_model(
         making = Making.of(opened, text, make, make_experts, expert_split)
         check_shares(opened, text, making.base, making.head, making.split)
         with opened.use_loader(DefaultWeightsLoader()):
-            tower = Tower(opened, "model.vision_model", vision.tower)
+            tower = Tower(opened, "model.vision_model", vision.tower, make_vision)
             sizes = (vision.tower.hidden, text.inner, text.activation)
-            connector = Connector(opened, "model.connector", vision.resampler, *sizes)
+            connector = Connector(opened, "model.connector", vision.resampler, *sizes, make_vision)
         decoder = load_decoder(opened, text, making)
         warn_unused(opened, str(values.get("model_type")))
         return VisionModel(decoder, tower, connector, vision.image_token)

@@ -271,18 +271,21 @@ def reason_of(errors: Sequence[Finding]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids for a pass through a model, and the device of the pass.
+    """Token ids and images for a pass through a model, and the device of the pass.
 
     Attributes
     ----------
     ids
-        Token ids; None: 24 random ids of the vocabulary, the same in every run.
+        Token ids; None: 24 random ids of the vocabulary, the same in every run, after the tokens of images.
     device
         Device of the kernels and of the exact products.
+    images
+        Image files, for a model with vision; (): random pixels, the same in every run.
     """
 
     ids: Sequence[int] | None = None
     device: str = "cpu"
+    images: Sequence[str | PathLike[str]] = ()
 
     def __post_init__(self) -> None:
         check_fields(self)

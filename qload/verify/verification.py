@@ -296,9 +296,9 @@ def _add_comparison(
 
 def _check_prompt(checkpoint: VerifiedCheckpoint, prompt: Prompt) -> None:
     """Raise ArgumentError if logits cannot be computed, before any long read."""
-    from qload.verify.logits.compared_model import read_text_config, token_ids
+    from qload.verify.logits.compared_model import ModelPrompt
 
-    token_ids(prompt, read_text_config(checkpoint.model_config))
+    ModelPrompt.of(prompt, checkpoint.path, checkpoint.model_config)
 
 
 def _add_logits(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from torch import Tensor
 
@@ -19,9 +20,10 @@ from qload.repacking import RepackingLoader
 from qload.spec import Weight
 from qload.verify import Prompt, verify
 from qload.verify.logits import compared_model
-from qload.verify.logits.compared_model import load_compared
+from qload.verify.logits.compared_model import ModelPrompt, compute_logits, load_compared
 from qload.verify.logits.logit_check import check_logits
 from tests.models import drawn
+from tests.models.vision import seeing
 from tests.verify.damage.model import Model
 from tests.verify.damage.sound import Quantize
 from tests.verify.damage.sound_floats import MORE
@@ -65,6 +67,12 @@ def plain(folder: Path, change: Callable[[dict[str, Tensor]], None] = lambda ten
     tensors = drawn.tensors(config)
     change(tensors)
     return Model(tensors, {**config, **FLOAT}).write(folder)
+
+
+def with_vision(folder: Path, change: Callable[[dict[str, Tensor]], None] = lambda tensors: None) -> Path:
+    tensors = seeing.sight() | seeing.text()
+    change(tensors)
+    return Model(tensors, {**seeing.CONFIG, **FLOAT}).write(folder)
 
 
 def breaking(
@@ -397,3 +405,114 @@ def test_what_is_repacked_on_this_device_is_in_another_order(tmp_path: Path) -> 
 
     assert isinstance(held, Linear)
     assert isinstance(held.typed, PanelsWeight)
+
+
+FC2 = "model.vision_model.encoder.layers.1.mlp.fc2"
+IMAGE = (95,) * 5  # the image tokens of one image
+
+
+def test_a_prompt_without_ids_has_a_random_image_for_a_model_with_vision(tmp_path: Path) -> None:
+    path = with_vision(tmp_path / "model")
+
+    found = check_logits(str(path), Prompt())
+
+    assert found.findings == []
+    assert found.numbers["ids"][:6].count(95) == found.numbers["ids"].count(95) == 5
+    assert found.notes[0] == "logits: 1 images of 28 x 28 random pixels in the prompt"
+    shares = {layer["prefix"]: layer["share"] for layer in found.numbers["layers"]}
+    assert max(shares.values()) <= 1
+    assert {FC2, "model.connector.modality_projection.down_proj", "lm_head"} <= set(shares)
+
+
+def test_logits_depend_on_the_image_files_of_a_prompt(tmp_path: Path) -> None:
+    library = pytest.importorskip("PIL.Image")
+    path, logits = with_vision(tmp_path / "model"), []
+    (path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 28, "width": 21}}))
+    for shade in (0, 255):
+        library.new("RGB", (21, 28), (shade, 40, 90)).save(tmp_path / f"{shade}.png")
+        prompt = Prompt((3, *IMAGE, 1), images=[tmp_path / f"{shade}.png"])
+        known = ModelPrompt.of(prompt, path, seeing.CONFIG)
+        with Checkpoint.open(path) as checkpoint, torch.no_grad():
+            logits.append(compute_logits(load_compared(checkpoint, "cpu", vision=True), known, "cpu"))
+
+    assert logits[0][0].equal(logits[1][0])  # before the image
+    assert not logits[0][-1].equal(logits[1][-1])
+
+    command = [
+        "verify",
+        path,
+        "--logits",
+        "--prompt-ids",
+        "3,95,95,95,95,95,1",
+        "--image",
+        tmp_path / "0.png",
+    ]
+    result = CliRunner().invoke(main, list(map(str, command)))
+
+    assert result.exit_code == 0, result.output
+    assert not any("random pixels" in note for note in json.loads(result.stdout)["notes"])
+
+
+def test_a_prompt_without_image_tokens_runs_the_text_of_a_model_with_vision(tmp_path: Path) -> None:
+    path = with_vision(tmp_path / "model")
+
+    found = check_logits(str(path), PROMPT)
+
+    assert found.findings == []
+    assert not any("vision_model" in layer["prefix"] for layer in found.numbers["layers"])
+
+
+def test_a_wrong_kernel_of_a_vision_tower_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, sound = with_vision(tmp_path / "model"), Linear.forward
+
+    def forward(self: Linear, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        return sound(self, x, bias) * (1.01 if self.typed.layer.name == FC2 else 1)
+
+    monkeypatch.setattr(Linear, "forward", forward)
+
+    (finding,) = check_logits(str(path), Prompt((1, *IMAGE, 2))).findings
+
+    assert (finding.rule, finding.tensor) == ("kernel-product", FC2)
+
+
+def test_a_layer_of_a_vision_tower_is_compared_with_the_reference(tmp_path: Path) -> None:
+    def exchange(tensors: dict[str, Tensor]) -> None:
+        tensors[f"{FC2}.weight"] = tensors[f"{FC2}.weight"].flip(0)
+
+    reference, path = with_vision(tmp_path / "reference"), with_vision(tmp_path / "model", exchange)
+
+    (finding,) = check_logits(str(path), Prompt(), reference).findings
+
+    assert (finding.rule, finding.tensor) == ("against-output", FC2)
+
+
+def test_a_text_model_is_no_reference_of_a_model_with_vision(tmp_path: Path) -> None:
+    path = with_vision(tmp_path / "model")
+    text = {name.replace(seeing.TEXT, "model"): each for name, each in seeing.text().items()}
+    other = Model(text, {**seeing.CONFIG["text_config"], **FLOAT}).write(tmp_path / "other")
+
+    assert "the reference is another model" in check_logits(str(path), Prompt(), other).notes[-1]
+
+
+@pytest.mark.parametrize("count", [4, 6])
+def test_another_number_of_image_tokens_than_images_have_is_refused(count: int, tmp_path: Path) -> None:
+    path = with_vision(tmp_path / "model")
+
+    with pytest.raises(ArgumentError, match="tokens 95, 5 for each of"):
+        verify(path, logits=Prompt((1, *[95] * count)))
+
+
+def test_an_image_for_a_model_without_vision_is_refused(tmp_path: Path) -> None:
+    path = plain(tmp_path / "model")
+
+    with pytest.raises(ArgumentError, match="a type with vision for images: idefics2"):
+        verify(path, logits=Prompt((1, 2), images=[tmp_path / "a.png"]))
+
+
+def test_an_image_without_logits_is_a_wrong_command(tmp_path: Path) -> None:
+    (tmp_path / "a.png").touch()
+
+    result = CliRunner().invoke(main, ["verify", str(tmp_path), "--image", str(tmp_path / "a.png")])
+
+    assert result.exit_code == 2
+    assert "options of --logits" in result.stderr

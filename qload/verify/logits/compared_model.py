@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from os import PathLike
 from typing import Any
 
 import torch
@@ -16,8 +17,20 @@ from qload.errors import ArgumentError, CastError, MismatchError, RepackError
 from qload.experts.weight import stacked
 from qload.kernels.declared import Maximum
 from qload.kernels.dtypes import DTYPES
-from qload.models import FAMILIES, Decoder, PagedCache, Step, TextConfig, load_model, text_config
+from qload.models import (
+    FAMILIES,
+    Decoder,
+    PagedCache,
+    Step,
+    TextConfig,
+    load_model,
+    load_vision_model,
+    text_config,
+)
+from qload.models.images import ImageProcessor, check_image_tokens
 from qload.models.memory import check_memory, free_bytes, stored_bytes
+from qload.models.vision import VisionModel
+from qload.models.vision_config import TYPES, VisionConfig, vision_config
 from qload.repacking import RepackingLoader
 from qload.spec import Weight
 from qload.verify.logits.compared_layers import ComparedExperts, ComparedLinear, CompareState
@@ -27,16 +40,76 @@ from qload.weights import Weights
 DEFAULT_TOKENS = 24  # random ids of a prompt without ids
 SEED = 17
 PAGE_TOKENS = 16  # of a page of the cache
+RANDOM_PATCHES = (8, 6)  # rows and columns of an image of random pixels, at most
+
+
+@dataclass(frozen=True)
+class ModelPrompt:
+    """Token ids of a prompt, and the images of its image tokens.
+
+    Attributes
+    ----------
+    config, vision
+        Config of the text model, and of the vision parts; the latter None for a prompt without images.
+    ids
+        Token ids.
+    images
+        Pixels and their mask, as in `VisionModel.images`; () for a prompt without images.
+    """
+
+    config: TextConfig
+    vision: VisionConfig | None
+    ids: list[int]
+    images: tuple[Tensor, ...] = ()
+
+    @classmethod
+    def of(cls, prompt: Prompt, place: str | PathLike[str], model_config: Mapping[str, Any]) -> "ModelPrompt":
+        """Read a prompt for the checkpoint at `place`; ArgumentError for invalid ids or images."""
+        config = read_text_config(model_config)
+        vision, ids = read_vision_config(model_config, config), prompt.ids
+        if vision is None:
+            if prompt.images:
+                listed = f"a checkpoint of a type with vision for images: {', '.join(TYPES)}"
+                got = value_text(model_config.get("model_type"))
+                raise ArgumentError(f"logits: model_type of {MODEL_CONFIG}", listed, got)
+            return cls(config, None, token_ids(ids, config))
+        images: tuple[Tensor, ...] = ()
+        if prompt.images:
+            images = ImageProcessor.of(place).load(prompt.images)
+        latents, token = vision.resampler.latents, vision.image_token
+        if ids is None:
+            tokens = [token] * latents * (len(images[0]) if images else 1)
+            words = random_ids(config, config.positions - len(tokens))
+            ids = [*tokens, *(word for word in words if word != token)]
+        ids = token_ids(ids, config)
+        if not images and token in ids:
+            images = random_images(vision, -(-ids.count(token) // latents))
+        check_image_tokens(ids, vision, len(images[0]) if images else 0)
+        return cls(config, vision if images else None, ids, images)
 
 
 @dataclass(frozen=True)
 class ComparedModel:
-    """A model with its config, the state of its layers, and the dtype of its activations."""
+    """A model, and the state of its layers.
 
-    model: Decoder
-    config: TextConfig
+    Attributes
+    ----------
+    model
+        Text model, or a model with vision for a prompt with images.
+    state
+        State of its layers.
+    dtype
+        Dtype of its activations.
+    """
+
+    model: Decoder | VisionModel
     state: CompareState
     dtype: torch.dtype
+
+    @property
+    def text(self) -> Decoder:
+        """Text model."""
+        return self.model.text if isinstance(self.model, VisionModel) else self.model
 
 
 @dataclass(frozen=True)
@@ -95,12 +168,17 @@ def _scale_type(weight: Weight) -> torch.dtype | None:
 
 
 def load_compared(
-    checkpoint: Checkpoint, device: str, dtype: torch.dtype | None = None, *, kernels: bool = True
+    checkpoint: Checkpoint,
+    device: str,
+    dtype: torch.dtype | None = None,
+    *,
+    kernels: bool = True,
+    vision: bool = False,
 ) -> ComparedModel:
     """Load the model of a checkpoint, with kernels for the `device` or without; errors as in `load_model`.
 
     NotEnoughMemoryError if the device cannot hold the weights, repacked ones twice. `dtype`: dtype of
-    activations; None for the config's.
+    activations; None for the config's. `vision`: with the vision parts.
     """
     known = read_text_config(checkpoint.model_config)
     activation_dtype, state = dtype or known.dtype or torch.float32, CompareState()
@@ -111,8 +189,11 @@ def load_compared(
     _check_memory(weights, torch.device(device), activation_dtype, kernels)
     factory = LayerFactory(loader if kernels else None, activation_dtype, state)
     makers: dict[str, Any] = {"make": factory.linear, "make_experts": factory.experts}
-    model = load_model(weights, checkpoint.model_config, **makers)
-    return ComparedModel(model, known, state, activation_dtype)
+    if vision:
+        makers["make_vision"] = factory.linear
+        seeing = load_vision_model(weights, checkpoint.model_config, **makers)
+        return ComparedModel(seeing, state, activation_dtype)
+    return ComparedModel(load_model(weights, checkpoint.model_config, **makers), state, activation_dtype)
 
 
 def _check_memory(weights: Weights, device: torch.device, dtype: torch.dtype, kernels: bool) -> None:
@@ -133,13 +214,28 @@ def read_text_config(config: Mapping[str, Any]) -> TextConfig:
     return text_config(config)
 
 
-def token_ids(prompt: Prompt, config: TextConfig) -> list[int]:
+def read_vision_config(config: Mapping[str, Any], text: TextConfig) -> VisionConfig | None:
+    """Read the vision parts of a `config.json`; None for a type without vision."""
+    return vision_config(config, text.hidden, text.eps) if config.get("model_type") in TYPES else None
+
+
+def random_ids(config: TextConfig, most: int) -> list[int]:
+    """Draw the token ids of a prompt without ids, at most `most`."""
+    generator = torch.Generator().manual_seed(SEED)
+    return torch.randint(config.vocab, (max(0, min(DEFAULT_TOKENS, most)),), generator=generator).tolist()
+
+
+def random_images(vision: VisionConfig, images: int) -> tuple[Tensor, Tensor]:
+    """Draw normalized pixels of a prompt without image files, and their mask."""
+    height, width = (vision.tower.patch * min(vision.tower.side, most) for most in RANDOM_PATCHES)
+    generator = torch.Generator().manual_seed(SEED)
+    pixels = torch.randn(images, vision.tower.channels, height, width, generator=generator)
+    return pixels, torch.ones(images, height, width, dtype=torch.bool)
+
+
+def token_ids(wanted: Sequence[int] | None, config: TextConfig) -> list[int]:
     """Return the ids of a prompt, below `config.vocab`, at most one a position; otherwise ArgumentError."""
-    if prompt.ids is None:
-        generator = torch.Generator().manual_seed(SEED)
-        count = min(DEFAULT_TOKENS, config.positions)
-        return torch.randint(config.vocab, (count,), generator=generator).tolist()
-    ids = list(prompt.ids)
+    ids = random_ids(config, config.positions) if wanted is None else list(wanted)
     if not 1 <= len(ids) <= config.positions:
         raise ArgumentError("logits: ids", f"1 to {config.positions}, as there are positions", str(len(ids)))
     wrong = [token for token in ids if not 0 <= token < config.vocab]
@@ -148,16 +244,22 @@ def token_ids(prompt: Prompt, config: TextConfig) -> list[int]:
     return ids
 
 
-def compute_logits(model: Decoder, ids: Sequence[int], dtype: torch.dtype, device: str) -> Tensor:
+def compute_logits(compared: ComparedModel, prompt: ModelPrompt, device: str) -> Tensor:
     """Compute the logits (T, vocab) of T ids: all but the last in one step, and the last in another.
 
     The two steps use kernels for many tokens and for one.
     """
-    pages = list(range(-(-len(ids) // PAGE_TOKENS)))
-    cache = PagedCache.of(model.config, pages=len(pages), page_size=PAGE_TOKENS, dtype=dtype, device=device)
-    tokens, logits = torch.tensor(ids, device=device), []
-    for start, stop in ((0, len(ids) - 1), (len(ids) - 1, len(ids))):
+    count, model, text = len(prompt.ids), compared.model, compared.text
+    pages = list(range(-(-count // PAGE_TOKENS)))
+    sizes: dict[str, Any] = {"pages": len(pages), "page_size": PAGE_TOKENS, "dtype": compared.dtype}
+    cache = PagedCache.of(text.config, **sizes, device=device)
+    ids, logits = torch.tensor(prompt.ids, device=device), []
+    if isinstance(model, VisionModel):
+        x = model.embed(ids, model.images(*(tensor.to(device) for tensor in prompt.images)))
+    else:
+        x = model.embed(ids)
+    for start, stop in ((0, count - 1), (count - 1, count)):
         if start < stop:
             step = Step.of([start], tokens=stop - start, pages=[pages], page_size=PAGE_TOKENS, device=device)
-            logits.append(model(tokens[start:stop], step, cache))
+            logits.append(text.logits(text.hidden(x[start:stop], step, cache)))
     return torch.cat(logits)

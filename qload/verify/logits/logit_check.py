@@ -20,6 +20,8 @@ from qload.errors import ArgumentError, NotEnoughMemoryError, QloadError
 from qload.errors.rules import rule_texts
 from qload.methods import ParallelExperts
 from qload.methods.layers import LinearBase
+from qload.models import TextConfig
+from qload.models.vision_config import VisionConfig
 from qload.verify.comparison import MAX_SPIKE, Distance
 from qload.verify.logits.compared_layers import (
     ComparedExperts,
@@ -31,10 +33,11 @@ from qload.verify.logits.compared_layers import (
 )
 from qload.verify.logits.compared_model import (
     ComparedModel,
+    ModelPrompt,
     compute_logits,
     load_compared,
     read_text_config,
-    token_ids,
+    read_vision_config,
 )
 from qload.verify.report import Finding, Prompt, finding_of, new_finding
 
@@ -72,20 +75,23 @@ def check_logits(
     result, progress = LogitResult(), progress or (lambda *_: None)
     try:
         with Checkpoint.open(path) as checkpoint:
-            ids = token_ids(prompt, read_text_config(checkpoint.model_config))
-            result.numbers["ids"] = ids
-            model = load_compared(checkpoint, prompt.device)
+            known = ModelPrompt.of(prompt, path, checkpoint.model_config)
+            result.numbers["ids"] = known.ids
+            model = load_compared(checkpoint, prompt.device, vision=known.vision is not None)
+        if known.images and not prompt.images:
+            images, _, height, width = known.images[0].shape
+            result.notes.append(f"logits: {images} images of {height} x {width} random pixels in the prompt")
         model.state.report_bytes = _count_bytes(
-            model.model, partial(progress, "logits"), passes=min(len(ids), 2)
+            model, partial(progress, "logits"), passes=min(len(known.ids), 2)
         )
-        exact = compute_logits(model.model, ids, model.dtype, prompt.device)
+        exact = compute_logits(model, known, prompt.device)
         _add_layers(model, result)
         model.state.follows = "kernel"
-        computed = compute_logits(model.model, ids, model.dtype, prompt.device)
+        computed = compute_logits(model, known, prompt.device)
         model.state.follows, model.state.compares = "meaning", False
         _add_logit_distances(exact, computed, result)
         if against is not None:
-            _add_reference(model, against, ids, prompt.device, result)
+            _add_reference(model, against, known, prompt.device, result)
     except (ArgumentError, NotEnoughMemoryError):
         raise
     except QloadError as error:
@@ -94,11 +100,14 @@ def check_logits(
 
 
 def _count_bytes(
-    model: nn.Module, progress: Callable[[int, int], None], passes: int
+    model: ComparedModel, progress: Callable[[int, int], None], passes: int
 ) -> Callable[[int], None]:
-    """Return a function that adds compared bytes and reports their sum, of all in so many passes."""
-    layers = (layer for layer in model.modules() if isinstance(layer, ComparedLayer))
-    total = passes * sum(weight_bytes(layer.meaning) for layer in layers)
+    """Return a function that adds compared bytes and reports their sum, of the text in so many passes."""
+    whole, text = (
+        sum(weight_bytes(layer.meaning) for layer in part.modules() if isinstance(layer, ComparedLayer))
+        for part in (model.model, model.text)
+    )
+    total = whole + (passes - 1) * text
     done = 0
 
     def add(size: int) -> None:
@@ -177,23 +186,35 @@ def _add_logit_distances(exact: Tensor, computed: Tensor, result: LogitResult) -
 
 
 def _add_reference(
-    model: ComparedModel, against: Any, ids: Sequence[int], device: str, result: LogitResult
+    model: ComparedModel, against: Any, prompt: ModelPrompt, device: str, result: LogitResult
 ) -> None:
-    """Add a comparison with another checkpoint of the same model, on the same ids."""
+    """Add a comparison with another checkpoint of the same model, on the same prompt."""
     with Checkpoint.open(against) as checkpoint:
-        reference = load_compared(checkpoint, device, model.dtype, kernels=False)
-    sizes, theirs = (
-        (w.config.type, w.config.layers, w.config.hidden, w.config.vocab) for w in (model, reference)
-    )
-    if sizes != theirs:
-        result.notes.append(f"logits: the reference is another model, {theirs}, not {sizes}: not compared")
-        return
-    layers, logits = compare_outputs(model, reference, ids, device)
-    exact = compute_logits(model.model, ids, model.dtype, device)
+        config = read_text_config(checkpoint.model_config)
+        vision = None if prompt.vision is None else read_vision_config(checkpoint.model_config, config)
+        sizes, theirs = model_sizes(prompt.config, prompt.vision), model_sizes(config, vision)
+        if sizes != theirs:
+            result.notes.append(
+                f"logits: the reference is another model, {theirs}, not {sizes}: not compared"
+            )
+            return
+        options: dict[str, Any] = {"kernels": False, "vision": vision is not None}
+        reference = load_compared(checkpoint, device, model.dtype, **options)
+    layers, logits = compare_outputs(model, reference, prompt, device)
+    exact = compute_logits(model, prompt, device)
     numbers = logit_distances(exact, logits)
     result.numbers["against"] = numbers | {"layers": [layer.to_json() for layer in layers]}
     result.notes.append(distance_note(numbers, "dequantized weights and the reference"))
     result.findings += list(find_outliers(layers, model, reference))
+
+
+def model_sizes(config: TextConfig, vision: VisionConfig | None) -> tuple[str | int, ...]:
+    """Return the type and the sizes of a model with a config, with those of its vision parts."""
+    sizes = config.type, config.layers, config.hidden, config.vocab
+    if vision is None:
+        return sizes
+    tower, resampler = vision.tower, vision.resampler
+    return *sizes, tower.layers, tower.hidden, tower.patch, tower.side, resampler.depth, resampler.latents
 
 
 @dataclass(frozen=True)
@@ -226,7 +247,7 @@ class OutputDistance:
 
 
 def compare_outputs(
-    model: ComparedModel, reference: ComparedModel, ids: Sequence[int], device: str
+    model: ComparedModel, reference: ComparedModel, prompt: ModelPrompt, device: str
 ) -> tuple[list[OutputDistance], Tensor]:
     """Compare all layers on the reference's inputs; return distances and the reference's logits."""
     sums: dict[tuple[str, str, str], Distance] = {}
@@ -242,7 +263,7 @@ def compare_outputs(
         if isinstance(module, LinearBase | ParallelExperts):
             ours = model.model.get_submodule(path)
             hooks.append(module.register_forward_hook(partial(compare, path, ours)))
-    logits = compute_logits(reference.model, ids, reference.dtype, device)
+    logits = compute_logits(reference, prompt, device)
     for hook in hooks:
         hook.remove()
     distances = [

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -19,11 +20,15 @@ from qload import (
     QuantizingLoader,
     Weights,
 )
+from qload.checkpoint import Checkpoint
+from qload.cli import main
 from qload.detect import loader_from_config
 from qload.models.kv_cache import PagedCache, Step
 from qload.models.vision import VisionModel, load_vision_model
 from qload.parallel import ProcessGroup
 from qload.quantize import Quantizer
+from qload.verify import Prompt
+from qload.verify.logits.compared_model import ModelPrompt, compute_logits, load_compared
 from tests.models.recorded import Rounded
 from tests.models.vision.seeing import CONFIG, pictures, sight, text
 from tests.models.with_transformers.stored import FORMATS
@@ -100,12 +105,52 @@ def test_logits_of_a_text_quantized_while_loading_are_those_of_transformers(
     assert_close(made, want)
 
 
-def test_a_folder_is_read_as_it_lies(tmp_path: Path) -> None:
-    tensors = sight() | text()
-    want = wanted(tmp_path / "theirs", tensors)
-    folder = tmp_path / "ours"
+def stored(folder: Path, tensors: dict[str, Tensor]) -> Path:
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({**CONFIG, "torch_dtype": "float32"}))
+    return folder
 
-    assert_close(logits(load_vision_model(folder), 1), want)
+
+def test_a_folder_is_read_as_it_lies(tmp_path: Path) -> None:
+    tensors = sight() | text()
+    want = wanted(tmp_path / "theirs", tensors)
+
+    assert_close(logits(load_vision_model(stored(tmp_path / "ours", tensors)), 1), want)
+
+
+def test_logits_that_verify_compares_are_those_of_transformers(tmp_path: Path) -> None:
+    tensors = sight() | text()
+    folder, theirs = stored(tmp_path / "ours", tensors), twin(tmp_path / "theirs", tensors, CONFIG, sees=True)
+    prompt = ModelPrompt.of(Prompt(), folder, CONFIG)
+    pixels, mask = prompt.images
+
+    with torch.no_grad(), Checkpoint.open(folder) as checkpoint:
+        compared = load_compared(checkpoint, "cpu", vision=True)
+        ids, images = torch.tensor([prompt.ids]), {"pixel_values": pixels, "pixel_attention_mask": mask}
+        want = theirs(ids, **{name: each[None] for name, each in images.items()}).logits[0]
+        for compared.state.follows in ("meaning", "kernel"):
+            assert_close(compute_logits(compared, prompt, "cpu"), want)
+
+
+def test_run_prints_the_logits_of_transformers_for_image_files(tmp_path: Path) -> None:
+    library = pytest.importorskip("PIL.Image")
+    images = pytest.importorskip("transformers.models.idefics2.image_processing_pil_idefics2")
+    tensors, size = sight() | text(), {"shortest_edge": 21, "longest_edge": 28}
+    folder, draw = stored(tmp_path / "ours", tensors), torch.Generator().manual_seed(3)
+    options = {"size": size, "do_image_splitting": True}
+    (folder / "preprocessor_config.json").write_text(json.dumps(options))
+    files = [folder / "a.png", folder / "b.png"]
+    for file, shape in zip(files, ((40, 30, 3), (21, 60, 3)), strict=True):
+        library.fromarray(torch.randint(0, 256, shape, dtype=torch.uint8, generator=draw).numpy()).save(file)
+    ids = [7, *[95] * 25, 3, 9, *[95] * 25, 2]  # an image and its quarters, of 5 vectors each
+    theirs = twin(tmp_path / "theirs", tensors, CONFIG, sees=True)
+    seen = images.Idefics2ImageProcessorPil(**options)([[*map(library.open, files)]], return_tensors="pt")
+    with torch.no_grad():
+        want = theirs(torch.tensor([ids]), **seen).logits[0, -1]
+
+    command = ["run", folder, "--prompt-ids", ",".join(map(str, ids)), "--logits", "--tokens", 0]
+    result = CliRunner().invoke(main, [*map(str, command), *(f"--image={file}" for file in files)])
+
+    assert result.exit_code == 0, result.output
+    assert_close(torch.tensor(json.loads(result.stdout.splitlines()[0])), want)
