@@ -22,7 +22,7 @@ from qload.cli.testing import report_faults
 from qload.errors import ArgumentError
 from qload.testing.selftest.runner import FAILED, INTERRUPTED, PASSED, run_faults
 from tests.faults.fault import Fault
-from tests.faults.project_copy import CopyPool
+from tests.faults.project_copy import Pool, ProjectCopy
 from tests.faults.tables import FAULTS
 
 log: logging.Logger = logging.getLogger("qload")
@@ -55,7 +55,7 @@ class SeededResult:
         return {**shown, "failed tests": count, "such as": "\n".join(self.failed[:2])}
 
 
-def try_fault(fault: Fault, pool: CopyPool, known: Sequence[str] = ()) -> Iterator[SeededResult]:
+def try_fault(fault: Fault, pool: Pool[ProjectCopy], known: Sequence[str] = ()) -> Iterator[SeededResult]:
     """Run the tests on a copy with the fault; `known` tests fail without it too and are left out."""
     left_out = (f"--deselect={test}" for test in known)
     with pool.take() as copy, copy.with_fault(fault):
@@ -66,7 +66,7 @@ def try_fault(fault: Fault, pool: CopyPool, known: Sequence[str] = ()) -> Iterat
     yield SeededResult(fault.name, words, fault.file, tuple(run.failed))
 
 
-def failing_tests(pool: CopyPool) -> list[str]:
+def failing_tests(pool: Pool[ProjectCopy]) -> list[str]:
     """The tests that fail on this machine without any fault."""
     with pool.take() as copy:
         return copy.pytest(*RUN).check((PASSED, FAILED, INTERRUPTED), "a run of pytest").failed
@@ -95,7 +95,8 @@ def main(arguments: list[str]) -> int:
             chosen.append(fault)
     jobs = max(1, (os.cpu_count() or 1) // CORES_PER_RUN)
     with tempfile.TemporaryDirectory(prefix="qload-faults-") as folder:
-        pool = CopyPool(Path(folder), min(jobs, max(1, len(chosen))))
+        numbers = range(min(jobs, max(1, len(chosen))))
+        pool = Pool(ProjectCopy.create(Path(folder) / f"copy-{number}") for number in numbers)
         failing = failing_tests(pool)
         for test in failing:
             log.warning("left out, as it fails without a fault: %s", test)

@@ -1,10 +1,11 @@
 """Copies of the project in which one fault at a time is applied, tested and reverted."""
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Generic, Self, TypeVar
 
 from qload.testing.selftest.runner import PytestRun, run_pytest
 from tests.faults.fault import Fault
@@ -12,6 +13,7 @@ from tests.paths import ROOT
 
 COPIED = ("qload", "tests", "fixtures", "golden", "docs", ".ci", "README.md", "pyproject.toml", "noxfile.py")
 PYTEST_OPTIONS = ("-q", "-p", "no:cacheprovider", "--hypothesis-profile=faults", "-m", "not gpu")
+Item = TypeVar("Item")
 
 
 class ProjectCopy:
@@ -19,6 +21,10 @@ class ProjectCopy:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    @classmethod
+    def create(cls, folder: Path) -> Self:
+        """Copy the sources of the project to a new folder."""
         folder.mkdir(parents=True)
         for name in COPIED:
             source = ROOT / name
@@ -26,6 +32,11 @@ class ProjectCopy:
                 shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
             elif source.is_file():
                 shutil.copyfile(source, folder / name)
+        return cls(folder)
+
+    def clone(self, folder: Path) -> Self:
+        """Copy the copy to a new folder, with its compiled modules."""
+        return type(self)(Path(shutil.copytree(self.folder, folder)))
 
     @contextmanager
     def with_fault(self, fault: Fault) -> Iterator[None]:
@@ -51,19 +62,19 @@ class ProjectCopy:
         )
 
 
-class CopyPool:
-    """As many copies under a `folder` as threads use at once."""
+class Pool(Generic[Item]):
+    """As many `items`, such as copies, as threads use at once."""
 
-    def __init__(self, folder: Path, count: int) -> None:
-        self._free: SimpleQueue[ProjectCopy] = SimpleQueue()
-        for number in range(count):
-            self._free.put(ProjectCopy(folder / f"copy-{number}"))
+    def __init__(self, items: Iterable[Item]) -> None:
+        self._free: SimpleQueue[Item] = SimpleQueue()
+        for item in items:
+            self._free.put(item)
 
     @contextmanager
-    def take(self) -> Iterator[ProjectCopy]:
-        """Lend a copy to one thread."""
-        copy = self._free.get()
+    def take(self) -> Iterator[Item]:
+        """Lend an item to one thread."""
+        item = self._free.get()
         try:
-            yield copy
+            yield item
         finally:
-            self._free.put(copy)
+            self._free.put(item)

@@ -7,8 +7,9 @@ import shutil
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -19,16 +20,15 @@ from rich.table import Table
 
 from qload.cli.testing import report_faults
 from qload.testing.selftest.runner import run_faults
-from tests.faults.project_copy import CopyPool
-from tests.mutants.covering_tests import is_killed, measure_coverage
-from tests.mutants.sample import TESTS, Mutant, sample
+from tests.faults.project_copy import Pool
+from tests.mutants.covering_tests import TestCoverage, TestServer
+from tests.mutants.sample import PACKAGES, Mutant, sample
 from tests.paths import ROOT
 
 WORK = ROOT / "build" / "mutants"
 RESULTS = WORK / "results.jsonl"
 EQUIVALENT = Path(__file__).with_name("equivalent.toml")
 MIN_KILLED = 0.9  # share of the mutants that are not equivalent
-SLOW_PACKAGES = ("verify", "formats")  # which run first
 
 
 @dataclass(frozen=True)
@@ -95,16 +95,16 @@ def main() -> int:
         shutil.rmtree(WORK, ignore_errors=True)
     WORK.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(WORK / "copies", ignore_errors=True)  # a stopped run leaves a mutant in one
-    packages = options.packages or list(TESTS)
-    drawn = sample(packages, options.count, options.seed)
-    drawn.sort(key=lambda mutant: mutant.package not in SLOW_PACKAGES)
+    drawn = sample(options.packages or PACKAGES, options.count, options.seed)
     known = _finished()
-    with Progress(console=Console(stderr=True)) as progress:
-        pool = CopyPool(WORK / "copies", options.jobs)
-        _measure(packages, pool, options.jobs)
+    coverage = TestCoverage.measure(WORK / "coverage")
+    with Progress(console=Console(stderr=True)) as progress, ExitStack() as servers:
+        copies = [coverage.copy(WORK / f"copies/{number}") for number in range(options.jobs)]
+        pool = Pool(servers.enter_context(TestServer(copy)) for copy in copies)
         counted = MutantProgress(progress, len(drawn))
-        results = list(run_faults(drawn, lambda mutant: _try(mutant, pool, known, counted), options.jobs))
-    results.sort(key=lambda one: (packages.index(one.mutant.package), one.mutant.module, one.mutant.line))
+        trial = partial(_try, coverage=coverage, pool=pool, known=known, counted=counted)
+        results = list(run_faults(drawn, trial, options.jobs))
+    results.sort(key=lambda one: (one.mutant.module, one.mutant.line))
     Console(width=140).print(package_table(results))
     survivors = [result.row() for result in results if not result.killed]
     if survivors:
@@ -112,24 +112,17 @@ def main() -> int:
     return 0 if killed_share(results) >= MIN_KILLED else 1
 
 
-def _measure(packages: Sequence[str], pool: CopyPool, jobs: int) -> None:
-    """Measure the lines of each test, of several packages at a time."""
-
-    def measure(package: str) -> None:
-        with pool.take() as copy:
-            measure_coverage(package, copy, _coverage(package))
-
-    with ThreadPoolExecutor(jobs) as threads:
-        list(threads.map(measure, packages))
-
-
 def _try(
-    mutant: Mutant, pool: CopyPool, known: dict[str, bool], counted: MutantProgress
+    mutant: Mutant,
+    coverage: TestCoverage,
+    pool: Pool[TestServer],
+    known: dict[str, bool],
+    counted: MutantProgress,
 ) -> Iterator[MutantResult]:
     killed = known.get(mutant.key)
     if killed is None:
-        with pool.take() as copy:
-            killed = is_killed(mutant, copy, _coverage(mutant.package))
+        with pool.take() as server:
+            killed = any(server.kills(mutant, tests) for tests in coverage.turns(mutant))
         with counted.lock, RESULTS.open("a") as file:
             file.write(json.dumps({"mutant": mutant.key, "killed": killed}) + "\n")
     counted.add(killed)
@@ -140,10 +133,6 @@ def _finished() -> dict[str, bool]:
     """Results of a run that was stopped, by the key of the mutant."""
     lines = RESULTS.read_text().splitlines() if RESULTS.exists() else []
     return {row["mutant"]: row["killed"] for row in map(json.loads, lines)}
-
-
-def _coverage(package: str) -> Path:
-    return WORK / f"{package}.coverage"
 
 
 def package_table(results: Sequence[MutantResult]) -> Table:
@@ -171,8 +160,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--resume", action="store_true", help="continue a stopped run on the same source")
     parser.add_argument("packages", nargs="*", metavar="package", help="packages to change; default: all")
     options = parser.parse_args()
-    if unknown := set(options.packages) - set(TESTS):
-        parser.error(f"no package {', '.join(sorted(unknown))}: there are {', '.join(TESTS)}")
+    if unknown := set(options.packages) - set(PACKAGES):
+        parser.error(f"no package {', '.join(sorted(unknown))}: there are {', '.join(PACKAGES)}")
     return options
 
 

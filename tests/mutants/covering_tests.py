@@ -1,83 +1,164 @@
-"""Tests of one mutant: first those that run its changed lines in the unchanged project.
+"""Tests of one mutant: those of its changed lines in the unchanged project, the nearest and fastest first.
 
-A line that runs when its module is imported may matter to any test, and so may a line that no test runs: then
-all tests of the package follow.
+A line of an import, or without a test, may matter to any: then all tests of its module follow.
 """
 
 import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from types import TracebackType
+from typing import Self
+from xml.etree import ElementTree
 
 from coverage import CoverageData
 
 from qload.testing.selftest.runner import PASSED
-from tests.faults.project_copy import ProjectCopy
-from tests.mutants.sample import TESTS, Mutant
+from tests.faults.project_copy import PYTEST_OPTIONS, ProjectCopy
+from tests.mutants.sample import Mutant
 
-MISSING_TESTS = (4, 5)  # exit codes of pytest without a named test, as a mutant may change its name
-MAX_NAMES = 300  # of tests; beyond it whole files are run
+OPTIONS = (*PYTEST_OPTIONS, "-x", "--tb=no", "-p", "no:xdist", "-p", "no:cov", "--snapshot-warn-unused")
+IMPORTED = (
+    "tests/meta/test_defaults.py",
+    "tests/meta/test_argument_types.py",
+    "tests/meta/test_dataclasses.py",
+)
+SECONDS = 60.0  # of the chosen tests of a mutant, as measured
+CASES = 4  # of one test function in the first turn
+FIRST_SECONDS = 8.0  # of the tests of the first turn
 TIMEOUT = 300.0  # seconds of a run, after which the mutant counts as killed
-OPTIONS = ("-x", "--tb=no")
 
 
-def measure_coverage(package: str, copy: ProjectCopy, coverage: Path) -> None:
-    """Run the tests of a package in an unchanged copy, and write the lines of each test to a file.
+class TestServer:
+    """A process that runs tests of a `copy` of the project on the source as it is at that time."""
 
-    ArgumentError if a test fails.
-    """
-    if coverage.exists():
-        return
-    measured = (f"--cov=qload.{package}", "--cov-context=test", "--cov-report=")
-    variables = {"COVERAGE_FILE": str(coverage), "COVERAGE_CORE": "ctrace"}
-    run = copy.pytest(*OPTIONS, *measured, *TESTS[package], environment=variables)
-    if run.exit_code != PASSED:
-        coverage.unlink(missing_ok=True)
-    run.check((PASSED,), f"tests of {package} that pass")
+    __test__ = False  # no class of tests
+
+    def __init__(self, copy: ProjectCopy) -> None:
+        self.copy = copy
+        variables = {**os.environ, "PYTHONPATH": str(copy.folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        command = (sys.executable, "-m", "tests.mutants.forked_tests")
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            command, cwd=copy.folder, env=variables, stdin=pipe, stdout=pipe, text=True
+        )
+        self._passing: set[str] = set()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def kills(self, mutant: Mutant, tests: Sequence[str]) -> bool:
+        """Whether one of `tests` fails on the mutant, and passes without it."""
+        with self.copy.with_fault(mutant.fault):
+            failed = self._first_failure(tests)
+        if failed is None or failed in self._passing or "::" not in failed:
+            return failed is not None
+        if self._first_failure([failed]) is None:
+            self._passing.add(failed)
+            return True
+        return self.kills(mutant, [test for test in tests if test != failed])
+
+    def _first_failure(self, tests: Sequence[str]) -> str | None:
+        """Run tests until one fails, and return its id, or the end of a broken run; None if all pass."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        request = {"options": OPTIONS, "tests": list(tests), "seconds": TIMEOUT}
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        failed: str | None = json.loads(self._process.stdout.readline())["failed"]
+        return failed
 
 
-def is_killed(mutant: Mutant, copy: ProjectCopy, coverage: Path) -> bool:
-    """Whether a test of the package of `mutant` fails on a copy with it."""
-    contexts = covering_contexts(mutant, coverage)
-    chosen = sorted({context.rpartition("|")[0] for context in contexts - {""}})
-    if any(not context.endswith("|run") for context in contexts) or len(chosen) > MAX_NAMES:
-        chosen = sorted({name.partition("::")[0] for name in chosen})
-    with copy.with_fault(mutant.fault):
-        if chosen:
-            listed = copy.folder / "chosen.tests"  # too many for a command line
-            listed.write_text("\n".join(sorted(chosen, key=lambda name: _rank(mutant.package, name))))
-            code = copy.pytest(*OPTIONS, f"@{listed}", timeout=TIMEOUT).exit_code
-            if code and code not in MISSING_TESTS:
-                return True
-            if code is None:
-                return True
-            if code == PASSED and "" not in contexts:
-                return False
-        return copy.pytest(*OPTIONS, *TESTS[mutant.package], timeout=TIMEOUT).exit_code != PASSED
+@dataclass
+class TestCoverage:
+    """The tests that run each line of qload, and their seconds, measured in a `folder`."""
+
+    __test__ = False  # no class of tests
+
+    folder: Path
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def measure(cls, folder: Path) -> Self:
+        """Run the fast tests of an unchanged copy of the project, unless `folder` has their coverage already.
+
+        ArgumentError if a test fails.
+        """
+        if not (folder / "tests.xml").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            measured = ("--cov=qload", "--cov-context=test", "--cov-report=")
+            report = (f"--junitxml={folder / 'running.xml'}", "-o", "junit_duration_report=call")
+            variables = {"COVERAGE_FILE": str(folder / "coverage"), "COVERAGE_CORE": "ctrace"}
+            selection = ("-m", "not gpu and not slow", "-n", str(os.cpu_count() or 1))
+            copy = ProjectCopy.create(folder / "copy")
+            run = copy.pytest(*measured, *report, *selection, environment=variables)
+            run.check((PASSED,), "tests that pass")
+            (folder / "running.xml").rename(folder / "tests.xml")
+        cases = ElementTree.parse(folder / "tests.xml").iter("testcase")
+        names = {
+            f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}": case for case in cases
+        }
+        return cls(folder, {name: float(case.attrib["time"]) for name, case in names.items()})
+
+    def copy(self, folder: Path) -> ProjectCopy:
+        """Copy the measured project with its compiled modules."""
+        return ProjectCopy(self.folder / "copy").clone(folder)
+
+    def turns(self, mutant: Mutant) -> Iterator[list[str]]:
+        """A few cases of each test function of the changed lines; then the others, of `SECONDS` in all."""
+        lines = _tests_by_line(self.folder / "coverage", mutant.module)
+        changed = {test for line in _statements(mutant) for test in lines.get(line, ())}
+        imported = "" in changed or not changed
+        tests = {test for each in lines.values() for test in each} if imported else changed
+        near = f"tests/{mutant.package}/"
+        ranked = sorted(
+            tests - {""}, key=lambda test: (not test.startswith(near), self._duration(test), test)
+        )
+        left, first, others = SECONDS, [*IMPORTED] if imported else [], list[str]()
+        cases: dict[str, int] = defaultdict(int)
+        for test in ranked:
+            left -= self._duration(test)
+            if left < 0:
+                break
+            function = test.partition("[")[0]
+            cases[function] += 1
+            early = cases[function] <= CASES and left > SECONDS - FIRST_SECONDS
+            (first if early else others).append(test)
+        yield from filter(None, (first, others))
+
+    def _duration(self, test: str) -> float:
+        return self.seconds.get(test, 1.0)
 
 
-def covering_contexts(mutant: Mutant, coverage: Path) -> set[str]:
-    """The tests that run the changed statements, as `file::test|run`; "" for an import."""
+@cache
+def _tests_by_line(coverage: Path, module: str) -> dict[int, set[str]]:
+    """The ids of the tests that run each line of a module; "" for an import."""
     data = CoverageData(str(coverage))
     data.read()
-    measured = [file for file in data.measured_files() if Path(file).match(f"*/{mutant.module}")]
-    found: set[str] = set()
-    for line in mutant.changed_lines():
-        first, last = _statement(mutant.source, line)
-        for file in measured:
-            contexts = data.contexts_by_lineno(file)
-            found.update(name for at in range(first, last + 1) for name in contexts.get(at, ()))
-    return found
+    [file] = [file for file in data.measured_files() if Path(file).match(f"*/{module}")] or [module]
+    by_line = data.contexts_by_lineno(file)
+    return {line: {context.rpartition("|")[0] for context in contexts} for line, contexts in by_line.items()}
 
 
-def _statement(text: str, line: int) -> tuple[int, int]:
-    """The first and last line of the smallest statement around a line; of a blank one, the line."""
+def _statements(mutant: Mutant) -> set[int]:
+    """The lines of the smallest statements around the changed lines."""
     spans = [
-        (node.lineno, node.end_lineno or node.lineno)
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
+        range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        for node in ast.walk(ast.parse(mutant.source))
+        if isinstance(node, ast.stmt)
     ]
-    return min(spans, key=lambda span: span[1] - span[0], default=(line, line))
-
-
-def _rank(package: str, test: str) -> int:
-    """The place of the file of a test in the list of the package."""
-    return next((at for at, path in enumerate(TESTS[package]) if test.startswith(path)), len(TESTS[package]))
+    around = ([span for span in spans if line in span] for line in mutant.changed_lines())
+    return {line for found in around if found for line in min(found, key=len)}

@@ -18,68 +18,7 @@ from tests.faults.fault import Fault
 from tests.mutants.mistakes import mistakes
 from tests.paths import ROOT
 
-ARGUMENTS = "tests/meta/test_argument_types.py"
-RECORDS = "tests/meta/test_dataclasses.py"
-DEFAULTS = "tests/meta/test_defaults.py"
-# package of qload -> its tests, those first that kill most mutants in the least time.
-TESTS = {
-    "storage": ("tests/storage",),
-    "detect": ("tests/detect", "tests/weights", "tests/architecture", "tests/checkpoint"),
-    "verify": ("tests/verify",),
-    "weights": ("tests/weights", "tests/loader", "tests/parallel"),
-    "loader": ("tests/loader", "tests/weights", "tests/quantize"),
-    "spec": (
-        "tests/spec",
-        "tests/loader",
-        "tests/formats/test_headers.py",
-        "tests/formats/test_declarations.py",
-        "tests/formats/test_gptq.py",
-        "tests/formats/test_ct_pack.py",
-        "tests/formats/test_fp8.py",
-        "tests/quantize",
-    ),
-    "formats": (
-        "tests/formats/test_declarations.py",
-        "tests/formats/test_headers.py",
-        "tests/formats",
-        "tests/spec/test_borders.py",
-        "tests/contract/test_stored.py",
-        "tests/loader",
-        "tests/quantize",
-    ),
-    "checkpoint": ("tests/checkpoint", "tests/architecture"),
-    "architecture": ("tests/architecture", "tests/checkpoint", "tests/weights/test_heads.py"),
-}
-TESTS |= {  # in packages that several tests share, the tests of their callers
-    "devices": ("tests/spec", "tests/kernels", "tests/weights", "tests/kernel_formats"),
-    "capabilities": ("tests/cli", "tests/meta"),
-    "cli": ("tests/cli", "tests/formats", "tests/diff", "tests/hub", "tests/contract"),
-    "configs": ("tests/detect", "tests/hub", "tests/checkpoint"),
-    "conformance": ("tests/conformance",),
-    "conversion": ("tests/conversion", "tests/contract", "tests/cli/test_convert.py"),
-    "diagnosis": ("tests/diagnosis", "tests/hub", "tests/conformance"),
-    "diff": ("tests/diff", "tests/formats", "tests/conversion"),
-    "engines": ("tests/engines", "tests/contract"),
-    "errors": ("tests/errors", "tests/parallel", "tests/cli"),
-    "experts": ("tests/experts", "tests/examples"),
-    "hub": ("tests/hub", "tests/cli/test_run.py"),
-    "kernel_formats": ("tests/kernel_formats", "tests/repacking", "tests/hub"),
-    "kernels": ("tests/kernels", "tests/plan", "tests/experts", "tests/models"),
-    "layouts": ("tests/layouts", "tests/kernel_formats", "tests/spec", "tests/pictures"),
-    "methods": ("tests/methods", "tests/engines"),
-    "models": ("tests/models",),
-    "native": ("tests/native", "tests/errors", "tests/cli"),
-    "parallel": ("tests/parallel", "tests/models", "tests/hub"),
-    "pictures": ("tests/pictures", "tests/errors"),
-    "plan": ("tests/plan", "tests/errors", "tests/cli"),
-    "quantize": ("tests/quantize", "tests/loader"),
-    "repacking": ("tests/repacking", "tests/methods", "tests/weights"),
-    "sentences": ("tests/layouts", "tests/repacking", "tests/errors"),
-    "testing": ("tests/testing", "tests/conformance", "tests/kernels"),
-}
-TESTS = {
-    package: (*dict.fromkeys((DEFAULTS, *tests, ARGUMENTS, RECORDS)),) for package, tests in TESTS.items()
-}
+MODULES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "qload").rglob("*.py"))
 # Unions are nearly always annotations; a mutant of one cannot even be imported, and so shows nothing.
 EXCLUDED_OPERATORS = "core/ReplaceBinaryOperator_BitOr_"
 Place = tuple[str, int, Callable[[str], str | None]]  # operator, line, and the text that it writes
@@ -128,10 +67,18 @@ def _common(old: Sequence[str], new: Sequence[str]) -> int:
     return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(old), len(new)))
 
 
+def package_of(module: str) -> str:
+    """The package of a module, or its own name at the top."""
+    return Path(module).parts[1].removesuffix(".py")
+
+
+PACKAGES = sorted(set(map(package_of, MODULES)))
+
+
 def sample(packages: Sequence[str], count: int, seed: int) -> list[Mutant]:
     """Draw `count` mutants: modules by their length, then a kind of change, then a place; each place once."""
     random = Random(seed)
-    paths = sorted({path for package in packages for path in module_files(package)})
+    paths = [module for module in MODULES if package_of(module) in packages]
     lengths = [len((ROOT / path).read_text().splitlines()) for path in paths]
     drawn: dict[tuple[str, str, int], Mutant] = {}
     while len(drawn) < count:
@@ -139,12 +86,6 @@ def sample(packages: Sequence[str], count: int, seed: int) -> list[Mutant]:
         if mutant is not None:
             drawn.setdefault((mutant.module, mutant.operator, mutant.line), mutant)
     return list(drawn.values())
-
-
-def module_files(package: str) -> list[str]:
-    """The paths of the modules of a package."""
-    paths = (ROOT / f"qload/{package}.py", *(ROOT / "qload" / package).rglob("*.py"))
-    return [path.relative_to(ROOT).as_posix() for path in paths if path.is_file()]
 
 
 def _draw(module: str, random: Random) -> Mutant | None:
@@ -162,8 +103,7 @@ def _draw(module: str, random: Random) -> Mutant | None:
         return None
     if mutated is None or not changed:
         return None
-    package = Path(module).parts[1].removesuffix(".py")
-    return Mutant(package, module, line, operator, text, mutated)
+    return Mutant(package_of(module), module, line, operator, text, mutated)
 
 
 def _meaning(text: str) -> str:
