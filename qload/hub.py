@@ -297,7 +297,7 @@ def list_files(model: HubId) -> HubListing:
     sizes = {file.rfilename: file.size for file in siblings if _is_safe_name(file.rfilename)}
     if invalid := [name for name, size in sizes.items() if type(size) is not int or size < 0]:
         raise unreadable_error(str(model), f"the hub returned an invalid length of its file {invalid[0]:.80}")
-    return HubListing(model.repo, commit, {name: size for name, size in sizes.items() if size is not None})
+    return HubListing(model.repo, commit, sizes)
 
 
 def _is_safe_name(name: object) -> bool:

@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from syrupy.assertion import SnapshotAssertion
 
 import qload
 from qload.cli import main
-from qload.hub import HubId, open_folder
+from qload.errors import StorageError
+from qload.hub import HubId, fetch, open_folder, parse_id
 from tests.hub.conftest import SOUND
 from tests.hub.server import Hub, Model
 from tests.paths import ROOT
@@ -161,11 +163,14 @@ def test_another_commit_is_another_model(hub: Hub) -> None:
     ],
 )
 @pytest.mark.parametrize("verb", ["inspect", "verify"])
-def test_what_the_hub_refuses_is_one_line_with_a_remedy(hub: Hub, verb: str, name: str, said: str) -> None:
+def test_what_the_hub_refuses_is_one_line_with_a_remedy(
+    hub: Hub, verb: str, name: str, said: str, golden: SnapshotAssertion
+) -> None:
     hub.models["org/gated"] = Model(hub.models["org/sound"].files, gated=True)
     result = run(verb, name)
 
     assert said in result.stderr
+    assert result.stderr == golden
     assert result.stderr.count("\n") == 1
     assert (result.exit_code, json.loads(result.stdout)["verdict"]) == (1, "error")
 
@@ -188,6 +193,47 @@ def test_a_disk_without_room_is_said_before_anything_is_fetched(
     assert "bytes free, for the files of org/sound, got 1 bytes" in result.stderr
     assert not {name for name in hub.sent if name.endswith(".safetensors")}
     assert result.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "repo", "revision"),
+    [
+        ("a/b", "a/b", None),
+        ("Qwen/Qwen2.5-7B", "Qwen/Qwen2.5-7B", None),
+        ("a_1/b-2.c_", "a_1/b-2.c_", None),
+        ("a/b@v1.0/x+y", "a/b", "v1.0/x+y"),
+        (f"{'a' * 96}/{'b' * 96}@{'c' * 255}", f"{'a' * 96}/{'b' * 96}", "c" * 255),
+    ],
+)
+def test_a_model_is_its_organization_name_and_revision(text: str, repo: str, revision: str | None) -> None:
+    assert parse_id(text) == HubId(repo, revision)
+    assert str(HubId(repo, revision)) == text
+    assert HubId(repo, revision).wanted == (revision or "main")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a", "a/", "/b", "a/b/c", "-a/b", "a/.b", "a/b.", "a./b", "a/b@", "a/b@-v", "a/b@.v", "a/b c",
+        "a/b@a@b", "a--x/b", "a/b--c", "a/b..c", "a/b@v..1", "a/b.safetensors", "a/b.json", "a/b.json@v",
+        f"{'a' * 97}/b", f"a/{'b' * 97}", f"a/b@{'c' * 256}",
+    ],
+)  # fmt: skip
+def test_other_text_is_a_path(text: str) -> None:
+    assert parse_id(text) is None
+
+
+def test_a_model_that_changes_while_it_is_fetched_is_refused(hub: Hub) -> None:
+    with open_folder(HubId("org/sound")) as folder:
+        older, hub.models["org/sound"] = hub.models["org/sound"], hub.models["org/damaged"]
+        with pytest.raises(StorageError) as caught:
+            fetch(HubId("org/sound"), folder)
+
+    newer = hub.models["org/sound"]
+    assert str(caught.value) == (
+        f"org/sound: changed on the hub from commit {older.commit} to {newer.commit} meanwhile\n"
+        "  remedy   run it again"
+    )
 
 
 def test_a_path_that_is_there_wins(hub: Hub) -> None:

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from syrupy.assertion import SnapshotAssertion
 
 from qload.cli import main
+from qload.detect.files import MAX_BYTES
 from qload.errors import StorageError
-from qload.hub import HubId, open_folder
+from qload.hub import MAX_FILES, HubId, open_folder
 from qload.storage import read_header
+from qload.storage.checkpoint_files import INDEX, MAX_INDEX
 from tests.hub.server import RANGE, Fault, Hub, Model, Request
 
 SHARD = "model-00003-of-00004.safetensors"
@@ -264,20 +267,49 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
             {"id": "a/b", "sha": COMMIT, "siblings": [{"rfilename": "config.json", "size": 1 << 40}]},
             "config.json: 1099511627776 bytes long, larger than", id="a large config",
         ),
+        pytest.param(
+            {"id": "a/b", "sha": COMMIT, "siblings": [{"rfilename": "config.json", "size": MAX_BYTES + 1}]},
+            f"config.json: {MAX_BYTES + 1} bytes long, larger than {MAX_BYTES}", id="a byte too many",
+        ),
+        pytest.param(
+            {"id": "a/b", "sha": COMMIT, "siblings": [{"rfilename": f"a{INDEX}", "size": MAX_INDEX + 1}]},
+            f"a{INDEX}: {MAX_INDEX + 1} bytes long, larger than {MAX_INDEX}", id="a large index",
+        ),
+        pytest.param({"id": "a/b", "sha": COMMIT[1:], "siblings": []}, "invalid commit", id="a digit fewer"),
+        pytest.param({"id": "a/b", "sha": COMMIT + "0", "siblings": []}, "invalid commit", id="a digit more"),
+        pytest.param({"id": "a/b", "sha": COMMIT.upper(), "siblings": []}, "invalid commit", id="capitals"),
+        pytest.param(
+            {"id": "a/b", "sha": COMMIT, "siblings": [{"rfilename": f"{n}"} for n in range(MAX_FILES + 1)]},
+            f"has {MAX_FILES + 1} files on the hub, more than {MAX_FILES}", id="many files",
+        ),
     ],
 )  # fmt: skip
-def test_a_listing_that_cannot_be_is_one_line(hub: Hub, content: Any, said: str) -> None:
+def test_a_listing_that_cannot_be_is_one_line(
+    hub: Hub, content: Any, said: str, golden: SnapshotAssertion
+) -> None:
     hub.faults.append(listing(content))
     result = run("inspect", "org/sound")
 
     assert said in result.stderr
+    assert result.stderr.partition("TypeError")[0] == golden  # huggingface_hub words the rest
     assert result.stderr.count("\n") == 1
     assert (result.exit_code, json.loads(result.stdout)["verdict"]) == (1, "error")
 
 
-@pytest.mark.parametrize("name", ["../a.safetensors", "/a.safetensors", "a/../../b.safetensors", "a\\b"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../a.safetensors",
+        "/a.safetensors",
+        "a/../../b.safetensors",
+        "a\\b",
+        "a:b.json",
+        "a\n.json",
+        "a" * 251,
+    ],
+)
 def test_no_file_is_made_outside_of_the_folder(hub: Hub, name: str) -> None:
-    siblings = [{"rfilename": name, "size": 8}, {"rfilename": "in/model.safetensors", "size": 8}]
+    siblings = [{"rfilename": name, "size": 8}, {"rfilename": "in/model.safetensors", "size": 0}]
     hub.faults.append(listing({"id": "org/sound", "sha": COMMIT, "siblings": siblings}))
     with open_folder(HubId("org/sound")) as folder:
         made = [path.relative_to(folder.folder).as_posix() for path in folder.folder.rglob("*")]

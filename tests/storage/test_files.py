@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from syrupy.assertion import SnapshotAssertion
 
 from qload.errors import StorageError
 from qload.storage import SafetensorsStorage
@@ -82,13 +83,16 @@ def test_links_are_followed(sharded: Path, tmp_path_factory: pytest.TempPathFact
         ),
     ],
 )
-def test_an_index_that_cannot_be_trusted_is_refused(sharded: Path, weight_map: Any, rule: str) -> None:
+def test_an_index_that_cannot_be_trusted_is_refused(
+    sharded: Path, weight_map: Any, rule: str, golden: SnapshotAssertion
+) -> None:
     write_index(sharded, weight_map)
 
     with pytest.raises(StorageError) as caught:
         SafetensorsStorage(sharded)
 
     assert caught.value.rule == rule
+    assert str(caught.value) == golden
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from syrupy.assertion import SnapshotAssertion
 
 from qload.checkpoint import open_checkpoint
 from qload.errors import StorageError
@@ -122,7 +123,12 @@ REFUSED = [
 
 @pytest.mark.parametrize(("files", "index", "rule", "text"), REFUSED)
 def test_what_makes_tensors_ambiguous_or_incomplete_is_refused(
-    files: dict[str, list[str]], index: dict[str, Any] | None, rule: str, text: str, tmp_path: Path
+    files: dict[str, list[str]],
+    index: dict[str, Any] | None,
+    rule: str,
+    text: str,
+    tmp_path: Path,
+    golden: SnapshotAssertion,
 ) -> None:
     fill(tmp_path, files, index)
 
@@ -131,6 +137,7 @@ def test_what_makes_tensors_ambiguous_or_incomplete_is_refused(
 
     assert caught.value.rule == rule
     assert text in str(caught.value)
+    assert str(caught.value) == golden
     assert verify(tmp_path).verdict == "unreadable"
     assert finding_of(caught.value) in verify(tmp_path).findings
     assert finding_of(caught.value) in inspect(tmp_path).findings

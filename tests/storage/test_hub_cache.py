@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 import qload
 from qload.errors import StorageError
@@ -112,12 +113,13 @@ def a_long_ref(model: Path) -> None:
     ],
 )  # fmt: skip
 def test_no_snapshot_is_chosen_where_none_is_named(
-    model: Path, damage: Callable[[Path], None], said: str
+    model: Path, damage: Callable[[Path], None], said: str, golden: SnapshotAssertion
 ) -> None:
     damage(model)
 
     (finding,) = qload.verify(model).findings
     assert said in finding.message
+    assert finding.message.replace(str(model), "MODEL") == golden
     with pytest.raises(StorageError, match=(finding.rule == "no-files" and "snapshots") or "refs/main"):
         qload.open_checkpoint(model)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from syrupy.assertion import SnapshotAssertion
 
 from qload.errors import ArgumentError, StorageError
 from qload.storage import MemoryStorage, SafetensorsStorage, parse_header
@@ -71,11 +72,13 @@ def entry(shape: list[int], begin: int = 0, end: int = 0, dtype: str = "U8") -> 
         ({"a": entry([3], 0, 3)}, 4, "too long: its header accounts for"),
     ],
 )
-def test_a_header_is_refused_from_its_limits_on(entries: dict[str, Any], data: int, error: str) -> None:
+def test_a_header_is_refused_from_its_limits_on(
+    entries: dict[str, Any], data: int, error: str, golden: SnapshotAssertion
+) -> None:
     found = refused(entries, data)
 
     assert error in found
-    assert bool(error) == bool(found)
+    assert found == golden if error else not found
 
 
 @pytest.mark.parametrize(

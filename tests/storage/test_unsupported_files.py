@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from syrupy.assertion import SnapshotAssertion
 
 from qload.checkpoint import open_checkpoint
 from qload.errors import QloadError, StorageError, UnsupportedFormatError
@@ -76,10 +77,13 @@ def refused(path: Path) -> Any:
         pytest.param("a.safetensors", b"<!DOCTYPE html><html>", "a web page", id="a web page"),
     ],
 )
-def test_a_file_is_named_for_what_it_is(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+def test_a_file_is_named_for_what_it_is(
+    tmp_path: Path, name: str, content: bytes, words: str, golden: SnapshotAssertion
+) -> None:
     error = refused(write(tmp_path, name, content=content) / name)
 
     assert str(error).startswith(f"{name}: is {words}")
+    assert str(error) == golden
     fetched_wrongly = words in ("a Git LFS pointer", "a web page")
     assert error.rule == ("not-safetensors" if fetched_wrongly else "unsupported-format")
 
@@ -94,11 +98,12 @@ def test_a_file_is_named_for_what_it_is(tmp_path: Path, name: str, content: byte
     ],
 )
 def test_a_folder_without_safetensors_is_named_for_what_is_in_it(
-    tmp_path: Path, names: list[str], words: str
+    tmp_path: Path, names: list[str], words: str, golden: SnapshotAssertion
 ) -> None:
     error = refused(write(tmp_path, *names))
 
     assert f"{tmp_path}: no *.safetensors file in this directory: {words}" in str(error)
+    assert str(error).replace(str(tmp_path), "FOLDER") == golden
 
 
 def test_pickles_of_torchao_are_told_by_the_config_beside_them(tmp_path: Path) -> None:
@@ -176,7 +181,11 @@ def test_safetensors_beside_other_files_are_read(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("index", [False, True], ids=["one file", "an index"])
 def test_other_models_beside_safetensors_are_named_once(
-    tmp_path: Path, names: list[str], notes: list[tuple[str, str]], index: bool
+    tmp_path: Path,
+    names: list[str],
+    notes: list[tuple[str, str]],
+    index: bool,
+    golden: SnapshotAssertion,
 ) -> None:
     write(tmp_path, *names)
     save_file({"up.weight": torch.ones(4, 2)}, tmp_path / "model.safetensors")
@@ -190,6 +199,7 @@ def test_other_models_beside_safetensors_are_named_once(
         for note, (begin, words) in zip(report.notes, notes, strict=True):
             assert note.startswith(f"{begin}, in the folder of the safetensors, is not read: by its name ")
             assert words in note
+    assert "\n".join(verify(tmp_path).notes) == golden
 
 
 def mlx(folder: Path, **config: object) -> Path:
