@@ -100,6 +100,8 @@ from .kernel_formats import Fp4MarlinConfig as Fp4MarlinConfig
 from .kernel_formats import Fp4MarlinVllm033Config as Fp4MarlinVllm033Config
 from .kernel_formats import Fp4MarlinVllm033Weight as Fp4MarlinVllm033Weight
 from .kernel_formats import Fp4MarlinWeight as Fp4MarlinWeight
+from .kernel_formats import Fp4StripsConfig as Fp4StripsConfig
+from .kernel_formats import Fp4StripsWeight as Fp4StripsWeight
 from .kernel_formats import Fp8MarlinConfig as Fp8MarlinConfig
 from .kernel_formats import Fp8MarlinWeight as Fp8MarlinWeight
 from .kernel_formats import Fp8StripsConfig as Fp8StripsConfig

@@ -5,6 +5,8 @@ from .fp4_marlin import Fp4MarlinConfig as Fp4MarlinConfig
 from .fp4_marlin import Fp4MarlinVllm033Config as Fp4MarlinVllm033Config
 from .fp4_marlin import Fp4MarlinVllm033Weight as Fp4MarlinVllm033Weight
 from .fp4_marlin import Fp4MarlinWeight as Fp4MarlinWeight
+from .fp4_strips import Fp4StripsConfig as Fp4StripsConfig
+from .fp4_strips import Fp4StripsWeight as Fp4StripsWeight
 from .fp8_marlin import Fp8MarlinConfig as Fp8MarlinConfig
 from .fp8_marlin import Fp8MarlinWeight as Fp8MarlinWeight
 from .fp8_strips import Fp8StripsConfig as Fp8StripsConfig

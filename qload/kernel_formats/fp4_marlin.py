@@ -51,6 +51,7 @@ from qload.errors import ArgumentError, RepackError
 from qload.formats import CTMXFP4Weight, CTNVFP4Weight, ModelOptNVFP4Weight, MXFP4Config, mx, nvfp4
 from qload.kernel_formats.marlin import pad_shape
 from qload.layouts import ClippedCodes, Order, compressed_tensors, fp4, marlin
+from qload.layouts.packing import Packing
 from qload.spec import Layer, Role, TensorSpec, Weight, named
 from qload.spec.integers import Origin, pad_matrix, record_origin
 
@@ -202,14 +203,12 @@ def find_unsupported(floats: Fp4, dtype: torch.dtype, generation: Generation) ->
 
     Codes are not read, so that every rank can check the whole layer.
     """
-    scales = floats.scales.view(torch.uint8)
     if floats.second_scale is None:
         if dtype != torch.bfloat16:
             return "Marlin's kernel reads scales that are powers of two with bfloat16 alone, got float16"
-        return _describe_scales(floats, scales == E8M0_NAN, "NaN")
+        return describe_invalid_scales(floats)
     return (
-        _describe_scales(floats, (scales & E4M3FN_NAN) == E4M3FN_NAN, "NaN")
-        or _describe_scales(floats, scales >= E4M3FN_SIGN, "negative, and Marlin's have no sign")
+        describe_invalid_scales(floats)
         or _find_range_conflict(floats, dtype, generation)
         or _find_global_scale_conflict(floats, floats.second_scale, dtype, generation)
     )
@@ -307,7 +306,17 @@ def _find_global_scale_conflict(
     return None
 
 
-def _describe_scales(floats: Fp4, selected: Tensor, property_: str) -> str | None:
+def describe_invalid_scales(floats: Fp4) -> str | None:
+    """Return the reason against scales that are NaN or negative, else None."""
+    scales = floats.scales.view(torch.uint8)
+    if floats.second_scale is None:
+        return describe_scales(floats, scales == E8M0_NAN, "NaN")
+    return describe_scales(floats, (scales & E4M3FN_NAN) == E4M3FN_NAN, "NaN") or describe_scales(
+        floats, scales >= E4M3FN_SIGN, "negative, and the kernel's have no sign"
+    )
+
+
+def describe_scales(floats: Fp4, selected: Tensor, property_: str) -> str | None:
     """Report the number of `selected` scales and the first of them; None if there are none."""
     indices = selected.nonzero()
     if not indices.numel():
@@ -449,22 +458,12 @@ class Fp4MarlinWeight(spec.Weight):
 
     def codes(self) -> spec.Codes:
         """Return the codes, their values, and the product of both scales, without padding."""
-        N, K = self.shape
-        packed = marlin.rows(FP4_BITS).packed(self.qweight)
-        codes = packed if packed.shape == (K, N) else ClippedCodes(packed, (K, N))
         if self.second_scale is None:
             scales = fp4.e8m0(self.plain_scales())
         else:
             parts, divides = self.layer.parts, self.config.divides
             scales = nvfp4.both_scales(self.group_scales(), self.second_scale, parts, divides=divides)
-        return spec.Codes(
-            bits=FP4_BITS,
-            codes=codes.T,
-            scales=scales,
-            zeros=None,
-            k_group=self.config.in_order(K, self.device),
-            lookup=fp4.values(self.device),
-        )
+        return as_codes(self, marlin.rows(FP4_BITS), scales)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -493,6 +492,21 @@ class Fp4MarlinVllm033Weight(Fp4MarlinWeight):
     def activation_dtype(self) -> torch.dtype:
         """Dtype of the activations that the scales were written for."""
         return self.config.dtype
+
+
+def as_codes(weight: Any, packing: Packing, scales: Tensor) -> spec.Codes:
+    """Return the e2m1 codes of a `weight` in the order of `packing`, without padding; `scales`: (N, G)."""
+    N, K = weight.shape
+    packed = packing.packed(weight.qweight)
+    codes = packed if packed.shape == (K, N) else ClippedCodes(packed, (K, N))
+    return spec.Codes(
+        bits=FP4_BITS,
+        codes=codes.T,
+        scales=scales,
+        zeros=None,
+        k_group=weight.config.in_order(K, weight.device),
+        lookup=fp4.values(weight.device),
+    )
 
 
 def from_fp4(
@@ -533,8 +547,8 @@ def from_fp4(
     )
 
 
-def to_fp4(weight: Fp4MarlinWeight) -> Fp4:
-    """Invert `from_fp4`, bit for bit; RepackError without an origin."""
+def to_fp4(weight: Any) -> Fp4:
+    """Convert a weight of a kernel's order back, bit for bit; RepackError without an origin."""
     origin = weight.layer.origin
     if not isinstance(origin, Origin):
         reason = "it was built by hand, so that the tensor names of its checkpoint are unknown"

@@ -31,6 +31,7 @@ from qload.kernel_formats import (
     exl2,
     exllama,
     fp4_marlin,
+    fp4_strips,
     fp8_marlin,
     fp8_strips,
     int8_strips,
@@ -117,6 +118,7 @@ READERS: dict[type[Weight], Reader] = {  # of types that are no `IntegerWeight`
         for weight_type in fp4_marlin.TENSOR_NAMES
     },
     Fp4MarlinWeight: Reader(Fp4, fp4_marlin.to_fp4),
+    fp4_strips.Fp4StripsWeight: Reader(Fp4, fp4_marlin.to_fp4),
     Fp4MarlinVllm033Weight: Reader(Fp4, fp4_marlin.to_fp4),
 }
 
@@ -155,10 +157,16 @@ WRITERS: dict[tuple[type[Any], str], Writer] = {
     ),
     (Fp8Weight, "strips"): Writer(fp8_strips.Fp8StripsWeight, fp8_strips.from_fp8, ("whole",)),
     (Int8, "strips"): Writer(int8_strips.Int8StripsWeight, int8_strips.from_int8),
+    (Fp4, "strips"): Writer(fp4_strips.Fp4StripsWeight, fp4_strips.from_fp4, ("whole",)),
     (Fp4, "marlin"): Writer(Fp4MarlinWeight, fp4_marlin.from_fp4, ("dtype", "whole")),
     (Fp4, VLLM_0_11.layout): Writer(Fp4MarlinWeight, fp4_marlin.from_fp4, ("dtype", "whole")),
     (Fp4, VLLM_0_33.layout): Writer(Fp4MarlinVllm033Weight, _TO_FP4_MARLIN_VLLM_0_33, ("dtype", "whole")),
 }
+NUMBERS_IN_STRIPS = (  # strips with kernels for unquantized activations alone
+    fp4_strips.Fp4StripsWeight,
+    fp8_strips.Fp8StripsWeight,
+    int8_strips.Int8StripsWeight,
+)
 LAYOUTS = tuple(dict.fromkeys(layout for _, layout in WRITERS))
 
 

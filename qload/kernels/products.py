@@ -48,6 +48,7 @@ from qload.kernel_formats import (
     ExllamaWeight,
     Fp4MarlinVllm033Weight,
     Fp4MarlinWeight,
+    Fp4StripsWeight,
     Fp8MarlinWeight,
     Fp8StripsWeight,
     GPTQMarlinWeight,
@@ -74,6 +75,7 @@ OF_TWO_SCALES = (CTNVFP4Weight, ModelOptNVFP4Weight)  # whose products take a by
 BITS = {
     Fp4MarlinWeight: 4,
     Fp4MarlinVllm033Weight: 4,
+    Fp4StripsWeight: 4,
     Fp8MarlinWeight: 8,
     Fp8StripsWeight: 8,
     Int8StripsWeight: 8,

@@ -7,13 +7,15 @@ two of these neighbours, and with 4 bits the same two 32 rows later: for many to
 just these two of eight rows in shared memory. Two columns 8 apart are neighbouring fields of a word. With 4
 bits one mask each extracts them; the second is 16 times too large, and its scale compensates.
 
-Scales and zero points are in Marlin's orders.
+Scales and zero points are in Marlin's orders. One-byte scales of groups of 16 or 32 rows are contiguous for
+each unit of a warp. A lane loads the groups of its columns c and c + 8 at once: two bytes for each 32 rows.
+With groups of 16, those of the first halves of 32 rows come first.
 """
 
 from functools import cache
 
 from qload.errors import ArgumentError
-from qload.layouts.packing import Packing
+from qload.layouts.packing import Order, Packing
 
 TILE_K, TILE_N = 128, 64
 BITS = (4, 8)
@@ -29,3 +31,13 @@ def rows(bits: int) -> Packing:
         return Packing(4, pattern, e=2, i=2, t=4, u=4, r=2, j=4, b=2, c=8)
     pattern = "(kt i t u r) (nt j b c) -> nt (kt i j c t u) (r b)"
     return Packing(8, pattern, i=4, t=4, u=4, r=2, j=4, b=2, c=8)
+
+
+@cache
+def byte_scales(group_size: int) -> Order:
+    """Order of one-byte scales (G, N): (K / 128, N * 128 / group_size)."""
+    if group_size == 16:
+        return Order("(kt s h) (nt j b c) -> kt (nt j c h s b)", s=4, h=2, j=4, b=2, c=8)
+    if group_size == 32:
+        return Order("(kt s) (nt j b c) -> kt (nt j c s b)", s=4, j=4, b=2, c=8)
+    raise ArgumentError("group_size", "16 or 32, the groups of one-byte scales", str(group_size))

@@ -8,8 +8,8 @@ import torch
 
 from qload.checkpoint import LayerIndex, account, opened
 from qload.errors import ArgumentError, CastError, QloadError, checked
-from qload.kernel_formats import Fp8StripsWeight, Int8StripsWeight, strips
-from qload.kernel_formats.repack import find_repacked_type
+from qload.kernel_formats import strips
+from qload.kernel_formats.repack import NUMBERS_IN_STRIPS, find_repacked_type
 from qload.kernels import dtypes
 from qload.kernels.plans import DEQUANTIZED
 from qload.loader import LayerDescription
@@ -105,8 +105,7 @@ class _LayerExplainer:
         """Yield each kernel format that is not chosen, with the reason."""
         for layout, usual in FORMAT_OF_LAYOUT.items():
             target = find_repacked_type(share.layer.format.weight_type, layout)
-            is_bytes = target is not None and target in (Fp8StripsWeight, Int8StripsWeight)
-            name = target.format if target is not None and is_bytes else usual
+            name = target.format if target is not None and target in NUMBERS_IN_STRIPS else usual
             if name == chosen:
                 continue
             reason = share.why_not_layout(layout)

@@ -13,15 +13,14 @@ from qload.formats import Marlin24Weight
 from qload.kernel_formats import (
     Exl2KernelWeight,
     ExllamaWeight,
-    Fp8StripsWeight,
     GPTQMarlinWeight,
-    Int8StripsWeight,
     PanelsWeight,
     StripsWeight,
     strips,
 )
 from qload.kernel_formats.panels import CODE_BITS
 from qload.kernel_formats.repack import (
+    NUMBERS_IN_STRIPS,
     convert,
     find_repacked_type,
     find_writer,
@@ -116,11 +115,11 @@ class RepackingLoader(WrappingLoader):
         return True
 
     def _stays(self, target: type[Weight], layout: str, is_quantized: bool) -> bool:
-        """Return whether bytes stay as stored: their strips have a kernel for plain activations alone.
+        """Return whether numbers stay as stored: their strips have a kernel for plain activations alone.
 
         `is_quantized`: whether the activations are quantized, or the weight is an expert.
         """
-        return target in (Fp8StripsWeight, Int8StripsWeight) and layout != self.layout and is_quantized
+        return target in NUMBERS_IN_STRIPS and layout != self.layout and is_quantized
 
     def _repacked_type(self, weight_type: type[Weight], layout: str) -> type[Weight] | None:
         """Type of the repacked weight; None for an unsupported layout, or without a required dtype."""

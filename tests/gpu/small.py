@@ -13,7 +13,7 @@ from qload import devices, native
 from qload.devices import StoredTable, cuda
 from qload.devices.cuda_stored import dequantize_stored
 from qload.experts import GatedActivation
-from qload.formats import AWQConfig, AWQWeight, Fp8Config, Fp8Weight
+from qload.formats import AWQConfig, AWQWeight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, repack
 from qload.kernels import products, scaled
 from qload.kernels.activations import quantize
@@ -43,6 +43,7 @@ from tests.gpu import exllama_layers
 from tests.gpu.expert_layers import Tokens, drawn, tokens
 from tests.gpu.layers import far_apart, layer
 from tests.gpu.test_quantize import SCHEMES
+from tests.kernels.cuda_layers import byte_layer
 
 K, N, GROUP = 512, 128, 64
 DIVISIONS = (
@@ -156,11 +157,8 @@ def strips_of_many_tokens() -> None:
 
 
 def bytes_in_strips() -> None:
-    """FP8 by blocks and by outputs, few tokens and many, every way to add up."""
-    for config, shape in ((Fp8Config("block", (128, 128)), (N // 128, K // 128)), (Fp8Config(), (N, 1))):
-        codes = torch.randint(-4, 5, (N, K)).float().to(torch.float8_e4m3fn)
-        scales = 2.0 ** torch.randint(-3, 1, shape)
-        held = repack(Fp8Weight(config=config, weight=codes, weight_scale=scales), "strips").to("cuda")
+    """FP8 by blocks and by outputs, FP4 by both groups; few tokens and many, every way to add up."""
+    for held in (byte_layer(K, N, kind).to("cuda") for kind in ("block", "channel", "nvfp4", "mxfp4")):
         w = held.dequantize()
         for M in (1, 9, 24, 64, 100):
             x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()

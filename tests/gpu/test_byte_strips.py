@@ -1,4 +1,4 @@
-"""FP8 and int8 in strips: read-back, exact sums, a bound, NaN, the same bits, for few and for many tokens."""
+"""FP8, int8 and FP4 in strips: read-back, exact sums, bounds, NaN, the same bits, for few and many tokens."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,14 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.formats import BNBConfig, BNBWeight, Fp8Config, Fp8Weight
+from qload.formats import (
+    BNBConfig,
+    BNBWeight,
+    CTNVFP4Weight,
+    Fp8Config,
+    Fp8Weight,
+    ModelOptNVFP4Weight,
+)
 from qload.kernel_formats import Fp8StripsWeight, repack
 from qload.kernels import cuda
-from qload.kernels.cuda import byte_strips, decode, hopper_gemm, launch
+from qload.kernels.cuda import decode, hopper_gemm, launch
 from qload.kernels.cuda.byte_strips import ByteStripsCall, ByteStripsWeight, arguments
 from qload.kernels.cuda.hopper_gemm import PLACES, STAGE, ManyDivision
+from qload.spec import Layer
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
 from tests.gpu.layers import DTYPES, inputs
+from tests.kernel_formats.fp4_layers import mxfp4, nvfp4
 
 pytestmark = pytest.mark.gpu
 MAX_DECODED = 24
@@ -30,14 +39,19 @@ LAYERS = pytest.mark.parametrize(
         pytest.param(1152, 320, "block", id="blocks"),
         pytest.param(1000, 1000, "block", id="padded blocks"),
         pytest.param(12352, 1088, "block", id="K of several phases"),
+        pytest.param(128, 64, "nvfp4", id="one unit of nvfp4"),
+        pytest.param(1008, 200, "nvfp4", id="padded nvfp4"),
+        pytest.param(12352, 1088, "nvfp4", id="nvfp4, K of several phases"),
+        pytest.param(1152, 320, "mxfp4", id="mxfp4"),
+        pytest.param(2880, 1000, "mxfp4", id="padded mxfp4"),
     ],
 )
 SHAPES = [
     pytest.param(kind.tokens, kind.columns, kind.teams, id=f"{kind.tokens}-{kind.columns}-{kind.teams}")
     for kind in hopper_gemm.BLOCK_SHAPES
-    if byte_strips.BITS in kind.stages
 ]
-PER = pytest.mark.parametrize("per", ["channel", "block", "int8"])
+PER = pytest.mark.parametrize("per", ["channel", "block", "int8", "nvfp4", "mxfp4"])
+FP4 = {"nvfp4": 16, "mxfp4": 32}  # inputs of a scale
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -50,6 +64,8 @@ def _hopper() -> None:
 def layer(K: int, N: int, per: str, *, exact: bool = False) -> ByteStripsWeight:
     """Random values. `exact`: whole numbers of at most 4, and scales that are powers of two."""
     make = torch.Generator().manual_seed(K + N)
+    if per in FP4:
+        return fp4_layer(K, N, per, make, exact)
     shape = {"tensor": (1,), "channel": (N, 1), "int8": (N,)}.get(per, (-(-N // 128), -(-K // 128)))
     scales = torch.rand(shape, generator=make) * 0.01 + 0.0001
     whole = torch.randint(-4, 5, (N, K), generator=make)
@@ -64,6 +80,22 @@ def layer(K: int, N: int, per: str, *, exact: bool = False) -> ByteStripsWeight:
     if exact:
         values = whole.float().to(torch.float8_e4m3fn)
     return fp8(values, scales, per).to("cuda")
+
+
+def fp4_layer(K: int, N: int, per: str, make: torch.Generator, exact: bool) -> ByteStripsWeight:
+    """All codes, and all scales that there are; exponents of an output within 2**24."""
+    codes, shape = torch.randint(16, (N, K), generator=make), (N, K // FP4[per])
+    stored: Any
+    if per == "mxfp4":
+        largest = torch.randint(114, 120, (N, 1), generator=make)
+        stored = mxfp4(largest - torch.randint(3 if exact else 25, shape, generator=make), codes)
+    else:
+        bytes_ = torch.randint(0x7F, shape, generator=make).to(torch.uint8)
+        scales = bytes_.view(torch.float8_e4m3fn).float()
+        if exact:
+            scales = 2.0 ** torch.randint(-3, 1, shape, generator=make)
+        stored = nvfp4(scales, codes, 2.0**-9)
+    return repack(stored, "strips").to("cuda")  # type: ignore[return-value]
 
 
 def fp8(values: Tensor, scales: Tensor, per: str) -> Fp8StripsWeight:
@@ -142,8 +174,11 @@ def test_every_division_for_many_tokens_sums_exactly_and_gives_the_same_bits_aga
 ) -> None:
     pairs, neighbours = two in ("pairs", "both"), two in ("neighbours", "both")
     how = ManyDivision(tokens, columns, pairs, slices, neighbours, teams)
+    bits = 4 if per in FP4 else 8
     if (teams > 1 and neighbours) or (two == "both" and slices > 1) or how.parts * STAGE > K:
         pytest.skip("no launch divides a layer so")
+    if bits not in hopper_gemm.KINDS[tokens, columns, teams].stages:
+        pytest.skip("no kernel of these bits has such a block")
     weight = layer(K, 832, per, exact=True)
     wide, places = (columns, PLACES) if two == "alone" else (2 * columns, PLACES // 2)
     tall = places // -(-832 // wide) + 2  # some tiles of a second turn
@@ -199,6 +234,34 @@ def test_scales_of_blocks_may_be_far_apart(M: int, name: str, dtype: torch.dtype
 
 
 @DTYPES
+@pytest.mark.parametrize(("M", "name"), [(1, "decode"), (9, "decode"), (20, "decode"), (33, "many")])
+@pytest.mark.parametrize("kind", [CTNVFP4Weight, ModelOptNVFP4Weight], ids=lambda kind: kind.format)
+def test_second_scales_of_any_size_differ_between_fused_parts(
+    kind: Any, M: int, name: str, dtype: torch.dtype
+) -> None:
+    make = torch.Generator().manual_seed(M)
+    scales = torch.randint(0x7F, (320, 40), generator=make).to(torch.uint8).view(torch.float8_e4m3fn)
+    second = [317.3, 0.0371, 2.9e-5]
+    parts = Layer((64, 160, 96), 640, (320, 640), "qkv")
+    stored = nvfp4(scales.float(), torch.randint(16, (320, 640), generator=make), second, kind, layer=parts)
+    weight: Any = repack(stored, "strips").to("cuda")
+
+    x = inputs(M, weight, dtype) * 2.0**-12  # sums of the largest parts fit float16
+    assert_within_bound(kernel(weight, name), weight, x)
+
+
+@pytest.mark.parametrize(("M", "name"), [(5, "decode"), (17, "decode"), (70, "many")])
+@pytest.mark.parametrize("largest", [30, 100, 160, 200])
+def test_mxfp4_has_exponents_of_every_size(largest: int, M: int, name: str) -> None:
+    make = torch.Generator().manual_seed(largest)
+    exponents = largest + torch.randint(-24, 1, (192, 20), generator=make)
+    exponents[torch.rand(192, 20, generator=make) < 0.2] = 0  # 2**-127, and 0 beside larger ones
+    weight: Any = repack(mxfp4(exponents, torch.randint(16, (192, 640), generator=make)), "strips").to("cuda")
+
+    assert_within_bound(kernel(weight, name), weight, inputs(M, weight, torch.bfloat16))
+
+
+@DTYPES
 @PER
 @pytest.mark.parametrize(("M", "name"), [(1, "decode"), (24, "decode"), (65, "many")])
 def test_a_bias_is_added_before_the_one_rounding(M: int, name: str, per: str, dtype: torch.dtype) -> None:
@@ -230,8 +293,9 @@ def test_a_module_takes_the_kernels_and_a_graph_repeats_their_bits(M: int, per: 
 
 
 @pytest.mark.parametrize("M", [3, 257])
-def test_a_compiled_model_calls_it_whole(M: int) -> None:
-    weight = layer(1024, 256, "block")
+@pytest.mark.parametrize("per", ["block", "mxfp4"])
+def test_a_compiled_model_calls_it_whole(per: str, M: int) -> None:
+    weight = layer(1024, 256, per)
     x = inputs(M, weight, torch.float16)
 
     torch.library.opcheck(torch.ops.qload.byte_strips.default, arguments(x, weight))
@@ -239,8 +303,9 @@ def test_a_compiled_model_calls_it_whole(M: int) -> None:
     assert_same_bits(compiled(x), cuda.linear(x, weight) * 2)
 
 
-def test_a_weight_between_two_multiples_of_16_bytes_is_dequantized() -> None:
-    weight = layer(256, 128, "channel")
+@pytest.mark.parametrize("per", ["channel", "nvfp4", "mxfp4"])
+def test_a_weight_between_two_multiples_of_16_bytes_is_dequantized(per: str) -> None:
+    weight = layer(256, 128, per)
     memory = torch.empty(weight.qweight.numel() + 1, dtype=torch.int32, device="cuda")
     moved = memory[1:].view(weight.qweight.shape)
     moved.copy_(weight.qweight)

@@ -27,8 +27,8 @@ def changed(value: float, at: tuple[int, int] = (3, 5)) -> Tensor:
 REFUSED = [
     pytest.param(
         nvfp4(changed(-0.5)), BRAIN,
-        "1 of 512 scales of modelopt_nvfp4.weight_scale are negative, and Marlin's have no sign: the first, "
-        "of output 3 and group 5, is -0.5", id="negative",
+        "1 of 512 scales of modelopt_nvfp4.weight_scale are negative, and the kernel's have no sign: "
+        "the first, of output 3 and group 5, is -0.5", id="negative",
     ),
     pytest.param(nvfp4(changed(-0.0)), HALF, "no sign: .* is -0", id="negative zero"),
     pytest.param(nvfp4(changed(float("nan"))), HALF, "1 of 512 scales .* are NaN", id="NaN"),

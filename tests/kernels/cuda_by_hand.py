@@ -10,7 +10,7 @@ from torch import Tensor
 
 from qload.devices.tensors import FLOATS
 from qload.layouts import exllama as shuffled
-from qload.layouts import gptq, marlin, strips
+from qload.layouts import fp4, gptq, marlin, strips
 
 Start = Callable[..., None]  # of pointers: x, weights, scales, zeros, g_idx, parts, bias, y; then the stream
 STREAM = 7
@@ -83,7 +83,7 @@ class Hand:
         assert teams == 1 or not neighbours
         assert sizes[1] // 128 >= slices * (1 + pairs) * teams
         assert (sizes[1] % 128, sizes[3] % 8) == (0, 0)
-        assert code == 4 or columns < 512
+        assert code & 0xFF == 4 or columns < 512
 
         def start(x, weights, scales, zeros, g_idx, parts, bias, y, stream) -> None:
             assert bool(parts) == (slices > 1)
@@ -111,8 +111,9 @@ class Hand:
         wide = torch.nn.functional.pad(at(x, T, M, inputs), (0, K - inputs)).double()
         codes = order.unpack(at(weights, WORD, *shape))
         if code > 0xFF:
-            assert (own, zeros, group >= K or group == 128) == (True, 0, True)
-            self._put(name, wide @ numbers(codes, code, scales, group), bias, y, T, M, outputs)
+            assert own
+            values = floats(codes, scales, zeros, group) if zeros else numbers(codes, code, scales, group)
+            self._put(name, wide @ values, bias, y, T, M, outputs)
             return
         of_row = torch.zeros(K, dtype=torch.long) if group >= K else torch.arange(K) // group
         if g_idx:
@@ -224,10 +225,19 @@ def numbers(codes: Tensor, code: int, scales: int, group: int) -> Tensor:
     """Weight (K, N) of int8 or e4m3, by scales of columns or of tiles of 128 rows and 64 columns."""
     (K, N), e4m3 = codes.shape, codes.to(torch.uint8).view(torch.float8_e4m3fn)
     values = {0x108: codes.double() - 128, 0x208: e4m3.double()}[code]
+    assert group >= K or group == 128
     if group >= K:
         return values * at(scales, torch.float32, N).double()
     tiles = at(scales, torch.float32, K // 128, N // 64).double()
     return values * tiles.repeat_interleave(128, 0).repeat_interleave(64, 1)
+
+
+def floats(codes: Tensor, scales: int, columns: int, group: int) -> Tensor:
+    """Weight (K, N) of e2m1, by scales of one byte and of columns, as in csrc/cuda/device/fp4.cuh."""
+    K, N = codes.shape
+    stored = strips.byte_scales(group).undo(at(scales, torch.uint8, K // 128, N * 128 // group))
+    sizes = fp4.from_s0e5m3(stored).double().repeat_interleave(group, 0) * 2.0**-15
+    return fp4.values(codes.device).double()[codes.long()] * sizes * at(columns, torch.float32, N).double()
 
 
 def placed(n: Tensor, places: int) -> Tensor:

@@ -191,7 +191,7 @@ def test_what_does_not_fit_is_told_whoever_multiplies(x: Tensor, error: type[Exc
 
 @HOPPER
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("layout", ["marlin", "strips", "byte_strips"])
+@pytest.mark.parametrize("layout", ["marlin", "strips", "block", "nvfp4"])
 def test_a_plan_launches_what_is_decided_anew(
     hand: Hand, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +213,7 @@ def test_a_plan_launches_what_is_decided_anew(
 
 
 @HOPPER
-@pytest.mark.parametrize("layout", ["marlin", "strips", "byte_strips"])
+@pytest.mark.parametrize("layout", ["marlin", "strips", "block", "nvfp4"])
 def test_a_plan_leaves_what_it_does_not_know(
     hand: Hand, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,8 +238,8 @@ def test_a_plan_leaves_what_it_does_not_know(
 
 def planned(layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> tuple[CudaPlan, Any]:
     """A layer on the CPU that says it lies on CUDA, so far as plans ask."""
-    if layout == "byte_strips":
-        weight = byte_layer(256, 72, "block")
+    if layout in ("block", "nvfp4"):
+        weight = byte_layer(256, 72, layout)
     else:
         weight = layer(256, 72, 64, 4, dtype, layout, zeros=True)
     monkeypatch.setattr(CUDA_LINEAR, "why_not_linear", lambda weight, dtype: None)

@@ -274,7 +274,7 @@ def layouts(weight: Any) -> list[str]:
     if isinstance(weight, BNBWeight | EETQWeight) or is_plain_int8(weight):
         return ["strips"]
     if isinstance(weight, FP4):
-        return ["marlin", "marlin_vllm_0_11", "marlin_vllm_0_33"]
+        return ["marlin", "marlin_vllm_0_11", "marlin_vllm_0_33", *["strips"] * has_near_exponents(weight)]
     if not isinstance(weight, INTEGERS) or "input_scale" in weight.fields():
         return []
     codes, (N, K) = weight.codes(), weight.shape
@@ -299,6 +299,14 @@ def has_whole_tiles(weight: Fp8Weight) -> bool:
     if weight.config.divide or block is None or block[1] >= K:
         return not weight.config.divide
     return (block[0] % 64 == 0 or block[0] >= N) and block[1] % 128 == 0
+
+
+def has_near_exponents(weight: Any) -> bool:
+    """Return whether the exponents of each output of MXFP4 are within 2**24, or 0; True for NVFP4."""
+    if not isinstance(weight, CTMXFP4Weight):
+        return True
+    exponents = weight.exponents.int()
+    return bool(((exponents == 0) | (exponents.amax(1, keepdim=True) - exponents <= 24)).all())
 
 
 def is_plain_int8(weight: Any) -> bool:

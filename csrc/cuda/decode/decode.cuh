@@ -15,7 +15,7 @@
 //   Operands are bare codes; y of a group is scale * (x times codes - zero * sum of x), in fp32. At the end warps add
 //   through shared memory, then blocks of a cluster send each other their sums (sums.cuh). No order of additions
 //   depends on timing. Codes that are numbers are operands as they are: fp32 has sums of 128 rows times the scale of their
-//   tile, and in the end of their column. Where the group of each row is looked up, and of 9 tokens and more where
+//   tile, and in the end of their column; floats of 4 bits are scaled, exactly (device/fp4.cuh). Where the group of each row is looked up, and of 9 tokens and more where
 //   zero points are all the same, operands are scaled and rounded instead (looked_up.cuh, scaled.cuh).
 //   Memory is the limit up to 8 tokens; at 16, instructions are as near, and the fewer of them the better.
 //
@@ -38,7 +38,8 @@ namespace qload::cuda {
 template <int bits, int token_tiles, Order order, Groups groups>
 constexpr int held_steps =
     groups == Groups::kSymmetric ? 1
-    : order == Order::kOwn && (bits == 8 || token_tiles == 3 || (groups == Groups::kSmall && token_tiles == 2))
+    : order == Order::kOwn && (bits == 8 || token_tiles == 3 ||
+                               ((groups == Groups::kSmall || groups == Groups::kBytes) && token_tiles == 2))
         ? kSteps / 2
         : kSteps;
 
@@ -50,6 +51,7 @@ __device__ __forceinline__ void multiply_part(
   using C = Codes<T, code>;
   constexpr int bits = bits_of(code);
   constexpr bool looked_up = groups == Groups::kLookedUp, numbers = groups == Groups::kTiles;
+  constexpr bool bytes = groups == Groups::kBytes, scaled = looked_up || bytes;  // operands are
   // Columns b = 1 of our own order are 16 times too large.
   constexpr bool sixteenth = bits == 4 && C::kTiny && order == Order::kOwn;
   constexpr bool own = order == Order::kOwn, in_place = Words<bits, order, kept>::kInPlace;
@@ -64,7 +66,7 @@ __device__ __forceinline__ void multiply_part(
     inputs.turn();
     float part[4][token_tiles][4];
     [[maybe_unused]] float x_sums[token_tiles][4];
-    if constexpr (numbers) scales.enter(more);
+    if constexpr (numbers || bytes) scales.enter(more);
     [[maybe_unused]] uint32_t words[pieces][4];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -81,10 +83,15 @@ __device__ __forceinline__ void multiply_part(
         uint32_t operand[2][4];
         if constexpr (in_place) {
           const int piece = step / steps * pieces + j;
-          C::pair(stream.piece(piece), step % 2, magic, operand);
+          if constexpr (bytes)
+            scales.pair(stream.piece(piece), step, j, operand);
+          else
+            C::pair(stream.piece(piece), step % 2, magic, operand);
           if (step % steps == steps - 1) stream.leave(piece, more);
         } else if constexpr (looked_up) {
           scaled_pair<T, bits>(call, words, chunk * kChunk + step * 32, tile, j, operand);
+        } else if constexpr (bytes) {
+          scales.pair(words[j], step, j, operand);
         } else if constexpr (own) {
           C::pair(words[j], step % 2, magic, operand);
         } else {
@@ -92,27 +99,29 @@ __device__ __forceinline__ void multiply_part(
         }
 #pragma unroll
         for (int m = 0; m < token_tiles; ++m) {
-          float(&to)[4] = looked_up ? sum[j][m] : part[j][m];
-          multiply(to, operand[0], in[m][0], in[m][1], fresh && !looked_up, T{});
+          float(&to)[4] = scaled ? sum[j][m] : part[j][m];
+          multiply(to, operand[0], in[m][0], in[m][1], fresh && !scaled, T{});
           multiply(to, operand[1], in[m][2], in[m][3], false, T{});
         }
       }
-      if constexpr (!looked_up && !numbers)
+      if constexpr (!scaled && !numbers)
 #pragma unroll
         for (int m = 0; m < token_tiles; ++m) multiply(x_sums[m], in[m], C::kOnes, C::kOnes, fresh, T{});
       if (more || step < kSteps - held) inputs.ask_step(step);
       if constexpr (numbers) {
         if (ends) scales.add(part, sum);
-      } else if (!looked_up && ends) {
-        float x_sum[token_tiles][2];
-        sums_of_own(x_sums, x_sum);
-        if (has_zeros)
-          scales.template add<true, sixteenth>(part, x_sum, sum);
-        else
-          scales.template add<false, sixteenth>(part, x_sum, sum);
-        constexpr bool small = groups == Groups::kSmall;
-        scales.advance(step == kSteps - 1 ? work.chunk_step : work.group_step, small ? work.turn_groups : 0);
-        if (step < kSteps - 1) clear(part), clear(x_sums);
+      } else if constexpr (!scaled) {
+        if (ends) {
+          float x_sum[token_tiles][2];
+          sums_of_own(x_sums, x_sum);
+          if (has_zeros)
+            scales.template add<true, sixteenth>(part, x_sum, sum);
+          else
+            scales.template add<false, sixteenth>(part, x_sum, sum);
+          constexpr bool small = groups == Groups::kSmall;
+          scales.advance(step == kSteps - 1 ? work.chunk_step : work.group_step, small ? work.turn_groups : 0);
+          if (step < kSteps - 1) clear(part), clear(x_sums);
+        }
       }
     }
   }
@@ -140,7 +149,7 @@ template <class T, Code code, int token_tiles, Order order, Groups groups, int k
 __global__ void __launch_bounds__(32 * most_warps(token_tiles, groups), 1)
 decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunks work) {
   constexpr bool looked_up = groups == Groups::kLookedUp, scaled = groups == Groups::kSymmetric;
-  constexpr bool numbers = groups == Groups::kTiles;
+  constexpr bool numbers = groups == Groups::kTiles || groups == Groups::kBytes;
   constexpr int bits = bits_of(code);
   constexpr int own_bytes = warp_bytes(8 * token_tiles, order, groups), held = held_steps<bits, token_tiles, order, groups>;
   extern __shared__ __align__(128) unsigned char memory[];
@@ -156,7 +165,8 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
 
   let_dependents_start();
   Words<bits, order, kept> stream(call, tile, start, row_warps);
-  using OwnScales = std::conditional_t<numbers, TileScales, Scales<T, bits>>;
+  using OfNumbers = std::conditional_t<groups == Groups::kBytes, ByteScales<T>, TileScales>;
+  using OwnScales = std::conditional_t<numbers, OfNumbers, Scales<T, bits>>;
   OwnScales scales(call, tile, numbers ? start : work.chunk_step ? start * __popc(work.ends) : 0);
   if (busy) {
     stream.ask_first();

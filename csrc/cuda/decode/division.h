@@ -10,8 +10,9 @@ namespace qload::cuda {
 constexpr int kChunk = 128, kSteps = 4;  // rows; of 32 rows in a chunk
 
 enum class Order : int { kMarlin, kOwn };
-// Of 128 rows or all, the same without zero points; of 32 or 64; of any rows; of numbers: of tiles of 128 rows, or columns.
-enum class Groups : int { kChunks, kSymmetric, kSmall, kLookedUp, kTiles };
+// Of 128 rows or all, the same without zero points; of 32 or 64; of any rows; of numbers: of tiles of 128 rows, or columns;
+// of 16 or 32 rows in bytes.
+enum class Groups : int { kChunks, kSymmetric, kSmall, kLookedUp, kTiles, kBytes };
 
 struct Chunks : Division {     // and what else is the same for all blocks
   int chunks;                  // of K

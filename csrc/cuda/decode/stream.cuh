@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "../device/fp4.cuh"
 #include "../device/ptx.cuh"
 #include "decode.h"
 #include "division.h"
@@ -172,8 +173,31 @@ class Scales {
   uint32_t zeros_[bits / 4];
 };
 
+/// Scales of a lane's columns c + 8i in fp32, which multiply sums.
+class ColumnScales {
+ public:
+  /// `at`: column c's.
+  __device__ __forceinline__ void ask_columns(const float* at, float unit) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) column_[i] = at ? unit * __ldg(at + 8 * i) : unit;
+  }
+  /// Sums times the scales of their columns.
+  template <int token_tiles>
+  __device__ __forceinline__ void leave(float (&sum)[4][token_tiles][4]) const {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int m = 0; m < token_tiles; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[j][m][i] *= column_[2 * j + i / 2];
+  }
+
+ private:
+  float column_[8];
+};
+
 /// Scales of numbers in fp32: of each column, or of each chunk of the tile. The next chunk's is on its way.
-class TileScales {
+class TileScales : public ColumnScales {
  public:
   __device__ __forceinline__ TileScales(const Decode& call, int tile, int chunk) : of_tiles_(call.group < call.K) {
     const int tiles = call.N / kTileN, own = tile * kTileN + threadIdx.x % 32 / 4;
@@ -184,8 +208,7 @@ class TileScales {
   /// `turn`: chunks to the warp's next.
   __device__ __forceinline__ void ask_first(int turn) {
     step_ *= turn;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) column_[i] = of_tiles_ ? 1 : __ldg(at_ + 8 * i);
+    ask_columns(of_tiles_ ? nullptr : at_, 1);
     if (of_tiles_) next_ = __ldg(at_);
   }
   /// A chunk begins; are there more?
@@ -205,22 +228,60 @@ class TileScales {
 #pragma unroll
         for (int i = 0; i < 4; ++i) sum[j][m][i] = fmaf(scale_, products[j][m][i], sum[j][m][i]);
   }
-  /// Sums times the scales of their columns.
-  template <int token_tiles>
-  __device__ __forceinline__ void leave(float (&sum)[4][token_tiles][4]) const {
-#pragma unroll
-    for (int j = 0; j < 4; ++j)
-#pragma unroll
-      for (int m = 0; m < token_tiles; ++m)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) sum[j][m][i] *= column_[2 * j + i / 2];
-  }
 
  private:
   const float* at_;
   int step_;
   bool of_tiles_;
-  float column_[8], scale_, next_ = 1;  // of columns c + 8i
+  float scale_, next_ = 1;
+};
+
+/// Scales of floats of four bits: bytes of groups of 16 or 32 rows, which multiply operands, those of the next chunk on
+/// their way; and of columns in fp32, which multiply sums.
+template <class T>
+class ByteScales : public ColumnScales {
+ public:
+  __device__ __forceinline__ ByteScales(const Decode& call, int tile, int chunk) {
+    const int of_column = column_scale_bytes(call.group), lane = threadIdx.x % 32, c = lane / 4;
+    step_ = call.N * of_column, apart_ = 16 * of_column;
+    at_ = as_it_is(static_cast<const unsigned char*>(call.scales) + int64_t{chunk} * step_ + tile * (kTileN * of_column) +
+                   c * (2 * of_column) + lane % 4 / 2 * lower_scales_at(call.group));
+    columns_ = static_cast<const float*>(call.zeros) + tile * kTileN + c;
+  }
+
+  /// `turn`: chunks to the warp's next.
+  __device__ __forceinline__ void ask_first(int turn) {
+    step_ *= turn;
+    ask_columns(columns_, Fp4<T>::kUnit);
+    ask();
+  }
+  /// A chunk begins; are there more?
+  __device__ __forceinline__ void enter(bool more) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) now_[j] = next_[j];
+    if (!more) return;
+    at_ = as_it_is(at_ + step_);
+    ask();
+  }
+  /// Two operands of 16 rows, of columns 16j + c and 16j + c + 8, in step `step` of the chunk.
+  __device__ __forceinline__ void pair(const uint32_t (&words)[4], int step, int j, uint32_t (&to)[2][4]) const {
+    const uint32_t scales = Fp4<T>::scales(step < 2 ? now_[j].x : now_[j].y, step % 2);
+#pragma unroll
+    for (int u = 0; u < 4; ++u)
+#pragma unroll
+      for (int b = 0; b < 2; ++b) to[u / 2][u % 2 * 2 + b] = Fp4<T>::of(words[u], step % 2, b, scales);
+  }
+
+ private:
+  __device__ __forceinline__ void ask() {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) next_[j] = __ldg(reinterpret_cast<const uint2*>(at_ + j * apart_));
+  }
+
+  const unsigned char* at_;
+  const float* columns_;
+  int step_, apart_;  // bytes to the next chunk, and to the next 16 columns
+  uint2 now_[4], next_[4];
 };
 
 }  // namespace qload::cuda

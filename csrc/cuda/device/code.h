@@ -6,10 +6,12 @@
 namespace qload::cuda {
 
 /// The last eight bits of each are the width of its codes. Unsigned integers have zero points, and scales of x's type by
-/// groups. Numbers are themselves, int8 plus 128 in its byte, and have scales in fp32 that multiply sums.
-enum class Code : int { kUint4 = 4, kUint8 = 8, kInt8 = 0x108, kE4m3 = 0x208 };
+/// groups. Numbers are themselves, int8 plus 128 in its byte, and have scales in fp32 that multiply sums. Those of 4 bits
+/// have scales of one byte by groups of 16 or 32 rows too, which multiply operands (device/fp4.cuh).
+enum class Code : int { kUint4 = 4, kUint8 = 8, kInt8 = 0x108, kE4m3 = 0x208, kE2m1 = 0x304 };
 
 QLOAD_BOTH constexpr int bits_of(Code code) { return static_cast<int>(code) & 0xFF; }
 QLOAD_BOTH constexpr bool is_number(Code code) { return static_cast<int>(code) > 0xFF; }
+QLOAD_BOTH constexpr bool has_byte_scales(Code code) { return code == Code::kE2m1; }
 
 }  // namespace qload::cuda

@@ -50,7 +50,9 @@ ManyKernel many_experts_of(const Many& call) {
 
 template <class T, Code code>
 ManyKernel many_of(const Many& call) {
-  if constexpr (is_number(code))
+  if constexpr (has_byte_scales(code))
+    return of_shape<T, code, false, true>(call);
+  else if constexpr (is_number(code))
     return of_shape<T, code, false, false>(call);
   else
     return call.zeros ? of_groups<T, code, true>(call) : of_groups<T, code, false>(call);

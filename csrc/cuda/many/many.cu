@@ -48,9 +48,10 @@ bool lay_out(const Many& call, Work& work) {
     const int shares = call.slices * (1 + both);
     work.each[both] = all / shares, work.more[both] = all % shares;
   }
-  work.group = call.group, work.group_rows = call.group < kStage ? kStage / call.group : 1;
-  work.scale_bytes = is_number(call.code) ? 0 : work.group_rows * columns * 2;
-  work.zero_bytes = call.zeros ? work.group_rows * columns * bits / 8 : 0;
+  const bool bytes = has_byte_scales(call.code);  // those of a stage lie together
+  work.group = call.group, work.group_rows = call.group < kStage && !bytes ? kStage / call.group : 1;
+  work.scale_bytes = bytes ? columns * column_scale_bytes(call.group) : is_number(call.code) ? 0 : work.group_rows * columns * 2;
+  work.zero_bytes = call.zeros && !bytes ? work.group_rows * columns * bits / 8 : 0;
   const int beside = work.scale_bytes + work.zero_bytes;
   const int rings = kShared - multiplying(columns, call.teams) / 128 * kTurnBytes;
   // As many rows of x as of weights, but of weights no more than it takes to keep the memory busy.
@@ -102,6 +103,7 @@ ManyKernel kernel_of(const Many& call) {
     case Code::kUint8: return call.items ? experts_of<Code::kUint8>(call) : kernel_of<Code::kUint8>(call);
     case Code::kInt8: return call.items ? nullptr : kernel_of<Code::kInt8>(call);
     case Code::kE4m3: return call.items ? nullptr : kernel_of<Code::kE4m3>(call);
+    case Code::kE2m1: return call.items ? nullptr : kernel_of<Code::kE2m1>(call);
   }
   return nullptr;
 }
@@ -113,6 +115,12 @@ cudaError_t added(const Many& call, cudaStream_t stream) {
   return launch(add_slices<T>, grid, kAddThreads, 0, 1, call.early, stream, call);
 }
 
+/// Whether there are kernels for the scales of a call.
+bool fits(const Many& call) {
+  if (has_byte_scales(call.code)) return call.zeros && (call.group == 16 || call.group == 32);
+  return !is_number(call.code) || (!call.zeros && (call.group == kStage || call.group >= call.K));
+}
+
 }  // namespace
 
 cudaError_t many(const Many& call, cudaStream_t stream) {
@@ -120,7 +128,7 @@ cudaError_t many(const Many& call, cudaStream_t stream) {
   const ManyKernel kernel = kernel_of(call);
   if (this_device().major != 9 || !kernel || call.K % kStage || call.N % kTile || call.inputs % 8 || call.slices < 1 ||
       (call.slices > 1 && (!call.parts || call.items || (call.pairs && call.neighbours))) ||
-      (is_number(call.code) && (call.zeros || (call.group != kStage && call.group < call.K))) ||
+      !fits(call) ||
       (call.neighbours && (call.items || call.teams > 1)) || (call.turns != Turns::kAll && (!call.items || call.pairs)))
     return cudaErrorNotSupported;
   Work work{};

@@ -18,7 +18,8 @@
 //   ahead has ended; another that of x, since only x may depend on it.
 //   The matrix unit is the limit from 128 tokens on; below, its products and what makes operands take turns. Where all
 //   zero points are the same, an operand is made by an fma (device/symmetric.cuh); numbers are operands as they are
-//   (device/exact.cuh), and their scales multiply sums.
+//   (device/exact.cuh), and their scales multiply sums; but of floats of 4 bits each 16 rows are scaled, which is exact
+//   too (device/fp4.cuh).
 //
 // Equals x @ StripsWeight.dequantize().T (qload/kernel_formats/strips.py), the weight rounded to the type of x, up to the
 // rounding of fp32 sums.
@@ -27,6 +28,7 @@
 #include <type_traits>
 
 #include "../device/exact.cuh"
+#include "../device/fp4.cuh"
 #include "../device/wgmma.cuh"
 #include "operands.cuh"
 #include "ring.cuh"
@@ -55,20 +57,36 @@ struct Registers {
   static constexpr int kTake = threads == 512 ? 112 : threads == 384 ? 160 : tokens > 192 ? 232 : 216;
 };
 
-/// Scales and zero points of a group as they are stored.
+/// Scales and zero points of a group as they are stored. Of floats of 4 bits scales of 64 rows: those of the upper groups
+/// of each 32, and in place of zero points those of the lower.
 template <int strips>
 struct Group {
   uint32_t scales[strips], zeros[strips];
 };
 
+/// Operands of floats of 4 bits are made with the scales of 64 rows.
+template <class T>
+struct Fp4Scales {
+  uint32_t upper, lower;
+
+  /// Of two words of step `step` of 16 rows.
+  __device__ __forceinline__ void operand(uint32_t first, uint32_t second, int step, uint32_t (&to)[4]) const {
+    const uint32_t scales = Fp4<T>::scales(step % 2 ? lower : upper, step / 2);
+#pragma unroll
+    for (int h = 0; h < 2; ++h)
+#pragma unroll
+      for (int b = 0; b < 2; ++b) to[2 * h + b] = Fp4<T>::of(h ? second : first, step / 2, b, scales);
+  }
+};
+
 /// What a lane reads of the stages, and where it lies. Addresses stay in registers: left to itself the compiler makes
 /// them anew each time.
-template <int bits, int columns, int strips>
+template <Code code, int columns, int strips>
 struct Lane {
-  static constexpr int kTileBytes = tile_bytes(bits);
+  static constexpr int bits = bits_of(code), kTileBytes = tile_bytes(bits);
 
   const Work& work;
-  int words[4], scales, zeros;
+  int words[4], scales, zeros;  // of fp4 `zeros` is a step: to the scales of the lower groups
   bool grouped;
 
   /// `tile`: the first of the lane's.
@@ -79,6 +97,12 @@ struct Lane {
     const int first = shared_address(memory), at = first + work.weights_at + tile * kTileBytes + line * 128 + u * 4;
 #pragma unroll
     for (int t = 0; t < 4; ++t) words[t] = as_it_is(at + ((c % 2 * 4 + t) ^ (line % 8)) * 16);
+    if constexpr (has_byte_scales(code)) {
+      const int of_column = column_scale_bytes(work.group);
+      scales = as_it_is(first + work.scales_at + tile * (kTile * of_column) + (j * 16 + c * 2) * of_column);
+      zeros = lower_scales_at(work.group);
+      return;
+    }
     // Where one scale serves a column, their order is another: n = 32 a + 8 j + 2 t + r lies at 32 a + 8 t + 2 j + r.
     const int own = grouped ? c * 8 + j * 2 : j / 2 * 32 + c / 2 * 8 + j % 2 * 4 + c % 2;
     scales = as_it_is(first + work.scales_at + (tile * kTile + own) * 2);
@@ -97,6 +121,14 @@ struct Lane {
   /// The group that is `row` among those of the stage.
   template <bool has_zeros>
   __device__ __forceinline__ void load(int stage, int row, Group<strips>& to) const {
+    if constexpr (has_byte_scales(code)) {
+#pragma unroll
+      for (int j = 0; j < strips; ++j) {
+        const int place = stage * work.scale_bytes + j * (work.scale_bytes / (columns / kTile)) + row * 4 + scales;
+        to.scales[j] = load_shared(place), to.zeros[j] = load_shared(place + zeros);
+      }
+      return;
+    }
     const int from = stage * work.scale_bytes + row * columns * 2 + scales;
 #pragma unroll
     for (int j = 0; j < strips; ++j) {
@@ -126,12 +158,16 @@ struct TileScales {
                                         float (&unit)[strips][2]) {
     tiles = call.N / kTile, last = max(0, tiles - 1 - column / kTile);
     at = as_it_is(static_cast<const float*>(call.scales) + (of_tiles ? stage * tiles + min(column / kTile, tiles - 1) : 0));
+    if (!of_tiles) return of_columns(at, call.N, column + own, unit);
 #pragma unroll
-    for (int j = 0; j < strips; ++j) {
-      if (of_tiles) now[j] = next[j] = __ldg(at + min(j, last));
+    for (int j = 0; j < strips; ++j) now[j] = next[j] = __ldg(at + min(j, last));
+  }
+  /// Units that are scales of columns.
+  static __device__ __forceinline__ void of_columns(const float* scales, int N, int own, float (&unit)[strips][2]) {
 #pragma unroll
-      for (int b = 0; b < 2; ++b) unit[j][b] = of_tiles ? 1 : __ldg(at + min(column + j * kTile + own + 8 * b, call.N - 1));
-    }
+    for (int j = 0; j < strips; ++j)
+#pragma unroll
+      for (int b = 0; b < 2; ++b) unit[j][b] = __ldg(scales + min(own + j * kTile + 8 * b, N - 1));
   }
 
   /// A stage begins; `more`: another follows `stages` on. `settle()`: then no product is under way.
@@ -202,11 +238,14 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
   const int team = teams == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / of_team, 0);  // uniform
   const int tile = threadIdx.x % of_team / 128 * strips, number = as_it_is(threadIdx.x % 32), strip = as_it_is(threadIdx.x / 32 % 4);
   const bool grouped = work.group < call.K;
-  const Lane<bits, columns, strips> lane(work, memory, grouped, tile);
-  const int inside = work.group / 32 - 1;  // bits of the number of 32 rows: none is set in a small group's first
-  constexpr bool numbers = is_number(code), symmetric = !has_zeros && !small && !numbers;
+  const Lane<code, columns, strips> lane(work, memory, grouped, tile);
+  constexpr bool fp4 = has_byte_scales(code), numbers = is_number(code) && !fp4;
+  constexpr bool symmetric = !has_zeros && !small && !numbers && !fp4;
+  // Bits of the number of 32 rows: none is set in a small group's first. Scales of fp4 are taken as of groups of 64.
+  const int inside = fp4 ? 1 : work.group / 32 - 1;
   using Integers = std::conditional_t<symmetric, Symmetric<T, bits>, Columns<T, bits>>;
-  std::conditional_t<numbers, Exact<T, code>, Integers> at[strips];
+  using Numbers = std::conditional_t<fp4, Fp4Scales<T>, Exact<T, code>>;
+  std::conditional_t<numbers || fp4, Numbers, Integers> at[strips];
   [[maybe_unused]] TileScales<strips> scales;
   Group<strips> next;
   uint32_t word[strips][4], operand[2][together][strips][4];
@@ -220,6 +259,9 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
   const auto enter = [&] {
     if constexpr (numbers) {
       return;
+    } else if constexpr (fp4) {
+#pragma unroll
+      for (int j = 0; j < strips; ++j) at[j] = {next.scales[j], next.zeros[j]};
     } else if constexpr (symmetric) {
       cuda::enter(at, next.scales, sum.of, [] { wait_for_products<0>(); });
     } else {
@@ -257,6 +299,9 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
       enter();
     if constexpr (numbers)
       scales.begin(call, grouped, place.first + team, place.column + tile * kTile, strip * 16 + number / 4, sum.unit);
+    if constexpr (fp4)
+      scales.of_columns(static_cast<const float*>(call.zeros), call.N, place.column + tile * kTile + strip * 16 + number / 4,
+                        sum.unit);
     lane.load(stage.at, 0, 0, 4, word);
 
     const int all = (place.last - place.first - team + teams - 1) / teams;
@@ -276,8 +321,11 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
             const int i = (step + s) % 2 * 2;
 #pragma unroll
             for (int j = 0; j < strips; ++j) {
-              operand_of(word[j][i], word[j][i + 1], at[j], made[s][j]);
-              if (bits == 4 && step < 2) word[j][i] >>= 8, word[j][i + 1] >>= 8;
+              if constexpr (fp4)
+                at[j].operand(word[j][i], word[j][i + 1], step + s, made[s][j]);
+              else
+                operand_of(word[j][i], word[j][i + 1], at[j], made[s][j]);
+              if (bits == 4 && step < 2 && !fp4) word[j][i] >>= 8, word[j][i + 1] >>= 8;
             }
           }
           if constexpr (numbers)
@@ -325,7 +373,9 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
     for (int j = 0; j < strips; ++j)
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
-        if constexpr (numbers)
+        if constexpr (fp4)
+          sum.unit[j][b] *= Fp4<T>::kUnit;
+        else if constexpr (numbers)
           sum.unit[j][b] = grouped ? scales.now[j] : sum.unit[j][b];
         else if constexpr (symmetric)
           sum.unit[j][b] = at[j].unit(b);

@@ -1,6 +1,7 @@
 // A block's two rings: boxes of 64 rows of x, and stages of 128 rows of weights with their scales and zero points.
 #pragma once
 
+#include "../device/fp4.cuh"
 #include "../device/ring.cuh"
 #include "many.h"
 
@@ -164,26 +165,27 @@ struct Filling {
     const uint32_t free = as_it_is(shared_address(barriers.free));
     const bool groups = small || work.group < call.K;
     const int group_rows = small ? work.group_rows : 1;
-    const int64_t scale_pitch = int64_t{call.N} * 2, zero_pitch = int64_t{call.N} * bits / 8;
+    const int of_column = has_byte_scales(code) ? column_scale_bytes(work.group) : is_number(code) ? 0 : 2;
+    const int64_t scale_pitch = int64_t{call.N} * of_column, zero_pitch = int64_t{call.N} * bits / 8;
     Slot slot;
 #pragma unroll 1
     for (int item = first_item(); item < rows.items; item += items_together()) {
       const Place place(call, work, rows, columns, item);
       rows.enter(place.row);
       const int there = max(0, min(columns, call.N - place.column));  // columns that have scales
-      const int scale_bytes = is_number(code) ? 0 : there * 2, zero_bytes = has_zeros ? there * bits / 8 : 0;
+      const int scale_bytes = there * of_column, zero_bytes = has_zeros ? there * bits / 8 : 0;
       const int beside = group_rows * (scale_bytes + zero_bytes);
       const int tile = place.column / kTile + (grouped ? rows.expert() * (call.N / kTile) : 0);
       const int64_t group = (groups ? place.first * group_rows : 0) +
                             (grouped ? int64_t{rows.expert()} * (groups ? call.K / work.group : 1) : 0);
-      const auto* scales = static_cast<const unsigned char*>(call.scales) + group * scale_pitch + place.column * 2;
+      const auto* scales = static_cast<const unsigned char*>(call.scales) + group * scale_pitch + place.column * of_column;
       const auto* zeros = static_cast<const unsigned char*>(call.zeros) + group * zero_pitch + place.column * bits / 8;
       int line = place.first * (kStage * bits / 16);
 #pragma unroll 1
       for (int stage = place.first; stage < place.last; ++stage, line += kStage * bits / 16) {
         wait_for(free + slot.at * 8, slot.parity ^ 1);  // before the first phase has ended, one ahead of it has
         const uint32_t here = came + slot.at * 8;
-        const bool begins = !is_number(code) && there > 0 && (groups || stage < place.first + teams);
+        const bool begins = scale_bytes > 0 && (groups || stage < place.first + teams);
         expect_bytes(here, kStageBytes + (begins ? beside : 0));
         copy_box(first + work.weights_at + slot.at * kStageBytes, from.weights, 0, line, tile, here, policy);
         if (begins) {

@@ -1,4 +1,4 @@
-"""`qload::byte_strips`: x times FP8 or int8 in strips, by the fastest kernel for so many tokens."""
+"""`qload::byte_strips`: x times FP8, int8 or FP4 in strips, by the fastest kernel for so many tokens."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
-from qload.kernel_formats.fp8_strips import BITS, Fp8StripsConfig, Fp8StripsWeight
+from qload.kernel_formats.fp4_strips import Fp4StripsConfig, Fp4StripsWeight
+from qload.kernel_formats.fp8_strips import Fp8StripsConfig, Fp8StripsWeight
 from qload.kernel_formats.int8_strips import Int8StripsConfig, Int8StripsWeight
 from qload.kernels import products
 from qload.kernels.cuda import decode, dispatch, hopper_gemm
@@ -17,36 +18,48 @@ from qload.kernels.cuda.module import check_operands, operator
 from qload.layouts import strips
 from qload.spec import Layer
 
-ByteStripsWeight = Fp8StripsWeight | Int8StripsWeight
-INT8, E4M3 = 0x108, 0x208  # numbers of the codes in csrc/cuda/device/code.h
+ByteStripsWeight = Fp8StripsWeight | Int8StripsWeight | Fp4StripsWeight
+INT8, E4M3, E2M1 = 0x108, 0x208, 0x304  # numbers of the codes in csrc/cuda/device/code.h
+GROUP_SIZES = {INT8: (0,), E4M3: (0, strips.TILE_K), E2M1: (16, 32)}
 
 
 @dataclass(frozen=True)
 class ByteStripsCall(KernelCall):
-    """x (M, K) and a weight with padded rows and columns; `blocks`: scales are per tile, else per column.
+    """x (M, K) and a weight with padded rows and columns.
 
+    `group_size`: rows of a scale; 0: all. With 8 bits 64 columns share a scale of 128 rows. With 4 bits each
+    column has bytes in `scales`, and a scale of all rows in `column_scales`.
     `code`: number of the codes in csrc/cuda/device/code.h.
     `early`: a kernel may start before the one ahead of it has ended.
     """
 
     scales: Tensor
+    column_scales: Tensor | None
     bias: Tensor | None
     N: int
     code: int
-    blocks: bool
+    group_size: int
     early: bool = True
 
     layout: ClassVar[str] = "strips"
-    bits: ClassVar[int] = BITS
-    zeros: ClassVar[None] = None
     g_idx: ClassVar[None] = None
     perm: ClassVar[None] = None
     is_k_full: ClassVar[bool] = True
 
     @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self.code & 0xFF
+
+    @property
+    def zeros(self) -> Tensor | None:
+        """Tensor whose address a launch takes as that of zero points."""
+        return self.column_scales
+
+    @property
     def rows(self) -> int:
         """K as it is padded."""
-        return self.weights.shape[1] // (2 * BITS)
+        return self.weights.shape[1] // (2 * self.bits)
 
     @property
     def columns(self) -> int:
@@ -56,17 +69,20 @@ class ByteStripsCall(KernelCall):
     @property
     def group(self) -> int:
         """Rows that share a scale."""
-        return strips.TILE_K if self.blocks else max(self.rows, strips.TILE_K)
+        return self.group_size or max(self.rows, strips.TILE_K)
 
     def weight(self) -> ByteStripsWeight:
         """The weight without its padding."""
         layer = Layer((self.N,), self.x.shape[1], (self.N, self.x.shape[1]), "weight")
-        scales = dict.fromkeys(("scales", "weight_scale"), self.scales)
-        tensors: dict[str, Tensor | None] = {"qweight": self.weights, **scales}
+        tensors: dict[str, Tensor | None] = {"qweight": self.weights, "scales": self.scales}
+        if self.code == E2M1:
+            tensors |= {"column_scales": self.column_scales, "second_scale": None, "input_scale": None}
+            return Fp4StripsWeight.unchecked(Fp4StripsConfig(self.group_size), layer, tensors)
+        tensors["weight_scale"] = self.scales
         if self.code == INT8:
             return Int8StripsWeight.unchecked(Int8StripsConfig(), layer, tensors)
         return Fp8StripsWeight.unchecked(
-            Fp8StripsConfig(self.blocks), layer, {**tensors, "input_scale": None}
+            Fp8StripsConfig(self.group_size > 0), layer, {**tensors, "input_scale": None}
         )
 
 
@@ -92,9 +108,12 @@ def linear(
 
 def arguments(x: Tensor, weight: ByteStripsWeight, bias: Tensor | None = None) -> tuple[Any, ...]:
     """Arguments of a `ByteStripsCall`."""
-    is_fp8 = isinstance(weight, Fp8StripsWeight)
-    blocks = isinstance(weight, Fp8StripsWeight) and weight.config.blocks
-    return x, weight.qweight, weight.scales, bias, weight.layer.N, E4M3 if is_fp8 else INT8, blocks
+    code, group_size, column_scales = INT8, 0, None
+    if isinstance(weight, Fp8StripsWeight):
+        code, group_size = E4M3, strips.TILE_K if weight.config.blocks else 0
+    elif isinstance(weight, Fp4StripsWeight):
+        code, group_size, column_scales = E2M1, weight.config.group_size, weight.column_scales
+    return x, weight.qweight, weight.scales, column_scales, bias, weight.layer.N, code, group_size
 
 
 def why_not_on(weight: ByteStripsWeight, dtype: torch.dtype, capability: tuple[int, int]) -> str | None:
@@ -113,19 +132,26 @@ def why_not(weight: ByteStripsWeight, dtype: torch.dtype) -> str | None:
 
 def check(call: ByteStripsCall) -> None:
     """Check a call; ArgumentError with the name of the wrong argument."""
-    x, words, rows, columns = call.x, call.weights, strips.TILE_K, strips.TILE_N
-    if call.code not in (INT8, E4M3) or (call.code == INT8 and call.blocks):
-        raise ArgumentError("code", f"{E4M3}, or {INT8} without blocks", str(call.code))
-    if words.ndim != 2 or words.shape[1] % (2 * BITS * rows):
+    x, words, rows, columns, code = call.x, call.weights, strips.TILE_K, strips.TILE_N, call.code
+    if call.group_size not in GROUP_SIZES.get(code, ()):
+        expected = " or ".join(f"{code} with groups of {sizes}" for code, sizes in GROUP_SIZES.items())
+        raise ArgumentError("code", expected, f"{code} with groups of {call.group_size}")
+    if words.ndim != 2 or words.shape[1] % (2 * call.bits * rows):
         raise ArgumentError(
-            "weights", f"(N / {columns}, K * {2 * BITS}) of whole tiles", str(tuple(words.shape))
+            "weights", f"(N / {columns}, K * {2 * call.bits}) of whole tiles", str(tuple(words.shape))
         )
     K, N = call.rows, call.columns
+    scales = (N,) if not call.group_size else (K // rows, N // columns)
+    if code == E2M1:
+        scales = K // rows, N * (rows // call.group_size)
+    if (code == E2M1) != (call.column_scales is not None):
+        raise ArgumentError("column_scales", f"a tensor with code {E2M1}, else None", f"code {code}")
     check_operands(
         x,
         ("x", x, ACTIVATIONS, tuple(x.shape)),
         ("weights", words, (torch.int32,), tuple(words.shape)),
-        ("scales", call.scales, (torch.float32,), (K // rows, N // columns) if call.blocks else (N,)),
+        ("scales", call.scales, (torch.uint8 if code == E2M1 else torch.float32,), scales),
+        ("column_scales", call.column_scales, (torch.float32,), (N,)),
         ("bias", call.bias, (x.dtype,), (call.N,)),
     )
     if x.ndim != 2 or not (0 < x.shape[1] <= K and 0 <= call.N <= N):
@@ -139,15 +165,22 @@ def _byte_strips(*read: Any, asked: str = "", early: bool = True) -> Tensor:
 
 
 def _fake(
-    x: Tensor, weights: Tensor, scales: Tensor, bias: Tensor | None, N: int, *_: Any, **__: Any
+    x: Tensor,
+    weights: Tensor,
+    scales: Tensor,
+    column_scales: Tensor | None,
+    bias: Tensor | None,
+    N: int,
+    *_: Any,
+    **__: Any,
 ) -> Tensor:
     return x.new_empty(x.shape[0], N)
 
 
 operator(
     "byte_strips",
-    "(Tensor x, Tensor weights, Tensor scales, Tensor? bias, int N, int code, bool blocks, *, "
-    'str asked="", bool early=True) -> Tensor',
+    "(Tensor x, Tensor weights, Tensor scales, Tensor? column_scales, Tensor? bias, int N, int code, "
+    'int group_size, *, str asked="", bool early=True) -> Tensor',
     _byte_strips,
     _fake,
 )

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from qload.kernel_formats.exllama import ExllamaWeight
+from qload.kernel_formats.fp4_strips import Fp4StripsWeight
 from qload.kernel_formats.fp8_strips import Fp8StripsWeight
 from qload.kernel_formats.int8_strips import Int8StripsWeight
 from qload.kernel_formats.marlin import GPTQMarlinWeight
@@ -22,7 +23,14 @@ from qload.kernels.cuda.launch import ALIGNED, Launch
 from qload.kernels.cuda.module import current_device, empty_rows, raw_stream, why_not
 from qload.spec import Weight
 
-PLANNED = (StripsWeight, GPTQMarlinWeight, Fp8StripsWeight, Int8StripsWeight)  # kernels are one launch
+PLANNED = (  # kernels are one launch
+    StripsWeight,
+    GPTQMarlinWeight,
+    Fp8StripsWeight,
+    Int8StripsWeight,
+    Fp4StripsWeight,
+)
+ZEROS = ("qzeros", "column_scales")  # tensors whose address a launch takes as that of zero points
 MAX_LAUNCHES = 1 << 14  # numbers of tokens with a remembered launch
 ALIGNMENT_BITS = ALIGNED - 1  # bits of an address between two aligned ones
 
@@ -83,6 +91,7 @@ OPERATORS: dict[type[Weight], LinearOperator] = {
     ),
     Fp8StripsWeight: BYTE_STRIPS,
     Int8StripsWeight: BYTE_STRIPS,
+    Fp4StripsWeight: BYTE_STRIPS,
 }
 
 
@@ -138,7 +147,7 @@ class CudaPlan:
         self._capability = torch.cuda.get_device_capability(weight.device)
         self.dtype, (self.N, self.K) = dtype, weight.shape
         self._codes, self._scales = self._names.index("qweight"), self._names.index("scales")
-        self._zeros = self._names.index("qzeros") if "qzeros" in self._names else None
+        self._zeros = next((self._names.index(name) for name in ZEROS if name in self._names), None)
         self._launches: dict[int, Launch | None] = {}  # by tokens; None: more than one launch
 
     def multiply(self, x: Tensor, bias: Tensor | None, tensors: Sequence[Tensor]) -> Tensor | None:
