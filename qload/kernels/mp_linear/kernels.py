@@ -1,4 +1,4 @@
-"""The mixed-precision kernels: strips, Marlin, ExLlama, and dequantizing, over one typed weight."""
+"""The mixed-precision kernels over one typed weight, and the choice of one for a layer."""
 
 from collections.abc import Iterable, Mapping
 from typing import ClassVar, NoReturn
@@ -6,14 +6,20 @@ from typing import ClassVar, NoReturn
 import torch
 from torch import Tensor, nn
 
-from qload.errors import ArgumentError, DtypeError, ShapeError
+from qload.errors import ArgumentError, DtypeError, NoKernelError, ShapeError, check_type
 from qload.formats import GPTQWeight
 from qload.kernel_formats import exllama, marlin, strips
 from qload.kernel_formats.marlin import GROUP_SIZES, count_locks, split_group
 from qload.kernels import cuda, dtypes
 from qload.kernels.chips import multiprocessors
 from qload.kernels.linear import LinearCall
-from qload.kernels.mp_linear.contract import MPLinearKernel, MPLinearLayerConfig, missing_rows, refusal
+from qload.kernels.mp_linear.contract import (
+    MPLinearKernel,
+    MPLinearLayerConfig,
+    malformed,
+    missing_rows,
+    refusal,
+)
 from qload.kernels.mp_linear.parameters import read_layer
 from qload.kernels.products import wants_gradients
 from qload.kernels.scalar_type import ScalarType, integer_type
@@ -277,3 +283,57 @@ KERNELS: tuple[type[MPLinearKernel], ...] = (  # by preference
     ExllamaLinearKernel,
     DequantizeLinearKernel,
 )
+
+
+def choose_mp_linear_kernel(
+    config: MPLinearLayerConfig, compute_capability: int | None = None
+) -> type[MPLinearKernel]:
+    """Return the first kernel of `KERNELS` that supports a layer.
+
+    Parameters
+    ----------
+    config
+        The layer.
+    compute_capability
+        The device's, times 10; None: no CUDA device.
+
+    Raises
+    ------
+    NoKernelError
+        If no kernel supports the layer, with the reason of each.
+    ArgumentError
+        If the compute capability is not an integer.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from qload import MPLinearLayerConfig, choose_mp_linear_kernel, scalar_types
+    >>> config = MPLinearLayerConfig(
+    ...     full_weight_shape=(4096, 4096),
+    ...     partition_weight_shape=(4096, 2048),
+    ...     weight_type=scalar_types.uint4b8,
+    ...     act_type=torch.float16,
+    ...     group_size=128,
+    ...     zero_points=False,
+    ... )
+    >>> choose_mp_linear_kernel(config, compute_capability=80).__name__
+    'MarlinLinearKernel'
+    """
+    if type(compute_capability) is not int and compute_capability is not None:
+        raise ArgumentError("compute_capability", "a whole number, such as 90", repr(compute_capability))
+    check_type("config", config, MPLinearLayerConfig)
+    reasons = {}
+    for kernel in KERNELS:
+        least = kernel.get_min_capability()
+        able, reason = kernel.can_implement(config)
+        if able and not kernel.gains(compute_capability):
+            able, reason = False, f"gains nothing on other devices than those of compute capability {least}"
+        elif able and compute_capability is not None and compute_capability < least:
+            able, reason = False, f"needs compute capability {least}, this device has {compute_capability}"
+        if able:
+            return kernel
+        reasons[kernel.__name__] = reason or ""
+    if malformed(config):
+        raise NoKernelError("a malformed config", reasons)
+    K, N = config.partition_weight_shape
+    raise NoKernelError(f"{config.weight_type} (K, N) = ({K}, {N})", reasons)

@@ -1,0 +1,14 @@
+from .linear import Linear as Linear
+from .linear import copy_into as copy_into
+from .mp_linear import KERNELS as KERNELS
+from .mp_linear import DequantizeLinearKernel as DequantizeLinearKernel
+from .mp_linear import ExllamaLinearKernel as ExllamaLinearKernel
+from .mp_linear import MarlinLinearKernel as MarlinLinearKernel
+from .mp_linear import MPLinearKernel as MPLinearKernel
+from .mp_linear import MPLinearLayerConfig as MPLinearLayerConfig
+from .mp_linear import StripsLinearKernel as StripsLinearKernel
+from .mp_linear import choose_mp_linear_kernel as choose_mp_linear_kernel
+from .mp_linear import permute_param_layout_ as permute_param_layout_
+from .scalar_type import ScalarType as ScalarType
+from .scalar_type import scalar_types as scalar_types
+from .scratch import warm_up as warm_up

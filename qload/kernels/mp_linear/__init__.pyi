@@ -1,0 +1,9 @@
+from .contract import MPLinearKernel as MPLinearKernel
+from .contract import MPLinearLayerConfig as MPLinearLayerConfig
+from .kernels import KERNELS as KERNELS
+from .kernels import DequantizeLinearKernel as DequantizeLinearKernel
+from .kernels import ExllamaLinearKernel as ExllamaLinearKernel
+from .kernels import MarlinLinearKernel as MarlinLinearKernel
+from .kernels import StripsLinearKernel as StripsLinearKernel
+from .kernels import choose_mp_linear_kernel as choose_mp_linear_kernel
+from .parameters import permute_param_layout_ as permute_param_layout_

@@ -1,0 +1,11 @@
+from .fp4 import NibblePairs as NibblePairs
+from .packing import ClippedCodes as ClippedCodes
+from .packing import Order as Order
+from .packing import PackedCodes as PackedCodes
+from .packing import Packing as Packing
+from .zero_points import STORED_MINUS_ONE as STORED_MINUS_ONE
+from .zero_points import Stored as Stored
+from .zero_points import StoredMinusOne as StoredMinusOne
+from .zero_points import StoredMinusOnePerField as StoredMinusOnePerField
+from .zero_points import StoredMinusOneUnmasked as StoredMinusOneUnmasked
+from .zero_points import ZeroPoints as ZeroPoints

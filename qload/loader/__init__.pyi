@@ -1,0 +1,17 @@
+from .base import Blocks as Blocks
+from .base import LoadPlan as LoadPlan
+from .base import Part as Part
+from .base import Split as Split
+from .base import WeightsLoader as WeightsLoader
+from .base import split_blocks as split_blocks
+from .description import ConfiguredFormat as ConfiguredFormat
+from .description import DialectRecogniser as DialectRecogniser
+from .description import LayerDescription as LayerDescription
+from .description import RecognisedFormat as RecognisedFormat
+from .formats import FormatLoader as FormatLoader
+from .heads import Heads as Heads
+from .modules import ModuleLoader as ModuleLoader
+from .modules import UnreadLoader as UnreadLoader
+from .source import Rectangle as Rectangle
+from .source import TensorSource as TensorSource
+from .source import WrappedSource as WrappedSource
