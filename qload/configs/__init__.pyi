@@ -1,10 +1,10 @@
 from .claims import Claims as Claims
+from .claims import FoundConfig as FoundConfig
 from .claims import IgnoredKey as IgnoredKey
 from .claims import Method as Method
 from .claims import ModuleRule as ModuleRule
 from .claims import every_module as every_module
-from .found_config import FoundConfig as FoundConfig
-from .found_config import value_text as value_text
+from .claims import value_text as value_text
 from .matching import GlobExclusions as GlobExclusions
 from .matching import IgnoredModules as IgnoredModules
 from .matching import Patterns as Patterns

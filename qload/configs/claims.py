@@ -1,14 +1,44 @@
-"""Claims of a quantization config, and the `quant_method` that a format registers to read them."""
+"""A quantization config of a file, its claims, and the `quant_method` that a format registers for them."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from reprlib import Repr
 from typing import Any
 
-from qload.configs.found_config import FoundConfig
-from qload.errors import UnsupportedFormatError
+from qload.errors import ConfigError, UnsupportedFormatError
 from qload.loader import ConfiguredFormat
 from qload.loader.exclusion import Exclusions
 from qload.spec import LayerClaims, Weight
+
+_SHORT = Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 60
+
+
+@dataclass(frozen=True)
+class FoundConfig:
+    """A quantization config: its file, its section in the file, and its values."""
+
+    file: str
+    section: str  # "quantization_config", "text_config.quantization_config", or "" for the whole file
+    values: Mapping[str, Any]
+
+    def key(self, name: str, *others: str) -> str:
+        """Path of a key for messages: `bits` -> `quantization_config.bits`.
+
+        Of several spellings, the path has the first one in the config.
+        """
+        stated = next((key for key in (name, *others) if self.values.get(key) is not None), name)
+        return f"{self.section}.{stated}" if self.section else stated
+
+    def error(self, key: str, expected: str, got: str, hint: str = "") -> ConfigError:
+        """Create the error of a key, with the expected value, the value as text, and another line of text."""
+        return ConfigError(self.file, self.key(key), expected, got, hint)
+
+
+def value_text(value: Any) -> str:
+    """Text of a value for an error: short for any length or depth."""
+    return "nothing" if value is None else f"{_SHORT.repr(value):.60}"
+
 
 NOTHING = Exclusions()
 NEUTRAL_VALUES: tuple[Any, ...] = (None, False, "", "none", [], {})

@@ -32,8 +32,7 @@ from time import thread_time
 
 import regex
 
-from qload.configs.claims import ModuleRule
-from qload.configs.found_config import FoundConfig
+from qload.configs.claims import FoundConfig, ModuleRule
 from qload.errors import ConfigError, PatternError, UnsupportedFormatError
 from qload.loader import ConfiguredFormat
 from qload.loader.exclusion import Exclusions

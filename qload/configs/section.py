@@ -5,8 +5,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
 
-from qload.configs.claims import Claims
-from qload.configs.found_config import FoundConfig, value_text
+from qload.configs.claims import Claims, FoundConfig, value_text
 from qload.errors import ConfigError
 from qload.loader import ConfiguredFormat
 from qload.loader.exclusion import Exclusions

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import qload
 from qload.errors import ArgumentError
 from qload.kernel_formats.repack import targets
-from qload.kernels.mp_linear.parameters import read_layer
+from qload.kernels.mp_linear.kernels import read_layer
 from qload.methods import ColumnParallelLinear, MergedColumnParallelLinear, RowParallelLinear
 from qload.quantize import BNB4Quantizer, BNBInt8Quantizer, EETQQuantizer, Fp8Quantizer, Quantizer
 from qload.spec import Layer, Weight

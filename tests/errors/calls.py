@@ -13,7 +13,7 @@ from qload.experts.routing import Routing
 from qload.formats import Fp8Config, Fp8Weight
 from qload.kernels import MPLinearLayerConfig, choose_mp_linear_kernel, scalar_types
 from qload.kernels.experts_function import check as check_expert_inputs
-from qload.kernels.mp_linear.parameters import permute_param_layout_, read_layer
+from qload.kernels.mp_linear.kernels import permute_param_layout_, read_layer
 from qload.kernels.plans import check as check_linear_inputs
 from qload.layouts import compressed_tensors, eetq, marlin_24, panels, strips
 from qload.layouts.marlin_24 import choose_positions, read_positions

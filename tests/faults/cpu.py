@@ -4,7 +4,7 @@ from tests.faults.fault import Fault
 
 _ORDER, _PANELS = "qload/layouts/panels.py", "qload/kernel_formats/panels.py"
 _CPU, _ROWS = "qload/kernels/cpu.py", "qload/kernels/cpu_rows.py"
-_DEFERRED = "qload/repacking/deferred_reads.py"
+_DEFERRED = "qload/repacking/loaders.py"
 
 FAULTS = (
     Fault("panels-of-columns", _ORDER, "nt (kt c) (r)", "nt (c kt) (r)"),

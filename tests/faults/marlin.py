@@ -173,7 +173,7 @@ FAULTS = (
     ),
     Fault(
         "exllama-zero-not-minus-one",
-        f"{_KERNELS}/parameters.py",
+        f"{_KERNELS}/kernels.py",
         "torch.full_like(scales, config.weight_type.bias, dtype=torch.int32)",
         "torch.full_like(scales, config.weight_type.bias + 1, dtype=torch.int32)",
     ),
@@ -185,7 +185,7 @@ FAULTS = (
     ),
     Fault(
         "orientation-ignored",
-        f"{_KERNELS}/parameters.py",
+        f"{_KERNELS}/kernels.py",
         "words = param.data if in_axis == 0 else param.data.t()",
         "words = param.data",
     ),

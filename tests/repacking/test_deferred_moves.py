@@ -12,7 +12,7 @@ from qload import native
 from qload.devices import CpuFileMover, FileMove
 from qload.errors import StorageError
 from qload.kernel_formats import repack_cache
-from qload.repacking import deferred_reads
+from qload.repacking import loaders
 from qload.sentences import Digit
 from qload.weights import Weights, prefetch, stream
 from tests.repacking.test_alike import assert_same, drawn
@@ -21,7 +21,7 @@ from tests.repacking.test_deferred_reads import has_native, late_bytes, opened, 
 
 @pytest.fixture(autouse=True)
 def small_codes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deferred_reads, "MIN_CODE_BYTES", 1)
+    monkeypatch.setattr(loaders, "MIN_CODE_BYTES", 1)
 
 
 def around_moves(
@@ -148,10 +148,10 @@ def test_a_layer_that_was_expected_to_go_elsewhere_is_moved_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
 ) -> None:
     file = saved(tmp_path, {name: drawn() for name in "abcd"})
-    inner = deferred_reads.DeferredKinds.moves
+    inner = loaders.DeferredKinds.moves
     expected: list[str] = []
 
-    def elsewhere(self: deferred_reads.DeferredKinds, kind: Any) -> Mapping[str, repack_cache.Move] | None:
+    def elsewhere(self: loaders.DeferredKinds, kind: Any) -> Mapping[str, repack_cache.Move] | None:
         right = inner(self, kind)
         if right is None:
             return None
@@ -159,7 +159,7 @@ def test_a_layer_that_was_expected_to_go_elsewhere_is_moved_again(
         digits = tuple(Digit(d.size, d.source, d.source) for d in right[wrong].digits)
         return {**right, wrong: replace(right[wrong], digits=digits)}
 
-    monkeypatch.setattr(deferred_reads.DeferredKinds, "moves", elsewhere)
+    monkeypatch.setattr(loaders.DeferredKinds, "moves", elsewhere)
     with opened(file) as one, opened(file) as other:
         for name, weight in one.stream(list("abcd")):
             assert_same(weight, other.get_weights(name))
@@ -211,14 +211,14 @@ def test_scales_of_any_number_of_groups_go_straight(
     tmp_path: Path, target: str, groups: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[bool] = []
-    inner = deferred_reads.DeferredTensors.load
+    inner = loaders.DeferredTensors.load
 
     def told(*asked: Any) -> Any:
         made = inner(*asked)
         tried.append(made is not None)
         return made
 
-    monkeypatch.setattr(deferred_reads.DeferredTensors, "load", told)
+    monkeypatch.setattr(loaders.DeferredTensors, "load", told)
     file = saved(tmp_path, {name: drawn(K=32 * groups, N=512) for name in "abc"})
     with opened(file, target) as one, opened(file, target) as other:
         streamed = list(one.stream(list("abc")))

@@ -17,7 +17,7 @@ from qload.errors import NonfiniteScaleError, StorageError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernel_formats import repack, repack_cache
 from qload.parallel import FakeWorld
-from qload.repacking import deferred_reads
+from qload.repacking import loaders
 from qload.sentences import Digit
 from qload.storage import MemoryStorage, SafetensorsStorage
 from qload.weights import Weights, prefetch, stream
@@ -29,21 +29,21 @@ Layers = Mapping[str, Mapping[str, Tensor]]
 
 @pytest.fixture(autouse=True)
 def small_codes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deferred_reads, "MIN_CODE_BYTES", 1)
+    monkeypatch.setattr(loaders, "MIN_CODE_BYTES", 1)
 
 
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """Of each tensor that was to go straight from the file, codes or scales, whether it went."""
     found: list[bool] = []
-    inner = deferred_reads.DeferredTensors._move
+    inner = loaders.DeferredTensors._move
 
-    def told(self: deferred_reads.DeferredTensors, *asked: Any) -> Any:
+    def told(self: loaders.DeferredTensors, *asked: Any) -> Any:
         made = inner(self, *asked)
         found.append(made is not None)
         return made
 
-    monkeypatch.setattr(deferred_reads.DeferredTensors, "_move", told)
+    monkeypatch.setattr(loaders.DeferredTensors, "_move", told)
     return found
 
 
@@ -51,13 +51,13 @@ def moved(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def tried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The codes that were left in their file for later, of each layer that was made without them."""
     found: list[str] = []
-    inner = deferred_reads.DeferredTensors.load
+    inner = loaders.DeferredTensors.load
 
-    def told(self: deferred_reads.DeferredTensors, *asked: Any) -> Any:
-        found.append(self.tensors[deferred_reads.CODES].slices.name)
+    def told(self: loaders.DeferredTensors, *asked: Any) -> Any:
+        found.append(self.tensors[loaders.CODES].slices.name)
         return inner(self, *asked)
 
-    monkeypatch.setattr(deferred_reads.DeferredTensors, "load", told)
+    monkeypatch.setattr(loaders.DeferredTensors, "load", told)
     return found
 
 
@@ -133,7 +133,7 @@ def test_a_layer_whose_moved_scales_are_not_finite_is_loaded_again(nonfinite: An
     kinds: Any = SimpleNamespace(cache=cache, drop=lambda *told: given_up.append(told))
     source = Weights(MemoryStorage({}), loader=loader_from_config(CONFIG), nonfinite=nonfinite)
 
-    made = deferred_reads.DeferredTensors(kinds, "kind", "marlin", {}).load(source, lambda _: stored)
+    made = loaders.DeferredTensors(kinds, "kind", "marlin", {}).load(source, lambda _: stored)
 
     refused = nonfinite == "error" and scale != 1
     assert (made is None, bool(given_up)) == (refused, refused)
@@ -258,7 +258,7 @@ def test_shares_of_several_ranks_are_read_as_ever(tmp_path: Path, tried: list[st
 @has_native
 @pytest.mark.parametrize(
     ("place", "size", "change"),
-    [(deferred_reads, "MIN_CODE_BYTES", 1), (repack_cache, "MAX_CODE_BYTES", -1)],
+    [(loaders, "MIN_CODE_BYTES", 1), (repack_cache, "MAX_CODE_BYTES", -1)],
     ids=["LEAST", "LARGE"],
 )
 def test_codes_of_other_sizes_are_read_as_ever(
@@ -274,7 +274,7 @@ def test_codes_of_other_sizes_are_read_as_ever(
 @has_native
 @pytest.mark.parametrize(
     ("place", "size"),
-    [(deferred_reads, "MIN_CODE_BYTES"), (repack_cache, "MAX_CODE_BYTES")],
+    [(loaders, "MIN_CODE_BYTES"), (repack_cache, "MAX_CODE_BYTES")],
     ids=["least", "large"],
 )
 def test_codes_of_the_first_and_the_last_size_go_straight(
@@ -337,14 +337,14 @@ def test_codes_that_wait_in_their_file_count_as_read_ahead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[bool] = []
-    inner = deferred_reads.DeferredKinds.plan
+    inner = loaders.DeferredKinds.plan
 
-    def told(self: deferred_reads.DeferredKinds, *asked: Any) -> Any:
+    def told(self: loaders.DeferredKinds, *asked: Any) -> Any:
         found = inner(self, *asked)
         planned.append(found is not None)
         return found
 
-    monkeypatch.setattr(deferred_reads.DeferredKinds, "plan", told)
+    monkeypatch.setattr(loaders.DeferredKinds, "plan", told)
     monkeypatch.setattr(stream, "WINDOW_BYTES", 3 * late_bytes())
     with opened(saved(tmp_path, {name: drawn() for name in "abcdef"})) as weights:
         next(weights.stream(list("abcdef")))

@@ -6,4 +6,4 @@ from .kernels import ExllamaLinearKernel as ExllamaLinearKernel
 from .kernels import MarlinLinearKernel as MarlinLinearKernel
 from .kernels import StripsLinearKernel as StripsLinearKernel
 from .kernels import choose_mp_linear_kernel as choose_mp_linear_kernel
-from .parameters import permute_param_layout_ as permute_param_layout_
+from .kernels import permute_param_layout_ as permute_param_layout_
