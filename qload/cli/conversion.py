@@ -85,7 +85,7 @@ def check_rule_ids(ctx: click.Context, param: click.Parameter, value: tuple[str,
 
         for rule in value:
             if rule not in rule_pages():
-                raise click.BadParameter(f"{rule[:80]!r} is not the id of a rule", ctx, param)
+                raise click.BadParameter(f"{rule!r} is not the id of a rule", ctx, param)
     return value
 
 

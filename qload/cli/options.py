@@ -81,7 +81,7 @@ def parse_counts(
             return None
         numbers = _parse_integers(value.split(","))
         if numbers is None:
-            message = f"{value[:80]!r} is not a number of {noun}, or a list such as 1,2,4"
+            message = f"{value!r} is not a number of {noun}, or a list such as 1,2,4"
             raise click.BadParameter(message, ctx, param)
         if min(numbers) < 1:
             raise click.BadParameter(f"{min(numbers)} is less than 1", ctx, param)
@@ -96,7 +96,7 @@ def parse_token_ids(ctx: click.Context, param: click.Parameter, value: str | Non
         return None
     ids = _parse_integers([part.strip() for part in value.split(",")])
     if ids is None:
-        raise click.BadParameter(f"{value[:80]!r} is not a list of token ids such as 1,2,3", ctx, param)
+        raise click.BadParameter(f"{value!r} is not a list of token ids such as 1,2,3", ctx, param)
     return ids
 
 

@@ -136,13 +136,14 @@ def outcome_counts(report: "LayerReportBase", outcomes: Mapping[str, str]) -> st
     """Count the layers of each outcome, or give the reason why the checkpoint cannot be read."""
     reason = getattr(report, "unreadable", "") or getattr(report, "unsupported", "")
     numbers = [f"{count} {outcomes[outcome]}" for outcome, count in sorted(report.counts.items())]
-    return escape(reason or ", ".join(numbers) or "nothing found")
+    return _join_lines(reason, MAX_TEXT_CHARACTERS) or ", ".join(numbers) or "nothing found"
 
 
 def refusal_line(report: "ShardingPlan | Explanation") -> str:
     """Format the verdict on an unreadable or unsupported checkpoint; "" for any other."""
     reason = report.unreadable or report.unsupported
-    return f"{report.verdict}  {escape(report.path)}: {escape(reason)}" if reason else ""
+    text = _join_lines(reason.removeprefix(f"{report.path}: "), MAX_TEXT_CHARACTERS)
+    return f"{report.verdict}  {escape(report.path)}: {text}" if reason else ""
 
 
 def plan_lines(plan: "ShardingPlan") -> Iterator[str]:
@@ -208,9 +209,9 @@ def note_lines(notes: Iterable[str]) -> Iterator[str]:
     return (f"note  {_join_lines(note)}" for note in group_texts(notes))
 
 
-def _join_lines(text: str) -> str:
+def _join_lines(text: str, limit: int = MAX_MESSAGE_CHARACTERS) -> str:
     lines = (" ".join(line.split()) for line in text.splitlines())
-    return escape("; ".join(filter(None, lines)), limit=MAX_MESSAGE_CHARACTERS)
+    return escape("; ".join(filter(None, lines)), limit=limit)
 
 
 def _count_suffix(count: int) -> str:

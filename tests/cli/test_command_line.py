@@ -137,7 +137,7 @@ def test_a_folder_that_is_a_file_is_a_usage_error(asked: list[Any], tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["inspect"], ["verify"], ["doctor"]], ids=["qload", "inspect", "verify", "doctor"]
+    "arguments", [[], *([verb] for verb in main.commands)], ids=lambda each: each[0] if each else "qload"
 )
 def test_help_has_examples_and_the_exit_codes(arguments: list[str], golden: Any) -> None:
     result = run(*arguments, "--help")
