@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from qload.layouts import fp4, marlin
+from qload.layouts.packing import Order
 from qload.spec import Codes, Weight
 
 WORD_BITS = 32
@@ -309,14 +310,13 @@ def _reordered_scales(codes: Codes) -> Iterator[ReadingFault]:
         (marlin.SCALES_PER_COLUMN, 32, "of whole columns"),
     ):
         if rows % width == 0:
-            for reorder, suffix in ((order.apply, ""), (order.undo, ", undone")):
-                words = f"scales in Marlin's order {units}{suffix}"
-                yield _with_scales(codes, "scale-order", words, partial(_reorder_transposed, reorder))
+            words = f"scales in Marlin's order {units}"
+            yield _with_scales(codes, "scale-order", words, partial(_in_order, order))
 
 
-def _reorder_transposed(reorder: Callable[[Tensor], Tensor], scales: Tensor) -> Tensor:
-    """Reorder scales (N, G) as (G, N)."""
-    return reorder(scales.T.contiguous()).T
+def _in_order(order: Order, scales: Tensor) -> Tensor:
+    """Reorder scales (N, G) as (G, N), by an order that is its own inverse."""
+    return order.apply(scales.T.contiguous()).T
 
 
 def _reinterpret(stored: torch.dtype, read: torch.dtype, scales: Tensor) -> Tensor:
