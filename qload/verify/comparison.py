@@ -99,8 +99,7 @@ def _values(codes: Codes, index: Tensor) -> Tensor:
 
 def _centred(values: Tensor) -> Tensor:
     """Subtract the mean of each row and of each column."""
-    rows, columns = values.mean(1, keepdim=True), values.mean(0, keepdim=True)
-    return values - rows - columns + values.mean()
+    return values - values.mean(1, keepdim=True) - values.mean(0) + values.mean()
 
 
 @dataclass(frozen=True)

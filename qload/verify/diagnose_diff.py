@@ -119,7 +119,7 @@ def find_other_wrapping(pair: SideBySide) -> str | None:
         for words, make_codes in wrapped_readings(weight, weight.codes()):
             got, name = apply_input_factors(weight, make_codes().dequantize().reshape(want.shape)), words
         other.add(got, want, differ(got, want, reference))
-    closer = name and (other.exact or other.relative < ours.relative)
+    closer = name and other.relative < ours.relative
     return f"read with {name}, it {'agrees' if other.exact else 'comes closer'}" if closer else None
 
 

@@ -38,6 +38,10 @@ def test_every_operator_has_an_example() -> None:
     assert {operator.lower() for operator, _, _ in PLANTED} == names
 
 
+def test_arguments_of_any_order_are_left() -> None:
+    assert not [each for each in mistakes("min(a, b)") if each.operator == "SwapArguments"]
+
+
 @pytest.mark.parametrize("text", ["'''At least one.'''", "x: 'at least' = y"])
 def test_docstrings_and_annotations_are_left(text: str) -> None:
     assert mistakes(text) == []
