@@ -16,7 +16,7 @@ from qload.formats import FORMATS
 from qload.kernel_formats import PanelsWeight
 from qload.kernel_formats.panels import CODE_BITS
 from qload.kernel_formats.repack import can_restore, targets
-from qload.kernels.cpu_rows import ROW_TYPES
+from qload.kernels.cpu import ROW_TYPES
 from qload.quantize import QUANTIZERS
 from qload.repacking.loaders import READ_AS_STORED
 from qload.spec import Config, Role, TensorSpec, Weight

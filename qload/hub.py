@@ -26,7 +26,7 @@ from threading import Lock
 from time import sleep
 from typing import Any
 
-from qload.detect.files import CONFIGS, MAX_BYTES
+from qload.detect.config_reader import CONFIGS, MAX_BYTES
 from qload.errors import ArgumentError, QloadError, StorageError
 from qload.errors.exceptions import HubUnreachableError
 from qload.storage import RemoteFolder, locate, read_whole

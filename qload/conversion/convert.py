@@ -49,7 +49,7 @@ from qload.conversion.targets import (
     OutputLayers,
     StoredLayers,
 )
-from qload.detect.files import SECTIONS
+from qload.detect.config_reader import SECTIONS
 from qload.diff import LayerDiff, diff
 from qload.errors import ArgumentError, checked
 from qload.errors.reporting import cause_of, group_by_cause

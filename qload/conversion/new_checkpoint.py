@@ -18,7 +18,7 @@ from qload.conversion.atomic_folder import AtomicFolder, check_output_folder, ha
 from qload.conversion.output_files import OutputFile, Progress, background_thread, stored_tensors, write_files
 from qload.conversion.quantization_config import WrittenConfig
 from qload.conversion.report import WrittenCheckpoint
-from qload.detect.files import CONFIGS, MODEL_CONFIG, SECTIONS
+from qload.detect.config_reader import CONFIGS, MODEL_CONFIG, SECTIONS
 from qload.errors import ArgumentError, NonfiniteScaleError, QloadError
 from qload.errors.reporting import qload_version
 from qload.loader import LayerDescription

@@ -38,7 +38,7 @@ from qload.conversion.output_files import (
     weight_tensors,
 )
 from qload.conversion.report import ShardedCheckpoint, ShardedLayer
-from qload.detect.files import CONFIGS
+from qload.detect.config_reader import CONFIGS
 from qload.diff.comparison import same_weight
 from qload.errors import QloadError, checked
 from qload.loader import LayerDescription

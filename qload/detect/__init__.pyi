@@ -1,7 +1,7 @@
 from .config_reader import compare_configs as compare_configs
 from .config_reader import read_claims as read_claims
-from .files import read_configs as read_configs
-from .files import read_model_config as read_model_config
+from .config_reader import read_configs as read_configs
+from .config_reader import read_model_config as read_model_config
 from .loaders import AWQWeightsLoader as AWQWeightsLoader
 from .loaders import DefaultWeightsLoader as DefaultWeightsLoader
 from .loaders import EETQWeightsLoader as EETQWeightsLoader

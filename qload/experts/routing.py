@@ -28,7 +28,7 @@ from torch import Tensor
 
 from qload.architecture import Architecture, architecture_of
 from qload.configs import Excerpt, FoundConfig, validate, value_text
-from qload.detect.files import MODEL_CONFIG
+from qload.detect.config_reader import MODEL_CONFIG
 from qload.errors import ArgumentError, ConfigError, DtypeError, ShapeError, check_fields, checked
 
 Method = Literal["softmax_top_k", "top_k_softmax", "top_k_sigmoid", "softmax_grouped", "sigmoid_grouped"]

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError, DtypeError, ShapeError, check_type
 from qload.kernels import cpu, cuda, declared
-from qload.kernels.cpu_rows import KeptRows
+from qload.kernels.cpu import KeptRows
 from qload.kernels.declared import REMEDY, Activations, Maximum
 from qload.kernels.plans import WIDE, product
 from qload.spec import Weight

@@ -26,7 +26,7 @@ from qload.errors import ArgumentError, ShapeError, check_values, checked
 from qload.kernel_formats import Exl2KernelWeight, restore
 from qload.kernels import declared, dtypes
 from qload.kernels.chips import uncast
-from qload.kernels.cpu_rows import KeptRows
+from qload.kernels.cpu import KeptRows
 from qload.kernels.cuda.module import LIBRARY
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.plans import (

@@ -24,7 +24,7 @@ from torch.nn import functional
 
 from qload.errors import ArgumentError, DtypeError, ShapeError, check_type
 from qload.kernels import cpu, cuda, declared, products, scaled
-from qload.kernels.cpu_rows import KeptRows
+from qload.kernels.cpu import KeptRows
 from qload.kernels.cuda.linear import OPERATORS, CudaPlan, plan_of
 from qload.kernels.declared import Activations, Maximum
 from qload.spec import ActivationScheme, Weight, can_cut, outputs

@@ -29,7 +29,7 @@ from torch import Tensor
 from qload.formats import CTIntWeight, Fp8Weight
 from qload.kernels import cpu
 from qload.kernels.activations import E4M3, QuantizedActivations
-from qload.kernels.cpu_rows import KeptRows, sums_of_codes
+from qload.kernels.cpu import KeptRows, sums_of_codes
 from qload.kernels.cuda.quantize import finish
 from qload.kernels.products import NARROW, fits_float16, token_blocks, weight_slices, wide_product
 from qload.kernels.quantized_inputs import Inputs, MadeInputs

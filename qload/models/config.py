@@ -14,7 +14,7 @@ from pydantic import Field
 from qload.architecture import Architecture, architecture_of
 from qload.architecture.config import INNER
 from qload.configs import Excerpt, FoundConfig, validate, value_text
-from qload.detect.files import MODEL_CONFIG
+from qload.detect.config_reader import MODEL_CONFIG
 from qload.errors import ArgumentError, ConfigError, check_fields, checked
 from qload.experts import ExpertFacts, GatedActivation, Routing, routing_of
 from qload.experts.activation import ACTIVATIONS, facts_of

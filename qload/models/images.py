@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor
 
 from qload.configs import Excerpt, FoundConfig, validate, value_text
-from qload.detect.files import read_json
+from qload.detect.config_reader import read_json
 from qload.errors import ArgumentError, ConfigError, checked
 from qload.models.vision_config import VisionConfig
 from qload.storage import is_directory, is_taken, snapshot

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from qload.configs import Excerpt, FoundConfig, validate, value_text
-from qload.detect.files import MODEL_CONFIG
+from qload.detect.config_reader import MODEL_CONFIG
 from qload.errors import ConfigError, checked
 from qload.experts import GatedActivation
 from qload.models.config import read_activation

@@ -24,8 +24,7 @@ from torch import Tensor
 from qload import native
 from qload.kernel_formats import repack
 from qload.kernels import cpu, products
-from qload.kernels.cpu import PAIRS, REGISTERS, TORCH
-from qload.kernels.cpu_rows import KeptRows
+from qload.kernels.cpu import PAIRS, REGISTERS, TORCH, KeptRows
 from qload.spec import Weight
 from qload.testing import assert_within_bound
 from tests.bench import cell_layers

@@ -40,7 +40,7 @@ from qload.formats.bnb import TABLES
 from qload.kernel_formats import repack
 from qload.kernels import cpu, products
 from qload.kernels.bounds import excess, of_linear
-from qload.kernels.cpu_rows import KeptRows
+from qload.kernels.cpu import KeptRows
 from qload.layouts import Stored
 from qload.spec import ActivationScheme, Layer
 from qload.testing import assert_within_bound

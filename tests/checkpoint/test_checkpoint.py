@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from qload.checkpoint import Checkpoint, open_checkpoint
-from qload.detect import files, loader_from_config
+from qload.detect import config_reader, loader_from_config
 from qload.errors import ArgumentError, ConfigError, QloadError, StorageError
 from qload.storage.safetensors import SafetensorsStorage
 from qload.testing import assert_same_bits, make_checkpoint
@@ -68,13 +68,13 @@ def test_errors_of_headers_and_of_the_config_are_collected_together(tmp_path: Pa
 def test_every_config_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_checkpoint("gptq", tmp_path)
     (tmp_path / "quantize_config.json").write_text(json.dumps(GPTQ))
-    read, read_json = list[str](), files.read_json
+    read, read_json = list[str](), config_reader.read_json
 
     def record(path: Path) -> dict[str, Any]:
         read.append(path.name)
         return read_json(path)
 
-    monkeypatch.setattr(files, "read_json", record)
+    monkeypatch.setattr(config_reader, "read_json", record)
     with open_checkpoint(tmp_path, target="auto"):
         pass
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qload.checkpoint import layers, open_checkpoint
 from qload.detect import loader_from_config
-from qload.detect.dialects import Recogniser
+from qload.detect.loaders import Recogniser
 from qload.detect.signatures import METHODS_ELSEWHERE, SIGNATURES, WORDS, LayerTensors
 from qload.errors import (
     CutError,

@@ -3,7 +3,7 @@
 from tests.faults.fault import Fault
 
 _ORDER, _PANELS = "qload/layouts/panels.py", "qload/kernel_formats/panels.py"
-_CPU, _ROWS = "qload/kernels/cpu.py", "qload/kernels/cpu_rows.py"
+_CPU = "qload/kernels/cpu.py"
 _DEFERRED = "qload/repacking/loaders.py"
 
 FAULTS = (
@@ -22,20 +22,20 @@ FAULTS = (
     Fault("panels-of-half-a-group", _PANELS, "bool((integers.g_idx[perm].long() == expected).all())", "True"),
     Fault("cpu-takes-many-tokens", _CPU, "if way == TORCH:", "if False:"),
     Fault("cpu-strides-of-inputs", _CPU, "if rows.stride(1) != 1 and rows.shape[1] != 1:", "if False:"),
-    Fault("rows-signed-as-unsigned", _ROWS, "codes.codes.dtype == torch.int8", "False"),
+    Fault("rows-signed-as-unsigned", _CPU, "codes.codes.dtype == torch.int8", "False"),
     Fault(
         "rows-by-a-table-of-sixteen",
-        _ROWS,
+        _CPU,
         "replace(meaning, lookup=_of_each_byte(meaning.lookup))",
         "meaning",
     ),
-    Fault("rows-kept-elsewhere", _ROWS, "kept.seen == seen and", ""),
-    Fault("rows-kept-for-ever", _ROWS, " and kept.stands_for(tensors)", ""),
+    Fault("rows-kept-elsewhere", _CPU, "kept.seen == seen and", ""),
+    Fault("rows-kept-for-ever", _CPU, " and kept.stands_for(tensors)", ""),
     Fault("cpu-leaves-all-types", _CPU, 'str(dtype).removeprefix("torch.")', '"bfloat16"'),
     Fault("cpu-one-row-on", _CPU, "if tokens <= most]", "if tokens < most]"),
     Fault(
         "rows-low-half-first",
-        _ROWS,
+        _CPU,
         "isinstance(codes.codes, NibblePairs) and codes.codes.high_first",
         "False",
     ),

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from syrupy.assertion import SnapshotAssertion
 
 from qload.cli import main
-from qload.detect.files import MAX_BYTES
+from qload.detect.config_reader import MAX_BYTES
 from qload.errors import StorageError
 from qload.hub import MAX_FILES, HubId, open_folder
 from qload.storage import read_header

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qload.devices.tensors import FLOATS
-from qload.kernels import cpu, cpu_rows
+from qload.kernels import cpu
 from qload.layouts import fp4
 from qload.native.modules import NativeModule
 
@@ -27,7 +27,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     module: Any = SimpleNamespace(multiply_rows=multiply_rows)
     monkeypatch.setattr(cpu, "load", lambda name: NativeModule(module))
     monkeypatch.setattr(cpu, "isa", lambda: "avx2")
-    monkeypatch.setattr(cpu_rows, "has_routines", lambda *tensors: True)
+    monkeypatch.setattr(cpu, "has_routines", lambda *tensors: True)
     return asked
 
 
@@ -79,8 +79,8 @@ def meant(codes: Tensor, bits: int, values: Sequence[Any], kind: tuple[int, floa
 
 
 def floats(address: int, count: int, kind: int, second: float, divided: bool) -> Tensor:
-    """Scales of a type of `qload.kernels.cpu_rows.BYTE_SCALES`, as float32."""
-    stored = at(address, count, cpu_rows.BYTE_SCALES[kind])
+    """Scales of a type of `qload.kernels.cpu.BYTE_SCALES`, as float32."""
+    stored = at(address, count, cpu.BYTE_SCALES[kind])
     if kind == 0:
         return stored
     each = fp4.e8m0(stored) if stored.dtype == torch.uint8 else stored.float()

@@ -21,7 +21,7 @@ from qload.formats import (
     Fp8Weight,
 )
 from qload.kernel_formats import repack
-from qload.kernels import cpu, cpu_rows, products
+from qload.kernels import cpu, products
 from qload.native.modules import NativeModule
 from qload.spec import Weight
 from qload.testing import assert_same_bits
@@ -46,7 +46,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     )
     monkeypatch.setattr(cpu, "load", lambda name: NativeModule(module))
     monkeypatch.setattr(cpu, "isa", lambda: "avx2")
-    monkeypatch.setattr(cpu_rows, "has_routines", lambda *tensors: True)
+    monkeypatch.setattr(cpu, "has_routines", lambda *tensors: True)
     return seen
 
 
@@ -163,12 +163,12 @@ def test_codes_of_four_bits_that_are_a_byte_each_have_a_table_of_all_bytes(
     kind: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows that end within blocks: each element has a scale, and kernels read the table's 256 values."""
-    monkeypatch.setattr(cpu_rows, "has_routines", lambda *tensors: True)
+    monkeypatch.setattr(cpu, "has_routines", lambda *tensors: True)
     table = torch.linspace(-1, 1, 16)
     config = BNB4Config(quant_type=kind.format.removeprefix("bnb_"), blocksize=64, K=16)
     stored = torch.randint(256, (256, 1), dtype=torch.uint8)
 
-    rows = cpu_rows.rows_of(kind(config=config, weight=stored, absmax=torch.ones(8), quant_map=table))
+    rows = cpu.rows_of(kind(config=config, weight=stored, absmax=torch.ones(8), quant_map=table))
 
     assert rows is not None
     assert (rows.bits, rows.meaning.lookup.shape) == (8, (256,))  # type: ignore[union-attr]
@@ -181,12 +181,12 @@ class Asked:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = 0
-        monkeypatch.setattr(cpu_rows, "rows_of", self)
+        monkeypatch.setattr(cpu, "rows_of", self)
 
-    def __call__(self, weight: Any) -> cpu_rows.CodeRows:
+    def __call__(self, weight: Any) -> cpu.CodeRows:
         self.count += 1
         meaning = scaled_by(weight.weight_scale.reshape(1, 1).clone())
-        return cpu_rows.CodeRows(weight.weight.view(torch.uint8), 8, False, meaning)
+        return cpu.CodeRows(weight.weight.view(torch.uint8), 8, False, meaning)
 
 
 def scaled_by(scales: Tensor) -> Meaning:
@@ -205,7 +205,7 @@ WRITES: dict[str, Callable[[Tensor], object]] = {
 
 
 def test_what_codes_mean_is_found_once_for_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, kept, weight = Asked(monkeypatch), cpu_rows.KeptRows(), fp8()
+    asked, kept, weight = Asked(monkeypatch), cpu.KeptRows(), fp8()
 
     first = kept.of(weight)
     assert kept.of(weight) is first
@@ -220,7 +220,7 @@ def test_a_write_to_what_became_another_tensor_is_seen(
 ) -> None:
     asked = Asked(monkeypatch)
     with torch.inference_mode(inference):
-        kept, weight = cpu_rows.KeptRows(), fp8()
+        kept, weight = cpu.KeptRows(), fp8()
         kept.of(weight)
         WRITES[write](weight.weight_scale)
 
@@ -229,7 +229,7 @@ def test_a_write_to_what_became_another_tensor_is_seen(
 
 
 def test_codes_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, kept, weight = Asked(monkeypatch), cpu_rows.KeptRows(), fp8()
+    asked, kept, weight = Asked(monkeypatch), cpu.KeptRows(), fp8()
     kept.of(weight)
     weight.weight.data.fill_(1)
     assert kept.of(weight).bytes.eq(weight.weight.view(torch.uint8)).all()  # type: ignore[union-attr]
@@ -238,7 +238,7 @@ def test_codes_are_read_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["weight", "weight_scale"])
 def test_another_tensor_is_asked_about(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, kept, weight = Asked(monkeypatch), cpu_rows.KeptRows(), fp8()
+    asked, kept, weight = Asked(monkeypatch), cpu.KeptRows(), fp8()
     kept.of(weight)
 
     other = weight.holding({name: getattr(weight, name).clone()})
@@ -260,14 +260,14 @@ def test_a_layer_whose_codes_become_others_multiplies_by_the_new_ones() -> None:
 
 
 def test_nothing_is_kept_where_codes_become_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, kept, weight = Asked(monkeypatch), cpu_rows.KeptRows(), fp8()
+    asked, kept, weight = Asked(monkeypatch), cpu.KeptRows(), fp8()
     meaning = scaled_by(weight.weight_scale)
 
-    def copied(weight: Any) -> cpu_rows.CodeRows:
+    def copied(weight: Any) -> cpu.CodeRows:
         asked.count += 1
-        return cpu_rows.CodeRows(weight.weight.view(torch.uint8).clone(), 8, False, meaning)
+        return cpu.CodeRows(weight.weight.view(torch.uint8).clone(), 8, False, meaning)
 
-    monkeypatch.setattr(cpu_rows, "rows_of", copied)
+    monkeypatch.setattr(cpu, "rows_of", copied)
     kept.of(weight)
     kept.of(weight)
 
@@ -288,8 +288,8 @@ def test_a_layer_that_is_written_to_is_multiplied_as_it_is() -> None:
 @pytest.mark.usefixtures("here")
 def test_a_module_keeps_what_its_codes_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Weight] = []
-    found = cpu_rows.rows_of
-    monkeypatch.setattr(cpu_rows, "rows_of", lambda weight: asked.append(weight) or found(weight))
+    found = cpu.rows_of
+    monkeypatch.setattr(cpu, "rows_of", lambda weight: asked.append(weight) or found(weight))
     linear = FP8.get_linear()
 
     for M in (1, 2, 3):

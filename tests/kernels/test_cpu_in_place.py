@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qload.formats import CTIntConfig, CTIntWeight
-from qload.kernels import cpu_rows
+from qload.kernels import cpu
 
 
 @pytest.mark.parametrize("point", [None, 0, 3])
@@ -12,7 +12,7 @@ def test_integers_of_a_byte_are_read_where_they_lie(
     point: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CTIntWeight, "codes", lambda weight: pytest.fail("codes became others"))
-    monkeypatch.setattr(cpu_rows, "has_routines", lambda *tensors: True)
+    monkeypatch.setattr(cpu, "has_routines", lambda *tensors: True)
     zeros = None if point is None else torch.full((32, 1), point, dtype=torch.int8)
     weight = CTIntWeight(
         config=CTIntConfig((1, -1), symmetric=point is None),
@@ -20,7 +20,7 @@ def test_integers_of_a_byte_are_read_where_they_lie(
         weight_scale=torch.ones(32, 1),
         weight_zero_point=zeros,
     )
-    rows = cpu_rows.rows_of(weight)
+    rows = cpu.rows_of(weight)
 
     assert rows is not None
     assert rows.bytes.data_ptr() == weight.weight.data_ptr()

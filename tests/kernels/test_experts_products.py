@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qload.kernels import cpu, experts_function
 from qload.kernels.bounds import excess, of_experts
-from qload.kernels.cpu_rows import KeptRows
+from qload.kernels.cpu import KeptRows
 from qload.kernels.experts_function import KeptMatrix
 from qload.spec import Weight
 from qload.testing import assert_same_bits

@@ -14,7 +14,7 @@ from qload.detect import loader_from_config
 from qload.errors import RepackError
 from qload.formats import GPTQWeight, UnquantizedWeight
 from qload.kernel_formats import PanelsWeight, repack
-from qload.kernels import cpu, cpu_rows
+from qload.kernels import cpu
 from qload.layouts import StoredMinusOneUnmasked
 from qload.spec import Weight
 from qload.storage import MemoryStorage
@@ -32,7 +32,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     found = native.NativeModule(SimpleNamespace())  # type: ignore[arg-type]
     monkeypatch.setattr(cpu, "load", lambda name: found)
     monkeypatch.setattr(cpu, "isa", lambda: "avx512")
-    monkeypatch.setattr(cpu_rows, "rows_of", lambda weight: None)
+    monkeypatch.setattr(cpu, "rows_of", lambda weight: None)
     monkeypatch.setattr(cpu.PanelsPlan, "product", lambda plan, way, x, *rest: x.new_zeros(len(x), plan.N))
     monkeypatch.setattr(cpu, "_advised", set())
     monkeypatch.setattr(cpu, "_refused", set())

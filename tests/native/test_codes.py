@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qload import native
 from qload.kernels import bounds, plans, scaled
-from qload.kernels.cpu_rows import sums_of_codes
+from qload.kernels.cpu import sums_of_codes
 from qload.native import load
 from qload.testing import assert_same_bits
 from tests.kernels.activation_cases import named

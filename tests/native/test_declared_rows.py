@@ -9,7 +9,7 @@ from torch import Tensor
 from qload import native
 from qload.formats import Fp8Config, Fp8Weight
 from qload.kernel_formats import repack
-from qload.kernels import bounds, cpu_rows, plans, scaled
+from qload.kernels import bounds, cpu, plans, scaled
 from qload.spec import ActivationScheme, Layer, Weight
 from qload.testing import assert_same_bits
 from tests.kernels.activation_cases import FOLDERS, named, read
@@ -96,8 +96,8 @@ def test_a_token_that_is_nan_spoils_no_other(isa: str, scheme: ActivationScheme)
 def test_a_layer_asks_once_what_its_codes_mean(
     scheme: ActivationScheme, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linear, asked, own = fp8(scheme).get_linear(), list[Weight](), cpu_rows.rows_of
-    monkeypatch.setattr(cpu_rows, "rows_of", lambda weight: asked.append(weight) or own(weight))
+    linear, asked, own = fp8(scheme).get_linear(), list[Weight](), cpu.rows_of
+    monkeypatch.setattr(cpu, "rows_of", lambda weight: asked.append(weight) or own(weight))
 
     for _ in range(3):
         linear(inputs(2, torch.float32))

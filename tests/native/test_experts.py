@@ -18,7 +18,7 @@ from qload.experts.weight import stacked
 from qload.formats import GPTQWeight, UnquantizedWeight
 from qload.kernels import bounds, cpu, experts_function
 from qload.kernels.bounds import excess
-from qload.kernels.cpu_rows import ROW_TYPES, KeptRows, rows_of
+from qload.kernels.cpu import ROW_TYPES, KeptRows, rows_of
 from qload.spec import Weight
 from qload.testing import assert_same_bits
 from tests.experts.drawn import choices

@@ -12,7 +12,7 @@ from torch import Tensor
 from qload import native
 from qload.devices.operands import Meaning
 from qload.kernels import cpu
-from qload.kernels.cpu_rows import CodeRows
+from qload.kernels.cpu import CodeRows
 from qload.testing import assert_same_bits
 from tests.native.memory import ISAS, placed
 

@@ -20,7 +20,7 @@ from qload.formats import (
     NVFP4Config,
 )
 from qload.kernels import cpu
-from qload.kernels.cpu_rows import ROW_TYPES, rows_of
+from qload.kernels.cpu import ROW_TYPES, rows_of
 from qload.spec import Weight
 from qload.testing import assert_reads_back, assert_same_bits, assert_same_twice, assert_within_bound, layers
 from tests.format_cases import CONFIGS

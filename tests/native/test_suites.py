@@ -17,7 +17,7 @@ from qload.errors import CutError, DivideError
 from qload.kernel_formats import repack
 from qload.kernel_formats.repack import find_unsupported_panels
 from qload.kernels import cpu, experts_function
-from qload.kernels.cpu_rows import ROW_TYPES, rows_of
+from qload.kernels.cpu import ROW_TYPES, rows_of
 from qload.spec import Weight
 
 pytestmark = pytest.mark.slow  # many cases, for the session that has the module

@@ -12,7 +12,7 @@ from qload.architecture import architecture_of
 from qload.checkpoint import Checkpoint, target_of_dtype
 from qload.configs import value_text
 from qload.detect import for_target
-from qload.detect.files import MODEL_CONFIG
+from qload.detect.config_reader import MODEL_CONFIG
 from qload.errors import ArgumentError, CastError, MismatchError, RepackError
 from qload.experts.weight import stacked
 from qload.kernels.declared import Maximum
