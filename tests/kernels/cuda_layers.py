@@ -1,10 +1,10 @@
 """Layers for the CUDA module computed by hand, which stands in for the built one."""
 
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
@@ -19,6 +19,7 @@ from tests.kernel_formats.fp4_layers import mxfp4, nvfp4
 from tests.kernel_formats.marlin_layers import row_share
 from tests.kernels.cuda_by_hand import STREAM, Hand
 
+H = TypeVar("H", bound=Hand)
 AMPERE, HOPPER = (8, 0), (9, 0)
 OPERATORS = {
     "marlin": marlin._marlin,
@@ -30,8 +31,15 @@ OPERATORS = {
 
 @pytest.fixture(scope="module", autouse=True)
 def _operators() -> Iterator[None]:
+    with on_cpu(OPERATORS):
+        yield
+
+
+@contextmanager
+def on_cpu(operators: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Run operators of the CUDA module on tensors of the CPU."""
     library = torch.library.Library("qload", "IMPL")
-    for name, run in OPERATORS.items():
+    for name, run in operators.items():
         library.impl(name, run, "CPU")
     yield
     library._destroy()
@@ -39,7 +47,12 @@ def _operators() -> Iterator[None]:
 
 @pytest.fixture
 def hand(chip: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> Hand:
-    made = Hand(chip)
+    return installed(Hand(chip), monkeypatch)
+
+
+def installed(made: H, monkeypatch: pytest.MonkeyPatch) -> H:
+    """Put a module in place of the built one, on a device of its capability."""
+    chip = made.capability
     monkeypatch.setattr(module, "load", lambda name: NativeModule(made))
     for routines in (cuda, cuda_stored):
         monkeypatch.setattr(routines, "module_for", lambda *tensors: made)
