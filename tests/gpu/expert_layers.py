@@ -89,17 +89,26 @@ def drawn(
     dtype: torch.dtype = torch.float16,
     exact: bool = False,
     gate: Gate | None = None,
+    device: str = "cuda",
 ) -> Experts:
     """Random experts. `exact`: scales that are powers of two."""
     make = torch.Generator().manual_seed(E + H + inner)
     options: dict[str, Any] = {"zeros": zeros, "act_order": act_order, "bias": bias, "exact": exact}
     shapes = ((2 * inner, H), (H, inner))
-    both = [matrix(E, N, K, group, bits, dtype, make, **options) for N, K in shapes]
+    both = [matrix(E, N, K, group, bits, dtype, make, device, **options) for N, K in shapes]
     return Experts(*both, gate or Gate())
 
 
 def matrix(
-    E: int, N: int, K: int, group: int, bits: int, dtype: torch.dtype, make: torch.Generator, **options: bool
+    E: int,
+    N: int,
+    K: int,
+    group: int,
+    bits: int,
+    dtype: torch.dtype,
+    make: torch.Generator,
+    device: str = "cuda",
+    **options: bool,
 ) -> ExpertMatrix:
     """One matrix of each expert; what lies in its padding is random too, but for rows that no input has."""
     rows, columns = -(-K // strips.TILE_K) * strips.TILE_K, -(-N // strips.TILE_N) * strips.TILE_N
@@ -114,11 +123,11 @@ def matrix(
     order = torch.stack([torch.cat([torch.randperm(K, generator=make), beyond]) for _ in range(E)])
     bias = torch.randn(E, N, generator=make)
     return ExpertMatrix(
-        words.to(torch.int32).cuda(),
-        scales.to(dtype).cuda(),
-        points.to(torch.int32).cuda() if options["zeros"] else None,
-        order.to(torch.int32).cuda() if options["act_order"] else None,
-        bias.to(dtype).cuda() if options["bias"] else None,
+        words.to(device, torch.int32),
+        scales.to(device, dtype),
+        points.to(device, torch.int32) if options["zeros"] else None,
+        order.to(device, torch.int32) if options["act_order"] else None,
+        bias.to(device, dtype) if options["bias"] else None,
         N,
         K,
         bits,

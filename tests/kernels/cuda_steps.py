@@ -1,4 +1,4 @@
-"""The routines between the products of a decoder layer on memory of the CPU: what csrc/cuda/step/step.h says."""
+"""Routines between the products of a decoder layer, as in csrc/cuda/step/step.h, on memory of the CPU."""
 
 from math import inf
 
@@ -24,7 +24,9 @@ class HandOfSteps(Hand):
             taken = at(total, T, rows, size).copy_(taken + at(added, T, rows, size))
         at(y, T, rows, size).copy_(normed(taken, at(weight, T, size), eps))
 
-    def place_heads(self, heads, turns, slots, norms, q, cache, places, sizes, eps, pairs, bf16, stream) -> None:
+    def place_heads(
+        self, heads, turns, slots, norms, q, cache, places, sizes, eps, pairs, bf16, stream
+    ) -> None:
         tokens, queries, kv, size = sizes
         T = self._dtype(bf16, stream, heads, *turns, *norms, *cache)
         assert (size % 16, size <= 512, type(pairs)) == (0, True, bool)
@@ -56,7 +58,9 @@ class HandOfSteps(Hand):
             for each, pitch, size in zip(cache, pitches, (k_size, v_size), strict=True)
         )
         for s, position in enumerate(at(positions, LONG, S).tolist()):
-            first = max(position - (limits[0] or inf) + 1, position // (limits[1] or inf) * (limits[1] or 0), 0)
+            first = max(
+                position - (limits[0] or inf) + 1, position // (limits[1] or inf) * (limits[1] or 0), 0
+            )
             own = at(table, LONG, S, width)[s]
             k, v = (held[own].flatten(0, 1)[int(first) : position + 1] for held in (keys, values))
             wide = at(q, T, S, heads, k_size)[s], k, v, at(sinks, torch.float32, heads) if sinks else None

@@ -1,0 +1,428 @@
+"""Tokens through experts by launches of the CUDA module, its routines computed by hand on CPU tensors."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qload import ExpertFacts, ExpertsWeight, GatedActivation, LocalExperts
+from qload.errors import ArgumentError
+from qload.experts.weight import stacked
+from qload.kernel_formats import StripsWeight
+from qload.kernels.cuda import experts, module
+from tests.gpu.expert_layers import Experts, Gate, Tokens, drawn
+from tests.kernels.cuda_experts import ALL, LAST, WHOLE, HandOfExperts
+from tests.kernels.cuda_layers import AMPERE, HOPPER, installed, on_cpu
+
+HALF, BF16, CUDA = torch.float16, torch.bfloat16, torch.device("cuda")
+WAYS = pytest.mark.parametrize("way", experts.WAYS)
+CLAMPED = Gate("clamped_swiglu", 1.5, 40.0)
+LAYERS = {  # and the mapping of experts, and whether gate and up are one in the kernel of few tokens
+    "groups of 128": ({"E": 3, "H": 256, "inner": 128}, None, True),
+    "8 bits, zero points, one scale a column": (
+        {"E": 2, "H": 128, "inner": 192, "group": -1, "zeros": True, "bits": 8, "dtype": BF16}, None, True,
+    ),
+    "a bias, elsewhere": ({"E": 2, "H": 256, "inner": 64, "group": 64, "bias": True}, [1, -1, 0, -1], True),
+    "padded": (
+        {"E": 3, "H": 104, "inner": 72, "group": 32, "zeros": True, "bias": True, "gate": CLAMPED},
+        None, False,
+    ),
+    "act order": ({"E": 2, "H": 128, "inner": 256, "act_order": True}, [-1, 1, 0], True),
+    "padded act order": ({"E": 3, "H": 88, "inner": 72, "group": 32, "act_order": True}, None, False),
+    "gelu, one padded": ({"E": 2, "H": 128, "inner": 64, "gate": Gate("gelu")}, None, True),
+    "gelu by tanh": ({"E": 2, "H": 128, "inner": 128, "gate": Gate("gelu_tanh")}, None, True),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _operators() -> Iterator[None]:
+    with on_cpu({"experts": experts._experts}):
+        yield
+
+
+@pytest.fixture
+def chip() -> tuple[int, int]:
+    return HOPPER
+
+
+@pytest.fixture
+def hand(chip: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> HandOfExperts:
+    return installed(HandOfExperts(chip), monkeypatch)
+
+
+def tokens(M: int, H: int, top: int, total: int, dtype: torch.dtype) -> Tokens:
+    """Small whole numbers, experts that differ, weights that are powers of two."""
+    make = torch.Generator().manual_seed(M + H)
+    ids = torch.rand(M, total, generator=make).topk(top).indices
+    weights = 2.0 ** -torch.randint(0, 3, (M, top), generator=make)
+    return Tokens(torch.randint(-2, 3, (M, H), generator=make).to(dtype), ids, weights)
+
+
+def want(
+    held: Experts, chosen: Tokens, places: list[int], weighs_inputs: bool, way: str, is_one: bool
+) -> Tensor:
+    """The formula in float64, rounded where a way rounds."""
+    dtype, weights = chosen.x.dtype, chosen.weights.double()
+    sums = dtype if way == "many" else torch.float32
+    total = torch.zeros(chosen.x.shape, dtype=torch.float64)
+    matrices = {name: held.dequantized(name) for name in ("gate_up", "down")}
+    for m, k in torch.cartesian_prod(*map(torch.arange, chosen.ids.shape)).tolist():
+        place = places[int(chosen.ids[m, k])]
+        if place < 0:
+            continue
+        x = chosen.x[m].double() * (weights[m, k] if weighs_inputs else 1)
+        both = matrices["gate_up"][place] @ x
+        both = both if held.gate_up.bias is None else both + held.gate_up.bias[place].double()
+        both = both if way == "few" and is_one else both.to(sums).double()
+        between = held.gate(*both.chunk(2)).to(dtype).double()
+        out = matrices["down"][place] @ between
+        out = out if held.down.bias is None else out + held.down.bias[place].double()
+        total[m] += out.to(sums).double() * (1 if weighs_inputs else weights[m, k])
+    return total.to(dtype)
+
+
+@WAYS
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize(("M", "weighs_inputs"), [(1, False), (3, True), (33, False)])
+def test_tokens_go_through_the_experts_that_they_chose(
+    hand: HandOfExperts, name: str, M: int, weighs_inputs: bool, way: str
+) -> None:
+    kind, places, is_one = LAYERS[name]
+    held, at = drawn(**kind, exact=True, device="cpu"), places or [*range(kind["E"])]
+    chosen = tokens(M, kind["H"], 2, len(at), held.gate_up.scales.dtype)
+    options = {**held.gate.options, "weighs_inputs": weighs_inputs, "way": way, "early": M != 3}
+    local = None if places is None else torch.tensor(places, dtype=torch.int32)
+    ids = chosen.ids.to(torch.int32) if M == 3 else chosen.ids
+    x = torch.cat([torch.zeros(1).to(chosen.x.dtype), chosen.x.flatten()])[1:].view(chosen.x.shape)
+
+    y = experts.multiply(
+        x if way == "many" else chosen.x, ids.T.contiguous().T, chosen.weights, held.gate_up, held.down,
+        expert_map=local, **options,
+    )  # fmt: skip
+
+    assert y.dtype == chosen.x.dtype
+    assert torch.equal(y, want(held, chosen, at, weighs_inputs, way, is_one))
+    assert {early for name, early, _ in hand.launches if name != "sort"} == {M != 3}
+
+
+def launched(held: Experts, M: int, hand: HandOfExperts, top: int = 2, **options: Any) -> list[Any]:
+    """Names of the launches of a call, and how products are divided."""
+    dtype = held.gate_up.scales.dtype
+    chosen = tokens(M, held.gate_up.K, top, held.down.experts, dtype)
+    experts.multiply(chosen.x, chosen.ids, chosen.weights, held.gate_up, held.down, **options)
+    return [(name, division) if division else name for name, _, division in hand.launches]
+
+
+def test_one_token_is_sorted_by_nobody(hand: HandOfExperts) -> None:
+    held = drawn(3, 256, 128, device="cpu")
+
+    assert launched(held, 1, hand) == [("unknown", (8, 2, 6)), ("known", (8, 1, 12)), "combine"]
+
+
+@pytest.mark.parametrize(("M", "turn"), [(18, 8), (19, 16)])
+def test_a_second_read_of_an_expert_takes_longer_than_a_block_of_16(
+    hand: HandOfExperts, M: int, turn: int
+) -> None:
+    held = drawn(3, 128, 64, device="cpu")
+
+    assert launched(held, M, hand, way="few")[0] == ("sort", (turn,))
+
+
+@pytest.mark.parametrize(
+    ("M", "tokens_of_block"), [(38, 32), (39, 64), (76, 64), (77, 128), (400, 128)], ids=str
+)
+def test_a_block_of_many_has_the_tokens_of_an_expert_and_a_quarter_more(
+    hand: HandOfExperts, M: int, tokens_of_block: int
+) -> None:
+    held = drawn(3, 128, 64, device="cpu")
+    columns = 256 if tokens_of_block == 128 else 512
+
+    assert launched(held, M, hand, way="many") == [
+        ("sort", (tokens_of_block,)),
+        "gather",
+        ("many", (tokens_of_block, columns, False, ALL if columns == 256 else WHOLE)),
+        *([("many", (tokens_of_block, 256, False, LAST))] if columns == 512 else []),
+        "gate",
+        ("many", (tokens_of_block, columns, False, ALL if columns == 256 else WHOLE)),
+        *([("many", (tokens_of_block, 256, False, LAST))] if columns == 512 else []),
+        "combine",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("H", "top", "how"),
+    [
+        (11200, 1, ("known", (8, 1, 12))),  # 87 pairs of tiles
+        (11264, 1, ("known", (8, 1, 3))),
+        (5632, 2, ("known", (8, 1, 3))),
+    ],
+)
+def test_fewer_columns_of_a_token_are_shared_by_more_warps(
+    hand: HandOfExperts, H: int, top: int, how: Any
+) -> None:
+    held = drawn(2, H, 64, device="cpu")
+
+    assert launched(held, 1, hand, top=top)[-2] == how
+
+
+def test_the_fastest_way_is_the_default(hand: HandOfExperts) -> None:
+    held = drawn(2, 128, 64, device="cpu")
+
+    assert launched(held, 7, hand, top=2)[-2][0] == "known"
+    hand.launches.clear()
+    assert launched(held, 8, hand, top=2)[-2][0] == "many"
+
+
+@WAYS
+def test_an_id_of_no_expert_spoils_its_token_alone(hand: HandOfExperts, way: str) -> None:
+    held, chosen = drawn(3, 128, 64, device="cpu"), tokens(4, 128, 2, 3, HALF)
+    for token, id_ in ((1, 3), (2, -1)):
+        chosen.ids[token, 0] = id_
+
+    y = experts.multiply(chosen.x, chosen.ids, chosen.weights, held.gate_up, held.down, way=way)
+
+    assert y.isnan().all(1).tolist() == [False, True, True, False]
+    assert y.isnan().any(1).tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize(("M", "top", "H"), [(0, 2, 128), (3, 0, 128), (3, 2, 0)])
+def test_nothing_chosen_is_nothing(hand: HandOfExperts, M: int, top: int, H: int) -> None:
+    held = drawn(2, 128, 64, device="cpu")
+    held = replace(held, gate_up=replace(held.gate_up, K=H), down=replace(held.down, N=H))
+    ids = torch.zeros(M, top, dtype=torch.int64)
+
+    y = experts.multiply(torch.ones(M, H).half(), ids, ids.float(), held.gate_up, held.down)
+
+    assert torch.equal(y, torch.zeros(M, H).half())
+    assert not hand.launches
+
+
+LAYER = drawn(2, 128, 64, 32, zeros=True, bias=True, act_order=True, device="cpu")
+GATE_UP, DOWN = LAYER.gate_up, LAYER.down
+CHOSEN = tokens(3, 128, 2, 2, HALF)
+GROUPS, MORE = "32, 64, 128 or -1 of 4 or 8 bits", "as many experts as gate_up, at most 4096"
+MANY = torch.empty(4097, 0, 0, dtype=torch.int32)
+NONE = {"zeros": None, "perm": None, "bias": None, "scales": torch.empty(4097, 0, 0).half(), "weights": MANY}
+
+
+def odd(tensor: Tensor | None) -> Tensor:
+    assert tensor is not None
+    return torch.cat([tensor.flatten()[:1], tensor.flatten()])[1:].view(tensor.shape)
+
+
+REFUSED = [
+    ({"topk_ids": CHOSEN.ids[:2]}, "topk_ids", "(M, top) for x (3, 128)", "(2, 2)"),
+    ({"topk_ids": CHOSEN.ids[0]}, "topk_ids", "(M, top) for x (3, 128)", "(2,)"),
+    ({"x": CHOSEN.x[None]}, "topk_ids", "(M, top) for x (1, 3, 128)", "(3, 2)"),
+    ({"topk_ids": CHOSEN.ids.short()}, "topk_ids", "torch.int32 or torch.int64", "torch.int16"),
+    ({"x": CHOSEN.x.float()}, "x", "torch.float16 or torch.bfloat16", "torch.float32"),
+    ({"topk_weights": CHOSEN.weights[:, :1]}, "topk_weights", "shape (3, 2)", "(3, 1)"),
+    (
+        {"topk_weights": CHOSEN.weights.double()},
+        "topk_weights",
+        "torch.float32 or torch.float16 or torch.bfloat16",
+        "torch.float64",
+    ),
+    ({"expert_map": torch.zeros(2)}, "expert_map", "torch.int32", "torch.float32"),
+    ({"activation": "relu"}, "activation", "silu or gelu or gelu_tanh or clamped_swiglu", "'relu'"),
+    ({"way": "other"}, "way", "few or many", "'other'"),
+    ({"gate_up": replace(GATE_UP, bits=3)}, "gate_up.group_size", GROUPS, "32 of 3 bits"),
+    ({"down": replace(DOWN, group_size=16)}, "down.group_size", GROUPS, "16 of 4 bits"),
+    (
+        {"gate_up": replace(GATE_UP, weights=GATE_UP.weights[0])},
+        "gate_up.weights",
+        "(E, N / 64, K * 8), K of whole groups of 128",
+        "(2, 1024)",
+    ),
+    (
+        {"gate_up": replace(GATE_UP, weights=GATE_UP.weights[..., :512])},
+        "gate_up.weights",
+        "(E, N / 64, K * 8), K of whole groups of 128",
+        "(2, 2, 512)",
+    ),
+    ({"x": torch.ones(3, 129).half()}, "gate_up.weights", "at least 128 x 129", "128 x 128"),
+    ({"down": replace(DOWN, K=65)}, "gate_up.weights", "at least 130 x 128", "128 x 128"),
+    (
+        {"gate_up": replace(GATE_UP, weights=GATE_UP.weights.float())},
+        "gate_up.weights",
+        "torch.int32",
+        "torch.float32",
+    ),
+    (
+        {"gate_up": replace(GATE_UP, scales=GATE_UP.scales[:, :3])},
+        "gate_up.scales",
+        "contiguous, on cpu",
+        "strides (512, 128, 1), on cpu",
+    ),
+    (
+        {"gate_up": replace(GATE_UP, scales=GATE_UP.scales[:, :3].contiguous())},
+        "gate_up.scales",
+        "shape (2, 4, 128)",
+        "(2, 3, 128)",
+    ),
+    (
+        {"down": replace(DOWN, scales=DOWN.scales.bfloat16())},
+        "down.scales",
+        "torch.float16",
+        "torch.bfloat16",
+    ),
+    (
+        {"down": replace(DOWN, zeros=DOWN.zeros[..., :8].contiguous())},
+        "down.zeros",
+        "shape (2, 4, 16)",  # type: ignore[index]
+        "(2, 4, 8)",
+    ),
+    ({"down": replace(DOWN, perm=DOWN.perm[:, :64].contiguous())}, "down.perm", "shape (2, 128)", "(2, 64)"),  # type: ignore[index]
+    ({"down": replace(DOWN, bias=DOWN.bias.float())}, "down.bias", "torch.float16", "torch.float32"),  # type: ignore[union-attr]
+    ({"gate_up": replace(GATE_UP, bias=GATE_UP.bias[:1])}, "gate_up.bias", "shape (2, 128)", "(1, 128)"),  # type: ignore[index]
+    (
+        {"gate_up": replace(GATE_UP, scales=odd(GATE_UP.scales))},
+        "gate_up.scales",
+        "memory from a multiple of 16 bytes on",
+        "another place",
+    ),
+    (
+        {"down": replace(DOWN, weights=odd(DOWN.weights))},
+        "down.weights",
+        "memory from a multiple of 16 bytes on",
+        "another place",
+    ),
+    (
+        {"down": replace(DOWN, zeros=odd(DOWN.zeros))},
+        "down.zeros",
+        "memory from a multiple of 16 bytes on",
+        "another place",
+    ),
+    ({"down": drawn(3, 128, 64, 32, device="cpu").down}, "down", MORE, "2 and 3"),
+]
+
+
+@pytest.mark.parametrize(("changed", "argument", "expected", "got"), REFUSED)
+def test_operands_that_do_not_fit_are_refused(
+    hand: HandOfExperts, changed: Any, argument: str, expected: str, got: str
+) -> None:
+    read: dict[str, Any] = {
+        "x": CHOSEN.x,
+        "topk_ids": CHOSEN.ids,
+        "topk_weights": CHOSEN.weights,
+        "gate_up": GATE_UP,
+        "down": DOWN,
+    }
+
+    with pytest.raises(ArgumentError) as error:
+        experts.multiply(**{**read, **changed})
+
+    assert (error.value.argument, error.value.expected, error.value.got) == (argument, expected, got)
+    assert not hand.launches
+
+
+def test_more_experts_than_the_kernel_counts_are_refused(hand: HandOfExperts) -> None:
+    matrix = drawn(1, 128, 64, device="cpu").gate_up
+    many = [
+        replace(
+            matrix,
+            weights=matrix.weights.expand(E, -1, -1)[:, :0].contiguous(),
+            N=0,
+            scales=torch.empty(E, 1, 0).half(),
+        )
+        for E in (4096, 4097)
+    ]
+    x, ids = torch.ones(1, 128).half(), torch.zeros(1, 1, dtype=torch.int64)
+
+    calls = [
+        experts.ExpertsCall(x, ids, ids.float(), None, each, each, (0, 0.0, 0.0), False) for each in many
+    ]
+
+    experts.check(calls[0])
+    with pytest.raises(ArgumentError, match=r"at most 4096\n +got +4097 and 4097"):
+        experts.check(calls[1])
+
+
+def _in_parts(weight: StripsWeight, parts: tuple[int, ...]) -> StripsWeight:
+    return StripsWeight.unchecked(weight.config, replace(weight.layer, parts=parts), weight.fields())
+
+
+def weight(
+    held: Experts, facts: ExpertFacts | None = None, local: LocalExperts | None = None
+) -> ExpertsWeight:
+    """The same as a typed weight."""
+    E = held.down.experts
+    parts = {"gate_up": (held.down.K, held.down.K), "down": (held.down.N,)}
+    stacks = [
+        stacked(f"experts.{name}", E, (_in_parts(held.weight(name, e), own) for e in range(E)))
+        for name, own in parts.items()
+    ]
+    biases = held.gate_up.bias, held.down.bias
+    silu = ExpertFacts(GatedActivation("silu"))
+    return ExpertsWeight(*stacks, facts or silu, local or LocalExperts(0, E, E), *biases)
+
+
+@pytest.mark.parametrize("side", ["input", "output"])
+@pytest.mark.parametrize("kind", ["a bias, elsewhere", "padded", "act order"])
+def test_a_typed_weight_is_what_the_operator_reads(hand: HandOfExperts, kind: str, side: Any) -> None:
+    kinds, places, is_one = LAYERS[kind]
+    held = drawn(**kinds, exact=True, device="cpu")
+    activation = GatedActivation("clamped_swiglu", 1.5, 40.0) if kind == "padded" else GatedActivation("silu")
+    local = LocalExperts(1, 1 + kinds["E"], 4) if places else None
+    at = [-1, *range(kinds["E"]), *[-1] * (3 - kinds["E"])] if places else [*range(kinds["E"])]
+    chosen, typed = (
+        tokens(6, kinds["H"], 2, len(at), HALF),
+        weight(held, ExpertFacts(activation, side), local),
+    )
+
+    y = experts.experts_linear(chosen.x.view(2, 3, -1), chosen.ids, chosen.weights, typed)
+
+    way = "few" if kind == "act order" else "many"  # of small groups from two pairs of an expert on
+    assert torch.equal(y.flatten(0, 1), want(held, chosen, at, side == "input", way, is_one))
+
+
+def test_reasons_against_the_kernel(hand: HandOfExperts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "why_not", lambda: None)
+    held = drawn(2, 128, 64, 32, zeros=True, bias=True, device="cpu")
+    typed = weight(held)
+    stack = typed.down
+    loose = replace(stack, tensors={**stack.tensors, "scales": stack.tensors["scales"].transpose(1, 2)})
+
+    def why(own: ExpertsWeight = typed, dtype: torch.dtype = HALF, device: torch.device = CUDA) -> str | None:
+        return experts.why_no_experts(own, dtype, device)
+
+    assert why() is None
+    assert why(device=torch.device("cpu")) == "needs a CUDA device, got cpu"
+    assert why(dtype=torch.float32) == "x has to be float16 or bfloat16, got torch.float32"
+    assert why(dtype=BF16) == (
+        "gate_up: x is torch.bfloat16, scales and biases are torch.float16, torch.float16"
+    )
+    assert why(replace(typed, down=loose)) == "down: stacks that are not contiguous"
+    assert why(replace(typed, local=LocalExperts(0, 2, 4096))) is None
+    assert why(replace(typed, local=LocalExperts(0, 2, 4097))) == "at most 4096 experts, got 4097"
+    hand.hopper = False
+    assert why() == "the CUDA module was built without QLOAD_CUDA_ARCHS=90a"
+    monkeypatch.setattr(module, "why_not", lambda: "no module")
+    assert why(dtype=torch.float32) == "no module"
+
+
+@pytest.mark.parametrize("chip", [AMPERE])
+def test_other_chips_multiply_experts_elsewhere(hand: HandOfExperts, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "why_not", lambda: None)
+    typed = weight(drawn(2, 128, 64, device="cpu"))
+
+    assert experts.why_no_experts(typed, HALF, CUDA) == "needs a device of capability 9.0, got 8.0"
+
+
+def test_a_gradient_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "why_no_experts", lambda weight, dtype, device: None)
+    x, weights = torch.ones(2, 4), torch.ones(2, 1)
+    wanted = x.clone().requires_grad_()
+
+    assert experts.can_multiply_experts(x, weights, None)
+    assert experts.can_multiply_experts(x, weights.half(), None)
+    assert not experts.can_multiply_experts(x, weights.double(), None)
+    assert not experts.can_multiply_experts(wanted, weights, None)
+    assert not experts.can_multiply_experts(x, weights.clone().requires_grad_(), None)
+    with torch.no_grad():
+        assert experts.can_multiply_experts(wanted, weights, None)
+    monkeypatch.setattr(experts, "why_no_experts", lambda weight, dtype, device: "no module")
+    assert not experts.can_multiply_experts(x, weights, None)
