@@ -353,7 +353,7 @@ def _symmetric_word(bits: int, zeros: ZeroPoints) -> int | None:
     """Return the word of zero points 2**(bits - 1); None for 3 bits, with several words in rotation."""
     if WORD_BITS % bits:
         return None
-    fill = torch.full((1, WORD_BITS // bits), 2 ** (bits - 1), dtype=torch.int32)
+    fill = torch.full((1, WORD_BITS // bits), 2 ** (bits - 1), dtype=torch.int32, device="cpu")
     return int(zeros.write(fill, gptq.columns(bits)))
 
 

@@ -105,12 +105,12 @@ class ShareBounds:
         return axis.size((self.n1 - self.n0) * (self.k1 - self.k0)) or 0
 
     def positions(self, axis: Axis) -> Tensor:
-        """Positions of the share's entries on an axis (NK) of the whole layer: int64 (extent,)."""
+        """Positions of the share's entries on an axis (NK) of the whole layer: int64 (extent,), CPU."""
         if self.all_inputs:
             start = axis.at(self.n0 * self.K, self.N * self.K)
-            return torch.arange(start, start + self.extent(axis))
+            return torch.arange(start, start + self.extent(axis), device="cpu")
         row = axis.size(self.K) or 0
-        positions = torch.arange(self.N * row).reshape(self.N, row)
+        positions = torch.arange(self.N * row, device="cpu").reshape(self.N, row)
         return positions[self.n0 : self.n1, axis.at(self.k0, self.K) : axis.at(self.k1, self.K)].flatten()
 
 

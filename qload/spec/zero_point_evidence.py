@@ -415,7 +415,8 @@ def _asymmetric(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoints
 @lru_cache(64)
 def _row(bits: int, zeros: ZeroPoints, width: int) -> Tensor:
     """A row of words with all zero points in the middle."""
-    return zeros.write(torch.full((1, width * 32 // bits), 2 ** (bits - 1)), gptq.columns(bits))
+    middle = torch.full((1, width * 32 // bits), 2 ** (bits - 1), device="cpu")
+    return zeros.write(middle, gptq.columns(bits))
 
 
 def _one_off(values: LayerValues, words: Tensor, bits: int, zeros: ZeroPoints) -> QloadError | None:

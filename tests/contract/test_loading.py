@@ -2,6 +2,8 @@
 
 import inspect
 import sys
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from qload.errors import DtypeError, IndexValueError, MissingTensorError, ShapeError
+from qload.errors import DtypeError, IndexValueError, MissingTensorError, QloadError, ShapeError
 from qload.formats import FORMATS, CTPackWeight
+from qload.kernel_formats import repack, restore
+from qload.kernel_formats.repack import targets
+from qload.parallel import FakeWorld
 from qload.spec import Role, TensorSpec, Weight, named
 from qload.storage import MemoryStorage, SafetensorsStorage
-from qload.testing import assert_same_bits, layers
+from qload.testing import assert_same_bits, layer_of, layers
+from qload.testing.random_layer import PREFIX, DrawnLayer
+from qload.testing.traits import CONTRACTS, Traits, contract
 from qload.weights import Weights
 from tests.example_counts import at_most
 from tests.format_cases import CONFIGS, every_format
@@ -166,3 +173,50 @@ def test_a_weight_made_by_hand_is_checked_like_a_loaded_one(fixtures: Path) -> N
             scales=torch.ones(1, 8, dtype=torch.float16),
             g_idx=torch.zeros(8, dtype=torch.int32),
         )
+
+
+CORNERS = [each for name in CONTRACTS for each in contract(name).corners(name)]
+LOADS: dict[str, Any] = {
+    **dict.fromkeys(("get_weights", "get_weights_col", "get_weights_row"), PREFIX),
+    "get_multi_weights_col": [PREFIX, "other"],
+}
+
+
+def results(layer: DrawnLayer) -> Iterator[tuple[str, Weight | str]]:
+    """Yield the loaded shares, and the whole layer in all layouts and back; the text of a refusal."""
+
+    def outcome(call: Callable[[], Weight]) -> Weight | str:
+        try:
+            return call()
+        except QloadError as error:
+            return str(error)
+
+    storage = MemoryStorage({**layer.named(), **layer.named("other")})
+    for load, names in LOADS.items():
+        for rank in FakeWorld(2):
+            weights = Weights(storage, loader=layer.loader(), process_group=rank)
+            yield f"{load} {rank.rank()}", outcome(partial(getattr(weights, load), names))
+    for layout in targets(layer.weight_type):
+        options = {"dtype": torch.float16} if "vllm" in layout else {}
+        repacked = outcome(partial(repack, layer.weight(), layout, **options))
+        yield layout, repacked
+        if isinstance(repacked, Weight):
+            yield f"{layout}, restored", restore(repacked)
+
+
+@pytest.mark.parametrize("traits", CORNERS, ids=lambda traits: "-".join(map(str, vars(traits).values())))
+def test_the_default_device_changes_no_result(traits: Traits) -> None:
+    """Engines build models under torch.device("meta") or "cuda", and load their tensors there."""
+    layer = layer_of(traits, 128, 256)
+    with torch.device("meta"):
+        found = dict(results(layer))
+        values = {key: each.dequantize() for key, each in found.items() if isinstance(each, Weight)}
+
+    for key, want in results(layer):
+        got = found[key]
+        if not isinstance(want, Weight) or not isinstance(got, Weight):
+            assert got == want
+            continue
+        for name, tensor in want.fields().items():
+            assert_same_bits(got.fields()[name], tensor)
+        assert_same_bits(values[key], want.dequantize())
