@@ -439,7 +439,8 @@ def _create_group(
         store.set_timeout(timeout)
         watchdog.start(store, launch.address, timeout_s)
         distributed.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
-    except LostRankError:
+    except QloadError:  # of a rank that did not connect, or the error of another rank
+        watchdog.stop()
         raise
     except (RuntimeError, ValueError) as error:
         watchdog.stop()

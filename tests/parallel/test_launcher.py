@@ -5,14 +5,20 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import Queue
+from typing import Any
 
 import pytest
 import torch
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from qload.errors import ArgumentError, LostRankError
-from qload.parallel import ALONE, Collectives, FakeWorld, agree, joined_world
-from qload.parallel.launcher import WAKE_SIGNAL, Interrupt, LaunchedRank
+from qload.errors import ArgumentError, LostRankError, QloadError
+from qload.parallel import ALONE, Collectives, FakeWorld, agree, joined_world, register_capture
+from qload.parallel.launcher import WAKE_SIGNAL, Interrupt, LaunchedRank, RankWatchdog
+from qload.parallel.process_group import torch_group
 from tests.support import torchrun
 
 LEAVE = """
@@ -38,7 +44,18 @@ def test_a_rank_is_read_from_what_launchers_set() -> None:
     assert launch.device("cpu") == torch.device("cpu")
     assert LaunchedRank.of({name: each for name, each in said.items() if name != "LOCAL_RANK"}).local == 5
     assert LaunchedRank.of({"RANK": "0", "WORLD_SIZE": "1"}).size() == 1
-    assert LaunchedRank.of({"RANK": "3"}).size() == 1
+    assert LaunchedRank.of({"RANK": "3"}) == LaunchedRank(0, 1, 0, "localhost")
+    assert LaunchedRank.of({"RANK": "0", "WORLD_SIZE": "1"}) == LaunchedRank(0, 1, 0, "localhost")
+
+
+@pytest.mark.parametrize(("devices", "number"), [(0, 0), (1, 0), (4, 1), (8, 5)])
+def test_a_rank_has_the_gpu_of_its_local_rank(
+    devices: int, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+
+    assert LaunchedRank(9, 16, 5).device("cuda") == torch.device("cuda", number)
+    assert LaunchedRank(9, 16, 5).device("cuda:3") == torch.device("cuda", 3)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +106,140 @@ def test_a_rank_that_stays_away_is_lost(monkeypatch: pytest.MonkeyPatch) -> None
         joined_world(timeout_s=1.0),
     ):
         pass
+
+
+class Peer:
+    """Rank 1 of a world of two, in a thread: its watchdog, and the errors that it receives."""
+
+    def __init__(self, port: int) -> None:
+        self.told: Queue[QloadError] = Queue()
+        self.watchdog = RankWatchdog(1, 2, self.told.put)
+        self.options: dict[str, Any] = {}
+        self._pool = ThreadPoolExecutor(1)
+        self._started = self._pool.submit(self._start, port)
+
+    def _start(self, port: int) -> None:
+        self.store = torch.distributed.TCPStore("127.0.0.1", port, 2, is_master=False)
+        self.watchdog.start(self.store, "127.0.0.1", 60)
+
+    def end(self, error: BaseException | None) -> None:
+        """End as rank 1 does, with an error or without."""
+        self._started.result()
+        self.watchdog.end(error)
+
+    def close(self) -> None:
+        self._pool.shutdown()
+        self.watchdog.stop()
+
+
+@pytest.fixture
+def peer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Peer]:
+    """This process as rank 0 of a world of two; collectives exchange nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as place:
+        port = place.getsockname()[1]
+    said = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    handlers = {number: signal.getsignal(number) for number in (WAKE_SIGNAL, signal.SIGTERM)}
+    init, other = torch.distributed.init_process_group, Peer(port)
+
+    def init_fake(backend: str, *, store: object, **options: Any) -> None:
+        other.options = {"backend": backend, **options}
+        init("fake", store=FakeStore(), **options)
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", init_fake)
+    yield other
+    other.close()
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+class Graph:
+    """A capture that records the state of the world at its release."""
+
+    def __init__(self) -> None:
+        self.released: list[bool] = []
+
+    def release(self) -> None:
+        self.released.append(torch.distributed.is_initialized())
+
+
+def test_a_world_lasts_as_long_as_its_block(peer: Peer) -> None:
+    handlers = [signal.getsignal(number) for number in (WAKE_SIGNAL, signal.SIGTERM)]
+    outside, graph = Graph(), Graph()
+    register_capture(outside)
+    with joined_world(timeout_s=60) as group:
+        assert (group.rank(), group.size()) == (0, 2)
+        assert torch_group(group) is torch.distributed.group.WORLD
+        register_capture(graph)
+
+    assert (peer.options["backend"], peer.options["timeout"].total_seconds()) == ("gloo", 60)
+    assert (graph.released, outside.released) == ([True], [])
+    assert not torch.distributed.is_initialized()
+    assert [signal.getsignal(number) for number in (WAKE_SIGNAL, signal.SIGTERM)] == handlers
+    peer.end(None)
+    assert peer.told.empty()
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ArgumentError("x", "one", "another"), "x\n  expected one\n  got      another"),
+        (ValueError("broken"), "rank 0 of 2 is lost\n  reason   it ended with ValueError: broken"),
+        (KeyboardInterrupt(), "rank 0 of 2 is lost\n  reason   it ended with KeyboardInterrupt: "),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+def test_an_error_in_the_block_is_raised_as_it_is_and_sent_to_the_others(
+    peer: Peer, error: BaseException, text: str
+) -> None:
+    with pytest.raises(type(error)) as caught, joined_world(timeout_s=60):
+        raise error
+
+    assert caught.value is error
+    assert str(peer.told.get(timeout=20)) == text
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [lambda: time.sleep(600), lambda: fail(LostRankError(None, 2, "a collective failed: no peer"))],
+    ids=["a wait", "a failed collective"],
+)
+def test_the_error_of_another_rank_ends_the_block(peer: Peer, wait: Callable[[], None]) -> None:
+    ending = threading.Thread(target=peer.end, args=(ArgumentError("y", "two", "three"),))
+    ending.start()
+
+    with pytest.raises(ArgumentError, match=r"^y\n  expected two\n  got      three$"), joined_world():
+        wait()
+    ending.join()
+
+
+def test_an_error_of_another_rank_before_the_group_exists_is_raised_as_it_is(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(*arguments: object, **options: object) -> None:
+        peer.end(ArgumentError("y", "two", "three"))
+        time.sleep(600)
+
+    monkeypatch.setattr(torch.distributed, "init_process_group", wait)
+
+    with pytest.raises(ArgumentError, match=r"^y\n  expected two\n  got      three$"), joined_world():
+        pass
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+def test_a_process_with_a_group_joins_no_world(peer: Peer) -> None:
+    with (
+        joined_world(timeout_s=60),
+        pytest.raises(ArgumentError, match=r"^joined_world\n  expected a process without a process group\n"),
+    ):
+        joined_world()
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 import torch.distributed
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, LostRankError
 from qload.parallel import (
     ALONE,
     Collectives,
@@ -87,13 +87,35 @@ def test_what_asks_a_group_of_torch_does_not_keep_it() -> None:
         asked = collectives_of(torch.distributed.group.WORLD)
         assert torch_group(asked) is torch.distributed.group.WORLD
         assert deepcopy(asked) is asked
-        assert asked.summed(torch.ones(2)).shape == (2,)
+        values = torch.arange(6.0).view(2, 3)
+        assert asked.summed(values).shape == asked.maximum(values.T.contiguous().T).shape == (2, 3)
+        assert (asked.gathered(values).shape, asked.gathered(values.T, 0).shape) == ((2, 6), (6, 2))
+        first = asked.first(values)
+        assert torch.equal(first, values)
+        assert first.data_ptr() != values.data_ptr()
     finally:
         torch.distributed.destroy_process_group()
 
     with pytest.raises(ArgumentError, match="a destroyed group"):
         asked.summed(torch.ones(2))
     assert torch_group(ALONE) is None
+
+
+def test_a_failed_collective_is_a_lost_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **named: object) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        ranks = collectives_of(torch.distributed.group.WORLD)
+        monkeypatch.setattr(torch.distributed, "all_reduce", fail)
+        with pytest.raises(LostRankError) as caught:
+            ranks.summed(torch.ones(2))
+    finally:
+        torch.distributed.destroy_process_group()
+
+    text = "a rank of 2 is lost\n  reason   a collective failed: Connection closed by peer"
+    assert (str(caught.value), caught.value.rank) == (text, None)
 
 
 def test_a_group_of_torch_is_gone_once_it_is_destroyed() -> None:

@@ -1,6 +1,7 @@
 """Ranks that watch each other, here as threads: who has left, who failed, and who is gone without a word."""
 
 import socket
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from queue import Queue
@@ -143,6 +144,26 @@ def test_a_stranger_is_none_of_the_ranks() -> None:
     failed(second)
     assert told.get(timeout=PATIENCE)[0] == 0
     watch.stop()
+
+
+def test_a_rank_may_greet_late() -> None:
+    board, told = Board(), Queue[QloadError]()
+    first = RankWatchdog(0, 2, told.put)
+
+    def second() -> None:
+        port, host, word = board.get(STORE_KEY).decode().split(" ")
+        with socket.create_connection((host, int(port)), 60) as peer:
+            time.sleep(0.05)
+            said = f"{word} 1".encode()
+            peer.sendall(len(said).to_bytes(4, "big") + said)
+
+    with ThreadPoolExecutor(1) as pool:
+        late = pool.submit(second)
+        first.start(board, "127.0.0.1", 60)
+        late.result()
+
+    assert str(told.get(timeout=PATIENCE)) == "rank 1 of 2 is lost\n  reason   its process ended"
+    first.stop()
 
 
 def test_a_rank_that_stays_away_is_named() -> None:
