@@ -161,7 +161,6 @@ class LoaderChecks:
 
     def _check_refusal(self, files: list[Path], damage: str) -> dict[str, str]:
         """Check that damaged files raise an error, and undamaged ones do not; return the error."""
-        __tracebackhide__ = True
         if self.case.world != 1:
             pytest.skip("damage is shown to one rank")
         self.suite.load(self._write("sound", self.tensors), 0, 1)
@@ -182,7 +181,6 @@ class LoaderChecks:
 
     def _check_shares(self, files: list[Path]) -> None:
         """Check the share of every rank, or that every rank is refused an impossible split."""
-        __tracebackhide__ = True
         for rank in FakeWorld(self.case.world):
             prefix = f"rank {rank.rank()} of {self.case.world}: "
             want = self._expected(rank)
@@ -197,7 +195,6 @@ class LoaderChecks:
             self._check_tensors(dict(got), want, prefix)
 
     def _check_tensors(self, got: dict[str, Any], want: dict[str, Tensor], prefix: str) -> None:
-        __tracebackhide__ = True
         missing = sorted(set(want) - set(got))
         assert not missing, (
             f"{prefix}{len(missing)} of {len(want)} tensors are missing, the first {missing[0]}"

@@ -62,7 +62,6 @@ class PackerChecks:
 
 
 def _assert_same(got: Tensor, want: Tensor) -> None:
-    __tracebackhide__ = True
     same = (got.dtype, tuple(got.shape)) == (want.dtype, tuple(want.shape))
     assert same, f"{got.dtype}, {tuple(got.shape)}; expected {want.dtype}, {tuple(want.shape)}"
     with checks.error_prefix(f"{_word_difference(got, want)}: " if want.dtype == torch.int32 else ""):

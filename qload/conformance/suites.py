@@ -110,7 +110,6 @@ class CaseRun:
 
     def check(self, name: str) -> None:
         """Run the check of this `name`; the report of a failure names the smallest case and its replay."""
-        __tracebackhide__ = True
         try:
             self.report.update(self._run(self.case, name) or {})
             return

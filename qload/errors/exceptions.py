@@ -225,7 +225,7 @@ class NoKernelError(QloadError, ValueError):
     reasons: Mapping[str, str]
 
     def __str__(self) -> str:
-        width = max(map(len, self.reasons), default=0)
+        width = max(map(len, self.reasons))
         reasons = (f"{kernel:{width}}  {reason}" for kernel, reason in self.reasons.items())
         return format_error(f"{self.layer}: no kernel", *reasons)
 

@@ -205,8 +205,7 @@ def _check_shard_numbers(names: Iterable[str], stored: Collection[str], index: s
         if numbered := NUMBERED.fullmatch(name):
             families[numbered[1], int(numbered[3])][int(numbered[2])] = numbered
     for (_, count), members in families.items():
-        needed = range(0 if 0 in members else 1, count + (0 not in members))
-        missing = [number for number in needed if number not in members]
+        missing = [number for number in range(1, count + (0 not in members)) if number not in members]
         if not missing:
             continue
         member = next(iter(members.values()))

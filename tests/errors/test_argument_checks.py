@@ -5,6 +5,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import pytest
+import torch
 
 from qload.errors import ArgumentError, check_type, checked
 
@@ -94,6 +95,33 @@ def test_the_argument_that_is_wrong_is_named(arguments: Any, named: Any, wrong: 
     assert asked(1, 2, 3, named="4", x=5) == 1
     with pytest.raises(TypeError, match="missing"):
         asked()  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "expected", "got"),
+    [
+        ("x" * 90, int, "int", "'" + "x" * 79),
+        (b"ab", int | None, "int or None", "b'ab'"),
+        ([], str, "str", "list of nothing"),
+        ([1, 2, 3, 4], str, "str", "list of 1, 2, 3, 4"),
+        ((1, 2.5, None, True, 5), str, "str", "tuple of 1, 2.5, None, True"),
+        (dict.fromkeys(range(5), ""), str, "str", "{0: '', 1: '', 2: '', 3: ''}"),
+        (torch.ones(3), torch.dtype, "torch.dtype", "torch.Tensor"),
+        (3, torch.Tensor | str, "torch.Tensor or str", "3"),
+        (3, Literal["a", 2], "'a' or 2", "3"),
+        (3, tuple[int, ...], "tuple[int, ...]", "3"),
+        (3, Mapping[str, Sequence[int]], "Mapping[str, Sequence[int]]", "3"),
+        (3, Callable[[int], str], "Callable", "3"),
+        ("3", Sized, "Sized", "'3'"),
+        (int, type[str], "type[str]", "type"),
+        ((1, "2"), tuple[int, int], "tuple[int, int]", "tuple of 1, '2'"),
+    ],
+)  # fmt: skip
+def test_expected_and_got_are_short_texts(value: Any, hint: Any, expected: str, got: str) -> None:
+    with pytest.raises(ArgumentError) as caught:
+        check_type("it", value, hint)
+
+    assert (caught.value.argument, caught.value.expected, caught.value.got) == ("it", expected, got)
 
 
 def test_what_was_got_is_said_shortly() -> None:

@@ -4,7 +4,15 @@ from itertools import product
 
 import pytest
 
-from qload.errors.reporting import MAX_NAME_LINES, cause_of, group_by_cause, group_rows
+from qload.errors.reporting import (
+    MAX_NAME_CHARACTERS,
+    MAX_NAME_LINES,
+    cause_of,
+    group_by_cause,
+    group_rows,
+    group_texts,
+    worst_code,
+)
 
 ONE_CAUSE = [
     pytest.param(
@@ -101,3 +109,59 @@ def test_numbers_are_in_their_order_and_a_long_name_is_one_part() -> None:
         "l.9.a", "l.9.b", "l.10.a",
     ]  # fmt: skip
     assert places([long, long.replace("1", "2")]) == sorted([long, long.replace("1", "2")])
+
+
+@pytest.mark.parametrize("count", [1, 2, MAX_NAME_LINES, MAX_NAME_LINES + 1])
+def test_all_places_are_shown_up_to_the_limit(count: int) -> None:
+    names = [f"part{part}" for part in range(count)]
+
+    more = [f"and {count - MAX_NAME_LINES + 1} more"] if count > MAX_NAME_LINES else []
+    assert places(names) == names[: MAX_NAME_LINES - bool(more)] + more
+
+
+@pytest.mark.parametrize(
+    ("names", "merged"),
+    [
+        (["a.0", "a.999999999"], ["a.{0,999999999}"]),
+        (["a.0", "a.1000000000"], ["a.0", "a.1000000000"]),
+        (["a.0", "a.01"], ["a.0", "a.01"]),
+        (["0.a", "1.a"], ["{0..1}.a"]),
+        (["a.1", "a.2", "a.1.1"], ["a.1.1", "a.{1..2}"]),
+        (
+            [f"{'x' * (MAX_NAME_CHARACTERS - 2)}.{n}" for n in (0, 1)],
+            [f"{'x' * (MAX_NAME_CHARACTERS - 2)}.{{0..1}}"],
+        ),
+        (
+            [f"{'x' * (MAX_NAME_CHARACTERS - 1)}.{n}" for n in (0, 1)],
+            [f"{'x' * (MAX_NAME_CHARACTERS - 1)}.{n}" for n in (0, 1)],
+        ),
+    ],
+)
+def test_indices_are_whole_numbers_of_up_to_nine_digits(names: list[str], merged: list[str]) -> None:
+    assert sorted(places(names)) == merged
+
+
+def test_rows_are_counted_and_keep_their_first_item() -> None:
+    rows = group_rows(["l.1.e.1", "l.0.e.0", "l.0.e.1", "l.1.e.0", "l.2.x"], name=str, key=lambda _: None)
+    alone = group_rows(["l.1", "l.0"], name=str, key=None)
+    keyed = group_rows(["l.0", "l.1", "l.2"], name=str, key={"l.1": 1}.get)
+
+    assert [(row.name, row.count, row.first) for row in rows] == [
+        ("l.{0..1}.e.{0..1}", 4, "l.0.e.0"), ("l.2.x", 1, "l.2.x"),
+    ]  # fmt: skip
+    assert [(row.name, row.count, row.first) for row in alone] == [("l.0", 1, "l.0"), ("l.1", 1, "l.1")]
+    assert [(row.name, row.count, row.first) for row in keyed] == [("l.{0,2}", 2, "l.0"), ("l.1", 1, "l.1")]
+
+
+def test_texts_alike_are_counted_under_their_first() -> None:
+    texts = ["l.0.up: error 0.1", "no config", "l.1.up: error 0.2", "l.2.up: error 7"]
+
+    assert group_texts(texts) == ["l.0.up: error 0.1\n(2 more like it)", "no config"]
+
+
+@pytest.mark.parametrize(
+    ("codes", "worst"),
+    [((), 0), ((0, 0), 0), ((0, 4), 4), ((4, 1), 1), ((1, 3), 3), ((3, 2), 2), ((0, 7), 0), ((7, 9), 9)],
+)
+def test_the_worst_exit_code_of_several_paths(codes: tuple[int, ...], worst: int) -> None:
+    assert worst_code(codes) == worst

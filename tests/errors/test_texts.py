@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from dataclasses import fields as dataclass_fields
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,7 +24,7 @@ from qload.detect import (
     loader_from_config,
     read_claims,
 )
-from qload.errors import QloadError
+from qload.errors import QloadError, UnreadTensorsError
 from qload.formats import Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, UnquantizedWeight
 from qload.kernel_formats import repack
 from qload.kernels import ExllamaLinearKernel, MPLinearLayerConfig, choose_mp_linear_kernel, scalar_types
@@ -34,6 +35,7 @@ from qload.parallel import ALONE, Rank
 from qload.parallel.launcher import RankWatchdog
 from qload.storage import MemoryStorage, parse_header
 from qload.weights import Weights
+from tests.support.changed_values import changed_values
 from tests.support.unread import stacks
 
 
@@ -223,6 +225,27 @@ def test_the_text_of(mistake: str, golden: SnapshotAssertion) -> None:
     error = raised(MISTAKES[mistake])
 
     assert f"{type(error).__name__} ({error.rule})\n{error}" == golden
+
+
+def test_the_texts_with_another_number_or_without_a_fact(golden: SnapshotAssertion) -> None:
+    """Counts of one and missing facts change the sentence, and not the numbers alone."""
+    errors = {type(error): error for mistake in MISTAKES.values() for error in [raised(mistake)]}
+    lines = [
+        f"{kind.__name__}, {each.name} {words}: {replace(error, **{each.name: other})}".replace("\n ", " |")
+        for kind, error in errors.items()
+        for each in dataclass_fields(error)  # type: ignore[arg-type]
+        for value in [getattr(error, each.name)]
+        for words, other in ([("nothing", "")] if isinstance(value, str) else changed_values(value))
+    ]
+
+    assert "\n".join(lines) == golden
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7])
+def test_names_and_reasons_of_unread_tensors_are_counted(count: int, golden: SnapshotAssertion) -> None:
+    unread = {f"layers.{at}.w": f"reason {at}" for at in range(count)}
+
+    assert str(UnreadTensorsError({**unread, "head": "reason 0"}, 8 * count)) == golden
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

@@ -15,7 +15,9 @@ from qload.testing import (
     Traits,
     around_borders,
     assert_reads_back,
+    assert_same_bits,
     assert_same_twice,
+    assert_sums_exactly,
     assert_within_bound,
     derived_bound,
     exact_sums,
@@ -112,6 +114,28 @@ def test_the_bound_is_met_by_a_sound_kernel_and_not_by_one_that_rounds_partial_s
     assert assert_within_bound(split, weight, x, split_k=4, partials=narrow) <= 1
     with pytest.raises(AssertionError, match="times as far off as rounding can cost"):
         assert_within_bound(split, weight, x)
+
+
+def test_a_failure_shows_the_line_of_the_test_and_none_of_the_checks() -> None:
+    weight, guards = weight_of(), Guards()
+    overwritten = guards.around("x", torch.ones(3))
+    overwritten.zero_()
+    x, calls = torch.ones(2, 512).half(), iter(range(9))
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: assert_same_bits(x, x[:1]),
+        lambda: read_back(lambda x: x[0], 512, HALF),
+        lambda: assert_reads_back(lambda x: x[:, :64], weight, HALF),
+        lambda: assert_sums_exactly(lambda x: x[:, :64], weight, HALF),
+        lambda: assert_within_bound(lambda x: x[:, :64], weight, x),
+        lambda: assert_same_twice(lambda x: x + next(calls), x),
+        guards.assert_whole,
+    )
+    for check in checks:
+        with pytest.raises(AssertionError) as caught:
+            check()
+
+        shown = [entry.path.name for entry in caught.traceback.filter(caught)]
+        assert set(shown) == {"test_checks.py"}
 
 
 def test_bits_that_change_between_calls_are_seen() -> None:
