@@ -6,8 +6,8 @@ using namespace qload;
 using namespace qload::cuda;
 
 PYBIND11_MODULE(_cuda, module) {
-  module.attr("chips") = QLOAD_CHIPS;  // that there is machine code for, as "80 90a"
-  module.attr("later") = static_cast<bool>(QLOAD_LATER);  // whether there is PTX for chips after the last of them
+  module.attr("chips") = QLOAD_CHIPS;  // with machine code, as "80 90a"
+  module.attr("ptx") = QLOAD_PTX;      // versions, as "80 90": code for these chips and all newer ones
 #ifdef QLOAD_HOPPER
   module.attr("hopper") = true;  // whether there is machine code with Hopper's matrix instructions
 #else

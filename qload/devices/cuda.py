@@ -294,20 +294,18 @@ def has_routines(*tensors: Tensor) -> bool:
 
 
 def runs_on(module: Any, device: torch.device) -> bool:
-    """Return whether a module was built for the chip of a device, or has PTX for later ones."""
-    built = module.chips, module.later, *torch.cuda.get_device_capability(device)
+    """Return whether a module has machine code or PTX for the chip of a device."""
+    built = module.chips, module.ptx, *torch.cuda.get_device_capability(device)
     if built not in _RUNS:
         _RUNS[built] = _runs_on(*built)
     return _RUNS[built]
 
 
-def _runs_on(chips: str, later: bool, major: int, minor: int) -> bool:
-    each = [(int(chip.rstrip("a")), chip.endswith("a")) for chip in chips.split()]
+def _runs_on(chips: str, ptx: str, major: int, minor: int) -> bool:
+    """Return whether code runs on a chip: PTX on newer ones, a plain chip's on its later relatives."""
     here = 10 * major + minor
-    found = any(
-        number == here or (number // 10 == major and number < here and not own) for number, own in each
-    )
-    return found or (later and here >= max(number for number, _ in each))
+    family = [int(chip) for chip in chips.split() if not chip.endswith("a") and int(chip) // 10 == major]
+    return f"{here}a" in chips.split() or any(code <= here for code in (*family, *map(int, ptx.split())))
 
 
 def module() -> ModuleType | None:

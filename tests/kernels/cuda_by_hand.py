@@ -34,7 +34,7 @@ class Hand:
     """A module `_cuda`; `called`: names, in turns."""
 
     Meaning = SimpleNamespace
-    chips, later = "80 86 89 90a", True
+    chips, ptx = "80 86 89 90a 100 120", "80 90"
 
     def __init__(self, capability: tuple[int, int]) -> None:
         self.capability, self.called, self.hopper = capability, list[str](), True

@@ -9,13 +9,17 @@
 namespace qload::cuda {
 
 struct Device {
-  int multiprocessors, major, shared;  // major: of what the code may use; shared: bytes a block can have
+  int multiprocessors, major, shared;  // major: of the instructions in its code; shared: bytes a block can have
   int index;
 };
 
-// A newer chip runs code that was made for older ones, which has none of its instructions.
-constexpr int kCompiled[] = {__CUDA_ARCH_LIST__};
-constexpr int kNewest = kCompiled[sizeof kCompiled / sizeof *kCompiled - 1] / 100;
+// Code for an older chip, without the instructions of newer ones, runs on a chip between or after the compiled ones.
+inline int major_of_code(int major, int minor) {
+  int newest = 0;
+  for (const int compiled : {__CUDA_ARCH_LIST__})
+    if (compiled <= 100 * major + 10 * minor) newest = std::max(newest, compiled);
+  return newest / 100;
+}
 
 inline Device this_device() {
   static thread_local int known = -1;
@@ -24,8 +28,10 @@ inline Device this_device() {
   cudaGetDevice(&now);
   if (now != known) {
     cudaDeviceGetAttribute(&device.multiprocessors, cudaDevAttrMultiProcessorCount, now);
-    cudaDeviceGetAttribute(&device.major, cudaDevAttrComputeCapabilityMajor, now);
-    device.major = std::min(device.major, kNewest);
+    int major = 0, minor = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, now);
+    cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, now);
+    device.major = major_of_code(major, minor);
     cudaDeviceGetAttribute(&device.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, now);
     device.index = known = now;
   }
