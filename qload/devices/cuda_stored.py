@@ -202,7 +202,7 @@ def _words(stored: StoredCodes, out: Tensor, start: int) -> bool:
     axes = axis_digits(packing.codes, packing.shape_of_codes(codes.words.shape))
     (*inner, outer), across = axes[::-1] if codes.turned else axes
     each, row_bits = prod(digit.size for digit in inner), distance_of_rows(K)
-    if start % each:
+    if start % each or (stored.zero_rule is not None and start * bits % WORD_BITS):
         return False
     outputs = [*inner, AxisDigit(-(-rows // each), outer.stride)]
     digits = [(*digit, 0) for digit in to_strided((1 << row_bits, 1), outputs, across)]
