@@ -364,7 +364,7 @@ def test_files_are_read_by_tickets(monkeypatch: pytest.MonkeyPatch, caplog: pyte
             assert not reader.wait(5)
             assert caplog.messages[-1] == message
     monkeypatch.setattr(Reader, "ended", (1, 0, "out of memory"))
-    with pytest.raises(RuntimeError, match="^range 1 of ticket 5 could not be copied: out of memory$"):
+    with pytest.raises(RuntimeError, match=r"^range 1 of ticket 5 could not be copied: out of memory$"):
         reader.wait(5)
 
 

@@ -52,11 +52,6 @@ class ExpertMatrix:
         """Rows of a group."""
         return self.rows if self.group_size == -1 else self.group_size
 
-    @property
-    def moves_inputs(self) -> bool:
-        """True if x has to be reordered or padded first."""
-        return self.perm is not None or self.rows != self.K
-
 
 @dataclass(frozen=True)
 class ExpertsCall:

@@ -53,9 +53,13 @@ class NativeInputs:
     scheme: ActivationScheme
     module: ModuleType
     stored: tuple[Tensor | None, Tensor | None]
-    wide: bool = False
     steps: Tensor = field(init=False)
     zero_points: Tensor | None = field(init=False, default=None)
+
+    @property
+    def wide(self) -> bool:
+        """False: no codes of float64."""
+        return False
 
     @property
     def has_zeros(self) -> bool:

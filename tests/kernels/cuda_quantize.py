@@ -1,0 +1,89 @@
+"""Quantized inputs and scaled sums, as in csrc/cuda/quantize/quantize.h, on memory of the CPU."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qload.devices.tensors import FLOATS
+from qload.kernels.activations import quantize
+from qload.kernels.quantized_inputs import MadeInputs
+from qload.spec import ActivationScheme
+from tests.kernels.cuda_by_hand import STREAM, Hand, at
+
+LARGEST, INVERSE, INVERSE_ONE, POWERS_NEAR, POWERS_UP, ASYMMETRIC, STORED = range(7)
+OWNERS = {INVERSE: "fbgemm", INVERSE_ONE: "modelopt", POWERS_UP: "modelopt"}
+CODES, COUNTED, MEANT = range(3)
+
+
+class OnDevice(Tensor):
+    """A tensor of the CPU that says that it lies on a CUDA device."""
+
+    is_cuda = True  # type: ignore[assignment]
+
+
+class HandOfInputs(Hand):
+    """A rule by its number is a scheme, whose codes plain torch finds."""
+
+    def quantize(self, x, kind, sizes, rule, most, bound, stored, becoming, rows, made, stream) -> bool:
+        M, K, pitch = sizes
+        finding, _, every, whole, bits = rule
+        scheme = scheme_of(*rule, bound)
+        levels = 2**bits - 1 if finding == ASYMMETRIC else (2**bits - 1) / 2
+        assert (stream, K % 8) == (STREAM, 0)
+        assert finding == STORED or most == (levels if whole else 448.0)
+        taken = at(x, FLOATS[kind], (M - 1) * pitch + K).as_strided((M, K), (pitch, 1))
+        scale, zero = (at(each, torch.float32, 1) if each else None for each in stored)
+        found = MadeInputs(quantize(taken, scheme, scale, zero))
+        out, steps, zeros, powers, scratch = made
+        written, ones = rows
+        assert (bool(scratch), ones) == (every and M > 1, found.has_zeros)
+        if scratch:
+            at(scratch, torch.int32, 2, M).zero_()
+        if becoming[0] == CODES:
+            dtype = torch.int8 if whole else torch.float8_e4m3fn
+            at(out, torch.uint8, written, K).copy_(found.codes(dtype, written).view(torch.uint8))
+        elif becoming[0] == COUNTED:
+            at(out, FLOATS[becoming[1]], M, K).copy_(found.counted(FLOATS[becoming[1]]))
+        else:
+            values, row = found.meant(FLOATS[becoming[1]])
+            at(out, FLOATS[becoming[1]], M, K).copy_(values)
+            at(powers, torch.float32, M, 1).copy_(row)
+        at(steps, torch.float32, *found.steps.shape).copy_(found.steps)
+        if found.zero_points is not None:
+            at(zeros, torch.float32, *found.zero_points.shape).copy_(found.zero_points)
+        assert (bool(zeros), bool(powers)) == (found.has_zeros, becoming[0] == MEANT)
+        return pitch % 16 == 0
+
+    def scale_sums(self, found, whole, sizes, row, column, zeros, bias, y, kind, stream) -> bool:
+        M, N, pitch = sizes
+        assert (N % 4, stream) == (0, STREAM)
+        sums = at(found, torch.int32 if whole else torch.float32, M + bool(whole and zeros[0]), N)
+        made = sums[:M].double()
+        if zeros[0]:
+            made = made - _each(zeros, M, 1) * sums[M].double()
+        made = made.float().double() * _each(row, M, 1)
+        made = made.float() if not column[0] else (made.float().double() * _each(column, N)).float()
+        if bias[0]:
+            made = made + at(bias[0], FLOATS[bias[1]], N).float()
+        at(y, FLOATS[kind], (M - 1) * pitch + N).as_strided((M, N), (pitch, 1)).copy_(made)
+        return True
+
+
+def _each(factors: tuple[int, bool], *shape: int) -> Tensor:
+    pointer, many = factors
+    return (at(pointer, torch.float32, *shape) if many else at(pointer, torch.float32, 1)).double()
+
+
+def scheme_of(finding: int, size: int, every: bool, whole: bool, bits: int, bound: float) -> ActivationScheme:
+    """The scheme of a rule."""
+    how: dict[str, Any] = {"owner": OWNERS[finding]} if finding in OWNERS else {}
+    if finding in (POWERS_NEAR, POWERS_UP):
+        how["scale_type"] = "e8m0"
+    if finding == STORED:
+        how["scale"] = "input_scale"
+    strategy = ("group", size) if size else ("tensor" if every or finding == STORED else "token",)
+    return ActivationScheme(
+        "int" if whole else "float", bits, finding != STORED, *strategy,  # type: ignore[arg-type]
+        symmetric=finding != ASYMMETRIC, upper_bound=bound or None, **how,
+    )  # fmt: skip
