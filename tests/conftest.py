@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,20 @@ def golden(request: pytest.FixtureRequest) -> Any:
     from tests.support.golden_files import Golden
 
     return request.getfixturevalue("snapshot").use_extension(Golden)
+
+
+@pytest.fixture
+def seen_texts(golden: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Compare the texts of all reports and errors of a test with golden text, after the test."""
+    from tests.support import seen_texts
+
+    seen = seen_texts.record(monkeypatch)
+    torch.manual_seed(0)
+    yield
+    lines = dict.fromkeys(line for each in seen for line in seen_texts.lines_of(each))
+    if lines:
+        text = "\n".join(lines).replace(str(tmp_path), "TMP").replace(str(FIXTURES), "FIXTURES")
+        assert text == golden
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from qload.architecture import Architecture, Inventory
 from qload.architecture.model_tables import TABLES
 from qload.architecture.table import evaluate_size, parse_terms
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 64,

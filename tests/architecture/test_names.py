@@ -6,6 +6,8 @@ from qload.architecture import architecture_of
 from qload.architecture.names import adapters_of, base_name, is_adapter, refuse_adapters
 from qload.errors import MismatchError
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 Q = "model.layers.0.self_attn.q_proj"
 
 

@@ -13,6 +13,8 @@ from qload.errors import ArgumentError, ConfigError, QloadError, StorageError
 from qload.storage.safetensors import SafetensorsStorage
 from qload.testing import assert_same_bits, make_checkpoint
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 PREFIX = "model.layers.0.mlp.down_proj"
 

@@ -18,6 +18,8 @@ from qload.verify import inspect, verify
 from qload.weights import Weights
 from tests.verify.checkpoints import GPTQ, gptq, model, plain, rules
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 LAYER = "model.layers.0"
 KNOWN: dict[str, Tensor] = {
     **gptq(f"{LAYER}.self_attn.k_proj"),

@@ -20,6 +20,8 @@ from qload.testing import make_checkpoint
 from tests.paths import FIXTURES
 from tests.verify.checkpoints import model
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 BLOCKS = {"quant_method": "fp8", "weight_block_size": [4, 8], "activation_scheme": "dynamic"}
 PER_TENSOR = {"quant_method": "fp8", "activation_scheme": "static"}
 

@@ -13,6 +13,8 @@ from qload.formats import GPTQConfig, GPTQWeight
 from qload.layouts import Stored, StoredMinusOne, StoredMinusOnePerField
 from tests.verify.checkpoints import GPTQ, gptq, model
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 V2, WHOLE, FIELDS = Stored(), StoredMinusOne(), StoredMinusOnePerField()
 # Convention and evidence of each layer; expected checkpoint_format, or None: no config covers both.
 CONVENTIONS: list[tuple[list[tuple[Any, Any]], str | None]] = [

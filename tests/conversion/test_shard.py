@@ -23,6 +23,8 @@ from tests.models.drawn import config, tensors
 from tests.paths import FIXTURES
 from tests.verify.checkpoints import model
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 UP, DOWN, Q = (f"model.layers.0.{name}" for name in ("mlp.up_proj", "mlp.down_proj", "self_attn.q_proj"))
 EXPERT = "model.layers.1.mlp.experts.{}.down_proj"
 

@@ -14,6 +14,8 @@ from qload.conversion.output_files import STACKED
 from qload.errors import ArgumentError
 from tests.paths import FIXTURES
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 SOURCE = FIXTURES / "models" / "mxfp4_gpt_oss"
 EXPERTS = "model.layers.1.mlp.experts"
 

@@ -12,6 +12,8 @@ from qload.conversion.targets import stays_below
 from qload.formats import UnquantizedConfig, UnquantizedWeight
 from qload.spec import Codes, TensorSpec, Weight
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 LOOKUP = torch.tensor([0.0, -6.0, torch.nan, 4.0])
 
 

@@ -11,6 +11,8 @@ from qload.errors import ArgumentError, ConfigError
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
 
 

@@ -11,6 +11,8 @@ from qload.detect.config_reader import read_claims
 from qload.errors import ConfigsDisagreeError
 from qload.storage import MemoryStorage
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128}
 RULES = {"dynamic": {"+:.*down.*": {"bits": 8}}}
 PLAIN = {"a.weight": torch.ones(2, 2)}

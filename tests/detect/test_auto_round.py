@@ -31,6 +31,8 @@ from qload.weights import Weights
 from tests.kernels.mp_layers import Case
 from tests.paths import FIXTURES
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "data_type": "int"}
 PREFIX = "model.layers.0.mlp.gate_proj"
 

@@ -14,6 +14,8 @@ from qload.storage import MemoryStorage
 from qload.weights import Weights
 from tests.formats.bnb_layers import layer
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 INT8 = {"quant_method": "bitsandbytes", "load_in_4bit": False, "load_in_8bit": True}
 

@@ -11,6 +11,8 @@ from qload.configs import Claims, FoundConfig
 from qload.detect import read_claims
 from qload.errors import QloadError
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 WORDS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
 FLOATS = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True}
 FOURS = {"num_bits": 4, "type": "float", "strategy": "group", "symmetric": True}

@@ -24,6 +24,8 @@ from qload.storage import MemoryStorage
 from qload.weights import Weights
 from tests.formats.test_ct_pack import tensors
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 GROUP = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 8, "symmetric": True}
 CHANNEL = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}
 SMALL = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}

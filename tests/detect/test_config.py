@@ -11,6 +11,8 @@ from qload.detect import loader_from_config, read_claims, read_configs
 from qload.errors import ConfigError
 from tests.detect.settings import AWQ, GPTQ
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def write(folder: Path, name: str, content: Any) -> Path:
     text = content if isinstance(content, bytes) else json.dumps(content).encode()

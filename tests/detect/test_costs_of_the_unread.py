@@ -20,6 +20,8 @@ from qload.verify import verify
 from qload.weights import Weights
 from tests.detect import dialect_layers as make
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 Stored = dict[str, dict[str, Tensor]]
 WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32}
 SQ = {"weight": torch.zeros(64, 128, dtype=torch.int8), "weight_scale": torch.ones(64)}

@@ -28,6 +28,8 @@ from qload.verify import verify
 from qload.weights import Weights
 from tests.detect import dialect_layers as make
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4"}
 FP8_TENSOR = {"quant_method": "modelopt", "quant_algo": "FP8"}

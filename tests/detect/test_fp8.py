@@ -11,6 +11,8 @@ from qload.dtypes import STORED
 from qload.errors import ConfigError
 from qload.formats import Fp8Config
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 INVERSE = {"quant_method": "fp8", "format": "fp8", "bits": 8, "weight_scale_semantics": "inverse"}
 
 

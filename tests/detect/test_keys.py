@@ -8,6 +8,8 @@ from qload.configs import FoundConfig
 from qload.detect import read_claims
 from qload.errors import UnsupportedFormatError
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 GPTQ_CLAIMS = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
 AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "data_type": "int"}
 

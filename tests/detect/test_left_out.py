@@ -12,6 +12,8 @@ from qload.storage import MemoryStorage
 from qload.weights import Weights
 from tests.kernels.mp_layers import Case
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 FP8 = {"weight": torch.ones(4, 4).to(torch.float8_e4m3fn), "weight_scale": torch.ones(())}
 INT8 = {"weight": torch.ones(4, 4, dtype=torch.int8), "SCB": torch.ones(4)}
 GPTQ = Case(K=128).weight().fields()

@@ -13,6 +13,8 @@ from qload.configs.matching import (
 )
 from qload.errors import ConfigError, MismatchError
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 NAME = "model.layers.1.mlp.down_proj"
 
 

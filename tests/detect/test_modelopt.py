@@ -17,6 +17,8 @@ from qload.loader import FormatLoader
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 NVFP4 = {"quant_algo": "NVFP4", "group_size": 16}
 TABLE = {"model.layers.0.q_proj": NVFP4, "model.layers.0.down_proj": {"quant_algo": "FP8"}}
 STORED = {

@@ -9,6 +9,8 @@ from qload.detect import loader_from_config
 from qload.errors import ConfigError
 from qload.spec import LayerClaims
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True}
 AUTO_ROUND = {"quant_method": "auto-round", "bits": 4, "group_size": 128, "sym": True, "data_type": "int"}
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}

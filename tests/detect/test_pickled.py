@@ -9,6 +9,8 @@ from qload import loader_from_config, open_checkpoint
 from qload.loader import ModuleLoader
 from tests.paths import FIXTURES, cases
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 MODELS = sorted(each.parent for each in (FIXTURES / "models").glob("*/config.json"))
 LAYERED = {
     "modelopt": {

@@ -13,6 +13,8 @@ from qload.layouts import STORED_MINUS_ONE
 from qload.storage import MemoryStorage
 from tests.detect.settings import AWQ, GPTQ
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32])
 @pytest.mark.parametrize("shape", [(), (1,)])

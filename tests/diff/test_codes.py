@@ -18,6 +18,8 @@ from qload.spec import Codes, Weight
 from qload.testing import make_checkpoint
 from qload.verify.comparison import equal_bits
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 MIDDLE = -2004318072  # 0x88888888: eight zero points of 8
 
 

@@ -19,6 +19,8 @@ from tests.models.drawn import config, tensors
 from tests.paths import FIXTURES
 from tests.verify.checkpoints import GPTQ, gptq, model
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 GROUPED = FIXTURES / "models" / "gptq_mixtral"
 
 

@@ -14,6 +14,8 @@ from qload.formats import UnquantizedConfig, UnquantizedWeight
 from qload.testing import make_checkpoint
 from tests.diff.test_codes import awq
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 UP = "model.layers.0.mlp.up_proj"
 
 

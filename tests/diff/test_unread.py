@@ -11,6 +11,8 @@ from qload.testing import make_checkpoint
 from tests.support.unread import EXPERTS, KINDS, LAYER, known_type, layer
 from tests.verify.checkpoints import GPTQ, gptq, model
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 KIND = pytest.mark.parametrize("kind", KINDS)
 
 

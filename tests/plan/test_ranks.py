@@ -11,6 +11,8 @@ from qload.plan import sharing
 from qload.plan.sharing import MAX_RANKS
 from tests.plan.test_plan import gptq
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 @pytest.mark.parametrize(
     "asked",

@@ -13,6 +13,8 @@ from qload.cli.layer_tables import explanation_tables
 from qload.pictures import explanation_page
 from qload.plan.kernels import BASIS, TIMED_MICROSECONDS, TIMED_TOKENS, interpolate, predict_seconds
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 DOCS = Path(__file__).parents[2] / "docs" / "lab" / "decode.md"
 SQUARE = 8192 * 8192 // 2  # bytes of 4 bits
 

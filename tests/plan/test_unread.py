@@ -8,6 +8,8 @@ from safetensors.torch import load_file
 from qload import explain, plan
 from tests.support.unread import KINDS
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 KIND = pytest.mark.parametrize("kind", KINDS)
 
 

@@ -10,6 +10,8 @@ from qload.checkpoint import open_checkpoint
 from qload.verify import verify
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def test_a_plain_reference_of_the_dequantized_weights_agrees(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()

@@ -11,6 +11,8 @@ from qload.verify import inspect, verify
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
 from tests.verify.rules.test_architecture import CONFIG, LATENT, whole
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def layers(count: int = 3) -> dict[str, Tensor]:
     torch.manual_seed(0)

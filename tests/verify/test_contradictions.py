@@ -16,6 +16,8 @@ from tests.verify.damage import planted
 from tests.verify.damage.model import Model
 from tests.verify.test_planted import sound
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 LAYERS = ("model.layers.0.up_proj", "model.layers.1.up_proj")
 
 

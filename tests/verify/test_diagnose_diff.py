@@ -14,6 +14,8 @@ from qload.verify import verify
 from qload.verify.diagnose_diff import misreadings
 from tests.verify import checkpoints
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 BITS = {"bits": 4, "group_size": 32, "desc_act": False, "sym": False}
 GPTQ = {"quant_method": "gptq", **BITS}
 AWQ = {"quant_method": "awq", "zero_point": True, "version": "gemm", **BITS}

@@ -12,6 +12,8 @@ from qload.verify import verify
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
 from tests.verify.rules.test_architecture import CONFIG, LATENT, whole
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 Case = tuple[dict[str, Tensor], dict[str, Any]]
 H, VOCABULARY, DRAFT = 16, 20, 12
 ONE = {**CONFIG, "num_hidden_layers": 1}

@@ -10,6 +10,8 @@ from qload.verify import inspect, verify
 from tests.paths import cases
 from tests.verify import damage
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 FOLDERS = [folder for folder in cases("marlin", "gptq_marlin_24") if (folder / "model.safetensors").is_file()]
 SPARSE = [folder for folder in FOLDERS if folder.parent.name == "gptq_marlin_24"]
 

@@ -13,6 +13,8 @@ from qload.verify import Report, verify
 from tests.paths import FIXTURES
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 LAYERS = 3
 # Fixture of one layer in each dialect, and the config key for excluded modules, in the words of the note.
 DIALECTS = {

@@ -18,6 +18,8 @@ from tests.kernels.mp_layers import Case
 from tests.paths import FIXTURES, cases
 from tests.verify.checkpoints import GPTQ, gptq, model, plain, rules
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def test_tensors_without_a_prefix_are_a_layer(tmp_path: Path) -> None:
     assert verify(model(tmp_path, gptq(), quantization_config=GPTQ)).findings == ()

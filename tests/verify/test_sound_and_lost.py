@@ -10,6 +10,8 @@ from torch import Tensor
 from qload.verify import verify
 from tests.verify.checkpoints import model, rules
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],

@@ -11,6 +11,8 @@ from qload.verify.report import group_findings
 from tests.paths import FIXTURES
 from tests.verify.checkpoints import GPTQ, gptq, model
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def test_a_world_that_cannot_share_a_layer_is_told_with_the_lawful_ones(tmp_path: Path) -> None:
     tensors = {**gptq("model.q_proj"), **gptq("model.o_proj"), **gptq("model.other")}

@@ -14,6 +14,8 @@ from qload.verify import verify
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
 from tests.verify.rules.test_architecture import CONFIG, whole
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 WRAPPER = "base_model.model."
 RANK = 2
 

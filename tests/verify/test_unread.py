@@ -23,6 +23,8 @@ from qload.verify import Report, inspect, verify
 from tests.support.unread import EXPERTS, KINDS, LAYER, UnreadCheckpoint
 from tests.verify.checkpoints import GPTQ, gptq, model, plain, rules
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 KIND = pytest.mark.parametrize("kind", KINDS)
 MLX = {
     f"a.{at}.{name}": tensor

@@ -18,6 +18,8 @@ from qload.verify import inspect
 from tests.paths import FIXTURES
 from tests.verify.checkpoints import model
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 N, K, GROUP = 4, 16, 8
 IN_ORDER = [k // GROUP for k in range(K)]
 

@@ -11,6 +11,8 @@ from qload import architecture_of
 from qload.verify import inspect, verify
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 16,

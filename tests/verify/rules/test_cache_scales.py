@@ -9,6 +9,8 @@ from torch import Tensor
 from qload.verify import verify
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 ATTENTION = "model.layers.0.self_attn"
 HEADS = {"num_key_value_heads": 2, "num_attention_heads": 4}
 NAMES = [

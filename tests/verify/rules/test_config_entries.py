@@ -11,6 +11,8 @@ from qload.verify import inspect, verify
 from tests.formats.test_gptq_zeros import fields, packed
 from tests.verify.checkpoints import model, rules
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 K, N, GROUP = 256, 64, 64
 UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
 BASE = {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True}

@@ -11,6 +11,8 @@ from tests.verify.checkpoints import GPTQ, gptq, model, plain, rules
 from tests.verify.damage import read_tensors, write_case
 from tests.verify.format_damage import nibbles_swapped, zeros
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def test_a_shard_on_its_own_need_not_hold_what_the_config_claims(tmp_path: Path) -> None:
     model(tmp_path, plain("model.norm.weight"), quantization_config=GPTQ)

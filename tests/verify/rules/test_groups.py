@@ -9,6 +9,8 @@ from torch import Tensor
 from qload.verify import Finding, verify
 from tests.verify.checkpoints import GPTQ, gptq, model
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 LAYER = "model.layers.0"
 ORDER = torch.tensor([1, 0, 0, 1, 1, 1, 0, 0, 1, 0, 1, 0, 0, 1, 1, 0], dtype=torch.int32)
 ANOTHER = ORDER.flip(0).roll(3)

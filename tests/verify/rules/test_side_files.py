@@ -12,6 +12,8 @@ from qload.verify import inspect, verify
 from qload.verify.report import finding_of
 from tests.verify.checkpoints import GPTQ, gptq, model, plain, rules
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 @pytest.mark.parametrize(
     ("other", "found", "notes"),

@@ -13,6 +13,8 @@ from qload.verify import verify
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
 from tests.verify.rules.test_architecture import CONFIG, whole
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 SIZES = {**CONFIG, "vocab_size": 8}
 WITH_HEAD = whole(vocab_size=8)
 WITHOUT = {name: tensor for name, tensor in WITH_HEAD.items() if "lm_head" not in name}

@@ -15,6 +15,8 @@ from tests.verify.damage.sound import Quantize, modelled
 from tests.verify.damage.sound_floats import asymmetric, compressed
 from tests.verify.test_drawn_models import config_of, of_type
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 RULE = "zero-point-mean"
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from qload.verify import verify
 from tests.verify.checkpoints import model, rules
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 SIZE = 128
 LAYER = "model.layers.0.mlp.up_proj"
 
