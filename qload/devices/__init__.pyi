@@ -15,7 +15,7 @@ from .dispatch import move_digits as move_digits
 from .dispatch import move_from_file as move_from_file
 from .dispatch import pack as pack
 from .dispatch import reads_stored as reads_stored
-from .dispatch import repack as repack
+from .dispatch import routines as routines
 from .dispatch import unpack as unpack
 from .operands import CodesInWords as CodesInWords
 from .operands import CodeValues as CodeValues

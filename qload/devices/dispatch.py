@@ -62,12 +62,6 @@ def unpack(packing: WordSentence, words: Tensor, codes: Tensor) -> None:
         reference.unpack(packing, words, codes)
 
 
-def repack(source: CodesInWords, target: WordSentence, words: Tensor) -> bool:
-    """Repack words from one packing to another; False if that needs the codes as numbers."""
-    done: bool = routines(words).repack(source, target, words)
-    return done
-
-
 def copy_from_host(
     memory: Tensor, places: Sequence[slice], targets: Sequence[Tensor], onto: torch.cuda.Stream
 ) -> None:

@@ -165,7 +165,7 @@ def pack_codes(packing: Packing, codes: Tensor | LazyCodes, out: Tensor | None =
     shape = packing.shape_of_words(codes.shape)
     if isinstance(codes, PackedCodes):
         words = devices.writable(codes.words, shape, torch.int32, out)
-        if devices.repack(codes, packing, words):
+        if devices.routines(words).repack(codes, packing, words):
             return words
     wide = devices.plain(codes)
     if wide.dtype != torch.int32 or out is not None:  # otherwise the packing checks them

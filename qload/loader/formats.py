@@ -136,7 +136,10 @@ class FormatLoader(WeightsLoader):
 
     def complete(self, weights: TensorSource, layer: LayerDescription) -> LayerDescription:
         """Complete the description of a `layer` of `weights` as loads do; raise its contradiction."""
-        layer = self.settle(weights, layer)
+        return self._check_settled(self.settle(weights, layer))
+
+    def _check_settled(self, layer: LayerDescription) -> LayerDescription:
+        """Raise the contradiction of a settled layer, and log its doubts."""
         if self.judged:
             return layer
         if layer.contradiction is not None:
@@ -189,7 +192,7 @@ class FormatLoader(WeightsLoader):
             names = ", ".join(part.prefix for part in parts)
             raise ArgumentError("prefixes", "each layer once, as its parts have scales of their own", names)
         for prefix, layer in layers.items():
-            layers[prefix] = self.complete(weights, layer)
+            layers[prefix] = self._check_settled(self.settle(weights, layer))
         if len(layers) > 1:
             layers = in_one_convention(layers)
             check_alike(list(layers.values()))

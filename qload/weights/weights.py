@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from copy import copy
 from difflib import get_close_matches
 from functools import cached_property, partial
+from itertools import repeat
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar, runtime_checkable
 
@@ -226,7 +227,8 @@ class Weights(TensorSource):
 
         For a matrix of all experts, such as `experts.down_proj`, a `StackedWeight`.
         """
-        return self._load_stack(prefix, None) or self._load([Part(prefix)], None, "get_weights", prefix)
+        stack = self._load_stack(prefix, None)
+        return stack or self._plan([Part(prefix)], None, "get_weights", prefix).finish(self)
 
     @checked
     def get_weights_col(self, prefix: str, *, heads: Heads | None = None) -> Weight:
@@ -235,9 +237,10 @@ class Weights(TensorSource):
         `heads`: attention heads, shared in whole heads; DivideError if the ranks cannot share them.
         """
         if heads is not None:
-            return self._load(_head_parts(self, self.loader, [prefix], heads), "N")
+            return self._plan(_head_parts(self, self.loader, [prefix], heads), "N").finish(self)
         check_heads(self, [prefix])
-        return self._load_stack(prefix, "N") or self._load([Part(prefix)], "N", "get_weights_col", prefix)
+        stack = self._load_stack(prefix, "N")
+        return stack or self._plan([Part(prefix)], "N", "get_weights_col", prefix).finish(self)
 
     @checked
     def get_weights_col_packed(self, prefix: str, block_sizes: Blocks) -> Weight:
@@ -247,7 +250,7 @@ class Weights(TensorSource):
         """
         if "get_weights_col_packed" in self.loader.own_loads:
             return self.loader.get_weights_col_packed(self, prefix, block_sizes)
-        return self._load(block_parts(self.loader, self, prefix, block_sizes), "N")
+        return self._plan(block_parts(self.loader, self, prefix, block_sizes), "N").finish(self)
 
     @checked
     def get_weights_col_packed_qkv(self, prefix: str, num_heads: int, num_key_value_heads: int) -> Weight:
@@ -270,7 +273,7 @@ class Weights(TensorSource):
         Blocks of ceil(N / ranks) outputs, rounded up to a valid cut of the format; the last one may be short,
         and an engine with padded vocabularies pads it. DivideError for an empty block.
         """
-        return self._load([Part(prefix, short=True)], "N")
+        return self._plan([Part(prefix, short=True)], "N").finish(self)
 
     @checked
     def get_multi_weights_col(
@@ -283,16 +286,17 @@ class Weights(TensorSource):
         error with a known `architecture`, and unnoticed without one.
         """
         if heads is not None and dim in (0, -2) and prefixes and not isinstance(prefixes, str):
-            return self._load(_head_parts(self, self.loader, prefixes, heads), "N")
+            return self._plan(_head_parts(self, self.loader, prefixes, heads), "N").finish(self)
         check_heads(self, prefixes)
         check_join(prefixes, dim)
         parts = [Part(prefix) for prefix in prefixes]
-        return self._load(parts, "N", "get_multi_weights_col", prefixes, dim)
+        return self._plan(parts, "N", "get_multi_weights_col", prefixes, dim).finish(self)
 
     @checked
     def get_weights_row(self, prefix: str) -> Weight:
         """Load this rank's inputs of the layer under `prefix`: K / ranks, with all outputs; or CutError."""
-        return self._load_stack(prefix, "K") or self._load([Part(prefix)], "K", "get_weights_row", prefix)
+        stack = self._load_stack(prefix, "K")
+        return stack or self._plan([Part(prefix)], "K", "get_weights_row", prefix).finish(self)
 
     @checked
     def get_experts(
@@ -343,15 +347,14 @@ class Weights(TensorSource):
         """
         return stream_loads(self, partial(plan_load, self, self.loader), iter(loads))
 
-    def _load(
+    def _plan(
         self, parts: Sequence[Part], split: Split | None, own: str | None = None, *arguments: object
-    ) -> Weight:
-        """Load `parts` by a plan, or by the typed load `own` of a loader that overrides it."""
+    ) -> LoadPlan:
+        """Plan a load of `parts`; of a loader that overrides the typed load `own`, a load by it."""
         loader = self.loader
         if own is not None and own in loader.own_loads:
-            weight: Weight = getattr(loader, own)(self, *arguments)
-            return weight
-        return loader.plan(self, parts, split).finish(self)
+            return LoadPlan(lambda source: getattr(loader, own)(source, *arguments))
+        return loader.plan(self, parts, split)
 
     def _load_stack(self, prefix: str, split: Split | None) -> StackedWeight | None:
         """Load the matrix of all experts under `prefix`; None for any other name.
@@ -540,7 +543,7 @@ class Weights(TensorSource):
         """(start, stop) of the readable part of `name` along each axis."""
         if isinstance(self.storage, PartialStorage):
             return self.storage.readable(name)
-        return super().readable(name)
+        return tuple(zip(repeat(0), self.info(name).shape, strict=False))
 
     def names(self) -> Collection[str]:
         """Names of all stored tensors."""
