@@ -89,6 +89,17 @@ class Architecture:
         """Rows of the table, by the keys of `find_row`."""
         return rows_by_key(self.table)
 
+    @cached_property
+    def stacks(self) -> frozenset[str]:
+        """Keys of the rows for one matrix of all experts of a layer."""
+        return frozenset(
+            key
+            for row in self.table.rows
+            if "{expert}" in row.name
+            for name in row.within
+            for key in row_keys(name)
+        )
+
     def find(self, name: str) -> RowMatch | None:
         """Find the row of a `name`: the prefix of a matrix, or the whole name of another tensor."""
         place = self._place(name)

@@ -555,8 +555,10 @@ class Weights(TensorSource):
 
     def is_single_layer(self, prefix: str) -> bool:
         """Return whether the architecture has a single layer `prefix`, outside of experts."""
-        place = None if self.architecture is None else self.architecture.find(prefix)
-        return place is not None and place.expert is None
+        if self.architecture is None:
+            return False
+        place = self.architecture.find(prefix)
+        return place is not None and place.expert is None and place.key not in self.architecture.stacks
 
     def take(self, names: Iterable[str]) -> None:
         """Enter into the ledger that one load used the tensors `names`."""

@@ -72,6 +72,24 @@ def unknown_type(folder: Path, seed: int = 0) -> UnreadCheckpoint:
     return UnreadCheckpoint(folder, made.unread, made.prefixes, False, made.reason)
 
 
+def unknown_fields(folder: Path, seed: int = 0) -> UnreadCheckpoint:
+    """Write a model of a known type; the experts of its sparse layer are stacked words of Marlin."""
+    make_checkpoint("plain", folder, model="qwen3_moe")
+    chance = torch.Generator().manual_seed(seed)
+    unread = {}
+    for name in ("gate_proj", "up_proj", "down_proj"):
+        words = torch.randint(-(2**31), 2**31, (COUNT, 8, 128), generator=chance)
+        unread[f"{EXPERTS}.{name}.B"] = words.to(torch.int32)
+        unread[f"{EXPERTS}.{name}.s"] = torch.rand(COUNT, 1, 64, generator=chance).half()
+    file = folder / "model.safetensors"
+    tensors = {name: each for name, each in load_file(file).items() if not name.startswith(f"{EXPERTS}.")}
+    save_file({**tensors, **unread}, file, {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    method = {"quant_method": "marlin", "bits": 4, "group_size": 128}
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
+    return UnreadCheckpoint(folder, unread, (EXPERTS, f"{EXPERTS}.down_proj"), False, "several layers")
+
+
 def layer(folder: Path, seed: int = 0) -> UnreadCheckpoint:
     """Write a layer of bitsandbytes in the order of a removed kernel, and a plain norm."""
     source = FIXTURES / "bnb" / "int8_16x128"
@@ -87,5 +105,6 @@ def layer(folder: Path, seed: int = 0) -> UnreadCheckpoint:
 KINDS: dict[str, Callable[..., UnreadCheckpoint]] = {
     "stacks of a known type": known_type,
     "stacks of an unknown type": unknown_type,
+    "stacks of unknown fields": unknown_fields,
     "a layer": layer,
 }
