@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qload.conformance.cases import ConformanceCase
+from qload.devices.tensors import dense
 from qload.errors import ArgumentError, CutError, DivideError
 from qload.parallel import FakeWorld
 from qload.spec import Weight, named
@@ -242,4 +243,4 @@ def name_tensors(weight: Weight, prefix: str) -> dict[str, Tensor]:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
+    return dense(tensor.reshape(-1)).view(torch.uint8)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from qload.conversion.atomic_folder import AtomicFolder
+from qload.devices.tensors import dense
 from qload.dtypes import STORED
 from qload.errors import RepackError
 from qload.experts import ExpertStacks
@@ -336,7 +337,7 @@ def _write_item(file: OutputFile, item: OutputItem, descriptor: int) -> None:
         info = file.tensors[name]
         assert tensor.dtype == info.dtype
         assert start + tensor.nbytes <= info.nbytes
-        content = memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        content = memoryview(dense(tensor.reshape(-1)).view(torch.uint8).numpy().data)
         offset = file.offsets[name] + start
         while content:  # one call writes 2 GiB at most
             count = os.pwrite(descriptor, content, offset)

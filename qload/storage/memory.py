@@ -9,7 +9,7 @@ from typing import Self
 
 from qload.dtypes import STORED
 from qload.errors import checked
-from qload.lazy_torch import Tensor
+from qload.lazy_torch import Tensor, torch
 from qload.storage.protocol import TensorInfo, bounds, check_name, check_out, missing
 
 
@@ -64,7 +64,8 @@ class MemoryStorage:
         """Copy the elements `index` of the tensor `name`."""
         tensor = self._find(name)
         pairs = bounds(name, tuple(tensor.shape), index)
-        piece = tensor[tuple(slice(*pair) for pair in pairs)].cpu().clone().contiguous()
+        part = tensor[tuple(slice(*pair) for pair in pairs)].cpu()
+        piece = part.clone(memory_format=torch.contiguous_format)
         self._count(name, piece.nbytes)
         return piece
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from qload.devices.tensors import dense
 from qload.diagnosis import Diagnosis, diagnose
 from qload.diagnosis.comparison import effective_weight
 from qload.errors import ArgumentError
@@ -43,7 +44,7 @@ def assert_same_bits(got: Tensor, want: Tensor) -> None:
     __tracebackhide__ = True
     assert (got.dtype, tuple(got.shape)) == (want.dtype, tuple(want.shape))
     size = want.element_size()
-    a, b = (t.contiguous().reshape(-1).view(torch.uint8).reshape(-1, size) for t in (got, want))
+    a, b = (dense(t.reshape(-1)).view(torch.uint8).reshape(-1, size) for t in (got, want))
     wrong = (a != b).any(1).nonzero().flatten()
     if wrong.numel():
         index = torch.unravel_index(wrong[0], want.shape) if want.ndim else ()

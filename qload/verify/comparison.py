@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from qload.devices.tensors import dense
 from qload.diagnosis.comparison import effective_weight
 from qload.spec import Codes, Weight
 
@@ -269,7 +270,7 @@ def equal_bits(first: Tensor, second: Tensor) -> bool:
     """Return whether two CPU tensors of one dtype have the same bytes, eight bytes at a time."""
     if first.shape != second.shape:
         return False
-    ours, theirs = (tensor.contiguous().reshape(-1).view(torch.uint8).numpy() for tensor in (first, second))
+    ours, theirs = (dense(tensor.reshape(-1)).view(torch.uint8).numpy() for tensor in (first, second))
     aligned = len(ours) // 8 * 8
     words, others = (data[:aligned].view(np.int64) for data in (ours, theirs))
     return np.array_equal(words, others) and np.array_equal(ours[aligned:], theirs[aligned:])

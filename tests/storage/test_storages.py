@@ -137,6 +137,14 @@ def test_what_was_read_can_be_changed_without_changing_the_store(make: Make, tmp
     assert storage.read("t").tolist() == [1, 1, 1]
 
 
+def test_memory_reads_one_element_of_any_stride_as_bytes() -> None:
+    column = torch.ones(64).half()[::64]
+    read = MemoryStorage({"a": column}).read("a")
+
+    assert column.stride() == (64,)
+    assert read.view(torch.uint8).tolist() == [0, 60]
+
+
 def test_memory_counts_what_is_read() -> None:
     storage = MemoryStorage({"a": torch.zeros(4), "b": torch.zeros(4)})
 

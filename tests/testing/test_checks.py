@@ -24,6 +24,7 @@ from qload.testing import (
     layer_of,
     read_back,
 )
+from qload.verify.comparison import equal_bits
 
 HALF = torch.float16
 
@@ -136,6 +137,18 @@ def test_a_failure_shows_the_line_of_the_test_and_none_of_the_checks() -> None:
 
         shown = [entry.path.name for entry in caught.traceback.filter(caught)]
         assert set(shown) == {"test_checks.py"}
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1,), ()])
+def test_bits_of_one_element_are_compared_at_any_stride(shape: tuple[int, ...]) -> None:
+    one, other = (
+        torch.full((64,), value).half()[::64].as_strided(shape, (64,) * len(shape)) for value in (1, 2)
+    )
+
+    assert_same_bits(one, one)
+    with pytest.raises(AssertionError, match="1 of 1 differ"):
+        assert_same_bits(one, other)
+    assert not equal_bits(one, other)
 
 
 def test_bits_that_change_between_calls_are_seen() -> None:
