@@ -1,20 +1,33 @@
 """Lawful calls of functions that check sizes, dtypes and numbers, with sizes unlike each other."""
 
+import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from safetensors.torch import save
 
+from qload.engines.vllm.kernel_config import choose_kernel
+from qload.experts import GatedActivation
 from qload.experts.expert_parallel import LocalExperts, grid, local_experts
 from qload.experts.routing import Routing
 from qload.formats import Fp8Config, Fp8Weight
 from qload.kernels import MPLinearLayerConfig, choose_mp_linear_kernel, scalar_types
+from qload.kernels import bounds as bounds_of
+from qload.kernels.activations import quantize
+from qload.kernels.dtypes import bias_for
 from qload.kernels.experts_function import check as check_expert_inputs
 from qload.kernels.mp_linear.kernels import permute_param_layout_, read_layer
 from qload.kernels.plans import check as check_linear_inputs
+from qload.kernels.products import in_slices, transposed
+from qload.kernels.quantized_inputs import MadeInputs
 from qload.layouts import compressed_tensors, eetq, marlin_24, panels, strips
 from qload.layouts.marlin_24 import choose_positions, read_positions
 from qload.loader.base import split_blocks
@@ -28,21 +41,41 @@ from qload.methods.marlin import (
     verify_marlin_supported,
     verify_marlin_supports_shape,
 )
-from qload.methods.parameters import fill
+from qload.methods.parameters import (
+    Shard,
+    divide,
+    empty_parameter,
+    fill,
+    is_empty,
+    load_inputs,
+    load_outputs,
+    set_weight_attrs,
+)
 from qload.models.attention import attend_with_bias, mask_bias, query_scales
 from qload.models.config import LatentConfig
 from qload.models.generation import Sampler, check_ids, check_prompt
+from qload.models.images import ImageProcessor, check_image_tokens, resized
 from qload.models.kv_cache import HeadSizes, PagedCache, PageTable, Step, pad_heads, page_count, unpad_heads
 from qload.models.memory import check_memory
 from qload.models.rope import rotate_halves, rotate_pairs, yarn_mscale
 from qload.models.vision import patch_mask, patch_positions, real_images
+from qload.models.vision_config import vision_config
+from qload.native.modules import requested_threads
 from qload.parallel import Rank
 from qload.parallel.process_group import FakeWorld
 from qload.plan.explain import capability_of
 from qload.plan.sharing import check_ranks
 from qload.quantize.policy import mlp_only
-from qload.quantize.quantizers import check_finite, requantize
+from qload.quantize.quantizers import (
+    BNB4Quantizer,
+    BNBInt8Quantizer,
+    EETQQuantizer,
+    Fp8Quantizer,
+    check_finite,
+    requantize,
+)
 from qload.sentences.sentence import WordSentence, parse_side
+from qload.spec import ActivationScheme, Layer
 from qload.storage.header import parse_header
 from qload.storage.protocol import bounds, check_out, check_rows
 from tests.kernel_formats.marlin_layers import layer
@@ -148,7 +181,77 @@ MODELS: dict[str, Call] = {
         },
     ),
 }
+VISION: dict[str, Any] = {
+    "config": {
+        "model_type": "idefics2",
+        "image_token_id": 9,
+        "vision_config": {
+            "hidden_size": 24,
+            "intermediate_size": 40,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "num_channels": 4,
+            "image_size": 70,
+            "patch_size": 14,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-3,
+        },
+        "perceiver_config": {
+            "hidden_act": "gelu_new",
+            "hidden_size": 64,
+            "rms_norm_eps": 1e-4,
+            "resampler_n_latents": 5,
+            "resampler_depth": 2,
+            "resampler_n_heads": 6,
+            "resampler_head_dim": 8,
+            "num_key_value_heads": 3,
+        },
+    },
+    "hidden": 64,
+    "eps": 1e-2,
+}
+IMAGES: dict[str, Any] = {
+    "do_image_splitting": True,
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "resample": 3,
+    "rescale_factor": 0.25,
+    "image_mean": [0.5, 0.25, 0.75],
+    "image_std": [0.5, 1.5, 2.0],
+    "size": {"shortest_edge": 20, "longest_edge": 40},
+}
+
+
+def image_processor(config: dict[str, Any]) -> ImageProcessor:
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "preprocessor_config.json").write_text(json.dumps(config))
+        return ImageProcessor.of(folder)
+
+
+VISION_CALLS: dict[str, Call] = {
+    "vision_config": (vision_config, VISION),
+    "vision_config of defaults": (vision_config, {**VISION, "config": {"model_type": "idefics2"}}),
+    "ImageProcessor.of": (image_processor, {"config": IMAGES}),
+    "ImageProcessor.of a shape": (image_processor, {"config": {"size": {"height": 30, "width": 50}}}),
+    "ImageProcessor.expand": (
+        image_processor(IMAGES).expand,
+        {"text": "a <image> b<image>c", "images": 2, "vectors": 3},
+    ),
+    "ImageProcessor.expand whole images": (
+        image_processor({}).expand,
+        {"text": "<image><image> c", "images": 2, "vectors": 3},
+    ),
+    "ImageProcessor.count": (image_processor(IMAGES).count, {"images": 2}),
+    "check_image_tokens": (
+        partial(check_image_tokens, vision=vision_config(**VISION)),
+        {"ids": [1, *[9] * 10, 2], "images": 2},
+    ),
+    "resized, wide": (resized, {"height": 30, "width": 70, "edges": (20, 40)}),
+    "resized, high": (resized, {"height": 70, "width": 30, "edges": (10, 40)}),
+}
 EXPERT_CALLS: dict[str, Call] = {
+    "GatedActivation": (GatedActivation, {"kind": "clamped_swiglu", "alpha": 1.5, "limit": 7.0}),
     "Routing": (Routing, ROUTED),
     "Routing.logits": (
         ROUTING.logits,
@@ -228,6 +331,134 @@ KERNELS: dict[str, Call] = {
     "choose_positions": (choose_positions, {"present": torch.arange(8)[:, None].expand(8, 6) % 4 < 2}),
     "WordSentence": (partial(WordSentence, i=8), {"bits": 4, "pattern": "(kp i) n -> kp n (i)"}),
     "parse_side": (parse_side, {"pattern": "(a b) c -> a (b c)", "side": "(a b) c"}),
+}
+SCHEMES: dict[str, ActivationScheme] = {
+    "int8 of all tokens": ActivationScheme("int", 8, True, "tensor"),
+    "int4 with zero points": ActivationScheme("int", 4, True, "token", symmetric=False),
+    "int8 of groups with zero points": ActivationScheme("int", 8, True, "group", 4, symmetric=False),
+    "fp8 of groups": ActivationScheme("float", 8, True, "group", 4),
+    "fp8 of fbgemm": ActivationScheme("float", 8, True, "token", owner="fbgemm", upper_bound=2.0),
+    "fp8 of modelopt": ActivationScheme("float", 8, True, "token", owner="modelopt"),
+    "mxfp4": ActivationScheme("float", 4, True, "group", 4, scale_type="e8m0"),
+    "mxfp8 of modelopt": ActivationScheme("float", 8, True, "group", 4, scale_type="e8m0", owner="modelopt"),
+    "nvfp4": ActivationScheme("float", 4, True, "group", 4, scale_type="e4m3"),
+    "nvfp4 of modelopt": ActivationScheme("float", 4, True, "group", 4, scale_type="e4m3", owner="modelopt"),
+}
+X = torch.tensor([[0.25, -1.5, 3.0, 0.75, 7.0, -2.5, 0.125, 1.0], [0.0, 0.5, -0.25, 6.0, 0.0, 0.0, 0.0, 0.0]])
+QUANTIZED: dict[str, Call] = {
+    f"quantize, {name}": (partial(quantize, scheme=scheme), {"x": X, "scale": torch.full((1,), 0.5)})
+    for name, scheme in SCHEMES.items()
+}
+ASYMMETRIC = MadeInputs(quantize(X, SCHEMES["int4 with zero points"]))
+PRODUCTS: dict[str, Call] = {
+    "MadeInputs.codes": (ASYMMETRIC.codes, {"dtype": torch.int8, "rows": 5}),
+    "MadeInputs.counted": (ASYMMETRIC.counted, {"dtype": torch.float16}),
+    "MadeInputs.meant": (ASYMMETRIC.meant, {"dtype": torch.float16}),
+    "in_slices": (
+        partial(in_slices, weight=WEIGHT),
+        {
+            "x": float_range(3, 128).sin(),
+            "bias": float_range(64),
+            "factors": float_range(128).cos(),
+            "dtype": torch.float32,
+            "scratch": 16 * 128 * 4,
+            "count": 50,
+        },
+    ),
+    "transposed": (
+        partial(transposed, weight=WEIGHT),
+        {"y": float_range(3, 64).sin(), "factors": float_range(128).cos()},
+    ),
+    "a bounded product": (
+        bounds_of.product,
+        {
+            "x": bounds_of.Bounded(X.double(), X.double().abs() / 1024),
+            "matrix": float_range(3, 8).sin(),
+            "bias": float_range(3),
+            "dtype": torch.float16,
+            "steps": 2,
+            "more": 0.125,
+        },
+    ),
+    "bias_for": (bias_for, {"bias": float_range(8), "dtype": torch.float16}),
+    "vLLM's choice of a kernel": (
+        lambda capability, **entries: getattr(
+            kernel := choose_kernel(SimpleNamespace(**entries), capability), "__name__", kernel
+        ),
+        {
+            "weight_type": "uint4b8",
+            "capability": 80,
+            "full_weight_shape": (256, 128),
+            "partition_weight_shape": (128, 128),
+            "act_type": torch.float16,
+            "group_size": 64,
+            "zero_points": False,
+            "out_type": None,
+        },
+    ),
+}
+
+
+def threads_of(text: str) -> int | None:
+    with mock.patch.dict(os.environ, {"QLOAD_NUM_THREADS": text}):
+        return requested_threads()
+
+
+def loaded_outputs(
+    loaded: torch.Tensor, packed: int, shard_id: str | None, share: int, index: int
+) -> torch.Tensor:
+    """Return a rank's outputs, of q (of 8) and k (of 4), from words of `packed` codes."""
+    param = empty_parameter((2, (share + 4) // max(packed, 1)), torch.float32)
+    set_weight_attrs(param, {"output_dim": 1, "packed_dim": 1, "packed_factor": packed})
+    load_outputs(param, loaded, [Shard("q", 8, share, index), Shard("k", 4, 4, 0)], shard_id, "qkv.weight")
+    return param.data.nan_to_num(-1)
+
+
+def loaded_inputs(loaded: torch.Tensor, share: int, place: int) -> torch.Tensor:
+    param = empty_parameter((share, 3), torch.float32)
+    set_weight_attrs(param, {"input_dim": 0})
+    load_inputs(param, loaded, Rank(place, 2), "o.weight")
+    return param.data
+
+
+LOADED: dict[str, Call] = {
+    "load_outputs of a shard": (
+        loaded_outputs,
+        {"loaded": float_range(2, 4), "packed": 2, "shard_id": "q", "share": 4, "index": 1},
+    ),
+    "load_outputs of all shards": (
+        loaded_outputs,
+        {"loaded": float_range(2, 12), "packed": 1, "shard_id": None, "share": 4, "index": 1},
+    ),
+    "load_inputs": (loaded_inputs, {"loaded": float_range(8, 3), "share": 4, "place": 1}),
+    "divide": (divide, {"tensor": "a.weight", "dim": "N", "size": 24, "group": Rank(1, 3)}),
+    "is_empty": (is_empty, {"values": float_range(3, 4), "tensor": "a.weight"}),
+    "is_empty of words": (is_empty, {"values": torch.arange(12).int().view(3, 4), "tensor": "a.weight"}),
+    "QLOAD_NUM_THREADS": (threads_of, {"text": "3"}),
+    **{f"QLOAD_NUM_THREADS of {text!r}": (threads_of, {"text": text}) for text in ("0", "4096", "4097", "")},
+}
+Q_LAYER = Layer((64,), 128, (64, 128), "a")
+MATRIX = float_range(64, 128).sin()
+QUANTIZERS: dict[str, Call] = {
+    "Fp8Quantizer": (Fp8Quantizer, {"per": "block", "block": (16, 32), "activation_scale_ub": 4.0}),
+    "BNB4Quantizer": (BNB4Quantizer, {"quant_type": "nf4", "blocksize": 64, "double_quant": False}),
+    **{
+        f"{type(quantizer).__name__} of a matrix, {number}": (
+            partial(quantizer.quantize, layer=Q_LAYER),
+            {"weight": MATRIX, "dtype": torch.float16},
+        )
+        for number, quantizer in enumerate(
+            (
+                Fp8Quantizer(),
+                Fp8Quantizer("tensor"),
+                Fp8Quantizer("block", (16, 48)),
+                EETQQuantizer(),
+                BNB4Quantizer(),
+                BNB4Quantizer("fp4", 32, double_quant=True),
+                BNBInt8Quantizer(),
+            )
+        )
+    },
 }
 METHODS: dict[str, Call] = {
     "AWQMarlinConfig": (AWQMarlinConfig, {"weight_bits": 4, "group_size": 32, "zero_point": True}),
@@ -331,4 +562,15 @@ OTHERS: dict[str, Call] = {
         {"name": "a", "out": torch.zeros(3, 4), "shape": (3, 4), "dtype": torch.float32},
     ),
 }
-FUNCTIONS = {**MODELS, **EXPERT_CALLS, **KERNELS, **METHODS, **OTHERS}
+FUNCTIONS = {
+    **MODELS,
+    **VISION_CALLS,
+    **EXPERT_CALLS,
+    **KERNELS,
+    **QUANTIZED,
+    **PRODUCTS,
+    **LOADED,
+    **QUANTIZERS,
+    **METHODS,
+    **OTHERS,
+}

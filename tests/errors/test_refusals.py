@@ -35,7 +35,7 @@ from qload.testing.tiny_checkpoint import TYPE_ENTRIES, make_checkpoint, tiny_co
 from qload.testing.traits import CONTRACTS, contract
 from qload.weights import Weights
 from tests.errors.calls import FUNCTIONS
-from tests.meta.test_argument_types import METHODS, NEEDED, public
+from tests.meta.test_argument_types import FACTS, METHODS, NEEDED, public
 from tests.support.changed_values import changed_tensors, outcome, outcomes
 
 N, K = 128, 256  # sizes of layers, unlike each other
@@ -145,6 +145,50 @@ def test_the_config_of(weight_type: type[Weight], golden: SnapshotAssertion) -> 
     given = {each.name: getattr(config, each.name) for each in fields(config)}  # type: ignore[arg-type]
 
     assert outcomes(type(config), given) == golden
+
+
+EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj")
+EXPERT_SPLITS: tuple[dict[str, Any], ...] = (
+    {"split": "tensor"},
+    {"split": "expert"},
+    {"split": "both", "expert_ranks": 2},
+)
+
+
+def load_experts(layers: list[DrawnLayer], tensors: dict[str, Tensor], world: int = 1, **how: Any) -> Any:
+    """Return the tensors of the experts of all ranks, and the values of the first expert."""
+    storage, loader = MemoryStorage(tensors), layers[0].loader()
+    ranks = [Weights(storage, loader=loader, process_group=rank) for rank in FakeWorld(world)]
+    experts = [weights.get_experts(PREFIX, facts=FACTS, **how) for weights in ranks]
+    stacks = [stack for each in experts for stack in (each.gate_up, each.down)]
+    values = [(stack.expert(0).dequantize(), *stack.fields().values()) for stack in stacks]
+    return values, [each.local for each in experts]
+
+
+@pytest.mark.parametrize("name", ["gptq", "fp8", "ct_pack", "modelopt_nvfp4"])
+def test_experts_of_changed_tensors(name: str, golden: SnapshotAssertion) -> None:
+    make = partial(layer_of, contract(name).common(name))
+    layers = [make(N, K), make(N, K), make(K, N)]
+    tensors = {
+        stored: tensor
+        for expert in (0, 1)
+        for matrix, layer in zip(EXPERT_NAMES, layers, strict=True)
+        for stored, tensor in layer.named(f"{PREFIX}.{expert}.{matrix}").items()
+    }
+    whole = {"layers": layers, "tensors": tensors}
+    lines = [
+        f"{world} ranks, {how} -> {outcome(load_experts, {**whole, 'world': world, **how})}"
+        for how in EXPERT_SPLITS
+        for world in (1, *WORLDS)
+    ]
+    for stored in (each for each in tensors if f"{PREFIX}.1." in each and "gate_proj" not in each):
+        for words, tensor in {"missing": None, **dict(changed_tensors(tensors[stored]))}.items():
+            rest = {each: held for each, held in tensors.items() if each != stored}
+            changed = rest if tensor is None else {**rest, stored: tensor}
+            text = outcome(load_experts, {"layers": layers, "tensors": changed})
+            lines.append(f"{stored.removeprefix(PREFIX)}: {words} -> {text}")
+
+    assert "\n".join(lines) == golden
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
