@@ -113,6 +113,8 @@ from .kernel_formats import Int8StripsWeight as Int8StripsWeight
 from .kernel_formats import PanelsConfig as PanelsConfig
 from .kernel_formats import PanelsWeight as PanelsWeight
 from .kernel_formats import StripsWeight as StripsWeight
+from .kernel_formats import TableStripsConfig as TableStripsConfig
+from .kernel_formats import TableStripsWeight as TableStripsWeight
 from .kernel_formats import repack as repack
 from .kernel_formats import restore as restore
 from .kernels import DequantizeLinearKernel as DequantizeLinearKernel

@@ -22,3 +22,5 @@ from .repack import repack as repack
 from .repack import restore as restore
 from .strips import StripsConfig as StripsConfig
 from .strips import StripsWeight as StripsWeight
+from .table_strips import TableStripsConfig as TableStripsConfig
+from .table_strips import TableStripsWeight as TableStripsWeight

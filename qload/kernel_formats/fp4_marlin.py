@@ -463,7 +463,7 @@ class Fp4MarlinWeight(spec.Weight):
         else:
             parts, divides = self.layer.parts, self.config.divides
             scales = nvfp4.both_scales(self.group_scales(), self.second_scale, parts, divides=divides)
-        return as_codes(self, marlin.rows(FP4_BITS), scales)
+        return as_codes(self, marlin.rows(FP4_BITS), scales, fp4.values(self.device))
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -494,8 +494,8 @@ class Fp4MarlinVllm033Weight(Fp4MarlinWeight):
         return self.config.dtype
 
 
-def as_codes(weight: Any, packing: Packing, scales: Tensor) -> spec.Codes:
-    """Return the e2m1 codes of a `weight` in the order of `packing`, without padding; `scales`: (N, G)."""
+def as_codes(weight: Any, packing: Packing, scales: Tensor, lookup: Tensor) -> spec.Codes:
+    """Return the 4-bit codes of a `weight` in the order of `packing`, without padding; `scales`: (N, G)."""
     N, K = weight.shape
     packed = packing.packed(weight.qweight)
     codes = packed if packed.shape == (K, N) else ClippedCodes(packed, (K, N))
@@ -505,7 +505,7 @@ def as_codes(weight: Any, packing: Packing, scales: Tensor) -> spec.Codes:
         scales=scales,
         zeros=None,
         k_group=weight.config.in_order(K, weight.device),
-        lookup=fp4.values(weight.device),
+        lookup=lookup,
     )
 
 

@@ -1,7 +1,7 @@
 """NVFP4 and MXFP4 in strips: e2m1 codes as 4-bit codes, and scales of one byte.
 
     qweight        int32         (N/64, K*8)         e2m1 codes in `layouts.strips`
-    scales         uint8         (K/128, N*128/g)    s0e5m3 in the order `layouts.strips.byte_scales`;
+    scales         uint8         (K/128, N*128/g)    s0e5m3 in the order `layouts.strips.group_scales`;
                                                      g = 16 (NVFP4) or 32 (MXFP4)
     column_scales  fp32          (N,)                one per output
     second_scale   fp32          () or (P,)          the checkpoint's own; NVFP4 only
@@ -72,7 +72,7 @@ class Fp4StripsWeight(spec.Weight):
     qweight
         e2m1 codes of `qload.layouts.strips`: (N / 64, K * 8), int32.
     scales
-        Bytes (s0e5m3) of `qload.layouts.strips.byte_scales`: (K / 128, N * 128 / group_size), uint8.
+        Bytes (s0e5m3) of `qload.layouts.strips.group_scales`: (K / 128, N * 128 / group_size), uint8.
     column_scales
         One per output: (N,), float32.
     second_scale
@@ -118,7 +118,7 @@ class Fp4StripsWeight(spec.Weight):
     def byte_scales(self) -> Tensor:
         """Bytes (N, K / group_size) in plain order, without padding."""
         N, K = self.shape
-        order = strips.byte_scales(self.config.group_size)
+        order = strips.group_scales(self.config.group_size)
         return order.undo(self.scales)[: self.config.groups(K), :N].T
 
     def group_scales(self) -> Tensor:
@@ -141,7 +141,7 @@ class Fp4StripsWeight(spec.Weight):
         else:
             parts, divides = self.layer.parts, self.config.divides
             scales = nvfp4.both_scales(self.group_scales(), self.second_scale, parts, divides=divides)
-        return as_codes(self, strips.rows(FP4_BITS), scales)
+        return as_codes(self, strips.rows(FP4_BITS), scales, fp4.values(self.device))
 
 
 def from_fp4(floats: Fp4, *, whole: Fp4 | None = None) -> Fp4StripsWeight:
@@ -163,7 +163,7 @@ def from_fp4(floats: Fp4, *, whole: Fp4 | None = None) -> Fp4StripsWeight:
     return Fp4StripsWeight(
         config=Fp4StripsConfig(group_size, floats.names.divides),
         qweight=strips.rows(FP4_BITS).pack(codes),
-        scales=strips.byte_scales(group_size).apply(pad_matrix(stored.T, Kp // group_size, Np)),
+        scales=strips.group_scales(group_size).apply(pad_matrix(stored.T, Kp // group_size, Np)),
         column_scales=torch.nn.functional.pad(columns, (0, Np - N)),
         second_scale=floats.second_scale,
         input_scale=floats.input_scale,

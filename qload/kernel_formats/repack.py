@@ -1,6 +1,7 @@
 """Repacking of weights to other layouts, and back to the checkpoint's format bit for bit.
 
-Every type of weight is converted to one of five intermediate forms: plain integers, int8, EXL2, FP8 or FP4.
+Every type of weight is converted to one of six intermediate forms: plain integers, int8, EXL2, FP8, FP4 or 4
+bits of bitsandbytes.
 Every layout is made from one of them. `repack` and `restore` know types and layouts only by `IntegerWeight`
 and the tables `READERS` and `WRITERS`. A weight passed as `out` is written after the last check.
 """
@@ -19,6 +20,9 @@ from qload import devices
 from qload.errors import ArgumentError, RepackError, checked
 from qload.formats import (
     AWQWeight,
+    BNB4Weight,
+    BNBFP4Weight,
+    BNBNF4Weight,
     BNBWeight,
     CTIntWeight,
     EETQWeight,
@@ -38,6 +42,7 @@ from qload.kernel_formats import (
     marlin,
     panels,
     strips,
+    table_strips,
 )
 from qload.kernel_formats.fp4_marlin import VLLM_0_11, VLLM_0_33, Fp4, Fp4MarlinVllm033Weight, Fp4MarlinWeight
 from qload.kernel_formats.int8_strips import Int8
@@ -57,7 +62,7 @@ class Reader:
     Attributes
     ----------
     intermediate
-        The intermediate form: `Integers`, `Int8`, `Exl2Weight`, `Fp8Weight` or `Fp4`.
+        The intermediate form: `Integers`, `Int8`, `Exl2Weight`, `Fp8Weight`, `Fp4` or `BNB4Weight`.
     read
         Convert a weight to that form.
     restore
@@ -112,6 +117,11 @@ READERS: dict[type[Weight], Reader] = {  # of types that are no `IntegerWeight`
     CTIntWeight: Reader(Int8, int8_strips.read_ct_int, int8_strips.restore_ct_int, lambda _: "weight"),
     int8_strips.Int8StripsWeight: Reader(Int8, int8_strips.to_int8),
     **{
+        weight_type: Reader(BNB4Weight, restore=lambda weight, _: weight, skippable=lambda _: "weight")
+        for weight_type in (BNBNF4Weight, BNBFP4Weight)
+    },
+    table_strips.TableStripsWeight: Reader(BNB4Weight, table_strips.to_bnb4),
+    **{
         weight_type: Reader(
             Fp4, fp4_marlin.read_checkpoint, fp4_marlin.restore_checkpoint, fp4_marlin.find_packed_tensor
         )
@@ -157,6 +167,7 @@ WRITERS: dict[tuple[type[Any], str], Writer] = {
     ),
     (Fp8Weight, "strips"): Writer(fp8_strips.Fp8StripsWeight, fp8_strips.from_fp8, ("whole",)),
     (Int8, "strips"): Writer(int8_strips.Int8StripsWeight, int8_strips.from_int8),
+    (BNB4Weight, "strips"): Writer(table_strips.TableStripsWeight, table_strips.from_bnb4, ("whole",)),
     (Fp4, "strips"): Writer(fp4_strips.Fp4StripsWeight, fp4_strips.from_fp4, ("whole",)),
     (Fp4, "marlin"): Writer(Fp4MarlinWeight, fp4_marlin.from_fp4, ("dtype", "whole")),
     (Fp4, VLLM_0_11.layout): Writer(Fp4MarlinWeight, fp4_marlin.from_fp4, ("dtype", "whole")),
@@ -166,6 +177,7 @@ NUMBERS_IN_STRIPS = (  # strips with kernels for unquantized activations alone
     fp4_strips.Fp4StripsWeight,
     fp8_strips.Fp8StripsWeight,
     int8_strips.Int8StripsWeight,
+    table_strips.TableStripsWeight,
 )
 LAYOUTS = tuple(dict.fromkeys(layout for _, layout in WRITERS))
 

@@ -53,6 +53,7 @@ from qload.kernel_formats import (
     Fp8StripsWeight,
     GPTQMarlinWeight,
     Int8StripsWeight,
+    TableStripsWeight,
 )
 from qload.sentences import WORD_BITS
 from qload.sentences.strided_digits import WHOLE_BITS, holds_whole_codes
@@ -76,6 +77,7 @@ BITS = {
     Fp4MarlinWeight: 4,
     Fp4MarlinVllm033Weight: 4,
     Fp4StripsWeight: 4,
+    TableStripsWeight: 4,
     Fp8MarlinWeight: 8,
     Fp8StripsWeight: 8,
     Int8StripsWeight: 8,

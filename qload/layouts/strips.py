@@ -7,9 +7,9 @@ two of these neighbours, and with 4 bits the same two 32 rows later: for many to
 just these two of eight rows in shared memory. Two columns 8 apart are neighbouring fields of a word. With 4
 bits one mask each extracts them; the second is 16 times too large, and its scale compensates.
 
-Scales and zero points are in Marlin's orders. One-byte scales of groups of 16 or 32 rows are contiguous for
-each unit of a warp. A lane loads the groups of its columns c and c + 8 at once: two bytes for each 32 rows.
-With groups of 16, those of the first halves of 32 rows come first.
+Scales and zero points are in Marlin's orders. Scales of 4-bit numbers, such as FP4 and nf4, are contiguous
+for each unit of a warp instead. A lane loads those of its columns c and c + 8 at once: two scales for each
+group. With groups of 16, those of the first halves of 32 rows come first.
 """
 
 from functools import cache
@@ -19,6 +19,7 @@ from qload.layouts.packing import Order, Packing
 
 TILE_K, TILE_N = 128, 64
 BITS = (4, 8)
+NUMBER_GROUPS = (16, 32, 64, 128)  # rows of a scale of 4-bit numbers
 
 
 @cache
@@ -34,10 +35,10 @@ def rows(bits: int) -> Packing:
 
 
 @cache
-def byte_scales(group_size: int) -> Order:
-    """Order of one-byte scales (G, N): (K / 128, N * 128 / group_size)."""
+def group_scales(group_size: int) -> Order:
+    """Order of scales (G, N) of 4-bit numbers: (K / 128, N * 128 / group_size)."""
     if group_size == 16:
         return Order("(kt s h) (nt j b c) -> kt (nt j c h s b)", s=4, h=2, j=4, b=2, c=8)
-    if group_size == 32:
-        return Order("(kt s) (nt j b c) -> kt (nt j c s b)", s=4, j=4, b=2, c=8)
-    raise ArgumentError("group_size", "16 or 32, the groups of one-byte scales", str(group_size))
+    if group_size in NUMBER_GROUPS:
+        return Order("(kt s) (nt j b c) -> kt (nt j c s b)", s=TILE_K // group_size, j=4, b=2, c=8)
+    raise ArgumentError("group_size", "16, 32, 64 or 128, the groups of 4-bit numbers", str(group_size))

@@ -20,7 +20,16 @@ from qload import DefaultWeightsLoader
 from qload.architecture import architecture_of
 from qload.experts.activation import facts_of
 from qload.experts.routing import routing_of
-from qload.formats import FORMATS, BNBWeight, CTNVFP4Weight, Exl2Weight, Fp8Weight, GPTQWeight, Marlin24Weight
+from qload.formats import (
+    FORMATS,
+    BNBNF4Weight,
+    BNBWeight,
+    CTNVFP4Weight,
+    Exl2Weight,
+    Fp8Weight,
+    GPTQWeight,
+    Marlin24Weight,
+)
 from qload.kernel_formats import repack
 from qload.kernel_formats.repack import WRITERS
 from qload.layouts import Stored
@@ -70,6 +79,7 @@ SOURCES = {
     "Fp8Weight": Fp8Weight,
     "Fp4": CTNVFP4Weight,
     "Int8": BNBWeight,
+    "BNB4Weight": BNBNF4Weight,
 }
 REPACKED: dict[str, Callable[[], tuple[Weight, dict[str, Any]]]] = {
     f"{intermediate.__name__} as {layout}": partial(source, intermediate.__name__, layout)

@@ -46,6 +46,7 @@ from tests.gpu.test_quantize import SCHEMES
 from tests.kernels.cuda_layers import byte_layer
 
 K, N, GROUP = 512, 128, 64
+KINDS = ("block", "channel", "nvfp4", "mxfp4", "nf4")  # of bytes in strips
 DIVISIONS = (
     (32, 128, False, 2),
     (96, 256, True, 1),
@@ -157,8 +158,8 @@ def strips_of_many_tokens() -> None:
 
 
 def bytes_in_strips() -> None:
-    """FP8 by blocks and by outputs, FP4 by both groups; few tokens and many, every way to add up."""
-    for held in (byte_layer(K, N, kind).to("cuda") for kind in ("block", "channel", "nvfp4", "mxfp4")):
+    """FP8 by blocks and by outputs, FP4 by both groups, nf4; few tokens and many, every way to add up."""
+    for held in (byte_layer(K, N, kind).to("cuda") for kind in KINDS):
         w = held.dequantize()
         for M in (1, 9, 24, 64, 100):
             x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()

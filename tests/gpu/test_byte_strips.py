@@ -1,4 +1,4 @@
-"""FP8, int8 and FP4 in strips: read-back, exact sums, bounds, NaN, the same bits, for few and many tokens."""
+"""FP8, int8, FP4 and nf4 in strips: read-back, exact sums, bounds, NaN, bits, for few and many tokens."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ from qload.formats import (
     Fp8Weight,
     ModelOptNVFP4Weight,
 )
-from qload.kernel_formats import Fp8StripsWeight, repack
+from qload.kernel_formats import Fp8StripsWeight, TableStripsWeight, repack, restore
 from qload.kernels import cuda
 from qload.kernels.cuda import decode, hopper_gemm, launch
 from qload.kernels.cuda.byte_strips import ByteStripsCall, ByteStripsWeight, arguments
@@ -24,6 +24,7 @@ from qload.kernels.cuda.hopper_gemm import PLACES, STAGE, ManyDivision
 from qload.spec import Layer
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
 from tests.gpu.layers import DTYPES, inputs
+from tests.kernel_formats.bnb4_layers import bnb4
 from tests.kernel_formats.fp4_layers import mxfp4, nvfp4
 
 pytestmark = pytest.mark.gpu
@@ -44,14 +45,18 @@ LAYERS = pytest.mark.parametrize(
         pytest.param(12352, 1088, "nvfp4", id="nvfp4, K of several phases"),
         pytest.param(1152, 320, "mxfp4", id="mxfp4"),
         pytest.param(2880, 1000, "mxfp4", id="padded mxfp4"),
+        pytest.param(1984, 200, "nf4", id="padded nf4"),
+        pytest.param(12352, 1088, "nf4", id="nf4, K of several phases"),
+        pytest.param(1152, 320, "fp4", id="fp4 in blocks of 128"),
     ],
 )
 SHAPES = [
     pytest.param(kind.tokens, kind.columns, kind.teams, id=f"{kind.tokens}-{kind.columns}-{kind.teams}")
     for kind in hopper_gemm.BLOCK_SHAPES
 ]
-PER = pytest.mark.parametrize("per", ["channel", "block", "int8", "nvfp4", "mxfp4"])
+PER = pytest.mark.parametrize("per", ["channel", "block", "int8", "nvfp4", "mxfp4", "nf4", "fp4"])
 FP4 = {"nvfp4": 16, "mxfp4": 32}  # inputs of a scale
+TABLES = {"nf4": (64, [0, 7, 15]), "fp4": (128, [0, 3, 5, 7, 8, 11, 13, 15])}  # inputs; codes of exact values
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -66,6 +71,8 @@ def layer(K: int, N: int, per: str, *, exact: bool = False) -> ByteStripsWeight:
     make = torch.Generator().manual_seed(K + N)
     if per in FP4:
         return fp4_layer(K, N, per, make, exact)
+    if per in TABLES:
+        return table_layer(K, N, per, make, exact)
     shape = {"tensor": (1,), "channel": (N, 1), "int8": (N,)}.get(per, (-(-N // 128), -(-K // 128)))
     scales = torch.rand(shape, generator=make) * 0.01 + 0.0001
     whole = torch.randint(-4, 5, (N, K), generator=make)
@@ -98,6 +105,30 @@ def fp4_layer(K: int, N: int, per: str, make: torch.Generator, exact: bool) -> B
     return repack(stored, "strips").to("cuda")  # type: ignore[return-value]
 
 
+def table_layer(
+    K: int, N: int, per: str, make: torch.Generator, exact: bool, powers: bool = False
+) -> ByteStripsWeight:
+    """All codes, or those of exact values; `powers`: scales are powers of two, as those of `exact`."""
+    blocksize, exact_codes = TABLES[per]
+    codes = torch.randint(16, (N, K), generator=make)
+    if exact:
+        codes = torch.tensor(exact_codes)[codes % len(exact_codes)]
+    absmax = torch.rand(N * K // blocksize, generator=make) * 0.01 + 0.0001
+    if exact or powers:
+        absmax = 2.0 ** torch.randint(-3, 1, absmax.shape, generator=make)
+    return repack(bnb4(codes, absmax, per, blocksize), "strips").to("cuda")  # type: ignore[return-value]
+
+
+def assert_within(run: Callable[[Tensor], Tensor], weight: Any, x: Tensor) -> None:
+    """Assert the derived bound; kernels round scales and values of a table of 16 to x's dtype too."""
+    if not isinstance(weight, TableStripsWeight):
+        assert_within_bound(run, weight, x)
+        return
+    stored: Any = restore(weight)
+    rounded = replace(stored, quant_map=stored.quant_map.to(x.dtype).float())
+    assert_within_bound(run, rounded, x, scales=x.dtype)
+
+
 def fp8(values: Tensor, scales: Tensor, per: str) -> Fp8StripsWeight:
     config = Fp8Config("block", (128, 128)) if per == "block" else Fp8Config()
     made = repack(Fp8Weight(config=config, weight=values, weight_scale=scales), "strips")
@@ -117,6 +148,8 @@ def kernel(weight: ByteStripsWeight, name: str, bias: Tensor | None = None) -> C
 @LAYERS
 def test_one_input_at_a_time_reads_the_weight_back(K: int, N: int, per: str, dtype: torch.dtype) -> None:
     weight = layer(K, N, per)
+    if per in TABLES:  # whose products are rounded only once
+        weight = table_layer(K, N, per, torch.Generator().manual_seed(K), exact=False, powers=True)
 
     def in_pieces(x: Tensor) -> Tensor:  # eight tokens, sixteen, and as many as there may be
         pieces = (*x[:64].split(8), *x[64:128].split(16), *x[128:].split(MAX_DECODED))
@@ -136,7 +169,7 @@ def test_few_tokens_sum_exactly_and_within_what_rounding_costs(
     exact, rounded = layer(K, N, per, exact=True), layer(K, N, per)
 
     assert_sums_exactly(kernel(exact, "decode"), exact, dtype, M=M)
-    assert_within_bound(kernel(rounded, "decode"), rounded, inputs(M, rounded, dtype))
+    assert_within(kernel(rounded, "decode"), rounded, inputs(M, rounded, dtype))
 
 
 @DTYPES
@@ -148,7 +181,7 @@ def test_many_tokens_sum_exactly_and_within_what_rounding_costs(
     exact, rounded = layer(K, N, per, exact=True), layer(K, N, per)
 
     assert_sums_exactly(kernel(exact, "many"), exact, dtype, M=M)
-    assert_within_bound(kernel(rounded, "many"), rounded, inputs(M, rounded, dtype))
+    assert_within(kernel(rounded, "many"), rounded, inputs(M, rounded, dtype))
 
 
 @DTYPES
@@ -174,7 +207,7 @@ def test_every_division_for_many_tokens_sums_exactly_and_gives_the_same_bits_aga
 ) -> None:
     pairs, neighbours = two in ("pairs", "both"), two in ("neighbours", "both")
     how = ManyDivision(tokens, columns, pairs, slices, neighbours, teams)
-    bits = 4 if per in FP4 else 8
+    bits = 4 if per in {**FP4, **TABLES} else 8
     if (teams > 1 and neighbours) or (two == "both" and slices > 1) or how.parts * STAGE > K:
         pytest.skip("no launch divides a layer so")
     if bits not in hopper_gemm.KINDS[tokens, columns, teams].stages:
@@ -230,7 +263,7 @@ def test_scales_of_blocks_may_be_far_apart(M: int, name: str, dtype: torch.dtype
     powers = torch.randint(-40, 1, weight.scales.shape, device="cuda", generator=make)
     far = replace(weight, scales=weight.scales * 2.0**powers)
 
-    assert_within_bound(kernel(far, name), far, inputs(M, far, dtype))
+    assert_within(kernel(far, name), far, inputs(M, far, dtype))
 
 
 @DTYPES
@@ -247,7 +280,7 @@ def test_second_scales_of_any_size_differ_between_fused_parts(
     weight: Any = repack(stored, "strips").to("cuda")
 
     x = inputs(M, weight, dtype) * 2.0**-12  # sums of the largest parts fit float16
-    assert_within_bound(kernel(weight, name), weight, x)
+    assert_within(kernel(weight, name), weight, x)
 
 
 @pytest.mark.parametrize(("M", "name"), [(5, "decode"), (17, "decode"), (70, "many")])
@@ -258,7 +291,24 @@ def test_mxfp4_has_exponents_of_every_size(largest: int, M: int, name: str) -> N
     exponents[torch.rand(192, 20, generator=make) < 0.2] = 0  # 2**-127, and 0 beside larger ones
     weight: Any = repack(mxfp4(exponents, torch.randint(16, (192, 640), generator=make)), "strips").to("cuda")
 
-    assert_within_bound(kernel(weight, name), weight, inputs(M, weight, torch.bfloat16))
+    assert_within(kernel(weight, name), weight, inputs(M, weight, torch.bfloat16))
+
+
+@DTYPES
+@pytest.mark.parametrize("power", [-80, -20, 0])
+@pytest.mark.parametrize(("M", "name"), [(5, "decode"), (17, "decode"), (70, "many")])
+@pytest.mark.parametrize("per", TABLES)
+def test_absmax_of_every_size_within_an_output(
+    per: str, M: int, name: str, power: int, dtype: torch.dtype
+) -> None:
+    make = torch.Generator().manual_seed(M)
+    blocksize = TABLES[per][0]
+    absmax = 2.0 ** (torch.rand(192 * (640 // blocksize), generator=make) * -19.0 + power)
+    absmax[torch.rand(absmax.shape, generator=make) < 0.1] = 0
+    stored = bnb4(torch.randint(16, (192, 640), generator=make), absmax, per, blocksize)
+    weight: Any = repack(stored, "strips").to("cuda")
+
+    assert_within(kernel(weight, name), weight, inputs(M, weight, dtype))
 
 
 @DTYPES
@@ -289,7 +339,7 @@ def test_a_module_takes_the_kernels_and_a_graph_repeats_their_bits(M: int, per: 
             assert_same_bits(each, first)
 
     assert_same_bits(first, cuda.linear(x, weight))
-    assert_within_bound(module, weight, x)
+    assert_within(module, weight, x)
 
 
 @pytest.mark.parametrize("M", [3, 257])
@@ -303,7 +353,7 @@ def test_a_compiled_model_calls_it_whole(per: str, M: int) -> None:
     assert_same_bits(compiled(x), cuda.linear(x, weight) * 2)
 
 
-@pytest.mark.parametrize("per", ["channel", "nvfp4", "mxfp4"])
+@pytest.mark.parametrize("per", ["channel", "nvfp4", "mxfp4", "nf4"])
 def test_a_weight_between_two_multiples_of_16_bytes_is_dequantized(per: str) -> None:
     weight = layer(256, 128, per)
     memory = torch.empty(weight.qweight.numel() + 1, dtype=torch.int32, device="cuda")
@@ -313,11 +363,11 @@ def test_a_weight_between_two_multiples_of_16_bytes_is_dequantized(per: str) -> 
 
     for each in (decode, hopper_gemm):
         assert "multiples of 16 bytes" in str(each.why_not(call(x, held)))
-    assert_within_bound(lambda x: cuda.linear(x, held), held, x)
+    assert_within(lambda x: cuda.linear(x, held), held, x)
 
 
 def test_other_types_of_activations_are_refused_with_a_reason() -> None:
     weight: Any = layer(128, 64, "channel")
 
     assert "float16 or bfloat16" in str(cuda.why_not_linear(weight, torch.float32))
-    assert_within_bound(weight.get_linear(), weight, inputs(3, weight, torch.float32))
+    assert_within(weight.get_linear(), weight, inputs(3, weight, torch.float32))

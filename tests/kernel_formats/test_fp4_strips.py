@@ -43,7 +43,7 @@ def kernel_weight(packed: Fp4StripsWeight) -> Tensor:
     """Compute the padded weight (N, K), float64, from the three tensors that a kernel reads."""
     codes = strips.rows(4).unpack(packed.qweight)
     size = packed.config.group_size
-    stored = strips.byte_scales(size).undo(packed.scales)
+    stored = strips.group_scales(size).undo(packed.scales)
     scales = fp4.from_s0e5m3(stored).double().repeat_interleave(size, 0) * 2.0**-15
     values = fp4.values(codes.device).double()[codes.long()]
     return (values * scales * packed.column_scales.double()).T
@@ -78,7 +78,7 @@ def test_nvfp4_has_the_same_values_and_comes_back_bit_for_bit(
 @given(
     N=st.integers(1, 200),
     groups=st.integers(1, 12),
-    largest=st.integers(0, 254),
+    largest=st.integers(0, 252),  # 6 times a larger one overflows float32
     dtype=st.sampled_from([torch.uint8, torch.float8_e8m0fnu]),
     seed=st.integers(0, 1 << 16),
 )
@@ -136,7 +136,7 @@ def test_padding_is_codes_and_scales_of_zero() -> None:
     packed = pack(nvfp4(torch.ones(72, 9), torch.full((72, 144), 15)))
 
     codes = strips.rows(4).unpack(packed.qweight)
-    scales = strips.byte_scales(16).undo(packed.scales)
+    scales = strips.group_scales(16).undo(packed.scales)
     assert (tuple(codes.shape), packed.padded_shape, tuple(scales.shape)) == (
         (256, 128),
         (128, 256),

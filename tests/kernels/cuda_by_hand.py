@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from qload.devices.tensors import FLOATS
+from qload.formats.bnb import TABLES
 from qload.layouts import exllama as shuffled
 from qload.layouts import fp4, gptq, marlin, strips
 
@@ -112,7 +113,10 @@ class Hand:
         codes = order.unpack(at(weights, WORD, *shape))
         if code > 0xFF:
             assert own
-            values = floats(codes, scales, zeros, group) if zeros else numbers(codes, code, scales, group)
+            if zeros:
+                values = scaled_numbers(codes, code, scales, zeros, group)
+            else:
+                values = numbers(codes, code, scales, group)
             self._put(name, wide @ values, bias, y, T, M, outputs)
             return
         of_row = torch.zeros(K, dtype=torch.long) if group >= K else torch.arange(K) // group
@@ -232,12 +236,18 @@ def numbers(codes: Tensor, code: int, scales: int, group: int) -> Tensor:
     return values * tiles.repeat_interleave(128, 0).repeat_interleave(64, 1)
 
 
-def floats(codes: Tensor, scales: int, columns: int, group: int) -> Tensor:
-    """Weight (K, N) of e2m1, by scales of one byte and of columns, as in csrc/cuda/device/fp4.cuh."""
-    K, N = codes.shape
-    stored = strips.byte_scales(group).undo(at(scales, torch.uint8, K // 128, N * 128 // group))
-    sizes = fp4.from_s0e5m3(stored).double().repeat_interleave(group, 0) * 2.0**-15
-    return fp4.values(codes.device).double()[codes.long()] * sizes * at(columns, torch.float32, N).double()
+def scaled_numbers(codes: Tensor, code: int, scales: int, columns: int, group: int) -> Tensor:
+    """Weight (K, N) of e2m1 or of a table, by scales of groups and of columns: device/scaled_codes.cuh."""
+    (K, N), order = codes.shape, strips.group_scales(group)
+    shape = K // 128, N * 128 // group
+    if code == 0x304:
+        values = fp4.values(codes.device)
+        sizes = fp4.from_s0e5m3(order.undo(at(scales, torch.uint8, *shape))) * 2.0**-15
+    else:
+        values = torch.tensor(TABLES[{0x404: "nf4", 0x504: "fp4"}[code]])
+        sizes = order.undo(at(scales, torch.float32, *shape))
+    in_rows = values.double()[codes.long()] * sizes.double().repeat_interleave(group, 0)
+    return in_rows * at(columns, torch.float32, N).double()
 
 
 def placed(n: Tensor, places: int) -> Tensor:

@@ -15,6 +15,7 @@ from qload.kernel_formats import repack
 from qload.kernels.cuda import byte_strips, exllama, marlin, module, strips
 from qload.layouts import STORED_MINUS_ONE, Stored, gptq
 from qload.native.modules import NativeModule
+from tests.kernel_formats.bnb4_layers import bnb4
 from tests.kernel_formats.fp4_layers import mxfp4, nvfp4
 from tests.kernel_formats.marlin_layers import row_share
 from tests.kernels.cuda_by_hand import STREAM, Hand
@@ -87,7 +88,7 @@ def layer(
 
 @cache
 def byte_layer(K: int, N: int, kind: str) -> Any:
-    """FP8, int8 or FP4 in strips: small numbers, scales that are powers of two of a `kind`."""
+    """FP8, int8, FP4 or nf4 in strips: small numbers, scales that are powers of two of a `kind`."""
     make = torch.Generator().manual_seed(K + N)
     if kind in ("nvfp4", "mxfp4"):
         shape, codes = (N, K // (16 if kind == "nvfp4" else 32)), torch.randint(16, (N, K), generator=make)
@@ -95,6 +96,12 @@ def byte_layer(K: int, N: int, kind: str) -> Any:
         weight: Any = nvfp4(2.0**powers, codes) if kind == "nvfp4" else mxfp4(powers + 127, codes)
         return repack(weight, "strips")
     codes = torch.randint(-4, 5, (N, K), generator=make)
+    if kind in ("nf4", "fp4"):  # codes of -1, 0 and 1
+        codes = torch.tensor([0, 7, 15] if kind == "nf4" else [11, 0, 3])[
+            torch.randint(3, (N, K), generator=make)
+        ]
+        absmax = 2.0 ** torch.randint(-3, 1, (N * K // 64,), generator=make)
+        return repack(bnb4(codes, absmax, kind), "strips")
     shape = {"tensor": (1,), "channel": (N, 1), "block": (-(-N // 128), -(-K // 128)), "int8": (N,)}[kind]
     scales = 2.0 ** torch.randint(-3, 1, shape, generator=make)
     if kind == "int8":

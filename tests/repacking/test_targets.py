@@ -10,6 +10,7 @@ from qload.detect import KernelTarget, loader_from_config
 from qload.errors import ArgumentError, RepackError
 from qload.formats import (
     FORMATS,
+    BNBNF4Weight,
     BNBWeight,
     CTIntWeight,
     CTMXFP4Weight,
@@ -31,6 +32,7 @@ from qload.kernel_formats import (
     Int8StripsWeight,
     PanelsWeight,
     StripsWeight,
+    TableStripsWeight,
     restore,
 )
 from qload.kernel_formats.repack import LAYOUTS, can_restore, options, targets
@@ -111,6 +113,8 @@ def test_every_kind_of_layer_is_repacked_or_stays_with_a_note(folder: str, targe
         ("modelopt/w4a16_nvfp4_8x96", HALF, 90, Fp4StripsWeight),
         ("modelopt/w4a16_nvfp4_8x96", BRAIN, 89, Fp4MarlinWeight),
         ("compressed_tensors/nvfp4", "strips", 90, Fp4StripsWeight),
+        ("bnb/nf4_nested_bf16_storage_128x256", "auto", 90, TableStripsWeight),
+        ("bnb/nf4_odd_33x65", "auto", 90, BNBNF4Weight),
         ("gptq/b4_g64_sym_noact_v1", "auto", None, PanelsWeight),
         ("exl2/b6_g128_256x32", "auto", 90, Exl2Weight),
     ],

@@ -15,6 +15,7 @@ from qload.checkpoint import open_checkpoint
 from qload.detect import loader_from_config
 from qload.errors import CutError, DivideError, RepackError
 from qload.formats import (
+    BNB4Weight,
     BNBWeight,
     CTIntWeight,
     CTMXFP4Weight,
@@ -28,6 +29,7 @@ from qload.formats import (
     MarlinWeight,
     ModelOptNVFP4Weight,
 )
+from qload.formats.bnb import TABLES
 from qload.formats.fp8 import to_fnuz
 from qload.kernel_formats import LAYOUTS, repack, restore
 from qload.layouts import (
@@ -273,6 +275,8 @@ def layouts(weight: Any) -> list[str]:
         return [*["marlin"] * e4m3fn, *["strips"] * (e4m3fn and has_whole_tiles(weight))]
     if isinstance(weight, BNBWeight | EETQWeight) or is_plain_int8(weight):
         return ["strips"]
+    if isinstance(weight, BNB4Weight):
+        return ["strips"] * has_whole_blocks(weight)
     if isinstance(weight, FP4):
         return ["marlin", "marlin_vllm_0_11", "marlin_vllm_0_33", *["strips"] * has_near_exponents(weight)]
     if not isinstance(weight, INTEGERS) or "input_scale" in weight.fields():
@@ -299,6 +303,17 @@ def has_whole_tiles(weight: Fp8Weight) -> bool:
     if weight.config.divide or block is None or block[1] >= K:
         return not weight.config.divide
     return (block[0] % 64 == 0 or block[0] >= N) and block[1] % 128 == 0
+
+
+def has_whole_blocks(weight: BNB4Weight) -> bool:
+    """Return whether blocks of 64, or multiples of 128, are of one output, and the table is bitsandbytes'."""
+    size, (N, K) = weight.config.blocksize, weight.shape
+    table = torch.tensor(TABLES[weight.config.quant_type])
+    if K % size or (size != 64 and size % 128) or not torch.equal(weight.quant_map, table):
+        return False
+    scales = weight.absmax.reshape(N, K // size).abs()
+    near = (scales == 0) | (scales * 2.0**20 >= scales.amax(1, keepdim=True))
+    return bool(near.all() and scales.isfinite().all())
 
 
 def has_near_exponents(weight: Any) -> bool:

@@ -47,11 +47,11 @@ Kernel kernel_of_numbers(int token_tiles) {
                             : decode_kernel<T, code, 3, Order::kOwn, Groups::kTiles, 8>;
 }
 
-template <class T>
-Kernel kernel_of_fp4(int token_tiles) {
-  return token_tiles == 1   ? decode_kernel<T, Code::kE2m1, 1, Order::kOwn, Groups::kBytes, 8>
-         : token_tiles == 2 ? decode_kernel<T, Code::kE2m1, 2, Order::kOwn, Groups::kBytes, 4>
-                            : decode_kernel<T, Code::kE2m1, 3, Order::kOwn, Groups::kBytes, 4>;
+template <class T, Code code>
+Kernel kernel_of_scaled(int token_tiles) {
+  return token_tiles == 1   ? decode_kernel<T, code, 1, Order::kOwn, Groups::kScaled, 8>
+         : token_tiles == 2 ? decode_kernel<T, code, 2, Order::kOwn, Groups::kScaled, 4>
+                            : decode_kernel<T, code, 3, Order::kOwn, Groups::kScaled, 4>;
 }
 
 template <class T>
@@ -61,7 +61,9 @@ Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief)
     case Code::kUint8: return kernel_of<T, Code::kUint8>(call, token_tiles, groups, brief);
     case Code::kInt8: return kernel_of_numbers<T, Code::kInt8>(token_tiles);
     case Code::kE4m3: return kernel_of_numbers<T, Code::kE4m3>(token_tiles);
-    case Code::kE2m1: return kernel_of_fp4<T>(token_tiles);
+    case Code::kE2m1: return kernel_of_scaled<T, Code::kE2m1>(token_tiles);
+    case Code::kNf4:
+    case Code::kBnbFp4: return kernel_of_scaled<T, Code::kNf4>(token_tiles);
   }
   return nullptr;
 }
@@ -128,7 +130,7 @@ cudaError_t decide(const Decode& call, const Device& device, Decided& decided) {
   plan = Plan{};
   Chunks& work = plan.work;
   work.lay_groups(call.K, call.group);
-  const Groups kind = has_byte_scales(call.code)              ? Groups::kBytes
+  const Groups kind = is_scaled(call.code)                    ? Groups::kScaled
                       : is_number(call.code)                  ? Groups::kTiles
                       : call.g_idx                            ? Groups::kLookedUp
                       : work.has_small_groups()               ? Groups::kSmall
@@ -159,9 +161,9 @@ cudaError_t decode(const Decode& call, cudaStream_t stream) {
   const bool clusters = device.major >= 9;
   if (call.own && (call.K % kChunk || call.g_idx)) return cudaErrorNotSupported;
   if (call.code == Code::kE4m3 && device.major < 9) return cudaErrorNotSupported;
-  const bool bytes = has_byte_scales(call.code);
-  const bool groups = bytes ? call.group == 16 || call.group == 32 : call.group == kChunk || call.group >= call.K;
-  if (is_number(call.code) && (!call.own || bytes == !call.zeros || !groups)) return cudaErrorNotSupported;
+  const bool scaled = is_scaled(call.code);
+  const bool groups = scaled ? has_scales_of(call.code, call.group) : call.group == kChunk || call.group >= call.K;
+  if (is_number(call.code) && (!call.own || scaled == !call.zeros || !groups)) return cudaErrorNotSupported;
   static thread_local Remembered<Decided, 11> known;  // all that a decision depends on
   const int kind = call.own + 2 * call.bfloat16 + 4 * (call.g_idx != nullptr) + 8 * (call.zeros != nullptr);
   const std::array<int, 11> key{device.index, call.M,    call.K,     call.N,       call.inputs, call.outputs,

@@ -15,7 +15,7 @@
 //   Operands are bare codes; y of a group is scale * (x times codes - zero * sum of x), in fp32. At the end warps add
 //   through shared memory, then blocks of a cluster send each other their sums (sums.cuh). No order of additions
 //   depends on timing. Codes that are numbers are operands as they are: fp32 has sums of 128 rows times the scale of their
-//   tile, and in the end of their column; floats of 4 bits are scaled, exactly (device/fp4.cuh). Where the group of each row is looked up, and of 9 tokens and more where
+//   tile, and in the end of their column; those of 4 bits are scaled (device/scaled_codes.cuh). Where the group of each row is looked up, and of 9 tokens and more where
 //   zero points are all the same, operands are scaled and rounded instead (looked_up.cuh, scaled.cuh).
 //   Memory is the limit up to 8 tokens; at 16, instructions are as near, and the fewer of them the better.
 //
@@ -39,7 +39,7 @@ template <int bits, int token_tiles, Order order, Groups groups>
 constexpr int held_steps =
     groups == Groups::kSymmetric ? 1
     : order == Order::kOwn && (bits == 8 || token_tiles == 3 ||
-                               ((groups == Groups::kSmall || groups == Groups::kBytes) && token_tiles == 2))
+                               ((groups == Groups::kSmall || groups == Groups::kScaled) && token_tiles == 2))
         ? kSteps / 2
         : kSteps;
 
@@ -51,7 +51,7 @@ __device__ __forceinline__ void multiply_part(
   using C = Codes<T, code>;
   constexpr int bits = bits_of(code);
   constexpr bool looked_up = groups == Groups::kLookedUp, numbers = groups == Groups::kTiles;
-  constexpr bool bytes = groups == Groups::kBytes, scaled = looked_up || bytes;  // operands are
+  constexpr bool grouped = groups == Groups::kScaled, scaled = looked_up || grouped;  // operands are
   // Columns b = 1 of our own order are 16 times too large.
   constexpr bool sixteenth = bits == 4 && C::kTiny && order == Order::kOwn;
   constexpr bool own = order == Order::kOwn, in_place = Words<bits, order, kept>::kInPlace;
@@ -66,7 +66,7 @@ __device__ __forceinline__ void multiply_part(
     inputs.turn();
     float part[4][token_tiles][4];
     [[maybe_unused]] float x_sums[token_tiles][4];
-    if constexpr (numbers || bytes) scales.enter(more);
+    if constexpr (numbers || grouped) scales.enter(more);
     [[maybe_unused]] uint32_t words[pieces][4];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
@@ -83,14 +83,14 @@ __device__ __forceinline__ void multiply_part(
         uint32_t operand[2][4];
         if constexpr (in_place) {
           const int piece = step / steps * pieces + j;
-          if constexpr (bytes)
+          if constexpr (grouped)
             scales.pair(stream.piece(piece), step, j, operand);
           else
             C::pair(stream.piece(piece), step % 2, magic, operand);
           if (step % steps == steps - 1) stream.leave(piece, more);
         } else if constexpr (looked_up) {
           scaled_pair<T, bits>(call, words, chunk * kChunk + step * 32, tile, j, operand);
-        } else if constexpr (bytes) {
+        } else if constexpr (grouped) {
           scales.pair(words[j], step, j, operand);
         } else if constexpr (own) {
           C::pair(words[j], step % 2, magic, operand);
@@ -149,7 +149,7 @@ template <class T, Code code, int token_tiles, Order order, Groups groups, int k
 __global__ void __launch_bounds__(32 * most_warps(token_tiles, groups), 1)
 decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunks work) {
   constexpr bool looked_up = groups == Groups::kLookedUp, scaled = groups == Groups::kSymmetric;
-  constexpr bool numbers = groups == Groups::kTiles || groups == Groups::kBytes;
+  constexpr bool numbers = groups == Groups::kTiles || groups == Groups::kScaled;
   constexpr int bits = bits_of(code);
   constexpr int own_bytes = warp_bytes(8 * token_tiles, order, groups), held = held_steps<bits, token_tiles, order, groups>;
   extern __shared__ __align__(128) unsigned char memory[];
@@ -165,7 +165,7 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
 
   let_dependents_start();
   Words<bits, order, kept> stream(call, tile, start, row_warps);
-  using OfNumbers = std::conditional_t<groups == Groups::kBytes, ByteScales<T>, TileScales>;
+  using OfNumbers = std::conditional_t<groups == Groups::kScaled, GroupScales<T, code>, TileScales>;
   using OwnScales = std::conditional_t<numbers, OfNumbers, Scales<T, bits>>;
   OwnScales scales(call, tile, numbers ? start : work.chunk_step ? start * __popc(work.ends) : 0);
   if (busy) {

@@ -3,8 +3,8 @@
 
 #include <cstring>
 
-#include "../device/fp4.cuh"
 #include "../device/ptx.cuh"
+#include "../device/scaled_codes.cuh"
 #include "decode.h"
 #include "division.h"
 #include "operands.cuh"
@@ -236,52 +236,58 @@ class TileScales : public ColumnScales {
   float scale_, next_ = 1;
 };
 
-/// Scales of floats of four bits: bytes of groups of 16 or 32 rows, which multiply operands, those of the next chunk on
-/// their way; and of columns in fp32, which multiply sums.
-template <class T>
-class ByteScales : public ColumnScales {
+/// Scales of numbers of four bits: of groups, which multiply operands, those of the next chunk on their way; and of columns in
+/// fp32, which multiply sums.
+template <class T, Code code>
+class GroupScales : public ColumnScales {
  public:
-  __device__ __forceinline__ ByteScales(const Decode& call, int tile, int chunk) {
-    const int of_column = column_scale_bytes(call.group), lane = threadIdx.x % 32, c = lane / 4;
+  using Scaled = ScaledCodes<T, code>;
+
+  __device__ __forceinline__ GroupScales(const Decode& call, int tile, int chunk) : codes_(call.code), group_(call.group) {
+    const int of_column = column_scale_bytes(call.code, group_), c = threadIdx.x % 32 / 4;
     step_ = call.N * of_column, apart_ = 16 * of_column;
     at_ = as_it_is(static_cast<const unsigned char*>(call.scales) + int64_t{chunk} * step_ + tile * (kTileN * of_column) +
-                   c * (2 * of_column) + lane % 4 / 2 * lower_scales_at(call.group));
+                   c * (2 * of_column));
     columns_ = static_cast<const float*>(call.zeros) + tile * kTileN + c;
   }
 
   /// `turn`: chunks to the warp's next.
   __device__ __forceinline__ void ask_first(int turn) {
     step_ *= turn;
-    ask_columns(columns_, Fp4<T>::kUnit);
+    ask_columns(columns_, Scaled::kUnit);
     ask();
   }
   /// A chunk begins; are there more?
   __device__ __forceinline__ void enter(bool more) {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) now_[j] = next_[j];
+    for (int j = 0; j < 4; ++j) now_[j] = Scaled::kept(next_[j]);
     if (!more) return;
     at_ = as_it_is(at_ + step_);
     ask();
   }
   /// Two operands of 16 rows, of columns 16j + c and 16j + c + 8, in step `step` of the chunk.
   __device__ __forceinline__ void pair(const uint32_t (&words)[4], int step, int j, uint32_t (&to)[2][4]) const {
-    const uint32_t scales = Fp4<T>::scales(step < 2 ? now_[j].x : now_[j].y, step % 2);
+    const uint32_t scales = Scaled::of_rows(now_[j], step);
 #pragma unroll
-    for (int u = 0; u < 4; ++u)
-#pragma unroll
-      for (int b = 0; b < 2; ++b) to[u / 2][u % 2 * 2 + b] = Fp4<T>::of(words[u], step % 2, b, scales);
+    for (int u = 0; u < 4; ++u) {
+      uint32_t* both = to[u / 2] + u % 2 * 2;
+      codes_.pair(words[u], step % 2, scales, both[0], both[1]);
+    }
   }
 
  private:
   __device__ __forceinline__ void ask() {
 #pragma unroll
-    for (int j = 0; j < 4; ++j) next_[j] = __ldg(reinterpret_cast<const uint2*>(at_ + j * apart_));
+    for (int j = 0; j < 4; ++j) next_[j] = Scaled::ask(at_ + j * apart_, group_, threadIdx.x % 4 / 2);
   }
 
+  const Scaled codes_;
+  const int group_;
   const unsigned char* at_;
   const float* columns_;
   int step_, apart_;  // bytes to the next chunk, and to the next 16 columns
-  uint2 now_[4], next_[4];
+  uint2 now_[4];
+  typename Scaled::Asked next_[4];
 };
 
 }  // namespace qload::cuda

@@ -50,7 +50,7 @@ ManyKernel many_experts_of(const Many& call) {
 
 template <class T, Code code>
 ManyKernel many_of(const Many& call) {
-  if constexpr (has_byte_scales(code))
+  if constexpr (is_scaled(code))
     return of_shape<T, code, false, true>(call);
   else if constexpr (is_number(code))
     return of_shape<T, code, false, false>(call);

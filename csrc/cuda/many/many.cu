@@ -48,10 +48,10 @@ bool lay_out(const Many& call, Work& work) {
     const int shares = call.slices * (1 + both);
     work.each[both] = all / shares, work.more[both] = all % shares;
   }
-  const bool bytes = has_byte_scales(call.code);  // those of a stage lie together
-  work.group = call.group, work.group_rows = call.group < kStage && !bytes ? kStage / call.group : 1;
-  work.scale_bytes = bytes ? columns * column_scale_bytes(call.group) : is_number(call.code) ? 0 : work.group_rows * columns * 2;
-  work.zero_bytes = call.zeros && !bytes ? work.group_rows * columns * bits / 8 : 0;
+  const bool scaled = is_scaled(call.code);  // those of a stage lie together
+  work.group = call.group, work.group_rows = call.group < kStage && !scaled ? kStage / call.group : 1;
+  work.scale_bytes = scaled ? columns * column_scale_bytes(call.code, call.group) : is_number(call.code) ? 0 : work.group_rows * columns * 2;
+  work.zero_bytes = call.zeros && !scaled ? work.group_rows * columns * bits / 8 : 0;
   const int beside = work.scale_bytes + work.zero_bytes;
   const int rings = kShared - multiplying(columns, call.teams) / 128 * kTurnBytes;
   // As many rows of x as of weights, but of weights no more than it takes to keep the memory busy.
@@ -104,6 +104,8 @@ ManyKernel kernel_of(const Many& call) {
     case Code::kInt8: return call.items ? nullptr : kernel_of<Code::kInt8>(call);
     case Code::kE4m3: return call.items ? nullptr : kernel_of<Code::kE4m3>(call);
     case Code::kE2m1: return call.items ? nullptr : kernel_of<Code::kE2m1>(call);
+    case Code::kNf4:
+    case Code::kBnbFp4: return call.items ? nullptr : kernel_of<Code::kNf4>(call);
   }
   return nullptr;
 }
@@ -117,7 +119,7 @@ cudaError_t added(const Many& call, cudaStream_t stream) {
 
 /// Whether there are kernels for the scales of a call.
 bool fits(const Many& call) {
-  if (has_byte_scales(call.code)) return call.zeros && (call.group == 16 || call.group == 32);
+  if (is_scaled(call.code)) return call.zeros && has_scales_of(call.code, call.group);
   return !is_number(call.code) || (!call.zeros && (call.group == kStage || call.group >= call.K));
 }
 

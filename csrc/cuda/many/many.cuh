@@ -18,8 +18,7 @@
 //   ahead has ended; another that of x, since only x may depend on it.
 //   The matrix unit is the limit from 128 tokens on; below, its products and what makes operands take turns. Where all
 //   zero points are the same, an operand is made by an fma (device/symmetric.cuh); numbers are operands as they are
-//   (device/exact.cuh), and their scales multiply sums; but of floats of 4 bits each 16 rows are scaled, which is exact
-//   too (device/fp4.cuh).
+//   (device/exact.cuh), and their scales multiply sums; those of 4 bits are scaled (device/scaled_codes.cuh).
 //
 // Equals x @ StripsWeight.dequantize().T (qload/kernel_formats/strips.py), the weight rounded to the type of x, up to the
 // rounding of fp32 sums.
@@ -28,7 +27,7 @@
 #include <type_traits>
 
 #include "../device/exact.cuh"
-#include "../device/fp4.cuh"
+#include "../device/scaled_codes.cuh"
 #include "../device/wgmma.cuh"
 #include "operands.cuh"
 #include "ring.cuh"
@@ -57,36 +56,22 @@ struct Registers {
   static constexpr int kTake = threads == 512 ? 112 : threads == 384 ? 160 : tokens > 192 ? 232 : 216;
 };
 
-/// Scales and zero points of a group as they are stored. Of floats of 4 bits scales of 64 rows: those of the upper groups
-/// of each 32, and in place of zero points those of the lower.
+/// Scales and zero points of a group as they are stored. Of numbers of 4 bits two words of scales of 64 rows, one of them
+/// in place of zero points.
 template <int strips>
 struct Group {
   uint32_t scales[strips], zeros[strips];
 };
 
-/// Operands of floats of 4 bits are made with the scales of 64 rows.
-template <class T>
-struct Fp4Scales {
-  uint32_t upper, lower;
-
-  /// Of two words of step `step` of 16 rows.
-  __device__ __forceinline__ void operand(uint32_t first, uint32_t second, int step, uint32_t (&to)[4]) const {
-    const uint32_t scales = Fp4<T>::scales(step % 2 ? lower : upper, step / 2);
-#pragma unroll
-    for (int h = 0; h < 2; ++h)
-#pragma unroll
-      for (int b = 0; b < 2; ++b) to[2 * h + b] = Fp4<T>::of(h ? second : first, step / 2, b, scales);
-  }
-};
-
 /// What a lane reads of the stages, and where it lies. Addresses stay in registers: left to itself the compiler makes
 /// them anew each time.
-template <Code code, int columns, int strips>
+template <class T, Code code, int columns, int strips>
 struct Lane {
+  using Scaled = ScaledCodes<T, code>;
   static constexpr int bits = bits_of(code), kTileBytes = tile_bytes(bits);
 
   const Work& work;
-  int words[4], scales, zeros;  // of fp4 `zeros` is a step: to the scales of the lower groups
+  int words[4], scales, zeros;  // of numbers of 4 bits `zeros` is a step, to the second word of scales
   bool grouped;
 
   /// `tile`: the first of the lane's.
@@ -97,10 +82,10 @@ struct Lane {
     const int first = shared_address(memory), at = first + work.weights_at + tile * kTileBytes + line * 128 + u * 4;
 #pragma unroll
     for (int t = 0; t < 4; ++t) words[t] = as_it_is(at + ((c % 2 * 4 + t) ^ (line % 8)) * 16);
-    if constexpr (has_byte_scales(code)) {
-      const int of_column = column_scale_bytes(work.group);
+    if constexpr (is_scaled(code)) {
+      const int of_column = column_scale_bytes(code, work.group);
       scales = as_it_is(first + work.scales_at + tile * (kTile * of_column) + (j * 16 + c * 2) * of_column);
-      zeros = lower_scales_at(work.group);
+      zeros = Scaled::lower_at(work.group);
       return;
     }
     // Where one scale serves a column, their order is another: n = 32 a + 8 j + 2 t + r lies at 32 a + 8 t + 2 j + r.
@@ -121,10 +106,11 @@ struct Lane {
   /// The group that is `row` among those of the stage.
   template <bool has_zeros>
   __device__ __forceinline__ void load(int stage, int row, Group<strips>& to) const {
-    if constexpr (has_byte_scales(code)) {
+    if constexpr (is_scaled(code)) {
+      const int from = stage * work.scale_bytes + Scaled::words_at(work.group, row) + scales;
 #pragma unroll
       for (int j = 0; j < strips; ++j) {
-        const int place = stage * work.scale_bytes + j * (work.scale_bytes / (columns / kTile)) + row * 4 + scales;
+        const int place = from + j * (work.scale_bytes / (columns / kTile));
         to.scales[j] = load_shared(place), to.zeros[j] = load_shared(place + zeros);
       }
       return;
@@ -188,6 +174,11 @@ struct TileScales {
   }
 };
 
+/// Of codes whose operands have no scales by ScaledCodes.
+struct OtherCodes {
+  __device__ __forceinline__ explicit OtherCodes(Code) {}
+};
+
 /// `small`: groups of 32 or 64. `of_experts`: of experts, whose weights depend on who chose whom.
 template <class T, Code code, bool has_zeros, bool small, int tokens, int columns, int teams = 1, bool of_experts = false>
 __global__ void __maxnreg__((Registers<tokens, multiplying(columns, teams)>::kFirst))
@@ -238,14 +229,15 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
   const int team = teams == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / of_team, 0);  // uniform
   const int tile = threadIdx.x % of_team / 128 * strips, number = as_it_is(threadIdx.x % 32), strip = as_it_is(threadIdx.x / 32 % 4);
   const bool grouped = work.group < call.K;
-  const Lane<code, columns, strips> lane(work, memory, grouped, tile);
-  constexpr bool fp4 = has_byte_scales(code), numbers = is_number(code) && !fp4;
-  constexpr bool symmetric = !has_zeros && !small && !numbers && !fp4;
-  // Bits of the number of 32 rows: none is set in a small group's first. Scales of fp4 are taken as of groups of 64.
-  const int inside = fp4 ? 1 : work.group / 32 - 1;
+  const Lane<T, code, columns, strips> lane(work, memory, grouped, tile);
+  constexpr bool scaled = is_scaled(code), numbers = is_number(code) && !scaled;
+  constexpr bool symmetric = !has_zeros && !small && !numbers && !scaled;
+  // Bits of the number of 32 rows: none is set in a small group's first. Numbers of 4 bits get scales of 64 rows at a time.
+  const int inside = scaled ? 1 : work.group / 32 - 1;
   using Integers = std::conditional_t<symmetric, Symmetric<T, bits>, Columns<T, bits>>;
-  using Numbers = std::conditional_t<fp4, Fp4Scales<T>, Exact<T, code>>;
-  std::conditional_t<numbers || fp4, Numbers, Integers> at[strips];
+  using Numbers = std::conditional_t<scaled, uint2, Exact<T, code>>;
+  std::conditional_t<numbers || scaled, Numbers, Integers> at[strips];
+  [[maybe_unused]] const std::conditional_t<scaled, ScaledCodes<T, code>, OtherCodes> codes(call.code);
   [[maybe_unused]] TileScales<strips> scales;
   Group<strips> next;
   uint32_t word[strips][4], operand[2][together][strips][4];
@@ -259,9 +251,9 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
   const auto enter = [&] {
     if constexpr (numbers) {
       return;
-    } else if constexpr (fp4) {
+    } else if constexpr (scaled) {
 #pragma unroll
-      for (int j = 0; j < strips; ++j) at[j] = {next.scales[j], next.zeros[j]};
+      for (int j = 0; j < strips; ++j) at[j] = codes.kept(next.scales[j], next.zeros[j]);
     } else if constexpr (symmetric) {
       cuda::enter(at, next.scales, sum.of, [] { wait_for_products<0>(); });
     } else {
@@ -299,7 +291,7 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
       enter();
     if constexpr (numbers)
       scales.begin(call, grouped, place.first + team, place.column + tile * kTile, strip * 16 + number / 4, sum.unit);
-    if constexpr (fp4)
+    if constexpr (scaled)
       scales.of_columns(static_cast<const float*>(call.zeros), call.N, place.column + tile * kTile + strip * 16 + number / 4,
                         sum.unit);
     lane.load(stage.at, 0, 0, 4, word);
@@ -321,11 +313,15 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
             const int i = (step + s) % 2 * 2;
 #pragma unroll
             for (int j = 0; j < strips; ++j) {
-              if constexpr (fp4)
-                at[j].operand(word[j][i], word[j][i + 1], step + s, made[s][j]);
-              else
+              if constexpr (scaled) {
+                const uint32_t both = codes.of_few_rows(at[j], step + s);
+                uint32_t(&to)[4] = made[s][j];
+                codes.pair(word[j][i], (step + s) / 2, both, to[0], to[1]);
+                codes.pair(word[j][i + 1], (step + s) / 2, both, to[2], to[3]);
+              } else {
                 operand_of(word[j][i], word[j][i + 1], at[j], made[s][j]);
-              if (bits == 4 && step < 2 && !fp4) word[j][i] >>= 8, word[j][i + 1] >>= 8;
+              }
+              if (bits == 4 && step < 2 && !scaled) word[j][i] >>= 8, word[j][i + 1] >>= 8;
             }
           }
           if constexpr (numbers)
@@ -373,8 +369,8 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
     for (int j = 0; j < strips; ++j)
 #pragma unroll
       for (int b = 0; b < 2; ++b) {
-        if constexpr (fp4)
-          sum.unit[j][b] *= Fp4<T>::kUnit;
+        if constexpr (scaled)
+          sum.unit[j][b] *= ScaledCodes<T, code>::kUnit;
         else if constexpr (numbers)
           sum.unit[j][b] = grouped ? scales.now[j] : sum.unit[j][b];
         else if constexpr (symmetric)

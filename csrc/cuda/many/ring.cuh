@@ -1,8 +1,8 @@
 // A block's two rings: boxes of 64 rows of x, and stages of 128 rows of weights with their scales and zero points.
 #pragma once
 
-#include "../device/fp4.cuh"
 #include "../device/ring.cuh"
+#include "../device/scaled_codes.cuh"
 #include "many.h"
 
 namespace qload::cuda::many_room {
@@ -165,7 +165,7 @@ struct Filling {
     const uint32_t free = as_it_is(shared_address(barriers.free));
     const bool groups = small || work.group < call.K;
     const int group_rows = small ? work.group_rows : 1;
-    const int of_column = has_byte_scales(code) ? column_scale_bytes(work.group) : is_number(code) ? 0 : 2;
+    const int of_column = is_scaled(code) ? column_scale_bytes(code, work.group) : is_number(code) ? 0 : 2;
     const int64_t scale_pitch = int64_t{call.N} * of_column, zero_pitch = int64_t{call.N} * bits / 8;
     Slot slot;
 #pragma unroll 1

@@ -1,4 +1,4 @@
-"""`qload::byte_strips`: x times FP8, int8 or FP4 in strips, by the fastest kernel for so many tokens."""
+"""`qload::byte_strips`: x times FP8, int8, FP4 or nf4 in strips, by the fastest kernel for the tokens."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,6 +10,7 @@ from qload.errors import ArgumentError
 from qload.kernel_formats.fp4_strips import Fp4StripsConfig, Fp4StripsWeight
 from qload.kernel_formats.fp8_strips import Fp8StripsConfig, Fp8StripsWeight
 from qload.kernel_formats.int8_strips import Int8StripsConfig, Int8StripsWeight
+from qload.kernel_formats.table_strips import TableStripsConfig, TableStripsWeight
 from qload.kernels import products
 from qload.kernels.cuda import decode, dispatch, hopper_gemm
 from qload.kernels.cuda.dispatch import ACTIVATIONS, CudaKernel, KernelCall, every_call
@@ -18,9 +19,11 @@ from qload.kernels.cuda.module import check_operands, operator
 from qload.layouts import strips
 from qload.spec import Layer
 
-ByteStripsWeight = Fp8StripsWeight | Int8StripsWeight | Fp4StripsWeight
+ByteStripsWeight = Fp8StripsWeight | Int8StripsWeight | Fp4StripsWeight | TableStripsWeight
 INT8, E4M3, E2M1 = 0x108, 0x208, 0x304  # numbers of the codes in csrc/cuda/device/code.h
-GROUP_SIZES = {INT8: (0,), E4M3: (0, strips.TILE_K), E2M1: (16, 32)}
+TABLES: dict[str, int] = {"nf4": 0x404, "fp4": 0x504}
+QUANT_TYPES: dict[int, Any] = {code: quant_type for quant_type, code in TABLES.items()}
+GROUP_SIZES = {INT8: (0,), E4M3: (0, strips.TILE_K), E2M1: (16, 32), **dict.fromkeys(QUANT_TYPES, (64, 128))}
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,7 @@ class ByteStripsCall(KernelCall):
     """x (M, K) and a weight with padded rows and columns.
 
     `group_size`: rows of a scale; 0: all. With 8 bits 64 columns share a scale of 128 rows. With 4 bits each
-    column has bytes in `scales`, and a scale of all rows in `column_scales`.
+    column has scales of groups, and a scale of all rows in `column_scales`.
     `code`: number of the codes in csrc/cuda/device/code.h.
     `early`: a kernel may start before the one ahead of it has ended.
     """
@@ -75,8 +78,13 @@ class ByteStripsCall(KernelCall):
         """The weight without its padding."""
         layer = Layer((self.N,), self.x.shape[1], (self.N, self.x.shape[1]), "weight")
         tensors: dict[str, Tensor | None] = {"qweight": self.weights, "scales": self.scales}
+        if self.bits == 4:
+            tensors["column_scales"] = self.column_scales
+        if self.code in QUANT_TYPES:
+            table_config = TableStripsConfig(QUANT_TYPES[self.code], self.group_size)
+            return TableStripsWeight.unchecked(table_config, layer, tensors)
         if self.code == E2M1:
-            tensors |= {"column_scales": self.column_scales, "second_scale": None, "input_scale": None}
+            tensors |= {"second_scale": None, "input_scale": None}
             return Fp4StripsWeight.unchecked(Fp4StripsConfig(self.group_size), layer, tensors)
         tensors["weight_scale"] = self.scales
         if self.code == INT8:
@@ -113,6 +121,9 @@ def arguments(x: Tensor, weight: ByteStripsWeight, bias: Tensor | None = None) -
         code, group_size = E4M3, strips.TILE_K if weight.config.blocks else 0
     elif isinstance(weight, Fp4StripsWeight):
         code, group_size, column_scales = E2M1, weight.config.group_size, weight.column_scales
+    elif isinstance(weight, TableStripsWeight):
+        code, column_scales = TABLES[weight.config.quant_type], weight.column_scales
+        group_size = weight.config.group_size
     return x, weight.qweight, weight.scales, column_scales, bias, weight.layer.N, code, group_size
 
 
@@ -142,10 +153,10 @@ def check(call: ByteStripsCall) -> None:
         )
     K, N = call.rows, call.columns
     scales = (N,) if not call.group_size else (K // rows, N // columns)
-    if code == E2M1:
+    if call.bits == 4:
         scales = K // rows, N * (rows // call.group_size)
-    if (code == E2M1) != (call.column_scales is not None):
-        raise ArgumentError("column_scales", f"a tensor with code {E2M1}, else None", f"code {code}")
+    if (call.bits == 4) != (call.column_scales is not None):
+        raise ArgumentError("column_scales", "a tensor with codes of 4 bits, else None", f"code {code}")
     check_operands(
         x,
         ("x", x, ACTIVATIONS, tuple(x.shape)),

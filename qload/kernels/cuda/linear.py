@@ -17,6 +17,7 @@ from qload.kernel_formats.fp8_strips import Fp8StripsWeight
 from qload.kernel_formats.int8_strips import Int8StripsWeight
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.strips import StripsWeight
+from qload.kernel_formats.table_strips import TableStripsWeight
 from qload.kernels.cuda import byte_strips, dispatch, exllama, marlin, strips
 from qload.kernels.cuda.dispatch import CudaKernel, KernelCall, choose
 from qload.kernels.cuda.launch import ALIGNED, Launch
@@ -29,6 +30,7 @@ PLANNED = (  # kernels are one launch
     Fp8StripsWeight,
     Int8StripsWeight,
     Fp4StripsWeight,
+    TableStripsWeight,
 )
 ZEROS = ("qzeros", "column_scales")  # tensors whose address a launch takes as that of zero points
 MAX_LAUNCHES = 1 << 14  # numbers of tokens with a remembered launch
@@ -92,6 +94,7 @@ OPERATORS: dict[type[Weight], LinearOperator] = {
     Fp8StripsWeight: BYTE_STRIPS,
     Int8StripsWeight: BYTE_STRIPS,
     Fp4StripsWeight: BYTE_STRIPS,
+    TableStripsWeight: BYTE_STRIPS,
 }
 
 

@@ -1,0 +1,163 @@
+// Numbers of four bits times the scales of their groups of rows, as operands.
+//
+// Floats (e2m1) have scales of one byte (s0e5m3) of 16 or 32 rows, and operands are exact in fp16 and bf16. The bits of a
+// code in the places of a T's are a number, subnormal or not, that is 2**14 or 2**126 times too small. Those of a scale are
+// a half as they are, and 2**112 times too small as a bfloat16: that is made up for by two products with powers of two,
+// which leave a scale of up to 2**16 times 2**111. An operand is then 2**14 or 2**15 times too small, and has six digits at
+// most. Scales have 2**15 for one: all in all a sum is 1 / kUnit of what it stands for.
+//
+// Codes of a table of 16 (nf4, and fp4 of bitsandbytes) have scales in fp32 of 64 or 128 rows. Entries and scales are
+// rounded to T, and their products once more. The bytes of entries are chosen by byte permutations of eight: by the last
+// three bits of four codes at once from either half of the table, and of both results by the first.
+//
+// A tile of 128 rows has its scales side by side (layouts/strips.py), and a lane those of its columns c and c + 8 of 16:
+// bytes of the four groups of 32 rows, two neighbouring ones each; of groups of 16 first those of the upper ones of 32, then
+// of the lower; floats of one or two groups, two neighbouring ones each.
+#pragma once
+
+#include "code.h"
+#include "number.cuh"
+
+namespace qload::cuda {
+
+constexpr int kScaledRows = 128;  // whose scales lie together
+
+/// Bytes of scales of a column in 128 rows.
+__host__ __device__ constexpr int column_scale_bytes(Code code, int group) {
+  return (is_of_table(code) ? 4 : 1) * kScaledRows / group;
+}
+/// Whether there are kernels for groups of so many rows.
+__host__ __device__ constexpr bool has_scales_of(Code code, int group) {
+  return is_of_table(code) ? group == 64 || group == 128 : group == 16 || group == 32;
+}
+
+/// Two operands by the scales of columns c and c + 8 (b).
+template <class T>
+__device__ __forceinline__ uint32_t times_scale(uint32_t two, uint32_t scales, int b) {
+  using Two = typename Number<T>::Two;
+  if constexpr (Number<T>::kMagic == 0)  // the half of a register that a product reads without another instruction
+    return as<uint32_t>(__hmul2(as<Two>(two), b ? __high2half2(as<Two>(scales)) : __low2half2(as<Two>(scales))));
+  else
+    return as<uint32_t>(__hmul2(as<Two>(two), b ? __high2bfloat162(as<Two>(scales)) : __low2bfloat162(as<Two>(scales))));
+}
+
+template <class T, Code code>
+class ScaledCodes {
+ public:
+  static constexpr float kUnit = Number<T>::kMagic == 0 ? 0.5f : 1.0f;
+
+  __device__ __forceinline__ explicit ScaledCodes(Code) {}
+
+  /// What a lane loads for 128 rows, from the first of its columns on: those of its rows, which are in one half of 32.
+  using Asked = uint2;
+  static __device__ __forceinline__ Asked ask(const unsigned char* at, int group, int half) {
+    return __ldg(reinterpret_cast<const uint2*>(at + half * lower_at(group)));
+  }
+  static __device__ __forceinline__ uint2 kept(Asked asked) { return asked; }
+  /// Scales for step `step` of 32 rows.
+  static __device__ __forceinline__ uint32_t of_rows(uint2 kept, int step) {
+    return scales(step < 2 ? kept.x : kept.y, step % 2);
+  }
+
+  /// Where the words that are needed for 64 rows begin, of each 64, and how far apart both are.
+  static constexpr __device__ int words_at(int, int sixty_four) { return sixty_four * 4; }
+  static constexpr __device__ int lower_at(int group) { return group == 16 ? 8 : 0; }
+  static __device__ __forceinline__ uint2 kept(uint32_t upper, uint32_t lower) { return make_uint2(upper, lower); }
+  /// Scales for step `step` of 16 of 64 rows.
+  static __device__ __forceinline__ uint32_t of_few_rows(uint2 kept, int step) {
+    return scales(step % 2 ? kept.y : kept.x, step / 2);
+  }
+
+  /// Codes of columns c and c + 8 of a word of our own order, of those 32 rows apart (i): two neighbouring rows each.
+  __device__ __forceinline__ void pair(uint32_t word, int i, uint32_t scales, uint32_t& first, uint32_t& second) const {
+    first = of(word, 2 * i, scales), second = of(word, 2 * i + 1, scales);
+  }
+
+ private:
+  static constexpr bool kHalf = Number<T>::kMagic == 0;
+
+  static __device__ __forceinline__ uint32_t scales(uint32_t two_groups, int group) {
+    using Two = typename Number<T>::Two;
+    const uint32_t bytes = __byte_perm(two_groups, 0, group ? 0x3424 : 0x1404);  // each the upper of a half
+    if constexpr (kHalf) return bytes >> 1;
+    const Two most = __hmul2(as<Two>(bytes >> 4), as<Two>(0x77807780u));  // 2**112
+    return as<uint32_t>(__hmul2(most, as<Two>(0x77007700u)));             // 2**111
+  }
+  static __device__ __forceinline__ uint32_t of(uint32_t word, int nibble, uint32_t scales) {
+    const int up = 12 - 4 * nibble, more = kHalf ? up - 3 : up - 6;  // to the sign, and to the other bits
+    const uint32_t size = (more < 0 ? word >> -more : word << more) & (kHalf ? 0x0E000E00 : 0x01C001C0);
+    return times_scale<T>((word << up & 0x80008000) | size, scales, nibble % 2);
+  }
+};
+
+/// Entry `i` of nf4, or of fp4 of bitsandbytes.
+__device__ __forceinline__ constexpr float table_entry(Code code, int i) {
+  constexpr float nf4[16] = {
+      -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+      -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f,
+      0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+  constexpr float fp4[16] = {0.0f,  0.0625f / 12,  8.0f / 12,  1.0f,  4.0f / 12,  0.5f,  2.0f / 12,  0.25f,
+                             -0.0f, -0.0625f / 12, -8.0f / 12, -1.0f, -4.0f / 12, -0.5f, -2.0f / 12, -0.25f};
+  return code == Code::kNf4 ? nf4[i] : fp4[i];
+}
+
+template <class T>
+class ScaledCodes<T, Code::kNf4> {
+ public:
+  static constexpr float kUnit = 1;
+
+  /// `code`: which table.
+  __device__ __forceinline__ explicit ScaledCodes(Code code) {
+#pragma unroll
+    for (int four = 0; four < 4; ++four) {
+      const auto two = [&](int i) { return narrow<T>(table_entry(code, i), table_entry(code, i + 1)); };
+      const uint32_t first = two(4 * four), second = two(4 * four + 2);
+      low_[four] = in_register(__byte_perm(first, second, 0x6420)), high_[four] = in_register(__byte_perm(first, second, 0x7531));
+    }
+  }
+
+  using Asked = uint4;
+  static __device__ __forceinline__ Asked ask(const unsigned char* at, int group, int) {
+    const uint2 first = __ldg(reinterpret_cast<const uint2*>(at));
+    const uint2 second = __ldg(reinterpret_cast<const uint2*>(at + words_at(group, 1)));
+    return make_uint4(first.x, first.y, second.x, second.y);
+  }
+  static __device__ __forceinline__ uint2 kept(Asked asked) {
+    return make_uint2(rounded(asked.x, asked.y), rounded(asked.z, asked.w));
+  }
+  static __device__ __forceinline__ uint32_t of_rows(uint2 kept, int step) { return step < 2 ? kept.x : kept.y; }
+
+  static constexpr __device__ int words_at(int group, int sixty_four) { return group == 64 ? sixty_four * 8 : 0; }
+  static constexpr __device__ int lower_at(int) { return 4; }  // to column c + 8
+  static __device__ __forceinline__ uint2 kept(uint32_t first, uint32_t second) {
+    return make_uint2(rounded(first, second), 0);
+  }
+  static __device__ __forceinline__ uint32_t of_few_rows(uint2 kept, int) { return kept.x; }
+
+  __device__ __forceinline__ void pair(uint32_t word, int i, uint32_t scales, uint32_t& first, uint32_t& second) const {
+    const uint32_t four = __byte_perm(word, 0, i ? 0x4431 : 0x4420);  // nibbles: rows r, columns b
+    const uint32_t upper = chosen(four, four << 4, 0x9D8C), last = four & 0x7777;  // all bits of bytes of the upper half
+    const uint32_t low = either(upper, chosen(low_[2], low_[3], last), chosen(low_[0], low_[1], last));
+    const uint32_t high = either(upper, chosen(high_[2], high_[3], last), chosen(high_[0], high_[1], last));
+    first = times_scale<T>(__byte_perm(low, high, 0x6240), scales, 0);
+    second = times_scale<T>(__byte_perm(low, high, 0x7351), scales, 1);
+  }
+
+ private:
+  uint32_t low_[4], high_[4];  // bytes of entries
+
+  static __device__ __forceinline__ uint32_t rounded(uint32_t first, uint32_t second) {
+    return narrow<T>(__uint_as_float(first), __uint_as_float(second));
+  }
+  /// Bytes of two registers as the nibbles of `by` say, or eight times their first bit where a nibble has 8.
+  static __device__ __forceinline__ uint32_t chosen(uint32_t first, uint32_t second, uint32_t by) {
+    uint32_t bytes;
+    asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(first), "r"(second), "r"(by));
+    return bytes;
+  }
+  static __device__ __forceinline__ uint32_t either(uint32_t mask, uint32_t first, uint32_t second) {
+    return (mask & first) | (~mask & second);
+  }
+};
+
+}  // namespace qload::cuda
