@@ -40,10 +40,10 @@ def test_a_table_names_the_stages() -> None:
 def test_progress_names_stage_and_turn() -> None:
     told: list[str] = []
 
-    measure_load(MODEL, "cpu", "auto", 1, lambda stage, done, total: told.append(f"{stage} {done == total}"))
+    measure_load(MODEL, "cpu", "auto", 2, lambda stage, done, total: told.append(f"{stage} {done == total}"))
 
     assert "as stored, warm-up: loading False" in told
-    assert "auto, round 1 of 1: loading True" in told
+    assert "auto, round 1 of 2: loading True" in told
 
 
 @pytest.mark.parametrize("device", ["nowhere", "cuda:99", "meta"])

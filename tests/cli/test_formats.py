@@ -190,3 +190,10 @@ def test_stacks_are_read_from_the_names_that_are_said(name: str, data: Any) -> N
         gate, up, down = stored.meant(expert)
         for got, want in zip(made.dequantize(expert), (torch.cat([gate, up]), down), strict=True):
             assert_same_bits(got, want)
+
+
+def test_the_summary_counts_the_formats_that_are_read() -> None:
+    result = run("formats", "--json")
+
+    read = [row for row in json.loads(result.stdout)["formats"].values() if row["load"][0]]
+    assert result.stderr == f"{len(read)} formats are read; --table shows the operations of each\n"

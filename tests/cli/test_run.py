@@ -10,7 +10,9 @@ from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
 from qload.cli import main
-from qload.cli.run import Generation, speed_lines
+from qload.cli.output import UnsupportedCommandError
+from qload.cli.run import Generation, refuse_model_types, speed_lines
+from qload.errors import ConfigError
 from qload.models import Engine, Sampler, load_model
 from qload.models import memory as memory_module
 from tests.models import drawn
@@ -187,3 +189,11 @@ def test_lines_of_speed_without_steps_are_left_out(seconds: list[float], lines: 
     generation = Generation([], None, loading=1.5, seconds=seconds, bytes=3)
 
     assert len(list(speed_lines(7, generation))) == lines
+
+
+def test_an_error_about_the_model_type_is_one_of_the_command() -> None:
+    for key in ("model_type", "text_config.model_type"):
+        with pytest.raises(UnsupportedCommandError, match=key), refuse_model_types():
+            raise ConfigError("config.json", key, "a known type", "x")
+    with pytest.raises(ConfigError), refuse_model_types():
+        raise ConfigError("config.json", "model_type.x", "a known type", "x")

@@ -57,6 +57,33 @@ def test_pieces_stand_where_the_header_says_whatever_their_order(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("limit", "files"),
+    [
+        (1, ["a", "b", "c", "d"]),
+        (15, ["a", "b", "c", "d"]),
+        (16, ["ab", "c", "d"]),
+        (39, ["ab", "c", "d"]),
+        (40, ["ab", "cd"]),
+        (47, ["ab", "cd"]),
+        (48, ["abc", "d"]),
+        (55, ["abc", "d"]),
+        (56, ["abcd"]),
+    ],
+)
+def test_a_file_has_at_most_so_many_bytes_and_its_number_and_that_of_all(
+    limit: int, files: list[str]
+) -> None:
+    items = [item(name, torch.zeros(size)) for name, size in (("a", 2), ("b", 2), ("c", 8), ("d", 2))]
+
+    split = output_files.split_into_files(items, limit)
+
+    assert ["".join(name for each in file.items for name in each.tensors) for file in split] == files
+    count = f"{len(files):05}"
+    names = [f"model-{at + 1:05}-of-{count}.safetensors" for at in range(len(files))]
+    assert [file.name for file in split] == (names if len(files) > 1 else ["model.safetensors"])
+
+
+@pytest.mark.parametrize(
     ("held", "want"),
     [
         ([0, 0], output_files.MAX_MEMORY_BYTES),

@@ -125,6 +125,15 @@ def test_a_setting_that_is_a_large_tensor_is_refused_unread() -> None:
     assert not storage.reads["gptq_bits"]
 
 
+@pytest.mark.parametrize("size", [-1, 1, 128, 2**31 - 1])
+def test_a_group_size_in_a_tensor_is_any_of_31_bits(size: int) -> None:
+    tensors = {"gptq_bits": torch.tensor(8), "gptq_groupsize": torch.tensor(size)}
+
+    assert loader_from_config(None, MemoryStorage(tensors)).formats[0].config == GPTQConfig(
+        8, size, STORED_MINUS_ONE
+    )
+
+
 def test_symmetry_in_a_tensor_is_believed() -> None:
     tensors = {
         "gptq_bits": torch.tensor(4),

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload import GPTQConfig, GPTQWeight, Weight
+from qload import Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, Weight
 from qload.diagnosis import diagnose
 from qload.layouts import Stored
 
@@ -259,3 +259,17 @@ def test_the_formula_is_named(
 def test_the_operands_are_those_of_the_weight() -> None:
     for weight, operands in (PLAIN, V2, PERMUTED):
         assert torch.equal(weight.dequantize(), operands.weight())
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz], ids=lambda each: str(each)[6:]
+)
+def test_codes_of_another_float_type_are_named(dtype: torch.dtype) -> None:
+    random = torch.Generator().manual_seed(3)
+    stored = torch.randn(N, K, generator=random).to(torch.float8_e4m3fn)
+    scale = 0.01 + torch.rand(N, 1, generator=random)
+    weight = Fp8Weight(config=Fp8Config("channel"), weight=stored, weight_scale=scale)
+
+    found = diagnose(stored.float() * scale, stored.view(dtype).float() * scale, weight)
+
+    assert (found.fault, found.sentence.partition(": ")[0]) == ("float-type", f"codes of {str(dtype)[6:]}")

@@ -1,5 +1,6 @@
 """Internal errors of rules: a finding at the tensor in question; other rules and layers continue."""
 
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -241,6 +242,18 @@ def test_a_comparison_may_raise_for_one_layer(folder: Path, monkeypatch: pytest.
     assert [(each.rule, each.tensor) for each in report.findings] == [
         ("symmetry", f"{LAYERS[2]}.qzeros"), ("internal", LAYERS[1]),
     ]  # fmt: skip
+
+
+def test_the_check_of_ranks_may_raise(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: Any) -> Any:
+        raise IndexError("beyond")
+        yield
+
+    monkeypatch.setattr(sys.modules["qload.verify.verification"], "check_ranks", failing)
+
+    assert [each.message for each in verify(folder, tp=2).findings if each.rule == "internal"] == [
+        "tensor-parallel: internal error, IndexError: beyond"
+    ]
 
 
 def test_an_index_of_zeros_says_no_groups_where_act_order_is_denied(tmp_path: Path) -> None:

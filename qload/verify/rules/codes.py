@@ -275,7 +275,7 @@ def check_group_counts(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[F
         if not (isinstance(config, GPTQConfig) and config.indexed):
             continue
         G, K = layer.sizes["G"], layer.K
-        expected = torch.bincount(config.in_order(K), minlength=G)
+        expected = torch.bincount(config.in_order(K))
         counts = torch.bincount(layer.facts["g_idx"].long(), minlength=G)
         wrong = torch.nonzero(counts != expected).flatten()
         if wrong.numel():

@@ -1,5 +1,6 @@
 """Of a small tensor numpy finds what the accumulators find of a large one."""
 
+from itertools import groupby
 from random import Random
 
 import pytest
@@ -7,8 +8,13 @@ import torch
 from torch import Tensor
 
 from qload.verify.values.contents import (
+    BLOCK_BYTES,
+    MAX_RUNS,
+    Contents,
     ContentsAccumulator,
     NumbersAccumulator,
+    Repeats,
+    Run,
     small_contents,
     small_numbers,
 )
@@ -59,3 +65,53 @@ def test_the_numbers_are_the_same(dtype: torch.dtype, fully: bool) -> None:
         found = repr(small_numbers(tensor, exponents=exponents, fully=fully))  # in which NaN equals NaN
 
         assert found.replace("-0.0", "0.0") == repr(streamed.finish()).replace("-0.0", "0.0")
+
+
+def contents(data: bytes, digest: bytes) -> Contents:
+    """Return the contents of bytes, by the definition of each field."""
+    starts = range(0, len(data) - BLOCK_BYTES + 1, BLOCK_BYTES)
+    runs, at = [], 0
+    for byte, members in groupby(data):
+        length = len(list(members))
+        if any(at <= start and start + BLOCK_BYTES <= at + length for start in starts):
+            runs.append(Run(at, length, byte))
+        at += length
+    last: dict[bytes, int] = {}
+    pairs = []
+    for start in starts:
+        block = data[start : start + BLOCK_BYTES]
+        if block[8:] != block[:-8]:
+            if block in last:
+                pairs.append((last[block], start))
+            last[block] = start
+    has_word = len(data) >= 16 and data[8:] == data[:-8]
+    return Contents(
+        nbytes=len(data),
+        digest=digest,
+        word=int.from_bytes(data[:8], "little", signed=True) if has_word else None,
+        byte=data[0] if len(set(data)) == 1 else None,
+        runs=tuple(sorted(runs, key=lambda run: -run.length)[:MAX_RUNS]),
+        repeats=Repeats(len(pairs), len(starts), *pairs[0]) if pairs else None,
+    )
+
+
+def test_contents_are_those_of_their_definition_whatever_the_pieces() -> None:
+    """Draw blocks of few kinds, so that runs and repeated blocks have neighbours of each kind."""
+    random = Random(3)
+    kinds = [bytes([byte]) * BLOCK_BYTES for byte in (0, 0, 7, 255)]
+    kinds += [bytes(range(8)) * 32, bytes([9]) * 100 + bytes([7]) * 156]
+    kinds += [random.randbytes(BLOCK_BYTES) for _ in range(3)]
+    for _ in range(300):
+        drawn = b"".join(random.choices(kinds[: random.randint(1, len(kinds))], k=random.randint(0, 30)))
+        data = drawn + random.choice([b"", random.randbytes(50), drawn[: random.randrange(256)]]) or b"\0"
+        tensor = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        streamed, at = ContentsAccumulator(), 0
+        while at < len(data):
+            size = random.choice([1, 8, 255, 256, 1000, 5000])
+            streamed.add(tensor[at : at + size])
+            at += size
+
+        found = streamed.finish()
+
+        assert found == contents(data, found.digest)
+        assert small_contents(tensor) == found
