@@ -13,7 +13,9 @@ from unittest import mock
 
 import torch
 from safetensors.torch import save
+from torch import nn
 
+from qload import DefaultWeightsLoader
 from qload.engines.vllm.kernel_config import choose_kernel
 from qload.experts import GatedActivation
 from qload.experts.expert_parallel import LocalExperts, grid, local_experts
@@ -32,6 +34,15 @@ from qload.layouts import compressed_tensors, eetq, marlin_24, panels, strips
 from qload.layouts.marlin_24 import choose_positions, read_positions
 from qload.loader.base import split_blocks
 from qload.loader.heads import Heads
+from qload.methods import (
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    ParallelLMHead,
+    QKVParallelLinear,
+    ReplicatedLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
 from qload.methods import marlin as marlin_method
 from qload.methods.awq_marlin import AWQMarlinConfig
 from qload.methods.base import get_quantization_config
@@ -76,8 +87,10 @@ from qload.quantize.quantizers import (
 )
 from qload.sentences.sentence import WordSentence, parse_side
 from qload.spec import ActivationScheme, Layer
+from qload.storage import MemoryStorage
 from qload.storage.header import parse_header
 from qload.storage.protocol import bounds, check_out, check_rows
+from qload.weights import Weights
 from tests.kernel_formats.marlin_layers import layer
 from tests.meta.test_argument_types import EXPERTS, FACTS
 
@@ -437,6 +450,144 @@ LOADED: dict[str, Call] = {
     "QLOAD_NUM_THREADS": (threads_of, {"text": "3"}),
     **{f"QLOAD_NUM_THREADS of {text!r}": (threads_of, {"text": text}) for text in ("0", "4096", "4097", "")},
 }
+MATRICES = {
+    "a.weight": float_range(24, 16).sin(),
+    "a.bias": float_range(24).cos(),
+    "b.weight": float_range(12, 16).cos(),
+    "b.bias": float_range(12).sin(),
+    "c.weight": float_range(12, 16),
+    "c.bias": float_range(12),
+}
+FUSED = {"qkv.weight": float_range(48, 16).sin(), "qkv.bias": float_range(48).cos()}
+ONLY_A = {name: MATRICES[name] for name in ("a.weight", "a.bias")}
+
+
+def described(layer: nn.Module, x: torch.Tensor) -> Any:
+    """Return the text of a layer, its tensors, and its outputs where no other rank has a summand."""
+    tensors = [*layer.parameters(), *layer.buffers()]
+    alone = getattr(layer, "collectives", None) is None
+    return layer.extra_repr(), tensors, layer(x) if alone else None
+
+
+def on_ranks(
+    load: Callable[[Weights], nn.Module], tensors: dict[str, torch.Tensor], world: int, K: int = 16
+) -> Any:
+    storage, loader = MemoryStorage(tensors), DefaultWeightsLoader()
+    ranks = [Weights(storage, loader=loader, process_group=rank) for rank in FakeWorld(world)]
+    x = torch.arange(3) % 12 if K == 0 else float_range(3, K)
+    return [described(load(weights), x) for weights in ranks]
+
+
+LAYERS: dict[str, Call] = {
+    name: (partial(on_ranks, load, K=K), {"tensors": tensors, "world": world})
+    for name, (load, tensors, K, world) in {
+        "ReplicatedLinear.load": (lambda w: ReplicatedLinear.load(w, "a"), ONLY_A, 16, 2),
+        "ColumnParallelLinear.load": (lambda w: ColumnParallelLinear.load(w, "a"), ONLY_A, 16, 2),
+        "ColumnParallelLinear.load of heads": (
+            lambda w: ColumnParallelLinear.load(w, "a", heads=Heads(6)),
+            ONLY_A,
+            16,
+            2,
+        ),
+        "ColumnParallelLinear.load of all outputs": (
+            lambda w: ColumnParallelLinear.load(w, "qkv", heads=Heads(8, 4), gather_output=True),
+            FUSED,
+            16,
+            2,
+        ),
+        "RowParallelLinear.load": (
+            lambda w: RowParallelLinear.load(w, "a", reduce_results=False),
+            ONLY_A,
+            8,
+            2,
+        ),
+        "MergedColumnParallelLinear.load": (
+            lambda w: MergedColumnParallelLinear.load(w, ["b", "c", "a"]),
+            MATRICES,
+            16,
+            2,
+        ),
+        "MergedColumnParallelLinear.load of a fused layer": (
+            lambda w: MergedColumnParallelLinear.load(w, "a"),
+            ONLY_A,
+            16,
+            2,
+        ),
+        "QKVParallelLinear.load": (
+            lambda w: QKVParallelLinear.load(w, ["a", "b", "c"], Heads(8, 4), head_size=3),
+            MATRICES,
+            16,
+            2,
+        ),
+        "QKVParallelLinear.load of a fused layer": (
+            lambda w: QKVParallelLinear.load(w, "qkv", Heads(8, 4), head_size=3),
+            FUSED,
+            16,
+            2,
+        ),
+        "QKVParallelLinear.load of groups": (
+            lambda w: QKVParallelLinear.load(
+                w, "qkv", Heads(8, 4), head_size=2, v_head_size=6, interleaved=True
+            ),
+            FUSED,
+            16,
+            2,
+        ),
+        "VocabParallelEmbedding.load": (lambda w: VocabParallelEmbedding.load(w, "a"), ONLY_A, 0, 1),
+        "ParallelLMHead.load": (lambda w: ParallelLMHead.load(w, "a", vocab=22), ONLY_A, 16, 1),
+        "ParallelLMHead.load of an embedding": (
+            lambda w: ParallelLMHead.load(w, "head", vocab=12, tied_to="c"),
+            {"c.weight": MATRICES["c.weight"]},
+            16,
+            1,
+        ),
+    }.items()
+}
+
+
+def filled(make: Callable[[Any], Any], loaded: torch.Tensor, shard_id: Any, world: int, name: str) -> Any:
+    """Return the parameter of a layer after it was filled on each rank."""
+    found = []
+    for rank in FakeWorld(world):
+        layer = make(rank)
+        param = getattr(layer, name)
+        param.data.fill_(-1)
+        layer.weight_loader(param, loaded, shard_id)
+        found.append((layer.extra_repr(), param.data))
+    return found
+
+
+LAYERS |= {
+    f"weight_loader of {name}, {shard_id}": (
+        partial(filled, make, name="weight"),
+        {"loaded": float_range(N, 16), "shard_id": shard_id, "world": 2},
+    )
+    for name, make, shard_id, N in (
+        ("ReplicatedLinear", lambda rank: ReplicatedLinear(16, 24, process_group=rank), None, 24),
+        ("ColumnParallelLinear", lambda rank: ColumnParallelLinear(16, 24, process_group=rank), None, 24),
+        ("ColumnParallelLinear", lambda rank: ColumnParallelLinear(16, 24, process_group=rank), 0, 24),
+        ("RowParallelLinear", lambda rank: RowParallelLinear(16, 24, False, process_group=rank), None, 24),
+        (
+            "MergedColumnParallelLinear",
+            lambda rank: MergedColumnParallelLinear(16, (8, 12), process_group=rank, prefix="up"),
+            1,
+            12,
+        ),
+        (
+            "MergedColumnParallelLinear",
+            lambda rank: MergedColumnParallelLinear(16, (8, 12), process_group=rank),
+            None,
+            20,
+        ),
+        (
+            "QKVParallelLinear",
+            lambda rank: QKVParallelLinear(16, 3, 4, 2, process_group=rank, v_head_size=5),
+            "v",
+            10,
+        ),
+        ("QKVParallelLinear", lambda rank: QKVParallelLinear(16, 3, 4, process_group=rank), None, 36),
+    )
+}
 Q_LAYER = Layer((64,), 128, (64, 128), "a")
 MATRIX = float_range(64, 128).sin()
 QUANTIZERS: dict[str, Call] = {
@@ -570,6 +721,7 @@ FUNCTIONS = {
     **QUANTIZED,
     **PRODUCTS,
     **LOADED,
+    **LAYERS,
     **QUANTIZERS,
     **METHODS,
     **OTHERS,

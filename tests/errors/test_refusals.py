@@ -160,7 +160,7 @@ def test_the_config_of(weight_type: type[Weight], golden: SnapshotAssertion) -> 
 EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj")
 EXPERT_SPLITS: tuple[dict[str, Any], ...] = (
     {"split": "tensor"},
-    {"split": "expert"},
+    {"split": "experts"},
     {"split": "both", "expert_ranks": 2},
 )
 
