@@ -33,6 +33,13 @@ from qload.formats import (
 from qload.kernel_formats import repack
 from qload.kernel_formats.repack import WRITERS
 from qload.layouts import Stored
+from qload.methods import (
+    CheckpointConfig,
+    ColumnParallelLinear,
+    LinearBase,
+    MergedColumnParallelLinear,
+    RowParallelLinear,
+)
 from qload.models import load_model
 from qload.models.config import config_dtype, latent_config, text_config
 from qload.parallel import FakeWorld
@@ -197,6 +204,49 @@ def test_experts_of_changed_tensors(name: str, golden: SnapshotAssertion) -> Non
             changed = rest if tensor is None else {**rest, stored: tensor}
             text = outcome(load_experts, {"layers": layers, "tensors": changed})
             lines.append(f"{stored.removeprefix(PREFIX)}: {words} -> {text}")
+
+    assert "\n".join(lines) == golden
+
+
+LAYER_KINDS: dict[str, Callable[..., LinearBase]] = {
+    "column": lambda **options: ColumnParallelLinear(K, N, False, **options),
+    "row": lambda **options: RowParallelLinear(K, N, False, **options),
+    "merged": lambda **options: MergedColumnParallelLinear(K, (N, N), False, **options),
+}
+
+
+def fill_layer(kind: str, drawn: DrawnLayer, tensors: dict[str, Tensor], world: int = 1) -> Any:
+    """Return the text, the weight and the outputs of a layer that weight loaders fill, on each rank."""
+    found = []
+    for rank in FakeWorld(world):
+        config = CheckpointConfig(drawn.loader(), target=None)
+        options = {"quant_config": config, "process_group": rank, "params_dtype": torch.float16}
+        layer = LAYER_KINDS[kind](prefix=PREFIX, **options)
+        shards = {0: tensors, 1: drawn.named()} if kind == "merged" else {None: tensors}
+        for shard, held in shards.items():
+            for name, tensor in held.items():
+                layer.weight_loader(getattr(layer, name.removeprefix(f"{PREFIX}.")), tensor, shard)
+        layer.quant_method.process_weights_after_loading(layer)
+        weight = layer.typed_linear.typed
+        x = torch.ones(2, layer.input_size_per_partition)
+        outputs = layer.quant_method.apply(layer, x)
+        found.append((layer.extra_repr(), tuple(weight.fields().values()), weight.layer, outputs))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        *(("column", name) for name in ("gptq", "fp8", "bnb_int8")),
+        *(("row", name) for name in ("gptq", "fp8", "modelopt_nvfp4")),
+        *(("merged", name) for name in ("gptq", "ct_pack", "modelopt_nvfp4")),
+    ],
+)
+def test_a_layer_filled_with_changed_tensors(kind: str, name: str, golden: SnapshotAssertion) -> None:
+    layer = layer_of(contract(name).common(name), N, K)
+    whole = {"kind": kind, "drawn": layer, "tensors": layer.named()}
+    lines = [f"{world} ranks -> {outcome(fill_layer, {**whole, 'world': world})}" for world in (1, *WORLDS)]
+    lines.append(outcomes(partial(fill_layer, kind, layer), {"tensors": layer.named()}))
 
     assert "\n".join(lines) == golden
 
