@@ -43,8 +43,8 @@ Examples:
   qload explain ./Llama-3-8B-GPTQ --arch sm90 --tp 4 --dtype float16
   qload explain ./Llama-3-8B-GPTQ --arch sm80 --json | jq '.layers[0].choices'
 
-Exit codes: 0 each layer can be loaded, 1 one cannot, or PATH is unreadable, 2 the command is wrong, 3 a bug
-of qload, 4 the format is unsupported or some tensors are not read."""
+Exit codes: 0 the first layer of each kind can be loaded, 1 one cannot, or PATH is unreadable, 2 the command
+is wrong, 3 a bug of qload, 4 the format is unsupported or some tensors are not read."""
 ReportT = TypeVar("ReportT", "ShardingPlan", "Explanation")
 ACTIVATION_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 

@@ -299,9 +299,7 @@ def most_before_torch(kind: str, bits: int, dtype: torch.dtype, isa: str) -> int
 
 
 def most_tokens(weight_type: type[Weight], panel_bits: int | None, dtype: torch.dtype) -> int | None:
-    """`most_before_torch` of such weights on this CPU; None as well without the module."""
-    if load("cpu").found is None:
-        return None
+    """`most_before_torch` of such weights on this CPU, which has the module."""
     return most_before_torch(kind_of(weight_type), panel_bits or row_bits(weight_type), dtype, isa())
 
 

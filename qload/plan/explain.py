@@ -13,6 +13,7 @@ from qload.kernel_formats.repack import NUMBERS_IN_STRIPS, find_repacked_type
 from qload.kernels import dtypes
 from qload.kernels.plans import DEQUANTIZED
 from qload.loader import LayerDescription
+from qload.loader.layer_values import check_scales
 from qload.models.config import config_dtype
 from qload.plan.kernels import kernels_for, kernels_without_operator
 from qload.plan.report import ExplainedLayer, Explanation
@@ -26,7 +27,7 @@ CPU = torch.device("cpu")
 FALLBACK_DTYPE = torch.bfloat16
 MIN_CAPABILITY = 20  # of capability 2.0; a smaller number is a typing error such as sm12 for sm120
 FIRST_OF_KIND_NOTE = (
-    "layers of one shape, dtype and grouping are computed once, from the zero points and scales of the first"
+    "layers alike are explained once, by the first one's values; qload verify reads the others"
 )
 NO_DTYPE = "config.json names no dtype of float16, bfloat16 and float32: activations of bfloat16 are assumed"
 EXPERTS_NOTE = "each matrix of an expert is listed alone, without kernels that multiply all experts at once"
@@ -75,6 +76,8 @@ class _LayerExplainer:
         stored = ExplainedLayer(layer.prefix, name, shape, kernel_format=name, bits=bits)
         try:
             share = first_rank_share(self.weights, layer, sharing, self.tp)
+            if self.weights.nonfinite == "error":
+                check_scales(share.weights, [layer], {}, whole=False)
             if weight_type.plain or self._loader_of(share).made(layer, CPU) is None:
                 scheme = layer.format.activations
                 choices = kernels_without_operator(weight_type, scheme, self.tokens, self.dtype, self.chip)

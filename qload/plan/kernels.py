@@ -15,6 +15,7 @@ from qload.kernels.cuda import launch
 from qload.kernels.cuda.dispatch import choose, ranked
 from qload.kernels.cuda.linear import OPERATORS, call_of, missing_kernel
 from qload.kernels.plans import CPU_MODULE, CUDA_KERNELS, DEQUANTIZED, PLAIN, QUANTIZED, way_of
+from qload.native import load
 from qload.spec import ActivationScheme, Weight
 
 # Times of layers in strips on one H200, back to back in a CUDA graph, in microseconds: fp16 activations,
@@ -129,7 +130,7 @@ def kernels_for(
     way = way_of(type(weight), weight.activations, "cpu" if capability is None else "cuda")
     if way == CPU_MODULE:
         bits = weight.config.stored_bits if isinstance(weight, PanelsWeight) else None
-        return _choose_on_cpu(cpu.most_tokens(type(weight), bits, dtype), dtype, tokens)
+        return _choose_on_cpu(type(weight), bits, dtype, tokens)
     operator = OPERATORS.get(type(weight))
     if way == QUANTIZED or operator is None:
         return kernels_without_operator(type(weight), weight.activations, tokens, dtype)
@@ -154,7 +155,7 @@ def kernels_without_operator(
     """
     way = way_of(weight_type, scheme, "cpu" if capability is None else "cuda")
     if way == CPU_MODULE:
-        return _choose_on_cpu(cpu.most_tokens(weight_type, None, dtype), dtype, tokens)
+        return _choose_on_cpu(weight_type, None, dtype, tokens)
     refused = {
         PLAIN: {},
         QUANTIZED: {CUDA_KERNELS: f"the config declares quantized inputs: {scheme}"},
@@ -164,9 +165,13 @@ def kernels_without_operator(
 
 
 def _choose_on_cpu(
-    max_tokens: int | None, dtype: torch.dtype, tokens: Sequence[int]
+    weight_type: type[Weight], panel_bits: int | None, dtype: torch.dtype, tokens: Sequence[int]
 ) -> tuple[KernelChoice, ...]:
-    """Choose the CPU module up to `max_tokens`, None: for any number."""
+    """Choose the CPU module, if this machine has it, where it is faster than torch."""
+    module = load("cpu")
+    if module.found is None:
+        return tuple(KernelChoice(count, DEQUANTIZED, {CPU_MODULE: module.reason}) for count in tokens)
+    max_tokens = cpu.most_tokens(weight_type, panel_bits, dtype)
     name = str(dtype).removeprefix("torch.")
     refused = {CPU_MODULE: f"takes at most {max_tokens} tokens of {name}; torch is faster for more"}
     return tuple(

@@ -4,14 +4,16 @@ import json
 import shutil
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from qload import explain, open_checkpoint
-from qload.errors import ArgumentError
+from qload import MemoryStorage, Weights, explain, open_checkpoint
+from qload.errors import ArgumentError, NonfiniteScaleError
 from qload.kernels import cpu
+from qload.native.modules import NativeModule
 from qload.plan import ExplainedLayer
 from qload.plan.explain import NO_DTYPE
 from qload.plan.kernels import KernelChoice
@@ -22,6 +24,7 @@ from tests.plan.test_plan import gptq
 
 FOUR_BITS = FIXTURES / "gptq" / "b4_g64_sym_noact_v1"
 ROWS = FIXTURES / "eetq" / "128x64"
+KERNELS = import_module("qload.plan.kernels")
 CHIPS = {"cpu": None, "sm80": 80, "sm90": 90}
 
 
@@ -203,6 +206,13 @@ def test_chips_without_kernels_dequantize() -> None:
     assert {*choices[0].refused} == {"CUDA kernels"}
 
 
+@pytest.fixture
+def built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine with the CPU module, which the calls of these tests do not reach."""
+    monkeypatch.setattr(KERNELS, "load", lambda name: NativeModule(ModuleType(name)))
+
+
+@pytest.mark.usefixtures("built")
 def test_on_a_cpu_the_product_that_runs_is_the_one_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = set[str]()
     plan_of = cpu.plan_of
@@ -212,6 +222,7 @@ def test_on_a_cpu_the_product_that_runs_is_the_one_that_is_told(monkeypatch: pyt
         return plan_of(weight, *rest)
 
     monkeypatch.setattr(cpu, "plan_of", planned)
+    monkeypatch.setattr(cpu, "most_tokens", lambda kind, bits, dtype: None)
 
     layer = only(FOUR_BITS, arch="cpu", dtype=torch.float32, tokens=(1,))
     with open_checkpoint(FOUR_BITS, target="auto") as weights:
@@ -222,6 +233,7 @@ def test_on_a_cpu_the_product_that_runs_is_the_one_that_is_told(monkeypatch: pyt
     assert seen == {layer.kernel_format} == {"panels"}
 
 
+@pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("path", [FOUR_BITS, ROWS], ids=["panels", "rows"])
 def test_more_tokens_than_a_cpu_takes_are_told_to_go_to_torch(
     path: Path, monkeypatch: pytest.MonkeyPatch
@@ -236,11 +248,51 @@ def test_more_tokens_than_a_cpu_takes_are_told_to_go_to_torch(
     assert {choice.kernel for choice in choices} == {"the CPU module"}
 
 
+@pytest.mark.parametrize("path", [FOUR_BITS, ROWS], ids=["panels", "rows"])
+def test_a_machine_without_the_cpu_module_dequantizes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KERNELS, "load", lambda name: NativeModule(None, f"no {name} module"))
+
+    choices = only(path, arch="cpu", dtype=torch.float32, tokens=(1, 64)).choices
+
+    assert choices == tuple(
+        KernelChoice(tokens, DEQUANTIZED, {"the CPU module": "no cpu module"}) for tokens in (1, 64)
+    )
+
+
 def test_a_share_that_cannot_be_cut_says_what_the_load_says() -> None:
     layer = only(gptq(192, 64), arch="sm90", tp=2)
 
     assert layer.error.startswith("down_proj.qzeros: cannot cut K = 192 at 96 for 2 ranks")
     assert explain(gptq(192, 64), tp=2).verdict == "findings"
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_scale_that_is_not_finite_says_what_the_load_says(tp: int) -> None:
+    """The second of two layers alike is explained instead of the damaged first; its own values count then."""
+    first, second = ("model.layers.0.mlp.down_proj", "model.layers.1.mlp.down_proj")
+    tensors = {"qweight": torch.full((32, 64), -0x77777778, dtype=torch.int32)}
+    tensors |= {
+        "qzeros": torch.full((4, 8), 0x77777777, dtype=torch.int32),
+        "scales": torch.ones(4, 64).half(),
+    }
+    stored = {
+        f"{prefix}.{name}": tensor.clone() for prefix in (first, second) for name, tensor in tensors.items()
+    }
+    stored[f"{first}.scales"][1, 3] = torch.nan
+    storage, loader = MemoryStorage(stored), gptq(64, 64).loader
+    weights = Weights(storage, loader=loader)
+    with pytest.raises(NonfiniteScaleError) as refused:
+        weights.get_weights(first)
+
+    explanation = explain(weights, arch="sm90", tp=tp)
+
+    assert {layer.prefix: layer.error for layer in explanation.layers} == {
+        first: str(refused.value),
+        second: "",
+    }
+    assert explanation.verdict == "findings"
+    allowed = Weights(storage, loader=loader, nonfinite="allow")
+    assert explain(allowed, arch="sm90", tp=tp).verdict == "ok"
 
 
 def test_a_share_has_its_own_shape() -> None:
