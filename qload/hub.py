@@ -294,7 +294,7 @@ def list_files(model: HubId) -> HubListing:
         raise unreadable_error(str(model), f"the hub returned an invalid commit: {commit!r:.80}")
     if len(siblings) > MAX_FILES:
         raise unreadable_error(str(model), f"has {len(siblings)} files on the hub, more than {MAX_FILES}")
-    sizes = {file.rfilename: file.size for file in siblings if _is_safe_name(file.rfilename)}
+    sizes: dict[str, Any] = {file.rfilename: file.size for file in siblings if _is_safe_name(file.rfilename)}
     if invalid := [name for name, size in sizes.items() if type(size) is not int or size < 0]:
         raise unreadable_error(str(model), f"the hub returned an invalid length of its file {invalid[0]:.80}")
     return HubListing(model.repo, commit, sizes)
