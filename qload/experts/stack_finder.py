@@ -19,7 +19,7 @@ from typing import Any
 
 from qload import dtypes
 from qload.architecture import Architecture, architecture_of
-from qload.architecture.config import INNER
+from qload.architecture.architecture import INNER
 from qload.experts.stack_layouts import DOWN, FIELDS, HALVES, LAYERS, SCALES, WEIGHTS, Layout, Slot
 from qload.formats.fp8 import WEIGHTS as FP8
 from qload.formats.unquantized import FLOATS

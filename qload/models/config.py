@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 
 from qload.architecture import Architecture, architecture_of
-from qload.architecture.config import INNER
+from qload.architecture.architecture import INNER
 from qload.configs import Excerpt, FoundConfig, validate, value_text
 from qload.detect.config_reader import MODEL_CONFIG
 from qload.errors import ArgumentError, ConfigError, check_fields, checked

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from qload.architecture import Inventory
-from qload.architecture.config import is_draft, is_usual_class
+from qload.architecture.architecture import is_draft, is_usual_class
 from qload.checkpoint import Checkpoint
 from qload.errors import QloadError
 from qload.experts import ExpertStacks

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from qload.architecture.config import CAUSAL, TIE, is_usual_class, tie_of
+from qload.architecture.architecture import CAUSAL, TIE, is_usual_class, tie_of
 from qload.architecture.names import PROJECTION_GROUPS, REMEDY, adapters_of, base_name, is_adapter, pattern_of
 from qload.checkpoint.layer_info import zero_point_convention, zero_point_words
 from qload.configs import value_text

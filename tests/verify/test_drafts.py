@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.architecture.config import is_draft
+from qload.architecture.architecture import is_draft
 from qload.verify import verify
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
 from tests.verify.rules.test_architecture import CONFIG, LATENT, whole

@@ -17,8 +17,7 @@ from math import prod
 
 from qload import dtypes
 from qload.architecture import Architecture, Inventory, Missing
-from qload.architecture.architecture import SHOWN, absent
-from qload.architecture.config import TIE, Tie, tie_of
+from qload.architecture.architecture import SHOWN, TIE, Tie, absent, tie_of
 from qload.architecture.table import DIGITS, spelled
 from qload.configs.matching import HEAD
 from qload.experts import ExpertStacks

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qload import architecture_of
-from qload.architecture.config import tie_of
+from qload.architecture.architecture import tie_of
 from qload.verify import verify
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
 from tests.verify.rules.test_architecture import CONFIG, whole
