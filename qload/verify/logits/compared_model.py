@@ -23,13 +23,13 @@ from qload.models import (
     PagedCache,
     Step,
     TextConfig,
+    VisionModel,
     load_model,
     load_vision_model,
     text_config,
 )
 from qload.models.images import ImageProcessor, check_image_tokens
 from qload.models.memory import check_memory, free_bytes, stored_bytes
-from qload.models.vision import VisionModel
 from qload.models.vision_config import TYPES, VisionConfig, vision_config
 from qload.repacking import RepackingLoader
 from qload.spec import Weight
