@@ -13,7 +13,6 @@ the same with them. The weight is frozen: they are those of x and bias, the form
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any, Self
 
 import torch
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from qload.devices.tensors import PLAIN as PLAIN_TENSORS
-from qload.devices.tensors import check_writable
+from qload.devices.tensors import check_writable, guard
 from qload.errors import ArgumentError, ShapeError, check_values, checked
 from qload.kernel_formats import Exl2KernelWeight, restore
 from qload.kernels import declared, dtypes
@@ -47,7 +46,6 @@ from qload.spec import Layer, Weight
 log: logging.Logger = logging.getLogger("qload")
 
 PLAIN_BIASES = (*PLAIN_TENSORS, type(None))
-FORM = attrgetter("dtype", "shape", "requires_grad")
 ANYWHERE = "CompositeExplicitAutograd"  # torch's name for: on every device, below autograd
 SCHEMA = "(Tensor x, Tensor[] tensors, Tensor? bias, str key, SymInt N) -> Tensor"
 
@@ -294,7 +292,8 @@ class LinearCall:
 
     def forget(self) -> None:
         """Release the tensors of earlier calls."""
-        self._planned: tuple[tuple[Any, ...], Plan | None] = (), None  # one attribute, as threads share it
+        # One attribute, as threads share it.
+        self._planned: tuple[tuple[Any, ...], Callable[..., bool], Plan | None] = (), bool, None
         self._kept = KeptRows()
 
     def __call__(self, x: Tensor, tensors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
@@ -319,15 +318,12 @@ class LinearCall:
             check(x, self.typed(tensors), bias)
             self._notice.of(self.blueprint, x, bias)
             return linear(x, tensors, bias, self.key, self._N)
-        seen = (
-            x.get_device(), x.dtype, None if bias is None else (bias.data_ptr(), bias.dtype, bias.shape),
-            [*map(Tensor.data_ptr, tensors)], [*map(FORM, tensors)], [*map(Tensor.stride, tensors)],
-            torch.is_grad_enabled(),
-        )  # fmt: skip
-        known, plan = self._planned
-        if seen != known:
+        operands = tensors if bias is None else [*tensors, bias]
+        seen = x.get_device(), x.dtype, [*map(Tensor.data_ptr, operands)]
+        known, check_operands, plan = self._planned
+        if seen != known or not check_operands(*operands):
             plan = self.signature.plan(x, bias, tensors, self._kept)
-            self._planned = seen, plan
+            self._planned = seen, guard(operands), plan
         made = None if plan is None else plan.multiply(x, bias, tensors)
         return self._multiply(x, tensors, bias, declined=plan is not None) if made is None else made
 
