@@ -2,7 +2,8 @@
 
     way            for                                          done by
     PLAIN          a plain weight in the dtype of x             torch's product
-    QUANTIZED      inputs that the weight declares quantized    `quantized_matmul`
+    QUANTIZED      inputs that the weight declares quantized    `cuda.linear`, after a launch that rounds x,
+                                                                or `scaled`
     CUDA_KERNELS   an order that CUDA kernels read              `cuda.linear`: a `CudaPlan`, or an operator
     CPU_MODULE     panels, or codes in rows, on a CPU           `cpu`: a `PanelsPlan` or a `RowsPlan`
     DEQUANTIZED    everything else                              `products`
@@ -257,11 +258,13 @@ class LinearSignature:
         way = self.way(x.device.type)
         if way == CPU_MODULE:
             return cpu.plan_of(with_tensors(self.blueprint, tensors), kept)
-        if way != CUDA_KERNELS or not self.fits(x, bias, tensors):
+        on_cuda = way == CUDA_KERNELS or (way == QUANTIZED and x.is_cuda and not callable(self.maximum))
+        if not on_cuda or not self.fits(x, bias, tensors):
             return None
         cell = x.get_device(), x.dtype
         if cell not in self._cuda_plans:
-            self._cuda_plans[cell] = plan_of(with_tensors(self.blueprint, tensors), x.dtype)
+            declared.check(self.blueprint, self.activations, self.maximum)
+            self._cuda_plans[cell] = plan_of(with_tensors(self.blueprint, tensors), x.dtype, self._scheme)
         return self._cuda_plans[cell]
 
     def fits(self, x: Tensor, bias: Tensor | None, tensors: Sequence[Tensor]) -> bool:

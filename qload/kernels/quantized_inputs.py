@@ -10,6 +10,7 @@ from torch.nn.functional import pad
 from qload.kernels.activations import QuantizedActivations
 
 HALF_RANGE = 8  # of the exponents of float16: tokens are brought below 2**this
+CODE_BITS = 9  # codes less zero points are below 2**this
 LEAST_EXPONENT = -100  # of what tokens are divided by, which float32 holds
 
 
@@ -101,13 +102,12 @@ class MadeInputs:
 
     def meant(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Values (M, K) of the codes over a power of two for each token, rounded; the powers (M, 1)."""
-        taken = self.made.dequantize()
-        row = _powers(taken)
-        return (taken / row).to(dtype), row
+        row = _powers(self.made.steps).expand(self.x.shape[0], 1)
+        return (self.made.dequantize() / row).to(dtype), row
 
 
-def _powers(x: Tensor) -> Tensor:
-    """Powers of two for tokens (M, 1); x divided by them is below 2**`HALF_RANGE`."""
-    largest = x.abs().amax(-1, keepdim=True) if x.numel() else x.new_zeros(x.shape[0], 1)
-    exponent = torch.frexp(largest).exponent - HALF_RANGE
-    return torch.exp2(exponent.clamp(min=LEAST_EXPONENT).to(x.dtype))
+def _powers(steps: Tensor) -> Tensor:
+    """Powers of two for tokens, by their largest step; values divided by them are below 2**`HALF_RANGE`."""
+    largest = steps.abs().amax(-1, keepdim=True) if steps.numel() else steps.new_zeros(steps.shape[0], 1)
+    exponent = torch.frexp(largest).exponent + CODE_BITS - HALF_RANGE
+    return torch.exp2(exponent.clamp(min=LEAST_EXPONENT).to(steps.dtype))

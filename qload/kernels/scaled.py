@@ -9,6 +9,7 @@ one of both has such scales it is taken so, and what the other stands for is rou
 float16 after it was divided by a power of two, so that no token leaves its range.
 
     sums of                           are made by
+    any and a weight in strips        CUDA kernels of 16-bit inputs, which multiply the sums by `row` too
     e4m3 and e4m3 or e5m2 on CUDA     torch._scaled_mm, from 8.9 on, with scales of 1 and sums in float32
     int8 and int8 on CUDA             torch._int_mm, exact; tokens are padded to more than 16
     int8 and int8 on a CPU            the CPU module, exact
@@ -30,6 +31,7 @@ from qload.formats import CTIntWeight, Fp8Weight
 from qload.kernels import cpu
 from qload.kernels.activations import E4M3, QuantizedActivations
 from qload.kernels.cpu import KeptRows, sums_of_codes
+from qload.kernels.cuda.linear import multiply_rounded, scales_tokens
 from qload.kernels.cuda.quantize import finish
 from qload.kernels.products import NARROW, fits_float16, token_blocks, weight_slices, wide_product
 from qload.kernels.quantized_inputs import Inputs, MadeInputs
@@ -70,12 +72,30 @@ def multiply(
     `narrow`: the type that numbers are rounded to where no type holds them. `kept`: what a CPU keeps of the
     weight from call to call.
     """
+    whole = _by_cuda_kernels(inputs, weight, bias, dtype)
+    if whole is not None:
+        return whole
     y = inputs.x.new_empty(inputs.x.shape[0], weight.layer.N, dtype=dtype)
     for each in _sums(inputs, weight, narrow, kept):
         into, added = y[:, each.outputs], None if bias is None else bias[each.outputs]
         if not finish(each.found, each.row, each.column, each.zeros, added, into):
             _finish(each, added, into)
     return y
+
+
+def _by_cuda_kernels(
+    inputs: Inputs, weight: Weight, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor | None:
+    """y (M, N) by kernels of the weight that multiply sums of 16-bit inputs by factors of tokens, or None."""
+    if not inputs.x.is_cuda or inputs.wide or dtype not in NARROW or not scales_tokens(weight):
+        return None
+    if inputs.one_step:
+        numbers = inputs.counted(dtype)
+        row = inputs.steps
+    else:
+        numbers, row = inputs.meant(dtype)
+    factors = row.float().reshape(-1).expand(numbers.shape[0]).contiguous()
+    return multiply_rounded(numbers, factors, weight, bias)
 
 
 def _finish(each: Sums, bias: Tensor | None, y: Tensor) -> None:

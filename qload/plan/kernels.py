@@ -13,7 +13,7 @@ from qload.kernel_formats.strips import StripsWeight
 from qload.kernels import cpu
 from qload.kernels.cuda import launch
 from qload.kernels.cuda.dispatch import choose, ranked
-from qload.kernels.cuda.linear import OPERATORS, call_of, missing_kernel
+from qload.kernels.cuda.linear import OPERATORS, call_of, missing_kernel, why_not_declared
 from qload.kernels.plans import CPU_MODULE, CUDA_KERNELS, DEQUANTIZED, PLAIN, QUANTIZED, way_of
 from qload.native import load
 from qload.spec import ActivationScheme, Weight
@@ -131,15 +131,18 @@ def kernels_for(
     if way == CPU_MODULE:
         bits = weight.config.stored_bits if isinstance(weight, PanelsWeight) else None
         return _choose_on_cpu(type(weight), bits, dtype, tokens)
-    operator = OPERATORS.get(type(weight))
-    if way == QUANTIZED or operator is None:
-        return kernels_without_operator(type(weight), weight.activations, tokens, dtype)
+    operator, scheme = OPERATORS.get(type(weight)), weight.activations
+    rounds = scheme is not None and capability is not None and why_not_declared(weight, scheme) is None
+    if operator is None or (scheme is not None and not rounds):
+        return kernels_without_operator(type(weight), scheme, tokens, dtype)
     reason: str | None = "no CUDA device"
     if capability is not None:
         reason = operator.why_not_on(weight, dtype, capability)
     if capability is None or reason:
-        return tuple(KernelChoice(count, DEQUANTIZED, {CUDA_KERNELS: reason or ""}) for count in tokens)
-    return tuple(_choose_on_chip(weight, dtype, capability, count) for count in tokens)
+        slow = QUANTIZED if rounds else DEQUANTIZED
+        return tuple(KernelChoice(count, slow, {CUDA_KERNELS: reason or ""}) for count in tokens)
+    choices = tuple(_choose_on_chip(weight, dtype, capability, count) for count in tokens)
+    return tuple(map(_with_rounded_inputs, choices)) if rounds else choices
 
 
 def kernels_without_operator(
@@ -162,6 +165,13 @@ def kernels_without_operator(
     }.get(way, {CUDA_KERNELS: missing_kernel(weight_type)})
     kernel = way if way in (PLAIN, QUANTIZED) else DEQUANTIZED
     return tuple(KernelChoice(count, kernel, refused) for count in tokens)
+
+
+def _with_rounded_inputs(choice: KernelChoice) -> KernelChoice:
+    """Return the choice for inputs that one launch ahead rounds; it has no prediction."""
+    if choice.kernel in (DEQUANTIZED, "large"):  # no launch that multiplies sums of tokens by factors
+        return KernelChoice(choice.tokens, QUANTIZED, choice.refused)
+    return KernelChoice(choice.tokens, f"{QUANTIZED}, then {choice.kernel}", choice.refused)
 
 
 def _choose_on_cpu(

@@ -285,12 +285,10 @@ class RepackingLoader(WrappingLoader):
         weight_type = layer.format.weight_type
         if weight_type.plain or issubclass(weight_type, READ_AS_STORED.get(self.layout, ())):
             return None
-        bits, is_quantized = getattr(layer.format.config, "bits", None), layer.format.activations is not None
+        bits = getattr(layer.format.config, "bits", None)
         for layout in self._layouts(device):
             target = self._repacked_type(weight_type, layout)
-            if target is None or self._stays(target, layout, is_quantized):
-                continue
-            if self._has_kernel(target, bits, device):
+            if target is not None and self._has_kernel(target, bits, device):
                 return target.format
         target = self._repacked_type(weight_type, self.layout)
         return None if target is None else target.format
@@ -298,13 +296,6 @@ class RepackingLoader(WrappingLoader):
     def _has_kernel(self, target: type[Weight], bits: int | None, device: torch.device) -> bool:
         """Return whether there is a kernel for a type with codes of so many bits."""
         return True
-
-    def _stays(self, target: type[Weight], layout: str, is_quantized: bool) -> bool:
-        """Return whether numbers stay as stored: their strips have a kernel for plain activations alone.
-
-        `is_quantized`: whether the activations are quantized, or the weight is an expert.
-        """
-        return target in NUMBERS_IN_STRIPS and layout != self.layout and is_quantized
 
     def _repacked_type(self, weight_type: type[Weight], layout: str) -> type[Weight] | None:
         """Type of the repacked weight; None for an unsupported layout, or without a required dtype."""
@@ -396,10 +387,11 @@ class RepackingLoader(WrappingLoader):
     def _repack(self, weight: Weight, whole: WholeLayer | None, expert: bool = False) -> Weight:
         """Repack to the first layout that can represent a weight; else raise for the loader's own layout."""
         refusal: RepackError | None = None
-        device, is_quantized = weight.device, expert or weight.activations is not None
+        device = weight.device
         for layout in self._layouts(device):
             writer = find_writer(type(weight), layout)
-            if writer is not None and self._stays(writer.weight_type, layout, is_quantized):
+            is_number = writer is not None and writer.weight_type in NUMBERS_IN_STRIPS
+            if expert and is_number and layout != self.layout:  # no kernel multiplies experts of numbers
                 continue
             if layout == "exllama" and layout != self.layout:  # its kernels are for few bits on few chips
                 bits = getattr(weight.config, "bits", None)

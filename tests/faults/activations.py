@@ -87,7 +87,12 @@ FAULTS = (
     ),
     Fault("inputs-zero-points-not-taken-off", _SCALED, "* found[M]", "* 0 * found[M]"),
     Fault("inputs-scales-of-outputs-divided", _SCALED, "part.mul_(each.column)", "part.div_(each.column)"),
-    Fault("inputs-in-float16-brought-back-alone", _INPUTS, "(taken / row).to(dtype)", "taken.to(dtype)"),
+    Fault(
+        "inputs-in-float16-brought-back-alone",
+        _INPUTS,
+        "(self.made.dequantize() / row).to(dtype)",
+        "self.made.dequantize().to(dtype)",
+    ),
     Fault("float16-carries-all", _CARRIES, "off <= unit", "off == off"),
     Fault("float16-looked-at-once", _CARRIES, "tensor._version", "0"),
     Fault(

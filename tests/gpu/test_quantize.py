@@ -26,6 +26,15 @@ SCHEMES = {
     "modelopt": ActivationScheme("float", 8, True, "token", owner="modelopt"),
     "mxfp8": ActivationScheme("float", 8, True, "group", 32, scale_type="e8m0"),
     "mxfp8 of modelopt": ActivationScheme("float", 8, True, "group", 32, scale_type="e8m0", owner="modelopt"),
+    "fp4 token": ActivationScheme("float", 4, True, "token"),
+    "mxfp4": ActivationScheme("float", 4, True, "group", 32, scale_type="e8m0"),
+    "mxfp4 of modelopt": ActivationScheme("float", 4, True, "group", 32, scale_type="e8m0", owner="modelopt"),
+    "nvfp4": ActivationScheme(
+        "float", 4, "local", "tensor_group", 16, scale="input_scale", scale_type="e4m3"
+    ),
+    "nvfp4 of modelopt": ActivationScheme(
+        "float", 4, "local", "tensor_group", 16, scale="input_scale", scale_type="e4m3", owner="modelopt"
+    ),
     "int8 token": ActivationScheme("int", 8, True, "token"),
     "int8 tensor": ActivationScheme("int", 8, True, "tensor"),
     "int4 group": ActivationScheme("int", 4, True, "group", 64),
@@ -50,7 +59,7 @@ def tokens(M: int, K: int, dtype: torch.dtype) -> Tensor:
 
 
 def stored(scheme: ActivationScheme) -> Tensor | None:
-    return None if scheme.dynamic else torch.tensor([0.0173], device="cuda")
+    return torch.tensor([0.0173], device="cuda") if scheme.scale else None
 
 
 def taken(x: Tensor, scheme: ActivationScheme) -> tuple[NativeInputs, MadeInputs]:

@@ -13,7 +13,8 @@ from qload.formats.bnb import TABLES
 from qload.layouts import exllama as shuffled
 from qload.layouts import fp4, gptq, marlin, strips
 
-Start = Callable[..., None]  # of pointers: x, weights, scales, zeros, g_idx, parts, bias, y; then the stream
+# Of pointers: x, weights, scales, zeros, g_idx, parts, bias, factors of tokens, y; then the stream.
+Start = Callable[..., None]
 STREAM = 7
 WORD = torch.int32
 LIMITS = {"decode": (1, 48), "w4a16": (1, 64), "many": (1, 1 << 20), "middle": (1, 256), "exllama": (1, 64)}
@@ -45,11 +46,11 @@ class Hand:
     def decode(self, sizes, code, group, own, *rest) -> Start:
         """See decode.h."""
 
-        def start(x, weights, scales, zeros, g_idx, parts, bias, y, stream) -> None:
+        def start(x, weights, scales, zeros, g_idx, parts, bias, factors, y, stream) -> None:
             symmetric = code == 4 and not zeros and group >= 128
             assert sizes[0] <= (16 if not own else 48 if symmetric else 24)
             assert (own and g_idx, weights % 16, scales % 16) in ((False, 0, 0), (0, 0, 0))
-            operands = x, weights, scales, zeros, g_idx, bias, y
+            operands = x, weights, scales, zeros, g_idx, bias, factors, y
             self._multiply("decode", operands, stream, sizes, code, group, own, *rest)
 
         return start
@@ -57,9 +58,10 @@ class Hand:
     def w4a16(self, sizes, group, *rest) -> Start:
         """See w4a16.h."""
 
-        def start(x, weights, scales, zeros, g_idx, parts, bias, y, stream) -> None:
+        def start(x, weights, scales, zeros, g_idx, parts, bias, factors, y, stream) -> None:
             assert (weights % 16, scales % 16) == (0, 0)
-            operands = x, weights, scales, zeros, 0, bias, y
+            operands = x, weights, scales, zeros, 0, bias, 0, y
+            assert not factors
             self._multiply("w4a16", operands, stream, sizes, 4, group, False, *rest)
 
         return start
@@ -69,9 +71,10 @@ class Hand:
         assert self.capability[0] == 9
         assert (columns in (256, 512), together in (1, 2), rest[0] >= 1) == (True, True, True)
 
-        def start(x, weights, scales, zeros, g_idx, parts, bias, y, stream) -> None:
+        def start(x, weights, scales, zeros, g_idx, parts, bias, factors, y, stream) -> None:
             assert (sizes[3] % 8, [each % 16 for each in (x, weights, scales, zeros)]) == (0, [0] * 4)
-            operands = x, weights, scales, zeros, 0, bias, y
+            operands = x, weights, scales, zeros, 0, bias, 0, y
+            assert not factors
             self._multiply("middle", operands, stream, sizes, bits, group, False, bf16, columns, *rest)
 
         return start
@@ -86,16 +89,16 @@ class Hand:
         assert (sizes[1] % 128, sizes[3] % 8) == (0, 0)
         assert code & 0xFF == 4 or columns < 512
 
-        def start(x, weights, scales, zeros, g_idx, parts, bias, y, stream) -> None:
+        def start(x, weights, scales, zeros, g_idx, parts, bias, factors, y, stream) -> None:
             assert bool(parts) == (slices > 1)
             assert [each % 16 for each in (x, weights, scales, zeros)] == [0] * 4
-            operands = x, weights, scales, zeros, 0, bias, y
+            operands = x, weights, scales, zeros, 0, bias, factors, y
             self._multiply("many", operands, stream, sizes, code, group, True, bf16, columns, slices, *rest)
 
         return start
 
     def _multiply(self, name, operands, stream, sizes, code, group, own, *rest) -> None:
-        x, weights, scales, zeros, g_idx, bias, y = operands
+        x, weights, scales, zeros, g_idx, bias, factors, y = operands
         bits = code & 0xFF
         bf16, columns, split, early = rest
         self.early = early
@@ -110,6 +113,8 @@ class Hand:
         order = strips.rows(bits) if own else marlin.rows(bits)
         shape = (N // 64, K * bits * 2) if own else (K // 16, N * bits // 2)
         wide = torch.nn.functional.pad(at(x, T, M, inputs), (0, K - inputs)).double()
+        if factors:
+            wide = wide * at(factors, torch.float32, M, 1).double()
         codes = order.unpack(at(weights, WORD, *shape))
         if code > 0xFF:
             assert own

@@ -1,5 +1,6 @@
 """Quantized inputs and scaled sums, as in csrc/cuda/quantize/quantize.h, on memory of the CPU."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from qload.kernels.quantized_inputs import MadeInputs
 from qload.spec import ActivationScheme
 from tests.kernels.cuda_by_hand import STREAM, Hand, at
 
-LARGEST, INVERSE, INVERSE_ONE, POWERS_NEAR, POWERS_UP, ASYMMETRIC, STORED = range(7)
-OWNERS = {INVERSE: "fbgemm", INVERSE_ONE: "modelopt", POWERS_UP: "modelopt"}
+LARGEST, INVERSE, INVERSE_ONE, POWERS_NEAR, POWERS_UP, ASYMMETRIC, STORED, E4M3_OVER, E4M3_TIMES = range(9)
+OWNERS = {INVERSE: "fbgemm", INVERSE_ONE: "modelopt", POWERS_UP: "modelopt", E4M3_TIMES: "modelopt"}
+READS_STORED = (STORED, E4M3_OVER, E4M3_TIMES)
 CODES, COUNTED, MEANT = range(3)
 
 
@@ -25,35 +27,43 @@ class OnDevice(Tensor):
 class HandOfInputs(Hand):
     """A rule by its number is a scheme, whose codes plain torch finds."""
 
-    def quantize(self, x, kind, sizes, rule, most, bound, stored, becoming, rows, made, stream) -> bool:
-        M, K, pitch = sizes
-        finding, _, every, whole, bits = rule
+    def quantizer(self, kind, K, rule, most, bound, becoming, ones, each) -> Callable[..., bool]:
+        finding, size, every, whole, bits = rule
         scheme = scheme_of(*rule, bound)
         levels = 2**bits - 1 if finding == ASYMMETRIC else (2**bits - 1) / 2
-        assert (stream, K % 8) == (STREAM, 0)
-        assert finding == STORED or most == (levels if whole else 448.0)
-        taken = at(x, FLOATS[kind], (M - 1) * pitch + K).as_strided((M, K), (pitch, 1))
-        scale, zero = (at(each, torch.float32, 1) if each else None for each in stored)
-        found = MadeInputs(quantize(taken, scheme, scale, zero))
-        out, steps, zeros, powers, scratch = made
-        written, ones = rows
-        assert (bool(scratch), ones) == (every and M > 1, found.has_zeros)
-        if scratch:
-            at(scratch, torch.int32, 2, M).zero_()
-        if becoming[0] == CODES:
-            dtype = torch.int8 if whole else torch.float8_e4m3fn
-            at(out, torch.uint8, written, K).copy_(found.codes(dtype, written).view(torch.uint8))
-        elif becoming[0] == COUNTED:
-            at(out, FLOATS[becoming[1]], M, K).copy_(found.counted(FLOATS[becoming[1]]))
-        else:
-            values, row = found.meant(FLOATS[becoming[1]])
-            at(out, FLOATS[becoming[1]], M, K).copy_(values)
-            at(powers, torch.float32, M, 1).copy_(row)
-        at(steps, torch.float32, *found.steps.shape).copy_(found.steps)
-        if found.zero_points is not None:
-            at(zeros, torch.float32, *found.zero_points.shape).copy_(found.zero_points)
-        assert (bool(zeros), bool(powers)) == (found.has_zeros, becoming[0] == MEANT)
-        return pitch % 16 == 0
+        assert K % 8 == 0
+        assert finding == STORED or most == (levels if whole else 448.0 if bits == 8 else 6.0)
+
+        def start(x, M, pitch, scale, zero, written, out, steps, zeros, powers, scratch, stream) -> bool:
+            assert stream == STREAM
+            taken = at(x, FLOATS[kind], (M - 1) * pitch + K).as_strided((M, K), (pitch, 1))
+            stored = [at(pointer, torch.float32, 1) if pointer else None for pointer in (scale, zero)]
+            assert finding in READS_STORED or stored == [None, None]
+            found = MadeInputs(quantize(taken, scheme, *stored))
+            has_zeros = found.has_zeros and not each  # of a result that they were taken from
+            assert (bool(zeros), bool(powers), ones) == (has_zeros, becoming[0] == MEANT, has_zeros)
+            assert bool(scratch) == (every and (M > 1 or each))
+            if scratch:
+                at(scratch, torch.int32, 2, M).zero_()
+            if becoming[0] == CODES:
+                dtype = torch.int8 if whole else torch.float8_e4m3fn
+                at(out, torch.uint8, written, K).copy_(found.codes(dtype, written).view(torch.uint8))
+            elif becoming[0] == COUNTED:
+                at(out, FLOATS[becoming[1]], M, K).copy_(found.counted(FLOATS[becoming[1]]))
+            else:
+                values, row = found.meant(FLOATS[becoming[1]])
+                at(out, FLOATS[becoming[1]], M, K).copy_(values)
+                at(powers, torch.float32, M, 1).copy_(row)
+            assert bool(steps) == (not each or size == 0)
+            if steps:
+                shape = (M, 1) if each else found.steps.shape
+                at(steps, torch.float32, *shape).copy_(found.steps)
+            if zeros:
+                at(zeros, torch.float32, *found.zero_points.shape).copy_(found.zero_points)
+            self.called.append("quantize")
+            return pitch % 16 == 0
+
+        return start
 
     def scale_sums(self, found, whole, sizes, row, column, zeros, bias, y, kind, stream) -> bool:
         M, N, pitch = sizes
@@ -80,8 +90,10 @@ def scheme_of(finding: int, size: int, every: bool, whole: bool, bits: int, boun
     how: dict[str, Any] = {"owner": OWNERS[finding]} if finding in OWNERS else {}
     if finding in (POWERS_NEAR, POWERS_UP):
         how["scale_type"] = "e8m0"
-    if finding == STORED:
+    if finding in READS_STORED:
         how["scale"] = "input_scale"
+    if finding in (E4M3_OVER, E4M3_TIMES):
+        how["scale_type"] = "e4m3"
     strategy = ("group", size) if size else ("tensor" if every or finding == STORED else "token",)
     return ActivationScheme(
         "int" if whole else "float", bits, finding != STORED, *strategy,  # type: ignore[arg-type]

@@ -36,7 +36,7 @@ def on_device(tensor: Tensor) -> Tensor:
 
 def taken(x: Tensor, scheme: ActivationScheme) -> tuple[NativeInputs, MadeInputs]:
     """The inputs of the module, and the same by plain torch."""
-    scale = None if scheme.dynamic else torch.tensor(0.125)
+    scale = torch.tensor(0.125) if scheme.scale else None
     found = inputs(on_device(x), scheme, scale, None)
     assert found is not None
     return found, MadeInputs(quantize(x, scheme, scale))
@@ -96,8 +96,10 @@ def test_a_stored_zero_point_is_read() -> None:
         ({"type": "int", "symmetric": False}, 5),
         ({"dynamic": False, "scale": "input_scale"}, 6),
         ({"dynamic": "local", "scale": "input_scale"}, None),
-        ({"scale_type": "e4m3"}, None),
-        ({"bits": 4}, None),
+        ({"scale_type": "e4m3"}, 7),
+        ({"scale_type": "e4m3", "owner": "modelopt"}, 8),
+        ({"scale_type": "e4m3", "type": "int"}, None),
+        ({"bits": 4}, 0),
         ({"bits": 4, "type": "int"}, 0),
     ],
     ids=str,
@@ -126,7 +128,8 @@ TOKEN, GROUP = SCHEMES["fp8 token"], SCHEMES["fp8 group"]
         (X, replace(GROUP, group_size=8), True),
         (X, replace(GROUP, group_size=24), False),
         (torch.randn(4, 24), replace(GROUP, group_size=24), True),
-        (X, replace(TOKEN, bits=4), False),
+        (X, replace(TOKEN, bits=4), True),
+        (X, replace(TOKEN, scale_type="e4m3", type="int"), False),
     ],
 )
 def test_inputs_that_the_module_takes(x: Tensor, scheme: ActivationScheme, is_taken: bool) -> None:

@@ -25,6 +25,8 @@ from tests.plan.test_plan import gptq
 FOUR_BITS = FIXTURES / "gptq" / "b4_g64_sym_noact_v1"
 ROWS = FIXTURES / "eetq" / "128x64"
 KERNELS = import_module("qload.plan.kernels")
+ROUNDED = "quantized inputs"
+ROUNDED_IN_STRIPS = [f"{ROUNDED}, then decode", f"{ROUNDED}, then many"]
 CHIPS = {"cpu": None, "sm80": 80, "sm90": 90}
 
 
@@ -57,6 +59,24 @@ def test_kernels_by_hand(arch: str, kernels: list[str]) -> None:
 
     assert [choice.kernel for choice in layer.choices] == kernels
     assert [choice.tokens for choice in layer.choices] == [1, 64, 1024]
+    assert all(choice.seconds is None for choice in layer.choices)
+
+
+@pytest.mark.parametrize(
+    ("folder", "arch", "kernel_format", "kernels"),
+    [
+        ("fp8_block_group_dynamic", "sm90", "fp8_strips", ROUNDED_IN_STRIPS),
+        ("fp8_block_group_dynamic", "sm80", "fp8", [ROUNDED, ROUNDED]),
+        ("fp8_tensor_static", "sm90", "fp8_strips", ROUNDED_IN_STRIPS),
+        ("w8a8_int8_token_dynamic_asym", "sm90", "int8_strips", ROUNDED_IN_STRIPS),
+        ("w8a8_int8_tensor_static_asym", "sm90", "ct_int", [ROUNDED, ROUNDED]),
+    ],
+)
+def test_kernels_of_declared_inputs(folder: str, arch: str, kernel_format: str, kernels: list[str]) -> None:
+    layer = only(FIXTURES / "activations" / folder, arch=arch, tokens=(1, 300))
+
+    assert layer.kernel_format == kernel_format
+    assert [choice.kernel for choice in layer.choices] == kernels
     assert all(choice.seconds is None for choice in layer.choices)
 
 

@@ -35,6 +35,7 @@ struct Operands {
   const int32_t* g_idx;
   void* parts;
   const void* bias;
+  const float* token_scales;
   void* y;
 };
 
@@ -42,10 +43,11 @@ struct Operands {
 template <typename Run>
 py::cpp_function launch_of(const char* name, Run run) {
   return py::cpp_function([name, run](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t g_idx,
-                                      uintptr_t parts, uintptr_t bias, uintptr_t y, uintptr_t stream) {
+                                      uintptr_t parts, uintptr_t bias, uintptr_t token_scales, uintptr_t y,
+                                      uintptr_t stream) {
     const Operands given{at<const void>(x),        at<const void>(weights), at<const void>(scales),
                          at<const void>(zeros),    at<const int32_t>(g_idx), at<void>(parts),
-                         at<const void>(bias),     at<void>(y)};
+                         at<const void>(bias),     at<const float>(token_scales), at<void>(y)};
     check(run(given, at<CUstream_st>(stream)), name);
   });
 }

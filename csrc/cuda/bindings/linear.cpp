@@ -19,8 +19,8 @@ void add_linears(py::module_& module) {
          bool early) {
         return launch_of("decode", [=](const Operands& in, CUstream_st* stream) {
           const auto [M, K, N, inputs, outputs] = sizes;
-          return decode({in.x, in.weights, in.scales, in.zeros, in.g_idx, nullptr, in.bias, in.y, M, K, N, inputs, outputs,
-                         Code{code}, group, own, bfloat16, columns, split, early},
+          return decode({in.x, in.weights, in.scales, in.zeros, in.g_idx, nullptr, in.bias, in.token_scales, in.y, M, K, N,
+                         inputs, outputs, Code{code}, group, own, bfloat16, columns, split, early},
                         stream);
         });
       },
@@ -45,8 +45,8 @@ void add_linears(py::module_& module) {
         return launch_of("many", [=](const Operands& in, CUstream_st* stream) {
           const auto [M, K, N, inputs, outputs] = sizes;
           const auto [tokens, columns, pairs, slices, neighbours, teams] = division;
-          return many({in.x, in.weights, in.scales, in.zeros, in.bias, in.y, in.parts, M, K, N, inputs, outputs, Code{code},
-                       group, bfloat16, tokens, columns, teams, pairs != 0, slices, neighbours != 0, early, nullptr, 0, 0},
+          return many({in.x, in.weights, in.scales, in.zeros, in.bias, in.token_scales, in.y, in.parts, M, K, N, inputs,
+                       outputs, Code{code}, group, bfloat16, tokens, columns, teams, pairs != 0, slices, neighbours != 0, early, nullptr, 0, 0},
                       stream);
         });
       },

@@ -10,26 +10,33 @@ namespace qload::cuda {
 
 void add_quantize(py::module_& module) {
   module.def(
-      "quantize",
-      [](uintptr_t x, int type, const std::array<int64_t, 3>& sizes, const std::tuple<int, int, bool, bool, int>& scheme,
-         double most, double bound, const std::array<uintptr_t, 2>& stored, const std::array<int, 2>& becoming,
-         const std::tuple<int64_t, bool>& rows, const std::array<uintptr_t, 5>& made, uintptr_t stream) {
-        const auto [M, K, pitch] = sizes;
+      "quantizer",
+      [](int type, int64_t K, const std::tuple<int, int, bool, bool, int>& scheme, double most, double bound,
+         const std::array<int, 2>& becoming, bool ones, bool each) {
         const auto [finding, size, all, whole, bits] = scheme;
-        const auto [written, ones] = rows;
-        const cudaError_t error =
-            quantize({at<const void>(x), static_cast<Float>(type), M, K, pitch, static_cast<Finding>(finding), size, all,
-                      whole, bits, static_cast<float>(most), bound > 0, static_cast<float>(bound),
-                      at<const float>(stored[0]), at<const float>(stored[1]), static_cast<Becoming>(becoming[0]),
-                      static_cast<Float>(becoming[1]), written, ones, at<void>(made[0]), at<float>(made[1]),
-                      at<float>(made[2]), at<float>(made[3]), at<uint32_t>(made[4])},
-                     at<CUstream_st>(stream));
-        if (error != cudaErrorNotSupported) check(error, "quantize");
-        return error == cudaSuccess;
+        Quantizing work{};
+        work.type = static_cast<Float>(type), work.K = K, work.finding = static_cast<Finding>(finding);
+        work.size = size, work.all = all, work.whole = whole, work.bits = bits;
+        work.most = static_cast<float>(most), work.bounded = bound > 0, work.bound = static_cast<float>(bound);
+        work.becoming = static_cast<Becoming>(becoming[0]), work.made = static_cast<Float>(becoming[1]);
+        work.ones = ones, work.each = each;
+        return py::cpp_function([work](uintptr_t x, int64_t M, int64_t pitch, uintptr_t scale, uintptr_t zero, int64_t rows,
+                                       uintptr_t codes, uintptr_t steps, uintptr_t zeros, uintptr_t powers,
+                                       uintptr_t scratch, uintptr_t stream) {
+          Quantizing own = work;
+          own.x = at<const void>(x), own.M = M, own.pitch = pitch, own.rows = rows;
+          own.scale = at<const float>(scale), own.zero = at<const float>(zero);
+          own.codes = at<void>(codes), own.steps = at<float>(steps), own.zeros = at<float>(zeros);
+          own.powers = at<float>(powers), own.largest = at<uint32_t>(scratch);
+          const cudaError_t error = quantize(own, at<CUstream_st>(stream));
+          if (error != cudaErrorNotSupported) check(error, "quantize");
+          return error == cudaSuccess;
+        });
       },
-      "Inputs as codes. sizes: M, K, elements from row to row; scheme: finding, inputs of a group, all tokens, whole "
-      "numbers, bits; bound: 0 for none; stored: scale, zero point; becoming: what, its type; rows: all that are "
-      "written, ones after the last token; made: codes, steps, zeros, powers, scratch. False: sizes do not fit.");
+      "Launches inputs as codes; scheme: finding, inputs of a group, all tokens, whole numbers, bits; bound: 0 for none; "
+      "becoming: what, its type; ones: after the last token; each: a step of each token though all share one. The launch "
+      "takes x, M, elements from row to row, stored scale and zero point, rows that are written, then codes, steps, "
+      "zeros, powers, scratch, stream. False: sizes do not fit.");
   module.def(
       "scale_sums",
       [](uintptr_t sums, bool whole, const std::array<int64_t, 3>& sizes, const std::tuple<uintptr_t, bool>& row,

@@ -177,6 +177,7 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
   }
   expect_sums(work, call.M, memory);
   wait_for_earlier_kernels();
+  if (call.token_scales && threadIdx.x < call.M && threadIdx.x % 32 == 0) fetch_nearest(call.token_scales + threadIdx.x);
 
   constexpr bool staged = are_staged(8 * token_tiles, groups);
   using Own = std::conditional_t<staged, StagedInputs<T, token_tiles>, Inputs<T, token_tiles, order, held>>;

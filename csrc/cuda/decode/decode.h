@@ -21,6 +21,7 @@ struct Decode {
   const int32_t* g_idx;  // (K,) the group of each row; null: row i is of group i / group
   const int32_t* perm;   // (K,) the input of each row; null: in order
   const void* bias;      // as x (outputs,), plain; null
+  const float* token_scales;  // (M,), factors of the tokens' sums; null: 1
   void* y;               // as x (M, outputs)
   int M, K, N;           // K, N padded to 64
   int inputs, outputs;   // at most K, N

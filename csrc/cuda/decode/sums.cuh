@@ -30,6 +30,7 @@ __device__ __forceinline__ void store(const Decode& call, const Division& work, 
   lay_down(call.M, sum, memory, warp_bytes);
   const int first = blockIdx.y * work.columns * kTileN;
   add_up(work, call.M, memory, warp_bytes, [&](int m, int n, float4 total) {
+    if (call.token_scales) scale(total, call.token_scales[m]);
     put<T, false>(call.bias, call.y, call.outputs, m, first + n, total, unit);
   });
 }

@@ -20,6 +20,9 @@ __device__ __forceinline__ uint4 load_once(const uint4* from) {
 /// What is read soon, into the L2.
 __device__ __forceinline__ void fetch_near(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
+/// What is read soon, into the L1.
+__device__ __forceinline__ void fetch_nearest(const void* from) { asm volatile("prefetch.global.L1 [%0];" ::"l"(from)); }
+
 /// A pointer that the compiler takes as it is: left to itself it makes sums of many registers of each address.
 template <class T>
 __device__ __forceinline__ T* as_it_is(T* pointer) {
@@ -43,6 +46,10 @@ __device__ __forceinline__ uint32_t masked_or(uint32_t word, uint32_t bits) {
 
 __device__ __forceinline__ void add(float4& sum, float4 other) {
   sum.x += other.x, sum.y += other.y, sum.z += other.z, sum.w += other.w;
+}
+
+__device__ __forceinline__ void scale(float4& sum, float factor) {
+  sum.x *= factor, sum.y *= factor, sum.z *= factor, sum.w *= factor;
 }
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {

@@ -20,6 +20,7 @@ struct Many {
                         // of 4 bits by groups, (K / 128, N * 128 / group) of layouts/strips.py
   const void* zeros;    // int32 (G, N * bits / 32), Marlin's order; null: all are 2**(bits - 1); of numbers of 4 bits fp32 (N,), scales of columns
   const void* bias;     // as x (outputs,), plain; null
+  const float* token_scales;  // (M,), factors of the tokens' sums; null: 1; no experts'
   void* y;              // as x (M, outputs)
   void* parts;          // fp32 (slices, M, N), written and read; null where there is one slice
   int M, K, N;          // K padded to 128, N to 64

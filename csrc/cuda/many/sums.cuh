@@ -118,6 +118,11 @@ __device__ __forceinline__ void store_part(const Many& call, const Place& place,
   }
 }
 
+/// By way of the L2: an early block may find an older one in the L1. Past the last token any will do.
+__device__ __forceinline__ float token_scale(const Many& call, int m) {
+  return __ldcg(call.token_scales + min(m, call.M - 1));
+}
+
 /// y of 16 tokens by 64 columns at a time, through shared memory, so that a token's are written together. Each group of
 /// four warps has room for two, and fills one while the other is read; of a row's eights each lies in another bank.
 template <class T, int strips, int eights, class OwnRows>
@@ -130,6 +135,11 @@ __device__ __forceinline__ void store(const Many& call, const Place& place, cons
   const int from = row * kTile + (thread % 8 ^ row % 8) * 8;
   const int first = rows.first() + share.first + row, left = rows.end() - first;
   const bool whole = call.outputs % 8 == 0;  // not known to the compiler, which makes one copy of what follows
+  const bool scaled = OwnRows::may_be_part && call.token_scales;
+  float of_token[(eights + 3) / 4];  // of 32 tokens a lane has one
+  if (scaled)
+#pragma unroll
+    for (int i = 0; i < (eights + 3) / 4; ++i) of_token[i] = token_scale(call, rows.first() + share.first + 32 * i + lane);
   room += group * 2 * kTurnTokens * kTile;
   uint4 values;
 #pragma unroll
@@ -158,7 +168,13 @@ __device__ __forceinline__ void store(const Many& call, const Place& place, cons
       for (int i = 0; i < 4; ++i) {
         const float* two = sums.of[j] + 4 * (2 * turn + i / 2) + 2 * (i % 2);
         const float unit = sums.unit[j][i % 2];
-        pairs[i] = narrow<T>(fmaf(two[0], unit, bias[i % 2]), fmaf(two[1], unit, bias[i % 2]));
+        float first_sum = two[0], second_sum = two[1];
+        if (scaled) {
+          const int eight = 2 * turn + i / 2, from_lane = eight % 4 * 8 + lane % 4 * 2;
+          first_sum *= __shfl_sync(~0u, of_token[eight / 4], from_lane);
+          second_sum *= __shfl_sync(~0u, of_token[eight / 4], from_lane + 1);
+        }
+        pairs[i] = narrow<T>(fmaf(first_sum, unit, bias[i % 2]), fmaf(second_sum, unit, bias[i % 2]));
       }
       T* shared = room + (j * turns + turn) % 2 * kTurnTokens * kTile;
       store_turned(shared + own, pairs);
@@ -246,6 +262,7 @@ __global__ void __launch_bounds__(kAddThreads) add_slices(const __grid_constant_
   float4 sum = *reinterpret_cast<const float4*>(from);
 #pragma unroll 4
   for (int slice = 1; slice < call.slices; ++slice) add(sum, *reinterpret_cast<const float4*>(from + slice * apart));
+  if (call.token_scales) scale(sum, token_scale(call, m));
   const float values[4] = {sum.x, sum.y, sum.z, sum.w};
   __align__(8) T rounded[4];
 #pragma unroll

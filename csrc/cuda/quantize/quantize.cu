@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "../device/launch.h"
 #include "quantize.cuh"
 #include "scaled.cuh"
 
@@ -13,11 +14,20 @@ constexpr int64_t kMostTokens = 65535;  // along y
 
 template <class T>
 cudaError_t launch_tokens(const Quantizing& work, cudaStream_t stream) {
-  if (work.all && work.M > 1)
-    largest_of_tokens<T><<<static_cast<unsigned>(work.M), kQuantizeThreads, 0, stream>>>(work);
+  const Device device = this_device();
+  const int64_t warps = std::max(int64_t{1}, (work.K / kEight + 31) / 32), most = work.M > device.multiprocessors ? kMostThreads / 2 : kMostThreads;
+  const int threads = static_cast<int>(std::min(most, 32 * warps));
+  const bool early = device.major >= 9;
+  if (work.all && work.M > 1) {
+    const cudaError_t started =
+        launch(largest_of_tokens<T>, dim3(static_cast<unsigned>(work.M)), threads, 0, 1, early, stream, work);
+    if (started != cudaSuccess) return started;
+  }
   const int64_t rows = work.becoming == Becoming::kCodes ? std::max(work.rows, work.M) : work.M;
-  quantize_tokens<T><<<static_cast<unsigned>(rows), kQuantizeThreads, 0, stream>>>(work);
-  return cudaGetLastError();
+  auto* kernel = work.whole       ? quantize_tokens<T, Kind::kWhole>
+                 : work.bits == 8 ? quantize_tokens<T, Kind::kE4m3>
+                                  : quantize_tokens<T, Kind::kE2m1>;
+  return launch(kernel, dim3(static_cast<unsigned>(rows)), threads, 0, 1, early, stream, work);
 }
 
 template <class Y>

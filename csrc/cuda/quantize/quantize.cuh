@@ -7,8 +7,9 @@
 //   out  codes    (rows, K); steps, zeros (M, groups) or one, powers (M,): fp32
 //
 //   needs    K a multiple of 8, rows of x at multiples of 8 elements; groups of 8, 16, ... 256 inputs that divide K
-//   grid     a block a row, 512 threads, of which each takes eight neighbours at a time
+//   grid     a block a row, up to 1024 threads, of which each takes eight neighbours at a time
 //   Where all tokens share a scale, a first launch leaves the largest input of each in `largest`.
+//   Each launch may start before the kernel ahead ends, and lets the next one start at once.
 // Equals qload.kernels.activations.quantize on the same device, bit for bit.
 #pragma once
 
@@ -18,7 +19,7 @@
 
 namespace qload::cuda {
 
-constexpr int kQuantizeThreads = 512, kEight = 8;
+constexpr int kMostThreads = 1024, kEight = 8;
 
 template <class T>
 __device__ __forceinline__ void load_eight(const T* from, float (&values)[kEight]) {
@@ -37,10 +38,12 @@ __device__ __forceinline__ uint32_t above_zero(float x) {
 
 /// The largest of eight, `x` below 0 and from 0 on; without `both` of all absolute values.
 __device__ __forceinline__ void largest_of(const float (&x)[kEight], bool both, uint32_t& low, uint32_t& high) {
+  if (both) {
 #pragma unroll
-  for (int i = 0; i < kEight; ++i) {
-    high = max(high, above_zero(both ? x[i] : fabsf(x[i])));
-    if (both) low = max(low, above_zero(-x[i]));
+    for (int i = 0; i < kEight; ++i) high = max(high, above_zero(x[i])), low = max(low, above_zero(-x[i]));
+  } else {
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) high = max(high, __float_as_uint(fabsf(x[i])));
   }
 }
 
@@ -50,7 +53,7 @@ __device__ __forceinline__ uint32_t of_block(uint32_t mine, uint32_t* shared) {
   __syncthreads();
   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = mine;
   __syncthreads();
-  return __reduce_max_sync(~0u, threadIdx.x % 32 < kQuantizeThreads / 32 ? shared[threadIdx.x % 32] : 0);
+  return __reduce_max_sync(~0u, threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0);
 }
 
 template <class T>
@@ -58,7 +61,7 @@ __device__ __forceinline__ void largest_of_row(const Quantizing& work, const T* 
                                                uint32_t& high) {
   const bool both = work.finding == Finding::kAsymmetric;
   low = high = 0;
-  for (int64_t k = threadIdx.x * kEight; k < work.K; k += kQuantizeThreads * kEight) {
+  for (int64_t k = threadIdx.x * kEight; k < work.K; k += blockDim.x * kEight) {
     float values[kEight];
     load_eight(x + k, values);
     largest_of(values, both, low, high);
@@ -69,8 +72,10 @@ __device__ __forceinline__ void largest_of_row(const Quantizing& work, const T* 
 
 /// The largest of each token, for one scale of all.
 template <class T>
-__global__ void __launch_bounds__(kQuantizeThreads) largest_of_tokens(const __grid_constant__ Quantizing work) {
+__global__ void __launch_bounds__(kMostThreads) largest_of_tokens(const __grid_constant__ Quantizing work) {
   __shared__ uint32_t shared[32];
+  let_dependents_start();
+  wait_for_earlier_kernels();
   uint32_t low, high;
   largest_of_row(work, static_cast<const T*>(work.x) + blockIdx.x * work.pitch, shared, low, high);
   if (threadIdx.x == 0) work.largest[blockIdx.x] = high, work.largest[work.M + blockIdx.x] = low;
@@ -117,48 +122,23 @@ __device__ __forceinline__ void store_eight(const Quantizing& work, const float 
 }
 
 /// The step of the group that eight neighbours are in: lanes of a group ask for it together.
-__device__ __forceinline__ Step step_of_group(const Quantizing& work, const float (&x)[kEight], uint32_t& low,
-                                              uint32_t& high) {
-  low = high = 0;
-  largest_of(x, true, low, high);
+__device__ __forceinline__ Step step_of_group(const Quantizing& work, const float (&x)[kEight]) {
+  const bool both = work.finding == Finding::kAsymmetric;
+  uint32_t low = 0, high = 0;
+  largest_of(x, both, low, high);
   for (int apart = 1; apart < work.size / kEight; apart *= 2) {
     high = max(high, __shfl_xor_sync(~0u, high, apart));
-    low = max(low, __shfl_xor_sync(~0u, low, apart));
+    if (both) low = max(low, __shfl_xor_sync(~0u, low, apart));
   }
-  return step_of(work, low, work.finding == Finding::kAsymmetric ? high : max(low, high));
+  return step_of(work, low, high);
 }
 
-/// The largest absolute value that eight inputs of a group stand for: one of those that its largest inputs do.
+/// Eight inputs of a row from k on, or zeros behind its end. All lanes of a warp come here.
 template <class T>
-__device__ __forceinline__ uint32_t largest_meant(const Quantizing& work, const T* x, int64_t k) {
-  float given[kEight] = {};
-  if (k < work.K) load_eight(x + k, given);
-  uint32_t low, high;
-  const Step step = step_of_group(work, given, low, high);
-  const float most = __fmul_rn(__fsub_rn(code_of(work, step, __uint_as_float(high)), step.zero), step.step);
-  const float least = __fmul_rn(__fsub_rn(code_of(work, step, -__uint_as_float(low)), step.zero), step.step);
-  return k < work.K ? max(above_zero(fabsf(most)), above_zero(fabsf(least))) : 0;
-}
-
-/// Eight inputs of a row from k on as what they become, before a power divides it. All lanes of a warp come here.
-template <class T>
-__device__ __forceinline__ Step become(const Quantizing& work, const T* x, int64_t k, const Step& all,
-                                       float (&values)[kEight]) {
-  float given[kEight] = {};
-  if (k < work.K) load_eight(x + k, given);
-  uint32_t low, high;
-  const Step step = work.size ? step_of_group(work, given, low, high) : all;
-  if (work.becoming == Becoming::kCodes) {
+__device__ __forceinline__ void load_or_zeros(const Quantizing& work, const T* x, int64_t k, float (&values)[kEight]) {
+  if (k < work.K) return load_eight(x + k, values);
 #pragma unroll
-    for (int i = 0; i < kEight; ++i) values[i] = nearly_code(work, step, given[i]);
-    return step;
-  }
-#pragma unroll
-  for (int i = 0; i < kEight; ++i) {
-    values[i] = __fsub_rn(code_of(work, step, given[i]), step.zero);
-    if (work.becoming == Becoming::kMeant) values[i] = __fmul_rn(values[i], step.step);
-  }
-  return step;
+  for (int i = 0; i < kEight; ++i) values[i] = 0;
 }
 
 /// The step of all inputs of a token, where they share one.
@@ -170,7 +150,7 @@ __device__ __forceinline__ Step step_of_row(const Quantizing& work, const T* x, 
     largest_of_row(work, x, shared, low, high);
     return step_of(work, low, high);
   }
-  for (int64_t m = threadIdx.x; m < work.M; m += kQuantizeThreads) {
+  for (int64_t m = threadIdx.x; m < work.M; m += blockDim.x) {
     high = max(high, work.largest[m]);
     low = max(low, work.largest[work.M + m]);
   }
@@ -178,46 +158,58 @@ __device__ __forceinline__ Step step_of_row(const Quantizing& work, const T* x, 
   return step_of(work, of_block(low, shared), high);
 }
 
-template <class T>
-__global__ void __launch_bounds__(kQuantizeThreads) quantize_tokens(const __grid_constant__ Quantizing work) {
+/// `kind`: of codes.
+template <class T, Kind kind>
+__global__ void __launch_bounds__(kMostThreads) quantize_tokens(const __grid_constant__ Quantizing work) {
   __shared__ uint32_t shared[32];
+  let_dependents_start();
+  wait_for_earlier_kernels();
   const int64_t m = blockIdx.x;
   if (m >= work.M) {  // more rows than tokens
     const uint32_t filled = work.ones && m == work.M ? 0x01010101u : 0;
-    for (int64_t k = threadIdx.x * kEight; k < work.K; k += kQuantizeThreads * kEight)
+    for (int64_t k = threadIdx.x * kEight; k < work.K; k += blockDim.x * kEight)
       *reinterpret_cast<uint2*>(static_cast<uint8_t*>(work.codes) + m * work.K + k) = {filled, filled};
     return;
   }
   const T* x = static_cast<const T*>(work.x) + m * work.pitch;
   const Step all = step_of_row(work, x, shared);
   const bool one = work.all || work.finding == Finding::kStored;
-  if (!work.size && threadIdx.x == 0 && (!one || m == 0)) {
-    work.steps[m] = all.step;
-    if (work.zeros) work.zeros[m] = all.zero;
+  if (!work.size && threadIdx.x == 0) {
+    if (work.each || !one || m == 0) work.steps[m] = all.step;
+    if (work.zeros && (!one || m == 0)) work.zeros[m] = all.zero;
   }
-  float inverse = 1;
+  const bool meant = work.becoming == Becoming::kMeant;
   const int64_t end = (work.K + 32 * kEight - 1) / (32 * kEight) * (32 * kEight);  // warps go on together
-  float values[kEight];
-  if (work.becoming == Becoming::kMeant) {
-    uint32_t high = 0;
-    for (int64_t k = threadIdx.x * kEight; k < end; k += kQuantizeThreads * kEight)
-      high = max(high, largest_meant(work, x, k));
-    const float power = power_below(__uint_as_float(of_block(high, shared)));
+  float inverse = 1, values[kEight], codes[kEight];
+  if (meant) {
+    uint32_t high = __float_as_uint(fabsf(all.step));
+    for (int64_t k = threadIdx.x * kEight; work.size && k < end; k += blockDim.x * kEight) {
+      load_or_zeros(work, x, k, values);
+      const Step step = step_of_group(work, values);
+      if (k < work.K) high = max(high, __float_as_uint(fabsf(step.step)));
+    }
+    const float power = power_above(__uint_as_float(of_block(high, shared)));
     inverse = __fdiv_rn(1.0f, power);
     if (threadIdx.x == 0) work.powers[m] = power;
   }
-  for (int64_t k = threadIdx.x * kEight; k < end; k += kQuantizeThreads * kEight) {
-    const Step step = become(work, x, k, all, values);
+  for (int64_t k = threadIdx.x * kEight; k < end; k += blockDim.x * kEight) {
+    load_or_zeros(work, x, k, values);
+    const Step step = work.size ? step_of_group(work, values) : all;
     if (k >= work.K) continue;
     if (work.size && k % work.size == 0) {
       const int64_t group = m * (work.K / work.size) + k / work.size;
-      work.steps[group] = step.step;
+      if (work.steps) work.steps[group] = step.step;
       if (work.zeros) work.zeros[group] = step.zero;
     }
-    if (work.becoming == Becoming::kMeant)
+    code<kind>(work, step, values, codes);
+    if (kind == Kind::kWhole && work.becoming != Becoming::kCodes)
 #pragma unroll
-      for (int i = 0; i < kEight; ++i) values[i] = __fmul_rn(values[i], inverse);  // a power of two, so it is exact
-    store_eight(work, values, m * work.K + k);
+      for (int i = 0; i < kEight; ++i) codes[i] = __fsub_rn(codes[i], step.zero);
+    if (meant)
+#pragma unroll
+      for (int i = 0; i < kEight; ++i)  // the second factor is a power of two, so it is exact
+        codes[i] = __fmul_rn(__fmul_rn(codes[i], step.step), inverse);
+    store_eight(work, codes, m * work.K + k);
   }
 }
 

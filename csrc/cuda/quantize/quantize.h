@@ -17,7 +17,9 @@ enum class Finding : int {
   kPowersNear,  // a power of two, compressed-tensors': the nearer
   kPowersUp,    // a power of two, all others': none too small
   kAsymmetric,  // (max - min) / most, and a zero point
-  kStored       // found beforehand
+  kStored,      // found beforehand
+  kE4m3Over,    // compressed-tensors: e4m3(a / most * stored), a code of 1 stands for that / stored
+  kE4m3Times    // modelopt: e4m3(a / (most * stored)), a code of 1 stands for that * stored
 };
 
 /// What becomes of codes: e4m3 or int8 as they are; the codes less their zero points as floats; what they stand for.
@@ -32,23 +34,24 @@ struct Quantizing {
   bool all;       // those of all tokens
   bool whole;     // codes are whole numbers, of so many bits
   int bits;
-  float most;     // by which the largest input is divided; of e4m3 its largest code too
+  float most;     // by which the largest input is divided; of floats, e4m3 or with 4 bits e2m1, their largest code too
   bool bounded;   // scales look at inputs up to `bound`
   float bound;
-  const float* scale;  // kStored: one; and its zero point, or null
+  const float* scale;  // kStored, kE4m3Times: one; kE4m3Over: one, or null for 1; and its zero point, or null
   const float* zero;
   Becoming becoming;
   Float made;      // kCounted, kMeant: their type
   int64_t rows;    // of kCodes: all that are written, from M on zeros, but ones in row M where `ones`
   bool ones;
   void* codes;     // (rows, K)
-  float* steps;    // (M, groups) or one: what a code of 1 stands for
+  bool each;       // steps are of each token, though all share one
+  float* steps;    // (M, groups) or one: what a code of 1 stands for; null
   float* zeros;    // alike, or null
   float* powers;   // kMeant: (M,), by which what codes stand for was divided
   uint32_t* largest;  // scratch where `all` and M > 1: (2, M)
 };
 
-/// cudaErrorNotSupported: sizes that no turn of eight inputs fits.
+/// cudaErrorNotSupported: sizes that no turn of eight inputs fits. On Hopper the next kernel may start early.
 cudaError_t quantize(const Quantizing& work, cudaStream_t stream);
 
 struct Scaling {

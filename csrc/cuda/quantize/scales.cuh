@@ -17,8 +17,13 @@ struct Step {
   float zero;
 };
 
-constexpr int kHalfRange = 8, kLeastExponent = -100;  // of what tokens are divided by, as scaled.py has them
+/// What codes are: whole numbers of so many bits, or floats.
+enum class Kind : int { kWhole, kE4m3, kE2m1 };
+
+// Of what tokens are divided by, as quantized_inputs.py has them: no code has more bits.
+constexpr int kHalfRange = 8, kLeastExponent = -100, kCodeBits = 9;
 constexpr float kEpsilon = 0x1p-23f;                  // instead of a scale of 0
+constexpr float kMostE4m3 = 448, kLeastE4m3 = 0x1p-9f, kInsteadOfZero = 0.125f;  // of scales that are e4m3
 
 __device__ __forceinline__ float not_zero(float scale) { return scale == 0 ? kEpsilon : scale; }
 
@@ -38,6 +43,18 @@ __device__ __forceinline__ float power_of_two(const Quantizing& work, float larg
     exponent = ceilf(log2f(__fmul_rn(largest, __fdiv_rn(1.0f, work.most))));
   }
   return exp2f(clamped(exponent, -127, 128));
+}
+
+/// The number of e4m3 that is next; NaN stays.
+__device__ __forceinline__ float to_e4m3(float value) {
+  const __nv_fp8_storage_t code = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
+  return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3)));
+}
+
+/// The number of e2m1 that is next to one of at most 6.
+__device__ __forceinline__ float to_e2m1(float value) {
+  const float size = fabsf(value), unit = size < 2 ? 0.5f : size < 4 ? 1.0f : 2.0f;
+  return rintf(value / unit) * unit;
 }
 
 /// `high`: the bits of the largest absolute input; of kAsymmetric of the largest input, `low` of the largest below 0.
@@ -60,6 +77,15 @@ __device__ __forceinline__ Step step_of(const Quantizing& work, uint32_t low, ui
       const float inverse = __fmul_rn(__fdiv_rn(1.0f, least), work.most);
       return {__fdiv_rn(1.0f, inverse), inverse, 0};
     }
+    case Finding::kE4m3Over: {
+      const float stored = work.scale ? *work.scale : 1, scale = __fmul_rn(stored, __fmul_rn(largest, __fdiv_rn(1.0f, work.most)));
+      const float found = to_e4m3(scale > kMostE4m3 ? kMostE4m3 : scale);
+      return {__fdiv_rn(found == 0 ? kInsteadOfZero : found, stored), 0, 0};
+    }
+    case Finding::kE4m3Times: {
+      const float scale = __fdiv_rn(largest, __fmul_rn(work.most, *work.scale));
+      return {__fmul_rn(to_e4m3(clamped(scale == 0 ? 1 : scale, kLeastE4m3, kMostE4m3)), *work.scale), 0, 0};
+    }
     case Finding::kLargest:
       return {not_zero(__fmul_rn(largest, __fdiv_rn(1.0f, work.most))), 0, 0};
     default:
@@ -67,28 +93,62 @@ __device__ __forceinline__ Step step_of(const Quantizing& work, uint32_t low, ui
   }
 }
 
-/// What is rounded to the code of an input: of whole numbers the code itself, of floats as far as it saturates.
-__device__ __forceinline__ float nearly_code(const Quantizing& work, const Step& step, float x) {
-  const bool times = work.finding == Finding::kInverse || work.finding == Finding::kInverseOne;
-  const float exact = __fadd_rn(times ? __fmul_rn(x, step.inverse) : __fdiv_rn(x, step.step), step.zero);
-  if (!work.whole) return clamped(exact, -work.most, work.most);
-  const auto half = static_cast<float>(1 << (work.bits - 1));
-  return rintf(clamped(exact, -half, half - 1));
+/// Not inlined, as it is rare and long.
+__device__ __noinline__ float divide(float x, float step) { return __fdiv_rn(x, step); }
+
+/// Quotients of eight inputs and a step, as IEEE has them: its reciprocal is found once, and two corrections by the rest
+/// make each quotient the nearest. Where a rest could vanish or overflow they are divided one by one.
+__device__ __forceinline__ void divide(float step, const float (&x)[8], float (&quotients)[8]) {
+  if (!(step >= 0x1p-90f && step <= 0x1p90f)) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) quotients[i] = divide(x[i], step);
+    return;
+  }
+  const float reciprocal = __frcp_rn(step);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float first = __fmul_rn(x[i], reciprocal);
+    const float second = fmaf(fmaf(-first, step, x[i]), reciprocal, first);
+    const float third = fmaf(fmaf(-second, step, x[i]), reciprocal, second);
+    quotients[i] = fabsf(first) < 0x1p24f ? third : first;  // else it is beyond all codes, or no number
+  }
 }
 
-/// The code of an input as the number that it is.
-__device__ __forceinline__ float code_of(const Quantizing& work, const Step& step, float x) {
-  const float held = nearly_code(work, step, x);
-  if (work.whole || held != held) return held;
-  const __nv_fp8_storage_t code = __nv_cvt_float_to_fp8(held, __NV_SATFINITE, __NV_E4M3);
-  return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3)));
+/// The numbers of e4m3 that are next to two, which saturate; NaN stays.
+__device__ __forceinline__ float2 to_e4m3(float2 values) {
+  const __half2_raw halves = __nv_cvt_fp8x2_to_halfraw2(__nv_cvt_float2_to_fp8x2(values, __NV_SATFINITE, __NV_E4M3), __NV_E4M3);
+  return __half22float2(__half2(halves));
 }
 
-/// A power of two that brings a token below 2**kHalfRange.
-__device__ __forceinline__ float power_below(float largest) {
+/// The codes of eight inputs as the numbers that they are.
+template <Kind kind>
+__device__ __forceinline__ void code(const Quantizing& work, const Step& step, const float (&x)[8], float (&codes)[8]) {
+  if (work.finding == Finding::kInverse || work.finding == Finding::kInverseOne) {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) codes[i] = __fmul_rn(x[i], step.inverse);
+  } else {
+    divide(step.step, x, codes);
+  }
+  const float half = kind == Kind::kWhole ? static_cast<float>(1 << (work.bits - 1)) : 0;
+#pragma unroll
+  for (int i = 0; i < 8; i += 2) {
+    const float2 two = {__fadd_rn(codes[i], step.zero), __fadd_rn(codes[i + 1], step.zero)};  // of -0 the code is 0
+    if constexpr (kind == Kind::kE4m3) {
+      const float2 found = to_e4m3(two);
+      codes[i] = found.x, codes[i + 1] = found.y;
+    } else if constexpr (kind == Kind::kWhole) {
+      codes[i] = rintf(clamped(two.x, -half, half - 1)), codes[i + 1] = rintf(clamped(two.y, -half, half - 1));
+    } else {
+      codes[i] = to_e2m1(clamped(two.x, -work.most, work.most)), codes[i + 1] = to_e2m1(clamped(two.y, -work.most, work.most));
+    }
+  }
+}
+
+/// A power of two that brings all values of a token below 2**kHalfRange, by the largest step of its groups.
+__device__ __forceinline__ float power_above(float step) {
   int exponent;
-  frexpf(largest, &exponent);
-  return exp2f(static_cast<float>(max(exponent - kHalfRange, kLeastExponent)));
+  frexpf(step, &exponent);
+  return exp2f(static_cast<float>(max(exponent + kCodeBits - kHalfRange, kLeastExponent)));
 }
 
 }  // namespace qload::cuda

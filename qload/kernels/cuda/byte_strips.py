@@ -33,7 +33,8 @@ class ByteStripsCall(KernelCall):
     `group_size`: rows of a scale; 0: all. With 8 bits 64 columns share a scale of 128 rows. With 4 bits each
     column has scales of groups, and a scale of all rows in `column_scales`.
     `code`: number of the codes in csrc/cuda/device/code.h.
-    `early`: a kernel may start before the one ahead of it has ended.
+    `early`: a kernel may start before the one ahead of it has ended. `token_scales`: factors (M,) of the sums
+    of tokens, in float32.
     """
 
     scales: Tensor
@@ -43,6 +44,7 @@ class ByteStripsCall(KernelCall):
     code: int
     group_size: int
     early: bool = True
+    token_scales: Tensor | None = None
 
     layout: ClassVar[str] = "strips"
     g_idx: ClassVar[None] = None
@@ -164,6 +166,7 @@ def check(call: ByteStripsCall) -> None:
         ("scales", call.scales, (torch.uint8 if code == E2M1 else torch.float32,), scales),
         ("column_scales", call.column_scales, (torch.float32,), (N,)),
         ("bias", call.bias, (x.dtype,), (call.N,)),
+        ("token_scales", call.token_scales, (torch.float32,), (x.shape[0],)),
     )
     if x.ndim != 2 or not (0 < x.shape[1] <= K and 0 <= call.N <= N):
         raise ArgumentError("x", f"(M, K) of a layer of at most {K} x {N}", str(tuple(x.shape)))

@@ -18,8 +18,8 @@ class Launch(NamedTuple):
     """A routine of the module with all arguments but addresses, and the float32 numbers of its scratch space.
 
     `start` takes pointers, 0 for what there is none of: x in the order of the weight's rows, weights, scales,
-    zeros, g_idx, the memory to add up in, bias, y; then the stream. Nothing of it depends on a layer but its
-    shape and type.
+    zeros, g_idx, the memory to add up in, bias, factors of tokens, y; then the stream. Nothing of it depends
+    on a layer but its shape and type.
     """
 
     start: Callable[..., None]
@@ -59,7 +59,7 @@ def run(made: Launch, call: Any, x: Tensor) -> Tensor:
     y: Tensor = x.new_empty(x.shape[0], call.N)
     parts = x.new_empty(made.scratch, dtype=torch.float32) if made.scratch else None
     g_idx = None if call.is_k_full else call.g_idx  # else groups are runs of rows
-    operands = x, call.weights, call.scales, call.zeros, g_idx, parts, call.bias, y
+    operands = x, call.weights, call.scales, call.zeros, g_idx, parts, call.bias, call.token_scales, y
     with torch.cuda.device(x.device):
         made.start(*map(pointer, operands), stream(x))
     return y

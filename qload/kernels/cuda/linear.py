@@ -2,6 +2,10 @@
 
 `linear` chooses the kernel at each call. A `CudaPlan` chooses it at the first call with a number of tokens,
 by the same table, checks and kernels; a later call is memory for y, addresses, and one routine of the module.
+
+Inputs that a weight declares quantized are rounded by one launch ahead, to 16-bit numbers and a factor of
+each token (`cuda.quantize.RoundedInputs`); the kernel of the undeclared call multiplies the numbers, and its
+sums in float32 by the factors. `why_not_declared` has the one rule.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,8 +25,9 @@ from qload.kernel_formats.table_strips import TableStripsWeight
 from qload.kernels.cuda import byte_strips, dispatch, exllama, marlin, strips
 from qload.kernels.cuda.dispatch import CudaKernel, KernelCall, choose
 from qload.kernels.cuda.launch import ALIGNED, Launch
-from qload.kernels.cuda.module import current_device, empty_rows, raw_stream, why_not
-from qload.spec import Weight
+from qload.kernels.cuda.module import current_device, empty_rows, native, raw_stream, why_not
+from qload.kernels.cuda.quantize import RoundedInputs, reads_stored, takes
+from qload.spec import ActivationScheme, Weight
 
 PLANNED = (  # kernels are one launch
     StripsWeight,
@@ -55,6 +60,8 @@ class LinearOperator:
         Check of a call, which raises ArgumentError; by default every call is right.
     why_not_on
         `why_not` for a chip with a compute capability, which need not be in this machine.
+    scales_tokens
+        Whether kernels that are one launch multiply the sums of tokens by factors.
     """
 
     why_not: Callable[[Any, torch.dtype], str | None]
@@ -64,6 +71,7 @@ class LinearOperator:
     arguments: Callable[..., tuple[Any, ...]]
     check: Callable[[Any], object] = dispatch.every_call
     why_not_on: Callable[[Any, torch.dtype, tuple[int, int]], str | None] = dispatch.why_not_on
+    scales_tokens: bool = False
 
 
 BYTE_STRIPS = LinearOperator(
@@ -74,6 +82,7 @@ BYTE_STRIPS = LinearOperator(
     byte_strips.arguments,
     byte_strips.check,
     byte_strips.why_not_on,
+    scales_tokens=True,
 )
 OPERATORS: dict[type[Weight], LinearOperator] = {
     ExllamaWeight: LinearOperator(
@@ -89,7 +98,13 @@ OPERATORS: dict[type[Weight], LinearOperator] = {
         dispatch.why_not, marlin.linear, marlin.KERNELS, marlin.MarlinCall, marlin.arguments, marlin.check
     ),
     StripsWeight: LinearOperator(
-        dispatch.why_not, strips.linear, strips.KERNELS, strips.StripsCall, marlin.arguments, marlin.check
+        dispatch.why_not,
+        strips.linear,
+        strips.KERNELS,
+        strips.StripsCall,
+        marlin.arguments,
+        marlin.check,
+        scales_tokens=True,
     ),
     Fp8StripsWeight: BYTE_STRIPS,
     Int8StripsWeight: BYTE_STRIPS,
@@ -125,6 +140,42 @@ def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, **options: Any
     return y.reshape(*x.shape[:-1], N)
 
 
+def scales_tokens(weight: Weight) -> bool:
+    """Return whether kernels of a weight's type multiply the sums of tokens by factors."""
+    operator = OPERATORS.get(type(weight))
+    return operator is not None and operator.scales_tokens
+
+
+def why_not_declared(weight: Weight, scheme: ActivationScheme) -> str | None:
+    """Reason why no launch ahead rounds inputs by a scheme for the kernels of a weight, or None."""
+    tensors = weight.fields()
+    if not scales_tokens(weight):
+        return f"no kernel of {type(weight).__name__} takes factors of tokens"
+    if weight.input_factors is not None:
+        return "inputs have factors"
+    if not takes(scheme, weight.layer.K):
+        return f"no launch rounds {weight.layer.K} inputs by {scheme}"
+    stored = [tensors.get(name) for name in (scheme.scale, scheme.zero_point) if name]
+    if any(each is None or each.numel() > 1 or each.dtype != torch.float32 for each in stored):
+        return "stored scales of inputs are not one number in float32"
+    return None
+
+
+def multiply_rounded(x: Tensor, token_scales: Tensor, weight: Weight, bias: Tensor | None) -> Tensor | None:
+    """Product of rounded x (M, K) and a weight, each token's sums times its factor; None without a kernel.
+
+    `token_scales`: (M,), float32. The result has x's dtype.
+    """
+    if not scales_tokens(weight) or not can_multiply(x, weight, bias) or not x.numel():
+        return None
+    operator = OPERATORS[type(weight)]
+    call: Any = operator.call(*operator.arguments(x, weight, bias), token_scales=token_scales)
+    operator.check(call)
+    capability = torch.cuda.get_device_capability(x.device)
+    kernel = choose(operator.kernels, call, layout=call.layout, capability=capability)
+    return None if kernel.prepare is None else kernel.run(call)
+
+
 def call_of(x: Tensor, weight: Weight) -> KernelCall:
     """Arguments of a kernel for x and a weight."""
     operator = OPERATORS[type(weight)]
@@ -140,10 +191,10 @@ def able(x: Tensor, weight: Weight) -> list[str]:
 class CudaPlan:
     """Plan of products of x, of one dtype on one device, with all layers like `weight`, inputs in order.
 
-    It keeps shapes and types, no tensors.
+    `scheme`: quantization of the inputs, or None. A plan keeps shapes and types, no tensors.
     """
 
-    def __init__(self, weight: Weight, dtype: torch.dtype) -> None:
+    def __init__(self, weight: Weight, dtype: torch.dtype, scheme: ActivationScheme | None = None) -> None:
         self._blueprint = weight.holding({name: each.to("meta") for name, each in weight.fields().items()})
         self._names = list(weight.fields())
         self._index = weight.device.index
@@ -152,9 +203,15 @@ class CudaPlan:
         self._codes, self._scales = self._names.index("qweight"), self._names.index("scales")
         self._zeros = next((self._names.index(name) for name in ZEROS if name in self._names), None)
         self._launches: dict[int, Launch | None] = {}  # by tokens; None: more than one launch
+        self._rounded: RoundedInputs | None = None
+        self._stored: list[int | None] = []  # places of the stored scale and zero point
+        if scheme is not None:
+            self._rounded = RoundedInputs(native(), dtype, self.K, scheme)
+            names = (scheme.scale, scheme.zero_point) if reads_stored(scheme) else (None, None)
+            self._stored = [self._names.index(name) if name else None for name in names]
 
     def multiply(self, x: Tensor, bias: Tensor | None, tensors: Sequence[Tensor]) -> Tensor | None:
-        """(..., K) -> (..., N), or None if one launch is not enough.
+        """(..., K) -> (..., N), or None if one launch is not enough, and one for quantized inputs.
 
         x has this plan's dtype and device; `tensors` and `bias` have the layer's shapes and dtypes, and are
         contiguous.
@@ -184,12 +241,17 @@ class CudaPlan:
         zeros = 0 if self._zeros is None else tensors[self._zeros].data_ptr()
         if (at | codes | scales | zeros) & ALIGNMENT_BITS:
             return None
+        stream, factors = raw_stream(self._index), 0
+        if self._rounded is not None:
+            scale, zero = (0 if place is None else tensors[place].data_ptr() for place in self._stored)
+            rounded, factors = self._rounded.start(whole, tokens, scale, zero, stream)
+            at = rounded.data_ptr()
         flat = x.ndim == 2  # as most are
         y = empty_rows(x, tokens, self.N) if flat else x.new_empty((*x.shape[:-1], self.N))
         parts = x.new_empty(launch.scratch, dtype=torch.float32) if launch.scratch else None
         launch.start(
             at, codes, scales, zeros, 0, 0 if parts is None else parts.data_ptr(),
-            0 if bias is None else bias.data_ptr(), y.data_ptr(), raw_stream(self._index),
+            0 if bias is None else bias.data_ptr(), factors, y.data_ptr(), stream,
         )  # fmt: skip
         return y
 
@@ -210,10 +272,15 @@ class CudaPlan:
         return launch
 
 
-def plan_of(weight: Weight, dtype: torch.dtype) -> CudaPlan | None:
-    """Plan for layers like `weight` and activations of a dtype; None: `linear` multiplies, or torch."""
+def plan_of(weight: Weight, dtype: torch.dtype, scheme: ActivationScheme | None = None) -> CudaPlan | None:
+    """Plan for layers like `weight` and activations of a dtype; None: `linear` multiplies, or torch.
+
+    `scheme`: quantization of the inputs, or None.
+    """
     if type(weight) not in PLANNED or why_not_linear(weight, dtype) is not None or raw_stream is None:
         return None
     has_groups = getattr(weight.config, "is_k_full", True)  # of whole groups, and no others
     whole = has_groups and "perm" not in weight.fields() and weight.layer.K % 8 == 0
-    return CudaPlan(weight, dtype) if whole else None
+    if not whole or (scheme is not None and why_not_declared(weight, scheme) is not None):
+        return None
+    return CudaPlan(weight, dtype, scheme)

@@ -18,7 +18,8 @@ from qload.layouts import marlin
 class MarlinCall(KernelCall):
     """x (M, K) and a weight with padded rows and columns; `group_size` -1: one scale a column.
 
-    `early`: a kernel may start before the one ahead of it has ended.
+    `early`: a kernel may start before the one ahead of it has ended. `token_scales`: factors (M,) of the sums
+    of tokens, in float32.
     """
 
     scales: Tensor
@@ -31,6 +32,7 @@ class MarlinCall(KernelCall):
     group_size: int
     is_k_full: bool
     early: bool = True
+    token_scales: Tensor | None = None
 
     layout: ClassVar[str] = "marlin"
     weight_type: ClassVar[type[GPTQMarlinWeight]] = GPTQMarlinWeight
@@ -121,6 +123,7 @@ def check(call: MarlinCall) -> None:
         ("g_idx", call.g_idx, ints, (K,)),
         ("perm", call.perm, ints, (K,)),
         ("bias", call.bias, (x.dtype,), (call.N,)),
+        ("token_scales", call.token_scales, (torch.float32,), (x.shape[0],)),
     )
     if x.ndim != 2 or not (0 < x.shape[1] <= K and 0 <= call.N <= N):
         raise ArgumentError("x", f"(M, K) of a layer of at most {K} x {N}", str(tuple(x.shape)))

@@ -2,17 +2,19 @@
 
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from qload.devices.cuda import RUN, module_for, stream
+from qload.devices.cuda import RUN, empty_rows, module_for, stream
 from qload.devices.tensors import FLOATS, address
 from qload.errors import ArgumentError
 from qload.kernels.activations import MOST
 from qload.spec import ActivationScheme
 
-LARGEST, INVERSE, INVERSE_ONE, POWERS_NEAR, POWERS_UP, ASYMMETRIC, STORED = range(7)  # see quantize.h
+# See quantize.h.
+LARGEST, INVERSE, INVERSE_ONE, POWERS_NEAR, POWERS_UP, ASYMMETRIC, STORED, E4M3_OVER, E4M3_TIMES = range(9)
 CODES, COUNTED, MEANT = range(3)
 EIGHT = 8  # inputs that a thread takes together
 GROUPS = (8, 16, 32, 64, 128, 256)  # inputs that may share a scale, if not all of a token do
@@ -21,7 +23,9 @@ FOUR = 4  # results that a thread writes together
 
 def finding(scheme: ActivationScheme) -> int | None:
     """Number of the module's rule for a scheme's scales; None: it has no such rule."""
-    if scheme.scale_type == "e4m3" or scheme.dynamic == "local" or (scheme.type, scheme.bits) == ("float", 4):
+    if scheme.scale_type == "e4m3":
+        return None if scheme.type == "int" else E4M3_TIMES if scheme.owner == "modelopt" else E4M3_OVER
+    if scheme.dynamic == "local":
         return None
     if not scheme.dynamic:
         return STORED
@@ -40,6 +44,70 @@ def scale_divisor(scheme: ActivationScheme) -> float:
         return MOST[scheme.bits]
     levels = float(2**scheme.bits - 1)
     return levels / 2 if scheme.symmetric else levels
+
+
+def reads_stored(scheme: ActivationScheme) -> bool:
+    """Return whether a scheme's scales depend on a stored one."""
+    return not scheme.dynamic or scheme.scale_type == "e4m3"
+
+
+def takes(scheme: ActivationScheme, K: int) -> bool:
+    """Return whether the module quantizes K inputs of a token by a scheme."""
+    size = scheme.size or K
+    return finding(scheme) is not None and K % EIGHT == 0 and size in (K, *GROUPS) and K % max(1, size) == 0
+
+
+def group_of(scheme: ActivationScheme, K: int) -> int:
+    """Inputs of a group of the module; 0: one scale covers all K inputs of a token."""
+    return 0 if scheme.size in (None, K) else scheme.size or 0
+
+
+def prepare(
+    module: Any, dtype: torch.dtype, K: int, scheme: ActivationScheme, becoming: int, made: torch.dtype,
+    *, ones: bool = False, each: bool = False,
+) -> Any:  # fmt: skip
+    """Return the module's launch for inputs of a dtype; `made`: dtype of the result, unless it is codes.
+
+    `ones`: a row of ones follows the tokens. `each`: a step is written for each token, though all share one.
+    """
+    kind = FLOATS.index(made) if becoming != CODES else 0
+    rule = finding(scheme), group_of(scheme, K), scheme.covers_all_tokens, scheme.type == "int", scheme.bits
+    most, bound = scale_divisor(scheme), scheme.upper_bound or 0.0
+    return module.quantizer(FLOATS.index(dtype), K, rule, most, bound, (becoming, kind), ones, each)
+
+
+class RoundedInputs:
+    """Launch that rounds inputs (M, K) by a scheme, to numbers of their 16-bit dtype and factors of tokens.
+
+    One scale for all inputs of a token: the numbers are codes less zero points, which 16 bits represent, and
+    the factor is the scale. Scales of groups: the numbers are values over a power of two that brings them
+    below 2**8, and the factor is that power. So float16 holds values beyond its range, such as 256 * 2**8 of
+    e4m3 for an input of 65504; values beyond float32's are infinite, as in `activations.quantize`.
+    """
+
+    def __init__(self, module: Any, dtype: torch.dtype, K: int, scheme: ActivationScheme) -> None:
+        self._grouped, self._all = group_of(scheme, K) > 0, scheme.covers_all_tokens
+        becoming = MEANT if self._grouped else COUNTED
+        self._start = prepare(module, dtype, K, scheme, becoming, dtype, each=True)
+        self._K = K
+
+    def start(self, x: Tensor, tokens: int, scale: int, zero_point: int, stream: int) -> tuple[Tensor, int]:
+        """Round x, contiguous, on the current device -> the memory of the numbers, address of the factors.
+
+        `scale`, `zero_point`: addresses of stored ones in float32; 0 for none.
+        """
+        K = self._K
+        memory = empty_rows(x, tokens, K + 2 + 4 * self._all)  # factors and maxima are of 32 bits
+        numbers = memory.data_ptr()
+        factors = numbers + 2 * tokens * K
+        steps, powers = (0, factors) if self._grouped else (factors, 0)
+        scratch = factors + 4 * tokens if self._all else 0
+        done = self._start(
+            x.data_ptr(), tokens, K, scale, zero_point, tokens, numbers, steps, 0, powers, scratch, stream
+        )
+        if not done:
+            raise _unaligned(x)
+        return memory, factors
 
 
 @dataclass
@@ -73,8 +141,7 @@ class NativeInputs:
 
     @property
     def _size(self) -> int:
-        size = self.scheme.size or 0
-        return 0 if size == self.x.shape[1] else size
+        return group_of(self.scheme, self.x.shape[1])
 
     def codes(self, dtype: torch.dtype, rows: int = 0) -> Tensor:
         """Codes (rows or M, K), e4m3 or int8; after the tokens a row of ones for zero points, then zeros."""
@@ -97,25 +164,24 @@ class NativeInputs:
         return out, powers
 
     def _run(self, becoming: int, out: Tensor, powers: Tensor | None) -> None:
-        x, scheme, size, how = self.x, self.scheme, self._size, finding(self.scheme)
+        x, scheme, size = self.x, self.scheme, self._size
         (M, K), every = x.shape, scheme.covers_all_tokens
         shape = (1,) if every or not scheme.dynamic else (M, K // size if size else 1)
         self.steps = x.new_empty(shape, dtype=torch.float32)
         self.zero_points = torch.empty_like(self.steps) if self.has_zeros else None
         scratch = x.new_empty(2, M, dtype=torch.int32) if every and M > 1 else None
-        kind = FLOATS.index(out.dtype) if becoming != CODES else 0
-        made = tuple(map(address, (out, self.steps, self.zero_points, powers, scratch)))
+        start = prepare(self.module, x.dtype, K, scheme, becoming, out.dtype, ones=self.has_zeros)
+        made = map(address, (out, self.steps, self.zero_points, powers, scratch))
         with torch.cuda.device(x.device):
-            done = self.module.quantize(
-                x.data_ptr(), FLOATS.index(x.dtype), (M, K, x.stride(0)),
-                (how, size, every, scheme.type == "int", scheme.bits),
-                scale_divisor(scheme), scheme.upper_bound or 0.0, tuple(map(address, self.stored)),
-                (becoming, kind), (out.shape[0], self.has_zeros), made, stream(x),
-            )  # fmt: skip
-        if not done:
-            raise ArgumentError(
-                "x", f"rows of a multiple of {EIGHT} inputs, from {RUN} bytes on", str(x.stride())
+            done = start(
+                x.data_ptr(), M, x.stride(0), *map(address, self.stored), out.shape[0], *made, stream(x)
             )
+        if not done:
+            raise _unaligned(x)
+
+
+def _unaligned(x: Tensor) -> ArgumentError:
+    return ArgumentError("x", f"rows of a multiple of {EIGHT} inputs, from {RUN} bytes on", str(x.stride()))
 
 
 def inputs(
@@ -126,13 +192,11 @@ def inputs(
     `scale`, `zero_point`: those that are stored, () or (1,).
     """
     M, K = x.shape
-    if not x.is_cuda or x.dtype not in FLOATS or not M or K % EIGHT or finding(scheme) is None:
-        return None
-    if scheme.size not in (None, K, *GROUPS) or K % (scheme.size or 1):
+    if not x.is_cuda or x.dtype not in FLOATS or not M or not takes(scheme, K):
         return None
     if x.stride(1) != 1 or x.data_ptr() % RUN or x.stride(0) * x.itemsize % RUN:
         return None
-    kept = [None if scheme.dynamic or each is None else each for each in (scale, zero_point)]
+    kept = (scale, zero_point) if reads_stored(scheme) else (None, None)
     one, other = (None if each is None else each.reshape(1).float() for each in kept)
     module = module_for(x, *(each for each in (one, other) if each is not None))
     return None if module is None else NativeInputs(x, scheme, module, (one, other))
