@@ -193,10 +193,6 @@ def _stacks(weight_type: type[Weight], specs: Sequence[TensorSpec]) -> Capabilit
         return Capability(False, f"{where} {', '.join(unknown)}")
     ways = product(*([e for s in spec.suffixes for e in endings.get(s, ())] for spec in tensors))
     stacks = [way for way in ways if _is_found(dict(zip(way, tensors, strict=True)))]
-    if not stacks:
-        dtype = str(tensors[0].dtypes[0]).removeprefix("torch.")
-        where = "qload/experts/stack_finder.py takes no stack of"
-        return Capability(False, f"{where} {dtype} ({tensors[0].text}) beside {tensors[-1].suffix}")
     first, *others = (" or ".join(dict.fromkeys(each)) for each in zip(*stacks, strict=True))
     return Capability(True, f"from {STACK}{first}{' with ' * bool(others)}{' and '.join(others)}")
 

@@ -124,7 +124,7 @@ _Float32 = Annotated[float, Field(ge=-MAX_FLOAT32, le=MAX_FLOAT32, allow_inf_nan
 class _State(BaseModel):
     """Content of `quant_state`; the typed weight has none."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(strict=True, extra="forbid")
 
     quant_type: Literal["nf4", "fp4"]
     blocksize: _Size

@@ -564,12 +564,11 @@ def read_to_cuda(storage: WeightStorage, name: str, index: Index, device: torch.
 
 
 def _split_piece(piece: Piece, max_bytes: int) -> Iterator[Piece]:
-    """Split a piece along its first dimension into pieces that fit in a buffer."""
-    if not piece.out.ndim or piece.buffer_bytes <= max_bytes:
+    """Split a piece along its first dimension into pieces that fit in a buffer; each row fits in one."""
+    if not piece.out.ndim:
         yield piece
         return
-    first, rows = piece.index[0].start, piece.out.shape[0]
-    step = max(1, max_bytes // (piece.out.nbytes // rows))
+    first, rows, step = piece.index[0].start, piece.out.shape[0], max_bytes // piece.row_bytes
     for at in range(0, rows, step):
         end = min(at + step, rows)
         yield replace(piece, index=(slice(first + at, first + end), *piece.index[1:]), out=piece.out[at:end])

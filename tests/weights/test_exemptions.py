@@ -14,6 +14,7 @@ from qload.weights.exemptions import (
     CACHE_ZERO,
     OF_ATTENTION,
     OF_PROJECTIONS,
+    ROUTES,
     STACK,
     ZEROS_OF_ATTENTION,
     ZEROS_OF_PROJECTIONS,
@@ -80,6 +81,20 @@ def test_the_names_of_caches_are_these() -> None:
         ("a.words", torch.uint8, (1, 1, 8, 8), False),
         ("a.mask", torch.uint8, (1, 8, 8), False),
         ("a.mask", torch.uint8, (1, 1, 1, 8, 8), False),
+        ("a.masked_bias", torch.float32, (), True),
+        ("a.mask", torch.float16, (8, 8), True),
+        ("a.attn_mask", torch.bfloat16, (8, 8), True),
+        ("a.attention_mask", torch.float64, (8, 8), True),
+        ("a.causal_mask", torch.float32, (8, 8), True),
+        ("a.my_mask", torch.float32, (8, 8), False),
+        ("a.masks", torch.float32, (8, 8), False),
+        ("mask.a", torch.float32, (8, 8), False),
+        ("a.bias", torch.float32, (1, 1, 8, 8), True),
+        ("a.bias", torch.float32, (1, 8, 8), False),
+        ("a.bias", torch.float32, (8,), False),
+        ("a.freqs_cis", torch.complex64, (8, 8), True),
+        ("a.freqs", torch.complex64, (8, 8), True),
+        ("a.freqs", torch.float32, (8, 8), False),
         ("a.steps", torch.float32, (8,), False),
         ("a.steps", torch.complex64, (8,), False),
         ("a.qweight", torch.int32, (8,), False),
@@ -90,6 +105,12 @@ def test_a_buffer_is_of_whole_numbers_that_are_no_codes(
     name: str, dtype: torch.dtype, shape: tuple[int, ...], exempt: bool
 ) -> None:
     assert exemption(name, TensorInfo(dtype, shape)) == (BUFFER if exempt else None)
+
+
+def test_a_table_of_routes_is_of_whole_numbers() -> None:
+    assert exemption("layers.0.gate.tid2eid", TensorInfo(torch.int32, (8, 2))) == ROUTES
+    assert exemption("layers.0.gate.tid2eid", TensorInfo(torch.float32, (8, 2))) is None
+    assert exemption("layers.0.gate.tid2eid.words", TensorInfo(torch.int32, (8, 2))) is None
 
 
 @pytest.mark.parametrize(

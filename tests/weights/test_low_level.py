@@ -344,3 +344,66 @@ def test_a_gift_of_a_tensor_is_a_copy() -> None:
     mine.get_sharded("t", 0).fill_(7)
 
     assert mine.get_tensor("t").tolist() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("device", "found"), [("cuda", True), ("cuda:1", True), ("cuda:2", False), ("cpu", True)]
+)
+def test_a_device_is_one_that_torch_sees(device: str, found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+    if found:
+        assert weights({}, device=device).device == torch.device(device)
+        return
+    with pytest.raises(ArgumentError) as caught:
+        weights({}, device=device)
+    expected = "cpu, or one of 2 CUDA devices that torch sees here"
+    assert (caught.value.argument, caught.value.expected, caught.value.got) == ("device", expected, "cuda:2")
+
+
+class OneByOne(MemoryStorage):
+    """A storage without a call for several rows."""
+
+    read_rows = property()  # type: ignore[assignment]
+
+
+@pytest.mark.parametrize("kind", [MemoryStorage, OneByOne])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_rows_are_read_under_all_names_and_cast_as_single_tensors(
+    kind: type[MemoryStorage], dtype: torch.dtype | None
+) -> None:
+    stored = {f"p.{at}.weight": torch.full((4, 6), float(at)) for at in range(3)}
+    codes = {f"p.{at}.qweight": torch.full((2, 6), at, dtype=torch.int32) for at in range(3)}
+    mine = Weights(
+        kind({**stored, **codes}),
+        loader=DefaultWeightsLoader(),
+        dtype=dtype,
+        prefix="p",
+        aliases={"first.weight": ["p.0.weight"]},
+    )
+    index = slice(1, 3), slice(2, 6)
+    floats = torch.zeros(3, 2, 4, dtype=dtype or torch.float32)
+    words = torch.zeros(2, 2, 6, dtype=torch.int32)
+
+    mine.read_rows(
+        [
+            (["first.weight", "1.weight", "p.2.weight"], index, floats),
+            (["2.qweight", "p.1.qweight"], (), words),
+            ([], (), torch.zeros(0, 2)),
+        ]
+    )
+
+    assert_same_bits(floats, torch.arange(3.0)[:, None, None].expand(3, 2, 4).to(floats.dtype))
+    assert_same_bits(words, torch.tensor([2, 1], dtype=torch.int32)[:, None, None].expand(2, 2, 6))
+
+
+def test_rows_of_a_dtype_that_no_cast_gives_are_refused() -> None:
+    mine = weights({"a.weight": torch.ones(4)}, dtype=torch.bfloat16)
+
+    with pytest.raises(ArgumentError) as caught:
+        mine.read_rows([(["a.weight"], (), torch.zeros(1, 4, dtype=torch.float16))])
+
+    assert (caught.value.argument, caught.value.expected, caught.value.got) == (
+        "asked", "torch.bfloat16, as a.weight", "torch.float16",
+    )  # fmt: skip
