@@ -18,6 +18,7 @@ from torch import Tensor
 
 from qload import DefaultWeightsLoader
 from qload.architecture import architecture_of
+from qload.errors import QloadError
 from qload.experts.activation import facts_of
 from qload.experts.routing import routing_of
 from qload.formats import (
@@ -31,7 +32,7 @@ from qload.formats import (
     Marlin24Weight,
 )
 from qload.kernel_formats import repack
-from qload.kernel_formats.repack import WRITERS
+from qload.kernel_formats.repack import WRITERS, targets
 from qload.layouts import Stored
 from qload.methods import (
     CheckpointConfig,
@@ -132,6 +133,23 @@ def test_a_repack_with_a_changed_option(name: str, golden: SnapshotAssertion) ->
     lines = [outcomes(partial(repack, weight), options)]
     for added in ({"dtype": torch.float16}, {"exponent_bias": True}, {"zeros": Stored()}):
         lines.append(f"{added} -> {outcome(repack, {'weight': weight, **options, **added})}")
+
+    assert "\n".join(lines) == golden
+
+
+@pytest.mark.parametrize("weight_type", STORED, ids=lambda each: each.format)
+def test_the_repacks_of(weight_type: type[Weight], golden: SnapshotAssertion) -> None:
+    """Each corner of the format to each layout, of sizes that fill tiles and of others."""
+    lines = []
+    for traits in contract(weight_type.format).corners(weight_type.format):
+        for sizes in ((N, K), (104, 160)):
+            try:
+                weight = layer_of(traits, *sizes).weight()
+            except QloadError:  # no size of the format
+                continue
+            for layout in targets(weight_type):
+                text = outcome(lambda layout: repack(weight, layout).config, {"layout": layout})  # noqa: B023
+                lines.append(f"{traits.words()} {sizes} -> {layout}: {text}")
 
     assert "\n".join(lines) == golden
 

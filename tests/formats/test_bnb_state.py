@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 
 from qload.errors import ConfigError, DtypeError, MissingTensorError, ShapeError
 from qload.formats import BNB4Config, BNBNF4Weight
@@ -53,12 +54,15 @@ def changed(**changes: Any) -> dict[str, Any]:
         pytest.param(b"[" * 4000, "JSON", id="deep"),
     ],
 )
-def test_a_state_that_is_none_is_refused_with_the_key(state: Any, key: str) -> None:
+def test_a_state_that_is_none_is_refused_with_the_key(
+    state: Any, key: str, golden: SnapshotAssertion
+) -> None:
     with pytest.raises(ConfigError) as caught:
         whole({**layer(4, 4, 4), STATE: blob(state)})
 
     assert (caught.value.file, caught.value.key) == (STATE, key)
     assert len(str(caught.value)) < 400
+    assert str(caught.value).partition("JSON: ")[0] == golden  # pydantic words the rest
 
 
 def test_a_state_of_a_megabyte_is_not_parsed() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -113,8 +114,23 @@ def test_the_bound_is_met_by_a_sound_kernel_and_not_by_one_that_rounds_partial_s
 
     assert 0 < assert_within_bound(kernel_of(weight), weight, x) <= 1
     assert assert_within_bound(split, weight, x, split_k=4, partials=narrow) <= 1
+    wide, narrowed = (derived_bound(x, weight, split_k=4, partials=kind).error for kind in (HALF, narrow))
+    assert bool((wide < narrowed).all())
     with pytest.raises(AssertionError, match="times as far off as rounding can cost"):
         assert_within_bound(split, weight, x)
+    twice = partial(assert_within_bound, lambda x: split(x) * 2, weight, x)
+    with pytest.raises(AssertionError) as caught:
+        twice(split_k=4, partials=narrow)
+    with pytest.raises(AssertionError) as whole:
+        twice(partials=narrow)
+    with pytest.raises(AssertionError) as scaled:
+        twice(split_k=4, partials=narrow, scales=narrow)
+    with pytest.raises(AssertionError) as accumulated:
+        twice(split_k=4, partials=narrow, accumulate=HALF)
+    errors = [
+        float(str(each.value).split(" is ")[1].split()[0]) for each in (whole, caught, scaled, accumulated)
+    ]
+    assert errors[0] > errors[1] > max(errors[2:])  # each rounding that is allowed widens the bound
 
 
 def test_a_failure_shows_the_line_of_the_test_and_none_of_the_checks() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 
 from qload import convert, layers, verify
 from qload.errors import ArgumentError
@@ -13,6 +14,7 @@ from qload.models import FAMILIES, load_model
 from qload.testing import make_checkpoint
 from qload.testing.tiny_checkpoint import DIALECTS
 from tests.cli.test_several import run
+from tests.support.changed_values import shown
 
 PAIRS = [(dialect, "llama") for dialect in DIALECTS] + [
     ("gptq", kind) for kind in FAMILIES if kind != "llama"
@@ -60,6 +62,16 @@ def test_the_same_arguments_write_the_same_bytes(tmp_path: Path) -> None:
 
     for file in ("model.safetensors", "config.json"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_the_tensors_of(dialect: str, golden: SnapshotAssertion, tmp_path: Path) -> None:
+    """One layer; reports that name a made checkpoint stay reproducible with its values."""
+    tensors = make_checkpoint(dialect, tmp_path, model="mixtral", config={"num_hidden_layers": 1})
+    section = json.loads((tmp_path / "config.json").read_text()).get("quantization_config")
+    lines = [f"{name}: {shown(tensor)}" for name, tensor in tensors.items() if "experts.1" not in name]
+
+    assert "\n".join((str(section), *lines)) == golden
 
 
 def test_no_two_words_of_a_tensor_are_equal_and_no_two_layers_alike(tmp_path: Path) -> None:

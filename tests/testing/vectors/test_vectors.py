@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from syrupy.assertion import SnapshotAssertion
 
 from qload import open_checkpoint
 from qload.errors import ArgumentError, QloadError
 from qload.testing import assert_same_bits
-from qload.testing.vectors import Manifest, VectorCase, export, rejected_cases, valid_cases
+from qload.testing.vectors import VERSION, Manifest, VectorCase, export, rejected_cases, valid_cases
 from qload.verify import verify
+from tests.support.changed_values import shown
 
 VALID = [case.id for case in valid_cases()]
 REJECTED = [case.id for case in rejected_cases()]
@@ -28,6 +30,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def case(folder: Path, name: str) -> VectorCase:
     manifest = Manifest.model_validate_json((folder / "manifest.json").read_text())
     return next(case for case in manifest.cases if case.id == name)
+
+
+def test_the_cases_of_a_version_are_frozen(golden: SnapshotAssertion) -> None:
+    """Another case needs another version; tensors are compared by shape, dtype and sum."""
+    lines = [
+        f"{each.id}: {each.format} {each.flags} {each.shape} {each.split} of {each.world} {each.comment}\n"
+        f"  {each.config}\n  {sorted(f'{name} {shown(held)}' for name, held in each.tensors.items())}\n"
+        f"  expected {shown(each.expected)} {sorted((name, len(data)) for name, data in each.raw.items())}"
+        for each in (*valid_cases(), *rejected_cases())
+    ]
+
+    assert "\n".join((VERSION, *lines)) == golden
 
 
 class Rank:
