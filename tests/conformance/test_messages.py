@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import qload.conformance.suites as suite_module
-from qload.conformance import cases
+from qload.conformance import ConformanceCase, cases
 from qload.conformance.expert_checks import ExpertChecks
 from qload.conformance.linear_checks import LinearChecks
 from qload.conformance.loader_checks import LoaderChecks
@@ -143,3 +143,52 @@ def test_no_suite_passes_where_asserts_are_left_out(monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(pytest.fail.Exception, match="leaves out assert statements"):
         CaseRun(Sound(), COMMON, request, LinearChecks)
+
+
+class WideFails:
+    """A check that fails from a number of weights on, and skips the smallest case."""
+
+    def __init__(self, case: ConformanceCase, least: int) -> None:
+        self.case, self.least = case, least
+
+    def fits(self) -> dict[str, int]:
+        size = self.case.N * self.case.K
+        if size == min(each.N * each.K for each in cases("gptq")):
+            pytest.skip("too small")
+        if size >= self.least:
+            raise AssertionError(f"{self.case.K} inputs are too many")
+        return {"size": size}
+
+
+@pytest.mark.parametrize(
+    ("of", "least", "failed", "inputs"),
+    [
+        (".k512n256", 0, "gptq.v1.w4.g128.k384n192", 384),
+        (".k512n256", 1 << 17, "gptq.v1.w4.g128.k512n256", 512),
+        (".k2048n64", 0, "gptq.v1.w4.g128.k384n192", 384),
+        (".k384n192", 0, "gptq.v1.w4.g128.k384n192", 384),
+        (".k512n256.tp2col", 1 << 17, "gptq.v1.w4.g128.k512n256.tp2col", 512),
+        (".k512n256", 1 << 18, None, 0),
+    ],
+)
+def test_a_failure_names_the_smallest_case_that_fails_too(
+    of: str, least: int, failed: str | None, inputs: int
+) -> None:
+    case = next(each for each in cases("gptq") if each.id == f"gptq.v1.w4.g128{of}")
+    node = SimpleNamespace(nodeid=f"t.py::test[{case.id}]", user_properties=[])
+    config = SimpleNamespace(getoption=lambda name, default: default)
+    request: Any = SimpleNamespace(node=node, config=config)
+    run = CaseRun(Sound(), case, request, lambda case, device: WideFails(case, least))
+    ((name, report),) = node.user_properties
+
+    if failed is None:
+        run.check("fits")
+        assert (name, report) == ("qload", {"case": case.id, "suite": "Sound", "size": case.N * case.K})
+        return
+    with pytest.raises(pytest.fail.Exception) as caught:
+        run.check("fits")
+    text = f"{inputs} inputs are too many"
+    assert str(caught.value).splitlines()[0] == f"{failed}: {text}"
+    replay = str(caught.value).splitlines()[1].strip()
+    assert replay.startswith(f"replay    pytest 't.py::test[{failed}]'")
+    assert report == {"case": case.id, "suite": "Sound", "failure": text, "fault": None}

@@ -12,10 +12,11 @@ from qload.errors import (
     CutError,
     MismatchError,
     MissingTensorError,
+    RepackError,
     ShapeError,
 )
-from qload.formats import CTPackConfig, CTPackWeight
-from qload.layouts import compressed_tensors
+from qload.formats import CTPackConfig, CTPackWeight, GPTQConfig, GPTQWeight
+from qload.layouts import StoredMinusOneUnmasked, compressed_tensors
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
@@ -258,3 +259,36 @@ def test_what_a_config_promises_has_to_be_there(config: CTPackConfig, name: str)
 def test_bits_and_group_sizes_there_are_none_of_are_refused(bits: int, group: int) -> None:
     with pytest.raises(ArgumentError, match=r"ct_pack: (bits|group_size)"):
         CTPackConfig(bits, group)
+
+
+def test_codes_that_its_words_cannot_store_are_refused() -> None:
+    unmasked = GPTQWeight(
+        config=GPTQConfig(4, 64, zeros=StoredMinusOneUnmasked()),
+        qweight=torch.zeros(16, 8, dtype=torch.int32),
+        qzeros=torch.full((2, 1), -1, dtype=torch.int32),
+        scales=torch.ones(2, 8, dtype=torch.float16),
+        g_idx=torch.arange(128, dtype=torch.int32) // 64,
+    )
+
+    with pytest.raises(RepackError) as caught:
+        CTPackWeight.from_integers(unmasked.to_integers())
+
+    assert (caught.value.source, caught.value.layout) == ("gptq", "compressed-tensors")
+    assert caught.value.reason == "a zero point of 16 does not fit 4 bits"
+
+
+@pytest.mark.parametrize(("N", "K", "name"), [(8, 12, "weight_packed"), (12, 8, "weight_zero_point")])
+def test_unused_bits_that_a_repack_would_lose_are_refused(N: int, K: int, name: str) -> None:
+    stored = with_zeros(tensors(torch.ones(N, K).long(), -1), torch.full((N, 1), 7))
+    config = CTPackConfig(4, -1, symmetric=False)
+    weight = load(config, stored)
+    assert weight.to_integers().bits == 4
+    words = stored[name].clone()
+    words.view(-1)[-1] |= 1 << 30
+    changed = load(config, {**stored, name: words})
+
+    with pytest.raises(RepackError, match="the unused bits of a word are not 0, and would be lost") as caught:
+        changed.to_integers()
+
+    assert (caught.value.source, caught.value.layout) == ("0", "other layouts")
+    assert torch.equal(changed.dequantize(), weight.dequantize())

@@ -159,3 +159,24 @@ def test_a_config_of_4_bits_is_refused_by_name() -> None:
 def test_a_malformed_config_is_refused_by_key(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"quantization_config.{key}\n"):
         loader_from_config({**CONFIG, key: value})
+
+
+@pytest.mark.parametrize(("offset", "stride"), [(0, 128), (1, 128), (2, 128), (4, 128), (0, 256)])
+def test_words_of_four_bytes_begin_at_multiples_of_four(offset: int, stride: int) -> None:
+    bytes_ = layer(128, 192)["a.weight"]
+    memory = torch.zeros(4 + 192 * stride, dtype=torch.int8)
+    placed = torch.as_strided(memory, (192, 128), (stride, 1), offset)
+    placed.copy_(bytes_)
+    weight = EETQWeight(config=EETQConfig(), weight=placed, weight_scales=torch.ones(128).half())
+    sound = EETQWeight(config=EETQConfig(), weight=bytes_, weight_scales=torch.ones(128).half())
+
+    assert (weight.stored() is None) == (offset % 4 != 0 or stride != 128)
+    assert_same_bits(weight.dequantize(), sound.dequantize())
+
+
+def test_a_layer_without_inputs_has_no_words() -> None:
+    empty = torch.zeros(0, 128, dtype=torch.int8)
+    weight = EETQWeight(config=EETQConfig(), weight=empty, weight_scales=torch.ones(128).half())
+
+    assert weight.stored() is None
+    assert weight.dequantize().shape == (128, 0)

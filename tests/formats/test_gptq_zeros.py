@@ -490,6 +490,20 @@ def test_layers_of_a_rule_are_compared_with_its_claims_and_read_as_those_of_othe
         weights.get_weights(last)
 
 
+def test_broken_layers_are_no_evidence() -> None:
+    many = [quantized(4, 512, 256, 64, 0.1, seed) for seed in range(3)]
+    codes, zeros, scales, want = quantized(4, 512, 256, 128, 0.002)
+    few = tensors(codes, scales, fields(zeros, 4), 4)
+    stored = several(*(tensors(c, s, fields(z, 4), 4) for c, z, s, _ in many), few)
+    stored["model.layers.0.broken.qzeros"] = torch.zeros(2, 2, dtype=torch.int32)
+    rules = {"dynamic": {r"+:.*layers\.3\..*": {"group_size": 128}}}
+
+    weight = loaded(stored, config(4, 64, **rules)).get_weights(NAME.replace("layers.0", "layers.3"))
+
+    assert (weight.config.evidence, weight.config.zeros) == ("others", StoredMinusOnePerField())
+    assert torch.equal(weight.dequantize().half(), want)
+
+
 @WRITERS
 def test_a_layer_that_is_claimed_to_be_symmetric_is_told_by_one_rule(write: Any, tmp_path: Path) -> None:
     codes, zeros, scales, _ = quantized(4, 512, 256, 128, 0.002)

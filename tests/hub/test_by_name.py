@@ -108,6 +108,32 @@ def test_offline_the_cache_is_enough(hub: Hub, monkeypatch: pytest.MonkeyPatch, 
     assert result.exit_code == 0
 
 
+def test_without_an_answer_the_cache_is_enough_and_asks_no_more(hub: Hub) -> None:
+    online = run("verify", "org/sound")
+    hub.asked.clear()
+
+    def fail(request: Any) -> bool:
+        request.answer(503)
+        return True
+
+    hub.faults.append(fail)
+    result = run("inspect", "org/sound")
+
+    assert {place for _, place in hub.asked} == {"/api/models/org/sound/revision/main"}
+    assert json.loads(result.stdout)["layers"] == json.loads(online.stdout)["layers"]
+    assert "from the local cache: the hub answered with status 503" in result.stderr
+
+
+@pytest.mark.parametrize("spare", [0, -1])
+def test_a_config_of_the_limit_is_read(hub: Hub, monkeypatch: pytest.MonkeyPatch, spare: int) -> None:
+    size = len(hub.models["org/sound"].files["config.json"])
+    monkeypatch.setattr("qload.hub.MAX_BYTES", size + spare)
+    result = run("inspect", "org/sound")
+
+    assert (result.exit_code == 0) == (spare == 0)
+    assert (f"config.json: {size} bytes long, larger than {size - 1}" in result.stderr) == (spare != 0)
+
+
 def test_offline_without_the_model_in_the_cache_is_said(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     result = run("inspect", "org/sound")

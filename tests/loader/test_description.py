@@ -10,7 +10,8 @@ from qload import dtypes
 from qload.detect import loader_from_config
 from qload.errors import IndexValueError, MismatchError, QloadError, TwoFormatsError
 from qload.formats import Fp8Config, Fp8Weight
-from qload.loader.description import check_alike
+from qload.loader import description
+from qload.loader.description import LayerDescriber, check_alike
 from qload.spec import FieldNames, Layer, Role, TensorSpec
 from qload.spec.tensor import check_permutation
 from qload.storage import MemoryStorage
@@ -103,3 +104,41 @@ def test_scales_of_fused_parts_are_counted_alike_when_loaded_and_by_hand() -> No
         with pytest.raises(QloadError, match="scales of fused parts") as caught:
             load()
         assert type(caught.value) is MismatchError
+
+
+def test_equal_layers_share_a_description_and_unequal_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hostile checkpoint with ever new layers fills no memory."""
+    monkeypatch.setattr(description, "MAX_DESCRIPTIONS", 3)
+    monkeypatch.setattr(description, "MAX_FACT_KINDS", 2)
+    stored = {name: t for at in range(5) for name, t in exl2(f"{at}", 1.0, (4,) * (1 + at)).items()}
+    stored |= exl2("alike", 1.0, (4,))
+    stored |= exl2("other", 2.0, (4,))
+    source = weights(stored, quant_method="exl2")
+    describer = LayerDescriber(source.loader.formats)
+
+    found = {name: describer.describe(source, name) for name in ("0", "alike", "other")}
+    assert found["0"].cuts is found["alike"].cuts
+    assert found["0"].cuts is not found["other"].cuts
+    assert [layer.names.full("q_weight") for layer in found.values()] == [
+        "0.q_weight", "alike.q_weight", "other.q_weight",
+    ]  # fmt: skip
+    assert [float(layer.facts["q_scale_max"]) for layer in found.values()] == [1, 1, 2]
+    for at in (1, 2, 3, 4, 0):
+        layer = describer.describe(source, f"{at}")
+        assert (32, 32 + 32 * at) == (layer.N, layer.K)
+        assert len(describer._described) <= 3
+        assert len(describer._chosen) <= 3
+        assert len(describer._last) <= 2
+    assert describer.describe(source, "alike").cuts is found["0"].cuts
+
+
+def test_layers_that_fit_no_format_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(description, "MAX_DESCRIPTIONS", 2)
+    stored = {f"{at}.weight": torch.zeros(at + 1, dtype=torch.int32) for at in range(4)}
+    source = weights(stored, quant_method="fp8")
+    describer = LayerDescriber(source.loader.formats)
+
+    for at in range(4):
+        with pytest.raises(QloadError, match=rf"^{at}\.weight"):
+            describer.describe(source, f"{at}")
+    assert len(describer._unfit) == 2

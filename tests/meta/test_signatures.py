@@ -5,6 +5,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,3 +86,12 @@ def test_the_walk_sees_the_constructor_that_takes_a_quantizer() -> None:
 
     assert "quantizer" in inspect.signature(loader).parameters
     assert all(any(True for _ in functions(module)) for module in ("qload", "qload.weights", "qload.methods"))
+
+
+@pytest.mark.parametrize("module", ["qload.repacking", "qload.spec", "qload.weights"])
+def test_a_package_without_a_stub_exports_what_it_imports(module: str) -> None:
+    loaded = importlib.import_module(module)
+    tree = ast.parse(Path(str(loaded.__file__)).read_text())
+    imported = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+
+    assert imported == {*loaded.__all__}

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 import pytest
@@ -43,15 +44,24 @@ def test_results_come_in_the_order_of_the_faults(jobs: int) -> None:
 
 
 def test_one_job_tries_a_fault_when_its_result_is_asked_for() -> None:
-    tried: list[str] = []
+    tried: list[tuple[str, bool]] = []
 
     def trial(fault: str) -> list[Result]:
-        tried.append(fault)
+        tried.append((fault, current_thread() is main_thread()))
         return [Result(fault)]
 
     results = run_faults("abc", trial)
 
-    assert (next(results).fault, tried) == ("a", ["a"])
+    assert (next(results).fault, tried) == ("a", [("a", True)])
+    assert len([*run_faults("de", trial, 2)]) == 2
+    assert sorted(tried[1:]) == [("d", False), ("e", False)]
+
+
+def test_each_result_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "qload"):
+        assert len([*run_faults("a", twice)]) == 2
+
+    assert [record.getMessage() for record in caplog.records] == ["a: caught", "A: let through"]
 
 
 def test_pytest_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
@@ -73,5 +83,5 @@ def test_a_run_that_takes_too_long_has_no_exit_code(tmp_path: Path) -> None:
     run = run_pytest("-q", folder=tmp_path, timeout=0.1)
 
     assert run.exit_code is None
-    with pytest.raises(ArgumentError, match="killed after"):
+    with pytest.raises(ArgumentError, match=r"killed after 0\.1 s"):
         run.check((PASSED,), "tests that pass")
