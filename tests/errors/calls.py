@@ -62,9 +62,10 @@ from qload.methods.parameters import (
     load_outputs,
     set_weight_attrs,
 )
+from qload.models import Decoder, load_model
 from qload.models.attention import attend_with_bias, mask_bias, query_scales
 from qload.models.config import LatentConfig
-from qload.models.generation import Sampler, check_ids, check_prompt
+from qload.models.generation import Engine, Sampler, check_ids, check_prompt
 from qload.models.images import ImageProcessor, check_image_tokens, resized
 from qload.models.kv_cache import HeadSizes, PagedCache, PageTable, Step, pad_heads, page_count, unpad_heads
 from qload.models.memory import check_memory
@@ -90,6 +91,7 @@ from qload.spec import ActivationScheme, Layer
 from qload.storage import MemoryStorage
 from qload.storage.header import parse_header
 from qload.storage.protocol import bounds, check_out, check_rows
+from qload.testing.tiny_checkpoint import make_checkpoint
 from qload.weights import Weights
 from tests.kernel_formats.marlin_layers import layer
 from tests.meta.test_argument_types import EXPERTS, FACTS
@@ -194,6 +196,53 @@ MODELS: dict[str, Call] = {
         },
     ),
 }
+TINY: list[Decoder] = []  # one model, in float32
+
+
+def engine(**sizes: int) -> Engine:
+    """Return a new engine of a model that is made once."""
+    if not TINY:
+        with TemporaryDirectory() as folder:
+            tensors = make_checkpoint("plain", folder, model="qwen2")
+            config = json.loads((Path(folder) / "config.json").read_text())
+        wide = {name: tensor.float() for name, tensor in tensors.items()}
+        weights = Weights(MemoryStorage(wide), loader=DefaultWeightsLoader())
+        TINY.append(load_model(weights, {**config, "torch_dtype": "float32", "dtype": "float32"}))
+    return Engine(TINY[0], **sizes)
+
+
+def decode(prompt: list[int], ids: list[int], sequences: list[int], max_tokens: int) -> torch.Tensor:
+    """Return the next ids after the same prompt of two sequences and one more token of each."""
+    made = engine(max_tokens=max_tokens, max_sequences=2, page_size=2)
+    for sequence in range(2):
+        made.prefill(prompt, sequence)
+    return made.decode(ids, sequences).argmax(-1)
+
+
+MODELS |= {
+    "Engine": (
+        lambda **sizes: engine(**sizes).cache.keys,
+        {"max_tokens": 9, "max_sequences": 2, "page_size": 4},
+    ),
+    "Engine.prefill": (
+        lambda **arguments: engine(max_tokens=5, max_sequences=2).prefill(**arguments).argmax(-1),
+        {"ids": [3, 9, 5], "sequence": 1},
+    ),
+    "Engine.decode": (decode, {"prompt": [3, 9, 5], "ids": [4, 6], "sequences": [1, 0], "max_tokens": 4}),
+    "Engine.stream": (
+        lambda **arguments: list(engine(max_tokens=8, max_sequences=2).stream(**arguments)),
+        {"prompts": [[3, 9, 5], [4]], "tokens": 2},
+    ),
+    **{
+        f"Sampler.choose of {number}": (
+            lambda top_k, top_p, temperature, number=number: Sampler(temperature, top_k, top_p).choose(
+                torch.tensor([[0.0, 0.0, 0.0, 0.0], [0.5, 2.0, -1.0, 1.0]]), torch.tensor([number, number])
+            ),
+            {"top_k": 4, "top_p": 1.0, "temperature": 1.0},
+        )
+        for number in (0.0, 0.25, 0.75, 0.9375)
+    },
+}
 VISION: dict[str, Any] = {
     "config": {
         "model_type": "idefics2",
@@ -266,6 +315,13 @@ VISION_CALLS: dict[str, Call] = {
 EXPERT_CALLS: dict[str, Call] = {
     "GatedActivation": (GatedActivation, {"kind": "clamped_swiglu", "alpha": 1.5, "limit": 7.0}),
     "Routing": (Routing, ROUTED),
+    **{
+        f"Routing of {method}": (
+            Routing,
+            {"method": method, "experts": 6, "top_k": 2, "renormalized": False, "groups": 1, "top_groups": 1},
+        )
+        for method in ("softmax_top_k", "top_k_softmax", "top_k_sigmoid", "sigmoid_grouped")
+    },
     "Routing.logits": (
         ROUTING.logits,
         {"x": float_range(3, 8), "weight": float_range(6, 8), "bias": float_range(6)},

@@ -412,6 +412,15 @@ def test_other_chips_multiply_experts_elsewhere(hand: HandOfExperts, monkeypatch
     assert experts.why_no_experts(typed, HALF, CUDA) == "needs a device of capability 9.0, got 8.0"
 
 
+def test_the_map_of_experts_is_copied_once() -> None:
+    local = LocalExperts(1, 3, 4)
+
+    places = experts._map(local, torch.device("cpu"))
+
+    assert (places.dtype, places.tolist()) == (torch.int32, [-1, 0, 1, -1])
+    assert experts._map(LocalExperts(1, 3, 4), torch.device("cpu")) is places
+
+
 def test_a_gradient_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experts, "why_no_experts", lambda weight, dtype, device: None)
     x, weights = torch.ones(2, 4), torch.ones(2, 1)
