@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qload import Linear
+from qload.devices import tensors as device_tensors
 from qload.errors import ArgumentError, DtypeError, ShapeError
 from qload.formats import UnquantizedWeight
 from qload.kernels import plans
@@ -294,6 +295,27 @@ def test_tensors_are_looked_at_again_where_others_lie(other: torch.dtype | None)
     call(inputs(), held, None)
 
     assert len(looked) == 2
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("change", ["shape", "stride", "dtype", "type", "gradients"])
+def test_a_guard_sees_each_change_of_a_tensor_at_its_address(
+    change: str, native: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not native:
+        monkeypatch.setattr(device_tensors, "_TensorGuards", None)
+    first, other = torch.ones(4, 4), torch.ones(2)
+    check = device_tensors.guard([first, other])
+    assert check(first, other)
+    assert check(torch.zeros(4, 4), other)
+
+    if change == "gradients":
+        first.requires_grad_()
+    elif change == "type":
+        first = nn.Parameter(first, requires_grad=False)
+    else:
+        first.data = {"shape": first[:2], "stride": first.T, "dtype": first.view(torch.int32)}[change]
+    assert not check(first, other)
 
 
 def test_a_function_for_all_ranks_is_a_layers_own() -> None:
