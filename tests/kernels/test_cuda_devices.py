@@ -36,6 +36,7 @@ from tests.native.test_packings import NAMED
 FLOAT, HALF, BF16 = torch.float32, torch.float16, torch.bfloat16
 DTYPES = pytest.mark.parametrize("dtype", [FLOAT, HALF, BF16], ids=str)
 WHOLE = {name: packing for name, packing in NAMED.items() if holds_whole_codes(packing)}
+DEFAULT_CHIPS = "80 86 89 90a 100 120"
 few = settings(max_examples=2, deadline=None)
 
 
@@ -280,29 +281,37 @@ def test_blocks_of_a_table_that_the_module_reads(changed: Any, done: bool) -> No
 
 
 @pytest.mark.parametrize(
-    ("chips", "later", "capability", "runs"),
+    ("chips", "ptx", "capability", "runs"),
     [
-        ("80", False, (8, 0), True),
-        ("80", False, (8, 6), True),
-        ("86", False, (8, 0), False),
-        ("80", False, (9, 0), False),
-        ("80", True, (9, 0), True),
-        ("80 90", True, (8, 9), True),
-        ("90a", False, (9, 0), True),
-        ("90a", False, (9, 1), False),
-        ("90a", True, (8, 9), False),
-        ("80 86 89 90a", True, (7, 5), False),
-        ("80 90", True, (10, 0), True),
-        ("80 120", True, (10, 0), False),
+        (DEFAULT_CHIPS, "80 90", (8, 0), True),
+        (DEFAULT_CHIPS, "80 90", (8, 7), True),  # code for 8.6 runs there
+        (DEFAULT_CHIPS, "80 90", (9, 0), True),
+        (DEFAULT_CHIPS, "80 90", (10, 3), True),  # code for 10.0
+        (DEFAULT_CHIPS, "80 90", (11, 0), True),  # PTX of 9.0
+        (DEFAULT_CHIPS, "80 90", (12, 1), True),
+        (DEFAULT_CHIPS, "80 90", (13, 0), True),  # PTX of 9.0
+        (DEFAULT_CHIPS, "80 90", (7, 5), False),
+        ("90a", "", (9, 0), True),
+        ("90a", "", (9, 1), False),
+        ("90a", "90", (9, 1), True),
+        ("90a", "", (10, 0), False),
+        ("90a", "", (8, 0), False),
+        ("90a 100", "100", (9, 0), True),
+        ("100", "100", (9, 0), False),  # PTX of a newer chip
+        ("86", "", (8, 0), False),
+        ("80", "", (8, 9), True),
+        ("80", "", (9, 0), False),
+        ("80", "80", (9, 0), True),
+        ("86 120", "86", (11, 0), True),  # PTX for a chip between them
     ],
 )
 def test_chips_that_a_module_runs_on(
-    monkeypatch: pytest.MonkeyPatch, chips: str, later: bool, capability: tuple[int, int], runs: bool
+    monkeypatch: pytest.MonkeyPatch, chips: str, ptx: str, capability: tuple[int, int], runs: bool
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
 
     for _ in range(2):
-        assert cuda.runs_on(SimpleNamespace(chips=chips, later=later), torch.device("cuda")) == runs
+        assert cuda.runs_on(SimpleNamespace(chips=chips, ptx=ptx), torch.device("cuda")) == runs
 
 
 def test_runs_of_bytes_are_copied_from_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
