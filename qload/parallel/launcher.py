@@ -61,7 +61,7 @@ class _ErrorUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         kind = super().find_class(module, name) if module.startswith("qload.errors.") else None
         if not (isinstance(kind, type) and issubclass(kind, QloadError)):
-            raise pickle.UnpicklingError(f"{module}.{name}: not an error of qload")
+            raise pickle.UnpicklingError(name)
         return kind
 
 

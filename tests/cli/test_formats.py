@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qload import MemoryStorage, Weights, with_experts
-from qload.capabilities import as_markdown, overview
+from qload.capabilities import Capability, as_markdown, overview
 from qload.configs import FoundConfig
 from qload.detect import read_claims, read_configs
 from qload.detect.config_reader import METHODS, described_formats
@@ -80,6 +80,11 @@ def test_json_has_every_format_and_column() -> None:
 
 def test_every_no_has_its_reason() -> None:
     assert all(cell.text for row in overview().values() for cell in row.values() if not cell.yes)
+
+
+def test_an_answer_has_its_text_behind_a_colon() -> None:
+    assert (str(Capability(True)), str(Capability(True, "at 8"))) == ("yes", "yes: at 8")
+    assert (str(Capability(False)), str(Capability(False, "why"))) == ("no", "no: why")
 
 
 def test_what_a_method_reads_is_what_its_configs_are_read_as() -> None:

@@ -108,5 +108,7 @@ def test_every_room_is_listed_once_and_no_single_config_can_be_changed() -> None
 
     assert isinstance(loader, ModuleLoader)
     assert loader.formats == (CHANNEL, GROUPS, PLAIN)
-    with pytest.raises(ArgumentError, match="each module has its own config"):
+    with pytest.raises(
+        ArgumentError, match=r"^changes\n  expected none: each module has its own config\n  got      bits$"
+    ):
         loader.with_config(bits=4)

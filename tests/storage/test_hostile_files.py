@@ -238,6 +238,18 @@ def test_a_file_that_changes_between_two_of_its_runs_is_an_error(
         storage.read("a", (slice(0, 512), slice(0, 8)))
 
 
+def test_a_file_that_is_gone_is_told_by_its_name_alone(large: Path) -> None:
+    storage = SafetensorsStorage(large)
+    storage.read("a")
+    large.unlink()
+
+    with pytest.raises(StorageError) as caught:
+        storage.read("a")
+
+    text = f"model.safetensors: is gone: {os.strerror(2)}"
+    assert (str(caught.value), caught.value.rule) == (text, "no-files")
+
+
 def test_a_file_that_ends_before_its_tensor_does_is_an_error(
     large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

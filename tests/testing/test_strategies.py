@@ -110,3 +110,11 @@ def test_a_name_is_imported_when_it_is_used_and_torch_not_before() -> None:
     code += "sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_a_layer_shows_its_traits_sizes_and_seed() -> None:
+    """Hypothesis prints it as the falsifying example."""
+    layer = layer_of(Traits("gptq", 4, 32, zeros="v1"), 64, 128, seed=3)
+
+    assert repr(layer).startswith("DrawnLayer(GPTQConfig(bits=4, group_size=32")
+    assert repr(layer).endswith("'N': 64, 'K': 128, 'G': 4}, gptq.v1.w4.g32, seed 3)")

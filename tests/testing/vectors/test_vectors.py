@@ -141,6 +141,13 @@ def test_ids_are_told_once_and_the_schema_has_every_field(folder: Path) -> None:
     assert {*schema["$defs"]["VectorCase"]["properties"]} == {*manifest["cases"][0]}
 
 
+def test_an_empty_folder_is_filled(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+
+    assert export(tmp_path / "empty").version == VERSION
+    assert (tmp_path / "empty" / "SHA256SUMS").read_text() == (folder / "SHA256SUMS").read_text()
+
+
 def test_a_folder_that_holds_something_is_left_alone(folder: Path) -> None:
     with pytest.raises(ArgumentError, match="an empty or a missing folder"):
         export(folder)
