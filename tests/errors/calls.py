@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -24,6 +24,9 @@ from qload.formats import Fp8Config, Fp8Weight
 from qload.kernels import MPLinearLayerConfig, choose_mp_linear_kernel, scalar_types
 from qload.kernels import bounds as bounds_of
 from qload.kernels.activations import quantize
+from qload.kernels.cuda import byte_strips, exllama
+from qload.kernels.cuda import marlin as marlin_kernels
+from qload.kernels.cuda.marlin import MarlinCall
 from qload.kernels.dtypes import bias_for
 from qload.kernels.experts_function import check as check_expert_inputs
 from qload.kernels.mp_linear.kernels import permute_param_layout_, read_layer
@@ -94,6 +97,7 @@ from qload.storage.protocol import bounds, check_out, check_rows
 from qload.testing.tiny_checkpoint import make_checkpoint
 from qload.weights import Weights
 from tests.kernel_formats.marlin_layers import layer
+from tests.kernels import cuda_layers as layers
 from tests.meta.test_argument_types import EXPERTS, FACTS
 
 Call = tuple[Callable[..., Any], dict[str, Any]]
@@ -431,7 +435,7 @@ PRODUCTS: dict[str, Call] = {
             "factors": float_range(128).cos(),
             "dtype": torch.float32,
             "scratch": 16 * 128 * 4,
-            "count": 50,
+            "count": 20,
         },
     ),
     "transposed": (
@@ -667,6 +671,42 @@ QUANTIZERS: dict[str, Call] = {
         )
     },
 }
+
+
+def checked_call(check: Callable[[Any], Any], call: Any) -> Call:
+    """Return the check of a kernel's call, with the operands of a lawful one."""
+    operands = {each.name: getattr(call, each.name) for each in fields(call)}
+    return lambda **changed: type(check(replace(call, **changed))).__name__, operands
+
+
+IN_ORDER = layers.layer(192, 64, 64, 4, torch.float16, zeros=True)
+ACT_ORDER = layers.layer(192, 64, 64, 8, torch.float16, act_order=True)
+ROWS, BIAS = torch.ones(3, 192).half(), torch.ones(64).half()
+LAUNCHES: dict[str, Call] = {
+    "a call of marlin": checked_call(
+        marlin_kernels.check, MarlinCall(*marlin_kernels.arguments(ROWS, IN_ORDER))
+    ),
+    "a call of marlin in act order": checked_call(
+        marlin_kernels.check, MarlinCall(*marlin_kernels.arguments(ROWS, ACT_ORDER, BIAS))
+    ),
+    **{
+        f"a call of bytes in strips, {kind}": checked_call(
+            byte_strips.check,
+            byte_strips.ByteStripsCall(*byte_strips.arguments(ROWS, layers.byte_layer(192, 72, kind))),
+        )
+        for kind in ("channel", "block")
+    },
+}
+LAUNCHES["a call of exllama"] = checked_call(
+    exllama.checked,
+    exllama.ExllamaCall(
+        *exllama.arguments(
+            ROWS[:, :96].contiguous(),
+            layers.layer(96, 64, 48, 4, torch.float16, "exllama", zeros=True, act_order=True),
+            BIAS,
+        )
+    ),
+)
 METHODS: dict[str, Call] = {
     "AWQMarlinConfig": (AWQMarlinConfig, {"weight_bits": 4, "group_size": 32, "zero_point": True}),
     "AWQMarlinConfig.from_config": (
@@ -776,6 +816,7 @@ FUNCTIONS = {
     **KERNELS,
     **QUANTIZED,
     **PRODUCTS,
+    **LAUNCHES,
     **LOADED,
     **LAYERS,
     **QUANTIZERS,
