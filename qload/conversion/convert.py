@@ -268,7 +268,7 @@ def convert(
         Maximum size of an output file in bytes; a larger layer has its own file.
     nonfinite
         "error": a layer with a scale that is NaN or infinite is refused. "allow": such scales are converted
-        as stored.
+        as stored, with a note.
     progress
         Receives the stage, the finished bytes of the stage, and its total.
     process_group
@@ -355,13 +355,13 @@ def plan_conversion(
         for prefix, layer in quantized.items()
         if isinstance(layer, LayerDescription) and layer.contradiction is not None
     }
-    spoiled = nonfinite_layers(source) if nonfinite == "error" else {}
+    spoiled, allowed = nonfinite_layers(source, nonfinite)
     refused |= spoiled
     items = _output_items(source, layers, refused)
     config = _config_of(source, [*layers.values(), *kept.values()])
     refused = {**config.refused, **refused}
     by_target = {prefix: reason for prefix, reason in refused.items() if prefix not in spoiled}
-    notes = [*_notes(source, layers, request.to), *_remedies(request, requested, by_target)]
+    notes = [*allowed, *_notes(source, layers, request.to), *_remedies(request, requested, by_target)]
     return ConversionPlan(items, layers, config, refused, notes)
 
 

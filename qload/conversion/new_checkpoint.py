@@ -23,6 +23,7 @@ from qload.errors import ArgumentError, NonfiniteScaleError, QloadError
 from qload.errors.reporting import qload_version
 from qload.loader import LayerDescription
 from qload.loader.layer_values import check_scales
+from qload.loader.source import Nonfinite
 from qload.storage import SafetensorsStorage, is_directory, snapshot
 from qload.storage.files import special, status
 from qload.verify.checkpoint import VerifiedCheckpoint
@@ -61,15 +62,18 @@ def format_of(layer: LayerDescription | QloadError | None) -> str | None:
     return layer.format.weight_type.format if isinstance(layer, LayerDescription) else None
 
 
-def nonfinite_layers(source: VerifiedCheckpoint) -> dict[str, str]:
-    """Return the reason of refusal, by prefix, of layers with scales that are NaN or infinite."""
-    reasons = {}
+def nonfinite_layers(source: VerifiedCheckpoint, nonfinite: Nonfinite) -> tuple[dict[str, str], list[str]]:
+    """Return refusals, by prefix, of layers with NaN or infinite scales; notes if these are allowed."""
+    refused, notes = {}, []
     for layer in source.described():
         try:
             check_scales(source.weights, [layer], {}, whole=False)
         except NonfiniteScaleError as error:
-            reasons[layer.prefix] = str(error)
-    return reasons
+            if nonfinite == "allow":
+                notes.append(f"{error.tensor}: written as stored: {error.got}")
+            else:
+                refused[layer.prefix] = str(error)
+    return refused, notes
 
 
 def config_files(
@@ -180,7 +184,7 @@ class NewCheckpoint:
         # No time and no path, so that equal conversions have equal certificates.
         certificate = {
             "schema": CERTIFICATE_SCHEMA,
-            "qload": qload_version(),
+            "qload": qload_version() or "a source tree",
             **self.request,
             "source": dict(sorted(hashes.items())),
             "files": dict(sorted(folder.completed.items())),

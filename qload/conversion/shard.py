@@ -227,7 +227,8 @@ def plan_shares(
     model, note = supported_text_config(source.model_config)
     how = sharings(source.index, model, ep)
     refused = _refused_layers(source, how, tp)
-    refused |= nonfinite_layers(source) if nonfinite == "error" else {}
+    spoiled, allowed = nonfinite_layers(source, nonfinite)
+    refused |= spoiled
     if refused:
         lawful = SharePlanner(weights).lawful(source.layers, how, ep)
         return ShardingLayout(how, (), (), refused, () if lawful is None else [lawful.text()])
@@ -254,6 +255,7 @@ def plan_shares(
     cut_shares = [{prefix: share for prefix, share in of_rank.items() if share} for of_rank in shares]
     biased = any(how[prefix].cut == "K" and named(prefix, "bias") in source.names for prefix in how)
     notes = [CONFIG_NOTE, WHOLE_TENSORS_NOTE, *([BIASES_NOTE] if biased else []), *([note] if note else [])]
+    notes += allowed
     return ShardingLayout(how, cut_shares, items, {}, notes)
 
 

@@ -35,6 +35,7 @@ from qload import (
     verify,
 )
 from qload.cli.main import main
+from qload.conversion.new_checkpoint import CERTIFICATE
 from qload.detect import for_target
 from qload.errors import NonfiniteScaleError
 from qload.models import load_decoder, load_model, load_vision_model, text_config
@@ -85,7 +86,7 @@ VERBS: dict[str, tuple[int, list[str]] | None] = {
     "verify": (1, ["{path}"]),
     "diff": (GOES_ON, ["{path}", "{path}"]),
     "plan": (GOES_ON, ["{path}", "--tp", "2"]),
-    "explain": (GOES_ON, ["{path}", "--arch", "sm90"]),
+    "explain": (REFUSED, ["{path}", "--arch", "sm90"]),
     "convert": (REFUSED, ["{path}", "--to", "bf16", "--round", "-o", "{out}"]),
     "shard": (REFUSED, ["{path}", "--tp", "2", "-o", "{out}"]),
     "run": (REFUSED, ["{path}", "--prompt-ids", "1,2"]),
@@ -97,6 +98,7 @@ VERBS: dict[str, tuple[int, list[str]] | None] = {
     "selftest": None,
     "vectors": None,
 }
+WRITERS = ("convert", "shard")
 WITH_OPTION = ("convert", "shard", "run", "bench-load")
 
 
@@ -120,7 +122,7 @@ def test_a_command_refuses_by_the_name_of_the_tensor_or_goes_on(
     result = command(name, folder, tmp_path)
 
     assert result.exit_code == said[0], result.output
-    if said[0]:
+    if said[0] == REFUSED:
         assert any(tensor in result.output for tensor in SPOILED)
     assert not (tmp_path / "made").exists()
 
@@ -131,6 +133,13 @@ def test_a_command_that_is_told_so_takes_such_scales(name: str, folder: Path, tm
 
     assert "not finite\n  expected finite numbers" not in result.output
     assert result.exit_code == (2 if name == "run" else 0), result.output  # the logits are NaN
+    assert ("written as stored: nan at (0, 3)" in result.stderr) == (name in WRITERS)
+    certificates = [json.loads(path.read_text()) for path in tmp_path.rglob(CERTIFICATE)]
+    assert bool(certificates) == (name in WRITERS)
+    for certificate in certificates:
+        notes = [note.partition(": written")[0] for note in certificate["notes"] if "as stored" in note]
+        assert {*notes} == {*SPOILED}
+        assert certificate["qload"]
 
 
 # Python
@@ -294,7 +303,7 @@ def test_a_door_refuses_unless_it_is_told(name: str, folder: Path, tmp_path: Pat
 def test_a_report_goes_on_to_what_it_reports(name: str, folder: Path) -> None:
     found = REPORTS[name](folder)
 
-    assert found.verdict == ("findings" if name == "verify" else "ok")
+    assert found.verdict == ("findings" if name in ("verify", "explain") else "ok")
     if name == "verify":
         assert {finding.tensor for finding in found.findings if finding.rule == "scale-value"} == {*SPOILED}
 
