@@ -640,7 +640,7 @@ def absent(count: int, stored: Iterable[int]) -> tuple[tuple[int, ...], int]:
     present = {number for number in stored if number < count}
     first: list[int] = []
     number = 0
-    while number < count and len(first) < min(SHOWN, count - len(present)):
+    while number < count and len(first) < SHOWN:
         if number not in present:
             first.append(number)
         number += 1

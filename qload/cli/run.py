@@ -276,7 +276,7 @@ def _generate(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup") -> 
     loading = perf_counter() - start
     logits = None
     if arguments.logits:
-        logits = engine.prefill(plan.ids, embeddings=embeddings)[0].float().tolist()
+        (logits,) = engine.prefill(plan.ids, embeddings=embeddings).float().tolist()
     start = perf_counter()
     ids, seconds = [], []
     for tokens in engine.stream([plan.ids], arguments.tokens, arguments.sampler, [embeddings]):

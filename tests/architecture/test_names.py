@@ -3,7 +3,7 @@
 import pytest
 
 from qload.architecture import architecture_of
-from qload.architecture.names import adapters_of, base_name, is_adapter, refuse_adapters
+from qload.architecture.names import adapters_of, base_name, is_adapter, projection_groups, refuse_adapters
 from qload.errors import MismatchError
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
@@ -96,3 +96,16 @@ def test_layers_of_old_versions_have_the_adapter_in_themselves() -> None:
 
     assert found is not None
     assert (found.layer, found.count) == (Q, 1)
+
+
+def test_projections_with_one_input_are_a_group_whatever_is_missing() -> None:
+    stored = [f"a.{name}" for name in ("v_proj", "q_proj", "o_proj", "up_proj", "gate_proj", "w3", "w2")]
+    stored += ["b.k_proj", "b.v_proj", "b.w1", "b.w3", "q_proj", "k_proj", "v_proj"]
+
+    assert projection_groups(stored) == {
+        "a.gate_proj": ["a.gate_proj", "a.up_proj"],
+        "a.q_proj": ["a.q_proj", "a.v_proj"],
+        "b.k_proj": ["b.k_proj", "b.v_proj"],
+        "b.w1": ["b.w1", "b.w3"],
+        "q_proj": ["q_proj", "k_proj", "v_proj"],
+    }

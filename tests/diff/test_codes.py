@@ -12,7 +12,7 @@ from torch import Tensor
 from qload import AWQConfig, AWQWeight, GPTQWeight, convert, diff, open_checkpoint, repack
 from qload.conversion.targets import INTEGERS
 from qload.diff import CheckpointDiff, LayerDiff, comparison
-from qload.diff.comparison import equal_codes, has_packed_codes, output_blocks
+from qload.diff.comparison import equal_codes, has_packed_codes, output_blocks, same_weight
 from qload.formats import UnquantizedConfig, UnquantizedWeight
 from qload.spec import Codes, Weight
 from qload.testing import make_checkpoint
@@ -47,6 +47,24 @@ def test_equal_codes_are_told_in_every_order_and_from_both_sides(to: str) -> Non
     assert equal_codes(one, other)
     assert equal_codes(other, one)
     assert torch.equal(one.dequantize(), other.dequantize())
+
+
+def test_operands_of_another_type_or_shape_are_not_equal() -> None:
+    one = awq()
+    equal = replace(one, scales=torch.ones(2, 64).half())
+    others = [
+        replace(equal, config=AWQConfig(64), scales=torch.ones(1, 64).half(), qzeros=one.qzeros[:1]),
+        replace(equal, qweight=one.qweight[:32], config=AWQConfig(16)),
+    ]
+
+    assert equal_codes(equal, replace(equal))
+    assert same_weight(equal, replace(equal))
+    assert not same_weight(equal, replace(equal, scales=torch.ones(2, 64).bfloat16()))
+    for other in others:
+        assert not equal_codes(equal, other)
+        assert not equal_codes(other, equal)
+        assert not same_weight(equal, other)
+        assert not same_weight(other, equal)
 
 
 @pytest.mark.parametrize("to", ["gptq", "marlin_checkpoint", "compressed-tensors"])

@@ -19,23 +19,25 @@ FAILED = ("refused", "differs", "shape", "missing", "unread", "rounded")
 def record(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Return a list that gets each report and error from its creation on."""
     seen: list[Any] = []
-
-    def create(cls: type[QloadError], *arguments: Any, **fields: Any) -> QloadError:
-        seen.append(Exception.__new__(cls, *arguments))
-        return seen[-1]  # type: ignore[no-any-return]
-
-    monkeypatch.setattr(QloadError, "__new__", staticmethod(create), raising=False)
-    for report_type in REPORTS:
-        monkeypatch.setattr(report_type, "__init__", _recorded(report_type, seen))
+    for each in (*REPORTS, *_error_types(QloadError)):
+        monkeypatch.setattr(each, "__init__", _recorded(each, seen))
     return seen
 
 
-def _recorded(report_type: type, seen: list[Any]) -> Any:
-    create = report_type.__init__
+def _error_types(base: type[QloadError]) -> Iterator[type[QloadError]]:
+    """Yield a class of errors and its subclasses that have a constructor of their own."""
+    if "__init__" in vars(base):
+        yield base
+    for derived in base.__subclasses__():
+        yield from _error_types(derived)
 
-    def create_and_record(report: Any, *arguments: Any, **fields: Any) -> None:
-        create(report, *arguments, **fields)
-        seen.append(report)
+
+def _recorded(kind: type, seen: list[Any]) -> Any:
+    create: Any = kind.__init__  # type: ignore[misc]
+
+    def create_and_record(self: Any, *arguments: Any, **fields: Any) -> None:
+        create(self, *arguments, **fields)
+        seen.append(self)
 
     return create_and_record
 

@@ -96,7 +96,7 @@ class CompareState:
         wrong = int((errors > 1).sum())
         if not wrong:
             return None
-        token, output = divmod(int(errors.argmax()), errors.shape[-1])
+        token, output = divmod(int(errors.argmax()), errors.shape[1])
         return token, output, float(want.rounded_to(y.dtype).error[token, output]), wrong
 
 
@@ -121,7 +121,8 @@ class ComparedLayer(nn.Module, ABC):
 
     def forward(self, x: Tensor, *routing: Tensor) -> Tensor:
         """Compute (..., N) of x (..., K), in its dtype; `routing`: ids and weights (T, k) of experts."""
-        if self.state.follows == "kernel" and self.kernel is not None:
+        if self.state.follows == "kernel":
+            assert self.kernel is not None
             y: Tensor = self.kernel(x, *routing)
             return y
         rows = x.reshape(-1, x.shape[-1])
@@ -249,12 +250,12 @@ class ComparedExperts(ComparedLayer):
         return (self.name, (output,)), partial(self.read_back, routing[0][token].tolist())
 
     def read_back(self, chosen: list[int]) -> Misread | None:
-        """Return the first value of a matrix of `chosen` experts that differs in the order of the kernel."""
+        """Return the first value of a matrix of `chosen` experts that differs in the order of the kernel.
+
+        One process has all experts, so each has its own number.
+        """
         for expert in sorted(set(chosen)):
-            place = int(self.meaning.local.map[expert])
-            if place < 0:
-                continue
-            matrices = zip(self.meaning.expert(place), self.repacked.expert(place), strict=True)
+            matrices = zip(self.meaning.expert(expert), self.repacked.expert(expert), strict=True)
             for exact, repacked in matrices:
                 want, got = exact.dequantize(), repacked.dequantize()
                 wrong = (got != want).nonzero()

@@ -162,11 +162,11 @@ def logit_distances(got: Tensor, want: Tensor) -> dict[str, Any]:
     nats; `greedy`: number of tokens with the same likeliest next token, of all `tokens`.
     """
     got, want = got.double(), want.double()
-    ours, theirs = got.log_softmax(-1), want.log_softmax(-1)
+    ours, theirs = got.log_softmax(1), want.log_softmax(1)
     return {
         "largest": float((got - want).abs().max() / (want.max() - want.min())),
-        "kl": float((theirs.exp() * (theirs - ours)).sum(-1).mean()),
-        "greedy": int((got.argmax(-1) == want.argmax(-1)).sum()),
+        "kl": float((theirs.exp() * (theirs - ours)).sum(1).mean()),
+        "greedy": int((got.argmax(1) == want.argmax(1)).sum()),
         "tokens": got.shape[0],
     }
 
