@@ -190,8 +190,9 @@ def _column_scales(stored: Tensor) -> Tensor:
 
 
 def _table(quant_type: str, device: torch.device) -> Tensor:
-    """Return the values of codes, float32 (16,)."""
-    return torch.tensor(TABLES[quant_type], dtype=torch.float32, device=device)
+    """Return the values of codes, float32 (16,); computed on the device, as a CUDA graph allows no copy."""
+    values = [torch.full((1,), value, dtype=torch.float32, device=device) for value in TABLES[quant_type]]
+    return torch.cat(values)
 
 
 def _swapped(stored: Tensor, N: int, K: int) -> Tensor:
