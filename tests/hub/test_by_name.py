@@ -119,7 +119,7 @@ def test_without_an_answer_the_cache_is_enough_and_asks_no_more(hub: Hub) -> Non
     hub.faults.append(fail)
     result = run("inspect", "org/sound")
 
-    assert {place for _, place in hub.asked} == {"/api/models/org/sound/revision/main"}
+    assert hub.asked == [("GET", "/api/models/org/sound/revision/main")]
     assert json.loads(result.stdout)["layers"] == json.loads(online.stdout)["layers"]
     assert "from the local cache: the hub answered with status 503" in result.stderr
 
