@@ -69,7 +69,7 @@ def bench_load(
     from qload.storage.checkpoint_files import locate
 
     native.check()
-    with open_path(path, whole=True) as place, progress_bar() as progress:
+    with open_path(path, whole=True) as place, progress_bar(visible=True) as progress:
         locate(place)  # refuses a wrong path before torch is imported
         report = measure_load(place, device, target, rounds, progress, nonfinite)
     rates = (f"{stage['stage']}: {stage['gigabytes_per_second']:.2f} GB/s" for stage in report["stages"])

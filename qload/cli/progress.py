@@ -20,7 +20,7 @@ def is_stderr_terminal() -> bool:
 
 
 @contextmanager
-def progress_bar(*, visible: bool = True) -> Iterator[Update | None]:
+def progress_bar(*, visible: bool) -> Iterator[Update | None]:
     """Show a progress bar on a terminal until the block ends; None if it would be invisible.
 
     Under NO_COLOR it prints lines of text, because a bar moves the cursor with escape sequences.

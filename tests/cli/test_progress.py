@@ -19,7 +19,7 @@ def test_what_is_not_known_yet_is_not_said() -> None:
 def test_nobody_looks_at_a_standard_error_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stderr", None)
 
-    with progress_bar() as update:
+    with progress_bar(visible=True) as update:
         assert update is None
 
 

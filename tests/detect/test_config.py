@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from qload.configs import FoundConfig
-from qload.detect import loader_from_config, read_claims, read_configs
+from qload.detect import loader_from_config, read_claims, read_configs, read_model_config
 from qload.errors import ConfigError
 from tests.detect.settings import AWQ, GPTQ
 
@@ -163,3 +163,13 @@ def test_another_tools_config_alone_is_not_taken_for_a_plain_model(tmp_path: Pat
 
     with pytest.raises(ConfigError, match=r"hf_quant_config\.json: quantization\n  expected an object"):
         read_configs(tmp_path)
+
+
+def test_the_config_of_a_model_is_beside_its_file(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "hidden_size": 8}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "model.safetensors").write_bytes(b"")
+
+    assert read_model_config(tmp_path) == read_model_config(tmp_path / "model.safetensors") == config
+    assert read_model_config(tmp_path / "other") == {}
