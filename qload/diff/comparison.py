@@ -264,4 +264,8 @@ def _detail(pair: SideBySide, values: ValueDiff, others: Mapping[str, LayerDescr
     cause = find_misreading(pair, values.block, against_plain * MAX_PLAIN_DISTANCE) or find_misplaced(
         pair.load(values.block)[0], values.block, pair.reference, pair.other, others
     )
+    if cause is None:
+        turned = SideBySide(pair.reference, pair.other, pair.checkpoint, pair.layer)
+        cause = find_misreading(turned, values.block, 0)
+        cause = f"the second checkpoint against the first: {cause}" if cause else None
     return f"{values.text}; {cause}" if cause else values.text

@@ -111,6 +111,22 @@ def test_a_known_mistake_is_named(tmp_path: Path) -> None:
     assert found.detail.endswith("it agrees")
 
 
+def test_damaged_scales_of_either_checkpoint_are_named(tmp_path: Path) -> None:
+    codes = torch.randint(2**31, (2, 8), generator=torch.Generator().manual_seed(1)).int()
+    sound, damaged = ({**gptq("a"), "a.qweight": codes} for _ in range(2))
+    damaged["a.scales"][1, 3] = torch.nan
+    one, other = (
+        made(tmp_path / name, stored, quantization_config=GPTQ)
+        for name, stored in (("sound", sound), ("damaged", damaged))
+    )
+
+    (forth,), (back,) = diff(other, one).layers, diff(one, other).layers
+
+    reading = "read with the reference's scales, it agrees"
+    assert forth.detail.endswith(f"differ; {reading}")
+    assert back.detail.endswith(f"differ; the second checkpoint against the first: {reading}")
+
+
 def test_what_is_in_one_of_both_or_of_another_size_is_told(tmp_path: Path) -> None:
     one = made(tmp_path / "a", {"a.weight": torch.ones(2, 2), "b.weight": torch.ones(2, 2)})
     other = made(tmp_path / "b", {"b.weight": torch.ones(2, 3), "c.weight": torch.ones(2, 2)})
