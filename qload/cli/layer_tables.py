@@ -235,11 +235,11 @@ def _explained_layer(row: "RowGroup[ExplainedLayer]") -> Iterator[RenderableType
     if layer.error:
         yield Paragraph(Text(escape(layer.error, keep="\n"), "red"), 4)
     for name, reason in layer.formats.items():
-        yield Paragraph(Text(f"not {name}: {escape(reason)}", "dim"), 4)
+        yield Paragraph(Text(f"{name}: {escape(reason)}", "dim"), 4)
     for choice in layer.choices:
         tokens = format_count(choice.tokens, "token")
         yield Paragraph(Text(f"{tokens}: ").append(choice.kernel, "green").append(f", {choice.time}"), 4)
         for name, reason in choice.refused.items():
-            yield Paragraph(Text(f"not {name}: {escape(reason)}", "dim"), 8)
+            yield Paragraph(Text(f"{name}: {escape(reason)}", "dim"), 8)
     for change in layer.changes:
         yield Paragraph(Text(f"would be taken with {escape(change)}", "yellow"), 4)

@@ -117,7 +117,7 @@ class _LayerExplainer:
             elif layout == "panels" and self.capability is not None:
                 yield name, "only the CPU module reads it"
             elif layout == "strips" and not strips.are_faster(self.capability):
-                yield name, f"is faster only on chips of capability {strips.CAPABILITY}"
+                yield name, f"faster only on sm{strips.CAPABILITY}"
             else:
                 yield name, f"could hold it as well; {chosen} is preferred"
 

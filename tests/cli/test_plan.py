@@ -108,7 +108,7 @@ def test_explain_as_text_has_kernels_and_reasons() -> None:
     assert "model.layers.{0..1}.self_attn.o_proj  x2  gptq -> strips (64, 64)" in shown
     assert "1 token: decode, not measured" in shown
     assert "on sm90, activations of float16" in shown  # as config.json says
-    assert "not gptq_marlin: could hold it as well; strips is preferred" in shown
+    assert "gptq_marlin: could hold it as well; strips is preferred" in shown
 
 
 @pytest.mark.parametrize("asked", [["--arch", "x"], ["--tokens", "0"], ["--dtype", "int8"], ["--tp", "0"]])

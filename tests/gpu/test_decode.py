@@ -217,4 +217,4 @@ def test_more_tokens_are_refused(kind: Kind, most: int) -> None:
     reason = decode.why_not(call(inputs(most + 1, weight, torch.float16), weight))
 
     assert decode.why_not(call(inputs(most, weight, torch.float16), weight)) is None
-    assert reason == f"takes {most} tokens, got {most + 1}"
+    assert reason == f"takes at most {most} tokens, got {most + 1}"

@@ -79,7 +79,8 @@ def test_what_does_not_fit_is_refused() -> None:
 
     with pytest.raises(ArgumentError, match="scales"):
         exllama.linear(inputs(1, weight, torch.bfloat16), weight)
-    assert exllama.why_not_few(call(inputs(65, weight, torch.float16), weight)) == "takes 64 tokens, got 65"
+    too_many = call(inputs(65, weight, torch.float16), weight)
+    assert exllama.why_not_few(too_many) == "takes at most 64 tokens, got 65"
 
 
 def test_the_operator_has_a_schema_and_a_shape_rule_that_hold() -> None:

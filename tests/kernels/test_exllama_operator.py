@@ -46,7 +46,7 @@ def test_each_kernel_says_how_many_tokens_it_takes() -> None:
     weight = layer(4)
 
     assert (few.why_not(call(64, weight)), large.why_not(call(65, weight))) == (None, None)
-    assert few.why_not(call(65, weight)) == "takes 64 tokens, got 65"
+    assert few.why_not(call(65, weight)) == "takes at most 64 tokens, got 65"
 
 
 @pytest.mark.parametrize(

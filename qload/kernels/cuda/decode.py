@@ -21,7 +21,7 @@ def why_not(call: Any) -> str | None:
     """Why this kernel does not take a call, or None."""
     most = most_tokens(call)
     if call.tokens > most:
-        return f"takes {most} tokens, got {call.tokens}"
+        return f"takes at most {most} tokens, got {call.tokens}"
     return launch.why_not(call, looks_up=True)
 
 

@@ -65,7 +65,7 @@ class ExllamaCall(KernelCall):
 
 def why_not_few(call: ExllamaCall) -> str | None:
     """Why the kernel of csrc/cuda/exllama does not take a call, or None."""
-    return None if call.tokens <= MOST_TOKENS else f"takes {MOST_TOKENS} tokens, got {call.tokens}"
+    return None if call.tokens <= MOST_TOKENS else f"takes at most {MOST_TOKENS} tokens, got {call.tokens}"
 
 
 def multiply_few(call: ExllamaCall, columns: int = 0, split: int = 0) -> Tensor:

@@ -45,7 +45,7 @@ def why_not(call: Any) -> str | None:
     if reason:
         return reason
     if call.tokens > MOST_TOKENS:
-        return f"takes {MOST_TOKENS} tokens, got {call.tokens}"
+        return f"takes at most {MOST_TOKENS} tokens, got {call.tokens}"
     return launch.why_not(call)
 
 

@@ -17,7 +17,7 @@ def why_not(call: Any) -> str | None:
     if call.bits != 4:
         return f"reads 4 bits, got {call.bits}"
     if call.tokens > MOST_TOKENS:
-        return f"takes {MOST_TOKENS} tokens, got {call.tokens}"
+        return f"takes at most {MOST_TOKENS} tokens, got {call.tokens}"
     return launch.why_not(call)
 
 
