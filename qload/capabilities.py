@@ -1,5 +1,6 @@
 """Capabilities of qload for each format, derived from the declarations of formats."""
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import product
@@ -10,6 +11,7 @@ import torch
 from qload.checkpoint import format_label
 from qload.detect.config_reader import METHODS, described_formats
 from qload.dtypes import TORCH
+from qload.experts.declared_stacks import stack_endings
 from qload.experts.stack_finder import find_stacks
 from qload.experts.stack_layouts import BYTES_OF_BLOCK, FIELDS
 from qload.formats import FORMATS
@@ -184,12 +186,12 @@ def _stacks(weight_type: type[Weight], specs: Sequence[TensorSpec]) -> Capabilit
     """Names of stacks of this format, found by a search in stacks of one expert without data."""
     if _of_all_experts(specs):
         return Capability(True, f"from {STACK}{' with '.join(spec.suffix for spec in specs)}, as one weight")
-    tensors, endings = _required(weight_type), {field: list[str]() for field in FIELDS.values()}
-    for ending, field in FIELDS.items():
+    tensors, endings = _required(weight_type), defaultdict[str, list[str]](list)
+    for ending, field in stack_endings().items():
         endings[field].append(ending)
     unknown = [spec.suffix for spec in tensors if not endings.keys() & {*spec.suffixes}]
     if unknown:
-        where = "qload/experts/stack_layouts.py knows no stack of"
+        where = "qload/experts/declared_stacks.py has no stack of"
         return Capability(False, f"{where} {', '.join(unknown)}")
     ways = product(*([e for s in spec.suffixes for e in endings.get(s, ())] for spec in tensors))
     stacks = [way for way in ways if _is_found(dict(zip(way, tensors, strict=True)))]
@@ -207,7 +209,8 @@ def _is_found(stored: Mapping[str, TensorSpec]) -> bool:
     stacks = find_stacks(MemoryStorage(tensors), {"model_type": "qwen3_moe", **SIZES})
     shown = {name for stack in stacks for name, _, _ in stack.names()}
     own = LEAD + STACK.replace("experts.", "experts.0.")
-    return shown == {f"{own}.{FIELDS[ending]}" for ending in stored}
+    fields = stack_endings()
+    return shown == {f"{own}.{fields[ending]}" for ending in stored}
 
 
 def _of_all_experts(specs: Sequence[TensorSpec]) -> bool:

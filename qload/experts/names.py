@@ -10,7 +10,8 @@ from qload.architecture import Architecture
 from qload.architecture.model_tables import TABLES
 from qload.architecture.table import Row, spellings
 from qload.errors import MismatchError, TwoFormatsError, UnsupportedFormatError
-from qload.experts.stack_layouts import LAYERS, stack_names
+from qload.experts.declared_stacks import stack_names
+from qload.experts.stack_layouts import LAYERS
 from qload.loader import TensorSource
 
 Naming = tuple[str, str, str]  # the last parts of the names of gate, up and down

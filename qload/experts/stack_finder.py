@@ -20,6 +20,7 @@ from typing import Any
 from qload import dtypes
 from qload.architecture import Architecture, architecture_of
 from qload.architecture.architecture import INNER
+from qload.experts.declared_stacks import codes_fields, is_weight, stored_codes
 from qload.experts.stack_layouts import DOWN, FIELDS, HALVES, LAYERS, SCALES, WEIGHTS, Layout, Slot
 from qload.formats.fp8 import WEIGHTS as FP8
 from qload.formats.unquantized import FLOATS
@@ -82,6 +83,11 @@ class StoredStack:
         return f"{self.lead}.{self.matrix}"
 
     @property
+    def is_weight(self) -> bool:
+        """True for a stack of weights or codes, and False for one beside them."""
+        return is_weight(self.field)
+
+    @property
     def joined(self) -> bool:
         """True if gate and up of an expert stay one layer."""
         return self.layers != LAYERS.get(self.matrix, self.layers) and len(self.layers) == 1
@@ -105,13 +111,17 @@ class FoundStacks:
 
 @dataclass(frozen=True)
 class StackedMatrix:
-    """The stored tensors of one matrix of all experts, by field; `endings`: the suffixes of their names."""
+    """The stored tensors of one matrix of all experts, by field; `endings`: the suffixes of their names.
+
+    `codes`: the field of codes of a declared stack; "" for a layout of `stack_layouts`.
+    """
 
     lead: str
     name: str
     tensors: Mapping[str, str]
     endings: Mapping[str, str]
     infos: Mapping[str, TensorInfo]
+    codes: str = ""
 
     @property
     def prefix(self) -> str:
@@ -121,7 +131,7 @@ class StackedMatrix:
     @cached_property
     def weight(self) -> str | None:
         """The field of codes or floats; None if only scales are stacked."""
-        return next((name for name in WEIGHTS if name in self.tensors), None)
+        return self.codes or next((name for name in WEIGHTS if name in self.tensors), None)
 
     @property
     def layers(self) -> tuple[str, ...]:
@@ -223,6 +233,9 @@ def _modules(storage: WeightStorage) -> dict[str, list[StackedMatrix]]:
             if axes == 3 and _may_be_stacked(storage, name, module, matrix, last):
                 groups.setdefault((module, matrix), {})[DOTTED[last]] = name
     modules: dict[str, list[StackedMatrix]] = {}
+    for (module, matrix), codes in stored_codes(storage).items():
+        if not any(FIELDS[ending] in WEIGHTS for ending in groups.pop((module, matrix), ())):
+            modules.setdefault(module, []).append(_declared_matrix(storage, module, matrix, codes))
     for (module, matrix), endings in groups.items():
         for last, ending in DOTTED.items():
             name = f"{module}.{matrix}.{last}"
@@ -261,6 +274,16 @@ def _matrix(
         return matrix if scales and module.endswith(("experts", "moe")) else None
     axes = 4 if matrix.in_blocks else 3
     return matrix if len(matrix.info.shape) >= axes else None
+
+
+def _declared_matrix(storage: WeightStorage, module: str, name: str, codes: str) -> StackedMatrix:
+    """Group a matrix's declared tensors by field."""
+    stored, tensors, endings = storage.keys(), dict[str, str](), dict[str, str]()
+    for ending, field_name in codes_fields()[codes].endings().items():
+        if f"{module}.{name}{ending}" in stored:
+            tensors[field_name], endings[field_name] = f"{module}.{name}{ending}", ending
+    infos = {field_name: storage.info(tensor) for field_name, tensor in tensors.items()}
+    return StackedMatrix(module, name, tensors, endings, infos, codes)
 
 
 def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -324,11 +347,13 @@ class _Finder:
         self, matrices: list[StackedMatrix]
     ) -> Iterator[tuple[StackedMatrix, list[StoredStack] | str]]:
         """Yield each matrix with its stacks, or with the reason why it is unreadable."""
-        weights = [matrix for matrix in matrices if matrix.weight is not None]
+        weights = [matrix for matrix in matrices if matrix.weight is not None and not matrix.codes]
         orders = self._axes(weights)
         for matrix in matrices:
             if matrix.weight is None:
                 yield matrix, self._scales_alone(matrix)
+            elif matrix.codes:
+                yield matrix, self._declared_stacks(matrix)
             else:
                 yield matrix, self._stacks(matrix, orders.get(matrix.name))
 
@@ -380,6 +405,25 @@ class _Finder:
                 return stacks
             reason = stacks
         return reason
+
+    def _declared_stacks(self, matrix: StackedMatrix) -> list[StoredStack] | str:
+        """Stacks of declared tensors, or the reason why they are unreadable; gate and up stay joined."""
+        count = matrix.info.shape[0]
+        (layer,) = matrix.layers if len(matrix.layers) == 1 else (matrix.name,)
+        stacks = []
+        for field_name, source in matrix.tensors.items():
+            info = matrix.infos[field_name]
+            what = f"experts in one tensor, {source} of shape {list(info.shape)}"
+            if not 1 <= count <= self.max_experts:
+                return f"{what}: at most {self.max_experts} experts are expected"
+            if info.shape[:1] != (count,):
+                return (
+                    f"{what}: the first axis is not of the {count} experts of {matrix.tensors[matrix.codes]}"
+                )
+            slot = Slot(source, TensorInfo(info.stored_dtype, info.shape[1:], info.file))
+            places = {f"{layer}.{field_name}": slot}
+            stacks.append(StoredStack(matrix.lead, matrix.name, source, count, places, field_name))
+        return stacks
 
     def _beside(self, matrix: StackedMatrix) -> Mapping[str, TensorInfo]:
         """Headers of the stack's fields; of a lone stacked weight, those of the first expert's own scales."""

@@ -184,7 +184,6 @@ FIELDS: dict[str, str] = {
     ".scale": "scale",
 }  # fmt: skip
 WEIGHTS = ("weight", "weight_packed", "qweight")  # a layer has one of these fields
-WEIGHT_ENDINGS = tuple(ending for ending, own in FIELDS.items() if own in WEIGHTS)
 SCALES = ("weight_scale", "weight_scale_inv", "scale")  # names of a weight's scale
 SINGLE = ("weight_scale_2", "weight_global_scale", "input_scale", "input_global_scale", "input_zero_point",
           "activation_scale")  # fmt: skip
@@ -193,11 +192,6 @@ COLUMNS = ("qweight", "qzeros", "scales")  # fields of a layer with outputs as t
 BYTES_OF_BLOCK = 16  # of 32 inputs, in MXFP4 of gpt-oss
 
 Shape = tuple[int, ...]
-
-
-def stack_names(prefix: str) -> list[str]:
-    """Possible names of a stacked matrix's weight."""
-    return [f"{prefix}{ending}" for ending in WEIGHT_ENDINGS]
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from qload.errors import TwoFormatsError, checked
 from qload.experts.stack_finder import StoredStack, search
-from qload.experts.stack_layouts import WEIGHTS, WINDOW_BYTES, Slices, Slot, widened
+from qload.experts.stack_layouts import WINDOW_BYTES, Slices, Slot, widened
 from qload.lazy_torch import Tensor, torch
 from qload.storage import FillingStorage, TensorInfo, WeightStorage
 from qload.storage.protocol import (
@@ -129,7 +129,7 @@ class ExpertStacks:
                 stack.lead, stack.layers, stack.count, any(slot.step > 1 for slot in stack.parts.values())
             )
             for stack in stacks
-            if stack.field in WEIGHTS and not any(slot.bytes_of_block for slot in stack.parts.values())
+            if stack.is_weight and not any(slot.bytes_of_block for slot in stack.parts.values())
         }  # except for MXFP4 of gpt-oss, a format of stacks
         if stacks:
             log.info("%s", self.note())
@@ -239,7 +239,7 @@ class ExpertStacks:
         """Explain names of experts that no file lists, for an error message; "" without stacks."""
         if not self._stacks:
             return ""
-        stacks = sorted(self._stacks.values(), key=lambda stack: stack.field not in WEIGHTS)
+        stacks = sorted(self._stacks.values(), key=lambda stack: not stack.is_weight)
         first = stacks[0]
         part, count = next(iter(first.parts)), len(self._stacks)
         return (

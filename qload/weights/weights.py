@@ -25,8 +25,8 @@ from qload.errors import (
     checked,
 )
 from qload.experts import ExpertFacts, ExpertSplit, ExpertsWeight
+from qload.experts.declared_stacks import stack_names
 from qload.experts.load import load_experts, load_stacked
-from qload.experts.stack_layouts import stack_names
 from qload.experts.stacked_storage import ExpertStacks, within
 from qload.experts.weight import StackedWeight
 from qload.formats.unquantized import FLOATS

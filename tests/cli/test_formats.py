@@ -17,7 +17,7 @@ from qload.configs import FoundConfig
 from qload.detect import read_claims, read_configs
 from qload.detect.config_reader import METHODS, described_formats
 from qload.errors import RepackError, UnsupportedFormatError
-from qload.experts.stack_layouts import FIELDS
+from qload.experts.declared_stacks import stack_endings
 from qload.formats import FORMATS
 from qload.kernel_formats import repack, restore
 from qload.kernel_formats.repack import LAYOUTS, can_restore, options, targets
@@ -175,13 +175,15 @@ def test_stacks_are_read_from_the_names_that_are_said(name: str, data: Any) -> N
     (weight_type,) = (each for each in MATRICES if each.format == name)
     stored = data.draw(experts(weight_type))
     held = {field.rpartition(".")[2] for field in stored.tensors}
-    assume(held <= {*FIELDS.values()})  # optional tensors may have no stack
+    fields = stack_endings()
+    assume(held <= {*fields.values()})  # optional tensors may have no stack
     text = overview()[name]["experts in stacks"].text.removeprefix("from experts.down_proj")
     first, _, others = text.partition(" with ")
     weights = [ending.strip() for ending in first.split(" or ")]
-    said = [*weights, *re.findall(r"[._][a-z_0-9]+", others)]
-    said += [f"_{own}" for own in sorted(held) if own not in {FIELDS[ending] for ending in said}]
-    ways = {field: [ending for ending in said if FIELDS[ending] == field] for field in held}
+    assume(held & {fields[ending] for ending in weights})  # one of two names of codes may have no stack
+    said = [*weights, *re.findall(r"[._]\w+", others)]
+    said += [f"_{own}" for own in sorted(held) if own not in {fields[ending] for ending in said}]
+    ways = {field: [ending for ending in said if fields[ending] == field] for field in held}
     endings = {field: data.draw(st.sampled_from(each), label=field) for field, each in ways.items()}
     sizes = {"hidden_size": stored.drawn[0][0].K, "moe_intermediate_size": stored.inner}
 

@@ -29,7 +29,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "errors.exceptions": ("list_names", "worlds"),
     "errors.reporting": ("worst_code", "cause_of", "group_texts"),
     "experts.expert_description": ("bias_name",),
-    "experts.stack_layouts": ("stack_names",),
+    "experts.declared_stacks": ("stack_names",),
     "hub": ("parse_id",),
     "kernel_formats.marlin": ("fits_thread_blocks", "pad_shape", "split_group", "count_locks"),
     "kernels.bounds": ("roundings",),

@@ -73,19 +73,19 @@ def unknown_type(folder: Path, seed: int = 0) -> UnreadCheckpoint:
 
 
 def unknown_fields(folder: Path, seed: int = 0) -> UnreadCheckpoint:
-    """Write a model of a known type; the experts of its sparse layer are stacked words of Marlin."""
+    """Write a model of a known type; its experts are stacks of bitsandbytes, without a known layout."""
     make_checkpoint("plain", folder, model="qwen3_moe")
     chance = torch.Generator().manual_seed(seed)
     unread = {}
     for name in ("gate_proj", "up_proj", "down_proj"):
-        words = torch.randint(-(2**31), 2**31, (COUNT, 8, 128), generator=chance)
-        unread[f"{EXPERTS}.{name}.B"] = words.to(torch.int32)
-        unread[f"{EXPERTS}.{name}.s"] = torch.rand(COUNT, 1, 64, generator=chance).half()
+        codes = torch.randint(-128, 128, (COUNT, 64, 128), generator=chance)
+        unread[f"{EXPERTS}.{name}.weight"] = codes.to(torch.int8)
+        unread[f"{EXPERTS}.{name}.SCB"] = torch.rand(COUNT, 64, generator=chance)
     file = folder / "model.safetensors"
     tensors = {name: each for name, each in load_file(file).items() if not name.startswith(f"{EXPERTS}.")}
     save_file({**tensors, **unread}, file, {"format": "pt"})
     config = json.loads((folder / "config.json").read_text())
-    method = {"quant_method": "marlin", "bits": 4, "group_size": 128}
+    method = {"quant_method": "bitsandbytes", "load_in_8bit": True}
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": method}))
     return UnreadCheckpoint(folder, unread, (EXPERTS, f"{EXPERTS}.down_proj"), False, "several layers")
 
