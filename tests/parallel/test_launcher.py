@@ -209,12 +209,12 @@ def test_an_error_in_the_block_is_raised_as_it_is_and_sent_to_the_others(
     ids=["a wait", "a failed collective"],
 )
 def test_the_error_of_another_rank_ends_the_block(peer: Peer, wait: Callable[[], None]) -> None:
-    ending = threading.Thread(target=peer.end, args=(ArgumentError("y", "two", "three"),))
-    ending.start()
+    def work() -> None:
+        threading.Timer(0.05, peer.end, (ArgumentError("y", "two", "three"),)).start()
+        wait()
 
     with pytest.raises(ArgumentError, match=r"^y\n  expected two\n  got      three$"), joined_world():
-        wait()
-    ending.join()
+        work()
 
 
 def test_an_error_of_another_rank_before_the_group_exists_is_raised_as_it_is(
