@@ -5,7 +5,8 @@
     QUANTIZED      inputs that the weight declares quantized    `cuda.linear`, after a launch that rounds x,
                                                                 or `scaled`
     CUDA_KERNELS   an order that CUDA kernels read              `cuda.linear`: a `CudaPlan`, or an operator
-    CPU_MODULE     panels, or codes in rows, on a CPU           `cpu`: a `PanelsPlan` or a `RowsPlan`
+    CPU_MODULE     panels, or codes in rows, on a CPU           `cpu`: a `PanelsPlan` or a `RowsPlan`;
+                                                                without the CPU module, `products`
     DEQUANTIZED    everything else                              `products`
 
 `multiply` takes the way of the table for one call, and refuses an x or a bias that does not fit. A module, or

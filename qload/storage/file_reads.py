@@ -1,4 +1,4 @@
-"""Positioned reads of files, by any number of threads: open files, byte ranges and slices of tensors.
+"""Positioned reads of files, by any number of threads: open files, whole tensors as byte ranges, and slices.
 
 A file is opened at its first read and stays open until other files are read more. There is no memory map: a
 file that is cut short during a mapped read would end the process, and one that is rewritten would mix both

@@ -122,7 +122,8 @@ class SafetensorsStorage:
     def read(self, name: str, index: tuple[slice, ...] = ()) -> Tensor:
         """Copy the elements `index` of the tensor `name` to the CPU, and read no others.
 
-        StorageError for a missing or changed file, and for a closed storage.
+        A whole tensor is one positioned read; `read_slices` reads a part. StorageError for a missing or
+        changed file, and for a closed storage.
         """
         if index.__class__ is not tuple or not SLICE.issuperset(map(type, index)):
             check_type("index", index, tuple[slice, ...])
