@@ -26,8 +26,6 @@ from tests.cli.test_several import run
 from tests.paths import FIXTURES
 from tests.verify.checkpoints import GPTQ, gptq, model
 
-pytestmark = pytest.mark.usefixtures("seen_texts")
-
 OTHERS = {
     "awq": FIXTURES / "awq" / "model_gemm_g64",
     "desc_act": FIXTURES / "gptq" / "model_g32_desc_act",
