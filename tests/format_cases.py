@@ -55,7 +55,15 @@ BLOCKS = st.sampled_from([*SHARED, (1, 128)])
 ZEROS = st.sampled_from([STORED_MINUS_ONE, Stored(), StoredMinusOnePerField(), StoredMinusOneUnmasked()])
 GROUPS = st.sampled_from([-1, 32, 48, 128])
 
-CONFIGS: dict[type[Weight], st.SearchStrategy[Config]] = {
+
+class ConfigStrategies(dict[type[Weight], st.SearchStrategy[Config]]):
+    """Strategies of configs by format; a format without one fails with a sentence."""
+
+    def __missing__(self, weight_type: type[Weight]) -> st.SearchStrategy[Config]:
+        raise AssertionError(f"{weight_type.__name__} has no line in CONFIGS of tests/format_cases.py")
+
+
+CONFIGS = ConfigStrategies({
     UnquantizedWeight: st.just(UnquantizedConfig()),
     GPTQWeight: st.builds(
         lambda bits, group, zeros: GPTQConfig(bits, group, zeros, positional=group != -1),
@@ -92,7 +100,7 @@ CONFIGS: dict[type[Weight], st.SearchStrategy[Config]] = {
     MXFP4ExpertsWeight: st.just(MXFP4Config()),
     MXFP8Weight: st.just(MXFP8Config()),
     ModelOptAWQWeight: st.builds(ModelOptAWQConfig, GROUPS, YES),
-}  # fmt: skip
+})  # fmt: skip
 
 every_format = pytest.mark.parametrize("weight_type", FORMATS, ids=lambda weight_type: weight_type.format)
 
