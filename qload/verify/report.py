@@ -265,7 +265,7 @@ def reason_of(errors: Sequence[Finding]) -> dict[str, Any]:
     if not errors:
         return {"unreadable": "it cannot be read"}
     first, unsupported = errors[0], all(finding.rule == UNSUPPORTED for finding in errors)
-    text = f"{first.message}; {first.remedy}" if first.remedy else first.message
+    text = f"{first.message}; remedy {first.remedy}" if first.remedy else first.message
     return {"unsupported" if unsupported else "unreadable": text}
 
 

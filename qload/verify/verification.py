@@ -62,8 +62,8 @@ def check_ranks(checkpoint: VerifiedCheckpoint, worlds: Sequence[int]) -> Iterat
         ]
         if unusual:
             names = ", ".join(unusual[:4])
-            count = f"for {ranks} ranks, {len(unusual)} other layers"
-            yield f"{count} can be split neither by outputs nor by inputs: {names}"
+            more = "another layer" if len(unusual) == 1 else f"{len(unusual)} other layers"
+            yield f"for {ranks} ranks, {more} can be split neither by outputs nor by inputs: {names}"
 
 
 @dataclass(frozen=True)

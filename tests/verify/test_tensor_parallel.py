@@ -26,7 +26,7 @@ def test_a_world_that_cannot_share_a_layer_is_told_with_the_lawful_ones(tmp_path
         ("tensor-parallel", "model.q_proj.qzeros"),
     ]
     assert (
-        "for 4 ranks, 1 other layers can be split neither by outputs nor by inputs: model.other"
+        "for 4 ranks, another layer can be split neither by outputs nor by inputs: model.other"
         in report.notes
     )
 
