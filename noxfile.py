@@ -38,7 +38,8 @@ SCHEMAS = {  # of check-jsonschema, and the files that they describe
     "github-workflows": ".github/workflows/*.yml",
 }
 PIP = {"PIP_COMPILE": "0"}  # Python compiles a module at its first import, and imports few of them
-NATIVE = ("tests/native", "tests/layouts", "tests/formats")  # tests of the CPU module
+NATIVE = "tests/native"  # tests of the CPU module
+USERS = ("tests/layouts", "tests/formats")  # by the first and the last instruction set
 CALLERS = ("tests/kernels", "tests/experts", "tests/repacking")  # tests of its callers
 
 
@@ -99,9 +100,11 @@ def native(session: nox.Session) -> None:
         "python", "-c", "from qload import native; print(*native.available())", silent=True
     )
     options = ("-n", "2", *session.posargs)
-    for isa in str(instruction_sets).split():
+    first, *others = str(instruction_sets).split()
+    for isa in (first, *others):
+        folders = (NATIVE, *USERS) if isa in (first, *others[-1:]) else (NATIVE,)
         selection = ("-m", "not gpu", "--hypothesis-profile=some")
-        session.run("pytest", *NATIVE, *selection, *options, env={"QLOAD_ISA": isa})
+        session.run("pytest", *folders, *selection, *options, env={"QLOAD_ISA": isa})
     session.run("pytest", *CALLERS, "-m", "not gpu and not slow", *options)
     sanitized = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -g1"
     build(session, CXXFLAGS=f"{sanitized} -DEMULATED_TILES")  # tests the products of AMX on every machine
