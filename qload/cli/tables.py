@@ -88,7 +88,7 @@ def is_color_disabled() -> bool:
 
 
 def _create_console(file: TextIO) -> Console:
-    if hasattr(file, "reconfigure") and "utf" not in (file.encoding or "").lower():
+    if hasattr(file, "reconfigure"):
         file.reconfigure(errors="backslashreplace")  # for names outside of the terminal's encoding
     width = None if file.isatty() or "COLUMNS" in os.environ else NON_TERMINAL_COLUMNS
     # Under NO_COLOR rich still prints bold and dim text; without a color system it prints neither.

@@ -28,6 +28,14 @@ def damaged(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_an_unknown_rule_is_a_usage_error(tmp_path: Path) -> None:
+    accepted = ("--accept", "layer-count", "--accept", "layer-counts")
+    result = run("convert", MODEL, "--to", "marlin", *accepted, "-o", tmp_path / "to")
+
+    assert result.exit_code == 2
+    assert "Invalid value for '--accept': 'layer-counts' is not the id of a rule" in result.stderr
+
+
 @pytest.mark.parametrize("verb", ["inspect", "verify"])
 def test_in_a_pipe_it_prints_json_with_every_layer_and_byte(verb: str) -> None:
     """Count layers and bytes in the files themselves."""

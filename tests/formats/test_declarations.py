@@ -5,6 +5,7 @@ from dataclasses import MISSING, fields, replace
 from typing import Any
 
 import pytest
+import torch
 from syrupy.assertion import SnapshotAssertion
 
 from qload import formats
@@ -74,3 +75,26 @@ def test_what_a_format_declares(kind: type[Weight], golden: SnapshotAssertion) -
         known.update(own)
 
     assert "\n".join(lines) == golden
+
+
+# Fields that tell how a layer is stored or what its config claims: weights of equal configs stack and fuse.
+MEANINGLESS: dict[type[Weight], dict[str, Any]] = {
+    formats.GPTQWeight: {
+        "desc_act": True, "indexed": False, "claimed_bits": 8, "evidence": "none", "asymmetric": True,
+    },
+    formats.AWQWeight: {"claimed_bits": 8},
+    formats.Fp8Weight: {"axes": "1 N", "dtype": torch.float8_e4m3fn, "scale_bytes": True},
+    formats.BNB4Weight: {"double_quant": True, "nested_blocksize": 256, "offset": 0.5, "N": 64},
+    formats.CTPackWeight: {"shape": (8, 64)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [(kind, name, value) for kind, changed in MEANINGLESS.items() for name, value in changed.items()],
+)
+def test_configs_of_one_meaning_are_equal(kind: type[Weight], name: str, value: Any) -> None:
+    changed = replace(kind.example, **{name: value})
+
+    assert getattr(changed, name) != getattr(kind.example, name)
+    assert changed == kind.example

@@ -143,6 +143,16 @@ def test_what_makes_tensors_ambiguous_or_incomplete_is_refused(
     assert finding_of(caught.value) in inspect(tmp_path).findings
 
 
+def test_a_broken_rival_hides_no_other_one(tmp_path: Path) -> None:
+    fill(tmp_path, {**shards(1, 2, 3), "model.safetensors": ["layers.1.weight"]}, indexed(shards(1, 2, 3)))
+    (tmp_path / "model-00001-of-00001.safetensors").write_bytes(b"no header")
+
+    with pytest.raises(StorageError) as caught:
+        open_checkpoint(tmp_path)
+
+    assert (caught.value.rule, caught.value.tensor) == ("duplicate-tensor", "layers.1.weight")
+
+
 LAWFUL = [
     pytest.param(shards(1, 2, 3), None, "", id="numbered from one"),
     pytest.param(shards(0, 1, 2), None, "", id="numbered from nought"),

@@ -84,6 +84,15 @@ def test_layers_that_the_config_counts_have_to_be_there(place: str, tmp_path: Pa
     assert report.findings[0].message.endswith("1 of these layers have no tensor: 1")
 
 
+def test_the_longest_list_of_an_unknown_model_has_its_layers(tmp_path: Path) -> None:
+    counts = {"layers": 1, "model.layers": 3, "transformer.h": 2}
+    names = [f"{block}.{at}.weight" for block, count in counts.items() for at in range(count)]
+
+    (finding,) = verify(model(tmp_path, plain(*names), num_hidden_layers=4)).findings
+
+    assert (finding.rule, finding.tensor) == ("layer-count", "model.layers.3")
+
+
 def test_a_model_of_layers_without_any_layer_is_found(tmp_path: Path) -> None:
     tensors = plain("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
 
