@@ -15,8 +15,6 @@ from tests.verify.damage.model import Model
 from tests.verify.damage.sound import MODELS
 from tests.verify.damage.sound_floats import MORE
 
-pytestmark = pytest.mark.usefixtures("seen_texts")
-
 FORMATS = ("nf4", "nvfp4", "mxfp4", "mxfp8", "asymmetric")  # with four or more groups per output
 N, K = 512, 1024
 
