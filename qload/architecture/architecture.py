@@ -143,8 +143,8 @@ def tie_of(config: Mapping[str, Any]) -> Tie:
     values = {key: section[TIE] for key, section in sections.items() if isinstance(section.get(TIE), bool)}
     if values:
         tied = any(values.values())
-        key = next(key for key in values if values[key] is tied)
-        return Tie(tied, key, denied=next((key for key in values if values[key] is not tied), ""))
+        keys = {value: key for key, value in reversed(values.items())}
+        return Tie(tied, keys[tied], denied=keys.get(not tied, ""))
     if model is not None and text is not config and isinstance(outer, str) and outer in TIED_TYPES:
         return Tie(True, kind=outer, outer=True)
     return Tie(TABLES[model[0]].tied, kind=model[0]) if model else Tie(None)

@@ -7,7 +7,7 @@ The first tensor of a declaration holds the codes, and its name and number of ax
 the format's tensors is stored as `PREFIX.field` or `PREFIX_field`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -54,18 +54,21 @@ def is_weight(field: str) -> bool:
     return field in WEIGHTS or field in codes_fields()
 
 
-def stored_codes(storage: WeightStorage) -> dict[Place, str]:
-    """Find stacks of codes by name, dtype and number of axes; their fields, by the places of matrices."""
+def stored_codes(storage: WeightStorage, stored: Iterable[str]) -> dict[Place, str]:
+    """Find stacks of codes by `stored` name, dtype and axes; return their fields by places of matrices."""
     found: dict[Place, str] = {}
-    joined = _joined_names(formats.FORMATS)
-    stored = storage.keys()
+    known, joined = _codes_fields(formats.FORMATS), _joined_names(formats.FORMATS)
     for name in stored:
         lead, _, last = name.rpartition(".")
-        module, matrix, field = (lead, *joined[last]) if last in joined else (*_parent(lead), last)
-        codes = codes_fields().get(field)
-        if codes is None or not module or module[-1:].isdigit():
+        if last in joined:
+            module, (matrix, field) = lead, joined[last]
+        elif last in known:
+            (module, _, matrix), field = lead.rpartition("."), last
+        else:
             continue
-        info = storage.info(name)
+        if not module or module[-1].isdigit():
+            continue
+        codes, info = known[field], storage.info(name)
         is_named = matrix in LAYERS or module.endswith(("experts", "moe"))
         if is_named and len(info.shape) - 1 in codes.axes and info.stored_dtype in codes.dtypes:
             found[module, matrix] = field
@@ -95,8 +98,3 @@ def _codes_fields(types: tuple[type[Weight], ...]) -> dict[str, CodesField]:
 def _joined_names(types: tuple[type[Weight], ...]) -> dict[str, Place]:
     """`down_proj_nibbles` -> `down_proj`, `nibbles`."""
     return {f"{matrix}_{field}": (matrix, field) for matrix in LAYERS for field in _codes_fields(types)}
-
-
-def _parent(prefix: str) -> Place:
-    module, _, matrix = prefix.rpartition(".")
-    return module, matrix

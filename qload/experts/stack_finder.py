@@ -233,7 +233,7 @@ def _modules(storage: WeightStorage) -> dict[str, list[StackedMatrix]]:
             if axes == 3 and _may_be_stacked(storage, name, module, matrix, last):
                 groups.setdefault((module, matrix), {})[DOTTED[last]] = name
     modules: dict[str, list[StackedMatrix]] = {}
-    for (module, matrix), codes in stored_codes(storage).items():
+    for (module, matrix), codes in stored_codes(storage, stored).items():
         if not any(FIELDS[ending] in WEIGHTS for ending in groups.pop((module, matrix), ())):
             modules.setdefault(module, []).append(_declared_matrix(storage, module, matrix, codes))
     for (module, matrix), endings in groups.items():

@@ -19,13 +19,13 @@ from qload.errors import StorageError
 OPEN_FLAGS = (
     os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 )
-SPECIAL_KINDS = (
-    (stat.S_ISDIR, "a directory"),
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
+SPECIAL_KINDS = {
+    stat.S_IFDIR: "a directory",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -83,7 +83,7 @@ def is_taken(path: Path, file: str) -> bool:
 
 def special(stats: os.stat_result) -> str | None:
     """Describe a file that is not regular, such as "a directory"; None for a regular file."""
-    return next((words for has_kind, words in SPECIAL_KINDS if has_kind(stats.st_mode)), None)
+    return SPECIAL_KINDS.get(stat.S_IFMT(stats.st_mode))
 
 
 def is_directory(path: Path) -> bool:
