@@ -140,10 +140,12 @@ def tie_of(config: Mapping[str, Any]) -> Tie:
     sections = {TIE: config}
     if text is not None and text is not config:
         sections[f"{next(key for key in INNER if config.get(key) is text)}.{TIE}"] = text
-    values = {key: section[TIE] for key, section in sections.items() if isinstance(section.get(TIE), bool)}
-    if values:
-        tied = any(values.values())
-        keys = {value: key for key, value in reversed(values.items())}
+    keys: dict[bool, str] = {}  # the first key of each value
+    for key, section in sections.items():
+        if isinstance(section.get(TIE), bool):
+            keys.setdefault(section[TIE], key)
+    if keys:
+        tied = True in keys
         return Tie(tied, keys[tied], denied=keys.get(not tied, ""))
     if model is not None and text is not config and isinstance(outer, str) and outer in TIED_TYPES:
         return Tie(True, kind=outer, outer=True)
