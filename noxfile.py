@@ -96,13 +96,11 @@ def native(session: nox.Session) -> None:
     """Test the CPU module under each instruction set of this machine, its callers, and under sanitizers."""
     keep_bytecode(session)
     build(session, "test")
-    instruction_sets = session.run(
-        "python", "-c", "from qload import native; print(*native.available())", silent=True
-    )
+    listed = session.run("python", "-c", "from qload import native; print(*native.available())", silent=True)
+    instruction_sets = str(listed).split()
     options = ("-n", "2", *session.posargs)
-    first, *others = str(instruction_sets).split()
-    for isa in (first, *others):
-        folders = (NATIVE, *USERS) if isa in (first, *others[-1:]) else (NATIVE,)
+    for isa in instruction_sets:
+        folders = (NATIVE, *USERS) if isa in (instruction_sets[0], instruction_sets[-1]) else (NATIVE,)
         selection = ("-m", "not gpu", "--hypothesis-profile=some")
         session.run("pytest", *folders, *selection, *options, env={"QLOAD_ISA": isa})
     session.run("pytest", *CALLERS, "-m", "not gpu and not slow", *options)

@@ -174,7 +174,7 @@ def world_sizes_option(help: str, **settings: Any) -> Callable[[F], F]:
 
 
 def image_option(help: str) -> Callable[[F], F]:
-    """Add --image FILE, which may be repeated."""
+    """Add --image FILE, a repeatable option."""
     return click.option(
         "--image",
         "images",

@@ -19,7 +19,7 @@ CODES, COUNTED, MEANT = range(3)
 
 
 class OnDevice(Tensor):
-    """A tensor of the CPU that says that it lies on a CUDA device."""
+    """A CPU tensor under the name of a CUDA device."""
 
     is_cuda = True  # type: ignore[assignment]
 

@@ -330,7 +330,7 @@ def test_runs_of_bytes_are_copied_from_the_host(monkeypatch: pytest.MonkeyPatch)
 
 
 class Reader:
-    """A reader of files whose every ticket ends alike."""
+    """A reader of files with one end for every ticket."""
 
     buffers = 2
     ended: Any = (-1, 0, "")

@@ -54,7 +54,7 @@ def hand(chip: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> HandOfExpert
 
 
 def tokens(M: int, H: int, top: int, total: int, dtype: torch.dtype) -> Tokens:
-    """Small whole numbers, experts that differ, weights that are powers of two."""
+    """Small whole numbers, unequal experts, and powers of two as weights."""
     make = torch.Generator().manual_seed(M + H)
     ids = torch.rand(M, total, generator=make).topk(top).indices
     weights = 2.0 ** -torch.randint(0, 3, (M, top), generator=make)

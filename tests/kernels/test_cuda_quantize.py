@@ -1,4 +1,4 @@
-"""Inputs that the CUDA module quantizes and sums that it scales, its routines by hand on CPU tensors."""
+"""Quantized inputs and scaled sums of the CUDA module, with its routines by hand on CPU tensors."""
 
 from dataclasses import replace
 from typing import Any

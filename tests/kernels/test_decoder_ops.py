@@ -1,4 +1,4 @@
-"""Operators between the products of a decoder layer: tensors that kernels take, and what they are given."""
+"""Operators between the products of a decoder layer: accepted tensors, and arguments of launches."""
 
 from collections.abc import Iterator
 from typing import Any

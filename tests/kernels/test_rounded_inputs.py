@@ -56,7 +56,7 @@ CASES = [
 
 
 def declared(kind: str, name: str, dtype: torch.dtype) -> Any:
-    """A layer in strips that declares a scheme, with the stored scale that it names."""
+    """A layer in strips with a declared scheme and its stored scale."""
     weight, scheme = LAYERS[kind](dtype), SCHEMES[name]
     changed = {"layer": replace(weight.layer, activations=scheme)}
     if scheme.scale:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import TracebackType
@@ -37,7 +37,7 @@ TIMEOUT = 300.0  # seconds of a run, after which the mutant counts as killed
 
 
 class TestServer:
-    """A process that runs tests of a `copy` of the project on the source as it is at that time."""
+    """A process for tests of a `copy` of the project, on its source at the time of a run."""
 
     __test__ = False  # no class of tests
 
@@ -89,7 +89,7 @@ class TestCoverage:
     __test__ = False  # no class of tests
 
     folder: Path
-    seconds: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float]
 
     @classmethod
     def measure(cls, folder: Path) -> Self:

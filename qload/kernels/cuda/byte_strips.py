@@ -58,7 +58,7 @@ class ByteStripsCall(KernelCall):
 
     @property
     def zeros(self) -> Tensor | None:
-        """Tensor whose address a launch takes as that of zero points."""
+        """Column scales, in the argument of a launch for zero points."""
         return self.column_scales
 
     @property

@@ -37,7 +37,7 @@ PLANNED = (  # kernels are one launch
     Fp4StripsWeight,
     TableStripsWeight,
 )
-ZEROS = ("qzeros", "column_scales")  # tensors whose address a launch takes as that of zero points
+ZEROS = ("qzeros", "column_scales")  # tensors in the argument of a launch for zero points
 MAX_LAUNCHES = 1 << 14  # numbers of tokens with a remembered launch
 ALIGNMENT_BITS = ALIGNED - 1  # bits of an address between two aligned ones
 
