@@ -74,3 +74,10 @@ def test_names_of_codes_without_one_more_axis_or_their_dtype_are_no_stacks() -> 
 
     assert not isinstance(found(flat), ExpertStacks)
     assert not isinstance(found(floats), ExpertStacks)
+
+
+@pytest.mark.usefixtures("_rows4")
+def test_codes_of_a_numbered_expert_are_no_stack() -> None:
+    deep = {name: tensor[None] for name, tensor in single().items()}
+
+    assert not isinstance(found(deep), ExpertStacks)
