@@ -57,8 +57,6 @@ class Plan:
         This rank's shares of gate and up, and of down.
     split
         Whether each expert is cut.
-    examined
-        Whether the scales of all experts were checked.
     """
 
     names: ExpertNames
@@ -66,7 +64,6 @@ class Plan:
     described: DescribedExperts
     shares: tuple[list[Share], list[Share]]
     split: bool
-    examined: bool
 
     @property
     def experts(self) -> range:
@@ -82,13 +79,16 @@ def load_experts(
     facts: ExpertFacts | None,
 ) -> ExpertsWeight:
     """Load the experts of this rank, or its share of each; see `Weights.get_experts`."""
-    plan = plan_experts(weights, prefix, split, expert_ranks, examine=weights.nonfinite == "error")
+    plan = plan_experts(weights, prefix, split, expert_ranks)
     activation = facts or facts_of(weights.architecture)
     described = plan.described
+    examined = weights.nonfinite == "error" and len(plan.local) < plan.names.count
+    if examined:  # all ranks refuse alike
+        _check_stored_scales(weights, described, range(3), range(plan.names.count))
     axes: tuple[Split | None, Split | None] = ("N", "K") if plan.split else (None, None)
     local = plan.experts
     requests = [
-        StackRequest(weights, weights.loader, prefix, described, matrices, local, shares, axis, plan.examined)
+        StackRequest(weights, weights.loader, prefix, described, matrices, local, shares, axis, examined)
         for matrices, shares, axis in zip(((0, 1), (2,)), plan.shares, axes, strict=True)
     ]
     gate_up, down = _load_stacks(requests)
@@ -109,13 +109,8 @@ def plan_experts(
     prefix: str,
     split: ExpertSplit | None,
     expert_ranks: int | None = None,
-    *,
-    examine: bool = False,
 ) -> Plan:
-    """Check names, headers, facts and all ranks' cuts before a weight is read.
-
-    `examine`: check the scales of all experts if other ranks have some: all ranks refuse alike.
-    """
+    """Check names, headers, facts and all ranks' cuts before a weight is read."""
     groups = grid(split, weights.process_group, expert_ranks)
     names = find_experts(weights, prefix)
     local = local_experts(prefix, names.count, groups.experts)
@@ -127,10 +122,7 @@ def plan_experts(
         _shares(groups.tensor, (gate, up), "N" if cut else None),
         _shares(groups.tensor, (down,), "K" if cut else None),
     )
-    examined = examine and len(local) < names.count
-    if examined:
-        _check_stored_scales(weights, described, range(3), range(names.count))
-    return Plan(names, local, described, shares, cut, examined)
+    return Plan(names, local, described, shares, cut)
 
 
 def load_stacked(
@@ -155,7 +147,7 @@ def load_stacked(
     described = describe_experts(weights, source, names)
     shares = _shares(weights.process_group, described.first, split)
     matrices, experts = range(len(layers.layers)), range(layers.count)
-    request = StackRequest(weights, loader, prefix, described, matrices, experts, shares, split)
+    request = StackRequest(weights, loader, prefix, described, matrices, experts, shares, split, False)
     (stack,) = _load_stacks([request])
     source.commit()
     return StackedWeight(stack, config=stack.config, layer=stack.layer)
@@ -232,7 +224,7 @@ class StackRequest:
     experts: range
     shares: list[Share]
     split: Split | None
-    examined: bool = False
+    examined: bool
 
     @property
     def reads_whole(self) -> bool:
@@ -250,17 +242,18 @@ class StackRequest:
 
 def _load_stacks(requests: Sequence[StackRequest]) -> list[Stack]:
     """Load stacks of the same experts: in runs of experts, so that files are read in their order."""
-    steps = requests[0].loader.steps()
+    request, *_ = requests
+    steps = request.loader.steps()
     if steps is not None:
         return [_load_in_steps(replace(request, loader=steps[0]), steps[1]) for request in requests]
     readers = [StackReader.of(request) for request in requests]
     if any(reader is None for reader in readers):
         return [_load_one_by_one(request) for request in requests]
     bytes_of_all = sum(reader.expert_bytes for reader in readers if reader)
-    count, step = len(requests[0].experts), max(1, RUN_BYTES // max(1, bytes_of_all))
+    count, step = len(request.experts), max(1, RUN_BYTES // max(1, bytes_of_all))
     for at in range(0, count, step):
         runs = [reader.reads(at, min(at + step, count)) for reader in readers if reader]
-        requests[0].weights.read_rows([read for run in runs for read in run])
+        request.weights.read_rows([read for run in runs for read in run])
     return [reader.stack() for reader in readers if reader]
 
 

@@ -45,8 +45,8 @@ class ExpertNames:
     prefix: str
     naming: tuple[str, ...]
     count: int
-    lead: str = ""
-    tensors: Mapping[int, Sequence[str]] = field(default_factory=dict, compare=False, repr=False)
+    lead: str
+    tensors: Mapping[int, Sequence[str]] = field(compare=False, repr=False)
 
     def of(self, expert: int) -> tuple[str, ...]:
         """Prefixes of one expert's matrices."""
@@ -156,12 +156,11 @@ def _lasts(pattern: str) -> list[str]:
 def _promised(weights: NameSource, prefix: str, tried: Sequence[Naming]) -> tuple[int, Naming] | None:
     """Number of experts by the config, and their names in its architecture table; None if unknown."""
     architecture = weights.architecture
-    if architecture is None:
+    count = None if architecture is None else architecture.sizes.get("experts")
+    if architecture is None or count is None:
         return None
     for lead in (prefix, f"{weights.prefix}.{prefix}") if weights.prefix else (prefix,):
         for naming in tried:
-            place = architecture.find(f"{lead}.0.{naming[0]}")
-            count = architecture.sizes.get("experts")
-            if place is not None and place.expert is not None and count is not None:
+            if architecture.find(f"{lead}.0.{naming[0]}") is not None:
                 return count, naming
     return None

@@ -12,7 +12,7 @@ stay one layer of 2 N outputs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -69,7 +69,7 @@ class StoredStack:
     source: str
     count: int
     parts: Mapping[str, Slot]
-    field: str = "weight"
+    field: str
 
     def names(self) -> Iterator[tuple[str, Slot, int]]:
         """Yield each expert's tensors: name, slot, number of the expert."""
@@ -105,8 +105,8 @@ class FoundStacks:
     `stacks`: the readable ones, one for each tensor. `unread`: tensor name -> the reason for each other one.
     """
 
-    stacks: list[StoredStack] = field(default_factory=list)
-    unread: dict[str, str] = field(default_factory=dict)
+    stacks: list[StoredStack]
+    unread: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class StackedMatrix:
     tensors: Mapping[str, str]
     endings: Mapping[str, str]
     infos: Mapping[str, TensorInfo]
-    codes: str = ""
+    codes: str
 
     @property
     def prefix(self) -> str:
@@ -185,7 +185,7 @@ def search(storage: WeightStorage, config: Mapping[str, Any]) -> FoundStacks:
     A stack is unreadable with more experts than the config states or than MAX_EXPERTS, beyond MAX_NAMES
     tensors in all, or with ambiguous axes.
     """
-    result = FoundStacks()
+    result = FoundStacks([], {})
     modules = _modules(storage)
     if not modules:
         return result
@@ -268,7 +268,7 @@ def _matrix(
         if field_name not in tensors:
             tensors[field_name], endings[field_name] = tensor, ending
     infos = {field_name: storage.info(tensor) for field_name, tensor in tensors.items()}
-    matrix = StackedMatrix(module, name, tensors, endings, infos)
+    matrix = StackedMatrix(module, name, tensors, endings, infos, "")
     if matrix.weight is None:
         scales = any("scale" in field_name for field_name in tensors)
         return matrix if scales and module.endswith(("experts", "moe")) else None
@@ -315,7 +315,7 @@ class _AxisOrder:
     """Order of axes deduced from shapes; `sure`: no other order fits."""
 
     inputs_first: bool
-    sure: bool = True
+    sure: bool
 
 
 @dataclass(frozen=True)
@@ -367,7 +367,7 @@ class _Finder:
         name, info = matrix.tensors[matrix.weight or ""], matrix.info
         what = f"experts in one tensor, {name} of shape {list(info.shape)}"
         if not 1 <= info.shape[0] <= self.max_experts:
-            return f"{what}: at most {self.max_experts} experts are expected"
+            return f"{what}: 1 to {self.max_experts} experts are expected"
         if info.stored_dtype not in (
             WEIGHT_DTYPES[matrix.weight or ""] if not matrix.in_blocks else (dtypes.uint8,)
         ):
@@ -378,7 +378,7 @@ class _Finder:
         if len(info.shape) != (4 if matrix.in_blocks else 3):
             return f"{what}: {4 if matrix.in_blocks else 3} axes are expected"
         if matrix.plain and not self._known(matrix):
-            return f"{what}: the order of outputs and inputs is unknown, as is the type of model"
+            return ""  # a tensor like any other
         scaled = matrix.in_blocks or any("scale" in field_name for field_name in self._beside(matrix))
         if info.stored_dtype in BYTE_DTYPES and not scaled:
             return f"{what}: no scale with a known name is stored beside it"
@@ -394,7 +394,7 @@ class _Finder:
         if matrix.in_blocks and order is None:
             return []  # the format `mxfp4_experts` reads it
         if matrix.plain and (order is None or self._turned(matrix, inputs_first)):
-            return f"{what}: the order of its axes contradicts its type of model"
+            return ""  # a tensor like any other, in no order that its type of model has
         reason = ""
         for joined in (False, True):
             if (order is None and not joined) or (matrix.plain and joined):
@@ -415,7 +415,7 @@ class _Finder:
             info = matrix.infos[field_name]
             what = f"experts in one tensor, {source} of shape {list(info.shape)}"
             if not 1 <= count <= self.max_experts:
-                return f"{what}: at most {self.max_experts} experts are expected"
+                return f"{what}: 1 to {self.max_experts} experts are expected"
             if info.shape[:1] != (count,):
                 return (
                     f"{what}: the first axis is not of the {count} experts of {matrix.tensors[matrix.codes]}"
@@ -501,7 +501,7 @@ class _Finder:
             stacked = info.shape[0] if slots[0].counted else layout.experts
             if stacked > self.max_experts:
                 return (
-                    f"{source} of shape {list(info.shape)}: at most {self.max_experts} experts are expected"
+                    f"{source} of shape {list(info.shape)}: 1 to {self.max_experts} experts are expected"
                 )
             names = (f"{layer}.{field_name}" for layer in layout.layers)
             places = dict(zip(names, slots, strict=True))
@@ -537,6 +537,8 @@ class _Finder:
                     experts=count,
                     block=self.block,
                     quantized=weight.stored_dtype not in FLOATS,
+                    scales_have_inputs=False,
+                    four_bits=False,
                 )
                 return self._laid_out(matrix, layout)
         return []  # the weights are missing, and rules report that
@@ -575,7 +577,7 @@ class _Finder:
     def _by_scales(self, matrix: StackedMatrix) -> _AxisOrder | None:
         """Deduce the order of axes from the shapes of a weight and its scales."""
         if matrix.in_blocks or matrix.info.stored_dtype == dtypes.int32 or matrix.packs_outputs:
-            return _AxisOrder(inputs_first=False)
+            return _AxisOrder(inputs_first=False, sure=True)
         if len(matrix.info.shape) != 3:
             return None
         for field_name, info in self._beside(matrix).items():
@@ -594,7 +596,7 @@ class _Finder:
         dims = scale.shape[1:]
         if len(dims) == 1:
             outputs, inputs = dims[0] == first, dims[0] == second
-            return _AxisOrder(inputs) if outputs != inputs and dims[0] > len(matrix.layers) else None
+            return _AxisOrder(inputs, True) if outputs != inputs and dims[0] > len(matrix.layers) else None
         if len(dims) != 2 or prod(dims) == 1:
             return None
         same_order = {turned: self._fits(matrix, scale, turned, turned) for turned in (False, True)}
@@ -605,7 +607,7 @@ class _Finder:
         if same_order[False] != same_order[True]:
             return _AxisOrder(same_order[True], sure=not (1 in dims and other_order[same_order[False]]))
         if not same_order[False] and other_order[False] != other_order[True]:
-            return _AxisOrder(other_order[True])
+            return _AxisOrder(other_order[True], True)
         return None
 
     def _fits(self, matrix: StackedMatrix, scale: TensorInfo, inputs_first: bool, scale_turned: bool) -> bool:

@@ -210,11 +210,11 @@ class Layout:
     K: int
     inputs_first: bool
     interleaved: bool
-    experts: int = 0
-    block: tuple[int, int] | None = None
-    quantized: bool = True
-    scales_have_inputs: bool = False
-    four_bits: bool = False
+    experts: int
+    block: tuple[int, int] | None
+    quantized: bool
+    scales_have_inputs: bool
+    four_bits: bool
 
     def slots(self, field: str, ending: str, source: str, info: TensorInfo) -> list[Slot] | None:
         """Locate each layer's tensor in the stored one; None for an unknown form."""

@@ -97,6 +97,57 @@ def test_the_shape_of_a_scale(scale: tuple[int, ...], order: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("scale", "order"),
+    [
+        ((64, 6), OUTPUTS_FIRST),  # 64 outputs, 96 inputs in groups of 16 or 32
+        ((64, 3), OUTPUTS_FIRST),
+        ((64, 4), NONE),
+        ((63, 6), NONE),
+        ((8, 48), INPUTS_FIRST),  # 48 outputs, 128 inputs
+        ((4, 48), INPUTS_FIRST),
+        ((6, 48), NONE),
+        ((6, 64), OUTPUTS_FIRST),  # in the other order than its weight
+        ((48, 8), INPUTS_FIRST),
+        ((4, 64), NONE),
+    ],
+)
+def test_the_groups_of_four_bit_floats(scale: tuple[int, int], order: str) -> None:
+    tensors = {
+        "up_proj.weight": torch.zeros(E, 64, 48, dtype=torch.uint8),
+        "up_proj.weight_scale": torch.ones(E, *scale).to(torch.float8_e4m3fn),
+        "up_proj.weight_scale_2": torch.ones(E),
+    }
+
+    assert order_of(tensors, "up_proj", {"quantization_config": {"quant_method": "modelopt"}}) == order
+
+
+@pytest.mark.parametrize(
+    ("scale", "order"),
+    [((64, 4), OUTPUTS_FIRST), ((64, 5), NONE), ((65, 4), NONE), ((2, 128), INPUTS_FIRST), ((3, 128), NONE)],
+)
+def test_the_exponents_of_groups_of_32_inputs(scale: tuple[int, int], order: str) -> None:
+    tensors = {
+        "up_proj.weight": weight(64, 128),
+        "up_proj.weight_scale": torch.full((E, *scale), 127, dtype=torch.uint8),
+    }
+
+    assert order_of(tensors, "up_proj", {"quantization_config": FP8}) == order
+
+
+def test_a_matrix_of_more_axes_tells_nothing_of_its_sibling() -> None:
+    tensors = {
+        "gate_up_proj.weight": weight(128, 96),
+        "gate_up_proj.weight_scale": torch.ones(E),
+        "down_proj.weight": weight(96, 64),
+        "down_proj.weight_scale": torch.ones(E),
+    }
+    assert order_of(tensors, "gate_up_proj", {"quantization_config": FP8}) == OUTPUTS_FIRST
+
+    tensors["down_proj.weight"] = tensors["down_proj.weight"][..., None]
+    assert order_of(tensors, "gate_up_proj", {"quantization_config": FP8}) == NONE
+
+
+@pytest.mark.parametrize(
     ("scale", "order"), [((64,), NONE), ((64, 1), OUTPUTS_FIRST), ((1, 64), INPUTS_FIRST), ((32, 32), NONE)]
 )
 def test_a_square_matrix_is_told_by_the_axis_of_its_scale_alone(scale: tuple[int, ...], order: str) -> None:

@@ -75,7 +75,7 @@ def test_a_stack_of_more_experts_that_no_format_of_its_own_has_is_not_read_and_f
     report = verify(write(tensors))
 
     (note,) = (note for note in report.notes if "not read" in note)
-    assert "at most 1 experts are expected" in note
+    assert "1 to 1 experts are expected" in note
     above = "model.layers.0.mlp"
     stacks = {f"{above}.experts.{name}" for name in ("gate_up_proj", "gate_up_proj_bias", "down_proj_bias")}
     found = {finding.tensor for finding in report.findings}
