@@ -81,8 +81,8 @@ def measure_load(
     device: str,
     target: str,
     rounds: int,
-    progress: Update | None = None,
-    nonfinite: "Nonfinite" = "error",
+    progress: Update,
+    nonfinite: "Nonfinite",
 ) -> dict[str, Any]:
     """Return the report of the verb: bytes of the tensors, and the rates of each stage in GB/s."""
     from qload.checkpoint import check_all_read, open_checkpoint

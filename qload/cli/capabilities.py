@@ -133,7 +133,7 @@ def doctor(ctx: click.Context, with_torch: bool, as_json: bool | None) -> None:
     ctx.exit(1 if report["wrong"] else 0)
 
 
-def examine_installation(with_torch: bool = False) -> dict[str, Any]:
+def examine_installation(with_torch: bool) -> dict[str, Any]:
     """Return the report of `qload doctor` as JSON; `with_torch`: import torch for more facts."""
     from qload import native
     from qload.errors import ArgumentError

@@ -121,7 +121,7 @@ def write_file(path: Path, text: str) -> None:
 
 
 @contextmanager
-def exit_on_error(as_json: bool = False, verbose: Callable[[], bool] = lambda: False) -> Iterator[None]:
+def exit_on_error(as_json: bool, verbose: Callable[[], bool] = lambda: False) -> Iterator[None]:
     """Exit with the code of an interrupt, a closed pipe, a full disk or any error inside the block.
 
     `as_json`: print an error as an object on standard output too. `verbose`: print the traceback of a bug.

@@ -66,8 +66,8 @@ class RunArguments:
     dtype: str | None
     sampler: "Sampler"
     logits: bool
-    nonfinite: "Nonfinite" = "error"
-    images: Sequence["Path"] = ()
+    nonfinite: "Nonfinite"
+    images: Sequence["Path"]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class RunPlan:
     tokenizer: "Tokenizer | None"
     dtype: "torch.dtype"
     device: "torch.device"
-    pixels: "tuple[torch.Tensor, torch.Tensor] | None" = None  # of all images, with their mask
+    pixels: "tuple[torch.Tensor, torch.Tensor] | None"  # of all images, with their mask
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ IMPORTED = (
     "tests/meta/test_defaults.py",
     "tests/meta/test_argument_types.py",
     "tests/meta/test_dataclasses.py",
+    "tests/cli/test_command_line.py::test_help_has_examples_and_the_exit_codes",
 )
 SECONDS = 60.0  # of the chosen tests of a mutant, as measured
 CASES = 4  # of one test function in the first turn
