@@ -9,7 +9,7 @@ operands differ may still have equal values; these are dequantized.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import lcm
 
 import torch
@@ -112,7 +112,7 @@ class ValueDiff:
     differing: int = 0
     total: int = 0
     first: tuple[tuple[int, ...], float, float] | None = None
-    block: tuple[int, int] = (0, 0)
+    block: tuple[int, int] = field(init=False)
 
     @property
     def outcome(self) -> Outcome:

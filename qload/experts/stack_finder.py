@@ -500,9 +500,7 @@ class _Finder:
                 )
             stacked = info.shape[0] if slots[0].counted else layout.experts
             if stacked > self.max_experts:
-                return (
-                    f"{source} of shape {list(info.shape)}: 1 to {self.max_experts} experts are expected"
-                )
+                return f"{source} of shape {list(info.shape)}: 1 to {self.max_experts} experts are expected"
             names = (f"{layer}.{field_name}" for layer in layout.layers)
             places = dict(zip(names, slots, strict=True))
             stacks.append(StoredStack(matrix.lead, matrix.name, source, stacked, places, field_name))

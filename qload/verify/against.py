@@ -52,7 +52,7 @@ def check_against(
     reference: VerifiedCheckpoint,
     workers: Workers,
     progress: ByteProgress,
-    draw: bool = False,
+    draw: bool,
 ) -> Iterator[Item]:
     """Yield findings for layers with other weights, and notes on lawful quantization errors.
 

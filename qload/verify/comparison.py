@@ -7,7 +7,7 @@ columns of groups, and are removed.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -188,9 +188,9 @@ class Comparison:
     first: tuple[tuple[int, ...], float, float] | None = (
         None  # first difference: place, ours, the reference's
     )
-    first_run: tuple[int, int] = (0, 0)  # range of outputs of its block
-    worst_run: tuple[int, int] = (0, 0)  # range of outputs of the block farthest from the reference
-    farthest: float = -1.0
+    first_run: tuple[int, int] = field(init=False)  # range of outputs of its block
+    worst_run: tuple[int, int] = field(init=False)  # those of the block farthest from the reference
+    farthest: float = -math.inf
     # Mean square of the worst block of codes, in steps of the quantizer, and its (n, k).
     spike: tuple[float, tuple[int, int]] = (0.0, (0, 0))
     steps: float = 0.0  # squares of all differences in steps of the quantizer

@@ -106,7 +106,7 @@ class Contradiction:
 class LayerContradiction(Finding):
     """Finding that a layer contradicts a setting; `merge_contradictions` merges those of all layers."""
 
-    contradiction: Contradiction | None = None
+    contradiction: Contradiction | None = field(kw_only=True)
 
 
 def group_findings(findings: Iterable[Finding]) -> list[CauseGroup[Finding]]:

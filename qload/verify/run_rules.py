@@ -42,7 +42,7 @@ NOTES_OF_LAYERS = (notes.zero_point_readings, notes.subnormals)
 
 
 def run_rules(
-    checkpoint: VerifiedCheckpoint, workers: Workers, progress: Progress, last: Tier = "meaning"
+    checkpoint: VerifiedCheckpoint, workers: Workers, progress: Progress, last: Tier
 ) -> tuple[list[Finding], list[str]]:
     """Return the findings of all rules up to those of the `last` tier, rule by rule, and all notes."""
     checkpoint.specs, checkpoint.prefixes, checkpoint.account  # noqa: B018  (computed once for all parts)

@@ -24,7 +24,7 @@ class Workers:
     """Threads of this process, and a group of processes that all call the same methods."""
 
     threads: int
-    group: ProcessGroup = ALONE
+    group: ProcessGroup
 
     @classmethod
     def of(cls, group: ProcessGroup | None) -> Workers:

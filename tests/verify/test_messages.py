@@ -69,7 +69,7 @@ def shown(found: Any) -> Iterator[str]:
 
 
 def numbers(*pieces: Tensor, **options: bool) -> Numbers:
-    made = NumbersAccumulator(**options)
+    made = NumbersAccumulator(**{"exponents": False, "fully": False} | options)
     for piece in pieces:
         made.add(piece)
     return made.finish()

@@ -60,7 +60,7 @@ class ModelPrompt:
     config: TextConfig
     vision: VisionConfig | None
     ids: list[int]
-    images: tuple[Tensor, ...] = ()
+    images: tuple[Tensor, ...]
 
     @classmethod
     def of(cls, prompt: Prompt, place: str | PathLike[str], model_config: Mapping[str, Any]) -> "ModelPrompt":
@@ -72,7 +72,7 @@ class ModelPrompt:
                 listed = f"a checkpoint of a type with vision for images: {', '.join(TYPES)}"
                 got = value_text(model_config.get("model_type"))
                 raise ArgumentError(f"logits: model_type of {MODEL_CONFIG}", listed, got)
-            return cls(config, None, token_ids(ids, config))
+            return cls(config, None, token_ids(ids, config), ())
         images: tuple[Tensor, ...] = ()
         if prompt.images:
             images = ImageProcessor.of(place).load(prompt.images)
@@ -135,7 +135,7 @@ class LayerFactory:
         converted = repacked is not weight and _scale_type(module.typed) != _scale_type(repacked)
         return ComparedLinear(weight, module.bias, kernel, maximum, converted, self.state)
 
-    def experts(self, experts: Any, maximum: Maximum = None) -> nn.Module:
+    def experts(self, experts: Any, maximum: Maximum) -> nn.Module:
         """Make the layer of an `ExpertsWeight`."""
         if self.loader is None:
             return ComparedExperts(experts, experts, None, self.state)

@@ -48,11 +48,9 @@ class Rule:
         """Usual severity of a finding."""
         return self.text.severity
 
-    def finding(
-        self, tensor: str | None, file: str | None, message: str, remedy: str = "", cause: str = ""
-    ) -> Finding:
+    def finding(self, tensor: str | None, file: str | None, message: str, remedy: str = "") -> Finding:
         """Make a finding of this rule."""
-        return new_finding(self.text, tensor, file, message, remedy, cause)
+        return new_finding(self.text, tensor, file, message, remedy)
 
     def tensor_finding(
         self, checkpoint: VerifiedCheckpoint, name: str, fault: str, remedy: str = ""

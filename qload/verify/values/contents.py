@@ -238,9 +238,9 @@ class Numbers:
     high: float
     quantiles: tuple[float, float, float]
     count: int
-    retyped: tuple[float, float, float] = (0.0, 0.0, 0.0)
-    least: float = nan
-    zeros: int = 0
+    retyped: tuple[float, float, float]
+    least: float
+    zeros: int
 
     @property
     def largest(self) -> float:
@@ -261,7 +261,7 @@ class Numbers:
 class NumbersAccumulator:
     """Accumulator of a tensor's floats, piece by piece. `fully`: count zeros and find the least magnitude."""
 
-    def __init__(self, *, exponents: bool = False, fully: bool = False) -> None:
+    def __init__(self, *, exponents: bool, fully: bool) -> None:
         self._exponents, self._fully = exponents, fully
         self._low, self._high, self._least, self._zeros, self._count = inf, -inf, inf, 0, 0
         self._drawn: list[Tensor] = []

@@ -90,7 +90,7 @@ class Statistics:
     spread: float = 0.0
     correlation: float | None = None
     lost: float = 0.0
-    low: float = 0.0
+    low: float = field(kw_only=True)
 
 
 def measure_codes(weights: TensorSource, loader: FormatLoader, layer: LayerDescription) -> Statistics | None:
@@ -298,9 +298,9 @@ class Measurable(Protocol):
 class Values:
     """Measurements: contents and numbers by tensor name, statistics of codes by prefix."""
 
-    contents: Mapping[str, Contents] = field(default_factory=dict)
-    numbers: Mapping[str, Numbers] = field(default_factory=dict)
-    statistics: Mapping[str, Statistics] = field(default_factory=dict)
+    contents: Mapping[str, Contents]
+    numbers: Mapping[str, Numbers]
+    statistics: Mapping[str, Statistics]
 
     @classmethod
     def joined(cls, parts: Iterable[Values]) -> Values:
