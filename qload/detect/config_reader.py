@@ -50,7 +50,8 @@ SECTIONS = ("quantization_config", "compression_config")
 MODELOPT = "hf_quant_config.json"
 SIDE_FILES = ("quantize_config.json", "quant_config.json")
 SECTION_FILE = "quantization_config.json"  # a copy of the section of config.json, if it names a method
-CONFIGS = (MODEL_CONFIG, *SIDE_FILES, SECTION_FILE, MODELOPT)  # all JSON files read, except indices
+MISTRAL = "params.json"
+CONFIGS = (MODEL_CONFIG, *SIDE_FILES, SECTION_FILE, MODELOPT, MISTRAL)  # all JSON files read, except indices
 
 OUTER_KEYS = ("rotation_config",)  # keys that AutoRound may write outside of its section
 
@@ -60,7 +61,7 @@ def read_configs(path: str | PathLike[str]) -> tuple[dict[str, Any], list[FoundC
 
     `config.json` (`quantization_config`, also within `text_config`) precedes `quantize_config.json` (GPTQ),
     `quant_config.json` (AWQ), `quantization_config.json` (AutoRound, any method) and `hf_quant_config.json`
-    (ModelOpt).
+    (ModelOpt). Without any of them `params.json` counts (Mistral).
     """
     folder = _folder(path)
     model_config = read_json(folder / MODEL_CONFIG) if is_taken(folder / MODEL_CONFIG, MODEL_CONFIG) else {}
@@ -71,7 +72,18 @@ def read_configs(path: str | PathLike[str]) -> tuple[dict[str, Any], list[FoundC
     if is_taken(folder / SECTION_FILE, SECTION_FILE):
         values = read_json(folder / SECTION_FILE)
         configs += [FoundConfig(SECTION_FILE, "", values)] if "quant_method" in values else []
-    return model_config, configs + _modelopt(folder, alone=not configs)
+    configs += _modelopt(folder, alone=not configs)
+    return model_config, configs if configs or model_config else _mistral(folder)
+
+
+def _mistral(folder: Path) -> list[FoundConfig]:
+    """Read the quantization of Mistral's own params.json."""
+    values = read_json(folder / MISTRAL).get("quantization") if is_taken(folder / MISTRAL, MISTRAL) else None
+    if not values:
+        return []
+    if not isinstance(values, dict):
+        raise ConfigError(MISTRAL, "quantization", "an object", value_text(values))
+    return [FoundConfig(MISTRAL, "quantization", {"quant_method": "mistral", **values})]
 
 
 def _modelopt(folder: Path, alone: bool) -> list[FoundConfig]:

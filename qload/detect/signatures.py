@@ -259,12 +259,6 @@ SIGNATURES = (
         without=("qbiases",),
     ),
     Signature(
-        "Mistral's own FP8",
-        "take the model's files with transformers' names; or vLLM loads these with "
-        "--load-format mistral --config-format mistral",
-        "qscale_weight, weight",
-    ),
-    Signature(
         "BitNet",
         f"transformers loads it, and knows from linear_class whether the scale multiplies; {SOURCE}",
         "weight_scale floats (1), weight u8 (N/4 K)",

@@ -12,8 +12,8 @@ On disk, for a layer of K inputs and N outputs:
 There is one scale for the tensor, () or (1,) or (1, 1); one per output, (N,) or (N, 1) or (1, N); or one per
 block of bn outputs and bk inputs, (ceil(N / bn), ceil(K / bk)). ModelOpt writes the latter as
 (ceil(N / bn), 1, ceil(K / bk), 1), and as () for a single block. A layer stored fused may have one per part,
-(P,). DeepSeek V4 calls the scales of blocks `scale`.
-Either name multiplies; only GPTQModel's dialect divides by `weight_scale_inv`. Source: transformers 5.23.0,
+(P,). DeepSeek V4 calls the scales of blocks `scale`; Mistral has `qscale_weight` and `qscale_act`.
+Every name multiplies; only GPTQModel's dialect divides by `weight_scale_inv`. Source: transformers 5.23.0,
 sglang 0.5.23, vLLM 0.11.0, compressed-tensors 0.20.0, modelopt 0.47.0 and gptqmodel 7.7.0, bit-equal to all.
 """
 
@@ -40,6 +40,7 @@ ACTIVATIONS = (dtypes.float32, dtypes.bfloat16, dtypes.float16)
 SCALES = (*ACTIVATIONS, dtypes.float8_e8m0fnu)
 EXPONENTS = (dtypes.uint8, dtypes.float8_e8m0fnu)
 NAMES = ("weight_scale", "weight_scale_inv")
+MISTRAL_NAMES = ("qscale_weight", "qscale_act")
 NEGATIVE_ZERO, NAN = 0x80, 0x7F  # bytes of e4m3fn; in e4m3fnuz they are NaN and 240
 
 Per = Literal["tensor", "parts", "channel", "block"]
@@ -219,7 +220,9 @@ class Fp8Weight(spec.Weight):
     @classmethod
     def tensors(cls, config: Fp8Config) -> tuple[TensorSpec, ...]:
         """Declare the tensors; blocks bind cuts and the seams of fused layers."""
-        names = NAMES[1:] if config.divide else NAMES[::-1] if config.per == "block" else NAMES
+        names = NAMES[::-1] if config.per == "block" else (*NAMES, MISTRAL_NAMES[0])
+        if config.divide:
+            names = NAMES[1:]
         if config.stored_scale is not None:
             names = (config.stored_scale,)
         specs = (
@@ -238,7 +241,7 @@ class Fp8Weight(spec.Weight):
                 ACTIVATIONS,
                 "P",
                 Role.SCALE,
-                stored=("input_scale", "activation_scale"),
+                stored=("input_scale", "activation_scale", MISTRAL_NAMES[1]),
                 optional=config.input_scale is None,
                 divides=True,  # divides the activations
             ),
@@ -377,6 +380,21 @@ def read_fp8(source: configs.FoundConfig) -> configs.Claims:
     return section.claims(source, "fp8", name, fmt, bits=8, sym=True, unused=(UNUSED_SCALE,))
 
 
+class _Mistral(configs.Section):
+    qformat_weight: Literal["fp8_e4m3"]
+    qscheme_act: Literal["TENSOR", "NO_SCALES"] | None = None
+
+
+def read_mistral(source: configs.FoundConfig) -> configs.Claims:
+    """Read the claims of the `quantization` of a params.json; inputs have a stored scale by default."""
+    section = configs.validate(_Mistral, source)
+    static = section.qscheme_act != "NO_SCALES"
+    config = Fp8Config(input_scale=True if static else None, dtype=dtypes.float8_e4m3fn)
+    stated = _FP8(activation_scheme="static" if static else "dynamic")
+    fmt = ConfiguredFormat(Fp8Weight, config, _fp8_activations(stated))
+    return section.claims(source, "mistral", "fp8", fmt, bits=8, sym=True)
+
+
 def _fp8_activations(section: _FP8) -> ActivationScheme | None:
     """Activation scheme of FP8.
 
@@ -447,6 +465,13 @@ METHODS = (
                 neutral=(*NEUTRAL_VALUES, "fp8"),
             ),
         },
+    ),
+    configs.Method(
+        names=("mistral",),
+        read=read_mistral,
+        formats=(Fp8Weight,),
+        variants=("mistral (params.json with qformat_weight fp8_e4m3)",),
+        activation_key="qscheme_act",
     ),
     configs.Method(
         names=("fbgemm_fp8",),

@@ -191,7 +191,8 @@ def mistral_notes(files: Collection[str], folder: Path) -> Iterator[str]:
     if has_mistral_names and params and not config:
         yield (
             "this is Mistral's own format (consolidated*.safetensors and params.json): its names are not "
-            "those of transformers, and params.json is not read; vLLM loads it with --load-format mistral"
+            "those of transformers, and only the quantization of params.json is read; vLLM loads it with "
+            "--load-format mistral"
         )
 
 

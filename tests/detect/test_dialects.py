@@ -75,6 +75,7 @@ READ: dict[str, tuple[dict[str, Any] | None, make.Layer]] = {
         make.fp8((128, 256), (4, 4), (32, 64), "scale"),
     ),
     "FP8 without a config": (None, make.fp8(scales=(64, 1))),
+    "FP8 of Mistral in GPTQ": (GPTQ, make.fp8(name="qscale_weight", dtype=torch.bfloat16)),
     "MXFP8 beside NVFP4": (NVFP4, make.mxfp8()),
     "MXFP8 in blocks": (FP8_BLOCK, make.mxfp8(name="weight_scale_inv")),
     "MXFP8, float8 exponents": (GPTQ, make.mxfp8(float8=True)),
@@ -289,7 +290,6 @@ FOREIGN: list[tuple[str, dict[str, Tensor]]] = [
     ),
     ("MLX", {"weight": zeros(32, 8, dtype=torch.uint32), "scales": ones(32, 2), "biases": ones(32, 2)}),
     ("MLX", {"weight": zeros(3, 32, 8, dtype=torch.uint32), "scales": zeros(3, 32, 2, dtype=U8)}),
-    ("Mistral's own FP8", {"weight": zeros(32, 64, dtype=F8), "qscale_weight": ones()}),
     ("BitNet", {"weight": zeros(8, 64, dtype=U8), "weight_scale": ones(1, dtype=torch.bfloat16)}),
     (
         "ModelOpt's NVFP4_SVD",

@@ -54,6 +54,10 @@ MXFP8 = {
     "ignored_layers": ["head"], "modules_to_not_convert": ["head"],
 }  # fmt: skip
 FBGEMM = {"quant_method": "fbgemm_fp8", "activation_scale_ub": 1200.0, "modules_to_not_convert": ["head"]}
+MISTRAL = {
+    "quant_method": "mistral", "qformat_weight": "fp8_e4m3", "qscheme_act": "TENSOR",
+    "modules_to_not_convert": ["head"],
+}  # fmt: skip
 BNB = {
     "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False,
     "bnb_4bit_quant_type": "nf4",
@@ -135,6 +139,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "fp8": FP8,
     "mxfp8": MXFP8,
     "fbgemm_fp8": FBGEMM,
+    "mistral": MISTRAL,
     "bitsandbytes": BNB,
     "compressed-tensors": COMPRESSED,
     "modelopt": MODELOPT,

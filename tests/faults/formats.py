@@ -57,6 +57,13 @@ FAULTS = (
         "n_group = torch.arange(len(n_group), device=device)",
         "n_group = torch.zeros(len(n_group), dtype=torch.int64)",
     ),
+    Fault("mistral-dynamic-by-default", _FP8, '!= "NO_SCALES"', '== "TENSOR"'),
+    Fault(
+        "mistral-beside-a-config",
+        "qload/detect/config_reader.py",
+        "configs if configs or model_config else",
+        "configs if configs else",
+    ),
     Fault("fnuz-scale-kept", _FP8, "(0.5 if weight.config.divide else 2)", "1"),
     Fault("fnuz-negative-zero", _FP8, "torch.where(stored == NEGATIVE_ZERO, 0, stored)", "stored"),
     Fault(

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from syrupy.assertion import SnapshotAssertion
 
 from qload.checkpoint import open_checkpoint
-from qload.errors import QloadError, StorageError, UnsupportedFormatError
+from qload.errors import ConfigError, MissingTensorError, QloadError, StorageError, UnsupportedFormatError
 from qload.storage import SafetensorsStorage, files
 from qload.storage.unsupported_files import HEAD_BYTES
 from qload.verify import inspect, verify
@@ -246,20 +246,68 @@ def test_a_plain_model_whose_config_has_a_key_of_mlx_is_plain(tmp_path: Path) ->
         assert weights.get_weights("up").format == "unquantized"
 
 
-def test_mistrals_own_fp8_is_refused_and_its_plain_weights_are_read_with_a_note(tmp_path: Path) -> None:
-    (tmp_path / "params.json").write_text(json.dumps({"dim": 4}))
-    layer = {"layers.0.attention.wq.weight": torch.ones(4, 2, dtype=torch.bfloat16)}
-    save_file(layer, tmp_path / "consolidated.safetensors")
+def mistral(folder: Path, quantization: object, **tensors: torch.Tensor) -> Path:
+    """Write a linear of four outputs in Mistral's own format."""
+    (folder / "params.json").write_text(json.dumps({"dim": 2, "quantization": quantization}))
+    tensors = {"weight": torch.tensor([[1.0, 448], [-2, 0], [0.5, 3], [8, -8]]), **tensors}
+    tensors["weight"] = tensors["weight"].to(torch.float8_e4m3fn)
+    stored = {f"layers.0.attention.wq.{suffix}": tensor for suffix, tensor in tensors.items()}
+    save_file(stored, folder / "consolidated.safetensors")
+    return folder
 
+
+QSCALES = {"qscale_weight": torch.tensor(0.5).bfloat16(), "qscale_act": torch.tensor(2.0).bfloat16()}
+TENSOR = {"qformat_weight": "fp8_e4m3", "qscheme_act": "TENSOR"}
+
+
+@pytest.mark.parametrize(("scheme", "dynamic"), [("TENSOR", False), (None, False), ("NO_SCALES", True)])
+def test_mistrals_own_fp8_is_read_with_its_scheme_of_inputs(
+    tmp_path: Path, scheme: str | None, dynamic: bool
+) -> None:
+    scales = {"qscale_weight": QSCALES["qscale_weight"]} if dynamic else QSCALES
+    mistral(tmp_path, {**TENSOR, "qscheme_act": scheme}, **scales)
+
+    with open_checkpoint(tmp_path) as weights:
+        weight = weights.get_weights("layers.0.attention.wq")
+        assert weights.report().complete
+    assert weight.dequantize().tolist() == [[0.5, 224], [-1, 0], [0.25, 1.5], [4, -4]]
+    assert weight.activations is not None
+    assert weight.activations.dynamic == dynamic
     report = verify(tmp_path)
-    assert (report.verdict, len(report.notes)) == ("ok", 1)
+    assert (report.verdict, report.claims["file"]) == ("ok", "params.json")
     assert "this is Mistral's own format" in report.notes[0]
 
-    layer["layers.0.attention.wq.weight"] = torch.ones(4, 2).to(torch.float8_e4m3fn)
-    layer["layers.0.attention.wq.qscale_weight"] = torch.ones(())
-    save_file(layer, tmp_path / "consolidated.safetensors")
 
-    assert "Mistral's own FP8: not read" in str(refused(tmp_path))
+@pytest.mark.parametrize(
+    ("quantization", "key"),
+    [
+        ({**TENSOR, "qformat_weight": "fp4"}, "quantization.qformat_weight"),
+        ({**TENSOR, "qscheme_act": "ROWS"}, "quantization.qscheme_act"),
+        ([1], "quantization"),
+    ],
+)
+def test_a_quantization_of_params_that_is_no_fp8_is_an_error_of_its_key(
+    tmp_path: Path, quantization: object, key: str
+) -> None:
+    mistral(tmp_path, quantization, **QSCALES)
+
+    with pytest.raises(ConfigError, match=rf"^params\.json: {key}\n"):
+        open_checkpoint(tmp_path)
+
+
+def test_scales_of_inputs_that_params_state_are_required(tmp_path: Path) -> None:
+    mistral(tmp_path, TENSOR, qscale_weight=QSCALES["qscale_weight"])
+
+    with open_checkpoint(tmp_path) as weights, pytest.raises(MissingTensorError, match=r"wq\.input_scale"):
+        weights.get_weights("layers.0.attention.wq")
+
+
+def test_params_beside_a_config_do_not_count(tmp_path: Path) -> None:
+    mistral(tmp_path, {**TENSOR, "qformat_weight": "fp4"}, **QSCALES)
+    (tmp_path / "config.json").write_text(json.dumps({"torch_dtype": "bfloat16"}))
+
+    with open_checkpoint(tmp_path) as weights:
+        assert weights.get_weights("layers.0.attention.wq").format == "fp8"
 
 
 def test_a_name_of_5000_letters_is_cut(tmp_path: Path) -> None:

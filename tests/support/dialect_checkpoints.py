@@ -192,7 +192,10 @@ DIALECTS = (
         "fp8 block .scale", partial(fp8, per="block", scale="scale", dtype=E8M0),
         partial(of_blocks, scale_fmt="ue8m0"), (), weight_only=False,
     ),
-    Dialect("fp8 qscale", partial(fp8, scale="qscale_weight", dtype=BF16), None, (), foreign=True),
+    Dialect(
+        "fp8 tensor qscale", partial(fp8, scale="qscale_weight", dtype=BF16), of_fp8, SINGLE, SINGLE,
+        weight_only=False,
+    ),
     Dialect(
         "fp8 block auto-round", partial(fp8, per="block", scale="weight_scale_inv", dtype=BF16),
         partial(
