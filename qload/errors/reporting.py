@@ -53,8 +53,8 @@ def cause_of(message: str, *names: str | None) -> str:
 
     Examples
     --------
-    >>> cause_of("model.layers.3.up.scales: NaN scale nan at (3, 4); 17 in all", "model.layers.3.up.scales")
-    'NaN scale nan at (*); * in all'
+    >>> cause_of("model.layers.3.up.scales: NaN scale at (3, 4); 17 in all", "model.layers.3.up.scales")
+    'NaN scale at (*); * in all'
     """
     for name in sorted(filter(None, names), key=len, reverse=True):
         message = re.sub(rf"(?<![\w.]){re.escape(name)}(?!\w)(?:\.(?=\w))?", NAME_PLACEHOLDER, message)

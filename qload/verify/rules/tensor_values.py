@@ -270,9 +270,8 @@ def _invalid_scales(
     for fault, (place, value) in places.items():
         if fault == "negative" and signed and counts[fault] * MIN_SIGNED_SHARE >= total >= MIN_SIGNED_SHARE:
             continue
-        yield rule.tensor_finding(
-            checkpoint, name, f"{fault} scale {value:g} at {place}; {counts[fault]} in all"
-        )
+        scale = f"negative scale {value:g}" if fault == "negative" else f"{fault} scale"
+        yield rule.tensor_finding(checkpoint, name, f"{scale} at {place}; {counts[fault]} in all")
 
 
 def _invalid_masks(run: Tensor, spec: TensorSpec | None) -> dict[str, Tensor]:
