@@ -49,7 +49,7 @@ BIT_WIDTH_PX, WORD_HEIGHT_PX, LEFT_MARGIN_PX, TOP_MARGIN_PX = 15, 17, 132, 66
 
 
 @checked
-def drawing(layout: str, bits: int, *, most: int = MAX_WORDS) -> str:
+def drawing(layout: str, bits: int = 4, *, most: int = MAX_WORDS) -> str:
     """Draw one tile of a layout as SVG: a line per word, its low bits at the right, colored by code.
 
     The numbers are the position of a code in plain order (row, column); colors follow rows. The lane of a
@@ -96,7 +96,7 @@ def drawing(layout: str, bits: int, *, most: int = MAX_WORDS) -> str:
 
 
 @checked
-def words_of(layout: str, bits: int) -> dict[str, Any]:
+def words_of(layout: str, bits: int = 4) -> dict[str, Any]:
     """Return one tile of a layout as plain data: the codes of each word, from its low bit up.
 
     Returns
@@ -130,7 +130,7 @@ def draw_formats(formats: Iterable[tuple[str | None, int | None]]) -> dict[str, 
     return drawings
 
 
-def _find_packing(layout: str, bits: int) -> Packing:
+def _find_packing(layout: str, bits: int = 4) -> Packing:
     if layout not in LAYOUTS:
         raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", f"{layout!r:.80}")
     try:

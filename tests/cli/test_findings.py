@@ -113,4 +113,4 @@ def test_scales_that_are_nan_in_fourteen_layers_are_one_finding(tmp_path: Path) 
     assert text.count("scale-value") == text.count("NaN scale at (0, 3); 1 in all") == 1
     assert "1 error in 14 places" in " ".join(text.split())
     assert "14 tensors" in text
-    assert text.count("remedy  quantize the layer again") == 1
+    assert text.count("remedy  fetch the file again") == 1
