@@ -271,7 +271,7 @@ class Architecture:
     sizes: Mapping[str, int | None]
     tied: bool
     headed: bool
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...]
 
     @property
     def model_config(self) -> Mapping[str, Any]:

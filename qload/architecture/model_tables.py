@@ -40,12 +40,12 @@ def sizes(
     }
 
 
-def ends(head: str = "lm_head") -> tuple[Row, ...]:
+def ends() -> tuple[Row, ...]:
     """Embedding, last norm and head."""
     return (
         Row("model.embed_tokens", "vocab hidden"),
         Row("model.norm.weight", "hidden", tensor=True),
-        Row(head, "vocab hidden"),
+        Row("lm_head", "vocab hidden"),
     )
 
 
@@ -498,13 +498,10 @@ Side = Literal["output", "input"]
 class Gating:
     """Config keys of the activation between gate and up, with transformers' defaults.
 
-    `key`, `default`: key of the activation's name, and its default. A family with `alpha` and `limit`, each a
-    key and a default, has gpt-oss's clamped SwiGLU, whatever `key` says. `weighted`: the side of the expert
-    that the routing weight multiplies.
+    A family with `alpha` and `limit`, each a key and a default, has gpt-oss's clamped SwiGLU, whatever
+    `hidden_act` says. `weighted`: the side of the expert that the routing weight multiplies.
     """
 
-    key: str = "hidden_act"
-    default: str = "silu"
     alpha: tuple[str, float] | None = None
     limit: tuple[str, float] | None = None
     weighted: Side = "output"

@@ -1,7 +1,7 @@
 """Coverage: a checkpoint's bytes by explanation, and the error for unread tensors."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from qload.checkpoint.layer_index import LayerIndex
 from qload.errors import QloadError, UnreadTensorsError, UnsupportedFormatError
@@ -38,14 +38,14 @@ class Coverage:
         Bytes of unexplained tensors; each tensor is a finding.
     """
 
-    layers: int = 0
-    plain_tensors: int = 0
-    total: int = 0
-    read: int = 0
-    exempt: Mapping[str, int] = field(default_factory=dict)
-    unread: int = 0
-    refused: int = 0
-    unexplained: int = 0
+    layers: int
+    plain_tensors: int
+    total: int
+    read: int
+    exempt: Mapping[str, int]
+    unread: int
+    refused: int
+    unexplained: int
 
     @property
     def explained(self) -> int:
@@ -64,8 +64,8 @@ class Account:
     report: LoadReport
     coverage: Coverage
     unexplained: Mapping[str, LayerDescription | None]
-    unread_bytes: Mapping[str, int] = field(default_factory=dict)
-    modules: frozenset[str] = frozenset()
+    unread_bytes: Mapping[str, int]
+    modules: frozenset[str]
 
     def notes(self) -> list[str]:
         """Notes on unread tensors, one for each cause: their number, the first, the reason, their bytes."""

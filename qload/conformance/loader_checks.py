@@ -50,7 +50,7 @@ def quantization_config(traits: Traits) -> dict[str, Any] | None:
 
 
 def write_checkpoint(
-    folder: Path, tensors: Mapping[str, Tensor], case: ConformanceCase, files: int = 1
+    folder: Path, tensors: Mapping[str, Tensor], case: ConformanceCase, files: int
 ) -> list[Path]:
     """Write `tensors` to a number of `files` in a `folder` with the config of a `case`; return the paths."""
     folder.mkdir(exist_ok=True)

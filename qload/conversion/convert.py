@@ -328,7 +328,7 @@ def _accepted_errors(errors: Sequence[Finding]) -> Iterator[str]:
 
 
 def plan_conversion(
-    request: ConversionRequest, keep: Sequence[str], progress: ByteProgress, nonfinite: Nonfinite = "error"
+    request: ConversionRequest, keep: Sequence[str], progress: ByteProgress, nonfinite: Nonfinite
 ) -> ConversionPlan:
     """Plan the output of every layer; codes are read only for targets that depend on them.
 

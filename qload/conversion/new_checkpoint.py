@@ -4,7 +4,7 @@ import json
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from hashlib import sha256
 from os import PathLike
@@ -142,9 +142,9 @@ class NewCheckpoint:
     request: Mapping[str, Any]
     files: Sequence[OutputFile]
     texts: Mapping[str, bytes]
-    copies: Sequence[Path] = ()
-    job: Sequence[Any] = ()
-    workers: Workers = field(default_factory=lambda: Workers.of(None))
+    copies: Sequence[Path]
+    job: Sequence[Any]
+    workers: Workers
 
     def write(self, verify: Callable[[Path], ReportType], progress: Progress) -> ReportType:
         """Write all files, run `verify` on the folder, and return its report.

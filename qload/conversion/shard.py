@@ -195,7 +195,7 @@ def shard(
             for file in of_rank
         ]
         request = {"tp": tp, "ep": ep}
-        new = NewCheckpoint(source, target, request, files, _side_files(source, by_rank), workers=workers)
+        new = NewCheckpoint(source, target, request, files, _side_files(source, by_rank), (), (), workers)
 
         def verify(folder: Path) -> ShardedCheckpoint:
             reasons: dict[str, str] = {}
@@ -217,7 +217,7 @@ def plan_shares(
     tp: int,
     ep: int | None,
     progress: ByteProgress,
-    nonfinite: Nonfinite = "error",
+    nonfinite: Nonfinite,
 ) -> ShardingLayout:
     """Cut every layer for every rank; ArgumentError for `ep` if the model has no experts.
 

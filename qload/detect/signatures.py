@@ -67,8 +67,8 @@ class Field:
     """
 
     suffixes: tuple[str, ...]
-    dtypes: tuple[Dtype, ...] = ()
-    axes: str | None = None
+    dtypes: tuple[Dtype, ...]
+    axes: str | None
 
     @classmethod
     def parse(cls, text: str) -> Field:

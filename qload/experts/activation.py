@@ -111,10 +111,10 @@ def facts_of(architecture: Architecture | None) -> ExpertFacts:
     if gating.alpha is not None and gating.limit is not None:
         alpha, limit = (_number(architecture.config, *said) for said in (gating.alpha, gating.limit))
         return ExpertFacts(GatedActivation("clamped_swiglu", alpha, limit), gating.weighted)
-    said = architecture.config.get(gating.key, gating.default)
+    said = architecture.config.get("hidden_act", "silu")
     known = ACTIVATIONS.get(said) if isinstance(said, str) else None
     if known is None:
-        raise _unknown(f"{gating.key} {said!r:.80} in the config")
+        raise _unknown(f"hidden_act {said!r:.80} in the config")
     return ExpertFacts(known, gating.weighted)
 
 

@@ -54,7 +54,7 @@ class Share:
     layer: LayerDescription
     bounds: ShareBounds
     k_places: tuple[int, ...]
-    part: int = 0
+    part: int
     slices: dict[str, TensorSlices] = field(default_factory=dict, compare=False, repr=False)
 
     def slices_of(self, spec: TensorSpec) -> TensorSlices:
@@ -187,7 +187,7 @@ def rectangles(spec: TensorSpec, shares: Sequence[Share]) -> list[Rectangle]:
 
 
 def read_tensor(
-    weights: TensorSource, spec: TensorSpec, shares: Sequence[Share], out: Tensor | None = None
+    weights: TensorSource, spec: TensorSpec, shares: Sequence[Share], out: Tensor | None
 ) -> Tensor:
     """Read a tensor of all parts, joined along N; the first part's for a tensor without N.
 

@@ -70,21 +70,20 @@ class Header:
     identity: FileIdentity = NO_FILE
 
 
-def read_header(path: Place, file: str | None = None) -> Header:
+def read_header(path: Place, file: str) -> Header:
     """Read and check the header of a file, without its data; StorageError with the violated rule."""
     if not isinstance(path, Path):
-        return _read_remote(path, file or "a remote file")
-    label = file or path.name
-    descriptor = open_regular(path, label)
+        return _read_remote(path, file)
+    descriptor = open_regular(path, file)
     try:
         stats = os.fstat(descriptor)
-        head = read_first(descriptor, LENGTH_BYTES, label)
+        head = read_first(descriptor, LENGTH_BYTES, file)
         length = int.from_bytes(head, "little")
         if len(head) == LENGTH_BYTES and length <= min(MAX_HEADER_BYTES, stats.st_size - LENGTH_BYTES):
-            head += read_first(descriptor, length, label)
+            head += read_first(descriptor, length, file)
     finally:
         os.close(descriptor)
-    return replace(parse_header(head, stats.st_size, label), identity=FileIdentity.of(stats))
+    return replace(parse_header(head, stats.st_size, file), identity=FileIdentity.of(stats))
 
 
 def _read_remote(remote: RemoteFile, file: str) -> Header:

@@ -411,7 +411,7 @@ def _read_pieces(storage: FillingStorage, pieces: Sequence[Piece], memory: Seque
         storage.read_into(piece.name, piece.index, row.view(piece.out.dtype).view(piece.out.shape))
 
 
-def staging_on(device: torch.device, run: int = DEVICE_RUN_BYTES) -> Staging:
+def staging_on(device: torch.device, run: int) -> Staging:
     """Staging for a CUDA device, in reads of `run` bytes, else in host memory."""
     return CudaStaging(device, run) if device.type == "cuda" else HostStaging()
 

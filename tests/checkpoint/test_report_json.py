@@ -256,7 +256,7 @@ REPORT = Report(
     {"bits": 4},
     Coverage(2, 3, 100, 50, {"rope": 20, "copies": 5}, 10, 8, 7),
     {"largest": 0.5},
-    Coverage(total=1, read=1),
+    Coverage(0, 0, 1, 1, {}, 0, 0, 0),
     {"a": "map"},
 )
 REPORT_JSON = {

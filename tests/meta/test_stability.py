@@ -71,7 +71,8 @@ def test_rules_are_those_of_the_page() -> None:
 
 
 def test_fields_are_those_of_the_page() -> None:
-    report = Report("a", coverage=Coverage(), reference_coverage=Coverage(), logits={}).to_json()
+    empty = Coverage(0, 0, 0, 0, {}, 0, 0, 0)
+    report = Report("a", coverage=empty, reference_coverage=empty, logits={}).to_json()
     finding = Finding("a", "error", None, None, "a")
 
     assert f"`schema` is {SCHEMA}" in PAGE

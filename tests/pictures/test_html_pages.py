@@ -128,7 +128,7 @@ def test_the_page_loads_nothing_and_runs_its_own_script_alone() -> None:
 
 
 def test_which_share_of_the_bytes_is_explained_is_a_bar() -> None:
-    coverage = Coverage(total=200, read=150, exempt={"why": 20, "also": 10}, unexplained=20)
+    coverage = Coverage(3, 0, 200, 150, {"why": 20, "also": 10}, 0, 0, 20)
     text = report_page(replace(report(), coverage=coverage))
 
     assert re.findall(r'class="part(\d)" x="([\d.]+)" y="0" width="([\d.]+)"', text) == [

@@ -133,7 +133,7 @@ def test_a_tensor_of_each_dtype_has_its_torch_dtype_and_its_size(tmp_path: Path)
     save_file(stored, tmp_path / "model.safetensors")
 
     assert {name: dtype.itemsize for name, dtype in DTYPES.items()} == ITEM_BYTES
-    header = read_header(tmp_path / "model.safetensors")
+    header = read_header(tmp_path / "model.safetensors", "model.safetensors")
     assert {name: entry.dtype for name, entry in header.tensors.items()} == {name: name for name in stored}
     with SafetensorsStorage(tmp_path) as storage:
         assert {name: storage.info(name).stored_dtype for name in stored} == DTYPES

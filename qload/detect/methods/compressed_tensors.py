@@ -79,7 +79,7 @@ class _Activations(configs.Entry):
 
 
 def activation_scheme(
-    source: configs.FoundConfig, key: str, stated: Mapping[str, Any] | None, weights: str | None = None
+    source: configs.FoundConfig, key: str, stated: Mapping[str, Any] | None, weights: str | None
 ) -> ActivationScheme | None:
     """Read the activation scheme under a key of the config; None without one, ConfigError if malformed.
 
