@@ -22,9 +22,14 @@ from qload.layouts import (
     awq,
     compressed_tensors,
     eetq,
+    exl2,
     exllama,
     fp4,
     gptq,
+    marlin,
+    marlin_24,
+    panels,
+    strips,
 )
 from qload.layouts.exl2 import Exl2Groups
 from qload.testing import assert_same_bits
@@ -103,6 +108,19 @@ def test_every_sentence_read_backwards_is_its_inverse(data: Any) -> None:
 
     assert torch.equal(order.undo(order.apply(tensor)), tensor)
     assert sorted(order.apply(tensor).flatten().tolist()) == list(range(int(count)))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        *(gptq.rows, gptq.columns, awq.columns, exllama.rows, exl2.rows, exl2.kernel_rows),
+        *(marlin.rows, marlin.zeros, marlin_24.rows, panels.rows, strips.rows),
+        *(lambda bits: compressed_tensors.rows(bits, dense=True), lambda bits: strips.group_scales(8 * bits)),
+    ],
+)  # fmt: skip
+def test_a_sentence_is_read_once(function: Callable[[int], Packing | Order]) -> None:
+    assert function(8) is function(8)
+    assert function(8) is not function(4)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """Frozen records with few exceptions, and comparison of weights by identity: tensors compare by element."""
 
+import ast
 import importlib
 import inspect
 import pkgutil
+import textwrap
+from abc import ABC
 from collections.abc import Iterator
 from functools import cache
 from typing import Any, ClassVar, Protocol, get_origin, is_typeddict
@@ -77,6 +80,30 @@ def test_what_has_fields_is_a_record() -> None:
             bare.append(kind.__qualname__)
 
     assert bare == []
+
+
+def test_a_method_that_returns_a_value_has_a_body_or_is_abstract() -> None:
+    concrete = [
+        f"{kind.__qualname__}.{name}"
+        for kind in classes()
+        if ABC in kind.__mro__
+        for name, member in vars(kind).items()
+        if (function := getattr(member, "fget", None) or getattr(member, "__func__", member))
+        if inspect.isfunction(function) and function.__annotations__.get("return") not in (None, "None")
+        if _has_no_body(function) and not getattr(member, "__isabstractmethod__", False)
+    ]
+
+    assert concrete == []
+
+
+def _has_no_body(function: Any) -> bool:
+    def documented() -> None:
+        """Without statements."""
+
+    if function.__code__.co_code != documented.__code__.co_code:  # nearly all; the source is slow to parse
+        return False
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    return isinstance(node, ast.FunctionDef) and isinstance(node.body[-1], ast.Expr)
 
 
 def _is_field(kind: Any, name: str, hint: Any) -> bool:

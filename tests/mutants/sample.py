@@ -55,8 +55,10 @@ class Mutant:
 
     def change(self) -> tuple[str, str]:
         """The first changed line before and after, without indentation; "" for a line that is removed."""
-        first = self.changed_lines().start - 1
+        changed = self.changed_lines()
         old, new = self.source.splitlines(), self.mutated.splitlines()
+        # A removed decorator takes the blank lines before it along.
+        first = next((line - 1 for line in changed if old[line - 1].strip()), changed.start - 1)
         shorter = len(new) < len(old)
         return old[first].strip(), "" if shorter else new[first].strip()
 
