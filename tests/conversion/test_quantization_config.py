@@ -7,13 +7,59 @@ from typing import Any
 import pytest
 
 from qload import convert
-from qload.conversion.quantization_config import quantization_config
+from qload.conversion.quantization_config import CT_VERSION, NO_ACT_ORDER, quantization_config
 from qload.conversion.targets import OutputLayer
-from qload.formats import GPTQConfig, GPTQWeight
+from qload.formats import (
+    AWQConfig,
+    AWQWeight,
+    CTPackConfig,
+    CTPackWeight,
+    Fp8Config,
+    Fp8Weight,
+    GPTQConfig,
+    GPTQWeight,
+    MarlinConfig,
+    MarlinWeight,
+)
 from qload.layouts import Stored, StoredMinusOne, StoredMinusOnePerField
+from qload.spec.activations import ActivationScheme
+from qload.spec.weight import Weight
 from tests.verify.checkpoints import GPTQ, gptq, model
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
+
+
+def integers(bits: int, group_size: int | None, strategy: str, symmetric: bool) -> dict[str, Any]:
+    return {
+        "num_bits": bits, "type": "int", "symmetric": symmetric, "strategy": strategy,
+        "group_size": group_size, "actorder": None, "dynamic": False,
+    }  # fmt: skip
+
+
+def floats(strategy: str, dynamic: bool = False) -> dict[str, Any]:
+    return {
+        "num_bits": 8, "type": "float", "symmetric": True, "strategy": strategy, "group_size": None,
+        "dynamic": dynamic,
+    }  # fmt: skip
+
+
+def ct_config(packing: str, groups: list[tuple[list[str], Any, Any]]) -> dict[str, Any]:
+    return {
+        "quant_method": "compressed-tensors",
+        "format": packing,
+        "quantization_status": "compressed",
+        "version": CT_VERSION,
+        "config_groups": {
+            f"group_{n}": {
+                "targets": targets, "weights": weights, "input_activations": inputs,
+                "output_activations": None,
+            }
+            for n, (targets, weights, inputs) in enumerate(groups)
+        },
+        "ignore": ["p.q", "lm_head"],
+        "kv_cache_scheme": None,
+    }  # fmt: skip
+
 
 V2, WHOLE, FIELDS = Stored(), StoredMinusOne(), StoredMinusOnePerField()
 # Convention and evidence of each layer; expected checkpoint_format, or None: no config covers both.
@@ -29,6 +75,130 @@ CONVENTIONS: list[tuple[list[tuple[Any, Any]], str | None]] = [
     ([(V2, None), (WHOLE, "alike")], None),
     ([(V2, None), (FIELDS, "codes")], None),
 ]
+
+
+def layers_of(weight_type: type[Weight], *layers: tuple[str, Any, int, dict[str, Any]]) -> list[OutputLayer]:
+    return [OutputLayer(name, weight_type, config, K, **values) for name, config, K, values in layers]
+
+
+ACT_ORDER, SYMMETRIC, ITEM = {"act_order": True}, {"symmetric": True}, {"item": "converted"}
+TOKENS, TENSOR = ActivationScheme("float", 8, True, "token"), ActivationScheme("float", 8, False, "tensor")
+# Layers unlike each other, their written config, and the refusals.
+WRITTEN: dict[str, tuple[list[OutputLayer], dict[str, Any], dict[str, str]]] = {
+    "gptq": (
+        layers_of(
+            GPTQWeight,
+            ("l0.a", GPTQConfig(4, 64), 128, ACT_ORDER),
+            ("l0.b", GPTQConfig(4, 64), 128, SYMMETRIC),
+            ("l1.a", GPTQConfig(8, 64), 128, SYMMETRIC),
+            ("l1.b", GPTQConfig(4, -1), 64, SYMMETRIC),
+            ("l1.c", GPTQConfig(4, -1), 65, SYMMETRIC),
+            ("lm_head", GPTQConfig(4, 64), 128, SYMMETRIC),
+        ),
+        {
+            "quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": True, "sym": False,
+            "lm_head": True, "checkpoint_format": "gptq", "pack_dtype": "int32",
+            "dynamic": {
+                "-:^p\\.q$": {},
+                "+:^l1\\.a$": {"bits": 8, "group_size": 64},
+                "+:^l1\\.c$": {"bits": 4, "group_size": -1},
+            },
+        },
+        {},
+    ),
+    "gptq alike": (
+        layers_of(GPTQWeight, *((name, GPTQConfig(8, -1), 64, SYMMETRIC) for name in ("a", "head.lm_head"))),
+        {
+            "quant_method": "gptq", "bits": 8, "group_size": -1, "desc_act": False, "sym": True,
+            "lm_head": True, "checkpoint_format": "gptq", "pack_dtype": "int32",
+            "dynamic": {"-:^p\\.q$": {}},
+        },
+        {},
+    ),
+    "awq": (
+        layers_of(
+            AWQWeight,
+            ("l0.a", AWQConfig(64), 128, {}),
+            ("l0.b", AWQConfig(64), 128, {}),
+            ("l1.a", AWQConfig(64, 8), 128, {}),
+            ("l1.p.q", AWQConfig(64), 128, {}),
+            ("l1.b", AWQConfig(64, zero_point=False), 128, {}),
+        ),
+        {
+            "quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True,
+            "modules_to_not_convert": ["p.q", "lm_head"],
+        },
+        {
+            "l1.a": "the config of awq has 4 bits and groups of 64 for all layers, this one 8 bits and "
+            "groups of 64",
+            "l1.p.q": "awq excludes modules by parts of names, and the plain layer p.q is part of this one",
+            "l1.b": "it stores no zero points, and other layers do",
+        },
+    ),
+    "marlin": (
+        layers_of(
+            MarlinWeight,
+            ("l0.a", MarlinConfig(128), 256, {}),
+            ("l0.b", MarlinConfig(128), 256, {}),
+            ("l1.a", MarlinConfig(-1), 256, {}),
+        ),
+        {
+            "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True,
+            "lm_head": False, "checkpoint_format": "marlin", "is_marlin_format": True,
+            "modules_to_not_convert": ["p.q", "lm_head"],
+        },
+        {
+            "l1.a": "the config of marlin has 4 bits and groups of 128 for all layers, this one 4 bits and "
+            "groups of -1"
+        },
+    ),
+    "compressed-tensors": (
+        layers_of(
+            CTPackWeight,
+            ("l0.a", CTPackConfig(4, 64, symmetric=False), 128, {}),
+            ("l0.b", CTPackConfig(8, -1), 128, {}),
+            ("l1.a", CTPackConfig(8, -1), 128, {}),
+            ("l1.b", CTPackConfig(4, 64, act_order=True), 128, {}),
+        ),
+        ct_config(
+            "pack-quantized",
+            [
+                (["Linear"], integers(8, None, "channel", True), None),
+                (["l0.a"], integers(4, 64, "group", False), None),
+                (["l1.b"], integers(4, 64, "group", True), None),
+            ],
+        ),
+        {"l1.b": NO_ACT_ORDER},
+    ),
+    "fp8": (
+        layers_of(
+            Fp8Weight,
+            ("l0.a", Fp8Config("channel"), 128, {"activations": TOKENS, **ITEM}),
+            ("l0.b", Fp8Config("tensor"), 128, {"activations": TENSOR, **ITEM}),
+            ("l1.a", Fp8Config("tensor"), 128, {"activations": TENSOR, **ITEM}),
+            ("l1.b", Fp8Config("block", (128, 128)), 128, {}),
+        ),
+        ct_config(
+            "float-quantized",
+            [
+                (["Linear"], {**floats("tensor"), "block_structure": None}, floats("tensor")),
+                (["l0.a"], {**floats("channel"), "block_structure": None}, floats("token", dynamic=True)),
+                (["l1.b"], {**floats("block"), "block_structure": [128, 128]}, None),
+            ],
+        ),
+        {"l1.b": "it is kept unchanged, and its config would need another dialect of fp8"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRITTEN)
+def test_the_config_of_layers_unlike_each_other(case: str) -> None:
+    layers, values, refused = WRITTEN[case]
+
+    written = quantization_config(layers, ["p.q", "lm_head"])
+
+    assert (written.values, written.refused) == (values, refused)
+    assert written.side_file == ("quantize_config.json" if values["quant_method"] == "gptq" else None)
 
 
 @pytest.mark.parametrize(("told", "format"), CONVENTIONS)

@@ -19,6 +19,21 @@ PLAIN = {"a.weight": torch.ones(2, 2)}
 QUANTIZED = {"a.qweight": torch.zeros(2, 2, dtype=torch.int32)}
 
 
+def test_a_method_that_is_a_guess_contradicts_nothing() -> None:
+    found = [
+        FoundConfig("config.json", "quantization_config", GPTQ),
+        FoundConfig("quantize_config.json", "", {"bits": 4, "group_size": 128, "version": "gemm"}),
+    ]
+    claims, named = read_claims(found[0]), FoundConfig("a.json", "", {**found[1].values, "method": "awq"})
+
+    assert read_claims(found[1]).method == "awq"  # by the key `version`
+    note = "format is 'gemm', config.json says 'gptq' and is believed"
+    assert [*compare_configs(found, claims, MemoryStorage(QUANTIZED))] == [f"quantize_config.json: {note}"]
+    conflict, *notes = compare_configs([found[0], named], claims, MemoryStorage(QUANTIZED))
+    assert notes == [f"a.json: {note}"]
+    assert isinstance(conflict, ConfigsDisagreeError)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "tensors", "wrong"),
     [
