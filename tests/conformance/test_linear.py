@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 from qload.conformance import ConformanceCase, cases
 from qload.conformance.linear_checks import LinearChecks
 from qload.conformance.suites import CaseRun
 from qload.testing.traits import CONTRACTS
-from tests.conformance.subjects import WEIGHTS, Buggy, Parts, Sound, with_bug
+from tests.conformance.subjects import WEIGHTS, Buggy, Parts, Sound, message, with_bug
 
 CHECKS = (
     "reads_back",
@@ -58,14 +59,14 @@ def test_a_sound_kernel_of_its_own_passes(case: ConformanceCase, check: str) -> 
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_a_wrong_weight_is_caught_and_its_fault_named(name: str) -> None:
+def test_a_wrong_weight_is_caught_and_its_fault_named(name: str, golden: SnapshotAssertion) -> None:
     _, fault, case = WEIGHTS[name]
 
     with pytest.raises(AssertionError, match="cause ") as caught:
         on_trial(with_bug(name), GPTQ[case], "reads_back")
 
     assert caught.value.diagnosis.fault == fault, str(caught.value)
-    assert len(str(caught.value)) < 1000
+    assert message(caught.value) == golden
 
 
 @pytest.mark.parametrize("check", ["sums_exactly", "stays_within_the_bound"])
@@ -221,12 +222,16 @@ class ForgetsGroups(Buggy):
         (ForgetsGroups, "packing_leaves_the_weight_alone", "packed twice, the buffers differ: "),
     ],
 )
-def test_a_bug_outside_of_the_weight_is_caught(subject: type[Sound], check: str, says: str) -> None:
+def test_a_bug_outside_of_the_weight_is_caught(
+    subject: type[Sound], check: str, says: str, golden: SnapshotAssertion
+) -> None:
     case = ConformanceCase(**{**vars(COMMON), "K": 512}) if subject is NarrowSums else COMMON
 
-    with pytest.raises(AssertionError, match=says):
+    with pytest.raises(AssertionError, match=says) as caught:
         # A copy that no other test shares, as one of them writes into its weight.
         on_trial(subject(), ConformanceCase(**{**vars(case), "N": 128}), check)
+
+    assert message(caught.value) == golden
 
 
 def test_how_a_kernel_adds_widens_the_bound() -> None:

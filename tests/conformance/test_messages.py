@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 import qload.conformance.suites as suite_module
@@ -15,7 +16,7 @@ from qload.conformance.expert_checks import ExpertChecks
 from qload.conformance.linear_checks import LinearChecks
 from qload.conformance.loader_checks import LoaderChecks
 from qload.conformance.suites import CaseRun, ask_support
-from tests.conformance.subjects import Sound
+from tests.conformance.subjects import Sound, message
 from tests.conformance.test_linear import COMMON, on_trial
 from tests.conformance.test_suites import Experts, Loads, NextExpert
 
@@ -124,9 +125,13 @@ class ForgetsToReturn(Experts):
         (ForgetsToReturn, "each_expert_alone", "gemm returned NoneType, expected a tensor"),
     ],
 )
-def test_experts_are_told_what_is_known_of_them(suite: type[Experts], check: str, says: str) -> None:
-    with pytest.raises(AssertionError, match=says):
+def test_experts_are_told_what_is_known_of_them(
+    suite: type[Experts], check: str, says: str, golden: SnapshotAssertion
+) -> None:
+    with pytest.raises(AssertionError, match=says) as caught:
         getattr(ExpertChecks(suite(), Experts.cases("smoke")[0], "cpu"), check)()
+
+    assert message(caught.value) == golden
 
 
 @pytest.mark.parametrize("said", [None, []], ids=str)

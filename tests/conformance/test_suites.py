@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 from qload import FakeWorld, open_checkpoint
@@ -14,6 +15,7 @@ from qload.conformance.loader_checks import COLUMN, ROW, LoaderChecks
 from qload.conformance.packer_checks import PackerChecks
 from qload.layouts import gptq
 from qload.spec import named
+from tests.conformance.subjects import message
 
 FILES = ("gptq", "awq", "fp8", "bnb_nf4", "unquantized")
 DAMAGES = ("cut_short_is_refused", "scales_missing_is_refused", "wrong_shape_is_refused")
@@ -100,10 +102,12 @@ class Careless(Loads):
     ],
 )
 def test_a_wrong_loader_is_told_what_it_did(
-    suite: type[Loads], end: str, check: str, says: str, tmp_path: Path
+    suite: type[Loads], end: str, check: str, says: str, tmp_path: Path, golden: SnapshotAssertion
 ) -> None:
-    with pytest.raises(AssertionError, match=says):
+    with pytest.raises(AssertionError, match=says) as caught:
         getattr(LoaderChecks(suite(), load_case(end), tmp_path), check)()
+
+    assert message(caught.value) == golden
 
 
 class RaisesAlways(Loads):
@@ -195,9 +199,13 @@ def test_a_sound_packer_passes(case: ConformanceCase) -> None:
         (InPlace, "the_codes_are_left_alone", "packing changes codes: "),
     ],
 )
-def test_a_wrong_packer_is_told_what_it_did(suite: type[Packs], check: str, says: str) -> None:
-    with pytest.raises(AssertionError, match=says):
+def test_a_wrong_packer_is_told_what_it_did(
+    suite: type[Packs], check: str, says: str, golden: SnapshotAssertion
+) -> None:
+    with pytest.raises(AssertionError, match=says) as caught:
         getattr(PackerChecks(suite(), Packs.cases("smoke")[0]), check)()
+
+    assert message(caught.value) == golden
 
 
 class Experts(ExpertsKernelSuite):
@@ -282,9 +290,13 @@ def test_a_sound_kernel_of_experts_passes(format: str, check: str) -> None:
         (SortsIds, "keeps_to_its_buffers", "the kernel wrote into ids: "),
     ],
 )
-def test_a_wrong_kernel_of_experts_is_told_what_it_did(suite: type[Experts], check: str, says: str) -> None:
-    with pytest.raises(AssertionError, match=says):
+def test_a_wrong_kernel_of_experts_is_told_what_it_did(
+    suite: type[Experts], check: str, says: str, golden: SnapshotAssertion
+) -> None:
+    with pytest.raises(AssertionError, match=says) as caught:
         getattr(ExpertChecks(suite(), Experts.cases("smoke")[0], "cpu"), check)()
+
+    assert message(caught.value) == golden
 
 
 def test_a_sound_kernel_of_experts_keeps_to_its_buffers() -> None:
