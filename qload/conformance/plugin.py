@@ -86,7 +86,8 @@ class CaseReport:
         if not recorded or not (report.when == "call" or report.skipped or report.failed):
             return
         reason = getattr(report, "wasxfail", "")
-        if report.skipped and not reason and isinstance(report.longrepr, tuple):
+        if report.skipped and not reason:
+            assert isinstance(report.longrepr, tuple)  # path, line, reason
             reason = report.longrepr[2].removeprefix("Skipped: ")
         expected = hasattr(report, "wasxfail") and report.skipped
         entry = {

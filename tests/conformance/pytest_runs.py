@@ -1,10 +1,15 @@
-"""Pytest in a process of its own, with the plugin and with no other that is not asked for."""
+"""Runs of pytest with the plugin and without others, in a process of their own or in this one."""
 
+import io
 import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+from unittest.mock import patch
+
+import pytest
 
 from tests.paths import ROOT
 
@@ -23,3 +28,18 @@ def run(folder: Path, held: Mapping[str, str], *arguments: str) -> subprocess.Co
         text=True,
         check=False,
     )
+
+
+def run_here(folder: Path, held: Mapping[str, str], *arguments: str) -> tuple[int, str]:
+    """Return the exit code and the output of pytest in this process, in a `folder` of files by name."""
+    for name, text in held.items():
+        (folder / name).write_text(text)
+    output, before = io.StringIO(), Path.cwd()
+    options = ("-s", "--import-mode=importlib", f"--rootdir={folder}", *OPTIONS)
+    try:
+        os.chdir(folder)
+        alone = patch.dict(os.environ, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
+        with redirect_stdout(output), redirect_stderr(output), alone:
+            return int(pytest.main([*options, *arguments])), output.getvalue()
+    finally:
+        os.chdir(before)

@@ -1,16 +1,15 @@
 """The plugin in a pytest of its own: tiers, expected failures, the report, and what a failure prints."""
 
 import json
-import subprocess
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from qload.conformance import cases
-from qload.conformance.plugin import ExpectedFailure, read_expected_failures
+from qload.conformance.plugin import LINE_FORM, ExpectedFailure, read_expected_failures
 from qload.errors import ArgumentError
-from tests.conformance.pytest_runs import run
+from tests.conformance.pytest_runs import run, run_here
 from tests.paths import ROOT
 
 KERNEL = """
@@ -33,16 +32,16 @@ class TestNone(TestMine):
 """
 
 
-def run_mine(folder: Path, *arguments: str, kernel: str = KERNEL) -> subprocess.CompletedProcess[str]:
-    return run(folder, {"test_mine.py": kernel}, "-rs", *arguments)
+def run_mine(folder: Path, *arguments: str) -> tuple[int, str]:
+    return run_here(folder, {"test_mine.py": KERNEL}, "-rs", *arguments)
 
 
-@pytest.mark.slow
 def test_a_run_with_a_report_of_each_case(tmp_path: Path) -> None:
-    done = run_mine(tmp_path, "--qload-report=report.json")
+    code, output = run_mine(tmp_path, "--qload-report=report.json")
     report = json.loads((tmp_path / "report.json").read_text())
 
-    assert done.returncode == 1
+    assert code == 1
+    assert (report["version"], report["tier"], report["device"]) == (1, "smoke", "cpu")
     by_test = {entry["test"].partition("::")[2].partition("[")[0]: entry for entry in report["tests"]}
     shifted = by_test["TestShifted::test_reads_back"]
     assert (shifted["outcome"], shifted["fault"]) == ("failed", "outputs-shifted")
@@ -53,43 +52,54 @@ def test_a_run_with_a_report_of_each_case(tmp_path: Path) -> None:
     assert by_test["TestNone::test_reads_back"]["reason"] == "no such kernel here"
     assert sum(report["outcomes"].values()) == len(report["tests"]) == 21
 
-    assert "cause     " in done.stdout
+    assert "cause     " in output
     replay = "replay    pytest 'test_mine.py::TestShifted::test_reads_back[unquantized.w16.k256n128]'"
-    assert replay in done.stdout
-    assert "all 1 cases are refused, unquantized.w16.k256n128 because: no such kernel here" in done.stdout
-    assert len(done.stdout.splitlines()) < 80
+    assert replay in output
+    assert "all 1 cases are refused, unquantized.w16.k256n128 because: no such kernel here" in output
+    assert len(output.splitlines()) < 80
 
 
-@pytest.mark.slow
 def test_expected_failures_are_strict_and_told(tmp_path: Path) -> None:
     (tmp_path / "known.txt").write_text(
         "# what is known\n"
         "\n"
         "test_reads_back[unquantized.*] https://example.org/1 outputs are shifted\n"
+        "unquantized.w8.* https://example.org/2 no such case\n"
         "gptq.* https://example.org/2 no suite of this format\n"
     )
-    done = run_mine(tmp_path, "--qload-xfails=known.txt", "-k", "reads_back and not None", "-rx")
+    options = ("--qload-xfails=known.txt", "--qload-report=report.json", "-k", "reads_back and not None")
+    _, output = run_mine(tmp_path, *options, "-rx")
+    report = json.loads((tmp_path / "report.json").read_text())
 
-    assert "1 failed" in done.stdout
-    assert "1 xfailed" in done.stdout
-    assert "[XPASS(strict)] outputs are shifted (https://example.org/1)" in done.stdout
-    assert "qload: no collected test matches gptq.*" in done.stdout
+    assert "1 failed" in output
+    assert "1 xfailed" in output
+    assert "[XPASS(strict)] outputs are shifted (https://example.org/1)" in output
+    assert "qload: no collected test matches gptq.*, unquantized.w8.*\n" in output
+    assert report["outcomes"] == {"failed": 1, "xfailed": 1}
+    assert [entry["test"].partition("::")[2].partition("::")[0] for entry in report["tests"]] == [
+        "TestMine",
+        "TestShifted",
+    ]
+    assert report["tests"][1]["reason"] == "outputs are shifted (https://example.org/1)"
 
 
-@pytest.mark.slow
 def test_a_line_without_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "known.txt").write_text("gptq.v1.w4 because of this\n")
 
-    done = run_mine(tmp_path, "--qload-xfails=known.txt")
+    code, output = run_mine(tmp_path, "--qload-xfails=known.txt")
 
-    assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert "known.txt, line 1" in done.stderr
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert output.strip().splitlines()[-3:] == [
+        "ERROR: --qload-xfails: known.txt, line 1",
+        f"  expected {LINE_FORM}",
+        "  got      'gptq.v1.w4 because of this'",
+    ]
 
 
 @pytest.mark.slow
 def test_collecting_imports_no_torch(tmp_path: Path) -> None:
     code = "import sys\ndef test_it():\n    assert 'torch' not in sys.modules\n"
-    done = run_mine(tmp_path, "-k", "test_it", kernel=f"{KERNEL}\n{code}")
+    done = run(tmp_path, {"test_mine.py": f"{KERNEL}\n{code}"}, "-k", "test_it")
 
     assert "1 passed" in done.stdout, done.stdout
 
