@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from dataclasses import dataclass, field
 from threading import Barrier
 from typing import Any, TypeVar
@@ -30,7 +31,7 @@ class Meeting:
         """Return the values of all threads, after all have called."""
         self.values[rank] = value
         self.barrier.wait(WAIT)
-        found = list(self.values)
+        found = deepcopy(self.values)  # as processes share no objects
         self.barrier.wait(WAIT)
         return found
 
