@@ -296,6 +296,7 @@ def test_a_failure_is_told_once(request: pytest.FixtureRequest) -> None:
         run.check("reads_back")
 
     assert caught.value.__context__ is None
+    assert not caught.value.pytrace
     assert run.report["fault"] == "zero-points-one-higher"
 
 

@@ -1,5 +1,6 @@
 """The suites of loaders, packers and kernels of experts: sound subjects pass, wrong ones are told apart."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,18 @@ from torch import Tensor
 from qload import FakeWorld, open_checkpoint
 from qload.conformance import ConformanceCase, ExpertsKernelSuite, LoaderSuite, PackerSuite
 from qload.conformance.expert_checks import ExpertChecks
-from qload.conformance.loader_checks import COLUMN, ROW, LoaderChecks
+from qload.conformance.loader_checks import (
+    COLUMN,
+    ROW,
+    LoaderChecks,
+    quantization_config,
+    write_checkpoint,
+)
 from qload.conformance.packer_checks import PackerChecks
+from qload.errors import ArgumentError
 from qload.layouts import gptq
 from qload.spec import named
+from qload.testing import Traits
 from tests.conformance.subjects import message
 
 FILES = ("gptq", "awq", "fp8", "bnb_nf4", "unquantized")
@@ -55,6 +64,74 @@ def test_a_sound_loader_passes(format: str, world: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", FILES[:3])
 def test_a_sound_loader_refuses_damage(format: str, damage: str, tmp_path: Path) -> None:
     getattr(LoaderChecks(Loads(), load_case("k512n1024", format), tmp_path), damage)()
+
+
+GPTQ_FILES = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+BNB_FILES = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_compute_dtype": "bfloat16"}
+
+
+@pytest.mark.parametrize(
+    ("traits", "config"),
+    [
+        (Traits("unquantized"), None),
+        (
+            Traits("gptq", group_size=32, zeros="v1"),
+            {**GPTQ_FILES, "desc_act": False, "sym": True, "checkpoint_format": "gptq"},
+        ),
+        (
+            Traits("gptq", group_size=32, symmetric=False, act_order=True, zeros="v2"),
+            {**GPTQ_FILES, "desc_act": True, "sym": False, "checkpoint_format": "gptq_v2"},
+        ),
+        (
+            Traits("awq", group_size=64, symmetric=False),
+            {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True},
+        ),
+        (Traits("fp8", variant="tensor"), {"quant_method": "fp8", "activation_scheme": "dynamic"}),
+        (
+            Traits("fp8", variant="block"),
+            {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+        ),
+        (
+            Traits("bnb_fp4", dtype="bfloat16", variant="double"),
+            {**BNB_FILES, "bnb_4bit_quant_type": "fp4", "bnb_4bit_use_double_quant": True},
+        ),
+        (
+            Traits("bnb_nf4", dtype="bfloat16"),
+            {**BNB_FILES, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": False},
+        ),
+    ],
+)
+def test_files_have_the_config_of_their_tool(
+    traits: Traits, config: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    tensors = {"a": torch.zeros(2, 3), "b": torch.zeros(4, dtype=torch.int8), "c": torch.zeros(1)}
+    files = write_checkpoint(tmp_path, tensors, ConformanceCase(**vars(traits), K=320, N=192), 2)
+
+    assert [file.name for file in files] == [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
+    assert json.loads((tmp_path / "model.safetensors.index.json").read_text()) == {
+        "metadata": {"total_size": 32},
+        "weight_map": {"a": files[0].name, "b": files[1].name, "c": files[0].name},
+    }
+    assert json.loads((tmp_path / "config.json").read_text()) == {
+        "model_type": "llama",
+        "hidden_size": 320,
+        "intermediate_size": 192,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 8,
+        "torch_dtype": traits.dtype,
+        **({} if config is None else {"quantization_config": config}),
+    }
+
+
+def test_formats_without_a_config_have_no_files() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        quantization_config(Traits("eetq"))
+
+    assert str(caught.value).splitlines() == [
+        "format",
+        "  expected one of unquantized, gptq, awq, fp8, bnb_nf4, bnb_fp4 for files",
+        "  got      'eetq'",
+    ]
 
 
 class Rank0(Loads):

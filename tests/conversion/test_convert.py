@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from qload import convert, open_checkpoint, verify
 from qload.checkpoint import layers
-from qload.conversion import Conversion
+from qload.conversion import Conversion, new_checkpoint
 from qload.conversion.quantization_config import NO_ACT_ORDER
 from qload.conversion.targets import INTEGERS
 from qload.errors import ArgumentError
@@ -359,6 +359,15 @@ def test_what_stands_beside_the_tensors_is_copied_but_for_other_configs(tmp_path
     was, now = (json.loads((folder / "config.json").read_text()) for folder in (source, tmp_path / "out"))
     assert now.pop("quantization_config")["quant_method"] == "awq"
     assert now == {key: value for key, value in was.items() if key != "quantization_config"}
+
+
+def test_files_up_to_a_size_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(new_checkpoint, "MAX_COPIED_FILE_BYTES", 10)
+    for name, size in {"b.model": 10, "c.model": 11, "a.json": 0, "d.safetensors": 1}.items():
+        (tmp_path / name).write_bytes(bytes(size))
+    (tmp_path / "folder").mkdir()
+
+    assert [path.name for path in new_checkpoint.copied_files(tmp_path)] == ["a.json", "b.model"]
 
 
 def test_a_certificate_has_the_hash_of_each_file_and_the_outcome_of_each_layer(tmp_path: Path) -> None:
