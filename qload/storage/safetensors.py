@@ -143,7 +143,7 @@ class SafetensorsStorage:
         self._count(piece.nbytes)
         return torch.from_numpy(piece).view(TORCH[DTYPES[entry.dtype]]).reshape(extents)
 
-    def read_array(self, name: str, index: tuple[slice, ...]) -> NDArray[Any]:
+    def read_array(self, name: str, index: tuple[slice, ...] = ()) -> NDArray[Any]:
         """Copy the elements `index` of the tensor `name` like `read`, as an array.
 
         Floats that numpy has no dtype for are their bits, as unsigned integers.
