@@ -13,7 +13,7 @@ from qload.detect.config_reader import METHODS, described_formats
 from qload.dtypes import TORCH
 from qload.experts.declared_stacks import stack_endings
 from qload.experts.stack_finder import find_stacks
-from qload.experts.stack_layouts import BYTES_OF_BLOCK, FIELDS
+from qload.experts.stack_layouts import BLOCKS, BYTES_OF_BLOCK, FIELDS
 from qload.formats import FORMATS
 from qload.kernel_formats import PanelsWeight
 from qload.kernel_formats.panels import CODE_BITS
@@ -204,7 +204,7 @@ def _is_found(stored: Mapping[str, TensorSpec]) -> bool:
     tensors = {}
     for ending, spec in stored.items():
         shape = [axis.size(axis.logical(LARGE) or 1) or 1 for axis in spec.axes]
-        blocks = [*shape[:-1], shape[-1] // BYTES_OF_BLOCK, BYTES_OF_BLOCK] if ending == "_blocks" else shape
+        blocks = [*shape[:-1], shape[-1] // BYTES_OF_BLOCK, BYTES_OF_BLOCK] if ending in BLOCKS else shape
         tensors[LEAD + STACK + ending] = torch.empty(1, *blocks, dtype=TORCH[spec.dtypes[0]], device="meta")
     stacks = find_stacks(MemoryStorage(tensors), {"model_type": "qwen3_moe", **SIZES})
     shown = {name for stack in stacks for name, _, _ in stack.names()}

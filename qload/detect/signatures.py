@@ -316,11 +316,6 @@ SIGNATURES = (
         f"transformers loads it where amd-quark is installed; {SOURCE}",
         "weight_zero_point i8 (N), weight i8 (N K), weight_scale floats (N)",
     ),
-    Signature(
-        "gpt-oss under OpenAI's own names",
-        "take the model's files with transformers' names",
-        "blocks u8 (E N G 16), scales u8 (E N G)",
-    ),
 )
 # Applies only to checkpoints of another method; such layers are an error without a config, or with their own.
 WORDS = Signature(

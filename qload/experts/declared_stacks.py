@@ -82,6 +82,8 @@ def _codes_fields(types: tuple[type[Weight], ...]) -> dict[str, CodesField]:
     for weight_type in types:
         for config in (weight_type.example, *weight_type.further):
             specs = weight_type.tensors(config)
+            if any(axis.dim == "E" for axis in specs[0].axes):  # a format of stacks
+                continue
             suffixes = [suffix for spec in specs for suffix in spec.suffixes]
             fields = [suffix for suffix in suffixes if suffix[0] != "_" and "." not in suffix]
             for field in {*specs[0].suffixes} & {*fields} - known:

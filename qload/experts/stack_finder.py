@@ -21,7 +21,7 @@ from qload import dtypes
 from qload.architecture import Architecture, architecture_of
 from qload.architecture.architecture import INNER
 from qload.experts.declared_stacks import codes_fields, is_weight, stored_codes
-from qload.experts.stack_layouts import DOWN, FIELDS, HALVES, LAYERS, SCALES, WEIGHTS, Layout, Slot
+from qload.experts.stack_layouts import BLOCKS, DOWN, FIELDS, HALVES, LAYERS, SCALES, WEIGHTS, Layout, Slot
 from qload.formats.fp8 import WEIGHTS as FP8
 from qload.formats.unquantized import FLOATS
 from qload.storage import TensorInfo, WeightStorage
@@ -34,7 +34,7 @@ ENDINGS = {
     f"{matrix}{ending}": (matrix, ending) for matrix in LAYERS for ending in FIELDS if ending[:1] != "."
 }
 DOTTED = {ending[1:]: ending for ending in FIELDS if ending[:1] == "."}
-IDENTIFYING_FIELDS = frozenset((*WEIGHTS, "weight_scale", "weight_scale_inv"))
+IDENTIFYING_FIELDS = frozenset((*WEIGHTS, "weight_scale", "weight_scale_inv", "blocks"))
 FAMILIES = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}  # other names of experts' layers
 WEIGHT_DTYPES = {  # field of a weight -> its dtypes
     "weight": (*FLOATS, *FP8, dtypes.uint8, dtypes.int8),
@@ -152,7 +152,7 @@ class StackedMatrix:
     @property
     def in_blocks(self) -> bool:
         """True for MXFP4 as gpt-oss stores it."""
-        return self.weight is not None and self.endings[self.weight] == "_blocks"
+        return self.weight is not None and self.endings[self.weight] in BLOCKS
 
     @cached_property
     def packs_inputs(self) -> bool:
@@ -230,7 +230,9 @@ def _modules(storage: WeightStorage) -> dict[str, list[StackedMatrix]]:
         elif last in IDENTIFYING_FIELDS:
             module, _, matrix = lead.rpartition(".")
             axes = 0 if module[-1:].isdigit() else len(storage.info(name).shape)
-            if axes == 3 and _may_be_stacked(storage, name, module, matrix, last):
+            if axes == (4 if last == "blocks" else 3) and _may_be_stacked(
+                storage, name, module, matrix, last
+            ):
                 groups.setdefault((module, matrix), {})[DOTTED[last]] = name
     modules: dict[str, list[StackedMatrix]] = {}
     for (module, matrix), codes in stored_codes(storage, stored).items():
@@ -263,8 +265,11 @@ def _matrix(
     if not module:
         return None
     for ending, tensor in stored.items():
-        of_words = ending == "_scales" and not {"_qweight", ".qweight"}.isdisjoint(stored)
-        field_name = "scales" if of_words else FIELDS[ending]
+        field_name = FIELDS[ending]
+        if ending == "_scales" and not {"_qweight", ".qweight"}.isdisjoint(stored):
+            field_name = "scales"
+        elif ending == ".scales" and ".blocks" in stored:
+            field_name = "weight_scale"
         if field_name not in tensors:
             tensors[field_name], endings[field_name] = tensor, ending
     infos = {field_name: storage.info(tensor) for field_name, tensor in tensors.items()}

@@ -5,7 +5,7 @@ E experts of N outputs and K inputs each; gate and up may be joined along the ou
     PREFIX, PREFIX_weight, PREFIX.weight  (E, N, K) or (E, K, N)   float8, int8; uint8 holds two inputs a byte
     weight_packed                         (E, N, K/8), (E, N, K/2) int32 codes; two inputs a byte
     qweight, scales, qzeros, g_idx        (E, ...)                 each expert's as GPTQ and AWQ store a layer
-    _blocks, _scales                      (E, N, K/32, 16), (E, N, K/32)  MXFP4 of gpt-oss
+    _blocks, _scales (.blocks, .scales)   (E, N, K/32, 16), (E, N, K/32)  MXFP4 of gpt-oss
     weight_scale, _scale, _scale_inv,     (), (E,), (E, N), (E, N, 1), (E, 1, N); groups (E, N, G), (E, G, N);
     .scale of DeepSeek V4                 blocks (E, N/b, K/b), (E, K/b, N/b)
     weight_scale_2, input_scale, ...      (), (E,), (E, 2) of gate and up
@@ -179,6 +179,7 @@ FIELDS: dict[str, str] = {
             "input_zero_point", "activation_scale", "qweight", "qzeros", "g_idx", "pre_quant_scale", "bias",
         )
     },
+    ".blocks": "weight_packed",
     ".weight": "weight",
     ".scales": "scales",
     ".scale": "scale",
@@ -189,7 +190,8 @@ SINGLE = ("weight_scale_2", "weight_global_scale", "input_scale", "input_global_
           "activation_scale")  # fmt: skip
 OF_INPUTS = ("g_idx", "weight_g_idx", "pre_quant_scale")  # fields with one entry for each input
 COLUMNS = ("qweight", "qzeros", "scales")  # fields of a layer with outputs as the last axis
-BYTES_OF_BLOCK = 16  # of 32 inputs, in MXFP4 of gpt-oss
+BLOCKS = ("_blocks", ".blocks")  # suffixes of MXFP4 in blocks, of gpt-oss
+BYTES_OF_BLOCK = 16  # of 32 inputs
 
 Shape = tuple[int, ...]
 
@@ -221,7 +223,7 @@ class Layout:
         dims = info.shape[1:]
         if 0 in info.shape:
             return None
-        if ending == "_blocks":
+        if ending in BLOCKS:
             return self._blocks_of_bytes(source, info)
         if field in ("weight", "weight_packed"):
             return self._matrix(source, info, self.inputs_first) if len(dims) == 2 else None

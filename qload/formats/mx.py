@@ -9,7 +9,7 @@ MXFP4. On disk, for a layer of K inputs and N outputs, written by compressed-ten
 
 ModelOpt (mxfp4) calls the codes `weight`. DeepSeek V4 calls them `weight` and the exponents `scale`, with
 dtypes int8 and float8_e8m0fnu for the same bytes. gpt-oss has the E experts of a layer in two tensors, with
-these suffixes:
+these suffixes, or `.blocks` and `.scales` in OpenAI's own files:
 
     _blocks        uint8  (E, N, K/32, 16)  the bytes of 32 inputs
     _scales        uint8  (E, N, K/32)      e8m0
@@ -160,8 +160,8 @@ class MXFP4ExpertsWeight(spec.Weight):
     def tensors(cls, config: MXFP4Config) -> tuple[TensorSpec, ...]:
         """Declare the tensors; a rank has a share of every expert, and cuts of K fall between blocks."""
         return (
-            TensorSpec("blocks", BYTES, f"E N K/{GROUP} 16", Role.WORD, stored="_blocks"),
-            TensorSpec("scales", BYTES, f"E N K/{GROUP}", Role.SCALE, stored="_scales"),
+            TensorSpec("blocks", BYTES, f"E N K/{GROUP} 16", Role.WORD, stored=("_blocks", "blocks")),
+            TensorSpec("scales", BYTES, f"E N K/{GROUP}", Role.SCALE, stored=("_scales", "scales")),
         )
 
     @property
@@ -296,11 +296,12 @@ def read_mxfp4(source: configs.FoundConfig) -> configs.Claims:
 
 
 def dialects(formats: tuple[ConfiguredFormat, ...]) -> tuple[ConfiguredFormat, ...]:
-    """MXFP8, and MXFP4 under all names of its tensors."""
+    """MXFP8, and MXFP4 under all names of its tensors, of a layer or of all experts."""
     names = (MXFP4_TENSORS, *(("weight", scale) for scale in (*MXFP8_SCALE_NAMES, "scale")))
     return (
         ConfiguredFormat(MXFP8Weight, MXFP8Config()),
         *(ConfiguredFormat(CTMXFP4Weight, MXFP4Config(stored)) for stored in names),
+        ConfiguredFormat(MXFP4ExpertsWeight, MXFP4Config()),
     )
 
 

@@ -31,6 +31,7 @@ from tests.paths import FIXTURES, ROOT
 
 FOUR_BITS = {"bits": 4, "group_size": 128}
 UNSTORED: tuple[dict[str, Any], ...] = (
+    {"quant_method": "mistral", "qformat_weight": "fp8_e4m3"},
     {"quant_method": "modelopt", "quant_algo": "FP8"},
     {"quant_method": "marlin", **FOUR_BITS},
     {"quant_method": "gptq_marlin_24", **FOUR_BITS},
@@ -140,7 +141,7 @@ def stacks_of(stored: StoredExperts, endings: dict[str, str]) -> dict[str, Tenso
     for part in NAMES:
         for field, ending in endings.items():
             own = [stored.tensors[f"{PREFIX}.{e}.{part}.{field}"] for e in range(stored.count)]
-            blocks = [each.unflatten(-1, (-1, 16)) for each in own] if ending == "_blocks" else own
+            blocks = [each.unflatten(-1, (-1, 16)) for each in own] if ending[1:] == "blocks" else own
             found[f"{PREFIX}.{part}{ending}"] = torch.stack(blocks)
     return found
 

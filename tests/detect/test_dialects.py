@@ -341,10 +341,6 @@ FOREIGN: list[tuple[str, dict[str, Tensor]]] = [
             "weight_zero_point": zeros(32, dtype=I8),
         },
     ),
-    (
-        "gpt-oss under OpenAI's own names",
-        {"blocks": zeros(2, 32, 2, 16, dtype=U8), "scales": zeros(2, 32, 2, dtype=U8)},
-    ),
 ]
 every_foreign = pytest.mark.parametrize(
     ("name", "layer"), [pytest.param(*pair, id=f"{at} {pair[0]}") for at, pair in enumerate(FOREIGN)]

@@ -1,6 +1,7 @@
 """Experts as their owners' tools wrote them: clean, explained, with the owners' numbers, whole and cut."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from qload.verify import inspect, verify
 from tests.cases.test_models import assert_rounded, last_experts, shared
 from tests.experts.mixtures import CONFIGS, KINDS, E, config, drawn, lead, mixture
 from tests.format_cases import lawful
-from tests.paths import cases
+from tests.paths import FIXTURES, cases
 
 FOLDERS = cases("experts")
 CONFIG = {"quantization_config": CONFIGS["fp8_block"]}
@@ -47,6 +48,20 @@ def test_a_mixture_is_clean_and_all_of_it_is_explained(folder: Path) -> None:
     assert len(experts) == 3 * config["num_local_experts"]
     assert not any(layer.plain for layer in experts)
     assert all(layer.shape == layer.expected for layer in experts)
+
+
+def test_blocks_after_a_dot_are_the_same_experts(tmp_path: Path) -> None:
+    folder, experts = FIXTURES / "models" / "mxfp4_gpt_oss", "model.layers.1.mlp.experts"
+    stored = load_file(folder / "model.safetensors")
+    dotted = {re.sub("_(blocks|scales)$", r".\1", name): tensor for name, tensor in stored.items()}
+    save_file(dotted, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+
+    assert verify(tmp_path).findings == ()
+    with open_checkpoint(folder) as owner, open_checkpoint(tmp_path) as weights:
+        wanted, got = (each.get_experts(experts).dequantize(3) for each in (owner, weights))
+        for want, matrix in zip(wanted, got, strict=True):
+            assert torch.equal(want, matrix)
 
 
 @every_folder

@@ -8,6 +8,13 @@ SLICES = "qload/experts/stack_layouts.py"
 STACKS = "qload/experts/stacked_storage.py"
 
 FAULTS = (
+    Fault("stacks-dotted-scales-are-words", FINDER, 'elif ending == ".scales" and', "elif False and"),
+    Fault(
+        "mxfp4-dotted-blocks-unknown",
+        "qload/formats/mx.py",
+        'stored=("_blocks", "blocks")',
+        'stored="_blocks"',
+    ),
     Fault(
         "stacked-gate-and-up-exchanged",
         LAYOUTS,

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from qload.checkpoint import layers
+from qload.detect import loader_from_config
 from qload.errors import ArgumentError, CutError
 from qload.formats import CTMXFP4Weight, MXFP4Config, MXFP4ExpertsWeight
 from qload.kernel_formats import repack, restore
@@ -62,6 +64,22 @@ def test_every_rank_has_its_share_of_every_expert(dim: int, load_share: Any) -> 
     shares = [load_share(load(experts(), MXFP4ExpertsWeight, rank), "mlp.up") for rank in FakeWorld(2)]
 
     assert torch.equal(torch.cat([share.dequantize() for share in shares], dim), whole)
+
+
+@pytest.mark.parametrize("config", [None, {"quant_method": "mxfp4"}])
+def test_openai_stores_blocks_and_scales_with_a_dot(config: dict[str, Any] | None) -> None:
+    matrix, tensors = "block.0.mlp.mlp1_weight", experts()
+    stored = MemoryStorage({f"{matrix}.{name[1:]}": tensor for name, tensor in tensors.items()})
+    want = load(tensors, MXFP4ExpertsWeight).get_weights("mlp.up").dequantize()
+
+    def weights(rank: Any) -> Weights:
+        return Weights(stored, loader=loader_from_config(config, stored), process_group=rank)
+
+    for world in (1, 2):
+        for dim, cut in ((1, Weights.get_weights_col), (2, Weights.get_weights_row)):
+            shares = [cut(weights(rank), matrix).dequantize() for rank in FakeWorld(world)]
+            assert torch.equal(torch.cat(shares, dim), want)
+    assert [layer.prefix for layer in layers(weights(None))] == [matrix]
 
 
 def test_gate_and_up_that_are_stored_fused_are_shared_apart() -> None:
