@@ -45,11 +45,16 @@ def golden(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture
-def seen_texts(golden: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Compare the texts of all reports and errors of a test with golden text, after the test."""
+def seen_texts(
+    golden: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """Compare the texts of all reports and errors of a test with golden text, after the test.
+
+    A module may name further classes in `SEEN_TOO`.
+    """
     from tests.support import seen_texts
 
-    seen = seen_texts.record(monkeypatch)
+    seen = seen_texts.record(monkeypatch, *getattr(request.module, "SEEN_TOO", ()))
     torch.manual_seed(0)
     yield
     lines = dict.fromkeys(line for each in seen for line in seen_texts.lines_of(each))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 from qload import devices, dtypes, kernel_formats
 from qload.dtypes import TORCH, DtypeLike
@@ -26,9 +26,6 @@ from qload.loader.description import configs_apart
 from qload.spec import Codes, Config, Layer, TensorSpec, Weight, check_out
 from qload.spec.casts import check_float
 from qload.spec.weight import EXPERTS_FACTORY, call_upward
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True, eq=False)

@@ -116,7 +116,7 @@ class _LayerExplainer:
                 yield name, reason
             elif layout == "panels" and self.capability is not None:
                 yield name, "only the CPU module reads it"
-            elif layout == "strips" and not strips.are_faster(self.capability):
+            elif layout == "strips":  # where they are faster, they are chosen
                 yield name, f"faster only on sm{strips.CAPABILITY}"
             else:
                 yield name, f"could hold it as well; {chosen} is preferred"

@@ -40,12 +40,12 @@ def alternatives(
 def _head_alternatives(matrix: SharedMatrix, ranks: int, stored: int) -> Iterator[Alternative]:
     """Yield query heads padded with zeros, or key and value heads copied to every rank."""
     queries, keys = (matrix.heads.queries, matrix.heads.keys) if matrix.heads else (None, None)
-    total = (queries or 0) + 2 * (keys or 0) if queries else keys or 0
+    total = queries + 2 * (keys or 0) if queries else keys or 0
     head_bytes = stored // total if total else 0
     if queries and queries % ranks:
         padded = -(-queries // ranks) * ranks
         text = f"{padded} query heads, {padded - queries} of them zero, {padded // ranks} for each rank"
-        copied = 2 * (keys or 0) * head_bytes if keys else 0
+        copied = 2 * keys * head_bytes if keys else 0
         yield Alternative("padded", text, padded // ranks * head_bytes + copied - stored // ranks)
     elif keys:
         per_rank = (2 * keys + queries // ranks if queries else keys) * head_bytes

@@ -262,8 +262,6 @@ def reason_of(errors: Sequence[Finding]) -> dict[str, Any]:
 
     The field is `unsupported` if all errors are about the format, else `unreadable`.
     """
-    if not errors:
-        return {"unreadable": "it cannot be read"}
     first, unsupported = errors[0], all(finding.rule == UNSUPPORTED for finding in errors)
     text = f"{first.message}; remedy {first.remedy}" if first.remedy else first.message
     return {"unsupported" if unsupported else "unreadable": text}

@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from qload import SafetensorsStorage
-from qload.cli import main
+from qload.cli import bench_load, main
 from qload.cli.bench_load import measure_load
+from qload.cli.text import format_size
 from tests.paths import FIXTURES
 
 MODEL = FIXTURES / "gptq" / "model_g32_desc_act"
@@ -37,10 +38,33 @@ def test_a_table_names_the_stages() -> None:
     assert all(stage in told for stage in ("load_file", "as stored", "auto", "GB/s"))
 
 
+def test_the_rates_are_those_of_the_measured_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock of powers of two: three stages of the warm-up, and of each of three rounds."""
+    ends = iter([0.0] + [2.0**number * 1e-9 for number in range(24)])
+    monkeypatch.setattr(bench_load, "perf_counter", lambda: next(ends))
+    monkeypatch.setenv("COLUMNS", "120")
+
+    lines = run(MODEL, "--rounds", 3, "--table").stdout.splitlines()
+
+    with SafetensorsStorage(MODEL) as storage:
+        size = sum(storage.info(name).nbytes for name in list(storage.keys()))
+    starts = [[6 + 2 * stage + 6 * number for number in range(3)] for stage in range(3)]
+    rates = [[size / (2.0**at - 2.0 ** (at - 1)) for at in rounds] for rounds in starts]
+    assert lines[0] == f"{MODEL}: {format_size(size)} to cpu"
+    rows = [line.split() for line in lines if line.startswith((" load_file", " as stored", " auto"))]
+    for row, name, rounds in zip(rows, ("load_file", "as stored", "auto"), rates, strict=True):
+        assert row == [*name.split(), f"{rounds[1]:.2f}", *(f"{rate:.2f}" for rate in rounds)]
+    titles = next(line for line in lines if line.startswith(" stage"))
+    assert titles.split() == ["stage", "GB/s", "of", "each", "round", "memory", "above", "the", "result"]
+
+
 def test_progress_names_stage_and_turn() -> None:
     told: list[str] = []
 
-    measure_load(MODEL, "cpu", "auto", 2, lambda stage, done, total: told.append(f"{stage} {done == total}"))
+    def update(stage: str, done: int, total: int) -> None:
+        told.append(f"{stage} {done == total}")
+
+    measure_load(MODEL, "cpu", "auto", 2, update, "error")
 
     assert "as stored, warm-up: loading False" in told
     assert "auto, round 1 of 2: loading True" in told

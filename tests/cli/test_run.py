@@ -1,6 +1,7 @@
 """`qload run`: text of the engine, output as in docs/cli.md, and errors in one line."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +198,21 @@ def test_an_error_about_the_model_type_is_one_of_the_command() -> None:
             raise ConfigError("config.json", key, "a known type", "x")
     with pytest.raises(ConfigError), refuse_model_types():
         raise ConfigError("config.json", "model_type.x", "a known type", "x")
+
+
+def test_a_text_needs_a_tokenizer_that_can_be_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tokenizers", reason="needs the extra text")
+    assert refused(folder, "--prompt", "a") == (
+        "Error: prompt, expected a checkpoint with tokenizer.json, or --prompt-ids, got none\n"
+    )
+
+    (folder / "tokenizer.json").write_text("{}")
+    result = run(folder, "--prompt", "a")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: tokenizer.json: file, expected a tokenizer, got ")
+
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    assert refused(folder, "--prompt", "a").startswith(
+        "Error: prompt, expected ids (--prompt-ids), or tokenizers installed: "
+        "pip install 'qload-weights[text]', got a text ("
+    )

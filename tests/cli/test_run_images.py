@@ -58,6 +58,32 @@ def test_images_are_a_part_of_the_prompt_in_their_order(folder: Path) -> None:
     assert json.loads(exchanged.stdout.splitlines()[0]) != expected
 
 
+def test_each_image_of_a_text_becomes_its_tokens(folder: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra text")
+    edge = 94
+    words = {
+        "<fake_token_around_image>": edge,
+        "<image>": 95,
+        **{f"w{number}": number for number in range(10)},
+    }
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens([*words])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    images = ["--image", folder / "a.png", "--image", folder / "b.png", "--logits", "--tokens", 2]
+    image = [edge, *[95] * 5, edge]
+    ids = [7, *image, 3, 9, *image, 2]
+
+    told = run(folder, "--prompt-ids", ",".join(map(str, ids)), *images)
+    found = run(folder, "--prompt", "w7<image>w3w9<image>w2", *images)
+    one = run(folder, "--prompt", "w7<image>w2", *images)
+
+    logits, _, chosen = found.stdout.splitlines()
+    assert [logits, chosen] == told.stdout.splitlines()
+    assert one.exit_code == 2
+    assert "expected <image> 2 times, once for each --image, got 1 times" in one.stderr
+
+
 @pytest.mark.parametrize("names", ["a", "aba"])
 def test_another_number_of_images_than_in_the_prompt_is_refused(folder: Path, names: str) -> None:
     result = run(*arguments(folder, *names))

@@ -1,5 +1,6 @@
 """SARIF output: mandatory properties of the 2.1.0 standard, and requirements of code scanning systems."""
 
+import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 from qload.cli import main
 from qload.cli.output import dumps
 from qload.cli.sarif import MAX_LOCATIONS_PER_RESULT, sarif_log
+from qload.errors.reporting import qload_version
 from qload.errors.rules import rule_pages, rule_texts
 from qload.verify import Finding, Report, verify
 from qload.verify.report import new_finding
@@ -191,5 +193,58 @@ def test_every_rule_has_the_text_of_its_page() -> None:
 
     assert {rule.id for rule in RULES} - {"layer"} <= rules.keys()
     for name, page in rule_pages().items():
-        assert all(part in rules[name]["help"]["text"] for part in page.values())
-        assert rules[name]["fullDescription"]["text"] == page["what"]
+        what, why, do = (page[part] for part in ("what", "why", "do"))
+        assert rules[name] == {
+            "id": name,
+            "shortDescription": {"text": f"{what.partition('. ')[0].removesuffix('.')}."},
+            "fullDescription": {"text": what},
+            "help": {
+                "text": f"{what}\n\nWhy it matters: {why}\n\nRemedy: {do}",
+                "markdown": f"{what}\n\n**Why it matters.** {why}\n\n**Remedy.** {do}",
+            },
+        }
+
+
+def test_a_result_has_rule_place_cause_and_a_stable_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a b.safetensors").touch()
+    finding = Finding(
+        "own-rule", "warning", "up.scales", "a b.safetensors", "up.scales: NaN", "mend it", "why"
+    )
+    log = sarif_log([Report(".", (finding, Finding("own-rule", "error", None, "gone", "gone: no", "", "x")))])
+
+    first, second = log["runs"][0]["results"]
+    rules = log["runs"][0]["tool"]["driver"]["rules"]
+    mark = first["partialFingerprints"]["primaryLocationLineHash"].partition(":")[0]
+    place = {"uri": "a%20b.safetensors", "uriBaseId": "%SRCROOT%"}
+    written = json.dumps(["own-rule", place, "up.scales"], indent=2).encode()
+    assert mark == hashlib.sha256(written).hexdigest()[:16]
+    assert rules[-1] == {"id": "own-rule"}
+    assert first == {
+        "ruleId": "own-rule",
+        "ruleIndex": len(rules) - 1,
+        "level": "warning",
+        "message": {"text": "up.scales: NaN\nRemedy: mend it"},
+        "locations": [
+            {
+                "physicalLocation": {"artifactLocation": place, "region": {"startLine": 1}},
+                "logicalLocations": [{"fullyQualifiedName": "up.scales", "kind": "tensor"}],
+            }
+        ],
+        "properties": {"cause": "why", "places": 1},
+        "partialFingerprints": {"primaryLocationLineHash": f"{mark}:1"},
+    }
+    assert second["locations"] == [
+        {
+            "physicalLocation": {
+                "artifactLocation": {"uri": ".", "uriBaseId": "%SRCROOT%"},
+                "region": {"startLine": 1},
+            }
+        }
+    ]
+    assert log["runs"][0]["invocations"][0]["executionSuccessful"] is True
+    version = qload_version()
+    driver = {name: value for name, value in log["runs"][0]["tool"]["driver"].items() if name != "rules"}
+    assert driver == {"name": "qload", **({"version": version} if version else {})}

@@ -185,3 +185,37 @@ def test_a_kill_matrix_names_what_is_let_through(monkeypatch: pytest.MonkeyPatch
 
     assert (result.exit_code, json.loads(result.stdout)["let_through"]) == (1, ["b"])
     assert result.stderr.splitlines() == ["1 of 2 faults are caught", "let through  b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([], "give one of MODULE:CLASS, --tests and --suites"),
+        (["a:b", "--suites"], "give one of MODULE:CLASS, --tests and --suites"),
+        (["a:b", "--tests", "pytest"], "give one of MODULE:CLASS, --tests and --suites"),
+        (["no_such_module:Class"], "no_such_module:Class: No module named 'no_such_module'"),
+        (["json:Kernel"], "json:Kernel: module 'json' has no attribute 'Kernel'"),
+    ],
+)
+def test_an_adapter_that_is_not_there_is_a_usage_error(arguments: list[str], text: str) -> None:
+    result = run("selftest", *arguments)
+
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1] == f"Error: {text}"
+
+
+def test_a_kill_matrix_is_a_table_of_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [
+        {"fault": "zeros off", "words": "a", "end": "caught", "first": "check", "second": None},
+        {"fault": "scales off", "words": "b", "end": "caught", "first": "", "second": "other"},
+    ]
+    monkeypatch.setattr("qload.cli.testing._judge_adapter", lambda adapter: rows)
+    result = run("selftest", "module:Class", "--table")
+    lines = [line.split() for line in result.stdout.splitlines() if not set(line) <= set(" ─")]
+
+    assert result.exit_code == 0
+    assert lines == [
+        ["fault", "end", "first", "second"],
+        ["zeros", "off", "caught", "check"],
+        ["scales", "off", "caught", "other"],
+    ]

@@ -4,6 +4,7 @@ import ctypes
 import json
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -233,3 +234,48 @@ def test_the_doctor_has_the_devices_of_the_driver_or_the_reason_why_there_are_no
 
     assert (report["cuda_devices"], report["no_cuda"]) == (names, reason)
     assert (", ".join(names) or reason) in " ".join(words.split())
+
+
+def doctor_lines() -> dict[str, str]:
+    """Return the facts of the doctor by name."""
+    lines = CliRunner().invoke(main, ["doctor", "--table"]).stdout.splitlines()
+    return {line[:13].strip(): line[13:].strip() for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("version", "shown"),
+    [
+        ("__version__ = '9.1'\ncuda = '13.5'", "9.1, built for CUDA 13.5"),
+        ("__version__ = '9.1+cpu'\ncuda = None", "9.1+cpu"),
+        (None, "9.2"),
+    ],
+)
+def test_the_doctor_reads_the_version_of_torch_from_its_files(
+    version: str | None, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if version is not None:
+        (tmp_path / "torch").mkdir()
+        (tmp_path / "torch" / "version.py").write_text(version)
+    found = SimpleNamespace(version="9.2", locate_file=lambda name: tmp_path / name)
+    monkeypatch.setattr(metadata, "distribution", lambda name: found if name == "torch" else None)
+
+    assert doctor_lines()["torch"] == shown
+
+
+def test_the_doctor_says_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> Any:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", missing)
+    for name in ("QLOAD_ISA", "QLOAD_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    facts = doctor_lines()
+
+    assert (facts["torch"], facts["threads"]) == ("not installed", "as many as torch uses")
+    monkeypatch.setenv("QLOAD_NUM_THREADS", "3")
+    assert doctor_lines()["threads"] == "3"
+    monkeypatch.setenv("QLOAD_NUM_THREADS", "none")
+    result = CliRunner().invoke(main, ["doctor", "--json"])
+    (error,) = json.loads(result.stdout)["wrong"]
+    assert error.startswith("QLOAD_NUM_THREADS\n  expected ")
+    assert result.exit_code == 1

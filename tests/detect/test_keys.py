@@ -42,3 +42,11 @@ def test_a_key_with_a_meaning_beside_weights_is_a_note(section: dict[str, Any], 
 
     assert len(found) == len(notes)
     assert all(part in note for part, note in zip(notes, found, strict=True))
+
+
+@pytest.mark.parametrize("value", [None, False, "", "none", [], {}, "None", True, [0], {"rank": 8}], ids=repr)
+def test_a_key_with_a_value_without_effect_is_no_note(value: Any) -> None:
+    section = {**GPTQ_CLAIMS, "adapter": value}
+    found = read_claims(FoundConfig("config.json", "quantization_config", section)).notes
+
+    assert len(found) == (value in ("None", True, [0], {"rank": 8}))

@@ -81,3 +81,12 @@ def test_trap_54_an_entry_inside_of_a_fused_set_is_an_error() -> None:
     assert IgnoredModules(("o_proj",)).entry("attn.qkv_proj") is None
     with pytest.raises(MismatchError, match=r"attn\.q_proj left out, attn\.k_proj not"):
         IgnoredModules(("q_proj",)).entry("attn.qkv_proj")
+
+
+def test_ignored_modules_are_equal_and_shown_by_their_entries_alone() -> None:
+    one, other = (IgnoredModules(("lm_head",), "ignore", patterns=Patterns()) for _ in range(2))
+
+    assert one == other
+    assert repr(one).startswith("IgnoredModules(names=('lm_head',), key='ignore', fused=(")
+    assert "Patterns" not in repr(one)
+    assert one != IgnoredModules(("lm_head",), "exclude")

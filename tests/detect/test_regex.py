@@ -177,6 +177,7 @@ def test_a_collection_of_garbage_is_not_a_slow_pattern(
     assert told == [collects, collects]
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     "pattern",
     [
@@ -189,6 +190,7 @@ def test_what_python_does_not_read_or_reads_otherwise_says_nothing_of_any_name(p
         Patterns().match(pattern, "a")
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     "pattern",
     [

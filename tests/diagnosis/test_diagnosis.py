@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload import GPTQConfig, GPTQWeight, Layer
-from qload.diagnosis import FAULT_CLASSES, diagnose
+from qload import Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, Layer, Weight
+from qload.diagnosis import FAULT_CLASSES, Diagnosis, diagnose
 from qload.diagnosis.comparison import Hypothesis, WeightComparison, compare, tolerance_for
 from qload.diagnosis.diagnosis import (
     SAMPLE_SIZE,
@@ -19,6 +19,17 @@ from qload.diagnosis.diagnosis import (
     sample_errors,
 )
 from qload.errors import ArgumentError
+from qload.formats import (
+    ModelOptAWQConfig,
+    ModelOptAWQWeight,
+    ModelOptNVFP4Weight,
+    MXFP4Config,
+    MXFP4ExpertsWeight,
+    NVFP4Config,
+)
+
+pytestmark = pytest.mark.usefixtures("seen_texts")
+SEEN_TOO = (Diagnosis,)
 
 N, K, GROUP = 64, 128, 32
 
@@ -304,6 +315,19 @@ def test_zeros_with_numbers_between_them_are_no_tile() -> None:
     assert found.sentence.startswith("a fault of no known class")
 
 
+@pytest.mark.parametrize(("zeros", "is_tile"), [(288, True), (287, False)])
+def test_a_tile_may_lack_a_tenth_of_its_zeros(zeros: int, is_tile: bool) -> None:
+    """Of 320 values, those of the outer rows and columns are zero, and some of the inner ones."""
+    expected = MEANT.abs() + 1
+    tile = torch.ones(16, 20, dtype=torch.bool)
+    inner = torch.arange(14 * 18) >= 320 - zeros
+    tile[1:-1, 1:-1] = inner.reshape(14, 18)
+    got = expected.clone()
+    got[8:24, 32:52][tile] = 0
+
+    assert (diagnose(expected, got).fault == "left-out") == is_tile
+
+
 def test_one_wrong_number_is_of_no_class() -> None:
     got = MEANT.clone()
     got[5, 7] += 1
@@ -317,3 +341,138 @@ def test_one_wrong_number_is_of_no_class() -> None:
 def test_shapes_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(ArgumentError, match="the shape of `expected`"):
         diagnose(MEANT, MEANT.T, WEIGHT)
+
+
+def random_bytes(seed: int, *shape: int) -> Tensor:
+    random = torch.Generator().manual_seed(seed)
+    return torch.randint(256, shape, generator=random).to(torch.uint8)
+
+
+def fp8(strategy: str, *scales: int) -> Fp8Weight:
+    random = torch.Generator().manual_seed(7)
+    weight = torch.randn(N, K, generator=random).to(torch.float8_e4m3fn)
+    scale = 0.5 + torch.rand(scales, generator=random)
+    config = Fp8Config("block", (16, 32)) if strategy == "block" else Fp8Config(strategy)
+    return Fp8Weight(config=config, weight=weight, weight_scale=scale)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("axis", [0, 1], ids=["outputs", "inputs"])
+@pytest.mark.parametrize(
+    "layer", [WEIGHT, PERMUTED, fp8("block", 4, 4), fp8("tensor", 1), fp8("channel", N, 1)], ids=range(5)
+)
+def test_the_codes_of_a_share_are_those_of_its_rank(layer: Weight, axis: int, rank: int) -> None:
+    """Sign bits are inverted in codes alone, so that codes of another rank explain nothing."""
+    shares = layer.dequantize().chunk(2, axis)
+    codes = layer.codes()
+    sign = 2 ** (codes.bits - 1)
+    wrong = replace(codes, codes=codes.plain() ^ sign).dequantize().chunk(2, axis)
+
+    found = diagnose(shares[rank], wrong[rank], layer, rank=rank, world=2)
+
+    assert (found.fault, found.share, found.rank) == ("code-sign", 1.0, (rank, rank + 1))
+
+
+def test_a_share_that_the_layer_does_not_have_is_compared_by_places_alone() -> None:
+    share = MEANT[: N // 2]
+    wrong = replace(WEIGHT, scales=WEIGHT.scales.roll(1, 0)).dequantize()[: N // 2]
+
+    assert diagnose(share, wrong, WEIGHT, rank=0, world=2).fault == "scales-of-another-group"
+    assert diagnose(share, wrong, WEIGHT, rank=0, world=3).fault is None
+    assert diagnose(share[:, 1:], wrong[:, 1:], WEIGHT, rank=0, world=2).fault is None
+    assert diagnose(share, share.flip(0), WEIGHT, rank=0, world=3).fault == "outputs-reversed"
+
+
+FACTORED = ModelOptAWQWeight(
+    config=ModelOptAWQConfig(32),
+    weight=random_bytes(1, N // 2, K),
+    weight_scale=0.5 + torch.rand(N, K // 32, generator=torch.Generator().manual_seed(2)),
+    pre_quant_scale=0.5 + torch.rand(K, generator=torch.Generator().manual_seed(3)),
+)
+
+
+@pytest.mark.parametrize(
+    ("power", "text"),
+    [
+        (-1, "inputs not multiplied by their factors"),
+        (1, "inputs multiplied by their factors twice"),
+        (-2, "inputs divided by their factors"),
+    ],
+)
+@pytest.mark.parametrize("rank", [None, 1])
+def test_factors_of_inputs_are_named(power: int, text: str, rank: int | None) -> None:
+    factors = FACTORED.pre_quant_scale
+    expected = FACTORED.dequantize() * factors
+    wrong = expected * factors**power
+    if rank is not None:
+        expected, wrong = (each[:, K // 2 :] for each in (expected, wrong))
+
+    found = diagnose(expected, wrong, FACTORED, rank=rank, world=None if rank is None else 2)
+
+    assert (found.fault, found.share) == ("input-factors", 1.0)
+    assert found.sentence.startswith(text)
+
+
+def test_codes_beside_factors_and_a_bias_are_read_with_both() -> None:
+    codes, bias = FACTORED.codes(), torch.arange(N) / 8
+    wrong = replace(codes, codes=codes.plain() ^ 8).dequantize()
+    expected, got = (
+        each * FACTORED.pre_quant_scale + bias[:, None] for each in (FACTORED.dequantize(), wrong)
+    )
+
+    found = diagnose(expected, got, FACTORED, bias=bias)
+
+    assert (found.fault, found.share) == ("code-sign", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("factor", "text"),
+    [
+        (4.0, "weight_scale_2 missing"),
+        (0.25, "weight_scale_2 applied twice"),
+        (16.0, "weight_scale_2 inverted"),
+        (0.0625, "weight_scale_2 multiplied by where it divides"),
+    ],
+)
+def test_a_wrong_use_of_the_scale_of_the_whole_tensor_is_named(factor: float, text: str) -> None:
+    weight = ModelOptNVFP4Weight(
+        config=NVFP4Config(),
+        weight=random_bytes(4, N, K // 2),
+        weight_scale=(0.5 + torch.rand(N, K // 16)).to(torch.float8_e4m3fn),
+        weight_scale_2=torch.tensor([0.25]),
+    )
+    expected = weight.dequantize()
+
+    found = diagnose(expected, expected * factor, weight)
+
+    assert (found.fault, found.sentence.partition(":")[0]) == ("second-scale", text)
+
+
+def test_a_stack_is_diagnosed_expert_by_expert() -> None:
+    stack = MXFP4ExpertsWeight(
+        config=MXFP4Config(),
+        blocks=random_bytes(5, 3, N, K // 32, 16),
+        scales=random_bytes(6, 3, N, K // 32) % 8 + 120,
+    )
+    expected = stack.dequantize()
+    wrong = replace(stack, scales=stack.scales.roll(1, 2)).dequantize()
+    got = torch.stack([expected[0], wrong[1], expected[2]])
+
+    found = diagnose(expected, got, stack)
+
+    assert (found.fault, found.expert, found.n, found.k) == (
+        "scales-of-another-group",
+        (1, 2),
+        (0, N),
+        (0, K),
+    )
+
+
+def test_experts_with_faults_of_two_classes_have_none_in_common() -> None:
+    weights = [gptq(seed) for seed in range(2)]
+    expected = torch.stack([weight.dequantize() for weight in weights])
+    got = torch.stack([expected[0].flip(0), -3 * expected[1]])
+
+    found = diagnose(expected, got, weights)
+
+    assert (found.fault, found.expert, found.wrong) == (None, (0, 2), int((got != expected).sum()))

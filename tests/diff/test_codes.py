@@ -60,6 +60,7 @@ def test_operands_of_another_type_or_shape_are_not_equal() -> None:
     assert equal_codes(equal, replace(equal))
     assert same_weight(equal, replace(equal))
     assert not same_weight(equal, replace(equal, scales=torch.ones(2, 64).bfloat16()))
+    assert not same_weight(equal, UnquantizedWeight(weight=equal.dequantize()))
     for other in others:
         assert not equal_codes(equal, other)
         assert not equal_codes(other, equal)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qload import diff, open_checkpoint
 from qload.cli.verify import DIFF_OUTCOMES
-from qload.diff import LayerDiff
+from qload.diff import LayerDiff, comparison
 from qload.diff.comparison import narrowest
 from qload.diff.report import EQUAL_OUTCOMES
 from tests.cli.test_several import run
@@ -215,3 +215,42 @@ def test_a_damaged_layer_names_the_checkpoint_that_has_it(tmp_path: Path) -> Non
     for one, other in ((sound, damaged), (damaged, sound)):
         (layer,) = diff(one, other).layers
         assert (layer.outcome, layer.detail.partition(":")[0]) == ("refused", f"in {damaged}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("at", [0, 3, 9])
+def test_a_tensor_outside_of_layers_is_compared_in_blocks(
+    dtype: torch.dtype, at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "TENSOR_BLOCK_ELEMENTS", 4)
+    layer, bias = {"a.weight": torch.ones(10, 4)}, torch.arange(10.0)
+    changed = bias.clone()
+    changed[at] += 16
+    one = made(tmp_path / "one", {**layer, "a.bias": bias})
+    other = made(tmp_path / "other", {**layer, "a.bias": changed.to(dtype)})
+    same = made(tmp_path / "same", {**layer, "a.bias": bias.to(dtype)})
+
+    _, found = sorted(diff(one, other).layers, key=lambda each: each.same, reverse=True)
+
+    assert outcomes(one, same) == {"a": "bits", "a.bias": "bits" if dtype is torch.float32 else "rounded"}
+    assert (found.name, found.outcome, found.differing, found.total) == ("a.bias", "differs", 1, 10)
+    assert found.detail == (
+        f"first at ({at}): {at} in the first checkpoint, {at + 16} in the second; 1 of 10 differ"
+    )
+
+
+def test_a_reading_that_comes_closer_to_a_quantized_layer_is_no_cause(tmp_path: Path) -> None:
+    """Zero points are one off, and one code is another: no reading of either checkpoint agrees."""
+    stored, config = gptq("a"), {**GPTQ, "sym": False}
+    stored["a.qweight"] = torch.arange(16, dtype=torch.int32).reshape(2, 8) * 0x01234567 % 0x70000000
+    changed = {**stored, "a.qzeros": torch.full((2, 1), 0x66666666, dtype=torch.int32)}
+    closer = made(tmp_path / "closer", changed, quantization_config=config)
+    changed = {**changed, "a.qweight": stored["a.qweight"].clone()}
+    changed["a.qweight"][1, 3] ^= 8
+    neither = made(tmp_path / "neither", changed, quantization_config=config)
+    one = made(tmp_path / "one", stored, quantization_config=config)
+
+    (agreeing,), (apart,) = diff(one, closer).layers, diff(one, neither).layers
+
+    assert "; read with zero points one" in agreeing.detail
+    assert "read with" not in apart.detail

@@ -63,6 +63,11 @@ def test_a_name_is_left_out_as_a_whole_and_never_a_part_of_another() -> None:
     assert cause_of("a.up: x of a.up.weight and a.upper", "a.up") == "x of *weight and a.upper"
 
 
+def test_a_name_within_another_one_is_left_out_after_it() -> None:
+    assert cause_of("up of model-up.st is not up", "up", "model-up.st") == "* of * is not *"
+    assert cause_of("zz: a zz of b", "zz", "a zz") == "* of b"
+
+
 def places(names: list[str], limit: int | None = MAX_NAME_LINES) -> list[str]:
     (group,) = group_by_cause(names, name=str, cause=lambda _: "one")
     return group.places(limit)

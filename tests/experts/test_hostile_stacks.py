@@ -93,6 +93,7 @@ def test_names_beyond_a_header_of_them_are_not_made() -> None:
     assert sum(one.count * len(one.parts) for one in found) == stack_finder.MAX_NAMES
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_stack_and_an_expert_of_one_name_are_two_sources() -> None:
     both = mixture("qwen3_moe", "plain")
     own = f"{lead('qwen3_moe')}.1.up_proj.weight"
@@ -112,6 +113,7 @@ def write(folder: Path, tensors: dict[str, Tensor], told: dict[str, Any]) -> Pat
     return folder
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_two_sources_are_an_error_of_opening_and_a_finding_of_verify(tmp_path: Path) -> None:
     both = mixture("qwen3_moe", "plain")
     own = f"{lead('qwen3_moe')}.0.down_proj.weight"

@@ -8,16 +8,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qload.architecture import Architecture, architecture_of
-from qload.detect import DefaultWeightsLoader
+from qload.detect import DefaultWeightsLoader, loader_from_config
 from qload.errors import ArgumentError
 from qload.spec import Weight
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
 from qload.weights import Weights
 from tests.example_counts import at_most
-from tests.experts.expert_layers import FACTS, NAMES, PREFIX, every_matrix, experts, stored_plain
+from tests.experts.expert_layers import (
+    FACTS,
+    NAMES,
+    PREFIX,
+    StoredExperts,
+    every_matrix,
+    experts,
+    stored_plain,
+)
+from tests.experts.test_refusals import gptq
 
 few = at_most(8)
+GPTQ = {"bits": 4, "group_size": 32, "sym": False, "desc_act": False}
 
 
 @every_matrix
@@ -85,6 +95,22 @@ def test_no_byte_is_read_twice(weight_type: type[Weight], data: Any) -> None:
 
     reads = weights.storage.reads  # type: ignore[attr-defined]
     assert [name for name, times in reads.items() if times > 1] == []
+
+
+def test_no_byte_of_experts_with_a_config_is_read_twice() -> None:
+    """All zero points decide their convention; those of the first expert are read for its description too."""
+    tensors = gptq()
+    for name, tensor in tensors.items():
+        if name.endswith(("qweight", "qzeros")):  # all codes are at their zero point of 8
+            tensor.fill_(-0x77777778 if name.endswith("qweight") else 0x77777777)
+    stored = StoredExperts([], tensors, loader_from_config({"quant_method": "gptq", **GPTQ}))
+    weights = stored.weights()
+
+    weights.get_experts(PREFIX, facts=FACTS)
+
+    reads = weights.storage.reads  # type: ignore[attr-defined]
+    twice = [name for name, times in reads.items() if times > 1]
+    assert twice == [f"{PREFIX}.0.{name}.qzeros" for name in NAMES]
 
 
 def test_an_expert_is_a_view_and_there_are_no_others() -> None:

@@ -21,6 +21,8 @@ from qload.formats import Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, Unquanti
 from qload.loader import ConfiguredFormat
 from tests.experts.expert_layers import FACTS, NAMES, PREFIX, StoredExperts, plain, stored_plain
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 COUNT = 4
 BOTH = FormatLoader(
     ConfiguredFormat(Fp8Weight, Fp8Config()), ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())

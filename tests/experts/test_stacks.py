@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from qload.detect import loader_from_config
+from qload.errors import NonfiniteScaleError
 from qload.experts import ExpertFacts, ExpertStacks, GatedActivation, with_experts
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
@@ -220,6 +221,21 @@ def test_a_stack_is_read_once_for_all_experts(kind: str, form: str) -> None:
     small = sum(tensor.nbytes for tensor in both.stacks.values() if tensor.ndim < 3)
     assert max(stored.reads[name] for name in matrices) <= 2  # of gate, and of up
     assert stored.bytes_read <= sum(both.stacks[name].nbytes for name in matrices) + 2 * E * small
+
+
+@pytest.mark.parametrize("cut", [Weights.get_weights_col, Weights.get_weights_row], ids=["col", "row"])
+def test_a_scale_that_is_not_finite_is_refused_by_all_ranks_of_a_stack(cut: Any) -> None:
+    kind, form = "qwen3_moe", "fp8_channel_matrix"
+    both, name = mixture(kind, form), f"{lead(kind)}.down_proj"
+    both.stacks[f"{name}_weight_scale"][E - 1, HIDDEN - 1] = torch.nan  # of the last rank's outputs
+    texts = set()
+    for rank in FakeWorld(2):
+        with pytest.raises(NonfiniteScaleError) as caught:
+            cut(opened(kind, form, both.stacks, process_group=rank), name)
+        texts.add(str(caught.value))
+
+    (text,) = texts
+    assert text.startswith(f"{lead(kind)}.{E - 1}.down_proj.weight_scale: ")
 
 
 def test_of_gate_and_up_in_turns_no_byte_is_read_twice_in_a_row() -> None:

@@ -695,21 +695,41 @@ def test_a_stack_loads_by_its_name_cut_and_moves() -> None:
     out = torch.empty(stack.shape, dtype=torch.bfloat16)
     assert stack.dequantize(out=out) is out
     assert torch.equal(out, made.matrices[prefix].bfloat16())
-    with pytest.raises(UnsupportedFormatError, match="expert"):
+    with pytest.raises(UnsupportedFormatError) as caught:
         stack.codes()
+    assert str(caught.value) == (
+        f"{prefix}: modelopt_nvfp4 of several experts: not read by this qload\n"
+        "  reason   codes are those of one layer\n  remedy   take expert(index).codes()"
+    )
+    assert repr(stack) == f"StackedWeight({stack.stack!r})"
+    assert type(stack).tensors(stack.config) == ()
+    twin = stack.holding({"weight_scale_2": 2 * stack.fields()["weight_scale_2"]})
+    assert twin.fields()["weight"] is stack.fields()["weight"]
+    assert torch.equal(twin.dequantize(), 2 * stack.dequantize())
     assert weights.report().twice == {}
 
 
 def test_gate_and_up_in_turns_or_together_are_not_cut_by_the_name_of_both() -> None:
     both = mixture("gpt_oss", "fp8_channel")
     config_ = {**config("gpt_oss"), "quantization_config": CONFIGS["fp8_channel"]}
-    with pytest.raises(UnsupportedFormatError, match="interleaved"):
+    with pytest.raises(UnsupportedFormatError) as caught:
         stored(both.stacks, config_)[1](f"{lead('gpt_oss')}.gate_up_proj")
+    assert str(caught.value) == (
+        f"{lead('gpt_oss')}.gate_up_proj: interleaved outputs of gate_proj and up_proj: "
+        "not read by this qload\n"
+        "  reason   one layer cannot have both\n"
+        f"  remedy   load {lead('gpt_oss')}.0.gate_proj and so on, or get_experts({lead('gpt_oss')!r})"
+    )
     made = drawn_checkpoint(DIALECTS["nvfp4"], "granite", False, True, True)
     storage, _ = stored(made.tensors, {"quantization_config": DIALECTS["nvfp4"].config})
     weights = Weights(storage, loader=loader_from_config(DIALECTS["nvfp4"].config))
-    with pytest.raises(ArgumentError, match="several layers"):
+    with pytest.raises(ArgumentError) as refused:
         weights.get_weights_col(f"{made.module}.input_linear")
+    one = f"{made.module}.0"
+    assert str(refused.value) == (
+        f"prefix\n  expected {one}.gate_proj or {one}.up_proj, or get_experts({made.module!r}, "
+        f"split='tensor')\n  got      {made.module}.input_linear, which is several layers"
+    )
 
 
 VERBS = [

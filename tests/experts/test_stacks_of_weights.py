@@ -96,6 +96,7 @@ def test_a_loader_that_repacks_gives_the_stacks_that_repack_gives(target: Any, s
         assert got.gate_up.format == repack(layer(64, 64, 0), target).format
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_what_a_layout_cannot_say_is_refused_by_name() -> None:
     with pytest.raises(RepackError, match="has no codes to repack") as caught:
         stored_plain(2).load().repack("marlin")
@@ -163,7 +164,15 @@ def test_experts_move_and_keep_what_they_are() -> None:
     assert {t.device.type for t in moved.fields().values()} == {"meta"}
     assert (moved.facts, moved.local, moved.shape) == (made.facts, made.local, made.shape)
     assert set(made.fields()) == {"gate_up.weight", "down.weight", "gate_up_bias", "down_bias"}
-    assert "expert" in repr(made)
+
+
+def test_experts_show_shapes_and_formats() -> None:
+    made = stored_plain(2).load()
+    down = "Stack({}, (2, 8, 16), unquantized, UnquantizedConfig(axes=2), weight=(2, 8, 16))"
+
+    assert repr(made.down) == down.format(PREFIX)
+    assert repr(replace(made.down, layer=replace(made.down.layer, name=""))) == down.format("experts")
+    assert repr(made) == f"ExpertsWeight({PREFIX}, (2, 8, 16), {made.gate_up!r}, {made.down!r})"
 
 
 def test_a_stack_holding_other_tensors_is_over_these() -> None:
@@ -176,6 +185,7 @@ def test_a_stack_holding_other_tensors_is_over_these() -> None:
     assert_same_bits(twin.dequantize(1), own.dequantize(1) * 2)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_stack_has_all_of_its_experts() -> None:
     one, two = layer(64, 64, 1), layer(64, 64, 2)
 
@@ -189,6 +199,7 @@ def test_a_stack_has_all_of_its_experts() -> None:
         stacking.put(layer(64, 96, 2))
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("change", "error"),
     [

@@ -125,7 +125,7 @@ def nothing_at_all(request: Request) -> None:
 
 
 ANSWERS = {
-    a_short_body: "sent 3 of the 8 bytes",
+    a_short_body: "sent 3 of the 8 bytes from 0 on",
     a_body_that_breaks_off: "the hub gave no answer",
     a_long_body: "sent more than the 8 requested bytes",
     an_endless_body: "sent more than the 8 requested bytes",
@@ -317,3 +317,48 @@ def test_no_file_is_made_outside_of_the_folder(hub: Hub, name: str) -> None:
 
     assert sorted(made) == ["in", "in/model.safetensors"]
     assert held == ["in/model.safetensors"]
+
+
+def test_a_file_of_another_length_than_the_listed_one_is_not_taken_from_the_cache(hub: Hub) -> None:
+    sound = hub.models["org/sound"]
+    siblings = [
+        {"rfilename": name, "size": len(content) + 8 * (name == SHARD)}
+        for name, content in sound.files.items()
+    ]
+    hub.faults.append(listing({"id": "org/sound", "sha": sound.commit, "siblings": siblings}))
+
+    result = run("verify", "org/sound")
+
+    length = len(sound.files[SHARD]) + 8
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1] == (
+        f"Error: {SHARD}: was fetched, but the cache has no file of its length of {length} bytes; "
+        "remedy: run it again"
+    )
+
+
+def test_a_file_and_a_folder_of_one_name_cannot_be_written(hub: Hub) -> None:
+    siblings = [{"rfilename": "a", "size": 1}, {"rfilename": "a/b.safetensors", "size": 1}]
+    hub.faults.append(listing({"id": "org/sound", "sha": COMMIT, "siblings": siblings}))
+
+    with pytest.raises(StorageError) as caught, open_folder(HubId("org/sound")):
+        pytest.fail("the folder was opened")
+
+    assert str(caught.value) == "b.safetensors: cannot be written to a temporary folder: File exists"
+
+
+def test_an_empty_config_is_not_asked_for(hub: Hub) -> None:
+    hub.models["org/empty"] = Model({**hub.models["org/sound"].files, "config.json": b""})
+    with open_folder(HubId("org/empty")) as folder:
+        assert (folder.folder / "config.json").read_bytes() == b""
+
+    assert ("GET", f"/org/empty/resolve/{hub.models['org/empty'].commit}/config.json") not in hub.asked
+
+
+def test_a_model_without_tensors_is_fetched_no_further(hub: Hub) -> None:
+    hub.models["org/config"] = Model({"config.json": b"{}"})
+    result = run("verify", "org/config")
+
+    assert [finding["rule"] for finding in json.loads(result.stdout)["findings"]] == ["no-files"]
+    assert result.exit_code == 1
+    assert "fetching" not in result.stderr

@@ -315,6 +315,26 @@ def test_a_scale_that_is_not_finite_says_what_the_load_says(tp: int) -> None:
     assert explain(allowed, arch="sm90", tp=tp).verdict == "ok"
 
 
+def large_scales(value: float) -> Weights:
+    """Return a layer of four bits with bfloat16 scales of one value."""
+    held = gptq(128, 128)
+    stored = {name: held.storage.read(name) for name in held.storage.keys()}  # noqa: SIM118, it is no dict
+    stored["down_proj.scales"] = torch.full((2, 128), value, dtype=torch.bfloat16)
+    return Weights(MemoryStorage(stored), loader=held.loader)
+
+
+@pytest.mark.parametrize(("value", "fits"), [(2.0**15, True), (2.0**16, False)])
+def test_scales_beyond_the_range_of_a_dtype_refuse_and_suggest_none(value: float, fits: bool) -> None:
+    half = only(large_scales(value), arch="sm80", dtype=torch.float16)
+    single = only(large_scales(value), arch="sm80", dtype=torch.float32)
+
+    assert (half.kernel_format, bool(half.error), bool(half.choices)) == ("gptq_marlin", not fits, fits)
+    assert fits or half.error.startswith("down_proj")
+    assert [change.partition(":")[0] for change in single.changes] == [
+        f"activations of {dtype}" for dtype in (["float16"] * fits + ["bfloat16"])
+    ]
+
+
 def test_a_share_has_its_own_shape() -> None:
     assert only(gptq(256, 128), arch="sm90", tp=2).shape == (128, 128)
 

@@ -271,6 +271,44 @@ def test_a_layer_that_cannot_be_read_fits_nowhere() -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["self_attn.q_proj", "mlp.up_proj"])
+def test_a_layer_that_is_not_stored_fits_nowhere_by_its_name(name: str) -> None:
+    said = config("llama")
+    stored, prefix = tensors(said), f"{text_prefix_and_head(weights(said, tensors(said)))[0]}.layers.1.{name}"
+    del stored[f"{prefix}.weight"]
+    held = weights(said, stored)
+
+    found = plan(held, tp=(1, 2))
+
+    (layer,) = (layer for layer in found.layers if layer.prefix == prefix)
+    assert (layer.format, layer.shape) == (None, ())
+    assert [share.fits for share in layer.shares.values()] == [False, False]
+    assert {share.reason for share in layer.shares.values()} == {refusal(lambda: load_model(held, said))}
+    assert layer.shares[1].reason.startswith(f"{prefix}.weight: not in the checkpoint")
+
+
+@pytest.mark.parametrize(("prefix", "cut"), [("up_proj", "N"), ("down_proj", "K")])
+def test_flat_codes_are_divided_along_both_axes_by_hand(prefix: str, cut: str) -> None:
+    """Half of the codes and of the scales of blocks of 64; the tables are whole on every rank."""
+    folder, name = FIXTURES / "bnb" / "nf4_nested_bf16_storage_128x256", "model.layers.0.self_attn.v_proj"
+    with open_checkpoint(folder) as weights:
+        storage, loader = weights.storage, weights.loader
+        stored = {
+            key.replace(name, prefix): storage.read(key)
+            for key in storage.keys()  # noqa: SIM118, it is no dict
+            if key.startswith(name)
+        }
+    codes, scales = 128 * 256 // 2, 128 * 256 // 64
+    tables = sum(tensor.nbytes for tensor in stored.values()) - codes - scales
+
+    (layer,) = plan(Weights(MemoryStorage(stored), loader=loader), tp=(1, 2, 4)).layers
+
+    assert layer.cut == cut
+    assert {ranks: share.bytes for ranks, share in layer.shares.items()} == {
+        ranks: (codes // ranks + scales // ranks + tables,) * ranks for ranks in (1, 2, 4)
+    }
+
+
 def test_a_kernel_that_cannot_say_a_share_is_a_no_with_its_reason() -> None:
     """GPTQ of three bits, which Marlin's order has not, and ExLlama's has."""
     stored = {

@@ -1,4 +1,4 @@
-"""Texts that a test sees: the findings, notes, layers and errors of all reports, and all errors of qload."""
+"""Texts that a test sees: findings, notes, layers and errors of all reports, diagnoses, and all errors."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from qload.conversion import Conversion, ShardedCheckpoint
+from qload.diagnosis import Diagnosis
 from qload.diff import CheckpointDiff
 from qload.errors import QloadError
 from qload.plan.report import Explanation, ShardingPlan
@@ -13,13 +14,14 @@ from qload.verify import Report
 
 REPORTS = (Report, Conversion, ShardedCheckpoint, CheckpointDiff, ShardingPlan, Explanation)
 FREQUENT = "config.json: model_type is missing"  # a note about most handmade checkpoints
+PLACES = ("n", "k", "group", "rank", "expert")  # of a diagnosis
 FAILED = ("refused", "differs", "shape", "missing", "unread", "rounded")
 
 
-def record(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return a list that gets each report and error from its creation on."""
+def record(monkeypatch: pytest.MonkeyPatch, *others: type) -> list[Any]:
+    """Return a list that gets each report, error, and object of the `others` from its creation on."""
     seen: list[Any] = []
-    for each in (*REPORTS, *_error_types(QloadError)):
+    for each in (*REPORTS, *others, *_error_types(QloadError)):
         monkeypatch.setattr(each, "__init__", _recorded(each, seen))
     return seen
 
@@ -43,9 +45,13 @@ def _recorded(kind: type, seen: list[Any]) -> Any:
 
 
 def lines_of(seen: Any) -> Iterator[str]:
-    """Yield a line for each finding, note, layer with a problem, or error."""
+    """Yield a line for each finding, note, layer with a problem, diagnosis, or error."""
     if isinstance(seen, QloadError):
         yield _line(f"{type(seen).__name__} {seen}")
+        return
+    if isinstance(seen, Diagnosis):
+        places = [f"{name} {place}" for name in PLACES if (place := getattr(seen, name))]
+        yield f"{seen.fault}: {seen.sentence} ({', '.join([*places, *seen.also])})"
         return
     for found in getattr(seen, "findings", ()):
         place = f"{found.severity} {found.rule} {found.tensor} {found.file}"

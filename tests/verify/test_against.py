@@ -91,3 +91,26 @@ def test_a_reference_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
     folder = model(tmp_path, gptq("a"), quantization_config=GPTQ)
 
     assert rules(verify(folder, against=tmp_path / "nowhere")) == {"no-files"}
+
+
+def test_a_tensor_outside_of_layers_is_compared_by_shape_and_values(tmp_path: Path) -> None:
+    found = {}
+    for name, bias in (
+        ("mine", torch.ones(4)),
+        ("longer", torch.ones(5)),
+        ("other", torch.tensor([1.0, 1, 2, 3])),
+    ):
+        (tmp_path / name).mkdir()
+        folder = model(tmp_path / name, {"a.weight": torch.ones(4, 4), "a.bias": bias})
+        report = verify(tmp_path / "mine", against=folder)
+        found[name] = [(each.rule, each.tensor, each.message) for each in report.findings]
+
+    assert found["mine"] == []
+    assert found["longer"] == [("against-shape", "a.bias", "a.bias: shape is (4,), the reference has (5,)")]
+    assert found["other"] == [
+        (
+            "against-value",
+            "a.bias",
+            "a.bias: differs from the reference first at (2,): 1, the reference has 2; 2 of 4 differ",
+        )
+    ]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ from torch import Tensor
 from qload.checkpoint import Checkpoint
 from qload.cli import main
 from qload.errors import ArgumentError, NotEnoughMemoryError
+from qload.formats import UnquantizedWeight
 from qload.kernel_formats import PanelsWeight
 from qload.kernels import Linear
 from qload.parallel import Rank
 from qload.repacking import RepackingLoader
-from qload.spec import Weight
+from qload.spec import Layer, Weight
 from qload.verify import Prompt, verify
 from qload.verify.logits import compared_model
+from qload.verify.logits.compared_layers import place_in_part
 from qload.verify.logits.compared_model import ModelPrompt, compute_logits, load_compared
 from qload.verify.logits.logit_check import check_logits
 from tests.models import drawn
@@ -516,3 +519,15 @@ def test_an_image_without_logits_is_a_wrong_command(tmp_path: Path) -> None:
 
     assert result.exit_code == 2
     assert "options of --logits" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("n", "found"), [(0, ("q", (0, 7))), (1, ("q", (1, 7))), (2, ("k", (0, 7))), (4, ("k", (2, 7)))]
+)
+def test_a_place_of_a_fused_layer_is_one_of_its_parts(n: int, found: tuple[str, tuple[int, int]]) -> None:
+    layer = Layer((2, 3), 8, (5, 8), "q, k")
+    weight = UnquantizedWeight(weight=torch.zeros(5, 8), layer=layer)
+
+    assert place_in_part(weight, (n, 7)) == found
+    alone = replace(weight, layer=replace(layer, name="qk"))
+    assert place_in_part(alone, (n, 7)) == ("qk", (n, 7))

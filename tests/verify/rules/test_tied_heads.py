@@ -228,3 +228,37 @@ def test_plain_tensors_that_nobody_has_compared_are_not_told_apart(tmp_path: Pat
 
     assert [note for note in headers.notes if note.startswith("lm_head")] == []
     assert [note for note in values.notes if note.startswith("lm_head")] != []
+
+
+@pytest.mark.parametrize("name", ["lm_head", EMBEDDING])
+def test_bytes_of_integers_say_nothing_of_a_tie(name: str, tmp_path: Path) -> None:
+    tensors = {**WITH_HEAD, "lm_head.weight": WITH_HEAD[f"{EMBEDDING}.weight"].clone()}
+    config = {**SIZES, "tie_word_embeddings": True}
+    (tmp_path / "equal").mkdir()
+    assert "tied-head" not in rules(verify(model(tmp_path / "equal", tensors, **config)))
+
+    tensors[f"{name}.weight"] = tensors[f"{name}.weight"].to(torch.int8) + 1
+    assert "tied-head" not in rules(verify(model(tmp_path, tensors, **config)))
+    tensors[f"{name}.weight"] = tensors[f"{name}.weight"].float()
+    assert "tied-head" in rules(verify(model(tmp_path, tensors, **config)))
+
+
+@pytest.mark.parametrize(("top", "inner"), [(True, False), (False, True)])
+def test_two_keys_that_contradict_each_other_are_told_with_the_head(
+    top: bool, inner: bool, tmp_path: Path
+) -> None:
+    """The rule `tied-head` reports a plain head; of an unknown type the note tells of the keys."""
+    sizes = {key: value for key, value in SIZES.items() if key != "model_type"}
+    config = {"tie_word_embeddings": top, "text_config": {**sizes, "tie_word_embeddings": inner}}
+    stored = {}
+    for case, tensors in (("with", WITH_HEAD), ("without", WITHOUT)):
+        (tmp_path / case).mkdir()
+        (stored[case],) = tied_notes(tmp_path / case, tensors, config)[1]
+
+    keys = ["tie_word_embeddings", "text_config.tie_word_embeddings"]
+    true, false = keys if top else keys[::-1]
+    start = f"config.json: {true} is true, and {false} is not: programs differ in the key that they read; "
+    assert stored == {
+        "with": f"{start}lm_head is stored: set both to false, if the model uses it",
+        "without": f"{start}no head is stored: set both to true",
+    }
