@@ -56,6 +56,31 @@ def test_pieces_stand_where_the_header_says_whatever_their_order(tmp_path: Path)
     assert told[-1] == ("writing", 160, 160)
 
 
+@pytest.mark.parametrize("name", ["a", "ab", "abcdefg"])
+def test_elements_lie_at_multiples_of_their_size(name: str) -> None:
+    values = {name: torch.ones(3).half(), "long": torch.ones(2), "odd": torch.ones(3, dtype=torch.uint8)}
+    file = OutputFile("model.safetensors", [item(each, tensor) for each, tensor in values.items()])
+    length = int.from_bytes(file.header[:8], "little")
+    entries = json.loads(file.header[8:])
+
+    assert len(file.header) == 8 + length
+    assert length % 8 == 0
+    assert file.header.rstrip(b" ").endswith(b"}}")
+    assert [*file.tensors] == ["long", name, "odd"]  # 8 bytes first, then the larger elements
+    assert {each: start - len(file.header) for each, start in file.offsets.items()} == {
+        "long": 0,
+        name: 8,
+        "odd": 14,
+    }
+    assert entries.pop("__metadata__") == {"format": "pt"}
+    assert entries == {
+        "long": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]},
+        name: {"dtype": "F16", "shape": [3], "data_offsets": [8, 14]},
+        "odd": {"dtype": "U8", "shape": [3], "data_offsets": [14, 17]},
+    }
+    assert (file.nbytes, file.source_bytes) == (len(file.header) + 17, 17)
+
+
 @pytest.mark.parametrize(
     ("limit", "files"),
     [
