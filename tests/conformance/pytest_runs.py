@@ -39,7 +39,10 @@ def run_here(folder: Path, held: Mapping[str, str], *arguments: str) -> tuple[in
     try:
         os.chdir(folder)
         alone = patch.dict(os.environ, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"})
-        with redirect_stdout(output), redirect_stderr(output), alone:
+        path = patch.object(sys, "path", [str(folder), *sys.path])
+        with redirect_stdout(output), redirect_stderr(output), alone, path:
             return int(pytest.main([*options, *arguments])), output.getvalue()
     finally:
         os.chdir(before)
+        for name in [Path(name).stem for name in held]:
+            sys.modules.pop(name, None)
