@@ -79,11 +79,10 @@ class _NVFP4Weight(spec.Weight):
 def both_scales(scales: Tensor, second: Tensor, parts: Sequence[int], *, divides: bool) -> Tensor:
     """Multiply `scales` by `second`, or divide if it `divides`: (N, K / 16), float32, rounded once.
 
-    `second`: one scale, or one per part; `parts`: the outputs of each part.
+    `second`: one scale per part; `parts`: the outputs of each part.
     """
-    column = second.reshape(-1, 1)
-    if second.numel() > 1:
-        column = torch.cat([scale.expand(width, 1) for scale, width in zip(column, parts, strict=True)])
+    columns = (scale.expand(width, 1) for scale, width in zip(second.reshape(-1), parts, strict=True))
+    column = torch.cat([*columns])
     return scales.float() / column if divides else scales.float() * column
 
 

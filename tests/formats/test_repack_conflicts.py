@@ -55,6 +55,7 @@ REFUSED: list[tuple[type[IntegerWeight], Integers, str]] = [
     (CTPackWeight, integers(zero=16), "a zero point of 16 does not fit 4 bits"),
     (CTPackWeight, integers(zero=-1), "a zero point of -1 does not fit 4 bits"),
     (CTPackWeight, integers(group_size=64), "4 groups of K = 128 are not of 64 inputs each"),
+    (CTPackWeight, integers(group_size=0), "4 groups of K = 128 are not of 0 inputs each"),
     (CTPackWeight, integers(group_size=-1), "4 groups of K = 128 are not of -1 inputs each"),
     (GPTQWeight, integers(N=60), "N = 60 is not a multiple of 8: short words"),
     (GPTQWeight, integers(K=124, size=-1), "K = 124 is not a multiple of 8: short words"),

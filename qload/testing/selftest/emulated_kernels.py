@@ -48,7 +48,7 @@ def _repacked(weight: Weight) -> Weight | None:
 class EmulatedKernel:
     """A kernel of one format, as an adapter of `kill_matrix`."""
 
-    format: ClassVar[str] = ""
+    format: ClassVar[str]
 
     def pack(self, weight: Weight) -> Tensor:
         """Return the matrix (N, K) that lanes read from a `weight`."""
