@@ -223,11 +223,11 @@ class ConversionRequest:
         dtype = FLOATS[self.to]
         if EXPERT_AXIS in layer.sizes:
             return "it holds all experts, in an order that is not known for this model type"
+        if load_header(self.source, layer).input_factors is not None:
+            return "its inputs are multiplied by factors, which a plain weight cannot hold"
         if dtype == torch.float32:
             return None
         for start, weight in load_output_blocks(self.source.weights, self.source.loader, layer):
-            if weight.input_factors is not None:
-                return "its inputs are multiplied by factors, which a plain weight cannot hold"
             if self.rounding and stays_below(weight, torch.finfo(dtype).max):
                 continue
             values = weight.dequantize()

@@ -361,6 +361,27 @@ def test_what_stands_beside_the_tensors_is_copied_but_for_other_configs(tmp_path
     assert now == {key: value for key, value in was.items() if key != "quantization_config"}
 
 
+@pytest.mark.parametrize("to", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_layer_that_multiplies_its_inputs_becomes_no_plain_weight(
+    scaled: bool, to: str, tmp_path: Path
+) -> None:
+    tensors = {
+        "a.weight": torch.full((4, 16), 0x21, dtype=torch.uint8),
+        "a.weight_scale": torch.ones(8, 1),
+        **({"a.pre_quant_scale": torch.full((16,), 2.0).half()} if scaled else {}),
+    }
+    (tmp_path / "in").mkdir()
+    config = {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ", "group_size": 16}
+    found = convert(model(tmp_path / "in", tensors, quantization_config=config), tmp_path / "out", to=to)
+
+    reason = "its inputs are multiplied by factors, which a plain weight cannot hold"
+    assert [(layer.outcome, layer.detail) for layer in found.layers] == [
+        ("refused", reason) if scaled else ("bits", "")
+    ]
+    assert (tmp_path / "out").exists() != scaled
+
+
 def test_files_up_to_a_size_are_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_checkpoint, "MAX_COPIED_FILE_BYTES", 10)
     for name, size in {"b.model": 10, "c.model": 11, "a.json": 0, "d.safetensors": 1}.items():
