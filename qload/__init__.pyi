@@ -110,6 +110,8 @@ from .kernel_formats import GPTQMarlinConfig as GPTQMarlinConfig
 from .kernel_formats import GPTQMarlinWeight as GPTQMarlinWeight
 from .kernel_formats import Int8StripsConfig as Int8StripsConfig
 from .kernel_formats import Int8StripsWeight as Int8StripsWeight
+from .kernel_formats import Mxfp8StripsConfig as Mxfp8StripsConfig
+from .kernel_formats import Mxfp8StripsWeight as Mxfp8StripsWeight
 from .kernel_formats import PanelsConfig as PanelsConfig
 from .kernel_formats import PanelsWeight as PanelsWeight
 from .kernel_formats import StripsWeight as StripsWeight

@@ -15,6 +15,8 @@ from .int8_strips import Int8StripsConfig as Int8StripsConfig
 from .int8_strips import Int8StripsWeight as Int8StripsWeight
 from .marlin import GPTQMarlinConfig as GPTQMarlinConfig
 from .marlin import GPTQMarlinWeight as GPTQMarlinWeight
+from .mxfp8_strips import Mxfp8StripsConfig as Mxfp8StripsConfig
+from .mxfp8_strips import Mxfp8StripsWeight as Mxfp8StripsWeight
 from .panels import PanelsConfig as PanelsConfig
 from .panels import PanelsWeight as PanelsWeight
 from .repack import LAYOUTS as LAYOUTS

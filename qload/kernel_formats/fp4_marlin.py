@@ -308,22 +308,21 @@ def _find_global_scale_conflict(
 
 def describe_invalid_scales(floats: Fp4) -> str | None:
     """Return the reason against scales that are NaN or negative, else None."""
-    scales = floats.scales.view(torch.uint8)
+    stored, scales, name = floats.scales, floats.scales.view(torch.uint8), floats.full_name("weight_scale")
     if floats.second_scale is None:
-        return describe_scales(floats, scales == E8M0_NAN, "NaN")
-    return describe_scales(floats, (scales & E4M3FN_NAN) == E4M3FN_NAN, "NaN") or describe_scales(
-        floats, scales >= E4M3FN_SIGN, "negative, and the kernel's have no sign"
+        return describe_scales(name, stored, scales == E8M0_NAN, "NaN")
+    return describe_scales(name, stored, (scales & E4M3FN_NAN) == E4M3FN_NAN, "NaN") or describe_scales(
+        name, stored, scales >= E4M3FN_SIGN, "negative, and the kernel's have no sign"
     )
 
 
-def describe_scales(floats: Fp4, selected: Tensor, property_: str) -> str | None:
-    """Report the number of `selected` scales and the first of them; None if there are none."""
+def describe_scales(name: str, scales: Tensor, selected: Tensor, property_: str) -> str | None:
+    """Report the number of `selected` scales (N, G) and the first of them; None if there are none."""
     indices = selected.nonzero()
     if not indices.numel():
         return None
     n, group = indices[0].tolist()
-    count, name = f"{indices.shape[0]} of {selected.numel()}", floats.full_name("weight_scale")
-    value = float(floats.scales[n, group].float())
+    count, value = f"{indices.shape[0]} of {selected.numel()}", float(scales[n, group].float())
     return (
         f"{count} scales of {name} are {property_}: the first, of output {n} and group {group}, is {value:g}"
     )

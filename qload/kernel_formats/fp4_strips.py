@@ -46,9 +46,57 @@ from qload.spec import Role, TensorSpec
 from qload.spec.integers import pad_matrix
 
 SCALE_BIAS = 15  # log2 of the factor that column scales have for one-byte scales
-LARGEST_FIELD = 30  # exponent field of 2**15 in s0e5m3
 MANTISSA = 3  # mantissa bits of s0e5m3
-MAX_SPAN = 24  # log2 between two scales of an output whose products with e2m1 are exact in float16
+
+
+@dataclass(frozen=True)
+class ByteExponents:
+    """Exponents (e8m0) as s0e5m3 relative to the largest of each output, which is a scale of the column.
+
+    Attributes
+    ----------
+    largest_field
+        Exponent field of the largest.
+    span
+        Largest difference of two exponents of an output; an exponent of 0 further away is a scale of 0.
+    """
+
+    largest_field: int
+    span: int
+
+    @property
+    def far(self) -> str:
+        """Property of exponents further away, for messages."""
+        return f"more than 2**{self.span} times smaller than another of the output, too small for float16"
+
+    def encode(self, exponents: Tensor) -> tuple[Tensor, Tensor]:
+        """Encode exponents (N, G): bytes (N, G) and column scales (N,)."""
+        stored, largest = exponents.view(torch.uint8).int(), self._find_largest(exponents)
+        fields = stored - largest[:, None] + self.largest_field
+        fields = fields.masked_fill(fields < self.largest_field - self.span, 0)
+        return (fields << MANTISSA).to(torch.uint8), fp4.e8m0(largest.to(torch.uint8))
+
+    def decode(self, stored: Tensor, column_scales: Tensor) -> Tensor:
+        """Invert `encode`: exponents (N, G), uint8."""
+        fields, largest = (stored >> MANTISSA).int(), column_scales.view(torch.int32) >> fp4.MANTISSA
+        exponents = fields + largest[:, None] - self.largest_field
+        return exponents.masked_fill(fields == 0, 0).to(torch.uint8)
+
+    def find_far(self, exponents: Tensor) -> Tensor:
+        """Select the exponents (N, G) that cannot be encoded."""
+        stored = exponents.view(torch.uint8).int()
+        return (self._find_largest(exponents)[:, None] - stored > self.span) & (stored > 0)
+
+    @staticmethod
+    def _find_largest(exponents: Tensor) -> Tensor:
+        """Return the largest exponent (N,) of each output, int32."""
+        stored = exponents.view(torch.uint8).int()
+        return stored.amax(1) if stored.shape[1] else stored.new_zeros(stored.shape[0])
+
+
+EXPONENTS = ByteExponents(
+    largest_field=30, span=24
+)  # products of 2**15 with 6, and the smallest, fit float16
 
 
 @dataclass(frozen=True)
@@ -127,9 +175,7 @@ class Fp4StripsWeight(spec.Weight):
 
     def plain_scales(self) -> Tensor:
         """Stored exponents of MXFP4 (N, K / 32), uint8."""
-        fields = (self.byte_scales() >> MANTISSA).int()
-        largest = _exponents_of_columns(self.column_scales)[: self.layer.N, None]
-        return (fields + largest - LARGEST_FIELD).masked_fill(fields == 0, 0).to(torch.uint8)
+        return EXPONENTS.decode(self.byte_scales(), self.column_scales[: self.layer.N])
 
     def codes(self) -> spec.Codes:
         """Return the codes, their values, and the product of both scales, without padding."""
@@ -152,8 +198,7 @@ def from_fp4(floats: Fp4, *, whole: Fp4 | None = None) -> Fp4StripsWeight:
     (N, K), group_size = (floats.layer.N, floats.layer.K), floats.names.group_size
     Np, Kp = (-(-N // strips.TILE_N) * strips.TILE_N, -(-K // strips.TILE_K) * strips.TILE_K)
     if floats.second_scale is None:
-        largest = _largest_exponents(floats.scales)
-        stored, columns = _exponents_as_bytes(floats.scales, largest), fp4.e8m0(largest.to(torch.uint8))
+        stored, columns = EXPONENTS.encode(floats.scales)
     else:
         stored = fp4.s0e5m3((floats.scales.float() * 2.0**SCALE_SHIFT).half())
         columns = _scales_of_columns(floats, floats.second_scale)
@@ -177,10 +222,8 @@ def find_unsupported(floats: Fp4) -> str | None:
     if reason is not None:
         return reason
     if floats.second_scale is None:
-        exponents = floats.scales.view(torch.uint8).int()
-        far = _largest_exponents(floats.scales)[:, None] - exponents > MAX_SPAN
-        property_ = f"more than 2**{MAX_SPAN} times smaller than another of the output, too small for float16"
-        return describe_scales(floats, far & (exponents > 0), property_)
+        far, name = EXPONENTS.find_far(floats.scales), floats.full_name("weight_scale")
+        return describe_scales(name, floats.scales, far, EXPONENTS.far)
     second, columns = floats.second_scale.flatten(), _scales_of_parts(floats, floats.second_scale)
     limits = torch.finfo(torch.float32)
     valid = (columns == 0) | ((columns.abs() >= limits.smallest_normal) & columns.isfinite())
@@ -203,21 +246,3 @@ def _scales_of_columns(floats: Fp4, second_scale: Tensor) -> Tensor:
     if each.numel() == 1:
         return each.expand(layer.N)
     return torch.repeat_interleave(each, torch.tensor(layer.parts, device=each.device))
-
-
-def _largest_exponents(exponents: Tensor) -> Tensor:
-    """Return the largest exponent (N,) of each output, int32."""
-    stored = exponents.view(torch.uint8).int()
-    return stored.amax(1) if stored.shape[1] else stored.new_zeros(stored.shape[0])
-
-
-def _exponents_as_bytes(exponents: Tensor, largest: Tensor) -> Tensor:
-    """Encode exponents (N, K / 32) as s0e5m3, relative to the `largest` (N,) of each output."""
-    stored = exponents.view(torch.uint8).int()
-    fields = stored - largest[:, None] + LARGEST_FIELD
-    return (fields.masked_fill(fields < LARGEST_FIELD - MAX_SPAN, 0) << MANTISSA).to(torch.uint8)
-
-
-def _exponents_of_columns(column_scales: Tensor) -> Tensor:
-    """Invert `fp4.e8m0`: powers of two -> exponents, int32."""
-    return column_scales.view(torch.int32) >> fp4.MANTISSA

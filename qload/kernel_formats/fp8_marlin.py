@@ -144,7 +144,7 @@ def from_fp8(
 
 
 def to_fp8(weight: Any) -> Fp8Weight:
-    """Restore the FP8 weight of Marlin's order or of strips, bit for bit; RepackError without an origin."""
+    """Restore the FP8 weight of a kernel's order, with bytes of e4m3fn; RepackError without an origin."""
     origin = weight.layer.origin
     if not isinstance(origin, Origin):
         reason = "it was built by hand, so that the outputs and inputs of each stored scale are unknown"

@@ -1,33 +1,36 @@
 """FP8 weights in strips: bytes as 8-bit codes, and the checkpoint's scales in float32.
 
-    qweight       int32        (N/64, K*16)   e4m3fn bytes in `layouts.strips`, as 8-bit codes
+    qweight       int32        (N/64, K*16)   e4m3fn or e5m2 bytes in `layouts.strips`, as 8-bit codes
     scales        fp32         (N,)           one scale per output; or, in blocks,
                                (K/128, N/64)  one scale per tile of 64 outputs and 128 inputs
     weight_scale  fp32, ...    as stored      the checkpoint's own; `scales` are its values
     input_scale   fp32, ...    as stored      scale of the activations; optional
 
-    w[n, k] = scales[n] * e4m3fn(byte[n, k])    or    scales[k / 128, n / 64] * e4m3fn(byte[n, k])
+    w[n, k] = scales[n] * value(byte[n, k])    or    scales[k / 128, n / 64] * value(byte[n, k])
 
 The kernels multiply the values of bytes, which are exact in float16 and bfloat16, and apply scales to sums in
 float32: activations of either dtype need no conversion of the scales. K is padded to 128 and N to 64, with
 bytes of 0.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from qload import dtypes, spec
-from qload.errors import RepackError
+from qload.errors import ArgumentError, RepackError
 from qload.formats import Fp8Weight
+from qload.kernel_formats import fp8_marlin
 from qload.kernel_formats.strips import pack_bytes
 from qload.layouts import ClippedCodes, strips
 from qload.spec import Role, TensorSpec
 from qload.spec.integers import record_origin
 
 BITS = 8
+DTYPES = {"e4m3fn": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
+CODES: dict[torch.dtype, Any] = {dtype: codes for codes, dtype in DTYPES.items()}
 MAX_SCALE_RATIO = 2.0**64  # of two scales of blocks: kernels keep sums in units of the last block's scale
 
 
@@ -39,16 +42,28 @@ class Fp8StripsConfig(spec.Config):
     ----------
     blocks
         Whether scales are per tile of 64 outputs and 128 inputs; False: one scale per output.
+    codes
+        "e4m3fn" or "e5m2": the bytes.
     """
 
     name: ClassVar[str] = "fp8_strips"
 
     blocks: bool = False
+    codes: Literal["e4m3fn", "e5m2"] = "e4m3fn"
+
+    def __post_init__(self) -> None:
+        if self.codes not in DTYPES:
+            raise ArgumentError(f"{self.name}: codes", " or ".join(DTYPES), repr(self.codes))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the bytes."""
+        return DTYPES[self.codes]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Fp8StripsWeight(spec.Weight):
-    """An FP8 (e4m3fn) weight in strips of 64 columns, qload's order for its CUDA kernels.
+    """An FP8 weight in strips of 64 columns, qload's order for its CUDA kernels.
 
     K is padded to a multiple of 128 and N to one of 64.
 
@@ -72,7 +87,10 @@ class Fp8StripsWeight(spec.Weight):
 
     format: ClassVar[str] = "fp8_strips"
     example: ClassVar[Fp8StripsConfig] = Fp8StripsConfig()
-    further: ClassVar[tuple[Fp8StripsConfig, ...]] = (Fp8StripsConfig(blocks=True),)
+    further: ClassVar[tuple[Fp8StripsConfig, ...]] = (
+        Fp8StripsConfig(blocks=True),
+        Fp8StripsConfig(codes="e5m2"),
+    )
 
     @classmethod
     def tensors(cls, config: Fp8StripsConfig) -> tuple[TensorSpec, ...]:
@@ -106,7 +124,7 @@ class Fp8StripsWeight(spec.Weight):
             scales=scales,
             zeros=None,
             k_group=k_group,
-            lookup=torch.arange(256, device=device).to(torch.uint8).view(torch.float8_e4m3fn).float(),
+            lookup=torch.arange(256, device=device).to(torch.uint8).view(self.config.dtype).float(),
             n_group=n_group,
         )
 
@@ -119,7 +137,7 @@ def from_fp8(weight: Fp8Weight, *, whole: Fp8Weight | None = None) -> Fp8StripsW
     Np = -(-weight.layer.N // strips.TILE_N) * strips.TILE_N
     scales = _scales_of_tiles(weight) if _has_blocks(weight) else _scales_of_outputs(weight, Np)
     return Fp8StripsWeight(
-        config=Fp8StripsConfig(blocks=_has_blocks(weight)),
+        config=Fp8StripsConfig(_has_blocks(weight), CODES[weight.weight.dtype]),
         qweight=pack_bytes(weight.weight.view(torch.uint8)),
         scales=scales.contiguous(),
         weight_scale=weight.weight_scale,
@@ -128,10 +146,17 @@ def from_fp8(weight: Fp8Weight, *, whole: Fp8Weight | None = None) -> Fp8StripsW
     )
 
 
+def to_fp8(weight: Fp8StripsWeight) -> Fp8Weight:
+    """Invert `from_fp8`, bit for bit; RepackError without an origin."""
+    restored = fp8_marlin.to_fp8(weight)
+    return replace(restored, weight=restored.weight.view(weight.config.dtype))
+
+
 def find_unsupported(weight: Fp8Weight) -> str | None:
     """Return the reason if strips cannot represent a weight, else None; reads scales, and no bytes."""
-    if weight.weight.dtype != torch.float8_e4m3fn:
-        return f"strips have float8_e4m3fn, got {str(weight.weight.dtype).removeprefix('torch.')}"
+    if weight.weight.dtype not in CODES:
+        got = str(weight.weight.dtype).removeprefix("torch.")
+        return f"strips have float8_e4m3fn or float8_e5m2, got {got}"
     if weight.config.divide:
         return "scales of strips multiply, and these divide"
     if not _has_blocks(weight):

@@ -1,7 +1,7 @@
 """Repacking of weights to other layouts, and back to the checkpoint's format bit for bit.
 
-Every type of weight is converted to one of six intermediate forms: plain integers, int8, EXL2, FP8, FP4 or 4
-bits of bitsandbytes.
+Every type of weight is converted to one of seven intermediate forms: plain integers, int8, EXL2, FP8, MXFP8,
+FP4 or 4 bits of bitsandbytes.
 Every layout is made from one of them. `repack` and `restore` know types and layouts only by `IntegerWeight`
 and the tables `READERS` and `WRITERS`. A weight passed as `out` is written after the last check.
 """
@@ -30,6 +30,7 @@ from qload.formats import (
     Fp8Weight,
     GPTQWeight,
     Marlin24Weight,
+    MXFP8Weight,
 )
 from qload.kernel_formats import (
     exl2,
@@ -40,6 +41,7 @@ from qload.kernel_formats import (
     fp8_strips,
     int8_strips,
     marlin,
+    mxfp8_strips,
     panels,
     strips,
     table_strips,
@@ -62,7 +64,8 @@ class Reader:
     Attributes
     ----------
     intermediate
-        The intermediate form: `Integers`, `Int8`, `Exl2Weight`, `Fp8Weight`, `Fp4` or `BNB4Weight`.
+        The intermediate form: `Integers`, `Int8`, `Exl2Weight`, `Fp8Weight`, `MXFP8Weight`, `Fp4` or
+        `BNB4Weight`.
     read
         Convert a weight to that form.
     restore
@@ -111,7 +114,9 @@ READERS: dict[type[Weight], Reader] = {  # of types that are no `IntegerWeight`
     exl2.Exl2KernelWeight: Reader(Exl2Weight, exl2.to_exl2),
     Fp8Weight: Reader(Fp8Weight, restore=lambda weight, _: weight, skippable=lambda _: "weight"),
     fp8_marlin.Fp8MarlinWeight: Reader(Fp8Weight, fp8_marlin.to_fp8),
-    fp8_strips.Fp8StripsWeight: Reader(Fp8Weight, fp8_marlin.to_fp8),
+    fp8_strips.Fp8StripsWeight: Reader(Fp8Weight, fp8_strips.to_fp8),
+    MXFP8Weight: Reader(MXFP8Weight, restore=lambda weight, _: weight, skippable=lambda _: "weight"),
+    mxfp8_strips.Mxfp8StripsWeight: Reader(MXFP8Weight, mxfp8_strips.to_mxfp8),
     BNBWeight: Reader(Int8, int8_strips.read_bnb, int8_strips.restore_bnb, lambda _: "weight"),
     EETQWeight: Reader(Int8, int8_strips.read_eetq, int8_strips.restore_eetq, lambda _: "weight"),
     CTIntWeight: Reader(Int8, int8_strips.read_ct_int, int8_strips.restore_ct_int, lambda _: "weight"),
@@ -166,6 +171,7 @@ WRITERS: dict[tuple[type[Any], str], Writer] = {
         fp8_marlin.Fp8MarlinWeight, fp8_marlin.from_fp8, ("dtype", "exponent_bias", "whole")
     ),
     (Fp8Weight, "strips"): Writer(fp8_strips.Fp8StripsWeight, fp8_strips.from_fp8, ("whole",)),
+    (MXFP8Weight, "strips"): Writer(mxfp8_strips.Mxfp8StripsWeight, mxfp8_strips.from_mxfp8, ("whole",)),
     (Int8, "strips"): Writer(int8_strips.Int8StripsWeight, int8_strips.from_int8),
     (BNB4Weight, "strips"): Writer(table_strips.TableStripsWeight, table_strips.from_bnb4, ("whole",)),
     (Fp4, "strips"): Writer(fp4_strips.Fp4StripsWeight, fp4_strips.from_fp4, ("whole",)),
@@ -177,6 +183,7 @@ NUMBERS_IN_STRIPS = (  # strips with kernels for unquantized activations alone
     fp4_strips.Fp4StripsWeight,
     fp8_strips.Fp8StripsWeight,
     int8_strips.Int8StripsWeight,
+    mxfp8_strips.Mxfp8StripsWeight,
     table_strips.TableStripsWeight,
 )
 LAYOUTS = tuple(dict.fromkeys(layout for _, layout in WRITERS))

@@ -53,6 +53,7 @@ from qload.kernel_formats import (
     Fp8StripsWeight,
     GPTQMarlinWeight,
     Int8StripsWeight,
+    Mxfp8StripsWeight,
     TableStripsWeight,
 )
 from qload.sentences import WORD_BITS
@@ -81,6 +82,7 @@ BITS = {
     Fp8MarlinWeight: 8,
     Fp8StripsWeight: 8,
     Int8StripsWeight: 8,
+    Mxfp8StripsWeight: 8,
 }
 ACROSS = 5  # the same of codes that cross words
 WIDER: dict[type[Weight], int] = {
@@ -89,6 +91,7 @@ WIDER: dict[type[Weight], int] = {
     Fp8MarlinWeight: 7,
     Fp8StripsWeight: 7,
     Int8StripsWeight: 7,
+    Mxfp8StripsWeight: 7,
     Marlin24Weight: 14,
 }
 log: logging.Logger = logging.getLogger("qload")

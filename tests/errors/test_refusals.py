@@ -30,6 +30,7 @@ from qload.formats import (
     Fp8Weight,
     GPTQWeight,
     Marlin24Weight,
+    MXFP8Weight,
 )
 from qload.kernel_formats import repack
 from qload.kernel_formats.repack import WRITERS, targets
@@ -87,6 +88,7 @@ SOURCES = {
     "Fp8Weight": Fp8Weight,
     "Fp4": CTNVFP4Weight,
     "Int8": BNBWeight,
+    "MXFP8Weight": MXFP8Weight,
     "BNB4Weight": BNBNF4Weight,
 }
 REPACKED: dict[str, Callable[[], tuple[Weight, dict[str, Any]]]] = {

@@ -46,7 +46,7 @@ from tests.gpu.test_quantize import SCHEMES
 from tests.kernels.cuda_layers import byte_layer
 
 K, N, GROUP = 512, 128, 64
-KINDS = ("block", "channel", "nvfp4", "mxfp4", "nf4")  # of bytes in strips
+KINDS = ("block", "channel", "e5m2", "mxfp8", "nvfp4", "mxfp4", "nf4")  # of bytes in strips
 DIVISIONS = (
     (32, 128, False, 2),
     (96, 256, True, 1),
@@ -158,7 +158,7 @@ def strips_of_many_tokens() -> None:
 
 
 def bytes_in_strips() -> None:
-    """FP8 by blocks and by outputs, FP4 by both groups, nf4; few tokens and many, every way to add up."""
+    """All codes of numbers, and all kinds of scales; few tokens and many, every way to add up."""
     for held in (byte_layer(K, N, kind).to("cuda") for kind in KINDS):
         w = held.dequantize()
         for M in (1, 9, 24, 64, 100):

@@ -1,4 +1,4 @@
-"""FP8, int8, FP4 and nf4 in strips: read-back, exact sums, bounds, NaN, bits, for few and many tokens."""
+"""Codes of numbers in strips: read-back, exact sums, bounds, NaN, bits, for few and many tokens."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,6 +26,7 @@ from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exact
 from tests.gpu.layers import DTYPES, inputs
 from tests.kernel_formats.bnb4_layers import bnb4
 from tests.kernel_formats.fp4_layers import mxfp4, nvfp4
+from tests.kernel_formats.test_mxfp8_strips import mxfp8
 
 pytestmark = pytest.mark.gpu
 MAX_DECODED = 24
@@ -40,6 +41,10 @@ LAYERS = pytest.mark.parametrize(
         pytest.param(1152, 320, "block", id="blocks"),
         pytest.param(1000, 1000, "block", id="padded blocks"),
         pytest.param(12352, 1088, "block", id="K of several phases"),
+        pytest.param(1984, 200, "e5m2", id="padded e5m2"),
+        pytest.param(128, 64, "mxfp8", id="one unit of mxfp8"),
+        pytest.param(1984, 200, "mxfp8", id="padded mxfp8"),
+        pytest.param(12352, 1088, "mxfp8", id="mxfp8, K of several phases"),
         pytest.param(128, 64, "nvfp4", id="one unit of nvfp4"),
         pytest.param(1008, 200, "nvfp4", id="padded nvfp4"),
         pytest.param(12352, 1088, "nvfp4", id="nvfp4, K of several phases"),
@@ -54,7 +59,9 @@ SHAPES = [
     pytest.param(kind.tokens, kind.columns, kind.teams, id=f"{kind.tokens}-{kind.columns}-{kind.teams}")
     for kind in hopper_gemm.BLOCK_SHAPES
 ]
-PER = pytest.mark.parametrize("per", ["channel", "block", "int8", "nvfp4", "mxfp4", "nf4", "fp4"])
+PER = pytest.mark.parametrize(
+    "per", ["channel", "e5m2", "block", "int8", "mxfp8", "nvfp4", "mxfp4", "nf4", "fp4"]
+)
 FP4 = {"nvfp4": 16, "mxfp4": 32}  # inputs of a scale
 TABLES = {"nf4": (64, [0, 7, 15]), "fp4": (128, [0, 3, 5, 7, 8, 11, 13, 15])}  # inputs; codes of exact values
 
@@ -73,7 +80,11 @@ def layer(K: int, N: int, per: str, *, exact: bool = False) -> ByteStripsWeight:
         return fp4_layer(K, N, per, make, exact)
     if per in TABLES:
         return table_layer(K, N, per, make, exact)
-    shape = {"tensor": (1,), "channel": (N, 1), "int8": (N,)}.get(per, (-(-N // 128), -(-K // 128)))
+    if per == "mxfp8":
+        return mxfp8_layer(K, N, make, exact)
+    shape = {"tensor": (1,), "channel": (N, 1), "e5m2": (N, 1), "int8": (N,)}.get(
+        per, (-(-N // 128), -(-K // 128))
+    )
     scales = torch.rand(shape, generator=make) * 0.01 + 0.0001
     whole = torch.randint(-4, 5, (N, K), generator=make)
     if exact:
@@ -83,9 +94,10 @@ def layer(K: int, N: int, per: str, *, exact: bool = False) -> ByteStripsWeight:
         stored = BNBWeight(config=BNBConfig(), weight=codes.to(torch.int8), SCB=127 * scales)
         return repack(stored, "strips").to("cuda")  # type: ignore[return-value]
     bytes_ = torch.randint(256, (N, K), generator=make)
-    values = torch.where(bytes_ & 0x7F == 0x7F, 0, bytes_).to(torch.uint8).view(torch.float8_e4m3fn)
+    dtype, finite = (torch.float8_e5m2, 0x7C) if per == "e5m2" else (torch.float8_e4m3fn, 0x7F)
+    values = torch.where(bytes_ & 0x7F >= finite, 0, bytes_).to(torch.uint8).view(dtype)
     if exact:
-        values = whole.float().to(torch.float8_e4m3fn)
+        values = whole.float().to(dtype)
     return fp8(values, scales, per).to("cuda")
 
 
@@ -103,6 +115,19 @@ def fp4_layer(K: int, N: int, per: str, make: torch.Generator, exact: bool) -> B
             scales = 2.0 ** torch.randint(-3, 1, shape, generator=make)
         stored = nvfp4(scales, codes, 2.0**-9)
     return repack(stored, "strips").to("cuda")  # type: ignore[return-value]
+
+
+def mxfp8_layer(K: int, N: int, make: torch.Generator, exact: bool) -> ByteStripsWeight:
+    """All finite codes; exponents of an output within 2**21."""
+    codes, largest = (
+        torch.randint(256, (N, K), generator=make),
+        torch.randint(114, 120, (N, 1), generator=make),
+    )
+    codes[codes & 0x7F == 0x7F] = 0
+    if exact:
+        codes = torch.randint(-4, 5, (N, K), generator=make).float().to(torch.float8_e4m3fn).view(torch.uint8)
+    exponents = largest - torch.randint(3 if exact else 22, (N, K // 32), generator=make)
+    return repack(mxfp8(exponents, codes), "strips").to("cuda")  # type: ignore[return-value]
 
 
 def table_layer(

@@ -25,6 +25,8 @@ TOKENS = (1, 3, 16, 17, 64, 65, 256, 300, 2048)
 LAYERS = {
     "fp8 blocks": lambda dtype: bytes_(1024, 448, "block"),
     "fp8 channel": lambda dtype: bytes_(1024, 448, "channel"),
+    "fp8 e5m2": lambda dtype: bytes_(1024, 448, "e5m2"),
+    "mxfp8": lambda dtype: bytes_(1024, 448, "mxfp8"),
     "fp4 with scales of 16": lambda dtype: bytes_(1024, 448, "nvfp4"),
     "fp4 with scales of 32": lambda dtype: bytes_(1024, 448, "mxfp4"),
     "int8": lambda dtype: bytes_(1024, 448, "int8"),
@@ -44,6 +46,7 @@ FEW_IDS = (
     "fp8 channel, fp8 tensor",
     "fp4 with scales of 16, nvfp4",
     "fp4 with scales of 32, mxfp4",
+    "mxfp8, mxfp8",
     "int8, int8 asymmetric",
     "4 bits, int8 token",
 )

@@ -33,9 +33,9 @@ def pack(weight: torch.Tensor, scale: torch.Tensor, config: Fp8Config | None = N
     return packed
 
 
-def random_bytes(N: int, K: int, seed: int) -> torch.Tensor:
+def random_bytes(N: int, K: int, seed: int, dtype: torch.dtype = torch.float8_e4m3fn) -> torch.Tensor:
     make = torch.Generator().manual_seed(seed)
-    return torch.randint(256, (N, K), generator=make).to(torch.uint8).view(torch.float8_e4m3fn)
+    return torch.randint(256, (N, K), generator=make).to(torch.uint8).view(dtype)
 
 
 @given(
@@ -43,11 +43,12 @@ def random_bytes(N: int, K: int, seed: int) -> torch.Tensor:
     K=st.integers(1, 400),
     per=st.sampled_from(["tensor", "one by one", "channel", "row", "block", "wide blocks", "powers"]),
     dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    codes=st.sampled_from([torch.float8_e4m3fn, torch.float8_e5m2]),
     static=st.booleans(),
     seed=st.integers(0, 1 << 16),
 )
 def test_values_are_the_same_and_the_checkpoint_comes_back_bit_for_bit(
-    N: int, K: int, per: str, dtype: torch.dtype, static: bool, seed: int
+    N: int, K: int, per: str, dtype: torch.dtype, codes: torch.dtype, static: bool, seed: int
 ) -> None:
     make = torch.Generator().manual_seed(seed)
     bn, bk = (64, 256) if per == "wide blocks" else (128, 128)
@@ -59,7 +60,7 @@ def test_values_are_the_same_and_the_checkpoint_comes_back_bit_for_bit(
     config = Fp8Config("block", (bn, bk)) if shape is blocks else Fp8Config()
     weight = Fp8Weight(
         config=config,
-        weight=random_bytes(N, K, seed),
+        weight=random_bytes(N, K, seed, codes),
         weight_scale=scale,
         input_scale=torch.tensor([0.7]) if static else None,
     )
@@ -154,7 +155,11 @@ def test_a_weight_built_by_hand_is_not_restored() -> None:
     ("weight", "scale", "config", "text"),
     [
         pytest.param(
-            ones().to(torch.float8_e5m2), torch.ones(1), Fp8Config(), "e4m3fn, got float8_e5m2", id="e5m2"
+            ones().to(torch.float8_e4m3fnuz),
+            torch.ones(1),
+            Fp8Config(),
+            "e4m3fn or float8_e5m2, got float8_e4m3fnuz",
+            id="e4m3fnuz",
         ),
         pytest.param(ones(), torch.ones(1), Fp8Config(divide=True), "these divide", id="dividing scales"),
         pytest.param(

@@ -231,9 +231,9 @@ class Hand:
 
 
 def numbers(codes: Tensor, code: int, scales: int, group: int) -> Tensor:
-    """Weight (K, N) of int8 or e4m3, by scales of columns or of tiles of 128 rows and 64 columns."""
-    (K, N), e4m3 = codes.shape, codes.to(torch.uint8).view(torch.float8_e4m3fn)
-    values = {0x108: codes.double() - 128, 0x208: e4m3.double()}[code]
+    """Weight (K, N) of int8 or FP8, by scales of columns or of tiles of 128 rows and 64 columns."""
+    (K, N), dtypes = codes.shape, {0x208: torch.float8_e4m3fn, 0x708: torch.float8_e5m2}
+    values = codes.double() - 128 if code == 0x108 else codes.to(torch.uint8).view(dtypes[code]).double()
     assert group >= K or group == 128
     if group >= K:
         return values * at(scales, torch.float32, N).double()
@@ -242,10 +242,13 @@ def numbers(codes: Tensor, code: int, scales: int, group: int) -> Tensor:
 
 
 def scaled_numbers(codes: Tensor, code: int, scales: int, columns: int, group: int) -> Tensor:
-    """Weight (K, N) of e2m1 or of a table, by scales of groups and of columns: device/scaled_codes.cuh."""
+    """Weight (K, N) of scaled codes, by scales of groups and of columns: device/scaled_codes.cuh."""
     (K, N), order = codes.shape, strips.group_scales(group)
     shape = K // 128, N * 128 // group
-    if code == 0x304:
+    if code == 0x608:
+        values = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn)
+        sizes = fp4.from_s0e5m3(order.undo(at(scales, torch.uint8, *shape))) * 2.0**-7
+    elif code == 0x304:
         values = fp4.values(codes.device)
         sizes = fp4.from_s0e5m3(order.undo(at(scales, torch.uint8, *shape))) * 2.0**-15
     else:

@@ -18,6 +18,7 @@ from qload.native.modules import NativeModule
 from tests.kernel_formats.bnb4_layers import bnb4
 from tests.kernel_formats.fp4_layers import mxfp4, nvfp4
 from tests.kernel_formats.marlin_layers import row_share
+from tests.kernel_formats.test_mxfp8_strips import mxfp8
 from tests.kernels.cuda_by_hand import STREAM, Hand
 
 H = TypeVar("H", bound=Hand)
@@ -88,7 +89,7 @@ def layer(
 
 @cache
 def byte_layer(K: int, N: int, kind: str) -> Any:
-    """FP8, int8, FP4 or nf4 in strips: small numbers, scales that are powers of two of a `kind`."""
+    """FP8, int8, MXFP8, FP4 or nf4 in strips: small numbers, scales that are powers of two of a `kind`."""
     make = torch.Generator().manual_seed(K + N)
     if kind in ("nvfp4", "mxfp4"):
         shape, codes = (N, K // (16 if kind == "nvfp4" else 32)), torch.randint(16, (N, K), generator=make)
@@ -102,10 +103,19 @@ def byte_layer(K: int, N: int, kind: str) -> Any:
         ]
         absmax = 2.0 ** torch.randint(-3, 1, (N * K // 64,), generator=make)
         return repack(bnb4(codes, absmax, kind), "strips")
-    shape = {"tensor": (1,), "channel": (N, 1), "block": (-(-N // 128), -(-K // 128)), "int8": (N,)}[kind]
+    if kind == "mxfp8":
+        exponents = 127 + torch.randint(-3, 1, (N, K // 32), generator=make)
+        return repack(mxfp8(exponents, codes.float().to(torch.float8_e4m3fn).view(torch.uint8)), "strips")
+    shape = {
+        "e5m2": (N, 1),
+        "tensor": (1,),
+        "channel": (N, 1),
+        "block": (-(-N // 128), -(-K // 128)),
+        "int8": (N,),
+    }[kind]
     scales = 2.0 ** torch.randint(-3, 1, shape, generator=make)
     if kind == "int8":
         return repack(BNBWeight(config=BNBConfig(), weight=codes.to(torch.int8), SCB=127 * scales), "strips")
     config = Fp8Config("block", (128, 128)) if kind == "block" else Fp8Config()
-    stored = codes.float().to(torch.float8_e4m3fn)
+    stored = codes.float().to(torch.float8_e5m2 if kind == "e5m2" else torch.float8_e4m3fn)
     return repack(Fp8Weight(config=config, weight=stored, weight_scale=scales), "strips")

@@ -77,7 +77,9 @@ def test_a_layer_in_strips_is_multiplied(hand: Hand, shape: dict, bits: int, M: 
 @CHIPS
 @DTYPES
 @pytest.mark.parametrize("shape", [(256, 128), (192, 72), (384, 200)], ids=["whole", "padded", "ragged"])
-@pytest.mark.parametrize("kind", ["tensor", "channel", "block", "int8", "nvfp4", "mxfp4", "nf4", "fp4"])
+@pytest.mark.parametrize(
+    "kind", ["tensor", "channel", "e5m2", "block", "int8", "mxfp8", "nvfp4", "mxfp4", "nf4", "fp4"]
+)
 @pytest.mark.parametrize("M", [1, 24, 25, 300])
 @pytest.mark.parametrize("biased", [False, True])
 def test_bytes_in_strips_are_multiplied_by_activations_of_any_dtype(

@@ -47,7 +47,9 @@ LAYERS = {
     "fp8 blocks": lambda dtype: byte_layer(K, N, "block"),
     "fp8 channel": lambda dtype: byte_layer(K, N, "channel"),
     "int8": lambda dtype: byte_layer(K, N, "int8"),
+    "fp8 e5m2": lambda dtype: byte_layer(K, N, "e5m2"),
     "fp4": lambda dtype: byte_layer(K, N, "nvfp4"),
+    "mxfp8": lambda dtype: byte_layer(K, N, "mxfp8"),
 }
 every_layer = pytest.mark.parametrize("kind", LAYERS)
 CASES = [

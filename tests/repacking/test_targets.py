@@ -19,6 +19,7 @@ from qload.formats import (
     Exl2Weight,
     Fp8Weight,
     GPTQWeight,
+    MXFP8Weight,
     MarlinWeight,
 )
 from qload.kernel_formats import (
@@ -29,6 +30,7 @@ from qload.kernel_formats import (
     Fp8MarlinWeight,
     Fp8StripsWeight,
     GPTQMarlinWeight,
+    Mxfp8StripsWeight,
     Int8StripsWeight,
     PanelsWeight,
     StripsWeight,
@@ -109,7 +111,10 @@ def test_every_kind_of_layer_is_repacked_or_stays_with_a_note(folder: str, targe
         ("bnb/int8_16x128", "auto", 90, Int8StripsWeight),
         ("bnb/int8_16x128", "auto", None, BNBWeight),
         ("activations/w8a8_int8_token_dynamic_sym", "auto", 90, Int8StripsWeight),
-        ("activations/w8a8_int8_tensor_static_sym", "auto", 90, CTIntWeight),
+        ("activations/w8a8_int8_tensor_static_sym", "auto", 90, Int8StripsWeight),
+        ("activations/mxfp8_dynamic", "auto", 90, Mxfp8StripsWeight),
+        ("modelopt/mxfp8_16x96", "auto", 90, Mxfp8StripsWeight),
+        ("modelopt/mxfp8_16x96", "auto", 89, MXFP8Weight),
         ("compressed_tensors/mxfp4", "auto", 90, Fp4StripsWeight),
         ("modelopt/w4a16_nvfp4_8x96", "auto", 90, Fp4StripsWeight),
         ("modelopt/w4a16_nvfp4_8x96", HALF, 90, Fp4StripsWeight),

@@ -28,6 +28,7 @@ from qload.formats import (
     Marlin24Weight,
     MarlinWeight,
     ModelOptNVFP4Weight,
+    MXFP8Weight,
 )
 from qload.formats.bnb import TABLES
 from qload.formats.fp8 import to_fnuz
@@ -271,14 +272,23 @@ def layouts(weight: Any) -> list[str]:
     if isinstance(weight, Exl2Weight):
         return ["exllama"]
     if isinstance(weight, Fp8Weight):
-        e4m3fn = weight.weight.dtype == torch.float8_e4m3fn
-        return [*["marlin"] * e4m3fn, *["strips"] * (e4m3fn and has_whole_tiles(weight))]
+        e4m3fn, fnuz = (
+            weight.weight.dtype == dtype for dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+        )
+        return [*["marlin"] * e4m3fn, *["strips"] * (not fnuz and has_whole_tiles(weight))]
+    if isinstance(weight, MXFP8Weight):
+        return ["strips"] * has_near_exponents(weight, 21)
     if isinstance(weight, BNBWeight | EETQWeight) or is_plain_int8(weight):
         return ["strips"]
     if isinstance(weight, BNB4Weight):
         return ["strips"] * has_whole_blocks(weight)
     if isinstance(weight, FP4):
-        return ["marlin", "marlin_vllm_0_11", "marlin_vllm_0_33", *["strips"] * has_near_exponents(weight)]
+        return [
+            "marlin",
+            "marlin_vllm_0_11",
+            "marlin_vllm_0_33",
+            *["strips"] * has_near_exponents(weight, 24),
+        ]
     if not isinstance(weight, INTEGERS) or "input_scale" in weight.fields():
         return []
     codes, (N, K) = weight.codes(), weight.shape
@@ -316,12 +326,12 @@ def has_whole_blocks(weight: BNB4Weight) -> bool:
     return bool(near.all() and scales.isfinite().all())
 
 
-def has_near_exponents(weight: Any) -> bool:
-    """Return whether the exponents of each output of MXFP4 are within 2**24, or 0; True for NVFP4."""
-    if not isinstance(weight, CTMXFP4Weight):
+def has_near_exponents(weight: Any, span: int) -> bool:
+    """Return whether the exponents of each output of MX are within 2**`span`, or 0; True for NVFP4."""
+    if not isinstance(weight, CTMXFP4Weight | MXFP8Weight):
         return True
     exponents = weight.exponents.int()
-    return bool(((exponents == 0) | (exponents.amax(1, keepdim=True) - exponents <= 24)).all())
+    return bool(((exponents == 0) | (exponents.amax(1, keepdim=True) - exponents <= span)).all())
 
 
 def is_plain_int8(weight: Any) -> bool:

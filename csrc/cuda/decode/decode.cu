@@ -49,9 +49,10 @@ Kernel kernel_of_numbers(int token_tiles) {
 
 template <class T, Code code>
 Kernel kernel_of_scaled(int token_tiles) {
+  constexpr int bits = bits_of(code);
   return token_tiles == 1   ? decode_kernel<T, code, 1, Order::kOwn, Groups::kScaled, 8>
-         : token_tiles == 2 ? decode_kernel<T, code, 2, Order::kOwn, Groups::kScaled, 4>
-                            : decode_kernel<T, code, 3, Order::kOwn, Groups::kScaled, 4>;
+         : token_tiles == 2 ? decode_kernel<T, code, 2, Order::kOwn, Groups::kScaled, bits>
+                            : decode_kernel<T, code, 3, Order::kOwn, Groups::kScaled, bits>;
 }
 
 template <class T>
@@ -61,6 +62,8 @@ Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief)
     case Code::kUint8: return kernel_of<T, Code::kUint8>(call, token_tiles, groups, brief);
     case Code::kInt8: return kernel_of_numbers<T, Code::kInt8>(token_tiles);
     case Code::kE4m3: return kernel_of_numbers<T, Code::kE4m3>(token_tiles);
+    case Code::kE5m2: return kernel_of_numbers<T, Code::kE5m2>(token_tiles);
+    case Code::kMxfp8: return kernel_of_scaled<T, Code::kMxfp8>(token_tiles);
     case Code::kE2m1: return kernel_of_scaled<T, Code::kE2m1>(token_tiles);
     case Code::kNf4:
     case Code::kBnbFp4: return kernel_of_scaled<T, Code::kNf4>(token_tiles);
@@ -160,7 +163,7 @@ cudaError_t decode(const Decode& call, cudaStream_t stream) {
   const Device device = this_device();
   const bool clusters = device.major >= 9;
   if (call.own && (call.K % kChunk || call.g_idx)) return cudaErrorNotSupported;
-  if (call.code == Code::kE4m3 && device.major < 9) return cudaErrorNotSupported;
+  if (converts_e4m3(call.code) && device.major < 9) return cudaErrorNotSupported;
   const bool scaled = is_scaled(call.code);
   const bool groups = scaled ? has_scales_of(call.code, call.group) : call.group == kChunk || call.group >= call.K;
   if (is_number(call.code) && (!call.own || scaled == !call.zeros || !groups)) return cudaErrorNotSupported;

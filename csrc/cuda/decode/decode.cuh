@@ -15,7 +15,7 @@
 //   Operands are bare codes; y of a group is scale * (x times codes - zero * sum of x), in fp32. At the end warps add
 //   through shared memory, then blocks of a cluster send each other their sums (sums.cuh). No order of additions
 //   depends on timing. Codes that are numbers are operands as they are: fp32 has sums of 128 rows times the scale of their
-//   tile, and in the end of their column; those of 4 bits are scaled (device/scaled_codes.cuh). Where the group of each row is looked up, and of 9 tokens and more where
+//   tile, and in the end of their column; others are scaled (device/scaled_codes.cuh). Where the group of each row is looked up, and of 9 tokens and more where
 //   zero points are all the same, operands are scaled and rounded instead (looked_up.cuh, scaled.cuh).
 //   Memory is the limit up to 8 tokens; at 16, instructions are as near, and the fewer of them the better.
 //

@@ -16,8 +16,8 @@ struct Decode {
   const void* x;         // fp16 or bf16 (M, inputs)
   const void* weights;   // int32 (K / 16, N * bits / 2) in Marlin's order, (N / 64, K * bits * 2) in our own
   const void* scales;    // as x (G, N), Marlin's order; of numbers fp32, (N,) or one of each tile: (K / 128, N / 64);
-                         // of 4 bits by groups, (K / 128, N * 128 / group) of layouts/strips.py
-  const void* zeros;     // int32 (G, N * bits / 32), Marlin's order; null: all are 2**(bits - 1); of numbers of 4 bits fp32 (N,), scales of columns
+                         // of scaled ones (K / 128, N * 128 / group) of layouts/strips.py
+  const void* zeros;     // int32 (G, N * bits / 32), Marlin's order; null: all are 2**(bits - 1); of scaled numbers fp32 (N,), scales of columns
   const int32_t* g_idx;  // (K,) the group of each row; null: row i is of group i / group
   const int32_t* perm;   // (K,) the input of each row; null: in order
   const void* bias;      // as x (outputs,), plain; null
@@ -26,7 +26,7 @@ struct Decode {
   int M, K, N;           // K, N padded to 64
   int inputs, outputs;   // at most K, N
   Code code;             // numbers are in our own order
-  int group;             // 16 to 128 of numbers of 4 bits; 32, 64, 128; K or more: one scale a column
+  int group;             // 16 to 128 of scaled numbers; 32, 64, 128; K or more: one scale a column
   bool own, bfloat16;
   int columns, split;    // tiles of 64 columns of a block, blocks that share columns; 0: chosen here
   bool early;            // may start before the kernel ahead ends

@@ -12,8 +12,11 @@ struct Exact {
   static constexpr bool kHalf = Number<T>::kMagic == 0;
 
   static __device__ __forceinline__ uint32_t of(uint32_t word, int b) {
-    if constexpr (code == Code::kE4m3) {
+    if constexpr (converts_e4m3(code)) {
       const uint32_t halves = halves_of_e4m3(__byte_perm(word, 0, 0x3120) >> 16 * b);
+      return kHalf ? halves : bfloat16s_of(halves);
+    } else if constexpr (code == Code::kE5m2) {  // the upper byte of a half
+      const uint32_t halves = __byte_perm(word, 0, b ? 0x3414 : 0x2404);
       return kHalf ? halves : bfloat16s_of(halves);
     } else if constexpr (kHalf) {  // 1024 + byte, less 1024 + 128
       const uint32_t beside = __byte_perm(word, 0x64646464, b ? 0x4341 : 0x4240);

@@ -1,10 +1,13 @@
-// Numbers of four bits times the scales of their groups of rows, as operands.
+// Numbers times the scales of their groups of rows, as operands.
 //
 // Floats (e2m1) have scales of one byte (s0e5m3) of 16 or 32 rows, and operands are exact in fp16 and bf16. The bits of a
 // code in the places of a T's are a number, subnormal or not, that is 2**14 or 2**126 times too small. Those of a scale are
 // a half as they are, and 2**112 times too small as a bfloat16: that is made up for by two products with powers of two,
 // which leave a scale of up to 2**16 times 2**111. An operand is then 2**14 or 2**15 times too small, and has six digits at
 // most. Scales have 2**15 for one: all in all a sum is 1 / kUnit of what it stands for.
+//
+// Floats of eight bits (e4m3) with a power of two for 32 rows have scales of that form, of 2**-14 to 2**7: the product with
+// the smallest code, 2**-9, is 2**-23, and with the largest, 448, 57344. All are halves, and no number stays none.
 //
 // Codes of a table of 16 (nf4, and fp4 of bitsandbytes) have scales in fp32 of 64 or 128 rows. Entries and scales are
 // rounded to T, and their products once more. The bytes of entries are chosen by byte permutations of eight: by the last
@@ -15,8 +18,7 @@
 // of the lower; floats of one or two groups, two neighbouring ones each.
 #pragma once
 
-#include "code.h"
-#include "number.cuh"
+#include "exact.cuh"
 
 namespace qload::cuda {
 
@@ -28,7 +30,7 @@ __host__ __device__ constexpr int column_scale_bytes(Code code, int group) {
 }
 /// Whether there are kernels for groups of so many rows.
 __host__ __device__ constexpr bool has_scales_of(Code code, int group) {
-  return is_of_table(code) ? group == 64 || group == 128 : group == 16 || group == 32;
+  return is_of_table(code) ? group == 64 || group == 128 : group == 32 || (group == 16 && code == Code::kE2m1);
 }
 
 /// Two operands by the scales of columns c and c + 8 (b).
@@ -41,13 +43,10 @@ __device__ __forceinline__ uint32_t times_scale(uint32_t two, uint32_t scales, i
     return as<uint32_t>(__hmul2(as<Two>(two), b ? __high2bfloat162(as<Two>(scales)) : __low2bfloat162(as<Two>(scales))));
 }
 
-template <class T, Code code>
-class ScaledCodes {
+/// Scales of one byte (s0e5m3) of 16 or 32 rows as T, of a bfloat16 times 2**`more`.
+template <class T, int more>
+class ByteScales {
  public:
-  static constexpr float kUnit = Number<T>::kMagic == 0 ? 0.5f : 1.0f;
-
-  __device__ __forceinline__ explicit ScaledCodes(Code) {}
-
   /// What a lane loads for 128 rows, from the first of its columns on: those of its rows, which are in one half of 32.
   using Asked = uint2;
   static __device__ __forceinline__ Asked ask(const unsigned char* at, int group, int half) {
@@ -68,6 +67,27 @@ class ScaledCodes {
     return scales(step % 2 ? kept.y : kept.x, step / 2);
   }
 
+ private:
+  static constexpr bool kHalf = Number<T>::kMagic == 0;
+
+  static __device__ __forceinline__ uint32_t scales(uint32_t two_groups, int group) {
+    using Two = typename Number<T>::Two;
+    const uint32_t bytes = __byte_perm(two_groups, 0, group ? 0x3424 : 0x1404);  // each the upper of a half
+    if constexpr (kHalf) return bytes >> 1;
+    const Two exact = __hmul2(as<Two>(bytes >> 4), as<Two>(0x77807780u));  // 2**112
+    constexpr uint32_t kMore = (127 + more) << 7;
+    return as<uint32_t>(more ? __hmul2(exact, as<Two>(kMore << 16 | kMore)) : exact);
+  }
+};
+
+/// e2m1.
+template <class T, Code code>
+class ScaledCodes : public ByteScales<T, 111> {
+ public:
+  static constexpr float kUnit = Number<T>::kMagic == 0 ? 0.5f : 1.0f;
+
+  __device__ __forceinline__ explicit ScaledCodes(Code) {}
+
   /// Codes of columns c and c + 8 of a word of our own order, of those 32 rows apart (i): two neighbouring rows each.
   __device__ __forceinline__ void pair(uint32_t word, int i, uint32_t scales, uint32_t& first, uint32_t& second) const {
     first = of(word, 2 * i, scales), second = of(word, 2 * i + 1, scales);
@@ -76,17 +96,24 @@ class ScaledCodes {
  private:
   static constexpr bool kHalf = Number<T>::kMagic == 0;
 
-  static __device__ __forceinline__ uint32_t scales(uint32_t two_groups, int group) {
-    using Two = typename Number<T>::Two;
-    const uint32_t bytes = __byte_perm(two_groups, 0, group ? 0x3424 : 0x1404);  // each the upper of a half
-    if constexpr (kHalf) return bytes >> 1;
-    const Two most = __hmul2(as<Two>(bytes >> 4), as<Two>(0x77807780u));  // 2**112
-    return as<uint32_t>(__hmul2(most, as<Two>(0x77007700u)));             // 2**111
-  }
   static __device__ __forceinline__ uint32_t of(uint32_t word, int nibble, uint32_t scales) {
     const int up = 12 - 4 * nibble, more = kHalf ? up - 3 : up - 6;  // to the sign, and to the other bits
     const uint32_t size = (more < 0 ? word >> -more : word << more) & (kHalf ? 0x0E000E00 : 0x01C001C0);
     return times_scale<T>((word << up & 0x80008000) | size, scales, nibble % 2);
+  }
+};
+
+template <class T>
+class ScaledCodes<T, Code::kMxfp8> : public ByteScales<T, 0> {
+ public:
+  static constexpr float kUnit = 1.0f / 128;  // scales have 2**7 for one
+
+  __device__ __forceinline__ explicit ScaledCodes(Code) {}
+
+  /// A word has codes of two neighbouring rows.
+  __device__ __forceinline__ void pair(uint32_t word, int, uint32_t scales, uint32_t& first, uint32_t& second) const {
+    first = times_scale<T>(Exact<T, Code::kMxfp8>::of(word, 0), scales, 0);
+    second = times_scale<T>(Exact<T, Code::kMxfp8>::of(word, 1), scales, 1);
   }
 };
 

@@ -18,7 +18,7 @@
 //   ahead has ended; another that of x, since only x may depend on it.
 //   The matrix unit is the limit from 128 tokens on; below, its products and what makes operands take turns. Where all
 //   zero points are the same, an operand is made by an fma (device/symmetric.cuh); numbers are operands as they are
-//   (device/exact.cuh), and their scales multiply sums; those of 4 bits are scaled (device/scaled_codes.cuh).
+//   (device/exact.cuh), and their scales multiply sums; others are scaled (device/scaled_codes.cuh).
 //
 // Equals x @ StripsWeight.dequantize().T (qload/kernel_formats/strips.py), the weight rounded to the type of x, up to the
 // rounding of fp32 sums.
@@ -56,7 +56,7 @@ struct Registers {
   static constexpr int kTake = threads == 512 ? 112 : threads == 384 ? 160 : tokens > 192 ? 232 : 216;
 };
 
-/// Scales and zero points of a group as they are stored. Of numbers of 4 bits two words of scales of 64 rows, one of them
+/// Scales and zero points of a group as they are stored. Of scaled numbers two words of scales of 64 rows, one of them
 /// in place of zero points.
 template <int strips>
 struct Group {
@@ -71,7 +71,7 @@ struct Lane {
   static constexpr int bits = bits_of(code), kTileBytes = tile_bytes(bits);
 
   const Work& work;
-  int words[4], scales, zeros;  // of numbers of 4 bits `zeros` is a step, to the second word of scales
+  int words[4], scales, zeros;  // of scaled numbers `zeros` is a step, to the second word of scales
   bool grouped;
 
   /// `tile`: the first of the lane's.
@@ -232,7 +232,7 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
   const Lane<T, code, columns, strips> lane(work, memory, grouped, tile);
   constexpr bool scaled = is_scaled(code), numbers = is_number(code) && !scaled;
   constexpr bool symmetric = !has_zeros && !small && !numbers && !scaled;
-  // Bits of the number of 32 rows: none is set in a small group's first. Numbers of 4 bits get scales of 64 rows at a time.
+  // Bits of the number of 32 rows: none is set in a small group's first. Scaled numbers get scales of 64 rows at a time.
   const int inside = scaled ? 1 : work.group / 32 - 1;
   using Integers = std::conditional_t<symmetric, Symmetric<T, bits>, Columns<T, bits>>;
   using Numbers = std::conditional_t<scaled, uint2, Exact<T, code>>;

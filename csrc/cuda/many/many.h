@@ -17,8 +17,8 @@ struct Many {
   const void* x;        // fp16 or bf16 (M, inputs), inputs a multiple of 8
   const void* weights;  // int32 (N / 64, K * bits * 2), our own order
   const void* scales;   // as x (G, N), Marlin's order; of numbers fp32, (N,) or one of each tile: (K / 128, N / 64);
-                        // of 4 bits by groups, (K / 128, N * 128 / group) of layouts/strips.py
-  const void* zeros;    // int32 (G, N * bits / 32), Marlin's order; null: all are 2**(bits - 1); of numbers of 4 bits fp32 (N,), scales of columns
+                        // of scaled ones (K / 128, N * 128 / group) of layouts/strips.py
+  const void* zeros;    // int32 (G, N * bits / 32), Marlin's order; null: all are 2**(bits - 1); of scaled numbers fp32 (N,), scales of columns
   const void* bias;     // as x (outputs,), plain; null
   const float* token_scales;  // (M,), factors of the tokens' sums; null: 1; no experts'
   void* y;              // as x (M, outputs)
@@ -26,7 +26,7 @@ struct Many {
   int M, K, N;          // K padded to 128, N to 64
   int inputs, outputs;  // at most K, N
   Code code;            // numbers have no zero points, and are no experts'
-  int group;            // 16 to 128 of numbers of 4 bits; 32, 64, 128; K or more: one scale a column
+  int group;            // 16 to 128 of scaled numbers; 32, 64, 128; K or more: one scale a column
   bool bfloat16;
   int tokens, columns;  // of a block
   int teams;            // of warps, which take stages of K in turns and add up

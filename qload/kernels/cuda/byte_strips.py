@@ -1,4 +1,4 @@
-"""`qload::byte_strips`: x times FP8, int8, FP4 or nf4 in strips, by the fastest kernel for the tokens."""
+"""`qload::byte_strips`: x times FP8, MXFP8, int8, FP4 or nf4 in strips, by the fastest kernel."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from qload.errors import ArgumentError
+from qload.formats import mx
 from qload.kernel_formats.fp4_strips import Fp4StripsConfig, Fp4StripsWeight
 from qload.kernel_formats.fp8_strips import Fp8StripsConfig, Fp8StripsWeight
 from qload.kernel_formats.int8_strips import Int8StripsConfig, Int8StripsWeight
+from qload.kernel_formats.mxfp8_strips import Mxfp8StripsConfig, Mxfp8StripsWeight
 from qload.kernel_formats.table_strips import TableStripsConfig, TableStripsWeight
 from qload.kernels import products
 from qload.kernels.cuda import decode, dispatch, hopper_gemm
@@ -19,19 +21,31 @@ from qload.kernels.cuda.module import check_operands, operator
 from qload.layouts import strips
 from qload.spec import Layer
 
-ByteStripsWeight = Fp8StripsWeight | Int8StripsWeight | Fp4StripsWeight | TableStripsWeight
-INT8, E4M3, E2M1 = 0x108, 0x208, 0x304  # numbers of the codes in csrc/cuda/device/code.h
+ByteStripsWeight = (
+    Fp8StripsWeight | Int8StripsWeight | Mxfp8StripsWeight | Fp4StripsWeight | TableStripsWeight
+)
+# Numbers of the codes in csrc/cuda/device/code.h.
+INT8, E2M1, MXFP8 = 0x108, 0x304, 0x608
+FP8: dict[str, int] = {"e4m3fn": 0x208, "e5m2": 0x708}
 TABLES: dict[str, int] = {"nf4": 0x404, "fp4": 0x504}
+FP8_CODES: dict[int, Any] = {code: codes for codes, code in FP8.items()}
 QUANT_TYPES: dict[int, Any] = {code: quant_type for quant_type, code in TABLES.items()}
-GROUP_SIZES = {INT8: (0,), E4M3: (0, strips.TILE_K), E2M1: (16, 32), **dict.fromkeys(QUANT_TYPES, (64, 128))}
+GROUP_SIZES = {
+    INT8: (0,),
+    E2M1: (16, 32),
+    MXFP8: (32,),
+    **dict.fromkeys(FP8_CODES, (0, strips.TILE_K)),
+    **dict.fromkeys(QUANT_TYPES, (64, 128)),
+}
+BYTE_SCALES = (E2M1, MXFP8)
 
 
 @dataclass(frozen=True)
 class ByteStripsCall(KernelCall):
     """x (M, K) and a weight with padded rows and columns.
 
-    `group_size`: rows of a scale; 0: all. With 8 bits 64 columns share a scale of 128 rows. With 4 bits each
-    column has scales of groups, and a scale of all rows in `column_scales`.
+    `group_size`: rows of a scale; 0: all. With FP8 64 columns share a scale of 128 rows. With scaled codes
+    each column has scales of groups, and a scale of all rows in `column_scales`.
     `code`: number of the codes in csrc/cuda/device/code.h.
     `early`: a kernel may start before the one ahead of it has ended. `token_scales`: factors (M,) of the sums
     of tokens, in float32.
@@ -57,6 +71,11 @@ class ByteStripsCall(KernelCall):
         return self.code & 0xFF
 
     @property
+    def is_scaled(self) -> bool:
+        """Return whether scales of groups multiply the codes, and not their sums."""
+        return self.code in BYTE_SCALES or self.code in QUANT_TYPES
+
+    @property
     def zeros(self) -> Tensor | None:
         """Column scales, in the argument of a launch for zero points."""
         return self.column_scales
@@ -80,7 +99,7 @@ class ByteStripsCall(KernelCall):
         """The weight without its padding."""
         layer = Layer((self.N,), self.x.shape[1], (self.N, self.x.shape[1]), "weight")
         tensors: dict[str, Tensor | None] = {"qweight": self.weights, "scales": self.scales}
-        if self.bits == 4:
+        if self.is_scaled:
             tensors["column_scales"] = self.column_scales
         if self.code in QUANT_TYPES:
             table_config = TableStripsConfig(QUANT_TYPES[self.code], self.group_size)
@@ -88,12 +107,13 @@ class ByteStripsCall(KernelCall):
         if self.code == E2M1:
             tensors |= {"second_scale": None, "input_scale": None}
             return Fp4StripsWeight.unchecked(Fp4StripsConfig(self.group_size), layer, tensors)
-        tensors["weight_scale"] = self.scales
+        if self.code == MXFP8:
+            return Mxfp8StripsWeight.unchecked(Mxfp8StripsConfig(), layer, tensors)
+        tensors |= {"weight_scale": self.scales, "input_scale": None}
         if self.code == INT8:
             return Int8StripsWeight.unchecked(Int8StripsConfig(), layer, tensors)
-        return Fp8StripsWeight.unchecked(
-            Fp8StripsConfig(self.group_size > 0), layer, {**tensors, "input_scale": None}
-        )
+        config = Fp8StripsConfig(self.group_size > 0, FP8_CODES[self.code])
+        return Fp8StripsWeight.unchecked(config, layer, tensors)
 
 
 def _dequantize(call: ByteStripsCall) -> Tensor:
@@ -120,7 +140,9 @@ def arguments(x: Tensor, weight: ByteStripsWeight, bias: Tensor | None = None) -
     """Arguments of a `ByteStripsCall`."""
     code, group_size, column_scales = INT8, 0, None
     if isinstance(weight, Fp8StripsWeight):
-        code, group_size = E4M3, strips.TILE_K if weight.config.blocks else 0
+        code, group_size = FP8[weight.config.codes], strips.TILE_K if weight.config.blocks else 0
+    elif isinstance(weight, Mxfp8StripsWeight):
+        code, group_size, column_scales = MXFP8, mx.GROUP, weight.column_scales
     elif isinstance(weight, Fp4StripsWeight):
         code, group_size, column_scales = E2M1, weight.config.group_size, weight.column_scales
     elif isinstance(weight, TableStripsWeight):
@@ -155,15 +177,15 @@ def check(call: ByteStripsCall) -> None:
         )
     K, N = call.rows, call.columns
     scales = (N,) if not call.group_size else (K // rows, N // columns)
-    if call.bits == 4:
+    if call.is_scaled:
         scales = K // rows, N * (rows // call.group_size)
-    if (call.bits == 4) != (call.column_scales is not None):
-        raise ArgumentError("column_scales", "a tensor with codes of 4 bits, else None", f"code {code}")
+    if call.is_scaled != (call.column_scales is not None):
+        raise ArgumentError("column_scales", "a tensor with scaled codes, else None", f"code {code}")
     check_operands(
         x,
         ("x", x, ACTIVATIONS, tuple(x.shape)),
         ("weights", words, (torch.int32,), tuple(words.shape)),
-        ("scales", call.scales, (torch.uint8 if code == E2M1 else torch.float32,), scales),
+        ("scales", call.scales, (torch.uint8 if code in BYTE_SCALES else torch.float32,), scales),
         ("column_scales", call.column_scales, (torch.float32,), (N,)),
         ("bias", call.bias, (x.dtype,), (call.N,)),
         ("token_scales", call.token_scales, (torch.float32,), (x.shape[0],)),

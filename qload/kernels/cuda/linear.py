@@ -20,6 +20,7 @@ from qload.kernel_formats.fp4_strips import Fp4StripsWeight
 from qload.kernel_formats.fp8_strips import Fp8StripsWeight
 from qload.kernel_formats.int8_strips import Int8StripsWeight
 from qload.kernel_formats.marlin import GPTQMarlinWeight
+from qload.kernel_formats.mxfp8_strips import Mxfp8StripsWeight
 from qload.kernel_formats.strips import StripsWeight
 from qload.kernel_formats.table_strips import TableStripsWeight
 from qload.kernels.cuda import byte_strips, dispatch, exllama, marlin, strips
@@ -34,6 +35,7 @@ PLANNED = (  # kernels are one launch
     GPTQMarlinWeight,
     Fp8StripsWeight,
     Int8StripsWeight,
+    Mxfp8StripsWeight,
     Fp4StripsWeight,
     TableStripsWeight,
 )
@@ -108,6 +110,7 @@ OPERATORS: dict[type[Weight], LinearOperator] = {
     ),
     Fp8StripsWeight: BYTE_STRIPS,
     Int8StripsWeight: BYTE_STRIPS,
+    Mxfp8StripsWeight: BYTE_STRIPS,
     Fp4StripsWeight: BYTE_STRIPS,
     TableStripsWeight: BYTE_STRIPS,
 }
