@@ -1,8 +1,10 @@
 """Int8 weights with one scale per output in strips: bytes as 8-bit codes, and scales in float32.
 
-    qweight       int32           (N/64, K*16)  codes + 128 in `layouts.strips`
-    scales        fp32            (N,)          one scale per output, times the factor
-    weight_scale  fp32, ...       as stored     the checkpoint's own; with a factor padded to N
+    qweight           int32      (N/64, K*16)  codes + 128 in `layouts.strips`
+    scales            fp32       (N,)          one scale per output, times the factor
+    weight_scale      fp32, ...  as stored     the checkpoint's own; with a factor padded to N
+    input_scale       fp32, ...  as stored     scale of the activations; optional
+    input_zero_point  int8       as stored     zero point of the activations; optional
 
     w[n, k] = (weight_scale[n] * (byte[n, k] - 128)) * factor
 
@@ -49,6 +51,8 @@ class Int8:
         The layer, with its `Origin`.
     unsupported
         Reason why kernels cannot read the weight, or None.
+    input_scale, input_zero_point
+        Stored scale and zero point of the activations; None: not stored.
     """
 
     codes: Callable[[], Tensor]
@@ -57,6 +61,8 @@ class Int8:
     factor: float
     layer: Layer
     unsupported: str | None = None
+    input_scale: Tensor | None = None
+    input_zero_point: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -88,12 +94,16 @@ class Int8StripsWeight(spec.Weight):
         One per output, times `config.factor`: (N,), float32.
     weight_scale
         The checkpoint's own, as stored; with a factor padded to N.
+    input_scale, input_zero_point
+        Scale and zero point of the activations, as stored in the checkpoint; None: not stored.
     """
 
     config: Int8StripsConfig
     qweight: Tensor
     scales: Tensor
     weight_scale: Tensor
+    input_scale: Tensor | None = None
+    input_zero_point: Tensor | None = None
 
     format: ClassVar[str] = "int8_strips"
     example: ClassVar[Int8StripsConfig] = Int8StripsConfig()
@@ -140,6 +150,8 @@ def from_int8(integers: Int8) -> Int8StripsWeight:
         qweight=pack_bytes(integers.codes(), ZERO),
         scales=scales,
         weight_scale=weight_scale,
+        input_scale=integers.input_scale,
+        input_zero_point=integers.input_zero_point,
         layer=integers.layer,
     )
 
@@ -156,6 +168,8 @@ def to_int8(weight: Int8StripsWeight) -> Int8:
         weight_scale=weight_scale if weight.config.factor == 1 else weight_scale[:N].contiguous(),
         factor=weight.config.factor,
         layer=weight.layer,
+        input_scale=weight.input_scale,
+        input_zero_point=weight.input_zero_point,
     )
 
 
@@ -179,7 +193,14 @@ def read_ct_int(weight: CTIntWeight) -> Int8:
     unsupported = _find_unsupported(weight)
     each = scales.new_zeros(N) if unsupported else scales.reshape(-1).expand(N)
     return Int8(
-        lambda: _unsigned(weight.weight), each.float(), scales, 1.0, record_origin(weight), unsupported
+        lambda: _unsigned(weight.weight),
+        each.float(),
+        scales,
+        1.0,
+        record_origin(weight),
+        unsupported,
+        weight.input_scale,
+        weight.input_zero_point,
     )
 
 
@@ -192,8 +213,6 @@ def _find_unsupported(weight: CTIntWeight) -> str | None:
         return "strips of int8 have no zero points"
     if config.block not in (None, (1, -1)) or (config.block is None and weight.weight_scale.numel() > 1):
         return "strips of int8 have one scale for the tensor or one an output"
-    if weight.input_scale is not None or weight.input_zero_point is not None:
-        return "strips of int8 have no scale of the activations"
     return None
 
 
@@ -212,11 +231,18 @@ def restore_eetq(integers: Int8, origin: Origin) -> Weight:
 
 def restore_ct_int(integers: Int8, origin: Origin) -> Weight:
     """Restore the int-quantized weight of compressed-tensors."""
-    tensors = {"weight": _signed(integers.codes()), "weight_scale": integers.weight_scale}
+    tensors = {
+        "weight": _signed(integers.codes()),
+        "weight_scale": integers.weight_scale,
+        "input_scale": integers.input_scale,
+        "input_zero_point": integers.input_zero_point,
+    }
     return _restored(CTIntWeight, integers, origin, tensors)
 
 
-def _restored(weight_type: Any, integers: Int8, origin: Origin, tensors: Mapping[str, Tensor]) -> Weight:
+def _restored(
+    weight_type: Any, integers: Int8, origin: Origin, tensors: Mapping[str, Tensor | None]
+) -> Weight:
     restored: Weight = weight_type(config=origin.config, layer=integers.layer, **tensors)
     return restored
 

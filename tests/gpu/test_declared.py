@@ -36,7 +36,7 @@ LAYERS = {
 CASES = [
     pytest.param(kind, name, id=f"{kind}, {name}")
     for kind, name in product(LAYERS, SCHEMES)
-    if kind.startswith("fp") or not SCHEMES[name].scale
+    if kind.startswith(("fp", "int8")) or not SCHEMES[name].scale
 ]
 FEW_IDS = (
     "fp8 blocks, fp8 group",
@@ -187,15 +187,32 @@ def test_rounding_is_one_launch_ahead_of_the_undeclared_call() -> None:
     ]
 
 
-def test_stored_scales_of_another_type_take_the_kernels_without_a_plan(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16])
+def test_stored_scales_have_any_float_type(stored: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = declared("fp8 channel", "fp8 static", torch.float16)
-    narrow = replace(weight, input_scale=weight.input_scale.bfloat16())
+    narrow = replace(weight, input_scale=weight.input_scale.to(stored))
     x = inputs(7, weight, torch.float16)
-    monkeypatch.setattr(CudaPlan, "multiply", None)
+    monkeypatch.setattr(scaled, "multiply", None)  # plans alone
 
     assert_within(narrow.get_linear()(x), x, narrow)
+
+
+@pytest.mark.parametrize("M", [1, 17, 300])
+def test_int8_has_a_stored_scale_and_zero_point(M: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight: Any = LAYERS["int8"](torch.float16)
+    scheme = ActivationScheme(
+        "int", 8, False, "tensor", symmetric=False, scale="input_scale", zero_point="input_zero_point"
+    )
+    static = replace(
+        weight,
+        layer=replace(weight.layer, activations=scheme),
+        input_scale=torch.tensor([0.0173], dtype=torch.bfloat16, device="cuda"),
+        input_zero_point=torch.tensor([-37], dtype=torch.int8, device="cuda"),
+    )
+    x = inputs(M, static, torch.float16)
+    monkeypatch.setattr(scaled, "multiply", None)  # plans alone
+
+    assert_within(static.get_linear()(x), x, static)
 
 
 def test_factors_of_inputs_and_fused_scales_keep_their_meaning() -> None:

@@ -109,13 +109,28 @@ def ct(config: CTIntConfig, scale: torch.Tensor, **more: Any) -> CTIntWeight:
             "no zero points",
             id="zero points",
         ),
-        pytest.param(
-            ct(CTIntConfig((1, -1), static=True), torch.ones(64, 1), input_scale=torch.ones(1)),
-            "no scale of the activations",
-            id="a scale of the activations",
-        ),
     ],
 )
 def test_what_strips_cannot_represent_is_refused(weight: CTIntWeight, text: str) -> None:
     with pytest.raises(RepackError, match=text):
         repack(weight, "strips")
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "zero", [None, torch.tensor([-7], dtype=torch.int8)], ids=["symmetric", "zero point"]
+)
+def test_stored_scales_of_the_activations_come_back_bit_for_bit(
+    zero: torch.Tensor | None, stored: torch.dtype
+) -> None:
+    scale = torch.tensor([0.0173]).to(stored)
+    config = CTIntConfig((1, -1), static=True)
+    weight = ct(config, torch.ones(64, 1), input_scale=scale, input_zero_point=zero)
+
+    packed = repack(weight, "strips")
+    restored = restore(packed)
+
+    assert_same_bits(packed.fields()["input_scale"], scale)
+    assert restored.fields().keys() == weight.fields().keys()
+    for name, tensor in weight.fields().items():
+        assert_same_bits(restored.fields()[name], tensor)

@@ -27,7 +27,7 @@ class OnDevice(Tensor):
 class HandOfInputs(Hand):
     """A rule by its number is a scheme, whose codes plain torch finds."""
 
-    def quantizer(self, kind, K, rule, most, bound, becoming, ones, each) -> Callable[..., bool]:
+    def quantizer(self, kind, K, rule, most, bound, becoming, types, ones, each) -> Callable[..., bool]:
         finding, size, every, whole, bits = rule
         scheme = scheme_of(*rule, bound)
         levels = 2**bits - 1 if finding == ASYMMETRIC else (2**bits - 1) / 2
@@ -37,7 +37,10 @@ class HandOfInputs(Hand):
         def start(x, M, pitch, scale, zero, written, out, steps, zeros, powers, scratch, stream) -> bool:
             assert stream == STREAM
             taken = at(x, FLOATS[kind], (M - 1) * pitch + K).as_strided((M, K), (pitch, 1))
-            stored = [at(pointer, torch.float32, 1) if pointer else None for pointer in (scale, zero)]
+            pointers = zip((scale, zero), types, strict=True)
+            stored = [
+                at(pointer, (*FLOATS, torch.int8)[kind], 1) if pointer else None for pointer, kind in pointers
+            ]
             assert finding in READS_STORED or stored == [None, None]
             found = MadeInputs(quantize(taken, scheme, *stored))
             has_zeros = found.has_zeros and not each  # of a result that they were taken from

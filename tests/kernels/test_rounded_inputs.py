@@ -32,6 +32,7 @@ SCHEMES = {
     "fp8 token": ActivationScheme("float", 8, True, "token"),
     "fp8 tensor": ActivationScheme("float", 8, True, "tensor"),
     "fp8 static": ActivationScheme("float", 8, False, "tensor", scale="input_scale"),
+    "int8 static": ActivationScheme("int", 8, False, "tensor", scale="input_scale"),
     "fp8 group": ActivationScheme("float", 8, True, "group", 128, owner="transformers"),
     "int8 token": ActivationScheme("int", 8, True, "token"),
     "int8 asymmetric": ActivationScheme("int", 8, True, "token", symmetric=False),
@@ -46,14 +47,17 @@ LAYERS = {
     "4 bits": lambda dtype: layer(K, N, 64, 4, dtype, "strips", zeros=True),
     "fp8 blocks": lambda dtype: byte_layer(K, N, "block"),
     "fp8 channel": lambda dtype: byte_layer(K, N, "channel"),
-    "int8": lambda dtype: byte_layer(K, N, "int8"),
     "fp8 e5m2": lambda dtype: byte_layer(K, N, "e5m2"),
-    "fp4": lambda dtype: byte_layer(K, N, "nvfp4"),
+    "int8": lambda dtype: byte_layer(K, N, "int8"),
     "mxfp8": lambda dtype: byte_layer(K, N, "mxfp8"),
+    "fp4": lambda dtype: byte_layer(K, N, "nvfp4"),
 }
 every_layer = pytest.mark.parametrize("kind", LAYERS)
 CASES = [
-    (kind, name) for kind in LAYERS for name in SCHEMES if kind.startswith("fp") or not SCHEMES[name].scale
+    (kind, name)
+    for kind in LAYERS
+    for name in SCHEMES
+    if kind.startswith(("fp", "int8")) or not SCHEMES[name].scale
 ]
 
 
@@ -119,6 +123,28 @@ def test_declared_inputs_are_rounded_ahead_of_the_kernel_of_the_undeclared_call(
             assert bool((excess(y, of_linear(x, weight, added)) <= 1).all())
             shaped = made.multiply(x.view(1, M, K), added, tensors)
             assert torch.equal(shaped, y[None])
+
+
+@HOPPER
+@DTYPES
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
+def test_stored_scales_and_zero_points_keep_their_types(
+    hand: HandOfInputs, plan: Any, stored: torch.dtype, dtype: torch.dtype
+) -> None:
+    weight = declared("int8", "int8 static", dtype)
+    scheme = replace(weight.activations, symmetric=False, zero_point="input_zero_point")
+    static = replace(
+        weight,
+        layer=replace(weight.layer, activations=scheme),
+        input_scale=torch.tensor([0.0173]).to(stored),
+        input_zero_point=torch.tensor([-37], dtype=torch.int8),
+    )
+    x = inputs(16, dtype)
+
+    y = plan(static, dtype).multiply(x, None, list(static.fields().values()))
+
+    assert hand.called[0] == "quantize"
+    assert bool((excess(y, of_linear(x, static)) <= 1).all())
 
 
 @HOPPER
@@ -197,9 +223,10 @@ def test_what_no_launch_rounds_has_a_reason() -> None:
     assert "GPTQMarlinWeight takes factors" in str(
         why_not_declared(layer(K, 64, 64, 4, torch.float16, "marlin"), token)
     )
-    assert "one number in float32" in str(why_not_declared(fp8, static))
-    for wrong in (torch.ones(2), one.bfloat16()):  # of parts of a fused layer, and of another type
-        assert "one number in float32" in str(why_not_declared(replace(fp8, input_scale=wrong), static))
+    assert "not one number" in str(why_not_declared(fp8, static))
+    assert why_not_declared(replace(fp8, input_scale=one.bfloat16()), static) is None
+    for wrong in (torch.ones(2), one.double()):  # of parts of a fused layer, and of another type
+        assert "not one number" in str(why_not_declared(replace(fp8, input_scale=wrong), static))
     assert "by float8 group of 24" in str(why_not_declared(fp8, replace(SCHEMES["fp8 group"], group_size=24)))
     assert "rounds 100 inputs" in str(why_not_declared(byte_layer(100, N, "channel"), token))
 

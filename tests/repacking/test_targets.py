@@ -12,7 +12,6 @@ from qload.formats import (
     FORMATS,
     BNBNF4Weight,
     BNBWeight,
-    CTIntWeight,
     CTMXFP4Weight,
     CTPackWeight,
     EETQWeight,

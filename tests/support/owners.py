@@ -341,7 +341,7 @@ def is_plain_int8(weight: Any) -> bool:
     single = weight.config.block == (1, -1) or (
         weight.config.block is None and weight.weight_scale.numel() == 1
     )
-    return single and weight.fields().keys() == {"weight", "weight_scale"}
+    return single and "weight_zero_point" not in weight.fields()
 
 
 def check_restored(layer: Owned) -> None:

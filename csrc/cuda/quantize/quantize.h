@@ -25,6 +25,9 @@ enum class Finding : int {
 /// What becomes of codes: e4m3 or int8 as they are; the codes less their zero points as floats; what they stand for.
 enum class Becoming : int { kCodes, kCounted, kMeant };
 
+/// Types of stored scales and zero points: those of Float, and int8.
+enum class Stored : int { kFloat32, kFloat16, kBfloat16, kInt8 };
+
 struct Quantizing {
   const void* x;
   Float type;
@@ -34,11 +37,13 @@ struct Quantizing {
   bool all;       // those of all tokens
   bool whole;     // codes are whole numbers, of so many bits
   int bits;
+  float one_over_most;  // rounded
   float most;     // by which the largest input is divided; of floats, e4m3 or with 4 bits e2m1, their largest code too
   bool bounded;   // scales look at inputs up to `bound`
   float bound;
-  const float* scale;  // kStored, kE4m3Times: one; kE4m3Over: one, or null for 1; and its zero point, or null
-  const float* zero;
+  const void* scale;  // kStored, kE4m3Times: one; kE4m3Over: one, or null for 1; and its zero point, or null
+  const void* zero;
+  Stored scale_type, zero_type;
   Becoming becoming;
   Float made;      // kCounted, kMeant: their type
   int64_t rows;    // of kCodes: all that are written, from M on zeros, but ones in row M where `ones`

@@ -40,7 +40,7 @@ __device__ __forceinline__ float power_of_two(const Quantizing& work, float larg
     const float significand = frexpf(largest, &found);
     if (largest != 0) exponent = static_cast<float>(found - 1 + (significand >= 0.875f) - ilogbf(work.most));
   } else if (largest != 0) {
-    exponent = ceilf(log2f(__fmul_rn(largest, __fdiv_rn(1.0f, work.most))));
+    exponent = ceilf(log2f(__fmul_rn(largest, work.one_over_most)));
   }
   return exp2f(clamped(exponent, -127, 128));
 }
@@ -54,8 +54,19 @@ __device__ __forceinline__ float to_e4m3(float value) {
 /// The number of e2m1 that is next to one of at most 6.
 __device__ __forceinline__ float to_e2m1(float value) {
   const float size = fabsf(value), unit = size < 2 ? 0.5f : size < 4 ? 1.0f : 2.0f;
-  return rintf(value / unit) * unit;
+  return rintf(value * (size < 2 ? 2.0f : size < 4 ? 1.0f : 0.5f)) * unit;
 }
+
+__device__ __forceinline__ float stored_number(const void* at, Stored type) {
+  switch (type) {
+    case Stored::kFloat16: return wide(*static_cast<const __half*>(at));
+    case Stored::kBfloat16: return wide(*static_cast<const __nv_bfloat16*>(at));
+    case Stored::kInt8: return *static_cast<const int8_t*>(at);
+    default: return *static_cast<const float*>(at);
+  }
+}
+
+__device__ __forceinline__ float stored_scale(const Quantizing& work) { return stored_number(work.scale, work.scale_type); }
 
 /// `high`: the bits of the largest absolute input; of kAsymmetric of the largest input, `low` of the largest below 0.
 __device__ __forceinline__ Step step_of(const Quantizing& work, uint32_t low, uint32_t high) {
@@ -63,10 +74,10 @@ __device__ __forceinline__ Step step_of(const Quantizing& work, uint32_t low, ui
   if (work.bounded) largest = clamped(largest, -work.bound, work.bound);
   switch (work.finding) {
     case Finding::kStored:
-      return {*work.scale, 0, work.zero ? *work.zero : 0};
+      return {stored_scale(work), 0, work.zero ? stored_number(work.zero, work.zero_type) : 0};
     case Finding::kAsymmetric: {
       const float below = __uint_as_float(low), least = static_cast<float>(-(1 << (work.bits - 1)));
-      const float scale = __fmul_rn(__fadd_rn(largest, below), __fdiv_rn(1.0f, work.most));
+      const float scale = __fmul_rn(__fadd_rn(largest, below), work.one_over_most);
       const float zero = rintf(clamped(__fadd_rn(least, __fdiv_rn(below, scale)), least, -least - 1));
       return {not_zero(scale), 0, scale == 0 ? 0 : zero};
     }
@@ -78,16 +89,16 @@ __device__ __forceinline__ Step step_of(const Quantizing& work, uint32_t low, ui
       return {__fdiv_rn(1.0f, inverse), inverse, 0};
     }
     case Finding::kE4m3Over: {
-      const float stored = work.scale ? *work.scale : 1, scale = __fmul_rn(stored, __fmul_rn(largest, __fdiv_rn(1.0f, work.most)));
+      const float stored = work.scale ? stored_scale(work) : 1, scale = __fmul_rn(stored, __fmul_rn(largest, work.one_over_most));
       const float found = to_e4m3(scale > kMostE4m3 ? kMostE4m3 : scale);
       return {__fdiv_rn(found == 0 ? kInsteadOfZero : found, stored), 0, 0};
     }
     case Finding::kE4m3Times: {
-      const float scale = __fdiv_rn(largest, __fmul_rn(work.most, *work.scale));
-      return {__fmul_rn(to_e4m3(clamped(scale == 0 ? 1 : scale, kLeastE4m3, kMostE4m3)), *work.scale), 0, 0};
+      const float stored = stored_scale(work), scale = __fdiv_rn(largest, __fmul_rn(work.most, stored));
+      return {__fmul_rn(to_e4m3(clamped(scale == 0 ? 1 : scale, kLeastE4m3, kMostE4m3)), stored), 0, 0};
     }
     case Finding::kLargest:
-      return {not_zero(__fmul_rn(largest, __fdiv_rn(1.0f, work.most))), 0, 0};
+      return {not_zero(__fmul_rn(largest, work.one_over_most)), 0, 0};
     default:
       return {power_of_two(work, largest), 0, 0};
   }

@@ -111,6 +111,7 @@ class ByteStripsCall(KernelCall):
             return Mxfp8StripsWeight.unchecked(Mxfp8StripsConfig(), layer, tensors)
         tensors |= {"weight_scale": self.scales, "input_scale": None}
         if self.code == INT8:
+            tensors["input_zero_point"] = None
             return Int8StripsWeight.unchecked(Int8StripsConfig(), layer, tensors)
         config = Fp8StripsConfig(self.group_size > 0, FP8_CODES[self.code])
         return Fp8StripsWeight.unchecked(config, layer, tensors)

@@ -27,7 +27,7 @@ from qload.kernels.cuda import byte_strips, dispatch, exllama, marlin, strips
 from qload.kernels.cuda.dispatch import CudaKernel, KernelCall, choose
 from qload.kernels.cuda.launch import ALIGNED, Launch
 from qload.kernels.cuda.module import current_device, empty_rows, native, raw_stream, why_not
-from qload.kernels.cuda.quantize import RoundedInputs, reads_stored, takes
+from qload.kernels.cuda.quantize import STORED_DTYPES, RoundedInputs, reads_stored, takes
 from qload.spec import ActivationScheme, Weight
 
 PLANNED = (  # kernels are one launch
@@ -159,8 +159,8 @@ def why_not_declared(weight: Weight, scheme: ActivationScheme) -> str | None:
     if not takes(scheme, weight.layer.K):
         return f"no launch rounds {weight.layer.K} inputs by {scheme}"
     stored = [tensors.get(name) for name in (scheme.scale, scheme.zero_point) if name]
-    if any(each is None or each.numel() > 1 or each.dtype != torch.float32 for each in stored):
-        return "stored scales of inputs are not one number in float32"
+    if any(each is None or each.numel() > 1 or each.dtype not in STORED_DTYPES for each in stored):
+        return "stored scales of inputs are not one number in float32, float16 or bfloat16"
     return None
 
 
@@ -209,9 +209,10 @@ class CudaPlan:
         self._rounded: RoundedInputs | None = None
         self._stored: list[int | None] = []  # places of the stored scale and zero point
         if scheme is not None:
-            self._rounded = RoundedInputs(native(), dtype, self.K, scheme)
             names = (scheme.scale, scheme.zero_point) if reads_stored(scheme) else (None, None)
             self._stored = [self._names.index(name) if name else None for name in names]
+            dtypes = [weight.fields()[name].dtype if name else None for name in names]
+            self._rounded = RoundedInputs(native(), dtype, self.K, scheme, dtypes)
 
     def multiply(self, x: Tensor, bias: Tensor | None, tensors: Sequence[Tensor]) -> Tensor | None:
         """(..., K) -> (..., N), or None if one launch is not enough, and one for quantized inputs.

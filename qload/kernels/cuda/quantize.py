@@ -1,5 +1,6 @@
 """Quantized inputs on a CUDA device in one launch, and results from sums in another."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -18,6 +19,7 @@ LARGEST, INVERSE, INVERSE_ONE, POWERS_NEAR, POWERS_UP, ASYMMETRIC, STORED, E4M3_
 CODES, COUNTED, MEANT = range(3)
 EIGHT = 8  # inputs that a thread takes together
 GROUPS = (8, 16, 32, 64, 128, 256)  # inputs that may share a scale, if not all of a token do
+STORED_DTYPES = (*FLOATS, torch.int8)  # of stored scales and zero points, by native number
 FOUR = 4  # results that a thread writes together
 
 
@@ -64,16 +66,18 @@ def group_of(scheme: ActivationScheme, K: int) -> int:
 
 def prepare(
     module: Any, dtype: torch.dtype, K: int, scheme: ActivationScheme, becoming: int, made: torch.dtype,
-    *, ones: bool = False, each: bool = False,
+    stored: Sequence[torch.dtype | None] = (None, None), *, ones: bool = False, each: bool = False,
 ) -> Any:  # fmt: skip
     """Return the module's launch for inputs of a dtype; `made`: dtype of the result, unless it is codes.
 
-    `ones`: a row of ones follows the tokens. `each`: a step is written for each token, though all share one.
+    `stored`: dtypes of the stored scale and zero point; None: there is none. `ones`: a row of ones follows
+    the tokens. `each`: a step is written for each token, though all share one.
     """
     kind = FLOATS.index(made) if becoming != CODES else 0
     rule = finding(scheme), group_of(scheme, K), scheme.covers_all_tokens, scheme.type == "int", scheme.bits
     most, bound = scale_divisor(scheme), scheme.upper_bound or 0.0
-    return module.quantizer(FLOATS.index(dtype), K, rule, most, bound, (becoming, kind), ones, each)
+    types = [0 if one is None else STORED_DTYPES.index(one) for one in stored]
+    return module.quantizer(FLOATS.index(dtype), K, rule, most, bound, (becoming, kind), types, ones, each)
 
 
 class RoundedInputs:
@@ -85,16 +89,23 @@ class RoundedInputs:
     e4m3 for an input of 65504; values beyond float32's are infinite, as in `activations.quantize`.
     """
 
-    def __init__(self, module: Any, dtype: torch.dtype, K: int, scheme: ActivationScheme) -> None:
+    def __init__(
+        self,
+        module: Any,
+        dtype: torch.dtype,
+        K: int,
+        scheme: ActivationScheme,
+        stored: Sequence[torch.dtype | None],
+    ) -> None:
         self._grouped, self._all = group_of(scheme, K) > 0, scheme.covers_all_tokens
         becoming = MEANT if self._grouped else COUNTED
-        self._start = prepare(module, dtype, K, scheme, becoming, dtype, each=True)
+        self._start = prepare(module, dtype, K, scheme, becoming, dtype, stored, each=True)
         self._K = K
 
     def start(self, x: Tensor, tokens: int, scale: int, zero_point: int, stream: int) -> tuple[Tensor, int]:
         """Round x, contiguous, on the current device -> the memory of the numbers, address of the factors.
 
-        `scale`, `zero_point`: addresses of stored ones in float32; 0 for none.
+        `scale`, `zero_point`: addresses of stored ones; 0 for none.
         """
         K = self._K
         memory = empty_rows(x, tokens, K + 2 + 4 * self._all)  # factors and maxima are of 32 bits
@@ -170,7 +181,8 @@ class NativeInputs:
         self.steps = x.new_empty(shape, dtype=torch.float32)
         self.zero_points = torch.empty_like(self.steps) if self.has_zeros else None
         scratch = x.new_empty(2, M, dtype=torch.int32) if every and M > 1 else None
-        start = prepare(self.module, x.dtype, K, scheme, becoming, out.dtype, ones=self.has_zeros)
+        dtypes = [None if each is None else each.dtype for each in self.stored]
+        start = prepare(self.module, x.dtype, K, scheme, becoming, out.dtype, dtypes, ones=self.has_zeros)
         made = map(address, (out, self.steps, self.zero_points, powers, scratch))
         with torch.cuda.device(x.device):
             done = start(
@@ -197,7 +209,9 @@ def inputs(
     if x.stride(1) != 1 or x.data_ptr() % RUN or x.stride(0) * x.itemsize % RUN:
         return None
     kept = (scale, zero_point) if reads_stored(scheme) else (None, None)
-    one, other = (None if each is None else each.reshape(1).float() for each in kept)
+    if any(each is not None and each.dtype not in STORED_DTYPES for each in kept):
+        return None
+    one, other = (None if each is None else each.reshape(1) for each in kept)
     module = module_for(x, *(each for each in (one, other) if each is not None))
     return None if module is None else NativeInputs(x, scheme, module, (one, other))
 
