@@ -108,7 +108,7 @@ class Writer:
 READERS: dict[type[Weight], Reader] = {  # of types that are no `IntegerWeight`
     exllama.ExllamaWeight: Reader(Integers, exllama.to_integers),
     marlin.GPTQMarlinWeight: Reader(Integers, marlin.to_integers),
-    strips.StripsWeight: Reader(Integers, marlin.to_integers),
+    strips.StripsWeight: Reader(Integers, strips.to_integers),
     panels.PanelsWeight: Reader(Integers, panels.to_integers),
     Exl2Weight: Reader(Exl2Weight, restore=lambda weight, _: weight, skippable=lambda _: "q_weight"),
     exl2.Exl2KernelWeight: Reader(Exl2Weight, exl2.to_exl2),

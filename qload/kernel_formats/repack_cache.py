@@ -180,7 +180,11 @@ def _derive_recipe(weight: GPTQWeight, repacked: Weight) -> RepackRecipe | None:
         return None
     if not isinstance(repacked, GPTQMarlinWeight | PanelsWeight):
         return None
-    copies = repacked.config.copies if isinstance(repacked, GPTQMarlinWeight) else 1
+    copies = 1
+    if isinstance(repacked, GPTQMarlinWeight):
+        copies = repacked.config.copies
+        if repacked.config.bits != weight.config.bits:  # codes are not only moved
+            return None
     origin, exact = repacked.layer.origin, repacked.padded_shape == repacked.shape and copies == 1
     if not (exact and tuple(repacked.fields()) == MOVED_TENSORS and isinstance(origin, Origin)):
         return None

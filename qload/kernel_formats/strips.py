@@ -6,18 +6,22 @@
     g_idx    int32             (K,)              group of each row of qweight, sorted; absent: in order
     perm     int32             (K,)              row i of qweight is input perm[i]; absent: no permutation
 
+Codes of 2 and 3 bits are stored with 4: half a byte each. 8 - 2**(bits - 1) is added to codes and zero
+points, so that symmetric weights stay without zero points.
+
 K is padded to 128 and whole groups, N to 64, with weights of 0 as in Marlin's order. A row share in act order
 with incomplete groups is refused: the kernels compute the group of a row from its number. Marlin's kernel
 looks it up.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from qload import devices
 from qload.kernel_formats import marlin
 from qload.kernel_formats.marlin import GPTQMarlinConfig, GPTQMarlinWeight
 from qload.layouts import strips
@@ -26,6 +30,8 @@ from qload.spec import TensorSpec
 from qload.spec.integers import Integers, pad_matrix
 
 BYTES = Packing(8, "n (k r) -> n k (r)", r=4)  # rows of bytes
+CODE_BITS = (2, 3, 4, 8)  # of the checkpoint
+WIDTH = 4  # bits of codes that have fewer in the checkpoint
 CAPABILITY = 90  # compute capability of Hopper, times 10
 
 
@@ -101,6 +107,28 @@ def pack_bytes(stored: Tensor, fill: int = 0) -> Tensor:
 
 def from_integers(integers: Integers, keep_zeros: bool = False) -> StripsWeight:
     """Convert exactly, or raise RepackError; `keep_zeros` as in `marlin.from_integers`."""
-    weight = marlin.from_integers(integers, keep_zeros, StripsWeight)
+    bits = max(integers.bits, WIDTH)
+    weight = marlin.from_integers(with_bits(integers, bits), keep_zeros, StripsWeight)
     assert isinstance(weight, StripsWeight)
     return weight
+
+
+def to_integers(weight: StripsWeight) -> Integers:
+    """Convert to plain integers with the bits of the checkpoint, in the order of inputs."""
+    integers = marlin.to_integers(weight)
+    return with_bits(integers, getattr(integers.origin.config, "bits", integers.bits))
+
+
+def with_bits(integers: Integers, bits: int) -> Integers:
+    """Return the same weight with codes of `bits` bits: codes and zero points move with 2**(bits - 1)."""
+    if bits == integers.bits:
+        return integers
+    shift = 2 ** (bits - 1) - 2 ** (integers.bits - 1)
+    return replace(
+        integers,
+        bits=bits,
+        unpack=lambda: devices.plain(integers.unpack()) + shift,
+        zeros=integers.zeros + shift,
+        whole=None if integers.whole is None else with_bits(integers.whole, bits),
+        gptq_words=None,
+    )

@@ -465,7 +465,9 @@ class FastestLoader(GPTQMarlinWeightsLoader):
     def _has_kernel(self, target: type[Weight], bits: int | None, device: torch.device) -> bool:
         if target is PanelsWeight:
             return bits in CODE_BITS
-        if target in (GPTQMarlinWeight, StripsWeight):
+        if target is StripsWeight:
+            return bits in strips.CODE_BITS
+        if target is GPTQMarlinWeight:
             return bits in marlin.BITS
         if target is ExllamaWeight:
             capability = self._capability(device)

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.kernel_formats import GPTQMarlinWeight
+from qload.kernel_formats import GPTQMarlinWeight, repack
 from qload.kernels import cuda
 from qload.kernels.cuda import hopper_gemm, launch, linear, marlin
 from qload.kernels.cuda.hopper_gemm import PLACES, STAGE, ManyDivision
+from qload.layouts import Stored
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
 from tests.gpu.layers import DTYPES, call, far_apart, inputs, layer
+from tests.kernels.mp_layers import Case
 
 pytestmark = pytest.mark.gpu
 TOKENS = [1, 17, 31, 32, 33, 63, 64, 65, 96, 97, 128, 129, 192, 255, 256, 257, 300]
@@ -244,3 +246,14 @@ def test_a_compiled_model_calls_it_whole(M: int, bits: int) -> None:
     torch.library.opcheck(torch.ops.qload.strips.default, arguments, {"asked": "many"})
     compiled = torch.compile(lambda x: linear(x, weight, kernel="many") * 2, fullgraph=True, backend="eager")
     assert_same_bits(compiled(x), linear(x, weight, kernel="many") * 2)
+
+
+@pytest.mark.parametrize("bits", [2, 3])
+@pytest.mark.parametrize("act_order", [False, True], ids=["in order", "act order"])
+@pytest.mark.parametrize("zeros", [None, Stored()], ids=["symmetric", "zero points"])
+@pytest.mark.parametrize("M", [1, 16, 40, 100])
+def test_two_and_three_bits_sum_exactly(M: int, zeros: Stored | None, act_order: bool, bits: int) -> None:
+    case = Case(bits=bits, group=64, zeros=zeros, act_order=act_order, N=192, K=1024)
+    weight = repack(case.weight(scale=0.5), "strips").to("cuda")
+
+    assert_sums_exactly(lambda x: weight.get_linear()(x), weight, torch.float16, M=M)

@@ -74,6 +74,22 @@ def test_a_layer_in_strips_is_multiplied(hand: Hand, shape: dict, bits: int, M: 
     assert hand.called == [wanted if hand.capability == HOPPER else "dequantize"]
 
 
+@pytest.mark.parametrize("chip", [HOPPER])
+@DTYPES
+@pytest.mark.parametrize("bits", [2, 3])
+@pytest.mark.parametrize("zeros", [False, True], ids=["symmetric", "zero points"])
+@pytest.mark.parametrize("act_order", [False, True], ids=["in order", "act order"])
+@pytest.mark.parametrize(("M", "name"), [(1, "decode"), (24, "decode"), (100, "many")])
+def test_two_and_three_bits_take_the_kernels_of_four(
+    hand: Hand, bits: int, zeros: bool, act_order: bool, M: int, name: str, dtype: torch.dtype
+) -> None:
+    weight = layer(256, 96, 128, bits, dtype, "strips", zeros, act_order)
+
+    assert_sums_exactly(lambda x: linear(x, weight), weight, dtype, M=M)
+
+    assert hand.called == [name]
+
+
 @CHIPS
 @DTYPES
 @pytest.mark.parametrize("shape", [(256, 128), (192, 72), (384, 200)], ids=["whole", "padded", "ragged"])

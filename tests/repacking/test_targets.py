@@ -18,8 +18,8 @@ from qload.formats import (
     Exl2Weight,
     Fp8Weight,
     GPTQWeight,
-    MXFP8Weight,
     MarlinWeight,
+    MXFP8Weight,
 )
 from qload.kernel_formats import (
     Exl2KernelWeight,
@@ -29,8 +29,8 @@ from qload.kernel_formats import (
     Fp8MarlinWeight,
     Fp8StripsWeight,
     GPTQMarlinWeight,
-    Mxfp8StripsWeight,
     Int8StripsWeight,
+    Mxfp8StripsWeight,
     PanelsWeight,
     StripsWeight,
     TableStripsWeight,
@@ -136,8 +136,8 @@ def test_auto_is_the_order_that_a_device_reads_fastest(
 @pytest.mark.parametrize(
     ("case", "kind"),
     [
-        pytest.param(Case(bits=3), ExllamaWeight, id="3 bits"),
-        pytest.param(Case(bits=2, act_order=True), ExllamaWeight, id="2 bits, act order"),
+        pytest.param(Case(bits=3), StripsWeight, id="3 bits"),
+        pytest.param(Case(bits=2, act_order=True), StripsWeight, id="2 bits, act order"),
         pytest.param(Case(group=16), ExllamaWeight, id="groups of 16"),
         pytest.param(Case(group=48, K=384, act_order=True), ExllamaWeight, id="groups of 48, act order"),
         pytest.param(Case(group=256, K=1024), StripsWeight, id="groups of 256"),
@@ -157,10 +157,13 @@ def test_auto_takes_a_layer_to_a_kernel_wherever_there_is_one(
 
     got = source.get_weights("a")
 
-    elsewhere: type = GPTQMarlinWeight if kind is StripsWeight else GPTQWeight
+    in_marlin = kind is StripsWeight and case.bits == 4
+    elsewhere: type = GPTQMarlinWeight if in_marlin else GPTQWeight
     if capability is None:
         elsewhere = PanelsWeight
-    there = kind if capability == 90 or (kind is ExllamaWeight and capability == 100) else elsewhere
+    elif capability == 100 and not in_marlin:
+        elsewhere = ExllamaWeight
+    there = kind if capability == 90 else elsewhere
     assert type(got) is there
     assert bool(source.report().notes) == (there is GPTQWeight)
     assert_same_bits(got.dequantize(), stored.dequantize())
@@ -171,7 +174,7 @@ def test_auto_takes_a_layer_to_a_kernel_wherever_there_is_one(
 
 
 def test_auto_says_with_marlins_reason_why_a_layer_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaders, "compute_capability", lambda device: 90)
+    monkeypatch.setattr(loaders, "compute_capability", lambda device: 89)
     monkeypatch.setattr(loaders, "known", lambda *asked: True)
     config = {**GPTQ, "bits": 3}
     words, ones = torch.zeros(9, 32, dtype=torch.int32), torch.ones(3, 32).half()

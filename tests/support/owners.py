@@ -295,14 +295,15 @@ def layouts(weight: Any) -> list[str]:
     fill = 32 if codes.bits == 3 else 32 // codes.bits
     words = codes.bits in (2, 3, 4, 8) and N % fill == 0 and K % fill == 0
     one_group = codes.scales.shape[1] == 1
-    fits = codes.bits in (4, 8) and (one_group or weight.config.group_size in MARLIN_GROUPS)
+    groups = one_group or weight.config.group_size in MARLIN_GROUPS
+    fits = codes.bits in (4, 8) and groups
     size = weight.config.group_size
     whole = one_group or torch.equal(codes.k_group.sort().values.long(), torch.arange(K) // size)
     in_panels = codes.bits in (2, 3, 4, 8) and whole
     return [
         *["gptq", "gptq_v2", "exllama"] * words,
         *["marlin"] * fits,
-        *["strips"] * (fits and whole),
+        *["strips"] * (codes.bits in (2, 3, 4, 8) and groups and whole),
         *["panels"] * in_panels,
     ]
 
