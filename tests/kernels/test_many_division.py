@@ -6,9 +6,13 @@ from typing import Any
 import pytest
 
 from qload.kernels.cuda.hopper_gemm import (
+    BITS,
     BLOCK_SHAPES,
+    E2M1,
     SLICES,
     STAGE,
+    TABLE,
+    TILES,
     ManyDivision,
     division,
     expected,
@@ -88,19 +92,34 @@ SEEN_OF_EIGHT = [
 ]
 
 
+SEEN_OF_OTHERS = [
+    (E2M1, 8192, 8192, 32, (32, 128, True, 1, False, 2)),
+    (E2M1, 4096, 28672, 2048, (192, 128, False, 1, False, 1)),
+    (TABLE, 8192, 8192, 32, (32, 128, True, 1, False, 2)),
+    (TABLE, 8192, 8192, 2048, (224, 128, False, 1, False, 1)),
+    (TABLE, 4096, 28672, 2048, (224, 128, False, 1, False, 1)),
+    (TILES, 4096, 4096, 512, (128, 256, True, 1, False, 1)),
+    (TILES, 8192, 8192, 256, (128, 256, True, 1, False, 1)),
+    (TILES, 4096, 28672, 256, (256, 128, False, 1, True, 1)),
+]
+
+
 @pytest.mark.parametrize(
-    ("bits", "K", "N", "M", "best"), [*((4, *row) for row in SEEN), *((8, *row) for row in SEEN_OF_EIGHT)]
+    ("codes", "K", "N", "M", "best"),
+    [*((4, *row) for row in SEEN), *((8, *row) for row in SEEN_OF_EIGHT), *SEEN_OF_OTHERS],
 )
-def test_what_is_expected_is_what_was_seen(bits: int, K: int, N: int, M: int, best: tuple[Any, ...]) -> None:
-    assert division(M, K, N, bits) == best
+def test_what_is_expected_is_what_was_seen(
+    codes: int | str, K: int, N: int, M: int, best: tuple[Any, ...]
+) -> None:
+    assert division(M, K, N, codes) == best
 
 
 @pytest.mark.parametrize("M", [17, 32, 33, 64, 65, 128, 129, 256, 257, 1024, 4096, 100_003])
-@pytest.mark.parametrize("bits", [4, 8])
-def test_every_block_has_a_stage_and_a_shape_that_a_kernel_has(M: int, bits: int) -> None:
-    shapes = [(kind.tokens, kind.columns, kind.teams) for kind in BLOCK_SHAPES if bits in kind.stages]
+@pytest.mark.parametrize("codes", BITS)
+def test_every_block_has_a_stage_and_a_shape_that_a_kernel_has(M: int, codes: int | str) -> None:
+    shapes = [(kind.tokens, kind.columns, kind.teams) for kind in BLOCK_SHAPES if codes in kind.stages]
     for K, N in product((128, 256, 896, 4096, 28672), (64, 128, 512, 8192, 200_000)):
-        found = division(M, K, N, bits)
+        found = division(M, K, N, codes)
         tokens, columns, pairs, slices, neighbours, teams = found
 
         assert (tokens, columns, teams) in shapes, (K, N)

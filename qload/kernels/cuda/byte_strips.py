@@ -76,6 +76,20 @@ class ByteStripsCall(KernelCall):
         return self.code in BYTE_SCALES or self.code in QUANT_TYPES
 
     @property
+    def kind(self) -> str:
+        """Kind of the layer in the table of kernels."""
+        return self.timed_as if isinstance(self.timed_as, str) else ""
+
+    @property
+    def timed_as(self) -> int | str:
+        """Name of the codes in the times of `hopper_gemm`."""
+        if self.code in QUANT_TYPES:
+            return hopper_gemm.TABLE
+        if self.code == E2M1:
+            return hopper_gemm.E2M1
+        return hopper_gemm.TILES if self.code in FP8_CODES and self.group_size else self.bits
+
+    @property
     def zeros(self) -> Tensor | None:
         """Column scales, in the argument of a launch for zero points."""
         return self.column_scales

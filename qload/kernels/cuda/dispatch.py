@@ -1,8 +1,8 @@
 """Choice of the fastest kernel for a call, by a table from bench_gpu, and the base of these calls.
 
 A row of the table: for a layout and width on chips of a capability, layers of up to so many bytes and up to
-so many tokens, the kernels from the fastest on. Rows of a `kind` are for layers with smaller groups or zero
-points of their own; where there are none, they have the rows of others.
+so many tokens, the kernels from the fastest on. Rows of a `kind` are for layers with smaller groups, zero
+points of their own, or codes whose operands take longer; where there are none, they have the rows of others.
 """
 
 import json

@@ -22,6 +22,8 @@ ADDED = 1.97  # and for each million of sums that it reads
 IDLE, MOST_IDLE = 11.1, 0.2  # what is saved where a share of the places is free for the next layer's blocks
 LARGE = 1 << 15  # sums of a block for which x of 4-bit layers takes long enough to be shared
 NEIGHBOURS = {4: 0.987, 8: 0.967}  # of the time of a stage, where two blocks fetch x for each other
+E2M1, TABLE, TILES = "e2m1", "table of 16", "FP8 in tiles"  # whose operands or sums take longer
+BITS = {4: 4, 8: 8, E2M1: 4, TABLE: 4, TILES: 8}  # of codes; integers have their width as a name
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class ManyBlock:
 
     tokens: int
     columns: int
-    stages: dict[int, float]  # by bits: of all blocks that are there at once
+    stages: dict[int | str, float]  # by codes: of all blocks that are there at once
     pair: float  # of two, or of teams, to add up
     teams: int = 1  # of warps, which take stages in turns
 
@@ -40,25 +42,25 @@ class ManyBlock:
 
 
 BLOCK_SHAPES = (
-    ManyBlock(32, 128, {4: 0.63, 8: 0.63}, 1.5),
-    ManyBlock(32, 256, {8: 1.33}, 1.6),
-    ManyBlock(32, 512, {4: 1.42}, 2.9),
-    ManyBlock(64, 128, {4: 0.641, 8: 0.734}, 0.3),
-    ManyBlock(64, 512, {4: 1.78}, 3.3),
-    ManyBlock(96, 256, {4: 1.16, 8: 1.5}, 1.9),
-    ManyBlock(128, 128, {4: 0.782, 8: 0.878}, 1.5),
-    ManyBlock(128, 256, {4: 1.49, 8: 1.66}, 2.0),
-    ManyBlock(160, 128, {4: 0.953, 8: 0.992}, 1.1),
-    ManyBlock(160, 256, {4: 1.86, 8: 2.04}, 4.6),
-    ManyBlock(192, 128, {4: 1.14, 8: 1.3}, 2.2),
-    ManyBlock(224, 128, {4: 1.32, 8: 1.49}, 1.4),
-    ManyBlock(256, 128, {8: 1.62}, 2.6),
-    ManyBlock(128, 192, {4: 1.2, 8: 1.26}, 1.7),
-    ManyBlock(32, 64, {4: 0.28, 8: 0.355}, 1.1, teams=2),
-    ManyBlock(32, 128, {4: 0.419, 8: 0.578}, 1.3, teams=2),
-    ManyBlock(64, 64, {4: 0.299, 8: 0.337}, 2.5, teams=2),
-    ManyBlock(64, 128, {4: 0.507, 8: 0.69}, 1.5, teams=2),
-    ManyBlock(96, 128, {4: 0.58}, 2.0, teams=2),
+    ManyBlock(32, 128, {4: 0.63, 8: 0.63, E2M1: 0.696, TABLE: 0.903, TILES: 0.701}, 1.5),
+    ManyBlock(32, 256, {8: 1.33, TILES: 1.33}, 1.6),
+    ManyBlock(32, 512, {4: 1.42, E2M1: 1.52, TABLE: 2.12}, 2.9),
+    ManyBlock(64, 128, {4: 0.641, 8: 0.734, E2M1: 0.715, TABLE: 0.857, TILES: 0.856}, 0.3),
+    ManyBlock(64, 512, {4: 1.78, E2M1: 2.15, TABLE: 2.88}, 3.3),
+    ManyBlock(96, 256, {4: 1.16, 8: 1.5, E2M1: 1.33, TABLE: 1.67, TILES: 1.52}, 1.9),
+    ManyBlock(128, 128, {4: 0.782, 8: 0.878, E2M1: 0.859, TABLE: 1.01, TILES: 0.977}, 1.5),
+    ManyBlock(128, 256, {4: 1.49, 8: 1.66, E2M1: 1.65, TABLE: 1.99, TILES: 1.7}, 2.0),
+    ManyBlock(160, 128, {4: 0.953, 8: 0.992, E2M1: 0.991, TABLE: 1.14, TILES: 1.13}, 1.1),
+    ManyBlock(160, 256, {4: 1.86, 8: 2.04, E2M1: 1.94, TABLE: 2.41, TILES: 2.09}, 4.6),
+    ManyBlock(192, 128, {4: 1.14, 8: 1.3, E2M1: 1.14, TABLE: 1.35, TILES: 1.51}, 2.2),
+    ManyBlock(224, 128, {4: 1.32, 8: 1.49, E2M1: 1.33, TABLE: 1.47, TILES: 1.73}, 1.4),
+    ManyBlock(256, 128, {8: 1.62, TILES: 1.69}, 2.6),
+    ManyBlock(128, 192, {4: 1.2, 8: 1.26, E2M1: 1.3, TABLE: 1.58, TILES: 1.3}, 1.7),
+    ManyBlock(32, 64, {4: 0.28, 8: 0.355, E2M1: 0.308, TABLE: 0.364, TILES: 0.363}, 1.1, teams=2),
+    ManyBlock(32, 128, {4: 0.419, 8: 0.578, E2M1: 0.5, TABLE: 0.65, TILES: 0.589}, 1.3, teams=2),
+    ManyBlock(64, 64, {4: 0.299, 8: 0.337, E2M1: 0.306, TABLE: 0.332, TILES: 0.355}, 2.5, teams=2),
+    ManyBlock(64, 128, {4: 0.507, 8: 0.69, E2M1: 0.59, TABLE: 0.756, TILES: 0.714}, 1.5, teams=2),
+    ManyBlock(96, 128, {4: 0.58, E2M1: 0.631, TABLE: 0.767}, 2.0, teams=2),
 )
 
 
@@ -93,7 +95,7 @@ def why_not(call: Any) -> str | None:
 
 def prepare(call: Any, x: Tensor, how: ManyDivision | None = None) -> Launch:
     """The launch of calls like this one, of `x` in whole rows; `how`: else as `division` says."""
-    how = how or division(call.tokens, call.rows, call.columns, call.bits)
+    how = how or division(call.tokens, call.rows, call.columns, call.timed_as)
     kind = call.code, call.group, x.dtype == torch.bfloat16, [int(each) for each in how]
     start = native().many(launch.sizes(call, x), *kind, call.early)
     return Launch(start, how.slices * call.tokens * call.columns if how.slices > 1 else 0)
@@ -106,17 +108,17 @@ def run(call: Any, how: ManyDivision | None = None) -> Tensor:
 
 
 @cache
-def division(tokens: int, K: int, N: int, bits: int = 4) -> ManyDivision:
-    """The division of the least time expected."""
+def division(tokens: int, K: int, N: int, codes: int | str = 4) -> ManyDivision:
+    """The division of the least time expected, for codes by their name in `BITS`."""
     ways = [
         way
         for kind, (pairs, neighbours), slices in product(BLOCK_SHAPES, TWO, SLICES)
         for way in [ManyDivision(kind.tokens, kind.columns, pairs, slices, neighbours, kind.teams)]
-        if bits in kind.stages and way.parts <= max(1, K // STAGE)
-        if not neighbours or kind.shares(bits)
+        if codes in kind.stages and way.parts <= max(1, K // STAGE)
+        if not neighbours or kind.shares(BITS[codes])
         if not (pairs and neighbours) or (slices == 1 and in_halves(kind, tokens, N))
     ]
-    return min(ways, key=lambda way: expected(way, bits, tokens, K, N))
+    return min(ways, key=lambda way: expected(way, codes, tokens, K, N))
 
 
 def in_halves(kind: ManyBlock, tokens: int, N: int) -> bool:
@@ -125,14 +127,14 @@ def in_halves(kind: ManyBlock, tokens: int, N: int) -> bool:
     return turns > 0 and 0 < 2 * last <= PLACES // 2
 
 
-def expected(way: ManyDivision, bits: int, tokens: int, K: int, N: int) -> float:
+def expected(way: ManyDivision, codes: int | str, tokens: int, K: int, N: int) -> float:
     """Expected microseconds of a division on an H100, in a chain of layers."""
     kind = KINDS[way.tokens, way.columns, way.teams]
     wide = way.columns * (2 if way.neighbours else 1)
     places = PLACES // (2 if way.pairs or way.neighbours else 1)
     tiles, stages = -(-N // wide) * -(-tokens // way.tokens) * way.slices, -(-K // STAGE // way.slices)
-    whole = stages * kind.stages[bits] * (NEIGHBOURS[bits] if way.neighbours else 1)
-    half = stages / 2 * kind.stages[bits] + kind.pair
+    whole = stages * kind.stages[codes] * (NEIGHBOURS[BITS[codes]] if way.neighbours else 1)
+    half = stages / 2 * kind.stages[codes] + kind.pair
     turns = -(-tiles // places)
     if way.pairs and way.neighbours:  # the last turn is of halves
         time = START + (turns - 1) * (whole + NEXT) + half

@@ -59,6 +59,11 @@ class MarlinCall(KernelCall):
         return self.bits
 
     @property
+    def timed_as(self) -> int | str:
+        """Name of the codes in the times of `hopper_gemm`."""
+        return self.bits
+
+    @property
     def group(self) -> int:
         """Rows of a group."""
         return self.rows if self.group_size == -1 else self.group_size
