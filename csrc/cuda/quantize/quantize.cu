@@ -12,21 +12,30 @@ namespace {
 
 constexpr int64_t kMostTokens = 65535;  // along y
 
+template <class T, int kept>
+auto kernel_of(const Quantizing& work) {
+  return work.whole       ? quantize_tokens<T, Kind::kWhole, kept>
+         : work.bits == 8 ? quantize_tokens<T, Kind::kE4m3, kept>
+                          : quantize_tokens<T, Kind::kE2m1, kept>;
+}
+
+// Few tokens leave multiprocessors to themselves: as many threads as there are eights. Of many each has two of them.
 template <class T>
 cudaError_t launch_tokens(const Quantizing& work, cudaStream_t stream) {
   const Device device = this_device();
-  const int64_t warps = std::max(int64_t{1}, (work.K / kEight + 31) / 32), most = work.M > device.multiprocessors ? kMostThreads / 2 : kMostThreads;
-  const int threads = static_cast<int>(std::min(most, 32 * warps));
-  const bool early = device.major >= 9;
+  const int64_t warps = std::max(int64_t{1}, (work.K / kEight + 31) / 32);
+  const bool few = work.M <= device.multiprocessors, early = device.major >= 9;
+  const int64_t most = kMostThreads / 32, half = warps > 2 * most ? most / 2 : (warps + 1) / 2;
+  const int64_t warps_of_block = few ? std::min(warps, most) : half;
+  const int64_t kept = (warps + warps_of_block - 1) / warps_of_block;
+  const int threads = static_cast<int>(32 * warps_of_block);
   if (work.all && work.M > 1) {
     const cudaError_t started =
         launch(largest_of_tokens<T>, dim3(static_cast<unsigned>(work.M)), threads, 0, 1, early, stream, work);
     if (started != cudaSuccess) return started;
   }
   const int64_t rows = work.becoming == Becoming::kCodes ? std::max(work.rows, work.M) : work.M;
-  auto* kernel = work.whole       ? quantize_tokens<T, Kind::kWhole>
-                 : work.bits == 8 ? quantize_tokens<T, Kind::kE4m3>
-                                  : quantize_tokens<T, Kind::kE2m1>;
+  auto* kernel = kept == 1 ? kernel_of<T, 1>(work) : kept == 2 ? kernel_of<T, 2>(work) : kernel_of<T, 0>(work);
   return launch(kernel, dim3(static_cast<unsigned>(rows)), threads, 0, 1, early, stream, work);
 }
 

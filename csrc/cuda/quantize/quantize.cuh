@@ -1,4 +1,5 @@
-// Inputs as codes, one token a block: a token is read twice, the second time from the cache.
+// Inputs as codes, one token a block: a thread keeps its inputs from the search of scales on, if they are one or two
+// eights; a longer token is read twice, the second time from the cache.
 //
 //   codes[m, k] = rounded(x[m, k] / step + zero), saturating         step, zero: of the token, of `size` neighbours, of all
 //   becoming    the codes, e4m3 or int8; code - zero in a float type; (code - zero) * step / power in a float type
@@ -56,16 +57,51 @@ __device__ __forceinline__ uint32_t of_block(uint32_t mine, uint32_t* shared) {
   return __reduce_max_sync(~0u, threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0);
 }
 
-template <class T>
-__device__ __forceinline__ void largest_of_row(const Quantizing& work, const T* x, uint32_t* shared, uint32_t& low,
-                                               uint32_t& high) {
+/// A token's inputs as a thread takes them: eights that are blockDim.x eights apart, `kept` of them in registers; 0: none,
+/// each is loaded when it is asked for. Behind the end of the row they are zeros.
+template <class T, int kept>
+class Row {
+ public:
+  __device__ __forceinline__ Row(const T* x, int64_t K) : x_(x), K_(K) {
+#pragma unroll
+    for (int i = 0; i < kept; ++i) load(threadIdx.x * kEight + i * int64_t{blockDim.x} * kEight, held_[i]);
+  }
+
+  /// `take(k, inputs, i)` of each eight, the i-th of the thread; all lanes of a warp come together.
+  template <class Take>
+  __device__ __forceinline__ void each(const Take& take) const {
+    const int64_t step = int64_t{blockDim.x} * kEight;
+    if constexpr (kept > 0) {
+#pragma unroll
+      for (int i = 0; i < kept; ++i) take(threadIdx.x * kEight + i * step, held_[i], i);
+    } else {
+      const int64_t end = (K_ + 32 * kEight - 1) / (32 * kEight) * (32 * kEight);
+      for (int64_t k = threadIdx.x * kEight; k < end; k += step) {
+        float values[kEight];
+        load(k, values);
+        take(k, values, 0);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ void load(int64_t k, float (&values)[kEight]) const {
+    if (k < K_) return load_eight(x_ + k, values);
+#pragma unroll
+    for (int i = 0; i < kEight; ++i) values[i] = 0;
+  }
+
+  const T* x_;
+  int64_t K_;
+  float held_[kept > 0 ? kept : 1][kEight];
+};
+
+template <class T, int kept>
+__device__ __forceinline__ void largest_of_row(const Quantizing& work, const Row<T, kept>& row, uint32_t* shared,
+                                               uint32_t& low, uint32_t& high) {
   const bool both = work.finding == Finding::kAsymmetric;
   low = high = 0;
-  for (int64_t k = threadIdx.x * kEight; k < work.K; k += blockDim.x * kEight) {
-    float values[kEight];
-    load_eight(x + k, values);
-    largest_of(values, both, low, high);
-  }
+  row.each([&](int64_t, const float(&values)[kEight], int) { largest_of(values, both, low, high); });
   high = of_block(high, shared);
   if (both) low = of_block(low, shared);
 }
@@ -77,7 +113,7 @@ __global__ void __launch_bounds__(kMostThreads) largest_of_tokens(const __grid_c
   let_dependents_start();
   wait_for_earlier_kernels();
   uint32_t low, high;
-  largest_of_row(work, static_cast<const T*>(work.x) + blockIdx.x * work.pitch, shared, low, high);
+  largest_of_row(work, Row<T, 0>(static_cast<const T*>(work.x) + blockIdx.x * work.pitch, work.K), shared, low, high);
   if (threadIdx.x == 0) work.largest[blockIdx.x] = high, work.largest[work.M + blockIdx.x] = low;
 }
 
@@ -133,21 +169,13 @@ __device__ __forceinline__ Step step_of_group(const Quantizing& work, const floa
   return step_of(work, low, high);
 }
 
-/// Eight inputs of a row from k on, or zeros behind its end. All lanes of a warp come here.
-template <class T>
-__device__ __forceinline__ void load_or_zeros(const Quantizing& work, const T* x, int64_t k, float (&values)[kEight]) {
-  if (k < work.K) return load_eight(x + k, values);
-#pragma unroll
-  for (int i = 0; i < kEight; ++i) values[i] = 0;
-}
-
 /// The step of all inputs of a token, where they share one.
-template <class T>
-__device__ __forceinline__ Step step_of_row(const Quantizing& work, const T* x, uint32_t* shared) {
+template <class T, int kept>
+__device__ __forceinline__ Step step_of_row(const Quantizing& work, const Row<T, kept>& row, uint32_t* shared) {
   uint32_t low = 0, high = 0;
   if (work.finding == Finding::kStored || work.size) return work.size ? Step{} : step_of(work, 0, 0);
   if (!work.all || work.M == 1) {
-    largest_of_row(work, x, shared, low, high);
+    largest_of_row(work, row, shared, low, high);
     return step_of(work, low, high);
   }
   for (int64_t m = threadIdx.x; m < work.M; m += blockDim.x) {
@@ -158,8 +186,8 @@ __device__ __forceinline__ Step step_of_row(const Quantizing& work, const T* x, 
   return step_of(work, of_block(low, shared), high);
 }
 
-/// `kind`: of codes.
-template <class T, Kind kind>
+/// `kind`: of codes; `kept`: eights of inputs of a thread.
+template <class T, Kind kind, int kept>
 __global__ void __launch_bounds__(kMostThreads) quantize_tokens(const __grid_constant__ Quantizing work) {
   __shared__ uint32_t shared[32];
   let_dependents_start();
@@ -171,36 +199,37 @@ __global__ void __launch_bounds__(kMostThreads) quantize_tokens(const __grid_con
       *reinterpret_cast<uint2*>(static_cast<uint8_t*>(work.codes) + m * work.K + k) = {filled, filled};
     return;
   }
-  const T* x = static_cast<const T*>(work.x) + m * work.pitch;
-  const Step all = step_of_row(work, x, shared);
+  const Row<T, kept> row(static_cast<const T*>(work.x) + m * work.pitch, work.K);
+  const Step all = step_of_row(work, row, shared);
   const bool one = work.all || work.finding == Finding::kStored;
   if (!work.size && threadIdx.x == 0) {
     if (work.each || !one || m == 0) work.steps[m] = all.step;
     if (work.zeros && (!one || m == 0)) work.zeros[m] = all.zero;
   }
   const bool meant = work.becoming == Becoming::kMeant;
-  const int64_t end = (work.K + 32 * kEight - 1) / (32 * kEight) * (32 * kEight);  // warps go on together
-  float inverse = 1, values[kEight], codes[kEight];
+  float inverse = 1;
+  Step steps[kept > 0 ? kept : 1];  // of groups
   if (meant) {
     uint32_t high = __float_as_uint(fabsf(all.step));
-    for (int64_t k = threadIdx.x * kEight; work.size && k < end; k += blockDim.x * kEight) {
-      load_or_zeros(work, x, k, values);
-      const Step step = step_of_group(work, values);
-      if (k < work.K) high = max(high, __float_as_uint(fabsf(step.step)));
-    }
+    if (work.size)
+      row.each([&](int64_t k, const float(&values)[kEight], int i) {
+        steps[i] = step_of_group(work, values);
+        if (k < work.K) high = max(high, __float_as_uint(fabsf(steps[i].step)));
+      });
     const float power = power_above(__uint_as_float(of_block(high, shared)));
     inverse = __fdiv_rn(1.0f, power);
     if (threadIdx.x == 0) work.powers[m] = power;
   }
-  for (int64_t k = threadIdx.x * kEight; k < end; k += blockDim.x * kEight) {
-    load_or_zeros(work, x, k, values);
-    const Step step = work.size ? step_of_group(work, values) : all;
-    if (k >= work.K) continue;
+  row.each([&](int64_t k, const float(&values)[kEight], int i) {
+    Step step = all;
+    if (work.size) step = meant && kept > 0 ? steps[i] : step_of_group(work, values);
+    if (k >= work.K) return;
     if (work.size && k % work.size == 0) {
       const int64_t group = m * (work.K / work.size) + k / work.size;
       if (work.steps) work.steps[group] = step.step;
       if (work.zeros) work.zeros[group] = step.zero;
     }
+    float codes[kEight];
     code<kind>(work, step, values, codes);
     if (kind == Kind::kWhole && work.becoming != Becoming::kCodes)
 #pragma unroll
@@ -210,7 +239,7 @@ __global__ void __launch_bounds__(kMostThreads) quantize_tokens(const __grid_con
       for (int i = 0; i < kEight; ++i)  // the second factor is a power of two, so it is exact
         codes[i] = __fmul_rn(__fmul_rn(codes[i], step.step), inverse);
     store_eight(work, codes, m * work.K + k);
-  }
+  });
 }
 
 }  // namespace qload::cuda
