@@ -12,6 +12,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from tests.meta.docstrings import PACKAGES, public_names
+from tests.meta.test_dataclasses import classes
 
 
 def public_functions(package: str) -> Iterator[tuple[str, Any]]:
@@ -47,3 +48,27 @@ def defaults(package: str) -> Iterator[str]:
 @pytest.mark.parametrize("package", PACKAGES)
 def test_defaults_of_public_functions(package: str, golden: SnapshotAssertion) -> None:
     assert "\n".join(defaults(package)) == golden
+
+
+def overridden_defaults() -> Iterator[tuple[str, Any, Any]]:
+    """Yield the name of each parameter of an override, its default, and the one in the base class."""
+    for kind in classes():
+        for method, member in vars(kind).items():
+            function = getattr(member, "__func__", member)
+            if method == "__init__" or not inspect.isfunction(function):
+                continue
+            for base in kind.__mro__[1:]:
+                overridden = getattr(vars(base).get(method), "__func__", vars(base).get(method))
+                known = inspect.signature(overridden).parameters if inspect.isfunction(overridden) else {}
+                for name, parameter in inspect.signature(function).parameters.items():
+                    pair = parameter.default, known[name].default if name in known else parameter.empty
+                    if parameter.empty not in pair:
+                        yield f"{kind.__qualname__}.{method}({name})", *pair
+
+
+def test_an_override_has_the_defaults_of_its_base_class() -> None:
+    """Callers know the base class alone: `nn.Module.to` calls `_apply` without `recurse`."""
+    pairs = list(overridden_defaults())
+
+    assert pairs
+    assert [name for name, own, base in pairs if repr(own) != repr(base)] == []
