@@ -1,12 +1,15 @@
 """What configs say of text models, in both spellings, and what they say that nobody can act on."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
 import torch
 
 from qload.errors import ConfigError
+from qload.experts import GatedActivation
 from qload.models import FAMILIES, text_config
+from qload.models.config import Mask
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -32,6 +35,59 @@ def test_every_type_has_a_model_of_its_defaults(kind: str) -> None:
     assert (config.routing is None) == (not config.sparse_layers)
     assert (config.expert_inner > 0) == bool(config.sparse_layers)
     assert config.inner or len(config.sparse_layers) == config.layers
+
+
+# Of a type: epsilon, positions, ends of text, type, base and factor of rope, masks, and their layers.
+FULL = Mask()
+DEFAULTS: dict[str, tuple[float, int, tuple[int, ...], str, float, float, dict[Mask, int]]] = {
+    "llama": (1e-6, 2048, (2,), "default", 1e4, 1, {FULL: 32}),
+    "mistral": (1e-6, 131072, (2,), "default", 1e4, 1, {Mask(4096): 32}),
+    "qwen2": (1e-6, 32768, (), "default", 1e4, 1, {FULL: 32}),
+    "qwen3": (1e-6, 32768, (), "default", 1e4, 1, {FULL: 32}),
+    "mixtral": (1e-5, 131072, (2,), "default", 1e6, 1, {FULL: 32}),
+    "qwen3_moe": (1e-6, 32768, (), "default", 1e4, 1, {FULL: 24}),
+    "gpt_oss": (1e-5, 131072, (), "yarn", 150000, 32, {Mask(128): 18, FULL: 18}),
+    "llama4_text": (1e-5, 131072, (2,), "default", 5e5, 1, {Mask(None, 8192): 36, Mask(rotary=False): 12}),
+    "deepseek_v2": (1e-6, 2048, (2,), "default", 1e4, 1, {FULL: 32}),
+    "deepseek_v3": (1e-6, 4096, (1,), "default", 1e4, 1, {FULL: 61}),
+}
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_what_a_config_leaves_out_is_as_its_owner_has_it(kind: str) -> None:
+    """The config classes of transformers 5.23.0."""
+    sizes = {"num_experts_per_tok": 6} if kind == "deepseek_v2" else {}
+
+    config = text_config({"model_type": kind, **sizes})
+
+    rope, masks = config.rope, dict(Counter(config.masks))
+    assert (config.eps, config.positions, config.eos, rope.type, rope.theta, rope.factor, masks) == DEFAULTS[
+        kind
+    ]
+    assert config.activation == GatedActivation("silu")
+    assert rope.pairs == (kind in ("llama4_text", "deepseek_v2", "deepseek_v3"))
+    assert config.sinks == (kind == "gpt_oss")
+    norms = {"qwen3": "before rope", "qwen3_moe": "before rope", "llama4_text": "after rope"}
+    assert config.head_norm == norms.get(kind, "none")
+    assert (FULL.window, FULL.chunk, FULL.rotary) == (None, None, True)
+
+
+def test_a_window_that_is_switched_on_begins_at_the_layer_of_its_type() -> None:
+    switched = {"num_hidden_layers": 30, "use_sliding_window": True}
+
+    qwen2, moe = (text_config({**LLAMA, "model_type": each, **switched}) for each in ("qwen2", "qwen3_moe"))
+
+    assert [mask.window for mask in qwen2.masks] == [None] * 28 + [4096] * 2
+    assert {mask.window for mask in moe.masks} == {4096}
+
+
+def test_rope_parameters_that_are_left_out_are_those_of_transformers() -> None:
+    llama3 = text_config({**LLAMA, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}).rope
+    yarn = text_config({**LLAMA, "rope_scaling": {"rope_type": "yarn", "factor": 8.0}}).rope
+
+    assert (llama3.low_freq_factor, llama3.high_freq_factor, llama3.original) == (1, 4, 128)
+    assert (yarn.beta_fast, yarn.beta_slow, yarn.truncate, yarn.original) == (32, 1, True, 128)
+    assert (yarn.attention_factor, yarn.mscale, yarn.mscale_all_dim) == (None, None, None)
 
 
 @pytest.mark.parametrize(
