@@ -49,12 +49,7 @@ def dequantize_byte_rows(
         return False
     (source, values), codes = found, stored.codes[start // across :]
     made, zeros = _rows_meaning(cuda, scales, stored.zeros, stored.n_run, stored.k_run, start)
-    made.values, made.divide, made.factor, made.factors = (
-        values,
-        stored.divide,
-        stored.factor,
-        address(factors),
-    )
+    made.values, made.divide, made.factors = values, stored.divide, address(factors)
     return _run_rows(cuda, source, (codes, None), made, zeros, out, stream)
 
 

@@ -225,7 +225,6 @@ class StoredRows:
                  how many outputs and inputs share a scale
     zeros        numbers, shaped like the scales; None: all are 0
     divide       by the scale
-    factor       of all scales
     four_bits    two codes a byte, uint8 (N, K / 2), the first in the low bits: "e2m1", or "int4", which is
                  two's complement; None: a byte each
     across       whether the two of a byte are outputs 2i, in the low bits, and 2i + 1: (N / 2, K)
@@ -237,7 +236,6 @@ class StoredRows:
     k_run: int
     zeros: Tensor | None = None
     divide: bool = False
-    factor: float = 1.0
     four_bits: Literal["e2m1", "int4"] | None = None
     across: bool = False
 

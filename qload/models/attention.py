@@ -99,7 +99,7 @@ def attend_cached(
     return unpad_heads(y, value_size).reshape(q.shape[0], -1)
 
 
-def visible_keys(positions: Tensor, keys: int, window: int | None = None, chunk: int | None = None) -> Tensor:
+def visible_keys(positions: Tensor, keys: int, window: int | None, chunk: int | None) -> Tensor:
     """Mask of the first `keys` keys, True if visible to a token at `positions` (...): bool (..., keys)."""
     at, queries = torch.arange(keys, device=positions.device), positions.unsqueeze(-1)
     visible = at <= queries
@@ -111,7 +111,7 @@ def visible_keys(positions: Tensor, keys: int, window: int | None = None, chunk:
 
 
 def mask_bias(
-    positions: Tensor, keys: int, dtype: torch.dtype, window: int | None = None, chunk: int | None = None
+    positions: Tensor, keys: int, dtype: torch.dtype, window: int | None, chunk: int | None
 ) -> Tensor:
     """Additive mask of scores (S, 1, Q, keys) of tokens at `positions` (S, Q): 0 if visible, else -inf."""
     hidden = ~visible_keys(positions, keys, window, chunk)

@@ -15,7 +15,7 @@ MEMINFO_FILE = Path("/proc/meminfo")  # Linux only
 CAST_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def stored_bytes(storage: WeightStorage, dtype: torch.dtype | None = None) -> int:
+def stored_bytes(storage: WeightStorage, dtype: torch.dtype | None) -> int:
     """Return the bytes of all tensors of a checkpoint, with plain floats in the `dtype` of the load."""
     total = 0
     for name in storage.keys():  # noqa: SIM118, a storage is not a dict

@@ -16,6 +16,8 @@ from safetensors.torch import save
 from torch import nn
 
 from qload import DefaultWeightsLoader
+from qload.devices.operands import Meaning, group_runs
+from qload.devices.tensors import check_writable, writable
 from qload.engines.vllm.kernel_config import choose_kernel
 from qload.experts import GatedActivation
 from qload.experts.expert_parallel import LocalExperts, grid, local_experts
@@ -31,7 +33,7 @@ from qload.kernels.dtypes import bias_for
 from qload.kernels.experts_function import check as check_expert_inputs
 from qload.kernels.mp_linear.kernels import permute_param_layout_, read_layer
 from qload.kernels.plans import check as check_linear_inputs
-from qload.kernels.products import in_slices, transposed
+from qload.kernels.products import in_slices, token_blocks, transposed
 from qload.kernels.quantized_inputs import MadeInputs
 from qload.layouts import compressed_tensors, eetq, marlin_24, panels, strips
 from qload.layouts.marlin_24 import choose_positions, read_positions
@@ -55,6 +57,7 @@ from qload.methods.marlin import (
     verify_marlin_supported,
     verify_marlin_supports_shape,
 )
+from qload.methods.parameter_buffer import LayerShare
 from qload.methods.parameters import (
     Shard,
     divide,
@@ -72,11 +75,13 @@ from qload.models.generation import Engine, Sampler, check_ids, check_prompt
 from qload.models.images import ImageProcessor, check_image_tokens, resized
 from qload.models.kv_cache import HeadSizes, PagedCache, PageTable, Step, pad_heads, page_count, unpad_heads
 from qload.models.memory import check_memory
-from qload.models.rope import rotate_halves, rotate_pairs, yarn_mscale
+from qload.models.rope import Rope, RopeConfig, rotate_halves, rotate_pairs, yarn_mscale
+from qload.models.stored_layers import SharedMatrix, check_matrix
 from qload.models.vision import patch_mask, patch_positions, real_images
 from qload.models.vision_config import vision_config
 from qload.native.modules import requested_threads
 from qload.parallel import Rank
+from qload.parallel.launcher import LaunchedRank
 from qload.parallel.process_group import FakeWorld
 from qload.plan.explain import capability_of
 from qload.plan.sharing import check_ranks
@@ -809,7 +814,118 @@ OTHERS: dict[str, Call] = {
         {"name": "a", "out": torch.zeros(3, 4), "shape": (3, 4), "dtype": torch.float32},
     ),
 }
+
+
+def share_of(
+    K: int, parts: tuple[int, ...], N: int, inputs: int, prefix: str, world: int
+) -> tuple[LayerShare, Any]:
+    """Return the share of a module of a `world`, or, for 0, of one that states no rank."""
+    module = SimpleNamespace(process_group=Rank(0, world)) if world else SimpleNamespace()
+    share = LayerShare.from_layer(module, (K, parts), (N, inputs), prefix)  # type: ignore[arg-type]
+    return share, share.split
+
+
+def stored_parts(shapes: tuple[int, ...], **share: Any) -> Any:
+    """Return the loads of parts with so many outputs each, and of one tensor with those of all."""
+    layer, _ = share_of(**share)
+    return layer.separate_parts([(N, layer.whole[1]) for N in shapes]), layer.joined_parts(
+        (sum(shapes), layer.whole[1])
+    )
+
+
+QKV = {"K": 16, "parts": (8, 4, 4), "N": 32, "inputs": 16, "prefix": "m.qkv_proj", "world": 2}
+SHARES: dict[str, Call] = {
+    "LayerShare of outputs": (share_of, QKV),
+    "LayerShare of inputs": (share_of, {**QKV, "parts": (16, 8, 8), "inputs": 48, "prefix": "m.o_proj"}),
+    "LayerShare by its sizes": (share_of, {**QKV, "parts": (8,), "prefix": "m.o_proj", "world": 0}),
+    "LayerShare of inputs by its sizes": (share_of, {**QKV, "N": 16, "inputs": 48, "world": 0}),
+    "LayerShare.part_number": (share_of(**QKV)[0].part_number, {"shard_id": "k", "tensor": "qkv.weight"}),
+    "the parts of a share": (partial(stored_parts, **QKV), {"shapes": (16, 8, 8)}),
+    "the parts of a share with common keys": (partial(stored_parts, **QKV), {"shapes": (16, 4, 4)}),
+    "the parts of a whole layer": (partial(stored_parts, **{**QKV, "world": 1}), {"shapes": (8, 4, 4)}),
+}
+
+
+def turned(positions: torch.Tensor, **rope: Any) -> tuple[torch.Tensor, ...]:
+    return Rope(RopeConfig(**rope))(positions)
+
+
+def padded(key: int, value: int, **sizes: Any) -> tuple[int, int]:
+    return HeadSizes(**sizes).padded(key, value)
+
+
+def check_stored(prefixes: Any, sizes: tuple[int, ...], features: int, padded: bool) -> None:
+    weights = Weights(MemoryStorage(MATRICES), loader=DefaultWeightsLoader())
+    check_matrix(weights, prefixes, sizes, features, padded=padded)
+
+
+ROPE = {"positions": torch.tensor([0, 3, 50]), "type": "default", "theta": 1e4, "dim": 8, "pairs": False}
+SCALED = {**ROPE, "factor": 8.0, "original": 16}
+SIZES: dict[str, Call] = {
+    "default rope": (turned, ROPE),
+    "linear rope": (turned, {**SCALED, "type": "linear"}),
+    "rope of llama3": (turned, {**SCALED, "type": "llama3", "low_freq_factor": 1.5, "high_freq_factor": 4.5}),
+    "yarn": (turned, {**SCALED, "type": "yarn", "beta_fast": 4.0, "beta_slow": 0.5, "truncate": False}),
+    "yarn with scales": (turned, {**SCALED, "type": "yarn", "mscale": 0.7, "mscale_all_dim": 0.9}),
+    "padded sizes of heads": (padded, {"key": 40, "value": 24, "multiple": 16, "largest": 64}),
+    "equal sizes of heads": (padded, {"key": 40, "value": 72, "only": (64, 96, 80), "equal": True}),
+    "check_matrix": (
+        check_stored,
+        {"prefixes": ["b", "c"], "sizes": (12, 12), "features": 16, "padded": False},
+    ),
+    "check_matrix of a fused layer": (
+        check_stored,
+        {"prefixes": "a", "sizes": (16, 8), "features": 16, "padded": False},
+    ),
+    "check_matrix of a vocabulary": (
+        check_stored,
+        {"prefixes": ["a"], "sizes": (20,), "features": 16, "padded": True},
+    ),
+    "SharedMatrix of two blocks": (SharedMatrix("a", "N", blocks=2).parts, {"N": 24, "ranks": 2}),
+    "SharedMatrix of a vocabulary": (SharedMatrix("a", "N", short=True).parts, {"N": 25, "ranks": 2}),
+    "SharedMatrix of heads": (SharedMatrix("a", "N", Heads(4)).parts, {"N": 24, "ranks": 2}),
+    "token_blocks": (token_blocks, {"tokens": 900, "outputs": 1 << 18}),
+}
+
+
+def meant_rows(start: int, stop: int, **tensors: Any) -> Meaning:
+    given = {"lookup": None, "k_group": None, "run": 2, "divide": False, "factor": 1.0}
+    return Meaning(**given, **tensors).of_rows(slice(start, stop))
+
+
+TABLES = {"scales": float_range(6, 4), "zeros": float_range(6, 4).sin(), "n_group": None}
+DEVICES: dict[str, Call] = {
+    "some rows": (meant_rows, {"start": 1, "stop": 3, **TABLES}),
+    "some rows of a shared table": (
+        meant_rows,
+        {"start": 1, "stop": 3, **TABLES, "n_group": torch.arange(12).int()},
+    ),
+    "group_runs": (group_runs, {"group": torch.tensor([0, 0, 1, 1, 2]), "K": 5}),
+    "group_runs in disorder": (group_runs, {"group": torch.tensor([1, 0, 1, 0, 2]), "K": 5}),
+    "writable": (
+        partial(writable, torch.ones(2)),
+        {"shape": (3, 4), "dtype": torch.float32, "out": torch.zeros(3, 4)},
+    ),
+    "check_writable": (check_writable, {"out": torch.zeros(3, 4), "argument": "y"}),
+    "LaunchedRank.of": (
+        LaunchedRank.of,
+        {
+            "environment": {
+                "WORLD_SIZE": "4",
+                "RANK": "3",
+                "LOCAL_RANK": "1",
+                "MASTER_ADDR": "node0",
+                "MASTER_PORT": "29500",
+            }
+        },
+    ),
+    "LaunchedRank of one": (LaunchedRank.of, {"environment": {"WORLD_SIZE": "1", "RANK": "0"}}),
+    "LaunchedRank.device": (LaunchedRank(1, 2).device, {"device": "cpu"}),
+}
 FUNCTIONS = {
+    **SHARES,
+    **SIZES,
+    **DEVICES,
     **MODELS,
     **VISION_CALLS,
     **EXPERT_CALLS,
