@@ -40,7 +40,6 @@ from qload.conversion.output_files import (
 from qload.conversion.quantization_config import WrittenConfig, quantization_config
 from qload.conversion.report import Conversion, ConvertedLayer
 from qload.conversion.targets import (
-    EXPERT_AXIS,
     FLOATS,
     OLDER_NAMES,
     TARGETS,
@@ -207,7 +206,7 @@ COMPRESSED_TENSORS = "compressed-tensors"
 CACHE_SCHEME = "kv_cache_scheme"
 FALLBACK_TARGET = "float32"  # can represent every layer of a readable format
 ROUNDING_REMEDY = "round the values by rounding=True (--round)"
-KEEP_REMEDY = "or leave it unchanged by keep (--keep)"
+KEEP_REMEDY = "leave it unchanged by keep (--keep)"
 
 
 @dataclass(frozen=True)
@@ -375,11 +374,13 @@ def _remedies(request: ConversionRequest, layers: StoredLayers, refused: Mapping
             more = f" and {rest} layer{'s' * (rest > 1)} like it" if rest else ""
             integers = () if request.to in FLOATS else request.other_integer_formats(layer).items()
             targets = [name for name, other in integers if not _config_of(request.source, [other]).refused]
-            if request.to != FALLBACK_TARGET and EXPERT_AXIS not in layer.sizes:
+            plain = request.why_not_plain(layer) is None
+            if request.to != FALLBACK_TARGET and plain:
                 targets.append(FALLBACK_TARGET)
             remedies = [f"write {' or '.join(targets)} instead"] if targets else []
-            remedies += [ROUNDING_REMEDY] if request.can_round else []
-            yield f"{group.first}{more}: {', '.join([*remedies, KEEP_REMEDY])}"
+            remedies += [ROUNDING_REMEDY] if request.can_round and plain else []
+            text = f"{', '.join(remedies)}, or {KEEP_REMEDY}" if remedies else KEEP_REMEDY
+            yield f"{group.first}{more}: {text}"
 
 
 def _plain_matrices(

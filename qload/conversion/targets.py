@@ -215,18 +215,27 @@ class ConversionRequest:
         item = dequantize_layer(self.source, layer, FLOATS[self.to])
         return OutputLayer(layer.prefix, UnquantizedWeight, UnquantizedConfig(), layer.K, item=item)
 
+    def why_not_plain(self, layer: LayerDescription) -> str | None:
+        """Return why no plain weight can represent a layer, whatever its dtype; None if one can."""
+        if EXPERT_AXIS in layer.sizes:
+            return "it holds all experts, in an order that is not known for this model type"
+        try:
+            factors = load_header(self.source, layer).input_factors
+        except QloadError as error:
+            return str(error)
+        if factors is not None:
+            return "its inputs are multiplied by factors, which a plain weight cannot hold"
+        return None
+
     def _lost_value(self, layer: LayerDescription) -> str | None:
         """Return the first value out of the float type, as a reason; None if it holds all.
 
         With `rounding`, only a finite value beyond the largest of the type counts.
         """
         dtype = FLOATS[self.to]
-        if EXPERT_AXIS in layer.sizes:
-            return "it holds all experts, in an order that is not known for this model type"
-        if load_header(self.source, layer).input_factors is not None:
-            return "its inputs are multiplied by factors, which a plain weight cannot hold"
-        if dtype == torch.float32:
-            return None
+        reason = self.why_not_plain(layer)
+        if reason or dtype == torch.float32:
+            return reason
         for start, weight in load_output_blocks(self.source.weights, self.source.loader, layer):
             if self.rounding and stays_below(weight, torch.finfo(dtype).max):
                 continue

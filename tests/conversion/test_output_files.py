@@ -19,6 +19,8 @@ from qload.storage import SafetensorsStorage, TensorInfo
 from qload.testing import make_checkpoint
 from qload.verify import blocks
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def item(name: str, values: torch.Tensor, held: int = 0, seen: list[int] | None = None) -> OutputItem:
     """Return a tensor for a write in two pieces."""

@@ -11,6 +11,8 @@ from qload.parallel import Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def layer(K: int, N: int, group: int) -> AWQWeight:
     groups = 1 if group == -1 else K // group

@@ -16,6 +16,8 @@ from qload.testing import assert_same_bits
 from qload.weights import Weights
 from tests.formats.bnb_layers import layer, nested, weights, whole
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 FP4 = [0, 0.0625, 8, 12, 4, 6, 2, 3, 0, -0.0625, -8, -12, -4, -6, -2, -3]  # twelfths
 
 

@@ -13,6 +13,8 @@ from qload.storage import MemoryStorage
 from qload.weights import Weights
 from tests.formats.bnb_layers import blob, layer, nested, whole
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 STATE = "a.weight.quant_state.bitsandbytes__nf4"
 GOOD: dict[str, Any] = {"quant_type": "nf4", "blocksize": 4, "dtype": "float32", "shape": [4, 4]}
 

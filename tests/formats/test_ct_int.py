@@ -13,6 +13,8 @@ from qload.parallel import Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def load(config: CTIntConfig, *layers: dict[str, Tensor], dim: str = "N", rank: Any = None) -> Any:
     named = {f"{i}.{name}": tensor for i, one in enumerate(layers) for name, tensor in one.items()}

@@ -22,6 +22,8 @@ from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def tensors(
     codes: Tensor, group: int, *, bits: int = 4, dense: bool = True, dtype: torch.dtype = torch.float16

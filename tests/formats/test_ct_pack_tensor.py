@@ -12,6 +12,8 @@ from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 CODES = torch.tensor([[0, 8, 15, 7, 1, 9, 8, 8, 3]])
 
 

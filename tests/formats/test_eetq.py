@@ -20,6 +20,8 @@ from qload.weights import Weights
 from tests.paths import cases
 from tests.support import owners
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 CONFIG = {"quant_method": "eetq", "weights": "int8", "modules_to_not_convert": None}
 LOADS = [("N", Weights.get_weights_col), ("K", Weights.get_weights_row)]
 every_fixture = pytest.mark.parametrize("folder", cases("eetq"), ids=lambda folder: folder.name)

@@ -12,6 +12,8 @@ from qload.formats.exl2 import as_positions
 from qload.testing import assert_same_bits
 from tests.formats.exl2_layers import Drawn, draw
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def by_hand(largest: float = 256) -> Exl2Weight:
     """Four rows of 8 bits: codes 130, 128, 129, 127, which are 2, 0, 1, -1; scale (1 + 1)**2 * 1."""

@@ -19,6 +19,8 @@ from tests.formats.exl2_layers import draw, weights
 from tests.paths import cases
 from tests.support import owners
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 MIXED = [(8, 64), (5, 64), (4, 32)]
 CONFIG = {
     "quant_method": "exl2",

@@ -20,6 +20,8 @@ from qload.formats.fp8 import to_fnuz
 from qload.testing import assert_same_bits
 from tests.formats.fp8_layers import BLOCKS, codes, layer, weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 ONE, TWO, NEGATIVE = 0x38, 0x40, 0xB8  # bytes of 1, 2 and -1
 
 

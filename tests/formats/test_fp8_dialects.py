@@ -19,6 +19,8 @@ from qload.verify import verify
 from qload.weights import Weights
 from tests.formats.fp8_layers import codes, layer, weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 MODELOPT = Fp8Config("block", (128, 128), axes="P")
 
 

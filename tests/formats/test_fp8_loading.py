@@ -13,6 +13,8 @@ from qload.testing import assert_same_bits
 from qload.weights import Weights
 from tests.formats.fp8_layers import BLOCKS, codes, layer, weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 N, K = 64, 48
 SMALL = Fp8Config("block", (8, 12))
 SCALES = [

@@ -17,6 +17,8 @@ from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 V2 = Stored()
 
 

@@ -20,6 +20,8 @@ from qload.weights import Weights
 from tests.experts.expert_layers import FACTS
 from tests.verify.checkpoints import model, rules
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 NAME = "model.layers.0.mlp.up_proj"
 
 

@@ -13,6 +13,8 @@ from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 NINES = -0x66666667  # 0x99999999: eight codes of 9, which are 1 more than the zero point
 NINES_8 = -0x7E7E7E7F  # 0x81818181: four codes of 129
 FIRST_TWO = 0x4444  # metadata: of every four rows the first two are kept

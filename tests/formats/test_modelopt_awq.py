@@ -16,6 +16,8 @@ from qload.storage import MemoryStorage
 from qload.verify import verify
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 LAYER = {
     "weight": torch.tensor([[0x21, 0xF8, 0x70, 0x00]], dtype=torch.uint8),
     "weight_scale": torch.tensor([[1, 0.5], [2, 4]]),

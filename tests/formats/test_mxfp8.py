@@ -12,6 +12,8 @@ from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 VALUES = torch.tensor([1.0, -448, 2.0**-9, 0]).repeat(16).to(torch.float8_e4m3fn)[None]
 LAYER = {"a.weight": VALUES, "a.weight_scale": torch.tensor([[126, 129]], dtype=torch.uint8)}
 

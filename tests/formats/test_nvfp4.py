@@ -13,6 +13,8 @@ from qload.parallel import Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 CODES = torch.arange(0x10, 0x100, 0x22).to(torch.uint8)  # 0x10, 0x32, ... 0xFE: the codes 0 to 15 in order
 VALUES = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
 NAMES = {

@@ -23,6 +23,8 @@ from tests.formats import exl2_layers, fp8_layers
 from tests.kernels.mp_layers import Case
 from tests.paths import TESTS
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 N, K, GROUP = 32, 64, 16
 LOADS: dict[str, Callable[[Weights], Any]] = {
     "whole": lambda view: view.get_weights("q"),

@@ -10,6 +10,8 @@ from qload.parallel import ALONE, Rank
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def weights(tensor: torch.Tensor, rank: Rank = ALONE) -> Weights:
     return Weights(MemoryStorage({"a.weight": tensor}), loader=DefaultWeightsLoader(), process_group=rank)

@@ -8,6 +8,8 @@ import torch
 from qload.errors import ArgumentError
 from qload.layouts import Order, Packing, marlin
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 @pytest.mark.parametrize(
     ("k", "n", "row", "word", "nibble"),

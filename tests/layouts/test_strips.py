@@ -6,6 +6,8 @@ import torch
 from qload.errors import ArgumentError
 from qload.layouts import strips
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 @pytest.mark.parametrize(
     ("k", "n", "strip", "word", "field"),

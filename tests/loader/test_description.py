@@ -17,6 +17,8 @@ from qload.spec.tensor import check_permutation
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 PERM = TensorSpec("perm", (dtypes.int32,), "K!", Role.INDEX, fact=True, permutation=True)
 
 

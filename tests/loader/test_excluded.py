@@ -14,6 +14,8 @@ from qload.storage import MemoryStorage
 from qload.weights import Weights
 from tests.kernels.mp_layers import Case
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"}
 
 

@@ -8,6 +8,8 @@ from qload.errors import ArgumentError, MismatchError
 from qload.loader.exclusion import Exclusions
 from qload.methods import AWQMarlinConfig, AWQMarlinLinearMethod, UnquantizedLinearMethod
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def method(prefix: str, *names: str) -> type[object]:
     config = AWQMarlinConfig(4, 128, True, list(names))

@@ -15,6 +15,8 @@ from qload.spec import ActivationScheme
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
 CHANNEL, GROUPS = (ConfiguredFormat(CTIntWeight, CTIntConfig(block)) for block in ((1, -1), (1, 2)))
 

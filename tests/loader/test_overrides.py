@@ -14,6 +14,8 @@ from qload.parallel import Rank
 from qload.spec import Role, Weight
 from qload.storage import TensorInfo
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 MATRIX = torch.arange(8.0).reshape(4, 2)
 
 

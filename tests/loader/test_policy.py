@@ -17,6 +17,8 @@ from qload.spec import Config, Role, TensorSpec
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 GPTQ = GPTQWeightsLoader(bits=4, group_size=8)
 
 

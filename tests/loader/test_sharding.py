@@ -31,6 +31,8 @@ from qload.loader.sharding import granule, share
 from qload.parallel import FakeWorld
 from qload.spec import FieldNames
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 # Format, N, K and other sizes of a layer.
 LAYERS: dict[str, tuple[Any, Any, dict[str, int]]] = {
     "unquantized": (UnquantizedWeight, UnquantizedConfig(), {"N": 12, "K": 10}),

@@ -9,6 +9,8 @@ from qload import dtypes
 from qload.errors import PatternError, ShapeError
 from qload.spec import Axis, FieldNames, Role, TensorSpec, solve
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 @pytest.mark.parametrize(
     ("text", "logical", "stored", "granule"),

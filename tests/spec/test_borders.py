@@ -16,6 +16,8 @@ from qload.spec import Axis, FieldNames, Layer, LayerHeaders, Role, ShareBounds,
 from qload.spec.casts import check_cast, check_out
 from qload.spec.weight import Grouped
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 NAMES = FieldNames("a")
 
 

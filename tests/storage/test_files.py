@@ -14,6 +14,8 @@ from qload.errors import StorageError
 from qload.storage import SafetensorsStorage
 from tests.storage.readings import reading
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 __all__ = ["reading"]  # a fixture
 
 

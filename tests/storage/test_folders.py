@@ -14,6 +14,8 @@ from qload.errors import StorageError
 from qload.verify import inspect, verify
 from qload.verify.report import finding_of
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 INDEX = "model.safetensors.index.json"
 
 

@@ -13,6 +13,8 @@ from qload.errors import StorageError
 from qload.storage import snapshot
 from tests.paths import FIXTURES
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 SOUND = FIXTURES / "gptq" / "model_g32_desc_act"
 LAYER = "model.layers.0.mlp.down_proj"
 FIRST, SECOND = "a" * 40, "b" * 40

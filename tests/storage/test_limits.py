@@ -15,6 +15,8 @@ from qload.storage.checkpoint_files import CheckpointFiles, check_index, folder_
 from qload.storage.header import MAX_EMPTY_SIDE, MAX_HEADER_BYTES, MAX_NAME_LENGTH, MAX_RANK, Entry, Header
 from qload.storage.unsupported_files import file_error, kind_of_head, mistral_notes
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 ENTRY = Entry("U8", (0,), 0, 0)
 
 

@@ -10,6 +10,8 @@ from qload.storage import MemoryStorage, TensorInfo
 from qload.storage.files import load_json, shortened
 from qload.storage.protocol import MAX_COMPARED_NAMES, RUN_ELEMENTS, bounds, missing, rows
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 @pytest.mark.parametrize(
     ("index", "pairs"),

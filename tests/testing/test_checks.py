@@ -27,6 +27,8 @@ from qload.testing import (
 )
 from qload.verify.comparison import equal_bits
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 HALF = torch.float16
 
 

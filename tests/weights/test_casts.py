@@ -9,6 +9,8 @@ from qload import MemoryStorage, Weights, loader_from_config
 from qload.errors import CastError
 from qload.parallel import FakeWorld
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 LARGE = 70_000.0  # beyond float16
 
 

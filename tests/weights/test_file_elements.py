@@ -10,6 +10,8 @@ from qload.errors import StorageError
 from qload.storage import MemoryStorage, SafetensorsStorage
 from qload.weights.prefetch import find_file_elements
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 CPU = torch.device("cpu")
 ROWS = slice(1, 3), slice(None)
 

@@ -12,6 +12,8 @@ from qload.storage import MemoryStorage
 from qload.weights import Weights
 from tests.kernels.mp_layers import Case
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 PLAIN = DefaultWeightsLoader()
 
 

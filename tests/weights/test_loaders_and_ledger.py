@@ -15,6 +15,8 @@ from qload.spec import Weight
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 PLAIN, GPTQ = DefaultWeightsLoader(), GPTQWeightsLoader(bits=4, group_size=-1)
 
 

@@ -11,6 +11,8 @@ from qload.storage import MemoryStorage
 from qload.weights import Weights
 from tests.models.drawn import config
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 PLAIN, GPTQ = DefaultWeightsLoader(), GPTQWeightsLoader(bits=4, group_size=-1)
 ARCHITECTURE = architecture_of(config("llama"))
 
