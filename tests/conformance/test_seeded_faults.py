@@ -91,11 +91,17 @@ def test_lanes_read_what_a_subject_means(name: str) -> None:
     assert torch.equal(emulated_weight(weight), weight.dequantize())
 
 
-@pytest.mark.parametrize("name", ["gptq.v1.w3.g128.k256n128", "gptq.v1.w2.g128.k256n128"])
-def test_lanes_of_exllama_read_what_marlin_has_no_order_for(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", ["gptq.v1.w4.g128.k256n128", "gptq.v1.w3.g128.k256n128", "gptq.v1.w2.g128.k256n128"]
+)
+def test_lanes_read_words_in_the_order_of_marlin_or_exllama(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (weight,) = load_shares(replace(CASES[name], M=1), "noise")
+    expected = weight.dequantize()
+    monkeypatch.setattr(type(weight), "dequantize", None)  # lanes have no use for it
 
-    assert torch.equal(emulated_weight(weight), weight.dequantize())
+    assert torch.equal(emulated_weight(weight), expected)
 
 
 def test_the_command_prints_a_row_for_each_fault(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from qload.errors import ArgumentError
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.testing import DrawnLayer, Traits, assert_same_bits, layer_of, layers
+from qload.testing.strategies import check_traits
 from qload.testing.traits import CONTRACTS, contract
 from tests.example_counts import at_most
 from tests.paths import ROOT
@@ -88,6 +89,28 @@ def test_every_corner_of_every_format_is_a_sound_layer(format: str) -> None:
 def test_what_no_layer_has_is_refused_before_anything_is_drawn(asked: dict[str, object], says: str) -> None:
     with pytest.raises(ArgumentError, match=says):
         layers("gptq", **asked)
+
+
+@pytest.mark.parametrize(
+    ("format", "size", "lawful"),
+    [
+        *(("gptq", size, lawful) for size, lawful in ((-2, False), (-1, True), (0, False), (1, True))),
+        *(("eetq", size, lawful) for size, lawful in ((-1, True), (0, True), (1, False))),
+    ],
+)
+def test_groups_have_sizes_where_the_format_has_groups(format: str, size: int, lawful: bool) -> None:
+    traits = Traits(format, bits=8, group_size=size, zeros="v1" if format == "gptq" else "")
+    if lawful:
+        check_traits(traits)
+        return
+    with pytest.raises(ArgumentError) as caught:
+        check_traits(traits)
+
+    assert str(caught.value).splitlines() == [
+        f"{format}: groups",
+        "  expected sizes of at least 1, or -1",
+        f"  got      {size}",
+    ]
 
 
 def test_symmetric_zero_points_that_wrap_are_refused() -> None:
