@@ -16,7 +16,7 @@ from qload.sentences import Sentence, WordSentence
 INTEGERS = (dtypes.int32, dtypes.uint8, dtypes.int64, dtypes.int16, dtypes.int8)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Meaning:
     """w[n, k] = (value of code[n, k] - zero) * scale * factor, or by the scale, in this order in float32.
 
@@ -166,7 +166,7 @@ def check_codes(codes: Tensor, bits: int) -> None:
         raise ArgumentError("codes", f"0 <= code < {2**bits}", f"{low} to {high}")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CodeValues:
     """w = (code - zero) * scale[n_group, k_group] * factor, with the codes; see `qload.Codes`."""
 

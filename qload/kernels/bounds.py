@@ -27,7 +27,7 @@ SLICE = 16 << 20  # numbers of a weight that are dequantized at once
 STEPS = 6  # roundings to float32 beside those of sums: scales, a zero point, a factor of the inputs, a bias
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bounded:
     """Exact values, with bounds of the errors of computed ones.
 

@@ -78,7 +78,7 @@ ROW_TYPES: tuple[type[Weight], ...] = (  # formats that store rows, or of which 
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CodeRows:
     """Packed codes of each output, one after another: `bytes` uint8 (N, row bytes), rows of any stride.
 

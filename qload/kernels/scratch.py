@@ -35,7 +35,7 @@ class ScratchRequest:
         return _aligned(2 * self.K * self.N) + _aligned(4 * self.N * max_input_len)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ScratchBuffer:
     """A buffer of bytes, and the longest input it was made for."""
 

@@ -324,7 +324,7 @@ def _empty_dtype(spec: TensorSpec, config: Any, params_dtype: torch.dtype) -> to
     return next((dtype for dtype in (preferred, params_dtype) if dtype in allowed), allowed[0])
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BufferedTensor:
     """Kept block of a tensor of the checkpoint.
 

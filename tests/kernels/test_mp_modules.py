@@ -95,6 +95,21 @@ def test_an_attribute_of_the_module_is_never_overwritten() -> None:
 
 
 @every_kernel
+def test_a_tensor_that_a_kernel_does_not_read_has_no_elements_left(kind: type[MPLinearKernel]) -> None:
+    """As a `g_idx` in order, which vLLM's layers have."""
+    case = Case()
+    layer = case.layer(case.weight())
+    in_order = (torch.arange(case.K) // case.group).int()
+    layer.register_parameter("g_idx", nn.Parameter(in_order, requires_grad=False))
+    kernel: Any = kind(case.config, "qweight", "scales", "qzeros", "g_idx")
+
+    kernel.process_weights_after_loading(layer)
+
+    empty = {name for name in FIELDS if not getattr(layer, name).numel()}
+    assert empty == {*FIELDS} - {*kernel.typed(layer).fields()}
+
+
+@every_kernel
 @pytest.mark.parametrize("again", KERNELS, ids=lambda kind: f"then {kind.name}")
 def test_a_prepared_layer_is_not_prepared_again_by_a_new_kernel(
     kind: type[MPLinearKernel], again: type[MPLinearKernel]

@@ -138,6 +138,16 @@ def test_rope_that_is_not_known_or_no_number_is_refused_by_its_key(rope: Any) ->
     assert refusal.value.key.startswith("rope_parameters")
 
 
+def test_rope_of_some_layers_alone_is_refused_by_the_layers() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        text_config({**LLAMA, "rope_parameters": {"sliding_attention": {"rope_type": "default"}}})
+    assert refusal.value.key == "rope_parameters.sliding_attention"
+    assert (refusal.value.expected, refusal.value.got) == (
+        "one rope for all layers",
+        "parameters per type of layer",
+    )
+
+
 @pytest.mark.parametrize(
     ("said", "key"),
     [

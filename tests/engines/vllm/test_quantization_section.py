@@ -35,6 +35,13 @@ def test_a_section_of_groups_is_of_the_tool_that_writes_such() -> None:
     assert section_and_settings(handed) == (handed, {})
 
 
+@pytest.mark.parametrize("key", ["quant_method", "method", "config_groups"])
+def test_a_section_that_names_its_method_is_read_as_it_is(key: str) -> None:
+    handed = {"bits": 4, "group_size": 32, "desc_act": True, "sym": True, key: "gptq"}
+
+    assert section_and_settings(handed) == (handed, {})
+
+
 def test_settings_are_taken_out_of_the_section() -> None:
     said = {"target": "marlin", "activations": "unquantized"}
 
