@@ -111,6 +111,8 @@ S, QUERIES, KEYS, HEADS, KV, SIZE = 2, 3, 5, 6, 2, 8  # of attention
 WEIGHT = layer(128, 64, 32)  # (K, N) and the group
 LINEAR = MPLinearLayerConfig((128, 64), (128, 64), scalar_types.uint4b8, torch.float16, 32, False)
 WORDS = torch.arange(16 * 64, dtype=torch.int32).view(16, 64)
+AWQ_WORDS = torch.arange(128 * 8, dtype=torch.int32).view(128, 8)
+set_weight_attrs(AWQ_WORDS, {"input_dim": 0, "output_dim": 1, "packed_dim": 1})
 FILE = save({"a": torch.zeros(3, 4), "b": torch.zeros(5)})
 
 
@@ -381,6 +383,14 @@ KERNELS: dict[str, Call] = {
             "w_zp": None,
             "g_idx": torch.arange(128, dtype=torch.int32) // 32,
         },
+    ),
+    "read_layer of AWQ": (
+        partial(read_layer, replace(LINEAR, order="awq"), "layer"),
+        {"w_q": AWQ_WORDS, "w_s": torch.ones(4, 64, dtype=torch.float16), "w_zp": None, "g_idx": None},
+    ),
+    "read_layer of AWQ along K": (
+        partial(read_layer, replace(LINEAR, order="awq"), "layer"),
+        {"w_q": WORDS, "w_s": torch.ones(4, 64, dtype=torch.float16), "w_zp": None, "g_idx": None},
     ),
     "permute_param_layout_": (
         lambda **options: permute_param_layout_(WORDS.clone(), **options),

@@ -149,6 +149,30 @@ def test_interleaved_groups_are_not_divided() -> None:
     assert refusals(tensors, PLAIN, 4, make) == {"qkv: key/value heads = 2 does not divide into 4 ranks"}
 
 
+@pytest.mark.parametrize(
+    ("prefixes", "heads", "text"),
+    [
+        ("qkv", Heads(3, 2), "heads\n  expected as many queries for each key\n  got      3 and 2"),
+        (
+            "qkv",
+            Heads(keys=2),
+            "heads\n  expected the number of queries too\n  got      queries=None, keys=2",
+        ),
+        (
+            ["q", "kv"],
+            Heads(4, 2),
+            "prefixes\n  expected one layer with interleaved heads\n  got      ['q', 'kv']",
+        ),
+    ],
+)
+def test_heads_that_cannot_be_interleaved_are_refused(prefixes: Any, heads: Heads, text: str) -> None:
+    weights = weights_of({"qkv.weight": count(64, 4)}, PLAIN)
+
+    with pytest.raises(ArgumentError) as refusal:
+        QKVParallelLinear.load(weights, prefixes, heads, head_size=8, interleaved=True)
+    assert str(refusal.value) == text
+
+
 def test_parts_that_are_not_stored_alike_are_multiplied_one_by_one() -> None:
     """Mixed precision: queries and values in 4 bits, keys left plain, and a bias of queries alone."""
     tensors = gptq("q", seed=1) | {"k.weight": count(16, 128)} | gptq("v", seed=2) | {"q.bias": bias_of(64)}

@@ -9,7 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from qload.detect import loader_from_config
-from qload.errors import ArgumentError, ConfigError, CutError, MismatchError, MissingTensorError, ShapeError
+from qload.errors import (
+    ArgumentError,
+    ConfigError,
+    CutError,
+    MismatchError,
+    MissingTensorError,
+    NonfiniteScaleError,
+    ShapeError,
+)
 from qload.methods import (
     CheckpointConfig,
     ColumnParallelLinear,
@@ -270,6 +278,20 @@ def test_a_layer_without_all_of_its_tensors_is_refused_by_name() -> None:
 
     with pytest.raises(MissingTensorError, match=r"a\.scales"):
         layer.quant_method.process_weights_after_loading(layer)
+
+
+def test_scales_that_are_not_finite_are_refused_unless_allowed() -> None:
+    tensors = gptq()
+    tensors["scales"][0, 0] = float("inf")
+    refusing, allowing = config_of(), config_of()
+    allowing.nonfinite = "allow"
+    layers = [layer_of(quant_config=config) for config in (refusing, allowing)]
+    for layer in layers:
+        hand_over(layer, tensors)
+
+    with pytest.raises(NonfiniteScaleError, match=r"a\.scales"):
+        layers[0].quant_method.process_weights_after_loading(layers[0])
+    layers[1].quant_method.process_weights_after_loading(layers[1])
 
 
 def test_a_part_that_did_not_come_is_named() -> None:

@@ -158,7 +158,7 @@ def finish_experts_when_loaded(layer: Any, typed: TypedExpertsMethod, names: Che
 
 
 def _refuse_bias(
-    layer_name: str, param: nn.Parameter, loaded_weight: Tensor, *_: Any, expert_id: int = 0, **__: Any
+    layer_name: str, param: nn.Parameter, loaded_weight: Tensor, *_: Any, expert_id: int, **__: Any
 ) -> bool:
     """Refuse a bias other than 0, which vLLM would ignore; some tools write biases of 0."""
     if bool(loaded_weight.any()):

@@ -220,6 +220,16 @@ def test_a_bias_that_means_something_is_refused_and_one_of_zeros_is_not() -> Non
         layer.w2_bias.weight_loader(param=layer.w2_bias, loaded_weight=torch.ones(H), **said)
 
 
+def test_a_loader_tells_of_its_success_where_it_is_asked_to() -> None:
+    layer: Any = Layer([*range(EXPERTS)])
+    filled(layer, {}, Rank(0, 1), CheckpointNames())
+    name, tensor = next(iter(drawn().items()))
+    number, matrix, suffix = name.removeprefix("mlp.experts.").split(".", 2)
+    param = getattr(layer, f"{'w2' if matrix == 'w2' else 'w13'}_{suffix}")
+
+    assert param.weight_loader(param, tensor, name, shard_id=matrix, expert_id=int(number)) is None
+
+
 def test_a_cut_inside_of_a_word_is_refused_before_a_tensor_comes() -> None:
     with pytest.raises(CutError):
         filled(Layer([0]), {}, Rank(0, 16), CheckpointNames())
