@@ -79,13 +79,14 @@ from qload.models.rope import Rope, RopeConfig, rotate_halves, rotate_pairs, yar
 from qload.models.stored_layers import SharedMatrix, check_matrix
 from qload.models.vision import patch_mask, patch_positions, real_images
 from qload.models.vision_config import vision_config
-from qload.native.modules import requested_threads
-from qload.parallel import Rank
+from qload.native.modules import one_thread, requested_threads, using
+from qload.native.modules import threads as native_threads
+from qload.parallel import Collectives, Rank, collectives_of
 from qload.parallel.launcher import LaunchedRank
 from qload.parallel.process_group import FakeWorld
 from qload.plan.explain import capability_of
 from qload.plan.sharing import check_ranks
-from qload.quantize.policy import mlp_only
+from qload.quantize.policy import Modules, mlp_only
 from qload.quantize.quantizers import (
     BNB4Quantizer,
     BNBInt8Quantizer,
@@ -903,6 +904,23 @@ def meant_rows(start: int, stop: int, **tensors: Any) -> Meaning:
     return Meaning(**given, **tensors).of_rows(slice(start, stop))
 
 
+def together(group: Collectives, dim: int) -> tuple[torch.Tensor, ...]:
+    mine = float_range(2, 3) - 5 * group.rank()
+    joined = group.gathered(mine), group.gathered(mine, dim)
+    return *joined, group.summed(mine), group.maximum(mine), group.first(mine)
+
+
+def collected(world: int, dim: int) -> list[tuple[torch.Tensor, ...]]:
+    return FakeWorld(world).run(lambda group: together(group, dim))
+
+
+def threads_within(threads: int) -> tuple[int, int, int]:
+    with using(threads=threads):
+        inside = native_threads()
+        with one_thread():
+            return inside, native_threads(), requested_threads() or 0
+
+
 TABLES = {"scales": float_range(6, 4), "zeros": float_range(6, 4).sin(), "n_group": None}
 DEVICES: dict[str, Call] = {
     "some rows": (meant_rows, {"start": 1, "stop": 3, **TABLES}),
@@ -917,6 +935,16 @@ DEVICES: dict[str, Call] = {
         {"shape": (3, 4), "dtype": torch.float32, "out": torch.zeros(3, 4)},
     ),
     "check_writable": (check_writable, {"out": torch.zeros(3, 4), "argument": "y"}),
+    "collectives of ranks in threads": (collected, {"world": 3, "dim": 0}),
+    "collectives of one rank": (
+        lambda world: together(collectives_of(Rank(world - 1, world)), 0),
+        {"world": 1},
+    ),
+    "Modules.quantizes": (
+        lambda prefix, block, **names: Modules(**names, plain_blocks=frozenset({block})).quantizes(prefix),
+        {"prefix": "model.layers.3.mlp.up_proj", "block": 2, "only": ("mlp",), "without": ("router",)},
+    ),
+    "threads within a block": (threads_within, {"threads": 3}),
     "LaunchedRank.of": (
         LaunchedRank.of,
         {
