@@ -27,7 +27,7 @@ from torch.nn import functional
 from qload.errors import ArgumentError, DtypeError, ShapeError, check_type
 from qload.kernels import cpu, cuda, declared, products, scaled
 from qload.kernels.cpu import KeptRows
-from qload.kernels.cuda.linear import OPERATORS, CudaPlan, FusedPlan, plan_of
+from qload.kernels.cuda.linear import OPERATORS, CudaPlan, plan_of
 from qload.kernels.declared import Activations, Maximum
 from qload.spec import ActivationScheme, Weight, can_cut, outputs
 
@@ -246,7 +246,7 @@ class LinearSignature:
         self._scheme = scheme_of(blueprint, activations)
         self.plain = blueprint.plain and self._scheme is None
         self._expected = tuple((tensor.shape, tensor.dtype) for tensor in blueprint.fields().values())
-        self._cuda_plans: dict[tuple[int, torch.dtype], CudaPlan | FusedPlan | None] = {}
+        self._cuda_plans: dict[tuple[int, torch.dtype], CudaPlan | None] = {}
 
     def way(self, device: str) -> str:
         """Way of products on a type of device."""

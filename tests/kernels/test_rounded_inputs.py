@@ -15,7 +15,7 @@ from torch import Tensor
 from qload.errors import ArgumentError
 from qload.kernels import plans
 from qload.kernels.bounds import exact, excess, of_linear
-from qload.kernels.cuda.linear import CudaPlan, FusedPlan, multiply_rounded, plan_of, why_not_declared
+from qload.kernels.cuda.linear import CudaPlan, multiply_rounded, plan_of, why_not_declared
 from qload.kernels.plans import signature_of
 from qload.spec import ActivationScheme, Layer
 from tests.kernels.cuda_by_hand import STREAM
@@ -90,7 +90,7 @@ def plan(hand: HandOfInputs, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(CUDA_LINEAR, "raw_stream", lambda index: STREAM)
     monkeypatch.setattr(CUDA_LINEAR, "current_device", lambda: None)  # the index of a CPU
 
-    def made(weight: Any, dtype: torch.dtype) -> CudaPlan | FusedPlan:
+    def made(weight: Any, dtype: torch.dtype) -> CudaPlan:
         found = plan_of(weight, dtype, weight.activations)
         assert found is not None
         return found
@@ -145,28 +145,6 @@ def test_stored_scales_and_zero_points_keep_their_types(
 
     assert hand.called[0] == "quantize"
     assert bool((excess(y, of_linear(x, static)) <= 1).all())
-
-
-@HOPPER
-@DTYPES
-@pytest.mark.parametrize(("kind", "name"), [("fp8 channel", "fp8 static"), ("int8", "int8 static")])
-def test_fused_parts_round_the_inputs_by_their_own_scales(
-    hand: HandOfInputs, plan: Any, kind: str, name: str, dtype: torch.dtype
-) -> None:
-    weight: Any = byte_layer(K, 200, "channel" if kind.startswith("fp8") else "int8")
-    layer = replace(weight.layer, parts=(64, 128, 8), activations=SCHEMES[name])
-    fused = replace(weight, layer=layer, input_scale=torch.tensor([0.0173, 0.5, 0.002]))
-    tensors, bias = list(fused.fields().values()), torch.arange(200).to(dtype)
-    made = plan(fused, dtype)
-    for M, product in ((1, "decode"), (65, "many")):
-        x = inputs(M, dtype)
-        hand.called.clear()
-
-        y = made.multiply(x, bias, tensors)
-
-        assert hand.called == ["quantize", product] * 3
-        assert bool((excess(y, of_linear(x, fused, bias)) <= 1).all())
-        assert torch.equal(made.multiply(x.view(1, M, K), bias, tensors), y[None])
 
 
 @HOPPER
@@ -245,11 +223,10 @@ def test_what_no_launch_rounds_has_a_reason() -> None:
     assert "GPTQMarlinWeight takes factors" in str(
         why_not_declared(layer(K, 64, 64, 4, torch.float16, "marlin"), token)
     )
-    assert "not in float32" in str(why_not_declared(fp8, static))
+    assert "not one number" in str(why_not_declared(fp8, static))
     assert why_not_declared(replace(fp8, input_scale=one.bfloat16()), static) is None
-    assert "not in float32" in str(why_not_declared(replace(fp8, input_scale=one.double()), static))
-    fused = replace(fp8, layer=replace(fp8.layer, parts=(32, 40)), input_scale=torch.ones(2))
-    assert "whole strips of 64" in str(why_not_declared(fused, static))
+    for wrong in (torch.ones(2), one.double()):  # of parts of a fused layer, and of another type
+        assert "not one number" in str(why_not_declared(replace(fp8, input_scale=wrong), static))
     assert "by float8 group of 24" in str(why_not_declared(fp8, replace(SCHEMES["fp8 group"], group_size=24)))
     assert "rounds 100 inputs" in str(why_not_declared(byte_layer(100, N, "channel"), token))
 

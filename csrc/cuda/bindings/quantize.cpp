@@ -36,9 +36,9 @@ void add_quantize(py::module_& module) {
         });
       },
       "Launches inputs as codes; scheme: finding, inputs of a group, all tokens, whole numbers, bits; bound: 0 for none; "
-      "becoming: what, its type; stored: types of the stored scale and zero point; ones: after the last token; each: a "
-      "step of each token though all share one. The launch takes x, M, elements from row to row, stored scale and zero "
-      "point, rows that are written, then codes, steps, zeros, powers, scratch, stream. False: sizes do not fit.");
+      "becoming: what, its type; stored: types of the stored scale and zero point; ones: after the last token; each: a step of each token though all share one. The launch "
+      "takes x, M, elements from row to row, stored scale and zero point, rows that are written, then codes, steps, "
+      "zeros, powers, scratch, stream. False: sizes do not fit.");
   module.def(
       "scale_sums",
       [](uintptr_t sums, bool whole, const std::array<int64_t, 3>& sizes, const std::tuple<uintptr_t, bool>& row,

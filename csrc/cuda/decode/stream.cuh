@@ -236,7 +236,7 @@ class TileScales : public ColumnScales {
   float scale_, next_ = 1;
 };
 
-/// Scales of scaled numbers: of groups, which multiply operands, those of the next chunk on their way; and of columns in
+/// Scales of numbers of four bits: of groups, which multiply operands, those of the next chunk on their way; and of columns in
 /// fp32, which multiply sums.
 template <class T, Code code>
 class GroupScales : public ColumnScales {

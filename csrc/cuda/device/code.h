@@ -10,8 +10,7 @@ namespace qload::cuda {
 /// and kMxfp8, e4m3 too, have scales by groups too, which multiply operands (device/scaled_codes.cuh). Kernels of kNf4 are
 /// those of kBnbFp4 too.
 enum class Code : int {
-  kUint4 = 4, kUint8 = 8, kInt8 = 0x108, kE4m3 = 0x208, kE5m2 = 0x708,
-  kE2m1 = 0x304, kNf4 = 0x404, kBnbFp4 = 0x504, kMxfp8 = 0x608
+  kUint4 = 4, kUint8 = 8, kInt8 = 0x108, kE4m3 = 0x208, kE2m1 = 0x304, kNf4 = 0x404, kBnbFp4 = 0x504, kMxfp8 = 0x608, kE5m2 = 0x708
 };
 
 QLOAD_BOTH constexpr int bits_of(Code code) { return static_cast<int>(code) & 0xFF; }

@@ -5,13 +5,11 @@ by the same table, checks and kernels; a later call is memory for y, addresses, 
 
 Inputs that a weight declares quantized are rounded by one launch ahead, to 16-bit numbers and a factor of
 each token (`cuda.quantize.RoundedInputs`); the kernel of the undeclared call multiplies the numbers, and its
-sums in float32 by the factors. A fused layer that stores a scale of its inputs for each part has a plan for
-each. `why_not_declared` has the one rule.
+sums in float32 by the factors. `why_not_declared` has the one rule.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -30,8 +28,7 @@ from qload.kernels.cuda.dispatch import CudaKernel, KernelCall, choose
 from qload.kernels.cuda.launch import ALIGNED, Launch
 from qload.kernels.cuda.module import current_device, empty_rows, native, raw_stream, why_not
 from qload.kernels.cuda.quantize import STORED_DTYPES, RoundedInputs, reads_stored, takes
-from qload.layouts.strips import TILE_N
-from qload.spec import ActivationScheme, Layer, Weight
+from qload.spec import ActivationScheme, Weight
 
 PLANNED = (  # kernels are one launch
     StripsWeight,
@@ -162,37 +159,9 @@ def why_not_declared(weight: Weight, scheme: ActivationScheme) -> str | None:
     if not takes(scheme, weight.layer.K):
         return f"no launch rounds {weight.layer.K} inputs by {scheme}"
     stored = [tensors.get(name) for name in (scheme.scale, scheme.zero_point) if name]
-    if any(each is None or each.dtype not in STORED_DTYPES for each in stored):
-        return "stored scales of inputs are not in float32, float16 or bfloat16"
-    if has_scales_of_parts(weight, scheme) and not cuts_of_parts(weight, scheme):
-        return "stored scales of inputs are not one number, and parts are not whole strips of 64 outputs"
+    if any(each is None or each.numel() > 1 or each.dtype not in STORED_DTYPES for each in stored):
+        return "stored scales of inputs are not one number in float32, float16 or bfloat16"
     return None
-
-
-def has_scales_of_parts(weight: Weight, scheme: ActivationScheme) -> bool:
-    """Return whether a fused layer stores more than one scale or zero point of its inputs."""
-    tensors = weight.fields()
-    return any(name in tensors and tensors[name].numel() > 1 for name in (scheme.scale, scheme.zero_point))
-
-
-def cuts_of_parts(weight: Weight, scheme: ActivationScheme) -> list[dict[str, slice]]:
-    """Cuts of the tensors of 8-bit strips along their outputs, for each part; [] if parts share a strip.
-
-    The cut under the name "bias" is that of outputs. Scales are one for each output.
-    """
-    tensors, parts = weight.fields(), weight.layer.parts
-    stored = [name for name in (scheme.scale, scheme.zero_point) if name and tensors[name].numel() > 1]
-    if not isinstance(weight, Fp8StripsWeight | Int8StripsWeight) or weight.scales.ndim != 1:
-        return []
-    if any(tensors[name].shape != (len(parts),) for name in stored) or any(N % TILE_N for N in parts[:-1]):
-        return []
-    cuts = []
-    for part, (start, stop) in enumerate(pairwise(accumulate(parts, initial=0))):
-        first, last = start // TILE_N, -(-stop // TILE_N)
-        own = {"bias": slice(start, stop), "qweight": slice(first, last)}
-        own |= {"scales": slice(first * TILE_N, last * TILE_N)}
-        cuts.append(own | dict.fromkeys(stored, slice(part, part + 1)))
-    return cuts
 
 
 def multiply_rounded(x: Tensor, token_scales: Tensor, weight: Weight, bias: Tensor | None) -> Tensor | None:
@@ -307,42 +276,7 @@ class CudaPlan:
         return launch
 
 
-class FusedPlan:
-    """Plans of the parts of a fused layer, each of which rounds the inputs by a stored scale of its own."""
-
-    def __init__(self, weight: Weight, dtype: torch.dtype, scheme: ActivationScheme) -> None:
-        self._names = list(weight.fields())
-        self._cuts = cuts_of_parts(weight, scheme)
-        self._plans = [CudaPlan(_part_of(weight, cuts), dtype, scheme) for cuts in self._cuts]
-
-    def multiply(self, x: Tensor, bias: Tensor | None, tensors: Sequence[Tensor]) -> Tensor | None:
-        """(..., K) -> (..., N), or None, as `CudaPlan.multiply`."""
-        results = []
-        for plan, cuts in zip(self._plans, self._cuts, strict=True):
-            own = [
-                tensor[cuts[name]] if name in cuts else tensor
-                for name, tensor in zip(self._names, tensors, strict=True)
-            ]
-            y = plan.multiply(x, None if bias is None else bias[cuts["bias"]], own)
-            if y is None:
-                return None
-            results.append(y)
-        return torch.cat(results, -1)
-
-
-def _part_of(weight: Weight, cuts: dict[str, slice]) -> Weight:
-    """Return the part of a fused layer with some outputs."""
-    part = weight.holding(
-        {name: tensor[cuts[name]] for name, tensor in weight.fields().items() if name in cuts}
-    )
-    N, K = cuts["bias"].stop - cuts["bias"].start, weight.layer.K
-    object.__setattr__(part, "layer", Layer((N,), K, (N, K), weight.layer.name))
-    return part
-
-
-def plan_of(
-    weight: Weight, dtype: torch.dtype, scheme: ActivationScheme | None = None
-) -> CudaPlan | FusedPlan | None:
+def plan_of(weight: Weight, dtype: torch.dtype, scheme: ActivationScheme | None = None) -> CudaPlan | None:
     """Plan for layers like `weight` and activations of a dtype; None: `linear` multiplies, or torch.
 
     `scheme`: quantization of the inputs, or None.
@@ -353,6 +287,4 @@ def plan_of(
     whole = has_groups and "perm" not in weight.fields() and weight.layer.K % 8 == 0
     if not whole or (scheme is not None and why_not_declared(weight, scheme) is not None):
         return None
-    if scheme is not None and has_scales_of_parts(weight, scheme):
-        return FusedPlan(weight, dtype, scheme)
     return CudaPlan(weight, dtype, scheme)
