@@ -81,7 +81,7 @@ def measure_load(
     device: str,
     target: str,
     rounds: int,
-    progress: Update,
+    progress: Update | None,
     nonfinite: "Nonfinite",
 ) -> dict[str, Any]:
     """Return the report of the verb: bytes of the tensors, and the rates of each stage in GB/s."""

@@ -130,7 +130,7 @@ def draw_formats(formats: Iterable[tuple[str | None, int | None]]) -> dict[str, 
     return drawings
 
 
-def _find_packing(layout: str, bits: int = 4) -> Packing:
+def _find_packing(layout: str, bits: int) -> Packing:
     if layout not in LAYOUTS:
         raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", f"{layout!r:.80}")
     try:
@@ -153,11 +153,10 @@ def lane_of(layout: str, packing: Packing, code: tuple[int, int]) -> int | None:
 def _code_digit(packing: Packing, digit: str, code: tuple[int, int]) -> int:
     """Return one digit of a code's position, along the axis of the digit."""
     sizes = dict(packing.sizes)
-    for axis, position in zip(packing.codes.left, code, strict=True):
-        if digit in axis:
-            stride = prod(sizes[other] for other in axis[axis.index(digit) + 1 :])
-            return position // stride % sizes[digit]
-    raise KeyError(digit)
+    axes = zip(packing.codes.left, code, strict=True)
+    axis, position = next((axis, position) for axis, position in axes if digit in axis)
+    stride = prod(sizes[other] for other in axis[axis.index(digit) + 1 :])
+    return position // stride % sizes[digit]
 
 
 def code_of_bits(packing: Packing) -> tuple[torch.Tensor, tuple[int, int]]:

@@ -1,6 +1,7 @@
 """Experts that are not alike, not there or not counted: refused by name, on all ranks, before a read."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from qload.errors import (
     TwoFormatsError,
     UnsupportedFormatError,
 )
+from qload.experts.expert_description import check_alike
 from qload.formats import Fp8Config, Fp8Weight, GPTQConfig, GPTQWeight, UnquantizedConfig, UnquantizedWeight
 from qload.loader import ConfiguredFormat
 from tests.experts.expert_layers import FACTS, NAMES, PREFIX, StoredExperts, plain, stored_plain
@@ -98,6 +100,26 @@ def test_an_expert_of_another_kind_is_named(
     assert isinstance(error, MismatchError)
     assert error.tensor == f"{PREFIX}.{layer}"
     assert what in error.what
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda first: {"sizes": {**first.sizes, "N": 128}}, "(N, K)"),
+        (lambda first: {"specs": first.specs[:-1]}, "tensors"),
+        (lambda first: {"format": ConfiguredFormat(GPTQWeight, GPTQConfig(4, 64))}, "config"),
+        (lambda first: {"format": ConfiguredFormat(Fp8Weight, first.format.config)}, "format"),
+    ],
+)
+def test_one_property_that_differs_is_enough(change: Callable[[Any], dict[str, Any]], what: str) -> None:
+    weights = StoredExperts([], gptq(1), GPTQ).weights()
+    first = weights.loader.describe(weights, f"{PREFIX}.0.up_proj")
+    check_alike(first, replace(first, prefix="other"))
+
+    with pytest.raises(MismatchError) as caught:
+        check_alike(first, replace(first, prefix="other", **change(first)))
+
+    assert str(caught.value).startswith(f"other: experts of one layer differ in {what}\n")
 
 
 def test_an_expert_in_another_format_is_named() -> None:

@@ -1,5 +1,6 @@
 """Drawings of layouts: each bit of a tile is of the code that the layout's owner puts there."""
 
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -133,3 +134,8 @@ def test_what_there_is_no_drawing_of_is_refused(layout: str, bits: int) -> None:
 
 def test_the_verb_knows_every_layout() -> None:
     assert tuple(LAYOUTS) == LAYOUT_NAMES
+
+
+@pytest.mark.parametrize(("layout", "bits"), [("gptq", 3), ("marlin", 4)])
+def test_the_drawing_of_two_words(layout: str, bits: int, golden: Any) -> None:
+    assert drawing(layout, bits, most=2) == golden

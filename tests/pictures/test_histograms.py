@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from qload import convert, verify
 from qload.pictures import layer_pictures
-from qload.pictures.histograms import format_histogram
+from qload.pictures.histograms import LayerPictures, format_histogram
 from qload.testing import make_checkpoint
 from qload.verify.comparison import ErrorMap
 from tests.paths import FIXTURES
@@ -129,3 +129,19 @@ def test_what_is_not_there_or_has_another_shape_has_no_picture(tmp_path: Path):
 
     assert UP not in maps
     assert verify(one, against=tmp_path / "none", error_maps=True).error_maps == {}
+
+
+def test_bytes_of_quantized_scales_are_counted_by_the_scales_over_them() -> None:
+    folder, name = FIXTURES / "bnb" / "nf4_nested_bf16_storage_128x256", "model.layers.0.self_attn.v_proj"
+    (file,) = folder.glob("*.safetensors")
+    scales = load_file(file)[f"{name}.weight.nested_absmax"]
+    steps: list[tuple[str, int, int]] = []
+
+    pictures = layer_pictures(folder, {name: "0.5: 12"}, progress=lambda *step: steps.append(step))
+
+    powers = [int(size.abs().log2().floor()) for size in scales]
+    counts = [powers.count(power) for power in range(min(powers), max(powers) + 1)]
+    assert pictures == {name: LayerPictures(f"2^{min(powers)}: {' '.join(map(str, counts))}", "0.5: 12")}
+    assert [stage for stage, _, _ in steps] == ["scales"] * len(steps)
+    assert steps[0][1] == 0
+    assert steps[-1][1] == steps[-1][2] > scales.nbytes

@@ -19,8 +19,10 @@ from qload.plan.explain import NO_DTYPE
 from qload.plan.kernels import KernelChoice
 from qload.repacking import loaders
 from qload.spec import Weight
+from tests.models.drawn import config
+from tests.models.drawn import weights as drawn_weights
 from tests.paths import FIXTURES, FOLDERS, cases
-from tests.plan.test_plan import gptq
+from tests.plan.test_plan import fused, gptq
 
 FOUR_BITS = FIXTURES / "gptq" / "b4_g64_sym_noact_v1"
 ROWS = FIXTURES / "eetq" / "128x64"
@@ -333,6 +335,17 @@ def test_scales_beyond_the_range_of_a_dtype_refuse_and_suggest_none(value: float
     assert [change.partition(":")[0] for change in single.changes] == [
         f"activations of {dtype}" for dtype in (["float16"] * fits + ["bfloat16"])
     ]
+
+
+def test_the_parts_of_a_fused_layer_are_shared_by_its_outputs() -> None:
+    """There are fewer outputs of queries, keys and values than inputs."""
+    said = config("qwen3", hidden_size=256)
+    held = drawn_weights(said, fused(said))
+
+    errors = {layer.prefix: layer.error for layer in explain(held, arch="cpu", tp=2).layers}
+
+    assert any(prefix.endswith("qkv_proj") for prefix in errors)
+    assert {*errors.values()} == {""}
 
 
 def test_a_share_has_its_own_shape() -> None:

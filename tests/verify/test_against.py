@@ -1,13 +1,16 @@
 """Comparison of a checkpoint with a reference of the same format or in plain weights."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from qload.checkpoint import open_checkpoint
-from qload.verify import verify
+from qload.verify import against, verify
+from tests.paths import FIXTURES
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
@@ -114,3 +117,34 @@ def test_a_tensor_outside_of_layers_is_compared_by_shape_and_values(tmp_path: Pa
             "a.bias: differs from the reference first at (2,): 1, the reference has 2; 2 of 4 differ",
         )
     ]
+
+
+def test_a_bug_of_the_comparison_is_a_finding_at_its_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise KeyError("G")
+
+    for name in ("mine", "reference"):
+        (tmp_path / name).mkdir()
+        model(tmp_path / name, gptq("a", zero=len(name)), quantization_config={**GPTQ, "sym": False})
+    monkeypatch.setattr(against, "Comparison", fail)
+
+    (finding,) = verify(tmp_path / "mine", against=tmp_path / "reference").findings
+
+    assert (finding.rule, finding.tensor) == ("internal", "a")
+    assert finding.message == "a: against: internal error, KeyError: 'G'"
+
+
+def test_a_divisor_of_zero_makes_no_weight_that_equals_itself(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(FIXTURES / "compressed_tensors" / "nvfp4", tmp_path / "model"))
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    assert verify(folder, against=folder).findings == ()
+
+    for name in tensors:
+        if name.endswith("weight_global_scale"):
+            tensors[name].zero_()
+    save_file(tensors, file)
+
+    assert rules(verify(folder, against=folder)) == {"scale-value", "against-value"}

@@ -6,7 +6,7 @@ import torch
 from qload import MemoryStorage, Weights, loader_from_config
 from qload.spec import Role
 from qload.verify import blocks
-from qload.verify.blocks import WindowSource
+from qload.verify.blocks import WindowSource, find_wrong, pieces, read_span
 
 TENSOR = torch.arange(6 * 40, dtype=torch.int32).reshape(6, 40)
 BYTES = TENSOR.nbytes // TENSOR.shape[1]  # of a column
@@ -73,3 +73,41 @@ def test_a_window_of_another_axis_is_no_window_of_this_one(storage, monkeypatch)
 
 def test_an_empty_tensor_has_no_window(source):
     assert source.read("none", (slice(0, 3), slice(0, 0)), role=Role.WORD).shape == (3, 0)
+
+
+def test_a_span_is_read_piece_by_piece_up_to_its_end(storage, monkeypatch):
+    monkeypatch.setattr(blocks, "MAX_PIECE_BYTES", 160)  # a row
+    data = TENSOR.view(torch.uint8).flatten()
+
+    assert torch.equal(read_span(storage, "up", 200, 300), data[200:500])
+    assert storage.reads["up"] == 4
+    assert torch.equal(read_span(storage, "up", 900, 300), data[900:])
+    assert torch.equal(read_span(storage, "up", 160, 160), data[160:320])
+    assert read_span(storage, "up", 960, 8).shape == read_span(storage, "up", 3, 0).shape == (0,)
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (0, 4), (3, 0), (7, 3), (2, 3, 5), (4, 64), (1, 1, 700)])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int32])
+@pytest.mark.parametrize("most", [64, 300, 1 << 20])
+def test_pieces_are_all_elements_in_order_and_none_is_too_large(shape, dtype, most, monkeypatch):
+    monkeypatch.setattr(blocks, "MAX_PIECE_BYTES", most)
+    tensor = (
+        torch.arange(max(1, torch.Size(shape).numel()))[: torch.Size(shape).numel()].reshape(shape).to(dtype)
+    )
+
+    found = list(pieces(MemoryStorage({"a": tensor}), "a"))
+
+    assert torch.equal(torch.cat([torch.empty(0, dtype=dtype), *found]), tensor.flatten())
+    assert all(each.nbytes <= most for each in found)
+    rows = tensor.nbytes // max(1, len(found))
+    assert len(found) <= 1 or rows * 2 > min(most, 256) or len(shape) > 1
+
+
+def test_wrong_values_are_counted_and_the_first_has_its_place():
+    values = torch.arange(12.0).reshape(4, 3)
+    runs = [(at, values[at : at + 2], values[at : at + 2] % 4 == 3) for at in (0, 2)]
+
+    assert find_wrong(runs) == (3, (1, 0), 3.0)
+    assert find_wrong(runs[1:]) == (2, (2, 1), 7.0)
+    assert find_wrong([(0, values, values < 0)]) is None
+    assert find_wrong([]) is None

@@ -319,6 +319,29 @@ def test_a_run_of_a_byte_is_a_hole_beyond_rows_and_columns_of_zeros(
     assert len(found_there) == wrong
 
 
+@pytest.mark.parametrize(
+    ("row", "output", "wrong"), [(0, 10, False), (0, 52, True), (3, 52, True), (3, 125, True), (4, 52, False)]
+)
+def test_equal_bytes_of_codes_in_several_rows_are_outputs_of_zeros(
+    row: int, output: int, wrong: bool, tmp_path: Path
+) -> None:
+    """Outputs 50 to 199 are zero in four rows of words, except for one word."""
+    name, width = f"{LAYER}.qweight", 1024
+    qweight = torch.zeros(16, 256, dtype=torch.int32)
+    qweight[:, 50:200] = -0x77777778  # eight codes of the zero point
+    qweight[row, output] = 0
+    tensors = {
+        name: qweight,
+        f"{LAYER}.qzeros": torch.full((16, 32), 0x77777777, dtype=torch.int32),
+        f"{LAYER}.scales": torch.ones(16, 256, dtype=torch.float16),
+        f"{LAYER}.g_idx": torch.arange(128, dtype=torch.int32) // 8,
+    }
+    runs = tuple(Run(at * width + 200, 600, 0x88) for at in range(4))
+    path = model(tmp_path, tensors, quantization_config=GPTQ)
+
+    assert len(found("hole", path, stored={name: contents(16 * width, runs=runs)})) == wrong
+
+
 @pytest.mark.parametrize(("nbytes", "wrong"), [(63, False), (64, True)])
 def test_few_equal_bytes_are_no_constant(nbytes: int, wrong: bool, tmp_path: Path) -> None:
     name, other = f"{UP.format(0)}.qweight", f"{UP.format(1)}.qweight"
