@@ -261,9 +261,8 @@ def _detail(pair: SideBySide, values: ValueDiff, others: Mapping[str, LayerDescr
     if values.first is None:
         return ""
     against_plain = pair.other.format.weight_type.plain and not pair.layer.format.weight_type.plain
-    cause = find_misreading(pair, values.block, against_plain * MAX_PLAIN_DISTANCE) or find_misplaced(
-        pair.load(values.block)[0], values.block, pair.reference, pair.other, others
-    )
+    cause = find_misreading(pair, values.block, against_plain * MAX_PLAIN_DISTANCE)
+    cause = cause or find_misplaced(pair, values.block, others)
     if cause is None:
         turned = SideBySide(pair.reference, pair.other, pair.checkpoint, pair.layer)
         cause = find_misreading(turned, values.block, 0)

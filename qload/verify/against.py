@@ -178,7 +178,7 @@ def _find_cause(
         near = comparison.distance.relative * MIN_AGREEMENT
     cause = find_other_wrapping(pair) if pair.layer.format.config.doubt else None
     cause = cause or find_misreading(pair, run, near)
-    cause = cause or find_misplaced(pair.load(run)[0], run, pair.reference, pair.other, layers) or mistake
+    cause = cause or find_misplaced(pair, run, layers) or mistake
     return find_known_fault(pair, run) if cause is None and not lawful else cause
 
 

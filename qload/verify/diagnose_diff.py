@@ -239,18 +239,13 @@ def _shifted_outputs(got: Tensor, want: Tensor) -> Iterator[tuple[str, Reading]]
 
 
 def find_misplaced(
-    weight: Weight,
-    run: tuple[int, int],
-    reference: VerifiedCheckpoint,
-    counterpart: LayerDescription,
-    layers: Mapping[str, LayerDescription],
+    pair: SideBySide, run: tuple[int, int], layers: Mapping[str, LayerDescription]
 ) -> str | None:
-    """Return in words the place of the outputs `run` in the reference; None if they are nowhere.
-
-    `weight`: these outputs of our layer. `counterpart`: the same layer of the reference.
-    """
+    """Return in words the place of our outputs `run` in the reference; None if they are nowhere."""
+    weight, theirs_here = pair.load(run)
+    reference, counterpart = pair.reference, pair.other
     got = effective_weight(weight)
-    base = _distance(got, _load(reference, counterpart, run))
+    base = _distance(got, theirs_here)
     for other in _candidates(counterpart, layers):
         theirs = _load(reference, other, run)
         if theirs is not None and _fits(got, theirs, base):
@@ -295,9 +290,7 @@ def _fits(got: Tensor, theirs: Weight | Tensor | None, base: float) -> bool:
     return isfinite(base) and _distance(got, theirs) < MAX_DISTANCE * base  # every number is nearer than NaN
 
 
-def _distance(got: Tensor, theirs: Weight | Tensor | None) -> float:
-    if theirs is None:
-        return float("inf")
+def _distance(got: Tensor, theirs: Weight | Tensor) -> float:
     want = effective_weight(theirs) if isinstance(theirs, Weight) else theirs
     if want.shape != got.shape:
         return float("inf")

@@ -99,8 +99,6 @@ def test_pieces_are_all_elements_in_order_and_none_is_too_large(shape, dtype, mo
 
     assert torch.equal(torch.cat([torch.empty(0, dtype=dtype), *found]), tensor.flatten())
     assert all(each.nbytes <= most for each in found)
-    rows = tensor.nbytes // max(1, len(found))
-    assert len(found) <= 1 or rows * 2 > min(most, 256) or len(shape) > 1
 
 
 def test_wrong_values_are_counted_and_the_first_has_its_place():

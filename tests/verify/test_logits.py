@@ -17,12 +17,13 @@ from qload.errors import ArgumentError, NotEnoughMemoryError
 from qload.formats import UnquantizedWeight
 from qload.kernel_formats import PanelsWeight
 from qload.kernels import Linear
+from qload.kernels.bounds import Bounded
 from qload.parallel import Rank
 from qload.repacking import RepackingLoader
 from qload.spec import Layer, Weight
 from qload.verify import Prompt, verify
 from qload.verify.logits import compared_model
-from qload.verify.logits.compared_layers import place_in_part
+from qload.verify.logits.compared_layers import CompareState, place_in_part
 from qload.verify.logits.compared_model import ModelPrompt, compute_logits, load_compared
 from qload.verify.logits.logit_check import check_logits
 from tests.models import drawn
@@ -531,3 +532,34 @@ def test_a_place_of_a_fused_layer_is_one_of_its_parts(n: int, found: tuple[str, 
     assert place_in_part(weight, (n, 7)) == found
     alone = replace(weight, layer=replace(layer, name="qk"))
     assert place_in_part(alone, (n, 7)) == ("qk", (n, 7))
+
+
+def test_inputs_and_results_beyond_the_range_of_a_type_are_no_faults() -> None:
+    """Of the second token the result, or the input, is beyond it; of the first both are within."""
+    x, exact = torch.ones(2, 3), Bounded(torch.ones(2, 4).double(), torch.zeros(2, 4).double())
+    state, y = CompareState(), torch.ones(2, 4).half()
+    assert state.compare("sound", x.half(), y, exact) is None
+    assert state.overflown == {}
+
+    large = Bounded(exact.value * torch.tensor([[1.0], [1e5]]), exact.error)
+    assert (
+        state.compare("result", x.half(), torch.tensor([[1.0], [torch.inf]]).half().expand(2, 4), large)
+        is None
+    )
+    infinite = torch.tensor([[1.0], [torch.inf]]).expand(2, 3).half()
+    assert state.compare("input", infinite, y, exact) is None
+    assert [*state.overflown] == ["result", "input"]
+
+    wrong = y.clone()
+    wrong[1, 2] = 2
+    found = state.compare("wrong", x.half(), wrong, exact)
+    assert found is not None
+    assert (found[:2], found[3]) == ((1, 2), 1)
+    assert [*state.overflown] == ["result", "input"]
+
+
+def test_a_config_of_a_type_without_a_model_is_refused_by_its_key() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        compared_model.read_text_config({"model_type": "bloom"})
+
+    assert (caught.value.argument, caught.value.got) == ("logits: model_type of config.json", "'bloom'")

@@ -144,7 +144,7 @@ def check_holes(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]
     """Report each tensor with a run of one byte that no rows of zeros explain: its place and length."""
     for name in checkpoint.readable_names:
         contents = checkpoint.values.contents[name]
-        if contents.word is not None or not contents.runs:
+        if contents.word is not None:
             continue
         width = _checked_row_bytes(checkpoint, name)
         long = [run for run in contents.runs if run.length >= MIN_RUN_BYTES] if width else []

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from qload.formats.bnb import BNB4Config
+from qload.verify import blocks
 from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.rules import RULES
 from qload.verify.values import Contents, Numbers, Run, Statistics, Values
@@ -55,6 +56,7 @@ def found(
         every = {name: contents() for name in checkpoint.names}
         vars(checkpoint)["values"] = Values({**every, **(stored or {})}, of_tensors or {}, of_layers or {})
         findings = list(rule.check(rule, checkpoint))
+    assert len(findings) == len({finding.tensor for finding in findings})
     return {str(finding.tensor): finding.message for finding in findings}
 
 
@@ -390,3 +392,37 @@ def test_copies_of_few_layers_are_no_design(
     others = {name: contents(digest=name) for name in tensors}
 
     assert len(found("copied-layer", path, stored={**others, **shared(count, prefixes, nbytes)})) == wrong
+
+
+def test_a_group_without_rows_at_the_end_is_counted(tmp_path: Path) -> None:
+    tensors = {
+        f"{LAYER}.qweight": torch.zeros(3, 8, dtype=torch.int32),
+        f"{LAYER}.qzeros": torch.full((3, 1), 0x77777777, dtype=torch.int32),
+        f"{LAYER}.scales": torch.ones(3, 8, dtype=torch.float16),
+        f"{LAYER}.g_idx": torch.tensor([0] * 8 + [1] * 16, dtype=torch.int32),
+    }
+    path = model(tmp_path, tensors, quantization_config=ACT_ORDER)
+
+    assert found("group-count", path) == {
+        f"{LAYER}.g_idx": (
+            f"{LAYER}.g_idx: group 1 has 16 rows, a group size of 8 over K = 24 gives it 8; "
+            "2 of 3 groups are wrong"
+        )
+    }
+
+
+def test_an_infinite_weight_of_several_blocks_is_one_finding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "MAX_ELEMENTS", 4 * 16)
+    tensors = {
+        f"{LAYER}.weight": torch.full((16, 16), 448.0).to(torch.float8_e4m3fn),
+        f"{LAYER}.weight_scale": torch.full((16, 1), 1e30),
+    }
+    tensors[f"{LAYER}.weight_scale"][5:] = 3e38
+    path = model(tmp_path, tensors, quantization_config={"quant_method": "fp8"})
+    name = f"{LAYER}.weight_scale"
+
+    assert found("scale-overflow", path, of_tensors={name: numbers(1, 1, 1, largest=3e38)}) == {
+        name: f"{name}: scales this large, or divisors this small, make an infinity at (5, 0)"
+    }

@@ -262,3 +262,14 @@ def test_two_keys_that_contradict_each_other_are_told_with_the_head(
         "with": f"{start}lm_head is stored: set both to false, if the model uses it",
         "without": f"{start}no head is stored: set both to true",
     }
+
+
+def test_a_tie_by_default_is_undone_by_its_usual_key(tmp_path: Path) -> None:
+    config = {**SIZES, "model_type": "gemma", "head_dim": 4}
+    tensors = {**WITH_HEAD, "lm_head.weight": 2 + WITH_HEAD[f"{EMBEDDING}.weight"]}
+
+    (finding,) = (
+        one for one in verify(model(tmp_path, tensors, **config)).findings if one.rule == "tied-head"
+    )
+
+    assert finding.remedy == "set tie_word_embeddings to false in config.json, if the model uses the head"
