@@ -154,6 +154,7 @@ def test_one_broken_layer_among_many_is_listed_with_its_error(tmp_path: Path) ->
     assert b.bytes == sum(tensor.nbytes for name, tensor in tensors.items() if name.startswith("b."))
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_what_cannot_be_opened_is_the_error_of_opening(tmp_path: Path) -> None:
     with pytest.raises(StorageError):
         layers(tmp_path / "nowhere")

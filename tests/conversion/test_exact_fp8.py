@@ -145,6 +145,7 @@ def test_a_layer_without_such_scales_refuses_all_and_others_may_be_kept(tmp_path
     assert torch.equal(written["b.weight"], stored["b.weight"])
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_other_targets_have_nothing_to_convert_in_a_plain_checkpoint(tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.mkdir()

@@ -87,6 +87,7 @@ def test_killed_at_any_moment_there_is_all_of_it_or_nothing(source: Path, tmp_pa
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_what_another_conversion_left_is_not_touched(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +99,7 @@ def test_what_another_conversion_left_is_not_touched(
     assert contents(unfinished(tmp_path)) == was
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_source_that_changed_meanwhile_is_another_conversion(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +111,7 @@ def test_a_source_that_changed_meanwhile_is_another_conversion(
         convert(source, tmp_path / "out", to="awq", shard_size=SMALL)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_two_processes_do_not_write_one_folder(source: Path, tmp_path: Path) -> None:
     with (
         AtomicFolder(tmp_path / "out", "other").open(),
@@ -117,6 +120,7 @@ def test_two_processes_do_not_write_one_folder(source: Path, tmp_path: Path) -> 
         convert(source, tmp_path / "out", to="awq")
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_state_that_is_none_is_refused(source: Path, tmp_path: Path) -> None:
     unfinished(tmp_path).mkdir()
     (unfinished(tmp_path) / "qload-unfinished-0").write_text("[")
@@ -125,6 +129,7 @@ def test_a_state_that_is_none_is_refused(source: Path, tmp_path: Path) -> None:
         convert(source, tmp_path / "out", to="awq")
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("taken", ["a file", "a folder with something in it"])
 def test_a_target_that_is_taken_is_refused_first(taken: str, source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out"
@@ -158,6 +163,7 @@ def test_a_target_may_be_a_link(there: bool, source: Path, tmp_path: Path) -> No
     assert not unfinished(tmp_path).exists()
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_full_disk_is_told_before_a_tensor_is_written(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +174,7 @@ def test_a_full_disk_is_told_before_a_tensor_is_written(
     assert not unfinished(tmp_path).exists()
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_files_that_are_complete_outlive_a_disk_that_is_full_for_the_rest(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

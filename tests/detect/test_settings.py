@@ -75,6 +75,7 @@ def test_marlin_checkpoints_are_told_by_every_name_they_go_by(config: dict[str, 
     )
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("key", "value", "text"),
     [("desc_act", True, "False"), ("sym", False, "True"), ("bits", 3, "4 or 8"), ("group_size", 0, "-1 or")],
@@ -133,6 +134,7 @@ MALFORMED = [
 ]
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(("base", "change", "key", "expected", "got"), MALFORMED)
 def test_a_malformed_config_is_refused_by_file_key_and_value(
     base: dict[str, Any], change: dict[str, Any], key: str, expected: str, got: str
@@ -148,6 +150,7 @@ def test_a_malformed_config_is_refused_by_file_key_and_value(
     assert caught.value.got == got
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     "key", ["quant_method", "bits", "sym", "dynamic", "modules_to_not_convert", "format"]
 )
@@ -162,6 +165,7 @@ def test_a_value_of_any_depth_is_refused_in_few_words(key: str) -> None:
     assert len(str(caught.value)) < 300
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("base", "key"), [(GPTQ, "checkpoint_format"), (GPTQ, "format"), (AWQ, "version")], ids=str
 )
@@ -174,6 +178,7 @@ def test_dynamic_rules_may_be_switched_off() -> None:
     assert loader_from_config({**GPTQ, "dynamic": False}).formats[0].config == GPTQConfig(4, 128)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_dynamic_rule_that_is_none_is_named() -> None:
     with pytest.raises(ConfigError) as caught:
         loader_from_config({**GPTQ, "dynamic": {"-:lm_head": 3}})
@@ -181,12 +186,14 @@ def test_a_dynamic_rule_that_is_none_is_named() -> None:
     assert caught.value.key == "quantization_config.dynamic.-:lm_head"
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("config", [[GPTQ], "gptq", 4])
 def test_a_config_that_is_no_mapping_is_refused(config: Any) -> None:
     with pytest.raises(ConfigError, match="a mapping or None"):
         loader_from_config(config)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("config", "name"),
     [({"quant_method": name}, name) for name in ("hqq", "quanto", "foo")]

@@ -68,6 +68,7 @@ def test_three_bits_are_packed_as_their_words_tell(counts: list[tuple[int, int]]
     assert compressed_tensors.is_dense("a.words", counts, 3, None) is dense
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_where_both_packings_fit_somebody_has_to_say_which() -> None:
     for said in (True, False):
         assert compressed_tensors.is_dense("a.words", [(20, 2)], 3, said) is said

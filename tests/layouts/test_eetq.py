@@ -60,12 +60,14 @@ def test_bytes_are_read_where_they_lie_and_not_where_a_view_of_them_says() -> No
     assert_same_bits(eetq.unpack(stored.T.contiguous().T), eetq.unpack(stored))
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("code", [-1, 256])
 def test_a_code_that_is_no_byte_is_refused(code: int) -> None:
     with pytest.raises(ArgumentError, match="expected 0 <= code < 256"):
         eetq.pack(torch.full((64, 64), code))
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_inputs_that_fill_no_tile_are_refused() -> None:
     with pytest.raises(PatternError, match="has to be a multiple of 64, got 32"):
         eetq.pack(torch.zeros(64, 32, dtype=torch.int32))
@@ -76,6 +78,7 @@ def test_the_bytes_are_the_same_for_all_that_eetq_writes_for(capability: int) ->
     assert eetq.order(capability) is eetq.BYTES
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("capability", [70, 90, 100])
 def test_a_gpu_that_eetq_writes_nothing_for_is_refused(capability: int) -> None:
     with pytest.raises(ArgumentError, match=f"no bytes for sm90 and later\n  got      sm{capability}"):

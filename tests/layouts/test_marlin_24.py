@@ -97,6 +97,7 @@ def test_a_quad_keeps_what_it_holds_and_fills_up_as_packers_do(held: str, kept: 
     assert positions.flatten().tolist() == [2, 3, *kept]
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("held", ["1110", "1101", "1011", "0111", "1111"])
 def test_more_than_two_of_four_are_refused(held: str) -> None:
     present = torch.tensor([[digit == "1"] for digit in "1100" + held])
@@ -176,6 +177,7 @@ def test_two_places_in_order_are_a_field(pair: tuple[int, int]) -> None:
     )
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_metadata_is_16_bits_and_codes_are_4_or_8() -> None:
     with pytest.raises(ArgumentError, match="dtype int16"):
         marlin_24.read_positions(torch.zeros(1, 128, dtype=torch.int32))

@@ -43,6 +43,7 @@ PACKINGS = [
 ]
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("pattern", "sizes", "text"),
     [
@@ -72,6 +73,7 @@ def test_a_sentence_that_is_no_permutation_is_refused(pattern: str, sizes: dict[
     assert text in str(caught.value)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("shape", "text"),
     [
@@ -152,12 +154,14 @@ def test_unpack_is_the_inverse_of_pack_and_pack_of_unpack(packing: Packing, data
     assert_same_bits(packing.pack(packing.unpack(anything)), anything)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("code", [-1, 16])
 def test_a_code_that_does_not_fit_is_refused(code: int) -> None:
     with pytest.raises(ArgumentError, match="expected 0 <= code < 16"):
         gptq.rows(4).pack(torch.full((8, 1), code))
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_words_are_32_bits() -> None:
     with pytest.raises(ArgumentError, match="expected dtype int32"):
         gptq.rows(4).unpack(torch.zeros(1, 1, dtype=torch.int64))
@@ -165,6 +169,7 @@ def test_words_are_32_bits() -> None:
         gptq.rows(3).unpack(torch.zeros(4, 1, dtype=torch.int32))
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_codes_that_do_not_fill_their_words_are_refused() -> None:
     with pytest.raises(PatternError, match="8 codes of 3 bits do not fill 1 words of 32"):
         Packing(3, "(kp i) n -> kp n (i)", i=8)
@@ -198,6 +203,7 @@ def test_every_zero_point_can_be_said(zeros: Any, bits: int) -> None:
 CONVENTIONS = [Stored(), STORED_MINUS_ONE, StoredMinusOnePerField(), StoredMinusOneUnmasked()]
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.int16, torch.uint8], ids=str)
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("zeros", CONVENTIONS, ids=lambda z: z.name)
@@ -220,6 +226,7 @@ def test_zero_points_are_written_where_they_can_be_said_and_refused_elsewhere(
                 zeros.write(points, packing)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("zeros", CONVENTIONS, ids=lambda z: z.name)
 @pytest.mark.parametrize("value", [3.7, 3.0, float("nan"), True])
 def test_zero_points_are_integers(zeros: ZeroPoints, value: Any) -> None:
@@ -244,6 +251,7 @@ PACKERS: dict[str, tuple[Callable[[Tensor], Tensor], tuple[int, int], int]] = {
 }
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(("pack", "shape", "count"), PACKERS.values(), ids=PACKERS)
 def test_every_packer_takes_whole_codes_that_fit_and_nothing_else(
     pack: Callable[[Tensor], Tensor], shape: tuple[int, int], count: int
@@ -270,6 +278,7 @@ def test_repacked_words_are_pinned(packing: Packing, golden: SnapshotAssertion) 
     assert "\n".join(" ".join(f"{word & 0xFFFFFFFF:08x}" for word in row) for row in words.tolist()) == golden
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("beyond", [-1, 0])
 def test_the_first_code_that_does_not_fit_is_refused(bits: int, beyond: int) -> None:

@@ -136,6 +136,7 @@ def gptq(**scales: float) -> tuple[dict[str, Tensor], Any]:
     return tensors, loader_from_config({"quant_method": "gptq", "bits": 4, "group_size": 32})
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_of_joined_layers_the_one_that_is_wrong_is_named() -> None:
     tensors, loader = gptq(gate=1.0, up=float("nan"))
     weights = Weights(MemoryStorage(tensors), loader=loader)
@@ -144,6 +145,7 @@ def test_of_joined_layers_the_one_that_is_wrong_is_named() -> None:
         weights.get_multi_weights_col(["gate", "up"])
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("wrong", ["warn", None, 1])
 def test_a_setting_that_is_none_is_refused(wrong: Any) -> None:
     tensors, loader = gptq(up=1.0)

@@ -77,6 +77,7 @@ def test_a_place_gets_what_a_read_hands_out(dtype: torch.dtype | None, role: Rol
     assert not weights.report().used
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_place_of_another_kind_is_refused() -> None:
     weights = Weights(MemoryStorage({"a.weight": torch.randn(4, 6)}), loader=layer_loader())
     for out in (torch.zeros(4, 6).half(), torch.zeros(6, 4), torch.zeros(6, 4).T[:3]):

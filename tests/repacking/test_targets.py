@@ -207,6 +207,7 @@ def test_auto_leaves_shares_of_an_act_order_to_marlins_order(monkeypatch: pytest
         assert not source.report().notes
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_fp8_for_marlin_says_what_is_missing() -> None:
     folder = FIXTURES / "fp8" / "block_132x32"
     with open_checkpoint(folder, target="marlin") as source, pytest.raises(RepackError) as caught:
@@ -263,11 +264,13 @@ class Nothing(WeightsLoader):
         return 0, 0
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_loader_around_one_without_a_config_says_so() -> None:
     with pytest.raises(ArgumentError, match="changes\n  expected none, as the inner loader has no config"):
         GPTQMarlinWeightsLoader(Nothing()).with_config(bits=8)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("asked", "text"),
     [

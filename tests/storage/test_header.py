@@ -94,6 +94,7 @@ DAMAGED = [
 ]
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(("content", "rule", "text"), DAMAGED)
 def test_a_damaged_header_is_refused(
     content: bytes, rule: str, text: str, tmp_path: Path, golden: SnapshotAssertion

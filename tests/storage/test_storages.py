@@ -80,6 +80,7 @@ def test_a_slice_is_those_elements_and_no_more(
     assert storage.bytes_read == got.numel() * got.element_size()
 
 
+@pytest.mark.usefixtures("seen_texts")
 @every_storage
 @pytest.mark.parametrize(
     "index",
@@ -100,6 +101,7 @@ def test_a_slice_outside_of_the_tensor_is_refused(
         storage.read("t", index)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @every_storage
 def test_a_missing_name_is_told_with_the_names_like_it(make: Make, tmp_path: Path) -> None:
     storage = make({"layer.weight": torch.zeros(2)}, tmp_path)
@@ -175,6 +177,7 @@ def test_what_is_read_into_memory_of_the_callers_is_what_is_handed_out(
             assert storage.bytes_read - read == want.nbytes
 
 
+@pytest.mark.usefixtures("seen_texts")
 @every_storage
 def test_memory_that_a_tensor_does_not_fit_is_refused_and_not_written(make: Make, tmp_path: Path) -> None:
     storage: Any = make({"t": torch.arange(24).reshape(4, 6)}, tmp_path)
@@ -214,6 +217,7 @@ def test_bytes_of_many_pieces_are_those_that_are_handed_out(dtype: torch.dtype, 
         assert storage.bytes_read - read == sum(want.nbytes for want in wanted)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_bytes_are_refused_before_any_is_written(tmp_path: Path) -> None:
     save_file({"t": torch.arange(24).reshape(4, 6)}, tmp_path / "a.safetensors")
     fits, frozen = row(192), row(192)
@@ -261,6 +265,7 @@ def test_rows_of_many_tensors_are_those_that_single_reads_return(dtype: torch.dt
                 assert storage.bytes_read - read == 2 * wanted.nbytes
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_rows_that_tensors_do_not_fit_are_refused_before_any_is_written(tmp_path: Path) -> None:
     tensors = {
         "s": torch.arange(24),
@@ -285,6 +290,7 @@ def test_rows_that_tensors_do_not_fit_are_refused_before_any_is_written(tmp_path
         storage.read_rows([(["s", "t"], (), rows)])
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_bytes_of_a_file_that_is_cut_short_are_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
     save_file({"s": torch.zeros(8), "t": torch.arange(24)}, path)

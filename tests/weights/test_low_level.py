@@ -52,6 +52,7 @@ def test_equal_shares_are_the_whole_along_any_dimension(shape: tuple[int, ...], 
     assert len({part.shape for part in parts}) == 1
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_dimension_that_does_not_divide_is_refused() -> None:
     with pytest.raises(DivideError, match="t: dimension 1 = 5 does not divide into 2 ranks"):
         weights({"t": torch.zeros(4, 5)}, Rank(0, 2)).get_sharded("t", 1)
@@ -74,6 +75,7 @@ def test_shares_of_a_tensor_in_memory_are_cast_as_those_that_are_stored() -> Non
     assert_same_bits(mine.get_tensor_shard(tensor.int(), 0), torch.tensor([2], dtype=torch.int32))
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_tensor_in_memory_that_does_not_divide_is_refused() -> None:
     with pytest.raises(DivideError, match="tensor: dimension 1 = 5 does not divide into 2 ranks"):
         weights({}, Rank(0, 2)).get_tensor_shard(torch.zeros(4, 5), -1)
@@ -114,6 +116,7 @@ def test_partial_shares_are_the_whole_for_any_shape_dimension_and_world(data: st
     assert [part.shape[dim] for part in parts] == sorted((part.shape[dim] for part in parts), reverse=True)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_scalar_is_read_and_has_no_dimension_to_cut() -> None:
     mine = weights({"t": torch.tensor(3)})
 
@@ -152,6 +155,7 @@ def test_packed_shares_take_a_piece_of_every_block(
         )
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("blocks", "error"),
     [
@@ -176,6 +180,7 @@ def test_blocks_that_are_none_are_refused(blocks: Any, error: type[Exception]) -
         weights({"t": torch.zeros(12)}).get_packed_sharded("t", 0, blocks)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_blocks_that_are_none_are_shown_beside_the_tensor() -> None:
     with pytest.raises(ArgumentError) as caught:
         weights({"t": torch.zeros(12)}).get_packed_sharded("t", 0, [8, -4])
@@ -183,6 +188,7 @@ def test_blocks_that_are_none_are_shown_beside_the_tensor() -> None:
     assert (caught.value.argument, caught.value.got) == ("t: block_sizes", "[8, -4]")
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_packed_read_that_fails_leaves_no_entry() -> None:
     mine = weights({"t": torch.full((2,), 1e9)}, dtype=torch.float16)
 
@@ -192,6 +198,7 @@ def test_a_packed_read_that_fails_leaves_no_entry() -> None:
     assert not mine.report().used
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_block_that_does_not_divide_is_refused_though_the_whole_does() -> None:
     with pytest.raises(
         DivideError, match="t: dimension 0 = 3 does not divide into 2 ranks\n  a block at 0 of 12"
@@ -199,6 +206,7 @@ def test_a_block_that_does_not_divide_is_refused_though_the_whole_does() -> None
         weights({"t": torch.zeros(12)}, Rank(0, 2)).get_packed_sharded("t", 0, [3, 9])
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("dim", [2, -3])
 def test_a_dimension_there_is_none_of_is_refused(dim: int) -> None:
     with pytest.raises(ArgumentError, match="a dimension of t"):
@@ -239,6 +247,7 @@ def test_a_role_can_be_said() -> None:
     assert mine.get_tensor("a.mystery", role=Role.SCALE).dtype == torch.float32
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_cast_that_overflows_is_refused() -> None:
     mine = weights({"a.weight": torch.tensor([1.0, 70000.0, -1e9])}, dtype=torch.float16)
 
@@ -261,12 +270,14 @@ def test_without_a_dtype_nothing_is_cast() -> None:
     assert weights({"a.weight": torch.tensor([1e30])}).get_tensor("a.weight").dtype == torch.float32
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float8_e4m3fn, "float16"])
 def test_a_dtype_that_weights_cannot_be_cast_to_is_refused(dtype: Any) -> None:
     with pytest.raises(ArgumentError, match="dtype\n  expected None or one of"):
         weights({}, dtype=dtype)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_rank_outside_of_its_world_is_refused() -> None:
     class Broken:
         def rank(self) -> int:
@@ -297,6 +308,7 @@ def test_names_are_looked_for_in_this_order(stored: list[str], value: str) -> No
     assert mine.report().used == [value]
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_missing_name_says_what_was_tried_and_what_there_is() -> None:
     mine = weights(
         {"p.a.qweight": torch.zeros(1), "p.a.scales": torch.zeros(1)},
@@ -315,6 +327,7 @@ def test_a_missing_name_says_what_was_tried_and_what_there_is() -> None:
     assert not mine.has_tensor("a.weight")
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_what_lies_beside_a_missing_name_is_looked_for_under_the_prefix_too() -> None:
     mine = weights({"model.a.qweight": torch.zeros(1), "model.b.weight": torch.zeros(1)}, prefix="model")
 
@@ -324,6 +337,7 @@ def test_what_lies_beside_a_missing_name_is_looked_for_under_the_prefix_too() ->
     assert list(caught.value.near) == ["model.a.qweight"]
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("options", "text"),
     [
@@ -346,6 +360,7 @@ def test_a_gift_of_a_tensor_is_a_copy() -> None:
     assert mine.get_tensor("t").tolist() == [0, 0, 0, 0]
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("device", "found"), [("cuda", True), ("cuda:1", True), ("cuda:2", False), ("cpu", True)]
 )
@@ -398,6 +413,7 @@ def test_rows_are_read_under_all_names_and_cast_as_single_tensors(
     assert_same_bits(words, torch.tensor([2, 1], dtype=torch.int32)[:, None, None].expand(2, 2, 6))
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_rows_of_a_dtype_that_no_cast_gives_are_refused() -> None:
     mine = weights({"a.weight": torch.ones(4)}, dtype=torch.bfloat16)
 

@@ -96,6 +96,7 @@ def test_what_they_could_not_read_a_load_reads_by_itself(
     assert next(turns) == len(NAMES)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @has_native
 def test_a_file_that_is_replaced_while_they_read_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,6 +137,7 @@ def test_who_ends_a_stream_early_waits_for_them(tmp_path: Path) -> None:
         assert [opened.users for opened in storage.ranges.files._open.values()] == [0]
 
 
+@pytest.mark.usefixtures("seen_texts")
 @has_native
 def test_who_is_interrupted_while_waiting_is_told_just_that(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

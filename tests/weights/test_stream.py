@@ -139,6 +139,7 @@ def test_heads_blocks_and_several_prefixes_are_heard() -> None:
     assert_same(made[2], weights.get_weights_col_packed("qkv", 3))
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     "asked",
     [
@@ -170,6 +171,7 @@ def test_a_file_that_is_cut_short_meanwhile_says_what_it_says_one_by_one(tmp_pat
     assert len(made[0]) == len(want[0])
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_what_is_no_load_is_refused_in_its_turn_and_drops_no_other() -> None:
     weights = Weights(MemoryStorage(plain()), loader=loader_from_config(None))
     found = weights.stream(["q", None, "k"])  # type: ignore[list-item]
@@ -179,6 +181,7 @@ def test_what_is_no_load_is_refused_in_its_turn_and_drops_no_other() -> None:
         next(found)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_an_error_waits_for_its_turn() -> None:
     weights = Weights(MemoryStorage(plain()), loader=loader_from_config(None))
     found = weights.stream(["q", "nothing", "k"])

@@ -60,6 +60,7 @@ def test_a_quantized_head_is_shared_in_whole_words(target: str | None) -> None:
     assert_same_bits(torch.cat([share.dequantize() for share in found]), whole.dequantize())
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_rank_that_would_have_nothing_is_an_error_on_every_rank() -> None:
     tensors = {f"lm_head.{name}": tensor for name, tensor in Case(K=128, N=64).weight().fields().items()}
     texts = set()
@@ -75,6 +76,7 @@ def test_a_rank_that_would_have_nothing_is_an_error_on_every_rank() -> None:
     assert "world sizes 2, 3, 4, 8" in texts.pop()
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_an_even_cut_that_fails_says_how_a_vocabulary_is_shared() -> None:
     for name, told in (("lm_head", True), ("model.embed_tokens", True), ("model.up_proj", False)):
         weights = Weights(

@@ -89,18 +89,21 @@ def test_a_weight_that_the_kernel_refuses_is_no_crash(monkeypatch: pytest.Monkey
     assert (scales.refused, scales.named) == ("", "factor")
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_kernel_that_is_wrong_before_is_told_so() -> None:
     wrong = r"expected correct before a fault is planted\n  got      [\w, -]+: .*every number 2 times"
     with pytest.raises(ArgumentError, match=wrong):
         next(kill_matrix(Doubling()))
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_an_adapter_without_a_method_is_told_which() -> None:
     with pytest.raises(ArgumentError, match="gemm"):
         adapter_of(type("Half", (), {"format": "gptq", "pack": None}))
     assert adapter_of(Plain).format == "gptq-zeros"
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_format_without_a_subject_is_refused() -> None:
     unknown: Any = type("Unknown", (Plain,), {"format": "unheard-of"})()
 

@@ -54,6 +54,7 @@ def test_a_fault_that_changes_nothing_is_not_reached(tmp_path: Path) -> None:
     assert not (tmp_path / "reached").exists()
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_tensors_without_a_format_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="for tensors under stored names"):
         with_fault(meaning, fault("scales-late"), None, tmp_path / "reached")(**WEIGHT.fields())
@@ -105,6 +106,7 @@ def test_a_fault_that_no_test_meets_is_not_reached(monkeypatch: pytest.MonkeyPat
     assert {each.end for each in adopted_matrix("pytest tests", gemm="a:b")} == {"not reached"}
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(("tests", "pack"), [("make test", "a:b"), ("pytest tests", None)])
 def test_what_is_no_run_of_pytest_is_refused(tests: str, pack: str | None) -> None:
     with pytest.raises(ArgumentError):
