@@ -321,7 +321,7 @@ def test_facts_go_to_a_device_once_unless_they_differ(monkeypatch: pytest.Monkey
 
     def place(fact: Tensor) -> Tensor:
         placed.append(fact)
-        return fact.clone()
+        return fact + 100  # which marks what is on the device
 
     monkeypatch.setattr(devices, "stream_on", lambda device: 7)
     inner: Any = SimpleNamespace(device=torch.device("cuda"), place=place)
@@ -331,8 +331,32 @@ def test_facts_go_to_a_device_once_unless_they_differ(monkeypatch: pytest.Monkey
 
     assert len(placed) == 5
     for got, want in zip(made, (one, one, one, one.flip(0), one, one[::2], one[:4]), strict=True):
-        assert_same_bits(got, want)
+        assert_same_bits(got, want + 100)
     assert len({tensor.data_ptr() for tensor in made}) == len(made)
+
+
+def test_facts_stay_on_a_device_up_to_a_number_and_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    placed: list[int] = []
+
+    def place(fact: Tensor) -> Tensor:
+        placed.append(len(fact))
+        return fact.clone()
+
+    monkeypatch.setattr(devices, "stream_on", lambda device: 7)
+    monkeypatch.setattr(stream, "MAX_FACTS", 2)
+    monkeypatch.setattr(stream, "MAX_FACT_BYTES", 64)
+    inner: Any = SimpleNamespace(device=torch.device("cuda"), place=place)
+    facts = stream.PlacedFacts(inner)
+
+    for count in (8, 8, 9, 9, 4, 8, 4, 2, 8, 4):  # of 8 bytes each
+        facts.place(torch.arange(count))
+    facts.place(torch.arange(4, dtype=torch.int32))
+
+    # 9 are too large to keep; a third kind, 2, takes the place of all others.
+    assert placed == [8, 9, 9, 4, 2, 8, 4, 4]
+    inner.device = torch.device("cpu")
+    facts.place(torch.arange(4))
+    assert placed[8:] == [4]
 
 
 def test_layers_that_are_alike_share_their_facts_until_they_are_loaded() -> None:

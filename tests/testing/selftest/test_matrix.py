@@ -10,7 +10,7 @@ from qload import Weight
 from qload.errors import ArgumentError
 from qload.testing.kernel_faults import KERNEL_FAULTS
 from qload.testing.selftest import KillRow, kill_matrix, matrix
-from qload.testing.selftest.matrix import ORACLES, adapter_of
+from qload.testing.selftest.matrix import GROUP, ORACLES, SAMPLE_WEIGHTS, K, adapter_of
 
 WIDE = [name for name in ORACLES if any(character.isdigit() for character in name)]
 
@@ -32,6 +32,22 @@ class Doubling(Plain):
 
     def gemm(self, x: Tensor, buffers: Tensor) -> Tensor:
         return 2 * super().gemm(x, buffers)
+
+
+def test_samples_differ_in_zero_points_and_in_the_order_of_groups() -> None:
+    symmetric, plain, mixed = (SAMPLE_WEIGHTS[name]() for name in ("gptq", "gptq-zeros", "gptq-act-order"))
+
+    for weight in (symmetric, plain, mixed):
+        assert weight.codes().k_group.bincount().tolist() == [GROUP] * (K // GROUP)
+    in_order = torch.arange(K) // GROUP
+    assert [torch.equal(each.codes().k_group.long(), in_order) for each in (symmetric, plain, mixed)] == [
+        True,
+        True,
+        False,
+    ]
+    assert symmetric.codes().zeros.unique().tolist() == [8]
+    assert plain.codes().zeros.unique().tolist() == [2, 4, 6, 8]
+    assert torch.equal(plain.qweight, symmetric.qweight)
 
 
 @pytest.fixture(scope="module")
