@@ -155,6 +155,15 @@ def test_scales_that_divide_and_other_floats_are_refused(tmp_path: Path) -> None
     )
 
 
+def test_a_scale_for_each_part_of_a_fused_layer_is_refused(tmp_path: Path) -> None:
+    stored = {"qkv_proj.weight": codes(48, 16), "qkv_proj.weight_scale": torch.tensor([1.0, 2, 3])}
+    source = model(tmp_path, stored, quantization_config={"quant_method": "fp8"})
+
+    assert reasons(convert(source, tmp_path / "out", to="fp8")) == {
+        "each of its fused parts has its own scale, which the format cannot store"
+    }
+
+
 def test_what_is_kept_would_need_two_dialects(tmp_path: Path) -> None:
     make_checkpoint("fp8-block", tmp_path / "in")
     found = convert(tmp_path / "in", tmp_path / "out", to="fp8", keep=["*.q_proj"])

@@ -38,6 +38,11 @@ def test_settings_in_tensors_are_believed(dtype: torch.dtype, shape: tuple[int, 
     [
         pytest.param({"gptq_bits": torch.tensor(4)}, None, id="no group size"),
         pytest.param(
+            {"gptq_bits": torch.tensor(4), "gptq_groupsize": torch.tensor(8)},
+            {**GPTQ, "dynamic": {"+:.*down.*": {"bits": 8}}},
+            id="rules for modules",
+        ),
+        pytest.param(
             {"gptq_bits": torch.tensor([4, 4]), "gptq_groupsize": torch.tensor(8)}, None, id="two values"
         ),
         pytest.param(
