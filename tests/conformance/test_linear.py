@@ -284,6 +284,64 @@ def test_what_is_taken_runs_and_what_is_refused_is_skipped(
     assert (said, runs) == (skipped, [] if skipped else ["reads_back"])
 
 
+class TakesMore(Sound):
+    """One that packs another tensor each time."""
+
+    count = 0
+
+    def pack(self, weight: Any) -> Any:
+        self.count += 1
+        return [weight.scales] * self.count
+
+
+def test_packings_of_unequal_numbers_of_tensors_are_caught() -> None:
+    with pytest.raises(AssertionError) as caught:
+        on_trial(TakesMore(), COMMON, "packing_leaves_the_weight_alone")
+
+    assert message(caught.value) == "packed twice, there are other tensors"
+
+
+NO_CUT = ConformanceCase(**{**vars(cases("awq")[0]), "world": 4, "split": "row"})
+
+
+@pytest.mark.parametrize(
+    ("options", "case", "check", "reason"),
+    [
+        (
+            {"accumulate": "float16"},
+            COMMON,
+            "sums_exactly",
+            "the kernel adds in a narrower type than float32, whose sums are not exact",
+        ),
+        (
+            {"partials": "float16"},
+            COMMON,
+            "sums_exactly",
+            "the kernel adds in a narrower type than float32, whose sums are not exact",
+        ),
+        (
+            {"deterministic": False},
+            COMMON,
+            "says_the_same_twice",
+            "the suite says that the kernel is not deterministic",
+        ),
+        (
+            {},
+            NO_CUT,
+            "reads_back",
+            "the format has no such cut: layer.qzeros: cannot cut K = 256 at 64 for 4 ranks",
+        ),
+    ],
+)
+def test_a_check_is_skipped_with_the_reason(
+    options: dict[str, Any], case: ConformanceCase, check: str, reason: str
+) -> None:
+    with pytest.raises(pytest.skip.Exception) as caught:
+        on_trial(type("Other", (Sound,), options)(), case, check)
+
+    assert caught.value.msg == reason
+
+
 def test_a_failure_is_told_once(request: pytest.FixtureRequest) -> None:
     run = CaseRun(
         with_bug("zero-plus-one"),

@@ -285,6 +285,25 @@ def test_a_wrong_packer_is_told_what_it_did(
     assert message(caught.value) == golden
 
 
+def test_what_a_subject_cannot_show_is_skipped_with_the_reason(tmp_path: Path) -> None:
+    only_packs = type("OnlyPacks", (Packs,), {"unpack": PackerSuite.unpack})()
+    whole, shared = load_case("k512n1024"), load_case("tp2")
+    one_group = ConformanceCase(**{**vars(whole), "group_size": -1})
+    skipped = {
+        "the subject only packs": lambda: PackerChecks(only_packs, whole).unpacks_what_is_stored(),
+        "a packer packs whole layers": lambda: PackerChecks(Packs(), shared),
+        "damage is shown to one rank": LoaderChecks(Loads(), shared, tmp_path).scales_missing_is_refused,
+        "model.layers.0.self_attn.q_proj.scales has no second row": LoaderChecks(
+            Loads(), one_group, tmp_path
+        ).wrong_shape_is_refused,
+    }
+    for reason, check in skipped.items():
+        with pytest.raises(pytest.skip.Exception) as caught:
+            check()
+
+        assert caught.value.msg == reason
+
+
 class Experts(ExpertsKernelSuite):
     """qload's own reference."""
 

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 
@@ -23,7 +24,7 @@ def fault(name: str) -> KernelFault:
     return next(each for each in KERNEL_FAULTS if each.name == name)
 
 
-def meaning(scales: Tensor, qweight: Tensor, qzeros: Tensor, g_idx: Tensor) -> Tensor:
+def meaning(scales: Tensor, qweight: Tensor, qzeros: Tensor, *, g_idx: Tensor) -> Tensor:
     """A packing function with its own order of arguments."""
     held = {"qweight": qweight, "qzeros": qzeros, "scales": scales, "g_idx": g_idx}
     return WEIGHT.holding(held).dequantize()
@@ -34,17 +35,19 @@ def test_tensors_are_changed_by_their_names(tmp_path: Path) -> None:
 
     got = wrong(WEIGHT.scales, **{name: held for name, held in WEIGHT.fields().items() if name != "scales"})
 
+    assert (wrong.__name__, signature(wrong)) == ("meaning", signature(meaning))  # for torch and for tests
     assert torch.equal(got, WEIGHT.holding({"scales": WEIGHT.scales.roll(1, 0)}).dequantize())
     assert (tmp_path / "reached").is_file()
 
 
 def test_a_typed_weight_is_changed_as_a_whole(tmp_path: Path) -> None:
-    def pack(weight: GPTQWeight) -> Tensor:
-        return weight.scales
+    def pack(number: int, weight: GPTQWeight, *, factor: int) -> Tensor:
+        return factor * weight.scales + number
 
     wrong = with_fault(pack, fault("scales-doubled"), None, tmp_path / "reached")
 
-    assert torch.equal(wrong(WEIGHT), 2 * WEIGHT.scales)
+    assert torch.equal(wrong(1, WEIGHT, factor=4), 8 * WEIGHT.scales.float() + 1)
+    assert (tmp_path / "reached").is_file()
 
 
 def test_a_fault_that_changes_nothing_is_not_reached(tmp_path: Path) -> None:
@@ -61,9 +64,16 @@ def test_tensors_without_a_format_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_product_gets_other_inputs(tmp_path: Path) -> None:
-    wrong = around_product(lambda name, x: 3 * x, fault("inputs-reversed"), tmp_path / "reached")
+    def product(name: str, ids: Tensor, x: Tensor, *, factor: int) -> Tensor:
+        return factor * x
 
-    assert wrong("a name", torch.arange(4.0).reshape(1, 4)).tolist() == [[9, 6, 3, 0]]
+    wrong = around_product(product, fault("inputs-reversed"), tmp_path / "reached")
+    ids, x = torch.zeros(1, 4, dtype=torch.int64), torch.arange(4.0).reshape(1, 4)
+
+    assert (wrong.__name__, signature(wrong)) == ("product", signature(product))
+    assert wrong("no matrix of floats", ids, x[0], factor=3).tolist() == [0, 3, 6, 9]
+    assert not (tmp_path / "reached").exists()
+    assert wrong("a name", ids, x, factor=3).tolist() == [[9, 6, 3, 0]]
     assert (tmp_path / "reached").is_file()
 
 
