@@ -18,7 +18,7 @@ CONFIG: dict[str, Any] = {
         "intermediate_size": 48,
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
-        "image_size": 28,
+        "image_size": 35,
         "patch_size": 7,
     },
     "perceiver_config": {
@@ -51,7 +51,7 @@ def sight_shapes() -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {
         f"{VISION}.embeddings.patch_embedding.weight": (32, 3, 7, 7),
         f"{VISION}.embeddings.patch_embedding.bias": (32,),
-        f"{VISION}.embeddings.position_embedding.weight": (16, 32),
+        f"{VISION}.embeddings.position_embedding.weight": (25, 32),
         f"{LINK}.perceiver_resampler.latents": (5, H),
         f"{LINK}.perceiver_resampler.norm.weight": (H,),
         f"{LINK}.modality_projection.down_proj.weight": (H, inner),
