@@ -12,6 +12,16 @@ from .files import parse_json as parse_json
 from .files import read_whole as read_whole
 from .files import special as special
 from .files import status as status
+from .gguf import GGUFStorage as GGUFStorage
+from .gguf import TensorView as TensorView
+from .gguf import open_storage as open_storage
+from .gguf import validate_gguf as validate_gguf
+from .gguf_header import ArrayLength as ArrayLength
+from .gguf_header import GGUFEntry as GGUFEntry
+from .gguf_header import GGUFHeader as GGUFHeader
+from .gguf_header import parse_gguf_header as parse_gguf_header
+from .gguf_header import read_gguf_header as read_gguf_header
+from .gguf_types import BLOCK_TYPES as BLOCK_TYPES
 from .header import Entry as Entry
 from .header import Header as Header
 from .header import parse_header as parse_header

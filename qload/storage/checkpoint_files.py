@@ -28,6 +28,7 @@ from qload.storage.files import (
     special,
     status,
 )
+from qload.storage.gguf_header import GGUFHeader
 from qload.storage.header import Header, read_header
 from qload.storage.unsupported_files import file_error, folder_error, mistral_notes, other_models, other_notes
 
@@ -74,7 +75,10 @@ INDEX = f"{SUFFIX}.index.json"
 USUAL = "model"  # stem of the file, or of the numbered files, that transformers writes
 MAX_INDEX = 100_000_000  # bytes: the format's limit for a header, which has more text per tensor
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors")  # of a file in the index's folder
-NUMBERED = re.compile(r"(.+)-([0-9]{1,6})-of-([0-9]{1,6})\.safetensors", re.DOTALL)
+GGUF_SUFFIX = ".gguf"
+NUMBERED = re.compile(r"(.+)-([0-9]{1,6})-of-([0-9]{1,6})\.(?:safetensors|gguf)", re.DOTALL)
+GGUF_COMPANIONS = ("mmproj", "imatrix")  # words in the names of files that are no text models
+Headers = Mapping[str, Header] | Mapping[str, GGUFHeader]
 PathLikes = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 
@@ -109,6 +113,11 @@ class CheckpointFiles:
         numbered = [NUMBERED.fullmatch(file) for file in self.files] if self.index is None else []
         return len(numbered) == 1 and numbered[0] is not None and int(numbered[0][3]) > 1
 
+    @property
+    def is_gguf(self) -> bool:
+        """True for the files of a GGUF model."""
+        return all(file.endswith(GGUF_SUFFIX) for file in self.files)
+
     def rivals(self) -> Iterator[str]:
         """Yield the names of unread files that other programs may read instead of the index."""
         for file in self.beside:
@@ -131,7 +140,30 @@ def locate(path: PathLikes) -> CheckpointFiles:
         return _files_of_index(place)
     if is_directory(place):
         return _files_of_directory(place, str(place))
+    if place.suffix == GGUF_SUFFIX and NUMBERED.fullmatch(place.name) and status(place, place.name):
+        return _gguf_model(list_directory(place.parent), _stem(place.name))
     return CheckpointFiles({place.name: _single_file(place)})
+
+
+def _gguf_model(listing: Sequence[Path], stem: str) -> CheckpointFiles:
+    """Files of the GGUF model with a stem; StorageError for a gap among numbered files."""
+    files = {file.name: file for file in listing if file.suffix == GGUF_SUFFIX and _stem(file.name) == stem}
+    _check_shard_numbers(files, files)
+    return CheckpointFiles(files)
+
+
+def _gguf_folder(listing: Sequence[Path], name: str) -> CheckpointFiles | None:
+    """Files of the only GGUF model in a folder; None without GGUF files, StorageError for several models."""
+    stored = [file for file in listing if file.suffix == GGUF_SUFFIX]
+    models = [file for file in stored if not any(word in file.name for word in GGUF_COMPANIONS)] or stored
+    stems = list(dict.fromkeys(_stem(file.name) for file in models))
+    if len(stems) > 1:
+        words = f"has several GGUF models: {_first_names(file.name for file in models)}"
+        raise StorageError(name, "no-files", words, remedy="name one of the files")
+    if not stems:
+        return None
+    located = _gguf_model(models, stems[0])
+    return replace(located, beside={file.name: file for file in stored if file.name not in located.files})
 
 
 def _files_of_directory(place: Path, name: str) -> CheckpointFiles:
@@ -149,6 +181,8 @@ def _files_of_directory(place: Path, name: str) -> CheckpointFiles:
         return _files_of_index((usual or indices)[0])
     files = {file.name: file for file in listing if file.name.endswith(SUFFIX)}
     if not files:
+        if gguf := _gguf_folder(listing, name):
+            return gguf
         raise folder_error(place, listing, name)
     usual_files = {file: path for file, path in files.items() if _stem(file) == USUAL} or files
     _check_shard_numbers(usual_files, files)
@@ -159,7 +193,7 @@ def _files_of_directory(place: Path, name: str) -> CheckpointFiles:
 def _stem(file: str) -> str:
     """`model.safetensors`, `model-00001-of-00002.safetensors` -> `model`."""
     numbered = NUMBERED.fullmatch(file)
-    return numbered[1] if numbered else file.removesuffix(SUFFIX)
+    return numbered[1] if numbered else file.removesuffix(SUFFIX).removesuffix(GGUF_SUFFIX)
 
 
 def _files_of_index(index: Path) -> CheckpointFiles:
@@ -240,12 +274,12 @@ def _single_file(path: Path) -> Path:
         raise StorageError(str(path), "no-files", "no such file")
     if words := special(stats):
         raise StorageError(str(path), "unreadable", f"is {words}, not a regular file")
-    if path.suffix != SUFFIX:
+    if path.suffix not in (SUFFIX, GGUF_SUFFIX):
         raise file_error(path)
     return path
 
 
-def check_index(located: CheckpointFiles, headers: Mapping[str, Header]) -> Iterator[StorageError]:
+def check_index(located: CheckpointFiles, headers: Headers) -> Iterator[StorageError]:
     """Yield an error for each ambiguous or missing tensor; loading raises the first, `verify` reports all.
 
     Errors: no tensors at all; a tensor in two files; a contradiction between index and headers; tensors of
@@ -284,10 +318,9 @@ def check_index(located: CheckpointFiles, headers: Mapping[str, Header]) -> Iter
             yield StorageError(file, "duplicate-tensor", words, both[0], remedy="remove the wrong file")
 
 
-def folder_notes(located: CheckpointFiles, headers: Mapping[str, Header]) -> Iterator[str]:
+def folder_notes(located: CheckpointFiles, headers: Headers) -> Iterator[str]:
     """Yield a note for each contradiction that leaves the tensors unambiguous: total size, unread files."""
-    tensors = [entry for header in headers.values() for entry in header.tensors.values()]
-    stored = sum(entry.end - entry.begin for entry in tensors)
+    stored = sum(entry.end - entry.begin for header in headers.values() for entry in header.tensors.values())
     headings = sum(header.file_size for header in headers.values()) - stored
     # Some writers count the headers, up to twice as long with metadata that a copy has lost.
     total = located.total_size

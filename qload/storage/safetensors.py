@@ -262,7 +262,13 @@ def validate_headers(
 
     Each error is passed to `refuse`, which may raise it, and each remark to `note`.
     """
-    headers, failed = {}, False
+    headers: dict[str, Header] = {}
+    failed = False
+    if located.is_gguf:
+        file = next(iter(located.files))
+        words = "is a GGUF file: open_checkpoint or GGUFStorage reads it"
+        refuse(StorageError(file, "unsupported-format", words, remedy="name a safetensors file"))
+        return headers
     for file, header in read_headers(located.files).items():
         if isinstance(header, StorageError):
             failed = True

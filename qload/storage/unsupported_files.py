@@ -67,8 +67,7 @@ TORCHAO = FileKind(
 KINDS = (
     FileKind(
         "a GGUF file",
-        "llama.cpp runs it; transformers loads it by from_pretrained(folder, gguf_file=name), and then "
-        "save_pretrained writes plain safetensors",
+        "open it by its own path, with the suffix .gguf",
         (b"GGUF",),
         (".gguf",),
     ),

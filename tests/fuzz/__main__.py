@@ -6,20 +6,27 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.fuzz import folders
-from tests.storage import mutations
+from tests.storage import gguf_mutations, mutations
 
 HANG = 1.0  # seconds, of this process' own time
 
 
-def headers(count: int, seed: int) -> str:
-    """Mutated headers, and what came of them."""
-    start = time.perf_counter()
-    passed = sum(map(mutations.try_one, mutations.mutations(count, seed)))
+def headers(kind: str, files: Iterator[bytes], try_one: Callable[[bytes], bool]) -> str:
+    """Mutated headers, and what came of them; SystemExit for one that took over a second."""
+    count, passed, slowest, start = 0, 0, 0.0, time.perf_counter()
+    for count, file in enumerate(files, 1):
+        began = time.process_time()
+        passed += try_one(file)
+        slowest = max(slowest, time.process_time() - began)
+        if slowest > HANG:
+            sys.exit(f"{kind} {count} took {slowest:.1f} s")
     rate = count / (time.perf_counter() - start)
-    return f"{count} headers, {rate:.0f} a second: {passed} pass, {count - passed} are refused"
+    outcome = f"{passed} pass, {count - passed} are refused"
+    return f"{count} headers of {kind}, {rate:.0f} a second, the slowest {slowest:.3f} s: {outcome}"
 
 
 def whole(count: int, seed: int) -> str:
@@ -49,7 +56,12 @@ def whole(count: int, seed: int) -> str:
 
 def main(header_count: int = 1_000_000, folder_count: int = 20_000, seed: int = 0) -> None:
     """Headers, then folders; nothing but qload's errors may be raised."""
-    for line in (headers(header_count, seed), whole(folder_count, seed)):
+    lines = (
+        headers("safetensors", mutations.mutations(header_count, seed), mutations.try_one),
+        headers("GGUF", gguf_mutations.gguf_mutations(header_count, seed), gguf_mutations.try_gguf),
+        whole(folder_count, seed),
+    )
+    for line in lines:
         sys.stdout.write(f"{line}; nothing else was raised\n")
         sys.stdout.flush()
 

@@ -210,7 +210,6 @@ def test_there_are_no_other_protocols_of_pickles(protocol: int) -> None:
     ("name", "words"),
     [
         *((f"a.{end}", "is a pickle") for end in ("bin", "pt", "pth", "ckpt", "pkl", "pickle")),
-        ("a.gguf", "is a GGUF file"),
         ("a.ggml", "is a GGML file"),
         *((f"a.{end}", "is a TensorRT engine") for end in ("engine", "plan", "trt")),
         *((f"a.{end}", "is an HDF5 file") for end in ("h5", "hdf5", "keras")),

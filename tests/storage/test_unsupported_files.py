@@ -56,7 +56,7 @@ def refused(path: Path) -> Any:
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        pytest.param("q4.gguf", b"GGUF\x03\0\0\0" + bytes(40), "a GGUF file", id="GGUF"),
+        pytest.param("sha256-0a", b"GGUF\x03\0\0\0" + bytes(40), "a GGUF file", id="GGUF"),
         pytest.param("ggml-model.bin", b"tjgg\x03\0\0\0", "a GGML file", id="GGML by its bytes"),
         pytest.param("pytorch_model.bin", ZIP, "a pickle of PyTorch", id="torch.save"),
         pytest.param("consolidated.00.pth", b"\x80\x02\x8a\x0a", "a pickle of PyTorch", id="an old pickle"),
@@ -91,9 +91,9 @@ def test_a_file_is_named_for_what_it_is(
 @pytest.mark.parametrize(
     ("names", "words"),
     [
-        pytest.param(["a.gguf", "b.gguf"], "a.gguf is a GGUF file, and there are 1 ", id="GGUF"),
+        pytest.param(["a.onnx", "b.onnx"], "a.onnx is an ONNX graph, and there are 1 ", id="ONNX"),
         pytest.param(["pytorch_model.bin", "config.json"], "pytorch_model.bin is a pickle", id="pickles"),
-        pytest.param(["a.bin", "z.gguf"], "z.gguf is a GGUF file", id="what a program runs before a pickle"),
+        pytest.param(["a.bin", "z.onnx"], "a.bin is a pickle", id="a pickle before an ONNX graph"),
         pytest.param(["rank0.engine", "config.json"], "rank0.engine is a TensorRT engine", id="TensorRT"),
     ],
 )
@@ -167,7 +167,7 @@ def test_safetensors_beside_other_files_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("names", "notes"),
     [
-        pytest.param(["q4.gguf"], [("q4.gguf", "it is a GGUF file; llama.cpp runs it")], id="GGUF"),
+        pytest.param(["q4.gguf"], [("q4.gguf", "it is a GGUF file; open it by its own path")], id="GGUF"),
         pytest.param(["model.onnx"], [("model.onnx", "it is an ONNX graph; ONNX")], id="ONNX"),
         pytest.param(
             ["pytorch_model-1-of-2.bin", "pytorch_model-2-of-2.bin"],
