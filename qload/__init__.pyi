@@ -77,6 +77,8 @@ from .formats import Exl2Config as Exl2Config
 from .formats import Exl2Weight as Exl2Weight
 from .formats import Fp8Config as Fp8Config
 from .formats import Fp8Weight as Fp8Weight
+from .formats import GGUFConfig as GGUFConfig
+from .formats import GGUFWeight as GGUFWeight
 from .formats import GPTQConfig as GPTQConfig
 from .formats import GPTQWeight as GPTQWeight
 from .formats import Marlin24Config as Marlin24Config

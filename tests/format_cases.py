@@ -29,6 +29,8 @@ from qload.formats import (
     Exl2Weight,
     Fp8Config,
     Fp8Weight,
+    GGUFConfig,
+    GGUFWeight,
     GPTQConfig,
     GPTQWeight,
     Marlin24Config,
@@ -48,7 +50,9 @@ from qload.formats import (
 )
 from qload.layouts import STORED_MINUS_ONE, Stored, StoredMinusOnePerField, StoredMinusOneUnmasked
 from qload.spec import Config, Weight
+from qload.storage import BLOCK_TYPES
 
+LEGACY_GGUF = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
 YES = st.booleans()
 SHARED = [(2, 3), (64, 128)]
 BLOCKS = st.sampled_from([*SHARED, (1, 128)])
@@ -100,6 +104,7 @@ CONFIGS = ConfigStrategies({
     MXFP4ExpertsWeight: st.just(MXFP4Config()),
     MXFP8Weight: st.just(MXFP8Config()),
     ModelOptAWQWeight: st.builds(ModelOptAWQConfig, GROUPS, YES),
+    GGUFWeight: st.builds(GGUFConfig, st.sampled_from([*BLOCK_TYPES])),
 })  # fmt: skip
 
 every_format = pytest.mark.parametrize("weight_type", FORMATS, ids=lambda weight_type: weight_type.format)
@@ -136,6 +141,9 @@ def lawful(config: Config, dim: str, size: int, world: int, K: int) -> bool:
         rows, columns = config.block or (1, -1)
         block = rows if dim == "N" else 1 if columns == -1 or (rows == 1 and columns >= K) else columns
         return share % block == 0
+    if isinstance(config, GGUFConfig):
+        block = {"Q1_0": 128, "NVFP4": 64, "Q2_0": 64, "MXFP4": 32, "IQ4_NL": 32}.get(config.type)
+        return dim == "N" or share % (block or (32 if config.type in LEGACY_GGUF else 256)) == 0
     if isinstance(config, NVFP4Config | MXFP4Config | MXFP8Config):
         return dim == "N" or share % (16 if isinstance(config, NVFP4Config) else 32) == 0
     if isinstance(config, Exl2Config):

@@ -12,7 +12,11 @@ from qload.spec import Role, TensorSpec, named
 from qload.weights import Weights
 
 SUFFIXES = {
-    suffix for weight in FORMATS for spec in weight.tensors(weight.example) for suffix in spec.suffixes
+    suffix
+    for weight in FORMATS
+    for config in (weight.example, *weight.further)
+    for spec in weight.tensors(config)
+    for suffix in spec.suffixes
 }
 DOTTED_SUFFIXES = sorted(
     (suffix for suffix in SUFFIXES | FOREIGN_SUFFIXES if "." in suffix), key=len, reverse=True

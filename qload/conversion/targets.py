@@ -280,7 +280,9 @@ def stays_below(weight: Weight, limit: float) -> bool:
     scale = float(largest)
     if codes.divide:
         scale = 1 / float(smallest) if float(smallest) else float("inf")
-    return scale * abs(codes.factor) * _largest_code(codes) < limit
+    scale *= abs(codes.factor) * (1.0 if codes.row_factors is None else float(codes.row_factors.abs().max()))
+    offset = 0.0 if codes.offsets is None else float(codes.offsets.abs().max())
+    return scale * _largest_code(codes) + offset < limit
 
 
 def _largest_code(codes: Codes) -> float:

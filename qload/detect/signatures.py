@@ -332,7 +332,6 @@ METHODS_ELSEWHERE: Mapping[str, str] = {
     "fouroversix": f"transformers loads it where fouroversix is installed; {SOURCE}",
     "fp_quant": TRANSFORMERS.format("fp_quant"),
     "gemma": f"transformers loads it; {SOURCE}",
-    "gguf": "llama.cpp runs it; transformers loads it by from_pretrained(folder, gguf_file=name)",
     "higgs": TRANSFORMERS.format("flute-kernel"),
     "hqq": f"hqq loads it, and transformers before version 5 did; {SOURCE}",
     "metal": f"transformers loads it on Apple silicon; {SOURCE}",

@@ -168,7 +168,7 @@ def check_codes(codes: Tensor, bits: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class CodeValues:
-    """w = (code - zero) * scale[n_group, k_group] * factor, with the codes; see `qload.Codes`."""
+    """w = (code - zero) * scale[n_group, k_group] * factor - offset, with factors of rows; see `Codes`."""
 
     bits: int
     codes: Tensor | LazyCodes
@@ -179,6 +179,8 @@ class CodeValues:
     n_group: Tensor | None = None
     divide: bool = False
     factor: float = 1.0
+    row_factors: Tensor | None = None
+    offsets: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -280,7 +282,9 @@ Stored = StoredCodes | StoredTable | StoredRows | StoredSparse | StoredStreams  
 
 
 def meaning_of(codes: CodeValues) -> Meaning | None:
-    """Meaning of codes for native code; None for scales that torch alone reads."""
+    """Meaning of codes for native code; None for operands that torch alone reads."""
+    if codes.row_factors is not None or codes.offsets is not None:
+        return None
     N, K = codes.codes.shape
     scales, zeros, lookup = codes.scales, codes.zeros, codes.lookup
     tables = scales.shape[0] if codes.n_group is None else N

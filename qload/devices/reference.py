@@ -71,7 +71,13 @@ def dequantize(codes: CodeValues, out: Tensor) -> Tensor:
             wide.sub_(_of_rows(codes, zeros, rows, run))
         scale = _of_rows(codes, scales, rows, run)
         wide = wide.div_(scale) if codes.divide else wide.mul_(scale)
-        out[rows] = floats if codes.factor == 1 else floats.mul_(codes.factor)
+        if codes.factor != 1:
+            floats.mul_(codes.factor)
+        if codes.row_factors is not None:
+            floats.mul_(codes.row_factors[rows])
+        if codes.offsets is not None:
+            wide.sub_(_of_rows(codes, codes.offsets, rows, run))
+        out[rows] = floats
     return out
 
 

@@ -70,7 +70,7 @@ def _equal_scales(ours: Codes, theirs: Codes) -> bool:
     """Compare all operands but the codes."""
     if (ours.bits, ours.divide, ours.factor) != (theirs.bits, theirs.divide, theirs.factor):
         return False
-    names = "scales", "zeros", "k_group", "n_group", "lookup"
+    names = "scales", "zeros", "k_group", "n_group", "lookup", "row_factors", "offsets"
     pairs = [(getattr(ours, name), getattr(theirs, name)) for name in names]
     return all(a is b is None or _equal_tensors(a, b) for a, b in pairs)
 

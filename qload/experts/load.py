@@ -175,7 +175,7 @@ def _check_stored_scales(
         _are_finite(weights, described, matrix, spec, experts)
         for matrix in matrices
         for spec in described.first[matrix].specs
-        if spec.role is Role.SCALE
+        if spec.has_scales
     ):
         return
     for row, expert in enumerate(experts):
@@ -193,13 +193,17 @@ def _are_finite(
         return is_finite(described.fact_rows(spec.name, matrix, experts), spec)
     names = described.names[matrix][spec.name][experts[0] : experts[-1] + 1]
     info = weights.info(names[0])
-    if not (info.stored_dtype.is_floating_point or spec.is_exponents):
+    if not (info.stored_dtype.is_floating_point or spec.is_exponents or spec.scale_bytes):
         return True  # integers, with scales of their own
-    step = max(1, RUN_BYTES // max(1, info.nbytes))
+    step, shape = max(1, RUN_BYTES // max(1, info.nbytes)), info.shape
+    index: tuple[slice, ...] = ()
+    if spec.scale_bytes is not None:
+        index = (*(slice(None) for _ in shape[1:]), spec.scale_bytes.slice)
+        shape = (*shape[:-1], spec.scale_bytes.stop - spec.scale_bytes.start)
     for at in range(0, len(names), step):
         run = names[at : at + step]
-        rows = torch.empty((len(run), *info.shape), dtype=info.dtype, device="cpu")
-        weights.read_rows([(run, (), rows)])
+        rows = torch.empty((len(run), *shape), dtype=info.dtype, device="cpu")
+        weights.read_rows([(run, index, rows)])
         if not is_finite(rows, spec):
             return False
     return True
@@ -300,7 +304,7 @@ class StackReader:
                 self._add_fact(spec)
             elif not spec.spent:
                 self._add_tensor(spec)
-            if spec.role is Role.SCALE and not spec.spent:
+            if spec.has_scales and not spec.spent:
                 self._scales.append(spec)
 
     @classmethod

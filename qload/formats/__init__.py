@@ -14,6 +14,7 @@ from qload.formats import (
     eetq,
     exl2,
     fp8,
+    gguf,
     gptq,
     marlin,
     modelopt_awq,
@@ -34,6 +35,7 @@ from qload.formats.compressed_tensors import (
 from qload.formats.eetq import EETQConfig, EETQWeight
 from qload.formats.exl2 import Exl2Config, Exl2Weight
 from qload.formats.fp8 import Fp8Config, Fp8Weight
+from qload.formats.gguf import GGUFConfig, GGUFWeight
 from qload.formats.gptq import GPTQConfig, GPTQWeight
 from qload.formats.marlin import Marlin24Config, Marlin24Weight, MarlinConfig, MarlinWeight
 from qload.formats.modelopt_awq import ModelOptAWQConfig, ModelOptAWQWeight
@@ -43,7 +45,21 @@ from qload.formats.unquantized import UnquantizedConfig, UnquantizedWeight
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, Weight
 
-MODULES = (unquantized, gptq, awq, marlin, exl2, eetq, fp8, bnb, compressed_tensors, nvfp4, mx, modelopt_awq)
+MODULES = (
+    unquantized,
+    gptq,
+    awq,
+    marlin,
+    exl2,
+    eetq,
+    fp8,
+    bnb,
+    compressed_tensors,
+    nvfp4,
+    mx,
+    modelopt_awq,
+    gguf,
+)
 
 FORMATS: tuple[type[Weight], ...] = tuple(fmt for module in MODULES for fmt in module.FORMATS)
 METHODS: tuple[Method, ...] = tuple(method for module in MODULES for method in module.METHODS)
@@ -62,7 +78,8 @@ def dialects(formats: tuple[ConfiguredFormat, ...]) -> tuple[ConfiguredFormat, .
 ROLES: dict[str, Role] = {
     suffix.rpartition(".")[2]: spec.role
     for weight in reversed(FORMATS)  # the first format with a name decides
-    for spec in weight.tensors(weight.example)
+    for config in (weight.example, *weight.further)
+    for spec in weight.tensors(config)
     for suffix in spec.suffixes
 }
 
@@ -92,6 +109,8 @@ __all__ = [
     "Exl2Weight",
     "Fp8Config",
     "Fp8Weight",
+    "GGUFConfig",
+    "GGUFWeight",
     "GPTQConfig",
     "GPTQWeight",
     "MXFP4Config",

@@ -19,7 +19,7 @@ from qload.errors import ArgumentError, NonfiniteScaleError, QloadError
 from qload.lazy_torch import Tensor, torch
 from qload.loader.description import ConfiguredFormat, LayerDescription
 from qload.loader.source import TensorSource
-from qload.spec import Config, Grouped, LayerClaims, Names, Role, TensorSpec, named
+from qload.spec import Config, Grouped, LayerClaims, Names, TensorSpec, named
 
 MAX_CHECKED_LAYERS = 2  # layers of a claim that are compared with it: it is wrong about all or none
 MAX_SAMPLED_LAYERS = 256  # layers examined together if one alone is ambiguous
@@ -172,7 +172,7 @@ def check_scales(
     """
     layers = list(layers)
     for spec in layers[0].specs:
-        if spec.role is not Role.SCALE:
+        if not spec.has_scales:
             continue
         loaded = tensors.get(spec.name)
         # Another device than the CPU would have to be waited for.
@@ -181,7 +181,8 @@ def check_scales(
             continue
         for layer in layers:
             name = layer.names.full(spec.name)
-            if not (source.info(name).stored_dtype.is_floating_point or spec.is_exponents):
+            has_floats = source.info(name).stored_dtype.is_floating_point or spec.is_exponents
+            if not (has_floats or spec.scale_bytes):
                 continue  # whole numbers with scales of their own
             known = spec.name in layer.facts
             stored = layer.facts[spec.name] if known else _read_stored(source, name, spec)
@@ -210,9 +211,11 @@ def _finite(floats: Tensor) -> Tensor:
 
 
 def _floats(scales: Tensor, spec: TensorSpec) -> Tensor | None:
-    """Scales as floats, also those stored as bytes of exponents; None for whole numbers and meta tensors."""
+    """Scales as floats, also those stored as bytes; None for whole numbers and meta tensors."""
     if scales.is_meta:
         return None
+    if spec.scale_bytes is not None:
+        return spec.scale_bytes.of(scales)
     if spec.is_exponents and scales.dtype == torch.uint8:
         return scales.view(torch.float8_e8m0fnu)
     return scales if scales.dtype.is_floating_point else None
@@ -223,6 +226,9 @@ def _read_stored(source: TensorSource, name: str, spec: TensorSpec) -> Tensor | 
     whole = source.whole()
     if whole.readable(name) != tuple((0, size) for size in whole.info(name).shape):
         return None
+    if spec.scale_bytes is not None:
+        axes = len(whole.info(name).shape)
+        return whole.read(name, (slice(None),) * (axes - 1) + (spec.scale_bytes.slice,), role=spec.role).cpu()
     return whole.read_fact(name, spec.role)
 
 

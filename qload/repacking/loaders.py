@@ -215,7 +215,7 @@ class DeferredKinds:
 
 def _has_finite_scales(weight: Weight) -> bool:
     fields = weight.fields()
-    scales = (spec for spec in type(weight).tensors(weight.config) if spec.role is Role.SCALE)
+    scales = (spec for spec in type(weight).tensors(weight.config) if spec.has_scales)
     return all(is_finite(fields[spec.name], spec) for spec in scales if spec.name in fields)
 
 

@@ -5,7 +5,7 @@ from qload.spec.activations import ActivationScheme
 from qload.spec.axis import LOGICAL, PARTS, Axis
 from qload.spec.casts import check_out, rounded
 from qload.spec.output_slices import can_cut, outputs, ranges
-from qload.spec.tensor import Fact, Names, Role, Shape, TensorSpec, check_dtypes, named, solve
+from qload.spec.tensor import Fact, Names, Role, ScaleBytes, Shape, TensorSpec, check_dtypes, named, solve
 from qload.spec.weight import (
     Codes,
     Config,
@@ -36,6 +36,7 @@ __all__ = [
     "LayerValues",
     "Names",
     "Role",
+    "ScaleBytes",
     "Shape",
     "ShareBounds",
     "TensorSpec",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
@@ -33,6 +33,25 @@ class Role(Enum):
     INDEX = "index"
     SCALE = "scale"
     UNUSED = "unused"
+
+
+@dataclass(frozen=True)
+class ScaleBytes:
+    """Scales in bytes `start` to `stop` of the last axis of packed codes; `read` decodes these bytes."""
+
+    start: int
+    stop: int
+    read: Callable[[Tensor], Tensor] = field(repr=False)
+
+    @property
+    def slice(self) -> slice:
+        """Slice of the last axis."""
+        return slice(self.start, self.stop)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """Decode the scales of a tensor: all bytes of its last axis, or those of the scales alone."""
+        alone = tensor.shape[-1] == self.stop - self.start
+        return self.read(tensor if alone else tensor[..., self.slice])
 
 
 @dataclass(frozen=True)
@@ -71,6 +90,8 @@ class TensorSpec:
         True for a tensor that `resolve` consumes: it is not part of the typed weight.
     optional
         True for a tensor that may be missing.
+    scale_bytes
+        Scales within the tensor, which may not be NaN or infinite.
     reason
         Reason for a required tensor that is optional in other configs, with a remedy.
     """
@@ -90,6 +111,7 @@ class TensorSpec:
     holds: tuple[float, ...] = ()
     view: str | None = None
     spent: bool = False
+    scale_bytes: ScaleBytes | None = None
     reason: str = ""
 
     @cached_property
@@ -111,6 +133,11 @@ class TensorSpec:
     def suffix(self) -> str:
         """First suffix after the layer's prefix on disk."""
         return self.suffixes[0]
+
+    @property
+    def has_scales(self) -> bool:
+        """True for scales, and for codes with scales among their bytes."""
+        return self.role is Role.SCALE or self.scale_bytes is not None
 
     @property
     def is_exponents(self) -> bool:

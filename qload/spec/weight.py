@@ -333,7 +333,7 @@ UNPLACED = Layer((), 0, (0, 0))  # for a weight constructed from tensors alone, 
 
 @dataclass(frozen=True)
 class Codes(CodeValues):
-    """A weight as codes: w = (code - zero) * scale[n_group, k_group] * factor.
+    """A weight as codes: w = (code - zero) * scale[n_group, k_group] * factor - offset[n_group, k_group].
 
     Attributes
     ----------
@@ -350,6 +350,10 @@ class Codes(CodeValues):
         True to divide by the scale, for formats with inverse scales.
     factor
         Factor of all scales, for formats that round this product separately.
+    row_factors
+        Factor of each output in the same place, (N, 1); None: no such factors.
+    offsets
+        Offsets, shaped like the scales, for formats that subtract after the products; None: no offsets.
     """
 
     def plain(self) -> Tensor:
@@ -357,7 +361,7 @@ class Codes(CodeValues):
         return devices.plain(self.codes)
 
     def dequantize(self, dtype: DtypeLike = dtypes.float32, out: Tensor | None = None) -> Tensor:
-        """Weight (N, K): the integer difference, times (divided by) the scale in float32, times the factor.
+        """Weight (N, K): integer difference, times (divided by) scale, times factor, less offset, in float32.
 
         Rounded once to `dtype`, or to the dtype of `out`, a tensor to write to.
         """

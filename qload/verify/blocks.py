@@ -31,13 +31,17 @@ def read_float_rows(
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield rows of a tensor as comparable floats; nothing for integers.
 
-    Bytes of a tensor declared as exponents are E8M0 floats.
+    Bytes declared as exponents are E8M0 floats; of codes with scales among their bytes, these are yielded.
     """
     dtype = storage.info(name).stored_dtype
     exponents = spec is not None and spec.is_exponents
-    if not dtype.is_floating_point and not exponents:
+    scale_bytes = None if spec is None else spec.scale_bytes
+    if not dtype.is_floating_point and not exponents and scale_bytes is None:
         return
     for start, run in rows(storage, name):
+        if scale_bytes is not None:
+            yield start, scale_bytes.of(run)
+            continue
         floats = run.view(torch.float8_e8m0fnu) if exponents else run
         yield start, floats if dtype in FLOATS else floats.float()
 

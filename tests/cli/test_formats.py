@@ -18,7 +18,7 @@ from qload.detect import read_claims, read_configs
 from qload.detect.config_reader import METHODS, described_formats
 from qload.errors import RepackError, UnsupportedFormatError
 from qload.experts.declared_stacks import stack_endings
-from qload.formats import FORMATS
+from qload.formats import FORMATS, GGUFWeight
 from qload.kernel_formats import repack, restore
 from qload.kernel_formats.repack import LAYOUTS, can_restore, options, targets
 from qload.quantize import QUANTIZERS
@@ -32,6 +32,7 @@ from tests.paths import FIXTURES, ROOT
 FOUR_BITS = {"bits": 4, "group_size": 128}
 UNSTORED: tuple[dict[str, Any], ...] = (
     {"quant_method": "mistral", "qformat_weight": "fp8_e4m3"},
+    {"quant_method": "gguf"},
     {"quant_method": "modelopt", "quant_algo": "FP8"},
     {"quant_method": "marlin", **FOUR_BITS},
     {"quant_method": "gptq_marlin_24", **FOUR_BITS},
@@ -174,7 +175,8 @@ def test_what_is_said_of_experts_holds(weight_type: type[Weight], data: Any) -> 
 def test_stacks_are_read_from_the_names_that_are_said(name: str, data: Any) -> None:
     """Test one of the printed endings for each tensor."""
     (weight_type,) = (each for each in MATRICES if each.format == name)
-    stored = data.draw(experts(weight_type))
+    printed = st.just(weight_type.example) if weight_type is GGUFWeight else None
+    stored = data.draw(experts(weight_type, configs=printed))
     held = {field.rpartition(".")[2] for field in stored.tensors}
     fields = stack_endings()
     assume(held <= {*fields.values()})  # optional tensors may have no stack

@@ -149,6 +149,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "exl2": EXL2,
     "eetq": {"quant_method": "eetq", "weights": "int8", "modules_to_not_convert": ["head"]},
     "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["head"]},
+    "gguf": {"quant_method": "gguf"},
 }
 # Values of a wrong type or out of range, in valid JSON.
 WRONG: tuple[Any, ...] = ({"\1": [None]}, [[None]], "\1", -77, 1e99, True, "", [], {})

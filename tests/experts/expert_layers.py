@@ -15,7 +15,7 @@ from qload.experts import GatedActivation
 from qload.formats import FORMATS, MXFP4ExpertsWeight, UnquantizedConfig, UnquantizedWeight
 from qload.loader import ConfiguredFormat
 from qload.parallel import ProcessGroup
-from qload.spec import Weight
+from qload.spec import Config, Weight
 from qload.testing import assert_same_bits, layers
 from qload.testing.strategies import DrawnLayer
 from tests.format_cases import CONFIGS
@@ -95,9 +95,14 @@ def stored_plain(count: int, inner: int = 16, hidden: int = 8, biased: bool = Fa
 
 
 @st.composite
-def experts(draw: st.DrawFn, weight_type: type[Weight], most: int = 3) -> StoredExperts:
+def experts(
+    draw: st.DrawFn,
+    weight_type: type[Weight],
+    most: int = 3,
+    configs: st.SearchStrategy[Config] | None = None,
+) -> StoredExperts:
     """A few experts of a format: one config, one order of groups or none, values of their own."""
-    config = draw(CONFIGS[weight_type])
+    config = draw(CONFIGS[weight_type] if configs is None else configs)
     unit = lcm(*(axis.granule for spec in weight_type.tensors(config) for axis in spec.axes), 16)
     inner, hidden = (unit * -(-48 // unit) * draw(st.integers(1, 2)) for _ in range(2))
     one = st.just(config)

@@ -221,6 +221,12 @@ def test_a_rank_reads_its_own_experts_and_of_others_facts_and_scales(
             and (suffix := name.split("proj.", 1)[1]) in scales
             and (tensor.dtype.is_floating_point or suffix in exponents)
         )
+        within = {spec.suffix: spec.scale_bytes for spec in specs if spec.scale_bytes}
+        examined += sum(
+            tensor.nbytes * (found.stop - found.start) // tensor.shape[-1]
+            for name, tensor in stored.tensors.items()
+            if stored.count > 1 and (found := within.get(name.split("proj.", 1)[1]))
+        )
         assert weights.storage.bytes_read == own + examined  # type: ignore[attr-defined]
 
 

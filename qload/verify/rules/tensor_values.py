@@ -240,9 +240,11 @@ def check_scales(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding
     """Report NaN, infinite, negative and wrongly zero scales, with the first place and count of each kind."""
     for name in checkpoint.readable_names:
         numbers = checkpoint.values.numbers.get(name)
+        spec, layer = checkpoint.specs.get(name), checkpoint.layer_of(name)
+        if spec is not None and spec.scale_bytes is not None:
+            yield from _nonfinite_scale_bytes(rule, checkpoint, name, spec)
         if checkpoint.role(name) is not Role.SCALE:
             continue
-        spec, layer = checkpoint.specs.get(name), checkpoint.layer_of(name)
         zero_divisors = numbers is not None and spec is not None and spec.divides and numbers.zeros
         if numbers is not None and (not numbers.finite or numbers.low < 0 or zero_divisors):
             # Integer codes with a zero point may have scales of both signs.
@@ -251,6 +253,16 @@ def check_scales(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding
         if spec and layer is not None and _are_all_zero(checkpoint, name, spec, layer):
             least = "2**-127" if spec.is_exponents else "zero"
             yield rule.tensor_finding(checkpoint, name, f"all scales are {least}, and the codes differ")
+
+
+def _nonfinite_scale_bytes(
+    rule: Rule, checkpoint: VerifiedCheckpoint, name: str, spec: TensorSpec
+) -> Iterator[Finding]:
+    """Report scales among the bytes of codes; those of ggml may be negative or zero."""
+    floats = read_float_rows(checkpoint.weights.storage, name, spec)
+    if wrong := find_wrong((start, run, ~torch.isfinite(run)) for start, run in floats):
+        count, place, value = wrong
+        yield rule.tensor_finding(checkpoint, name, f"scale {value:g} at {place}; {count} in all")
 
 
 def _invalid_scales(
