@@ -24,6 +24,14 @@ from qload.detect import (
     read_configs,
     read_model_config,
 )
+from qload.detect.gguf import (
+    ROPE_FACTORS,
+    config_of_keys,
+    found_config,
+    name_tensors,
+    scaling_of_factors,
+    unknown_architecture,
+)
 from qload.errors import QloadError, checked
 from qload.experts import ExpertStacks
 from qload.experts.stacked_storage import split_stacks
@@ -33,12 +41,16 @@ from qload.loader.source import Nonfinite
 from qload.parallel import ProcessGroup
 from qload.spec import Role, TensorSpec
 from qload.storage import (
+    CheckpointFiles,
+    GGUFStorage,
     SafetensorsStorage,
     WeightStorage,
     locate,
     snapshot,
+    validate_gguf,
     validate_headers,
 )
+from qload.storage.gguf import model_keys, tensors_of
 from qload.weights import Weights
 from qload.weights.weights import HeaderWeights
 
@@ -208,16 +220,12 @@ class Checkpoint:
         self.path = str(self.location)
         located = locate(self.location)
         self.is_shard = located.shard
-        headers = validate_headers(located, self._refuse, self.notes.append)
-        if self._loader is None:
-            self.model_config, self.configs = read_configs(self.location)
-        else:
-            self.model_config = read_model_config(self.location)
+        storage = self._open_gguf(located) if located.is_gguf else self._open_safetensors(located)
         config = self.configs[0] if self.configs else None
-        if self.errors:  # the config can still be wrong, but there is nothing to open
+        if storage is None:  # the config can still be wrong, but there is nothing to open
             effective_claims(config, None)
             return
-        self._storage = SafetensorsStorage(located, headers=headers)
+        self._storage = storage
         self.architecture = read_architecture(self.model_config)
         self._storage = split_stacks(self._storage, self.model_config)
         if self._collects and isinstance(self._storage, ExpertStacks) and self._storage.stacks:
@@ -227,6 +235,32 @@ class Checkpoint:
         if not self._collects:
             for note in self.notes:
                 log.info("%s", note)
+
+    def _open_safetensors(self, located: CheckpointFiles) -> SafetensorsStorage | None:
+        """Check headers and read configs; None after an error."""
+        headers = validate_headers(located, self._refuse, self.notes.append)
+        if self._loader is None:
+            self.model_config, self.configs = read_configs(self.location)
+        else:
+            self.model_config = read_model_config(self.location)
+        return None if self.errors else SafetensorsStorage(located, headers=headers)
+
+    def _open_gguf(self, located: CheckpointFiles) -> GGUFStorage | None:
+        """Check headers, and name tensors by the architecture; None after an error."""
+        headers = validate_gguf(located, self._refuse, self.notes.append)
+        if self.errors:
+            return None
+        keys, tensors = model_keys(headers), tensors_of(headers)
+        file = next(iter(headers))
+        self.configs = [found_config(file, keys)]
+        storage = GGUFStorage(located, headers=headers, views=name_tensors(keys, tensors, file))
+        self.model_config = config_of_keys(keys, tensors)
+        if ROPE_FACTORS in tensors:
+            scaling = scaling_of_factors(storage.read_array(ROPE_FACTORS), self.model_config)
+            self.model_config = {**self.model_config, "rope_scaling": scaling}
+        if note := unknown_architecture(keys):
+            self.notes.append(note)
+        return storage
 
     def _loader_of_configs(self, config: FoundConfig | None, storage: WeightStorage) -> FormatLoader:
         """Loader of the first config, compared with all others."""
@@ -259,14 +293,14 @@ def open_checkpoint(
     target: Target | None = None,
     nonfinite: Nonfinite = "error",
 ) -> Weights:
-    """Open a safetensors file, a directory or a sharded index as `Weights`.
+    """Open a safetensors or GGUF file, a directory or a sharded index as `Weights`.
 
     Use it as a context manager, which closes the files. The config beside the files determines the loader.
 
     Parameters
     ----------
     path
-        A safetensors file, a directory, or an index.
+        A safetensors file, a GGUF file, a directory, or an index.
     device
         Device of the loaded tensors.
     dtype

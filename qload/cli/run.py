@@ -208,9 +208,10 @@ def _plan_run(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
     from qload.models.decoder import checked_config
     from qload.models.images import check_image_tokens
     from qload.models.vision_config import vision_config
+    from qload.storage import locate
 
     place = arguments.place
-    if not read_model_config(place):
+    if not locate(place).is_gguf and not read_model_config(place):
         with suppress(StorageError, ConfigError), Checkpoint.open(place) as checkpoint:
             check_all_read(checkpoint.weights)  # an unsupported format is raised first
         raise ArgumentError("path", "a checkpoint with a config.json", f"none in {place}")
@@ -252,9 +253,9 @@ def _check_memory(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup")
     """Raise NotEnoughMemoryError if the weights and the cache do not fit into the device."""
     from qload.models.kv_cache import PagedCache, page_count
     from qload.models.memory import check_memory, free_bytes, stored_bytes
-    from qload.storage import SafetensorsStorage
+    from qload.storage import open_storage
 
-    with SafetensorsStorage(arguments.place) as storage:
+    with open_storage(arguments.place) as storage:
         weights = stored_bytes(storage, plan.dtype) // group.size()
     pages = page_count(1, len(plan.ids) + arguments.tokens, CACHE_PAGE_TOKENS)
     sizes: dict[str, Any] = {"pages": pages, "page_size": CACHE_PAGE_TOKENS, "ranks": group.size()}

@@ -41,6 +41,7 @@ from qload.conversion.report import ShardedCheckpoint, ShardedLayer
 from qload.detect.config_reader import CONFIGS
 from qload.diff.comparison import same_weight
 from qload.errors import QloadError, checked
+from qload.formats import GGUFWeight
 from qload.loader import LayerDescription
 from qload.loader.layer_values import check_nonfinite
 from qload.loader.source import Nonfinite
@@ -56,6 +57,7 @@ from qload.weights import Weights
 
 WHOLE_TENSORS_NOTE = "tensors outside of layers, except biases, are whole in each folder"
 BIASES_NOTE = "the bias of a layer cut along its inputs is in the folder of rank 0 alone, which adds it"
+GGUF_REASON = "no program reads blocks of GGUF in safetensors; each rank loads its share from the GGUF file"
 CONFIG_NOTE = "config.json describes the whole model, as the program of each rank expects"
 
 
@@ -268,6 +270,8 @@ def _refused_layers(source: VerifiedCheckpoint, how: Mapping[str, Sharing], tp: 
         share = planner.of(prefix, layer, sharing, [tp]).shares[tp]
         if not share.fits:
             reasons[prefix] = share.reason
+        elif isinstance(layer, LayerDescription) and layer.format.weight_type is GGUFWeight:
+            reasons[prefix] = GGUF_REASON
         elif isinstance(layer, LayerDescription):
             stacked = [name for name in _tensor_names(layer) if name not in stored]
             if stacked:

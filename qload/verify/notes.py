@@ -304,7 +304,7 @@ def unlisted_plain_layers(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
     listed |= {prefix for prefix in plain if checkpoint.loader.named.entry(prefix) is not None}
     similar = [prefix for prefix in plain if not kinds.isdisjoint(_similarity_keys(prefix))]
     unlisted = [prefix for prefix in similar if prefix not in listed]
-    if unlisted:
+    if unlisted and checkpoint.loader.named.leaving_out:
         keys = set(_similarity_keys(unlisted[0]))
         like = next(prefix for prefix in quantized if not keys.isdisjoint(_similarity_keys(prefix)))
         yield (

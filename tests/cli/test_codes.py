@@ -41,7 +41,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         made[name].mkdir()
     (made["broken"] / "model.safetensors").write_bytes(b"nothing")
     save_file({"a.weight": torch.full((4, 4), torch.nan)}, made["findings"] / "model.safetensors")
-    (made["foreign"] / "model.gguf").write_bytes(b"GGUF" + bytes(60))
+    (made["foreign"] / "model.onnx").write_bytes(bytes(60))
     return made
 
 
@@ -65,8 +65,8 @@ def test_what_is_not_read_ends_every_verb_with_its_code(
     assert result.exit_code == expected, result.output
     assert not (tmp_path / "made").exists()
     if name == "foreign":
-        assert "GGUF" in result.output
-        assert "llama.cpp runs it" in result.output
+        assert "ONNX" in result.output
+        assert "ONNX Runtime runs it" in result.output
 
 
 @pytest.mark.parametrize("verb", ["inspect", "verify"])

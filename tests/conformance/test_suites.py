@@ -134,16 +134,6 @@ def test_formats_without_a_config_have_no_files() -> None:
     ]
 
 
-def test_loaders_are_tried_by_one_rank_and_by_more() -> None:
-    smoke, default = (
-        [(case.world, case.K, case.N) for case in Loads.cases(tier)] for tier in ("smoke", "default")
-    )
-
-    assert smoke == [(1, 512, 1024), (2, 512, 1024)]
-    assert sorted({world for world, _, _ in default}) == [1, 2, 4, 8]
-    assert default == sorted(default)
-
-
 class Rank0(Loads):
     def load(self, files: list[Path], rank: int, world: int) -> dict[str, Tensor]:
         return super().load(files, 0, world)

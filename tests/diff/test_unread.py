@@ -105,10 +105,10 @@ def test_a_damaged_layer_is_refused_and_not_unread(turned: bool, tmp_path: Path)
 def test_a_foreign_dialect_is_unsupported_with_its_way_out(turned: bool, tmp_path: Path) -> None:
     foreign, sound = tmp_path / "foreign", tmp_path / "sound"
     foreign.mkdir()
-    (foreign / "model.gguf").write_bytes(b"GGUF" + bytes(60))
+    (foreign / "model.onnx").write_bytes(bytes(60))
     make_checkpoint("plain", sound)
 
     found = diff(*((sound, foreign) if turned else (foreign, sound)))
 
     assert (found.verdict, found.exit_code, found.unreadable) == ("unsupported", 4, "")
-    assert "llama.cpp runs it" in found.unsupported
+    assert "ONNX Runtime runs it" in found.unsupported

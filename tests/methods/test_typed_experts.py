@@ -152,15 +152,6 @@ def test_incomplete_experts_are_refused() -> None:
         method.process_weights_after_loading(layer)
 
 
-def test_weights_of_experts_ask_for_no_gradients() -> None:
-    method = method_of(AWQ, target=None)
-    layer = filled_layer(method, stored_tensors(AWQ), Rank(0, 1))
-    created = [*layer.parameters()]
-    method.finish(layer)
-
-    assert not any(parameter.requires_grad for parameter in [*created, *layer.parameters()])
-
-
 def test_scales_that_are_not_finite_are_refused_unless_allowed() -> None:
     tensors = stored_tensors(AWQ)
     tensors[1, "w2", "scales"][0, 0] = float("inf")

@@ -250,16 +250,6 @@ def test_parameters_have_the_shape_and_the_tags_of_the_share() -> None:
     assert_same_bits(layer.qweight.data, gptq()["qweight"][:, 32:])
 
 
-def test_weights_ask_for_no_gradients() -> None:
-    layer, other = layer_of(), engine(GPTQ, Rank(0, 1), "N", tells=True)
-    created = [*layer.parameters(), *other.parameters()]
-    hand_over(layer, gptq())
-    layer.quant_method.process_weights_after_loading(layer)
-
-    assert not any(parameter.requires_grad for parameter in created)
-    assert not any(parameter.requires_grad for parameter in layer.parameters())
-
-
 @pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear])
 def test_what_is_handed_over_may_be_used_again(kind: Any) -> None:
     layer, tensors = layer_of(kind), gptq()

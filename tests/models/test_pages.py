@@ -1,9 +1,8 @@
 """Sequences grow page by page, never into each other's, and give back what they had."""
 
 import pytest
-import torch
 
-from qload.models.kv_cache import PADDING_PAGE, PagedCache, PageTable
+from qload.models.kv_cache import PADDING_PAGE, PageTable
 
 
 def test_slots_follow_the_pages_that_a_sequence_was_given() -> None:
@@ -17,13 +16,6 @@ def test_slots_follow_the_pages_that_a_sequence_was_given() -> None:
     assert then == ([3, 4], [7, 12])  # page 3 comes after page 2, which is the other's
     assert table.table([0, 1]) == [[1, 3], [2, PADDING_PAGE]]
     assert table.table([1], 4) == [[2, PADDING_PAGE, PADDING_PAGE, PADDING_PAGE]]
-
-
-def test_keys_and_values_are_no_part_of_a_checkpoint() -> None:
-    cache = PagedCache(2, 3, 4, kv_heads=2, k_dim=8, v_dim=4, dtype=torch.float16)
-
-    assert [name for name, _ in cache.named_buffers()] == ["keys", "values"]
-    assert not cache.state_dict()
 
 
 @pytest.mark.parametrize("page_size", [1, 3, 4, 16])

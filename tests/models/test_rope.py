@@ -68,13 +68,6 @@ def turned(x: Tensor, pairs: bool) -> Tensor:
     return parts.flatten(-2) if pairs else parts.transpose(-1, -2).flatten(-2)
 
 
-def test_frequencies_are_no_part_of_a_checkpoint() -> None:
-    rope = Rope(RopeConfig("default", THETA, D))
-
-    assert [name for name, _ in rope.named_buffers()] == ["frequencies"]
-    assert not rope.state_dict()
-
-
 @pytest.mark.parametrize("pairs", [False, True])
 def test_heads_turn_as_complex_numbers_do(pairs: bool) -> None:
     x = torch.randn(4, 3, D, generator=torch.Generator().manual_seed(0))

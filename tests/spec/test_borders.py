@@ -12,17 +12,7 @@ from qload import dtypes
 from qload.devices import CodeValues, meaning_of
 from qload.errors import ArgumentError, CastError, IndexValueError, MismatchError, ShapeError
 from qload.formats import CTPackConfig, Fp8Config, Fp8Weight, GPTQConfig, MarlinConfig
-from qload.spec import (
-    ActivationScheme,
-    Axis,
-    FieldNames,
-    Layer,
-    LayerHeaders,
-    Role,
-    ShareBounds,
-    TensorSpec,
-    solve,
-)
+from qload.spec import Axis, FieldNames, Layer, LayerHeaders, Role, ShareBounds, TensorSpec, solve
 from qload.spec.casts import check_cast, check_out
 from qload.spec.weight import Grouped
 
@@ -256,16 +246,6 @@ def test_what_is_written_to_has_the_shape_and_memory_of_its_own() -> None:
         check_out(weight, (4, 2), weight.device, weight)
     with pytest.raises(ArgumentError, match="floats on cpu"):
         check_out(torch.empty(4, 2, dtype=torch.int32), (4, 2), weight.device)
-
-
-@pytest.mark.parametrize("strategy", ["group", "tensor_group"])
-@pytest.mark.parametrize("size", [None, 0, -1])
-def test_groups_of_inputs_have_a_size(strategy: str, size: int | None) -> None:
-    with pytest.raises(ArgumentError, match=f"group_size\n  expected at least 1, with {strategy}"):
-        ActivationScheme("int", 8, True, strategy, size)
-    assert ActivationScheme("int", 8, True, strategy, 1).size == 1
-    assert ActivationScheme("int", 8, False, strategy, size).size is None
-    assert ActivationScheme("int", 8, True, "token", 4).size is None
 
 
 @pytest.mark.parametrize("limit", [0, 0.0, -1.0, inf, nan, -inf])
