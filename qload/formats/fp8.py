@@ -220,7 +220,9 @@ class Fp8Weight(spec.Weight):
     @classmethod
     def tensors(cls, config: Fp8Config) -> tuple[TensorSpec, ...]:
         """Declare the tensors; blocks bind cuts and the seams of fused layers."""
-        names = NAMES[::-1] if config.per == "block" else (*NAMES, MISTRAL_NAMES[0])
+        names: tuple[str, ...] = (*NAMES, MISTRAL_NAMES[0])
+        if config.per == "block":
+            names = NAMES[::-1]
         if config.divide:
             names = NAMES[1:]
         if config.stored_scale is not None:

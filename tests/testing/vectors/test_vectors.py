@@ -33,15 +33,30 @@ def case(folder: Path, name: str) -> VectorCase:
 
 
 def test_the_cases_of_a_version_are_frozen(golden: SnapshotAssertion) -> None:
-    """Another case needs another version; tensors are compared by shape, dtype and sum."""
+    """Another case needs another version; tensors are compared by shape, dtype and sum, files by hash."""
     lines = [
         f"{each.id}: {each.format} {each.flags} {each.shape} {each.split} of {each.world} {each.comment}\n"
         f"  {each.config}\n  {sorted(f'{name} {shown(held)}' for name, held in each.tensors.items())}\n"
-        f"  expected {shown(each.expected)} {sorted((name, len(data)) for name, data in each.raw.items())}"
+        f"  expected {shown(each.expected)} "
+        f"{sorted((name, len(data), digest(data)) for name, data in each.raw.items())}"
         for each in (*valid_cases(), *rejected_cases())
     ]
 
     assert "\n".join((VERSION, *lines)) == golden
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def test_the_schema_describes_each_field(golden: SnapshotAssertion) -> None:
+    lines = [
+        f"{kind}.{name}: {field.get('description')} default {field.get('default')!r}"
+        for kind, definition in Manifest.model_json_schema()["$defs"].items()
+        for name, field in definition["properties"].items()
+    ]
+
+    assert "\n".join(lines) == golden
 
 
 class Rank:
