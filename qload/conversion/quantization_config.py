@@ -70,13 +70,13 @@ def _gptq_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> Written
 
 
 def _zero_point_conventions(layers: Sequence[OutputLayer]) -> set[str]:
-    """Return the conventions of zero points that layers need.
+    """Return the conventions of zero points that layers need; none if both variants stored minus one fit.
 
     A layer with the evidence "alike" fits either variant of zero points stored minus one.
     """
     stored = [(layer.config.zeros, layer.config.evidence) for layer in layers]
     needed = {zeros.name for zeros, evidence in stored if evidence != "alike" or isinstance(zeros, Stored)}
-    return needed if needed - {Stored.name} else {zeros.name for zeros, _ in stored}
+    return {zeros.name for zeros, _ in stored} if needed == {Stored.name} else needed
 
 
 def _awq_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenConfig:

@@ -65,6 +65,7 @@ V2, WHOLE, FIELDS = Stored(), StoredMinusOne(), StoredMinusOnePerField()
 # Convention and evidence of each layer; expected checkpoint_format, or None: no config covers both.
 CONVENTIONS: list[tuple[list[tuple[Any, Any]], str | None]] = [
     ([(WHOLE, "alike"), (WHOLE, "alike")], "gptq"),
+    ([(WHOLE, "alike"), (FIELDS, "alike")], "gptq"),
     ([(WHOLE, "alike"), (FIELDS, "codes")], "gptq"),
     ([(FIELDS, "codes"), (WHOLE, "alike")], "gptq"),
     ([(WHOLE, None), (FIELDS, "codes")], None),
