@@ -242,3 +242,40 @@ def test_a_row_of_fp8_says_the_dtypes_of_the_weight_and_of_the_scales() -> None:
 def test_tier_is_the_last_that_is_asked(damaged: Path) -> None:
     assert json.loads(run("verify", damaged, "--tier", "headers").stdout)["verdict"] == "ok"
     assert json.loads(run("verify", damaged, "--tier", "values").stdout)["verdict"] == "findings"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--prompt-ids", "1"], ["--device", "cpu"], ["--image", ROOT / "README.md"]],
+    ids=lambda each: each[0],
+)
+def test_options_of_logits_need_it(options: list[Any]) -> None:
+    result = run("verify", MODEL, *options)
+
+    assert result.exit_code == 2
+    assert "--prompt-ids, --image and --device are options of --logits" in result.stderr
+
+
+def test_a_made_checkpoint_is_told_with_its_size(tmp_path: Path) -> None:
+    result = run("make-checkpoint", "gptq", "-o", tmp_path / "made")
+
+    tensors = [
+        each for file in (tmp_path / "made").glob("*.safetensors") for each in load_file(file).values()
+    ]
+    nbytes = sum(tensor.nbytes for tensor in tensors)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == f"{tmp_path / 'made'}: {len(tensors)} tensors, {nbytes} bytes\n"
+
+
+def test_only_pages_need_jinja_and_only_sarif_may_be_standard_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("verify", MODEL, "--tier", "headers", "--html", "-").exit_code == 0
+    assert Path("-").read_text().startswith("<!doctype html>")
+
+    monkeypatch.setattr("qload.cli.options.util.find_spec", lambda name: None)
+    page = run("verify", MODEL, "--tier", "headers", "--html", "page.html")
+    assert page.exit_code == 2
+    assert 'pages need Jinja: pip install "qload-weights[pictures]"' in page.stderr
+    assert run("verify", MODEL, "--tier", "headers", "--sarif", "out.sarif").exit_code == 0

@@ -4,7 +4,13 @@ import sys
 
 import pytest
 
-from qload.cli.progress import LINE_INTERVAL_S, format_progress, print_lines, progress_bar
+from qload.cli.progress import (
+    LINE_INTERVAL_S,
+    format_progress,
+    prefix_stages,
+    print_lines,
+    progress_bar,
+)
 
 
 def test_a_line_says_bytes_rate_and_the_time_that_is_left() -> None:
@@ -38,3 +44,13 @@ def test_each_stage_has_its_own_rate_and_lines_are_as_few_as_patience_allows(
         "values: 0 of 36 MB",
         "values: 24 of 36 MB, 2 MB/s, 6 s left",
     ]
+
+
+def test_the_stage_of_one_of_several_checkpoints_has_its_name() -> None:
+    steps: list[tuple[str, int, int]] = []
+    update = prefix_stages(lambda *step: steps.append(step), "model")
+
+    assert update is not None
+    update("headers", 1, 3)
+    assert steps == [("model: headers", 1, 3)]
+    assert prefix_stages(None, "model") is None
