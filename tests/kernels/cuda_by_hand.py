@@ -97,6 +97,21 @@ class Hand:
 
         return start
 
+    def w8a8(self, sizes, code, group, bf16, division, *rest) -> Start:
+        """See w8a8.cuh."""
+        kind = {0x108: torch.int8, 0x208: torch.float8_e4m3fn}[code]
+        M, _, _, inputs, _ = sizes
+        assert (inputs % 32, division[1], division[5]) == (0, 128, 1)
+        many = self.many(sizes, code, group, bf16, division, *rest)
+
+        def start(x, *operands) -> None:
+            permuted = at(x, torch.uint8, M, inputs).view(M, -1, 2, 4, 4).transpose(2, 3)
+            numbers = permuted.reshape(M, inputs).view(kind).to(torch.bfloat16 if bf16 else torch.float16)
+            many(numbers.data_ptr(), *operands)
+            self.called[-1] = "w8a8"
+
+        return start
+
     def _multiply(self, name, operands, stream, sizes, code, group, own, *rest) -> None:
         x, weights, scales, zeros, g_idx, bias, factors, y = operands
         bits = code & 0xFF

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from qload.devices.tensors import FLOATS
 from qload.kernels.activations import quantize
@@ -15,7 +16,7 @@ from tests.kernels.cuda_by_hand import STREAM, Hand, at
 LARGEST, INVERSE, INVERSE_ONE, POWERS_NEAR, POWERS_UP, ASYMMETRIC, STORED, E4M3_OVER, E4M3_TIMES = range(9)
 OWNERS = {INVERSE: "fbgemm", INVERSE_ONE: "modelopt", POWERS_UP: "modelopt", E4M3_TIMES: "modelopt"}
 READS_STORED = (STORED, E4M3_OVER, E4M3_TIMES)
-CODES, COUNTED, MEANT = range(3)
+CODES, COUNTED, MEANT, PERMUTED = range(4)
 
 
 class OnDevice(Tensor):
@@ -51,6 +52,12 @@ class HandOfInputs(Hand):
             if becoming[0] == CODES:
                 dtype = torch.int8 if whole else torch.float8_e4m3fn
                 at(out, torch.uint8, written, K).copy_(found.codes(dtype, written).view(torch.uint8))
+            elif becoming[0] == PERMUTED:
+                dtype, padding = torch.int8 if whole else torch.float8_e4m3fn, -K % 32
+                assert size == 0
+                codes = pad(found.codes(dtype).view(torch.uint8), (0, padding))
+                permuted = codes.view(M, -1, 4, 2, 4).transpose(2, 3).reshape(M, -1)
+                at(out, torch.uint8, M, K + padding).copy_(permuted)
             elif becoming[0] == COUNTED:
                 at(out, FLOATS[becoming[1]], M, K).copy_(found.counted(FLOATS[becoming[1]]))
             else:

@@ -38,21 +38,25 @@ void add_linears(py::module_& module) {
         });
       },
       "Launches tokens, best from 17 on, times a weight in Marlin's order; sizes: M, K, N, inputs, outputs.");
+  const auto many_of = [](const char* name, bool coded) {
+    return [=](const std::array<int, 5>& sizes, int code, int group, bool bfloat16, const std::array<int, 6>& division,
+               bool early) {
+      return launch_of(name, [=](const Operands& in, CUstream_st* stream) {
+        const auto [M, K, N, inputs, outputs] = sizes;
+        const auto [tokens, columns, pairs, slices, neighbours, teams] = division;
+        return many({in.x, in.weights, in.scales, in.zeros, in.bias, in.token_scales, in.y, in.parts, M, K, N, inputs,
+                     outputs, Code{code}, group, bfloat16, coded, tokens, columns, teams, pairs != 0, slices, neighbours != 0, early, nullptr, 0, 0},
+                    stream);
+      });
+    };
+  };
   module.def(
-      "many",
-      [](const std::array<int, 5>& sizes, int code, int group, bool bfloat16, const std::array<int, 6>& division,
-         bool early) {
-        return launch_of("many", [=](const Operands& in, CUstream_st* stream) {
-          const auto [M, K, N, inputs, outputs] = sizes;
-          const auto [tokens, columns, pairs, slices, neighbours, teams] = division;
-          return many({in.x, in.weights, in.scales, in.zeros, in.bias, in.token_scales, in.y, in.parts, M, K, N, inputs,
-                       outputs, Code{code}, group, bfloat16, tokens, columns, teams, pairs != 0, slices, neighbours != 0, early, nullptr, 0, 0},
-                      stream);
-        });
-      },
+      "many", many_of("many", false),
       "Launches tokens, best from 17 on, times a weight in our own order; sizes: M, K, N, inputs, outputs. division: tokens "
       "and columns of a block, whether two share K, slices of K, whose sums `parts` gets in fp32, whether neighbours fetch x "
       "for each other; both: two share K in a last turn that has tiles for half of the places; teams of warps.");
+  module.def("w8a8", many_of("w8a8", true),
+             "Launches codes of 8 bits times a weight of such codes in our own order; arguments as for `many`.");
   module.def(
       "w4a16",
       [](const std::array<int, 5>& sizes, int group, bool bfloat16, int columns, int split, bool early) {

@@ -72,11 +72,14 @@ __device__ __forceinline__ void store_turned(void* column, const uint32_t (&from
 #endif
 }
 
-#define QLOAD_8_SUMS(i)                                                                                     \
-  "+f"(sum[i]), "+f"(sum[i + 1]), "+f"(sum[i + 2]), "+f"(sum[i + 3]), "+f"(sum[i + 4]), "+f"(sum[i + 5]), \
-      "+f"(sum[i + 6]), "+f"(sum[i + 7])
-#define QLOAD_16_SUMS(i) QLOAD_8_SUMS(i), QLOAD_8_SUMS(i + 8)
-#define QLOAD_32_SUMS(i) QLOAD_16_SUMS(i), QLOAD_16_SUMS(i + 16)
+#define QLOAD_8(kind, i)                                                                              \
+  kind(sum[i]), kind(sum[i + 1]), kind(sum[i + 2]), kind(sum[i + 3]), kind(sum[i + 4]), kind(sum[i + 5]), \
+      kind(sum[i + 6]), kind(sum[i + 7])
+#define QLOAD_16(kind, i) QLOAD_8(kind, i), QLOAD_8(kind, i + 8)
+#define QLOAD_32(kind, i) QLOAD_16(kind, i), QLOAD_16(kind, i + 16)
+#define QLOAD_64(kind, i) QLOAD_32(kind, i), QLOAD_32(kind, i + 32)
+#define QLOAD_16_SUMS(i) QLOAD_16("+f", i)
+#define QLOAD_32_SUMS(i) QLOAD_32("+f", i)
 #define QLOAD_16_NAMES "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define QLOAD_32_NAMES \
   QLOAD_16_NAMES ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -129,6 +132,50 @@ QLOAD_PRODUCTS(224, 112, QLOAD_112_NAMES, "{%112, %113, %114, %115}, %116", QLOA
 QLOAD_PRODUCTS(256, 128, QLOAD_128_NAMES, "{%128, %129, %130, %131}, %132", QLOAD_32_SUMS(0), QLOAD_32_SUMS(32),
                QLOAD_32_SUMS(64), QLOAD_32_SUMS(96))
 
+/// Codes of 8 bits: sum (64 x n) = a (64 x 32) * b (32 x n) of e4m3, plus itself unless `first`; of int8 plus itself.
+#if QLOAD_WGMMA
+#define QLOAD_OF_BYTES(shape, names, operand, added, scales, ...)                                           \
+  asm volatile("wgmma.mma_async.sync.aligned." shape " {" names "}, " operand ", " added scales ";"         \
+               : __VA_ARGS__                                                                                \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+#define QLOAD_BYTES(n, values, names, operand, all)                                                         \
+  template <bool first>                                                                                     \
+  __device__ __forceinline__ void multiply_e4m3_async(float(&sum)[values], const uint32_t(&a)[4], uint64_t b) { \
+    if constexpr (first)                                                                                    \
+      QLOAD_OF_BYTES("m64n" #n "k32.f32.e4m3.e4m3", names, operand, "0", ", 1, 1", all("=f"));              \
+    else                                                                                                    \
+      QLOAD_OF_BYTES("m64n" #n "k32.f32.e4m3.e4m3", names, operand, "1", ", 1, 1", all("+f"));              \
+  }                                                                                                         \
+  __device__ __forceinline__ void multiply_int8_async(int(&sum)[values], const uint32_t(&a)[4], uint64_t b) { \
+    QLOAD_OF_BYTES("m64n" #n "k32.s32.s8.s8", names, operand, "1", "", all("+r"));                          \
+  }
+#else
+#define QLOAD_BYTES(n, values, names, operand, all)                                                         \
+  template <bool first>                                                                                     \
+  __device__ __forceinline__ void multiply_e4m3_async(float (&)[values], const uint32_t (&)[4], uint64_t) {}  \
+  __device__ __forceinline__ void multiply_int8_async(int (&)[values], const uint32_t (&)[4], uint64_t) {}
+#endif
+#define QLOAD_ALL_16(kind) QLOAD_16(kind, 0)
+#define QLOAD_ALL_32(kind) QLOAD_32(kind, 0)
+#define QLOAD_ALL_48(kind) QLOAD_32(kind, 0), QLOAD_16(kind, 32)
+#define QLOAD_ALL_64(kind) QLOAD_64(kind, 0)
+#define QLOAD_ALL_96(kind) QLOAD_64(kind, 0), QLOAD_32(kind, 64)
+#define QLOAD_ALL_128(kind) QLOAD_64(kind, 0), QLOAD_64(kind, 64)
+QLOAD_BYTES(32, 16, QLOAD_16_NAMES, "{%16, %17, %18, %19}, %20", QLOAD_ALL_16)
+QLOAD_BYTES(64, 32, QLOAD_32_NAMES, "{%32, %33, %34, %35}, %36", QLOAD_ALL_32)
+QLOAD_BYTES(96, 48, QLOAD_48_NAMES, "{%48, %49, %50, %51}, %52", QLOAD_ALL_48)
+QLOAD_BYTES(128, 64, QLOAD_64_NAMES, "{%64, %65, %66, %67}, %68", QLOAD_ALL_64)
+QLOAD_BYTES(192, 96, QLOAD_96_NAMES, "{%96, %97, %98, %99}, %100", QLOAD_ALL_96)
+QLOAD_BYTES(256, 128, QLOAD_128_NAMES, "{%128, %129, %130, %131}, %132", QLOAD_ALL_128)
+
+#undef QLOAD_ALL_128
+#undef QLOAD_ALL_96
+#undef QLOAD_ALL_64
+#undef QLOAD_ALL_48
+#undef QLOAD_ALL_32
+#undef QLOAD_ALL_16
+#undef QLOAD_BYTES
+#undef QLOAD_OF_BYTES
 #undef QLOAD_PRODUCTS
 #undef QLOAD_PRODUCT
 #undef QLOAD_128_NAMES
@@ -141,6 +188,9 @@ QLOAD_PRODUCTS(256, 128, QLOAD_128_NAMES, "{%128, %129, %130, %131}, %132", QLOA
 #undef QLOAD_16_NAMES
 #undef QLOAD_32_SUMS
 #undef QLOAD_16_SUMS
-#undef QLOAD_8_SUMS
+#undef QLOAD_64
+#undef QLOAD_32
+#undef QLOAD_16
+#undef QLOAD_8
 
 }  // namespace qload::cuda

@@ -6,6 +6,7 @@
 #include "../device/encode.h"
 #include "../device/launch.h"
 #include "many.cuh"
+#include "w8a8.cuh"
 
 namespace qload::cuda {
 namespace {
@@ -27,15 +28,17 @@ bool describe(const Many& call, Matrices& matrices) {
   const int bits = bits_of(call.code);
   const cuuint64_t inputs = call.inputs, rows = call.M, lines = int64_t{call.K} * bits / 16, words = 32;
   const cuuint64_t tiles = int64_t{call.N / kTile} * (call.items ? call.experts : 1);
-  const cuuint64_t x_sizes[2] = {inputs, rows}, x_pitch[1] = {inputs * 2};
+  const cuuint32_t element = call.coded ? 1 : 2, row = kBox * 2 / element;
+  const auto type = call.coded ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_UINT16;
+  const cuuint64_t x_sizes[2] = {inputs, rows}, x_pitch[1] = {inputs * element};
   const cuuint64_t sizes[3] = {words, lines, tiles}, pitches[2] = {words * 4, lines * words * 4};
   const cuuint32_t tokens = call.tokens, columns = call.columns;
   const cuuint32_t rows_of_box = call.neighbours ? tokens / 2 : tokens;  // and of a last tile what is left there
-  const cuuint32_t left = call.items ? 0 : call.M % rows_of_box, some[2] = {kBox, rows_of_box}, last[2] = {kBox, left};
+  const cuuint32_t left = call.items ? 0 : call.M % rows_of_box, some[2] = {row, rows_of_box}, last[2] = {row, left};
   const cuuint32_t box[3] = {32, static_cast<cuuint32_t>(kStage * bits / 16), columns / kTile};
-  return describe(matrices.inputs, call.x, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, x_sizes, x_pitch, some) &&
+  return describe(matrices.inputs, call.x, type, 2, x_sizes, x_pitch, some) &&
          (last[1] == 0 ||
-          describe(matrices.last_inputs, call.x, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, x_sizes, x_pitch, last)) &&
+          describe(matrices.last_inputs, call.x, type, 2, x_sizes, x_pitch, last)) &&
          describe(matrices.weights, call.weights, CU_TENSOR_MAP_DATA_TYPE_INT32, 3, sizes, pitches, box);
 }
 
@@ -55,7 +58,7 @@ bool lay_out(const Many& call, Work& work) {
   const int beside = work.scale_bytes + work.zero_bytes;
   const int rings = kShared - multiplying(columns, call.teams) / 128 * kTurnBytes;
   // As many rows of x as of weights, but of weights no more than it takes to keep the memory busy.
-  const int as_many = rings / (2 * x_bytes + stage + beside);
+  const int as_many = rings / ((call.coded ? 1 : 2) * x_bytes + stage + beside);
   work.stages = std::min({kMostStages, std::max({3, as_many, (64 << 10) / stage}), std::max(3, (80 << 10) / stage)});
   // A slot is always one team's. Else a team could wait for a slot's next phase before the other's has come, and a
   // barrier's parity says of that what it says of the phase after. Each team has two: it gives one back with the next.
@@ -93,11 +96,21 @@ ManyKernel kernel_of(const Many& call) {
 }
 
 template <Code code>
+ManyKernel of_codes(const Many& call) {
+  return call.bfloat16 ? w8a8_of<__nv_bfloat16, code>(call) : w8a8_of<__half, code>(call);
+}
+
+template <Code code>
 ManyKernel experts_of(const Many& call) {
   return call.bfloat16 ? many_experts_of<__nv_bfloat16, code>(call) : many_experts_of<__half, code>(call);
 }
 
 ManyKernel kernel_of(const Many& call) {
+  if (call.coded)
+    return call.items                 ? nullptr
+           : call.code == Code::kE4m3 ? of_codes<Code::kE4m3>(call)
+           : call.code == Code::kInt8 ? of_codes<Code::kInt8>(call)
+                                      : nullptr;
   switch (call.code) {
     case Code::kUint4: return call.items ? experts_of<Code::kUint4>(call) : kernel_of<Code::kUint4>(call);
     case Code::kUint8: return call.items ? experts_of<Code::kUint8>(call) : kernel_of<Code::kUint8>(call);
@@ -130,7 +143,7 @@ bool fits(const Many& call) {
 cudaError_t many(const Many& call, cudaStream_t stream) {
   if (call.M == 0 || call.outputs == 0) return cudaSuccess;
   const ManyKernel kernel = kernel_of(call);
-  if (this_device().major != 9 || !kernel || call.K % kStage || call.N % kTile || call.inputs % 8 || call.slices < 1 ||
+  if (this_device().major != 9 || !kernel || call.K % kStage || call.N % kTile || call.inputs % (call.coded ? 32 : 8) || call.slices < 1 ||
       (call.slices > 1 && (!call.parts || call.items || (call.pairs && call.neighbours))) ||
       !fits(call) ||
       (call.neighbours && (call.items || call.teams > 1)) || (call.turns != Turns::kAll && (!call.items || call.pairs)))

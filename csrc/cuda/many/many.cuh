@@ -167,7 +167,11 @@ struct TileScales {
       for (int i = 0; i < values; ++i) sums[j][i] *= times;
       now[j] = next[j];
     }
-    if (!more) return;
+    if (more) advance(stages);
+  }
+
+  /// Asks for the scales `stages` on.
+  __device__ __forceinline__ void advance(int stages) {
     at = as_it_is(at + stages * tiles);
 #pragma unroll
     for (int j = 0; j < strips; ++j) next[j] = __ldg(at + min(j, last));
@@ -202,16 +206,7 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
     if (follows) wait_for_earlier_kernels();  // who comes next takes all before as done
     return;
   }
-  if (threadIdx.x < work.boxes) {
-    start_barrier(barriers.x_came + threadIdx.x, 1);
-    start_barrier(barriers.x_free + threadIdx.x, of_team / 32 * (call.neighbours ? 2 : 1));
-  } else if (threadIdx.x >= 32 && threadIdx.x < 32 + work.stages) {
-    start_barrier(barriers.came + threadIdx.x - 32, 1);
-    start_barrier(barriers.free + threadIdx.x - 32, of_team / 32);
-  } else if (threadIdx.x == 31) {
-    start_barrier(&barriers.sums_came, 1);
-  }
-  if (threadIdx.x < 64) publish_barriers();
+  start_rings(call, work, barriers, of_team);
   if (threadIdx.x == multiply) prefetch_description(from.weights);
   if (threadIdx.x == multiply + 32) prefetch_description(from.inputs);
   if (call.neighbours)

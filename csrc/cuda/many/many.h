@@ -28,6 +28,7 @@ struct Many {
   Code code;            // numbers have no zero points, and are no experts'
   int group;            // 16 to 128 of scaled numbers; 32, 64, 128; K or more: one scale a column
   bool bfloat16;
+  bool coded;           // x is codes as w8a8.cuh has them: e4m3 or int8 as the weight's, K in multiples of 32
   int tokens, columns;  // of a block
   int teams;            // of warps, which take stages of K in turns and add up
   bool pairs;           // two blocks share K and add up,

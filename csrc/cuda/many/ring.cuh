@@ -14,7 +14,7 @@ constexpr int kTurnTokens = 16;                         // of y that a group of 
 constexpr int kTurnBytes = 2 * kTurnTokens * kTile * 2;  // of a group, twice
 constexpr int kPieceBytes = 2048;                       // what lanes take at once: 64 rows of a tile of 4 bits, 32 of 8
 
-constexpr int tile_bytes(int bits) { return kStage * kTile * bits / 8; }  // of a stage
+constexpr __host__ __device__ int tile_bytes(int bits) { return kStage * kTile * bits / 8; }  // of a stage
 
 /// Strips of 64 columns of a group of four warps, two groups to a block or one for each strip; and threads that multiply,
 /// of a team and of all.
@@ -133,6 +133,20 @@ struct Barriers {
   uint64_t sums_came;  // of the block that shares rows of K
 };
 
+/// Starts them, before all threads of the block, or of the cluster, meet; `threads` multiply, a team.
+__device__ __forceinline__ void start_rings(const Many& call, const Work& work, Barriers& barriers, int threads) {
+  if (threadIdx.x < work.boxes) {
+    start_barrier(barriers.x_came + threadIdx.x, 1);
+    start_barrier(barriers.x_free + threadIdx.x, threads / 32 * (call.neighbours ? 2 : 1));
+  } else if (threadIdx.x >= 32 && threadIdx.x < 32 + work.stages) {
+    start_barrier(barriers.came + threadIdx.x - 32, 1);
+    start_barrier(barriers.free + threadIdx.x - 32, threads / 32);
+  } else if (threadIdx.x == 31) {
+    start_barrier(&barriers.sums_came, 1);
+  }
+  if (threadIdx.x < 64) publish_barriers();
+}
+
 /// A slot of a ring and the parity of its phase, as counted in turns.
 struct Slot {
   int at = 0, parity = 0;
@@ -146,7 +160,8 @@ struct Slot {
 
 /// What fills the rings: `weights` of one thread, `inputs` of another. Each has hardly more to do for a slot than to ask
 /// for it: it has no other thread to hide behind, and all wait for it.
-template <Code code, bool has_zeros, bool small, int tokens, int columns, int teams, bool grouped>
+/// `box`: elements of x in 128 bytes.
+template <Code code, bool has_zeros, bool small, int tokens, int columns, int teams, bool grouped, int box = kBox>
 struct Filling {
   static constexpr int bits = bits_of(code);
   static constexpr int kStageBytes = columns / kTile * tile_bytes(bits);
@@ -225,7 +240,7 @@ struct Filling {
       const int row = rows.first() + begin;
       if (item == first_item() && !rows.in_halves(call)) wait_for_earlier_kernels();
 #pragma unroll 1
-      for (int column = 2 * place.first * kBox; column < 2 * place.last * kBox; column += kBox) {
+      for (int column = place.first * kStage; column < place.last * kStage; column += box) {
         wait_for(free + slot.at * 8, slot.parity ^ 1);
         const uint32_t here = came + slot.at * 8, to = first + (slot.at * tokens + begin) * (kBox * 2);
         expect_bytes(here, left * kBox * 2);

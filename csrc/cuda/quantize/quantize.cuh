@@ -143,11 +143,18 @@ __device__ __forceinline__ void store_codes(const Quantizing& work, const float 
       *reinterpret_cast<__nv_fp8x2_storage_t*>(bytes + i) =
           __nv_cvt_float2_to_fp8x2({codes[i], codes[i + 1]}, __NV_SATFINITE, __NV_E4M3);
   }
-  *reinterpret_cast<uint2*>(static_cast<uint8_t*>(work.codes) + at) = *reinterpret_cast<const uint2*>(bytes);
+  const uint2 words = *reinterpret_cast<const uint2*>(bytes);
+  uint8_t* to = static_cast<uint8_t*>(work.codes) + at;
+  if (work.becoming == Becoming::kCodes) {
+    *reinterpret_cast<uint2*>(to) = words;
+  } else {  // the eight 8 t of 32 are four neighbours in each half
+    to -= at % 32 / 2;
+    *reinterpret_cast<uint32_t*>(to) = words.x, *reinterpret_cast<uint32_t*>(to + 16) = words.y;
+  }
 }
 
-__device__ __forceinline__ void store_eight(const Quantizing& work, const float (&values)[kEight], int64_t at) {
-  if (work.becoming == Becoming::kCodes)
+__device__ __forceinline__ void store_eight(const Quantizing& work, const float (&values)[kEight], bool bytes, int64_t at) {
+  if (bytes)
     store_codes(work, values, at);
   else if (work.made == Float::kFloat16)
     store_made(values, static_cast<__half*>(work.codes) + at);
@@ -207,6 +214,8 @@ __global__ void __launch_bounds__(kMostThreads) quantize_tokens(const __grid_con
     if (work.zeros && (!one || m == 0)) work.zeros[m] = all.zero;
   }
   const bool meant = work.becoming == Becoming::kMeant;
+  const bool bytes = work.becoming == Becoming::kCodes || work.becoming == Becoming::kPermuted;
+  const int64_t width = work.becoming == Becoming::kPermuted ? (work.K + 31) / 32 * 32 : work.K;  // of a row of codes
   float inverse = 1;
   Step steps[kept > 0 ? kept : 1];  // of groups
   if (meant) {
@@ -223,22 +232,22 @@ __global__ void __launch_bounds__(kMostThreads) quantize_tokens(const __grid_con
   row.each([&](int64_t k, const float(&values)[kEight], int i) {
     Step step = all;
     if (work.size) step = meant && kept > 0 ? steps[i] : step_of_group(work, values);
-    if (k >= work.K) return;
-    if (work.size && k % work.size == 0) {
+    if (k >= width) return;
+    if (work.size && k < work.K && k % work.size == 0) {
       const int64_t group = m * (work.K / work.size) + k / work.size;
       if (work.steps) work.steps[group] = step.step;
       if (work.zeros) work.zeros[group] = step.zero;
     }
     float codes[kEight];
-    code<kind>(work, step, values, codes);
-    if (kind == Kind::kWhole && work.becoming != Becoming::kCodes)
+    code<kind>(work, step, values, !bytes, codes);
+    if (kind == Kind::kWhole && !bytes)
 #pragma unroll
       for (int i = 0; i < kEight; ++i) codes[i] = __fsub_rn(codes[i], step.zero);
     if (meant)
 #pragma unroll
       for (int i = 0; i < kEight; ++i)  // the second factor is a power of two, so it is exact
         codes[i] = __fmul_rn(__fmul_rn(codes[i], step.step), inverse);
-    store_eight(work, codes, m * work.K + k);
+    store_eight(work, codes, bytes, m * width + k);
   });
 }
 

@@ -22,8 +22,9 @@ enum class Finding : int {
   kE4m3Times    // modelopt: e4m3(a / (most * stored)), a code of 1 stands for that * stored
 };
 
-/// What becomes of codes: e4m3 or int8 as they are; the codes less their zero points as floats; what they stand for.
-enum class Becoming : int { kCodes, kCounted, kMeant };
+/// What becomes of codes: e4m3 or int8 as they are; the codes less their zero points as floats; what they stand for; as
+/// they are, of 32 neighbours in the order of many/w8a8.cuh, and zeros up to the next multiple of 32.
+enum class Becoming : int { kCodes, kCounted, kMeant, kPermuted };
 
 /// Types of stored scales and zero points: those of Float, and int8.
 enum class Stored : int { kFloat32, kFloat16, kBfloat16, kInt8 };

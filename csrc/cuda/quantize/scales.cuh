@@ -131,9 +131,10 @@ __device__ __forceinline__ float2 to_e4m3(float2 values) {
   return __half22float2(__half2(halves));
 }
 
-/// The codes of eight inputs as the numbers that they are.
+/// The codes of eight inputs as the numbers that they are; without `rounds` those of e4m3 before they are rounded.
 template <Kind kind>
-__device__ __forceinline__ void code(const Quantizing& work, const Step& step, const float (&x)[8], float (&codes)[8]) {
+__device__ __forceinline__ void code(const Quantizing& work, const Step& step, const float (&x)[8], bool rounds,
+                                     float (&codes)[8]) {
   if (work.finding == Finding::kInverse || work.finding == Finding::kInverseOne) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) codes[i] = __fmul_rn(x[i], step.inverse);
@@ -145,7 +146,7 @@ __device__ __forceinline__ void code(const Quantizing& work, const Step& step, c
   for (int i = 0; i < 8; i += 2) {
     const float2 two = {__fadd_rn(codes[i], step.zero), __fadd_rn(codes[i + 1], step.zero)};  // of -0 the code is 0
     if constexpr (kind == Kind::kE4m3) {
-      const float2 found = to_e4m3(two);
+      const float2 found = rounds ? to_e4m3(two) : two;
       codes[i] = found.x, codes[i + 1] = found.y;
     } else if constexpr (kind == Kind::kWhole) {
       codes[i] = rintf(clamped(two.x, -half, half - 1)), codes[i + 1] = rintf(clamped(two.y, -half, half - 1));
