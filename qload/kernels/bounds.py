@@ -22,7 +22,8 @@ from qload.spec import Weight, outputs, ranges
 
 UNIT = 2.0**-24
 TINY = torch.finfo(torch.float32).tiny
-TENSOR_CORES = 2.0**-11  # what sums of e4m3 are off by, of the sum of absolute values: 13 bits, two short
+KEPT = 2.0**-13  # of the largest addend, what tensor cores cut off of each addend of a sum of e4m3
+ADDED_ROWS, PROMOTED_ROWS = 32, 128  # rows of a sum by tensor cores, and of sums that float32 adds
 SLICE = 16 << 20  # numbers of a weight that are dequantized at once
 STEPS = 6  # roundings to float32 beside those of sums: scales, a zero point, a factor of the inputs, a bias
 
@@ -117,6 +118,25 @@ def product(
     return Bounded(x.value @ w.T + added, error + share * size)
 
 
+def cut_off(x: Tensor, matrix: Tensor) -> Tensor:
+    """What tensor cores cut off of sums of e4m3, at most: x (M, K) times a `matrix` (N, K).
+
+    They align the addends of 32 rows, and the sum before, to the largest one, and cut off what is below
+    `KEPT` of it; so is the new sum. After 128 rows float32 has the sum, and the next one starts at 0.
+    """
+    w, addends, K = matrix.double(), ADDED_ROWS + 2, x.shape[1]
+    lost = w.new_zeros(x.shape[0], w.shape[0])
+    for stage in range(0, K, PROMOTED_ROWS):
+        total, off = torch.zeros_like(lost), torch.zeros_like(lost)
+        for start in range(stage, min(stage + PROMOTED_ROWS, K), ADDED_ROWS):
+            a, b = x[:, start : start + ADDED_ROWS], w[:, start : start + ADDED_ROWS]
+            largest = torch.maximum(a.abs().amax(-1, keepdim=True) * b.abs().amax(-1), total.abs() + off)
+            total = total + a @ b.T
+            off = off + addends * KEPT * torch.maximum(largest, total.abs() + off)
+        lost += off
+    return lost
+
+
 def of_linear(
     x: Tensor,
     weight: Weight,
@@ -132,13 +152,13 @@ def of_linear(
     dequantized in slices. `bias` (N,), `activations` and `maximum` as `Weight.get_linear` has them.
     `converted`: whether the kernel's scales were rounded to the type of x before.
     """
-    steps, more = 2 + (weight.input_factors is not None), 0.0
+    steps, more, cut = 2 + (weight.input_factors is not None), 0.0, False
     if converted:
         half = torch.finfo(x.dtype).eps / 2
         more += half * (1 + half)
     if quantizes(weight, activations) and weight.activations is not None:
         steps += 3  # a scale of the inputs, one of the weight, a zero point
-        more += TENSOR_CORES * (x.is_cuda and weight.activations.type == "float" and x.dtype in NARROW)
+        cut = x.is_cuda and weight.activations.type == "float" and x.dtype in NARROW
     taken = list(_inputs(x, weight, activations, maximum))
     value = torch.empty(x.shape[0], weight.layer.N, dtype=torch.float64, device=x.device)
     error = torch.empty_like(value)
@@ -151,6 +171,8 @@ def of_linear(
                 added = None if bias is None else bias[here]
                 made = product(inputs, own, added, x.dtype, steps=steps, more=more)
                 value[:, here], error[:, here] = made.value, made.error
+                if cut:
+                    error[:, here] += cut_off(inputs.value, own)
     return Bounded(value, error)
 
 
