@@ -9,7 +9,8 @@ one of both has such scales it is taken so, and what the other stands for is rou
 float16 after it was divided by a power of two, so that no token leaves its range.
 
     sums of                           are made by
-    any and a weight in strips        CUDA kernels of 16-bit inputs, which multiply the sums by `row` too
+    any and a weight in strips        CUDA kernels of 16-bit inputs, which multiply the sums by `row` too, and
+                                      of e4m3 and e4m3, int8 and int8 from some number of tokens on
     e4m3 and e4m3 or e5m2 on CUDA     torch._scaled_mm, from 8.9 on, with scales of 1 and sums in float32
     int8 and int8 on CUDA             torch._int_mm, exact; tokens are padded to more than 16
     int8 and int8 on a CPU            the CPU module, exact
@@ -31,8 +32,8 @@ from qload.formats import CTIntWeight, Fp8Weight
 from qload.kernels import cpu
 from qload.kernels.activations import E4M3, QuantizedActivations
 from qload.kernels.cpu import KeptRows, sums_of_codes
-from qload.kernels.cuda.linear import multiply_rounded, scales_tokens
-from qload.kernels.cuda.quantize import finish
+from qload.kernels.cuda.linear import multiply_codes, multiply_rounded, scales_tokens
+from qload.kernels.cuda.quantize import NativeInputs, finish
 from qload.kernels.products import NARROW, fits_float16, token_blocks, weight_slices, wide_product
 from qload.kernels.quantized_inputs import Inputs, MadeInputs
 from qload.spec import Weight, outputs, ranges
@@ -86,9 +87,13 @@ def multiply(
 def _by_cuda_kernels(
     inputs: Inputs, weight: Weight, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor | None:
-    """y (M, N) by kernels of the weight that multiply sums of 16-bit inputs by factors of tokens, or None."""
+    """y (M, N) by kernels of the weight that multiply codes, or sums of 16-bit inputs by factors, or None."""
     if not inputs.x.is_cuda or inputs.wide or dtype not in NARROW or not scales_tokens(weight):
         return None
+    if isinstance(inputs, NativeInputs) and inputs.x.dtype == dtype:
+        y = multiply_codes(inputs.x, inputs.scheme, inputs.stored[0], weight, bias)
+        if y is not None:
+            return y
     if inputs.one_step:
         numbers = inputs.counted(dtype)
         row = inputs.steps

@@ -198,7 +198,7 @@ def _choose_on_chip(
     """Choose as a call does, with x on the meta device."""
     operator = OPERATORS[type(weight)]
     x = torch.empty(tokens, weight.layer.K, dtype=dtype, device="meta")
-    call = _CallOnChip(call_of(x, weight), capability)
+    call = _CallOnChip(call_of(x, weight, scheme=weight.activations), capability)
     reasons = {kernel.name: kernel.why_not(call) for kernel in operator.kernels}
     try:
         best = choose(operator.kernels, call, layout=call.layout, capability=capability).name

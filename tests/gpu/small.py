@@ -4,6 +4,7 @@ Results are compared too, so that a checker that runs nothing is seen. `large` i
 dequantize is the vendor's product, whose copies sanitizers do not follow.
 """
 
+from dataclasses import replace
 from tempfile import TemporaryFile
 
 import torch
@@ -27,6 +28,7 @@ from qload.kernels.cuda import (
     launch,
     middle,
     w4a16,
+    w8a8,
 )
 from qload.kernels.cuda.byte_strips import ByteStripsCall
 from qload.kernels.cuda.decoder_ops import attend_pages
@@ -37,7 +39,7 @@ from qload.kernels.cuda.strips import StripsCall
 from qload.kernels.quantized_inputs import MadeInputs
 from qload.layouts import awq, gptq, marlin
 from qload.sentences import Digit
-from qload.spec import Weight
+from qload.spec import ActivationScheme, Weight
 from tests.bench import cell_layers
 from tests.gpu import exllama_layers
 from tests.gpu.expert_layers import Tokens, drawn, tokens
@@ -170,6 +172,25 @@ def bytes_in_strips() -> None:
                 divided = hopper_gemm.ManyDivision(*how)
                 if hopper_gemm.why_not(call) is None and hopper_gemm.STAGE * divided.parts <= K:
                     same(hopper_gemm.run(call, divided), w.T[:M].half())
+
+
+def codes_in_strips() -> None:
+    """FP8 by blocks and by outputs, int8, with inputs that are their own codes; every way to add up."""
+    for held in (byte_layer(K, N, kind).to("cuda") for kind in ("block", "channel", "int8")):
+        w = held.dequantize()
+        for M in (1, 64, 100):
+            x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
+            call = ByteStripsCall(*byte_strips.arguments(x, held))  # type: ignore[arg-type]
+            kind = w8a8.TYPES[call.code]
+            scheme = ActivationScheme(kind, 8, False, "tensor", scale="input_scale")  # type: ignore[arg-type]
+            coded = replace(call, scheme=scheme, stored=torch.ones(1, device="cuda"))
+            for how in (
+                (64, 128, False, 2),
+                (128, 128, True, 1),
+                (256, 128, False, 1, True),
+                (128, 128, True, 1, True),
+            ):
+                same(w8a8.run(coded, hopper_gemm.ManyDivision(*how)), w.T[:M].half())
 
 
 def experts_that_tokens_chose() -> None:
@@ -371,6 +392,7 @@ def main() -> None:
     strips_of_scaled_operands()
     strips_of_many_tokens()
     bytes_in_strips()
+    codes_in_strips()
     experts_that_tokens_chose()
     inputs_in_order()
     between_products()

@@ -9,6 +9,8 @@ from qload.kernels.cuda.hopper_gemm import (
     BITS,
     BLOCK_SHAPES,
     E2M1,
+    E4M3_CODES,
+    INT8_CODES,
     SLICES,
     STAGE,
     TABLE,
@@ -90,6 +92,19 @@ SEEN_OF_EIGHT = [
     (8192, 8192, 1024, (256, 128, False, 1, True, 1)),
     (8192, 8192, 4096, (256, 128, False, 1, True, 1)),
 ]
+SEEN_OF_CODES = [  # on both sides
+    (4096, 14336, 64, (64, 128, False, 1, True, 1)),
+    (4096, 14336, 128, (128, 128, False, 1, True, 1)),
+    (4096, 14336, 256, (256, 128, False, 1, True, 1)),
+    (4096, 14336, 1024, (256, 128, True, 1, True, 1)),
+    (8192, 8192, 64, (64, 128, True, 1, False, 1)),
+    (8192, 8192, 128, (128, 128, True, 1, False, 1)),
+    (8192, 8192, 256, (256, 128, True, 1, False, 1)),
+    (8192, 8192, 512, (256, 128, False, 1, True, 1)),
+    (8192, 8192, 4096, (256, 128, False, 1, True, 1)),
+    (4096, 4096, 256, (128, 128, True, 1, False, 1)),
+    (4096, 4096, 512, (256, 128, True, 1, False, 1)),
+]
 
 
 SEEN_OF_OTHERS = [
@@ -106,7 +121,12 @@ SEEN_OF_OTHERS = [
 
 @pytest.mark.parametrize(
     ("codes", "K", "N", "M", "best"),
-    [*((4, *row) for row in SEEN), *((8, *row) for row in SEEN_OF_EIGHT), *SEEN_OF_OTHERS],
+    [
+        *((4, *row) for row in SEEN),
+        *((8, *row) for row in SEEN_OF_EIGHT),
+        *SEEN_OF_OTHERS,
+        *((codes, *row) for codes in (INT8_CODES, E4M3_CODES) for row in SEEN_OF_CODES),
+    ],
 )
 def test_what_is_expected_is_what_was_seen(
     codes: int | str, K: int, N: int, M: int, best: tuple[Any, ...]

@@ -14,19 +14,19 @@ from qload.kernel_formats.int8_strips import Int8StripsConfig, Int8StripsWeight
 from qload.kernel_formats.mxfp8_strips import Mxfp8StripsConfig, Mxfp8StripsWeight
 from qload.kernel_formats.table_strips import TableStripsConfig, TableStripsWeight
 from qload.kernels import products
-from qload.kernels.cuda import decode, dispatch, hopper_gemm
+from qload.kernels.cuda import decode, dispatch, hopper_gemm, w8a8
 from qload.kernels.cuda.dispatch import ACTIVATIONS, CudaKernel, KernelCall, every_call
 from qload.kernels.cuda.launch import HOPPER
 from qload.kernels.cuda.module import check_operands, operator
 from qload.layouts import strips
-from qload.spec import Layer
+from qload.spec import ActivationScheme, Layer
 
 ByteStripsWeight = (
     Fp8StripsWeight | Int8StripsWeight | Mxfp8StripsWeight | Fp4StripsWeight | TableStripsWeight
 )
 # Numbers of the codes in csrc/cuda/device/code.h.
-INT8, E2M1, MXFP8 = 0x108, 0x304, 0x608
-FP8: dict[str, int] = {"e4m3fn": 0x208, "e5m2": 0x708}
+INT8, E2M1, MXFP8 = w8a8.INT8, 0x304, 0x608
+FP8: dict[str, int] = {"e4m3fn": w8a8.E4M3, "e5m2": 0x708}
 TABLES: dict[str, int] = {"nf4": 0x404, "fp4": 0x504}
 FP8_CODES: dict[int, Any] = {code: codes for codes, code in FP8.items()}
 QUANT_TYPES: dict[int, Any] = {code: quant_type for quant_type, code in TABLES.items()}
@@ -48,7 +48,7 @@ class ByteStripsCall(KernelCall):
     each column has scales of groups, and a scale of all rows in `column_scales`.
     `code`: number of the codes in csrc/cuda/device/code.h.
     `early`: a kernel may start before the one ahead of it has ended. `token_scales`: factors (M,) of the sums
-    of tokens, in float32.
+    of tokens, in float32. `scheme`, `stored`: quantization of x before the product, and its stored scale.
     """
 
     scales: Tensor
@@ -59,6 +59,8 @@ class ByteStripsCall(KernelCall):
     group_size: int
     early: bool = True
     token_scales: Tensor | None = None
+    scheme: ActivationScheme | None = None
+    stored: Tensor | None = None
 
     layout: ClassVar[str] = "strips"
     g_idx: ClassVar[None] = None
@@ -78,6 +80,8 @@ class ByteStripsCall(KernelCall):
     @property
     def kind(self) -> str:
         """Kind of the layer in the table of kernels."""
+        if w8a8.why_not_scheme(self.code, self.scheme, self.x.shape[1]) is None:
+            return w8a8.NAME
         return self.timed_as if isinstance(self.timed_as, str) else ""
 
     @property
@@ -138,6 +142,7 @@ def _dequantize(call: ByteStripsCall) -> Tensor:
 KERNELS = (
     CudaKernel("decode", decode.why_not, decode.run, decode.prepare),
     CudaKernel("many", hopper_gemm.why_not, hopper_gemm.run, hopper_gemm.prepare),
+    CudaKernel(w8a8.NAME, w8a8.why_not, w8a8.run, w8a8.prepare),
     CudaKernel("large", every_call, _dequantize),
 )
 

@@ -23,7 +23,9 @@ IDLE, MOST_IDLE = 11.1, 0.2  # what is saved where a share of the places is free
 LARGE = 1 << 15  # sums of a block for which x of 4-bit layers takes long enough to be shared
 NEIGHBOURS = {4: 0.987, 8: 0.967}  # of the time of a stage, where two blocks fetch x for each other
 E2M1, TABLE, TILES = "e2m1", "table of 16", "FP8 in tiles"  # whose operands or sums take longer
-BITS = {4: 4, 8: 8, E2M1: 4, TABLE: 4, TILES: 8}  # of codes; integers have their width as a name
+INT8_CODES, E4M3_CODES = "int8 codes", "e4m3 codes"  # of x too
+# Bits of codes; integers have their width as a name.
+BITS = {4: 4, 8: 8, E2M1: 4, TABLE: 4, TILES: 8, INT8_CODES: 8, E4M3_CODES: 8}
 
 
 @dataclass(frozen=True)
@@ -45,16 +47,31 @@ BLOCK_SHAPES = (
     ManyBlock(32, 128, {4: 0.63, 8: 0.63, E2M1: 0.696, TABLE: 0.903, TILES: 0.701}, 1.5),
     ManyBlock(32, 256, {8: 1.33, TILES: 1.33}, 1.6),
     ManyBlock(32, 512, {4: 1.42, E2M1: 1.52, TABLE: 2.12}, 2.9),
-    ManyBlock(64, 128, {4: 0.641, 8: 0.734, E2M1: 0.715, TABLE: 0.857, TILES: 0.856}, 0.3),
+    ManyBlock(
+        64,
+        128,
+        {4: 0.641, 8: 0.734, E2M1: 0.715, TABLE: 0.857, TILES: 0.856, INT8_CODES: 0.42, E4M3_CODES: 0.42},
+        0.3,
+    ),
     ManyBlock(64, 512, {4: 1.78, E2M1: 2.15, TABLE: 2.88}, 3.3),
     ManyBlock(96, 256, {4: 1.16, 8: 1.5, E2M1: 1.33, TABLE: 1.67, TILES: 1.52}, 1.9),
-    ManyBlock(128, 128, {4: 0.782, 8: 0.878, E2M1: 0.859, TABLE: 1.01, TILES: 0.977}, 1.5),
+    ManyBlock(
+        128,
+        128,
+        {4: 0.782, 8: 0.878, E2M1: 0.859, TABLE: 1.01, TILES: 0.977, INT8_CODES: 0.55, E4M3_CODES: 0.55},
+        1.5,
+    ),
     ManyBlock(128, 256, {4: 1.49, 8: 1.66, E2M1: 1.65, TABLE: 1.99, TILES: 1.7}, 2.0),
     ManyBlock(160, 128, {4: 0.953, 8: 0.992, E2M1: 0.991, TABLE: 1.14, TILES: 1.13}, 1.1),
     ManyBlock(160, 256, {4: 1.86, 8: 2.04, E2M1: 1.94, TABLE: 2.41, TILES: 2.09}, 4.6),
-    ManyBlock(192, 128, {4: 1.14, 8: 1.3, E2M1: 1.14, TABLE: 1.35, TILES: 1.51}, 2.2),
+    ManyBlock(
+        192,
+        128,
+        {4: 1.14, 8: 1.3, E2M1: 1.14, TABLE: 1.35, TILES: 1.51, INT8_CODES: 0.72, E4M3_CODES: 0.75},
+        2.2,
+    ),
     ManyBlock(224, 128, {4: 1.32, 8: 1.49, E2M1: 1.33, TABLE: 1.47, TILES: 1.73}, 1.4),
-    ManyBlock(256, 128, {8: 1.62, TILES: 1.69}, 2.6),
+    ManyBlock(256, 128, {8: 1.62, TILES: 1.69, INT8_CODES: 0.8, E4M3_CODES: 0.8}, 2.6),
     ManyBlock(128, 192, {4: 1.2, 8: 1.26, E2M1: 1.3, TABLE: 1.58, TILES: 1.3}, 1.7),
     ManyBlock(32, 64, {4: 0.28, 8: 0.355, E2M1: 0.308, TABLE: 0.364, TILES: 0.363}, 1.1, teams=2),
     ManyBlock(32, 128, {4: 0.419, 8: 0.578, E2M1: 0.5, TABLE: 0.65, TILES: 0.589}, 1.3, teams=2),

@@ -19,11 +19,12 @@ class Launch(NamedTuple):
 
     `start` takes pointers, 0 for what there is none of: x in the order of the weight's rows, weights, scales,
     zeros, g_idx, the memory to add up in, bias, factors of tokens, y; then the stream. Nothing of it depends
-    on a layer but its shape and type.
+    on a layer but its shape and type. `coded`: x is codes of 8 bits by `RoundedInputs`.
     """
 
     start: Callable[..., None]
     scratch: int = 0
+    coded: bool = False
 
 
 def why_not_hopper(device: torch.device) -> str | None:

@@ -5,7 +5,7 @@ by the same table, checks and kernels; a later call is memory for y, addresses, 
 
 Inputs that a weight declares quantized are rounded by one launch ahead, to 16-bit numbers and a factor of
 each token (`cuda.quantize.RoundedInputs`); the kernel of the undeclared call multiplies the numbers, and its
-sums in float32 by the factors. `why_not_declared` has the one rule.
+sums in float32 by the factors. `why_not_declared` has the one rule. `w8a8` takes codes of 8 bits instead.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,11 +23,11 @@ from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.mxfp8_strips import Mxfp8StripsWeight
 from qload.kernel_formats.strips import StripsWeight
 from qload.kernel_formats.table_strips import TableStripsWeight
-from qload.kernels.cuda import byte_strips, dispatch, exllama, marlin, strips
+from qload.kernels.cuda import byte_strips, dispatch, exllama, marlin, strips, w8a8
 from qload.kernels.cuda.dispatch import CudaKernel, KernelCall, choose
 from qload.kernels.cuda.launch import ALIGNED, Launch
 from qload.kernels.cuda.module import current_device, empty_rows, native, raw_stream, why_not
-from qload.kernels.cuda.quantize import STORED_DTYPES, RoundedInputs, reads_stored, takes
+from qload.kernels.cuda.quantize import STORED_DTYPES, RoundedInputs, group_of, reads_stored, takes
 from qload.spec import ActivationScheme, Weight
 
 PLANNED = (  # kernels are one launch
@@ -64,6 +64,8 @@ class LinearOperator:
         `why_not` for a chip with a compute capability, which need not be in this machine.
     scales_tokens
         Whether kernels that are one launch multiply the sums of tokens by factors.
+    takes_codes
+        Whether a kernel may multiply quantized inputs as codes of 8 bits.
     """
 
     why_not: Callable[[Any, torch.dtype], str | None]
@@ -74,6 +76,7 @@ class LinearOperator:
     check: Callable[[Any], object] = dispatch.every_call
     why_not_on: Callable[[Any, torch.dtype, tuple[int, int]], str | None] = dispatch.why_not_on
     scales_tokens: bool = False
+    takes_codes: bool = False
 
 
 BYTE_STRIPS = LinearOperator(
@@ -85,6 +88,7 @@ BYTE_STRIPS = LinearOperator(
     byte_strips.check,
     byte_strips.why_not_on,
     scales_tokens=True,
+    takes_codes=True,
 )
 OPERATORS: dict[type[Weight], LinearOperator] = {
     ExllamaWeight: LinearOperator(
@@ -179,10 +183,34 @@ def multiply_rounded(x: Tensor, token_scales: Tensor, weight: Weight, bias: Tens
     return None if kernel.prepare is None else kernel.run(call)
 
 
-def call_of(x: Tensor, weight: Weight) -> KernelCall:
-    """Arguments of a kernel for x and a weight."""
+def multiply_codes(
+    x: Tensor, scheme: ActivationScheme, stored: Tensor | None, weight: Weight, bias: Tensor | None
+) -> Tensor | None:
+    """Product of x (M, K), quantized by a scheme to codes, and a weight; None if no such kernel is fastest.
+
+    `stored`: the scheme's stored scale (1,), or None.
+    """
+    operator = OPERATORS.get(type(weight))
+    if operator is None or not operator.takes_codes or not can_multiply(x, weight, bias) or not x.numel():
+        return None
+    call = call_of(x.contiguous(), weight, bias, scheme, stored)
+    operator.check(call)
+    capability = torch.cuda.get_device_capability(x.device)
+    kernel = choose(operator.kernels, call, layout=call.layout, capability=capability)
+    return kernel.run(call) if kernel.name == w8a8.NAME else None
+
+
+def call_of(
+    x: Tensor,
+    weight: Weight,
+    bias: Tensor | None = None,
+    scheme: ActivationScheme | None = None,
+    stored: Tensor | None = None,
+) -> Any:
+    """Arguments of a kernel for x and a weight; `scheme`, `stored`: quantization of x, for codes."""
     operator = OPERATORS[type(weight)]
-    return operator.call(*operator.arguments(x, weight))
+    quantization = {"scheme": scheme, "stored": stored} if operator.takes_codes else {}
+    return operator.call(*operator.arguments(x, weight, bias), **quantization)
 
 
 def able(x: Tensor, weight: Weight) -> list[str]:
@@ -206,13 +234,17 @@ class CudaPlan:
         self._codes, self._scales = self._names.index("qweight"), self._names.index("scales")
         self._zeros = next((self._names.index(name) for name in ZEROS if name in self._names), None)
         self._launches: dict[int, Launch | None] = {}  # by tokens; None: more than one launch
-        self._rounded: RoundedInputs | None = None
+        self._scheme = scheme
+        self._rounded: RoundedInputs | None = None  # of 16 bits
+        self._coded: RoundedInputs | None = None
         self._stored: list[int | None] = []  # places of the stored scale and zero point
         if scheme is not None:
             names = (scheme.scale, scheme.zero_point) if reads_stored(scheme) else (None, None)
             self._stored = [self._names.index(name) if name else None for name in names]
             dtypes = [weight.fields()[name].dtype if name else None for name in names]
             self._rounded = RoundedInputs(native(), dtype, self.K, scheme, dtypes)
+            if OPERATORS[type(weight)].takes_codes and not group_of(scheme, self.K):
+                self._coded = RoundedInputs(native(), dtype, self.K, scheme, dtypes, coded=True)
 
     def multiply(self, x: Tensor, bias: Tensor | None, tensors: Sequence[Tensor]) -> Tensor | None:
         """(..., K) -> (..., N), or None if one launch is not enough, and one for quantized inputs.
@@ -246,9 +278,10 @@ class CudaPlan:
         if (at | codes | scales | zeros) & ALIGNMENT_BITS:
             return None
         stream, factors = raw_stream(self._index), 0
-        if self._rounded is not None:
+        rounding = self._coded if launch.coded else self._rounded
+        if rounding is not None:
             scale, zero = (0 if place is None else tensors[place].data_ptr() for place in self._stored)
-            rounded, factors = self._rounded.start(whole, tokens, scale, zero, stream)
+            rounded, factors = rounding.start(whole, tokens, scale, zero, stream)
             at = rounded.data_ptr()
         flat = x.ndim == 2  # as most are
         y = empty_rows(x, tokens, self.N) if flat else x.new_empty((*x.shape[:-1], self.N))
@@ -266,7 +299,7 @@ class CudaPlan:
         if tokens and self.N:
             weight: Any = self._blueprint.holding(dict(zip(self._names, tensors, strict=True)))
             operator, rows = OPERATORS[type(weight)], x.reshape(-1, self.K).contiguous()
-            call: Any = operator.call(*operator.arguments(rows, weight, bias))
+            call = call_of(rows, weight, bias, self._scheme)
             operator.check(call)
             kernel = choose(operator.kernels, call, layout=call.layout, capability=self._capability)
             launch = None if kernel.prepare is None else kernel.prepare(call, rows)

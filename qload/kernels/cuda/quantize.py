@@ -16,8 +16,9 @@ from qload.spec import ActivationScheme
 
 # See quantize.h.
 LARGEST, INVERSE, INVERSE_ONE, POWERS_NEAR, POWERS_UP, ASYMMETRIC, STORED, E4M3_OVER, E4M3_TIMES = range(9)
-CODES, COUNTED, MEANT = range(3)
+CODES, COUNTED, MEANT, PERMUTED = range(4)
 EIGHT = 8  # inputs that a thread takes together
+PERMUTED_INPUTS = 32  # neighbours whose codes have another order for w8a8
 GROUPS = (8, 16, 32, 64, 128, 256)  # inputs that may share a scale, if not all of a token do
 STORED_DTYPES = (*FLOATS, torch.int8)  # of stored scales and zero points, by native number
 FOUR = 4  # results that a thread writes together
@@ -73,7 +74,7 @@ def prepare(
     `stored`: dtypes of the stored scale and zero point; None: there is none. `ones`: a row of ones follows
     the tokens. `each`: a step is written for each token, though all share one.
     """
-    kind = FLOATS.index(made) if becoming != CODES else 0
+    kind = FLOATS.index(made) if becoming in (COUNTED, MEANT) else 0
     rule = finding(scheme), group_of(scheme, K), scheme.covers_all_tokens, scheme.type == "int", scheme.bits
     most, bound = scale_divisor(scheme), scheme.upper_bound or 0.0
     types = [0 if one is None else STORED_DTYPES.index(one) for one in stored]
@@ -87,6 +88,8 @@ class RoundedInputs:
     the factor is the scale. Scales of groups: the numbers are values over a power of two that brings them
     below 2**8, and the factor is that power. So float16 holds values beyond its range, such as 256 * 2**8 of
     e4m3 for an input of 65504; values beyond float32's are infinite, as in `activations.quantize`.
+
+    `coded`: codes of 8 bits instead, permuted for `w8a8`, of one scale for all inputs of a token.
     """
 
     def __init__(
@@ -96,21 +99,28 @@ class RoundedInputs:
         K: int,
         scheme: ActivationScheme,
         stored: Sequence[torch.dtype | None],
+        *,
+        coded: bool = False,
     ) -> None:
         self._grouped, self._all = group_of(scheme, K) > 0, scheme.covers_all_tokens
-        becoming = MEANT if self._grouped else COUNTED
+        becoming = PERMUTED if coded else MEANT if self._grouped else COUNTED
         self._start = prepare(module, dtype, K, scheme, becoming, dtype, stored, each=True)
-        self._K = K
+        self._K, self._columns = K, self.width(K) // dtype.itemsize if coded else K
+
+    @staticmethod
+    def width(K: int) -> int:
+        """Codes of a token, with zeros after K."""
+        return -(-K // PERMUTED_INPUTS) * PERMUTED_INPUTS
 
     def start(self, x: Tensor, tokens: int, scale: int, zero_point: int, stream: int) -> tuple[Tensor, int]:
         """Round x, contiguous, on the current device -> the memory of the numbers, address of the factors.
 
         `scale`, `zero_point`: addresses of stored ones; 0 for none.
         """
-        K = self._K
-        memory = empty_rows(x, tokens, K + 2 + 4 * self._all)  # factors and maxima are of 32 bits
+        K, columns = self._K, self._columns
+        memory = empty_rows(x, tokens, columns + 2 + 4 * self._all)  # factors and maxima are of 32 bits
         numbers = memory.data_ptr()
-        factors = numbers + 2 * tokens * K
+        factors = numbers + 2 * tokens * columns
         steps, powers = (0, factors) if self._grouped else (factors, 0)
         scratch = factors + 4 * tokens if self._all else 0
         done = self._start(
