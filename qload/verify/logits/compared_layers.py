@@ -78,7 +78,7 @@ class CompareState:
 
     follows: Literal["meaning", "kernel"] = "meaning"
     compares: bool = True
-    report_bytes: Callable[[int], None] = field(init=False)
+    report_bytes: Callable[[int], None] = field(default=lambda size: None)
     faults: dict[str, tuple[ProductFault, ReadBack]] = field(default_factory=dict)
     kernels: dict[str, str] = field(default_factory=dict)
     worst: dict[str, float] = field(default_factory=dict)
