@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(kMostThreads) quantize_tokens(const __grid_con
       if (work.zeros) work.zeros[group] = step.zero;
     }
     float codes[kEight];
-    code<kind>(work, step, values, !bytes, codes);
+    code<kind>(work, step, values, work.becoming != Becoming::kPermuted, codes);
     if (kind == Kind::kWhole && !bytes)
 #pragma unroll
       for (int i = 0; i < kEight; ++i) codes[i] = __fsub_rn(codes[i], step.zero);
