@@ -1,7 +1,10 @@
 """How ranks share what stands at both ends of a model."""
 
+import pytest
+import torch
 from torch import Tensor
 
+from qload.errors import ShapeError
 from qload.models import load_model
 from qload.parallel import Collectives, FakeWorld
 from tests.models.drawn import config, tensors, weights
@@ -18,3 +21,20 @@ def test_a_vocabulary_that_ranks_do_not_divide_has_a_head_of_its_own_too() -> No
         return logits(load_model(weights(said, stored, group), said), IDS, ranks=group.size())
 
     assert all(off(got, want) < RANGE for got in FakeWorld(2).run(work))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_vocabulary_may_be_stored_with_more_rows_than_it_has_tokens(tied: bool) -> None:
+    said = config("llama", tie_word_embeddings=tied, vocab_size=37)
+    stored = tensors(said)
+    names = [name for name in ("model.embed_tokens.weight", "lm_head.weight") if name in stored]
+    padded = {name: torch.cat([stored[name], torch.ones(3, stored[name].shape[1])]) for name in names}
+
+    got = logits(load_model(weights(said, stored | padded), said), IDS)
+
+    assert len(names) == 2 - tied
+    assert torch.equal(got, logits(load_model(weights(said, stored), said), IDS))
+    for name in names:
+        short = {name: stored[name][:-1]}
+        with pytest.raises(ShapeError, match=r"expected \(37 or more, \d+\), as the config says\n"):
+            load_model(weights(said, stored | short), said)
