@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from qload.errors import ShapeError
 from qload.experts import GatedActivation, Routing
 from qload.kernels.cuda import decoder_ops
 from qload.methods import MergedColumnParallelLinear, ParallelExperts, RowParallelLinear
@@ -104,9 +103,8 @@ class Router(nn.Module):
 
     def __init__(self, weights: Weights, prefix: str, config: TextConfig, dtype: torch.dtype) -> None:
         super().__init__()
+        assert config.routing is not None
         routing = config.routing
-        if routing is None:
-            raise ShapeError(prefix, "a model with experts", (0,))
         self.routing: Routing = routing
         check_matrix(weights, prefix, [routing.experts], config.hidden)
         self.register_buffer("weight", weights.get_weights(prefix).dequantize(dtype))

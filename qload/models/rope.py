@@ -170,8 +170,7 @@ class Rope(nn.Module):
     def forward(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin of `positions` (T,) times each frequency, multiplied by the type's scale."""
         angles = positions.to(torch.float32)[:, None] * self.frequencies
-        cos, sin = angles.cos(), angles.sin()
-        return (cos, sin) if self.scale == 1 else (cos * self.scale, sin * self.scale)
+        return angles.cos() * self.scale, angles.sin() * self.scale
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotate the heads `x` (T, heads, D) by `cos` and `sin`, in pairs or in halves as the config says."""
