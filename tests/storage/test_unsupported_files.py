@@ -278,6 +278,7 @@ def test_mistrals_own_fp8_is_read_with_its_scheme_of_inputs(
     assert "this is Mistral's own format" in report.notes[0]
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("quantization", "key"),
     [
@@ -295,6 +296,7 @@ def test_a_quantization_of_params_that_is_no_fp8_is_an_error_of_its_key(
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_scales_of_inputs_that_params_state_are_required(tmp_path: Path) -> None:
     mistral(tmp_path, TENSOR, qscale_weight=QSCALES["qscale_weight"])
 
