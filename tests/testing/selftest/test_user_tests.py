@@ -57,7 +57,6 @@ def test_a_fault_that_changes_nothing_is_not_reached(tmp_path: Path) -> None:
     assert not (tmp_path / "reached").exists()
 
 
-@pytest.mark.usefixtures("seen_texts")
 def test_tensors_without_a_format_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="for tensors under stored names"):
         with_fault(meaning, fault("scales-late"), None, tmp_path / "reached")(**WEIGHT.fields())
