@@ -78,10 +78,22 @@ __device__ __forceinline__ void copy_async_near(uint32_t to, const void* from) {
 }
 
 /// 16 bytes from global to shared memory, or as many zeros.
-__device__ __forceinline__ void copy_async(void* to, const void* from, bool zeros) {
+template <class To>  // a pointer, or a place as `shared_address` has it
+__device__ __forceinline__ void copy_async(To to, const void* from, bool zeros) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(zeros ? 0 : 16)
                : "memory");
+}
+
+/// Copies so far are a group. Waiting for groups leaves some of the latest, at most 3.
+__device__ __forceinline__ void group_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_copy_groups(int left) {
+  switch (left) {
+    case 0: asm volatile("cp.async.wait_group 0;" ::: "memory"); break;
+    case 1: asm volatile("cp.async.wait_group 1;" ::: "memory"); break;
+    case 2: asm volatile("cp.async.wait_group 2;" ::: "memory"); break;
+    default: asm volatile("cp.async.wait_group 3;" ::: "memory");
+  }
 }
 
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }

@@ -129,7 +129,7 @@ template <class T>
 cudaError_t added(const Many& call, cudaStream_t stream) {
   const int64_t blocks = (int64_t{call.M} * (call.N / 4) + kAddThreads - 1) / kAddThreads;
   const dim3 grid(static_cast<unsigned>(blocks));
-  return launch(add_slices<T>, grid, kAddThreads, 0, 1, call.early, stream, call);
+  return launch(add_slices<T, Many>, grid, kAddThreads, 0, 1, call.early, stream, call);
 }
 
 /// Whether there are kernels for the scales of a call.
