@@ -7,6 +7,7 @@
 #include "../gather/gather.h"
 #include "../many/many.h"
 #include "../middle/middle.h"
+#include "../mma/mma.h"
 #include "../w4a16/w4a16.h"
 #include "common.h"
 
@@ -57,6 +58,20 @@ void add_linears(py::module_& module) {
       "for each other; both: two share K in a last turn that has tiles for half of the places; teams of warps.");
   module.def("w8a8", many_of("w8a8", true),
              "Launches codes of 8 bits times a weight of such codes in our own order; arguments as for `many`.");
+  module.def(
+      "mma",
+      [](const std::array<int, 5>& sizes, int group, const std::array<int, 4>& division) {
+        return launch_of("mma", [=](const Operands& in, CUstream_st* stream) {
+          const auto [M, K, N, inputs, outputs] = sizes;
+          const auto [tokens, columns, row_warps, slices] = division;
+          return mma({in.x, in.weights, in.scales, in.zeros, in.bias, nullptr, in.y, in.parts, M, K, N, inputs,
+                      outputs, group, tokens, columns, row_warps, slices},
+                     stream);
+        });
+      },
+      "Launches tokens in fp16, best from 17 on, times 4-bit integers in strips, on every chip; sizes: M, K, N, inputs, "
+      "outputs. division: tokens of a warp, tiles of 64 columns of a block, warps that share the rows of each, slices of K, "
+      "whose sums `parts` gets in fp32.");
   module.def(
       "w4a16",
       [](const std::array<int, 5>& sizes, int group, bool bfloat16, int columns, int split, bool early) {

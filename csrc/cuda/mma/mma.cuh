@@ -1,0 +1,289 @@
+// x in fp16 times a weight of 4-bit integers in strips, from 17 tokens on, on every chip since Ampere.
+//
+//   y[m, n] = sum over k of x[m, k] * round(scale[g, n] * (code[k, n] - zero[g, n]))  + bias[n],   g = k / group
+//
+//   in   see mma.h
+//   out  y      fp16 (M, outputs), rounded once from fp32; or parts of it in fp32, which add_slices adds up
+//
+//   needs    K in multiples of 128, N of 64; groups of 32, 64, 128, or one; 98 KB of shared memory
+//   grid     (tokens, columns, slices of K of a block), 8 warps
+//
+//                `columns` tiles of 64 columns, a warp each
+//               +--------+--------+--------+--------+
+//     8 *       |   0    |   1    |   2    |   3    |   The next row_warps of the same tokens and columns have other
+//     token_    |        |        |        |        |   rows; warps after those have the next tokens.
+//     tiles     +--------+--------+--------+--------+
+//     tokens    |   4    |   5    |   6    |   7    |
+//               +--------+--------+--------+--------+
+//
+//   Weights are the 16-row operand of m16n8k16, tokens its 8 columns: y^T = w^T x^T. A stage of the ring has 64 rows of x
+//   and of words for each of the row_warps. A copy of 16 bytes is what a lane later loads at once. x lies
+//   in runs of 32 rows, 64 bytes of each token, where a lane finds its eight neighbouring rows without a bank conflict.
+//   A warp loads the x of a round of tokens
+//   while it multiplies that of the round before, and makes the next step's operands while the last round is multiplied.
+//   The matrix unit is the limit from 64 tokens on; below, the memory.
+//
+// Equals x @ StripsWeight.dequantize().T (qload/kernel_formats/strips.py), the weight rounded to the type of x, up to the
+// rounding of fp32 sums.
+#pragma once
+
+#include "../decode/division.h"
+#include "../device/sums.cuh"
+#include "../many/operands.cuh"
+#include "mma.h"
+
+namespace qload::cuda::mma_room {
+
+constexpr int kWarps = 8, kMostStages = 5;
+constexpr int kStepRows = 32, kStepTokenBytes = 64;  // rows of two products, and of x of each token
+constexpr int kStageSteps = 2, kStages = kSteps / kStageSteps;  // steps of a stage, stages of a chunk
+constexpr int kTileStageBytes = 2048;                // words of a tile in a stage
+constexpr int kGroupBytes = 128;                     // scales of a tile's columns in a group, zeros behind them
+
+/// Tiles of 8 tokens of a round: they are multiplied, and later stored, at once.
+__host__ __device__ constexpr int tiles_of_round(int token_tiles) { return token_tiles == 6 ? 3 : 4; }
+
+struct Work : Division {
+  int chunks;                    // of 128 rows
+  int token_warps;               // of a block
+  int stages, stage_bytes;       // of the ring
+  int begins;                    // bit i: scales come with step i of a chunk
+  int scale_bytes, group_bytes;  // scales of a tile in a stage, and of each group,
+  int group_shift;               // which has 2**group_shift rows
+};
+
+/// Which tile, rows and tokens a warp has in its block, and where a slot of the ring has them.
+struct Place {
+  int column, row_warp, token_warp, x_at, words_at, scales_at;
+
+  __device__ __forceinline__ Place(const Work& work, int tokens) {
+    const int warp = threadIdx.x / 32, tiles = work.columns * work.row_warps, x_bytes = tokens * kStageSteps * kStepTokenBytes;
+    column = warp % work.columns, row_warp = warp / work.columns % work.row_warps, token_warp = warp / tiles;
+    const int tile = row_warp * work.columns + column;
+    x_at = row_warp * x_bytes;
+    words_at = work.row_warps * x_bytes + tile * kTileStageBytes;
+    scales_at = work.row_warps * x_bytes + tiles * kTileStageBytes + tile * work.scale_bytes;
+  }
+};
+
+/// Copies of a warp into the ring, stage after stage: its share of the words of its tile and of x of its rows, and scales.
+template <class T>
+class Filling {
+ public:
+  /// `tile`: of the layer; `chunk`: the warp's first; `tokens`: of the block.
+  __device__ __forceinline__ Filling(const Mma& call, const Work& work, const Place& place, uint32_t memory, int tile,
+                                     int chunk, int tokens)
+      : call_(call), work_(work), place_(place), memory_(memory + lane() * 16), tile_(tile), row_(chunk * kChunk),
+        eights_(tokens / 8), tokens_left_(call.M - 1 - blockIdx.x * tokens) {
+    words_ = as_it_is(static_cast<const unsigned char*>(call.weights) + (int64_t{tile} * call.K + row_) * 32 +
+                      lane() * 16);
+    x_ = as_it_is(static_cast<const T*>(call.x) + int64_t{blockIdx.x} * tokens * call.inputs + row_ + lane() % 4 * 8);
+  }
+
+  /// Words and scales of stage `stage`, into a slot.
+  __device__ __forceinline__ void weights(int stage, int slot) const {
+    const unsigned char* from = words_ + int64_t{stage} * kTileStageBytes;
+    const uint32_t to = memory_ + slot * work_.stage_bytes;
+    for (int i = place_.token_warp; i < kTileStageBytes / 512; i += work_.token_warps)
+      copy_async(to + place_.words_at + i * 512, from + i * 512, false);
+    if (place_.token_warp == 0) scales(row_ + stage * (kStageSteps * kStepRows), to + place_.scales_at);
+  }
+  /// x of the same rows, of eight tokens at a time.
+  __device__ __forceinline__ void inputs(int stage, int slot) const {
+    const int row = stage * (kStageSteps * kStepRows), left = call_.inputs - row_ - lane() % 4 * 8 - row;
+    const uint32_t to = memory_ + slot * work_.stage_bytes + place_.x_at;
+    const T* x = x_ + row;
+    for (int eight = place_.token_warp * work_.columns + place_.column; eight < eights_;
+         eight += work_.columns * work_.token_warps) {
+      const T* from = x + min(8 * eight + lane() / 4, tokens_left_) * call_.inputs;
+#pragma unroll
+      for (int s = 0; s < kStageSteps; ++s)
+        copy_async(to + (s * eights_ + eight) * (8 * kStepTokenBytes), from + s * kStepRows, s * kStepRows >= left);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
+
+  /// Those that begin in the stage whose first row is `row`.
+  __device__ __forceinline__ void scales(int row, uint32_t to) const {
+    const int own = row + lane() / 16 * kStepRows, piece = lane() % 16;  // 16 lanes for each group
+    if (!(work_.begins >> (own / kStepRows % kSteps) & 1)) return;
+    const int64_t at = int64_t{own >> work_.group_shift} * call_.N + tile_ * kTileN;
+    to += lane() / 16 * (work_.group_bytes - 256);
+    if (piece < 8)
+      copy_async(to, static_cast<const unsigned char*>(call_.scales) + at * 2 + piece * 16, false);
+    else if (call_.zeros && piece < 10)
+      copy_async(to, static_cast<const unsigned char*>(call_.zeros) + at / 2 + (piece - 8) * 16, false);
+  }
+
+  const Mma& call_;
+  const Work& work_;
+  const Place& place_;
+  const uint32_t memory_;
+  const int tile_, row_, eights_, tokens_left_;
+  const T* x_;
+  const unsigned char* words_;
+};
+
+/// Operands, and the scales and zero points that they are made with.
+template <class T>
+class Operands {
+ public:
+  __device__ __forceinline__ Operands(const Mma& call, const Work& work, int tile)
+      : has_zeros_(call.zeros), group_bytes_(work.group_bytes) {
+    if (work.begins) return;
+    const int c = threadIdx.x % 32 / 4;
+    const uint4 all = scales_per_column(static_cast<const T*>(call.scales) + tile * kTileN, c);
+    const uint32_t scales[4] = {all.x, all.y, all.z, all.w};
+    take(scales, has_zeros_ ? __ldg(static_cast<const uint32_t*>(call.zeros) + tile * (kTileN / 8) + c) : 0);
+  }
+
+  /// Scales that come with step `step` of a stage lie `at`.
+  __device__ __forceinline__ void enter(int step, uint32_t at) {
+    const int c = threadIdx.x % 32 / 4;
+    at += step * group_bytes_;
+    uint32_t scales[4];
+    load_shared(at + c * 16, scales);
+    take(scales, has_zeros_ ? load_shared(at + kGroupBytes + c * 4) : 0);
+  }
+  __device__ __forceinline__ void pair(const uint32_t (&words)[4], int step, int j, uint32_t (&to)[2][4]) const {
+#pragma unroll
+    for (int u = 0; u < 4; ++u)
+#pragma unroll
+      for (int b = 0; b < 2; ++b) to[u / 2][u % 2 * 2 + b] = columns_[j].of(words[u] >> (8 * step), b);
+  }
+
+ private:
+  __device__ __forceinline__ void take(const uint32_t (&scales)[4], uint32_t zeros) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      if (has_zeros_)
+        columns_[j].template enter<true>(scales[j], zeros, j);
+      else
+        columns_[j].template enter<false>(scales[j], 0, j);
+  }
+
+  const bool has_zeros_;
+  const int group_bytes_;
+  many_room::Columns<T, 4> columns_[4];
+};
+
+/// Bytes of a tile's sums of a round in shared memory.
+__host__ __device__ constexpr int laid_bytes(int token_tiles) { return 8 * tiles_of_round(token_tiles) * kSumPitch * 4; }
+
+/// y of the block, or a part of it, of a round of each warp's tokens at a time.
+template <class T, int token_tiles>
+__device__ __forceinline__ void store(const Mma& call, const Work& work, unsigned char* memory,
+                                      int first_token, const float (&sum)[4][token_tiles][4]) {
+  constexpr int together = tiles_of_round(token_tiles), bytes = laid_bytes(token_tiles);
+  const int first_column = blockIdx.y * work.columns * kTileN, tiles = work.columns * work.row_warps, lane = threadIdx.x % 32;
+  float* own = reinterpret_cast<float*>(memory + threadIdx.x / 32 * bytes) + lane % 4 * 2 * kSumPitch + lane / 4;
+  float* part = static_cast<float*>(call.parts) + int64_t{blockIdx.z} * call.M * call.N;
+#pragma unroll
+  for (int first = 0; first < token_tiles; first += together) {
+    __syncthreads();
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+#pragma unroll
+      for (int m = 0; m < together; ++m)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) own[(8 * m + i % 2) * kSumPitch + 16 * j + 8 * (i / 2)] = sum[j][first + m][i];
+    for (int token_warp = 0; token_warp < work.token_warps; ++token_warp)
+      add_up(work, 8 * together, memory + token_warp * tiles * bytes, bytes, [&](int token, int column, float4 total) {
+        const int m = first_token + 8 * (token_warp * token_tiles + first) + token, n = first_column + column;
+        if (m >= call.M || n >= call.N) return;
+        if (gridDim.z > 1) {
+          *reinterpret_cast<float4*>(part + int64_t{m} * call.N + n) = total;
+          return;
+        }
+        put<T, false>(call.bias, call.y, call.outputs, m, n, total, 1);
+      });
+  }
+}
+
+template <class T, int token_tiles>
+__global__ void __launch_bounds__(32 * kWarps, 1)
+mma_kernel(const __grid_constant__ Mma call, const __grid_constant__ Work work) {
+  constexpr int together = tiles_of_round(token_tiles), rounds = token_tiles / together, units = kStageSteps * rounds;
+  extern __shared__ __align__(128) unsigned char memory[];
+  const uint32_t ring = shared_address(memory);
+
+  const int lane = threadIdx.x % 32, tokens = 8 * token_tiles * work.token_warps;
+  const Place place(work, tokens);
+  const int tile = min(blockIdx.y * work.columns + place.column, call.N / kTileN - 1);
+  // Chunks of the slice, and of them those of the warp, which follow each other; others may have one more.
+  const int first = static_cast<int>(int64_t{work.chunks} * blockIdx.z / gridDim.z);
+  const int count = static_cast<int>(int64_t{work.chunks} * (blockIdx.z + 1) / gridDim.z) - first;
+  const int before = count * place.row_warp / work.row_warps;
+  const int own = (count * (place.row_warp + 1) / work.row_warps - before) * kStages;
+  const int all = (count + work.row_warps - 1) / work.row_warps * kStages;
+
+  const Filling<T> filling(call, work, place, ring, tile, first + before, tokens);
+  Operands<T> operands(call, work, tile);
+  for (int stage = 0; stage < work.stages; ++stage)
+    if (stage < own) filling.weights(stage, stage);
+  for (int stage = 0; stage < work.stages; ++stage) {
+    if (stage < own) filling.inputs(stage, stage);
+    group_copies();
+  }
+
+  float sum[4][token_tiles][4] = {};
+  uint32_t in[2][together][4], operand[4][2][4];
+  const uint32_t x_of_slot = ring + place.x_at + place.token_warp * (8 * token_tiles * kStepTokenBytes) + lane * 16;
+  const uint32_t words_of_slot = ring + place.words_at + lane * 16;
+  const uint32_t scales_of_slot = ring + place.scales_at;
+  const auto load_inputs = [&](int unit, int at) {
+#pragma unroll
+    for (int m = 0; m < together; ++m)
+      load_shared(x_of_slot + at + (unit / rounds * tokens + (unit % rounds * together + m) * 8) * kStepTokenBytes,
+                  in[unit % 2][m]);
+  };
+  const auto begins = [&](int stage, int s) { return work.begins >> (stage % kStages * kStageSteps + s) & 1; };
+  const auto make_operand = [&](int s, int j, int at) {
+    uint32_t words[4];
+    load_shared(words_of_slot + at + j * 512, words);
+    operands.pair(words, s, j, operand[j]);
+  };
+
+  wait_for_copy_groups(work.stages - 1);
+  __syncthreads();
+  if (begins(0, 0)) operands.enter(0, scales_of_slot);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) make_operand(0, j, 0);
+  load_inputs(0, 0);
+  int slot = 0;
+  for (int stage = 0; stage < own; ++stage) {
+    const int next_slot = slot + 1 == work.stages ? 0 : slot + 1;
+    const int here = slot * work.stage_bytes, there = next_slot * work.stage_bytes;
+#pragma unroll
+    for (int unit = 0; unit < units; ++unit) {
+      const int s = unit / rounds, round = unit % rounds, next_s = (s + 1) % kStageSteps;
+      const bool leaves = unit == units - 1, makes = round == rounds - 1;
+      const int next_stage = makes && next_s == 0 ? stage + 1 : stage, from = leaves ? there : here;
+      if (leaves) {  // all that the slot has is in registers
+        wait_for_copy_groups(work.stages - 2);
+        __syncthreads();
+        if (stage + work.stages < own) filling.weights(stage + work.stages, slot), filling.inputs(stage + work.stages, slot);
+        group_copies();
+      }
+      load_inputs((unit + 1) % units, from);
+      if (makes && begins(next_stage, next_s)) operands.enter(next_s, scales_of_slot + from);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+          for (int m = 0; m < together; ++m)
+            multiply(sum[j][round * together + m], operand[j][h], in[unit % 2][m][2 * h], in[unit % 2][m][2 * h + 1], T{});
+        if (makes) make_operand(next_s, j, from);
+      }
+    }
+    slot = next_slot;
+  }
+  for (int stage = own; stage < all; ++stage) __syncthreads();  // for the others
+  wait_for_copies();
+  store<T>(call, work, memory, blockIdx.x * tokens, sum);
+}
+
+}  // namespace qload::cuda::mma_room
