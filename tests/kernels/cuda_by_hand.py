@@ -17,7 +17,11 @@ from qload.layouts import fp4, gptq, marlin, strips
 Start = Callable[..., None]
 STREAM = 7
 WORD = torch.int32
-LIMITS = {"decode": (1, 48), "w4a16": (1, 64), "many": (1, 1 << 20), "middle": (1, 256), "exllama": (1, 64)}
+MANY = 1 << 20
+LIMITS = {
+    "decode": (1, 48), "w4a16": (1, 64), "many": (1, MANY), "middle": (1, 256), "mma": (1, MANY),
+    "exllama": (1, 64),
+}  # fmt: skip
 
 
 def at(pointer: int, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -109,6 +113,22 @@ class Hand:
             numbers = permuted.reshape(M, inputs).view(kind).to(torch.bfloat16 if bf16 else torch.float16)
             many(numbers.data_ptr(), *operands)
             self.called[-1] = "w8a8"
+
+        return start
+
+    def mma(self, sizes, group, division) -> Start:
+        """See mma.h."""
+        tokens, tiles, row_warps, slices = division
+        assert (tokens in (32, 48, 64), 8 % (tiles * row_warps)) == (True, 0)
+        assert sizes[1] // 128 >= slices * row_warps
+        assert (sizes[1] % 128, sizes[3] % 8) == (0, 0)
+
+        def start(x, weights, scales, zeros, g_idx, parts, bias, factors, y, stream) -> None:
+            assert bool(parts) == (slices > 1)
+            assert [each % 16 for each in (x, weights, scales, zeros)] == [0] * 4
+            assert not factors
+            operands = x, weights, scales, zeros, 0, bias, 0, y
+            self._multiply("mma", operands, stream, sizes, 4, group, True, False, tiles, slices, False)
 
         return start
 

@@ -71,7 +71,8 @@ def test_a_layer_in_strips_is_multiplied(hand: Hand, shape: dict, bits: int, M: 
     config = weight.config
     kind = bits, 128 if config.group_size == -1 else config.group_size, "qzeros" in weight.fields()
     wanted = "decode" if MOST_DECODED[kind] >= M else "many"
-    assert hand.called == [wanted if hand.capability == HOPPER else "dequantize"]
+    elsewhere = "mma" if bits == 4 and M <= 256 else "dequantize"
+    assert hand.called == [wanted if hand.capability == HOPPER else elsewhere]
 
 
 @pytest.mark.parametrize("chip", [HOPPER])
@@ -132,6 +133,35 @@ def test_17_tokens_and_more_are_multiplied_with_strips(
 
 
 @CHIPS
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("M", [1, 17, 64, 65, 256])
+def test_half_precision_is_multiplied_with_4_bit_strips_on_every_chip(
+    hand: Hand, shape: dict, M: int
+) -> None:
+    weight = layer(**shape, bits=4, dtype=torch.float16, layout="strips")
+
+    assert_sums_exactly(lambda x: linear(x, weight, kernel="mma"), weight, torch.float16, M=M)
+
+    assert hand.called == ["mma"]
+
+
+@CHIPS
+@pytest.mark.parametrize(
+    ("bits", "dtype", "reason"),
+    [
+        (8, torch.float16, "reads 4 bits, got 8"),
+        (4, torch.bfloat16, "multiplies activations of float16, got bfloat16"),
+    ],
+)
+def test_mma_refuses_other_widths_and_types(hand: Hand, bits: int, dtype: torch.dtype, reason: str) -> None:
+    weight = layer(256, 64, 128, bits, dtype, "strips")
+
+    with pytest.raises(NoKernelError, match=reason):
+        linear(torch.ones(17, 256, dtype=dtype), weight, kernel="mma")
+    assert not hand.called
+
+
+@CHIPS
 def test_strips_are_multiplied_elsewhere_without_hoppers_instructions(hand: Hand) -> None:
     weight = layer(128, 64, 128, 4, torch.float16, layout="strips")
     hand.hopper = False
@@ -140,7 +170,7 @@ def test_strips_are_multiplied_elsewhere_without_hoppers_instructions(hand: Hand
         linear(torch.ones(49, 128).half(), weight, kernel="many")
     linear(torch.ones(49, 128).half(), weight)
 
-    assert hand.called == ["dequantize"]
+    assert hand.called == ["dequantize" if hand.capability == HOPPER else "mma"]
 
 
 @CHIPS

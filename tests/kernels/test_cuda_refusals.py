@@ -112,8 +112,8 @@ def test_what_does_not_fit_is_refused_by_name(hand: Hand, changed: dict, wrong: 
     [
         ("marlin", 16, ["decode", "w4a16", "middle", "large"]),
         ("marlin", 65, ["middle", "large"]),
-        ("strips", 48, ["decode", "many", "large"]),
-        ("strips", 49, ["many", "large"]),
+        ("strips", 48, ["decode", "many", "mma", "large"]),
+        ("strips", 49, ["many", "mma", "large"]),
         ("exllama", 64, ["few", "large"]),
         ("exllama", 65, ["large"]),
     ],

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.strips import StripsWeight
-from qload.kernels.cuda import decode, hopper_gemm, large, marlin
+from qload.kernels.cuda import decode, hopper_gemm, large, marlin, mma_gemm
 from qload.kernels.cuda.dispatch import CudaKernel, every_call
 from qload.kernels.cuda.marlin import MarlinCall, arguments
 from qload.kernels.cuda.module import operator
@@ -41,6 +41,7 @@ class StripsCall(MarlinCall):
 KERNELS = (
     CudaKernel("decode", decode.why_not, decode.run, decode.prepare),
     CudaKernel("many", hopper_gemm.why_not, hopper_gemm.run, hopper_gemm.prepare),
+    CudaKernel("mma", mma_gemm.why_not, mma_gemm.run),
     CudaKernel("large", every_call, large.run),
 )
 

@@ -1,0 +1,96 @@
+"""Tokens in float16 times 4-bit integers in strips, best from 17 on, on every chip: csrc/cuda/mma."""
+
+from functools import cache
+from itertools import product
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from qload.kernels.chips import multiprocessors
+from qload.kernels.cuda import launch
+from qload.kernels.cuda.launch import ALIGNED, Launch, in_rows
+from qload.kernels.cuda.module import native
+from qload.layouts import strips
+
+BITS = 4
+WARPS = 8  # of a block
+WARP_TOKENS = (32, 48, 64)
+SHARES = (1, 2, 4, 8)
+SLICES = (1, 2, 3, 4, 6, 8, 12, 16)  # of K, which a second kernel adds up
+SHARED = 97 << 10  # bytes of a block on the chips with the least
+TOKEN_BYTES, TILE_BYTES = 128, 2560  # of x of a token and of words and scales of a tile in a stage
+START = 5.3  # microseconds of a turn of blocks beside its chunks
+CHUNK = {32: 1.84, 48: 2.35, 64: 2.52}  # of 128 rows, by tokens of a warp,
+COPIED = 0.021  # and for each KiB of a stage
+ADDED = 2.34  # for each million of sums of slices
+
+
+class MmaDivision(NamedTuple):
+    """Tokens of a warp, tiles of 64 columns of a block, warps that share the rows of each, slices of K."""
+
+    tokens: int
+    tiles: int
+    row_warps: int
+    slices: int
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a block."""
+        return self.tokens * WARPS // (self.tiles * self.row_warps)
+
+
+def why_not(call: Any) -> str | None:
+    """Why this kernel does not take a call, or None."""
+    if call.bits != BITS:
+        return f"reads {BITS} bits, got {call.bits}"
+    if call.x.dtype != torch.float16:
+        return f"multiplies activations of float16, got {str(call.x.dtype).removeprefix('torch.')}"
+    if call.token_scales is not None:
+        return "multiplies no sums by factors of tokens"
+    return launch.why_not(call)
+
+
+def prepare(call: Any, x: Tensor, how: MmaDivision | None = None) -> Launch:
+    """Return the launch of calls like this one, of `x` in whole rows; `how` None: by `division`."""
+    how = how or division(call.tokens, call.rows, call.columns, multiprocessors(x.device))
+    start = native().mma(launch.sizes(call, x), call.group, list(how))
+    return Launch(start, how.slices * call.tokens * call.columns if how.slices > 1 else 0)
+
+
+def run(call: Any, how: MmaDivision | None = None) -> Tensor:
+    """Return y (M, N); `how` None: divided by `division`."""
+    x = in_rows(call, ALIGNED // call.x.element_size())
+    return launch.run(prepare(call, x, how), call, x)
+
+
+@cache
+def division(tokens: int, K: int, N: int, places: int) -> MmaDivision:
+    """Return the division of the least expected time on a chip of so many multiprocessors."""
+    ways = [
+        way
+        for warp_tokens, tiles, row_warps, slices in product(WARP_TOKENS, SHARES, SHARES, SLICES)
+        for way in [MmaDivision(warp_tokens, tiles, row_warps, slices)]
+        if WARPS % (tiles * row_warps) == 0 and fits(way) and row_warps * slices <= max(1, K // strips.TILE_K)
+    ]
+    return min(ways, key=lambda way: expected(way, tokens, K, N, places))
+
+
+def fits(way: MmaDivision) -> bool:
+    """Return whether two stages fit the smallest shared memory of a block."""
+    return 2 * stage_bytes(way) <= SHARED
+
+
+def stage_bytes(way: MmaDivision) -> int:
+    """Return the bytes of 64 rows of x, and of words with their scales."""
+    return way.row_warps * (way.block_tokens * TOKEN_BYTES + way.tiles * TILE_BYTES)
+
+
+def expected(way: MmaDivision, tokens: int, K: int, N: int, places: int) -> float:
+    """Return the expected microseconds of a division, by times of an H100 with code of compute_80."""
+    blocks = -(-tokens // way.block_tokens) * -(-N // (way.tiles * strips.TILE_N)) * way.slices
+    turns = -(-blocks // places)
+    chunks = -(-K // strips.TILE_K // way.slices // way.row_warps)
+    chunk = CHUNK[way.tokens] + COPIED * stage_bytes(way) / 1024
+    added = ADDED * way.slices * tokens * N / 1e6 if way.slices > 1 else 0.0
+    return turns * (START + chunks * chunk) + added
