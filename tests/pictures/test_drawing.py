@@ -23,7 +23,7 @@ WIDTHS = [
 
 def test_awq_by_hand() -> None:
     """Source: AutoAWQ packs columns 0, 2, 4, 6, 1, 3, 5, 7 into a word, the first in the low bits."""
-    found = words_of("awq", 4)
+    found = words_of("awq")
 
     assert found["tile"] == [1, 8]
     assert found["words"] == {"0,0": [[0, column] for column in (0, 2, 4, 6, 1, 3, 5, 7)]}
@@ -39,7 +39,7 @@ def test_codes_of_three_bits_straddle_words() -> None:
 
 def test_marlin_by_hand() -> None:
     """Source: Marlin's first word has rows 0, 1, 8, 9 of columns 0 and 8, interleaved for its kernel."""
-    first = words_of("marlin", 4)["words"]["0,0"]
+    first = words_of("marlin")["words"]["0,0"]
 
     assert {*map(tuple, first)} == {(row, column) for row in (0, 1, 8, 9) for column in (0, 8)}
     assert first[0] == [0, 0]
@@ -77,7 +77,7 @@ def test_what_lanes_do_not_read_as_it_lies_has_none(layout: str) -> None:
 
 
 def test_a_drawing_says_the_lane_beside_each_word_and_stops_where_asked() -> None:
-    text = drawing("marlin", 4, most=6)
+    text = drawing("marlin", most=6)
 
     assert "lane 0, word 0,3<" in text
     assert "lane 1, word 0,4<" in text

@@ -422,7 +422,7 @@ def test_a_prompt_without_ids_has_a_random_image_for_a_model_with_vision(tmp_pat
 
     assert found.findings == []
     assert found.numbers["ids"][:6].count(95) == found.numbers["ids"].count(95) == 5
-    assert found.notes[0] == "logits: 1 images of 28 x 28 random pixels in the prompt"
+    assert found.notes[0] == "logits: 1 images of 35 x 35 random pixels in the prompt"
     shares = {layer["prefix"]: layer["share"] for layer in found.numbers["layers"]}
     assert max(shares.values()) <= 1
     assert {FC2, "model.connector.modality_projection.down_proj", "lm_head"} <= set(shares)
