@@ -13,7 +13,7 @@ from torch import Tensor
 from qload.checkpoint import open_checkpoint
 from qload.errors import CutError, DivideError
 from qload.parallel import FakeWorld
-from qload.storage import SafetensorsStorage
+from qload.storage import open_storage
 from qload.verify import inspect, verify
 from qload.weights import Weights
 from tests.cases.test_cases import FOLDER
@@ -23,7 +23,7 @@ MODELS = sorted(path for path in (Path(FOLDER) / "models").iterdir()) if FOLDER 
 EXPECTED = "EXPECTED.safetensors"
 LAST = "dequant_last_expert."
 HALVES = (torch.float32, torch.float16, torch.bfloat16)  # one of which an owner rounds its weights to
-REFUSED = {"mlx": "MLX", "torchao": "torchao", "gguf": "GGUF"}
+REFUSED = {"mlx": "MLX", "torchao": "torchao"}
 
 pytestmark = pytest.mark.skipif(not FOLDER, reason="QLOAD_CASES names no folder of cases")
 every_model = pytest.mark.parametrize(
@@ -43,8 +43,6 @@ def published(folder: Path, copy: Path) -> Path:
 def refused(folder: Path) -> str | None:
     """The name of what the folder holds, if that is none of the formats that are read."""
     config = json.loads((folder / "config.json").read_text())
-    if list(folder.glob("*.gguf")):
-        return "GGUF"
     if "quantization" in config:
         return "MLX"
     method = (config.get("quantization_config") or {}).get("quant_method")
@@ -53,7 +51,7 @@ def refused(folder: Path) -> str | None:
 
 def stored_bytes(folder: Path) -> int:
     """Of all tensors in the files."""
-    with SafetensorsStorage(folder) as storage:
+    with open_storage(folder) as storage:
         return sum(storage.info(name).nbytes for name in storage.keys())  # noqa: SIM118
 
 

@@ -115,6 +115,41 @@ def test_rows_of_queries_and_keys_of_llama_are_in_the_order_of_transformers(tmp_
         )
 
 
+@pytest.mark.parametrize(
+    ("architecture", "source", "name", "change"),
+    [
+        ("qwen3", "blk.0.attn_k.weight", "model.layers.0.self_attn.k_proj", 0),
+        ("gemma2", "blk.0.post_ffw_norm.weight", "model.layers.0.post_feedforward_layernorm", 1),
+        ("gemma", "output_norm.weight", "model.norm", 1),
+    ],
+)
+def test_values_of_other_architectures(
+    tmp_path: Path, architecture: str, source: str, name: str, change: float
+) -> None:
+    values = np.arange(64 if change else 64 * 4, dtype=np.float32).reshape((64,) if change else (64, 4))
+    keys = {"general.architecture": architecture, f"{architecture}.attention.head_count_kv": 4}
+    (tmp_path / "a.gguf").write_bytes(gguf_file(keys, {source: floats(values + change)}))
+
+    with open_checkpoint(tmp_path) as weights:
+        assert torch.equal(weights.get_weights(name).dequantize(), torch.from_numpy(values))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_values_of_experts(tmp_path: Path, fused: bool) -> None:
+    gate, up = np.arange(2 * 2 * 6 * 4, dtype=np.float32).reshape(2, 2, 6, 4)
+    keys = {"general.architecture": "qwen3moe" if fused else "llama", "llama.expert_count": 2}
+    both = {"blk.0.ffn_gate_up_exps.weight": floats(np.concatenate([gate, up], 1))}
+    apart = {"blk.0.ffn_gate_exps.weight": floats(gate), "blk.0.ffn_up_exps.weight": floats(up)}
+    (tmp_path / "a.gguf").write_bytes(gguf_file(keys, both if fused else apart))
+    lead, names = ("mlp", ("gate_proj", "up_proj")) if fused else ("block_sparse_moe", ("w1", "w3"))
+
+    with open_checkpoint(tmp_path) as weights:
+        for expert in range(2):
+            for name, want in zip(names, (gate, up), strict=True):
+                got = weights.get_weights(f"model.layers.0.{lead}.experts.{expert}.{name}").dequantize()
+                assert torch.equal(got, torch.from_numpy(want[expert]))
+
+
 def test_packed_rows_move_as_they_are(tmp_path: Path) -> None:
     kind, shape, content = blocks("Q6_K", (256, 256))
     packed = np.frombuffer(content, np.uint8).reshape(256, 210)

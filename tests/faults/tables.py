@@ -11,6 +11,7 @@ from tests.faults import (
     engine_vllm,
     experts,
     formats,
+    gguf,
     latent,
     marlin,
     models,
@@ -23,8 +24,8 @@ from tests.faults import (
 from tests.faults.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
-    *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *cpu.FAULTS, *formats.FAULTS, *rules.FAULTS,
-    *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS, *parallel.FAULTS,
-    *latent.FAULTS, *diagnosis.FAULTS, *conformance.FAULTS, *planning.FAULTS, *engine_transformers.FAULTS,
-    *engine_vllm.FAULTS,
+    *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *cpu.FAULTS, *formats.FAULTS, *gguf.FAULTS,
+    *rules.FAULTS, *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS,
+    *parallel.FAULTS, *latent.FAULTS, *diagnosis.FAULTS, *conformance.FAULTS, *planning.FAULTS,
+    *engine_transformers.FAULTS, *engine_vllm.FAULTS,
 )  # fmt: skip

@@ -12,6 +12,7 @@ from qload import FakeWorld, GGUFConfig, GGUFWeight, open_checkpoint
 from qload.errors import ArgumentError, CutError, NonfiniteScaleError
 from qload.layouts import ggml_grids
 from qload.layouts.ggml_grids import ALL_DECODERS, scale_bytes
+from qload.spec.weight import Layer
 from qload.storage import BLOCK_TYPES
 from qload.testing import assert_same_bits
 from qload.verify import verify
@@ -118,6 +119,18 @@ def test_fused_layers_keep_their_own_second_scales(tmp_path: Path) -> None:
         fused = weights.get_multi_weights_col(["blk.0.a", "blk.0.b"], 0)
 
     assert fused.dequantize()[:, 0].tolist() == [0.5, 0.5, 3.0, 3.0]
+
+
+def test_second_scales_of_parts_are_those_of_their_rows() -> None:
+    content = torch.frombuffer(bytearray([0x38] * 4 + [0x22] * 32), dtype=torch.uint8).expand(3, 1, 36)
+    weight = GGUFWeight(
+        config=GGUFConfig("NVFP4"),
+        blocks=content.contiguous(),
+        scale=torch.tensor([2.0, 5.0]),
+        layer=Layer(parts=(1, 2), K=64, whole=(3, 64)),
+    )
+
+    assert weight.dequantize()[:, 63].tolist() == [2.0, 5.0, 5.0]
 
 
 @pytest.mark.parametrize("kind", [kind for kind in BLOCK_TYPES if scale_bytes(kind)])

@@ -62,6 +62,12 @@ DAMAGED = [
     ),
     pytest.param(header({"a": NESTED}, []), "header-length", "depth 4", id="nested arrays"),
     pytest.param(
+        header({"a": array_of(9, 1, struct.pack("<IQ", 9, 1) * 5000)}, []),
+        "header-length",
+        "depth 4",
+        id="a nesting bomb",
+    ),
+    pytest.param(
         header({}, [])[:16] + struct.pack("<Q", 2) + 2 * (text("a") + value_of(1)),
         "duplicate-key",
         "twice",

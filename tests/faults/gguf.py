@@ -1,0 +1,52 @@
+"""Faults of GGUF files: headers, order of rows, blocks of ggml, names."""
+
+from tests.faults.fault import Fault
+
+_HEADER, _STORAGE = "qload/storage/gguf_header.py", "qload/storage/gguf.py"
+_BLOCKS, _GRIDS = "qload/layouts/ggml.py", "qload/layouts/ggml_grids.py"
+_FORMAT, _NAMES = "qload/formats/gguf.py", "qload/detect/gguf.py"
+
+FAULTS = (
+    Fault("gguf-holes-allowed", _HEADER, "if begin != expected:", "if begin < end:"),
+    Fault("gguf-outermost-first", _HEADER, "for _ in range(rank))[::-1]", "for _ in range(rank))"),
+    Fault("gguf-arrays-nest-forever", _HEADER, "< 0 or depth >= MAX_DEPTH", "< 0"),
+    Fault("gguf-truncated-data", _HEADER, "not end <= file_size < end", "not file_size < end"),
+    Fault("gguf-rows-interleaved", _STORAGE, "// size, size // 2, 2,", "// size, 2, size // 2,"),
+    Fault("gguf-norm-shifted-on", _STORAGE, "values - view.shift if", "values + view.shift if"),
+    Fault("gguf-part-from-the-start", _STORAGE, "begin + number * size", "begin"),
+    Fault("ggml-halves-exchanged", _BLOCKS, "(field & 15, field >> 4)", "(field >> 4, field & 15)"),
+    Fault("ggml-q4-0-zero", _BLOCKS, "halves(blocks[..., :2]), zero=8)", "halves(blocks[..., :2]), zero=7)"),
+    Fault(
+        "ggml-high-bits-of-minima", _BLOCKS, "third >> 4 | second >> 6 << 4", "third >> 4 | first >> 6 << 4"
+    ),
+    Fault("ggml-mxfp4-doubled", _BLOCKS, "exponents - 1 << 23", "exponents << 23"),
+    Fault("ggml-seven-signs", _GRIDS, "<< 7 & 0x80", "<< 7 & 0"),
+    Fault(
+        "ggml-delta-positive", _GRIDS, "1 - 2 * negative.to(torch.int16)", "1 + 0 * negative.to(torch.int16)"
+    ),
+    Fault(
+        "ggml-offset-added",
+        "qload/devices/reference.py",
+        "wide.sub_(_of_rows(codes, codes.offsets,",
+        "wide.add_(_of_rows(codes, codes.offsets,",
+    ),
+    Fault(
+        "gguf-scale-of-first-part",
+        _FORMAT,
+        "for value, width in zip(each, parts",
+        "for value, width in zip([each[0]] * len(parts), parts",
+    ),
+    Fault("gguf-scales-unchecked", _FORMAT, "ScaleBytes(*scales) if scales else None", "None"),
+    Fault(
+        "gguf-gate-and-up-exchanged",
+        _NAMES,
+        '"ffn_gate_exps": "w1", "ffn_up_exps": "w3"',
+        '"ffn_gate_exps": "w3", "ffn_up_exps": "w1"',
+    ),
+    Fault(
+        "gguf-qwen-interleaved",
+        _NAMES,
+        'GGUFArchitecture("qwen3")',
+        'GGUFArchitecture("qwen3", interleaved=True)',
+    ),
+)
