@@ -85,6 +85,10 @@ from .formats import Marlin24Config as Marlin24Config
 from .formats import Marlin24Weight as Marlin24Weight
 from .formats import MarlinConfig as MarlinConfig
 from .formats import MarlinWeight as MarlinWeight
+from .formats import MLXConfig as MLXConfig
+from .formats import MLXFloatConfig as MLXFloatConfig
+from .formats import MLXFloatWeight as MLXFloatWeight
+from .formats import MLXWeight as MLXWeight
 from .formats import ModelOptAWQConfig as ModelOptAWQConfig
 from .formats import ModelOptAWQWeight as ModelOptAWQWeight
 from .formats import ModelOptNVFP4Weight as ModelOptNVFP4Weight

@@ -37,6 +37,10 @@ from qload.formats import (
     Marlin24Weight,
     MarlinConfig,
     MarlinWeight,
+    MLXConfig,
+    MLXFloatConfig,
+    MLXFloatWeight,
+    MLXWeight,
     ModelOptAWQConfig,
     ModelOptAWQWeight,
     ModelOptNVFP4Weight,
@@ -105,6 +109,8 @@ CONFIGS = ConfigStrategies({
     MXFP8Weight: st.just(MXFP8Config()),
     ModelOptAWQWeight: st.builds(ModelOptAWQConfig, GROUPS, YES),
     GGUFWeight: st.builds(GGUFConfig, st.sampled_from([*BLOCK_TYPES])),
+    MLXWeight: st.builds(MLXConfig, st.sampled_from([2, 3, 4, 5, 6, 8]), st.sampled_from([32, 64, 128])),
+    MLXFloatWeight: st.just(MLXFloatConfig("mxfp4")),  # words of others may hold NaN
 })  # fmt: skip
 
 every_format = pytest.mark.parametrize("weight_type", FORMATS, ids=lambda weight_type: weight_type.format)
@@ -146,6 +152,8 @@ def lawful(config: Config, dim: str, size: int, world: int, K: int) -> bool:
         return dim == "N" or share % (block or (32 if config.type in LEGACY_GGUF else 256)) == 0
     if isinstance(config, NVFP4Config | MXFP4Config | MXFP8Config):
         return dim == "N" or share % (16 if isinstance(config, NVFP4Config) else 32) == 0
+    if isinstance(config, MLXConfig | MLXFloatConfig):
+        return dim == "N" or share % config.group_size == 0
     if isinstance(config, Exl2Config):
         return dim == "N" and share % 32 == 0
     if isinstance(config, EETQConfig):

@@ -30,7 +30,7 @@ from qload.detect.methods import auto_round, compressed_tensors, modelopt
 from qload.detect.signatures import METHODS_ELSEWHERE
 from qload.errors import ConfigError, ConfigsDisagreeError, QloadError, StorageError, UnsupportedFormatError
 from qload.formats import METHODS as FORMAT_METHODS
-from qload.formats import ROLES, bnb, gptq
+from qload.formats import ROLES, bnb, gptq, mlx
 from qload.loader.exclusion import Exclusions, NamedModules
 from qload.spec import Role, Weight
 from qload.storage import (
@@ -46,7 +46,8 @@ from qload.storage import (
 
 MAX_BYTES = 64 << 20  # size of a config
 MODEL_CONFIG = "config.json"
-SECTIONS = ("quantization_config", "compression_config")
+MLX_SECTION = "quantization"  # beside a copy of it under the first of the others
+SECTIONS = ("quantization_config", "compression_config", MLX_SECTION)
 MODELOPT = "hf_quant_config.json"
 SIDE_FILES = ("quantize_config.json", "quant_config.json")
 SECTION_FILE = "quantization_config.json"  # a copy of the section of config.json, if it names a method
@@ -138,13 +139,15 @@ def _sections(config: Mapping[str, Any]) -> list[FoundConfig]:
     for prefix, parent in (("", config), ("text_config.", text or {})):
         for section in SECTIONS:
             values = parent.get(section)
-            if values is None:
+            is_of_mlx = isinstance(values, dict) and mlx.is_section(values)
+            if values is None or (section == MLX_SECTION and not is_of_mlx):
                 continue
             if not isinstance(values, dict):
                 got = f"{type(values).__name__} {value_text(values)}"
                 raise ConfigError(MODEL_CONFIG, prefix + section, "an object", got)
             outer = {key: config[key] for key in OUTER_KEYS if config.get(key) and key not in values}
-            configs.append(FoundConfig(MODEL_CONFIG, prefix + section, {**values, **outer}))
+            found = mlx.with_method({**values, **outer})
+            configs.append(FoundConfig(MODEL_CONFIG, prefix + section, found))
     if len(configs) > 1 and any(other.values != configs[0].values for other in configs[1:]):
         raise ConfigError(
             MODEL_CONFIG,

@@ -44,6 +44,7 @@ from qload.formats import (
     dialects,
 )
 from qload.formats.gptq import BITS
+from qload.formats.mlx import with_method
 from qload.formats.unquantized import FLOATS, PLAIN
 from qload.layouts import STORED_MINUS_ONE, Stored, ZeroPoints
 from qload.lazy_torch import torch
@@ -461,7 +462,7 @@ def loader_from_config(
         raise ArgumentError("storage", "None, or a storage such as MemoryStorage", type(storage).__name__)
     source = None
     if quantization_config is not None:
-        source = FoundConfig("config", "quantization_config", quantization_config)
+        source = FoundConfig("config", "quantization_config", with_method(quantization_config))
     claims = effective_claims(source, storage)
     for note in claims.notes if claims else ():
         log.info("%s", note)

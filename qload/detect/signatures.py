@@ -249,14 +249,16 @@ SIGNATURES = (
     ),
     Signature(
         "Metal",
-        TRANSFORMERS.format("kernels"),
+        "state the quantization_config of its writer, quant_method metal with bits and group_size",
         "qbiases floats (N G), weight u32 (N B), scales floats (N G)",
+        unless=("mlx", "mlx_float"),
     ),
     Signature(
         "MLX",
-        "mlx-lm loads it, and its convert with --dequantize writes plain safetensors",
+        "state the `quantization` of its config.json, with bits, group_size and mode; mlx-lm loads it",
         "scales, weight u32",
         without=("qbiases",),
+        unless=("mlx", "mlx_float"),
     ),
     Signature(
         "BitNet",
@@ -334,8 +336,6 @@ METHODS_ELSEWHERE: Mapping[str, str] = {
     "gemma": f"transformers loads it; {SOURCE}",
     "higgs": TRANSFORMERS.format("flute-kernel"),
     "hqq": f"hqq loads it, and transformers before version 5 did; {SOURCE}",
-    "metal": f"transformers loads it on Apple silicon; {SOURCE}",
-    "mlx": "mlx-lm loads it, and its convert with --dequantize writes plain safetensors",
     "moe_wna16": "state the method that wrote the tensors, gptq or awq: moe_wna16 is a kernel of vLLM",
     "nvfp4": f"transformers quantizes by it while loading; {SOURCE}",
     "quanto": f"transformers and optimum-quanto load it; {SOURCE}",

@@ -11,12 +11,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from qload import formats
+from qload import dtypes, formats
 from qload.dtypes import Dtype
 from qload.experts.stack_layouts import FIELDS, LAYERS, WEIGHTS
+from qload.formats.fp8 import WEIGHTS as FP8
+from qload.formats.unquantized import FLOATS
 from qload.spec import Weight
 from qload.storage import WeightStorage
 
+WEIGHT_DTYPES = {  # field of a weight -> its dtypes
+    "weight": (*FLOATS, *FP8, dtypes.uint8, dtypes.int8),
+    "weight_packed": (dtypes.uint8, dtypes.int32),
+    "qweight": (dtypes.int32,),
+}
 Place = tuple[str, str]  # the module of the experts, and the name of a matrix in it
 
 
@@ -86,7 +93,11 @@ def _codes_fields(types: tuple[type[Weight], ...]) -> dict[str, CodesField]:
                 continue
             suffixes = [suffix for spec in specs for suffix in spec.suffixes]
             fields = [suffix for suffix in suffixes if suffix[0] != "_" and "." not in suffix]
-            for field in {*specs[0].suffixes} & {*fields} - known:
+            for field in {*specs[0].suffixes} & {*fields}:
+                if field in known and not {*specs[0].dtypes}.isdisjoint(
+                    WEIGHT_DTYPES.get(field, specs[0].dtypes)
+                ):
+                    continue
                 other = found.get(field, CodesField(frozenset(), frozenset(), ()))
                 found[field] = CodesField(
                     other.axes | {len(specs[0].axes)},

@@ -20,10 +20,10 @@ from typing import Any
 from qload import dtypes
 from qload.architecture import Architecture, architecture_of
 from qload.architecture.architecture import INNER
-from qload.experts.declared_stacks import codes_fields, is_weight, stored_codes
+from qload.experts.declared_stacks import WEIGHT_DTYPES, codes_fields, is_weight, stored_codes
 from qload.experts.stack_layouts import BLOCKS, DOWN, FIELDS, HALVES, LAYERS, SCALES, WEIGHTS, Layout, Slot
-from qload.formats.fp8 import WEIGHTS as FP8
 from qload.formats.unquantized import FLOATS
+from qload.spec import named
 from qload.storage import TensorInfo, WeightStorage
 
 MAX_EXPERTS = 1 << 12  # per layer; published models have some hundreds
@@ -35,12 +35,8 @@ ENDINGS = {
 }
 DOTTED = {ending[1:]: ending for ending in FIELDS if ending[:1] == "."}
 IDENTIFYING_FIELDS = frozenset((*WEIGHTS, "weight_scale", "weight_scale_inv", "blocks"))
+EXPERT_MODULES = {"switch_mlp": "experts"}  # MLX's name of a module -> transformers'
 FAMILIES = {"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)}  # other names of experts' layers
-WEIGHT_DTYPES = {  # field of a weight -> its dtypes
-    "weight": (*FLOATS, *FP8, dtypes.uint8, dtypes.int8),
-    "weight_packed": (dtypes.uint8, dtypes.int32),
-    "qweight": (dtypes.int32,),
-}
 BYTE_DTYPES = (dtypes.uint8, dtypes.int8)  # dtypes of codes that need a scale
 E8M0_DTYPES = (dtypes.uint8, dtypes.float8_e8m0fnu)  # dtypes of E8M0 scales
 GROUPS_FP4, GROUP_MX = (16, 32), 32  # inputs that share a scale
@@ -236,7 +232,8 @@ def _modules(storage: WeightStorage) -> dict[str, list[StackedMatrix]]:
                 groups.setdefault((module, matrix), {})[DOTTED[last]] = name
     modules: dict[str, list[StackedMatrix]] = {}
     for (module, matrix), codes in stored_codes(storage, stored).items():
-        if not any(FIELDS[ending] in WEIGHTS for ending in groups.pop((module, matrix), ())):
+        others = groups.pop((module, matrix), ())
+        if codes in WEIGHTS or not any(FIELDS[ending] in WEIGHTS for ending in others):
             modules.setdefault(module, []).append(_declared_matrix(storage, module, matrix, codes))
     for (module, matrix), endings in groups.items():
         for last, ending in DOTTED.items():
@@ -415,6 +412,8 @@ class _Finder:
         """Stacks of declared tensors, or the reason why they are unreadable; gate and up stay joined."""
         count = matrix.info.shape[0]
         (layer,) = matrix.layers if len(matrix.layers) == 1 else (matrix.name,)
+        above, _, module = matrix.lead.rpartition(".")
+        lead = named(above, EXPERT_MODULES.get(module, module))
         stacks = []
         for field_name, source in matrix.tensors.items():
             info = matrix.infos[field_name]
@@ -427,7 +426,7 @@ class _Finder:
                 )
             slot = Slot(source, TensorInfo(info.stored_dtype, info.shape[1:], info.file))
             places = {f"{layer}.{field_name}": slot}
-            stacks.append(StoredStack(matrix.lead, matrix.name, source, count, places, field_name))
+            stacks.append(StoredStack(lead, matrix.name, source, count, places, field_name))
         return stacks
 
     def _beside(self, matrix: StackedMatrix) -> Mapping[str, TensorInfo]:

@@ -17,6 +17,7 @@ from qload.formats import (
     gguf,
     gptq,
     marlin,
+    mlx,
     modelopt_awq,
     mx,
     nvfp4,
@@ -38,6 +39,7 @@ from qload.formats.fp8 import Fp8Config, Fp8Weight
 from qload.formats.gguf import GGUFConfig, GGUFWeight
 from qload.formats.gptq import GPTQConfig, GPTQWeight
 from qload.formats.marlin import Marlin24Config, Marlin24Weight, MarlinConfig, MarlinWeight
+from qload.formats.mlx import MLXConfig, MLXFloatConfig, MLXFloatWeight, MLXWeight
 from qload.formats.modelopt_awq import ModelOptAWQConfig, ModelOptAWQWeight
 from qload.formats.mx import CTMXFP4Weight, MXFP4Config, MXFP4ExpertsWeight, MXFP8Config, MXFP8Weight
 from qload.formats.nvfp4 import CTNVFP4Weight, ModelOptNVFP4Weight, NVFP4Config
@@ -59,6 +61,7 @@ MODULES = (
     mx,
     modelopt_awq,
     gguf,
+    mlx,
 )
 
 FORMATS: tuple[type[Weight], ...] = tuple(fmt for module in MODULES for fmt in module.FORMATS)
@@ -113,6 +116,10 @@ __all__ = [
     "GGUFWeight",
     "GPTQConfig",
     "GPTQWeight",
+    "MLXConfig",
+    "MLXFloatConfig",
+    "MLXFloatWeight",
+    "MLXWeight",
     "MXFP4Config",
     "MXFP4ExpertsWeight",
     "MXFP8Config",

@@ -82,6 +82,8 @@ class TensorSpec:
         Least and greatest value of any writer.
     divides
         True for divisors, which may not be zero.
+    signed
+        True for scales and offsets of either sign.
     holds
         Constant values, entry by entry; kernels do not read them.
     view
@@ -108,6 +110,7 @@ class TensorSpec:
     nibbles: tuple[int, ...] = ()
     between: tuple[int, int] | None = None
     divides: bool = False
+    signed: bool = False
     holds: tuple[float, ...] = ()
     view: str | None = None
     spent: bool = False

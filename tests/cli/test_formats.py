@@ -33,6 +33,11 @@ FOUR_BITS = {"bits": 4, "group_size": 128}
 UNSTORED: tuple[dict[str, Any], ...] = (
     {"quant_method": "mistral", "qformat_weight": "fp8_e4m3"},
     {"quant_method": "gguf"},
+    *(
+        {"quant_method": name, "bits": 4, "group_size": 32, **mode}
+        for name in ("mlx", "metal")
+        for mode in ({}, {"mode": "mxfp4"})
+    ),
     {"quant_method": "modelopt", "quant_algo": "FP8"},
     {"quant_method": "marlin", **FOUR_BITS},
     {"quant_method": "gptq_marlin_24", **FOUR_BITS},

@@ -58,6 +58,10 @@ MISTRAL = {
     "quant_method": "mistral", "qformat_weight": "fp8_e4m3", "qscheme_act": "TENSOR",
     "modules_to_not_convert": ["head"],
 }  # fmt: skip
+MLX = {
+    "quant_method": "mlx", "group_size": 64, "bits": 4, "mode": "affine", "modules_to_not_convert": ["head"],
+    "model.layers.0.mlp.gate": {"group_size": 64, "bits": 8, "mode": "affine"},
+}  # fmt: skip
 BNB = {
     "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False,
     "bnb_4bit_quant_type": "nf4",
@@ -140,6 +144,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "mxfp8": MXFP8,
     "fbgemm_fp8": FBGEMM,
     "mistral": MISTRAL,
+    "mlx": MLX,
+    "metal": {**MLX, "quant_method": "metal"},
     "bitsandbytes": BNB,
     "compressed-tensors": COMPRESSED,
     "modelopt": MODELOPT,

@@ -64,6 +64,19 @@ FAULTS = (
         "configs if configs or model_config else",
         "configs if configs else",
     ),
+    Fault("mlx-biases-subtracted", "qload/formats/mlx.py", "offsets=-self.biases", "offsets=self.biases"),
+    Fault(
+        "mlx-entry-of-stack-lost",
+        "qload/formats/mlx.py",
+        'EXPERT.sub(".switch_mlp.", module) in',
+        "module in",
+    ),
+    Fault(
+        "mlx-e4m3-scales-as-exponents",
+        "qload/formats/mlx.py",
+        "if is_e4m3 else fp4.e8m0",
+        "if False else fp4.e8m0",
+    ),
     Fault("fnuz-scale-kept", _FP8, "(0.5 if weight.config.divide else 2)", "1"),
     Fault("fnuz-negative-zero", _FP8, "torch.where(stored == NEGATIVE_ZERO, 0, stored)", "stored"),
     Fault(

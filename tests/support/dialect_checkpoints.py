@@ -281,8 +281,7 @@ DIALECTS = (
         partial(of_blocks, scale_fmt="ue8m0"), (), weight_only=False, top={"expert_dtype": "fp4"},
     ),
     Dialect(
-        "mlx", mlx, None, (), foreign=True,
-        top={"quantization": {"group_size": GROUP, "bits": 4, "mode": "affine"}},
+        "mlx", mlx, partial(of_method, group_size=GROUP, bits=4, mode="affine"), SINGLE, SINGLE,
     ),
     Dialect(
         "quanto", quanto, None, (), SINGLE,

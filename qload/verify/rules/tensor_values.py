@@ -287,7 +287,9 @@ def _invalid_scales(
 
 
 def _invalid_masks(run: Tensor, spec: TensorSpec | None) -> dict[str, Tensor]:
-    masks = {"NaN": run.isnan(), "infinite": run.isinf(), "negative": (run < 0) & ~run.isinf()}
+    masks = {"NaN": run.isnan(), "infinite": run.isinf()}
+    if spec is None or not spec.signed:
+        masks["negative"] = (run < 0) & ~run.isinf()
     return {**masks, "zero": run == 0} if spec and spec.divides else masks
 
 
@@ -296,7 +298,7 @@ def _are_all_zero(
 ) -> bool:
     """Return whether all scales are zero, or least exponents, and the codes differ."""
     numbers, contents = checkpoint.values.numbers.get(name), checkpoint.values.contents
-    if spec.divides or numbers is None or not contents[name].nbytes:
+    if spec.divides or spec.signed or numbers is None or not contents[name].nbytes:
         return False
     zero = contents[name].byte == 0 if spec.is_exponents else not numbers.low and not numbers.high
     return zero and contents[_scaled_tensor(spec, layer)].byte is None
