@@ -23,7 +23,7 @@ MODELS = sorted(path for path in (Path(FOLDER) / "models").iterdir()) if FOLDER 
 EXPECTED = "EXPECTED.safetensors"
 LAST = "dequant_last_expert."
 HALVES = (torch.float32, torch.float16, torch.bfloat16)  # one of which an owner rounds its weights to
-REFUSED = {"mlx": "MLX", "torchao": "torchao"}
+REFUSED = {"torchao": "torchao"}
 
 pytestmark = pytest.mark.skipif(not FOLDER, reason="QLOAD_CASES names no folder of cases")
 every_model = pytest.mark.parametrize(
@@ -43,8 +43,6 @@ def published(folder: Path, copy: Path) -> Path:
 def refused(folder: Path) -> str | None:
     """The name of what the folder holds, if that is none of the formats that are read."""
     config = json.loads((folder / "config.json").read_text())
-    if "quantization" in config:
-        return "MLX"
     method = (config.get("quantization_config") or {}).get("quant_method")
     return REFUSED.get(method)
 
