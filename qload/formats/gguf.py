@@ -124,14 +124,13 @@ class GGUFWeight(spec.Weight):
         decoded = ALL_DECODERS[self.config.type](self.blocks)
         N, K = self.shape
         scales, device = decoded.scales.reshape(N, -1), self.device
-        lookup = decoded.lookup
         return spec.Codes(
             bits=BITS.get(self.config.type, 8),
             codes=decoded.codes.reshape(N, K),
             scales=scales,
             zeros=torch.full_like(scales, decoded.zero, dtype=torch.int32) if decoded.zero else None,
             k_group=torch.arange(K, device=device) // (K // max(1, scales.shape[1])) if K else None,
-            lookup=None if lookup is None else torch.tensor(lookup, dtype=torch.float32, device=device),
+            lookup=decoded.lookup,
             offsets=None if decoded.offsets is None else decoded.offsets.reshape(N, -1),
             row_factors=None if self.scale is None else self._row_factors(self.scale),
         )

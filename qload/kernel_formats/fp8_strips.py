@@ -44,6 +44,11 @@ class Fp8StripsConfig(spec.Config):
         Whether scales are per tile of 64 outputs and 128 inputs; False: one scale per output.
     codes
         "e4m3fn" or "e5m2": the bytes.
+
+    Raises
+    ------
+    ArgumentError
+        For other `codes`.
     """
 
     name: ClassVar[str] = "fp8_strips"

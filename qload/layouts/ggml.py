@@ -39,14 +39,14 @@ class BlockCodes:
     zero
         Zero point of all codes.
     lookup
-        Value of each code; None: the code itself.
+        Value of each code, float32; None: the code itself.
     """
 
     codes: Tensor
     scales: Tensor
     offsets: Tensor | None = None
     zero: int = 0
-    lookup: tuple[float, ...] | None = None
+    lookup: Tensor | None = None
 
 
 Decoder = Callable[[Tensor], BlockCodes]
@@ -55,6 +55,11 @@ Decoder = Callable[[Tensor], BlockCodes]
 def halves(field: Tensor) -> Tensor:
     """Read float16 values of bytes (..., 2 n) as float32 (..., n)."""
     return field.contiguous().view(torch.float16).float()
+
+
+def small_table(values: tuple[int, ...], device: torch.device) -> Tensor:
+    """Write a float32 table number by number: a CUDA graph cannot capture a copy from the host."""
+    return torch.stack([torch.full((), value, dtype=torch.float32, device=device) for value in values])
 
 
 def nibbles(field: Tensor) -> Tensor:
@@ -139,17 +144,21 @@ def _q6_k(blocks: Tensor) -> BlockCodes:
 
 
 def _iq4_nl(blocks: Tensor) -> BlockCodes:
-    return BlockCodes(nibbles(blocks[..., 2:]), halves(blocks[..., :2]), lookup=IQ4_VALUES)
+    return BlockCodes(
+        nibbles(blocks[..., 2:]), halves(blocks[..., :2]), lookup=small_table(IQ4_VALUES, blocks.device)
+    )
 
 
 def _iq4_xs(blocks: Tensor) -> BlockCodes:
     low, high = fields_in_turn(blocks[..., 4:8], 4), fields_in_turn(blocks[..., 2:4], 2)
     scales = halves(blocks[..., :2]) * ((low | high << 4).to(torch.int8) - 32)
-    return BlockCodes(fields_by_plane(blocks[..., 8:], 4, run=16), scales, lookup=IQ4_VALUES)
+    return BlockCodes(
+        fields_by_plane(blocks[..., 8:], 4, run=16), scales, lookup=small_table(IQ4_VALUES, blocks.device)
+    )
 
 
 def _tq1_0(blocks: Tensor) -> BlockCodes:
-    powers = torch.tensor(POWERS_OF_3, dtype=torch.uint8, device=blocks.device)[:, None]
+    powers = small_table(POWERS_OF_3, blocks.device).to(torch.uint8)[:, None]
     runs = (blocks[..., :32], powers), (blocks[..., 32:48], powers), (blocks[..., 48:52], powers[:4])
     digits = [(field[..., None, :] * power).flatten(-2) for field, power in runs]  # modulo 256
     codes = (torch.cat(digits, -1).to(torch.int16) * 3 >> 8).to(torch.uint8)
@@ -163,7 +172,9 @@ def _tq2_0(blocks: Tensor) -> BlockCodes:
 def _mxfp4(blocks: Tensor) -> BlockCodes:
     exponents = blocks[..., :1].to(torch.int32)
     bits = torch.where(exponents < 2, 0x200000 << exponents, exponents - 1 << 23)  # 2**(exponent - 128)
-    return BlockCodes(nibbles(blocks[..., 1:]), bits.view(torch.float32), lookup=E2M1_DOUBLED)
+    return BlockCodes(
+        nibbles(blocks[..., 1:]), bits.view(torch.float32), lookup=small_table(E2M1_DOUBLED, blocks.device)
+    )
 
 
 def _nvfp4(blocks: Tensor) -> BlockCodes:
@@ -173,11 +184,17 @@ def _nvfp4(blocks: Tensor) -> BlockCodes:
     scales = torch.where(exponents == 0, mantissas * 2.0**-10, normal)
     for zero in UE4M3_ZEROS:
         scales = scales.masked_fill(stored == zero, 0)
-    return BlockCodes(fields_by_plane(blocks[..., 4:], 4, run=8), scales, lookup=E2M1_DOUBLED)
+    return BlockCodes(
+        fields_by_plane(blocks[..., 4:], 4, run=8), scales, lookup=small_table(E2M1_DOUBLED, blocks.device)
+    )
 
 
 def _q1_0(blocks: Tensor) -> BlockCodes:
-    return BlockCodes(fields_in_turn(blocks[..., 2:], 1), halves(blocks[..., :2]), lookup=(-1, 1))
+    return BlockCodes(
+        fields_in_turn(blocks[..., 2:], 1),
+        halves(blocks[..., :2]),
+        lookup=small_table((-1, 1), blocks.device),
+    )
 
 
 def _q2_0(blocks: Tensor) -> BlockCodes:

@@ -17,10 +17,16 @@ from pathlib import Path
 from qload.layouts.ggml import DECODERS, SCALE_BYTES, BlockCodes, Decoder, fields_in_turn, halves
 from qload.lazy_torch import Tensor, torch
 
-BYTES = tuple(
-    float(code - 256 if code > 127 else code) for code in range(256)
-)  # value of an int8 by its byte
-EIGHTHS = tuple(value / 8 for value in BYTES)
+
+def bytes_as_int8(device: torch.device) -> Tensor:
+    """Value of an int8 by its byte: float32 (256,)."""
+    return torch.arange(256, dtype=torch.uint8, device=device).view(torch.int8).float()
+
+
+@cache
+def grid_on(name: str, device: torch.device) -> Tensor:
+    """Copy a grid to a device: int16 (entries, 4 or 8). Copies stay, for CUDA graphs."""
+    return grid(name).to(device)
 
 
 @cache
@@ -35,7 +41,7 @@ def grid(name: str) -> Tensor:
 
 def _magnitudes(name: str, index: Tensor) -> Tensor:
     """Entries of a grid: (N, B, n) -> int16 (N, B, n, elements)."""
-    return grid(name).to(index.device)[index.long()]
+    return grid_on(name, index.device)[index.long()]
 
 
 def _int16(field: Tensor) -> Tensor:
@@ -73,33 +79,39 @@ def _iq2_xxs(blocks: Tensor) -> BlockCodes:
     words = _int32(pairs[..., 4:]).flatten(-2)
     magnitudes = _magnitudes("iq2_xxs", pairs[..., :4].flatten(-2))
     scales = halves(blocks[..., :2]) * (0.5 + (words >> 28).float()) * 0.25
-    return BlockCodes(_signed(magnitudes, _signs_of_words(words)), scales, lookup=BYTES)
+    return BlockCodes(
+        _signed(magnitudes, _signs_of_words(words)), scales, lookup=bytes_as_int8(blocks.device)
+    )
 
 
 def _iq2_xs(blocks: Tensor) -> BlockCodes:
     words = _int16(blocks[..., 2:66])
     scales = halves(blocks[..., :2]) * (0.5 + fields_in_turn(blocks[..., 66:], 4).float()) * 0.25
     codes = _signed(_magnitudes("iq2_xs", words & 511), _seven_signs(words >> 9))
-    return BlockCodes(codes, scales, lookup=BYTES)
+    return BlockCodes(codes, scales, lookup=bytes_as_int8(blocks.device))
 
 
 def _iq2_s(blocks: Tensor) -> BlockCodes:
     index = blocks[..., 2:34].to(torch.int32) | fields_in_turn(blocks[..., 66:74], 2).to(torch.int32) << 8
     scales = halves(blocks[..., :2]) * (0.5 + fields_in_turn(blocks[..., 74:], 4).float()) * 0.25
-    return BlockCodes(_signed(_magnitudes("iq2_s", index), blocks[..., 34:66]), scales, lookup=BYTES)
+    return BlockCodes(
+        _signed(_magnitudes("iq2_s", index), blocks[..., 34:66]), scales, lookup=bytes_as_int8(blocks.device)
+    )
 
 
 def _iq3_xxs(blocks: Tensor) -> BlockCodes:
     words = _int32(blocks[..., 66:])
     scales = halves(blocks[..., :2]) * (0.5 + (words >> 28).float()) * 0.5
     codes = _signed(_magnitudes("iq3_xxs", blocks[..., 2:66]), _signs_of_words(words))
-    return BlockCodes(codes, scales, lookup=BYTES)
+    return BlockCodes(codes, scales, lookup=bytes_as_int8(blocks.device))
 
 
 def _iq3_s(blocks: Tensor) -> BlockCodes:
     index = blocks[..., 2:66].to(torch.int32) | fields_in_turn(blocks[..., 66:74], 1).to(torch.int32) << 8
     scales = halves(blocks[..., :2]) * (1 + 2 * fields_in_turn(blocks[..., 106:], 4))
-    return BlockCodes(_signed(_magnitudes("iq3_s", index), blocks[..., 74:106]), scales, lookup=BYTES)
+    return BlockCodes(
+        _signed(_magnitudes("iq3_s", index), blocks[..., 74:106]), scales, lookup=bytes_as_int8(blocks.device)
+    )
 
 
 def _with_delta(index: Tensor, negative: Tensor) -> Tensor:
@@ -115,7 +127,9 @@ def _iq1_s(blocks: Tensor) -> BlockCodes:
     negative = (words >> 15).repeat_interleave(4, -1)
     scales = halves(blocks[..., :2]) * (2 * (words >> 12 & 7) + 1)
     return BlockCodes(
-        _with_delta(blocks[..., 2:34].to(torch.int32) | high << 8, negative), scales, lookup=EIGHTHS
+        _with_delta(blocks[..., 2:34].to(torch.int32) | high << 8, negative),
+        scales,
+        lookup=bytes_as_int8(blocks.device) / 8,
     )
 
 
@@ -132,7 +146,7 @@ def _iq1_m(blocks: Tensor) -> BlockCodes:
     high = fields_in_turn(blocks[..., 32:48], 4).to(torch.int32)
     index = blocks[..., :32].to(torch.int32) | (high & 7) << 8
     scales = iq1_m_scale(blocks[..., 48:]) * (2 * small + 1)
-    return BlockCodes(_with_delta(index, high >> 3), scales, lookup=EIGHTHS)
+    return BlockCodes(_with_delta(index, high >> 3), scales, lookup=bytes_as_int8(blocks.device) / 8)
 
 
 ALL_DECODERS: Mapping[str, Decoder] = {

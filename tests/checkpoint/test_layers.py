@@ -81,7 +81,7 @@ def test_there_is_a_fixture_of_every_format() -> None:
     assert len(FOLDERS) > 50
     listed = {layer.format for folder in FOLDERS for layer in layers(folder)}
 
-    assert listed == {weight_type.format for weight_type in FORMATS}
+    assert listed == {weight_type.format for weight_type in FORMATS} - {"gguf"}  # without a config.json
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=folder_name)

@@ -93,7 +93,7 @@ def test_findings_of_one_cause_are_one_result_with_a_location_for_each(
     logical = [location["logicalLocations"][0]["fullyQualifiedName"] for location in both["locations"]]
     assert logical == names
     assert both["properties"]["places"] == 4
-    assert both["message"]["text"].startswith("4 places: NaN\nRemedy: quantize the layer again")
+    assert both["message"]["text"].startswith("4 places: NaN\nRemedy: fetch the file again")
     assert (len(alone["locations"]), alone["properties"]["places"]) == (1, 1)
     assert alone["message"]["text"].startswith("layers.0.up: zero\n")
 

@@ -81,9 +81,11 @@ def can_say(weight: Weight, layout: str) -> bool:
     if layout in ("marlin", "strips"):
         size = weight.config.group_size
         whole = groups == 1 or torch.equal(codes.k_group.sort().values, torch.arange(K) // size)
+        width = max(bits, 4) if layout == "strips" else bits  # of a code in the order
+        moved = highest + 2 ** (width - 1) - 2 ** (bits - 1)
         return (
-            bits in (4, 8)
-            and fits
+            width in (4, 8)
+            and moved < 2**width
             and (groups == 1 or size in MARLIN_GROUPS)
             and (layout == "marlin" or whole)
         )

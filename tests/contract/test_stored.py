@@ -84,7 +84,7 @@ def of_rows(stored: StoredRows, N: int, K: int) -> Tensor:
     if stored.zeros is not None:
         values = values - stored.zeros.float()[place]
     scales = wide(stored.scales)[place]
-    return (values / scales if stored.divide else values * scales) * stored.factor
+    return values / scales if stored.divide else values * scales
 
 
 def of_sparse(stored: StoredSparse, N: int, K: int) -> Tensor:

@@ -46,7 +46,10 @@ LAYERS = (  # of each format, and of each way that inputs are quantized
     "compressed_tensors/pack_w4_tensor",
     "eetq/128x64",
     "exl2/b4_3_g64_384x32",
+    "gguf/qwen2_q8_0/model.gguf",
     "marlin/g128_256x128",
+    "mlx/nvfp4",
+    "mlx/w2_g32_fp16",
     "modelopt/w4a16_awq_g128_24x256",
     "modelopt/w4a16_nvfp4_8x96",
 )

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 import torch
 
+from qload import layers
+from qload.checkpoint import open_checkpoint
 from qload.formats import FORMATS, Exl2Weight, MXFP4ExpertsWeight
 from qload.kernel_formats import Exl2KernelWeight, repack, restore
 from qload.kernels.linear import copy_into
@@ -17,6 +19,9 @@ from tests.paths import FIXTURES, cases
 from tests.support.fake_gpu import fake_capture, fake_like
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+# Types with grids, which the first call copies to the device: a graph is captured after a call.
+GRIDS = {f"layers.{name}" for name in ("iq1_m", "iq1_s", "iq2_s", "iq2_xs", "iq2_xxs", "iq3_s", "iq3_xxs")}
+GGUF_TYPES = FIXTURES / "gguf" / "all_types" / "model.gguf"
 
 
 def call_on_fake_gpu(weight: Weight, dtype: torch.dtype, activations: Any) -> None:
@@ -70,3 +75,12 @@ def test_codes_that_are_gathered_are_those_that_are_unpacked(folder: Path) -> No
     groups = Exl2Groups.read(weight.q_groups, weight.q_weight.shape[0])
 
     assert_same_bits(groups.gather(weight.q_weight, weight.layer.K), groups.unpack(weight.q_weight))
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    [each.prefix for each in layers(GGUF_TYPES) if not each.plain and each.prefix not in GRIDS],
+)
+def test_blocks_of_gguf_are_captured(prefix: str) -> None:
+    with open_checkpoint(GGUF_TYPES) as weights:
+        call_on_fake_gpu(weights.get_weights(prefix), torch.bfloat16, "unquantized")

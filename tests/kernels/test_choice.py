@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from qload.errors import ArgumentError, NoKernelError
-from qload.kernels.cuda import dispatch, exllama, marlin, strips
+from qload.kernels.cuda import dispatch, exllama, marlin, strips, w8a8
 
 ROWS = [
     ("marlin", 4, (8, 0), 1000, 16, ["small", "large"]),
@@ -147,6 +147,7 @@ def test_the_table_that_is_shipped_names_kernels_that_there_are() -> None:
     rows = json.loads(resources.files("qload.kernels.cuda").joinpath(dispatch.TABLE).read_text("utf-8"))
     layouts = {"exllama": exllama.KERNELS, "marlin": marlin.KERNELS, "strips": strips.KERNELS}
     known = {layout: {kernel.name for kernel in kernels} for layout, kernels in layouts.items()}
+    known["strips"].add(w8a8.NAME)
 
     assert rows
     for row in rows:
