@@ -52,9 +52,14 @@ class BlockCodes:
 Decoder = Callable[[Tensor], BlockCodes]
 
 
+def copied(field: Tensor) -> Tensor:
+    """Copy a field of blocks, whose first byte may lie at any place, so that its words are aligned."""
+    return field.clone(memory_format=torch.contiguous_format)
+
+
 def halves(field: Tensor) -> Tensor:
     """Read float16 values of bytes (..., 2 n) as float32 (..., n)."""
-    return field.contiguous().view(torch.float16).float()
+    return copied(field).view(torch.float16).float()
 
 
 def small_table(values: tuple[int, ...], device: torch.device) -> Tensor:

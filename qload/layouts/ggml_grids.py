@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
-from qload.layouts.ggml import DECODERS, SCALE_BYTES, BlockCodes, Decoder, fields_in_turn, halves
+from qload.layouts.ggml import DECODERS, SCALE_BYTES, BlockCodes, Decoder, copied, fields_in_turn, halves
 from qload.lazy_torch import Tensor, torch
 
 
@@ -46,12 +46,12 @@ def _magnitudes(name: str, index: Tensor) -> Tensor:
 
 def _int16(field: Tensor) -> Tensor:
     """Read uint16 values of bytes as int32."""
-    return field.contiguous().view(torch.int16).to(torch.int32) & 0xFFFF
+    return copied(field).view(torch.int16).to(torch.int32) & 0xFFFF
 
 
 def _int32(field: Tensor) -> Tensor:
     """Read uint32 values of bytes as int64."""
-    return field.contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    return copied(field).view(torch.int32).to(torch.int64) & 0xFFFFFFFF
 
 
 def _seven_signs(field: Tensor) -> Tensor:

@@ -7,10 +7,11 @@ import torch
 
 from qload.configs import FoundConfig
 from qload.detect import effective_claims, loader_from_config
-from qload.errors import ConfigError, UnsupportedFormatError
+from qload.errors import ConfigError, MissingTensorError
 from qload.formats import GPTQConfig
 from qload.layouts import STORED_MINUS_ONE
 from qload.storage import MemoryStorage
+from qload.weights import Weights
 from tests.detect.settings import AWQ, GPTQ
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
@@ -103,10 +104,11 @@ def test_of_a_config_of_awq_beside_tensors_of_gptq_one_line_is_told(caplog: pyte
 
 
 def test_a_weight_of_mlx_is_known_without_biases_where_a_config_claims_groups() -> None:
-    tensors = {"a.weight": torch.zeros(4, 4, dtype=torch.uint32), "a.scales": torch.ones(4, 1)}
+    storage = MemoryStorage({"a.weight": torch.zeros(4, 4, dtype=torch.uint32), "a.scales": torch.ones(4, 1)})
+    loader = loader_from_config({"bits": 4, "group_size": 32}, storage)
 
-    with pytest.raises(UnsupportedFormatError, match="MLX"):
-        loader_from_config({"bits": 4, "group_size": 32}, MemoryStorage(tensors))
+    with pytest.raises(MissingTensorError, match=r"a\.biases"):
+        Weights(storage, loader=loader).get_weights("a")
 
 
 def test_settings_in_tensors_are_those_of_gptq_whatever_the_config_says() -> None:
