@@ -73,11 +73,11 @@ def stored_codes(storage: WeightStorage, stored: Iterable[str]) -> dict[Place, s
             (module, _, matrix), field = lead.rpartition("."), last
         else:
             continue
-        if not module or module[-1].isdigit():
+        is_named = matrix in LAYERS or module.endswith(("experts", "moe"))
+        if not module or module[-1].isdigit() or not is_named:
             continue
         codes, info = known[field], storage.info(name)
-        is_named = matrix in LAYERS or module.endswith(("experts", "moe"))
-        if is_named and len(info.shape) - 1 in codes.axes and info.stored_dtype in codes.dtypes:
+        if len(info.shape) - 1 in codes.axes and info.stored_dtype in codes.dtypes:
             found[module, matrix] = field
     return found
 

@@ -187,10 +187,12 @@ class EntryModules:
 
 def is_section(values: Mapping[str, Any]) -> bool:
     """Return whether a section without a method is of MLX: settings of all modules, and of single ones."""
+    if values.get("quant_method") or not {"group_size", "bits"} <= values.keys():
+        return False
     others = values.keys() - {"group_size", "bits", "mode", "quant_method"}
     entries = all(isinstance(values[name], dict | bool) for name in others)
     named = all("." in name or isinstance(values[name], dict) or name == "lm_head" for name in others)
-    return {"group_size", "bits"} <= values.keys() and not values.get("quant_method") and entries and named
+    return entries and named
 
 
 def with_method(values: Mapping[str, Any]) -> Mapping[str, Any]:
