@@ -139,9 +139,10 @@ def _sections(config: Mapping[str, Any]) -> list[FoundConfig]:
     for prefix, parent in (("", config), ("text_config.", text or {})):
         for section in SECTIONS:
             values = parent.get(section)
-            is_of_mlx = isinstance(values, dict) and mlx.is_section(values)
-            if values is None or (section == MLX_SECTION and not is_of_mlx):
+            if values is None:
                 continue
+            if section == MLX_SECTION and not (isinstance(values, dict) and mlx.is_section(values)):
+                continue  # a key of some other meaning
             if not isinstance(values, dict):
                 got = f"{type(values).__name__} {value_text(values)}"
                 raise ConfigError(MODEL_CONFIG, prefix + section, "an object", got)

@@ -30,6 +30,7 @@ from qload.configs.claims import NEUTRAL_VALUES
 from qload.devices import StoredRows
 from qload.dtypes import STORED, Dtype, DtypeLike
 from qload.errors import ArgumentError, ConfigError, DtypeError, MismatchError, ShapeError
+from qload.layouts.packing import byte_values
 from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.spec import ActivationScheme, Axis, Role, TensorSpec, named
@@ -291,7 +292,7 @@ class Fp8Weight(spec.Weight):
             scales=scales,
             zeros=None,
             k_group=k_group,
-            lookup=torch.arange(256, device=device).to(torch.uint8).view(self.weight.dtype).float(),
+            lookup=byte_values(self.weight.dtype, device),
             n_group=n_group,
             divide=self.config.divide,
         )

@@ -30,6 +30,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from qload import configs, dtypes, spec
 from qload.layouts import NibblePairs, fp4
 from qload.layouts.compressed_tensors import rows
+from qload.layouts.packing import byte_values
 from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
@@ -152,7 +153,6 @@ class MLXFloatWeight(spec.Weight):
     def codes(self) -> spec.Codes:
         """Return the codes, their values, and the decoded scales."""
         stored, device = self.weight.view(torch.uint8), self.device
-        every = torch.arange(256, device=device).to(torch.uint8).view(torch.float8_e4m3fn).float()
         is_e4m3 = self.config.mode == "nvfp4"
         return spec.Codes(
             bits=self.config.bits,
@@ -160,7 +160,7 @@ class MLXFloatWeight(spec.Weight):
             scales=self.scales.view(torch.float8_e4m3fn).float() if is_e4m3 else fp4.e8m0(self.scales),
             zeros=None,
             k_group=torch.arange(self.layer.K, device=device) // self.config.group_size,
-            lookup=fp4.values(device) if self.config.bits == 4 else every,
+            lookup=fp4.values(device) if self.config.bits == 4 else byte_values(torch.float8_e4m3fn, device),
         )
 
 

@@ -39,6 +39,7 @@ from qload.devices import StoredRows
 from qload.dtypes import STORED, DtypeLike
 from qload.errors import ArgumentError, UnsupportedFormatError
 from qload.layouts import NibblePairs, fp4
+from qload.layouts.packing import byte_values
 from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.spec import ActivationScheme, Role, TensorSpec, named
@@ -253,7 +254,7 @@ class MXFP8Weight(spec.Weight):
             scales=fp4.e8m0(self.exponents),
             zeros=None,
             k_group=torch.arange(self.layer.K, device=device) // GROUP,
-            lookup=torch.arange(256, device=device).to(torch.uint8).view(self.weight.dtype).float(),
+            lookup=byte_values(self.weight.dtype, device),
         )
 
 

@@ -26,6 +26,7 @@ from qload.errors import ArgumentError, RepackError
 from qload.formats import Fp8Weight
 from qload.kernel_formats.marlin import GROUP_SIZES, pad_shape
 from qload.layouts import ClippedCodes, marlin
+from qload.layouts.packing import byte_values
 from qload.spec import Role, TensorSpec, named
 from qload.spec.casts import check_cast
 from qload.spec.integers import Origin, pad_matrix, record_origin
@@ -104,7 +105,7 @@ class Fp8MarlinWeight(spec.Weight):
             scales=(scales * 2.0**-bias).T,
             zeros=None,
             k_group=self.config.in_order(K, self.device),
-            lookup=torch.arange(256, device=self.device).to(torch.uint8).view(torch.float8_e4m3fn).float(),
+            lookup=byte_values(torch.float8_e4m3fn, self.device),
         )
 
 

@@ -25,6 +25,7 @@ from qload.formats import Fp8Weight
 from qload.kernel_formats import fp8_marlin
 from qload.kernel_formats.strips import pack_bytes
 from qload.layouts import ClippedCodes, strips
+from qload.layouts.packing import byte_values
 from qload.spec import Role, TensorSpec
 from qload.spec.integers import record_origin
 
@@ -129,7 +130,7 @@ class Fp8StripsWeight(spec.Weight):
             scales=scales,
             zeros=None,
             k_group=k_group,
-            lookup=torch.arange(256, device=device).to(torch.uint8).view(self.config.dtype).float(),
+            lookup=byte_values(self.config.dtype, device),
             n_group=n_group,
         )
 

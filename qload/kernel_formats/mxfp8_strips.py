@@ -32,6 +32,7 @@ from qload.kernel_formats.fp4_marlin import E8M0_NAN, describe_scales
 from qload.kernel_formats.fp4_strips import ByteExponents
 from qload.kernel_formats.strips import pack_bytes
 from qload.layouts import ClippedCodes, fp4, strips
+from qload.layouts.packing import byte_values
 from qload.spec import Role, TensorSpec, named
 from qload.spec.integers import Origin, pad_matrix, record_origin
 
@@ -114,7 +115,7 @@ class Mxfp8StripsWeight(spec.Weight):
             scales=fp4.e8m0(self.plain_scales()),
             zeros=None,
             k_group=torch.arange(K, device=device) // mx.GROUP,
-            lookup=torch.arange(256, device=device).to(torch.uint8).view(torch.float8_e4m3fn).float(),
+            lookup=byte_values(torch.float8_e4m3fn, device),
         )
 
 

@@ -15,12 +15,8 @@ from functools import cache
 from pathlib import Path
 
 from qload.layouts.ggml import DECODERS, SCALE_BYTES, BlockCodes, Decoder, copied, fields_in_turn, halves
+from qload.layouts.packing import byte_values
 from qload.lazy_torch import Tensor, torch
-
-
-def bytes_as_int8(device: torch.device) -> Tensor:
-    """Value of an int8 by its byte: float32 (256,)."""
-    return torch.arange(256, dtype=torch.uint8, device=device).view(torch.int8).float()
 
 
 @cache
@@ -42,6 +38,11 @@ def grid(name: str) -> Tensor:
 def _magnitudes(name: str, index: Tensor) -> Tensor:
     """Entries of a grid: (N, B, n) -> int16 (N, B, n, elements)."""
     return grid_on(name, index.device)[index.long()]
+
+
+def _int8_values(blocks: Tensor) -> Tensor:
+    """Return the values of codes that are bytes of int8: float32 (256,)."""
+    return byte_values(torch.int8, blocks.device)
 
 
 def _int16(field: Tensor) -> Tensor:
@@ -79,23 +80,23 @@ def _iq2_xxs(blocks: Tensor) -> BlockCodes:
     words = _int32(pairs[..., 4:]).flatten(-2)
     magnitudes = _magnitudes("iq2_xxs", pairs[..., :4].flatten(-2))
     scales = halves(blocks[..., :2]) * (0.5 + (words >> 28).float()) * 0.25
-    return BlockCodes(
-        _signed(magnitudes, _signs_of_words(words)), scales, lookup=bytes_as_int8(blocks.device)
-    )
+    return BlockCodes(_signed(magnitudes, _signs_of_words(words)), scales, lookup=_int8_values(blocks))
 
 
 def _iq2_xs(blocks: Tensor) -> BlockCodes:
     words = _int16(blocks[..., 2:66])
     scales = halves(blocks[..., :2]) * (0.5 + fields_in_turn(blocks[..., 66:], 4).float()) * 0.25
     codes = _signed(_magnitudes("iq2_xs", words & 511), _seven_signs(words >> 9))
-    return BlockCodes(codes, scales, lookup=bytes_as_int8(blocks.device))
+    return BlockCodes(codes, scales, lookup=_int8_values(blocks))
 
 
 def _iq2_s(blocks: Tensor) -> BlockCodes:
     index = blocks[..., 2:34].to(torch.int32) | fields_in_turn(blocks[..., 66:74], 2).to(torch.int32) << 8
     scales = halves(blocks[..., :2]) * (0.5 + fields_in_turn(blocks[..., 74:], 4).float()) * 0.25
     return BlockCodes(
-        _signed(_magnitudes("iq2_s", index), blocks[..., 34:66]), scales, lookup=bytes_as_int8(blocks.device)
+        _signed(_magnitudes("iq2_s", index), blocks[..., 34:66]),
+        scales,
+        lookup=_int8_values(blocks),
     )
 
 
@@ -103,14 +104,16 @@ def _iq3_xxs(blocks: Tensor) -> BlockCodes:
     words = _int32(blocks[..., 66:])
     scales = halves(blocks[..., :2]) * (0.5 + (words >> 28).float()) * 0.5
     codes = _signed(_magnitudes("iq3_xxs", blocks[..., 2:66]), _signs_of_words(words))
-    return BlockCodes(codes, scales, lookup=bytes_as_int8(blocks.device))
+    return BlockCodes(codes, scales, lookup=_int8_values(blocks))
 
 
 def _iq3_s(blocks: Tensor) -> BlockCodes:
     index = blocks[..., 2:66].to(torch.int32) | fields_in_turn(blocks[..., 66:74], 1).to(torch.int32) << 8
     scales = halves(blocks[..., :2]) * (1 + 2 * fields_in_turn(blocks[..., 106:], 4))
     return BlockCodes(
-        _signed(_magnitudes("iq3_s", index), blocks[..., 74:106]), scales, lookup=bytes_as_int8(blocks.device)
+        _signed(_magnitudes("iq3_s", index), blocks[..., 74:106]),
+        scales,
+        lookup=_int8_values(blocks),
     )
 
 
@@ -129,7 +132,7 @@ def _iq1_s(blocks: Tensor) -> BlockCodes:
     return BlockCodes(
         _with_delta(blocks[..., 2:34].to(torch.int32) | high << 8, negative),
         scales,
-        lookup=bytes_as_int8(blocks.device) / 8,
+        lookup=_int8_values(blocks) / 8,
     )
 
 
@@ -146,7 +149,7 @@ def _iq1_m(blocks: Tensor) -> BlockCodes:
     high = fields_in_turn(blocks[..., 32:48], 4).to(torch.int32)
     index = blocks[..., :32].to(torch.int32) | (high & 7) << 8
     scales = iq1_m_scale(blocks[..., 48:]) * (2 * small + 1)
-    return BlockCodes(_with_delta(index, high >> 3), scales, lookup=bytes_as_int8(blocks.device) / 8)
+    return BlockCodes(_with_delta(index, high >> 3), scales, lookup=_int8_values(blocks) / 8)
 
 
 ALL_DECODERS: Mapping[str, Decoder] = {

@@ -145,6 +145,11 @@ class Packing(WordSentence):
         return codes
 
 
+def byte_values(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the value of each byte as a number of an 8-bit `dtype`: float32 (256,)."""
+    return torch.arange(256, device=device).to(torch.uint8).view(dtype).float()
+
+
 def reorder(order: Order, tensor: Tensor, out: Tensor | None = None, *, inverted: bool = False) -> Tensor:
     """Apply an order to a tensor, or undo it if `inverted`, without a check of the type of `out`."""
     source, target = (order.right, order.left) if inverted else (order.left, order.right)

@@ -247,7 +247,7 @@ def _content_errors(located: CheckpointFiles, headers: Mapping[str, GGUFHeader])
 
 
 def model_keys(headers: Mapping[str, GGUFHeader]) -> Mapping[str, Any]:
-    """Values by key of the first file, which has those of the model."""
+    """Return the keys of the model: those of the first file."""
     return next(iter(headers.values())).keys if headers else {}
 
 

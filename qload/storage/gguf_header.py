@@ -59,7 +59,7 @@ class GGUFEntry:
 
 @dataclass(frozen=True, slots=True)
 class ArrayLength:
-    """Length of an array whose values are not kept."""
+    """Length of an array, without its values."""
 
     count: int
 
@@ -195,12 +195,7 @@ def _place_tensors(
             f"{defect}: its header accounts for {end} bytes, the file has {file_size}",
             remedy="fetch the file again",
         )
-    return {
-        name: GGUFEntry(
-            kind, shape, start + offset, start + offset + prod(shape) // kind.elements * kind.nbytes
-        )
-        for name, (kind, shape, offset) in listed.items()
-    }
+    return {name: placed[name] for name in listed}
 
 
 class _HeaderReader:
@@ -254,10 +249,10 @@ class _HeaderReader:
         """Read an array of a few numbers; count any other."""
         kind, count = self.number(U32), self.number(U64)
         if kind in SCALARS:
-            self._check(count * SCALARS[kind].size)
             if count <= MAX_KEPT_ITEMS:
+                self._check(count * SCALARS[kind].size)
                 return [self.number(SCALARS[kind]) for _ in range(count)]
-            self.at += count * SCALARS[kind].size
+            self._skip(count * SCALARS[kind].size)
             return ArrayLength(count)
         self._items_left -= count
         if self._items_left < 0 or depth >= MAX_DEPTH:
