@@ -123,6 +123,7 @@ class GGUFWeight(spec.Weight):
         """Decode the blocks: codes, scales and offsets."""
         decoded = ALL_DECODERS[self.config.type](self.blocks)
         N, K = self.shape
+        factors = None if self.scale is None else spec.expand_parts(self.scale, self.layer.parts)[:, None]
         scales, device = decoded.scales.reshape(N, -1), self.device
         return spec.Codes(
             bits=BITS.get(self.config.type, 8),
@@ -132,14 +133,8 @@ class GGUFWeight(spec.Weight):
             k_group=torch.arange(K, device=device) // (K // max(1, scales.shape[1])) if K else None,
             lookup=decoded.lookup,
             offsets=None if decoded.offsets is None else decoded.offsets.reshape(N, -1),
-            row_factors=None if self.scale is None else self._row_factors(self.scale),
+            row_factors=factors,
         )
-
-    def _row_factors(self, scale: Tensor) -> Tensor:
-        """Scale of each output: float32 (N, 1)."""
-        parts = self.layer.parts
-        each = scale.reshape(-1).expand(len(parts)) if scale.numel() == 1 else scale.reshape(-1)
-        return torch.cat([value.expand(width, 1) for value, width in zip(each, parts, strict=True)])
 
 
 def read_gguf(source: configs.FoundConfig) -> configs.Claims:

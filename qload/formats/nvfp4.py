@@ -81,8 +81,7 @@ def both_scales(scales: Tensor, second: Tensor, parts: Sequence[int], *, divides
 
     `second`: one scale per part; `parts`: the outputs of each part.
     """
-    columns = (scale.expand(width, 1) for scale, width in zip(second.reshape(-1), parts, strict=True))
-    column = torch.cat([*columns])
+    column = spec.expand_parts(second, parts)[:, None]
     return scales.float() / column if divides else scales.float() * column
 
 

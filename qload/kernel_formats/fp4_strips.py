@@ -201,7 +201,7 @@ def from_fp4(floats: Fp4, *, whole: Fp4 | None = None) -> Fp4StripsWeight:
         stored, columns = EXPONENTS.encode(floats.scales)
     else:
         stored = fp4.s0e5m3((floats.scales.float() * 2.0**SCALE_SHIFT).half())
-        columns = _scales_of_columns(floats, floats.second_scale)
+        columns = spec.expand_parts(_scales_of_parts(floats, floats.second_scale), floats.layer.parts)
     codes = floats.unpack()
     if (Np, Kp) != (N, K):
         codes = pad_matrix(devices.plain(codes), Kp, Np)
@@ -238,11 +238,3 @@ def _scales_of_parts(floats: Fp4, second_scale: Tensor) -> Tensor:
     """Return the column scale of each part."""
     second = second_scale.flatten()
     return (second.reciprocal() if floats.names.divides else second) * 2.0 ** (SCALE_BIAS - SCALE_SHIFT)
-
-
-def _scales_of_columns(floats: Fp4, second_scale: Tensor) -> Tensor:
-    """Return the column scales (N,) of NVFP4."""
-    each, layer = _scales_of_parts(floats, second_scale), floats.layer
-    if each.numel() == 1:
-        return each.expand(layer.N)
-    return torch.repeat_interleave(each, torch.tensor(layer.parts, device=each.device))

@@ -36,7 +36,7 @@ from qload.kernels.cuda.linear import multiply_codes, multiply_rounded, scales_t
 from qload.kernels.cuda.quantize import NativeInputs, finish
 from qload.kernels.products import NARROW, fits_float16, token_blocks, weight_slices, wide_product
 from qload.kernels.quantized_inputs import Inputs, MadeInputs
-from qload.spec import Weight, outputs, ranges
+from qload.spec import Weight, expand_parts, outputs, ranges
 
 TILE = 16  # codes that the vendor reads at once: K and N are multiples
 LEAST_TOKENS = 32  # of torch._int_mm, which refuses 16
@@ -199,9 +199,7 @@ def _of_outputs(scale: Tensor, parts: tuple[int, ...]) -> Tensor:
     """Scales per output, from those per output, per part, or per tensor."""
     if scale.numel() == sum(parts):
         return scale
-    if scale.numel() == 1:
-        return scale.expand(sum(parts))
-    return torch.cat([one.expand(width) for one, width in zip(scale, parts, strict=True)])
+    return expand_parts(scale, parts)
 
 
 def _of_stored_codes(

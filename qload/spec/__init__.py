@@ -17,6 +17,7 @@ from qload.spec.weight import (
     LayerValues,
     ShareBounds,
     Weight,
+    expand_parts,
     symmetric,
 )
 
@@ -44,6 +45,7 @@ __all__ = [
     "can_cut",
     "check_dtypes",
     "check_out",
+    "expand_parts",
     "named",
     "outputs",
     "ranges",

@@ -375,6 +375,14 @@ class Codes(CodeValues):
         return out
 
 
+def expand_parts(values: Tensor, parts: Sequence[int]) -> Tensor:
+    """Expand one value of a layer, or one per fused part, to one per output: (N,)."""
+    each = values.reshape(-1)
+    if each.numel() == 1:
+        return each.expand(sum(parts))
+    return torch.cat([value.expand(width) for value, width in zip(each, parts, strict=True)])
+
+
 def symmetric(bits: int, codes: Tensor | LazyCodes, scales: Tensor, k_group: Tensor) -> Codes:
     """Codes of a symmetric type, with zero points 2**(bits - 1), by codes (K, N) and scales (G, N)."""
     zeros = torch.full_like(scales, 2 ** (bits - 1), dtype=torch.int32)

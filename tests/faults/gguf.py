@@ -33,8 +33,8 @@ FAULTS = (
     Fault(
         "gguf-scale-of-first-part",
         _FORMAT,
-        "for value, width in zip(each, parts",
-        "for value, width in zip([each[0]] * len(parts), parts",
+        "spec.expand_parts(self.scale,",
+        "spec.expand_parts(self.scale.reshape(-1)[:1],",
     ),
     Fault("gguf-scales-unchecked", _FORMAT, "ScaleBytes(*scales) if scales else None", "None"),
     Fault(
