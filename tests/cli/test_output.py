@@ -222,7 +222,7 @@ def test_a_name_outside_of_the_encoding_of_the_output_is_escaped(monkeypatch: py
 
 
 class Terminal(io.StringIO):
-    """A terminal with the lines that were written to it."""
+    """Terminal with a record of its lines."""
 
     def isatty(self) -> bool:
         return True

@@ -285,7 +285,7 @@ def test_what_is_taken_runs_and_what_is_refused_is_skipped(
 
 
 class TakesMore(Sound):
-    """One that packs another tensor each time."""
+    """A kernel with one more packed tensor at each call."""
 
     count = 0
 

@@ -32,7 +32,7 @@ def words(codes: Tensor, bits: int) -> Tensor:
 
 
 def affine(bits: int, group: int, N: int = 4, K: int = 128, lead: tuple[int, ...] = ()) -> dict[str, Tensor]:
-    """Codes that count up, and scales and biases of either sign."""
+    """Return tensors with ascending codes, and scales and biases of either sign."""
     codes = (torch.arange(N * K).reshape(N, K) % 2**bits).expand(*lead, N, K)
     place = torch.arange(N * K // group).reshape(N, K // group).expand(*lead, N, K // group)
     scales = ((-1) ** place * 2.0 ** (place % 5 - 3)).bfloat16()

@@ -1,4 +1,4 @@
-"""Integers that a layout cannot represent: the reason with its numbers; and the nearest that fits."""
+"""Refusals of integers that do not fit a layout, with their numbers, and the nearest integers that do."""
 
 from dataclasses import replace
 from typing import Any

@@ -16,7 +16,7 @@ HANG = 1.0  # seconds, of this process' own time
 
 
 def headers(kind: str, files: Iterator[bytes], try_one: Callable[[bytes], bool]) -> str:
-    """Mutated headers, and what came of them; SystemExit for one that took over a second."""
+    """Parse mutated headers and report the counts; SystemExit for one of more than a second."""
     count, passed, slowest, start = 0, 0, 0.0, time.perf_counter()
     for count, file in enumerate(files, 1):
         began = time.process_time()

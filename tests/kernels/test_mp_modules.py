@@ -96,7 +96,7 @@ def test_an_attribute_of_the_module_is_never_overwritten() -> None:
 
 @every_kernel
 def test_a_tensor_that_a_kernel_does_not_read_has_no_elements_left(kind: type[MPLinearKernel]) -> None:
-    """As a `g_idx` in order, which vLLM's layers have."""
+    """Test with a `g_idx` in order, as in vLLM's layers."""
     case = Case()
     layer = case.layer(case.weight())
     in_order = (torch.arange(case.K) // case.group).int()

@@ -12,7 +12,17 @@ from qload import dtypes
 from qload.devices import CodeValues, meaning_of
 from qload.errors import ArgumentError, CastError, IndexValueError, MismatchError, ShapeError
 from qload.formats import CTPackConfig, Fp8Config, Fp8Weight, GPTQConfig, MarlinConfig
-from qload.spec import Axis, FieldNames, Layer, LayerHeaders, Role, ShareBounds, TensorSpec, solve
+from qload.spec import (
+    Axis,
+    FieldNames,
+    Layer,
+    LayerHeaders,
+    Role,
+    ShareBounds,
+    TensorSpec,
+    expand_parts,
+    solve,
+)
 from qload.spec.casts import check_cast, check_out
 from qload.spec.weight import Grouped
 
@@ -261,3 +271,11 @@ def test_a_weight_without_a_layer_of_its_own_says_so_in_short() -> None:
 
     assert text.startswith("Fp8Weight(layer, (4, 2), Fp8Config(")
     assert text.endswith("weight=(4, 2), weight_scale=(1,))")
+
+
+@pytest.mark.parametrize(
+    ("stored", "expected"),
+    [([3.0], [3.0, 3.0, 3.0]), ([[3.0]], [3.0, 3.0, 3.0]), ([2.0, 5.0], [2.0, 5.0, 5.0])],
+)
+def test_scales_of_a_layer_or_its_parts_are_expanded_to_outputs(stored: Any, expected: list[float]) -> None:
+    assert expand_parts(torch.tensor(stored), (1, 2)).tolist() == expected

@@ -141,6 +141,9 @@ DAMAGED = [
         with_entry(entry("a", (32,), Q4_0, 0), data=17), "file-length", "truncated", id="one byte short"
     ),
     pytest.param(with_entry(entry("a", (32,), Q4_0, 0), data=64), "file-length", "too long", id="too long"),
+    pytest.param(  # 18 bytes, and all 32 of an alignment
+        with_entry(entry("a", (32,), Q4_0, 0), data=50), "file-length", "too long", id="one byte too long"
+    ),
 ]
 
 

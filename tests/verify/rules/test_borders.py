@@ -27,7 +27,7 @@ ACT_ORDER = {**ASYMMETRIC, "desc_act": True}
 
 
 def statistics(**changes: Any) -> Statistics:
-    """Return measures of which no rule has a finding."""
+    """Return measures without a finding of any rule."""
     sound = {"outputs": 8, "whole": True, "bits": 4, "groups": 1000, "inner": 2, "deviation": 0.1}
     return Statistics(**{**sound, "evenness": 0.5, "low": 1.0, **changes})
 
