@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_refused_with_a_reason() -> None:
     memory = torch.empty(weight.qweight.numel() + 1, dtype=torch.int32, device="cuda")
     moved = memory[1:].view(weight.qweight.shape)
 
-    assert "takes 256 tokens, got 257" in str(middle.why_not(many))
+    assert "takes at most 256 tokens, got 257" in str(middle.why_not(many))
     assert middle.why_not(few) is None
     assert "multiples of 16 bytes" in str(middle.why_not(replace(few, weights=moved)))
 
