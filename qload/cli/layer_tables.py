@@ -52,7 +52,7 @@ layer_prefix = attrgetter("prefix")
 
 
 def contents_tables(report: "Report", *, every: bool) -> Iterator[RenderableType]:
-    """Format the layers of a report and a line on its plain tensors; `every`: a row per layer."""
+    """Format the layers of a report and a line on its unquantized ones; `every`: a row per layer."""
     plain = [layer for layer in report.layers if layer.format == UNQUANTIZED]
     layers = [layer for layer in report.layers if layer.format != UNQUANTIZED]
     if every or not layers:
@@ -65,7 +65,7 @@ def contents_tables(report: "Report", *, every: bool) -> Iterator[RenderableType
         yield NameTable("layer", LAYER_COLUMNS, [*_config_rows(report.claims), *rows], ("bytes",))
     yield from _activation_lines(report.layers)
     if plain:
-        yield Text(_plain_tensors_line(plain))
+        yield Text(_unquantized_line(plain))
     if report.layers:
         total = sum(layer.bytes for layer in report.layers)
         yield Text(f"{format_count(len(report.layers), 'layer')} in all, {format_size(total)}")
@@ -120,11 +120,11 @@ def _activation_lines(layers: Sequence["LayerInfo"]) -> Iterator[Text]:
         yield Text(f"inputs quantized: {escape(scheme)}, of {format_count(count, 'layer')}")
 
 
-def _plain_tensors_line(plain: Sequence["LayerInfo"]) -> str:
+def _unquantized_line(plain: Sequence["LayerInfo"]) -> str:
     dtypes = Counter(layer.dtype for layer in plain)
     kinds = ", ".join(f"{count} {escape(dtype)}" for dtype, count in dtypes.most_common())
     total = format_size(sum(layer.bytes for layer in plain))
-    return f"and {format_count(len(plain), 'plain tensor')} ({kinds}; {total}), listed by --all"
+    return f"and {format_count(len(plain), 'unquantized layer')} ({kinds}; {total}), listed by --all"
 
 
 def _stored_key(layer: "LayerInfo") -> Hashable:

@@ -323,7 +323,7 @@ def describe(
     for spec in specs:
         info = headers[chosen.suffixes[spec.name]]
         shape, dtypes[spec.name] = info.shape, info.stored_dtype
-        if shape == () and [axis.dim for axis in spec.axes] == [PARTS]:
+        if shape == () and spec.is_per_part:
             shape = (1,)
         if 0 in shape and any(axis.dim == PARTS for axis in spec.axes):
             full = names.full(spec.name)

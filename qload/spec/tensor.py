@@ -147,6 +147,11 @@ class TensorSpec:
         """True if the values are exponents (E8M0), the only floats that may be stored as bytes."""
         return dtypes.uint8 in self.dtypes and EXPONENTS.issuperset(self.dtypes)
 
+    @property
+    def is_per_part(self) -> bool:
+        """True for a single value, or one of each fused part: stored as () or (1,), kept as (parts,)."""
+        return [axis.dim for axis in self.axes] == [PARTS]
+
     def joined(self) -> int | None:
         """Axis number of the join of a fused layer's parts; None without one."""
         return next((i for i, axis in enumerate(self.places) if axis.follows("N") or axis.dim == PARTS), None)

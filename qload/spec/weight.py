@@ -423,6 +423,9 @@ class Weight(ABC):
         for spec in specs:
             if not (spec.optional or spec.spent) and spec.name not in tensors:
                 raise MissingTensorError(names.full(spec.name))
+            if spec.is_per_part and spec.name in tensors and not tensors[spec.name].ndim:
+                tensors[spec.name] = tensors[spec.name].reshape(1)
+                object.__setattr__(self, spec.name, tensors[spec.name])
         headers = LayerHeaders(
             shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()},
             dtypes={name: STORED[tensor.dtype] for name, tensor in tensors.items()},

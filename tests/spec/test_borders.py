@@ -1,5 +1,6 @@
 """Indices, groups, casts and shares at their borders: the last sound value, and the first that is not."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import inf, nan
 from typing import Any
@@ -20,11 +21,14 @@ from qload.spec import (
     Role,
     ShareBounds,
     TensorSpec,
+    Weight,
     expand_parts,
     solve,
 )
 from qload.spec.casts import check_cast, check_out
 from qload.spec.weight import Grouped
+from qload.testing.layer_factory import layer_of
+from qload.testing.traits import CONTRACTS, contract
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
 
@@ -73,6 +77,25 @@ def test_a_tensor_of_one_element_has_no_other_shape() -> None:
         seen.check_single(["one", "two", "row"])
     with pytest.raises(ShapeError, match=r"(?s)a\.row.*\(1, 1\)"):
         seen.check_single(["row", "two"])
+
+
+def scalars() -> Iterator[Any]:
+    """Yield each single value among the tensors of each format."""
+    for name in CONTRACTS:
+        weight = layer_of(contract(name).common(name), 128, 256).weight()
+        for spec in weight.tensors(weight.config):
+            if spec.is_per_part and spec.name in weight.fields():
+                yield pytest.param(weight, spec.name, id=f"{name}-{spec.name}")
+
+
+@pytest.mark.parametrize(("weight", "name"), list(scalars()))
+def test_a_single_value_may_have_no_axis(weight: Weight, name: str) -> None:
+    tensors = weight.fields()
+    tensors[name] = tensors[name].reshape(())
+    built = type(weight)(config=weight.config, **tensors)
+
+    assert getattr(built, name).shape == (1,)
+    assert torch.equal(built.dequantize(torch.float32), weight.dequantize(torch.float32))
 
 
 @pytest.mark.parametrize(
