@@ -25,7 +25,7 @@ from qload.methods import ColumnParallelLinear, QKVParallelLinear, ReplicatedLin
 from qload.methods.checkpoint_linear import LinearFactory
 from qload.models.config import CAUSAL, LatentConfig, Mask, TextConfig
 from qload.models.kv_cache import PagedCache, Step, pad_heads, unpad_heads
-from qload.models.norm import Norm, load_vector
+from qload.models.norm import Norm, load_tensor
 from qload.models.rope import Rope, RopeConfig, rotate_halves, yarn_mscale
 from qload.models.stored_layers import check_biases, check_matrix, stored_parts
 from qload.weights import Weights
@@ -208,7 +208,7 @@ class Attention(nn.Module):
         sinks = None
         if config.sinks:
             start = group.rank() * queries
-            sinks = load_vector(weights, f"{prefix}.sinks", config.heads)[start : start + queries].clone()
+            sinks = load_tensor(weights, f"{prefix}.sinks", (config.heads,))[start : start + queries].clone()
         self.register_buffer("sinks", sinks)
 
     def forward(self, x: Tensor, step: Step, cache: PagedCache, layer: int) -> Tensor:

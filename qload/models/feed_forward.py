@@ -8,7 +8,7 @@ from qload.kernels.cuda import decoder_ops
 from qload.methods import MergedColumnParallelLinear, ParallelExperts, RowParallelLinear
 from qload.methods.checkpoint_linear import LinearFactory
 from qload.models.config import TextConfig
-from qload.models.norm import load_vector
+from qload.models.norm import load_tensor
 from qload.models.stored_layers import (
     EXPERTS,
     FUSED_GATE_UP,
@@ -110,10 +110,10 @@ class Router(nn.Module):
         self.register_buffer("weight", weights.get_weights(prefix).dequantize(dtype))
         bias = correction = None
         if "router" in config.biases:
-            bias = load_vector(weights, f"{prefix}.bias", routing.experts).to(dtype)
+            bias = load_tensor(weights, f"{prefix}.bias", (routing.experts,)).to(dtype)
         if routing.corrected:
             name = f"{prefix}.e_score_correction_bias"
-            correction = load_vector(weights, name, routing.experts, Role.SCALE)  # never cast
+            correction = load_tensor(weights, name, (routing.experts,), Role.SCALE)  # never cast
         self.register_buffer("bias", bias)
         self.register_buffer("correction_bias", correction)
 

@@ -3,7 +3,8 @@
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 
-from qload.errors import ShapeError
+from qload.errors import DtypeError, ShapeError
+from qload.formats.unquantized import FLOATS
 from qload.kernels.cuda import decoder_ops
 from qload.spec import Role
 from qload.weights import Weights
@@ -22,7 +23,7 @@ class Norm(nn.Module):
     @classmethod
     def load(cls, weights: Weights, prefix: str, size: int, eps: float) -> "Norm":
         """Load the norm under `prefix`, of `size` elements; ShapeError for another size."""
-        return cls(load_vector(weights, f"{prefix}.weight", size), eps)
+        return cls(load_tensor(weights, f"{prefix}.weight", (size,)), eps)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize x (..., H) along its last dimension."""
@@ -38,8 +39,11 @@ class Norm(nn.Module):
         return x, self(x)
 
 
-def load_vector(weights: Weights, name: str, size: int, role: Role | None = None) -> Tensor:
-    """Load the whole tensor `name`, (size,), on every rank, cast by `role`; ShapeError for another shape."""
-    if weights.get_shape(name) != (size,):
-        raise ShapeError(name, f"({size},)", weights.get_shape(name))
+def load_tensor(weights: Weights, name: str, shape: tuple[int, ...], role: Role | None = None) -> Tensor:
+    """Load a whole tensor of floats on every rank, cast by `role`; ShapeError or DtypeError for another."""
+    info = weights.info(name)
+    if info.shape != shape:
+        raise ShapeError(name, f"{shape}, as the config says", info.shape, info.file)
+    if not info.stored_dtype.is_floating_point:
+        raise DtypeError(name, [dtype.name for dtype in FLOATS], info.stored_dtype.name, info.file)
     return weights.get_tensor(name, role=role)

@@ -41,7 +41,7 @@ from qload.models.config import text_config
 from qload.models.decoder import Decoder, load_decoder, open_for_model, warn_unused
 from qload.models.feed_forward import GatedFeedForward
 from qload.models.kv_cache import PagedCache, Step
-from qload.models.norm import Norm, load_vector
+from qload.models.norm import Norm, load_tensor
 from qload.models.stored_layers import Making, check_matrix, check_shares
 from qload.models.vision_config import ResamplerConfig, TowerConfig, vision_config
 from qload.parallel import ProcessGroup
@@ -135,7 +135,7 @@ class Tower(nn.Module):
         lead, size = f"{prefix}.embeddings.", config.hidden
         patches = (size, config.channels, config.patch, config.patch)
         self.register_buffer("patches", load_tensor(weights, f"{lead}patch_embedding.weight", patches))
-        self.register_buffer("patch_bias", load_vector(weights, f"{lead}patch_embedding.bias", size))
+        self.register_buffer("patch_bias", load_tensor(weights, f"{lead}patch_embedding.bias", (size,)))
         positions = load_tensor(weights, f"{lead}position_embedding.weight", (config.side**2, size))
         self.register_buffer("positions", positions)
         names = (f"{prefix}.encoder.layers.{n}" for n in range(config.layers))
@@ -219,7 +219,7 @@ class LayerNorm(nn.Module):
         super().__init__()
         self.eps: float = eps
         for name in ("weight", "bias"):
-            self.register_buffer(name, load_vector(weights, f"{prefix}.{name}", size))
+            self.register_buffer(name, load_tensor(weights, f"{prefix}.{name}", (size,)))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize x (..., H) along its last dimension."""
@@ -230,13 +230,6 @@ def key_bias(mask: Tensor, dtype: torch.dtype, queries: int) -> Tensor:
     """Additive mask of scores (images, 1, queries, keys): 0 for keys of `mask` (images, keys), else -inf."""
     bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
     return bias[:, None, None].expand(-1, 1, queries, -1)
-
-
-def load_tensor(weights: Weights, name: str, shape: tuple[int, ...]) -> Tensor:
-    """Load the whole tensor `name` on every rank; ShapeError for another shape."""
-    if weights.get_shape(name) != shape:
-        raise ShapeError(name, f"{shape}, as the config says", weights.get_shape(name))
-    return weights.get_tensor(name)
 
 
 class Connector(nn.Module):

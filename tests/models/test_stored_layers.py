@@ -1,10 +1,10 @@
-"""How ranks share what stands at both ends of a model."""
+"""Vocabularies at both ends of a model, and tensors without a format."""
 
 import pytest
 import torch
 from torch import Tensor
 
-from qload.errors import ShapeError
+from qload.errors import DtypeError, ShapeError
 from qload.models import load_model
 from qload.parallel import Collectives, FakeWorld
 from tests.models.drawn import config, tensors, weights
@@ -38,3 +38,19 @@ def test_a_vocabulary_may_be_stored_with_more_rows_than_it_has_tokens(tied: bool
         short = {name: stored[name][:-1]}
         with pytest.raises(ShapeError, match=r"expected \(37 or more, \d+\), as the config says\n"):
             load_model(weights(said, stored | short), said)
+
+
+@pytest.mark.parametrize("name", ["model.norm.weight", "model.layers.1.input_layernorm.weight"])
+def test_a_norm_of_another_size_or_of_integers_is_refused(name: str) -> None:
+    said = config("llama")
+    stored = tensors(said)
+    (size,) = stored[name].shape
+
+    with pytest.raises(ShapeError) as short:
+        load_model(weights(said, stored | {name: stored[name][1:]}), said)
+    with pytest.raises(DtypeError) as integers:
+        load_model(weights(said, stored | {name: stored[name].to(torch.int16)}), said)
+
+    assert (short.value.tensor, short.value.expected) == (name, f"({size},), as the config says")
+    assert (integers.value.tensor, integers.value.got) == (name, "int16")
+    assert integers.value.expected == ["float16", "bfloat16", "float32", "float64"]
