@@ -6,10 +6,12 @@ import os
 import shutil
 import sys
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -104,6 +106,7 @@ def main() -> int:
         counted = MutantProgress(progress, len(drawn))
         trial = partial(_try, coverage=coverage, pool=pool, known=known, counted=counted)
         results = list(run_faults(drawn, trial, options.jobs))
+        results = _try_whole_suite(results, coverage, pool, options.jobs)
     results.sort(key=lambda one: (one.mutant.module, one.mutant.line))
     Console(width=140).print(package_table(results))
     survivors = [result.row() for result in results if not result.killed]
@@ -127,6 +130,33 @@ def _try(
             file.write(json.dumps({"mutant": mutant.key, "killed": killed}) + "\n")
     counted.add(killed)
     yield MutantResult(mutant, killed, equivalent_reason(mutant))
+
+
+def _try_whole_suite(
+    results: Sequence[MutantResult], coverage: TestCoverage, pool: Pool[TestServer], jobs: int
+) -> list[MutantResult]:
+    """Run all tests on the survivors of different modules at once; a failed test then runs on each alone."""
+    killed: set[str] = set()
+    for mutants in _rounds([result.mutant for result in results if result.end == "let through"]):
+        copy = coverage.copy(WORK / "copies/together")
+        with ExitStack() as planted:
+            for mutant in mutants:
+                planted.enter_context(copy.with_fault(mutant.fault))
+            failed = copy.pytest("-rfE", "-n", str(jobs), "-m", "not gpu and not slow").failed
+        shutil.rmtree(copy.folder)
+        with pool.take() as server:
+            killed |= {mutant.key for mutant in mutants if failed and server.kills(mutant, failed)}
+    with RESULTS.open("a") as file:
+        file.writelines(json.dumps({"mutant": key, "killed": True}) + "\n" for key in sorted(killed))
+    return [replace(result, killed=result.killed or result.mutant.key in killed) for result in results]
+
+
+def _rounds(mutants: Sequence[Mutant]) -> list[list[Mutant]]:
+    """Distribute mutants to rounds, each with one mutant of a module at most."""
+    by_module: dict[str, list[Mutant]] = defaultdict(list)
+    for mutant in mutants:
+        by_module[mutant.module].append(mutant)
+    return [[one for one in each if one] for each in zip_longest(*by_module.values())]
 
 
 def _finished() -> dict[str, bool]:
