@@ -89,6 +89,7 @@ ROLES: dict[str, Role] = {
 __all__ = [
     "FORMATS",
     "METHODS",
+    "MODULES",
     "ROLES",
     "AWQConfig",
     "AWQWeight",

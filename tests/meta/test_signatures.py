@@ -88,10 +88,18 @@ def test_the_walk_sees_the_constructor_that_takes_a_quantizer() -> None:
     assert all(any(True for _ in functions(module)) for module in ("qload", "qload.weights", "qload.methods"))
 
 
-@pytest.mark.parametrize("module", ["qload.repacking", "qload.spec", "qload.weights"])
-def test_a_package_without_a_stub_exports_what_it_imports(module: str) -> None:
+@pytest.mark.parametrize("module", ["qload.formats", "qload.repacking", "qload.spec", "qload.weights"])
+def test_a_package_without_a_stub_exports_what_it_defines_and_imports_from_its_modules(module: str) -> None:
     loaded = importlib.import_module(module)
-    tree = ast.parse(Path(str(loaded.__file__)).read_text())
-    imported = {alias.name for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    names = set[str]()
+    for node in ast.parse(Path(str(loaded.__file__)).read_text()).body:
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(f"{module}."):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {target.id for target in targets if isinstance(target, ast.Name)}
 
-    assert imported == {*loaded.__all__}
+    assert names - {"__all__"} <= {*loaded.__all__}
+    assert all(hasattr(loaded, name) for name in loaded.__all__)

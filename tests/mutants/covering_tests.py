@@ -1,6 +1,6 @@
 """Tests of one mutant: those of its changed lines in the unchanged project, the nearest and fastest first.
 
-A line of an import, or without a test, may matter to any: then all tests of its module follow.
+A line that runs at an import, or without a test, may matter to any: then all tests of its module follow.
 """
 
 import ast
@@ -29,6 +29,7 @@ IMPORTED = (
     "tests/meta/test_defaults.py",
     "tests/meta/test_argument_types.py",
     "tests/meta/test_dataclasses.py",
+    "tests/meta/test_signatures.py",
     "tests/cli/test_command_line.py::test_help_has_examples_and_the_exit_codes",
 )
 SECONDS = 60.0  # of the chosen tests of a mutant, as measured
@@ -122,11 +123,12 @@ class TestCoverage:
         """A few cases of each test function of the changed lines; then the others, of `SECONDS` in all."""
         lines = _tests_by_line(self.folder / "coverage", mutant.module)
         changed = {test for line in _statements(mutant) for test in lines.get(line, ())}
-        imported = "" in changed or not changed
+        imported = "" in changed or not changed or runs_at_import(mutant)
         tests = {test for each in lines.values() for test in each} if imported else changed
         near = f"tests/{mutant.package}/"
         ranked = sorted(
-            tests - {""}, key=lambda test: (not test.startswith(near), self._duration(test), test)
+            tests - {""},
+            key=lambda test: (test not in changed, not test.startswith(near), self._duration(test), test),
         )
         left, first, others = SECONDS, [*IMPORTED] if imported else [], list[str]()
         cases: dict[str, int] = defaultdict(int)
@@ -152,6 +154,16 @@ def _tests_by_line(coverage: Path, module: str) -> dict[int, set[str]]:
     [file] = [file for file in data.measured_files() if Path(file).match(f"*/{module}")] or [module]
     by_line = data.contexts_by_lineno(file)
     return {line: {context.rpartition("|")[0] for context in contexts} for line, contexts in by_line.items()}
+
+
+def runs_at_import(mutant: Mutant) -> bool:
+    """Whether a changed line is outside of every function; its coverage is that of the first test alone."""
+    functions = [
+        range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        for node in ast.walk(ast.parse(mutant.source))
+        if isinstance(node, ast.FunctionDef)
+    ]
+    return not all(any(line in span for span in functions) for line in mutant.changed_lines())
 
 
 def _statements(mutant: Mutant) -> set[int]:
