@@ -218,7 +218,7 @@ def transformers(session: nox.Session) -> None:
     keep_bytecode(session)
     install(session, "test", "transformers")
     tables = (f"tests/transformers/{name}.py" for name in ("tables", "routing", "experts", "images"))
-    names = ("whole", "others", "settings", "adapters", "sharing", "mistakes", "files", "page")
+    names = ("whole", "others", "test_settings", "adapters", "sharing", "test_mistakes", "test_files", "page")
     engine = (f"tests/engines/transformers/{name}.py" for name in names)
     session.run("pytest", *tables, *engine, "-n", "2", *session.posargs)
     busy = (f"tests/engines/transformers/{name}.py" for name in ("processes", "compiled"))

@@ -1,6 +1,6 @@
 """Files of other names, experts whose class tells nothing, and scales that are not finite, in transformers.
 
-Only `nox -s transformers` collects this file.
+Collected where transformers is installed.
 """
 
 import json

@@ -1,6 +1,6 @@
 """What a user may get wrong, or do to a model that lives: right, or refused in words that say what to do.
 
-Only `nox -s transformers` collects this file.
+Collected where transformers is installed.
 """
 
 import copy

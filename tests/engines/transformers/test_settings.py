@@ -1,6 +1,6 @@
 """What a model on qload can be asked for: installed, quantized while loading, on devices, adapted, compiled.
 
-Only `nox -s transformers` collects this file.
+Collected where transformers is installed.
 """
 
 import json
@@ -243,6 +243,7 @@ def test_adapters_of_peft_are_trained_beside_quantized_layers() -> None:
         adapted.merge_and_unload()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "name"), [("llama", "gptq"), ("mixtral", "awq")])
 def test_a_compiled_model_with_a_static_cache_gives_the_same_tokens(kind: str, name: str) -> None:
     stored = shared(kind, name, **TIED)
