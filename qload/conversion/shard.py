@@ -233,7 +233,8 @@ def plan_shares(
     refused |= spoiled
     if refused:
         lawful = SharePlanner(weights).lawful(source.layers, how, ep)
-        return ShardingLayout(how, (), (), refused, () if lawful is None else [lawful.text()])
+        notes = [] if lawful is None or tp in lawful.ranks else [lawful.text()]
+        return ShardingLayout(how, (), (), refused, notes)
     pairs = [(rank, prefix) for rank in range(tp) for prefix in how if how[prefix].cut != "whole"]
 
     def cut(n: int) -> tuple[RankShare | None, str | None]:

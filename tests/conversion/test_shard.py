@@ -228,6 +228,16 @@ def test_what_cannot_be_read_is_the_verdict(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+def test_layers_of_gguf_are_refused_and_no_number_of_ranks_is_named(tmp_path: Path) -> None:
+    found = shard(FIXTURES / "gguf" / "all_types" / "model.gguf", tmp_path / "out", tp=2)
+
+    assert (found.verdict, found.notes, found.counts) == ("findings", [], {"refused": len(found.layers)})
+    assert {*details(found).values()} == {
+        "no program reads blocks of GGUF in safetensors; each rank loads its share from the GGUF file"
+    }
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_refusal_names_the_numbers_of_ranks_that_suit_all_layers(tmp_path: Path) -> None:
     source = made("gptq", tmp_path / "in")
     lawful = plan(source, tp=64).lawful
