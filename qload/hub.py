@@ -108,7 +108,7 @@ class Traffic:
 
     requests: int = 0
     content: int = 0
-    _lock: Lock = field(default_factory=Lock, repr=False)
+    _lock: Lock = field(default_factory=Lock)
 
     def add(self, count: int) -> None:
         """Count a request with `count` bytes of content."""
@@ -220,7 +220,7 @@ HEX_DIGITS = frozenset("0123456789abcdef")
 _log = logging.getLogger("qload")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class HubId:
     """Id of a model of the hub, with a branch, tag or commit; None is the branch `main`."""
 

@@ -99,7 +99,7 @@ def read_list(config: Mapping[str, Any], key: str) -> frozenset[int] | Literal[F
     return isinstance(listed, list) and all(type(layer) is int for layer in listed) and frozenset(listed)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tie:
     """Tie of head and embedding (None: unknown), and its source.
 
@@ -480,7 +480,7 @@ def read_architecture(config: Mapping[str, Any]) -> Architecture | None:
 SHOWN = 8  # layer or expert numbers in a list
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Missing:
     """Missing tensors: name of the first, kind of their owner, and numbers of layers or experts."""
 

@@ -494,7 +494,7 @@ TIED_TYPES = frozenset(
 Side = Literal["output", "input"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Gating:
     """Config keys of the activation between gate and up, with transformers' defaults.
 

@@ -105,7 +105,7 @@ BASE, SAVED, ORIGINAL = "base_layer", "modules_to_save", "original_module"
 REMEDY = "merge them with PEFT (merge_and_unload) and save the model again, or load the base and the adapter"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Adapters:
     """Unmerged adapters of a model: the first tensor, its layer, and the number of layers with adapters."""
 

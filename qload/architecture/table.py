@@ -20,7 +20,7 @@ Lists = Mapping[str, frozenset[int] | Literal[False] | None]
 LISTS = ("mlp_only_layers", "moe_layers")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Size:
     """An integer of the config.
 
@@ -34,7 +34,7 @@ class Size:
     null: int | str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Flag:
     """A boolean of the config: the value of `key`, or whether `size` is more than 0."""
 
@@ -43,7 +43,7 @@ class Flag:
     size: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Row:
     """One matrix, or one tensor, of a model or of each of its layers.
 
@@ -75,7 +75,7 @@ class Row:
     tensor: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stacked:
     """Layout of the experts of a layer in one tensor.
 
@@ -87,7 +87,7 @@ class Stacked:
     interleaved: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Table:
     """Table of a model type.
 
@@ -172,7 +172,7 @@ TEXT_MODEL_PREFIXES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RowMatch:
     """Match of a name with a row of a table: key, layer and expert.
 

@@ -209,9 +209,10 @@ def fp8_tensors(weight: Weight) -> dict[str, Tensor]:
         scale = scale.float()  # powers of two are exact in float32
     shapes = {"tensor": (1,), "channel": (N, 1), "block": (scale.shape[0] if scale.ndim else 1, -1)}
     tensors = {"weight": weight.weight, "weight_scale": scale.reshape(shapes[config.per or "tensor"])}
-    static = weight.activations is not None and weight.activations.dynamic is False
-    if weight.input_scale is not None and static:
-        tensors["input_scale"] = weight.input_scale.reshape(1)
+    scheme = weight.activations
+    input_scale = weight.input_scale if scheme is not None and scheme.dynamic is False else None
+    if input_scale is not None:
+        tensors["input_scale"] = input_scale.reshape(1)
     return {named(weight.layer.name, name): tensor for name, tensor in tensors.items()}
 
 

@@ -42,7 +42,7 @@ E8M0_DTYPES = (dtypes.uint8, dtypes.float8_e8m0fnu)  # dtypes of E8M0 scales
 GROUPS_FP4, GROUP_MX = (16, 32), 32  # inputs that share a scale
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredStack:
     """One stored tensor of several experts, and the slot of each expert's tensors in it.
 

@@ -196,7 +196,7 @@ BYTES_OF_BLOCK = 16  # of 32 inputs
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Layout:
     """Layout of one stacked matrix: N outputs of all its `layers` together, and K inputs.
 

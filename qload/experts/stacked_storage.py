@@ -11,7 +11,6 @@ import logging
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from numpy.typing import NDArray
@@ -109,7 +108,7 @@ class ExpertStacks:
         self,
         storage: WeightStorage,
         stacks: Collection[StoredStack],
-        unread: Mapping[str, str] = MappingProxyType({}),
+        unread: Mapping[str, str],
     ) -> None:
         self.storage: WeightStorage = storage
         self.unread: Mapping[str, str] = unread

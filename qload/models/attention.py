@@ -198,9 +198,8 @@ class Attention(nn.Module):
         check_biases(weights, f"{prefix}.o_proj", config.biases)
         self.qkv_proj = QKVParallelLinear.load(weights, names, heads, head_size=D, make=make)
         self.o_proj = RowParallelLinear.load(weights, f"{prefix}.o_proj", make=make)
-        self.q_norm: Norm | None
-        self.k_norm: Norm | None
-        self.q_norm = self.k_norm = None
+        self.q_norm: Norm
+        self.k_norm: Norm
         if config.head_norm == "before rope":
             self.q_norm, self.k_norm = (Norm.load(weights, f"{prefix}.{n}_norm", D, config.eps) for n in "qk")
         queries, keys = config.heads // group.size(), max(1, config.kv_heads // group.size())
@@ -231,7 +230,7 @@ class Attention(nn.Module):
         if not self.mask.rotary or self.config.head_norm == "after rope":
             return None
         norms = None
-        if self.q_norm is not None and self.k_norm is not None:
+        if self.config.head_norm == "before rope":
             norms = (self.q_norm.weight, self.k_norm.weight)
         cos, sin = self._cos_and_sin(step)
         cells, pairs = (cache.keys[layer], cache.values[layer]), self.rope.config.pairs
@@ -245,7 +244,7 @@ class Attention(nn.Module):
     def _embed_positions(self, both: Tensor, step: Step) -> Tensor:
         """Normalize and rotate queries and keys (T, heads, D), or scale queries by the temperature."""
         config, sizes = self.config, [*self.heads]
-        if self.q_norm is not None and self.k_norm is not None:
+        if config.head_norm == "before rope":
             q, k = torch.split(both, sizes, 1)
             both = torch.cat([self.q_norm(q), self.k_norm(k)], 1)
         if self.mask.rotary:

@@ -26,7 +26,7 @@ MAX_HEAD_SIZE = 1 << 16  # the rotary frequencies are computed before any weight
 MAX_LATENT_SIZE = 1 << 20
 
 Positions = Annotated[int, Field(ge=1, le=1 << 31)]
-Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 LatentSize = Annotated[int, Field(ge=1, le=MAX_LATENT_SIZE)]
 

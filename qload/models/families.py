@@ -12,7 +12,7 @@ Windows = Literal["none", "every", "switched", "typed", "alternating", "chunked"
 HeadNorm = Literal["none", "before rope", "after rope"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Family:
     """Properties of one model type.
 

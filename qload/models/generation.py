@@ -165,7 +165,7 @@ class StepGraph:
         Another graph, never replayed at the same time, whose memory pool and stream are shared.
     """
 
-    def __init__(self, step: StepCall, inputs: Sequence[Tensor], other: "StepGraph | None" = None) -> None:
+    def __init__(self, step: StepCall, inputs: Sequence[Tensor], other: "StepGraph | None") -> None:
         self._memory = torch.cat([tensor.flatten() for tensor in inputs])
         parts = torch.split(self._memory, [tensor.numel() for tensor in inputs])
         self._inputs = [part.view(tensor.shape) for part, tensor in zip(parts, inputs, strict=True)]

@@ -21,7 +21,7 @@ MAX_LAYERS = 1 << 12
 
 Size = Annotated[int, Field(ge=1, le=MAX_SIZE)]
 Count = Annotated[int, Field(ge=1, le=MAX_LAYERS)]
-Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ Headers = Mapping[str, Header] | Mapping[str, GGUFHeader]
 PathLikes = str | PathLike[str] | Sequence[str | PathLike[str]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CheckpointFiles:
     """Files of a checkpoint by their names in messages, with the content of an index, if any.
 

@@ -29,7 +29,7 @@ SPECIAL_KINDS = {
 MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FileIdentity:
     """Identity of a file: changes with a replacement of the file, and with a write to it."""
 

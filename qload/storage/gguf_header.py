@@ -57,14 +57,14 @@ class GGUFEntry:
     end: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ArrayLength:
     """Length of an array, without its values."""
 
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GGUFHeader:
     """Header of a file: tensors by name, values by key, length and identity of the file.
 
@@ -80,12 +80,11 @@ class GGUFHeader:
 Fetch = Callable[[int, int], bytes]  # offset, bytes -> content
 
 
-def read_gguf_header(path: Place, file: str | None = None) -> GGUFHeader:
+def read_gguf_header(path: Place, file: str) -> GGUFHeader:
     """Read and check the header of a GGUF file, without its data; StorageError with the violated rule."""
     if not isinstance(path, Path):
-        return parse_gguf_header(partial(read_range, path), path.size, file or "a remote file")
-    label = file or path.name
-    descriptor = open_regular(path, label)
+        return parse_gguf_header(partial(read_range, path), path.size, file)
+    descriptor = open_regular(path, file)
     try:
         stats = os.fstat(descriptor)
 
@@ -94,9 +93,9 @@ def read_gguf_header(path: Place, file: str | None = None) -> GGUFHeader:
                 os.lseek(descriptor, at, os.SEEK_SET)
                 return os.read(descriptor, count)
             except OSError as error:
-                raise unreadable(label, error) from error
+                raise unreadable(file, error) from error
 
-        return parse_gguf_header(fetch, stats.st_size, label, FileIdentity.of(stats))
+        return parse_gguf_header(fetch, stats.st_size, file, FileIdentity.of(stats))
     finally:
         os.close(descriptor)
 

@@ -60,7 +60,7 @@ class Entry:
         return ITEM_BYTES[self.dtype]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Header:
     """Header of a file: tensors by name, free-text metadata, length and identity of the file."""
 

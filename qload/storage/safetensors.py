@@ -262,27 +262,19 @@ def validate_headers(
 
     Each error is passed to `refuse`, which may raise it, and each remark to `note`.
     """
-    headers: dict[str, Header] = {}
-    failed = False
     if located.is_gguf:
         file = next(iter(located.files))
         words = "is a GGUF file: open_checkpoint or GGUFStorage reads it"
         refuse(StorageError(file, "unsupported-format", words, remedy="name a safetensors file"))
-        return headers
-    for file, header in read_headers(located.files).items():
-        if isinstance(header, StorageError):
-            failed = True
-            refuse(header)
-        else:
-            headers[file] = header
-    if failed:
-        return headers
-    for error in check_index(located, headers):
-        failed = True
+        return {}
+    found = read_headers(located.files)
+    headers = {file: header for file, header in found.items() if not isinstance(header, StorageError)}
+    errors = [header for header in found.values() if isinstance(header, StorageError)]
+    errors = errors or list(check_index(located, headers))
+    for error in errors:
         refuse(error)
-    if not failed:
-        for text in folder_notes(located, headers):
-            note(text)
+    for text in () if errors else folder_notes(located, headers):
+        note(text)
     return headers
 
 

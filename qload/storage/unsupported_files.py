@@ -34,7 +34,7 @@ MODEL_PICKLE = re.compile(r"(.*model.*|consolidated.*|adapter.*)\.")
 SOURCE = "qload reads the safetensors that it was made from"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FileKind:
     """A kind of file: first bytes, suffixes, description and remedy.
 

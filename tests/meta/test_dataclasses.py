@@ -55,6 +55,7 @@ NEVER_COMPARED = {  # though their fields are tensors
     *("CaseContent", "DrawnLayer", "Guards", "ModelPrompt", "RunPlan", "WeightComparison", "Window"),
     *("Codes", "ExactScales", "Fit", "Piece", "Prefetch", "TensorMove"),
 }
+OF_EACH_TENSOR = {"Entry", "GGUFEntry", "Slot", "TensorInfo", "TensorView"}
 BASES = {"ReportBase", "Grouped"}  # base classes with the fields
 
 
@@ -64,6 +65,12 @@ def test_a_record_is_frozen() -> None:
 
     assert records()
     assert set(others) <= MUTABLE
+
+
+def test_a_record_of_each_tensor_has_no_dict() -> None:
+    slotted = {kind.__qualname__ for kind in records() if "__slots__" in vars(kind)}
+
+    assert slotted >= OF_EACH_TENSOR
 
 
 def test_what_holds_tensors_is_compared_by_identity() -> None:

@@ -233,7 +233,7 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused() -> None:
 def test_a_file_on_disk_is_read_like_its_bytes(tmp_path: Path) -> None:
     file = gguf_file({**LLAMA, "tokens": ["token"] * 20_000}, {"a.weight": blocks("Q4_K", (2, 256))})
     (tmp_path / "a.gguf").write_bytes(file)
-    read = read_gguf_header(tmp_path / "a.gguf")
+    read = read_gguf_header(tmp_path / "a.gguf", "a.gguf")
 
     assert (read.tensors, read.keys, read.file_size) == (parse(file).tensors, parse(file).keys, len(file))
     assert read.keys["tokens"] == ArrayLength(20_000)
