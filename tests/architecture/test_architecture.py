@@ -148,6 +148,19 @@ def test_layers_with_experts_follow_the_config() -> None:
     assert not any(".experts." in name for name in known(**qwen, mlp_only_layers="all").required())
 
 
+@pytest.mark.parametrize(
+    ("listed", "sparse"),
+    [([0, 3], {"0", "3"}), ([], set()), (None, {"1", "3"}), ("all", set()), ([True], set())],
+    ids=str,
+)
+def test_layers_of_llama_4_with_experts_are_listed_or_follow_a_step(listed: object, sparse: set[str]) -> None:
+    sizes = {"num_hidden_layers": 4, "num_local_experts": 2, "interleave_moe_layer_step": 2}
+
+    names = known(model_type="llama4_text", **sizes, moe_layers=listed).required()
+
+    assert {name.split(".")[2] for name in names if ".experts." in name} == sparse
+
+
 def test_experts_may_be_stacked_or_of_any_of_three_namings() -> None:
     for lead, names in (
         ("block_sparse_moe", ("w1", "w3", "w2")),

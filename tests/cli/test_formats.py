@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qload import MemoryStorage, Weights, with_experts
 from qload.capabilities import Capability, as_markdown, overview
+from qload.checkpoint import format_label
 from qload.configs import FoundConfig
 from qload.detect import read_claims, read_configs
 from qload.detect.config_reader import METHODS, described_formats
@@ -83,6 +84,16 @@ def test_json_has_every_format_and_column() -> None:
     first, *others = (list(row) for row in table.values())
     assert len(first) == 14
     assert all(columns == first for columns in others)
+
+
+def test_a_table_has_a_line_for_each_cell() -> None:
+    words = list[str]()
+    for name, row in json.loads(run("formats", "--json").stdout)["formats"].items():
+        words += format_label(name).split()
+        for column, (yes, text) in row.items():
+            words += f"{column} {'yes' if yes else 'no'}{': ' if text else ''}{text}".split()
+
+    assert run("formats", "--table").stdout.split() == words
 
 
 def test_every_no_has_its_reason() -> None:

@@ -20,7 +20,7 @@ from qload.errors import ArgumentError
 from qload.errors.rules import rule_texts
 from qload.formats import MarlinWeight
 from qload.testing import make_checkpoint
-from qload.verify import run_rules
+from qload.verify import blocks, run_rules
 from qload.verify.rules import Rule
 from tests.cli.test_several import run
 from tests.paths import FIXTURES
@@ -230,6 +230,26 @@ def test_what_float16_has_no_number_for_is_refused_all_the_same(tmp_path: Path) 
         "is not a float16; the nearest is"
         in refused(convert(source, tmp_path / "out", to="float16", rounding=True)).pop()
     )
+
+
+@pytest.mark.parametrize(
+    ("to", "rounding", "scale", "reason"),
+    [
+        ("bfloat16", False, 1 + 2**-8, "-8.03125 at (20, 8) is not a bfloat16; the nearest is -8"),
+        ("float16", True, 65504.0, "-524032 at (20, 8) is not a float16; the nearest is -inf"),
+    ],
+    ids=["not rounded", "rounded"],
+)
+def test_the_first_lost_value_of_a_later_block_is_named(
+    to: str, rounding: bool, scale: float, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "MAX_ELEMENTS", 8 * 16)
+    stored = {name: tensor.repeat(1, 4) for name, tensor in gptq("up").items() if name != "up.g_idx"}
+    stored["up.scales"][1, 20] = scale
+    (tmp_path / "in").mkdir()
+    source = model(tmp_path / "in", stored, quantization_config=GPTQ)
+
+    assert refused(convert(source, tmp_path / "out", to=to, rounding=rounding)) == {reason}
 
 
 def test_a_config_speaks_for_each_kind_of_layer(tmp_path: Path) -> None:

@@ -101,11 +101,13 @@ def test_a_scale_of_all_and_of_inputs_that_is_stored(shape: tuple[int, ...], tmp
 def test_a_scale_for_each_output_is_a_column(shape: tuple[int, ...], tmp_path: Path) -> None:
     section = {"quant_method": "fp8"}
     scale = torch.arange(1, 9).float().reshape(shape)
-    found = convert(source(tmp_path / "in", scale, section), tmp_path / "out", to="fp8")
-    stored = load_file(tmp_path / "out" / "model.safetensors")["a.weight_scale"]
+    unused = torch.tensor(0.25)
+    found = convert(source(tmp_path / "in", scale, section, input_scale=unused), tmp_path / "out", to="fp8")
+    stored = load_file(tmp_path / "out" / "model.safetensors")
 
     assert found.verdict == "ok"
-    assert stored.tolist() == [[value] for value in range(1, 9)]
+    assert stored.keys() == {"a.weight", "a.weight_scale"}
+    assert stored["a.weight_scale"].tolist() == [[value] for value in range(1, 9)]
     assert weights_of(tmp_path / "out")["strategy"] == "channel"
     assert inputs(tmp_path / "out") is None
 

@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
+from qload import FormatLoader, Stored
 from qload.configs import FoundConfig
-from qload.detect import loader_from_config, read_claims, read_configs, read_model_config
+from qload.detect import (
+    AWQWeightsLoader,
+    GPTQWeightsLoader,
+    MarlinWeightsLoader,
+    loader_from_config,
+    read_claims,
+    read_configs,
+    read_model_config,
+)
 from qload.errors import ConfigError
 from tests.detect.settings import AWQ, GPTQ
 
@@ -173,3 +182,45 @@ def test_the_config_of_a_model_is_beside_its_file(tmp_path: Path) -> None:
 
     assert read_model_config(tmp_path) == read_model_config(tmp_path / "model.safetensors") == config
     assert read_model_config(tmp_path / "other") == {}
+
+
+LOADERS = [
+    pytest.param(AWQWeightsLoader(group_size=64), AWQ | {"group_size": 64}, id="AWQ by default"),
+    pytest.param(
+        AWQWeightsLoader(group_size=32, bits=8, zero_point=False),
+        AWQ | {"bits": 8, "group_size": 32, "zero_point": False},
+        id="AWQ",
+    ),
+    pytest.param(
+        MarlinWeightsLoader(group_size=128),
+        {"quant_method": "marlin", "bits": 4, "group_size": 128},
+        id="Marlin by default",
+    ),
+    pytest.param(
+        MarlinWeightsLoader(group_size=-1, bits=8, is_marlin_24=True),
+        GPTQ | {"checkpoint_format": "marlin_24", "bits": 8, "group_size": -1},
+        id="sparse Marlin",
+    ),
+    pytest.param(
+        GPTQWeightsLoader(bits=3, group_size=64),
+        {"quant_method": "gptq", "bits": 3, "group_size": 64},
+        id="GPTQ by default",
+    ),
+    pytest.param(
+        GPTQWeightsLoader(bits=8, group_size=64, zeros=Stored(), desc_act=True),
+        GPTQ | {"checkpoint_format": "gptq_v2", "bits": 8, "group_size": 64, "desc_act": True},
+        id="GPTQ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("loader", "section"), LOADERS)
+def test_the_settings_of_a_loader_are_those_of_a_section_with_them(
+    loader: FormatLoader, section: dict[str, Any]
+) -> None:
+    configured = loader_from_config(section)
+
+    assert isinstance(configured, FormatLoader)
+    assert [(fmt.weight_type, fmt.config) for fmt in loader.formats] == [
+        (fmt.weight_type, fmt.config) for fmt in configured.formats
+    ]

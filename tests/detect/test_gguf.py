@@ -1,5 +1,6 @@
 """Models in GGUF files: names, order of rows, experts and configs of converters; files of other kinds."""
 
+import math
 from json import dumps
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from qload.detect.gguf import (
 from qload.errors import StorageError
 from qload.models import Engine, load_model
 from qload.models.rope import Rope, RopeConfig
-from qload.storage import GGUFEntry, TensorView
+from qload.storage import ArrayLength, GGUFEntry, TensorView
 from qload.storage.gguf_types import GGML_TYPES
 from qload.testing import assert_same_bits
 from qload.verify import verify
@@ -294,10 +295,58 @@ def test_a_config_has_the_keys_of_transformers() -> None:
     }
 
 
-def test_a_partial_rotation_is_stated() -> None:
-    keys = {**LLAMA, "llama.rope.dimension_count": 32, "llama.attention.key_length": 64}
+@pytest.mark.parametrize(
+    ("keys", "changes"),
+    [
+        ({"feed_forward_length": [8, 8]}, {"intermediate_size": 8}),
+        ({"feed_forward_length": [8, 4]}, {"intermediate_size": [8, 4]}),
+        ({"feed_forward_length": ArrayLength(70000)}, {"intermediate_size": [70000]}),
+        ({"vocab_size": 99}, {"vocab_size": 99}),
+        ({"rope.dimension_count": 32}, {"head_dim": 32}),
+        ({"rope.dimension_count": True}, {}),
+        ({"rope.dimension_count": 32, "attention.key_length": 32}, {"head_dim": 32}),
+        (
+            {"rope.dimension_count": 32, "attention.key_length": 64},
+            {"head_dim": 64, "partial_rotary_factor": 0.5},
+        ),
+        ({"rope.dimension_count": 32, "attention.key_length": 0}, {"head_dim": 0}),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 2.0}, {}),
+        (
+            {"rope.scaling.type": "yarn", "rope.scaling.original_context_length": 64},
+            {"rope_scaling": {"rope_type": "yarn", "original_max_position_embeddings": 64}},
+        ),
+        (
+            {"expert_count": 8, "expert_used_count": 2},
+            {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+        ),
+    ],
+    ids=str,
+)
+def test_keys_of_a_file_change_those_of_its_config_alone(
+    keys: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    tensors = {"token_embd.weight": MATRIX}
+    usual = config_of_keys(LLAMA, tensors)
+    added = {f"llama.{key}": value for key, value in keys.items()}
 
-    assert config_of_keys(keys, {"output.weight": MATRIX})["partial_rotary_factor"] == 0.5
+    assert config_of_keys({**LLAMA, **added}, tensors) == {**usual, **changes}
+
+
+def test_experts_of_other_types_have_another_key_and_their_heads_rotate_whole() -> None:
+    keys = {
+        "general.architecture": "qwen3moe",
+        "qwen3moe.expert_count": 4,
+        "qwen3moe.rope.dimension_count": 32,
+    }
+
+    config = config_of_keys(keys, {"output.weight": MATRIX})
+
+    assert (config["num_experts"], config["tie_word_embeddings"]) == (4, False)
+    assert {"num_local_experts", "head_dim", "vocab_size"}.isdisjoint(config)
+
+
+def test_an_unknown_architecture_is_the_type_of_the_model() -> None:
+    assert config_of_keys({"general.architecture": "x" * 100}, {}) == {"model_type": f"GGUF's {'x' * 80}"}
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
@@ -314,6 +363,24 @@ def test_the_scaling_of_llama_3_follows_from_its_factors(factor: float) -> None:
     assert scaling == {"rope_type": "llama3", "factor": pytest.approx(factor), **LLAMA3_SCALING}
     assert scaling_of_factors(factors * 1.01, config) == {"rope_type": ROPE_FACTORS}
     assert scaling_of_factors(factors[:-1], config) == {"rope_type": ROPE_FACTORS}
+
+
+@pytest.mark.parametrize(
+    ("factors", "config", "kind"),
+    [
+        ([1.0, 1.0], {"rope_theta": 1.5}, "llama3"),
+        ([1.0, 1.0], {"rope_theta": 1.0}, ROPE_FACTORS),
+        ([1.0, 1.0], {"rope_theta": 10000}, ROPE_FACTORS),
+        ([1.0, 1.0], {}, ROPE_FACTORS),
+        ([], {"rope_theta": 1.5}, ROPE_FACTORS),
+        ([1.0, math.inf], {"rope_theta": 1.5}, ROPE_FACTORS),
+        ([1.0, math.nan], {"rope_theta": 1.5}, ROPE_FACTORS),
+    ],
+)
+def test_a_scaling_of_llama_3_needs_factors_and_a_base_above_1(
+    factors: list[float], config: dict[str, Any], kind: str
+) -> None:
+    assert scaling_of_factors(np.array(factors, np.float32), config)["rope_type"] == kind
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_keys_and_values_of_a_cache(dtype: torch.dtype, size: int, ranks: int, h
 def test_keys_and_values_of_two_widths() -> None:
     cache = PagedCache(2, 3, 4, 1, k_dim=24, v_dim=16, dtype=HALF)
 
-    assert cache.bytes == 2 * 3 * 4 * (24 + 16) * 2
+    assert (cache.pages, cache.bytes) == (3, 2 * 3 * 4 * (24 + 16) * 2)
     assert "960 bytes" not in cache.extra_repr()
     assert f"{2 * 3 * 4 * 40 * 2} bytes" in cache.extra_repr()
 

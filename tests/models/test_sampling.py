@@ -1,6 +1,7 @@
 """A token is chosen as the settings say, by numbers that come from the seed alone."""
 
 from itertools import islice
+from random import Random
 
 import pytest
 import torch
@@ -16,6 +17,15 @@ P = LOGITS[0].exp().double()
 
 def chosen(sampler: Sampler, u: float, logits: torch.Tensor = LOGITS) -> int:
     return int(sampler.choose(logits, torch.tensor([u], dtype=torch.float64)))
+
+
+def test_numbers_of_a_sequence_are_those_of_python_for_the_seed_and_the_sequence() -> None:
+    """Programs that generate the same text again depend on them."""
+    python = Random("3 5")
+
+    numbers = [*islice(Sampler(temperature=1.0, seed=3).numbers(5), 4)]
+
+    assert numbers == [python.random() for _ in range(4)]
 
 
 def test_greedy_takes_the_largest_whatever_is_drawn() -> None:

@@ -115,6 +115,15 @@ def test_rope_that_is_not_said_is_that_of_the_type() -> None:
     assert text_config({**LLAMA, **without}).rope.factor == 4.0  # of 128 positions
 
 
+def test_the_original_positions_of_the_rope_precede_those_of_the_model() -> None:
+    model = {**LLAMA, "original_max_position_embeddings": 32}
+    rope = {"rope_type": "yarn", "factor": 4.0}
+
+    assert text_config({**model, "rope_parameters": rope}).rope.original == 32
+    own = {**rope, "original_max_position_embeddings": 64}
+    assert text_config({**model, "rope_parameters": own}).rope.original == 64
+
+
 @pytest.mark.parametrize(
     "rope",
     [
@@ -164,6 +173,8 @@ def test_rope_of_some_layers_alone_is_refused_by_the_layers() -> None:
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
         ({"rms_norm_eps": -1}, "rms_norm_eps"),
+        ({"model_type": "llama4_text", "floor_scale": float("inf")}, "floor_scale"),
+        ({"model_type": "llama4_text", "attn_scale": 0}, "attn_scale"),
         ({"hidden_act": "relu2"}, "hidden_act"),
         ({"max_position_embeddings": 0}, "max_position_embeddings"),
         ({"eos_token_id": ["2"]}, "eos_token_id"),

@@ -1,6 +1,7 @@
 """Ranks that watch each other, here as threads: who has left, who failed, and who is gone without a word."""
 
 import socket
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -97,6 +98,17 @@ def test_ranks_that_leave_are_not_missed_one_after_another() -> None:
         left(watches[rank])
 
     assert told.empty()
+
+
+def test_a_process_ends_while_its_rank_is_watched() -> None:
+    watches = started(2, Queue())
+
+    threads = [thread for thread in threading.enumerate() if thread.name == "qload-watch"]
+
+    assert len(threads) >= len(watches)
+    assert all(thread.daemon for thread in threads)
+    for watch in watches:
+        watch.stop()
 
 
 def test_a_rank_that_has_left_does_not_hide_one_that_fails_later() -> None:

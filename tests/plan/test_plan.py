@@ -333,3 +333,30 @@ def test_every_refusal_names_its_own_layer() -> None:
     refused = [layer for layer in found.layers if not layer.shares[3].fits]
     assert len(refused) == found.worlds[3].refused == 8
     assert all(layer.shares[3].reason.startswith(layer.prefix) for layer in refused)
+
+
+def test_the_last_output_of_gate_is_a_cut_for_up_follows_it() -> None:
+    """Eight zero points lie in a word: a gate of 12 outputs loads alone, and no up can follow it."""
+    arguments = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 4}
+    section = {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"experts": {"targets": [r"re:.*experts\.\d+\.w\d$"], "weights": arguments}},
+    }
+    said = config("mixtral", intermediate_size=12, num_hidden_layers=1, quantization_config=section)
+    stored = tensors(said)
+    for name in [name for name in stored if ".experts." in name]:
+        (N, K), prefix = stored.pop(name).shape, name.removesuffix("weight")
+        stored[f"{prefix}weight_packed"] = torch.zeros(N, -(-K // 8), dtype=torch.int32)
+        stored[f"{prefix}weight_scale"] = torch.ones(N, K // 4)
+        stored[f"{prefix}weight_zero_point"] = torch.zeros(-(-N // 8), K // 4, dtype=torch.int32)
+        stored[f"{prefix}weight_shape"] = torch.tensor([N, K])
+    held = weights(said, stored)
+    experts = "model.layers.0.block_sparse_moe.experts"
+
+    shares = {layer.prefix: layer.shares[1] for layer in plan(held, tp=1).layers}
+
+    assert shares[f"{experts}.0.w1"].reason == refusal(lambda: held.get_experts(experts))
+    assert "weight_zero_point: cannot cut N = 12 at 12" in shares[f"{experts}.0.w1"].reason
+    assert shares[f"{experts}.0.w2"].fits
+    assert shares[f"{experts}.0.w3"].fits

@@ -29,6 +29,16 @@ def lines(found):
     return console.file.getvalue().splitlines()
 
 
+def explained_mxfp4():
+    """A layer of MXFP4 with the size, bits, layout and kernel of timed ones, and another group size."""
+    stored = {
+        "up.weight_packed": torch.zeros(4096, 2048, dtype=torch.uint8),
+        "up.weight_scale": torch.full((4096, 128), 127, dtype=torch.uint8),
+    }
+    weights = Weights(MemoryStorage(stored), loader=loader_from_config({"quant_method": "mxfp4"}))
+    return explain(weights, arch="sm90", dtype=torch.float16, tokens=[1])
+
+
 def explained(arch: str, tokens: list[int], *, group: int = 128, zeros: int = MIDDLE):
     """A layer of GPTQ, 4096 x 4096."""
     size = 4096
@@ -103,6 +113,12 @@ def test_an_explanation_has_the_time_of_the_kernel_that_runs():
     assert f'"decode, predicted 4.7 us ({BASIS})"' in explanation_page(found)
     assert '"many, not measured"' in explanation_page(found)
     assert [choice.basis for choice in layer.choices] == [BASIS, ""]
+
+
+def test_times_of_one_format_predict_none_of_another():
+    (choice,) = explained_mxfp4().layers[0].choices
+
+    assert (choice.kernel, choice.seconds, choice.basis) == ("decode", None, "")
 
 
 def test_a_row_has_a_prediction_with_its_basis_or_was_not_measured():

@@ -86,6 +86,13 @@ REFUSED = [
         id="a gap in an index",
     ),
     pytest.param(
+        shards(1, 2, count=2) | {"z-00002-of-00002.safetensors": ["b"]},
+        indexed(shards(1, 2, count=2) | {"z-00002-of-00002.safetensors": ["b"]}),
+        "shard-gap",
+        f"{INDEX}: z-00001-of-00002.safetensors not found: 1 of 2 files are missing",
+        id="a gap in the second of two sets",
+    ),
+    pytest.param(
         shards(1, count=999999),
         None,
         "shard-gap",

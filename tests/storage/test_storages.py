@@ -252,7 +252,8 @@ def test_rows_of_many_tensors_are_those_that_single_reads_return(dtype: torch.dt
     with SafetensorsStorage([tmp_path / "a.safetensors", tmp_path / "b.safetensors"]) as storage:
         for i, shape in enumerate(SHAPES):
             names = [f"s{i}.t{j}" for j in (2, 0, 1)]
-            for index in ((), tuple(slice(size // 3, size) for size in shape)):
+            ends = tuple(slice(size // 3, size) for size in shape)
+            for index in ((), ends[:1], ends):
                 wanted = torch.stack([storage.read(name, index) for name in names])
                 rows = torch.empty_like(wanted)
                 columns = torch.empty((*wanted.shape, 2), dtype=dtype)[..., 0]  # rows with gaps

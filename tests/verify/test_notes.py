@@ -196,7 +196,7 @@ PATTERNS = [
     pytest.param(gptq(UP), {**GPTQ, "dynamic": {r"+:.*down_proj": {"bits": 8}}}, "dynamic", id="gptq"),
     pytest.param(gptq(UP), {**GPTQ, "modules_in_block_to_quantize": [["mlp.up_proj"], ["mlp.down_proj"]]},
                  "modules_in_block_to_quantize", id="in a block"),
-    pytest.param(gptq(UP), {**ROUND, "extra_config": {r".*down_proj": {"bits": 8}}}, "extra_config",
+    pytest.param(gptq(UP), {**ROUND, "extra_config": {r"down_pro[j]": {"bits": 8}}}, "extra_config",
                  id="auto-round"),
     pytest.param(fp8(UP), targets(r"re:.*up_proj", r"re:.*down_proj"), "config_groups.g",
                  id="compressed-tensors"),
