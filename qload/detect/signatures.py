@@ -150,7 +150,7 @@ class LayerTensors:
     prefix: str
     has: Callable[[str], bool]
     find: Callable[[str], TensorInfo]
-    known: dict[str, TensorInfo | None] = field(default_factory=dict, compare=False)
+    known: dict[str, TensorInfo | None] = field(default_factory=dict)
 
     @classmethod
     def of_storage(cls, storage: WeightStorage, prefix: str) -> LayerTensors:

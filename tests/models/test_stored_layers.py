@@ -54,3 +54,16 @@ def test_a_norm_of_another_size_or_of_integers_is_refused(name: str) -> None:
     assert (short.value.tensor, short.value.expected) == (name, f"({size},), as the config says")
     assert (integers.value.tensor, integers.value.got) == (name, "int16")
     assert integers.value.expected == ["float16", "bfloat16", "float32", "float64"]
+
+
+@pytest.mark.parametrize("name", ["self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "mlp.down_proj"])
+def test_only_a_vocabulary_may_have_more_rows_than_the_config_says(name: str) -> None:
+    said = config("llama")
+    stored, matrix = tensors(said), f"model.layers.0.{name}.weight"
+    N, K = stored[matrix].shape
+    stored[matrix] = torch.ones(N + 8, K)
+
+    with pytest.raises(ShapeError) as caught:
+        load_model(weights(said, stored), said)
+
+    assert (caught.value.expected, caught.value.got) == (f"({N}, {K}), as the config says", (N + 8, K))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload import MemoryStorage, Weights, loader_from_config, open_checkpoint, plan
+from qload import DefaultWeightsLoader, MemoryStorage, Weights, loader_from_config, open_checkpoint, plan
 from qload.detect import read_model_config
 from qload.errors import QloadError
 from qload.models import FAMILIES, load_model
@@ -360,3 +360,12 @@ def test_the_last_output_of_gate_is_a_cut_for_up_follows_it() -> None:
     assert "weight_zero_point: cannot cut N = 12 at 12" in shares[f"{experts}.0.w1"].reason
     assert shares[f"{experts}.0.w2"].fits
     assert shares[f"{experts}.0.w3"].fits
+
+
+def test_a_matrix_other_than_a_vocabulary_has_no_short_last_share() -> None:
+    storage = MemoryStorage({"model.up_proj.weight": torch.ones(10, 8)})
+
+    (layer,) = plan(Weights(storage, loader=DefaultWeightsLoader()), tp=(2, 4)).layers
+
+    assert layer.shares[2].bytes == (5 * 8 * 4, 5 * 8 * 4)
+    assert layer.shares[4].reason.startswith("model.up_proj.weight: N = 10 does not divide into 4 ranks\n")
