@@ -72,6 +72,15 @@ def golden_tensors(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue("snapshot").use_extension(GoldenTensors)
 
 
+@pytest.fixture
+def cpu_module() -> Iterator[None]:
+    """The CPU module; where it is not built, one in plain torch with the same functions."""
+    from tests.kernels.cpu_by_hand import installed
+
+    with installed():
+        yield
+
+
 @pytest.fixture(scope="session")
 def fixtures() -> Path:
     """Return the folder of external fixtures."""

@@ -76,7 +76,7 @@ def check(layers: Mapping[str, Mapping[str, Tensor]], target: str = "marlin", **
         assert_same(restore(made), source)
 
 
-has_native = pytest.mark.skipif(not native.available(), reason="without native code nothing is followed")
+has_native = pytest.mark.usefixtures("cpu_module")
 
 
 @has_native

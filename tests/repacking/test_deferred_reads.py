@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qload import native
 from qload.detect import loader_from_config
 from qload.errors import NonfiniteScaleError, StorageError
 from qload.formats import GPTQConfig, GPTQWeight
@@ -23,7 +22,7 @@ from qload.storage import MemoryStorage, SafetensorsStorage
 from qload.weights import Weights, prefetch, stream
 from tests.repacking.test_alike import CONFIG, MIDDLE, assert_same, drawn
 
-has_native = pytest.mark.skipif(not native.available(), reason="without native code nothing is followed")
+has_native = pytest.mark.usefixtures("cpu_module")
 Layers = Mapping[str, Mapping[str, Tensor]]
 
 

@@ -19,7 +19,7 @@ from qload.testing import assert_same_bits
 from qload.weights import prefetch
 from qload.weights.prefetch import OpenedFiles
 
-has_native = pytest.mark.skipif(not native.available(), reason="there are no such threads without the module")
+has_native = pytest.mark.usefixtures("cpu_module")
 TENSORS = {
     **{f"{n}.weight": torch.randn(16 + n, 8) for n in range(8)},
     "8.weight": torch.randn(3, 5).half(),
@@ -163,8 +163,8 @@ def test_who_is_interrupted_while_waiting_is_told_just_that(
 
 
 @has_native
-@pytest.mark.parametrize("answer", [[], [True]])
-def test_a_wait_that_tells_less_than_was_asked_tells_nothing(
+@pytest.mark.parametrize("answer", [[], [True], [True, False], [False, True]])
+def test_of_moves_begun_together_one_that_failed_fails_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: list[bool]
 ) -> None:
     inner = CpuFileMover.wait
@@ -184,7 +184,7 @@ def test_a_wait_that_tells_less_than_was_asked_tells_nothing(
         assert begun.take("1.weight", ()) is None
 
 
-@has_native
+@pytest.mark.skipif(not native.available(), reason="a process of its own has no module by hand")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not copied here")
 @pytest.mark.parametrize("goes_on", [False, True])
 def test_a_copy_of_the_process_ends_its_stream_or_goes_on_with_it(tmp_path: Path, goes_on: bool) -> None:
