@@ -191,11 +191,18 @@ WRONG: dict[str, Any] = {
     r"Mapping|dict|Iterable": {1: Stranger()},
     r"type\[|Callable": Stranger,
 }
+ELEMENTS: dict[str, Any] = {  # by the container of an annotation, one with a wrong element
+    r"\btuple\[": (Stranger(),),
+    r"\b(Sequence|list)\[": [Stranger()],  # an iterable is not used up by a check
+    r"\b(Mapping|dict)\[": {"name": Stranger()},
+}
 
 
 def wrong_values(annotation: str) -> Iterator[Any]:
-    """Yield one value of each type outside the annotation."""
-    return (value for spoken, value in WRONG.items() if not re.search(spoken, annotation))
+    """Yield one value of each type outside the annotation, and containers with a wrong element."""
+    yield from (value for spoken, value in WRONG.items() if not re.search(spoken, annotation))
+    if "Any" not in annotation:
+        yield from (value for spoken, value in ELEMENTS.items() if re.search(spoken, annotation))
 
 
 def public() -> Iterator[Any]:
