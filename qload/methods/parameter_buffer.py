@@ -535,7 +535,7 @@ class ParameterBuffer:
         """Return the shape of the whole tensor of a parameter's block, and the block's origin."""
         layer, shape, origin = self.layer, list(block.shape), [0] * block.ndim
         for i, axis in enumerate(slot.spec.axes):
-            if axis.dim == layer.split and i not in slot.whole_inputs and axis.dim != PARTS:
+            if axis.dim == layer.split and i not in slot.whole_inputs:
                 N = layer.parts[part] * layer.group.size()
                 shape[i] = axis.size(N if axis.dim == "N" else layer.whole[1]) or shape[i]
                 origin[i] = layer.group.rank() * block.shape[i]

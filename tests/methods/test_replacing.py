@@ -59,6 +59,14 @@ def test_quantized_layers_are_replaced_wherever_they_stand_and_plain_ones_are_no
     assert type(model.head) is nn.Linear
 
 
+def test_a_shared_layer_is_found_under_any_of_its_names() -> None:
+    model = Model()
+    held = weights(stored("again", 4, 8))
+
+    assert replace_linears(model, held, activations="unquantized") == ["again", "down"]
+    assert model.down is model.again
+
+
 def test_a_bias_comes_with_its_layer() -> None:
     model, _ = replaced()
 

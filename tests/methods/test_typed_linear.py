@@ -41,6 +41,7 @@ from tests.methods.engine import awq
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+BNB = {"quant_method": "bitsandbytes", "load_in_8bit": True}
 K, N = 128, 64
 
 
@@ -201,6 +202,16 @@ def test_where_the_rank_is_told_parameters_take_whole_tensors(split: str) -> Non
 
         assert not layer.calls
         assert_holds(layer, asked(GPTQ, tensors, rank, split, "auto"))
+
+
+@pytest.mark.parametrize(("act_order", "groups"), [(False, K // 32 // 2), (True, K // 32)])
+def test_an_engine_cuts_groups_with_the_inputs_unless_act_order_is_claimed(
+    act_order: bool, groups: int
+) -> None:
+    layer = engine({**GPTQ, "desc_act": act_order}, Rank(1, 2), "K", tells=False)
+
+    assert tuple(layer.scales.shape) == (groups, N)
+    assert tuple(layer.qzeros.shape) == (groups, N // 8)
 
 
 def test_a_share_of_inputs_needs_the_rank_where_an_index_is_whole() -> None:
@@ -449,8 +460,9 @@ def test_every_method_that_is_read_has_a_name() -> None:
 
 def test_a_config_is_of_the_method_that_it_is_asked_under() -> None:
     assert get_quantization_config("gptq").from_config({"bits": 4, "group_size": 32}).get_name() == "gptq"
-    with pytest.raises(ConfigError, match="quant_method\n  expected gptq\n  got      'fp8', of fp8 layers"):
-        get_quantization_config("gptq").from_config(FP8)
+    for config, got in ((FP8, "'fp8', of fp8 layers"), (BNB, "'bitsandbytes', of bnb_int8 layers")):
+        with pytest.raises(ConfigError, match=f"quant_method\n  expected gptq\n  got      {got}"):
+            get_quantization_config("gptq").from_config(config)
     with pytest.raises(ConfigError, match="an object"):
         get_quantization_config("gptq").from_config(None)
 
