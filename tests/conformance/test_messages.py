@@ -179,13 +179,14 @@ class WideFails:
         (".k2048n64", 0, "gptq.v1.w4.g128.k384n192", 384),
         (".k384n192", 0, "gptq.v1.w4.g128.k384n192", 384),
         (".k512n256.tp2col", 1 << 17, "gptq.v1.w4.g128.k512n256.tp2col", 512),
+        (".k2048n1536", 1 << 20, "gptq.v1.w4.g128.k4096n512", 4096),
         (".k512n256", 1 << 18, None, 0),
     ],
 )
 def test_a_failure_names_the_smallest_case_that_fails_too(
     of: str, least: int, failed: str | None, inputs: int
 ) -> None:
-    case = next(each for each in cases("gptq") if each.id == f"gptq.v1.w4.g128{of}")
+    case = next(each for each in cases("gptq", "exhaustive") if each.id == f"gptq.v1.w4.g128{of}")
     node = SimpleNamespace(nodeid=f"t.py::test[{case.id}]", user_properties=[])
     config = SimpleNamespace(getoption=lambda name, default: default)
     request: Any = SimpleNamespace(node=node, config=config)
@@ -201,5 +202,19 @@ def test_a_failure_names_the_smallest_case_that_fails_too(
     text = f"{inputs} inputs are too many"
     assert str(caught.value).splitlines()[0] == f"{failed}: {text}"
     replay = str(caught.value).splitlines()[1].strip()
-    assert replay.startswith(f"replay    pytest 't.py::test[{failed}]'")
+    tier = " --qload-tier=gpu" if inputs == 4096 else ""
+    assert replay == f"replay    pytest 't.py::test[{failed}]'{tier}"
     assert report == {"case": case.id, "suite": "Sound", "failure": text, "fault": None}
+
+
+def test_the_smallest_case_is_one_that_the_subject_takes() -> None:
+    class Refuses(Sound):
+        def can_implement(self, case: ConformanceCase) -> tuple[bool, str]:
+            return case.K != 384, "no 384 inputs"
+
+    case = next(each for each in cases("gptq") if each.id == "gptq.v1.w4.g128.k512n256")
+    node = SimpleNamespace(nodeid=f"t.py::test[{case.id}]", user_properties=[])
+    request: Any = SimpleNamespace(node=node, config=SimpleNamespace(getoption=lambda name, default: default))
+
+    with pytest.raises(pytest.fail.Exception, match=rf"^{case.id}: 512 inputs are too many\n"):
+        CaseRun(Refuses(), case, request, lambda case, device: WideFails(case, 0)).check("fits")

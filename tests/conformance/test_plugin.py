@@ -123,9 +123,18 @@ def test_a_line_has_a_link_and_a_reason(line: str, tmp_path: Path) -> None:
         read_expected_failures(tmp_path / "known.txt")
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match=r"nowhere\.txt"):
-        read_expected_failures(tmp_path / "nowhere.txt")
+@pytest.mark.parametrize(("content", "reason"), [(None, "No such file"), (b"gptq\xff", "can't decode byte")])
+def test_a_file_that_cannot_be_read_is_refused(content: bytes | None, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "known.txt"
+    if content is not None:
+        path.write_bytes(content)
+
+    with pytest.raises(ArgumentError) as caught:
+        read_expected_failures(path)
+
+    assert (caught.value.argument, caught.value.expected) == ("--qload-xfails", "a text file")
+    assert caught.value.got.startswith(f"{path}: ")
+    assert reason in caught.value.got
 
 
 def test_the_plugin_is_registered_by_the_distribution() -> None:

@@ -46,6 +46,8 @@ class Three:
         ("ab", Sequence[str], False),
         ("ab", Iterable[str], False),
         ((n for n in "ab"), Iterable[int], True),  # not looked into, which would use it up
+        ((1,), tuple[int], True),
+        ((1, 2), tuple[int], False),
         ((1, 2), tuple[int, int], True),
         ((1, 2, 3), tuple[int, int], False),
         ((1, 2, 3), tuple[int, ...], True),

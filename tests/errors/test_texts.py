@@ -257,6 +257,17 @@ def test_the_facts_of_an_error_survive_the_trip_to_another_process(mistake: str)
     assert (type(arrived), str(arrived), arrived.rule) == (type(error), str(error), error.rule)
 
 
+class ErrorOfAnotherProject(QloadError):
+    """An error without fields."""
+
+
+@pytest.mark.parametrize("kind", [QloadError, ErrorOfAnotherProject])
+def test_an_error_without_fields_survives_the_trip_too(kind: type[QloadError]) -> None:
+    arrived = pickle.loads(pickle.dumps(kind("first", "second")))
+
+    assert (type(arrived), arrived.args) == (kind, ("first", "second"))
+
+
 def test_every_error_class_is_raised_by_one_of_these_mistakes() -> None:
     classes = {
         value for value in vars(errors).values() if isinstance(value, type) and issubclass(value, QloadError)

@@ -1,6 +1,7 @@
 """Sources and loaders of other projects that override single methods."""
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import pytest
 import torch
@@ -125,3 +126,36 @@ def test_a_custom_load_of_all_outputs_is_no_share() -> None:
 
     with pytest.raises(MismatchError, match=r"RowsLoader\.load returned .*\n.*\(2, 2\)\n.*\(4, 2\)"):
         weights.get_weights_col("up")
+
+
+def test_blocks_of_a_vocabulary_have_the_size_that_a_custom_load_gives_them() -> None:
+    loader, parts = RowsLoader(), [Part("up", short=True)]
+    shared, alone = (
+        Weights(MemoryStorage({"up.weight": MATRIX}), loader=loader, process_group=rank)
+        for rank in (Rank(1, 2), Rank(0, 1))
+    )
+
+    assert loader.plan(shared, parts, "N").finish(shared).shape == (4, 2)
+    with pytest.raises(MismatchError, match=r"\(3, 2\)\n.*\(4, 2\)"):
+        loader.plan(alone, [Part("up", 0, 3, short=True)], "N").finish(alone)
+
+
+@pytest.mark.parametrize(("ledger", "before", "after"), [("inner", 1, 1), ("later", 0, 1), ("none", 0, 0)])
+def test_entries_reach_the_inner_ledger_once_and_at_their_time(
+    ledger: Literal["inner", "later", "none"], before: int, after: int
+) -> None:
+    weights = stored_under("up.weight")
+    source = WrappedSource(weights, ledger=ledger)
+    found = []
+    source.take(["up.weight"])
+    source.note("a contradiction")
+    if ledger == "later":
+        source.note("a contradiction")
+    found.append(weights.report())
+    if ledger == "later":
+        source.commit()
+    found.append(weights.report())
+
+    assert [len(report.used) for report in found] == [before, after]
+    assert [[*report.notes] for report in found] == [["a contradiction"] * count for count in (before, after)]
+    assert not found[1].twice
