@@ -18,6 +18,7 @@ from qload.models import Engine, Sampler, load_model
 from qload.models import memory as memory_module
 from tests.models import drawn
 
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # by the number of bits of a mantissa
 PROMPT = [3, 1, 4, 1, 5]
 CONFIG = drawn.config("llama", eos_token_id=None, torch_dtype="float32")
 
@@ -55,6 +56,33 @@ def test_the_last_line_is_the_new_ids_and_the_speed_is_said_beside_it(
 
     assert (result.exit_code, result.stdout) == (0, f"{','.join(map(str, want))}\n")
     assert [line.split(":")[0] for line in result.stderr.splitlines()[1:]] == ["prompt", "steps"]
+
+
+@pytest.mark.parametrize(
+    ("said", "options", "dtype"),
+    [
+        ("bfloat16", [], torch.bfloat16),
+        ("float16", [], torch.float16),
+        (None, [], torch.float32),
+        ("bfloat16", ["--dtype", "float16"], torch.float16),
+    ],
+)
+def test_the_dtype_is_that_of_the_option_or_of_the_config_or_float32(
+    said: str | None, options: list[str], dtype: torch.dtype, folder: Path
+) -> None:
+    result = run(
+        changed(folder, torch_dtype=said), "--prompt-ids", "3,1", "--tokens", 0, "--logits", *options
+    )
+
+    logits = torch.tensor(json.loads(result.stdout.splitlines()[0]))
+    exact = [other for other in DTYPES if torch.equal(logits.to(other).float(), logits)]
+    assert exact[0] == dtype
+
+
+def test_a_system_that_tells_no_free_memory_runs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_module, "free_bytes", lambda device: None)
+
+    assert run(folder, "--prompt-ids", "3,1", "--tokens", 1).exit_code == 0
 
 
 def test_logits_are_those_after_the_prompt_as_json_above_the_ids(folder: Path) -> None:

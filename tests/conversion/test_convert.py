@@ -252,6 +252,19 @@ def test_the_first_lost_value_of_a_later_block_is_named(
     assert refused(convert(source, tmp_path / "out", to=to, rounding=rounding)) == {reason}
 
 
+def test_a_scale_that_is_not_finite_is_refused_or_written_and_noted(tmp_path: Path) -> None:
+    stored = gptq("up")
+    stored["up.scales"][1, 3] = float("inf")
+    (tmp_path / "in").mkdir()
+    source = model(tmp_path / "in", stored, quantization_config=GPTQ)
+
+    assert convert(source, tmp_path / "out", to="gptq_v2").counts == {"refused": 1}
+    found = convert(source, tmp_path / "out", to="gptq_v2", nonfinite="allow")
+
+    assert found.counts == {"bits": 1}
+    assert found.notes == ["up.scales: written as stored: inf at (1, 3); 1 of 16 are not finite"]
+
+
 def test_a_config_speaks_for_each_kind_of_layer(tmp_path: Path) -> None:
     """Layers with other group sizes: representable in configs of gptq and compressed-tensors, not of awq."""
     wide = {

@@ -191,6 +191,48 @@ def test_files_that_are_complete_outlive_a_disk_that_is_full_for_the_rest(
     }
 
 
+def test_a_disk_with_space_for_what_is_missing_is_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(100, 80, 20))
+    folder = AtomicFolder(tmp_path / "out", "job")
+    with folder.open():
+        folder.write("a.txt", b"ten  bytes")
+
+        folder.check_space(30)
+        with pytest.raises(ArgumentError) as caught:
+            folder.check_space(31)
+
+    assert (caught.value.expected, caught.value.got) == (
+        "a disk with 21 bytes left",
+        f"20 bytes at {tmp_path}",
+    )
+
+
+def test_files_and_folders_are_on_the_disk_before_they_have_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced, fsync = list[str](), os.fsync
+
+    def record(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(f"{tmp_path}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    before = len(os.listdir("/proc/self/fd"))
+    folder = AtomicFolder(tmp_path / "out", "job")
+    with folder.open():
+        folder.write("rank-0/a.txt", b"a")
+        folder.write("b.txt", b"b")
+        folder.commit()
+
+    written = "/.out.qload-unfinished"
+    assert synced[:2] == [f"{written}/rank-0/a.txt.part", f"{written}/b.txt.part"]
+    assert sorted(synced[2:4]) == [written, f"{written}/rank-0"]
+    assert synced[4:] == [""]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_what_reads_back_as_something_else_is_not_handed_out(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

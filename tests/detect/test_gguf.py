@@ -32,6 +32,8 @@ from tests.paths import FIXTURES
 from tests.storage.gguf_files import LLAMA, blocks, floats, gguf_file
 from tests.storage.test_gguf import interleaved
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 CONVERTED = ("qwen2_q8_0", "qwen3_moe_q8_0")
 MATRIX = GGUFEntry(GGML_TYPES[8], (64, 64), 0, 0)
 

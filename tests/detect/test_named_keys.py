@@ -314,6 +314,7 @@ CONTRADICTIONS: list[Any] = [  # a section, its changes, the key
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("section", "wrong", "key"),
     CONTRADICTIONS,
@@ -329,6 +330,7 @@ def test_a_contradiction_names_its_key(section: dict[str, Any], wrong: dict[Path
     assert caught.value.key == f"quantization_config.{key}"
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("other", "key"),
     [

@@ -11,6 +11,8 @@ from qload.experts import ExpertStacks
 from qload.storage import WeightStorage
 from tests.examples import pages
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 EXPERTS, COUNT = "model.layers.0.mlp.experts", 3
 
 

@@ -11,6 +11,8 @@ from qload.experts import GatedActivation
 from qload.experts.names import namings, rows_of_experts
 from tests.experts.expert_layers import FACTS, NAMES, PREFIX, StoredExperts, plain, stored_plain
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 SPARSE = sorted(name for name, table in TABLES.items() if rows_of_experts(table.rows))
 SILU, CLAMPED = GatedActivation("silu"), GatedActivation("clamped_swiglu", 1.702, 7.0)
 

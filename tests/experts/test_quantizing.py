@@ -19,6 +19,8 @@ from qload.quantize.policy import Modules
 from qload.testing import assert_same_bits
 from tests.experts.expert_layers import FACTS, PREFIX, StoredExperts, assert_joined, plain, ranks
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 QUANTIZERS = [Fp8Quantizer(), Fp8Quantizer("tensor"), EETQQuantizer(), BNB4Quantizer()]
 
 

@@ -415,6 +415,7 @@ def test_get_experts_of_stacks(dialect: str, names: str, split: Any, tmp_path: P
     assert torch.equal(downs[1], down)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_gate_and_up_of_unknown_order_are_refused_by_get_experts(tmp_path: Path) -> None:
     told = DIALECTS["nvfp4"]
     made = drawn_checkpoint(told, "fused", False, True, halves=False)
@@ -434,6 +435,7 @@ def stored(
     return storage, lambda prefix: weights.get_weights(prefix).dequantize()
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("dotted", [False, True])
 def test_axes_that_nothing_tells_stay_unread_and_are_not_accused(dotted: bool, tmp_path: Path) -> None:
     """One scale an expert, gate and up apart, and no size in the config."""
@@ -549,6 +551,7 @@ def test_zero_points_of_gate_and_up_in_one_word_leave_them_one_layer(inner: int)
             assert torch.equal(load(f"{prefix}.{expert}.{name}"), want)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("stated", [[E + 1, 2 * INNER, HIDDEN], [E, 2 * INNER - 1, HIDDEN]])
 def test_a_shape_that_is_not_that_of_the_experts_is_found(stated: list[int]) -> None:
     made = drawn_checkpoint(DIALECTS["pack"], "granite", False, True, True)
@@ -639,6 +642,7 @@ def test_a_config_may_name_the_stacks(tmp_path: Path) -> None:
             assert torch.equal(weights.get_weights(prefix).dequantize(), values)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("field", ["weight_scale", "weight_packed"])
 def test_a_contradiction_of_a_known_format_is_found_as_one(field: str, tmp_path: Path) -> None:
     told = DIALECTS["pack"]
@@ -654,6 +658,7 @@ def test_a_contradiction_of_a_known_format_is_found_as_one(field: str, tmp_path:
     assert found == {("tensor-shape", f"{made.module}.{expert}.down_proj") for expert in range(E)}
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_floats_of_an_unknown_type_are_tensors_like_any_other(tmp_path: Path) -> None:
     tensors = {
         f"model.layers.0.moe.{name}.weight": torch.randn(E, 64, HIDDEN, generator=generator(at)).bfloat16()
@@ -674,6 +679,7 @@ def test_floats_of_an_unknown_type_are_tensors_like_any_other(tmp_path: Path) ->
             weights.get_experts("model.layers.0.moe", facts=FACTS)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_stack_loads_by_its_name_cut_and_moves() -> None:
     told = DIALECTS["nvfp4"]
     made = drawn_checkpoint(told, "split", False, True, True)
@@ -709,6 +715,7 @@ def test_a_stack_loads_by_its_name_cut_and_moves() -> None:
     assert weights.report().twice == {}
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_gate_and_up_in_turns_or_together_are_not_cut_by_the_name_of_both() -> None:
     both = mixture("gpt_oss", "fp8_channel")
     config_ = {**config("gpt_oss"), "quantization_config": CONFIGS["fp8_channel"]}

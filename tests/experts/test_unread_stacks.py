@@ -11,6 +11,8 @@ from qload.storage import TensorInfo
 from tests.experts.mixtures import HIDDEN, INNER, E, config, lead
 from tests.experts.test_hostile_stacks import Headers
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 LEAD = f"{lead('qwen3_moe')}."
 FP8, BF16, FP32, U8 = dtypes.float8_e4m3fn, dtypes.bfloat16, dtypes.float32, dtypes.uint8
 MATRIX = (E, HIDDEN, INNER)

@@ -12,6 +12,8 @@ from qload.layouts import STORED_MINUS_ONE, Stored
 from qload.spec.integers import Integers, IntegerWeight, Origin
 from qload.spec.weight import Layer
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def integers(
     bits: int = 4,

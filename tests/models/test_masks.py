@@ -10,6 +10,8 @@ from qload.models import text_config
 from qload.models.attention import visible_keys
 from qload.models.config import Mask
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 SIZES = {"hidden_size": 8, "num_attention_heads": 2, "num_hidden_layers": 4, "num_key_value_heads": 2}
 
 

@@ -27,6 +27,8 @@ from qload.models.config import text_config
 from qload.models.memory import check_memory, stored_bytes, tensor_bytes
 from qload.testing import make_checkpoint
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 HALF, BRAIN, SINGLE = torch.float16, torch.bfloat16, torch.float32
 CONFIG = {
     "model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -72,6 +74,7 @@ def test_keys_and_values_of_two_widths() -> None:
     assert (cache.pages, cache.bytes) == (3, 2 * 3 * 4 * (24 + 16) * 2)
     assert "960 bytes" not in cache.extra_repr()
     assert f"{2 * 3 * 4 * 40 * 2} bytes" in cache.extra_repr()
+    assert cache.state_dict() == {}  # contents are no weights
 
 
 def test_a_tensor_of_two_modules_counts_once_and_buffers_count() -> None:

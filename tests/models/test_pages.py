@@ -1,8 +1,10 @@
 """Sequences grow page by page, never into each other's, and give back what they had."""
 
 import pytest
+import torch
 
-from qload.models.kv_cache import PADDING_PAGE, PageTable
+from qload.errors import ArgumentError
+from qload.models.kv_cache import PADDING_PAGE, PageTable, Step
 
 
 def test_slots_follow_the_pages_that_a_sequence_was_given() -> None:
@@ -35,3 +37,13 @@ def test_a_sequence_that_begins_again_has_its_old_pages_first() -> None:
 
     assert table.length(0) == 0
     assert table.grow(0, 8) == before
+
+
+def test_a_step_shows_its_tensors_alone_and_names_one_on_another_device() -> None:
+    index = torch.zeros(1, dtype=torch.int64)
+
+    assert repr(Step(index, index, index[None])).count("tensor(") == 3
+    assert "cached" not in repr(Step(index, index, index[None]))
+    with pytest.raises(ArgumentError) as caught:
+        Step(index, index.to("meta"), index[None])
+    assert str(caught.value) == "step: slots\n  expected a tensor on cpu\n  got      meta"

@@ -11,6 +11,8 @@ from qload.experts import GatedActivation
 from qload.models import FAMILIES, text_config
 from qload.models.config import Mask
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
     "hidden_size": 64,

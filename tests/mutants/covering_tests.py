@@ -127,8 +127,7 @@ class TestCoverage:
         tests = {test for each in lines.values() for test in each} if imported else changed
         near = f"tests/{mutant.package}/"
         ranked = sorted(
-            tests - {""},
-            key=lambda test: (test not in changed, not test.startswith(near), self._duration(test), test),
+            tests - {""}, key=lambda test: (not test.startswith(near), self._duration(test), test)
         )
         left, first, others = SECONDS, [*IMPORTED] if imported else [], list[str]()
         cases: dict[str, int] = defaultdict(int)

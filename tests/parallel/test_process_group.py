@@ -22,6 +22,8 @@ from qload.parallel import (
 )
 from qload.parallel.process_group import torch_group
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def test_a_fake_world_has_every_rank_once() -> None:
     assert [(group.rank(), group.size()) for group in FakeWorld(3)] == [(0, 3), (1, 3), (2, 3)]

@@ -51,6 +51,7 @@ def test_the_kernel_format_is_the_one_that_loads(
         assert told == {prefix: weights.get_weights(prefix).format for prefix in told}
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("arch", "kernels"),
     [("sm80", ["w4a16", "w4a16", "large"]), ("sm90", ["decode", "many", "many"])],
@@ -64,6 +65,7 @@ def test_kernels_by_hand(arch: str, kernels: list[str]) -> None:
     assert all(choice.seconds is None for choice in layer.choices)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("folder", "arch", "kernel_format", "kernels"),
     [
@@ -82,6 +84,7 @@ def test_kernels_of_declared_inputs(folder: str, arch: str, kernel_format: str, 
     assert all(choice.seconds is None for choice in layer.choices)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_every_other_kernel_has_a_reason() -> None:
     few, _, many = only(gptq(128, 128), arch="sm80").choices
 
@@ -93,6 +96,7 @@ def test_every_other_kernel_has_a_reason() -> None:
     assert many.refused["w4a16"] == "takes at most 64 tokens, got 1024"
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_on_hopper_a_kernel_of_its_own_refuses_none_for_the_chip() -> None:
     refused = {
         arch: " ".join(
@@ -107,6 +111,7 @@ def test_on_hopper_a_kernel_of_its_own_refuses_none_for_the_chip() -> None:
     }
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_every_other_kernel_format_has_a_reason() -> None:
     assert only(gptq(128, 128), arch="sm80").formats == {
         "strips": "faster only on sm90",
@@ -115,6 +120,7 @@ def test_every_other_kernel_format_has_a_reason() -> None:
     }
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_activations_that_no_kernel_takes_are_told_with_those_that_would_do() -> None:
     layer = only(gptq(128, 128), arch="sm90", dtype=torch.float32)
 
@@ -148,6 +154,7 @@ SUGGESTED: dict[str, tuple[dict[str, list[str]], list[str]]] = {
 }
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(("kernels", "suggested"), SUGGESTED.values(), ids=SUGGESTED)
 def test_a_dtype_is_suggested_where_it_has_kernels_for_all_tokens_and_the_asked_one_has_not(
     kernels: dict[str, list[str]], suggested: list[str], monkeypatch: pytest.MonkeyPatch
@@ -163,6 +170,7 @@ def test_a_dtype_is_suggested_where_it_has_kernels_for_all_tokens_and_the_asked_
     assert layer.changes == tuple(f"activations of {each}" for each in suggested)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_share_that_only_names_tell_has_a_note() -> None:
     notes = {tp: " ".join(explain(gptq(128, 128), arch="sm90", tp=tp).notes) for tp in (1, 2)}
 
@@ -170,6 +178,7 @@ def test_a_share_that_only_names_tell_has_a_note() -> None:
     assert "cut by the last part" not in notes[1]
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("entries", "dtype"),
     [
@@ -189,6 +198,7 @@ def test_activations_have_the_dtype_that_the_config_names(
     assert explain(path, arch="sm90", dtype=torch.bfloat16).dtype == "bfloat16"
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("entries", [{}, {"dtype": None}, {"dtype": "float64"}, {"torch_dtype": 16}], ids=str)
 def test_a_config_that_names_no_dtype_has_a_note(entries: dict[str, Any], tmp_path: Path) -> None:
     path = checkpoint(tmp_path, entries)
@@ -198,6 +208,7 @@ def test_a_config_that_names_no_dtype_has_a_note(entries: dict[str, Any], tmp_pa
     assert NO_DTYPE not in explain(path, arch="sm90", dtype=torch.bfloat16).notes
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_the_config_of_an_open_checkpoint_names_the_dtype() -> None:
     with open_checkpoint(FIXTURES / "models" / "gptq_mixtral") as weights:
         assert explain(weights, arch="sm90").dtype == "float16"
@@ -211,16 +222,19 @@ def checkpoint(folder: Path, entries: dict[str, Any]) -> Path:
     return folder
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("arch", ["sm12", "sm19", "sm9", "90", "sm", "sm90a"])
 def test_what_is_no_chip_is_an_argument_error(arch: str) -> None:
     with pytest.raises(ArgumentError):
         explain(gptq(128, 128), arch=arch)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_the_first_chip_that_there_was_is_one() -> None:
     assert explain(gptq(128, 128), arch="sm20").arch == "sm20"
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_chips_without_kernels_dequantize() -> None:
     choices = only(gptq(128, 128), arch="sm75").choices
 
@@ -234,6 +248,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KERNELS, "load", lambda name: NativeModule(ModuleType(name)))
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.usefixtures("built")
 def test_on_a_cpu_the_product_that_runs_is_the_one_that_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = set[str]()
@@ -255,6 +270,7 @@ def test_on_a_cpu_the_product_that_runs_is_the_one_that_is_told(monkeypatch: pyt
     assert seen == {layer.kernel_format} == {"panels"}
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.usefixtures("built")
 @pytest.mark.parametrize("path", [FOUR_BITS, ROWS], ids=["panels", "rows"])
 def test_more_tokens_than_a_cpu_takes_are_told_to_go_to_torch(
@@ -270,6 +286,7 @@ def test_more_tokens_than_a_cpu_takes_are_told_to_go_to_torch(
     assert {choice.kernel for choice in choices} == {"the CPU module"}
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("path", [FOUR_BITS, ROWS], ids=["panels", "rows"])
 def test_a_machine_without_the_cpu_module_dequantizes(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KERNELS, "load", lambda name: NativeModule(None, f"no {name} module"))
@@ -281,6 +298,7 @@ def test_a_machine_without_the_cpu_module_dequantizes(path: Path, monkeypatch: p
     )
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_share_that_cannot_be_cut_says_what_the_load_says() -> None:
     layer = only(gptq(192, 64), arch="sm90", tp=2)
 
@@ -288,6 +306,7 @@ def test_a_share_that_cannot_be_cut_says_what_the_load_says() -> None:
     assert explain(gptq(192, 64), tp=2).verdict == "findings"
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_scale_that_is_not_finite_says_what_the_load_says(tp: int) -> None:
     """The second of two layers alike is explained instead of the damaged first; its own values count then."""
@@ -325,6 +344,7 @@ def large_scales(value: float) -> Weights:
     return Weights(MemoryStorage(stored), loader=held.loader)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(("value", "fits"), [(2.0**15, True), (2.0**16, False)])
 def test_scales_beyond_the_range_of_a_dtype_refuse_and_suggest_none(value: float, fits: bool) -> None:
     half = only(large_scales(value), arch="sm80", dtype=torch.float16)
@@ -337,6 +357,7 @@ def test_scales_beyond_the_range_of_a_dtype_refuse_and_suggest_none(value: float
     ]
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_the_parts_of_a_fused_layer_are_shared_by_its_outputs() -> None:
     """There are fewer outputs of queries, keys and values than inputs."""
     said = config("qwen3", hidden_size=256)
@@ -348,10 +369,12 @@ def test_the_parts_of_a_fused_layer_are_shared_by_its_outputs() -> None:
     assert {*errors.values()} == {""}
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_share_has_its_own_shape() -> None:
     assert only(gptq(256, 128), arch="sm90", tp=2).shape == (128, 128)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     "asked",
     [

@@ -147,6 +147,7 @@ DAMAGED = [
 ]
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(("file", "rule", "words"), DAMAGED)
 def test_a_damaged_header_is_refused(file: bytes, rule: str, words: str) -> None:
     with pytest.raises(StorageError) as caught:
@@ -156,6 +157,7 @@ def test_a_damaged_header_is_refused(file: bytes, rule: str, words: str) -> None
     assert words in str(caught.value)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("number", [*UNREAD_TYPES, 43, 96, 1 << 31], ids=str)
 def test_a_type_of_another_program_is_refused_by_number_and_name(number: int) -> None:
     with pytest.raises(StorageError) as caught:
@@ -210,6 +212,7 @@ def test_a_long_array_is_counted_and_not_kept() -> None:
     assert parsed.keys["after"] == "read"
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_header_is_read_up_to_a_limit() -> None:
     """Test a file that is a header for more than 100 MB, without such a file."""
     asked: list[int] = []
@@ -224,6 +227,7 @@ def test_a_header_is_read_up_to_a_limit() -> None:
     assert sum(asked) <= 1 << 17
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_file_that_shrinks_while_it_is_read_is_refused() -> None:
     with pytest.raises(StorageError, match="ended before") as caught:
         parse(header({"a": "x"}, []), size=1 << 20)

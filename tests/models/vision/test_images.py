@@ -11,6 +11,8 @@ import torch
 from qload.errors import ArgumentError, ConfigError
 from qload.models.images import ImageProcessor, resized
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 Image = pytest.importorskip("PIL.Image")
 
 PIXELS = torch.randint(0, 256, (20, 30, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -28,6 +28,8 @@ from qload.parallel import ProcessGroup
 from qload.quantize import Quantizer
 from tests.models.vision.seeing import CONFIG, pictures, sight, text
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 PLAIN = loader_from_config(None)
 OF_RANGE = 1e-5  # how far float32 may be off: what logits of models are held to
 
