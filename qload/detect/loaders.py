@@ -356,9 +356,9 @@ class KernelTarget:
     Attributes
     ----------
     kernel
-        "marlin", "strips", "panels" or "exllama"; or "auto", the fastest supported one: strips on a Hopper
-        GPU, panels on a CPU, Marlin's order on other devices and for weights that these cannot store,
-        ExLlama's order for weights that none of these can store and a GPU kernel can read.
+        "marlin", "strips", "panels" or "exllama"; or "auto", the fastest supported one: strips on a GPU
+        from Ampere on, panels on a CPU, Marlin's order for weights that these cannot store, ExLlama's order
+        for weights that none of these can store and a GPU kernel can read.
     zeros
         Convention of zero points for "exllama"; None: the checkpoint's.
     dtype, exponent_bias

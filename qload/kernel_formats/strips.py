@@ -32,7 +32,7 @@ from qload.spec.integers import Integers, pad_matrix
 BYTES = Packing(8, "n (k r) -> n k (r)", r=4)  # rows of bytes
 CODE_BITS = (2, 3, 4, 8)  # of the checkpoint
 WIDTH = 4  # bits of codes that have fewer in the checkpoint
-CAPABILITY = 90  # compute capability of Hopper, times 10
+CAPABILITY = 80  # compute capability of Ampere, times 10
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class StripsWeight(GPTQMarlinWeight):
 
 def are_faster(capability: int | None) -> bool:
     """Return True if strips are faster than Marlin's order on a chip of `capability`, times 10."""
-    return capability is not None and capability // 10 == CAPABILITY // 10
+    return capability is not None and capability >= CAPABILITY
 
 
 def pack_bytes(stored: Tensor, fill: int = 0) -> Tensor:

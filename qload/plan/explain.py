@@ -116,8 +116,8 @@ class _LayerExplainer:
                 yield name, reason
             elif layout == "panels" and self.capability is not None:
                 yield name, "only the CPU module reads it"
-            elif layout == "strips":  # where they are faster, they are chosen
-                yield name, f"faster only on sm{strips.CAPABILITY}"
+            elif layout == "strips":  # where they are read, they are chosen
+                yield name, f"read from sm{strips.CAPABILITY} on"
             else:
                 yield name, f"could hold it as well; {chosen} is preferred"
 
@@ -180,7 +180,7 @@ def explain(
     >>> weights = Weights(MemoryStorage(tensors), loader=loader_from_config(config))
     >>> (layer,) = explain(weights, arch="sm80", dtype=torch.float16, tokens=[1, 1024]).layers
     >>> layer.kernel_format, [choice.kernel for choice in layer.choices]
-    ('gptq_marlin', ['w4a16', 'large'])
+    ('strips', ['decode', 'large'])
     """
     if tp < 1 or not tokens or min(tokens) < 1:
         raise ArgumentError("tp, tokens", "numbers of at least 1", f"tp={tp}, tokens={tokens}")

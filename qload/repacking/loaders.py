@@ -230,7 +230,7 @@ WholeLayer = Callable[[str], Weight | None]  # layout -> the layer of a share
 # Layouts by chip, the fastest kernel first. `FastestLoader` takes the first that can represent a weight.
 FASTEST_LAYOUTS = {
     "CPU": ("panels", "marlin"),
-    "Hopper": ("strips", "marlin", "exllama"),
+    "Ampere": ("strips", "marlin", "exllama"),
     "CUDA": ("marlin", "exllama"),
 }
 
@@ -460,7 +460,7 @@ class FastestLoader(GPTQMarlinWeightsLoader):
         capability = self._capability(device)
         if capability is None:
             return FASTEST_LAYOUTS["CPU"]
-        return FASTEST_LAYOUTS["Hopper" if strips.are_faster(capability) else "CUDA"]
+        return FASTEST_LAYOUTS["Ampere" if strips.are_faster(capability) else "CUDA"]
 
     def _has_kernel(self, target: type[Weight], bits: int | None, device: torch.device) -> bool:
         if target is PanelsWeight:

@@ -9,12 +9,12 @@ _DTYPES = "qload/kernels/dtypes.py"
 FAULTS = (
     Fault("strips-nibbles", _STRIPS, "(kt e j c t u) (r i b)", "(kt e j c t u) (r b i)"),
     Fault("strips-8-bit-columns", _STRIPS, "(kt i j c t u) (r b)", "(kt i j c u t) (r b)"),
-    Fault("strips-before-hopper", "qload/kernel_formats/strips.py", "CAPABILITY = 90", "CAPABILITY = 80"),
+    Fault("strips-before-ampere", "qload/kernel_formats/strips.py", "CAPABILITY = 80", "CAPABILITY = 75"),
     Fault(
         "auto-gives-up",
         "qload/repacking/loaders.py",
-        '"Hopper": ("strips", "marlin", "exllama")',
-        '"Hopper": ("strips",)',
+        '"Ampere": ("strips", "marlin", "exllama")',
+        '"Ampere": ("strips",)',
     ),
     Fault(
         "slice-of-other-columns",

@@ -26,8 +26,7 @@ from qload.kernels.cuda import (
     experts,
     hopper_gemm,
     launch,
-    middle,
-    w4a16,
+    mma_gemm,
     w8a8,
 )
 from qload.kernels.cuda.byte_strips import ByteStripsCall
@@ -63,6 +62,7 @@ DIVISIONS = (
     (64, 128, False, 1, False, 2),
     (32, 64, True, 1, False, 2),
 )
+MMA_DIVISIONS = tuple(mma_gemm.MmaDivision(*way) for way in ((32, 2, 4, 1), (48, 4, 1, 2), (64, 2, 2, 2)))
 
 
 def same(got: Tensor, want: Tensor) -> None:
@@ -157,6 +157,8 @@ def strips_of_many_tokens() -> None:
                 divided = hopper_gemm.ManyDivision(*how)
                 if hopper_gemm.why_not(call) is None and hopper_gemm.STAGE * divided.parts <= K:
                     same(hopper_gemm.run(call, divided), w.T[:M].half())
+            for way in MMA_DIVISIONS:
+                same(mma_gemm.run(StripsCall(*arguments(x, held)), way), w.T[:M].half())
 
 
 def bytes_in_strips() -> None:
@@ -172,6 +174,8 @@ def bytes_in_strips() -> None:
                 divided = hopper_gemm.ManyDivision(*how)
                 if hopper_gemm.why_not(call) is None and hopper_gemm.STAGE * divided.parts <= K:
                     same(hopper_gemm.run(call, divided), w.T[:M].half())
+            for way in MMA_DIVISIONS:
+                same(mma_gemm.run(call, way), w.T[:M].half())
 
 
 def codes_in_strips() -> None:
@@ -371,11 +375,6 @@ def main() -> None:
     read = repack(made, "marlin").to("cuda")
     assert isinstance(read, GPTQMarlinWeight)
     w = read.dequantize()
-    for M in (1, 8, 9, 17, 64):
-        x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
-        for columns, split in ((1, 1), (1, 2), (2, 2), (0, 0)):
-            call = MarlinCall(x, read.qweight, read.scales, read.qzeros, *[None] * 3, N, 4, GROUP, True)
-            same(w4a16.run(call, columns, split), w.T[:M].half())
     for layout, kind in (("marlin", MarlinCall), ("strips", StripsCall)):
         held = repack(made, layout).to("cuda")
         assert isinstance(held, GPTQMarlinWeight)
@@ -383,12 +382,6 @@ def main() -> None:
             x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
             for columns, split in ((1, 1), (1, 2), (2, 2), (0, 0)):
                 same(decode.run(kind(*arguments(x, held)), columns, split), w.T[:M].half())
-        for M in (17, 64, 100):
-            x = torch.eye(K, dtype=torch.float16, device="cuda")[:M].contiguous()
-            call = kind(*arguments(x, held))
-            for columns, split, together in ((256, 1, 1), (256, 3, 2), (512, 2, 1)):
-                if layout == "marlin":
-                    same(middle.run(call, columns, split, together), w.T[:M].half())
     strips_of_scaled_operands()
     strips_of_many_tokens()
     bytes_in_strips()

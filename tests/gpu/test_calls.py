@@ -47,16 +47,15 @@ DEPTH = {2: 10, 3: 10, 4: 10, 8: 3}
 CALLERS = pytest.mark.parametrize(
     "caller",
     [
-        pytest.param(Caller("w4a16", marlin.linear, grouped, MORE), id="w4a16"),
         *(
             pytest.param(
                 Caller(kernel, way, partial(grouped, bits=bits, layout=layout), tokens, DEPTH[bits]),
                 id=f"{kernel}, {layout}, {bits} bits",
             )
-            for kernel, tokens in (("middle", MIDDLE), ("many", MIDDLE), ("large", (1, 65)))
+            for kernel, tokens in (("many", MIDDLE), ("mma", MIDDLE), ("large", (1, 65)))
             for layout, way in (("marlin", marlin.linear), ("strips", strips.linear))
             for bits in (4, 8)
-            if kernel == "large" or (kernel == "many") == (layout == "strips")
+            if kernel == "large" or layout == "strips"
         ),
         *(
             pytest.param(
@@ -80,7 +79,7 @@ CALLERS = pytest.mark.parametrize(
 @pytest.fixture(autouse=True)
 def _fits(caller: Caller) -> None:
     reason = cuda.why_not()
-    if reason is None and caller.kernel in ("many", "middle") and torch.cuda.get_device_capability()[0] != 9:
+    if reason is None and caller.kernel == "many" and torch.cuda.get_device_capability()[0] != 9:
         reason = "needs a device of capability 9.0"
     if reason:
         pytest.skip(reason)

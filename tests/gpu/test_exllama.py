@@ -10,7 +10,7 @@ from torch import Tensor
 from qload.kernels.cuda import exllama
 from qload.testing import assert_reads_back, assert_sums_exactly, assert_within_bound
 from tests.gpu.exllama_layers import BITS, KINDS, TOKENS, Kind, call, kernel, layer
-from tests.gpu.test_w4a16 import DTYPES, inputs
+from tests.gpu.layers import DTYPES, inputs
 
 pytestmark = pytest.mark.gpu
 

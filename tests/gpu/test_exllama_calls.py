@@ -10,7 +10,7 @@ from qload.kernels.cuda import dispatch, exllama
 from qload.layouts import STORED_MINUS_ONE
 from qload.testing import assert_same_bits, assert_within_bound
 from tests.gpu.exllama_layers import BITS, LAYERS, Kind, call, kernel, layer
-from tests.gpu.test_w4a16 import DTYPES, inputs
+from tests.gpu.layers import DTYPES, inputs
 
 pytestmark = pytest.mark.gpu
 

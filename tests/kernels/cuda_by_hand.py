@@ -17,11 +17,7 @@ from qload.layouts import fp4, gptq, marlin, strips
 Start = Callable[..., None]
 STREAM = 7
 WORD = torch.int32
-MANY = 1 << 20
-LIMITS = {
-    "decode": (1, 48), "w4a16": (1, 64), "many": (1, MANY), "middle": (1, 256), "mma": (1, MANY),
-    "exllama": (1, 64),
-}  # fmt: skip
+LIMITS = {"decode": (1, 48), "many": (1, 1 << 20), "mma": (1, 1 << 20), "exllama": (1, 64)}
 
 
 def at(pointer: int, dtype: torch.dtype, *shape: int) -> Tensor:
@@ -59,30 +55,6 @@ class Hand:
 
         return start
 
-    def w4a16(self, sizes, group, *rest) -> Start:
-        """See w4a16.h."""
-
-        def start(x, weights, scales, zeros, g_idx, parts, bias, factors, y, stream) -> None:
-            assert (weights % 16, scales % 16) == (0, 0)
-            operands = x, weights, scales, zeros, 0, bias, 0, y
-            assert not factors
-            self._multiply("w4a16", operands, stream, sizes, 4, group, False, *rest)
-
-        return start
-
-    def middle(self, sizes, bits, group, bf16, columns, together, *rest) -> Start:
-        """See middle.h."""
-        assert self.capability[0] == 9
-        assert (columns in (256, 512), together in (1, 2), rest[0] >= 1) == (True, True, True)
-
-        def start(x, weights, scales, zeros, g_idx, parts, bias, factors, y, stream) -> None:
-            assert (sizes[3] % 8, [each % 16 for each in (x, weights, scales, zeros)]) == (0, [0] * 4)
-            operands = x, weights, scales, zeros, 0, bias, 0, y
-            assert not factors
-            self._multiply("middle", operands, stream, sizes, bits, group, False, bf16, columns, *rest)
-
-        return start
-
     def many(self, sizes, code, group, bf16, division, *rest) -> Start:
         """See many.h."""
         tokens, columns, pairs, slices, neighbours, teams = division
@@ -116,7 +88,7 @@ class Hand:
 
         return start
 
-    def mma(self, sizes, group, division) -> Start:
+    def mma(self, sizes, code, group, bf16, division, *rest) -> Start:
         """See mma.h."""
         tokens, tiles, row_warps, slices = division
         assert (tokens in (32, 48, 64), 8 % (tiles * row_warps)) == (True, 0)
@@ -126,9 +98,8 @@ class Hand:
         def start(x, weights, scales, zeros, g_idx, parts, bias, factors, y, stream) -> None:
             assert bool(parts) == (slices > 1)
             assert [each % 16 for each in (x, weights, scales, zeros)] == [0] * 4
-            assert not factors
-            operands = x, weights, scales, zeros, 0, bias, 0, y
-            self._multiply("mma", operands, stream, sizes, 4, group, True, False, tiles, slices, False)
+            operands = x, weights, scales, zeros, 0, bias, factors, y
+            self._multiply("mma", operands, stream, sizes, code, group, True, bf16, tiles, slices, *rest)
 
         return start
 

@@ -1,5 +1,7 @@
 """The table of kernels made of measured times."""
 
+import pytest
+
 from qload.kernels.cuda import dispatch as choice
 from tests.bench import dispatch
 
@@ -59,3 +61,15 @@ def test_what_is_written_is_read(tmp_path, monkeypatch) -> None:
     finally:
         monkeypatch.undo()  # else the tests after this one would have that table
         choice.forget()
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize(
+    ("capability", "most"), [((8, 0), 512), ((8, 9), 512), ((10, 0), 128), ((10, 3), 128), ((12, 1), 512)]
+)
+def test_strips_without_wgmma_are_dequantized_from_some_number_of_tokens_on(
+    bits: int, capability: tuple[int, int], most: int
+) -> None:
+    first = {M: choice.ranked("strips", bits, capability, 1 << 25, M)[0] for M in (1, 24, 49, most, most + 1)}
+
+    assert list(first.values()) == ["decode", "decode", "mma", "mma", "large"]

@@ -214,8 +214,8 @@ def test_exllama_lists_what_codes_may_mean() -> None:
 def test_the_best_kernel_that_can_is_chosen() -> None:
     assert choose_mp_linear_kernel(Case().config) is MarlinLinearKernel
     assert choose_mp_linear_kernel(Case().config, 90) is StripsLinearKernel
-    assert choose_mp_linear_kernel(Case().config, 89) is MarlinLinearKernel
-    assert choose_mp_linear_kernel(Case().config, 120) is MarlinLinearKernel
+    assert choose_mp_linear_kernel(Case().config, 80) is StripsLinearKernel
+    assert choose_mp_linear_kernel(Case().config, 120) is StripsLinearKernel
     assert choose_mp_linear_kernel(Case(group=48).config) is ExllamaLinearKernel
     assert choose_mp_linear_kernel(Case(bits=3).config) is ExllamaLinearKernel
     assert choose_mp_linear_kernel(Case().config, 75) is ExllamaLinearKernel

@@ -29,6 +29,7 @@ ROWS = FIXTURES / "eetq" / "128x64"
 KERNELS = import_module("qload.plan.kernels")
 ROUNDED = "quantized inputs"
 ROUNDED_IN_STRIPS = [f"{ROUNDED}, then decode", f"{ROUNDED}, then many"]
+ROUNDED_BY_MMA = [f"{ROUNDED}, then decode", f"{ROUNDED}, then mma"]
 CHIPS = {"cpu": None, "sm80": 80, "sm90": 90}
 
 
@@ -54,10 +55,10 @@ def test_the_kernel_format_is_the_one_that_loads(
 @pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("arch", "kernels"),
-    [("sm80", ["w4a16", "w4a16", "large"]), ("sm90", ["decode", "many", "many"])],
+    [("sm80", ["decode", "mma", "large"]), ("sm90", ["decode", "many", "many"])],
 )
 def test_kernels_by_hand(arch: str, kernels: list[str]) -> None:
-    """Four bits in groups of 64: of Marlin's order before Hopper, and in strips there."""
+    """Four bits in groups of 64: strips on both chips, with other kernels for many tokens."""
     layer = only(gptq(128, 128), arch=arch)
 
     assert [choice.kernel for choice in layer.choices] == kernels
@@ -70,7 +71,7 @@ def test_kernels_by_hand(arch: str, kernels: list[str]) -> None:
     ("folder", "arch", "kernel_format", "kernels"),
     [
         ("fp8_block_group_dynamic", "sm90", "fp8_strips", ROUNDED_IN_STRIPS),
-        ("fp8_block_group_dynamic", "sm80", "fp8", [ROUNDED, ROUNDED]),
+        ("fp8_block_group_dynamic", "sm80", "fp8_strips", ROUNDED_BY_MMA),
         ("fp8_tensor_static", "sm90", "fp8_strips", [f"{ROUNDED}, then decode", f"{ROUNDED}, then w8a8"]),
         ("w8a8_int8_token_dynamic_asym", "sm90", "int8_strips", ROUNDED_IN_STRIPS),
         ("w8a8_int8_tensor_static_asym", "sm90", "int8_strips", ROUNDED_IN_STRIPS),
@@ -89,11 +90,11 @@ def test_every_other_kernel_has_a_reason() -> None:
     few, _, many = only(gptq(128, 128), arch="sm80").choices
 
     assert few.refused == {
-        "decode": "not timed on such a chip",
-        "middle": "needs a device of capability 9.0, got 8.0",
+        "many": "needs a device of capability 9.0, got 8.0",
+        "mma": "slower on timed shapes",
         "large": "slower on timed shapes",
     }
-    assert many.refused["w4a16"] == "takes at most 64 tokens, got 1024"
+    assert many.refused["decode"] == "takes at most 24 tokens, got 1024"
 
 
 @pytest.mark.usefixtures("seen_texts")
@@ -114,9 +115,9 @@ def test_on_hopper_a_kernel_of_its_own_refuses_none_for_the_chip() -> None:
 @pytest.mark.usefixtures("seen_texts")
 def test_every_other_kernel_format_has_a_reason() -> None:
     assert only(gptq(128, 128), arch="sm80").formats == {
-        "strips": "faster only on sm90",
+        "gptq_marlin": "could hold it as well; strips is preferred",
         "panels": "only the CPU module reads it",
-        "exllama": "could hold it as well; gptq_marlin is preferred",
+        "exllama": "could hold it as well; strips is preferred",
     }
 
 
@@ -350,7 +351,7 @@ def test_scales_beyond_the_range_of_a_dtype_refuse_and_suggest_none(value: float
     half = only(large_scales(value), arch="sm80", dtype=torch.float16)
     single = only(large_scales(value), arch="sm80", dtype=torch.float32)
 
-    assert (half.kernel_format, bool(half.error), bool(half.choices)) == ("gptq_marlin", not fits, fits)
+    assert (half.kernel_format, bool(half.error), bool(half.choices)) == ("strips", not fits, fits)
     assert fits or half.error.startswith("down_proj")
     assert [change.partition(":")[0] for change in single.changes] == [
         f"activations of {dtype}" for dtype in (["float16"] * fits + ["bfloat16"])

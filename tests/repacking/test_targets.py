@@ -97,13 +97,14 @@ def test_every_kind_of_layer_is_repacked_or_stays_with_a_note(folder: str, targe
     ("folder", "target", "capability", "kind"),
     [
         ("gptq/b4_g64_sym_noact_v1", "auto", 90, StripsWeight),
-        ("gptq/b4_g64_sym_noact_v1", "auto", 100, GPTQMarlinWeight),
-        ("gptq/b4_g64_sym_noact_v1", "auto", 89, GPTQMarlinWeight),
+        ("gptq/b4_g64_sym_noact_v1", "auto", 100, StripsWeight),
+        ("gptq/b4_g64_sym_noact_v1", "auto", 80, StripsWeight),
+        ("gptq/b4_g64_sym_noact_v1", "auto", 75, GPTQMarlinWeight),
         ("gptq/b4_g64_sym_noact_v1", "marlin", 90, GPTQMarlinWeight),
         ("fp8/block_132x32", HALF, 90, Fp8StripsWeight),
         ("activations/fp8_block_group_dynamic", "auto", 90, Fp8StripsWeight),
         ("compressed_tensors/naive_fp8_channel", "auto", 90, Fp8StripsWeight),
-        ("compressed_tensors/naive_fp8_channel", "auto", 89, Fp8Weight),
+        ("compressed_tensors/naive_fp8_channel", "auto", 80, Fp8StripsWeight),
         ("activations/fp8_token_dynamic", "auto", 90, Fp8StripsWeight),
         ("activations/fp8_token_dynamic", "strips", 90, Fp8StripsWeight),
         ("eetq/128x64", "auto", 90, Int8StripsWeight),
@@ -113,7 +114,8 @@ def test_every_kind_of_layer_is_repacked_or_stays_with_a_note(folder: str, targe
         ("activations/w8a8_int8_tensor_static_sym", "auto", 90, Int8StripsWeight),
         ("activations/mxfp8_dynamic", "auto", 90, Mxfp8StripsWeight),
         ("modelopt/mxfp8_16x96", "auto", 90, Mxfp8StripsWeight),
-        ("modelopt/mxfp8_16x96", "auto", 89, MXFP8Weight),
+        ("modelopt/mxfp8_16x96", "auto", 80, Mxfp8StripsWeight),
+        ("modelopt/mxfp8_16x96", "auto", 75, MXFP8Weight),
         ("compressed_tensors/mxfp4", "auto", 90, Fp4StripsWeight),
         ("modelopt/w4a16_nvfp4_8x96", "auto", 90, Fp4StripsWeight),
         ("modelopt/w4a16_nvfp4_8x96", HALF, 90, Fp4StripsWeight),
@@ -144,7 +146,7 @@ def test_auto_is_the_order_that_a_device_reads_fastest(
         pytest.param(Case(group=96, K=384, act_order=True), StripsWeight, id="groups of 96, act order"),
     ],
 )
-@pytest.mark.parametrize("capability", [None, 89, 90, 100])
+@pytest.mark.parametrize("capability", [None, 75, 80, 90, 100])
 def test_auto_takes_a_layer_to_a_kernel_wherever_there_is_one(
     monkeypatch: pytest.MonkeyPatch, case: Case, kind: type, capability: int | None
 ) -> None:
@@ -161,9 +163,8 @@ def test_auto_takes_a_layer_to_a_kernel_wherever_there_is_one(
     elsewhere: type = GPTQMarlinWeight if in_marlin else GPTQWeight
     if capability is None:
         elsewhere = PanelsWeight
-    elif capability == 100 and not in_marlin:
-        elsewhere = ExllamaWeight
-    there = kind if capability == 90 else elsewhere
+    has_kernel = capability is not None and capability >= (90 if kind is ExllamaWeight else 80)
+    there = kind if has_kernel else elsewhere
     assert type(got) is there
     assert bool(source.report().notes) == (there is GPTQWeight)
     assert_same_bits(got.dequantize(), stored.dequantize())
@@ -174,7 +175,7 @@ def test_auto_takes_a_layer_to_a_kernel_wherever_there_is_one(
 
 
 def test_auto_says_with_marlins_reason_why_a_layer_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loaders, "compute_capability", lambda device: 89)
+    monkeypatch.setattr(loaders, "compute_capability", lambda device: 75)
     monkeypatch.setattr(loaders, "known", lambda *asked: True)
     config = {**GPTQ, "bits": 3}
     words, ones = torch.zeros(9, 32, dtype=torch.int32), torch.ones(3, 32).half()

@@ -60,18 +60,19 @@ void add_linears(py::module_& module) {
              "Launches codes of 8 bits times a weight of such codes in our own order; arguments as for `many`.");
   module.def(
       "mma",
-      [](const std::array<int, 5>& sizes, int group, const std::array<int, 4>& division) {
+      [](const std::array<int, 5>& sizes, int code, int group, bool bfloat16, const std::array<int, 4>& division,
+         bool early) {
         return launch_of("mma", [=](const Operands& in, CUstream_st* stream) {
           const auto [M, K, N, inputs, outputs] = sizes;
           const auto [tokens, columns, row_warps, slices] = division;
-          return mma({in.x, in.weights, in.scales, in.zeros, in.bias, nullptr, in.y, in.parts, M, K, N, inputs,
-                      outputs, group, tokens, columns, row_warps, slices},
+          return mma({in.x, in.weights, in.scales, in.zeros, in.bias, in.token_scales, in.y, in.parts, M, K, N, inputs,
+                      outputs, Code{code}, group, bfloat16, tokens, columns, row_warps, slices, early},
                      stream);
         });
       },
-      "Launches tokens in fp16, best from 17 on, times 4-bit integers in strips, on every chip; sizes: M, K, N, inputs, "
-      "outputs. division: tokens of a warp, tiles of 64 columns of a block, warps that share the rows of each, slices of K, "
-      "whose sums `parts` gets in fp32.");
+      "Launches tokens, best from 17 on, times a weight in strips, on every chip; sizes: M, K, N, inputs, outputs. "
+      "division: tokens of a warp, tiles of 64 columns of a block, warps that share the rows of each, slices of K, whose "
+      "sums `parts` gets in fp32.");
   module.def(
       "w4a16",
       [](const std::array<int, 5>& sizes, int group, bool bfloat16, int columns, int split, bool early) {

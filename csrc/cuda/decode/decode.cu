@@ -163,7 +163,6 @@ cudaError_t decode(const Decode& call, cudaStream_t stream) {
   const Device device = this_device();
   const bool clusters = device.major >= 9;
   if (call.own && (call.K % kChunk || call.g_idx)) return cudaErrorNotSupported;
-  if (converts_e4m3(call.code) && device.major < 9) return cudaErrorNotSupported;
   const bool scaled = is_scaled(call.code);
   const bool groups = scaled ? has_scales_of(call.code, call.group) : call.group == kChunk || call.group >= call.K;
   if (is_number(call.code) && (!call.own || scaled == !call.zeros || !groups)) return cudaErrorNotSupported;

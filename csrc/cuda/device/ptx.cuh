@@ -64,6 +64,13 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t from) {
   return value;
 }
 
+/// 8 bytes likewise.
+__device__ __forceinline__ uint2 load_shared_pair(uint32_t from) {
+  uint2 value;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(from) : "memory");
+  return value;
+}
+
 /// 16 bytes likewise.
 __device__ __forceinline__ void load_shared(uint32_t from, uint32_t (&to)[4]) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
@@ -83,6 +90,11 @@ __device__ __forceinline__ void copy_async(To to, const void* from, bool zeros) 
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(zeros ? 0 : 16)
                : "memory");
+}
+
+/// 4 bytes likewise, of which all are there.
+__device__ __forceinline__ void copy_word_async(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
 /// Copies so far are a group. Waiting for groups leaves some of the latest, at most 3.

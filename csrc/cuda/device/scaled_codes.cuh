@@ -52,6 +52,10 @@ class ByteScales {
   static __device__ __forceinline__ Asked ask(const unsigned char* at, int group, int half) {
     return __ldg(reinterpret_cast<const uint2*>(at + half * lower_at(group)));
   }
+  /// The same of a copy in shared memory.
+  static __device__ __forceinline__ Asked load(uint32_t at, int group, int half) {
+    return load_shared_pair(at + half * lower_at(group));
+  }
   static __device__ __forceinline__ uint2 kept(Asked asked) { return asked; }
   /// Scales for step `step` of 32 rows.
   static __device__ __forceinline__ uint32_t of_rows(uint2 kept, int step) {
@@ -147,6 +151,10 @@ class ScaledCodes<T, Code::kNf4> {
   static __device__ __forceinline__ Asked ask(const unsigned char* at, int group, int) {
     const uint2 first = __ldg(reinterpret_cast<const uint2*>(at));
     const uint2 second = __ldg(reinterpret_cast<const uint2*>(at + words_at(group, 1)));
+    return make_uint4(first.x, first.y, second.x, second.y);
+  }
+  static __device__ __forceinline__ Asked load(uint32_t at, int group, int) {
+    const uint2 first = load_shared_pair(at), second = load_shared_pair(at + words_at(group, 1));
     return make_uint4(first.x, first.y, second.x, second.y);
   }
   static __device__ __forceinline__ uint2 kept(Asked asked) {

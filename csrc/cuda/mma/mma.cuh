@@ -1,9 +1,10 @@
-// x in fp16 times a weight of 4-bit integers in strips, from 17 tokens on, on every chip since Ampere.
+// x times a weight of 4 or 8 bits in strips, from 17 tokens on, on every chip since Ampere.
 //
 //   y[m, n] = sum over k of x[m, k] * round(scale[g, n] * (code[k, n] - zero[g, n]))  + bias[n],   g = k / group
+//             of numbers scale * sum over k of x[m, k] * code[k, n]: of a column, or of each tile of 128 rows, 64 columns
 //
 //   in   see mma.h
-//   out  y      fp16 (M, outputs), rounded once from fp32; or parts of it in fp32, which add_slices adds up
+//   out  y      fp16 or bf16 (M, outputs), rounded once from fp32; or parts of it in fp32, which add_slices adds up
 //
 //   needs    K in multiples of 128, N of 64; groups of 32, 64, 128, or one; 98 KB of shared memory
 //   grid     (tokens, columns, slices of K of a block), 8 warps
@@ -17,9 +18,9 @@
 //               +--------+--------+--------+--------+
 //
 //   Weights are the 16-row operand of m16n8k16, tokens its 8 columns: y^T = w^T x^T. A stage of the ring has 64 rows of x
-//   and of words for each of the row_warps. A copy of 16 bytes is what a lane later loads at once. x lies
+//   and of words, 32 of 8 bits, for each of the row_warps. A copy of 16 bytes is what a lane later loads at once. x lies
 //   in runs of 32 rows, 64 bytes of each token, where a lane finds its eight neighbouring rows without a bank conflict.
-//   A warp loads the x of a round of tokens
+//   Words are copied before the kernel ahead has ended: only x may depend on it. A warp loads the x of a round of tokens
 //   while it multiplies that of the round before, and makes the next step's operands while the last round is multiplied.
 //   The matrix unit is the limit from 64 tokens on; below, the memory.
 //
@@ -27,7 +28,12 @@
 // rounding of fp32 sums.
 #pragma once
 
+#include <type_traits>
+
+#include "../decode/operands.cuh"
 #include "../decode/division.h"
+#include "../device/scaled_codes.cuh"
+#include "../device/slices.cuh"
 #include "../device/sums.cuh"
 #include "../many/operands.cuh"
 #include "mma.h"
@@ -36,19 +42,20 @@ namespace qload::cuda::mma_room {
 
 constexpr int kWarps = 8, kMostStages = 5;
 constexpr int kStepRows = 32, kStepTokenBytes = 64;  // rows of two products, and of x of each token
-constexpr int kStageSteps = 2, kStages = kSteps / kStageSteps;  // steps of a stage, stages of a chunk
-constexpr int kTileStageBytes = 2048;                // words of a tile in a stage
-constexpr int kGroupBytes = 128;                     // scales of a tile's columns in a group, zeros behind them
+constexpr int kTileStageBytes = 2048;                // words of a tile in a stage, of any width
+constexpr int kGroupBytes = 128;                     // scales of a tile's columns in a group of integers, zeros behind them
 
 /// Tiles of 8 tokens of a round: they are multiplied, and later stored, at once.
 __host__ __device__ constexpr int tiles_of_round(int token_tiles) { return token_tiles == 6 ? 3 : 4; }
+
+__host__ __device__ constexpr int steps_of_stage(int bits) { return bits == 4 ? 2 : 1; }
 
 struct Work : Division {
   int chunks;                    // of 128 rows
   int token_warps;               // of a block
   int stages, stage_bytes;       // of the ring
   int begins;                    // bit i: scales come with step i of a chunk
-  int scale_bytes, group_bytes;  // scales of a tile in a stage, and of each group,
+  int scale_bytes, group_bytes;  // scales of a tile in a stage, and of each group of integers,
   int group_shift;               // which has 2**group_shift rows
 };
 
@@ -56,8 +63,8 @@ struct Work : Division {
 struct Place {
   int column, row_warp, token_warp, x_at, words_at, scales_at;
 
-  __device__ __forceinline__ Place(const Work& work, int tokens) {
-    const int warp = threadIdx.x / 32, tiles = work.columns * work.row_warps, x_bytes = tokens * kStageSteps * kStepTokenBytes;
+  __device__ __forceinline__ Place(const Work& work, int stage_token_bytes, int tokens) {
+    const int warp = threadIdx.x / 32, tiles = work.columns * work.row_warps, x_bytes = tokens * stage_token_bytes;
     column = warp % work.columns, row_warp = warp / work.columns % work.row_warps, token_warp = warp / tiles;
     const int tile = row_warp * work.columns + column;
     x_at = row_warp * x_bytes;
@@ -67,7 +74,7 @@ struct Place {
 };
 
 /// Copies of a warp into the ring, stage after stage: its share of the words of its tile and of x of its rows, and scales.
-template <class T>
+template <class T, Code code>
 class Filling {
  public:
   /// `tile`: of the layer; `chunk`: the warp's first; `tokens`: of the block.
@@ -75,7 +82,7 @@ class Filling {
                                      int chunk, int tokens)
       : call_(call), work_(work), place_(place), memory_(memory + lane() * 16), tile_(tile), row_(chunk * kChunk),
         eights_(tokens / 8), tokens_left_(call.M - 1 - blockIdx.x * tokens) {
-    words_ = as_it_is(static_cast<const unsigned char*>(call.weights) + (int64_t{tile} * call.K + row_) * 32 +
+    words_ = as_it_is(static_cast<const unsigned char*>(call.weights) + (int64_t{tile} * call.K + row_) * (8 * kBits_) +
                       lane() * 16);
     x_ = as_it_is(static_cast<const T*>(call.x) + int64_t{blockIdx.x} * tokens * call.inputs + row_ + lane() % 4 * 8);
   }
@@ -86,35 +93,47 @@ class Filling {
     const uint32_t to = memory_ + slot * work_.stage_bytes;
     for (int i = place_.token_warp; i < kTileStageBytes / 512; i += work_.token_warps)
       copy_async(to + place_.words_at + i * 512, from + i * 512, false);
-    if (place_.token_warp == 0) scales(row_ + stage * (kStageSteps * kStepRows), to + place_.scales_at);
+    if (place_.token_warp == 0) scales(row_ + stage * (kSteps_ * kStepRows), to + place_.scales_at);
   }
   /// x of the same rows, of eight tokens at a time.
   __device__ __forceinline__ void inputs(int stage, int slot) const {
-    const int row = stage * (kStageSteps * kStepRows), left = call_.inputs - row_ - lane() % 4 * 8 - row;
+    const int row = stage * (kSteps_ * kStepRows), left = call_.inputs - row_ - lane() % 4 * 8 - row;
     const uint32_t to = memory_ + slot * work_.stage_bytes + place_.x_at;
     const T* x = x_ + row;
     for (int eight = place_.token_warp * work_.columns + place_.column; eight < eights_;
          eight += work_.columns * work_.token_warps) {
       const T* from = x + min(8 * eight + lane() / 4, tokens_left_) * call_.inputs;
 #pragma unroll
-      for (int s = 0; s < kStageSteps; ++s)
+      for (int s = 0; s < kSteps_; ++s)
         copy_async(to + (s * eights_ + eight) * (8 * kStepTokenBytes), from + s * kStepRows, s * kStepRows >= left);
     }
   }
 
  private:
+  static constexpr int kBits_ = bits_of(code), kSteps_ = steps_of_stage(kBits_);
+
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 
   /// Those that begin in the stage whose first row is `row`.
   __device__ __forceinline__ void scales(int row, uint32_t to) const {
-    const int own = row + lane() / 16 * kStepRows, piece = lane() % 16;  // 16 lanes for each group
-    if (!(work_.begins >> (own / kStepRows % kSteps) & 1)) return;
-    const int64_t at = int64_t{own >> work_.group_shift} * call_.N + tile_ * kTileN;
-    to += lane() / 16 * (work_.group_bytes - 256);
-    if (piece < 8)
-      copy_async(to, static_cast<const unsigned char*>(call_.scales) + at * 2 + piece * 16, false);
-    else if (call_.zeros && piece < 10)
-      copy_async(to, static_cast<const unsigned char*>(call_.zeros) + at / 2 + (piece - 8) * 16, false);
+    const auto from = static_cast<const unsigned char*>(call_.scales);
+    if constexpr (is_scaled(code)) {
+      const int of_column = column_scale_bytes(code, call_.group);
+      if (row % kChunk == 0 && lane() < 4 * of_column)
+        copy_async(to, from + (int64_t{row / kChunk} * call_.N + tile_ * kTileN) * of_column + lane() * 16, false);
+    } else if constexpr (is_number(code)) {
+      if (row % kChunk == 0 && work_.begins && lane() == 0)
+        copy_word_async(to, from + (int64_t{row / kChunk} * (call_.N / kTileN) + tile_) * 4);
+    } else {  // 16 lanes for each group
+      const int own = row + lane() / 16 * kStepRows, piece = lane() % 16;
+      if (lane() / 16 >= kSteps_ || !(work_.begins >> (own / kStepRows % kSteps) & 1)) return;
+      const int64_t at = int64_t{own >> work_.group_shift} * call_.N + tile_ * kTileN;
+      to += lane() / 16 * (work_.group_bytes - 256);
+      if (piece < 8)
+        copy_async(to, from + at * 2 + piece * 16, false);
+      else if (call_.zeros && piece < 8 + kBits_ / 2)
+        copy_async(to, static_cast<const unsigned char*>(call_.zeros) + at * kBits_ / 8 + (piece - 8) * 16, false);
+    }
   }
 
   const Mma& call_;
@@ -126,48 +145,139 @@ class Filling {
   const unsigned char* words_;
 };
 
-/// Operands, and the scales and zero points that they are made with.
-template <class T>
-class Operands {
+/// Sums times the scales in fp32 of a lane's columns c + 8i, the first of which lies `at`, and a unit.
+template <int token_tiles>
+__device__ __forceinline__ void scale_columns(const float* at, float unit, float (&sum)[4][token_tiles][4]) {
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      const float scale = at ? unit * __ldg(at + 16 * j + 8 * b) : unit;
+#pragma unroll
+      for (int m = 0; m < token_tiles; ++m) sum[j][m][2 * b] *= scale, sum[j][m][2 * b + 1] *= scale;
+    }
+}
+
+/// Operands of integers: what they are made with. Of all three: scales that come with a step of a stage lie `at`.
+template <class T, int bits>
+class Integers {
  public:
-  __device__ __forceinline__ Operands(const Mma& call, const Work& work, int tile)
+  __device__ __forceinline__ Integers(const Mma& call, const Work& work, int tile)
       : has_zeros_(call.zeros), group_bytes_(work.group_bytes) {
     if (work.begins) return;
     const int c = threadIdx.x % 32 / 4;
     const uint4 all = scales_per_column(static_cast<const T*>(call.scales) + tile * kTileN, c);
     const uint32_t scales[4] = {all.x, all.y, all.z, all.w};
-    take(scales, has_zeros_ ? __ldg(static_cast<const uint32_t*>(call.zeros) + tile * (kTileN / 8) + c) : 0);
+    const auto at = static_cast<const uint32_t*>(call.zeros) + tile * (kTileN * bits / 32) + c * (bits / 4);
+    uint32_t zeros[bits / 4] = {};
+    if (has_zeros_)
+#pragma unroll
+      for (int i = 0; i < bits / 4; ++i) zeros[i] = __ldg(at + i);
+    take(scales, zeros);
   }
 
-  /// Scales that come with step `step` of a stage lie `at`.
   __device__ __forceinline__ void enter(int step, uint32_t at) {
     const int c = threadIdx.x % 32 / 4;
     at += step * group_bytes_;
-    uint32_t scales[4];
+    uint32_t scales[4], zeros[bits / 4] = {};
     load_shared(at + c * 16, scales);
-    take(scales, has_zeros_ ? load_shared(at + kGroupBytes + c * 4) : 0);
+    if (has_zeros_)
+#pragma unroll
+      for (int i = 0; i < bits / 4; ++i) zeros[i] = load_shared(at + kGroupBytes + c * bits + i * 4);
+    take(scales, zeros);
   }
+  template <int token_tiles>
+  __device__ __forceinline__ void begin(uint32_t, float (&)[4][token_tiles][4]) {}
   __device__ __forceinline__ void pair(const uint32_t (&words)[4], int step, int j, uint32_t (&to)[2][4]) const {
 #pragma unroll
     for (int u = 0; u < 4; ++u)
 #pragma unroll
-      for (int b = 0; b < 2; ++b) to[u / 2][u % 2 * 2 + b] = columns_[j].of(words[u] >> (8 * step), b);
+      for (int b = 0; b < 2; ++b)
+        to[u / 2][u % 2 * 2 + b] = columns_[j].of(bits == 4 ? words[u] >> (8 * (step % 2)) : words[u], b);
   }
+  template <int token_tiles>
+  __device__ __forceinline__ void leave(const Mma&, int, float (&)[4][token_tiles][4]) const {}
 
  private:
-  __device__ __forceinline__ void take(const uint32_t (&scales)[4], uint32_t zeros) {
+  __device__ __forceinline__ void take(const uint32_t (&scales)[4], const uint32_t (&zeros)[bits / 4]) {
 #pragma unroll
     for (int j = 0; j < 4; ++j)
       if (has_zeros_)
-        columns_[j].template enter<true>(scales[j], zeros, j);
+        columns_[j].template enter<true>(scales[j], zeros[j / 2 % (bits / 4)], j);
       else
         columns_[j].template enter<false>(scales[j], 0, j);
   }
 
   const bool has_zeros_;
   const int group_bytes_;
-  many_room::Columns<T, 4> columns_[4];
+  many_room::Columns<T, bits> columns_[4];
 };
+
+/// Numbers of 8 bits are operands as they are: sums are in units of the latest scale of a tile.
+template <class T, Code code>
+class Bytes {
+ public:
+  __device__ __forceinline__ Bytes(const Mma&, const Work& work, int) : of_tiles_(work.begins) {}
+
+  __device__ __forceinline__ void enter(int, uint32_t) {}
+  /// Products of a tile begin.
+  template <int token_tiles>
+  __device__ __forceinline__ void begin(uint32_t at, float (&sum)[4][token_tiles][4]) {
+    const float last = scale_;
+    scale_ = __uint_as_float(load_shared(at));
+    scale_columns(nullptr, __fdividef(last, scale_), sum);
+  }
+  __device__ __forceinline__ void pair(const uint32_t (&words)[4], int step, int, uint32_t (&to)[2][4]) const {
+    Codes<T, code>::pair(words, step, 0, to);
+  }
+  template <int token_tiles>
+  __device__ __forceinline__ void leave(const Mma& call, int column, float (&sum)[4][token_tiles][4]) const {
+    scale_columns(of_tiles_ ? nullptr : static_cast<const float*>(call.scales) + column, scale_, sum);
+  }
+
+ private:
+  const bool of_tiles_;
+  float scale_ = 1;
+};
+
+/// Numbers times the scales of their groups.
+template <class T, Code code>
+class ScaledNumbers {
+ public:
+  using Scaled = ScaledCodes<T, code>;
+
+  __device__ __forceinline__ ScaledNumbers(const Mma& call, const Work&, int) : codes_(call.code), group_(call.group) {}
+
+  __device__ __forceinline__ void enter(int, uint32_t at) {
+    const int of_column = column_scale_bytes(code, group_), lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      scales_[j] = Scaled::kept(Scaled::load(at + (8 * j + lane / 4) * (2 * of_column), group_, lane % 4 / 2));
+  }
+  template <int token_tiles>
+  __device__ __forceinline__ void begin(uint32_t, float (&)[4][token_tiles][4]) {}
+  __device__ __forceinline__ void pair(const uint32_t (&words)[4], int step, int j, uint32_t (&to)[2][4]) const {
+    const uint32_t scales = Scaled::of_rows(scales_[j], step);
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+      uint32_t* both = to[u / 2] + u % 2 * 2;
+      codes_.pair(words[u], step % 2, scales, both[0], both[1]);
+    }
+  }
+  template <int token_tiles>
+  __device__ __forceinline__ void leave(const Mma& call, int column, float (&sum)[4][token_tiles][4]) const {
+    scale_columns(static_cast<const float*>(call.zeros) + column, Scaled::kUnit, sum);
+  }
+
+ private:
+  const Scaled codes_;
+  const int group_;
+  uint2 scales_[4];
+};
+
+template <class T, Code code>
+using OperandsOf = std::conditional_t<is_scaled(code), ScaledNumbers<T, code>,
+                                      std::conditional_t<is_number(code), Bytes<T, code>, Integers<T, bits_of(code)>>>;
 
 /// Bytes of a tile's sums of a round in shared memory.
 __host__ __device__ constexpr int laid_bytes(int token_tiles) { return 8 * tiles_of_round(token_tiles) * kSumPitch * 4; }
@@ -197,32 +307,36 @@ __device__ __forceinline__ void store(const Mma& call, const Work& work, unsigne
           *reinterpret_cast<float4*>(part + int64_t{m} * call.N + n) = total;
           return;
         }
+        if (call.token_scales) scale(total, token_scale(call, m));
         put<T, false>(call.bias, call.y, call.outputs, m, n, total, 1);
       });
   }
 }
 
-template <class T, int token_tiles>
+template <class T, Code code, int token_tiles>
 __global__ void __launch_bounds__(32 * kWarps, 1)
 mma_kernel(const __grid_constant__ Mma call, const __grid_constant__ Work work) {
-  constexpr int together = tiles_of_round(token_tiles), rounds = token_tiles / together, units = kStageSteps * rounds;
+  constexpr int steps = steps_of_stage(bits_of(code)), stages_of_chunk = kSteps / steps;
+  constexpr int together = tiles_of_round(token_tiles), rounds = token_tiles / together, units = steps * rounds;
   extern __shared__ __align__(128) unsigned char memory[];
   const uint32_t ring = shared_address(memory);
 
   const int lane = threadIdx.x % 32, tokens = 8 * token_tiles * work.token_warps;
-  const Place place(work, tokens);
+  const Place place(work, steps * kStepTokenBytes, tokens);
   const int tile = min(blockIdx.y * work.columns + place.column, call.N / kTileN - 1);
   // Chunks of the slice, and of them those of the warp, which follow each other; others may have one more.
   const int first = static_cast<int>(int64_t{work.chunks} * blockIdx.z / gridDim.z);
   const int count = static_cast<int>(int64_t{work.chunks} * (blockIdx.z + 1) / gridDim.z) - first;
   const int before = count * place.row_warp / work.row_warps;
-  const int own = (count * (place.row_warp + 1) / work.row_warps - before) * kStages;
-  const int all = (count + work.row_warps - 1) / work.row_warps * kStages;
+  const int own = (count * (place.row_warp + 1) / work.row_warps - before) * stages_of_chunk;
+  const int all = (count + work.row_warps - 1) / work.row_warps * stages_of_chunk;
 
-  const Filling<T> filling(call, work, place, ring, tile, first + before, tokens);
-  Operands<T> operands(call, work, tile);
+  let_dependents_start();
+  const Filling<T, code> filling(call, work, place, ring, tile, first + before, tokens);
+  OperandsOf<T, code> operands(call, work, tile);
   for (int stage = 0; stage < work.stages; ++stage)
     if (stage < own) filling.weights(stage, stage);
+  wait_for_earlier_kernels();
   for (int stage = 0; stage < work.stages; ++stage) {
     if (stage < own) filling.inputs(stage, stage);
     group_copies();
@@ -239,18 +353,18 @@ mma_kernel(const __grid_constant__ Mma call, const __grid_constant__ Work work) 
       load_shared(x_of_slot + at + (unit / rounds * tokens + (unit % rounds * together + m) * 8) * kStepTokenBytes,
                   in[unit % 2][m]);
   };
-  const auto begins = [&](int stage, int s) { return work.begins >> (stage % kStages * kStageSteps + s) & 1; };
-  const auto make_operand = [&](int s, int j, int at) {
+  const auto begins = [&](int stage, int s) { return work.begins >> (stage % stages_of_chunk * steps + s) & 1; };
+  const auto make_operand = [&](int stage, int s, int j, int at) {
     uint32_t words[4];
     load_shared(words_of_slot + at + j * 512, words);
-    operands.pair(words, s, j, operand[j]);
+    operands.pair(words, stage % stages_of_chunk * steps + s, j, operand[j]);
   };
 
   wait_for_copy_groups(work.stages - 1);
   __syncthreads();
   if (begins(0, 0)) operands.enter(0, scales_of_slot);
 #pragma unroll
-  for (int j = 0; j < 4; ++j) make_operand(0, j, 0);
+  for (int j = 0; j < 4; ++j) make_operand(0, 0, j, 0);
   load_inputs(0, 0);
   int slot = 0;
   for (int stage = 0; stage < own; ++stage) {
@@ -258,16 +372,17 @@ mma_kernel(const __grid_constant__ Mma call, const __grid_constant__ Work work) 
     const int here = slot * work.stage_bytes, there = next_slot * work.stage_bytes;
 #pragma unroll
     for (int unit = 0; unit < units; ++unit) {
-      const int s = unit / rounds, round = unit % rounds, next_s = (s + 1) % kStageSteps;
-      const bool leaves = unit == units - 1, makes = round == rounds - 1;
+      const int s = unit / rounds, round = unit % rounds, next_s = (s + 1) % steps;
+      const bool leaves = unit == units - 1, makes = round == rounds - 1, late = leaves && units % 2;
       const int next_stage = makes && next_s == 0 ? stage + 1 : stage, from = leaves ? there : here;
+      if (round == 0 && begins(stage, s)) operands.begin(scales_of_slot + here, sum);
       if (leaves) {  // all that the slot has is in registers
         wait_for_copy_groups(work.stages - 2);
         __syncthreads();
         if (stage + work.stages < own) filling.weights(stage + work.stages, slot), filling.inputs(stage + work.stages, slot);
         group_copies();
       }
-      load_inputs((unit + 1) % units, from);
+      if (!late) load_inputs((unit + 1) % units, from);
       if (makes && begins(next_stage, next_s)) operands.enter(next_s, scales_of_slot + from);
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
@@ -276,14 +391,26 @@ mma_kernel(const __grid_constant__ Mma call, const __grid_constant__ Work work) 
 #pragma unroll
           for (int m = 0; m < together; ++m)
             multiply(sum[j][round * together + m], operand[j][h], in[unit % 2][m][2 * h], in[unit % 2][m][2 * h + 1], T{});
-        if (makes) make_operand(next_s, j, from);
+        if (makes) make_operand(next_stage, next_s, j, from);
       }
+      if (late) load_inputs(0, from);
     }
     slot = next_slot;
   }
   for (int stage = own; stage < all; ++stage) __syncthreads();  // for the others
   wait_for_copies();
+  operands.leave(call, tile * kTileN + lane / 4, sum);
   store<T>(call, work, memory, blockIdx.x * tokens, sum);
 }
 
 }  // namespace qload::cuda::mma_room
+
+namespace qload::cuda {
+
+using MmaKernel = void (*)(const Mma, const mma_room::Work);
+
+/// Null: there is no kernel for so many tokens of a warp. `T`: the type of x.
+template <class T>
+MmaKernel mma_of(const Mma& call);
+
+}  // namespace qload::cuda

@@ -1,27 +1,32 @@
-// x in fp16 times 4-bit integers in strips by mma.sync, from 17 tokens on, on every chip since Ampere; see mma.cuh.
+// x times a weight in strips by mma.sync, from 17 tokens on, on every chip since Ampere; see mma.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
 
+#include "../device/code.h"
+
 namespace qload::cuda {
 
 struct Mma {
-  const void* x;              // fp16 (M, inputs), inputs a multiple of 8
-  const void* weights;        // int32 (N / 64, K * 8), strips
+  const void* x;              // fp16 or bf16 (M, inputs), inputs a multiple of 8
+  const void* weights;        // int32 (N / 64, K * bits * 2), strips
   const void* scales;         // as in decode.h
   const void* zeros;          // as in decode.h
   const void* bias;           // as x (outputs,); null
-  const float* token_scales;  // null, for add_slices
+  const float* token_scales;  // (M,), factors of the tokens' sums; null: 1
   void* y;                    // as x (M, outputs)
   void* parts;                // fp32 (slices, M, N), written and read; null with one slice
   int M, K, N;                // K padded to 128, N to 64
   int inputs, outputs;        // at most K, N
-  int group;                  // 32, 64, 128; K or more: one scale a column
+  Code code;
+  int group;                  // as in decode.h
+  bool bfloat16;
   int tokens;                 // of a warp: 32, 48 or 64
   int columns, row_warps;     // tiles of 64 columns of a block, warps that share the rows of each
   int slices;                 // of K; a second kernel adds them up
+  bool early;                 // may start before the kernel ahead ends
 };
 
 /// cudaErrorNotSupported: no kernel for this. Pointers of x, weights, scales and zeros are multiples of 16.

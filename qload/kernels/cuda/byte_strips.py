@@ -14,9 +14,8 @@ from qload.kernel_formats.int8_strips import Int8StripsConfig, Int8StripsWeight
 from qload.kernel_formats.mxfp8_strips import Mxfp8StripsConfig, Mxfp8StripsWeight
 from qload.kernel_formats.table_strips import TableStripsConfig, TableStripsWeight
 from qload.kernels import products
-from qload.kernels.cuda import decode, dispatch, hopper_gemm, w8a8
+from qload.kernels.cuda import decode, dispatch, hopper_gemm, mma_gemm, w8a8
 from qload.kernels.cuda.dispatch import ACTIVATIONS, CudaKernel, KernelCall, every_call
-from qload.kernels.cuda.launch import HOPPER
 from qload.kernels.cuda.module import check_operands, operator
 from qload.layouts import strips
 from qload.spec import ActivationScheme, Layer
@@ -143,6 +142,7 @@ KERNELS = (
     CudaKernel("decode", decode.why_not, decode.run, decode.prepare),
     CudaKernel("many", hopper_gemm.why_not, hopper_gemm.run, hopper_gemm.prepare),
     CudaKernel(w8a8.NAME, w8a8.why_not, w8a8.run, w8a8.prepare),
+    CudaKernel("mma", mma_gemm.why_not, mma_gemm.run, mma_gemm.prepare),
     CudaKernel("large", every_call, _dequantize),
 )
 
@@ -173,8 +173,9 @@ def arguments(x: Tensor, weight: ByteStripsWeight, bias: Tensor | None = None) -
 
 def why_not_on(weight: ByteStripsWeight, dtype: torch.dtype, capability: tuple[int, int]) -> str | None:
     """Reason why a chip of a capability cannot multiply a weight, wherever that is, or None."""
-    if capability[0] < HOPPER:
-        return f"needs a CUDA device of capability {HOPPER}.0, got {capability[0]}.{capability[1]}"
+    reason = dispatch.why_not_capability(capability)
+    if reason:
+        return reason
     return None if dtype in ACTIVATIONS else f"needs float16 or bfloat16, got {dtype} activations"
 
 

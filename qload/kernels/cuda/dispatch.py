@@ -153,6 +153,12 @@ def why_not_device(device: torch.device) -> str | None:
     return None
 
 
+def why_not_capability(capability: tuple[int, int]) -> str | None:
+    """Why no kernel of the module runs on a chip of a capability, or None."""
+    needed, got = (".".join(map(str, each)) for each in (CAPABILITY, capability))
+    return None if capability >= CAPABILITY else f"needs a CUDA device of capability {needed}, got {got}"
+
+
 def why_not(weight: Any, dtype: torch.dtype) -> str | None:
     """Why activations of a dtype cannot be multiplied with a weight as it lies, or None."""
     return why_not_device(weight.device) or why_not_on(
@@ -162,8 +168,9 @@ def why_not(weight: Any, dtype: torch.dtype) -> str | None:
 
 def why_not_on(weight: Any, dtype: torch.dtype, capability: tuple[int, int]) -> str | None:
     """Reason why a chip of a capability cannot multiply a weight, wherever that is, or None."""
-    if capability < CAPABILITY:
-        return f"needs a CUDA device of capability 8.0, got {capability[0]}.{capability[1]}"
+    reason = why_not_capability(capability)
+    if reason:
+        return reason
     if dtype not in ACTIVATIONS or weight.scales.dtype != dtype:
         return f"needs float16 or bfloat16 of both, got {dtype} activations, {weight.scales.dtype} scales"
     return None

@@ -1,4 +1,4 @@
-"""Tokens in float16 times 4-bit integers in strips, best from 17 on, on every chip: csrc/cuda/mma."""
+"""Any number of tokens, best from 17 on, times a weight in strips, on every chip: csrc/cuda/mma."""
 
 from functools import cache
 from itertools import product
@@ -13,7 +13,6 @@ from qload.kernels.cuda.launch import ALIGNED, Launch, in_rows
 from qload.kernels.cuda.module import native
 from qload.layouts import strips
 
-BITS = 4
 WARPS = 8  # of a block
 WARP_TOKENS = (32, 48, 64)
 SHARES = (1, 2, 4, 8)
@@ -42,19 +41,14 @@ class MmaDivision(NamedTuple):
 
 def why_not(call: Any) -> str | None:
     """Why this kernel does not take a call, or None."""
-    if call.bits != BITS:
-        return f"reads {BITS} bits, got {call.bits}"
-    if call.x.dtype != torch.float16:
-        return f"multiplies activations of float16, got {str(call.x.dtype).removeprefix('torch.')}"
-    if call.token_scales is not None:
-        return "multiplies no sums by factors of tokens"
     return launch.why_not(call)
 
 
 def prepare(call: Any, x: Tensor, how: MmaDivision | None = None) -> Launch:
     """Return the launch of calls like this one, of `x` in whole rows; `how` None: by `division`."""
     how = how or division(call.tokens, call.rows, call.columns, multiprocessors(x.device))
-    start = native().mma(launch.sizes(call, x), call.group, list(how))
+    kind = call.code, call.group, x.dtype == torch.bfloat16, list(how)
+    start = native().mma(launch.sizes(call, x), *kind, call.early)
     return Launch(start, how.slices * call.tokens * call.columns if how.slices > 1 else 0)
 
 
@@ -82,7 +76,7 @@ def fits(way: MmaDivision) -> bool:
 
 
 def stage_bytes(way: MmaDivision) -> int:
-    """Return the bytes of 64 rows of x, and of words with their scales."""
+    """Return the bytes of 64 rows of x, and of words of 4 bits with their scales."""
     return way.row_warps * (way.block_tokens * TOKEN_BYTES + way.tiles * TILE_BYTES)
 
 

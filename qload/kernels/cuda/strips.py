@@ -41,7 +41,7 @@ class StripsCall(MarlinCall):
 KERNELS = (
     CudaKernel("decode", decode.why_not, decode.run, decode.prepare),
     CudaKernel("many", hopper_gemm.why_not, hopper_gemm.run, hopper_gemm.prepare),
-    CudaKernel("mma", mma_gemm.why_not, mma_gemm.run),
+    CudaKernel("mma", mma_gemm.why_not, mma_gemm.run, mma_gemm.prepare),
     CudaKernel("large", every_call, large.run),
 )
 

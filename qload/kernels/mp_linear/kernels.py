@@ -332,7 +332,7 @@ class MarlinLinearKernel(TypedLinearKernel):
 
 
 class StripsLinearKernel(TypedLinearKernel):
-    """Kernel of weights in strips of 64 columns, on Hopper GPUs; limits are those of Marlin's."""
+    """Kernel of weights in strips of 64 columns, from Ampere on; limits are those of Marlin's."""
 
     name = "strips"
     bits = MarlinLinearKernel.bits
@@ -345,7 +345,7 @@ class StripsLinearKernel(TypedLinearKernel):
 
     @classmethod
     def gains(cls, compute_capability: int | None) -> bool:
-        """Return True on Hopper: elsewhere Marlin's order has more kernels."""
+        """Return True from Ampere on: Marlin's order has kernels for few tokens alone."""
         return strips.are_faster(compute_capability)
 
     @classmethod
