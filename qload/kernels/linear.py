@@ -21,11 +21,12 @@ from torch.nn import functional
 
 from qload.devices.tensors import PLAIN as PLAIN_TENSORS
 from qload.devices.tensors import check_writable, guard
-from qload.errors import ArgumentError, ShapeError, check_values, checked
-from qload.kernel_formats import Exl2KernelWeight, restore
+from qload.errors import ArgumentError, RepackError, ShapeError, check_values, checked
+from qload.kernel_formats import Exl2KernelWeight, GPTQMarlinWeight, StripsWeight, repack, restore, strips
 from qload.kernels import declared, dtypes
-from qload.kernels.chips import uncast
+from qload.kernels.chips import compute_capability, uncast
 from qload.kernels.cpu import KeptRows
+from qload.kernels.cuda.decode import MOST_TOKENS
 from qload.kernels.cuda.module import LIBRARY
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.plans import (
@@ -184,12 +185,25 @@ class Linear(nn.Module):
         return f"in_features={K}, out_features={N}, {own.format}, {own.config}{inputs}"
 
 
-def in_multiplied_order(weight: Weight) -> Weight:
-    """Repack a `weight` from an order without fast kernels.
+def in_multiplied_order(weight: Weight, own: Weight | None = None) -> Weight:
+    """Repack a `weight` from an order without fast kernels; `own`: the weight of a layer for it.
 
     EXL2 in the order of ExLlama's kernels becomes EXL2 as it is stored: no kernel of qload reads the former,
-    to dequantize it takes many times as long, and no CUDA graph can capture that.
+    to dequantize it takes many times as long, and no CUDA graph can capture that. Marlin's order has kernels
+    for few tokens alone, and becomes strips on a CUDA device whose kernels read these.
     """
+    in_strips = type(own) is StripsWeight
+    if own is None:
+        in_strips = strips.are_faster(compute_capability(weight.device))
+    if in_strips and type(weight) is GPTQMarlinWeight:
+        try:
+            repacked = repack(weight, "strips")
+        except RepackError as error:
+            note = "%s: stays in Marlin's order, and is dequantized above %d tokens: %s"
+            log.info(note, weight.layer.name or "weight", MOST_TOKENS["marlin"], error)
+            return weight
+        log.info("%s: %s is multiplied in strips", weight.layer.name or "weight", weight.format)
+        return repacked
     if not isinstance(weight, Exl2KernelWeight):
         return weight
     log.info("%s: %s is multiplied in the order of EXL2", weight.layer.name or "weight", weight.format)
@@ -221,8 +235,8 @@ def copy_into(linear: Linear, weight: Weight, bias: Tensor | None = None) -> Non
     >>> linear(torch.ones(3))
     tensor([0., 0.])
     """
-    weight = in_multiplied_order(weight)
     own, name = linear.typed, linear.typed.layer.name or "weight"
+    weight = in_multiplied_order(weight, own)
     for what, here, there in (
         ("format", own.format, weight.format),
         ("config", own.config, weight.config),

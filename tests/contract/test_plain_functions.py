@@ -41,7 +41,6 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "kernels.cuda.experts_launches": ("division", "columns_of_block"),
     "kernels.cuda.hopper_gemm": ("division",),
     "kernels.cuda.launch": ("why_not_chip",),
-    "kernels.cuda.middle": ("division",),
     "kernels.products": ("token_blocks",),
     "layouts.compressed_tensors": ("stored", "words", "capacity", "packings_agree"),
     "models.generation": ("check_ids", "check_prompt"),

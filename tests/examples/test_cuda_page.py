@@ -43,7 +43,7 @@ def csrc(tmp_path: Path) -> Path:
         file.write_text(text)
     bindings = copy / "cuda" / "bindings" / "linear.cpp"
     (binding,) = pages.blocks(PAGE, "cpp")
-    text, include = bindings.read_text(), '#include "../w4a16/w4a16.h"\n'
+    text, include = bindings.read_text(), '#include "../mma/mma.h"\n'
     assert text.count(include) == text.count(LINEARS) == 1
     head = text.partition(LINEARS)[0].replace(include, f'#include "../quads/quads.h"\n{include}')
     bindings.write_text(f"{head}{LINEARS}\n{binding}}}\n}}\n")  # alone, as the others take their time

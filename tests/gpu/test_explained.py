@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 LAYER, TOKENS = "down_proj", (1, 8, 17, 64, 300)
 SHAPES = ((256, 128), (1024, 4096), (4096, 1024), (2048, 2112), (14336, 512))  # K, N
 OURS = {
-    "decode": "decode_kernel", "many": "many_kernel", "middle": "middle_kernel", "w4a16": "w4a16_kernel",
+    "decode": "decode_kernel", "many": "many_kernel", "mma": "mma_kernel",
     "large": "dequantize", "dequantize, then torch's product": "dequantize",
 }  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from qload.errors import ArgumentError, NoKernelError
+from qload.errors import ArgumentError
 from qload.kernels.cuda import dispatch, linear, marlin
 from qload.kernels.cuda.linear import able
 from qload.testing import assert_sums_exactly
@@ -47,26 +47,6 @@ def test_what_torch_has_to_multiply_is_left_to_it(hand: Hand, monkeypatch: pytes
     assert not ways.can_multiply(x, weight, bias.clone().requires_grad_())
     with torch.no_grad():
         assert ways.can_multiply(differentiable, weight, None)
-
-
-@pytest.mark.parametrize("chip", [HOPPER])
-@pytest.mark.parametrize("kernel", ["w4a16", "middle"])
-def test_kernels_that_count_groups_refuse_shares_of_an_act_order(hand: Hand, kernel: str) -> None:
-    weight = layer(128, 64, 64, 4, torch.float16, act_order=True, share=2)
-
-    with pytest.raises(NoKernelError, match="rows of a permuted group are missing here"):
-        marlin.linear(torch.ones(17, 128).half(), weight, kernel=kernel)
-    assert not hand.called
-
-
-@pytest.mark.parametrize("chip", [HOPPER])
-def test_without_hoppers_instructions_another_kernel_multiplies(hand: Hand) -> None:
-    weight = layer(256, 64, 128, 4, torch.float16)
-    hand.hopper = False
-
-    assert_sums_exactly(lambda x: linear(x, weight), weight, torch.float16, M=20)
-
-    assert hand.called == ["w4a16"]
 
 
 @pytest.mark.parametrize("chip", [HOPPER])
@@ -110,8 +90,8 @@ def test_what_does_not_fit_is_refused_by_name(hand: Hand, changed: dict, wrong: 
 @pytest.mark.parametrize(
     ("layout", "M", "names"),
     [
-        ("marlin", 16, ["decode", "w4a16", "middle", "large"]),
-        ("marlin", 65, ["middle", "large"]),
+        ("marlin", 16, ["decode", "large"]),
+        ("marlin", 17, ["large"]),
         ("strips", 48, ["decode", "many", "mma", "large"]),
         ("strips", 49, ["many", "mma", "large"]),
         ("exllama", 64, ["few", "large"]),

@@ -6,9 +6,7 @@
 #include "../exllama/rounded.h"
 #include "../gather/gather.h"
 #include "../many/many.h"
-#include "../middle/middle.h"
 #include "../mma/mma.h"
-#include "../w4a16/w4a16.h"
 #include "common.h"
 
 namespace qload::cuda {
@@ -27,18 +25,6 @@ void add_linears(py::module_& module) {
       },
       "Launches x times a 4-bit or 8-bit weight in Marlin's order or our own; sizes: M, K, N, inputs, outputs; code: as "
       "device/code.h numbers them.");
-  module.def(
-      "middle",
-      [](const std::array<int, 5>& sizes, int bits, int group, bool bfloat16, int columns, int together, int split,
-         bool early) {
-        return launch_of("middle", [=](const Operands& in, CUstream_st* stream) {
-          const auto [M, K, N, inputs, outputs] = sizes;
-          return middle({in.x, in.weights, in.scales, in.zeros, in.bias, in.y, M, K, N, inputs, outputs, bits, group,
-                         bfloat16, columns, together, split, early},
-                        stream);
-        });
-      },
-      "Launches tokens, best from 17 on, times a weight in Marlin's order; sizes: M, K, N, inputs, outputs.");
   const auto many_of = [](const char* name, bool coded) {
     return [=](const std::array<int, 5>& sizes, int code, int group, bool bfloat16, const std::array<int, 6>& division,
                bool early) {
@@ -73,17 +59,6 @@ void add_linears(py::module_& module) {
       "Launches tokens, best from 17 on, times a weight in strips, on every chip; sizes: M, K, N, inputs, outputs. "
       "division: tokens of a warp, tiles of 64 columns of a block, warps that share the rows of each, slices of K, whose "
       "sums `parts` gets in fp32.");
-  module.def(
-      "w4a16",
-      [](const std::array<int, 5>& sizes, int group, bool bfloat16, int columns, int split, bool early) {
-        return launch_of("w4a16", [=](const Operands& in, CUstream_st* stream) {
-          const auto [M, K, N, inputs, outputs] = sizes;
-          return w4a16({in.x, in.weights, in.scales, in.zeros, nullptr, in.bias, in.y, M, K, N, inputs, outputs, group,
-                        bfloat16, columns, split, early},
-                       stream);
-        });
-      },
-      "Launches x times a 4-bit weight in Marlin's order; sizes: M, K, N, inputs, outputs.");
   module.def(
       "exllama",
       [](uintptr_t x, uintptr_t weights, uintptr_t zeros, uintptr_t scales, uintptr_t g_idx, uintptr_t perm,

@@ -10,7 +10,7 @@
 #include "../device/code.h"
 #include "../device/exact.cuh"
 #include "../device/ptx.cuh"
-#include "../w4a16/weights.cuh"
+#include "../device/weights.cuh"
 #include "division.h"
 
 namespace qload::cuda {

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "../device/symmetric.cuh"
-#include "../w4a16/weights.cuh"
+#include "../device/weights.cuh"
 
 namespace qload::cuda::many_room {
 

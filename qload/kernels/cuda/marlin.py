@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.kernel_formats.marlin import GPTQMarlinWeight
-from qload.kernels.cuda import decode, dispatch, large, middle, w4a16
+from qload.kernels.cuda import decode, dispatch, large
 from qload.kernels.cuda.dispatch import ACTIVATIONS, CudaKernel, KernelCall, every_call, kind_of
 from qload.kernels.cuda.module import check_operands, operator
 from qload.layouts import marlin
@@ -76,8 +76,6 @@ class MarlinCall(KernelCall):
 
 KERNELS = (
     CudaKernel("decode", decode.why_not, decode.run, decode.prepare),
-    CudaKernel("w4a16", w4a16.why_not, w4a16.run, w4a16.prepare),
-    CudaKernel("middle", middle.why_not, middle.run, middle.prepare),
     CudaKernel("large", every_call, large.run),
 )
 

@@ -447,7 +447,7 @@ def choose_mp_linear_kernel(
     ...     zero_points=False,
     ... )
     >>> choose_mp_linear_kernel(config, compute_capability=80).__name__
-    'MarlinLinearKernel'
+    'StripsLinearKernel'
     """
     if type(compute_capability) is not int and compute_capability is not None:
         raise ArgumentError("compute_capability", "a whole number, such as 90", repr(compute_capability))

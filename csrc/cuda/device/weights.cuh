@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../device/number.cuh"
+#include "number.cuh"
 
 namespace qload::cuda {
 
@@ -23,26 +23,6 @@ __device__ __forceinline__ void operand_of(uint32_t word, uint32_t magic, uint32
   to[1] = two_codes(word >> 8, magic);
   to[2] = two_codes(word >> 4, magic);
   to[3] = two_codes(word >> 12, magic);
-}
-
-template <class T>
-__device__ __forceinline__ uint32_t twice(T value) {
-  return as<uint16_t>(value) * 0x10001u;
-}
-
-/// (code - zero) * scale of columns c and c + 8: the difference exact, the product rounded to T.
-template <class T>
-__device__ __forceinline__ void scale(uint32_t (&operand)[4], const uint32_t (&zeros)[2], const uint32_t (&scales)[2]) {
-  using Two = typename Number<T>::Two;
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    operand[i] = as<uint32_t>(__hmul2(__hsub2(as<Two>(operand[i]), as<Two>(zeros[i % 2])), as<Two>(scales[i % 2])));
-}
-
-/// A zero point twice, as codes are with `kExact`.
-template <class T>
-__device__ __forceinline__ uint32_t exact_zero(uint32_t zero) {
-  return zero * 0x10001 | Number<T>::kExact;
 }
 
 /// Eight scales of a lane, columns c + 8b + 16j of a tile of 64, from rows of one scale a column: their order is another
