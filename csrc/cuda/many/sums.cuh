@@ -95,10 +95,11 @@ struct Sharing {
     return room + (number % keepers * others + slot) * fours + threadIdx.x % threads;
   }
 
+  /// Rounded before it is added, so that a sum does not depend on which team keeps it.
   static __device__ __forceinline__ float4 of(const All& all, int strip, int eight) {
     const float* at = all.of[strip] + 4 * eight;
     const float first = all.unit[strip][0], second = all.unit[strip][1];
-    return make_float4(at[0] * first, at[1] * first, at[2] * second, at[3] * second);
+    return make_float4(__fmul_rn(at[0], first), __fmul_rn(at[1], first), __fmul_rn(at[2], second), __fmul_rn(at[3], second));
   }
 };
 
@@ -131,7 +132,7 @@ __device__ __forceinline__ void store(const Many& call, const Place& place, cons
   const int from = row * kTile + (thread % 8 ^ row % 8) * 8;
   const int first = rows.first() + share.first + row, left = rows.end() - first;
   const bool whole = call.outputs % 8 == 0;  // not known to the compiler, which makes one copy of what follows
-  const bool scaled = OwnRows::may_be_part && call.token_scales;
+  const bool scaled = call.token_scales;
   float of_token[(eights + 3) / 4];  // of 32 tokens a lane has one
   if (scaled)
 #pragma unroll
