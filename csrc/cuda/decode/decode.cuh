@@ -44,10 +44,10 @@ constexpr int held_steps =
         : kSteps;
 
 /// sum += what a warp has of x times the weight, in units of `Codes<T, bits>`; the first of all three was asked for.
-template <class T, Code code, int token_tiles, Order order, Groups groups, int kept, int held, class OwnScales>
+template <class T, Code code, int token_tiles, Order order, Groups groups, int kept, int held, bool cut, class OwnScales>
 __device__ __forceinline__ void multiply_part(
     const Decode& call, const Chunks& work, const Part& part_of_warp, Words<bits_of(code), order, kept>& stream,
-    OwnScales& scales, Inputs<T, token_tiles, order, held>& inputs, float (&sum)[4][token_tiles][4]) {
+    OwnScales& scales, Inputs<T, token_tiles, order, held, cut>& inputs, float (&sum)[4][token_tiles][4]) {
   using C = Codes<T, code>;
   constexpr int bits = bits_of(code);
   constexpr bool looked_up = groups == Groups::kLookedUp, numbers = groups == Groups::kTiles;
@@ -165,9 +165,7 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
 
   let_dependents_start();
   Words<bits, order, kept> stream(call, tile, start, row_warps);
-  using OfNumbers = std::conditional_t<groups == Groups::kScaled, GroupScales<T, code>, TileScales>;
-  using OwnScales = std::conditional_t<numbers, OfNumbers, Scales<T, bits>>;
-  OwnScales scales(call, tile, numbers ? start : work.chunk_step ? start * __popc(work.ends) : 0);
+  ScalesOf<T, code, groups> scales(call, tile, numbers ? start : work.chunk_step ? start * __popc(work.ends) : 0);
   if (busy) {
     stream.ask_first();
     if constexpr (numbers)

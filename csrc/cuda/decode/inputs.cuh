@@ -37,8 +37,9 @@ __device__ __forceinline__ void gather(const Decode& call, int row, T* to, int p
   gather<T>(call, row, [&](int m, int k, T x) { to[m * pitch + k] = x; });
 }
 
-/// `held`: steps that are on their way or there, of `kSteps`.
-template <class T, int token_tiles, Order order, int held>
+/// `held`: steps that are on their way or there, of `kSteps`. `cut`: x loaded as it is may have fewer inputs than there are
+/// rows, in multiples of 8; the others are zeros.
+template <class T, int token_tiles, Order order, int held, bool cut = false>
 class Inputs;
 
 template <class T, int token_tiles, int held>
@@ -90,8 +91,8 @@ class Inputs<T, token_tiles, Order::kMarlin, held> {
   int own_, last_;
 };
 
-template <class T, int token_tiles, int held>
-class Inputs<T, token_tiles, Order::kOwn, held> {
+template <class T, int token_tiles, int held, bool cut>
+class Inputs<T, token_tiles, Order::kOwn, held, cut> {
  public:
   /// Where x cannot be loaded as it is, the warp gathers a chunk in `shared` first.
   __device__ __forceinline__ Inputs(const Decode& call, const Division& work, unsigned char* shared)
@@ -110,6 +111,7 @@ class Inputs<T, token_tiles, Order::kOwn, held> {
   }
 
   __device__ __forceinline__ void ask(int row) {
+    if constexpr (cut) left_ = call_.inputs - row - threadIdx.x % 4 * 8;
 #pragma unroll
     for (int tile = 0; tile < token_tiles; ++tile) at_[tile] = as_it_is(at_[tile] + (runs_ ? row : 0));
     if (!runs_) fill(row);
@@ -119,6 +121,7 @@ class Inputs<T, token_tiles, Order::kOwn, held> {
   /// Steps of the next chunk are asked for from here on: that from `row` on, `rows` after this one.
   __device__ __forceinline__ void advance(int row, int rows) {
     if (!runs_) return fill(row);
+    if constexpr (cut) left_ -= rows;
 #pragma unroll
     for (int tile = 0; tile < token_tiles; ++tile) at_[tile] = as_it_is(at_[tile] + rows);
   }
@@ -138,8 +141,10 @@ class Inputs<T, token_tiles, Order::kOwn, held> {
 
   __device__ __forceinline__ void load(int step) {
 #pragma unroll
-    for (int tile = 0; tile < token_tiles; ++tile)
-      held_[step % held][tile] = *reinterpret_cast<const uint4*>(at_[tile] + step * 32);
+    for (int tile = 0; tile < token_tiles; ++tile) {
+      const auto* from = reinterpret_cast<const uint4*>(at_[tile] + step * 32);
+      held_[step % held][tile] = !cut || step * 32 < left_ ? *from : uint4{};
+    }
   }
   __device__ __forceinline__ void fill(int row) {
     __syncwarp();
@@ -151,6 +156,7 @@ class Inputs<T, token_tiles, Order::kOwn, held> {
   bool runs_;
   T* shared_;
   const T* at_[token_tiles];
+  int left_;  // inputs from the lane's first in the chunk on
   uint4 held_[held][token_tiles];
 };
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
 #include "../device/ptx.cuh"
 #include "../device/scaled_codes.cuh"
@@ -281,13 +282,19 @@ class GroupScales : public ColumnScales {
     for (int j = 0; j < 4; ++j) next_[j] = Scaled::ask(at_ + j * apart_, group_, threadIdx.x % 4 / 2);
   }
 
-  const Scaled codes_;
-  const int group_;
+  Scaled codes_;
+  int group_;
   const unsigned char* at_;
   const float* columns_;
   int step_, apart_;  // bytes to the next chunk, and to the next 16 columns
   uint2 now_[4];
   typename Scaled::Asked next_[4];
 };
+
+/// Scales for the groups of a kernel.
+template <class T, Code code, Groups groups>
+using ScalesOf = std::conditional_t<
+    groups == Groups::kScaled, GroupScales<T, code>,
+    std::conditional_t<groups == Groups::kTiles, TileScales, Scales<T, bits_of(code)>>>;
 
 }  // namespace qload::cuda
