@@ -1,8 +1,8 @@
 """Checks of the quantization of inputs that a weight declares, and the quantized inputs of each part."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -64,6 +64,23 @@ def is_share(weight: Weight) -> bool:
     """Return whether a weight has a part of its layer's inputs."""
     whole = weight.layer.whole[1]
     return whole != weight.layer.K
+
+
+def merge_parts(stack: Any) -> Any:
+    """Keep one stored scale and zero point of inputs, if all parts of each expert of a stack have the same.
+
+    So one quantization serves gate and up. The stack has no origin then: `restore` could not bring back the
+    stored shape.
+    """
+    scheme, merged = stack.layer.activations, dict[str, Tensor]()
+    for name in () if scheme is None else filter(None, (scheme.scale, scheme.zero_point)):
+        stored = stack.tensors.get(name)
+        has_values = type(stored) in (Tensor, torch.nn.Parameter) and not stored.is_meta
+        if has_values and stored.ndim == 2 and stored.shape[1] > 1:
+            if not bool((stored == stored[:, :1]).all()):
+                return stack
+            merged[name] = stored[:, :1].contiguous()
+    return replace(stack, layer=replace(stack.layer, origin=None)).holding(merged) if merged else stack
 
 
 @dataclass(frozen=True, eq=False)

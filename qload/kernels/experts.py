@@ -17,7 +17,7 @@ from qload.errors import ArgumentError, checked
 from qload.kernels import dtypes
 from qload.kernels.chips import uncast
 from qload.kernels.cuda.module import LIBRARY
-from qload.kernels.declared import Activations, Maximum
+from qload.kernels.declared import Activations, Maximum, merge_parts
 from qload.kernels.experts_function import BIASES, STACKS, KeptExperts, check_inputs, experts, multiply
 
 Run = Callable[[Tensor, Tensor, Tensor, Sequence[Tensor]], Tensor]
@@ -199,6 +199,8 @@ class ExpertsMeaning:
 
 def experts_module(weight: Any, activations: Activations, maximum: Maximum, dtype: torch.dtype | None) -> Any:
     """Build the module of `ExpertsWeight.get_linear`, with scales and biases in the activations' dtype."""
+    if activations == "declared":
+        weight = replace(weight, **{name: merge_parts(getattr(weight, name)) for name in STACKS})
     stacks = {name: dtypes.stack_for_activations(getattr(weight, name), dtype) for name in STACKS}
     biases = {name: dtypes.bias_for(getattr(weight, name), dtype) for name in BIASES}
     return Experts(replace(weight, **stacks, **biases), activations, maximum)

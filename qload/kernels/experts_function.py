@@ -23,6 +23,7 @@ hidden states by it, and hands these to the experts, whose linear layers quantiz
 `Llama4TextMoe.forward` of transformers 5.23.0, as vLLM does where the router's weight goes on the input.
 """
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ from qload.kernels.declared import REMEDY, Activations, Maximum
 from qload.kernels.plans import WIDE, product
 from qload.spec import Weight
 
+log: logging.Logger = logging.getLogger("qload")
 Numbers = numpy.ndarray[Any, numpy.dtype[numpy.int64]]
 
 
@@ -144,10 +146,21 @@ class KeptStack:
 
 @dataclass(frozen=True, eq=False)
 class KeptExperts:
-    """Cached matrices of a layer's experts, by the names of its stacks."""
+    """Cached matrices of a layer's experts, by the names of its stacks.
+
+    `logged`: reasons against the grouped kernels that the log has.
+    """
 
     gate_up: KeptStack = field(default_factory=KeptStack)
     down: KeptStack = field(default_factory=KeptStack)
+    logged: set[str] = field(default_factory=set)
+
+    def log_slow_path(self, name: str, reason: str | None) -> None:
+        """Log a reason against the grouped kernels once; not while traced."""
+        if reason is None or reason in self.logged or torch.compiler.is_compiling():
+            return
+        self.logged.add(reason)
+        log.info("%s: experts are multiplied one by one, as no grouped kernel takes them: %s", name, reason)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Start a copy with empty caches: its tensors have other memory."""
@@ -333,8 +346,13 @@ def multiply(
     """Multiply as `experts`, for checked `activations` and `maximum`; `kept`: caches of earlier calls."""
     check(x, topk_ids, topk_weights, weight)
     quantizes = activations == "declared" and any(getattr(weight, name).layer.activations for name in STACKS)
-    if not quantizes and cuda.can_multiply_experts(x, topk_weights, weight):
-        return cuda.experts_linear(x, topk_ids, topk_weights, weight)
+    across_ranks = quantizes and callable(maximum)
+    if not across_ranks and cuda.can_multiply_experts(x, topk_weights, weight, declared=quantizes):
+        return cuda.experts_linear(x, topk_ids, topk_weights, weight, declared=quantizes)
+    if x.is_cuda:
+        reason = "scales of inputs cover those of several ranks" if across_ranks else None
+        reason = reason or cuda.why_no_experts(weight, x.dtype, x.device, declared=quantizes)
+        kept.log_slow_path(weight.gate_up.layer.name or "experts", reason)
     wide = torch.promote_types(x.dtype, torch.float32)
     narrow = x.dtype if x.is_cuda else wide
     rows, weights = x.reshape(-1, x.shape[-1]), topk_weights.to(wide)

@@ -1,7 +1,7 @@
 """Small layers of experts in strips, stacked, on the device, and what they mean in float64."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, silu
 
+from qload import ExpertFacts, ExpertsWeight, GatedActivation, LocalExperts
+from qload.experts.weight import stacked
 from qload.kernel_formats import StripsWeight
 from qload.kernel_formats.strips import StripsConfig
+from qload.kernels.cuda.byte_strips import arguments
 from qload.kernels.cuda.experts_launches import ExpertMatrix
 from qload.layouts import strips
-from qload.spec import Layer
+from qload.spec import ActivationScheme, Layer, Weight
+from tests.gpu.test_byte_strips import layer as byte_layer
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
@@ -44,14 +48,20 @@ class Gate:
 
 @dataclass(frozen=True)
 class Experts:
-    """E experts (H, I): the matrices that kernels get, and each expert's as typed weights."""
+    """E experts (H, I): the matrices that kernels get, and each expert's as typed weights.
+
+    `numbers`: the typed weights by matrix, where codes are not integers.
+    """
 
     gate_up: ExpertMatrix
     down: ExpertMatrix
     gate: Gate = Gate()
+    numbers: Mapping[str, Sequence[Weight]] | None = None
 
-    def weight(self, name: str, expert: int) -> StripsWeight:
+    def weight(self, name: str, expert: int) -> Weight:
         """`gate_up` (2 I, H) or `down` (H, I) of one expert."""
+        if self.numbers is not None:
+            return self.numbers[name][expert]
         matrix: ExpertMatrix = getattr(self, name)
         config = StripsConfig(
             matrix.bits, matrix.group_size, matrix.zeros is not None, matrix.perm is not None, True
@@ -97,6 +107,61 @@ def drawn(
     shapes = ((2 * inner, H), (H, inner))
     both = [matrix(E, N, K, group, bits, dtype, make, device, **options) for N, K in shapes]
     return Experts(*both, gate or Gate())
+
+
+def drawn_numbers(
+    E: int,
+    H: int,
+    inner: int,
+    per: str,
+    *,
+    bias: bool = False,
+    dtype: torch.dtype = torch.float16,
+    exact: bool = False,
+    gate: Gate | None = None,
+    device: str = "cuda",
+) -> Experts:
+    """Random experts of codes and scales `per`, a name of `tests.gpu.test_byte_strips`; biases of a dtype."""
+    make = torch.Generator().manual_seed(E + H + inner)
+    numbers, matrices = {}, []
+    for name, N, K in (("gate_up", 2 * inner, H), ("down", H, inner)):
+        weights = [byte_layer(K, N, per, exact=exact, seed=e, device=device) for e in range(E)]
+        added = torch.randn(E, N, generator=make).to(device, dtype) if bias else None
+        numbers[name] = weights
+        matrices.append(stacked_matrix(weights, added))
+    return Experts(*matrices, gate or Gate(), numbers)
+
+
+def stacked_matrix(weights: Sequence[Any], bias: Tensor | None) -> ExpertMatrix:
+    """What kernels get of typed weights of numbers, an expert each."""
+    read = [arguments(weight.scales, weight) for weight in weights]
+    words, scales, columns = (
+        None if each[0] is None else torch.stack(each) for each in list(zip(*read, strict=True))[1:4]
+    )
+    assert words is not None
+    assert scales is not None
+    *_, N, code, group_size = read[0]
+    return ExpertMatrix(words, scales, columns, None, bias, N, weights[0].layer.K, code, group_size or -1)
+
+
+def typed_experts(
+    held: Experts,
+    facts: ExpertFacts | None = None,
+    local: LocalExperts | None = None,
+    scheme: ActivationScheme | None = None,
+) -> ExpertsWeight:
+    """The same as a typed weight; `scheme`: quantization of all inputs."""
+    E, stacks = held.down.experts, []
+    for name, parts in (("gate_up", (held.down.K, held.down.K)), ("down", (held.down.N,))):
+        weights = [held.weight(name, e) for e in range(E)]
+        layers = [replace(each.layer, parts=parts, activations=scheme) for each in weights]
+        each = (
+            type(one).unchecked(one.config, own, one.fields())
+            for one, own in zip(weights, layers, strict=True)
+        )
+        stacks.append(stacked(f"experts.{name}", E, each))
+    silu, biases = ExpertFacts(GatedActivation("silu")), (held.gate_up.bias, held.down.bias)
+    return ExpertsWeight(*stacks, facts or silu, local or LocalExperts(0, E, E), *biases)
 
 
 def matrix(

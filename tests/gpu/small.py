@@ -41,7 +41,7 @@ from qload.sentences import Digit
 from qload.spec import ActivationScheme, Weight
 from tests.bench import cell_layers
 from tests.gpu import exllama_layers
-from tests.gpu.expert_layers import Tokens, drawn, tokens
+from tests.gpu.expert_layers import Tokens, drawn, drawn_numbers, tokens
 from tests.gpu.layers import far_apart, layer
 from tests.gpu.test_quantize import SCHEMES
 from tests.kernels.cuda_layers import byte_layer
@@ -198,14 +198,15 @@ def codes_in_strips() -> None:
 
 
 def experts_that_tokens_chose() -> None:
-    """Both widths, in one pass and not, sorted and not; one by one as all together."""
+    """Both widths and all codes, in one pass and not, sorted and not; one by one as all together."""
     kinds = (
-        {"inner": 64, "group": 64, "zeros": True},
-        {"inner": 40, "group": 32, "bias": True},
-        {"inner": 128, "act_order": True, "bits": 8},
+        drawn(3, 256, 64, 64, True),
+        drawn(3, 256, 40, 32, bias=True),
+        drawn(3, 256, 128, act_order=True, bits=8),
+        *(drawn_numbers(3, 256, 64, per) for per in ("channel", "int8", "mxfp8", "nvfp4", "mxfp4", "nf4")),
+        drawn_numbers(3, 256, 160, "block", bias=True),
     )
-    for kind in kinds:
-        held = drawn(3, 256, **kind)
+    for held in kinds:
         chosen = tokens(20, 256, 2, 3, torch.float16)
         chosen.ids[5:7, 1] = 3  # which is elsewhere
         place = torch.tensor([0, 1, 2, -1], device="cuda", dtype=torch.int32)

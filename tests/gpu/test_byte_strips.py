@@ -73,15 +73,17 @@ def _hopper() -> None:
         pytest.skip(reason or "needs Hopper")
 
 
-def layer(K: int, N: int, per: str, *, exact: bool = False) -> ByteStripsWeight:
+def layer(
+    K: int, N: int, per: str, *, exact: bool = False, seed: int = 0, device: str = "cuda"
+) -> ByteStripsWeight:
     """Random values. `exact`: whole numbers of at most 4, and scales that are powers of two."""
-    make = torch.Generator().manual_seed(K + N)
+    make = torch.Generator().manual_seed(K + N + seed)
     if per in FP4:
-        return fp4_layer(K, N, per, make, exact)
+        return fp4_layer(K, N, per, make, exact).to(device)
     if per in TABLES:
-        return table_layer(K, N, per, make, exact)
+        return table_layer(K, N, per, make, exact).to(device)
     if per == "mxfp8":
-        return mxfp8_layer(K, N, make, exact)
+        return mxfp8_layer(K, N, make, exact).to(device)
     shape = {"tensor": (1,), "channel": (N, 1), "e5m2": (N, 1), "int8": (N,)}.get(
         per, (-(-N // 128), -(-K // 128))
     )
@@ -92,13 +94,13 @@ def layer(K: int, N: int, per: str, *, exact: bool = False) -> ByteStripsWeight:
     if per == "int8":
         codes = whole if exact else torch.randint(-127, 128, (N, K), generator=make)
         stored = BNBWeight(config=BNBConfig(), weight=codes.to(torch.int8), SCB=127 * scales)
-        return repack(stored, "strips").to("cuda")  # type: ignore[return-value]
+        return repack(stored, "strips").to(device)  # type: ignore[return-value]
     bytes_ = torch.randint(256, (N, K), generator=make)
     dtype, finite = (torch.float8_e5m2, 0x7C) if per == "e5m2" else (torch.float8_e4m3fn, 0x7F)
     values = torch.where(bytes_ & 0x7F >= finite, 0, bytes_).to(torch.uint8).view(dtype)
     if exact:
         values = whole.float().to(dtype)
-    return fp8(values, scales, per).to("cuda")
+    return fp8(values, scales, per).to(device)
 
 
 def fp4_layer(K: int, N: int, per: str, make: torch.Generator, exact: bool) -> ByteStripsWeight:
@@ -114,7 +116,7 @@ def fp4_layer(K: int, N: int, per: str, make: torch.Generator, exact: bool) -> B
         if exact:
             scales = 2.0 ** torch.randint(-3, 1, shape, generator=make)
         stored = nvfp4(scales, codes, 2.0**-9)
-    return repack(stored, "strips").to("cuda")  # type: ignore[return-value]
+    return repack(stored, "strips")  # type: ignore[return-value]
 
 
 def mxfp8_layer(K: int, N: int, make: torch.Generator, exact: bool) -> ByteStripsWeight:
@@ -127,7 +129,7 @@ def mxfp8_layer(K: int, N: int, make: torch.Generator, exact: bool) -> ByteStrip
     if exact:
         codes = torch.randint(-4, 5, (N, K), generator=make).float().to(torch.float8_e4m3fn).view(torch.uint8)
     exponents = largest - torch.randint(3 if exact else 22, (N, K // 32), generator=make)
-    return repack(mxfp8(exponents, codes), "strips").to("cuda")  # type: ignore[return-value]
+    return repack(mxfp8(exponents, codes), "strips")  # type: ignore[return-value]
 
 
 def table_layer(
@@ -141,7 +143,7 @@ def table_layer(
     absmax = torch.rand(N * K // blocksize, generator=make) * 0.01 + 0.0001
     if exact or powers:
         absmax = 2.0 ** torch.randint(-3, 1, absmax.shape, generator=make)
-    return repack(bnb4(codes, absmax, per, blocksize), "strips").to("cuda")  # type: ignore[return-value]
+    return repack(bnb4(codes, absmax, per, blocksize), "strips")  # type: ignore[return-value]
 
 
 def assert_within(run: Callable[[Tensor], Tensor], weight: Any, x: Tensor) -> None:
@@ -174,7 +176,7 @@ def kernel(weight: ByteStripsWeight, name: str, bias: Tensor | None = None) -> C
 def test_one_input_at_a_time_reads_the_weight_back(K: int, N: int, per: str, dtype: torch.dtype) -> None:
     weight = layer(K, N, per)
     if per in TABLES:  # whose products are rounded only once
-        weight = table_layer(K, N, per, torch.Generator().manual_seed(K), exact=False, powers=True)
+        weight = table_layer(K, N, per, torch.Generator().manual_seed(K), exact=False, powers=True).to("cuda")
 
     def in_pieces(x: Tensor) -> Tensor:  # eight tokens, sixteen, and as many as there may be
         pieces = (*x[:64].split(8), *x[64:128].split(16), *x[128:].split(MAX_DECODED))

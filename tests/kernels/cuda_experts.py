@@ -3,8 +3,10 @@
 import torch
 from torch import Tensor
 
+from qload.kernels.cuda.byte_strips import scales_of
 from qload.layouts import marlin, strips
-from tests.kernels.cuda_by_hand import STREAM, WORD, at
+from tests.kernels.cuda_by_hand import STREAM, WORD, at, numbers, scaled_numbers
+from tests.kernels.cuda_quantize import HandOfInputs
 from tests.kernels.cuda_steps import HandOfSteps, gated
 
 WIDE = torch.float32
@@ -12,7 +14,7 @@ ALL, WHOLE, LAST = range(3)
 HEAD = 4
 
 
-class HandOfExperts(HandOfSteps):
+class HandOfExperts(HandOfSteps, HandOfInputs):
     """Pairs by expert, products, gates and sums; `launches`: name, early start and division of each."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
@@ -56,20 +58,22 @@ class HandOfExperts(HandOfSteps):
         y,
         counts,
         sizes,
-        bits,
+        code,
         group,
         bf16,
         division,
         gate,
+        row_factors,
         known,
         early,
         stream,
     ) -> None:
         pairs, *_, most = counts
-        sharing, pitch, K, N, outputs = sizes
+        sharing, pitch, width, K, N, outputs = sizes
         turn, columns, _ = division
         T, is_gated = self._dtype(bf16, stream, x, weights, scales, zeros), gate[0] >= 0
         assert (turn in (8, 16), K % 128, N % 64, outputs <= N) == (True, 0, 0, True)
+        assert (width % 8, width <= K, x % 16, type(row_factors)) == (0, True, 0, bool)
         assert (columns, outputs, outputs % 128) == (2, N, 0) or not is_gated
         own = self._experts(choice, wide, counts[:3])
         if items:
@@ -77,15 +81,16 @@ class HandOfExperts(HandOfSteps):
             here = [int(pair) for row in table if row[2] > 0 for pair in row[HEAD : HEAD + row[2]]]
         else:
             here = [pair for pair in range(most) if own[pair] >= 0]
-        inputs = at(x, T, -(-pairs // sharing), K).double()
-        matrix = self._matrix(T, counts[2], K, N, outputs, bits, group, weights, scales, zeros, bias)
+        rows = -(-pairs // sharing)
+        inputs = torch.nn.functional.pad(at(x, T, rows, width), (0, K - width)).double()
+        matrix = self._matrix(T, counts[2], K, N, outputs, code, group, weights, scales, zeros, bias)
         put = at(y, T if is_gated else WIDE, pairs, pitch)
+        each = at(factors, WIDE, rows if row_factors else pairs).double() if factors else None
         for pair in here:
             w, added = matrix(int(own[pair]))
-            sums = (
-                inputs[pair // sharing] @ w * (at(factors, WIDE, pairs)[pair].double() if factors else 1)
-                + added
-            )
+            row = pair // sharing
+            factor = 1 if each is None else each[row if row_factors else pair]
+            sums = inputs[row] @ w * factor + added
             made = gated(sums, gate) if is_gated else sums
             put[pair, : len(made)] = made.to(put.dtype)
         self.launches.append(("known" if known else "unknown", early, tuple(division)))
@@ -101,6 +106,15 @@ class HandOfExperts(HandOfSteps):
             if factors:
                 put[row] = (put[row].double() * at(factors, WIDE, counts[0])[pair].double()).to(T)
         self.launches.append(("gather", early, ()))
+
+    def spread_values(self, choice, wide, values, to, counts, rows, early, stream) -> None:
+        own, put = self._experts(choice, wide, counts), at(to, WIDE, 2, rows).fill_(1)
+        assert stream == STREAM
+        for row, pair in self._rows(choice[2], rows, counts[0], own):
+            for i, each in enumerate(values):
+                if each:
+                    put[i, row] = at(each, WIDE, counts[2])[own[pair]]
+        self.launches.append(("spread", early, ()))
 
     def gate_rows(self, choice, wide, x, y, counts, sizes, bf16, in_fp32, gate, early, stream) -> None:
         rows, columns, pitch = sizes
@@ -140,11 +154,12 @@ class HandOfExperts(HandOfSteps):
         scales,
         zeros,
         bias,
+        factors,
         y,
         items,
         sizes,
         counts,
-        bits,
+        code,
         group,
         bf16,
         division,
@@ -162,7 +177,8 @@ class HandOfExperts(HandOfSteps):
             assert (name, before[1], before[3]) == ("many", 2 * columns, WHOLE)
         else:
             read = torch.nn.functional.pad(at(x, T, M, inputs), (0, K - inputs)).double()
-            matrix = self._matrix(T, experts, K, N, outputs, bits, group, weights, scales, zeros, bias)
+            read = read * at(factors, WIDE, M, 1).double() if factors else read
+            matrix = self._matrix(T, experts, K, N, outputs, code, group, weights, scales, zeros, bias)
             put = at(y, T, M - tokens, outputs)
             for expert, first, count, *_ in at(items, WORD, most + 1, HEAD + tokens)[:-1].tolist():
                 if count > 0:
@@ -189,19 +205,26 @@ class HandOfExperts(HandOfSteps):
         ]
 
     @staticmethod
-    def _matrix(T, experts, K, N, outputs, bits, group, weights, scales, zeros, bias):
+    def _matrix(T, experts, K, N, outputs, code, group, weights, scales, zeros, bias):
         """The weight (K, outputs) and the bias of an expert, in float64."""
-        G = 1 if group >= K else K // group
+        G, bits = 1 if group >= K else K // group, code & 0xFF
         order = marlin.SCALES_PER_COLUMN if group >= K else marlin.SCALES_GROUPED
 
         def of(e: int) -> tuple[Tensor, Tensor | float]:
             codes = strips.rows(bits).unpack(at(weights, WORD, experts, N // 64, K * bits * 2)[e]).double()
+            added = at(bias, T, experts, outputs)[e].double() if bias else 0.0
+            if code > 0xFF:
+                dtype, shape = scales_of(code, K, N, group if zeros or group < K else 0)
+                own = scales + e * torch.Size(shape).numel() * dtype.itemsize
+                if zeros:
+                    return scaled_numbers(codes, code, own, zeros + 4 * e * N, group)[:, :outputs], added
+                return numbers(codes, code, own, group)[:, :outputs], added
             plain = order.undo(at(scales, T, experts, G, N)[e]).double()
             points = torch.full((G, N), 2.0 ** (bits - 1), dtype=torch.float64)
             if zeros:
                 points = marlin.zeros(bits).unpack(at(zeros, WORD, experts, G, N * bits // 32)[e]).double()
             run = torch.arange(K) // (K // G)
             w = plain[run] * (codes - points[run])
-            return w[:, :outputs], at(bias, T, experts, outputs)[e].double() if bias else 0.0
+            return w[:, :outputs], added
 
         return of

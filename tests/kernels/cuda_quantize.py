@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from qload.devices.tensors import FLOATS
-from qload.kernels.activations import quantize
+from qload.kernels.activations import QuantizedActivations, quantize
 from qload.kernels.quantized_inputs import MadeInputs
 from qload.spec import ActivationScheme
 from tests.kernels.cuda_by_hand import STREAM, Hand, at
@@ -25,10 +25,21 @@ class OnDevice(Tensor):
     is_cuda = True  # type: ignore[assignment]
 
 
+def of_each(tokens: list[QuantizedActivations]) -> MadeInputs:
+    """Tokens that were quantized one by one."""
+    codes, scales, steps = (
+        torch.cat([getattr(each, name).reshape(1, -1) for each in tokens])
+        for name in ("codes", "scales", "steps")
+    )
+    return MadeInputs(QuantizedActivations(codes, scales, steps, None))
+
+
 class HandOfInputs(Hand):
     """A rule by its number is a scheme, whose codes plain torch finds."""
 
-    def quantizer(self, kind, K, rule, most, bound, becoming, types, ones, each) -> Callable[..., bool]:
+    def quantizer(
+        self, kind, K, rule, most, bound, becoming, types, scale_each, ones, each
+    ) -> Callable[..., bool]:
         finding, size, every, whole, bits = rule
         scheme = scheme_of(*rule, bound)
         levels = 2**bits - 1 if finding == ASYMMETRIC else (2**bits - 1) / 2
@@ -43,7 +54,13 @@ class HandOfInputs(Hand):
                 at(pointer, (*FLOATS, torch.int8)[kind], 1) if pointer else None for pointer, kind in pointers
             ]
             assert finding in READS_STORED or stored == [None, None]
-            found = MadeInputs(quantize(taken, scheme, *stored))
+            if scale_each:
+                of_rows = at(scale, torch.float32, M)
+                found = of_each(
+                    [quantize(row[None], scheme, own) for row, own in zip(taken, of_rows, strict=True)]
+                )
+            else:
+                found = MadeInputs(quantize(taken, scheme, *stored))
             has_zeros = found.has_zeros and not each  # of a result that they were taken from
             assert (bool(zeros), bool(powers), ones) == (has_zeros, becoming[0] == MEANT, has_zeros)
             assert bool(scratch) == (every and (M > 1 or each))

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from qload import ExpertFacts, ExpertsWeight, GatedActivation, LocalExperts
 from qload.errors import ArgumentError
-from qload.experts.weight import stacked
-from qload.kernel_formats import StripsWeight
-from qload.kernels.cuda import experts, module
-from tests.gpu.expert_layers import Experts, Gate, Tokens, drawn
+from qload.kernels.activations import quantize
+from qload.kernels.cuda import experts, experts_launches, module
+from qload.kernels.experts_function import experts as experts_of
+from qload.spec import ActivationScheme
+from tests.gpu.expert_layers import Experts, Gate, Tokens, drawn, drawn_numbers, typed_experts
 from tests.kernels.cuda_experts import ALL, LAST, WHOLE, HandOfExperts
 from tests.kernels.cuda_layers import AMPERE, HOPPER, installed, on_cpu
 
@@ -106,6 +107,130 @@ def test_tokens_go_through_the_experts_that_they_chose(
     assert y.dtype == chosen.x.dtype
     assert torch.equal(y, want(held, chosen, at, weighs_inputs, way, is_one))
     assert {early for name, early, _ in hand.launches if name != "sort"} == {M != 3}
+
+
+NUMBERS = {  # and whether gate and up are one in the kernel of few tokens
+    "channel": ({"E": 3, "H": 128, "inner": 64}, True),
+    "block": ({"E": 3, "H": 256, "inner": 192, "bias": True, "dtype": BF16}, True),
+    "int8": ({"E": 2, "H": 104, "inner": 72, "bias": True}, False),
+    "mxfp8": ({"E": 2, "H": 96, "inner": 128, "gate": CLAMPED}, True),
+    "nvfp4": ({"E": 3, "H": 80, "inner": 96, "gate": CLAMPED}, False),
+    "mxfp4": ({"E": 3, "H": 160, "inner": 64, "bias": True, "gate": CLAMPED, "dtype": BF16}, True),
+    "nf4": ({"E": 2, "H": 192, "inner": 64}, True),
+    "fp4": ({"E": 2, "H": 128, "inner": 128, "gate": CLAMPED}, True),
+}
+
+
+@WAYS
+@pytest.mark.parametrize("per", NUMBERS)
+@pytest.mark.parametrize(("M", "weighs_inputs"), [(1, False), (3, True), (33, False)])
+def test_tokens_go_through_experts_of_numbers(
+    hand: HandOfExperts, per: str, M: int, weighs_inputs: bool, way: str
+) -> None:
+    kind, is_one = NUMBERS[per]
+    held = drawn_numbers(**kind, per=per, exact=True, device="cpu")
+    chosen = tokens(M, kind["H"], 2, kind["E"], kind.get("dtype", HALF))
+    read = chosen.x, chosen.ids, chosen.weights, held.gate_up, held.down
+
+    y = experts.multiply(*read, **held.gate.options, weighs_inputs=weighs_inputs, way=way)
+
+    assert torch.equal(y, want(held, chosen, [*range(kind["E"])], weighs_inputs, way, is_one))
+
+
+SCHEMES = {
+    "a scale a token": ("channel", ActivationScheme("float", 8, True, "token")),
+    "scales of groups": ("block", ActivationScheme("float", 8, True, "group", 128)),
+    "powers of two": ("mxfp4", ActivationScheme("float", 8, True, "group", 32, scale_type="e8m0")),
+    "zero points": ("int8", ActivationScheme("int", 8, True, "token", symmetric=False)),
+    "a stored scale": ("channel", ActivationScheme("float", 8, False, "tensor", scale="input_scale")),
+    "stored and found scales": (
+        "nvfp4", ActivationScheme(
+            "float", 4, "local", "tensor_group", 16, scale="input_scale", scale_type="e4m3", owner="modelopt"
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+@pytest.mark.parametrize("side", ["output", "input"])
+@pytest.mark.parametrize("M", [1, 3, 12])
+def test_declared_inputs_of_experts_are_rounded_by_launches(
+    hand: HandOfExperts, M: int, side: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    per, scheme = SCHEMES[name]
+    held = drawn_numbers(3, 256, 128, per, exact=True, device="cpu", gate=CLAMPED)
+    facts = ExpertFacts(GatedActivation(CLAMPED.kind, CLAMPED.alpha, CLAMPED.limit), side)
+    typed, chosen = typed_experts(held, facts, scheme=scheme), tokens(M, 256, 2, 3, HALF)
+    rounded, read = list[Tensor](), experts_launches.Rounding.__call__
+
+    def listed(rounding: Any, matrix: int, x: Tensor) -> Any:
+        rounded.append(x)
+        return read(rounding, matrix, x)
+
+    monkeypatch.setattr(experts_launches.Rounding, "__call__", listed)
+    stored = torch.tensor([0.03, 0.5, 2.0]) if scheme.scale else torch.ones(3)
+    if scheme.scale:
+        stacks = [
+            replace(each, tensors={**each.tensors, scheme.scale: stored})
+            for each in (typed.gate_up, typed.down)
+        ]
+        typed = replace(typed, gate_up=stacks[0], down=stacks[1])
+
+    y = experts.experts_linear(chosen.x, chosen.ids, chosen.weights, typed, declared=True)
+
+    few = M < 12
+    rows = 2 * M if few else 2 * M + 32
+    assert hand.called.count("quantize") == 2
+    alike = few and side == "output" and not scheme.scale  # pairs of a token are
+    assert [len(x) for x in rounded] == [M if alike else rows, rows]
+    between = torch.empty(2 * M, 128, dtype=HALF)
+    between[torch.arange(2 * M) if few else chosen.ids.flatten().argsort(stable=True)] = rounded[1][: 2 * M]
+    gate_up, down = held.dequantized("gate_up"), held.dequantized("down")
+    eps, tiny = torch.finfo(HALF).eps, torch.finfo(HALF).smallest_normal
+    total, slack = torch.zeros(2, M, 256, dtype=torch.float64)
+    for m, k in torch.cartesian_prod(torch.arange(M), torch.arange(2)).tolist():
+        e, routing, own = int(chosen.ids[m, k]), chosen.weights[m, k], between[2 * m + k]
+        x = (chosen.x[m] * routing).to(HALF) if side == "input" else chosen.x[m]
+        both = gate_up[e] @ quantize(x[None], scheme, stored[e]).dequantize()[0].double()
+        h = held.gate(*both.chunk(2))
+        reach = 2 * eps * (both.abs().chunk(2)[0] + 1) * (both.abs().chunk(2)[1] + 1) + tiny
+        assert bool(((own.double() - h).abs() <= reach).all())  # one rounding, or three
+        q = quantize(own[None], scheme, stored[e]).dequantize()[0].double()
+        factor = 1 if side == "input" else float(routing)
+        total[m] += down[e] @ q * factor
+        slack[m] += down[e].abs() @ q.abs() * eps * factor
+    assert bool(((y.double() - total).abs() <= slack + total.abs() * eps + tiny).all())
+
+
+STATIC = ActivationScheme("float", 8, False, "tensor", scale="input_scale")
+
+
+def with_input_scales(typed: ExpertsWeight, *parts: Tensor) -> ExpertsWeight:
+    """Stored scales (E,) of each part of gate and up; down has those of the first."""
+    stacks = [
+        replace(stack, tensors={**stack.tensors, "input_scale": scales})
+        for stack, scales in ((typed.gate_up, torch.stack(parts, 1)), (typed.down, parts[0][:, None]))
+    ]
+    return replace(typed, gate_up=stacks[0], down=stacks[1])
+
+
+@pytest.mark.parametrize("activations", ["declared", "unquantized"])
+def test_equal_stored_scales_of_gate_and_up_become_one(activations: Any) -> None:
+    typed = typed_experts(drawn_numbers(3, 128, 64, "channel", device="cpu"), scheme=STATIC)
+    stored = torch.tensor([0.25, 0.5, 2.0])
+    alike, apart = with_input_scales(typed, stored, stored), with_input_scales(typed, stored, stored * 3)
+    modules: list[Any] = [each.get_linear(activations=activations) for each in (alike, apart)]
+
+    merged = activations == "declared"
+    made = [module.typed.gate_up.tensors["input_scale"] for module in modules]
+    assert [tuple(each.shape) for each in made] == [(3, 1) if merged else (3, 2), (3, 2)]
+    assert torch.equal(made[0][:, 0], stored)
+    make = torch.Generator().manual_seed(0)
+    ids = torch.tensor([[0, 1], [2, 0], [1, 2], [1, 0], [2, 1]])
+    read = torch.randn(5, 128, generator=make), ids, torch.rand(5, 2, generator=make)
+    if merged:
+        assert torch.equal(modules[0](*read), experts_of(*read, alike))
+        assert not torch.equal(modules[0](*read), experts_of(*read, apart))
 
 
 def launched(held: Experts, M: int, hand: HandOfExperts, top: int = 2, **options: Any) -> list[Any]:
@@ -203,7 +328,8 @@ def test_nothing_chosen_is_nothing(hand: HandOfExperts, M: int, top: int, H: int
 LAYER = drawn(2, 128, 64, 32, zeros=True, bias=True, act_order=True, device="cpu")
 GATE_UP, DOWN = LAYER.gate_up, LAYER.down
 CHOSEN = tokens(3, 128, 2, 2, HALF)
-GROUPS, MORE = "32, 64, 128 or -1 of 4 or 8 bits", "as many experts as gate_up, at most 4096"
+GROUPS = " or ".join(f"{code} with groups of {sizes}" for code, sizes in experts.GROUP_SIZES.items())
+MORE = "as many experts as gate_up, at most 4096"
 MANY = torch.empty(4097, 0, 0, dtype=torch.int32)
 NONE = {"zeros": None, "perm": None, "bias": None, "scales": torch.empty(4097, 0, 0).half(), "weights": MANY}
 
@@ -229,8 +355,8 @@ REFUSED = [
     ({"expert_map": torch.zeros(2)}, "expert_map", "torch.int32", "torch.float32"),
     ({"activation": "relu"}, "activation", "silu or gelu or gelu_tanh or clamped_swiglu", "'relu'"),
     ({"way": "other"}, "way", "few or many", "'other'"),
-    ({"gate_up": replace(GATE_UP, bits=3)}, "gate_up.group_size", GROUPS, "32 of 3 bits"),
-    ({"down": replace(DOWN, group_size=16)}, "down.group_size", GROUPS, "16 of 4 bits"),
+    ({"gate_up": replace(GATE_UP, code=3)}, "gate_up.group_size", GROUPS, "3 with groups of 32"),
+    ({"down": replace(DOWN, group_size=16)}, "down.group_size", GROUPS, "4 with groups of 16"),
     (
         {"gate_up": replace(GATE_UP, weights=GATE_UP.weights[0])},
         "gate_up.weights",
@@ -341,25 +467,6 @@ def test_more_experts_than_the_kernel_counts_are_refused(hand: HandOfExperts) ->
         experts.check(calls[1])
 
 
-def _in_parts(weight: StripsWeight, parts: tuple[int, ...]) -> StripsWeight:
-    return StripsWeight.unchecked(weight.config, replace(weight.layer, parts=parts), weight.fields())
-
-
-def weight(
-    held: Experts, facts: ExpertFacts | None = None, local: LocalExperts | None = None
-) -> ExpertsWeight:
-    """The same as a typed weight."""
-    E = held.down.experts
-    parts = {"gate_up": (held.down.K, held.down.K), "down": (held.down.N,)}
-    stacks = [
-        stacked(f"experts.{name}", E, (_in_parts(held.weight(name, e), own) for e in range(E)))
-        for name, own in parts.items()
-    ]
-    biases = held.gate_up.bias, held.down.bias
-    silu = ExpertFacts(GatedActivation("silu"))
-    return ExpertsWeight(*stacks, facts or silu, local or LocalExperts(0, E, E), *biases)
-
-
 @pytest.mark.parametrize("side", ["input", "output"])
 @pytest.mark.parametrize("kind", ["a bias, elsewhere", "padded", "act order"])
 def test_a_typed_weight_is_what_the_operator_reads(hand: HandOfExperts, kind: str, side: Any) -> None:
@@ -370,7 +477,7 @@ def test_a_typed_weight_is_what_the_operator_reads(hand: HandOfExperts, kind: st
     at = [-1, *range(kinds["E"]), *[-1] * (3 - kinds["E"])] if places else [*range(kinds["E"])]
     chosen, typed = (
         tokens(6, kinds["H"], 2, len(at), HALF),
-        weight(held, ExpertFacts(activation, side), local),
+        typed_experts(held, ExpertFacts(activation, side), local),
     )
 
     y = experts.experts_linear(chosen.x.view(2, 3, -1), chosen.ids, chosen.weights, typed)
@@ -382,7 +489,7 @@ def test_a_typed_weight_is_what_the_operator_reads(hand: HandOfExperts, kind: st
 def test_reasons_against_the_kernel(hand: HandOfExperts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "why_not", lambda: None)
     held = drawn(2, 128, 64, 32, zeros=True, bias=True, device="cpu")
-    typed = weight(held)
+    typed = typed_experts(held)
     stack = typed.down
     loose = replace(stack, tensors={**stack.tensors, "scales": stack.tensors["scales"].transpose(1, 2)})
 
@@ -390,6 +497,9 @@ def test_reasons_against_the_kernel(hand: HandOfExperts, monkeypatch: pytest.Mon
         return experts.why_no_experts(own, dtype, device)
 
     assert why() is None
+    assert why(typed_experts(drawn_numbers(2, 128, 64, "e5m2", device="cpu"))) == (
+        "gate_up: no kernel reads experts as fp8_strips of Fp8StripsConfig(blocks=False, codes='e5m2')"
+    )
     assert why(device=torch.device("cpu")) == "needs a CUDA device, got cpu"
     assert why(dtype=torch.float32) == "x has to be float16 or bfloat16, got torch.float32"
     assert why(dtype=BF16) == (
@@ -398,6 +508,15 @@ def test_reasons_against_the_kernel(hand: HandOfExperts, monkeypatch: pytest.Mon
     assert why(replace(typed, down=loose)) == "down: stacks that are not contiguous"
     assert why(replace(typed, local=LocalExperts(0, 2, 4096))) is None
     assert why(replace(typed, local=LocalExperts(0, 2, 4097))) == "at most 4096 experts, got 4097"
+    apart = with_input_scales(
+        typed_experts(drawn_numbers(2, 128, 64, "channel", device="cpu"), scheme=STATIC),
+        torch.ones(2),
+        torch.full((2,), 2.0),
+    )
+    assert experts.why_no_experts(apart, HALF, CUDA) is None
+    assert experts.why_no_experts(apart, HALF, CUDA, declared=True) == (
+        "gate_up: gate and up have stored scales of inputs that differ"
+    )
     hand.hopper = False
     assert why() == "the CUDA module was built without QLOAD_CUDA_ARCHS=90a"
     monkeypatch.setattr(module, "why_not", lambda: "no module")
@@ -407,7 +526,7 @@ def test_reasons_against_the_kernel(hand: HandOfExperts, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("chip", [AMPERE])
 def test_other_chips_multiply_experts_elsewhere(hand: HandOfExperts, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "why_not", lambda: None)
-    typed = weight(drawn(2, 128, 64, device="cpu"))
+    typed = typed_experts(drawn(2, 128, 64, device="cpu"))
 
     assert experts.why_no_experts(typed, HALF, CUDA) == "needs a device of capability 9.0, got 8.0"
 
@@ -422,7 +541,7 @@ def test_the_map_of_experts_is_copied_once() -> None:
 
 
 def test_a_gradient_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experts, "why_no_experts", lambda weight, dtype, device: None)
+    monkeypatch.setattr(experts, "why_no_experts", lambda weight, dtype, device, declared: None)
     x, weights = torch.ones(2, 4), torch.ones(2, 1)
     wanted = x.clone().requires_grad_()
 
@@ -433,5 +552,5 @@ def test_a_gradient_is_torchs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not experts.can_multiply_experts(x, weights.clone().requires_grad_(), None)
     with torch.no_grad():
         assert experts.can_multiply_experts(wanted, weights, None)
-    monkeypatch.setattr(experts, "why_no_experts", lambda weight, dtype, device: "no module")
+    monkeypatch.setattr(experts, "why_no_experts", lambda weight, dtype, device, declared: "no module")
     assert not experts.can_multiply_experts(x, weights, None)

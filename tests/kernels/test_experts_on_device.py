@@ -8,7 +8,10 @@ from torch import Tensor
 
 from qload.checkpoint import open_checkpoint
 from qload.experts import ExpertsWeight, LocalExperts
+from qload.kernels import cuda
 from qload.kernels.experts_function import DeviceExperts, KeptExperts, experts, multiply
+from qload.spec import ActivationScheme
+from tests.gpu.expert_layers import drawn_numbers, typed_experts
 from tests.paths import FIXTURES
 from tests.support.fake_gpu import fake_capture, fake_like
 
@@ -60,6 +63,38 @@ def test_a_capture_reads_nothing_on_the_host(
         y = multiply(x, ids, own, on_fake_gpu(weight), activations, None, KeptExperts())
 
     assert (y.shape, y.dtype, y.device.type) == (x.shape, dtype, "cuda")
+
+
+@pytest.mark.parametrize("tokens", [1, 9])
+@pytest.mark.parametrize("per", ["channel", "e5m2", "block", "int8", "mxfp8", "nvfp4", "mxfp4", "nf4"])
+def test_a_capture_of_strips_without_their_kernels_reads_nothing_on_the_host(per: str, tokens: int) -> None:
+    group = {"block": 128, "mxfp8": 32, "nvfp4": 16, "mxfp4": 32}.get(per)
+    scheme = ActivationScheme("float", 8, True, "group" if group else "token", group)
+    weight = typed_experts(drawn_numbers(3, 256, 128, per, device="cpu"), scheme=scheme)
+    with fake_capture():
+        x = torch.empty(tokens, 256, dtype=torch.float16, device="cuda")
+        ids = torch.empty(tokens, TOP, dtype=torch.int32, device="cuda")
+        own = torch.empty(tokens, TOP, device="cuda")
+        for activations in ("declared", "unquantized"):
+            y = multiply(x, ids, own, on_fake_gpu(weight), activations, None, KeptExperts())  # type: ignore[arg-type]
+            assert (y.shape, y.dtype, y.device.type) == (x.shape, x.dtype, "cuda")
+
+
+def test_the_log_has_the_reason_against_grouped_kernels_once(caplog: pytest.LogCaptureFixture) -> None:
+    weight, kept = experts_of("gptq_mixtral"), KeptExperts()
+    caplog.set_level("INFO", "qload")
+    with fake_capture():
+        for tokens in (1, 2, 2):
+            x = torch.empty(tokens, weight.shape[1], dtype=torch.float16, device="cuda")
+            ids = torch.empty(tokens, TOP, dtype=torch.int64, device="cuda")
+            own = torch.empty(tokens, TOP, device="cuda")
+            multiply(x, ids, own, on_fake_gpu(weight), "declared", None, kept)
+
+    reason = cuda.why_no_experts(weight, torch.float16, torch.device("cuda"))
+    assert [each.getMessage() for each in caplog.records] == [
+        "model.layers.1.mlp.experts: experts are multiplied one by one, as no grouped kernel takes them: "
+        f"{reason}"
+    ]
 
 
 @pytest.mark.parametrize("model", MODELS)

@@ -25,24 +25,25 @@ void add_experts(py::module_& module) {
       "experts",
       [](const std::array<uintptr_t, 2>& choice, bool wide, uintptr_t items, uintptr_t x, uintptr_t weights,
          uintptr_t scales, uintptr_t zeros, uintptr_t bias, uintptr_t factors, uintptr_t y,
-         const std::array<int, 4>& counts, const std::array<int, 5>& sizes, int bits, int group, bool bfloat16,
-         const std::array<int, 3>& division, const std::tuple<int, float, float>& gate, bool known, bool early,
-         uintptr_t stream) {
+         const std::array<int, 4>& counts, const std::array<int, 6>& sizes, int code, int group, bool bfloat16,
+         const std::array<int, 3>& division, const std::tuple<int, float, float>& gate, bool row_factors, bool known,
+         bool early, uintptr_t stream) {
         const auto [pairs, total, experts, most_items] = counts;
-        const auto [sharing, pitch, K, N, outputs] = sizes;
+        const auto [sharing, pitch, inputs, K, N, outputs] = sizes;
         const auto [tokens, columns, row_warps] = division;
         const auto [kind, alpha, limit] = gate;
         check(multiply_experts(
                   {{at<const void>(choice[0]), at<const int32_t>(choice[1]), wide, pairs, total, experts},
                    at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
-                   at<const void>(bias), at<const float>(factors), at<const void>(items), at<void>(y), most_items, sharing, pitch, K, N, outputs, bits, group, tokens, columns, row_warps,
-                   bfloat16, kind >= 0, {kind, alpha, limit}, known, early},
+                   at<const void>(bias), at<const float>(factors), at<const void>(items), at<void>(y), most_items, sharing, pitch,
+                   inputs, K, N, outputs, Code{code}, group, tokens, columns, row_warps, bfloat16, kind >= 0, row_factors,
+                   {kind, alpha, limit}, known, early},
                   at<CUstream_st>(stream)),
               "experts");
       },
       "x times the weights of the experts that tokens chose, few tokens each. choice: ids, map; counts: pairs, "
-      "all experts, those here, items; sizes: pairs that share a row of x, pitch of y, K, N, outputs; division: tokens of "
-      "a turn, tiles of a block, warps that share K; gate: kind, -1 for none, alpha, limit.");
+      "all experts, those here, items; sizes: pairs that share a row of x, pitch of y, inputs, K, N, outputs; division: tokens of "
+      "a turn, tiles of a block, warps that share K; gate: kind, -1 for none, alpha, limit; row_factors: factors are of rows of x.");
   module.def(
       "gather_rows",
       [](const std::array<uintptr_t, 3>& choice, bool wide, uintptr_t x, uintptr_t perm, uintptr_t factors, uintptr_t to,
@@ -57,6 +58,18 @@ void add_experts(py::module_& module) {
       },
       "Rows of x as the rows of experts are ordered; counts: pairs, all experts, those here; sizes: rows, pairs that "
       "share a row of x, its inputs, K.");
+  module.def(
+      "spread_values",
+      [](const std::array<uintptr_t, 3>& choice, bool wide, const std::array<uintptr_t, 2>& values, uintptr_t to,
+         const std::array<int, 3>& counts, int rows, bool early, uintptr_t stream) {
+        const auto [pairs, total, experts] = counts;
+        check(spread_values({{at<const void>(choice[0]), at<const int32_t>(choice[1]), wide, pairs, total, experts},
+                             {at<const float>(values[0]), at<const float>(values[1])}, at<const int32_t>(choice[2]),
+                             at<float>(to), rows, early},
+                            at<CUstream_st>(stream)),
+              "spread_values");
+      },
+      "Two numbers of each row's expert; counts: pairs, all experts, those here.");
   module.def(
       "gate_rows",
       [](const std::array<uintptr_t, 3>& choice, bool wide, uintptr_t x, uintptr_t y, const std::array<int, 3>& counts,
@@ -89,14 +102,14 @@ void add_experts(py::module_& module) {
       "choices of each, columns.");
   module.def(
       "many_experts",
-      [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t bias, uintptr_t y, uintptr_t items,
-         const std::array<int, 5>& sizes, const std::array<int, 2>& counts, int bits, int group, bool bfloat16,
+      [](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t bias, uintptr_t factors, uintptr_t y,
+         uintptr_t items, const std::array<int, 5>& sizes, const std::array<int, 2>& counts, int code, int group, bool bfloat16,
          const std::array<int, 4>& division, bool early, uintptr_t stream) {
         const auto [M, K, N, inputs, outputs] = sizes;
         const auto [experts, most_items] = counts;
         const auto [tokens, columns, pairs, turns] = division;
         check(many({at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
-                    at<const void>(bias), nullptr, at<void>(y), nullptr, M, K, N, inputs, outputs, Code{bits}, group, bfloat16, false,
+                    at<const void>(bias), at<const float>(factors), at<void>(y), nullptr, M, K, N, inputs, outputs, Code{code}, group, bfloat16, false,
                     tokens, columns, 1, pairs != 0, 1, false, early, at<const int32_t>(items), experts, most_items,
                     static_cast<Turns>(turns)},
                    at<CUstream_st>(stream)),

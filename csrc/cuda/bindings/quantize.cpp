@@ -12,7 +12,7 @@ void add_quantize(py::module_& module) {
   module.def(
       "quantizer",
       [](int type, int64_t K, const std::tuple<int, int, bool, bool, int>& scheme, double most, double bound,
-         const std::array<int, 2>& becoming, const std::array<int, 2>& stored, bool ones, bool each) {
+         const std::array<int, 2>& becoming, const std::array<int, 2>& stored, bool scale_each, bool ones, bool each) {
         const auto [finding, size, all, whole, bits] = scheme;
         Quantizing work{};
         work.type = static_cast<Float>(type), work.K = K, work.finding = static_cast<Finding>(finding);
@@ -21,7 +21,7 @@ void add_quantize(py::module_& module) {
         work.bounded = bound > 0, work.bound = static_cast<float>(bound);
         work.becoming = static_cast<Becoming>(becoming[0]), work.made = static_cast<Float>(becoming[1]);
         work.scale_type = static_cast<Stored>(stored[0]), work.zero_type = static_cast<Stored>(stored[1]);
-        work.ones = ones, work.each = each;
+        work.scale_each = scale_each, work.ones = ones, work.each = each;
         return py::cpp_function([work](uintptr_t x, int64_t M, int64_t pitch, uintptr_t scale, uintptr_t zero, int64_t rows,
                                        uintptr_t codes, uintptr_t steps, uintptr_t zeros, uintptr_t powers,
                                        uintptr_t scratch, uintptr_t stream) {
@@ -36,7 +36,7 @@ void add_quantize(py::module_& module) {
         });
       },
       "Launches inputs as codes; scheme: finding, inputs of a group, all tokens, whole numbers, bits; bound: 0 for none; "
-      "becoming: what, its type; stored: types of the stored scale and zero point; ones: after the last token; each: a step of each token though all share one. The launch "
+      "becoming: what, its type; stored: types of the stored scale and zero point; scale_each: a float32 scale of each token; ones: after the last token; each: a step of each token though all share one. The launch "
       "takes x, M, elements from row to row, stored scale and zero point, rows that are written, then codes, steps, "
       "zeros, powers, scratch, stream. False: sizes do not fit.");
   module.def(

@@ -11,24 +11,23 @@ namespace {
 
 constexpr int kRegisters = 65536;  // of a multiprocessor
 
-using Kernel = void (*)(const Experts, const Chunks);
-
-template <class T, int bits>
-Kernel kernel_of(int token_tiles, bool small) {
-  if (token_tiles == 1)
-    return small ? experts_kernel<T, bits, 1, Groups::kSmall> : experts_kernel<T, bits, 1, Groups::kChunks>;
-  return small ? experts_kernel<T, bits, 2, Groups::kSmall> : experts_kernel<T, bits, 2, Groups::kChunks>;
+template <class T>
+ExpertsKernel kernel_of(const Experts& call, bool small) {
+  if (is_scaled(call.code)) return scaled_experts_of<T>(call);
+  return is_number(call.code) ? number_experts_of<T>(call) : integer_experts_of<T>(call, small);
 }
 
-template <class T>
-Kernel kernel_of(const Experts& call, bool small) {
-  return call.bits == 4 ? kernel_of<T, 4>(call.tokens / 8, small) : kernel_of<T, 8>(call.tokens / 8, small);
+/// Whether there are kernels for the scales of a call.
+bool has_scales(const Experts& call) {
+  if (is_scaled(call.code)) return call.zeros && has_scales_of(call.code, call.group);
+  return !is_number(call.code) || (!call.zeros && (call.group == kChunk || call.group >= call.K));
 }
 
 bool fits(const Experts& call) {
-  const bool wide = call.bits == 4 || call.bits == 8, lengths = call.tokens == 8 || call.tokens == 16;
+  const bool lengths = call.tokens == 8 || call.tokens == 16;
   const int warps = call.columns * call.row_warps;
-  if (!wide || !lengths || call.K % kChunk || call.N % kTileN || warps < 1) return false;
+  if (!has_scales(call) || !lengths || call.K % kChunk || call.N % kTileN || warps < 1) return false;
+  if (call.inputs > call.K || call.inputs % 8 || reinterpret_cast<uintptr_t>(call.x) % 16) return false;
   if (32 * warps * most_registers(call.tokens / 8) > kRegisters) return false;
   return !call.gated || (call.columns == 2 && call.outputs == call.N && call.N % (2 * kTileN) == 0);
 }
@@ -51,8 +50,9 @@ cudaError_t multiply_experts(const Experts& call, cudaStream_t stream) {
   work.columns = call.columns, work.row_warps = call.row_warps, work.split = 1;
   work.lay_groups(call.K, call.group);
   work.lay_steps();
-  const Kernel kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call, work.has_small_groups())
-                                      : kernel_of<__half>(call, work.has_small_groups());
+  const bool small = work.has_small_groups();
+  const ExpertsKernel kernel = call.bfloat16 ? kernel_of<__nv_bfloat16>(call, small) : kernel_of<__half>(call, small);
+  if (!kernel) return cudaErrorNotSupported;
   const int warps = call.columns * call.row_warps, shared = warps * warp_bytes(call.tokens, Order::kOwn, Groups::kChunks);
   if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared))
     return error;
@@ -69,6 +69,11 @@ cudaError_t gather_rows(const Gather& call, cudaStream_t stream) {
   const dim3 grid(call.rows, pieces(call.K, kRowThreads * 8));
   const auto kernel = call.bfloat16 ? gather_kernel<__nv_bfloat16> : gather_kernel<__half>;
   return launch(kernel, grid, kRowThreads, 0, 1, call.early, stream, call);
+}
+
+cudaError_t spread_values(const Spread& call, cudaStream_t stream) {
+  if (call.rows == 0) return cudaSuccess;
+  return launch(spread_kernel, dim3(pieces(call.rows, kRowThreads), 2), kRowThreads, 0, 1, call.early, stream, call);
 }
 
 cudaError_t gate_rows(const Gated& call, cudaStream_t stream) {

@@ -1,7 +1,7 @@
 // x times the weights of the experts that tokens chose, few tokens an expert, in our own order.
 //
 //   y[pair, n] = factor[pair] * sum over k of x[pair / sharing, k] * scale[e, g, n] * (code[e, k, n] - zero[e, g, n])
-//                + bias[e, n]                                           e: the pair's expert, g = k / group
+//                + bias[e, n]                       e: the pair's expert, g = k / group; of numbers: scale * code
 //   of gated ones y[pair, n] = act(that of n) * that of n + outputs / 2
 //
 //   in   see experts.h
@@ -64,15 +64,21 @@ struct Units {
 };
 
 /// What `decode` would be called with for one expert; M is set later.
-template <int bits>
+template <Code code>
 __device__ __forceinline__ Decode of_expert(const Experts& call, int expert) {
+  constexpr int bits = bits_of(code);
   const int64_t groups = call.group >= call.K ? 1 : call.K / call.group, N = call.N;
+  const int64_t scales = is_scaled(code)      ? call.K / kChunk * N * column_scale_bytes(code, call.group)
+                         : !is_number(code)   ? groups * N * 2
+                         : call.group < call.K ? groups * (N / kTileN) * 4
+                                               : N * 4;
   Decode own{};
   own.x = call.x;
   own.weights = static_cast<const unsigned char*>(call.weights) + expert * (N * call.K * bits / 8);
-  own.scales = static_cast<const unsigned char*>(call.scales) + expert * (groups * N * 2);
-  if (call.zeros) own.zeros = static_cast<const unsigned char*>(call.zeros) + expert * (groups * N * bits / 8);
-  own.K = own.inputs = call.K, own.N = call.N, own.code = Code{bits}, own.group = call.group, own.own = true;
+  own.scales = static_cast<const unsigned char*>(call.scales) + expert * scales;
+  if (call.zeros)
+    own.zeros = static_cast<const unsigned char*>(call.zeros) + expert * (is_scaled(code) ? N * 4 : groups * N * bits / 8);
+  own.K = call.K, own.inputs = call.inputs, own.N = call.N, own.code = call.code, own.group = call.group, own.own = true;
   return own;
 }
 
@@ -93,7 +99,8 @@ struct Stored {
       const int m = i / 16 / columns, tile = i / 16 - m * columns, n = first + tile * kTileN + i % 16 * 4;
       const unsigned char* at = memory + tile * warp_bytes + (m * kSumPitch + i % 16 * 4) * 4;
       const int pair = item.pairs[m];
-      const float factor = call.factors ? __ldcg(call.factors + pair) * unit : unit;
+      const int number = call.row_factors ? pair / call.sharing : pair;
+      const float factor = call.factors ? __ldcg(call.factors + number) * unit : unit;
       if (call.gated)
         store_gated(at, item.expert, pair, n, factor);
       else
@@ -134,11 +141,13 @@ struct Stored {
   }
 };
 
-template <class T, int bits, int token_tiles, Groups groups>
+template <class T, Code code, int token_tiles, Groups groups>
 __global__ void __maxnreg__(most_registers(token_tiles))
 experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chunks shape) {
 #if __CUDA_ARCH__ >= 900  // no other chip has weights in this order
-  constexpr int own_bytes = warp_bytes(8 * token_tiles, Order::kOwn, groups), kept = token_tiles == 1 ? 8 : bits;
+  constexpr bool numbers = groups == Groups::kTiles || groups == Groups::kScaled;
+  constexpr int bits = bits_of(code), kept = token_tiles == 1 ? 8 : bits;
+  constexpr int own_bytes = warp_bytes(8 * token_tiles, Order::kOwn, groups);
   constexpr int held = held_steps<bits, token_tiles, Order::kOwn, groups>;
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ Item<8 * token_tiles> items[2];
@@ -152,7 +161,7 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
   const Units<8 * token_tiles> units{call, call.gated ? tiles / 2 : (tiles + columns - 1) / columns};
   const int warp = threadIdx.x / 32, row_warp = warp / work.columns, column = warp % work.columns;
   const int beside = call.gated ? column * (tiles / 2) : column;
-  const Stored<T> stored{call, work, memory, own_bytes, Codes<T, Code{bits}>::kUnit};
+  const Stored<T> stored{call, work, memory, own_bytes, Codes<T, code>::kUnit};
 
   int unit = blockIdx.x, now = 0;
   units.ask(unit, items);
@@ -161,15 +170,20 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
   const int apart = units.apart(items[0].all);
   if (unit >= apart) return wait_for_earlier_kernels();  // who comes next takes all before as done
   units.ask(unit + apart, items + 1);
-  Decode own = of_expert<bits>(call, items[0].expert);
+  Decode own = of_expert<code>(call, items[0].expert);
   const auto tile_of = [&](int unit) { return unit % units.groups * columns + beside; };
   const auto is_busy = [&](int unit) { return items[now].count > 0 && tile_of(unit) < tiles && row_warp < work.chunks; };
   Words<bits, Order::kOwn, kept> stream(own, tile_of(unit), row_warp, work.row_warps);
-  Scales<T, bits> scales(own, tile_of(unit), work.chunk_step ? row_warp * __popc(work.ends) : 0);
-  Inputs<T, token_tiles, Order::kOwn, held> inputs(own, work, memory);
+  using OwnScales = ScalesOf<T, code, groups>;
+  const int first_group = numbers ? row_warp : work.chunk_step ? row_warp * __popc(work.ends) : 0;
+  OwnScales scales(own, tile_of(unit), first_group);
+  Inputs<T, token_tiles, Order::kOwn, held, true> inputs(own, work, memory);
   const auto ask_weights = [&] {
     stream.ask_first();
-    scales.template ask_first<groups == Groups::kSmall>(work);
+    if constexpr (numbers)
+      scales.ask_first(work.row_warps);
+    else
+      scales.template ask_first<groups == Groups::kSmall>(work);
   };
   const auto ask_inputs = [&] {
     own.M = items[now].count;
@@ -184,8 +198,10 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
 #pragma unroll 1
   while (items[now].count >= 0) {
     float sum[4][token_tiles][4] = {};
-    multiply_part<T, Code{bits}, token_tiles, Order::kOwn, groups, kept>(
+    multiply_part<T, code, token_tiles, Order::kOwn, groups, kept>(
         own, work, {tile_of(unit), row_warp, work.chunks, work.row_warps, busy}, stream, scales, inputs, sum);
+    if constexpr (numbers)
+      if (busy) scales.leave(sum);
     lay_down(items[now].count, sum, memory, own_bytes);
     wait_for_copies();
     __syncthreads();
@@ -193,9 +209,9 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
     unit += apart, now ^= 1;
     busy = is_busy(unit);
     if (busy) {
-      own = of_expert<bits>(call, items[now].expert);
+      own = of_expert<code>(call, items[now].expert);
       stream = Words<bits, Order::kOwn, kept>(own, tile_of(unit), row_warp, work.row_warps);
-      scales = Scales<T, bits>(own, tile_of(unit), work.chunk_step ? row_warp * __popc(work.ends) : 0);
+      scales = OwnScales(own, tile_of(unit), first_group);
       ask_weights();
       ask_inputs();
     }
@@ -205,5 +221,19 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
   }
 #endif
 }
+
+using ExpertsKernel = void (*)(const Experts, const Chunks);
+
+/// The kernel of integers; `small`: of groups of 32 or 64.
+template <class T>
+ExpertsKernel integer_experts_of(const Experts& call, bool small);
+
+/// The kernel of numbers whose sums are scaled; null for e5m2, which no experts are stored as.
+template <class T>
+ExpertsKernel number_experts_of(const Experts& call);
+
+/// The kernel of numbers whose operands are scaled.
+template <class T>
+ExpertsKernel scaled_experts_of(const Experts& call);
 
 }  // namespace qload::cuda

@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "../device/code.h"
+
 namespace qload::cuda {
 
 constexpr int kMostExperts = 4096;
@@ -40,20 +42,23 @@ struct Gate {
 /// x times the weights of the experts, stacked in our own order: of `gated` ones the gate and up of one expert become one.
 struct Experts {
   Choice choice;
-  const void* x;         // fp16 or bf16 (rows, K); pair i takes row i / sharing
+  const void* x;         // fp16 or bf16 (rows, inputs); pair i takes row i / sharing
   const void* weights;   // int32 (experts, N / 64, K * bits * 2)
-  const void* scales;    // as x (experts, G, N), Marlin's order
-  const void* zeros;     // int32 (experts, G, N * bits / 32), Marlin's order; null: all are 2**(bits - 1)
+  const void* scales;    // as of decode.h, (experts, ...)
+  const void* zeros;     // likewise
   const void* bias;      // as x (experts, outputs), plain; null
-  const float* factors;  // (pairs,) what the sums of a pair are multiplied with before the bias is added; null: 1
+  const float* factors;  // (pairs,) or one for each row of x: factors of the sums before the bias is added; null: 1
   const void* items;     // of Sort, of as many tokens; null: each pair is an item of its own
   void* y;               // as x (pairs, pitch) of gated ones, outputs / 2 of a row; else fp32 (pairs, outputs)
   int most_items, sharing, pitch;
+  int inputs;            // at most K, a multiple of 8: rows of x
   int K, N, outputs;     // K a multiple of 128, N of 64, outputs at most N; of gated ones both are, of 128
-  int bits, group;       // group: 32, 64, 128; K or more: one scale a column
+  Code code;
+  int group;             // as of decode.h
   int tokens;            // 8 or 16, of an item
   int columns, row_warps;  // tiles of 64 columns of a block, of gated ones 2; warps that share K: they decide the bits of y
   bool bfloat16, gated;
+  bool row_factors;      // `factors` are of rows of x
   Gate gate;
   bool known;            // who chose what was known when the kernel ahead started
   bool early;            // may start before the kernel ahead ends
@@ -70,6 +75,16 @@ struct Gather {
   int rows, sharing;     // sharing 0: row i takes row i of x
   int inputs, K;
   bool bfloat16, early;
+};
+
+/// Numbers of experts for rows: to[i] = values[expert of the row's pair], 1 of rows that no pair has.
+struct Spread {
+  Choice choice;
+  const float* values[2];  // (experts,); null: ones
+  const int32_t* order;    // as of Gather
+  float* to;               // (2, rows)
+  int rows;
+  bool early;
 };
 
 /// Gate and up of each row, side by side, become one.
@@ -100,6 +115,7 @@ struct Combine {
 cudaError_t sort_by_expert(const Sort& call, cudaStream_t stream);
 cudaError_t multiply_experts(const Experts& call, cudaStream_t stream);
 cudaError_t gather_rows(const Gather& call, cudaStream_t stream);
+cudaError_t spread_values(const Spread& call, cudaStream_t stream);
 cudaError_t gate_rows(const Gated& call, cudaStream_t stream);
 cudaError_t combine_choices(const Combine& call, cudaStream_t stream);
 

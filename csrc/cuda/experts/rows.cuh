@@ -57,6 +57,17 @@ __global__ void __launch_bounds__(kRowThreads) gather_kernel(const __grid_consta
       *reinterpret_cast<const uint4*>(values);
 }
 
+/// A thread a row, and a row of the grid for each of both values.
+__global__ void __launch_bounds__(kRowThreads) spread_kernel(const __grid_constant__ Spread call) {
+  let_dependents_start();
+  wait_for_earlier_kernels();
+  const int row = blockIdx.x * kRowThreads + threadIdx.x;
+  if (row >= call.rows) return;
+  const int expert = Owner(call.choice, call.order, row).expert;
+  const float* values = call.values[blockIdx.y];
+  call.to[blockIdx.y * int64_t{call.rows} + row] = values && expert >= 0 ? values[expert] : 1.0f;
+}
+
 template <class From, class T>
 __global__ void __launch_bounds__(kRowThreads) gated_kernel(const __grid_constant__ Gated call) {
   let_dependents_start();

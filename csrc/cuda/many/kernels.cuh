@@ -43,9 +43,14 @@ ManyKernel of_experts_and_shape(const Many& call) {
 
 template <class T, Code code>
 ManyKernel many_experts_of(const Many& call) {
-  if (call.group < many_room::kStage)
+  if constexpr (is_scaled(code))
+    return of_experts_and_shape<T, code, false, true>(call);
+  else if constexpr (is_number(code))
+    return of_experts_and_shape<T, code, false, false>(call);
+  else if (call.group < many_room::kStage)
     return call.zeros ? of_experts_and_shape<T, code, true, true>(call) : of_experts_and_shape<T, code, false, true>(call);
-  return call.zeros ? of_experts_and_shape<T, code, true, false>(call) : of_experts_and_shape<T, code, false, false>(call);
+  else
+    return call.zeros ? of_experts_and_shape<T, code, true, false>(call) : of_experts_and_shape<T, code, false, false>(call);
 }
 
 template <class T, Code code>

@@ -114,13 +114,13 @@ ManyKernel kernel_of(const Many& call) {
   switch (call.code) {
     case Code::kUint4: return call.items ? experts_of<Code::kUint4>(call) : kernel_of<Code::kUint4>(call);
     case Code::kUint8: return call.items ? experts_of<Code::kUint8>(call) : kernel_of<Code::kUint8>(call);
-    case Code::kInt8: return call.items ? nullptr : kernel_of<Code::kInt8>(call);
-    case Code::kE4m3: return call.items ? nullptr : kernel_of<Code::kE4m3>(call);
+    case Code::kInt8: return call.items ? experts_of<Code::kInt8>(call) : kernel_of<Code::kInt8>(call);
+    case Code::kE4m3: return call.items ? experts_of<Code::kE4m3>(call) : kernel_of<Code::kE4m3>(call);
     case Code::kE5m2: return call.items ? nullptr : kernel_of<Code::kE5m2>(call);
-    case Code::kMxfp8: return call.items ? nullptr : kernel_of<Code::kMxfp8>(call);
-    case Code::kE2m1: return call.items ? nullptr : kernel_of<Code::kE2m1>(call);
+    case Code::kMxfp8: return call.items ? experts_of<Code::kMxfp8>(call) : kernel_of<Code::kMxfp8>(call);
+    case Code::kE2m1: return call.items ? experts_of<Code::kE2m1>(call) : kernel_of<Code::kE2m1>(call);
     case Code::kNf4:
-    case Code::kBnbFp4: return call.items ? nullptr : kernel_of<Code::kNf4>(call);
+    case Code::kBnbFp4: return call.items ? experts_of<Code::kNf4>(call) : kernel_of<Code::kNf4>(call);
   }
   return nullptr;
 }

@@ -140,10 +140,11 @@ struct TileScales {
   float now[strips], next[strips];
 
   /// `unit`: of each column where there are no tiles; `column`: the first of the strips; `own`: the lane's beside that.
-  __device__ __forceinline__ void begin(const Many& call, bool of_tiles, int stage, int column, int own,
+  __device__ __forceinline__ void begin(const Many& call, bool of_tiles, int expert, int stage, int column, int own,
                                         float (&unit)[strips][2]) {
     tiles = call.N / kTile, last = max(0, tiles - 1 - column / kTile);
-    at = as_it_is(static_cast<const float*>(call.scales) + (of_tiles ? stage * tiles + min(column / kTile, tiles - 1) : 0));
+    const int of_expert = of_tiles ? call.K / kStage * tiles : call.N, first = of_tiles ? stage * tiles + min(column / kTile, tiles - 1) : 0;
+    at = as_it_is(static_cast<const float*>(call.scales) + int64_t{expert} * of_expert + first);
     if (!of_tiles) return of_columns(at, call.N, column + own, unit);
 #pragma unroll
     for (int j = 0; j < strips; ++j) now[j] = next[j] = __ldg(at + min(j, last));
@@ -285,9 +286,9 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
     else
       enter();
     if constexpr (numbers)
-      scales.begin(call, grouped, place.first + team, place.column + tile * kTile, strip * 16 + number / 4, sum.unit);
+      scales.begin(call, grouped, own_rows.expert(), place.first + team, place.column + tile * kTile, strip * 16 + number / 4, sum.unit);
     if constexpr (scaled)
-      scales.of_columns(static_cast<const float*>(call.zeros), call.N, place.column + tile * kTile + strip * 16 + number / 4,
+      scales.of_columns(static_cast<const float*>(call.zeros) + int64_t{own_rows.expert()} * call.N, call.N, place.column + tile * kTile + strip * 16 + number / 4,
                         sum.unit);
     lane.load(stage.at, 0, 0, 4, word);
 

@@ -20,12 +20,12 @@ struct Many {
                         // of scaled ones (K / 128, N * 128 / group) of layouts/strips.py
   const void* zeros;    // int32 (G, N * bits / 32), Marlin's order; null: all are 2**(bits - 1); of scaled numbers fp32 (N,), scales of columns
   const void* bias;     // as x (outputs,), plain; null
-  const float* token_scales;  // (M,), factors of the tokens' sums; null: 1; no experts'
+  const float* token_scales;  // (M,), factors of the tokens' sums; null: 1
   void* y;              // as x (M, outputs)
   void* parts;          // fp32 (slices, M, N), written and read; null where there is one slice
   int M, K, N;          // K padded to 128, N to 64
   int inputs, outputs;  // at most K, N
-  Code code;            // numbers have no zero points, and are no experts'
+  Code code;            // numbers have no zero points
   int group;            // 16 to 128 of scaled numbers; 32, 64, 128; K or more: one scale a column
   bool bfloat16;
   bool coded;           // x is codes as w8a8.cuh has them: e4m3 or int8 as the weight's, K in multiples of 32

@@ -191,8 +191,8 @@ struct Filling {
       const int scale_bytes = there * of_column, zero_bytes = has_zeros ? there * bits / 8 : 0;
       const int beside = group_rows * (scale_bytes + zero_bytes);
       const int tile = place.column / kTile + (grouped ? rows.expert() * (call.N / kTile) : 0);
-      const int64_t group = (groups ? place.first * group_rows : 0) +
-                            (grouped ? int64_t{rows.expert()} * (groups ? call.K / work.group : 1) : 0);
+      const int of_expert = !groups ? 1 : is_scaled(code) ? call.K / kStage : call.K / work.group;  // rows of scales
+      const int64_t group = (groups ? place.first * group_rows : 0) + (grouped ? int64_t{rows.expert()} * of_expert : 0);
       const auto* scales = static_cast<const unsigned char*>(call.scales) + group * scale_pitch + place.column * of_column;
       const auto* zeros = static_cast<const unsigned char*>(call.zeros) + group * zero_pitch + place.column * bits / 8;
       int line = place.first * (kStage * bits / 16);

@@ -45,6 +45,7 @@ struct Quantizing {
   const void* scale;  // kStored, kE4m3Times: one; kE4m3Over: one, or null for 1; and its zero point, or null
   const void* zero;
   Stored scale_type, zero_type;
+  bool scale_each;    // `scale` is fp32 (M,), one of each token
   Becoming becoming;
   Float made;      // kCounted, kMeant: their type
   int64_t rows;    // of kCodes: all that are written, from M on zeros, but ones in row M where `ones`

@@ -66,7 +66,10 @@ __device__ __forceinline__ float stored_number(const void* at, Stored type) {
   }
 }
 
-__device__ __forceinline__ float stored_scale(const Quantizing& work) { return stored_number(work.scale, work.scale_type); }
+/// The stored scale of the block's token; one of each token is another kernel's, read by way of the L2.
+__device__ __forceinline__ float stored_scale(const Quantizing& work) {
+  return work.scale_each ? __ldcg(static_cast<const float*>(work.scale) + blockIdx.x) : stored_number(work.scale, work.scale_type);
+}
 
 /// `high`: the bits of the largest absolute input; of kAsymmetric of the largest input, `low` of the largest below 0.
 __device__ __forceinline__ Step step_of(const Quantizing& work, uint32_t low, uint32_t high) {

@@ -74,7 +74,7 @@ class ByteStripsCall(KernelCall):
     @property
     def is_scaled(self) -> bool:
         """Return whether scales of groups multiply the codes, and not their sums."""
-        return self.code in BYTE_SCALES or self.code in QUANT_TYPES
+        return is_scaled(self.code)
 
     @property
     def kind(self) -> str:
@@ -158,17 +158,35 @@ def linear(
 
 def arguments(x: Tensor, weight: ByteStripsWeight, bias: Tensor | None = None) -> tuple[Any, ...]:
     """Arguments of a `ByteStripsCall`."""
-    code, group_size, column_scales = INT8, 0, None
-    if isinstance(weight, Fp8StripsWeight):
-        code, group_size = FP8[weight.config.codes], strips.TILE_K if weight.config.blocks else 0
-    elif isinstance(weight, Mxfp8StripsWeight):
-        code, group_size, column_scales = MXFP8, mx.GROUP, weight.column_scales
-    elif isinstance(weight, Fp4StripsWeight):
-        code, group_size, column_scales = E2M1, weight.config.group_size, weight.column_scales
-    elif isinstance(weight, TableStripsWeight):
-        code, column_scales = TABLES[weight.config.quant_type], weight.column_scales
-        group_size = weight.config.group_size
+    column_scales = getattr(weight, "column_scales", None)
+    code, group_size = code_of(weight.config)
     return x, weight.qweight, weight.scales, column_scales, bias, weight.layer.N, code, group_size
+
+
+def code_of(config: Any) -> tuple[int, int]:
+    """Return the number of the codes of a weight's config, and the rows of a scale; 0: all."""
+    if isinstance(config, Fp8StripsConfig):
+        return FP8[config.codes], strips.TILE_K if config.blocks else 0
+    if isinstance(config, Mxfp8StripsConfig):
+        return MXFP8, mx.GROUP
+    if isinstance(config, Fp4StripsConfig):
+        return E2M1, config.group_size
+    if isinstance(config, TableStripsConfig):
+        return TABLES[config.quant_type], config.group_size
+    return INT8, 0
+
+
+def is_scaled(code: int) -> bool:
+    """Return whether scales of groups multiply the codes, and not their sums."""
+    return code in BYTE_SCALES or code in QUANT_TYPES
+
+
+def scales_of(code: int, K: int, N: int, group_size: int) -> tuple[torch.dtype, tuple[int, ...]]:
+    """Return dtype and shape of the scales of a weight with padded K and N."""
+    rows = strips.TILE_K
+    if is_scaled(code):
+        return torch.uint8 if code in BYTE_SCALES else torch.float32, (K // rows, N * (rows // group_size))
+    return torch.float32, (K // rows, N // strips.TILE_N) if group_size else (N,)
 
 
 def why_not_on(weight: ByteStripsWeight, dtype: torch.dtype, capability: tuple[int, int]) -> str | None:
@@ -197,16 +215,14 @@ def check(call: ByteStripsCall) -> None:
             "weights", f"(N / {columns}, K * {2 * call.bits}) of whole tiles", str(tuple(words.shape))
         )
     K, N = call.rows, call.columns
-    scales = (N,) if not call.group_size else (K // rows, N // columns)
-    if call.is_scaled:
-        scales = K // rows, N * (rows // call.group_size)
+    dtype, scales = scales_of(code, K, N, call.group_size)
     if call.is_scaled != (call.column_scales is not None):
         raise ArgumentError("column_scales", "a tensor with scaled codes, else None", f"code {code}")
     check_operands(
         x,
         ("x", x, ACTIVATIONS, tuple(x.shape)),
         ("weights", words, (torch.int32,), tuple(words.shape)),
-        ("scales", call.scales, (torch.uint8 if code in BYTE_SCALES else torch.float32,), scales),
+        ("scales", call.scales, (dtype,), scales),
         ("column_scales", call.column_scales, (torch.float32,), (N,)),
         ("bias", call.bias, (x.dtype,), (call.N,)),
         ("token_scales", call.token_scales, (torch.float32,), (x.shape[0],)),

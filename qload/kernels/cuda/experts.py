@@ -14,14 +14,25 @@ from torch import Tensor
 
 from qload.errors import ArgumentError
 from qload.kernel_formats.strips import StripsWeight
-from qload.kernels.cuda import launch, module
+from qload.kernels.cuda import byte_strips, launch, module
 from qload.kernels.cuda.dispatch import ACTIVATIONS, WHOLE
 from qload.kernels.cuda.experts_launches import GATES, ExpertMatrix, ExpertsCall, multiply_few, multiply_many
 from qload.kernels.cuda.module import check_operands, operator, pointer
+from qload.kernels.cuda.quantize import reads_stored, takes
+from qload.spec import ActivationScheme
 
 MOST_EXPERTS = 4096
+BITS = (4, 8)  # of integers
+GROUP_SIZES = {  # by code; -1: one scale a column
+    **dict.fromkeys(BITS, (-1, 32, 64, 128)),
+    **{
+        code: tuple(size or -1 for size in sizes)
+        for code, sizes in byte_strips.GROUP_SIZES.items()
+        if code != byte_strips.FP8["e5m2"]  # no experts are stored so
+    },
+}
 MANY = 8  # pairs of an expert, on average over all ranks, from which many is faster on an H100;
-MANY_OF_SMALL = 2  # and in groups of 32 or 64
+MANY_OF_SMALL = 2  # and of integers in groups of 32 or 64
 
 WAYS: Mapping[str, Callable[[ExpertsCall], Tensor]] = {"few": multiply_few, "many": multiply_many}
 
@@ -85,37 +96,42 @@ def tensors(matrix: ExpertMatrix) -> tuple[Tensor | None, ...]:
 
 
 def sizes(gate_up: ExpertMatrix, down: ExpertMatrix) -> tuple[int, list[int], list[int]]:
-    """Columns between, bits and sizes of groups of both."""
-    return down.K, [gate_up.bits, down.bits], [gate_up.group_size, down.group_size]
+    """Columns between, codes and sizes of groups of both."""
+    return down.K, [gate_up.code, down.code], [gate_up.group_size, down.group_size]
 
 
 def _experts(*read: Any, way: str = "", early: bool = True) -> Tensor:
     x, ids, weights, expert_map = read[:4]
-    inner, bits, groups, activation, alpha, limit, weighs_inputs = read[14:]
+    inner, codes, groups, activation, alpha, limit, weighs_inputs = read[14:]
     if activation not in GATES:
         raise ArgumentError("activation", " or ".join(GATES), repr(activation))
     if way and way not in WAYS:
         raise ArgumentError("way", " or ".join(WAYS), repr(way))
     H = x.shape[-1]
-    gate_up = _matrix(read[4:9], 2 * inner, H, bits[0], groups[0])
-    down = _matrix(read[9:14], H, inner, bits[1], groups[1])
+    gate_up = _matrix(read[4:9], 2 * inner, H, codes[0], groups[0])
+    down = _matrix(read[9:14], H, inner, codes[1], groups[1])
     gate = GATES[activation], alpha, limit
-    call = ExpertsCall(x, ids, weights, expert_map, gate_up, down, gate, weighs_inputs, early)
+    return run(ExpertsCall(x, ids, weights, expert_map, gate_up, down, gate, weighs_inputs, early), way)
+
+
+def _matrix(operands: tuple[Any, ...], N: int, K: int, code: int, group_size: int) -> ExpertMatrix:
+    weights, scales, zeros, perm, bias = operands
+    return ExpertMatrix(weights, scales, zeros, perm, bias, N, K, code, group_size)
+
+
+def run(call: ExpertsCall, way: str = "") -> Tensor:
+    """Check a call and multiply: y (M, H)."""
     check(call)
-    if not call.pairs or not H:
-        return torch.zeros_like(x)
+    if not call.pairs or not call.x.shape[1]:
+        return torch.zeros_like(call.x)
+    x = call.x.clone() if pointer(call.x) % launch.ALIGNED else call.x
     # Weights are made float32 before all launches: the last reads them before the one ahead of it has ended.
-    return WAYS[way or fastest(call)](replace(call, weights=weights.float()))
-
-
-def _matrix(held: tuple[Any, ...], N: int, K: int, bits: int, group_size: int) -> ExpertMatrix:
-    weights, scales, zeros, perm, bias = held
-    return ExpertMatrix(weights, scales, zeros, perm, bias, N, K, bits, group_size)
+    return WAYS[way or fastest(call)](replace(call, x=x, weights=call.weights.float()))
 
 
 def fastest(call: ExpertsCall) -> str:
     """Fastest way for a number of tokens, independent of their experts."""
-    small = min(call.gate_up.group, call.down.group) < WHOLE
+    small = any(each.code in BITS and each.group < WHOLE for each in (call.gate_up, call.down))
     return "few" if call.pairs < (MANY_OF_SMALL if small else MANY) * call.total else "many"
 
 
@@ -130,6 +146,7 @@ def check(call: ExpertsCall) -> None:
         ("topk_ids", call.ids, (torch.int32, torch.int64), tokens),
         ("topk_weights", call.weights, (torch.float32, *ACTIVATIONS), tokens),
         ("expert_map", call.map, (torch.int32,), (call.total,)),
+        *(("input_scales", scale, (torch.float32,), (call.down.experts,)) for scale in call.input_scales),
     )
     _check_matrix("gate_up", call.gate_up, x)
     _check_matrix("down", call.down, x)
@@ -139,11 +156,10 @@ def check(call: ExpertsCall) -> None:
 
 
 def _check_matrix(name: str, matrix: ExpertMatrix, x: Tensor) -> None:
-    bits, size = matrix.bits, matrix.group_size
-    if bits not in (4, 8) or size not in (-1, 32, 64, 128):
-        raise ArgumentError(
-            f"{name}.group_size", "32, 64, 128 or -1 of 4 or 8 bits", f"{size} of {bits} bits"
-        )
+    bits, code, size = matrix.bits, matrix.code, matrix.group_size
+    if size not in GROUP_SIZES.get(code, ()):
+        expected = " or ".join(f"{code} with groups of {sizes}" for code, sizes in GROUP_SIZES.items())
+        raise ArgumentError(f"{name}.group_size", expected, f"{code} with groups of {size}")
     shape = tuple(matrix.weights.shape)
     if len(shape) != 3 or shape[2] % (256 * bits) or matrix.rows % matrix.group:
         raise ArgumentError(
@@ -152,12 +168,19 @@ def _check_matrix(name: str, matrix: ExpertMatrix, x: Tensor) -> None:
     E, K, N = matrix.experts, matrix.rows, matrix.columns
     if not (0 <= matrix.K <= K and 0 <= matrix.N <= N):
         raise ArgumentError(f"{name}.weights", f"at least {matrix.N} x {matrix.K}", f"{N} x {K}")
-    groups, ints = K // matrix.group, (torch.int32,)
+    groups, ints, is_scaled = K // matrix.group, (torch.int32,), byte_strips.is_scaled(code)
+    scales: tuple[torch.dtype, tuple[int, ...]] = x.dtype, (groups, N)
+    zeros: tuple[torch.dtype, tuple[int, ...]] = torch.int32, (groups, N * bits // 32)
+    if code not in BITS:
+        scales, zeros = byte_strips.scales_of(code, K, N, max(size, 0)), (torch.float32, (N,))
+        if is_scaled != (matrix.zeros is not None) or matrix.perm is not None:
+            expected = "scales of columns" if is_scaled else "None"
+            raise ArgumentError(f"{name}.zeros", f"{expected}, and perm None, of code {code}", "others")
     check_operands(
         x,
         (f"{name}.weights", matrix.weights, ints, shape),
-        (f"{name}.scales", matrix.scales, (x.dtype,), (E, groups, N)),
-        (f"{name}.zeros", matrix.zeros, ints, (E, groups, N * bits // 32)),
+        (f"{name}.scales", matrix.scales, scales[:1], (E, *scales[1])),
+        (f"{name}.zeros", matrix.zeros, zeros[:1], (E, *zeros[1])),
         (f"{name}.perm", matrix.perm, ints, (E, K)),
         (f"{name}.bias", matrix.bias, (x.dtype,), (E, matrix.N)),
     )
@@ -179,7 +202,7 @@ operator(
     "(Tensor x, Tensor topk_ids, Tensor topk_weights, Tensor? expert_map, "
     + MATRIX.format("gate_up")
     + MATRIX.format("down")
-    + "int inner, int[] bits, int[] group_sizes, str activation, float alpha, float limit, "
+    + "int inner, int[] codes, int[] group_sizes, str activation, float alpha, float limit, "
     "bool weighs_inputs, "
     '*, str way="", bool early=True) -> Tensor',
     _experts,
@@ -188,11 +211,15 @@ operator(
 
 
 STACKS = ("gate_up", "down")
-BITS, GROUPS = (4, 8), (-1, 32, 64, 128)
 
 
-def why_no_experts(weight: Any, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Return why the kernel does not support an `ExpertsWeight`, dtype and device, or None."""
+def why_no_experts(
+    weight: Any, dtype: torch.dtype, device: torch.device, *, declared: bool = False
+) -> str | None:
+    """Return why the kernel does not support an `ExpertsWeight`, dtype and device, or None.
+
+    `declared`: inputs are quantized as the stacks declare.
+    """
     reason = module.why_not()
     if reason is not None:
         return reason
@@ -201,7 +228,10 @@ def why_no_experts(weight: Any, dtype: torch.dtype, device: torch.device) -> str
     if dtype not in ACTIVATIONS:
         return f"x has to be float16 or bfloat16, got {dtype}"
     for name in STACKS:
-        reason = _why_not_stack(getattr(weight, name), getattr(weight, f"{name}_bias"), dtype)
+        stack = getattr(weight, name)
+        reason = _why_not_stack(stack, getattr(weight, f"{name}_bias"), dtype)
+        if reason is None and declared and stack.layer.activations is not None:
+            reason = _why_not_scheme(stack, stack.layer.activations)
         if reason is not None:
             return f"{name}: {reason}"
     if weight.local.total > MOST_EXPERTS:
@@ -209,62 +239,91 @@ def why_no_experts(weight: Any, dtype: torch.dtype, device: torch.device) -> str
     return why_not(device)
 
 
-def can_multiply_experts(x: Tensor, topk_weights: Tensor, weight: Any) -> bool:
+def can_multiply_experts(x: Tensor, topk_weights: Tensor, weight: Any, *, declared: bool = False) -> bool:
     """Return whether `experts_linear` supports the stacks and dtypes; False if a gradient is wanted."""
     wanted = torch.is_grad_enabled() and (x.requires_grad or topk_weights.requires_grad)
     if wanted or topk_weights.dtype not in (torch.float32, *ACTIVATIONS):
         return False
-    return why_no_experts(weight, x.dtype, x.device) is None
+    return why_no_experts(weight, x.dtype, x.device, declared=declared) is None
 
 
-def experts_linear(x: Tensor, topk_ids: Tensor, topk_weights: Tensor, weight: Any) -> Tensor:
+def experts_linear(
+    x: Tensor, topk_ids: Tensor, topk_weights: Tensor, weight: Any, *, declared: bool = False
+) -> Tensor:
     """(..., H) -> (..., H) in x's dtype, sums in float32; asks nobody whether the stacks fit.
 
     The host waits for nothing, so that no id is looked at there: one of no expert makes the result of its
-    token NaN.
+    token NaN. `declared`: inputs are quantized as the stacks declare.
     """
-    local, activation = weight.local, weight.facts.activation
-    y = multiply(
-        x.reshape(-1, x.shape[-1]),
-        topk_ids,
-        topk_weights,
-        *(_stacked_matrix(getattr(weight, name), getattr(weight, f"{name}_bias")) for name in STACKS),
-        activation=activation.kind,
-        alpha=activation.alpha or 0.0,  # 0 where the kind has none
-        limit=activation.limit or 0.0,
-        weighs_inputs=weight.facts.side == "input",
-        expert_map=None if len(local) == local.total else _map(local, x.device),
+    local, activation, stacks = weight.local, weight.facts.activation, (weight.gate_up, weight.down)
+    gate_up, down = map(_stacked_matrix, stacks, (weight.gate_up_bias, weight.down_bias))
+    call = ExpertsCall(
+        x.reshape(-1, x.shape[-1]).contiguous(),
+        topk_ids.contiguous(),
+        topk_weights.contiguous(),
+        None if len(local) == local.total else _map(local, x.device),
+        gate_up,
+        down,
+        # alpha and limit are 0 where the kind has none
+        (GATES[activation.kind], activation.alpha or 0.0, activation.limit or 0.0),
+        weight.facts.side == "input",
     )
-    return y.reshape(x.shape)
+    if declared:
+        schemes = gate_up_scheme, down_scheme = stacks[0].layer.activations, stacks[1].layer.activations
+        scales = _stored_scales(stacks[0], gate_up_scheme), _stored_scales(stacks[1], down_scheme)
+        call = replace(call, schemes=schemes, input_scales=scales)
+    return run(call).reshape(x.shape)
+
+
+def _stored_scales(stack: Any, scheme: ActivationScheme | None) -> Tensor | None:
+    """Return the stored scales (E,) of inputs that a scheme reads, in float32, or None."""
+    if scheme is None or scheme.scale is None or not reads_stored(scheme):
+        return None
+    scales: Tensor = stack.tensors[scheme.scale].float().reshape(len(stack))
+    return scales
 
 
 def _why_not_stack(stack: Any, bias: Tensor | None, dtype: torch.dtype) -> str | None:
-    config, tensors = stack.config, stack.fields()
-    if stack.weight_type is not StripsWeight:
+    tensors = stack.fields()
+    if not issubclass(stack.weight_type, (StripsWeight, byte_strips.ByteStripsWeight)):
         return f"no kernel reads experts as {stack.format}"
-    if config.bits not in BITS or config.group_size not in GROUPS:
-        return f"groups of {config.group_size} of {config.bits} bits"
+    code, group_size = _code_of(stack)
+    if group_size not in GROUP_SIZES.get(code, ()):
+        return f"no kernel reads experts as {stack.format} of {stack.config}"
     if not all(tensor.is_contiguous() for tensor in tensors.values()):
         return "stacks that are not contiguous"
-    others = [tensor.dtype for tensor in (tensors["scales"], bias) if tensor is not None]
+    others = [tensors["scales"].dtype] if code in BITS else []  # of numbers they are those of the sums
+    others += [] if bias is None else [bias.dtype]
     if any(other != dtype for other in others):
         return f"x is {dtype}, scales and biases are {', '.join(map(str, others))}"
     return None
 
 
+def _why_not_scheme(stack: Any, scheme: ActivationScheme) -> str | None:
+    """Return why no launch ahead of a product rounds inputs of all experts by a scheme, or None."""
+    stored = stack.tensors[scheme.scale] if reads_stored(scheme) and scheme.scale else None
+    if scheme.zero_point is not None and not scheme.dynamic:
+        return "each expert has a stored zero point of its inputs"
+    if stored is not None and stored.numel() != len(stack):
+        return "gate and up have stored scales of inputs that differ"
+    if not takes(scheme, stack.layer.K):
+        return f"no launch rounds {stack.layer.K} inputs by {scheme}"
+    return "quantized inputs of act order" if "perm" in stack.tensors else None
+
+
+def _code_of(stack: Any) -> tuple[int, int]:
+    """Return the number of the codes of a stack in strips, and the rows of a scale; -1: all."""
+    if issubclass(stack.weight_type, StripsWeight):
+        return stack.config.bits, stack.config.group_size
+    code, group_size = byte_strips.code_of(stack.config)
+    return code, group_size or -1
+
+
 def _stacked_matrix(stack: Any, bias: Tensor | None) -> ExpertMatrix:
-    held, config = stack.fields(), stack.config
-    _, N, K = stack.shape
-    return ExpertMatrix(
-        held["qweight"],
-        held["scales"],
-        held.get("qzeros"),
-        held.get("perm"),
-        bias,
-        N,
-        K,
-        config.bits,
-        config.group_size,
+    tensors, (_, N, K) = stack.tensors, stack.shape
+    zeros = tensors.get("qzeros", tensors.get("column_scales"))
+    return _matrix(
+        (tensors["qweight"], tensors["scales"], zeros, tensors.get("perm"), bias), N, K, *_code_of(stack)
     )
 
 

@@ -1,16 +1,23 @@
-"""Launches of the CUDA kernels for experts: few tokens (csrc/cuda/experts) and many (csrc/cuda/many)."""
+"""Launches of the CUDA kernels for experts: few tokens (csrc/cuda/experts) and many (csrc/cuda/many).
+
+Inputs that experts declare quantized are rounded by one launch ahead of each product, as those of a linear
+(`cuda.linear`): the product takes the numbers, and its sums the factor of their row.
+"""
 
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qload.kernels.cuda.hopper_gemm import PLACES, STAGE
 from qload.kernels.cuda.module import native, pointer, stream
+from qload.kernels.cuda.quantize import RoundedInputs
 from qload.layouts import strips
+from qload.spec import ActivationScheme
 
+EIGHT = 8  # inputs that a thread loads together
 GATES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "clamped_swiglu": 3}
 
 
@@ -18,8 +25,9 @@ GATES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "clamped_swiglu": 3}
 class ExpertMatrix:
     """One matrix of each of E experts in strips, stacked; `group_size` -1: one scale a column.
 
-    `N`, `K`: outputs and inputs, which may be padded in the tensors. `perm`: the input of each row, of act
-    order; rows that no input has come last.
+    `code`: number of the codes in csrc/cuda/device/code.h; integers have their bits as number. `zeros`: zero
+    points, or scales of columns beside scales of groups. `N`, `K`: outputs and inputs, which may be padded in
+    the tensors. `perm`: the input of each row, of act order; rows that no input has come last.
     """
 
     weights: Tensor
@@ -29,8 +37,18 @@ class ExpertMatrix:
     bias: Tensor | None
     N: int
     K: int
-    bits: int
+    code: int
     group_size: int
+
+    @property
+    def bits(self) -> int:
+        """Bits of a code."""
+        return self.code & 0xFF
+
+    @property
+    def width(self) -> int:
+        """Inputs of a row of x: K, or as many as rows where they are permuted or not whole eights."""
+        return self.rows if self.perm is not None or self.K % EIGHT else self.K
 
     @property
     def experts(self) -> int:
@@ -59,6 +77,8 @@ class ExpertsCall:
 
     `map`: the place of each of all experts among those here, -1: it is elsewhere; None: all are here.
     `gate`: its number in `GATES`, alpha and limit. `weighs_inputs`: weights multiply x, not the result.
+    `schemes`: quantization of the inputs of gate and up, and of down; None: none. `input_scales`: the stored
+    scales (E,) that these read, in float32.
     """
 
     x: Tensor
@@ -70,6 +90,8 @@ class ExpertsCall:
     gate: tuple[int, float, float]
     weighs_inputs: bool
     early: bool = True
+    schemes: tuple[ActivationScheme | None, ActivationScheme | None] = (None, None)
+    input_scales: tuple[Tensor | None, Tensor | None] = (None, None)
 
     @property
     def tokens(self) -> int:
@@ -120,13 +142,13 @@ def gather_rows(
     order: Tensor | None = None,
     factors: Tensor | None = None,
 ) -> Tensor:
-    """Gather rows of x in the order of a matrix's rows, padded with zeros: (rows, K).
+    """Gather rows of x in the order of a matrix's rows, padded with zeros: (rows, width).
 
     Row i is pair `order[i]`, or i, which has row pair // `sharing` of x, times its factor.
     """
-    laid: Tensor = x.new_empty(rows, matrix.rows)
+    laid: Tensor = x.new_empty(rows, matrix.width)
     read = map(pointer, (x, matrix.perm, factors, laid))
-    sizes = [rows, sharing, x.shape[1], matrix.rows]
+    sizes = [rows, sharing, x.shape[1], matrix.width]
     kind = call.in_bfloat16, call.early, stream(x)
     native().gather_rows(call.choice(order), call.wide, *read, call.counts, sizes, *kind)
     return laid
@@ -210,8 +232,11 @@ class ExpertsDivision(NamedTuple):
 @cache
 def division(N: int, K: int, top: int, gated: bool) -> ExpertsDivision:
     """Division by the columns of one token and the rows of a warp; other tokens have no effect."""
-    if top * N // PAIR < FILLED:
+    blocks = top * N // PAIR
+    if blocks < FILLED:
         return ExpertsDivision(2, 6) if gated else ExpertsDivision(1, 12)
+    if not gated and K > SHORT and blocks < PLACES:
+        return ExpertsDivision(1, 8)
     return ExpertsDivision(2, 4) if gated or K > SHORT else ExpertsDivision(1, 3)
 
 
@@ -220,43 +245,101 @@ def turn(call: ExpertsCall) -> int:
     return 8 if call.pairs <= MOST_OF_EIGHT * call.total else 16
 
 
+class Rows(NamedTuple):
+    """Inputs of a product: rows (n, width), how many pairs share one, and factors of the sums.
+
+    `of_rows`: there is a factor for each row, else for each pair.
+    """
+
+    x: Tensor
+    sharing: int
+    factors: Tensor | None = None
+    of_rows: bool = False
+
+
+class Rounding:
+    """Launches that round rows as a call declares: gate and up's (0), and down's (1).
+
+    `order`: the pair of each of so many `rows`; None: row i is of pair i.
+    """
+
+    def __init__(self, call: ExpertsCall, rows: int, order: Tensor | None = None) -> None:
+        self._call, self._scales = call, None
+        if any(scale is not None for scale in call.input_scales):
+            self._scales = call.x.new_empty((2, rows), dtype=torch.float32)
+            stored = list(map(pointer, call.input_scales))
+            to, kind = pointer(self._scales), (call.early, stream(call.x))
+            native().spread_values(call.choice(order), call.wide, stored, to, call.counts, rows, *kind)
+
+    def __call__(self, matrix: int, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Numbers (n, K) for rows of x, and the factor of each (n,); x and None if no scheme is declared."""
+        scheme = self._call.schemes[matrix]
+        if scheme is None:
+            return x, None
+        scales = None if self._call.input_scales[matrix] is None else self._scales
+        launch = _rounding(native(), x.dtype, x.shape[1], scheme, scales is not None)
+        scale = 0 if scales is None else pointer(scales[matrix])
+        memory, _ = launch.start(x, x.shape[0], scale, 0, stream(x))
+        return launch.split(memory, x.shape[0])
+
+
+@cache
+def _rounding(
+    module: Any, dtype: torch.dtype, K: int, scheme: ActivationScheme, scale_each: bool
+) -> RoundedInputs:
+    """The launch that rounds inputs, which calls share."""
+    stored = torch.float32 if scale_each else None
+    return RoundedInputs(module, dtype, K, scheme, (stored, None), scale_each=scale_each)
+
+
 def multiply_few(call: ExpertsCall) -> Tensor:
     """y (M, H)."""
     with torch.cuda.device(call.x.device):
         pairs = unsorted(call) if call.tokens == 1 else sorted_pairs(call, turn(call))
-        sums = product(call, pairs, call.down, _between(call, pairs), 1, known=True)
-        return combine(call, sums)
+        rounding = Rounding(call, call.pairs)
+        between = in_order(call, call.down, _between(call, pairs, rounding), 1)
+        numbers, factors = rounding(1, between.x)
+        inputs = Rows(numbers, 1, factors, of_rows=True)
+        return combine(call, product(call, pairs, call.down, inputs, known=True))
 
 
-def _between(call: ExpertsCall, pairs: SortedPairs) -> Tensor:
-    """(pairs, I) or as wide as down is padded: the activation of each pair."""
-    x, sharing = in_order(call, call.gate_up, call.x, call.top)
-    inner = call.down.K
-    pitch = inner if call.down.perm is not None else call.down.rows
-    factors = call.weights if call.weighs_inputs else None
+def _inputs(call: ExpertsCall, rounding: Rounding) -> Rows:
+    """Inputs of gate and up."""
+    weights = call.weights if call.weighs_inputs else None
+    if call.schemes[0] is None:
+        return in_order(call, call.gate_up, call.x, call.top)._replace(factors=weights)
+    x, sharing = call.x, call.top
+    if weights is not None or call.input_scales[0] is not None:  # a pair's inputs are quantized by themselves
+        x, sharing = gather_rows(call, call.gate_up, x, sharing, call.pairs, factors=weights), 1
+    numbers, factors = rounding(0, x)
+    return Rows(numbers, sharing, factors, of_rows=True)
+
+
+def _between(call: ExpertsCall, pairs: SortedPairs, rounding: Rounding) -> Tensor:
+    """(pairs, I), padded if I is not whole eights: the activation of each pair."""
+    inputs, inner = _inputs(call, rounding), call.down.K
     if call.gate_up.columns == 2 * inner and inner % strips.TILE_N == 0:
-        made = call.x.new_empty if pitch == inner else call.x.new_zeros
-        between: Tensor = made((call.pairs, pitch))
-        product(call, pairs, call.gate_up, x, sharing, factors, between)
-    else:
-        between = gate_rows(call, product(call, pairs, call.gate_up, x, sharing, factors), pitch)
-    return in_order(call, call.down, between, 1)[0]
+        return product(call, pairs, call.gate_up, inputs, call.x.new_empty((call.pairs, inner)))
+    return gate_rows(call, product(call, pairs, call.gate_up, inputs), _pitch(call))
 
 
-def in_order(call: ExpertsCall, matrix: ExpertMatrix, x: Tensor, sharing: int) -> tuple[Tensor, int]:
-    """x as the rows of a matrix are ordered and padded, and how many pairs share a row of it."""
-    if x.shape[1] == matrix.rows and matrix.perm is None:
-        return x, sharing
-    return gather_rows(call, matrix, x, sharing, call.pairs), 1
+def _pitch(call: ExpertsCall) -> int:
+    """Columns of the activations of a pair."""
+    return call.down.width if call.down.perm is None else call.down.K
+
+
+def in_order(call: ExpertsCall, matrix: ExpertMatrix, x: Tensor, sharing: int) -> Rows:
+    """x as the rows of a matrix are ordered and padded."""
+    if x.shape[1] == matrix.width and matrix.perm is None:
+        return Rows(x, sharing)
+    return Rows(gather_rows(call, matrix, x, sharing, call.pairs), 1)
 
 
 def product(
     call: ExpertsCall,
     pairs: SortedPairs,
     matrix: ExpertMatrix,
-    x: Tensor,
-    sharing: int,
-    factors: Tensor | None = None,
+    inputs: Rows,
     into: Tensor | None = None,
     known: bool = False,
 ) -> Tensor:
@@ -264,10 +347,11 @@ def product(
 
     `known`: a kernel that waited for the pairs to be sorted ran in between, so that nobody has to again.
     """
+    x = inputs.x
     y = x.new_empty((call.pairs, matrix.N), dtype=torch.float32) if into is None else into
     how = division(matrix.columns, matrix.rows, call.top, into is not None)
-    read = x, matrix.weights, matrix.scales, matrix.zeros, matrix.bias, factors, y
-    sizes = [sharing, y.shape[1], matrix.rows, matrix.columns, matrix.N]
+    read = x, matrix.weights, matrix.scales, matrix.zeros, matrix.bias, inputs.factors, y
+    sizes = [inputs.sharing, y.shape[1], x.shape[1], matrix.rows, matrix.columns, matrix.N]
     native().experts(
         call.choice()[:2],
         call.wide,
@@ -275,11 +359,12 @@ def product(
         *map(pointer, read),
         [*call.counts, pairs.most],
         sizes,
-        matrix.bits,
+        matrix.code,
         matrix.group,
         call.in_bfloat16,
         [turn(call), *how],
         NO_GATE if into is None else call.gate,
+        inputs.of_rows,
         known,
         call.early,
         stream(x),
@@ -331,12 +416,13 @@ def multiply_many(call: ExpertsCall) -> Tensor:
         pairs = sorted_pairs(call, tokens, placed=True)
         factors = call.weights if call.weighs_inputs else None
         x = gather_rows(call, call.gate_up, call.x, call.top, rows, pairs.order, factors)
-        sums = _product(call, pairs, call.gate_up, x, tokens)
-        wide = call.down.perm is None
-        between = gate_rows(call, sums, call.down.rows if wide else call.down.K, pairs.order, rows)
-        if not wide:
+        rounding = Rounding(call, rows, pairs.order)
+        sums = _product(call, pairs, call.gate_up, *rounding(0, x), tokens)
+        between = gate_rows(call, sums, _pitch(call), pairs.order, rows)
+        if call.down.perm is not None:
             between = _turned(call, pairs, between, rows)
-        return combine(call, _product(call, pairs, call.down, between, tokens), pairs.places)
+        sums = _product(call, pairs, call.down, *rounding(1, between), tokens)
+        return combine(call, sums, pairs.places)
 
 
 def _turned(call: ExpertsCall, pairs: SortedPairs, between: Tensor, rows: int) -> Tensor:
@@ -344,16 +430,23 @@ def _turned(call: ExpertsCall, pairs: SortedPairs, between: Tensor, rows: int) -
     return gather_rows(call, call.down, between, 0, rows, pairs.order)
 
 
-def _product(call: ExpertsCall, pairs: SortedPairs, matrix: ExpertMatrix, x: Tensor, tokens: int) -> Tensor:
+def _product(
+    call: ExpertsCall,
+    pairs: SortedPairs,
+    matrix: ExpertMatrix,
+    x: Tensor,
+    factors: Tensor | None,
+    tokens: int,
+) -> Tensor:
     """(pairs, N), by expert."""
     y: Tensor = x.new_empty(call.pairs, matrix.N)
-    read = x, matrix.weights, matrix.scales, matrix.zeros, matrix.bias, y, pairs.items
+    read = x, matrix.weights, matrix.scales, matrix.zeros, matrix.bias, factors, y, pairs.items
     for columns, turns in launches(matrix, tokens, pairs.most):
         native().many_experts(
             *map(pointer, read),
             [x.shape[0], matrix.rows, matrix.columns, x.shape[1], matrix.N],
             [matrix.experts, pairs.most],
-            matrix.bits,
+            matrix.code,
             matrix.group,
             call.in_bfloat16,
             [tokens, columns, in_pairs(matrix), turns],

@@ -67,18 +67,22 @@ def group_of(scheme: ActivationScheme, K: int) -> int:
 
 def prepare(
     module: Any, dtype: torch.dtype, K: int, scheme: ActivationScheme, becoming: int, made: torch.dtype,
-    stored: Sequence[torch.dtype | None] = (None, None), *, ones: bool = False, each: bool = False,
+    stored: Sequence[torch.dtype | None] = (None, None), *, scale_each: bool = False, ones: bool = False,
+    each: bool = False,
 ) -> Any:  # fmt: skip
     """Return the module's launch for inputs of a dtype; `made`: dtype of the result, unless it is codes.
 
-    `stored`: dtypes of the stored scale and zero point; None: there is none. `ones`: a row of ones follows
-    the tokens. `each`: a step is written for each token, though all share one.
+    `stored`: dtypes of the stored scale and zero point; None: there is none. `scale_each`: a float32 scale
+    of each token is in place of the stored one. `ones`: a row of ones follows the tokens. `each`: a step is
+    written for each token, though all share one.
     """
     kind = FLOATS.index(made) if becoming in (COUNTED, MEANT) else 0
     rule = finding(scheme), group_of(scheme, K), scheme.covers_all_tokens, scheme.type == "int", scheme.bits
     most, bound = scale_divisor(scheme), scheme.upper_bound or 0.0
     types = [0 if one is None else STORED_DTYPES.index(one) for one in stored]
-    return module.quantizer(FLOATS.index(dtype), K, rule, most, bound, (becoming, kind), types, ones, each)
+    return module.quantizer(
+        FLOATS.index(dtype), K, rule, most, bound, (becoming, kind), types, scale_each, ones, each
+    )
 
 
 class RoundedInputs:
@@ -90,6 +94,7 @@ class RoundedInputs:
     e4m3 for an input of 65504; values beyond float32's are infinite, as in `activations.quantize`.
 
     `coded`: codes of 8 bits instead, permuted for `w8a8`, of one scale for all inputs of a token.
+    `scale_each`: the stored scale is one of each token, in float32.
     """
 
     def __init__(
@@ -101,10 +106,13 @@ class RoundedInputs:
         stored: Sequence[torch.dtype | None],
         *,
         coded: bool = False,
+        scale_each: bool = False,
     ) -> None:
         self._grouped, self._all = group_of(scheme, K) > 0, scheme.covers_all_tokens
         becoming = PERMUTED if coded else MEANT if self._grouped else COUNTED
-        self._start = prepare(module, dtype, K, scheme, becoming, dtype, stored, each=True)
+        self._start = prepare(
+            module, dtype, K, scheme, becoming, dtype, stored, scale_each=scale_each, each=True
+        )
         self._K, self._columns = K, self.width(K) // dtype.itemsize if coded else K
 
     @staticmethod
@@ -129,6 +137,11 @@ class RoundedInputs:
         if not done:
             raise _unaligned(x)
         return memory, factors
+
+    def split(self, memory: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+        """Numbers (tokens, K) and factors (tokens,) in the memory of `start`."""
+        flat, count = memory.flatten(), tokens * self._columns
+        return flat[:count].view(tokens, -1), flat[count:].view(torch.float32)[:tokens]
 
 
 @dataclass

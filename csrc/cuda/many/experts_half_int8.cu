@@ -1,0 +1,8 @@
+// The kernels of many.cuh for experts, fp16 and int8.
+#include "kernels.cuh"
+
+namespace qload::cuda {
+
+template ManyKernel many_experts_of<__half, Code::kInt8>(const Many& call);
+
+}  // namespace qload::cuda
