@@ -30,7 +30,9 @@ FIRST_OF_KIND_NOTE = (
     "layers alike are explained once, by the first one's values; qload verify reads the others"
 )
 NO_DTYPE = "config.json names no dtype of float16, bfloat16 and float32: activations of bfloat16 are assumed"
-EXPERTS_NOTE = "each matrix of an expert is listed alone, without kernels that multiply all experts at once"
+EXPERTS_NOTE = (
+    "each matrix of an expert is listed alone; on Hopper strips have kernels of all experts at once"
+)
 
 
 @dataclass(frozen=True)
