@@ -197,8 +197,6 @@ def _like(weight: Weight, other: Weight) -> Weight:
     config, origin = weight.config.like(other.config), weight.layer.origin
     if origin is not None and other.layer.origin is not None:
         origin = origin.like(other.layer.origin)
-    if config is weight.config and origin is weight.layer.origin:
-        return weight
     return type(weight).unchecked(config, replace(weight.layer, origin=origin), weight.fields())
 
 
