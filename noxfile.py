@@ -218,7 +218,8 @@ def transformers(session: nox.Session) -> None:
     keep_bytecode(session)
     install(session, "test", "transformers")
     tables = (f"tests/transformers/{name}.py" for name in ("tables", "routing", "experts", "images"))
-    names = ("whole", "others", "test_settings", "adapters", "sharing", "test_mistakes", "test_files", "page")
+    quick = ("others", "settings", "adapters", "sharing", "mistakes", "files")  # in unit too
+    names = ("whole", *(f"test_{name}" for name in quick), "page")
     engine = (f"tests/engines/transformers/{name}.py" for name in names)
     session.run("pytest", *tables, *engine, "-n", "2", *session.posargs)
     busy = (f"tests/engines/transformers/{name}.py" for name in ("processes", "compiled"))

@@ -138,24 +138,24 @@ def test_what_is_required_lacks_nothing_and_each_of_it_is_needed(layers: int) ->
 def test_layers_with_experts_follow_the_config() -> None:
     qwen = {
         "model_type": "qwen3_moe",
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 9,
         "num_local_experts": 2,
-        "decoder_sparse_step": 2,
+        "decoder_sparse_step": 3,
     }
-    architecture = known(**qwen, mlp_only_layers=[3])
+    architecture = known(**qwen, mlp_only_layers=[5])
     experts = {name.split(".")[2] for name in architecture.required() if ".experts." in name}
 
-    assert experts == {"1"}
+    assert experts == {"2", "8"}
     assert not any(".experts." in name for name in known(**qwen, mlp_only_layers="all").required())
 
 
 @pytest.mark.parametrize(
     ("listed", "sparse"),
-    [([0, 3], {"0", "3"}), ([], set()), (None, {"1", "3"}), ("all", set()), ([True], set())],
+    [([0, 3], {"0", "3"}), ([], set()), (None, {"2", "5"}), ("all", set()), ([True], set())],
     ids=str,
 )
 def test_layers_of_llama_4_with_experts_are_listed_or_follow_a_step(listed: object, sparse: set[str]) -> None:
-    sizes = {"num_hidden_layers": 4, "num_local_experts": 2, "interleave_moe_layer_step": 2}
+    sizes = {"num_hidden_layers": 6, "num_local_experts": 2, "interleave_moe_layer_step": 3}
 
     names = known(model_type="llama4_text", **sizes, moe_layers=listed).required()
 

@@ -50,6 +50,26 @@ def test_what_no_router_can_do_is_refused_by_its_name(changed: dict[str, Any], f
     assert refused.value.argument == field
 
 
+LAWFUL: list[dict[str, Any]] = [
+    {"top_k": 4},
+    {"top_groups": 4, "top_k": 8},
+    {"groups": 1, "top_groups": 1, "top_k": 8},
+    {"method": "softmax_grouped", "groups": 8},
+    {"factor": torch.finfo(torch.float32).max},
+    {"factor": torch.finfo(torch.float32).tiny},
+    {"renormalized": True},
+    {**UNGROUPED, "top_k": 8, "renormalized": True, "rounded": True},
+    {**UNGROUPED, "experts": 1, "top_k": 1},
+]
+
+
+@pytest.mark.parametrize("changed", LAWFUL, ids=str)
+def test_the_last_lawful_sizes_of_a_router_are_taken(changed: dict[str, Any]) -> None:
+    routing = Routing(**{**GOOD, **changed})
+
+    assert {name: getattr(routing, name) for name in changed} == changed
+
+
 def test_groups_of_one_expert_have_a_largest_score_and_no_two() -> None:
     assert Routing("softmax_grouped", 4, 2, groups=4, top_groups=2).route(torch.eye(4))[0].shape == (4, 2)
 

@@ -117,6 +117,31 @@ def test_rope_that_is_not_said_is_that_of_the_type() -> None:
     assert text_config({**LLAMA, **without}).rope.factor == 4.0  # of 128 positions
 
 
+@pytest.mark.parametrize(
+    ("key", "limit", "next_one", "expected"),
+    [
+        ("num_hidden_layers", 4096, 4097, "at most 4096"),
+        ("num_hidden_layers", 1, 0, "a size of at least 1"),
+        ("head_dim", 1 << 16, (1 << 16) + 2, "at most 65536"),
+        ("num_attention_heads", 1, 0, "a size of at least 1"),
+        ("max_position_embeddings", 1 << 31, (1 << 31) + 1, "less than or equal to 2147483648"),
+        ("max_position_embeddings", 1, 0, "greater than or equal to 1"),
+        ("rms_norm_eps", 1.0, 1.5, "less than or equal to 1"),
+        ("rms_norm_eps", 0.0, -1e-9, "greater than or equal to 0"),
+    ],
+)
+def test_the_last_lawful_size_is_taken_and_the_next_one_refused(
+    key: str, limit: float, next_one: float, expected: str
+) -> None:
+    model = {**LLAMA, "num_key_value_heads": 1}
+    text_config({**model, key: limit})
+
+    with pytest.raises(ConfigError) as caught:
+        text_config({**model, key: next_one})
+
+    assert (caught.value.key, caught.value.expected, caught.value.got) == (key, expected, f"{next_one}")
+
+
 def test_the_original_positions_of_the_rope_precede_those_of_the_model() -> None:
     model = {**LLAMA, "original_max_position_embeddings": 32}
     rope = {"rope_type": "yarn", "factor": 4.0}

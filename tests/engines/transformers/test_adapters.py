@@ -1,6 +1,6 @@
 """Adapters of peft beside layers of qload: kept, loaded again, and refused where they ask for a weight.
 
-Only `nox -s transformers` collects this file.
+Collected where transformers is installed.
 """
 
 from pathlib import Path

@@ -20,7 +20,15 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from qload import Fp8Quantizer, open_checkpoint
-from qload.engines.transformers import LinearSlot, QloadConfig, TypedExperts, install, load, uninstall
+from qload.engines.transformers import (
+    LinearSlot,
+    QloadConfig,
+    TypedExperts,
+    install,
+    load,
+    loading,
+    uninstall,
+)
 from qload.engines.transformers.quantizer import LayerDevice, layer_devices
 from qload.errors import ArgumentError, MismatchError, MissingTensorError, QloadError
 from tests.engines.transformers.models import EAGER, RANGE, Stored, logits, of_kind, shared
@@ -53,6 +61,35 @@ CASTS: dict[str, Callable[[Any], Any]] = {
 def test_a_parameter_that_cannot_be_acted_on_is_named(said: dict[str, Any], name: str) -> None:
     with pytest.raises(ArgumentError, match=rf"^{name}\n  expected"):
         shared("llama", "gptq").load(**said)
+
+
+@pytest.mark.parametrize("plan", [None, "auto", {"layers.*": "colwise"}], ids=str)
+def test_a_plan_of_shares_is_one_of_three_kinds(plan: Any) -> None:
+    loading.check_plan(plan, {"distributed_config": None})
+
+    with pytest.raises(ArgumentError, match="expected None, 'auto', or styles by names of layers"):
+        loading.check_plan("columns", {})
+    if plan is not None:
+        with pytest.raises(ArgumentError, match="expected one of the two"):
+            loading.check_plan(plan, {"distributed_config": DistributedConfig()})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other", "result"),
+    [
+        (None, None, None),
+        (torch.float16, None, torch.float16),
+        (None, "bfloat16", "bfloat16"),
+        (torch.float32, torch.float32, torch.float32),
+    ],
+)
+def test_a_dtype_has_one_value_under_both_names(dtype: Any, other: Any, result: Any) -> None:
+    assert loading.one_dtype(dtype, other) == result
+    loading.check_dtype(result)
+
+    with pytest.raises(ArgumentError) as caught:
+        loading.one_dtype(torch.float16, torch.float32)
+    assert (caught.value.expected, caught.value.got) == ("torch.float16, as dtype says", "torch.float32")
 
 
 @pytest.mark.parametrize("kind", ["llama", "mixtral"])

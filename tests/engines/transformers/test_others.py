@@ -1,6 +1,6 @@
 """Whole models of other tools, and one that sees, on qload in transformers.
 
-Only `nox -s transformers` collects this file. QLOAD_CASES may name a folder with more models of other tools.
+Collected where transformers is installed. QLOAD_CASES may name a folder with more models of other tools.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """How ranks share a model by transformers' plan, without any rank; what a plan may not say.
 
-Only `nox -s transformers` collects this file.
+Collected where transformers is installed.
 """
 
 from collections.abc import Iterator
