@@ -91,6 +91,10 @@ from .formats import MLXFloatWeight as MLXFloatWeight
 from .formats import MLXWeight as MLXWeight
 from .formats import ModelOptAWQConfig as ModelOptAWQConfig
 from .formats import ModelOptAWQWeight as ModelOptAWQWeight
+from .formats import ModelOptInt8Config as ModelOptInt8Config
+from .formats import ModelOptInt8Weight as ModelOptInt8Weight
+from .formats import ModelOptNVFP4ExtendedConfig as ModelOptNVFP4ExtendedConfig
+from .formats import ModelOptNVFP4ExtendedWeight as ModelOptNVFP4ExtendedWeight
 from .formats import ModelOptNVFP4Weight as ModelOptNVFP4Weight
 from .formats import MXFP4Config as MXFP4Config
 from .formats import MXFP4ExpertsWeight as MXFP4ExpertsWeight

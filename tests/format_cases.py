@@ -43,6 +43,10 @@ from qload.formats import (
     MLXWeight,
     ModelOptAWQConfig,
     ModelOptAWQWeight,
+    ModelOptInt8Config,
+    ModelOptInt8Weight,
+    ModelOptNVFP4ExtendedConfig,
+    ModelOptNVFP4ExtendedWeight,
     ModelOptNVFP4Weight,
     MXFP4Config,
     MXFP4ExpertsWeight,
@@ -108,6 +112,10 @@ CONFIGS = ConfigStrategies({
     MXFP4ExpertsWeight: st.just(MXFP4Config()),
     MXFP8Weight: st.just(MXFP8Config()),
     ModelOptAWQWeight: st.builds(ModelOptAWQConfig, GROUPS, YES),
+    ModelOptInt8Weight: st.builds(ModelOptInt8Config, YES),
+    ModelOptNVFP4ExtendedWeight: st.builds(
+        ModelOptNVFP4ExtendedConfig, st.sampled_from([16, 32]), YES, YES
+    ),
     GGUFWeight: st.builds(GGUFConfig, st.sampled_from([*BLOCK_TYPES])),
     MLXWeight: st.builds(MLXConfig, st.sampled_from([2, 3, 4, 5, 6, 8]), st.sampled_from([32, 64, 128])),
     MLXFloatWeight: st.just(MLXFloatConfig("mxfp4")),  # words of others may hold NaN
@@ -150,6 +158,8 @@ def lawful(config: Config, dim: str, size: int, world: int, K: int) -> bool:
     if isinstance(config, GGUFConfig):
         block = {"Q1_0": 128, "NVFP4": 64, "Q2_0": 64, "MXFP4": 32, "IQ4_NL": 32}.get(config.type)
         return dim == "N" or share % (block or (32 if config.type in LEGACY_GGUF else 256)) == 0
+    if isinstance(config, ModelOptNVFP4ExtendedConfig):
+        return dim == "N" or share % config.group_size == 0
     if isinstance(config, NVFP4Config | MXFP4Config | MXFP8Config):
         return dim == "N" or share % (16 if isinstance(config, NVFP4Config) else 32) == 0
     if isinstance(config, MLXConfig | MLXFloatConfig):

@@ -95,7 +95,9 @@ class LayerIndex:
     @cached_property
     def found(self) -> list[str]:
         """Prefixes of all possible layers, by names and dtypes of tensors."""
-        return [prefix for prefix in self.suffixes if self._is_layer(prefix)]
+        settings = frozenset(self.weights.loader.config_tensors)
+        possible = (prefix for prefix in self.suffixes if self._is_layer(prefix))
+        return [prefix for prefix in possible if not settings or not settings.issuperset(self.under(prefix))]
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:

@@ -8,6 +8,7 @@ from typing import Any
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.loader import ConfiguredFormat
 from qload.loader.exclusion import Exclusions
+from qload.loader.transforms import TransformRule
 from qload.spec import LayerClaims, Weight
 
 _SHORT = Repr()
@@ -92,6 +93,8 @@ class Claims:
         Remarks on keys that change no weight.
     unused
         Names of tensors without meaning for plain weights.
+    transforms
+        Transforms of layers when they run, by module; the checkpoint stores their matrices.
     """
 
     method: str
@@ -107,6 +110,7 @@ class Claims:
     rules: tuple[ModuleRule, ...] = ()
     notes: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    transforms: tuple[TransformRule, ...] = ()
 
     @property
     def of_layers(self) -> LayerClaims:

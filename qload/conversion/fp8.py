@@ -175,6 +175,8 @@ def plain_item(source: VerifiedCheckpoint, layer: LayerDescription) -> tuple[Out
 def why_not(layer: LayerDescription) -> str | None:
     """Return why compressed-tensors (float-quantized) cannot represent a layer, or None."""
     config, dtype = layer.format.config, layer.dtypes.get("weight")
+    if layer.transforms is not None:
+        return f"it transforms its {layer.transforms} at run time, which {NAME} cannot express"
     if not isinstance(config, Fp8Config):
         return f"{layer.format.weight_type.format} is not FP8 with scales, and convert does not quantize"
     if dtype is not dtypes.float8_e4m3fn:

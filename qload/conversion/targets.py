@@ -178,6 +178,9 @@ class ConversionRequest:
 
     def _read_integers(self, layer: LayerDescription, with_codes: bool = False) -> Integers:
         """Read a layer as integers, with placeholders for its codes if these are not needed."""
+        if layer.transforms is not None:
+            reason = f"it transforms its {layer.transforms} at run time, which {self.to} cannot express"
+            raise RepackError(layer.format.weight_type.format, self.to, reason)
         if layer.format.activations is not None:
             reason = f"its inputs are quantized ({layer.format.activations}), which {self.to} cannot express"
             raise RepackError(layer.format.weight_type.format, self.to, reason)
@@ -271,7 +274,8 @@ def stays_below(weight: Weight, limit: float) -> bool:
 
     False if no bound is known, as for plain weights and for formats with a `dequantize` of their own.
     """
-    if weight.plain or type(weight).dequantize is not Weight.dequantize or not weight.layer.N:
+    is_own = type(weight).dequantize is not Weight.dequantize or weight.low_rank is not None
+    if weight.plain or is_own or not weight.layer.N or weight.layer.transforms is not None:
         return False
     codes = weight.codes()
     if not codes.scales.numel():

@@ -59,6 +59,7 @@ from qload.loader import (
 )
 from qload.loader.description import LayerDescriber
 from qload.loader.exclusion import NOTHING_NAMED
+from qload.loader.transforms import LayerTransforms
 from qload.spec import Role, named
 from qload.spec.weight import TARGET_LOADER, call_upward
 from qload.storage import WeightStorage, metadata_of, parse_json
@@ -499,6 +500,13 @@ def loader_from_claims(
     loader.recognise_by(Recogniser(claims.formats))
     stored = storage.keys() if storage else ()
     loader.config_tensors = tuple(name for name in LEGACY.values() if name in stored)
+    if claims.transforms:
+        if storage is None:
+            reason = f"the transform_config of {claims.file} is of inputs or outputs, by stored matrices"
+            remedy = "open_checkpoint, or the argument storage, reads the matrices"
+            raise UnsupportedFormatError("transforms without their checkpoint", reason, remedy=remedy)
+        loader.transforms = LayerTransforms(claims.transforms, storage)
+        loader.config_tensors += loader.transforms.names
     return loader
 
 

@@ -49,6 +49,7 @@ FIELD_TEXT = re.compile(r"(?P<suffixes>\S+)(?: (?P<dtypes>[\w|]+))?(?: \((?P<axe
 
 COMFY = "ComfyUI runs it; take the model as its authors published it, or its plain safetensors"
 TRANSFORMERS = "transformers loads it where {} is installed, and its dequantize() gives plain weights"
+MODELOPT = "state the quantization_config of its writer, quant_method modelopt with quant_algo {}"
 SOURCE = "qload reads the plain safetensors that it was made from"
 
 
@@ -269,24 +270,27 @@ SIGNATURES = (
     ),
     Signature(
         "ModelOpt's NVFP4_SVD",
-        f"TensorRT-LLM and vLLM load it; {SOURCE}",
+        MODELOPT.format("NVFP4_SVD"),
         "weight_quantizer._svdquant_lora_a floats (R K), weight u8 (N K/2)",
+        unless=("modelopt_nvfp4_extended",),
     ),
     Signature(
         "ModelOpt's NVFP4 with groups of 32",
-        f"TensorRT-LLM loads it; {SOURCE}",
+        MODELOPT.format("W4A8_NVFP4_FP8"),
         "weight_scale_2 f32, weight u8 (N K/2), weight_scale e4m3 (N K/32)",
-        unless=("modelopt_nvfp4",),
+        unless=("modelopt_nvfp4", "modelopt_nvfp4_extended"),
     ),
     Signature(
         "ModelOpt's W4A8_AWQ",
-        f"TensorRT-LLM and vLLM load it; {SOURCE}",
+        MODELOPT.format("W4A8_AWQ"),
         "weight_scale_2 f32, weight u8 (N/2 K), weight_scale floats (N G)",
+        unless=("modelopt_awq",),
     ),
     Signature(
         "ModelOpt's W8A8_SQ_PER_CHANNEL",
-        f"TensorRT-LLM loads it; {SOURCE}",
+        MODELOPT.format("W8A8_SQ_PER_CHANNEL"),
         "pre_quant_scale floats (K), weight i8 (N K), weight_scale floats (N)",
+        unless=("modelopt_int8",),
     ),
     Signature(
         "NVFP4 with swizzled scales",

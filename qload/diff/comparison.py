@@ -39,6 +39,8 @@ def has_packed_codes(weight: Weight) -> bool:
     """Return whether the packed codes of a weight determine its values, with scales and zero points."""
     if weight.plain or type(weight).dequantize is not Weight.dequantize or weight.input_factors is not None:
         return False
+    if weight.low_rank is not None or weight.layer.transforms is not None:
+        return False
     return isinstance(weight.codes().codes, CodesInWords)
 
 
@@ -57,6 +59,8 @@ def same_weight(first: Weight, second: Weight) -> bool:
     If their configs differ, their values are compared.
     """
     ours, theirs = first.fields(), second.fields()
+    if first.layer.transforms != second.layer.transforms:
+        return False
     if (type(first), first.shape, first.activations) != (type(second), second.shape, second.activations):
         return False
     if ours.keys() != theirs.keys() or not all(_equal_tensors(ours[name], theirs[name]) for name in ours):

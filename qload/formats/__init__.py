@@ -19,6 +19,7 @@ from qload.formats import (
     marlin,
     mlx,
     modelopt_awq,
+    modelopt_int8,
     mx,
     nvfp4,
     unquantized,
@@ -41,8 +42,15 @@ from qload.formats.gptq import GPTQConfig, GPTQWeight
 from qload.formats.marlin import Marlin24Config, Marlin24Weight, MarlinConfig, MarlinWeight
 from qload.formats.mlx import MLXConfig, MLXFloatConfig, MLXFloatWeight, MLXWeight
 from qload.formats.modelopt_awq import ModelOptAWQConfig, ModelOptAWQWeight
+from qload.formats.modelopt_int8 import ModelOptInt8Config, ModelOptInt8Weight
 from qload.formats.mx import CTMXFP4Weight, MXFP4Config, MXFP4ExpertsWeight, MXFP8Config, MXFP8Weight
-from qload.formats.nvfp4 import CTNVFP4Weight, ModelOptNVFP4Weight, NVFP4Config
+from qload.formats.nvfp4 import (
+    CTNVFP4Weight,
+    ModelOptNVFP4ExtendedConfig,
+    ModelOptNVFP4ExtendedWeight,
+    ModelOptNVFP4Weight,
+    NVFP4Config,
+)
 from qload.formats.unquantized import UnquantizedConfig, UnquantizedWeight
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, Weight
@@ -60,6 +68,7 @@ MODULES = (
     nvfp4,
     mx,
     modelopt_awq,
+    modelopt_int8,
     gguf,
     mlx,
 )
@@ -131,6 +140,10 @@ __all__ = [
     "MarlinWeight",
     "ModelOptAWQConfig",
     "ModelOptAWQWeight",
+    "ModelOptInt8Config",
+    "ModelOptInt8Weight",
+    "ModelOptNVFP4ExtendedConfig",
+    "ModelOptNVFP4ExtendedWeight",
     "ModelOptNVFP4Weight",
     "NVFP4Config",
     "UnquantizedConfig",

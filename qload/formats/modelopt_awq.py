@@ -5,12 +5,15 @@ On disk, for a layer of K inputs and N outputs, group size g:
     weight           uint8             (N/2, K)  two outputs a byte, the even one in the low bits
     weight_scale     fp32, bf16, fp16  (N, K/g)
     pre_quant_scale  bf16, fp16, fp32  (K,)      factors of the inputs; optional
+    weight_scale_2   fp32              ()        W4A8_AWQ alone: see below
+    input_scale      fp32              ()        of the activations, W4A8_AWQ alone; optional
 
     w[n, k] = weight_scale[n, k / g] * code[n, k],   -8 <= code < 8
     y = (x * pre_quant_scale) @ w.T
 
 The scale of the inputs is not part of w: `dequantize` ignores it, and `get_linear` applies it, as ModelOpt
 does. For q, k, v, gate and up projections ModelOpt folds it into the preceding norm, and stores none.
+W4A8_AWQ is the same for FP8 inputs; its second scale is the step of FP8 weights within a kernel, no factor.
 Source: modelopt 0.47.0, bit-equal to it.
 """
 
@@ -40,12 +43,15 @@ class ModelOptAWQConfig(spec.Grouped, spec.Config):
         described.
     scaled_inputs
         Whether `pre_quant_scale` is stored; None: optional.
+    fp8_inputs
+        Whether the layer is one of W4A8_AWQ, with a second scale and a scale of the activations.
     """
 
     name: ClassVar[str] = "modelopt_awq"
 
     group_size: int = 0
     scaled_inputs: bool | None = None
+    fp8_inputs: bool = False
 
     def __post_init__(self) -> None:
         if self.group_size != 0:
@@ -58,6 +64,7 @@ class ModelOptAWQConfig(spec.Grouped, spec.Config):
 
     def for_layer(self, headers: spec.LayerHeaders) -> ModelOptAWQConfig:
         """Read an unknown group size from the shape of the scales; ShapeError if it has none."""
+        headers.check_single(("weight_scale_2", "input_scale"))
         sizes = headers.sizes(ModelOptAWQWeight.tensors(self))
         K = sizes["K"]
         if self.group_size:
@@ -84,12 +91,15 @@ class ModelOptAWQWeight(spec.Weight):
         (N, K / g), fp32, bf16 or fp16.
     pre_quant_scale
         Factors of the inputs: (K,), bf16, fp16 or fp32; None: nothing.
+    input_scale
+        Of the activations, W4A8_AWQ alone: () or (1,), or one per fused part, fp32; None: not stored.
     """
 
     config: ModelOptAWQConfig
     weight: Tensor
     weight_scale: Tensor
     pre_quant_scale: Tensor | None = None
+    input_scale: Tensor | None = None
 
     format: ClassVar[str] = "modelopt_awq"
     example: ClassVar[ModelOptAWQConfig] = ModelOptAWQConfig(128)
@@ -98,12 +108,17 @@ class ModelOptAWQWeight(spec.Weight):
     def tensors(cls, config: ModelOptAWQConfig) -> tuple[TensorSpec, ...]:
         """Declare the tensors; layers are fused only with equal factors of the inputs."""
         optional = config.scaled_inputs is None
-        specs = (
+        factors = TensorSpec("pre_quant_scale", FLOATS, "K", Role.SCALE, fact=True, optional=optional)
+        of_fp8_inputs = (
+            TensorSpec("weight_scale_2", (dtypes.float32,), "P", Role.SCALE, spent=True),
+            TensorSpec("input_scale", (dtypes.float32,), "P", Role.SCALE, optional=True, divides=True),
+        )
+        return (
             TensorSpec("weight", (dtypes.uint8,), "N/2 K", Role.WORD),
             TensorSpec("weight_scale", FLOATS, f"N {config.groups_axis}", Role.SCALE),
-            TensorSpec("pre_quant_scale", FLOATS, "K", Role.SCALE, fact=True, optional=optional),
+            *(() if config.scaled_inputs is False else (factors,)),
+            *(of_fp8_inputs if config.fp8_inputs else ()),
         )
-        return specs[:2] if config.scaled_inputs is False else specs
 
     @property
     def input_factors(self) -> Tensor | None:

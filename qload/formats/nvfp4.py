@@ -18,6 +18,16 @@ and by ModelOpt, with the inverse as second scale:
 
     w[n, k] = e2m1[code] * (weight_scale[n, k / 16] * weight_scale_2)
 
+Some algorithms of ModelOpt have more (`ModelOptNVFP4ExtendedWeight`): factors of the inputs (NVFP4_AWQ), a
+low-rank term (NVFP4_SVD), or groups of 32 inputs (W4A8_NVFP4_FP8):
+
+    pre_quant_scale                     bf16, fp16, fp32  (K,)
+    weight_quantizer._svdquant_lora_a   bf16, fp16, fp32  (R, K)
+    weight_quantizer._svdquant_lora_b   bf16, fp16, fp32  (N, R)
+
+    w[n, k] = e2m1[code] * (weight_scale[n, k / g] * weight_scale_2) + (lora_b @ lora_a)[n, k]
+    y = (x * pre_quant_scale) @ w.T
+
 Fused parts keep one second scale each. Source: compressed-tensors 0.20.0 and modelopt 0.47.0,
 bit-equal to both (to the first after one rounding).
 """
@@ -26,16 +36,19 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 from qload import dtypes, spec
+from qload.errors import ArgumentError
 from qload.layouts import NibblePairs, fp4
 from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
 
 E4M3FN, GROUP = dtypes.float8_e4m3fn, 16
+FLOATS = (dtypes.float32, dtypes.bfloat16, dtypes.float16)
+LOW_RANK = ("weight_quantizer._svdquant_lora_a", "weight_quantizer._svdquant_lora_b")
 SECOND = ("weight_global_scale", "input_global_scale", "weight_scale_2", "input_scale")
 
 
@@ -85,10 +98,10 @@ def both_scales(scales: Tensor, second: Tensor, parts: Sequence[int], *, divides
     return scales.float() / column if divides else scales.float() * column
 
 
-def _tensors(packed: str, second: str, inputs: str) -> tuple[TensorSpec, ...]:
+def _tensors(packed: str, second: str, inputs: str, group_size: int = GROUP) -> tuple[TensorSpec, ...]:
     return (
         TensorSpec(packed, (dtypes.uint8,), "N K/2", Role.WORD),
-        TensorSpec("weight_scale", (E4M3FN,), f"N K/{GROUP}", Role.SCALE),
+        TensorSpec("weight_scale", (E4M3FN,), f"N K/{group_size}", Role.SCALE),
         TensorSpec(
             second, (dtypes.float32,), "P", Role.SCALE, divides=True
         ),  # it divides, or is the inverse of a divisor
@@ -170,10 +183,118 @@ class ModelOptNVFP4Weight(_NVFP4Weight):
         return self.weight, both_scales(self.weight_scale, second, parts, divides=False)
 
 
+@dataclass(frozen=True)
+class ModelOptNVFP4ExtendedConfig(NVFP4Config):
+    """Config of ModelOpt's further kinds of NVFP4; ArgumentError for another group size.
+
+    Attributes
+    ----------
+    group_size
+        Inputs that share a scale: 16 or 32.
+    low_rank
+        Whether the factors of a low-rank term are stored.
+    scaled_inputs
+        Whether `pre_quant_scale` is stored; None: optional.
+    """
+
+    name: ClassVar[str] = "modelopt_nvfp4_extended"
+
+    group_size: int = GROUP
+    low_rank: bool = False
+    scaled_inputs: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.group_size not in (GROUP, 2 * GROUP):
+            raise ArgumentError(f"{self.name}: group_size", "16 or 32", str(self.group_size))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ModelOptNVFP4ExtendedWeight(_NVFP4Weight):
+    """An NVFP4 layer of ModelOpt with factors of the inputs, a low-rank term or groups of 32.
+
+    w[n, k] = e2m1[code] * (weight_scale[n, k / g] * weight_scale_2) + (lora_b @ lora_a)[n, k]; y = (x *
+    pre_quant_scale) @ w.T. `get_linear` computes y, `dequantize` w alone, with sums in float64. Source: the
+    export of modelopt.
+
+    Attributes
+    ----------
+    weight, weight_scale, weight_scale_2, input_scale
+        See `ModelOptNVFP4Weight`.
+    pre_quant_scale
+        Factors of the inputs: (K,), bf16, fp16 or fp32; None: nothing.
+    lora_a, lora_b
+        Factors of the low-rank term: (R, K) and (N, R), bf16, fp16 or fp32; None: no term.
+    """
+
+    config: ModelOptNVFP4ExtendedConfig
+    weight: Tensor
+    weight_scale: Tensor
+    weight_scale_2: Tensor
+    input_scale: Tensor | None = None
+    pre_quant_scale: Tensor | None = None
+    lora_a: Tensor | None = None
+    lora_b: Tensor | None = None
+
+    format: ClassVar[str] = "modelopt_nvfp4_extended"
+    example: ClassVar[NVFP4Config] = ModelOptNVFP4ExtendedConfig(low_rank=True)
+
+    @classmethod
+    def tensors(cls, config: NVFP4Config) -> tuple[TensorSpec, ...]:
+        """Declare the tensors; layers are fused only with equal facts, and so not with low-rank terms."""
+        assert isinstance(config, ModelOptNVFP4ExtendedConfig)
+        optional = config.scaled_inputs is None
+        factors = TensorSpec("pre_quant_scale", FLOATS, "K", Role.SCALE, fact=True, optional=optional)
+        terms = (
+            TensorSpec("lora_a", FLOATS, "R K", Role.SCALE, stored=LOW_RANK[0], fact=True, signed=True),
+            TensorSpec("lora_b", FLOATS, "N R", Role.SCALE, stored=LOW_RANK[1], signed=True),
+        )
+        return (
+            *_tensors("weight", "weight_scale_2", "input_scale", config.group_size),
+            *(() if config.scaled_inputs is False else (factors,)),
+            *(terms if config.low_rank else ()),
+        )
+
+    @property
+    def input_factors(self) -> Tensor | None:
+        """Factors of the inputs (K,), `pre_quant_scale`; None: no factors."""
+        return self.pre_quant_scale
+
+    @property
+    def low_rank(self) -> tuple[Tensor, Tensor] | None:
+        """Factors of the low-rank term, `lora_a` and `lora_b`; None without the term."""
+        return None if self.lora_a is None or self.lora_b is None else (self.lora_a, self.lora_b)
+
+    def without_low_rank(self) -> Self:
+        """Weight of the codes alone, over the same memory."""
+        config = replace(self.config, low_rank=False)
+        return replace(self, config=config, lora_a=None, lora_b=None)
+
+    def packed_and_scales(self) -> tuple[Tensor, Tensor]:
+        """Return bytes, and scales multiplied by the second scale in float32."""
+        second, parts = self.weight_scale_2, self.layer.parts
+        return self.weight, both_scales(self.weight_scale, second, parts, divides=False)
+
+    def codes(self) -> spec.Codes:
+        """Return the codes, their values, the product of both scales, and the low-rank term."""
+        groups = torch.arange(self.layer.K, device=self.device) // self.config.group_size
+        return replace(super().codes(), k_group=groups, low_rank=self.low_rank)
+
+    @classmethod
+    def sample_facts(cls, config: Any, sizes: dict[str, int]) -> dict[str, Tensor]:
+        """Input factors and A of the low-rank term for `sizes`, powers of two, if `config` has them."""
+        K, facts = sizes["K"], {}
+        if config.scaled_inputs:
+            facts["pre_quant_scale"] = 2.0 ** (torch.arange(K) % 3 - 1)
+        if config.low_rank:
+            sizes["R"] = 2
+            facts["lora_a"] = 2.0 ** (torch.arange(2 * K) % 5 - 2).reshape(2, K)
+        return facts
+
+
 def dialects(formats: tuple[ConfiguredFormat, ...]) -> tuple[ConfiguredFormat, ...]:
     """Both dialects of NVFP4."""
-    return tuple(ConfiguredFormat(weight_type, NVFP4Config()) for weight_type in FORMATS)
+    return tuple(ConfiguredFormat(weight_type, NVFP4Config()) for weight_type in FORMATS[:2])
 
 
-FORMATS = (CTNVFP4Weight, ModelOptNVFP4Weight)
+FORMATS = (CTNVFP4Weight, ModelOptNVFP4Weight, ModelOptNVFP4ExtendedWeight)
 METHODS = ()  # read by detect.methods

@@ -19,6 +19,7 @@ from qload.kernels.experts_function import routed
 from qload.kernels.plans import quantizes
 from qload.kernels.products import NARROW
 from qload.spec import Weight, outputs, ranges
+from qload.spec.transforms import BlockTransform
 
 UNIT = 2.0**-24
 TINY = torch.finfo(torch.float32).tiny
@@ -152,6 +153,8 @@ def of_linear(
     dequantized in slices. `bias` (N,), `activations` and `maximum` as `Weight.get_linear` has them.
     `converted`: whether the kernel's scales were rounded to the type of x before.
     """
+    if weight.layer.transforms is not None:
+        return _of_transformed(x, weight, bias, activations, converted)
     steps, more, cut = 2 + (weight.input_factors is not None), 0.0, False
     if converted:
         half = torch.finfo(x.dtype).eps / 2
@@ -160,10 +163,11 @@ def of_linear(
         steps += 3  # a scale of the inputs, one of the weight, a zero point
         cut = x.is_cuda and weight.activations.type == "float" and x.dtype in NARROW
     taken = list(_inputs(x, weight, activations, maximum))
+    coded = weight.without_low_rank() if quantizes(weight, activations) else weight
     value = torch.empty(x.shape[0], weight.layer.N, dtype=torch.float64, device=x.device)
     error = torch.empty_like(value)
     for start, stop in ranges(weight, max(1, SLICE // max(1, weight.layer.K))):
-        matrix = outputs(weight, start, stop).dequantize()
+        matrix = outputs(coded, start, stop).dequantize()
         for inputs, rows in taken:
             here = slice(max(start, rows.start), min(stop, rows.stop))
             if here.start < here.stop:
@@ -173,7 +177,45 @@ def of_linear(
                 value[:, here], error[:, here] = made.value, made.error
                 if cut:
                     error[:, here] += cut_off(inputs.value, own)
-    return Bounded(value, error)
+    if coded is weight or weight.low_rank is None:
+        return Bounded(value, error)
+    (inputs, _), (down, up) = next(_inputs(x, weight, "unquantized", None)), weight.low_rank
+    return Bounded(value, error) + product(product(inputs, down, steps=STEPS), up)
+
+
+def _of_transformed(
+    x: Tensor, weight: Weight, bias: Tensor | None, activations: Activations, converted: bool
+) -> Bounded:
+    """`of_linear` of a layer with transforms: turned inputs, the product with codes, turned outputs."""
+    transforms, coded = weight.layer.transforms, weight.without_transforms()
+    assert transforms is not None
+    half = torch.finfo(x.dtype).eps / 2
+    rows, more = exact(x), half * (1 + half) if converted else 0.0
+    if transforms.inputs is not None:
+        rows = turn_blocks(rows, transforms.inputs).rounded_to(x.dtype)
+    if coded.input_factors is not None:
+        rows = rows * exact(coded.input_factors)
+    inputs = [(rows, slice(0, weight.layer.N))]
+    if quantizes(coded, activations):
+        inputs = [(made.rounded_to(x.dtype), columns) for made, columns in _as_declared(rows, coded)]
+    matrix, added = coded.dequantize(), bias if transforms.outputs is None else None
+    parts = [
+        product(made, matrix[n], None if added is None else added[n], x.dtype, steps=STEPS, more=more)
+        for made, n in inputs
+    ]
+    y = Bounded(torch.cat([part.value for part in parts], -1), torch.cat([part.error for part in parts], -1))
+    if transforms.outputs is None:
+        return y
+    y = turn_blocks(y.rounded_to(x.dtype), transforms.outputs)
+    return y if bias is None else y + exact(bias)
+
+
+def turn_blocks(x: Bounded, transform: BlockTransform) -> Bounded:
+    """Turn values in blocks, with sums in float32."""
+    blocks = Bounded(*(part.reshape(-1, transform.size) for part in (x.value, x.error)))
+    made = product(blocks, torch.from_numpy(transform.signs.T).to(x.value.device))
+    scaled = made * exact(torch.tensor(1 / sqrt(transform.size), device=x.value.device))
+    return Bounded(scaled.value.reshape(x.value.shape), scaled.error.reshape(x.value.shape))
 
 
 def _inputs(

@@ -37,6 +37,7 @@ from qload.kernels.plans import (
     known,
     multiply,
     multiply_in_torch,
+    multiply_transformed,
     signature_of,
     wants_gradients,
     with_tensors,
@@ -280,7 +281,7 @@ class LinearCall:
     signature
         Shared by all layers like this one.
     key
-        Key of the signature for `qload::linear`; empty if `maximum` is a function.
+        Key of the signature for `qload::linear`; empty if `maximum` is a function, and with transforms.
     """
 
     def __init__(
@@ -289,9 +290,11 @@ class LinearCall:
         self.blueprint = without_tensors(weight)
         self.activations: Activations = activations
         self.maximum: Maximum = maximum
+        transforms, how = weight.layer.transforms, (activations, maximum)
+        self._coded = None if transforms is None else LinearCall(weight.without_transforms(), *how)
         self.signature = signature_of(weight, activations, maximum)
         self.names = self.signature.names
-        self.key = "" if callable(maximum) else self.signature.key
+        self.key = "" if callable(maximum) or transforms else self.signature.key
         self._N, self._K = weight.shape
         self._notice = dtypes.Notice()
         self.forget()
@@ -309,6 +312,8 @@ class LinearCall:
         # One attribute, as threads share it.
         self._planned: tuple[tuple[Any, ...], Callable[..., bool], Plan | None] = (), bool, None
         self._kept = KeptRows()
+        if self._coded is not None:
+            self._coded.forget()
 
     def __call__(self, x: Tensor, tensors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
         """(..., K) -> (..., N), in x's dtype; `tensors`: one for each of `names`.
@@ -317,6 +322,8 @@ class LinearCall:
         """
         if type(x) not in PLAIN_TENSORS or type(bias) not in PLAIN_BIASES:
             check_tensors(self.blueprint, x, bias)
+        if self._coded is not None:
+            return self._multiply_transformed(x, tensors, bias)
         if self.signature.plain and is_plain_call(x, tensors[0], bias, self._N, self._K):
             return functional.linear(x, tensors[0], bias)
         if torch.compiler.is_compiling():
@@ -340,6 +347,15 @@ class LinearCall:
             self._planned = seen, guard(operands), plan
         made = None if plan is None else plan.multiply(x, bias, tensors)
         return self._multiply(x, tensors, bias, declined=plan is not None) if made is None else made
+
+    def _multiply_transformed(self, x: Tensor, tensors: Sequence[Tensor], bias: Tensor | None) -> Tensor:
+        """Product of a layer with transforms, by a call of the layer without them."""
+        transforms, coded = self.blueprint.layer.transforms, self._coded
+        assert transforms is not None
+        assert coded is not None
+        if not torch.compiler.is_compiling():
+            check(x, self.typed(tensors), bias)
+        return multiply_transformed(x, transforms, bias, lambda turned, added: coded(turned, tensors, added))
 
     def _multiply(
         self, x: Tensor, tensors: Sequence[Tensor], bias: Tensor | None, declined: bool = False

@@ -15,7 +15,7 @@ device and dtypes of the last call, and leaves the rest to `multiply`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any, Protocol
@@ -30,6 +30,7 @@ from qload.kernels.cpu import KeptRows
 from qload.kernels.cuda.linear import OPERATORS, CudaPlan, plan_of
 from qload.kernels.declared import Activations, Maximum
 from qload.spec import ActivationScheme, Weight, can_cut, outputs
+from qload.spec.transforms import Transforms
 
 WIDE = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # dtypes of x
 PLAIN, DEQUANTIZED, QUANTIZED = "torch's product", "dequantize, then torch's product", "quantized inputs"
@@ -116,12 +117,23 @@ def product(
     """(M, K) -> (M, N) in x's dtype, of inputs quantized as declared, or by a dequantized weight.
 
     The caller has checked the rest with `declared.check`. `narrow`: dtype of both sides of the product, if
-    not that of x. `kept`: rows of a CPU's earlier calls.
+    not that of x. `kept`: rows of a CPU's earlier calls. A low-rank term multiplies inputs before they are
+    quantized, as in ModelOpt.
     """
+    if weight.layer.transforms is not None:
+        stored, how = weight.without_transforms(), (activations, maximum, narrow)
+        return multiply_transformed(
+            x, weight.layer.transforms, bias, lambda turned, added: product(turned, stored, added, *how)
+        )
     if not quantizes(weight, activations):
         return products.multiply(x, weight, bias, weight.input_factors, narrow)
     factors = weight.input_factors
     scaled_x = x if factors is None else x.to(torch.promote_types(x.dtype, torch.float32)) * factors.float()
+    if weight.low_rank is not None:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        coded = product(wide, weight.without_low_rank(), bias, activations, maximum, narrow or x.dtype)
+        down, up = (factor.to(wide.dtype) for factor in weight.low_rank)
+        return (coded + scaled_x.to(wide.dtype) @ down.T @ up.T).to(x.dtype)
     parts = [
         _multiply_part(
             (x.dtype, narrow or x.dtype), scaled_x, request, weight, rows,
@@ -130,6 +142,25 @@ def product(
         for request, rows in declared.quantization_requests(scaled_x.detach(), weight, maximum)
     ]  # fmt: skip
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+
+def multiply_transformed(
+    x: Tensor,
+    transforms: Transforms,
+    bias: Tensor | None,
+    multiply_coded: Callable[[Tensor, Tensor | None], Tensor],
+) -> Tensor:
+    """(..., K) -> (..., N) in x's dtype: turned inputs, the product with codes as stored, turned outputs.
+
+    Transforms have sums in float32 and one rounding each.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    if transforms.inputs is not None:
+        x = transforms.inputs.apply(x.to(wide)).to(x.dtype)
+    if transforms.outputs is None:
+        return multiply_coded(x, bias)
+    y = transforms.outputs.apply(multiply_coded(x, None).to(wide))
+    return (y if bias is None else y + bias).to(x.dtype)
 
 
 def _multiply_part(

@@ -35,6 +35,7 @@ from qload.spec import (
     Weight,
     named,
 )
+from qload.spec.transforms import Transforms
 from qload.storage import TensorInfo
 
 MAX_DESCRIPTIONS = 1 << 12  # cached; a hostile checkpoint may have no two equal layers
@@ -152,6 +153,8 @@ class LayerDescription:
         Shares of the layer by request, common to equal layers.
     contradiction
         Error that loads raise; None without one.
+    transforms
+        Transforms of inputs and outputs when the layer runs; None without any.
     """
 
     prefix: str
@@ -165,6 +168,7 @@ class LayerDescription:
     dialect: str | None = None
     cuts: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     contradiction: QloadError | None = field(default=None, compare=False)
+    transforms: Transforms | None = field(default=None, repr=False)
 
     @property
     def N(self) -> int:
@@ -369,6 +373,7 @@ def check_alike(layers: Sequence[LayerDescription]) -> None:
                 *configs_apart(first.format.config, other.format.config),
             ),
             ("parts of a fused layer quantize inputs apart", *_schemes(first, other)),
+            ("parts of a fused layer differ in transforms", first.transforms, other.transforms),
         ):
             if a != b:
                 raise _differ(first, other, what, a, b)

@@ -25,6 +25,7 @@ from qload.loader.exclusion import NOTHING_NAMED, Exclusions, NamedModules
 from qload.loader.layer_values import LayerDecisions, check_scales
 from qload.loader.sharding import Share, join_parts, read_part, read_tensor, rectangles, shares_of
 from qload.loader.source import Rectangle, TensorSource
+from qload.loader.transforms import LayerTransforms
 from qload.spec import Layer, LayerClaims, Weight
 
 NOTHING = Exclusions()
@@ -49,6 +50,8 @@ class FormatLoader(WeightsLoader):
     ----------
     named
         Modules that the config lists by name as quantized: a plain one gets a note.
+    transforms
+        Transforms of layers when they run; None without any.
     logged
         Logged schemes of inputs; loaders of one checkpoint may share the set.
     """
@@ -60,6 +63,7 @@ class FormatLoader(WeightsLoader):
         self.formats = formats
         self.exclusions = exclusions
         self.named: NamedModules = NOTHING_NAMED
+        self.transforms: LayerTransforms | None = None
         self.dialects: DialectRecogniser | None = None
         self._describer: LayerDescriber | None = None
         self._decisions: LayerDecisions | None = None
@@ -97,15 +101,20 @@ class FormatLoader(WeightsLoader):
                 f"{layer.format.weight_type.format}: {', '.join(spec.name for spec in layer.specs)}",
                 f"remedy   {self.exclusions.remedy(entry)}",
             )
-        return self._add_note(layer) if self.named.keys else layer
+        layer = self._add_note(layer) if self.named.keys else layer
+        return layer if self.transforms is None else self.transforms.add_to(layer)
 
     def names_alike(self, first: str, other: str) -> bool:
         """Return whether the config treats the layers `first` and `other` alike, by their names."""
-        if type(self).describe is not FormatLoader.describe:
+        if type(self).describe is not FormatLoader.describe or not self._transforms_alike(first, other):
             return False
         if not self.exclusions.names and not self.named.keys and type(self.exclusions) is Exclusions:
             return True
         return self._entries(first) == self._entries(other)
+
+    def _transforms_alike(self, first: str, other: str) -> bool:
+        """Return whether no transforms apply to two layers; each may have a matrix of its own."""
+        return self.transforms is None or not any(map(self.transforms.rules_of, (first, other)))
 
     def _entries(self, prefix: str) -> tuple[bool, Any]:
         """Entries of the config for a layer: True if excluded, and the key that lists it as quantized."""
@@ -273,6 +282,7 @@ class PlannedShares:
                 "name": ", ".join(layers),
                 "origin": None,
                 "activations": first.layer.format.activations,
+                "transforms": first.layer.transforms,
             }
         )
         spent: dict[str, Tensor] = {}

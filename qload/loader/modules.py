@@ -76,6 +76,8 @@ class ModuleLoader(FormatLoader):
         """Return whether one loader reads the layers `first` and `other`, and treats them alike."""
         if type(self).describe is not ModuleLoader.describe or self._entries(first) != self._entries(other):
             return False
+        if not self._transforms_alike(first, other):
+            return False
         try:
             loaders = self.chosen(first), self.chosen(other)
         except (MismatchError, ConfigError):
@@ -95,7 +97,8 @@ class ModuleLoader(FormatLoader):
                 if layer.format.weight_type.plain:
                     return layer  # a plain layer has one meaning
             raise error from None
-        return self._add_note(loader.describe(weights, prefix))
+        layer = self._add_note(loader.describe(weights, prefix))
+        return layer if self.transforms is None else self.transforms.add_to(layer)
 
     def for_rules(self) -> Self:
         """The same loader for rules, with the loaders of all modules."""

@@ -327,6 +327,10 @@ def _check_cuts(
                 name, block, why = _binding(layer, dim)
                 lawful = _lawful(layer, dim, *span[:2]) if span else ()
                 raise CutError(name, dim, size, place, block, why, span and span[2], lawful)
+        if place % _transform_step(layer, dim):
+            name, block, why = _binding(layer, dim)
+            lawful = _lawful(layer, dim, *span[:2]) if span else ()
+            raise CutError(name, dim, size, place, block, why, span and span[2], lawful)
 
 
 def _binding_axes(layer: LayerDescription, dim: str) -> list[Axis]:
@@ -348,8 +352,16 @@ def granule(layer: LayerDescription, dim: str) -> int:
     return _binding(layer, dim)[1]
 
 
+def _transform_step(layer: LayerDescription, dim: str) -> int:
+    """Step of cuts between the blocks of a transform."""
+    return 1 if layer.transforms is None else layer.transforms.step(dim)
+
+
 def _binding(layer: LayerDescription, dim: str) -> tuple[str, int, str]:
-    """Tensor with the largest step along a dimension, step of all tensors, and declaration of that tensor."""
+    """Tensor with the largest step along a dimension, step of all cuts, and the reason for it.
+
+    The reason is the declaration of the tensor, or a transform with larger blocks.
+    """
     bound = [
         (axis.step(dim, layer.sizes), spec)
         for spec in layer.specs
@@ -361,7 +373,10 @@ def _binding(layer: LayerDescription, dim: str) -> tuple[str, int, str]:
     never = [spec for block, spec in bound if not block]
     spec = never[0] if never else max(bound, key=lambda pair: pair[0])[1]
     block = 0 if never else lcm(*(block for block, _ in bound))
-    return layer.names.full(spec.name), block, f"as {spec.name} is ({', '.join(spec.text.split())})"
+    step, why = _transform_step(layer, dim), f"as {spec.name} is ({', '.join(spec.text.split())})"
+    if block and step > block:
+        why = f"as the layer transforms its {layer.transforms}"
+    return layer.names.full(spec.name), lcm(block, step), why
 
 
 def _lawful(layer: LayerDescription, dim: str, start: int, stop: int) -> tuple[int, ...]:

@@ -20,10 +20,12 @@ from qload.spec.weight import Weight
 
 def output_step(weight: Weight) -> int:
     """Step of valid slices along outputs; the end is always valid; 0: no slice is valid."""
-    sizes = {"N": weight.layer.N, "K": weight.layer.K}
+    sizes, transforms = {"N": weight.layer.N, "K": weight.layer.K}, weight.layer.transforms
     steps = [
         axis.step("N", sizes) for spec in _stored_specs(weight) for axis in spec.places if axis.follows("N")
     ]
+    if transforms is not None:
+        steps.append(transforms.step("N"))
     return lcm(*steps) if all(steps) else 0
 
 

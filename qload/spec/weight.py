@@ -28,7 +28,7 @@ from qload.errors import (
 from qload.lazy_torch import Tensor, torch
 from qload.spec.activations import ActivationScheme
 from qload.spec.axis import PARTS, Axis
-from qload.spec.casts import check_float, check_out
+from qload.spec.casts import check_float, check_out, rounded
 from qload.spec.tensor import (
     Fact,
     Names,
@@ -40,6 +40,9 @@ from qload.spec.tensor import (
     named,
     solve,
 )
+from qload.spec.transforms import Transforms
+
+LOW_RANK_ELEMENTS = 1 << 22  # elements of a weight with its low-rank term in float64 at once
 
 
 class Grouped:
@@ -299,6 +302,9 @@ class Layer:
         Config before repacking, for `restore`; None for a weight as stored.
     activations
         Quantization of the inputs; its stored scale is a field of the weight. None: inputs are not quantized.
+    transforms
+        Transforms of inputs and outputs when the layer runs; codes are of the transformed weight. None: no
+        transforms.
     """
 
     parts: tuple[int, ...]
@@ -307,6 +313,7 @@ class Layer:
     name: str = ""
     origin: Config | None = None
     activations: ActivationScheme | None = None
+    transforms: Transforms | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -354,7 +361,12 @@ class Codes(CodeValues):
         Factor of each output in the same place, (N, 1); None: no such factors.
     offsets
         Offsets, shaped like the scales, for formats that subtract after the products; None: no offsets.
+    low_rank
+        Factors A (R, K) and B (N, R) of a term B @ A, added to the product of codes and scales; None: no such
+        term.
     """
+
+    low_rank: tuple[Tensor, Tensor] | None = None
 
     def plain(self) -> Tensor:
         """Codes as numbers (N, K), of an integer dtype."""
@@ -363,7 +375,8 @@ class Codes(CodeValues):
     def dequantize(self, dtype: DtypeLike = dtypes.float32, out: Tensor | None = None) -> Tensor:
         """Weight (N, K): integer difference, times (divided by) scale, times factor, less offset, in float32.
 
-        Rounded once to `dtype`, or to the dtype of `out`, a tensor to write to.
+        Rounded once to `dtype`, or to the dtype of `out`, a tensor to write to. A low-rank term is summed and
+        added in float64, and the sum is rounded to float32 first.
         """
         if out is not None:
             check_out(out, tuple(self.codes.shape), self.scales.device)
@@ -371,7 +384,15 @@ class Codes(CodeValues):
             check_float(dtype)
             out = torch.empty(self.codes.shape, dtype=TORCH[dtype], device=self.scales.device)
             out = devices.in_large_pages(out)
-        devices.dequantize(self, out)
+        if self.low_rank is None:
+            devices.dequantize(self, out)
+            return out
+        down, up = (factor.double() for factor in self.low_rank)
+        coded = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+        devices.dequantize(self, coded)
+        step = max(1, LOW_RANK_ELEMENTS // max(1, out.shape[1]))
+        for rows in (slice(start, start + step) for start in range(0, out.shape[0], step)):
+            out[rows] = (coded[rows] + up[rows] @ down).float()
         return out
 
 
@@ -488,6 +509,22 @@ class Weight(ABC):
         """Factors (K,) of the inputs, applied before the weight and not part of it; None without factors."""
         return None
 
+    @property
+    def low_rank(self) -> tuple[Tensor, Tensor] | None:
+        """Factors A (R, K) and B (N, R) of a term B @ A of the weight; None without the term."""
+        return None
+
+    def without_low_rank(self) -> Self:
+        """Weight without its low-rank term, over the same memory."""
+        return self
+
+    def without_transforms(self) -> Self:
+        """Weight in the basis of its codes, without the transforms of its layer, over the same memory."""
+        weight = self.holding({})
+        layer = Layer.unchecked(self.layer.__dict__ | {"transforms": None})
+        object.__setattr__(weight, "layer", layer)
+        return weight
+
     def check_values(self) -> None:
         """Raise ArgumentError, with the name of a tensor, for a weight on device "meta"."""
         for name, tensor in self.fields().items():
@@ -501,11 +538,15 @@ class Weight(ABC):
     def dequantize(self, dtype: DtypeLike = dtypes.float32, out: Tensor | None = None) -> Tensor:
         """Dequantize to (N, K) in float32, the reference, rounded once to any other `dtype`.
 
-        `out`: a tensor (N, K) to write to, in its dtype.
+        Transforms of the layer are undone, with sums in float64. `out`: a tensor (N, K) to write to, in its
+        dtype.
         """
         if out is not None:
             check_out(out, self.shape, self.device, *self.fields().values())
         check_float(dtype)
+        if self.layer.transforms is not None:
+            coded = self.without_transforms().dequantize()
+            return rounded(self.layer.transforms.restore(coded).float(), dtype, out)
         stored = self.stored() if devices.reads_stored(*self.fields().values()) else None
         if stored is not None:
             result = torch.empty(self.shape, dtype=TORCH[dtype], device=self.device) if out is None else out

@@ -126,6 +126,7 @@ CONTRACTS: dict[str, Contract] = {
     "ct_mxfp4": Contract(groups=(32,)),
     "mxfp8": Contract(bits=(8,), groups=(32,)),
     "modelopt_awq": Contract(groups=(128, 32)),
+    "modelopt_int8": EIGHT_BITS,
 }
 
 

@@ -23,6 +23,7 @@ from qload.formats import (
     Marlin24Weight,
     MarlinWeight,
     ModelOptAWQWeight,
+    ModelOptInt8Weight,
     MXFP8Weight,
 )
 from qload.kernel_formats import repack
@@ -45,6 +46,7 @@ STORED = [
     CTMXFP4Weight,
     CTIntWeight,
     ModelOptAWQWeight,
+    ModelOptInt8Weight,
     Marlin24Weight,
     Exl2Weight,
 ]

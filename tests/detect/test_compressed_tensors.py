@@ -197,7 +197,7 @@ def test_a_group_without_weights_is_plain() -> None:
         ),
         ({"sparsity_config": {"format": "sparse-bitmask"}}, "compressed-tensors (sparse-bitmask)"),
         (
-            config(group(GROUP), transform_config={"config_groups": {"R1": {}}}),
+            config(group(GROUP), transform_config={"groups": {}}),
             "compressed-tensors with transforms",
         ),
         (config(group(GROUP, "Conv2d")), "compressed-tensors for Conv2d"),

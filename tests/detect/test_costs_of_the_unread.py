@@ -12,7 +12,13 @@ from torch import Tensor
 
 from qload.checkpoint import layers, open_checkpoint
 from qload.detect import effective_claims, loader_from_config, read_configs
-from qload.errors import ConfigError, MissingTensorError, TwoFormatsError, UnsupportedFormatError
+from qload.errors import (
+    ConfigError,
+    MissingTensorError,
+    QloadError,
+    TwoFormatsError,
+    UnsupportedFormatError,
+)
 from qload.formats import UnquantizedConfig
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
@@ -63,7 +69,7 @@ def saved(folder: Path, config: dict[str, Any] | None, stored: Stored) -> Path:
 MIXED = {
     "quant_method": "modelopt",
     "quant_algo": "MIXED_PRECISION",
-    "quantized_layers": {"up": {"quant_algo": "NVFP4"}, "down": {"quant_algo": "W8A8_SQ_PER_CHANNEL"}},
+    "quantized_layers": {"up": {"quant_algo": "NVFP4"}, "down": {"quant_algo": "W8A16"}},
 }
 NUMBERS = [{"targets": ["up"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}]
 NUMBERS += [{"targets": ["down"], "weights": {"num_bits": 3, "type": "int", "group_size": 16}}]
@@ -84,7 +90,7 @@ UNKNOWN_PACKING = auto_round(
 )
 NVFP4, GPTQ, PACKED = make.nvfp4(), make.gptq(), make.packed()
 COSTS = {
-    "ModelOpt, a table": (MIXED, NVFP4[0], "W8A8_SQ_PER_CHANNEL"),
+    "ModelOpt, a table": (MIXED, NVFP4[0], "W8A16"),
     "ModelOpt, groups": (BY_NUMBERS, NVFP4[0], "int of 3 bits"),
     "compressed-tensors": (UNKNOWN_GROUP, PACKED[0], "turbo-quantized"),
     "AutoRound, a type": (UNKNOWN_EXTRA, GPTQ, "mx_int"),
@@ -138,11 +144,11 @@ def test_where_nothing_else_is_quantized_the_whole_is_refused_by_name(case: str)
 
 
 def test_parts_of_a_fused_layer_that_are_not_read_are_told_apart() -> None:
-    table = {"q_proj": {"quant_algo": "NVFP4"}, "k_proj": {"quant_algo": "NVFP4_SVD"}}
+    table = {"q_proj": {"quant_algo": "NVFP4"}, "k_proj": {"quant_algo": "FP8_PB_REAL"}}
     table["v_proj"] = table["q_proj"]
     loader = loader_from_config({**MIXED, "quantized_layers": table})
 
-    assert "UnreadLoader(modelopt (NVFP4_SVD))" in repr([loader.chosen(part) for part in table])
+    assert "UnreadLoader(modelopt (FP8_PB_REAL))" in repr([loader.chosen(part) for part in table])
 
 
 FLOAT8 = {"bits": 8, "data_type": "fp", "act_bits": 16}
@@ -306,24 +312,33 @@ def test_transforms_of_weights_are_in_the_stored_weights(locations: tuple[str, .
 
 
 @pytest.mark.parametrize(
-    "transforms",
+    ("transforms", "error"),
     [
-        transform("input"),
-        transform("weight_input", "output"),
-        transform("q_attn"),
-        transform(),
-        {"config_groups": {"R1": {"type": "hadamard"}}},
-        {"config_groups": {"R1": "hadamard"}},
-        {"config_groups": {"R1": {"apply": ["weight_input"]}}},
-        {"config_groups": ["R1"]},
-        {"groups": {}, **transform("weight_input")},
-        {"R1": transform("weight_input")},
+        (transform("input"), UnsupportedFormatError),  # without the checkpoint that stores the matrix
+        (transform("weight_input", "output"), UnsupportedFormatError),
+        (transform("q_attn"), UnsupportedFormatError),
+        (transform("residual"), UnsupportedFormatError),
+        ({"groups": {}, **transform("weight_input")}, UnsupportedFormatError),
+        ({"R1": transform("weight_input")}, UnsupportedFormatError),
+        (transform(), ConfigError),
+        ({"config_groups": {"R1": {"type": "hadamard"}}}, ConfigError),
+        ({"config_groups": {"R1": "hadamard"}}, ConfigError),
+        ({"config_groups": {"R1": {"apply": ["weight_input"]}}}, ConfigError),
+        ({"config_groups": ["R1"]}, ConfigError),
     ],
     ids=str,
 )
-def test_transforms_of_anything_else_are_refused(transforms: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedFormatError, match="transform_config"):
+def test_transforms_of_anything_else_are_refused(transforms: dict[str, Any], error: type[QloadError]) -> None:
+    with pytest.raises(error, match="transform_config"):
         loader_from_config(compressed(transform_config=transforms))
+
+
+def test_transforms_of_queries_and_keys_change_no_layer(tmp_path: Path) -> None:
+    layer, want = make.packed()
+    saved(tmp_path, compressed(transform_config=transform("q_attn", "k_cache")), {"up": layer})
+
+    with open_checkpoint(tmp_path) as weights:
+        assert torch.equal(weights.get_weights("up").dequantize(), torch.from_numpy(want.astype(np.float32)))
 
 
 NO_METHOD = {"config_groups": {"group_0": {"targets": ["Linear"], "weights": WEIGHTS}}, "ignore": ["lm_head"]}

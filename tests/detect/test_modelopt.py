@@ -12,7 +12,7 @@ from torch import Tensor
 from qload.checkpoint import open_checkpoint
 from qload.detect import loader_from_config, read_claims, read_configs
 from qload.errors import ConfigError, ExcludedModuleError, MismatchError, UnsupportedFormatError
-from qload.formats import Fp8Config, Fp8Weight, ModelOptAWQConfig
+from qload.formats import Fp8Config, Fp8Weight, ModelOptAWQConfig, ModelOptNVFP4ExtendedConfig
 from qload.loader import FormatLoader
 from qload.storage import MemoryStorage
 from qload.weights import Weights
@@ -80,6 +80,12 @@ def test_modelopt_is_found_in_its_own_file(algorithm: str, weight: str, tmp_path
         ("MXFP8", 0, "mxfp8", None),
         ("W4A16_AWQ", None, "modelopt_awq", ModelOptAWQConfig()),
         ("W4A16_AWQ", 64, "modelopt_awq", ModelOptAWQConfig(64)),
+        ("W4A8_AWQ", 64, "modelopt_awq", ModelOptAWQConfig(64, fp8_inputs=True)),
+        ("NVFP4_AWQ", 16, "modelopt_nvfp4", None),
+        ("NVFP4_SVD", 16, "modelopt_nvfp4_extended", ModelOptNVFP4ExtendedConfig(low_rank=True)),
+        ("W4A8_NVFP4_FP8", 32, "modelopt_nvfp4_extended", ModelOptNVFP4ExtendedConfig(32)),
+        ("W4A8_MXFP4_FP8", 32, "ct_mxfp4", None),
+        ("W8A8_SQ_PER_CHANNEL", None, "modelopt_int8", None),
     ],
 )
 @pytest.mark.parametrize("cache", [None, "NVFP4", {"dynamic": False, "num_bits": 8, "type": "float"}])
@@ -95,10 +101,10 @@ def test_every_algorithm_has_its_format(
 @pytest.mark.parametrize(
     ("values", "what"),
     [
-        ({"quant_algo": "W4A8_AWQ"}, r"W4A8_AWQ"),
-        ({"quant_algo": "NVFP4_AWQ"}, r"NVFP4_AWQ"),
+        ({"quant_algo": "W8A16"}, r"W8A16"),
+        ({"quant_algo": "FP8_PB_REAL"}, r"FP8_PB_REAL"),
         ({"quant_algo": "FP8", "quantized_layers": TABLE}, r"FP8 with quantized_layers"),
-        (mixed({"a": {"quant_algo": "W4A8_AWQ"}}), r"W4A8_AWQ"),
+        (mixed({"a": {"quant_algo": "W8A16"}}), r"W8A16"),
         (mixed({"a": {"quant_algo": "MIXED_PRECISION"}}), r"MIXED_PRECISION"),
         (
             mixed(None, config_groups={"g": group("a", num_bits=8, type="int")}),

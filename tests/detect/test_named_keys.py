@@ -15,7 +15,7 @@ from pydantic import AliasChoices, BaseModel
 from qload.configs import FoundConfig
 from qload.detect import compare_configs, effective_claims, read_claims
 from qload.detect.config_reader import METHODS
-from qload.detect.methods import auto_round, compressed_tensors, modelopt
+from qload.detect.methods import auto_round, comfy, compressed_tensors, modelopt
 from qload.errors import ConfigError, ConfigsDisagreeError, UnsupportedFormatError
 from qload.formats import MODULES, bnb
 from qload.storage import MemoryStorage
@@ -73,7 +73,17 @@ BNB = {
 }  # fmt: skip
 COMPRESSED = {
     "quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed",
-    "ignore": ["head"], "sparsity_config": {"format": "dense"}, "transform_config": {}, "version": "0.12.0",
+    "ignore": ["head"], "sparsity_config": {"format": "dense"}, "version": "0.12.0",
+    "transform_config": {
+        "config_groups": {
+            "u": {
+                "head_dim": 64,
+                "apply": [
+                    {"targets": ["Linear"], "location": "output", "inverse": True, "ignore": ["lm_head"]}
+                ],
+            }
+        }
+    },
     "kv_cache_scheme": None, "modules_to_not_convert": ["head"],
     "config_groups": {
         "group_0": {
@@ -128,6 +138,15 @@ AUTO_ROUND = {
     "quant_method": "auto-round", **ROUNDED, "rotation_config": None, "modules_to_not_convert": ["head"],
     "extra_config": {"model.up": ROUNDED},
 }  # fmt: skip
+COMFY = {
+    "quant_method": "comfyui", "modules_to_not_convert": ["head"],
+    "layers": {
+        "model.up": {
+            "format": "asym_w4a8_int8", "group_size": 16, "convrot_groupsize": 256, "convrot": True,
+            "num_experts": None,
+        }
+    },
+}  # fmt: skip
 EXL2 = {
     "quant_method": "exl2", "version": "0.2", "bits": 4.5, "head_bits": 6, "calibration": {},
     "modules_to_not_convert": ["head"],
@@ -149,6 +168,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "bitsandbytes": BNB,
     "compressed-tensors": COMPRESSED,
     "modelopt": MODELOPT,
+    "comfyui": COMFY,
     "modelopt groups": MODELOPT_GROUPS,
     "mixed": MIXED,
     "auto-round": AUTO_ROUND,
@@ -174,6 +194,7 @@ SAID_AS = {  # names of a key in the errors of a format
         ("config_groups.group_0.weights of", "config_groups.group_0.input_activations of"),
     ),
 }
+NAMES_BELOW = ("config_groups", "dynamic", "extra_config", "quantized_layers", "layers")
 Path = tuple[str, ...]
 
 
@@ -190,17 +211,19 @@ def found(section: Mapping[str, Any]) -> FoundConfig:
 def paths(section: Mapping[str, Any], lead: Path = ()) -> Iterator[Path]:
     """Yield the path of each key at each depth, without names of groups, layers and rules."""
     for key, value in section.items():
-        if not lead or lead[-1] not in ("config_groups", "dynamic", "extra_config", "quantized_layers"):
+        if not lead or lead[-1] not in NAMES_BELOW:
             yield (*lead, key)
         if isinstance(value, dict):
             yield from paths(value, (*lead, key))
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
+            yield from paths(value[0], (*lead, key, "0"))
 
 
 def changed(section: Mapping[str, Any], path: Path, value: Any) -> dict[str, Any]:
     """Return the section with another value at a path."""
     twin = place = deepcopy(dict(section))
     for key in path[:-1]:
-        place = place[key]
+        place = place[int(key)] if isinstance(place, list) else place[key]
     place[path[-1]] = value
     return twin
 
@@ -362,7 +385,7 @@ def aliases(model: type[BaseModel]) -> Iterator[str]:
 
 def test_each_key_of_each_reader_is_in_a_section() -> None:
     known = {path[-1] for section in SECTIONS.values() for path in paths(section)}
-    for module in (*MODULES, compressed_tensors, modelopt, auto_round):
+    for module in (*MODULES, comfy, compressed_tensors, modelopt, auto_round):
         for value in vars(module).values():
             if isinstance(value, type) and issubclass(value, BaseModel) and value is not bnb._State:
                 assert {*aliases(value)} <= known, value

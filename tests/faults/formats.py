@@ -8,6 +8,7 @@ _FP8, _BNB = "qload/formats/fp8.py", "qload/formats/bnb.py"
 _PACK, _INT = "qload/formats/compressed_tensors.py", "qload/formats/compressed_tensors.py"
 _ONE, _AWQ = "qload/formats/compressed_tensors.py", "qload/formats/modelopt_awq.py"
 _FP4, _NV = "qload/layouts/fp4.py", "qload/formats/nvfp4.py"
+_TURNS, _COMFY = "qload/spec/transforms.py", "qload/storage/comfy.py"
 _MATCHING, _NAMES = "qload/configs/matching.py", "qload/loader/exclusion.py"
 
 FAULTS = (
@@ -125,6 +126,67 @@ FAULTS = (
         "awq-inputs-unscaled", "qload/kernels/products.py", "        if factors is None:", "        if True:"
     ),
     Fault("awq-factors-of-the-first", _AWQ, "Role.SCALE, fact=True,", "Role.SCALE,"),
+    Fault("awq-second-scale-stays", _AWQ, '"P", Role.SCALE, spent=True', '"P", Role.SCALE'),
+    Fault("modelopt-int8-zero", "qload/formats/modelopt_int8.py", "ZERO = 128", "ZERO = 127"),
+    Fault(
+        "transform-of-inputs-not-undone",
+        _TURNS,
+        "self.inputs.sums(weight, transposed=True)",
+        "self.inputs.sums(weight)",
+    ),
+    Fault(
+        "transform-inverse-ignored", _TURNS, "matrix.T if transposed else matrix, np.int8", "matrix, np.int8"
+    ),
+    Fault(
+        "transform-scale-of-one-side",
+        _TURNS,
+        "self.outputs.sums(weight.T).T, scale * self.outputs.size",
+        "self.outputs.sums(weight.T).T, self.outputs.size",
+    ),
+    Fault(
+        "transform-cut-within-a-block",
+        "qload/loader/sharding.py",
+        "if place % _transform_step(layer, dim):",
+        "if False:",
+    ),
+    Fault(
+        "transform-outputs-of-bias",
+        "qload/kernels/plans.py",
+        "return (y if bias is None else y + bias).to(x.dtype)",
+        "return (y if bias is None else y - bias).to(x.dtype)",
+    ),
+    Fault(
+        "transform-fused-with-another",
+        "qload/loader/description.py",
+        "first.transforms, other.transforms)",
+        "None, None)",
+    ),
+    Fault("comfy-low-nibble-first", _COMFY, "packed << 4 | packed >> 4", "packed"),
+    Fault("comfy-tiles-by-rows", _COMFY, "tiles.transpose(0, 3, 2, 1, 4)", "tiles.transpose(0, 2, 3, 1, 4)"),
+    Fault("comfy-signed-as-unsigned", _COMFY, "SIGN_BITS = 0x88", "SIGN_BITS = 0"),
+    Fault(
+        "comfy-w4a8-unrounded", "qload/formats/comfy.py", "relative.round().clamp", "relative.floor().clamp"
+    ),
+    Fault(
+        "comfy-awq-offset-subtracted",
+        "qload/formats/comfy.py",
+        "offsets=-self.weight_zeros",
+        "offsets=self.weight_zeros",
+    ),
+    Fault("svd-term-lost", _NV, "k_group=groups, low_rank=self.low_rank", "k_group=groups"),
+    Fault("svd-factors-fused", _NV, "stored=LOW_RANK[0], fact=True", "stored=LOW_RANK[0]"),
+    Fault(
+        "svd-term-rounded-before",
+        "qload/spec/weight.py",
+        "(factor.double() for factor in self.low_rank)",
+        "(factor.float() for factor in self.low_rank)",
+    ),
+    Fault(
+        "svd-term-of-quantized-inputs",
+        "qload/kernels/plans.py",
+        "if weight.low_rank is not None:",
+        "if False:",
+    ),
     Fault("mxfp8-groups-of-16", "qload/formats/mx.py", "device=device) // GROUP", "device=device) // 16 % 2"),
     Fault(
         "fp8-spread-blocks-refused",
@@ -180,8 +242,8 @@ FAULTS = (
     Fault(
         "modelopt-global-divides",
         _NV,
-        "parts, divides=False)",
-        "parts, divides=True)",
+        "return scales.float() / column if divides else scales.float() * column",
+        "return scales.float() / column",
     ),
     Fault(
         "excluded-by-substring",

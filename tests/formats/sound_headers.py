@@ -200,6 +200,21 @@ SOUND = {
         (),
         ({"weight": (4, 64), "weight_scale": (8, 1)}, {"weight": (4, 64), "weight_scale": (8, 0)}),
     ),
+    "modelopt int8": Sound(
+        formats.ModelOptInt8Weight,
+        formats.ModelOptInt8Config(),
+        {"weight": (8, 64), "weight_scale": (8,), "pre_quant_scale": (64,), "input_scale": (1,)},
+        {},
+        ({"scaled_inputs": False},),
+    ),
+    "modelopt nvfp4 extended": Sound(
+        formats.ModelOptNVFP4ExtendedWeight,
+        formats.ModelOptNVFP4ExtendedConfig(low_rank=True),
+        {
+            "weight": (8, 32), "weight_scale": (8, 4), "weight_scale_2": (1,), "pre_quant_scale": (64,),
+            "lora_a": (2, 64), "lora_b": (8, 2),
+        },
+    ),
     "exl2": Sound(
         formats.Exl2Weight,
         formats.Exl2Config(),

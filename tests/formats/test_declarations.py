@@ -35,6 +35,9 @@ CHANGES: dict[str, tuple[Any, ...]] = {
     "K": (1, 128),
     "nested_blocksize": (256,),
     "scaled_inputs": (True, False),
+    "fp8_inputs": (True,),
+    "low_rank": (False,),
+    "codebook": (True, False),
     "compressed": (True,),
     "axes": ("N", "N 1", "1 N"),
 }

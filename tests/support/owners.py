@@ -66,7 +66,7 @@ class Owned:
 
     @property
     def loader(self) -> FormatLoader:
-        return loader_from_config(self.config)
+        return loader_from_config(self.config, MemoryStorage(self.tensors))
 
     @property
     def weight(self) -> Any:
@@ -209,10 +209,13 @@ def check_shares(layer: Owned, folder: Path, world: int) -> None:
     The result does not depend on the storage: with two ranks, the check also reads files.
     """
     config, expected = layer.weight.config, layer.expected
+    turns = layer.config.get("transform_config", {}).get("config_groups", {})
+    block = max((turn["head_dim"] for turn in turns.values()), default=1)  # of inputs and outputs
     for storage in layer.storages(folder) if world == 2 else [MemoryStorage(layer.tensors)]:
         for dim, load in (("N", Weights.get_weights_col), ("K", Weights.get_weights_row)):
             axis = "NK".index(dim) - 2
-            if lawful(config, dim, expected.shape[axis], world, expected.shape[-1]):
+            whole_blocks = expected.shape[axis] % (world * block) == 0
+            if whole_blocks and lawful(config, dim, expected.shape[axis], world, expected.shape[-1]):
                 parts = [load(w, layer.prefix).dequantize() for w in _ranks(storage, layer, world)]
                 whole = torch.cat(parts, axis)
                 assert torch.equal(whole.to(expected.dtype), expected)

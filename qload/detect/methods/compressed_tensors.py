@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeGuard
 from pydantic import Field
 
 from qload import configs
-from qload.configs.matching import MODULE_CLASSES, precedence
+from qload.configs.matching import EMBEDDINGS, LINEAR_CLASS, MODULE_CLASSES, precedence
 from qload.errors import ConfigError, UnsupportedFormatError
 from qload.formats import (
     CTIntConfig,
@@ -42,6 +42,7 @@ from qload.formats import (
 from qload.formats.unquantized import PLAIN
 from qload.loader import ConfiguredFormat
 from qload.loader.exclusion import Exclusions
+from qload.loader.transforms import TransformRule
 from qload.spec import ActivationScheme, LayerClaims
 
 # `dynamic` -> name of the stored scale; "local": the scale of the tensor, applied with dynamic group scales.
@@ -242,6 +243,8 @@ RUNTIME_SCALES = (
     "input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point",
 )  # fmt: skip
 WEIGHT_TRANSFORMS = ("weight_input", "weight_output")  # locations of transforms applied to stored weights
+ONLINE_TRANSFORMS: Mapping[str, Literal["inputs", "outputs"]] = {"input": "inputs", "output": "outputs"}
+ATTENTION_TRANSFORMS = frozenset(("q_attn", "k_cache"))  # of queries and keys alike: no product changes
 CT_KEYS = ("config_groups", "sparsity_config")  # keys of no other method
 MIN_BIT_STREAM_VERSION = (0, 18)  # first version that packs 3, 5, 6 and 7 bits as a stream
 
@@ -254,13 +257,29 @@ class _Group(configs.Entry):
     format: str | None = None
 
 
+class _TransformStep(configs.Entry):
+    targets: configs.NameList
+    location: str
+    inverse: bool = False
+    ignore: configs.NameList | None = None
+
+
+class _TransformScheme(configs.Entry):
+    apply: Annotated[list[_TransformStep], Field(min_length=1)]
+    head_dim: Annotated[int, Field(ge=1)] | None = None
+
+
+class _Transforms(configs.Entry):
+    config_groups: dict[str, _TransformScheme] = Field(default_factory=dict)
+
+
 class _CompressedTensors(configs.Section):
     config_groups: dict[str, _Group] = Field(default_factory=dict)
     format: str | None = None
     ignore: configs.NameList | None = None
     quantization_status: Literal["initialized", "calibration", "frozen", "compressed"] | None = None
     sparsity_config: dict[str, Any] | None = None
-    transform_config: dict[str, Any] | None = None
+    transform_config: _Transforms | None = None
     kv_cache_scheme: dict[str, Any] | None = None
     version: str | None = None
 
@@ -309,6 +328,7 @@ def read_compressed_tensors(source: configs.FoundConfig) -> configs.Claims:
         exclusions=Exclusions(),
         rules=_rules(source, section, formats),
         notes=_notes(section, source),
+        transforms=_transforms(section, source),
     )
 
 
@@ -407,28 +427,58 @@ def _refuse_unsupported(section: _CompressedTensors, source: configs.FoundConfig
         )
     if not section.config_groups and section.sparsity_config is None:
         raise source.error("config_groups", "one or more groups", "none")
-    if section.transform_config and any(section.transform_config.values()):
-        online = sorted(_transform_locations(section.transform_config) - set(WEIGHT_TRANSFORMS))
-        if online:
-            reason = (
-                f"the transform_config of {source.file} transforms inputs or outputs of layers at run time "
-                f"({', '.join(online):.80}), and qload does not"
-            )
-            name = "compressed-tensors with transforms"
-            raise UnsupportedFormatError(name, reason, CT_VARIANTS, "vLLM runs it")
+    keys = set((section.transform_config.model_extra or {}) if section.transform_config else ())
+    known = {*WEIGHT_TRANSFORMS, *ONLINE_TRANSFORMS, *ATTENTION_TRANSFORMS}
+    unknown = sorted((_locations(section) | keys) - known)
+    if 0 < len(ATTENTION_TRANSFORMS & _locations(section)) < len(ATTENTION_TRANSFORMS):
+        unknown = [f"one of {' and '.join(sorted(ATTENTION_TRANSFORMS))}"]
+    if unknown:
+        reason = f"the transform_config of {source.file} has the location or key {', '.join(unknown):.80}"
+        name = "compressed-tensors with transforms"
+        raise UnsupportedFormatError(name, reason, CT_VARIANTS, "vLLM runs it")
 
 
-def _transform_locations(transforms: Mapping[str, Any]) -> set[str]:
-    """Collect the locations of transforms; "unknown" for an entry of another form."""
-    groups = transforms.get("config_groups")
-    if not isinstance(groups, dict) or len(transforms) > 1:
-        return {"unknown"}
-    applied = [group.get("apply") if isinstance(group, dict) else None for group in groups.values()]
-    steps = [step for steps in applied for step in (steps if isinstance(steps, list) and steps else [None])]
-    return {
-        str(step["location"]) if isinstance(step, dict) and "location" in step else "unknown"
-        for step in steps
-    }
+def _schemes(section: _CompressedTensors) -> Mapping[str, _TransformScheme]:
+    return section.transform_config.config_groups if section.transform_config else {}
+
+
+def _locations(section: _CompressedTensors) -> set[str]:
+    """Collect the locations of transforms."""
+    return {step.location for scheme in _schemes(section).values() for step in scheme.apply}
+
+
+def _transforms(section: _CompressedTensors, source: configs.FoundConfig) -> tuple[TransformRule, ...]:
+    """Transforms of inputs and outputs that layers apply when they run."""
+    patterns = configs.Patterns(source, "transform_config")
+    return tuple(
+        TransformRule(
+            f"{name}_{step.location}",
+            ONLINE_TRANSFORMS[step.location],
+            step.inverse,
+            scheme.head_dim,
+            _Selection(
+                LINEAR_CLASS in step.targets,
+                configs.matcher(*(t for t in step.targets if t != LINEAR_CLASS), patterns=patterns),
+                configs.matcher(*step.ignore or (), patterns=patterns),
+            ),
+        )
+        for name, scheme in _schemes(section).items()
+        for step in scheme.apply
+        if step.location in ONLINE_TRANSFORMS
+    )
+
+
+@dataclass(frozen=True)
+class _Selection:
+    """Predicate of the modules that targets select and a list does not ignore; no embedding is linear."""
+
+    every_linear: bool
+    targets: Callable[[str], bool]
+    ignored: Callable[[str], bool]
+
+    def __call__(self, module: str) -> bool:
+        linear = self.every_linear and module.rpartition(".")[2] not in EMBEDDINGS
+        return (linear or self.targets(module)) and not self.ignored(module)
 
 
 def _notes(section: _CompressedTensors, source: configs.FoundConfig) -> tuple[str, ...]:
@@ -438,10 +488,15 @@ def _notes(section: _CompressedTensors, source: configs.FoundConfig) -> tuple[st
         for name, group in section.config_groups.items()
         if group.output_activations
     ]
-    if section.transform_config and any(section.transform_config.values()):
+    if not _locations(section).isdisjoint(WEIGHT_TRANSFORMS) and _locations(section) <= {*WEIGHT_TRANSFORMS}:
         notes.append(
             f"the transform_config of {source.file} transforms weights alone: stored weights are transformed "
             "already, and are read as stored"
+        )
+    if not _locations(section).isdisjoint(ATTENTION_TRANSFORMS):
+        notes.append(
+            f"the transform_config of {source.file} transforms queries and keys alike, which changes no "
+            "product of them; it is left to the engine"
         )
     if section.kv_cache_scheme:
         notes.append(

@@ -23,6 +23,10 @@ from qload.formats import (
     Fp8Weight,
     ModelOptAWQConfig,
     ModelOptAWQWeight,
+    ModelOptInt8Config,
+    ModelOptInt8Weight,
+    ModelOptNVFP4ExtendedConfig,
+    ModelOptNVFP4ExtendedWeight,
     ModelOptNVFP4Weight,
     MXFP4Config,
     MXFP8Config,
@@ -30,43 +34,76 @@ from qload.formats import (
     NVFP4Config,
 )
 from qload.loader import ConfiguredFormat
-from qload.spec import ActivationScheme, LayerClaims
+from qload.spec import ActivationScheme, Config, LayerClaims, Weight
+
+Formats = tuple[ConfiguredFormat, ...]
 
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Format of a `quant_algo`, its bits, and its group size, if fixed."""
+    """Possible formats of a `quant_algo`, their bits, and their group size, if fixed."""
 
-    format: ConfiguredFormat
+    formats: Formats
     bits: int
     group_size: int | None = None
 
-    def claimed(self, source: str) -> ConfiguredFormat:
-        """Format with the claims of this algorithm, stated by the entry `source` of the config."""
-        return replace(self.format, claims=LayerClaims(self.bits, self.group_size, True, None, source))
+    def claimed(self, source: str) -> Formats:
+        """Formats with the claims of this algorithm, stated by the entry `source` of the config."""
+        claims = LayerClaims(self.bits, self.group_size, True, None, source)
+        return tuple(replace(fmt, claims=claims) for fmt in self.formats)
+
+
+def _algorithm_of(
+    weight_type: type[Weight],
+    config: Config,
+    bits: int,
+    group_size: int | None = None,
+    inputs: ActivationScheme | None = None,
+) -> Algorithm:
+    """Algorithm with one format."""
+    return Algorithm((ConfiguredFormat(weight_type, config, inputs),), bits, group_size)
 
 
 STATIC_FP8 = ActivationScheme("float", 8, False, "tensor", scale="input_scale", owner="modelopt")
+STATIC_INT8 = replace(STATIC_FP8, type="int")
 DYNAMIC_FP8_TOKENS = ActivationScheme("float", 8, True, "token", owner="modelopt")
 LOCAL_FP4 = ActivationScheme(
     "float", 4, "local", "tensor_group", 16, scale="input_scale", scale_type="e4m3", owner="modelopt"
 )
 DYNAMIC_MXFP8 = ActivationScheme("float", 8, True, "group", 32, scale_type="e8m0", owner="modelopt")
-SAME_INPUT_TYPE = ("NVFP4", "MXFP8", "FP8")  # inputs and weights have the same bits and group size
-AWQ, MIXED, BLOCK_SIZE = "W4A16_AWQ", "MIXED_PRECISION", 128
+SAME_INPUT_TYPE = (
+    "NVFP4",
+    "NVFP4_AWQ",
+    "NVFP4_SVD",
+    "MXFP8",
+    "FP8",
+)  # inputs and weights have the same bits and group size
+AWQ, AWQ_FP8_INPUTS, MIXED, BLOCK_SIZE = "W4A16_AWQ", "W4A8_AWQ", "MIXED_PRECISION", 128
+NVFP4 = _algorithm_of(ModelOptNVFP4Weight, NVFP4Config(), 4, 16, LOCAL_FP4)
+SCALED_NVFP4 = _algorithm_of(
+    ModelOptNVFP4ExtendedWeight, ModelOptNVFP4ExtendedConfig(scaled_inputs=True), 4, 16, LOCAL_FP4
+)
+MXFP4_CONFIG = MXFP4Config(("weight", "weight_scale"))
 ALGORITHMS = {
-    "FP8": Algorithm(ConfiguredFormat(Fp8Weight, Fp8Config("tensor"), STATIC_FP8), 8),
-    "FP8_PER_CHANNEL_PER_TOKEN": Algorithm(
-        ConfiguredFormat(Fp8Weight, Fp8Config("channel"), DYNAMIC_FP8_TOKENS), 8
+    "FP8": _algorithm_of(Fp8Weight, Fp8Config("tensor"), 8, inputs=STATIC_FP8),
+    "FP8_PER_CHANNEL_PER_TOKEN": _algorithm_of(Fp8Weight, Fp8Config("channel"), 8, inputs=DYNAMIC_FP8_TOKENS),
+    "FP8_PB_WO": _algorithm_of(
+        Fp8Weight, Fp8Config("block", (BLOCK_SIZE, BLOCK_SIZE), axes="P"), 8, BLOCK_SIZE
     ),
-    "FP8_PB_WO": Algorithm(
-        ConfiguredFormat(Fp8Weight, Fp8Config("block", (BLOCK_SIZE, BLOCK_SIZE), axes="P")), 8, BLOCK_SIZE
+    "NVFP4": NVFP4,
+    "NVFP4_AWQ": replace(NVFP4, formats=NVFP4.formats + SCALED_NVFP4.formats),
+    "NVFP4_SVD": _algorithm_of(
+        ModelOptNVFP4ExtendedWeight, ModelOptNVFP4ExtendedConfig(low_rank=True), 4, 16, LOCAL_FP4
     ),
-    "NVFP4": Algorithm(ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config(), LOCAL_FP4), 4, 16),
-    "W4A16_NVFP4": Algorithm(ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config()), 4, 16),
-    "MXFP8": Algorithm(ConfiguredFormat(MXFP8Weight, MXFP8Config(), DYNAMIC_MXFP8), 8, 32),
+    "W4A16_NVFP4": _algorithm_of(ModelOptNVFP4Weight, NVFP4Config(), 4, 16),
+    "W4A8_NVFP4_FP8": _algorithm_of(
+        ModelOptNVFP4ExtendedWeight, ModelOptNVFP4ExtendedConfig(32), 4, 32, STATIC_FP8
+    ),
+    "MXFP8": _algorithm_of(MXFP8Weight, MXFP8Config(), 8, 32, DYNAMIC_MXFP8),
     # The algorithm does not state whether inputs are quantized.
-    "MXFP4": Algorithm(ConfiguredFormat(CTMXFP4Weight, MXFP4Config(("weight", "weight_scale"))), 4, 32),
+    "MXFP4": _algorithm_of(CTMXFP4Weight, MXFP4_CONFIG, 4, 32),
+    "W4A8_MXFP4_FP8": _algorithm_of(CTMXFP4Weight, MXFP4_CONFIG, 4, 32, STATIC_FP8),
+    "W8A8_SQ_PER_CHANNEL": _algorithm_of(ModelOptInt8Weight, ModelOptInt8Config(), 8, inputs=STATIC_INT8),
 }
 GROUP_ALGORITHMS = {  # (bits, type, strategy, group size) of weights -> algorithm
     (8, "float", None, None): "FP8",
@@ -74,13 +111,13 @@ GROUP_ALGORITHMS = {  # (bits, type, strategy, group size) of weights -> algorit
     (8, "float", None, 32): "MXFP8",
     (4, "float", None, 16): "NVFP4",
 }
-MODELOPT_VARIANTS = (f"modelopt (quant_algo {', '.join((*ALGORITHMS, AWQ, MIXED))})",)
+MODELOPT_VARIANTS = (f"modelopt (quant_algo {', '.join((*ALGORITHMS, AWQ, AWQ_FP8_INPUTS, MIXED))})",)
 
 Size = Annotated[int, Field(ge=-1)] | None  # ModelOpt writes 0 or -1 for no group size
 Entries = Annotated[list[str], AfterValidator(lambda names: [name for name in names if name])]
 
 
-Format = ConfiguredFormat | UnsupportedFormatError  # the error is raised for each layer
+FormatsOrError = Formats | UnsupportedFormatError  # the error is raised for each layer
 
 
 class _Layer(configs.Entry):
@@ -130,10 +167,10 @@ def read_modelopt(source: configs.FoundConfig) -> configs.Claims:
         algorithm = _algorithm(source, "group_size", section.quant_algo, section.group_size)
         claims = {"bits": algorithm.bits, "group_size": algorithm.group_size, "sym": True}
         exclusions = section.exclusions(configs.GlobExclusions)
-        return section.claims(source, "modelopt", name, algorithm.format, **claims, exclusions=exclusions)
+        return section.claims(source, "modelopt", name, *algorithm.formats, **claims, exclusions=exclusions)
     table = _layer_formats(source, section)
-    formats = dict.fromkeys(fmt for fmt in table.values() if isinstance(fmt, ConfiguredFormat))
-    refused = next((fmt for fmt in table.values() if isinstance(fmt, UnsupportedFormatError)), None)
+    formats = dict.fromkeys(fmt for formats in table.values() for fmt in _read(formats))
+    refused = next((error for error in table.values() if isinstance(error, UnsupportedFormatError)), None)
     if refused and not formats:
         raise refused
     return section.claims(
@@ -150,8 +187,10 @@ def read_modelopt(source: configs.FoundConfig) -> configs.Claims:
 def _algorithm(source: configs.FoundConfig, key: str, stated: str, size: int | None) -> Algorithm:
     """Algorithm with this name and group size; errors name `key`."""
     name, size = stated.upper(), max(size or 0, 0)
-    if name == AWQ:
-        return Algorithm(ConfiguredFormat(ModelOptAWQWeight, ModelOptAWQConfig(size)), 4, size or None)
+    if name in (AWQ, AWQ_FP8_INPUTS):
+        config = ModelOptAWQConfig(size, fp8_inputs=name == AWQ_FP8_INPUTS)
+        inputs = STATIC_FP8 if config.fp8_inputs else None
+        return _algorithm_of(ModelOptAWQWeight, config, 4, size or None, inputs)
     if name not in ALGORITHMS:
         raise _unsupported(source, stated, f"{key.removesuffix('group_size')}quant_algo")
     algorithm = ALGORITHMS[name]
@@ -175,8 +214,13 @@ def _check_config_groups(source: configs.FoundConfig, stated: str) -> None:
             raise source.error(key_path, f"{expected} with {stated}", configs.value_text(value))
 
 
-def _layer_formats(source: configs.FoundConfig, section: _ModelOpt) -> dict[str, Format]:
-    """Map each layer to its format, or to the error of an unsupported format."""
+def _read(formats: FormatsOrError) -> Formats:
+    """Formats that are read; none of an error."""
+    return () if isinstance(formats, UnsupportedFormatError) else formats
+
+
+def _layer_formats(source: configs.FoundConfig, section: _ModelOpt) -> dict[str, FormatsOrError]:
+    """Map each layer to its formats, or to the error of an unsupported format."""
     if section.quantized_layers:
         return {name: _layer_format(source, name, layer) for name, layer in section.quantized_layers.items()}
     groups = configs.validate(_Groups, source).config_groups
@@ -189,8 +233,8 @@ def _layer_formats(source: configs.FoundConfig, section: _ModelOpt) -> dict[str,
     }
 
 
-def _layer_format(source: configs.FoundConfig, name: str, layer: _Layer) -> Format:
-    """Format of an entry of `quantized_layers`, or the error of an unsupported one."""
+def _layer_format(source: configs.FoundConfig, name: str, layer: _Layer) -> FormatsOrError:
+    """Formats of an entry of `quantized_layers`, or the error of an unsupported one."""
     key = f"quantized_layers.{name:.80}.group_size"
     try:
         return _algorithm(source, key, layer.quant_algo, layer.group_size).claimed("quantized_layers")
@@ -198,8 +242,8 @@ def _layer_format(source: configs.FoundConfig, name: str, layer: _Layer) -> Form
         return error
 
 
-def _group_format(source: configs.FoundConfig, group_name: str, group: _Group) -> Format:
-    """Format of an entry of `config_groups`, by weights and inputs, or the error of an unsupported one."""
+def _group_format(source: configs.FoundConfig, group_name: str, group: _Group) -> FormatsOrError:
+    """Formats of an entry of `config_groups`, by weights and inputs, or the error of an unsupported one."""
     weights, inputs = group.weights, group.input_activations
     scheme = (weights.num_bits, weights.type, weights.strategy, weights.group_size)
     name = GROUP_ALGORITHMS.get(scheme, AWQ if scheme[:3] == (4, "int", None) else "")
@@ -209,31 +253,31 @@ def _group_format(source: configs.FoundConfig, group_name: str, group: _Group) -
         return _unsupported(source, variant, f"config_groups.{group_name:.80}.{part}")
     if name == "NVFP4" and inputs is None:
         name = "W4A16_NVFP4"
-    fmt = _algorithm(source, "config_groups", name, weights.group_size).claimed("config_groups")
-    return fmt if inputs is not None else replace(fmt, activations=None)
+    formats = _algorithm(source, "config_groups", name, weights.group_size).claimed("config_groups")
+    return formats if inputs is not None else tuple(replace(fmt, activations=None) for fmt in formats)
 
 
-def _rules(section: _ModelOpt, table: Mapping[str, Format]) -> tuple[configs.ModuleRule, ...]:
-    """Rules of the listed layers, one for each format and each error; all other layers are plain."""
-    names: dict[tuple[ConfiguredFormat, ActivationScheme | None], set[str]] = {}
+def _rules(section: _ModelOpt, table: Mapping[str, FormatsOrError]) -> tuple[configs.ModuleRule, ...]:
+    """Rules of the listed layers, one for equal formats and for each error; all other layers are plain."""
+    names: dict[tuple[Formats, ActivationScheme | None], set[str]] = {}
     refused: dict[str, tuple[UnsupportedFormatError, set[str]]] = {}
-    for name, fmt in table.items():
-        if isinstance(fmt, UnsupportedFormatError):
-            refused.setdefault(fmt.format, (fmt, set()))[1].add(name)
+    for name, formats in table.items():
+        if isinstance(formats, UnsupportedFormatError):
+            refused.setdefault(formats.format, (formats, set()))[1].add(name)
         else:
-            names.setdefault((fmt, fmt.activations), set()).add(name)
+            names.setdefault((formats, formats[0].activations), set()).add(name)
     exclusions = section.exclusions(configs.GlobExclusions)
-    formats = tuple(dict.fromkeys(fmt for fmt, _ in names))
+    every = tuple(dict.fromkeys(fmt for formats, _ in names for fmt in formats))
     return (
         *(
-            configs.ModuleRule((fmt,), partial(_is_listed, frozenset(layers)), exclusions)
-            for (fmt, _), layers in names.items()
+            configs.ModuleRule(formats, partial(_is_listed, frozenset(layers)), exclusions)
+            for (formats, _), layers in names.items()
         ),
         *(
             configs.ModuleRule(error, partial(_is_listed, frozenset(layers)))
             for error, layers in refused.values()
         ),
-        configs.ModuleRule(formats, exclusions=Untargeted(key="quantized_layers")),
+        configs.ModuleRule(every, exclusions=Untargeted(key="quantized_layers")),
     )
 
 
@@ -254,14 +298,22 @@ def _unsupported(source: configs.FoundConfig, variant: str, key: str) -> Unsuppo
     )
 
 
+WEIGHT_TYPES = (
+    Fp8Weight,
+    ModelOptNVFP4Weight,
+    ModelOptNVFP4ExtendedWeight,
+    MXFP8Weight,
+    CTMXFP4Weight,
+    ModelOptAWQWeight,
+    ModelOptInt8Weight,
+)
 METHODS = (
     configs.Method(
         names=("modelopt",),
         read=read_modelopt,
-        formats=(Fp8Weight, ModelOptNVFP4Weight, MXFP8Weight, CTMXFP4Weight, ModelOptAWQWeight),
+        formats=WEIGHT_TYPES,
         variants=MODELOPT_VARIANTS,
         activation_key="quant_algo",
-        activation_formats=(Fp8Weight, ModelOptNVFP4Weight, MXFP8Weight),
         exclusion_key="exclude_modules, or ignore in config.json",
     ),
 )
