@@ -63,6 +63,10 @@ from .formats import BNBConfig as BNBConfig
 from .formats import BNBFP4Weight as BNBFP4Weight
 from .formats import BNBNF4Weight as BNBNF4Weight
 from .formats import BNBWeight as BNBWeight
+from .formats import ComfyAWQConfig as ComfyAWQConfig
+from .formats import ComfyAWQWeight as ComfyAWQWeight
+from .formats import ComfyW4A8Config as ComfyW4A8Config
+from .formats import ComfyW4A8Weight as ComfyW4A8Weight
 from .formats import CTIntConfig as CTIntConfig
 from .formats import CTIntWeight as CTIntWeight
 from .formats import CTMXFP4Weight as CTMXFP4Weight

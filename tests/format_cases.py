@@ -15,6 +15,10 @@ from qload.formats import (
     BNBFP4Weight,
     BNBNF4Weight,
     BNBWeight,
+    ComfyAWQConfig,
+    ComfyAWQWeight,
+    ComfyW4A8Config,
+    ComfyW4A8Weight,
     CTIntConfig,
     CTIntWeight,
     CTMXFP4Weight,
@@ -118,6 +122,8 @@ CONFIGS = ConfigStrategies({
     ),
     GGUFWeight: st.builds(GGUFConfig, st.sampled_from([*BLOCK_TYPES])),
     MLXWeight: st.builds(MLXConfig, st.sampled_from([2, 3, 4, 5, 6, 8]), st.sampled_from([32, 64, 128])),
+    ComfyW4A8Weight: st.builds(ComfyW4A8Config, st.sampled_from([16, 32]), YES),
+    ComfyAWQWeight: st.builds(ComfyAWQConfig, st.sampled_from([32, 64])),
     MLXFloatWeight: st.just(MLXFloatConfig("mxfp4")),  # words of others may hold NaN
 })  # fmt: skip
 
@@ -162,6 +168,8 @@ def lawful(config: Config, dim: str, size: int, world: int, K: int) -> bool:
         return dim == "N" or share % config.group_size == 0
     if isinstance(config, NVFP4Config | MXFP4Config | MXFP8Config):
         return dim == "N" or share % (16 if isinstance(config, NVFP4Config) else 32) == 0
+    if isinstance(config, ComfyW4A8Config | ComfyAWQConfig):
+        return dim == "N" or share % config.group_size == 0
     if isinstance(config, MLXConfig | MLXFloatConfig):
         return dim == "N" or share % config.group_size == 0
     if isinstance(config, Exl2Config):

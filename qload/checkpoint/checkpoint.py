@@ -41,11 +41,14 @@ from qload.loader.source import Nonfinite
 from qload.parallel import ProcessGroup
 from qload.spec import Role, TensorSpec
 from qload.storage import (
+    COMFY_METADATA,
     CheckpointFiles,
+    ComfyStorage,
     GGUFStorage,
     SafetensorsStorage,
     WeightStorage,
     locate,
+    read_marks,
     snapshot,
     validate_gguf,
     validate_headers,
@@ -243,7 +246,16 @@ class Checkpoint:
             self.model_config, self.configs = read_configs(self.location)
         else:
             self.model_config = read_model_config(self.location)
-        return None if self.errors else SafetensorsStorage(located, headers=headers)
+        if self.errors:
+            return None
+        storage = SafetensorsStorage(located, headers=headers)
+        marks = {} if self.configs or self._loader is not None else read_marks(storage)
+        if not marks:
+            return storage
+        storage.close()
+        values = {"quant_method": "comfyui", "layers": marks}
+        self.configs = [FoundConfig(next(iter(headers)), COMFY_METADATA, values)]
+        return ComfyStorage(located, headers=headers, marks=marks)
 
     def _open_gguf(self, located: CheckpointFiles) -> GGUFStorage | None:
         """Check headers, and name tensors by the architecture; None after an error."""

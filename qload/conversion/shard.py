@@ -39,6 +39,7 @@ from qload.conversion.output_files import (
 )
 from qload.conversion.report import ShardedCheckpoint, ShardedLayer
 from qload.detect.config_reader import CONFIGS
+from qload.detect.loaders import is_comfy
 from qload.diff.comparison import same_weight
 from qload.errors import QloadError, checked
 from qload.formats import GGUFWeight
@@ -58,6 +59,7 @@ from qload.weights import Weights
 WHOLE_TENSORS_NOTE = "tensors outside of layers, except biases, are whole in each folder"
 BIASES_NOTE = "the bias of a layer cut along its inputs is in the folder of rank 0 alone, which adds it"
 SHARED_MATRICES = "and other layers share the matrix; each rank loads its share from the whole checkpoint"
+COMFY_REASON = "no config describes the marks of ComfyUI; each rank loads its share from the file"
 GGUF_REASON = "no program reads blocks of GGUF in safetensors; each rank loads its share from the GGUF file"
 CONFIG_NOTE = "config.json describes the whole model, as the program of each rank expects"
 
@@ -274,6 +276,8 @@ def _refused_layers(source: VerifiedCheckpoint, how: Mapping[str, Sharing], tp: 
             reasons[prefix] = share.reason
         elif isinstance(layer, LayerDescription) and layer.format.weight_type is GGUFWeight:
             reasons[prefix] = GGUF_REASON
+        elif isinstance(layer, LayerDescription) and is_comfy(source.storage):
+            reasons[prefix] = COMFY_REASON
         elif isinstance(layer, LayerDescription) and layer.transforms is not None:
             reasons[prefix] = f"it transforms its {layer.transforms}, {SHARED_MATRICES}"
         elif isinstance(layer, LayerDescription):

@@ -18,7 +18,7 @@ from typing import Any, Literal, overload
 from qload.configs import Claims, FoundConfig, ModuleRule
 from qload.detect.config_reader import named_modules, read_claims
 from qload.detect.signatures import COMFY, SIGNATURES, WORDS, LayerTensors, Signature
-from qload.errors import ArgumentError, ConfigError, QloadError, StorageError, UnsupportedFormatError, checked
+from qload.errors import ArgumentError, ConfigError, QloadError, UnsupportedFormatError, checked
 from qload.formats import (
     ROLES,
     AWQConfig,
@@ -62,16 +62,15 @@ from qload.loader.exclusion import NOTHING_NAMED
 from qload.loader.transforms import LayerTransforms
 from qload.spec import Role, named
 from qload.spec.weight import TARGET_LOADER, call_upward
-from qload.storage import WeightStorage, metadata_of, parse_json
+from qload.storage import COMFY_METADATA, ComfyStorage, WeightStorage, metadata_of
+from qload.storage.comfy import is_setting, parse_layers
 from qload.storage.protocol import read_array
 
+COMFY_METHOD = "comfyui"
 PACKED_BITS = (2, 4, 8)  # bit widths without codes across words
 METHOD_KEYS = ("quant_method", "method")
 INVERSE = "weight_scale_inv"
 SCALES = ("weight_scale", INVERSE, "scale")
-COMFY_METADATA = "_quantization_metadata"
-MAX_METADATA_CHARACTERS = 1 << 24
-
 INVERSE_FP8 = "the config does not state whether weight_scale_inv multiplies or divides"
 AMBIGUOUS_FORMATS = {  # formats that need a config: ComfyUI stores other orders under the same names
     CTMXFP4Weight: "MXFP4",
@@ -87,6 +86,8 @@ def refuse_foreign(source: FoundConfig | None, storage: WeightStorage) -> None:
     With a quantization method in the config only unambiguous tensor names count: ComfyUI's and torchao's.
     Without one the first layer with a matching signature decides.
     """
+    if source is not None and source.values.get("quant_method") == COMFY_METHOD and is_comfy(storage):
+        return
     _refuse_comfy_metadata(storage)
     has_method = source is not None and any(source.values.get(key) for key in METHOD_KEYS)
     for prefix, signature in _candidate_layers(storage, UNAMBIGUOUS if has_method else BY_ENDING):
@@ -126,28 +127,19 @@ def _candidate_layers(storage: WeightStorage, by_ending: Marks) -> Iterator[tupl
 def _refuse_comfy_metadata(storage: WeightStorage) -> None:
     """Raise UnsupportedFormatError for ComfyUI layers declared in the metadata of a header."""
     for file, metadata in metadata_of(storage).items():
-        declared_layers = metadata.get(COMFY_METADATA)
-        layers = _comfy_layers(declared_layers, file) if declared_layers else {}
+        layers = parse_layers(metadata.get(COMFY_METADATA, ""), file)
         if layers:
-            name, declared = next(iter(layers.items()))
-            layer_format = declared.get("format") if isinstance(declared, dict) else None
+            name, mark = next(iter(layers.items()))
             raise UnsupportedFormatError(
-                f"ComfyUI's own layers ({layer_format!s:.40})",
+                f"ComfyUI's own layers ({mark.get('format')!s:.40})",
                 f"{COMFY_METADATA} in the header of {file} has {len(layers)} layers, as {name:.200}",
                 remedy=COMFY,
             )
 
 
-def _comfy_layers(text: str, file: str) -> Mapping[str, object]:
-    """Parse the layers in ComfyUI's metadata; empty for any other text."""
-    if len(text) > MAX_METADATA_CHARACTERS:
-        return {}
-    try:
-        value = parse_json(text.encode(), file)
-    except (ValueError, RecursionError, StorageError):
-        return {}
-    layers = value.get("layers") if isinstance(value, dict) else None
-    return layers if isinstance(layers, dict) else {}
+def is_comfy(storage: WeightStorage | None) -> bool:
+    """Return whether a storage, or the one below its stacks of experts, has the views of ComfyUI's marks."""
+    return isinstance(getattr(storage, "storage", storage), ComfyStorage)
 
 
 def _unsupported(signature: Signature, layer: LayerTensors) -> UnsupportedFormatError:
@@ -497,9 +489,16 @@ def loader_from_claims(
     else:
         loader = FormatLoader(*formats, plain, exclusions=claims.exclusions)
     loader.named = named_modules(source) if source else NOTHING_NAMED
-    loader.recognise_by(Recogniser(claims.formats))
+    if claims.method != COMFY_METHOD:  # marks leave no doubt
+        loader.recognise_by(Recogniser(claims.formats))
     stored = storage.keys() if storage else ()
     loader.config_tensors = tuple(name for name in LEGACY.values() if name in stored)
+    if claims.method == COMFY_METHOD:
+        if not is_comfy(storage):
+            reason = f"{claims.file} has marks of layers, and their tensors are in another order"
+            remedy = "open_checkpoint reads the file with its marks"
+            raise UnsupportedFormatError("ComfyUI's layers without their file", reason, remedy=remedy)
+        loader.config_tensors += tuple(filter(is_setting, stored))
     if claims.transforms:
         if storage is None:
             reason = f"the transform_config of {claims.file} is of inputs or outputs, by stored matrices"

@@ -10,6 +10,7 @@ from qload.configs import Method
 from qload.formats import (
     awq,
     bnb,
+    comfy,
     compressed_tensors,
     eetq,
     exl2,
@@ -26,6 +27,7 @@ from qload.formats import (
 )
 from qload.formats.awq import AWQConfig, AWQWeight
 from qload.formats.bnb import BNB4Config, BNB4Weight, BNBConfig, BNBFP4Weight, BNBNF4Weight, BNBWeight
+from qload.formats.comfy import ComfyAWQConfig, ComfyAWQWeight, ComfyW4A8Config, ComfyW4A8Weight
 from qload.formats.compressed_tensors import (
     CTIntConfig,
     CTIntWeight,
@@ -71,6 +73,7 @@ MODULES = (
     modelopt_int8,
     gguf,
     mlx,
+    comfy,
 )
 
 FORMATS: tuple[type[Weight], ...] = tuple(fmt for module in MODULES for fmt in module.FORMATS)
@@ -116,6 +119,10 @@ __all__ = [
     "CTPackTensorConfig",
     "CTPackTensorWeight",
     "CTPackWeight",
+    "ComfyAWQConfig",
+    "ComfyAWQWeight",
+    "ComfyW4A8Config",
+    "ComfyW4A8Weight",
     "EETQConfig",
     "EETQWeight",
     "Exl2Config",

@@ -1,6 +1,9 @@
 from .checkpoint_files import CheckpointFiles as CheckpointFiles
 from .checkpoint_files import locate as locate
 from .checkpoint_files import snapshot as snapshot
+from .comfy import COMFY_METADATA as COMFY_METADATA
+from .comfy import ComfyStorage as ComfyStorage
+from .comfy import read_marks as read_marks
 from .file_reads import FileRange as FileRange
 from .file_reads import FileRanges as FileRanges
 from .files import Place as Place

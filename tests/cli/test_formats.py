@@ -34,12 +34,30 @@ FOUR_BITS = {"bits": 4, "group_size": 128}
 UNSTORED: tuple[dict[str, Any], ...] = (
     {"quant_method": "mistral", "qformat_weight": "fp8_e4m3"},
     {"quant_method": "gguf"},
+    {
+        "quant_method": "comfyui",
+        "layers": {
+            name: {"format": name, "group_size": 16, "convrot_groupsize": 16}
+            for name in (
+                "float8_e4m3fn",
+                "nvfp4",
+                "mxfp8",
+                "int8_tensorwise",
+                "convrot_w4a4",
+                "asym_w4a8_int8",
+                "awq_w4a16",
+            )
+        },
+    },
     *(
         {"quant_method": name, "bits": 4, "group_size": 32, **mode}
         for name in ("mlx", "metal")
         for mode in ({}, {"mode": "mxfp4"})
     ),
-    {"quant_method": "modelopt", "quant_algo": "FP8"},
+    *(
+        {"quant_method": "modelopt", "quant_algo": name}
+        for name in ("FP8", "NVFP4_AWQ", "W4A8_AWQ", "W4A8_NVFP4_FP8", "W4A8_MXFP4_FP8")
+    ),
     {"quant_method": "marlin", **FOUR_BITS},
     {"quant_method": "gptq_marlin_24", **FOUR_BITS},
     *(

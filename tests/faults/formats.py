@@ -126,7 +126,6 @@ FAULTS = (
         "awq-inputs-unscaled", "qload/kernels/products.py", "        if factors is None:", "        if True:"
     ),
     Fault("awq-factors-of-the-first", _AWQ, "Role.SCALE, fact=True,", "Role.SCALE,"),
-    Fault("awq-second-scale-stays", _AWQ, '"P", Role.SCALE, spent=True', '"P", Role.SCALE'),
     Fault("modelopt-int8-zero", "qload/formats/modelopt_int8.py", "ZERO = 128", "ZERO = 127"),
     Fault(
         "transform-of-inputs-not-undone",

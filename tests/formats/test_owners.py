@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from qload.checkpoint import open_checkpoint
 from qload.errors import UnsupportedFormatError
-from qload.formats import FORMATS, GGUFWeight
+from qload.formats import FORMATS, ComfyAWQWeight, ComfyW4A8Weight, GGUFWeight
 from tests.paths import FOLDERS, cases
 from tests.support import owners
 
@@ -93,6 +93,7 @@ def test_a_model_has_its_owners_numbers_and_nothing_is_left_over(folder: Path) -
 def test_some_fixture_holds_every_format_that_is_read() -> None:
     held = {type(read(folder).weight) for folder in LAYERS}
     held.add(GGUFWeight)  # in tests/formats/test_gguf.py, as these fixtures are no safetensors
+    held |= {ComfyW4A8Weight, ComfyAWQWeight}  # in tests/formats/test_comfy.py, as these files have no config
     missing = [each.format for each in FORMATS if each not in held and not each.plain]
 
     assert not missing, NEEDS_A_FIXTURE.format(", ".join(missing))

@@ -23,7 +23,6 @@ from tests.support.dialect_layers import (
     Values,
     as_floats,
     awq,
-    comfy,
     fp8,
     gptq,
     int8,
@@ -294,7 +293,6 @@ DIALECTS = (
         )
         for name, d, scale in (("i8", torch.int8, "step"), ("u8", BYTE, "weight_step"))
     ],
-    Dialect("comfy", comfy, None, (), (*SINGLE, DOTTED, SPLIT), foreign=True),
     Dialect(
         "quark mxfp4", partial(mx, bits=4), partial(
             of_method, quant_method="quark", exclude=["lm_head"],

@@ -4,7 +4,6 @@ Each quantizer takes matrices (E, N, K) and returns their values, and tensors wi
 last part of the tensor's name. `together` requests one scale for all experts in place of one per matrix.
 """
 
-import json
 from typing import Any
 
 import numpy as np
@@ -267,9 +266,3 @@ def quanto(w: Values, *, together: bool = False) -> tuple[Fields, Values]:
         "weight._data": found["weight"], "weight._scale": found["weight_scale"],
         "input_scale": one, "output_scale": one.clone(),
     }, values  # fmt: skip
-
-
-def comfy(w: Values, *, together: bool = False) -> tuple[Fields, Values]:
-    found, values = fp8(w)
-    mark = torch.tensor(list(json.dumps({"format": "float8_e4m3fn"}).encode()), dtype=torch.uint8)
-    return found | {"comfy_quant": mark.repeat(w.shape[0], 1)}, values

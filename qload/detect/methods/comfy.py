@@ -1,0 +1,149 @@
+"""Marks of ComfyUI's layers: the format of each, and the inputs that it turns (ConvRot).
+
+A mark is an object with a `format`, of a file that `ComfyStorage` reads. `convrot_groupsize` states that the
+layer turns its inputs by a regular Hadamard matrix. Layers without a mark are plain.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from qload import configs
+from qload.errors import UnsupportedFormatError
+from qload.formats import (
+    ComfyAWQConfig,
+    ComfyAWQWeight,
+    ComfyW4A8Config,
+    ComfyW4A8Weight,
+    CTIntConfig,
+    CTIntWeight,
+    CTPackConfig,
+    CTPackWeight,
+    Fp8Config,
+    Fp8Weight,
+    ModelOptNVFP4ExtendedConfig,
+    ModelOptNVFP4ExtendedWeight,
+    ModelOptNVFP4Weight,
+    MXFP8Config,
+    MXFP8Weight,
+    NVFP4Config,
+)
+from qload.loader import ConfiguredFormat
+from qload.loader.transforms import TransformRule
+
+VARIANTS = ("comfyui (float8, nvfp4, mxfp8, int8_tensorwise, convrot_w4a4, asym_w4a8_int8, awq_w4a16)",)
+WAY_OUT = "ComfyUI runs it; take the model as its authors published it, or its plain safetensors"
+
+
+class _Mark(configs.Entry):
+    format: str
+    group_size: Annotated[int, Field(ge=1)] | None = None
+    convrot_groupsize: Annotated[int, Field(ge=4, le=1 << 14)] | None = None
+    convrot: bool | None = None
+    num_experts: int | None = None
+
+
+class _Marks(configs.Section):
+    layers: dict[str, _Mark]
+
+
+@dataclass(frozen=True)
+class NamedLayers:
+    """Predicate of the layers with one of some names."""
+
+    names: frozenset[str]
+
+    def __call__(self, module: str) -> bool:
+        """Return whether a module has one of the names."""
+        return module in self.names
+
+
+FP8 = ConfiguredFormat(Fp8Weight, Fp8Config("tensor"))
+FORMATS_OF_MARKS: Mapping[str, tuple[ConfiguredFormat, ...]] = {
+    "float8_e4m3fn": (FP8,),
+    "float8_e5m2": (FP8,),
+    "scaled_fp8": (ConfiguredFormat(Fp8Weight, Fp8Config("tensor", stored_scale="scale_weight")),),
+    "nvfp4": (
+        ConfiguredFormat(ModelOptNVFP4Weight, NVFP4Config()),
+        ConfiguredFormat(ModelOptNVFP4ExtendedWeight, ModelOptNVFP4ExtendedConfig(scaled_inputs=True)),
+    ),
+    "mxfp8": (ConfiguredFormat(MXFP8Weight, MXFP8Config()),),
+    "int8_tensorwise": (ConfiguredFormat(CTIntWeight, CTIntConfig((1, -1), static=False)),),
+    "awq_w4a16": (ConfiguredFormat(ComfyAWQWeight, ComfyAWQConfig()),),
+}
+GROUPED_FORMATS = ("convrot_w4a4", "asym_w4a8_int8")
+ROTATED_FORMATS = (*GROUPED_FORMATS, "int8_tensorwise")
+
+
+def read_comfy(source: configs.FoundConfig) -> configs.Claims:
+    """Read the claims of the marks of a file's layers; layers without a mark are plain."""
+    section = configs.validate(_Marks, source)
+    layers: dict[Any, list[str]] = {}
+    turned: dict[int, list[str]] = {}
+    for name, mark in section.layers.items():
+        layers.setdefault(_formats(source, mark), []).append(name)
+        if size := _rotation(source, name, mark):
+            turned.setdefault(size, []).append(name)
+    rules = [configs.ModuleRule(formats, NamedLayers(frozenset(names))) for formats, names in layers.items()]
+    read = [formats for formats in layers if not isinstance(formats, UnsupportedFormatError)]
+    return section.claims(
+        source,
+        "comfyui",
+        "comfyui",
+        *dict.fromkeys(fmt for formats in read for fmt in formats),
+        rules=(*rules, configs.ModuleRule(())),
+        transforms=tuple(
+            TransformRule("", "inputs", False, size, NamedLayers(frozenset(names)))
+            for size, names in turned.items()
+        ),
+    )
+
+
+def _formats(
+    source: configs.FoundConfig, mark: _Mark
+) -> tuple[ConfiguredFormat, ...] | UnsupportedFormatError:
+    """Formats of a marked layer, or the error that its load raises."""
+    if mark.num_experts is None and mark.format in FORMATS_OF_MARKS:
+        return FORMATS_OF_MARKS[mark.format]
+    if mark.num_experts is None and mark.format == "convrot_w4a4":
+        config = CTPackConfig(4, mark.group_size or -1, dense=True)
+        return (ConfiguredFormat(CTPackWeight, config),)
+    if mark.num_experts is None and mark.format == "asym_w4a8_int8" and mark.group_size:
+        return (ConfiguredFormat(ComfyW4A8Weight, ComfyW4A8Config(mark.group_size)),)
+    what = "a stack of experts" if mark.num_experts is not None else "a format without a reader"
+    reason = f"a mark of {source.file} has {mark.format:.40}, {what}"
+    return UnsupportedFormatError(f"ComfyUI's own layers ({mark.format:.40})", reason, VARIANTS, WAY_OUT)
+
+
+def _rotation(source: configs.FoundConfig, name: str, mark: _Mark) -> int:
+    """Inputs of a block that ConvRot turns, a power of 4; 0 for a layer that turns none."""
+    size = mark.convrot_groupsize or 0
+    if mark.format not in ROTATED_FORMATS or (mark.format == "int8_tensorwise" and not mark.convrot):
+        return 0
+    if size and (size & size - 1 or size.bit_length() % 2 == 0):
+        raise source.error(f"layers.{name:.80}.convrot_groupsize", "a power of 4", str(size))
+    if not size and mark.format != "asym_w4a8_int8":
+        raise source.error(f"layers.{name:.80}.convrot_groupsize", "the inputs of a turned block", "nothing")
+    return size
+
+
+METHODS = (
+    configs.Method(
+        names=("comfyui",),
+        read=read_comfy,
+        formats=(
+            ComfyW4A8Weight,
+            ComfyAWQWeight,
+            Fp8Weight,
+            ModelOptNVFP4Weight,
+            ModelOptNVFP4ExtendedWeight,
+            MXFP8Weight,
+            CTIntWeight,
+            CTPackWeight,
+        ),
+        variants=VARIANTS,
+        exclusion_key="no mark for the module",
+    ),
+)
