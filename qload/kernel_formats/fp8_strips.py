@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from qload import dtypes, spec
-from qload.errors import ArgumentError, RepackError
+from qload.errors import RepackError
 from qload.formats import Fp8Weight
 from qload.kernel_formats import fp8_marlin
 from qload.kernel_formats.strips import pack_bytes
@@ -56,10 +56,6 @@ class Fp8StripsConfig(spec.Config):
 
     blocks: bool = False
     codes: Literal["e4m3fn", "e5m2"] = "e4m3fn"
-
-    def __post_init__(self) -> None:
-        if self.codes not in DTYPES:
-            raise ArgumentError(f"{self.name}: codes", " or ".join(DTYPES), repr(self.codes))
 
     @property
     def dtype(self) -> torch.dtype:

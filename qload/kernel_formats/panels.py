@@ -63,7 +63,9 @@ class PanelsConfig(spec.Grouped, spec.Config):
         self.check_bits(self.bits, *CODE_BITS)
         self.check_group_size()
         if self.is_widened and not self.zero_point:
-            raise ArgumentError("zero_point", f"True for {self.bits} bits, which are stored as 4", "False")
+            raise ArgumentError(
+                f"{self.name}: zero_point", f"True for {self.bits} bits, which are stored as 4", "False"
+            )
 
     @cached_property
     def is_widened(self) -> bool:

@@ -55,8 +55,6 @@ class TableStripsConfig(spec.Grouped, spec.Config):
     group_size: int = 64
 
     def __post_init__(self) -> None:
-        if self.quant_type not in TABLES:
-            raise ArgumentError(f"{self.name}: quant_type", " or ".join(TABLES), repr(self.quant_type))
         if self.group_size not in GROUP_SIZES:
             raise ArgumentError(f"{self.name}: group_size", "64 or 128", str(self.group_size))
 

@@ -17,6 +17,8 @@ from qload.testing import assert_same_bits
 from qload.weights import Weights
 from tests.paths import cases
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 LAYERS = [folder for folder in cases("awq") if (folder / "model.safetensors").is_file()]
 
 

@@ -21,6 +21,8 @@ from qload.weights import Weights
 from tests.formats.exl2_layers import draw, weights
 from tests.paths import cases
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 MIXED = [(8, 64), (6, 64), (5, 32), (4, 64), (3, 64), (2, 16)]
 every_fixture = pytest.mark.parametrize("folder", cases("exl2"), ids=lambda folder: folder.name)
 
@@ -147,7 +149,8 @@ def test_trap_50_a_kernel_that_writes_into_its_tensors_leaves_the_checkpoints_al
     ],
 )  # fmt: skip
 def test_groups_beyond_the_limits_of_kernels_are_refused(groups: list[tuple[int, int]], reason: str) -> None:
-    with pytest.raises(RepackError, match=f"exl2 to ExLlama's kernels: cannot repack\n  reason   {reason}"):
+    title = "layer: exl2 to ExLlama's kernels: cannot repack"
+    with pytest.raises(RepackError, match=f"^{title}\n  reason   {reason}"):
         kernel_weight(draw(*groups).weight())
 
 

@@ -322,6 +322,7 @@ def test_the_emulator_of_the_other_generation_reads_another_weight() -> None:
         assert wrong > 0.5
 
 
+@pytest.mark.usefixtures("seen_texts")
 @BOTH
 def test_an_emulator_refuses_the_global_scale_of_the_other_generation(dtype: torch.dtype) -> None:
     old, new = (pack(nvfp4(torch.ones(64, 8)), dtype, layout) for layout in GENERATIONS)

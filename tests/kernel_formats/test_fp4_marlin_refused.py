@@ -64,6 +64,7 @@ REFUSED = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(("weight", "dtype", "text"), REFUSED)
 def test_scales_beyond_the_kernel_are_refused(weight: Weight, dtype: torch.dtype, text: str) -> None:
     with pytest.raises(RepackError, match=text) as caught:
@@ -73,6 +74,7 @@ def test_scales_beyond_the_kernel_are_refused(weight: Weight, dtype: torch.dtype
     assert caught.value.layout == "marlin_vllm_0_11"
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("weight", [nvfp4(torch.ones(64, 8)), mxfp4(torch.ones(64, 4))])
 @pytest.mark.parametrize("dtype", [None, torch.float32])
 def test_the_dtype_of_the_activations_is_required(weight: Weight, dtype: Any) -> None:
@@ -80,11 +82,13 @@ def test_the_dtype_of_the_activations_is_required(weight: Weight, dtype: Any) ->
         pack(weight, dtype)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_fp4_takes_no_option_of_fp8() -> None:
     with pytest.raises(ArgumentError, match="exponent_bias\n  expected None, as only fp8 to marlin"):
         repack(nvfp4(torch.ones(64, 8)), "marlin", dtype=BRAIN, exponent_bias=True)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_weight_built_by_hand_is_not_restored() -> None:
     packed = pack(nvfp4(torch.ones(64, 8)))
     by_hand = Fp4MarlinWeight(config=packed.config, layer=Layer((64,), 128, (64, 128)), **packed.fields())
@@ -94,6 +98,7 @@ def test_a_weight_built_by_hand_is_not_restored() -> None:
         restore(by_hand)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_scales_of_an_odd_number_of_groups_are_refused() -> None:
     packed = pack(nvfp4(torch.ones(64, 8)))
 
@@ -101,6 +106,7 @@ def test_scales_of_an_odd_number_of_groups_are_refused() -> None:
         Fp4MarlinWeight(config=packed.config, **{**packed.fields(), "scales": packed.scales[:7]})
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("group", [0, -1, 64])
 def test_a_config_of_other_groups_is_refused(group: int) -> None:
     with pytest.raises(ArgumentError, match="fp4_marlin_vllm_0_11: group_size"):
@@ -117,6 +123,7 @@ OF_VLLM_0_33 = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(("weight", "dtype", "text"), OF_VLLM_0_33)
 def test_vllm_0_33_refuses_the_same_except_roundings_of_the_second_scale(
     weight: Weight, dtype: torch.dtype, text: str
@@ -140,6 +147,7 @@ def test_vllm_0_33_takes_second_scales_beyond_16_bits(second: float, dtype: torc
     assert_same_bits(packed.dequantize(), weight.dequantize())
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("dtype", [torch.float32, None])
 def test_a_config_for_other_activations_is_refused(dtype: Any) -> None:
     with pytest.raises(ArgumentError, match="fp4_marlin_vllm_0_33: dtype"):

@@ -176,6 +176,7 @@ def test_shares_together_are_the_layer(mx: bool, rows: bool) -> None:
     assert_same_bits(torch.cat([each.dequantize() for each in shares], 1 if rows else 0), whole.dequantize())
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_weight_built_by_hand_is_not_restored() -> None:
     packed = pack(nvfp4(torch.ones(64, 8)))
     by_hand = Fp4StripsWeight(config=packed.config, layer=Layer((64,), 128, (64, 128)), **packed.fields())
@@ -190,6 +191,7 @@ def nan_scales() -> Any:
     return weight
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("weight", "text"),
     [
@@ -215,6 +217,7 @@ def test_what_strips_cannot_represent_is_refused(weight: Weight, text: str) -> N
         pack(weight)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_share_is_refused_for_the_scales_of_its_layer() -> None:
     exponents = torch.tensor([[100, 100, 100, 100, 125, 125, 125, 125]]).expand(64, 8)
     whole, share = mxfp4(exponents), mxfp4(exponents[:, :4])
@@ -223,6 +226,7 @@ def test_a_share_is_refused_for_the_scales_of_its_layer() -> None:
         repack(share, "strips", whole=whole)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_config_of_other_groups_is_refused() -> None:
     with pytest.raises(ArgumentError, match="fp4_strips: group_size"):
         Fp4StripsConfig(64)

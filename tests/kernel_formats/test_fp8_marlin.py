@@ -12,6 +12,8 @@ from qload.layouts import STORED_MINUS_ONE
 from qload.spec import Layer
 from qload.testing import assert_same_bits, emulators
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def ones(N: int = 64, K: int = 128) -> torch.Tensor:
     return torch.ones(N, K).to(torch.float8_e4m3fn)

@@ -143,6 +143,7 @@ def test_shares_together_are_the_layer(config: Fp8Config, rows: bool) -> None:
     assert_same_bits(torch.cat([each.dequantize() for each in shares], 1 if rows else 0), whole.dequantize())
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_weight_built_by_hand_is_not_restored() -> None:
     packed = pack(ones(), torch.tensor([1.0]))
     by_hand = Fp8StripsWeight(config=packed.config, layer=Layer((64,), 128, (64, 128)), **packed.fields())
@@ -151,6 +152,7 @@ def test_a_weight_built_by_hand_is_not_restored() -> None:
         restore(by_hand)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("weight", "scale", "config", "text"),
     [
@@ -193,6 +195,7 @@ def test_what_strips_cannot_represent_is_refused(
         pack(weight, scale, config)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_share_is_refused_for_the_scales_of_its_layer() -> None:
     whole = Fp8Weight(config=BLOCK, weight=ones(128, 256), weight_scale=torch.tensor([[1.0, 0.0]]))
     share = Fp8Weight(config=BLOCK, weight=ones(128, 128), weight_scale=torch.tensor([[1.0]]))

@@ -73,6 +73,7 @@ def test_the_scales_of_a_group_are_repeated_for_its_kernel_groups(layout: str) -
     assert_same_bits(packed.plain_scales(), weight.scales[[0, 0, 1, 1, 2]])
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_share_of_an_act_order_keeps_its_groups(place: int) -> None:
     case = Case(group=256, K=1024, act_order=True)
@@ -104,6 +105,7 @@ def test_shares_concatenate_to_the_whole(layout: str, cut_along: str) -> None:
     assert_same_bits(torch.cat([part.dequantize() for part in parts], dim), weight.dequantize())
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(("size", "copies"), [(128, 0), (128, -1), (-1, 2)])
 def test_copies_need_groups_with_a_size(size: int, copies: int) -> None:
     with pytest.raises(ArgumentError, match="marlin: copies\n  expected 1, or more"):

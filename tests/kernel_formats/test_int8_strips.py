@@ -83,6 +83,7 @@ def test_bytes_are_codes_and_128_and_padding_is_codes_of_zero() -> None:
     assert not bool(packed.scales[72:].any())
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_weight_built_by_hand_is_not_restored() -> None:
     packed: Any = repack(bnb(64, 128, 0, torch.float32), "strips")
     by_hand = Int8StripsWeight(config=packed.config, layer=Layer((64,), 128, (64, 128)), **packed.fields())
@@ -95,6 +96,7 @@ def ct(config: CTIntConfig, scale: torch.Tensor, **more: Any) -> CTIntWeight:
     return CTIntWeight(config=config, weight=signed(64, 256, least=-8) % 8, weight_scale=scale, **more)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("weight", "text"),
     [

@@ -16,6 +16,8 @@ from qload.testing import assert_same_bits
 from qload.weights import Weights
 from tests.kernel_formats.marlin_layers import assert_exact, layer, row_share
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 GROUPED = [0, 8, 16, 24, 32, 40, 48, 56]  # columns of the first scales
 PER_COLUMN = [0, 1, 8, 9, 16, 17, 24, 25]
 ACT_ORDERS = pytest.mark.parametrize("act", [False, True], ids=["in order", "act order"])

@@ -15,6 +15,8 @@ from qload.testing import assert_same_bits
 from qload.weights import Weights
 from tests.kernel_formats.marlin_layers import layer
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 COUNT = torch.arange(64)  # stored scales, in the checkpoint's order
 
 

@@ -24,6 +24,8 @@ from tests.kernel_formats.test_traps import awq_of
 from tests.kernels.mp_layers import Case
 from tests.kernels.test_mp_modules import prepared
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 every_kernel = pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.name)
 
 

@@ -126,6 +126,7 @@ def test_shares_together_are_the_layer(rows: bool) -> None:
     assert_same_bits(torch.cat([each.dequantize() for each in shares], 1 if rows else 0), whole.dequantize())
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("exponents", "text"),
     [
@@ -142,6 +143,7 @@ def test_what_strips_cannot_represent_is_refused(exponents: Tensor, text: str) -
         pack(mxfp8(exponents))
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_share_is_refused_for_the_scales_of_its_layer() -> None:
     exponents = torch.tensor([[100, 100, 100, 100, 122, 122, 122, 122]]).expand(64, 8)
     whole, share = mxfp8(exponents), mxfp8(exponents[:, :4])

@@ -13,6 +13,8 @@ from qload.layouts import StoredMinusOneUnmasked, gptq
 from qload.testing import assert_same_bits, emulators
 from tests.kernel_formats.marlin_layers import layer, row_share
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 CASES = [
     pytest.param({"K": 64, "N": 32, "group": 32}, id="symmetric"),
     pytest.param({"K": 64, "N": 32, "group": 32, "sym": False}, id="zero points"),

@@ -10,6 +10,8 @@ from qload.errors import RepackError
 from qload.kernel_formats.repack import targets
 from qload.spec.integers import Integers
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 class FiveBits(GPTQWeight):
     """A weight of another project, with codes of five bits."""

@@ -18,6 +18,8 @@ from qload.testing import assert_same_bits, emulators
 from qload.weights import Weights
 from tests.kernel_formats.marlin_layers import layer
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def assert_restored(weight: Any, *layouts: str) -> None:
     """Repack to each of the layouts in turn, and compare the restored weight tensor by tensor."""

@@ -89,6 +89,7 @@ def test_longer_blocks_are_groups_of_128_with_equal_scales() -> None:
     assert torch.equal(scales[::2], scales[1::2])
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_weight_built_by_hand_is_not_restored() -> None:
     packed = pack(bnb4(torch.zeros(64, 128), torch.ones(128)))
     by_hand = TableStripsWeight(config=packed.config, layer=Layer((64,), 128, (64, 128)), **packed.fields())
@@ -111,6 +112,7 @@ OTHER_TABLE = BNBNF4Weight(
 )
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("weight", "text"),
     [
@@ -139,6 +141,7 @@ def test_what_strips_cannot_represent_is_refused(weight: BNB4Weight, text: str) 
         repack(weight, "strips")
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_share_is_refused_for_the_scales_of_its_layer() -> None:
     whole = bnb4(torch.zeros(64, 128), changed(1, 2.0**-30))
     share = bnb4(torch.zeros(64, 64), torch.ones(64))
@@ -155,6 +158,7 @@ def test_the_kind_decides_the_table(kind: Any) -> None:
     assert isinstance(restore(packed), BNBNF4Weight if kind == "nf4" else BNBFP4Weight)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_other_configs_are_refused() -> None:
     with pytest.raises(ArgumentError, match="table_strips: group_size"):
         TableStripsConfig("nf4", 32)

@@ -143,6 +143,7 @@ def test_trap_26_an_index_of_any_integer_dtype_is_repacked_and_restored(
     assert_same_bits(restore(packed).fields()["g_idx"], weight.g_idx)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_trap_26_an_index_out_of_range_raises_before_a_kernel_reads_there() -> None:
     fields = Case().weight().fields()
     fields["g_idx"][7] = 8
@@ -151,6 +152,7 @@ def test_trap_26_an_index_out_of_range_raises_before_a_kernel_reads_there() -> N
         GPTQWeight(config=GPTQConfig(4, 32, Stored()), **fields)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("target", [None, "marlin", "exllama"])
 def test_trap_27_layers_in_different_act_order_do_not_fuse(target: str | None) -> None:
     tensors = {
@@ -218,6 +220,7 @@ def test_trap_37_one_group_in_act_order_needs_no_index() -> None:
     assert packed.config.group_size == -1
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("blocks", [(32, 32, 64), (96, 16, 16), (1, 1, 6)])
 def test_trap_38_blocks_that_end_inside_of_a_marlin_tile_are_refused(blocks: tuple[int, ...]) -> None:
     """Narrow key and value blocks would be cut within 64 interleaved columns."""
@@ -260,6 +263,7 @@ def test_trap_39_sparse_layers_load_every_way_with_either_dtype_of_scales(
         assert_same_bits(torch.cat([part.dequantize() for part in parts], dim), whole)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_zero_point_beyond_marlin_is_refused() -> None:
     case = Case(zeros=StoredMinusOneUnmasked(), bits=4)
     weight = case.weight()
