@@ -309,9 +309,7 @@ class BNB4Quantizer:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.quant_type not in BNB4_WEIGHTS:
-            raise ArgumentError("quant_type", " or ".join(BNB4_WEIGHTS), repr(self.quant_type))
-        if type(self.blocksize) is not int or self.blocksize < 1:
+        if self.blocksize < 1:
             raise ArgumentError("blocksize", "a whole number, at least 1", repr(self.blocksize))
 
     @property

@@ -86,6 +86,7 @@ def test_scales_and_zero_points_have_the_bytes_that_vllm_writes(folder: Path) ->
     assert_same_bits(zeros, owner["repacked.marlin.qzeros"])
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_scales_of_another_number_of_groups_than_the_group_size_says_are_refused() -> None:
     with pytest.raises(
         ShapeError, match=r"s: wrong shape\n  expected \(2, 64\) = \(G, N\)\n  got      \(1, 64"
@@ -124,6 +125,7 @@ def test_zero_points_of_awq_are_the_same_numbers_in_marlins_order(
     assert_same_bits(marlin.zeros(bits).unpack(words), zp)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("call", "text"),
     [
@@ -150,6 +152,7 @@ def test_what_does_not_fit_is_a_value_error_that_says_what_would(call: object, t
         call()  # type: ignore[operator]
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("kind", "has_zp"),
     [
@@ -168,6 +171,7 @@ def test_marlin_reads_a_type_with_zero_points_or_with_a_bias(kind: object, has_z
         verify_marlin_supported(kind, 48, has_zp=has_zp)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("shape", "text"),
     [
@@ -221,6 +225,7 @@ def test_a_replaced_parameter_has_neither_tags_nor_a_loader() -> None:
     assert [name for name, _ in layer.named_parameters()] == ["weight"]
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_tag_is_set_once() -> None:
     param = nn.Parameter(torch.zeros(1))
     set_weight_attrs(param, {"input_dim": 0})

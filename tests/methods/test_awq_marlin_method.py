@@ -25,6 +25,8 @@ from qload.testing.emulators import marlin_weight
 from tests.methods.engine import awq, config_of, load, ready
 from tests.paths import cases
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 LAYERS = [folder for folder in cases("awq", "awq_marlin") if (folder / "model.safetensors").is_file()]
 
 

@@ -20,6 +20,8 @@ from qload.parallel import FakeWorld, Rank
 from qload.testing import assert_reads_back, assert_sums_exactly, assert_within_bound
 from tests.methods.engine import awq, config_of, joined, load, ranks, ready
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 worlds = pytest.mark.parametrize("world", [1, 2, 4], ids="{} ranks".format)
 # Inputs, outputs and group size of one rank's share: whole thread blocks, and what has to be padded to them.
 shares = pytest.mark.parametrize(

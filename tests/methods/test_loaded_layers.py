@@ -24,6 +24,8 @@ from qload.spec import Weight
 from tests.kernels.mp_layers import Case
 from tests.methods.loaded_layers import PLAIN, bias_of, cut_for_rows, on_all_ranks, refusals, weights_of
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq_v2"}
 
 

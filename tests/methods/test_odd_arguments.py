@@ -42,6 +42,7 @@ def test_a_name_that_is_none_is_unknown(name: Any) -> None:
         get_quantization_config(name)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("name", "config"), [(5, AWQMarlinConfig), ("", AWQMarlinConfig), ("x", int), ("x", 5)]
 )
@@ -54,12 +55,14 @@ def test_only_a_config_is_registered_and_under_a_name(name: Any, config: Any) ->
     assert list_quantization_methods() == before
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("config", [None, 5, "x", []], ids=repr)
 def test_a_config_is_an_object(config: Any) -> None:
     with pytest.raises(ConfigError, match="quantization_config\n  expected an object"):
         AWQMarlinConfig.from_config(config)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -79,11 +82,13 @@ def test_a_config_is_made_of_what_it_says(arguments: Any, text: str) -> None:
         AWQMarlinConfig(*arguments)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_layers_name_is_a_text() -> None:
     with pytest.raises(ArgumentError, match="prefix\n  expected a layer's name\n  got      None"):
         AWQMarlinConfig(4, 128, True).get_quant_method(nn.Linear(8, 8), None)  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("kind", [ColumnParallelLinear, RowParallelLinear], ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize(
     ("loaded", "got"),
@@ -98,6 +103,7 @@ def test_only_a_tensor_with_values_is_loaded(kind: type[Any], loaded: Any, got: 
         load(made(kind), {"scales": loaded})
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("shard", [True, False, 1.0, "1"])
 def test_a_shard_is_named_by_its_number(shard: Any) -> None:
     module = MergedColumnParallelLinear(
@@ -108,6 +114,7 @@ def test_a_shard_is_named_by_its_number(shard: Any) -> None:
         load(module, WEIGHT.fields(), shard)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("sizes", [[], [0, 64], [-8, 72]], ids=str)
 def test_parts_have_a_size(sizes: list[int]) -> None:
     with pytest.raises(ArgumentError, match="output_partition_sizes\n  expected sizes of at least 1"):
@@ -116,6 +123,7 @@ def test_parts_have_a_size(sizes: list[int]) -> None:
         )
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("value", "way"),
     [
@@ -154,6 +162,7 @@ def test_scales_of_any_float_dtype_are_loaded(dtype: torch.dtype) -> None:
     assert_reads_back(ready(module), WEIGHT, torch.float16)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_small_number_of_a_plain_weight_may_become_0() -> None:
     """It is lost alone, and not with all the weights of a group."""
     module = ColumnParallelLinear(2, 1, bias=False, params_dtype=torch.float16, prefix="a")
@@ -167,6 +176,7 @@ def test_a_small_number_of_a_plain_weight_may_become_0() -> None:
         load(module, {"weight": torch.tensor([[7e4, torch.inf]])})
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("call", "error", "text"),
     [
@@ -193,6 +203,7 @@ def test_a_plain_layer_says_what_it_multiplies(
         call(module)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("name", "data", "text"),
     [
@@ -211,6 +222,7 @@ def test_a_parameter_is_replaced_by_a_tensor_and_nothing_else_is(name: str, data
     assert layer(torch.zeros(2)).shape == (2,)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.complex64], ids=str)
 @pytest.mark.parametrize(
     "pack", [lambda q: pack_cols(q, 4, 1, 64), lambda q: marlin_zero_points(q, 1, 64, 4)]
@@ -220,6 +232,7 @@ def test_codes_are_integers(pack: Callable[[Any], Any], dtype: torch.dtype) -> N
         pack(torch.ones(1, 64).to(dtype))
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_bias_is_permuted_as_the_scales_of_one_group() -> None:
     bias = torch.arange(128).half()
 
@@ -232,6 +245,7 @@ def test_a_bias_is_permuted_as_the_scales_of_one_group() -> None:
         marlin_permute_bias(bias[None])
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("N", [0, -128, 128.0, None])
 def test_a_sparse_layer_has_columns(N: Any) -> None:
     with pytest.raises(ArgumentError, match="size_n\n  expected at least 1"):

@@ -18,6 +18,8 @@ from qload.methods import AWQMarlinConfig, ColumnParallelLinear, RowParallelLine
 from qload.testing import assert_reads_back
 from tests.methods.engine import awq, config_of, load, ranks, ready
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def made(weight: AWQWeight, dtype: torch.dtype | None, **changes: Any) -> Any:
     N, K = weight.shape

@@ -15,6 +15,8 @@ from qload.parallel import FakeWorld, Rank
 from tests.experts.expert_layers import NAMES, PREFIX
 from tests.methods.loaded_layers import PLAIN, weights_of
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 FACTS = ExpertFacts(GatedActivation("silu"))
 E, H, INNER = 5, 8, 16
 

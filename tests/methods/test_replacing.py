@@ -19,6 +19,8 @@ from qload import (
     replace_linears,
 )
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 CONFIG = {"quant_method": "fp8"}
 
 

@@ -14,6 +14,8 @@ from qload.methods import AWQMarlinLinearMethod, ColumnParallelLinear, RowParall
 from qload.testing import assert_reads_back, assert_same_bits
 from tests.methods.engine import awq, config_of, load, ready
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 WEIGHT = awq(128, 64, 32)
 
 

@@ -14,6 +14,8 @@ from qload.parallel import Rank
 from qload.testing import assert_same_bits
 from tests.models.with_transformers.stored import FORMATS, Format
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 H, INNER, EXPERTS, CHOSEN = 192, 192, 3, 2
 PREFIX = "mlp.experts"
 MATRICES = {"w1": ("gate_proj", INNER, H), "w3": ("up_proj", INNER, H), "w2": ("down_proj", H, INNER)}

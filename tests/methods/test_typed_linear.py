@@ -38,6 +38,8 @@ from tests.formats.test_gptq_zeros import config as gptq_config
 from tests.formats.test_gptq_zeros import tensors as as_stored
 from tests.methods.engine import awq
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}

@@ -15,6 +15,8 @@ from qload.testing import assert_same_bits
 from tests.methods.loaded_layers import PLAIN, bias_of, on_all_ranks, refusals, weights_of
 from tests.methods.test_loaded_layers import GPTQ, count, gptq
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 EMBED = "model.embed_tokens"
 IDS = torch.tensor([[0, 5, 16], [16, 11, 4]])
 

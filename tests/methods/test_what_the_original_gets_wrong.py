@@ -27,6 +27,8 @@ from qload.weights import Weights
 from tests.formats.test_ct_pack import tensors
 from tests.methods.engine import awq, config_of, load, ranks, ready
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def read(**config: Any) -> AWQMarlinConfig:
     return AWQMarlinConfig.from_config({"quant_method": "awq", "version": "gemm", **config})

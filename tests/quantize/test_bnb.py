@@ -17,6 +17,8 @@ from qload.testing import assert_same_bits
 from qload.weights import Weights
 from tests.paths import FIXTURES
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 OWNER = load_file(FIXTURES / "bnb" / "quantized_33x65" / "quantized.safetensors")
 EVERY = [BNB4Quantizer("nf4", 4), BNB4Quantizer("fp4", 4, double_quant=True), BNBInt8Quantizer()]
 

@@ -20,6 +20,8 @@ from qload.testing import assert_same_bits
 from qload.weights import Weights
 from tests.paths import cases
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def quantize(weight: Tensor) -> EETQWeight:
     N, K = weight.shape

@@ -14,6 +14,8 @@ from qload.spec import Layer
 from qload.testing import assert_same_bits
 from tests.formats.fp8_layers import codes, layer, weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 PER: list[Literal["tensor", "channel"]] = ["tensor", "channel"]
 
 

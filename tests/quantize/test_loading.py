@@ -11,13 +11,22 @@ from qload.formats import Fp8Config, Fp8Weight, UnquantizedConfig, UnquantizedWe
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.loader.exclusion import Exclusions
 from qload.parallel import ALONE, FakeWorld, Rank
-from qload.quantize import Fp8Quantizer, QuantizingLoader, loading
+from qload.quantize import (
+    BNB4Quantizer,
+    BNBInt8Quantizer,
+    EETQQuantizer,
+    Fp8Quantizer,
+    QuantizingLoader,
+    loading,
+)
 from qload.quantize.policy import Modules, mlp_only
 from qload.spec import Layer
 from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
 from qload.weights import Weights
 from tests.formats.fp8_layers import codes, layer
+
+pytestmark = pytest.mark.usefixtures("seen_texts")
 
 PLAIN = ConfiguredFormat(UnquantizedWeight, UnquantizedConfig())
 BLOCKS = ConfiguredFormat(Fp8Weight, Fp8Config("block", (128, 128)))
@@ -113,6 +122,38 @@ def test_a_large_layer_is_quantized_in_runs_of_outputs_to_the_same_bits(
         assert_same_bits(got.dequantize(), whole.dequantize().chunk(world)[rank.rank()])
         assert got.layer.whole == (N, K)
     assert seen == [("q[0:48]", 48), ("q[48:96]", 48), ("q[96:128]", 32)] * world
+
+
+@pytest.mark.parametrize(
+    ("quantizer", "runs"),
+    [
+        (Fp8Quantizer("channel"), 2),
+        (Fp8Quantizer("tensor"), 1),
+        (Fp8Quantizer("block", (16, 12)), 1),
+        (EETQQuantizer(), 2),
+        (BNB4Quantizer(), 1),
+        (BNBInt8Quantizer(), 2),
+    ],
+    ids=lambda value: None if isinstance(value, int) else getattr(value, "per", value.format),
+)
+def test_only_outputs_with_scales_of_their_own_are_quantized_in_runs(
+    quantizer: Any, runs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors = {"q.weight": torch.cat([plain(0), plain(1)], 1)[:, :128]}
+    whole = weights(quantizer, tensors=tensors).get_weights("q")
+    monkeypatch.setattr(loading, "TILE_OUTPUTS", 64)
+    monkeypatch.setattr(loading, "BLOCK_ELEMENTS", 64 * 128)
+    seen, inner = [], type(quantizer).quantize
+
+    def quantize(self: Any, weight: Tensor, *options: Any) -> Any:
+        seen.append(tuple(weight.shape))
+        return inner(self, weight, *options)
+
+    monkeypatch.setattr(type(quantizer), "quantize", quantize)
+    got = weights(quantizer, tensors=tensors).get_weights("q")
+
+    assert seen == [(N // runs, 128)] * runs
+    assert_same_bits(got.dequantize(), whole.dequantize())
 
 
 def test_statistics_of_the_share_are_cheaper_and_another_model() -> None:

@@ -9,6 +9,8 @@ from qload.architecture.table import spellings
 from qload.errors import ArgumentError, MismatchError
 from qload.quantize.policy import ROUTERS, Modules, block_of, is_router, mlp_only
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 @pytest.mark.parametrize(
     ("prefix", "quantized"),

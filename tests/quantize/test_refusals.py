@@ -16,6 +16,8 @@ from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 EVERY = [
     Fp8Quantizer("tensor"),
     Fp8Quantizer("channel"),
@@ -109,9 +111,11 @@ def test_an_output_that_would_be_zeros_is_refused_and_one_of_zeros_is_not(
 
 def test_an_output_of_float64_that_float32_has_no_room_for_is_refused() -> None:
     weight = torch.ones(4, 64, dtype=torch.float64)
-    weight[2] = 1e-60
+    weight[2], weight[3] = 1e-60, 1e-70
 
-    with pytest.raises(CastError, match="float64 to float32 underflows\n  got      1e-60\n"):
+    with pytest.raises(
+        CastError, match=r"float64 to float32 underflows\n  got      1e-60 \(2 values in all\)\n"
+    ):
         view(BNB4Quantizer(), a=weight).get_weights("a")
 
 

@@ -22,6 +22,8 @@ from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 CONFIG = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 K, N = 128, 256
 MIDDLE = 0x77777777  # eight zero points of 8, stored minus one

@@ -18,6 +18,8 @@ from qload.weights import Weights, prefetch, stream
 from tests.repacking.test_alike import assert_same, drawn
 from tests.repacking.test_deferred_reads import has_native, late_bytes, opened, saved
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 @pytest.fixture(autouse=True)
 def small_codes_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:

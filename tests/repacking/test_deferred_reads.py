@@ -22,6 +22,8 @@ from qload.storage import MemoryStorage, SafetensorsStorage
 from qload.weights import Weights, prefetch, stream
 from tests.repacking.test_alike import CONFIG, MIDDLE, assert_same, drawn
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 has_native = pytest.mark.usefixtures("cpu_module")
 Layers = Mapping[str, Mapping[str, Tensor]]
 

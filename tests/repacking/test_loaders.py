@@ -52,6 +52,7 @@ def test_the_target_decides_what_is_loaded(target: Any, bits: int, kind: type) -
     assert_same_bits(loaded.dequantize(), case.weight().dequantize())
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_auto_notes_why_a_layer_stays_and_marlin_raises_with_its_name() -> None:
     strict = weights(Case(bits=3), "marlin")
     with open_checkpoint(FIXTURES / "compressed_tensors/pack_w6_g128_dense", target="auto") as relaxed:
@@ -70,6 +71,7 @@ def test_plain_layers_stay_plain() -> None:
     assert isinstance(loaded, UnquantizedWeight)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_an_unknown_target_is_refused() -> None:
     with pytest.raises(
         ArgumentError, match=r"one of auto, marlin, strips, panels, exllama\n  got      'tpu'"
@@ -127,7 +129,9 @@ def test_a_real_checkpoint_opens_for_a_cpu_and_comes_back(folder: str, kind: typ
 def test_a_sparse_layer_has_a_kernel_of_its_own_and_stays(stored: Any) -> None:
     loader = GPTQMarlinWeightsLoader(stored.loader())
 
-    assert isinstance(Weights(stored.storage(), loader=loader).get_weights("layer"), Marlin24Weight)
+    loaded = Weights(stored.storage(), loader=loader).get_weights("layer")
+    assert isinstance(loaded, Marlin24Weight)
+    assert loader.repacked(loaded) is loaded
 
 
 class OneShare(MemoryStorage):

@@ -8,6 +8,8 @@ from qload.errors import RepackError
 from qload.layouts import Stored
 from qload.repacking import GPTQMarlinWeightsLoader
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def weights_of(loader: RepackingLoader, bits: int) -> Weights:
     rows = 64 * bits // 32
