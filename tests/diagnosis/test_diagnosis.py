@@ -315,6 +315,13 @@ def test_zeros_with_numbers_between_them_are_no_tile() -> None:
     assert found.sentence.startswith("a fault of no known class")
 
 
+def test_a_tile_of_zeros_among_many_other_errors_is_not_their_cause() -> None:
+    got = MEANT + torch.randn(N, K, generator=torch.Generator().manual_seed(1))
+    got[16:32, 32:64] = 0
+
+    assert diagnose(MEANT, got, WEIGHT).fault is None
+
+
 @pytest.mark.parametrize(("zeros", "is_tile"), [(288, True), (287, False)])
 def test_a_tile_may_lack_a_tenth_of_its_zeros(zeros: int, is_tile: bool) -> None:
     """Of 320 values, those of the outer rows and columns are zero, and some of the inner ones."""

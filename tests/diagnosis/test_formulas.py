@@ -38,8 +38,10 @@ def unpacked(words: Tensor) -> Tensor:
     return (words[..., None] >> 4 * torch.arange(8) & 15).flatten(-2)
 
 
-def gptq(*, act_order: bool = False, stored: bool = False) -> tuple[GPTQWeight, Operands]:
-    """Return a random weight with its operands; `stored`: zero points of gptq_v2."""
+def gptq(
+    *, act_order: bool = False, stored: bool = False, dtype: torch.dtype = torch.float16
+) -> tuple[GPTQWeight, Operands]:
+    """Return a random weight with its operands; `stored`: zero points of gptq_v2, `dtype`: of scales."""
     random = torch.Generator().manual_seed(3)
     qweight, qzeros = (
         torch.randint(-(2**31), 2**31, shape, generator=random, dtype=torch.int32)
@@ -47,7 +49,7 @@ def gptq(*, act_order: bool = False, stored: bool = False) -> tuple[GPTQWeight, 
     )
     if not stored:
         qzeros &= 0x77777777  # no zero point wraps
-    scales = (0.01 + 0.02 * torch.rand(GROUPS, N, generator=random)).half()
+    scales = (0.01 + 0.02 * torch.rand(GROUPS, N, generator=random)).to(dtype)
     groups = torch.arange(K) // SIZE
     if act_order:
         groups = groups[torch.randperm(K, generator=random)]
@@ -58,6 +60,7 @@ def gptq(*, act_order: bool = False, stored: bool = False) -> tuple[GPTQWeight, 
 
 
 PLAIN, V2, PERMUTED = gptq(), gptq(stored=True), gptq(act_order=True)
+BFLOAT = gptq(dtype=torch.bfloat16)
 ORDER = PERMUTED[1].groups.argsort(stable=True)
 
 
@@ -93,8 +96,8 @@ def in_words(tensor: Tensor, order: list[int], axis: int) -> Tensor:
     return tensor.index_select(axis, at // 8 * 8 + torch.tensor(order)[at % 8])
 
 
-def reinterpreted(values: Tensor) -> Tensor:
-    return values.half().view(torch.bfloat16).float()
+def reinterpreted(stored: torch.dtype, read: torch.dtype) -> Callable[[Tensor], Tensor]:
+    return lambda values: values.to(stored).view(read).float()
 
 
 GROUPED = [i + 8 * j for i in range(8) for j in range(8)]  # Marlin's orders of scales
@@ -127,7 +130,7 @@ def rolled(values: Tensor, axis: int, step: int) -> Tensor:
     return values.roll(step, axis)
 
 
-# Fault, the beginning of the sentence, and the formula; of PLAIN, V2 or PERMUTED.
+# Fault, the beginning of the sentence, and the formula; of PLAIN, V2, PERMUTED or BFLOAT.
 Row = tuple[str, str, Callable[[Operands], Tensor]]
 OF_PLAIN: list[Row] = [
     ("zero-points-one-lower", "zero points one lower (v1 read as v2)", zeros(lambda z: z - 1)),
@@ -178,7 +181,7 @@ OF_PLAIN: list[Row] = [
     ("scales-transposed", "scales transposed", scales(lambda s: s.T.reshape(s.shape))),
     ("scale-order", "scales in Marlin's order of groups", scales(reordered(GROUPED))),
     ("scale-order", "scales in Marlin's order of whole columns", scales(reordered(COLUMNS))),
-    ("scale-type", "float16 scales read as bfloat16", scales(reinterpreted)),
+    ("scale-type", "float16 scales read as bfloat16", scales(reinterpreted(torch.float16, torch.bfloat16))),
     (
         "parts-exchanged",
         "the halves of its outputs in the order 2, 1 (gate and up are exchanged)",
@@ -237,9 +240,13 @@ OF_PERMUTED: list[Row] = [
         whole(lambda w: w[:, ORDER.argsort()][:, ORDER.argsort()]),
     ),
 ]
+OF_BFLOAT: list[Row] = [
+    ("scale-type", "bfloat16 scales read as float16", scales(reinterpreted(torch.bfloat16, torch.float16))),
+]
+TABLES = (PLAIN, OF_PLAIN), (V2, OF_V2), (PERMUTED, OF_PERMUTED), (BFLOAT, OF_BFLOAT)
 ROWS = [
     pytest.param(weight, operands, *row, id=f"{at} {row[1]}")
-    for (weight, operands), rows in ((PLAIN, OF_PLAIN), (V2, OF_V2), (PERMUTED, OF_PERMUTED))
+    for (weight, operands), rows in TABLES
     for at, row in enumerate(rows)
 ]
 

@@ -15,6 +15,8 @@ from tests.bench import peer_folder, steps
 from tests.bench.limits import bytes_of
 from tests.bench.linear import peers_of
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 NAMES = ("one", "other")
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from tests.bench import linear, timing
 from tests.bench.linear import Group, timed
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 W = torch.eye(64).half()
 X = torch.arange(3 * 64).view(3, 64).half()
 

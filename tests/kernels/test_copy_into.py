@@ -14,6 +14,8 @@ from qload.kernel_formats import repack
 from qload.testing import assert_same_bits
 from tests.kernels.mp_layers import Case
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 LAYOUTS = pytest.mark.parametrize("layout", ["gptq", "marlin", "strips", "exllama"])
 
 

@@ -13,6 +13,8 @@ from qload.kernels import cpu
 from qload.native.modules import ISAS
 from tests.bench import cpu_dispatch
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 SAID = {"kind": "panels", "bits": 4, "dtype": "float32", "isa": "avx2"}
 TIMES: cpu_dispatch.Times = {
     1: {"registers": 1.0, "cache": 2.0, "torch": 3.0},

@@ -350,6 +350,7 @@ class Reader:
         self.begun.append("closed")
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_files_are_read_by_tickets(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     memory = torch.zeros(1, dtype=torch.uint8)
     asked: list[int] = []

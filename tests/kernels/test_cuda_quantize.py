@@ -19,6 +19,8 @@ from tests.gpu.test_quantize import SCHEMES
 from tests.kernels.cuda_layers import AMPERE, installed
 from tests.kernels.cuda_quantize import HandOfInputs, OnDevice
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 HALF, BF16, FLOAT = torch.float16, torch.bfloat16, torch.float32
 DTYPES = pytest.mark.parametrize("dtype", [HALF, BF16, FLOAT], ids=str)
 

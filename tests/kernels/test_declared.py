@@ -23,6 +23,8 @@ from qload.testing import assert_same_bits
 from qload.weights import Weights
 from tests.kernels.activation_cases import PREFIX, Case, distance, named
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 TOKENS = ["w8a8_int8_token_dynamic_sym", "w8a8_int8_token_dynamic_asym", "fp8_token_dynamic"]
 TENSORS = ["w8a8_int8_tensor_dynamic_sym", "w8a8_int8_tensor_dynamic_asym", "fp8_tensor_dynamic"]
 GROUPS = ["w8a8_int8_group_dynamic_sym", "w8a8_int8_group_dynamic_asym", "mxfp8_dynamic", "mxfp4_dynamic"]

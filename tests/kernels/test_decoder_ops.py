@@ -16,6 +16,8 @@ from qload.native.modules import NativeModule
 from tests.kernels.cuda_layers import AMPERE, installed, on_cpu
 from tests.kernels.cuda_steps import HandOfSteps, attended, normed, turned
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 OPERATORS = {
     "rms_norm": decoder_ops._rms_norm,
     "add_rms_norm": decoder_ops._add_rms_norm,

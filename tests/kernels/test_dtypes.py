@@ -20,6 +20,8 @@ from qload.testing import assert_same_bits, assert_within_bound
 from tests.experts import drawn
 from tests.kernels.mp_layers import Case
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 UNITS = {HALF: 2.0**-11, BRAIN: 2.0**-8}
 LAYOUTS = pytest.mark.parametrize("layout", ["marlin", "strips", "exllama"])

@@ -12,6 +12,8 @@ from qload.kernel_formats import ExllamaWeight, repack
 from qload.kernels.cuda import exllama
 from qload.layouts import gptq
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 HALF = torch.float16
 
 

@@ -15,6 +15,8 @@ from tests.gpu.expert_layers import drawn_numbers, typed_experts
 from tests.paths import FIXTURES
 from tests.support.fake_gpu import fake_capture, fake_like
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 MODELS = {
     "auto_round_qwen3_moe": "model.layers.1.mlp.experts",
     "fp8_channel_deepseek_v3": "model.layers.1.mlp.experts",

@@ -110,6 +110,7 @@ def test_an_input_need_not_be_contiguous(linear: torch.nn.Module) -> None:
     assert torch.equal(linear(x), linear(x.contiguous()))
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("x", "error", "text"),
     [
@@ -124,6 +125,7 @@ def test_a_wrong_input_is_named(
         linear(x)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_bias_of_another_length_is_refused() -> None:
     with pytest.raises(ShapeError, match=r"bias: wrong shape\n  expected \(3,\)"):
         UnquantizedWeight(weight=torch.ones(3, 4)).get_linear(bias=torch.ones(4))
@@ -142,6 +144,7 @@ def test_casting_a_module_casts_no_weight(data: Any) -> None:
     assert set(module.state_dict()) == {*weight.fields(), "_extra_state"}
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_state_dict_of_another_order_is_refused_though_its_shapes_fit() -> None:
     """Marlin's words of N = 4 K have the shape of strips."""
     weight = GPTQWeight(
@@ -160,6 +163,7 @@ def test_a_state_dict_of_another_order_is_refused_though_its_shapes_fit() -> Non
     other.load_state_dict(repack(weight, "strips").get_linear().state_dict())
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("x", "got"), [(None, "None"), ([1.0], "list of 1.0"), ("x", "'x'")], ids=["None", "a list", "a text"]
 )
@@ -176,6 +180,7 @@ def test_what_is_no_tensor_is_no_input_and_no_bias(x: Any, got: str, *, plain: b
             linear(torch.ones(1, 128), x)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_product_names_the_argument_that_is_no_tensor_and_no_weight() -> None:
     with pytest.raises(ArgumentError, match=r"^weight\n  expected Weight\n  got      None"):
         plans.multiply(torch.ones(1, 2), None)  # type: ignore[arg-type]

@@ -98,6 +98,7 @@ def test_exllama_writes_the_bias_minus_one_where_there_are_no_zero_points(bits: 
     assert set(layer.qzeros.flatten().tolist()) == {words}
 
 
+@pytest.mark.usefixtures("seen_texts")
 @every_kernel
 def test_a_type_that_says_no_meaning_is_not_implemented(kind: type[MPLinearKernel]) -> None:
     config = replace(Case().config, weight_type=scalar_types.uint4)
@@ -206,6 +207,8 @@ def test_exllama_lists_what_codes_may_mean() -> None:
         scalar_types.uint4b8,
         scalar_types.uint8b128,
     )
+    unsigned = scalar_types.uint2, scalar_types.uint3, scalar_types.uint4, scalar_types.uint8
+    assert types[4:] == unsigned
     for kind in types:
         config = Case(zeros=None if kind.has_bias() else Stored()).config
         assert ExllamaLinearKernel.can_implement(replace(config, weight_type=kind)) == (True, None)
@@ -226,6 +229,7 @@ def test_the_best_kernel_that_can_is_chosen() -> None:
     assert choose_mp_linear_kernel(Case(group=256, K=1024).config, 90) is StripsLinearKernel
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_where_none_can_every_reason_is_listed() -> None:
     config = replace(Case().config, act_type=torch.float64)
 
@@ -236,6 +240,7 @@ def test_where_none_can_every_reason_is_listed() -> None:
     assert all(kernel.__name__ in str(caught.value) for kernel in KERNELS)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @every_kernel
 def test_a_parameter_of_another_shape_is_named(kind: type[MPLinearKernel]) -> None:
     layer = Case(group=64).layer(Case(group=64).weight())
@@ -244,6 +249,7 @@ def test_a_parameter_of_another_shape_is_named(kind: type[MPLinearKernel]) -> No
         kind(Case(group=32).config, "qweight", "scales").process_weights_after_loading(layer)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @every_kernel
 def test_weights_are_processed_once_and_before_the_first_call(kind: type[MPLinearKernel]) -> None:
     case = Case()
@@ -257,12 +263,14 @@ def test_weights_are_processed_once_and_before_the_first_call(kind: type[MPLinea
         kernel.process_weights_after_loading(layer)
 
 
+@pytest.mark.usefixtures("seen_texts")
 @every_kernel
 def test_a_config_that_needs_a_parameter_has_to_name_it(kind: type[MPLinearKernel]) -> None:
     with pytest.raises(KernelRefusedError, match="zero points in the config, and no parameter"):
         kind(Case(zeros=Stored()).config, "qweight", "scales")
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_parameter_is_turned_so_that_its_tags_are_those_asked_for() -> None:
     layer = Case(turned=True).layer(Case().weight())
     before = layer.qweight.data.clone()
@@ -286,6 +294,7 @@ def test_marlin_zeroes_a_workspace_that_serves_every_chip() -> None:
     assert layer.workspace.dtype == torch.int32
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize("kind", [StripsLinearKernel, MarlinLinearKernel], ids=lambda kind: kind.name)
 def test_weights_beyond_the_range_that_is_multiplied_in_are_refused(kind: type[MPLinearKernel]) -> None:
     """Many tokens are multiplied with weights rounded to fp16, where these are infinite."""

@@ -16,6 +16,8 @@ from qload.layouts import Stored
 from qload.testing import assert_reads_back, assert_same_bits
 from tests.kernels.mp_layers import Case
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 every_kernel = pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.name)
 FIELDS = ("qweight", "scales", "qzeros", "g_idx")
 

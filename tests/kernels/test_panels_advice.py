@@ -22,6 +22,8 @@ from qload.testing import Traits, layer_of
 from qload.weights import Weights
 from tests.kernels.mp_layers import Case
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 BRAIN = torch.bfloat16
 ADVICE = 'target="auto" of open_checkpoint, or repack(weight, "panels")'
 

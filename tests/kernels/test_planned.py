@@ -14,6 +14,8 @@ from qload.kernels import cpu, plans
 from qload.testing import assert_same_bits
 from tests.kernel_formats.marlin_layers import layer
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 PANELS: Any = repack(layer(64, 32, 32, sym=False), "panels")
 
 

@@ -18,6 +18,8 @@ from qload.testing import assert_same_bits
 from tests.kernels.mp_layers import Case
 from tests.paths import FIXTURES
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 WORDS = torch.randn(64, 64, generator=torch.Generator().manual_seed(1)).to(torch.float8_e4m3fn)
 X = torch.full((1, 64), 1e-3).half()
 HUGE = 1e5  # a scale with which no number of WORDS is finite in float16

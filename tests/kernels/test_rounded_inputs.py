@@ -23,6 +23,8 @@ from tests.kernels.cuda_layers import _operators, byte_layer, installed, layer
 from tests.kernels.cuda_quantize import HandOfInputs
 from tests.kernels.mp_layers import Case
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 __all__ = ["_operators"]  # a fixture
 CUDA_LINEAR = import_module("qload.kernels.cuda.linear")  # whose name a function of the package has, too
 HOPPER = pytest.mark.parametrize("chip", [(9, 0)], ids=["9.0"])

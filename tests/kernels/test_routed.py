@@ -6,6 +6,8 @@ import torch
 from qload.errors import ArgumentError
 from qload.kernels.experts_function import RoutedTokens, routed
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 IDS = torch.tensor([[4, 2], [2, 0], [3, 5]])
 
 

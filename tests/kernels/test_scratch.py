@@ -8,6 +8,8 @@ from qload.errors import ArgumentError, NotWarmError
 from qload.kernels import ExllamaLinearKernel, warm_up
 from tests.kernels.mp_layers import Case
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 CPU = torch.device("cpu")
 
 
