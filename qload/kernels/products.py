@@ -130,7 +130,7 @@ def in_given_types(x: Tensor) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-def write_product(y: Tensor, x: Tensor, w: Tensor, bias: Tensor | None = None) -> None:
+def write_product(y: Tensor, x: Tensor, w: Tensor, bias: Tensor | None) -> None:
     """y (M, n) = x (M, K) times w (n, K), plus a bias (n,) of any float dtype; x and w have one dtype."""
     if not _sums_in_float32(x):
         if not multiply_floats(y, x, w, bias):
@@ -364,7 +364,7 @@ def wants_gradients(x: Tensor, bias: Tensor | None) -> bool:
 def in_slices(
     x: Tensor,
     weight: Weight,
-    bias: Tensor | None = None,
+    bias: Tensor | None,
     factors: Tensor | None = None,
     *,
     dtype: torch.dtype | None = None,

@@ -74,10 +74,10 @@ class Finding:
 
 
 def new_finding(
-    rule: RuleText, tensor: str | None, file: str | None, message: str, remedy: str = "", cause: str = ""
+    rule: RuleText, tensor: str | None, file: str | None, message: str, remedy: str = ""
 ) -> Finding:
     """Make a finding of a rule, of the rule's severity."""
-    return Finding(rule.id, rule.severity, tensor, file, message, remedy or rule.remedy, cause)
+    return Finding(rule.id, rule.severity, tensor, file, message, remedy)
 
 
 @dataclass(frozen=True)

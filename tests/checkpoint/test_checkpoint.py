@@ -119,3 +119,19 @@ def test_views_for_ranks_share_the_files_and_the_loader(tmp_path: Path) -> None:
     assert first.storage is second.storage
     assert (first.loader, first.architecture) == (second.loader, checkpoint.architecture)
     assert (first.dtype, second.dtype) == (None, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "vocabulary", "is_tied"),
+    [("qwen2_q8_0", "qwen2", 64, True), ("qwen3_moe_q8_0", "qwen3_moe", 64, False)],
+)
+def test_a_gguf_file_tells_the_config_of_its_model(
+    name: str, kind: str, vocabulary: int, is_tied: bool, fixtures: Path
+) -> None:
+    with Checkpoint.open(fixtures / "gguf" / name) as checkpoint:
+        config = checkpoint.model_config
+        (found,) = checkpoint.configs
+
+    assert (config["model_type"], config["vocab_size"]) == (kind, vocabulary)
+    assert config["tie_word_embeddings"] is is_tied
+    assert (found.file, found.values) == ("model.gguf", {"quant_method": "gguf"})

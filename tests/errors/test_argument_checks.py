@@ -1,13 +1,14 @@
 """Which values a type admits, and how a refusal says what it got."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import make_dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import pytest
 import torch
 
-from qload.errors import ArgumentError, check_type, checked
+from qload.errors import ArgumentError, check_fields, check_type, checked
 
 
 @runtime_checkable
@@ -71,6 +72,15 @@ def test_a_type_admits_what_is_of_it(value: Any, hint: Any, admitted: bool) -> N
         return
     with pytest.raises(ArgumentError, match="it"):
         check_type("it", value, hint)
+
+
+def test_a_field_with_a_name_for_type_checkers_alone_is_not_checked() -> None:
+    base = make_dataclass("Base", [("number", "int")])
+    record = make_dataclass("Record", [("other", "OnlyForTypeCheckers")], bases=(base,))
+
+    check_fields(record(1, object()))
+    with pytest.raises(ArgumentError, match=r"^number\n"):
+        check_fields(record("1", object()))
 
 
 @checked

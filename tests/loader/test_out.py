@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qload import MemoryStorage, Weights
+from qload.detect import loader_from_config
 from qload.errors import ArgumentError
 from qload.loader import Part
 from qload.parallel import FakeWorld
@@ -61,6 +62,25 @@ def test_parts_are_joined_at_their_place(weight_type: type[Weight], data: Any) -
 
     for field, tensor in want.fields().items():
         assert_same_bits(made.fields()[field], tensor)
+
+
+def test_scalars_are_joined_at_their_place() -> None:
+    stored = {
+        f"{name}.{field}": tensor
+        for name, scale in (("a", 0.5), ("b", 0.25))
+        for field, tensor in (
+            ("weight", torch.ones(16, 16).to(torch.float8_e4m3fn)),
+            ("weight_scale", torch.tensor(scale)),
+        )
+    }
+    loader = loader_from_config({"quant_method": "fp8"})
+    places = {"weight_scale": torch.zeros(2)}
+
+    made = loader.load(
+        Weights(MemoryStorage(stored), loader=loader), [Part("a"), Part("b")], None, out=places
+    )
+
+    assert made.fields()["weight_scale"].tolist() == [0.5, 0.25]
 
 
 @pytest.mark.parametrize("dtype", [None, torch.float16, torch.bfloat16])

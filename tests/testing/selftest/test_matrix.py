@@ -82,6 +82,23 @@ def test_a_row_says_who_noticed_and_what_it_was(monkeypatch: pytest.MonkeyPatch)
     assert row.noticed == {name: name not in blind for name in ORACLES}
 
 
+@pytest.mark.parametrize(
+    ("noticed", "refused", "end", "shown"),
+    [
+        (True, "", "caught", "caught"),
+        (False, "", "let through", "let through"),
+        (False, "ValueError: no", "refused (ValueError: no)", "let through"),
+    ],
+)
+def test_a_row_of_the_report_has_a_column_for_each_check(
+    noticed: bool, refused: str, end: str, shown: str
+) -> None:
+    row = KillRow("gptq", "factor", "scales doubled", dict.fromkeys(ORACLES, noticed), "a class", refused)
+
+    first = {"subject": "gptq", "fault": "factor", "words": "scales doubled", "end": end}
+    assert row.row() == {**first, **dict.fromkeys(ORACLES, shown), "named": "a class"}
+
+
 class Symmetric(Plain):
     """A kernel whose packing looks at zero points."""
 

@@ -4,7 +4,8 @@ import sys
 from collections.abc import Callable
 from inspect import signature
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -84,6 +85,30 @@ def test_a_function_is_replaced_where_it_is_defined(monkeypatch: pytest.MonkeyPa
     replace_function("a_project:Kernel.pack", lambda function: staticmethod(lambda: function() + 1))
 
     assert vars(module)["Kernel"].pack() == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "wrapped"),
+    [("scales-doubled", {"pack"}), ("inputs-reversed", {"gemm"}), (None, set())],
+)
+def test_the_plugin_plants_the_fault_in_the_function_that_it_concerns(
+    name: str | None, wrapped: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    project, reached = ModuleType("a_project"), tmp_path / "reached"
+    own = {"pack": lambda scales: scales * 1, "gemm": lambda x: x * 1}
+    vars(project).update(own)
+    monkeypatch.setitem(sys.modules, "a_project", project)
+    places = {"pack": "a_project:pack", "gemm": "a_project:gemm", "format": "gptq"}
+    values: dict[str, Any] = {**places, "fault": name, "reached": str(reached)}
+    config: Any = SimpleNamespace(getoption=lambda option: values[option.removeprefix("--qload-plant-")])
+
+    fault_injection.pytest_configure(config)
+
+    assert {each for each in own if vars(project)[each] is not own[each]} == wrapped
+    scales, x = vars(project)["pack"](WEIGHT.scales), vars(project)["gemm"](torch.eye(3)[:1])
+    assert torch.equal(scales, WEIGHT.scales) == ("pack" not in wrapped)
+    assert torch.equal(x, torch.eye(3)[:1]) == ("gemm" not in wrapped)
+    assert reached.exists() == bool(wrapped)
 
 
 def runs(codes: dict[str, int], reaching: bool) -> Callable[..., int]:
