@@ -175,8 +175,9 @@ def test_declared_inputs_are_rounded_ahead_of_both_products(
     facts = ExpertFacts(GatedActivation(CLAMPED.kind, CLAMPED.alpha, CLAMPED.limit), side)
     weight, chosen = typed_experts(held, facts, scheme=scheme), tokens(M, 512, 2, 5, dtype)
     stored = torch.tensor([0.0173, 0.3, 0.05, 1.0, 0.004], device="cuda")
+    of_down = stored.flip(0)
     if scheme.scale:  # parts of gate and up have the same
-        scales = {"gate_up": torch.stack([stored, stored], 1), "down": stored[:, None]}
+        scales = {"gate_up": torch.stack([stored, stored], 1), "down": of_down[:, None]}
         stacks = [getattr(weight, name) for name in scales]
         made = [
             replace(each, tensors={**each.tensors, scheme.scale: scales[name]})
@@ -205,8 +206,8 @@ def test_declared_inputs_are_rounded_ahead_of_both_products(
         h = held.gate(a, b)
         dh = 1.13 * da * (b.abs() + db + 1) + a.abs() * db
         dh += (h.abs() + dh) * 2 * half
-        code, step = numbers_of(h.float(), scheme, stored[ids])
-        _, wide = numbers_of((h.abs() + dh).float() * h.sign(), scheme, stored[ids])
+        code, step = numbers_of(h.float(), scheme, of_down[ids])
+        _, wide = numbers_of((h.abs() + dh).float() * h.sign(), scheme, of_down[ids])
         dcode = dh + step + wide + (code.abs() + dh) * 2 * half
         out = torch.einsum("mk,mnk->mn", code, down[ids]) + held.down.bias[ids].double()  # type: ignore[index]
         reach = torch.einsum("mk,mnk->mn", dcode + code.abs() * 264 * 2.0**-24, down[ids].abs())

@@ -168,13 +168,16 @@ def test_declared_inputs_of_experts_are_rounded_by_launches(
         return read(rounding, matrix, x)
 
     monkeypatch.setattr(experts_launches.Rounding, "__call__", listed)
-    stored = torch.tensor([0.03, 0.5, 2.0]) if scheme.scale else torch.ones(3)
+    of_gate_up, of_down = (
+        torch.tensor([0.03, 0.5, 2.0]),
+        torch.tensor([0.7, 0.09, 0.25]),
+    )  # where they are read
     if scheme.scale:
-        stacks = [
-            replace(each, tensors={**each.tensors, scheme.scale: stored})
-            for each in (typed.gate_up, typed.down)
-        ]
-        typed = replace(typed, gate_up=stacks[0], down=stacks[1])
+        gate_up, down = (
+            replace(stack, tensors={**stack.tensors, scheme.scale: stored})
+            for stack, stored in ((typed.gate_up, of_gate_up), (typed.down, of_down))
+        )
+        typed = replace(typed, gate_up=gate_up, down=down)
 
     y = experts.experts_linear(chosen.x, chosen.ids, chosen.weights, typed, declared=True)
 
@@ -185,20 +188,20 @@ def test_declared_inputs_of_experts_are_rounded_by_launches(
     assert [len(x) for x in rounded] == [M if alike else rows, rows]
     between = torch.empty(2 * M, 128, dtype=HALF)
     between[torch.arange(2 * M) if few else chosen.ids.flatten().argsort(stable=True)] = rounded[1][: 2 * M]
-    gate_up, down = held.dequantized("gate_up"), held.dequantized("down")
+    w_gate_up, w_down = held.dequantized("gate_up"), held.dequantized("down")
     eps, tiny = torch.finfo(HALF).eps, torch.finfo(HALF).smallest_normal
     total, slack = torch.zeros(2, M, 256, dtype=torch.float64)
     for m, k in torch.cartesian_prod(torch.arange(M), torch.arange(2)).tolist():
         e, routing, own = int(chosen.ids[m, k]), chosen.weights[m, k], between[2 * m + k]
         x = (chosen.x[m] * routing).to(HALF) if side == "input" else chosen.x[m]
-        both = gate_up[e] @ quantize(x[None], scheme, stored[e]).dequantize()[0].double()
+        both = w_gate_up[e] @ quantize(x[None], scheme, of_gate_up[e]).dequantize()[0].double()
         h = held.gate(*both.chunk(2))
         reach = 2 * eps * (both.abs().chunk(2)[0] + 1) * (both.abs().chunk(2)[1] + 1) + tiny
         assert bool(((own.double() - h).abs() <= reach).all())  # one rounding, or three
-        q = quantize(own[None], scheme, stored[e]).dequantize()[0].double()
+        q = quantize(own[None], scheme, of_down[e]).dequantize()[0].double()
         factor = 1 if side == "input" else float(routing)
-        total[m] += down[e] @ q * factor
-        slack[m] += down[e].abs() @ q.abs() * eps * factor
+        total[m] += w_down[e] @ q * factor
+        slack[m] += w_down[e].abs() @ q.abs() * eps * factor
     assert bool(((y.double() - total).abs() <= slack + total.abs() * eps + tiny).all())
 
 
