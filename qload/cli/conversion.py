@@ -30,7 +30,16 @@ if TYPE_CHECKING:
 
 ReportT = TypeVar("ReportT", "Conversion", "ShardedCheckpoint")
 FLOAT_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-TARGET_FORMATS = ("gptq", "gptq_v2", "awq", "marlin_checkpoint", "marlin_24", "compressed-tensors", "fp8")
+TARGET_FORMATS = (
+    "gptq",
+    "gptq_v2",
+    "awq",
+    "marlin_checkpoint",
+    "marlin_24",
+    "compressed-tensors",
+    "fp8",
+    "mxfp4",
+)
 FORMAT_ALIASES = {"marlin": "marlin_checkpoint"}
 
 CONVERT_EPILOG = """\b

@@ -7,9 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qload.configs.matching import HEAD
-from qload.conversion import fp8
+from qload.conversion import fp8, mxfp4
 from qload.conversion.targets import OutputLayer
-from qload.formats import AWQWeight, CTPackWeight, Fp8Weight, GPTQWeight, Marlin24Weight, MarlinWeight
+from qload.formats import (
+    AWQWeight,
+    CTMXFP4Weight,
+    CTPackWeight,
+    Fp8Weight,
+    GPTQWeight,
+    Marlin24Weight,
+    MarlinWeight,
+)
 from qload.layouts import Stored
 from qload.spec import Weight
 
@@ -170,6 +178,17 @@ def _float_quantized_config(layers: Sequence[OutputLayer], plain: Sequence[str])
     return WrittenConfig(values, refused=refused)
 
 
+def _mxfp4_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenConfig:
+    """Return the config of compressed-tensors for MXFP4."""
+
+    def entries(_: OutputLayer) -> dict[str, Any]:
+        return {"weights": dict(mxfp4.WEIGHTS), "input_activations": None}
+
+    values = _compressed_tensors_values("mxfp4-pack-quantized", [layers], entries, plain)
+    reason = "it is kept unchanged, and its config would need another dialect of MXFP4"
+    return WrittenConfig(values, refused={layer.prefix: reason for layer in layers if layer.item is None})
+
+
 def _groups_by(
     key: Callable[[OutputLayer], Hashable], layers: Sequence[OutputLayer]
 ) -> list[list[OutputLayer]]:
@@ -245,5 +264,6 @@ CONFIG_WRITERS: Mapping[type[Weight], Callable[[Sequence[OutputLayer], Sequence[
     MarlinWeight: _marlin_config,
     Marlin24Weight: _marlin_config,
     CTPackWeight: _pack_quantized_config,
+    CTMXFP4Weight: _mxfp4_config,
     Fp8Weight: _float_quantized_config,
 }

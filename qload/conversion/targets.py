@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qload.checkpoint import MARLIN_CHECKPOINT
-from qload.conversion import fp8
+from qload.conversion import fp8, mxfp4
 from qload.conversion.output_files import (
     OutputItem,
     dequantize_layer,
@@ -24,11 +24,14 @@ from qload.devices import LazyCodes
 from qload.errors import QloadError, RepackError
 from qload.formats import (
     AWQWeight,
+    CTMXFP4Weight,
     CTPackWeight,
     Fp8Weight,
+    GGUFWeight,
     GPTQWeight,
     Marlin24Weight,
     MarlinWeight,
+    MXFP4Config,
     UnquantizedConfig,
     UnquantizedWeight,
 )
@@ -77,7 +80,7 @@ INTEGERS: Mapping[str, IntegerTarget] = {
     "compressed-tensors": IntegerTarget(CTPackWeight.from_integers),
 }
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-TARGETS = (*INTEGERS, fp8.NAME, *FLOATS)
+TARGETS = (*INTEGERS, fp8.NAME, mxfp4.NAME, *FLOATS)
 OLDER_NAMES = {"marlin": MARLIN_CHECKPOINT}  # elsewhere "marlin" is a kernel order
 
 
@@ -131,7 +134,8 @@ class ConversionRequest:
         Processes share the only expensive check, of all values against a narrower float type.
         """
         if self.to not in FLOATS:
-            convert = self._to_fp8 if self.to == fp8.NAME else self._to_integers
+            exact = {fp8.NAME: self._to_fp8, mxfp4.NAME: self._to_mxfp4}
+            convert = exact.get(self.to, self._to_integers)
             return self._run_locally(lambda n: _result_or_reason(convert, layers[n]), layers, progress)
         reasons = self.workers.run(
             lambda n: _result_or_reason(self._lost_value, layers[n]), [1] * len(layers), progress
@@ -184,6 +188,8 @@ class ConversionRequest:
         if layer.format.activations is not None:
             reason = f"its inputs are quantized ({layer.format.activations}), which {self.to} cannot express"
             raise RepackError(layer.format.weight_type.format, self.to, reason)
+        if layer.format.weight_type is GGUFWeight:  # scales lie between the codes
+            with_codes = True
         integers = to_integers(self._load(layer, with_codes))
         return integers if with_codes else IntegersWithoutCodes.of(integers)
 
@@ -204,6 +210,10 @@ class ConversionRequest:
             return OutputLayer(layer.prefix, Fp8Weight, config, layer.K, item=item)
         item, inputs = fp8.fp8_item(self.source, layer), fmt.activations
         return OutputLayer(layer.prefix, fmt.weight_type, fmt.config, layer.K, item=item, activations=inputs)
+
+    def _to_mxfp4(self, layer: LayerDescription) -> OutputLayer:
+        item = mxfp4.mxfp4_item(self.source, layer)
+        return OutputLayer(layer.prefix, CTMXFP4Weight, MXFP4Config(), layer.K, item=item)
 
     def _load(self, layer: LayerDescription, with_codes: bool) -> Weight:
         """Load the layer, without its codes where its format can be read without them."""

@@ -18,14 +18,16 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from qload import configs, dtypes, spec
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, RepackError
 from qload.layouts.ggml_grids import ALL_DECODERS, sample_blocks, scale_bytes
 from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, ScaleBytes, TensorSpec
+from qload.spec.integers import Integers, from_codes, record_origin
 from qload.storage import BLOCK_TYPES
 
 GLOBAL_SCALE_TYPE = "NVFP4"
+INTEGER_TYPES, INTEGER_GROUP = ("Q4_0", "Q8_0"), 32
 BITS = {
     "Q4_0": 4,
     "Q4_1": 4,
@@ -135,6 +137,14 @@ class GGUFWeight(spec.Weight):
             offsets=None if decoded.offsets is None else decoded.offsets.reshape(N, -1),
             row_factors=factors,
         )
+
+    def to_integers(self) -> Integers:
+        """Convert to plain integers; RepackError for other types than Q4_0 and Q8_0."""
+        if self.config.type not in INTEGER_TYPES:
+            reason = f"{self.config.type} is not one of {' and '.join(INTEGER_TYPES)}"
+            raise RepackError(self.layer.name or self.format, "integers", reason)
+        codes, layer = self.codes(), record_origin(self)
+        return from_codes(codes, codes.scales.T.half().contiguous(), layer, INTEGER_GROUP)
 
 
 def read_gguf(source: configs.FoundConfig) -> configs.Claims:

@@ -7,6 +7,19 @@ _BLOCKS, _GRIDS = "qload/layouts/ggml.py", "qload/layouts/ggml_grids.py"
 _FORMAT, _NAMES = "qload/formats/gguf.py", "qload/detect/gguf.py"
 
 FAULTS = (
+    Fault(
+        "mxfp4-halves-as-neighbours",
+        "qload/conversion/mxfp4.py",
+        "torch.cat((halves & 15, halves >> 4), -1)",
+        "torch.stack((halves & 15, halves >> 4), -1).flatten(-2)",
+    ),
+    Fault(
+        "mxfp4-largest-exponent-kept",
+        "qload/conversion/mxfp4.py",
+        "if bool((exponents == NAN_EXPONENT).any()):",
+        "if False:",
+    ),
+    Fault("gguf-any-type-as-integers", _FORMAT, "if self.config.type not in INTEGER_TYPES:", "if False:"),
     Fault("gguf-holes-allowed", _HEADER, "if begin != expected:", "if begin < end:"),
     Fault("gguf-outermost-first", _HEADER, "for _ in range(rank))[::-1]", "for _ in range(rank))"),
     Fault("gguf-arrays-nest-forever", _HEADER, "< 0 or depth >= MAX_DEPTH", "< 0"),

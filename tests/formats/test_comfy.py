@@ -195,20 +195,27 @@ def test_w4a8_is_read_by_its_mark(tmp_path: Path) -> None:
             weights.get_weights_row(UP)
 
 
-def test_awq_by_hand(tmp_path: Path) -> None:
-    """Codes 0, 1, 15, 15 less 8, times 2 and 4, plus 0.5 and -1."""
-    layer = {
-        "weight": torch.tensor([[0x10, -1]], dtype=torch.int8),
-        "weight_scale": torch.tensor([[2.0], [4]]),
-        "weight_zeros": torch.tensor([[0.5], [-1]]),
-    }
-    want = [[-15.5, -13.5, 27, 27]]
+AWQ = {
+    "weight": torch.tensor([[0x10, -1]], dtype=torch.int8),
+    "weight_scale": torch.tensor([[2.0], [4]]),
+    "weight_zeros": torch.tensor([[0.5], [-1]]),
+}
+AWQ_VALUES = [[-15.5, -13.5, 27, 27]]  # codes 0, 1, 15, 15 less 8, times 2 and 4, plus 0.5 and -1
 
-    assert ComfyAWQWeight(config=ComfyAWQConfig(2), **layer).dequantize().tolist() == want
-    with open_checkpoint(save(tmp_path, layer, format="awq_w4a16")) as weights:
+
+def test_awq_by_hand() -> None:
+    assert ComfyAWQWeight(config=ComfyAWQConfig(2), **AWQ).dequantize().tolist() == AWQ_VALUES
+
+
+def test_the_scales_of_awq_say_the_size_of_a_group(tmp_path: Path) -> None:
+    with open_checkpoint(save(tmp_path, AWQ, format="awq_w4a16")) as weights:
         weight = weights.get_weights(UP)
-        assert (weight.config.group_size, weight.dequantize().tolist()) == (2, want)
-    layer |= {name: torch.ones(3, 1) for name in ("weight_scale", "weight_zeros")}
+        assert (weight.config.group_size, weight.dequantize().tolist()) == (2, AWQ_VALUES)
+
+
+def test_groups_of_awq_that_do_not_divide_the_inputs_are_refused(tmp_path: Path) -> None:
+    layer = AWQ | {name: torch.ones(3, 1) for name in ("weight_scale", "weight_zeros")}
+
     refused = pytest.raises(ShapeError, match="with K = 4 a multiple of G")
     with open_checkpoint(save(tmp_path, layer, format="awq_w4a16")) as weights, refused:
         weights.get_weights(UP)

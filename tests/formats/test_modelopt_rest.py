@@ -92,9 +92,10 @@ def test_a_low_rank_term_is_added() -> None:
     assert torch.equal(weight.without_low_rank().dequantize(), CODED)
 
 
-def test_a_low_rank_term_is_summed_in_float64() -> None:
+@pytest.mark.parametrize("power", [25, 40])
+def test_a_low_rank_term_is_summed_in_float64(power: int) -> None:
     """2**25 + 1 - 2**25 is 1; float32 has no 2**25 + 1."""
-    factors = torch.tensor([2.0**25, 1, -(2.0**25)])[:, None].expand(3, 32).contiguous()
+    factors = torch.tensor([2.0**power, 1, -(2.0**power)])[:, None].expand(3, 32).contiguous()
     layer = {
         **SVD,
         "weight_quantizer._svdquant_lora_a": factors,
@@ -111,8 +112,9 @@ def test_a_low_rank_term_is_cut_with_its_layer() -> None:
         assert torch.equal(torch.cat([share.dequantize() for share in shares], dim), whole)
 
 
-def test_layers_with_low_rank_terms_are_not_fused() -> None:
-    other = {**SVD, "weight_quantizer._svdquant_lora_a": -LORA_A}
+@pytest.mark.parametrize("factor", [-1, 2])
+def test_layers_with_low_rank_terms_are_not_fused(factor: int) -> None:
+    other = {**SVD, "weight_quantizer._svdquant_lora_a": factor * LORA_A}
 
     with pytest.raises(MismatchError, match="differ in lora_a, from row 0 on"):
         load("NVFP4_SVD", SVD, other).get_multi_weights_col(["0", "1"])

@@ -193,8 +193,10 @@ def test_equal_transforms_are_fused(quip: Path) -> None:
     assert torch.equal(fused.dequantize().double(), torch.from_numpy(want))
 
 
-def test_different_transforms_are_not_fused(tmp_path: Path) -> None:
-    save(tmp_path, tensors(UP, DOWN, R4_input=HADAMARD), R4=[step("input", ["re:.*up_proj"])])
+@pytest.mark.parametrize("side", ["input", "output"])
+def test_different_transforms_are_not_fused(side: str, tmp_path: Path) -> None:
+    named = tensors(UP, DOWN, **{f"R4_{side}": HADAMARD})
+    save(tmp_path, named, R4=[step(side, ["re:.*up_proj"])])
 
     with open_checkpoint(tmp_path) as weights, pytest.raises(MismatchError, match="differ in transforms"):
         weights.get_multi_weights_col([UP, DOWN])
