@@ -495,6 +495,11 @@ class CTIntConfig(spec.Config):
         Whether zero points are optional.
     static
         Whether the activations' scale is required.
+    zeros
+        "as stored"; or "checked" for optional zero points that a loaded weight leaves out if all are 0, which
+        a described layer then has as "0".
+    vector
+        Whether scales of outputs are stored as (N,); set once a layer is described.
     """
 
     name: ClassVar[str] = "ct_int"
@@ -503,6 +508,8 @@ class CTIntConfig(spec.Config):
     bits: int = 8
     symmetric: bool = True
     static: bool = False
+    zeros: Literal["as stored", "checked", "0"] = field(default="as stored", repr=False)
+    vector: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.bits not in INT_BITS:
@@ -516,13 +523,22 @@ class CTIntConfig(spec.Config):
         K = headers.sizes(tensors[:1])["K"]
         headers.check_single(tensor.name for tensor in tensors if tensor.text == "P")
         one_group = self.block and self.block[0] == 1 and self.block[1] >= K
-        return replace(self, block=(1, -1)) if one_group else self
+        config = replace(self, block=(1, -1)) if one_group else self
+        if config.block == (1, -1) and len(headers.shapes["weight_scale"]) == 1:
+            config = replace(config, vector=True)
+        points = headers.facts.get("weight_zero_point")
+        if self.zeros != "checked" or points is None:
+            return config
+        headers.sizes(CTIntWeight.tensors(config), headers.sizes(tensors[:1]))
+        return replace(config, zeros="as stored" if points.any() else "0")
 
     @property
     def axes(self) -> str:
         """Axis text of the scale."""
         if self.block is None:
             return "P"
+        if self.vector:
+            return "N"
         rows, columns = self.block
         return f"{'N' if rows == 1 else f'N/{rows}^'} {'1' if columns == -1 else f'K/{columns}^'}"
 
@@ -539,7 +555,7 @@ class CTIntWeight(spec.Weight):
     weight
         Signed codes, a byte each: (N, K), int8.
     weight_scale
-        One for the tensor, () or (1,); per output, (N, 1); per group, (N, K / g); or per block,
+        One for the tensor, () or (1,); per output, (N, 1) or (N,); per group, (N, K / g); or per block,
         (ceil(N / bn), ceil(K / bk)); fp16, bf16 or fp32.
     weight_zero_point
         Shape of the scale, int8; None: all are 0.
@@ -563,10 +579,13 @@ class CTIntWeight(spec.Weight):
         """Declare the tensors; groups bind cuts of K, blocks bind both axes and the seams of fused layers."""
         int8, axes, half = (dtypes.int8,), config.axes, 2 ** (config.bits - 1)
         codes = (-half, half - 1)
+        zero = TensorSpec(
+            "weight_zero_point", int8, axes, Role.WORD, optional=config.symmetric, between=codes
+        )
         return (
             TensorSpec("weight", int8, "N K", Role.WORD, between=codes),
             TensorSpec("weight_scale", SCALES, axes, Role.SCALE),
-            TensorSpec("weight_zero_point", int8, axes, Role.WORD, optional=config.symmetric, between=codes),
+            replace(zero, fact=config.zeros != "as stored", spent=config.zeros == "0"),
             TensorSpec("input_scale", SCALES, "P", Role.SCALE, optional=not config.static, divides=True),
             TensorSpec("input_zero_point", int8, "P", Role.WORD, optional=True),
         )

@@ -38,7 +38,7 @@ from qload import configs, dtypes, spec
 from qload.devices import StoredRows
 from qload.dtypes import STORED, DtypeLike
 from qload.errors import ArgumentError, UnsupportedFormatError
-from qload.layouts import NibblePairs, fp4
+from qload.layouts import NibblePairs, fp4, swizzle
 from qload.layouts.packing import byte_values
 from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
@@ -60,6 +60,8 @@ class MXFP4Config(spec.Config):
         Names of codes and of exponents on disk.
     codes, exponents
         Their stored dtypes; the bytes have one meaning in all of them.
+    swizzled
+        Whether exponents are in the order of tensor cores (`layouts.swizzle`).
     """
 
     name: ClassVar[str] = "mxfp4"
@@ -67,6 +69,7 @@ class MXFP4Config(spec.Config):
     stored: tuple[str, str] = field(default=MXFP4_TENSORS, repr=False)
     codes: DtypeLike = field(default=dtypes.uint8, repr=False)
     exponents: DtypeLike = field(default=dtypes.uint8, repr=False)
+    swizzled: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("codes", "exponents"):
@@ -90,6 +93,19 @@ def _codes(packed: Tensor, exponents: Tensor) -> spec.Codes:
     )
 
 
+def _in_tiles(spec: TensorSpec) -> TensorSpec:
+    """Declaration of swizzled exponents."""
+    text, view = swizzle.scale_axes(GROUP)
+    return replace(spec, text=text, view=view)
+
+
+def _plain_exponents(stored: Tensor, shape: tuple[int, ...], swizzled: bool) -> Tensor:
+    """Exponents (N, K / 32) in plain order, uint8."""
+    N, K = shape
+    exponents = stored.view(torch.uint8)
+    return swizzle.unswizzle_scales(exponents, N, K // GROUP) if swizzled else exponents
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class CTMXFP4Weight(spec.Weight):
     """An MXFP4 layer of compressed-tensors, or a share of one.
@@ -102,7 +118,8 @@ class CTMXFP4Weight(spec.Weight):
     weight_packed
         Two e2m1 codes a byte, the first in the low bits: (N, K / 2), uint8 or int8.
     weight_scale
-        Exponents (e8m0), 255 for NaN: (N, K / 32), uint8 or float8_e8m0fnu.
+        Exponents (e8m0), 255 for NaN: (N, K / 32), uint8 or float8_e8m0fnu; in the order of tensor cores if
+        `config.swizzled`.
     """
 
     config: MXFP4Config
@@ -116,15 +133,14 @@ class CTMXFP4Weight(spec.Weight):
     def tensors(cls, config: MXFP4Config) -> tuple[TensorSpec, ...]:
         """Declare the tensors; cuts of K fall between groups of 32 inputs."""
         packed, scale = config.stored
-        return (
-            TensorSpec("weight_packed", MXFP4_CODE_DTYPES, "N K/2", Role.WORD, stored=packed),
-            TensorSpec("weight_scale", MXFP4_EXPONENT_DTYPES, f"N K/{GROUP}", Role.SCALE, stored=scale),
-        )
+        scales = TensorSpec("weight_scale", MXFP4_EXPONENT_DTYPES, f"N K/{GROUP}", Role.SCALE, stored=scale)
+        codes = TensorSpec("weight_packed", MXFP4_CODE_DTYPES, "N K/2", Role.WORD, stored=packed)
+        return codes, _in_tiles(scales) if config.swizzled else scales
 
     @property
     def exponents(self) -> Tensor:
-        """Exponents as uint8."""
-        return self.weight_scale.view(torch.uint8)
+        """Exponents (N, K / 32) in plain order, uint8."""
+        return _plain_exponents(self.weight_scale, self.shape, self.config.swizzled)
 
     def stored(self) -> StoredRows:
         """Describe the stored order for kernels."""
@@ -199,9 +215,11 @@ MXFP8_SCALE_NAMES = ("weight_scale", "weight_scale_inv")
 
 @dataclass(frozen=True)
 class MXFP8Config(spec.Config):
-    """Config of MXFP8: empty, because there is one scheme."""
+    """Config of MXFP8; `swizzled`: exponents are in the order of tensor cores (`layouts.swizzle`)."""
 
     name: ClassVar[str] = "mxfp8"
+
+    swizzled: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -216,7 +234,8 @@ class MXFP8Weight(spec.Weight):
     weight
         (N, K), float8_e4m3fn.
     weight_scale
-        Exponents (e8m0), 255 for NaN: (N, K / 32), uint8 or float8_e8m0fnu.
+        Exponents (e8m0), 255 for NaN: (N, K / 32), uint8 or float8_e8m0fnu; in the order of tensor cores if
+        `config.swizzled`.
     """
 
     config: MXFP8Config
@@ -229,17 +248,16 @@ class MXFP8Weight(spec.Weight):
     @classmethod
     def tensors(cls, config: MXFP8Config) -> tuple[TensorSpec, ...]:
         """Declare the tensors; cuts of K fall between groups of 32 inputs."""
-        return (
-            TensorSpec("weight", (dtypes.float8_e4m3fn,), "N K", Role.WORD),
-            TensorSpec(
-                "weight_scale", MXFP8_EXPONENT_DTYPES, f"N K/{GROUP}", Role.SCALE, stored=MXFP8_SCALE_NAMES
-            ),
+        scales = TensorSpec(
+            "weight_scale", MXFP8_EXPONENT_DTYPES, f"N K/{GROUP}", Role.SCALE, stored=MXFP8_SCALE_NAMES
         )
+        codes = TensorSpec("weight", (dtypes.float8_e4m3fn,), "N K", Role.WORD)
+        return codes, _in_tiles(scales) if config.swizzled else scales
 
     @property
     def exponents(self) -> Tensor:
-        """Exponents as uint8."""
-        return self.weight_scale.view(torch.uint8)
+        """Exponents (N, K / 32) in plain order, uint8."""
+        return _plain_exponents(self.weight_scale, self.shape, self.config.swizzled)
 
     def stored(self) -> StoredRows:
         """Describe the stored order for kernels."""

@@ -28,20 +28,21 @@ low-rank term (NVFP4_SVD), or groups of 32 inputs (W4A8_NVFP4_FP8):
     w[n, k] = e2m1[code] * (weight_scale[n, k / g] * weight_scale_2) + (lora_b @ lora_a)[n, k]
     y = (x * pre_quant_scale) @ w.T
 
-Fused parts keep one second scale each. Source: compressed-tensors 0.20.0 and modelopt 0.47.0,
-bit-equal to both (to the first after one rounding).
+Fused parts keep one second scale each. torchao has ModelOpt's tensors under its own names: `weight_scale`
+swizzled (`layouts.swizzle`), and `weight_scale_2` optional, 1 without it. Source: compressed-tensors 0.20.0,
+modelopt 0.47.0 and torchao 0.18.0, bit-equal to all (to the first and the last after one rounding).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from qload import dtypes, spec
 from qload.errors import ArgumentError
-from qload.layouts import NibblePairs, fp4
+from qload.layouts import NibblePairs, fp4, swizzle
 from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
@@ -54,9 +55,20 @@ SECOND = ("weight_global_scale", "input_global_scale", "weight_scale_2", "input_
 
 @dataclass(frozen=True)
 class NVFP4Config(spec.Config):
-    """Config of NVFP4: empty, because there is one scheme."""
+    """Config of NVFP4.
+
+    Attributes
+    ----------
+    swizzled
+        Whether scales are in the order of tensor cores (`layouts.swizzle`).
+    second
+        Whether the second scale is required; without it, it is 1.
+    """
 
     name: ClassVar[str] = "nvfp4"
+
+    swizzled: bool = field(default=False, repr=False, kw_only=True)
+    second: bool = field(default=True, repr=False, kw_only=True)
 
     def for_layer(self, headers: spec.LayerHeaders) -> NVFP4Config:
         """Check the shapes; ShapeError for several second scales of one tensor."""
@@ -71,6 +83,14 @@ class _NVFP4Weight(spec.Weight):
     config: NVFP4Config
 
     example: ClassVar[NVFP4Config] = NVFP4Config()
+
+    @property
+    def plain_scales(self) -> Tensor:
+        """Scales (N, K/16) in plain order, float8_e4m3fn."""
+        stored = self.fields()["weight_scale"]
+        if not self.config.swizzled:
+            return stored
+        return swizzle.unswizzle_scales(stored, self.layer.N, self.layer.K // GROUP)
 
     @abstractmethod
     def packed_and_scales(self) -> tuple[Tensor, Tensor]:
@@ -98,13 +118,18 @@ def both_scales(scales: Tensor, second: Tensor, parts: Sequence[int], *, divides
     return scales.float() / column if divides else scales.float() * column
 
 
-def _tensors(packed: str, second: str, inputs: str, group_size: int = GROUP) -> tuple[TensorSpec, ...]:
+def _tensors(
+    config: NVFP4Config, packed: str, second: str, inputs: str, group_size: int = GROUP
+) -> tuple[TensorSpec, ...]:
+    scales = TensorSpec("weight_scale", (E4M3FN,), f"N K/{group_size}", Role.SCALE)
+    second_scale = TensorSpec(second, (dtypes.float32,), "P", Role.SCALE, optional=not config.second)
+    if config.swizzled:
+        text, view = swizzle.scale_axes(group_size)
+        scales = replace(scales, text=text, view=view)
     return (
         TensorSpec(packed, (dtypes.uint8,), "N K/2", Role.WORD),
-        TensorSpec("weight_scale", (E4M3FN,), f"N K/{group_size}", Role.SCALE),
-        TensorSpec(
-            second, (dtypes.float32,), "P", Role.SCALE, divides=True
-        ),  # it divides, or is the inverse of a divisor
+        scales,
+        replace(second_scale, divides=True),  # it divides, or is the inverse of a divisor
         TensorSpec(inputs, (dtypes.float32,), "P", Role.SCALE, optional=True, divides=True),
     )
 
@@ -138,12 +163,12 @@ class CTNVFP4Weight(_NVFP4Weight):
     @classmethod
     def tensors(cls, config: NVFP4Config) -> tuple[TensorSpec, ...]:
         """Declare the tensors; cuts of K fall between groups of 16 inputs."""
-        return _tensors("weight_packed", "weight_global_scale", "input_global_scale")
+        return _tensors(config, "weight_packed", "weight_global_scale", "input_global_scale")
 
     def packed_and_scales(self) -> tuple[Tensor, Tensor]:
         """Return bytes, and scales divided by the global scale in float32."""
         second, parts = self.weight_global_scale, self.layer.parts
-        return self.weight_packed, both_scales(self.weight_scale, second, parts, divides=True)
+        return self.weight_packed, both_scales(self.plain_scales, second, parts, divides=True)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -158,16 +183,16 @@ class ModelOptNVFP4Weight(_NVFP4Weight):
     weight
         Two e2m1 codes a byte, the first in the low bits: (N, K / 2), uint8.
     weight_scale
-        (N, K / 16), float8_e4m3fn.
+        (N, K / 16), float8_e4m3fn; in the order of tensor cores if `config.swizzled`.
     weight_scale_2
-        () or (1,), or one per fused part, fp32.
+        () or (1,), or one per fused part, fp32; None: 1.
     input_scale
         Of the activations, same shape, fp32; None: not stored.
     """
 
     weight: Tensor
     weight_scale: Tensor
-    weight_scale_2: Tensor
+    weight_scale_2: Tensor | None = None
     input_scale: Tensor | None = None
 
     format: ClassVar[str] = "modelopt_nvfp4"
@@ -175,12 +200,14 @@ class ModelOptNVFP4Weight(_NVFP4Weight):
     @classmethod
     def tensors(cls, config: NVFP4Config) -> tuple[TensorSpec, ...]:
         """Declare the tensors; cuts of K fall between groups of 16 inputs."""
-        return _tensors("weight", "weight_scale_2", "input_scale")
+        return _tensors(config, "weight", "weight_scale_2", "input_scale")
 
     def packed_and_scales(self) -> tuple[Tensor, Tensor]:
         """Return bytes, and scales multiplied by the second scale in float32."""
-        second, parts = self.weight_scale_2, self.layer.parts
-        return self.weight, both_scales(self.weight_scale, second, parts, divides=False)
+        scales, second = self.plain_scales, self.weight_scale_2
+        if second is None:
+            return self.weight, scales.float()
+        return self.weight, both_scales(scales, second, self.layer.parts, divides=False)
 
 
 @dataclass(frozen=True)
@@ -249,7 +276,7 @@ class ModelOptNVFP4ExtendedWeight(_NVFP4Weight):
             TensorSpec("lora_b", FLOATS, "N R", Role.SCALE, stored=LOW_RANK[1], signed=True),
         )
         return (
-            *_tensors("weight", "weight_scale_2", "input_scale", config.group_size),
+            *_tensors(config, "weight", "weight_scale_2", "input_scale", config.group_size),
             *(() if config.scaled_inputs is False else (factors,)),
             *(terms if config.low_rank else ()),
         )

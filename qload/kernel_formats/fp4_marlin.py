@@ -48,9 +48,17 @@ from qload import devices, dtypes, spec
 from qload.devices import LazyCodes
 from qload.dtypes import STORED, TORCH
 from qload.errors import ArgumentError, RepackError
-from qload.formats import CTMXFP4Weight, CTNVFP4Weight, ModelOptNVFP4Weight, MXFP4Config, mx, nvfp4
+from qload.formats import (
+    CTMXFP4Weight,
+    CTNVFP4Weight,
+    ModelOptNVFP4Weight,
+    MXFP4Config,
+    NVFP4Config,
+    mx,
+    nvfp4,
+)
 from qload.kernel_formats.marlin import pad_shape
-from qload.layouts import ClippedCodes, Order, compressed_tensors, fp4, marlin
+from qload.layouts import ClippedCodes, Order, compressed_tensors, fp4, marlin, swizzle
 from qload.layouts.packing import Packing
 from qload.spec import Layer, Role, TensorSpec, Weight, named
 from qload.spec.integers import Origin, pad_matrix, record_origin
@@ -123,11 +131,20 @@ class Fp4:
 def read_checkpoint(weight: Weight) -> Fp4:
     """Convert a weight of a checkpoint format."""
     names, tensors = TENSOR_NAMES[type(weight)], weight.fields()
+    assert isinstance(weight, CTNVFP4Weight | ModelOptNVFP4Weight | CTMXFP4Weight)
+    if weight.config.swizzled:
+        N, K = weight.shape
+        reason = swizzle.find_padding(weight.weight_scale, N, K // names.group_size)
+        if reason:
+            raise RepackError(weight.format, "other layouts", reason)
+    second = tensors.get(names.second_scale)
+    if second is None and names.second_scale:
+        second = torch.ones(1, device=weight.device)
     return Fp4(
         names,
         lambda: CODE_PACKING.packed(_view_as_words(tensors[names.packed])).T,
-        weight.exponents if isinstance(weight, CTMXFP4Weight) else tensors["weight_scale"],
-        tensors.get(names.second_scale),
+        weight.exponents if isinstance(weight, CTMXFP4Weight) else weight.plain_scales,
+        second,
         tensors.get(names.input_scale),
         record_origin(weight),
     )
@@ -139,7 +156,12 @@ def restore_checkpoint(floats: Fp4, origin: Origin) -> Weight:
     code_dtype, scales = torch.uint8, floats.scales
     if isinstance(config, MXFP4Config):
         code_dtype, scales = TORCH[config.codes], scales.view(TORCH[config.exponents])
-    optional = {names.second_scale: floats.second_scale, names.input_scale: floats.input_scale}
+    scales = swizzle.swizzle_scales(scales) if config.swizzled else scales
+    stores_second = not isinstance(config, NVFP4Config) or config.second
+    optional = {
+        names.second_scale: floats.second_scale if stores_second else None,
+        names.input_scale: floats.input_scale,
+    }
     return origin.weight_type(
         config=config,
         layer=floats.layer,

@@ -31,7 +31,7 @@ from qload.formats import MXFP8Weight, mx
 from qload.kernel_formats.fp4_marlin import E8M0_NAN, describe_scales
 from qload.kernel_formats.fp4_strips import ByteExponents
 from qload.kernel_formats.strips import pack_bytes
-from qload.layouts import ClippedCodes, fp4, strips
+from qload.layouts import ClippedCodes, fp4, strips, swizzle
 from qload.layouts.packing import byte_values
 from qload.spec import Role, TensorSpec, named
 from qload.spec.integers import Origin, pad_matrix, record_origin
@@ -139,10 +139,12 @@ def from_mxfp8(weight: MXFP8Weight, *, whole: MXFP8Weight | None = None) -> Mxfp
 def to_mxfp8(weight: Mxfp8StripsWeight) -> MXFP8Weight:
     """Invert `from_mxfp8`, bit for bit."""
     origin = weight.layer.origin
+    config = origin.config if isinstance(origin, Origin) else MXFP8Weight.example
+    exponents = weight.plain_scales().contiguous().view(TORCH[weight.config.exponents])
     return MXFP8Weight(
-        config=origin.config if isinstance(origin, Origin) else MXFP8Weight.example,
+        config=config,
         weight=weight.codes().plain().to(torch.uint8).contiguous().view(torch.float8_e4m3fn),
-        weight_scale=weight.plain_scales().contiguous().view(TORCH[weight.config.exponents]),
+        weight_scale=swizzle.swizzle_scales(exponents) if config.swizzled else exponents,
         layer=weight.layer,
     )
 
@@ -151,6 +153,9 @@ def find_unsupported(weight: MXFP8Weight) -> str | None:
     """Return the reason if strips cannot represent a weight, else None; reads scales, and no codes."""
     name = named(weight.layer.name or weight.format, "weight_scale")
     exponents = weight.exponents
-    return describe_scales(name, exponents, exponents == E8M0_NAN, "NaN") or describe_scales(
-        name, exponents, EXPONENTS.find_far(exponents), EXPONENTS.far
+    padding = weight.config.swizzled and swizzle.find_padding(weight.weight_scale, *exponents.shape)
+    return (
+        padding
+        or describe_scales(name, exponents, exponents == E8M0_NAN, "NaN")
+        or describe_scales(name, exponents, EXPONENTS.find_far(exponents), EXPONENTS.far)
     )

@@ -182,8 +182,8 @@ def _with_stored_scales(rows: CodeRows, weight: Weight) -> CodeRows:
     elif isinstance(weight, CTNVFP4Weight | ModelOptNVFP4Weight):
         divided = isinstance(weight, CTNVFP4Weight)
         both = weight.weight_global_scale if isinstance(weight, CTNVFP4Weight) else weight.weight_scale_2
-        if both.numel() == 1:
-            scales, second = weight.weight_scale, float(both)
+        if both is None or both.numel() == 1:
+            scales, second = weight.plain_scales, 1.0 if both is None else float(both)
     whole = scales is not None and scales.is_contiguous() and scales.shape == rows.meaning.scales.shape
     if not whole or scales is None or rows.meaning.n_group is not None:
         return rows

@@ -55,18 +55,27 @@ class ConfiguredFormat:
     """A format with its config, and the declared quantization of its layers' inputs.
 
     `activations` has suffixes on disk; in a layer description, fields. `claims`: claims of the checkpoint's
-    config about layers of this format; None without claims.
+    config about layers of this format; None without claims. `stored`: (field, suffix) of each tensor, for a
+    checkpoint with its own names; tensors without one are not stored.
     """
 
     weight_type: type[Weight]
     config: Config
     activations: ActivationScheme | None = field(default=None, compare=False)
     claims: LayerClaims | None = field(default=None, compare=False, repr=False)  # to check, not to trust
+    stored: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
     @cached_property
     def specs(self) -> tuple[TensorSpec, ...]:
         """Declaration of the tensors, before the headers of any layer are known."""
-        return self.weight_type.tensors(self.config)
+        return self.specs_of(self.config)
+
+    def specs_of(self, config: Config) -> tuple[TensorSpec, ...]:
+        """Declaration of the tensors with another `config`, under the names on disk."""
+        specs, suffixes = self.weight_type.tensors(config), dict(self.stored)
+        if not suffixes:
+            return specs
+        return tuple(replace(spec, stored=suffixes[spec.name]) for spec in specs if spec.name in suffixes)
 
     @cached_property
     def suffixes(self) -> tuple[str, ...]:
@@ -124,7 +133,7 @@ class LayerNames(Names):
     def full(self, field: str) -> str:
         """Name on disk: `qweight` -> `layers.0.q_proj.qweight`."""
         suffix, prefix = self.suffixes[field], self.prefix
-        return f"{prefix}.{suffix}" if prefix and suffix[0] != "_" else prefix + suffix
+        return f"{prefix}.{suffix}" if prefix and suffix[0] != "_" else named(prefix, suffix)
 
     def file(self, field: str) -> str | None:
         """File of the tensor."""
@@ -387,8 +396,9 @@ def check_alike(layers: Sequence[LayerDescription]) -> None:
                     dtype,
                     other.dtypes[name],
                 )
+        shared = {spec.name for spec in first.specs if spec.fact and not spec.spent}
         for name, fact in first.facts.items():
-            if name in kept and not torch.equal(fact, other.facts[name]):
+            if name in shared and not torch.equal(fact, other.facts[name]):
                 raise _differ(first, other, *_facts_apart(name, fact, other.facts[name]))
 
 

@@ -20,7 +20,7 @@ from qload.loader.exclusion import parts as parts_of
 from qload.loader.sharding import share
 from qload.methods.parameters import check_tensor, is_empty
 from qload.parallel import ALONE, ProcessGroup, Rank
-from qload.spec import PARTS, Axis, FieldNames, Grouped, Role, TensorSpec, named
+from qload.spec import PARTS, Axis, FieldNames, Grouped, Role, TensorSpec, is_appended, named
 from qload.storage import TensorInfo
 from qload.storage.protocol import bounds, missing
 
@@ -228,7 +228,7 @@ def parameter_slots(
     for fmt in formats:
         config = _config_as_claimed(fmt.config, layer.whole[1])
         act_order = bool(getattr(config, "desc_act", None) or getattr(config, "act_order", None))
-        for number, spec in enumerate(fmt.weight_type.tensors(config)):
+        for number, spec in enumerate(fmt.specs_of(config)):
             uncut = _whole_inputs(spec, layer, with_groups=not by_attrs or act_order)
             shape, dtype = _share_shape(spec, config, layer, uncut), _empty_dtype(spec, config, params_dtype)
             for suffix in spec.suffixes:
@@ -238,7 +238,7 @@ def parameter_slots(
 
 def matrix_formats(formats: Sequence[ConfiguredFormat]) -> list[ConfiguredFormat]:
     """Return the formats of single layers, without those of stacks."""
-    return [fmt for fmt in formats if not any(s.startswith("_") for spec in fmt.specs for s in spec.suffixes)]
+    return [fmt for fmt in formats if not any(map(is_appended, fmt.suffixes))]
 
 
 def check_cuts(formats: Sequence[ConfiguredFormat], layer: LayerShare) -> None:
@@ -248,7 +248,7 @@ def check_cuts(formats: Sequence[ConfiguredFormat], layer: LayerShare) -> None:
     """
     fmt = next((fmt for fmt in formats if not fmt.weight_type.plain), formats[0])
     config = _config_for_inputs(fmt.config, layer.whole[1])
-    specs = tuple(spec for spec in fmt.weight_type.tensors(config) if not spec.optional)
+    specs = tuple(spec for spec in fmt.specs_of(config) if not spec.optional)
     suffixes = MappingProxyType({spec.name: spec.suffix for spec in specs})
     for name, width in zip(layer.names, layer.parts, strict=True):
         N = width * layer.group.size() if layer.split == "N" else width

@@ -5,7 +5,18 @@ from qload.spec.activations import ActivationScheme
 from qload.spec.axis import LOGICAL, PARTS, Axis
 from qload.spec.casts import check_out, rounded
 from qload.spec.output_slices import can_cut, outputs, ranges
-from qload.spec.tensor import Fact, Names, Role, ScaleBytes, Shape, TensorSpec, check_dtypes, named, solve
+from qload.spec.tensor import (
+    Fact,
+    Names,
+    Role,
+    ScaleBytes,
+    Shape,
+    TensorSpec,
+    check_dtypes,
+    is_appended,
+    named,
+    solve,
+)
 from qload.spec.weight import (
     Codes,
     Config,
@@ -46,6 +57,7 @@ __all__ = [
     "check_dtypes",
     "check_out",
     "expand_parts",
+    "is_appended",
     "named",
     "outputs",
     "ranges",

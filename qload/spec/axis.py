@@ -110,13 +110,23 @@ class Axis:
     @cached_property
     def granule(self) -> int:
         """Smallest step with exact divisions."""
+        return self._step(rounded=True)
+
+    @cached_property
+    def exact_step(self) -> int:
+        """Smallest step of sizes: the divisions that are not rounded up are exact."""
+        return self._step(rounded=False)
+
+    def _step(self, *, rounded: bool) -> int:
+        """Smallest step with exact divisions; `rounded`: also of divisions that are rounded up."""
         step, factor = 1, Fraction(1)
-        for op, amount, _ in self.ops:
+        for op, amount, up in self.ops:
             if op == "*":
                 factor *= amount
-            else:
+                continue
+            if rounded or not up:
                 step = lcm(step, (factor / amount).denominator)
-                factor = factor / amount if op == "/" else factor
+            factor = factor / amount if op == "/" else factor
         return step
 
     @cached_property

@@ -160,9 +160,17 @@ class TensorSpec:
 def named(prefix: str, suffix: str) -> str:
     """Join prefix and suffix of a tensor name: `layers.0.q_proj`, `qweight` -> `layers.0.q_proj.qweight`.
 
-    A suffix that begins with `_` is appended without a dot: `experts.down_proj`, `_blocks`.
+    A suffix such as `_blocks` is appended without a dot: see `is_appended`.
     """
-    return f"{prefix}{'' if suffix.startswith('_') else '.'}{suffix}" if prefix else suffix
+    return prefix + suffix if not prefix or is_appended(suffix) else f"{prefix}.{suffix}"
+
+
+def is_appended(suffix: str) -> bool:
+    """Return whether a suffix follows its prefix without a dot: `experts.down_proj`, `_blocks`.
+
+    torchao's suffixes, such as `_weight_qdata`, follow a dot.
+    """
+    return suffix[:1] == "_" and not suffix.startswith("_weight_")
 
 
 def check_dtypes(specs: Iterable[TensorSpec], dtypes: Mapping[str, Dtype], names: Names) -> None:

@@ -165,6 +165,6 @@ def _sizes(
     unit = lcm(*flat) // draw(st.sampled_from([1, 4, 7])) or 1 if flat else 1
     sizes: dict[str, int] = {}
     for dim in sorted({dim for axis in axes for dim in LOGICAL if axis.follows(dim)}):
-        granule = lcm(unit, *(axis.granule for axis in axes if axis.dim == dim and not axis.rounds))
+        granule = lcm(unit, *(axis.exact_step for axis in axes if axis.dim == dim))
         sizes[dim] = given[dim] or granule * draw(st.integers(1, most), label=f"granules of {dim}")
     return complete_sizes(specs, sizes)

@@ -36,7 +36,7 @@ from qload.loader.base import block_parts, check_join
 from qload.loader.layer_values import check_nonfinite
 from qload.loader.source import FileElements, Nonfinite
 from qload.parallel import ALONE, ProcessGroup, Rank
-from qload.spec import Role, Weight
+from qload.spec import Role, Weight, named
 from qload.storage import FillingStorage, TensorInfo, WeightStorage, check_name
 from qload.storage.protocol import AskedRows, read_array, read_rows
 from qload.weights.casts import by_role
@@ -460,7 +460,7 @@ class Weights(TensorSource):
         keys, info, headers = self._keys, self.storage.info, {}
         renames = bool(self.prefix or self.aliases)
         for suffix in suffixes:
-            name = f"{prefix}.{suffix}" if prefix and suffix[0] != "_" else prefix + suffix
+            name = f"{prefix}.{suffix}" if prefix and suffix[0] != "_" else named(prefix, suffix)
             stored = name if name in keys else self._resolve(name) if renames else None
             if stored is not None:
                 headers[suffix] = info(stored)

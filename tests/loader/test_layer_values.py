@@ -14,7 +14,7 @@ from qload.formats import GGUFWeight
 from qload.loader import Part
 from qload.loader.layer_values import is_finite
 from qload.parallel import FakeWorld
-from qload.spec import Role, TensorSpec, Weight
+from qload.spec import Role, TensorSpec, Weight, named
 from qload.testing import assert_same_bits, layers
 from qload.testing.random_layer import DrawnLayer
 from tests.example_counts import at_most
@@ -48,10 +48,10 @@ def scale_specs(stored: DrawnLayer, tensors: dict[str, Tensor]) -> list[tuple[st
     found = []
     for spec in stored.weight_type.tensors(stored.config):
         for suffix in spec.suffixes:
-            tensor = tensors.get(f"layer{'' if suffix.startswith('_') else '.'}{suffix}")
+            tensor = tensors.get(named("layer", suffix))
             floats = tensor is not None and (tensor.dtype.is_floating_point or spec.is_exponents)
             if spec.role is Role.SCALE and floats:
-                found.append((f"layer{'' if suffix.startswith('_') else '.'}{suffix}", spec))
+                found.append((named("layer", suffix), spec))
     return found
 
 

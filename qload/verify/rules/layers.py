@@ -24,7 +24,7 @@ from qload.errors import QloadError, UnsupportedFormatError
 from qload.formats import BNB4Config, Fp8Config
 from qload.formats.unquantized import FLOATS
 from qload.loader import LayerDescription
-from qload.spec import Config, LayerClaims, Role, named
+from qload.spec import Config, LayerClaims, Role, is_appended, named
 from qload.storage.checkpoint_files import INDEX
 from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Contradiction, Finding, LayerContradiction, finding_of
@@ -125,7 +125,7 @@ def check_not_empty(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Find
 def check_biases(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
     """Report each bias of a quantized layer with a wrong length or with integers."""
     for layer in checkpoint.described():
-        name = named(layer.prefix, "_bias" if layer.specs[0].suffix.startswith("_") else "bias")
+        name = named(layer.prefix, "_bias" if is_appended(layer.specs[0].suffix) else "bias")
         if layer.format.weight_type.plain or not checkpoint.weights.has_tensor(name):
             continue
         info, dims = checkpoint.weights.info(name), [dim for dim in "EN" if dim in layer.sizes]

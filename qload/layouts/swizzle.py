@@ -1,0 +1,44 @@
+"""Block scales in the order of tensor cores: tiles of 128 outputs and 4 groups, 512 bytes each.
+
+A matrix of scales (N, G), padded with zeros to whole tiles, is stored as (N/128, G/4, 32, 4, 4), where output
+32 * j + i of a tile is at [i, j]. The stored shape is (N/4, 4 * G) of the padded sizes. Source: `to_blocked`
+of torchao 0.18.0, bit-equal to it.
+"""
+
+from __future__ import annotations
+
+from qload.lazy_torch import Tensor, torch
+
+OUTPUTS, GROUPS, ROWS = 128, 4, 32
+
+
+def scale_axes(group: int) -> tuple[str, str]:
+    """Axes of scales of `group` inputs, stored and as tiles, between which cuts fall."""
+    per_row = OUTPUTS // ROWS
+    stored = f"N@{OUTPUTS}^/{per_row} K/{group}@{GROUPS}^*{per_row}"
+    return stored, f"N/{OUTPUTS}^ K/{group}/{GROUPS}^ {OUTPUTS * GROUPS}"
+
+
+def unswizzle_scales(stored: Tensor, N: int, groups: int) -> Tensor:
+    """Scales (N, `groups`) in plain order, of a stored tensor of bytes."""
+    a, c = -(-N // OUTPUTS), -(-groups // GROUPS)
+    tiles = stored.view(torch.uint8).reshape(a, c, ROWS, OUTPUTS // ROWS, GROUPS)
+    plain = tiles.permute(0, 3, 2, 1, 4).reshape(a * OUTPUTS, c * GROUPS)
+    return plain[:N, :groups].contiguous().view(stored.dtype)
+
+
+def swizzle_scales(scales: Tensor) -> Tensor:
+    """Store scales (N, groups) of bytes in this order, padded with zeros."""
+    N, groups = scales.shape
+    rows, columns = -(-N // OUTPUTS) * OUTPUTS, -(-groups // GROUPS) * GROUPS
+    padded = torch.nn.functional.pad(scales.view(torch.uint8), (0, columns - groups, 0, rows - N))
+    tiles = padded.reshape(-1, OUTPUTS // ROWS, ROWS, columns // GROUPS, GROUPS).permute(0, 3, 2, 1, 4)
+    return tiles.reshape(rows // (OUTPUTS // ROWS), columns * (OUTPUTS // ROWS)).view(scales.dtype)
+
+
+def find_padding(stored: Tensor, N: int, groups: int) -> str | None:
+    """Return the reason if a stored tensor has padding that `swizzle_scales` does not restore, else None."""
+    restored = swizzle_scales(unswizzle_scales(stored, N, groups))
+    if torch.equal(restored.view(torch.uint8), stored.view(torch.uint8)):
+        return None
+    return "the padding of its swizzled scales is not 0, and would be lost"
