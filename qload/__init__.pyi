@@ -105,6 +105,10 @@ from .formats import MXFP4ExpertsWeight as MXFP4ExpertsWeight
 from .formats import MXFP8Config as MXFP8Config
 from .formats import MXFP8Weight as MXFP8Weight
 from .formats import NVFP4Config as NVFP4Config
+from .formats import TorchAOInt4Config as TorchAOInt4Config
+from .formats import TorchAOInt4Weight as TorchAOInt4Weight
+from .formats import TorchAOIntxConfig as TorchAOIntxConfig
+from .formats import TorchAOIntxWeight as TorchAOIntxWeight
 from .formats import UnquantizedConfig as UnquantizedConfig
 from .formats import UnquantizedWeight as UnquantizedWeight
 from .kernel_formats import Exl2KernelWeight as Exl2KernelWeight

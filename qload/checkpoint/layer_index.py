@@ -5,10 +5,10 @@ from functools import cached_property
 
 from qload.detect.signatures import FOREIGN_SUFFIXES
 from qload.errors import QloadError
-from qload.formats import FORMATS, ROLES
+from qload.formats import FORMATS, ROLES, torchao
 from qload.formats.unquantized import FLOATS
 from qload.loader import LayerDescription
-from qload.spec import Role, TensorSpec, named
+from qload.spec import Role, TensorSpec, is_appended, named
 from qload.weights import Weights
 
 SUFFIXES = {
@@ -17,13 +17,13 @@ SUFFIXES = {
     for config in (weight.example, *weight.further)
     for spec in weight.tensors(config)
     for suffix in spec.suffixes
-}
+} | torchao.ROLES.keys()
 DOTTED_SUFFIXES = sorted(
     (suffix for suffix in SUFFIXES | FOREIGN_SUFFIXES if "." in suffix), key=len, reverse=True
 )
 DOTTED_ENDINGS = tuple(f".{suffix}" for suffix in DOTTED_SUFFIXES)
 # Appended to the prefix without a dot.
-UNDERSCORE_SUFFIXES = [suffix for suffix in SUFFIXES if suffix.startswith("_")]
+UNDERSCORE_SUFFIXES = [suffix for suffix in SUFFIXES if is_appended(suffix)]
 
 
 def split_name(name: str, names: Collection[str]) -> tuple[str, str]:

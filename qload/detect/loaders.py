@@ -17,7 +17,9 @@ from typing import Any, Literal, overload
 
 from qload.configs import Claims, FoundConfig, ModuleRule
 from qload.detect.config_reader import named_modules, read_claims
+from qload.detect.methods import torchao
 from qload.detect.signatures import COMFY, SIGNATURES, WORDS, LayerTensors, Signature
+from qload.detect.torchao_header import has_header
 from qload.errors import ArgumentError, ConfigError, QloadError, UnsupportedFormatError, checked
 from qload.formats import (
     ROLES,
@@ -84,13 +86,15 @@ def refuse_foreign(source: FoundConfig | None, storage: WeightStorage) -> None:
     """Raise UnsupportedFormatError for a checkpoint of another program.
 
     With a quantization method in the config only unambiguous tensor names count: ComfyUI's and torchao's.
-    Without one the first layer with a matching signature decides.
+    Without one the first layer with a matching signature decides. Headers may describe layers of torchao.
     """
     if source is not None and source.values.get("quant_method") == COMFY_METHOD and is_comfy(storage):
         return
     _refuse_comfy_metadata(storage)
-    has_method = source is not None and any(source.values.get(key) for key in METHOD_KEYS)
-    for prefix, signature in _candidate_layers(storage, UNAMBIGUOUS if has_method else BY_ENDING):
+    methods = [source.values[key] for key in METHOD_KEYS if source.values.get(key)] if source else []
+    if has_header(storage) and methods in ([], ["torchao"]):
+        return
+    for prefix, signature in _candidate_layers(storage, UNAMBIGUOUS if methods else BY_ENDING):
         layer = LayerTensors.of_storage(storage, prefix)
         if signature.matches(layer):
             raise _unsupported(signature, layer)
@@ -529,6 +533,8 @@ def effective_claims(source: FoundConfig | None, storage: WeightStorage | None) 
             file, section = source.file, source.section
             return Claims("unquantized", "unquantized", file=file, section=section, notes=(note,))
     claims = _claims(source, storage) if source else None
+    if storage is not None:
+        claims = torchao.with_header(claims, storage)
     names = storage.keys() if storage else ()
     if storage is None or LEGACY["bits"] not in names:
         return claims

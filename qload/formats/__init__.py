@@ -23,6 +23,7 @@ from qload.formats import (
     modelopt_int8,
     mx,
     nvfp4,
+    torchao,
     unquantized,
 )
 from qload.formats.awq import AWQConfig, AWQWeight
@@ -53,6 +54,12 @@ from qload.formats.nvfp4 import (
     ModelOptNVFP4Weight,
     NVFP4Config,
 )
+from qload.formats.torchao import (
+    TorchAOInt4Config,
+    TorchAOInt4Weight,
+    TorchAOIntxConfig,
+    TorchAOIntxWeight,
+)
 from qload.formats.unquantized import UnquantizedConfig, UnquantizedWeight
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, Weight
@@ -74,6 +81,7 @@ MODULES = (
     gguf,
     mlx,
     comfy,
+    torchao,
 )
 
 FORMATS: tuple[type[Weight], ...] = tuple(fmt for module in MODULES for fmt in module.FORMATS)
@@ -96,7 +104,7 @@ ROLES: dict[str, Role] = {
     for config in (weight.example, *weight.further)
     for spec in weight.tensors(config)
     for suffix in spec.suffixes
-}
+} | dict(torchao.ROLES)
 
 __all__ = [
     "FORMATS",
@@ -153,6 +161,10 @@ __all__ = [
     "ModelOptNVFP4ExtendedWeight",
     "ModelOptNVFP4Weight",
     "NVFP4Config",
+    "TorchAOInt4Config",
+    "TorchAOInt4Weight",
+    "TorchAOIntxConfig",
+    "TorchAOIntxWeight",
     "UnquantizedConfig",
     "UnquantizedWeight",
     "dialects",

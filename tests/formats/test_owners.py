@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 from safetensors.torch import load_file
 
 from qload.checkpoint import open_checkpoint
@@ -30,10 +31,13 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 @cache
 def read(folder: Path) -> owners.Owned:
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        metadata = file.metadata() or {}
     return owners.Owned(
         load_file(folder / "model.safetensors"),
         config_of(folder),
         load_file(folder / "expected" / "expected.safetensors"),
+        metadata,
     )
 
 

@@ -8,14 +8,17 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
+from tests.detect.torchao_headers import torchao_mutations, try_torchao
 from tests.fuzz import folders
 from tests.storage import gguf_mutations, mutations
 
+Header = TypeVar("Header")  # bytes of a file, or metadata
 HANG = 1.0  # seconds, of this process' own time
 
 
-def headers(kind: str, files: Iterator[bytes], try_one: Callable[[bytes], bool]) -> str:
+def headers(kind: str, files: Iterator[Header], try_one: Callable[[Header], bool]) -> str:
     """Parse mutated headers and report the counts; SystemExit for one of more than a second."""
     count, passed, slowest, start = 0, 0, 0.0, time.perf_counter()
     for count, file in enumerate(files, 1):
@@ -59,6 +62,7 @@ def main(header_count: int = 1_000_000, folder_count: int = 20_000, seed: int = 
     lines = (
         headers("safetensors", mutations.mutations(header_count, seed), mutations.try_one),
         headers("GGUF", gguf_mutations.gguf_mutations(header_count, seed), gguf_mutations.try_gguf),
+        headers("torchao", torchao_mutations(folder_count, seed), try_torchao),
         whole(folder_count, seed),
     )
     for line in lines:

@@ -1,7 +1,7 @@
 """One layer from another tool, and checks against the weights of that tool."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,14 @@ from qload.weights import Weights
 from tests.format_cases import lawful
 
 
+class StorageWithHeader(MemoryStorage):
+    """Storage in memory, with the metadata of a file's header."""
+
+    def __init__(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+        super().__init__(tensors)
+        self.metadata = {"model.safetensors": metadata}
+
+
 @dataclass(frozen=True)
 class Owned:
     """A layer, its config, and the tensors of the tool (`expected.*`, `repacked.*`, `extra.*`)."""
@@ -59,18 +67,23 @@ class Owned:
     tensors: Mapping[str, Tensor]
     config: Mapping[str, Any]
     owner: Mapping[str, Tensor]
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def prefix(self) -> str:
         return prefix_of(min(self.tensors))
 
     @property
+    def in_memory(self) -> MemoryStorage:
+        return StorageWithHeader(self.tensors, self.metadata)
+
+    @property
     def loader(self) -> FormatLoader:
-        return loader_from_config(self.config, MemoryStorage(self.tensors))
+        return loader_from_config(self.config, self.in_memory)
 
     @property
     def weight(self) -> Any:
-        return Weights(MemoryStorage(self.tensors), loader=self.loader).get_weights(self.prefix)
+        return Weights(self.in_memory, loader=self.loader).get_weights(self.prefix)
 
     @property
     def expected(self) -> Tensor:
@@ -87,8 +100,8 @@ class Owned:
 
     def storages(self, folder: Path) -> list[WeightStorage]:
         file = folder / "model.safetensors"
-        save_file(dict(self.tensors), file)
-        return [MemoryStorage(self.tensors), SafetensorsStorage(file)]
+        save_file(dict(self.tensors), file, metadata=dict(self.metadata) or None)
+        return [self.in_memory, SafetensorsStorage(file)]
 
 
 INPUTS_FIRST = {".qweight", ".q_weight", ".B", ".B_24", ".weight_scales", "_blocks"}  # inputs first
@@ -211,7 +224,7 @@ def check_shares(layer: Owned, folder: Path, world: int) -> None:
     config, expected = layer.weight.config, layer.expected
     turns = layer.config.get("transform_config", {}).get("config_groups", {})
     block = max((turn["head_dim"] for turn in turns.values()), default=1)  # of inputs and outputs
-    for storage in layer.storages(folder) if world == 2 else [MemoryStorage(layer.tensors)]:
+    for storage in layer.storages(folder) if world == 2 else [layer.in_memory]:
         for dim, load in (("N", Weights.get_weights_col), ("K", Weights.get_weights_row)):
             axis = "NK".index(dim) - 2
             whole_blocks = expected.shape[axis] % (world * block) == 0
