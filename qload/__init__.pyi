@@ -105,6 +105,10 @@ from .formats import MXFP4ExpertsWeight as MXFP4ExpertsWeight
 from .formats import MXFP8Config as MXFP8Config
 from .formats import MXFP8Weight as MXFP8Weight
 from .formats import NVFP4Config as NVFP4Config
+from .formats import QuarkInt4Config as QuarkInt4Config
+from .formats import QuarkInt4Weight as QuarkInt4Weight
+from .formats import QuarkMXFP6Config as QuarkMXFP6Config
+from .formats import QuarkMXFP6Weight as QuarkMXFP6Weight
 from .formats import TorchAOInt4Config as TorchAOInt4Config
 from .formats import TorchAOInt4Weight as TorchAOInt4Weight
 from .formats import TorchAOIntxConfig as TorchAOIntxConfig

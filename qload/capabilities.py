@@ -72,7 +72,7 @@ def as_markdown() -> str:
     for name, row in overview().items():
         cells = (_short(row[column], dropped) for column, dropped in MARKDOWN.values())
         lines.append((format_label(name), *cells))
-    table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+    table = "".join(f"|{'|'.join(line)}|\n" for line in lines)
     return f"# Formats\n\n{INTRODUCTION}\n\n{table}"
 
 

@@ -57,6 +57,14 @@ from qload.formats import (
     MXFP8Config,
     MXFP8Weight,
     NVFP4Config,
+    QuarkInt4Config,
+    QuarkInt4Weight,
+    QuarkMXFP6Config,
+    QuarkMXFP6Weight,
+    TorchAOInt4Config,
+    TorchAOInt4Weight,
+    TorchAOIntxConfig,
+    TorchAOIntxWeight,
     UnquantizedConfig,
     UnquantizedWeight,
 )
@@ -125,6 +133,10 @@ CONFIGS = ConfigStrategies({
     ComfyW4A8Weight: st.builds(ComfyW4A8Config, st.sampled_from([16, 32]), YES),
     ComfyAWQWeight: st.builds(ComfyAWQConfig, st.sampled_from([32, 64])),
     MLXFloatWeight: st.just(MLXFloatConfig("mxfp4")),  # words of others may hold NaN
+    TorchAOIntxWeight: st.builds(TorchAOIntxConfig, st.integers(1, 8), GROUPS),
+    TorchAOInt4Weight: st.builds(TorchAOInt4Config, GROUPS),
+    QuarkInt4Weight: st.builds(QuarkInt4Config, GROUPS, YES, YES),
+    QuarkMXFP6Weight: st.builds(QuarkMXFP6Config, st.sampled_from(["e2m3", "e3m2"])),
 })  # fmt: skip
 
 every_format = pytest.mark.parametrize("weight_type", FORMATS, ids=lambda weight_type: weight_type.format)
@@ -167,9 +179,16 @@ def lawful(config: Config, dim: str, size: int, world: int, K: int) -> bool:
     if isinstance(config, ModelOptNVFP4ExtendedConfig):
         return dim == "N" or share % config.group_size == 0
     if isinstance(config, NVFP4Config | MXFP4Config | MXFP8Config):
-        return dim == "N" or share % (16 if isinstance(config, NVFP4Config) else 32) == 0
+        group = (16 if isinstance(config, NVFP4Config) else 32) * (4 if config.swizzled else 1)
+        return share % (group if dim == "K" else 128 if config.swizzled else 1) == 0
     if isinstance(config, ComfyW4A8Config | ComfyAWQConfig):
         return dim == "N" or share % config.group_size == 0
+    if isinstance(config, QuarkMXFP6Config):
+        return dim == "N" or share % 32 == 0
+    if isinstance(config, TorchAOIntxConfig | TorchAOInt4Config):
+        nibbles = 2 if isinstance(config, TorchAOInt4Config) else 1
+        group = config.group_size if config.group_size not in (-1, K) else 1
+        return dim == "N" or share % lcm(nibbles, group) == 0
     if isinstance(config, MLXConfig | MLXFloatConfig):
         return dim == "N" or share % config.group_size == 0
     if isinstance(config, Exl2Config):
@@ -178,6 +197,7 @@ def lawful(config: Config, dim: str, size: int, world: int, K: int) -> bool:
         return share % 64 == 0
     granules = {
         AWQConfig: (32 // getattr(config, "bits", 4), 1),
+        QuarkInt4Config: (8, 1),
         MarlinConfig: (64, 16),
         Marlin24Config: (64, 32),
     }

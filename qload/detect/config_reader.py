@@ -26,7 +26,7 @@ from typing import Any
 
 from qload.configs import Claims, FoundConfig, Method, Patterns, agree, matcher, value_text
 from qload.configs.matching import EMBEDDING_CLASS, HEAD, LINEAR_CLASS, MODULE_CLASSES, REGEX_PREFIX, is_regex
-from qload.detect.methods import auto_round, comfy, compressed_tensors, modelopt, torchao
+from qload.detect.methods import auto_round, comfy, compressed_tensors, modelopt, quark, torchao
 from qload.detect.signatures import METHODS_ELSEWHERE
 from qload.errors import ConfigError, ConfigsDisagreeError, QloadError, StorageError, UnsupportedFormatError
 from qload.formats import METHODS as FORMAT_METHODS
@@ -173,6 +173,7 @@ METHODS: dict[str, Method] = {
         *auto_round.METHODS,
         *comfy.METHODS,
         *torchao.METHODS,
+        *quark.METHODS,
     )
     for name in method.names
 }

@@ -50,6 +50,7 @@ FIELD_TEXT = re.compile(r"(?P<suffixes>\S+)(?: (?P<dtypes>[\w|]+))?(?: \((?P<axe
 COMFY = "ComfyUI runs it; take the model as its authors published it, or its plain safetensors"
 TRANSFORMERS = "transformers loads it where {} is installed, and its dequantize() gives plain weights"
 MODELOPT = "state the quantization_config of its writer, quant_method modelopt with quant_algo {}"
+QUARK = "state the quantization_config of its writer, quant_method quark"
 SOURCE = "qload reads the plain safetensors that it was made from"
 
 
@@ -178,7 +179,8 @@ SIGNATURES = (
     Signature("ComfyUI's scaled FP8", COMFY, "scale_weight floats, weight fp8 (N K)"),
     Signature(
         "torchao's safetensors",
-        "transformers loads it where torchao is installed, and its dequantize() gives plain weights",
+        "keep the metadata of its headers, which state the class of each layer; transformers loads it where "
+        "torchao is installed",
         "_weight_qdata",
     ),
     Signature(
@@ -309,18 +311,21 @@ SIGNATURES = (
     ),
     Signature(
         "Quark's MXFP6",
-        f"vLLM and SGLang load it; {SOURCE}",
+        QUARK,
         "weight_scale exponents (N K/32), weight u8 (N K*3/4)",
+        unless=("quark_mxfp6",),
     ),
     Signature(
         "Quark's int4",
-        f"transformers loads it where amd-quark is installed; {SOURCE}",
+        QUARK,
         "weight_scale floats (G N), weight i32 (K N/8)",
+        unless=("quark_int4",),
     ),
     Signature(
         "Quark's int8",
-        f"transformers loads it where amd-quark is installed; {SOURCE}",
+        QUARK,
         "weight_zero_point i8 (N), weight i8 (N K), weight_scale floats (N)",
+        unless=("ct_int",),
     ),
 )
 # Applies only to checkpoints of another method; such layers are an error without a config, or with their own.
@@ -343,14 +348,12 @@ METHODS_ELSEWHERE: Mapping[str, str] = {
     "moe_wna16": "state the method that wrote the tensors, gptq or awq: moe_wna16 is a kernel of vLLM",
     "nvfp4": f"transformers quantizes by it while loading; {SOURCE}",
     "quanto": f"transformers and optimum-quanto load it; {SOURCE}",
-    "quark": f"transformers loads it where amd-quark is installed, and so does vLLM; {SOURCE}",
     "qqq": f"GPTQModel and the QQQ repository load it; {SOURCE}",
     "quip": f"the QuIP# repository loads it; {SOURCE}",
     "qtip": f"the QTIP repository loads it; {SOURCE}",
     "sinq": f"transformers loads it where sinq is installed; {SOURCE}",
     "spqr": f"transformers loads it where spqr_quant is installed; {SOURCE}",
     "svdquant": f"Nunchaku, or diffusers with it, loads it; {SOURCE}",
-    "torchao": TRANSFORMERS.format("torchao"),
     "vptq": f"transformers loads it where vptq is installed; {SOURCE}",
     "w4afp8": f"SGLang loads it; {SOURCE}",
 }

@@ -23,6 +23,7 @@ from qload.formats import (
     modelopt_int8,
     mx,
     nvfp4,
+    quark,
     torchao,
     unquantized,
 )
@@ -54,6 +55,7 @@ from qload.formats.nvfp4 import (
     ModelOptNVFP4Weight,
     NVFP4Config,
 )
+from qload.formats.quark import QuarkInt4Config, QuarkInt4Weight, QuarkMXFP6Config, QuarkMXFP6Weight
 from qload.formats.torchao import (
     TorchAOInt4Config,
     TorchAOInt4Weight,
@@ -82,6 +84,7 @@ MODULES = (
     mlx,
     comfy,
     torchao,
+    quark,
 )
 
 FORMATS: tuple[type[Weight], ...] = tuple(fmt for module in MODULES for fmt in module.FORMATS)
@@ -161,6 +164,10 @@ __all__ = [
     "ModelOptNVFP4ExtendedWeight",
     "ModelOptNVFP4Weight",
     "NVFP4Config",
+    "QuarkInt4Config",
+    "QuarkInt4Weight",
+    "QuarkMXFP6Config",
+    "QuarkMXFP6Weight",
     "TorchAOInt4Config",
     "TorchAOInt4Weight",
     "TorchAOIntxConfig",

@@ -15,7 +15,7 @@ from qload import MemoryStorage, Weights, with_experts
 from qload.capabilities import Capability, as_markdown, overview
 from qload.checkpoint import format_label
 from qload.configs import FoundConfig
-from qload.detect import read_claims, read_configs
+from qload.detect import effective_claims, read_claims, read_configs
 from qload.detect.config_reader import METHODS, described_formats
 from qload.errors import RepackError, UnsupportedFormatError
 from qload.experts.declared_stacks import stack_endings
@@ -24,6 +24,7 @@ from qload.kernel_formats import repack, restore
 from qload.kernel_formats.repack import LAYOUTS, can_restore, options, targets
 from qload.quantize import QUANTIZERS
 from qload.spec import Weight
+from qload.storage import open_storage
 from qload.testing import assert_same_bits, layers
 from tests.cli.test_command_line import run
 from tests.experts.expert_layers import FACTS, MATRICES, NAMES, PREFIX, StoredExperts, every_matrix, experts
@@ -31,6 +32,7 @@ from tests.format_cases import CONFIGS, every_format
 from tests.paths import FIXTURES, ROOT
 
 FOUR_BITS = {"bits": 4, "group_size": 128}
+QUARK_MXFP8 = {"dtype": "fp8_e4m3", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
 UNSTORED: tuple[dict[str, Any], ...] = (
     {"quant_method": "mistral", "qformat_weight": "fp8_e4m3"},
     {"quant_method": "gguf"},
@@ -54,6 +56,7 @@ UNSTORED: tuple[dict[str, Any], ...] = (
         for name in ("mlx", "metal")
         for mode in ({}, {"mode": "mxfp4"})
     ),
+    {"quant_method": "quark", "global_quant_config": {"weight": QUARK_MXFP8}},
     *(
         {"quant_method": "modelopt", "quant_algo": name}
         for name in ("FP8", "NVFP4_AWQ", "W4A8_AWQ", "W4A8_NVFP4_FP8", "W4A8_MXFP4_FP8")
@@ -128,6 +131,10 @@ def test_what_a_method_reads_is_what_its_configs_are_read_as() -> None:
     found: dict[str, set[type[Weight]]] = {name: set() for name in METHODS}
     stored = [read_configs(path.parent)[1] for path in FIXTURES.rglob("config.json")]
     configs = [configs[0] for configs in stored if configs]
+    for path in FIXTURES.glob("torchao/*/config.json"):  # headers state the formats
+        with open_storage(path.parent) as storage:
+            claims = effective_claims(read_configs(path.parent)[1][0], storage)
+        found["torchao"] |= {fmt.weight_type for fmt in claims.formats} if claims else set()
     for config in [*configs, *(FoundConfig("config.json", "", values) for values in UNSTORED)]:
         with suppress(UnsupportedFormatError):  # some fixtures are unsupported on purpose
             found[config.values["quant_method"]] |= {fmt.weight_type for fmt in read_claims(config).formats}

@@ -62,6 +62,16 @@ MLX = {
     "quant_method": "mlx", "group_size": 64, "bits": 4, "mode": "affine", "modules_to_not_convert": ["head"],
     "model.layers.0.mlp.gate": {"group_size": 64, "bits": 8, "mode": "affine"},
 }  # fmt: skip
+QUARK = {
+    "quant_method": "quark", "exclude": ["head"], "modules_to_not_convert": ["head"],
+    "export": {"pack_method": "reorder", "weight_format": "real_quantized"},
+    "global_quant_config": {"weight": {"dtype": "int4", "qscheme": "per_group", "group_size": 32}},
+}  # fmt: skip
+TORCHAO = {
+    "quant_method": "torchao", "quant_type": "int8_weight_only",
+    "include_input_output_embeddings": False, "untie_embedding_weights": False,
+    "modules_to_not_convert": ["head"],
+}  # fmt: skip
 BNB = {
     "quant_method": "bitsandbytes", "load_in_4bit": True, "load_in_8bit": False,
     "bnb_4bit_quant_type": "nf4",
@@ -165,6 +175,8 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "mistral": MISTRAL,
     "mlx": MLX,
     "metal": {**MLX, "quant_method": "metal"},
+    "torchao": TORCHAO,
+    "quark": QUARK,
     "bitsandbytes": BNB,
     "compressed-tensors": COMPRESSED,
     "modelopt": MODELOPT,

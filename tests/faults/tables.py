@@ -17,14 +17,17 @@ from tests.faults import (
     models,
     parallel,
     planning,
+    quark,
     routing,
     rules,
     stacks,
+    torchao,
 )
 from tests.faults.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *cpu.FAULTS, *formats.FAULTS, *gguf.FAULTS,
+    *torchao.FAULTS, *quark.FAULTS,
     *rules.FAULTS, *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS,
     *parallel.FAULTS, *latent.FAULTS, *diagnosis.FAULTS, *conformance.FAULTS, *planning.FAULTS,
     *engine_transformers.FAULTS, *engine_vllm.FAULTS,

@@ -299,7 +299,7 @@ DIALECTS = (
             global_quant_config={
                 "weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32, "scale_format": "e8m0"}
             },
-        ), (), foreign=True,
+        ), (),
     ),
 )  # fmt: skip
 
