@@ -194,7 +194,7 @@ def test_what_does_not_fit_is_told_whoever_multiplies(x: Tensor, error: type[Exc
 
 @HOPPER
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("layout", ["marlin", "strips", "block", "nvfp4"])
+@pytest.mark.parametrize("layout", ["strips", "block", "nvfp4"])
 def test_a_plan_launches_what_is_decided_anew(
     hand: Hand, layout: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,6 @@ from qload.formats import AWQWeight
 from qload.kernels import (
     DequantizeLinearKernel,
     ExllamaLinearKernel,
-    MarlinLinearKernel,
     StripsLinearKernel,
     warm_up,
 )
@@ -45,7 +44,7 @@ def test_the_default_dtype_of_torch_is_multiplied_too(bits: int) -> None:
     ("capability", "kind"),
     [
         pytest.param(90, StripsLinearKernel, id="Hopper"),
-        pytest.param(80, MarlinLinearKernel, id="Ampere"),
+        pytest.param(80, StripsLinearKernel, id="Ampere"),
         pytest.param(75, ExllamaLinearKernel, id="Turing"),
         pytest.param(50, DequantizeLinearKernel, id="Maxwell"),
     ],
@@ -62,7 +61,7 @@ def test_a_device_below_marlins_gets_another_kernel(
     warm_up(module, 128)
 
     assert type(module.mp_linear_kernel) is kind
-    assert bool(module.g_idx.numel()) == (kind not in (StripsLinearKernel, MarlinLinearKernel))
+    assert bool(module.g_idx.numel()) == (kind is not StripsLinearKernel)
     assert_reads_back(module, weight, torch.float16)
 
 
