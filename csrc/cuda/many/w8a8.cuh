@@ -122,7 +122,7 @@ w8a8_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
       for (int i = 0; i < eights * 4; ++i) sum.of[0][i] = 0;
     }
     TileScales<1> scales;
-    scales.begin(call, grouped, place.first, place.column + tile * kTile, strip * 16 + number / 4, sum.unit);
+    scales.begin(call, grouped, 0, place.first, place.column + tile * kTile, strip * 16 + number / 4, sum.unit);
     float scale = 1;
     const auto promote = [&](int part) {
       if constexpr (!whole) {
