@@ -9,7 +9,7 @@ Hadamard matrix. In the basis of the caller the weight is U.T @ stored @ V.T.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import blake2b
 from math import sqrt
 from typing import Any, Self
@@ -69,7 +69,7 @@ class BlockTransform:
         blocks = x.reshape(*x.shape[:-1], x.shape[-1] // self.size, self.size)
         if self._is_sylvester:
             return walsh_hadamard(blocks).reshape(x.shape)  # a symmetric matrix
-        matrix = torch.from_numpy(self.signs).to(x.device, x.dtype)
+        matrix = signs_on(self, x.device).to(x.dtype)
         return (blocks @ (matrix.T if transposed else matrix)).reshape(x.shape)
 
     @cached_property
@@ -88,6 +88,12 @@ class BlockTransform:
     def __str__(self) -> str:
         """Summary such as `v_input in blocks of 64`."""
         return f"{self.name} in blocks of {self.size}"
+
+
+@cache
+def signs_on(transform: BlockTransform, device: torch.device) -> Tensor:
+    """Copy the signs of a transform to a device: (size, size), int8. Copies stay, for CUDA graphs."""
+    return torch.from_numpy(transform.signs).to(device)
 
 
 def walsh_hadamard(x: Tensor) -> Tensor:

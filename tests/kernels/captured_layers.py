@@ -38,6 +38,7 @@ LAYERS = (  # of each format, and of each way that inputs are quantized
     "bnb/fp4_nested_ragged_60x100",
     "bnb/int8_16x128",
     "bnb/nf4_nested_bf16_storage_128x256",
+    "comfy/w4a8_convrot_8x256",
     "compressed_tensors/marlin_24_w4_g128",
     "compressed_tensors/mxfp4",
     "compressed_tensors/naive_fp8_channel",
@@ -50,8 +51,14 @@ LAYERS = (  # of each format, and of each way that inputs are quantized
     "marlin/g128_256x128",
     "mlx/nvfp4",
     "mlx/w2_g32_fp16",
+    "modelopt/nvfp4_svd_16x128",
     "modelopt/w4a16_awq_g128_24x256",
     "modelopt/w4a16_nvfp4_8x96",
+    "modelopt/w8a8_sq_16x256",
+    "quark/int4_group",
+    "quark/mxfp6_e2m3",
+    "torchao/int4_g32",
+    "torchao/intx_w3_g64",
 )
 
 

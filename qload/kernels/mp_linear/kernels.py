@@ -457,7 +457,7 @@ def choose_mp_linear_kernel(
         least = kernel.get_min_capability()
         able, reason = kernel.can_implement(config)
         if able and not kernel.gains(compute_capability):
-            able, reason = False, f"gains nothing on other devices than those of compute capability {least}"
+            able, reason = False, f"gains nothing below compute capability {least}"
         elif able and compute_capability is not None and compute_capability < least:
             able, reason = False, f"needs compute capability {least}, this device has {compute_capability}"
         if able:
