@@ -7,6 +7,8 @@ of torchao 0.18.0, bit-equal to it.
 
 from __future__ import annotations
 
+from typing import Any
+
 from qload.lazy_torch import Tensor, torch
 
 OUTPUTS, GROUPS, ROWS = 128, 4, 32
@@ -21,10 +23,14 @@ def scale_axes(group: int) -> tuple[str, str]:
 
 def unswizzle_scales(stored: Tensor, N: int, groups: int) -> Tensor:
     """Scales (N, `groups`) in plain order, of a stored tensor of bytes."""
-    a, c = -(-N // OUTPUTS), -(-groups // GROUPS)
-    tiles = stored.view(torch.uint8).reshape(a, c, ROWS, OUTPUTS // ROWS, GROUPS)
-    plain = tiles.permute(0, 3, 2, 1, 4).reshape(a * OUTPUTS, c * GROUPS)
-    return plain[:N, :groups].contiguous().view(stored.dtype)
+    plain: Tensor = plain_scales(stored.view(torch.uint8), N, groups)
+    return plain.contiguous().view(stored.dtype)
+
+
+def plain_scales(stored: Any, N: int, groups: int) -> Any:
+    """Scales (N, `groups`) in plain order, of a tensor or an array of bytes."""
+    tiles = stored.reshape(-(-N // OUTPUTS), -(-groups // GROUPS), ROWS, OUTPUTS // ROWS, GROUPS)
+    return tiles.swapaxes(1, 3).reshape(OUTPUTS * tiles.shape[0], GROUPS * tiles.shape[1])[:N, :groups]
 
 
 def swizzle_scales(scales: Tensor) -> Tensor:

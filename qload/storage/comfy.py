@@ -15,7 +15,7 @@ Source: comfy-kitchen 0.2.40.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -25,28 +25,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qload import dtypes
-from qload.errors import StorageError, checked
+from qload.errors import StorageError
+from qload.layouts.swizzle import GROUPS, OUTPUTS, plain_scales
 from qload.lazy_torch import Tensor, torch
 from qload.storage.checkpoint_files import CheckpointFiles
-from qload.storage.file_reads import Bounds, FileRange, FileRanges
+from qload.storage.converted import ConvertedStorage
 from qload.storage.files import parse_json
 from qload.storage.header import Entry, Header
-from qload.storage.protocol import (
-    DTYPES,
-    AskedBytes,
-    AskedRows,
-    bounds,
-    check_memory,
-    check_out,
-    metadata_of,
-    numpy_dtype,
-)
+from qload.storage.protocol import DTYPES, bounds, metadata_of, numpy_dtype
 from qload.storage.safetensors import SafetensorsStorage
 
 COMFY_METADATA, MARK, SCALED_FP8 = "_quantization_metadata", "comfy_quant", "scaled_fp8"
 OLD_SCALE, OLD_INPUT_SCALE = "scale_weight", "scale_input"
 MAX_MARK_BYTES, MAX_METADATA_CHARACTERS = 1 << 12, 1 << 24
-TILE_ROWS, TILE_GROUPS = 128, 4
 SIGN_BITS = 0x88  # of two codes in a byte
 
 Marks = Mapping[str, Mapping[str, Any]]
@@ -124,9 +115,7 @@ def pack_signed_nibbles(packed: NDArray[Any]) -> NDArray[Any]:
 
 def unswizzle(stored: NDArray[Any], rows: int, groups: int) -> NDArray[Any]:
     """Scales (rows, groups) in plain order, by tiles of 128 rows and 4 groups."""
-    tiles = stored.reshape(-1, -(-groups // TILE_GROUPS), 32, 4, TILE_GROUPS)
-    plain = tiles.transpose(0, 3, 2, 1, 4).reshape(tiles.shape[0] * TILE_ROWS, -1)
-    return np.ascontiguousarray(plain[:rows, :groups])
+    return np.ascontiguousarray(plain_scales(stored, rows, groups))
 
 
 def _named(layer: str, suffix: str) -> str:
@@ -157,7 +146,7 @@ def _views(layer: str, form: object, entries: Mapping[str, Entry], file: str) ->
     if form == "nvfp4" or form == "mxfp8":
         groups = width * 2 // 16 if form == "nvfp4" else width // 32
         dtype = "F8_E4M3" if form == "nvfp4" and scale.dtype == "U8" else scale.dtype
-        padded = -(-N // TILE_ROWS) * TILE_ROWS * -(-groups // TILE_GROUPS) * TILE_GROUPS
+        padded = -(-N // OUTPUTS) * OUTPUTS * -(-groups // GROUPS) * GROUPS
         if not groups or prod(scale.shape) != padded:
             words = f"has {prod(scale.shape)} scales, and the tiles of ({N}, {groups}) have {padded}"
             raise StorageError(file, "header-entry", words, scales, "fetch the file again")
@@ -177,15 +166,7 @@ def _views(layer: str, form: object, entries: Mapping[str, Entry], file: str) ->
     return views
 
 
-class _StoredRanges(FileRanges):
-    """Byte ranges of the tensors that are no views."""
-
-    def of(self, name: str, pairs: Bounds) -> FileRange | None:
-        """Byte range of a slice of a tensor; None for a view."""
-        return super().of(name, pairs) if name in self.entries else None
-
-
-class ComfyStorage(SafetensorsStorage):
+class ComfyStorage(ConvertedStorage):
     """Storage of a file of ComfyUI, with views of the tensors of marked layers.
 
     Parameters
@@ -234,40 +215,6 @@ class ComfyStorage(SafetensorsStorage):
             return super().read(name, index)
         values = torch.from_numpy(self.read_array(name, index))
         return values.view(self.info(name).dtype)
-
-    @checked
-    def read_into(self, name: str, index: tuple[slice, ...], out: Tensor) -> None:
-        """Read the elements `index` of the tensor `name` into `out`, of their shape and dtype."""
-        if name not in self._views:
-            super().read_into(name, index, out)
-            return
-        info = self.info(name)
-        check_out(name, out, [stop - start for start, stop in bounds(name, info.shape, index)], info.dtype)
-        out.copy_(self.read(name, index))
-
-    @checked
-    def read_bytes_into(self, asked: Sequence[AskedBytes]) -> None:
-        """Read the bytes of each (name, index, memory) in `asked`, row major, into its memory."""
-        super().read_bytes_into([entry for entry in asked if entry[0] not in self._views])
-        for name, index, memory in asked:
-            if name in self._views:
-                values = self.read_array(name, index)
-                check_memory(name, memory, values.nbytes)
-                memory[:] = values.reshape(-1).view(np.uint8)
-
-    def read_rows(self, asked: Sequence[AskedRows]) -> None:
-        """Read the same elements of several tensors, each into a row: (names, index, out) each."""
-        super().read_rows([entry for entry in asked if self._views.keys().isdisjoint(entry[0])])
-        for names, index, out in asked:
-            if not self._views.keys().isdisjoint(names):
-                for name, row in zip(names, out, strict=True):
-                    row.copy_(self.read(name, index))
-
-    @property
-    def ranges(self) -> FileRanges:
-        """Byte ranges of tensors in files, for readers with descriptors; none of views."""
-        entries = {name: entry for name, entry in self._entries.items() if name not in self._views}
-        return _StoredRanges(entries, self._holders, self._open, self._count)
 
     def close(self) -> None:
         """Close all files; a read afterwards is a StorageError."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from qload.errors import StorageError, checked
+from qload.errors import StorageError
 from qload.lazy_torch import Tensor
 from qload.storage.checkpoint_files import CheckpointFiles, PathLikes, check_index, folder_notes, locate
+from qload.storage.converted import ConvertedStorage
 from qload.storage.gguf_header import GGUFEntry, GGUFHeader, read_gguf_header
 from qload.storage.gguf_types import GGMLType
 from qload.storage.header import Entry, Header
-from qload.storage.protocol import AskedBytes, AskedRows, bounds, check_memory, check_out
+from qload.storage.protocol import bounds
 from qload.storage.safetensors import SafetensorsStorage
 
 log: logging.Logger = logging.getLogger("qload")
@@ -75,7 +76,7 @@ def stored_views(keys: Mapping[str, Any], tensors: Mapping[str, GGUFEntry]) -> V
     return {name: TensorView(name) for name in tensors}
 
 
-class GGUFStorage(SafetensorsStorage):
+class GGUFStorage(ConvertedStorage):
     """Storage of a GGUF model: one file, or all files of a split model.
 
     Reads and errors are those of `SafetensorsStorage`. Rows of a view with `heads` are read by whole heads.
@@ -144,35 +145,6 @@ class GGUFStorage(SafetensorsStorage):
             return super().read_array(name, index)
         covering, rows = self._covering_rows(name, index)
         return np.ascontiguousarray(self._convert(name, super().read_array(name, covering), rows))
-
-    @checked
-    def read_into(self, name: str, index: tuple[slice, ...], out: Tensor) -> None:
-        """Read the elements `index` of the tensor `name` into `out`, of their shape and dtype."""
-        if name not in self._views:
-            super().read_into(name, index, out)
-            return
-        info = self.info(name)
-        extents = [stop - start for start, stop in bounds(name, info.shape, index)]
-        check_out(name, out, extents, info.dtype)
-        out.copy_(self.read(name, index))
-
-    @checked
-    def read_bytes_into(self, asked: Sequence[AskedBytes]) -> None:
-        """Read the bytes of each (name, index, memory) in `asked`, row major, into its memory."""
-        super().read_bytes_into([entry for entry in asked if entry[0] not in self._views])
-        for name, index, memory in asked:
-            if name in self._views:
-                values = self.read_array(name, index)
-                check_memory(name, memory, values.nbytes)
-                memory[:] = values.reshape(-1).view(np.uint8)
-
-    def read_rows(self, asked: Sequence[AskedRows]) -> None:
-        """Read the same elements of several tensors, each into a row: (names, index, out) each."""
-        super().read_rows([entry for entry in asked if self._views.keys().isdisjoint(entry[0])])
-        for names, index, out in asked:
-            if not self._views.keys().isdisjoint(names):
-                for name, row in zip(names, out, strict=True):
-                    row.copy_(self.read(name, index))
 
     def _covering_rows(self, name: str, index: tuple[slice, ...]) -> tuple[tuple[slice, ...], slice]:
         """Slices of the whole heads that cover `index`, and the rows of `index` within them."""

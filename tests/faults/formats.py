@@ -161,7 +161,12 @@ FAULTS = (
         "None, None)",
     ),
     Fault("comfy-low-nibble-first", _COMFY, "packed << 4 | packed >> 4", "packed"),
-    Fault("comfy-tiles-by-rows", _COMFY, "tiles.transpose(0, 3, 2, 1, 4)", "tiles.transpose(0, 2, 3, 1, 4)"),
+    Fault(
+        "comfy-tiles-as-stored",
+        _COMFY,
+        "ascontiguousarray(plain_scales(stored, rows, groups))",
+        "resize(stored, (rows, groups))",
+    ),
     Fault("comfy-signed-as-unsigned", _COMFY, "SIGN_BITS = 0x88", "SIGN_BITS = 0"),
     Fault(
         "comfy-w4a8-unrounded", "qload/formats/comfy.py", "relative.round().clamp", "relative.floor().clamp"

@@ -6,7 +6,7 @@ _HEADER, _METHOD = "qload/detect/torchao_header.py", "qload/detect/methods/torch
 _FORMAT, _SWIZZLE = "qload/formats/torchao.py", "qload/layouts/swizzle.py"
 
 FAULTS = (
-    Fault("torchao-tiles-untransposed", _SWIZZLE, "plain = tiles.permute(0, 3, 2, 1, 4)", "plain = tiles"),
+    Fault("torchao-tiles-untransposed", _SWIZZLE, "tiles.swapaxes(1, 3).reshape(", "tiles.reshape("),
     Fault("torchao-swizzle-ignored", _METHOD, "MXFP8Config(swizzled)", "MXFP8Config(False)"),
     Fault(
         "torchao-int4-unsigned",
