@@ -3,7 +3,6 @@
 A line that runs at an import, or without a test, may matter to any: then all tests of its module follow.
 """
 
-import ast
 import json
 import os
 import shutil
@@ -22,6 +21,7 @@ from coverage import CoverageData
 
 from qload.testing.selftest.runner import PASSED
 from tests.faults.project_copy import PYTEST_OPTIONS, ProjectCopy
+from tests.mutants.changed_lines import runs_at_import, statements_around
 from tests.mutants.sample import Mutant
 
 OPTIONS = (*PYTEST_OPTIONS, "-x", "--tb=no", "-p", "no:xdist", "-p", "no:cov", "--snapshot-warn-unused")
@@ -121,9 +121,9 @@ class TestCoverage:
 
     def turns(self, mutant: Mutant) -> Iterator[list[str]]:
         """A few cases of each test function of the changed lines; then the others, of `SECONDS` in all."""
-        lines = _tests_by_line(self.folder / "coverage", mutant.module)
-        changed = {test for line in _statements(mutant) for test in lines.get(line, ())}
-        imported = "" in changed or not changed or runs_at_import(mutant)
+        places, lines = mutant.changed_lines(), _tests_by_line(self.folder / "coverage", mutant.module)
+        changed = {test for line in statements_around(mutant.source, places) for test in lines.get(line, ())}
+        imported = "" in changed or not changed or runs_at_import(mutant.source, places)
         tests = {test for each in lines.values() for test in each} if imported else changed
         near = f"tests/{mutant.package}/"
         ranked = sorted(
@@ -153,24 +153,3 @@ def _tests_by_line(coverage: Path, module: str) -> dict[int, set[str]]:
     [file] = [file for file in data.measured_files() if Path(file).match(f"*/{module}")] or [module]
     by_line = data.contexts_by_lineno(file)
     return {line: {context.rpartition("|")[0] for context in contexts} for line, contexts in by_line.items()}
-
-
-def runs_at_import(mutant: Mutant) -> bool:
-    """Whether a changed line is outside of every function; its coverage is that of the first test alone."""
-    functions = [
-        range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        for node in ast.walk(ast.parse(mutant.source))
-        if isinstance(node, ast.FunctionDef)
-    ]
-    return not all(any(line in span for span in functions) for line in mutant.changed_lines())
-
-
-def _statements(mutant: Mutant) -> set[int]:
-    """The lines of the smallest statements around the changed lines."""
-    spans = [
-        range(node.lineno, (node.end_lineno or node.lineno) + 1)
-        for node in ast.walk(ast.parse(mutant.source))
-        if isinstance(node, ast.stmt)
-    ]
-    around = ([span for span in spans if line in span] for line in mutant.changed_lines())
-    return {line for found in around if found for line in min(found, key=len)}
