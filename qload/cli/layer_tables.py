@@ -52,7 +52,7 @@ layer_prefix = attrgetter("prefix")
 
 
 def contents_tables(report: "Report", *, every: bool) -> Iterator[RenderableType]:
-    """Format the layers of a report and a line on its unquantized ones; `every`: a row per layer."""
+    """Format the layers of a report, with a line on the unquantized ones; `every`: a row per layer."""
     plain = [layer for layer in report.layers if layer.format == UNQUANTIZED]
     layers = [layer for layer in report.layers if layer.format != UNQUANTIZED]
     if every or not layers:

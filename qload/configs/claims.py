@@ -94,7 +94,7 @@ class Claims:
     unused
         Names of tensors without meaning for plain weights.
     transforms
-        Transforms of layers when they run, by module; the checkpoint stores their matrices.
+        Rules of transforms that layers apply at run time.
     """
 
     method: str

@@ -1,7 +1,7 @@
-"""MXFP4 of any program as `weight_packed` and `weight_scale` of compressed-tensors, bit for bit.
+"""MXFP4 of other programs, rewritten bit for bit as `weight_packed` and `weight_scale` of compressed-tensors.
 
-MLX has the same bytes in words. A block of GGUF has the codes of inputs 0 to 15 in the low halves, and an
-exponent of 255 is 2**127 there, and NaN elsewhere.
+MLX stores the same bytes as words. A block of GGUF has the codes of inputs 0 to 15 in the low halves of its
+bytes. An exponent of 255 is 2**127 in GGUF and NaN elsewhere.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ WEIGHTS: Mapping[str, Any] = {
 
 
 def why_not_mxfp4(layer: LayerDescription) -> str | None:
-    """Return why no MXFP4 layer of compressed-tensors has the values of a layer, or None."""
+    """Return why a layer cannot become MXFP4 of compressed-tensors without loss, or None."""
     weight_type, config = layer.format.weight_type, layer.format.config
     if layer.transforms is not None:
         return f"it transforms its {layer.transforms} at run time, which {NAME} cannot express"
@@ -47,7 +47,7 @@ def why_not_mxfp4(layer: LayerDescription) -> str | None:
 
 
 def mxfp4_item(source: VerifiedCheckpoint, layer: LayerDescription) -> OutputItem:
-    """Return an item with a layer in MXFP4 of compressed-tensors; RepackError if it is not MXFP4."""
+    """Return the output tensors of a layer; RepackError if it is not MXFP4, or an exponent is 255 in GGUF."""
     reason = why_not_mxfp4(layer)
     if reason:
         raise RepackError(layer.format.weight_type.format, NAME, reason)
@@ -55,7 +55,7 @@ def mxfp4_item(source: VerifiedCheckpoint, layer: LayerDescription) -> OutputIte
         named(layer.prefix, name): torch.zeros((), dtype=torch.uint8).expand(layer.N, width)
         for name, width in (("weight_packed", layer.K // 2), ("weight_scale", layer.K // GROUP))
     }
-    mxfp4_tensors(load_layer(source, layer.prefix))  # an exponent may refuse
+    mxfp4_tensors(load_layer(source, layer.prefix))  # raises for an exponent of 255
     source_bytes = layer_bytes(source.weights, layer)
     return item_from_tensors(outline, source_bytes, lambda: mxfp4_tensors(load_layer(source, layer.prefix)))
 

@@ -142,7 +142,7 @@ def _refuse_comfy_metadata(storage: WeightStorage) -> None:
 
 
 def is_comfy(storage: WeightStorage | None) -> bool:
-    """Return whether a storage, or the one below its stacks of experts, has the views of ComfyUI's marks."""
+    """Return whether a storage is a `ComfyStorage`, also below stacks of experts."""
     return isinstance(getattr(storage, "storage", storage), ComfyStorage)
 
 
@@ -493,19 +493,19 @@ def loader_from_claims(
     else:
         loader = FormatLoader(*formats, plain, exclusions=claims.exclusions)
     loader.named = named_modules(source) if source else NOTHING_NAMED
-    if claims.method != COMFY_METHOD:  # marks leave no doubt
+    if claims.method != COMFY_METHOD:  # marks name one format
         loader.recognise_by(Recogniser(claims.formats))
     stored = storage.keys() if storage else ()
     loader.config_tensors = tuple(name for name in LEGACY.values() if name in stored)
     if claims.method == COMFY_METHOD:
         if not is_comfy(storage):
-            reason = f"{claims.file} has marks of layers, and their tensors are in another order"
+            reason = f"{claims.file} has ComfyUI's marks, and the storage does not convert marked layers"
             remedy = "open_checkpoint reads the file with its marks"
             raise UnsupportedFormatError("ComfyUI's layers without their file", reason, remedy=remedy)
         loader.config_tensors += tuple(filter(is_setting, stored))
     if claims.transforms:
         if storage is None:
-            reason = f"the transform_config of {claims.file} is of inputs or outputs, by stored matrices"
+            reason = f"the transform_config of {claims.file} needs matrices of the checkpoint"
             remedy = "open_checkpoint, or the argument storage, reads the matrices"
             raise UnsupportedFormatError("transforms without their checkpoint", reason, remedy=remedy)
         loader.transforms = LayerTransforms(claims.transforms, storage)

@@ -1,4 +1,4 @@
-"""The tensors that the headers of torchao's files describe, each by JSON under its name.
+"""Descriptions of torchao's tensors in the headers of files: JSON under the name of each tensor.
 
     "tensor_names": ["model.layers.0.mlp.up_proj.weight", ...]
     "model.layers.0.mlp.up_proj.weight": {"_type": "Float8Tensor", "_data": {"block_size": [1, 4096], ...},
@@ -63,8 +63,8 @@ class DescribedLayer:
         return configs.FoundConfig(self.file, f"header: {self.name:.200}", self.tensor.attributes)
 
     def unsupported(self, variant: str) -> UnsupportedFormatError:
-        """Error of a layer that is not read."""
-        reason = f"the header of {self.file} describes {self.name:.200} so"
+        """Return the error of an unsupported layer."""
+        reason = f"the header of {self.file} states this class for {self.name:.200}"
         return UnsupportedFormatError(f"torchao ({variant:.80})", reason, VARIANTS, REMEDY)
 
     def covers(self, block: Sequence[int]) -> tuple[bool, bool]:

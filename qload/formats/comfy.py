@@ -17,8 +17,8 @@ awq_w4a16:
 
     w[n, k] = (code - 8) * weight_scale[k / g, n] + weight_zeros[k / g, n]
 
-Source: comfy-kitchen 0.2.40, the first bit-equal to it. `detect.methods.comfy` reads the marks of layers, and
-`ComfyStorage` gives other marked formats the names and orders of other programs.
+Source: comfy-kitchen 0.2.40; asym_w4a8_int8 is bit-equal to it. `detect.methods.comfy` reads the marks of
+layers. `ComfyStorage` converts the other marked formats to those of other programs.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from qload.lazy_torch import Tensor, torch
 from qload.spec import Role, TensorSpec
 
 FLOATS = (dtypes.float32, dtypes.bfloat16, dtypes.float16)
-LARGEST, ZERO, MIDDLE = 127, 128, 8  # of int8 codes; the middle of codes of four bits
+LARGEST, ZERO, MIDDLE = 127, 128, 8  # limits of int8 codes; zero point of 4-bit codes
 
 
 @dataclass(frozen=True)
 class ComfyW4A8Config(spec.Grouped, spec.Config):
-    """Config of asym_w4a8_int8: `group_size` inputs of a group; `codebook`: whether the values are stored."""
+    """Config of asym_w4a8_int8; `codebook`: whether `weight_codebook` is stored; None: optional."""
 
     name: ClassVar[str] = "comfy_w4a8"
 
@@ -117,7 +117,7 @@ class ComfyW4A8Weight(spec.Weight):
 
 @dataclass(frozen=True)
 class ComfyAWQConfig(spec.Grouped, spec.Config):
-    """Config of awq_w4a16: `group_size` inputs of a group; 0: by the shape of the scales."""
+    """Config of awq_w4a16; `group_size` 0: read from the shape of the scales."""
 
     name: ClassVar[str] = "comfy_awq"
 

@@ -496,8 +496,8 @@ class CTIntConfig(spec.Config):
     static
         Whether the activations' scale is required.
     zeros
-        "as stored"; or "checked" for optional zero points that a loaded weight leaves out if all are 0, which
-        a described layer then has as "0".
+        "as stored"; or "checked": zero points are optional, and read when a layer is described. If all are 0,
+        its config has "0" and loads leave them out, else "as stored".
     vector
         Whether scales of outputs are stored as (N,); set once a layer is described.
     """

@@ -13,7 +13,7 @@ On disk, for a layer of K inputs and N outputs, group size g:
 
 The scale of the inputs is not part of w: `dequantize` ignores it, and `get_linear` applies it, as ModelOpt
 does. For q, k, v, gate and up projections ModelOpt folds it into the preceding norm, and stores none.
-W4A8_AWQ is the same for FP8 inputs; its second scale is the step of FP8 weights within a kernel, no factor.
+W4A8_AWQ has FP8 inputs too. Its second scale is for kernels that cast weights to FP8, and no factor of w.
 Source: modelopt 0.47.0, bit-equal to it.
 """
 

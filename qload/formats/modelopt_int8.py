@@ -55,7 +55,7 @@ class ModelOptInt8Weight(spec.Weight):
     weight_scale
         (N,), fp32, bf16 or fp16.
     pre_quant_scale
-        Factors of the inputs: (K,), bf16, fp16 or fp32; None: nothing.
+        Factors of the inputs: (K,), bf16, fp16 or fp32; None: no factors.
     input_scale
         Of the activations: () or (1,), or one per fused part, fp32; None: not stored.
     """

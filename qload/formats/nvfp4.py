@@ -18,8 +18,8 @@ and by ModelOpt, with the inverse as second scale:
 
     w[n, k] = e2m1[code] * (weight_scale[n, k / 16] * weight_scale_2)
 
-Some algorithms of ModelOpt have more (`ModelOptNVFP4ExtendedWeight`): factors of the inputs (NVFP4_AWQ), a
-low-rank term (NVFP4_SVD), or groups of 32 inputs (W4A8_NVFP4_FP8):
+`ModelOptNVFP4ExtendedWeight` adds factors of the inputs (NVFP4_AWQ), a low-rank term (NVFP4_SVD), or groups
+of 32 inputs (W4A8_NVFP4_FP8):
 
     pre_quant_scale                     bf16, fp16, fp32  (K,)
     weight_quantizer._svdquant_lora_a   bf16, fp16, fp32  (R, K)
@@ -29,8 +29,9 @@ low-rank term (NVFP4_SVD), or groups of 32 inputs (W4A8_NVFP4_FP8):
     y = (x * pre_quant_scale) @ w.T
 
 Fused parts keep one second scale each. torchao has ModelOpt's tensors under its own names: `weight_scale`
-swizzled (`layouts.swizzle`), and `weight_scale_2` optional, 1 without it. Source: compressed-tensors 0.20.0,
-modelopt 0.47.0 and torchao 0.18.0, bit-equal to all (to the first and the last after one rounding).
+may be swizzled (`layouts.swizzle`), and `weight_scale_2` is optional, 1 without it. Source:
+compressed-tensors 0.20.0, modelopt 0.47.0 and torchao 0.18.0, bit-equal to all (to the first and the last
+after one rounding).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class NVFP4Config(spec.Config):
     swizzled
         Whether scales are in the order of tensor cores (`layouts.swizzle`).
     second
-        Whether the second scale is required; without it, it is 1.
+        Whether the second scale is required; False: optional, 1 without it.
     """
 
     name: ClassVar[str] = "nvfp4"
@@ -129,7 +130,7 @@ def _tensors(
     return (
         TensorSpec(packed, (dtypes.uint8,), "N K/2", Role.WORD),
         scales,
-        replace(second_scale, divides=True),  # it divides, or is the inverse of a divisor
+        replace(second_scale, divides=True),  # a divisor, or the inverse of one
         TensorSpec(inputs, (dtypes.float32,), "P", Role.SCALE, optional=True, divides=True),
     )
 
@@ -212,7 +213,7 @@ class ModelOptNVFP4Weight(_NVFP4Weight):
 
 @dataclass(frozen=True)
 class ModelOptNVFP4ExtendedConfig(NVFP4Config):
-    """Config of ModelOpt's further kinds of NVFP4; ArgumentError for another group size.
+    """Config of `ModelOptNVFP4ExtendedWeight`; ArgumentError for another group size.
 
     Attributes
     ----------
@@ -248,7 +249,7 @@ class ModelOptNVFP4ExtendedWeight(_NVFP4Weight):
     weight, weight_scale, weight_scale_2, input_scale
         See `ModelOptNVFP4Weight`.
     pre_quant_scale
-        Factors of the inputs: (K,), bf16, fp16 or fp32; None: nothing.
+        Factors of the inputs: (K,), bf16, fp16 or fp32; None: no factors.
     lora_a, lora_b
         Factors of the low-rank term: (R, K) and (N, R), bf16, fp16 or fp32; None: no term.
     """
@@ -267,7 +268,7 @@ class ModelOptNVFP4ExtendedWeight(_NVFP4Weight):
 
     @classmethod
     def tensors(cls, config: NVFP4Config) -> tuple[TensorSpec, ...]:
-        """Declare the tensors; layers are fused only with equal facts, and so not with low-rank terms."""
+        """Declare the tensors; layers are fused only with equal input factors and `lora_a`."""
         assert isinstance(config, ModelOptNVFP4ExtendedConfig)
         optional = config.scaled_inputs is None
         factors = TensorSpec("pre_quant_scale", FLOATS, "K", Role.SCALE, fact=True, optional=optional)

@@ -88,7 +88,7 @@ class QuarkInt4Weight(IntegerWeight):
     weight_scale
         (K / g, N), bf16, fp16 or fp32.
     weight_zero_point
-        Packed likewise: (K / g, N / 8), int32; None: all are in the middle.
+        Packed likewise: (K / g, N / 8), int32; None: the middle of the codes.
     """
 
     config: QuarkInt4Config

@@ -1,4 +1,4 @@
-"""torchao's own codes: signed integers, a byte each (intx), or two a byte with floats as zero points (int4).
+"""torchao's own formats: signed integers of a byte (intx), and of 4 bits with floats as zero points (int4).
 
 intx (`IntxUnpackedToInt8Tensor`), codes of 1 to 8 bits. On disk, for a layer of K inputs and N outputs, group
 size g:
@@ -40,7 +40,7 @@ SCALES = (dtypes.bfloat16, dtypes.float16, dtypes.float32)
 NIBBLE_MIDDLE = 8
 QDATA, SCALE, ZERO_POINT = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 SECOND_SCALE, INPUT_SCALE = "_weight_per_tensor_scale", "_weight_act_per_tensor_scale"
-# Tensors on disk of all classes.
+# Suffixes of the tensors of all classes on disk.
 ROLES: Mapping[str, Role] = {
     QDATA: Role.WORD,
     SCALE: Role.SCALE,
@@ -117,7 +117,7 @@ class TorchAOIntxWeight(IntegerWeight):
         )
 
     def to_integers(self) -> Integers:
-        """Convert to plain integers; RepackError for other bits than layouts have, and for a code outside."""
+        """Convert to plain integers; RepackError for unsupported bits, and codes out of range."""
         bits, half = self.config.bits, 2 ** (self.config.bits - 1)
         reason = find_unsupported_bits(bits)
         outside = (self.weight < -half) | (self.weight >= half)

@@ -186,35 +186,35 @@ def of_linear(
 def _of_transformed(
     x: Tensor, weight: Weight, bias: Tensor | None, activations: Activations, converted: bool
 ) -> Bounded:
-    """`of_linear` of a layer with transforms: turned inputs, the product with codes, turned outputs."""
+    """`of_linear` of a layer with transforms: of inputs, of the product with codes, and of outputs."""
     transforms, coded = weight.layer.transforms, weight.without_transforms()
     assert transforms is not None
     half = torch.finfo(x.dtype).eps / 2
     rows, more = exact(x), half * (1 + half) if converted else 0.0
     if transforms.inputs is not None:
-        rows = turn_blocks(rows, transforms.inputs).rounded_to(x.dtype)
+        rows = transform_blocks(rows, transforms.inputs).rounded_to(x.dtype)
     if coded.input_factors is not None:
         rows = rows * exact(coded.input_factors)
     inputs = [(rows, slice(0, weight.layer.N))]
     if quantizes(coded, activations):
-        inputs = [(made.rounded_to(x.dtype), columns) for made, columns in _as_declared(rows, coded)]
+        inputs = [(quantized.rounded_to(x.dtype), n) for quantized, n in _as_declared(rows, coded)]
     matrix, added = coded.dequantize(), bias if transforms.outputs is None else None
     parts = [
-        product(made, matrix[n], None if added is None else added[n], x.dtype, steps=STEPS, more=more)
-        for made, n in inputs
+        product(each, matrix[n], None if added is None else added[n], x.dtype, steps=STEPS, more=more)
+        for each, n in inputs
     ]
     y = Bounded(torch.cat([part.value for part in parts], -1), torch.cat([part.error for part in parts], -1))
     if transforms.outputs is None:
         return y
-    y = turn_blocks(y.rounded_to(x.dtype), transforms.outputs)
+    y = transform_blocks(y.rounded_to(x.dtype), transforms.outputs)
     return y if bias is None else y + exact(bias)
 
 
-def turn_blocks(x: Bounded, transform: BlockTransform) -> Bounded:
-    """Turn values in blocks, with sums in float32."""
+def transform_blocks(x: Bounded, transform: BlockTransform) -> Bounded:
+    """Apply a transform to rows, with sums in float32."""
     blocks = Bounded(*(part.reshape(-1, transform.size) for part in (x.value, x.error)))
-    made = product(blocks, torch.from_numpy(transform.signs.T).to(x.value.device))
-    scaled = made * exact(torch.tensor(1 / sqrt(transform.size), device=x.value.device))
+    sums = product(blocks, torch.from_numpy(transform.signs.T).to(x.value.device))
+    scaled = sums * exact(torch.tensor(1 / sqrt(transform.size), device=x.value.device))
     return Bounded(scaled.value.reshape(x.value.shape), scaled.error.reshape(x.value.shape))
 
 

@@ -67,10 +67,10 @@ def is_share(weight: Weight) -> bool:
 
 
 def merge_parts(stack: Any) -> Any:
-    """Keep one stored scale and zero point of inputs, if all parts of each expert of a stack have the same.
+    """Merge stored scales and zero points of inputs, if all parts of each expert of a stack have equal ones.
 
-    So one quantization serves gate and up. The stack has no origin then: `restore` could not bring back the
-    stored shape.
+    One quantization then serves gate and up. The merged stack has no origin, as `restore` could not return
+    the stored shape.
     """
     scheme, merged = stack.layer.activations, dict[str, Tensor]()
     for name in () if scheme is None else filter(None, (scheme.scale, scheme.zero_point)):

@@ -148,7 +148,7 @@ class KeptStack:
 class KeptExperts:
     """Cached matrices of a layer's experts, by the names of its stacks.
 
-    `logged`: reasons against the grouped kernels that the log has.
+    `logged`: reasons against the grouped kernels, already in the log.
     """
 
     gate_up: KeptStack = field(default_factory=KeptStack)
@@ -160,7 +160,7 @@ class KeptExperts:
         if reason is None or reason in self.logged or torch.compiler.is_compiling():
             return
         self.logged.add(reason)
-        log.info("%s: experts are multiplied one by one, as no grouped kernel takes them: %s", name, reason)
+        log.info("%s: experts are multiplied one by one, without a grouped kernel: %s", name, reason)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Start a copy with empty caches: its tensors have other memory."""
@@ -350,7 +350,7 @@ def multiply(
     if not across_ranks and cuda.can_multiply_experts(x, topk_weights, weight, declared=quantizes):
         return cuda.experts_linear(x, topk_ids, topk_weights, weight, declared=quantizes)
     if x.is_cuda:
-        reason = "scales of inputs cover those of several ranks" if across_ranks else None
+        reason = "the maximum of the inputs is taken over several ranks" if across_ranks else None
         reason = reason or cuda.why_no_experts(weight, x.dtype, x.device, declared=quantizes)
         kept.log_slow_path(weight.gate_up.layer.name or "experts", reason)
     wide = torch.promote_types(x.dtype, torch.float32)

@@ -105,7 +105,7 @@ class Linear(nn.Module):
             raise ArgumentError("weight", "a matrix (N, K)", f"a weight of shape {weight.shape}")
         if bias is not None and tuple(bias.shape) != (weight.layer.N,):
             raise ShapeError("bias", f"({weight.layer.N},) = (N,)", tuple(bias.shape))
-        weight = in_multiplied_order(weight)
+        weight = repack_for_kernels(weight)
         declared.check(weight, activations, maximum)
         weight, bias = dtypes.for_activations(weight, dtype), dtypes.bias_for(bias, dtype)
         self.maximum: Maximum = maximum
@@ -186,12 +186,12 @@ class Linear(nn.Module):
         return f"in_features={K}, out_features={N}, {own.format}, {own.config}{inputs}"
 
 
-def in_multiplied_order(weight: Weight, own: Weight | None = None) -> Weight:
-    """Repack a `weight` from an order without fast kernels; `own`: the weight of a layer for it.
+def repack_for_kernels(weight: Weight, own: Weight | None = None) -> Weight:
+    """Repack a `weight` from an order without fast kernels; `own`: the weight that it replaces.
 
     EXL2 in the order of ExLlama's kernels becomes EXL2 as it is stored: no kernel of qload reads the former,
-    to dequantize it takes many times as long, and no CUDA graph can capture that. Marlin's order has kernels
-    for few tokens alone, and becomes strips on a CUDA device whose kernels read these.
+    and its dequantization is many times slower, and cannot be captured in a CUDA graph. Marlin's order has
+    kernels for few tokens alone, and becomes strips on a CUDA device that has kernels for them.
     """
     in_strips = type(own) is StripsWeight
     if own is None:
@@ -237,7 +237,7 @@ def copy_into(linear: Linear, weight: Weight, bias: Tensor | None = None) -> Non
     tensor([0., 0.])
     """
     own, name = linear.typed, linear.typed.layer.name or "weight"
-    weight = in_multiplied_order(weight, own)
+    weight = repack_for_kernels(weight, own)
     for what, here, there in (
         ("format", own.format, weight.format),
         ("config", own.config, weight.config),
@@ -281,7 +281,7 @@ class LinearCall:
     signature
         Shared by all layers like this one.
     key
-        Key of the signature for `qload::linear`; empty if `maximum` is a function, and with transforms.
+        Key of the signature for `qload::linear`; empty if `maximum` is a function or a layer has transforms.
     """
 
     def __init__(
@@ -355,7 +355,7 @@ class LinearCall:
         assert coded is not None
         if not torch.compiler.is_compiling():
             check(x, self.typed(tensors), bias)
-        return multiply_transformed(x, transforms, bias, lambda turned, added: coded(turned, tensors, added))
+        return multiply_transformed(x, transforms, bias, lambda inputs, added: coded(inputs, tensors, added))
 
     def _multiply(
         self, x: Tensor, tensors: Sequence[Tensor], bias: Tensor | None, declined: bool = False

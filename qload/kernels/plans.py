@@ -117,13 +117,13 @@ def product(
     """(M, K) -> (M, N) in x's dtype, of inputs quantized as declared, or by a dequantized weight.
 
     The caller has checked the rest with `declared.check`. `narrow`: dtype of both sides of the product, if
-    not that of x. `kept`: rows of a CPU's earlier calls. A low-rank term multiplies inputs before they are
-    quantized, as in ModelOpt.
+    not that of x. `kept`: rows of a CPU's earlier calls. A low-rank term multiplies the inputs before
+    quantization, as in ModelOpt.
     """
     if weight.layer.transforms is not None:
         stored, how = weight.without_transforms(), (activations, maximum, narrow)
         return multiply_transformed(
-            x, weight.layer.transforms, bias, lambda turned, added: product(turned, stored, added, *how)
+            x, weight.layer.transforms, bias, lambda inputs, added: product(inputs, stored, added, *how)
         )
     if not quantizes(weight, activations):
         return products.multiply(x, weight, bias, weight.input_factors, narrow)
@@ -150,9 +150,9 @@ def multiply_transformed(
     bias: Tensor | None,
     multiply_coded: Callable[[Tensor, Tensor | None], Tensor],
 ) -> Tensor:
-    """(..., K) -> (..., N) in x's dtype: turned inputs, the product with codes as stored, turned outputs.
+    """(..., K) -> (..., N) in x's dtype: transform of inputs, product with the codes, transform of outputs.
 
-    Transforms have sums in float32 and one rounding each.
+    Each transform has sums in float32 and one rounding.
     """
     wide = torch.promote_types(x.dtype, torch.float32)
     if transforms.inputs is not None:

@@ -15,26 +15,26 @@ OUTPUTS, GROUPS, ROWS = 128, 4, 32
 
 
 def scale_axes(group: int) -> tuple[str, str]:
-    """Axes of scales of `group` inputs, stored and as tiles, between which cuts fall."""
+    """Axes of scales of `group` inputs: of the stored tensor, and of its view in whole tiles, for cuts."""
     per_row = OUTPUTS // ROWS
     stored = f"N@{OUTPUTS}^/{per_row} K/{group}@{GROUPS}^*{per_row}"
     return stored, f"N/{OUTPUTS}^ K/{group}/{GROUPS}^ {OUTPUTS * GROUPS}"
 
 
 def unswizzle_scales(stored: Tensor, N: int, groups: int) -> Tensor:
-    """Scales (N, `groups`) in plain order, of a stored tensor of bytes."""
+    """Convert a stored tensor to scales (N, `groups`) in plain order."""
     plain: Tensor = plain_scales(stored.view(torch.uint8), N, groups)
     return plain.contiguous().view(stored.dtype)
 
 
 def plain_scales(stored: Any, N: int, groups: int) -> Any:
-    """Scales (N, `groups`) in plain order, of a tensor or an array of bytes."""
+    """Convert a stored tensor or array of bytes to scales (N, `groups`) in plain order."""
     tiles = stored.reshape(-(-N // OUTPUTS), -(-groups // GROUPS), ROWS, OUTPUTS // ROWS, GROUPS)
     return tiles.swapaxes(1, 3).reshape(OUTPUTS * tiles.shape[0], GROUPS * tiles.shape[1])[:N, :groups]
 
 
 def swizzle_scales(scales: Tensor) -> Tensor:
-    """Store scales (N, groups) of bytes in this order, padded with zeros."""
+    """Convert plain scales (N, groups) of one byte each to this order, padded with zeros."""
     N, groups = scales.shape
     rows, columns = -(-N // OUTPUTS) * OUTPUTS, -(-groups // GROUPS) * GROUPS
     padded = torch.nn.functional.pad(scales.view(torch.uint8), (0, columns - groups, 0, rows - N))
@@ -43,7 +43,7 @@ def swizzle_scales(scales: Tensor) -> Tensor:
 
 
 def find_padding(stored: Tensor, N: int, groups: int) -> str | None:
-    """Return the reason if a stored tensor has padding that `swizzle_scales` does not restore, else None."""
+    """Return why `swizzle_scales` cannot restore a stored tensor, whose padding is not 0, or None."""
     restored = swizzle_scales(unswizzle_scales(stored, N, groups))
     if torch.equal(restored.view(torch.uint8), stored.view(torch.uint8)):
         return None

@@ -55,8 +55,8 @@ class ConfiguredFormat:
     """A format with its config, and the declared quantization of its layers' inputs.
 
     `activations` has suffixes on disk; in a layer description, fields. `claims`: claims of the checkpoint's
-    config about layers of this format; None without claims. `stored`: (field, suffix) of each tensor, for a
-    checkpoint with its own names; tensors without one are not stored.
+    config about layers of this format; None without claims. `stored`: (field, suffix) of each stored
+    tensor, for checkpoints with names of their own; empty: the names of the format.
     """
 
     weight_type: type[Weight]
@@ -71,7 +71,7 @@ class ConfiguredFormat:
         return self.specs_of(self.config)
 
     def specs_of(self, config: Config) -> tuple[TensorSpec, ...]:
-        """Declaration of the tensors with another `config`, under the names on disk."""
+        """Declare the tensors for a `config`, under their names on disk."""
         specs, suffixes = self.weight_type.tensors(config), dict(self.stored)
         if not suffixes:
             return specs

@@ -1,4 +1,4 @@
-"""Transforms of layers by their names: rules of a config, and the matrices that a checkpoint stores."""
+"""Transforms of layers: rules of a config by layer name, and the matrices in the checkpoint."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class TransformRule:
     Attributes
     ----------
     matrix
-        Last part of the name of the stored matrix's module, such as `v_input`; "": no stored matrix, but the
-        regular Hadamard matrix of the size.
+        Module of the stored matrix within the layer, such as `v_input`; "": a regular Hadamard matrix, which
+        is not stored.
     side
         "inputs" or "outputs".
     inverse
@@ -34,7 +34,7 @@ class TransformRule:
     size
         Entries of a block; None: all of that side.
     selects
-        Predicate on names of layers; it can be pickled, as engines need.
+        Predicate on names of layers; engines need to pickle it.
     """
 
     matrix: str
@@ -45,9 +45,9 @@ class TransformRule:
 
 
 class LayerTransforms:
-    """Transforms of a checkpoint's layers. A matrix that several layers share is stored beside one of them.
+    """Transforms of the layers of a checkpoint, by the `rules` of its config.
 
-    `rules`: of the config; `storage`: with the matrices.
+    `storage`: storage of the matrices. A matrix that several layers share is stored under one of them.
     """
 
     def __init__(self, rules: Sequence[TransformRule], storage: WeightStorage) -> None:
@@ -99,7 +99,7 @@ class LayerTransforms:
         return self._known[key]
 
     def _matrix(self, rule: TransformRule, prefix: str, size: int) -> str:
-        """Name of the matrix of a layer: its own, else the one of this size beside another layer."""
+        """Name of the matrix of a layer: its own, else the one of this size under another layer."""
         own = f"{prefix}.{rule.matrix}.weight"
         if size > MAX_TRANSFORM_SIZE:
             raise ArgumentError(own, f"a matrix of at most {MAX_TRANSFORM_SIZE} rows", str(size))
@@ -111,7 +111,7 @@ class LayerTransforms:
         return self._shared[key]
 
     def _find_shared(self, own: str, ending: str, size: int) -> str:
-        """Name of the only matrix of a size; MissingTensorError, or UnsupportedFormatError for several."""
+        """Name of a matrix of a size; MissingTensorError; UnsupportedFormatError if several differ."""
         names = [name for name in self.names if name.endswith(ending)]
         fitting = [name for name in names if self._storage.info(name).shape == (size, size)]
         if not fitting:

@@ -40,7 +40,7 @@ class Norm(nn.Module):
 
 
 def load_tensor(weights: Weights, name: str, shape: tuple[int, ...], role: Role | None = None) -> Tensor:
-    """Load a whole tensor of floats on every rank, cast by `role`; ShapeError or DtypeError for another."""
+    """Load a whole tensor of floats on every rank, cast by `role`; ShapeError or DtypeError."""
     info = weights.info(name)
     if info.shape != shape:
         raise ShapeError(name, f"{shape}, as the config says", info.shape, info.file)

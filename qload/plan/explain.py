@@ -31,7 +31,7 @@ FIRST_OF_KIND_NOTE = (
 )
 NO_DTYPE = "config.json names no dtype of float16, bfloat16 and float32: activations of bfloat16 are assumed"
 EXPERTS_NOTE = (
-    "each matrix of an expert is listed alone; on Hopper strips have kernels of all experts at once"
+    "each matrix of an expert is listed alone; on Hopper grouped kernels multiply experts in strips"
 )
 
 
@@ -118,7 +118,7 @@ class _LayerExplainer:
                 yield name, reason
             elif layout == "panels" and self.capability is not None:
                 yield name, "only the CPU module reads it"
-            elif layout == "strips":  # where they are read, they are chosen
+            elif layout == "strips":  # the fastest wherever kernels read them
                 yield name, f"read from sm{strips.CAPABILITY} on"
             else:
                 yield name, f"could hold it as well; {chosen} is preferred"

@@ -3,7 +3,7 @@
     x' = x @ V,   y' = x' @ stored.T,   y = y' @ U
 
 V and U are block-diagonal. A block is a matrix of +1 and -1 over the square root of its size, such as a
-Hadamard matrix. In the basis of the caller the weight is U.T @ stored @ V.T.
+Hadamard matrix. Without transforms the weight is U.T @ stored @ V.T.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BlockTransform:
     size
         Entries of a block.
     digest
-        Hash of the signs, which compares them.
+        Hash of the signs, compared in their place.
     signs
         The matrix (size, size) of +1 and -1, int8.
     """
@@ -53,7 +53,7 @@ class BlockTransform:
             raise ArgumentError(name, "entries of 1 and -1", f"{matrix[at]} at {at}")
         signs = np.ascontiguousarray(matrix.T if transposed else matrix, np.int8)
         size = len(signs)
-        # The product with a few vectors of whole numbers is exact, and the whole product takes long.
+        # The product with two vectors of whole numbers is exact, and much faster than the whole product.
         probes = np.stack([np.arange(1, size + 1), np.arange(size) ** 2 % 251]).astype(np.float64)
         wide = signs.astype(np.float64)
         if not np.array_equal(probes @ wide @ wide.T, size * probes):
@@ -61,7 +61,7 @@ class BlockTransform:
         return cls(name, size, blake2b(signs.tobytes(), digest_size=16).hexdigest(), signs)
 
     def apply(self, x: Tensor, *, transposed: bool = False) -> Tensor:
-        """Turn the last axis of x in blocks, by the transposed matrix if `transposed`."""
+        """Transform the last axis of x in blocks, by the transposed matrix if `transposed`."""
         return self.sums(x, transposed=transposed) / sqrt(self.size)
 
     def sums(self, x: Tensor, *, transposed: bool = False) -> Tensor:
@@ -92,7 +92,7 @@ class BlockTransform:
 
 @cache
 def signs_on(transform: BlockTransform, device: torch.device) -> Tensor:
-    """Copy the signs of a transform to a device: (size, size), int8. Copies stay, for CUDA graphs."""
+    """Copy the signs of a transform to a device: (size, size), int8. Copies are cached, for CUDA graphs."""
     return torch.from_numpy(transform.signs).to(device)
 
 
@@ -107,7 +107,7 @@ def walsh_hadamard(x: Tensor) -> Tensor:
 
 
 def regular_hadamard(size: int) -> NDArray[Any]:
-    """Symmetric Hadamard matrix whose rows have equal sums: powers of one of four rows; `size` is 4**n."""
+    """Symmetric Hadamard matrix with equal sums of rows: a Kronecker power of a 4 x 4 one; `size` is 4**n."""
     four = np.array([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]], np.int8)
     matrix = np.ones((1, 1), np.int8)
     while len(matrix) < size:
@@ -122,9 +122,9 @@ class Transforms:
     Attributes
     ----------
     inputs
-        V: it turns inputs before the product.
+        V, applied before the product.
     outputs
-        U: it turns outputs after the product, before a bias.
+        U, applied after the product and before a bias.
     """
 
     inputs: BlockTransform | None = None
@@ -136,7 +136,7 @@ class Transforms:
         return 1 if transform is None else transform.size
 
     def restore(self, stored: Tensor) -> Tensor:
-        """Weight (N, K) in the basis of the caller, in float64, by one in the basis of the codes."""
+        """Convert the stored weight (N, K) to the weight without transforms, in float64."""
         weight, scale = stored.double(), 1
         if self.inputs is not None:
             weight, scale = self.inputs.sums(weight, transposed=True), self.inputs.size

@@ -42,7 +42,7 @@ from qload.spec.tensor import (
 )
 from qload.spec.transforms import Transforms
 
-LOW_RANK_ELEMENTS = 1 << 22  # elements of a weight with its low-rank term in float64 at once
+LOW_RANK_ELEMENTS = 1 << 22  # elements of a low-rank term in float64 at once
 
 
 class Grouped:
@@ -519,7 +519,7 @@ class Weight(ABC):
         return self
 
     def without_transforms(self) -> Self:
-        """Weight in the basis of its codes, without the transforms of its layer, over the same memory."""
+        """Weight of the codes, without the transforms of its layer, over the same memory."""
         weight = self.holding({})
         layer = Layer.unchecked(self.layer.__dict__ | {"transforms": None})
         object.__setattr__(weight, "layer", layer)

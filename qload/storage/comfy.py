@@ -1,15 +1,15 @@
-"""`ComfyStorage`: files of ComfyUI, whose marked layers have the names and orders of other programs' formats.
+"""`ComfyStorage`: files of ComfyUI, with marked layers converted to the formats of other programs.
 
 A mark is a tensor `LAYER.comfy_quant` with JSON in its bytes, or an entry of `_quantization_metadata` in a
-header. Files of an older kind mark all layers by a tensor `scaled_fp8`, and name their scales `scale_weight`.
-By the format of a mark:
+header. Older files mark all layers by one tensor `scaled_fp8`, and name their scales `scale_weight`. By the
+format of a mark, reads return:
 
     nvfp4              codes with the low nibble first, scales in plain order (N, K/16), as ModelOpt's NVFP4
     mxfp8              exponents in plain order (N, K/32)
     int8_tensorwise    a scale for each output, (N, 1)
     convrot_w4a4       words `weight_packed` (N, K/8) of codes that count from 0, as compressed-tensors'
 
-Scales of groups are stored in tiles of 128 outputs and 4 groups, with padding. Nothing is rounded.
+Files have scales of groups in tiles of 128 outputs and 4 groups, with padding. Nothing is rounded.
 Source: comfy-kitchen 0.2.40.
 """
 
@@ -71,7 +71,7 @@ def parse_layers(text: str, file: str) -> dict[str, Mapping[str, Any]]:
 
 
 def is_setting(name: str) -> bool:
-    """Return whether a tensor states settings: a mark, or what older files have in its place."""
+    """Return whether a tensor states settings: a mark, or the marks and input scales of older files."""
     return name.rpartition(".")[2] in (MARK, SCALED_FP8, OLD_INPUT_SCALE)
 
 
@@ -90,10 +90,10 @@ def _parse_mark(storage: SafetensorsStorage, name: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class ComfyView:
-    """Tensor under a name, by another one in the file.
+    """Tensor that is converted from a stored one.
 
-    `source`: name in the file; `convert`: values of the view, from those of the file; `by_rows`: whether rows
-    of the view are of the same rows of the file.
+    `source`: name of the stored tensor; `convert`: function from its values to those of the view; `by_rows`:
+    whether each row of the view depends on the same stored row alone.
     """
 
     source: str
@@ -109,12 +109,12 @@ def swap_nibbles(packed: NDArray[Any]) -> NDArray[Any]:
 
 
 def pack_signed_nibbles(packed: NDArray[Any]) -> NDArray[Any]:
-    """Words of codes that count from 0, by bytes of two signed codes."""
+    """Convert bytes of two signed codes to words of unsigned codes."""
     return (packed.view(np.uint8) ^ SIGN_BITS).view(np.int32)
 
 
 def unswizzle(stored: NDArray[Any], rows: int, groups: int) -> NDArray[Any]:
-    """Scales (rows, groups) in plain order, by tiles of 128 rows and 4 groups."""
+    """Convert scales in tiles of 128 rows and 4 groups to plain order (rows, groups)."""
     return np.ascontiguousarray(plain_scales(stored, rows, groups))
 
 
@@ -123,7 +123,7 @@ def _named(layer: str, suffix: str) -> str:
 
 
 def _repeat(stored: NDArray[Any], rows: int) -> NDArray[Any]:
-    """A scale for each row, by one for each row or one for all."""
+    """Expand one scale, or one for each row, to (rows, 1)."""
     return np.repeat(stored.reshape(-1, 1), rows // stored.size, 0)
 
 
@@ -132,7 +132,7 @@ def _shape(_: NDArray[Any], rows: int, columns: int) -> NDArray[Any]:
 
 
 def _views(layer: str, form: object, entries: Mapping[str, Entry], file: str) -> dict[str, ComfyView]:
-    """Views of the tensors of a layer, by suffix; StorageError for scales that fill no whole tiles.
+    """Views of the tensors of a layer, by suffix; StorageError for scales that do not fill whole tiles.
 
     A layer without the tensors of its mark has no views; the loader refuses it.
     """
@@ -161,7 +161,7 @@ def _views(layer: str, form: object, entries: Mapping[str, Entry], file: str) ->
         views["weight_shape"] = ComfyView(scales, "I64", (2,), shape, by_rows=False)
     taken = {name for name in views if _named(layer, name) in entries} - {"weight", "weight_scale"}
     if taken:
-        words = f"is stored, and {codes} is marked as {form}"
+        words = f"is stored, but {codes} is marked as {form}, which has no such tensor"
         raise StorageError(file, "header-entry", words, _named(layer, min(taken)), "fetch the file again")
     return views
 

@@ -11,9 +11,9 @@ from qload.storage.safetensors import SafetensorsStorage
 
 
 class ConvertedStorage(SafetensorsStorage):
-    """Storage with views, by name, of tensors that are converted at a read.
+    """Storage with views: tensors that are converted at each read.
 
-    A subclass fills `_views`, and its `read` and `read_array` convert.
+    Subclasses fill `_views` by name, and convert in `read` and `read_array`.
     """
 
     _views: Mapping[str, object]

@@ -94,8 +94,7 @@ def test_the_log_has_the_reason_against_grouped_kernels_once(caplog: pytest.LogC
 
     reason = cuda.why_no_experts(weight, torch.float16, torch.device("cuda"))
     assert [each.getMessage() for each in caplog.records] == [
-        "model.layers.1.mlp.experts: experts are multiplied one by one, as no grouped kernel takes them: "
-        f"{reason}"
+        f"model.layers.1.mlp.experts: experts are multiplied one by one, without a grouped kernel: {reason}"
     ]
 
 

@@ -56,7 +56,7 @@ NEVER_COMPARED = {  # though their fields are tensors
     *("Codes", "ExactScales", "Fit", "Piece", "Prefetch", "TensorMove"),
 }
 OF_EACH_TENSOR = {"Entry", "GGUFEntry", "Slot", "TensorInfo", "TensorView"}
-BASES = {"ReportBase", "Grouped"}  # base classes with the fields
+BASES = {"ReportBase", "Grouped", "ConvertedStorage"}  # base classes with the fields
 
 
 def test_a_record_is_frozen() -> None:

@@ -69,7 +69,7 @@ void add_experts(py::module_& module) {
                             at<CUstream_st>(stream)),
               "spread_values");
       },
-      "Two numbers of each row's expert; counts: pairs, all experts, those here.");
+      "Copies two values of each row's expert to the row; counts: pairs, all experts, those here.");
   module.def(
       "gate_rows",
       [](const std::array<uintptr_t, 3>& choice, bool wide, uintptr_t x, uintptr_t y, const std::array<int, 3>& counts,

@@ -56,7 +56,7 @@ void add_linears(py::module_& module) {
                      stream);
         });
       },
-      "Launches tokens, best from 17 on, times a weight in strips, on every chip; sizes: M, K, N, inputs, outputs. "
+      "Launches tokens, best from 17 on, times a weight in strips, from Ampere on; sizes: M, K, N, inputs, outputs. "
       "division: tokens of a warp, tiles of 64 columns of a block, warps that share the rows of each, slices of K, whose "
       "sums `parts` gets in fp32.");
   module.def(

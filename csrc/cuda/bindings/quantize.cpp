@@ -36,7 +36,8 @@ void add_quantize(py::module_& module) {
         });
       },
       "Launches inputs as codes; scheme: finding, inputs of a group, all tokens, whole numbers, bits; bound: 0 for none; "
-      "becoming: what, its type; stored: types of the stored scale and zero point; scale_each: a float32 scale of each token; ones: after the last token; each: a step of each token though all share one. The launch "
+      "becoming: what, its type; stored: types of the stored scale and zero point; scale_each: a float32 scale of each "
+      "token; ones: a row of ones after the last token; each: a step of each token even if all share one. The launch "
       "takes x, M, elements from row to row, stored scale and zero point, rows that are written, then codes, steps, "
       "zeros, powers, scratch, stream. False: sizes do not fit.");
   module.def(

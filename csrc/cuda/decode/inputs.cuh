@@ -37,8 +37,8 @@ __device__ __forceinline__ void gather(const Decode& call, int row, T* to, int p
   gather<T>(call, row, [&](int m, int k, T x) { to[m * pitch + k] = x; });
 }
 
-/// `held`: steps that are on their way or there, of `kSteps`. `cut`: x loaded as it is may have fewer inputs than there are
-/// rows, in multiples of 8; the others are zeros.
+/// `held`: steps that are on their way or there, of `kSteps`. `cut`: plain x may have fewer inputs than the
+/// weight has rows, in multiples of 8; the other inputs are zeros.
 template <class T, int token_tiles, Order order, int held, bool cut = false>
 class Inputs;
 

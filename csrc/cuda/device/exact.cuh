@@ -32,10 +32,10 @@ struct Exact {
     uint32_t halves = 0;
 #if __CUDA_ARCH__ >= 890
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(static_cast<uint16_t>(bytes)));
-#else  // a half has one exponent bit more, and its exponents are 8 more: 2**8
+#else  // a half has one exponent bit more and a bias greater by 8: times 2**8
     const uint32_t upper = __byte_perm(bytes, 0, 0x1404), small = (upper & 0x80008000) | (upper & 0x7F007F00) >> 1;
     const __half2 values = __hmul2(as<__half2>(small), as<__half2>(0x5C005C00u));
-    halves = as<uint32_t>(values) | __hgt2_mask(__habs2(values), as<__half2>(0x5F005F00u));  // beyond 448 are no numbers
+    halves = as<uint32_t>(values) | __hgt2_mask(__habs2(values), as<__half2>(0x5F005F00u));  // NaN beyond 448
 #endif
     return halves;
   }

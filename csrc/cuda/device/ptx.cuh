@@ -92,7 +92,7 @@ __device__ __forceinline__ void copy_async(To to, const void* from, bool zeros) 
                : "memory");
 }
 
-/// 4 bytes likewise, of which all are there.
+/// 4 bytes likewise, always all of them.
 __device__ __forceinline__ void copy_word_async(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }

@@ -228,7 +228,7 @@ using ExpertsKernel = void (*)(const Experts, const Chunks);
 template <class T>
 ExpertsKernel integer_experts_of(const Experts& call, bool small);
 
-/// The kernel of numbers whose sums are scaled; null for e5m2, which no experts are stored as.
+/// The kernel of numbers whose sums are scaled; null for e5m2: no checkpoint has such experts.
 template <class T>
 ExpertsKernel number_experts_of(const Experts& call);
 

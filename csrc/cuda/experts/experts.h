@@ -77,7 +77,7 @@ struct Gather {
   bool bfloat16, early;
 };
 
-/// Numbers of experts for rows: to[i] = values[expert of the row's pair], 1 of rows that no pair has.
+/// Values of each row's expert: to[i] = values[expert of row i's pair], 1 for rows without a pair.
 struct Spread {
   Choice choice;
   const float* values[2];  // (experts,); null: ones

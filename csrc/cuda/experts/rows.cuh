@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kRowThreads) gather_kernel(const __grid_consta
       *reinterpret_cast<const uint4*>(values);
 }
 
-/// A thread a row, and a row of the grid for each of both values.
+/// One thread for each row of the output; grid.y: one of the two values.
 __global__ void __launch_bounds__(kRowThreads) spread_kernel(const __grid_constant__ Spread call) {
   let_dependents_start();
   wait_for_earlier_kernels();

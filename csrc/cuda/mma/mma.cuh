@@ -1,4 +1,4 @@
-// x times a weight of 4 or 8 bits in strips, from 17 tokens on, on every chip since Ampere.
+// x times a weight of 4 or 8 bits in strips, best from 17 tokens on, from Ampere on.
 //
 //   y[m, n] = sum over k of x[m, k] * round(scale[g, n] * (code[k, n] - zero[g, n]))  + bias[n],   g = k / group
 //             of numbers scale * sum over k of x[m, k] * code[k, n]: of a column, or of each tile of 128 rows, 64 columns

@@ -1,4 +1,4 @@
-// x times a weight in strips by mma.sync, from 17 tokens on, on every chip since Ampere; see mma.cuh.
+// x times a weight in strips by mma.sync, best from 17 tokens on, from Ampere on; see mma.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>

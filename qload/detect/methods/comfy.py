@@ -1,7 +1,7 @@
-"""Marks of ComfyUI's layers: the format of each, and the inputs that it turns (ConvRot).
+"""Marks of ComfyUI's layers: the format of each, and the rotation of its inputs (ConvRot).
 
-A mark is an object with a `format`, of a file that `ComfyStorage` reads. `convrot_groupsize` states that the
-layer turns its inputs by a regular Hadamard matrix. Layers without a mark are plain.
+A mark is a JSON object with a `format`, read by `storage.comfy`. `convrot_groupsize` states that the layer
+multiplies blocks of its inputs by a regular Hadamard matrix. Layers without a mark are plain.
 """
 
 from collections.abc import Mapping
@@ -51,7 +51,7 @@ class _Marks(configs.Section):
 
 @dataclass(frozen=True)
 class NamedLayers:
-    """Predicate of the layers with one of some names."""
+    """Predicate on modules: True for the listed names."""
 
     names: frozenset[str]
 
@@ -81,11 +81,11 @@ def read_comfy(source: configs.FoundConfig) -> configs.Claims:
     """Read the claims of the marks of a file's layers; layers without a mark are plain."""
     section = configs.validate(_Marks, source)
     layers: dict[Any, list[str]] = {}
-    turned: dict[int, list[str]] = {}
+    rotated: dict[int, list[str]] = {}
     for name, mark in section.layers.items():
         layers.setdefault(_formats(source, mark), []).append(name)
         if size := _rotation(source, name, mark):
-            turned.setdefault(size, []).append(name)
+            rotated.setdefault(size, []).append(name)
     rules = [configs.ModuleRule(formats, NamedLayers(frozenset(names))) for formats, names in layers.items()]
     read = [formats for formats in layers if not isinstance(formats, UnsupportedFormatError)]
     return section.claims(
@@ -96,7 +96,7 @@ def read_comfy(source: configs.FoundConfig) -> configs.Claims:
         rules=(*rules, configs.ModuleRule(())),
         transforms=tuple(
             TransformRule("", "inputs", False, size, NamedLayers(frozenset(names)))
-            for size, names in turned.items()
+            for size, names in rotated.items()
         ),
     )
 
@@ -118,14 +118,14 @@ def _formats(
 
 
 def _rotation(source: configs.FoundConfig, name: str, mark: _Mark) -> int:
-    """Inputs of a block that ConvRot turns, a power of 4; 0 for a layer that turns none."""
+    """Block size of the rotation of the inputs, a power of 4; 0 without a rotation."""
     size = mark.convrot_groupsize or 0
     if mark.format not in ROTATED_FORMATS or (mark.format == "int8_tensorwise" and not mark.convrot):
         return 0
     if size and (size & size - 1 or size.bit_length() % 2 == 0):
         raise source.error(f"layers.{name:.80}.convrot_groupsize", "a power of 4", str(size))
     if not size and mark.format != "asym_w4a8_int8":
-        raise source.error(f"layers.{name:.80}.convrot_groupsize", "the inputs of a turned block", "nothing")
+        raise source.error(f"layers.{name:.80}.convrot_groupsize", "the block size of a rotation", "nothing")
     return size
 
 

@@ -169,7 +169,7 @@ def read_modelopt(source: configs.FoundConfig) -> configs.Claims:
         exclusions = section.exclusions(configs.GlobExclusions)
         return section.claims(source, "modelopt", name, *algorithm.formats, **claims, exclusions=exclusions)
     table = _layer_formats(source, section)
-    formats = dict.fromkeys(fmt for formats in table.values() for fmt in _read(formats))
+    formats = dict.fromkeys(fmt for formats in table.values() for fmt in _supported(formats))
     refused = next((error for error in table.values() if isinstance(error, UnsupportedFormatError)), None)
     if refused and not formats:
         raise refused
@@ -214,8 +214,8 @@ def _check_config_groups(source: configs.FoundConfig, stated: str) -> None:
             raise source.error(key_path, f"{expected} with {stated}", configs.value_text(value))
 
 
-def _read(formats: FormatsOrError) -> Formats:
-    """Formats that are read; none of an error."""
+def _supported(formats: FormatsOrError) -> Formats:
+    """Return the formats; none for an error."""
     return () if isinstance(formats, UnsupportedFormatError) else formats
 
 

@@ -1,4 +1,4 @@
-"""`quant_method: quark`: the type of weights in `global_quant_config`, by patterns in `layer_quant_config`.
+"""`quant_method: quark`: types of weights by `global_quant_config`, and by pattern in `layer_quant_config`.
 
     {"global_quant_config": {"weight": {"dtype": "int4", "qscheme": "per_group", "group_size": 128}, ...},
      "layer_quant_config": {"*.down_proj": {"weight": {...}}, ...}, "exclude": ["lm_head"],
@@ -13,9 +13,9 @@
     fp4                 per_group of 32, e8m0             MXFP4
     fp6_e2m3, fp6_e3m2  per_group of 32, e8m0             quark_mxfp6
 
-Zero points of int8 that are all 0 are left out. The first pattern that matches a module counts. Types of
-inputs are noted, and linears take inputs as they are. Layers of another type are not read; the whole
-checkpoint is unsupported if no layer has one of these. Source: amd-quark 0.13.
+Zero points of int8 that are all 0 are left out. The first pattern that matches a module counts. Quantized
+inputs get a note, and linears do not quantize them. Layers of other types are not read; if all types are
+others, the whole checkpoint is unsupported. Source: amd-quark 0.13.
 """
 
 from collections.abc import Iterator, Sequence
@@ -95,7 +95,7 @@ class _Quark(configs.Section):
 
 @dataclass(frozen=True)
 class GlobModules:
-    """Predicate of the modules that a shell pattern matches."""
+    """Predicate on modules: True if a shell pattern matches."""
 
     patterns: configs.GlobExclusions
 
@@ -105,7 +105,7 @@ class GlobModules:
 
 
 def read_quark(source: configs.FoundConfig) -> configs.Claims:
-    """Read the claims of all layers, and of those that patterns select."""
+    """Read the claims of the config, with a rule for each pattern."""
     section = configs.validate(_Quark, source)
     patterns = section.layer_quant_config or {}
     for key in ("exclude", "modules_to_not_convert"):

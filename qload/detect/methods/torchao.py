@@ -1,7 +1,7 @@
 """`quant_method: torchao`: the JSON in the header of each file states class and attributes of each layer.
 
-The config states how weights were quantized and is not needed: headers take precedence. Several classes are
-formats of other programs under torchao's names:
+Headers take precedence over the config, which is optional. Several classes are formats of other programs
+under torchao's names:
 
     Float8Tensor              fp8
     Int8Tensor                int-quantized of compressed-tensors; zero points that are all 0 are left out
@@ -11,7 +11,7 @@ formats of other programs under torchao's names:
     MXTensor                  MXFP4 and MXFP8
 
 Scales of the last two may be swizzled (`layouts.swizzle`). Layers of other classes are not read; the whole
-checkpoint is unsupported if no layer has another class. Source: torchao 0.18.0 and transformers 5.23.0.
+checkpoint is unsupported if no layer has one of these. Source: torchao 0.18.0 and transformers 5.23.0.
 """
 
 from collections.abc import Iterator, Sequence
@@ -51,7 +51,7 @@ from qload.loader import ConfiguredFormat
 from qload.spec import ActivationScheme, LayerClaims
 from qload.storage import WeightStorage
 
-MAX_KINDS = 256  # of layers; a lookup compares a name with each kind
+MAX_KINDS = 256  # of layers: each lookup of a layer tries all kinds
 STATED_CLASSES = {  # beginning of a config's name -> class
     "Float8": "Float8Tensor",
     "Int8WeightOnly": "Int8Tensor",
@@ -112,7 +112,7 @@ class _Section(configs.Section):
 
 
 def read_torchao(source: configs.FoundConfig) -> configs.Claims:
-    """Read the claims of a config: its kind of quantization, and no formats, which only headers state."""
+    """Read the name of the quantization from a config; formats are in headers alone."""
     section = configs.validate(_Section, source)
     stated = section.quant_type
     default = stated.get("default") if isinstance(stated, dict) else stated
@@ -124,7 +124,7 @@ def read_torchao(source: configs.FoundConfig) -> configs.Claims:
 def with_header(claims: configs.Claims | None, storage: WeightStorage) -> configs.Claims | None:
     """Add the formats of the layers in headers to the claims of a config; None without either.
 
-    ConfigError for a malformed header; UnsupportedFormatError if no layer has a class that is read.
+    ConfigError for a malformed header; UnsupportedFormatError if no layer has a supported class.
     """
     layers = [layer for layer in described_layers(storage) if layer.tensor.kind != PLAIN_CLASS]
     if not layers or (claims and claims.method != "torchao"):
@@ -241,7 +241,7 @@ READERS = dict(zip(CLASSES, (_float8, _int8, _intx, _int4, _nvfp4, _mx), strict=
 
 
 def _inputs(number: Literal["float", "int"], stated: _Value | None) -> ActivationScheme | None:
-    """Scheme of dynamic inputs; None if there is none, or it is not one of qload's."""
+    """Scheme of dynamic inputs; None without one, or if qload does not support it."""
     if stated is None or not isinstance(stated.data, dict):
         return None
     values = stated.data

@@ -164,7 +164,7 @@ def arguments(x: Tensor, weight: ByteStripsWeight, bias: Tensor | None = None) -
 
 
 def code_of(config: Any) -> tuple[int, int]:
-    """Return the number of the codes of a weight's config, and the rows of a scale; 0: all."""
+    """Return the code number (csrc/cuda/device/code.h) of a config, and the rows of a scale; 0: all rows."""
     if isinstance(config, Fp8StripsConfig):
         return FP8[config.codes], strips.TILE_K if config.blocks else 0
     if isinstance(config, Mxfp8StripsConfig):

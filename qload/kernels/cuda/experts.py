@@ -28,7 +28,7 @@ GROUP_SIZES = {  # by code; -1: one scale a column
     **{
         code: tuple(size or -1 for size in sizes)
         for code, sizes in byte_strips.GROUP_SIZES.items()
-        if code != byte_strips.FP8["e5m2"]  # no experts are stored so
+        if code != byte_strips.FP8["e5m2"]  # no checkpoint has experts of e5m2
     },
 }
 MANY = 8  # pairs of an expert, on average over all ranks, from which many is faster on an H100;
@@ -96,7 +96,7 @@ def tensors(matrix: ExpertMatrix) -> tuple[Tensor | None, ...]:
 
 
 def sizes(gate_up: ExpertMatrix, down: ExpertMatrix) -> tuple[int, list[int], list[int]]:
-    """Columns between, codes and sizes of groups of both."""
+    """Return the intermediate size, and codes and group sizes of both matrices."""
     return down.K, [gate_up.code, down.code], [gate_up.group_size, down.group_size]
 
 
@@ -175,7 +175,10 @@ def _check_matrix(name: str, matrix: ExpertMatrix, x: Tensor) -> None:
         scales, zeros = byte_strips.scales_of(code, K, N, max(size, 0)), (torch.float32, (N,))
         if is_scaled != (matrix.zeros is not None) or matrix.perm is not None:
             expected = "scales of columns" if is_scaled else "None"
-            raise ArgumentError(f"{name}.zeros", f"{expected}, and perm None, of code {code}", "others")
+            got = ("None" if each is None else "a tensor" for each in (matrix.zeros, matrix.perm))
+            raise ArgumentError(
+                f"{name}.zeros", f"{expected} for code {code}, and perm None", ", and perm ".join(got)
+            )
     check_operands(
         x,
         (f"{name}.weights", matrix.weights, ints, shape),
@@ -216,7 +219,7 @@ STACKS = ("gate_up", "down")
 def why_no_experts(
     weight: Any, dtype: torch.dtype, device: torch.device, *, declared: bool = False
 ) -> str | None:
-    """Return why the kernel does not support an `ExpertsWeight`, dtype and device, or None.
+    """Return why no grouped kernel supports an `ExpertsWeight`, dtype and device, or None.
 
     `declared`: inputs are quantized as the stacks declare.
     """
@@ -250,10 +253,10 @@ def can_multiply_experts(x: Tensor, topk_weights: Tensor, weight: Any, *, declar
 def experts_linear(
     x: Tensor, topk_ids: Tensor, topk_weights: Tensor, weight: Any, *, declared: bool = False
 ) -> Tensor:
-    """(..., H) -> (..., H) in x's dtype, sums in float32; asks nobody whether the stacks fit.
+    """(..., H) -> (..., H) in x's dtype, sums in float32; call `can_multiply_experts` first.
 
-    The host waits for nothing, so that no id is looked at there: one of no expert makes the result of its
-    token NaN. `declared`: inputs are quantized as the stacks declare.
+    The host does not wait for ids, and so does not check them: an id without an expert makes the result of
+    its token NaN. `declared`: inputs are quantized as the stacks declare.
     """
     local, activation, stacks = weight.local, weight.facts.activation, (weight.gate_up, weight.down)
     gate_up, down = map(_stacked_matrix, stacks, (weight.gate_up_bias, weight.down_bias))
@@ -292,7 +295,7 @@ def _why_not_stack(stack: Any, bias: Tensor | None, dtype: torch.dtype) -> str |
         return f"no kernel reads experts as {stack.format} of {stack.config}"
     if not all(tensor.is_contiguous() for tensor in tensors.values()):
         return "stacks that are not contiguous"
-    others = [tensors["scales"].dtype] if code in BITS else []  # of numbers they are those of the sums
+    others = [tensors["scales"].dtype] if code in BITS else []  # those of other codes are float32 or bytes
     others += [] if bias is None else [bias.dtype]
     if any(other != dtype for other in others):
         return f"x is {dtype}, scales and biases are {', '.join(map(str, others))}"
@@ -300,7 +303,7 @@ def _why_not_stack(stack: Any, bias: Tensor | None, dtype: torch.dtype) -> str |
 
 
 def _why_not_scheme(stack: Any, scheme: ActivationScheme) -> str | None:
-    """Return why no launch ahead of a product rounds inputs of all experts by a scheme, or None."""
+    """Return why no kernel quantizes the inputs of all experts by a scheme, or None."""
     stored = stack.tensors[scheme.scale] if reads_stored(scheme) and scheme.scale else None
     if scheme.zero_point is not None and not scheme.dynamic:
         return "each expert has a stored zero point of its inputs"
@@ -312,7 +315,7 @@ def _why_not_scheme(stack: Any, scheme: ActivationScheme) -> str | None:
 
 
 def _code_of(stack: Any) -> tuple[int, int]:
-    """Return the number of the codes of a stack in strips, and the rows of a scale; -1: all."""
+    """Return the code number of a stack in strips, and the rows of a scale; -1: all rows."""
     if issubclass(stack.weight_type, StripsWeight):
         return stack.config.bits, stack.config.group_size
     code, group_size = byte_strips.code_of(stack.config)

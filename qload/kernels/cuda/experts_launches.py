@@ -1,7 +1,7 @@
 """Launches of the CUDA kernels for experts: few tokens (csrc/cuda/experts) and many (csrc/cuda/many).
 
-Inputs that experts declare quantized are rounded by one launch ahead of each product, as those of a linear
-(`cuda.linear`): the product takes the numbers, and its sums the factor of their row.
+For experts that declare quantized inputs, one launch before each product rounds the inputs, as for a linear
+(`cuda.linear`). The product reads the rounded numbers, and multiplies the sums of a row by its factor.
 """
 
 from dataclasses import dataclass
@@ -25,9 +25,9 @@ GATES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "clamped_swiglu": 3}
 class ExpertMatrix:
     """One matrix of each of E experts in strips, stacked; `group_size` -1: one scale a column.
 
-    `code`: number of the codes in csrc/cuda/device/code.h; integers have their bits as number. `zeros`: zero
-    points, or scales of columns beside scales of groups. `N`, `K`: outputs and inputs, which may be padded in
-    the tensors. `perm`: the input of each row, of act order; rows that no input has come last.
+    `code`: number of the code in csrc/cuda/device/code.h; for integers, their bits. `zeros`: zero
+    points; for codes with scales of groups, scales of columns. `N`, `K`: outputs and inputs, which may be
+    padded in the tensors. `perm`: input of each row in act order; rows without an input come last.
     """
 
     weights: Tensor
@@ -47,7 +47,7 @@ class ExpertMatrix:
 
     @property
     def width(self) -> int:
-        """Inputs of a row of x: K, or as many as rows where they are permuted or not whole eights."""
+        """Columns of x: K, or the padded rows of the matrix if it has act order or K is no multiple of 8."""
         return self.rows if self.perm is not None or self.K % EIGHT else self.K
 
     @property
@@ -246,9 +246,9 @@ def turn(call: ExpertsCall) -> int:
 
 
 class Rows(NamedTuple):
-    """Inputs of a product: rows (n, width), how many pairs share one, and factors of the sums.
+    """Inputs of a product: rows (n, width), the number of pairs that share a row, and factors of the sums.
 
-    `of_rows`: there is a factor for each row, else for each pair.
+    `of_rows`: whether factors are of rows, not of pairs.
     """
 
     x: Tensor
@@ -258,9 +258,9 @@ class Rows(NamedTuple):
 
 
 class Rounding:
-    """Launches that round rows as a call declares: gate and up's (0), and down's (1).
+    """Launches that quantize the inputs of gate and up (0) and of down (1) by the schemes of a call.
 
-    `order`: the pair of each of so many `rows`; None: row i is of pair i.
+    `rows`: number of rows; `order`: pair of each row; None: row i is pair i.
     """
 
     def __init__(self, call: ExpertsCall, rows: int, order: Tensor | None = None) -> None:
@@ -272,7 +272,7 @@ class Rounding:
             native().spread_values(call.choice(order), call.wide, stored, to, call.counts, rows, *kind)
 
     def __call__(self, matrix: int, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Numbers (n, K) for rows of x, and the factor of each (n,); x and None if no scheme is declared."""
+        """Quantize x (n, K): rounded numbers, and a factor of each row (n,); x and None without a scheme."""
         scheme = self._call.schemes[matrix]
         if scheme is None:
             return x, None
@@ -287,7 +287,7 @@ class Rounding:
 def _rounding(
     module: Any, dtype: torch.dtype, K: int, scheme: ActivationScheme, scale_each: bool
 ) -> RoundedInputs:
-    """The launch that rounds inputs, which calls share."""
+    """Launch that rounds inputs, shared by calls."""
     stored = torch.float32 if scale_each else None
     return RoundedInputs(module, dtype, K, scheme, (stored, None), scale_each=scale_each)
 
@@ -309,14 +309,14 @@ def _inputs(call: ExpertsCall, rounding: Rounding) -> Rows:
     if call.schemes[0] is None:
         return in_order(call, call.gate_up, call.x, call.top)._replace(factors=weights)
     x, sharing = call.x, call.top
-    if weights is not None or call.input_scales[0] is not None:  # a pair's inputs are quantized by themselves
+    if weights is not None or call.input_scales[0] is not None:  # each pair has a scale of its own
         x, sharing = gather_rows(call, call.gate_up, x, sharing, call.pairs, factors=weights), 1
     numbers, factors = rounding(0, x)
     return Rows(numbers, sharing, factors, of_rows=True)
 
 
 def _between(call: ExpertsCall, pairs: SortedPairs, rounding: Rounding) -> Tensor:
-    """(pairs, I), padded if I is not whole eights: the activation of each pair."""
+    """Activations of gate and up: (pairs, I), padded if I is no multiple of 8."""
     inputs, inner = _inputs(call, rounding), call.down.K
     if call.gate_up.columns == 2 * inner and inner % strips.TILE_N == 0:
         return product(call, pairs, call.gate_up, inputs, call.x.new_empty((call.pairs, inner)))
@@ -329,7 +329,7 @@ def _pitch(call: ExpertsCall) -> int:
 
 
 def in_order(call: ExpertsCall, matrix: ExpertMatrix, x: Tensor, sharing: int) -> Rows:
-    """x as the rows of a matrix are ordered and padded."""
+    """Gather x in the order and width of the rows of a matrix, if it differs."""
     if x.shape[1] == matrix.width and matrix.perm is None:
         return Rows(x, sharing)
     return Rows(gather_rows(call, matrix, x, sharing, call.pairs), 1)

@@ -1,4 +1,4 @@
-"""Any number of tokens, best from 17 on, times a weight in strips, on every chip: csrc/cuda/mma."""
+"""Any number of tokens, best from 17 on, times a weight in strips, from Ampere on: csrc/cuda/mma."""
 
 from functools import cache
 from itertools import product
@@ -76,7 +76,7 @@ def fits(way: MmaDivision) -> bool:
 
 
 def stage_bytes(way: MmaDivision) -> int:
-    """Return the bytes of 64 rows of x, and of words of 4 bits with their scales."""
+    """Return the bytes of a stage: 64 inputs of each token, and words of 4 bits with their scales."""
     return way.row_warps * (way.block_tokens * TOKEN_BYTES + way.tiles * TILE_BYTES)
 
 

@@ -73,8 +73,8 @@ def prepare(
     """Return the module's launch for inputs of a dtype; `made`: dtype of the result, unless it is codes.
 
     `stored`: dtypes of the stored scale and zero point; None: there is none. `scale_each`: a float32 scale
-    of each token is in place of the stored one. `ones`: a row of ones follows the tokens. `each`: a step is
-    written for each token, though all share one.
+    of each token replaces the stored one. `ones`: a row of ones follows the tokens. `each`: a step is
+    written for each token, even if all share one.
     """
     kind = FLOATS.index(made) if becoming in (COUNTED, MEANT) else 0
     rule = finding(scheme), group_of(scheme, K), scheme.covers_all_tokens, scheme.type == "int", scheme.bits
@@ -94,7 +94,7 @@ class RoundedInputs:
     e4m3 for an input of 65504; values beyond float32's are infinite, as in `activations.quantize`.
 
     `coded`: codes of 8 bits instead, permuted for `w8a8`, of one scale for all inputs of a token.
-    `scale_each`: the stored scale is one of each token, in float32.
+    `scale_each`: each token has a stored scale, in float32.
     """
 
     def __init__(
