@@ -74,7 +74,7 @@ class BlockTransform:
 
     @cached_property
     def _is_sylvester(self) -> bool:
-        """Whether the matrix is Sylvester's: four equal quarters, the last one negated, down to a 1."""
+        """True for a matrix of Sylvester: four equal quarters, the last one negated, down to a 1."""
         matrix, size = self.signs, self.size
         while size > 1 and size % 2 == 0:
             size //= 2

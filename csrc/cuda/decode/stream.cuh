@@ -291,7 +291,7 @@ class GroupScales : public ColumnScales {
   typename Scaled::Asked next_[4];
 };
 
-/// Scales for the groups of a kernel.
+/// Class of scales for a kind of groups.
 template <class T, Code code, Groups groups>
 using ScalesOf = std::conditional_t<
     groups == Groups::kScaled, GroupScales<T, code>,

@@ -52,7 +52,7 @@ class ByteScales {
   static __device__ __forceinline__ Asked ask(const unsigned char* at, int group, int half) {
     return __ldg(reinterpret_cast<const uint2*>(at + half * lower_at(group)));
   }
-  /// The same of a copy in shared memory.
+  /// The same from a copy in shared memory.
   static __device__ __forceinline__ Asked load(uint32_t at, int group, int half) {
     return load_shared_pair(at + half * lower_at(group));
   }

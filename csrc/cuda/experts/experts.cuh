@@ -1,7 +1,7 @@
 // x times the weights of the experts that tokens chose, few tokens an expert, in our own order.
 //
 //   y[pair, n] = factor[pair] * sum over k of x[pair / sharing, k] * scale[e, g, n] * (code[e, k, n] - zero[e, g, n])
-//                + bias[e, n]                       e: the pair's expert, g = k / group; of numbers: scale * code
+//                + bias[e, n]                       e: the pair's expert, g = k / group; numbers have no zero
 //   of gated ones y[pair, n] = act(that of n) * that of n + outputs / 2
 //
 //   in   see experts.h
@@ -144,7 +144,7 @@ struct Stored {
 template <class T, Code code, int token_tiles, Groups groups>
 __global__ void __maxnreg__(most_registers(token_tiles))
 experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chunks shape) {
-#if __CUDA_ARCH__ >= 900  // no other chip has weights in this order
+#if __CUDA_ARCH__ >= 900  // grouped kernels run on no older chip
   constexpr bool numbers = groups == Groups::kTiles || groups == Groups::kScaled;
   constexpr int bits = bits_of(code), kept = token_tiles == 1 ? 8 : bits;
   constexpr int own_bytes = warp_bytes(8 * token_tiles, Order::kOwn, groups);

@@ -1,4 +1,4 @@
-// The list of kernels of experts.cuh. Files for each type and kind of codes compile it, side by side.
+// List of the kernels of experts.cuh, compiled in parallel by a file for each type of x and kind of codes.
 #pragma once
 
 #include "experts.cuh"

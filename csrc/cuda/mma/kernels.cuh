@@ -1,4 +1,4 @@
-// The list of kernels of mma.cuh. A file for each type of x compiles it, side by side.
+// List of the kernels of mma.cuh, compiled in parallel by a file for each type of x.
 #pragma once
 
 #include "mma.cuh"

@@ -1,4 +1,4 @@
-// Launches of mma.cuh: how a ring is laid out.
+// Launches of mma.cuh, and the layout of its ring in shared memory.
 #include "mma.h"
 
 #include <algorithm>

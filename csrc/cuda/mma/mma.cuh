@@ -1,7 +1,7 @@
 // x times a weight of 4 or 8 bits in strips, best from 17 tokens on, from Ampere on.
 //
 //   y[m, n] = sum over k of x[m, k] * round(scale[g, n] * (code[k, n] - zero[g, n]))  + bias[n],   g = k / group
-//             of numbers scale * sum over k of x[m, k] * code[k, n]: of a column, or of each tile of 128 rows, 64 columns
+//   numbers:  scale * sum over k of x[m, k] * code[k, n], one scale a column, or one a tile of 128 rows and 64 columns
 //
 //   in   see mma.h
 //   out  y      fp16 or bf16 (M, outputs), rounded once from fp32; or parts of it in fp32, which add_slices adds up
@@ -18,7 +18,7 @@
 //               +--------+--------+--------+--------+
 //
 //   Weights are the 16-row operand of m16n8k16, tokens its 8 columns: y^T = w^T x^T. A stage of the ring has 64 rows of x
-//   and of words, 32 of 8 bits, for each of the row_warps. A copy of 16 bytes is what a lane later loads at once. x lies
+//   and of words, 32 of 8 bits, for each of the row_warps. A copy has 16 bytes, one load of a lane. x lies
 //   in runs of 32 rows, 64 bytes of each token, where a lane finds its eight neighbouring rows without a bank conflict.
 //   Words are copied before the kernel ahead has ended: only x may depend on it. A warp loads the x of a round of tokens
 //   while it multiplies that of the round before, and makes the next step's operands while the last round is multiplied.
@@ -158,7 +158,7 @@ __device__ __forceinline__ void scale_columns(const float* at, float unit, float
     }
 }
 
-/// Operands of integers: what they are made with. Of all three: scales that come with a step of a stage lie `at`.
+/// Operands of integers, with their scales and zeros. In all three classes `at` is the place of scales that begin in a step.
 template <class T, int bits>
 class Integers {
  public:
@@ -213,14 +213,14 @@ class Integers {
   many_room::Columns<T, bits> columns_[4];
 };
 
-/// Numbers of 8 bits are operands as they are: sums are in units of the latest scale of a tile.
+/// Operands of 8-bit numbers: the codes, unscaled. Sums are in units of the latest scale of a tile.
 template <class T, Code code>
 class Bytes {
  public:
   __device__ __forceinline__ Bytes(const Mma&, const Work& work, int) : of_tiles_(work.begins) {}
 
   __device__ __forceinline__ void enter(int, uint32_t) {}
-  /// Products of a tile begin.
+  /// Rescale the sums to the scale of the tile that begins.
   template <int token_tiles>
   __device__ __forceinline__ void begin(uint32_t at, float (&sum)[4][token_tiles][4]) {
     const float last = scale_;
@@ -240,7 +240,7 @@ class Bytes {
   float scale_ = 1;
 };
 
-/// Numbers times the scales of their groups.
+/// Operands of numbers, times the scales of their groups.
 template <class T, Code code>
 class ScaledNumbers {
  public:
@@ -409,7 +409,7 @@ namespace qload::cuda {
 
 using MmaKernel = void (*)(const Mma, const mma_room::Work);
 
-/// Null: there is no kernel for so many tokens of a warp. `T`: the type of x.
+/// Kernel for the tokens of a warp, or null. `T`: the type of x.
 template <class T>
 MmaKernel mma_of(const Mma& call);
 

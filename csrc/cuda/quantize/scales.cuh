@@ -66,7 +66,7 @@ __device__ __forceinline__ float stored_number(const void* at, Stored type) {
   }
 }
 
-/// The stored scale of the block's token; one of each token is another kernel's, read by way of the L2.
+/// The stored scale of the block's token. Scales of tokens were written by an earlier kernel, and are read from the L2.
 __device__ __forceinline__ float stored_scale(const Quantizing& work) {
   return work.scale_each ? __ldcg(static_cast<const float*>(work.scale) + blockIdx.x) : stored_number(work.scale, work.scale_type);
 }

@@ -154,7 +154,7 @@ def why_not_device(device: torch.device) -> str | None:
 
 
 def why_not_capability(capability: tuple[int, int]) -> str | None:
-    """Why no kernel of the module runs on a chip of a capability, or None."""
+    """Return why no kernel of the module runs on a chip of a capability, or None."""
     needed, got = (".".join(map(str, each)) for each in (CAPABILITY, capability))
     return None if capability >= CAPABILITY else f"needs a CUDA device of capability {needed}, got {got}"
 
