@@ -193,22 +193,28 @@ def repack_for_kernels(weight: Weight, own: Weight | None = None) -> Weight:
     and its dequantization is many times slower, and cannot be captured in a CUDA graph. Marlin's order has
     kernels for few tokens alone, and becomes strips on a CUDA device that has kernels for them.
     """
-    in_strips = type(own) is StripsWeight
-    if own is None:
-        in_strips = strips.are_faster(compute_capability(weight.device))
-    if in_strips and type(weight) is GPTQMarlinWeight:
-        try:
-            repacked = repack(weight, "strips")
-        except RepackError as error:
-            note = "%s: stays in Marlin's order, and is dequantized above %d tokens: %s"
-            log.info(note, weight.layer.name or "weight", MOST_TOKENS["marlin"], error)
-            return weight
-        log.info("%s: %s is multiplied in strips", weight.layer.name or "weight", weight.format)
-        return repacked
+    if type(weight) is GPTQMarlinWeight:
+        in_strips = type(own) is StripsWeight
+        if own is None:
+            in_strips = strips.are_faster(compute_capability(weight.device))
+        return _repack_to_strips(weight) if in_strips else weight
     if not isinstance(weight, Exl2KernelWeight):
         return weight
     log.info("%s: %s is multiplied in the order of EXL2", weight.layer.name or "weight", weight.format)
     return restore(weight)
+
+
+def _repack_to_strips(weight: GPTQMarlinWeight) -> Weight:
+    """Repack a weight from Marlin's order; `weight` itself, with a note, if strips cannot have it."""
+    name = weight.layer.name or "weight"
+    try:
+        repacked = repack(weight, "strips")
+    except RepackError as error:
+        note = "%s: stays in Marlin's order, and is dequantized above %d tokens: %s"
+        log.info(note, name, MOST_TOKENS["marlin"], error)
+        return weight
+    log.info("%s: %s is multiplied in strips", name, weight.format)
+    return repacked
 
 
 @checked

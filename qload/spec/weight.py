@@ -444,8 +444,9 @@ class Weight(ABC):
         for spec in specs:
             if not (spec.optional or spec.spent) and spec.name not in tensors:
                 raise MissingTensorError(names.full(spec.name))
-            if spec.is_per_part and spec.name in tensors and not tensors[spec.name].ndim:
-                tensors[spec.name] = tensors[spec.name].reshape(1)
+            tensor = tensors.get(spec.name)
+            if tensor is not None and not tensor.ndim and spec.is_per_part:
+                tensors[spec.name] = tensor.reshape(1)
                 object.__setattr__(self, spec.name, tensors[spec.name])
         headers = LayerHeaders(
             shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()},

@@ -77,7 +77,7 @@ class SafetensorsStorage:
     ) -> None:
         if path.__class__ is not CheckpointFiles:
             check_type("path", path, PathLikes | CheckpointFiles)
-        check_type("headers", headers, Mapping[str, Header] | None)
+            check_type("headers", headers, Mapping[str, Header] | None)
         if sys.byteorder != "little":
             words = "safetensors are little-endian, and this machine is not"
             raise StorageError(str(path), "byte-order", words)
