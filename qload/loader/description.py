@@ -44,6 +44,15 @@ MAX_FACT_KINDS, MAX_FACT_BYTES = 16, 1 << 20  # facts of the last layer of a kin
 Headers = Mapping[str, TensorInfo]  # by suffix
 HeaderKey = tuple[tuple[str, Dtype, Shape], ...]
 
+# Tensors that change the result of a layer, with a remedy for formats that do not declare them.
+CHANGING: Mapping[str, str] = {
+    "pre_quant_scale": "state a quant_algo that scales inputs, such as NVFP4_AWQ, or fold it into weights",
+    "weight_quantizer._svdquant_lora_a": "state quant_algo NVFP4_SVD, which reads both factors",
+    "weight_quantizer._svdquant_lora_b": "state quant_algo NVFP4_SVD, which reads both factors",
+    "input_rotation": "run it with amd-quark, or export it without rotations of inputs",
+    "input_prescale": "run it with amd-quark, or export it without scales of inputs",
+}
+
 PLAIN_BESIDE = (
     "remedy   remove the tensors of the other format; or, if compressed-tensors saved the model frozen, not "
     "compressed, set quantization_status to frozen"
@@ -209,7 +218,8 @@ class LayerDescriber:
     ) -> None:
         self.formats = formats
         self.dialects = dialects
-        self._suffixes = tuple(dict.fromkeys(suffix for fmt in formats for suffix in fmt.suffixes))
+        declared = (suffix for fmt in formats for suffix in fmt.suffixes)
+        self._suffixes = tuple(dict.fromkeys((*declared, *CHANGING)))
         self._chosen: dict[HeaderKey, ChosenFormat] = {}
         self._described: dict[tuple[HeaderKey, bytes], LayerDescription] = {}
         self._last: dict[HeaderKey, tuple[bytes, dict[str, Tensor], LayerDescription]] = {}
@@ -329,7 +339,10 @@ def choose(
 def describe(
     names: LayerNames, chosen: ChosenFormat, headers: Headers, facts: Mapping[str, Tensor]
 ) -> LayerDescription:
-    """Describe a layer in a chosen format; raises for contradicting shapes, dtypes and indices."""
+    """Describe a layer in a chosen format.
+
+    Raises for contradicting shapes, dtypes and indices, and for an undeclared tensor of `CHANGING`.
+    """
     fmt, specs = chosen.format, chosen.specs
     shapes: dict[str, Shape] = {}
     dtypes: dict[str, Dtype] = {}
@@ -352,7 +365,16 @@ def describe(
     )
     specs = tuple(spec for spec in own.specs if spec.name in shapes)
     sizes = seen.sizes(specs, own.config.known())
+    _refuse_ignored(fmt, names.prefix, headers)
     return LayerDescription(names.prefix, own, specs, sizes, facts, dtypes, names, own.config.notes(seen))
+
+
+def _refuse_ignored(fmt: ConfiguredFormat, prefix: str, headers: Headers) -> None:
+    """Raise UnsupportedFormatError for a stored tensor of `CHANGING` that the format does not declare."""
+    for suffix, remedy in CHANGING.items():
+        if suffix in headers and suffix not in fmt.suffixes:
+            name, reason = fmt.weight_type.format, f"{named(prefix, suffix)} changes the result of the layer"
+            raise UnsupportedFormatError(f"{name} with {suffix}", reason, remedy=remedy)
 
 
 def _check_axes(spec: TensorSpec, shape: Shape, names: LayerNames) -> None:

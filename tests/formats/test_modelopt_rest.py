@@ -7,8 +7,16 @@ import torch
 from torch import Tensor
 
 from qload.detect import loader_from_config
-from qload.errors import ArgumentError, CutError, MismatchError, ShapeError
+from qload.errors import (
+    ArgumentError,
+    CutError,
+    MismatchError,
+    MissingTensorError,
+    ShapeError,
+    UnsupportedFormatError,
+)
 from qload.formats import ModelOptNVFP4ExtendedConfig, ModelOptNVFP4ExtendedWeight
+from qload.formats.nvfp4 import LOW_RANK
 from qload.kernels import bounds
 from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
@@ -181,3 +189,45 @@ def test_the_second_scale_of_awq_for_fp8_inputs_is_no_factor() -> None:
     assert weight.get_linear()(torch.full((1, 4), 0.7)).tolist() == [
         (weight.dequantize() @ torch.full((4,), 0.6875)).tolist()  # 1.4 steps of 0.5, rounded to 11 / 8
     ]
+
+
+@pytest.mark.parametrize("name", ["pre_quant_scale", *LOW_RANK])
+@pytest.mark.parametrize("algorithm", ["NVFP4", "W4A16_NVFP4"])
+def test_a_tensor_that_the_algorithm_does_not_read_is_refused(algorithm: str, name: str) -> None:
+    layer = {**NVFP4, name: {**SVD, "pre_quant_scale": torch.ones(32)}[name]}
+
+    with pytest.raises(UnsupportedFormatError, match=name) as caught:
+        load(algorithm, layer).get_weights("0")
+    assert f"0.{name}" in caught.value.reason
+    assert "state" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "error"),
+    [
+        (LOW_RANK[0], None, MissingTensorError),
+        (LOW_RANK[1], None, MissingTensorError),
+        (LOW_RANK[0], LORA_A.T.contiguous(), ShapeError),
+        (LOW_RANK[1], LORA_B[:, :1], ShapeError),
+    ],
+)
+def test_a_low_rank_term_that_does_not_fit_is_refused(
+    name: str, tensor: Tensor | None, error: type[Exception]
+) -> None:
+    layer = {key: tensor if key == name else value for key, value in SVD.items()}
+
+    with pytest.raises(error, match=r"_svdquant_lora_|0\.weight: wrong shape"):
+        load("NVFP4_SVD", {key: value for key, value in layer.items() if value is not None}).get_weights("0")
+
+
+def test_a_layer_of_another_format_is_not_read_without_its_factors() -> None:
+    layer = {
+        "weight": torch.ones(2, 32).to(torch.float8_e4m3fn),
+        "weight_scale": torch.tensor(0.5),
+        "pre_quant_scale": torch.ones(32),
+    }
+
+    with pytest.raises(MissingTensorError, match="weight_scale_2"):
+        load("NVFP4", layer).get_weights("0")
+    del layer["pre_quant_scale"]
+    assert load("NVFP4", layer).get_weights("0").format == "fp8"
