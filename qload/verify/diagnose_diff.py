@@ -59,9 +59,11 @@ class SideBySide:
         return ours, self._load_reference(run)
 
     def has_equal_bytes(self) -> bool:
-        """Return whether both layers are stored alike, in equal bytes of every tensor."""
+        """Return whether both layers are stored alike, in equal bytes and transforms."""
         ours, theirs = self.layer, self.other
         if ours.format != theirs.format or ours.sizes != theirs.sizes or ours.dtypes != theirs.dtypes:
+            return False
+        if ours.transforms != theirs.transforms:
             return False
         first, second = self.checkpoint.weights.storage, self.reference.weights.storage
         names = [(ours.names.full(spec.name), theirs.names.full(spec.name)) for spec in ours.specs]

@@ -17,7 +17,7 @@ from qload.diff.report import EQUAL_OUTCOMES
 from tests.cli.test_several import run
 from tests.models.drawn import config, tensors
 from tests.paths import FIXTURES
-from tests.verify.checkpoints import GPTQ, gptq, model
+from tests.verify.checkpoints import GPTQ, comfy_convrot, gptq, model
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
 
@@ -83,6 +83,13 @@ def test_a_narrower_type_is_equal_after_one_rounding(tmp_path: Path) -> None:
     other = made(tmp_path / "b", {"a.weight": values.bfloat16(), "a.bias": values[:, 0].bfloat16()})
 
     assert outcomes(one, other) == outcomes(other, one) == {"a": "rounded", "a.bias": "rounded"}
+
+
+def test_equal_bytes_with_other_transforms_differ(tmp_path: Path) -> None:
+    one, other = (made(tmp_path / str(size), comfy_convrot("a", size)) for size in (4, 16))
+
+    assert outcomes(one, other) == {"a": "differs"}
+    assert outcomes(one, Path(shutil.copytree(one, tmp_path / "copy"))) == {"a": "bits"}
 
 
 def test_where_values_differ_is_told_first(tmp_path: Path) -> None:

@@ -30,6 +30,17 @@ def gptq(prefix: str = "", *, zero: int = 7) -> dict[str, Tensor]:
     }
 
 
+def comfy_convrot(prefix: str, size: int) -> dict[str, Tensor]:
+    """Codes of 8 bits with inputs in blocks of `size` turned by a Hadamard matrix."""
+    mark = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": size}
+    codes = torch.arange(8 * 32).remainder(101).sub(50).reshape(8, 32)
+    return {
+        f"{prefix}.weight": codes.to(torch.int8),
+        f"{prefix}.weight_scale": torch.full((8, 1), 0.5),
+        f"{prefix}.comfy_quant": torch.tensor([*json.dumps(mark).encode()], dtype=torch.uint8),
+    }
+
+
 def plain(*names: str) -> dict[str, Tensor]:
     return {name: torch.ones(4, 4) for name in names}
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from qload.checkpoint import open_checkpoint
 from qload.verify import against, verify
 from tests.paths import FIXTURES
-from tests.verify.checkpoints import GPTQ, gptq, model, rules
+from tests.verify.checkpoints import GPTQ, comfy_convrot, gptq, model, rules
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
 
@@ -94,6 +94,15 @@ def test_a_reference_that_cannot_be_read_is_a_finding(tmp_path: Path) -> None:
     folder = model(tmp_path, gptq("a"), quantization_config=GPTQ)
 
     assert rules(verify(folder, against=tmp_path / "nowhere")) == {"no-files"}
+
+
+def test_equal_bytes_with_other_transforms_differ(tmp_path: Path) -> None:
+    mine, reference = tmp_path / "mine", tmp_path / "reference"
+    for folder, size in ((mine, 4), (reference, 16)):
+        folder.mkdir()
+        model(folder, comfy_convrot("a", size))
+
+    assert rules(verify(mine, against=reference)) == {"against-value"}
 
 
 def test_a_tensor_outside_of_layers_is_compared_by_shape_and_values(tmp_path: Path) -> None:
