@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from qload.errors import ArgumentError, MissingTensorError, ShapeError, UnsupportedFormatError
 from qload.loader.description import LayerDescription
@@ -15,6 +16,7 @@ from qload.storage import WeightStorage
 from qload.storage.protocol import read_array
 
 MAX_TRANSFORM_SIZE = 1 << 15
+TENSORS = ("weight", "perm")  # tensors of a transform: its matrix, and a permutation of rows and columns
 WAY_OUT = "vLLM runs it"
 
 
@@ -35,6 +37,8 @@ class TransformRule:
         Entries of a block; None: all of that side.
     selects
         Predicate on names of layers; engines need to pickle it.
+    permuted
+        Whether a stored permutation reorders the rows and columns of the stored matrix.
     """
 
     matrix: str
@@ -42,21 +46,23 @@ class TransformRule:
     inverse: bool
     size: int | None
     selects: Callable[[str], bool]
+    permuted: bool = False
 
 
 class LayerTransforms:
     """Transforms of the layers of a checkpoint, by the `rules` of its config.
 
-    `storage`: storage of the matrices. A matrix that several layers share is stored under one of them.
+    `storage`: storage of the matrices and of their permutations. A tensor that several layers share is stored
+    under one of them.
     """
 
     def __init__(self, rules: Sequence[TransformRule], storage: WeightStorage) -> None:
         self.rules = tuple(rules)
         self._storage = storage
-        endings = tuple({f".{rule.matrix}.weight" for rule in rules if rule.matrix})
+        endings = tuple({f".{rule.matrix}.{kind}" for rule in rules if rule.matrix for kind in TENSORS})
         self.names = tuple(filter(lambda name: name.endswith(endings), sorted(storage.keys())))
-        self._known: dict[tuple[str, bool], BlockTransform] = {}
-        self._shared: dict[tuple[str, int], str] = {}
+        self._known: dict[tuple[str, str, bool], BlockTransform] = {}
+        self._shared: dict[tuple[str, tuple[int, ...]], str] = {}
 
     def rules_of(self, prefix: str) -> tuple[TransformRule, ...]:
         """Rules that select the layer `prefix`."""
@@ -65,8 +71,9 @@ class LayerTransforms:
     def add_to(self, layer: LayerDescription) -> LayerDescription:
         """Description with the transforms of the layer.
 
-        UnsupportedFormatError for a plain layer, an expert, and two transforms of one side;
-        MissingTensorError, ShapeError or ArgumentError for a matrix that does not fit.
+        UnsupportedFormatError for a plain layer, an expert, two transforms of one side, and a permutation
+        that the config does not declare; MissingTensorError, ShapeError or ArgumentError for a matrix or a
+        permutation that does not fit.
         """
         rules, is_plain = self.rules_of(layer.prefix), layer.format.weight_type.plain
         is_matrix = f"{layer.prefix}.weight" in self.names
@@ -87,38 +94,77 @@ class LayerTransforms:
     def _transform(self, rule: TransformRule, layer: LayerDescription) -> BlockTransform:
         extent = layer.K if rule.side == "inputs" else layer.N
         size = extent if rule.size is None else rule.size
-        name = self._matrix(rule, layer.prefix, size) if rule.matrix else f"regular Hadamard matrix of {size}"
+        if size > MAX_TRANSFORM_SIZE:
+            own = f"{layer.prefix}.{rule.matrix}.weight"
+            raise ArgumentError(own, f"a matrix of at most {MAX_TRANSFORM_SIZE} rows", str(size))
+        name, order = f"regular Hadamard matrix of {size}", ""
+        if rule.matrix:
+            name = self._find(layer.prefix, f".{rule.matrix}.weight", (size, size))
+            order = self._find_order(rule, layer.prefix, size)
         if extent % size:
             dim = "K" if rule.side == "inputs" else "N"
             hint = f"{layer.prefix} has {dim} = {extent}, which blocks of {size} do not divide"
             raise ShapeError(name, "blocks that divide the layer", (size, size), None, hint)
-        key = name, rule.inverse
+        key = name, order, rule.inverse
         if key not in self._known:
-            matrix = read_array(self._storage, name) if rule.matrix else regular_hadamard(size)
+            matrix = self._read(name) if rule.matrix else regular_hadamard(size)
+            if order:
+                rows = self._read_order(order)
+                matrix = matrix[rows][:, rows]
             self._known[key] = BlockTransform.of_matrix(name, matrix, transposed=rule.inverse)
         return self._known[key]
 
-    def _matrix(self, rule: TransformRule, prefix: str, size: int) -> str:
-        """Name of the matrix of a layer: its own, else the one of this size under another layer."""
-        own = f"{prefix}.{rule.matrix}.weight"
-        if size > MAX_TRANSFORM_SIZE:
-            raise ArgumentError(own, f"a matrix of at most {MAX_TRANSFORM_SIZE} rows", str(size))
-        if own in self.names and self._storage.info(own).shape == (size, size):
+    def _read(self, name: str) -> NDArray[Any]:
+        """Read a matrix in float32: numpy has no bfloat16."""
+        values: NDArray[Any] = self._storage.read(name).float().numpy()
+        return values
+
+    def _read_order(self, name: str) -> NDArray[Any]:
+        """Read a permutation; ArgumentError unless it has every index once."""
+        order = read_array(self._storage, name)
+        size, count = len(order), len(np.unique(order))
+        if order.dtype.kind not in "iu" or not np.array_equal(np.sort(order), np.arange(size)):
+            got = f"{count} different values of {self._storage.info(name).dtype}"
+            raise ArgumentError(name, f"every index below {size} once", got)
+        return order
+
+    def _find_order(self, rule: TransformRule, prefix: str, size: int) -> str:
+        """Name of the permutation of a layer's matrix; "" without one."""
+        ending = f".{rule.matrix}.perm"
+        if rule.permuted:
+            return self._find(prefix, ending, (size,))
+        stored = next((name for name in self.names if name.endswith(ending)), None)
+        if stored is None:
+            return ""
+        reason = f"{stored} is stored, and its scheme in transform_config has no randomize: true"
+        remedy = "set randomize, or remove the tensor"
+        raise UnsupportedFormatError("permutations without randomize", reason, remedy=remedy)
+
+    def _find(self, prefix: str, ending: str, shape: tuple[int, ...]) -> str:
+        """Name of a tensor of a layer: its own, else the one of this shape under other layers.
+
+        ShapeError for its own tensor of another shape.
+        """
+        own = prefix + ending
+        if own in self.names:
+            stored = self._storage.info(own).shape
+            if stored != shape:
+                raise ShapeError(own, f"{shape}, a block of the transform", stored)
             return own
-        key = rule.matrix, size
+        key = ending, shape
         if key not in self._shared:
-            self._shared[key] = self._find_shared(own, f".{rule.matrix}.weight", size)
+            self._shared[key] = self._find_shared(own, ending, shape)
         return self._shared[key]
 
-    def _find_shared(self, own: str, ending: str, size: int) -> str:
-        """Name of a matrix of a size; MissingTensorError; UnsupportedFormatError if several differ."""
+    def _find_shared(self, own: str, ending: str, shape: tuple[int, ...]) -> str:
+        """Name of a tensor of a shape; MissingTensorError; UnsupportedFormatError if several differ."""
         names = [name for name in self.names if name.endswith(ending)]
-        fitting = [name for name in names if self._storage.info(name).shape == (size, size)]
+        fitting = [name for name in names if self._storage.info(name).shape == shape]
         if not fitting:
             raise MissingTensorError(own, near=names[:1])
         first, *others = fitting
         for other in others:
-            if not np.array_equal(read_array(self._storage, first), read_array(self._storage, other)):
+            if not np.array_equal(self._read(first), self._read(other)):
                 reason = f"{own} is not stored, and {first} and {other} differ"
                 raise UnsupportedFormatError("transforms with two readings", reason, remedy=WAY_OUT)
         return first

@@ -26,6 +26,7 @@ ROTATIONS = (
     "freqs",
 )  # rotary positions as complex numbers of length one (Meta's programs)
 ROUTE_TABLES = (".tid2eid",)  # of DeepSeek V4
+PERMUTATION = "perm"  # reorders the transform of a layer, in compressed-tensors
 
 # Last part of a name, by the part before it. compressed-tensors, vLLM, SGLang and TGI store k_scale and
 # v_scale with the attention, ModelOpt with k_proj and v_proj; Quark and older compressed-tensors name them
@@ -106,7 +107,7 @@ def _is_buffer(name: str, info: TensorInfo) -> bool:
     last = name.rpartition(".")[2]
     if is_mask(name, info) or (info.stored_dtype.is_complex and last in ROTATIONS):
         return True
-    if info.stored_dtype.is_floating_point or info.stored_dtype.is_complex or last in ROLES:
+    if info.stored_dtype.is_floating_point or info.stored_dtype.is_complex or last in (*ROLES, PERMUTATION):
         return False
     if info.stored_dtype in (dtypes.bool_, dtypes.int64) or len(info.shape) < 2:
         return True

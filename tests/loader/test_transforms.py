@@ -70,11 +70,15 @@ def step(location: str, targets: Any = ("Linear",), *, inverse: bool = False, ig
 
 
 def save(
-    folder: Path, tensors: dict[str, Tensor], head_dim: int | None = BLOCK, **schemes: list[Any]
+    folder: Path,
+    tensors: dict[str, Tensor],
+    head_dim: int | None = BLOCK,
+    *,
+    randomize: bool = False,
+    **schemes: list[Any],
 ) -> Path:
-    groups = {
-        name: {"type": "hadamard", "head_dim": head_dim, "apply": steps} for name, steps in schemes.items()
-    }
+    shared = {"type": "hadamard", "head_dim": head_dim, "randomize": randomize}
+    groups = {name: shared | {"apply": steps} for name, steps in schemes.items()}
     weights = {"num_bits": 4, "strategy": "channel", "symmetric": True}
     section = {
         "quant_method": "compressed-tensors",
@@ -244,6 +248,84 @@ def test_only_plain_weights_are_written_of_a_layer_with_transforms(quip: Path, t
     assert {(each.outcome, "share the matrix" in each.detail) for each in cut.layers} == {("refused", True)}
 
 
+def test_another_size_of_a_layers_own_matrix_is_refused(tmp_path: Path) -> None:
+    """A matrix of the right size under another layer does not take its place."""
+    named = tensors(UP, DOWN, R4_input=HADAMARD) | {f"{DOWN}.R4_input.weight": torch.ones(2, 2)}
+    save(tmp_path, named, R4=[step("input")])
+
+    with open_checkpoint(tmp_path) as weights, pytest.raises(ShapeError, match=f"{DOWN}.R4_input.weight"):
+        weights.get_weights(DOWN)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_a_matrix_may_have_any_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    named = tensors(UP) | {f"{UP}.R4_input.weight": torch.from_numpy(HADAMARD).to(dtype)}
+    save(tmp_path, named, R4=[step("input")])
+
+    with open_checkpoint(tmp_path) as weights:
+        got = weights.get_weights(UP).dequantize().double()
+    assert torch.equal(got, torch.from_numpy(turned(stored(0), right=HADAMARD.T) / 2))
+
+
+ORDER = [2, 0, 3, 1]
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+def test_a_permutation_reorders_rows_and_columns_of_the_matrix(inverse: bool, tmp_path: Path) -> None:
+    """The second layer stores neither: both are found beside the first."""
+    named = tensors(UP, DOWN, R4_input=HADAMARD) | {f"{UP}.R4_input.perm": torch.tensor(ORDER)}
+    save(tmp_path, named, randomize=True, R4=[step("input", inverse=inverse)])
+    matrix = HADAMARD[ORDER][:, ORDER]
+
+    with open_checkpoint(tmp_path) as weights:
+        for seed, prefix in enumerate((UP, DOWN)):
+            want = turned(stored(seed), right=matrix if inverse else matrix.T) / 2
+            got = weights.get_weights(prefix).dequantize().double()
+            assert torch.equal(got, torch.from_numpy(want))
+        assert weights.report().complete
+
+
+def test_each_layer_may_have_a_permutation_of_its_own(tmp_path: Path) -> None:
+    orders = {UP: ORDER, DOWN: ORDER[::-1]}
+    permutations = {f"{prefix}.R4_input.perm": torch.tensor(order) for prefix, order in orders.items()}
+    save(tmp_path, tensors(UP, DOWN, R4_input=HADAMARD) | permutations, randomize=True, R4=[step("input")])
+
+    with open_checkpoint(tmp_path) as weights:
+        for seed, (prefix, order) in enumerate(orders.items()):
+            want = turned(stored(seed), right=HADAMARD[order][:, order].T) / 2
+            assert torch.equal(weights.get_weights(prefix).dequantize().double(), torch.from_numpy(want))
+
+
+@pytest.mark.parametrize(
+    ("order", "randomize", "error", "text"),
+    [
+        (None, True, MissingTensorError, "R4_input.perm"),
+        ([0, 1, 2, 3, 4], True, ShapeError, r"R4_input.perm"),
+        ([0, 1, 2, 2], True, ArgumentError, "every index below 4 once"),
+        ([2.0, 0.0, 3.0, 1.0], True, ArgumentError, "every index below 4 once"),
+        (ORDER, False, UnsupportedFormatError, "R4_input.perm is stored, and its scheme"),
+    ],
+)
+def test_a_permutation_without_a_reading_is_refused(
+    order: Any, randomize: bool, error: type[QloadError], text: str, tmp_path: Path
+) -> None:
+    named = tensors(UP, R4_input=HADAMARD)
+    if order is not None:
+        named[f"{UP}.R4_input.perm"] = torch.tensor(order)
+    save(tmp_path, named, randomize=randomize, R4=[step("input")])
+
+    with open_checkpoint(tmp_path) as weights, pytest.raises(error, match=text):
+        weights.get_weights(UP)
+
+
+def test_a_permutation_without_a_transform_is_unused(tmp_path: Path) -> None:
+    save(tmp_path, tensors(UP) | {f"{UP}.R4_input.perm": torch.tensor(ORDER)})
+
+    with open_checkpoint(tmp_path) as weights:
+        weights.get_weights(UP)
+        assert weights.report().unused == [f"{UP}.R4_input.perm"]
+
+
 ROWS_NOT_ORTHOGONAL = np.ones((4, 4))
 
 
@@ -251,7 +333,7 @@ ROWS_NOT_ORTHOGONAL = np.ones((4, 4))
     ("matrices", "steps", "error", "text"),
     [
         ({}, [step("input")], MissingTensorError, "R4_input"),
-        ({"R4_input": np.ones((2, 2))}, [step("input")], MissingTensorError, "R4_input"),
+        ({"R4_input": np.ones((2, 2))}, [step("input")], ShapeError, r"\(4, 4\), a block"),
         ({"R4_input": HADAMARD / 2}, [step("input")], ArgumentError, "entries of 1 and -1"),
         ({"R4_input": ROWS_NOT_ORTHOGONAL}, [step("input")], ArgumentError, "orthogonal"),
         ({"R4_input": HADAMARD}, 2 * [step("input")], UnsupportedFormatError, "several transforms"),

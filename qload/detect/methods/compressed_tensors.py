@@ -267,6 +267,7 @@ class _TransformStep(configs.Entry):
 class _TransformScheme(configs.Entry):
     apply: Annotated[list[_TransformStep], Field(min_length=1)]
     head_dim: Annotated[int, Field(ge=1)] | None = None
+    randomize: bool = False
 
 
 class _Transforms(configs.Entry):
@@ -461,6 +462,7 @@ def _transforms(section: _CompressedTensors, source: configs.FoundConfig) -> tup
                 configs.matcher(*(t for t in step.targets if t != LINEAR_CLASS), patterns=patterns),
                 configs.matcher(*step.ignore or (), patterns=patterns),
             ),
+            scheme.randomize,
         )
         for name, scheme in _schemes(section).items()
         for step in scheme.apply
