@@ -1,6 +1,7 @@
 """ComfyUI's files: marks of layers, orders of scales and codes, turned inputs."""
 
 import json
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,70 @@ def test_convrot_turns_inputs_in_blocks(tmp_path: Path) -> None:
     assert_same_bits(torch.cat(shares, 1), weight.dequantize())
 
 
+@pytest.mark.parametrize(
+    "values", [{"format": "convrot_w4a4"}, {"format": "int8_tensorwise", "convrot": True}]
+)
+def test_rotations_without_a_size_have_blocks_of_256(values: dict[str, Any], tmp_path: Path) -> None:
+    codes = RANDOM.integers(-8, 8, (2, 256))
+    fields = codes & 15
+    packed = (fields[:, ::2] | fields[:, 1::2] << 4).astype(np.uint8).view(np.int8)
+    stored = packed if values["format"] == "convrot_w4a4" else codes.astype(np.int8)
+    layer = {"weight": torch.from_numpy(stored), "weight_scale": torch.ones(2)}
+
+    with open_checkpoint(save(tmp_path, layer, **values)) as weights:
+        got = weights.get_weights(UP).dequantize()
+        assert torch.equal(got.double(), torch.from_numpy(codes @ rotation(4) / 16))
+
+
+def rotation(factors: int) -> NDArray[Any]:
+    """Kronecker power of four rows."""
+    return reduce(np.kron, [FOUR] * factors)
+
+
+def test_w4a8_without_sizes_has_groups_of_16_and_blocks_of_256(tmp_path: Path) -> None:
+    codes = RANDOM.integers(0, 16, (2, 256))
+    exponents = RANDOM.integers(-1, 3, (2, 16))
+    layer = {
+        "weight": torch.from_numpy((codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)).view(torch.int8),
+        "weight_s_rel": torch.from_numpy(2.0**exponents).to(torch.float8_e4m3fn),
+        "weight_s_channel": torch.ones(2),
+    }
+    want = ((codes - 8) * 2.0 ** exponents.repeat(16, 1)).round() @ rotation(4) / 16
+
+    with open_checkpoint(save(tmp_path, layer, format="asym_w4a8_int8")) as weights:
+        assert torch.equal(weights.get_weights(UP).dequantize().double(), torch.from_numpy(want))
+
+
+TURNED = {
+    "weight": torch.tensor([[1, -2, 3, 4]], dtype=torch.int8),
+    "weight_scale": torch.tensor([2.0]),
+}
+TURNED_VALUES = [[-2, 0, 10, 4]]  # (1, -2, 3, 4) @ R with R of four rows, over 2, times 2
+
+
+def test_settings_are_also_read_below_params(tmp_path: Path) -> None:
+    params = {"convrot": True, "convrot_groupsize": 4}
+
+    with open_checkpoint(save(tmp_path, TURNED, format="int8_tensorwise", params=params)) as weights:
+        assert weights.get_weights(UP).dequantize().tolist() == TURNED_VALUES
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "other"),
+    [("convrot", True, False), ("convrot_groupsize", 4, 16), ("group_size", 2, 16)],
+)
+def test_unequal_settings_below_params_are_refused(key: str, value: Any, other: Any, tmp_path: Path) -> None:
+    layer, settings = TURNED, {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 4}
+    if key == "group_size":
+        layer, settings = w4a8(), {"format": "asym_w4a8_int8", "group_size": 2, "convrot_groupsize": 4}
+    file = save(tmp_path, layer, **settings, params={key: other})
+
+    with pytest.raises(ConfigError, match=f"params.{key}") as refused:
+        open_checkpoint(file)
+    assert f"{value}" in str(refused.value)
+    assert f"{other}" in str(refused.value)
+
+
 def w4a8(**other: Tensor) -> dict[str, Tensor]:
     return {
         "weight": torch.tensor([[0x10, -1]], dtype=torch.int8),  # the codes 0, 1, 15, 15
@@ -185,12 +250,14 @@ def test_w4a8_by_hand() -> None:
 
 
 def test_w4a8_is_read_by_its_mark(tmp_path: Path) -> None:
-    file = save(tmp_path, w4a8(), format="asym_w4a8_int8", group_size=2)
+    file = save(tmp_path, w4a8(), format="asym_w4a8_int8", group_size=2, convrot_groupsize=4)
 
     with open_checkpoint(file) as weights:
-        assert weights.get_weights(UP).dequantize().tolist() == [[-8, -7, 28, 28]]
+        weight = weights.get_weights(UP)
+        assert weight.without_transforms().dequantize().tolist() == [[-8, -7, 28, 28]]
+        assert weight.dequantize().tolist() == [[-7.5, -7.5, 27.5, 28.5]]
     for rank in FakeWorld(4):
-        cut = pytest.raises(CutError, match="multiples of 2")
+        cut = pytest.raises(CutError, match="multiples of 4")
         with open_checkpoint(file, process_group=rank) as weights, cut:
             weights.get_weights_row(UP)
 
@@ -226,7 +293,6 @@ def test_groups_of_awq_that_do_not_divide_the_inputs_are_refused(tmp_path: Path)
     [
         ({"format": "svdquant_w4a4"}, "svdquant_w4a4, a format without a reader"),
         ({"format": "nvfp4", "num_experts": 8}, "a stack of experts"),
-        ({"format": "asym_w4a8_int8"}, "asym_w4a8_int8"),
     ],
 )
 def test_a_marked_layer_without_a_reader_is_refused_alone(values: Any, text: str, tmp_path: Path) -> None:
@@ -238,12 +304,10 @@ def test_a_marked_layer_without_a_reader_is_refused_alone(values: Any, text: str
             weights.get_weights(UP)
 
 
-@pytest.mark.parametrize("size", [8, 5, None])
-def test_a_rotation_is_of_a_power_of_four(size: int | None, tmp_path: Path) -> None:
-    values = {} if size is None else {"convrot_groupsize": size}
-
+@pytest.mark.parametrize("size", [8, 5])
+def test_a_rotation_is_of_a_power_of_four(size: int, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="convrot_groupsize"):
-        open_checkpoint(save(tmp_path, w4a8(), format="convrot_w4a4", **values))
+        open_checkpoint(save(tmp_path, w4a8(), format="convrot_w4a4", convrot_groupsize=size))
 
 
 @pytest.mark.parametrize("content", [b"[1]", b"{", b" " * 5000])
