@@ -59,7 +59,7 @@ from qload.loader import (
     UnreadLoader,
     WeightsLoader,
 )
-from qload.loader.description import LayerDescriber
+from qload.loader.description import ROTATED, LayerDescriber
 from qload.loader.exclusion import NOTHING_NAMED
 from qload.loader.transforms import LayerTransforms
 from qload.spec import Role, named
@@ -69,6 +69,7 @@ from qload.storage.comfy import is_setting, parse_layers
 from qload.storage.protocol import read_array
 
 COMFY_METHOD = "comfyui"
+SHARED_ROTATION = "shared_input_rotation_"  # of Quark, at the top level: one matrix for many layers
 PACKED_BITS = (2, 4, 8)  # bit widths without codes across words
 METHOD_KEYS = ("quant_method", "method")
 INVERSE = "weight_scale_inv"
@@ -533,6 +534,8 @@ def effective_claims(source: FoundConfig | None, storage: WeightStorage | None) 
             file, section = source.file, source.section
             return Claims("unquantized", "unquantized", file=file, section=section, notes=(note,))
     claims = _claims(source, storage) if source else None
+    if claims and claims.method == "quark" and storage is not None:
+        _refuse_shared_rotation(storage)
     if storage is not None:
         claims = torchao.with_header(claims, storage)
     names = storage.keys() if storage else ()
@@ -584,6 +587,14 @@ def _claims(source: FoundConfig, storage: WeightStorage | None) -> Claims:
             raise
         reason = f"{error.reason}; {len(stored)} tensors are stored so, as {stored[0]:.200}"
         raise replace(error, reason=reason) from None
+
+
+def _refuse_shared_rotation(storage: WeightStorage) -> None:
+    """Raise UnsupportedFormatError for a matrix of Quark that rotates inputs of many layers."""
+    for name in storage.keys():  # noqa: SIM118
+        if name.rpartition(".")[2].startswith(SHARED_ROTATION):
+            reason = f"{name} changes the result of layers"
+            raise UnsupportedFormatError("quark with rotated inputs", reason, remedy=ROTATED)
 
 
 def _quantized(storage: WeightStorage) -> Iterator[str]:

@@ -44,13 +44,14 @@ MAX_FACT_KINDS, MAX_FACT_BYTES = 16, 1 << 20  # facts of the last layer of a kin
 Headers = Mapping[str, TensorInfo]  # by suffix
 HeaderKey = tuple[tuple[str, Dtype, Shape], ...]
 
+ROTATED = "run it with amd-quark, or export it without online rotations"
 # Tensors that change the result of a layer, with a remedy for formats that do not declare them.
 CHANGING: Mapping[str, str] = {
     "pre_quant_scale": "state a quant_algo that scales inputs, such as NVFP4_AWQ, or fold it into weights",
     "weight_quantizer._svdquant_lora_a": "state quant_algo NVFP4_SVD, which reads both factors",
     "weight_quantizer._svdquant_lora_b": "state quant_algo NVFP4_SVD, which reads both factors",
-    "input_rotation": "run it with amd-quark, or export it without rotations of inputs",
-    "input_prescale": "run it with amd-quark, or export it without scales of inputs",
+    "input_rotation": ROTATED,
+    "input_prescale": ROTATED,
 }
 
 PLAIN_BESIDE = (

@@ -246,3 +246,42 @@ def test_a_wrong_value_names_its_key(pattern: str) -> None:
 
     with pytest.raises(ConfigError, match=pattern):
         read_claims(FoundConfig("config.json", "quantization_config", changed))
+
+
+@pytest.mark.parametrize("name", ["input_rotation", "input_prescale"])
+def test_a_layer_with_a_change_of_its_inputs_is_refused(name: str) -> None:
+    tensors, _ = int4(signed=True, order=REORDERED)
+
+    with pytest.raises(UnsupportedFormatError, match=f"mlp.up.{name} changes the result") as caught:
+        weights({**tensors, name: torch.ones(K)}, section(INT4)).get_weights("mlp.up")
+    assert "amd-quark" in caught.value.remedy
+
+
+def test_a_rotation_shared_by_layers_is_refused() -> None:
+    tensors, _ = int4(signed=True, order=REORDERED)
+    storage = MemoryStorage({"mlp.up.weight": tensors["weight"], "shared_input_rotation_128": torch.eye(K)})
+
+    with pytest.raises(UnsupportedFormatError, match="shared_input_rotation_128 changes the result"):
+        loader_from_config(section(INT4), storage)
+
+
+@pytest.mark.parametrize(
+    "online",
+    [
+        {"r1": True, "online_r1_rotation": True},
+        {"r1": False, "r4": True},
+        {"online_config": {"online_rotation_layers": ["mlp.up"]}},
+    ],
+)
+def test_rotations_at_runtime_are_refused(online: dict[str, Any]) -> None:
+    config = section(INT4, algo_config=[{"name": "awq"}, {"name": "rotation", **online}])
+
+    with pytest.raises(UnsupportedFormatError, match=r"algo_config\.1"):
+        read_claims(FoundConfig("config.json", "quantization_config", config))
+
+
+def test_rotations_in_the_weights_are_read() -> None:
+    tensors, want = int4(signed=True, order=REORDERED)
+    config = section(INT4, algo_config=[{"name": "rotation", "r1": True, "r2": True, "r3": True}])
+
+    assert torch.equal(weights(tensors, config).get_weights("mlp.up").dequantize(), want.float())

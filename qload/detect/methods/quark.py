@@ -15,7 +15,8 @@
 
 Zero points of int8 that are all 0 are left out. The first pattern that matches a module counts. Quantized
 inputs get a note, and linears do not quantize them. Layers of other types are not read; if all types are
-others, the whole checkpoint is unsupported. Source: amd-quark 0.13.
+others, the whole checkpoint is unsupported, and so is one with rotations of inputs at runtime. Source:
+amd-quark 0.13.
 """
 
 from collections.abc import Iterator, Sequence
@@ -83,7 +84,23 @@ class _Export(configs.Entry):
     weight_format: str | None = None
 
 
+class _Algorithm(configs.Entry):
+    name: str | None = None
+    r1: bool | None = None
+    r4: bool | None = None
+    online_r1_rotation: bool | None = None
+    online_config: Any = None
+
+    @property
+    def rotates_inputs(self) -> bool:
+        """Whether layers rotate their inputs at runtime; R2 is in the weights, R3 in attention."""
+        if self.name != "rotation":
+            return False
+        return bool(self.r4 or self.online_config or (self.r1 is not False and self.online_r1_rotation))
+
+
 class _Quark(configs.Section):
+    algo_config: list[_Algorithm] | _Algorithm | None = None
     global_quant_config: _Layer | None = None
     layer_quant_config: dict[str, _Layer | None] | None = None
     layer_type_quant_config: dict[str, Any] | None = None
@@ -115,6 +132,10 @@ def read_quark(source: configs.FoundConfig) -> configs.Claims:
         raise _unsupported(source, "weight_format fake_quantized", "export.weight_format")
     if section.layer_type_quant_config:
         raise _unsupported(source, "layer_type_quant_config", "layer_type_quant_config")
+    algorithms = section.algo_config or []
+    for at, algorithm in enumerate(algorithms if isinstance(algorithms, list) else [algorithms]):
+        if algorithm.rotates_inputs:
+            raise _unsupported(source, "rotation of inputs at runtime", f"algo_config.{at}")
     read = partial(_format, source, section.export.pack_method == "reorder")
     default = read("global_quant_config", section.global_quant_config)
     entries = {
