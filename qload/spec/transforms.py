@@ -9,7 +9,7 @@ Hadamard matrix. Without transforms the weight is U.T @ stored @ V.T.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from hashlib import blake2b
 from math import sqrt
 from typing import Any, Self
@@ -35,12 +35,15 @@ class BlockTransform:
         Hash of the signs, compared in their place.
     signs
         The matrix (size, size) of +1 and -1, int8.
+    is_sylvester
+        Whether it is Sylvester's matrix; a field, as Dynamo traces no numpy.
     """
 
     name: str = field(compare=False)
     size: int
     digest: str
     signs: NDArray[Any] = field(compare=False, repr=False)
+    is_sylvester: bool = field(compare=False, repr=False)
 
     @classmethod
     def of_matrix(cls, name: str, matrix: NDArray[Any], *, transposed: bool = False) -> Self:
@@ -58,7 +61,8 @@ class BlockTransform:
         wide = signs.astype(np.float64)
         if not np.array_equal(probes @ wide @ wide.T, size * probes):
             raise ArgumentError(name, "an orthogonal matrix", f"one of {size} rows that are not orthogonal")
-        return cls(name, size, blake2b(signs.tobytes(), digest_size=16).hexdigest(), signs)
+        digest = blake2b(signs.tobytes(), digest_size=16).hexdigest()
+        return cls(name, size, digest, signs, is_sylvester(signs))
 
     def apply(self, x: Tensor, *, transposed: bool = False) -> Tensor:
         """Transform the last axis of x in blocks, by the transposed matrix if `transposed`."""
@@ -67,23 +71,10 @@ class BlockTransform:
     def sums(self, x: Tensor, *, transposed: bool = False) -> Tensor:
         """Sums of +x and -x in blocks of the last axis, in the dtype of x: `apply` without its factor."""
         blocks = x.reshape(*x.shape[:-1], x.shape[-1] // self.size, self.size)
-        if self._is_sylvester:
+        if self.is_sylvester:
             return walsh_hadamard(blocks).reshape(x.shape)  # a symmetric matrix
         matrix = signs_on(self, x.device).to(x.dtype)
         return (blocks @ (matrix.T if transposed else matrix)).reshape(x.shape)
-
-    @cached_property
-    def _is_sylvester(self) -> bool:
-        """True for a matrix of Sylvester: four equal quarters, the last one negated, down to a 1."""
-        matrix, size = self.signs, self.size
-        while size > 1 and size % 2 == 0:
-            size //= 2
-            quarter = matrix[:size, :size]
-            others = (matrix[:size, size:], matrix[size:, :size], -matrix[size:, size:])
-            if not all(np.array_equal(quarter, other) for other in others):
-                return False
-            matrix = quarter
-        return size == 1 and matrix[0, 0] == 1
 
     def __str__(self) -> str:
         """Summary such as `v_input in blocks of 64`."""
@@ -94,6 +85,19 @@ class BlockTransform:
 def signs_on(transform: BlockTransform, device: torch.device) -> Tensor:
     """Copy the signs of a transform to a device: (size, size), int8. Copies are cached, for CUDA graphs."""
     return torch.from_numpy(transform.signs).to(device)
+
+
+def is_sylvester(matrix: NDArray[Any]) -> bool:
+    """Return True for a matrix of Sylvester: four equal quarters, the last one negated, down to a 1."""
+    size = len(matrix)
+    while size > 1 and size % 2 == 0:
+        size //= 2
+        quarter = matrix[:size, :size]
+        others = (matrix[:size, size:], matrix[size:, :size], -matrix[size:, size:])
+        if not all(np.array_equal(quarter, other) for other in others):
+            return False
+        matrix = quarter
+    return bool(size == 1 and matrix[0, 0] == 1)
 
 
 def walsh_hadamard(x: Tensor) -> Tensor:

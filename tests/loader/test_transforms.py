@@ -224,6 +224,21 @@ def test_a_linear_turns_inputs_and_outputs(quip: Path, dtype: torch.dtype, layou
     assert torch.equal(ordered.dequantize(), weight.dequantize())
 
 
+@pytest.mark.filterwarnings("ignore")  # of what torch's compiler imports
+@pytest.mark.parametrize("matrix", [HADAMARD, SYLVESTER], ids=["other", "sylvester"])
+def test_a_linear_with_transforms_is_one_graph(matrix: NDArray[np.float64], tmp_path: Path) -> None:
+    steps = {"u": [step("output")], "v": [step("input")]}
+    save(tmp_path, tensors(UP, u_output=matrix, v_input=matrix), **steps)
+    with open_checkpoint(tmp_path) as weights:
+        linear = weights.get_weights(UP).get_linear()
+    x = torch.randn(3, K, generator=torch.Generator().manual_seed(0))
+
+    torch._dynamo.reset()
+    compiled = torch.compile(linear, backend="eager", fullgraph=True)
+
+    assert torch.equal(compiled(x), linear(x))
+
+
 def test_gradients_pass_the_transforms(quip: Path) -> None:
     with open_checkpoint(quip) as weights:
         linear = weights.get_weights(UP).get_linear()
@@ -385,8 +400,9 @@ def test_the_walsh_hadamard_transform_is_sylvesters_matrix(size: int) -> None:
     x = torch.arange(3 * size).reshape(3, size).double()
 
     assert torch.equal(walsh_hadamard(x), x @ torch.from_numpy(matrix))
-    transform = BlockTransform.of_matrix("H", matrix)
-    assert torch.equal(transform.sums(x), x @ torch.from_numpy(matrix))
+    for sign in (1, -1):
+        transform = BlockTransform.of_matrix("H", sign * matrix)
+        assert torch.equal(transform.sums(x), sign * x @ torch.from_numpy(matrix))
 
 
 def test_a_regular_hadamard_matrix_is_its_own_inverse() -> None:
