@@ -4,7 +4,7 @@ On disk, for a layer of K inputs and N outputs, group size g:
 
     weight             int32             (K, N/8)    codes, packed along N
     weight_scale       bf16, fp16, fp32  (K/g, N)
-    weight_zero_point  int32             (K/g, N/8)  packed likewise; optional
+    weight_zero_point  int32             (K/g, N/8)  packed likewise; optional in symmetric types
 
     w[n, k] = weight_scale[k / g, n] * (code[k, n] - zero[k / g, n])
 
@@ -24,7 +24,7 @@ to it after one rounding.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
 from qload import dtypes, spec
@@ -37,6 +37,7 @@ from qload.spec.integers import Integers, IntegerWeight, Origin, from_ordered_gr
 
 BITS = 4
 SCALES = (dtypes.bfloat16, dtypes.float16, dtypes.float32)
+NO_ZERO_POINTS = "remedy   state symmetric true if the type has no zero points"
 SIGNS = -0x77777778  # the highest bit of each of eight codes: 0x88888888 as an int32
 
 
@@ -52,6 +53,8 @@ class QuarkInt4Config(spec.Grouped, spec.Config):
         Whether codes and zero points are two's complement (int4).
     reorder
         Whether even columns of a word come first.
+    zero_points
+        Whether zero points are required; False: optional, the middle of the codes without them.
     """
 
     name: ClassVar[str] = "quark_int4"
@@ -60,6 +63,7 @@ class QuarkInt4Config(spec.Grouped, spec.Config):
     group_size: int
     signed: bool = False
     reorder: bool = True
+    zero_points: bool = field(default=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         self.check_group_size()
@@ -108,7 +112,14 @@ class QuarkInt4Weight(IntegerWeight):
         return (
             TensorSpec("weight", words, "K N/8", Role.WORD),
             TensorSpec("weight_scale", SCALES, f"{groups} N", Role.SCALE),
-            TensorSpec("weight_zero_point", words, f"{groups} N/8", Role.WORD, optional=True),
+            TensorSpec(
+                "weight_zero_point",
+                words,
+                f"{groups} N/8",
+                Role.WORD,
+                optional=not config.zero_points,
+                reason=NO_ZERO_POINTS,
+            ),
         )
 
     def _unsigned(self, words: Tensor) -> Tensor:

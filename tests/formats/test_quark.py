@@ -8,7 +8,7 @@ from torch import Tensor
 
 from qload.configs import FoundConfig
 from qload.detect import loader_from_config, read_claims
-from qload.errors import ConfigError, CutError, RepackError, UnsupportedFormatError
+from qload.errors import ConfigError, CutError, MissingTensorError, RepackError, UnsupportedFormatError
 from qload.formats import QuarkInt4Config, QuarkInt4Weight, QuarkMXFP6Config, QuarkMXFP6Weight
 from qload.kernel_formats import repack, restore
 from qload.parallel import FakeWorld, Rank
@@ -285,3 +285,14 @@ def test_rotations_in_the_weights_are_read() -> None:
     config = section(INT4, algo_config=[{"name": "rotation", "r1": True, "r2": True, "r3": True}])
 
     assert torch.equal(weights(tensors, config).get_weights("mlp.up").dequantize(), want.float())
+
+
+@pytest.mark.parametrize("dtype", ["int4", "uint4"])
+def test_zero_points_may_be_missing_only_from_a_symmetric_type(dtype: str) -> None:
+    tensors, _ = int4(signed=dtype == "int4", order=REORDERED)
+    del tensors["weight_zero_point"]
+
+    weight = weights(tensors, section({**INT4, "dtype": dtype, "symmetric": True})).get_weights("mlp.up")
+    assert weight.weight_zero_point is None
+    with pytest.raises(MissingTensorError, match=r"mlp\.up\.weight_zero_point"):
+        weights(tensors, section({**INT4, "dtype": dtype, "symmetric": False})).get_weights("mlp.up")

@@ -205,7 +205,9 @@ def _of_type(weight: _Tensor, reorder: bool) -> ConfiguredFormat | None:
         config = CTIntConfig(None if scheme == "per_tensor" else (1, -1), zeros="checked")
         return ConfiguredFormat(CTIntWeight, config)
     if dtype in ("int4", "uint4") and scheme == "per_group" and size and weight.zero_point_type != "float32":
-        return ConfiguredFormat(QuarkInt4Weight, QuarkInt4Config(size, dtype == "int4", reorder))
+        asymmetric = weight.symmetric is not True
+        words = QuarkInt4Config(size, dtype == "int4", reorder, zero_points=asymmetric)
+        return ConfiguredFormat(QuarkInt4Weight, words)
     if dtype == "fp4" and in_32:
         return ConfiguredFormat(CTMXFP4Weight, MXFP4)
     if dtype in ("fp6_e2m3", "fp6_e3m2") and in_32:
