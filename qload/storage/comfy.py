@@ -1,13 +1,13 @@
 """`ComfyStorage`: files of ComfyUI, with marked layers converted to the formats of other programs.
 
 A mark is a tensor `LAYER.comfy_quant` with JSON in its bytes, or an entry of `_quantization_metadata` in a
-header. Older files mark all layers by one tensor `scaled_fp8`, and name their scales `scale_weight`. By the
-format of a mark, reads return:
+header. Older files mark all layers below a prefix by one tensor `PREFIX.scaled_fp8`, and name their scales
+`scale_weight`. By the format of a mark, reads return:
 
     nvfp4              codes with the low nibble first, scales in plain order (N, K/16), as ModelOpt's NVFP4
     mxfp8              exponents in plain order (N, K/32)
     int8_tensorwise    a scale for each output, (N, 1)
-    convrot_w4a4       words `weight_packed` (N, K/8) of codes that count from 0, as compressed-tensors'
+    convrot_w4a4       likewise, and words `weight_packed` (N, K/8) of codes that count from 0
 
 Files have scales of groups in tiles of 128 outputs and 4 groups, with padding. Nothing is rounded.
 Source: comfy-kitchen 0.2.40.
@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from reprlib import Repr
 from typing import Any
 
 import numpy as np
@@ -39,22 +40,40 @@ COMFY_METADATA, MARK, SCALED_FP8 = "_quantization_metadata", "comfy_quant", "sca
 OLD_SCALE, OLD_INPUT_SCALE = "scale_weight", "scale_input"
 MAX_MARK_BYTES, MAX_METADATA_CHARACTERS = 1 << 12, 1 << 24
 SIGN_BITS = 0x88  # of two codes in a byte
+ACTIVATION_SETTING = "full_precision_matrix_mult"  # in a mark, without a meaning for weights
+_SHORT = Repr()
+_SHORT.maxlevel, _SHORT.maxdict = 3, 6
 
 Marks = Mapping[str, Mapping[str, Any]]
 
 
 def read_marks(storage: SafetensorsStorage) -> dict[str, Mapping[str, Any]]:
-    """Map each marked layer to its mark; StorageError for a mark that is not a JSON object."""
+    """Map each marked layer to its mark; StorageError for an invalid mark, or two unequal ones."""
     marks: dict[str, Mapping[str, Any]] = {}
     for file, metadata in metadata_of(storage).items():
-        marks |= parse_layers(metadata.get(COMFY_METADATA, ""), file)
-    for name in storage.keys():  # noqa: SIM118
-        prefix, _, last = name.rpartition(".")
+        for layer, mark in parse_layers(metadata.get(COMFY_METADATA, ""), file).items():
+            _add_mark(marks, layer, mark, f"{COMFY_METADATA}.layers.{layer:.80}", file)
+    names = storage.keys()
+    old = tuple(name.removesuffix(SCALED_FP8) for name in names if name.rpartition(".")[2] == SCALED_FP8)
+    for name in names:
+        layer, _, last = name.rpartition(".")
         if last == MARK:
-            marks[prefix] = _parse_mark(storage, name)
-        elif last == OLD_SCALE and SCALED_FP8 in storage.keys():  # noqa: SIM118
-            marks.setdefault(prefix, {"format": SCALED_FP8})
+            _add_mark(marks, layer, _parse_mark(storage, name), name, storage.info(name).file or "")
+        elif last == OLD_SCALE and name.startswith(old):
+            marks.setdefault(layer, {"format": SCALED_FP8})
     return marks
+
+
+def _add_mark(
+    marks: dict[str, Mapping[str, Any]], layer: str, mark: Mapping[str, Any], name: str, file: str
+) -> None:
+    """Add the mark of a layer; StorageError if metadata has the layer with other settings of weights."""
+    both = (mark, marks.setdefault(layer, mark))
+    first, other = ({key: each[key] for key in each if key != ACTIVATION_SETTING} for each in both)
+    if first != other:
+        words = f"is {_SHORT.repr(mark)}, and {COMFY_METADATA} has {_SHORT.repr(marks[layer])}"
+        remedy = f"delete the wrong one; ComfyUI takes that of {COMFY_METADATA}"
+        raise StorageError(file, "header-json", words, name, remedy)
 
 
 def parse_layers(text: str, file: str) -> dict[str, Mapping[str, Any]]:
@@ -152,7 +171,11 @@ def _views(layer: str, form: object, entries: Mapping[str, Entry], file: str) ->
             raise StorageError(file, "header-entry", words, scales, "fetch the file again")
         convert = partial(unswizzle, rows=N, groups=groups)
         views["weight_scale"] = ComfyView(scales, dtype, (N, groups), convert, by_rows=False)
-    if form in ("int8_tensorwise", "convrot_w4a4") and prod(scale.shape) in (1, N):
+    if form in ("int8_tensorwise", "convrot_w4a4"):
+        if prod(scale.shape) not in (1, N):
+            words = f"has {prod(scale.shape)} scales, and {form} has one, or one for each of {N} outputs"
+            remedy = "ComfyUI does not read it either; quantize the layer again"
+            raise StorageError(file, "header-entry", words, scales, remedy)
         repeat = partial(_repeat, rows=N)
         views["weight_scale"] = ComfyView(scales, scale.dtype, (N, 1), repeat, by_rows=False)
     if form == "convrot_w4a4" and weight.dtype == "I8" and width % 4 == 0:

@@ -15,7 +15,7 @@ from torch import Tensor
 from qload.checkpoint import open_checkpoint
 from qload.conversion import convert, shard
 from qload.detect import loader_from_config
-from qload.errors import ConfigError, CutError, ShapeError, StorageError, UnsupportedFormatError
+from qload.errors import ConfigError, CutError, DtypeError, ShapeError, StorageError, UnsupportedFormatError
 from qload.formats import ComfyAWQConfig, ComfyAWQWeight, ComfyW4A8Config, ComfyW4A8Weight
 from qload.kernel_formats import repack
 from qload.kernels import bounds
@@ -124,18 +124,31 @@ def test_float8_has_one_scale(form: str, tmp_path: Path) -> None:
         assert weights.report().unused == ["norm.weight"]
 
 
-def test_older_files_mark_all_layers_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("prefix", ["", "model.diffusion_model."])
+def test_older_files_mark_all_layers_at_once(prefix: str, tmp_path: Path) -> None:
+    name = f"{prefix}{UP}"
     layer = {
-        f"{UP}.weight": torch.tensor([[1.0, -2]]).to(torch.float8_e4m3fn),
-        f"{UP}.scale_weight": torch.tensor([4.0]),
-        f"{UP}.scale_input": torch.tensor([1.0]),
-        "scaled_fp8": torch.zeros(2).to(torch.float8_e4m3fn),
+        f"{name}.weight": torch.tensor([[1.0, -2]]).to(torch.float8_e4m3fn),
+        f"{name}.scale_weight": torch.tensor([4.0]),
+        f"{name}.scale_input": torch.tensor([1.0]),
+        f"{prefix}scaled_fp8": torch.zeros(2).to(torch.float8_e4m3fn),
     }
     save_file(layer, tmp_path / "model.safetensors")
 
     with open_checkpoint(tmp_path / "model.safetensors") as weights:
-        assert weights.get_weights(UP).dequantize().tolist() == [[4, -8]]
+        assert weights.get_weights(name).dequantize().tolist() == [[4, -8]]
         assert weights.report().complete
+
+
+def test_older_files_mark_no_layers_with_another_prefix(tmp_path: Path) -> None:
+    layer = {"weight": torch.tensor([[1.0, -2]]).to(torch.float8_e4m3fn), "scale_weight": torch.tensor([4.0])}
+    named = {f"{at}.{UP}.{name}": each.clone() for at in ("model", "text") for name, each in layer.items()}
+    save_file(named | {"model.scaled_fp8": torch.zeros(2)}, tmp_path / "model.safetensors")
+
+    with open_checkpoint(tmp_path / "model.safetensors") as weights:
+        assert weights.get_weights(f"model.{UP}").dequantize().tolist() == [[4, -8]]
+        with pytest.raises(DtypeError, match="float8_e4m3fn"):
+            weights.get_weights(f"text.{UP}")
 
 
 FOUR = np.array([[1, 1, 1, -1], [1, 1, -1, 1], [1, -1, 1, 1], [-1, 1, 1, 1]])
@@ -310,6 +323,37 @@ def test_a_rotation_is_of_a_power_of_four(size: int, tmp_path: Path) -> None:
         open_checkpoint(save(tmp_path, w4a8(), format="convrot_w4a4", convrot_groupsize=size))
 
 
+@pytest.mark.parametrize(
+    "other", [{"format": "int8_tensorwise"}, {"format": "mxfp8"}, {"params": {"convrot": False}}]
+)
+def test_a_mark_unequal_to_the_metadata_is_refused(other: dict[str, Any], tmp_path: Path) -> None:
+    values = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 4}
+    if "params" in other:
+        other = values | other
+
+    with pytest.raises(StorageError, match=r"blocks.0.up.comfy_quant: is .*convrot") as refused:
+        open_checkpoint(save(tmp_path, TURNED, other, **values))
+    assert all(str(dict(sorted(each.items()))) in str(refused.value) for each in (values, other))
+
+
+def test_unequal_marks_in_the_metadata_of_two_files_are_refused(tmp_path: Path) -> None:
+    for number, form in ((1, "mxfp8"), (2, "nvfp4")):
+        header = {"_quantization_metadata": json.dumps({"layers": {UP: {"format": form}}})}
+        name = f"model-0000{number}-of-00002.safetensors"
+        save_file({f"norm{number}.weight": torch.ones(4)}, tmp_path / name, header)
+
+    with pytest.raises(StorageError, match=r"_quantization_metadata.layers.blocks.0.up: is .*nvfp4.*mxfp8"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_mark_and_the_metadata_may_have_the_same_settings(tmp_path: Path) -> None:
+    values = {"format": "int8_tensorwise", "convrot": True, "convrot_groupsize": 4}
+    metadata = values | {"full_precision_matrix_mult": True}
+
+    with open_checkpoint(save(tmp_path, TURNED, metadata, **values)) as weights:
+        assert weights.get_weights(UP).dequantize().tolist() == TURNED_VALUES
+
+
 @pytest.mark.parametrize("content", [b"[1]", b"{", b" " * 5000])
 def test_a_mark_is_a_json_object(content: bytes, tmp_path: Path) -> None:
     layer = {"up.comfy_quant": torch.tensor([*content], dtype=torch.uint8), "up.weight": torch.ones(2, 2)}
@@ -327,6 +371,17 @@ def test_scales_that_fill_no_tiles_are_refused(rows: int, tmp_path: Path) -> Non
 
     with pytest.raises(StorageError, match=r"the tiles of \(144, 6\) have 2048"):
         open_checkpoint(save(tmp_path, layer, format="nvfp4"))
+
+
+@pytest.mark.parametrize("form", ["convrot_w4a4", "int8_tensorwise"])
+def test_scales_of_groups_that_comfyui_does_not_read_are_refused(form: str, tmp_path: Path) -> None:
+    layer = {"weight": torch.zeros(2, 8, dtype=torch.int8), "weight_scale": torch.ones(2, 4)}
+    file = save(tmp_path, layer, format=form)
+
+    with pytest.raises(
+        StorageError, match=f"weight_scale: has 8 scales, and {form} has one, or one for each of 2"
+    ):
+        open_checkpoint(file)
 
 
 def test_a_layer_is_not_stored_twice(tmp_path: Path) -> None:
