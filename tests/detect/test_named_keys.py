@@ -87,7 +87,7 @@ COMPRESSED = {
     "transform_config": {
         "config_groups": {
             "u": {
-                "head_dim": 64,
+                "head_dim": 64, "randomize": False,
                 "apply": [
                     {"targets": ["Linear"], "location": "output", "inverse": True, "ignore": ["lm_head"]}
                 ],
@@ -153,7 +153,7 @@ COMFY = {
     "layers": {
         "model.up": {
             "format": "asym_w4a8_int8", "group_size": 16, "convrot_groupsize": 256, "convrot": True,
-            "num_experts": None,
+            "num_experts": None, "params": None,
         }
     },
 }  # fmt: skip
