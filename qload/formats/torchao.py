@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from qload import devices, dtypes, spec
-from qload.errors import RepackError
+from qload.errors import FieldValueError, RepackError
 from qload.layouts import NibblePairs
 from qload.lazy_torch import Tensor, torch
-from qload.spec import Role, TensorSpec
+from qload.spec import Role, TensorSpec, named
 from qload.spec.integers import Integers, IntegerWeight, Origin, find_unsupported_bits, from_ordered_groups
 
 BITS = range(1, 9)
@@ -70,7 +70,7 @@ class TorchAOIntxConfig(spec.Grouped, spec.Config):
 
 @dataclass(frozen=True, eq=False, repr=False)
 class TorchAOIntxWeight(IntegerWeight):
-    """An intx layer of torchao, or a share of one.
+    """An intx layer of torchao, or a share of one; FieldValueError for a code that its bits do not have.
 
     w[n, k] = weight_scale[n, k / group_size] * (weight[n, k] - weight_zero_point[n, k / group_size]).
     Source: torchao, bit-equal to its files after one rounding.
@@ -104,6 +104,25 @@ class TorchAOIntxWeight(IntegerWeight):
             TensorSpec("weight_scale", SCALES, groups, Role.SCALE, stored=SCALE),
             TensorSpec("weight_zero_point", (dtypes.int8,), groups, Role.WORD, ZERO_POINT, between=codes),
         )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field, suffix in (("weight", QDATA), ("weight_zero_point", ZERO_POINT)):
+            self._check_range(getattr(self, field), named(self.layer.name or type(self).__name__, suffix))
+
+    def _check_range(self, codes: Tensor, name: str) -> None:
+        """Raise FieldValueError for a code out of range, with the first one and its place."""
+        half = 2 ** (self.config.bits - 1)
+        if codes.is_meta or not codes.numel():
+            return
+        least, most = map(int, torch.aminmax(codes))
+        if -half <= least and most < half:
+            return
+        wrong = ((codes < -half) | (codes >= half)).nonzero()
+        place = tuple(wrong[0].tolist())
+        got = f"{int(codes[place])} at {place}; {len(wrong)} of {codes.numel()} are outside"
+        what, expected = f"codes of {self.config.bits} bits out of range", f"{-half} to {half - 1}"
+        raise FieldValueError(name, what, expected, got, "remedy   save the layer with its target_dtype")
 
     def codes(self) -> spec.Codes:
         """Return codes and zero points, counted from 0."""

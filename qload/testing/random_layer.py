@@ -143,9 +143,11 @@ def _fill_words(spec: TensorSpec, shape: list[int], filling: str, generator: tor
     limits = torch.iinfo(TORCH[spec.dtypes[0]])
     if spec.nibbles:
         return _fill_nibbles(spec, shape, filling, generator)
-    if spec.between and filling == "coded":
+    if spec.between:
         low, high = spec.between
-        return torch.randint(low, high + 1, shape, generator=generator).to(TORCH[spec.dtypes[0]])
+        drawn = torch.randint(low, high + 1, shape, generator=generator)
+        counted = _count(shape, 0 if filling == "zeros" else 1).clamp(low, high)
+        return (drawn if filling in RANDOM else counted).to(TORCH[spec.dtypes[0]])
     if filling in RANDOM:  # every bit, also the sign
         return torch.randint(
             limits.min, limits.max + 1, shape, dtype=TORCH[spec.dtypes[0]], generator=generator

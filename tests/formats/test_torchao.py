@@ -13,7 +13,14 @@ from torch import Tensor
 
 from qload.checkpoint import open_checkpoint
 from qload.detect import loader_from_config
-from qload.errors import ConfigError, CutError, MismatchError, RepackError, UnsupportedFormatError
+from qload.errors import (
+    ConfigError,
+    CutError,
+    FieldValueError,
+    MismatchError,
+    RepackError,
+    UnsupportedFormatError,
+)
 from qload.formats import (
     MXFP8Config,
     MXFP8Weight,
@@ -224,6 +231,26 @@ def test_codes_of_four_bits_are_repacked_and_restored() -> None:
     weight.weight[2, 5] = 8
     with pytest.raises(RepackError, match="1 of its codes are outside of -8 to 7"):
         repack(weight, "panels")
+
+
+@pytest.mark.parametrize("field", ["qdata", "zero_point"])
+@pytest.mark.parametrize("code", [-9, 8])
+def test_codes_of_four_bits_out_of_range_are_refused(field: str, code: int) -> None:
+    text, parts = layer("IntxUnpackedToInt8Tensor")
+    parts[field][2, 1] = code
+
+    with pytest.raises(FieldValueError, match=rf"up\._weight_{field}: .*4 bits") as caught:
+        opened(stored({"up": (text, parts)})).get_weights("up")
+    assert caught.value.expected == "-8 to 7"
+    assert f"{code} at (2, 1); 1 of " in caught.value.got
+
+
+def test_codes_are_in_the_range_of_the_stated_bits() -> None:
+    """Codes of 4 bits under a header with 2: the values of the file are not those of the header."""
+    text, parts = layer("IntxUnpackedToInt8Tensor", target_dtype=value("torch.dtype", "int2"))
+
+    with pytest.raises(FieldValueError, match="codes of 2 bits"):
+        opened(stored({"up": (text, parts)})).get_weights("up")
 
 
 ROW = value("PerRow", {"dim": -1})
