@@ -17,6 +17,7 @@ from qload.dtypes import Dtype
 from qload.errors import QloadError
 from qload.formats import ROLES
 from qload.formats.fp8 import WEIGHTS as FP8
+from qload.formats.nvfp4 import LOW_RANK
 from qload.formats.unquantized import FLOATS
 from qload.spec import Names, Role, TensorSpec
 from qload.spec.tensor import solve
@@ -298,6 +299,7 @@ SIGNATURES = (
         "NVFP4 with swizzled scales",
         "TensorRT-LLM and ComfyUI read it; export it with ModelOpt or llm-compressor",
         "weight_scale_2 f32, weight u8 (N K/2), weight_scale e4m3 (N@128^ K/16^@4^)",
+        without=LOW_RANK,
     ),
     Signature(
         "MXFP8 with swizzled scales",

@@ -231,3 +231,16 @@ def test_a_layer_of_another_format_is_not_read_without_its_factors() -> None:
         load("NVFP4", layer).get_weights("0")
     del layer["pre_quant_scale"]
     assert load("NVFP4", layer).get_weights("0").format == "fp8"
+
+
+def test_the_name_of_a_missing_factor_is_stated_for_layers_of_whole_tiles() -> None:
+    """Scales of 128 outputs and 64 inputs have the same shape in the order of tensor cores."""
+    layer = {
+        "weight": torch.full((128, 32), 0x21, dtype=torch.uint8),
+        "weight_scale": torch.ones(128, 4).to(torch.float8_e4m3fn),
+        "weight_scale_2": torch.tensor(2.0),
+        LOW_RANK[0]: torch.ones(2, 64),
+    }
+
+    with pytest.raises(MissingTensorError, match=r"0[.]weight_quantizer[.]_svdquant_lora_b"):
+        load("NVFP4_SVD", layer).get_weights("0")
