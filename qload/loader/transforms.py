@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from qload import dtypes
 from qload.errors import ArgumentError, MissingTensorError, ShapeError, UnsupportedFormatError
 from qload.loader.description import LayerDescription
 from qload.spec.transforms import BlockTransform, Transforms, regular_hadamard
@@ -115,8 +116,10 @@ class LayerTransforms:
         return self._known[key]
 
     def _read(self, name: str) -> NDArray[Any]:
-        """Read a matrix in float32: numpy has no bfloat16."""
-        values: NDArray[Any] = self._storage.read(name).float().numpy()
+        """Read a matrix without torch; bfloat16, which numpy lacks, becomes float32."""
+        values = read_array(self._storage, name)
+        if self._storage.info(name).stored_dtype is dtypes.bfloat16:
+            values = (values.astype(np.uint32) << 16).view(np.float32)
         return values
 
     def _read_order(self, name: str) -> NDArray[Any]:
