@@ -494,11 +494,11 @@ def loader_from_claims(
     else:
         loader = FormatLoader(*formats, plain, exclusions=claims.exclusions)
     loader.named = named_modules(source) if source else NOTHING_NAMED
-    if claims.method != COMFY_METHOD:  # marks name one format
-        loader.recognise_by(Recogniser(claims.formats))
     stored = storage.keys() if storage else ()
     loader.config_tensors = tuple(name for name in LEGACY.values() if name in stored)
-    if claims.method == COMFY_METHOD:
+    if claims.method != COMFY_METHOD:
+        loader.recognise_by(Recogniser(claims.formats))
+    else:  # marks name one format
         if not is_comfy(storage):
             reason = f"{claims.file} has ComfyUI's marks, and the storage does not convert marked layers"
             remedy = "open_checkpoint reads the file with its marks"

@@ -113,7 +113,7 @@ class FormatLoader(WeightsLoader):
         return self._entries(first) == self._entries(other)
 
     def _transforms_alike(self, first: str, other: str) -> bool:
-        """Return whether two layers have no transforms: those of one may differ from those of the other."""
+        """Return whether neither layer has transforms, as those of two layers may differ."""
         return self.transforms is None or not any(map(self.transforms.rules_of, (first, other)))
 
     def _entries(self, prefix: str) -> tuple[bool, Any]:

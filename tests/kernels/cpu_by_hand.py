@@ -21,7 +21,7 @@ NO_SCALES, EXPONENTS, E4M3 = range(3)
 
 
 def at(pointer: int, dtype: torch.dtype, *shape: int) -> Tensor:
-    """The numbers that start at a pointer, which may be null for none."""
+    """View of the numbers from a pointer on; a null pointer has none."""
     return cuda_by_hand.at(pointer, dtype, *shape) if 0 not in shape else torch.empty(shape, dtype=dtype)
 
 
@@ -306,7 +306,7 @@ class Hand:
 
 @contextmanager
 def installed() -> Iterator[None]:
-    """Use the module by hand where none is built."""
+    """Install `Hand` as the CPU module on machines without a built one."""
     if native.available():
         yield
         return

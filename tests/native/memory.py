@@ -41,7 +41,7 @@ def placed(tensor: Tensor, offset: int) -> Tensor:
 
 
 def isas() -> tuple[str, ...]:
-    """All of this machine, or the one that the environment asks for; that of `Hand` without the module."""
+    """Instruction sets of the built module, else of `Hand`; QLOAD_ISA selects one."""
     asked = os.environ.get("QLOAD_ISA")
     return tuple(isa for isa in native.available() or Hand.isas() if asked in (None, isa))
 
