@@ -40,6 +40,7 @@ from qload.conversion.output_files import (
 from qload.conversion.report import ShardedCheckpoint, ShardedLayer
 from qload.detect.config_reader import CONFIGS
 from qload.detect.loaders import is_comfy
+from qload.detect.torchao_header import has_header
 from qload.diff.comparison import same_weight
 from qload.errors import QloadError, checked
 from qload.formats import GGUFWeight
@@ -61,6 +62,10 @@ BIASES_NOTE = "the bias of a layer cut along its inputs is in the folder of rank
 SHARED_MATRICES = "and other layers share the matrix; each rank loads its share from the whole checkpoint"
 COMFY_REASON = "no config describes the marks of ComfyUI; each rank loads its share from the file"
 GGUF_REASON = "no program reads blocks of GGUF in safetensors; each rank loads its share from the GGUF file"
+TORCHAO_REASON = (
+    "the header of a file states its class, and only torchao writes such headers; each rank loads its share "
+    "from the whole checkpoint"
+)
 CONFIG_NOTE = "config.json describes the whole model, as the program of each rank expects"
 
 
@@ -268,7 +273,7 @@ def plan_shares(
 def _refused_layers(source: VerifiedCheckpoint, how: Mapping[str, Sharing], tp: int) -> dict[str, str]:
     """Return the reason, by prefix, of layers that ranks cannot share, and of layers in shared tensors."""
     planner, reasons = SharePlanner(source.weights), {}
-    stored = stored_tensors(source).keys()
+    stored, in_headers = stored_tensors(source).keys(), has_header(source.storage)
     for prefix, sharing in how.items():
         layer = source.layers.get(prefix)
         share = planner.of(prefix, layer, sharing, [tp]).shares[tp]
@@ -278,6 +283,8 @@ def _refused_layers(source: VerifiedCheckpoint, how: Mapping[str, Sharing], tp: 
             reasons[prefix] = GGUF_REASON
         elif isinstance(layer, LayerDescription) and is_comfy(source.storage):
             reasons[prefix] = COMFY_REASON
+        elif isinstance(layer, LayerDescription) and not layer.format.weight_type.plain and in_headers:
+            reasons[prefix] = TORCHAO_REASON
         elif isinstance(layer, LayerDescription) and layer.transforms is not None:
             reasons[prefix] = f"it transforms its {layer.transforms}, {SHARED_MATRICES}"
         elif isinstance(layer, LayerDescription):

@@ -61,7 +61,7 @@ from qload.loader import (
 )
 from qload.loader.description import ROTATED, LayerDescriber
 from qload.loader.exclusion import NOTHING_NAMED
-from qload.loader.transforms import LayerTransforms
+from qload.loader.transforms import LayerTransforms, find_matrix
 from qload.spec import Role, named
 from qload.spec.weight import TARGET_LOADER, call_upward
 from qload.storage import COMFY_METADATA, ComfyStorage, WeightStorage, metadata_of
@@ -511,6 +511,10 @@ def loader_from_claims(
             raise UnsupportedFormatError("transforms without their checkpoint", reason, remedy=remedy)
         loader.transforms = LayerTransforms(claims.transforms, storage)
         loader.config_tensors += loader.transforms.names
+    elif lost := find_matrix(stored):
+        reason = f"{lost} is stored, and {claims.file} has no transform_config of inputs or outputs"
+        remedy = "restore transform_config from the original config, or remove the tensor if it has no effect"
+        raise UnsupportedFormatError("transforms without a config", reason, remedy=remedy)
     return loader
 
 

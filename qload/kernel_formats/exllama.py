@@ -18,7 +18,7 @@ from torch import Tensor
 
 from qload import dtypes, spec
 from qload.devices import StoredCodes
-from qload.formats.gptq import INDICES, SCALES, find_short_words, pack_zero_points
+from qload.formats.gptq import BITS, INDICES, SCALES, find_short_words, pack_zero_points
 from qload.layouts import STORED_MINUS_ONE, ZeroPoints, exllama, gptq
 from qload.spec import Role, TensorSpec
 from qload.spec.integers import Integers, Origin, invert_perm, record_origin, unpermute_rows
@@ -37,6 +37,11 @@ class ExllamaConfig(spec.Config):
     run
         Rows of each group; 0 for groups of several sizes or out of order. Always computed from the weight's
         `g_idx`; a value passed in is replaced.
+
+    Raises
+    ------
+    ArgumentError
+        For other bits.
     """
 
     name: ClassVar[str] = "exllama"
@@ -44,6 +49,9 @@ class ExllamaConfig(spec.Config):
     bits: int
     zeros: ZeroPoints = STORED_MINUS_ONE
     run: int = 0
+
+    def __post_init__(self) -> None:
+        self.check_bits(self.bits, *BITS)
 
     def for_layer(self, headers: spec.LayerHeaders) -> "ExllamaConfig":
         """Compute `run` from the stored index."""

@@ -247,6 +247,7 @@ def copy_into(linear: Linear, weight: Weight, bias: Tensor | None = None) -> Non
     for what, here, there in (
         ("format", own.format, weight.format),
         ("config", own.config, weight.config),
+        ("transforms", own.layer.transforms, weight.layer.transforms),
         ("layer", _placed(own.layer, weight.layer), _placed(weight.layer, own.layer)),
         ("tensors", [*own.fields()], [*weight.fields()]),
     ):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,6 +18,9 @@ from qload.storage.protocol import read_array
 
 MAX_TRANSFORM_SIZE = 1 << 15
 TENSORS = ("weight", "perm")  # tensors of a transform: its matrix, and a permutation of rows and columns
+# Endings of transforms at run time in compressed-tensors; `weight_input` and `weight_output` are folded.
+MATRICES = ("_input.weight", "_output.weight")
+FOLDED = tuple(f"_weight{ending}" for ending in MATRICES)
 WAY_OUT = "vLLM runs it"
 
 
@@ -48,6 +51,15 @@ class TransformRule:
     size: int | None
     selects: Callable[[str], bool]
     permuted: bool = False
+
+
+def find_matrix(stored: Collection[str]) -> str | None:
+    """First name among `stored` of a transform's matrix inside a compressed-tensors layer, or None."""
+    for name in [name for name in stored if name.endswith(MATRICES) and not name.endswith(FOLDED)]:
+        prefix = name.rsplit(".", 2)[0]
+        if f"{prefix}.weight_packed" in stored or f"{prefix}.weight_scale" in stored:
+            return name
+    return None
 
 
 class LayerTransforms:

@@ -56,11 +56,6 @@ class Grouped:
         if self.group_size != -1 and self.group_size < 1:
             raise ArgumentError(f"{self.name}: group_size", "-1 or at least 1", str(self.group_size))
 
-    def check_bits(self, bits: int, *allowed: int) -> None:
-        """Raise ArgumentError for `bits` other than `allowed`."""
-        if bits not in allowed:
-            raise ArgumentError(f"{self.name}: bits", " or ".join(map(str, allowed)), str(bits))
-
     def one_group(self, K: int) -> Self:
         """Config for a layer of `K` inputs: group size -1 in place of `K`."""
         config: Any = self  # a frozen dataclass
@@ -142,6 +137,11 @@ class Config:
         if arguments or keywords:
             check_call(cls.__init__, (None, *arguments), keywords, f"{cls.name}: ")
         return super().__new__(cls)
+
+    def check_bits(self, bits: int, *allowed: int) -> None:
+        """Raise ArgumentError for `bits` other than `allowed`."""
+        if bits not in allowed:
+            raise ArgumentError(f"{self.name}: bits", " or ".join(map(str, allowed)), str(bits))
 
     def known(self) -> Mapping[str, int]:
         """Sizes of the whole layer that follow from facts and from no shape."""

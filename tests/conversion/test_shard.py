@@ -113,6 +113,8 @@ def test_what_cannot_be_cut_is_refused_in_the_words_of_plan_for_every_layer(tmp_
     [
         ("gptq/model_g32_desc_act", "its share alone is not a valid gptq layer"),
         ("experts/model_nvfp4_gpt_oss", "is stored in one tensor with other experts"),
+        ("torchao/float8_row", "only torchao writes such headers"),
+        ("torchao/intx_w3_g64", "only torchao writes such headers"),
     ],
 )
 def test_shares_that_no_file_says_are_refused(source: str, reason: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Generic, Self, TypeVar
@@ -11,7 +12,10 @@ from qload.testing.selftest.runner import PytestRun, run_pytest
 from tests.faults.fault import Fault
 from tests.paths import ROOT
 
-COPIED = ("qload", "tests", "fixtures", "golden", "docs", ".ci", "README.md", "pyproject.toml", "noxfile.py")
+COPIED = (  # patterns of the top level: without `.git`, builds and environments
+    *("qload", "csrc", "tests", "fixtures", "golden", "docs", ".ci", ".github", ".pre-commit*.yaml"),
+    *("*.md", "*.py", "*.toml", "*.yml", "*.cff", "LICENSE"),
+)
 PYTEST_OPTIONS = ("-q", "-p", "no:cacheprovider", "--hypothesis-profile=faults", "-m", "not gpu")
 Item = TypeVar("Item")
 
@@ -26,12 +30,12 @@ class ProjectCopy:
     def create(cls, folder: Path) -> Self:
         """Copy the sources of the project to a new folder."""
         folder.mkdir(parents=True)
-        for name in COPIED:
-            source = ROOT / name
+        ignored = shutil.ignore_patterns("__pycache__", "venv")
+        for source in chain.from_iterable(map(ROOT.glob, COPIED)):
             if source.is_dir():
-                shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
-            elif source.is_file():
-                shutil.copyfile(source, folder / name)
+                shutil.copytree(source, folder / source.name, ignore=ignored)
+            else:
+                shutil.copyfile(source, folder / source.name)
         return cls(folder)
 
     def clone(self, folder: Path) -> Self:

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from qload.errors import ArgumentError
 from qload.formats import GPTQConfig, GPTQWeight
-from qload.kernel_formats import repack, restore
+from qload.kernel_formats import ExllamaConfig, repack, restore
 from qload.layouts import Stored, exllama
 from qload.testing import assert_same_bits
 from tests.kernels.mp_layers import Case
@@ -116,3 +117,8 @@ def test_the_run_of_an_index_survives_a_move_to_meta() -> None:
     assert on_meta.config == even.config
     assert on_meta.holding(even.fields()).config == even.config
     assert even.to("cpu").config == even.config
+
+
+def test_other_bits_are_refused() -> None:
+    with pytest.raises(ArgumentError, match="exllama: bits"):
+        ExllamaConfig(bits=5)

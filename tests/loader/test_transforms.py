@@ -24,6 +24,7 @@ from qload.errors import (
 )
 from qload.kernel_formats import repack, restore
 from qload.kernels import bounds
+from qload.kernels.linear import copy_into
 from qload.parallel import FakeWorld
 from qload.spec.transforms import BlockTransform, regular_hadamard, walsh_hadamard
 from qload.testing import assert_same_bits
@@ -239,6 +240,15 @@ def test_a_linear_with_transforms_is_one_graph(matrix: NDArray[np.float64], tmp_
     assert torch.equal(compiled(x), linear(x))
 
 
+def test_a_weight_without_the_transforms_of_a_linear_is_not_copied_into_it(quip: Path) -> None:
+    with open_checkpoint(quip) as weights:
+        weight = weights.get_weights(UP)
+    linear = weight.get_linear()
+
+    with pytest.raises(ArgumentError, match=f"{UP}: transforms"):
+        copy_into(linear, weight.without_transforms())
+
+
 def test_gradients_pass_the_transforms(quip: Path) -> None:
     with open_checkpoint(quip) as weights:
         linear = weights.get_weights(UP).get_linear()
@@ -339,6 +349,25 @@ def test_a_permutation_without_a_transform_is_unused(tmp_path: Path) -> None:
     with open_checkpoint(tmp_path) as weights:
         weights.get_weights(UP)
         assert weights.report().unused == [f"{UP}.R4_input.perm"]
+
+
+def test_a_matrix_without_a_config_is_refused(tmp_path: Path) -> None:
+    """The codes are those of a transformed layer: without the config they would be read untransformed."""
+    save(tmp_path, tensors(UP, v_input=HADAMARD))
+
+    with pytest.raises(UnsupportedFormatError, match="has no transform_config of inputs or outputs"):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [f"{UP}.R2_weight_output.weight", f"{UP}.R1_weight_input.weight", "model.layers.0.attn_output.weight"],
+)
+def test_a_folded_matrix_and_a_layer_beside_are_no_transforms(name: str, tmp_path: Path) -> None:
+    save(tmp_path, tensors(UP) | {name: torch.tensor(HADAMARD)})
+
+    with open_checkpoint(tmp_path) as weights:
+        assert weights.get_weights(UP).layer.transforms is None
 
 
 ROWS_NOT_ORTHOGONAL = np.ones((4, 4))
