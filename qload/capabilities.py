@@ -101,7 +101,7 @@ def _row(weight_type: type[Weight]) -> dict[str, Capability]:
         "fused": Capability(True, f"if the layers have the same {' and '.join(equal)}" if equal else ""),
         "experts": _experts(weight_type, layouts),
         "experts in stacks": _stacks(weight_type, specs),
-        "repack to": Capability(bool(layouts), ", ".join(layouts) or _why_no_layout(weight_type)),
+        "repack to": Capability(bool(layouts), _repack_text(weight_type, layouts)),
         "kernel of a CPU": _cpu_kernel(weight_type, layouts),
         "restore": Capability(True)
         if can_restore(weight_type)
@@ -110,6 +110,15 @@ def _row(weight_type: type[Weight]) -> dict[str, Capability]:
         "activations": _activations(weight_type, specs, methods),
         "verify": Capability(True, f"the shapes of all tensors, and the values of {_checked_tensors(specs)}"),
     }
+
+
+def _repack_text(weight_type: type[Weight], layouts: Sequence[str]) -> str:
+    """Layouts, with the configs that have some if others have none."""
+    configs = (weight_type.example, *weight_type.further)
+    repacked = [config for config in configs if targets(weight_type, config)]
+    if len(repacked) in (0, len(configs)):
+        return ", ".join(layouts) or _why_no_layout(weight_type)
+    return f"{', '.join(layouts)}, where the config is {' or '.join(map(_config_text, repacked))}"
 
 
 def _cpu_kernel(weight_type: type[Weight], layouts: Sequence[str]) -> Capability:

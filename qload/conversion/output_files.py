@@ -17,7 +17,6 @@ from qload.devices.tensors import dense
 from qload.dtypes import STORED
 from qload.errors import RepackError
 from qload.experts import ExpertStacks
-from qload.formats import GGUFWeight
 from qload.kernel_formats.repack import find_reader
 from qload.loader import LayerDescription, Part
 from qload.loader.source import source_without_codes
@@ -151,9 +150,7 @@ def item_from_tensors(
 
 def to_integers(weight: Weight) -> Integers:
     """Read a weight of an integer format into plain order; RepackError for any other format."""
-    if isinstance(weight, GGUFWeight):
-        return weight.to_integers()
-    reader = find_reader(type(weight))
+    reader = find_reader(type(weight), weight.config)
     if reader is None or reader.intermediate is not Integers:
         reason = f"{weight.format} has no integer codes with group scales"
         raise RepackError(weight.format, "integers", reason)

@@ -14,20 +14,22 @@ llama-cpp-python 0.3.36 and gguf 0.19.0, bit-equal to both.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from qload import configs, dtypes, spec
+from qload import configs, devices, dtypes, spec
 from qload.errors import ArgumentError, RepackError
+from qload.layouts import ggml
 from qload.layouts.ggml_grids import ALL_DECODERS, sample_blocks, scale_bytes
 from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, ScaleBytes, TensorSpec
-from qload.spec.integers import Integers, from_codes, record_origin
+from qload.spec.integers import Integers, Origin, from_codes, record_origin
 from qload.storage import BLOCK_TYPES
 
 GLOBAL_SCALE_TYPE = "NVFP4"
-INTEGER_TYPES, INTEGER_GROUP = ("Q4_0", "Q8_0"), 32
+FLOAT_TYPES = ("MXFP4", "NVFP4")  # of e2m1 codes; their scales decide what kernels can represent
+INTEGER_TYPES, INTEGER_GROUP = {4: "Q4_0", 8: "Q8_0"}, 32  # by bits
 BITS = {
     "Q4_0": 4,
     "Q4_1": 4,
@@ -109,6 +111,7 @@ class GGUFWeight(spec.Weight):
             Role.WORD,
             stored=kind.suffix,
             scale_bytes=ScaleBytes(*scales) if scales else None,
+            decisive=config.type in FLOAT_TYPES,
         )
         if config.type != GLOBAL_SCALE_TYPE:
             return (blocks,)
@@ -140,11 +143,39 @@ class GGUFWeight(spec.Weight):
 
     def to_integers(self) -> Integers:
         """Convert to plain integers; RepackError for other types than Q4_0 and Q8_0."""
-        if self.config.type not in INTEGER_TYPES:
-            reason = f"{self.config.type} is not one of {' and '.join(INTEGER_TYPES)}"
+        if self.config.type not in INTEGER_TYPES.values():
+            reason = f"{self.config.type} is not one of {' and '.join(INTEGER_TYPES.values())}"
             raise RepackError(self.layer.name or self.format, "integers", reason)
-        codes, layer = self.codes(), record_origin(self)
-        return from_codes(codes, codes.scales.T.half().contiguous(), layer, INTEGER_GROUP)
+        scales = ggml.copied(self.blocks[..., :2]).view(torch.float16)[..., 0].T.contiguous()
+        integers = from_codes(self.codes(), scales, record_origin(self), INTEGER_GROUP)
+        return replace(integers, known_symmetric=True, known_in_order=True)
+
+    @classmethod
+    def from_integers(cls, integers: Integers, origin: Origin | None = None) -> GGUFWeight:
+        """Convert `integers` exactly to Q4_0 or Q8_0, or raise RepackError."""
+        integers.reject(cls.format, _why_not_blocks(integers))
+        kind, K = INTEGER_TYPES[integers.bits], integers.layer.K
+        size = K if integers.groups == 1 else integers.group_size
+        scales = integers.scales.half().repeat_interleave(size // INTEGER_GROUP, 0)[: K // INTEGER_GROUP]
+        codes = devices.plain(integers.unpack()).T.to(torch.uint8)
+        blocks = ggml.encode(kind, codes, scales.T.contiguous().view(torch.uint8), INTEGER_GROUP)
+        return cls(config=GGUFConfig(kind), blocks=blocks, layer=integers.layer)
+
+
+def _why_not_blocks(integers: Integers) -> str | None:
+    """Return why blocks of Q4_0 and Q8_0 cannot represent integers, or None."""
+    K, size, scales = integers.layer.K, integers.group_size, integers.scales
+    if integers.bits not in INTEGER_TYPES:
+        return f"its integers have 4 or 8 bits, got {integers.bits}"
+    if not integers.symmetric:
+        return f"its integers have no zero points but {2 ** (integers.bits - 1)}"
+    if K % INTEGER_GROUP or (integers.groups > 1 and size % INTEGER_GROUP):
+        return f"a block has {INTEGER_GROUP} inputs, got groups of {size} of {K} inputs"
+    inexact = (scales.half().float() != scales.float()).nonzero()
+    if inexact.numel():
+        group, n = inexact[0].tolist()
+        return f"the scale of output {n} and group {group}, {float(scales[group, n]):.9g}, is not a float16"
+    return integers.find_unordered_groups("gguf")
 
 
 def read_gguf(source: configs.FoundConfig) -> configs.Claims:

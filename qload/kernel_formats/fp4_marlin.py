@@ -37,7 +37,7 @@ scale.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import frexp
 from typing import Any, ClassVar
 
@@ -51,6 +51,8 @@ from qload.errors import ArgumentError, RepackError
 from qload.formats import (
     CTMXFP4Weight,
     CTNVFP4Weight,
+    GGUFWeight,
+    MLXFloatWeight,
     ModelOptNVFP4Weight,
     MXFP4Config,
     NVFP4Config,
@@ -71,7 +73,7 @@ CODE_PACKING = compressed_tensors.rows(FP4_BITS, True)  # a word is four bytes o
 class Fp4TensorNames:
     """Group size and tensor names of a checkpoint format; "" for a tensor that the format lacks.
 
-    `divides`: whether the second scale is a divisor.
+    `divides`: whether the second scale is a divisor. `ggml`: as in `Fp4MarlinConfig`.
     """
 
     group_size: int
@@ -79,6 +81,8 @@ class Fp4TensorNames:
     second_scale: str = ""
     input_scale: str = ""
     divides: bool = False
+    scales: str = "weight_scale"
+    ggml: bool = False
 
 
 TENSOR_NAMES: dict[type[Weight], Fp4TensorNames] = {
@@ -87,6 +91,14 @@ TENSOR_NAMES: dict[type[Weight], Fp4TensorNames] = {
     ),
     ModelOptNVFP4Weight: Fp4TensorNames(nvfp4.GROUP, "weight", "weight_scale_2", "input_scale"),
     CTMXFP4Weight: Fp4TensorNames(mx.GROUP, "weight_packed"),
+}
+MLX_TENSOR_NAMES = {  # by mode
+    "mxfp4": Fp4TensorNames(mx.GROUP, "weight", scales="scales"),
+    "nvfp4": Fp4TensorNames(nvfp4.GROUP, "weight", scales="scales"),
+}
+GGUF_TENSOR_NAMES = {  # by type; scales lie among the codes
+    "MXFP4": Fp4TensorNames(mx.GROUP, "blocks", scales="mxfp4", ggml=True),
+    "NVFP4": Fp4TensorNames(nvfp4.GROUP, "blocks", "scale", scales="nvfp4", ggml=True),
 }
 
 
@@ -126,6 +138,13 @@ class Fp4:
     def full_name(self, name: str) -> str:
         """Return the name of a tensor with the layer's, for messages."""
         return named(self.layer.name or self.source, name)
+
+
+def find_tensor_names(weight_type: type[Weight], config: Any) -> Fp4TensorNames:
+    """Return group size and tensor names of a checkpoint format with a config."""
+    if weight_type is GGUFWeight:
+        return GGUF_TENSOR_NAMES[config.type]
+    return MLX_TENSOR_NAMES[config.mode] if weight_type is MLXFloatWeight else TENSOR_NAMES[weight_type]
 
 
 def read_checkpoint(weight: Weight) -> Fp4:
@@ -295,13 +314,13 @@ def _find_scale_range(floats: Fp4) -> tuple[float, float] | None:
 
 
 def _find_range_conflict(floats: Fp4, dtype: torch.dtype, generation: Generation) -> str | None:
-    span = _find_scale_range(floats)
+    span, name = _find_scale_range(floats), floats.full_name(floats.names.scales)
     if span is None or span[1] * 2.0 ** choose_raise(floats, dtype, generation) < BF16_SCALE_LIMIT:
         return None
     return (
-        f"{floats.full_name('weight_scale')} goes from {span[0]:g} to {span[1]:g}; with bfloat16 Marlin's "
-        f"kernel reads scales from {MIN_BF16_SCALE:g} to below {BF16_SCALE_LIMIT:g}, and no power of two "
-        "brings all of them into this range: repack for float16 activations"
+        f"{name} goes from {span[0]:g} to {span[1]:g}; with bfloat16 Marlin's kernel reads scales from "
+        f"{MIN_BF16_SCALE:g} to below {BF16_SCALE_LIMIT:g}, and no power of two brings all of them into this "
+        "range: repack for float16 activations"
     )
 
 
@@ -330,10 +349,13 @@ def _find_global_scale_conflict(
 
 def describe_invalid_scales(floats: Fp4) -> str | None:
     """Return the reason against scales that are NaN or negative, else None."""
-    stored, scales, name = floats.scales, floats.scales.view(torch.uint8), floats.full_name("weight_scale")
+    stored, scales, names = floats.scales, floats.scales.view(torch.uint8), floats.names
+    name = floats.full_name(names.scales)
     if floats.second_scale is None:
-        return describe_scales(name, stored, scales == E8M0_NAN, "NaN")
-    return describe_scales(name, stored, (scales & E4M3FN_NAN) == E4M3FN_NAN, "NaN") or describe_scales(
+        nan = "2**127 in GGUF, and NaN in kernels" if names.ggml else "NaN"
+        return describe_scales(name, stored, scales == E8M0_NAN, nan)
+    nan = "0 in GGUF, and NaN in kernels" if names.ggml else "NaN"
+    return describe_scales(name, stored, (scales & E4M3FN_NAN) == E4M3FN_NAN, nan) or describe_scales(
         name, stored, scales >= E4M3FN_SIGN, "negative, and the kernel's have no sign"
     )
 
@@ -363,12 +385,16 @@ class Fp4MarlinConfig(spec.Grouped, spec.Config):
         Inputs that share a scale: 16 (NVFP4) or 32 (MXFP4).
     divides
         Whether NVFP4's second scale divides (compressed-tensors) or multiplies (ModelOpt).
+    ggml
+        Whether weights round as in ggml: the second scale multiplies products of code and scale, and no zero
+        has a sign.
     """
 
     name: ClassVar[str] = "fp4_marlin_vllm_0_11"
 
     group_size: int
     divides: bool = False
+    ggml: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.group_size not in SCALE_DTYPES:
@@ -480,11 +506,8 @@ class Fp4MarlinWeight(spec.Weight):
     def codes(self) -> spec.Codes:
         """Return the codes, their values, and the product of both scales, without padding."""
         if self.second_scale is None:
-            scales = fp4.e8m0(self.plain_scales())
-        else:
-            parts, divides = self.layer.parts, self.config.divides
-            scales = nvfp4.both_scales(self.group_scales(), self.second_scale, parts, divides=divides)
-        return as_codes(self, marlin.rows(FP4_BITS), scales, fp4.values(self.device))
+            return as_fp4_codes(self, marlin.rows(FP4_BITS), fp4.e8m0(self.plain_scales()))
+        return as_fp4_codes(self, marlin.rows(FP4_BITS), self.group_scales(), self.second_scale)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -530,6 +553,20 @@ def as_codes(weight: Any, packing: Packing, scales: Tensor, lookup: Tensor) -> s
     )
 
 
+def as_fp4_codes(
+    weight: Any, packing: Packing, scales: Tensor, second_scale: Tensor | None = None
+) -> spec.Codes:
+    """Return e2m1 codes in the order of `packing`, without padding, by one scale or both."""
+    config, parts, lookup = weight.config, weight.layer.parts, fp4.values(weight.device)
+    if config.ggml:
+        codes = as_codes(weight, packing, scales, lookup + 0.0)  # -0 becomes 0
+        factors = None if second_scale is None else spec.expand_parts(second_scale, parts)[:, None]
+        return replace(codes, row_factors=factors)
+    if second_scale is not None:
+        scales = nvfp4.both_scales(scales, second_scale, parts, divides=config.divides)
+    return as_codes(weight, packing, scales, lookup)
+
+
 def from_fp4(
     floats: Fp4,
     *,
@@ -550,7 +587,7 @@ def from_fp4(
         raise RepackError(floats.source, generation.layout, reason)
     (N, K), names = (floats.layer.N, floats.layer.K), floats.names
     power = choose_raise(layer, dtype, generation)
-    config = replace(weight_type.example, group_size=names.group_size, divides=names.divides)
+    config = replace(weight_type.example, group_size=names.group_size, divides=names.divides, ggml=names.ggml)
     if isinstance(config, Fp4MarlinVllm033Config):
         config = replace(config, dtype=dtype)
     Np, Kp = pad_shape(N, K, names.group_size)
@@ -579,7 +616,7 @@ def to_fp4(weight: Any) -> Fp4:
         scales = weight.plain_scales().contiguous()
     else:
         scales = weight.group_scales().to(TORCH[nvfp4.E4M3FN]).contiguous()
-    names, layer = TENSOR_NAMES[origin.weight_type], weight.layer
+    names, layer = find_tensor_names(origin.weight_type, origin.config), weight.layer
     return Fp4(names, lambda: codes, scales, weight.second_scale, weight.input_scale, layer)
 
 

@@ -37,7 +37,7 @@ from qload.kernel_formats.fp4_marlin import (
     SCALE_SHIFT,
     Fp4,
     Fp4MarlinConfig,
-    as_codes,
+    as_fp4_codes,
     describe_invalid_scales,
     describe_scales,
 )
@@ -179,15 +179,15 @@ class Fp4StripsWeight(spec.Weight):
 
     def codes(self) -> spec.Codes:
         """Return the codes, their values, and the product of both scales, without padding."""
+        second = None
         if self.config.group_size == mx.GROUP:
             scales = fp4.e8m0(self.plain_scales())
         elif self.second_scale is None:  # of a call, which has what its kernel reads
             columns = self.column_scales[: self.layer.N, None] * 2.0**-SCALE_BIAS
             scales = fp4.from_s0e5m3(self.byte_scales()) * columns
         else:
-            parts, divides = self.layer.parts, self.config.divides
-            scales = nvfp4.both_scales(self.group_scales(), self.second_scale, parts, divides=divides)
-        return as_codes(self, strips.rows(FP4_BITS), scales, fp4.values(self.device))
+            scales, second = self.group_scales(), self.second_scale
+        return as_fp4_codes(self, strips.rows(FP4_BITS), scales, second)
 
 
 def from_fp4(floats: Fp4, *, whole: Fp4 | None = None) -> Fp4StripsWeight:
@@ -206,7 +206,7 @@ def from_fp4(floats: Fp4, *, whole: Fp4 | None = None) -> Fp4StripsWeight:
     if (Np, Kp) != (N, K):
         codes = pad_matrix(devices.plain(codes), Kp, Np)
     return Fp4StripsWeight(
-        config=Fp4StripsConfig(group_size, floats.names.divides),
+        config=Fp4StripsConfig(group_size, floats.names.divides, ggml=floats.names.ggml),
         qweight=strips.rows(FP4_BITS).pack(codes),
         scales=strips.group_scales(group_size).apply(pad_matrix(stored.T, Kp // group_size, Np)),
         column_scales=torch.nn.functional.pad(columns, (0, Np - N)),
@@ -222,7 +222,7 @@ def find_unsupported(floats: Fp4) -> str | None:
     if reason is not None:
         return reason
     if floats.second_scale is None:
-        far, name = EXPONENTS.find_far(floats.scales), floats.full_name("weight_scale")
+        far, name = EXPONENTS.find_far(floats.scales), floats.full_name(floats.names.scales)
         return describe_scales(name, floats.scales, far, EXPONENTS.far)
     second, columns = floats.second_scale.flatten(), _scales_of_parts(floats, floats.second_scale)
     limits = torch.finfo(torch.float32)

@@ -139,7 +139,9 @@ def from_mxfp8(weight: MXFP8Weight, *, whole: MXFP8Weight | None = None) -> Mxfp
 def to_mxfp8(weight: Mxfp8StripsWeight) -> MXFP8Weight:
     """Invert `from_mxfp8`, bit for bit."""
     origin = weight.layer.origin
-    config = origin.config if isinstance(origin, Origin) else MXFP8Weight.example
+    config = MXFP8Weight.example
+    if isinstance(origin, Origin) and origin.weight_type is MXFP8Weight:
+        config = origin.config
     exponents = weight.plain_scales().contiguous().view(TORCH[weight.config.exponents])
     return MXFP8Weight(
         config=config,

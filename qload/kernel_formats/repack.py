@@ -28,10 +28,13 @@ from qload.formats import (
     EETQWeight,
     Exl2Weight,
     Fp8Weight,
+    GGUFWeight,
     GPTQWeight,
     Marlin24Weight,
+    MLXFloatWeight,
     MXFP8Weight,
 )
+from qload.formats.gguf import FLOAT_TYPES, INTEGER_TYPES
 from qload.kernel_formats import (
     exl2,
     exllama,
@@ -39,8 +42,10 @@ from qload.kernel_formats import (
     fp4_strips,
     fp8_marlin,
     fp8_strips,
+    gguf_blocks,
     int8_strips,
     marlin,
+    mlx_floats,
     mxfp8_strips,
     panels,
     strips,
@@ -52,6 +57,7 @@ from qload.layouts import Stored, ZeroPoints
 from qload.spec import ActivationScheme, Weight
 from qload.spec.integers import Integers, IntegerWeight, Origin, find_unsupported_bits
 from qload.spec.weight import tensor_names
+from qload.storage import BLOCK_TYPES
 
 W = TypeVar("W", bound=Weight)
 INPUT_SCALE_NAMES = ("input_scale", "input_global_scale")
@@ -136,12 +142,38 @@ READERS: dict[type[Weight], Reader] = {  # of types that are no `IntegerWeight`
     fp4_strips.Fp4StripsWeight: Reader(Fp4, fp4_marlin.to_fp4),
     Fp4MarlinVllm033Weight: Reader(Fp4, fp4_marlin.to_fp4),
 }
+FP4_OF_MLX = Reader(Fp4, mlx_floats.read_fp4, mlx_floats.restore_fp4, lambda _: "weight")
+MLX_READERS = {  # by mode
+    "mxfp4": FP4_OF_MLX,
+    "nvfp4": FP4_OF_MLX,
+    "mxfp8": Reader(MXFP8Weight, mlx_floats.read_mxfp8, mlx_floats.restore_mxfp8, lambda _: "weight"),
+}
+GGUF_READERS = {  # by the type of blocks
+    **{
+        kind: Reader(
+            Integers,
+            GGUFWeight.to_integers,
+            GGUFWeight.from_integers,
+            lambda weight: BLOCK_TYPES[weight.config.type].suffix,
+        )
+        for kind in INTEGER_TYPES.values()
+    },
+    **{kind: Reader(Fp4, gguf_blocks.read_floats, gguf_blocks.restore_floats) for kind in FLOAT_TYPES},
+}
 
 
-def find_reader(weight_type: type[Weight]) -> Reader | None:
-    """Return the conversion of a type of weight; None if its weights are not repacked."""
+def find_reader(weight_type: type[Weight], config: Any = None) -> Reader | None:
+    """Return the conversion of a type of weight; None if its weights are not repacked.
+
+    `config`: of the weight; None: the type's example.
+    """
     if issubclass(weight_type, IntegerWeight):
         return _integer_reader(weight_type)
+    config = config or weight_type.example
+    if weight_type is GGUFWeight:
+        return GGUF_READERS.get(config.type)
+    if weight_type is MLXFloatWeight:
+        return MLX_READERS[config.mode]
     return READERS.get(weight_type)
 
 
@@ -311,12 +343,12 @@ def restore(weight: Weight) -> Weight:
     >>> torch.equal(restore(repack(awq, "marlin")).qweight, awq.qweight)
     True
     """
-    origin, reader = weight.layer.origin, find_reader(type(weight))
+    origin, reader = weight.layer.origin, find_reader(type(weight), weight.config)
     if reader is None or (origin is None and reader.restore is not None):
         return weight
     intermediate = reader.read(weight)
     if isinstance(origin, Origin):
-        checkpoint = find_reader(origin.weight_type)
+        checkpoint = find_reader(origin.weight_type, origin.config)
         assert checkpoint is not None
         assert checkpoint.restore is not None  # `_find_origin` records no kernel's type
         restored = replace(checkpoint.restore(intermediate, origin), config=origin.config)
@@ -327,37 +359,45 @@ def restore(weight: Weight) -> Weight:
     return _with_origin(restored, None, weight)
 
 
-def targets(weight_type: type[Weight]) -> tuple[str, ...]:
-    """Return the layouts for weights of a type; single weights may still be refused."""
-    reader = find_reader(weight_type)
-    intermediate = reader.intermediate if reader else None
+def targets(weight_type: type[Weight], config: Any = None) -> tuple[str, ...]:
+    """Return the layouts for weights of a type; single weights may still be refused.
+
+    `config`: of the weights; None: any config.
+    """
+    configs = (weight_type.example, *weight_type.further) if config is None else (config,)
+    readers = [find_reader(weight_type, each) for each in configs]
+    intermediates = {reader.intermediate for reader in readers if reader is not None}
     return tuple(
-        layout
-        for (source, layout), writer in WRITERS.items()
-        if source is intermediate and (writer.weight_type is not weight_type or weight_type is GPTQWeight)
+        dict.fromkeys(
+            layout
+            for (source, layout), writer in WRITERS.items()
+            if source in intermediates
+            and (writer.weight_type is not weight_type or weight_type is GPTQWeight)
+        )
     )
 
 
 def can_restore(weight_type: type[Weight]) -> bool:
     """Return True if `restore` undoes a repack of weights of a type."""
-    return find_reader(weight_type) is not None
+    configs = weight_type.example, *weight_type.further
+    return any(find_reader(weight_type, config) is not None for config in configs)
 
 
-def find_writer(weight_type: type[Weight], layout: str) -> Writer | None:
-    """Return the conversion of a type to a layout; None if not supported."""
-    reader = find_reader(weight_type)
+def find_writer(weight_type: type[Weight], layout: str, config: Any = None) -> Writer | None:
+    """Return the conversion of a type to a layout; None if not supported. `config`: as in `find_reader`."""
+    reader = find_reader(weight_type, config)
     return None if reader is None else WRITERS.get((reader.intermediate, layout))
 
 
-def find_repacked_type(weight_type: type[Weight], layout: str) -> type[Weight] | None:
-    """Return the type of the repacked weight for a type and a layout; None if not supported."""
-    writer = find_writer(weight_type, layout)
+def find_repacked_type(weight_type: type[Weight], layout: str, config: Any = None) -> type[Weight] | None:
+    """Return the type of the repacked weight; None if not supported. `config`: as in `find_reader`."""
+    writer = find_writer(weight_type, layout, config)
     return writer.weight_type if writer else None
 
 
-def options(weight_type: type[Weight], layout: str) -> tuple[str, ...]:
-    """Return the options of `repack` for a type of weight and a layout."""
-    writer = find_writer(weight_type, layout)
+def options(weight_type: type[Weight], layout: str, config: Any = None) -> tuple[str, ...]:
+    """Return the options of `repack` for a type and a layout. `config`: as in `find_reader`."""
+    writer = find_writer(weight_type, layout, config)
     return writer.options if writer else ()
 
 
@@ -366,7 +406,7 @@ def find_unsupported_panels(weight: Weight) -> str | None:
 
     The reasons are those of `target="auto"` on a CPU.
     """
-    reader = find_reader(type(weight))
+    reader = find_reader(type(weight), weight.config)
     if reader is None or reader.intermediate is not Integers or reader.restore is None:
         return f"{weight.format} is not repacked to panels"
     if isinstance(weight, Marlin24Weight):
@@ -379,7 +419,8 @@ def find_unsupported_panels(weight: Weight) -> str | None:
 
 def skippable_tensor(weight: Weight, layout: str) -> str:
     """Return the name of the tensor whose values affect no refusal by a layout; "" if there is none."""
-    reader, writer = find_reader(type(weight)), find_writer(type(weight), layout)
+    kind = type(weight)
+    reader, writer = find_reader(kind, weight.config), find_writer(kind, layout, weight.config)
     return "" if reader is None or writer is None or writer.reads_codes else reader.skippable(weight)
 
 
@@ -387,12 +428,15 @@ def _require(weight: Weight, layout: str) -> tuple[Reader, Writer]:
     """Return both steps of a repack; RepackError for an unsupported one."""
     if layout not in LAYOUTS:
         raise ArgumentError("layout", f"one of {', '.join(LAYOUTS)}", repr(layout))
-    reader = find_reader(type(weight))
+    reader = find_reader(type(weight), weight.config)
     if reader is None:
-        raise RepackError(weight.format, layout, f"{type(weight).__name__} has no codes to repack")
+        reason = f"{type(weight).__name__} has no codes to repack"
+        if isinstance(weight, GGUFWeight):
+            reason = gguf_blocks.describe_unsupported(weight.config.type)
+        raise RepackError(weight.format, layout, reason)
     writer = WRITERS.get((reader.intermediate, layout))
     if writer is None:
-        supported = ", ".join(targets(type(weight)))
+        supported = ", ".join(targets(type(weight), weight.config))
         raise RepackError(
             weight.format, layout, f"{weight.format} is repacked to {supported}, and nothing else"
         )
@@ -412,7 +456,7 @@ def _describe_option(option: str) -> str:
 def _find_origin(repacked: Weight) -> Origin | None:
     """Return the origin to record; None for the checkpoint weight itself, or a kernel's type as origin."""
     origin = repacked.layer.origin
-    reader = find_reader(origin.weight_type) if isinstance(origin, Origin) else None
+    reader = find_reader(origin.weight_type, origin.config) if isinstance(origin, Origin) else None
     if not isinstance(origin, Origin) or reader is None or reader.restore is None:
         return None
     return None if type(repacked) is origin.weight_type and repacked.config == origin.config else origin

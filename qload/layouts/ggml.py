@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from qload.lazy_torch import Tensor, torch
 
@@ -83,6 +84,12 @@ def fields_by_plane(field: Tensor, bits: int, run: int = 32) -> Tensor:
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=field.device)[:, None]
     planes: Tensor = field.reshape(*field.shape[:-1], -1, 1, run) >> shifts & (1 << bits) - 1
     return planes.flatten(-3)
+
+
+def pack_planes(codes: Tensor, run: int) -> Tensor:
+    """Invert `fields_by_plane` of 4 bits: (..., n) -> (..., n / 2)."""
+    low, high = codes.unflatten(-1, (-1, 2, run)).unbind(-2)
+    return (low | high << 4).flatten(-2)
 
 
 def _q4_0(blocks: Tensor) -> BlockCodes:
@@ -217,6 +224,32 @@ SCALE_BYTES: Mapping[str, tuple[int, int]] = {
     "TQ1_0": (52, 54),
     "TQ2_0": (64, 66),
 }
+
+CODE_PACKERS: Mapping[str, Callable[[Tensor], Tensor]] = {  # of types that weights are restored to
+    "Q4_0": partial(pack_planes, run=16),
+    "Q8_0": lambda codes: codes ^ 0x80,
+    "MXFP4": partial(pack_planes, run=16),
+    "NVFP4": partial(pack_planes, run=8),
+}
+
+
+def encode(kind: str, codes: Tensor, scale_bytes: Tensor, elements: int) -> Tensor:
+    """Invert the decoder of a type in `CODE_PACKERS`.
+
+    Parameters
+    ----------
+    kind
+        Name of the type.
+    codes
+        (N, K), uint8.
+    scale_bytes
+        Bytes of the scales of an output, which precede the codes of their block: (N, n), uint8.
+    elements
+        Codes of a block.
+    """
+    packed, blocks = CODE_PACKERS[kind](codes.unflatten(-1, (-1, elements))), codes.shape[1] // elements
+    return torch.cat((scale_bytes.unflatten(-1, (blocks, -1)), packed), -1)
+
 
 DECODERS: Mapping[str, Decoder] = {
     "Q4_0": _q4_0,

@@ -219,5 +219,10 @@ def source_without_values(inner: TensorSource, field: str) -> WrappedSource:
 
 
 def source_without_codes(inner: TensorSource, layer: Any) -> WrappedSource:
-    """A source for decisions about a described layer, without its codes: the first tensor of its format."""
-    return source_without_values(inner, layer.names.full(layer.specs[0].name).rpartition(".")[2])
+    """A source for decisions about a described layer, without its codes: the first tensor of its format.
+
+    Codes are kept if scales among their bytes decide.
+    """
+    codes = layer.specs[0]
+    field = "" if codes.decisive else layer.names.full(codes.name).rpartition(".")[2]
+    return source_without_values(inner, field)

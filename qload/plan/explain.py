@@ -109,7 +109,8 @@ class _LayerExplainer:
     def _reasons_against_formats(self, share: RankShare, chosen: str) -> Iterator[tuple[str, str]]:
         """Yield each kernel format that is not chosen, with the reason."""
         for layout, usual in FORMAT_OF_LAYOUT.items():
-            target = find_repacked_type(share.layer.format.weight_type, layout)
+            stored = share.layer.format
+            target = find_repacked_type(stored.weight_type, layout, stored.config)
             name = target.format if target is not None and target in NUMBERS_IN_STRIPS else usual
             if name == chosen:
                 continue

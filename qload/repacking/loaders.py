@@ -32,9 +32,7 @@ from qload.kernel_formats.panels import CODE_BITS
 from qload.kernel_formats.repack import (
     NUMBERS_IN_STRIPS,
     convert,
-    find_repacked_type,
     find_writer,
-    options,
     repack,
     skippable_tensor,
 )
@@ -287,20 +285,22 @@ class RepackingLoader(WrappingLoader):
             return None
         bits = getattr(layer.format.config, "bits", None)
         for layout in self._layouts(device):
-            target = self._repacked_type(weight_type, layout)
+            target = self._repacked_type(layer, layout)
             if target is not None and self._has_kernel(target, bits, device):
                 return target.format
-        target = self._repacked_type(weight_type, self.layout)
+        target = self._repacked_type(layer, self.layout)
         return None if target is None else target.format
 
     def _has_kernel(self, target: type[Weight], bits: int | None, device: torch.device) -> bool:
         """Return whether there is a kernel for a type with codes of so many bits."""
         return True
 
-    def _repacked_type(self, weight_type: type[Weight], layout: str) -> type[Weight] | None:
+    def _repacked_type(self, layer: LayerDescription, layout: str) -> type[Weight] | None:
         """Type of the repacked weight; None for an unsupported layout, or without a required dtype."""
-        lacks_dtype = "dtype" in options(weight_type, layout) and self.options.get("dtype") is None
-        return None if lacks_dtype else find_repacked_type(weight_type, layout)
+        stored = layer.format
+        writer = find_writer(stored.weight_type, layout, stored.config)
+        lacks_dtype = writer and "dtype" in writer.options and self.options.get("dtype") is None
+        return None if writer is None or lacks_dtype else writer.weight_type
 
     def load(self, weights: TensorSource, parts: Sequence[Part], split: Split | None) -> Weight:
         """Load `parts` of `weights` along `split`, repacked; RepackError for a weight beyond the layout."""
@@ -389,7 +389,7 @@ class RepackingLoader(WrappingLoader):
         refusal: RepackError | None = None
         device = weight.device
         for layout in self._layouts(device):
-            writer = find_writer(type(weight), layout)
+            writer = find_writer(type(weight), layout, weight.config)
             is_number = writer is not None and writer.weight_type in NUMBERS_IN_STRIPS
             if expert and is_number and layout != self.layout:  # no kernel multiplies experts of numbers
                 continue

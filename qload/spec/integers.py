@@ -33,7 +33,8 @@ class Origin(Config):
     index_dtype
         Dtype of its group index; None: it has no index.
     stores_zeros
-        Whether it stores zero points that are optional; they are kept even if all are 2**(bits - 1).
+        Whether it stores zero points that are optional; they are kept even if all are 2**(bits - 1). Of NVFP4
+        in GGUF: whether it stores a second scale.
     """
 
     name: ClassVar[str] = "origin"

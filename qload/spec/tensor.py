@@ -94,6 +94,8 @@ class TensorSpec:
         True for a tensor that may be missing.
     scale_bytes
         Scales within the tensor, which may not be NaN or infinite.
+    decisive
+        True for codes with scales among their bytes that kernels may be unable to represent.
     reason
         Reason for a required tensor that is optional in other configs, with a remedy.
     """
@@ -115,6 +117,7 @@ class TensorSpec:
     view: str | None = None
     spent: bool = False
     scale_bytes: ScaleBytes | None = None
+    decisive: bool = False
     reason: str = ""
 
     @cached_property

@@ -159,7 +159,8 @@ def test_what_is_said_of_repacking_holds(weight_type: type[Weight], data: Any) -
     weight = data.draw(layers(weight_type, CONFIGS[weight_type], most=2)).weight()
 
     for layout in LAYOUTS:
-        given = {name: OPTIONS[name] for name in options(weight_type, layout) if name in OPTIONS}
+        taken = options(weight_type, layout, weight.config)
+        given = {name: OPTIONS[name] for name in taken if name in OPTIONS}
         try:
             other = repack(weight, layout, **given)
         except RepackError:
@@ -202,7 +203,8 @@ def test_what_is_said_of_experts_holds(weight_type: type[Weight], data: Any) -> 
     assert rows["experts"].yes
     assert [each for each in layouts if each] == list(targets(weight_type))
     for layout in LAYOUTS:
-        given = {name: OPTIONS[name] for name in options(weight_type, layout) if name in OPTIONS}
+        taken = options(weight_type, layout, stored.config)
+        given = {name: OPTIONS[name] for name in taken if name in OPTIONS}
         with suppress(RepackError):
             other = made.repack(layout, **given)
             assert other.down.weight_type is weight_type or layout in layouts

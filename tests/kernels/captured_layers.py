@@ -70,8 +70,8 @@ def loaded(folder: Path) -> Weight:
 def orders(weight: Weight) -> Iterator[Weight]:
     """The layer as it is stored, and in each order that holds it."""
     yield weight
-    for layout in targets(type(weight)):
-        taken = options(type(weight), layout)
+    for layout in targets(type(weight), weight.config):
+        taken = options(type(weight), layout, weight.config)
         given = {"dtype": torch.bfloat16} if "dtype" in taken else {}
         given |= {"exponent_bias": True} if "exponent_bias" in taken else {}  # type: ignore[dict-item]
         try:

@@ -23,7 +23,7 @@ SLOW_PATHS = (DEQUANTIZED, QUANTIZED, "large")  # the weight is dequantized at e
 # Layers that no kernel multiplies, by fixture, with the reason.
 BLOCKS = "blocks of absmax reach into the next output"
 DIVIDES = "scales divide"
-GROUPS = "codes times scales plus offsets, or groups of MLX, are not repacked"
+GROUPS = "codes times scales plus offsets are not repacked"
 INPUTS = "the inputs are no whole groups of 128, or no multiple of 8"
 SPARSE = "no kernel reads 2:4 sparse weights"
 STREAMS = "no kernel reads EXL2 but ExLlama's, which dequantizes"
@@ -55,8 +55,6 @@ SLOW = {
     "gptq_marlin_24/b4_g128_512x64": SPARSE,
     "gptq_marlin_24/b8_gm1_256x128": SPARSE,
     "mlx/mixed_w6_g64": GROUPS,
-    "mlx/mxfp8": GROUPS,
-    "mlx/nvfp4": GROUPS,
     "mlx/w2_g32_fp16": GROUPS,
     "modelopt/nvfp4_svd_16x128": "no kernel adds a low-rank term",
     "modelopt/w4a16_awq_g128_24x256": "W4A16_AWQ is not repacked",
