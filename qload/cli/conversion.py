@@ -37,8 +37,14 @@ TARGET_FORMATS = (
     "marlin_checkpoint",
     "marlin_24",
     "compressed-tensors",
+    "quark",
     "fp8",
     "mxfp4",
+    "mxfp4_mlx",
+    "mxfp4_quark",
+    "nvfp4",
+    "nvfp4_mlx",
+    "nvfp4_modelopt",
 )
 FORMAT_ALIASES = {"marlin": "marlin_checkpoint"}
 

@@ -254,8 +254,10 @@ def convert(
         The output folder; ArgumentError if it has contents, or if the disk has too little space.
     to
         "gptq" (zero points stored minus one), "gptq_v2", "awq", "marlin_checkpoint", "marlin_24",
-        "compressed-tensors" (pack-quantized); "fp8" (FP8 of any dialect, and plain weights with an exact FP8
-        form, as float-quantized of compressed-tensors); or "float32", "float16", "bfloat16" (dequantized).
+        "compressed-tensors" (pack-quantized), "quark"; "fp8" (FP8 of any dialect, and other weights with an
+        exact FP8 form, as float-quantized of compressed-tensors); "mxfp4", "mxfp4_mlx", "mxfp4_quark",
+        "nvfp4", "nvfp4_mlx", "nvfp4_modelopt" (four-bit floats of compressed-tensors and of other programs);
+        or "float32", "float16", "bfloat16" (dequantized).
         "marlin" is the older name of "marlin_checkpoint"; the kernel order of Marlin is no file format.
     keep
         Shell patterns for the names of layers that stay unchanged.

@@ -1,9 +1,10 @@
 """Exact conversion to FP8 in the layout of compressed-tensors (float-quantized).
 
-FP8 weights of any dialect keep their bytes; their scales are stored as multipliers. A plain weight becomes
-FP8 if every value is exactly a code times a scale. Candidate scales map the largest value of a unit to one of
-the largest codes, of each significand one; twice the scale halves the codes, and fewer of the small codes are
-exact. Rounding may have moved a scale by a few units in its last place.
+FP8 weights of any dialect keep their bytes; their scales are stored as multipliers. A plain weight, and one
+of MXFP4 or NVFP4, becomes FP8 if every value is exactly a code times a scale. Candidate scales map the
+largest value of a unit to one of the largest codes, of each significand one; twice the scale halves the
+codes, and fewer of the small codes are exact. Rounding may have moved a scale by a few units in its last
+place.
 """
 
 from collections.abc import Iterator, Mapping
@@ -84,7 +85,7 @@ def _scales_for(values: Tensor, config: Fp8Config) -> Tensor | None:
     for _, rows in _row_blocks(values):
         units = rows if config.per == "channel" else _split_into_blocks(rows)
         scales = _unit_scales(units.flatten(0, -2))
-        if scales is None:
+        if not bool(scales.all()):
             return None
         rows_of_scales.append(scales.reshape(*units.shape[:-1], *([1] if config.per == "channel" else [])))
     return torch.cat(rows_of_scales)
@@ -117,8 +118,8 @@ def _tensor_scale(values: Tensor) -> Tensor | None:
     return None
 
 
-def _unit_scales(units: Tensor) -> Tensor | None:
-    """(units, values) -> (units,) scales, or None if any unit has none."""
+def _unit_scales(units: Tensor) -> Tensor:
+    """(units, values) -> (units,) scales; 0 for a unit without one."""
     scales = torch.zeros(len(units))
     for candidates in _candidate_scales(units.abs().amax(1)):
         missing = torch.nonzero(scales == 0)[:, 0]
@@ -126,8 +127,8 @@ def _unit_scales(units: Tensor) -> Tensor | None:
         missing = missing[_are_exact(units[missing], candidates[missing])]
         scales[missing] = candidates[missing]
         if bool(scales.all()):
-            return scales
-    return None
+            break
+    return scales
 
 
 def _candidate_scales(largest: Tensor) -> Iterator[Tensor]:
@@ -156,13 +157,13 @@ def plain_item(source: VerifiedCheckpoint, layer: LayerDescription) -> tuple[Out
     """Return an item with a plain layer in FP8, and its config; RepackError if that is not exact."""
 
     def load_values() -> Tensor:
-        plain = load_layer(source, layer.prefix)
-        assert isinstance(plain, UnquantizedWeight)
-        return plain.weight
+        stored = load_layer(source, layer.prefix)
+        return stored.weight if isinstance(stored, UnquantizedWeight) else stored.dequantize()
 
-    exact = exact_scales(load_values()) if set(layer.sizes) == {"N", "K"} else None
+    values = load_values()
+    exact = exact_scales(values) if {"N", "K"} == set(layer.sizes) else None
     if exact is None:
-        raise RepackError(layer.format.weight_type.format, NAME, INEXACT)
+        raise RepackError(layer.format.weight_type.format, NAME, f"{INEXACT}{_describe_first(values)}")
     weight, scale = named(layer.prefix, "weight"), named(layer.prefix, "weight_scale")
 
     def read_tensors() -> dict[str, Tensor]:
@@ -170,6 +171,20 @@ def plain_item(source: VerifiedCheckpoint, layer: LayerDescription) -> tuple[Out
 
     outline = {weight: torch.zeros((), dtype=DTYPE).expand(layer.N, layer.K), scale: exact.scales}
     return item_from_tensors(outline, layer_bytes(source.weights, layer), read_tensors), exact.config
+
+
+def _describe_first(values: Tensor) -> str:
+    """Name the first block without a scale; "" for other tensors than matrices."""
+    if values.ndim != 2:
+        return ""
+    columns = -(-values.shape[1] // BLOCK_SHAPE[1])
+    for start, rows in _row_blocks(values):
+        missing = (_unit_scales(_split_into_blocks(rows).flatten(0, -2)) == 0).nonzero()
+        if missing.numel():
+            n, k = divmod(int(missing[0]), columns)
+            place = f"output {start + n * BLOCK_SHAPE[0]} and input {k * BLOCK_SHAPE[1]}"
+            return f"; the first block without one is at {place}"
+    return ""
 
 
 def why_not(layer: LayerDescription) -> str | None:

@@ -90,7 +90,7 @@ def config_files(
             section.pop(key, None)
     if written.values is not None:
         nested = current and current.file == MODEL_CONFIG and current.section.startswith("text_config.")
-        (config["text_config"] if nested else config)[SECTIONS[0]] = dict(written.values)
+        (config["text_config"] if nested else config)[written.section] = dict(written.values)
     if config:
         yield MODEL_CONFIG, json_bytes(config)
     if written.side_file is not None:

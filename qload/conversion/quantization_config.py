@@ -7,16 +7,23 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from qload.configs.matching import HEAD
-from qload.conversion import fp8, mxfp4
+from qload.conversion import float4, fp8
 from qload.conversion.targets import OutputLayer
+from qload.detect.config_reader import MLX_SECTION, SECTIONS
 from qload.formats import (
     AWQWeight,
     CTMXFP4Weight,
+    CTNVFP4Weight,
     CTPackWeight,
     Fp8Weight,
     GPTQWeight,
     Marlin24Weight,
     MarlinWeight,
+    MLXFloatWeight,
+    ModelOptNVFP4Weight,
+    QuarkInt4Weight,
+    mx,
+    nvfp4,
 )
 from qload.layouts import Stored
 from qload.spec import Weight
@@ -29,13 +36,14 @@ NO_ACT_ORDER = "compressed-tensors from 0.20 on cannot load a layer in act order
 class WrittenConfig:
     """Contents of a `quantization_config`; None if no layer is quantized.
 
-    `side_file` is the name of the owner's own config file. `refused` has a reason, by prefix, for layers that
-    the config cannot describe.
+    `side_file` is the name of the owner's own config file, `section` the key in config.json. `refused` has a
+    reason, by prefix, for layers that the config cannot describe.
     """
 
     values: Mapping[str, Any] | None
     side_file: str | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
+    section: str = SECTIONS[0]
 
 
 def quantization_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenConfig:
@@ -178,15 +186,65 @@ def _float_quantized_config(layers: Sequence[OutputLayer], plain: Sequence[str])
     return WrittenConfig(values, refused=refused)
 
 
-def _mxfp4_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenConfig:
-    """Return the config of compressed-tensors for MXFP4."""
+def _float4_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenConfig:
+    """Return the config of the program that the names of tensors belong to, for MXFP4 or NVFP4."""
+    weight_type, config = layers[0].weight_type, layers[0].config
+    section = SECTIONS[0]
+    if weight_type is MLXFloatWeight:
+        sizes = {"group_size": config.group_size, "bits": config.bits, "mode": config.mode}
+        values, section = {**sizes, **dict.fromkeys(plain, False)}, MLX_SECTION
+    elif weight_type is ModelOptNVFP4Weight:
+        weights = {"num_bits": 4, "type": "float", "group_size": nvfp4.GROUP, "dynamic": False}
+        values = {
+            "quant_method": "modelopt",
+            "quant_algo": "W4A16_NVFP4",
+            "config_groups": {"group_0": {"weights": weights, "targets": ["Linear"]}},
+            "ignore": list(plain),
+        }
+    elif weight_type is CTMXFP4Weight and config.stored == float4.QUARK_TENSORS:
+        scales = {"dtype": "fp4", "scale_format": "e8m0", "group_size": mx.GROUP}
+        values = _quark_values(scales, {}, plain)
+    else:
+        size, name = (mx.GROUP, "mxfp4") if weight_type is CTMXFP4Weight else (nvfp4.GROUP, "nvfp4")
+        entries = {"weights": float4.weights_scheme(size), "input_activations": None}
+        values = _compressed_tensors_values(f"{name}-pack-quantized", [layers], lambda _: entries, plain)
+    reason = "it is kept unchanged, and its config would need another dialect of four-bit floats"
+    refused = {layer.prefix: reason for layer in layers if layer.item is None}
+    return WrittenConfig(values, refused=refused, section=section)
 
-    def entries(_: OutputLayer) -> dict[str, Any]:
-        return {"weights": dict(mxfp4.WEIGHTS), "input_activations": None}
 
-    values = _compressed_tensors_values("mxfp4-pack-quantized", [layers], entries, plain)
-    reason = "it is kept unchanged, and its config would need another dialect of MXFP4"
-    return WrittenConfig(values, refused={layer.prefix: reason for layer in layers if layer.item is None})
+def _quark_int4_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenConfig:
+    """Return the config of Quark for uint4; layers with other groups than most have an entry."""
+
+    def weight_of(layer: OutputLayer) -> dict[str, Any]:
+        size = layer.K if layer.config.group_size == -1 else layer.config.group_size
+        return {"dtype": "uint4", "group_size": size, "symmetric": False, "zero_point_type": "int32"}
+
+    entries = {layer.prefix: weight_of(layer) for layer in layers}
+    common = Counter(entry["group_size"] for entry in entries.values()).most_common(1)[0][0]
+    most = next(entry for entry in entries.values() if entry["group_size"] == common)
+    others = {name: entry for name, entry in entries.items() if entry != most}
+    return WrittenConfig(_quark_values(most, others, plain))
+
+
+def _quark_values(
+    weight: Mapping[str, Any], others: Mapping[str, Mapping[str, Any]], plain: Sequence[str]
+) -> dict[str, Any]:
+    """Return the config of Quark with a type of weights for all layers, and those of single layers."""
+
+    def layer_config(entry: Mapping[str, Any]) -> dict[str, Any]:
+        weights = {"qscheme": "per_group", "ch_axis": -1, "is_dynamic": False, "scale_type": "float", **entry}
+        return {"weight": weights, "input_tensors": None, "output_tensors": None, "bias": None}
+
+    return {
+        "quant_method": "quark",
+        "quant_mode": "eager_mode",
+        "global_quant_config": layer_config(weight),
+        "layer_quant_config": {name: layer_config(entry) for name, entry in others.items()},
+        "layer_type_quant_config": {},
+        "exclude": list(plain),
+        "export": {"pack_method": "reorder", "weight_format": "real_quantized", "kv_cache_group": []},
+    }
 
 
 def _groups_by(
@@ -264,6 +322,10 @@ CONFIG_WRITERS: Mapping[type[Weight], Callable[[Sequence[OutputLayer], Sequence[
     MarlinWeight: _marlin_config,
     Marlin24Weight: _marlin_config,
     CTPackWeight: _pack_quantized_config,
-    CTMXFP4Weight: _mxfp4_config,
+    QuarkInt4Weight: _quark_int4_config,
+    CTMXFP4Weight: _float4_config,
+    CTNVFP4Weight: _float4_config,
+    ModelOptNVFP4Weight: _float4_config,
+    MLXFloatWeight: _float4_config,
     Fp8Weight: _float_quantized_config,
 }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qload.checkpoint import MARLIN_CHECKPOINT
-from qload.conversion import fp8, mxfp4
+from qload.conversion import float4, fp8
 from qload.conversion.output_files import (
     OutputItem,
     dequantize_layer,
@@ -24,14 +24,13 @@ from qload.devices import LazyCodes
 from qload.errors import QloadError, RepackError
 from qload.formats import (
     AWQWeight,
-    CTMXFP4Weight,
     CTPackWeight,
     Fp8Weight,
     GGUFWeight,
     GPTQWeight,
     Marlin24Weight,
     MarlinWeight,
-    MXFP4Config,
+    QuarkInt4Weight,
     UnquantizedConfig,
     UnquantizedWeight,
 )
@@ -78,9 +77,10 @@ INTEGERS: Mapping[str, IntegerTarget] = {
     MARLIN_CHECKPOINT: IntegerTarget(MarlinWeight.from_integers),
     "marlin_24": IntegerTarget(Marlin24Weight.from_integers, needs_codes=True),
     "compressed-tensors": IntegerTarget(CTPackWeight.from_integers),
+    "quark": IntegerTarget(QuarkInt4Weight.from_integers),
 }
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-TARGETS = (*INTEGERS, fp8.NAME, mxfp4.NAME, *FLOATS)
+TARGETS = (*INTEGERS, fp8.NAME, *float4.TARGETS, *FLOATS)
 OLDER_NAMES = {"marlin": MARLIN_CHECKPOINT}  # elsewhere "marlin" is a kernel order
 
 
@@ -134,7 +134,7 @@ class ConversionRequest:
         Processes share the only expensive check, of all values against a narrower float type.
         """
         if self.to not in FLOATS:
-            exact = {fp8.NAME: self._to_fp8, mxfp4.NAME: self._to_mxfp4}
+            exact = {fp8.NAME: self._to_fp8, **dict.fromkeys(float4.TARGETS, self._to_float4)}
             convert = exact.get(self.to, self._to_integers)
             return self._run_locally(lambda n: _result_or_reason(convert, layers[n]), layers, progress)
         reasons = self.workers.run(
@@ -205,21 +205,31 @@ class ConversionRequest:
 
     def _to_fp8(self, layer: LayerDescription) -> OutputLayer:
         fmt = layer.format
-        if fmt.weight_type.plain:
+        if fmt.weight_type.plain or float4.is_float4(layer):
+            if reason := None if fmt.weight_type.plain else float4.why_not(layer, self.to):
+                raise RepackError(fmt.weight_type.format, self.to, reason)
             item, config = fp8.plain_item(self.source, layer)
             return OutputLayer(layer.prefix, Fp8Weight, config, layer.K, item=item)
         item, inputs = fp8.fp8_item(self.source, layer), fmt.activations
         return OutputLayer(layer.prefix, fmt.weight_type, fmt.config, layer.K, item=item, activations=inputs)
 
-    def _to_mxfp4(self, layer: LayerDescription) -> OutputLayer:
-        item = mxfp4.mxfp4_item(self.source, layer)
-        return OutputLayer(layer.prefix, CTMXFP4Weight, MXFP4Config(), layer.K, item=item)
+    def _to_float4(self, layer: LayerDescription) -> OutputLayer:
+        reason = float4.why_not(layer, self.to)
+        if reason:
+            raise RepackError(layer.format.weight_type.format, self.to, reason)
+
+        def read_tensors() -> dict[str, Tensor]:
+            return weight_tensors(float4.convert_float4(load_layer(self.source, layer.prefix), self.to))
+
+        item = item_from_tensors(read_tensors(), layer_bytes(self.source.weights, layer), read_tensors)
+        target = float4.TARGETS[self.to]
+        return OutputLayer(layer.prefix, target.weight_type, target.config, layer.K, item=item)
 
     def _load(self, layer: LayerDescription, with_codes: bool) -> Weight:
         """Load the layer, without its codes where its format can be read without them."""
         if not with_codes:
             weight = load_header(self.source, layer)
-            reader = find_reader(type(weight))
+            reader = find_reader(type(weight), weight.config)
             if reader is None or reader.skippable(weight):
                 return weight
         return load_layer(self.source, layer.prefix)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from qload.cli import conversion as verb
-from qload.conversion import fp8, mxfp4
+from qload.conversion import float4, fp8
 from qload.conversion.report import ConversionOutcome
 from qload.conversion.targets import FLOATS, INTEGERS
 from tests.cli.test_several import run
@@ -76,6 +76,6 @@ def test_a_target_that_is_taken_and_a_source_that_is_not_there(tmp_path: Path) -
 
 
 def test_the_verb_knows_every_target_and_every_outcome() -> None:
-    assert (*INTEGERS, fp8.NAME, mxfp4.NAME) == verb.TARGET_FORMATS
+    assert (*INTEGERS, fp8.NAME, *float4.TARGETS) == verb.TARGET_FORMATS
     assert {*verb.FLOAT_DTYPES.values()} == {*FLOATS}
     assert {*verb.CONVERT_OUTCOMES} == {*ConversionOutcome.__args__}  # type: ignore[attr-defined]

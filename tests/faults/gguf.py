@@ -8,18 +8,47 @@ _FORMAT, _NAMES = "qload/formats/gguf.py", "qload/detect/gguf.py"
 
 FAULTS = (
     Fault(
-        "mxfp4-halves-as-neighbours",
-        "qload/conversion/mxfp4.py",
-        "torch.cat((halves & 15, halves >> 4), -1)",
-        "torch.stack((halves & 15, halves >> 4), -1).flatten(-2)",
-    ),
-    Fault(
         "mxfp4-largest-exponent-kept",
-        "qload/conversion/mxfp4.py",
-        "if bool((exponents == NAN_EXPONENT).any()):",
+        "qload/conversion/float4.py",
+        "if reason := describe_invalid_scales(floats):",
         "if False:",
     ),
-    Fault("gguf-any-type-as-integers", _FORMAT, "if self.config.type not in INTEGER_TYPES:", "if False:"),
+    Fault(
+        "mxfp4-negative-zero-kept",
+        "qload/conversion/float4.py",
+        "(codes == NEGATIVE_ZERO, 0)",
+        "(codes > 15, 0)",
+    ),
+    Fault(
+        "float4-second-scale-not-inverted",
+        "qload/conversion/float4.py",
+        "second.reciprocal() if inverted else second",
+        "second",
+    ),
+    Fault(
+        "float4-products-unchecked", "qload/conversion/float4.py", "if not bool(differ.any()):", "if True:"
+    ),
+    Fault(
+        "gguf-blocks-packed-as-neighbours", _BLOCKS, "(-1, 2, run)).unbind(-2)", "(-1, run, 2)).unbind(-1)"
+    ),
+    Fault(
+        "gguf-second-scale-on-scales",
+        "qload/kernel_formats/fp4_marlin.py",
+        "    if config.ggml:",
+        "    if False:",
+    ),
+    Fault(
+        "gguf-second-scale-lost",
+        "qload/kernel_formats/gguf_blocks.py",
+        "if origin.stores_zeros else None",
+        "if False else None",
+    ),
+    Fault(
+        "gguf-any-type-as-integers",
+        _FORMAT,
+        "if self.config.type not in INTEGER_TYPES.values():",
+        "if False:",
+    ),
     Fault("gguf-holes-allowed", _HEADER, "if begin != expected:", "if begin < end:"),
     Fault("gguf-outermost-first", _HEADER, "for _ in range(rank))[::-1]", "for _ in range(rank))"),
     Fault("gguf-arrays-nest-forever", _HEADER, "< 0 or depth >= MAX_DEPTH", "< 0"),
