@@ -104,8 +104,8 @@ def convert_float4(weight: Weight, to: str) -> Weight:
     floats: Fp4 = reader.read(weight)
     target, source = TARGETS[to], floats.names
     if source.ggml:
-        if reason := describe_invalid_scales(floats):
-            raise RepackError(weight.format, to, reason)
+        if invalid := describe_invalid_scales(floats):
+            raise RepackError(weight.format, to, invalid)
         codes = devices.plain(floats.unpack())
         codes = codes.masked_fill(codes == NEGATIVE_ZERO, 0)  # ggml has no -0
         floats = replace(floats, unpack=lambda: codes)
@@ -125,11 +125,11 @@ def _split_groups(floats: Fp4, to: str) -> Fp4:
     largest = exponents.amax() if exponents.numel() else exponents.new_tensor(E8M0_BIAS)
     powers = exponents - largest + LARGEST_POWER
     name, far = floats.full_name(floats.names.scales), f"more than 2**{POWERS} times smaller than another"
-    reason = describe_invalid_scales(floats) or describe_scales(
+    invalid = describe_invalid_scales(floats) or describe_scales(
         name, floats.scales, powers < LARGEST_POWER - POWERS, far
     )
-    if reason:
-        raise RepackError(floats.source, to, reason)
+    if invalid:
+        raise RepackError(floats.source, to, invalid)
     scales = torch.exp2(powers.float()).repeat_interleave(2, 1).to(torch.float8_e4m3fn)
     second = fp4.e8m0(largest.to(torch.uint8)).reshape(1) * 2.0**-LARGEST_POWER
     names = find_tensor_names(ModelOptNVFP4Weight, NVFP4Config())
@@ -154,7 +154,7 @@ def _move_second_scale(floats: Fp4, to: str) -> Fp4:
         return replace(floats, scales=scales, second_scale=None)
     if (names.divides, names.ggml) == (floats.names.divides, floats.names.ggml):
         return floats
-    present = floats.scales.view(torch.uint8).unique().view(torch.float8_e4m3fn)
+    present = torch.unique(floats.scales.view(torch.uint8)).view(torch.float8_e4m3fn)
     wanted, first = _products(floats.names, present, second), None
     for candidate in _candidates(second, names.divides != floats.names.divides):
         differ = (_products(names, present, candidate) != wanted).any(1)

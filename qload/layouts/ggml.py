@@ -88,8 +88,9 @@ def fields_by_plane(field: Tensor, bits: int, run: int = 32) -> Tensor:
 
 def pack_planes(codes: Tensor, run: int) -> Tensor:
     """Invert `fields_by_plane` of 4 bits: (..., n) -> (..., n / 2)."""
-    low, high = codes.unflatten(-1, (-1, 2, run)).unbind(-2)
-    return (low | high << 4).flatten(-2)
+    low, high = codes.reshape(*codes.shape[:-1], -1, 2, run).unbind(-2)
+    packed: Tensor = low | high << 4
+    return packed.flatten(-2)
 
 
 def _q4_0(blocks: Tensor) -> BlockCodes:
@@ -247,8 +248,10 @@ def encode(kind: str, codes: Tensor, scale_bytes: Tensor, elements: int) -> Tens
     elements
         Codes of a block.
     """
-    packed, blocks = CODE_PACKERS[kind](codes.unflatten(-1, (-1, elements))), codes.shape[1] // elements
-    return torch.cat((scale_bytes.unflatten(-1, (blocks, -1)), packed), -1)
+    N, K = codes.shape
+    blocks, scale_count = K // elements, scale_bytes.shape[1] * elements // max(1, K)
+    packed = CODE_PACKERS[kind](codes.reshape(N, blocks, elements))
+    return torch.cat((scale_bytes.reshape(N, blocks, scale_count), packed), -1)
 
 
 DECODERS: Mapping[str, Decoder] = {

@@ -10,7 +10,7 @@ FAULTS = (
     Fault(
         "mxfp4-largest-exponent-kept",
         "qload/conversion/float4.py",
-        "if reason := describe_invalid_scales(floats):",
+        "if invalid := describe_invalid_scales(floats):",
         "if False:",
     ),
     Fault(
@@ -28,9 +28,7 @@ FAULTS = (
     Fault(
         "float4-products-unchecked", "qload/conversion/float4.py", "if not bool(differ.any()):", "if True:"
     ),
-    Fault(
-        "gguf-blocks-packed-as-neighbours", _BLOCKS, "(-1, 2, run)).unbind(-2)", "(-1, run, 2)).unbind(-1)"
-    ),
+    Fault("gguf-blocks-packed-as-neighbours", _BLOCKS, "-1, 2, run).unbind(-2)", "-1, run, 2).unbind(-1)"),
     Fault(
         "gguf-second-scale-on-scales",
         "qload/kernel_formats/fp4_marlin.py",

@@ -27,6 +27,7 @@ from qload.formats import (
     GPTQWeight,
     Marlin24Weight,
     MarlinWeight,
+    MLXFloatWeight,
     ModelOptNVFP4Weight,
     MXFP8Weight,
 )
@@ -292,13 +293,13 @@ def layouts(weight: Any) -> list[str]:
             weight.weight.dtype == dtype for dtype in (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
         )
         return [*["marlin"] * e4m3fn, *["strips"] * (not fnuz and has_whole_tiles(weight))]
-    if isinstance(weight, MXFP8Weight):
+    if isinstance(weight, MXFP8Weight) or mlx_mode(weight) == "mxfp8":
         return ["strips"] * has_near_exponents(weight, 21)
     if isinstance(weight, BNBWeight | EETQWeight) or is_plain_int8(weight):
         return ["strips"]
     if isinstance(weight, BNB4Weight):
         return ["strips"] * has_whole_blocks(weight)
-    if isinstance(weight, FP4):
+    if is_fp4(weight):
         return [
             "marlin",
             "marlin_vllm_0_11",
@@ -343,11 +344,21 @@ def has_whole_blocks(weight: BNB4Weight) -> bool:
     return bool(near.all() and scales.isfinite().all())
 
 
+def mlx_mode(weight: Any) -> str:
+    """Return MLX's mode of floats, or ""."""
+    return weight.config.mode if isinstance(weight, MLXFloatWeight) else ""
+
+
+def is_fp4(weight: Any) -> bool:
+    """Return whether a weight has four-bit floats."""
+    return isinstance(weight, FP4) or mlx_mode(weight) in ("mxfp4", "nvfp4")
+
+
 def has_near_exponents(weight: Any, span: int) -> bool:
     """Return whether the exponents of each output of MX are within 2**`span`, or 0; True for NVFP4."""
-    if not isinstance(weight, CTMXFP4Weight | MXFP8Weight):
+    if not isinstance(weight, CTMXFP4Weight | MXFP8Weight) and mlx_mode(weight) not in ("mxfp4", "mxfp8"):
         return True
-    exponents = weight.exponents.int()
+    exponents = (weight.scales if mlx_mode(weight) else weight.exponents).int()
     return bool(((exponents == 0) | (exponents.amax(1, keepdim=True) - exponents <= span)).all())
 
 
@@ -368,7 +379,7 @@ def check_restored(layer: Owned) -> None:
     asked: dict[str, Any] = {}
     if isinstance(weight, Fp8Weight):
         asked = {"dtype": torch.bfloat16, "exponent_bias": False}
-    if isinstance(weight, FP4):
+    if is_fp4(weight):
         asked = {"dtype": torch.bfloat16}
     for layout in {*LAYOUTS} - {*held, "awq", "marlin_24"}:
         with pytest.raises(RepackError):
