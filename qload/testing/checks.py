@@ -167,12 +167,20 @@ def exact_sums(weight: Weight, dtype: torch.dtype, M: int) -> tuple[Tensor, Tens
     """
     w = effective_weight(weight).to(dtype).double()
     x = (torch.arange(M * w.shape[1], device=w.device) % 5 - 2).reshape(M, w.shape[1]).double()
-    unit = 2.0**-24
-    while bool((w.remainder(unit * 2) == 0).all()) and unit < 1:
-        unit *= 2
-    if bool((w.remainder(unit) != 0).any()) or float((x.abs() @ w.abs().T).max()) / unit >= 2**24:
+    unit = _common_unit(w)
+    if unit is None or float((x.abs() @ w.abs().T).max()) >= 2**24 * unit:
         raise ValueError("float32 cannot sum this weight exactly; take smaller codes and power-of-two scales")
     return x.to(dtype), (x @ w.T).to(dtype)
+
+
+def _common_unit(w: Tensor) -> float | None:
+    """The largest power of two up to 1 that divides every entry of w, float64; None for one below 2**-24."""
+    multiples = w * 2.0**24
+    if not bool((multiples.abs() < 2.0**62).all()) or bool((multiples != multiples.round()).any()):
+        return None
+    integers = multiples.long()
+    lowest_bits = (integers & -integers)[integers != 0]
+    return min(1.0, float(lowest_bits.min()) / 2.0**24) if len(lowest_bits) else 1.0
 
 
 def assert_sums_exactly(kernel: Kernel, weight: Weight, dtype: torch.dtype, *, M: int = 3) -> None:

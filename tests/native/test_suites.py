@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from qload import native
 from qload.conformance import ConformanceCase, ExpertsKernelSuite, LinearKernelSuite
 from qload.conformance.expert_checks import load_experts
 from qload.conformance.linear_checks import load_shares
@@ -19,12 +20,20 @@ from qload.kernel_formats.repack import find_unsupported_panels
 from qload.kernels import cpu, experts_function
 from qload.kernels.cpu import ROW_TYPES, rows_of
 from qload.spec import Weight
+from tests.native.memory import isas
 
 pytestmark = pytest.mark.slow  # many cases, for the session that has the module
 
 DTYPES = ("bfloat16", "float16", "float32")
 PANELS = ("gptq", "awq", "ct_pack", "marlin")
 ROWS = tuple(weight_type.format for weight_type in ROW_TYPES)
+
+
+@pytest.fixture(autouse=True, params=isas())
+def instruction_set(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run a case by each instruction set."""
+    with native.using(request.param):
+        yield
 
 
 def weights_of(case: ConformanceCase) -> tuple[Weight, ...]:
