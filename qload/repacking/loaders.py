@@ -30,7 +30,6 @@ from qload.kernel_formats import (
 )
 from qload.kernel_formats.panels import CODE_BITS
 from qload.kernel_formats.repack import (
-    NUMBERS_IN_STRIPS,
     convert,
     find_writer,
     repack,
@@ -330,18 +329,17 @@ class RepackingLoader(WrappingLoader):
         parts: Sequence[Part],
         split: Split | None,
         kind: Any = None,
-        expert: bool = False,
     ) -> Weight:
         """Repack a loaded weight; a weight beyond the layout is an error, or stays with a note.
 
-        `kind`: of a layer whose tensors may be deferred in later loads. `expert`: whether it is an expert's.
+        `kind`: of a layer whose tensors may be deferred in later loads.
         """
         if weight.plain or isinstance(weight, READ_AS_STORED.get(self.layout, ())):
             return weight
         is_share = split is not None and source.process_group.size() > 1
         whole = partial(self._load_whole, source, parts, weight) if is_share else None
         try:
-            repacked = self._repack(weight, whole, expert)
+            repacked = self._repack(weight, whole)
         except (RepackError, CastError) as error:
             reason = error.reason if isinstance(error, RepackError) else str(error)
             if self.strict:
@@ -361,7 +359,7 @@ class RepackingLoader(WrappingLoader):
         """The inner loader, and the repack of each loaded weight; None for a subclass with its own load."""
         if type(self).plan is not RepackingLoader.plan or not self.inner._has_exact_shapes:
             return None
-        return self.inner, partial(self._repack_loaded, expert=True)
+        return self.inner, self._repack_loaded
 
     def repacked(self, weight: Weight) -> Weight:
         """Repack a whole `weight` of the inner loader.
@@ -384,15 +382,12 @@ class RepackingLoader(WrappingLoader):
         twin.formats = twin.inner.formats
         return twin
 
-    def _repack(self, weight: Weight, whole: WholeLayer | None, expert: bool = False) -> Weight:
+    def _repack(self, weight: Weight, whole: WholeLayer | None) -> Weight:
         """Repack to the first layout that can represent a weight; else raise for the loader's own layout."""
         refusal: RepackError | None = None
         device = weight.device
         for layout in self._layouts(device):
             writer = find_writer(type(weight), layout, weight.config)
-            is_number = writer is not None and writer.weight_type in NUMBERS_IN_STRIPS
-            if expert and is_number and layout != self.layout:  # no kernel multiplies experts of numbers
-                continue
             if layout == "exllama" and layout != self.layout:  # its kernels are for few bits on few chips
                 bits = getattr(weight.config, "bits", None)
                 if writer is None or not self._has_kernel(writer.weight_type, bits, device):
