@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from numpy.typing import NDArray
 
 from qload.errors import TwoFormatsError, checked
 from qload.experts.stack_finder import StoredStack, search
-from qload.experts.stack_layouts import WINDOW_BYTES, Slices, Slot, widened
+from qload.experts.stack_layouts import WINDOW_BYTES, Bounds, Slices, Slot, widened
 from qload.lazy_torch import Tensor, torch
-from qload.storage import FillingStorage, TensorInfo, WeightStorage
+from qload.storage import TensorInfo, WeightStorage
 from qload.storage.protocol import (
     AskedRows,
     bounds,
@@ -176,44 +177,61 @@ class ExpertStacks:
 
         `asked`: (names, index, out) each, as of `SafetensorsStorage.read_rows`.
         """
-        inner = []
+        reads, copies = self.reads_of_rows(asked)
+        if reads:
+            read_rows(self.storage, reads)
+        for copy in copies:
+            copy()
+
+    def reads_of_rows(self, asked: Sequence[AskedRows]) -> tuple[list[AskedRows], list[Callable[[], object]]]:
+        """Translate reads of rows to reads of the storage below, and to copies after them.
+
+        Consecutive experts of a stack are one read. Gate and up of an interleaved stack share a block of it,
+        on the device of the rows.
+        """
+        reads, copies = list[AskedRows](), list[Callable[[], object]]()
+        blocks = dict[tuple[str, str], Tensor]()
         for names, index, out in asked:
             places = [self._slots.get(name) for name in names]
-            if any(places):
-                self._read_rows(names, places, index, out)
-            else:
-                inner.append((names, index, out))
-        if inner:
-            read_rows(self.storage, inner)
-
-    def _read_rows(
-        self,
-        names: Sequence[str],
-        places: Sequence[tuple[Slot, int] | None],
-        index: tuple[slice, ...],
-        out: Tensor,
-    ) -> None:
-        slot, expert = places[0] or (None, 0)
-        in_one_run = places == [(slot, expert + at) for at in range(len(names))]
-        if slot is None or not slot.counted or slot.layers_of_shape or not in_one_run:
-            for name, row in zip(names, out, strict=True):
-                row.copy_(self.read(name, index))
-            return
-        pairs = bounds(names[0], slot.info.shape, index)
-        check_rows(names[0], out, [len(names), *extents(pairs)], slot.info.dtype)
-        if not out.numel():
-            return
-        info = self.storage.info(slot.source)
-        if slot.is_plain and out.is_contiguous() and isinstance(self.storage, FillingStorage):
-            stored = slot.stored(expert, pairs, len(names))
+            if not any(places):
+                reads.append((names, index, out))
+                continue
+            slot, expert = places[0] or (None, 0)
+            in_one_run = places == [(slot, expert + at) for at in range(len(names))]
+            if slot is None or not slot.counted or slot.layers_of_shape or not in_one_run:
+                copies.append(partial(self._read_each, names, index, out))
+                continue
+            pairs = bounds(names[0], slot.info.shape, index)
+            check_rows(names[0], out, [len(names), *extents(pairs)], slot.info.dtype, ("cpu", "cuda"))
+            info, stored = self.storage.info(slot.source), slot.stored(expert, pairs, len(names))
             shape = extents(bounds(slot.source, info.shape, stored))  # may have axes of length 1 more
-            self.storage.read_into(slot.source, stored, out.view(shape))
-            return
+            if not out.numel():
+                continue
+            if slot.is_plain and out.is_contiguous():
+                reads.append(([slot.source], stored, out.view(1, *shape)))
+                continue
+            if slot.inputs_first:  # columns of long rows
+                copies.append(partial(self._read_columns, slot, expert, pairs, out))
+                continue
+            key = slot.source, str(stored)
+            if key not in blocks:
+                blocks[key] = torch.empty(shape, dtype=out.dtype, device=out.device)
+                reads.append(([slot.source], stored, blocks[key][None]))
+            copies.append(partial(_arrange, slot, blocks[key], pairs, out))
+        return reads, copies
+
+    def _read_columns(self, slot: Slot, expert: int, pairs: Bounds, out: Tensor) -> None:
+        """Read runs of experts by blocks of some columns."""
+        info = self.storage.info(slot.source)
         run = max(1, WINDOW_BYTES // max(1, info.nbytes // info.shape[0]))
-        for at in range(0, len(names), run):
+        for at in range(0, len(out), run):
             rows = out[at : at + run]
             stored = slot.stored(expert + at, pairs, len(rows))
-            rows.copy_(slot.arranged_rows(self._block(slot, stored), pairs))
+            _arrange(slot, self._block(slot, stored), pairs, rows)
+
+    def _read_each(self, names: Sequence[str], index: tuple[slice, ...], out: Tensor) -> None:
+        for name, row in zip(names, out, strict=True):
+            row.copy_(self.read(name, index))
 
     @property
     def metadata(self) -> Mapping[str, Mapping[str, str]]:
@@ -262,6 +280,10 @@ class ExpertStacks:
             return last[2]
         first = wide[-1].start
         return last[2][..., stored[-1].start - first : stored[-1].stop - first]
+
+
+def _arrange(slot: Slot, block: Tensor, pairs: Bounds, out: Tensor) -> None:
+    out.copy_(slot.arranged_rows(block, pairs))
 
 
 def within(storage: WeightStorage, name: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ versions.
 """
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -250,6 +250,19 @@ class FileRanges:
         if begin is None:
             return None
         return FileRange(file, begin, prod(stop - start for start, stop in pairs) * entry.itemsize)
+
+    def of_rows(self, names: Sequence[str], pairs: Bounds) -> list[FileRange] | None:
+        """Byte ranges of the same contiguous slice of tensors of one dtype and shape; None for any other."""
+        place, entries = self.of(names[0], pairs), [self.entries.get(name) for name in names]
+        first, ranges = self.entries[names[0]], list[FileRange]()
+        if place is None:
+            return None
+        for name, entry in zip(names, entries, strict=True):
+            if entry is None or (entry.dtype, entry.shape) != (first.dtype, first.shape):
+                return None
+            begin = place.begin - first.begin + entry.begin
+            ranges.append(FileRange(self.holders[name], begin, place.nbytes))
+        return ranges if all(map(self.files.is_here, {each.file for each in ranges})) else None
 
     @contextmanager
     def descriptor(self, file: str) -> Iterator[int]:

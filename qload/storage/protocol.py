@@ -160,10 +160,13 @@ def check_out(name: str, out: Tensor, extents: Sequence[int], dtype: torch.dtype
         raise ArgumentError("out", expected, f"{out.dtype} {tuple(out.shape)} on {out.device}")
 
 
-def check_rows(name: str, out: Tensor, shape: Sequence[int], dtype: torch.dtype) -> None:
-    """Raise ArgumentError unless `out` is on the CPU, and of this shape and dtype."""
-    if (tuple(out.shape), out.dtype, out.device.type) != (tuple(shape), dtype, "cpu"):
-        expected = f"{dtype} {tuple(shape)} on the CPU, for {name} and tensors like it"
+def check_rows(
+    name: str, out: Tensor, shape: Sequence[int], dtype: torch.dtype, devices: Sequence[str] = ("cpu",)
+) -> None:
+    """Raise ArgumentError unless `out` is of this shape and dtype, on one of these types of devices."""
+    if (tuple(out.shape), out.dtype) != (tuple(shape), dtype) or out.device.type not in devices:
+        place = " or ".join(devices).replace("cpu", "the CPU").replace("cuda", "a GPU")
+        expected = f"{dtype} {tuple(shape)} on {place}, for {name} and tensors like it"
         raise ArgumentError("out", expected, f"{out.dtype} {tuple(out.shape)} on {out.device}")
 
 

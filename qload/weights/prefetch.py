@@ -11,11 +11,12 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, cycle
 from math import prod
+from operator import mul
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from qload import devices, native
@@ -25,7 +26,7 @@ from qload.lazy_torch import Tensor, torch
 from qload.sentences import Digit
 from qload.storage import FileRange, FileRanges, FillingStorage, SafetensorsStorage, WeightStorage
 from qload.storage.file_reads import Bounds
-from qload.storage.protocol import bounds
+from qload.storage.protocol import AskedRows, bounds
 
 log: logging.Logger = logging.getLogger("qload")
 
@@ -561,6 +562,54 @@ def read_to_cuda(storage: WeightStorage, name: str, index: Index, device: torch.
             if tensor is not None:
                 return tensor
     return storage.read(name, index).to(device)
+
+
+def read_rows_natively(storage: WeightStorage, asked: Sequence[AskedRows]) -> list[AskedRows]:
+    """Read rows on one device in native threads, with one job for all; returns the entries that are left.
+
+    Left are rows with gaps in the file, other storages than files, few bytes, and reads that failed.
+    """
+    if type(storage) is not SafetensorsStorage or sum(out.nbytes for *_, out in asked) <= MIN_SHARED_BYTES:
+        return list(asked)
+    device, ranges, left = asked[0][2].device, storage.ranges, list[AskedRows]()
+    moves, begun = list[FileMoveRequest](), list[tuple[AskedRows, Tensor, int]]()
+    for entry in asked:
+        names, index, out = entry
+        info = storage.info(names[0])
+        pairs = bounds(names[0], info.shape, index)
+        expected = (len(names), *(stop - start for start, stop in pairs)), TORCH[info.stored_dtype]
+        places = ranges.of_rows(names, pairs) if (tuple(out.shape), out.dtype) == expected else None
+        if places is None or not out.numel():
+            left.append(entry)
+            continue
+        target, bits, digits = out, 8, list[Digit]()
+        if not out[0].is_contiguous() and device.type == "cpu":
+            bits, digits = 8 * out.itemsize, _row_digits(out[0])
+        elif not out[0].is_contiguous():
+            target = torch.empty(out.shape, dtype=out.dtype, device=device)
+        begun.append((entry, target, len(moves)))
+        moves += [FileMoveRequest(*each, bits, digits) for each in zip(places, target, strict=True)]
+    home = torch.cuda.current_stream(device) if device.type == "cuda" else None
+    reader = native_reader(storage, device, native.threads(), home) if moves else None
+    if reader is None:
+        return list(asked)
+    order = sorted(range(len(moves)), key=lambda at: moves[at].source)  # of the files
+    with closing(reader):
+        job = reader.begin([moves[at] for at in order])
+        moved = set() if job is None else {at for at, done in zip(order, job.moved, strict=True) if done}
+    for entry, target, first in begun:
+        if not moved.issuperset(range(first, first + len(target))):
+            left.append(entry)
+        elif target is not entry[2]:
+            entry[2].copy_(target)
+    return left
+
+
+def _row_digits(row: Tensor) -> list[Digit]:
+    """Digits of a copy from contiguous elements to the strides of a row."""
+    sizes = [*row.shape[1:], 1]
+    inner = accumulate(reversed(sizes), mul)
+    return [Digit(*each) for each in zip(row.shape, [*inner][::-1], row.stride(), strict=True)]
 
 
 def _split_piece(piece: Piece, max_bytes: int) -> Iterator[Piece]:

@@ -41,7 +41,7 @@ from qload.storage import FillingStorage, TensorInfo, WeightStorage, check_name
 from qload.storage.protocol import AskedRows, read_array, read_rows
 from qload.weights.casts import by_role
 from qload.weights.ledger import Ledger, LoadReport
-from qload.weights.prefetch import find_file_elements, read_to_cuda
+from qload.weights.prefetch import find_file_elements, read_rows_natively, read_to_cuda
 from qload.weights.stream import Load, stream_loads
 
 MAX_STAGED_BYTES = 4 << 20  # read to the CPU at once, on the way to a device; larger tensors are read alone
@@ -508,24 +508,44 @@ class Weights(TensorSource):
             if not all(map(keys.__contains__, names)):
                 stored = [self._stored(name) for name in names]
             is_cast = bool(stored) and out.dtype != TORCH[storage.info(stored[0]).stored_dtype]
-            large = out.device.type != "cpu" and out[:1].nbytes > MAX_STAGED_BYTES
-            if is_cast or large or not hasattr(storage, "read_rows"):
-                for name, row in zip(stored, out, strict=True):
-                    tensor = self.read(name, index, role=Role.FLOAT if is_cast else Role.WORD)
-                    if tensor.dtype != out.dtype:
-                        raise ArgumentError("asked", f"{tensor.dtype}, as {name}", str(out.dtype))
-                    row.copy_(tensor)
-            elif out.device.type == "cpu":
+            if not is_cast and hasattr(storage, "read_rows"):
                 together.append((stored, index, out))
-            else:
-                step = max(1, MAX_STAGED_BYTES // max(1, out[:1].nbytes))
-                for at in range(0, len(stored), step):
-                    rows = out[at : at + step]
-                    staged = torch.empty(rows.shape, dtype=out.dtype, device="cpu")
-                    read_rows(storage, [(stored[at : at + step], index, staged)])
-                    rows.copy_(staged)
-        if together:
-            read_rows(storage, together)
+                continue
+            for name, row in zip(stored, out, strict=True):
+                tensor = self.read(name, index, role=Role.FLOAT if is_cast else Role.WORD)
+                if tensor.dtype != out.dtype:
+                    raise ArgumentError("asked", f"{tensor.dtype}, as {name}", str(out.dtype))
+                row.copy_(tensor)
+        arrange: list[Callable[[], object]] = []
+        if isinstance(storage, ExpertStacks):
+            together, arrange = storage.reads_of_rows(together)
+            storage = storage.storage
+        left = list[AskedRows]()
+        for device in dict.fromkeys(out.device for *_, out in together):
+            left += read_rows_natively(storage, [entry for entry in together if entry[2].device == device])
+        on_cpu = [entry for entry in left if entry[2].device.type == "cpu"]
+        if on_cpu:
+            read_rows(storage, on_cpu)
+        for names, index, out in left:
+            if out.device.type != "cpu":
+                self._read_to_device(storage, names, index, out)
+        for run in arrange:
+            run()
+
+    def _read_to_device(
+        self, storage: WeightStorage, names: Sequence[str], index: tuple[slice, ...], out: Tensor
+    ) -> None:
+        """Read rows to a device: large ones alone, others together through the CPU."""
+        if out.device.type == "cuda" and out[:1].nbytes > MAX_STAGED_BYTES:
+            for name, row in zip(names, out, strict=True):
+                row.copy_(read_to_cuda(storage, name, index, out.device))
+            return
+        step = max(1, MAX_STAGED_BYTES // max(1, out[:1].nbytes))
+        for at in range(0, len(names), step):
+            rows = out[at : at + step]
+            staged = torch.empty(rows.shape, dtype=out.dtype, device="cpu")
+            read_rows(storage, [(names[at : at + step], index, staged)])
+            rows.copy_(staged)
 
     def read_fact(self, name: str, role: Role = Role.INDEX) -> Tensor:
         """Read the whole tensor `name` to the CPU, without a cast whatever its `role`."""
