@@ -5,6 +5,8 @@ One expert is described; headers and facts of the others are compared with it. T
 gives the slices. Each tensor is read for all experts at once, into the rows of a stack (E, ...); the storage
 knows whether experts are separate tensors or slices of one.
 
+A loader that repacks converts runs of experts at once, each run folded into one layer (`folding`).
+
 Formats that convert tensors after a read (`Weight.resolve`), and loaders with their own `load`, load one
 expert after another; the results are stacked.
 """
@@ -17,7 +19,7 @@ from types import MappingProxyType
 
 from qload import devices
 from qload.dtypes import TORCH
-from qload.errors import ArgumentError, UnsupportedFormatError
+from qload.errors import ArgumentError, MismatchError, RepackError, UnsupportedFormatError
 from qload.experts.activation import ExpertFacts, facts_of
 from qload.experts.expert_description import (
     DescribedExperts,
@@ -27,6 +29,7 @@ from qload.experts.expert_description import (
     describe_experts,
 )
 from qload.experts.expert_parallel import ExpertSplit, LocalExperts, grid, local_experts
+from qload.experts.folding import fold, has_stored_axes, joined_axis, unfold
 from qload.experts.names import ExpertNames, find_experts, stored_tensors
 from qload.experts.stacked_storage import StackedLayers
 from qload.experts.weight import ExpertsWeight, Stack, StackedWeight, Stacking, differing_experts
@@ -38,13 +41,16 @@ from qload.loader.description import check_alike as check_parts
 from qload.loader.description import configs_apart, in_one_convention
 from qload.loader.layer_values import check_scales, is_finite
 from qload.loader.sharding import Share, shares_of
+from qload.loader.source import WrappedSource
 from qload.parallel import ProcessGroup
-from qload.spec import PARTS, Layer, Role, TensorSpec, Weight
+from qload.spec import Layer, Role, TensorSpec, Weight
 from qload.spec.weight import tensor_names
 from qload.storage.protocol import AskedRows
 
 ELSEWHERE = "of an expert that another rank has"
-RUN_BYTES = 8 << 20  # of the experts whose tensors are read one after another, in the order of files
+RUN_BYTES = 8 << 20  # of experts that are repacked at once
+READ_BYTES = 16 << 20  # of experts that are read at once
+DEVICE_RUN_BYTES = 256 << 20  # of both on a GPU
 
 
 @dataclass(frozen=True)
@@ -195,7 +201,7 @@ def _are_finite(
     info = weights.info(names[0])
     if not (info.stored_dtype.is_floating_point or spec.is_exponents or spec.scale_bytes):
         return True  # integers, with scales of their own
-    step, shape = max(1, RUN_BYTES // max(1, info.nbytes)), info.shape
+    step, shape = max(1, READ_BYTES // max(1, info.nbytes)), info.shape
     index: tuple[slice, ...] = ()
     if spec.scale_bytes is not None:
         index = (*(slice(None) for _ in shape[1:]), spec.scale_bytes.slice)
@@ -254,7 +260,9 @@ def _load_stacks(requests: Sequence[StackRequest]) -> list[Stack]:
     if any(reader is None for reader in readers):
         return [_load_one_by_one(request) for request in requests]
     bytes_of_all = sum(reader.expert_bytes for reader in readers if reader)
-    count, step = len(request.experts), max(1, RUN_BYTES // max(1, bytes_of_all))
+    on_host = request.weights.device.type == "cpu"
+    count = len(request.experts)
+    step = max(1, (READ_BYTES if on_host else DEVICE_RUN_BYTES) // max(1, bytes_of_all))
     for at in range(0, count, step):
         runs = [reader.reads(at, min(at + step, count)) for reader in readers if reader]
         request.weights.read_rows([read for run in runs for read in run])
@@ -262,18 +270,40 @@ def _load_stacks(requests: Sequence[StackRequest]) -> list[Stack]:
 
 
 def _load_in_steps(request: StackRequest, step: LoadedStep) -> Stack:
-    """Load runs of experts, and convert one expert after another: the stored form of a run is in memory."""
+    """Load runs of experts, and convert each run at once: the stored form of a run is in memory."""
     stacking, source = Stacking(request.name, len(request.experts)), request.described.source
-    experts, count = request.experts, 1
+    run_bytes = RUN_BYTES if request.weights.device.type == "cpu" else DEVICE_RUN_BYTES
+    experts, count = request.experts, 1  # the first expert alone: the others are compared with it
+    folds = request.reads_whole and not request.described.others
     while experts:
         run = replace(request, experts=experts[:count])
         (stored,) = _load_stacks([run])
-        for expert, weight in zip(run.experts, stored, strict=True):
-            parts = [Part(prefix) for prefix in request.prefixes(expert)]
-            stacking.put(step(source, weight, parts, request.split))
+        folds = folds and (stacking.first is None or _put_folded(run, step, stored, stacking))
+        if not folds or experts.start == request.experts.start:
+            for expert, weight in zip(run.experts, stored, strict=True):
+                parts = [Part(prefix) for prefix in request.prefixes(expert)]
+                converted = step(source, weight, parts, request.split)
+                if converted is weight and folds:  # it stays as stored
+                    return _load_stacks([request])[0]
+                stacking.put(converted)
         experts = experts[count:]
-        count = max(1, RUN_BYTES // max(1, sum(tensor[:1].nbytes for tensor in stored.tensors.values())))
+        count = max(1, run_bytes // max(1, sum(tensor[:1].nbytes for tensor in stored.tensors.values())))
     return stacking.stack()
+
+
+def _put_folded(request: StackRequest, step: LoadedStep, stored: Stack, stacking: Stacking) -> bool:
+    """Convert experts as one layer, and add them to a stack; False: each has to be converted alone."""
+    assert stacking.first is not None
+    weight, source = fold(stored, stacking.first), WrappedSource(request.described.source, ledger="later")
+    if weight is None:
+        return False
+    parts = [Part(prefix) for expert in request.experts for prefix in request.prefixes(expert)]
+    try:
+        stacking.put_stack(unfold(step(source, weight, parts, request.split), stored))
+    except (RepackError, MismatchError):  # of one of them
+        return False
+    source.commit()
+    return True
 
 
 def _load_one_by_one(request: StackRequest) -> Stack:
@@ -337,8 +367,6 @@ class StackReader:
         self._complete_others()
         if self._refuses:
             self._check_scales()
-        for name, stack in self.tensors.items():
-            self.tensors[name] = stack.to(request.weights.device)
         names = list[str]()
         for expert in request.experts:
             names.append(", ".join(request.prefixes(expert)))
@@ -357,7 +385,7 @@ class StackReader:
         for note in described.notes(request.matrices, request.experts):
             described.source.note(note)
         fields = (name for name in tensor_names(fmt.weight_type) if name in self.tensors)
-        tensors = {name: self.tensors[name] for name in fields}
+        tensors = {name: self.tensors[name].to(request.weights.device) for name in fields}
         return Stack(fmt.weight_type, fmt.config, layer, tuple(names), tensors)
 
     def _complete(self, layers: Sequence[LayerDescription]) -> list[LayerDescription]:
@@ -415,7 +443,7 @@ class StackReader:
     def _add_tensor(self, spec: TensorSpec) -> None:
         """Allocate a tensor of all experts, and list its reads: of each part, unless all have the same."""
         request, weights, experts = self.request, self.request.weights, self.request.experts
-        join = _joined_axis(spec) if len(self.shares) > 1 else None
+        join = joined_axis(spec) if len(self.shares) > 1 else None
         names = [
             request.described.names[matrix][spec.name][experts.start : experts.stop]
             for matrix in (request.matrices if join is not None else request.matrices[:1])
@@ -456,7 +484,7 @@ class StackReader:
     def _check_weights(self, layer: Layer, names: Sequence[str]) -> None:
         """Check experts against the declaration: the first, or all if their facts or values differ.
 
-        Headers and facts of whole layers were checked before.
+        Headers and facts of whole layers were checked before. Facts are on the host: nothing waits for a GPU.
         """
         share, fmt = self.shares[0], self.layers[0].format
         looks_at_values = fmt.weight_type.__post_init__ is not Weight.__post_init__
@@ -470,11 +498,8 @@ class StackReader:
 
 
 def _is_rectangle(spec: TensorSpec, share: Share) -> bool:
-    """Return whether a share is a rectangle of the stored tensor; a view may differ in axes of length 1."""
-    if spec.view is None:
-        return not share.slices_of(spec).columns
-    stored, viewed = ([axis.text for axis in axes if axis.text != "1"] for axes in (spec.axes, spec.places))
-    return stored == viewed
+    """Return whether a share is a rectangle of the stored tensor."""
+    return not share.slices_of(spec).columns if spec.view is None else has_stored_axes(spec)
 
 
 def _stored_slices(spec: TensorSpec, share: Share) -> tuple[slice, ...]:
@@ -485,12 +510,6 @@ def _stored_slices(spec: TensorSpec, share: Share) -> tuple[slice, ...]:
     if not any(spans):
         return ()
     return tuple(slice(None) if span is None else slice(*span) for span in spans)
-
-
-def _joined_axis(spec: TensorSpec) -> int | None:
-    """Number of the stored axis along which parts are joined; None if all parts have the same tensor."""
-    axes = enumerate(spec.axes)
-    return next((at for at, axis in axes if axis.follows("N") or axis.dim == PARTS), None)
 
 
 # Biases

@@ -152,6 +152,11 @@ class Stacking:
         self._names: list[str] = []
         self._tensors: dict[str, Tensor] = {}
 
+    @property
+    def first(self) -> Weight | None:
+        """The first expert, over its rows; None before it."""
+        return self._first
+
     def places(self) -> dict[str, Tensor]:
         """Rows of the next expert, by field; empty before the first."""
         at = len(self._names)
@@ -162,13 +167,20 @@ class Stacking:
         if self._first is None:
             self._tensors = {field: self._empty(tensor) for field, tensor in weight.fields().items()}
             self._first = type(weight).unchecked(weight.config, weight.layer, self.places())
-        self._first, weight = _like(self._first, weight), _like(weight, self._first)
-        check_alike(self._first, weight)
+        self._check(weight)
         for field, place in self.places().items():
             held = weight.fields()[field]
             if held.data_ptr() != place.data_ptr() or not held.numel():
                 place.copy_(held)
         self._names.append(weight.layer.name)
+
+    def put_stack(self, stack: Stack) -> None:
+        """Add the next experts, after the first one."""
+        at = len(self._names)
+        self._check(stack.expert(0))
+        for field, tensor in stack.tensors.items():
+            self._tensors[field][at : at + len(stack)].copy_(tensor)
+        self._names += stack.names
 
     def stack(self) -> Stack:
         """Return the complete stack; ArgumentError for a missing expert."""
@@ -177,6 +189,13 @@ class Stacking:
         first = self._first
         layer = replace(first.layer, name=self._name)
         return Stack(type(first), first.config, layer, tuple(self._names), self._tensors)
+
+    def _check(self, weight: Weight) -> None:
+        """Compare an expert with the first; their conventions of zero points become one."""
+        assert self._first is not None
+        first, weight = _like(self._first, weight), _like(weight, self._first)
+        check_alike(first, weight)
+        self._first = first
 
     def _empty(self, tensor: Tensor) -> Tensor:
         shape = (self._count, *tensor.shape)
