@@ -1,21 +1,30 @@
 """vLLM's experts by Marlin on the same weights, where it can be imported: 4 bits, symmetric, fp16."""
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from qload.experts import GatedActivation
 from qload.kernel_formats import repack
+from qload.kernels.cuda import decoder_ops
+from qload.kernels.scalar_type import scalar_types
 from tests.gpu.expert_layers import Experts, Tokens
 
 BLOCKS = (8, 16, 32, 48, 64)  # rows of a block
 FILLED = 0.9  # of a block, by an expert's rows on average, from which the next larger is taken
 
 
+SILU = GatedActivation("silu")
+
+
 def here() -> bool:
-    """Whether vLLM can be imported."""
-    return find_spec("vllm") is not None
+    """Return whether vLLM can be imported, or its library of experts is loaded."""
+    if find_spec("vllm") is not None:
+        import_module("vllm._custom_ops")
+    return hasattr(torch.ops._moe_C, "moe_wna16_marlin_gemm")
 
 
 class MarlinExperts:
@@ -29,9 +38,7 @@ class MarlinExperts:
 
     def __call__(self, chosen: Tokens) -> Tensor:
         """y (M, hidden); ids are int32, weights float32."""
-        from vllm import _custom_ops as ops
-        from vllm.scalar_type import scalar_types
-
+        ops = torch.ops._moe_C
         (M, hidden), top = chosen.x.shape, chosen.ids.shape[1]
         pairs = M * top
         block = next((each for each in BLOCKS if pairs < FILLED * each * self.experts), BLOCKS[-1])
@@ -48,13 +55,17 @@ class MarlinExperts:
             weight, scales = matrix
             ops.moe_wna16_marlin_gemm(
                 x, y, weight, None, scales, None, None, None, self.locks, order, of_block, count,
-                chosen.weights, moe_block_size=block, top_k=shared, mul_topk_weights=weighted,
-                b_q_type=scalar_types.uint4b8, size_m=x.shape[0], size_n=y.shape[1], size_k=x.shape[1],
-                use_atomic_add=False, use_fp32_reduce=True, is_zp_float=False,
+                chosen.weights, block, shared, weighted, scalar_types.uint4b8.id, x.shape[0], y.shape[1],
+                x.shape[1], False, True, False, -1, -1, -1,
             )  # fmt: skip
 
         product(chosen.x, gate_up, self.both[0], top, False)
-        torch.ops._C.silu_and_mul(between, gate_up)
+        if hasattr(torch.ops._C, "silu_and_mul"):
+            torch.ops._C.silu_and_mul(between, gate_up)
+        else:  # the library of experts has no activations
+            gated = decoder_ops.gated(gate_up, SILU)
+            assert gated is not None
+            between = gated
         product(between, down, self.both[1], 1, True)
         y = torch.empty_like(chosen.x)
         ops.moe_sum(down.view(M, top, hidden), y)

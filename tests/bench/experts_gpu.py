@@ -1,15 +1,18 @@
-"""Experts of three models beside their floor and fp16: `python -m tests.bench.experts_gpu --help`.
+"""Experts of models beside their floor and fp16: `python -m tests.bench.experts_gpu --help`.
 
 The floor is the time that the codes and scales of the experts that were chosen take to be read, at the rate
 of one long read of the same run. fp16 is what torch makes of the same experts in fp16, one after another,
 with the rows of each known to the host. Where a folder of peers has vLLM, its experts by Marlin stand
-beside, on the same weights. No time is shown for a result that fails its check.
+beside, on the same weights of 4 bits. No time is shown for a result that fails its check.
+
+`--formats` names formats of checkpoints (`expert_formats`): their experts are loaded with target "auto", and
+multiply inputs that are not quantized.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,11 +24,14 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from qload import ExpertFacts, ExpertsWeight, GatedActivation, MemoryStorage, Weights, loader_from_config
 from qload.errors import ArgumentError
 from qload.kernels.cuda import experts
 from qload.kernels.cuda.experts_launches import ExpertMatrix
 from qload.kernels.cuda.module import native, stream
+from qload.spec import Weight
 from tests.bench import peer_folder
+from tests.bench.expert_formats import FORMATS, Format, expert_shapes
 from tests.bench.expert_peers import MarlinExperts, here
 from tests.bench.timing import microseconds, replayed
 from tests.gpu.expert_layers import Experts, Tokens, tokens
@@ -52,7 +58,10 @@ MODELS = (
     Model("Mixtral 8x7B", 4096, 14336, 8, 2, 2),
     Model("Qwen3-30B-A3B", 2048, 768, 128, 8, 5),
     Model("DeepSeek V2", 5120, 1536, 160, 6, 2),
+    Model("DeepSeek V3", 7168, 2048, 256, 8, 1),
+    Model("gpt-oss 20B", 2880, 2880, 32, 4, 4),
 )
+FACTS = ExpertFacts(GatedActivation("silu"))
 
 
 def drawn(model: Model, bits: int, group: int) -> Experts:
@@ -93,11 +102,11 @@ def ours(held: Experts, chosen: Tokens, way: str = "") -> Tensor:
 class Dense:
     """The same experts in fp16, and the rows of each."""
 
-    def __init__(self, held: Experts, chosen: Tokens) -> None:
+    def __init__(self, weight: Callable[[str, int], Weight], chosen: Tokens) -> None:
         self.chosen = chosen
         self.rows = {e: (chosen.ids == e).nonzero().T for e in chosen.ids.unique().tolist()}
         self.both = {
-            e: tuple(held.weight(name, e).dequantize(torch.float16) for name in ("gate_up", "down"))
+            e: tuple(weight(name, e).dequantize(torch.float16) for name in ("gate_up", "down"))
             for e in self.rows
         }
 
@@ -130,7 +139,7 @@ def measure(model: Model, asked: argparse.Namespace, rate: float) -> Iterator[di
         active = mean(each.ids.unique().numel() for each in chosen)
         row: dict[str, Any] = {"model": model.name, "M": M, "active": active, "bits": asked.bits}
         row |= {"floor": active * bytes_of(layers[0]) / rate}
-        dense = Dense(layers[0], chosen[0])
+        dense = Dense(layers[0].weight, chosen[0])
         for way in ("", *experts.WAYS):
             if way == "few" and M > MOST_TOKENS_OF_FEW:
                 continue
@@ -146,6 +155,40 @@ def measure(model: Model, asked: argparse.Namespace, rate: float) -> Iterator[di
         yield row
         del dense
         torch.cuda.empty_cache()
+
+
+def loaded(model: Model, kind: Format) -> ExpertsWeight:
+    """Random experts of a format on the device."""
+    tensors = kind.matrices(expert_shapes("experts", model.experts, model.hidden, model.inner))
+    loader = loader_from_config(dict(kind.config), target="auto")
+    weights = Weights(MemoryStorage(tensors), loader=loader, device="cuda", dtype=torch.float16)
+    return weights.get_experts("experts", facts=FACTS)
+
+
+def measure_format(model: Model, kind: Format, tokens_of: list[int], rate: float) -> Iterator[dict[str, Any]]:
+    """One row for each number of tokens, by the module of typed experts."""
+    layers = [loaded(model, kind) for _ in range(model.layers)]
+    modules = [layer.get_linear(activations="unquantized", dtype=torch.float16) for layer in layers]
+    nbytes = sum(tensor.nbytes for tensor in layers[0].fields().values()) / model.experts
+
+    def weight(name: str, expert: int) -> Weight:
+        made: Weight = getattr(layers[0], name).expert(expert)
+        return made
+
+    for M in tokens_of:
+        count = CALLS if M == 1 else FEW_CALLS
+        chosen = [
+            tokens(M, model.hidden, model.top, model.experts, torch.float16, seed) for seed in range(count)
+        ]
+        active = mean(each.ids.unique().numel() for each in chosen)
+        row: dict[str, Any] = {"model": model.name, "M": M, "active": active, "floor": active * nbytes / rate}
+        calls = [
+            partial(modules[i % len(modules)], each.x, each.ids, each.weights)
+            for i, each in enumerate(chosen)
+        ]
+        time, y = replayed([calls])[0]
+        row["us"] = time if right(y, Dense(weight, chosen[0])) else None
+        yield row
 
 
 def cells(row: dict[str, Any]) -> list[str]:
@@ -170,7 +213,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, nargs="*", default=[1, 8, 64])
     parser.add_argument("--bits", type=int, default=4)
     parser.add_argument("--group", type=int, default=128, help="-1: one scale a column")
-    parser.add_argument("--peers", type=Path, help="a folder of wheels, vLLM's among them")
+    parser.add_argument("--formats", nargs="*", default=[], choices=[*FORMATS])
+    parser.add_argument("--peers", type=Path, help="a folder of wheels, vLLM's among them, or its library")
     parser.add_argument("--json", help="a file for all numbers")
     asked = parser.parse_args()
     if asked.peers and asked.bits != 4:
@@ -181,12 +225,17 @@ def main() -> None:
             raise ArgumentError("peers", "a folder with vLLM's wheel", str(asked.peers))
     table, rows, rate = Table(*COLUMNS, box=None), [], read_rate()
     sys.stderr.write(f"read rate {rate / 1e6:.2f} TB/s\n")
-    for model in MODELS:
-        for row in measure(model, asked, rate) if model.name in asked.models else ():
-            rows.append(row)
-            table.add_row(*cells(row))
-            sys.stderr.write(" ".join(cells(row)) + "\n")
-        torch.cuda.empty_cache()
+    for model in (each for each in MODELS if each.name in asked.models):
+        by_format = [
+            (name, measure_format(model, FORMATS[name], asked.tokens, rate)) for name in asked.formats
+        ]
+        for name, found in by_format or [("", measure(model, asked, rate))]:
+            for row in found:
+                row["model"] = f"{model.name} {name}".rstrip()
+                rows.append(row)
+                table.add_row(*cells(row))
+                sys.stderr.write(" ".join(cells(row)) + "\n")
+            torch.cuda.empty_cache()
     Console(width=16 * len(COLUMNS)).print(table)
     if asked.json:
         with open(asked.json, "w") as file:
