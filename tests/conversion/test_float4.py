@@ -120,6 +120,8 @@ def test_mxfp4_has_the_same_bytes_in_every_program(to: str, names: tuple[str, st
     assert_converted(source, tmp_path / to, to)
     assert_converted(tmp_path / to, tmp_path / "back", "mxfp4")
 
+    config = json.loads((tmp_path / to / "config.json").read_text())
+    assert config.keys() == {"quantization" if to == "mxfp4_mlx" else "quantization_config"}
     stored, new = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / to))
     last = load_file(tmp_path / "back" / "model.safetensors")
     for name, theirs, ours in zip(

@@ -158,6 +158,18 @@ def test_a_share_is_refused_for_the_exponents_of_its_layer() -> None:
         repack(mxfp4_with(125), "strips", whole=mxfp4_with(125, 100))
 
 
+def test_every_rank_refuses_for_the_exponents_of_one(tmp_path: Path) -> None:
+    content = mxfp4_with(125, 125, 125, 100).blocks.numpy().tobytes()
+    (tmp_path / "a.gguf").write_bytes(gguf_file({}, {"blk.0.a.weight": ("MXFP4", (1, 128), content)}))
+
+    for rank in FakeWorld(2):
+        with (
+            open_checkpoint(tmp_path, target="strips", process_group=rank) as weights,
+            pytest.raises(RepackError, match=r"1 of 4 scales .* more than"),
+        ):
+            weights.get_weights_row("blk.0.a")
+
+
 def test_auto_and_explain_choose_the_same_kernel_format_for_every_type(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
