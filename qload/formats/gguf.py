@@ -152,7 +152,7 @@ class GGUFWeight(spec.Weight):
 
     @classmethod
     def from_integers(cls, integers: Integers, origin: Origin | None = None) -> GGUFWeight:
-        """Convert `integers` exactly to Q4_0 or Q8_0, or raise RepackError."""
+        """Convert `integers` exactly to Q4_0 or Q8_0, or raise RepackError; `origin`: not needed."""
         integers.reject(cls.format, _why_not_blocks(integers))
         kind, K = INTEGER_TYPES[integers.bits], integers.layer.K
         size = K if integers.groups == 1 else integers.group_size

@@ -394,7 +394,7 @@ class Fp4MarlinConfig(spec.Grouped, spec.Config):
 
     group_size: int
     divides: bool = False
-    ggml: bool = field(default=False, kw_only=True)
+    ggml: bool = field(default=False, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.group_size not in SCALE_DTYPES:

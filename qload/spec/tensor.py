@@ -117,7 +117,7 @@ class TensorSpec:
     view: str | None = None
     spent: bool = False
     scale_bytes: ScaleBytes | None = None
-    decisive: bool = False
+    decisive: bool = field(default=False, repr=False)
     reason: str = ""
 
     @cached_property
