@@ -79,6 +79,8 @@ from .formats import EETQConfig as EETQConfig
 from .formats import EETQWeight as EETQWeight
 from .formats import Exl2Config as Exl2Config
 from .formats import Exl2Weight as Exl2Weight
+from .formats import Exl3Config as Exl3Config
+from .formats import Exl3Weight as Exl3Weight
 from .formats import Fp8Config as Fp8Config
 from .formats import Fp8Weight as Fp8Weight
 from .formats import GGUFConfig as GGUFConfig

@@ -31,6 +31,8 @@ from qload.formats import (
     EETQWeight,
     Exl2Config,
     Exl2Weight,
+    Exl3Config,
+    Exl3Weight,
     Fp8Config,
     Fp8Weight,
     GGUFConfig,
@@ -97,6 +99,10 @@ CONFIGS = ConfigStrategies({
     MarlinWeight: st.builds(MarlinConfig, GROUPS, st.sampled_from([4, 8])),
     Marlin24Weight: st.builds(Marlin24Config, GROUPS, st.sampled_from([4, 8]), compressed=YES),
     Exl2Weight: st.just(Exl2Config()),
+    Exl3Weight: st.builds(
+        Exl3Config, st.sampled_from([1, 1.5, 4, 8]), st.just("mul1"), st.sampled_from(["suh", "su"]),
+        st.sampled_from(["svh", "sv"]),
+    ) | st.builds(Exl3Config, st.integers(1, 8), st.sampled_from(["mcg", "3inst"])),
     EETQWeight: st.just(EETQConfig()),
     Fp8Weight: st.one_of(
         st.builds(Fp8Config, st.sampled_from(["tensor", "channel"]), divide=YES, input_scale=YES),
@@ -195,6 +201,8 @@ def lawful(config: Config, dim: str, size: int, world: int, K: int) -> bool:
         return dim == "N" and share % 32 == 0
     if isinstance(config, EETQConfig):
         return share % 64 == 0
+    if isinstance(config, Exl3Config):
+        return share % 128 == 0
     granules = {
         AWQConfig: (32 // getattr(config, "bits", 4), 1),
         QuarkInt4Config: (8, 1),
@@ -207,6 +215,11 @@ def lawful(config: Config, dim: str, size: int, world: int, K: int) -> bool:
             return share % N == 0
         return share % K == 0 and (config.group_size in (-1, size) or share % config.group_size == 0)
     return True
+
+
+def head_size(weight_type: type[Weight]) -> int:
+    """Return the outputs of a head between whose heads every layer of a format may be cut."""
+    return 128 if weight_type is Exl3Weight else 64
 
 
 def small_integers(shape: tuple[int, ...]) -> torch.Tensor:

@@ -196,12 +196,7 @@ SIGNATURES = (
     ),
     Signature("SINQ", f"the sinq package loads it; {SOURCE}", "W_q integers, scale2|meta.scale2"),
     Signature("HQQ", f"hqq loads it; {SOURCE}", "W_q integers, scale, zero"),
-    Signature("EXL3", f"exllamav3 loads it; {SOURCE}", "trellis i16 (K/16 N/16 W), suh f16 (K), svh f16 (N)"),
-    Signature(
-        "EXL3",
-        f"exllamav3 loads it; {SOURCE}",
-        "trellis i16 (K/16 N/16 W), su i16 (K/16), sv i16 (N/16)",
-    ),
+    Signature("EXL3's n-gram tables", f"exllamav3 loads it; {SOURCE}", "signs, trellis i16"),
     Signature("QTIP", f"the QTIP repository loads it; {SOURCE}", "trellis integers, SU, SV"),
     Signature("QuIP#", f"the QuIP# repository loads it; {SOURCE}", "Qidxs integers, SU, SV"),
     Signature(
@@ -341,7 +336,6 @@ METHODS_ELSEWHERE: Mapping[str, str] = {
     "aqlm": f"transformers loads it where aqlm is installed; {SOURCE}",
     "bitnet": f"transformers loads it; {SOURCE}",
     "bitblas": f"GPTQModel loads it where bitblas is installed; {SOURCE}",
-    "exl3": f"exllamav3 loads it; {SOURCE}",
     "fouroversix": f"transformers loads it where fouroversix is installed; {SOURCE}",
     "fp_quant": TRANSFORMERS.format("fp_quant"),
     "gemma": f"transformers loads it; {SOURCE}",

@@ -436,6 +436,9 @@ class StackReader:
         request = self.request
         index, _, first = self.shares[0].slices_of(spec)
         rows = request.described.fact_rows(spec.name, request.matrices[0], request.experts)
+        if spec.is_per_part:  # equal in all parts
+            self.tensors[spec.name] = rows.reshape(len(rows), 1).repeat(1, len(self.shares))
+            return
         rows = rows[(slice(None), *index)]
         owned = rows.untyped_storage().nbytes() == rows.nbytes
         self.tensors[spec.name] = rows - first if first else rows if owned else rows.clone()

@@ -14,6 +14,7 @@ from qload.formats import (
     compressed_tensors,
     eetq,
     exl2,
+    exl3,
     fp8,
     gguf,
     gptq,
@@ -40,6 +41,7 @@ from qload.formats.compressed_tensors import (
 )
 from qload.formats.eetq import EETQConfig, EETQWeight
 from qload.formats.exl2 import Exl2Config, Exl2Weight
+from qload.formats.exl3 import Exl3Config, Exl3Weight
 from qload.formats.fp8 import Fp8Config, Fp8Weight
 from qload.formats.gguf import GGUFConfig, GGUFWeight
 from qload.formats.gptq import GPTQConfig, GPTQWeight
@@ -72,6 +74,7 @@ MODULES = (
     awq,
     marlin,
     exl2,
+    exl3,
     eetq,
     fp8,
     bnb,
@@ -138,6 +141,8 @@ __all__ = [
     "EETQWeight",
     "Exl2Config",
     "Exl2Weight",
+    "Exl3Config",
+    "Exl3Weight",
     "Fp8Config",
     "Fp8Weight",
     "GGUFConfig",

@@ -17,6 +17,7 @@ from qload.models.stored_layers import (
     check_biases,
     check_matrix,
     first_stored,
+    padded_size,
     stored_parts,
 )
 from qload.parallel import Collectives, collectives_of
@@ -60,6 +61,7 @@ class GatedFeedForward(nn.Module):
         features, inner, outputs = sizes
         names = stored_parts(weights, prefix, GATE_AND_UP, FUSED_GATE_UP)
         down = f"{prefix}.down_proj"
+        inner = padded_size(weights, down, inner)
         check_matrix(weights, names, (inner, inner), features)
         check_matrix(weights, down, [outputs], inner)
         check_biases(weights, names, biases)

@@ -110,6 +110,14 @@ def check_matrix(
             raise ShapeError(prefix, f"({size}{more}, {features}), as the config says{terms}", shape)
 
 
+def padded_size(weights: Weights, prefix: str, size: int) -> int:
+    """Return the inputs of the layer `prefix`: `size`, rounded up if its format stores padded layers."""
+    if weights.loader.shape(weights, prefix)[1] == size:
+        return size
+    multiple = weights.loader.describe(weights, prefix).format.weight_type.padded_to
+    return -(-size // multiple) * multiple
+
+
 def check_biases(weights: Weights, prefixes: Sequence[str] | str, expected: frozenset[str]) -> None:
     """Raise MissingTensorError for a missing bias that the config requires, by its layer's last name part."""
     for prefix in [prefixes] if isinstance(prefixes, str) else prefixes:

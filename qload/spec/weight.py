@@ -425,6 +425,7 @@ class Weight(ABC):
 
     format: ClassVar[str]
     plain: ClassVar[bool] = False  # whether its tensors are not quantized
+    padded_to: ClassVar[int] = 1  # multiple that its writers round N and K up to
     example: ClassVar[Config]  # config for examples of the declaration
     further: ClassVar[tuple[Config, ...]] = ()  # further examples, with other valid cuts
 
@@ -514,6 +515,11 @@ class Weight(ABC):
     def low_rank(self) -> tuple[Tensor, Tensor] | None:
         """Factors A (R, K) and B (N, R) of a term B @ A of the weight; None without the term."""
         return None
+
+    @property
+    def codes_are_transformed(self) -> bool:
+        """Return whether `codes` are those of the weight between transforms."""
+        return self.layer.transforms is not None
 
     def without_low_rank(self) -> Self:
         """Weight without its low-rank term, over the same memory."""

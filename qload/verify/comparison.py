@@ -214,7 +214,7 @@ class Comparison:
             self.first, self.first_run = _first(got, want, apart, start), outputs
         if run.relative > self.farthest:
             self.farthest, self.worst_run = run.relative, outputs
-        if reference.plain and not weight.plain and got.ndim == 2 and weight.layer.transforms is None:
+        if reference.plain and not weight.plain and got.ndim == 2 and not weight.codes_are_transformed:
             codes = weight.codes()
             self._spikes(start, got - want, codes)
             self.fit.add(codes, want if weight.input_factors is None else want / weight.input_factors.float())

@@ -132,6 +132,7 @@ def test_inspect_does_not_import_torch(form: str) -> None:
         "compressed_tensors/pack_w4_g32_asym",
         "bnb/nf4_nested_bf16_storage_128x256",
         "exl2/b4_3_g64_384x32",
+        "exl3/mcg_b1_128x128",
         "models/mxfp4_gpt_oss",
     ]
     commands = [["inspect", str(FIXTURES / model), form] for model in models]

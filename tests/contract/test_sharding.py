@@ -14,7 +14,7 @@ from qload.spec import Weight
 from qload.testing import assert_same_bits, layers
 from qload.weights import Weights
 from tests.example_counts import at_most
-from tests.format_cases import CONFIGS, every_format, lawful, small_integers
+from tests.format_cases import CONFIGS, every_format, head_size, lawful, small_integers
 
 WORLDS = st.sampled_from([2, 3, 4, 8])
 LOADS = {"N": Weights.get_weights_col, "K": Weights.get_weights_row}
@@ -84,7 +84,7 @@ def test_row_shares_sum_to_the_whole_product(weight_type: type[Weight], data: An
 def test_a_packed_layer_is_shared_block_by_block(
     weight_type: type[Weight], data: Any, world: int, how: str
 ) -> None:
-    stored = data.draw(layers(weight_type, CONFIGS[weight_type], N=64 * 4 * world))
+    stored = data.draw(layers(weight_type, CONFIGS[weight_type], N=head_size(weight_type) * 4 * world))
     quarter = stored.N // 4
     sizes = [stored.N // 2] * 2 if how == "count" else [2 * quarter, quarter, quarter]
     blocks = {"count": 2, "sizes": tuple(sizes), "ratio": iter([2, 1, 1])}
@@ -105,8 +105,9 @@ def test_a_packed_layer_is_shared_block_by_block(
 @given(data=st.data(), world=st.sampled_from([1, 2, 4, 8]))
 @at_most(12)
 def test_heads_are_shared_whole(weight_type: type[Weight], data: Any, world: int) -> None:
-    stored = data.draw(layers(weight_type, CONFIGS[weight_type], N=64 * (8 + 2 + 2), most=1))
-    heads = stored.weight().dequantize().split(64, -2)
+    size = head_size(weight_type)
+    stored = data.draw(layers(weight_type, CONFIGS[weight_type], N=size * (8 + 2 + 2), most=1))
+    heads = stored.weight().dequantize().split(size, -2)
     own = [(range(8), 8), (range(8, 10), 2), (range(10, 12), 2)]
 
     for rank in FakeWorld(world):
@@ -117,7 +118,7 @@ def test_heads_are_shared_whole(weight_type: type[Weight], data: Any, world: int
             block[rank.rank() * count // world :][: max(1, count // world)] for block, count in own
         ]  # of two keys on four ranks: 0, 0, 1, 1
         assert_same_bits(share.dequantize(), torch.cat([heads[head] for block in mine for head in block], -2))
-        assert share.layer.parts == tuple(64 * len(block) for block in mine)
+        assert share.layer.parts == tuple(size * len(block) for block in mine)
 
 
 @every_format
@@ -126,12 +127,13 @@ def test_heads_are_shared_whole(weight_type: type[Weight], data: Any, world: int
 def test_heads_of_separate_layers_are_shared_as_those_of_a_fused_one(
     weight_type: type[Weight], data: Any, world: int
 ) -> None:
-    q = data.draw(layers(weight_type, CONFIGS[weight_type], N=64 * 8, most=1))
-    k, v = (data.draw(layers(weight_type, st.just(q.config), N=64 * 2, K=q.K)) for _ in "kv")
+    size = head_size(weight_type)
+    q = data.draw(layers(weight_type, CONFIGS[weight_type], N=size * 8, most=1))
+    k, v = (data.draw(layers(weight_type, st.just(q.config), N=size * 2, K=q.K)) for _ in "kv")
     for name in {spec.name for spec in weight_type.tensors(q.config) if spec.index_of} & set(q.tensors):
         k.tensors[name] = v.tensors[name] = q.tensors[name]
     tensors = {**q.named("q"), **k.named("k"), **v.named("v")}
-    heads = {name: one.weight().dequantize().split(64, -2) for name, one in (("q", q), ("k", k), ("v", v))}
+    heads = {name: one.weight().dequantize().split(size, -2) for name, one in (("q", q), ("k", k), ("v", v))}
 
     for rank in FakeWorld(world):
         weights = Weights(type(q.storage())(tensors), loader=q.loader(), process_group=rank)
@@ -143,7 +145,7 @@ def test_heads_of_separate_layers_are_shared_as_those_of_a_fused_one(
             for name, each in heads.items()
         }
         assert_same_bits(share.dequantize(), torch.cat([head for each in mine.values() for head in each], -2))
-        assert share.layer.parts == tuple(64 * len(each) for each in mine.values())
+        assert share.layer.parts == tuple(size * len(each) for each in mine.values())
         assert_same_bits(alone.dequantize(), torch.cat(mine["k"], -2))
 
 
@@ -151,7 +153,7 @@ def test_heads_of_separate_layers_are_shared_as_those_of_a_fused_one(
 @given(data=st.data(), world=st.sampled_from([1, 2, 4]))
 @at_most(12)
 def test_fused_layers_are_shared_part_by_part(weight_type: type[Weight], data: Any, world: int) -> None:
-    first = data.draw(layers(weight_type, CONFIGS[weight_type], N=64 * world))
+    first = data.draw(layers(weight_type, CONFIGS[weight_type], N=head_size(weight_type) * world))
     other = data.draw(layers(weight_type, st.just(first.config), N=128 * world, K=first.K))
     for name in {spec.name for spec in weight_type.tensors(first.config) if spec.index_of} & set(
         first.tensors

@@ -213,20 +213,8 @@ FOREIGN: list[tuple[str, dict[str, Tensor]]] = [
     ("SINQ", {"W_q": zeros(16, 64, dtype=U8), "scale": ones(32, 1), "zero": ones(32, 1), "scale2": ones(64)}),
     ("HQQ", {"W_q": zeros(16, 64, dtype=U8), "scale": ones(32, 1), "zero": ones(32, 1)}),
     (
-        "EXL3",
-        {
-            "trellis": zeros(8, 16, 64, dtype=torch.int16),
-            "suh": ones(128, dtype=torch.float16),
-            "svh": ones(256, dtype=torch.float16),
-        },
-    ),
-    (
-        "EXL3",
-        {
-            "trellis": zeros(8, 16, 64, dtype=torch.int16),
-            "su": zeros(8, dtype=torch.int16),
-            "sv": zeros(16, dtype=torch.int16),
-        },
+        "EXL3's n-gram tables",
+        {"trellis": zeros(8, 160, dtype=torch.int16), "signs": zeros(8, 10, dtype=torch.int16)},
     ),
     ("QTIP", {"trellis": zeros(8, 64, dtype=torch.int16), "SU": ones(64), "SV": ones(64)}),
     ("QuIP#", {"Qidxs": zeros(8, 8, dtype=torch.int64), "SU": ones(64), "SV": ones(64)}),

@@ -161,6 +161,10 @@ EXL2 = {
     "quant_method": "exl2", "version": "0.2", "bits": 4.5, "head_bits": 6, "calibration": {},
     "modules_to_not_convert": ["head"],
 }  # fmt: skip
+EXL3 = {
+    "quant_method": "exl3", "version": "1.6.5", "bits": 4.8, "head_bits": 6, "codebook": "mcg",
+    "modules_to_not_convert": ["head"],
+}  # fmt: skip
 SECTIONS: dict[str, dict[str, Any]] = {
     "gptq": GPTQ,
     "gptq_marlin": {**GPTQ, "quant_method": "gptq_marlin"},
@@ -185,6 +189,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "mixed": MIXED,
     "auto-round": AUTO_ROUND,
     "exl2": EXL2,
+    "exl3": EXL3,
     "eetq": {"quant_method": "eetq", "weights": "int8", "modules_to_not_convert": ["head"]},
     "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["head"]},
     "gguf": {"quant_method": "gguf"},

@@ -4,6 +4,7 @@ of who is quantized at all."""
 from tests.faults.fault import Fault
 
 _EXL2, _GROUPS = "qload/formats/exl2.py", "qload/layouts/exl2.py"
+_EXL3, _TRELLIS = "qload/formats/exl3.py", "qload/layouts/exl3.py"
 _FP8, _BNB = "qload/formats/fp8.py", "qload/formats/bnb.py"
 _PACK, _INT = "qload/formats/compressed_tensors.py", "qload/formats/compressed_tensors.py"
 _ONE, _AWQ = "qload/formats/compressed_tensors.py", "qload/formats/modelopt_awq.py"
@@ -35,6 +36,18 @@ FAULTS = (
     ),
     Fault("exl2-starts-signed", _GROUPS, "starts = stored % START_LIMIT", "starts = stored + 0"),
     Fault("exl2-six-bits-as-they-come", _GROUPS, "if bits not in (5, 6):", "if bits != 5:"),
+    Fault("exl3-half-steps-ignored", _TRELLIS, "(weight + 1) // 2 * (bits % 1 != 0)", "0"),
+    Fault("exl3-ring-open", _TRELLIS, "halves.roll(-1, -1)", "halves.roll(-1, -1) * (halves >= 0)"),
+    Fault("exl3-3inst-without-increment", _TRELLIS, 'INCREMENT * (codebook == "3inst")', "0"),
+    Fault("exl3-value-unrounded", _TRELLIS, "(low + high).half().float()", "low + high"),
+    Fault("exl3-signs-from-the-top", _EXL3, ">> torch.arange(TILE", ">> torch.arange(TILE - 1, -1, -1"),
+    Fault("exl3-any-multiplier", _EXL3, "if multiplier != expected:", "if False:"),
+    Fault(
+        "exl3-cut-within-a-matrix",
+        _EXL3,
+        "K@{BLOCK}/{TILE} N@{BLOCK}/{TILE}",
+        "K/{TILE} N/{TILE}",
+    ),
     Fault("eetq-pairs-apart", "qload/layouts/eetq.py", "np (kt u x t r h)", "np (u kt x t r h)"),
     Fault(
         "eetq-zero-127",

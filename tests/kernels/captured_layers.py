@@ -47,6 +47,7 @@ LAYERS = (  # of each format, and of each way that inputs are quantized
     "compressed_tensors/pack_w4_tensor",
     "eetq/128x64",
     "exl2/b4_3_g64_384x32",
+    "exl3/mcg_b1_128x128",
     "gguf/qwen2_q8_0/model.gguf",
     "marlin/g128_256x128",
     "mlx/nvfp4",

@@ -12,6 +12,7 @@ from qload import native
 from qload.errors import ArgumentError, DtypeError, QloadError, ShapeError
 from qload.formats import (
     FORMATS,
+    Exl3Weight,
     GPTQConfig,
     GPTQWeight,
     MXFP4Config,
@@ -58,6 +59,8 @@ def test_one_hot_inputs_read_the_weight_back(
 @given(data=st.data())
 @at_most(10)
 def test_small_integers_sum_exactly(weight_type: type[Weight], dtype: torch.dtype, data: Any) -> None:
+    if weight_type is Exl3Weight:
+        pytest.skip("each of its weights is a sum of 16,384 values, with too many bits for exact sums")
     weight = data.draw(layers(weight_type, CONFIGS[weight_type], most=2, fillings=("count",))).weight()
 
     wide = weight.dequantize()

@@ -68,7 +68,7 @@ VARIABLES = {
     "QLOAD_CASES",
 }
 SOURCES = sorted((ROOT / "qload").rglob("*.py"))
-FIXTURE_BYTES = 10 << 20
+FIXTURE_BYTES = 11 << 20
 
 
 def name(path: Path) -> str:

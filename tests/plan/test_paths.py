@@ -26,6 +26,7 @@ DIVIDES = "scales divide"
 GROUPS = "codes times scales plus offsets are not repacked"
 INPUTS = "the inputs are no whole groups of 128, or no multiple of 8"
 SPARSE = "no kernel reads 2:4 sparse weights"
+TRELLIS = "no kernel reads the trellises of EXL3"
 STREAMS = "no kernel reads EXL2 but ExLlama's, which dequantizes"
 WIDTH = "strips have codes of 2, 3, 4 and 8 bits"
 SLOW = {
@@ -44,6 +45,7 @@ SLOW = {
     "exl2/b4_3_g64_384x32": STREAMS,
     "exl2/b6_g128_256x32": STREAMS,
     "exl2/b8_4_mixedgroups_512x32": STREAMS,
+    "exl3/mcg_b1_128x128": TRELLIS,
     "experts/model_fp8_block_llama4": "experts of numbers stay as they are stored",
     "fp8/block_132x32": INPUTS,
     "fp8/block_ragged_6x320": INPUTS,
