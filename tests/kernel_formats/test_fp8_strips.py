@@ -104,6 +104,12 @@ def test_blocks_become_tiles_of_64_outputs_and_128_inputs() -> None:
     assert packed.scales.tolist() == [[1, 1, 8, 8], [2, 2, 16, 16], [4, 4, 32, 32]]
 
 
+def test_a_block_of_several_tiles_is_repeated() -> None:
+    packed = pack(ones(128, 512), torch.tensor([[1.0, 2.0]]), Fp8Config("block", (128, 256)))
+
+    assert packed.scales.tolist() == [[1, 1], [1, 1], [2, 2], [2, 2]]
+
+
 def test_one_block_of_all_inputs_is_a_scale_an_output() -> None:
     packed = pack(ones(200, 100), torch.tensor([[1.0], [2.0]]), BLOCK)
 

@@ -70,6 +70,14 @@ def fitted(codes: Codes, original: Tensor) -> ScaleFit:
     return fit
 
 
+def test_an_output_whose_codes_have_the_other_sign_is_not_counted() -> None:
+    weight = torch.randn(N, K, generator=torch.Generator().manual_seed(0))
+    codes, opposite = quantized(weight, 128, 4), weight.clone()
+    opposite[::2] *= -1
+
+    assert fitted(codes, opposite).count == fitted(codes, weight).count // 2 == N * K // 128 // 2
+
+
 @pytest.mark.parametrize("size", [16, 128])
 @pytest.mark.parametrize("bits", [2, 4, 8])
 def test_scales_follow_an_original_that_is_far_off(size: int, bits: int) -> None:
