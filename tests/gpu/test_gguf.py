@@ -38,7 +38,7 @@ def test_blocks_are_multiplied_by_the_kernels_of_strips(
     x = inputs(M, weight, dtype)
 
     assert_same_bits(restore(packed).fields()["blocks"], weight.blocks)
-    assert {"decode", "large"} & {*able(x, linear.typed)} != {"large"}
+    assert {*able(x, linear.typed)} > {"large"}  # and kernels that do not dequantize
     assert_same_bits(linear(x), cuda.linear(x, linear.typed))
     assert_within_bound(linear, weight, x)
     if kind != "NVFP4":  # products with its second scale are no whole numbers
