@@ -150,6 +150,16 @@ def test_files_that_vllm_alone_reads_are_refused_by_name(tmp_path: Path) -> None
     assert str(tmp_path) in str(caught.value)
 
 
+def test_files_that_the_index_leaves_out_are_read_by_neither(tmp_path: Path) -> None:
+    files(tmp_path, "model-1.safetensors", "model-2.safetensors", "old.safetensors")
+    index = {
+        "weight_map": {f"{name}.weight": name for name in ("model-1.safetensors", "model-2.safetensors")}
+    }
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    CheckpointNames(str(tmp_path)).check_all_read(loader_from_config(None))
+
+
 def test_files_that_an_index_of_another_name_leaves_out_are_refused_by_name(tmp_path: Path) -> None:
     files(tmp_path, "output.safetensors", "old.safetensors")
     index = {"weight_map": {"output.safetensors.weight": "output.safetensors"}}

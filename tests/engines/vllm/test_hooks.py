@@ -1,11 +1,14 @@
 """What an engine has to have, and which versions of it were tried."""
 
 import logging
+import tomllib
 
 import pytest
 
+from qload.engines import vllm
 from qload.engines.vllm import hooks, register
 from qload.errors import ArgumentError
+from tests.paths import ROOT
 
 
 def test_a_hook_that_is_there_is_handed_out() -> None:
@@ -70,3 +73,11 @@ def test_without_vllm_registering_says_what_is_not_installed(monkeypatch: pytest
 
     with pytest.raises(ArgumentError, match="QUANTIZATION_METHODS"):
         register()
+
+
+def test_entry_points_are_the_functions_of_the_package() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    names = {value.partition(":")[2] for value in declared["vllm.general_plugins"].values()}
+
+    assert names == {*vllm.__all__}
+    assert all(callable(getattr(vllm, name)) for name in names)
