@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, ClassVar, Protocol, get_origin, is_typeddict
 
 import pydantic
+from syrupy.assertion import SnapshotAssertion
 from torch import nn
 
 import qload
@@ -136,3 +137,15 @@ def _is_other(kind: Any) -> bool:
         or issubclass(kind, (pydantic.BaseModel, tuple, nn.Module))
         or Protocol in kind.__mro__
     )
+
+
+NAMED = ("spec", "layouts", "formats", "kernel_formats", "kernels", "methods")  # need no optional package
+
+
+def test_names_of_classes(golden: SnapshotAssertion) -> None:
+    """Programs read these names from `format`, errors and reports."""
+    own = (kind for kind in classes() if kind.__module__.split(".")[1] in NAMED)
+    names = {
+        f"{k.__module__}.{k.__qualname__}": vars(k)["name"] for k in own if type(vars(k).get("name")) is str
+    }
+    assert "\n".join(f"{kind}: {name!r}" for kind, name in sorted(names.items())) == golden
