@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from click.testing import CliRunner, Result
 from safetensors.torch import load_file, save_file
 
 from qload.cli import main
+from qload.cli.main import is_json_requested
 from tests.paths import FIXTURES, ROOT
 
 MODEL = FIXTURES / "gptq" / "model_g32_desc_act"
@@ -279,3 +281,24 @@ def test_only_pages_need_jinja_and_only_sarif_may_be_standard_output(
     assert page.exit_code == 2
     assert 'pages need Jinja: pip install "qload-weights[pictures]"' in page.stderr
     assert run("verify", MODEL, "--tier", "headers", "--sarif", "out.sarif").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "is_terminal", "wanted"),
+    [
+        (["--json"], True, True),
+        (["--table", "--json"], True, True),
+        (["--json", "--table"], False, False),
+        (["--json", "--markdown"], False, False),
+        (["verify", "model"], True, False),
+        (["verify", "model"], False, True),
+        ([], False, False),
+        (["run", "--", "--json"], True, False),
+    ],
+)
+def test_the_last_option_of_output_decides_on_json(
+    arguments: list[str], is_terminal: bool, wanted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: is_terminal))
+
+    assert is_json_requested(arguments) == wanted

@@ -1,15 +1,17 @@
 """Every quant_method with one changed key at a time: the claims, or the whole text of the error."""
 
 from collections.abc import Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from qload.configs import Claims, FoundConfig
+from qload.configs.claims import Method
 from qload.detect import read_claims
 from qload.errors import QloadError
+from qload.formats import AWQWeight, GPTQWeight
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
 
@@ -267,3 +269,12 @@ def told(method: str) -> Iterator[str]:
 @pytest.mark.parametrize("method", CASES)
 def test_what_is_claimed(method: str, golden: SnapshotAssertion) -> None:
     assert "\n\n".join(told(method)) == golden
+
+
+def test_inputs_may_be_quantized_only_by_a_method_with_a_key_for_them() -> None:
+    method = Method(("some",), read=lambda found: "", formats=(GPTQWeight, AWQWeight))
+
+    assert method.formats_with_activations == ()
+    assert replace(method, activation_key="inputs").formats_with_activations == (GPTQWeight, AWQWeight)
+    some = replace(method, activation_key="inputs", activation_formats=(AWQWeight,))
+    assert some.formats_with_activations == (AWQWeight,)

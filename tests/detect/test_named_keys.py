@@ -15,10 +15,12 @@ from pydantic import AliasChoices, BaseModel
 from qload.configs import FoundConfig
 from qload.detect import compare_configs, effective_claims, read_claims
 from qload.detect.config_reader import METHODS
+from qload.detect.loaders import is_comfy
 from qload.detect.methods import auto_round, comfy, compressed_tensors, modelopt
 from qload.errors import ConfigError, ConfigsDisagreeError, UnsupportedFormatError
+from qload.experts.stacked_storage import ExpertStacks
 from qload.formats import MODULES, bnb
-from qload.storage import MemoryStorage
+from qload.storage import ComfyStorage, MemoryStorage
 
 GPTQ = {
     "quant_method": "gptq", "bits": 4, "group_size": 128, "desc_act": False, "sym": True,
@@ -408,3 +410,15 @@ def test_each_key_of_each_reader_is_in_a_section() -> None:
                 assert {*aliases(value)} <= known, value
 
     assert {section["quant_method"] for section in SECTIONS.values()} == METHODS.keys()
+
+
+def test_a_file_of_comfyui_may_be_below_stacks_of_experts() -> None:
+    file, other = object.__new__(ComfyStorage), MemoryStorage({})
+    stacks = ExpertStacks(other, (), {})
+    assert not is_comfy(stacks)
+    stacks.storage = file
+
+    assert is_comfy(file)
+    assert is_comfy(stacks)
+    assert not is_comfy(other)
+    assert not is_comfy(None)

@@ -294,3 +294,13 @@ def test_unused_bits_that_a_repack_would_lose_are_refused(N: int, K: int, name: 
 
     assert (caught.value.source, caught.value.layout) == ("0", "other layouts")
     assert torch.equal(changed.dequantize(), weight.dequantize())
+
+
+@pytest.mark.parametrize(("K", "is_known"), [(24, True), (20, False)])
+def test_kernels_read_only_filled_words(K: int, is_known: bool) -> None:
+    words = torch.full((8, 3), 0x11111111, dtype=torch.int32)
+    config = CTPackConfig(4, -1, shape=(8, K), dense=False)
+    weight = CTPackWeight(config=config, weight_packed=words, weight_scale=torch.ones(8, 1))
+
+    assert weight.shape == (8, K)
+    assert (weight.stored() is not None) == is_known

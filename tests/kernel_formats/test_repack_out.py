@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from qload.spec import Weight
 from qload.testing import assert_same_bits
 from tests.kernel_formats.marlin_layers import layer
 
+repack_module = import_module("qload.kernel_formats.repack")  # whose name its function has
 BOTH = pytest.mark.parametrize("how", [nullcontext, native.reference], ids=["native", "reference"])
 LAYER = layer(128, 64, 32, sym=False)  # with a zero point of 0
 FP8 = Fp8Weight(
@@ -193,3 +195,18 @@ def test_a_repack_is_equal_with_and_without_out() -> None:
         assert (type(packed), packed.config, packed.layer) == (type(fresh), fresh.config, fresh.layer)
         for name, tensor in fresh.fields().items():
             assert_same_bits(packed.fields()[name], tensor)
+
+
+@pytest.mark.parametrize("layout", ["marlin", "strips", "exllama"])
+def test_a_writer_writes_to_out_without_a_second_buffer(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, written = marked(repack(LAYER, layout)), list[Tensor]()
+    write_into = repack_module._write_into
+
+    def record(given: Weight, repacked: Weight, writes: Any) -> Weight:
+        written.append(repacked.fields()["qweight"])
+        return write_into(given, repacked, writes)
+
+    monkeypatch.setattr(repack_module, "_write_into", record)
+    repack(LAYER, layout, out=out)
+
+    assert [tensor.data_ptr() for tensor in written] == [out.fields()["qweight"].data_ptr()]

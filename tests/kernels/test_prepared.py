@@ -336,3 +336,19 @@ def test_a_layer_that_is_not_compiled_brings_in_no_compiler() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_declined_call_is_planned_again_except_on_a_cpu(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same plan would decline again on a CPU; on a GPU `multiply` has more ways."""
+    module, linear = WEIGHT.get_linear(), import_module("qload.kernels.linear")
+    x, ways = torch.zeros(2, WEIGHT.layer.K, dtype=torch.float16, device=device), list[str]()
+    for name in ("multiply", "multiply_in_torch"):
+        monkeypatch.setattr(linear, name, lambda *_, name=name: ways.append(name))
+    tensors = [tensor.to(device) for tensor in WEIGHT.fields().values()]
+
+    module._call._multiply(x, tensors, None, declined=True)
+
+    assert ways == ["multiply_in_torch" if device == "cpu" else "multiply"]

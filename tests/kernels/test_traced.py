@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from qload.formats import UnquantizedWeight
+from qload.kernels import compile_support
 from qload.spec import Weight
 from qload.testing import Traits, assert_same_bits, layer_of
 from tests.experts import test_module_whole
@@ -97,3 +98,11 @@ def test_experts_are_one_graph_without_gradients_and_eager_with_them(format: str
     torch._dynamo.reset()
     with pytest.raises(torch._dynamo.exc.Unsupported, match="gradients of experts"):
         traced(module)(x.requires_grad_(), ids, weights)
+
+
+def test_facts_of_a_layer_are_constants_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Traced, their look-up would be guarded at each call; one that cannot be traced shows that it is not."""
+    module, x = WEIGHTS["gptq"]().get_linear(), inputs(2, K)
+    monkeypatch.setattr(compile_support, "known", torch.compiler.disable(compile_support.known))
+
+    assert_same_bits(traced(module)(x), module(x))

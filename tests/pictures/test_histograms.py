@@ -8,7 +8,9 @@ from safetensors.torch import load_file, save_file
 
 from qload import convert, verify
 from qload.pictures import layer_pictures
-from qload.pictures.histograms import LayerPictures, format_histogram
+from qload.pictures.histograms import LayerPictures, _scale_histogram, format_histogram
+from qload.spec import Role, TensorSpec
+from qload.storage import MemoryStorage
 from qload.testing import make_checkpoint
 from qload.verify.comparison import ErrorMap
 from tests.paths import FIXTURES
@@ -145,3 +147,11 @@ def test_bytes_of_quantized_scales_are_counted_by_the_scales_over_them() -> None
     assert [stage for stage, _, _ in steps] == ["scales"] * len(steps)
     assert steps[0][1] == 0
     assert steps[-1][1] == steps[-1][2] > scales.nbytes
+
+
+def test_a_scale_that_cannot_be_read_has_no_histogram() -> None:
+    scales = TensorSpec("scales", (torch.float16,), "N", Role.SCALE)
+    stored = MemoryStorage({"up.scales": torch.ones(4).half()})
+
+    assert _scale_histogram(stored, [("up.scales", scales)]) == "2^0: 4"
+    assert _scale_histogram(stored, [("up.scales", scales), ("up.gone", scales)]) == ""

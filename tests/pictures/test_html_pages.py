@@ -400,3 +400,23 @@ def test_without_jinja_it_is_said_what_brings_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(__import__("sys").modules, "jinja2", None)
     with pytest.raises(ArgumentError, match=r"qload-weights\[pictures\]"):
         Page("t", "ok", {}, []).html()
+
+
+def test_a_rule_has_its_reason_before_its_remedy() -> None:
+    found = new_finding(rule_texts()["constant-values"], "a.b.qweight", None, "all codes are 7")
+    text, rule = (
+        html.unescape(re.sub("<.*?>", "", report_page(report(found)))),
+        rule_pages()["constant-values"],
+    )
+    places = [text.index(part) for part in ("Why it matters.", first_words(rule["why"]))]
+    places += [text.index(part) for part in ("Remedy.", first_words(rule["do"]))]
+
+    assert places == sorted(places)
+    assert text.index(first_words(rule["what"])) < places[0]
+
+
+def first_words(markdown: str) -> str:
+    """The first words of a text, up to the first mark of Markdown."""
+    words = re.split(r"[`*_\[\n]", markdown)[0].strip()
+    assert len(words) > 8
+    return words

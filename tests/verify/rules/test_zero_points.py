@@ -1,14 +1,17 @@
 """How far codes may be from their zero points on average: by how much is averaged, and what was measured."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from qload.layouts import compressed_tensors
+from qload.layouts import Stored, compressed_tensors
+from qload.spec.weight import LayerClaims
 from qload.verify import verify
+from qload.verify.rules.rule import CONVENTION_KEY, convention_contradiction
 from tests.verify.damage import planted
 from tests.verify.damage.model import Model
 from tests.verify.damage.sound import Quantize, modelled
@@ -100,3 +103,11 @@ def test_zero_points_all_one_beside_the_middle_are_told(tmp_path: Path) -> None:
         model.tensors[name].fill_(0x77777777)
 
     assert len(found(model, tmp_path)) == 14
+
+
+@pytest.mark.parametrize("has_config", [False, True])
+def test_only_a_setting_of_the_convention_is_contradicted(has_config: bool) -> None:
+    claims = LayerClaims(convention="" if has_config else CONVENTION_KEY)
+    found: Any = SimpleNamespace(claims=SimpleNamespace(file="config.json") if has_config else None)
+
+    assert convention_contradiction(found, claims, Stored()) is None
