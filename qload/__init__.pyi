@@ -56,8 +56,12 @@ from .experts import Routing as Routing
 from .experts import Stack as Stack
 from .experts import routing_of as routing_of
 from .experts import with_experts as with_experts
+from .formats import AQLMConfig as AQLMConfig
+from .formats import AQLMWeight as AQLMWeight
 from .formats import AWQConfig as AWQConfig
 from .formats import AWQWeight as AWQWeight
+from .formats import BitNetConfig as BitNetConfig
+from .formats import BitNetWeight as BitNetWeight
 from .formats import BNB4Config as BNB4Config
 from .formats import BNBConfig as BNBConfig
 from .formats import BNBFP4Weight as BNBFP4Weight
@@ -87,6 +91,8 @@ from .formats import GGUFConfig as GGUFConfig
 from .formats import GGUFWeight as GGUFWeight
 from .formats import GPTQConfig as GPTQConfig
 from .formats import GPTQWeight as GPTQWeight
+from .formats import HQQConfig as HQQConfig
+from .formats import HQQWeight as HQQWeight
 from .formats import Marlin24Config as Marlin24Config
 from .formats import Marlin24Weight as Marlin24Weight
 from .formats import MarlinConfig as MarlinConfig
@@ -107,6 +113,8 @@ from .formats import MXFP4ExpertsWeight as MXFP4ExpertsWeight
 from .formats import MXFP8Config as MXFP8Config
 from .formats import MXFP8Weight as MXFP8Weight
 from .formats import NVFP4Config as NVFP4Config
+from .formats import QuantoConfig as QuantoConfig
+from .formats import QuantoWeight as QuantoWeight
 from .formats import QuarkInt4Config as QuarkInt4Config
 from .formats import QuarkInt4Weight as QuarkInt4Weight
 from .formats import QuarkMXFP6Config as QuarkMXFP6Config

@@ -147,7 +147,7 @@ def _cut_of(weight_type: type[Weight], config: Config, dim: str) -> Capability:
     bound = [
         (spec, axis)
         for spec in weight_type.tensors(config)
-        for axis in spec.places
+        for axis in spec.binding
         if axis.follows(dim) and axis.free is None
     ]
     never = [spec.name for spec, axis in bound if axis.step(dim, LARGE) == 0]

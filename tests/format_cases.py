@@ -8,8 +8,12 @@ from hypothesis import strategies as st
 
 from qload.formats import (
     FORMATS,
+    AQLMConfig,
+    AQLMWeight,
     AWQConfig,
     AWQWeight,
+    BitNetConfig,
+    BitNetWeight,
     BNB4Config,
     BNBConfig,
     BNBFP4Weight,
@@ -39,6 +43,8 @@ from qload.formats import (
     GGUFWeight,
     GPTQConfig,
     GPTQWeight,
+    HQQConfig,
+    HQQWeight,
     Marlin24Config,
     Marlin24Weight,
     MarlinConfig,
@@ -59,6 +65,8 @@ from qload.formats import (
     MXFP8Config,
     MXFP8Weight,
     NVFP4Config,
+    QuantoConfig,
+    QuantoWeight,
     QuarkInt4Config,
     QuarkInt4Weight,
     QuarkMXFP6Config,
@@ -143,6 +151,16 @@ CONFIGS = ConfigStrategies({
     TorchAOInt4Weight: st.builds(TorchAOInt4Config, GROUPS),
     QuarkInt4Weight: st.builds(QuarkInt4Config, GROUPS, YES, YES),
     QuarkMXFP6Weight: st.builds(QuarkMXFP6Config, st.sampled_from(["e2m3", "e3m2"])),
+    QuantoWeight: st.builds(QuantoConfig, st.sampled_from([2, 4])),  # groups need the inputs of a layer
+    BitNetWeight: st.builds(BitNetConfig, YES),
+    AQLMWeight: st.builds(
+        AQLMConfig, st.sampled_from([1, 2]), st.sampled_from([4, 8, 9]), st.sampled_from([4, 8]),
+        st.sampled_from([1, 2]),
+    ),
+    HQQWeight: st.builds(
+        lambda bits, group, axis: HQQConfig(bits, group if axis or group == -1 else 16, axis),
+        st.sampled_from([1, 2, 3, 4, 8]), st.sampled_from([-1, 32, 64]), st.sampled_from([0, 1]),
+    ),
 })  # fmt: skip
 
 every_format = pytest.mark.parametrize("weight_type", FORMATS, ids=lambda weight_type: weight_type.format)
@@ -189,6 +207,17 @@ def lawful(config: Config, dim: str, size: int, world: int, K: int) -> bool:
         return share % (group if dim == "K" else 128 if config.swizzled else 1) == 0
     if isinstance(config, ComfyW4A8Config | ComfyAWQConfig):
         return dim == "N" or share % config.group_size == 0
+    if isinstance(config, BitNetConfig):
+        return dim == "K" or share % 4 == 0
+    if isinstance(config, AQLMConfig):
+        return share % (config.out_group if dim == "N" else config.in_group) == 0
+    if isinstance(config, HQQConfig) and config.group_size != -1:
+        group = config.group_size
+        if config.axis == 0:
+            return dim == "K" or group == size
+        if group == K:
+            return True
+        return share * K % group == 0 if dim == "N" else K % group == share % group == 0
     if isinstance(config, QuarkMXFP6Config):
         return dim == "N" or share % 32 == 0
     if isinstance(config, TorchAOIntxConfig | TorchAOInt4Config):

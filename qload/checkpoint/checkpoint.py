@@ -276,7 +276,7 @@ class Checkpoint:
 
     def _loader_of_configs(self, config: FoundConfig | None, storage: WeightStorage) -> FormatLoader:
         """Loader of the first config, compared with all others."""
-        self.claims = effective_claims(config, storage)
+        self.claims = effective_claims(config, storage, self.model_config)
         loader = loader_from_claims(self.claims, config, storage)
         if self.claims is not None:
             self.notes += self.claims.notes

@@ -17,11 +17,12 @@ _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 
 
 @dataclass(frozen=True)
 class FoundConfig:
-    """A quantization config: its file, its section in the file, and its values."""
+    """A quantization config: its file, its section in the file, its values, and the model's config.json."""
 
     file: str
     section: str  # "quantization_config", "text_config.quantization_config", or "" for the whole file
     values: Mapping[str, Any]
+    model: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def key(self, name: str, *others: str) -> str:
         """Path of a key for messages: `bits` -> `quantization_config.bits`.

@@ -26,7 +26,7 @@ from typing import Any
 
 from qload.configs import Claims, FoundConfig, Method, Patterns, agree, matcher, value_text
 from qload.configs.matching import EMBEDDING_CLASS, HEAD, LINEAR_CLASS, MODULE_CLASSES, REGEX_PREFIX, is_regex
-from qload.detect.methods import auto_round, comfy, compressed_tensors, modelopt, quark, torchao
+from qload.detect.methods import auto_round, comfy, compressed_tensors, hqq, modelopt, quanto, quark, torchao
 from qload.detect.signatures import METHODS_ELSEWHERE
 from qload.errors import ConfigError, ConfigsDisagreeError, QloadError, StorageError, UnsupportedFormatError
 from qload.formats import METHODS as FORMAT_METHODS
@@ -52,7 +52,8 @@ MODELOPT = "hf_quant_config.json"
 SIDE_FILES = ("quantize_config.json", "quant_config.json")
 SECTION_FILE = "quantization_config.json"  # a copy of the section of config.json, if it names a method
 MISTRAL = "params.json"
-CONFIGS = (MODEL_CONFIG, *SIDE_FILES, SECTION_FILE, MODELOPT, MISTRAL)  # all JSON files read, except indices
+QUANTO_MAP = "quanto_qmap.json"  # module -> its types of weights and inputs
+CONFIGS = (MODEL_CONFIG, *SIDE_FILES, SECTION_FILE, MODELOPT, MISTRAL, QUANTO_MAP)  # without indices
 
 OUTER_KEYS = ("rotation_config",)  # keys that AutoRound may write outside of its section
 
@@ -61,8 +62,8 @@ def read_configs(path: str | PathLike[str]) -> tuple[dict[str, Any], list[FoundC
     """Read the `config.json` of a checkpoint, and all quantization configs in order of precedence.
 
     `config.json` (`quantization_config`, also within `text_config`) precedes `quantize_config.json` (GPTQ),
-    `quant_config.json` (AWQ), `quantization_config.json` (AutoRound, any method) and `hf_quant_config.json`
-    (ModelOpt). Without any of them `params.json` counts (Mistral).
+    `quant_config.json` (AWQ), `quantization_config.json` (AutoRound, any method), `quanto_qmap.json` and
+    `hf_quant_config.json` (ModelOpt). Without any of them `params.json` counts (Mistral).
     """
     folder = _folder(path)
     model_config = read_json(folder / MODEL_CONFIG) if is_taken(folder / MODEL_CONFIG, MODEL_CONFIG) else {}
@@ -73,7 +74,11 @@ def read_configs(path: str | PathLike[str]) -> tuple[dict[str, Any], list[FoundC
     if is_taken(folder / SECTION_FILE, SECTION_FILE):
         values = read_json(folder / SECTION_FILE)
         configs += [FoundConfig(SECTION_FILE, "", values)] if "quant_method" in values else []
+    if is_taken(folder / QUANTO_MAP, QUANTO_MAP):
+        values = {"quant_method": "quanto", "modules": read_json(folder / QUANTO_MAP)}
+        configs.append(FoundConfig(QUANTO_MAP, "", values))
     configs += _modelopt(folder, alone=not configs)
+    configs = [replace(config, model=model_config) for config in configs]
     return model_config, configs if configs or model_config else _mistral(folder)
 
 
@@ -174,6 +179,8 @@ METHODS: dict[str, Method] = {
         *comfy.METHODS,
         *torchao.METHODS,
         *quark.METHODS,
+        *quanto.METHODS,
+        *hqq.METHODS,
     )
     for name in method.names
 }

@@ -13,11 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
+from types import MappingProxyType
 from typing import Any, Literal, overload
 
 from qload.configs import Claims, FoundConfig, ModuleRule
 from qload.detect.config_reader import named_modules, read_claims
-from qload.detect.methods import torchao
+from qload.detect.methods import hqq, quanto, torchao
 from qload.detect.signatures import COMFY, SIGNATURES, WORDS, LayerTensors, Signature
 from qload.detect.torchao_header import has_header
 from qload.errors import ArgumentError, ConfigError, QloadError, UnsupportedFormatError, checked
@@ -504,6 +505,8 @@ def loader_from_claims(
             remedy = "open_checkpoint reads the file with its marks"
             raise UnsupportedFormatError("ComfyUI's layers without their file", reason, remedy=remedy)
         loader.config_tensors += tuple(filter(is_setting, stored))
+    unused = {quanto.METHOD: quanto.INPUT_SCALES, hqq.METHOD: hqq.UNUSED}.get(claims.method, ())
+    loader.config_tensors += tuple(name for name in stored if name.rpartition(".")[2] in unused)
     if claims.transforms:
         if storage is None:
             reason = f"the transform_config of {claims.file} needs matrices of the checkpoint"
@@ -527,8 +530,15 @@ def _loader_of_rule(rule: ModuleRule) -> FormatLoader:
     return FormatLoader(*rule.formats, PLAIN, exclusions=rule.exclusions)
 
 
-def effective_claims(source: FoundConfig | None, storage: WeightStorage | None) -> Claims | None:
-    """Claims of the config; setting tensors of the checkpoint take precedence."""
+def effective_claims(
+    source: FoundConfig | None, storage: WeightStorage | None, model: Mapping[str, Any] = MappingProxyType({})
+) -> Claims | None:
+    """Claims of the config; setting tensors of the checkpoint take precedence.
+
+    `model`: the model's config.json, for tensors that no config describes.
+    """
+    if source is None and storage is not None:
+        source = quanto.found_config(storage, model) or hqq.found_config(storage)
     if storage is not None:
         refuse_foreign(source, storage)
     if storage is not None and source is not None and source.section:
@@ -540,6 +550,8 @@ def effective_claims(source: FoundConfig | None, storage: WeightStorage | None) 
     claims = _claims(source, storage) if source else None
     if claims and claims.method == "quark" and storage is not None:
         _refuse_shared_rotation(storage)
+    if claims and source and claims.method == quanto.METHOD and storage is not None:
+        claims = quanto.with_sizes(claims, source, storage)
     if storage is not None:
         claims = torchao.with_header(claims, storage)
     names = storage.keys() if storage else ()

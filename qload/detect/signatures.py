@@ -188,14 +188,16 @@ SIGNATURES = (
         "quanto (int8, float8)",
         f"optimum-quanto loads it by QuantizedModelForCausalLM.from_pretrained; {SOURCE}",
         "weight._data i8|fp8 (N K), weight._scale floats (N 1)",
+        unless=("quanto", "ct_int", "fp8"),
     ),
     Signature(
         "quanto (int4, int2)",
         f"optimum-quanto loads it by QuantizedModelForCausalLM.from_pretrained; {SOURCE}",
         "weight._data._data u8 (A B), weight._scale floats (G 1), weight._shift floats (G 1)",
+        unless=("quanto",),
     ),
     Signature("SINQ", f"the sinq package loads it; {SOURCE}", "W_q integers, scale2|meta.scale2"),
-    Signature("HQQ", f"hqq loads it; {SOURCE}", "W_q integers, scale, zero"),
+    Signature("HQQ", f"hqq loads it; {SOURCE}", "W_q integers, scale, zero", unless=("hqq",)),
     Signature("EXL3's n-gram tables", f"exllamav3 loads it; {SOURCE}", "signs, trellis i16"),
     Signature("QTIP", f"the QTIP repository loads it; {SOURCE}", "trellis integers, SU, SV"),
     Signature("QuIP#", f"the QuIP# repository loads it; {SOURCE}", "Qidxs integers, SU, SV"),
@@ -203,6 +205,7 @@ SIGNATURES = (
         "AQLM",
         f"transformers loads it where aqlm is installed; {SOURCE}",
         "codebooks floats (C V O I), codes integers (A B C), scales floats (A 1 1 1)",
+        unless=("aqlm",),
     ),
     Signature(
         "VPTQ",
@@ -264,7 +267,7 @@ SIGNATURES = (
         f"transformers loads it, and knows from linear_class whether the scale multiplies; {SOURCE}",
         "weight_scale floats (1), weight u8 (N/4 K)",
         without=("weight_scale_2", "weight.absmax"),
-        unless=("fp8", "ct_int"),
+        unless=("fp8", "ct_int", "bitnet"),
     ),
     Signature(
         "ModelOpt's NVFP4_SVD",
@@ -333,17 +336,13 @@ WORDS = Signature(
 )
 # Unsupported methods of configs -> a program that reads them.
 METHODS_ELSEWHERE: Mapping[str, str] = {
-    "aqlm": f"transformers loads it where aqlm is installed; {SOURCE}",
-    "bitnet": f"transformers loads it; {SOURCE}",
     "bitblas": f"GPTQModel loads it where bitblas is installed; {SOURCE}",
     "fouroversix": f"transformers loads it where fouroversix is installed; {SOURCE}",
     "fp_quant": TRANSFORMERS.format("fp_quant"),
     "gemma": f"transformers loads it; {SOURCE}",
     "higgs": TRANSFORMERS.format("flute-kernel"),
-    "hqq": f"hqq loads it, and transformers before version 5 did; {SOURCE}",
     "moe_wna16": "state the method that wrote the tensors, gptq or awq: moe_wna16 is a kernel of vLLM",
     "nvfp4": f"transformers quantizes by it while loading; {SOURCE}",
-    "quanto": f"transformers and optimum-quanto load it; {SOURCE}",
     "qqq": f"GPTQModel and the QQQ repository load it; {SOURCE}",
     "quip": f"the QuIP# repository loads it; {SOURCE}",
     "qtip": f"the QTIP repository loads it; {SOURCE}",

@@ -168,7 +168,10 @@ def check_codes(codes: Tensor, bits: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class CodeValues:
-    """w = (code - zero) * scale[n_group, k_group] * factor - offset, with factors of rows; see `Codes`."""
+    """w = (code - zero) * scale[n_group, k_group] * factor - offset, with factors of rows; see `Codes`.
+
+    `rounding`: dtype that difference, product and result are each rounded to.
+    """
 
     bits: int
     codes: Tensor | LazyCodes
@@ -181,6 +184,7 @@ class CodeValues:
     factor: float = 1.0
     row_factors: Tensor | None = None
     offsets: Tensor | None = None
+    rounding: DtypeLike | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,7 +287,7 @@ Stored = StoredCodes | StoredTable | StoredRows | StoredSparse | StoredStreams  
 
 def meaning_of(codes: CodeValues) -> Meaning | None:
     """Meaning of codes for native code; None for operands that torch alone reads."""
-    if codes.row_factors is not None or codes.offsets is not None:
+    if codes.row_factors is not None or codes.offsets is not None or codes.rounding is not None:
         return None
     N, K = codes.codes.shape
     scales, zeros, lookup = codes.scales, codes.zeros, codes.lookup

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qload.devices.operands import CodeValues, group_runs, values
 from qload.devices.tensors import block, dense
+from qload.dtypes import TORCH, DtypeLike
 from qload.sentences import AxisDigits, WordSentence
 from qload.sentences.strided_digits import WHOLE_BITS, runs_in_turn
 
@@ -69,16 +70,25 @@ def dequantize(codes: CodeValues, out: Tensor) -> Tensor:
         wide = floats.view(-1, K // run, run) if run else floats
         if zeros is not None:
             wide.sub_(_of_rows(codes, zeros, rows, run))
+            _round(floats, codes.rounding)
         scale = _of_rows(codes, scales, rows, run)
         wide = wide.div_(scale) if codes.divide else wide.mul_(scale)
+        _round(floats, codes.rounding)
         if codes.factor != 1:
             floats.mul_(codes.factor)
         if codes.row_factors is not None:
             floats.mul_(codes.row_factors[rows])
         if codes.offsets is not None:
             wide.sub_(_of_rows(codes, codes.offsets, rows, run))
+            _round(floats, codes.rounding)
         out[rows] = floats
     return out
+
+
+def _round(floats: Tensor, dtype: DtypeLike | None) -> None:
+    """Round floats to a dtype, in place; None: leave them."""
+    if dtype is not None:
+        floats.copy_(floats.to(TORCH[dtype]))
 
 
 def _of_rows(codes: CodeValues, of_groups: Tensor, rows: slice, run: int) -> Tensor:

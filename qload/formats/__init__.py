@@ -8,7 +8,9 @@ config names.
 
 from qload.configs import Method
 from qload.formats import (
+    aqlm,
     awq,
+    bitnet,
     bnb,
     comfy,
     compressed_tensors,
@@ -18,17 +20,21 @@ from qload.formats import (
     fp8,
     gguf,
     gptq,
+    hqq,
     marlin,
     mlx,
     modelopt_awq,
     modelopt_int8,
     mx,
     nvfp4,
+    quanto,
     quark,
     torchao,
     unquantized,
 )
+from qload.formats.aqlm import AQLMConfig, AQLMWeight
 from qload.formats.awq import AWQConfig, AWQWeight
+from qload.formats.bitnet import BitNetConfig, BitNetWeight
 from qload.formats.bnb import BNB4Config, BNB4Weight, BNBConfig, BNBFP4Weight, BNBNF4Weight, BNBWeight
 from qload.formats.comfy import ComfyAWQConfig, ComfyAWQWeight, ComfyW4A8Config, ComfyW4A8Weight
 from qload.formats.compressed_tensors import (
@@ -45,6 +51,7 @@ from qload.formats.exl3 import Exl3Config, Exl3Weight
 from qload.formats.fp8 import Fp8Config, Fp8Weight
 from qload.formats.gguf import GGUFConfig, GGUFWeight
 from qload.formats.gptq import GPTQConfig, GPTQWeight
+from qload.formats.hqq import HQQConfig, HQQWeight
 from qload.formats.marlin import Marlin24Config, Marlin24Weight, MarlinConfig, MarlinWeight
 from qload.formats.mlx import MLXConfig, MLXFloatConfig, MLXFloatWeight, MLXWeight
 from qload.formats.modelopt_awq import ModelOptAWQConfig, ModelOptAWQWeight
@@ -57,6 +64,7 @@ from qload.formats.nvfp4 import (
     ModelOptNVFP4Weight,
     NVFP4Config,
 )
+from qload.formats.quanto import QuantoConfig, QuantoWeight
 from qload.formats.quark import QuarkInt4Config, QuarkInt4Weight, QuarkMXFP6Config, QuarkMXFP6Weight
 from qload.formats.torchao import (
     TorchAOInt4Config,
@@ -88,6 +96,10 @@ MODULES = (
     comfy,
     torchao,
     quark,
+    quanto,
+    bitnet,
+    aqlm,
+    hqq,
 )
 
 FORMATS: tuple[type[Weight], ...] = tuple(fmt for module in MODULES for fmt in module.FORMATS)
@@ -117,6 +129,8 @@ __all__ = [
     "METHODS",
     "MODULES",
     "ROLES",
+    "AQLMConfig",
+    "AQLMWeight",
     "AWQConfig",
     "AWQWeight",
     "BNB4Config",
@@ -125,6 +139,8 @@ __all__ = [
     "BNBFP4Weight",
     "BNBNF4Weight",
     "BNBWeight",
+    "BitNetConfig",
+    "BitNetWeight",
     "CTIntConfig",
     "CTIntWeight",
     "CTMXFP4Weight",
@@ -149,6 +165,8 @@ __all__ = [
     "GGUFWeight",
     "GPTQConfig",
     "GPTQWeight",
+    "HQQConfig",
+    "HQQWeight",
     "MLXConfig",
     "MLXFloatConfig",
     "MLXFloatWeight",
@@ -169,6 +187,8 @@ __all__ = [
     "ModelOptNVFP4ExtendedWeight",
     "ModelOptNVFP4Weight",
     "NVFP4Config",
+    "QuantoConfig",
+    "QuantoWeight",
     "QuarkInt4Config",
     "QuarkInt4Weight",
     "QuarkMXFP6Config",

@@ -3,6 +3,8 @@ from .packing import ClippedCodes as ClippedCodes
 from .packing import Order as Order
 from .packing import PackedCodes as PackedCodes
 from .packing import Packing as Packing
+from .row_blocks import OneRow as OneRow
+from .row_blocks import RowBlocks as RowBlocks
 from .zero_points import STORED_MINUS_ONE as STORED_MINUS_ONE
 from .zero_points import Stored as Stored
 from .zero_points import StoredMinusOne as StoredMinusOne

@@ -52,6 +52,7 @@ CHANGING: Mapping[str, str] = {
     "weight_quantizer._svdquant_lora_b": "state quant_algo NVFP4_SVD, which reads both factors",
     "input_rotation": ROTATED,
     "input_prescale": ROTATED,
+    "rms_norm.weight": "transformers applies this norm before the layer where quant_method is bitnet",
 }
 
 PLAIN_BESIDE = (

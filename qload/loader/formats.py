@@ -23,7 +23,15 @@ from qload.loader.description import (
 )
 from qload.loader.exclusion import NOTHING_NAMED, Exclusions, NamedModules
 from qload.loader.layer_values import LayerDecisions, check_scales
-from qload.loader.sharding import Share, join_parts, read_part, read_tensor, rectangles, shares_of
+from qload.loader.sharding import (
+    Share,
+    join_parts,
+    keeps_words,
+    read_part,
+    read_tensor,
+    rectangles,
+    shares_of,
+)
 from qload.loader.source import Rectangle, TensorSource
 from qload.loader.transforms import LayerTransforms
 from qload.spec import Layer, LayerClaims, Weight
@@ -312,7 +320,12 @@ class PlannedShares:
             return tensors
         resolved = []
         for share in self.shares:
-            stored = {spec.name: read_part(weights, spec, share) for spec in share.layer.specs}
+            stored = {
+                spec.name: read_tensor(weights, spec, [share], None)
+                if keeps_words(spec, self.shares)
+                else read_part(weights, spec, share)
+                for spec in share.layer.specs
+            }
             for spec in (spec for spec in share.layer.specs if spec.spent):
                 before = [spent[spec.name]] if spec.name in spent else []
                 spent[spec.name] = torch.cat([*before, stored[spec.name].reshape(-1)])

@@ -195,12 +195,19 @@ def read_tensor(
     """
     if out is not None and not (spec.fact or spec.view is not None or shares[0].slices_of(spec).columns):
         return _read_into(weights, spec, shares, out)
+    if keeps_words(spec, shares):
+        return weights.read(shares[0].layer.names.full(spec.name), role=spec.role)
     first = read_part(weights, spec, shares[0])
     if len(shares) > 1:
         join = spec.joined()
         if join is not None:
             first = _read_joined(weights, spec, shares, first, join)
     return first if spec.view is None else _as_stored(first, spec, shares)
+
+
+def keeps_words(spec: TensorSpec, shares: Sequence[Share]) -> bool:
+    """Return whether packed codes stay as stored: those of a whole layer alone."""
+    return spec.packing is not None and len(shares) == 1 and not shares[0].slices_of(spec).slices
 
 
 def _read_joined(
@@ -234,7 +241,7 @@ def join_parts(parts: Sequence[Tensor], spec: TensorSpec, shares: Sequence[Share
     """Join resolved parts like `read_tensor` joins stored ones."""
     join = spec.joined()
     whole = parts[0] if join is None or len(parts) == 1 else torch.cat(list(parts), join)
-    return whole if spec.view is None else _as_stored(whole, spec, shares)
+    return whole if spec.view is None or keeps_words(spec, shares) else _as_stored(whole, spec, shares)
 
 
 def read_part(weights: TensorSource, spec: TensorSpec, share: Share) -> Tensor:
@@ -249,9 +256,7 @@ def read_part(weights: TensorSource, spec: TensorSpec, share: Share) -> Tensor:
     if spec.view is None:
         tensor = weights.read(name, index, role=spec.role)
         return tensor if tensor.ndim else tensor.reshape(1)
-    sizes = share.layer.sizes
-    extents = [axis.size(axis.logical(sizes) or 0) or 0 for axis in spec.places]
-    return weights.read(name, role=spec.role).reshape(extents)[index]
+    return spec.to_view(weights.read(name, role=spec.role), share.layer.sizes)[index]
 
 
 def _cut_columns(whole: Tensor, places: Sequence[Axis], share: Share) -> Tensor:
@@ -267,7 +272,7 @@ def _as_stored(tensor: Tensor, spec: TensorSpec, shares: Sequence[Share]) -> Ten
     first = shares[0].bounds
     outputs = sum(share.bounds.n1 - share.bounds.n0 for share in shares)
     sizes = {"N": outputs, "K": first.k1 - first.k0, "P": len(shares)}
-    return tensor.reshape([axis.size(axis.logical(sizes) or 0) or 0 for axis in spec.axes])
+    return spec.from_view(tensor, sizes)
 
 
 def _first_entry(letter: str, share: Share) -> int:
@@ -335,7 +340,7 @@ def _check_cuts(
 
 def _binding_axes(layer: LayerDescription, dim: str) -> list[Axis]:
     """Axes that bind the cuts of a dimension."""
-    axes = [axis for spec in layer.specs for axis in spec.axes]
+    axes = [axis for spec in layer.specs for axis in spec.binding]
     return [axis for axis in axes if axis.follows(dim) and axis.free is None]
 
 
@@ -365,7 +370,7 @@ def _binding(layer: LayerDescription, dim: str) -> tuple[str, int, str]:
     bound = [
         (axis.step(dim, layer.sizes), spec)
         for spec in layer.specs
-        for axis in spec.axes
+        for axis in spec.binding
         if axis.follows(dim) and axis.free is None
     ]
     if not bound:
@@ -373,7 +378,8 @@ def _binding(layer: LayerDescription, dim: str) -> tuple[str, int, str]:
     never = [spec for block, spec in bound if not block]
     spec = never[0] if never else max(bound, key=lambda pair: pair[0])[1]
     block = 0 if never else lcm(*(block for block, _ in bound))
-    step, why = _transform_step(layer, dim), f"as {spec.name} is ({', '.join(spec.text.split())})"
+    text = spec.text if any(axis.follows(dim) for axis in spec.axes) else spec.view or spec.text
+    step, why = _transform_step(layer, dim), f"as {spec.name} is ({', '.join(text.split())})"
     if block and step > block:
         why = f"as the layer transforms its {layer.transforms}"
     return layer.names.full(spec.name), lcm(block, step), why

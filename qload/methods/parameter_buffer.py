@@ -295,7 +295,7 @@ def _share_shape(
     spec: TensorSpec, config: Any, layer: LayerShare, uncut: frozenset[int]
 ) -> tuple[int, ...] | None:
     """Return the shape of this rank's share of a tensor; None if the declaration leaves it open."""
-    if spec.view is not None and any(axis.ops for axis in spec.places):
+    if spec.view is not None and (spec.packing is not None or any(axis.ops for axis in spec.places)):
         return None  # the axes of the cut are hidden
     sizes = []
     for i, axis in enumerate(spec.axes):

@@ -3,6 +3,7 @@
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import prod
 from typing import Literal
 
 from qload.architecture import architecture_of
@@ -198,6 +199,9 @@ def share_bytes(shares: Sequence[Share]) -> int:
 def _elements(spec: TensorSpec, part: Share) -> int:
     """Return the number of elements of a tensor in a share."""
     count, bounds, sizes = 1, part.bounds, part.layer.sizes
+    if spec.packing is not None:
+        spans = [part.span(axis) or (0, axis.logical(sizes) or 0) for axis in spec.places]
+        return prod(spec.packing.stored_shape([stop - start for start, stop in spans]))
     for axis in spec.places:
         piece = part.span(axis)
         length = axis.size(axis.logical(sizes) or 0) or 0

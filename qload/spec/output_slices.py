@@ -13,7 +13,7 @@ from itertools import pairwise
 from math import lcm
 
 from qload.lazy_torch import Tensor
-from qload.spec.axis import LOGICAL, PARTS, Axis
+from qload.spec.axis import LOGICAL, PARTS
 from qload.spec.tensor import TensorSpec
 from qload.spec.weight import Weight
 
@@ -22,7 +22,7 @@ def output_step(weight: Weight) -> int:
     """Step of valid slices along outputs; the end is always valid; 0: no slice is valid."""
     sizes, transforms = {"N": weight.layer.N, "K": weight.layer.K}, weight.layer.transforms
     steps = [
-        axis.step("N", sizes) for spec in _stored_specs(weight) for axis in spec.places if axis.follows("N")
+        axis.step("N", sizes) for spec in _stored_specs(weight) for axis in spec.binding if axis.follows("N")
     ]
     if transforms is not None:
         steps.append(transforms.step("N"))
@@ -90,7 +90,7 @@ def _slice_tensor(
     if not any(axis.follows("N") or (axis.dim == PARTS and tensor.numel() == all_parts) for axis in places):
         return tensor
     padded = _padded_sizes(tensor, spec, {"N": N, "K": K, PARTS: all_parts})
-    viewed = tensor if spec.view is None else tensor.reshape(_extents(places, padded))
+    viewed = tensor if spec.view is None else spec.to_view(tensor, padded)
     for at, axis in enumerate(places):
         if axis.dim == PARTS and viewed.ndim:
             viewed = viewed.narrow(at, min(parts), len(parts))
@@ -102,7 +102,7 @@ def _slice_tensor(
     if spec.view is None:
         return viewed
     stop = padded["N"] if rows[1] == N else rows[1]
-    return viewed.reshape(_extents(spec.axes, padded | {"N": stop - rows[0], PARTS: len(parts)}))
+    return spec.from_view(viewed, padded | {"N": stop - rows[0], PARTS: len(parts)})
 
 
 def _padded_sizes(tensor: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) -> dict[str, int]:
@@ -113,7 +113,3 @@ def _padded_sizes(tensor: Tensor, spec: TensorSpec, sizes: Mapping[str, int]) ->
         if axis.dim in LOGICAL and not (axis.rounds or axis.free)
     }
     return {**sizes, **stored_sizes}
-
-
-def _extents(axes: tuple[Axis, ...], sizes: Mapping[str, int]) -> list[int]:
-    return [axis.size(axis.logical(sizes) or 0) or 0 for axis in axes]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property, lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,19 @@ class ScaleBytes:
         return self.read(tensor if alone else tensor[..., self.slice])
 
 
+class Packing(Protocol):
+    """Packing of codes that the axes of a stored tensor do not show; it can be pickled and compared."""
+
+    def stored_shape(self, shape: Sequence[int]) -> Sequence[int]:
+        """Shape of the stored tensor for codes of a `shape`."""
+
+    def unpack(self, stored: Tensor, shape: Sequence[int]) -> Tensor:
+        """Unpack a stored tensor to codes of a `shape`."""
+
+    def pack(self, codes: Tensor) -> Tensor:
+        """Pack codes; the inverse of `unpack`."""
+
+
 @dataclass(frozen=True)
 class TensorSpec:
     """Declaration of a layer's tensor by its format.
@@ -88,6 +101,8 @@ class TensorSpec:
         Constant values, entry by entry; kernels do not read them.
     view
         Axes of cuts and joins, if the stored shape hides them.
+    packing
+        Packing of the codes of the view, if it is no reshape; a share is packed anew.
     spent
         True for a tensor that `resolve` consumes: it is not part of the typed weight.
     optional
@@ -115,6 +130,7 @@ class TensorSpec:
     signed: bool = False
     holds: tuple[float, ...] = ()
     view: str | None = None
+    packing: Packing | None = None
     spent: bool = False
     scale_bytes: ScaleBytes | None = None
     decisive: bool = field(default=False, repr=False)
@@ -129,6 +145,11 @@ class TensorSpec:
     def places(self) -> tuple[Axis, ...]:
         """Axes of cuts and joins: the axes of the view, else the declared ones."""
         return axes_of(self.text if self.view is None else self.view)
+
+    @property
+    def binding(self) -> tuple[Axis, ...]:
+        """Axes that bind cuts: a share is stored as declared, and cut by the axes of its view."""
+        return self.axes if self.view is None else tuple(dict.fromkeys((*self.axes, *self.places)))
 
     @cached_property
     def suffixes(self) -> tuple[str, ...]:
@@ -154,6 +175,17 @@ class TensorSpec:
     def is_per_part(self) -> bool:
         """True for a single value, or one of each fused part: stored as () or (1,), kept as (parts,)."""
         return [axis.dim for axis in self.axes] == [PARTS]
+
+    def to_view(self, stored: Tensor, sizes: Mapping[str, int]) -> Tensor:
+        """Reshape or unpack a `stored` tensor to the axes of its view, for a layer or share of `sizes`."""
+        shape = [axis.size(axis.logical(sizes) or 0) or 0 for axis in self.places]
+        return stored.reshape(shape) if self.packing is None else self.packing.unpack(stored, shape)
+
+    def from_view(self, viewed: Tensor, sizes: Mapping[str, int]) -> Tensor:
+        """Reshape or pack a `viewed` tensor of `sizes` to the stored axes; the inverse of `to_view`."""
+        if self.packing is not None:
+            return self.packing.pack(viewed)
+        return viewed.reshape([axis.size(axis.logical(sizes) or 0) or 0 for axis in self.axes])
 
     def joined(self) -> int | None:
         """Axis number of the join of a fused layer's parts; None without one."""

@@ -361,6 +361,9 @@ class Codes(CodeValues):
         Factor of each output in the same place, (N, 1); None: no such factors.
     offsets
         Offsets, shaped like the scales, for formats that subtract after the products; None: no offsets.
+    rounding
+        Dtype that difference, product and result are each rounded to, for formats that compute in it; None:
+        float32.
     low_rank
         Factors A (R, K) and B (N, R) of a term B @ A, added to the product of codes and scales; None: no such
         term.

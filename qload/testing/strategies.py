@@ -159,7 +159,7 @@ def _layers_of_configs(
 def _sizes(
     draw: st.DrawFn, specs: tuple[TensorSpec, ...], given: dict[str, int | None], most: int
 ) -> dict[str, int]:
-    axes = [axis for spec in specs for axis in spec.axes]
+    axes = [axis for spec in specs for axis in spec.binding]
     flat = [axis.granule for axis in axes if axis.flat]
     # Blocks also end within rows.
     unit = lcm(*flat) // draw(st.sampled_from([1, 4, 7])) or 1 if flat else 1

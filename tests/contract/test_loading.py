@@ -111,7 +111,7 @@ def test_a_wrong_dtype_is_named(weight_type: type[Weight], data: Any) -> None:
 @given(data=st.data())
 @few
 def test_one_more_column_is_a_wrong_shape(weight_type: type[Weight], data: Any) -> None:
-    if weight_type.format == "unquantized":
+    if weight_type.format in ("unquantized", "bitnet"):
         pytest.skip("one tensor has nothing to disagree with")
     stored = data.draw(layers(weight_type, CONFIGS[weight_type]))
     if weight_type is CTPackWeight:  # for other widths, one more word may be the other packing

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from qload.errors import CutError, DivideError, QloadError
@@ -85,6 +85,7 @@ def test_a_packed_layer_is_shared_block_by_block(
     weight_type: type[Weight], data: Any, world: int, how: str
 ) -> None:
     stored = data.draw(layers(weight_type, CONFIGS[weight_type], N=head_size(weight_type) * 4 * world))
+    assume(lawful(stored.config, "N", stored.N, 4 * world, stored.K))
     quarter = stored.N // 4
     sizes = [stored.N // 2] * 2 if how == "count" else [2 * quarter, quarter, quarter]
     blocks = {"count": 2, "sizes": tuple(sizes), "ratio": iter([2, 1, 1])}
@@ -107,6 +108,7 @@ def test_a_packed_layer_is_shared_block_by_block(
 def test_heads_are_shared_whole(weight_type: type[Weight], data: Any, world: int) -> None:
     size = head_size(weight_type)
     stored = data.draw(layers(weight_type, CONFIGS[weight_type], N=size * (8 + 2 + 2), most=1))
+    assume(lawful(stored.config, "N", stored.N, 12, stored.K))
     heads = stored.weight().dequantize().split(size, -2)
     own = [(range(8), 8), (range(8, 10), 2), (range(10, 12), 2)]
 
@@ -130,6 +132,7 @@ def test_heads_of_separate_layers_are_shared_as_those_of_a_fused_one(
     size = head_size(weight_type)
     q = data.draw(layers(weight_type, CONFIGS[weight_type], N=size * 8, most=1))
     k, v = (data.draw(layers(weight_type, st.just(q.config), N=size * 2, K=q.K)) for _ in "kv")
+    assume(lawful(q.config, "N", q.N, 8, q.K))
     for name in {spec.name for spec in weight_type.tensors(q.config) if spec.index_of} & set(q.tensors):
         k.tensors[name] = v.tensors[name] = q.tensors[name]
     tensors = {**q.named("q"), **k.named("k"), **v.named("v")}
@@ -154,6 +157,7 @@ def test_heads_of_separate_layers_are_shared_as_those_of_a_fused_one(
 @at_most(12)
 def test_fused_layers_are_shared_part_by_part(weight_type: type[Weight], data: Any, world: int) -> None:
     first = data.draw(layers(weight_type, CONFIGS[weight_type], N=head_size(weight_type) * world))
+    assume(lawful(first.config, "N", first.N, world, first.K))
     other = data.draw(layers(weight_type, st.just(first.config), N=128 * world, K=first.K))
     for name in {spec.name for spec in weight_type.tensors(first.config) if spec.index_of} & set(
         first.tensors

@@ -330,8 +330,10 @@ FOREIGN: list[tuple[str, dict[str, Tensor]]] = [
         },
     ),
 ]
-every_foreign = pytest.mark.parametrize(
-    ("name", "layer"), [pytest.param(*pair, id=f"{at} {pair[0]}") for at, pair in enumerate(FOREIGN)]
+EACH = [pytest.param(*pair, id=f"{at} {pair[0]}") for at, pair in enumerate(FOREIGN)]
+every_foreign = pytest.mark.parametrize(("name", "layer"), EACH)
+every_unread = pytest.mark.parametrize(  # quanto's tensors are read where no config names another method
+    ("name", "layer"), [each for each in EACH if not str(each.values[0]).startswith("quanto")]
 )
 
 
@@ -348,7 +350,7 @@ def tensors(layer: dict[str, Tensor]) -> LayerTensors:
     return LayerTensors.of_storage(stored, "up")
 
 
-@every_foreign
+@every_unread
 def test_a_checkpoint_of_a_foreign_dialect_is_refused_by_name(name: str, layer: dict[str, Tensor]) -> None:
     with pytest.raises(UnsupportedFormatError) as caught:
         source(None, layer)

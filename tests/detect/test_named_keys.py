@@ -167,6 +167,22 @@ EXL3 = {
     "quant_method": "exl3", "version": "1.6.5", "bits": 4.8, "head_bits": 6, "codebook": "mcg",
     "modules_to_not_convert": ["head"],
 }  # fmt: skip
+QUANTO = {
+    "quant_method": "quanto", "weights": "int4", "activations": None, "modules_to_not_convert": ["head"],
+}  # fmt: skip
+BITNET = {
+    "quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline",
+    "use_rms_norm": False, "modules_to_not_convert": ["head"],
+}  # fmt: skip
+AQLM = {
+    "quant_method": "aqlm", "in_group_size": 8, "out_group_size": 1, "num_codebooks": 2,
+    "nbits_per_codebook": 8, "linear_weights_not_to_quantize": ["head.weight"],
+    "modules_to_not_convert": ["head"],
+}  # fmt: skip
+HQQ = {
+    "quant_method": "hqq", "quant_config": {}, "skip_modules": ["head"],
+    "modules_to_not_convert": ["head"],
+}  # fmt: skip
 SECTIONS: dict[str, dict[str, Any]] = {
     "gptq": GPTQ,
     "gptq_marlin": {**GPTQ, "quant_method": "gptq_marlin"},
@@ -195,7 +211,14 @@ SECTIONS: dict[str, dict[str, Any]] = {
     "eetq": {"quant_method": "eetq", "weights": "int8", "modules_to_not_convert": ["head"]},
     "mxfp4": {"quant_method": "mxfp4", "modules_to_not_convert": ["head"]},
     "gguf": {"quant_method": "gguf"},
-}
+    "quanto": QUANTO,
+    "quanto map": {
+        "quant_method": "quanto", "modules": {"model.up": {"weights": "qint4", "activations": "none"}},
+    },
+    "bitnet": BITNET,
+    "aqlm": AQLM,
+    "hqq": HQQ,
+}  # fmt: skip
 # Values of a wrong type or out of range, in valid JSON.
 WRONG: tuple[Any, ...] = ({"\1": [None]}, [[None]], "\1", -77, 1e99, True, "", [], {})
 # Keys without invalid values.
@@ -213,7 +236,7 @@ SAID_AS = {  # names of a key in the errors of a format
         ("config_groups.group_0.weights of", "config_groups.group_0.input_activations of"),
     ),
 }
-NAMES_BELOW = ("config_groups", "dynamic", "extra_config", "quantized_layers", "layers")
+NAMES_BELOW = ("config_groups", "dynamic", "extra_config", "quantized_layers", "layers", "modules")
 Path = tuple[str, ...]
 
 

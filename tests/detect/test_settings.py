@@ -196,7 +196,7 @@ def test_a_config_that_is_no_mapping_is_refused(config: Any) -> None:
 @pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("config", "name"),
-    [({"quant_method": name}, name) for name in ("hqq", "quanto", "foo")]
+    [({"quant_method": name}, name) for name in ("vptq", "higgs", "foo")]
     + [
         ({**GPTQ, "checkpoint_format": "gptq_p"}, "gptq_p"),
         ({**GPTQ, "checkpoint_format": "gptq_p", "bits": 6}, "gptq_p"),  # bits outside every reader of gptq

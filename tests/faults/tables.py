@@ -19,6 +19,7 @@ from tests.faults import (
     planning,
     quark,
     routing,
+    row_blocks,
     rules,
     stacks,
     torchao,
@@ -27,7 +28,7 @@ from tests.faults.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *cpu.FAULTS, *formats.FAULTS, *gguf.FAULTS,
-    *torchao.FAULTS, *quark.FAULTS,
+    *torchao.FAULTS, *quark.FAULTS, *row_blocks.FAULTS,
     *rules.FAULTS, *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS,
     *parallel.FAULTS, *latent.FAULTS, *diagnosis.FAULTS, *conformance.FAULTS, *planning.FAULTS,
     *engine_transformers.FAULTS, *engine_vllm.FAULTS,

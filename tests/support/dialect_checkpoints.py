@@ -283,8 +283,8 @@ DIALECTS = (
         "mlx", mlx, partial(of_method, group_size=GROUP, bits=4, mode="affine"), SINGLE, SINGLE,
     ),
     Dialect(
-        "quanto", quanto, None, (), SINGLE,
-        foreign=True, codes="weight._data", side={"quanto_qmap.json": {}},
+        "quanto", quanto, partial(of_method, quant_method="quanto", weights="int8"), SINGLE, SINGLE,
+        codes="weight._data", side={"quanto_qmap.json": {}},
     ),
     *[
         Dialect(
