@@ -263,7 +263,9 @@ class HQQWeight(spec.Weight):
         shape = sizes["N"], sizes["K"]
         sizes["R"], sizes["C"] = config.packing.stored_shape(shape)
         sizes["G"] = shape[0] * shape[1] // max(size, 1)
-        numbers = {"nbits": config.bits, "axis": config.axis} | ({} if size == -1 else {"group_size": size})
+        numbers = {"nbits": config.bits, "axis": config.axis} | (
+            {} if size in (-1, sizes[dim]) else {"group_size": size}
+        )
         facts = {name: torch.tensor([value], dtype=torch.int32) for name, value in numbers.items()}
         texts = {PACKING: PACKED_AS[config.bits], "compute_dtype": str(config.compute_dtype)}
         for (name, text), letter in zip(texts.items(), "ST", strict=True):
