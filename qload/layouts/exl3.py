@@ -43,7 +43,7 @@ def state_values(codebook: Codebook, device: torch.device) -> Tensor:
     """Value of each state: float32 (65536,). No copy from the host, which a CUDA graph cannot capture."""
     product = torch.arange(1 << STATE_BITS, device=device) * MULTIPLIERS[codebook]
     if codebook == "mul1":
-        total = sum(product >> 8 * byte & 0xFF for byte in range(4))
+        total = (product[:, None] >> torch.arange(0, 32, 8, device=device) & 0xFF).sum(1)
         return (((1024 + total) * BYTE_FACTOR + BYTE_OFFSET).float() * BYTE_UNIT).half().float()
     both = (product + INCREMENT * (codebook == "3inst")) & KEPT ^ FLIPPED
     low, high = (part.to(torch.int16).view(torch.float16).float() for part in (both, both >> STATE_BITS))

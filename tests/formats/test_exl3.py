@@ -42,7 +42,7 @@ def named(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def weight_of(tensors: dict[str, Tensor]) -> Exl3Weight:
+def weight_of(tensors: dict[str, Any]) -> Exl3Weight:
     return Exl3Weight(config=Exl3Config(), **tensors)
 
 
@@ -112,8 +112,8 @@ def test_every_codebook_and_width_is_decoded(codebook: str, bits: float) -> None
 
 def hadamard(size: int) -> Tensor:
     """Block-diagonal matrix: -1 where the positions within a block of 128 share an odd number of bits."""
-    blocks = [[(-1.0) ** (i & j).bit_count() for j in range(128)] for i in range(128)]
-    return torch.block_diag(*[torch.tensor(blocks, dtype=torch.float64)] * (size // 128))
+    block = [[(-1.0) ** (i & j).bit_count() for j in range(128)] for i in range(128)]
+    return torch.kron(torch.eye(size // 128, dtype=torch.float64), torch.tensor(block, dtype=torch.float64))
 
 
 def test_a_layer_is_its_values_between_hadamard_matrices_and_scales() -> None:
