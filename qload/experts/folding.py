@@ -44,7 +44,8 @@ def unfold(weight: Weight, stack: Stack) -> Stack:
         if axis is None:
             tensors[name] = tensor.expand(count, *tensor.shape)
         else:
-            tensors[name] = tensor.unflatten(axis, (count, -1)).movedim(axis, 0)
+            parts: Tensor = tensor.unflatten(axis, (count, -1))  # type: ignore[no-untyped-call]
+            tensors[name] = parts.movedim(axis, 0)
     layer = stack.layer.with_origin(weight.layer.origin, weight.layer.activations)
     return Stack(type(weight), weight.config, layer, stack.names, tensors)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from qload import ExpertFacts, open_checkpoint
 from qload.checkpoint import load_layers
 from qload.experts import GatedActivation
-from tests.bench.cpu_load import in_turns
+from tests.bench.cpu_load import give_back, in_turns
 from tests.bench.expert_formats import FORMATS, Format, expert_shapes, noise
 from tests.bench.large import anonymous, peak
 
@@ -97,6 +97,7 @@ def measure(name: str, asked: argparse.Namespace, folder: Path) -> tuple[str, ..
     elements = 3 * asked.experts * asked.hidden * asked.inner
     size_of_dense = write_dense(dense, kind, elements, asked.hidden)
     load_experts(experts, asked.device)  # imports, and buffers of the reader
+    give_back()
     before, loaded = anonymous(), list[Any]()
     most = peak(lambda: loaded.append(load_experts(experts, asked.device))) - before
     fields = loaded.pop().fields().values()

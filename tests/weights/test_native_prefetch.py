@@ -241,3 +241,57 @@ def test_files_are_closed_once_whoever_asks_again(tmp_path: Path) -> None:
         assert other is not None
 
         assert [one.close(), one.close(), other.close()] == [True, False, True]
+
+
+ROWS = {f"{n}.codes": torch.randint(-(2**31), 2**31, (6, 40), dtype=torch.int32) for n in range(5)}
+INDICES = pytest.mark.parametrize(
+    ("index", "is_whole_run"),
+    [((), True), ((slice(2, 5),), True), ((slice(None), slice(4, 12)), False)],
+    ids=["whole", "some rows", "some columns"],
+)
+
+
+@has_native
+@INDICES
+@pytest.mark.parametrize("files", [1, 3])
+def test_rows_of_several_tensors_are_one_job(
+    index: tuple[slice, ...],
+    is_whole_run: bool,
+    files: int,
+    tickets: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prefetch, "MIN_SHARED_BYTES", 0)
+    for n in range(files):
+        part = {name: each for turn, (name, each) in enumerate(ROWS.items()) if turn % files == n}
+        save_file(part, tmp_path / f"{n}.safetensors")
+    want = torch.stack([each[index] for each in ROWS.values()])
+    wide = torch.zeros(*want.shape[:2], 2 * want.shape[2], dtype=torch.int32)  # two of them side by side
+    rows, columns = torch.zeros_like(want), wide.narrow(2, want.shape[2], want.shape[2])
+
+    with SafetensorsStorage(tmp_path) as storage:
+        weights = Weights(storage, loader=loader_from_config(None))
+        weights.read_rows([([*ROWS], index, rows), ([*ROWS], index, columns)])
+        assert storage.bytes_read == 2 * want.nbytes
+
+    assert tickets == ([2 * len(ROWS)] if is_whole_run else [])
+    assert_same_bits(rows, want)
+    assert_same_bits(columns.contiguous(), want)
+    assert not wide.narrow(2, 0, want.shape[2]).any()
+
+
+@has_native
+def test_rows_that_threads_could_not_read_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prefetch, "MIN_SHARED_BYTES", 0)
+    save_file(ROWS, tmp_path / "model.safetensors")
+    out = torch.zeros(len(ROWS), 6, 40, dtype=torch.int32)
+    wait = CpuFileMover.wait
+    monkeypatch.setattr(CpuFileMover, "wait", lambda self, ticket: [*wait(self, ticket)[:-1], False])
+
+    with SafetensorsStorage(tmp_path) as storage:
+        Weights(storage, loader=loader_from_config(None)).read_rows([([*ROWS], (), out)])
+
+    assert_same_bits(out, torch.stack([*ROWS.values()]))
