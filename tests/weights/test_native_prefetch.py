@@ -251,6 +251,10 @@ INDICES = pytest.mark.parametrize(
 )
 
 
+def refuse(self: SafetensorsStorage, asked: object) -> None:
+    raise AssertionError("a read without threads")
+
+
 @has_native
 @INDICES
 @pytest.mark.parametrize("files", [1, 3])
@@ -270,6 +274,9 @@ def test_rows_of_several_tensors_are_one_job(
     wide = torch.zeros(*want.shape[:2], 2 * want.shape[2], dtype=torch.int32)  # two of them side by side
     rows, columns = torch.zeros_like(want), wide.narrow(2, want.shape[2], want.shape[2])
 
+    if is_whole_run:
+        monkeypatch.setattr(SafetensorsStorage, "read_rows", refuse)
+
     with SafetensorsStorage(tmp_path) as storage:
         weights = Weights(storage, loader=loader_from_config(None))
         weights.read_rows([([*ROWS], index, rows), ([*ROWS], index, columns)])
@@ -288,8 +295,14 @@ def test_rows_that_threads_could_not_read_are_read_again(
     monkeypatch.setattr(prefetch, "MIN_SHARED_BYTES", 0)
     save_file(ROWS, tmp_path / "model.safetensors")
     out = torch.zeros(len(ROWS), 6, 40, dtype=torch.int32)
-    wait = CpuFileMover.wait
-    monkeypatch.setattr(CpuFileMover, "wait", lambda self, ticket: [*wait(self, ticket)[:-1], False])
+    inner = CpuFileMover.wait
+
+    def wait(self: CpuFileMover, ticket: int) -> list[bool]:
+        moved = inner(self, ticket)
+        out[-1] = 0
+        return [*moved[:-1], False]
+
+    monkeypatch.setattr(CpuFileMover, "wait", wait)
 
     with SafetensorsStorage(tmp_path) as storage:
         Weights(storage, loader=loader_from_config(None)).read_rows([([*ROWS], (), out)])
