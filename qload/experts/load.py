@@ -294,6 +294,9 @@ def _load_in_steps(request: StackRequest, step: LoadedStep) -> Stack:
 def _put_folded(request: StackRequest, step: LoadedStep, stored: Stack, stacking: Stacking) -> bool:
     """Convert experts as one layer, and add them to a stack; False: each has to be converted alone."""
     assert stacking.first is not None
+    if step.convert_stack(stored.expert(0), stacking.first, stored.tensors, stacking.rows(len(stored))):
+        stacking.add_rows(stored.names)
+        return True
     weight, source = fold(stored, stacking.first), WrappedSource(request.described.source, ledger="later")
     if weight is None:
         return False

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
@@ -174,12 +174,20 @@ class Stacking:
                 place.copy_(held)
         self._names.append(weight.layer.name)
 
+    def rows(self, count: int) -> dict[str, Tensor]:
+        """Rows of the next `count` experts, by field, after the first one."""
+        at = len(self._names)
+        return {field: tensor[at : at + count] for field, tensor in self._tensors.items()}
+
+    def add_rows(self, names: Sequence[str]) -> None:
+        """Count the next experts, whose `rows` are written."""
+        self._names += names
+
     def put_stack(self, stack: Stack) -> None:
         """Add the next experts, after the first one."""
-        at = len(self._names)
         self._check(stack.expert(0))
-        for field, tensor in stack.tensors.items():
-            self._tensors[field][at : at + len(stack)].copy_(tensor)
+        for field, rows in self.rows(len(stack)).items():
+            rows.copy_(stack.tensors[field])
         self._names += stack.names
 
     def stack(self) -> Stack:

@@ -42,6 +42,7 @@ class Move:
 DeferredMove = Callable[[Tensor, Move], Tensor | None]  # moves a tensor straight from its file
 DeferredMoves = Mapping[str, DeferredMove]  # by the name of the tensor, for weights loaded without it
 NOTHING_DEFERRED: DeferredMoves = {}
+Tensors = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,34 @@ class RepackCache:
             if name not in deferred and not getattr(weight, name).is_contiguous():
                 return None
         return recipe.apply(weight, deferred)
+
+    def repack_stack(
+        self, weight: Weight, layout: str, repacked: Weight, stored: Tensors, rows: Tensors
+    ) -> bool:
+        """Repack tensors (E, ...) of layers of one kind straight to `rows` of a stack, by its recipe.
+
+        `weight`: one of the layers as `stored`; `repacked`: a layer of the stack. False, perhaps after a
+        write, if the recipe does not repack them.
+        """
+        if type(weight) is not GPTQWeight:
+            return False
+        recipe, made = self._recipes.get(_find_kind(weight, layout)), (type(repacked), repacked.config)
+        if recipe is None or (*made, repacked.layer.origin) != (
+            recipe.weight_type,
+            recipe.config,
+            recipe.origin,
+        ):
+            return False
+        if not weight.holding(stored).is_symmetric():
+            return False
+        for name, move in recipe.moves.items():
+            source, target = stored[name], rows[name]
+            sizes = [8 * tensor[0].nbytes // move.bits for tensor in (source, target)]
+            digits = Digit(len(source), *sizes), *move.digits
+            contiguous = source.is_contiguous() and target.is_contiguous()
+            if not contiguous or not devices.move_digits(source, target, move.bits, digits):
+                return False
+        return True
 
     def record(self, weight: Weight, layout: str, repacked: Weight) -> None:
         """Derive and keep the recipe of a repack, if moves alone can repeat it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -11,7 +11,7 @@ from operator import index
 from typing import Any, ClassVar, Literal, Protocol
 
 from qload.errors import ArgumentError, DivideError, MismatchError, checked
-from qload.lazy_torch import torch
+from qload.lazy_torch import Tensor, torch
 from qload.loader.description import ConfiguredFormat, LayerDescription
 from qload.loader.source import Rectangle, TensorSource
 from qload.spec import Weight
@@ -101,7 +101,23 @@ TYPED_LOADS = frozenset(
         "get_weights_col_packed",
     )
 )
-LoadedStep = Callable[[TensorSource, Weight, Sequence[Part], Split | None], Weight]  # on a loaded weight
+
+
+class LoadedStep(Protocol):
+    """Conversion of loaded weights, after their load by an inner loader."""
+
+    def __call__(
+        self, source: TensorSource, weight: Weight, parts: Sequence[Part], split: Split | None
+    ) -> Weight:
+        """Convert a weight of some `parts` of a `source` along `split`."""
+
+    def convert_stack(
+        self, weight: Weight, converted: Weight, stored: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+    ) -> bool:
+        """Convert tensors (E, ...) of layers like `weight` straight to `rows` of a stack; False if unknown.
+
+        `converted`: a layer of the stack. After False the rows are undefined.
+        """
 
 
 class WeightsLoader(ABC):

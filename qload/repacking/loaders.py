@@ -359,7 +359,7 @@ class RepackingLoader(WrappingLoader):
         """The inner loader, and the repack of each loaded weight; None for a subclass with its own load."""
         if type(self).plan is not RepackingLoader.plan or not self.inner._has_exact_shapes:
             return None
-        return self.inner, self._repack_loaded
+        return self.inner, RepackStep(self)
 
     def repacked(self, weight: Weight) -> Weight:
         """Repack a whole `weight` of the inner loader.
@@ -423,6 +423,26 @@ class RepackingLoader(WrappingLoader):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r}, {self.layout})"
+
+
+class RepackStep(LoadedStep):
+    """Repack by a loader of weights that its inner loader has loaded."""
+
+    def __init__(self, loader: RepackingLoader) -> None:
+        self.loader = loader
+
+    def __call__(
+        self, source: TensorSource, weight: Weight, parts: Sequence[Part], split: Split | None
+    ) -> Weight:
+        """Repack a weight; a weight beyond the layout is an error, or stays with a note."""
+        return self.loader._repack_loaded(source, weight, parts, split)
+
+    def convert_stack(
+        self, weight: Weight, converted: Weight, stored: Mapping[str, Tensor], rows: Mapping[str, Tensor]
+    ) -> bool:
+        """Repack by the recipe of an earlier layer, if moves alone repack these."""
+        layout = self.loader._layouts(weight.device)[0]
+        return self.loader._cache.repack_stack(weight, layout, converted, stored, rows)
 
 
 class GPTQMarlinWeightsLoader(RepackingLoader):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload import ExpertsWeight, MemoryStorage, RepackingLoader, Weights, loader_from_config
+from qload import ExpertsWeight, MemoryStorage, RepackingLoader, Weights, loader_from_config, native
 from qload.errors import MismatchError, RepackError
 from qload.experts import load as loading
 from qload.experts import with_experts
@@ -44,10 +44,11 @@ def experts(name: str, tensors: Mapping[str, Tensor], layout: str | None = None,
 
 
 def counted(function: Callable[[], ExpertsWeight]) -> tuple[ExpertsWeight, int]:
-    """The result, and how many layers were converted."""
+    """The result, and how many layers were converted, without native code."""
     repack = RepackingLoader._repack
-    with mock.patch.object(RepackingLoader, "_repack", autospec=True, side_effect=repack) as repacks:
-        return function(), repacks.call_count
+    repacks = mock.patch.object(RepackingLoader, "_repack", autospec=True, side_effect=repack)
+    with native.reference(), repacks as calls:
+        return function(), calls.call_count
 
 
 def assert_equal(one: ExpertsWeight, other: ExpertsWeight) -> None:
@@ -79,6 +80,39 @@ def test_runs_are_as_long_as_their_bytes_allow(name: str, monkeypatch: pytest.Mo
 
     assert calls == 5 + 3  # of gate and up each expert alone; of down the first, and two runs of two
     assert_equal(made, experts(name, tensors).repack(EACH[name]))
+
+
+@pytest.mark.usefixtures("cpu_module")
+@pytest.mark.parametrize("layout", ["panels", "marlin"])
+@pytest.mark.parametrize("alike", [True, False], ids=["symmetric", "one with zero points"])
+def test_native_moves_repack_all_but_the_first_expert(layout: str, alike: bool) -> None:
+    tensors = drawn("gptq")
+    if not alike:  # the zero points of the first expert are stored too
+        for expert in (0, 3):
+            for name in NAMES:
+                tensors[f"{PREFIX}.{expert}.{name}.qzeros"][0, 0] = 0x12345678
+    repack = RepackingLoader._repack
+    repacks = mock.patch.object(RepackingLoader, "_repack", autospec=True, side_effect=repack)
+
+    with repacks as calls:
+        made = experts("gptq", tensors, layout)
+
+    assert calls.call_count == (2 if alike else 4)
+    want = experts("gptq", tensors)
+    for expert in range(COUNT):
+        assert_same_bits(made.gate_up.dequantize(expert), want.gate_up.dequantize(expert))
+        assert_same_bits(made.down.dequantize(expert), want.down.dequantize(expert))
+    if alike:
+        assert_equal(made, want.repack(layout))
+
+
+@pytest.mark.usefixtures("cpu_module")
+def test_native_moves_do_not_drop_the_zero_points_of_an_expert() -> None:
+    tensors = drawn("gptq")
+    tensors[f"{PREFIX}.3.down_proj.qzeros"][0, 0] = 0x12345678
+
+    with pytest.raises(MismatchError, match=r"experts\.3\.down_proj"):
+        experts("gptq", tensors, "panels")
 
 
 @pytest.mark.parametrize("name", ["fp8 channel", "mxfp4", "nvfp4"])
