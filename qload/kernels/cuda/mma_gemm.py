@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from qload.kernels.chips import multiprocessors
+from qload.kernels.chips import LEAST_SHARED, multiprocessors, shared_memory
 from qload.kernels.cuda import launch
 from qload.kernels.cuda.launch import ALIGNED, Launch, in_rows
 from qload.kernels.cuda.module import native
@@ -17,12 +17,12 @@ WARPS = 8  # of a block
 WARP_TOKENS = (32, 48, 64)
 SHARES = (1, 2, 4, 8)
 SLICES = (1, 2, 3, 4, 6, 8, 12, 16)  # of K, which a second kernel adds up
-SHARED = 97 << 10  # bytes of a block on the chips with the least
+MARGIN = 2 << 10  # bytes of shared memory beside the stages
 TOKEN_BYTES, TILE_BYTES = 128, 2560  # of x of a token and of words and scales of a tile in a stage
-START = 5.3  # microseconds of a turn of blocks beside its chunks
-CHUNK = {32: 1.84, 48: 2.35, 64: 2.52}  # of 128 rows, by tokens of a warp,
-COPIED = 0.021  # and for each KiB of a stage
-ADDED = 2.34  # for each million of sums of slices
+START = 7.63  # microseconds of a turn of blocks beside its chunks
+CHUNK = {32: 2.01, 48: 2.5, 64: 2.8}  # of 128 rows, by tokens of a warp,
+COPIED = 0.016  # and for each KiB of a stage
+ADDED = 2.17  # for each million of sums of slices
 
 
 class MmaDivision(NamedTuple):
@@ -46,7 +46,8 @@ def why_not(call: Any) -> str | None:
 
 def prepare(call: Any, x: Tensor, how: MmaDivision | None = None) -> Launch:
     """Return the launch of calls like this one, of `x` in whole rows; `how` None: by `division`."""
-    how = how or division(call.tokens, call.rows, call.columns, multiprocessors(x.device))
+    chip = multiprocessors(x.device), shared_memory(x.device)
+    how = how or division(call.tokens, call.rows, call.columns, *chip)
     kind = call.code, call.group, x.dtype == torch.bfloat16, list(how)
     start = native().mma(launch.sizes(call, x), *kind, call.early)
     return Launch(start, how.slices * call.tokens * call.columns if how.slices > 1 else 0)
@@ -59,20 +60,22 @@ def run(call: Any, how: MmaDivision | None = None) -> Tensor:
 
 
 @cache
-def division(tokens: int, K: int, N: int, places: int) -> MmaDivision:
-    """Return the division of the least expected time on a chip of so many multiprocessors."""
+def division(tokens: int, K: int, N: int, places: int, shared: int = LEAST_SHARED) -> MmaDivision:
+    """Return the division of the least expected time, by multiprocessors and a block's shared memory."""
     ways = [
         way
         for warp_tokens, tiles, row_warps, slices in product(WARP_TOKENS, SHARES, SHARES, SLICES)
         for way in [MmaDivision(warp_tokens, tiles, row_warps, slices)]
-        if WARPS % (tiles * row_warps) == 0 and fits(way) and row_warps * slices <= max(1, K // strips.TILE_K)
+        if WARPS % (tiles * row_warps) == 0
+        and fits(way, shared)
+        and row_warps * slices <= max(1, K // strips.TILE_K)
     ]
     return min(ways, key=lambda way: expected(way, tokens, K, N, places))
 
 
-def fits(way: MmaDivision) -> bool:
-    """Return whether two stages fit the smallest shared memory of a block."""
-    return 2 * stage_bytes(way) <= SHARED
+def fits(way: MmaDivision, shared: int = LEAST_SHARED) -> bool:
+    """Return whether two stages fit a block's shared memory."""
+    return 2 * stage_bytes(way) <= shared - MARGIN
 
 
 def stage_bytes(way: MmaDivision) -> int:
