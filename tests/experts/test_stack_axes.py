@@ -96,6 +96,16 @@ def test_the_shape_of_a_scale(scale: tuple[int, ...], order: str) -> None:
     assert order_of(tensors, "up_proj", {"quantization_config": FP8}) == order
 
 
+def test_blocks_of_gate_and_up_do_not_cross_their_border() -> None:
+    """Each has 192 outputs, two blocks; in the other order of axes the scale fits no weight."""
+    tensors = {"gate_up_proj.weight": weight(384, 256), "gate_up_proj.weight_scale": torch.ones(E, 4, 2)}
+    stored = MemoryStorage({f"{MODULE}.{name}": tensor for name, tensor in tensors.items()})
+
+    stacks = with_experts(stored, {"quantization_config": FP8})
+
+    assert stacks.info(f"{MODULE}.0.gate_proj.weight").shape == (192, 256)
+
+
 @pytest.mark.parametrize(
     ("scale", "order"),
     [

@@ -258,6 +258,9 @@ BOUNDED = value("Kwargs", {"granularity": ROW, "hp_value_ub": 2})
 FLOAT8 = value("QuantizeTensorToFloat8Kwargs", {"granularity": ROW, "hp_value_ub": None})
 
 
+OWNERS = {"float": "transformers", "int": "compressed-tensors"}  # whose rounding torchao's is
+
+
 @pytest.mark.parametrize(
     ("kind", "stated", "want"),
     [
@@ -285,6 +288,7 @@ def test_declared_inputs(kind: str, stated: dict[str, Any], want: str) -> None:
     weight = opened(stored({"up": layer(kind, **stated)})).get_weights("up")
 
     assert str(weight.activations) == want
+    assert weight.activations is None or weight.activations.owner == OWNERS[weight.activations.type]
 
 
 def test_inputs_that_no_linear_quantizes_are_a_note(tmp_path: Path) -> None:

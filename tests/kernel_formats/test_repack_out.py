@@ -93,6 +93,15 @@ def test_an_unsuitable_out_for_fp8_stays_unchanged(spoil: Callable[[Weight], Wei
     assert_untouched(lambda: repack(FP8, "marlin", out=out, **HALF), out.fields(), ArgumentError)
 
 
+def test_out_of_another_type_with_equal_tensors_is_refused() -> None:
+    out = marked(repack(FP8, "marlin", **HALF))
+    twin = type("OtherWeight", (type(out),), {})
+    other = twin(out.config, **out.fields(), layer=out.layer)
+
+    act = lambda: repack(FP8, "marlin", out=other, **HALF)  # noqa: E731
+    assert_untouched(act, out.fields(), ArgumentError)
+
+
 @pytest.mark.parametrize("layout", ["gptq", "exllama"])
 def test_an_unsupported_zero_point_leaves_out_unchanged(layout: str) -> None:
     source = repack(LAYER, "exllama" if layout == "gptq" else "marlin")
