@@ -22,7 +22,6 @@ Layers are fused only with equal bits, codebooks and scales of inputs; load othe
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -37,17 +36,13 @@ from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
 from qload.spec.casts import check_float
 from qload.spec.tensor import array_of
-from qload.spec.transforms import BlockTransform, Transforms
+from qload.spec.transforms import walsh_hadamard
 
 BLOCK = 128  # inputs and outputs of a Hadamard matrix
 MARKERS: tuple[Codebook, ...] = ("mcg", "mul1")
 HALF_STEPS = (1.5, 2.5, 3.5)
 BITS = (*range(1, 9), *HALF_STEPS)
 BLOCK_ELEMENTS = 1 << 21  # weights in float64 at once
-_HADAMARD = BlockTransform.of_matrix(
-    f"Hadamard matrix of {BLOCK}", reduce(np.kron, [np.array([[1, 1], [1, -1]])] * 7)
-)
-TRANSFORMS = Transforms(_HADAMARD, _HADAMARD)
 
 
 @dataclass(frozen=True)
@@ -172,11 +167,16 @@ class Exl3Weight(spec.Weight):
             spec.check_out(out, self.shape, self.device, *self.fields().values())
         values = state_values(self.config.codebook, self.device).double()
         inputs, outputs = _as_scales(self.suh, self.su), _as_scales(self.svh, self.sv)
-        step = max(1, BLOCK_ELEMENTS // (BLOCK * max(1, self.layer.K))) * BLOCK
+        outputs = outputs[:, None] / BLOCK  # both matrices are sqrt(128) times too large
+        matrix = walsh_hadamard(torch.eye(BLOCK, dtype=torch.float64, device=self.device))
+        K = self.layer.K
+        step = max(1, BLOCK_ELEMENTS // (BLOCK * max(1, K))) * BLOCK
         for start in range(0, self.layer.N, step):
             tiles = self.trellis[:, start // TILE : (start + step) // TILE]
-            wide = TRANSFORMS.restore(values[decode_states(tiles, self.config.bits).long()])
-            out[start : start + step] = (wide * inputs * outputs[start : start + step, None]).float()
+            states = decode_states(tiles, self.config.bits).long()
+            wide = matrix @ values[states].reshape(len(states) // BLOCK, BLOCK, K)
+            wide = (wide.reshape(len(states), K // BLOCK, BLOCK) @ matrix).reshape(len(states), K)
+            out[start : start + step] = (wide * inputs * outputs[start : start + step]).float()
         return out
 
     @classmethod
