@@ -291,6 +291,17 @@ def test_declared_inputs(kind: str, stated: dict[str, Any], want: str) -> None:
     assert weight.activations is None or weight.activations.owner == OWNERS[weight.activations.type]
 
 
+@pytest.mark.parametrize(
+    ("kind", "owner"), [("Float8Tensor", "transformers"), ("Int8Tensor", "compressed-tensors")]
+)
+def test_inputs_are_rounded_as_by_the_owner_of_their_numbers(kind: str, owner: str) -> None:
+    stated = value("Kwargs", {"granularity": ROW})
+    weight = opened(stored({"up": layer(kind, act_quant_kwargs=stated)})).get_weights("up")
+
+    assert weight.activations is not None
+    assert weight.activations.owner == owner
+
+
 def test_inputs_that_no_linear_quantizes_are_a_note(tmp_path: Path) -> None:
     text, parts = layer("NVFP4Tensor", act_quant_kwargs=value("QuantizeTensorToNVFP4Kwargs", {}))
     folder = written(tmp_path, {"up": (text, parts)})

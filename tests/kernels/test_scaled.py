@@ -1,6 +1,7 @@
 """Inputs that are quantized as a weight declares, times that weight: codes times codes, or what they mean."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,3 +137,9 @@ def test_gradients_pass_through_what_inputs_became() -> None:
     assert bias.grad is not None
     assert bias.grad.tolist() == [3.0] * 8
     assert x.grad is not None
+
+
+def test_inputs_on_another_device_have_no_kernel_of_a_cpu() -> None:
+    inputs: Any = SimpleNamespace(x=torch.empty(2, 64, device="meta"))
+
+    assert scaled._by_a_kernel(inputs, int8(64, 64, TOKEN), None) is None
