@@ -8,6 +8,7 @@ which a layer may take as much as its own bytes. Stacks of gpt-oss are interleav
 """
 
 import argparse
+import gc
 import json
 from pathlib import Path
 from statistics import median
@@ -97,6 +98,7 @@ def measure(name: str, asked: argparse.Namespace, folder: Path) -> tuple[str, ..
     elements = 3 * asked.experts * asked.hidden * asked.inner
     size_of_dense = write_dense(dense, kind, elements, asked.hidden)
     load_experts(experts, asked.device)  # imports, and buffers of the reader
+    gc.collect()
     give_back()
     before, loaded = anonymous(), list[Any]()
     most = peak(lambda: loaded.append(load_experts(experts, asked.device))) - before
