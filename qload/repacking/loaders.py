@@ -412,7 +412,10 @@ class RepackingLoader(WrappingLoader):
                 if layout == self.layout or refusal is None:
                     refusal = error
         assert refusal is not None
-        raise refusal
+        try:
+            raise refusal
+        finally:
+            del refusal  # its traceback has this frame, and the frames above have loaded weights
 
     def _load_whole(
         self, source: TensorSource, parts: Sequence[Part], share: Weight, layout: str

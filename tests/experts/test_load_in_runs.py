@@ -1,8 +1,10 @@
 """Loads of experts that are repacked: runs of experts become one layer, and few calls convert all of them."""
 
+import gc
 from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
+from weakref import ref
 
 import pytest
 import torch
@@ -156,6 +158,22 @@ def test_auto_repacks_experts_for_the_kernels_of_a_gpu(name: str) -> None:
     made = weights.get_experts(PREFIX, facts=FACTS)
 
     assert [stack.format for stack in (made.gate_up, made.down)] == 2 * [STRIPS[name]]
+
+
+def test_experts_that_stay_as_stored_are_freed_with_their_last_reference() -> None:
+    """The refusal of a repack has a traceback, whose frames have the experts."""
+    loader = loader_from_config(dict(FORMATS["fp8"].config), target="auto")  # no CPU kernel repacks FP8
+    weights = Weights(MemoryStorage(drawn("fp8")), loader=loader)
+    gc.collect()
+    gc.disable()
+    try:
+        made = weights.get_experts(PREFIX, facts=FACTS)
+        assert made.gate_up.format == "fp8"
+        known = ref(made)
+        del made
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 def test_a_block_of_gate_and_up_is_read_once() -> None:
