@@ -2,9 +2,10 @@
 
     python -m tests.bench.expert_loads [--device cuda] [--formats gptq fp8] [--experts 128] [--rounds 5]
 
-Both folders are in the page cache, and the loads take turns: of the rate the medians, by the clock and by the
-time that cores worked. `beside` is the most memory of the host beyond the result of the experts' load, of
-which a layer may take as much as its own bytes. Stacks of gpt-oss are interleaved blocks of MXFP4.
+Both folders are in the page cache, the C library keeps freed memory, and the loads take turns: of the rate
+the medians, by the clock and by the time that cores worked. `beside` is the most host memory beyond the
+result of the experts' load, of which a layer may take as much as its own bytes. Stacks of gpt-oss are
+interleaved blocks of MXFP4.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from torch import Tensor
 from qload import ExpertFacts, open_checkpoint
 from qload.checkpoint import load_layers
 from qload.experts import GatedActivation
-from tests.bench.cpu_load import give_back, in_turns
+from tests.bench.cpu_load import give_back, in_turns, keeps_memory
 from tests.bench.expert_formats import FORMATS, Format, expert_shapes, noise
 from tests.bench.large import anonymous, peak
 
@@ -133,6 +134,7 @@ def main() -> None:
     parser.add_argument("--inner", type=int, default=768)
     parser.add_argument("--rounds", type=int, default=5)
     asked = parser.parse_args()
+    keeps_memory()
     table = Table(*COLUMNS, title=f"{asked.experts} experts ({asked.hidden}, {asked.inner}), {asked.device}")
     for name in asked.formats:
         with TemporaryDirectory() as place:
