@@ -52,6 +52,7 @@ COMFY = "ComfyUI runs it; take the model as its authors published it, or its pla
 TRANSFORMERS = "transformers loads it where {} is installed, and its dequantize() gives plain weights"
 MODELOPT = "state the quantization_config of its writer, quant_method modelopt with quant_algo {}"
 QUARK = "state the quantization_config of its writer, quant_method quark"
+QUANTO = "state quant_method quanto, or keep quanto_qmap.json alone; optimum-quanto writes no other methods"
 SOURCE = "qload reads the plain safetensors that it was made from"
 
 
@@ -186,13 +187,13 @@ SIGNATURES = (
     ),
     Signature(
         "quanto (int8, float8)",
-        f"optimum-quanto loads it by QuantizedModelForCausalLM.from_pretrained; {SOURCE}",
+        QUANTO,
         "weight._data i8|fp8 (N K), weight._scale floats (N 1)",
         unless=("quanto", "ct_int", "fp8"),
     ),
     Signature(
         "quanto (int4, int2)",
-        f"optimum-quanto loads it by QuantizedModelForCausalLM.from_pretrained; {SOURCE}",
+        QUANTO,
         "weight._data._data u8 (A B), weight._scale floats (G 1), weight._shift floats (G 1)",
         unless=("quanto",),
     ),
@@ -203,7 +204,7 @@ SIGNATURES = (
     Signature("QuIP#", f"the QuIP# repository loads it; {SOURCE}", "Qidxs integers, SU, SV"),
     Signature(
         "AQLM",
-        f"transformers loads it where aqlm is installed; {SOURCE}",
+        "state the quantization_config of its writer, quant_method aqlm",
         "codebooks floats (C V O I), codes integers (A B C), scales floats (A 1 1 1)",
         unless=("aqlm",),
     ),
@@ -264,7 +265,8 @@ SIGNATURES = (
     ),
     Signature(
         "BitNet",
-        f"transformers loads it, and knows from linear_class whether the scale multiplies; {SOURCE}",
+        "state the quantization_config of its writer, quant_method bitnet with linear_class, which decides "
+        "whether the scale multiplies",
         "weight_scale floats (1), weight u8 (N/4 K)",
         without=("weight_scale_2", "weight.absmax"),
         unless=("fp8", "ct_int", "bitnet"),

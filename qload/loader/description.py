@@ -52,7 +52,7 @@ CHANGING: Mapping[str, str] = {
     "weight_quantizer._svdquant_lora_b": "state quant_algo NVFP4_SVD, which reads both factors",
     "input_rotation": ROTATED,
     "input_prescale": ROTATED,
-    "rms_norm.weight": "transformers applies this norm before the layer where quant_method is bitnet",
+    "rms_norm.weight": "apply the norm outside, and leave its tensor out; transformers loads it (bitnet)",
 }
 
 PLAIN_BESIDE = (

@@ -67,6 +67,14 @@ def test_shares_of_vectors(case: tuple[int, int, int, int], world: int) -> None:
     assert not ranks[0].report().unused
 
 
+@pytest.mark.parametrize("turns", [-1, 1])
+def test_codes_count_modulo_their_bits(turns: int) -> None:
+    stored, section, want = layer(1, 9, 2, 4)
+    stored["codes"] = stored["codes"] + turns * 512
+
+    assert torch.equal(weights(stored, **section).get_weights("mlp.up").dequantize(), want)
+
+
 def test_layers_with_other_codebooks_are_not_fused() -> None:
     stored, section, _ = layer(2, 8, 1, 8)
     tensors = {f"{name}.{key}": tensor for name in "qk" for key, tensor in stored.items()}

@@ -91,6 +91,7 @@ def test_codes_that_are_stored_as_floats() -> None:
     ("weight", "text"),
     [
         (torch.tensor([[0, 0b00_11_00_00]], dtype=torch.uint8), "codes of 0, 1 and 2 in two bits"),
+        (torch.tensor([[0, 0b11_00_10_01]], dtype=torch.uint8), "codes of 0, 1 and 2 in two bits"),
         (torch.tensor([[1, 0.5]]).bfloat16(), "-1, 0 or 1"),
     ],
 )

@@ -114,8 +114,9 @@ def test_bytes_that_are_stored_as_floats(group: int | None, axis: int) -> None:
 
 
 @pytest.mark.parametrize(("group", "axis"), [(16, 1), (8, 0), (None, 0)])
-def test_fused_parts_are_packed_anew(group: int | None, axis: int) -> None:
-    (q, q_weight), (k, k_weight) = layer(32, 64, 4, group, axis), layer(16, 64, 4, group, axis)
+@pytest.mark.parametrize("bits", [2, 3])
+def test_fused_parts_are_packed_anew(bits: int, group: int | None, axis: int) -> None:
+    (q, q_weight), (k, k_weight) = layer(32, 64, bits, group, axis), layer(16, 64, bits, group, axis)
     k["scale"], k_weight = k["scale"] * 2, k_weight * 2
     tensors = {f"{name}.{key}": t for name, part in (("q", q), ("k", k)) for key, t in part.items()}
     storage = MemoryStorage(tensors)
