@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qload import ExpertFacts, ExpertsWeight, FakeWorld, FormatLoader, MemoryStorage, Weights, WeightsLoader
 from qload.experts import GatedActivation
-from qload.formats import FORMATS, MXFP4ExpertsWeight, UnquantizedConfig, UnquantizedWeight
+from qload.formats import FORMATS, MXFP4ExpertsWeight, QuantoWeight, UnquantizedConfig, UnquantizedWeight
 from qload.loader import ConfiguredFormat
 from qload.parallel import ProcessGroup
 from qload.spec import Config, Weight
@@ -104,7 +104,8 @@ def experts(
     """A few experts of a format: one config, one order of groups or none, values of their own."""
     config = draw(CONFIGS[weight_type] if configs is None else configs)
     unit = lcm(*(axis.granule for spec in weight_type.tensors(config) for axis in spec.axes), 16)
-    inner, hidden = (unit * -(-48 // unit) * draw(st.integers(1, 2)) for _ in range(2))
+    largest = 3 if weight_type is QuantoWeight else 2  # 96 inputs may be a group of more inputs
+    inner, hidden = (unit * -(-48 // unit) * draw(st.sampled_from([1, largest])) for _ in range(2))
     one = st.just(config)
     drawn = []
     for _ in range(draw(st.integers(1, most), label="experts")):
