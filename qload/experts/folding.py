@@ -19,13 +19,16 @@ from qload.spec import PARTS, Layer, TensorSpec, Weight
 def fold(stack: Stack, repacked: Weight) -> Weight | None:
     """Fold whole experts with equal facts into one layer.
 
-    None if a tensor has no cut between two experts, or none of `repacked`, one expert after its repack.
+    `repacked`: one expert after its repack. None if a tensor of either has no cut between two experts, or if
+    the repack pads outputs.
     """
     specs, layer, count = _specs(stack), stack.layer, len(stack)
     later = {**specs, **_specs(repacked)}
     if not all(_has_cuts(specs.get(name), layer) for name in stack.tensors):
         return None
     if not all(_has_cuts(later.get(name), layer) for name in repacked.fields()):
+        return None
+    if any(_is_padded(tensor, later[name], layer) for name, tensor in repacked.fields().items()):
         return None
     tensors = dict[str, Tensor]()
     for name, tensor in stack.tensors.items():
@@ -75,3 +78,13 @@ def _has_cuts(spec: TensorSpec | None, layer: Layer) -> bool:
     axis = spec.axes[number]
     step = axis.step("N", {"N": layer.N, "K": layer.K})
     return has_stored_axes(spec) and (axis.dim == PARTS or (step > 0 and layer.N % step == 0))
+
+
+def _is_padded(tensor: Tensor, spec: TensorSpec, layer: Layer) -> bool:
+    """Return whether a tensor has padding along its joined axis."""
+    number = joined_axis(spec)
+    if number is None:
+        return False
+    axis = spec.axes[number]
+    sizes = {"N": layer.N, "K": layer.K, PARTS: len(layer.parts)}
+    return tensor.shape[number] != axis.size(axis.logical(sizes) or 0)

@@ -22,7 +22,10 @@ def output_step(weight: Weight) -> int:
     """Step of valid slices along outputs; the end is always valid; 0: no slice is valid."""
     sizes, transforms = {"N": weight.layer.N, "K": weight.layer.K}, weight.layer.transforms
     steps = [
-        axis.step("N", sizes) for spec in _stored_specs(weight) for axis in spec.binding if axis.follows("N")
+        axis.step("N", sizes)
+        for spec in _stored_specs(weight)
+        for axis in (spec.places if spec.packing is None else spec.binding)
+        if axis.follows("N")
     ]
     if transforms is not None:
         steps.append(transforms.step("N"))

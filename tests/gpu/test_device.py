@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qload.errors import CutError, DivideError
+from qload.formats import Exl3Weight
 from qload.kernel_formats import repack, restore
 from qload.parallel import Rank
 from qload.spec import Weight
@@ -87,5 +88,6 @@ def test_a_linear_on_the_device_passes_the_three_oracles(
     there = weight.to("cuda")
 
     assert_reads_back(linear, there, dtype)
-    assert_sums_exactly(linear, there, dtype)
+    if weight_type is not Exl3Weight:  # each of its values is a sum of 128 by 128
+        assert_sums_exactly(linear, there, dtype)
     assert_within_bound(linear, there, torch.randn(3, weight.layer.K, device="cuda").to(dtype))

@@ -57,4 +57,4 @@ def test_the_host_does_not_wait_for_each_expert(name: str, tmp_path: Path) -> No
             load(folder, "cuda", True)
             torch.cuda.set_sync_debug_mode("default")
         counts.append(sum("synchronizing" in str(each.message) for each in caught))
-    assert counts[0] == counts[1]
+    assert counts[1] <= counts[0]

@@ -38,7 +38,9 @@ def made(kind: type[Any] = ColumnParallelLinear, dtype: torch.dtype = torch.floa
 
 @pytest.mark.parametrize("name", [None, ["a"], 5])
 def test_a_name_that_is_none_is_unknown(name: Any) -> None:
-    with pytest.raises(UnknownMethodError, match="no such quantization method\n  known    auto-round, awq"):
+    with pytest.raises(
+        UnknownMethodError, match="no such quantization method\n  known    aqlm, auto-round, awq"
+    ):
         get_quantization_config(name)
 
 

@@ -21,8 +21,11 @@ STRIPS = {"strips", "fp8_strips", "mxfp8_strips", "int8_strips", "fp4_strips", "
 SLOW_PATHS = (DEQUANTIZED, QUANTIZED, "large")  # the weight is dequantized at every call
 
 # Layers that no kernel multiplies, by fixture, with the reason.
+BITNET = "no kernel reads the words of BitNet"
 BLOCKS = "blocks of absmax reach into the next output"
+CODEBOOKS = "no kernel reads codebooks"
 DIVIDES = "scales divide"
+FLOAT_ZEROS = "zero points are floats"
 GROUPS = "codes times scales plus offsets are not repacked"
 INPUTS = "the inputs are no whole groups of 128, or no multiple of 8"
 SPARSE = "no kernel reads 2:4 sparse weights"
@@ -31,6 +34,10 @@ STREAMS = "no kernel reads EXL2 but ExLlama's, which dequantizes"
 WIDTH = "strips have codes of 2, 3, 4 and 8 bits"
 SLOW = {
     "activations/w4a8_int8_tensor_static_asym": "strips of integers have no scale of the activations",
+    "aqlm/1x9_g4x2": CODEBOOKS,
+    "aqlm/2x4_g8": CODEBOOKS,
+    "bitnet/autobitlinear": BITNET,
+    "bitnet/bitlinear": BITNET,
     "bnb/fp4_nested_ragged_60x100": BLOCKS,
     "bnb/nf4_odd_33x65": BLOCKS,
     "compressed_tensors/float_block128_6x160": INPUTS,
@@ -56,15 +63,18 @@ SLOW = {
     "gptq_marlin_24/b4_g128_256x128_edge": SPARSE,
     "gptq_marlin_24/b4_g128_512x64": SPARSE,
     "gptq_marlin_24/b8_gm1_256x128": SPARSE,
+    **dict.fromkeys([f"hqq/{folder.name}" for folder in cases("hqq")], FLOAT_ZEROS),
     "mlx/mixed_w6_g64": GROUPS,
     "mlx/w2_g32_fp16": GROUPS,
     "modelopt/nvfp4_svd_16x128": "no kernel adds a low-rank term",
     "modelopt/w4a16_awq_g128_24x256": "W4A16_AWQ is not repacked",
     "modelopt/w8a8_sq_16x256": "W8A8_SQ_PER_CHANNEL is not repacked",
     "mxfp4/experts_e2_n8_k64": "a stack of experts is no layer",
+    "quanto/qint2": FLOAT_ZEROS,
+    "quanto/qint4": FLOAT_ZEROS,
     "quark/mxfp6_e2m3": WIDTH,
     "quark/mxfp6_e3m2": WIDTH,
-    "torchao/int4_g32": "zero points are floats",
+    "torchao/int4_g32": FLOAT_ZEROS,
 }
 UNSEEN = {"comfy_awq", "comfy_w4a8", "gguf"}  # files without a config.json
 
