@@ -24,6 +24,7 @@ WEIGHT_DTYPES = {  # field of a weight -> its dtypes
     "weight_packed": (dtypes.uint8, dtypes.int32),
     "qweight": (dtypes.int32,),
 }
+MATRIX_AXES = 2  # codes with more axes do not show the order of outputs and inputs
 Place = tuple[str, str]  # the module of the experts, and the name of a matrix in it
 
 
@@ -89,7 +90,8 @@ def _codes_fields(types: tuple[type[Weight], ...]) -> dict[str, CodesField]:
     for weight_type in types:
         for config in (weight_type.example, *weight_type.further):
             specs = weight_type.tensors(config)
-            if any(axis.dim == "E" for axis in specs[0].axes):  # a format of stacks
+            axes = specs[0].axes
+            if any(axis.dim == "E" for axis in axes) or len(axes) > MATRIX_AXES:  # stacks; tiles and vectors
                 continue
             suffixes = [suffix for spec in specs for suffix in spec.suffixes]
             fields = [suffix for suffix in suffixes if suffix[0] != "_" and "." not in suffix]
@@ -100,7 +102,7 @@ def _codes_fields(types: tuple[type[Weight], ...]) -> dict[str, CodesField]:
                     continue
                 other = found.get(field, CodesField(frozenset(), frozenset(), ()))
                 found[field] = CodesField(
-                    other.axes | {len(specs[0].axes)},
+                    other.axes | {len(axes)},
                     other.dtypes | {*specs[0].dtypes},
                     tuple(dict.fromkeys((*other.fields, *fields, "bias"))),
                 )
