@@ -40,7 +40,7 @@ def read_floats(weight: GGUFWeight) -> Fp4:
     scales = weight.blocks[..., : BLOCK_TYPES[kind].elements // names.group_size].reshape(N, -1)
     if names.second_scale:
         scales = scales.view(TORCH[nvfp4.E4M3FN])
-        second = torch.ones(1, device=weight.device) if second is None else second
+        second = torch.ones(len(weight.layer.parts), device=weight.device) if second is None else second
     layer = record_origin(weight, stores_zeros=weight.scale is not None)
     return Fp4(names, lambda: weight.codes().plain().T, scales, second, None, layer)
 

@@ -19,7 +19,8 @@ def read_fp4(weight: MLXFloatWeight) -> Fp4:
     """Convert a weight of the modes mxfp4 and nvfp4."""
     mode, scales, second = weight.config.mode, weight.scales, None
     if mode == "nvfp4":
-        scales, second = scales.view(TORCH[nvfp4.E4M3FN]), torch.ones(1, device=weight.device)
+        scales = scales.view(TORCH[nvfp4.E4M3FN])
+        second = torch.ones(len(weight.layer.parts), device=weight.device)
     words = weight.weight.contiguous().view(torch.int32)
     return Fp4(
         MLX_TENSOR_NAMES[mode],

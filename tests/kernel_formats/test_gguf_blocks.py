@@ -62,12 +62,27 @@ def test_blocks_have_the_same_values_in_strips_and_come_back_bit_for_bit(kind: s
         assert torch.equal(kernel_weight(packed)[:N, :K], weight.dequantize().double())
 
 
+@every_type
+def test_fused_parts_come_back_bit_for_bit(kind: str) -> None:
+    weight = weight_of(kind, 64, 128, parts=(40, 24))
+
+    assert_is_stored(repack(weight, "strips"), weight)
+
+
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0"])
 @pytest.mark.parametrize("layout", ["panels", "marlin", "exllama", "gptq"])
 def test_integers_of_blocks_come_back_from_other_layouts(kind: str, layout: str) -> None:
     weight = weight_of(kind, 64, 128)
 
     assert_is_stored(repack(weight, layout), weight)
+
+
+@pytest.mark.parametrize("layout", ["marlin_vllm_0_11", "marlin_vllm_0_33"])
+def test_fused_parts_without_a_second_scale_have_one_each_in_marlins_orders(layout: str) -> None:
+    weight = weight_of("NVFP4", 64, 128, parts=(40, 24))
+    weight.blocks[..., :4] = weight.blocks[..., :4] & 7 | 0x38  # scales that are read with bfloat16
+
+    assert_is_stored(repack(weight, layout, dtype=torch.float16), weight)
 
 
 @pytest.mark.parametrize("kind", ["MXFP4", "NVFP4"])

@@ -1,5 +1,6 @@
 """MLX's modes of floats in the orders of kernels, and back bit for bit."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -40,6 +41,17 @@ def test_floats_have_the_same_values_and_come_back_bit_for_bit(
     assert (type(restored), restored.config) == (MLXFloatWeight, weight.config)
     for name, tensor in weight.fields().items():
         assert_same_bits(restored.fields()[name].view(torch.uint8), tensor.view(torch.uint8))
+
+
+@pytest.mark.parametrize("layout", ["strips", "marlin"])
+def test_fused_parts_have_a_second_scale_each(layout: str) -> None:
+    stored = layer("nvfp4", 64, 128)
+    weight = replace(stored, layer=replace(stored.layer, parts=(40, 24)))
+
+    packed = repack(weight, layout, **({"dtype": torch.float16} if layout == "marlin" else {}))
+
+    assert_same_bits(packed.dequantize(), weight.dequantize())
+    assert_same_bits(restore(packed).fields()["scales"], weight.scales)
 
 
 @pytest.mark.usefixtures("seen_texts")
