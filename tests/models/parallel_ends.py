@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qload.errors import DivideError
+from qload.errors import CutError, DivideError
 from qload.methods import ParallelExperts, ParallelLMHead, VocabParallelEmbedding
 from qload.parallel import FakeWorld
 from qload.spec import Weight
@@ -32,7 +32,7 @@ def can_be_shared(stored: DrawnLayer, world: int) -> bool:
     try:
         for rank in FakeWorld(world):
             weights_of(stored.named(), stored.loader(), rank).get_partial_weights_col("layer")
-    except DivideError:
+    except (CutError, DivideError):
         return False
     return True
 
