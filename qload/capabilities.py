@@ -113,7 +113,7 @@ def _row(weight_type: type[Weight]) -> dict[str, Capability]:
 
 
 def _repack_text(weight_type: type[Weight], layouts: Sequence[str]) -> str:
-    """Layouts, with the configs that have some if others have none."""
+    """Names of layouts; if some configs have none, also the configs with layouts."""
     configs = (weight_type.example, *weight_type.further)
     repacked = [config for config in configs if targets(weight_type, config)]
     if len(repacked) in (0, len(configs)):

@@ -96,6 +96,8 @@ class Claims:
         Names of tensors without meaning for plain weights.
     transforms
         Rules of transforms that layers apply at run time.
+    settings
+        Last parts of the names of tensors with settings of the writer, which change no weight.
     """
 
     method: str
@@ -112,6 +114,7 @@ class Claims:
     notes: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     transforms: tuple[TransformRule, ...] = ()
+    settings: tuple[str, ...] = ()
 
     @property
     def of_layers(self) -> LayerClaims:

@@ -161,7 +161,7 @@ def plain_item(source: VerifiedCheckpoint, layer: LayerDescription) -> tuple[Out
         return stored.weight if isinstance(stored, UnquantizedWeight) else stored.dequantize()
 
     values = load_values()
-    exact = exact_scales(values) if {"N", "K"} == set(layer.sizes) else None
+    exact = exact_scales(values) if set(layer.sizes) == {"N", "K"} else None
     if exact is None:
         raise RepackError(layer.format.weight_type.format, NAME, f"{INEXACT}{_describe_first(values)}")
     weight, scale = named(layer.prefix, "weight"), named(layer.prefix, "weight_scale")

@@ -505,8 +505,8 @@ def loader_from_claims(
             remedy = "open_checkpoint reads the file with its marks"
             raise UnsupportedFormatError("ComfyUI's layers without their file", reason, remedy=remedy)
         loader.config_tensors += tuple(filter(is_setting, stored))
-    unused = {quanto.METHOD: quanto.INPUT_SCALES, hqq.METHOD: hqq.UNUSED}.get(claims.method, ())
-    loader.config_tensors += tuple(name for name in stored if name.rpartition(".")[2] in unused)
+    if claims.settings:
+        loader.config_tensors += tuple(name for name in stored if name.rpartition(".")[2] in claims.settings)
     if claims.transforms:
         if storage is None:
             reason = f"the transform_config of {claims.file} needs matrices of the checkpoint"

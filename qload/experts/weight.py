@@ -180,7 +180,7 @@ class Stacking:
         return {field: tensor[at : at + count] for field, tensor in self._tensors.items()}
 
     def add_rows(self, names: Sequence[str]) -> None:
-        """Count the next experts, whose `rows` are written."""
+        """Count the next experts after a write to their `rows`."""
         self._names += names
 
     def put_stack(self, stack: Stack) -> None:

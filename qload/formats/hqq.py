@@ -104,7 +104,7 @@ class HQQConfig(spec.Grouped, spec.Config):
             object.__setattr__(self, name, STORED[getattr(self, name)])
 
     def known(self) -> Mapping[str, int]:
-        """Return N and K, which follow from no shape."""
+        """Return N and K: no shape states them."""
         return {"N": self.N, "K": self.K} if self.K else {}
 
     def for_layer(self, headers: spec.LayerHeaders) -> HQQConfig:
@@ -218,7 +218,7 @@ class HQQWeight(spec.Weight):
         )
 
     def codes(self) -> spec.Codes:
-        """Return codes, scales, and zero points that are floats."""
+        """Return codes, scales, and zero points in float32."""
         config, (N, K), size = self.config, self.shape, self.config.group_size
         scales, zeros = self.scale.float(), self.zero.float()
         k_group = torch.arange(K, device=self.device)
@@ -275,7 +275,7 @@ class HQQWeight(spec.Weight):
 
 
 def _setting(name: str, stored: tuple[dtypes.Dtype, ...], text: str) -> TensorSpec:
-    """Declare a setting, which the typed weight does not have."""
+    """Declare a setting: a fact outside of the typed weight."""
     optional = name not in REQUIRED
     return TensorSpec(
         f"{name}_setting", stored, text, Role.UNUSED, name, fact=True, spent=True, optional=optional

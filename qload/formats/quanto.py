@@ -62,7 +62,7 @@ class QuantoConfig(spec.Grouped, spec.Config):
         self.check_group_size()
 
     def known(self) -> Mapping[str, int]:
-        """Return N and K, which follow from no shape."""
+        """Return N and K: no shape states them."""
         return {"N": self.N, "K": self.K} if self.K else {}
 
     def for_layer(self, headers: spec.LayerHeaders) -> QuantoConfig:

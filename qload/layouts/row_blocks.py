@@ -80,7 +80,7 @@ class RowBlocks:
 
 @dataclass(frozen=True)
 class OneRow:
-    """Numbers (R, C) that are stored as one row."""
+    """Storage of numbers (R, C) as one row."""
 
     def stored_shape(self, shape: Sequence[int]) -> tuple[int, int]:
         """Shape of the row of numbers of a `shape`."""

@@ -521,7 +521,7 @@ class Weight(ABC):
 
     @property
     def codes_are_transformed(self) -> bool:
-        """Return whether `codes` are those of the weight between transforms."""
+        """Return whether transforms lie between `codes` and the weight."""
         return self.layer.transforms is not None
 
     def without_low_rank(self) -> Self:

@@ -90,7 +90,7 @@ def nvfp4_checkpoint(folder: Path, second: float, scales: Tensor | None = None) 
 
 
 def assert_converted(source: Path, target: Path, to: str) -> None:
-    """Convert, and compare the values that both folders are read as."""
+    """Convert, and compare the values of both folders."""
     done = convert(source, target, to=to)
 
     assert (done.verdict, {layer.outcome for layer in done.layers}) == ("ok", {"bits"})

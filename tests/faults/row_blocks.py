@@ -17,7 +17,7 @@ FAULTS = (
         "None",
     ),
     Fault("quanto-sizes-unknown", _QUANTO_METHOD, "if stated else claims", "if False else claims"),
-    Fault("quanto-scales-left-over", "qload/detect/loaders.py", "[2] in unused)", "[2] in ())"),
+    Fault("quanto-scales-left-over", "qload/detect/loaders.py", "[2] in claims.settings)", "[2] in ())"),
     Fault("bitnet-always-multiplies", _BITNET, "divide=self.config.divide,", "divide=False,"),
     Fault("bitnet-code-of-three", _BITNET, "weight & weight >> 1 & FIELDS != 0", "weight & 0 != 0"),
     Fault("aqlm-signed-codes", _AQLM, "self.indices.long() & 2**config.bits - 1", "self.indices.long()"),

@@ -188,7 +188,7 @@ def test_every_rank_refuses_for_the_exponents_of_one(tmp_path: Path) -> None:
 def test_auto_and_explain_choose_the_same_kernel_format_for_every_type(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Test blocks of any bytes, some of which strips do not represent."""
+    """Test random blocks; strips cannot represent some of them."""
     monkeypatch.setattr(loaders, "compute_capability", lambda device: 90)
     explained = {
         layer.prefix: layer

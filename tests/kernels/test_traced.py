@@ -101,7 +101,7 @@ def test_experts_are_one_graph_without_gradients_and_eager_with_them(format: str
 
 
 def test_facts_of_a_layer_are_constants_of_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Traced, their look-up would be guarded at each call; one that cannot be traced shows that it is not."""
+    """A graph with a traced look-up checks it at each call; here a traced look-up breaks the graph."""
     module, x = WEIGHTS["gptq"]().get_linear(), inputs(2, K)
     monkeypatch.setattr(compile_support, "known", torch.compiler.disable(compile_support.known))
 

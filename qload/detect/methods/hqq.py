@@ -14,8 +14,8 @@ from qload.loader import ConfiguredFormat
 from qload.storage import WeightStorage
 
 METHOD = "hqq"
-# Settings of the quantizer, and of Python's objects.
-UNUSED = (
+# Settings of the quantizer, and of Python's objects, that no weight depends on.
+SETTINGS = (
     "offload_meta", "encoded_state_dict", "stores_quant_config", "optimize", "round_zero",
     "unpack_view_dtype",
 )  # fmt: skip
@@ -31,7 +31,8 @@ class _Section(configs.Section):
 def read_hqq(source: configs.FoundConfig) -> configs.Claims:
     """Read the excluded modules of a config; formats are in the settings of layers."""
     section = configs.validate(_Section, source)
-    return section.claims(source, METHOD, METHOD, ConfiguredFormat(HQQWeight, HQQConfig()))
+    fmt = ConfiguredFormat(HQQWeight, HQQConfig())
+    return section.claims(source, METHOD, METHOD, fmt, settings=SETTINGS)
 
 
 def found_config(storage: WeightStorage) -> configs.FoundConfig | None:

@@ -68,10 +68,10 @@ def read_quanto(source: configs.FoundConfig) -> configs.Claims:
         inputs = [section.activations] if section.activations else []
         return section.claims(
             source, METHOD, name, _format(name), bits=BITS[name], exclusions=exclusions,
-            notes=tuple(_notes(source, inputs)),
+            notes=tuple(_notes(source, inputs)), settings=INPUT_SCALES,
         )  # fmt: skip
     if not section.modules:
-        return section.claims(source, METHOD, METHOD, INT8, FLOAT8, _format(""))
+        return section.claims(source, METHOD, METHOD, INT8, FLOAT8, _format(""), settings=INPUT_SCALES)
     names: dict[str, set[str]] = {}
     for module, entry in section.modules.items():
         if entry.weights != PLAIN:
@@ -88,6 +88,7 @@ def read_quanto(source: configs.FoundConfig) -> configs.Claims:
         bits=bits.pop() if len(bits) == 1 else None,
         rules=(*rules, configs.ModuleRule(())),
         notes=tuple(_notes(source, [entry.activations for entry in section.modules.values()])),
+        settings=INPUT_SCALES,
     )
 
 

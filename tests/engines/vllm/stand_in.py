@@ -208,7 +208,7 @@ def vllm_modules() -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def installed() -> Iterator[SimpleNamespace]:
-    """Put the modules into `sys.modules`, and yield those of the plug-in that import them, and vLLM's."""
+    """Put vLLM's modules into `sys.modules`; yield them, and the modules of the plug-in."""
     modules: dict[str, ModuleType] = {}
     for name, members in vllm_modules().items():
         segments = name.split(".")

@@ -14,6 +14,7 @@ from qload.engines.vllm import hooks, register, register_kernel
 from qload.errors import ArgumentError, ConfigError, UnreadTensorsError, UnsupportedFormatError
 from qload.kernels import DequantizeLinearKernel
 from qload.testing import assert_same_bits
+from tests.engines.vllm.test_kernel_config import described
 from tests.models.with_transformers.stored import FORMATS
 from tests.support.unread import known_type
 
@@ -23,7 +24,7 @@ AWQ = dict(FORMATS["awq"].section) | {"modules_to_not_convert": ["o_proj", "shar
 
 
 class Renames:
-    """A mapper that replaces a prefix."""
+    """A mapper of one prefix to another."""
 
     def __init__(self, old: str, new: str) -> None:
         self.old, self.new = old, new
@@ -282,27 +283,10 @@ def test_the_kernel_is_first_only_on_request(
     assert kernels[platforms.CPU] == [plugin.kernel.QloadLinearKernel]
 
 
-class Code:
-    """A type of codes of vLLM, which prints its name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __str__(self) -> str:
-        return self.name
-
-
 def kernel_config(weight_type: str = "uint4b8", **changes: Any) -> Any:
-    fields = {
-        "full_weight_shape": (64, 32),
-        "partition_weight_shape": (64, 32),
-        "weight_type": Code(weight_type),
-        "act_type": torch.float32,
-        "group_size": 16,
-        "zero_points": False,
-        "out_type": None,
-    }
-    return SimpleNamespace(**fields | changes)
+    shape, options = (64, 32), {"act_type": torch.float32, "group_size": 16}
+    both = {"full_weight_shape": shape, "partition_weight_shape": shape}
+    return described(weight_type, **both | options | changes)
 
 
 def test_the_kernel_refuses_with_a_reason(plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
