@@ -1,4 +1,4 @@
-// Barriers in shared memory on Hopper, that count who has arrived and what bytes have come.
+// Barriers in shared memory on Hopper. They count arrivals of threads and bytes of bulk copies.
 #pragma once
 
 #include <cstdint>
@@ -7,14 +7,14 @@
 
 namespace qload::cuda {
 
-/// A barrier in shared memory whose phase ends once so many have arrived and all announced bytes have come.
+/// Initialize a barrier. Its phase ends after `arrivals` arrivals and all announced bytes.
 __device__ __forceinline__ void start_barrier(uint64_t* barrier, int arrivals) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 #endif
 }
 
-/// Barriers that were started can be seen by copies and by other blocks of the cluster.
+/// Make initialized barriers visible to bulk copies and to other blocks of the cluster.
 __device__ __forceinline__ void publish_barriers() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -27,7 +27,7 @@ __device__ __forceinline__ void arrive(uint64_t* barrier) {
 #endif
 }
 
-/// Arrives; the phase ends once as many bytes have come.
+/// Arrive, and announce `bytes` more bytes for this phase.
 template <class Barrier>
 __device__ __forceinline__ void expect_bytes(Barrier barrier, int bytes) {
 #if __CUDA_ARCH__ >= 900
@@ -42,7 +42,7 @@ __device__ __forceinline__ void expect_bytes(Barrier barrier, int bytes) {
                "@done bra finished;\nbra again;\nfinished:\n}" ::"r"(shared_address(barrier)), "r"(parity)        \
                : "memory")
 
-/// Until the phase of this parity has ended; for what comes from this block and its copies alone.
+/// Wait for the end of the phase with this parity. It orders writes of this block and its own copies only.
 template <class Barrier>
 __device__ __forceinline__ void wait_for(Barrier barrier, int parity) {
 #if __CUDA_ARCH__ >= 900
@@ -50,7 +50,7 @@ __device__ __forceinline__ void wait_for(Barrier barrier, int parity) {
 #endif
 }
 
-/// The same for what other blocks of the cluster send.
+/// The same, also for writes of other blocks of the cluster.
 __device__ __forceinline__ void wait_for_cluster(uint64_t* barrier, int parity) {
 #if __CUDA_ARCH__ >= 900
   QLOAD_WAIT(".acquire.cluster");

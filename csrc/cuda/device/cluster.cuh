@@ -1,4 +1,4 @@
-// Blocks of a cluster on Hopper: waiting for each other, and reading and writing each other's shared memory.
+// Clusters of blocks on Hopper: synchronization, and access to the shared memory of another block.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 namespace qload::cuda {
 
-/// Where `own` lies in the shared memory of another block of the cluster.
+/// Address of `own` in the shared memory of block `rank` of the cluster.
 __device__ __forceinline__ uint32_t address_in(const void* own, int rank) {
   uint32_t there = 0;
 #if __CUDA_ARCH__ >= 900
@@ -16,7 +16,7 @@ __device__ __forceinline__ uint32_t address_in(const void* own, int rank) {
   return there;
 }
 
-/// A float to where `own` lies in the shared memory of another block of the cluster, counted by its barrier.
+/// Store a float at the address of `own` in another block. The barrier of that block counts the bytes.
 __device__ __forceinline__ void send(float value, const float* own, const uint64_t* barrier, int rank) {
 #if __CUDA_ARCH__ >= 900
   const uint32_t there = address_in(own, rank), its_barrier = address_in(barrier, rank);
@@ -26,7 +26,7 @@ __device__ __forceinline__ void send(float value, const float* own, const uint64
 #endif
 }
 
-/// As `send`, of four, to an address and a barrier as `address_in` has them.
+/// The same for four floats; address and barrier are results of `address_in`.
 __device__ __forceinline__ void send(float4 value, uint32_t there, uint32_t its_barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(there),
@@ -36,7 +36,7 @@ __device__ __forceinline__ void send(float4 value, uint32_t there, uint32_t its_
 #endif
 }
 
-/// Four floats to where `own` lies in the shared memory of another block of the cluster.
+/// Store four floats at the address of `own` in another block.
 __device__ __forceinline__ void store_there(float4 value, const float4* own, int rank) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address_in(own, rank)), "f"(value.x),
@@ -45,7 +45,7 @@ __device__ __forceinline__ void store_there(float4 value, const float4* own, int
 #endif
 }
 
-/// Four floats where `own` lies in the shared memory of another block of the cluster.
+/// Load four floats from the address of `own` in another block.
 __device__ __forceinline__ float4 load_from(const float4* own, int rank) {
   float4 value{};
 #if __CUDA_ARCH__ >= 900
@@ -57,14 +57,14 @@ __device__ __forceinline__ float4 load_from(const float4* own, int rank) {
   return value;
 }
 
-/// At a barrier in another block of the cluster, as `address_in` has it. Nothing that was written is told of.
+/// Arrive at a barrier of another block, a result of `address_in`. Earlier writes are not published.
 __device__ __forceinline__ void arrive_at(uint32_t barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
 #endif
 }
 
-/// This block has come so far; the others can go on once all have.
+/// Arrive at the barrier of the cluster, without a wait.
 __device__ __forceinline__ void cluster_arrive() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
@@ -77,14 +77,14 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-/// Until all blocks of the cluster have come so far, and what they stored can be read.
+/// Wait for all blocks of the cluster. Their earlier writes are visible afterwards.
 __device__ __forceinline__ void cluster_sync() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
 #endif
 }
 
-/// The same where no thread of a warp comes alone.
+/// The same; all threads of a warp call it together.
 __device__ __forceinline__ void cluster_barrier() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");

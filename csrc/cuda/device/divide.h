@@ -1,4 +1,4 @@
-// Choosing a division: a launch for each that there could be, and the cheapest of them.
+// Search for the division of a layer with the lowest cost.
 #pragma once
 
 #include "division.h"
@@ -6,13 +6,13 @@
 
 namespace qload::cuda {
 
-/// `Work`: a Division, and what else a kernel needs to know.
+/// `Work`: a Division with further fields of a kernel.
 template <class Work>
 struct Divided {
   Work work;
   int warps, rows_of_grid, shared;
 
-  /// Places for the sums of as many tokens, `warp_bytes` for those of each warp; `tiles`: of the layer.
+/// Lay out shared memory for the sums of `tokens` tokens, `warp_bytes` for each warp; `tiles`: of the layer.
   void lay_out(int tiles, int tokens, int warp_bytes) {
     work.row_warps = warps / work.columns;
     rows_of_grid = (tiles + work.columns - 1) / work.columns;
@@ -21,8 +21,8 @@ struct Divided {
   }
 };
 
-/// Makes `plan` the cheapest; false: none can be. `columns`, `split`: those that are asked for, 0: any, up to
-/// `most_columns`. `cost(plan)` lays a plan out whose work has both, and says what it costs; 0: it cannot be.
+/// Set `plan` to the division of the lowest cost; false: none is possible. `columns`, `split`: fixed values, or 0 for
+/// any, up to `most_columns`. `cost(plan)` lays out a plan with given `columns` and `split`; 0: it is impossible.
 template <class Plan, class Cost>
 bool cheapest(const Device& device, int columns, int split, int most_columns, Plan& plan, const Cost& cost) {
   double best = 0;

@@ -1,4 +1,4 @@
-// The driver's function that describes matrices to bulk copies.
+// The driver's function that encodes a matrix for bulk copies.
 #pragma once
 
 #include <cuda.h>
@@ -8,7 +8,7 @@ namespace qload::cuda {
 
 using Encode = decltype(&cuTensorMapEncodeTiled);
 
-/// Null where the driver has none. It is asked for by name, since the module is not linked with the driver.
+/// Null if the driver lacks it. It is looked up by name, as the module is not linked with the driver.
 inline Encode encode() {
   static const Encode found = [] {
     void* function = nullptr;

@@ -1,4 +1,4 @@
-// Bytes of our own order that stand for numbers, as operands that equal them: scales multiply the sums.
+// Codes of 8 bits in strips as operands with exactly their values. Scales multiply the sums.
 #pragma once
 
 #include "code.h"
@@ -6,7 +6,7 @@
 
 namespace qload::cuda {
 
-/// Numbers of a word: bytes b and b + 2 are two rows of column c + 8b.
+/// Two operands of a word: bytes b and b + 2 are two rows of column c + 8b.
 template <class T, Code code>
 struct Exact {
   static constexpr bool kHalf = Number<T>::kMagic == 0;
@@ -27,7 +27,7 @@ struct Exact {
   }
 
  private:
-  /// Of the last two bytes; no number stays none.
+/// Convert the last two bytes; NaN stays NaN.
   static __device__ __forceinline__ uint32_t halves_of_e4m3(uint32_t bytes) {
     uint32_t halves = 0;
 #if __CUDA_ARCH__ >= 890
@@ -39,7 +39,7 @@ struct Exact {
 #endif
     return halves;
   }
-  /// Halves with few digits: those of a bfloat16 are in the upper half of a float.
+/// Convert halves with at most eight significant bits: the upper half of a float then has all of them.
   static __device__ __forceinline__ uint32_t bfloat16s_of(uint32_t halves) {
     const float2 both = __half22float2(as<__half2>(halves));
     return __byte_perm(__float_as_uint(both.x), __float_as_uint(both.y), 0x7632);

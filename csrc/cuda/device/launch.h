@@ -1,4 +1,4 @@
-// What a launch asks of the device, and launches of clusters that may start early.
+// Properties of a device, and launches of clusters with an optional early start.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -9,7 +9,7 @@
 namespace qload::cuda {
 
 struct Device {
-  int multiprocessors, major, shared;  // major: of the instructions in its code; shared: bytes a block can have
+  int multiprocessors, major, shared;  // major: of the compiled code; shared: maximal bytes of a block
   int index;
 };
 
@@ -38,7 +38,7 @@ inline Device this_device() {
   return device;
 }
 
-/// Blocks of a kernel may have so many bytes of shared memory, or fewer; the driver is told of each new maximum.
+/// Allow blocks of a kernel `bytes` of shared memory. The driver is called only for a new maximum.
 inline cudaError_t allow_shared(const void* kernel, int bytes) {
   struct Told {
     const void* kernel;
@@ -58,7 +58,7 @@ inline cudaError_t allow_shared(const void* kernel, int bytes) {
   return cudaSuccess;
 }
 
-/// `cluster` blocks along x are one; `early`: may start before the kernel ahead ends, and waits for it itself.
+/// `cluster`: blocks along x of a cluster; `early`: the kernel may start before the previous one ends, and waits itself.
 template <class... Arguments>
 cudaError_t launch(void (*kernel)(Arguments...), dim3 grid, int threads, int shared, int cluster, bool early,
                    cudaStream_t stream, const Arguments&... arguments) {

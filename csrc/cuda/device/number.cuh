@@ -1,4 +1,4 @@
-// Half and bfloat16 numbers as kernels make them of codes.
+// Half and bfloat16 numbers from codes.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -14,8 +14,8 @@ namespace qload::cuda {
 template <class T>
 struct Number;
 
-// A code in the last bits of a half is 2**-24 of itself, and exact in a product. In a bfloat16 it is too small for
-// that, but 128 + code has it in its last bits.
+// A code in the last bits of a half has the value code * 2**-24, exact in a product. In a bfloat16 this value is too
+// small, but 128 + code has the code in its last bits.
 template <>
 struct Number<__half> {
   using Two = __half2;
@@ -38,7 +38,7 @@ __device__ __forceinline__ To as(From value) {
   return to;
 }
 
-/// A constant that the compiler keeps in a register.
+/// Force the compiler to keep a constant in a register.
 __device__ __forceinline__ uint32_t in_register(uint32_t constant) {
   asm volatile("mov.u32 %0, %0;" : "+r"(constant));
   return constant;
@@ -67,7 +67,7 @@ __device__ __forceinline__ T narrow(float value) {
     return __float2bfloat16_rn(value);
 }
 
-/// Two rounded numbers side by side, the first in the lower half.
+/// Round two numbers into one register, the first in its lower half.
 template <class T>
 __device__ __forceinline__ uint32_t narrow(float first, float second) {
   if constexpr (Number<T>::kMagic == 0)
@@ -76,8 +76,8 @@ __device__ __forceinline__ uint32_t narrow(float first, float second) {
     return as<uint32_t>(__floats2bfloat162_rn(first, second));
 }
 
-/// Bytes `low` and `high` of a word, minus 128, as a bfloat16 each. Its eight digits hold the differences, which are made
-/// in fp32, whose upper half they fit.
+/// Bytes `low` and `high` of a word, minus 128, as two bfloat16. A difference has at most eight significant bits; it is
+/// computed in fp32, and the upper half of the float has all of them.
 __device__ __forceinline__ uint32_t bytes_less_128(uint32_t word, int low, int high) {
   const float first = __uint_as_float(__byte_perm(word, 0x4B000000, 0x7650 | low)) - 8388736.0f;
   const float second = __uint_as_float(__byte_perm(word, 0x4B000000, 0x7650 | high)) - 8388736.0f;

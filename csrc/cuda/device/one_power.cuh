@@ -1,5 +1,5 @@
-// Operands as symmetric.cuh says, whose scales all have one power of two: a register for all of a warp's columns, and an
-// addition to the exponents of both scales of a word, or two products where some scale is too small to have an exponent.
+// Operands of symmetric.cuh with one common power of two for all columns of a warp. It takes one register, and one
+// addition to the exponents of two scales, or two products where a scale is too small for an addition.
 #pragma once
 
 #include "symmetric.cuh"
@@ -11,11 +11,11 @@ class OnePower {
  public:
   using Strip = Symmetric<T, 4>;
 
-  /// The power for the first group of a warp's columns.
+/// Choose the power for the first group of a warp's columns.
   __device__ __forceinline__ void begin(const uint32_t (&stored)[4]) { set(Extremes(stored)); }
 
-  /// A group begins. False: some scale may not fit, and `move` is to see to it. What is no normal number, or passes the
-  /// largest exponent, has too small a one afterwards; what has the largest is infinite or no number, and so is `most`.
+/// Begin a group. Return false if a scale may not fit; the caller then calls `move`. A subnormal scale or an overflow
+/// has a small exponent after the addition; an infinite scale or NaN has the largest one, and `most` detects it.
   __device__ __forceinline__ bool enter(const uint32_t (&stored)[4], Strip (&at)[4]) const {
     Two least, most;
     if (add_) {
@@ -32,8 +32,8 @@ class OnePower {
     return Strip::fit(least, most);
   }
 
-  /// A group whose scales may not fit: by another power, and the sums so far with it. Zeros do fit. False: no power is
-  /// right for all of them.
+/// Begin a group with scales that may not fit: choose another power and rescale the sums. Zeros always fit. Return
+/// false if no power fits all scales.
   template <int values>
   __device__ __forceinline__ bool move(const uint32_t (&stored)[4], Strip (&at)[4], float (&sums)[values]) {
     const Extremes scales(stored);
@@ -49,16 +49,16 @@ class OnePower {
     return fit(scales);
   }
 
-  /// What makes a sum as it would be without a power.
+/// Factor that removes the power from a sum.
   __device__ __forceinline__ float unit() const { return two_to(Span<T>::kCode - power_); }
 
  private:
   using Two = typename Strip::Two;
-  // A zero has no exponent of a scale that fits, whatever is added; nothing is taken away. Products have room for more.
+// A zero has a lower exponent than any scale that fits, after any addition. Products have a larger range.
   static constexpr int kLowest = is_half<T> ? 4 : 6, kHighest = is_half<T> ? 24 : 126;
   static constexpr int kNormal = is_half<T> ? -14 : -126;
 
-  /// The smallest of a warp's scales that are not zero, and the largest.
+/// The smallest nonzero scale of a warp, and the largest.
   struct Extremes {
     float least, most;
     __device__ __forceinline__ explicit Extremes(const uint32_t (&stored)[4]) {
@@ -66,7 +66,7 @@ class OnePower {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const uint32_t size = __float_as_uint(Strip::size_of(stored[i / 2], i % 2));
-        small = min(small, size - 1), large = max(large, size);  // a zero less one is the largest
+        small = min(small, size - 1), large = max(large, size);  // zero minus one wraps to the largest value
       }
       least = __uint_as_float(__reduce_min_sync(~0u, small) + 1), most = __uint_as_float(__reduce_max_sync(~0u, large));
     }
@@ -92,7 +92,7 @@ class OnePower {
   }
 
   int power_;
-  uint32_t add_;  // 0: scales are multiplied
+  uint32_t add_;  // 0: multiply the scales instead
 };
 
 }  // namespace qload::cuda

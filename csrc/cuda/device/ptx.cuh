@@ -1,4 +1,4 @@
-// One instruction each: loads past the caches, matrix products, copies into shared memory, what waits for what.
+// Wrappers of single instructions: loads with cache hints, matrix products, asynchronous copies, dependencies of kernels.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -8,7 +8,7 @@
 
 namespace qload::cuda {
 
-/// 16 bytes that nobody reads again: past the L1, in the order they are asked for.
+/// Load 16 bytes that nobody reads again: bypass the L1. Loads stay in program order.
 __device__ __forceinline__ uint4 load_once(const uint4* from) {
   uint4 value;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -17,26 +17,26 @@ __device__ __forceinline__ uint4 load_once(const uint4* from) {
   return value;
 }
 
-/// What is read soon, into the L2.
+/// Prefetch into the L2.
 __device__ __forceinline__ void fetch_near(const void* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
-/// What is read soon, into the L1.
+/// Prefetch into the L1.
 __device__ __forceinline__ void fetch_nearest(const void* from) { asm volatile("prefetch.global.L1 [%0];" ::"l"(from)); }
 
-/// A pointer that the compiler takes as it is: left to itself it makes sums of many registers of each address.
+/// Hide the origin of a pointer from the compiler. Otherwise it adds several registers for every address.
 template <class T>
 __device__ __forceinline__ T* as_it_is(T* pointer) {
   asm volatile("" : "+l"(pointer));
   return pointer;
 }
 
-/// A number that the compiler does not know to be the same as elsewhere.
+/// Hide the origin of a number from the compiler.
 __device__ __forceinline__ int as_it_is(int number) {
   asm volatile("" : "+r"(number));
   return number;
 }
 
-/// (word & mask) | bits in one instruction, if `bits` lies in a register: of two immediates the compiler makes two.
+/// (word & mask) | bits in one instruction if `bits` is in a register; two immediates take two instructions.
 template <uint32_t mask>
 __device__ __forceinline__ uint32_t masked_or(uint32_t word, uint32_t bits) {
   uint32_t made;
@@ -57,21 +57,21 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 }
 __device__ __forceinline__ uint32_t shared_address(uint32_t address) { return address; }
 
-/// From a place as `shared_address` has it, which stays in a register: of pointers the compiler makes it anew in each turn.
+/// Load from a `shared_address` in a register. For pointers the compiler recomputes the address in every iteration.
 __device__ __forceinline__ uint32_t load_shared(uint32_t from) {
   uint32_t value;
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(from) : "memory");
   return value;
 }
 
-/// 8 bytes likewise.
+/// The same for 8 bytes.
 __device__ __forceinline__ uint2 load_shared_pair(uint32_t from) {
   uint2 value;
   asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(from) : "memory");
   return value;
 }
 
-/// 16 bytes likewise.
+/// The same for 16 bytes.
 __device__ __forceinline__ void load_shared(uint32_t from, uint32_t (&to)[4]) {
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -79,25 +79,25 @@ __device__ __forceinline__ void load_shared(uint32_t from, uint32_t (&to)[4]) {
                : "memory");
 }
 
-/// 16 bytes from global to shared memory, by way of the L1, where other warps find them too.
+/// Copy 16 bytes from global to shared memory through the L1, for reuse by other warps.
 __device__ __forceinline__ void copy_async_near(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
-/// 16 bytes from global to shared memory, or as many zeros.
-template <class To>  // a pointer, or a place as `shared_address` has it
+/// Copy 16 bytes from global to shared memory, or store zeros.
+template <class To>  // a pointer or a `shared_address`
 __device__ __forceinline__ void copy_async(To to, const void* from, bool zeros) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
                "r"(zeros ? 0 : 16)
                : "memory");
 }
 
-/// 4 bytes likewise, always all of them.
+/// Copy 4 bytes from global to shared memory.
 __device__ __forceinline__ void copy_word_async(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
 
-/// Copies so far are a group. Waiting for groups leaves some of the latest, at most 3.
+/// Close a group of copies; wait for all groups but the `left` latest, at most 3.
 __device__ __forceinline__ void group_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_copy_groups(int left) {
   switch (left) {
@@ -110,7 +110,7 @@ __device__ __forceinline__ void wait_for_copy_groups(int left) {
 
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-/// Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+/// Load four 8 x 8 matrices of 16-bit elements; lane i passes the address of row i % 8 of matrix i / 8.
 __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -131,14 +131,14 @@ __device__ __forceinline__ void load_matrices(uint32_t (&to)[4], const void* row
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));                                   \
   }
 
-/// sum += a (16 x 16) * b (16 x 8), or the product alone.
+/// sum += a (16 x 16) * b (16 x 8), or sum = a * b.
 QLOAD_MULTIPLY(__half, "f16")
 QLOAD_MULTIPLY(__nv_bfloat16, "bf16")
 
 #undef QLOAD_MULTIPLY
 #undef QLOAD_SHAPE
 
-/// One thread of a warp, all of whose threads ask, and one that the compiler knows to be alone.
+/// Elect one thread of a warp, known to the compiler as a single one. All threads of the warp call it.
 __device__ __forceinline__ bool is_chosen() {
   uint32_t chosen = 0;
 #if __CUDA_ARCH__ >= 900
@@ -147,14 +147,14 @@ __device__ __forceinline__ bool is_chosen() {
   return chosen;
 }
 
-/// The next kernel may start; it waits before it reads what this one writes.
+/// Allow the next kernel to start. It waits before it reads results of this one.
 __device__ __forceinline__ void let_dependents_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-/// Until all that earlier kernels wrote can be read.
+/// Wait for the results of earlier kernels.
 __device__ __forceinline__ void wait_for_earlier_kernels() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

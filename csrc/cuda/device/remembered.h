@@ -1,4 +1,4 @@
-// What a launch decided, kept for the next that is alike: deciding costs the host more than launching.
+// A cache of launch decisions: a decision costs more host time than a launch.
 #pragma once
 
 #include <array>
@@ -6,13 +6,13 @@
 
 namespace qload::cuda {
 
-/// Values by a few numbers, of which later ones take the place of earlier ones. For one thread.
+/// Values by keys of a few numbers. A later key replaces an earlier one in the same place. Not thread-safe.
 template <class Value, int kNumbers, int kPlaces = 512>
 class Remembered {
  public:
   using Key = std::array<int, kNumbers>;
 
-  /// Null where the key is not known, or not any more.
+/// Null if the key is absent or was replaced.
   const Value* find(const Key& key) const {
     const Place& place = places_[place_of(key)];
     return place.taken && place.key == key ? &place.value : nullptr;

@@ -1,4 +1,4 @@
-// A ring in shared memory on Hopper: bulk copies fill it, barriers count their bytes and who is done with them.
+// A ring of buffers in shared memory on Hopper: bulk copies fill it, barriers count bytes and finished readers.
 #pragma once
 
 #include <cuda.h>
@@ -11,14 +11,14 @@
 
 namespace qload::cuda {
 
-/// What this thread has written to shared memory can be read by matrix products and bulk copies.
+/// Make this thread's writes to shared memory visible to matrix products and bulk copies.
 __device__ __forceinline__ void publish_writes() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
-/// How the L2 takes what is copied: as what nobody reads again, or as anything else.
+/// Cache policy of the L2 for a copy: evict first, or normal.
 __device__ __forceinline__ uint64_t leaves_first() {
   uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 900
@@ -35,8 +35,8 @@ __device__ __forceinline__ uint64_t stays() {
   return policy;
 }
 
-/// A box of a matrix, whose first element is at (row, column); zeros beyond the edges. Its barrier counts the bytes.
-/// `to`, `barrier`: pointers, or addresses as `shared_address` has them.
+/// Copy a box of a matrix with its first element at (row, column); elements beyond the edges are zero. The barrier
+/// counts the bytes. `to`, `barrier`: pointers or results of `shared_address`.
 template <class To, class Barrier>
 __device__ __forceinline__ void copy_box(To to, const CUtensorMap& matrix, int column, int row, Barrier barrier,
                                          uint64_t policy) {
@@ -49,7 +49,7 @@ __device__ __forceinline__ void copy_box(To to, const CUtensorMap& matrix, int c
 #endif
 }
 
-/// As `copy_box`, to the same place in blocks of the cluster, a bit of `ranks` each, whose barriers count the bytes.
+/// The same to several blocks of the cluster, one bit of `ranks` each; their barriers count the bytes.
 template <class To, class Barrier>
 __device__ __forceinline__ void copy_box_to(uint16_t ranks, To to, const CUtensorMap& matrix, int column, int row,
                                             Barrier barrier, uint64_t policy) {
@@ -62,14 +62,14 @@ __device__ __forceinline__ void copy_box_to(uint16_t ranks, To to, const CUtenso
 #endif
 }
 
-/// What describes a matrix is asked for before the first copy of it.
+/// Prefetch the descriptor of a matrix before its first copy.
 __device__ __forceinline__ void prefetch_description(const CUtensorMap& matrix) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("prefetch.tensormap [%0];" ::"l"(&matrix) : "memory");
 #endif
 }
 
-/// As `copy_box`, of a matrix of three dimensions.
+/// `copy_box` for a matrix of three dimensions.
 template <class To, class Barrier>
 __device__ __forceinline__ void copy_box(To to, const CUtensorMap& matrix, int column, int row, int plane,
                                          Barrier barrier, uint64_t policy) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ void copy_box(To to, const CUtensorMap& matrix, int c
 #endif
 }
 
-/// So many bytes, a multiple of 16, between places that are multiples of 16. Their barrier counts them.
+/// Copy `bytes` bytes, a multiple of 16, between addresses that are multiples of 16. The barrier counts them.
 template <class To, class Barrier>
 __device__ __forceinline__ void copy_bytes(To to, const void* from, int bytes, Barrier barrier, uint64_t policy) {
 #if __CUDA_ARCH__ >= 900
@@ -94,7 +94,7 @@ __device__ __forceinline__ void copy_bytes(To to, const void* from, int bytes, B
 #endif
 }
 
-/// Two threads of the warps after those of the first `others` threads fill rings, one with weights, one with inputs.
+/// Two threads of the warps after the first `others` threads fill rings: one with weights, one with inputs.
 template <int others, class Filling>
 __device__ __forceinline__ void fill(Filling& filling) {
   if (threadIdx.x / 32 == others / 32) {
@@ -104,7 +104,7 @@ __device__ __forceinline__ void fill(Filling& filling) {
   }
 }
 
-/// Until so many threads of the block are here; those of each `group` wait for each other alone.
+/// Wait for `threads` threads of the block; each `group` has its own barrier.
 template <int threads>
 __device__ __forceinline__ void barrier_of(int group = 0) {
   asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(threads) : "memory");

@@ -1,53 +1,54 @@
-// Numbers times the scales of their groups of rows, as operands.
+// Operands of numbers times the scales of their groups of rows.
 //
-// Floats (e2m1) have scales of one byte (s0e5m3) of 16 or 32 rows, and operands are exact in fp16 and bf16. The bits of a
-// code in the places of a T's are a number, subnormal or not, that is 2**14 or 2**126 times too small. Those of a scale are
-// a half as they are, and 2**112 times too small as a bfloat16: that is made up for by two products with powers of two,
-// which leave a scale of up to 2**16 times 2**111. An operand is then 2**14 or 2**15 times too small, and has six digits at
-// most. Scales have 2**15 for one: all in all a sum is 1 / kUnit of what it stands for.
+// e2m1 with byte scales (s0e5m3) of 16 or 32 rows: operands are exact in fp16 and bf16. The bits of a code, shifted to
+// the places of T's exponent and mantissa, are a number 2**14 or 2**126 times too small, subnormal or not. The bits of a
+// scale are a half with the right value, or a bfloat16 2**112 times too small. Two products with powers of two correct
+// most of that; the second leaves a scale of up to 2**16 with a factor of 2**111. An operand is then 2**14 or 2**15
+// times too small, with at most six significant bits. The byte of a scale has a bias of 15. In total a sum is 1 / kUnit
+// of its true value.
 //
-// Floats of eight bits (e4m3) with a power of two for 32 rows have scales of that form, of 2**-14 to 2**7: the product with
-// the smallest code, 2**-9, is 2**-23, and with the largest, 448, 57344. All are halves, and no number stays none.
+// e4m3 with a power of two for 32 rows has scales in the same form, between 2**-14 and 2**7. The product with the
+// smallest code, 2**-9, is 2**-23, and with the largest, 448, it is 57344. All are halves; NaN stays NaN.
 //
-// Codes of a table of 16 (nf4, and fp4 of bitsandbytes) have scales in fp32 of 64 or 128 rows. Entries and scales are
-// rounded to T, and their products once more. The bytes of entries are chosen by byte permutations of eight: by the last
-// three bits of four codes at once from either half of the table, and of both results by the first.
+// Tables of 16 entries (nf4, fp4 of bitsandbytes) have fp32 scales of 64 or 128 rows. Entries and scales are rounded to
+// T, and their products once more. Byte permutations look up entries: the last three bits of four codes select from each
+// half of the table, and the first bit selects one of both results.
 //
-// A tile of 128 rows has its scales side by side (layouts/strips.py), and a lane those of its columns c and c + 8 of 16:
-// bytes of the four groups of 32 rows, two neighbouring ones each; of groups of 16 first those of the upper ones of 32, then
-// of the lower; floats of one or two groups, two neighbouring ones each.
+// The scales of a tile of 128 rows are contiguous (layouts/strips.py). A lane reads those of its columns c and c + 8:
+// four groups of 32 rows have a byte each, in pairs of neighbours; of groups of 16 rows, the upper ones of each 32 come
+// before the lower ones; one or two groups have a float each, in pairs of neighbours.
 #pragma once
 
 #include "exact.cuh"
 
 namespace qload::cuda {
 
-constexpr int kScaledRows = 128;  // whose scales lie together
+constexpr int kScaledRows = 128;  // rows with contiguous scales
 
 /// Bytes of scales of a column in 128 rows.
 __host__ __device__ constexpr int column_scale_bytes(Code code, int group) {
   return (is_of_table(code) ? 4 : 1) * kScaledRows / group;
 }
-/// Whether there are kernels for groups of so many rows.
+/// Whether kernels exist for groups of this size.
 __host__ __device__ constexpr bool has_scales_of(Code code, int group) {
   return is_of_table(code) ? group == 64 || group == 128 : group == 32 || (group == 16 && code == Code::kE2m1);
 }
 
-/// Two operands by the scales of columns c and c + 8 (b).
+/// Multiply two operands by the scales of column c + 8b.
 template <class T>
 __device__ __forceinline__ uint32_t times_scale(uint32_t two, uint32_t scales, int b) {
   using Two = typename Number<T>::Two;
-  if constexpr (Number<T>::kMagic == 0)  // the half of a register that a product reads without another instruction
+  if constexpr (Number<T>::kMagic == 0)  // a product reads either half of a register without another instruction
     return as<uint32_t>(__hmul2(as<Two>(two), b ? __high2half2(as<Two>(scales)) : __low2half2(as<Two>(scales))));
   else
     return as<uint32_t>(__hmul2(as<Two>(two), b ? __high2bfloat162(as<Two>(scales)) : __low2bfloat162(as<Two>(scales))));
 }
 
-/// Scales of one byte (s0e5m3) of 16 or 32 rows as T, of a bfloat16 times 2**`more`.
+/// Byte scales (s0e5m3) of 16 or 32 rows as T; a bfloat16 is multiplied by 2**`more`.
 template <class T, int more>
 class ByteScales {
  public:
-  /// What a lane loads for 128 rows, from the first of its columns on: those of its rows, which are in one half of 32.
+/// A lane's load for 128 rows at its first column: the scales of its rows, which lie in one half of 32.
   using Asked = uint2;
   static __device__ __forceinline__ Asked ask(const unsigned char* at, int group, int half) {
     return __ldg(reinterpret_cast<const uint2*>(at + half * lower_at(group)));
@@ -57,16 +58,16 @@ class ByteScales {
     return load_shared_pair(at + half * lower_at(group));
   }
   static __device__ __forceinline__ uint2 kept(Asked asked) { return asked; }
-  /// Scales for step `step` of 32 rows.
+/// Scales of step `step` of 32 rows.
   static __device__ __forceinline__ uint32_t of_rows(uint2 kept, int step) {
     return scales(step < 2 ? kept.x : kept.y, step % 2);
   }
 
-  /// Where the words that are needed for 64 rows begin, of each 64, and how far apart both are.
+/// Offset of the words of each 64 rows, and the distance between both words.
   static constexpr __device__ int words_at(int, int sixty_four) { return sixty_four * 4; }
   static constexpr __device__ int lower_at(int group) { return group == 16 ? 8 : 0; }
   static __device__ __forceinline__ uint2 kept(uint32_t upper, uint32_t lower) { return make_uint2(upper, lower); }
-  /// Scales for step `step` of 16 of 64 rows.
+/// Scales of step `step` of 16 of 64 rows.
   static __device__ __forceinline__ uint32_t of_few_rows(uint2 kept, int step) {
     return scales(step % 2 ? kept.y : kept.x, step / 2);
   }
@@ -76,7 +77,7 @@ class ByteScales {
 
   static __device__ __forceinline__ uint32_t scales(uint32_t two_groups, int group) {
     using Two = typename Number<T>::Two;
-    const uint32_t bytes = __byte_perm(two_groups, 0, group ? 0x3424 : 0x1404);  // each the upper of a half
+    const uint32_t bytes = __byte_perm(two_groups, 0, group ? 0x3424 : 0x1404);  // each byte in the upper half of 16 bits
     if constexpr (kHalf) return bytes >> 1;
     const Two exact = __hmul2(as<Two>(bytes >> 4), as<Two>(0x77807780u));  // 2**112
     constexpr uint32_t kMore = (127 + more) << 7;
@@ -92,7 +93,8 @@ class ScaledCodes : public ByteScales<T, 111> {
 
   __device__ __forceinline__ explicit ScaledCodes(Code) {}
 
-  /// Codes of columns c and c + 8 of a word of our own order, of those 32 rows apart (i): two neighbouring rows each.
+/// Operands of columns c and c + 8 from a word of strips; i: which of the two groups 32 rows apart. Each operand has two
+/// neighbouring rows.
   __device__ __forceinline__ void pair(uint32_t word, int i, uint32_t scales, uint32_t& first, uint32_t& second) const {
     first = of(word, 2 * i, scales), second = of(word, 2 * i + 1, scales);
   }
@@ -101,7 +103,7 @@ class ScaledCodes : public ByteScales<T, 111> {
   static constexpr bool kHalf = Number<T>::kMagic == 0;
 
   static __device__ __forceinline__ uint32_t of(uint32_t word, int nibble, uint32_t scales) {
-    const int up = 12 - 4 * nibble, more = kHalf ? up - 3 : up - 6;  // to the sign, and to the other bits
+    const int up = 12 - 4 * nibble, more = kHalf ? up - 3 : up - 6;  // shifts to the sign bit and to the other bits
     const uint32_t size = (more < 0 ? word >> -more : word << more) & (kHalf ? 0x0E000E00 : 0x01C001C0);
     return times_scale<T>((word << up & 0x80008000) | size, scales, nibble % 2);
   }
@@ -110,11 +112,11 @@ class ScaledCodes : public ByteScales<T, 111> {
 template <class T>
 class ScaledCodes<T, Code::kMxfp8> : public ByteScales<T, 0> {
  public:
-  static constexpr float kUnit = 1.0f / 128;  // scales have 2**7 for one
+  static constexpr float kUnit = 1.0f / 128;  // the byte of a scale has a bias of 7
 
   __device__ __forceinline__ explicit ScaledCodes(Code) {}
 
-  /// A word has codes of two neighbouring rows.
+/// A word has codes of two neighbouring rows.
   __device__ __forceinline__ void pair(uint32_t word, int, uint32_t scales, uint32_t& first, uint32_t& second) const {
     first = times_scale<T>(Exact<T, Code::kMxfp8>::of(word, 0), scales, 0);
     second = times_scale<T>(Exact<T, Code::kMxfp8>::of(word, 1), scales, 1);
@@ -137,7 +139,7 @@ class ScaledCodes<T, Code::kNf4> {
  public:
   static constexpr float kUnit = 1;
 
-  /// `code`: which table.
+/// `code`: selects the table.
   __device__ __forceinline__ explicit ScaledCodes(Code code) {
 #pragma unroll
     for (int four = 0; four < 4; ++four) {
@@ -171,7 +173,7 @@ class ScaledCodes<T, Code::kNf4> {
 
   __device__ __forceinline__ void pair(uint32_t word, int i, uint32_t scales, uint32_t& first, uint32_t& second) const {
     const uint32_t four = __byte_perm(word, 0, i ? 0x4431 : 0x4420);  // nibbles: rows r, columns b
-    const uint32_t upper = chosen(four, four << 4, 0x9D8C), last = four & 0x7777;  // all bits of bytes of the upper half
+    const uint32_t upper = chosen(four, four << 4, 0x9D8C), last = four & 0x7777;  // all bits of bytes from the upper half
     const uint32_t low = either(upper, chosen(low_[2], low_[3], last), chosen(low_[0], low_[1], last));
     const uint32_t high = either(upper, chosen(high_[2], high_[3], last), chosen(high_[0], high_[1], last));
     first = times_scale<T>(__byte_perm(low, high, 0x6240), scales, 0);
@@ -184,7 +186,7 @@ class ScaledCodes<T, Code::kNf4> {
   static __device__ __forceinline__ uint32_t rounded(uint32_t first, uint32_t second) {
     return narrow<T>(__uint_as_float(first), __uint_as_float(second));
   }
-  /// Bytes of two registers as the nibbles of `by` say, or eight times their first bit where a nibble has 8.
+/// prmt: bytes of two registers selected by the nibbles of `by`; a nibble with bit 8 repeats the byte's sign.
   static __device__ __forceinline__ uint32_t chosen(uint32_t first, uint32_t second, uint32_t by) {
     uint32_t bytes;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(first), "r"(second), "r"(by));

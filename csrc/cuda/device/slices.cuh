@@ -1,4 +1,4 @@
-// The sums of slices of K, each in fp32, added in their order and stored.
+// Addition of partial sums over slices of K, each in fp32, in a fixed order.
 #pragma once
 
 #include "number.cuh"
@@ -6,7 +6,7 @@
 
 namespace qload::cuda {
 
-/// By way of the L2: an early block may find an older one in the L1. Past the last token any will do.
+/// Load past the L1: after an early start the L1 may have an older value. Tokens past the last read its scale.
 template <class Call>
 __device__ __forceinline__ float token_scale(const Call& call, int m) {
   return __ldcg(call.token_scales + min(m, call.M - 1));
@@ -14,8 +14,8 @@ __device__ __forceinline__ float token_scale(const Call& call, int m) {
 
 constexpr int kAddThreads = 128;
 
-/// y of all slices: a thread adds four columns of a token in the order of the slices. A block needs few enough registers
-/// to wait beside one whose sums these are.
+/// y from all slices: a thread adds four columns of a token, in the order of the slices. A block needs few registers, so
+/// that it can wait on a multiprocessor beside a block of the kernel before.
 template <class T, class Call>
 __global__ void __launch_bounds__(kAddThreads) add_slices(const __grid_constant__ Call call) {
   let_dependents_start();

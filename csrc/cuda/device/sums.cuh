@@ -1,4 +1,4 @@
-// The sums of a block's warps, and then of a cluster's blocks, added in one order whoever comes first, and stored.
+// Addition of the sums of a block's warps and of a cluster's blocks, in an order independent of timing, and the store.
 #pragma once
 
 #include "barrier.cuh"
@@ -9,7 +9,7 @@
 
 namespace qload::cuda {
 
-/// y (tokens, outputs) = bias + unit * sum, of four neighbouring columns. `whole`: outputs come in fours.
+/// y (tokens, outputs) = bias + unit * sum for four neighbouring columns. `whole`: `outputs` is a multiple of 4.
 template <class T, bool whole>
 __device__ __forceinline__ void put(const void* bias, void* y, int outputs, int m, int n, float4 sums, float unit) {
   if (whole && n >= outputs) return;
@@ -31,7 +31,7 @@ __device__ __forceinline__ void put(const void* bias, void* y, int outputs, int 
   *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(rounded);
 }
 
-/// Four columns of a token, of all warps of a tile; the first warp's lie `at`.
+/// Sum of all warps of a tile for four columns of a token; `at`: the first warp's.
 __device__ __forceinline__ float4 of_warps(const Division& work, const unsigned char* at, int warp_bytes) {
   float4 total = *reinterpret_cast<const float4*>(at);
 #pragma unroll 5
@@ -40,10 +40,10 @@ __device__ __forceinline__ float4 of_warps(const Division& work, const unsigned 
   return total;
 }
 
-/// Sums of the block by fours: four columns i % 16 of tile i / 16 % columns, of token i / 16 / columns.
+/// Number of groups of four sums in a block: columns i % 16 of tile i / 16 % columns, token i / 16 / columns.
 __device__ __forceinline__ int fours_of(const Division& work, int tokens) { return work.columns * (kTileN / 4) * tokens; }
 
-/// Where the others of a cluster put their sums, and behind that the barrier that counts them.
+/// Buffer for sums from other blocks of the cluster; the barrier that counts them is behind it.
 __device__ __forceinline__ float4* room_of(const Division& work, unsigned char* memory) {
   return reinterpret_cast<float4*>(memory + work.room_at);
 }
@@ -51,7 +51,7 @@ __device__ __forceinline__ uint64_t* barrier_of_sums(const Division& work, int t
   return reinterpret_cast<uint64_t*>(room_of(work, memory) + fours_of(work, tokens));
 }
 
-/// What each block of a cluster does before it waits for earlier kernels: its barrier counts what others will send.
+/// Prepare the barrier for sums from other blocks. Every block of a cluster does so before it waits for earlier kernels.
 __device__ __forceinline__ void expect_sums(const Division& work, int tokens, unsigned char* memory) {
   if (work.split == 1) return;
   if (threadIdx.x == 0) {
@@ -64,9 +64,9 @@ __device__ __forceinline__ void expect_sums(const Division& work, int tokens, un
   cluster_arrive();
 }
 
-/// Each warp has put its sums, fp32 (tokens, kSumPitch), into shared memory: those of tile i, i + columns ... after
-/// each other, `warp_bytes` apart. Each block of a cluster stores a share, of which the others send it their sums.
-/// `put(m, n, sums)` stores four columns of a token, the first the block's column n.
+/// Add sums of all warps and store them. Each warp has stored its sums, fp32 (tokens, kSumPitch), in shared memory,
+/// warps i, i + columns ... of a tile `warp_bytes` apart. Each block of a cluster stores a share of the columns, for
+/// which the other blocks send it their sums. `put(m, n, sums)` stores four columns of a token from column n of the block.
 template <class Put>
 __device__ __forceinline__ void add_up(const Division& work, int tokens, unsigned char* memory, int warp_bytes,
                                        const Put& put) {
@@ -79,7 +79,7 @@ __device__ __forceinline__ void add_up(const Division& work, int tokens, unsigne
     const unsigned char* at = memory + tile * warp_bytes + (m * kSumPitch + i % 16 * 4) * 4;
     use(m, tile * kTileN + i % 16 * 4, of_warps(work, at, warp_bytes));
   };
-  float4* room = room_of(work, memory);  // a share of each block's
+  float4* room = room_of(work, memory);  // a share for each block
   uint64_t* came = barrier_of_sums(work, tokens, memory);
   for (int other = threadIdx.x; other < count - share; other += blockDim.x) {
     const int i = other < first ? other : other + share, rank = i / share;

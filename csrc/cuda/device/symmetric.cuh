@@ -1,9 +1,9 @@
-// Words of our own order as operands, where all zero points are 2**(bits - 1): an AND, or a choice of bytes, and one fma.
+// Operands from words of strips with all zero points at 2**(bits - 1): an AND or a byte permutation, and one fma.
 //
-// Codes alone, in the last bits of a half or bfloat16, are subnormal numbers: code * 2**-24, or * 2**-133. Scales are
-// made so many powers of two larger that scale * code - scale * zero is no subnormal, and rounded once, as the product of
-// the exact difference is; a power of two changes no digit. fp16 has room for scales of a column that are 64 times apart.
-// Where one does not fit, its column gets another power, and the sums so far with it.
+// A code in the last bits of a half or bfloat16 is a subnormal number: code * 2**-24, or code * 2**-133. Scales are
+// multiplied by a power of two, so that scale * code - scale * zero is not subnormal and is rounded once, like the
+// product of the exact difference; a power of two changes no digit. fp16 has room for scales of a column that differ by a
+// factor of up to 64. For a scale that does not fit, the column gets another power and its sums are rescaled.
 #pragma once
 
 #include "number.cuh"
@@ -13,8 +13,8 @@ namespace qload::cuda {
 template <class T>
 constexpr bool is_half = Number<T>::kMagic == 0;
 
-/// Powers of two of T: of a code alone; within which [least, most) scales stay; where the largest are put, with room for
-/// larger ones, and the smallest.
+/// Powers of two for T: of a bare code; the range [least, most) of scales; the target for the largest scales, with room
+/// for larger ones; and the target for the smallest.
 template <class T>
 struct Span {
   static constexpr int kCode = is_half<T> ? 24 : 133;
@@ -23,11 +23,11 @@ struct Span {
   static constexpr int kDigits = is_half<T> ? 10 : 7, kBias = is_half<T> ? 15 : 127;
 };
 
-/// 2**power, of powers that a float has.
+/// 2**power, for the exponents of a normal float.
 __device__ __forceinline__ float two_to(int power) { return __int_as_float((power + 127) << 23); }
 
-/// What operands of columns c and c + 8 (b) are made with. Codes of the latter lie `kHigher` bits higher: what is said of
-/// its scale is so much less.
+/// Scales for operands of columns c and c + 8 (b). Codes of column c + 8 are shifted up by `kHigher` bits, so its scale
+/// is smaller by as much.
 template <class T, int bits>
 struct Symmetric {
   using Two = typename Number<T>::Two;
@@ -38,41 +38,41 @@ struct Symmetric {
     return as<uint32_t>(__hmul2(as<Two>(two), as<Two>(others)));
   }
 
-  /// Powers of two of both columns, the second's less.
+/// Powers of two of both columns, the second one smaller.
   static constexpr __device__ uint32_t both(int first, int second) {
     return uint32_t(first + Span<T>::kBias) << Span<T>::kDigits | uint32_t(second + Span<T>::kBias) << Span<T>::kDigits << 16;
   }
   static constexpr __device__ uint32_t both(int power) { return both(power, power - kHigher); }
 
-  /// Whether scales of these sizes, and all between, have room.
+/// Whether all scales between these sizes fit.
   static __device__ __forceinline__ bool fit(Two least, Two most) {
     return __hbge2(least, as<Two>(both(Span<T>::kLeast))) && __hblt2(most, as<Two>(both(Span<T>::kMost)));
   }
 
-  /// The power with which a scale is among the largest, or the smallest, that fit.
+/// The power that makes a scale one of the largest, or of the smallest, that fit.
   static __device__ __forceinline__ int power_for(float size, bool large) {
     const int number = __float_as_int(size), exponent = (number >> 23) - 127;
     const int place = large ? Span<T>::kLarge + ((number & 0x7FFFFF) < 0x350000) : Span<T>::kSmall;  // 2**0.5
     return max(kLowest, min(kHighest, place - exponent));
   }
 
-  uint32_t power[2];  // the product of both is what scales are multiplied with
+  uint32_t power[2];  // scales are multiplied by the product of both
   uint32_t scales, less;
 
-  /// A group begins, of scales as they are stored. False: one may not fit, and `move` is to see to it.
+/// Begin a group with stored scales. Return false if one may not fit; the caller then calls `move`.
   __device__ __forceinline__ bool enter(uint32_t stored) {
     lay(times(times(stored, power[0]), power[1]));
     const Two size = __habs2(as<Two>(scales));
     return fit(size, size);
   }
 
-  /// Scales that are multiplied already.
+/// Set scales that are already multiplied.
   __device__ __forceinline__ void lay(uint32_t multiplied) {
     scales = multiplied;
-    less = times(scales, bits == 4 ? 0x80808008 : 0x80808080);  // less than nothing: zero points as codes are
+    less = times(scales, bits == 4 ? 0x80808008 : 0x80808080);  // minus scale * zero
   }
 
-  /// Scales of the first group, of which `largest` is the largest of some columns.
+/// Begin the first group; `largest`: the largest scale of some columns.
   __device__ __forceinline__ void begin(uint32_t stored, float largest) {
     const int power = power_for(largest, true), powers[2] = {power, power};
     set(powers);
@@ -81,8 +81,8 @@ struct Symmetric {
     move<true>(stored, none, [] {});
   }
 
-  /// Scales that do not fit get another power, and with them a lane's sums, of columns c and c + 8 in turns of two.
-  /// `settle()`: then no product is under way. `first`: there are no sums.
+/// Choose another power for scales that do not fit, and rescale a lane's sums, with columns c and c + 8 in alternating
+/// pairs. `settle()` waits for products in flight. `first`: there are no sums yet.
   template <bool first = false, int values, class Settle>
   __device__ __forceinline__ void move(uint32_t stored, float (&sums)[values], const Settle& settle) {
     int was[2], now[2];
@@ -104,15 +104,15 @@ struct Symmetric {
     enter(stored);
   }
 
-  /// Of scales as they are stored: without the sign.
+/// Absolute value of a stored scale.
   static __device__ __forceinline__ float size_of(uint32_t stored, int b) {
     return fabsf(wide(as<T>(static_cast<uint16_t>(stored >> 16 * b))));
   }
 
-  /// What makes a sum of column c + 8b as it would be without powers.
+/// Factor that removes the powers from a sum of column c + 8b.
   __device__ __forceinline__ float unit(int b) const { return two_to(Span<T>::kCode - power_of(b)); }
 
-  /// All sums as they would be without powers.
+/// Remove the powers from all sums.
   template <int values>
   __device__ __forceinline__ void leave(float (&sums)[values]) const {
     const float units[2] = {unit(0), unit(1)};
@@ -120,14 +120,14 @@ struct Symmetric {
     for (int i = 0; i < values; ++i) sums[i] *= units[i / 2 % 2];
   }
 
-  /// Of a word, what stands for column c + 8b.
+/// Operand of column c + 8b from a word.
   __device__ __forceinline__ uint32_t of(uint32_t word, int b) const {
     const uint32_t codes = bits == 8 ? __byte_perm(word, 0, b ? 0x4341 : 0x4240) : word & (b ? 0x00F000F0 : 0x000F000F);
     return as<uint32_t>(__hfma2(as<Two>(codes), half_of(scales, b), half_of(less, b)));
   }
 
  private:
-  /// A scale in the half of a register that a product reads without another instruction.
+/// A scale in the half of a register that a product reads without another instruction.
   static __device__ __forceinline__ Two half_of(uint32_t both, int b) {
     if constexpr (is_half<T>)
       return b ? __high2half2(as<Two>(both)) : __low2half2(as<Two>(both));
@@ -140,14 +140,14 @@ struct Symmetric {
     power[0] = both(less[0] / 2, less[1] / 2), power[1] = both(less[0] - less[0] / 2, less[1] - less[1] / 2);
   }
 
-  /// The power of column c + 8b.
+/// The power of column c + 8b.
   __device__ __forceinline__ int power_of(int b) const {
     const auto exponent = [&](uint32_t of) { return static_cast<int>(of >> (16 * b + Span<T>::kDigits)) & (2 * Span<T>::kBias + 1); };
     return exponent(power[0]) + exponent(power[1]) - 2 * Span<T>::kBias + b * kHigher;
   }
 };
 
-/// The first group of a warp's strips.
+/// Begin the first group of a warp's strips.
 template <class T, int bits, int strips>
 __device__ __forceinline__ void begin(Symmetric<T, bits> (&at)[strips], const uint32_t (&stored)[strips]) {
   float largest = 0;
@@ -158,7 +158,7 @@ __device__ __forceinline__ void begin(Symmetric<T, bits> (&at)[strips], const ui
   for (int j = 0; j < strips; ++j) at[j].begin(stored[j], largest);
 }
 
-/// The next group of a warp's strips, whose `sums` a lane has.
+/// Begin the next group of a warp's strips, with a lane's `sums`.
 template <class T, int bits, int strips, int values, class Settle>
 __device__ __forceinline__ void enter(Symmetric<T, bits> (&at)[strips], const uint32_t (&stored)[strips],
                                       float (&sums)[strips][values], const Settle& settle) {
@@ -170,8 +170,8 @@ __device__ __forceinline__ void enter(Symmetric<T, bits> (&at)[strips], const ui
     for (int j = 0; j < strips; ++j) at[j].move(stored[j], sums[j], settle);
 }
 
-/// Rows of two words, each of which has the codes it needs, of 4 bits in the lower byte of its halves. `at` says what a
-/// word's codes of column c + 8b stand for.
+/// Operand from two words, each with 4-bit codes in the lower byte of its halves. `at` maps a word's codes of column
+/// c + 8b to values.
 template <class Scaled>
 __device__ __forceinline__ void operand_of(uint32_t first, uint32_t second, const Scaled& at, uint32_t (&to)[4]) {
 #pragma unroll

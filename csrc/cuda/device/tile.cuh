@@ -1,4 +1,4 @@
-// What every kernel over packed elements shares: a tile's units in registers, in places, in shared memory.
+// A tile of packed elements in registers and in shared memory, common to all kernels over packed elements.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace qload::cuda {
 
 constexpr int kThreads = 1 << kThreadBits;
 
-/// Sum of the strides of the bits that a number has.
+/// Sum of the strides of the bits set in a number.
 template <class Stride>
 __device__ __forceinline__ Stride along(const Stride* strides, int bits, int number) {
   Stride sum = 0;
@@ -24,7 +24,7 @@ struct Start {
   int64_t from, to, row;
 };
 
-/// Where this block's tile starts, in units and rows.
+/// Start of this block's tile, in units and rows.
 __device__ __forceinline__ Start start_of(const Plan& plan, uint32_t block) {
   Start start{0, 0, 0};
   for (int i = 0; i < plan.loops; ++i) {
@@ -41,7 +41,7 @@ __device__ __forceinline__ Start start_of(const Plan& plan, uint32_t block) {
 template <int bit, int register_bits>
 __device__ __forceinline__ void exchange(const Step& step, uint32_t (&units)[1 << register_bits]) {
   if constexpr (bit < register_bits) {
-    if (step.reg != bit) return exchange<bit + 1, register_bits>(step, units);  // an index has to be known here
+    if (step.reg != bit) return exchange<bit + 1, register_bits>(step, units);  // an index must be known at compile time
 #pragma unroll
     for (int i = 0; i < 1 << (register_bits - 1); ++i) {
       const int low = (i >> bit << (bit + 1)) | (i & ((1 << bit) - 1)), high = low | 1 << bit;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void exchange(const Step& step, uint32_t (&units)[1 <
   }
 }
 
-/// One step of the plan for all registers of a thread; the same step for all threads.
+/// Apply one step of the plan to all registers of a thread; all threads take the same step.
 template <int register_bits>
 __device__ __forceinline__ void apply(const Step& step, uint32_t (&units)[1 << register_bits]) {
   if (step.reg >= 0) return exchange<0, register_bits>(step, units);
@@ -63,7 +63,7 @@ __device__ __forceinline__ void apply(const Step& step, uint32_t (&units)[1 << r
   }
 }
 
-/// The thread's units, loaded and with every element at its place inside of one.
+/// Load a thread's units.
 template <int register_bits, class Unit>
 __device__ __forceinline__ void load(const Plan& plan, const Unit* __restrict__ from,
                                      uint32_t (&units)[1 << register_bits]) {
@@ -77,7 +77,7 @@ __device__ __forceinline__ void settle(const Plan& plan, uint32_t (&units)[1 << 
   for (int i = 0; i < plan.steps; ++i) apply<register_bits>(plan.step[i], units);
 }
 
-/// All units of the block, to shared memory in the order of `to`.
+/// Store all units of the block in shared memory, in the order of `to`.
 template <int register_bits, int run_bits, class Unit>
 __device__ __forceinline__ void share(const Plan& plan, const uint32_t (&units)[1 << register_bits], Unit* shared) {
   const int own = bank<run_bits>(along(plan.place_thread, plan.thread_bits, threadIdx.x));

@@ -1,7 +1,7 @@
-// Matrix products of four warps on Hopper: their 64-row operand in registers, the other in shared memory.
+// Matrix products of four warps on Hopper, with a 64-row operand in registers and the other one in shared memory.
 //
-// Each warp has 16 of the 64 rows, in registers as mma.m16n8k16 has them; its sums are one m16n8 after another.
-// What these instructions read and write may not be touched before `wait_for_products` says that they are done.
+// Each warp has 16 of the 64 rows, in registers as for mma.m16n8k16; its sums are consecutive m16n8 tiles. Operands and
+// sums must not be touched before `wait_for_products` returns.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -19,28 +19,28 @@ namespace qload::cuda {
 #define QLOAD_WGMMA 0
 #endif
 
-/// Rows of 64 elements, 128 bytes each and swizzled as TMA does, groups of eight rows one after another. Sixteen
-/// elements along are 2 more.
+/// Descriptor of rows of 64 elements: 128 bytes each, swizzled as TMA does, in groups of eight rows. The next 16 elements
+/// along a row are at descriptor + 2.
 __device__ __forceinline__ uint64_t described(const void* rows) {
   const uint64_t address = (shared_address(rows) & 0x3FFFF) >> 4, next_eight = 1024 >> 4, swizzle_128 = 1;
   return address | uint64_t{1} << 16 | next_eight << 32 | swizzle_128 << 62;
 }
 
-/// Registers that the next products read or add to have been written.
+/// Order earlier register writes before the next products.
 __device__ __forceinline__ void fence_products() {
 #if QLOAD_WGMMA
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 #endif
 }
 
-/// The products since the last call are a group.
+/// Close a group of products.
 __device__ __forceinline__ void group_products() {
 #if QLOAD_WGMMA
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 #endif
 }
 
-/// Until all groups but the last `left` are done.
+/// Wait for all groups but the last `left`.
 template <int left>
 __device__ __forceinline__ void wait_for_products() {
 #if QLOAD_WGMMA
@@ -48,7 +48,7 @@ __device__ __forceinline__ void wait_for_products() {
 #endif
 }
 
-/// Four warps give registers back, or wait until they have got more; `count` for each thread.
+/// Release registers of four warps, or wait for more; `count` per thread.
 template <int count>
 __device__ __forceinline__ void give_registers() {
 #if QLOAD_WGMMA
@@ -63,7 +63,7 @@ __device__ __forceinline__ void take_registers() {
 #endif
 }
 
-/// Four 8 x 8 matrices of 16-bit elements to shared memory, turned; lane i: where column i % 8 of matrix i / 8 goes.
+/// Store four 8 x 8 matrices of 16-bit elements transposed; lane i passes the address of column i % 8 of matrix i / 8.
 __device__ __forceinline__ void store_turned(void* column, const uint32_t (&from)[4]) {
 #if QLOAD_WGMMA
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(column)),
@@ -118,7 +118,7 @@ __device__ __forceinline__ void store_turned(void* column, const uint32_t (&from
   __device__ __forceinline__ void multiply_async(float (&)[values], const uint32_t (&)[4], uint64_t, T) {}
 #endif
 
-/// sum (64 x n) += a (64 x 16) * b (16 x n); `b` as `described`, rows are columns of the product.
+/// sum (64 x n) += a (64 x 16) * b (16 x n); `b`: the descriptor of its rows, which are columns of the product.
 QLOAD_PRODUCTS(32, 16, QLOAD_16_NAMES, "{%16, %17, %18, %19}, %20", QLOAD_16_SUMS(0))
 QLOAD_PRODUCTS(64, 32, QLOAD_32_NAMES, "{%32, %33, %34, %35}, %36", QLOAD_32_SUMS(0))
 QLOAD_PRODUCTS(96, 48, QLOAD_48_NAMES, "{%48, %49, %50, %51}, %52", QLOAD_32_SUMS(0), QLOAD_16_SUMS(32))
@@ -132,7 +132,7 @@ QLOAD_PRODUCTS(224, 112, QLOAD_112_NAMES, "{%112, %113, %114, %115}, %116", QLOA
 QLOAD_PRODUCTS(256, 128, QLOAD_128_NAMES, "{%128, %129, %130, %131}, %132", QLOAD_32_SUMS(0), QLOAD_32_SUMS(32),
                QLOAD_32_SUMS(64), QLOAD_32_SUMS(96))
 
-/// Codes of 8 bits: sum (64 x n) = a (64 x 32) * b (32 x n) of e4m3, plus itself unless `first`; of int8 plus itself.
+/// 8-bit codes: sum (64 x n) += a (64 x 32) * b (32 x n); for e4m3, `first` overwrites sum instead.
 #if QLOAD_WGMMA
 #define QLOAD_OF_BYTES(shape, names, operand, added, scales, ...)                                           \
   asm volatile("wgmma.mma_async.sync.aligned." shape " {" names "}, " operand ", " added scales ";"         \
