@@ -1,8 +1,8 @@
-// Runs of bytes from memory of the host to memory of a device.
+// Runs of bytes from host memory to device memory.
 //
-//   in      pinned memory of the host, any alignment
+//   in      pinned host memory, any alignment
 //   out     memory of the stream's device
-//   limit   the bus; one call asks for all runs, so that a thread of Python gives its lock away once
+//   limit   the bus; one call starts all copies, so that a Python thread releases the lock once
 //
 // Equals `Tensor.copy_(host, non_blocking=True)` of each run on the same stream.
 #pragma once
@@ -20,7 +20,7 @@ struct Run {
   size_t bytes;
 };
 
-/// Asks for the copies, in order, and waits for none of them.
+/// Start the copies in order, without a wait.
 inline cudaError_t copy(const std::vector<Run>& runs, cudaStream_t stream) {
   for (const Run& run : runs) {
     if (!run.bytes) continue;

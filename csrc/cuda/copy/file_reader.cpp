@@ -73,7 +73,7 @@ cudaError_t FileReader::begin(const std::vector<FileRange>& ranges, cudaStream_t
     std::move(jobs.begin(), jobs.end(), std::back_inserter(jobs_));
   }
   tickets_[*number = ++last_] = std::move(ticket);
-  held.unlock();  // which the threads that wake need at once
+  held.unlock();  // the woken threads need the lock at once
   more_.notify_all();
   return cudaSuccess;
 }
@@ -90,7 +90,7 @@ Failure FileReader::wait(uint64_t number, cudaStream_t stream) {
   const std::shared_ptr<Ticket> ticket = std::move(found->second);
   tickets_.erase(found);
   done_.wait(held, [&] { return !ticket->pending; });
-  for (cudaEvent_t event : ticket->copied) {  // of a ticket that failed too: its other copies are on their way
+  for (cudaEvent_t event : ticket->copied) {  // also for a failed ticket, whose other copies are in flight
     const cudaError_t error = cudaStreamWaitEvent(stream, event, 0);
     if (error != cudaSuccess && ticket->failure.range < 0) ticket->failure = {0, 0, error};
   }
@@ -160,7 +160,7 @@ Failure FileReader::copy(const Job& job, const char* buffer, cudaStream_t stream
   for (auto chunk = job.chunks.begin(); chunk != job.chunks.end() && error == cudaSuccess; ++chunk) {
     error = cudaMemcpyAsync(chunk->range.to, buffer + chunk->at, chunk->range.bytes, cudaMemcpyHostToDevice, stream);
   }
-  for (cudaEvent_t event : {free, job.copied}) {  // also after an error, of what was asked for before it
+  for (cudaEvent_t event : {free, job.copied}) {  // also after an error, for the copies before it
     const cudaError_t recorded = cudaEventRecord(event, stream);
     if (error == cudaSuccess) error = recorded;
   }
@@ -176,7 +176,7 @@ void FileReader::end(const Job& job, const Failure& failure) {
 
 std::vector<std::vector<FileReader::Chunk>> FileReader::divide(const std::vector<FileRange>& ranges) const {
   std::vector<std::vector<Chunk>> jobs;
-  size_t room = 0;  // in the last job
+  size_t room = 0;  // of the last job
   for (size_t number = 0; number < ranges.size(); ++number) {
     FileRange rest = ranges[number];
     while (rest.bytes) {

@@ -1,16 +1,16 @@
-// Ranges of files to memory of a device, by threads that know nothing of Python and of its lock.
+// Ranges of files to device memory, by threads without Python and its lock.
 //
 //   in      open files, read at positions; any alignment
-//   out     memory of the device that was current when the reader was made, in one piece for each range
-//   needs   pinned memory of the host: `threads` * BUFFERS buffers of `buffer_bytes`, a multiple of ALIGNED
-//   limit   memory of the host, which is read and written once, then the bus
+//   out     memory of the device current at construction, contiguous for each range
+//   needs   pinned host memory: `threads` * BUFFERS buffers of `buffer_bytes`, a multiple of ALIGNED
+//   limit   host memory, read and written once, then the bus
 //
-// Ranges are cut into chunks, and chunks are put together to jobs of a buffer each. A thread reads a job into a
-// buffer of its own while the other one is copied from, on a stream of its own. Copies wait for what the stream
-// at home was asked for before `begin`; whoever waits for a ticket names the stream that waits for its copies.
+// Ranges are cut into chunks, and chunks are combined into jobs of one buffer. A thread reads a job into one of its
+// buffers while a copy from the other one runs on the thread's own stream. Copies wait for the work on stream `home`
+// before `begin`; `wait` names the stream that then waits for the copies.
 //
-// Equals `Tensor.copy_` of what `os.preadv` reads. A range that could not be read is named, and nothing is said
-// of the memory of a ticket that failed.
+// Equals `Tensor.copy_` of the result of `os.preadv`. A failure names its range; the memory of a failed ticket is
+// undefined.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -35,33 +35,33 @@ struct FileRange {
   void* to;
 };
 
-/// Why a ticket failed. All are 0 where the file ended early, and `range` is -1 where nothing failed.
+/// Cause of a failed ticket. All numbers are 0 at an early end of the file; `range` is -1 without a failure.
 struct Failure {
-  int64_t range = -1;                // the first one that is known to have failed, as it was handed to `begin`
-  int system = 0;                    // errno of the read; ECANCELED where the reader was closed before it
-  cudaError_t device = cudaSuccess;  // of a copy, or of what it waited for
+  int64_t range = -1;                // the first failed range, by its index in `begin`
+  int system = 0;                    // errno of the read; ECANCELED if the reader was closed before it
+  cudaError_t device = cudaSuccess;  // error of a copy, or of an event before it
 };
 
 class FileReader {
  public:
-  static constexpr int BUFFERS = 2;       // of a thread: one is copied from while the other is filled
-  static constexpr size_t ALIGNED = 256;  // bytes at whose multiples chunks begin in a buffer
+  static constexpr int BUFFERS = 2;       // of a thread: one is copied while the other one is filled
+  static constexpr size_t ALIGNED = 256;  // alignment of chunks in a buffer
 
   FileReader(void* memory, size_t buffer_bytes, int threads);
   FileReader(const FileReader&) = delete;
   FileReader& operator=(const FileReader&) = delete;
   ~FileReader();
 
-  /// Begins to read: descriptors stay open, and memory stays, until the ticket was waited for or all is closed.
+/// Begin to read. Descriptors stay open and memory stays allocated until `wait` or `close`.
   cudaError_t begin(const std::vector<FileRange>& ranges, cudaStream_t home, uint64_t* ticket);
 
-  /// Whether `wait` would return at once: all copies were asked for, here or within so long.
+/// Whether `wait` would return at once: all copies are started, now or within `patience`.
   bool is_read(uint64_t ticket, std::chrono::milliseconds patience);
 
-  /// Waits, each ticket once, until all copies were asked for; `stream` then waits for them, and the host does not.
+/// Wait, once per ticket, until all copies are started; `stream` then waits for their end, and the host does not.
   Failure wait(uint64_t ticket, cudaStream_t stream);
 
-  /// Reads nothing more, and waits for the threads and for all copies, whose buffers may be used again then.
+/// Stop reading, and wait for the threads and all copies; buffers may be reused afterwards.
   cudaError_t close();
 
  private:
@@ -95,10 +95,10 @@ class FileReader {
   const size_t buffer_bytes_;
   int device_ = 0;
   std::vector<cudaStream_t> streams_;
-  std::vector<cudaEvent_t> free_;    // of each buffer: it was copied from
-  std::vector<cudaEvent_t> events_;  // that no ticket holds
+  std::vector<cudaEvent_t> free_;    // one per buffer: its copy has ended
+  std::vector<cudaEvent_t> events_;  // unused events
 
-  std::mutex lock_;  // of all below, and of `events_`
+  std::mutex lock_;  // guards all members below, and `events_`
   std::condition_variable more_, done_;
   std::deque<Job> jobs_;
   std::map<uint64_t, std::shared_ptr<Ticket>> tickets_;

@@ -1,4 +1,4 @@
-// Launches: a kernel for each width of a code, type of the result and arithmetic.
+// Launches: one kernel for each width of codes, type of the result and arithmetic.
 #include "dequantize.h"
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kMostRows = 65535;
 
-/// The meaning, with what a division by a power of two saves.
+/// Replace divisions by powers of two with shifts.
 Meaning shifted(Meaning meaning) {
   int shift = 0;
   while (shift < 31 && int64_t{1} << shift < meaning.k_run) ++shift;
@@ -23,7 +23,7 @@ Meaning shifted(Meaning meaning) {
   return meaning;
 }
 
-/// Whether codes, zero points and scales are numbers that 16 bits hold exactly.
+/// Whether 16-bit numbers represent codes, zero points and scales exactly.
 template <class Out, int bits>
 bool takes_pairs(const Meaning& meaning) {
   if (bits > Pairs<Out>::most_bits || meaning.zeros_kind == static_cast<int>(Zeros::kInt32)) return false;
@@ -45,7 +45,7 @@ cudaError_t launch_tiles(const Call& call, bool pairs, Out* out) {
   if constexpr (bits <= Pairs<Out>::most_bits)
     if (pairs) kernel = dequantize_tiles<Out, bits, register_bits, Arithmetic::kPairs>;
   const int words = kThreads << register_bits, bytes = 4 * words + (8 * words >> call.tiles.same);
-  const bool early = this_device().major >= 9;  // its launch takes no time then, it still waits for what it reads
+  const bool early = this_device().major >= 9;  // an early start costs no time, and the kernel waits before it reads
   return launch(kernel, dim3(static_cast<unsigned>(call.plan.blocks)), kThreads, bytes, 1, early, call.stream,
                 call.plan, call.meaning, call.tiles, call.codes, out);
 }
@@ -77,7 +77,7 @@ cudaError_t launch(const std::vector<Digit>& digits, int row_bits, const Meaning
   return cudaGetLastError();
 }
 
-/// Whether eight codes at a time can be read and written: `bytes` of a lane's load.
+/// Whether eight codes at a time can be loaded and stored; `bytes`: size of a lane's load.
 bool fits_rows(const Rows& rows, const Meaning& meaning, const void* out, int bytes) {
   const auto start = reinterpret_cast<uintptr_t>(rows.codes), end = reinterpret_cast<uintptr_t>(out);
   return rows.K % kTogether == 0 && start % bytes == 0 && rows.pitch % bytes == 0 && end % 16 == 0 &&
@@ -116,7 +116,7 @@ cudaError_t launch_source(Source source, const Rows& rows, const Meaning& meanin
   return cudaErrorInvalidValue;
 }
 
-/// Bytes of the load with which a lane gets eight codes.
+/// Bytes of a lane's load of eight codes.
 int bytes_of(Source source) {
   if (source == Source::kSparse) return 2;
   return source == Source::kPairs || source == Source::kPairsTurned ? 4 : 8;

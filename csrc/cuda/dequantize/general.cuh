@@ -1,23 +1,23 @@
-// Packed codes to rows of floats, whatever they mean and however few they are.
+// Packed codes to rows of floats, for every meaning and for few codes.
 //
 //   out[n, k] = round((value(code[n, k]) - zero[n, k]) * scale[n, k] * factor)
 //
-//   in   codes   2, 4 or 8 bits in words, in any order that a plan moves to rows
+//   in   codes   2, 4 or 8 bits in words, in any order with a plan
 //        meaning scales fp32, fp16, bf16; zero points in words, int32, one for all, or none (meaning.h)
 //   out  out     fp32, fp16, bf16  (N, K)
 //
 //   needs    K is a multiple of the codes of a word
 //   grid     plan.blocks, 2**plan.thread_bits threads
-//   a block brings a tile of words into the order of `out` (as move.cuh), then a thread takes words and looks
-//   scale and zero point of every code up; neighbours take neighbouring outputs, whose scales lie together.
-//   Instructions are the limit: it is for few codes, and for groups in any order.
+//   A block reorders a tile of words as `out` (as in move.cuh). Then a thread takes words and looks up scale and zero
+//   point of each code; neighbouring threads have neighbouring outputs, whose scales are contiguous.
+//   Instructions are the limit: the kernel is for few codes, and for groups in any order.
 #pragma once
 
 #include "tiles.cuh"
 
 namespace qload::cuda {
 
-/// Scale and zero point of row n in any column of groups: what is the same for a row is found once.
+/// Offsets of scale and zero point of row n in all groups: computed once for a row.
 struct Row {
   int64_t scale, zero;
 
@@ -35,7 +35,7 @@ struct Row {
   }
 };
 
-/// Values of a word whose groups lie in any order: (code - zero) * scale.
+/// Values of a word with groups in any order: (code - zero) * scale.
 template <class Out, int bits, Zeros zeros>
 __device__ __forceinline__ void expand_groups(const Meaning& meaning, uint32_t word, Place at, Out* values) {
   const Row row(meaning, at.n);

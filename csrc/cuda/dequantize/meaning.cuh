@@ -1,4 +1,4 @@
-// The value of a code: float32 products in the order of Codes.dequantize, each rounded on its own.
+// Value of a code: float32 products in the order of Codes.dequantize, each rounded.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -15,7 +15,7 @@ __device__ __forceinline__ float read_float(uintptr_t from, int type, int64_t i)
   return reinterpret_cast<const float*>(from)[i];
 }
 
-/// A group of n in a kernel's order, which permutes the six lowest bits of its number.
+/// Position of group n in a kernel's order, which permutes the six lowest bits.
 __device__ __forceinline__ int64_t placed(int64_t n, uint32_t places) {
   if (places == 0x543210) return n;
   int64_t moved = n & ~int64_t{63};
@@ -28,7 +28,7 @@ struct Affine {
   float scale, zero;
 };
 
-/// Field i of words that hold zero points.
+/// Field i of words with zero points.
 __device__ __forceinline__ int field_at(const Meaning& m, int64_t i) {
   const int bits_log = 31 - __clz(m.zero_bits), per_word_log = 5 - bits_log;
   const uint32_t word = reinterpret_cast<const uint32_t*>(m.zeros)[i >> per_word_log] + m.zero_word;
@@ -60,7 +60,7 @@ __device__ __forceinline__ int64_t column_of(const Meaning& m, int64_t k) {
   return m.k_shift >= 0 ? k >> m.k_shift : group_of(m.k_table, m.k_run, k);
 }
 
-/// Where the scale of a row and column of groups is.
+/// Position of the scale of a row and a column of groups.
 __device__ __forceinline__ int64_t scale_of(const Meaning& m, int64_t row, int64_t column) {
   return placed(row, m.scale_places) * m.scale_n + column * m.scale_k;
 }
@@ -79,7 +79,7 @@ __device__ __forceinline__ float meant(const Meaning& m, const Affine& affine, f
   return m.factor == 1 ? scaled : __fmul_rn(scaled, m.factor);
 }
 
-/// 2**23 + a code has the code in its last bits: `kBase` is 2**23 and its bits are `kBaseBits`.
+/// 2**23 + code has the code in its last bits; `kBase` is 2**23 and `kBaseBits` are its bits.
 constexpr uint32_t kBaseBits = 0x4B000000;
 constexpr float kBase = 8388608.0f;
 

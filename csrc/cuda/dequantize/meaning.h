@@ -1,6 +1,6 @@
-// What codes mean, as a kernel needs to know it. Pointers are integers: Python fills this in.
+// Meaning of codes for a kernel. Pointers are integers, as Python passes them.
 //
-//   w[n, k] = (value(code) - zero) * scale * factor        scale and zero at (n's group, k's group)
+//   w[n, k] = (value(code) - zero) * scale * factor        scale and zero at (group of n, group of k)
 #pragma once
 
 #include <cstdint>
@@ -10,30 +10,30 @@
 namespace qload::cuda {
 
 enum class Zeros : int { kNone, kConstant, kWords, kInt32 };
-enum class Values : int { kNumbers, kE4m3, kE5m2, kE2m1, kSigned4 };  // what codes are; kSigned4: two's complement
-constexpr int kE8m0 = 3;  // a type of scales after those of Float: exponents, a byte each
+enum class Values : int { kNumbers, kE4m3, kE5m2, kE2m1, kSigned4 };  // kinds of codes; kSigned4: two's complement
+constexpr int kE8m0 = 3;  // a further type of scales beside those of Float: exponents, one byte each
 
 struct Meaning {
   uintptr_t lookup = 0;  // fp32 (2**bits,), the value of each code; 0: the code itself
   uintptr_t scales = 0;
-  int scale_type = 0;  // Float, or kE8m0 where dequantize_rows reads them
+  int scale_type = 0;  // Float, or kE8m0 for dequantize_rows
   int64_t scale_n = 0, scale_k = 0;  // strides of a group, in elements
-  uint32_t scale_places = 0x543210;    // hex digit i: where bit i of a group of n goes, in a kernel's order
+  uint32_t scale_places = 0x543210;    // hex digit i: position of bit i of a group of n in a kernel's order
   int zeros_kind = 0;  // Zeros
-  int zero = 0;        // kConstant: of all
+  int zero = 0;        // kConstant: the common zero point
   uintptr_t zeros = 0;
   int64_t zero_n = 0, zero_k = 0;
   uint32_t zero_places = 0x543210;  // as scale_places
   int zero_bits = 4;       // kWords: fields of int32 words, numbered by the strides
-  uint32_t zero_word = 0;  // is added to a whole word,
-  int zero_add = 0;        // and this to a field,
-  int zero_mask = -1;      // of which these bits count
-  uintptr_t n_table = 0, k_table = 0;  // int32, the group of each; 0: n / n_run, k / k_run
+  uint32_t zero_word = 0;  // added to a whole word
+  int zero_add = 0;        // added to a field
+  int zero_mask = -1;      // bits of a field
+  uintptr_t n_table = 0, k_table = 0;  // int32, group of each output or input; 0: n / n_run, k / k_run
   int64_t n_run = 1, k_run = 1;
-  int k_shift = -1;  // k / k_run is a shift by so many bits; filled in by the launch
-  int values = 0;  // Values, where there is no lookup; for dequantize_rows
-  uintptr_t factors = 0;  // fp32 (K,), by which results are multiplied before they are rounded; for dequantize_rows
-  bool divide = false;  // by the scale
+  int k_shift = -1;  // k / k_run as a shift; set by the launch
+  int values = 0;  // Values without a lookup; for dequantize_rows
+  uintptr_t factors = 0;  // fp32 (K,), multiplied before the last rounding; for dequantize_rows
+  bool divide = false;  // divide by the scale
   float factor = 1;
 };
 

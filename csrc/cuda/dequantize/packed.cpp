@@ -1,4 +1,4 @@
-// What a launch of tiles.cuh needs to know, from a plan.
+// Arguments of tiles.cuh from a plan.
 #include "packed.h"
 
 #include <algorithm>
@@ -6,9 +6,9 @@
 namespace qload::cuda {
 namespace {
 
-constexpr int kCodes = 8;  // of a word of four bits
-constexpr int kRegisterBits = 3;  // eight loads of a thread are in flight
-constexpr int kManyExchanges = 3;  // take all of these registers: a tile would have short rows
+constexpr int kCodes = 8;  // in a word of 4-bit codes
+constexpr int kRegisterBits = 3;  // a thread has eight loads in flight
+constexpr int kManyExchanges = 3;  // that many exchanges take all these registers; a tile would have short rows
 
 bool planned(int bits, const std::vector<Digit>& digits, uintptr_t codes, Plan& plan) {
   for (const int registers : {kRegisterBits, kRegisterBits + 1}) {
@@ -20,7 +20,7 @@ bool planned(int bits, const std::vector<Digit>& digits, uintptr_t codes, Plan& 
   return plan.unit == 4 && plan.register_bits <= kMostTileRegisterBits;
 }
 
-/// Digits that bring the codes of a pair four places apart: the bits of a code's number in a word backwards.
+/// Digits with the codes of a pair four positions apart: the bits of a code's position in a word, reversed.
 std::vector<Digit> paired(const std::vector<Digit>& digits) {
   std::vector<Digit> apart;
   for (Digit digit : digits) {

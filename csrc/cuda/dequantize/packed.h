@@ -1,4 +1,4 @@
-// What a launch of tiles.cuh needs to know, from a plan.
+// Arguments of tiles.cuh from a plan.
 #pragma once
 
 #include <vector>
@@ -9,14 +9,14 @@
 
 namespace qload::cuda {
 
-constexpr int kLeastSame = 2;  // for which a block makes a table of what its words share
+constexpr int kLeastSame = 2;  // minimal size (power of two) of runs with one scale, for a table in shared memory
 
-/// A plan of words to rows; false: there is none. `pairs`: codes are taken in pairs, and may lie so in words:
-/// then `is_paired`.
+/// Plan a move of words to rows; false: impossible. `pairs`: codes are expanded in pairs; `is_paired`: the plan puts
+/// the codes of a pair four positions apart.
 bool make_packed(int bits, const std::vector<Digit>& digits, uintptr_t codes, bool pairs, Plan& plan,
                  bool& is_paired);
 
-/// All of `tiles` but pitch, row_words_bits and paired; false: only general.cuh takes this plan.
+/// Set all fields of `tiles` except pitch, row_words_bits and paired; false: the plan is for general.cuh only.
 bool fill_tiles(const Plan& plan, const Meaning& meaning, const Matrix& matrix, int bits, Tiles& tiles);
 
 }  // namespace qload::cuda

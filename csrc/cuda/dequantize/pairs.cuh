@@ -1,11 +1,11 @@
-// Two codes at a time in 16-bit arithmetic, with the bits of a float32 product that is rounded once.
+// Two codes at a time in 16-bit arithmetic, bit-equal to a float32 product rounded once.
 //
 //   fp16   out = (code - zero) * scale                  the difference is exact, so the product is rounded once
 //   bf16   out = difference * upper + (difference * lower)
 //
-// upper + lower is the scale: its eight leading bits and what is left, so a scale in fp16 loses nothing. Codes
-// of up to 4 bits leave difference * lower exact, so the sum is rounded once. `lower` has the sign of the scale,
-// so that zeros have the sign of float32 products; of an infinite scale it is 0.
+// upper + lower is the scale: its eight leading bits and the remainder, exact for a scale in fp16. For codes of up to 4
+// bits difference * lower is exact, so the sum is rounded once. `lower` has the sign of the scale, which gives zeros the
+// sign of float32 products; for an infinite scale it is 0.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,12 +17,12 @@ namespace qload::cuda {
 
 template <class Out>
 struct Pairs {
-  static constexpr int most_bits = 0;  // none
+  static constexpr int most_bits = 0;  // no pairs
 };
 
 template <>
 struct Pairs<__half> {
-  static constexpr uint32_t base = 0x64006400;  // 1024 + a code has the code in its last bits
+  static constexpr uint32_t base = 0x64006400;  // 1024 + code has the code in its last bits
   static constexpr int most_bits = 8;
 
   __device__ static uint2 shared(uint16_t scale, bool, int zero) {
@@ -43,7 +43,7 @@ struct Pairs<__half> {
 
 template <>
 struct Pairs<__nv_bfloat16> {
-  static constexpr uint32_t base = 0x43004300;  // 128 + a code
+  static constexpr uint32_t base = 0x43004300;  // 128 + code
   static constexpr int most_bits = 4;
 
   __device__ static uint2 shared(uint16_t scale, bool bfloat16, int zero) {

@@ -1,21 +1,21 @@
-// Codes that lie row by row in bytes, eight at a time, to rows of floats.
+// Codes in bytes, row by row, to rows of floats, eight at a time.
 //
 //   out[n, k] = round((value(code[n, k]) - zero[n, k]) * scale[n, k] * factor * factors[k])
 //
-//   in   codes    kUnsigned, kSigned: a byte each, the number that it is; kLooked: a byte each, by `value_of`
-//                 kPairs: two a byte, the first in its low bits; kPairsTurned: in its high bits
-//                 kHalves: two a byte, of outputs 2i in its low and 2i + 1 in its high bits
-//                 kSparse: the two of every four inputs that are kept, two a byte, the first in its low bits;
-//                 all others have the code 8
-//        places   of kSparse, a byte for eight inputs: two bits a kept code, which of its four inputs it is
+//   in   codes    kUnsigned, kSigned: one byte each, an integer; kLooked: one byte each, through `value_of`
+//                 kPairs: two per byte, the first in its low bits; kPairsTurned: the first in its high bits
+//                 kHalves: two per byte, output 2i in its low and 2i + 1 in its high bits
+//                 kSparse: the two stored codes of every four inputs, two per byte, the first in its low bits;
+//                 the other two inputs have code 8
+//        places   for kSparse, one byte for eight inputs: two bits per stored code, its position among four inputs
 //        meaning  scales fp32, fp16, bf16, e8m0; zero points int32, one for all, or none (meaning.h)
 //   out  out      fp32, fp16, bf16  (N, K)
 //
-//   needs    K a multiple of 8; rows of codes and of `out` at multiples of what a lane loads and stores
-//   grid     a warp takes 256 inputs of kRowsOfTurn outputs; blocks that hold a table take turns after turns
+//   needs    K a multiple of 8; rows of codes and of `out` aligned to a lane's loads and stores
+//   grid     a warp takes 256 inputs of kRowsOfTurn outputs; blocks with a table in shared memory take several turns
 //
-// A table has a copy for every lane, so that no two want the same bank. Memory is the limit: some 40 instructions
-// for eight codes whose scale is one.
+// Each lane has its own copy of a table, which avoids bank conflicts. Memory is the limit: about 40 instructions for
+// eight codes with one scale.
 // Equals Codes.dequantize (qload/spec/weight.py) rounded once to the type of `out`, bit for bit.
 #pragma once
 
@@ -31,7 +31,7 @@ enum class Source : int { kUnsigned, kSigned, kLooked, kPairs, kPairsTurned, kHa
 struct Rows {
   int64_t N, K;
   const uint8_t* codes;
-  int64_t pitch;  // bytes from one row of codes to the next
+  int64_t pitch;  // bytes between rows of codes
   const uint8_t* places;
   int64_t places_pitch;
 };
@@ -44,7 +44,7 @@ struct Reading {
   static constexpr int entries = source == Source::kLooked ? 256 : bytes ? 0 : 16;
 };
 
-/// Eight codes of row n from input k on: bytes, or four bits each in `x`.
+/// Eight codes of row n at input k: bytes, or four bits each in `x`.
 template <Source source>
 __device__ __forceinline__ uint2 codes_at(const Rows& rows, int64_t n, int64_t k) {
   if constexpr (Reading<source>::bytes) {
@@ -74,7 +74,7 @@ __device__ __forceinline__ uint2 codes_at(const Rows& rows, int64_t n, int64_t k
   }
 }
 
-/// What eight codes stand for.
+/// Values of eight codes.
 template <Source source>
 __device__ __forceinline__ void values_of(const float* table, uint2 codes, int lane, float (&values)[kTogether]) {
 #pragma unroll
@@ -91,7 +91,7 @@ __device__ __forceinline__ void values_of(const float* table, uint2 codes, int l
   }
 }
 
-/// The group of inputs k to k + 7; -1: they have several.
+/// Group of inputs k to k + 7; -1: they have several groups.
 __device__ __forceinline__ int64_t column_of_eight(const Meaning& m, int64_t k) {
   if (!m.k_table) return m.k_run % kTogether == 0 ? column_of(m, k) : -1;
   const int4* groups = reinterpret_cast<const int4*>(reinterpret_cast<const int32_t*>(m.k_table) + k);
@@ -107,7 +107,7 @@ __device__ __forceinline__ float scale_at(const Meaning& m, int64_t row, int64_t
   return read_float(m.scales, m.scale_type, at);
 }
 
-/// Whether what `scales_of_rows` and `zero_of_row` know of scales and zero points is all there is to know.
+/// Whether `scales_of_rows` and `zero_of_row` cover this kind of scales and zero points.
 __device__ __forceinline__ bool is_plain(const Meaning& m) {
   return !m.divide && m.zeros_kind != static_cast<int>(Zeros::kWords) && m.scale_places == 0x543210 &&
          m.zero_places == 0x543210;
@@ -117,7 +117,7 @@ __device__ __forceinline__ int64_t row_of(const Meaning& m, int64_t n) {
   return m.n_table == 0 && m.n_run == 1 ? n : group_of(m.n_table, m.n_run, n);
 }
 
-/// Scales of outputs n, n + 1, ... in one column of groups; past the last output its own.
+/// Scales of outputs n, n + 1, ... in one column of groups; the last output's beyond it.
 template <int count>
 __device__ __forceinline__ void scales_of_rows(const Meaning& m, int64_t n, int64_t N, int64_t column,
                                                float (&scales)[count]) {
@@ -163,7 +163,7 @@ __device__ __forceinline__ void store_eight(const float (&v)[kTogether], Out* ou
   }
 }
 
-/// Results times the factors of their inputs, where there are some.
+/// Multiply results by the factors of their inputs, if present.
 __device__ __forceinline__ void times_factors(const Meaning& m, int64_t k, float (&values)[kTogether]) {
   if (!m.factors) return;
   const float4* factors = reinterpret_cast<const float4*>(reinterpret_cast<const float*>(m.factors) + k);
@@ -173,7 +173,7 @@ __device__ __forceinline__ void times_factors(const Meaning& m, int64_t k, float
   for (int i = 0; i < kTogether; ++i) values[i] = __fmul_rn(values[i], eight[i]);
 }
 
-/// Eight numbers of output n that share a scale.
+/// Eight values of output n with one scale.
 __device__ __forceinline__ void mean_eight(const Meaning& m, int64_t n, int64_t column, float scale,
                                            float (&values)[kTogether]) {
   if (m.zeros_kind != static_cast<int>(Zeros::kNone)) {
@@ -188,7 +188,7 @@ __device__ __forceinline__ void mean_eight(const Meaning& m, int64_t n, int64_t 
   for (float& value : values) value = __fmul_rn(value, m.factor);
 }
 
-/// Eight numbers of output n whose scale and zero point are looked up one by one.
+/// Eight values of output n with a lookup of scale and zero point for each.
 __device__ __forceinline__ void mean_each(const Meaning& m, int64_t n, int64_t k, float (&values)[kTogether]) {
   const int64_t row = row_of(m, n);
 #pragma unroll
@@ -220,7 +220,7 @@ dequantize_rows(const __grid_constant__ Meaning meaning, const __grid_constant__
     Out* to = out + n * rows.K + k;
     float values[kTogether];
     const int64_t column = plain ? column_of_eight(meaning, k) : -1;
-    if (column < 0) {  // the slow way, for groups that no eight inputs share
+    if (column < 0) {  // slow path: eight inputs with several groups
 #pragma unroll 1
       for (int64_t row = n; row < min(n + kRowsOfTurn, rows.N); ++row, to += rows.K) {
         values_of<source>(table, codes_at<source>(rows, row, k), lane, values);

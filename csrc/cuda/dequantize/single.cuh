@@ -1,4 +1,4 @@
-// Codes that lie one by one to rows of floats: every format has them.
+// Unpacked codes to rows of floats, for every format.
 //
 //   out[n, k] = round((value(code[n, k]) - zero[n, k]) * scale[n, k] * factor)
 //
@@ -6,7 +6,7 @@
 //        meaning scales fp32, fp16, bf16; zero points in words, int32, one for all, or none (meaning.h)
 //   out  out     fp32, fp16, bf16  (N, K)
 //
-//   grid     (K / 32, N / 32), 32 x 8 threads; a tile goes through shared memory where neighbours are outputs
+//   grid     (K / 32, N / 32), 32 x 8 threads; if neighbours in memory are outputs, a tile passes through shared memory
 //
 // Equals Codes.dequantize (qload/spec/weight.py) rounded once to the type of `out`, bit for bit.
 #pragma once
@@ -19,7 +19,7 @@ namespace qload::cuda {
 
 constexpr int kTile = 32, kTileRows = 8;
 
-struct Single {  // codes that lie one by one
+struct Single {  // one integer per code
   int64_t N, K, stride_n, stride_k;
 };
 

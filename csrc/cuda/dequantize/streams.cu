@@ -1,4 +1,4 @@
-// Launches of streams.cuh: as many outputs a block as its shared memory holds all inputs of.
+// Launches of streams.cuh: a block has as many outputs as its shared memory holds with all their inputs.
 #include "streams.h"
 
 #include <algorithm>

@@ -1,16 +1,16 @@
-// Codes of any width that run down the columns of a matrix of words, to rows of floats.
+// Codes of any width along the columns of a matrix of words, to rows of floats.
 //
 //   out[n, k] = round((code[r, n] - zero[g, n]) * scale[g, n])      r = order[k], g the group of row r
 //
 //   in   words    (R, N): row r of codes starts at bit starts[r] of each column and has widths[r] bits; without these
-//                 tables at bit r * bits, and has `bits`
+//                 tables it starts at bit r * bits and has `bits` bits
 //        scales   fp32, fp16, bf16 at any strides; or EXL2's: four bits (G, N / 8), squared, times units[g] / 256 in fp16
-//        zeros    words of `bits` bits along N, (field + add) & mask; or none: half of 2**widths[r]
+//        zeros    words of `bits` bits along N, (field + add) & mask; or none: 2**(widths[r] - 1)
 //   out  out      fp32, fp16, bf16  (N, K); EXL2's values are rounded to fp16 first
 //
 //   needs    K a multiple of 8, `out` and `order` at multiples of 16 bytes
-//   grid     `columns` outputs and `rows` inputs a block: all inputs where there is an order
-//   A thread takes eight rows of a column and leaves them in shared memory, from where warps write rows of `out`.
+//   grid     a block has `columns` outputs and `rows` inputs: all inputs if there is an order
+//   A thread expands eight rows of a column into shared memory; from there warps store rows of `out`.
 // Equals Codes.dequantize (qload/spec/weight.py) rounded to the type of `out`, bit for bit.
 #pragma once
 
@@ -57,11 +57,11 @@ __device__ __forceinline__ float zero_of_group(const Streams& s, int g, int n, i
   return static_cast<float>((static_cast<int>(field & ((1u << s.bits) - 1)) + s.add) & s.mask);
 }
 
-/// A column of words, of which the last that was read is at hand.
+/// A column of words, with a copy of the last word read.
 struct Column {
   const uint32_t* words;
   int64_t pitch;
-  int last, have;  // the last word there is, and the one at hand
+  int last, have;  // index of the last word of the column, and of the copy
   uint32_t word;
 
   __device__ __forceinline__ uint32_t at(int w) {
@@ -70,7 +70,7 @@ struct Column {
     return word;
   }
 
-  /// The code of so many bits that starts at a bit of the column.
+/// Code of `width` bits at a bit of the column.
   __device__ __forceinline__ float code(uint32_t bit, int width) {
     const int shift = bit & 31, w = static_cast<int>(bit >> 5);
     uint32_t found = at(w) >> shift;
@@ -83,7 +83,7 @@ __device__ __forceinline__ int group_of_row(const Streams& s, int r) {
   return s.groups ? __ldg(s.groups + r) : static_cast<int>(static_cast<uint32_t>(r) / static_cast<uint32_t>(s.run));
 }
 
-/// What eight rows of column n from r on mean. Groups follow each other, but those of a table without starts.
+/// Values of eight rows of column n from row r. Groups are consecutive, except with a table of groups without starts.
 __device__ __forceinline__ void eight_down(const Streams& s, int n, int r, float (&values)[kTogether]) {
   Column column{s.words + n, s.N, static_cast<int>(s.R - 1), -1, 0};
   int group = group_of_row(s, r), width = s.widths ? __ldg(s.widths + r) : s.bits;
@@ -113,7 +113,7 @@ dequantize_streams(const __grid_constant__ Streams s, Out* __restrict__ out) {
   const int64_t n0 = int64_t{blockIdx.x} * s.columns, k0 = int64_t{blockIdx.y} * s.rows;
   const int rows = static_cast<int>(min(int64_t{s.rows}, s.K - k0));
   const int columns = static_cast<int>(min(int64_t{s.columns}, s.N - n0));
-  const int shift = 31 - __clz(s.columns);  // columns are a power of two
+  const int shift = 31 - __clz(s.columns);  // `columns` is a power of two
   for (int i = threadIdx.x; i < rows / kTogether << shift; i += kStreamThreads) {
     const int n = i & (s.columns - 1), r = (i >> shift) * kTogether;
     if (n >= columns) continue;
@@ -124,7 +124,7 @@ dequantize_streams(const __grid_constant__ Streams s, Out* __restrict__ out) {
   __syncthreads();
   const int eights = rows / kTogether, warps = kStreamThreads / 32;
   for (int i = threadIdx.x / 32; i < columns * ((eights + 31) / 32); i += warps) {
-    const int n = i % columns, k = (i / columns * 32 + lane) * kTogether;  // rows of `out` use one piece of `order`
+    const int n = i % columns, k = (i / columns * 32 + lane) * kTogether;  // all rows of `out` use one piece of `order`
     if (k >= rows) continue;
     alignas(16) Out made[kTogether];
     if (s.order) {

@@ -1,4 +1,4 @@
-// Codes of any width that run down columns of words; see streams.cuh.
+// Codes of any width along columns of words; see streams.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@ struct StreamsCall {
   const void* words;
   int64_t R;
   int bits, run;
-  std::array<uintptr_t, 3> tables;  // starts, widths, groups: all of them, or no starts and widths
+  std::array<uintptr_t, 3> tables;  // starts, widths, groups: all three, or groups alone
   uintptr_t order;
   uintptr_t scales;
   int scale_type;
@@ -25,7 +25,7 @@ struct StreamsCall {
   int add, mask;
 };
 
-/// cudaErrorNotSupported: sizes or addresses do not fit, or no block holds all inputs of a few outputs.
+/// cudaErrorNotSupported: sizes or addresses do not fit, or shared memory lacks room for all inputs of a few outputs.
 cudaError_t dequantize_streams(const StreamsCall& call, const Matrix& matrix, cudaStream_t stream);
 
 }  // namespace qload::cuda

@@ -1,4 +1,4 @@
-// Codes of a table of 16 values, two a byte, in blocks that lie flat over the weight.
+// Codes of a table of 16 values, two per byte, in flat blocks over the weight.
 //
 //   out[e] = round(table[code[e]] * scales[e >> block_bits])
 //
@@ -8,8 +8,8 @@
 //   out  out     fp32, fp16, bf16
 //
 //   needs    blocks of 2**3 codes or more; codes start at a whole word, `out` at a multiple of 16 bytes
-//   grid     2**10 words a block, 256 threads; a warp stores whole lines
-//   Memory is the limit: some 45 instructions a word of eight codes.
+//   grid     2**10 words per block, 256 threads; a warp stores whole cache lines
+//   Memory is the limit: about 45 instructions for a word of eight codes.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ namespace qload::cuda {
 
 constexpr int kTableWords = 4, kTableCodes = 8;
 
-/// Codes `first` to `first + count` of a word, whose bytes have the first of two codes in their high bits.
+/// Codes `first` to `first + count` of a word; the first of two codes is in the high bits of its byte.
 template <class Out, int count>
 __device__ __forceinline__ void look_up(const float* table, uint32_t word, int first, float scale,
                                         Out (&values)[count]) {
@@ -32,7 +32,7 @@ __device__ __forceinline__ void look_up(const float* table, uint32_t word, int f
   }
 }
 
-/// The bytes of a word that hold `count` codes, or none.
+/// The last word, of `count` codes: it may be incomplete.
 __device__ __forceinline__ uint32_t last_word(const uint32_t* codes, int64_t count) {
   uint32_t word = 0;
   for (int byte = 0; 2 * byte < count; ++byte)
@@ -61,7 +61,7 @@ dequantize_table(const uint32_t* __restrict__ codes, const float* __restrict__ v
 #pragma unroll
   for (int i = 0; i < kTableWords; ++i) {
 #pragma unroll
-    for (int turn = 0; turn < parts; ++turn) {  // neighbours store neighbours: parts of another lane's word
+    for (int turn = 0; turn < parts; ++turn) {  // neighbouring lanes store neighbouring parts, of another lane's word
       const int from = turn * words_of_a_turn + lane / parts;
       const uint32_t word = parts == 1 ? words[i] : __shfl_sync(~0u, words[i], from);
       const float scale = parts == 1 ? found[i] : __shfl_sync(~0u, found[i], from);

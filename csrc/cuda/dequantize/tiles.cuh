@@ -1,16 +1,16 @@
-// Packed codes to rows of floats, a tile of words a block.
+// Packed codes to rows of floats, one tile of words per block.
 //
 //   out[n, k] = round((code[n, k] - zero[n, k]) * scale[n, k])
 //
-//   in   codes   2, 4 or 8 bits in words, in any order that a plan moves to rows
+//   in   codes   2, 4 or 8 bits in words, in any order with a plan
 //        meaning scales fp32, fp16, bf16; zero points in words, one for all, or none (meaning.h)
 //   out  out     fp32, fp16, bf16  (N, K), rows that start at multiples of 16 bytes
 //
-//   needs    a plan of 2**8 threads and 2**register_bits words each; scale and zero point shared by four words or more
+//   needs    a plan of 2**8 threads with 2**register_bits words each; four words or more share scale and zero point
 //   grid     plan.blocks, 2**8 threads
-//   a block brings its words into the order of `out` (as move.cuh) and makes a table of what neighbouring words
-//   share; then a thread takes words, or parts of one, and stores 16 bytes of each.
-//   Memory is the limit, once a word costs some 50 instructions.
+//   A block reorders its words as `out` (as in move.cuh) and makes a table of scales and zero points that neighbouring
+//   words share. Then a thread takes words, or parts of one, and stores 16 bytes of each.
+//   Memory is the limit; a word takes about 50 instructions.
 #pragma once
 
 #include <cstdint>
@@ -27,11 +27,11 @@ namespace qload::cuda {
 enum class Arithmetic { kPairs, kFloat };
 
 template <class Out, int bits>
-struct Part {  // of a word, that one thread expands
+struct Part {  // the part of a word for one thread
   static constexpr int per_word = 32 / bits;
   static constexpr int codes = per_word < 16 / static_cast<int>(sizeof(Out)) ? per_word : 16 / sizeof(Out);
   static constexpr int count_bits = per_word / codes == 1 ? 0 : per_word / codes == 2 ? 1 : 2;
-  static constexpr int words = codes * sizeof(Out) / 4;  // that are stored
+  static constexpr int words = codes * sizeof(Out) / 4;  // stored words
 };
 
 struct Place {
@@ -58,7 +58,7 @@ __device__ __forceinline__ uint2 shared_by(const Meaning& meaning, Place at) {
   }
 }
 
-/// The table of what neighbouring places share.
+/// Fill the table of scales and zero points shared by neighbouring words.
 template <class Out, int bits, int register_bits, Arithmetic arithmetic>
 __device__ __forceinline__ void fill(const Plan& plan, const Meaning& meaning, const Tiles& tiles, uint32_t start,
                                      uint2* table) {
@@ -73,7 +73,7 @@ __device__ __forceinline__ void fill(const Plan& plan, const Meaning& meaning, c
   }
 }
 
-/// Values of the codes of one part of a word.
+/// Values of the codes in one part of a word.
 template <class Out, int bits>
 __device__ __forceinline__ void by_pairs(uint32_t word, int part, uint2 shared, bool paired,
                                          uint32_t (&values)[Part<Out, bits>::words]) {
@@ -116,13 +116,13 @@ __device__ __forceinline__ void put(const uint32_t (&values)[2], char* to) {
   *reinterpret_cast<uint2*>(to) = uint2{values[0], values[1]};
 }
 
-/// A value at a distance in bytes.
+/// Reference at a distance in bytes.
 template <class T>
 __device__ __forceinline__ T& at(T* start, uint32_t bytes) {
   return *reinterpret_cast<T*>(reinterpret_cast<char*>(start) + bytes);
 }
 
-/// The block's words, from shared memory to values.
+/// Expand the block's words from shared memory to values.
 template <class Out, int bits, int register_bits, Arithmetic arithmetic>
 __device__ __forceinline__ void expand(const Tiles& tiles, uint32_t* shared, const uint2* table, char* out) {
   constexpr int part_bits = Part<Out, bits>::count_bits, parts = 1 << part_bits;

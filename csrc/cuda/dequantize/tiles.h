@@ -1,4 +1,4 @@
-// What all blocks of tiles.cuh share, made once for a launch.
+// Parameters common to all blocks of tiles.cuh, computed once for a launch.
 #pragma once
 
 #include <cstdint>
@@ -7,23 +7,23 @@
 
 namespace qload::cuda {
 
-constexpr int kMostTileRegisterBits = 4;  // of words that a thread loads
+constexpr int kMostTileRegisterBits = 4;  // of a thread's words
 constexpr int kMostTileRegisters = 1 << kMostTileRegisterBits;
 constexpr int kMostParts = 4;
 
-struct Tiles {         // places in bytes
+struct Tiles {         // offsets in bytes
   int64_t pitch;       // of rows of `out`, in elements
-  int row_words_bits;  // rows of the plan's target are so many words apart, as a power of two
-  int same;            // 2**same neighbouring places share scale and zero point
-  bool paired;         // codes of a pair lie four apart in a word (packed.cpp)
-  bool grouped;        // the group of every code is looked up in a table, and nothing else is unusual
+  int row_words_bits;  // words between rows of the plan's target, as a power of two
+  int same;            // 2**same neighbouring words share scale and zero point
+  bool paired;         // codes of a pair are four positions apart in a word (packed.cpp)
+  bool grouped;        // groups come from a table, and everything else is regular
   bool whole;          // `out` and its rows start at multiples of 16 bytes
-  int8_t bit[kMostTileBits];  // the bits of a place, those that count rows first
-  uint32_t put[kMostTileRegisters];   // where a thread's words go in shared memory
-  uint32_t take[kMostTileRegisters];  // and where those are that it takes, word after word,
-  uint32_t to[kMostTileRegisters];    // what they add to its place in `out`,
-  uint32_t to_thread[kThreadBits];    // and what each bit of its number does;
-  uint32_t take_part[kMostParts], to_part[kMostParts];  // where threads take parts of words: turn after turn
+  int8_t bit[kMostTileBits];  // the bits of an offset, those that count rows first
+  uint32_t put[kMostTileRegisters];   // shared memory offsets for a thread's stores
+  uint32_t take[kMostTileRegisters];  // shared memory offsets for its loads, word by word
+  uint32_t to[kMostTileRegisters];    // their distances in `out`
+  uint32_t to_thread[kThreadBits];    // distances in `out` for each bit of the thread number
+  uint32_t take_part[kMostParts], to_part[kMostParts];  // offsets for parts of words, turn by turn
 };
 
 }  // namespace qload::cuda

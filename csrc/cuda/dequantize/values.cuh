@@ -1,4 +1,4 @@
-// What codes of small floats stand for, one at a time, exact in float32.
+// Values of codes of small floats, exact in float32.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -21,7 +21,7 @@ __device__ __forceinline__ float of_e5m2(uint32_t code) {
   return __half2float(__ushort_as_half(static_cast<uint16_t>(code << 8)));
 }
 
-/// e2m1: a sign, two bits of exponent, one of mantissa, as those of a half that is 2**14 times smaller.
+/// e2m1: a sign, two bits of exponent, one of mantissa; the same bits of a half are 2**14 times smaller.
 __device__ __forceinline__ float of_e2m1(uint32_t code) {
   return __half2float(__ushort_as_half(static_cast<uint16_t>((code & 8) << 12 | (code & 7) << 9))) * 16384.0f;
 }
@@ -32,7 +32,7 @@ __device__ __forceinline__ float of_e8m0(uint32_t exponent) {
   return __uint_as_float(exponent == 0 ? 0x400000 : exponent << 23);
 }
 
-/// What a code stands for; `lookup` goes before `values`.
+/// Value of a code; `lookup` has priority over `values`.
 __device__ __forceinline__ float value_of(const Meaning& meaning, uint32_t code) {
   if (meaning.lookup) return reinterpret_cast<const float*>(meaning.lookup)[code];
   switch (static_cast<Values>(meaning.values)) {

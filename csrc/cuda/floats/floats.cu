@@ -1,4 +1,4 @@
-// Launches: a kernel for up to 1, 2, 4, 8 and 16 tokens.
+// Launches: kernels for up to 1, 2, 4, 8 and 16 tokens.
 #include "floats.cuh"
 
 namespace qload::cuda {
@@ -11,7 +11,7 @@ cudaError_t launch(const FloatRows& work, cudaStream_t stream) {
   return cudaGetLastError();
 }
 
-constexpr int64_t kMostTokens = 16, kMostInputs = int64_t{1} << 26;  // whose places an int holds
+constexpr int64_t kMostTokens = 16, kMostInputs = int64_t{1} << 26;  // limits of int offsets
 
 bool is_whole(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % sizeof(float4) == 0; }
 

@@ -1,25 +1,25 @@
-// Few tokens times rows of float32, which memory bounds: each weight is read once.
+// Few tokens times rows of float32. Memory is the limit: each weight is read once.
 //
 //   y[m, n] = sum over k of x[m, k] * w[n, k] + bias[n]
 //
-//   block    4 x 2 warps: four of them have four outputs each, the two halves take turns along K
-//   lane     four neighbouring inputs of each token and each output, 128 of them a warp; partial sums of all
-//            outputs and tokens in registers, added over lanes by halves: a lane gives one half of its sums away
-//            and keeps the other, so that 4 x tokens sums cost as many shuffles and not five times as many
-//   order    a sum has one order for one M, whatever runs beside it
+//   block    4 x 2 warps: four along the outputs, with four outputs each, and two along K
+//   lane     four neighbouring inputs of each token and each output, 128 inputs per warp. Partial sums of all outputs
+//            and tokens are in registers and are added over lanes by halves: a lane sends one half of its sums and
+//            receives the other, so that the number of shuffles equals the number of sums and not five times as many
+//   order    for a given M the order of additions is fixed
 //
-// Rows and tokens behind the last are read as the last and not stored.
+// Rows and tokens beyond the last are read as the last one and not stored.
 #pragma once
 
 #include "floats.h"
 
 namespace qload::cuda {
 
-constexpr int kLanes = 32, kQuad = 4, kOutputs = 4, kAcross = 4, kAlong = 2;  // outputs of a warp; warps
+constexpr int kLanes = 32, kQuad = 4, kOutputs = 4, kAcross = 4, kAlong = 2;  // outputs of a warp; warps along N and K
 constexpr int kFloatThreads = kLanes * kAcross * kAlong, kBlockOutputs = kOutputs * kAcross;
 constexpr int kStep = kLanes * kQuad * kAlong;
 
-/// Adds `count` sums over the lanes of a warp; a lane keeps max(1, count / 32) of them. Returns which comes first.
+/// Add `count` sums over the lanes of a warp; a lane gets max(1, count / 32) of them. Return the index of its first.
 template <int count>
 __device__ __forceinline__ int add_lanes(float (&sums)[count], int lane) {
   int first = 0, left = count;

@@ -22,9 +22,9 @@ cudaError_t gather_inputs(const GatherInputs& call, cudaStream_t stream) {
     if (raised != cudaSuccess) return raised;
   }
   const int most = (call.rows / 8 + kGatherThreads - 1) / kGatherThreads;
-  // As many slices as keep all multiprocessors busy: each of them copies the whole token.
+  // As many slices as keep all multiprocessors busy: each block copies the whole token.
   const int slices = staged ? std::clamp(2 * device.multiprocessors / call.M, 1, most) : most;
-  constexpr int kMostTokens = 65535;  // of a grid
+  constexpr int kMostTokens = 65535;  // limit of a grid
   for (int start = 0; start < call.M; start += kMostTokens) {
     GatherInputs here = call;
     here.M = std::min(kMostTokens, call.M - start);

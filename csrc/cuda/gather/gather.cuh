@@ -3,12 +3,12 @@
 //   y[m, i] = perm[i] < inputs ? x[m, perm[i]] : 0
 //
 //   in   see gather.h
-//   out  y      16-bit numbers (M, rows), bit for bit those of x
+//   out  y      16-bit numbers (M, rows), bit-equal to those of x
 //
-//   grid     (slices of rows, M), kThreads threads, each eight neighbouring rows at a time
-//   Numbers that lie apart cost a read of 32 bytes each where they come from memory or the L1, and next to nothing from
-//   shared memory. So a block copies its token there first, which only pays where a block reads much of it.
-//   perm is asked for before the kernel ahead has ended: only x may depend on it.
+//   grid     (slices of rows, M), kThreads threads, each with eight neighbouring rows at a time
+//   A scattered read costs 32 bytes from memory or the L1, and almost nothing from shared memory. So a block first
+//   copies its token to shared memory, if it reads much of it.
+//   perm is loaded before the previous kernel has ended: only x may depend on that kernel.
 //
 // Equals torch.index_select of x padded with zeros (qload/kernels/cuda/launch.py).
 #pragma once
