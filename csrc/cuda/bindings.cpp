@@ -1,4 +1,4 @@
-// The module qload.native._cuda: pointers as integers, sizes, a stream. Who calls has checked them.
+// The module qload.native._cuda: pointers as integers, sizes, a stream. The caller has checked them.
 #include "bindings/common.h"
 #include "read/read.h"
 
@@ -7,9 +7,9 @@ using namespace qload::cuda;
 
 PYBIND11_MODULE(_cuda, module) {
   module.attr("chips") = QLOAD_CHIPS;  // with machine code, as "80 90a"
-  module.attr("ptx") = QLOAD_PTX;      // versions, as "80 90": code for these chips and all newer ones
+  module.attr("ptx") = QLOAD_PTX;      // versions, as "80 90": PTX for these chips and all newer ones
 #ifdef QLOAD_HOPPER
-  module.attr("hopper") = true;  // whether there is machine code with Hopper's matrix instructions
+  module.attr("hopper") = true;  // whether machine code with Hopper's matrix instructions exists
 #else
   module.attr("hopper") = false;
 #endif

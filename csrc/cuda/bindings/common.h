@@ -1,4 +1,4 @@
-// What the bindings share: errors as exceptions, digits, launches whose pointers come with each call.
+// Common code of the bindings: errors as exceptions, digits, launches with pointers as arguments of each call.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -29,7 +29,7 @@ inline std::vector<Digit> digits_of(const Strides& strides) {
   return digits;
 }
 
-// Where the tensors of a product lie; nullptr for one that there is not.
+// Pointers to the tensors of a product; nullptr for an absent one.
 struct Operands {
   const void *x, *weights, *scales, *zeros;
   const int32_t* g_idx;
@@ -39,7 +39,7 @@ struct Operands {
   void* y;
 };
 
-// A product of which all is said but where its tensors lie, and the stream: what a call says is as little as can be.
+// A product with all arguments but its tensors and the stream, so that a call passes as little as possible.
 template <typename Run>
 py::cpp_function launch_of(const char* name, Run run) {
   return py::cpp_function([name, run](uintptr_t x, uintptr_t weights, uintptr_t scales, uintptr_t zeros, uintptr_t g_idx,

@@ -1,4 +1,4 @@
-// Tokens through the experts that they chose.
+// Routed experts.
 #include <array>
 #include <tuple>
 

@@ -1,4 +1,4 @@
-// x times a weight of codes.
+// Products of x and a quantized weight.
 #include <array>
 
 #include "../decode/decode.h"

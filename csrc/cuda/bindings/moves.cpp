@@ -1,4 +1,4 @@
-// Elements from one order to another, and bytes from the host and from files.
+// Moves of elements from one order to another, and of bytes from the host and from files.
 #include <array>
 #include <chrono>
 #include <memory>
@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "../copy/copy.h"
-#ifndef _WIN32  // which has no reads at positions
+#ifndef _WIN32  // without reads at positions
 #include "../copy/file_reader.h"
 #endif
 #include "../move/move.h"
@@ -66,7 +66,7 @@ void add_moves(py::module_& module) {
               const py::gil_scoped_release unlocked;
               return self.is_read(ticket, std::chrono::milliseconds(100));
             };
-            while (!is_read()) {  // whoever presses Ctrl-C does not wait for the files
+            while (!is_read()) {  // Ctrl-C ends the wait for files
               if (PyErr_CheckSignals()) throw py::error_already_set();
             }
             const Failure failure = self.wait(ticket, at<CUstream_st>(stream));

@@ -1,4 +1,4 @@
-// Inputs as codes, sums of codes as results, and few tokens in float32.
+// Quantization of inputs, results from sums of codes, and products of few tokens in float32.
 #include <array>
 #include <tuple>
 

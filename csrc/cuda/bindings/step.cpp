@@ -1,4 +1,4 @@
-// What lies between the products of a decoder layer.
+// Operations between the products of a decoder layer.
 #include <array>
 #include <tuple>
 

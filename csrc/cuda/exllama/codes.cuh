@@ -1,8 +1,8 @@
-// Codes in ExLlama's order as operands of matrix products.
+// Operands of matrix products from codes in ExLlama's order.
 //
-// A lane has kOwn neighbouring rows of a column: kWords words of it, and kOwn consecutive inputs of each token, so
-// that rows of a step and their inputs meet without a shuffle. Its pair q is rows 2q and 2q + 1, for the order puts
-// neighbours half a word apart; 8 bits lie as GPTQ has them.
+// A lane has kOwn neighbouring rows of a column: kWords words of it, and kOwn consecutive inputs of each token. So the
+// rows of a step are in the same lane as their inputs, without a shuffle. Pair q of a lane is rows 2q and 2q + 1: the
+// order puts neighbours half a word apart. Codes of 8 bits are in GPTQ's order.
 #pragma once
 
 #include "../device/number.cuh"
@@ -15,13 +15,13 @@ struct Rows {
   static constexpr int kStep = 4 * kOwn;                                 // of a warp
   static constexpr int kWords = kOwn * bits / 32, kPairs = kOwn / 2;     // of a lane and column
   static constexpr int kSteps = bits == 3 ? 1 : bits == 4 ? 4 : 2;       // of a chunk
-  static constexpr int kRows = kSteps * kStep, kIndices = kStep / 32;    // of a chunk; of a step, and of each lane
+  static constexpr int kRows = kSteps * kStep, kIndices = kStep / 32;    // of a chunk; of a step, and of a lane
 };
 
 template <int bits>
 using Words = uint32_t[Rows<bits>::kWords][2][4];  // columns 4c ... 4c + 3 of each half of a tile
 
-/// Two codes as T has them: times a unit, or plus an offset.
+/// Two codes as T: times a unit, or plus an offset.
 template <class T, int bits>
 struct Codes {
   static constexpr float kUnit = Number<T>::kUnit, kOffset = Number<T>::kOffset;
@@ -37,8 +37,8 @@ struct Codes {
   }
 
  private:
-  /// Those from bit `low` of each half of a word. In fp16, ten bits of a word need no shift but a product by a power of
-  /// two, which is exact, and another unit's work.
+/// Two codes from bit `low` of each half of a word. In fp16 a position within ten bits needs no shift: an exact product
+/// with a power of two corrects it, in another execution unit.
   template <uint32_t mask>
   static __device__ __forceinline__ uint32_t two(uint32_t word, int low, uint32_t magic) {
     constexpr int kRoom = bits == 3 ? 9 : 8;

@@ -1,4 +1,4 @@
-// Launches of exllama.cuh: how a layer is divided, and the list of kernels.
+// Launches of exllama.cuh: the division of a layer, and the list of kernels.
 #include "exllama.h"
 
 #include <algorithm>
@@ -11,8 +11,8 @@ namespace {
 
 using namespace exl;
 
-constexpr int kMostShared = 96 << 10;  // bytes of a block; what is left is the L1's, where warps share x
-constexpr double kPerBlock = 0.12;     // what each further block of a cluster costs, of the time of a block
+constexpr int kMostShared = 96 << 10;  // bytes of a block; the rest is L1, where warps share x
+constexpr double kPerBlock = 0.12;     // cost of each further block of a cluster, relative to the time of a block
 
 using Kernel = void (*)(const Exllama, const Shares);
 
@@ -43,8 +43,8 @@ int rows_of_chunk(int bits) {
 
 using Plan = Divided<Shares>;
 
-// The division that gives the busiest multiprocessor the least to read, by most of the warps that it can have; a wave
-// of blocks costs a chunk's time more, a further block more than it saves where others are idle anyway.
+// The division with the least data for the busiest multiprocessor and with most of its possible warps. A wave of blocks
+// costs the time of one more chunk; a further block of a cluster costs more than it saves if multiprocessors are idle.
 bool divide(const Exllama& call, const Device& device, int token_tiles, int chunks, Plan& plan) {
   const int tiles = (call.N + kTileN - 1) / kTileN, most = most_warps(token_tiles), tokens = std::min(call.M, kTokens);
   const int token_blocks = (call.M + kTokens - 1) / kTokens;

@@ -1,22 +1,22 @@
-// x times a weight of 2, 3, 4 or 8 bits in ExLlama's order, 16 tokens a block.
+// x times a weight of 2, 3, 4 or 8 bits in ExLlama's order, 16 tokens per block.
 //
 //   y[m, n] = sum over k of x[m, perm[k]] * scale[g, n] * (code[k, n] - zero[g, n])  + bias[n],   g = g_idx[k]
 //
 //   in   see exllama.h
 //   out  y      fp16 or bf16 (M, N), rounded once from fp32
 //
-//   needs    N a multiple of 4; K and N of whole words; groups of any rows
-//   grid     (split, tiles / columns, tokens / 16), 512 threads, 384 for more than 8 tokens; blocks that differ in
-//            their x alone are a cluster
-//   Weights are the 16-row operand of m16n8k16, tokens its 8 columns. A block has `columns` tiles of 64 columns; the
-//   warps of its cluster that have the same tile share out K, each a run of chunks of 128 rows (8 bits: 64), multiplied
-//   in steps of 32 rows (2 bits: 64, 3: 128). Words and g_idx are in flight in registers a chunk ahead, x a step, and a
-//   lane's words are its operands: see codes.cuh. A warp waits for no other before its sums are done.
-//   Operands are bare codes; y of a group is scale * (x times codes - zero * sum of x), in fp32. In a chunk that has
-//   steps with rows of several groups each step is multiplied once for each of its groups, with x zero elsewhere.
-//   At the end warps add through shared memory, then blocks of a cluster send each other their sums. No order of
-//   additions depends on timing.
-//   Weights are asked for before the kernel ahead has ended: only x may depend on it.
+//   needs    N a multiple of 4; K and N of whole words; groups with rows in any order
+//   grid     (split, tiles / columns, tokens / 16), 512 threads, 384 for more than 8 tokens; blocks that differ only in
+//            their x are a cluster
+//   Weights are the 16-row operand of m16n8k16, tokens its 8 columns. A block has `columns` tiles of 64 columns. The
+//   warps of a cluster with the same tile divide K: each has a run of chunks of 128 rows (8 bits: 64), multiplied in steps
+//   of 32 rows (2 bits: 64, 3: 128). Words and g_idx are loaded into registers one chunk ahead, x one step ahead; a
+//   lane's words are its operands (codes.cuh). A warp waits for no other warp before its sums are complete.
+//   Operands are bare codes; y of a group is scale * (x times codes - zero * sum of x), in fp32. In a chunk with steps of
+//   several groups each step is multiplied once for each of its groups, with zeros for x of the other groups.
+//   At the end warps add through shared memory, then blocks of a cluster send each other their sums. The order of
+//   additions does not depend on timing.
+//   Weights are loaded before the previous kernel has ended: only x may depend on that kernel.
 //   Memory is the limit up to 8 tokens.
 //
 // Equals x @ ExllamaWeight.dequantize().T (qload/kernel_formats/exllama.py) up to the rounding of fp32 sums.
@@ -39,9 +39,9 @@ __global__ void __launch_bounds__(32 * most_warps(token_tiles), 1)
 exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Shares work) {
   using R = Rows<bits>;
   using C = Codes<T, bits>;
-  constexpr int kSteps = R::kSteps, kInputs = bits == 4 && token_tiles == 1 ? 2 : 1;  // of a chunk; whose x is held
+  constexpr int kSteps = R::kSteps, kInputs = bits == 4 && token_tiles == 1 ? 2 : 1;  // of a chunk; steps with x in registers
   extern __shared__ __align__(16) unsigned char memory[];
-  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);  // the compiler then knows what a warp has in common
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);  // tells the compiler that the value is the same for all lanes of a warp
   const int lane = in_register(threadIdx.x % 32), column = lane / 4, part_of_step = lane % 4;
   const int row_warp = warp * work.column_factor >> 16;
   const int tile_column = (blockIdx.y * work.columns + warp - row_warp * work.columns) * kTileN;
@@ -51,8 +51,8 @@ exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Sha
 
   let_dependents_start();
 
-  // Weights and groups of rows. Of rows and columns that are not there the last will do: x is zero there, or nobody
-  // reads the sums.
+  // Weights and groups of rows. Beyond the last row or column the last one is read: x is zero there, or the sums are
+  // not stored.
   uint32_t words[kSteps][R::kWords][2][4];
   int groups[kSteps][R::kIndices];
   const int last_word = call.K / 4 * bits / 8 - 1, pitch = 4 * call.N;
@@ -62,7 +62,7 @@ exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Sha
     columns[half] = as_it_is(static_cast<const unsigned char*>(call.weights) +
                              int64_t{4} * min(tile_column + 32 * half + 4 * column, call.N - 4));
   const auto ask = [&](int chunk, int step) {
-    chunk = as_it_is(chunk);  // were it known to be the same, words of several steps would be asked for at once, late
+    chunk = as_it_is(chunk);  // with a known value the compiler would load words of several steps at once, too late
     if (chunk >= last) return;
     const int row = (chunk * kSteps + step) * R::kStep;
 #pragma unroll
@@ -86,9 +86,9 @@ exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Sha
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) ask(first, step), ask_groups(first, step);
 
-  // Scales and zero points are asked for where a group begins, and used where it ends.
+  // Scales and zero points are loaded at the start of a group and used at its end.
   Group<T, bits> held{};
-  int group_now = ~min(first * R::kRows / call.group, call.groups - 1);  // before the first: which one is looked for
+  int group_now = ~min(first * R::kRows / call.group, call.groups - 1);  // before the first group: its complement
   if (first < last) held.read(call, ~group_now, tile_column, column);
 
   float sum[4][token_tiles][4] = {}, part[4][token_tiles][4] = {}, x_sum[token_tiles][4] = {};
@@ -138,7 +138,7 @@ exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Sha
       for (int m = 0; m < token_tiles; ++m) multiply(x_sum[m], ones, in[m][q], in[m][q + 1], T{});
     }
   };
-  /// Makes inputs zero whose rows are of another group.
+  /// Set inputs to zero if their rows are of another group.
   const auto only = [&](const int (&indices)[R::kIndices], int group, uint32_t (&in)[token_tiles][R::kPairs]) {
     uint32_t own = 0;
 #pragma unroll
@@ -153,7 +153,7 @@ exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Sha
       for (int m = 0; m < token_tiles; ++m) in[m][q] &= kept;
     }
   };
-  /// A step once for each group that it has rows of; `again` gets its inputs back.
+  /// Multiply a step once for each group of its rows; `again` restores its inputs.
   const auto multiply_each = [&](const int (&indices)[R::kIndices], const uint32_t (&own)[R::kWords][2][4],
                                  uint32_t (&in)[token_tiles][R::kPairs], const auto& again) {
     const auto next_after = [&](int before) {
@@ -214,7 +214,7 @@ exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Sha
     }
   }
   if (group_now >= 0) leave_group();
-  __syncwarp();  // x is no longer read: sums lie there
+  __syncwarp();  // x is no longer needed: sums are stored in its place
   store<T>(call, work, first_token, tokens, sum, memory, C::kUnit);
 }
 

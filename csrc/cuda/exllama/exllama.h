@@ -12,21 +12,21 @@ struct Exllama {
   const void* weights;   // int32 (K * bits / 32, N), ExLlama's order
   const void* zeros;     // int32 (G, N * bits / 32), GPTQ's order
   const void* scales;    // as x (G, N)
-  const int32_t* g_idx;  // (K,) the group of each row, in any order
-  const int32_t* perm;   // (K,) the input of each row; null: in order
+  const int32_t* g_idx;  // (K,) group of each row, in any order
+  const int32_t* perm;   // (K,) input of each row; null: in order
   const void* bias;      // as x (N,); null
   void* y;               // as x (M, N)
-  int M, K, N, groups;   // N a multiple of 4, as zero points make it; groups: G
+  int M, K, N, groups;   // N a multiple of 4, for words of zero points; groups: G
   int bits;              // 2, 3, 4, 8
-  int group;             // rows that a group may have: where the first is looked for, and nothing else
+  int group;             // expected rows of a group, only for the first lookup
   uint32_t zero_word, zero_mask;  // a zero point is (field of (word + zero_word)) + zero_add, masked
   int zero_add;
   bool bfloat16;
-  int columns, split;    // tiles of 64 columns of a block, blocks that share columns; 0: chosen here
-  bool early;            // may start before the kernel ahead ends
+  int columns, split;    // tiles of 64 columns per block, blocks that share columns; 0: chosen by the launch
+  bool early;            // may start before the previous kernel ends
 };
 
-/// cudaErrorNotSupported: no kernel for this.
+/// cudaErrorNotSupported: no kernel for these arguments.
 cudaError_t exllama(const Exllama& call, cudaStream_t stream);
 
 }  // namespace qload::cuda

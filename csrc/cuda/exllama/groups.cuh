@@ -1,4 +1,4 @@
-// What a lane needs of a group: the scales and zero points of its eight columns, 4c ... 4c + 3 of each half of a tile.
+// A lane's part of a group: scales and zero points of its eight columns, 4c ... 4c + 3 of each half of a tile.
 #pragma once
 
 #include "codes.cuh"
@@ -9,12 +9,12 @@ namespace qload::cuda::exl {
 
 template <class T, int bits>
 struct Group {
-  static constexpr int kWords = bits == 3 ? 2 : 1;  // four fields of 3 bits may lie in two words
+  static constexpr int kWords = bits == 3 ? 2 : 1;  // four fields of 3 bits may span two words
 
   uint2 scales[2];
   uint32_t zeros[2][kWords];
 
-  /// Those of a tile whose first column is `first`; nothing of columns that are not there.
+/// Load for the tile with first column `first`; columns beyond the last are skipped.
   __device__ __forceinline__ void read(const Exllama& call, int group, int first, int column) {
     const T* scales_at = static_cast<const T*>(call.scales) + first + 4 * column + int64_t{group} * call.N;
     const uint32_t* zeros_at = static_cast<const uint32_t*>(call.zeros) + first / 32 * bits;
@@ -42,7 +42,7 @@ struct Group {
     return (zeros[half][0] + call.zero_word) >> low;
   }
 
-  /// A zero point as products with codes have it.
+/// A zero point in the units of products with codes.
   static __device__ __forceinline__ float zero(const Exllama& call, uint32_t fields, int i) {
     const uint32_t field = fields >> (bits * i) & ((1 << bits) - 1);
     const uint32_t zero = field + call.zero_add & call.zero_mask;

@@ -1,5 +1,5 @@
-// A lane's inputs of a step: kOwn consecutive ones of tokens 8m + lane / 4, 16 bytes at a time: from x as it lies, or
-// from the warp's own shared memory, where it puts those of a chunk in order.
+// A lane's inputs of a step: kOwn consecutive ones of tokens 8m + lane / 4, 16 bytes at a time, from x in memory or from
+// the warp's own shared memory, which has the inputs of a chunk in the order of rows.
 #pragma once
 
 #include "codes.cuh"
@@ -14,7 +14,7 @@ class Inputs {
   static constexpr int kRows = R::kRows;
 
  public:
-  /// Those of a chunk from `row` on.
+/// Inputs of the chunk at `row`.
   __device__ __forceinline__ Inputs(const Exllama& call, bool runs, int first_token, int tokens, int row, float* shared)
       : call_(call), runs_(runs), tokens_(tokens), shared_(reinterpret_cast<T*>(shared)) {
     static_assert(kRows * sizeof(T) <= kSumPitch * sizeof(float), "where sums will lie");
@@ -23,7 +23,7 @@ class Inputs {
     if (!lies(row)) gather(row);
   }
 
-  /// The next chunk, whose first row is `row`.
+/// Advance to the next chunk, whose first row is `row`.
   __device__ __forceinline__ void turn(int row) {
     if (!lies(row)) return gather(row);
 #pragma unroll
@@ -46,11 +46,11 @@ class Inputs {
   __device__ __forceinline__ void place(const T* chunk, int pitch) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
-    for (int m = 0; m < token_tiles; ++m)  // of tokens that are not there any will do: nobody reads their sums
+    for (int m = 0; m < token_tiles; ++m)  // tokens beyond the last read its x; their sums are not stored
       at_[m] = as_it_is(chunk + int64_t{min(8 * m + lane / 4, tokens_ - 1)} * pitch + lane % 4 * R::kOwn);
   }
 
-  /// Puts a chunk in order; zeros for rows that are not there.
+/// Store a chunk's inputs in the order of rows, with zeros beyond the last row.
   __device__ __forceinline__ void gather(int row) {
     constexpr int kEach = kRows / 32;
     int from[kEach];

@@ -3,11 +3,11 @@
 //   w[k, n] = scale[g, n] * (code[k, first + n] - zero[g, n]),   g = g_idx[k], rounded once from fp32
 //
 //   in   see rounded.h
-//   out  w      rows as they lie (K, columns)
+//   out  w      (K, columns), rows in the stored order
 //
-//   grid     (columns / 4 / kRoundedThreads, K / 32), a thread has four neighbouring columns of the 32 rows of three words
-//   A warp writes 256 bytes of a row at once. Scales and zero points are read where the group changes, which all threads
-//   of a block see alike. Memory is the limit: 2.375 bytes for each weight.
+//   grid     (columns / 4 / kRoundedThreads, K / 32); a thread has four neighbouring columns of the 32 rows of three words
+//   A warp writes 256 bytes of a row at once. Scales and zero points are loaded at each change of the group, which is
+//   the same for all threads of a block. Memory is the limit: 2.375 bytes per weight.
 //
 // Equals ExllamaWeight.dequantize() (qload/kernel_formats/exllama.py), without its q_perm, rounded.
 #pragma once

@@ -1,4 +1,4 @@
-// The sums of a warp, as products left them in its registers, to where the block adds them up.
+// Transfer of a warp's sums from registers to shared memory, where the block adds them.
 #pragma once
 
 #include "../device/sums.cuh"
@@ -7,8 +7,7 @@
 
 namespace qload::cuda::exl {
 
-/// y of the block. Each warp has sums of 64 columns: of j and b the columns 32 (j / 2) + 4c + 2 (j % 2) + b, of i the
-/// token 2t + i.
+/// Store y of the block. sum[j][m][2b + i] of a warp is column 32 (j / 2) + 4c + 2 (j % 2) + b of token 8m + 2t + i.
 template <class T, int token_tiles>
 __device__ __forceinline__ void store(const Exllama& call, const Division& work, int first_token, int tokens,
                                       const float (&sum)[4][token_tiles][4], unsigned char* memory, float unit) {

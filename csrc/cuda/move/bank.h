@@ -1,11 +1,11 @@
-// Where units lie in shared memory, so that a warp neither writes nor reads one bank twice.
+// Positions of units in shared memory without bank conflicts of a warp's stores and loads.
 #pragma once
 
 #include "../../shared/both.h"
 
 namespace qload::cuda {
 
-/// Where place `place` lies in shared memory. Linear over the bits of a place; runs of 2**run_bits stay whole.
+/// Position of `place` in shared memory. Linear over the bits of a place; runs of 2**run_bits stay contiguous.
 template <int run_bits>
 QLOAD_BOTH constexpr int bank(int place) {
   constexpr int bits = 5 - run_bits, mask = (1 << bits) - 1;

@@ -1,4 +1,4 @@
-// Launches of move.cuh: which kernel a plan takes.
+// Launches of move.cuh: the kernel for a plan.
 #include "move.h"
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 namespace qload::cuda {
 namespace {
 
-constexpr int kLeastRegisterBits = 4;  // as many loads are in flight
+constexpr int kLeastRegisterBits = 4;  // number of loads in flight, as a power of two
 constexpr int kGatherRegisterBits = 2;
 constexpr int64_t kMostBlocks = 1 << 16;
 

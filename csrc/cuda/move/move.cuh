@@ -3,13 +3,13 @@
 //   to[sum digit * to_stride] = from[sum digit * from_stride]
 //
 //   in   from   elements of 2, 4, 8, 16 or 32 bits, packed
-//        rows   int64 (R,)  of `gather`: where the elements of row r start in `from`, in elements
-//   out  to     as many, packed in the other order; bits that no digit reaches stay as they are
+//        rows   int64 (R,)  for `gather`: start of row r in `from`, in elements
+//   out  to     as many, packed in the other order; bits outside of all digits do not change
 //
 //   needs    a plan (plan.h); `move_elements` needs none
 //   grid     plan.blocks, 2**plan.thread_bits threads; a block has a tile of up to 2**13 units
-//   a thread loads units, exchanges their elements in registers, and puts them into shared memory, from where
-//   the block stores them in the order of `to`. Memory is the limit: some 20 instructions a unit.
+//   A thread loads units, exchanges their elements in registers, and stores them in shared memory; from there the block
+//   stores them in the order of `to`. Memory is the limit: about 20 instructions per unit.
 //
 // Equals Packing.pack(Packing.unpack(...)) of the two orders (qload/layouts/packing.py), bit for bit.
 #pragma once
@@ -22,7 +22,7 @@
 
 namespace qload::cuda {
 
-/// The block's units, through shared memory to where they belong, up to 16 bytes at a time.
+/// Store the block's units through shared memory, up to 16 bytes at a time.
 template <int register_bits, bool runs, class Unit>
 __device__ __forceinline__ void put_in_order(const Plan& plan, const uint32_t (&units)[1 << register_bits], Unit* shared,
                                              Unit* __restrict__ to) {
@@ -59,7 +59,7 @@ move_tiles(const __grid_constant__ Plan plan, const Unit* __restrict__ from, Uni
   put_in_order<register_bits, runs>(plan, units, shared, to + start.to);
 }
 
-/// As `move_tiles`, of rows in any order where every unit is of one row.
+/// `move_tiles` for rows in any order, if every unit is of one row.
 template <int register_bits, bool runs>
 __global__ void __launch_bounds__(kThreads)
 gather_units(const __grid_constant__ Plan plan, const __grid_constant__ Look look, int bits, int per_unit_bits,
@@ -77,13 +77,13 @@ gather_units(const __grid_constant__ Plan plan, const __grid_constant__ Look loo
     const uint32_t* at = from + look.from_register[i] + (row >> per_unit_bits);
     const int inside = static_cast<int>(row) & ((1 << per_unit_bits) - 1);
     units[i] = __ldg(at);
-    if (inside) units[i] = __funnelshift_r(units[i], __ldg(at + 1), inside * bits);  // rows between units
+    if (inside) units[i] = __funnelshift_r(units[i], __ldg(at + 1), inside * bits);  // a row starts within a unit
   }
   settle<register_bits>(plan, units);
   put_in_order<register_bits, runs>(plan, units, shared, to + start.to);
 }
 
-/// As `move_tiles`, of rows in any order: a thread looks every element of its units up.
+/// `move_tiles` for rows in any order: a thread looks up each element of its units.
 template <int register_bits, bool runs>
 __global__ void __launch_bounds__(kThreads)
 gather_tiles(const __grid_constant__ Plan plan, const __grid_constant__ Look look, int bits,
@@ -114,8 +114,8 @@ struct Digits {
   Digit digit[kMostLoops + 2];  // innermost of `to` first
 };
 
-/// Element by element. Fields of a word that several threads write are exchanged by atomics: slow, and right
-/// for any strides; `to` starts at a whole word.
+/// Move element by element. Threads exchange fields of a shared word by atomics: slow, but right for all strides; `to`
+/// starts at a whole word.
 __global__ void __launch_bounds__(kThreads)
 move_elements(const __grid_constant__ Digits digits, int bits, int64_t count, const void* __restrict__ from,
               const int64_t* __restrict__ rows, void* __restrict__ to) {

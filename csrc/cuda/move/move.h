@@ -9,7 +9,7 @@
 
 namespace qload::cuda {
 
-/// `rows` may be null; else digits whose `row` is not 0 say which row, and rows[row] where it starts.
+/// `rows` may be null; else digits with `row` != 0 give the row number, and rows[row] its start.
 cudaError_t move(int bits, const std::vector<Digit>& digits, const void* from, const int64_t* rows, void* to,
                  cudaStream_t stream);
 

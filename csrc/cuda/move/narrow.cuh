@@ -1,12 +1,12 @@
-// Codes as numbers to codes in words, and back.
+// Codes in int32 to packed words, and back.
 //
 //   words[i] = codes[i * P] | codes[i * P + 1] << bits | ...        P = 32 / bits
 //
-//   in   codes   int32, as many as fill whole words, at a multiple of 16 bytes
+//   in   codes   int32, a multiple of the codes of a word, aligned to 16 bytes
 //   out  words   int32
-//        seen    int32 (1,)  all bits that the codes had, added to what it held
+//        seen    int32 (1,)  OR of all codes and of its former value
 //
-//   grid     256 words a block, one a thread; numbers are read and written 16 bytes at a time. Memory is the limit.
+//   grid     256 words per block, one per thread; int32 are read and written 16 bytes at a time. Memory is the limit.
 #pragma once
 
 #include <cstdint>

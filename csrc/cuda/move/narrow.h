@@ -1,4 +1,4 @@
-// Codes as numbers to codes in words, and back; see narrow.cuh.
+// Codes in int32 to packed words, and back; see narrow.cuh.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -7,7 +7,7 @@
 
 namespace qload::cuda {
 
-/// `count` words. `seen`: all bits that the codes had.
+/// `count`: of words. `seen`: OR of all codes.
 cudaError_t narrow(int bits, const void* codes, int64_t count, void* words, uint32_t* seen, cudaStream_t stream);
 cudaError_t widen(int bits, const void* words, int64_t count, void* codes, cudaStream_t stream);
 

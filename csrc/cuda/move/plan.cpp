@@ -1,4 +1,4 @@
-// Making plans: which bits of an element's number are unit, register, thread and block.
+// Construction of plans: which bits of an element's number are unit, register, thread and block.
 #include "plan.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ class Planner {
     plan_ = Plan{};
     plan_.unit = unit;
     per_unit_ = int64_t{1} << inside;
-    std::vector<Bit> apart;  // of registers, as they are loaded
+    std::vector<Bit> apart;  // of registers, in the order of loads
     for (const Bit& bit : to)
       if (!has(from, bit)) apart.push_back(bit);
     for (size_t d = 0; d < digits_.size(); ++d)
@@ -54,7 +54,7 @@ class Planner {
 
   int64_t stride(const Bit& bit, int64_t Digit::*side) const { return digits_[bit.digit].*side << bit.level; }
 
-  // More bits of the tile: what lies closest together in `from` and in `to`, in turns; in the order of `from`.
+  // Further bits of the tile: alternately the closest ones in `from` and in `to`; in the order of `from`.
   std::vector<Bit> choose(int count) {
     std::vector<Bit> chosen;
     for (int turn = 0; static_cast<int>(chosen.size()) < count; ++turn) {
@@ -72,13 +72,13 @@ class Planner {
     return chosen;
   }
 
-  // Steps that bring each bit of `wanted` to its position. `apart` changes with them.
+  // Steps that move each bit of `wanted` to its position. They change `apart`.
   void route(std::vector<Bit> place, const std::vector<Bit>& wanted, std::vector<Bit>& apart) {
     for (size_t p = 0; p < wanted.size(); ++p) {
       if (place[p] == wanted[p]) continue;
       Step& step = plan_.step[plan_.steps++];
       const auto reg = std::find(apart.begin(), apart.end(), wanted[p]);
-      if (reg != apart.end()) {  // the upper half of each pair of this register goes to the other's lower half
+      if (reg != apart.end()) {  // the upper half of each register pair and the lower half of its partner are exchanged
         step.reg = static_cast<int>(reg - apart.begin());
         step.shift = bits_ << p;
         step.mask = clear_at({static_cast<int>(p)});
@@ -187,7 +187,7 @@ class Planner {
   const int bits_;
   const std::vector<Digit>& digits_;
   Plan& plan_;
-  std::vector<int> taken_;  // how many low bits of each digit belong to the tile
+  std::vector<int> taken_;  // number of low bits of each digit in the tile
   int64_t per_unit_ = 1;    // elements
 };
 

@@ -1,4 +1,4 @@
-// Launches: a kernel for each type of x, and for each type of y and of its sums.
+// Launches: one kernel for each type of x, and for each type of y and of its sums.
 #include "quantize.h"
 
 #include <algorithm>
@@ -10,7 +10,7 @@
 namespace qload::cuda {
 namespace {
 
-constexpr int64_t kMostTokens = 65535;  // along y
+constexpr int64_t kMostTokens = 65535;  // along y of the grid
 
 template <class T, int kept>
 auto kernel_of(const Quantizing& work) {
@@ -19,7 +19,7 @@ auto kernel_of(const Quantizing& work) {
                           : quantize_tokens<T, Kind::kE2m1, kept>;
 }
 
-// Few tokens leave multiprocessors to themselves: as many threads as there are eights. Of many each has two of them.
+// For few tokens a thread has eight inputs, since multiprocessors are idle; for many tokens it has sixteen.
 template <class T>
 cudaError_t launch_tokens(const Quantizing& work, cudaStream_t stream) {
   const Device device = this_device();

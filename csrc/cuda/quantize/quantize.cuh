@@ -1,16 +1,16 @@
-// Inputs as codes, one token a block: a thread keeps its inputs from the search of scales on, if they are one or two
-// eights; a longer token is read twice, the second time from the cache.
+// Quantization of inputs, one token per block. A thread keeps one or two groups of eight inputs in registers between the
+// search of scales and the rounding; a longer token is read twice, the second time from the cache.
 //
-//   codes[m, k] = rounded(x[m, k] / step + zero), saturating         step, zero: of the token, of `size` neighbours, of all
+//   codes[m, k] = rounded(x[m, k] / step + zero), saturating    step, zero: of the token, of `size` neighbours, or of all
 //   becoming    the codes, e4m3 or int8; code - zero in a float type; (code - zero) * step / power in a float type
 //
 //   in   x        fp16, bf16 or fp32 (M, K), rows `pitch` apart
 //   out  codes    (rows, K); steps, zeros (M, groups) or one, powers (M,): fp32
 //
 //   needs    K a multiple of 8, rows of x at multiples of 8 elements; groups of 8, 16, ... 256 inputs that divide K
-//   grid     a block a row, up to 1024 threads, of which each takes eight neighbours at a time
-//   Where all tokens share a scale, a first launch leaves the largest input of each in `largest`.
-//   Each launch may start before the kernel ahead ends, and lets the next one start at once.
+//   grid     one block per row, up to 1024 threads with eight neighbouring inputs at a time
+//   If all tokens share a scale, a first launch writes the largest input of each token to `largest`.
+//   Each launch may start before the previous kernel ends, and allows the next one to start at once.
 // Equals qload.kernels.activations.quantize on the same device, bit for bit.
 #pragma once
 
@@ -32,12 +32,12 @@ __device__ __forceinline__ void load_eight(const T* from, float (&values)[kEight
   for (int i = 0; i < kEight; ++i) values[i] = static_cast<float>(held[i]);
 }
 
-/// The bits of a number above 0, 0 of all below, NaN's of NaN: in the order of numbers, NaN last.
+/// The bits of a positive number, 0 for others, and NaN's bits for NaN: ordered as numbers, with NaN last.
 __device__ __forceinline__ uint32_t above_zero(float x) {
   return x > 0 ? __float_as_uint(x) : x != x ? 0x7FFFFFFFu : 0;
 }
 
-/// The largest of eight, `x` below 0 and from 0 on; without `both` of all absolute values.
+/// The largest of eight: of -x and of x separately if `both`, else of absolute values.
 __device__ __forceinline__ void largest_of(const float (&x)[kEight], bool both, uint32_t& low, uint32_t& high) {
   if (both) {
 #pragma unroll
@@ -48,7 +48,7 @@ __device__ __forceinline__ void largest_of(const float (&x)[kEight], bool both, 
   }
 }
 
-/// The largest that any thread of a block has.
+/// Maximum over all threads of a block.
 __device__ __forceinline__ uint32_t of_block(uint32_t mine, uint32_t* shared) {
   mine = __reduce_max_sync(~0u, mine);
   __syncthreads();
@@ -57,8 +57,8 @@ __device__ __forceinline__ uint32_t of_block(uint32_t mine, uint32_t* shared) {
   return __reduce_max_sync(~0u, threadIdx.x % 32 < blockDim.x / 32 ? shared[threadIdx.x % 32] : 0);
 }
 
-/// A token's inputs as a thread takes them: eights that are blockDim.x eights apart, `kept` of them in registers; 0: none,
-/// each is loaded when it is asked for. Behind the end of the row they are zeros.
+/// A token's inputs of a thread: groups of eight, blockDim.x groups apart, the first `kept` of them in registers; with 0
+/// all are loaded at each use. Beyond the end of the row they are zeros.
 template <class T, int kept>
 class Row {
  public:
@@ -67,7 +67,7 @@ class Row {
     for (int i = 0; i < kept; ++i) load(threadIdx.x * kEight + i * int64_t{blockDim.x} * kEight, held_[i]);
   }
 
-  /// `take(k, inputs, i)` of each eight, the i-th of the thread; all lanes of a warp come together.
+/// Call `take(k, inputs, i)` for the thread's i-th group of eight; all lanes of a warp call together.
   template <class Take>
   __device__ __forceinline__ void each(const Take& take) const {
     const int64_t step = int64_t{blockDim.x} * kEight;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void largest_of_row(const Quantizing& work, const Row
   if (both) low = of_block(low, shared);
 }
 
-/// The largest of each token, for one scale of all.
+/// The largest input of each token, for one scale of all tokens.
 template <class T>
 __global__ void __launch_bounds__(kMostThreads) largest_of_tokens(const __grid_constant__ Quantizing work) {
   __shared__ uint32_t shared[32];
@@ -147,7 +147,7 @@ __device__ __forceinline__ void store_codes(const Quantizing& work, const float 
   uint8_t* to = static_cast<uint8_t*>(work.codes) + at;
   if (work.becoming == Becoming::kCodes) {
     *reinterpret_cast<uint2*>(to) = words;
-  } else {  // the eight 8 t of 32 are four neighbours in each half
+  } else {  // inputs 8 t to 8 t + 7 of 32 are four neighbours in each half
     to -= at % 32 / 2;
     *reinterpret_cast<uint32_t*>(to) = words.x, *reinterpret_cast<uint32_t*>(to + 16) = words.y;
   }
@@ -164,7 +164,7 @@ __device__ __forceinline__ void store_eight(const Quantizing& work, const float 
     store_made(values, static_cast<float*>(work.codes) + at);
 }
 
-/// The step of the group that eight neighbours are in: lanes of a group ask for it together.
+/// The step of the group of eight neighbours; all lanes of a group call together.
 __device__ __forceinline__ Step step_of_group(const Quantizing& work, const float (&x)[kEight]) {
   const bool both = work.finding == Finding::kAsymmetric;
   uint32_t low = 0, high = 0;
@@ -176,7 +176,7 @@ __device__ __forceinline__ Step step_of_group(const Quantizing& work, const floa
   return step_of(work, low, high);
 }
 
-/// The step of all inputs of a token, where they share one.
+/// The step of a token with one step for all its inputs.
 template <class T, int kept>
 __device__ __forceinline__ Step step_of_row(const Quantizing& work, const Row<T, kept>& row, uint32_t* shared) {
   uint32_t low = 0, high = 0;
@@ -193,14 +193,14 @@ __device__ __forceinline__ Step step_of_row(const Quantizing& work, const Row<T,
   return step_of(work, of_block(low, shared), high);
 }
 
-/// `kind`: of codes; `kept`: eights of inputs of a thread.
+/// `kind`: of codes; `kept`: groups of eight inputs in a thread's registers.
 template <class T, Kind kind, int kept>
 __global__ void __launch_bounds__(kMostThreads) quantize_tokens(const __grid_constant__ Quantizing work) {
   __shared__ uint32_t shared[32];
   let_dependents_start();
   wait_for_earlier_kernels();
   const int64_t m = blockIdx.x;
-  if (m >= work.M) {  // more rows than tokens
+  if (m >= work.M) {  // rows beyond the tokens
     const uint32_t filled = work.ones && m == work.M ? 0x01010101u : 0;
     for (int64_t k = threadIdx.x * kEight; k < work.K; k += blockDim.x * kEight)
       *reinterpret_cast<uint2*>(static_cast<uint8_t*>(work.codes) + m * work.K + k) = {filled, filled};
@@ -245,7 +245,7 @@ __global__ void __launch_bounds__(kMostThreads) quantize_tokens(const __grid_con
       for (int i = 0; i < kEight; ++i) codes[i] = __fsub_rn(codes[i], step.zero);
     if (meant)
 #pragma unroll
-      for (int i = 0; i < kEight; ++i)  // the second factor is a power of two, so it is exact
+      for (int i = 0; i < kEight; ++i)  // the second factor is a power of two, so the product is exact
         codes[i] = __fmul_rn(__fmul_rn(codes[i], step.step), inverse);
     store_eight(work, codes, bytes, m * width + k);
   });

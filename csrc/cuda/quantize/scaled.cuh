@@ -1,4 +1,4 @@
-// Sums of codes as results, four at a time.
+// Results from sums of codes, four at a time.
 //
 //   y[m, n] = rounded((sums[m, n] - zeros[m] * sums[M, n]) * row[m] * column[n] + bias[n])
 //
@@ -7,7 +7,7 @@
 //   out  y        fp32, fp16, bf16 (M, N), rows `pitch` apart
 //
 //   needs    N a multiple of 4, rows of y at multiples of four elements
-//   grid     1024 results a block along x, tokens along y
+//   grid     1024 results per block along x, tokens along y
 #pragma once
 
 #include <cstdint>

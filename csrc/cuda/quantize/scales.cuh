@@ -1,5 +1,5 @@
-// Scales and codes of one group of inputs: float32 operations in the order of qload/kernels/activations.py as torch
-// carries them out on CUDA, where a tensor over a number is the tensor times the number's reciprocal.
+// Scales and codes of one group of inputs: float32 operations in the order of qload/kernels/activations.py, with the
+// rounding of torch on CUDA, where a tensor / number is the tensor times the reciprocal of the number.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -12,22 +12,22 @@
 namespace qload::cuda {
 
 struct Step {
-  float step;     // what a code of 1 stands for
-  float inverse;  // by which x is multiplied, where `times`; else x is divided by `step`
+  float step;     // value of a code of 1
+  float inverse;  // factor of x if `times`; else x is divided by `step`
   float zero;
 };
 
-/// What codes are: whole numbers of so many bits, or floats.
+/// Kinds of codes: integers of `bits` bits, or floats.
 enum class Kind : int { kWhole, kE4m3, kE2m1 };
 
-// Of what tokens are divided by, as quantized_inputs.py has them: no code has more bits.
+// Limits of dequantized values, as in quantized_inputs.py: no code has more bits.
 constexpr int kHalfRange = 8, kLeastExponent = -100, kCodeBits = 9;
-constexpr float kEpsilon = 0x1p-23f;                  // instead of a scale of 0
-constexpr float kMostE4m3 = 448, kLeastE4m3 = 0x1p-9f, kInsteadOfZero = 0.125f;  // of scales that are e4m3
+constexpr float kEpsilon = 0x1p-23f;                  // replaces a scale of 0
+constexpr float kMostE4m3 = 448, kLeastE4m3 = 0x1p-9f, kInsteadOfZero = 0.125f;  // of e4m3 scales
 
 __device__ __forceinline__ float not_zero(float scale) { return scale == 0 ? kEpsilon : scale; }
 
-/// NaN stays.
+/// NaN stays NaN.
 __device__ __forceinline__ float clamped(float value, float low, float high) {
   return value != value ? value : fminf(fmaxf(value, low), high);
 }
@@ -45,13 +45,13 @@ __device__ __forceinline__ float power_of_two(const Quantizing& work, float larg
   return exp2f(clamped(exponent, -127, 128));
 }
 
-/// The number of e4m3 that is next; NaN stays.
+/// Round to the nearest e4m3; NaN stays NaN.
 __device__ __forceinline__ float to_e4m3(float value) {
   const __nv_fp8_storage_t code = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
   return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3)));
 }
 
-/// The number of e2m1 that is next to one of at most 6.
+/// Round to the nearest e2m1; the absolute value is at most 6.
 __device__ __forceinline__ float to_e2m1(float value) {
   const float size = fabsf(value), unit = size < 2 ? 0.5f : size < 4 ? 1.0f : 2.0f;
   return rintf(value * (size < 2 ? 2.0f : size < 4 ? 1.0f : 0.5f)) * unit;
@@ -66,12 +66,12 @@ __device__ __forceinline__ float stored_number(const void* at, Stored type) {
   }
 }
 
-/// The stored scale of the block's token. Scales of tokens were written by an earlier kernel, and are read from the L2.
+/// The stored scale of the block's token. An earlier kernel wrote scales of tokens, so they are read from the L2.
 __device__ __forceinline__ float stored_scale(const Quantizing& work) {
   return work.scale_each ? __ldcg(static_cast<const float*>(work.scale) + blockIdx.x) : stored_number(work.scale, work.scale_type);
 }
 
-/// `high`: the bits of the largest absolute input; of kAsymmetric of the largest input, `low` of the largest below 0.
+/// `high`: bits of the largest absolute input; for kAsymmetric of the largest input, with `low` for the largest of -x.
 __device__ __forceinline__ Step step_of(const Quantizing& work, uint32_t low, uint32_t high) {
   float largest = __uint_as_float(high);
   if (work.bounded) largest = clamped(largest, -work.bound, work.bound);
@@ -107,11 +107,11 @@ __device__ __forceinline__ Step step_of(const Quantizing& work, uint32_t low, ui
   }
 }
 
-/// Not inlined, as it is rare and long.
+/// Not inlined: rare and long.
 __device__ __noinline__ float divide(float x, float step) { return __fdiv_rn(x, step); }
 
-/// Quotients of eight inputs and a step, as IEEE has them: its reciprocal is found once, and two corrections by the rest
-/// make each quotient the nearest. Where a rest could vanish or overflow they are divided one by one.
+/// Quotients of eight inputs and a step, rounded as IEEE requires: one reciprocal, and two corrections by the remainder
+/// for each quotient. If a remainder could underflow or overflow, the division is done one by one.
 __device__ __forceinline__ void divide(float step, const float (&x)[8], float (&quotients)[8]) {
   if (!(step >= 0x1p-90f && step <= 0x1p90f)) {
 #pragma unroll
@@ -124,17 +124,17 @@ __device__ __forceinline__ void divide(float step, const float (&x)[8], float (&
     const float first = __fmul_rn(x[i], reciprocal);
     const float second = fmaf(fmaf(-first, step, x[i]), reciprocal, first);
     const float third = fmaf(fmaf(-second, step, x[i]), reciprocal, second);
-    quotients[i] = fabsf(first) < 0x1p24f ? third : first;  // else it is beyond all codes, or no number
+    quotients[i] = fabsf(first) < 0x1p24f ? third : first;  // else it exceeds all codes, or is NaN
   }
 }
 
-/// The numbers of e4m3 that are next to two, which saturate; NaN stays.
+/// Round two numbers to the nearest e4m3, saturating; NaN stays NaN.
 __device__ __forceinline__ float2 to_e4m3(float2 values) {
   const __half2_raw halves = __nv_cvt_fp8x2_to_halfraw2(__nv_cvt_float2_to_fp8x2(values, __NV_SATFINITE, __NV_E4M3), __NV_E4M3);
   return __half22float2(__half2(halves));
 }
 
-/// The codes of eight inputs as the numbers that they are; without `rounds` those of e4m3 before they are rounded.
+/// Codes of eight inputs as floats; without `rounds`, e4m3 before rounding.
 template <Kind kind>
 __device__ __forceinline__ void code(const Quantizing& work, const Step& step, const float (&x)[8], bool rounds,
                                      float (&codes)[8]) {
@@ -147,7 +147,7 @@ __device__ __forceinline__ void code(const Quantizing& work, const Step& step, c
   const float half = kind == Kind::kWhole ? static_cast<float>(1 << (work.bits - 1)) : 0;
 #pragma unroll
   for (int i = 0; i < 8; i += 2) {
-    const float2 two = {__fadd_rn(codes[i], step.zero), __fadd_rn(codes[i + 1], step.zero)};  // of -0 the code is 0
+    const float2 two = {__fadd_rn(codes[i], step.zero), __fadd_rn(codes[i + 1], step.zero)};  // -0 + 0 is 0, so the code is 0
     if constexpr (kind == Kind::kE4m3) {
       const float2 found = rounds ? to_e4m3(two) : two;
       codes[i] = found.x, codes[i + 1] = found.y;
@@ -159,7 +159,7 @@ __device__ __forceinline__ void code(const Quantizing& work, const Step& step, c
   }
 }
 
-/// A power of two that brings all values of a token below 2**kHalfRange, by the largest step of its groups.
+/// A power of two that reduces all values of a token below 2**kHalfRange; `step`: the largest of its groups.
 __device__ __forceinline__ float power_above(float step) {
   int exponent;
   frexpf(step, &exponent);

@@ -1,7 +1,7 @@
-// Read memory and nothing else.
+// A kernel that only reads memory.
 //
 //   in   from   16-byte runs
-//   grid     64 KB a block, 512 threads with eight 16-byte loads each, all in flight at once
+//   grid     64 KB per block, 512 threads with eight 16-byte loads each, all in flight at once
 #include "read.h"
 
 #include "../device/ptx.cuh"

@@ -29,7 +29,7 @@ bool fits(const AttendPages& call) {
   const bool sizes = std::max(call.k_size, call.v_size) <= 256 && call.k_size <= call.k_pitch && call.v_size <= call.v_pitch;
   for (const void* each : {call.q, call.keys, call.values, static_cast<const void*>(call.y)})
     if (reinterpret_cast<uintptr_t>(each) % 16) return false;
-  constexpr int kMost = 65535;  // of a grid
+  constexpr int kMost = 65535;  // limit of a grid
   return sizes && call.kv > 0 && call.heads % call.kv == 0 && call.heads <= kMost && call.sequences <= kMost &&
          int64_t{call.page_size} * call.width < 1 << 30 && call.page_size > 0;
 }
@@ -44,8 +44,8 @@ cudaError_t attend_pages(const AttendPages& call, cudaStream_t stream) {
   int heads = 1;
   while (heads < group && heads < 8) heads *= 2;
   const int tiles = (group + heads - 1) / heads;
-  // As many blocks as all multiprocessors hold twice, whatever the length of the text: then no result depends on how
-  // many pages a table has room for.
+  // Twice as many blocks as fit on all multiprocessors, for every length of the text: so no result depends on the width
+  // of a page table.
   int split = device.major >= 9 ? kMostSplit : 1;
   while (split > 1 && int64_t{split} * call.kv * tiles * call.sequences > 2 * device.multiprocessors) split /= 2;
   const int size = std::max(call.k_size, call.v_size), shared = 4 * AttendRoom(heads, call.v_size, split).total;

@@ -1,16 +1,16 @@
-// Attention of one new token of each sequence over its keys and values, which lie in pages of a cache.
+// Attention of one new token of each sequence over its keys and values in pages of a cache.
 //
 //   score[n] = scale * sum_d q[d] * key[n, d]           first <= n <= position; first: of the window and of the chunk
 //   y[d]     = rounded(sum_n exp(score[n]) * value[n, d] / (sum_n exp(score[n]) + exp(sink)))
 //
-//   in, out  see AttendPages in step.h; key n of sequence s lies in page table[s, n / page_size]
-//   needs    sizes and pitches % 8 == 0, sizes at most 256; keys, values, q and y at multiples of 16 bytes; a page outside
-//            of the cache stops the device
-//   grid     (split, kv * tiles, sequences), kAttendWarps warps. A block takes kHeads queries of one head of keys, and
-//            `split` of them, a cluster, share the keys. kLanes lanes read a key and its value, 16 bytes each; each run of
-//            them takes every key of a distance, kTogether at a time, with a maximum and sums of its own
-//   Sums of runs are brought to one maximum and added in the order of warps and then of blocks, whoever comes first.
-//   Only keys that are seen are read. Few tokens wait for memory, one after another: position, page, key.
+//   in, out  see AttendPages in step.h; key n of sequence s is in page table[s, n / page_size]
+//   needs    sizes and pitches % 8 == 0, sizes at most 256; keys, values, q and y aligned to 16 bytes; a page outside of
+//            the cache stops the device
+//   grid     (split, kv * tiles, sequences), kAttendWarps warps. A block has kHeads queries of one head of keys, and a
+//            cluster of `split` blocks divides the keys. kLanes lanes read a key and its value, 16 bytes each; each run of
+//            kLanes lanes takes every n-th key, kTogether at a time, with its own maximum and sums
+//   Sums of runs are rescaled to one maximum and added in the order of warps and then of blocks, independent of timing.
+//   Only visible keys are read. For few tokens latency is the limit: position, page, key, one after another.
 //
 // Equals `attend` (qload/models/attention.py) in fp32, rounded once.
 #pragma once
@@ -26,11 +26,11 @@ namespace qload::cuda {
 constexpr int kAttendWarps = 8, kTogether = 4, kMostSplit = 8;
 constexpr float kLog2E = 1.4426950408889634f;
 
-/// Where what a block adds up lies in its shared memory, in floats.
+/// Offsets of partial results in a block's shared memory, in floats.
 struct AttendRoom {
   int columns, sums, stats, from_blocks, stats_of_blocks, total;
 
-  /// `heads` of `size` numbers.
+/// `heads` with `size` numbers each.
   __host__ __device__ AttendRoom(int heads, int size, int split) {
     columns = heads * size;
     sums = 0;                                        // (warps, heads, size)
@@ -41,10 +41,10 @@ struct AttendRoom {
   }
 };
 
-/// What a maximum is taken off as: of no keys it is -inf, and -inf - -inf is no number.
+/// The maximum to subtract: 0 without keys, since -inf - -inf is NaN.
 __device__ __forceinline__ float base_of(float most) { return most == -INFINITY ? 0 : most; }
 
-/// The weights of keys, added up relative to their maximum, and as many sums of values.
+/// Sum of the weights of keys relative to their maximum, and sums of `kCount` values.
 template <int kCount>
 struct Weighed {
   float most = -INFINITY, total = 0, sums[kCount] = {};
@@ -57,7 +57,7 @@ struct Weighed {
   }
 };
 
-/// The keys that a token sees: first to last.
+/// The visible keys of a token: first to last.
 struct Seen {
   int first, last;
 
@@ -70,7 +70,7 @@ struct Seen {
   }
 };
 
-/// The queries of a block, times what makes exponents of two of their products; zeros behind the last.
+/// Queries of a block, scaled so that products are exponents of two; zeros beyond the last.
 template <class T, int kHeads>
 __device__ __forceinline__ void load_queries(const AttendPages& call, int first_head, int heads, int lane,
                                              float (&q)[kHeads][8]) {
@@ -84,7 +84,7 @@ __device__ __forceinline__ void load_queries(const AttendPages& call, int first_
   }
 }
 
-/// kTogether keys of a run from key n on, `step` apart, into what they were weighed as before.
+/// Add kTogether keys of a run to earlier sums, from key n on, `step` apart.
 template <class T, int kHeads, int kLanes>
 __device__ __forceinline__ void weigh(const AttendPages& call, const int64_t* table, int head, int lane, int n, int step,
                                       int last, const float (&q)[kHeads][8], Weighed<8> (&found)[kHeads]) {
@@ -129,7 +129,7 @@ __device__ __forceinline__ void weigh(const AttendPages& call, const int64_t* ta
   }
 }
 
-/// The runs of a warp as one, in all of them.
+/// Combine the runs of a warp; all of them get the result.
 template <int kLanes>
 __device__ __forceinline__ void add_runs(Weighed<8>& found) {
 #pragma unroll
@@ -143,7 +143,7 @@ __device__ __forceinline__ void add_runs(Weighed<8>& found) {
   }
 }
 
-/// y of four columns, of all that was weighed.
+/// Store y of four columns from the sums of all keys.
 template <class T>
 __device__ __forceinline__ void put_four(const AttendPages& call, int head, int column, const Weighed<4>& found) {
   float total = found.total, kept = 1;
@@ -158,7 +158,7 @@ __device__ __forceinline__ void put_four(const AttendPages& call, int head, int 
   *reinterpret_cast<uint2*>(to) = *reinterpret_cast<const uint2*>(four);
 }
 
-/// The warps' sums of four columns, numbers 4 i to 4 i + 3 of the block's, as one.
+/// Combine the warps' sums of four columns, numbers 4 i to 4 i + 3 of the block.
 __device__ __forceinline__ Weighed<4> of_all_warps(const float* memory, const AttendRoom& room, int i, int heads,
                                                    int head) {
   Weighed<4> found;

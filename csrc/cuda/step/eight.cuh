@@ -1,4 +1,4 @@
-// Eight 16-bit numbers that are read and written together.
+// Eight 16-bit numbers as the unit of loads and stores.
 #pragma once
 
 #include "../device/number.cuh"
@@ -13,7 +13,7 @@ struct alignas(16) Eight {
   __device__ __forceinline__ void set(int i, float value) { values[i] = narrow<T>(value); }
 };
 
-/// Number `at` of the eights from `start` on.
+/// The eight numbers at index `at` from `start`.
 template <class T>
 __device__ __forceinline__ Eight<T> eight(const void* start, int64_t at) {
   return as<Eight<T>>(static_cast<const uint4*>(start)[at]);
@@ -24,7 +24,7 @@ __device__ __forceinline__ void put(void* start, int64_t at, const Eight<T>& val
   static_cast<uint4*>(start)[at] = as<uint4>(values);
 }
 
-/// The sum over lanes that differ in their lowest bits: of each run of `lanes`, a power of two.
+/// Sum over each run of `lanes` lanes, a power of two.
 __device__ __forceinline__ float sum_of_lanes(float value, int lanes) {
   for (int step = lanes / 2; step; step /= 2) value += __shfl_xor_sync(0xFFFFFFFFu, value, step);
   return value;

@@ -1,11 +1,11 @@
-// Gate and up of each token become one.
+// Product of the activated gate and up of each token.
 //
 //   y[m, i] = rounded(act(x[m, i]) * x[m, columns + i])      act: see Gate in ../experts/experts.h
 //
 //   in, out  see GateRows in step.h
-//   needs    columns % 8 == 0; all at multiples of 16 bytes
-//   grid     (rows, pieces of columns), kGateThreads threads, each eight columns
-//   What counts is the time of one read and one write.
+//   needs    columns % 8 == 0; all aligned to 16 bytes
+//   grid     (rows, pieces of columns), kGateThreads threads with eight columns each
+//   The limit is the latency of one read and one write.
 //
 // Equals `GatedActivation` in fp32, rounded once (qload/experts/activation.py).
 #pragma once

@@ -1,16 +1,16 @@
-// Heads of queries, keys and values of each token: turned by its position, keys and values written to a cache.
+// Rotary positions for the queries and keys of each token, and the store of keys and values in a cache.
 //
-//   a, b = x[j], x[j + size / 2]      or, in pairs, x[2 j], x[2 j + 1];       x: a head, normalized first if so asked
+//   a, b = x[j], x[j + size / 2]      or, with `pairs`, x[2 j], x[2 j + 1];       x: a head, optionally normalized first
 //   a', b' = rounded(a * cos[j] - b * sin[j]), rounded(b * cos[j] + a * sin[j])
 //
 //   in, out  see PlaceHeads in step.h; values are copied
-//   needs    size % 16 == 0, at most 512; all at multiples of 16 bytes; a slot outside of the cache stops the device
-//   grid     (tokens, blocks of heads), kHeadThreads threads; size / 16 lanes, up to the next power of two, take a head,
-//            each two eights of numbers that turn together
-//   What counts is the time of one read and one write.
+//   needs    size % 16 == 0, at most 512; all aligned to 16 bytes; a slot outside of the cache stops the device
+//   grid     (tokens, blocks of heads), kHeadThreads threads; size / 16 lanes, rounded up to a power of two, have a head,
+//            each with two groups of eight numbers that rotate together
+//   The limit is the latency of one read and one write.
 //
 // Equals `Rope.turn` and `PagedCache.write` in the rounding of fp32 products (qload/models/rope.py, cache.py), values bit
-// for bit; a norm is rounded before the turn, as `Norm` is.
+// for bit; a norm is rounded before the rotation, as in `Norm`.
 #pragma once
 
 #include "eight.cuh"
@@ -26,7 +26,7 @@ __device__ __forceinline__ void turn(Eight<T>& first, Eight<T>& second, const fl
   Eight<T>* made[2] = {&first, &second};
 #pragma unroll
   for (int j = 0; j < 8; ++j) {
-    // In pairs the first eight hold four of them, and so do the second.
+    // With `pairs` each group of eight has four pairs.
     const int of_a = pairs ? j / 4 : 0, of_b = pairs ? j / 4 : 1;
     const int at_a = pairs ? j % 4 * 2 : j, at_b = pairs ? at_a + 1 : j;
     const float a = given[of_a][at_a], b = given[of_b][at_b];
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kHeadThreads) place_heads_kernel(const __grid_
     x[0] = eight<T>(call.heads, from + first), x[1] = eight<T>(call.heads, from + second);
   }
   const void* weight = head < call.queries ? call.q_norm : head < turned ? call.k_norm : nullptr;
-  if (call.q_norm) {  // for all lanes of a warp alike, whose sums go through each other
+  if (call.q_norm) {  // the same branch for all lanes of a warp, as their sums use shuffles
     float squares = 0;
 #pragma unroll
     for (int i = 0; i < 8; ++i) squares = fmaf(x[1][i], x[1][i], fmaf(x[0][i], x[0][i], squares));

@@ -1,12 +1,12 @@
-// The sum of two vectors of each token, and its norm.
+// The sum of two vectors of each token, and its RMS norm.
 //
 //   sum[m] = rounded(x[m] + added[m])
 //   y[m]   = rounded(sum[m] / sqrt(mean(sum[m]**2) + eps) * weight)
 //
-//   in, out  see AddNorm in step.h; without `added` the sum is x, and is not written
-//   needs    size % 8 == 0, at most 32768; all at multiples of 16 bytes
-//   grid     (rows,), a thread for each eight numbers, or for two or four times as many: up to 1024
-//   A row stays in registers between its two uses. What counts is the time of one read, one sum and one write.
+//   in, out  see AddNorm in step.h; without `added` the sum is x and is not written
+//   needs    size % 8 == 0, at most 32768; all aligned to 16 bytes
+//   grid     (rows,); a thread for each eight, sixteen or thirty-two numbers, up to 1024 threads
+//   A row stays in registers between its two uses. The limit is the latency of one read, one sum and one write.
 //
 // Equals torch's sum bit for bit, and its rms_norm within the rounding of fp32 sums (qload/models/norm.py).
 #pragma once
