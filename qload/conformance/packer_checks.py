@@ -20,7 +20,7 @@ class PackerChecks:
         if case.world > 1:
             pytest.skip("a packer packs whole layers")
         self.suite, self.case = suite, case
-        self.weight: Weight = load_shares(replace(case, M=1, rank=0), "noise")[0]
+        self.weight: Weight = load_shares(replace(case, M=1), "noise")[0]
 
     def packs_to_the_bit(self) -> None:
         """The tensors of `pack` equal the stored ones."""

@@ -14,7 +14,7 @@ from pydantic import AliasChoices, BaseModel
 
 from qload.configs import FoundConfig
 from qload.detect import compare_configs, effective_claims, read_claims
-from qload.detect.config_reader import METHODS
+from qload.detect.config_reader import METHODS, named_modules
 from qload.detect.loaders import is_comfy
 from qload.detect.methods import auto_round, comfy, compressed_tensors, modelopt
 from qload.errors import ConfigError, ConfigsDisagreeError, UnsupportedFormatError
@@ -445,3 +445,13 @@ def test_a_file_of_comfyui_may_be_below_stacks_of_experts() -> None:
     assert is_comfy(stacks)
     assert not is_comfy(other)
     assert not is_comfy(None)
+
+
+@pytest.mark.parametrize(("method", "names_the_head"), [("compressed-tensors", True), ("modelopt", False)])
+def test_a_group_of_linear_layers_includes_the_head(method: str, names_the_head: bool) -> None:
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
+    config = FoundConfig(
+        "config.json", "quantization_config", {"quant_method": method, "config_groups": {"g": group}}
+    )
+
+    assert (named_modules(config).entry("lm_head") is not None) == names_the_head

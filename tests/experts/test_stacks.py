@@ -317,3 +317,13 @@ def test_closing_it_closes_what_is_below() -> None:
 
     assert isinstance(storage, ExpertStacks)
     assert stored.closed
+
+
+def test_a_stack_is_found_below_the_prefix_of_a_view() -> None:
+    kind, form = "qwen3_moe", "fp8_channel"
+    stacks, name = mixture(kind, form).stacks, f"{lead(kind)}.gate_up_proj"
+    outer, inner = name.split(".", 1)
+
+    stack = opened(kind, form, stacks, prefix=outer).get_weights(inner)
+
+    assert same(stack.dequantize(), opened(kind, form, stacks).get_weights(name).dequantize())

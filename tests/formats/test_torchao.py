@@ -13,6 +13,7 @@ from torch import Tensor
 
 from qload.checkpoint import open_checkpoint
 from qload.detect import loader_from_config
+from qload.detect.methods.torchao import with_header
 from qload.errors import (
     ConfigError,
     CutError,
@@ -447,3 +448,14 @@ def test_mutated_headers_raise_only_errors_of_qload() -> None:
     outcomes = {try_torchao(metadata) for metadata in torchao_mutations(1_000)}
 
     assert outcomes == {True, False}
+
+
+def test_a_module_without_an_entry_in_the_header_is_plain() -> None:
+    claims = with_header(None, stored({"up": layer("Float8Tensor")}))
+
+    assert claims is not None
+    formats = {
+        name: next(rule.formats for rule in claims.rules if rule.selects(name)) for name in ("up", "down")
+    }
+    assert formats["up"] != ()
+    assert formats["down"] == ()

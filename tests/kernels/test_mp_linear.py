@@ -303,3 +303,19 @@ def test_weights_beyond_the_range_that_is_multiplied_in_are_refused(kind: type[M
     with pytest.raises(CastError, match="DequantizeLinearKernel"):
         prepare(kind, case, case.weight(scale=16384.0))
     prepare(kind, case, case.weight(scale=2048.0))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "axes"),
+    [({}, (0, 1)), ({"output_dim": 0}, (1, 0)), ({"output_dim": 1}, (0, 1)), ({"input_dim": 1}, (1, 0))],
+)
+def test_one_axis_of_a_parameter_implies_the_other(attributes: dict[str, int], axes: tuple[int, int]) -> None:
+    layer = nn.Module()
+    layer.weight = nn.Parameter(torch.arange(6.0).reshape(2, 3), requires_grad=False)
+    for name, value in attributes.items():
+        setattr(layer.weight, name, value)
+    before = layer.weight.data.clone()
+
+    permute_param_layout_(layer.weight, input_dim=0, output_dim=1)
+
+    assert torch.equal(layer.weight, before if axes == (0, 1) else before.t())

@@ -550,3 +550,10 @@ def test_a_layer_leaves_parameters_to_others_that_share_them() -> None:
 
     for name, tensor in FP8_TENSORS.items():
         assert_same_bits(kept[name].data.reshape(tensor.shape), tensor)
+
+
+def test_a_whole_layer_without_a_rank_is_loaded_by_the_format() -> None:
+    (rank,) = FakeWorld(1)
+    layer = engine(GPTQ, rank, "N", tells=False)
+
+    assert all(getattr(layer, name).weight_loader != layer.weight_loader for name in gptq())

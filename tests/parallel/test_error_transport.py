@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from qload.errors import ArgumentError, CutError, LostRankError, QloadError
+from qload.errors.argument_checks import AcceptedValues
 from qload.parallel.launcher import MAX_ERROR_BYTES, deserialize_error, serialize_error
 
 
@@ -39,12 +40,20 @@ class _Opens:
         return Path, (".",)
 
 
+class _HoldsAnother:
+    """Pickled as an error of qload with an argument of another class of the same package."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return ArgumentError, ("x", "y", AcceptedValues(*AcceptedValues._fields))
+
+
 @pytest.mark.parametrize(
     "said",
     [
         b"",
         b"no pickle",
         pickle.dumps(_Opens()),
+        pickle.dumps(_HoldsAnother()),
         pickle.dumps(ValueError("x")),
         pickle.dumps([ArgumentError("x", "y", "z")]),
         pickle.dumps(QloadError),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -221,3 +222,16 @@ def test_a_kernel_that_wraps_zero_points_otherwise_is_told_its_convention(zeros:
         alike,
         HALF,
     )
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+def test_guarded_tensors_of_a_named_tuple_keep_their_names() -> None:
+    found = Guards().around("x", Pair(torch.ones(2), torch.zeros(3)))
+
+    assert type(found) is Pair
+    assert torch.equal(found.first, torch.ones(2))
+    assert torch.equal(found.second, torch.zeros(3))

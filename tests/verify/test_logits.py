@@ -23,9 +23,9 @@ from qload.repacking import RepackingLoader
 from qload.spec import Layer, Weight
 from qload.verify import Prompt, verify
 from qload.verify.logits import compared_model
-from qload.verify.logits.compared_layers import CompareState, place_in_part
+from qload.verify.logits.compared_layers import CompareState, ProductFault, place_in_part
 from qload.verify.logits.compared_model import ModelPrompt, compute_logits, load_compared
-from qload.verify.logits.logit_check import check_logits
+from qload.verify.logits.logit_check import check_logits, product_message
 from tests.models import drawn
 from tests.models.vision import seeing
 from tests.verify.damage.model import Model
@@ -563,3 +563,19 @@ def test_a_config_of_a_type_without_a_model_is_refused_by_its_key() -> None:
         compared_model.read_text_config({"model_type": "bloom"})
 
     assert (caught.value.argument, caught.value.got) == ("logits: model_type of config.json", "'bloom'")
+
+
+def test_the_message_of_a_wrong_product_has_all_its_numbers() -> None:
+    fault = ProductFault("a.q_proj", token=3, output=5, got=1.5, want=1.25, budget=0.125, wrong=7, total=9)
+    first = (
+        "a.q_proj: the kernel's product is off by 0.25 at (token, n) = (3, 5), and rounding explains 0.125; "
+        "7 of 9 values are wrong"
+    )
+
+    assert product_message(fault, None, 0) == (
+        f"{first}\nno value of its weight differs when it is read back alone"
+    )
+    assert product_message(fault, (("a.k_proj", (2, 4)), 0.5, 0.75, "a cause"), 2) == (
+        f"{first}; later layers with wrong values: 2\n"
+        "its kernel has 0.5 at (n, k) = (2, 4) of a.k_proj, the checkpoint 0.75\na cause"
+    )

@@ -308,3 +308,14 @@ def test_rows_that_threads_could_not_read_are_read_again(
         Weights(storage, loader=loader_from_config(None)).read_rows([([*ROWS], (), out)])
 
     assert_same_bits(out, torch.stack([*ROWS.values()]))
+
+
+@has_native
+def test_a_forked_process_reads_without_the_threads_of_its_parent(
+    tmp_path: Path, tickets: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuFileMover, "is_here", property(lambda self: False))
+
+    streamed(saved(tmp_path))
+
+    assert tickets == []

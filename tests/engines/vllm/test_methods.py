@@ -368,3 +368,15 @@ def test_options_of_the_load_reach_experts(plugin: Any, tmp_path: Path) -> None:
     assert {name: getattr(typed, name) for name in options} == options
     assert typed.logged is config.methods.loader.logged
     assert typed.prefix == "mlp.experts"
+
+
+def test_parameters_take_no_memory_before_their_load(plugin: Any, tmp_path: Path) -> None:
+    config = config_of(plugin, tmp_path, random_model(up__up_proj=(N, K)))
+    layer = linear_layer(plugin, config, "up.up_proj", [N])
+
+    sizes = {
+        name: each.untyped_storage().nbytes() / each.element_size() for name, each in layer.named_parameters()
+    }
+
+    assert sizes
+    assert max(sizes.values()) <= 1, sizes
