@@ -278,6 +278,8 @@ class Checkpoint:
         """Loader of the first config, compared with all others."""
         self.claims = effective_claims(config, storage, self.model_config)
         loader = loader_from_claims(self.claims, config, storage)
+        if ROPE_FACTORS in storage.keys() and self._has_rope_scaling:  # noqa: SIM118
+            loader.config_tensors += (ROPE_FACTORS,)
         if self.claims is not None:
             self.notes += self.claims.notes
             for conflict in compare_configs(self.configs, self.claims, storage):
@@ -286,6 +288,12 @@ class Checkpoint:
                 else:
                     self.notes.append(conflict)
         return loader
+
+    @property
+    def _has_rope_scaling(self) -> bool:
+        """Return whether config.json states a known scaling of rope."""
+        scaling = self.model_config.get("rope_scaling")
+        return isinstance(scaling, dict) and scaling.get("rope_type") != ROPE_FACTORS
 
     def _refuse(self, error: QloadError) -> None:
         if not self._collects:

@@ -234,8 +234,8 @@ class OutputFile:
         return sum(item.source_bytes for item in self.items)
 
 
-def split_into_files(items: Iterable[OutputItem], max_bytes: int) -> list[OutputFile]:
-    """Distribute items over files of at most `max_bytes`, in order; a larger item has its own file."""
+def group_by_size(items: Iterable[OutputItem], max_bytes: int) -> list[list[OutputItem]]:
+    """Distribute items over groups of at most `max_bytes`, in order; a larger item has its own group."""
     groups: list[list[OutputItem]] = []
     size = 0
     for item in items:
@@ -244,6 +244,12 @@ def split_into_files(items: Iterable[OutputItem], max_bytes: int) -> list[Output
             size = 0
         groups[-1].append(item)
         size += item.nbytes
+    return groups
+
+
+def split_into_files(items: Iterable[OutputItem], max_bytes: int) -> list[OutputFile]:
+    """Distribute items over files of at most `max_bytes`, in order; a larger item has its own file."""
+    groups = group_by_size(items, max_bytes)
     if len(groups) == 1:
         return [OutputFile("model.safetensors", groups[0])]
     count = len(groups)

@@ -123,7 +123,8 @@ UNSCALED = ("none", None)
 ROPE_FACTORS = "rope_freqs.weight"  # divisors of rope's frequencies, written for Llama 3
 ORIGINAL = "original_max_position_embeddings"
 # Settings of all releases, which the file does not have.
-LLAMA3_SCALING: Mapping[str, float] = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
+LOW, HIGH = 1.0, 4.0
+LLAMA3_SCALING: Mapping[str, float] = {"low_freq_factor": LOW, "high_freq_factor": HIGH, ORIGINAL: 8192}
 
 
 def refuse_other_kinds(keys: Mapping[str, Any], file: str) -> None:
@@ -263,6 +264,20 @@ def _one_value(value: Any) -> Any:
     return value[0] if isinstance(value, list) and len(set(value)) == 1 else value
 
 
+def _llama3_turns(theta: float, size: int) -> NDArray[np.float64]:
+    """Return the turns of each frequency within the original context; `size`: rotated elements of a head."""
+    turns: NDArray[np.float64] = (
+        LLAMA3_SCALING[ORIGINAL] / (2 * np.pi) * theta ** -(np.arange(0, size, 2) / size)
+    )
+    return turns
+
+
+def llama3_factors(theta: float, size: int, factor: float) -> NDArray[np.float64]:
+    """Return the divisors of the frequencies for the scaling of Llama 3, as in `rope_freqs.weight`."""
+    smooth = ((_llama3_turns(theta, size) - LOW) / (HIGH - LOW)).clip(0, 1)
+    return 1 / ((1 - smooth) / factor + smooth)
+
+
 def scaling_of_factors(factors: NDArray[np.float32], config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the scaling of Llama 3 that has these divisors of the frequencies, as in `rope_freqs.weight`.
 
@@ -272,16 +287,10 @@ def scaling_of_factors(factors: NDArray[np.float32], config: Mapping[str, Any]) 
     theta, size = config.get("rope_theta"), 2 * factors.size
     if not isinstance(theta, float) or not theta > 1 or not factors.size or not np.isfinite(factors).all():
         return unknown
-    factor, low, high = (
-        float(factors.max()),
-        LLAMA3_SCALING["low_freq_factor"],
-        LLAMA3_SCALING["high_freq_factor"],
-    )
-    turns = LLAMA3_SCALING[ORIGINAL] / (2 * np.pi) * theta ** -(np.arange(0, size, 2) / size)
-    smooth = ((turns - low) / (high - low)).clip(0, 1)
-    expected = 1 / ((1 - smooth) / max(factor, 1.0) + smooth)
+    factor = float(factors.max())
+    turns, expected = _llama3_turns(theta, size), llama3_factors(theta, size, max(factor, 1.0))
     # The writer rounds theta ** -x to float32, an error of log(theta) units, and a few operations after it.
-    units = 2 + (np.log(theta) + 4) * turns / (high - low) * expected
+    units = 2 + (np.log(theta) + 4) * turns / (HIGH - LOW) * expected
     close = np.abs(factors / expected - 1) <= units * np.finfo(np.float32).eps
     return {"rope_type": "llama3", "factor": factor, **LLAMA3_SCALING} if close.all() else unknown
 

@@ -234,7 +234,10 @@ def compare_tensors(ours: WeightStorage, name: str, theirs: WeightStorage, other
         shapes = f"shape is {first.shape} in the first checkpoint, {second.shape} in the second"
         return LayerDiff(name, other, "shape", shapes)
     values, dtype = ValueDiff(), narrowest(first.dtype, second.dtype)
+    widened = first.dtype != second.dtype and {first.dtype, second.dtype} <= {*ROUNDED_DTYPES}
     for left, right in zip(_flat_blocks(ours, name), _flat_blocks(theirs, other), strict=True):
+        if widened:
+            left, right = left.float(), right.float()
         values.add(values.total, left, right, dtype)
     return LayerDiff(name, other, values.outcome, values.text, values.differing, values.total)
 

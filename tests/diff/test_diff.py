@@ -236,10 +236,13 @@ def test_a_tensor_outside_of_layers_is_compared_in_blocks(
     one = made(tmp_path / "one", {**layer, "a.bias": bias})
     other = made(tmp_path / "other", {**layer, "a.bias": changed.to(dtype)})
     same = made(tmp_path / "same", {**layer, "a.bias": bias.to(dtype)})
+    thirds = made(tmp_path / "thirds", {**layer, "a.bias": bias / 3})
+    rounded = made(tmp_path / "rounded", {**layer, "a.bias": (bias / 3).to(dtype)})
 
     _, found = sorted(diff(one, other).layers, key=lambda each: each.same, reverse=True)
 
-    assert outcomes(one, same) == {"a": "bits", "a.bias": "bits" if dtype is torch.float32 else "rounded"}
+    assert outcomes(one, same) == {"a": "bits", "a.bias": "bits"}
+    assert outcomes(thirds, rounded)["a.bias"] == ("bits" if dtype is torch.float32 else "rounded")
     assert (found.name, found.outcome, found.differing, found.total) == ("a.bias", "differs", 1, 10)
     assert found.detail == (
         f"first at ({at}): {at} in the first checkpoint, {at + 16} in the second; 1 of 10 differ"
