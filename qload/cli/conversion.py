@@ -42,9 +42,12 @@ TARGET_FORMATS = (
     "mxfp4",
     "mxfp4_mlx",
     "mxfp4_quark",
+    "mxfp4_deepseek",
+    "mxfp4_gpt_oss",
     "nvfp4",
     "nvfp4_mlx",
     "nvfp4_modelopt",
+    "gguf",
 )
 FORMAT_ALIASES = {"marlin": "marlin_checkpoint"}
 
@@ -120,7 +123,12 @@ def check_rule_ids(ctx: click.Context, param: click.Parameter, value: tuple[str,
     metavar="PATTERN",
     help="Copy the layers with these names unchanged, such as '*.q_proj'; repeatable.",
 )
-@click.option("--round", "rounding", is_flag=True, help="Round values that fp16 or bf16 cannot represent.")
+@click.option(
+    "--round",
+    "rounding",
+    is_flag=True,
+    help="Round values that fp16 or bf16 cannot represent, and -0 to 0 for gguf.",
+)
 @click.option(
     "--accept",
     multiple=True,
@@ -152,6 +160,7 @@ def convert(
     the reason, before anything is written. The written files are read back and compared layer by layer before
     DIR gets its name; qload-certificate.json in DIR records the result. Plain tensors, tokenizers and the
     like are copied, and the config is written in the style of the format's owner. Nothing is quantized.
+    A GGUF file has no tokenizer.
     """
     from qload import conversion
 

@@ -1,18 +1,16 @@
 """`convert`: write a checkpoint in another format and verify it by reading the output back."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import partial
 from os import PathLike
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
 from qload.checkpoint.report_base import INTERNAL
 from qload.configs.matching import EMBEDDINGS, HEAD
-from qload.conversion import fp8
+from qload.conversion import float4, fp8
+from qload.conversion.gguf import NO_TOKENIZER, GGUFModel, plan_model
 from qload.conversion.new_checkpoint import (
     SHARD_SIZE_BYTES,
     NewCheckpoint,
@@ -29,7 +27,7 @@ from qload.conversion.new_checkpoint import (
 from qload.conversion.output_files import (
     INDEX,
     STACKED,
-    Chunk,
+    OutputFile,
     OutputItem,
     Progress,
     items_in_source_order,
@@ -39,8 +37,10 @@ from qload.conversion.output_files import (
 )
 from qload.conversion.quantization_config import WrittenConfig, quantization_config
 from qload.conversion.report import Conversion, ConvertedLayer
+from qload.conversion.stacked_experts import NOT_STACKED, experts_items, shared_sources
 from qload.conversion.targets import (
     FLOATS,
+    GGUF,
     OLDER_NAMES,
     TARGETS,
     ConversionRequest,
@@ -48,172 +48,35 @@ from qload.conversion.targets import (
     OutputLayers,
     StoredLayers,
 )
-from qload.detect.config_reader import SECTIONS
 from qload.diff import LayerDiff, diff
-from qload.errors import ArgumentError, checked
+from qload.errors import ArgumentError, RepackError, checked
 from qload.errors.reporting import cause_of, group_by_cause
 from qload.errors.rules import rule_pages
-from qload.experts import ExpertStacks
-from qload.experts.stack_finder import StoredStack, find_stacks
-from qload.experts.stack_layouts import Slot
-from qload.formats import GPTQConfig
+from qload.formats import GPTQConfig, MXFP4ExpertsWeight
 from qload.loader import LayerDescription
 from qload.loader.layer_values import check_nonfinite
 from qload.loader.source import Nonfinite
 from qload.parallel import ProcessGroup
 from qload.spec import Role
-from qload.storage import MemoryStorage, TensorInfo
 from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Finding
 from qload.verify.verification import header_errors
 from qload.verify.workers import ByteProgress, Workers
-
-WEIGHT_SUFFIX = ".weight"
-
-
-@dataclass(frozen=True)
-class PlainStack:
-    """Item with one plain tensor of all experts.
-
-    It replaces the tensors `sources`, and contains the layers with the prefixes `layers`.
-    """
-
-    sources: Collection[str]
-    layers: Collection[str]
-    item: OutputItem
-
-
-def plain_stacks(source: VerifiedCheckpoint, layers: OutputLayers) -> list[PlainStack]:
-    """Return the plain tensors of all experts; every layer of each becomes plain in `layers`."""
-    storage = source.weights.storage
-    if not isinstance(storage, ExpertStacks) or source.architecture is None:
-        return []
-    stored = storage.storage.keys()
-    stacks_by_name: dict[str, list[StoredStack]] = {}
-    for stack in storage.stacks:
-        if stack.field != "bias":
-            stacks_by_name.setdefault(_weight_name(stack.prefix, stored), []).append(stack)
-    infos = {}
-    for name, stacks in stacks_by_name.items():
-        info = _stack_info(source, stacks, layers)
-        taken = name in stored and name not in {stack.source for stack in stacks}
-        if info is not None and not taken and not _have_own_weights(source, _prefixes(stacks)):
-            infos[name] = info
-    config = {key: value for key, value in source.model_config.items() if key not in SECTIONS}
-    headers = {name: torch.zeros((), dtype=info.dtype).expand(info.shape) for name, info in infos.items()}
-    recognized = {stack.source: stack for stack in find_stacks(MemoryStorage(headers), config)}
-    return [
-        _plain_stack(name, info, stacks_by_name[name], recognized[name], layers)
-        for name, info in infos.items()
-        if name in recognized and recognized[name].layers == stacks_by_name[name][0].layers
-    ]
-
-
-def _weight_name(prefix: str, stored: Collection[str]) -> str:
-    """Return the name of the new tensor; it ends in `.weight` if the stored one has a suffix."""
-    dotted = any(f"{prefix}.{field}" in stored for field in ("weight", "weight_packed"))
-    return f"{prefix}{WEIGHT_SUFFIX}" if dotted else prefix
-
-
-def shared_sources(source: VerifiedCheckpoint, layers: OutputLayers) -> dict[str, str]:
-    """Map tensors of single experts to the stored tensor of all experts that contains them.
-
-    Only for experts with weights of their own, as in the FP8 checkpoints of transformers, where the scales
-    alone share a tensor; and only if every expert is converted.
-    """
-    storage = source.weights.storage
-    if not isinstance(storage, ExpertStacks):
-        return {}
-    sources: dict[str, str] = {}
-    for stack in storage.stacks:
-        prefixes = _prefixes([stack])
-        if all(prefix in layers for prefix in prefixes) and _have_own_weights(source, prefixes):
-            sources |= {name: stack.source for name, _, _ in stack.names()}
-    return sources
-
-
-def _have_own_weights(source: VerifiedCheckpoint, prefixes: Collection[str]) -> bool:
-    """Return whether the weight of each of these layers is a stored tensor of its own."""
-    stored = stored_tensors(source).keys()
-    layers = (source.layers[prefix] for prefix in prefixes)
-    return all(
-        isinstance(layer, LayerDescription) and layer.names.full(layer.specs[0].name) in stored
-        for layer in layers
-    )
-
-
-def _prefixes(stacks: Collection[StoredStack]) -> set[str]:
-    return {name.rpartition(".")[0] for stack in stacks for name, _, _ in stack.names()}
-
-
-def _stack_info(
-    source: VerifiedCheckpoint, stacks: Collection[StoredStack], layers: OutputLayers
-) -> TensorInfo | None:
-    """Return dtype and shape of the plain tensor, or None if some layer does not become plain."""
-    assert source.architecture is not None
-    prefixes = _prefixes(stacks)
-    if not all(prefix in layers and layers[prefix].weight_type.plain for prefix in prefixes):
-        return None
-    count = max(stack.count for stack in stacks)
-    infos = [_item_and_info(layers[prefix])[1] for prefix in prefixes]
-    outputs, inputs = sum(info.shape[0] for info in infos) // count, infos[0].shape[1]
-    shape = (inputs, outputs) if source.architecture.table.stacked.inputs_first else (outputs, inputs)
-    return TensorInfo(infos[0].stored_dtype, (count, *shape))
-
-
-def _item_and_info(layer: OutputLayer) -> tuple[OutputItem, TensorInfo]:
-    assert layer.item is not None
-    (info,) = layer.item.tensors.values()
-    return layer.item, info
-
-
-def _plain_stack(
-    name: str,
-    info: TensorInfo,
-    stacks: Collection[StoredStack],
-    target: StoredStack,
-    layers: OutputLayers,
-) -> PlainStack:
-    expert_bytes = info.nbytes // info.shape[0]
-
-    def read() -> Iterator[Chunk]:
-        for expert in range(info.shape[0]):
-            block = torch.empty(info.shape[1:], dtype=info.dtype)
-            for part, slot in target.parts.items():
-                prefix = f"{target.lead}.{expert}.{part.removesuffix(WEIGHT_SUFFIX)}"
-                _fill_slot(block, slot, layers[prefix])
-            yield name, expert * expert_bytes, block
-
-    prefixes = _prefixes(stacks)
-    items = [_item_and_info(layers[prefix])[0] for prefix in prefixes]
-    memory_bytes = expert_bytes + max(item.memory_bytes for item in items)
-    item = OutputItem({name: info}, sum(item.source_bytes for item in items), read, memory_bytes)
-    return PlainStack([stack.source for stack in stacks], prefixes, item)
-
-
-def _fill_slot(block: Tensor, slot: Slot, layer: OutputLayer) -> None:
-    """Write one matrix of an expert into its slot of the expert's block, chunk by chunk."""
-    item, info = _item_and_info(layer)
-    outputs = block.T if slot.inputs_first else block
-    end = None if slot.step > 1 else slot.first + info.shape[0]
-    rows = outputs[slot.first : end : slot.step]
-    row_bytes = info.shape[1] * info.dtype.itemsize
-    for _, offset, chunk in item.read():
-        rows[offset // row_bytes : offset // row_bytes + len(chunk)] = chunk
-
 
 COMPRESSED_TENSORS = "compressed-tensors"
 CACHE_SCHEME = "kv_cache_scheme"
 FALLBACK_TARGET = "float32"  # can represent every layer of a readable format
 ROUNDING_REMEDY = "round the values by rounding=True (--round)"
 KEEP_REMEDY = "leave it unchanged by keep (--keep)"
+KEPT_IN_GGUF = "it is kept unchanged, and a GGUF file has quantized layers in blocks of ggml alone"
 
 
 @dataclass(frozen=True)
 class ConversionPlan:
     """Output of a conversion, before any byte is written.
 
-    `layers` are the converted layers by prefix, `refused` the reasons of refusals by prefix.
+    `layers` are the converted layers by prefix, `refused` the reasons of refusals by prefix, and `gguf` is
+    the model of a GGUF file.
     """
 
     items: Sequence[OutputItem]
@@ -221,6 +84,7 @@ class ConversionPlan:
     config: WrittenConfig
     refused: Mapping[str, str]
     notes: Sequence[str]
+    gguf: GGUFModel | None = None
 
 
 @checked
@@ -256,13 +120,16 @@ def convert(
         "gptq" (zero points stored minus one), "gptq_v2", "awq", "marlin_checkpoint", "marlin_24",
         "compressed-tensors" (pack-quantized), "quark"; "fp8" (FP8 of any dialect, and other weights with an
         exact FP8 form, as float-quantized of compressed-tensors); "mxfp4", "mxfp4_mlx", "mxfp4_quark",
-        "nvfp4", "nvfp4_mlx", "nvfp4_modelopt" (four-bit floats of compressed-tensors and of other programs);
+        "mxfp4_deepseek", "mxfp4_gpt_oss", "nvfp4", "nvfp4_mlx", "nvfp4_modelopt" (four-bit floats of
+        compressed-tensors and of other programs); "gguf" (a GGUF file in MXFP4, NVFP4, Q4_0 or Q8_0, for
+        Llama, Mistral, Mixtral, Qwen2, Qwen3 and Qwen3 MoE, without a tokenizer);
         or "float32", "float16", "bfloat16" (dequantized).
         "marlin" is the older name of "marlin_checkpoint"; the kernel order of Marlin is no file format.
     keep
         Shell patterns for the names of layers that stay unchanged.
     rounding
-        Permits one rounding to float16 or bfloat16; without it a value that the type cannot hold is refused.
+        Permits one rounding to float16 or bfloat16, and of -0 to 0 for "gguf"; without it a value that the
+        type cannot hold is refused.
     accept
         Ids of rules of the header tier whose errors become notes. ArgumentError for an unknown id.
     shard_size
@@ -309,7 +176,7 @@ def convert(
         plan = replace(plan, notes=[*_accepted_errors(errors), *plan.notes])
         if plan.refused:
             layers = [
-                ConvertedLayer(prefix, format_of(source.layers[prefix]), None, "refused", reason)
+                ConvertedLayer(prefix, format_of(source.layers.get(prefix)), None, "refused", reason)
                 for prefix, reason in sorted(plan.refused.items())
             ]
             return Conversion(source.path, to=to, layers=layers, notes=plan.notes)
@@ -358,12 +225,34 @@ def plan_conversion(
     }
     spoiled, allowed = nonfinite_layers(source, nonfinite)
     refused |= spoiled
-    items = _output_items(source, layers, refused)
-    config = _config_of(source, [*layers.values(), *kept.values()])
+    model, items, config = None, list[OutputItem](), WrittenConfig(None)
+    if request.to == GGUF:
+        refused |= dict.fromkeys(kept, KEPT_IN_GGUF)
+        model = None if refused else _gguf_model(source, layers, refused)
+    else:
+        items = _output_items(source, layers, refused)
+        config = _config_of(source, [*layers.values(), *kept.values()])
     refused = {**config.refused, **refused}
     by_target = {prefix: reason for prefix, reason in refused.items() if prefix not in spoiled}
     notes = [*allowed, *_notes(source, layers, request.to), *_remedies(request, requested, by_target)]
-    return ConversionPlan(items, layers, config, refused, notes)
+    return ConversionPlan(items, layers, config, refused, notes, model)
+
+
+def _gguf_model(
+    source: VerifiedCheckpoint, layers: OutputLayers, refused: dict[str, str]
+) -> GGUFModel | None:
+    """Return the GGUF model, or None with the reason in `refused`: of one tensor, or of all layers."""
+    left_out = {
+        *source.loader.config_tensors,
+        *_unused_tensors(source),
+        *source.account.report.exempted,
+    }
+    try:
+        return plan_model(source, layers, left_out)
+    except RepackError as error:
+        names = [error.source] if error.source else list(layers)
+        refused |= dict.fromkeys(names, error.reason)
+        return None
 
 
 def _remedies(request: ConversionRequest, layers: StoredLayers, refused: Mapping[str, str]) -> Iterator[str]:
@@ -382,6 +271,8 @@ def _remedies(request: ConversionRequest, layers: StoredLayers, refused: Mapping
             remedies = [f"write {' or '.join(targets)} instead"] if targets else []
             remedies += [ROUNDING_REMEDY] if request.can_round and plain else []
             text = f"{', '.join(remedies)}, or {KEEP_REMEDY}" if remedies else KEEP_REMEDY
+            if request.to == GGUF:
+                text = ", ".join(remedies)
             yield f"{group.first}{more}: {text}"
 
 
@@ -425,8 +316,11 @@ def _output_items(
     source: VerifiedCheckpoint, layers: OutputLayers, refused: dict[str, str]
 ) -> list[OutputItem]:
     """Return all items in the order of the source, and add layers that cannot be written to `refused`."""
-    storage, stacks = stored_tensors(source), plain_stacks(source, layers)
+    storage, stacks = stored_tensors(source), experts_items(source, layers)
     in_stacks = {prefix for stack in stacks for prefix in stack.layers}
+    for prefix, layer in layers.items():
+        if layer.weight_type is MXFP4ExpertsWeight and prefix not in in_stacks:
+            refused[prefix] = NOT_STACKED
     single = {prefix: layer for prefix, layer in layers.items() if prefix not in in_stacks}
     owners = _owners(source, single, refused)
     owners |= {name: next(iter(stack.item.tensors)) for stack in stacks for name in stack.sources}
@@ -498,6 +392,10 @@ def _notes(source: VerifiedCheckpoint, converted: OutputLayers, to: str) -> Iter
         elif scheme.dynamic and scheme.owner != COMPRESSED_TENSORS:
             change = f"{scheme.owner} in the source, of {COMPRESSED_TENSORS} in the output"
             yield f"scales of inputs ({scheme}) follow the rule of {change}"
+    if to == GGUF:
+        yield NO_TOKENIZER
+    if to == float4.DEEPSEEK:
+        yield "programs of DeepSeek V4 quantize the inputs of these layers to FP8"
     if _cache_scheme(source) is not None and to not in (COMPRESSED_TENSORS, fp8.NAME):
         yield f"the config has a {CACHE_SCHEME}, which {to} cannot express: the KV cache is not quantized"
     doubtful = [layer for layer in source.described() if layer.format.config.doubt]
@@ -514,11 +412,16 @@ def _write_and_verify(
     request: ConversionRequest, plan: ConversionPlan, target: Path, shard_size: int, progress: Progress
 ) -> Conversion:
     """Write the planned items and files, and compare the result with the source."""
-    source, files = request.source, split_into_files(plan.items, shard_size)
-    texts = dict(config_files(source.model_config, next(iter(source.configs), None), plan.config))
-    index = safetensors_index(files)
-    if index is not None:
-        texts[INDEX] = json_bytes(index)
+    source, texts = request.source, dict[str, bytes]()
+    files: Sequence[OutputFile]
+    if plan.gguf is not None:
+        files = plan.gguf.files(shard_size)
+    else:
+        files = split_into_files(plan.items, shard_size)
+        texts = dict(config_files(source.model_config, next(iter(source.configs), None), plan.config))
+        index = safetensors_index(files)
+        if index is not None:
+            texts[INDEX] = json_bytes(index)
     copies = [file for file in copied_files(source_folder(source)) if file.name not in texts]
     job = request.rounding, {name: text.hex() for name, text in texts.items()}
     new = NewCheckpoint(source, target, {"to": request.to}, files, texts, copies, job, request.workers)

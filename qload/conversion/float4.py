@@ -5,7 +5,10 @@ Every format is read as e2m1 codes and scales (`Fp4`), and written from them:
     mxfp4, nvfp4            compressed-tensors
     mxfp4_mlx, nvfp4_mlx    MLX
     mxfp4_quark             Quark
+    mxfp4_deepseek          DeepSeek V4, as published
+    mxfp4_gpt_oss           gpt-oss, with all experts of a layer in one tensor
     nvfp4_modelopt          ModelOpt
+    gguf                    GGUF, as MXFP4 or NVFP4, by the groups of the source
 
 A second scale of NVFP4 divides (compressed-tensors), multiplies scales (ModelOpt) or products (GGUF), or is
 absent (MLX). It is written in another way if all products stay equal in float32. MXFP4 becomes NVFP4 if its
@@ -19,17 +22,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qload import devices
+from qload import devices, dtypes
 from qload.errors import RepackError
 from qload.formats import (
     CTMXFP4Weight,
     CTNVFP4Weight,
+    GGUFConfig,
+    GGUFWeight,
     MLXFloatConfig,
     MLXFloatWeight,
     ModelOptNVFP4Weight,
     MXFP4Config,
+    MXFP4ExpertsWeight,
     NVFP4Config,
     mx,
+    nvfp4,
 )
 from qload.kernel_formats.fp4_marlin import (
     Fp4,
@@ -43,8 +50,17 @@ from qload.layouts import fp4
 from qload.loader import LayerDescription
 from qload.spec import Weight
 from qload.spec.integers import Origin
+from qload.storage import BLOCK_TYPES
 
-QUARK_TENSORS = ("weight", "weight_scale")
+QUARK_TENSORS, DEEPSEEK_TENSORS = ("weight", "weight_scale"), ("weight", "scale")
+GPT_OSS, DEEPSEEK, EXPERT_DTYPE = "mxfp4_gpt_oss", "mxfp4_deepseek", "expert_dtype"
+DEEPSEEK_CONFIG = {
+    "quant_method": "fp8",
+    "activation_scheme": "dynamic",
+    "fmt": "e4m3",
+    "scale_fmt": "ue8m0",
+    "weight_block_size": [128, 128],
+}
 E8M0_BIAS, LARGEST_POWER, POWERS = 127, 8, 17  # e4m3fn has 2**8 and 17 smaller powers of two
 NEGATIVE_ZERO, MAGNITUDES = 8, 8  # code of -0, and codes without a sign
 SECOND_SCALE_ULPS = (0, 1, -1)  # distances of a candidate from the quotient, in units in the last place
@@ -52,10 +68,11 @@ SECOND_SCALE_ULPS = (0, 1, -1)  # distances of a candidate from the quotient, in
 
 @dataclass(frozen=True)
 class Float4Target:
-    """Format of a target: type and config of its weights."""
+    """Format of a target: type and config of its weights; `stacked` is the type of all experts of a layer."""
 
     weight_type: type[Weight]
     config: Any
+    stacked: type[Weight] | None = None
 
     @property
     def names(self) -> Fp4TensorNames:
@@ -67,16 +84,23 @@ class Float4Target:
         reader = find_reader(self.weight_type, self.config)
         assert reader is not None
         assert reader.restore is not None
-        return reader.restore(floats, Origin(self.weight_type, self.config))
+        return reader.restore(floats, Origin(self.weight_type, self.config, stores_zeros=self.names.ggml))
 
 
 TARGETS: Mapping[str, Float4Target] = {
     "mxfp4": Float4Target(CTMXFP4Weight, MXFP4Config()),
     "mxfp4_mlx": Float4Target(MLXFloatWeight, MLXFloatConfig("mxfp4")),
     "mxfp4_quark": Float4Target(CTMXFP4Weight, MXFP4Config(QUARK_TENSORS)),
+    DEEPSEEK: Float4Target(CTMXFP4Weight, MXFP4Config(DEEPSEEK_TENSORS, dtypes.int8, dtypes.float8_e8m0fnu)),
+    GPT_OSS: Float4Target(CTMXFP4Weight, MXFP4Config(), MXFP4ExpertsWeight),
     "nvfp4": Float4Target(CTNVFP4Weight, NVFP4Config()),
     "nvfp4_mlx": Float4Target(MLXFloatWeight, MLXFloatConfig("nvfp4")),
     "nvfp4_modelopt": Float4Target(ModelOptNVFP4Weight, NVFP4Config()),
+}
+GGUF = "gguf"
+GGUF_TARGETS = {
+    size: Float4Target(GGUFWeight, GGUFConfig(kind))
+    for size, kind in ((mx.GROUP, "MXFP4"), (nvfp4.GROUP, "NVFP4"))
 }
 
 
@@ -86,34 +110,66 @@ def is_float4(layer: LayerDescription) -> bool:
     return reader is not None and reader.intermediate is Fp4
 
 
-def why_not(layer: LayerDescription, to: str) -> str | None:
-    """Return why a layer cannot become a target by its description, or None."""
+def describe_inexpressible(layer: LayerDescription, to: str) -> str | None:
+    """Return why a layer's inputs cannot be described by a target, or None."""
     if layer.transforms is not None:
         return f"it transforms its {layer.transforms} at run time, which {to} cannot express"
     if layer.format.activations is not None:
         return f"its inputs are quantized ({layer.format.activations}), which {to} cannot express"
+    return None
+
+
+def why_not(layer: LayerDescription, to: str) -> str | None:
+    """Return why a layer cannot become a target by its description, or None."""
+    if reason := describe_inexpressible(layer, to):
+        return reason
     if is_float4(layer):
         return None
     return f"{layer.format.weight_type.format} is neither MXFP4 nor NVFP4, and convert does not quantize"
 
 
-def convert_float4(weight: Weight, to: str) -> Weight:
-    """Write a weight of MXFP4 or NVFP4 as a target; RepackError if that is not exact."""
+def convert_float4(weight: Weight, to: str, *, rounding: bool = False) -> Weight:
+    """Write a weight of MXFP4 or NVFP4 as a target; RepackError if that is not exact.
+
+    `rounding` permits -0 to become 0, the only zero of ggml.
+    """
     reader = find_reader(type(weight), weight.config)
     assert reader is not None
     floats: Fp4 = reader.read(weight)
-    target, source = TARGETS[to], floats.names
-    if source.ggml:
-        if invalid := describe_invalid_scales(floats):
-            raise RepackError(weight.format, to, invalid)
-        codes = devices.plain(floats.unpack())
-        codes = codes.masked_fill(codes == NEGATIVE_ZERO, 0)  # ggml has no -0
-        floats = replace(floats, unpack=lambda: codes)
+    source = floats.names
+    target = GGUF_TARGETS[source.group_size] if to == GGUF else TARGETS[to]
+    elements = BLOCK_TYPES[target.config.type].elements if target.names.ggml else 1
+    if floats.layer.K % elements:
+        reason = f"a block of {target.config.type} has {elements} inputs, got {floats.layer.K} inputs"
+        raise RepackError(floats.source, to, reason)
+    if source.ggml or target.names.ggml:
+        floats = _drop_negative_zeros(floats, to, rounding or source.ggml)
     if source.group_size != target.names.group_size:
         floats = _split_groups(floats, to)
     if target.names.group_size != mx.GROUP:
-        floats = _move_second_scale(floats, to)
+        floats = _move_second_scale(floats, target.names, to)
+    if target.names.ggml and floats.second_scale is not None:
+        floats = replace(floats, second_scale=floats.second_scale.reshape(1))
     return target.write(replace(floats, names=target.names))
+
+
+def _drop_negative_zeros(floats: Fp4, to: str, permitted: bool) -> Fp4:
+    """Replace codes of -0, which ggml reads as 0; RepackError for one that is not `permitted` to change.
+
+    RepackError too for a scale with another meaning in ggml, such as an exponent of 255.
+    """
+    if invalid := describe_invalid_scales(floats):
+        raise RepackError(floats.source, to, invalid)
+    codes = devices.plain(floats.unpack())
+    negative = codes == NEGATIVE_ZERO
+    if not permitted and bool(negative.any()):
+        k, n = negative.nonzero()[0].tolist()
+        reason = (
+            f"the value of output {n} and input {k} is -0, which ggml reads as 0; rounding (--round) writes 0"
+        )
+        raise RepackError(floats.source, to, reason)
+    codes = codes.masked_fill(negative, 0)
+    return replace(floats, unpack=lambda: codes)
 
 
 def _split_groups(floats: Fp4, to: str) -> Fp4:
@@ -136,9 +192,9 @@ def _split_groups(floats: Fp4, to: str) -> Fp4:
     return replace(floats, names=names, scales=scales, second_scale=second)
 
 
-def _move_second_scale(floats: Fp4, to: str) -> Fp4:
+def _move_second_scale(floats: Fp4, names: Fp4TensorNames, to: str) -> Fp4:
     """Return scales and second scale as the target has them; RepackError if products would change."""
-    names, second = TARGETS[to].names, floats.second_scale
+    second = floats.second_scale
     assert second is not None
     if not names.second_scale:
         product = floats.scales.float() / second if floats.names.divides else floats.scales.float() * second

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from qload.checkpoint import make_report
 from qload.configs import FoundConfig
 from qload.conversion.atomic_folder import AtomicFolder, check_output_folder, hash_file
+from qload.conversion.float4 import EXPERT_DTYPE
 from qload.conversion.output_files import OutputFile, Progress, background_thread, stored_tensors, write_files
 from qload.conversion.quantization_config import WrittenConfig
 from qload.conversion.report import WrittenCheckpoint
@@ -86,11 +87,12 @@ def config_files(
     config: dict[str, Any] = deepcopy(dict(model_config))
     text = config.get("text_config")
     for section in (config, text if isinstance(text, dict) else {}):
-        for key in SECTIONS:
+        for key in (*SECTIONS, EXPERT_DTYPE):
             section.pop(key, None)
     if written.values is not None:
         nested = current and current.file == MODEL_CONFIG and current.section.startswith("text_config.")
         (config["text_config"] if nested else config)[written.section] = dict(written.values)
+    config |= written.model
     if config:
         yield MODEL_CONFIG, json_bytes(config)
     if written.side_file is not None:

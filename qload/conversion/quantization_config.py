@@ -21,6 +21,7 @@ from qload.formats import (
     MarlinWeight,
     MLXFloatWeight,
     ModelOptNVFP4Weight,
+    MXFP4ExpertsWeight,
     QuarkInt4Weight,
     mx,
     nvfp4,
@@ -36,14 +37,16 @@ NO_ACT_ORDER = "compressed-tensors from 0.20 on cannot load a layer in act order
 class WrittenConfig:
     """Contents of a `quantization_config`; None if no layer is quantized.
 
-    `side_file` is the name of the owner's own config file, `section` the key in config.json. `refused` has a
-    reason, by prefix, for layers that the config cannot describe.
+    `side_file` is the name of the owner's own config file, `section` the key in config.json. `model` has
+    further keys of config.json. `refused` has a reason, by prefix, for layers that the config cannot
+    describe.
     """
 
     values: Mapping[str, Any] | None
     side_file: str | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     section: str = SECTIONS[0]
+    model: Mapping[str, Any] = field(default_factory=dict)
 
 
 def quantization_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenConfig:
@@ -113,7 +116,7 @@ def _awq_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenC
         "group_size": group_size,
         "version": "gemm",
         "zero_point": True,
-        "modules_to_not_convert": list(plain) or None,
+        **_exclusions(plain),
     }
     return WrittenConfig(values, refused=refused)
 
@@ -131,7 +134,7 @@ def _marlin_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> Writt
         "lm_head": any(_is_head(layer.prefix) for layer in layers),
         "checkpoint_format": "marlin" if dense else "marlin_24",
         **({"is_marlin_format": True} if dense else {}),
-        "modules_to_not_convert": list(plain) or None,
+        **_exclusions(plain),
     }
     refused = _refuse_uncovered(layers, bits, group_size, "marlin")
     return WrittenConfig(values, "quantize_config.json", refused)
@@ -189,7 +192,7 @@ def _float_quantized_config(layers: Sequence[OutputLayer], plain: Sequence[str])
 def _float4_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenConfig:
     """Return the config of the program that the names of tensors belong to, for MXFP4 or NVFP4."""
     weight_type, config = layers[0].weight_type, layers[0].config
-    section = SECTIONS[0]
+    section, model = SECTIONS[0], {}
     if weight_type is MLXFloatWeight:
         sizes = {"group_size": config.group_size, "bits": config.bits, "mode": config.mode}
         values, section = {**sizes, **dict.fromkeys(plain, False)}, MLX_SECTION
@@ -204,13 +207,22 @@ def _float4_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> Writt
     elif weight_type is CTMXFP4Weight and config.stored == float4.QUARK_TENSORS:
         scales = {"dtype": "fp4", "scale_format": "e8m0", "group_size": mx.GROUP}
         values = _quark_values(scales, {}, plain)
+    elif weight_type is CTMXFP4Weight and config.stored == float4.DEEPSEEK_TENSORS:
+        values, model = {**float4.DEEPSEEK_CONFIG, **_exclusions(plain)}, {float4.EXPERT_DTYPE: "fp4"}
+    elif weight_type is MXFP4ExpertsWeight:
+        values = {"quant_method": "mxfp4", **_exclusions(plain)}
     else:
         size, name = (mx.GROUP, "mxfp4") if weight_type is CTMXFP4Weight else (nvfp4.GROUP, "nvfp4")
         entries = {"weights": float4.weights_scheme(size), "input_activations": None}
         values = _compressed_tensors_values(f"{name}-pack-quantized", [layers], lambda _: entries, plain)
     reason = "it is kept unchanged, and its config would need another dialect of four-bit floats"
     refused = {layer.prefix: reason for layer in layers if layer.item is None}
-    return WrittenConfig(values, refused=refused, section=section)
+    return WrittenConfig(values, refused=refused, section=section, model=model)
+
+
+def _exclusions(plain: Sequence[str]) -> dict[str, list[str] | None]:
+    """Return the entry of plain layers in a config of transformers."""
+    return {"modules_to_not_convert": list(plain) or None}
 
 
 def _quark_int4_config(layers: Sequence[OutputLayer], plain: Sequence[str]) -> WrittenConfig:
@@ -327,5 +339,6 @@ CONFIG_WRITERS: Mapping[type[Weight], Callable[[Sequence[OutputLayer], Sequence[
     CTNVFP4Weight: _float4_config,
     ModelOptNVFP4Weight: _float4_config,
     MLXFloatWeight: _float4_config,
+    MXFP4ExpertsWeight: _float4_config,
     Fp8Weight: _float_quantized_config,
 }

@@ -79,8 +79,9 @@ INTEGERS: Mapping[str, IntegerTarget] = {
     "compressed-tensors": IntegerTarget(CTPackWeight.from_integers),
     "quark": IntegerTarget(QuarkInt4Weight.from_integers),
 }
+GGUF = float4.GGUF
 FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-TARGETS = (*INTEGERS, fp8.NAME, *float4.TARGETS, *FLOATS)
+TARGETS = (*INTEGERS, fp8.NAME, *float4.TARGETS, GGUF, *FLOATS)
 OLDER_NAMES = {"marlin": MARLIN_CHECKPOINT}  # elsewhere "marlin" is a kernel order
 
 
@@ -134,7 +135,11 @@ class ConversionRequest:
         Processes share the only expensive check, of all values against a narrower float type.
         """
         if self.to not in FLOATS:
-            exact = {fp8.NAME: self._to_fp8, **dict.fromkeys(float4.TARGETS, self._to_float4)}
+            exact = {
+                fp8.NAME: self._to_fp8,
+                GGUF: self._to_gguf,
+                **dict.fromkeys(float4.TARGETS, self._to_float4),
+            }
             convert = exact.get(self.to, self._to_integers)
             return self._run_locally(lambda n: _result_or_reason(convert, layers[n]), layers, progress)
         reasons = self.workers.run(
@@ -182,11 +187,7 @@ class ConversionRequest:
 
     def _read_integers(self, layer: LayerDescription, with_codes: bool = False) -> Integers:
         """Read a layer as integers, with placeholders for its codes if these are not needed."""
-        if layer.transforms is not None:
-            reason = f"it transforms its {layer.transforms} at run time, which {self.to} cannot express"
-            raise RepackError(layer.format.weight_type.format, self.to, reason)
-        if layer.format.activations is not None:
-            reason = f"its inputs are quantized ({layer.format.activations}), which {self.to} cannot express"
+        if reason := float4.describe_inexpressible(layer, self.to):
             raise RepackError(layer.format.weight_type.format, self.to, reason)
         if layer.format.weight_type is GGUFWeight:  # scales lie between the codes
             with_codes = True
@@ -223,7 +224,24 @@ class ConversionRequest:
 
         item = item_from_tensors(read_tensors(), layer_bytes(self.source.weights, layer), read_tensors)
         target = float4.TARGETS[self.to]
-        return OutputLayer(layer.prefix, target.weight_type, target.config, layer.K, item=item)
+        weight_type = target.stacked or target.weight_type
+        return OutputLayer(layer.prefix, weight_type, target.config, layer.K, item=item)
+
+    def _to_gguf(self, layer: LayerDescription) -> OutputLayer:
+        """Convert to blocks of ggml: MXFP4, NVFP4, or integers of 4 or 8 bits in groups of 32."""
+        if reason := float4.describe_inexpressible(layer, self.to):
+            raise RepackError(layer.format.weight_type.format, self.to, reason)
+
+        def write() -> Weight:
+            weight = load_layer(self.source, layer.prefix)
+            if float4.is_float4(layer):
+                return float4.convert_float4(weight, self.to, rounding=self.rounding)
+            return GGUFWeight.from_integers(to_integers(weight))
+
+        packed = write()
+        source_bytes = layer_bytes(self.source.weights, layer)
+        item = item_from_tensors(weight_tensors(packed), source_bytes, lambda: weight_tensors(write()))
+        return OutputLayer(layer.prefix, GGUFWeight, packed.config, layer.K, item=item)
 
     def _load(self, layer: LayerDescription, with_codes: bool) -> Weight:
         """Load the layer, without its codes where its format can be read without them."""

@@ -58,7 +58,7 @@ def test_kept_layers_are_named_by_patterns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "code"),
     [
-        (["--to", "gguf"], 2),
+        (["--to", "ggml"], 2),
         (["--to", "awq", "--keep", "nothing"], 2),
         ([], 2),
     ],
@@ -76,6 +76,6 @@ def test_a_target_that_is_taken_and_a_source_that_is_not_there(tmp_path: Path) -
 
 
 def test_the_verb_knows_every_target_and_every_outcome() -> None:
-    assert (*INTEGERS, fp8.NAME, *float4.TARGETS) == verb.TARGET_FORMATS
+    assert (*INTEGERS, fp8.NAME, *float4.TARGETS, float4.GGUF) == verb.TARGET_FORMATS
     assert {*verb.FLOAT_DTYPES.values()} == {*FLOATS}
     assert {*verb.CONVERT_OUTCOMES} == {*ConversionOutcome.__args__}  # type: ignore[attr-defined]

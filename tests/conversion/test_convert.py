@@ -334,7 +334,7 @@ def test_kept_layers_of_a_format_that_the_config_cannot_say_too_are_refused(tmp_
 @pytest.mark.parametrize(
     ("asked", "argument"),
     [
-        ({"to": "gguf"}, "to"),
+        ({"to": "ggml"}, "to"),
         ({"to": "awq", "keep": ["nothing.*"]}, "keep"),
         ({"to": "awq", "shard_size": 0}, "shard"),
     ],

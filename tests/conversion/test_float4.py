@@ -112,6 +112,7 @@ def reason_against(source: Path, target: Path, to: str) -> str:
         ("mxfp4", ("weight_packed", "weight_scale")),
         ("mxfp4_mlx", ("weight", "scales")),
         ("mxfp4_quark", ("weight", "weight_scale")),
+        ("mxfp4_deepseek", ("weight", "scale")),
     ],
 )
 def test_mxfp4_has_the_same_bytes_in_every_program(to: str, names: tuple[str, str], tmp_path: Path) -> None:
@@ -121,7 +122,9 @@ def test_mxfp4_has_the_same_bytes_in_every_program(to: str, names: tuple[str, st
     assert_converted(tmp_path / to, tmp_path / "back", "mxfp4")
 
     config = json.loads((tmp_path / to / "config.json").read_text())
-    assert config.keys() == {"quantization" if to == "mxfp4_mlx" else "quantization_config"}
+    assert config.keys() - {"expert_dtype"} == {
+        "quantization" if to == "mxfp4_mlx" else "quantization_config"
+    }
     stored, new = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / to))
     last = load_file(tmp_path / "back" / "model.safetensors")
     for name, theirs, ours in zip(
@@ -139,6 +142,23 @@ def test_nvfp4_and_mxfp4_become_nvfp4_of_every_program(to: str, is_mx: bool, tmp
 
     assert_converted(source, tmp_path / to, to)
     assert_converted(tmp_path / to, tmp_path / "back", "nvfp4_modelopt")
+
+
+def test_deepseek_has_its_own_dtypes_and_config(tmp_path: Path) -> None:
+    source = mxfp4_checkpoint(tmp_path / "in", drawn(4, 2, 100, 150))
+
+    done = convert(source, tmp_path / "v4", to="mxfp4_deepseek")
+    convert(tmp_path / "v4", tmp_path / "back", to="mxfp4")
+
+    stored = load_file(tmp_path / "v4" / "model.safetensors")
+    assert {name: tensor.dtype for name, tensor in stored.items()} == {
+        f"{UP}.weight": torch.int8,
+        f"{UP}.scale": torch.float8_e8m0fnu,
+    }
+    config = json.loads((tmp_path / "v4" / "config.json").read_text())
+    assert (config["expert_dtype"], config["quantization_config"]["scale_fmt"]) == ("fp4", "ue8m0")
+    assert "expert_dtype" not in json.loads((tmp_path / "back" / "config.json").read_text())
+    assert any("quantize the inputs" in note for note in done.notes)
 
 
 def test_a_second_scale_that_cannot_divide_is_refused(tmp_path: Path) -> None:

@@ -127,7 +127,6 @@ def test_powers_of_two_become_float32(tmp_path: Path) -> None:
         ("activations/fp8_tensor_dynamic", "float8 tensor dynamic"),
         ("models/gptq_mixtral", "gptq is not FP8 with scales, and convert does not quantize"),
         ("activations/mxfp8_dynamic", "mxfp8 is not FP8 with scales, and convert does not quantize"),
-        ("experts/model_fp8_block_llama4", "is stored in one tensor with other experts"),
     ],
 )
 def test_what_it_does_not_say_is_refused(folder: str, reason: str, tmp_path: Path) -> None:
@@ -135,6 +134,16 @@ def test_what_it_does_not_say_is_refused(folder: str, reason: str, tmp_path: Pat
 
     assert all(reason in told for told in reasons(found))
     assert not (tmp_path / "out").exists()
+
+
+def test_stacked_experts_become_tensors_of_their_own(tmp_path: Path) -> None:
+    found = convert(FIXTURES / "experts/model_fp8_block_llama4", tmp_path / "out", to="fp8")
+
+    names = load_file(tmp_path / "out" / "model.safetensors").keys()
+    assert found.counts.keys() == {"bits"}
+    assert {
+        f"model.layers.0.feed_forward.experts.1.{part}_proj.weight" for part in ("gate", "up", "down")
+    } <= names
 
 
 def test_scales_that_divide_and_other_floats_are_refused(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_what_lies_beside_is_copied_and_the_rest_is_as_new(tmp_path: Path) -> No
 
 def test_an_expert_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled: list[torch.Size] = []
-    conversion = import_module("qload.conversion.convert")  # `qload.conversion.convert` is the function
+    conversion = import_module("qload.conversion.stacked_experts")
     fill = conversion._fill_slot
     monkeypatch.setattr(
         conversion, "_fill_slot", lambda block, *rest: (filled.append(block.shape), fill(block, *rest))
@@ -104,16 +104,22 @@ def test_a_stack_whose_name_is_taken_is_refused(source: Path, tmp_path: Path) ->
 def test_a_stack_that_nothing_would_find_again_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(import_module("qload.conversion.convert"), "find_stacks", lambda storage, config: [])
+    monkeypatch.setattr(
+        import_module("qload.conversion.stacked_experts"), "find_stacks", lambda storage, config: []
+    )
     found = convert(SOURCE, tmp_path / "out", to="bfloat16")
 
     assert {layer.outcome for layer in found.layers} == {"refused"}
     assert len(found.layers) == 24
 
 
-@pytest.mark.parametrize("to", ["gptq", "fp8"])
-def test_other_targets_have_no_stacks(to: str, tmp_path: Path) -> None:
-    assert convert(SOURCE, tmp_path / "out", to=to).verdict == "findings"
+def test_other_targets_have_no_stacks(tmp_path: Path) -> None:
+    assert convert(SOURCE, tmp_path / "gptq", to="gptq").verdict == "findings"
+    assert convert(SOURCE, tmp_path / "fp8", to="fp8").counts.keys() == {"bits"}
+
+    stored = load_file(tmp_path / "fp8" / "model.safetensors")
+    assert f"{EXPERTS}.0.up_proj.weight" in stored
+    assert f"{EXPERTS}.gate_up_proj_bias" not in stored
 
 
 def test_the_first_run_is_gone_on_with(tmp_path: Path) -> None:
@@ -162,3 +168,47 @@ def test_a_scale_that_means_nothing_beside_a_plain_weight_is_left_out(tmp_path: 
     assert found.verdict == "ok"
     assert f"such as {name}" in " ".join(found.notes)
     assert not any("scale" in name for name in load_file(tmp_path / "out" / "model.safetensors"))
+
+
+@pytest.mark.parametrize("to", ["mxfp4", "mxfp4_deepseek", "mxfp4_mlx", "mxfp4_quark"])
+def test_stacks_of_gpt_oss_are_split_and_joined_again(to: str, tmp_path: Path) -> None:
+    """Codes, exponents and biases of all experts come back byte for byte."""
+    apart, back = tmp_path / "apart", tmp_path / "back"
+
+    assert convert(SOURCE, apart, to=to).counts.keys() == {"bits"}
+    assert convert(apart, back, to="mxfp4_gpt_oss").counts.keys() == {"bits"}
+
+    (file,) = SOURCE.glob("*.safetensors")
+    before, between, after = (
+        load_file(path) for path in (file, apart / "model.safetensors", back / "model.safetensors")
+    )
+    assert f"{EXPERTS}.3.gate_proj.bias" in between
+    assert not [name for name in between if name.endswith(("_blocks", "_scales", "_proj_bias"))]
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name].view(torch.uint8), before[name].view(torch.uint8)) for name in before)
+    config = json.loads((back / "config.json").read_text())["quantization_config"]
+    assert config["quant_method"] == "mxfp4"
+    assert f"{EXPERTS.removesuffix('.experts')}.router" in config["modules_to_not_convert"]
+
+
+def test_a_stack_of_gpt_oss_needs_all_experts(tmp_path: Path) -> None:
+    apart = tmp_path / "apart"
+    convert(SOURCE, apart, to="mxfp4")
+
+    found = convert(apart, tmp_path / "back", to="mxfp4_gpt_oss", keep=[f"{EXPERTS}.2.gate_proj"])
+
+    reasons = {layer.name for layer in found.layers if "gpt-oss stacks gate_proj" in layer.detail}
+    others = {f"{EXPERTS}.{e}.{name}_proj" for e in range(4) for name in ("gate", "up")}
+    assert reasons == others - {f"{EXPERTS}.2.gate_proj"}
+
+
+def test_experts_of_other_models_have_no_stacks_of_gpt_oss(tmp_path: Path) -> None:
+    apart = tmp_path / "apart"
+    convert(SOURCE, apart, to="mxfp4")
+    config = json.loads((apart / "config.json").read_text())
+    (apart / "config.json").write_text(json.dumps({**config, "model_type": "other"}))
+
+    found = convert(apart, tmp_path / "back", to="mxfp4_gpt_oss")
+
+    assert len(found.layers) == 24
+    assert all("or the model_type is not gpt_oss" in layer.detail for layer in found.layers)

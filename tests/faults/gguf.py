@@ -5,6 +5,7 @@ from tests.faults.fault import Fault
 _HEADER, _STORAGE = "qload/storage/gguf_header.py", "qload/storage/gguf.py"
 _BLOCKS, _GRIDS = "qload/layouts/ggml.py", "qload/layouts/ggml_grids.py"
 _FORMAT, _NAMES = "qload/formats/gguf.py", "qload/detect/gguf.py"
+_TARGET, _WRITER = "qload/conversion/gguf.py", "qload/storage/gguf_writer.py"
 
 FAULTS = (
     Fault(
@@ -16,9 +17,21 @@ FAULTS = (
     Fault(
         "mxfp4-negative-zero-kept",
         "qload/conversion/float4.py",
-        "(codes == NEGATIVE_ZERO, 0)",
-        "(codes > 15, 0)",
+        "codes.masked_fill(negative, 0)",
+        "codes.clone()",
     ),
+    Fault(
+        "gguf-negative-zero-lost", "qload/conversion/float4.py", "not permitted and bool(", "False and bool("
+    ),
+    Fault("gguf-written-in-halves", _TARGET, "heads, 2, -1, *rows", "heads, -1, 2, *rows"),
+    Fault("gguf-settings-unchecked", _TARGET, "and wanted != found:", "and False:"),
+    Fault(
+        "gguf-norms-as-stored", _TARGET, "if len(info.shape) == 1 or ROUTER in name:", "if ROUTER in name:"
+    ),
+    Fault("gguf-experts-of-any-type", _TARGET, "        if other is not None:", "        if False:"),
+    Fault("gguf-split-without-total", _TARGET, "Scalar(I32, len(self.types))", "Scalar(I32, len(items))"),
+    Fault("gguf-dimensions-outermost-first", _WRITER, "reversed(shape)", "shape"),
+    Fault("gguf-data-unaligned", _WRITER, "-(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES", "nbytes"),
     Fault(
         "float4-second-scale-not-inverted",
         "qload/conversion/float4.py",

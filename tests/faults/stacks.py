@@ -7,7 +7,29 @@ LAYOUTS = "qload/experts/stack_layouts.py"
 SLICES = "qload/experts/stack_layouts.py"
 STACKS = "qload/experts/stacked_storage.py"
 
+JOINED = "qload/conversion/stacked_experts.py"
+
 FAULTS = (
+    Fault("new-stacks-of-other-models", JOINED, "source.architecture.type != GPT_OSS:", "False:"),
+    Fault(
+        "new-stack-in-halves",
+        JOINED,
+        "[slot.first : end : slot.step]",
+        "[slot.first * rows : (slot.first + 1) * rows]",
+    ),
+    Fault(
+        "biases-of-split-stacks-lost",
+        JOINED,
+        "for stack in biases for name, _, _ in stack.names()]",
+        "for stack in biases[:0] for name, _, _ in stack.names()]",
+    ),
+    Fault(
+        "deepseek-exponents-as-bytes",
+        "qload/conversion/float4.py",
+        "DEEPSEEK_TENSORS, dtypes.int8, dtypes.float8_e8m0fnu",
+        "DEEPSEEK_TENSORS, dtypes.int8",
+    ),
+    Fault("expert-dtype-kept", "qload/conversion/new_checkpoint.py", "(*SECTIONS, EXPERT_DTYPE)", "SECTIONS"),
     Fault("stacks-dotted-scales-are-words", FINDER, 'elif ending == ".scales" and', "elif False and"),
     Fault(
         "mxfp4-dotted-blocks-unknown",
