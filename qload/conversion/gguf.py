@@ -151,8 +151,8 @@ def plan_model(source: VerifiedCheckpoint, layers: OutputLayers, left_out: Colle
     """
     kind = source.architecture.type if source.architecture else source.model_config.get("model_type")
     if kind not in WRITTEN_TYPES:
-        types = ", ".join(sorted(WRITTEN_TYPES))
-        raise RepackError("", GGUF, f"GGUF is written for the model types {types}, not for {kind!s:.80}")
+        written = ", ".join(sorted(WRITTEN_TYPES))
+        raise RepackError("", GGUF, f"GGUF is written for the model types {written}, not for {kind!s:.80}")
     config = _text_config(source.model_config)
     lead = WRITTEN_TYPES[config.type]
     known = MIXTRAL if config.type == "mixtral" else ARCHITECTURES[lead]

@@ -275,7 +275,8 @@ def _llama3_turns(theta: float, size: int) -> NDArray[np.float64]:
 def llama3_factors(theta: float, size: int, factor: float) -> NDArray[np.float64]:
     """Return the divisors of the frequencies for the scaling of Llama 3, as in `rope_freqs.weight`."""
     smooth = ((_llama3_turns(theta, size) - LOW) / (HIGH - LOW)).clip(0, 1)
-    return 1 / ((1 - smooth) / factor + smooth)
+    factors: NDArray[np.float64] = 1 / ((1 - smooth) / factor + smooth)
+    return factors
 
 
 def scaling_of_factors(factors: NDArray[np.float32], config: Mapping[str, Any]) -> dict[str, Any]:

@@ -381,6 +381,15 @@ def test_experts_of_a_matrix_have_one_type(tmp_path: Path) -> None:
     assert "blk.0.ffn_gate_exps.weight has one type and shape for all experts" in reason
 
 
+def test_a_tensor_without_a_name_is_refused(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "in", "llama", "Q4_0")
+    changed(source, **{"model.layers.0.self_attn.gate.weight": torch.zeros(4, 64).bfloat16()})
+
+    (reason,) = reasons(source)
+
+    assert "llama.cpp has no name for model.layers.0.self_attn.gate.weight" in reason
+
+
 def test_a_kept_layer_is_refused(tmp_path: Path) -> None:
     source = checkpoint(tmp_path / "in", "llama", "Q4_0")
 
