@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from tests.detect.torchao_headers import torchao_mutations, try_torchao
 from tests.fuzz import folders
-from tests.storage import gguf_mutations, mutations
+from tests.storage import comfy_mutations, gguf_mutations, mutations
 
 Header = TypeVar("Header")  # bytes of a file, or metadata
 HANG = 1.0  # seconds, of this process' own time
@@ -63,6 +63,7 @@ def main(header_count: int = 1_000_000, folder_count: int = 20_000, seed: int = 
         headers("safetensors", mutations.mutations(header_count, seed), mutations.try_one),
         headers("GGUF", gguf_mutations.gguf_mutations(header_count, seed), gguf_mutations.try_gguf),
         headers("torchao", torchao_mutations(folder_count, seed), try_torchao),
+        headers("ComfyUI", comfy_mutations.comfy_mutations(folder_count, seed), comfy_mutations.try_comfy),
         whole(folder_count, seed),
     )
     for line in lines:
