@@ -2,6 +2,7 @@
 
     python -m tests.faults                 every fault
     python -m tests.faults zero-plus-one   one of them
+    python -m tests.faults mlx-biases-subtracted --tests tests/formats/test_mlx.py
 
 A fault is a patch of one place: it is applied to a copy of the project, the tests run there, and a fault
 that fewer than two tests notice fails the run. No test knows the faults.
@@ -31,7 +32,7 @@ MIN_FAILED_TESTS = 2
 MAX_FAILED_TESTS = 10  # after which a run stops
 CORES_PER_RUN = 2
 # Without tests/meta, which compares every fault with the source.
-RUN = ("-n", str(CORES_PER_RUN), "--tb=no", "-rfE", "--ignore=tests/meta")
+RUN = ("--tb=no", "-rfE", "--ignore=tests/meta")
 
 
 @dataclass(frozen=True)
@@ -55,21 +56,29 @@ class SeededResult:
         return {**shown, "failed tests": count, "such as": "\n".join(self.failed[:2])}
 
 
-def try_fault(fault: Fault, pool: Pool[ProjectCopy], known: Sequence[str] = ()) -> Iterator[SeededResult]:
+def run_options(tests: Sequence[str]) -> tuple[str, ...]:
+    """Return the options of pytest: all tests in several processes, or the given ones in one."""
+    return (*RUN, *(tests or ("-n", str(CORES_PER_RUN))))
+
+
+def try_fault(
+    fault: Fault, pool: Pool[ProjectCopy], tests: Sequence[str] = (), known: Sequence[str] = ()
+) -> Iterator[SeededResult]:
     """Run the tests on a copy with the fault; `known` tests fail without it too and are left out."""
     left_out = (f"--deselect={test}" for test in known)
+    options = run_options(tests or fault.tests)
     with pool.take() as copy, copy.with_fault(fault):
-        run = copy.pytest(*RUN, f"--maxfail={MAX_FAILED_TESTS}", *left_out, *fault.tests)
+        run = copy.pytest(*options, f"--maxfail={MAX_FAILED_TESTS}", *left_out)
     if len(run.failed) < MAX_FAILED_TESTS:  # a run that stops early has one of several exit codes
         run.check((PASSED, FAILED, INTERRUPTED), "a run of pytest")
     words = f"{fault.before.strip()} -> {fault.after.strip()}"
     yield SeededResult(fault.name, words, fault.file, tuple(run.failed))
 
 
-def failing_tests(pool: Pool[ProjectCopy]) -> list[str]:
+def failing_tests(pool: Pool[ProjectCopy], tests: Sequence[str]) -> list[str]:
     """The tests that fail on this machine without any fault."""
     with pool.take() as copy:
-        return copy.pytest(*RUN).check((PASSED, FAILED, INTERRUPTED), "a run of pytest").failed
+        return copy.pytest(*run_options(tests)).check((PASSED, FAILED, INTERRUPTED), "a run of pytest").failed
 
 
 def main(arguments: list[str]) -> int:
@@ -82,6 +91,7 @@ def main(arguments: list[str]) -> int:
         epilog=f"faults: {', '.join(known)}",
     )
     parser.add_argument("faults", nargs="*", metavar="FAULT", help="names of faults; default: all")
+    parser.add_argument("--tests", nargs="+", default=(), metavar="PATH", help="tests to run; default: all")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     options = parser.parse_args(arguments)
     unknown = set(options.faults) - set(known)
@@ -97,10 +107,10 @@ def main(arguments: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="qload-faults-") as folder:
         numbers = range(min(jobs, max(1, len(chosen))))
         pool = Pool(ProjectCopy.create(Path(folder) / f"copy-{number}") for number in numbers)
-        failing = failing_tests(pool)
+        failing = failing_tests(pool, options.tests)
         for test in failing:
             log.warning("left out, as it fails without a fault: %s", test)
-        results = run_faults(chosen, lambda fault: try_fault(fault, pool, failing), jobs)
+        results = run_faults(chosen, lambda fault: try_fault(fault, pool, options.tests, failing), jobs)
         return report_faults([result.row() for result in results], options.json)
 
 
