@@ -47,7 +47,8 @@ activations, checked values.
   Marlin's kernels; the format of files is `marlin_checkpoint`, "marlin" in configs.
 - **CPU kernel**: the way of the CPU module; "no" means dequantize, then torch's product.
 
-All formats are dequantized, and loaded as fused layers such as q, k and v."""
+All formats are dequantized, and loaded as fused layers such as q, k and v. See also [other
+readers](readers.md)."""
 
 
 @dataclass(frozen=True)
