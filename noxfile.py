@@ -22,6 +22,7 @@ nox.options.default_venv_backend = "venv"  # pip reads PIP_FIND_LINKS; not every
 nox.options.reuse_existing_virtualenvs = True
 
 TORCH = "torch==2.13.0"  # in test environments; the library supports a range of versions
+LLAMA_CPP = "llama-cpp-python==0.3.36"
 VLLM = "vllm==0.33.0"  # the version that qload/engines/vllm/hooks.py names
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 # Lines of pip that announce a step of more than a few seconds.
@@ -250,9 +251,11 @@ def vllm(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def outsiders(session: nox.Session) -> None:
-    """Test packers, dequantizers and products of other projects with the public suites, on the CPU."""
+    """Test packers, dequantizers, products and models of other projects on the CPU."""
     keep_bytecode(session)
     install(session, "test", "transformers", "outsiders")
+    llama = ("python", "-m", "pip", "install", "--quiet", LLAMA_CPP)  # compiles for a quarter of an hour
+    session.run(*llama, success_codes=[0, 1])  # its tests are skipped without it
     session.run("pytest", "-o", "python_files=*.py", "tests/outsiders", "-n", "2", *session.posargs)
 
 

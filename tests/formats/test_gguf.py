@@ -1,9 +1,8 @@
-"""Blocks of ggml: equal to gguf-py for each type, and by hand for the types that gguf-py does not decode."""
+"""Blocks of ggml: values of gguf-py for each type, and by hand for the types that gguf-py does not decode."""
 
 import struct
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -22,7 +21,6 @@ from tests.storage.gguf_files import blocks, gguf_file
 ALL_TYPES = FIXTURES / "gguf" / "all_types"
 EXPECTED = load_file(ALL_TYPES / "expected" / "expected.safetensors")
 UNKNOWN_TO_GGUF_PY = {"Q1_0", "Q2_0"}
-DRAWN_BLOCKS = 10_000
 
 
 def weight_of(kind: str, content: bytes, K: int) -> GGUFWeight:
@@ -44,20 +42,6 @@ def test_each_type_means_what_gguf_py_says(name: str) -> None:
 def test_the_fixture_has_every_type_that_its_tool_decodes() -> None:
     assert {name.upper() for name in EXPECTED} - {"F32", "F16"} == BLOCK_TYPES.keys() - UNKNOWN_TO_GGUF_PY
     assert ALL_DECODERS.keys() == BLOCK_TYPES.keys()
-
-
-@pytest.mark.parametrize("kind", sorted(BLOCK_TYPES.keys() - UNKNOWN_TO_GGUF_PY))
-def test_drawn_blocks_equal_gguf_py(kind: str) -> None:
-    """Test random bytes, with NaN and infinite scales among them."""
-    gguf = pytest.importorskip("gguf")
-    stored = BLOCK_TYPES[kind]
-    content = np.random.default_rng(1).integers(0, 256, (100, DRAWN_BLOCKS // 100, stored.nbytes), np.uint8)
-    with np.errstate(all="ignore"):
-        want = gguf.quants.dequantize(content.reshape(100, -1), gguf.GGMLQuantizationType[kind])
-
-    got = weight_of(kind, content.tobytes(), DRAWN_BLOCKS // 100 * stored.elements).dequantize().numpy()
-    assert np.array_equal(np.isnan(got), np.isnan(want))
-    assert np.array_equal(got.view(np.int32)[~np.isnan(got)], want.view(np.int32)[~np.isnan(want)])
 
 
 def test_q4_0_by_hand() -> None:
