@@ -34,6 +34,7 @@ from qload.conversion.output_files import (
     safetensors_index,
     split_into_files,
     stored_tensors,
+    tensor_names,
 )
 from qload.conversion.quantization_config import WrittenConfig, quantization_config
 from qload.conversion.report import Conversion, ConvertedLayer
@@ -345,10 +346,7 @@ def _owners(source: VerifiedCheckpoint, layers: OutputLayers, refused: dict[str,
     """Map source tensors of converted layers to their layer; refuse layers in tensors of several experts."""
     owners, stored, shared = {}, stored_tensors(source).keys(), shared_sources(source, layers)
     for prefix in layers:
-        layer = source.layers[prefix]
-        assert isinstance(layer, LayerDescription)
-        for spec in layer.specs:
-            name = layer.names.full(spec.name)
+        for name in tensor_names(source, prefix):
             if name not in stored and name not in shared:
                 refused[prefix] = f"{name} {STACKED}"
             owners[shared.get(name, name)] = prefix

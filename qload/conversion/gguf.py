@@ -20,7 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from qload.conversion.output_files import Chunk, OutputFile, OutputItem, copy_tensor, group_by_size
+from qload.conversion.output_files import (
+    Chunk,
+    OutputFile,
+    OutputItem,
+    copy_tensor,
+    group_by_size,
+    tensor_names,
+)
 from qload.conversion.stacked_experts import stack_tensors
 from qload.conversion.targets import GGUF, OutputLayers
 from qload.detect.gguf import (
@@ -39,7 +46,6 @@ from qload.detect.gguf import (
 from qload.errors import QloadError, RepackError
 from qload.experts.stack_finder import StoredStack
 from qload.experts.stack_layouts import Slot
-from qload.loader import LayerDescription
 from qload.models.config import TextConfig, text_config
 from qload.spec import named
 from qload.storage import BLOCK_TYPES, TensorInfo
@@ -196,9 +202,7 @@ def _place_others(
     storage, replaced = source.weights.storage, {*left_out}
     names = storage.keys()
     for prefix in layers:
-        layer = source.layers[prefix]
-        assert isinstance(layer, LayerDescription)
-        replaced |= {layer.names.full(spec.name) for spec in layer.specs}
+        replaced.update(tensor_names(source, prefix))
     for stored in names:
         if stored in replaced:
             continue

@@ -101,6 +101,13 @@ def items_in_source_order(
                 yield item
 
 
+def tensor_names(source: VerifiedCheckpoint, prefix: str) -> list[str]:
+    """Return the names of a layer's tensors."""
+    layer = source.layers[prefix]
+    assert isinstance(layer, LayerDescription)
+    return [layer.names.full(spec.name) for spec in layer.specs]
+
+
 def load_layer(source: VerifiedCheckpoint, prefix: str) -> Weight:
     """Load a whole layer."""
     return source.loader.load(source.weights, [Part(prefix)], None)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qload.conversion.output_files import Chunk, OutputItem, copy_tensor, stored_tensors
+from qload.conversion.output_files import Chunk, OutputItem, copy_tensor, stored_tensors, tensor_names
 from qload.conversion.targets import OutputLayers
 from qload.detect.config_reader import SECTIONS
 from qload.experts import ExpertStacks
@@ -226,33 +226,28 @@ def _joined_experts(
         for name, info in tensors.items()
     }
     found = {stack.source: stack for stack in find_stacks(MemoryStorage(headers), config)}
+    stacks = stored_stacks(source)
+    origins = {name: stack.source for stack in stacks for name, _, _ in stack.names()}
+    owners = {stack.source: _first_prefix(stack) for stack in stacks if stack.field != BIAS}
     for tensors in new:
-        stacks = [found[name] for name in tensors if name in found]
-        prefixes = _prefixes(stacks)
-        if len(stacks) < len(tensors) or not all(prefix in layers for prefix in prefixes):
+        joined = [found[name] for name in tensors if name in found]
+        prefixes = _prefixes(joined)
+        if len(joined) < len(tensors) or not all(prefix in layers for prefix in prefixes):
             continue
-        biases = [name for stack in stacks if stack.field == BIAS for name, _, _ in stack.names()]
+        biases = [name for stack in joined if stack.field == BIAS for name, _, _ in stack.names()]
         items = [_item(layers, prefix) for prefix in prefixes]
         items += [copy_tensor(source.weights.storage, name) for name in biases]
-        sources = _stored_sources(source, prefixes, biases)
-        yield ExpertsItem(sources, prefixes, stack_tensors(tensors, stacks, items))
+        wanted = {*prefixes}
+        names = [*biases, *(name for prefix in prefixes for name in tensor_names(source, prefix))]
+        sources = {origins.get(name, name) for name in names}
+        sources |= {name for name, owner in owners.items() if owner in wanted}
+        yield ExpertsItem(sources, prefixes, stack_tensors(tensors, joined, items))
 
 
-def _stored_sources(
-    source: VerifiedCheckpoint, prefixes: Collection[str], others: Collection[str]
-) -> list[str]:
-    """Return the stored tensors of layers, and those of other tensors of their experts."""
-    names = [*others]
-    for prefix in prefixes:
-        layer = source.layers[prefix]
-        assert isinstance(layer, LayerDescription)
-        names += [layer.names.full(spec.name) for spec in layer.specs]
-    wanted, stacked = {*prefixes}, dict[str, str]()
-    for stack in stored_stacks(source):
-        stacked |= {name: stack.source for name, _, _ in stack.names()}
-        if stack.field != BIAS and {*_prefixes([stack])} <= wanted:
-            names.append(stack.source)
-    return list(dict.fromkeys(stacked.get(name, name) for name in names))
+def _first_prefix(stack: StoredStack) -> str:
+    """Return the prefix of the first layer in a stack."""
+    name, _, _ = next(stack.names())
+    return name.rpartition(".")[0]
 
 
 def _split_experts(source: VerifiedCheckpoint, layers: OutputLayers) -> Iterator[ExpertsItem]:

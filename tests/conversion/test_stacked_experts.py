@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from qload import convert, diff, open_checkpoint, verify
 from qload.conversion.output_files import STACKED
 from qload.errors import ArgumentError
+from tests.conversion.drawn_models import checkpoint
 from tests.paths import FIXTURES
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
@@ -212,3 +213,12 @@ def test_experts_of_other_models_have_no_stacks_of_gpt_oss(tmp_path: Path) -> No
 
     assert len(found.layers) == 24
     assert all("or the model_type is not gpt_oss" in layer.detail for layer in found.layers)
+
+
+def test_a_stack_of_gpt_oss_is_of_no_other_model(tmp_path: Path) -> None:
+    source = checkpoint(tmp_path / "in", "qwen3_moe", "MXFP4")
+
+    found = convert(source, tmp_path / "out", to="mxfp4_gpt_oss", keep=["*.self_attn.*"])
+
+    experts = {layer.name for layer in found.layers if "is not gpt_oss" in layer.detail}
+    assert "model.layers.0.mlp.experts.2.down_proj" in experts
