@@ -16,9 +16,8 @@ REFUSED = "(refused)"
 HEAD = """\
 # Readers of each format
 
-These answers come from the source of other programs, without a run. Numbers lead to it, a plain "no" to the
-list of methods in the last row. Other words name the part, or the package, that is read. Empty: not
-determined."""
+These answers come from sources, without a run. Numbers lead to them, a plain "no" to the list of methods in
+the last row. Other words name the part, or the package, that is read. Empty: not determined."""
 
 
 @dataclass(frozen=True)
