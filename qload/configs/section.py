@@ -17,14 +17,13 @@ MAX_LAYER_SIZE = (1 << 31) - 1  # inputs or outputs
 Block = Annotated[list[Annotated[int, Field(ge=1, le=MAX_LAYER_SIZE)]], Field(min_length=2, max_length=2)]
 
 
-def one_of(*allowed: int) -> BeforeValidator:
-    """Validator of an integer with few allowed values; refuses 4.0 and True, which equal integers."""
-    text = " or ".join(
-        [", ".join(map(str, allowed[:-1])), str(allowed[-1])] if allowed[1:] else [str(allowed[0])]
-    )
+def one_of(*allowed: int | str) -> BeforeValidator:
+    """Validator of few allowed values of one type; refuses 4.0 and True, which equal integers."""
+    *others, last = map(repr, allowed)
+    text = f"{', '.join(others)} or {last}" if others else last
 
     def check(value: Any) -> Any:
-        if type(value) is not int or value not in allowed:
+        if type(value) is not type(allowed[0]) or value not in allowed:
             raise PydanticCustomError("one_of", "Input should be {text}", {"text": text})
         return value
 

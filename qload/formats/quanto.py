@@ -8,10 +8,11 @@ On disk, for a layer of K inputs and N outputs, group size g (128, 96, 64, 32, o
 
     w[n, k] = weight._scale[i] * code[n, k] - weight._shift[i],   i = (n * K + k) / g
 
-The product and the difference are each rounded to the dtype of the scales. A byte has a code of each block of
-rows, the first in the low bits (`layouts.row_blocks`). No tensor states N and K: they follow from the model's
-config. quanto's types of 8 bits are formats of other programs under quanto's names (`detect.methods.quanto`).
-Source: optimum-quanto 0.2.7, bit-equal to it.
+The product and the difference are each rounded to the dtype of the scales. A single row of codes, of a layer
+with one output, has scales and shifts (1, K). A byte has a code of each block of rows, the first in the low
+bits (`layouts.row_blocks`). No tensor states N and K: they follow from the model's config. quanto's types of
+8 bits are formats of other programs under quanto's names (`detect.methods.quanto`). Source: optimum-quanto
+0.2.7, bit-equal to it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class QuantoConfig(spec.Grouped, spec.Config):
     bits
         2 or 4; 0: by the shapes.
     group_size
-        Inputs that share a scale; -1: all inputs. Known once a layer is described.
+        Inputs that share a scale; -1: all inputs; 1: layers of one output. Known once a layer is described.
     K
         Inputs of the whole layer; 0: unknown, and taken from the shapes if these determine it.
     N
@@ -67,14 +68,17 @@ class QuantoConfig(spec.Grouped, spec.Config):
 
     def for_layer(self, headers: spec.LayerHeaders) -> QuantoConfig:
         """Derive bits, group size and N; UnsupportedFormatError if the shapes leave bits or K open."""
-        axes = zip(QuantoWeight.tensors(self), ("R C", "G 1", "G 1"), strict=True)
+        shape = headers.shapes["weight"]
+        one_row = headers.shapes["weight_scale"] == shape and shape[:1] == (1,) != shape[1:]
+        groups = "N C" if one_row else "G 1"
+        axes = zip(QuantoWeight.tensors(self), ("R C", groups, groups), strict=True)
         sizes = headers.sizes([replace(tensor, text=text) for tensor, text in axes])
-        R, C, G = sizes["R"], sizes["C"], sizes["G"]
+        R, C, G = sizes["R"], sizes["C"], sizes.get("G", 1)
         fitting = [bits for bits in BITS if -(-G * bits // 8) == R]
         if self.bits not in (0, *fitting) or not fitting or not C:
             rows = " or ".join(str(-(-G * bits // 8)) for bits in ((self.bits,) if self.bits else BITS))
             raise self._wrong_shape(headers, f"({rows}, group size), for {G} scales")
-        K = self.K or (C if C not in GROUP_SIZES else 0)
+        K = self.K or (C if one_row or C not in GROUP_SIZES else 0)
         if not K or (not self.bits and len(fitting) > 1):
             open_size = "bits" if K else "N and K"
             reason = f"{headers.names.full('weight')} has {R} rows of {C}, which leave {open_size} open"
@@ -84,7 +88,7 @@ class QuantoConfig(spec.Grouped, spec.Config):
             raise self._wrong_shape(headers, f"{self.N} * {K} codes of a layer, as the model's config states")
         if K % C or G * C % K:
             raise self._wrong_shape(headers, f"groups of a layer with K = {K}: {G} groups of {C} are none")
-        return QuantoConfig(self.bits or fitting[0], C if C < K else -1, K, N)
+        return QuantoConfig(self.bits or fitting[0], 1 if one_row else C if C < K else -1, K, N)
 
     def _wrong_shape(self, headers: spec.LayerHeaders, expected: str) -> ShapeError:
         names = headers.names
@@ -93,7 +97,8 @@ class QuantoConfig(spec.Grouped, spec.Config):
     @property
     def packing(self) -> RowBlocks:
         """Packing of the codes."""
-        return RowBlocks(self.bits, 8 // max(self.bits, 1), columns=max(self.group_size, 0))
+        columns = 0 if self.group_size in (-1, 1) else self.group_size
+        return RowBlocks(self.bits, 8 // max(self.bits, 1), columns=columns)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -108,7 +113,7 @@ class QuantoWeight(spec.Weight):
     weight
         Codes in blocks of rows: (ceil(N * K / group_size * bits / 8), group_size), uint8.
     weight_scale
-        (N * K / group_size, 1), bf16, fp16 or fp32.
+        (N * K / group_size, 1), or (N, K) for groups of one input; bf16, fp16 or fp32.
     weight_shift
         Shape of the scale, a float, or a zero point of dtype uint8 or int8.
     """
@@ -125,7 +130,7 @@ class QuantoWeight(spec.Weight):
     @classmethod
     def tensors(cls, config: QuantoConfig) -> tuple[TensorSpec, ...]:
         """Declare the tensors; groups bind cuts of K, and a share has blocks of its own."""
-        groups = "N 1" if config.group_size == -1 else f"(NK)/{config.group_size} 1"
+        groups = {-1: "N 1", 1: "N K"}.get(config.group_size, f"(NK)/{config.group_size} 1")
         return (
             TensorSpec("weight", (dtypes.uint8,), "R C", Role.WORD, DATA, view="N K", packing=config.packing),
             TensorSpec("weight_scale", SCALES, groups, Role.SCALE, SCALE),

@@ -120,6 +120,19 @@ def test_a_map_names_the_type_of_each_module(tmp_path: Path) -> None:
     assert note in report.notes
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_layers_of_one_output_have_a_scale_without_axes(tmp_path: Path, dtype: torch.dtype) -> None:
+    stored = eight(1, 16, dtype)
+    stored["weight._scale"] = torch.tensor(0.5).bfloat16()
+    kind = "qint8" if dtype == torch.int8 else "qfloat8_e4m3fn"
+    save(tmp_path, {"gate": stored}, config={}, quanto_qmap={"gate": entry(kind)})
+
+    for world in (1, 2):
+        ranks = [open_checkpoint(tmp_path, process_group=rank) for rank in FakeWorld(world)]
+        parts = [weights.get_weights_row("gate").dequantize() for weights in ranks]
+        assert torch.equal(torch.cat(parts, 1), (torch.arange(16.0)[None] % 17 - 8) / 2)
+
+
 def test_tensors_alone_name_the_types(tmp_path: Path) -> None:
     four, weight = packed(8, 48, 4, 48)
     layers = {"a": eight(8, 16, torch.int8), "b": eight(8, 16, torch.float8_e5m2), "c": four}
@@ -153,6 +166,40 @@ def test_rows_that_two_types_may_have_are_refused() -> None:
 
     with pytest.raises(UnsupportedFormatError, match="which leave bits open"):
         weights.get_weights("up")
+
+
+@pytest.mark.parametrize(("bits", "world"), [(2, 1), (4, 2)])
+def test_layers_of_one_output_have_a_scale_for_each_input(bits: int, world: int) -> None:
+    tensors, _ = packed(1, 128, bits, 128)
+    columns = torch.arange(128.0)[None]
+    tensors |= {"weight._scale": (columns % 3).bfloat16(), "weight._shift": (columns % 5 - 2).bfloat16()}
+    codes = torch.arange(128)[None] * 7 % 2**bits
+    storage = MemoryStorage({f"gate.{name}": tensor for name, tensor in tensors.items()})
+    loader = loader_from_config({"quant_method": "quanto", "weights": f"int{bits}"}, storage)
+    ranks = [Weights(storage, loader=loader, process_group=rank) for rank in FakeWorld(world)]
+
+    parts = [weights.get_weights_row("gate").dequantize() for weights in ranks]
+    assert torch.equal(torch.cat(parts, 1), codes * (columns % 3) - (columns % 5 - 2))
+
+
+def test_groups_of_one_weight_have_codes_of_zero(tmp_path: Path) -> None:
+    """quanto stores zero scales and codes for them, and the weights in the shifts."""
+    draw = torch.Generator().manual_seed(0)
+    four, _ = packed(256, 128, 4, 128)
+    gate, _ = packed(1, 128, 4, 128)
+    shift = torch.randn(1, 128, generator=draw).bfloat16()
+    gate |= {"weight._data._data": torch.zeros(1, 128, dtype=torch.uint8), "weight._shift": shift}
+    gate["weight._scale"] = torch.zeros(1, 128).bfloat16()
+    save(
+        tmp_path,
+        {UP: four, "score": gate},
+        config={},
+        quanto_qmap=dict.fromkeys((UP, "score"), entry("qint4")),
+    )
+
+    with open_checkpoint(tmp_path) as weights:
+        assert torch.equal(weights.get_weights("score").dequantize(), -shift.float())
+    assert not [finding.message for finding in verify(tmp_path).findings if finding.tensor == "score"]
 
 
 ROWS = r"up\.weight\._data\._data: wrong shape\n  expected \(16, group size\), for 31 scales"

@@ -7,6 +7,8 @@
     qfloat8 (e4m3fn, e4m3fnuz, e5m2)       fp8, one scale per output
     qint4, qint2                           quanto
 
+A layer of one output has a scale of shape () in the types of 8 bits.
+
 Sizes of qint4 and qint2 layers follow from the model's config. `input_scale` and `output_scale` are 1 where
 inputs are not quantized; quantized inputs get a note, and linears do not quantize them. Source:
 optimum-quanto 0.2.7 and transformers 5.23.0.
@@ -14,7 +16,7 @@ optimum-quanto 0.2.7 and transformers 5.23.0.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from qload import configs, dtypes
 from qload.architecture import architecture_of
@@ -31,27 +33,22 @@ BYTES = "weight._data"
 NAMES = (("weight", BYTES), ("weight_scale", SCALE))
 INPUT_SCALES = ("input_scale", "output_scale")
 PLAIN = "none"
-BITS: Mapping[str, int] = {
-    "qint8": 8,
+BYTE_BITS = 8
+BITS: Mapping[str, int] = {  # of the types of weights
+    "qint8": BYTE_BITS,
     "qint4": 4,
     "qint2": 2,
-    "qfloat8": 8,
-    "qfloat8_e4m3fn": 8,
-    "qfloat8_e4m3fnuz": 8,
-    "qfloat8_e5m2": 8,
+    **dict.fromkeys(("qfloat8", "qfloat8_e4m3fn", "qfloat8_e4m3fnuz", "qfloat8_e5m2"), BYTE_BITS),
 }
-INT8 = ConfiguredFormat(CTIntWeight, CTIntConfig((1, -1)), claims=LayerClaims(8), stored=NAMES)
-FLOAT8 = ConfiguredFormat(Fp8Weight, Fp8Config("channel"), claims=LayerClaims(8), stored=NAMES)
+INT8 = ConfiguredFormat(CTIntWeight, CTIntConfig((1, -1)), claims=LayerClaims(BYTE_BITS), stored=NAMES)
+FLOAT8 = ConfiguredFormat(Fp8Weight, Fp8Config(), claims=LayerClaims(BYTE_BITS), stored=NAMES)
 
-WeightType = Literal[
-    "none", "qint8", "qint4", "qint2", "qfloat8", "qfloat8_e4m3fn", "qfloat8_e4m3fnuz", "qfloat8_e5m2"
-]
-InputType = Literal["none", "qint8", "qfloat8", "qfloat8_e4m3fn", "qfloat8_e4m3fnuz", "qfloat8_e5m2"]
+INPUT_TYPES = tuple(name for name, bits in BITS.items() if bits == BYTE_BITS)
 
 
 class _Module(configs.Entry):
-    weights: WeightType
-    activations: InputType = "none"
+    weights: Annotated[str, configs.one_of(PLAIN, *BITS)]
+    activations: Annotated[str, configs.one_of(PLAIN, *INPUT_TYPES)] = PLAIN
 
 
 class _Section(configs.Section):
@@ -138,9 +135,9 @@ def _with_sizes(
 def _format(name: str) -> ConfiguredFormat:
     """Format of a type of weights; "": of 2 or 4 bits, by the shapes."""
     bits = BITS.get(name, 0)
-    if bits == 8:
+    if bits == BYTE_BITS:
         dtype = dtypes.BY_NAME.get(name[1:], dtypes.float8_e4m3fn)
-        return INT8 if name == "qint8" else replace(FLOAT8, config=Fp8Config("channel", dtype=dtype))
+        return INT8 if name == "qint8" else replace(FLOAT8, config=Fp8Config(dtype=dtype))
     return ConfiguredFormat(QuantoWeight, QuantoConfig(bits), claims=LayerClaims(bits or None))
 
 
@@ -157,5 +154,6 @@ METHODS = (
         read=read_quanto,
         formats=(CTIntWeight, Fp8Weight, QuantoWeight),
         variants=VARIANTS,
+        complete=with_sizes,
     ),
 )

@@ -96,6 +96,7 @@ def _codes(checkpoint: VerifiedCheckpoint) -> Mapping[str, bool]:
         for layer in checkpoint.described()
         for spec in layer.specs[:1]
         if not layer.format.weight_type.plain
+        and getattr(layer.format.config, "group_size", None) != 1  # the weight of a group has the code 0
     }
 
 
