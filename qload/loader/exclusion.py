@@ -4,12 +4,14 @@ An entry excludes the layers with its segments in a row in their dotted name: `l
 `model.layers.1.mlp.up_proj` and not `model.layers.10.mlp.up_proj`. An entry with further segments in front,
 `language_model.model.layers.1` for `model.layers.1`, means the same layer. A dot at an end of an entry, which
 separates `mlp.gate.` from `mlp.gate_proj` for other readers, is ignored. A fused layer is excluded if all of
-its parts are, and a part if its fused layer is.
+its parts are, and a part if its fused layer is. The pattern `*v_proj` selects one part, although it matches
+`qkv_proj` too.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import takewhile
 
 from qload.errors import ArgumentError, MismatchError
 
@@ -38,6 +40,13 @@ def wholes(prefix: str, fused: Iterable[tuple[str, tuple[str, ...]]] = FUSED.ite
     """Fused layers with this layer as a part."""
     own = prefix.rpartition(".")[2]
     return [_sibling(prefix, whole) for whole, own_parts in fused if own in own_parts]
+
+
+def selects_module(
+    selects: Callable[[str], bool], name: str, fused: Iterable[tuple[str, tuple[str, ...]]] = FUSED.items()
+) -> bool:
+    """Return whether a predicate on names selects a module; a fused layer only if it means no single part."""
+    return selects(name) and len(set(map(selects, parts(name, fused)))) < 2
 
 
 def stacks(prefix: str) -> list[str]:
@@ -107,12 +116,17 @@ class Exclusions:
         """Return True for a dotted name, False for a pattern."""
         return True
 
+    def selects(self, module: str) -> bool:
+        """Return whether an entry selects a module by its own name."""
+        return self._entry(module) is not None
+
     def _entry(self, prefix: str) -> str | None:
         if not self.names:
             return None
         place = self._first_name(prefix)
-        before = (at for at in self._patterns if place is None or at < place)
-        place = next((at for at in before if self._knows(self.names[at], prefix)), place)
+        for at in self._patterns if place is None else takewhile(place.__gt__, self._patterns):
+            if selects_module(partial(self._knows, self.names[at]), prefix, self.fused):
+                return self.names[at]
         return None if place is None else self.names[place]
 
     @cached_property

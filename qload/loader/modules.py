@@ -18,7 +18,7 @@ from qload.errors import (
     checked,
 )
 from qload.loader.description import ConfiguredFormat, DialectRecogniser, LayerDescription
-from qload.loader.exclusion import LEFT_OUT, check_agreed, parts, stacks, wholes
+from qload.loader.exclusion import LEFT_OUT, check_agreed, parts, selects_module, stacks, wholes
 from qload.loader.formats import FormatLoader
 from qload.loader.source import TensorSource
 from qload.spec import LayerClaims, named
@@ -119,8 +119,9 @@ class ModuleLoader(FormatLoader):
         return self.chosen(prefix).left_out(prefix)
 
     def _place(self, name: str, last: int) -> int:
-        """Number of the first choice before `last` that accepts a name, else `last`."""
-        return next((at for at, (accepts, _) in enumerate(self.choices[:last]) if accepts(name)), last)
+        """Number of the first choice before `last` that selects a name, else `last`."""
+        before = enumerate(self.choices[:last])
+        return next((at for at, (accepts, _) in before if selects_module(accepts, name)), last)
 
     def _at(self, place: int) -> FormatLoader:
         return self.choices[place][1] if place < len(self.choices) else self.default

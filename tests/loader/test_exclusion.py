@@ -85,6 +85,23 @@ def test_an_engines_own_layer_is_linear_if_it_has_inputs_and_outputs() -> None:
     assert isinstance(AWQMarlinConfig(4, 128, True).get_quant_method(layer, "a"), AWQMarlinLinearMethod)
 
 
+@pytest.mark.parametrize(
+    "exclusions", [GlobExclusions(("*v_proj", "*up_proj")), IgnoredModules(("re:.*v_proj$", "re:.*up_proj"))]
+)
+def test_a_pattern_of_one_part_leaves_its_siblings(exclusions: Exclusions) -> None:
+    excluded = {name for name in ("q", "k", "v", "gate", "up") if exclusions.entry(f"a.{name}_proj")}
+
+    assert excluded == {"v", "up"}
+    for fused in ("qkv_proj", "gate_up_proj"):
+        with pytest.raises(MismatchError, match="not all quantized or all left out"):
+            exclusions.entry(f"a.{fused}")
+
+
+@pytest.mark.parametrize("exclusions", [GlobExclusions(("*.qkv*",)), GlobExclusions(("a.*",))])
+def test_a_pattern_of_a_fused_layer_or_of_all_parts_holds_for_each(exclusions: Exclusions) -> None:
+    assert all(exclusions.entry(f"a.{name}_proj") for name in ("q", "k", "v", "qkv"))
+
+
 @pytest.mark.parametrize("names", ["lm_head", [""]], ids=["a string", "an empty name"])
 def test_names_that_would_exclude_by_accident_are_refused(names: object) -> None:
     with pytest.raises(ValueError, match="a list of names"):
