@@ -10,6 +10,7 @@ from qload.loader import ConfiguredFormat
 from qload.loader.exclusion import Exclusions
 from qload.loader.transforms import TransformRule
 from qload.spec import LayerClaims, Weight
+from qload.storage import WeightStorage
 
 _SHORT = Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 3, 60, 60, 60
@@ -173,6 +174,8 @@ class Method:
         Key with settings of single modules, which have the keys of the config itself; "" without one.
     ignored
         Keys that qload ignores or refuses although other programs act on them.
+    complete
+        Complete the claims by the stored tensors; UnsupportedFormatError for tensors that change layers.
     """
 
     names: tuple[str, ...]
@@ -185,6 +188,7 @@ class Method:
     exclusion_key: str = "modules_to_not_convert"
     module_key: str = ""
     ignored: Mapping[str, IgnoredKey] = field(default_factory=dict)
+    complete: Callable[[Claims, FoundConfig, WeightStorage], Claims] | None = None
 
     @property
     def formats_with_activations(self) -> tuple[type[Weight], ...]:

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Literal, overload
 
 from qload.configs import Claims, FoundConfig, ModuleRule
-from qload.detect.config_reader import named_modules, read_claims
+from qload.detect.config_reader import METHODS, named_modules, read_claims
 from qload.detect.methods import hqq, quanto, torchao
 from qload.detect.signatures import COMFY, SIGNATURES, WORDS, LayerTensors, Signature
 from qload.detect.torchao_header import has_header
@@ -60,7 +60,7 @@ from qload.loader import (
     UnreadLoader,
     WeightsLoader,
 )
-from qload.loader.description import ROTATED, LayerDescriber
+from qload.loader.description import LayerDescriber
 from qload.loader.exclusion import NOTHING_NAMED
 from qload.loader.transforms import LayerTransforms, find_matrix
 from qload.spec import Role, named
@@ -70,7 +70,6 @@ from qload.storage.comfy import is_setting, parse_layers
 from qload.storage.protocol import read_array
 
 COMFY_METHOD = "comfyui"
-SHARED_ROTATION = "shared_input_rotation_"  # of Quark, at the top level: one matrix for many layers
 PACKED_BITS = (2, 4, 8)  # bit widths without codes across words
 METHOD_KEYS = ("quant_method", "method")
 INVERSE = "weight_scale_inv"
@@ -538,7 +537,8 @@ def effective_claims(
     `model`: the model's config.json, for tensors that no config describes.
     """
     if source is None and storage is not None:
-        source = quanto.found_config(storage, model) or hqq.found_config(storage)
+        found = (reader.found_config(storage, model) for reader in (quanto, hqq, torchao))
+        source = next(filter(None, found), None)
     if storage is not None:
         refuse_foreign(source, storage)
     if storage is not None and source is not None and source.section:
@@ -548,12 +548,9 @@ def effective_claims(
             file, section = source.file, source.section
             return Claims("unquantized", "unquantized", file=file, section=section, notes=(note,))
     claims = _claims(source, storage) if source else None
-    if claims and claims.method == "quark" and storage is not None:
-        _refuse_shared_rotation(storage)
-    if claims and source and claims.method == quanto.METHOD and storage is not None:
-        claims = quanto.with_sizes(claims, source, storage)
-    if storage is not None:
-        claims = torchao.with_header(claims, storage)
+    complete = METHODS[claims.method].complete if claims else None
+    if claims and source and complete and storage is not None:
+        claims = complete(claims, source, storage)
     names = storage.keys() if storage else ()
     if storage is None or LEGACY["bits"] not in names:
         return claims
@@ -603,14 +600,6 @@ def _claims(source: FoundConfig, storage: WeightStorage | None) -> Claims:
             raise
         reason = f"{error.reason}; {len(stored)} tensors are stored so, as {stored[0]:.200}"
         raise replace(error, reason=reason) from None
-
-
-def _refuse_shared_rotation(storage: WeightStorage) -> None:
-    """Raise UnsupportedFormatError for a matrix of Quark that rotates inputs of many layers."""
-    for name in storage.keys():  # noqa: SIM118
-        if name.rpartition(".")[2].startswith(SHARED_ROTATION):
-            reason = f"{name} changes the result of layers"
-            raise UnsupportedFormatError("quark with rotated inputs", reason, remedy=ROTATED)
 
 
 def _quantized(storage: WeightStorage) -> Iterator[str]:

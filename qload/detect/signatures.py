@@ -53,6 +53,14 @@ TRANSFORMERS = "transformers loads it where {} is installed, and its dequantize(
 MODELOPT = "state the quantization_config of its writer, quant_method modelopt with quant_algo {}"
 QUARK = "state the quantization_config of its writer, quant_method quark"
 QUANTO = "state quant_method quanto, or keep quanto_qmap.json alone; optimum-quanto writes no other methods"
+TORCHAO_DIALECT = "torchao's safetensors"
+TORCHAO = (
+    "keep the metadata of its headers, which state the class of each layer; transformers loads it where "
+    "torchao is installed"
+)
+TORCHAO_FORMATS = (
+    "fp8", "ct_int", "torchao_intx", "torchao_int4", "modelopt_nvfp4", "mxfp8", "ct_mxfp4",
+)  # fmt: skip
 SOURCE = "qload reads the plain safetensors that it was made from"
 
 
@@ -179,12 +187,7 @@ SIGNATURES = (
         "weight_zeros floats (G N), weight i8 (N K/2), weight_scale floats (G N)",
     ),
     Signature("ComfyUI's scaled FP8", COMFY, "scale_weight floats, weight fp8 (N K)"),
-    Signature(
-        "torchao's safetensors",
-        "keep the metadata of its headers, which state the class of each layer; transformers loads it where "
-        "torchao is installed",
-        "_weight_qdata",
-    ),
+    Signature(TORCHAO_DIALECT, TORCHAO, "_weight_qdata", unless=TORCHAO_FORMATS),
     Signature(
         "quanto (int8, float8)",
         QUANTO,

@@ -192,6 +192,17 @@ def test_patterns_of_layers_and_exclusions() -> None:
     assert opened.report().complete
 
 
+def test_patterns_of_keys_and_values_leave_the_queries() -> None:
+    """`*v_proj` matches `qkv_proj`, the fused name of all three."""
+    layers = {f"*{name}_proj": {"weight": {**INT4, "dtype": "uint4"}, "output_tensors": {}} for name in "kv"}
+    tensors, _ = int4(signed=True, order=REORDERED)
+    names = [f"model.layers.0.self_attn.{name}_proj" for name in "qkv"]
+    storage = MemoryStorage({f"{name}.{field}": each for name in names for field, each in tensors.items()})
+    opened = Weights(storage, loader=loader_from_config(section(INT4, layer_quant_config=layers), storage))
+
+    assert [opened.get_weights(name).config.signed for name in names] == [True, False, False]
+
+
 @pytest.mark.parametrize(
     ("stated", "name"),
     [
@@ -225,6 +236,8 @@ def test_each_type_has_its_format(stated: dict[str, Any], name: str) -> None:
             "dtype fp4, qscheme per_group",
         ),
         ({**INT4, "zero_point_type": "float32"}, "dtype int4, qscheme per_group"),
+        ({**INT8, "ch_axis": 1}, "dtype int8, qscheme per_channel, ch_axis 1"),
+        ({**INT4, "ch_axis": 0}, "dtype int4, qscheme per_group, ch_axis 0"),
     ],
 )
 def test_other_types_are_refused_by_name(stated: dict[str, Any], variant: str) -> None:
@@ -237,6 +250,13 @@ def test_other_types_are_refused_by_name(stated: dict[str, Any], variant: str) -
         FoundConfig("config.json", "quantization_config", section(INT4, layer_quant_config=layers))
     )
     assert isinstance(claims.rules[0].formats, UnsupportedFormatError)
+
+
+def test_quantized_biases_are_refused_by_name() -> None:
+    layer = {"weight": INT8, "bias": {"dtype": "int8", "qscheme": "per_tensor"}}
+
+    with pytest.raises(UnsupportedFormatError, match=r"quantized biases.*\n.*global_quant_config\.bias"):
+        read_claims(FoundConfig("config.json", "", {**section(INT8), "global_quant_config": layer}))
 
 
 @pytest.mark.parametrize("pattern", ["pack_method", "group_size"])

@@ -5,6 +5,7 @@
 Each layer has its own settings, which take precedence (`formats.hqq`). Source: hqq 0.2.8 and transformers 4.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from qload import configs
@@ -35,7 +36,7 @@ def read_hqq(source: configs.FoundConfig) -> configs.Claims:
     return section.claims(source, METHOD, METHOD, fmt, settings=SETTINGS)
 
 
-def found_config(storage: WeightStorage) -> configs.FoundConfig | None:
+def found_config(storage: WeightStorage, model: Mapping[str, Any]) -> configs.FoundConfig | None:
     """Config of a checkpoint without one, whose layers have HQQ's codes and settings; None for any other."""
     names, ending = storage.keys(), f".{CODES}"
     prefixes = (name.removesuffix(ending) for name in names if name.endswith(ending))

@@ -19,7 +19,7 @@ others, the whole checkpoint is unsupported, and so is one with rotations of inp
 amd-quark 0.13.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -44,11 +44,15 @@ from qload.formats import (
 )
 from qload.formats.mx import GROUP
 from qload.loader import ConfiguredFormat
+from qload.loader.description import ROTATED
 from qload.spec import LayerClaims
+from qload.storage import WeightStorage
 
 VARIANTS = ("quark (fp8, int8, int4, uint4, mxfp4, mxfp6, mxfp8)",)
 REMEDY = "transformers loads it where amd-quark is installed, and vLLM loads most of it"
 POWERS = "e8m0"
+AXES: Mapping[str, tuple[int, ...]] = {"per_channel": (0,), "per_group": (-1, 1)}  # of a weight (N, K)
+SHARED_ROTATION = "shared_input_rotation_"  # at the top level: one matrix for many layers
 MXFP4 = MXFP4Config(("weight", "weight_scale"))
 BITS = {
     "fp8_e4m3": 8,
@@ -70,12 +74,19 @@ class _Tensor(configs.Entry):
     group_size: Annotated[int, Field(ge=1)] | None = None
     block_size: configs.Block | None = None
     scale_format: str | None = None
+    ch_axis: int | None = None
     symmetric: bool | None = None
     zero_point_type: str | None = None
+
+    @property
+    def has_usual_axis(self) -> bool:
+        """Whether each output, or each group of inputs, has a scale."""
+        return self.ch_axis is None or self.ch_axis in AXES.get(self.qscheme or "", (self.ch_axis,))
 
 
 class _Layer(configs.Entry):
     weight: Any = None  # one type, or a list of them
+    bias: Any = None
     input_tensors: dict[str, Any] | list[Any] | None = None
 
 
@@ -118,7 +129,7 @@ class GlobModules:
 
     def __call__(self, module: str) -> bool:
         """Return whether the pattern matches a module or one above it."""
-        return self.patterns.entry(module) is not None
+        return self.patterns.selects(module)
 
 
 def read_quark(source: configs.FoundConfig) -> configs.Claims:
@@ -165,6 +176,17 @@ def read_quark(source: configs.FoundConfig) -> configs.Claims:
     )
 
 
+def check_rotation(
+    claims: configs.Claims, source: configs.FoundConfig, storage: WeightStorage
+) -> configs.Claims:
+    """Return the claims; UnsupportedFormatError for a stored matrix that rotates inputs of many layers."""
+    for name in storage.keys():  # noqa: SIM118
+        if name.rpartition(".")[2].startswith(SHARED_ROTATION):
+            reason = f"{name} changes the result of layers"
+            raise UnsupportedFormatError("quark with rotated inputs", reason, remedy=ROTATED)
+    return claims
+
+
 def _formats(fmt: Format | None) -> tuple[ConfiguredFormat, ...] | UnsupportedFormatError:
     """Formats of a rule: none for plain modules."""
     if fmt is None:
@@ -181,11 +203,14 @@ def _format(source: configs.FoundConfig, reorder: bool, key: str, layer: _Layer 
         return _unsupported(source, "several types of one weight", f"{key}.weight")
     if not isinstance(stated, dict):
         raise source.error(f"{key}.weight", "an object", configs.value_text(stated))
+    if layer and layer.bias is not None:
+        return _unsupported(source, "quantized biases", f"{key}.bias")
     place = configs.FoundConfig(source.file, source.key(f"{key}.weight"), stated)
     weight = configs.validate(_Tensor, place)
-    fmt = _of_type(weight, reorder)
+    fmt = _of_type(weight, reorder) if weight.has_usual_axis else None
     if fmt is None:
         variant = f"dtype {weight.dtype:.20}, qscheme {weight.qscheme or 'none':.20}"
+        variant += "" if weight.has_usual_axis else f", ch_axis {weight.ch_axis}"
         return _unsupported(source, variant, f"{key}.weight")
     size = weight.group_size if weight.qscheme == "per_group" else None
     return replace(fmt, claims=LayerClaims(BITS[weight.dtype], size, source=key))
@@ -240,5 +265,6 @@ METHODS = (
         formats=(Fp8Weight, CTIntWeight, QuarkInt4Weight, CTMXFP4Weight, QuarkMXFP6Weight, MXFP8Weight),
         variants=VARIANTS,
         exclusion_key="exclude",
+        complete=check_rotation,
     ),
 )

@@ -14,13 +14,14 @@ Scales of the last two may be swizzled (`layouts.swizzle`). Layers of other clas
 checkpoint is unsupported if no layer has one of these. Source: torchao 0.18.0 and transformers 5.23.0.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from qload import configs
+from qload.detect.signatures import TORCHAO, TORCHAO_DIALECT
 from qload.detect.torchao_header import (
     CLASSES,
     PARAMETER,
@@ -51,6 +52,8 @@ from qload.loader import ConfiguredFormat
 from qload.spec import ActivationScheme, LayerClaims
 from qload.storage import WeightStorage
 
+METHOD = "torchao"
+UNDESCRIBED = UnsupportedFormatError(TORCHAO_DIALECT, "no header describes it", remedy=TORCHAO)
 MAX_KINDS = 256  # of layers: each lookup of a layer tries all kinds
 STATED_CLASSES = {  # beginning of a config's name -> class
     "Float8": "Float8Tensor",
@@ -117,17 +120,29 @@ def read_torchao(source: configs.FoundConfig) -> configs.Claims:
     stated = section.quant_type
     default = stated.get("default") if isinstance(stated, dict) else stated
     kind = default.get("_type") if isinstance(default, dict) else default
-    name = kind if isinstance(kind, str) else "torchao"
-    return section.claims(source, "torchao", name[:80])
+    name = kind if isinstance(kind, str) else METHOD
+    return section.claims(source, METHOD, name[:80])
 
 
-def with_header(claims: configs.Claims | None, storage: WeightStorage) -> configs.Claims | None:
-    """Add the formats of the layers in headers to the claims of a config; None without either.
+def found_config(storage: WeightStorage, model: Mapping[str, Any]) -> configs.FoundConfig | None:
+    """Config of a checkpoint without one, whose headers describe quantized layers; None for any other."""
+    layer = next(_quantized_layers(storage), None)
+    return configs.FoundConfig(layer.file, "", {"quant_method": METHOD}) if layer else None
+
+
+def _quantized_layers(storage: WeightStorage) -> Iterator[DescribedLayer]:
+    return (layer for layer in described_layers(storage) if layer.tensor.kind != PLAIN_CLASS)
+
+
+def with_header(
+    claims: configs.Claims, source: configs.FoundConfig, storage: WeightStorage
+) -> configs.Claims:
+    """Add the formats of the layers in headers to the claims of a config.
 
     ConfigError for a malformed header; UnsupportedFormatError if no layer has a supported class.
     """
-    layers = [layer for layer in described_layers(storage) if layer.tensor.kind != PLAIN_CLASS]
-    if not layers or (claims and claims.method != "torchao"):
+    layers = list(_quantized_layers(storage))
+    if not layers:
         return claims
     kinds: dict[tuple[Any, ...], set[str]] = {}
     refused: dict[str, tuple[UnsupportedFormatError, set[str]]] = {}
@@ -143,18 +158,17 @@ def with_header(claims: configs.Claims | None, storage: WeightStorage) -> config
     if not kinds:
         raise next(iter(refused.values()))[0]
     formats = tuple(dict.fromkeys(fmt for fmt, _ in kinds))
-    base = claims or configs.Claims("torchao", "torchao", file=layers[0].file)
     return replace(
-        base,
+        claims,
         bits=_common(formats, "bits"),
         group_size=_common(formats, "group_size"),
         formats=formats,
         rules=(
             *(configs.ModuleRule((fmt,), frozenset(names).__contains__) for (fmt, _), names in kinds.items()),
             *(configs.ModuleRule(error, frozenset(names).__contains__) for error, names in refused.values()),
-            configs.ModuleRule(()),
+            configs.ModuleRule(UNDESCRIBED),
         ),
-        notes=(*base.notes, *_notes(base, layers)),
+        notes=(*claims.notes, *_notes(claims, layers)),
     )
 
 
@@ -281,7 +295,7 @@ def _notes(claims: configs.Claims, layers: Sequence[DescribedLayer]) -> Iterator
 
 METHODS = (
     configs.Method(
-        names=("torchao",),
+        names=(METHOD,),
         read=read_torchao,
         formats=(
             Fp8Weight,
@@ -293,6 +307,7 @@ METHODS = (
             CTMXFP4Weight,
         ),
         variants=VARIANTS,
+        complete=with_header,
         activation_key="act_quant_kwargs of headers",
         activation_formats=(Fp8Weight, CTIntWeight, TorchAOIntxWeight),
     ),
