@@ -24,7 +24,7 @@ pack-quantized with one scale for the tensor has weight_scale () or (1,), and as
 int-quantized, signed codes of 2 to 8 bits:
 
     weight             int8              (N, K)
-    weight_scale       fp16, bf16, fp32  () or (1,); (N, 1); (N, K/g); or (N/bn, K/bk), rounded up
+    weight_scale       fp16, bf16, fp32  () or (1,) or (1, 1); (N, 1); (N, K/g); or (N/bn, K/bk), rounded up
     weight_zero_point  int8              shape of weight_scale; asymmetric layers only
     input_scale        fp16, bf16, fp32  () or (1,)  of the activations; static ones only
     input_zero_point   int8              () or (1,)  likewise
@@ -500,6 +500,8 @@ class CTIntConfig(spec.Config):
         its config has "0" and loads leave them out, else "as stored".
     vector
         Whether scales of outputs are stored as (N,); set once a layer is described.
+    column
+        Whether one scale for the tensor is stored as (1, 1); set once a layer is described.
     """
 
     name: ClassVar[str] = "ct_int"
@@ -510,6 +512,7 @@ class CTIntConfig(spec.Config):
     static: bool = False
     zeros: Literal["as stored", "checked", "0"] = field(default="as stored", repr=False)
     vector: bool = field(default=False, compare=False, repr=False)
+    column: bool = field(default=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.bits not in INT_BITS:
@@ -519,11 +522,13 @@ class CTIntConfig(spec.Config):
 
     def for_layer(self, headers: spec.LayerHeaders) -> CTIntConfig:
         """Normalize a group of all inputs to -1; ShapeError for several scales of one tensor."""
-        tensors = CTIntWeight.tensors(self)
+        is_column = self.block is None and headers.shapes["weight_scale"] == (1, 1)
+        config = replace(self, column=True) if is_column else self
+        tensors = CTIntWeight.tensors(config)
         K = headers.sizes(tensors[:1])["K"]
         headers.check_single(tensor.name for tensor in tensors if tensor.text == "P")
         one_group = self.block and self.block[0] == 1 and self.block[1] >= K
-        config = replace(self, block=(1, -1)) if one_group else self
+        config = replace(config, block=(1, -1)) if one_group else config
         if config.block == (1, -1) and len(headers.shapes["weight_scale"]) == 1:
             config = replace(config, vector=True)
         points = headers.facts.get("weight_zero_point")
@@ -536,7 +541,7 @@ class CTIntConfig(spec.Config):
     def axes(self) -> str:
         """Axis text of the scale."""
         if self.block is None:
-            return "P"
+            return "P 1" if self.column else "P"
         if self.vector:
             return "N"
         rows, columns = self.block
@@ -555,8 +560,8 @@ class CTIntWeight(spec.Weight):
     weight
         Signed codes, a byte each: (N, K), int8.
     weight_scale
-        One for the tensor, () or (1,); per output, (N, 1) or (N,); per group, (N, K / g); or per block,
-        (ceil(N / bn), ceil(K / bk)); fp16, bf16 or fp32.
+        One for the tensor, () or (1,) or (1, 1); per output, (N, 1) or (N,); per group, (N, K / g); or per
+        block, (ceil(N / bn), ceil(K / bk)); fp16, bf16 or fp32.
     weight_zero_point
         Shape of the scale, int8; None: all are 0.
     input_scale, input_zero_point

@@ -220,6 +220,11 @@ class ComfyStorage(ConvertedStorage):
                 tensors[name] = Entry(view.dtype, view.shape, source.begin, source.end)
         return replace(header, tensors=tensors)
 
+    def is_repeated(self, name: str) -> bool:
+        """Return whether one stored value is repeated in the tensor `name`."""
+        view = self._views.get(name)
+        return view is not None and prod(self._stored.info(view.source).shape) == 1 < prod(view.shape)
+
     def read_array(self, name: str, index: tuple[slice, ...] = ()) -> NDArray[Any]:
         """Copy the elements `index` of the tensor `name` like `read`, as an array."""
         view = self._views.get(name)

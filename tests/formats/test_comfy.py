@@ -140,6 +140,18 @@ def test_older_files_mark_all_layers_at_once(prefix: str, tmp_path: Path) -> Non
         assert weights.report().complete
 
 
+def test_a_repeated_scale_is_no_tensor_that_was_never_filled(tmp_path: Path) -> None:
+    layers = {"blocks.0.up": torch.tensor(0.5), "blocks.1.up": torch.arange(1.0, 33)[:, None] / 64}
+    codes = (torch.arange(32 * 64).reshape(32, 64) * 7 % 251 - 125).to(torch.int8)
+    tensors = {f"{name}.weight_scale": scale for name, scale in layers.items()}
+    tensors |= {f"{name}.weight": codes.roll(at, 0) for at, name in enumerate(layers)}
+    marks = {name: {"format": "int8_tensorwise"} for name in layers}
+    file = tmp_path / "model.safetensors"
+    save_file(tensors, file, {"_quantization_metadata": json.dumps({"layers": marks})})
+
+    assert verify(file).findings == ()
+
+
 def test_older_files_mark_no_layers_with_another_prefix(tmp_path: Path) -> None:
     layer = {"weight": torch.tensor([[1.0, -2]]).to(torch.float8_e4m3fn), "scale_weight": torch.tensor([4.0])}
     named = {f"{at}.{UP}.{name}": each.clone() for at in ("model", "text") for name, each in layer.items()}

@@ -20,6 +20,7 @@ from qload.errors import (
     FieldValueError,
     MismatchError,
     RepackError,
+    ShapeError,
     UnsupportedFormatError,
 )
 from qload.formats import (
@@ -425,6 +426,76 @@ def test_a_malformed_header_names_file_tensor_and_key(text: str, key: str) -> No
 
     assert caught.value.file == "model.safetensors"
     assert key in caught.value.key
+
+
+def test_zero_points_off_by_one_are_found_by_their_stored_name(tmp_path: Path) -> None:
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)).reshape(64, 4, 32)
+    low, high = weight.amin(-1), weight.amax(-1)
+    scale = (high - low) / 15
+    zero = (-8 - low / scale).round()
+    codes = ((weight / scale[..., None]).round() + zero[..., None]).clamp(-8, 7).reshape(64, 128)
+    parts = {
+        "qdata": codes.to(torch.int8),
+        "scale": scale,
+        "zero_point": (zero + 1).clamp(-8, 7).to(torch.int8),
+    }
+    text = described(
+        "IntxUnpackedToInt8Tensor", parts, block_size=[1, 32], target_dtype=value("torch.dtype", "int4")
+    )
+    name = "model.layers.0.mlp.up_proj"
+    storage = stored({name: (text, parts)})
+    save(tmp_path, storage)
+
+    (finding,) = verify(tmp_path).findings
+    assert (finding.rule, finding.tensor) == ("zero-point-mean", f"{name}._weight_zero_point")
+
+
+def save(folder: Path, storage: StorageWithHeader) -> None:
+    tensors = {key: storage.read(key) for key in storage.keys()}  # noqa: SIM118
+    save_file(tensors, folder / "model.safetensors", storage.metadata["model.safetensors"])
+
+
+def test_codes_of_one_bit_may_be_nearly_all_zero(tmp_path: Path) -> None:
+    """torchao divides by twice the largest weight, which rounds to 0 as all others do."""
+    codes = torch.zeros(64, 128, dtype=torch.int8)
+    codes[::9, 5] = -1
+    parts = {"qdata": codes, "scale": torch.rand(64, 4), "zero_point": torch.zeros(64, 4, dtype=torch.int8)}
+    text = described(
+        "IntxUnpackedToInt8Tensor", parts, block_size=[1, 32], target_dtype=value("torch.dtype", "int1")
+    )
+    save(tmp_path, stored({"model.layers.0.mlp.up_proj": (text, parts)}))
+
+    assert verify(tmp_path).findings == ()
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("zero", [0, 3])
+def test_int8_with_a_scale_for_the_tensor(world: int, zero: int) -> None:
+    codes = (torch.arange(N * K).reshape(N, K) % 251 - 125).to(torch.int8)
+    parts = {"qdata": codes, "scale": torch.full((1, 1), 0.5)}
+    parts["zero_point"] = torch.full((1, 1), zero, dtype=torch.int8)
+    storage = stored({"up": (described("Int8Tensor", parts, block_size=[N, K]), parts)})
+
+    for dim, load in ((0, Weights.get_weights_col), (1, Weights.get_weights_row)):
+        shares = [load(opened(storage, rank), "up").dequantize() for rank in FakeWorld(world)]
+        assert torch.equal(torch.cat(shares, dim), (codes.float() - zero) / 2)
+
+
+def test_a_described_layer_raises_its_own_error() -> None:
+    text, parts = layer("Int8Tensor")
+
+    with pytest.raises(ShapeError, match=r"up\._weight_scale: wrong shape"):
+        opened(stored({"up": (text, parts | {"scale": parts["scale"][:-1]})})).get_weights("up")
+
+
+def test_a_layer_without_a_description_is_refused_by_name() -> None:
+    storage = stored({"up": layer("Int8Tensor"), "down": layer("Int8Tensor")})
+    del storage.metadata["model.safetensors"]["down.weight"]
+    weights = opened(storage)
+
+    assert weights.get_weights("up").shape == (N, K)
+    with pytest.raises(UnsupportedFormatError, match="down: no header describes it"):
+        weights.get_weights("down")
 
 
 def test_tensors_without_a_header_are_refused(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def _mean_finding(
     offset: float | None,
 ) -> Finding:
     """Make a finding; `offset`: mean code minus zero point, None if loads refuse the layer."""
-    file, config, claims = layer.names.file(name.removeprefix(f"{layer.prefix}.")), layer.format.config, None
+    file, config, claims = checkpoint.weights.info(name).file, layer.format.config, None
     if isinstance(config, GPTQConfig):
         claims = layer.format.claims
         side = 1 if isinstance(config.zeros, Stored) else -1  # of the mean in the other convention

@@ -29,6 +29,7 @@ from qload.lazy_torch import Tensor, torch
 from qload.loader import LayerDescription, Part
 from qload.loader.sharding import granule
 from qload.spec import Role
+from qload.storage import ComfyStorage
 from qload.verify.blocks import BLOCK_BYTES, pieces, read_span
 from qload.verify.checkpoint import VerifiedCheckpoint
 from qload.verify.report import Finding
@@ -101,11 +102,14 @@ def _codes(checkpoint: VerifiedCheckpoint) -> Mapping[str, bool]:
 
 
 def _scales(checkpoint: VerifiedCheckpoint) -> Mapping[str, bool]:
+    storage = checkpoint.weights.storage
+    is_repeated = storage.is_repeated if isinstance(storage, ComfyStorage) else lambda name: False
     return {
-        layer.names.full(spec.name): True
+        name: True
         for layer in checkpoint.described()
         for spec in layer.specs
         if spec.role is Role.SCALE and not spec.is_exponents
+        if not is_repeated(name := layer.names.full(spec.name))
     }
 
 
@@ -163,8 +167,8 @@ def _checked_row_bytes(checkpoint: VerifiedCheckpoint, name: str) -> int:
     info, spec = checkpoint.weights.info(name), checkpoint.specs.get(name)
     layer = checkpoint.layer_of(name)
     if spec is not None and layer is not None and not layer.format.weight_type.plain:
-        if not checkpoint.is_codes(name):
-            return 0
+        if not checkpoint.is_codes(name) or getattr(layer.format.config, "bits", None) == 1:
+            return 0  # symmetric codes of one bit are nearly all 0
         if info.shape[-1] == 1:  # bytes in one dimension over the matrix
             return max(1, info.nbytes // max(1, layer.N))
     elif name not in checkpoint.values.numbers or len(info.shape) < 2 or not is_matrix_name(name):
