@@ -160,8 +160,11 @@ def plain_item(source: VerifiedCheckpoint, layer: LayerDescription) -> tuple[Out
         stored = load_layer(source, layer.prefix)
         return stored.weight if isinstance(stored, UnquantizedWeight) else stored.dequantize()
 
+    if set(layer.sizes) != {"N", "K"}:
+        reason = f"it has the axes {', '.join(layer.sizes)}, and only a matrix (N, K) has scales in {NAME}"
+        raise RepackError(layer.format.weight_type.format, NAME, reason)
     values = load_values()
-    exact = exact_scales(values) if set(layer.sizes) == {"N", "K"} else None
+    exact = exact_scales(values)
     if exact is None:
         raise RepackError(layer.format.weight_type.format, NAME, f"{INEXACT}{_describe_first(values)}")
     weight, scale = named(layer.prefix, "weight"), named(layer.prefix, "weight_scale")
@@ -174,9 +177,7 @@ def plain_item(source: VerifiedCheckpoint, layer: LayerDescription) -> tuple[Out
 
 
 def _describe_first(values: Tensor) -> str:
-    """Name the first block without a scale; "" for other tensors than matrices."""
-    if values.ndim != 2:
-        return ""
+    """Name the first block without a scale; "" if all blocks have one."""
     columns = -(-values.shape[1] // BLOCK_SHAPE[1])
     for start, rows in _row_blocks(values):
         missing = (_unit_scales(_split_into_blocks(rows).flatten(0, -2)) == 0).nonzero()

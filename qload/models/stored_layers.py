@@ -114,8 +114,8 @@ def padded_size(weights: Weights, prefix: str, size: int) -> int:
     """Return the inputs of the layer `prefix`: `size`, rounded up if its format stores padded layers."""
     if weights.loader.shape(weights, prefix)[1] == size:
         return size
-    multiple = weights.loader.describe(weights, prefix).format.weight_type.padded_to
-    return -(-size // multiple) * multiple
+    (padded,) = weights.loader.describe(weights, prefix).format.weight_type.pad(size)
+    return padded
 
 
 def check_biases(weights: Weights, prefixes: Sequence[str] | str, expected: frozenset[str]) -> None:

@@ -500,6 +500,11 @@ class Weight(ABC):
         return {}
 
     @classmethod
+    def pad(cls, *sizes: int) -> tuple[int, ...]:
+        """Round sizes of a layer up to multiples of `padded_to`."""
+        return tuple(-(-size // cls.padded_to) * cls.padded_to for size in sizes)
+
+    @classmethod
     def keeps_tensors(cls) -> bool:
         """Return whether a weight has the stored tensors themselves: `resolve` only drops spent ones."""
         return getattr(cls.resolve, "__func__", None) is Weight.__dict__["resolve"].__func__

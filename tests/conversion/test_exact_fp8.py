@@ -1,6 +1,7 @@
 """Plain weights in FP8: exact, with the fewest possible scales, or an error for the whole checkpoint."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from safetensors.torch import load_file
 from qload import convert, diff, verify
 from qload.conversion import fp8
 from qload.conversion.fp8 import exact_scales
-from qload.errors import ArgumentError
+from qload.errors import ArgumentError, RepackError
+from qload.loader import LayerDescription
 from qload.testing import make_checkpoint
+from qload.verify.checkpoint import VerifiedCheckpoint
 from tests.paths import FIXTURES
 from tests.verify.checkpoints import model
 
@@ -143,6 +146,22 @@ def test_a_layer_without_such_scales_refuses_all_and_others_may_be_kept(tmp_path
     assert convert(source, tmp_path / "out", to="fp8", keep=["b"]).verdict == "ok"
     written = load_file(tmp_path / "out" / "model.safetensors")
     assert torch.equal(written["b.weight"], stored["b.weight"])
+
+
+def test_a_stack_is_refused_before_its_values_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model(tmp_path, {"a.weight": codes(8, 16)})
+    monkeypatch.setattr(fp8, "load_layer", None)
+
+    with VerifiedCheckpoint.open(tmp_path, collect=True) as checkpoint:
+        layer = checkpoint.layers["a"]
+        assert isinstance(layer, LayerDescription)
+        stack = replace(layer, sizes={"E": 2, **layer.sizes})
+        with pytest.raises(
+            RepackError, match=r"it has the axes E, N, K, and only a matrix \(N, K\) has scales"
+        ):
+            fp8.plain_item(checkpoint, stack)
 
 
 @pytest.mark.usefixtures("seen_texts")

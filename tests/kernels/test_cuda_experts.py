@@ -331,7 +331,11 @@ def test_nothing_chosen_is_nothing(hand: HandOfExperts, M: int, top: int, H: int
 LAYER = drawn(2, 128, 64, 32, zeros=True, bias=True, act_order=True, device="cpu")
 GATE_UP, DOWN = LAYER.gate_up, LAYER.down
 CHOSEN = tokens(3, 128, 2, 2, HALF)
-GROUPS = " or ".join(f"{code} with groups of {sizes}" for code, sizes in experts.GROUP_SIZES.items())
+GROUPS = (
+    "4 bits with groups of (-1, 32, 64, 128) or 8 bits with groups of (-1, 32, 64, 128) or int8 with groups "
+    "of (-1,) or e2m1 with groups of (16, 32) or mxfp8 with groups of (32,) or e4m3fn with groups of (-1, "
+    "128) or nf4 with groups of (64, 128) or fp4 with groups of (64, 128)"
+)
 MORE = "as many experts as gate_up, at most 4096"
 MANY = torch.empty(4097, 0, 0, dtype=torch.int32)
 NONE = {"zeros": None, "perm": None, "bias": None, "scales": torch.empty(4097, 0, 0).half(), "weights": MANY}
@@ -358,8 +362,8 @@ REFUSED = [
     ({"expert_map": torch.zeros(2)}, "expert_map", "torch.int32", "torch.float32"),
     ({"activation": "relu"}, "activation", "silu or gelu or gelu_tanh or clamped_swiglu", "'relu'"),
     ({"way": "other"}, "way", "few or many", "'other'"),
-    ({"gate_up": replace(GATE_UP, code=3)}, "gate_up.group_size", GROUPS, "3 with groups of 32"),
-    ({"down": replace(DOWN, group_size=16)}, "down.group_size", GROUPS, "4 with groups of 16"),
+    ({"gate_up": replace(GATE_UP, code=3)}, "gate_up.group_size", GROUPS, "3 bits with groups of 32"),
+    ({"down": replace(DOWN, group_size=16)}, "down.group_size", GROUPS, "4 bits with groups of 16"),
     (
         {"gate_up": replace(GATE_UP, weights=GATE_UP.weights[0])},
         "gate_up.weights",

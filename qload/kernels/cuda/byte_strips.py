@@ -1,5 +1,6 @@
 """`qload::byte_strips`: x times FP8, MXFP8, int8, FP4 or nf4 in strips, by the fastest kernel."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -37,6 +38,7 @@ GROUP_SIZES = {
     **dict.fromkeys(QUANT_TYPES, (64, 128)),
 }
 BYTE_SCALES = (E2M1, MXFP8)
+CODE_NAMES: dict[int, str] = {**FP8_CODES, **QUANT_TYPES, INT8: "int8", E2M1: "e2m1", MXFP8: "mxfp8"}
 
 
 @dataclass(frozen=True)
@@ -204,12 +206,22 @@ def why_not(weight: ByteStripsWeight, dtype: torch.dtype) -> str | None:
     )
 
 
+def name_code(code: int) -> str:
+    """Return the name of a code for messages; integers with groups are named by their bits."""
+    return CODE_NAMES.get(code, f"{code} bits")
+
+
+def check_group_size(argument: str, code: int, group_size: int, lawful: Mapping[int, Sequence[int]]) -> None:
+    """Raise ArgumentError unless `group_size` is one of the `lawful` sizes of a code."""
+    if group_size not in lawful.get(code, ()):
+        expected = (f"{name_code(each)} with groups of {sizes}" for each, sizes in lawful.items())
+        raise ArgumentError(argument, " or ".join(expected), f"{name_code(code)} with groups of {group_size}")
+
+
 def check(call: ByteStripsCall) -> None:
     """Check a call; ArgumentError with the name of the wrong argument."""
     x, words, rows, columns, code = call.x, call.weights, strips.TILE_K, strips.TILE_N, call.code
-    if call.group_size not in GROUP_SIZES.get(code, ()):
-        expected = " or ".join(f"{code} with groups of {sizes}" for code, sizes in GROUP_SIZES.items())
-        raise ArgumentError("code", expected, f"{code} with groups of {call.group_size}")
+    check_group_size("code", code, call.group_size, GROUP_SIZES)
     if words.ndim != 2 or words.shape[1] % (2 * call.bits * rows):
         raise ArgumentError(
             "weights", f"(N / {columns}, K * {2 * call.bits}) of whole tiles", str(tuple(words.shape))
@@ -217,7 +229,7 @@ def check(call: ByteStripsCall) -> None:
     K, N = call.rows, call.columns
     dtype, scales = scales_of(code, K, N, call.group_size)
     if call.is_scaled != (call.column_scales is not None):
-        raise ArgumentError("column_scales", "a tensor with scaled codes, else None", f"code {code}")
+        raise ArgumentError("column_scales", "a tensor with scaled codes, else None", name_code(code))
     check_operands(
         x,
         ("x", x, ACTIVATIONS, tuple(x.shape)),

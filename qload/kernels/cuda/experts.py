@@ -157,9 +157,7 @@ def check(call: ExpertsCall) -> None:
 
 def _check_matrix(name: str, matrix: ExpertMatrix, x: Tensor) -> None:
     bits, code, size = matrix.bits, matrix.code, matrix.group_size
-    if size not in GROUP_SIZES.get(code, ()):
-        expected = " or ".join(f"{code} with groups of {sizes}" for code, sizes in GROUP_SIZES.items())
-        raise ArgumentError(f"{name}.group_size", expected, f"{code} with groups of {size}")
+    byte_strips.check_group_size(f"{name}.group_size", code, size, GROUP_SIZES)
     shape = tuple(matrix.weights.shape)
     if len(shape) != 3 or shape[2] % (256 * bits) or matrix.rows % matrix.group:
         raise ArgumentError(
@@ -177,7 +175,9 @@ def _check_matrix(name: str, matrix: ExpertMatrix, x: Tensor) -> None:
             expected = "scales of columns" if is_scaled else "None"
             got = ("None" if each is None else "a tensor" for each in (matrix.zeros, matrix.perm))
             raise ArgumentError(
-                f"{name}.zeros", f"{expected} for code {code}, and perm None", ", and perm ".join(got)
+                f"{name}.zeros",
+                f"{expected} for {byte_strips.name_code(code)}, and perm None",
+                ", and perm ".join(got),
             )
     check_operands(
         x,

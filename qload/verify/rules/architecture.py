@@ -159,9 +159,8 @@ def _matrix_differences(checkpoint: VerifiedCheckpoint, architecture: Architectu
         experts = architecture.sizes.get("experts")
         if checkpoint.is_draft and _is_of_draft(checkpoint, architecture, layer, expected):
             continue
-        multiple = layer.format.weight_type.padded_to
-        padded = tuple(-(-size // multiple) * multiple for size in expected)
-        if shape not in (expected, padded) and not (expected[1] == layer.K and layer.N in lawful):
+        shapes = (expected, layer.format.weight_type.pad(*expected))
+        if shape not in shapes and not (expected[1] == layer.K and layer.N in lawful):
             yield _matrix_difference(architecture, layer, f"(N, K) is {shape}", str(expected))
         elif experts is not None and layer.sizes.get("E", experts) != experts:
             yield _matrix_difference(architecture, layer, f"{layer.sizes['E']} experts", f"{experts} experts")
