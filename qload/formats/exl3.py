@@ -72,11 +72,16 @@ class Exl3Config(spec.Config):
     def for_layer(self, headers: spec.LayerHeaders) -> Exl3Config:
         """Read the settings of a layer.
 
-        ShapeError for a trellis of other bits; MismatchError for a marker with another multiplier, and for
-        half a bit without mul1; MissingTensorError or TwoFormatsError for scales of inputs or outputs.
+        ShapeError for a trellis of other bits; MismatchError for a marker with another multiplier, for a
+        missing one of the config's codebook, and for half a bit without mul1; MissingTensorError or
+        TwoFormatsError for scales of inputs or outputs.
         """
         headers.sizes(Exl3Weight.tensors(self))
         codebook, bits = _read_codebook(headers), _read_bits(headers)
+        if codebook == "3inst" and self.stated in MARKERS:
+            marker, got = headers.names.full(self.stated), "3inst, as no marker is stored"
+            remedy = "remedy   fetch the file again, or state the codebook 3inst in the config"
+            raise MismatchError(marker, "codebook", f"{self.stated}, as the config states", got, remedy)
         if bits in HALF_STEPS and codebook != "mul1":
             name, what = headers.names.full("trellis"), f"{bits} bits per weight"
             raise MismatchError(name, what, "whole bits, or the codebook mul1", f"the codebook {codebook}")
@@ -182,7 +187,8 @@ class Exl3Weight(spec.Weight):
     @classmethod
     def sample_facts(cls, config: Exl3Config, sizes: dict[str, int]) -> dict[str, Tensor]:
         """Marker of the codebook, and scales or signs of inputs by K; raises N and K to multiples of 128."""
-        sizes |= {"W": 4 * TILE} | {dim: -(-sizes[dim] // BLOCK) * BLOCK for dim in "NK"}
+        sizes["N"], sizes["K"] = cls.pad(sizes["N"], sizes["K"])
+        sizes["W"] = 4 * TILE
         order = torch.arange(sizes["K"])
         signs, scales = order[: len(order) // TILE].to(torch.int16) * 4099, 2.0 ** (order % 4 - 2)
         facts = {"su": signs, "suh": scales.half()}

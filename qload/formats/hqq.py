@@ -212,7 +212,7 @@ class HQQWeight(spec.Weight):
             TensorSpec(
                 "weight", (*WORDS, *FLOATS), "R C", Role.WORD, CODES, view=view, packing=config.packing
             ),
-            TensorSpec("scale", FLOATS, **scales, role=Role.SCALE, signed=True),
+            TensorSpec("scale", FLOATS, **scales, role=Role.SCALE),
             TensorSpec("zero", FLOATS, **scales, role=Role.SCALE, signed=True),
             *(_setting(*setting) for setting in SETTINGS),
         )

@@ -249,6 +249,18 @@ def test_another_codebook_in_the_config_is_noted() -> None:
     assert described.notes == ("the codebook is mcg by the tensors; mul1 of the config is not used",)
 
 
+def test_a_lost_marker_of_the_configs_codebook_is_an_error() -> None:
+    stored = layer("mul1", 3)
+    del stored["mul1"]
+    loader = loader_from_config({"quant_method": "exl3", "bits": 3.0, "codebook": "mul1"})
+
+    with pytest.raises(MismatchError, match=r"up\.mul1: codebook\n  expected mul1, as the config states"):
+        Weights(MemoryStorage(named("up", stored)), loader=loader).get_weights("up")
+    assert (
+        Weights(MemoryStorage(named("up", stored)), loader=LAYER).get_weights("up").config.codebook == "3inst"
+    )
+
+
 def test_a_padded_feed_forward_is_loaded_with_the_stored_sizes() -> None:
     """exllamav3 rounds an intermediate size of 352 up to 384, in gate, up and down."""
     gate, up, down = layer("mcg", 8, N=384), layer("mul1", 3, N=384), layer("mcg", 4, K=384)

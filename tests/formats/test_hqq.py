@@ -137,6 +137,16 @@ def test_a_file_without_a_config_is_read(tmp_path: Path) -> None:
     assert verify(tmp_path).verdict == "ok"
 
 
+def test_negative_scales_are_findings(tmp_path: Path) -> None:
+    stored, _ = layer(16, 64, 4, 16, 1)
+    stored["scale"][3] *= -1
+    save_file({f"model.up.{name}": tensor for name, tensor in stored.items()}, tmp_path / "model.safetensors")
+
+    assert [(each.rule, each.tensor) for each in verify(tmp_path).findings] == [
+        ("scale-value", "model.up.scale")
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [

@@ -233,6 +233,7 @@ SIGNED_CONFIGS = (GPTQConfig, AWQConfig, CTPackConfig)
 MIN_SIGNED_SHARE = 16  # negative scales are damage if they are fewer than one in so many
 MAX_CACHE_SCALES = 1 << 16  # above the heads times inputs of a head of any attention
 MAX_CODE = 1 << 16  # above the magnitude of any code
+OFFSET_NAMES = ("zero", "bias", "shift")  # parts of field names
 NESTED_SLACK = 0.1  # part of the offset; a block of zeros comes so far below zero, after rounding to a code
 
 
@@ -298,7 +299,8 @@ def _are_all_zero(
 ) -> bool:
     """Return whether all scales are zero, or least exponents, and the codes differ."""
     numbers, contents = checkpoint.values.numbers.get(name), checkpoint.values.contents
-    if spec.divides or spec.signed or numbers is None or not contents[name].nbytes:
+    is_offset = spec.signed and any(part in spec.name for part in OFFSET_NAMES)
+    if spec.divides or is_offset or numbers is None or not contents[name].nbytes:
         return False
     zero = contents[name].byte == 0 if spec.is_exponents else not numbers.low and not numbers.high
     return zero and contents[_scaled_tensor(spec, layer)].byte is None

@@ -53,6 +53,19 @@ def scales_lost(weight: Tensor, scales: Tensor) -> None:
     scales[::2, ::2] = 0
 
 
+def test_zero_scales_of_either_sign_are_a_finding_and_offsets_of_zero_are_not(tmp_path: Path) -> None:
+    words = torch.randint(-(2**31), 2**31, (64, 16), generator=torch.Generator().manual_seed(0))
+    tensors = {f"{LAYER}.weight": words.to(torch.int32).view(torch.uint32)}
+    section = {"group_size": 64, "bits": 4, "mode": "affine"}
+    for lost, kept in (("scales", "biases"), ("biases", "scales")):
+        tensors[f"{LAYER}.{lost}"] = torch.zeros(64, 2)
+        tensors[f"{LAYER}.{kept}"] = torch.linspace(-0.01, 0.01, 128).reshape(64, 2)
+        folder = tmp_path / lost
+        folder.mkdir()
+        found = rules(verify(model(folder, tensors, quantization=section)))
+        assert ("scale-value" in found) == (lost == "scales")
+
+
 def zeros(weight: Tensor, scales: Tensor) -> None:
     """The same blocks hold zeros alone."""
     scales[::2, ::2] = 0
