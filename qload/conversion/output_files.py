@@ -159,7 +159,7 @@ def to_integers(weight: Weight) -> Integers:
     """Read a weight of an integer format into plain order; RepackError for any other format."""
     reader = find_reader(type(weight), weight.config)
     if reader is None or reader.intermediate is not Integers:
-        reason = f"{weight.format} has no integer codes with group scales"
+        reason = f"{weight.format} has no integer codes with group scales alone"
         raise RepackError(weight.format, "integers", reason)
     integers: Integers = reader.read(weight)
     return integers

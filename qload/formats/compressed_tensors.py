@@ -50,12 +50,12 @@ from qload.sentences import WORD_BITS
 from qload.sentences.strided_digits import WHOLE_BITS
 from qload.spec import Role, TensorSpec
 from qload.spec.integers import (
+    UNUSED_BITS,
     Integers,
     IntegerWeight,
     Origin,
-    find_unsupported_bits,
+    default_zero_points,
     record_origin,
-    symmetric_zero_points,
 )
 
 SCALES = (dtypes.float16, dtypes.bfloat16, dtypes.float32)
@@ -244,13 +244,10 @@ class CTPackWeight(IntegerWeight):
     def to_integers(self) -> Integers:
         """Convert to plain integers.
 
-        RepackError for 5, 6 or 7 bits, for stored input scales, and for unused bits of words other than 0.
+        RepackError for stored input scales, and for unused bits of words other than 0.
         """
         (N, K), bits, config = self.shape, self.config.bits, self.config
         name = self.layer.name or self.format
-        unsupported = find_unsupported_bits(bits)
-        if unsupported is not None:
-            raise RepackError(name, "other layouts", unsupported)
         if self.input_scale is not None or self.input_zero_point is not None:
             reason = "no kernel format of integers has a field for the stored scale of its inputs"
             raise RepackError(name, "other layouts", reason)
@@ -260,9 +257,7 @@ class CTPackWeight(IntegerWeight):
                 continue
             codes = compressed_tensors.unpack(stored, count, bits, dense)
             if not torch.equal(compressed_tensors.pack(codes, bits, dense), stored):
-                raise RepackError(
-                    name, "other layouts", "the unused bits of a word are not 0, and would be lost"
-                )
+                raise RepackError(name, "other layouts", UNUSED_BITS)
         scales = self.weight_scale.T.contiguous()
         return Integers(
             bits=bits,
@@ -271,7 +266,7 @@ class CTPackWeight(IntegerWeight):
             scales=scales,
             zeros=compressed_tensors.unpack(zeros.T, N, bits, dense)
             if zeros is not None
-            else symmetric_zero_points(bits, scales),
+            else default_zero_points(bits, scales),
             g_idx=config.in_order(K, scales.device) if index is None else index,
             layer=record_origin(self, index, stores_zeros=zeros is not None),
         )

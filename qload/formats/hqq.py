@@ -28,14 +28,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from qload import dtypes, spec
+from qload import devices, dtypes, spec
 from qload.dtypes import STORED, TORCH, DtypeLike
-from qload.errors import ArgumentError, ConfigError, MissingTensorError, ShapeError, UnsupportedFormatError
+from qload.errors import (
+    ArgumentError,
+    ConfigError,
+    MissingTensorError,
+    RepackError,
+    ShapeError,
+    UnsupportedFormatError,
+)
 from qload.layouts import OneRow, RowBlocks
 from qload.lazy_torch import Tensor, torch
 from qload.spec import Role, TensorSpec
+from qload.spec.integers import (
+    UNUSED_BITS,
+    Integers,
+    IntegerWeight,
+    Origin,
+    from_ordered_groups,
+)
 from qload.spec.tensor import array_of
 
 CODES, PACKING, GROUP_SIZE = "W_q", "packing", "group_size_setting"
@@ -182,7 +196,7 @@ def _read_settings(headers: spec.LayerHeaders) -> HQQConfig:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class HQQWeight(spec.Weight):
+class HQQWeight(IntegerWeight):
     """A layer of HQQ, or a share of one: w = ((code - zero) * scale).reshape(N, K), each step rounded.
 
     Attributes
@@ -252,6 +266,37 @@ class HQQWeight(spec.Weight):
             n_group=n_group,
             k_group=groups,
             rounding=None if dtype == torch.float32 else dtype,
+        )
+
+    def to_integers(self) -> Integers:
+        """Convert to plain integers; RepackError for groups that cross outputs."""
+        config, (N, K), codes, name = self.config, self.shape, self.codes(), self.layer.name or self.format
+        if K % max(config.group_size, 1):
+            reason = f"its groups of {config.group_size} elements cross outputs, as K is {K}"
+            raise RepackError(name, "integers", reason)
+        if config.packing.loses_bits(self.weight, codes.plain()):
+            raise RepackError(name, "integers", UNUSED_BITS)
+        scales, zeros = (each.reshape(N, -1).T.contiguous() for each in (self.scale, self.zero))
+        return from_ordered_groups(
+            self, lambda: codes.plain().T, scales, offset="code", offsets=zeros, rounding=codes.rounding
+        )
+
+    @classmethod
+    def describe_unsupported(cls, config: HQQConfig) -> str | None:
+        """Return the reason why no weight of a `config` with axis 0 is repacked; None for axis 1."""
+        return None if config.axis else "its groups run along the outputs (axis 0)"
+
+    @classmethod
+    def from_integers(cls, integers: Integers, origin: Origin | None = None) -> Self:
+        """Convert `integers` with float zero points exactly; `origin`: the weight to restore."""
+        assert integers.offsets is not None
+        assert origin is not None
+        return cls(
+            config=origin.config,
+            weight=origin.config.packing.pack(devices.plain(integers.unpack()).T),
+            scale=integers.scales.T.flatten()[:, None],
+            zero=integers.offsets.T.flatten()[:, None],
+            layer=integers.layer,
         )
 
     @classmethod

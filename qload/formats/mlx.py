@@ -25,15 +25,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from qload import configs, dtypes, spec
 from qload.layouts import NibblePairs, fp4
 from qload.layouts.compressed_tensors import rows
-from qload.layouts.packing import byte_values
+from qload.layouts.packing import byte_values, pack_codes
 from qload.lazy_torch import Tensor, torch
 from qload.loader import ConfiguredFormat
 from qload.spec import Role, TensorSpec
+from qload.spec.integers import Integers, IntegerWeight, Origin, from_ordered_groups
 
 BITS, GROUP_SIZES = (2, 3, 4, 5, 6, 8), (32, 64, 128)
 FLOATS = (dtypes.bfloat16, dtypes.float16, dtypes.float32)
@@ -58,7 +59,7 @@ class MLXConfig(spec.Grouped, spec.Config):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class MLXWeight(spec.Weight):
+class MLXWeight(IntegerWeight):
     """A layer of MLX's affine mode, or a share of one.
 
     w[n, k] = scales[n, k / group_size] * code + biases[n, k / group_size]. Source: mlx, bit-equal to it.
@@ -77,6 +78,7 @@ class MLXWeight(spec.Weight):
     biases: Tensor
 
     format: ClassVar[str] = "mlx"
+    codes_field: ClassVar[str] = "weight"
     example: ClassVar[MLXConfig] = MLXConfig(bits=4, group_size=64)
 
     @classmethod
@@ -98,6 +100,25 @@ class MLXWeight(spec.Weight):
             zeros=None,
             offsets=-self.biases.float(),
             k_group=self.config.in_order(self.layer.K, self.device),
+        )
+
+    def to_integers(self) -> Integers:
+        """Convert to plain integers with offsets; RepackError for scales and biases of two dtypes."""
+        packed = rows(self.config.bits, dense=True).packed(self.weight.view(torch.int32))
+        scales, biases = self.scales.T.contiguous(), self.biases.T.contiguous()
+        return from_ordered_groups(self, lambda: packed.T, scales, offset="weight", offsets=-biases)
+
+    @classmethod
+    def from_integers(cls, integers: Integers, origin: Origin | None = None) -> Self:
+        """Convert `integers` with offsets exactly; `origin`: not needed."""
+        assert integers.offsets is not None
+        words = pack_codes(rows(integers.bits, dense=True), integers.unpack().T)
+        return cls(
+            config=MLXConfig(integers.bits, integers.layer.K // integers.groups),
+            weight=words.view(torch.uint32),
+            scales=integers.scales.T.contiguous(),
+            biases=-integers.offsets.T.contiguous(),
+            layer=integers.layer,
         )
 
 

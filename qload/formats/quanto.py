@@ -19,13 +19,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from qload import dtypes, spec
-from qload.errors import ShapeError, UnsupportedFormatError
+from qload import devices, dtypes, spec
+from qload.errors import RepackError, ShapeError, UnsupportedFormatError
 from qload.layouts import RowBlocks
 from qload.lazy_torch import Tensor, torch
 from qload.spec import Role, TensorSpec
+from qload.spec.integers import (
+    UNUSED_BITS,
+    Integers,
+    IntegerWeight,
+    Origin,
+    from_ordered_groups,
+    record_origin,
+)
 
 BITS = (2, 4)
 GROUP_SIZES = (128, 96, 64, 32)  # of layers with more inputs; other layers have one group for all inputs
@@ -102,7 +110,7 @@ class QuantoConfig(spec.Grouped, spec.Config):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class QuantoWeight(spec.Weight):
+class QuantoWeight(IntegerWeight):
     """A layer of quanto's qint4 or qint2, or a share of one.
 
     w[n, k] = weight_scale[i] * code[n, k] - weight_shift[i], i = (n * K + k) / group_size, each step rounded
@@ -150,6 +158,41 @@ class QuantoWeight(spec.Weight):
             offsets=shifts.float() if is_float else None,
             rounding=dtype if is_float and dtype != torch.float32 else None,
             k_group=self.config.in_order(K, self.device),
+        )
+
+    def to_integers(self) -> Integers:
+        """Convert to plain integers; RepackError for scales and shifts of two dtypes of floats."""
+        packing, shape, codes = self.config.packing, self.shape, self.codes()
+        if packing.loses_bits(self.weight, codes.plain()):
+            raise RepackError(self.layer.name or self.format, "integers", UNUSED_BITS)
+        scales, shifts = (
+            each.reshape(shape[0], -1).T.contiguous() for each in (self.weight_scale, self.weight_shift)
+        )
+        if not shifts.is_floating_point():
+            integers = from_ordered_groups(self, lambda: codes.plain().T, scales, shifts.int())
+            return replace(integers, layer=record_origin(self, stores_zeros=True, integer_dtype=shifts.dtype))
+        return from_ordered_groups(
+            self,
+            lambda: codes.plain().T,
+            scales,
+            offset="weight",
+            offsets=shifts,
+            rounding=codes.rounding,
+        )
+
+    @classmethod
+    def from_integers(cls, integers: Integers, origin: Origin | None = None) -> Self:
+        """Convert `integers` exactly; `origin`: the weight to restore."""
+        assert origin is not None
+        shifts = integers.offsets
+        if shifts is None:
+            shifts = integers.zeros.to(origin.integer_dtype)
+        return cls(
+            config=origin.config,
+            weight=origin.config.packing.pack(devices.plain(integers.unpack()).T),
+            weight_scale=integers.scales.T.flatten()[:, None],
+            weight_shift=shifts.T.flatten()[:, None],
+            layer=integers.layer,
         )
 
     @classmethod

@@ -25,7 +25,7 @@ each layer; torchao's other classes are formats under its names (`detect.methods
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 from qload import devices, dtypes, spec
@@ -33,7 +33,13 @@ from qload.errors import FieldValueError, RepackError
 from qload.layouts import NibblePairs
 from qload.lazy_torch import Tensor, torch
 from qload.spec import Role, TensorSpec, named
-from qload.spec.integers import Integers, IntegerWeight, Origin, find_unsupported_bits, from_ordered_groups
+from qload.spec.integers import (
+    Integers,
+    IntegerWeight,
+    Origin,
+    from_ordered_groups,
+    record_origin,
+)
 
 BITS = range(1, 9)
 SCALES = (dtypes.bfloat16, dtypes.float16, dtypes.float32)
@@ -136,13 +142,11 @@ class TorchAOIntxWeight(IntegerWeight):
         )
 
     def to_integers(self) -> Integers:
-        """Convert to plain integers; RepackError for unsupported bits, and codes out of range."""
-        bits, half = self.config.bits, 2 ** (self.config.bits - 1)
-        reason = find_unsupported_bits(bits)
+        """Convert to plain integers; RepackError for codes out of range."""
+        half = 2 ** (self.config.bits - 1)
         outside = (self.weight < -half) | (self.weight >= half)
-        if reason is None and bool(outside.any()):
+        if bool(outside.any()):
             reason = f"{int(outside.sum())} of its codes are outside of {-half} to {half - 1}"
-        if reason:
             raise RepackError(self.layer.name or self.format, "other layouts", reason)
         codes, scales = self.codes(), self.weight_scale.T.contiguous()
         assert codes.zeros is not None
@@ -173,6 +177,7 @@ class TorchAOInt4Config(spec.Grouped, spec.Config):
     """Config of int4; `group_size` -1: one group."""
 
     name: ClassVar[str] = "torchao_int4"
+    bits: ClassVar[int] = 4
 
     group_size: int
 
@@ -185,7 +190,7 @@ class TorchAOInt4Config(spec.Grouped, spec.Config):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class TorchAOInt4Weight(spec.Weight):
+class TorchAOInt4Weight(IntegerWeight):
     """An int4 layer of torchao, or a share of one: its zero points are floats.
 
     w[n, k] = weight_scale[k / group_size, n] * code[n, k] + weight_zero_point[k / group_size, n]. Source:
@@ -205,6 +210,7 @@ class TorchAOInt4Weight(spec.Weight):
     weight_zero_point: Tensor
 
     format: ClassVar[str] = "torchao_int4"
+    codes_field: ClassVar[str] = "weight"
     example: ClassVar[TorchAOInt4Config] = TorchAOInt4Config(group_size=128)
 
     @classmethod
@@ -227,6 +233,35 @@ class TorchAOInt4Weight(spec.Weight):
             zeros=torch.full_like(scales, NIBBLE_MIDDLE, dtype=torch.int32),
             offsets=-self.weight_zero_point.T.float(),
             k_group=self.config.in_order(self.layer.K, self.device),
+        )
+
+    def to_integers(self) -> Integers:
+        """Convert to plain integers with offsets; RepackError for scales and zero points of two dtypes."""
+        codes, scales = self.codes().codes, self.weight_scale
+        integers = from_ordered_groups(
+            self,
+            lambda: devices.plain(codes).T,
+            scales,
+            torch.full_like(scales, NIBBLE_MIDDLE, dtype=torch.int32),
+            offset="weight",
+            offsets=-self.weight_zero_point,
+        )
+        origin = record_origin(self, stores_zeros=True, integer_dtype=self.weight.dtype)
+        return replace(integers, layer=origin)
+
+    @classmethod
+    def from_integers(cls, integers: Integers, origin: Origin | None = None) -> Self:
+        """Convert `integers` with offsets exactly; `origin`: the weight to restore."""
+        assert integers.offsets is not None
+        assert origin is not None
+        assert origin.integer_dtype is not None
+        codes = devices.plain(integers.unpack()).T.to(torch.uint8)
+        return cls(
+            config=origin.config,
+            weight=((codes[:, ::2] | codes[:, 1::2] << 4) ^ 0x88).view(origin.integer_dtype),
+            weight_scale=integers.scales.contiguous(),
+            weight_zero_point=-integers.offsets.contiguous(),
+            layer=integers.layer,
         )
 
 

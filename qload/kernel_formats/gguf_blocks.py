@@ -1,10 +1,16 @@
 """Blocks of GGUF in the intermediate forms of `qload.kernel_formats.repack`, and back bit for bit.
 
-    Q4_0, Q8_0     plain integers in groups of 32, with scales in float16
-    MXFP4, NVFP4   `Fp4`: e2m1 codes, with bytes of scales as other formats store them
+    Q4_0, Q8_0         plain integers in groups of 32, with scales in float16
+    Q4_1, Q5_0, Q5_1   the same, of 4 or 5 bits, with offsets in float16
+    Q2_K to Q6_K       integers in groups of 16 or 32, with scales and offsets in float32, and a header
+    MXFP4, NVFP4       `Fp4`: e2m1 codes, with bytes of scales as other formats store them
 
-ggml halves both kinds of byte scales and doubles the values of codes, so that their products are equal.
+A scale of a K type is the product of a float16 and a small integer, which a float32 holds exactly; the header
+has both. ggml halves both kinds of byte scales and doubles the values of codes, so that their products are
+equal.
 """
+
+from dataclasses import replace
 
 import torch
 
@@ -15,22 +21,49 @@ from qload.formats.gguf import FLOAT_TYPES, INTEGER_TYPES
 from qload.kernel_formats.fp4_marlin import GGUF_TENSOR_NAMES, Fp4
 from qload.layouts import ggml
 from qload.spec import Weight
-from qload.spec.integers import Origin, record_origin
+from qload.spec.integers import Integers, Origin, from_codes, record_origin
 from qload.storage import BLOCK_TYPES
 
-OFFSETS = ("Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K")
-FINE_GROUPS = ("Q3_K", "Q6_K")
+FLOAT16_TYPES = ("Q4_1", "Q5_0", "Q5_1")  # of scales and offsets
+K_TYPES = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+OFFSET_TYPES = (*FLOAT16_TYPES, *K_TYPES)  # of `KernelIntegers`
+REPACKED = (*INTEGER_TYPES.values(), *OFFSET_TYPES, *FLOAT_TYPES)
 
 
 def describe_unsupported(kind: str) -> str:
     """Return the reason why blocks of a type other than those of the module are not repacked."""
-    if kind in OFFSETS:
-        property_ = "have an offset in float32 for each group"
-    elif kind in FINE_GROUPS:
-        property_ = "have a scale in float32 for 16 inputs"
+    return f"weights of {kind} are values of a table, or have 1 or 2 bits; {', '.join(REPACKED)} are repacked"
+
+
+def read_integers(weight: GGUFWeight) -> Integers:
+    """Convert a weight of Q4_1, Q5_0, Q5_1 or a K type."""
+    kind, (N, K), codes = weight.config.type, weight.shape, weight.codes()
+    dtype = torch.float16 if kind in FLOAT16_TYPES else torch.float32
+    scales, offsets = (
+        None if each is None else each.to(dtype).T.contiguous() for each in (codes.scales, codes.offsets)
+    )
+    assert scales is not None
+    header = ggml.read_header(kind, weight.blocks).reshape(N, -1).T.contiguous()
+    return replace(
+        from_codes(codes, scales, record_origin(weight), K // max(1, len(scales))),
+        offset="none" if offsets is None else "weight",
+        offsets=offsets,
+        header=header if kind in K_TYPES else None,
+        known_in_order=True,
+    )
+
+
+def restore_integers(integers: Integers, origin: Origin) -> Weight:
+    """Invert `read_integers`."""
+    kind = origin.config.type
+    if integers.header is None:
+        floats = [integers.scales.T] + ([] if integers.offsets is None else [-integers.offsets.T])
+        header = torch.stack(floats, -1).view(torch.uint8).flatten(1)
     else:
-        property_ = "are values of a table, or have other bits than 4 and 8"
-    return f"weights of {kind} {property_}; {', '.join((*INTEGER_TYPES.values(), *FLOAT_TYPES))} are repacked"
+        header = integers.header.T
+    codes = devices.plain(integers.unpack()).T.to(torch.uint8)
+    blocks = ggml.encode(kind, codes, header, BLOCK_TYPES[kind].elements)
+    return GGUFWeight(config=origin.config, blocks=blocks, layer=integers.layer)
 
 
 def read_floats(weight: GGUFWeight) -> Fp4:

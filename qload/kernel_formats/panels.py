@@ -2,14 +2,15 @@
 
     qweight  int32             (N/16, K*s/2)   codes in `layouts.panels` of s bits, rows in the order of perm
     scales   fp16, bf16, fp32  (N/16, G*16)    16 columns of every group, then the next 16
-    zeros    uint8             (N/16, G*16)    zero points in the same order; absent: all are 2**(b-1)
+    zeros    uint8             (N/16, G*16)    zero points in the same order; absent: the default
+    offsets  as the scales     (N/16, G*16)    in the same order; by `offset` subtracted from weight or code
+    header   uint8             (N/16, B*h*16)  h bytes of each block of 256 inputs, for `restore` alone
     perm     int32             (K,)            row i of qweight is input perm[i]; absent: no permutation
 
-Codes of 8 bits have s = 8, all others s = 4. Codes of 2 and 3 bits always have stored zero points, because
-the kernels' default of 8 would be wrong for them. N is padded to whole panels. The rows of each group are
-padded to whole words: with s = 4 to a multiple of 8, so that a group of 20 inputs takes 24 rows. Padding has
-weight 0. A row share in act order with incomplete groups is refused: the kernels compute the group of a row
-from its number.
+Codes of up to 4 bits have s = 4, all others s = 8. The default zero point is 2**(b-1), or 0 with offsets. N
+is padded to whole panels. The rows of each group are padded to whole words: with s = 4 to a multiple of 8, so
+that a group of 20 inputs takes 24 rows. Padding has weight 0. A row share in act order with incomplete groups
+is refused: the kernels compute the group of a row from its number.
 """
 
 from dataclasses import dataclass, replace
@@ -20,15 +21,23 @@ import torch
 from torch import Tensor
 
 from qload import devices, dtypes, spec
-from qload.errors import ArgumentError
+from qload.dtypes import STORED, DtypeLike
 from qload.formats.gptq import SCALES
 from qload.layouts import ClippedCodes, panels
 from qload.sentences import WORD_BITS
 from qload.spec import Role, TensorSpec
-from qload.spec.integers import Integers, from_codes, pad_matrix, record_origin
+from qload.spec.integers import (
+    HEADER_INPUTS,
+    Integers,
+    Offset,
+    default_zero,
+    from_codes,
+    pad_matrix,
+    record_origin,
+)
 
 MAX_ZERO_POINT = 255
-CODE_BITS = (2, 3, *panels.BITS)
+CODE_BITS = (2, 3, 4, 5, 6, 8)
 
 
 @dataclass(frozen=True)
@@ -38,18 +47,24 @@ class PanelsConfig(spec.Grouped, spec.Config):
     Attributes
     ----------
     bits
-        Bits of a code: 2, 3, 4 or 8.
+        Bits of a code: 2, 3, 4, 5, 6 or 8.
     group_size
         Inputs that share a scale; -1: one scale per column.
     zero_point
-        Whether zero points are stored; always True for 2 and 3 bits.
+        Whether zero points are stored.
     act_order
         Whether rows are permuted.
+    offset
+        What the offsets are subtracted from: "weight" or "code"; "none": there are no offsets.
+    rounding
+        Dtype that `dequantize` rounds each step to, as the checkpoint's format does; None: float32.
+    header
+        Bytes of a block of 256 inputs for `restore`.
 
     Raises
     ------
     ArgumentError
-        For other bits, for 2 or 3 bits without zero points, and for a group size other than -1 below 1.
+        For other bits, and for a group size other than -1 below 1.
     """
 
     name: ClassVar[str] = "panels"
@@ -58,24 +73,30 @@ class PanelsConfig(spec.Grouped, spec.Config):
     group_size: int
     zero_point: bool = False
     act_order: bool = False
+    offset: Offset = "none"
+    rounding: DtypeLike | None = None
+    header: int = 0
 
     def __post_init__(self) -> None:
         self.check_bits(self.bits, *CODE_BITS)
         self.check_group_size()
-        if self.is_widened and not self.zero_point:
-            raise ArgumentError(
-                f"{self.name}: zero_point", f"True for {self.bits} bits, which are stored as 4", "False"
-            )
-
-    @cached_property
-    def is_widened(self) -> bool:
-        """True if codes are stored with more bits than `bits`."""
-        return self.bits not in panels.BITS
+        if self.rounding is not None:
+            object.__setattr__(self, "rounding", STORED[self.rounding])
 
     @cached_property
     def stored_bits(self) -> int:
         """Bits of a stored code: 4 or 8."""
-        return panels.BITS[0] if self.is_widened else self.bits
+        return min(bits for bits in panels.BITS if bits >= self.bits)
+
+    @property
+    def has_offsets(self) -> bool:
+        """True if offsets are stored."""
+        return self.offset != "none"
+
+    @property
+    def default_zero(self) -> int:
+        """Zero point of all codes of a weight without stored zero points."""
+        return default_zero(self.bits, self.offset)
 
     @cached_property
     def word_rows(self) -> int:
@@ -105,9 +126,13 @@ class PanelsWeight(spec.Weight):
     scales
         Scales of each panel, group after group: (N / 16, G * 16), fp16, bf16 or fp32.
     zeros
-        Zero points in the same order: (N / 16, G * 16), uint8; None: all are 2**(bits - 1).
+        Zero points in the same order: (N / 16, G * 16), uint8; None: all are the config's `default_zero`.
     perm
         Row i of qweight, without padding, is input perm[i]: (K,), int32; None: no permutation.
+    offsets
+        Offsets in the order and dtype of the scales; None: no offsets.
+    header
+        Bytes for `restore`: (N / 16, K / 256 * header * 16), uint8; None: not needed.
     """
 
     config: PanelsConfig
@@ -115,6 +140,8 @@ class PanelsWeight(spec.Weight):
     scales: Tensor
     zeros: Tensor | None = None
     perm: Tensor | None = None
+    offsets: Tensor | None = None
+    header: Tensor | None = None
 
     format: ClassVar[str] = "panels"
     example: ClassVar[PanelsConfig] = PanelsConfig(4, 128, zero_point=True, act_order=True)
@@ -129,12 +156,17 @@ class PanelsWeight(spec.Weight):
             groups = f"K@{size}/{size}*{panels.TILE_N}{uncut}"
         specs = [
             TensorSpec("qweight", (dtypes.int32,), f"{outputs} {words}{uncut}", Role.WORD),
-            TensorSpec("scales", SCALES, f"{outputs} {groups}", Role.SCALE),
+            TensorSpec("scales", SCALES, f"{outputs} {groups}", Role.SCALE, signed=config.has_offsets),
         ]
         if config.zero_point:
             specs.append(TensorSpec("zeros", (dtypes.uint8,), f"{outputs} {groups}", Role.WORD))
         if config.act_order:
             specs.append(TensorSpec("perm", (dtypes.int32,), "K!", Role.INDEX, fact=True, permutation=True))
+        if config.has_offsets:
+            specs.append(TensorSpec("offsets", SCALES, f"{outputs} {groups}", Role.SCALE, signed=True))
+        if config.header:
+            header = f"{outputs} K/{HEADER_INPUTS}*{config.header * panels.TILE_N}"
+            specs.append(TensorSpec("header", (dtypes.uint8,), header, Role.WORD))
         return tuple(specs)
 
     @property
@@ -159,10 +191,27 @@ class PanelsWeight(spec.Weight):
         k_group = self.config.in_order(K, self.qweight.device)
         if self.perm is not None:
             k_group = torch.empty_like(k_group).index_copy_(0, self.perm.long(), k_group)
-        plain = spec.symmetric(bits, codes, panels.SCALES.undo(self.scales)[:, :N], k_group)
+        scales = self.plain_groups("scales").T
         if self.zeros is None:
-            return plain
-        return replace(plain, zeros=panels.SCALES.undo(self.zeros)[:, :N].int().T)
+            zeros = torch.full_like(scales, self.config.default_zero, dtype=torch.int32)
+        else:
+            zeros = self.plain_groups("zeros").int().T
+        offsets = self.plain_groups("offsets").float().T if self.config.has_offsets else None
+        is_zero = self.config.offset == "code"
+        return spec.Codes(
+            bits=bits,
+            codes=codes.T,
+            scales=scales.float(),
+            zeros=offsets if is_zero else zeros,
+            offsets=None if is_zero else offsets,
+            rounding=self.config.rounding,
+            k_group=k_group,
+        )
+
+    def plain_groups(self, name: str) -> Tensor:
+        """Return the tensor `name` in plain order, such as scales (G, N), without padding."""
+        stored: Tensor = getattr(self, name)
+        return panels.SCALES.undo(stored)[:, : self.layer.N]
 
     def _input_positions(self) -> Tensor | None:
         """Padded row of each input; None: input k is row k."""
@@ -177,31 +226,46 @@ class PanelsWeight(spec.Weight):
 
 def to_integers(weight: PanelsWeight) -> Integers:
     """Convert to plain integers, in the order of inputs and without padding."""
-    layer = record_origin(weight, weight.perm, stores_zeros=weight.config.zero_point)
-    scales = panels.SCALES.undo(weight.scales)[:, : weight.layer.N]
-    return from_codes(weight.codes(), scales, layer, weight.config.group_size)
+    config, scales = weight.config, weight.plain_groups("scales")
+    layer = record_origin(weight, weight.perm, stores_zeros=config.zero_point)
+    codes = weight.codes()
+    if config.offset == "code":  # float zero points are the offsets
+        codes = replace(codes, zeros=None)
+    return replace(
+        from_codes(codes, scales, layer, config.group_size),
+        offset=config.offset,
+        offsets=weight.plain_groups("offsets") if config.has_offsets else None,
+        rounding=config.rounding,
+        header=weight.plain_groups("header") if config.header else None,
+    )
 
 
 def from_integers(integers: Integers) -> PanelsWeight:
     """Convert exactly, with padding, or raise RepackError.
 
-    Zero points of 4 and 8 bits that are all 2**(bits - 1) are left out, unless the checkpoint stores them.
+    Zero points that are all the default are left out, unless the checkpoint stores them.
     """
     integers.reject("panels", find_unsupported(integers))
     perm = integers.group_order
-    optional = integers.bits in panels.BITS and not integers.origin.stores_zeros
-    zero_point = not (optional and integers.symmetric)
-    size = integers.group_size if integers.groups > 1 else -1
-    config = PanelsConfig(integers.bits, size, zero_point, act_order=perm is not None)
-    codes, zeros = _pad_codes(integers, config, perm), None
-    if zero_point:
-        zeros = panels.SCALES.apply(_pad_columns(integers.zeros.to(torch.uint8)))
+    config = PanelsConfig(
+        integers.bits,
+        integers.group_size if integers.groups > 1 else -1,
+        zero_point=integers.origin.stores_zeros or not integers.has_default_zeros,
+        act_order=perm is not None,
+        offset=integers.offset,
+        rounding=integers.rounding,
+        header=0 if integers.header is None else len(integers.header) * HEADER_INPUTS // integers.layer.K,
+    )
+    zeros = integers.zeros.to(torch.uint8) if config.zero_point else None
     tensors = {
-        "qweight": integers.pack_codes("qweight", panels.rows(config.stored_bits), codes),
+        "qweight": integers.pack_codes(
+            "qweight", panels.rows(config.stored_bits), _pad_codes(integers, config, perm)
+        ),
         "scales": integers.reorder("scales", panels.SCALES, _pad_columns(integers.scales)),
-        "zeros": zeros,
         "perm": None if perm is None else perm.to(torch.int32),
     }
+    for name, tensor in (("zeros", zeros), ("offsets", integers.offsets), ("header", integers.header)):
+        tensors[name] = None if tensor is None else panels.SCALES.apply(_pad_columns(tensor))
     return PanelsWeight.unchecked(config, integers.layer, tensors)
 
 

@@ -1,9 +1,10 @@
 """Repacking of weights to other layouts, and back to the checkpoint's format bit for bit.
 
 Every type of weight is converted to one of seven intermediate forms: plain integers, int8, EXL2, FP8, MXFP8,
-FP4 or 4 bits of bitsandbytes.
-Every layout is made from one of them. `repack` and `restore` know types and layouts only by `IntegerWeight`
-and the tables `READERS` and `WRITERS`. A weight passed as `out` is written after the last check.
+FP4 or 4 bits of bitsandbytes. In the tables `KernelIntegers` are integers that only qload's own orders
+represent. Every layout is made from one of them. `repack` and `restore` know types and layouts only by
+`IntegerWeight` and the tables `READERS` and `WRITERS`. A weight passed as `out` is written after the last
+check.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -30,9 +31,13 @@ from qload.formats import (
     Fp8Weight,
     GGUFWeight,
     GPTQWeight,
+    HQQWeight,
     Marlin24Weight,
     MLXFloatWeight,
+    MLXWeight,
     MXFP8Weight,
+    QuantoWeight,
+    TorchAOInt4Weight,
 )
 from qload.formats.gguf import FLOAT_TYPES, INTEGER_TYPES
 from qload.kernel_formats import (
@@ -55,11 +60,19 @@ from qload.kernel_formats.fp4_marlin import VLLM_0_11, VLLM_0_33, Fp4, Fp4Marlin
 from qload.kernel_formats.int8_strips import Int8
 from qload.layouts import Stored, ZeroPoints
 from qload.spec import ActivationScheme, Weight
-from qload.spec.integers import Integers, IntegerWeight, Origin, find_unsupported_bits
+from qload.spec.integers import (
+    Integers,
+    IntegerWeight,
+    KernelIntegers,
+    Origin,
+    find_unsupported_bits,
+    needs_own_order,
+)
 from qload.spec.weight import tensor_names
 from qload.storage import BLOCK_TYPES
 
 W = TypeVar("W", bound=Weight)
+OFFSET_FORMATS = (HQQWeight, MLXWeight, QuantoWeight, TorchAOInt4Weight)
 INPUT_SCALE_NAMES = ("input_scale", "input_global_scale")
 
 
@@ -70,8 +83,8 @@ class Reader:
     Attributes
     ----------
     intermediate
-        The intermediate form: `Integers`, `Int8`, `Exl2Weight`, `Fp8Weight`, `MXFP8Weight`, `Fp4` or
-        `BNB4Weight`.
+        The intermediate form: `Integers`, `KernelIntegers`, `Int8`, `Exl2Weight`, `Fp8Weight`, `MXFP8Weight`,
+        `Fp4` or `BNB4Weight`.
     read
         Convert a weight to that form.
     restore
@@ -158,6 +171,15 @@ GGUF_READERS = {  # by the type of blocks
         )
         for kind in INTEGER_TYPES.values()
     },
+    **{
+        kind: Reader(
+            KernelIntegers,
+            gguf_blocks.read_integers,
+            gguf_blocks.restore_integers,
+            lambda weight: BLOCK_TYPES[weight.config.type].suffix,
+        )
+        for kind in gguf_blocks.OFFSET_TYPES
+    },
     **{kind: Reader(Fp4, gguf_blocks.read_floats, gguf_blocks.restore_floats) for kind in FLOAT_TYPES},
 }
 
@@ -167,9 +189,16 @@ def find_reader(weight_type: type[Weight], config: Any = None) -> Reader | None:
 
     `config`: of the weight; None: the type's example.
     """
-    if issubclass(weight_type, IntegerWeight):
-        return _integer_reader(weight_type)
     config = config or weight_type.example
+    reader = _find_reader(weight_type, config)
+    if reader is not None and reader.intermediate is Integers and needs_own_order(config):
+        return replace(reader, intermediate=KernelIntegers)
+    return reader
+
+
+def _find_reader(weight_type: type[Weight], config: Any) -> Reader | None:
+    if issubclass(weight_type, IntegerWeight):
+        return None if weight_type.describe_unsupported(config) else _integer_reader(weight_type)
     if weight_type is GGUFWeight:
         return GGUF_READERS.get(config.type)
     if weight_type is MLXFloatWeight:
@@ -180,7 +209,7 @@ def find_reader(weight_type: type[Weight], config: Any = None) -> Reader | None:
 @cache
 def _integer_reader(weight_type: type[IntegerWeight]) -> Reader:
     return Reader(
-        Integers,
+        KernelIntegers if issubclass(weight_type, OFFSET_FORMATS) else Integers,
         weight_type.to_integers,
         weight_type.from_integers,
         weight_type.skippable_tensor,
@@ -197,6 +226,7 @@ WRITERS: dict[tuple[type[Any], str], Writer] = {
     (Integers, "marlin"): Writer(marlin.GPTQMarlinWeight, marlin.from_integers),
     (Integers, "strips"): Writer(strips.StripsWeight, strips.from_integers),
     (Integers, "panels"): Writer(panels.PanelsWeight, panels.from_integers),
+    (KernelIntegers, "panels"): Writer(panels.PanelsWeight, panels.from_integers),
     (Integers, "marlin_24"): Writer(Marlin24Weight, Marlin24Weight.from_integers, reads_codes=True),
     (Exl2Weight, "exllama"): Writer(exl2.Exl2KernelWeight, exl2.from_exl2),
     (Fp8Weight, "marlin"): Writer(
@@ -308,7 +338,7 @@ def convert(
         intermediate = reader.read(weight)
         if isinstance(intermediate, Integers):
             unsupported = find_unsupported_bits(intermediate.bits)
-            if unsupported is not None:
+            if unsupported is not None and reader.intermediate is Integers:
                 raise RepackError(weight.format, layout, unsupported)
             target = out if type(out) is writer.weight_type and not _share_memory(out, weight) else None
             ordered = loaded and reader.has_ordered_groups(weight)
@@ -407,7 +437,7 @@ def find_unsupported_panels(weight: Weight) -> str | None:
     The reasons are those of `target="auto"` on a CPU.
     """
     reader = find_reader(type(weight), weight.config)
-    if reader is None or reader.intermediate is not Integers or reader.restore is None:
+    if reader is None or not issubclass(reader.intermediate, Integers) or reader.restore is None:
         return f"{weight.format} is not repacked to panels"
     if isinstance(weight, Marlin24Weight):
         return "2:4 sparse weights stay as they are stored"
@@ -431,22 +461,26 @@ def _require(weight: Weight, layout: str) -> tuple[Reader, Writer]:
     reader = find_reader(type(weight), weight.config)
     if reader is None:
         reason = f"{type(weight).__name__} has no codes to repack"
+        if isinstance(weight, IntegerWeight):
+            reason = weight.describe_unsupported(weight.config) or reason
         if isinstance(weight, GGUFWeight):
             reason = gguf_blocks.describe_unsupported(weight.config.type)
         raise RepackError(weight.format, layout, reason)
     writer = WRITERS.get((reader.intermediate, layout))
     if writer is None:
         supported = ", ".join(targets(type(weight), weight.config))
-        raise RepackError(
-            weight.format, layout, f"{weight.format} is repacked to {supported}, and nothing else"
-        )
+        reason = f"{weight.format} is repacked to {supported}, and nothing else"
+        if reader.intermediate is KernelIntegers and (Integers, layout) in WRITERS:
+            bits = find_unsupported_bits(weight.config.bits)
+            reason = f"{bits or 'its float offsets have no place in other layouts'}; {reason}"
+        raise RepackError(weight.format, layout, reason)
     return reader, writer
 
 
 def _describe_option(option: str) -> str:
     """Return the expected value of an option that is not taken, with the layouts that take it."""
     layouts = {
-        layout if intermediate is Integers else f"{intermediate.format} to {layout}"
+        layout if issubclass(intermediate, Integers) else f"{intermediate.format} to {layout}"
         for (intermediate, layout), writer in WRITERS.items()
         if option in writer.options
     }

@@ -209,11 +209,12 @@ def _derive_recipe(weight: GPTQWeight, repacked: Weight) -> RepackRecipe | None:
         return None
     if not isinstance(repacked, GPTQMarlinWeight | PanelsWeight):
         return None
-    copies = 1
-    if isinstance(repacked, GPTQMarlinWeight):
-        copies = repacked.config.copies
-        if repacked.config.bits != weight.config.bits:  # codes are not only moved
-            return None
+    if isinstance(repacked, PanelsWeight):
+        copies, stored_bits = 1, repacked.config.stored_bits
+    else:
+        copies, stored_bits = repacked.config.copies, repacked.config.bits
+    if stored_bits != weight.config.bits:  # codes are not only moved
+        return None
     origin, exact = repacked.layer.origin, repacked.padded_shape == repacked.shape and copies == 1
     if not (exact and tuple(repacked.fields()) == MOVED_TENSORS and isinstance(origin, Origin)):
         return None

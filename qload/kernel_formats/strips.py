@@ -14,20 +14,19 @@ with incomplete groups is refused: the kernels compute the group of a row from i
 looks it up.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import lcm
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from qload import devices
 from qload.kernel_formats import marlin
 from qload.kernel_formats.marlin import GPTQMarlinConfig, GPTQMarlinWeight
 from qload.layouts import strips
 from qload.layouts.packing import Packing
 from qload.spec import TensorSpec
-from qload.spec.integers import Integers, pad_matrix
+from qload.spec.integers import Integers, pad_matrix, with_bits
 
 BYTES = Packing(8, "n (k r) -> n k (r)", r=4)  # rows of bytes
 CODE_BITS = (2, 3, 4, 8)  # of the checkpoint
@@ -117,18 +116,3 @@ def to_integers(weight: StripsWeight) -> Integers:
     """Convert to plain integers with the bits of the checkpoint, in the order of inputs."""
     integers = marlin.to_integers(weight)
     return with_bits(integers, getattr(integers.origin.config, "bits", integers.bits))
-
-
-def with_bits(integers: Integers, bits: int) -> Integers:
-    """Return the same weight with codes of `bits` bits: codes and zero points move with 2**(bits - 1)."""
-    if bits == integers.bits:
-        return integers
-    shift = 2 ** (bits - 1) - 2 ** (integers.bits - 1)
-    return replace(
-        integers,
-        bits=bits,
-        unpack=lambda: devices.plain(integers.unpack()) + shift,
-        zeros=integers.zeros + shift,
-        whole=None if integers.whole is None else with_bits(integers.whole, bits),
-        gptq_words=None,
-    )

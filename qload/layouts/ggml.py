@@ -86,11 +86,16 @@ def fields_by_plane(field: Tensor, bits: int, run: int = 32) -> Tensor:
     return planes.flatten(-3)
 
 
-def pack_planes(codes: Tensor, run: int) -> Tensor:
-    """Invert `fields_by_plane` of 4 bits: (..., n) -> (..., n / 2)."""
-    low, high = codes.reshape(*codes.shape[:-1], -1, 2, run).unbind(-2)
-    packed: Tensor = low | high << 4
-    return packed.flatten(-2)
+def pack_in_turn(codes: Tensor, bits: int) -> Tensor:
+    """Invert `fields_in_turn`: (..., n) -> (..., n * bits / 8)."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=codes.device)
+    return (codes.reshape(*codes.shape[:-1], -1, len(shifts)) << shifts).sum(-1, dtype=torch.uint8)
+
+
+def pack_by_plane(codes: Tensor, bits: int, run: int = 32) -> Tensor:
+    """Invert `fields_by_plane`: (..., n) -> (..., n * bits / 8)."""
+    planes = codes.reshape(*codes.shape[:-1], -1, 8 // bits, run)
+    return pack_in_turn(planes.transpose(-1, -2).flatten(-3), bits)
 
 
 def _q4_0(blocks: Tensor) -> BlockCodes:
@@ -226,15 +231,40 @@ SCALE_BYTES: Mapping[str, tuple[int, int]] = {
     "TQ2_0": (64, 66),
 }
 
-CODE_PACKERS: Mapping[str, Callable[[Tensor], Tensor]] = {  # of types that weights are restored to
-    "Q4_0": partial(pack_planes, run=16),
+# Bytes of a block that have no codes; in types that weights are restored to.
+HEADERS: Mapping[str, tuple[slice, ...]] = {
+    **dict.fromkeys(("Q4_0", "Q5_0", "Q8_0"), (slice(0, 2),)),
+    **dict.fromkeys(("Q4_1", "Q5_1"), (slice(0, 4),)),
+    "MXFP4": (slice(0, 1),),
+    "NVFP4": (slice(0, 4),),
+    "Q2_K": (slice(0, 16), slice(80, 84)),
+    "Q3_K": (slice(96, 110),),
+    **dict.fromkeys(("Q4_K", "Q5_K"), (slice(0, 16),)),
+    "Q6_K": (slice(192, 210),),
+}
+
+CODE_PACKERS: Mapping[str, Callable[[Tensor], Tensor]] = {  # codes of blocks -> their bytes
+    **dict.fromkeys(("Q4_0", "Q4_1", "MXFP4"), partial(pack_by_plane, bits=4, run=16)),
+    **dict.fromkeys(
+        ("Q5_0", "Q5_1"),
+        lambda codes: torch.cat((pack_in_turn(codes >> 4, 1), pack_by_plane(codes & 15, 4, run=16)), -1),
+    ),
     "Q8_0": lambda codes: codes ^ 0x80,
-    "MXFP4": partial(pack_planes, run=16),
-    "NVFP4": partial(pack_planes, run=8),
+    "NVFP4": partial(pack_by_plane, bits=4, run=8),
+    "Q2_K": partial(pack_by_plane, bits=2),
+    "Q3_K": lambda codes: torch.cat((pack_by_plane(codes >> 2, 1), pack_by_plane(codes & 3, 2)), -1),
+    "Q4_K": partial(pack_by_plane, bits=4),
+    "Q5_K": lambda codes: torch.cat((pack_by_plane(codes >> 4, 1), pack_by_plane(codes & 15, 4)), -1),
+    "Q6_K": lambda codes: torch.cat((pack_by_plane(codes & 15, 4, run=64), pack_by_plane(codes >> 4, 2)), -1),
 }
 
 
-def encode(kind: str, codes: Tensor, scale_bytes: Tensor, elements: int) -> Tensor:
+def read_header(kind: str, blocks: Tensor) -> Tensor:
+    """Return the bytes of blocks that have no codes: (N, B, bytes) -> (N, B, n)."""
+    return torch.cat([blocks[..., part] for part in HEADERS[kind]], -1)
+
+
+def encode(kind: str, codes: Tensor, header: Tensor, elements: int) -> Tensor:
     """Invert the decoder of a type in `CODE_PACKERS`.
 
     Parameters
@@ -243,15 +273,20 @@ def encode(kind: str, codes: Tensor, scale_bytes: Tensor, elements: int) -> Tens
         Name of the type.
     codes
         (N, K), uint8.
-    scale_bytes
-        Bytes of the scales of an output, which precede the codes of their block: (N, n), uint8.
+    header
+        The other bytes of the blocks of each output, as `read_header` returns them: (N, n), uint8.
     elements
         Codes of a block.
     """
     N, K = codes.shape
-    blocks, scale_count = K // elements, scale_bytes.shape[1] * elements // max(1, K)
-    packed = CODE_PACKERS[kind](codes.reshape(N, blocks, elements))
-    return torch.cat((scale_bytes.reshape(N, blocks, scale_count), packed), -1)
+    packed = CODE_PACKERS[kind](codes.reshape(N, K // elements, elements))
+    blocks = packed.new_empty(*packed.shape[:2], packed.shape[2] + header.shape[1] * elements // max(1, K))
+    has_codes = torch.ones(blocks.shape[2], dtype=torch.bool, device=blocks.device)
+    for part in HEADERS[kind]:
+        has_codes[part] = False
+    blocks[..., has_codes] = packed
+    blocks[..., ~has_codes] = header.reshape(N, K // elements, -1)
+    return blocks
 
 
 DECODERS: Mapping[str, Decoder] = {

@@ -16,6 +16,8 @@ from math import prod
 from qload.dtypes import TORCH, Dtype, uint8
 from qload.lazy_torch import Tensor, torch
 
+BYTE = 8
+
 
 @dataclass(frozen=True)
 class RowBlocks:
@@ -52,6 +54,13 @@ class RowBlocks:
         """Shape of the stored tensor of a weight of this `shape`."""
         rows, columns = self.matrix(shape)
         return -(-rows // self.blocks), columns * self.word.itemsize // self.stored.itemsize
+
+    def loses_bits(self, stored: Tensor, codes: Tensor) -> bool:
+        """Return whether the `stored` tensor of `codes` has other unused bits than 0."""
+        is_full = self.bits * self.blocks == BYTE * self.word.itemsize
+        if is_full and self.matrix(codes.shape)[0] % self.blocks == 0:
+            return False
+        return not torch.equal(self.pack(codes).view(torch.uint8), stored.contiguous().view(torch.uint8))
 
     def unpack(self, stored: Tensor, shape: Sequence[int]) -> Tensor:
         """Unpack the `stored` tensor to codes of a `shape`, uint8."""

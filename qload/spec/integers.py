@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 from qload import devices
+from qload.dtypes import DtypeLike
 from qload.errors import RepackError
 from qload.layouts import Order, PackedCodes, Packing, Stored, ZeroPoints
 from qload.layouts.packing import pack_codes, reorder
@@ -20,6 +21,10 @@ from qload.lazy_torch import Tensor, torch
 from qload.spec.weight import Codes, Config, Layer, Weight
 
 LAYOUT_BITS = (2, 3, 4, 8)  # of codes in kernel orders
+KERNEL_BITS = (5, 6)  # of codes in qload's own orders alone
+Offset = Literal["none", "weight", "code"]
+HEADER_INPUTS = 256  # of a block with a header
+UNUSED_BITS = "the unused bits of a word are not 0, and would be lost"
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,8 @@ class Origin(Config):
     stores_zeros
         Whether it stores zero points that are optional; they are kept even if all are 2**(bits - 1). Of NVFP4
         in GGUF: whether it stores a second scale.
+    integer_dtype
+        Dtype of its codes or zero points, if the format has several.
     """
 
     name: ClassVar[str] = "origin"
@@ -43,11 +50,18 @@ class Origin(Config):
     config: Any
     index_dtype: torch.dtype | None = None
     stores_zeros: bool = False
+    integer_dtype: torch.dtype | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class Integers:
-    """w[k, n] = scales[g, n] * (codes[k, n] - zeros[g, n]),  g = g_idx[k]
+    """Codes with scales and integer zero points, and perhaps with float offsets, of each group g = g_idx[k].
+
+    By `offset`, the value from which offsets are subtracted:
+
+        none     w[k, n] = scales[g, n] * (codes[k, n] - zeros[g, n])
+        weight   w[k, n] = scales[g, n] * (codes[k, n] - zeros[g, n]) - offsets[g, n]
+        code     w[k, n] = scales[g, n] * (codes[k, n] - offsets[g, n])         zeros are 0
 
     Attributes
     ----------
@@ -63,6 +77,13 @@ class Integers:
         Group of each input: (K,).
     layer
         The layer, with its `Origin`.
+    offset, offsets
+        Kind of the offsets, and the offsets (G, N) in the dtype of the scales; None: no offsets.
+    rounding
+        Dtype that the checkpoint's format rounds each step to; None: float32.
+    header
+        Bytes of blocks of `HEADER_INPUTS` inputs that `restore` needs beside the other tensors: uint8
+        (bytes, N); None: not needed.
     convention
         Stored form of the zero points in the source.
     whole
@@ -86,6 +107,10 @@ class Integers:
     zeros: Tensor
     g_idx: Tensor
     layer: Layer
+    offset: Offset = "none"
+    offsets: Tensor | None = None
+    rounding: DtypeLike | None = None
+    header: Tensor | None = None
     convention: ZeroPoints = field(default_factory=Stored)
     whole: Integers | None = None
     gptq_words: Tensor | None = None
@@ -156,6 +181,11 @@ class Integers:
         """True if every zero point is 2**(bits - 1); a kernel then needs no zero points."""
         return self.span == (2 ** (self.bits - 1),) * 2
 
+    @property
+    def has_default_zeros(self) -> bool:
+        """True if every zero point is that of weights without stored zero points."""
+        return self.span == (default_zero(self.bits, self.offset),) * 2
+
     @cached_property
     def in_order(self) -> bool:
         """True if rows are in group order and all groups but the last have `group_size` rows."""
@@ -191,6 +221,14 @@ class Integers:
         return None
 
 
+@dataclass(frozen=True, eq=False)
+class KernelIntegers(Integers):
+    """Integers for qload's own kernel orders alone: with offsets, or with codes of 5 or 6 bits.
+
+    The key of such weights in the tables of `repack`.
+    """
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class IntegerWeight(Weight):
     """Base of checkpoint weights with integer codes, which are repacked through `Integers`.
@@ -209,6 +247,11 @@ class IntegerWeight(Weight):
     def from_integers(cls, integers: Integers, origin: Origin | None = None) -> Self:
         """Convert `integers` exactly, or raise RepackError; `origin`: the checkpoint weight to restore."""
 
+    @classmethod
+    def describe_unsupported(cls, config: Any) -> str | None:
+        """Return the reason why no weight of a `config` is repacked, else None."""
+        return None
+
     def skippable_tensor(self) -> str:
         """Name of the tensor whose values affect no refusal; "" if there is none."""
         return self.codes_field
@@ -218,11 +261,19 @@ class IntegerWeight(Weight):
         return False
 
 
-def record_origin(weight: Weight, index: Tensor | None = None, *, stores_zeros: bool = False) -> Layer:
+def record_origin(
+    weight: Weight,
+    index: Tensor | None = None,
+    *,
+    stores_zeros: bool = False,
+    integer_dtype: torch.dtype | None = None,
+) -> Layer:
     """Return the layer of a weight with its origin recorded; an earlier origin stays."""
     if weight.layer.origin is not None:
         return weight.layer
-    origin = Origin(type(weight), weight.config, None if index is None else index.dtype, stores_zeros)
+    origin = Origin(
+        type(weight), weight.config, None if index is None else index.dtype, stores_zeros, integer_dtype
+    )
     return weight.layer.with_origin(origin, weight.layer.activations)
 
 
@@ -234,9 +285,34 @@ def find_unsupported_bits(bits: int) -> str | None:
     return f"other layouts have {expected} bits, got {bits}"
 
 
-def symmetric_zero_points(bits: int, scales: Tensor) -> Tensor:
-    """Return zero points (G, N) of 2**(bits - 1), for formats without stored zero points."""
-    return torch.full_like(scales, 2 ** (bits - 1), dtype=torch.int32)
+def needs_own_order(config: Any) -> bool:
+    """Return True if weights of a config are `KernelIntegers`, as only qload's own orders represent them."""
+    return config.bits in KERNEL_BITS or getattr(config, "offset", "none") != "none"
+
+
+def default_zero(bits: int, offset: Offset) -> int:
+    """Return the zero point of weights without stored zero points: 0 with offsets, else 2**(bits - 1)."""
+    return 2 ** (bits - 1) if offset == "none" else 0
+
+
+def with_bits(integers: Integers, bits: int) -> Integers:
+    """Return the same weight with codes of `bits` bits: codes and zero points move with 2**(bits - 1)."""
+    if bits == integers.bits:
+        return integers
+    shift = 2 ** (bits - 1) - 2 ** (integers.bits - 1)
+    return replace(
+        integers,
+        bits=bits,
+        unpack=lambda: devices.plain(integers.unpack()) + shift,
+        zeros=integers.zeros + shift,
+        whole=None if integers.whole is None else with_bits(integers.whole, bits),
+        gptq_words=None,
+    )
+
+
+def default_zero_points(bits: int, scales: Tensor, offset: Offset = "none") -> Tensor:
+    """Return zero points (G, N) for formats without stored zero points."""
+    return torch.full_like(scales, default_zero(bits, offset), dtype=torch.int32)
 
 
 def from_ordered_groups(
@@ -244,20 +320,30 @@ def from_ordered_groups(
     unpack: Callable[[], Tensor | devices.LazyCodes],
     scales: Tensor,
     zeros: Tensor | None = None,
+    *,
+    offset: Offset = "none",
+    offsets: Tensor | None = None,
+    rounding: DtypeLike | None = None,
 ) -> Integers:
     """Return the integers of a checkpoint weight with groups in order.
 
-    `zeros`: stored zero points (G, N); None: all are 2**(bits - 1).
+    `zeros`: stored zero points (G, N); None: all are the default. Other arguments: as in `Integers`.
     """
     config: Any = weight.config
+    if offsets is not None and offsets.dtype != scales.dtype:
+        names = " and ".join(str(each.dtype).removeprefix("torch.") for each in (scales, offsets))
+        raise RepackError(weight.layer.name or weight.format, "integers", f"scales and offsets are {names}")
     return Integers(
         bits=config.bits,
         group_size=config.group_size,
         unpack=unpack,
         scales=scales,
-        zeros=symmetric_zero_points(config.bits, scales) if zeros is None else zeros,
+        zeros=default_zero_points(config.bits, scales, offset) if zeros is None else zeros,
         g_idx=config.in_order(weight.layer.K, scales.device),
         layer=record_origin(weight, stores_zeros=zeros is not None),
+        offset=offset,
+        offsets=offsets,
+        rounding=rounding,
     )
 
 
@@ -266,7 +352,6 @@ def from_codes(codes: Codes, scales: Tensor, layer: Layer, group_size: int) -> I
 
     The convention of zero points is that of the origin.
     """
-    assert codes.zeros is not None
     assert codes.k_group is not None
     config = layer.origin.config if isinstance(layer.origin, Origin) else None
     zeros = getattr(config, "zeros", None)
@@ -275,7 +360,7 @@ def from_codes(codes: Codes, scales: Tensor, layer: Layer, group_size: int) -> I
         group_size=group_size,
         unpack=lambda: codes.codes.T,
         scales=scales,
-        zeros=codes.zeros.T,
+        zeros=torch.zeros_like(scales, dtype=torch.int32) if codes.zeros is None else codes.zeros.T,
         g_idx=codes.k_group,
         layer=layer,
         convention=zeros if isinstance(zeros, ZeroPoints) else Stored(),

@@ -82,15 +82,19 @@ def panels_weight(
     scales: Tensor,
     zeros: Tensor | None = None,
     perm: Tensor | None = None,
+    offsets: Tensor | None = None,
     *,
     bits: int,
     group_size: int,
     K: int,
+    zero: int | None = None,
+    of_codes: bool = False,
 ) -> Tensor:
     """Return the float32 weight (K, N) of panels (N/16, ...), columns of padding included.
 
     A group of `group_size` inputs, all `K` where it is -1, starts at a word of its own. Stored row i is input
-    perm[i]. `zeros` are bytes where scales have numbers.
+    perm[i]. `zeros` are bytes where scales have numbers; without them all are `zero`, by default
+    2**(bits - 1). `offsets` are subtracted last, or `of_codes` before the product with the scale.
     """
     per_word, size = _WORD // bits, K if group_size == -1 else group_size
     lines = -(-size // per_word)  # of 16 words, to a group
@@ -99,8 +103,12 @@ def panels_weight(
     words = qweight[panel, 16 * (group * lines + row // per_word) + lane]
     codes = words.long() >> bits * (row % per_word) & (2**bits - 1)
     at = 16 * group + lane
-    values = codes - (2 ** (bits - 1) if zeros is None else zeros[panel, at].long())
-    return _place_rows(values.float() * scales[panel, at].float(), perm)
+    default = 2 ** (bits - 1) if zero is None else zero
+    values = (codes - (default if zeros is None else zeros[panel, at].long())).float()
+    offset = torch.zeros(()) if offsets is None else offsets[panel, at].float()
+    if of_codes:
+        return _place_rows((values - offset) * scales[panel, at].float(), perm)
+    return _place_rows(values * scales[panel, at].float() - offset, perm)
 
 
 def fp8_marlin_weight(qweight: Tensor, scales: Tensor, *, exponent_bias: bool) -> Tensor:

@@ -53,6 +53,8 @@ from qload.testing.tiny_checkpoint import TYPE_ENTRIES, make_checkpoint, tiny_co
 from qload.testing.traits import CONTRACTS, contract
 from qload.weights import Weights
 from tests.errors.calls import FUNCTIONS
+from tests.kernel_formats.offset_layers import CASES
+from tests.kernel_formats.offset_layers import drawn as drawn_offsets
 from tests.meta.test_argument_types import FACTS, METHODS, NEEDED, public
 from tests.support.changed_values import changed_tensors, outcome, outcomes
 
@@ -78,6 +80,8 @@ def source(intermediate: str, layout: str) -> tuple[Weight, dict[str, Any]]:
     options = WRITERS[{each.__name__: each for each, _ in WRITERS}[intermediate], layout].options
     given = {"dtype": torch.float16, "exponent_bias": True}
     chosen = {name: value for name, value in given.items() if name in options}
+    if intermediate == "KernelIntegers":
+        return drawn_offsets(CASES["mlx 4 bits"]), {"layout": layout}
     weight_type = Marlin24Weight if layout == "marlin_24" else SOURCES[intermediate]
     return drawn(weight_type).weight(), {"layout": layout, **chosen}
 

@@ -18,6 +18,19 @@ FAULTS = (
     Fault(
         "panels-groups-not-permuted", _PANELS, "index_copy_(0, self.perm.long(), k_group)", "copy_(k_group)"
     ),
+    Fault("panels-default-zero-of-offsets", "qload/spec/integers.py", 'if offset == "none" else 0', "+ 0"),
+    Fault("panels-offsets-of-codes", _PANELS, "offsets if is_zero else zeros", "zeros"),
+    Fault("panels-offsets-unrounded", _PANELS, "rounding=self.config.rounding", "rounding=None"),
+    Fault("panels-offsets-added", "qload/formats/mlx.py", "offsets=-biases", "offsets=biases"),
+    Fault(
+        "gguf-fifth-bit", "qload/layouts/ggml.py", "pack_in_turn(codes >> 4, 1)", "pack_in_turn(codes & 1, 1)"
+    ),
+    Fault(
+        "panels-unused-bits-lost",
+        "qload/layouts/row_blocks.py",
+        "return not torch.equal(self.pack(codes)",
+        "return not torch.equal(stored",
+    ),
     Fault("panels-zero-of-256", _PANELS, "lowest < 0 or highest > MAX_ZERO_POINT", "lowest < 0"),
     Fault("panels-of-half-a-group", _PANELS, "bool((integers.g_idx[perm].long() == expected).all())", "True"),
     Fault("cpu-takes-many-tokens", _CPU, "if way == TORCH:", "if False:"),

@@ -41,7 +41,7 @@ FAULTS = (
     Fault(
         "float4-products-unchecked", "qload/conversion/float4.py", "if not bool(differ.any()):", "if True:"
     ),
-    Fault("gguf-blocks-packed-as-neighbours", _BLOCKS, "-1, 2, run).unbind(-2)", "-1, run, 2).unbind(-1)"),
+    Fault("gguf-blocks-packed-as-neighbours", _BLOCKS, "planes.transpose(-1, -2)", "planes"),
     Fault(
         "gguf-second-scale-on-scales",
         "qload/kernel_formats/fp4_marlin.py",

@@ -14,7 +14,12 @@ FAULTS = (
         "self.weight.view(torch.uint8) ^ 0x88",
         "self.weight.view(torch.uint8)",
     ),
-    Fault("torchao-int4-zero-subtracted", _FORMAT, "offsets=-self.weight", "offsets=self.weight"),
+    Fault(
+        "torchao-int4-zero-subtracted",
+        _FORMAT,
+        "offsets=-self.weight_zero_point.T",
+        "offsets=self.weight_zero_point.T",
+    ),
     Fault(
         "torchao-intx-zero-lost",
         _FORMAT,

@@ -157,10 +157,7 @@ def nvfp4_with(byte: int) -> GGUFWeight:
         pytest.param(mxfp4_with(100, 125), r"1 of 2 .* more than 2\*\*24 times smaller", id="far apart"),
         pytest.param(nvfp4_with(0x7F), "1 of 8 scales of up.nvfp4 are 0 in GGUF, and NaN", id="0x7F"),
         pytest.param(nvfp4_with(0xB8), "1 of 8 scales of up.nvfp4 are negative", id="sign"),
-        pytest.param(weight_of("Q4_K", 1, 256), "Q4_K have an offset in float32 for each group", id="Q4_K"),
-        pytest.param(weight_of("Q5_1", 1, 32), "Q5_1 have an offset in float32 for each group", id="Q5_1"),
-        pytest.param(weight_of("Q6_K", 1, 256), "Q6_K have a scale in float32 for 16 inputs", id="Q6_K"),
-        pytest.param(weight_of("IQ4_NL", 1, 32), "IQ4_NL are values of a table, or have other", id="IQ4_NL"),
+        pytest.param(weight_of("IQ4_NL", 1, 32), "IQ4_NL are values of a table, or have 1 or", id="IQ4_NL"),
     ],
 )
 def test_what_strips_cannot_represent_is_refused(weight: GGUFWeight, text: str) -> None:

@@ -32,7 +32,6 @@ FP8 = Fp8Weight(
 HALF: dict[str, Any] = {"dtype": torch.float16, "exponent_bias": True}
 
 
-WIDENED = "True for 3 bits, which are stored as 4"
 COPIES = "1, or more for a group_size other than -1"
 
 
@@ -53,14 +52,8 @@ COPIES = "1, or more for a group_size other than -1"
         (GPTQMarlinConfig, {"bits": 4, "group_size": 0}, "marlin: group_size", "-1 or at least 1"),
         (GPTQMarlinConfig, {"bits": 4, "group_size": 32, "copies": 0}, "marlin: copies", COPIES),
         (GPTQMarlinConfig, {"bits": 4, "group_size": -1, "copies": 2}, "marlin: copies", COPIES),
-        (PanelsConfig, {"bits": 9, "group_size": 32}, "panels: bits", "2 or 3 or 4 or 8"),
+        (PanelsConfig, {"bits": 9, "group_size": 32}, "panels: bits", "2 or 3 or 4 or 5 or 6 or 8"),
         (PanelsConfig, {"bits": 4, "group_size": -2}, "panels: group_size", "-1 or at least 1"),
-        (
-            PanelsConfig,
-            {"bits": 3, "group_size": 32, "zero_point": False},
-            "panels: zero_point",
-            WIDENED,
-        ),
     ],
 )
 def test_a_config_of_a_kernel_refuses_what_its_kernel_does_not_read(

@@ -55,12 +55,12 @@ def test_the_target_decides_what_is_loaded(target: Any, bits: int, kind: type) -
 @pytest.mark.usefixtures("seen_texts")
 def test_auto_notes_why_a_layer_stays_and_marlin_raises_with_its_name() -> None:
     strict = weights(Case(bits=3), "marlin")
-    with open_checkpoint(FIXTURES / "compressed_tensors/pack_w6_g128_dense", target="auto") as relaxed:
+    with open_checkpoint(FIXTURES / "compressed_tensors/pack_w7_g128_dense", target="auto") as relaxed:
         prefix = prefix_of(min(relaxed.storage.keys()))
         relaxed.get_weights(prefix)
         notes = relaxed.report().notes
 
-    assert notes == (f"{prefix}: stays ct_pack: other layouts have 2, 3, 4 or 8 bits, got 6",)
+    assert notes == (f"{prefix}: stays ct_pack: other layouts have 2, 3, 4 or 8 bits, got 7",)
     with pytest.raises(RepackError, match="a: gptq to marlin: cannot repack"):
         strict.get_weights("a")
 

@@ -25,11 +25,15 @@ from qload.formats import (
     Exl2Weight,
     Fp8Weight,
     GPTQWeight,
+    HQQWeight,
     Marlin24Weight,
     MarlinWeight,
     MLXFloatWeight,
+    MLXWeight,
     ModelOptNVFP4Weight,
     MXFP8Weight,
+    QuantoWeight,
+    TorchAOInt4Weight,
 )
 from qload.formats.bnb import TABLES
 from qload.formats.fp8 import to_fnuz
@@ -45,7 +49,7 @@ from qload.layouts import (
 )
 from qload.loader import FormatLoader
 from qload.parallel import FakeWorld
-from qload.spec import Weight
+from qload.spec import Codes, Weight
 from qload.spec.integers import IntegerWeight
 from qload.storage import MemoryStorage, SafetensorsStorage, WeightStorage
 from qload.testing import assert_same_bits, assert_within_bound, emulators
@@ -175,6 +179,7 @@ MARLIN_GROUPS = (32, 64, 128)
 FP8_SCALES = ("vllm011.weight_scale_fused_expbias", "tgi.scales")
 FP4 = (CTNVFP4Weight, ModelOptNVFP4Weight, CTMXFP4Weight)
 INTEGERS = (IntegerWeight,)
+OWN_ORDERS = (HQQWeight, MLXWeight, QuantoWeight, TorchAOInt4Weight)  # of floats as zero points
 
 
 def packed(weight: Weight, layout: str, name: str, zeros: ZeroPoints | None = None) -> Tensor | None:
@@ -309,13 +314,14 @@ def layouts(weight: Any) -> list[str]:
     if not isinstance(weight, INTEGERS) or "input_scale" in weight.fields():
         return []
     codes, (N, K) = weight.codes(), weight.shape
+    if isinstance(weight, OWN_ORDERS) or codes.bits in (5, 6):
+        along_inputs = codes.n_group is None and has_whole_groups(weight, codes)
+        return ["panels"] * (along_inputs and codes.bits in (2, 3, 4, 5, 6, 8))
     fill = 32 if codes.bits == 3 else 32 // codes.bits
     words = codes.bits in (2, 3, 4, 8) and N % fill == 0 and K % fill == 0
-    one_group = codes.scales.shape[1] == 1
-    groups = one_group or weight.config.group_size in MARLIN_GROUPS
+    groups = codes.scales.shape[1] == 1 or weight.config.group_size in MARLIN_GROUPS
     fits = codes.bits in (4, 8) and groups
-    size = weight.config.group_size
-    whole = one_group or torch.equal(codes.k_group.sort().values.long(), torch.arange(K) // size)
+    whole = has_whole_groups(weight, codes)
     in_panels = codes.bits in (2, 3, 4, 8) and whole
     return [
         *["gptq", "gptq_v2", "exllama"] * words,
@@ -323,6 +329,14 @@ def layouts(weight: Any) -> list[str]:
         *["strips"] * (codes.bits in (2, 3, 4, 8) and groups and whole),
         *["panels"] * in_panels,
     ]
+
+
+def has_whole_groups(weight: Any, codes: Codes) -> bool:
+    """Return whether a layer has one group, or groups of one size, in any order of inputs."""
+    if codes.scales.shape[1] == 1 or codes.k_group is None:
+        return True
+    expected = torch.arange(weight.shape[1]) // weight.config.group_size
+    return torch.equal(codes.k_group.sort().values.long(), expected)
 
 
 def has_whole_tiles(weight: Fp8Weight) -> bool:
