@@ -11,7 +11,7 @@
 //   fields(isa, fields, from_words, to_words, from_word, to_word, lanes, from, to, threads)   see streams.h
 //   dequantize(isa, bits, rows, columns, values, words, height, width, out, pitch, threads)
 //   dequantize_rows(isa, bits, values, codes, row_bytes, rows, columns, out, pitch, threads)
-//   multiply(isa, bits, sizes, x, perm, words, scales, zeros, bias, y, few, threads)         see product.h
+//   multiply(isa, bits, sizes, x, perm, words, scales, zeros, zero, offsets, bias, y, few, threads)   see product.h
 //   multiply_rows(isa, bits, row_sizes, x, values, scales, codes, row_bytes, bias, y, threads)
 //   multiply_codes(isa, code_sizes, x, codes, row_bytes, sums, threads)                      see codes.h
 //
@@ -27,6 +27,7 @@
 //   row_sizes  (M, K, N, pitch)
 //   code_sizes  (M, K, N)
 //   scales   (kind, second, divided) of ByteScales (kernels.h); kind 0: those of the values are float32
+//   offsets  (address, whether they are subtracted from codes)
 //   x        (address, type); scales and y alike: 0 float32, 1 float16, 2 bfloat16
 //
 // 0 stands for an optional pointer that is absent. Each call releases the interpreter's lock for its whole length.
@@ -192,13 +193,13 @@ Float float_of_number(int type) {
 }
 
 void multiply_panels(const std::string& isa, int bits, const std::array<int64_t, 7>& sizes, const Typed& x,
-                     uintptr_t perm, uintptr_t words, const Typed& scales, uintptr_t zeros, uintptr_t bias,
-                     const Typed& y, int few, int threads) {
+                     uintptr_t perm, uintptr_t words, const Typed& scales, uintptr_t zeros, uint32_t zero,
+                     const std::pair<uintptr_t, bool>& offsets, uintptr_t bias, const Typed& y, int few, int threads) {
   const auto [M, K, N, rows, group, run, pitch] = sizes;
-  if ((bits != 4 && bits != 8) || group < 1 || run < group || run % (32 / bits) || rows % run)
+  if ((bits != 4 && bits != 8) || group < 1 || run < group || run % (32 / bits) || rows % run || zero > 128)
     throw std::invalid_argument("these are no panels");
   const Panels weight{bits, rows, run, at<const uint32_t>(words), at<const void>(scales.first), float_of_number(scales.second),
-                      at<const uint8_t>(zeros), false};
+                      at<const uint8_t>(zeros), zero, at<const void>(offsets.first), offsets.second, false};
   const Inputs inputs{at<const void>(x.first), float_of_number(x.second), M, K, pitch, at<const int32_t>(perm), group};
   multiply(named(isa), weight, inputs, {at<void>(y.first), float_of_number(y.second), N, at<const float>(bias)}, few, threads);
 }

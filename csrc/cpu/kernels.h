@@ -53,8 +53,21 @@ struct Panels {  // a weight in panels; see product.h
   const uint32_t* words;
   const void* scales;
   Float scale_type;
-  const uint8_t* zeros;  // or null
+  const uint8_t* zeros;  // or null: all are `zero`
+  uint32_t zero;
+  const void* offsets;   // of the type of the scales; or null
+  bool of_codes;         // whether offsets are subtracted from codes, not from their products with scales
   bool narrow;           // codes without their zero points have 5 bits
+};
+
+constexpr int kGroupSums = 4;  // sums of a token are padded to a multiple
+
+constexpr int64_t padded_groups(int64_t groups) { return (groups + kGroupSums - 1) / kGroupSums * kGroupSums; }
+
+struct GroupSums {  // inputs of all tokens, summed by group; see offsets.h
+  const Panels* weight;
+  const float* sums;  // (tokens, pitch), zero-padded
+  int64_t pitch;
 };
 
 struct Outputs {
@@ -62,6 +75,7 @@ struct Outputs {
   Float type;
   int64_t N;
   const float* bias;  // or null
+  const GroupSums* sums = nullptr;  // for a weight with offsets
 };
 
 /// Some tokens, in blocks of up to `kBlock`: the inputs of a block for row 0, then for row 1, and so on.
@@ -152,8 +166,9 @@ struct Products {
   /// The same for bfloat16; `columns` is a multiple of 2 * `kColumnsOfLanes`. Or null.
   void (*dots_of_halves)(const uint16_t* tile, int64_t pitch, const uint16_t* x, int64_t x_pitch, int64_t tokens,
                          int64_t columns, float* totals);
-  /// Writes totals of 16 outputs, (tokens, 16), plus the bias to the outputs from 16 * `panel` on; skips padding.
-  void (*finish)(const Outputs&, const Tokens&, int64_t panel, const float* totals);
+  /// Writes totals of 16 outputs, (tokens, 16), less offsets plus the bias to the outputs from 16 * `panel` on; skips
+  /// padding.
+  void (*finish)(const Outputs&, const Tokens&, int64_t panel, float* totals);
   /// As `multiply`, for narrow panels of 4 bits, and panels of 8 bits with whole pairs in each group; `scratch`: 16
   /// floats for each token of whole blocks. Or null.
   void (*multiply_in_pairs)(const Panels&, const PairedTokens&, const Outputs&, int64_t begin, int64_t end,

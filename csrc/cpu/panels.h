@@ -16,6 +16,7 @@
 #include "ahead.h"
 #include "halves.h"
 #include "kernels.h"
+#include "offsets.h"
 
 namespace qload::cpu {
 namespace {
@@ -30,7 +31,7 @@ constexpr int kParts = kPanel / S::kLanes;  // registers of a row
 /// The zero points of a part of a group, one for each lane.
 template <class S>
 typename S::Words zeros_of(const Panels& weight, int64_t group, int part) {
-  if (!weight.zeros) return S::words(1u << (weight.bits - 1));
+  if (!weight.zeros) return S::words(weight.zero);
   return S::bytes(weight.zeros + group * kPanel + part * S::kLanes);
 }
 
@@ -213,9 +214,10 @@ void multiply_block(int tokens, const float* tile, int64_t rows, const float* x,
   }
 }
 
-/// Writes the sums of a panel, (tokens, 16), plus a bias to the outputs; skips padding.
+/// Writes the sums of a panel, (tokens, 16), less offsets plus a bias to the outputs; skips padding.
 template <class S>
-void finish(const Outputs& out, const Tokens& tokens, int64_t panel, const float* totals) {
+void finish(const Outputs& out, const Tokens& tokens, int64_t panel, float* totals) {
+  if (out.sums) subtract_offsets<S>(*out.sums, tokens, panel, totals);
   const int64_t n = panel * kPanel, left = out.N - n, columns = left < kPanel ? left : kPanel;
   const size_t size = out.type == Float::kFloat32 ? 4 : 2;
   alignas(64) float bias[kPanel] = {};

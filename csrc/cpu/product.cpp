@@ -54,14 +54,36 @@ void multiply_fixed(const Kernels& kernels, const Panels& weight, const Inputs& 
   });
 }
 
-}  // namespace
+/// The sum of a group's inputs; `rows` is a multiple of 4.
+float sum_of(const float* x, int64_t rows) {
+  constexpr int kLanes = 4;
+  float sums[kLanes] = {};
+  for (int64_t row = 0; row < rows; row += kLanes)
+    for (int lane = 0; lane < kLanes; ++lane) sums[lane] += x[row + lane];
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
 
-void multiply(const Kernels& kernels, const Panels& panels_of, const Inputs& inputs, const Outputs& outputs, int few,
-              int threads) {
-  const int64_t panels = (outputs.N + kPanel - 1) / kPanel, most = std::min(kTokens, inputs.M);
-  if (!inputs.M || !panels) return;
-  Panels weight = panels_of;
-  weight.narrow = is_narrow(weight, panels);
+/// Sums the inputs of each token by group into rows of `pitch`, zero-padded.
+Aligned<float> sum_groups(const Kernels& kernels, const Panels& weight, const Inputs& inputs, int64_t pitch,
+                          int threads) {
+  const Gathered gathered(kernels, weight, inputs);
+  const int64_t groups = weight.rows / weight.run;
+  auto sums = aligned<float>(inputs.M * pitch);
+  parallel_for(inputs.M, kInputsOfThread / weight.rows + 1, threads, [&](int64_t begin, int64_t end) {
+    auto row = gathered.room();
+    const auto token = aligned<float>(weight.rows);
+    for (int64_t m = begin; m < end; ++m) {
+      gathered.one(m, weight.rows, token.get(), 1, row.data());
+      float* const to = sums.get() + m * pitch;
+      for (int64_t g = 0; g < pitch; ++g) to[g] = g < groups ? sum_of(token.get() + g * weight.run, weight.run) : 0;
+    }
+  });
+  return sums;
+}
+
+void multiply_panels(const Kernels& kernels, const Panels& weight, const Inputs& inputs, const Outputs& outputs,
+                     int64_t panels, int few, int threads) {
+  const int64_t most = std::min(kTokens, inputs.M);
   if (kernels.products->multiply_fixed && weight.narrow && inputs.type != Float::kFloat32 && inputs.M == 1 && few)
     return multiply_fixed(kernels, weight, inputs, outputs, panels, threads);
   const bool whole = weight.narrow || (weight.bits == 8 && weight.run % (2 * kPairs) == 0);  // whole pairs of 8 rows
@@ -80,6 +102,23 @@ void multiply(const Kernels& kernels, const Panels& panels_of, const Inputs& inp
       kernels.products->multiply(weight, tokens, outputs, begin, end, few, scratch.get());
     });
   }
+}
+
+}  // namespace
+
+void multiply(const Kernels& kernels, const Panels& panels_of, const Inputs& inputs, const Outputs& outputs, int few,
+              int threads) {
+  const int64_t panels = (outputs.N + kPanel - 1) / kPanel;
+  if (!inputs.M || !panels) return;
+  Panels weight = panels_of;
+  weight.narrow = is_narrow(weight, panels);
+  if (!weight.offsets) return multiply_panels(kernels, weight, inputs, outputs, panels, few, threads);
+  const int64_t pitch = padded_groups(weight.rows / weight.run);
+  const auto sums = sum_groups(kernels, weight, inputs, pitch, threads);
+  const GroupSums all{&weight, sums.get(), pitch};
+  Outputs out = outputs;
+  out.sums = &all;
+  multiply_panels(kernels, weight, inputs, out, panels, few, threads);
 }
 
 namespace {

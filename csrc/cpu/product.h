@@ -1,12 +1,13 @@
 // x times a weight in panels or rows.
 //
-//   y[m, n] = sum over k of x[m, k] * scale[g, n] * (code[k, n] - zero[g, n]), + bias[n]
+//   y[m, n] = sum over k of x[m, k] * (scale[g, n] * (code[k, n] - zero[g, n]) - offset[g, n]), + bias[n]
 //
 //   in   x      T       (M, K)              rows at any stride
 //        perm   int32   (K,)                row i of the weight is input perm[i]; optional, identity without it
 //        words  uint32  (N/16, rows*b/32, 16)  one word for each of 16 columns in turn, the first row in the low bits
 //        scales S       (N/16, rows/run, 16)
-//        zeros  uint8   (N/16, rows/run, 16)   optional: all are 2**(b-1) without it
+//        zeros  uint8   (N/16, rows/run, 16)   optional: all are `zero` without it
+//        offsets  S     (N/16, rows/run, 16)   optional; or subtracted from codes: offset * scale in place of offset
 //        bias   fp32    (N,)                optional
 //   out  y      T       (M, N)              T, S: fp32, fp16, bf16
 //
@@ -14,8 +15,9 @@
 // inputs are 0. N is padded to whole panels; padded outputs are not written.
 //
 // Differences are exact, products and sums are in float32, in one order for each output: groups one after
-// another, each sum multiplied by its scale once. So y has the same bits on any number of threads. The sum of a
-// group overflows float32 if |x| exceeds about 1e34; with a weight scaled and rounded first it would not.
+// another, each sum multiplied by its scale once; then offsets times sums of x by group are subtracted. So y has the same bits on any number of threads. The sum of a
+// group overflows float32 if |x| exceeds about 1e34; with a weight scaled and rounded first it would not. With offsets
+// an infinite input makes outputs NaN.
 //
 // Within the bound of qload/kernels/products.py of the same weight, without its rounding to T.
 #pragma once

@@ -6,19 +6,20 @@ the order of its sums, where each step is in float32 and what a type says is rou
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import e, pi, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from qload.dtypes import TORCH
 from qload.kernels import declared
 from qload.kernels.declared import Activations, Maximum
 from qload.kernels.experts_function import routed
 from qload.kernels.plans import quantizes
 from qload.kernels.products import NARROW
-from qload.spec import Weight, outputs, ranges
+from qload.spec import Codes, Weight, outputs, ranges
 from qload.spec.transforms import BlockTransform
 
 UNIT = 2.0**-24
@@ -90,6 +91,7 @@ def product(
     bias: Tensor | None = None,
     dtype: torch.dtype | None = None,
     *,
+    terms: "Terms | None" = None,
     steps: int = 2,
     more: float = 0.0,
 ) -> Bounded:
@@ -101,6 +103,8 @@ def product(
         What is multiplied, of floats that are exact but for the error of x.
     dtype
         What the matrix is rounded to first, and the product before the bias is added; None: float32 has both.
+    terms
+        Terms of the matrix, if they are summed apart.
     steps
         How many roundings to float32 there are beside those of K sums.
     more
@@ -110,13 +114,56 @@ def product(
     added = w.new_zeros(()) if bias is None else bias.double()
     inputs, sizes = x.value.abs() + x.error, w.abs()
     size = inputs @ sizes.T + added.abs()
-    share = roundings(x.value.shape[-1] + steps) + more
-    error = x.error @ sizes.T + TINY
+    summed = size
+    if terms is not None:
+        summed = inputs @ terms.sizes.T + added.abs()
+        steps += 3  # a product of offset and scale, one with a sum of inputs, the difference
+    error = x.error @ sizes.T + TINY + (roundings(x.value.shape[-1] + steps) + more) * summed
+    if terms is not None:
+        error = error + inputs @ terms.error.T
     if dtype is not None:
         own = torch.finfo(dtype)
-        share += own.eps / 2 * (1 if bias is None else 2)
+        error = error + own.eps / 2 * (1 if bias is None else 2) * size
         error = error + inputs.sum(-1, keepdim=True) * own.smallest_normal * own.eps / 2
-    return Bounded(x.value @ w.T + added, error + share * size)
+    return Bounded(x.value @ w.T + added, error)
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """Terms of a weight that kernels sum apart: products of codes with scales, and offsets.
+
+    Attributes
+    ----------
+    sizes
+        Sum of the absolute values of both, (N, K), float64.
+    error
+        Distance of the dequantized weight, which its format rounds, from their sum: (N, K), float64.
+    """
+
+    sizes: Tensor
+    error: Tensor
+
+    def __getitem__(self, rows: slice) -> "Terms":
+        """Terms of some outputs."""
+        return Terms(self.sizes[rows], self.error[rows])
+
+    @classmethod
+    def of(cls, weight: Weight) -> "Terms | None":
+        """Terms of a weight in a kernel order; None without offsets."""
+        if getattr(weight.config, "offset", "none") == "none":
+            return None
+        codes: Codes = weight.codes()
+        plain = replace(codes, offsets=None, rounding=None)
+        offsets = codes.offsets
+        if offsets is None:  # float zero points
+            assert codes.zeros is not None
+            offsets, plain = codes.zeros * codes.scales, replace(plain, zeros=None)
+        sizes = plain.dequantize().double().abs() + offsets.double().abs()[:, codes.k_group]
+        if codes.rounding is None:
+            return cls(sizes, torch.zeros_like(sizes))
+        own, scales = torch.finfo(TORCH[codes.rounding]), codes.scales.double().abs()[:, codes.k_group]
+        half = own.eps / 2  # two steps are rounded
+        return cls(sizes, 2 * half * (1 + half) * sizes + 2 * half * own.smallest_normal * (1 + scales))
 
 
 def cut_off(x: Tensor, matrix: Tensor) -> Tensor:
@@ -167,13 +214,15 @@ def of_linear(
     value = torch.empty(x.shape[0], weight.layer.N, dtype=torch.float64, device=x.device)
     error = torch.empty_like(value)
     for start, stop in ranges(weight, max(1, SLICE // max(1, weight.layer.K))):
-        matrix = outputs(coded, start, stop).dequantize()
+        part = outputs(coded, start, stop)
+        matrix, terms = part.dequantize(), Terms.of(part)
         for inputs, rows in taken:
             here = slice(max(start, rows.start), min(stop, rows.stop))
             if here.start < here.stop:
-                own = matrix[here.start - start : here.stop - start]
+                rows_here = slice(here.start - start, here.stop - start)
+                own, own_terms = matrix[rows_here], None if terms is None else terms[rows_here]
                 added = None if bias is None else bias[here]
-                made = product(inputs, own, added, x.dtype, steps=steps, more=more)
+                made = product(inputs, own, added, x.dtype, terms=own_terms, steps=steps, more=more)
                 value[:, here], error[:, here] = made.value, made.error
                 if cut:
                     error[:, here] += cut_off(inputs.value, own)
@@ -383,10 +432,11 @@ def _through(
     activations: Activations,
 ) -> Bounded:
     """One matrix of an expert, and its bias."""
-    factors, matrix = weight.input_factors, weight.dequantize()
+    factors, matrix, terms = weight.input_factors, weight.dequantize(), Terms.of(weight)
     rows = rows if factors is None else rows * exact(factors)
     if not quantizes(weight, activations):
-        return product(rows.rounded_to(rounding.inputs), matrix, bias, rounding.weights, steps=STEPS)
+        inputs = rows.rounded_to(rounding.inputs)
+        return product(inputs, matrix, bias, rounding.weights, terms=terms, steps=STEPS)
     narrow, held = rounding.between, rounding.declared
     made = [
         product(taken.rounded_to(narrow), matrix[n], None if bias is None else bias[n], held, steps=STEPS)

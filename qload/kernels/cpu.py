@@ -417,6 +417,8 @@ class PanelsPlan(CpuPlan):
             address(weight.qweight),
             _typed(weight.scales),
             address(weight.zeros),
+            weight.config.default_zero,
+            (address(weight.offsets), weight.config.offset == "code"),
         )
 
     def product(
@@ -508,7 +510,7 @@ def advise_panels(x: Tensor, weight: Weight) -> None:
         return
     if not all(is_plain(tensor, "cpu") for tensor in (x, *weight.fields().values())):
         return
-    stored = PanelsConfig(bits, -1, zero_point=True).stored_bits
+    stored = PanelsConfig(bits, -1).stored_bits
     if ranked("panels", stored, x.dtype, isa(), x.numel() // x.shape[-1])[0] == TORCH:
         return
     if find_unsupported_panels(weight) is not None:

@@ -31,8 +31,12 @@ from qload.formats import (
     CTNVFP4Weight,
     Fp8Config,
     Fp8Weight,
+    GGUFConfig,
+    GGUFWeight,
     GPTQConfig,
     GPTQWeight,
+    MLXConfig,
+    MLXWeight,
     MXFP4Config,
     NVFP4Config,
 )
@@ -42,7 +46,9 @@ from qload.kernels import cpu, products
 from qload.kernels.bounds import excess, of_linear
 from qload.kernels.cpu import KeptRows
 from qload.layouts import Stored
-from qload.spec import ActivationScheme, Layer
+from qload.layouts.ggml_grids import sample_blocks
+from qload.spec import ActivationScheme, Layer, Weight
+from qload.storage import BLOCK_TYPES
 from qload.testing import assert_within_bound
 from tests.bench.alone import Clock, clock_of, parser_of
 from tests.bench.cpu_peers import PEERS
@@ -152,13 +158,38 @@ def int8_inputs() -> Calls:
     return made
 
 
-def panels(bits: int) -> Calls:
+def panels(weight: Weight, bits: int) -> Calls:
     """Ours, in panels."""
-    weight, made = gptq(bits), list[Any]()
-    for _ in range(-(-ROTATE // (K * N * bits // 8))):
-        made.append(repack(weight, "panels"))
-        weight = weight.holding({"qweight": weight.qweight.roll(1, 0)})
-    return ours(made)
+    packed = repack(weight, "panels")
+    copies = -(-ROTATE // (K * N * bits // 8))
+    return ours(
+        [
+            packed.holding({name: loaded(tensor) for name, tensor in packed.fields().items()})
+            for _ in range(copies)
+        ]
+    )
+
+
+def mlx() -> MLXWeight:
+    """Random codes, scales and biases, for each 64 inputs."""
+    scales = torch.rand(N, K // 64).bfloat16()
+    return MLXWeight(
+        config=MLXConfig(4, 64),
+        weight=words(N, K // 8).view(torch.uint32),
+        scales=scales / 16,
+        biases=-scales / 2,
+    )
+
+
+def gguf(kind: str) -> GGUFWeight:
+    """Random codes and small scales, in blocks of 256 inputs."""
+    blocks = sample_blocks(kind, N, K // 256, BLOCK_TYPES[kind].nbytes)
+    return GGUFWeight(config=GGUFConfig(kind), blocks=blocks)
+
+
+def dequantized(weight: Weight) -> Calls:
+    """By torch's product, after dequantizing the weight."""
+    return [partial(products.multiply, weight=weight)]
 
 
 def plain(dtype: torch.dtype) -> Calls:
@@ -223,8 +254,13 @@ def in_turns(ways: dict[str, Calls], x: Tensor, rounds: int, clock: Clock) -> di
 
 
 WAYS: dict[str, tuple[int, Callable[[], Calls]]] = {
-    "panels, 4 bits": (K * N // 2, lambda: panels(4)),
-    "panels, 8 bits": (K * N, lambda: panels(8)),
+    "panels, 4 bits": (K * N // 2, lambda: panels(gptq(4), 4)),
+    "panels, 8 bits": (K * N, lambda: panels(gptq(8), 8)),
+    "panels, MLX of 4 bits": (K * N // 2, lambda: panels(mlx(), 4)),
+    "panels, Q4_K": (K * N // 2, lambda: panels(gguf("Q4_K"), 4)),
+    "panels, Q6_K": (K * N, lambda: panels(gguf("Q6_K"), 8)),
+    "MLX, dequantized": (K * N // 2, lambda: dequantized(mlx())),
+    "Q4_K, dequantized": (K * N // 2, lambda: dequantized(gguf("Q4_K"))),
     "FP8": (K * N, fp8),
     "MXFP4": (K * N // 2, mxfp4),
     "NVFP4": (K * N // 2, nvfp4),

@@ -257,7 +257,8 @@ class Hand:
     @staticmethod
     def multiply(
         isa: str, bits: int, sizes: Any, x: tuple[int, int], perm: int, words: int, scales: tuple[int, int],
-        zeros: int, bias: int, y: tuple[int, int], few: int, threads: int,
+        zeros: int, zero: int, offsets: tuple[int, bool], bias: int, y: tuple[int, int],
+        few: int, threads: int,
     ) -> None:  # fmt: skip
         M, K, N, rows, group, run, pitch = sizes
         inputs = matrix(x[0], FLOATS[x[1]], M, K, pitch).float()
@@ -266,9 +267,12 @@ class Hand:
         packed, _ = elements(words, bits, tiles * rows * 16)
         codes = packed.view(tiles, rows * bits // 32, 16, 32 // bits).transpose(2, 3).reshape(tiles, rows, 16)
         size = tiles, rows // run, 16
-        zero = at(zeros, torch.uint8, *size).float() if zeros else torch.full(size, 2.0 ** (bits - 1))
-        scale = typed(scales, *size).float()
-        weight = (codes.float() - zero.repeat_interleave(run, 1)) * scale.repeat_interleave(run, 1)
+        each_zero = at(zeros, torch.uint8, *size).float() if zeros else torch.full(size, float(zero))
+        scale, (address, of_codes) = typed(scales, *size).float(), offsets
+        weight = (codes.float() - each_zero.repeat_interleave(run, 1)) * scale.repeat_interleave(run, 1)
+        if address:
+            offset = typed((address, scales[1]), *size).float() * (scale if of_codes else 1)
+            weight = weight - offset.repeat_interleave(run, 1)
         at_row = torch.arange(K) // group * run + torch.arange(K) % group
         sums = inputs[:, order] @ weight[:, at_row].permute(1, 0, 2).flatten(1)[:, :N]
         sums = sums + at(bias, torch.float32, N) if bias else sums
