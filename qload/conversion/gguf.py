@@ -60,7 +60,7 @@ WRITTEN_TYPES: Mapping[str, str] = {  # model_type -> general.architecture
     **{ARCHITECTURES[name].model_type: name for name in ("qwen2", "qwen3", "qwen3moe")},
 }
 QUANTIZATION_VERSION = 2  # of ggml's blocks
-U16, I32 = 2, 5  # types of keys
+U16, I32, MAX_U32 = 2, 5, (1 << 32) - 1  # types of keys, and the largest value of integers
 FLOAT_TYPES = {kind.dtype: kind for kind in GGML_TYPES.values() if kind.dtype in ("F32", "F16", "BF16")}
 DTYPE_NAMES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 BLOCK = re.compile(r"model\.layers\.([0-9]+)\.(.+)")
@@ -168,7 +168,11 @@ def plan_model(source: VerifiedCheckpoint, layers: OutputLayers, left_out: Colle
     if config.rope.type == "llama3":
         items.append(_rope_factors(config))
         types[ROPE_FACTORS] = FLOAT_TYPES["F32"]
-    model = GGUFModel(items, dict(_keys(config, lead)), types)
+    keys = dict(_keys(config, lead))
+    for key, value in keys.items():
+        if isinstance(value, int) and value > MAX_U32:
+            raise RepackError("", GGUF, f"{key} is {value}, and this key of GGUF has 32 bits")
+    model = GGUFModel(items, keys, types)
     _check_header(model, config, {each.stored for each in placed})
     return model
 
@@ -363,7 +367,7 @@ def _keys(config: TextConfig, lead: str) -> Iterator[tuple[str, Value]]:
         values["rope.scaling.original_context_length"] = config.rope.original
     yield from ((f"{lead}.{key}", value) for key, value in values.items())
     yield "tokenizer.ggml.model", "none"
-    if len(config.eos) == 1 and config.eos[0] >= 0:
+    if len(config.eos) == 1 and 0 <= config.eos[0] < config.vocab:
         yield "tokenizer.ggml.eos_token_id", config.eos[0]
 
 

@@ -173,6 +173,7 @@ def changed_config(folder: Path, **values: object) -> Path:
             "states its rope",
         ),
         ("qwen3_moe", {"norm_topk_prob": False}, "states its routing"),
+        ("qwen3_moe", {"intermediate_size": 1 << 32}, "feed_forward_length is 4294967296, and this key"),
     ],
 )
 def test_a_setting_without_a_key_is_refused(
