@@ -12,8 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qload.checkpoint import open_checkpoint
-from qload.detect import loader_from_config
-from qload.detect.methods.torchao import with_header
+from qload.detect import effective_claims, loader_from_config
 from qload.errors import (
     ConfigError,
     CutError,
@@ -521,12 +520,15 @@ def test_mutated_headers_raise_only_errors_of_qload() -> None:
     assert outcomes == {True, False}
 
 
-def test_a_module_without_an_entry_in_the_header_is_plain() -> None:
-    claims = with_header(None, stored({"up": layer("Float8Tensor")}))
+def test_a_plain_module_needs_no_entry_in_the_header() -> None:
+    claims = effective_claims(None, stored({"up": layer("Float8Tensor")}))
 
     assert claims is not None
     formats = {
         name: next(rule.formats for rule in claims.rules if rule.selects(name)) for name in ("up", "down")
     }
-    assert formats["up"] != ()
-    assert formats["down"] == ()
+    assert [fmt.weight_type.format for fmt in formats["up"]] == ["fp8"]
+    assert isinstance(formats["down"], UnsupportedFormatError)
+    storage = stored({"up": layer("Float8Tensor")})
+    storage = StorageWithHeader({"down.weight": torch.ones(8, 8)}, storage.metadata["model.safetensors"])
+    assert opened(storage, config=None).get_weights("down").plain
