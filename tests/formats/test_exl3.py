@@ -140,6 +140,21 @@ def test_signs_of_older_files_are_scales_of_one() -> None:
     assert_same_bits(old.dequantize(), weight_of({**tensors, **scales}).dequantize())
 
 
+@pytest.mark.parametrize("field", ["su", "sv"])
+def test_a_bit_of_a_sign_turns_one_input_or_output(field: str) -> None:
+    """Bit 3 of the second word is the sign of entry 19."""
+    words = {
+        "trellis": layer("3inst", 3)["trellis"],
+        **{name: torch.zeros(8).short() for name in ("su", "sv")},
+    }
+    want = weight_of(words).dequantize()
+    want[(slice(None), 19) if field == "su" else 19] *= -1
+
+    turned = weight_of({**words, field: torch.tensor([0, 1 << 3, 0, 0, 0, 0, 0, 0]).short()}).dequantize()
+
+    assert torch.equal(turned, want)
+
+
 def refusal(tensors: dict[str, Tensor]) -> QloadError:
     with pytest.raises(QloadError) as caught:
         Weights(MemoryStorage(named("up", tensors)), loader=LAYER).get_weights("up")
@@ -170,6 +185,11 @@ def refusal(tensors: dict[str, Tensor]) -> QloadError:
             {"mcg": marker(MUL1)}, MismatchError,
             "up.mcg: multiplier of the codebook\n  expected 0xCBAC1FED\n  got      0x83DCD12D",
             id="the multiplier of another codebook",
+        ),
+        pytest.param(
+            {"mcg": None, "mul1": marker(MUL1 + 1)}, MismatchError,
+            "up.mul1: multiplier of the codebook\n  expected 0x83DCD12D\n  got      0x83DCD12E",
+            id="another multiplier",
         ),
         pytest.param(
             {"su": torch.zeros(8, dtype=torch.int16)}, TwoFormatsError,
