@@ -121,6 +121,9 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Choose the experts of the tokens x (T, H)."""
+        chosen = decoder_ops.route(x, self.weight, self.bias, self.routing)
+        if chosen is not None:
+            return chosen
         return self.routing.route(self.routing.logits(x, self.weight, self.bias), self.correction_bias)
 
 

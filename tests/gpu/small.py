@@ -13,7 +13,7 @@ from torch import Tensor
 from qload import devices, native
 from qload.devices import StoredTable, cuda
 from qload.devices.cuda_stored import dequantize_stored
-from qload.experts import GatedActivation
+from qload.experts import GatedActivation, Routing
 from qload.formats import AWQConfig, AWQWeight
 from qload.kernel_formats import ExllamaWeight, GPTQMarlinWeight, repack
 from qload.kernels import products, scaled
@@ -319,7 +319,7 @@ def close(got: Tensor | None, want: Tensor) -> None:
 
 
 def between_products() -> None:
-    """Sums and norms, heads and their cache, gates, attention of blocks that share keys and of one alone."""
+    """Sums and norms, heads and their cache, gates, routing, attention of shared keys and of one alone."""
     ones = {size: torch.ones(size, device="cuda").half() for size in (64, 264, 8200)}
     for size, weight in ones.items():
         x = torch.randn(3, size, device="cuda").half()
@@ -329,6 +329,10 @@ def between_products() -> None:
     both = torch.randn(3, 272, device="cuda").half()
     gate, up = both.double().chunk(2, -1)
     close(decoder_ops.gated(both, GatedActivation("silu")), torch.nn.functional.silu(gate) * up)
+    router = torch.randn(40, 264, device="cuda").half()
+    routing = Routing("softmax_top_k", 40, 4, renormalized=True)
+    chosen = decoder_ops.route(torch.randn(11, 264, device="cuda").half(), router, None, routing)
+    close(None if chosen is None else chosen[1].sum(1), torch.ones(11, device="cuda"))
     for sequences, heads, kv, size in ((2, 8, 2, 64), (3, 5, 1, 96), (40, 16, 16, 128)):
         keys, values = torch.zeros(2, 1 + 3 * sequences, 7, kv, size, device="cuda").half()
         table = torch.arange(1, 1 + 3 * sequences, device="cuda").view(sequences, 3)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.experts import GatedActivation
+from qload.experts import GatedActivation, Routing
 from qload.kernels.bounds import Bounded, bound_gated_activation, exact, excess, roundings
 from qload.kernels.cuda import decoder_ops
 from qload.kernels.cuda.module import native, pointer, stream
@@ -181,6 +181,62 @@ def test_a_nan_of_gate_or_up_stays_where_it_is(activation: GatedActivation) -> N
     assert decoder_ops.gated(both[:, :40].contiguous(), activation) is None
 
 
+def whole_numbers(*shape: int, largest: int, dtype: torch.dtype) -> Tensor:
+    """Numbers with sums of products that float32 has exactly."""
+    make = torch.Generator(device="cuda").manual_seed(sum(shape))
+    return torch.randint(-largest, largest + 1, shape, device="cuda", generator=make).to(dtype)
+
+
+ROUTED = [(1, 128, 2048, 8), (3, 32, 2880, 4), (9, 8, 4096, 2), (64, 1000, 264, 32), (17, 1, 8, 1)]
+KINDS = [
+    ("softmax_top_k", False, False),
+    ("softmax_top_k", True, False),
+    ("softmax_top_k", True, True),
+    ("top_k_softmax", False, False),
+]
+
+
+@DTYPES
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+@pytest.mark.parametrize(("method", "renormalized", "rounded"), KINDS)
+@pytest.mark.parametrize(("tokens", "experts", "size", "top"), ROUTED)
+def test_scores_have_torchs_bits_and_equal_ones_the_order_of_experts(
+    tokens: int, experts: int, size: int, top: int,
+    method: Any, renormalized: bool, rounded: bool, biased: bool, dtype: torch.dtype,
+) -> None:  # fmt: skip
+    x = in_nan(whole_numbers(tokens, size, largest=3, dtype=dtype) / 8)
+    weight = in_nan(whole_numbers(experts, size, largest=2, dtype=dtype) / 4)
+    bias = in_nan(whole_numbers(experts, largest=4, dtype=dtype)) if biased else None
+    routing = Routing(method, experts, top, renormalized=renormalized, rounded=rounded)
+
+    chosen = decoder_ops.route(x, weight, bias, routing)
+
+    sums = x.double() @ weight.double().T
+    logits = (sums if bias is None else sums + bias.double()).to(dtype)
+    scores = logits if method == "top_k_softmax" else logits.softmax(-1, dtype=torch.float32)
+    weights, ids = (each[:, :top] for each in scores.sort(dim=-1, descending=True, stable=True))
+    if method == "top_k_softmax":
+        weights = weights.softmax(-1)
+    assert chosen is not None
+    assert_same_bits(chosen[0], ids.contiguous())
+    if not renormalized:
+        assert_same_bits(chosen[1], weights.float())
+        return
+    shares = weights.double() / weights.double().sum(-1, keepdim=True)
+    want = Bounded(shares, shares * roundings(top + 1))
+    assert_close(chosen[1], want.rounded_to(dtype) if rounded else want)
+
+
+def test_a_token_with_nan_goes_to_experts_that_exist() -> None:
+    x, weight = drawn(3, 64, dtype=torch.float16), drawn(16, 64, dtype=torch.float16)
+    x[1, 5] = float("nan")
+    chosen = decoder_ops.route(x, weight, None, Routing("softmax_top_k", 16, 4))
+
+    assert chosen is not None
+    assert chosen[0][1].tolist() == [0, 1, 2, 3]
+    assert chosen[1].isnan().all(1).tolist() == [False, True, False]
+
+
 def test_nothing_beside_a_result_is_written() -> None:
     x, weight = drawn(3, 264, dtype=torch.float16), drawn(264, dtype=torch.float16)
     (total, one), (y, other), (gated, third) = (
@@ -191,7 +247,13 @@ def test_nothing_beside_a_result_is_written() -> None:
     native().add_norm(*map(pointer, (x, x, weight, total, y)), [3, 264], 1e-5, False, stream(x))
     native().gate_pairs(pointer(both), pointer(gated), [3, 136], (0, 0.0, 0.0), False, stream(x))
 
-    for made, memory in ((total, one), (y, other), (gated, third)):
+    (ids, fourth), (weights, fifth) = guarded((3, 4), torch.int64), guarded((3, 4), torch.float32)
+    router = drawn(24, 264, dtype=torch.float16)
+    native().route_tokens(
+        *map(pointer, (x, router, None, ids, weights)), [3, 264, 24, 4], [False] * 3, False, stream(x)
+    )
+
+    for made, memory in ((total, one), (y, other), (gated, third), (ids, fourth), (weights, fifth)):
         assert not (made == 77).all()
         assert (memory[:GUARD] == 77).all()
         assert (memory[-GUARD:] == 77).all()
@@ -228,6 +290,8 @@ def test_operators_are_as_they_say() -> None:
     torch.library.opcheck(ops.rms_norm.default, (x, weight, 1e-5))
     torch.library.opcheck(ops.add_rms_norm.default, (x, x.clone(), weight, 1e-5))
     torch.library.opcheck(ops.gate_pairs.default, (x, "silu", 0.0, 0.0))
+    router = drawn(8, 64, dtype=torch.float16)
+    torch.library.opcheck(ops.route_tokens.default, (x, router, None, 2, False, True, True))
     torch.library.opcheck(
         ops.place_heads.default, (heads, cos, cos.clone(), slots, keys, values, None, None, 0.0, False)
     )

@@ -13,7 +13,7 @@ KINDS = [silu, gelu, lambda gate: gelu(gate, approximate="tanh")]
 
 
 class HandOfSteps(Hand):
-    """Norms, heads, gates and attention, in float64 with one rounding."""
+    """Norms, heads, gates, attention and routing, in float64 with one rounding."""
 
     def add_norm(self, x, added, weight, total, y, sizes, eps, bf16, stream) -> None:
         rows, size = sizes
@@ -65,6 +65,21 @@ class HandOfSteps(Hand):
             k, v = (held[own].flatten(0, 1)[int(first) : position + 1] for held in (keys, values))
             wide = at(q, T, S, heads, k_size)[s], k, v, at(sinks, torch.float32, heads) if sinks else None
             at(y, T, S, heads, v_size)[s] = attended(*wide, scale).to(T)
+
+    def route_tokens(self, x, weight, bias, ids, weights, sizes, choice, bf16, stream) -> None:
+        tokens, size, experts, top = sizes
+        over_chosen, renormalized, rounded = choice
+        T = self._dtype(bf16, stream, x, weight)
+        assert (size % 8, experts <= 1024, top <= min(experts, 32)) == (0, True, True)
+        logits = at(x, T, tokens, size).double() @ at(weight, T, experts, size).double().T
+        logits = (logits + at(bias, T, experts) if bias else logits).to(T).double()
+        scores, order = (logits if over_chosen else logits.softmax(1)).sort(
+            dim=1, descending=True, stable=True
+        )
+        chosen = scores[:, :top].softmax(1) if over_chosen else scores[:, :top]
+        chosen = chosen / chosen.sum(1, keepdim=True) if renormalized else chosen
+        at(ids, LONG, tokens, top).copy_(order[:, :top])
+        at(weights, torch.float32, tokens, top).copy_(chosen.to(T if rounded else torch.float32))
 
     def _dtype(self, bf16, stream, *pointers) -> torch.dtype:
         assert (type(bf16), stream, [each % 16 for each in pointers]) == (bool, STREAM, [0] * len(pointers))

@@ -10,7 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from qload import native
 from qload.errors import ArgumentError
-from qload.experts import GatedActivation
+from qload.experts import GatedActivation, Routing
+from qload.kernels.bounds import STEPS, Bounded, excess, roundings
 from qload.kernels.cuda import decoder_ops
 from qload.native.modules import NativeModule
 from tests.kernels.cuda_layers import AMPERE, installed, on_cpu
@@ -24,6 +25,7 @@ OPERATORS = {
     "place_heads": decoder_ops._place_heads,
     "gate_pairs": decoder_ops._gate_pairs,
     "attend_pages": decoder_ops._attend_pages,
+    "route_tokens": decoder_ops._route_tokens,
 }
 HALF, BF16, LONG = torch.float16, torch.bfloat16, torch.int64
 DTYPES = pytest.mark.parametrize("dtype", [HALF, BF16], ids=["float16", "bfloat16"])
@@ -139,6 +141,32 @@ def test_a_token_sees_keys_of_its_pages(dtype: torch.dtype, limits: Any, sinks: 
         assert torch.equal(y[s], attended(q[s], k, v, columns, 0.5).to(dtype))
 
 
+ROUTINGS = [
+    Routing("softmax_top_k", 12, 4),
+    Routing("softmax_top_k", 12, 3, renormalized=True),
+    Routing("softmax_top_k", 12, 4, renormalized=True, rounded=True),
+    Routing("top_k_softmax", 12, 4),
+]
+
+
+@DTYPES
+@pytest.mark.parametrize("routing", ROUTINGS, ids=str)
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+@pytest.mark.usefixtures("on_host")
+def test_tokens_are_routed_as_by_their_logits(dtype: torch.dtype, routing: Routing, biased: bool) -> None:
+    x, weight = drawn(24, 5, dtype=dtype, at=1).T, drawn(12, 24, dtype=dtype, at=1)
+    bias = torch.arange(12).to(dtype) / 8 if biased else None
+
+    chosen = decoder_ops.route(x, weight, bias, routing)
+
+    wide = [None if each is None else each.double() for each in (x, weight, bias)]
+    ids, weights = routing.route(routing.logits(*wide).to(dtype))  # type: ignore[arg-type]
+    summed = weights.double() * roundings(2 * routing.experts + STEPS)
+    assert chosen is not None
+    assert torch.equal(chosen[0], ids)
+    assert excess(chosen[1], Bounded(weights.double(), summed).rounded_to(weights.dtype)).max() <= 1
+
+
 def heads_of(
     D: int = 16, K: int | None = None, V: int | None = None, *, device: str = "cuda", dtype: Any = HALF
 ) -> Tensor | None:
@@ -174,6 +202,16 @@ def attention_of(
     table = torch.empty(S, page[1], dtype=LONG, device="cuda")
     at = torch.empty(S, dtype=LONG, device="cuda")
     return decoder_ops.attend_pages(q, tuple(cache), at, table, v_size=v_size, scale=1.0)  # type: ignore[arg-type]
+
+
+def routing_of(
+    H: int = 16, T: int = 1, k: int = 2, E: int = 32, method: Any = "softmax_top_k", bias: Any = None,
+    dtype: Any = HALF,
+) -> Tensor | None:  # fmt: skip
+    x, weight = (torch.empty(rows, H, dtype=dtype, device="cuda") for rows in (T, E))
+    own = None if bias is None else torch.empty(E, dtype=bias, device="cuda")
+    chosen = decoder_ops.route(x, weight, own, Routing(method, E, k))
+    return None if chosen is None else torch.stack([chosen[0].float(), chosen[1]])
 
 
 TAKEN = [
@@ -219,6 +257,17 @@ TAKEN = [
     (lambda: attention_of(page=(1 << 15, (1 << 15) - 1)), (1, 2, 8)),
     (lambda: attention_of(page=(1 << 15, 1 << 15)), None),
     (lambda: attention_of(dtype=BF16), None),
+    (routing_of, (2, 1, 2)),
+    (lambda: routing_of(bias=HALF, method="top_k_softmax"), (2, 1, 2)),
+    (lambda: routing_of(T=64, k=32, E=1024), (2, 64, 32)),
+    (lambda: routing_of(T=65), None),
+    (lambda: routing_of(k=33, E=64), None),
+    (lambda: routing_of(E=1032), None),
+    (lambda: routing_of(H=12), None),
+    (lambda: routing_of(H=0), None),
+    (lambda: routing_of(bias=BF16), None),
+    (lambda: routing_of(method="top_k_sigmoid"), None),
+    (lambda: routing_of(dtype=torch.float32), None),
 ]
 
 
@@ -266,6 +315,11 @@ ATTENTION = {
     "scale": 1.0, "window": 0, "chunk": 0,
 }  # fmt: skip
 NORM = {"x": drawn(2, 16), "added": drawn(2, 16), "weight": drawn(16), "eps": 0.5}
+ROUTE = {
+    "x": drawn(2, 16), "weight": drawn(8, 16), "bias": None, "top_k": 2, "over_chosen": False,
+    "renormalized": False, "rounded": False,
+}  # fmt: skip
+WHOLE = "(E, H) of at most 1024 experts, at least top_k of at most 32, and H a multiple of 8"
 GATE = {"both": drawn(2, 32), "activation": "silu", "alpha": 0.0, "limit": 0.0}
 REFUSED = [
     (
@@ -380,6 +434,12 @@ REFUSED = [
         "a multiple of 2 heads, at most 16 and 8 numbers",
         "4 heads of 16 and 16",
     ),
+    ("route_tokens", ROUTE, {"weight": drawn(8, 16).bfloat16()}, "weight", "torch.float16", "torch.bfloat16"),
+    ("route_tokens", ROUTE, {"weight": drawn(8, 8)}, "weight", "shape (8, 16)", "(8, 8)"),
+    ("route_tokens", ROUTE, {"bias": drawn(16)}, "bias", "shape (8,)", "(16,)"),
+    ("route_tokens", ROUTE, {"top_k": 9}, "weight", WHOLE, "(8, 16), top_k 9"),
+    ("route_tokens", ROUTE, {"top_k": 0}, "weight", WHOLE, "(8, 16), top_k 0"),
+    ("route_tokens", ROUTE, {"x": drawn(2, 12), "weight": drawn(8, 12)}, "weight", WHOLE, "(8, 12), top_k 2"),
 ]
 
 

@@ -61,6 +61,19 @@ void add_steps(py::module_& module) {
       },
       "Attention of one token of each sequence over pages. paging: pages, tokens of one, pages of a sequence; sizes: "
       "sequences, heads, of keys, numbers of a key and of a value, and their pitches; limits: window, chunk.");
+  module.def(
+      "route_tokens",
+      [](uintptr_t x, uintptr_t weight, uintptr_t bias, uintptr_t ids, uintptr_t weights, const std::array<int, 4>& sizes,
+         const std::array<bool, 3>& choice, bool bfloat16, uintptr_t stream) {
+        const auto [tokens, size, experts, top] = sizes;
+        const auto [over_chosen, renormalized, rounded] = choice;
+        check(route_tokens({at<const void>(x), at<const void>(weight), at<const void>(bias), at<int64_t>(ids),
+                            at<float>(weights), tokens, size, experts, top, over_chosen, renormalized, rounded, bfloat16},
+                           at<CUstream_st>(stream)),
+              "route_tokens");
+      },
+      "Experts of each token and their weights; sizes: tokens, inputs, experts, experts of a token; choice: whether the "
+      "softmax is over the chosen experts, and weights are renormalized and rounded.");
 }
 
 }  // namespace qload::cuda

@@ -36,6 +36,13 @@ __device__ __forceinline__ void send(float4 value, uint32_t there, uint32_t its_
 #endif
 }
 
+/// Store a float at the address of `own` in another block.
+__device__ __forceinline__ void store_there(float value, const float* own, int rank) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(address_in(own, rank)), "f"(value) : "memory");
+#endif
+}
+
 /// Store four floats at the address of `own` in another block.
 __device__ __forceinline__ void store_there(float4 value, const float4* own, int rank) {
 #if __CUDA_ARCH__ >= 900

@@ -1,4 +1,4 @@
-// Launches of norm.cuh, heads.cuh and gated.cuh.
+// Launches of norm.cuh, heads.cuh, gated.cuh and route.cuh.
 #include "step.h"
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 #include "gated.cuh"
 #include "heads.cuh"
 #include "norm.cuh"
+#include "route.cuh"
 
 namespace qload::cuda {
 namespace {
@@ -57,6 +58,18 @@ cudaError_t gate_pairs(const GateRows& call, cudaStream_t stream) {
   const auto kernel = call.bfloat16 ? gate_pairs_kernel<__nv_bfloat16> : gate_pairs_kernel<__half>;
   const dim3 grid(call.rows, pieces(call.columns / 8, kGateThreads));
   return launch(kernel, grid, kGateThreads, 0, 1, this_device().major >= 9, stream, call);
+}
+
+cudaError_t route_tokens(const RouteTokens& call, cudaStream_t stream) {
+  if (call.tokens == 0) return cudaSuccess;
+  const bool sizes = call.size > 0 && call.size % 8 == 0 && call.experts > 0 && call.experts <= kMostRouted;
+  if (!sizes || call.top < 1 || call.top > std::min(call.experts, kMostChosen)) return cudaErrorNotSupported;
+  if (!aligned({call.x, call.weight})) return cudaErrorNotSupported;
+  const bool hopper = this_device().major >= 9;
+  const int split = hopper ? kRoutedTokens : 1, shared = sizeof(float) * call.experts * (kRoutedTokens / split);
+  const auto kernel = call.bfloat16 ? route_kernel<__nv_bfloat16> : route_kernel<__half>;
+  const dim3 grid(split, pieces(call.tokens, kRoutedTokens));
+  return launch(kernel, grid, 32 * kRouteWarps, shared, split, hopper, stream, call);
 }
 
 }  // namespace qload::cuda

@@ -1,5 +1,5 @@
-// Operations between the products of a decoder layer: norm.cuh, heads.cuh, gated.cuh, attend.cuh. On Hopper each kernel
-// starts before the previous one ends, and waits for it before it reads.
+// Operations between the products of a decoder layer: norm.cuh, heads.cuh, gated.cuh, attend.cuh, route.cuh. On Hopper
+// each kernel starts before the previous one ends, and waits for it before it reads anything but weights.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -63,10 +63,25 @@ struct AttendPages {
   bool bfloat16;
 };
 
+/// Experts of each token, and their weights.
+struct RouteTokens {
+  const void* x;       // fp16 or bf16 (tokens, size)
+  const void* weight;  // as x (experts, size)
+  const void* bias;    // as x (experts,); null: none
+  int64_t* ids;        // (tokens, top)
+  float* weights;      // (tokens, top)
+  int tokens, size, experts, top;  // size a multiple of 8; at most 1024 experts, and 32 of a token
+  bool over_chosen;    // the softmax is over the chosen experts, not over all
+  bool renormalized;   // weights are divided by their sum
+  bool rounded;        // weights are rounded to x's type
+  bool bfloat16;
+};
+
 /// cudaErrorNotSupported: no kernel for these arguments.
 cudaError_t add_norm(const AddNorm& call, cudaStream_t stream);
 cudaError_t place_heads(const PlaceHeads& call, cudaStream_t stream);
 cudaError_t gate_pairs(const GateRows& call, cudaStream_t stream);
 cudaError_t attend_pages(const AttendPages& call, cudaStream_t stream);
+cudaError_t route_tokens(const RouteTokens& call, cudaStream_t stream);
 
 }  // namespace qload::cuda

@@ -1,4 +1,4 @@
-"""Operators between the products of a decoder layer: sums and norms, heads, gates.
+"""Operators between the products of a decoder layer: sums and norms, heads, gates, routing.
 
 Each function here returns None where there is no kernel for its tensors, and whoever called it does the same
 in plain torch. Kernels compute in float32 and round once.
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qload.devices.cuda import runs_on
 from qload.errors import ArgumentError
-from qload.experts import GatedActivation
+from qload.experts import GatedActivation, Routing
 from qload.kernels.cuda.dispatch import ACTIVATIONS
 from qload.kernels.cuda.experts_launches import GATES
 from qload.kernels.cuda.launch import ALIGNED
@@ -315,4 +315,79 @@ operator(
     "float scale, int window, int chunk) -> Tensor",
     _attend_pages,
     _fake_attend,
+)
+
+
+MAX_ROUTED_TOKENS = 64  # more of them cost less by a product of whole tiles
+MAX_ROUTED_EXPERTS, MAX_CHOSEN = 1024, 32
+OVER_CHOSEN = {"softmax_top_k": False, "top_k_softmax": True}
+
+
+def route(x: Tensor, weight: Tensor, bias: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor] | None:
+    """Choose the experts of the tokens x (T, H): ids (T, k), int64, and weights (T, k); None: no kernel.
+
+    As `routing.route` of `routing.logits`, but weights are float32. Of equal scores the lower id is first.
+    """
+    if not takes(x, weight, *([] if bias is None else [bias])) or routing.method not in OVER_CHOSEN:
+        return None
+    if x.ndim != 2 or x.shape[0] > MAX_ROUTED_TOKENS or _unroutable(weight, routing.top_k):
+        return None
+    over_chosen = OVER_CHOSEN[routing.method]
+    rounded = routing.rounded or over_chosen
+    ids, weights = torch.ops.qload.route_tokens(
+        x.contiguous(), weight, bias, routing.top_k, over_chosen, routing.renormalized, rounded
+    )
+    return ids, weights
+
+
+def _unroutable(weight: Tensor, top: int) -> bool:
+    """Return whether no kernel reads a router's weight (E, H) or chooses so many experts."""
+    experts, size = weight.shape
+    return (
+        experts > MAX_ROUTED_EXPERTS
+        or not 1 <= top <= min(experts, MAX_CHOSEN)
+        or not size
+        or size % RUN != 0
+    )
+
+
+def _route_tokens(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    top: int,
+    over_chosen: bool,
+    renormalized: bool,
+    rounded: bool,
+) -> tuple[Tensor, Tensor]:
+    (tokens, size), experts = x.shape, weight.shape[0]
+    check_operands(x, ("x", x, ACTIVATIONS, (tokens, size)), ("weight", weight, (x.dtype,), (experts, size)))
+    check_operands(x, ("bias", bias, (x.dtype,), (experts,)))
+    if _unroutable(weight, top):
+        limits = f"(E, H) of at most {MAX_ROUTED_EXPERTS} experts, at least top_k of at most {MAX_CHOSEN}"
+        got = f"({experts}, {size}), top_k {top}"
+        raise ArgumentError("weight", f"{limits}, and H a multiple of {RUN}", got)
+    ids, weights = _fake_route(x, weight, bias, top)
+    read = aligned(x), aligned(weight), bias
+    with torch.cuda.device(x.device):
+        native().route_tokens(
+            *map(pointer, (*read, ids, weights)), [tokens, size, experts, top],
+            [over_chosen, renormalized, rounded], _bfloat16(x), stream(x),
+        )  # fmt: skip
+    return ids, weights
+
+
+def _fake_route(
+    x: Tensor, weight: Tensor, bias: Tensor | None, top: int, *rest: Any
+) -> tuple[Tensor, Tensor]:
+    shape = x.shape[0], top
+    return x.new_empty(shape, dtype=torch.int64), x.new_empty(shape, dtype=torch.float32)
+
+
+operator(
+    "route_tokens",
+    "(Tensor x, Tensor weight, Tensor? bias, int top_k, bool over_chosen, bool renormalized, bool rounded) "
+    "-> (Tensor, Tensor)",
+    _route_tokens,
+    _fake_route,
 )
