@@ -84,13 +84,13 @@ __device__ __forceinline__ void load_queries(const AttendPages& call, int first_
   }
 }
 
-/// Add kTogether keys of a run to earlier sums, from key n on, `step` apart.
-template <class T, int kHeads, int kLanes>
+/// Add kCount keys of a run to earlier sums, from key n on, `step` apart.
+template <class T, int kHeads, int kLanes, int kCount>
 __device__ __forceinline__ void weigh(const AttendPages& call, const int64_t* table, int head, int lane, int n, int step,
                                       int last, const float (&q)[kHeads][8], Weighed<8> (&found)[kHeads]) {
-  Eight<T> key[kTogether] = {}, value[kTogether] = {};
+  Eight<T> key[kCount] = {}, value[kCount] = {};
 #pragma unroll
-  for (int u = 0; u < kTogether; ++u) {
+  for (int u = 0; u < kCount; ++u) {
     const int at = n + u * step;
     if (at > last) continue;
     const int64_t page = table[at / call.page_size];
@@ -99,9 +99,9 @@ __device__ __forceinline__ void weigh(const AttendPages& call, const int64_t* ta
     if (8 * lane < call.k_size) key[u] = eight<T>(call.keys, row * (call.k_pitch / 8) + lane);
     if (8 * lane < call.v_size) value[u] = eight<T>(call.values, row * (call.v_pitch / 8) + lane);
   }
-  float scores[kHeads][kTogether] = {};
+  float scores[kHeads][kCount] = {};
 #pragma unroll
-  for (int u = 0; u < kTogether; ++u)
+  for (int u = 0; u < kCount; ++u)
 #pragma unroll
     for (int i = 0; i < 8; ++i)
 #pragma unroll
@@ -110,7 +110,7 @@ __device__ __forceinline__ void weigh(const AttendPages& call, const int64_t* ta
   for (int h = 0; h < kHeads; ++h) {
     float now = found[h].most;
 #pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
+    for (int u = 0; u < kCount; ++u) {
       scores[h][u] = sum_of_lanes(scores[h][u], kLanes);
       if (n + u * step > last) scores[h][u] = -INFINITY;
       now = fmaxf(now, scores[h][u]);
@@ -120,7 +120,7 @@ __device__ __forceinline__ void weigh(const AttendPages& call, const int64_t* ta
 #pragma unroll
     for (int i = 0; i < 8; ++i) found[h].sums[i] *= kept;
 #pragma unroll
-    for (int u = 0; u < kTogether; ++u) {
+    for (int u = 0; u < kCount; ++u) {
       const float weight = exp2f(scores[h][u] - base_of(now));
       found[h].total += weight;
 #pragma unroll
@@ -190,8 +190,13 @@ __global__ void __launch_bounds__(32 * kAttendWarps) attend_kernel(const __grid_
   Weighed<8> found[kHeads];
   constexpr int kRuns = 32 / kLanes;
   const int step = split * kAttendWarps * kRuns;
-  for (int n = seen.first + (blockIdx.x * kAttendWarps + warp) * kRuns; n <= seen.last; n += step * kTogether)
-    weigh<T, kHeads, kLanes>(call, table, head, lane, n + threadIdx.x % 32 / kLanes, step, seen.last, q, found);
+  for (int n = seen.first + (blockIdx.x * kAttendWarps + warp) * kRuns; n <= seen.last; n += step * kTogether) {
+    const int own = n + threadIdx.x % 32 / kLanes;
+    if (n + step > seen.last)  // of a short text a run has one key
+      weigh<T, kHeads, kLanes, 1>(call, table, head, lane, own, step, seen.last, q, found);
+    else
+      weigh<T, kHeads, kLanes, kTogether>(call, table, head, lane, own, step, seen.last, q, found);
+  }
 
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
