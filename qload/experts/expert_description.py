@@ -21,6 +21,16 @@ from qload.storage import WeightStorage
 from qload.storage.protocol import AskedRows
 
 
+class PendingRows(Protocol):
+    """Reads of rows in progress; one of the methods ends them."""
+
+    def finish(self) -> None:
+        """Wait for all rows."""
+
+    def close(self) -> None:
+        """End the reads; the rows are undefined."""
+
+
 class Owner(NameSource, Protocol):
     """Tensors of a rank with its device, dtype and loader: `Weights`."""
 
@@ -41,6 +51,9 @@ class Owner(NameSource, Protocol):
 
     def read_rows(self, asked: Sequence[AskedRows]) -> None:
         """Read the same elements of tensors of one shape, each into a row: (names, index, out) each."""
+
+    def begin_rows(self, asked: Sequence[AskedRows]) -> PendingRows:
+        """Begin the reads of `read_rows`."""
 
 
 class ExpertSource(WrappedSource):
@@ -180,7 +193,8 @@ def describe_experts(weights: Owner, source: ExpertSource, names: ExpertNames) -
     known = set(alike)
     for stacks in facts:
         for stack in stacks.values():
-            equal = (stack == stack[0]).reshape(len(alike), -1).all(1).tolist()
+            rows = stack.reshape(len(alike), -1).view(torch.uint8).numpy()  # for this thread alone
+            equal = (rows == rows[0]).all(1).tolist()
             known.difference_update(expert for expert, same in zip(alike, equal, strict=True) if not same)
     others: dict[tuple[int, int], LayerDescription] = {}
     for expert in range(1, names.count):

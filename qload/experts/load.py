@@ -13,8 +13,10 @@ expert after another; the results are stacked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import MappingProxyType
 
 from qload import devices
@@ -25,6 +27,7 @@ from qload.experts.expert_description import (
     DescribedExperts,
     ExpertSource,
     Owner,
+    PendingRows,
     bias_name,
     describe_experts,
 )
@@ -48,7 +51,7 @@ from qload.spec.weight import tensor_names
 from qload.storage.protocol import AskedRows
 
 ELSEWHERE = "of an expert that another rank has"
-RUN_BYTES = 8 << 20  # of experts that are repacked at once
+RUN_BYTES = 8 << 20  # of experts that are repacked at once; two runs are in memory
 READ_BYTES = 16 << 20  # of experts that are read at once
 DEVICE_RUN_BYTES = 256 << 20  # of both on a GPU
 
@@ -241,6 +244,10 @@ class StackRequest:
         """True if every rank of the group reads the same."""
         return self.split is None or self.described.source.process_group.size() == 1
 
+    def part(self, start: int, stop: int) -> StackRequest:
+        """Request for some of these experts, by their places."""
+        return replace(self, experts=self.experts[start:stop])
+
     def layers(self, expert: int) -> list[LayerDescription]:
         """Descriptions of one expert's matrices."""
         return [self.described.layer(expert, matrix) for matrix in self.matrices]
@@ -270,25 +277,65 @@ def _load_stacks(requests: Sequence[StackRequest]) -> list[Stack]:
 
 
 def _load_in_steps(request: StackRequest, step: LoadedStep) -> Stack:
-    """Load runs of experts, and convert each run at once: the stored form of a run is in memory."""
-    stacking, source = Stacking(request.name, len(request.experts)), request.described.source
-    run_bytes = RUN_BYTES if request.weights.device.type == "cpu" else DEVICE_RUN_BYTES
-    experts, count = request.experts, 1  # the first expert alone: the others are compared with it
-    folds = request.reads_whole and not request.described.others
-    while experts:
-        run = replace(request, experts=experts[:count])
-        (stored,) = _load_stacks([run])
-        folds = folds and (stacking.first is None or _put_folded(run, step, stored, stacking))
-        if not folds or experts.start == request.experts.start:
-            for expert, weight in zip(run.experts, stored, strict=True):
-                parts = [Part(prefix) for prefix in request.prefixes(expert)]
-                converted = step(source, weight, parts, request.split)
-                if converted is weight and folds:  # it stays as stored
+    """Load runs of experts, and convert each run at once: the stored form of a run is in memory.
+
+    The first expert is converted alone; the others are compared with it.
+    """
+    stacking, folds = Stacking(request.name, len(request.experts)), not request.described.others
+    with closing(_read_runs(request)) as runs:
+        for run, stored in runs:
+            if stacking.first is None:
+                if not _put_each(run.part(0, 1), step, stored.part(0, 1), stacking):
                     return _load_stacks([request])[0]
-                stacking.put(converted)
-        experts = experts[count:]
-        count = max(1, run_bytes // max(1, sum(tensor[:1].nbytes for tensor in stored.tensors.values())))
+                run, stored = run.part(1, len(stored)), stored.part(1, len(stored))
+            folds = folds and (not run.experts or _put_folded(run, step, stored, stacking))
+            if not folds:
+                _put_each(run, step, stored, stacking)
+            del run, stored  # the threads fill the memory of another run
     return stacking.stack()
+
+
+def _read_runs(request: StackRequest) -> Iterator[tuple[StackRequest, Stack]]:
+    """Yield runs of experts; threads read the next run while the caller converts one."""
+    weights, names = request.weights, [request.described.names[matrix] for matrix in request.matrices]
+    size = sum(weights.info(full[0]).nbytes for each in names for full in each.values())
+    count, run_bytes = len(request.experts), RUN_BYTES if weights.device.type == "cpu" else DEVICE_RUN_BYTES
+    step = max(1, run_bytes // max(1, size))
+    bounds = [0, *range(1 + step, count, step), count]  # one more in the first run
+    runs = [request.part(*each) for each in pairwise(bounds)]
+    ahead: StackReader | None = None
+    try:
+        for number, run in enumerate(runs):
+            reader, ahead = ahead or _begin_run(run), None
+            if reader is None:
+                yield run, _load_stacks([run])[0]
+                continue
+            reader.finish()
+            if number + 1 < len(runs):
+                ahead = _begin_run(runs[number + 1])
+            yield run, reader.stack()
+    finally:
+        if ahead is not None:
+            ahead.close()
+
+
+def _begin_run(request: StackRequest) -> StackReader | None:
+    """Begin to read a run of experts; None if its loader has no reader for it."""
+    reader = StackReader.of(request) if request.loader.steps() is None else None
+    if reader is not None:
+        reader.begin()
+    return reader
+
+
+def _put_each(request: StackRequest, step: LoadedStep, stored: Stack, stacking: Stacking) -> bool:
+    """Convert experts one by one, and add them to a stack; False if equal experts stay as they are stored."""
+    for expert, weight in zip(request.experts, stored, strict=True):
+        parts = [Part(prefix) for prefix in request.prefixes(expert)]
+        converted = step(request.described.source, weight, parts, request.split)
+        if converted is weight and stacking.first is None and not request.described.others:
+            return False
+        stacking.put(converted)
+    return True
 
 
 def _put_folded(request: StackRequest, step: LoadedStep, stored: Stack, stacking: Stacking) -> bool:
@@ -330,6 +377,7 @@ class StackReader:
         self.layers = layers = self._complete(first)
         self.tensors: dict[str, Tensor] = {}
         self._reads: list[tuple[list[str], tuple[slice, ...], Tensor]] = []
+        self._rows: PendingRows
         self._scales: list[TensorSpec] = []
         self._refuses = request.weights.nonfinite == "error"
         for spec in layers[0].specs:
@@ -363,6 +411,18 @@ class StackReader:
     def reads(self, start: int, stop: int) -> list[AskedRows]:
         """Reads of a run of experts, counted from this rank's first."""
         return [(names[start:stop], index, out[start:stop]) for names, index, out in self._reads]
+
+    def begin(self) -> None:
+        """Begin to read all experts; `finish` or `close` ends it."""
+        self._rows = self.request.weights.begin_rows(self.reads(0, len(self.request.experts)))
+
+    def finish(self) -> None:
+        """Wait for all reads."""
+        self._rows.finish()
+
+    def close(self) -> None:
+        """End the reads; the tensors are undefined."""
+        self._rows.close()
 
     def stack(self) -> Stack:
         """Check the scales, move the tensors to the device, and enter names and notes."""
@@ -443,7 +503,7 @@ class StackReader:
             self.tensors[spec.name] = rows.reshape(len(rows), 1).repeat(1, len(self.shares))
             return
         rows = rows[(slice(None), *index)]
-        owned = rows.untyped_storage().nbytes() == rows.nbytes
+        owned = rows.untyped_storage().nbytes() == rows.nbytes or request.weights.device.type != "cpu"
         self.tensors[spec.name] = rows - first if first else rows if owned else rows.clone()
 
     def _add_tensor(self, spec: TensorSpec) -> None:

@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, nullcontext, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, cycle
@@ -564,13 +564,51 @@ def read_to_cuda(storage: WeightStorage, name: str, index: Index, device: torch.
     return storage.read(name, index).to(device)
 
 
-def read_rows_natively(storage: WeightStorage, asked: Sequence[AskedRows]) -> list[AskedRows]:
-    """Read rows on one device in native threads, with one job for all; returns the entries that are left.
+@dataclass(frozen=True)
+class BegunRows:
+    """Reads of rows on one device by native threads.
 
-    Left are rows with gaps in the file, other storages than files, few bytes, and reads that failed.
+    Attributes
+    ----------
+    left
+        Entries that these threads do not read: rows with gaps, storages without files, few bytes.
+    begun
+        The other entries, each with the target of its rows and the number of its first move.
+    order
+        Numbers of the moves of `job`, in its order.
+    reader, job
+        The threads, and their job; None without one.
     """
+
+    left: Sequence[AskedRows]
+    begun: Sequence[tuple[AskedRows, Tensor, int]] = ()
+    order: Sequence[int] = ()
+    reader: NativeReader | None = None
+    job: NativeJob | None = None
+
+    def finish(self) -> list[AskedRows]:
+        """Wait for the threads; returns the entries whose reads failed."""
+        done = [] if self.job is None else self.job.moved
+        moved = {at for at, is_done in zip(self.order, done, strict=False) if is_done}
+        self.close()
+        failed = list[AskedRows]()
+        for entry, target, first in self.begun:
+            if not moved.issuperset(range(first, first + len(target))):
+                failed.append(entry)
+            elif target is not entry[2]:
+                entry[2].copy_(target)
+        return failed
+
+    def close(self) -> None:
+        """End the threads; a pending read is dropped."""
+        if self.reader is not None:
+            self.reader.close()
+
+
+def begin_rows_natively(storage: WeightStorage, asked: Sequence[AskedRows]) -> BegunRows:
+    """Begin to read rows on one device in native threads, with one job for all."""
     if type(storage) is not SafetensorsStorage or sum(out.nbytes for *_, out in asked) <= MIN_SHARED_BYTES:
-        return list(asked)
+        return BegunRows(asked)
     device, ranges, left = asked[0][2].device, storage.ranges, list[AskedRows]()
     moves, begun = list[FileMoveRequest](), list[tuple[AskedRows, Tensor, int]]()
     for entry in asked:
@@ -592,17 +630,13 @@ def read_rows_natively(storage: WeightStorage, asked: Sequence[AskedRows]) -> li
     home = torch.cuda.current_stream(device) if device.type == "cuda" else None
     reader = native_reader(storage, device, native.threads(), home) if moves else None
     if reader is None:
-        return list(asked)
+        return BegunRows(asked)
     order = sorted(range(len(moves)), key=lambda at: moves[at].source)  # of the files
-    with closing(reader):
-        job = reader.begin([moves[at] for at in order])
-        moved = set() if job is None else {at for at, done in zip(order, job.moved, strict=True) if done}
-    for entry, target, first in begun:
-        if not moved.issuperset(range(first, first + len(target))):
-            left.append(entry)
-        elif target is not entry[2]:
-            entry[2].copy_(target)
-    return left
+    try:
+        return BegunRows(left, begun, order, reader, reader.begin([moves[at] for at in order]))
+    except BaseException:
+        reader.close()
+        raise
 
 
 def _row_digits(row: Tensor) -> list[Digit]:

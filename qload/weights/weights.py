@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from copy import copy
+from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, partial
 from itertools import repeat
@@ -41,7 +42,7 @@ from qload.storage import FillingStorage, TensorInfo, WeightStorage, check_name
 from qload.storage.protocol import AskedRows, read_array, read_rows
 from qload.weights.casts import by_role
 from qload.weights.ledger import Ledger, LoadReport
-from qload.weights.prefetch import find_file_elements, read_rows_natively, read_to_cuda
+from qload.weights.prefetch import BegunRows, begin_rows_natively, find_file_elements, read_to_cuda
 from qload.weights.stream import Load, stream_loads
 
 MAX_STAGED_BYTES = 4 << 20  # read to the CPU at once, on the way to a device; larger tensors are read alone
@@ -502,6 +503,10 @@ class Weights(TensorSource):
         `asked`: (names, index, out) each; tensors of one shape and dtype, such as one of each expert. Rows of
         another dtype are plain floats in `self.dtype`, else ArgumentError.
         """
+        self.begin_rows(asked).finish()
+
+    def begin_rows(self, asked: Sequence[AskedRows]) -> RowReads:
+        """Begin the reads of `read_rows`: native threads read at once, all others read in `finish`."""
         storage, keys, together = self.storage, self._keys, list[AskedRows]()
         for names, index, out in asked:
             stored = names
@@ -520,17 +525,21 @@ class Weights(TensorSource):
         if isinstance(storage, ExpertStacks):
             together, arrange = storage.reads_of_rows(together)
             storage = storage.storage
-        left = list[AskedRows]()
-        for device in dict.fromkeys(out.device for *_, out in together):
-            left += read_rows_natively(storage, [entry for entry in together if entry[2].device == device])
+        by_device = [
+            [entry for entry in together if entry[2].device == device]
+            for device in dict.fromkeys(out.device for *_, out in together)
+        ]
+        begun = [begin_rows_natively(storage, entries) for entries in by_device]
+        return RowReads(begun, partial(self._read_left, storage), arrange)
+
+    def _read_left(self, storage: WeightStorage, left: Sequence[AskedRows]) -> None:
+        """Read rows on this thread."""
         on_cpu = [entry for entry in left if entry[2].device.type == "cpu"]
         if on_cpu:
             read_rows(storage, on_cpu)
         for names, index, out in left:
             if out.device.type != "cpu":
                 self._read_to_device(storage, names, index, out)
-        for run in arrange:
-            run()
 
     def _read_to_device(
         self, storage: WeightStorage, names: Sequence[str], index: tuple[slice, ...], out: Tensor
@@ -671,6 +680,39 @@ class Weights(TensorSource):
         if not -len(shape) <= dim < len(shape):
             raise ArgumentError("dim", f"a dimension of {name}, which has shape {shape}", str(dim))
         return dim % len(shape), shape[dim]
+
+
+@dataclass(frozen=True)
+class RowReads:
+    """Reads of rows in progress: `finish` or `close` ends them.
+
+    Attributes
+    ----------
+    begun
+        Reads by native threads, of each device.
+    read
+        Reads other rows on the calling thread.
+    arrange
+        Copies after all reads.
+    """
+
+    begun: Sequence[BegunRows]
+    read: Callable[[Sequence[AskedRows]], None]
+    arrange: Sequence[Callable[[], object]]
+
+    def finish(self) -> None:
+        """Read the other rows, and wait for the threads."""
+        with ExitStack() as ending:
+            ending.callback(self.close)
+            self.read([entry for rows in self.begun for entry in rows.left])
+            self.read([entry for rows in self.begun for entry in rows.finish()])
+        for run in self.arrange:
+            run()
+
+    def close(self) -> None:
+        """End the threads; the rows are undefined."""
+        for rows in self.begun:
+            rows.close()
 
 
 @runtime_checkable

@@ -10,11 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload import ExpertsWeight, MemoryStorage, RepackingLoader, Weights, loader_from_config, native
+from qload import (
+    ExpertsWeight,
+    FakeWorld,
+    MemoryStorage,
+    RepackingLoader,
+    Weights,
+    WeightsLoader,
+    loader_from_config,
+    native,
+)
 from qload.errors import MismatchError, RepackError
 from qload.experts import load as loading
 from qload.experts import with_experts
 from qload.testing import assert_same_bits
+from qload.weights.weights import RowReads
 from tests.bench.expert_formats import FORMATS
 from tests.experts.expert_layers import FACTS, NAMES, PREFIX
 
@@ -26,10 +36,10 @@ STRIPS |= {"mxfp4": "fp4_strips", "nvfp4": "fp4_strips"}
 formats = pytest.mark.parametrize("name", EACH)
 
 
-def drawn(name: str, hidden: int = HIDDEN) -> dict[str, Tensor]:
+def drawn(name: str, hidden: int = HIDDEN, inner: int = INNER) -> dict[str, Tensor]:
     """Tensors of some experts, random but for zero points."""
     torch.manual_seed(0)
-    matrices = dict(zip(NAMES, [(INNER, hidden), (INNER, hidden), (hidden, INNER)], strict=True))
+    matrices = dict(zip(NAMES, [(inner, hidden), (inner, hidden), (hidden, inner)], strict=True))
     return {
         f"{PREFIX}.{expert}.{matrix}.{suffix}": tensor
         for expert in range(COUNT)
@@ -82,6 +92,61 @@ def test_runs_are_as_long_as_their_bytes_allow(name: str, monkeypatch: pytest.Mo
 
     assert calls == 5 + 3  # of gate and up each expert alone; of down the first, and two runs of two
     assert_equal(made, experts(name, tensors).repack(EACH[name]))
+
+
+@formats
+def test_shares_of_the_other_experts_are_converted_at_once(name: str) -> None:
+    tensors = drawn(name, inner=2 * INNER)
+    loader = loader_from_config(dict(FORMATS[name].config))
+
+    for group in FakeWorld(2):
+
+        def share(by: WeightsLoader, group: Any = group) -> ExpertsWeight:
+            weights = Weights(MemoryStorage(tensors), loader=by, process_group=group)
+            return weights.get_experts(PREFIX, facts=FACTS, split="tensor")
+
+        made, calls = counted(lambda share=share: share(RepackingLoader(loader, EACH[name])))  # type: ignore[misc]
+
+        assert calls == 4
+        assert_equal(made, share(loader).repack(EACH[name], whole=experts(name, tensors)))
+
+
+def test_a_run_is_read_while_the_one_before_is_converted(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns, begin, fold = list[str](), Weights.begin_rows, loading.fold
+
+    def began(self: Weights, asked: Any) -> Any:
+        turns.append("read")
+        return begin(self, asked)
+
+    def folded(*stacks: Any) -> Any:
+        turns.append("convert")
+        return fold(*stacks)
+
+    monkeypatch.setattr(Weights, "begin_rows", began)
+    monkeypatch.setattr(loading, "fold", folded)
+    monkeypatch.setattr(loading, "RUN_BYTES", 1)
+
+    experts("mxfp4", drawn("mxfp4"), "strips")
+
+    assert turns == 2 * ["read", *(COUNT - 2) * ["read", "convert"], "convert"]
+
+
+def test_a_refused_run_ends_the_reads_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, close = list[object](), RowReads.close
+
+    def closed(self: RowReads) -> None:
+        ended.append(self)
+        close(self)
+
+    monkeypatch.setattr(RowReads, "close", closed)
+    monkeypatch.setattr(loading, "RUN_BYTES", 1)
+    tensors = drawn("mxfp4")
+    tensors[f"{PREFIX}.2.gate_proj.weight_scale"][7, :2] = torch.tensor([1, 254])
+
+    with pytest.raises(RepackError, match=r"experts\.2\.gate_proj"):
+        experts("mxfp4", tensors, "strips")
+
+    assert len(set(map(id, ended))) == 3  # of experts 0 and 1, of 2, and of 3
 
 
 @pytest.mark.usefixtures("cpu_module")
