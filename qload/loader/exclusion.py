@@ -92,6 +92,11 @@ class Exclusions:
             if self._is_name(name) and "" in name.strip(".").split("."):
                 raise ArgumentError(self.key, "dotted names without an empty segment", repr(name))
 
+    @property
+    def is_empty(self) -> bool:
+        """True if no layer is excluded."""
+        return not self.names
+
     def entry(self, prefix: str) -> str | None:
         """Entry that excludes a layer, its fused layer or all its parts; None without one; MismatchError."""
         for name in (prefix, *wholes(prefix, self.fused)):
@@ -153,6 +158,11 @@ class Inside(Exclusions):
 
     key: str = "modules_in_block_to_quantize"
     others: Exclusions = Exclusions()
+
+    @property
+    def is_empty(self) -> bool:
+        """False: modules without an entry are excluded."""
+        return False
 
     def reason(self, entry: str) -> str:
         """Reason for an exclusion: an entry of `others`, or no entry in this list."""

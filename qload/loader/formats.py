@@ -99,8 +99,7 @@ class FormatLoader(WeightsLoader):
             describer = self._describer = LayerDescriber(self.formats, self.dialects)
         layer = describer.describe(weights, prefix)
         is_claimed = not layer.format.weight_type.plain and layer.dialect is None
-        excludes = self.exclusions.names or type(self.exclusions) is not Exclusions
-        entry = self.exclusions.entry(prefix) if is_claimed and excludes else None
+        entry = self.exclusions.entry(prefix) if is_claimed and not self.exclusions.is_empty else None
         if entry is not None:
             raise ExcludedModuleError(
                 prefix,
@@ -116,8 +115,6 @@ class FormatLoader(WeightsLoader):
         """Return whether the config treats the layers `first` and `other` alike, by their names."""
         if type(self).describe is not FormatLoader.describe or not self._transforms_alike(first, other):
             return False
-        if not self.exclusions.names and not self.named.keys and type(self.exclusions) is Exclusions:
-            return True
         return self._entries(first) == self._entries(other)
 
     def _transforms_alike(self, first: str, other: str) -> bool:
@@ -126,6 +123,8 @@ class FormatLoader(WeightsLoader):
 
     def _entries(self, prefix: str) -> tuple[bool, Any]:
         """Entries of the config for a layer: True if excluded, and the key that lists it as quantized."""
+        if self.exclusions.is_empty and not self.named.keys:
+            return False, None
         excluded = self.exclusions.entry(prefix) is not None
         listed = self.named.entry(prefix) if self.named.keys else None
         return excluded, None if listed is None else listed[1]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from math import isfinite
 from typing import Any
 from weakref import ref
 
@@ -24,8 +23,15 @@ from qload.spec import Config, Grouped, LayerClaims, Names, TensorSpec, named
 MAX_CHECKED_LAYERS = 2  # layers of a claim that are compared with it: it is wrong about all or none
 MAX_SAMPLED_LAYERS = 256  # layers examined together if one alone is ambiguous
 MAX_CACHED_LAYERS = 1 << 16  # layers
-# Dtype -> (mask, bits of a NaN).
-NAN_BITS = {dtypes.float8_e8m0fnu: (0xFF, 0xFF), dtypes.float8_e4m3fn: (0x7F, 0x7F)}
+EXAMINED_SCALES = 1 << 18  # at once, in a cache
+# Dtype -> (mask, least bits of a number that is not finite).
+NONFINITE_BITS = {
+    dtypes.float8_e8m0fnu: (0xFF, 0xFF),
+    dtypes.float8_e4m3fn: (0x7F, 0x7F),
+    dtypes.float16: (0x7FFF, 0x7C00),
+    dtypes.bfloat16: (0x7FFF, 0x7F80),
+    dtypes.float32: (0x7FFF_FFFF, 0x7F80_0000),
+}
 REMEDY = (
     "remedy   fetch or quantize the layer again (qload verify lists all such tensors), "
     'or load it as it is by nonfinite="allow" (--nonfinite allow)'
@@ -197,13 +203,13 @@ def is_finite(scales: Tensor, spec: TensorSpec) -> bool:
     if floats is None or not floats.numel():
         return True
     kind = STORED[floats.dtype]
-    if kind in NAN_BITS:
-        mask, nan = NAN_BITS[kind]
-        return int((floats.view(torch.uint8) & mask).amax()) != nan
-    if floats.dtype.itemsize == 1:
+    if kind not in NONFINITE_BITS or floats.device.type != "cpu":
         return bool(_finite(floats).all())
-    least, greatest = torch.aminmax(floats)  # NaN spreads to both; no memory as large as the scales
-    return isfinite(float(least)) and isfinite(float(greatest))
+    mask, least = NONFINITE_BITS[kind]
+    # On this thread: torch's other threads would take the cores of those that read.
+    bits = floats.detach().reshape(-1).view(torch.uint8).numpy().view(f"u{floats.itemsize}")
+    starts = range(0, bits.size, EXAMINED_SCALES)
+    return all(int((bits[at : at + EXAMINED_SCALES] & mask).max()) < least for at in starts)
 
 
 def _finite(floats: Tensor) -> Tensor:

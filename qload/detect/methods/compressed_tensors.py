@@ -289,6 +289,11 @@ class _CompressedTensors(configs.Section):
 class Untargeted(Exclusions):
     """Exclusion of all modules without a target."""
 
+    @property
+    def is_empty(self) -> bool:
+        """False: all modules are excluded."""
+        return False
+
     def _entry(self, prefix: str) -> str:
         return prefix
 
