@@ -285,9 +285,9 @@ def _load_in_steps(request: StackRequest, step: LoadedStep) -> Stack:
     with closing(_read_runs(request)) as runs:
         for run, stored in runs:
             if stacking.first is None:
-                if not _put_each(run.part(0, 1), step, stored.part(0, 1), stacking):
+                if not _put_each(run.part(0, 1), step, _part(stored, 0, 1), stacking):
                     return _load_stacks([request])[0]
-                run, stored = run.part(1, len(stored)), stored.part(1, len(stored))
+                run, stored = run.part(1, len(stored)), _part(stored, 1, len(stored))
             folds = folds and (not run.experts or _put_folded(run, step, stored, stacking))
             if not folds:
                 _put_each(run, step, stored, stacking)
@@ -317,6 +317,12 @@ def _read_runs(request: StackRequest) -> Iterator[tuple[StackRequest, Stack]]:
     finally:
         if ahead is not None:
             ahead.close()
+
+
+def _part(stack: Stack, start: int, stop: int) -> Stack:
+    """Some layers of a stack: views, no copies."""
+    tensors = {field: tensor[start:stop] for field, tensor in stack.tensors.items()}
+    return replace(stack, names=stack.names[start:stop], tensors=tensors)
 
 
 def _begin_run(request: StackRequest) -> StackReader | None:

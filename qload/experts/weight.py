@@ -120,11 +120,6 @@ class Stack:
             self, tensors={field: tensors.get(field, held) for field, held in self.tensors.items()}
         )
 
-    def part(self, start: int, stop: int) -> Stack:
-        """Layers [start, stop) of the stack: views, no copies."""
-        tensors = {field: tensor[start:stop] for field, tensor in self.tensors.items()}
-        return replace(self, names=self.names[start:stop], tensors=tensors)
-
     def _view(self, index: int) -> Weight:
         held = {field: tensor[index] for field, tensor in self.tensors.items()}
         layer = replace(self.layer, name=self.names[index])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -564,7 +564,7 @@ def read_to_cuda(storage: WeightStorage, name: str, index: Index, device: torch.
     return storage.read(name, index).to(device)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class BegunRows:
     """Reads of rows on one device by native threads.
 
@@ -603,6 +603,39 @@ class BegunRows:
         """End the threads; a pending read is dropped."""
         if self.reader is not None:
             self.reader.close()
+
+
+@dataclass(frozen=True, eq=False)
+class RowReads:
+    """Reads of rows in progress: `finish` or `close` ends them.
+
+    Attributes
+    ----------
+    begun
+        Reads by native threads, of each device.
+    read
+        Reads other rows on the calling thread.
+    arrange
+        Copies after all reads.
+    """
+
+    begun: Sequence[BegunRows]
+    read: Callable[[Sequence[AskedRows]], None]
+    arrange: Sequence[Callable[[], object]]
+
+    def finish(self) -> None:
+        """Read the other rows, and wait for the threads."""
+        with ExitStack() as ending:
+            ending.callback(self.close)
+            self.read([entry for rows in self.begun for entry in rows.left])
+            self.read([entry for rows in self.begun for entry in rows.finish()])
+        for run in self.arrange:
+            run()
+
+    def close(self) -> None:
+        """End the threads; the rows are undefined."""
+        for rows in self.begun:
+            rows.close()
 
 
 def begin_rows_natively(storage: WeightStorage, asked: Sequence[AskedRows]) -> BegunRows:

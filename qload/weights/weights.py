@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import copy
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, partial
 from itertools import repeat
@@ -42,7 +41,7 @@ from qload.storage import FillingStorage, TensorInfo, WeightStorage, check_name
 from qload.storage.protocol import AskedRows, read_array, read_rows
 from qload.weights.casts import by_role
 from qload.weights.ledger import Ledger, LoadReport
-from qload.weights.prefetch import BegunRows, begin_rows_natively, find_file_elements, read_to_cuda
+from qload.weights.prefetch import RowReads, begin_rows_natively, find_file_elements, read_to_cuda
 from qload.weights.stream import Load, stream_loads
 
 MAX_STAGED_BYTES = 4 << 20  # read to the CPU at once, on the way to a device; larger tensors are read alone
@@ -506,7 +505,10 @@ class Weights(TensorSource):
         self.begin_rows(asked).finish()
 
     def begin_rows(self, asked: Sequence[AskedRows]) -> RowReads:
-        """Begin the reads of `read_rows`: native threads read at once, all others read in `finish`."""
+        """Begin the reads of `read_rows`: native threads read at once, other rows of `asked` in `finish`.
+
+        ArgumentError as of `read_rows`.
+        """
         storage, keys, together = self.storage, self._keys, list[AskedRows]()
         for names, index, out in asked:
             stored = names
@@ -680,39 +682,6 @@ class Weights(TensorSource):
         if not -len(shape) <= dim < len(shape):
             raise ArgumentError("dim", f"a dimension of {name}, which has shape {shape}", str(dim))
         return dim % len(shape), shape[dim]
-
-
-@dataclass(frozen=True)
-class RowReads:
-    """Reads of rows in progress: `finish` or `close` ends them.
-
-    Attributes
-    ----------
-    begun
-        Reads by native threads, of each device.
-    read
-        Reads other rows on the calling thread.
-    arrange
-        Copies after all reads.
-    """
-
-    begun: Sequence[BegunRows]
-    read: Callable[[Sequence[AskedRows]], None]
-    arrange: Sequence[Callable[[], object]]
-
-    def finish(self) -> None:
-        """Read the other rows, and wait for the threads."""
-        with ExitStack() as ending:
-            ending.callback(self.close)
-            self.read([entry for rows in self.begun for entry in rows.left])
-            self.read([entry for rows in self.begun for entry in rows.finish()])
-        for run in self.arrange:
-            run()
-
-    def close(self) -> None:
-        """End the threads; the rows are undefined."""
-        for rows in self.begun:
-            rows.close()
 
 
 @runtime_checkable

@@ -24,7 +24,7 @@ from qload.errors import MismatchError, RepackError
 from qload.experts import load as loading
 from qload.experts import with_experts
 from qload.testing import assert_same_bits
-from qload.weights.weights import RowReads
+from qload.weights.prefetch import RowReads
 from tests.bench.expert_formats import FORMATS
 from tests.experts.expert_layers import FACTS, NAMES, PREFIX
 
