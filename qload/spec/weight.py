@@ -501,7 +501,7 @@ class Weight(ABC):
 
     @classmethod
     def pad(cls, *sizes: int) -> tuple[int, ...]:
-        """Round sizes of a layer up to multiples of `padded_to`."""
+        """Round the `sizes` of a layer up to multiples of `padded_to`."""
         return tuple(-(-size // cls.padded_to) * cls.padded_to for size in sizes)
 
     @classmethod
