@@ -19,11 +19,11 @@ SUFFIXES = {
     for suffix in spec.suffixes
 } | torchao.ROLES.keys()
 DOTTED_SUFFIXES = sorted(
-    (suffix for suffix in SUFFIXES | FOREIGN_SUFFIXES if "." in suffix), key=len, reverse=True
+    (suffix for suffix in SUFFIXES | FOREIGN_SUFFIXES if "." in suffix), key=lambda each: (-len(each), each)
 )
 DOTTED_ENDINGS = tuple(f".{suffix}" for suffix in DOTTED_SUFFIXES)
 # Appended to the prefix without a dot.
-UNDERSCORE_SUFFIXES = [suffix for suffix in SUFFIXES if is_appended(suffix)]
+UNDERSCORE_SUFFIXES = sorted(suffix for suffix in SUFFIXES if is_appended(suffix))
 
 
 def split_name(name: str, names: Collection[str]) -> tuple[str, str]:
