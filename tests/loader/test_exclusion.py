@@ -5,7 +5,7 @@ from torch import nn
 
 from qload.configs.matching import GlobExclusions, IgnoredModules
 from qload.errors import ArgumentError, MismatchError
-from qload.loader.exclusion import Exclusions
+from qload.loader.exclusion import Exclusions, stacks
 from qload.methods import AWQMarlinConfig, AWQMarlinLinearMethod, UnquantizedLinearMethod
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
@@ -117,3 +117,18 @@ def test_a_pattern_may_have_dots_beside_each_other(exclusions: Exclusions) -> No
 def test_a_name_in_a_list_with_patterns_has_no_empty_segment(kind: type[Exclusions]) -> None:
     with pytest.raises(ArgumentError, match=r"without an empty segment\n  got      'mlp\.\.gate'"):
         kind(("re:a*", "mlp..gate"))
+
+
+@pytest.mark.parametrize(
+    ("name", "matrices"),
+    [
+        ("a.experts.0.down_proj", ["a.experts.down_proj", "a.experts.output_linear"]),
+        ("experts.12.w1", ["experts.w1", "experts.w13"]),
+        ("a.experts.0.other", ["a.experts.other"]),
+        ("a.experts.shared.down_proj", []),
+        ("0.down_proj", []),
+        ("down_proj", []),
+    ],
+)
+def test_a_layer_of_an_expert_may_lie_in_matrices_of_these_names(name: str, matrices: list[str]) -> None:
+    assert stacks(name) == matrices

@@ -33,6 +33,12 @@ def default_text(value: object) -> str:
     return getattr(value, "__qualname__", None) or repr(value)
 
 
+def parameter_text(parameter: inspect.Parameter) -> str:
+    """Return the text of a parameter with its default; a keyword-only one has a star."""
+    star = "*" if parameter.kind is parameter.KEYWORD_ONLY else ""
+    return f"{star}{parameter.name}={default_text(parameter.default)}"
+
+
 def defaults(package: str) -> Iterator[str]:
     """Yield a line for every public function and constructor with defaults."""
     for name, function in public_functions(package):
@@ -42,7 +48,7 @@ def defaults(package: str) -> Iterator[str]:
             continue
         given = [each for each in parameters if each.default is not each.empty]
         if given:
-            yield f"{name}({', '.join(f'{each.name}={default_text(each.default)}' for each in given)})"
+            yield f"{name}({', '.join(map(parameter_text, given))})"
 
 
 @pytest.mark.parametrize("package", PACKAGES)
