@@ -188,7 +188,7 @@ def dequantize_stored(stored: Stored, out: Tensor, start: int = 0, factors: Tens
 
 def _words(stored: StoredCodes, out: Tensor, start: int) -> bool:
     codes, scales, (rows, K) = stored.codes, stored.scales, out.shape
-    packing, tensors = codes.packing, [codes.words, scales, stored.zeros, stored.k_group, out]
+    packing, tensors = codes.packing, [codes.words, scales, stored.zeros, stored.offsets, stored.k_group, out]
     cuda, bits = module_for(*(tensor for tensor in tensors if tensor is not None)), packing.bits
     if cuda is not None and start == 0 and not holds_whole_codes(packing) and rows == codes.shape[0]:
         return dequantize_three_bits(cuda, stored, out, stream(out))
@@ -216,7 +216,10 @@ def _words_meaning(cuda: Any, stored: StoredCodes, bits: int, start: int) -> tup
     made.scales, made.scale_type = address(scales), FLOATS.index(scales.dtype)
     made.scale_n, made.scale_k = scales.stride()
     made.scale_places, made.zero_places = columns_of(stored.scale_order), columns_of(stored.zero_order)
-    made.zeros_kind, made.zero, made.zeros, zeros = CONSTANT, 2 ** (bits - 1), 0, stored.zeros
+    made.offsets = address(None if stored.offsets is None else stored.offsets[start:])
+    made.offset_places = columns_of(stored.offset_order)
+    zero, zeros = 2 ** (bits - 1) if stored.zero is None else stored.zero, stored.zeros
+    made.zeros_kind, made.zero, made.zeros = CONSTANT, zero, 0
     made.zero_n = made.zero_k = 0
     made.zero_bits, made.zero_word, made.zero_add, made.zero_mask = bits, 0, 0, -1
     if zeros is not None and stored.zero_rule is not None:

@@ -194,10 +194,11 @@ class StoredCodes:
     codes        (N, K) in words
     scales       (N, G), of any strides; float16, bfloat16 or float32
     zeros        with a `zero_rule` int32 words (G, N * bits / 32) packed along N; without one int32 numbers
-                 (N, G), of any strides; None: all are 2**(bits - 1)
-    scale_order, zero_order
+                 (N, G), of any strides; None: all are `zero`, or 2**(bits - 1) where this is None
+    scale_order, zero_order, offset_order
                  in which columns of 64 lie; None: in order
     k_group      (K,) int32, the group of each input; None: `run` inputs a group
+    offsets      (N, G), of the dtype and strides of the scales, subtracted from products; None: no offsets
     """
 
     codes: CodesInWords
@@ -208,6 +209,9 @@ class StoredCodes:
     k_group: Tensor | None = None
     scale_order: Sentence | None = None
     zero_order: Sentence | None = None
+    zero: int | None = None
+    offsets: Tensor | None = None
+    offset_order: Sentence | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -293,8 +293,8 @@ def from_integers(
     codes = integers.unpack()
 
     rows = groups if config.act_order and not config.is_k_full else config.groups(Kp)
-    zeros = _copy_and_pad(integers.zeros, config.copies, rows, Np, 2 ** (bits - 1))
-    scales = _copy_and_pad(integers.scales, config.copies, rows, Np, 0)
+    zeros = copy_and_pad(integers.zeros, config.copies, rows, Np, 2 ** (bits - 1))
+    scales = copy_and_pad(integers.scales, config.copies, rows, Np, 0)
     padded = codes if perm is None else codes[perm[:K]]
     if (Np, Kp) != (N, K):
         g_idx = config.in_order(Kp, zeros.device) if g_idx is None else g_idx
@@ -342,7 +342,7 @@ def _order_rows(
     return config, torch.cat([perm, torch.arange(K, Kp, device=device)]), g_idx
 
 
-def _copy_and_pad(tensor: Tensor, copies: int, rows: int, columns: int, value: int) -> Tensor:
+def copy_and_pad(tensor: Tensor, copies: int, rows: int, columns: int, value: int) -> Tensor:
     """Repeat each row `copies` times, then pad to (`rows`, `columns`) with `value`."""
     tensor = tensor if copies == 1 else tensor.repeat_interleave(copies, 0)[:rows]
     return pad_matrix(tensor, rows, columns, value)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from torch import Tensor
 
 from qload.formats import GPTQConfig, GPTQWeight
 from qload.kernel_formats import GPTQMarlinWeight, StripsWeight, repack
-from qload.kernels.cuda.marlin import MarlinCall, arguments
-from qload.kernels.cuda.strips import StripsCall
+from qload.kernel_formats.strips import COLUMNS
+from qload.kernels.cuda import marlin, strips
+from qload.kernels.cuda.marlin import MarlinCall
 from qload.layouts import Stored, gptq
 from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import Rank
@@ -18,6 +20,7 @@ from qload.spec import Weight
 from qload.storage import MemoryStorage
 from qload.weights import Weights
 
+Zeros = bool | Literal["offsets", "centered offsets"]  # zero points, or offsets of strips
 DTYPES = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
 
 
@@ -25,7 +28,7 @@ def layer(
     K: int,
     N: int,
     group: int,
-    zeros: bool = False,
+    zeros: Zeros = False,
     act_order: bool = False,
     dtype: torch.dtype = torch.float16,
     *,
@@ -38,6 +41,11 @@ def layer(
 
     Of an act order a share has rows of groups that others have rows of too.
     """
+    if isinstance(zeros, str):
+        symmetric = layer(
+            K, N, group, False, act_order, dtype, exact=exact, bits=bits, share=share, layout=layout
+        )
+        return with_offsets(symmetric, zeros == "centered offsets", exact)
     make, whole = torch.Generator().manual_seed(K + N), K * share
     groups = 1 if group == -1 else -(-whole // group)
     codes = torch.randint(2**bits, (whole, N), generator=make)
@@ -66,6 +74,22 @@ def layer(
     return made.to("cuda")
 
 
+def with_offsets(weight: GPTQMarlinWeight, centered: bool, exact: bool) -> StripsWeight:
+    """Add random offsets to symmetric strips: of `exact` ones the sums of bfloat16 weights are exact.
+
+    `centered`: all zero points are the middle code, else 0.
+    """
+    assert isinstance(weight, StripsWeight)
+    bits, scales = weight.config.bits, weight.plain_scales()
+    make, zero = torch.Generator().manual_seed(scales.numel()), 2 ** (bits - 1) if centered else 0
+    steps = torch.randint(2**bits, scales.shape, generator=make).float() - zero
+    if not exact:
+        steps -= torch.rand(scales.shape, generator=make) * 2**bits
+    offsets = (scales * steps.to(scales.device)).to(scales.dtype)
+    config = replace(weight.config, offset="weight", zero=zero)
+    return replace(weight, config=config, offsets=COLUMNS.apply(offsets))
+
+
 def far_apart(weight: GPTQMarlinWeight, *, exact: bool, in_rows: bool = False) -> GPTQMarlinWeight:
     """The same codes by scales of a column that are further apart than fp16 has normal numbers for them all.
 
@@ -85,8 +109,9 @@ def far_apart(weight: GPTQMarlinWeight, *, exact: bool, in_rows: bool = False) -
 
 def call(x: Tensor, weight: GPTQMarlinWeight) -> MarlinCall:
     """What a kernel gets of x and a weight."""
-    kind = StripsCall if isinstance(weight, StripsWeight) else MarlinCall
-    return kind(*arguments(x, weight))
+    if isinstance(weight, StripsWeight):
+        return strips.StripsCall(*strips.arguments(x, weight))
+    return MarlinCall(*marlin.arguments(x, weight))
 
 
 def divided(

@@ -11,7 +11,7 @@ from qload.kernel_formats import GPTQMarlinWeight
 from qload.kernels import cuda
 from qload.kernels.cuda import decode
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
-from tests.gpu.layers import DTYPES, call, divided, far_apart, inputs, layer
+from tests.gpu.layers import DTYPES, Zeros, call, divided, far_apart, inputs, layer
 
 pytestmark = pytest.mark.gpu
 Kind = dict[str, Any]
@@ -29,6 +29,16 @@ LAYERS = pytest.mark.parametrize(
         pytest.param({"K": 1984, "N": 128, "group": -1}, id="one scale a column"),
         pytest.param(
             {"K": 768, "N": 128, "group": -1, "zeros": True}, id="one scale and zero point a column"
+        ),
+        pytest.param(
+            {"K": 1152, "N": 320, "group": 128, "zeros": "centered offsets"}, id="groups of 128 with offsets"
+        ),
+        pytest.param({"K": 1024, "N": 256, "group": 64, "zeros": "offsets"}, id="groups of 64 with offsets"),
+        pytest.param(
+            {"K": 960, "N": 72, "group": 32, "zeros": "offsets"}, id="groups of 32 with offsets, padded"
+        ),
+        pytest.param(
+            {"K": 768, "N": 128, "group": -1, "zeros": "offsets"}, id="one scale and offset a column"
         ),
         pytest.param({"K": 1024, "N": 320, "group": 128, "zeros": True, "act_order": True}, id="act order"),
         pytest.param(
@@ -51,6 +61,8 @@ def drawn(
 ) -> GPTQMarlinWeight:
     if layout == "strips" and "share" in kind:
         pytest.skip("whose groups have rows elsewhere")
+    if layout == "marlin" and isinstance(kind.get("zeros"), str):
+        pytest.skip("Marlin's order has no offsets")
     weight = layer(**kind, dtype=dtype, bits=bits, exact=exact, layout=layout)
     if most_tokens(weight) < M:
         pytest.skip("so many tokens are for strips, and some for those without zero points")
@@ -143,11 +155,12 @@ def test_sums_are_within_what_rounding_costs(
 @pytest.mark.parametrize(
     ("M", "layout", "zeros"),
     [(5, "marlin", True), (16, "marlin", True), (16, "strips", True), (24, "strips", True)]
+    + [(M, "strips", "offsets") for M in (5, 16, 24)]
     + [(M, "strips", False) for M in (16, 24, 32, 40, 48)],
 )
 @BITS
 def test_every_division_of_a_layer_sums_exactly(
-    columns: int, split: int, M: int, layout: str, zeros: bool, bits: int
+    columns: int, split: int, M: int, layout: str, zeros: Zeros, bits: int
 ) -> None:
     if split > 1 and torch.cuda.get_device_capability()[0] < 9:
         pytest.skip("needs clusters")
@@ -208,6 +221,7 @@ def test_nothing_but_y_is_written() -> None:
         ({"layout": "marlin"}, 16),
         ({"layout": "strips"}, 48),
         ({"layout": "strips", "zeros": True}, 24),
+        ({"layout": "strips", "zeros": "offsets"}, 24),
         ({"layout": "strips", "group": 64}, 24),
         ({"layout": "strips", "bits": 8}, 24),
     ],

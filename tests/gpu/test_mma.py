@@ -16,7 +16,7 @@ from qload.kernels.cuda.mma_gemm import WARPS, MmaDivision
 from qload.spec import Weight
 from qload.testing import assert_reads_back, assert_same_bits, assert_sums_exactly, assert_within_bound
 from tests.gpu import test_byte_strips as in_bytes
-from tests.gpu.layers import DTYPES, call, far_apart, inputs, layer
+from tests.gpu.layers import DTYPES, Zeros, call, far_apart, inputs, layer
 from tests.gpu.test_many import BITS, LAYERS
 
 pytestmark = pytest.mark.gpu
@@ -53,7 +53,7 @@ def kernel(weight: Any, how: MmaDivision | None = None) -> Callable[[Tensor], Te
 @BITS
 @pytest.mark.parametrize(("K", "N", "group", "zeros", "act_order"), LAYERS)
 def test_one_input_at_a_time_reads_the_weight_back(
-    K: int, N: int, group: int, zeros: bool, act_order: bool, bits: int, dtype: Any
+    K: int, N: int, group: int, zeros: Zeros, act_order: bool, bits: int, dtype: Any
 ) -> None:
     weight = layer(K, N, group, zeros, act_order, dtype, bits=bits, layout="strips")
 
@@ -65,7 +65,7 @@ def test_one_input_at_a_time_reads_the_weight_back(
 @pytest.mark.parametrize("M", TOKENS)
 @pytest.mark.parametrize(("K", "N", "group", "zeros", "act_order"), LAYERS)
 def test_sums_are_exact_where_they_can_be_and_within_what_rounding_costs(
-    K: int, N: int, group: int, zeros: bool, act_order: bool, M: int, bits: int, dtype: Any
+    K: int, N: int, group: int, zeros: Zeros, act_order: bool, M: int, bits: int, dtype: Any
 ) -> None:
     exact = layer(K, N, group, zeros, act_order, dtype, exact=True, bits=bits, layout="strips")
     rounded = layer(K, N, group, zeros, act_order, dtype, bits=bits, layout="strips")
@@ -87,9 +87,9 @@ def test_numbers_are_multiplied_as_exactly(K: int, N: int, per: str, M: int, dty
 @BITS
 @pytest.mark.parametrize(("tokens", "tiles", "row_warps"), WAYS)
 @pytest.mark.parametrize("slices", [1, 2, 7])
-@pytest.mark.parametrize(("group", "zeros"), [(32, True), (128, False), (-1, True)])
+@pytest.mark.parametrize(("group", "zeros"), [(32, True), (128, False), (-1, True), (32, "offsets")])
 def test_every_division_of_a_layer_sums_exactly_and_gives_the_same_bits_again(
-    tokens: int, tiles: int, row_warps: int, slices: int, group: int, zeros: bool, bits: int
+    tokens: int, tiles: int, row_warps: int, slices: int, group: int, zeros: Zeros, bits: int
 ) -> None:
     weight = layer(1920, 832, group, zeros, False, torch.bfloat16, exact=True, bits=bits, layout="strips")
     how = MmaDivision(tokens, tiles, row_warps, slices)

@@ -43,7 +43,7 @@ class Hand:
         self.early = True  # as the last call was
         self.gathered = list[int]()  # tokens whose inputs were put in order, in turns
 
-    def decode(self, sizes, code, group, own, *rest) -> Start:
+    def decode(self, sizes, code, group, offset_zero, wide, own, *rest) -> Start:
         """See decode.h."""
 
         def start(x, weights, scales, zeros, g_idx, parts, bias, factors, y, stream) -> None:
@@ -51,11 +51,12 @@ class Hand:
             assert sizes[0] <= (16 if not own else 48 if symmetric else 24)
             assert (own and g_idx, weights % 16, scales % 16) in ((False, 0, 0), (0, 0, 0))
             operands = x, weights, scales, zeros, g_idx, bias, factors, y
-            self._multiply("decode", operands, stream, sizes, code, group, own, *rest)
+            kind = group, offset_zero, wide, own
+            self._multiply("decode", operands, stream, sizes, code, *kind, *rest)
 
         return start
 
-    def many(self, sizes, code, group, bf16, division, *rest) -> Start:
+    def many(self, sizes, code, group, offset_zero, bf16, division, *rest) -> Start:
         """See many.h."""
         tokens, columns, pairs, slices, neighbours, teams = division
         assert self.capability[0] == 9
@@ -69,16 +70,17 @@ class Hand:
             assert bool(parts) == (slices > 1)
             assert [each % 16 for each in (x, weights, scales, zeros)] == [0] * 4
             operands = x, weights, scales, zeros, 0, bias, factors, y
-            self._multiply("many", operands, stream, sizes, code, group, True, bf16, columns, slices, *rest)
+            kind = group, offset_zero, False, True, bf16
+            self._multiply("many", operands, stream, sizes, code, *kind, columns, slices, *rest)
 
         return start
 
-    def w8a8(self, sizes, code, group, bf16, division, *rest) -> Start:
+    def w8a8(self, sizes, code, group, offset_zero, bf16, division, *rest) -> Start:
         """See w8a8.cuh."""
         kind = {0x108: torch.int8, 0x208: torch.float8_e4m3fn}[code]
         M, _, _, inputs, _ = sizes
         assert (inputs % 32, division[1], division[5]) == (0, 128, 1)
-        many = self.many(sizes, code, group, bf16, division, *rest)
+        many = self.many(sizes, code, group, offset_zero, bf16, division, *rest)
 
         def start(x, *operands) -> None:
             permuted = at(x, torch.uint8, M, inputs).view(M, -1, 2, 4, 4).transpose(2, 3)
@@ -88,10 +90,11 @@ class Hand:
 
         return start
 
-    def mma(self, sizes, code, group, bf16, division, *rest) -> Start:
+    def mma(self, sizes, code, group, offset_zero, wide, bf16, division, *rest) -> Start:
         """See mma.h."""
         tokens, tiles, row_warps, slices = division
-        assert (tokens in (32, 48, 64), 8 % (tiles * row_warps)) == (True, 0)
+        assert (tokens in ((32, 48) if wide else (32, 48, 64)), 8 % (tiles * row_warps)) == (True, 0)
+        assert not wide or group < sizes[1]
         assert sizes[1] // 128 >= slices * row_warps
         assert (sizes[1] % 128, sizes[3] % 8) == (0, 0)
 
@@ -99,11 +102,12 @@ class Hand:
             assert bool(parts) == (slices > 1)
             assert [each % 16 for each in (x, weights, scales, zeros)] == [0] * 4
             operands = x, weights, scales, zeros, 0, bias, factors, y
-            self._multiply("mma", operands, stream, sizes, code, group, True, bf16, tiles, slices, *rest)
+            kind = group, offset_zero, wide, True, bf16
+            self._multiply("mma", operands, stream, sizes, code, *kind, tiles, slices, *rest)
 
         return start
 
-    def _multiply(self, name, operands, stream, sizes, code, group, own, *rest) -> None:
+    def _multiply(self, name, operands, stream, sizes, code, group, offset_zero, wide, own, *rest) -> None:
         x, weights, scales, zeros, g_idx, bias, factors, y = operands
         bits = code & 0xFF
         bf16, columns, split, early = rest
@@ -118,9 +122,9 @@ class Hand:
         T = torch.bfloat16 if bf16 else torch.float16
         order = strips.rows(bits) if own else marlin.rows(bits)
         shape = (N // 64, K * bits * 2) if own else (K // 16, N * bits // 2)
-        wide = torch.nn.functional.pad(at(x, T, M, inputs), (0, K - inputs)).double()
+        inputs_of_rows = torch.nn.functional.pad(at(x, T, M, inputs), (0, K - inputs)).double()
         if factors:
-            wide = wide * at(factors, torch.float32, M, 1).double()
+            inputs_of_rows = inputs_of_rows * at(factors, torch.float32, M, 1).double()
         codes = order.unpack(at(weights, WORD, *shape))
         if code > 0xFF:
             assert own
@@ -128,19 +132,27 @@ class Hand:
                 values = scaled_numbers(codes, code, scales, zeros, group)
             else:
                 values = numbers(codes, code, scales, group)
-            self._put(name, wide @ values, bias, y, T, M, outputs)
+            self._put(name, inputs_of_rows @ values, bias, y, T, M, outputs)
             return
         of_row = torch.zeros(K, dtype=torch.long) if group >= K else torch.arange(K) // group
         if g_idx:
             of_row = at(g_idx, WORD, K).long()
         G = int(of_row.max()) + 1
         per_column = group >= K and not g_idx
-        plain = (marlin.SCALES_PER_COLUMN if per_column else marlin.SCALES_GROUPED).undo(at(scales, T, G, N))
+        assert (type(wide), offset_zero >= 0 and not own) == (bool, False)
+        order = marlin.SCALES_PER_COLUMN if per_column and not wide else marlin.SCALES_GROUPED
+        floats = torch.float32 if wide else T
+        plain, offsets = order.undo(at(scales, floats, G, N)), torch.zeros(G, N)
         points = torch.full((G, N), 2 ** (bits - 1))
-        if zeros:
+        if offset_zero >= 0:
+            offsets, points = (
+                marlin.SCALES_GROUPED.undo(at(zeros, floats, G, N)),
+                torch.full((G, N), offset_zero),
+            )
+        elif zeros:
             points = marlin.zeros(bits).unpack(at(zeros, WORD, G, N * bits // 32))
-        w = plain.double()[of_row] * (codes.double() - points.double()[of_row])
-        self._put(name, wide @ w, bias, y, T, M, outputs)
+        w = plain.double()[of_row] * (codes.double() - points.double()[of_row]) - offsets.double()[of_row]
+        self._put(name, inputs_of_rows @ w, bias, y, T, M, outputs)
 
     def exllama(
         self, x, weights, zeros, scales, g_idx, perm, bias, y, sizes, bits, group, zero, *rest
@@ -232,7 +244,11 @@ class Hand:
             zero = (
                 at(m.zeros, WORD, int(points.max()) + 1)[points] if m.zeros_kind else torch.zeros_like(codes)
             )
-        at(out, FLOATS[kind], N, K).copy_(scales * (codes - zero).float())
+        made = scales * (codes - zero).float()
+        if getattr(m, "offsets", 0):
+            offset_at = (placed(n_group, m.offset_places) * m.scale_n)[:, None] + k_group * m.scale_k
+            made -= at(m.offsets, FLOATS[m.scale_type], int(offset_at.max()) + 1).float()[offset_at]
+        at(out, FLOATS[kind], N, K).copy_(made)
         self.called.append(name)
 
 

@@ -16,6 +16,8 @@ void add_dequantize(py::module_& module) {
       .def_readwrite("scale_type", &Meaning::scale_type)
       .def_readwrite("scale_n", &Meaning::scale_n)
       .def_readwrite("scale_k", &Meaning::scale_k)
+      .def_readwrite("offsets", &Meaning::offsets)
+      .def_readwrite("offset_places", &Meaning::offset_places)
       .def_readwrite("zeros_kind", &Meaning::zeros_kind)
       .def_readwrite("zero", &Meaning::zero)
       .def_readwrite("zeros", &Meaning::zeros)

@@ -109,7 +109,7 @@ void add_experts(py::module_& module) {
         const auto [experts, most_items] = counts;
         const auto [tokens, columns, pairs, turns] = division;
         check(many({at<const void>(x), at<const void>(weights), at<const void>(scales), at<const void>(zeros),
-                    at<const void>(bias), at<const float>(factors), at<void>(y), nullptr, M, K, N, inputs, outputs, Code{code}, group, bfloat16, false,
+                    at<const void>(bias), at<const float>(factors), at<void>(y), nullptr, M, K, N, inputs, outputs, Code{code}, group, -1, bfloat16, false,
                     tokens, columns, 1, pairs != 0, 1, false, early, at<const int32_t>(items), experts, most_items,
                     static_cast<Turns>(turns)},
                    at<CUstream_st>(stream)),

@@ -14,25 +14,26 @@ namespace qload::cuda {
 void add_linears(py::module_& module) {
   module.def(
       "decode",
-      [](const std::array<int, 5>& sizes, int code, int group, bool own, bool bfloat16, int columns, int split,
-         bool early) {
+      [](const std::array<int, 5>& sizes, int code, int group, int offset_zero, bool wide, bool own, bool bfloat16,
+         int columns, int split, bool early) {
         return launch_of("decode", [=](const Operands& in, CUstream_st* stream) {
           const auto [M, K, N, inputs, outputs] = sizes;
           return decode({in.x, in.weights, in.scales, in.zeros, in.g_idx, nullptr, in.bias, in.token_scales, in.y, M, K, N,
-                         inputs, outputs, Code{code}, group, own, bfloat16, columns, split, early},
+                         inputs, outputs, Code{code}, group, offset_zero, wide, own, bfloat16, columns, split, early},
                         stream);
         });
       },
       "Launches x times a 4-bit or 8-bit weight in Marlin's order or our own; sizes: M, K, N, inputs, outputs; code: as "
-      "device/code.h numbers them.");
+      "device/code.h numbers them; offset_zero: the zero point of codes with offsets in place of zeros; -1: none; "
+      "wide: scales and offsets are fp32.");
   const auto many_of = [](const char* name, bool coded) {
-    return [=](const std::array<int, 5>& sizes, int code, int group, bool bfloat16, const std::array<int, 6>& division,
-               bool early) {
+    return [=](const std::array<int, 5>& sizes, int code, int group, int offset_zero, bool bfloat16,
+               const std::array<int, 6>& division, bool early) {
       return launch_of(name, [=](const Operands& in, CUstream_st* stream) {
         const auto [M, K, N, inputs, outputs] = sizes;
         const auto [tokens, columns, pairs, slices, neighbours, teams] = division;
         return many({in.x, in.weights, in.scales, in.zeros, in.bias, in.token_scales, in.y, in.parts, M, K, N, inputs,
-                     outputs, Code{code}, group, bfloat16, coded, tokens, columns, teams, pairs != 0, slices, neighbours != 0, early, nullptr, 0, 0},
+                     outputs, Code{code}, group, offset_zero, bfloat16, coded, tokens, columns, teams, pairs != 0, slices, neighbours != 0, early, nullptr, 0, 0},
                     stream);
       });
     };
@@ -46,13 +47,13 @@ void add_linears(py::module_& module) {
              "Launches codes of 8 bits times a weight of such codes in our own order; arguments as for `many`.");
   module.def(
       "mma",
-      [](const std::array<int, 5>& sizes, int code, int group, bool bfloat16, const std::array<int, 4>& division,
-         bool early) {
+      [](const std::array<int, 5>& sizes, int code, int group, int offset_zero, bool wide, bool bfloat16,
+         const std::array<int, 4>& division, bool early) {
         return launch_of("mma", [=](const Operands& in, CUstream_st* stream) {
           const auto [M, K, N, inputs, outputs] = sizes;
           const auto [tokens, columns, row_warps, slices] = division;
           return mma({in.x, in.weights, in.scales, in.zeros, in.bias, in.token_scales, in.y, in.parts, M, K, N, inputs,
-                      outputs, Code{code}, group, bfloat16, tokens, columns, row_warps, slices, early},
+                      outputs, Code{code}, group, offset_zero, wide, bfloat16, tokens, columns, row_warps, slices, early},
                      stream);
         });
       },

@@ -55,8 +55,19 @@ Kernel kernel_of_scaled(int token_tiles) {
                             : decode_kernel<T, code, 3, Order::kOwn, Groups::kScaled, bits>;
 }
 
+template <class T, Code code>
+Kernel kernel_of_offsets(int token_tiles) {
+  constexpr int bits = bits_of(code);
+  return token_tiles == 1   ? decode_kernel<T, code, 1, Order::kOwn, Groups::kOffsets, bits>
+         : token_tiles == 2 ? decode_kernel<T, code, 2, Order::kOwn, Groups::kOffsets, bits>
+                            : decode_kernel<T, code, 3, Order::kOwn, Groups::kOffsets, 8>;
+}
+
 template <class T>
 Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief) {
+  if (groups == Groups::kOffsets)
+    return call.code == Code::kUint4 ? kernel_of_offsets<T, Code::kUint4>(token_tiles)
+                                     : kernel_of_offsets<T, Code::kUint8>(token_tiles);
   switch (call.code) {
     case Code::kUint4: return kernel_of<T, Code::kUint4>(call, token_tiles, groups, brief);
     case Code::kUint8: return kernel_of<T, Code::kUint8>(call, token_tiles, groups, brief);
@@ -135,6 +146,7 @@ cudaError_t decide(const Decode& call, const Device& device, Decided& decided) {
   work.lay_groups(call.K, call.group);
   const Groups kind = is_scaled(call.code)                    ? Groups::kScaled
                       : is_number(call.code)                  ? Groups::kTiles
+                      : call.offset_zero >= 0                 ? Groups::kOffsets
                       : call.g_idx                            ? Groups::kLookedUp
                       : work.has_small_groups()               ? Groups::kSmall
                       : is_symmetric(call) && token_tiles > 1 ? Groups::kSymmetric
@@ -163,11 +175,12 @@ cudaError_t decode(const Decode& call, cudaStream_t stream) {
   const Device device = this_device();
   const bool clusters = device.major >= 9;
   if (call.own && (call.K % kChunk || call.g_idx)) return cudaErrorNotSupported;
+  if (call.offset_zero >= 0 && (!call.own || !call.zeros || is_number(call.code))) return cudaErrorNotSupported;
   const bool scaled = is_scaled(call.code);
   const bool groups = scaled ? has_scales_of(call.code, call.group) : call.group == kChunk || call.group >= call.K;
   if (is_number(call.code) && (!call.own || scaled == !call.zeros || !groups)) return cudaErrorNotSupported;
   static thread_local Remembered<Decided, 11> known;  // all that a decision depends on
-  const int kind = call.own + 2 * call.bfloat16 + 4 * (call.g_idx != nullptr) + 8 * (call.zeros != nullptr);
+  const int kind = call.own + 2 * call.bfloat16 + 4 * (call.g_idx != nullptr) + 8 * (call.zeros != nullptr) + 16 * (call.offset_zero >= 0);
   const std::array<int, 11> key{device.index, call.M,    call.K,     call.N,       call.inputs, call.outputs,
                                 static_cast<int>(call.code), call.group, kind,       call.columns, call.split};
   const Decided* found = known.find(key);

@@ -1,7 +1,7 @@
 // x times a 4-bit or 8-bit weight in Marlin's order, up to 16 tokens, or our own, up to 48.
 //
-//   y[m, n] = sum over k of x[m, perm[k]] * scale[g, n] * (code[k, n] - zero[g, n])  + bias[n]
-//             g = k / group, or g_idx[k]; of numbers: scale * code
+//   y[m, n] = sum over k of x[m, perm[k]] * (scale[g, n] * (code[k, n] - zero[g, n]) - offset[g, n])  + bias[n]
+//             g = k / group, or g_idx[k]; offsets in our own order alone; of numbers: scale * code
 //
 //   in   see decode.h; scales and zero points in Marlin's orders
 //   out  y      fp16 or bf16 (M, outputs), rounded once from fp32
@@ -39,7 +39,7 @@ template <int bits, int token_tiles, Order order, Groups groups>
 constexpr int held_steps =
     groups == Groups::kSymmetric ? 1
     : order == Order::kOwn && (bits == 8 || token_tiles == 3 ||
-                               ((groups == Groups::kSmall || groups == Groups::kScaled) && token_tiles == 2))
+                               ((are_small(groups) || groups == Groups::kScaled) && token_tiles == 2))
         ? kSteps / 2
         : kSteps;
 
@@ -77,7 +77,7 @@ __device__ __forceinline__ void multiply_part(
 #pragma unroll
         for (int i = 0; i < pieces; ++i) stream.take(step / steps * pieces + i, more, words[i]);
       const bool fresh = step == 0;
-      const bool ends = groups == Groups::kSmall ? work.ends >> step & 1 : step == kSteps - 1;
+      const bool ends = are_small(groups) ? work.ends >> step & 1 : step == kSteps - 1;
 #pragma unroll
       for (int j = 0; j < 4; ++j) {
         uint32_t operand[2][4];
@@ -114,11 +114,13 @@ __device__ __forceinline__ void multiply_part(
         if (ends) {
           float x_sum[token_tiles][2];
           sums_of_own(x_sums, x_sum);
-          if (has_zeros)
+          if constexpr (groups == Groups::kOffsets)
+            scales.template add<sixteenth>(part, x_sum, sum);
+          else if (has_zeros)
             scales.template add<true, sixteenth>(part, x_sum, sum);
           else
             scales.template add<false, sixteenth>(part, x_sum, sum);
-          constexpr bool small = groups == Groups::kSmall;
+          constexpr bool small = are_small(groups);
           scales.advance(step == kSteps - 1 ? work.chunk_step : work.group_step, small ? work.turn_groups : 0);
           if (step < kSteps - 1) clear(part), clear(x_sums);
         }
@@ -171,7 +173,7 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
     if constexpr (numbers)
       scales.ask_first(row_warps);
     else if (!looked_up)
-      scales.template ask_first<groups == Groups::kSmall>(work);
+      scales.template ask_first<are_small(groups)>(work);
   }
   expect_sums(work, call.M, memory);
   wait_for_earlier_kernels();

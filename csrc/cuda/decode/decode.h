@@ -17,7 +17,8 @@ struct Decode {
   const void* weights;   // int32 (K / 16, N * bits / 2) in Marlin's order, (N / 64, K * bits * 2) in our own
   const void* scales;    // as x (G, N), Marlin's order; of numbers fp32, (N,) or one of each tile: (K / 128, N / 64);
                          // of scaled ones (K / 128, N * 128 / group) of layouts/strips.py
-  const void* zeros;     // int32 (G, N * bits / 32), Marlin's order; null: all are 2**(bits - 1); of scaled numbers fp32 (N,), scales of columns
+  const void* zeros;     // int32 (G, N * bits / 32), Marlin's order; null: all are 2**(bits - 1); of scaled numbers fp32 (N,), scales of columns;
+                         // with `offset_zero` offsets as x (G, N), in the order of scales of several groups
   const int32_t* g_idx;  // (K,) the group of each row; null: row i is of group i / group
   const int32_t* perm;   // (K,) the input of each row; null: in order
   const void* bias;      // as x (outputs,), plain; null
@@ -27,6 +28,8 @@ struct Decode {
   int inputs, outputs;   // at most K, N
   Code code;             // numbers are in our own order
   int group;             // 16 to 128 of scaled numbers; 32, 64, 128; K or more: one scale a column
+  int offset_zero = -1;  // the zero point of all codes of integers with offsets, in our own order; -1: no offsets
+  bool wide = false;     // scales and offsets are fp32, both in the order of several groups
   bool own, bfloat16;
   int columns, split;    // tiles of 64 columns of a block, blocks that share columns; 0: chosen here
   bool early;            // may start before the kernel ahead ends

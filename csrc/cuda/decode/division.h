@@ -11,8 +11,11 @@ constexpr int kChunk = 128, kSteps = 4;  // rows; of 32 rows in a chunk
 
 enum class Order : int { kMarlin, kOwn };
 // Of 128 rows or all, the same without zero points; of 32 or 64; of any rows; of numbers: of tiles of 128 rows, or columns;
-// of 16 to 128 rows, by which operands are multiplied.
-enum class Groups : int { kChunks, kSymmetric, kSmall, kLookedUp, kTiles, kScaled };
+// of 16 to 128 rows, by which operands are multiplied; of integers with offsets.
+enum class Groups : int { kChunks, kSymmetric, kSmall, kLookedUp, kTiles, kScaled, kOffsets };
+
+/// Whether groups may end within a chunk, by `Chunks::ends`.
+__host__ __device__ constexpr bool are_small(Groups groups) { return groups == Groups::kSmall || groups == Groups::kOffsets; }
 
 struct Chunks : Division {     // and what else is the same for all blocks
   int chunks;                  // of K

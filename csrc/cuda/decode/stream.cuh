@@ -174,6 +174,105 @@ class Scales {
   uint32_t zeros_[bits / 4];
 };
 
+/// Scales of columns c + 8b + 16j as 2j + b, of groups of any size, and offsets. Of 16 bits scales are on their way as
+/// above; offsets, and scales in fp32, wait in the L1: there are no registers for them.
+template <class T, int bits>
+class OffsetScales {
+ public:
+  __device__ __forceinline__ OffsetScales(const Decode& call, int tile, int group)
+      : N_(call.N), zero_(call.offset_zero), wide_(call.wide) {
+    const int column = threadIdx.x % 32 / 4;
+    groups_left_ = call.group >= call.K ? 1 : call.K / call.group - group;
+    const int64_t first = (int64_t{group} * call.N + tile * kTileN) * words_of(8) / 8 + column * words_of(8);
+    scales_ = as_it_is(static_cast<const uint32_t*>(call.scales) + first);
+    offsets_ = as_it_is(static_cast<const uint32_t*>(call.zeros) + first);
+  }
+
+  template <bool>
+  __device__ __forceinline__ void ask_first(const Chunks& work) {
+    if (work.chunk_step || wide_) {
+      ask();
+    } else {  // where one scale serves a column, scales are in another order
+      const int column = threadIdx.x % 32 / 4;
+      held_ = scales_per_column(reinterpret_cast<const T*>(scales_) - column * 8, column);
+      fetch_nearest(offsets_);
+    }
+    for (int i = 1; i < __popc(work.ends); ++i) fetch(i);
+    fetch(work.turn_groups);
+  }
+  /// As of Scales.
+  __device__ __forceinline__ void advance(int step, int turn_groups) {
+    if (step == 0) return;
+    groups_left_ -= step;
+    const int64_t words = int64_t{step} * words_of(N_);
+    scales_ = as_it_is(scales_ + words), offsets_ = as_it_is(offsets_ + words);
+    ask();
+    if (turn_groups) fetch(turn_groups);
+  }
+
+  /// sums += scale * (products with codes - zero point * sum of x) - offset * sum of x
+  template <bool sixteenth, int token_tiles>
+  __device__ __forceinline__ void add(const float (&products)[4][token_tiles][4], const float (&x_sum)[token_tiles][2],
+                                      float (&sum)[4][token_tiles][4]) const {
+    float scales[8], offsets[8];
+    if (wide_) {
+      load(scales_, scales), load(offsets_, offsets);
+    } else {
+      widen(held_, scales), widen(__ldg(reinterpret_cast<const uint4*>(offsets_)), offsets);
+    }
+    const float zero = Codes<T, Code{bits}>::kOffset + zero_;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float times = sixteenth && i % 2 ? 16 : 1, scale = scales[i] * (1 / times), off = zero * times;
+#pragma unroll
+      for (int m = 0; m < token_tiles; ++m)
+#pragma unroll
+        for (int token = 0; token < 2; ++token) {
+          const int at = i % 2 * 2 + token;
+          float& to = sum[i / 2][m][at];
+          to = fmaf(scale, fmaf(-off, x_sum[m][token], products[i / 2][m][at]), to);
+          to = fmaf(-offsets[i], x_sum[m][token], to);
+        }
+    }
+  }
+
+ private:
+  /// Words of so many scales.
+  __device__ __forceinline__ int words_of(int scales) const { return wide_ ? scales : scales / 2; }
+
+  __device__ __forceinline__ void ask() {
+    if (groups_left_ <= 0) return;
+    if (wide_)
+      fetch_nearest(scales_);
+    else
+      held_ = __ldg(reinterpret_cast<const uint4*>(scales_));
+    fetch_nearest(offsets_);
+  }
+  __device__ __forceinline__ void fetch(int groups) const {
+    if (groups >= groups_left_) return;
+    const int64_t words = int64_t{groups} * words_of(N_);
+    fetch_near(scales_ + words), fetch_near(offsets_ + words);
+  }
+  static __device__ __forceinline__ void load(const uint32_t* from, float (&to)[8]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float4 four = __ldg(reinterpret_cast<const float4*>(from) + i);
+      to[4 * i] = four.x, to[4 * i + 1] = four.y, to[4 * i + 2] = four.z, to[4 * i + 3] = four.w;
+    }
+  }
+  static __device__ __forceinline__ void widen(uint4 stored, float (&to)[8]) {
+    T own[8];
+    memcpy(own, &stored, sizeof own);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = wide(own[i]);
+  }
+
+  const uint32_t *scales_, *offsets_;
+  int N_, zero_, groups_left_;
+  bool wide_;
+  uint4 held_{};
+};
+
 /// Scales of a lane's columns c + 8i in fp32, which multiply sums.
 class ColumnScales {
  public:
@@ -295,6 +394,7 @@ class GroupScales : public ColumnScales {
 template <class T, Code code, Groups groups>
 using ScalesOf = std::conditional_t<
     groups == Groups::kScaled, GroupScales<T, code>,
-    std::conditional_t<groups == Groups::kTiles, TileScales, Scales<T, bits_of(code)>>>;
+    std::conditional_t<groups == Groups::kTiles, TileScales,
+                       std::conditional_t<groups == Groups::kOffsets, OffsetScales<T, bits_of(code)>, Scales<T, bits_of(code)>>>>;
 
 }  // namespace qload::cuda

@@ -56,7 +56,7 @@ cudaError_t launch(const std::vector<Digit>& digits, int row_bits, const Meaning
   constexpr int inside_log = bits == 8 ? 2 : bits == 4 ? 3 : 4;
   const bool pairs = takes_pairs<Out, bits>(meaning);
   const bool simple =
-      !meaning.divide && meaning.factor == 1 && !meaning.lookup && !meaning.n_table && meaning.n_run == 1;
+      !meaning.divide && meaning.factor == 1 && !meaning.lookup && !meaning.n_table && meaning.n_run == 1 && !meaning.offsets;
   const auto start = reinterpret_cast<uintptr_t>(codes);
   auto* out = static_cast<Out*>(matrix.out);
   Plan plan;

@@ -1,6 +1,6 @@
 // Packed codes to rows of floats, for every meaning and for few codes.
 //
-//   out[n, k] = round((value(code[n, k]) - zero[n, k]) * scale[n, k] * factor)
+//   out[n, k] = round((value(code[n, k]) - zero[n, k]) * scale[n, k] * factor - offset[n, k])
 //
 //   in   codes   2, 4 or 8 bits in words, in any order with a plan
 //        meaning scales fp32, fp16, bf16; zero points in words, int32, one for all, or none (meaning.h)
@@ -8,9 +8,9 @@
 //
 //   needs    K is a multiple of the codes of a word
 //   grid     plan.blocks, 2**plan.thread_bits threads
-//   A block reorders a tile of words as `out` (as in move.cuh). Then a thread takes words and looks up scale and zero
-//   point of each code; neighbouring threads have neighbouring outputs, whose scales are contiguous.
-//   Instructions are the limit: the kernel is for few codes, and for groups in any order.
+//   A block reorders a tile of words as `out` (as in move.cuh). Then a thread takes words and looks up scale, zero
+//   point and offset of each code; neighbouring threads have neighbouring outputs, whose scales are contiguous.
+//   Instructions are the limit: the kernel is for few codes, for offsets, and for groups in any order.
 #pragma once
 
 #include "tiles.cuh"

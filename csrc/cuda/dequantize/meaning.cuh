@@ -25,7 +25,7 @@ __device__ __forceinline__ int64_t placed(int64_t n, uint32_t places) {
 }
 
 struct Affine {
-  float scale, zero;
+  float scale, zero, offset = 0;
 };
 
 /// Field i of words with zero points.
@@ -69,14 +69,16 @@ __device__ __forceinline__ int64_t scale_of(const Meaning& m, int64_t row, int64
 __device__ __forceinline__ Affine affine_at(const Meaning& m, int64_t n, int64_t k) {
   const int64_t row = m.n_table == 0 && m.n_run == 1 ? n : group_of(m.n_table, m.n_run, n);
   const int64_t column = column_of(m, k);
-  return {read_float(m.scales, m.scale_type, scale_of(m, row, column)),
-          static_cast<float>(zero_at(m, row, column))};
+  const int64_t offset = placed(row, m.offset_places) * m.scale_n + column * m.scale_k;
+  return {read_float(m.scales, m.scale_type, scale_of(m, row, column)), static_cast<float>(zero_at(m, row, column)),
+          m.offsets ? read_float(m.offsets, m.scale_type, offset) : 0.0f};
 }
 
 __device__ __forceinline__ float meant(const Meaning& m, const Affine& affine, float value) {
   const float difference = __fsub_rn(value, affine.zero);
   const float scaled = m.divide ? __fdiv_rn(difference, affine.scale) : __fmul_rn(difference, affine.scale);
-  return m.factor == 1 ? scaled : __fmul_rn(scaled, m.factor);
+  const float whole = m.factor == 1 ? scaled : __fmul_rn(scaled, m.factor);
+  return m.offsets ? __fsub_rn(whole, affine.offset) : whole;
 }
 
 /// 2**23 + code has the code in its last bits; `kBase` is 2**23 and `kBaseBits` are its bits.

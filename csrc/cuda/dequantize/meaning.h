@@ -1,6 +1,7 @@
 // Meaning of codes for a kernel. Pointers are integers, as Python passes them.
 //
-//   w[n, k] = (value(code) - zero) * scale * factor        scale and zero at (group of n, group of k)
+//   w[n, k] = (value(code) - zero) * scale * factor - offset
+//             scale, zero and offset at (group of n, group of k)
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,8 @@ struct Meaning {
   int scale_type = 0;  // Float, or kE8m0 for dequantize_rows
   int64_t scale_n = 0, scale_k = 0;  // strides of a group, in elements
   uint32_t scale_places = 0x543210;    // hex digit i: position of bit i of a group of n in a kernel's order
+  uintptr_t offsets = 0;  // of the type and strides of scales; 0: no offsets. For dequantize
+  uint32_t offset_places = 0x543210;  // as scale_places
   int zeros_kind = 0;  // Zeros
   int zero = 0;        // kConstant: the common zero point
   uintptr_t zeros = 0;

@@ -20,6 +20,8 @@ QLOAD_BOTH constexpr int bits_of(Code code) { return static_cast<int>(code) & 0x
 QLOAD_BOTH constexpr bool is_number(Code code) { return static_cast<int>(code) > 0xFF; }
 QLOAD_BOTH constexpr bool is_of_table(Code code) { return code == Code::kNf4 || code == Code::kBnbFp4; }
 QLOAD_BOTH constexpr bool is_scaled(Code code) { return code == Code::kE2m1 || code == Code::kMxfp8 || is_of_table(code); }
+/// Bits of a column in a row of zero points, or of the offsets in their place.
+QLOAD_BOTH constexpr int zero_width(int bits, bool offsets, bool wide = false) { return !offsets ? bits : wide ? 32 : 16; }
 /// Whether chips of 8.9 and newer have an instruction that converts these codes.
 QLOAD_BOTH constexpr bool converts_e4m3(Code code) { return code == Code::kE4m3 || code == Code::kMxfp8; }
 

@@ -5,11 +5,11 @@
 
 namespace qload::cuda {
 
-template <class T, Code code, bool has_zeros, bool small>
+template <class T, Code code, many_room::Zeros zeros, bool small>
 ManyKernel of_shape(const Many& call) {
 #define QLOAD_SHAPE(m, n, t)                                    \
   if (call.tokens == m && call.columns == n && call.teams == t) \
-    return many_room::many_kernel<T, code, has_zeros, small, m, n, t>;
+    return many_room::many_kernel<T, code, zeros, small, m, n, t>;
   QLOAD_SHAPE(32, 128, 1) QLOAD_SHAPE(64, 128, 1) QLOAD_SHAPE(96, 256, 1) QLOAD_SHAPE(128, 128, 1)
   QLOAD_SHAPE(128, 192, 1) QLOAD_SHAPE(128, 256, 1) QLOAD_SHAPE(160, 128, 1) QLOAD_SHAPE(160, 256, 1)
   QLOAD_SHAPE(192, 128, 1) QLOAD_SHAPE(224, 128, 1)
@@ -23,16 +23,26 @@ ManyKernel of_shape(const Many& call) {
   return nullptr;
 }
 
-template <class T, Code code, bool has_zeros>
+template <class T, Code code, many_room::Zeros zeros>
 ManyKernel of_groups(const Many& call) {
-  return call.group < many_room::kStage ? of_shape<T, code, has_zeros, true>(call)
-                                        : of_shape<T, code, has_zeros, false>(call);
+  return call.group < many_room::kStage ? of_shape<T, code, zeros, true>(call) : of_shape<T, code, zeros, false>(call);
 }
 
-template <class T, Code code, bool has_zeros, bool small>
+/// Few shapes: a build takes long enough.
+template <class T, Code code>
+ManyKernel of_offsets(const Many& call) {
+#define QLOAD_SHAPE(m, n, t)                                    \
+  if (call.tokens == m && call.columns == n && call.teams == t) \
+    return many_room::many_kernel<T, code, many_room::Zeros::kOffsets, true, m, n, t>;
+  QLOAD_SHAPE(32, 128, 2) QLOAD_SHAPE(64, 128, 2) QLOAD_SHAPE(128, 128, 1) QLOAD_SHAPE(128, 256, 1)
+#undef QLOAD_SHAPE
+  return nullptr;
+}
+
+template <class T, Code code, many_room::Zeros zeros, bool small>
 ManyKernel of_experts_and_shape(const Many& call) {
 #define QLOAD_SHAPE(m, n) \
-  if (call.tokens == m && call.columns == n) return many_room::many_kernel<T, code, has_zeros, small, m, n, 1, true>;
+  if (call.tokens == m && call.columns == n) return many_room::many_kernel<T, code, zeros, small, m, n, 1, true>;
   QLOAD_SHAPE(32, 256) QLOAD_SHAPE(64, 256) QLOAD_SHAPE(128, 256)
   if constexpr (bits_of(code) == 4) {
     QLOAD_SHAPE(32, 512) QLOAD_SHAPE(64, 512)
@@ -44,23 +54,25 @@ ManyKernel of_experts_and_shape(const Many& call) {
 template <class T, Code code>
 ManyKernel many_experts_of(const Many& call) {
   if constexpr (is_scaled(code))
-    return of_experts_and_shape<T, code, false, true>(call);
+    return of_experts_and_shape<T, code, many_room::Zeros::kSame, true>(call);
   else if constexpr (is_number(code))
-    return of_experts_and_shape<T, code, false, false>(call);
+    return of_experts_and_shape<T, code, many_room::Zeros::kSame, false>(call);
   else if (call.group < many_room::kStage)
-    return call.zeros ? of_experts_and_shape<T, code, true, true>(call) : of_experts_and_shape<T, code, false, true>(call);
+    return call.zeros ? of_experts_and_shape<T, code, many_room::Zeros::kPoints, true>(call) : of_experts_and_shape<T, code, many_room::Zeros::kSame, true>(call);
   else
-    return call.zeros ? of_experts_and_shape<T, code, true, false>(call) : of_experts_and_shape<T, code, false, false>(call);
+    return call.zeros ? of_experts_and_shape<T, code, many_room::Zeros::kPoints, false>(call) : of_experts_and_shape<T, code, many_room::Zeros::kSame, false>(call);
 }
 
 template <class T, Code code>
 ManyKernel many_of(const Many& call) {
   if constexpr (is_scaled(code))
-    return of_shape<T, code, false, true>(call);
+    return of_shape<T, code, many_room::Zeros::kSame, true>(call);
   else if constexpr (is_number(code))
-    return of_shape<T, code, false, false>(call);
+    return of_shape<T, code, many_room::Zeros::kSame, false>(call);
+  else if (call.offset_zero >= 0)
+    return of_offsets<T, code>(call);
   else
-    return call.zeros ? of_groups<T, code, true>(call) : of_groups<T, code, false>(call);
+    return call.zeros ? of_groups<T, code, many_room::Zeros::kPoints>(call) : of_groups<T, code, many_room::Zeros::kSame>(call);
 }
 
 }  // namespace qload::cuda

@@ -54,7 +54,7 @@ bool lay_out(const Many& call, Work& work) {
   const bool scaled = is_scaled(call.code);  // those of a stage lie together
   work.group = call.group, work.group_rows = call.group < kStage && !scaled ? kStage / call.group : 1;
   work.scale_bytes = scaled ? columns * column_scale_bytes(call.code, call.group) : is_number(call.code) ? 0 : work.group_rows * columns * 2;
-  work.zero_bytes = call.zeros && !scaled ? work.group_rows * columns * bits / 8 : 0;
+  work.zero_bytes = call.zeros && !scaled ? work.group_rows * columns * zero_width(bits, call.offset_zero >= 0) / 8 : 0;
   const int beside = work.scale_bytes + work.zero_bytes;
   const int rings = kShared - multiplying(columns, call.teams) / 128 * kTurnBytes;
   // As many rows of x as of weights, but of weights no more than it takes to keep the memory busy.
@@ -134,6 +134,7 @@ cudaError_t added(const Many& call, cudaStream_t stream) {
 
 /// Whether there are kernels for the scales of a call.
 bool fits(const Many& call) {
+  if (call.offset_zero >= 0 && (!call.zeros || is_number(call.code) || call.items)) return false;
   if (is_scaled(call.code)) return call.zeros && has_scales_of(call.code, call.group);
   return !is_number(call.code) || (!call.zeros && (call.group == kStage || call.group >= call.K));
 }

@@ -1,6 +1,6 @@
 // x times a weight of 4 or 8 bits in our own order, best from 17 tokens on, on Hopper.
 //
-//   y[m, n] = sum over k of x[m, k] * round(scale[g, n] * (code[k, n] - zero[g, n]))  + bias[n],   g = k / group
+//   y[m, n] = sum over k of x[m, k] * round(scale[g, n] * (code[k, n] - zero[g, n]) - offset[g, n])  + bias[n],   g = k / group
 //             of numbers scale * sum over k of x[m, k] * code[k, n]: of a column, or of each tile of 128 rows, 64 columns
 //
 //   in   see many.h; x and weights in boxes of 128-byte rows, both swizzled by 128 bytes
@@ -56,7 +56,7 @@ struct Registers {
   static constexpr int kTake = threads == 512 ? 112 : threads == 384 ? 160 : tokens > 192 ? 232 : 216;
 };
 
-/// Scales and zero points of a group as they are stored. Of scaled numbers two words of scales of 64 rows, one of them
+/// Scales and zero points, or offsets, of a group as they are stored. Of scaled numbers two words of scales of 64 rows, one of them
 /// in place of zero points.
 template <int strips>
 struct Group {
@@ -65,10 +65,12 @@ struct Group {
 
 /// What a lane reads of the stages, and where it lies. Addresses stay in registers: left to itself the compiler makes
 /// them anew each time.
-template <class T, Code code, int columns, int strips>
+template <class T, Code code, int columns, int strips, Zeros zeros_of>
 struct Lane {
   using Scaled = ScaledCodes<T, code>;
   static constexpr int bits = bits_of(code), kTileBytes = tile_bytes(bits);
+  static constexpr bool kOffsets = zeros_of == Zeros::kOffsets;
+  static constexpr int kZeroBytes = kTile * zero_width(bits, kOffsets) / 8;  // of a tile
 
   const Work& work;
   int words[4], scales, zeros;  // of scaled numbers `zeros` is a step, to the second word of scales
@@ -91,7 +93,8 @@ struct Lane {
     // Where one scale serves a column, their order is another: n = 32 a + 8 j + 2 t + r lies at 32 a + 8 t + 2 j + r.
     const int own = grouped ? c * 8 + j * 2 : j / 2 * 32 + c / 2 * 8 + j % 2 * 4 + c % 2;
     scales = as_it_is(first + work.scales_at + (tile * kTile + own) * 2);
-    zeros = as_it_is(first + work.zeros_at + tile * (kTile * bits / 8) + c * bits + (bits == 8 ? j / 2 * 4 : 0));
+    zeros = as_it_is(first + work.zeros_at + tile * kZeroBytes + c * (kZeroBytes / 8) +
+                     (kOffsets ? j * 4 : bits == 8 ? j / 2 * 4 : 0));
   }
 
   /// Words of eights [first, last) of 32 rows of a piece of the stage.
@@ -104,7 +107,6 @@ struct Lane {
   }
 
   /// The group that is `row` among those of the stage.
-  template <bool has_zeros>
   __device__ __forceinline__ void load(int stage, int row, Group<strips>& to) const {
     if constexpr (is_scaled(code)) {
       const int from = stage * work.scale_bytes + Scaled::words_at(work.group, row) + scales;
@@ -125,8 +127,8 @@ struct Lane {
         const uint32_t first = load_shared(place & ~3), second = load_shared((place & ~3) + 4);
         to.scales[j] = __byte_perm(first, second, place & 2 ? 0x7632 : 0x5410);
       }
-      if (has_zeros)
-        to.zeros[j] = load_shared(stage * work.zero_bytes + row * (columns * bits / 8) + zeros + j * (kTile * bits / 8));
+      if (zeros_of != Zeros::kSame)
+        to.zeros[j] = load_shared(stage * work.zero_bytes + row * (columns / kTile * kZeroBytes) + zeros + j * kZeroBytes);
     }
   }
 };
@@ -184,8 +186,8 @@ struct OtherCodes {
   __device__ __forceinline__ explicit OtherCodes(Code) {}
 };
 
-/// `small`: groups of 32 or 64. `of_experts`: of experts, whose weights depend on who chose whom.
-template <class T, Code code, bool has_zeros, bool small, int tokens, int columns, int teams = 1, bool of_experts = false>
+/// `small`: groups of 32 or 64, or of any rows. `of_experts`: of experts, whose weights depend on who chose whom.
+template <class T, Code code, Zeros zeros_of, bool small, int tokens, int columns, int teams = 1, bool of_experts = false>
 __global__ void __maxnreg__((Registers<tokens, multiplying(columns, teams)>::kFirst))
 many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call,
             const __grid_constant__ Matrices from) {
@@ -217,7 +219,7 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
 
   if (threadIdx.x >= multiply) {
     give_registers<Own::kGive>();
-    Filling<code, has_zeros, small, tokens, columns, teams, of_experts> filling{from, call, work, own_rows, memory, barriers};
+    Filling<code, zeros_of, small, tokens, columns, teams, of_experts> filling{from, call, work, own_rows, memory, barriers};
     return fill<multiply>(filling);
   }
 
@@ -225,12 +227,14 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
   const int team = teams == 1 ? 0 : __shfl_sync(~0u, threadIdx.x / of_team, 0);  // uniform
   const int tile = threadIdx.x % of_team / 128 * strips, number = as_it_is(threadIdx.x % 32), strip = as_it_is(threadIdx.x / 32 % 4);
   const bool grouped = work.group < call.K;
-  const Lane<T, code, columns, strips> lane(work, memory, grouped, tile);
+  const Lane<T, code, columns, strips, zeros_of> lane(work, memory, grouped, tile);
   constexpr bool scaled = is_scaled(code), numbers = is_number(code) && !scaled;
-  constexpr bool symmetric = !has_zeros && !small && !numbers && !scaled;
+  constexpr bool offsets = zeros_of == Zeros::kOffsets, has_zeros = zeros_of == Zeros::kPoints;
+  constexpr bool symmetric = zeros_of == Zeros::kSame && !small && !numbers && !scaled;
   // Bits of the number of 32 rows: none is set in a small group's first. Scaled numbers get scales of 64 rows at a time.
   const int inside = scaled ? 1 : work.group / 32 - 1;
-  using Integers = std::conditional_t<symmetric, Symmetric<T, bits>, Columns<T, bits>>;
+  using Integers = std::conditional_t<
+      symmetric, Symmetric<T, bits>, std::conditional_t<offsets, OffsetColumns<T, bits>, Columns<T, bits>>>;
   using Numbers = std::conditional_t<scaled, uint2, Exact<T, code>>;
   std::conditional_t<numbers || scaled, Numbers, Integers> at[strips];
   [[maybe_unused]] const std::conditional_t<scaled, ScaledCodes<T, code>, OtherCodes> codes(call.code);
@@ -252,13 +256,16 @@ many_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
       for (int j = 0; j < strips; ++j) at[j] = codes.kept(next.scales[j], next.zeros[j]);
     } else if constexpr (symmetric) {
       cuda::enter(at, next.scales, sum.of, [] { wait_for_products<0>(); });
+    } else if constexpr (offsets) {
+#pragma unroll
+      for (int j = 0; j < strips; ++j) at[j].enter(next.scales[j], next.zeros[j], call.offset_zero);
     } else {
 #pragma unroll
       for (int j = 0; j < strips; ++j) at[j].template enter<has_zeros>(next.scales[j], next.zeros[j], strip);
     }
   };
   const auto load_group = [&](int thirty_two) {
-    if constexpr (!numbers) lane.template load<has_zeros>(stage.at, small ? thirty_two >> (inside ? 1 : 0) : 0, next);
+    if constexpr (!numbers) lane.load(stage.at, small ? thirty_two >> (inside ? 1 : 0) : 0, next);
   };
   const auto begins = [&](int thirty_two) { return small && !(thirty_two & inside); };
 

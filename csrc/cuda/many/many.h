@@ -18,7 +18,8 @@ struct Many {
   const void* weights;  // int32 (N / 64, K * bits * 2), our own order
   const void* scales;   // as x (G, N), Marlin's order; of numbers fp32, (N,) or one of each tile: (K / 128, N / 64);
                         // of scaled ones (K / 128, N * 128 / group) of layouts/strips.py
-  const void* zeros;    // int32 (G, N * bits / 32), Marlin's order; null: all are 2**(bits - 1); of scaled numbers fp32 (N,), scales of columns
+  const void* zeros;    // int32 (G, N * bits / 32), Marlin's order; null: all are 2**(bits - 1); of scaled numbers fp32 (N,), scales of columns;
+                        // or offsets, as in decode.h
   const void* bias;     // as x (outputs,), plain; null
   const float* token_scales;  // (M,), factors of the tokens' sums; null: 1
   void* y;              // as x (M, outputs)
@@ -27,6 +28,7 @@ struct Many {
   int inputs, outputs;  // at most K, N
   Code code;            // numbers have no zero points
   int group;            // 16 to 128 of scaled numbers; 32, 64, 128; K or more: one scale a column
+  int offset_zero;      // as in decode.h, of 16 bits; not of experts
   bool bfloat16;
   bool coded;           // x is codes as w8a8.cuh has them: e4m3 or int8 as the weight's, K in multiples of 32
   int tokens, columns;  // of a block

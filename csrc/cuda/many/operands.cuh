@@ -1,5 +1,5 @@
-// Words of our own order as operands in registers, scaled: scale * (code - zero), the difference exact, the product
-// rounded to T.
+// Words of our own order as operands in registers, scaled: scale * (code - zero) - offset, the difference exact, the rest
+// rounded to T once.
 //
 // A lane has rows 2u, 2u + 1 of eight of columns c and c + 8 (b). Of 4 bits a word has them of eights 32 rows apart (i),
 // nibbles numbered r i b from the highest bit; of 8 bits bytes r b. Registers of an operand: (h, b) = (0, 0), (0, 1),
@@ -71,6 +71,75 @@ struct Columns {
   __device__ __forceinline__ uint32_t times(uint32_t two, int b) const {
     using Two = typename Number<T>::Two;
     return as<uint32_t>(__hmul2(as<Two>(two), as<Two>(scale(b))));
+  }
+};
+
+/// Codes of two columns less one zero point, exactly.
+template <class T, int bits>
+struct Differences {
+  using Two = typename Number<T>::Two;
+  static constexpr bool kFloats = bits == 8 && !is_half<T>;  // eight bits are exact in a bfloat16, but not beside an offset
+  uint32_t zero[2];
+
+  __device__ __forceinline__ void lay(uint32_t point) {
+    zero[0] = kFloats ? point | kFloat : point * 0x10001 | Number<T>::kExact;
+    zero[1] = bits == 4 && is_half<T> ? point * 0x100010 | kHigher : zero[0];
+  }
+
+  /// Of a word, those of column c + 8b.
+  __device__ __forceinline__ Two of(uint32_t word, int b) const {
+    if constexpr (kFloats) {
+      const float2 both = floats_of(word, b);
+      return as<Two>(__byte_perm(__float_as_uint(both.x), __float_as_uint(both.y), 0x7632));
+    } else {
+      return __hsub2(as<Two>(beside(word, b)), as<Two>(zero[b]));
+    }
+  }
+  __device__ __forceinline__ float2 floats_of(uint32_t word, int b) const {
+    if constexpr (kFloats)
+      return {__uint_as_float(__byte_perm(word, kFloat, 0x7650 | b)) - __uint_as_float(zero[b]),
+              __uint_as_float(__byte_perm(word, kFloat, 0x7652 | b)) - __uint_as_float(zero[b])};
+    else if constexpr (is_half<T>)
+      return __half22float2(of(word, b));
+    else
+      return __bfloat1622float2(of(word, b));
+  }
+
+ private:
+  /// Codes beside an offset, as zero points are.
+  static __device__ __forceinline__ uint32_t beside(uint32_t word, int b) {
+    if constexpr (bits == 8)
+      return __byte_perm(word, 0x64646464, b ? 0x4341 : 0x4240);
+    else if constexpr (is_half<T>)
+      return b ? masked_or<0x00F000F0>(word, kHigher) : masked_or<0x000F000F>(word, Number<T>::kExact);
+    else
+      return masked_or<0x000F000F>(b ? word >> 4 : word, Number<T>::kExact);
+  }
+};
+
+/// What operands of two columns with offsets are made with: their scales side by side, and offsets with the other sign.
+template <class T, int bits>
+struct OffsetColumns {
+  Differences<T, bits> codes;
+  uint32_t scales, less;
+
+  __device__ __forceinline__ void enter(uint32_t scales_of_both, uint32_t offsets, int zero) {
+    scales = scales_of_both, less = offsets ^ 0x80008000;
+    codes.lay(zero);
+  }
+
+  /// Of a word, what stands for column c + 8b.
+  __device__ __forceinline__ uint32_t of(uint32_t word, int b) const {
+    return as<uint32_t>(__hfma2(codes.of(word, b), half_of(scales, b), half_of(less, b)));
+  }
+
+ private:
+  using Two = typename Number<T>::Two;
+
+  /// Left as halves of a register, which a product reads without another instruction.
+  static __device__ __forceinline__ Two half_of(uint32_t both, int b) {
+    const auto two = as<__half2>(both);
+    return as<Two>(b ? __high2half2(two) : __low2half2(two));
   }
 };
 

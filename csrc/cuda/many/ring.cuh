@@ -14,6 +14,9 @@ constexpr int kTurnTokens = 16;                         // of y that a group of 
 constexpr int kTurnBytes = 2 * kTurnTokens * kTile * 2;  // of a group, twice
 constexpr int kPieceBytes = 2048;                       // what lanes take at once: 64 rows of a tile of 4 bits, 32 of 8
 
+/// Zero points of integers: all the same, one of each column in a group, or offsets in their place.
+enum class Zeros : int { kSame, kPoints, kOffsets };
+
 constexpr __host__ __device__ int tile_bytes(int bits) { return kStage * kTile * bits / 8; }  // of a stage
 
 /// Strips of 64 columns of a group of four warps, two groups to a block or one for each strip; and threads that multiply,
@@ -161,9 +164,11 @@ struct Slot {
 /// What fills the rings: `weights` of one thread, `inputs` of another. Each has hardly more to do for a slot than to ask
 /// for it: it has no other thread to hide behind, and all wait for it.
 /// `box`: elements of x in 128 bytes.
-template <Code code, bool has_zeros, bool small, int tokens, int columns, int teams, bool grouped, int box = kBox>
+template <Code code, Zeros zeros_of, bool small, int tokens, int columns, int teams, bool grouped, int box = kBox>
 struct Filling {
   static constexpr int bits = bits_of(code);
+  static constexpr bool has_zeros = zeros_of != Zeros::kSame;
+  static constexpr int zero_bits = zero_width(bits, zeros_of == Zeros::kOffsets);
   static constexpr int kStageBytes = columns / kTile * tile_bytes(bits);
 
   const Matrices& from;
@@ -178,23 +183,23 @@ struct Filling {
     const uint64_t policy = rows.tall == 1 ? leaves_first() : stays();
     const uint32_t first = as_it_is(shared_address(memory)), came = as_it_is(shared_address(barriers.came));
     const uint32_t free = as_it_is(shared_address(barriers.free));
-    const bool groups = small || work.group < call.K;
+    const bool groups = (small && zeros_of != Zeros::kOffsets) || work.group < call.K;
     const int group_rows = small ? work.group_rows : 1;
     const int of_column = is_scaled(code) ? column_scale_bytes(code, work.group) : is_number(code) ? 0 : 2;
-    const int64_t scale_pitch = int64_t{call.N} * of_column, zero_pitch = int64_t{call.N} * bits / 8;
+    const int64_t scale_pitch = int64_t{call.N} * of_column, zero_pitch = int64_t{call.N} * zero_bits / 8;
     Slot slot;
 #pragma unroll 1
     for (int item = first_item(); item < rows.items; item += items_together()) {
       const Place place(call, work, rows, columns, item);
       rows.enter(place.row);
       const int there = max(0, min(columns, call.N - place.column));  // columns that have scales
-      const int scale_bytes = there * of_column, zero_bytes = has_zeros ? there * bits / 8 : 0;
+      const int scale_bytes = there * of_column, zero_bytes = has_zeros ? there * zero_bits / 8 : 0;
       const int beside = group_rows * (scale_bytes + zero_bytes);
       const int tile = place.column / kTile + (grouped ? rows.expert() * (call.N / kTile) : 0);
       const int of_expert = !groups ? 1 : is_scaled(code) ? call.K / kStage : call.K / work.group;  // rows of scales
       const int64_t group = (groups ? place.first * group_rows : 0) + (grouped ? int64_t{rows.expert()} * of_expert : 0);
       const auto* scales = static_cast<const unsigned char*>(call.scales) + group * scale_pitch + place.column * of_column;
-      const auto* zeros = static_cast<const unsigned char*>(call.zeros) + group * zero_pitch + place.column * bits / 8;
+      const auto* zeros = static_cast<const unsigned char*>(call.zeros) + group * zero_pitch + place.column * zero_bits / 8;
       int line = place.first * (kStage * bits / 16);
 #pragma unroll 1
       for (int stage = place.first; stage < place.last; ++stage, line += kStage * bits / 16) {
@@ -211,7 +216,7 @@ struct Filling {
           if constexpr (has_zeros)
 #pragma unroll 1
             for (int row = 0; row < group_rows; ++row)
-              copy_bytes(first + work.zeros_at + slot.at * work.zero_bytes + row * columns * bits / 8,
+              copy_bytes(first + work.zeros_at + slot.at * work.zero_bytes + row * columns * zero_bits / 8,
                          zeros + row * zero_pitch, zero_bytes, here, policy);
           if (groups) scales += group_rows * scale_pitch, zeros += group_rows * zero_pitch;
         }

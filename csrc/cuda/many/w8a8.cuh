@@ -79,7 +79,7 @@ w8a8_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
 
   if (threadIdx.x >= multiply) {
     give_registers<Own::kGive>();
-    Filling<code, false, false, tokens, columns, 1, false, kStage> filling{from, call, work, own_rows, memory, barriers};
+    Filling<code, Zeros::kSame, false, tokens, columns, 1, false, kStage> filling{from, call, work, own_rows, memory, barriers};
     return fill<multiply>(filling);
   }
 

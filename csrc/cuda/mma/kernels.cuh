@@ -5,18 +5,29 @@
 
 namespace qload::cuda {
 
-template <class T, Code code>
+/// Scales in fp32 leave no registers for 64 tokens.
+template <class T, Code code, mma_room::Offsets offsets = mma_room::Offsets::kNone>
 MmaKernel mma_of_tokens(int tokens) {
   switch (tokens) {
-    case 32: return mma_room::mma_kernel<T, code, 4>;
-    case 48: return mma_room::mma_kernel<T, code, 6>;
-    case 64: return mma_room::mma_kernel<T, code, 8>;
+    case 32: return mma_room::mma_kernel<T, code, 4, offsets>;
+    case 48: return mma_room::mma_kernel<T, code, 6, offsets>;
+    case 64:
+      if constexpr (offsets != mma_room::Offsets::kWide) return mma_room::mma_kernel<T, code, 8, offsets>;
   }
   return nullptr;
 }
 
+template <class T, mma_room::Offsets offsets>
+MmaKernel mma_of_offsets(const Mma& call) {
+  return call.code == Code::kUint4   ? mma_of_tokens<T, Code::kUint4, offsets>(call.tokens)
+         : call.code == Code::kUint8 ? mma_of_tokens<T, Code::kUint8, offsets>(call.tokens)
+                                     : nullptr;
+}
+
 template <class T>
 MmaKernel mma_of(const Mma& call) {
+  if (call.wide) return mma_of_offsets<T, mma_room::Offsets::kWide>(call);
+  if (call.offset_zero >= 0) return mma_of_offsets<T, mma_room::Offsets::kNarrow>(call);
   switch (call.code) {
     case Code::kUint4: return mma_of_tokens<T, Code::kUint4>(call.tokens);
     case Code::kUint8: return mma_of_tokens<T, Code::kUint8>(call.tokens);

@@ -16,6 +16,8 @@ using namespace mma_room;
 bool fits(const Mma& call) {
   if (is_scaled(call.code)) return call.zeros && has_scales_of(call.code, call.group);
   const bool whole = call.group == kChunk || call.group >= call.K;
+  if (call.offset_zero >= 0 && (!call.zeros || is_number(call.code))) return false;
+  if (call.wide && (call.offset_zero < 0 || call.group >= call.K)) return false;
   return is_number(call.code) ? whole && !call.zeros : whole || call.group == 32 || call.group == 64;
 }
 
@@ -34,7 +36,9 @@ bool lay_out(const Mma& call, int shared, Work& work) {
   } else if (call.group < call.K) {
     work.begins = call.group == 32 ? 15 : call.group == 64 ? 5 : 1;
     work.group_shift = call.group == 32 ? 5 : call.group == 64 ? 6 : 7;
-    work.group_bytes = kGroupBytes + (call.zeros ? kTileN : 0);
+    work.group_bytes = call.wide               ? 2 * kWideBytes
+                       : call.offset_zero >= 0 ? 2 * kGroupBytes
+                                               : kGroupBytes + (call.zeros ? kTileN : 0);
     work.scale_bytes = work.group_bytes * (call.group == 32 ? steps : 1);
   }
   const int x_bytes = call.tokens * work.token_warps * steps * kStepTokenBytes;

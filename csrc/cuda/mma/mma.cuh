@@ -1,6 +1,6 @@
 // x times a weight of 4 or 8 bits in strips, best from 17 tokens on, from Ampere on.
 //
-//   y[m, n] = sum over k of x[m, k] * round(scale[g, n] * (code[k, n] - zero[g, n]))  + bias[n],   g = k / group
+//   y[m, n] = sum over k of x[m, k] * round(scale[g, n] * (code[k, n] - zero[g, n]) - offset[g, n])  + bias[n],   g = k / group
 //   numbers:  scale * sum over k of x[m, k] * code[k, n], one scale a column, or one a tile of 128 rows and 64 columns
 //
 //   in   see mma.h
@@ -43,10 +43,14 @@ namespace qload::cuda::mma_room {
 constexpr int kWarps = 8, kMostStages = 5;
 constexpr int kStepRows = 32, kStepTokenBytes = 64;  // rows of two products, and of x of each token
 constexpr int kTileStageBytes = 2048;                // words of a tile in a stage, of any width
-constexpr int kGroupBytes = 128;                     // scales of a tile's columns in a group of integers, zeros behind them
+constexpr int kGroupBytes = 128;                     // scales of a tile's columns in a group of integers, zeros or offsets behind them
+constexpr int kWideBytes = 256;                      // the same of scales in fp32
 
 /// Tiles of 8 tokens of a round: they are multiplied, and later stored, at once.
 __host__ __device__ constexpr int tiles_of_round(int token_tiles) { return token_tiles == 6 ? 3 : 4; }
+
+/// Offsets of integers: none, of 16 bits, or of fp32 as the scales.
+enum class Offsets : int { kNone, kNarrow, kWide };
 
 __host__ __device__ constexpr int steps_of_stage(int bits) { return bits == 4 ? 2 : 1; }
 
@@ -74,7 +78,7 @@ struct Place {
 };
 
 /// Copies of a warp into the ring, stage after stage: its share of the words of its tile and of x of its rows, and scales.
-template <class T, Code code>
+template <class T, Code code, Offsets offsets>
 class Filling {
  public:
   /// `tile`: of the layer; `chunk`: the warp's first; `tokens`: of the block.
@@ -124,15 +128,25 @@ class Filling {
     } else if constexpr (is_number(code)) {
       if (row % kChunk == 0 && work_.begins && lane() == 0)
         copy_word_async(to, from + (int64_t{row / kChunk} * (call_.N / kTileN) + tile_) * 4);
+    } else if constexpr (offsets == Offsets::kWide) {  // 16 lanes for scales, and 16 for offsets
+      const auto own = lane() < 16 ? from : static_cast<const unsigned char*>(call_.zeros) - kWideBytes;
+#pragma unroll
+      for (int s = 0; s < kSteps_; ++s) {
+        const int own_row = row + s * kStepRows;
+        const int64_t at = int64_t{own_row >> work_.group_shift} * call_.N + tile_ * kTileN;
+        if (work_.begins >> (own_row / kStepRows % kSteps) & 1)
+          copy_async(to + s * work_.group_bytes, own + at * 4 + lane() * 16, false);
+      }
     } else {  // 16 lanes for each group
+      constexpr int width = zero_width(kBits_, offsets == Offsets::kNarrow);
       const int own = row + lane() / 16 * kStepRows, piece = lane() % 16;
       if (lane() / 16 >= kSteps_ || !(work_.begins >> (own / kStepRows % kSteps) & 1)) return;
       const int64_t at = int64_t{own >> work_.group_shift} * call_.N + tile_ * kTileN;
       to += lane() / 16 * (work_.group_bytes - 256);
       if (piece < 8)
         copy_async(to, from + at * 2 + piece * 16, false);
-      else if (call_.zeros && piece < 8 + kBits_ / 2)
-        copy_async(to, static_cast<const unsigned char*>(call_.zeros) + at * kBits_ / 8 + (piece - 8) * 16, false);
+      else if (call_.zeros && piece < 8 + width / 2)
+        copy_async(to, static_cast<const unsigned char*>(call_.zeros) + at * width / 8 + (piece - 8) * 16, false);
     }
   }
 
@@ -213,6 +227,90 @@ class Integers {
   many_room::Columns<T, bits> columns_[4];
 };
 
+/// Operands of integers with offsets.
+template <class T, int bits>
+class OffsetIntegers {
+ public:
+  __device__ __forceinline__ OffsetIntegers(const Mma& call, const Work& work, int tile)
+      : zero_(call.offset_zero), group_bytes_(work.group_bytes) {
+    if (work.begins) return;
+    const int c = threadIdx.x % 32 / 4;
+    const uint4 scales = scales_per_column(static_cast<const T*>(call.scales) + tile * kTileN, c);
+    const uint4 offsets = __ldg(static_cast<const uint4*>(call.zeros) + tile * (kTileN / 8) + c);
+    take({scales.x, scales.y, scales.z, scales.w}, {offsets.x, offsets.y, offsets.z, offsets.w});
+  }
+
+  __device__ __forceinline__ void enter(int step, uint32_t at) {
+    at += step * group_bytes_ + threadIdx.x % 32 / 4 * 16;
+    uint32_t scales[4], offsets[4];
+    load_shared(at, scales), load_shared(at + kGroupBytes, offsets);
+    take(scales, offsets);
+  }
+  template <int token_tiles>
+  __device__ __forceinline__ void begin(uint32_t, float (&)[4][token_tiles][4]) {}
+  __device__ __forceinline__ void pair(const uint32_t (&words)[4], int step, int j, uint32_t (&to)[2][4]) const {
+#pragma unroll
+    for (int u = 0; u < 4; ++u)
+#pragma unroll
+      for (int b = 0; b < 2; ++b)
+        to[u / 2][u % 2 * 2 + b] = columns_[j].of(bits == 4 ? words[u] >> (8 * (step % 2)) : words[u], b);
+  }
+  template <int token_tiles>
+  __device__ __forceinline__ void leave(const Mma&, int, float (&)[4][token_tiles][4]) const {}
+
+ private:
+  __device__ __forceinline__ void take(const uint32_t (&scales)[4], const uint32_t (&offsets)[4]) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j) columns_[j].enter(scales[j], offsets[j], zero_);
+  }
+
+  const int zero_, group_bytes_;
+  many_room::OffsetColumns<T, bits> columns_[4];
+};
+
+/// Operands of integers whose scales and offsets are fp32: the weight is fp32 before it is rounded.
+template <class T, int bits>
+class WideIntegers {
+ public:
+  __device__ __forceinline__ WideIntegers(const Mma& call, const Work& work, int) : group_bytes_(work.group_bytes) {
+    codes_.lay(call.offset_zero);
+  }
+
+  __device__ __forceinline__ void enter(int step, uint32_t at) {
+    at += step * group_bytes_ + threadIdx.x % 32 / 4 * 32;
+    load(at, scales_), load(at + kWideBytes, offsets_);
+  }
+  template <int token_tiles>
+  __device__ __forceinline__ void begin(uint32_t, float (&)[4][token_tiles][4]) {}
+  __device__ __forceinline__ void pair(const uint32_t (&words)[4], int step, int j, uint32_t (&to)[2][4]) const {
+#pragma unroll
+    for (int u = 0; u < 4; ++u)
+#pragma unroll
+      for (int b = 0; b < 2; ++b) {
+        const float2 codes = codes_.floats_of(bits == 4 ? words[u] >> (8 * (step % 2)) : words[u], b);
+        const float scale = scales_[2 * j + b], offset = offsets_[2 * j + b];
+        to[u / 2][u % 2 * 2 + b] = narrow<T>(fmaf(scale, codes.x, -offset), fmaf(scale, codes.y, -offset));
+      }
+  }
+  template <int token_tiles>
+  __device__ __forceinline__ void leave(const Mma&, int, float (&)[4][token_tiles][4]) const {}
+
+ private:
+  static __device__ __forceinline__ void load(uint32_t at, float (&to)[8]) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t four[4];
+      load_shared(at + i * 16, four);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) to[4 * i + k] = __uint_as_float(four[k]);
+    }
+  }
+
+  const int group_bytes_;
+  many_room::Differences<T, bits> codes_;
+  float scales_[8], offsets_[8];
+};
+
 /// Operands of 8-bit numbers: the codes, unscaled. Sums are in units of the latest scale of a tile.
 template <class T, Code code>
 class Bytes {
@@ -275,9 +373,14 @@ class ScaledNumbers {
   uint2 scales_[4];
 };
 
-template <class T, Code code>
-using OperandsOf = std::conditional_t<is_scaled(code), ScaledNumbers<T, code>,
-                                      std::conditional_t<is_number(code), Bytes<T, code>, Integers<T, bits_of(code)>>>;
+template <class T, int bits, Offsets offsets>
+using IntegersOf = std::conditional_t<offsets == Offsets::kNone, Integers<T, bits>,
+                                      std::conditional_t<offsets == Offsets::kWide, WideIntegers<T, bits>, OffsetIntegers<T, bits>>>;
+
+template <class T, Code code, Offsets offsets>
+using OperandsOf = std::conditional_t<
+    is_scaled(code), ScaledNumbers<T, code>,
+    std::conditional_t<is_number(code), Bytes<T, code>, IntegersOf<T, bits_of(code), offsets>>>;
 
 /// Bytes of a tile's sums of a round in shared memory.
 __host__ __device__ constexpr int laid_bytes(int token_tiles) { return 8 * tiles_of_round(token_tiles) * kSumPitch * 4; }
@@ -313,7 +416,7 @@ __device__ __forceinline__ void store(const Mma& call, const Work& work, unsigne
   }
 }
 
-template <class T, Code code, int token_tiles>
+template <class T, Code code, int token_tiles, Offsets offsets>
 __global__ void __launch_bounds__(32 * kWarps, 1)
 mma_kernel(const __grid_constant__ Mma call, const __grid_constant__ Work work) {
   constexpr int steps = steps_of_stage(bits_of(code)), stages_of_chunk = kSteps / steps;
@@ -332,8 +435,8 @@ mma_kernel(const __grid_constant__ Mma call, const __grid_constant__ Work work) 
   const int all = (count + work.row_warps - 1) / work.row_warps * stages_of_chunk;
 
   let_dependents_start();
-  const Filling<T, code> filling(call, work, place, ring, tile, first + before, tokens);
-  OperandsOf<T, code> operands(call, work, tile);
+  const Filling<T, code, offsets> filling(call, work, place, ring, tile, first + before, tokens);
+  OperandsOf<T, code, offsets> operands(call, work, tile);
   for (int stage = 0; stage < work.stages; ++stage)
     if (stage < own) filling.weights(stage, stage);
   wait_for_earlier_kernels();

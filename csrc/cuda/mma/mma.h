@@ -13,7 +13,7 @@ struct Mma {
   const void* x;              // fp16 or bf16 (M, inputs), inputs a multiple of 8
   const void* weights;        // int32 (N / 64, K * bits * 2), strips
   const void* scales;         // as in decode.h
-  const void* zeros;          // as in decode.h
+  const void* zeros;          // as in decode.h, or offsets
   const void* bias;           // as x (outputs,); null
   const float* token_scales;  // (M,), factors of the tokens' sums; null: 1
   void* y;                    // as x (M, outputs)
@@ -22,6 +22,8 @@ struct Mma {
   int inputs, outputs;        // at most K, N
   Code code;
   int group;                  // as in decode.h
+  int offset_zero;            // as in decode.h
+  bool wide;                  // as in decode.h
   bool bfloat16;
   int tokens;                 // of a warp: 32, 48 or 64
   int columns, row_warps;     // tiles of 64 columns of a block, warps that share the rows of each

@@ -33,8 +33,9 @@ def most_tokens(call: Any) -> int:
 
 def prepare(call: Any, x: Tensor, columns: int = 0, split: int = 0) -> Launch:
     """The launch of calls like this one, of its `x`; a division of 0 is left to the kernel."""
-    kind = call.code, call.group, call.layout == "strips", x.dtype == torch.bfloat16
-    return Launch(native().decode(launch.sizes(call, x), *kind, columns, split, call.early))
+    integers = call.code, call.group, call.offset_zero, call.is_wide
+    kind = call.layout == "strips", x.dtype == torch.bfloat16
+    return Launch(native().decode(launch.sizes(call, x), *integers, *kind, columns, split, call.early))
 
 
 def run(call: Any, columns: int = 0, split: int = 0) -> Tensor:

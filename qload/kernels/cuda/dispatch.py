@@ -22,6 +22,7 @@ from qload.kernels.cuda import launch
 from qload.kernels.cuda.module import native
 
 TABLE = "dispatch.json"
+WIDE = "float32 scales"
 WHOLE = 128  # rows of a group; smaller ones end inside of the rows that kernels take at a time
 Rows = dict[tuple[str, str, int, tuple[int, int]], list[tuple[int, int, tuple[str, ...]]]]
 ACTIVATIONS = (torch.float16, torch.bfloat16)
@@ -41,8 +42,10 @@ class CudaKernel:
     prepare: Callable[[Any, Tensor], Any] | None = None
 
 
-def kind_of(group: int, zeros: bool) -> str:
-    """Kind in the table of a layer with groups of so many rows, and zero points or none."""
+def kind_of(group: int, zeros: bool, wide: bool = False) -> str:
+    """Kind in the table of a layer with groups of so many rows, zero points or none, and `wide` scales."""
+    if wide:
+        return WIDE
     return f"groups of {group}" if group < WHOLE else "zero points" if zeros else ""
 
 
@@ -130,6 +133,16 @@ class KernelCall:
         return ""
 
     @property
+    def offset_zero(self) -> int:
+        """Zero point of all codes of integers with offsets; -1: no offsets."""
+        return -1
+
+    @property
+    def is_wide(self) -> bool:
+        """Return whether scales and offsets of integers are float32."""
+        return False
+
+    @property
     def tokens(self) -> int:
         """M."""
         return self.x.shape[0]
@@ -171,7 +184,8 @@ def why_not_on(weight: Any, dtype: torch.dtype, capability: tuple[int, int]) -> 
     reason = why_not_capability(capability)
     if reason:
         return reason
-    if dtype not in ACTIVATIONS or weight.scales.dtype != dtype:
+    is_wide = weight.scales.dtype == torch.float32 and getattr(weight, "offsets", None) is not None
+    if dtype not in ACTIVATIONS or (weight.scales.dtype != dtype and not is_wide):
         return f"needs float16 or bfloat16 of both, got {dtype} activations, {weight.scales.dtype} scales"
     return None
 

@@ -293,6 +293,8 @@ def _why_not_stack(stack: Any, bias: Tensor | None, dtype: torch.dtype) -> str |
     code, group_size = _code_of(stack)
     if group_size not in GROUP_SIZES.get(code, ()):
         return f"no kernel reads experts as {stack.format} of {stack.config}"
+    if "offsets" in tensors:
+        return "no kernel reads experts with offsets"
     if not all(tensor.is_contiguous() for tensor in tensors.values()):
         return "stacks that are not contiguous"
     others = [tensors["scales"].dtype] if code in BITS else []  # those of other codes are float32 or bytes

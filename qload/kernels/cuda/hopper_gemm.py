@@ -23,6 +23,7 @@ IDLE, MOST_IDLE = 11.1, 0.2  # what is saved where a share of the places is free
 LARGE = 1 << 15  # sums of a block for which x of 4-bit layers takes long enough to be shared
 NEIGHBOURS = {4: 0.987, 8: 0.967}  # of the time of a stage, where two blocks fetch x for each other
 E2M1, TABLE, TILES = "e2m1", "table of 16", "FP8 in tiles"  # whose operands or sums take longer
+OFFSET_SHAPES = ((32, 128, 2), (64, 128, 2), (128, 128, 1), (128, 256, 1))  # of kernels that subtract offsets
 INT8_CODES, E4M3_CODES = "int8 codes", "e4m3 codes"  # of x too
 # Bits of codes; integers have their width as a name.
 BITS = {4: 4, 8: 8, E2M1: 4, TABLE: 4, TILES: 8, INT8_CODES: 8, E4M3_CODES: 8}
@@ -107,13 +108,15 @@ class ManyDivision(NamedTuple):
 
 def why_not(call: Any) -> str | None:
     """Why this kernel does not take a call, or None."""
+    if call.is_wide:
+        return "takes scales of 16 bits, got float32"
     return call.why_not_hopper() or launch.why_not(call)
 
 
 def prepare(call: Any, x: Tensor, how: ManyDivision | None = None) -> Launch:
     """The launch of calls like this one, of `x` in whole rows; `how`: else as `division` says."""
-    how = how or division(call.tokens, call.rows, call.columns, call.timed_as)
-    kind = call.code, call.group, x.dtype == torch.bfloat16, [int(each) for each in how]
+    how = how or division(call.tokens, call.rows, call.columns, call.timed_as, call.offset_zero >= 0)
+    kind = call.code, call.group, call.offset_zero, x.dtype == torch.bfloat16, [int(each) for each in how]
     start = native().many(launch.sizes(call, x), *kind, call.early)
     return Launch(start, how.slices * call.tokens * call.columns if how.slices > 1 else 0)
 
@@ -125,13 +128,14 @@ def run(call: Any, how: ManyDivision | None = None) -> Tensor:
 
 
 @cache
-def division(tokens: int, K: int, N: int, codes: int | str = 4) -> ManyDivision:
-    """The division of the least time expected, for codes by their name in `BITS`."""
+def division(tokens: int, K: int, N: int, codes: int | str = 4, offsets: bool = False) -> ManyDivision:
+    """Return the division of the least time expected, for codes by their name in `BITS`, and `offsets`."""
     ways = [
         way
         for kind, (pairs, neighbours), slices in product(BLOCK_SHAPES, TWO, SLICES)
         for way in [ManyDivision(kind.tokens, kind.columns, pairs, slices, neighbours, kind.teams)]
         if codes in kind.stages and way.parts <= max(1, K // STAGE)
+        if not offsets or (kind.tokens, kind.columns, kind.teams) in OFFSET_SHAPES
         if not neighbours or kind.shares(BITS[codes])
         if not (pairs and neighbours) or (slices == 1 and in_halves(kind, tokens, N))
     ]

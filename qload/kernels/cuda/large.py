@@ -3,6 +3,7 @@
 One slice of columns after another, as `qload.kernels.products` does it for every weight.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +30,9 @@ def _weight(call: Any, K: int, **index: Tensor) -> GPTQMarlinWeight:
         call.bits, call.group_size, zero_point, bool(index), call.is_k_full
     )
     held = {"qweight": call.weights, "scales": call.scales, "qzeros": call.zeros, **index}
+    if call.offset_zero >= 0:
+        config = replace(config, zero_point=False, offset="weight", zero=call.offset_zero)
+        held["offsets"] = held.pop("qzeros")
     made: GPTQMarlinWeight = call.weight_type.unchecked(
         config, Layer((columns,), K, (columns, K), "weight"), held
     )

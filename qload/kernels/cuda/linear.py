@@ -39,7 +39,6 @@ PLANNED = (  # kernels are one launch
     Fp4StripsWeight,
     TableStripsWeight,
 )
-ZEROS = ("qzeros", "column_scales")  # tensors in the argument of a launch for zero points
 MAX_LAUNCHES = 1 << 14  # numbers of tokens with a remembered launch
 ALIGNMENT_BITS = ALIGNED - 1  # bits of an address between two aligned ones
 
@@ -108,7 +107,7 @@ OPERATORS: dict[type[Weight], LinearOperator] = {
         strips.linear,
         strips.KERNELS,
         strips.StripsCall,
-        marlin.arguments,
+        strips.arguments,
         marlin.check,
         scales_tokens=True,
     ),
@@ -232,7 +231,7 @@ class CudaPlan:
         self._capability = torch.cuda.get_device_capability(weight.device)
         self.dtype, (self.N, self.K) = dtype, weight.shape
         self._codes, self._scales = self._names.index("qweight"), self._names.index("scales")
-        self._zeros = next((self._names.index(name) for name in ZEROS if name in self._names), None)
+        self._zeros = next((self._names.index(name) for name in strips.ZEROS if name in self._names), None)
         self._launches: dict[int, Launch | None] = {}  # by tokens; None: more than one launch
         self._scheme = scheme
         self._rounded: RoundedInputs | None = None  # of 16 bits

@@ -18,8 +18,9 @@ from qload.layouts import marlin
 class MarlinCall(KernelCall):
     """x (M, K) and a weight with padded rows and columns; `group_size` -1: one scale a column.
 
-    `early`: a kernel may start before the one ahead of it has ended. `token_scales`: factors (M,) of the sums
-    of tokens, in float32.
+    `offset_zero`: zero point of all codes if the kernel subtracts offsets, which are then in `zeros`; -1: no
+    offsets. `early`: a kernel may start before the one ahead of it has ended. `token_scales`: factors (M,) of
+    the sums of tokens, in float32.
     """
 
     scales: Tensor
@@ -31,6 +32,7 @@ class MarlinCall(KernelCall):
     bits: int
     group_size: int
     is_k_full: bool
+    offset_zero: int = -1
     early: bool = True
     token_scales: Tensor | None = None
 
@@ -71,7 +73,12 @@ class MarlinCall(KernelCall):
     @property
     def kind(self) -> str:
         """Kind of the layer in the table of kernels."""
-        return kind_of(self.group, self.zeros is not None)
+        return kind_of(self.group, self.zeros is not None, self.is_wide)
+
+    @property
+    def is_wide(self) -> bool:
+        """Return whether scales and offsets are float32."""
+        return self.offset_zero >= 0 and self.scales.dtype == torch.float32
 
 
 KERNELS = (
@@ -102,7 +109,7 @@ def multiply(kernels: tuple[CudaKernel, ...], call: MarlinCall, kernel: str) -> 
 
 
 def _marlin(*read: Any, asked: str = "", early: bool = True) -> Tensor:
-    return multiply(KERNELS, MarlinCall(*(*read, early)), asked)
+    return multiply(KERNELS, MarlinCall(*read, early=early), asked)
 
 
 def check(call: MarlinCall) -> None:
@@ -115,14 +122,21 @@ def check(call: MarlinCall) -> None:
         raise ArgumentError("weights", whole, f"shape {tuple(call.weights.shape)}")
     if (call.perm is None) != (call.g_idx is None) or not (call.is_k_full or call.g_idx is not None):
         raise ArgumentError("perm", "g_idx with it, and both where rows of groups are missing", "one of them")
+    if not -1 <= call.offset_zero < 2**call.bits or (call.offset_zero >= 0 and call.zeros is None):
+        expected = f"-1, or with offsets a code of {call.bits} bits"
+        raise ArgumentError("offset_zero", expected, f"{call.offset_zero}, zeros {call.zeros is not None}")
     K, N = call.rows, call.columns
     groups = K // call.group if call.is_k_full else call.scales.shape[0]
+    if call.is_wide and call.group >= K:
+        raise ArgumentError("group_size", f"below {K} with scales in float32", str(size))
+    dtype = torch.float32 if call.is_wide else x.dtype
+    zeros = (dtype, N) if call.offset_zero >= 0 else (torch.int32, N * call.bits // 32)
     check_operands(
         x,
         ("x", x, ACTIVATIONS, tuple(x.shape)),
         ("weights", call.weights, ints, call.stored),
-        ("scales", call.scales, (x.dtype,), (groups, N)),
-        ("zeros", call.zeros, ints, (groups, N * call.bits // 32)),
+        ("scales", call.scales, (dtype,), (groups, N)),
+        ("zeros", call.zeros, zeros[:1], (groups, zeros[1])),
         ("g_idx", call.g_idx, ints, (K,)),
         ("perm", call.perm, ints, (K,)),
         ("bias", call.bias, (x.dtype,), (call.N,)),

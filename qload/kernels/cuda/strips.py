@@ -10,9 +10,11 @@ from qload.kernel_formats.marlin import GPTQMarlinWeight
 from qload.kernel_formats.strips import StripsWeight
 from qload.kernels.cuda import decode, hopper_gemm, large, marlin, mma_gemm
 from qload.kernels.cuda.dispatch import CudaKernel, every_call
-from qload.kernels.cuda.marlin import MarlinCall, arguments
+from qload.kernels.cuda.marlin import MarlinCall
 from qload.kernels.cuda.module import operator
 from qload.layouts import strips
+
+ZEROS = ("qzeros", "offsets", "column_scales")  # tensors in the argument of a launch for zero points
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,17 @@ def linear(
     return y
 
 
+def arguments(x: Tensor, weight: StripsWeight, bias: Tensor | None = None) -> tuple[Any, ...]:
+    """Arguments of a `StripsCall`."""
+    x, words, scales, zeros, *rest = marlin.arguments(x, weight, bias)
+    if weight.offsets is None:
+        return x, words, scales, zeros, *rest, -1
+    return x, words, scales, weight.offsets, *rest, weight.config.zero
+
+
 def _strips(*read: Any, asked: str = "", early: bool = True) -> Tensor:
-    return marlin.multiply(KERNELS, StripsCall(*(*read, early)), asked)
+    return marlin.multiply(KERNELS, StripsCall(*read, early=early), asked)
 
 
-operator("strips", marlin.SCHEMA, _strips, marlin.fake)
+SCHEMA = marlin.SCHEMA.replace("bool is_k_full", "bool is_k_full, int offset_zero=-1")
+operator("strips", SCHEMA, _strips, marlin.fake)

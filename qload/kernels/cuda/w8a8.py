@@ -46,7 +46,7 @@ def prepare(call: Any, x: Tensor, how: ManyDivision | None = None) -> Launch:
     how = how or hopper_gemm.division(call.tokens, call.rows, call.columns, TIMED_AS[call.code])
     sizes = launch.sizes(call, x)
     sizes[3] = RoundedInputs.width(sizes[3])
-    kind = call.code, call.group, x.dtype == torch.bfloat16, [int(each) for each in how]
+    kind = call.code, call.group, call.offset_zero, x.dtype == torch.bfloat16, [int(each) for each in how]
     start = native().w8a8(sizes, *kind, call.early)
     return Launch(start, how.slices * call.tokens * call.columns if how.slices > 1 else 0, coded=True)
 
