@@ -226,8 +226,8 @@ WRITERS: dict[tuple[type[Any], str], Writer] = {
     (Integers, "marlin"): Writer(marlin.GPTQMarlinWeight, marlin.from_integers),
     (Integers, "strips"): Writer(strips.StripsWeight, strips.from_integers),
     (Integers, "panels"): Writer(panels.PanelsWeight, panels.from_integers),
-    (KernelIntegers, "panels"): Writer(panels.PanelsWeight, panels.from_integers),
     (KernelIntegers, "strips"): Writer(strips.StripsWeight, strips.from_integers),
+    (KernelIntegers, "panels"): Writer(panels.PanelsWeight, panels.from_integers),
     (Integers, "marlin_24"): Writer(Marlin24Weight, Marlin24Weight.from_integers, reads_codes=True),
     (Exl2Weight, "exllama"): Writer(exl2.Exl2KernelWeight, exl2.from_exl2),
     (Fp8Weight, "marlin"): Writer(
