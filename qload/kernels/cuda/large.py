@@ -26,7 +26,7 @@ def run(call: Any, scratch: int | None = None) -> Tensor:
 def _weight(call: Any, K: int, **index: Tensor) -> GPTQMarlinWeight:
     """The weight with its padded columns and K rows, of inputs in the order of its rows, or of `index`."""
     columns, zero_point = call.columns, call.zeros is not None
-    config = type(call.weight_type.example)(
+    config: Any = type(call.weight_type.example)(
         call.bits, call.group_size, zero_point, bool(index), call.is_k_full
     )
     held = {"qweight": call.weights, "scales": call.scales, "qzeros": call.zeros, **index}
