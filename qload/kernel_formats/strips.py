@@ -147,6 +147,11 @@ class StripsWeight(GPTQMarlinWeight):
         """(N, K) with the padding."""
         return self.qweight.shape[0] * strips.TILE_N, self.qweight.shape[1] // (2 * self.config.bits)
 
+    @property
+    def is_wide(self) -> bool:
+        """True if kernels read scales and offsets in float32."""
+        return self.offsets is not None and self.scales.dtype == torch.float32
+
     @classmethod
     def tensors(cls, config: StripsConfig) -> tuple[TensorSpec, ...]:  # type: ignore[override]
         """Declare the tensors for padded K and N; with act order K is never cut."""

@@ -17,6 +17,7 @@ from qload.errors import ArgumentError
 from qload.formats import UnquantizedWeight
 from qload.kernel_formats.exllama import ExllamaWeight
 from qload.kernel_formats.marlin import GPTQMarlinWeight
+from qload.kernel_formats.strips import StripsWeight
 from qload.kernels.cuda.dispatch import ACTIVATIONS
 from qload.spec import Weight
 from qload.spec.casts import check_cast
@@ -45,7 +46,12 @@ def for_activations(weight: Weight, dtype: torch.dtype | None, remedy: str = KEP
         return weight if dtype is None else _cast(weight, "weight", dtype, remedy)
     if not isinstance(weight, ORDERS) or dtype == torch.float32:
         return weight
+    if _is_wide(weight):
+        check_range(weight, dtype or torch.float32)
+        return weight
     made = weight if dtype is None else _cast(weight, "scales", dtype, remedy)
+    if dtype is not None and "offsets" in made.fields():
+        made = _cast(made, "offsets", dtype, remedy)
     check_range(made, _scales(made).dtype)
     return made
 
@@ -55,6 +61,8 @@ def stack_for_activations(stack: Any, dtype: torch.dtype | None) -> Any:
     if dtype is not None and dtype not in DTYPES:
         raise ArgumentError("dtype", NONE, _plain(dtype))
     if dtype is None or not issubclass(stack.weight_type, (UnquantizedWeight, *ORDERS)):
+        return stack
+    if "offsets" in stack.tensors:  # no kernel reads them
         return stack
     field = "weight" if issubclass(stack.weight_type, UnquantizedWeight) else "scales"
     if stack.tensors[field].dtype == dtype:
@@ -82,6 +90,9 @@ def check_range(weight: Weight, dtype: torch.dtype, name: str | None = None, rem
         return
     least, largest = torch.aminmax(scales)
     most = float(torch.maximum(-least, largest)) * 2.0**weight.config.bits
+    offsets: Tensor | None = getattr(weight, "offsets", None)
+    if offsets is not None:
+        most += float(offsets.abs().max())
     if not most <= torch.finfo(dtype).max:
         wide = weight.dequantize()
         named = name or weight.layer.name or "weight"
@@ -98,7 +109,8 @@ class Notice:
         """A warning, if a kernel would multiply this weight were x of another type; not while traced."""
         if self.told or not isinstance(weight, ORDERS) or not x.is_cuda or torch.compiler.is_compiling():
             return
-        held = {"scales": _scales(weight).dtype, "a bias": x.dtype if bias is None else bias.dtype}
+        scales = x.dtype if _is_wide(weight) else _scales(weight).dtype
+        held = {"scales": scales, "a bias": x.dtype if bias is None else bias.dtype}
         if x.dtype in ACTIVATIONS and all(dtype == x.dtype for dtype in held.values()):
             return
         self.told = True
@@ -129,6 +141,11 @@ def _cast(weight: Weight, field: str, dtype: torch.dtype, remedy: str) -> Weight
 def _check(name: str, before: Tensor, after: Tensor, *, tiny: bool, remedy: str) -> None:
     if _has_values(before) and after.dtype.itemsize <= before.dtype.itemsize:
         check_cast(name, before, after, tiny=tiny, remedy=remedy)
+
+
+def _is_wide(weight: Weight) -> bool:
+    """Return whether kernels read scales of a weight in float32."""
+    return isinstance(weight, StripsWeight) and weight.is_wide
 
 
 def _scales(weight: Any) -> Tensor:

@@ -10,6 +10,7 @@ from qload.kernel_formats import StripsWeight
 from qload.kernels.cuda import large, linear, marlin, mma_gemm
 from qload.kernels.cuda.dispatch import why_not_on
 from qload.kernels.cuda.linear import call_of
+from qload.kernels.dtypes import for_activations
 from qload.testing import assert_sums_exactly
 from qload.testing.checks import exact_sums
 from tests.gpu.layers import with_offsets
@@ -49,6 +50,16 @@ def test_a_layer_is_multiplied(hand: Hand, case: Case, M: int) -> None:
     few = M == 1 or (M == 24 and (hand.capability == AMPERE or is_wide))
     assert hand.called[-1] == "decode" if few else hand.called[-1] in ("many", "mma", "decode")
     assert hand.called[-1] != "many" or not is_wide
+
+
+@pytest.mark.parametrize("chip", [HOPPER])
+def test_scales_and_offsets_follow_the_activations(hand: Hand) -> None:
+    narrow, wide = (packed(CASES[name]) for name in ("groups of 128", "float32"))
+    cast = for_activations(narrow, FP16)
+
+    assert {cast.fields()[name].dtype for name in ("scales", "offsets")} == {FP16}
+    assert_sums_exactly(lambda x: linear(x, cast), cast, FP16, M=3)
+    assert for_activations(wide, FP16) is wide
 
 
 @pytest.mark.parametrize("chip", [AMPERE])

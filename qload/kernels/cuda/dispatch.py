@@ -184,8 +184,8 @@ def why_not_on(weight: Any, dtype: torch.dtype, capability: tuple[int, int]) -> 
     reason = why_not_capability(capability)
     if reason:
         return reason
-    is_wide = weight.scales.dtype == torch.float32 and getattr(weight, "offsets", None) is not None
-    if dtype not in ACTIVATIONS or (weight.scales.dtype != dtype and not is_wide):
+    is_read = weight.scales.dtype == dtype or getattr(weight, "is_wide", False)
+    if dtype not in ACTIVATIONS or not is_read:
         return f"needs float16 or bfloat16 of both, got {dtype} activations, {weight.scales.dtype} scales"
     return None
 
