@@ -15,9 +15,9 @@
 // inputs are 0. N is padded to whole panels; padded outputs are not written.
 //
 // Differences are exact, products and sums are in float32, in one order for each output: groups one after
-// another, each sum multiplied by its scale once; then offsets times sums of x by group are subtracted. So y has the same bits on any number of threads. The sum of a
-// group overflows float32 if |x| exceeds about 1e34; with a weight scaled and rounded first it would not. With offsets
-// an infinite input makes outputs NaN.
+// another, each sum multiplied by its scale once; then offsets times sums of x by group are subtracted. So y has the
+// same bits on any number of threads. The sum of a group overflows float32 if |x| exceeds about 1e34; with a weight
+// scaled and rounded first it would not. With offsets an infinite input makes outputs NaN.
 //
 // Within the bound of qload/kernels/products.py of the same weight, without its rounding to T.
 #pragma once

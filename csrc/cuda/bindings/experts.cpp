@@ -115,7 +115,7 @@ void add_experts(py::module_& module) {
                    at<CUstream_st>(stream)),
               "many_experts");
       },
-      "Rows of x by expert, times the experts' weights in our own order; sizes: M, K, N, inputs, outputs; counts: "
+      "Rows of x by expert, times the experts' weights in strips; sizes: M, K, N, inputs, outputs; counts: "
       "experts, items; division: tokens and columns of a block, whether two share K, tiles: 0 all, 1 of whole turns, 2 the rest.");
 }
 

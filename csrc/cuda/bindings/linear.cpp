@@ -40,11 +40,11 @@ void add_linears(py::module_& module) {
   };
   module.def(
       "many", many_of("many", false),
-      "Launches tokens, best from 17 on, times a weight in our own order; sizes: M, K, N, inputs, outputs. division: tokens "
+      "Launches tokens, best from 17 on, times a weight in strips; sizes: M, K, N, inputs, outputs. division: tokens "
       "and columns of a block, whether two share K, slices of K, whose sums `parts` gets in fp32, whether neighbours fetch x "
       "for each other; both: two share K in a last turn that has tiles for half of the places; teams of warps.");
   module.def("w8a8", many_of("w8a8", true),
-             "Launches codes of 8 bits times a weight of such codes in our own order; arguments as for `many`.");
+             "Launches codes of 8 bits times a weight of such codes in strips; arguments as for `many`.");
   module.def(
       "mma",
       [](const std::array<int, 5>& sizes, int code, int group, int offset_zero, bool wide, bool bfloat16,

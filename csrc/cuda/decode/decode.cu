@@ -1,10 +1,10 @@
-// Launches of decode.cuh: how a layer is divided, and the list of kernels.
+// Launches of decode.cuh: the division of a layer, and the list of kernels.
 #include "decode.h"
 
 #include <algorithm>
 
 #include "../device/divide.h"
-#include "../device/remembered.h"
+#include "../device/launch_cache.h"
 #include "decode.cuh"
 
 namespace qload::cuda {
@@ -18,8 +18,8 @@ Kernel kernel_of(Groups groups) {
                                   : decode_kernel<T, code, token_tiles, order, Groups::kChunks, kept>;
 }
 
-// Our own order keeps half a chunk on its way, and all of one where registers allow it and a warp has many: of 4 bits
-// they do not where groups end within a chunk.
+// In strips half a chunk is in flight, or all of one if registers allow it and a warp has many chunks. With 4 bits and
+// groups that end within a chunk they do not.
 template <class T, Code code>
 Kernel kernel_of(const Decode& call, int token_tiles, Groups groups, bool brief) {
   constexpr int bits = bits_of(code);
@@ -90,11 +90,11 @@ struct Plan : Divided<Chunks> {
   int turns;  // chunks of a warp
 };
 
-// How many blocks there is a place for at once, one a multiprocessor; clusters do not fit every group of them.
+// Number of blocks that run at once, one per multiprocessor. Clusters do not fit every part of the chip.
 int places(Kernel kernel, const Device& device, const Plan& plan) {
   const int split = plan.work.split;
   if (split == 1) return device.multiprocessors;
-  static thread_local int known[9] = {};  // of the chips of one host, which are alike
+  static thread_local int known[9] = {};  // the chips of one host are alike
   if (known[split] == 0) {
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -105,17 +105,17 @@ int places(Kernel kernel, const Device& device, const Plan& plan) {
     int clusters = 0;
     if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
       clusters = 1;
-      cudaGetLastError();  // is no later launch's
+      cudaGetLastError();  // the error must not reach a later launch
     }
     known[split] = split * std::max(clusters, 1);
   }
   return known[split];
 }
 
-constexpr double kWave = 1.5;        // in chunks of a warp: blocks that follow others start and end alone
-constexpr double kPerBlock = 0.125;  // what sums of a cluster cost, for each of its blocks
+constexpr double kWave = 1.5;        // in chunks of a warp: a further wave of blocks has its own start and end
+constexpr double kPerBlock = 0.125;  // cost of the sums of a cluster, for each of its blocks
 
-// The division in which each warp has the fewest chunks one after another.
+// Find the division with the fewest consecutive chunks for a warp.
 bool divide(const Decode& call, const Device& device, Kernel kernel, int token_tiles, Groups groups, Plan& plan) {
   const int tiles = call.N / kTileN, bytes = warp_bytes(8 * token_tiles, call.own ? Order::kOwn : Order::kMarlin, groups);
   return cheapest(device, call.columns, call.split, std::min(plan.warps, tiles), plan, [&](Plan& here) -> double {
@@ -124,7 +124,7 @@ bool divide(const Decode& call, const Device& device, Kernel kernel, int token_t
     here.warps -= here.warps % here.work.columns;
     here.lay_out(tiles, call.M, bytes);
     if (here.shared > device.shared) return 0;
-    here.shared = std::max(here.shared, device.shared / 2 + 1024);  // one block a multiprocessor
+    here.shared = std::max(here.shared, device.shared / 2 + 1024);  // one block per multiprocessor
     const int blocks = here.rows_of_grid * split, room = places(kernel, device, here);
     const int waves = (blocks + room - 1) / room, share = (here.work.chunks + split - 1) / split;
     here.turns = (share + here.work.row_warps - 1) / here.work.row_warps;
@@ -179,7 +179,7 @@ cudaError_t decode(const Decode& call, cudaStream_t stream) {
   const bool scaled = is_scaled(call.code);
   const bool groups = scaled ? has_scales_of(call.code, call.group) : call.group == kChunk || call.group >= call.K;
   if (is_number(call.code) && (!call.own || scaled == !call.zeros || !groups)) return cudaErrorNotSupported;
-  static thread_local Remembered<Decided, 11> known;  // all that a decision depends on
+  static thread_local LaunchCache<Decided, 11> known;  // by all inputs of a decision
   const int kind = call.own + 2 * call.bfloat16 + 4 * (call.g_idx != nullptr) + 8 * (call.zeros != nullptr) + 16 * (call.offset_zero >= 0);
   const std::array<int, 11> key{device.index, call.M,    call.K,     call.N,       call.inputs, call.outputs,
                                 static_cast<int>(call.code), call.group, kind,       call.columns, call.split};

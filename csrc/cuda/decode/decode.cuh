@@ -1,23 +1,24 @@
-// x times a 4-bit or 8-bit weight in Marlin's order, up to 16 tokens, or our own, up to 48.
+// x times a 4-bit or 8-bit weight in Marlin's order, up to 16 tokens, or in strips, up to 48.
 //
 //   y[m, n] = sum over k of x[m, perm[k]] * (scale[g, n] * (code[k, n] - zero[g, n]) - offset[g, n])  + bias[n]
-//             g = k / group, or g_idx[k]; offsets in our own order alone; of numbers: scale * code
+//             g = k / group, or g_idx[k]; offsets in strips only; numbers: scale * code
 //
 //   in   see decode.h; scales and zero points in Marlin's orders
 //   out  y      fp16 or bf16 (M, outputs), rounded once from fp32
 //
-//   needs    K, N in multiples of 64, K of 128 in our own order; groups of 32, 64, 128, or one, or of each row
+//   needs    K, N in multiples of 64, K of 128 for strips; groups of 32, 64, 128 rows, all rows, or one per row
 //   grid     (split, tiles / columns), up to 512 threads; blocks of one row of the grid are a cluster
 //   Weights are the 16-row operand of m16n8k16, tokens its 8 columns. A block has `columns` tiles of 64 columns and
-//   1 / split of K; its warps share out the tiles and take chunks of 128 rows in turns, each on its own until the end:
-//   weights go straight to registers (stream.cuh), asked for before the kernel ahead has ended, since only x may
-//   depend on it; a warp loads x of its rows itself (inputs.cuh).
+//   1 / split of K. Its warps divide the tiles and take chunks of 128 rows in turns; a warp works alone until the end. It
+//   loads weights straight into registers (stream.cuh), before the previous kernel has ended, since only x may depend on
+//   that kernel; then it loads x of its own rows (inputs.cuh).
 //   Operands are bare codes; y of a group is scale * (x times codes - zero * sum of x), in fp32. At the end warps add
-//   through shared memory, then blocks of a cluster send each other their sums (sums.cuh). No order of additions
-//   depends on timing. Codes that are numbers are operands as they are: fp32 has sums of 128 rows times the scale of their
-//   tile, and in the end of their column; others are scaled (device/scaled_codes.cuh). Where the group of each row is looked up, and of 9 tokens and more where
-//   zero points are all the same, operands are scaled and rounded instead (looked_up.cuh, scaled.cuh).
-//   Memory is the limit up to 8 tokens; at 16, instructions are as near, and the fewer of them the better.
+//   through shared memory, then blocks of a cluster send each other their sums (sums.cuh). The order of additions does
+//   not depend on timing.
+//   Numbers are exact operands: the sum of 128 rows is multiplied by the scale of its tile in fp32, or the total by the
+//   scale of its column. Numbers with scales by group are scaled operands (device/scaled_codes.cuh). With a group index
+//   per row, and from 9 tokens on with equal zero points, operands are scaled and rounded (looked_up.cuh, scaled.cuh).
+//   Memory is the limit up to 8 tokens; at 16 tokens the number of instructions is nearly as limiting.
 //
 // Equals x @ weight.dequantize().T (qload/kernel_formats/marlin.py) up to the rounding of fp32 sums.
 #pragma once
@@ -32,9 +33,9 @@
 
 namespace qload::cuda {
 
-/// Steps of x that are on their way or there. Of 8 bits a chunk takes twice as long, and its words more registers; where
-/// groups end within a chunk, and sums of 16 tokens are scaled there, there are fewer too, and of 24 always. Where
-/// operands are scaled, registers make more warps.
+/// Steps of x in registers or in flight. There are fewer for 8 bits, whose chunks take twice as long and more registers
+/// for words; for 16 tokens with groups that end within a chunk; and for 24 tokens. Scaled operands use one step, which
+/// leaves registers for more warps.
 template <int bits, int token_tiles, Order order, Groups groups>
 constexpr int held_steps =
     groups == Groups::kSymmetric ? 1
@@ -43,7 +44,7 @@ constexpr int held_steps =
         ? kSteps / 2
         : kSteps;
 
-/// sum += what a warp has of x times the weight, in units of `Codes<T, bits>`; the first of all three was asked for.
+/// sum += x times a warp's part of the weight, in units of `Codes<T, code>`. The first loads of all three are in flight.
 template <class T, Code code, int token_tiles, Order order, Groups groups, int kept, int held, bool cut, class OwnScales>
 __device__ __forceinline__ void multiply_part(
     const Decode& call, const Chunks& work, const Part& part_of_warp, Words<bits_of(code), order, kept>& stream,
@@ -51,11 +52,11 @@ __device__ __forceinline__ void multiply_part(
   using C = Codes<T, code>;
   constexpr int bits = bits_of(code);
   constexpr bool looked_up = groups == Groups::kLookedUp, numbers = groups == Groups::kTiles;
-  constexpr bool grouped = groups == Groups::kScaled, scaled = looked_up || grouped;  // operands are
-  // Columns b = 1 of our own order are 16 times too large.
+  constexpr bool grouped = groups == Groups::kScaled, scaled = looked_up || grouped;  // kinds of scaled operands
+  // Columns b = 1 of strips are 16 times too large.
   constexpr bool sixteenth = bits == 4 && C::kTiny && order == Order::kOwn;
   constexpr bool own = order == Order::kOwn, in_place = Words<bits, order, kept>::kInPlace;
-  constexpr int steps = bits == 4 && own ? 2 : 1;  // of 32 rows that a piece has
+  constexpr int steps = bits == 4 && own ? 2 : 1;  // steps of 32 rows in a piece
   constexpr int pieces = steps * (bits / 2);
   const auto [tile, start, last, row_warps, busy] = part_of_warp;
 
@@ -107,7 +108,7 @@ __device__ __forceinline__ void multiply_part(
       if constexpr (!scaled && !numbers)
 #pragma unroll
         for (int m = 0; m < token_tiles; ++m) multiply(x_sums[m], in[m], C::kOnes, C::kOnes, fresh, T{});
-      if (more || step < kSteps - held) inputs.ask_step(step);
+      if (more || step < kSteps - held) inputs.load_step(step);
       if constexpr (numbers) {
         if (ends) scales.add(part, sum);
       } else if constexpr (!scaled) {
@@ -129,7 +130,7 @@ __device__ __forceinline__ void multiply_part(
   }
 }
 
-/// The same by bare codes, of scales that operands do not have room for.
+/// The same with bare codes, for scales that do not fit in operands.
 template <class T, int token_tiles>
 __device__ __noinline__ void multiply_apart(const Decode& call, const Chunks& work, const Part& part,
                                             unsigned char* shared, float (&sums)[4][token_tiles][4]) {
@@ -137,16 +138,16 @@ __device__ __noinline__ void multiply_apart(const Decode& call, const Chunks& wo
   Words<4, Order::kOwn, kept> stream(call, part.tile, part.first, part.turn);
   Scales<T, 4> scales(call, part.tile, work.chunk_step ? part.first : 0);
   Inputs<T, token_tiles, Order::kOwn, held> inputs(call, work, shared);
-  stream.ask_first();
-  scales.template ask_first<false>(work);
-  inputs.ask(part.first * kChunk);
+  stream.load_first();
+  scales.template load_first<false>(work);
+  inputs.start_load(part.first * kChunk);
   float sum[4][token_tiles][4] = {};
   multiply_part<T, Code::kUint4, token_tiles, Order::kOwn, Groups::kChunks, kept>(call, work, part, stream, scales, inputs, sum);
 #pragma unroll
   for (int i = 0; i < 16 * token_tiles; ++i) (&sums[0][0][0])[i] = (&sum[0][0][0])[i] * Codes<T, Code::kUint4>::kUnit;
 }
 
-/// `kept`: 16 bytes of weights that each lane has on their way.
+/// `kept`: 16-byte loads of weights in flight for each lane.
 template <class T, Code code, int token_tiles, Order order, Groups groups, int kept>
 __global__ void __launch_bounds__(32 * most_warps(token_tiles, groups), 1)
 decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunks work) {
@@ -156,7 +157,7 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
   constexpr int own_bytes = warp_bytes(8 * token_tiles, order, groups), held = held_steps<bits, token_tiles, order, groups>;
   extern __shared__ __align__(128) unsigned char memory[];
 
-  // As a quotient it lies in a register, which only this loop is faster with.
+  // A division keeps the value in a register, which is faster for this loop only.
   constexpr bool quotient = order == Order::kOwn && token_tiles == 2;
   const int row_warps = quotient ? blockDim.x / 32 / work.columns : work.row_warps;
   const int warp = threadIdx.x / 32, row_warp = warp / work.columns;
@@ -169,11 +170,11 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
   Words<bits, order, kept> stream(call, tile, start, row_warps);
   ScalesOf<T, code, groups> scales(call, tile, numbers ? start : work.chunk_step ? start * __popc(work.ends) : 0);
   if (busy) {
-    stream.ask_first();
+    stream.load_first();
     if constexpr (numbers)
-      scales.ask_first(row_warps);
+      scales.load_first(row_warps);
     else if (!looked_up)
-      scales.template ask_first<are_small(groups)>(work);
+      scales.template load_first<are_small(groups)>(work);
   }
   expect_sums(work, call.M, memory);
   wait_for_earlier_kernels();
@@ -182,21 +183,21 @@ decode_kernel(const __grid_constant__ Decode call, const __grid_constant__ Chunk
   constexpr bool staged = are_staged(8 * token_tiles, groups);
   using Own = std::conditional_t<staged, StagedInputs<T, token_tiles>, Inputs<T, token_tiles, order, held>>;
   Own inputs(call, work, memory + warp * own_bytes);
-  if (busy) inputs.ask(start * kChunk);
+  if (busy) inputs.start_load(start * kChunk);
   float sum[4][token_tiles][4] = {};
   const Part part{tile, start, last, row_warps, busy};
   if constexpr (scaled) {
     if (!multiply_scaled<T, token_tiles, kept>(work, part, stream, scales, inputs, sum)) {
-      float apart[4][token_tiles][4];  // in memory, as `sum` is not to be
+      float apart[4][token_tiles][4];  // in memory, so that `sum` stays in registers
       multiply_apart<T, token_tiles>(call, work, part, memory + warp * own_bytes, apart);
       memcpy(sum, apart, sizeof sum);
     }
   } else {
     multiply_part<T, code, token_tiles, order, groups, kept>(call, work, part, stream, scales, inputs, sum);
     if constexpr (numbers)
-      if (busy) scales.leave(sum);  // other warps have asked for none
+      if (busy) scales.leave(sum);  // idle warps have loaded no scales
   }
-  __syncwarp();  // x is no longer read: sums lie there
+  __syncwarp();  // x is no longer needed: sums are stored in its place
   store<T>(call, work, sum, memory, own_bytes, looked_up || scaled ? 1.0f : Codes<T, code>::kUnit);
 }
 

@@ -1,8 +1,8 @@
-// x of a chunk of 128 rows, as operands of 32 rows at a time. Each warp gets its own: no warp waits for another.
+// x of a chunk of 128 rows as operands of 32 rows at a time. Each warp loads its own: no warp waits for another.
 //
-// For Marlin's order by way of shared memory, where the next chunk arrives while one is used. Our own order has eight
-// neighbouring rows for a lane, which loads them as they are; where more tokens leave it no registers for what is on
-// its way, they go through shared memory too.
+// For Marlin's order x goes through shared memory, with the next chunk in flight while one is used. In strips a lane has
+// eight neighbouring rows and loads x directly; with more tokens, whose loads in flight exceed the registers, x goes
+// through shared memory too.
 #pragma once
 
 #include "../device/number.cuh"
@@ -13,12 +13,12 @@
 
 namespace qload::cuda {
 
-/// Which input a row takes, or one that there is not.
+/// The input of a row; beyond the weight's inputs: none.
 __device__ __forceinline__ int source_of(const Decode& call, int row) {
   return row >= call.K ? call.inputs : call.perm ? call.perm[row] : row;
 }
 
-/// Puts a chunk from `row` on in order by `put(token, row of the chunk, x)`; zeros for inputs that there are not.
+/// Gather the chunk at `row` and call `put(token, row of the chunk, x)`; missing inputs are zeros.
 template <class T, class Put>
 __device__ __forceinline__ void gather(const Decode& call, int row, const Put& put) {
 #pragma unroll 1
@@ -31,30 +31,30 @@ __device__ __forceinline__ void gather(const Decode& call, int row, const Put& p
   }
 }
 
-/// Likewise, to tokens `pitch` apart.
+/// The same into tokens `pitch` apart.
 template <class T>
 __device__ __forceinline__ void gather(const Decode& call, int row, T* to, int pitch) {
   gather<T>(call, row, [&](int m, int k, T x) { to[m * pitch + k] = x; });
 }
 
-/// `held`: steps that are on their way or there, of `kSteps`. `cut`: plain x may have fewer inputs than the
-/// weight has rows, in multiples of 8; the other inputs are zeros.
+/// `held`: steps in registers or in flight, of `kSteps`. `cut`: x without a permutation may have fewer inputs than the
+/// weight has rows, in multiples of 8; the missing ones are zeros.
 template <class T, int token_tiles, Order order, int held, bool cut = false>
 class Inputs;
 
 template <class T, int token_tiles, int held>
 class Inputs<T, token_tiles, Order::kMarlin, held> {
  public:
-  /// `shared`: room of the warp.
+  /// `shared`: the warp's buffer.
   __device__ __forceinline__ Inputs(const Decode& call, const Division& work, unsigned char* shared)
       : call_(call), work_(work), now_(reinterpret_cast<T*>(shared)), next_(now_ + kTokens * kPitch) {
     const int lane = threadIdx.x % 32;
     own_ = lane / 8 * 8 + lane % 8 * kPitch;
-    last_ = own_ + (call.M - 1 - lane % 8) * kPitch;  // of tokens that are not there any will do
+    last_ = own_ + (call.M - 1 - lane % 8) * kPitch;  // tokens beyond the last read any token's x
   }
 
-  /// Ask for the next chunk, from `row` on.
-  __device__ __forceinline__ void ask(int row) {
+  /// Start to load the next chunk, at `row`.
+  __device__ __forceinline__ void start_load(int row) {
     const int lane = threadIdx.x % 32;
     const T* x = static_cast<const T*>(call_.x);
     if (work_.runs) {
@@ -68,10 +68,10 @@ class Inputs<T, token_tiles, Order::kMarlin, held> {
       gather(call_, row, next_, kPitch);
     }
   }
-  __device__ __forceinline__ void advance(int row, int) { ask(row); }
-  __device__ __forceinline__ void ask_step(int) {}
+  __device__ __forceinline__ void advance(int row, int) { start_load(row); }
+  __device__ __forceinline__ void load_step(int) {}
 
-  /// What was asked for is there, and is used from here on.
+  /// Wait for the loads of `start_load`, and use that chunk.
   __device__ __forceinline__ void turn() {
     wait_for_copies();
     __syncwarp();
@@ -94,39 +94,39 @@ class Inputs<T, token_tiles, Order::kMarlin, held> {
 template <class T, int token_tiles, int held, bool cut>
 class Inputs<T, token_tiles, Order::kOwn, held, cut> {
  public:
-  /// Where x cannot be loaded as it is, the warp gathers a chunk in `shared` first.
+  /// If x cannot be loaded directly, the warp first gathers a chunk in `shared`.
   __device__ __forceinline__ Inputs(const Decode& call, const Division& work, unsigned char* shared)
       : call_(call), runs_(work.runs), shared_(reinterpret_cast<T*>(shared)) {
     aim([](int m) { return m; });
   }
 
-  /// `row_of(m)`: the row of x that token m is, where x is loaded as it is.
+  /// `row_of(m)`: row of x for token m, if x is loaded directly.
   template <class RowOf>
   __device__ __forceinline__ void aim(const RowOf& row_of) {
     const T* x = runs_ ? static_cast<const T*>(call_.x) : shared_;
     const int lane = threadIdx.x % 32, pitch = runs_ ? call_.inputs : kPitch;
 #pragma unroll
-    for (int tile = 0; tile < token_tiles; ++tile)  // of tokens that are not there any will do
+    for (int tile = 0; tile < token_tiles; ++tile)  // tokens beyond the last read any token's x
       at_[tile] = x + int64_t{row_of(min(8 * tile + lane / 4, call_.M - 1))} * pitch + lane % 4 * 8;
   }
 
-  __device__ __forceinline__ void ask(int row) {
+  __device__ __forceinline__ void start_load(int row) {
     if constexpr (cut) left_ = call_.inputs - row - threadIdx.x % 4 * 8;
 #pragma unroll
-    for (int tile = 0; tile < token_tiles; ++tile) at_[tile] = as_it_is(at_[tile] + (runs_ ? row : 0));
+    for (int tile = 0; tile < token_tiles; ++tile) at_[tile] = opaque(at_[tile] + (runs_ ? row : 0));
     if (!runs_) fill(row);
 #pragma unroll
     for (int step = 0; step < held; ++step) load(step);
   }
-  /// Steps of the next chunk are asked for from here on: that from `row` on, `rows` after this one.
+  /// Later loads are for the next chunk, at `row`, `rows` after this one.
   __device__ __forceinline__ void advance(int row, int rows) {
     if (!runs_) return fill(row);
     if constexpr (cut) left_ -= rows;
 #pragma unroll
-    for (int tile = 0; tile < token_tiles; ++tile) at_[tile] = as_it_is(at_[tile] + rows);
+    for (int tile = 0; tile < token_tiles; ++tile) at_[tile] = opaque(at_[tile] + rows);
   }
-  /// The rows `held` steps on, into the registers that this step has used.
-  __device__ __forceinline__ void ask_step(int step) { load((step + held) % kSteps); }
+  /// Load the rows `held` steps ahead into the registers of this step, which are free now.
+  __device__ __forceinline__ void load_step(int step) { load((step + held) % kSteps); }
   __device__ __forceinline__ void turn() {}
   __device__ __forceinline__ void operands(int step, uint32_t (&to)[token_tiles][4]) const {
 #pragma unroll
@@ -156,26 +156,26 @@ class Inputs<T, token_tiles, Order::kOwn, held, cut> {
   bool runs_;
   T* shared_;
   const T* at_[token_tiles];
-  int left_;  // inputs from the lane's first in the chunk on
+  int left_;  // inputs from the lane's first one in the chunk to the end
   uint4 held_[held][token_tiles];
 };
 
-/// Our own order by way of shared memory: a lane's eight rows of a token are 16 bytes there, those of odd tokens four
-/// places from where they would be, so that eight lanes that read at once meet in no bank.
+/// Strips through shared memory: a lane's eight rows of a token are 16 bytes. Those of odd tokens are shifted by four
+/// places, which avoids bank conflicts of eight lanes that read at once.
 template <class T, int token_tiles>
 class StagedInputs {
  public:
-  /// `shared`: room of the warp.
+  /// `shared`: the warp's buffer.
   __device__ __forceinline__ StagedInputs(const Decode& call, const Division& work, unsigned char* shared)
       : call_(call), runs_(work.runs), shared_(shared), now_(shared_address(shared)), next_(now_ + kBytes) {
     const int lane = threadIdx.x % 32, token = lane / 4, moved = token % 2 * (4 * kPlace);
     even_ = token * kTokenBytes + lane % 4 * kPlace + moved, odd_ = even_ - 2 * moved;
     to_ = place(lane / 16, lane % 16);
-    from_ = as_it_is(static_cast<const T*>(call.x) + int64_t{lane / 16} * call.inputs + lane % 16 * 8);
+    from_ = opaque(static_cast<const T*>(call.x) + int64_t{lane / 16} * call.inputs + lane % 16 * 8);
   }
 
-  /// Ask for the chunk from `row` on, where the one before the last was. Tokens that are not there have any numbers.
-  __device__ __forceinline__ void ask(int row) {
+  /// Start to load the chunk at `row` into the older buffer. Tokens beyond the last have arbitrary values.
+  __device__ __forceinline__ void start_load(int row) {
     if (!runs_) {
       T* to = reinterpret_cast<T*>(shared_ + (next_ - shared_address(shared_)));
       return gather<T>(call_, row, [&](int m, int k, T x) { to[place(m, k / 8) / 2 + k % 8] = x; });
@@ -189,7 +189,7 @@ class StagedInputs {
     }
   }
 
-  /// What was asked for is there, and is used from here on.
+  /// Wait for the loads of `start_load`, and use that chunk.
   __device__ __forceinline__ void turn() {
     wait_for_copies();
     __syncwarp();
@@ -203,7 +203,7 @@ class StagedInputs {
   }
 
  private:
-  static constexpr int kPlace = 16, kTokens = 8 * token_tiles, kBytes = kTokens * kTokenBytes;  // bytes, of a chunk too
+  static constexpr int kPlace = 16, kTokens = 8 * token_tiles, kBytes = kTokens * kTokenBytes;  // bytes; also of a chunk
 
   static __device__ __forceinline__ int place(int token, int eight) {
     return token * kTokenBytes + (eight ^ token % 2 * 4) * kPlace;

@@ -1,4 +1,4 @@
-// Operands of rows whose groups are looked up one by one: (code - zero point) * scale, rounded to T.
+// Operands of rows with a group index each: (code - zero point) * scale, rounded to T.
 #pragma once
 
 #include "decode.h"
@@ -7,7 +7,7 @@
 
 namespace qload::cuda {
 
-/// Of 32 rows from `row` on, in Marlin's order.
+/// Operands of 32 rows at `row`, in Marlin's order.
 template <class T, int bits>
 __device__ __forceinline__ void scaled_pair(const Decode& call, const uint32_t (&words)[bits / 2][4], int row, int tile,
                                             int j, uint32_t (&to)[2][4]) {

@@ -1,7 +1,7 @@
-// A warp's part of the product where operands are scaled: 4 bits in our own order, zero points all the same.
+// A warp's part of the product with scaled operands: 4 bits in strips with equal zero points.
 //
-// For 9 tokens and more: there are no registers of sums that are yet to be scaled, so that a multiprocessor has more
-// warps, or a warp more tokens. Operands are rounded to T, as those of `many` are.
+// For 9 tokens and more. Without registers for unscaled sums, a multiprocessor has more warps, or a warp more tokens.
+// Operands are rounded to T, as in `many`.
 #pragma once
 
 #include "../device/one_power.cuh"
@@ -11,31 +11,31 @@
 
 namespace qload::cuda {
 
-/// x of a step, of those in registers: the next step's is on its way then. `row`: the warp's next chunk, `rows` on.
+/// x of a step from registers, while the next step is loaded. `row`: of the warp's next chunk, `rows` after this one.
 template <class T, int token_tiles>
 __device__ __forceinline__ const auto& fetch(Inputs<T, token_tiles, Order::kOwn, 1>& inputs, int step, bool more, int row,
                                              int rows, uint32_t (&x)[2][token_tiles][4]) {
   if (more && step == kSteps - 1) inputs.advance(row, rows);
   inputs.operands(step, x[0]);
-  if (more || step < kSteps - 1) inputs.ask_step(step);
+  if (more || step < kSteps - 1) inputs.load_step(step);
   return x[0];
 }
 
-/// The same of those in shared memory: the next chunk's is on its way from the first step on.
+/// The same from shared memory: the next chunk is loaded from the first step on.
 template <class T, int token_tiles>
 __device__ __forceinline__ const auto& fetch(StagedInputs<T, token_tiles>& inputs, int step, bool more, int row, int,
                                              uint32_t (&x)[2][token_tiles][4]) {
   if (step == 0) {
     inputs.turn();
     inputs.operands(0, x[0]);
-    if (more) inputs.ask(row);
+    if (more) inputs.start_load(row);
   }
   if (step + 1 < kSteps) inputs.operands(step + 1, x[(step + 1) % 2]);
   return x[step % 2];
 }
 
-/// sum += what a warp has of x times the weight; the first of all three was asked for. False: scales differ too much for
-/// that, and sums are wrong.
+/// sum += x times a warp's part of the weight; the first loads of all three are in flight. Return false if scales differ
+/// too much for scaled operands; the sums are then wrong.
 template <class T, int token_tiles, int kept, class OwnInputs>
 __device__ __forceinline__ bool multiply_scaled(const Chunks& work, const Part& part,
                                                 Words<4, Order::kOwn, kept>& stream, Scales<T, 4>& scales,

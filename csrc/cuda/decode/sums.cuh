@@ -1,4 +1,4 @@
-// The sums of a warp, as products left them in its registers, to where the block adds them up.
+// Transfer of a warp's sums from registers to shared memory, where the block adds them.
 #pragma once
 
 #include "../device/sums.cuh"
@@ -7,9 +7,9 @@
 
 namespace qload::cuda {
 
-/// A warp's sums of its 64 columns, to where its x was.
+/// Store a warp's sums of its 64 columns in place of its x.
 template <int token_tiles>
-__device__ __forceinline__ void lay_down(int tokens, const float (&sum)[4][token_tiles][4], unsigned char* memory,
+__device__ __forceinline__ void store_sums(int tokens, const float (&sum)[4][token_tiles][4], unsigned char* memory,
                                          int warp_bytes) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   float* own = reinterpret_cast<float*>(memory + warp * warp_bytes) + lane % 4 * 2 * kSumPitch + lane / 4;
@@ -23,11 +23,11 @@ __device__ __forceinline__ void lay_down(int tokens, const float (&sum)[4][token
           own[(8 * m + i % 2) * kSumPitch + 16 * j + 8 * (i / 2)] = sum[j][m][i];
 }
 
-/// y of the block.
+/// Store y of the block.
 template <class T, int token_tiles>
 __device__ __forceinline__ void store(const Decode& call, const Division& work, const float (&sum)[4][token_tiles][4],
                                       unsigned char* memory, int warp_bytes, float unit) {
-  lay_down(call.M, sum, memory, warp_bytes);
+  store_sums(call.M, sum, memory, warp_bytes);
   const int first = blockIdx.y * work.columns * kTileN;
   add_up(work, call.M, memory, warp_bytes, [&](int m, int n, float4 total) {
     if (call.token_scales) scale(total, call.token_scales[m]);

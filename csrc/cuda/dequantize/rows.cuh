@@ -174,7 +174,7 @@ __device__ __forceinline__ void times_factors(const Meaning& m, int64_t k, float
 }
 
 /// Eight values of output n with one scale.
-__device__ __forceinline__ void mean_eight(const Meaning& m, int64_t n, int64_t column, float scale,
+__device__ __forceinline__ void scale_eight(const Meaning& m, int64_t n, int64_t column, float scale,
                                            float (&values)[kTogether]) {
   if (m.zeros_kind != static_cast<int>(Zeros::kNone)) {
     const float zero = zero_of_row(m, n, column);
@@ -189,7 +189,7 @@ __device__ __forceinline__ void mean_eight(const Meaning& m, int64_t n, int64_t 
 }
 
 /// Eight values of output n with a lookup of scale and zero point for each.
-__device__ __forceinline__ void mean_each(const Meaning& m, int64_t n, int64_t k, float (&values)[kTogether]) {
+__device__ __forceinline__ void scale_singly(const Meaning& m, int64_t n, int64_t k, float (&values)[kTogether]) {
   const int64_t row = row_of(m, n);
 #pragma unroll
   for (int i = 0; i < kTogether; ++i) {
@@ -224,7 +224,7 @@ dequantize_rows(const __grid_constant__ Meaning meaning, const __grid_constant__
 #pragma unroll 1
       for (int64_t row = n; row < min(n + kRowsOfTurn, rows.N); ++row, to += rows.K) {
         values_of<source>(table, codes_at<source>(rows, row, k), lane, values);
-        mean_each(meaning, row, k, values);
+        scale_singly(meaning, row, k, values);
         times_factors(meaning, k, values);
         store_eight(values, to);
       }
@@ -239,7 +239,7 @@ dequantize_rows(const __grid_constant__ Meaning meaning, const __grid_constant__
     for (int r = 0; r < kRowsOfTurn; ++r, to += rows.K) {
       if (n + r >= rows.N) break;
       values_of<source>(table, codes[r], lane, values);
-      mean_eight(meaning, n + r, column, scales[r], values);
+      scale_eight(meaning, n + r, column, scales[r], values);
       times_factors(meaning, k, values);
       store_eight(values, to);
     }

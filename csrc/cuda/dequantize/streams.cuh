@@ -84,7 +84,7 @@ __device__ __forceinline__ int group_of_row(const Streams& s, int r) {
 }
 
 /// Values of eight rows of column n from row r. Groups are consecutive, except with a table of groups without starts.
-__device__ __forceinline__ void eight_down(const Streams& s, int n, int r, float (&values)[kTogether]) {
+__device__ __forceinline__ void expand_eight(const Streams& s, int n, int r, float (&values)[kTogether]) {
   Column column{s.words + n, s.N, static_cast<int>(s.R - 1), -1, 0};
   int group = group_of_row(s, r), width = s.widths ? __ldg(s.widths + r) : s.bits;
   const bool one = (s.starts || !s.groups) && group == group_of_row(s, r + kTogether - 1);
@@ -118,7 +118,7 @@ dequantize_streams(const __grid_constant__ Streams s, Out* __restrict__ out) {
     const int n = i & (s.columns - 1), r = (i >> shift) * kTogether;
     if (n >= columns) continue;
     float values[kTogether];
-    eight_down(s, static_cast<int>(n0) + n, static_cast<int>(k0) + r, values);
+    expand_eight(s, static_cast<int>(n0) + n, static_cast<int>(k0) + r, values);
     store_eight(values, tile + n * pitch + r);
   }
   __syncthreads();

@@ -40,14 +40,14 @@ inline Device this_device() {
 
 /// Allow blocks of a kernel `bytes` of shared memory. The driver is called only for a new maximum.
 inline cudaError_t allow_shared(const void* kernel, int bytes) {
-  struct Told {
+  struct Allowed {
     const void* kernel;
     int device, bytes;
   };
-  static thread_local std::vector<Told> all;
+  static thread_local std::vector<Allowed> all;
   const int device = this_device().index;
   const auto told = std::find_if(
-      all.begin(), all.end(), [&](const Told& each) { return each.kernel == kernel && each.device == device; });
+      all.begin(), all.end(), [&](const Allowed& each) { return each.kernel == kernel && each.device == device; });
   if (told != all.end() && told->bytes >= bytes) return cudaSuccess;
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;

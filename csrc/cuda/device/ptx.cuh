@@ -25,13 +25,13 @@ __device__ __forceinline__ void fetch_nearest(const void* from) { asm volatile("
 
 /// Hide the origin of a pointer from the compiler. Otherwise it adds several registers for every address.
 template <class T>
-__device__ __forceinline__ T* as_it_is(T* pointer) {
+__device__ __forceinline__ T* opaque(T* pointer) {
   asm volatile("" : "+l"(pointer));
   return pointer;
 }
 
 /// Hide the origin of a number from the compiler.
-__device__ __forceinline__ int as_it_is(int number) {
+__device__ __forceinline__ int opaque(int number) {
   asm volatile("" : "+r"(number));
   return number;
 }
@@ -139,7 +139,7 @@ QLOAD_MULTIPLY(__nv_bfloat16, "bf16")
 #undef QLOAD_SHAPE
 
 /// Elect one thread of a warp, known to the compiler as a single one. All threads of the warp call it.
-__device__ __forceinline__ bool is_chosen() {
+__device__ __forceinline__ bool elect_one() {
   uint32_t chosen = 0;
 #if __CUDA_ARCH__ >= 900
   asm volatile("{\n.reg .pred is;\nelect.sync _|is, 0xffffffff;\nselp.u32 %0, 1, 0, is;\n}" : "=r"(chosen));

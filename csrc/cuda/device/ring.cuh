@@ -19,7 +19,7 @@ __device__ __forceinline__ void publish_writes() {
 }
 
 /// Cache policy of the L2 for a copy: evict first, or normal.
-__device__ __forceinline__ uint64_t leaves_first() {
+__device__ __forceinline__ uint64_t evict_first_policy() {
   uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 900
   asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
@@ -27,7 +27,7 @@ __device__ __forceinline__ uint64_t leaves_first() {
   return policy;
 }
 
-__device__ __forceinline__ uint64_t stays() {
+__device__ __forceinline__ uint64_t evict_normal_policy() {
   uint64_t policy = 0;
 #if __CUDA_ARCH__ >= 900
   asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
@@ -98,9 +98,9 @@ __device__ __forceinline__ void copy_bytes(To to, const void* from, int bytes, B
 template <int others, class Filling>
 __device__ __forceinline__ void fill(Filling& filling) {
   if (threadIdx.x / 32 == others / 32) {
-    if (is_chosen()) filling.weights();
+    if (elect_one()) filling.weights();
   } else if (threadIdx.x / 32 == others / 32 + 1) {
-    if (is_chosen()) filling.inputs();
+    if (elect_one()) filling.inputs();
   }
 }
 

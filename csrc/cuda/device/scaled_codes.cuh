@@ -49,15 +49,15 @@ template <class T, int more>
 class ByteScales {
  public:
 /// A lane's load for 128 rows at its first column: the scales of its rows, which lie in one half of 32.
-  using Asked = uint2;
-  static __device__ __forceinline__ Asked ask(const unsigned char* at, int group, int half) {
+  using LaneScales = uint2;
+  static __device__ __forceinline__ LaneScales start_load(const unsigned char* at, int group, int half) {
     return __ldg(reinterpret_cast<const uint2*>(at + half * lower_at(group)));
   }
   /// The same from a copy in shared memory.
-  static __device__ __forceinline__ Asked load(uint32_t at, int group, int half) {
+  static __device__ __forceinline__ LaneScales load(uint32_t at, int group, int half) {
     return load_shared_pair(at + half * lower_at(group));
   }
-  static __device__ __forceinline__ uint2 kept(Asked asked) { return asked; }
+  static __device__ __forceinline__ uint2 kept(LaneScales asked) { return asked; }
 /// Scales of step `step` of 32 rows.
   static __device__ __forceinline__ uint32_t of_rows(uint2 kept, int step) {
     return scales(step < 2 ? kept.x : kept.y, step % 2);
@@ -149,17 +149,17 @@ class ScaledCodes<T, Code::kNf4> {
     }
   }
 
-  using Asked = uint4;
-  static __device__ __forceinline__ Asked ask(const unsigned char* at, int group, int) {
+  using LaneScales = uint4;
+  static __device__ __forceinline__ LaneScales start_load(const unsigned char* at, int group, int) {
     const uint2 first = __ldg(reinterpret_cast<const uint2*>(at));
     const uint2 second = __ldg(reinterpret_cast<const uint2*>(at + words_at(group, 1)));
     return make_uint4(first.x, first.y, second.x, second.y);
   }
-  static __device__ __forceinline__ Asked load(uint32_t at, int group, int) {
+  static __device__ __forceinline__ LaneScales load(uint32_t at, int group, int) {
     const uint2 first = load_shared_pair(at), second = load_shared_pair(at + words_at(group, 1));
     return make_uint4(first.x, first.y, second.x, second.y);
   }
-  static __device__ __forceinline__ uint2 kept(Asked asked) {
+  static __device__ __forceinline__ uint2 kept(LaneScales asked) {
     return make_uint2(rounded(asked.x, asked.y), rounded(asked.z, asked.w));
   }
   static __device__ __forceinline__ uint32_t of_rows(uint2 kept, int step) { return step < 2 ? kept.x : kept.y; }

@@ -56,10 +56,10 @@ __device__ __forceinline__ void expect_sums(const Division& work, int tokens, un
   if (work.split == 1) return;
   if (threadIdx.x == 0) {
     const int share = fours_of(work, tokens) / work.split;
-    uint64_t* came = barrier_of_sums(work, tokens, memory);
-    start_barrier(came, 1);
+    uint64_t* arrived = barrier_of_sums(work, tokens, memory);
+    start_barrier(arrived, 1);
     publish_barriers();
-    expect_bytes(came, (work.split - 1) * share * 16);
+    expect_bytes(arrived, (work.split - 1) * share * 16);
   }
   cluster_arrive();
 }
@@ -80,17 +80,17 @@ __device__ __forceinline__ void add_up(const Division& work, int tokens, unsigne
     use(m, tile * kTileN + i % 16 * 4, of_warps(work, at, warp_bytes));
   };
   float4* room = room_of(work, memory);  // a share for each block
-  uint64_t* came = barrier_of_sums(work, tokens, memory);
+  uint64_t* arrived = barrier_of_sums(work, tokens, memory);
   for (int other = threadIdx.x; other < count - share; other += blockDim.x) {
     const int i = other < first ? other : other + share, rank = i / share;
     with_own(i, [&](int, int, float4 own) {
-      send(own, address_in(room + first + i - rank * share, rank), address_in(came, rank));
+      send(own, remote_address(room + first + i - rank * share, rank), remote_address(arrived, rank));
     });
   }
   for (int i = threadIdx.x; i < share; i += blockDim.x)
     with_own(first + i, [&](int m, int n, float4 own) {
       if (work.split == 1) return put(m, n, own);
-      wait_for_cluster(came, 0);
+      wait_for_cluster(arrived, 0);
       float4 total = blockIdx.x == 0 ? own : room[i];
       for (int rank = 1; rank < work.split; ++rank) add(total, rank == blockIdx.x ? own : room[rank * share + i]);
       put(m, n, total);

@@ -21,7 +21,7 @@ namespace qload::cuda {
 
 /// Descriptor of rows of 64 elements: 128 bytes each, swizzled as TMA does, in groups of eight rows. The next 16 elements
 /// along a row are at descriptor + 2.
-__device__ __forceinline__ uint64_t described(const void* rows) {
+__device__ __forceinline__ uint64_t matrix_descriptor(const void* rows) {
   const uint64_t address = (shared_address(rows) & 0x3FFFF) >> 4, next_eight = 1024 >> 4, swizzle_128 = 1;
   return address | uint64_t{1} << 16 | next_eight << 32 | swizzle_128 << 62;
 }
@@ -50,21 +50,21 @@ __device__ __forceinline__ void wait_for_products() {
 
 /// Release registers of four warps, or wait for more; `count` per thread.
 template <int count>
-__device__ __forceinline__ void give_registers() {
+__device__ __forceinline__ void release_registers() {
 #if QLOAD_WGMMA
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
 #endif
 }
 
 template <int count>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void acquire_registers() {
 #if QLOAD_WGMMA
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 #endif
 }
 
 /// Store four 8 x 8 matrices of 16-bit elements transposed; lane i passes the address of column i % 8 of matrix i / 8.
-__device__ __forceinline__ void store_turned(void* column, const uint32_t (&from)[4]) {
+__device__ __forceinline__ void store_transposed(void* column, const uint32_t (&from)[4]) {
 #if QLOAD_WGMMA
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(column)),
                "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])

@@ -59,10 +59,10 @@ exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Sha
   const unsigned char* columns[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half)
-    columns[half] = as_it_is(static_cast<const unsigned char*>(call.weights) +
+    columns[half] = opaque(static_cast<const unsigned char*>(call.weights) +
                              int64_t{4} * min(tile_column + 32 * half + 4 * column, call.N - 4));
-  const auto ask = [&](int chunk, int step) {
-    chunk = as_it_is(chunk);  // with a known value the compiler would load words of several steps at once, too late
+  const auto start_load = [&](int chunk, int step) {
+    chunk = opaque(chunk);  // with a known value the compiler would load words of several steps at once, too late
     if (chunk >= last) return;
     const int row = (chunk * kSteps + step) * R::kStep;
 #pragma unroll
@@ -84,7 +84,7 @@ exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Sha
     }
   };
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) ask(first, step), ask_groups(first, step);
+  for (int step = 0; step < kSteps; ++step) start_load(first, step), ask_groups(first, step);
 
   // Scales and zero points are loaded at the start of a group and used at its end.
   Group<T, bits> held{};
@@ -188,7 +188,7 @@ exllama_kernel(const __grid_constant__ Exllama call, const __grid_constant__ Sha
         const bool more = step + 1 < kSteps;
         if (more && kInputs == 2) inputs.read(step + 1, x[(step + 1) % kInputs]);
         multiply(step, x[step % kInputs]);
-        ask(chunk + 1, step);
+        start_load(chunk + 1, step);
         if (more && kInputs == 1) inputs.read(step + 1, x[0]);
         if (more || chunk + 1 >= last) continue;
         inputs.turn((chunk + 1) * R::kRows);

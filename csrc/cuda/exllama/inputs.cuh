@@ -27,7 +27,7 @@ class Inputs {
   __device__ __forceinline__ void turn(int row) {
     if (!lies(row)) return gather(row);
 #pragma unroll
-    for (int m = 0; m < token_tiles; ++m) at_[m] = as_it_is(at_[m] + kRows);
+    for (int m = 0; m < token_tiles; ++m) at_[m] = opaque(at_[m] + kRows);
   }
 
   __device__ __forceinline__ void read(int step, uint32_t (&to)[token_tiles][R::kPairs]) const {
@@ -47,7 +47,7 @@ class Inputs {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int m = 0; m < token_tiles; ++m)  // tokens beyond the last read its x; their sums are not stored
-      at_[m] = as_it_is(chunk + int64_t{min(8 * m + lane / 4, tokens_ - 1)} * pitch + lane % 4 * R::kOwn);
+      at_[m] = opaque(chunk + int64_t{min(8 * m + lane / 4, tokens_ - 1)} * pitch + lane % 4 * R::kOwn);
   }
 
 /// Store a chunk's inputs in the order of rows, with zeros beyond the last row.

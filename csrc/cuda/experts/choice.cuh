@@ -1,4 +1,4 @@
-// Which expert a pair chose, and which pairs a block has.
+// The chosen expert of a pair, and the pair of a row.
 #pragma once
 
 #include "../device/ptx.cuh"
@@ -6,16 +6,16 @@
 
 namespace qload::cuda {
 
-/// The number that a pair has. Read from the L2: another kernel may have written it since this one started.
+/// The expert number of a pair. Read from the L2: another kernel may have written it after this one started.
 __device__ __forceinline__ int64_t id_of(const Choice& choice, int pair) {
   return choice.wide ? __ldcg(static_cast<const long long*>(choice.ids) + pair)
                      : __ldcg(static_cast<const int*>(choice.ids) + pair);
 }
 
-/// Whether a number is one of an expert, here or elsewhere.
+/// Whether a number is that of an expert, on this rank or another.
 __device__ __forceinline__ bool is_expert(const Choice& choice, int64_t id) { return id >= 0 && id < choice.total; }
 
-/// The place of an expert among those that are here; -1: it is elsewhere, or none.
+/// Index of an expert on this rank; -1: it is on another rank, or invalid.
 __device__ __forceinline__ int place_of(const Choice& choice, int64_t id) {
   if (!is_expert(choice, id)) return -1;
   const int here = choice.map ? __ldg(choice.map + id) : static_cast<int>(id);

@@ -1,4 +1,4 @@
-// Launches of what tokens and their experts need: experts.cuh, sort.cuh, rows.cuh.
+// Launches of experts.cuh, sort.cuh and rows.cuh.
 #include "experts.h"
 
 #include "../device/launch.h"
@@ -17,7 +17,7 @@ ExpertsKernel kernel_of(const Experts& call, bool small) {
   return is_number(call.code) ? number_experts_of<T>(call) : integer_experts_of<T>(call, small);
 }
 
-/// Whether there are kernels for the scales of a call.
+/// Whether kernels exist for the scales of a call.
 bool has_scales(const Experts& call) {
   if (is_scaled(call.code)) return call.zeros && has_scales_of(call.code, call.group);
   return !is_number(call.code) || (!call.zeros && (call.group == kChunk || call.group >= call.K));

@@ -1,18 +1,18 @@
-// x times the weights of the experts that tokens chose, few tokens an expert, in our own order.
+// x times the weights of chosen experts in strips, for few tokens per expert.
 //
 //   y[pair, n] = factor[pair] * sum over k of x[pair / sharing, k] * scale[e, g, n] * (code[e, k, n] - zero[e, g, n])
 //                + bias[e, n]                       e: the pair's expert, g = k / group; numbers have no zero
-//   of gated ones y[pair, n] = act(that of n) * that of n + outputs / 2
+//   with a gate: y[pair, n] = act(that of n) * that of n + outputs / 2
 //
 //   in   see experts.h
-//   out  y    fp32 (pairs, outputs); of gated ones fp16 or bf16 (pairs, pitch), rounded once
+//   out  y    fp32 (pairs, outputs); with a gate fp16 or bf16 (pairs, pitch), rounded once
 //
-//   needs    K in multiples of 128, N of 64, of gated ones 128
-//   grid     as many blocks as there is a place for, columns * row_warps warps
-//   A block takes units in turns: an item and some tiles of its expert, of gated ones a tile of the gate and that of the
-//   up beside it. Warps work as in decode/decode.cuh. A unit's first weights are asked for before the sums of the unit
-//   ahead are stored, and its item a unit earlier. Which warp takes which rows of K depends on the layer alone, and warps
-//   are added in order, so no other pair and no number of pairs changes a bit of y. Memory is the limit.
+//   needs    K in multiples of 128, N of 64, with a gate of 128
+//   grid     as many blocks as run at once, columns * row_warps warps
+//   A block takes units in turns: an item and some tiles of its expert; with a gate, a tile of the gate and the tile of
+//   up for the same columns. Warps work as in decode/decode.cuh. The first weights of a unit are loaded before the sums
+//   of the previous one are stored, and its item one unit earlier. The rows of K of a warp depend on the layer alone, and
+//   warps are added in order, so no other pair changes a bit of y. Memory is the limit.
 //
 // Equals x @ expert.dequantize().T (qload/kernel_formats/strips.py) up to the rounding of fp32 sums.
 #pragma once
@@ -23,17 +23,17 @@
 
 namespace qload::cuda {
 
-/// Registers of a thread: two blocks of eight warps are on a multiprocessor, or one of 16 tokens.
+/// Registers of a thread: a multiprocessor runs two blocks of eight warps, or one for 16 tokens.
 constexpr int most_registers(int token_tiles) { return token_tiles == 1 ? 128 : 168; }
 
-/// An item in shared memory: as Sort makes it.
+/// An item in shared memory, as written by Sort.
 template <int tokens>
 struct __align__(16) Item {
   int expert, first, count, all;
   int pairs[tokens];
 };
 
-/// Units: columns `unit % groups` of item `unit / groups`.
+/// A unit: columns `unit % groups` of item `unit / groups`.
 template <int tokens>
 struct Units {
   using Own = Item<tokens>;
@@ -41,21 +41,21 @@ struct Units {
   const Experts& call;
   int groups;
 
-  /// How many blocks take units, so that none takes fewer than others by more than one: units of a block are so far apart.
+  /// Number of blocks that take units, balanced to a difference of one; also the distance between units of a block.
   __device__ __forceinline__ int apart(int all_items) const {
     const int units = max(all_items * groups, 1), turns = (units + gridDim.x - 1) / gridDim.x;
     return (units + turns - 1) / turns;
   }
 
-  /// Asks for the item of a unit; a count of -1: there is none, nor any later.
-  __device__ __forceinline__ void ask(int unit, Own* to) const {
+  /// Start to load the item of a unit; a count of -1: neither this item nor a later one exists.
+  __device__ __forceinline__ void start_load(int unit, Own* to) const {
     constexpr int pieces = sizeof(Own) / 16;
     const int number = min(unit / groups, call.most_items);
     if (call.items) {
       if (threadIdx.x < pieces)
         copy_async(reinterpret_cast<int4*>(to) + threadIdx.x,
                    static_cast<const int4*>(call.items) + int64_t{number} * pieces + threadIdx.x, false);
-    } else if (threadIdx.x == 0) {  // each pair by itself
+    } else if (threadIdx.x == 0) {  // each pair is an item of its own
       const int expert = number < call.most_items ? expert_of(call.choice, number) : -1;
       to->expert = max(expert, 0), to->first = to->pairs[0] = number, to->all = call.most_items;
       to->count = number < call.most_items ? expert >= 0 : -1;
@@ -63,7 +63,7 @@ struct Units {
   }
 };
 
-/// What `decode` would be called with for one expert; M is set later.
+/// Arguments of `decode` for one expert; M is set later.
 template <Code code>
 __device__ __forceinline__ Decode of_expert(const Experts& call, int expert) {
   constexpr int bits = bits_of(code);
@@ -82,7 +82,7 @@ __device__ __forceinline__ Decode of_expert(const Experts& call, int expert) {
   return own;
 }
 
-/// Stores what warps have laid down of `tokens` pairs.
+/// Store the sums of warps for `tokens` pairs.
 template <class T>
 struct Stored {
   const Experts& call;
@@ -91,7 +91,7 @@ struct Stored {
   int warp_bytes;
   float unit;
 
-  /// `group`: which of the item's columns.
+  /// `group`: of the item's columns.
   template <class Own>
   __device__ __forceinline__ void store(const Own& item, int group) const {
     const int columns = call.gated ? 1 : work.columns, first = group * columns * kTileN;
@@ -152,7 +152,7 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
   extern __shared__ __align__(128) unsigned char memory[];
   __shared__ Item<8 * token_tiles> items[2];
 
-  // Who comes next may read what was known when this kernel waited: it starts once all blocks have.
+  // The next kernel may read routing that was complete when this kernel waited: it starts after all blocks have.
   if (!call.known) wait_for_earlier_kernels();
   let_dependents_start();
   Chunks work = shape;
@@ -164,12 +164,12 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
   const Stored<T> stored{call, work, memory, own_bytes, Codes<T, code>::kUnit};
 
   int unit = blockIdx.x, now = 0;
-  units.ask(unit, items);
+  units.start_load(unit, items);
   wait_for_copies();
   __syncthreads();
   const int apart = units.apart(items[0].all);
-  if (unit >= apart) return wait_for_earlier_kernels();  // who comes next takes all before as done
-  units.ask(unit + apart, items + 1);
+  if (unit >= apart) return wait_for_earlier_kernels();  // the next kernel takes all earlier ones as complete
+  units.start_load(unit + apart, items + 1);
   Decode own = of_expert<code>(call, items[0].expert);
   const auto tile_of = [&](int unit) { return unit % units.groups * columns + beside; };
   const auto is_busy = [&](int unit) { return items[now].count > 0 && tile_of(unit) < tiles && row_warp < work.chunks; };
@@ -179,16 +179,16 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
   OwnScales scales(own, tile_of(unit), first_group);
   Inputs<T, token_tiles, Order::kOwn, held, true> inputs(own, work, memory);
   const auto ask_weights = [&] {
-    stream.ask_first();
+    stream.load_first();
     if constexpr (numbers)
-      scales.ask_first(work.row_warps);
+      scales.load_first(work.row_warps);
     else
-      scales.template ask_first<groups == Groups::kSmall>(work);
+      scales.template load_first<groups == Groups::kSmall>(work);
   };
   const auto ask_inputs = [&] {
     own.M = items[now].count;
     inputs.aim([&](int m) { return items[now].pairs[m] / call.sharing; });
-    inputs.ask(row_warp * kChunk);
+    inputs.start_load(row_warp * kChunk);
   };
   bool busy = is_busy(unit);
   if (busy) ask_weights();
@@ -202,7 +202,7 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
         own, work, {tile_of(unit), row_warp, work.chunks, work.row_warps, busy}, stream, scales, inputs, sum);
     if constexpr (numbers)
       if (busy) scales.leave(sum);
-    lay_down(items[now].count, sum, memory, own_bytes);
+    store_sums(items[now].count, sum, memory, own_bytes);
     wait_for_copies();
     __syncthreads();
     const int before = unit;
@@ -216,23 +216,23 @@ experts_kernel(const __grid_constant__ Experts call, const __grid_constant__ Chu
       ask_inputs();
     }
     stored.store(items[now ^ 1], before % units.groups);
-    __syncthreads();  // the next sums lie there too
-    units.ask(unit + apart, items + (now ^ 1));
+    __syncthreads();  // the next sums use the same buffer
+    units.start_load(unit + apart, items + (now ^ 1));
   }
 #endif
 }
 
 using ExpertsKernel = void (*)(const Experts, const Chunks);
 
-/// The kernel of integers; `small`: of groups of 32 or 64.
+/// Kernel for integers; `small`: groups of 32 or 64.
 template <class T>
 ExpertsKernel integer_experts_of(const Experts& call, bool small);
 
-/// The kernel of numbers whose sums are scaled; null for e5m2: no checkpoint has such experts.
+/// Kernel for numbers with scaled sums; null for e5m2: no checkpoint has such experts.
 template <class T>
 ExpertsKernel number_experts_of(const Experts& call);
 
-/// The kernel of numbers whose operands are scaled.
+/// Kernel for numbers with scaled operands.
 template <class T>
 ExpertsKernel scaled_experts_of(const Experts& call);
 

@@ -1,6 +1,6 @@
-// Tokens through the experts that they chose: sorting by expert, products of few tokens, and what lies around them.
+// Routed experts: sorting by expert, products for few tokens, and the steps around them.
 //
-// A pair is a token and one of its `top` choices; pair m * top + k. What is computed of a pair does not depend on others.
+// A pair is a token and one of its `top` choices: pair m * top + k. Results of a pair do not depend on other pairs.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -14,22 +14,22 @@ namespace qload::cuda {
 constexpr int kMostExperts = 4096;
 constexpr int kItemHead = 4;  // numbers of an item before its pairs
 
-/// Who chose what.
+/// Routing of tokens to experts.
 struct Choice {
-  const void* ids;     // int32 or int64 (pairs,), the expert of each pair; any number that is none: elsewhere
-  const int32_t* map;  // (total,) where among the experts that are here one is, -1: elsewhere; null: at its number
+  const void* ids;     // int32 or int64 (pairs,), the expert of each pair; an invalid number: on another rank
+  const int32_t* map;  // (total,) index of each expert on this rank, -1: on another rank; null: its number
   bool wide;           // ids are int64
   int pairs, total;
-  int experts;         // that are here
+  int experts;         // on this rank
 };
 
-/// The pairs of each expert, and items of them: up to `tokens` pairs of one expert, a multiple of 4.
+/// The pairs of each expert, divided into items: up to `tokens` pairs of one expert, a multiple of 4.
 struct Sort {
   Choice choice;
-  int32_t* order;   // (pairs,) pairs by expert, then by number; -1 at the end: of experts that are elsewhere; null
-  int32_t* places;  // (pairs,) where in `order` a pair is; null: nobody asks
-  void* items;      // int32 (most_items + 1, 4 + tokens): expert, first place of `order`, count, items in all; the
-                    // pairs. Those behind the last have a count of -1
+  int32_t* order;   // (pairs,) pairs by expert, then by number; -1 at the end for experts of other ranks; null
+  int32_t* places;  // (pairs,) position of each pair in `order`; null: not needed
+  void* items;      // int32 (most_items + 1, 4 + tokens): expert, first position in `order`, count, number of
+                    // items; the pairs. Items after the last have a count of -1
   int tokens, most_items;
 };
 
@@ -39,59 +39,59 @@ struct Gate {
   float alpha, limit;
 };
 
-/// x times the weights of the experts, stacked in our own order: of `gated` ones the gate and up of one expert become one.
+/// x times the stacked weights of experts in strips; with `gated`, gate and up of an expert are combined.
 struct Experts {
   Choice choice;
   const void* x;         // fp16 or bf16 (rows, inputs); pair i takes row i / sharing
   const void* weights;   // int32 (experts, N / 64, K * bits * 2)
   const void* scales;    // as of decode.h, (experts, ...)
-  const void* zeros;     // likewise
+  const void* zeros;     // as in decode.h, (experts, ...)
   const void* bias;      // as x (experts, outputs), plain; null
-  const float* factors;  // (pairs,) or one for each row of x: factors of the sums before the bias is added; null: 1
-  const void* items;     // of Sort, of as many tokens; null: each pair is an item of its own
-  void* y;               // as x (pairs, pitch) of gated ones, outputs / 2 of a row; else fp32 (pairs, outputs)
+  const float* factors;  // (pairs,), or one per row of x: factors of the sums before the bias; null: 1
+  const void* items;     // of Sort, with the same `tokens`; null: each pair is an item
+  void* y;               // with `gated` as x (pairs, pitch), outputs / 2 per row; else fp32 (pairs, outputs)
   int most_items, sharing, pitch;
-  int inputs;            // at most K, a multiple of 8: rows of x
-  int K, N, outputs;     // K a multiple of 128, N of 64, outputs at most N; of gated ones both are, of 128
+  int inputs;            // at most K, a multiple of 8: length of rows of x
+  int K, N, outputs;     // K a multiple of 128, N of 64, outputs at most N; with `gated` both are multiples of 128
   Code code;
-  int group;             // as of decode.h
+  int group;             // as in decode.h
   int tokens;            // 8 or 16, of an item
-  int columns, row_warps;  // tiles of 64 columns of a block, of gated ones 2; warps that share K: they decide the bits of y
+  int columns, row_warps;  // tiles of 64 columns per block, with `gated` 2; warps that share K: they determine the bits of y
   bool bfloat16, gated;
-  bool row_factors;      // `factors` are of rows of x
+  bool row_factors;      // `factors` are by row of x
   Gate gate;
-  bool known;            // who chose what was known when the kernel ahead started
-  bool early;            // may start before the kernel ahead ends
+  bool known;            // routing was complete when the previous kernel started
+  bool early;            // may start before the previous kernel ends
 };
 
-/// Rows of x in the order of the experts' rows, and zeros: to[i, k] = factor[pair] * x[pair / sharing, perm[expert, k]].
+/// Rows of x in the order of experts, and zeros: to[i, k] = factor[pair] * x[pair / sharing, perm[expert, k]].
 struct Gather {
   Choice choice;
   const void* x;         // fp16 or bf16 (rows, inputs)
   const int32_t* perm;   // (experts, K); null: in order
   const float* factors;  // (pairs,); null: 1
-  const int32_t* order;  // the pair of row i; null: pair i
-  void* to;              // as x (rows, K): rows that no pair has are zero
+  const int32_t* order;  // pair of row i; null: pair i
+  void* to;              // as x (rows, K): rows without a pair are zero
   int rows, sharing;     // sharing 0: row i takes row i of x
   int inputs, K;
   bool bfloat16, early;
 };
 
-/// Values of each row's expert: to[i] = values[expert of row i's pair], 1 for rows without a pair.
+/// A value of each row's expert: to[i] = values[expert of row i's pair], 1 for rows without a pair.
 struct Spread {
   Choice choice;
   const float* values[2];  // (experts,); null: ones
-  const int32_t* order;    // as of Gather
+  const int32_t* order;    // as in Gather
   float* to;               // (2, rows)
   int rows;
   bool early;
 };
 
-/// Gate and up of each row, side by side, become one.
+/// Multiply up by the activated gate; both are side by side in a row.
 struct Gated {
   Choice choice;
   const void* x;         // fp32, fp16 or bf16 (rows, 2 * columns)
-  const int32_t* order;  // as of Gather; rows that no pair has, and what is behind `columns`, become 0
+  const int32_t* order;  // as in Gather; rows without a pair, and elements beyond `columns`, become 0
   void* y;               // fp16 or bf16 (rows, pitch)
   int rows, columns, pitch;
   bool bfloat16, in_fp32;
@@ -99,19 +99,19 @@ struct Gated {
   bool early;
 };
 
-/// y[m] = the sum over a token's choices of weight * x, in their order; experts that are elsewhere add nothing.
+/// y[m] = sum over a token's choices of weight * x, in their order; experts of other ranks add nothing.
 struct Combine {
   Choice choice;
   const void* x;          // fp32, fp16 or bf16 (pairs, columns)
   const float* weights;   // (pairs,); null: 1
-  const int32_t* places;  // the row of each pair; null: pair i has row i
+  const int32_t* places;  // row of each pair; null: pair i has row i
   void* y;                // fp16 or bf16 (tokens, columns)
   int tokens, top, columns;
   bool bfloat16, in_fp32;
   bool early;
 };
 
-/// cudaErrorNotSupported: no kernel for this.
+/// cudaErrorNotSupported: no kernel for these arguments.
 cudaError_t sort_by_expert(const Sort& call, cudaStream_t stream);
 cudaError_t multiply_experts(const Experts& call, cudaStream_t stream);
 cudaError_t gather_rows(const Gather& call, cudaStream_t stream);

@@ -1,8 +1,8 @@
-// What lies around the products of experts: rows of x in their order, gate and up made one, a token's choices added up.
+// Steps around the products of experts: rows of x in order, gate and up combined, and the sum over a token's choices.
 //
 //   in, out  see experts.h; sums in fp32, rounded once; memory is the limit
 //   needs    K in multiples of 8
-//   grid     (rows, pieces of a row), 128 threads; a thread takes 4 or 8 columns
+//   grid     (rows, pieces of a row), 128 threads with 4 or 8 columns each
 #pragma once
 
 #include <type_traits>
@@ -15,7 +15,7 @@ namespace qload::cuda {
 
 constexpr int kRowThreads = 128, kTogether = 8;
 
-/// Up to four elements of a row, of which `left` are there; of rows of whole fours at once.
+/// Up to four elements of a row, of which `left` exist; all at once if rows are multiples of four.
 template <class From>
 __device__ __forceinline__ void load_four(From (&to)[4], const From* from, int left, bool whole) {
   using Four = std::conditional_t<sizeof(From) == 4, float4, uint2>;
@@ -26,7 +26,7 @@ __device__ __forceinline__ void load_four(From (&to)[4], const From* from, int l
   }
 }
 
-/// The pair of a row and its expert; -1: there is none, or it is elsewhere.
+/// Pair and expert of a row; -1: none, or on another rank.
 struct Owner {
   int pair, expert;
 
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kRowThreads) gather_kernel(const __grid_consta
       *reinterpret_cast<const uint4*>(values);
 }
 
-/// One thread for each row of the output; grid.y: one of the two values.
+/// One thread per row of the output; grid.y: one of the two values.
 __global__ void __launch_bounds__(kRowThreads) spread_kernel(const __grid_constant__ Spread call) {
   let_dependents_start();
   wait_for_earlier_kernels();
@@ -90,12 +90,12 @@ __global__ void __launch_bounds__(kRowThreads) combine_kernel(const __grid_const
   const int m = blockIdx.x, n = (blockIdx.y * kRowThreads + threadIdx.x) * 4;
   if (n >= call.columns) return;
   float sums[4] = {};
-  bool wrong = false;  // a number of no expert, of which the host has looked at none
+  bool wrong = false;  // an expert number out of range, unchecked by the host
   for (int first = 0; first < call.top; first += kTogether) {
     int rows[kTogether];
     float weights[kTogether];
 #pragma unroll
-    for (int i = 0; i < kTogether; ++i) {  // asked for together, so that they come together
+    for (int i = 0; i < kTogether; ++i) {  // loads of a round are in flight together
       const int pair = m * call.top + first + i;
       const bool there = first + i < call.top;
       weights[i] = there && call.weights ? __ldcg(call.weights + pair) : 1;
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(kRowThreads) combine_kernel(const __grid_const
       wrong |= !is_expert(call.choice, id);
       rows[i] = there && place_of(call.choice, id) >= 0 ? pair_at(call.places, pair) : -1;
     }
-    // All but x is older than the products, the first of which waited for it before this kernel could start.
+    // All data but x precede the products; their first kernel waited for them before this one could start.
     if (first == 0) wait_for_earlier_kernels();
     __align__(16) From values[kTogether][4];
 #pragma unroll

@@ -1,11 +1,11 @@
-// Pairs sorted by the expert that they chose, and cut into items.
+// Sorts pairs by expert and divides them into items.
 //
 //   out  order, places, items: see experts.h
 //
-//   grid   a block for each expert, which counts the pairs of all, and places its own
-//   Few pairs take the time of three trips to the L2. No place depends on timing.
+//   grid   a block for each expert, which counts all pairs and places its own
+//   For few pairs the time is that of three round trips to the L2. No position depends on timing.
 //
-// Equals a stable sort of the pairs by expert, those that are elsewhere last.
+// Equals a stable sort of the pairs by expert, with those of other ranks last.
 #pragma once
 
 #include "choice.cuh"
@@ -14,7 +14,7 @@ namespace qload::cuda {
 
 constexpr int kSortThreads = 256;
 
-/// The sum of a number over the block's threads. `room`: a place for each warp, that nobody reads any more.
+/// Sum of a number over the block's threads. `room`: a free slot for each warp.
 __device__ __forceinline__ int sum_of_block(int number, int* room) {
 #pragma unroll
   for (int i = 16; i; i /= 2) number += __shfl_xor_sync(~0u, number, i);
@@ -26,7 +26,7 @@ __device__ __forceinline__ int sum_of_block(int number, int* room) {
 }
 
 __global__ void __launch_bounds__(kSortThreads) sort_kernel(const __grid_constant__ Sort call) {
-  extern __shared__ int counts[];  // of experts
+  extern __shared__ int counts[];  // of pairs by expert
   __shared__ int room[4][kSortThreads / 32];
   const Choice& choice = call.choice;
   const int own = blockIdx.x, warp = threadIdx.x / 32;
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kSortThreads) sort_kernel(const __grid_constan
   __syncthreads();
 
   const auto items_of = [&](int count) { return (count + call.tokens - 1) / call.tokens; };
-  int pairs = 0, items = 0, all_items = 0;  // the former of experts before
+  int pairs = 0, items = 0, all_items = 0;  // the first two are of the experts before
   for (int i = threadIdx.x; i < choice.experts; i += kSortThreads) {
     all_items += items_of(counts[i]);
     if (i < own) pairs += counts[i], items += items_of(counts[i]);
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kSortThreads) sort_kernel(const __grid_constan
   for (int from = 0; from < choice.pairs; from += kSortThreads) {
     const int pair = from + threadIdx.x, expert = pair < choice.pairs ? expert_of(choice, pair) : -2;
     const unsigned same = __ballot_sync(~0u, expert == own);
-    __syncthreads();  // the turn before has been read
+    __syncthreads();  // all threads have read the previous turn
     if (threadIdx.x % 32 == 0) room[2][warp] = __popc(same);
     __syncthreads();
     int place = pairs + __popc(same & ((1u << threadIdx.x % 32) - 1));

@@ -30,11 +30,11 @@ __global__ void __launch_bounds__(kGatherThreads) gather_inputs_kernel(const __g
 
   let_dependents_start();
   const auto* perm = reinterpret_cast<const int4*>(call.perm);
-  const auto ask = [&](int at, int4 (&places)[2]) {
+  const auto start_load = [&](int at, int4 (&places)[2]) {
     if (at < last) places[0] = __ldg(perm + 2 * at), places[1] = __ldg(perm + 2 * at + 1);
   };
   int4 next[2];
-  ask(first, next);
+  start_load(first, next);
   wait_for_earlier_kernels();
 
   if constexpr (staged) {
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kGatherThreads) gather_inputs_kernel(const __g
   }
   for (int at = first; at < last; at += step) {
     const int places[8] = {next[0].x, next[0].y, next[0].z, next[0].w, next[1].x, next[1].y, next[1].z, next[1].w};
-    ask(at + step, next);
+    start_load(at + step, next);
     uint32_t eight[4];
 #pragma unroll
     for (int i = 0; i < 4; ++i) {

@@ -1,4 +1,4 @@
-// The list of kernels of many.cuh. A file for each type and width compiles it, side by side.
+// The list of kernels of many.cuh, compiled in parallel by a file for each type and width.
 #pragma once
 
 #include "many.cuh"
@@ -14,9 +14,9 @@ ManyKernel of_shape(const Many& call) {
   QLOAD_SHAPE(128, 192, 1) QLOAD_SHAPE(128, 256, 1) QLOAD_SHAPE(160, 128, 1) QLOAD_SHAPE(160, 256, 1)
   QLOAD_SHAPE(192, 128, 1) QLOAD_SHAPE(224, 128, 1)
   QLOAD_SHAPE(32, 64, 2) QLOAD_SHAPE(32, 128, 2) QLOAD_SHAPE(64, 64, 2) QLOAD_SHAPE(64, 128, 2)
-  if constexpr (bits_of(code) == 4) {  // of 8 bits some have no room for two stages of weights, and one is slower than others
+  if constexpr (bits_of(code) == 4) {  // of 8 bits some lack room for two stages of weights, and one is slower than others
     QLOAD_SHAPE(32, 512, 1) QLOAD_SHAPE(64, 512, 1) QLOAD_SHAPE(96, 128, 2)
-  } else {  // whose operands take longer to make
+  } else {  // conversion of 8-bit operands takes longer
     QLOAD_SHAPE(32, 256, 1) QLOAD_SHAPE(256, 128, 1)
   }
 #undef QLOAD_SHAPE
@@ -28,7 +28,7 @@ ManyKernel of_groups(const Many& call) {
   return call.group < many_room::kStage ? of_shape<T, code, zeros, true>(call) : of_shape<T, code, zeros, false>(call);
 }
 
-/// Few shapes: a build takes long enough.
+/// Few shapes, to keep the build short.
 template <class T, Code code>
 ManyKernel of_offsets(const Many& call) {
 #define QLOAD_SHAPE(m, n, t)                                    \

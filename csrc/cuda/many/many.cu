@@ -1,4 +1,4 @@
-// Launches of many.cuh: what copies read and how the rings are laid out.
+// Launches of many.cuh: the descriptors of bulk copies and the layout of the rings.
 #include "many.h"
 
 #include <algorithm>
@@ -33,7 +33,7 @@ bool describe(const Many& call, Matrices& matrices) {
   const cuuint64_t x_sizes[2] = {inputs, rows}, x_pitch[1] = {inputs * element};
   const cuuint64_t sizes[3] = {words, lines, tiles}, pitches[2] = {words * 4, lines * words * 4};
   const cuuint32_t tokens = call.tokens, columns = call.columns;
-  const cuuint32_t rows_of_box = call.neighbours ? tokens / 2 : tokens;  // and of a last tile what is left there
+  const cuuint32_t rows_of_box = call.neighbours ? tokens / 2 : tokens;  // a last tile has its own size
   const cuuint32_t left = call.items ? 0 : call.M % rows_of_box, some[2] = {row, rows_of_box}, last[2] = {row, left};
   const cuuint32_t box[3] = {32, static_cast<cuuint32_t>(kStage * bits / 16), columns / kTile};
   return describe(matrices.inputs, call.x, type, 2, x_sizes, x_pitch, some) &&
@@ -42,7 +42,7 @@ bool describe(const Many& call, Matrices& matrices) {
          describe(matrices.weights, call.weights, CU_TENSOR_MAP_DATA_TYPE_INT32, 3, sizes, pitches, box);
 }
 
-/// False: the rings have no room for two stages.
+/// False: the rings lack room for two stages.
 bool lay_out(const Many& call, Work& work) {
   const int columns = call.columns, bits = bits_of(call.code);
   const int x_bytes = call.tokens * kBox * 2, stage = columns / kTile * tile_bytes(bits);
@@ -51,28 +51,29 @@ bool lay_out(const Many& call, Work& work) {
     const int shares = call.slices * (1 + both);
     work.each[both] = all / shares, work.more[both] = all % shares;
   }
-  const bool scaled = is_scaled(call.code);  // those of a stage lie together
+  const bool scaled = is_scaled(call.code);  // the scales of a stage are contiguous
   work.group = call.group, work.group_rows = call.group < kStage && !scaled ? kStage / call.group : 1;
   work.scale_bytes = scaled ? columns * column_scale_bytes(call.code, call.group) : is_number(call.code) ? 0 : work.group_rows * columns * 2;
   work.zero_bytes = call.zeros && !scaled ? work.group_rows * columns * zero_width(bits, call.offset_zero >= 0) / 8 : 0;
   const int beside = work.scale_bytes + work.zero_bytes;
-  const int rings = kShared - multiplying(columns, call.teams) / 128 * kTurnBytes;
-  // As many rows of x as of weights, but of weights no more than it takes to keep the memory busy.
+  const int rings = kShared - multiplying(columns, call.teams) / 128 * kTransposeBytes;
+  // As many rows of x as of weights, but only as many weights as keep memory busy.
   const int as_many = rings / ((call.coded ? 1 : 2) * x_bytes + stage + beside);
   work.stages = std::min({kMostStages, std::max({3, as_many, (64 << 10) / stage}), std::max(3, (80 << 10) / stage)});
-  // A slot is always one team's. Else a team could wait for a slot's next phase before the other's has come, and a
-  // barrier's parity says of that what it says of the phase after. Each team has two: it gives one back with the next.
+  // Each slot belongs to one team. Otherwise a team could wait for the next phase of a slot before the other team's phase
+  // has ended, and the parity of both is equal. Each team has two slots: it releases one with the next.
   work.stages -= work.stages % call.teams;
   work.boxes = std::min(kMostBoxes, (rings - work.stages * (stage + beside)) / x_bytes);
   work.boxes -= work.boxes % (2 * call.teams);
   work.weights_at = work.boxes * x_bytes;
   work.scales_at = work.weights_at + work.stages * stage;
   work.zeros_at = work.scales_at + work.stages * work.scale_bytes;
-  work.turn_at = (work.zeros_at + work.stages * work.zero_bytes + 15) / 16 * 16;
+  work.transpose_at = (work.zeros_at + work.stages * work.zero_bytes + 15) / 16 * 16;
   return work.boxes >= 2 * call.teams && work.stages >= 2 * call.teams && all >= call.slices * (call.pairs ? 2 : 1) * call.teams;
 }
 
-/// Tiles, and blocks for them: as many as there is room for, but for pairs and teams, which add up where a next tile would come.
+/// Set tiles and blocks: as many blocks as run at once, but for pairs and teams, which add their sums in the buffer of
+/// the next tile.
 dim3 divide(const Many& call, Work& work) {
   const bool halves = call.turns == Turns::kLast;
   const int two = call.pairs || call.neighbours ? 2 : 1, places = std::max(1, this_device().multiprocessors / two);
@@ -132,7 +133,7 @@ cudaError_t added(const Many& call, cudaStream_t stream) {
   return launch(add_slices<T, Many>, grid, kAddThreads, 0, 1, call.early, stream, call);
 }
 
-/// Whether there are kernels for the scales of a call.
+/// Whether kernels exist for the scales of a call.
 bool fits(const Many& call) {
   if (call.offset_zero >= 0 && (!call.zeros || is_number(call.code) || call.items)) return false;
   if (is_scaled(call.code)) return call.zeros && has_scales_of(call.code, call.group);

@@ -1,9 +1,9 @@
-// Words of our own order as operands in registers, scaled: scale * (code - zero) - offset, the difference exact, the rest
+// Scaled operands in registers from words of strips: scale * (code - zero) - offset, the difference exact, the rest
 // rounded to T once.
 //
-// A lane has rows 2u, 2u + 1 of eight of columns c and c + 8 (b). Of 4 bits a word has them of eights 32 rows apart (i),
-// nibbles numbered r i b from the highest bit; of 8 bits bytes r b. Registers of an operand: (h, b) = (0, 0), (0, 1),
-// (1, 0), (1, 1), rows of r side by side; those of h lie in two words.
+// A lane has rows 2u, 2u + 1 of eight of columns c and c + 8 (b). With 4 bits a word has them for eights 32 rows apart
+// (i), nibbles numbered r i b from the highest bit; with 8 bits bytes r b. Registers of an operand: (h, b) = (0, 0),
+// (0, 1), (1, 0), (1, 1), rows of r side by side; both values of h are in different words.
 #pragma once
 
 #include "../device/symmetric.cuh"
@@ -11,11 +11,11 @@
 
 namespace qload::cuda::many_room {
 
-// A code four bits higher in a half lies beside 64 as it does beside 1024: no shift.
+// A code four bits higher in a half, with an offset of 64 instead of 1024, needs no shift.
 constexpr uint32_t kHigher = 0x54005400;
-constexpr uint32_t kFloat = 0x4B000000;  // a byte beside it is a float
+constexpr uint32_t kFloat = 0x4B000000;  // with a byte in its last bits it is a float
 
-/// What operands of two columns are made with: their scales side by side, and their zero points as codes have them.
+/// Scales and zero points of two columns, side by side, for operands.
 template <class T, int bits>
 struct Columns {
   uint32_t scales, zero[2];
@@ -35,13 +35,13 @@ struct Columns {
     }
   }
 
-  /// Left as halves of a register, which a product reads without another instruction.
+  /// The scale as a half of a register, which a product reads without another instruction.
   __device__ __forceinline__ uint32_t scale(int b) const {
     const auto both = as<__half2>(scales);
     return as<uint32_t>(b ? __high2half2(both) : __low2half2(both));
   }
 
-  /// Of a word, what stands for column c + 8b.
+  /// Operand of column c + 8b from a word.
   __device__ __forceinline__ uint32_t of(uint32_t word, int b) const {
     if constexpr (bits == 8) return scaled_bytes(word, b);
     if constexpr (is_half<T>)
@@ -51,17 +51,17 @@ struct Columns {
   }
 
  private:
-  /// Of codes beside an offset.
+  /// Operand from codes with an offset.
   __device__ __forceinline__ uint32_t scaled(uint32_t codes, int b) const {
     using Two = typename Number<T>::Two;
     return times(as<uint32_t>(__hsub2(as<Two>(codes), as<Two>(zero[b]))), b);
   }
 
-  /// Of the bytes `b` and `b + 2` of a word.
+  /// Operand from bytes `b` and `b + 2` of a word.
   __device__ __forceinline__ uint32_t scaled_bytes(uint32_t word, int b) const {
     if constexpr (is_half<T>) {
       return scaled(__byte_perm(word, 0x64646464, b ? 0x4341 : 0x4240), b);
-    } else {  // eight bits are exact in a bfloat16, but not beside an offset
+    } else {  // eight bits are exact in a bfloat16, but not with an offset
       const float low = __uint_as_float(__byte_perm(word, kFloat, 0x7650 | b)) - __uint_as_float(zero[b]);
       const float high = __uint_as_float(__byte_perm(word, kFloat, 0x7652 | b)) - __uint_as_float(zero[b]);
       return times(__byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632), b);
@@ -74,11 +74,11 @@ struct Columns {
   }
 };
 
-/// Codes of two columns less one zero point, exactly.
+/// Codes of two columns minus one zero point, exact.
 template <class T, int bits>
 struct Differences {
   using Two = typename Number<T>::Two;
-  static constexpr bool kFloats = bits == 8 && !is_half<T>;  // eight bits are exact in a bfloat16, but not beside an offset
+  static constexpr bool kFloats = bits == 8 && !is_half<T>;  // eight bits are exact in a bfloat16, but not with an offset
   uint32_t zero[2];
 
   __device__ __forceinline__ void lay(uint32_t point) {
@@ -86,7 +86,7 @@ struct Differences {
     zero[1] = bits == 4 && is_half<T> ? point * 0x100010 | kHigher : zero[0];
   }
 
-  /// Of a word, those of column c + 8b.
+  /// Codes of column c + 8b from a word.
   __device__ __forceinline__ Two of(uint32_t word, int b) const {
     if constexpr (kFloats) {
       const float2 both = floats_of(word, b);
@@ -106,7 +106,7 @@ struct Differences {
   }
 
  private:
-  /// Codes beside an offset, as zero points are.
+  /// Codes with an offset, in the form of zero points.
   static __device__ __forceinline__ uint32_t beside(uint32_t word, int b) {
     if constexpr (bits == 8)
       return __byte_perm(word, 0x64646464, b ? 0x4341 : 0x4240);
@@ -117,7 +117,7 @@ struct Differences {
   }
 };
 
-/// What operands of two columns with offsets are made with: their scales side by side, and offsets with the other sign.
+/// Scales of two columns, side by side, and negated offsets, for operands.
 template <class T, int bits>
 struct OffsetColumns {
   Differences<T, bits> codes;
@@ -128,7 +128,7 @@ struct OffsetColumns {
     codes.lay(zero);
   }
 
-  /// Of a word, what stands for column c + 8b.
+  /// Operand of column c + 8b from a word.
   __device__ __forceinline__ uint32_t of(uint32_t word, int b) const {
     return as<uint32_t>(__hfma2(codes.of(word, b), half_of(scales, b), half_of(less, b)));
   }
@@ -136,7 +136,7 @@ struct OffsetColumns {
  private:
   using Two = typename Number<T>::Two;
 
-  /// Left as halves of a register, which a product reads without another instruction.
+  /// The scale as a half of a register, which a product reads without another instruction.
   static __device__ __forceinline__ Two half_of(uint32_t both, int b) {
     const auto two = as<__half2>(both);
     return as<Two>(b ? __high2half2(two) : __low2half2(two));

@@ -7,55 +7,55 @@
 
 namespace qload::cuda::many_room {
 
-constexpr int kBox = 64, kStage = 128, kTile = 64;      // rows of x of a slot, and of weights; columns of a tile
+constexpr int kBox = 64, kStage = 128, kTile = 64;      // rows of a slot of x, and of weights; columns of a tile
 constexpr int kMostBoxes = 24, kMostStages = 12;        // slots
 constexpr int kFill = 128;                              // threads that fill
-constexpr int kTurnTokens = 16;                         // of y that a group of four warps turns at a time
-constexpr int kTurnBytes = 2 * kTurnTokens * kTile * 2;  // of a group, twice
-constexpr int kPieceBytes = 2048;                       // what lanes take at once: 64 rows of a tile of 4 bits, 32 of 8
+constexpr int kTransposeTokens = 16;                         // tokens of y that a group of four warps transposes at a time
+constexpr int kTransposeBytes = 2 * kTransposeTokens * kTile * 2;  // of a group, twice
+constexpr int kPieceBytes = 2048;                       // unit of a lane's loads: 64 rows of a tile of 4 bits, 32 of 8
 
 /// Zero points of integers: all the same, one of each column in a group, or offsets in their place.
 enum class Zeros : int { kSame, kPoints, kOffsets };
 
 constexpr __host__ __device__ int tile_bytes(int bits) { return kStage * kTile * bits / 8; }  // of a stage
 
-/// Strips of 64 columns of a group of four warps, two groups to a block or one for each strip; and threads that multiply,
-/// of a team and of all.
+/// Strips of 64 columns per group of four warps, with two groups in a block or one for each strip; and the number of
+/// multiplying threads, of a team and in total.
 constexpr __host__ __device__ int strips_of(int columns, int teams) {
   return teams == 1 && columns % (2 * kTile) == 0 ? columns / (2 * kTile) : 1;
 }
 constexpr __host__ __device__ int team_threads(int columns, int teams) { return columns / kTile / strips_of(columns, teams) * 128; }
 constexpr __host__ __device__ int multiplying(int columns, int teams) { return teams * team_threads(columns, teams); }
 
-/// What copies read in boxes: x as (M, inputs), weights as (N / 64, K * bits / 16, 32 words). Boxes of x that reach beyond the
-/// last token would take long: of a last tile that is not whole there is another size.
+/// Descriptors of copied boxes: x as (M, inputs), weights as (N / 64, K * bits / 16, 32 words). Boxes of x beyond the last
+/// token would be slow, so an incomplete last tile has a box of its own size.
 struct Matrices {
   CUtensorMap inputs, last_inputs, weights;
 };
 
-struct Work {  // how a launch divides a layer
+struct Work {  // the division of a layer by a launch
   int boxes, stages;                           // slots
-  int items, wholes;                           // tiles, and how many of them are not shared; of experts `items` at most
-  int places;                                  // blocks that there is room for at once
-  int tall, wide;                              // tiles of tokens, and of columns of one or two neighbours
-  int each[2], more[2];                        // stages of K of a share, and how many shares have one more: of a tile,
-                                               // and where two blocks share its rows
-  int weights_at, scales_at, zeros_at, turn_at;  // bytes, where slots of these begin; of x at 0
+  int items, wholes;                           // tiles, and the number of tiles that are not shared; for experts `items` is the maximum
+  int places;                                  // blocks that run at once
+  int tall, wide;                              // number of tiles of tokens, and of columns of one or two neighbours
+  int each[2], more[2];                        // stages of K of a share, and number of shares with one more: for one block,
+                                               // and for two blocks that share rows
+  int weights_at, scales_at, zeros_at, transpose_at;  // offsets of the slots in bytes; those of x begin at 0
   int scale_bytes, zero_bytes;                 // of a slot
-  int group, group_rows;                       // rows of a group, and groups that begin in a stage or are all of it
+  int group, group_rows;                       // rows of a group, and groups that begin in a stage
 };
 
-/// The first tile of a block, or of two, and how many others have theirs at the same time.
+/// First tile of a block, or of two, and number of tiles in progress at the same time.
 __device__ __forceinline__ int first_item() { return blockIdx.y * gridDim.z + blockIdx.z; }
 __device__ __forceinline__ int items_together() { return gridDim.y * gridDim.z; }
 
-/// Which tokens, columns and stages a block has next.
+/// Tokens, columns and stages of a tile.
 struct Place {
   int row, slice, column, first, last;
   bool shares_x, shares_rows;
 
-  /// Tiles of tokens follow each other within kTogether of them, so that blocks at the same time read few rows of x and
-  /// few columns.
+  /// Tiles of tokens are consecutive within kTogether of them, so that concurrent blocks read few rows of x and few
+  /// columns.
   template <class OwnRows>
   __device__ __forceinline__ Place(const Many& call, const Work& work, const OwnRows& rows, int columns, int item) {
     shares_rows = item >= work.wholes, shares_x = call.neighbours && !shares_rows;
@@ -63,7 +63,7 @@ struct Place {
     const int tall = rows.tall, wholes = of_last_turn ? 0 : work.wholes;  // of this launch
     int tile = half ? rows.before + wholes + (item - wholes) / 2 : item;
     const int right = half ? (item - wholes) % 2 : shares_x ? blockIdx.x : 0;
-    slice = row = 0;  // a division takes as long as hundreds of additions, before anything has been asked for
+    slice = row = 0;  // a division takes as long as hundreds of additions, and delays the first copy
     if (call.slices > 1) {
       const unsigned slices = call.slices, whole = unsigned(tile) / slices;
       slice = tile - whole * slices, tile = whole;
@@ -82,8 +82,8 @@ struct Place {
   static constexpr int kTogether = 8;
 };
 
-/// Which rows of x a tile has, and of which expert. `tall`: tiles of tokens; `items`: what the launch takes, tiles or
-/// halves of tiles `before` which another launch takes all.
+/// Rows of x and expert of a tile. `tall`: tiles of tokens; `items`: tiles of the launch, or halves of tiles after
+/// `before` whole ones of another launch.
 template <bool grouped, int tokens>
 struct Rows {
   static constexpr bool may_be_part = true;  // of K
@@ -108,7 +108,7 @@ struct Rows<true, tokens> {
   static constexpr bool may_be_part = false;
   int tall, items, before;
 
-  /// Each item, and one more, says how many there are.
+  /// Every item, and one after the last, stores the number of items.
   __device__ __forceinline__ Rows(const Many& call, const Work& work) : from_(call.items) {
     enter(0);
     tall = item_.w, items = tall * work.wide, before = 0;
@@ -130,22 +130,22 @@ struct Rows<true, tokens> {
   int4 item_;
 };
 
-/// Barriers of the slots: what is asked for has come, and nobody reads it any more.
+/// Barriers of the slots: data have arrived, or are free.
 struct Barriers {
-  uint64_t x_came[kMostBoxes], x_free[kMostBoxes], came[kMostStages], free[kMostStages];
-  uint64_t sums_came;  // of the block that shares rows of K
+  uint64_t x_arrived[kMostBoxes], x_free[kMostBoxes], arrived[kMostStages], free[kMostStages];
+  uint64_t sums_arrived;  // for sums of the block that shares rows of K
 };
 
-/// Starts them, before all threads of the block, or of the cluster, meet; `threads` multiply, a team.
+/// Initialize barriers, before all threads of the block or cluster synchronize; `threads`: of a team.
 __device__ __forceinline__ void start_rings(const Many& call, const Work& work, Barriers& barriers, int threads) {
   if (threadIdx.x < work.boxes) {
-    start_barrier(barriers.x_came + threadIdx.x, 1);
+    start_barrier(barriers.x_arrived + threadIdx.x, 1);
     start_barrier(barriers.x_free + threadIdx.x, threads / 32 * (call.neighbours ? 2 : 1));
   } else if (threadIdx.x >= 32 && threadIdx.x < 32 + work.stages) {
-    start_barrier(barriers.came + threadIdx.x - 32, 1);
+    start_barrier(barriers.arrived + threadIdx.x - 32, 1);
     start_barrier(barriers.free + threadIdx.x - 32, threads / 32);
   } else if (threadIdx.x == 31) {
-    start_barrier(&barriers.sums_came, 1);
+    start_barrier(&barriers.sums_arrived, 1);
   }
   if (threadIdx.x < 64) publish_barriers();
 }
@@ -161,8 +161,8 @@ struct Slot {
   }
 };
 
-/// What fills the rings: `weights` of one thread, `inputs` of another. Each has hardly more to do for a slot than to ask
-/// for it: it has no other thread to hide behind, and all wait for it.
+/// The two threads that fill the rings: one calls `weights`, another `inputs`. All warps wait for them, and nothing hides
+/// their latency, so they do little more than start copies.
 /// `box`: elements of x in 128 bytes.
 template <Code code, Zeros zeros_of, bool small, int tokens, int columns, int teams, bool grouped, int box = kBox>
 struct Filling {
@@ -178,11 +178,11 @@ struct Filling {
   unsigned char* memory;
   Barriers& barriers;
 
-  /// Weights never depend on the kernel ahead, but for which experts' they are.
+  /// Weights never depend on the previous kernel, except for the choice of experts.
   __device__ __forceinline__ void weights() {
-    const uint64_t policy = rows.tall == 1 ? leaves_first() : stays();
-    const uint32_t first = as_it_is(shared_address(memory)), came = as_it_is(shared_address(barriers.came));
-    const uint32_t free = as_it_is(shared_address(barriers.free));
+    const uint64_t policy = rows.tall == 1 ? evict_first_policy() : evict_normal_policy();
+    const uint32_t first = opaque(shared_address(memory)), arrived = opaque(shared_address(barriers.arrived));
+    const uint32_t free = opaque(shared_address(barriers.free));
     const bool groups = (small && zeros_of != Zeros::kOffsets) || work.group < call.K;
     const int group_rows = small ? work.group_rows : 1;
     const int of_column = is_scaled(code) ? column_scale_bytes(code, work.group) : is_number(code) ? 0 : 2;
@@ -192,7 +192,7 @@ struct Filling {
     for (int item = first_item(); item < rows.items; item += items_together()) {
       const Place place(call, work, rows, columns, item);
       rows.enter(place.row);
-      const int there = max(0, min(columns, call.N - place.column));  // columns that have scales
+      const int there = max(0, min(columns, call.N - place.column));  // columns with scales
       const int scale_bytes = there * of_column, zero_bytes = has_zeros ? there * zero_bits / 8 : 0;
       const int beside = group_rows * (scale_bytes + zero_bytes);
       const int tile = place.column / kTile + (grouped ? rows.expert() * (call.N / kTile) : 0);
@@ -203,8 +203,8 @@ struct Filling {
       int line = place.first * (kStage * bits / 16);
 #pragma unroll 1
       for (int stage = place.first; stage < place.last; ++stage, line += kStage * bits / 16) {
-        wait_for(free + slot.at * 8, slot.parity ^ 1);  // before the first phase has ended, one ahead of it has
-        const uint32_t here = came + slot.at * 8;
+        wait_for(free + slot.at * 8, slot.parity ^ 1);  // before the first phase ends, the one before it counts as ended
+        const uint32_t here = arrived + slot.at * 8;
         const bool begins = scale_bytes > 0 && (groups || stage < place.first + teams);
         expect_bytes(here, kStageBytes + (begins ? beside : 0));
         copy_box(first + work.weights_at + slot.at * kStageBytes, from.weights, 0, line, tile, here, policy);
@@ -226,15 +226,15 @@ struct Filling {
   }
 
   __device__ __forceinline__ void inputs() {
-    const uint64_t policy = stays();
-    const uint32_t first = as_it_is(shared_address(memory)), came = as_it_is(shared_address(barriers.x_came));
-    const uint32_t free = as_it_is(shared_address(barriers.x_free));
+    const uint64_t policy = evict_normal_policy();
+    const uint32_t first = opaque(shared_address(memory)), arrived = opaque(shared_address(barriers.x_arrived));
+    const uint32_t free = opaque(shared_address(barriers.x_free));
     Slot slot;
 #pragma unroll 1
     for (int item = first_item(); item < rows.items; item += items_together()) {
       const Place place(call, work, rows, columns, item);
       rows.enter(place.row);
-      // Each neighbour fetches one half of the tokens, for both.
+      // Each neighbour copies one half of the tokens, for both.
       const bool shares = !grouped && place.shares_x;
       const int rows_of_box = !grouped && call.neighbours ? tokens / 2 : tokens;
       const int left = grouped ? tokens : min(tokens, call.M - rows.first());
@@ -247,7 +247,7 @@ struct Filling {
 #pragma unroll 1
       for (int column = place.first * kStage; column < place.last * kStage; column += box) {
         wait_for(free + slot.at * 8, slot.parity ^ 1);
-        const uint32_t here = came + slot.at * 8, to = first + (slot.at * tokens + begin) * (kBox * 2);
+        const uint32_t here = arrived + slot.at * 8, to = first + (slot.at * tokens + begin) * (kBox * 2);
         expect_bytes(here, left * kBox * 2);
         if (shares) {
           if (any) copy_box_to(3, to, x, column, row, here, policy);

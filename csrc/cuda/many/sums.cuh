@@ -1,7 +1,7 @@
-// What becomes of a block's sums: those of teams, and of two blocks, are added, and y or a part of it is stored.
+// Addition of a block's sums over teams and two blocks, and the store of y or a part of it.
 //
-// A lane has of each strip of 16 columns sums of columns c and c + 8 of tokens 2t, 2t + 1 of each eight tokens: four of
-// an eight one after another, columns of a token apart.
+// A lane has, for each strip of 16 columns, sums of columns c and c + 8 of tokens 2t, 2t + 1 of each eight tokens: four
+// consecutive sums per eight, with both columns of a token apart.
 #pragma once
 
 #include <type_traits>
@@ -13,55 +13,55 @@
 
 namespace qload::cuda::many_room {
 
-/// A sum is what stands here times the unit of its column, c or c + 8.
+/// A sum is `of` times the unit of its column, c or c + 8.
 template <int strips, int eights>
 struct Sums {
   float of[strips][eights * 4], unit[strips][2];
 };
 
-/// Where a lane's sums are in its block: the first column of its group of warps and its own beside that, its first token,
-/// and the first of all lanes.
+/// Position of a lane's sums in its block: first column of its group of warps, its own offset from it, its first token,
+/// and the first token of all lanes.
 struct Share {
   int columns, column, token, first;
 };
 
-/// Teams of one block or of two have sums of the same place. Each keeps a share of the eights, the first the first, and
-/// gets the others' of these, which it adds in the teams' order. Shares are multiples of what `store` turns at a time:
-/// where teams' would not be, the first of each block keeps all that the block has. `own`: the number of a team of all.
+/// Teams of one or two blocks have sums of the same tile. Each keeps a share of the eights and receives the other teams'
+/// sums for it, which it adds in the order of teams. Shares are multiples of the unit of `store`; if teams' shares would
+/// not be, the first team of each block keeps the whole share of the block. `own`: number of a team among all.
 template <int own, int ranks, int teams, int threads, int strips, int eights>
 struct Sharing {
   static constexpr int parts = ranks * teams, of_block = eights / ranks;  // teams, and eights of one block
-  static constexpr int keepers = of_block % (teams * (kTurnTokens / 8)) == 0 ? teams : 1;  // of a block
+  static constexpr int keepers = of_block % (teams * (kTransposeTokens / 8)) == 0 ? teams : 1;  // of a block
   static constexpr int share = of_block / keepers;
   static constexpr bool keeps = own % teams < keepers;
-  static constexpr int kept = own / teams * keepers + own % teams;      // which share
+  static constexpr int kept = own / teams * keepers + own % teams;      // number of the share
   static constexpr int others = parts - 1, fours = strips * share * threads;  // of one team for another
-  static constexpr int bytes = keepers * others * fours * 16;           // that a block gets
+  static constexpr int bytes = keepers * others * fours * 16;           // that a block receives
 
   using All = Sums<strips, eights>;
   using Kept = Sums<strips, share>;
 
-  /// Gives the others what they keep. `room`: a place in the shared memory of each block that no copy goes to; `came`: a
-  /// barrier of the block, where there are two.
-  static __device__ __forceinline__ void hand_over(const All& all, float4* room, uint64_t* came) {
+  /// Send the other teams their shares. `room`: a buffer in the shared memory of each block without pending copies;
+  /// `arrived`: a barrier of the block, if there are two blocks.
+  static __device__ __forceinline__ void send_shares(const All& all, float4* room, uint64_t* arrived) {
 #pragma unroll
     for (int number = 0; number < ranks * keepers; ++number) {
       if (team(number) == own) continue;
       float4* to = place(room, own, number);
       const int rank = number / keepers;
-      const uint32_t there = ranks == 1 ? 0 : address_in(to, rank), its_barrier = ranks == 1 ? 0 : address_in(came, rank);
+      const uint32_t there = ranks == 1 ? 0 : remote_address(to, rank), peer_barrier = ranks == 1 ? 0 : remote_address(arrived, rank);
 #pragma unroll
       for (int i = 0; i < strips * share; ++i) {
         const float4 four = of(all, i / share, number * share + i % share);
         if constexpr (ranks == 1)
           to[i * threads] = four;
         else
-          send(four, there + i * threads * 16, its_barrier);
+          send(four, there + i * threads * 16, peer_barrier);
       }
     }
   }
 
-  /// What the team keeps, once it is there.
+  /// The team's own share with the received sums added.
   static __device__ __forceinline__ Kept added(const All& all, float4* room) {
     Kept sums;
 #pragma unroll
@@ -86,16 +86,16 @@ struct Sharing {
   }
 
  private:
-  /// The team that keeps the share `number`.
+  /// The team that keeps share `number`.
   static constexpr __device__ int team(int number) { return number / keepers * teams + number % keepers; }
 
-  /// Where a thread finds, in its block, what a team has for the share `number`.
+  /// Buffer in a block for the sums of team `from` for share `number`.
   static __device__ __forceinline__ float4* place(float4* room, int from, int number) {
     const int slot = from < team(number) ? from : from - 1;
     return room + (number % keepers * others + slot) * fours + threadIdx.x % threads;
   }
 
-  /// Rounded before it is added, so that a sum does not depend on which team keeps it.
+  /// Rounded before the addition, so that a sum does not depend on the team that keeps it.
   static __device__ __forceinline__ float4 of(const All& all, int strip, int eight) {
     const float* at = all.of[strip] + 4 * eight;
     const float first = all.unit[strip][0], second = all.unit[strip][1];
@@ -103,7 +103,7 @@ struct Sharing {
   }
 };
 
-/// A part of y, in fp32.
+/// Store a part of y, in fp32.
 template <int strips, int eights>
 __device__ __forceinline__ void store_part(const Many& call, const Place& place, int first_token, const Share& share,
                                            const Sums<strips, eights>& sums) {
@@ -120,24 +120,24 @@ __device__ __forceinline__ void store_part(const Many& call, const Place& place,
   }
 }
 
-/// y of 16 tokens by 64 columns at a time, through shared memory, so that a token's are written together. Each group of
-/// four warps has room for two, and fills one while the other is read; of a row's eights each lies in another bank.
+/// Store y, 16 tokens by 64 columns at a time, through shared memory, so that a token's outputs are written together. Each
+/// group of four warps fills one of two buffers while the other is read; the eights of a row are in different banks.
 template <class T, int strips, int eights, class OwnRows>
 __device__ __forceinline__ void store(const Many& call, const Place& place, const OwnRows& rows, const Share& share,
                                       T* room, const Sums<strips, eights>& sums) {
-  constexpr int turns = eights * 8 / kTurnTokens;
+  constexpr int turns = eights * 8 / kTransposeTokens;
   const int group = threadIdx.x / 128, thread = threadIdx.x % 128, lane = thread % 32;
   const int own_row = lane / 16 * 8 + lane % 8, row = thread / 8;
   const int own = own_row * kTile + (thread / 32 * 2 + lane / 8 % 2 ^ own_row % 8) * 8;
   const int from = row * kTile + (thread % 8 ^ row % 8) * 8;
   const int first = rows.first() + share.first + row, left = rows.end() - first;
-  const bool whole = call.outputs % 8 == 0;  // not known to the compiler, which makes one copy of what follows
+  const bool whole = call.outputs % 8 == 0;  // opaque to the compiler, which then emits the following code once
   const bool scaled = call.token_scales;
-  float of_token[(eights + 3) / 4];  // of 32 tokens a lane has one
+  float of_token[(eights + 3) / 4];  // a lane has one of 32 tokens
   if (scaled)
 #pragma unroll
     for (int i = 0; i < (eights + 3) / 4; ++i) of_token[i] = token_scale(call, rows.first() + share.first + 32 * i + lane);
-  room += group * 2 * kTurnTokens * kTile;
+  room += group * 2 * kTransposeTokens * kTile;
   uint4 values;
 #pragma unroll
   for (int j = 0; j < strips; ++j) {
@@ -145,13 +145,13 @@ __device__ __forceinline__ void store(const Many& call, const Place& place, cons
     const int to_n = place.column + share.columns + j * kTile + thread % 8 * 8, there = call.outputs - to_n;
     T* to = static_cast<T*>(call.y) + int64_t{first} * call.outputs + to_n;
     const auto put = [&](int turn) {
-      if (there <= 0 || turn * kTurnTokens >= left) return;
-      T* at = to + int64_t{turn * kTurnTokens} * call.outputs;
+      if (there <= 0 || turn * kTransposeTokens >= left) return;
+      T* at = to + int64_t{turn * kTransposeTokens} * call.outputs;
       if (whole)
         __stcg(reinterpret_cast<uint4*>(at), values);
       else
 #pragma unroll 1
-        for (int i = 0; i < min(8, there); ++i) at[i] = room[(j * turns + turn) % 2 * kTurnTokens * kTile + from + i];
+        for (int i = 0; i < min(8, there); ++i) at[i] = room[(j * turns + turn) % 2 * kTransposeTokens * kTile + from + i];
     };
     float bias[2] = {};
 #pragma unroll
@@ -173,18 +173,18 @@ __device__ __forceinline__ void store(const Many& call, const Place& place, cons
         }
         pairs[i] = narrow<T>(fmaf(first_sum, unit, bias[i % 2]), fmaf(second_sum, unit, bias[i % 2]));
       }
-      T* shared = room + (j * turns + turn) % 2 * kTurnTokens * kTile;
-      store_turned(shared + own, pairs);
-      if (turn > 0) put(turn - 1);  // while these are on their way
+      T* shared = room + (j * turns + turn) % 2 * kTransposeTokens * kTile;
+      store_transposed(shared + own, pairs);
+      if (turn > 0) put(turn - 1);  // while these loads are in flight
       barrier_of<128>(1 + group);
       values = *reinterpret_cast<const uint4*>(shared + from);
     }
     put(turns - 1);
   }
-  if (strips * turns % 2) barrier_of<128>(1 + group);  // the next tile begins with the same room
+  if (strips * turns % 2) barrier_of<128>(1 + group);  // the next tile begins with the same buffer
 }
 
-/// `use` with a number that is known when it is compiled, one of `count`.
+/// Call `use` with `number` as a compile-time constant below `count`.
 template <int count, class Use>
 __device__ __forceinline__ void with_number(int number, const Use& use) {
   if constexpr (count > 1)
@@ -192,26 +192,26 @@ __device__ __forceinline__ void with_number(int number, const Use& use) {
   use(std::integral_constant<int, count - 1>{});
 }
 
-/// What a team keeps of sums that teams of `ranks` blocks share, once all have been added: `put(kept, share)`.
+/// Store a team's share of sums that teams of `ranks` blocks have in common: `put(kept, share)`.
 template <int ranks, int teams, int threads, int strips, int eights, class Put>
-__device__ __forceinline__ void share_out(int team, Share share, unsigned char* memory, uint64_t* came,
+__device__ __forceinline__ void divide_shares(int team, Share share, unsigned char* memory, uint64_t* arrived,
                                           const Sums<strips, eights>& sums, const Put& put) {
   using First = Sharing<0, ranks, teams, threads, strips, eights>;
-  // `use` with how this team shares with all others.
+  // Call `use` with the sharing of this team.
   const auto with_sharing = [&](const auto& use) {
     with_number<ranks * teams>((ranks == 1 ? 0 : blockIdx.x) * teams + team, [&](auto own) {
       use(Sharing<decltype(own)::value, ranks, teams, threads, strips, eights>{});
     });
   };
   float4* there = reinterpret_cast<float4*>(memory);
-  barrier_of<teams * threads>();  // nobody here reads the rings any more,
+  barrier_of<teams * threads>();  // all threads of this block have read the rings,
   if (ranks > 1) {
-    if (threadIdx.x == 0) expect_bytes(came, First::bytes);
-    cluster_arrive(), cluster_wait();  // nor in the other block
+    if (threadIdx.x == 0) expect_bytes(arrived, First::bytes);
+    cluster_arrive(), cluster_wait();  // and so have those of the other block
   }
-  with_sharing([&](auto own) { own.hand_over(sums, there, came); });
+  with_sharing([&](auto own) { own.send_shares(sums, there, arrived); });
   if (ranks > 1)
-    wait_for_cluster(came, 0);
+    wait_for_cluster(arrived, 0);
   else
     barrier_of<teams * threads>();
   typename First::Kept kept;
@@ -226,10 +226,10 @@ __device__ __forceinline__ void share_out(int team, Share share, unsigned char* 
   if (keeps) put(kept, share);
 }
 
-/// A block's sums, and those of the block that shares its rows, become y or a part of it.
+/// Store the sums of a block, with those of the block that shares its rows, as y or a part of it.
 template <int teams, int threads, class T, int strips, int eights, class OwnRows>
 __device__ __forceinline__ void finish(const Many& call, const Place& place, const OwnRows& rows, int team, const Share& share,
-                                       unsigned char* memory, T* room, uint64_t* came, const Sums<strips, eights>& sums) {
+                                       unsigned char* memory, T* room, uint64_t* arrived, const Sums<strips, eights>& sums) {
   const auto put = [&](const auto& own, const Share& its) {
     if (OwnRows::may_be_part && call.slices > 1)
       store_part(call, place, rows.first(), its, own);
@@ -237,9 +237,9 @@ __device__ __forceinline__ void finish(const Many& call, const Place& place, con
       store<T>(call, place, rows, its, room, own);
   };
   if (place.shares_rows)
-    share_out<2, teams, threads>(team, share, memory, came, sums, put);
+    divide_shares<2, teams, threads>(team, share, memory, arrived, sums, put);
   else if constexpr (teams > 1)
-    share_out<1, teams, threads>(team, share, memory, came, sums, put);
+    divide_shares<1, teams, threads>(team, share, memory, arrived, sums, put);
   else
     put(sums, share);
 }

@@ -1,18 +1,18 @@
-// Codes of x times codes of a weight in our own order, both of 8 bits, on Hopper.
+// Codes of x times codes of a weight in strips, both of 8 bits, on Hopper.
 //
 //   y[m, n] = token[m] * column[n] * sum over k of x[m, k] * code[k, n]  + bias[n]
-//             or of tiles of 128 rows and 64 columns: token[m] * sum over tiles of scale[tile] * the tile's sum  + bias[n]
+//             or with tiles of 128 rows and 64 columns: token[m] * sum over tiles of scale[tile] * tile's sum  + bias[n]
 //
-//   in   see many.h; x (M, inputs) as quantize.cuh permutes it: of 32 rows, 8 t + 4 h + q lies at 16 h + 4 t + q
-//   out  y      fp16 or bf16 (M, outputs), rounded once from fp32; or parts of it in fp32, which add_slices adds up
+//   in   see many.h; x (M, inputs) as permuted by quantize.cuh: row 8 t + 4 h + q of 32 is at 16 h + 4 t + q
+//   out  y      fp16 or bf16 (M, outputs), rounded once from fp32; or parts of it in fp32 for add_slices
 //
-//   The rings, tiles and last sums are those of many.cuh. A lane's 16 bytes of 32 rows become an operand by four byte
-//   permutations, as x is permuted alike. A box of x has the 128 rows of a stage.
-//   Sums of e4m3 by the matrix unit keep 13 bits below the largest addend. Those of a stage begin at 0, and fp32 has the
-//   sum of stages (the name for it is promotion). Registers have room for the sums of 128 tokens of a stage beside those,
-//   so that more tokens take turns. Sums of int8 are exact in int32.
+//   Rings, tiles and final sums are those of many.cuh. Four byte permutations convert a lane's 16 bytes of 32 rows to an
+//   operand, since x is permuted alike. A box of x has the 128 rows of a stage.
+//   The matrix unit keeps 13 bits below the largest addend in sums of e4m3. Sums of a stage begin at 0 and are added in
+//   fp32 (promotion). Registers have room for a stage's sums of 128 tokens besides the total, so more tokens take turns.
+//   Sums of int8 are exact in int32.
 //
-// Equals qload/kernels/scaled.py on the same codes, up to what 13 bits lose in 128 rows.
+// Equals qload/kernels/scaled.py on the same codes, up to the loss beyond 13 bits in 128 rows.
 #pragma once
 
 #include <type_traits>
@@ -21,16 +21,16 @@
 
 namespace qload::cuda {
 
-/// The kernel for a call with coded inputs, or null where no block has so many tokens and columns.
+/// Kernel for a call with coded inputs, or null if no block has so many tokens and columns.
 template <class T, Code code>
 ManyKernel w8a8_of(const Many& call);
 
 namespace many_room {
 
 constexpr int kSteps = kStage / 32;  // products of a stage
-constexpr int kPartTokens = 128;     // whose sums of a stage registers hold beside those of all stages
+constexpr int kPartTokens = 128;     // tokens whose sums of a stage fit in registers besides all totals
 
-/// The operand of 32 rows and 16 columns: two words have bytes of column c at even places, of c + 8 at odd ones.
+/// Operand of 32 rows and 16 columns: two words have bytes of column c at even places, of c + 8 at odd ones.
 template <Code code>
 __device__ __forceinline__ void operand_of(const uint32_t (&words)[4], uint32_t (&to)[4]) {
 #pragma unroll
@@ -40,7 +40,7 @@ __device__ __forceinline__ void operand_of(const uint32_t (&words)[4], uint32_t 
   }
 }
 
-/// Products have written these registers; the compiler moves no reads ahead of it.
+/// Products have written these registers; no read moves before this point.
 template <class Sum, int values>
 __device__ __forceinline__ void settle(Sum (&sums)[values]) {
 #pragma unroll
@@ -78,20 +78,20 @@ w8a8_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
     __syncthreads();
 
   if (threadIdx.x >= multiply) {
-    give_registers<Own::kGive>();
+    release_registers<Own::kGive>();
     Filling<code, Zeros::kSame, false, tokens, columns, 1, false, kStage> filling{from, call, work, own_rows, memory, barriers};
     return fill<multiply>(filling);
   }
 
-  take_registers<Own::kTake>();
-  const int tile = threadIdx.x / 128, number = as_it_is(threadIdx.x % 32), strip = as_it_is(threadIdx.x / 32 % 4);
+  acquire_registers<Own::kTake>();
+  const int tile = threadIdx.x / 128, number = opaque(threadIdx.x % 32), strip = opaque(threadIdx.x / 32 % 4);
   const bool grouped = work.group < call.K;
-  // The 16 bytes of a lane in lines of 128, in which eight of these are swizzled by the line's number.
+  // A lane's 16 bytes in lines of 128; eight such units are swizzled by the number of the line.
   const int line = strip * 4 + number / 8;
-  const uint32_t words = as_it_is(shared_address(memory) + work.weights_at + tile * tile_bytes(8) + line * 128 +
+  const uint32_t words = opaque(shared_address(memory) + work.weights_at + tile * tile_bytes(8) + line * 128 +
                                   (number % 8 ^ line % 8) * 16);
-  constexpr int box_rows = tokens * 128 / 16, part_rows = box_rows / parts;  // as `described` counts
-  const uint64_t all_rows = described(memory);
+  constexpr int box_rows = tokens * 128 / 16, part_rows = box_rows / parts;  // in units of the descriptor
+  const uint64_t all_rows = matrix_descriptor(memory);
   const bool leaves_twice = number == 1 && call.neighbours;
   uint32_t operand[kSteps][4];
   Sum stage_sums[values];
@@ -103,7 +103,7 @@ w8a8_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
     load_shared(words + stage.at * (columns / kTile * tile_bytes(8)) + step * kPieceBytes, word);
     operand_of<code>(word, operand[step]);
   };
-  const auto leave_words = [&] {  // they are in registers
+  const auto leave_words = [&] {  // the words are in registers
     __syncwarp();
     if (number == 0) arrive(barriers.free + stage.at);
     stage.advance(work.stages);
@@ -113,7 +113,7 @@ w8a8_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
   do {
     const Place place(call, work, own_rows, columns, item);
     own_rows.enter(place.row);
-    const uint32_t left_at = address_in(barriers.x_free, place.shares_x ? 1 - blockIdx.x : blockIdx.x);
+    const uint32_t left_at = remote_address(barriers.x_free, place.shares_x ? 1 - blockIdx.x : blockIdx.x);
     if constexpr (whole) {
 #pragma unroll
       for (int i = 0; i < values; ++i) stage_sums[i] = 0;
@@ -132,7 +132,7 @@ w8a8_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
           sum.of[0][part * values + i] = fmaf(stage_sums[i], scale, sum.of[0][part * values + i]);
       }
     };
-    wait_for(barriers.came + stage.at, stage.parity);
+    wait_for(barriers.arrived + stage.at, stage.parity);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) load_operand(step);
     leave_words();
@@ -140,7 +140,7 @@ w8a8_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
 #pragma unroll 1
     for (int left = place.last - place.first; left > 0; --left) {
       const uint64_t rows = all_rows + box.at * box_rows;
-      wait_for(barriers.x_came + box.at, box.parity);
+      wait_for(barriers.x_arrived + box.at, box.parity);
       if (grouped) {
         scale = scales.next[0];
         if (left > 1) scales.advance(1);
@@ -161,8 +161,8 @@ w8a8_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
         }
         if (part + 1 < parts) wait_for_products<0>(), promote(part);
       }
-      if (left > 1) wait_for(barriers.came + stage.at, stage.parity);
-      const auto follow = [&](auto step) {  // the next stage's operand, once the product that reads this one is done
+      if (left > 1) wait_for(barriers.arrived + stage.at, stage.parity);
+      const auto follow = [&](auto step) {  // the next stage's operand, after the product that reads the same registers
         constexpr int number = decltype(step)::value;
         wait_for_products<kSteps - 1 - number>();
         if (left > 1) load_operand(number);
@@ -170,7 +170,7 @@ w8a8_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
       follow(std::integral_constant<int, 0>{}), follow(std::integral_constant<int, 1>{});
       follow(std::integral_constant<int, 2>{}), follow(std::integral_constant<int, 3>{});
       if (number == 0) arrive(barriers.x_free + box.at);
-      if (leaves_twice) arrive_at(left_at + box.at * 8);
+      if (leaves_twice) arrive_remote(left_at + box.at * 8);
       box.advance(work.boxes);
       promote(parts - 1);
       if (left > 1) leave_words();
@@ -182,8 +182,8 @@ w8a8_kernel(const __grid_constant__ Work work, const __grid_constant__ Many call
     if (grouped) sum.unit[0][0] = sum.unit[0][1] = 1;
     item += items_together();
     const Share share{tile * kTile, strip * 16 + number / 4, number % 4 * 2, 0};
-    finish<1, multiply>(call, place, own_rows, 0, share, memory, reinterpret_cast<T*>(memory + work.turn_at),
-                        &barriers.sums_came, sum);
+    finish<1, multiply>(call, place, own_rows, 0, share, memory, reinterpret_cast<T*>(memory + work.transpose_at),
+                        &barriers.sums_arrived, sum);
   } while (item < own_rows.items);
   if (call.neighbours) cluster_arrive(), cluster_wait();  // until then the neighbour may arrive at barriers here
 #endif

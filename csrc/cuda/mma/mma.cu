@@ -12,7 +12,7 @@ namespace {
 
 using namespace mma_room;
 
-/// Whether there are kernels for the scales of a call.
+/// Whether kernels exist for the scales of a call.
 bool fits(const Mma& call) {
   if (is_scaled(call.code)) return call.zeros && has_scales_of(call.code, call.group);
   const bool whole = call.group == kChunk || call.group >= call.K;
@@ -25,7 +25,7 @@ bool has_warps(const Mma& call) {
   return call.columns > 0 && call.row_warps > 0 && kWarps % (call.columns * call.row_warps) == 0;
 }
 
-/// False: the ring has no room for two stages.
+/// False: the ring lacks room for two stages.
 bool lay_out(const Mma& call, int shared, Work& work) {
   const int steps = steps_of_stage(bits_of(call.code));
   work.columns = call.columns, work.split = 1, work.row_warps = call.row_warps;

@@ -1,28 +1,28 @@
 // x times a weight of 4 or 8 bits in strips, best from 17 tokens on, from Ampere on.
 //
 //   y[m, n] = sum over k of x[m, k] * round(scale[g, n] * (code[k, n] - zero[g, n]) - offset[g, n])  + bias[n],   g = k / group
-//   numbers:  scale * sum over k of x[m, k] * code[k, n], one scale a column, or one a tile of 128 rows and 64 columns
+//   numbers:  scale * sum over k of x[m, k] * code[k, n], one scale per column, or per tile of 128 rows and 64 columns
 //
 //   in   see mma.h
-//   out  y      fp16 or bf16 (M, outputs), rounded once from fp32; or parts of it in fp32, which add_slices adds up
+//   out  y      fp16 or bf16 (M, outputs), rounded once from fp32; or parts of it in fp32 for add_slices
 //
 //   needs    K in multiples of 128, N of 64; groups of 32, 64, 128, or one; 98 KB of shared memory
 //   grid     (tokens, columns, slices of K of a block), 8 warps
 //
 //                `columns` tiles of 64 columns, a warp each
 //               +--------+--------+--------+--------+
-//     8 *       |   0    |   1    |   2    |   3    |   The next row_warps of the same tokens and columns have other
-//     token_    |        |        |        |        |   rows; warps after those have the next tokens.
+//     8 *       |   0    |   1    |   2    |   3    |   The next row_warps have other rows of the same tokens and columns;
+//     token_    |        |        |        |        |   warps after those have the next tokens.
 //     tiles     +--------+--------+--------+--------+
 //     tokens    |   4    |   5    |   6    |   7    |
 //               +--------+--------+--------+--------+
 //
 //   Weights are the 16-row operand of m16n8k16, tokens its 8 columns: y^T = w^T x^T. A stage of the ring has 64 rows of x
-//   and of words, 32 of 8 bits, for each of the row_warps. A copy has 16 bytes, one load of a lane. x lies
-//   in runs of 32 rows, 64 bytes of each token, where a lane finds its eight neighbouring rows without a bank conflict.
-//   Words are copied before the kernel ahead has ended: only x may depend on it. A warp loads the x of a round of tokens
-//   while it multiplies that of the round before, and makes the next step's operands while the last round is multiplied.
-//   The matrix unit is the limit from 64 tokens on; below, the memory.
+//   and of words, 32 for 8 bits, for each of the row_warps. A copy has 16 bytes, one load of a lane. x is stored in runs
+//   of 32 rows, 64 bytes per token, where a lane reads its eight neighbouring rows without a bank conflict.
+//   Words are copied before the previous kernel has ended: only x may depend on that kernel. A warp loads x of a round of
+//   tokens while it multiplies the round before, and computes the next step's operands while it multiplies the last
+//   round. The matrix unit is the limit from 64 tokens on, memory below.
 //
 // Equals x @ StripsWeight.dequantize().T (qload/kernel_formats/strips.py), the weight rounded to the type of x, up to the
 // rounding of fp32 sums.
@@ -41,12 +41,12 @@
 namespace qload::cuda::mma_room {
 
 constexpr int kWarps = 8, kMostStages = 5;
-constexpr int kStepRows = 32, kStepTokenBytes = 64;  // rows of two products, and of x of each token
+constexpr int kStepRows = 32, kStepTokenBytes = 64;  // rows of two products, and bytes of x per token
 constexpr int kTileStageBytes = 2048;                // words of a tile in a stage, of any width
-constexpr int kGroupBytes = 128;                     // scales of a tile's columns in a group of integers, zeros or offsets behind them
+constexpr int kGroupBytes = 128;                     // scales of a tile's columns in a group; zeros or offsets follow
 constexpr int kWideBytes = 256;                      // the same of scales in fp32
 
-/// Tiles of 8 tokens of a round: they are multiplied, and later stored, at once.
+/// Tiles of 8 tokens in a round, which are multiplied, and later stored, together.
 __host__ __device__ constexpr int tiles_of_round(int token_tiles) { return token_tiles == 6 ? 3 : 4; }
 
 /// Offsets of integers: none, of 16 bits, or of fp32 as the scales.
@@ -58,12 +58,12 @@ struct Work : Division {
   int chunks;                    // of 128 rows
   int token_warps;               // of a block
   int stages, stage_bytes;       // of the ring
-  int begins;                    // bit i: scales come with step i of a chunk
-  int scale_bytes, group_bytes;  // scales of a tile in a stage, and of each group of integers,
-  int group_shift;               // which has 2**group_shift rows
+  int begins;                    // bit i: scales begin with step i of a chunk
+  int scale_bytes, group_bytes;  // of scales of a tile in a stage, and of each group of integers
+  int group_shift;               // a group has 2**group_shift rows
 };
 
-/// Which tile, rows and tokens a warp has in its block, and where a slot of the ring has them.
+/// Tile, rows and tokens of a warp in its block, and their offsets in a slot of the ring.
 struct Place {
   int column, row_warp, token_warp, x_at, words_at, scales_at;
 
@@ -77,7 +77,7 @@ struct Place {
   }
 };
 
-/// Copies of a warp into the ring, stage after stage: its share of the words of its tile and of x of its rows, and scales.
+/// A warp's copies into the ring, stage by stage: its share of its tile's words and of x of its rows, and scales.
 template <class T, Code code, Offsets offsets>
 class Filling {
  public:
@@ -86,12 +86,12 @@ class Filling {
                                      int chunk, int tokens)
       : call_(call), work_(work), place_(place), memory_(memory + lane() * 16), tile_(tile), row_(chunk * kChunk),
         eights_(tokens / 8), tokens_left_(call.M - 1 - blockIdx.x * tokens) {
-    words_ = as_it_is(static_cast<const unsigned char*>(call.weights) + (int64_t{tile} * call.K + row_) * (8 * kBits_) +
+    words_ = opaque(static_cast<const unsigned char*>(call.weights) + (int64_t{tile} * call.K + row_) * (8 * kBits_) +
                       lane() * 16);
-    x_ = as_it_is(static_cast<const T*>(call.x) + int64_t{blockIdx.x} * tokens * call.inputs + row_ + lane() % 4 * 8);
+    x_ = opaque(static_cast<const T*>(call.x) + int64_t{blockIdx.x} * tokens * call.inputs + row_ + lane() % 4 * 8);
   }
 
-  /// Words and scales of stage `stage`, into a slot.
+  /// Copy words and scales of stage `stage` into a slot.
   __device__ __forceinline__ void weights(int stage, int slot) const {
     const unsigned char* from = words_ + int64_t{stage} * kTileStageBytes;
     const uint32_t to = memory_ + slot * work_.stage_bytes;
@@ -99,7 +99,7 @@ class Filling {
       copy_async(to + place_.words_at + i * 512, from + i * 512, false);
     if (place_.token_warp == 0) scales(row_ + stage * (kSteps_ * kStepRows), to + place_.scales_at);
   }
-  /// x of the same rows, of eight tokens at a time.
+  /// Copy x of the same rows, eight tokens at a time.
   __device__ __forceinline__ void inputs(int stage, int slot) const {
     const int row = stage * (kSteps_ * kStepRows), left = call_.inputs - row_ - lane() % 4 * 8 - row;
     const uint32_t to = memory_ + slot * work_.stage_bytes + place_.x_at;
@@ -118,7 +118,7 @@ class Filling {
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % 32; }
 
-  /// Those that begin in the stage whose first row is `row`.
+  /// Copy the scales that begin in the stage with first row `row`.
   __device__ __forceinline__ void scales(int row, uint32_t to) const {
     const auto from = static_cast<const unsigned char*>(call_.scales);
     if constexpr (is_scaled(code)) {
@@ -159,7 +159,7 @@ class Filling {
   const unsigned char* words_;
 };
 
-/// Sums times the scales in fp32 of a lane's columns c + 8i, the first of which lies `at`, and a unit.
+/// Multiply sums by the fp32 scales of a lane's columns c + 8i, with the first one at `at`, and by a unit.
 template <int token_tiles>
 __device__ __forceinline__ void scale_columns(const float* at, float unit, float (&sum)[4][token_tiles][4]) {
 #pragma unroll
@@ -172,7 +172,7 @@ __device__ __forceinline__ void scale_columns(const float* at, float unit, float
     }
 }
 
-/// Operands of integers, with their scales and zeros. In all three classes `at` is the place of scales that begin in a step.
+/// Operands of integers with scales and zeros. In all three classes `at` is the address of scales that begin in a step.
 template <class T, int bits>
 class Integers {
  public:
@@ -268,7 +268,7 @@ class OffsetIntegers {
   many_room::OffsetColumns<T, bits> columns_[4];
 };
 
-/// Operands of integers whose scales and offsets are fp32: the weight is fp32 before it is rounded.
+/// Operands of integers with fp32 scales and offsets: the weight is computed in fp32 and rounded once.
 template <class T, int bits>
 class WideIntegers {
  public:
@@ -311,14 +311,14 @@ class WideIntegers {
   float scales_[8], offsets_[8];
 };
 
-/// Operands of 8-bit numbers: the codes, unscaled. Sums are in units of the latest scale of a tile.
+/// Operands of 8-bit numbers, unscaled. Sums are in units of the latest scale of a tile.
 template <class T, Code code>
 class Bytes {
  public:
   __device__ __forceinline__ Bytes(const Mma&, const Work& work, int) : of_tiles_(work.begins) {}
 
   __device__ __forceinline__ void enter(int, uint32_t) {}
-  /// Rescale the sums to the scale of the tile that begins.
+  /// Rescale the sums to the scale of the next tile of rows.
   template <int token_tiles>
   __device__ __forceinline__ void begin(uint32_t at, float (&sum)[4][token_tiles][4]) {
     const float last = scale_;
@@ -338,7 +338,7 @@ class Bytes {
   float scale_ = 1;
 };
 
-/// Operands of numbers, times the scales of their groups.
+/// Operands of numbers times the scales of their groups.
 template <class T, Code code>
 class ScaledNumbers {
  public:
@@ -382,10 +382,10 @@ using OperandsOf = std::conditional_t<
     is_scaled(code), ScaledNumbers<T, code>,
     std::conditional_t<is_number(code), Bytes<T, code>, IntegersOf<T, bits_of(code), offsets>>>;
 
-/// Bytes of a tile's sums of a round in shared memory.
+/// Bytes in shared memory of a tile's sums of a round.
 __host__ __device__ constexpr int laid_bytes(int token_tiles) { return 8 * tiles_of_round(token_tiles) * kSumPitch * 4; }
 
-/// y of the block, or a part of it, of a round of each warp's tokens at a time.
+/// Store y of the block, or a part of it, one round of each warp's tokens at a time.
 template <class T, int token_tiles>
 __device__ __forceinline__ void store(const Mma& call, const Work& work, unsigned char* memory,
                                       int first_token, const float (&sum)[4][token_tiles][4]) {
@@ -427,7 +427,7 @@ mma_kernel(const __grid_constant__ Mma call, const __grid_constant__ Work work) 
   const int lane = threadIdx.x % 32, tokens = 8 * token_tiles * work.token_warps;
   const Place place(work, steps * kStepTokenBytes, tokens);
   const int tile = min(blockIdx.y * work.columns + place.column, call.N / kTileN - 1);
-  // Chunks of the slice, and of them those of the warp, which follow each other; others may have one more.
+  // Chunks of the slice, and the warp's consecutive ones among them; other warps may have one more.
   const int first = static_cast<int>(int64_t{work.chunks} * blockIdx.z / gridDim.z);
   const int count = static_cast<int>(int64_t{work.chunks} * (blockIdx.z + 1) / gridDim.z) - first;
   const int before = count * place.row_warp / work.row_warps;
@@ -479,7 +479,7 @@ mma_kernel(const __grid_constant__ Mma call, const __grid_constant__ Work work) 
       const bool leaves = unit == units - 1, makes = round == rounds - 1, late = leaves && units % 2;
       const int next_stage = makes && next_s == 0 ? stage + 1 : stage, from = leaves ? there : here;
       if (round == 0 && begins(stage, s)) operands.begin(scales_of_slot + here, sum);
-      if (leaves) {  // all that the slot has is in registers
+      if (leaves) {  // all data of the slot are in registers
         wait_for_copy_groups(work.stages - 2);
         __syncthreads();
         if (stage + work.stages < own) filling.weights(stage + work.stages, slot), filling.inputs(stage + work.stages, slot);
@@ -500,7 +500,7 @@ mma_kernel(const __grid_constant__ Mma call, const __grid_constant__ Work work) 
     }
     slot = next_slot;
   }
-  for (int stage = own; stage < all; ++stage) __syncthreads();  // for the others
+  for (int stage = own; stage < all; ++stage) __syncthreads();  // matches the barriers of warps with more stages
   wait_for_copies();
   operands.leave(call, tile * kTileN + lane / 4, sum);
   store<T>(call, work, memory, blockIdx.x * tokens, sum);

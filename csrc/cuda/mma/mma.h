@@ -17,7 +17,7 @@ struct Mma {
   const void* bias;           // as x (outputs,); null
   const float* token_scales;  // (M,), factors of the tokens' sums; null: 1
   void* y;                    // as x (M, outputs)
-  void* parts;                // fp32 (slices, M, N), written and read; null with one slice
+  void* parts;                // fp32 (slices, M, N), scratch; null with one slice
   int M, K, N;                // K padded to 128, N to 64
   int inputs, outputs;        // at most K, N
   Code code;
@@ -26,12 +26,12 @@ struct Mma {
   bool wide;                  // as in decode.h
   bool bfloat16;
   int tokens;                 // of a warp: 32, 48 or 64
-  int columns, row_warps;     // tiles of 64 columns of a block, warps that share the rows of each
-  int slices;                 // of K; a second kernel adds them up
-  bool early;                 // may start before the kernel ahead ends
+  int columns, row_warps;     // tiles of 64 columns per block, warps that share the rows of each
+  int slices;                 // of K; a second kernel adds their sums
+  bool early;                 // may start before the previous kernel ends
 };
 
-/// cudaErrorNotSupported: no kernel for this. Pointers of x, weights, scales and zeros are multiples of 16.
+/// cudaErrorNotSupported: no kernel for these arguments. Pointers of x, weights, scales and zeros are multiples of 16.
 cudaError_t mma(const Mma& call, cudaStream_t stream);
 
 }  // namespace qload::cuda

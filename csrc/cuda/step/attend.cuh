@@ -46,7 +46,7 @@ __device__ __forceinline__ float base_of(float most) { return most == -INFINITY 
 
 /// Sum of the weights of keys relative to their maximum, and sums of `kCount` values.
 template <int kCount>
-struct Weighed {
+struct WeightedSums {
   float most = -INFINITY, total = 0, sums[kCount] = {};
 
   __device__ __forceinline__ void add(float its_most, float its_total, const float (&its)[kCount]) {
@@ -58,10 +58,10 @@ struct Weighed {
 };
 
 /// The visible keys of a token: first to last.
-struct Seen {
+struct VisibleKeys {
   int first, last;
 
-  __device__ __forceinline__ Seen(const AttendPages& call, int64_t at) {
+  __device__ __forceinline__ VisibleKeys(const AttendPages& call, int64_t at) {
     const int64_t there = int64_t{call.page_size} * call.width;
     int64_t from = 0;
     if (call.window) from = max(from, at - call.window + 1);
@@ -86,8 +86,8 @@ __device__ __forceinline__ void load_queries(const AttendPages& call, int first_
 
 /// Add kCount keys of a run to earlier sums, from key n on, `step` apart.
 template <class T, int kHeads, int kLanes, int kCount>
-__device__ __forceinline__ void weigh(const AttendPages& call, const int64_t* table, int head, int lane, int n, int step,
-                                      int last, const float (&q)[kHeads][8], Weighed<8> (&found)[kHeads]) {
+__device__ __forceinline__ void add_keys(const AttendPages& call, const int64_t* table, int head, int lane, int n, int step,
+                                      int last, const float (&q)[kHeads][8], WeightedSums<8> (&found)[kHeads]) {
   Eight<T> key[kCount] = {}, value[kCount] = {};
 #pragma unroll
   for (int u = 0; u < kCount; ++u) {
@@ -131,7 +131,7 @@ __device__ __forceinline__ void weigh(const AttendPages& call, const int64_t* ta
 
 /// Combine the runs of a warp; all of them get the result.
 template <int kLanes>
-__device__ __forceinline__ void add_runs(Weighed<8>& found) {
+__device__ __forceinline__ void add_runs(WeightedSums<8>& found) {
 #pragma unroll
   for (int step = kLanes; step < 32; step *= 2) {
     float its[8];
@@ -145,7 +145,7 @@ __device__ __forceinline__ void add_runs(Weighed<8>& found) {
 
 /// Store y of four columns from the sums of all keys.
 template <class T>
-__device__ __forceinline__ void put_four(const AttendPages& call, int head, int column, const Weighed<4>& found) {
+__device__ __forceinline__ void store_four(const AttendPages& call, int head, int column, const WeightedSums<4>& found) {
   float total = found.total, kept = 1;
   if (call.sinks) {
     const float sink = call.sinks[head] * kLog2E, base = base_of(fmaxf(found.most, sink));
@@ -159,9 +159,9 @@ __device__ __forceinline__ void put_four(const AttendPages& call, int head, int 
 }
 
 /// Combine the warps' sums of four columns, numbers 4 i to 4 i + 3 of the block.
-__device__ __forceinline__ Weighed<4> of_all_warps(const float* memory, const AttendRoom& room, int i, int heads,
+__device__ __forceinline__ WeightedSums<4> of_all_warps(const float* memory, const AttendRoom& room, int i, int heads,
                                                    int head) {
-  Weighed<4> found;
+  WeightedSums<4> found;
 #pragma unroll
   for (int w = 0; w < kAttendWarps; ++w) {
     const float* stats = memory + room.stats + (w * heads + head) * 2;
@@ -183,19 +183,19 @@ __global__ void __launch_bounds__(32 * kAttendWarps) attend_kernel(const __grid_
   let_dependents_start();
   wait_for_earlier_kernels();
 
-  const Seen seen(call, call.positions[blockIdx.z]);
+  const VisibleKeys seen(call, call.positions[blockIdx.z]);
   const int64_t* table = call.table + int64_t{blockIdx.z} * call.width;
   float q[kHeads][8];
   load_queries<T>(call, first_head, heads, lane, q);
-  Weighed<8> found[kHeads];
+  WeightedSums<8> found[kHeads];
   constexpr int kRuns = 32 / kLanes;
   const int step = split * kAttendWarps * kRuns;
   for (int n = seen.first + (blockIdx.x * kAttendWarps + warp) * kRuns; n <= seen.last; n += step * kTogether) {
     const int own = n + threadIdx.x % 32 / kLanes;
     if (n + step > seen.last)  // of a short text a run has one key
-      weigh<T, kHeads, kLanes, 1>(call, table, head, lane, own, step, seen.last, q, found);
+      add_keys<T, kHeads, kLanes, 1>(call, table, head, lane, own, step, seen.last, q, found);
     else
-      weigh<T, kHeads, kLanes, kTogether>(call, table, head, lane, own, step, seen.last, q, found);
+      add_keys<T, kHeads, kLanes, kTogether>(call, table, head, lane, own, step, seen.last, q, found);
   }
 
 #pragma unroll
@@ -219,27 +219,27 @@ __global__ void __launch_bounds__(32 * kAttendWarps) attend_kernel(const __grid_
   const auto* stats_of_blocks = reinterpret_cast<const float4*>(memory + room.stats_of_blocks);
   for (int i = threadIdx.x; i < count; i += blockDim.x) {
     const int h = 4 * i / call.v_size;
-    const Weighed<4> all = of_all_warps(memory, room, i, kHeads, h);
+    const WeightedSums<4> all = of_all_warps(memory, room, i, kHeads, h);
     if (split == 1) {
-      put_four<T>(call, first_head + h, 4 * i % call.v_size, all);
+      store_four<T>(call, first_head + h, 4 * i % call.v_size, all);
       continue;
     }
     const float4 four = make_float4(all.sums[0], all.sums[1], all.sums[2], all.sums[3]);
-    store_there(four, from_blocks + i / split * split + blockIdx.x, i % split);
+    store_remote(four, from_blocks + i / split * split + blockIdx.x, i % split);
     if (4 * i % call.v_size == 0)
       for (int rank = 0; rank < split; ++rank)
-        store_there(make_float4(all.most, all.total, 0, 0), stats_of_blocks + blockIdx.x * kHeads + h, rank);
+        store_remote(make_float4(all.most, all.total, 0, 0), stats_of_blocks + blockIdx.x * kHeads + h, rank);
   }
   if (split == 1) return;
   cluster_sync();
   for (int i = threadIdx.x * split + blockIdx.x; i < count; i += blockDim.x * split) {
     const int h = 4 * i / call.v_size;
-    Weighed<4> all;
+    WeightedSums<4> all;
     for (int rank = 0; rank < split; ++rank) {
       const float4 four = from_blocks[i / split * split + rank], stats = stats_of_blocks[rank * kHeads + h];
       all.add(stats.x, stats.y, {four.x, four.y, four.z, four.w});
     }
-    put_four<T>(call, first_head + h, 4 * i % call.v_size, all);
+    store_four<T>(call, first_head + h, 4 * i % call.v_size, all);
   }
 }
 

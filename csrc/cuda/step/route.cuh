@@ -9,9 +9,9 @@
 //   in, out  see RouteTokens in step.h
 //   needs    size % 8 == 0; x and weight at multiples of 16 bytes; at most kMostRouted experts, and 32 of a token
 //   grid     (split, runs of kRoutedTokens tokens), kRouteWarps warps. `split` blocks are a cluster. A warp multiplies the
-//            tokens of a run by one expert after another, whose weights it keeps if they are 2048 or fewer; a token's
-//            logits go to the block that chooses for it
-//   What counts is the time of one read of the weights, and of `top` maxima over lanes one after another.
+//            tokens of a run by one expert after another, whose weights stay in registers if there are at most 2048; a
+//            token's logits go to the block that chooses its experts
+//   The limit is the latency of one read of the weights, and of `top` consecutive maxima over lanes.
 //
 // Equals `Routing.route` of `Routing.logits` (qload/experts/routing.py) within the rounding of the sums of logits and of
 // weights; scores of equal logits have torch's bits.
@@ -26,7 +26,7 @@
 namespace qload::cuda {
 
 constexpr int kRouteWarps = 16, kRoutedTokens = 8, kMostRouted = 1024, kMostChosen = 32;
-constexpr int kRouteEights = 8, kLoaded = 32 * kRouteEights;  // eights of a lane that are asked for together, and of a warp
+constexpr int kRouteEights = 8, kLoaded = 32 * kRouteEights;  // eights of a lane in flight together, and of a warp
 
 /// A number in the order of floats; NaN is the largest, and 0 is less than every float.
 __device__ __forceinline__ uint32_t key_of(float value) {
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(32 * kRouteWarps) route_kernel(const __grid_co
       }
       const float logit = wide(narrow<T>(sum_of_lanes(sum, 32) + bias));
       float* to = logits + t / split * call.experts + expert;
-      if (lane == 0) split > 1 ? store_there(logit, to, t % split) : void(*to = logit);
+      if (lane == 0) split > 1 ? store_remote(logit, to, t % split) : void(*to = logit);
     }
     load_weights(expert + experts_at_once, 0);
   }

@@ -8,7 +8,7 @@ namespace qload::cuda {
 
 /// Values by keys of a few numbers. A later key replaces an earlier one in the same place. Not thread-safe.
 template <class Value, int kNumbers, int kPlaces = 512>
-class Remembered {
+class LaunchCache {
  public:
   using Key = std::array<int, kNumbers>;
 
