@@ -13,7 +13,7 @@ expert after another; the results are stacked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -295,7 +295,7 @@ def _load_in_steps(request: StackRequest, step: LoadedStep) -> Stack:
     return stacking.stack()
 
 
-def _read_runs(request: StackRequest) -> Iterator[tuple[StackRequest, Stack]]:
+def _read_runs(request: StackRequest) -> Generator[tuple[StackRequest, Stack], None, None]:
     """Yield runs of experts; threads read the next run while the caller converts one."""
     weights, names = request.weights, [request.described.names[matrix] for matrix in request.matrices]
     size = sum(weights.info(full[0]).nbytes for each in names for full in each.values())
