@@ -167,7 +167,7 @@ class StripsWeight(GPTQMarlinWeight):
         return (*(signed if spec is scales else spec for spec in specs), *others)
 
     def plain_columns(self, name: str) -> Tensor | None:
-        """Offsets or header in plain order, without padding of N; None: not stored."""
+        """Tensor `name`, offsets or header, in plain order without padding of N; None: not stored."""
         stored = getattr(self, name)
         return None if stored is None else COLUMNS.undo(stored)[:, : self.layer.N]
 

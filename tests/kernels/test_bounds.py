@@ -13,8 +13,10 @@ from qload.formats import CTIntConfig, CTIntWeight, UnquantizedWeight
 from qload.kernels import bounds
 from qload.kernels.bounds import TINY, UNIT, Bounded, exact, excess, of_experts, of_linear, product, roundings
 from qload.spec import ActivationScheme, Layer, Weight
+from qload.testing import assert_within_bound
 from tests.experts.expert_layers import FACTS, PREFIX
 from tests.experts.test_declared_inputs import TOKEN, opened, routed, tokens_for
+from tests.kernel_formats.bnb4_layers import bnb4
 
 X, W = torch.tensor([[1.0, -2.0]]), torch.tensor([[3.0, 4.0], [0.0, 0.0]])
 HALF = torch.float16
@@ -230,3 +232,14 @@ def test_experts_take_the_inputs_that_their_weights_declare() -> None:
     assert not torch.equal(usual.value, of_experts(x, ids, share, experts, "unquantized").value)
     rounded = of_experts(x, ids, share, experts, dequantized=HALF)
     assert bool((rounded.error > declared.error).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_table_with_quantized_scales_has_a_bound(dtype: torch.dtype) -> None:
+    """Their config has an offset of scales, a number, and no offsets of values."""
+    make = torch.Generator().manual_seed(0)
+    weight = bnb4(torch.randint(16, (32, 128), generator=make), torch.rand(64, generator=make))
+
+    assert_within_bound(
+        lambda x: x @ weight.dequantize().to(dtype).T, weight, torch.ones(3, 128, dtype=dtype)
+    )

@@ -84,9 +84,9 @@ def constants(package: str) -> Iterator[str]:
 
 
 def defined_names(module: Any) -> set[str]:
-    """Return the names that the source of a module assigns at its top level."""
+    """Return the public constants that a module assigns at its top level; private names may be caches."""
     source = Path(module.__file__).read_text()
-    return set(re.findall(r"^(_?[A-Z][A-Z0-9_]*)(?:: [^=\n]+)? = ", source, re.MULTILINE))
+    return set(re.findall(r"^([A-Z][A-Z0-9_]*)(?:: [^=\n]+)? = ", source, re.MULTILINE))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
