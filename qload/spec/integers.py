@@ -287,7 +287,7 @@ def find_unsupported_bits(bits: int) -> str | None:
 
 def needs_own_order(config: Any) -> bool:
     """Return True if weights of a config are `KernelIntegers`, as only qload's own orders represent them."""
-    return config.bits in KERNEL_BITS or getattr(config, "offset", "none") != "none"
+    return getattr(config, "bits", None) in KERNEL_BITS or getattr(config, "offset", "none") != "none"
 
 
 def default_zero(bits: int, offset: Offset) -> int:

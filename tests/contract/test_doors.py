@@ -285,6 +285,13 @@ def reads_rows(weights: Weights, name: str) -> torch.Tensor:
     return out[0]
 
 
+def begins_rows(weights: Weights, name: str) -> torch.Tensor:
+    info = weights.info(name)
+    out = torch.empty((1, *info.shape), dtype=info.dtype)
+    weights.begin_rows([([name], (), out)]).finish()
+    return out[0]
+
+
 LOADS: dict[str, Callable[[Any, str], object]] = {
     "get_weights": lambda it, prefix: it.get_weights(prefix),
     "get_weights_col": lambda it, prefix: it.get_weights_col(prefix),
@@ -413,6 +420,7 @@ METHODS: dict[str, Call] = {
     "read_fact": RAW(lambda it, name: it.read_fact(name)),
     "read_into": RAW(reads_into),
     "read_rows": RAW(reads_rows),
+    "begin_rows": RAW(begins_rows),
     **dict.fromkeys(NAMES_AND_NUMBERS, SETTINGS),
 }  # fmt: skip
 

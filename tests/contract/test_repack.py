@@ -62,7 +62,7 @@ def can_say(weight: Weight, layout: str) -> bool:
     (N, K), bits, groups, highest = weight.shape, codes.bits, codes.scales.shape[1], int(codes.zeros.max())
     if weight.format == "marlin_24" and not has_default_places(weight):
         return False
-    if bits not in (2, 3, 4, 8) and (layout, bits) not in (("panels", 5), ("panels", 6)):
+    if bits not in ((2, 3, 4, 5, 6, 8) if layout in ("panels", "strips") else (2, 3, 4, 8)):
         return False
     fill = 32 if bits == 3 else 32 // bits
     if weight.format == "ct_pack" and not says_all_bits(weight):
@@ -81,7 +81,7 @@ def can_say(weight: Weight, layout: str) -> bool:
     if layout in ("marlin", "strips"):
         size = weight.config.group_size
         whole = groups == 1 or torch.equal(codes.k_group.sort().values, torch.arange(K) // size)
-        width = max(bits, 4) if layout == "strips" else bits  # of a code in the order
+        width = (4 if bits <= 4 else 8) if layout == "strips" else bits  # of a code in the order
         moved = highest + 2 ** (width - 1) - 2 ** (bits - 1)
         return (
             width in (4, 8)

@@ -316,7 +316,11 @@ def layouts(weight: Any) -> list[str]:
     codes, (N, K) = weight.codes(), weight.shape
     if isinstance(weight, OWN_ORDERS) or codes.bits in (5, 6):
         along_inputs = codes.n_group is None and has_whole_groups(weight, codes)
-        return ["panels"] * (along_inputs and codes.bits in (2, 3, 4, 5, 6, 8))
+        if not along_inputs or codes.bits not in (2, 3, 4, 5, 6, 8):
+            return []
+        many = codes.scales.shape[1] > 1  # float32 scales, as of HQQ, are read by group alone
+        fits = weight.config.group_size in MARLIN_GROUPS if many else not isinstance(weight, HQQWeight)
+        return ["panels", *["strips"] * fits]
     fill = 32 if codes.bits == 3 else 32 // codes.bits
     words = codes.bits in (2, 3, 4, 8) and N % fill == 0 and K % fill == 0
     groups = codes.scales.shape[1] == 1 or weight.config.group_size in MARLIN_GROUPS
