@@ -207,7 +207,7 @@ def is_finite(scales: Tensor, spec: TensorSpec) -> bool:
         return bool(_finite(floats).all())
     mask, least = NONFINITE_BITS[kind]
     # On this thread: torch's other threads would take the cores of those that read.
-    bits = floats.detach().reshape(-1).view(torch.uint8).numpy().view(f"u{floats.itemsize}")
+    bits = floats.detach().contiguous().reshape(-1).view(torch.uint8).numpy().view(f"u{floats.itemsize}")
     starts = range(0, bits.size, EXAMINED_SCALES)
     return all(int((bits[at : at + EXAMINED_SCALES] & mask).max()) < least for at in starts)
 
