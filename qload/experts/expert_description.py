@@ -193,8 +193,8 @@ def describe_experts(weights: Owner, source: ExpertSource, names: ExpertNames) -
     known = set(alike)
     for stacks in facts:
         for stack in stacks.values():
-            rows = stack.reshape(len(alike), -1).view(torch.uint8).numpy()  # for this thread alone
-            equal = (rows == rows[0]).all(1).tolist()
+            stored = stack.reshape(len(alike), -1).view(torch.uint8).numpy()  # for this thread alone
+            equal = (stored == stored[0]).all(1).tolist()
             known.difference_update(expert for expert, same in zip(alike, equal, strict=True) if not same)
     others: dict[tuple[int, int], LayerDescription] = {}
     for expert in range(1, names.count):

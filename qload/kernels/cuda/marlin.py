@@ -1,6 +1,6 @@
 """`qload::marlin`: x times a weight in Marlin's order, by the fastest kernel for so many tokens."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -33,7 +33,7 @@ class MarlinCall(KernelCall):
     group_size: int
     is_k_full: bool
     offset_zero: int = -1
-    early: bool = True
+    early: bool = field(default=True, kw_only=True)
     token_scales: Tensor | None = None
 
     layout: ClassVar[str] = "marlin"
