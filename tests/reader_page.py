@@ -73,7 +73,7 @@ def read_programs() -> list[Program]:
 
 
 def pairs() -> list[tuple[str, str]]:
-    """Return formats with the methods that lead to them, then the methods that qload refuses."""
+    """Return each format with its methods, then the methods that qload refuses."""
     read = [
         (weight_type.format, method)
         for weight_type in FORMATS

@@ -154,7 +154,7 @@ def convert_float4(weight: Weight, to: str, *, rounding: bool = False) -> Weight
 
 
 def _drop_negative_zeros(floats: Fp4, to: str, permitted: bool) -> Fp4:
-    """Replace codes of -0, which ggml reads as 0; RepackError for one that is not `permitted` to change.
+    """Replace codes of -0 by 0, the only zero of ggml; RepackError for a -0 unless it is `permitted`.
 
     RepackError too for a scale with another meaning in ggml, such as an exponent of 255.
     """

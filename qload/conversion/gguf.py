@@ -394,7 +394,7 @@ def _check_header(model: GGUFModel, config: TextConfig, names: Collection[str]) 
 
 
 def _read_config(header: GGUFHeader, config: TextConfig) -> TextConfig:
-    """Return the config that the keys of a header give."""
+    """Return the config of a header, from its keys."""
     read = config_of_keys(header.keys, header.tensors)
     if ROPE_FACTORS in header.tensors:
         factors = llama3_factors(config.rope.theta, config.rope.dim, config.rope.factor)
@@ -403,7 +403,7 @@ def _read_config(header: GGUFHeader, config: TextConfig) -> TextConfig:
 
 
 def _text_config(values: Mapping[str, Any]) -> TextConfig:
-    """Return a config; RepackError for one that no model has."""
+    """Parse a config; RepackError for invalid values."""
     try:
         return text_config(values)
     except QloadError as error:

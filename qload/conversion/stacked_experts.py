@@ -266,7 +266,7 @@ def _split_experts(source: VerifiedCheckpoint, layers: OutputLayers) -> Iterator
 
 
 def _join(items: Sequence[OutputItem]) -> OutputItem:
-    """Return one item for several, which are read one after another."""
+    """Join items into one; its read yields their chunks in order."""
 
     def read() -> Iterator[Chunk]:
         for item in items:

@@ -254,7 +254,7 @@ def from_integers(integers: Integers) -> PanelsWeight:
         act_order=perm is not None,
         offset=integers.offset,
         rounding=integers.rounding,
-        header=0 if integers.header is None else len(integers.header) * HEADER_INPUTS // integers.layer.K,
+        header=integers.header_bytes,
     )
     zeros = integers.zeros.to(torch.uint8) if config.zero_point else None
     tensors = {

@@ -236,7 +236,7 @@ def _from_offsets(integers: Integers, offsets: Tensor) -> StripsWeight:
         zero=integers.span[0],
         rounding=integers.rounding,
         dtype=dtype,
-        header=0 if header is None else len(header) * HEADER_INPUTS // integers.layer.K,
+        header=integers.header_bytes,
     )
     tensors = {
         **weight.fields(),

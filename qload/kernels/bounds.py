@@ -150,7 +150,7 @@ class Terms:
     @classmethod
     def of(cls, weight: Weight) -> "Terms | None":
         """Terms of a weight in a kernel order; None without offsets."""
-        if getattr(weight.config, "offset", None) not in ("weight", "code"):  # a number for bitsandbytes
+        if not getattr(weight.config, "has_offsets", False):
             return None
         codes: Codes = weight.codes()
         plain = replace(codes, offsets=None, rounding=None)

@@ -182,6 +182,11 @@ class Integers:
         return self.span == (2 ** (self.bits - 1),) * 2
 
     @property
+    def header_bytes(self) -> int:
+        """Bytes of the header for each block of `HEADER_INPUTS` inputs; 0 without one."""
+        return 0 if self.header is None else len(self.header) * HEADER_INPUTS // self.layer.K
+
+    @property
     def has_default_zeros(self) -> bool:
         """True if every zero point is that of weights without stored zero points."""
         return self.span == (default_zero(self.bits, self.offset),) * 2
@@ -287,7 +292,7 @@ def find_unsupported_bits(bits: int) -> str | None:
 
 def needs_own_order(config: Any) -> bool:
     """Return True if weights of a config are `KernelIntegers`, as only qload's own orders represent them."""
-    return getattr(config, "bits", None) in KERNEL_BITS or getattr(config, "offset", "none") != "none"
+    return getattr(config, "has_offsets", False) or getattr(config, "bits", None) in KERNEL_BITS
 
 
 def default_zero(bits: int, offset: Offset) -> int:

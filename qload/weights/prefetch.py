@@ -587,7 +587,7 @@ class BegunRows:
     job: NativeJob | None = None
 
     def finish(self) -> list[AskedRows]:
-        """Wait for the threads; returns the entries whose reads failed."""
+        """Wait for the threads, and return the entries with failed reads."""
         done = [] if self.job is None else self.job.moved
         moved = {at for at, is_done in zip(self.order, done, strict=False) if is_done}
         self.close()

@@ -1,4 +1,4 @@
-"""Drawn models of several types whose layers are in a format that becomes a type of ggml."""
+"""Drawn models of several architectures, in formats with a lossless type of ggml."""
 
 import json
 from collections.abc import Mapping
@@ -101,7 +101,7 @@ def is_quantized(architecture: Architecture, name: str) -> bool:
 
 
 def checkpoint(folder: Path, model: str, kind: str, **changes: object) -> Path:
-    """Write a drawn model whose layers are in the format that becomes a type of ggml."""
+    """Write a drawn model in the source format of `kind`, a type of ggml."""
     draw, section, _ = FORMATS[kind]
     config = {"model_type": model, **SIZES, **MODELS[model], **changes}
     architecture, tensors = architecture_of(config), {}

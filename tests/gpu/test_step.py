@@ -182,7 +182,7 @@ def test_a_nan_of_gate_or_up_stays_where_it_is(activation: GatedActivation) -> N
 
 
 def whole_numbers(*shape: int, largest: int, dtype: torch.dtype) -> Tensor:
-    """Numbers with sums of products that float32 has exactly."""
+    """Return drawn integers; float32 represents the sums of their products exactly."""
     make = torch.Generator(device="cuda").manual_seed(sum(shape))
     return torch.randint(-largest, largest + 1, shape, device="cuda", generator=make).to(dtype)
 

@@ -10,7 +10,7 @@ from qload.errors import RepackError
 from qload.formats import HQQConfig, HQQWeight, MLXConfig, MLXWeight, QuantoConfig, QuantoWeight
 from qload.kernel_formats import PanelsWeight, repack, restore
 from qload.spec import Weight
-from qload.testing import assert_same_bits, emulators
+from qload.testing import assert_same_bits, assert_within_bound, emulators
 from tests.kernel_formats.offset_layers import ALL, BF16, CASES, FP16, FP32, Case, drawn
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
@@ -143,3 +143,27 @@ def test_one_scale_of_many_dtypes() -> None:
     for dtype in (BF16, FP16, FP32):
         weight = drawn((MLXWeight, MLXConfig(4, 64), dtype), N=16, K=64)
         assert {repack(weight, "panels").fields()[name].dtype for name in ("scales", "offsets")} == {dtype}
+
+
+@pytest.mark.parametrize("order", ["panels", "strips"])
+@pytest.mark.parametrize("layout", ["gptq", "awq", "exllama", "marlin"])
+def test_other_layouts_refuse_the_offsets_of_a_kernel_order(order: str, layout: str) -> None:
+    weight = repack(drawn(ALL["mlx 4 bits"], 64, 256, "noise"), order)
+
+    with pytest.raises(RepackError, match="its float offsets have no place in other layouts"):
+        repack(weight, layout)
+
+
+def test_the_bound_covers_offsets_that_cancel_products() -> None:
+    """All weights are 0, and kernels subtract two sums of 256 inputs."""
+    ones = torch.ones(16, 8)
+    codes = torch.full((16, 32), -1, dtype=torch.int32).view(torch.uint32)  # all codes are 15
+    weight = repack(
+        MLXWeight(config=MLXConfig(4, 32), weight=codes, scales=ones, biases=-15 * ones), "panels"
+    )
+    x = torch.rand(3, 256, generator=torch.Generator().manual_seed(0))
+    plain = torch.full((256, 16), 15.0)
+
+    assert not weight.dequantize().any()
+    assert ((x @ plain) - 15 * x.sum(1, keepdim=True)).any()
+    assert_within_bound(lambda x: x @ plain - 15 * x.sum(1, keepdim=True), weight, x)

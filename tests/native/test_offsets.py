@@ -1,4 +1,4 @@
-"""Products with panels that have offsets, or codes of 5 and 6 bits, by every instruction set that is here."""
+"""Products with panels with offsets, and with codes of 5 and 6 bits, for every available instruction set."""
 
 from dataclasses import replace
 from functools import cache
@@ -31,7 +31,7 @@ FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.b
 
 @cache
 def in_panels(name: str, filling: str = "noise", N: int = 40, K: int = 256) -> Any:
-    """Once for all tests, which write to none."""
+    """Return a drawn weight in panels; tests share it and do not write to it."""
     return repack(drawn(ALL[name], N, K, filling), "panels")
 
 

@@ -1,4 +1,4 @@
-"""Schemes of quantized inputs: settings that belong together."""
+"""Group sizes of the schemes of quantized inputs."""
 
 import pytest
 

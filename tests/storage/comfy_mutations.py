@@ -105,7 +105,7 @@ def comfy_mutations(count: int, seed: int = 0) -> Iterator[bytes]:
 
 
 def read_layers(file: bytes) -> list[str]:
-    """Open a file, and return the layers that can be read."""
+    """Open a file, and return the names of its readable layers."""
     read = []
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"

@@ -172,7 +172,17 @@ __device__ __forceinline__ void scale_columns(const float* at, float unit, float
     }
 }
 
-/// Operands of integers with scales and zeros. In all three classes `at` is the address of scales that begin in a step.
+/// Two operands of 16 rows from words of integers, with the scales of two columns.
+template <int bits, class Column>
+__device__ __forceinline__ void scale_pair(const Column& column, const uint32_t (&words)[4], int step, uint32_t (&to)[2][4]) {
+#pragma unroll
+  for (int u = 0; u < 4; ++u)
+#pragma unroll
+    for (int b = 0; b < 2; ++b)
+      to[u / 2][u % 2 * 2 + b] = column.of(bits == 4 ? words[u] >> (8 * (step % 2)) : words[u], b);
+}
+
+/// Operands of integers with scales and zeros. In all of these classes `at` is the address of scales that begin in a step.
 template <class T, int bits>
 class Integers {
  public:
@@ -203,11 +213,7 @@ class Integers {
   template <int token_tiles>
   __device__ __forceinline__ void begin(uint32_t, float (&)[4][token_tiles][4]) {}
   __device__ __forceinline__ void pair(const uint32_t (&words)[4], int step, int j, uint32_t (&to)[2][4]) const {
-#pragma unroll
-    for (int u = 0; u < 4; ++u)
-#pragma unroll
-      for (int b = 0; b < 2; ++b)
-        to[u / 2][u % 2 * 2 + b] = columns_[j].of(bits == 4 ? words[u] >> (8 * (step % 2)) : words[u], b);
+    scale_pair<bits>(columns_[j], words, step, to);
   }
   template <int token_tiles>
   __device__ __forceinline__ void leave(const Mma&, int, float (&)[4][token_tiles][4]) const {}
@@ -249,11 +255,7 @@ class OffsetIntegers {
   template <int token_tiles>
   __device__ __forceinline__ void begin(uint32_t, float (&)[4][token_tiles][4]) {}
   __device__ __forceinline__ void pair(const uint32_t (&words)[4], int step, int j, uint32_t (&to)[2][4]) const {
-#pragma unroll
-    for (int u = 0; u < 4; ++u)
-#pragma unroll
-      for (int b = 0; b < 2; ++b)
-        to[u / 2][u % 2 * 2 + b] = columns_[j].of(bits == 4 ? words[u] >> (8 * (step % 2)) : words[u], b);
+    scale_pair<bits>(columns_[j], words, step, to);
   }
   template <int token_tiles>
   __device__ __forceinline__ void leave(const Mma&, int, float (&)[4][token_tiles][4]) const {}
