@@ -261,7 +261,7 @@ OF_WEIGHTS: dict[str, Door] = {
 }
 BY_NAME = {
     *("get_tensor", "get_sharded", "get_partial_sharded", "get_packed_sharded"),
-    *("read", "read_fact", "read_into", "read_rows"),
+    *("read", "read_fact", "read_into", "read_rows", "begin_rows"),
 }
 NAMES_AND_NUMBERS = {
     *("exempt", "exempt_by", "get_shape", "get_tensor_shard", "has_tensor", "info", "ledger"),
