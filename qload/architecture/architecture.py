@@ -13,20 +13,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property, lru_cache, partial
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any
 
 from qload.architecture.model_tables import TABLES, TEXT_TYPES, TIED_TYPES
 from qload.architecture.table import (
+    ABSENT,
     DIGITS,
-    LISTS,
     Flag,
     Lists,
     Row,
     RowMatch,
     Size,
     Table,
+    evaluate_predicate,
     evaluate_size,
     find_row,
+    read_key,
+    read_list,
     row_keys,
     rows_by_key,
     spelled,
@@ -73,7 +76,7 @@ def read_sizes(table: Table, config: Mapping[str, Any]) -> tuple[Mapping[str, in
             sizes[name] = value
         else:
             sizes[name] = None
-            key = next(key for key in size.keys if key in config)
+            key = next(key for key in size.keys if read_key(config, key) is not ABSENT)
             notes.append(
                 f"config.json: {key} is {value_text(value)}, not a size: dependent shapes are not checked"
             )
@@ -87,16 +90,12 @@ def read_flag(flag: Flag, config: Mapping[str, Any], sizes: Mapping[str, int | N
     if flag.size:
         size = sizes[flag.size]
         return None if size is None else size > 0
-    value = config.get(flag.key, flag.default)
+    value = read_key(config, flag.key) if flag.key else ABSENT
+    if value is ABSENT:
+        return flag.default
+    if flag.given or flag.equals:
+        return value is not None if flag.given else value == flag.equals
     return value if isinstance(value, bool) else None
-
-
-def read_list(config: Mapping[str, Any], key: str) -> frozenset[int] | Literal[False] | None:
-    """Read a list of layer numbers; None without one, False for another value."""
-    listed = config.get(key)
-    if listed is None:
-        return None
-    return isinstance(listed, list) and all(type(layer) is int for layer in listed) and frozenset(listed)
 
 
 @dataclass(frozen=True)
@@ -185,8 +184,8 @@ def _stated_size(size: Size, config: Mapping[str, Any]) -> Any:
     A text in the config is wrapped in a list, to tell it from an expression.
     """
     for key in size.keys:
-        if key in config:
-            value = config[key]
+        value = read_key(config, key)
+        if value is not ABSENT:
             if value is None:
                 return size.null
             return [value] if isinstance(value, str) else value
@@ -415,8 +414,9 @@ class Architecture:
                 return None if flag is None else False
         if not row.where or layer is None:
             return True
-        sparse = self.table.sparse and self.table.sparse(self._lists, self.sizes, layer)
-        return None if sparse is None else sparse == (row.where == "sparse")
+        predicate = self.table.predicates[row.where.removeprefix("!")]
+        value = evaluate_predicate(predicate, self._lists, self.sizes, layer)
+        return None if value is None else value is not row.where.startswith("!")
 
     @cached_property
     def _place(self) -> Callable[[str], RowMatch | None]:
@@ -430,7 +430,7 @@ class Architecture:
 
     @cached_property
     def _lists(self) -> Lists:
-        return {key: read_list(self.config, key) for key in LISTS}
+        return cache(partial(read_list, self.config))
 
     def _predicts(self, layer: int | None) -> bool:
         """Return whether a layer is an MTP layer, after the decoder layers."""
@@ -440,7 +440,7 @@ class Architecture:
     def _in_words(self, text: str) -> str:
         for name in sorted(named_in(text), key=len, reverse=True):
             keys = self.table.sizes[name].keys
-            key = next((key for key in keys if key in self.config), keys[0])
+            key = next((key for key in keys if read_key(self.config, key) is not ABSENT), keys[0])
             text = "".join(key if part == name else part for part in re.split(r"([+*/])", text))
         return text.replace("*", " * ").replace("+", " + ").replace("/", " / ")
 

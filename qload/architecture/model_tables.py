@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
-from qload.architecture.table import Flag, LayerKind, Lists, Row, Size, Sizes, Stacked, Table
+from qload.architecture.table import Flag, Row, Size, Stacked, Table
 
 LAYER = "model.layers.{layer}."
 INV_FREQ = {
@@ -96,7 +96,7 @@ def attention(bias: str = "", out_bias: str = "", out: str = "o_proj") -> tuple[
     )
 
 
-def gated(lead: str, width: str, where: LayerKind = "", when: str = "", bias: str = "") -> tuple[Row, ...]:
+def gated(lead: str, width: str, where: str = "", when: str = "", bias: str = "") -> tuple[Row, ...]:
     """Gate, up and down of a feed-forward layer; engines store gate and up fused."""
     fused = (f"{LAYER}{lead}.gate_up_proj",)
     rows = (
@@ -113,19 +113,20 @@ def experts(
     router: str,
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
     width: str = "moe",
+    where: str = "sparse",
 ) -> tuple[Row, ...]:
     """Router, and gate, up and down of each expert; some programs stack the experts in one tensor."""
     gate, up, down = names
     expert, stack = f"{LAYER}{lead}.experts.", f"{LAYER}{lead}.{{experts|switch_mlp}}."
     both = (f"{stack}gate_up_proj",)
     return (
-        Row(f"{LAYER}{router}", "experts hidden", "sparse"),
-        Row(f"{expert}{{expert}}.{gate}", f"{width} hidden", "sparse", within=(*both, f"{stack}gate_proj")),
-        Row(f"{expert}{{expert}}.{up}", f"{width} hidden", "sparse", within=(*both, f"{stack}up_proj")),
-        Row(f"{expert}{{expert}}.{down}", f"hidden {width}", "sparse", within=(f"{stack}down_proj",)),
-        Row(f"{stack}gate_up_proj", f"2*{width} hidden", "sparse", optional=True),
-        Row(f"{stack}{{gate_proj|up_proj}}", f"{width} hidden", "sparse", optional=True),
-        Row(f"{stack}down_proj", f"hidden {width}", "sparse", optional=True),
+        Row(f"{LAYER}{router}", "experts hidden", where),
+        Row(f"{expert}{{expert}}.{gate}", f"{width} hidden", where, within=(*both, f"{stack}gate_proj")),
+        Row(f"{expert}{{expert}}.{up}", f"{width} hidden", where, within=(*both, f"{stack}up_proj")),
+        Row(f"{expert}{{expert}}.{down}", f"hidden {width}", where, within=(f"{stack}down_proj",)),
+        Row(f"{stack}gate_up_proj", f"2*{width} hidden", where, optional=True),
+        Row(f"{stack}{{gate_proj|up_proj}}", f"{width} hidden", where, optional=True),
+        Row(f"{stack}down_proj", f"hidden {width}", where, optional=True),
     )
 
 
@@ -191,12 +192,7 @@ PHI3 = decoder(sizes(32064, 3072, 8192, 32, 32), *attention(), *FEED_FORWARD)
 
 # DeepSeek V2 and V3: keys and values from a latent vector, shared experts, dense layers first.
 LATENT_ATTENTION = f"{LAYER}self_attn."
-
-
-def is_after_dense(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
-    """Return whether a layer is at or after `first_k_dense_replace`, and there are routed experts."""
-    first, count = sizes["first"], sizes["experts"]
-    return None if first is None or count is None else layer >= first and count > 0
+AFTER_DENSE = {"sparse": "not i < first and experts > 0"}
 
 
 def latent_sizes(moe: int, experts: int, shared: int, first: int, predict: int) -> Mapping[str, Size]:
@@ -229,7 +225,7 @@ DEEPSEEK_ROWS = (
     Row(f"{LATENT_ATTENTION}kv_a_layernorm.weight", "kv_lora", tensor=True),
     Row(f"{LATENT_ATTENTION}kv_b_proj", "heads*nope+heads*value kv_lora"),
     *biased("attention_bias", Row(f"{LATENT_ATTENTION}o_proj", "hidden heads*value")),
-    *gated("mlp", "ffn", "dense"),
+    *gated("mlp", "ffn", "!sparse"),
     *experts("mlp", "mlp.gate"),
     *gated("mlp.shared_experts", "shared*moe", "sparse", "shared"),
 )
@@ -242,7 +238,7 @@ DEEPSEEK_V2 = decoder(
     },
     *DEEPSEEK_ROWS,
     flags=DEEPSEEK_FLAGS,
-    sparse=is_after_dense,
+    predicates=AFTER_DENSE,
 )
 DEEPSEEK_V3 = decoder(
     {
@@ -252,39 +248,18 @@ DEEPSEEK_V3 = decoder(
     *DEEPSEEK_ROWS,
     Row(f"{LAYER}mlp.gate.e_score_correction_bias", "experts", "sparse", tensor=True),
     flags=DEEPSEEK_FLAGS,
-    sparse=is_after_dense,
+    predicates=AFTER_DENSE,
 )
 
 
 # Decoders with experts: transformers' own rules decide from the config which layers have experts.
-def is_always_sparse(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
-    """Return True: all layers have experts."""
-    return True
-
-
-def is_qwen_sparse(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
-    """Return whether a Qwen layer has experts: by `decoder_sparse_step`, except `mlp_only_layers`."""
-    dense, step, experts = lists["mlp_only_layers"], sizes["step"], sizes["experts"]
-    if dense is False or step is None or experts is None:
-        return None
-    return layer not in (dense or ()) and experts > 0 and step > 0 and (layer + 1) % step == 0
-
-
-def is_llama4_sparse(lists: Lists, sizes: Sizes, layer: int) -> bool | None:
-    """Return whether a Llama 4 layer has experts: by `moe_layers` or `interleave_moe_layer_step`."""
-    listed, step = lists["moe_layers"], sizes["step"]
-    if listed is not None:
-        return None if listed is False else layer in listed
-    return None if step is None else step > 0 and (layer + 1) % step == 0
-
-
+STEPS = {"sparse": "not i in mlp_only_layers and experts > 0 and (i + 1) % step == 0"}
 MIXTRAL_NAMES = ("{w1|gate_proj}", "{w3|up_proj}", "{w2|down_proj}")  # Mixtral's names, and other tools'
 
 MIXTRAL = decoder(
     {**sizes(32000, 4096, 14336, 32, 32, 8), "experts": Size(("num_local_experts", "num_experts"), 8)},
     *attention(),
-    *experts("{block_sparse_moe|mlp}", "{block_sparse_moe|mlp}.gate", MIXTRAL_NAMES, "ffn"),
-    sparse=is_always_sparse,
+    *experts("{block_sparse_moe|mlp}", "{block_sparse_moe|mlp}.gate", MIXTRAL_NAMES, "ffn", where=""),
 )
 QWEN2_MOE = decoder(
     {
@@ -295,12 +270,12 @@ QWEN2_MOE = decoder(
         "step": Size(("decoder_sparse_step",), 1),
     },
     *attention("qkv_bias"),
-    *gated("mlp", "ffn", "dense"),
+    *gated("mlp", "ffn", "!sparse"),
     *experts("mlp", "mlp.gate"),
     *gated("mlp.shared_expert", "shared", "sparse"),
     Row(f"{LAYER}mlp.shared_expert_gate", "1 hidden", "sparse"),
     flags={"qkv_bias": Flag("qkv_bias", default=True)},
-    sparse=is_qwen_sparse,
+    predicates=STEPS,
 )
 QWEN3_MOE = decoder(
     {
@@ -311,10 +286,10 @@ QWEN3_MOE = decoder(
     },
     *HEAD_NORMS,
     *BIASED_ATTENTION,
-    *gated("mlp", "ffn", "dense"),
+    *gated("mlp", "ffn", "!sparse"),
     *experts("mlp", "mlp.gate"),
     flags=ATTENTION_BIAS,
-    sparse=is_qwen_sparse,
+    predicates=STEPS,
 )
 GPT_OSS = decoder(
     {
@@ -323,16 +298,15 @@ GPT_OSS = decoder(
     },
     Row(f"{LAYER}self_attn.sinks", "heads", tensor=True),
     *BIASED_ATTENTION,
-    *experts("mlp", "mlp.router", width="ffn"),
-    *biased("always", Row(f"{LAYER}mlp.router", "experts hidden", "sparse"))[1:],
+    *experts("mlp", "mlp.router", width="ffn", where=""),
+    *biased("always", Row(f"{LAYER}mlp.router", "experts hidden"))[1:],
     *(
-        Row(f"{LAYER}mlp.experts.{{expert}}.{name}.bias", size, "sparse", optional=True, tensor=True)
+        Row(f"{LAYER}mlp.experts.{{expert}}.{name}.bias", size, optional=True, tensor=True)
         for name, size in (("gate_proj", "ffn"), ("up_proj", "ffn"), ("down_proj", "hidden"))
     ),
-    Row(f"{LAYER}mlp.experts.gate_up_proj_bias", "experts 2*ffn", "sparse", optional=True, tensor=True),
-    Row(f"{LAYER}mlp.experts.down_proj_bias", "experts hidden", "sparse", optional=True, tensor=True),
+    Row(f"{LAYER}mlp.experts.gate_up_proj_bias", "experts 2*ffn", optional=True, tensor=True),
+    Row(f"{LAYER}mlp.experts.down_proj_bias", "experts hidden", optional=True, tensor=True),
     flags={"attention_bias": Flag("attention_bias", default=True), "always": Flag(default=True)},
-    sparse=is_always_sparse,
     stacked=Stacked(inputs_first=True, interleaved=True),
 )
 LLAMA4 = decoder(
@@ -343,11 +317,11 @@ LLAMA4 = decoder(
         "step": Size(("interleave_moe_layer_step",), 1),
     },
     *BIASED_ATTENTION,
-    *gated("feed_forward", "dense", "dense"),
+    *gated("feed_forward", "dense", "!sparse"),
     *experts("feed_forward", "feed_forward.router", width="ffn"),
     *gated("feed_forward.shared_expert", "ffn", "sparse"),
     flags=ATTENTION_BIAS,
-    sparse=is_llama4_sparse,
+    predicates={"sparse": "i in moe_layers else (i + 1) % step == 0"},
     stacked=Stacked(inputs_first=True),
 )
 

@@ -2,31 +2,32 @@
 
 A size may be an expression of other sizes: `heads*head+2*kv*head` is a sum of products, and `/` divides
 rounding down. Names are looked up in a table, and the names of a table are never enumerated.
+
+A predicate of layers is a text over the layer number `i`, such as `not i < first and experts > 0`. Its terms:
+`i < size`, `(i + 1) % size == 0`, `size > 0`, `i in key` and `key[i] == value`, each with or without `not`.
+`key` is a list in the config; `i in key else TERM` states a term for a config without the list.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 from qload.architecture.names import WRAPPER, base_name
 
-LayerKind = Literal["", "dense", "sparse"]
 Sizes = Mapping[str, int | None]  # None: unknown
-# Key -> layer numbers; None without the key, False for another value than a list of numbers.
-Lists = Mapping[str, frozenset[int] | Literal[False] | None]
-LISTS = ("mlp_only_layers", "moe_layers")
 
 
 @dataclass(frozen=True)
 class Size:
     """An integer of the config.
 
-    `keys`: possible keys, the first one in the config counts. `default`: value without a key, a number or an
-    expression of sizes (`hidden/heads`); None: unknown. `null`: value for a null. Defaults are those of
-    transformers, as published configs rely on them.
+    `keys`: possible keys, the first one in the config counts; `vision_config.depth` is a key of a section,
+    and `layer_types[]` the length of a list. `default`: value without a key, a number or an expression of
+    sizes (`hidden/heads`); None: unknown. `null`: value for a null. Defaults are those of transformers, as
+    published configs rely on them.
     """
 
     keys: tuple[str, ...]
@@ -36,11 +37,16 @@ class Size:
 
 @dataclass(frozen=True)
 class Flag:
-    """A boolean of the config: the value of `key`, or whether `size` is more than 0."""
+    """A boolean of the config: the value of `key`, or whether `size` is more than 0.
+
+    `given`: whether the value of `key` is no null, instead of the value. `equals`: whether it is this text.
+    """
 
     key: str = ""
     default: bool = False
     size: str = ""
+    given: bool = False
+    equals: str = ""
 
 
 @dataclass(frozen=True)
@@ -50,12 +56,12 @@ class Row:
     Attributes
     ----------
     name
-        Prefix of a matrix or whole name of a tensor. `{layer}` and `{expert}` stand for numbers,
-        `{w1|gate_proj}` for spellings, transformers' first.
+        Prefix of a matrix or whole name of a tensor. `{layer}`, `{expert}` and `{number}` (of another list)
+        stand for numbers, `{w1|gate_proj}` for spellings, transformers' first.
     shape
         (N, K) of a matrix, in any format; stored shape of a tensor.
     where
-        Kind of layers with this row.
+        Predicate of the layers with this row (`!predicate`: of the layers without it).
     when
         Flags that are required (`!flag`: that must not be set).
     within
@@ -68,7 +74,7 @@ class Row:
 
     name: str
     shape: str
-    where: LayerKind = ""
+    where: str = ""
     when: str = ""
     within: tuple[str, ...] = ()
     optional: bool = False
@@ -97,8 +103,8 @@ class Table:
         Sizes, tensors and flags by name.
     base
         First segments of the decoder's names, missing in some files.
-    sparse
-        Predicate of layers with experts, by lists, sizes and layer number; None without such layers.
+    predicates
+        Predicates of layers by name; layers with experts are `sparse`.
     exempt
         Names of tensors without a reader -> reason.
     head, embedding
@@ -107,21 +113,38 @@ class Table:
         Default of `tie_word_embeddings`.
     stacked
         Layout of stacked experts.
+    classes
+        Classes of transformers with these tensors; empty for all usual ones.
+    sections
+        Model types of sections of the config, such as `vision_config`.
     """
 
     sizes: Mapping[str, Size]
     rows: tuple[Row, ...]
     flags: Mapping[str, Flag] = field(default_factory=dict)
     base: str = "model"
-    sparse: Callable[[Lists, Sizes, int], bool | None] | None = None
+    predicates: Mapping[str, str] = field(default_factory=dict)
     exempt: Mapping[str, str] = field(default_factory=dict)
     head: str = "lm_head"
     embedding: str = "model.embed_tokens"
     tied: bool = False
     stacked: Stacked = Stacked()
+    classes: tuple[str, ...] = ()
+    sections: Mapping[str, str] = field(default_factory=dict)
 
 
-EXPRESSION_TOKEN = re.compile(r"[+*/]|\d+|[a-z_]+")
+EXPRESSION_TOKEN = re.compile(r"[+*/]|\d+|[a-z_][a-z_0-9]*")
+ABSENT = object()
+
+
+def read_key(config: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key, possibly within a section, or the length of a list; ABSENT without one."""
+    value: Any = config
+    for part in key.removesuffix("[]").split("."):
+        value = value.get(part, ABSENT) if isinstance(value, Mapping) else ABSENT
+    if key.endswith("[]"):
+        return len(value) if isinstance(value, list) else ABSENT
+    return value
 
 
 @cache
@@ -156,6 +179,85 @@ def evaluate_size(text: str, sizes: Mapping[str, int | None]) -> int | None:
 def size_names(text: str) -> frozenset[str]:
     """Names of the sizes in an expression."""
     return frozenset(factor for term in parse_terms(text) for _, factor in term if not factor.isdecimal())
+
+
+TERM = re.compile(
+    r"(?P<inverse>not )?"
+    r"(?:i < (?P<first>\w+)|\(i \+ (?P<shift>\d+)\) % (?P<period>\w+) == (?P<rest>\d+)|(?P<size>\w+) > 0"
+    r"|i in (?P<members>[\w.]+)(?: else (?P<default>.+))?|(?P<kinds>[\w.]+)\[i\] == (?P<kind>\w+))"
+)
+
+
+@cache
+def parse_predicate(text: str) -> tuple[Mapping[str, str | None], ...]:
+    """Parse a predicate of layers into terms, by the groups of TERM; ValueError otherwise."""
+    terms = [TERM.fullmatch(term) for term in text.split(" and ")]
+    if None in terms:
+        raise ValueError(f"not a predicate of layers: {text}")
+    return tuple(term.groupdict() for term in terms if term is not None)
+
+
+@dataclass(frozen=True)
+class LayerList:
+    """A list of the config: its members, and these as layer numbers, or None if some are no integers."""
+
+    members: Sequence[Any]
+    layers: frozenset[int] | None
+
+
+Lists = Callable[
+    [str], LayerList | Literal[False] | None
+]  # by key; None without one, False for another value
+
+
+def read_list(config: Mapping[str, Any], key: str) -> LayerList | Literal[False] | None:
+    """Read a list of the config; None without one, False for another value."""
+    value = read_key(config, key)
+    if value is None or value is ABSENT:
+        return None
+    if not isinstance(value, list):
+        return False
+    numbers = all(type(member) is int for member in value)
+    return LayerList(value, frozenset(value) if numbers else None)
+
+
+def evaluate_predicate(text: str, lists: Lists, sizes: Sizes, layer: int) -> bool | None:
+    """Value of a predicate for a layer; None for an unknown size or list."""
+    terms = [_evaluate_term(term, lists, sizes, layer) for term in parse_predicate(text)]
+    return None if None in terms else all(terms)
+
+
+def _evaluate_term(term: Mapping[str, str | None], lists: Lists, sizes: Sizes, layer: int) -> bool | None:
+    value: bool | None
+    if key := term["members"]:
+        value = _is_member(lists(key), term["default"], lists, sizes, layer)
+    elif key := term["kinds"]:
+        value = _is_kind(lists(key), term["kind"], layer)
+    else:
+        size = sizes[term["first"] or term["period"] or term["size"] or ""]
+        if size is None:
+            value = None
+        elif term["first"]:
+            value = layer < size
+        elif term["size"]:
+            value = size > 0
+        else:
+            value = size > 0 and (layer + int(term["shift"] or 0)) % size == int(term["rest"] or 0)
+    return None if value is None else value is not bool(term["inverse"])
+
+
+def _is_member(
+    listed: LayerList | Literal[False] | None, default: str | None, lists: Lists, sizes: Sizes, layer: int
+) -> bool | None:
+    if listed is None:
+        return evaluate_predicate(default, lists, sizes, layer) if default else False
+    return None if not listed or listed.layers is None else layer in listed.layers
+
+
+def _is_kind(listed: LayerList | Literal[False] | None, kind: str | None, layer: int) -> bool | None:
+    if not listed or layer >= len(listed.members) or not isinstance(listed.members[layer], str | int):
+        return None
+    return str(listed.members[layer]) == kind
 
 
 ALTERNATIVES = re.compile(r"\{([^{}]*\|[^{}]*)\}")
@@ -194,9 +296,12 @@ def spellings(name: str) -> tuple[str, ...]:
     return tuple(map("".join, product(*choices)))
 
 
+PLACEHOLDER = re.compile(r"\{(layer|expert|number)\}")
+
+
 def row_keys(name: str) -> tuple[str, ...]:
     """Lookup keys of the names of a row: `{}` for each number."""
-    return tuple(spelled.replace("{layer}", "{}").replace("{expert}", "{}") for spelled in spellings(name))
+    return tuple(PLACEHOLDER.sub("{}", spelled) for spelled in spellings(name))
 
 
 def spelled(name: str, layer: int | None = None, expert: int | None = None) -> str:
@@ -222,7 +327,8 @@ def find_row(name: str, rows: Mapping[str, Row], base: str) -> RowMatch | None:
         for tried, bare in ((key, False), (f"{base}.{key}", True)):
             row = rows.get(tried)
             if row is not None:
-                layer, expert, *_ = (*numbers, None, None)
+                places = dict(zip(PLACEHOLDER.findall(row.name), numbers, strict=True))
+                layer, expert = places.get("layer"), places.get("expert")
                 return RowMatch(row, tried, layer, expert, wrapper + lead, bare)
     return None
 

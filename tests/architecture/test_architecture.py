@@ -1,6 +1,7 @@
 """What a config tells of a model's tensors, and what it cannot make the tables do."""
 
 import re
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -9,8 +10,21 @@ from syrupy.assertion import SnapshotAssertion
 
 from qload import Heads, architecture_of
 from qload.architecture import Architecture, Inventory
+from qload.architecture.architecture import read_flag, read_sizes
 from qload.architecture.model_tables import TABLES
-from qload.architecture.table import evaluate_size, parse_terms
+from qload.architecture.table import (
+    Flag,
+    Row,
+    Size,
+    Table,
+    evaluate_predicate,
+    evaluate_size,
+    find_row,
+    parse_predicate,
+    parse_terms,
+    read_list,
+    row_keys,
+)
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
 
@@ -44,6 +58,91 @@ def test_expressions_are_sums_of_products(text: str, result: int | None) -> None
 def test_what_is_no_expression_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a sum of products"):
         parse_terms(text)
+
+
+KINDS = {"kinds": ["a", "b", "a"], "marks": [0, 1, 1], "listed": [2], "section": {"listed": [0]}}
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"),
+    [
+        ("kinds[i] == a", [0, 2]),
+        ("not kinds[i] == a", [1]),
+        ("marks[i] == 1", [1, 2]),
+        ("i in listed", [2]),
+        ("i in section.listed", [0]),
+        ("i in absent", []),
+        ("not i in absent", [0, 1, 2]),
+        ("i in absent else i < two", [0, 1]),
+        ("i in listed else i < two", [2]),
+        ("not i < two", [2]),
+        ("(i + 1) % two == 0", [1]),
+        ("(i + 0) % two == 1", [1]),
+        ("(i + 1) % none == 0", []),
+        ("two > 0", [0, 1, 2]),
+        ("none > 0", []),
+        ("marks[i] == 1 and not i in listed", [1]),
+        ("i < unknown", None),
+        ("kinds[i] == a and unknown > 0", None),
+        ("i in two", None),
+        ("two[i] == a", None),
+        ("absent[i] == a", None),
+    ],
+)
+def test_predicates_of_layers_are_read_from_the_config(text: str, layers: list[int] | None) -> None:
+    lists = partial(read_list, {**KINDS, "two": 2})
+    values = [
+        evaluate_predicate(text, lists, {"two": 2, "none": 0, "unknown": None}, layer) for layer in range(3)
+    ]
+
+    assert values == ([None] * 3 if layers is None else [layer in layers for layer in range(3)])
+
+
+@pytest.mark.parametrize("text", ["", "i", "i > two", "i < two or i < one", "i < two and ", "a[j] == b"])
+def test_what_is_no_predicate_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not a predicate of layers"):
+        parse_predicate(text)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        (Flag("yes"), True),
+        (Flag("no", given=True), True),
+        (Flag("null", default=True, given=True), False),
+        (Flag("text", equals="a"), True),
+        (Flag("text", equals="b"), False),
+        (Flag("absent", default=True, equals="b"), True),
+        (Flag("section.yes"), True),
+        (Flag("text"), None),
+    ],
+)
+def test_flags_are_booleans_texts_and_whether_a_value_is_given(flag: Flag, value: bool | None) -> None:
+    config = {"yes": True, "no": 0, "null": None, "text": "a", "section": {"yes": True}}
+
+    assert read_flag(flag, config, {}) is value
+
+
+def test_sizes_are_read_from_sections_and_from_the_length_of_lists() -> None:
+    sizes = {
+        "depth": Size(("vision.depth",), 3),
+        "kinds": Size(("count", "kinds[]"), 4),
+        "wrong": Size(("count[]",), 5),
+    }
+    table = Table(sizes, ())
+
+    assert read_sizes(table, {"vision": {"depth": 2}, "kinds": ["a", "b"]})[0] == {
+        "depth": 2, "kinds": 2, "wrong": 5
+    }  # fmt: skip
+    assert read_sizes(table, {"vision": [], "count": 1})[0] == {"depth": 3, "kinds": 1, "wrong": 5}
+
+
+def test_numbers_of_other_lists_are_no_layers() -> None:
+    row = Row("vision.blocks.{number}.proj", "8 8")
+    match = find_row("vision.blocks.7.proj", dict.fromkeys(row_keys(row.name), row), "model")
+
+    assert match is not None
+    assert (match.row, match.layer, match.expert) == (row, None, None)
 
 
 @pytest.mark.parametrize(
