@@ -1,6 +1,7 @@
 """Configuration of all tests: golden files, fixtures, Hypothesis profiles, the rule for GPUs."""
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,20 @@ def seen_texts(
     if lines:
         text = "\n".join(lines).replace(str(tmp_path), "TMP").replace(str(FIXTURES), "FIXTURES")
         assert text == golden
+
+
+@pytest.fixture
+def seen_logs(golden: Any, tmp_path: Path) -> Iterator[None]:
+    """Compare the log lines of a test with golden text, after the test."""
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(f"{record.levelname} {record.getMessage()}")  # type: ignore[method-assign]
+    log = logging.getLogger("qload")
+    log.addHandler(handler)
+    yield
+    log.removeHandler(handler)
+    if lines:
+        assert "\n".join(lines).replace(str(tmp_path), "TMP") == golden
 
 
 @pytest.fixture

@@ -17,6 +17,8 @@ from qload.formats import CTMXFP4Weight, CTPackWeight, GGUFConfig, GGUFWeight
 from qload.spec import Layer
 from qload.testing import assert_same_bits, make_checkpoint
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 UP = "model.layers.0.mlp.up_proj"
 RANDOM = np.random.default_rng(0)
 

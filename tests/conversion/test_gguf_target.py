@@ -16,6 +16,8 @@ from qload.storage.gguf_header import GGUFHeader, read_gguf_header
 from qload.testing import assert_same_bits
 from tests.conversion.drawn_models import FORMATS, checkpoint, integers, of_integers
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 UP = "model.layers.0.mlp.up_proj"
 
 

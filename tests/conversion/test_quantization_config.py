@@ -1,25 +1,41 @@
 """Quantization config of a conversion: conventions of zero points, and claims of unchanged layers."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 from qload import convert
+from qload.conversion.float4 import DEEPSEEK_TENSORS, QUARK_TENSORS
 from qload.conversion.quantization_config import CT_VERSION, NO_ACT_ORDER, quantization_config
 from qload.conversion.targets import OutputLayer
 from qload.formats import (
     AWQConfig,
     AWQWeight,
+    BNBNF4Weight,
+    CTMXFP4Weight,
+    CTNVFP4Weight,
     CTPackConfig,
     CTPackWeight,
     Fp8Config,
     Fp8Weight,
     GPTQConfig,
     GPTQWeight,
+    Marlin24Config,
+    Marlin24Weight,
     MarlinConfig,
     MarlinWeight,
+    MLXFloatConfig,
+    MLXFloatWeight,
+    ModelOptNVFP4Weight,
+    MXFP4Config,
+    MXFP4ExpertsWeight,
+    NVFP4Config,
+    QuarkInt4Config,
+    QuarkInt4Weight,
 )
 from qload.layouts import Stored, StoredMinusOne, StoredMinusOnePerField
 from qload.spec.activations import ActivationScheme
@@ -200,6 +216,40 @@ def test_the_config_of_layers_unlike_each_other(case: str) -> None:
 
     assert (written.values, written.refused) == (values, refused)
     assert written.side_file == ("quantize_config.json" if values["quant_method"] == "gptq" else None)
+
+
+MX, NV = {"item": "converted"}, NVFP4Config()
+FLOATS: dict[str, list[OutputLayer]] = {
+    "quark int4": layers_of(
+        QuarkInt4Weight,
+        ("l0.a", QuarkInt4Config(64), 128, {}),
+        ("l0.b", QuarkInt4Config(64), 256, {}),
+        ("l1.a", QuarkInt4Config(-1), 128, {}),
+        ("l1.b", QuarkInt4Config(-1), 64, {}),
+    ),
+    "quark mxfp4": layers_of(CTMXFP4Weight, ("a", MXFP4Config(QUARK_TENSORS), 64, MX)),
+    "deepseek": layers_of(CTMXFP4Weight, ("a", MXFP4Config(DEEPSEEK_TENSORS), 64, MX)),
+    "compressed-tensors mxfp4": layers_of(CTMXFP4Weight, ("a", MXFP4Config(), 64, MX)),
+    "compressed-tensors nvfp4": layers_of(CTNVFP4Weight, ("a", NV, 64, MX), ("b", NV, 64, {})),
+    "modelopt nvfp4": layers_of(ModelOptNVFP4Weight, ("a", NV, 64, MX)),
+    "gpt-oss": layers_of(MXFP4ExpertsWeight, ("a", MXFP4Config(), 64, MX)),
+    "mlx mxfp4": layers_of(MLXFloatWeight, ("a", MLXFloatConfig("mxfp4"), 64, MX)),
+    "mlx nvfp4": layers_of(MLXFloatWeight, ("a", MLXFloatConfig("nvfp4"), 64, MX)),
+    "marlin 2:4": layers_of(
+        Marlin24Weight, ("a", Marlin24Config(128), 256, {}), ("lm_head", Marlin24Config(128), 256, {})
+    ),
+    "two types": layers_of(GPTQWeight, ("a", GPTQConfig(4, 64), 64, {}))
+    + layers_of(AWQWeight, ("b", AWQConfig(64), 64, {})),
+    "no writer": layers_of(BNBNF4Weight, ("a", None, 64, {})),
+}
+
+
+@pytest.mark.parametrize("case", FLOATS)
+@pytest.mark.parametrize("plain", [[], ["p.q", "lm_head"]], ids=["quantized", "with plain layers"])
+def test_configs_of_other_programs(case: str, plain: list[str], golden: SnapshotAssertion) -> None:
+    written = quantization_config(FLOATS[case], plain)
+
+    assert json.dumps(asdict(written), indent=1) == golden
 
 
 @pytest.mark.parametrize(("told", "format"), CONVENTIONS)

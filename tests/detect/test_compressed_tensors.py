@@ -24,7 +24,7 @@ from qload.storage import MemoryStorage
 from qload.weights import Weights
 from tests.formats.test_ct_pack import tensors
 
-pytestmark = pytest.mark.usefixtures("seen_texts")
+pytestmark = pytest.mark.usefixtures("seen_texts", "seen_logs")
 
 GROUP = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 8, "symmetric": True}
 CHANNEL = {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True}

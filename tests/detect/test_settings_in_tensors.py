@@ -14,7 +14,7 @@ from qload.storage import MemoryStorage
 from qload.weights import Weights
 from tests.detect.settings import AWQ, GPTQ
 
-pytestmark = pytest.mark.usefixtures("seen_texts")
+pytestmark = pytest.mark.usefixtures("seen_texts", "seen_logs")
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32])

@@ -1,6 +1,7 @@
 """Config entries and values of single experts: each expert counts, not the first alone."""
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor
 
 from qload import loader_from_config
 from qload.errors import ExcludedModuleError, MismatchError
+from qload.formats import GPTQConfig
 from tests.experts.expert_layers import NAMES, PREFIX, StoredExperts
 from tests.experts.test_refusals import gptq
 
@@ -37,6 +39,23 @@ def test_an_expert_with_zero_points_off_the_middle_is_named(expert: int) -> None
         stored.load()
 
     assert caught.value.tensor == f"{PREFIX}.{expert}.down_proj.qzeros"
+
+
+def test_experts_of_a_config_without_a_rule_for_stacks_are_settled_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(GPTQConfig, "decides_alike")  # leaves that of all configs
+    wrong = torch.full((2, 8), -0x77777778, dtype=torch.int32)
+
+    with pytest.raises(MismatchError, match="zero points are one off"):
+        experts({"2.up_proj.qzeros": wrong}, sym=True).load()
+
+
+def test_experts_with_middle_zero_points_are_settled_by_the_first() -> None:
+    with mock.patch.object(GPTQConfig, "settled", autospec=True, side_effect=GPTQConfig.settled) as settled:
+        experts({}, sym=True).load()
+
+    assert settled.call_count == len(NAMES)
 
 
 @pytest.mark.parametrize("sym", [True, False])

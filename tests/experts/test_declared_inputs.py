@@ -18,6 +18,8 @@ from qload.weights import Weights
 from tests.experts.expert_layers import FACTS, PREFIX
 from tests.kernels.activation_cases import distance
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 H, INNER, COUNT = 16, 32, 4
 TOKEN = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": False}
 STATIC = {"num_bits": 8, "type": "int", "strategy": "tensor", "dynamic": False, "symmetric": True}

@@ -26,6 +26,8 @@ from qload.testing import assert_same_bits
 from qload.weights import Weights
 from tests.kernels.activation_cases import Case, distance, named
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 E, H, INNER = 3, 64, 32
 PREFIX = "model.layers.0.mlp.experts"
 PARTS = ("gate_proj", "up_proj", "down_proj")

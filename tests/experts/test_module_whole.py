@@ -16,6 +16,8 @@ from qload.testing import assert_same_bits
 from tests.experts.bounds import Matrices, assert_within
 from tests.experts.drawn import FORMATS, choices, down, gate_up, what_is_exact
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 ACTIVATIONS = {
     "silu": GatedActivation("silu"),
     "gelu": GatedActivation("gelu"),

@@ -11,6 +11,8 @@ from torch import Tensor
 from qload import Routing
 from qload.errors import ArgumentError, DtypeError, QloadError, ShapeError
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 GOOD: dict[str, Any] = {"method": "sigmoid_grouped", "experts": 8, "top_k": 2, "groups": 4, "top_groups": 2}
 UNGROUPED = {"method": "softmax_top_k", "groups": 1, "top_groups": 1}
 BAD: Mapping[str, tuple[dict[str, Any], str]] = {

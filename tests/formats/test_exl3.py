@@ -18,6 +18,8 @@ from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 MCG, MUL1 = 0xCBAC1FED, 0x83DCD12D
 LAYER = FormatLoader(ConfiguredFormat(Exl3Weight, Exl3Config()))
 

@@ -20,7 +20,7 @@ from qload.weights import Weights
 from tests.experts.expert_layers import FACTS
 from tests.verify.checkpoints import model, rules
 
-pytestmark = pytest.mark.usefixtures("seen_texts")
+pytestmark = pytest.mark.usefixtures("seen_texts", "seen_logs")
 
 NAME = "model.layers.0.mlp.up_proj"
 

@@ -16,6 +16,8 @@ from qload.storage import MemoryStorage
 from qload.testing import assert_same_bits, assert_within_bound
 from qload.weights import Weights
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 REORDERED = (0, 2, 4, 6, 1, 3, 5, 7)  # column of each nibble of a word
 N, K, GROUP = 32, 128, 32
 INT4 = {"dtype": "int4", "qscheme": "per_group", "group_size": GROUP}

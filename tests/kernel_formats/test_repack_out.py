@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from syrupy.assertion import SnapshotAssertion
 from torch import Tensor
 
 from qload import native
@@ -84,6 +85,31 @@ def test_an_unsuitable_out_stays_unchanged(layout: str, spoil: Callable[[Weight]
     tensors = {name: tensor for name, tensor in out.fields().items() if not tensor.is_meta}
     with how():
         assert_untouched(lambda: repack(source, layout, out=out), tensors, ArgumentError)
+
+
+def test_an_unsuitable_out_is_named_with_its_tensors(golden: SnapshotAssertion) -> None:
+    errors = []
+    for spoil in WRONG:
+        with pytest.raises(ArgumentError) as caught:
+            repack(LAYER, "marlin", out=spoil(marked(repack(LAYER, "marlin"))))
+        errors.append(f"{spoil.__name__}: {caught.value}")
+
+    assert "\n".join(errors) == golden
+
+
+@pytest.mark.parametrize(("begin", "apart"), [(-2, False), (0, True)])
+def test_scales_may_begin_where_words_end_and_no_element_before(begin: int, apart: bool) -> None:
+    fresh = marked(repack(LAYER, "exllama"))
+    words, scales = fresh.fields()["qweight"], fresh.fields()["scales"]
+    arena = torch.zeros(words.nbytes + scales.nbytes, dtype=torch.uint8)
+    start = words.nbytes + begin
+    parts = {"qweight": (words, arena[: words.nbytes]), "scales": (scales, arena[start:][: scales.nbytes])}
+    out = fresh.holding({name: at.view(old.dtype).view(old.shape) for name, (old, at) in parts.items()})
+
+    if apart:
+        assert_same_bits(repack(LAYER, "exllama", out=out).dequantize(), LAYER.dequantize())
+    else:
+        assert_untouched(lambda: repack(LAYER, "exllama", out=out), out.fields(), ArgumentError)
 
 
 @pytest.mark.parametrize("spoil", [other_dtype, gradients], ids=lambda spoil: spoil.__name__)

@@ -1,8 +1,10 @@
 """What rounding can cost, by hand on numbers that every type holds, and that a bound can be broken."""
 
+from dataclasses import replace
 from math import e, pi, sqrt
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from qload.formats import CTIntConfig, CTIntWeight, UnquantizedWeight
 from qload.kernels import bounds
 from qload.kernels.bounds import TINY, UNIT, Bounded, exact, excess, of_experts, of_linear, product, roundings
 from qload.spec import ActivationScheme, Layer, Weight
+from qload.spec.transforms import BlockTransform, Transforms
 from qload.testing import assert_within_bound
 from tests.experts.expert_layers import FACTS, PREFIX
 from tests.experts.test_declared_inputs import TOKEN, opened, routed, tokens_for
@@ -90,6 +93,18 @@ def test_inputs_are_those_that_a_weight_declares_unless_they_come_as_they_are() 
     as_they_come = of_linear(x, weight, activations="unquantized")
     assert as_they_come.value[0, 0] == pytest.approx(3 * 127.5 + 4 * 0.4)
     assert of_linear(x, weight, torch.tensor([1.0, 2.0])).value.tolist() == [[382.0, 637.0]]
+
+
+@pytest.mark.parametrize("transforms", [None, Transforms(BlockTransform.of_matrix("t", np.ones((1, 1))))])
+def test_each_part_takes_inputs_by_its_own_scale(transforms: Transforms | None) -> None:
+    scheme = ActivationScheme("int", 8, dynamic=False, strategy="tensor", scale="input_scale")
+    layer = Layer((1, 1), 2, (2, 2), "up", None, scheme, transforms)
+    weight = replace(int8(), layer=layer, input_scale=torch.tensor([1.0, 2.0]))  # type: ignore[call-arg]
+
+    found = of_linear(torch.tensor([[5.0, 6.0], [1.0, 0.0], [0.0, 8.0]]), weight)
+
+    assert found.value.tolist() == [[39.0, -16.0], [3.0, 0.0], [32.0, -48.0]]
+    assert found.error.shape == (3, 2)
 
 
 def test_scales_that_were_converted_cost_as_much_as_the_weight() -> None:

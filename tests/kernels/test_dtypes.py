@@ -20,7 +20,7 @@ from qload.testing import assert_same_bits, assert_within_bound
 from tests.experts import drawn
 from tests.kernels.mp_layers import Case
 
-pytestmark = pytest.mark.usefixtures("seen_texts")
+pytestmark = pytest.mark.usefixtures("seen_texts", "seen_logs")
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 UNITS = {HALF: 2.0**-11, BRAIN: 2.0**-8}

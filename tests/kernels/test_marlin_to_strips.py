@@ -9,6 +9,8 @@ from qload import copy_into
 from qload.kernel_formats import GPTQMarlinWeight, StripsWeight
 from tests.kernels.cuda_layers import layer
 
+pytestmark = pytest.mark.usefixtures("seen_logs")
+
 LINEAR = import_module("qload.kernels.linear")
 
 

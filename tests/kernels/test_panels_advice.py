@@ -22,7 +22,7 @@ from qload.testing import Traits, layer_of
 from qload.weights import Weights
 from tests.kernels.mp_layers import Case
 
-pytestmark = pytest.mark.usefixtures("seen_texts")
+pytestmark = pytest.mark.usefixtures("seen_texts", "seen_logs")
 
 BRAIN = torch.bfloat16
 ADVICE = 'target="auto" of open_checkpoint, or repack(weight, "panels")'

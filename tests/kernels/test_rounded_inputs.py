@@ -15,13 +15,12 @@ from torch import Tensor
 from qload.errors import ArgumentError
 from qload.kernels import plans
 from qload.kernels.bounds import exact, excess, of_linear
-from qload.kernels.cuda.linear import CudaPlan, multiply_rounded, plan_of, why_not_declared
+from qload.kernels.cuda.linear import CudaPlan, multiply_rounded, plan_of
 from qload.kernels.plans import signature_of
 from qload.spec import ActivationScheme, Layer
 from tests.kernels.cuda_by_hand import STREAM
 from tests.kernels.cuda_layers import _operators, byte_layer, installed, layer
 from tests.kernels.cuda_quantize import HandOfInputs
-from tests.kernels.mp_layers import Case
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
 
@@ -215,25 +214,6 @@ def test_more_than_one_launch_is_no_plan(hand: HandOfInputs, plan: Any) -> None:
     )
     assert multiply_rounded(inputs(65, torch.float16), torch.ones(65), weight, None) is None
     assert "quantize" not in hand.called
-
-
-def test_what_no_launch_rounds_has_a_reason() -> None:
-    token, static = SCHEMES["fp8 token"], SCHEMES["fp8 static"]
-    fp8: Any = byte_layer(K, N, "channel")
-    one = torch.tensor([0.5])
-
-    assert why_not_declared(fp8, token) is None
-    assert why_not_declared(replace(fp8, input_scale=one), static) is None
-    assert "GPTQWeight takes factors" in str(why_not_declared(Case(group=64).weight(), token))
-    assert "GPTQMarlinWeight takes factors" in str(
-        why_not_declared(layer(K, 64, 64, 4, torch.float16, "marlin"), token)
-    )
-    assert "not one number" in str(why_not_declared(fp8, static))
-    assert why_not_declared(replace(fp8, input_scale=one.bfloat16()), static) is None
-    for wrong in (torch.ones(2), one.double()):  # of parts of a fused layer, and of another type
-        assert "not one number" in str(why_not_declared(replace(fp8, input_scale=wrong), static))
-    assert "by float8 group of 24" in str(why_not_declared(fp8, replace(SCHEMES["fp8 group"], group_size=24)))
-    assert "rounds 100 inputs" in str(why_not_declared(byte_layer(100, N, "channel"), token))
 
 
 @HOPPER

@@ -11,6 +11,8 @@ from qload import MemoryStorage, Weights, load_layers, loader_from_config, verif
 from qload.methods import get_quantization_config
 from qload.testing import make_checkpoint
 
+pytestmark = pytest.mark.usefixtures("seen_logs")
+
 K, N = 64, 32
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 SCHEMES = {"dynamic": "float8 token dynamic", "static": "float8 tensor static"}

@@ -112,6 +112,33 @@ def test_a_method_that_returns_a_value_has_a_body_or_is_abstract() -> None:
     assert concrete == []
 
 
+OPTIONS = {"init": True, "repr": True, "eq": True, "order": False, "unsafe_hash": False, "frozen": False}
+FLAGS = {"init": True, "repr": True, "compare": True, "hash": None, "kw_only": False}
+
+
+def record_text(kind: Any) -> str:
+    """Return the options of a record that differ from the defaults, and its fields with such flags."""
+    options = _changed(kind.__dataclass_params__, OPTIONS) + ["slots"] * ("__slots__" in vars(kind))
+    shown = [f"{kind.__module__}.{kind.__qualname__}({', '.join(options)})"]
+    for each in dataclasses.fields(kind):
+        flags = _changed(each, FLAGS)
+        if each.default_factory is not dataclasses.MISSING:
+            flags.append(f"factory={each.default_factory.__qualname__}")  # type: ignore[attr-defined]
+        shown += [f"{each.name}({', '.join(flags)})"] * bool(flags)
+    return " ".join(shown)
+
+
+def _changed(options: Any, defaults: dict[str, Any]) -> list[str]:
+    return [f"{name}={now}" for name, usual in defaults.items() if (now := getattr(options, name)) != usual]
+
+
+def test_options_of_records(golden: SnapshotAssertion) -> None:
+    """A record that is mutable, compared or shown in another way is noticed by few callers."""
+    own = (kind for kind in records() if kind.__module__.split(".")[1] != "engines")
+
+    assert "\n".join(sorted(map(record_text, own))) == golden
+
+
 def _has_no_body(function: Any) -> bool:
     def documented() -> None:
         """Without statements."""

@@ -1,59 +1,54 @@
-"""Defaults of public functions and constructors, as golden text.
+"""Defaults of functions and constructors, also of private ones, as golden text.
 
 Another default changes the result of every call without the option, also where all tests pass the option.
 """
 
 import inspect
 from collections.abc import Iterator
-from enum import Enum
-from typing import Any, Protocol
+from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from tests.meta.docstrings import PACKAGES, public_names
+from tests.meta.test_constants import PACKAGES, constant_text, modules, shortened
 from tests.meta.test_dataclasses import classes
 
 
-def public_functions(package: str) -> Iterator[tuple[str, Any]]:
-    """Yield the public functions, classes and methods of a package, by name."""
-    for name, value in sorted(public_names(package).items()):
-        if inspect.isfunction(value):
-            yield name, value
-        elif inspect.isclass(value) and Enum not in value.__mro__ and Protocol not in value.__mro__:
-            yield name, value
-            for method, member in vars(value).items():
-                function = getattr(member, "__func__", member)
-                if inspect.isfunction(function) and not method.startswith("_"):
-                    yield f"{name}.{method}", function
-
-
-def default_text(value: object) -> str:
-    """Return the text of a default: functions and classes by name, everything else as Python shows it."""
-    return getattr(value, "__qualname__", None) or repr(value)
+def functions(module: Any) -> Iterator[tuple[str, Any]]:
+    """Yield each function, constructor and method that a module defines, by name."""
+    for name, value in vars(module).items():
+        function = inspect.unwrap(value) if callable(value) else value
+        if getattr(function, "__module__", "") != module.__name__:
+            continue
+        if inspect.isfunction(function):
+            yield name, function
+        elif inspect.isclass(function):
+            for method, member in vars(function).items():
+                own = inspect.unwrap(getattr(member, "__func__", member))
+                if inspect.isfunction(own):
+                    yield f"{name}.{method}", own
 
 
 def parameter_text(parameter: inspect.Parameter) -> str:
     """Return the text of a parameter with its default; a keyword-only one has a star."""
     star = "*" if parameter.kind is parameter.KEYWORD_ONLY else ""
-    return f"{star}{parameter.name}={default_text(parameter.default)}"
+    return f"{star}{parameter.name}={shortened(constant_text(parameter.default))}"
 
 
 def defaults(package: str) -> Iterator[str]:
-    """Yield a line for every public function and constructor with defaults."""
-    for name, function in public_functions(package):
-        try:
+    """Yield a line for every function and constructor of a package with defaults."""
+    for module in modules(package):
+        for name, function in functions(module):
             parameters = inspect.signature(function).parameters.values()
-        except ValueError:  # a class of another library
-            continue
-        given = [each for each in parameters if each.default is not each.empty]
-        if given:
-            yield f"{name}({', '.join(map(parameter_text, given))})"
+            given = [each for each in parameters if each.default is not each.empty]
+            if given:
+                place = module.__name__.removeprefix("qload.")
+                yield f"{place}.{name}({', '.join(map(parameter_text, given))})"
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_defaults_of_public_functions(package: str, golden: SnapshotAssertion) -> None:
-    assert "\n".join(defaults(package)) == golden
+def test_defaults_of_a_package(package: str, golden: SnapshotAssertion) -> None:
+    assert "\n".join(sorted(defaults(package))) == golden
 
 
 def overridden_defaults() -> Iterator[tuple[str, Any, Any]]:

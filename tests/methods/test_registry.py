@@ -17,6 +17,8 @@ from qload.methods import (
     register_quantization,
 )
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 class Nothing(QuantizationConfig):
     """The least a config can be."""

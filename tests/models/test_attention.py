@@ -10,6 +10,8 @@ from qload.errors import ArgumentError, ShapeError
 from qload.models import PagedCache, Step, attend
 from qload.models.attention import query_scales
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 S, Q, L, HEADS, KV, DK, DV = 2, 3, 12, 6, 2, 8, 4
 SCALE = DK**-0.5
 LIMITS = [(None, None), (4, None), (None, 5), (3, 5)]

@@ -11,6 +11,8 @@ from qload.models import Block, Decoder
 from qload.models.feed_forward import GatedFeedForward
 from qload.models.norm import Norm
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 T, H = 3, 16
 
 

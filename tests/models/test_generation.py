@@ -13,6 +13,8 @@ from qload.models.generation import StepOutput
 from qload.parallel import ALONE, ProcessGroup
 from tests.models import drawn
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 PROMPT = [3, 1, 4, 1, 5]
 VOCAB, POSITIONS = (drawn.SIZES[key] for key in ("vocab_size", "max_position_embeddings"))
 DRAWN = Sampler(temperature=1.0, top_k=20, top_p=0.95, seed=3)

@@ -20,6 +20,8 @@ from qload.spec import Weight
 from tests.models import drawn as text_models
 from tests.models.latent_formula import PREFIX, SMALL, attention_by_formula, drawn
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 ALONE = Rank(0, 1)
 PLAIN = loader_from_config(None)
 T = 7

@@ -5,6 +5,8 @@ import pytest
 from qload.errors import ArgumentError, ConfigError
 from qload.models.config import LatentConfig, latent_config
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 SMALL = {
     "q_lora_rank": 48,
     "kv_lora_rank": 32,

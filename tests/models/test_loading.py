@@ -27,6 +27,8 @@ from tests.models.drawn import config, tensors, weights
 from tests.models.recorded import Rounded, logits, off, recorded
 from tests.paths import FIXTURES
 
+pytestmark = pytest.mark.usefixtures("seen_texts", "seen_logs")
+
 MODELS = sorted((FIXTURES / "models").iterdir())
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7, 1, 8, 2, 8, 1, 8, 2, 8]])
 RANGE = 1e-5  # of the logits: sums of float32 in another order

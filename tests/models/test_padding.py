@@ -6,6 +6,8 @@ import torch
 from qload.errors import ArgumentError, ShapeError
 from qload.models.kv_cache import HeadSizes, pad_heads, unpad_heads
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 @pytest.mark.parametrize(
     ("sizes", "key", "value"),

@@ -11,6 +11,8 @@ from tests.models.drawn import config, tensors, weights
 from tests.models.recorded import logits, off
 from tests.models.test_loading import IDS, RANGE
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 
 def test_a_vocabulary_that_ranks_do_not_divide_has_a_head_of_its_own_too() -> None:
     said = config("llama", tie_word_embeddings=False, vocab_size=37)

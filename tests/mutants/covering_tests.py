@@ -26,6 +26,7 @@ from tests.mutants.sample import Mutant
 
 OPTIONS = (*PYTEST_OPTIONS, "-x", "--tb=no", "-p", "no:xdist", "-p", "no:cov", "--snapshot-warn-unused")
 IMPORTED = (
+    "tests/meta/test_constants.py",
     "tests/meta/test_defaults.py",
     "tests/meta/test_argument_types.py",
     "tests/meta/test_dataclasses.py",

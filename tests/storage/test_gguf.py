@@ -94,6 +94,7 @@ def test_each_way_of_reading_gives_the_values_of_the_model(
     assert torch.equal(rows[0], want)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_arguments_of_reads_are_checked(opened: GGUFStorage) -> None:
     with pytest.raises(ArgumentError, match="index"):
         opened.read("q_proj.weight", (slice(0, 25),))
@@ -130,6 +131,7 @@ def test_any_file_of_a_split_model_opens_all_of_it(tmp_path: Path) -> None:
             assert storage.keys_of_model["general.architecture"] == "llama"
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_missing_file_of_a_split_model_is_named(tmp_path: Path) -> None:
     first, second, _ = split(tmp_path)
     second.unlink()
@@ -139,6 +141,7 @@ def test_a_missing_file_of_a_split_model_is_named(tmp_path: Path) -> None:
     assert caught.value.rule == "shard-gap"
 
 
+@pytest.mark.usefixtures("seen_texts")
 @pytest.mark.parametrize(
     ("key", "value", "rule"),
     [
@@ -158,6 +161,7 @@ def test_keys_of_a_split_model_have_to_agree_with_its_files(
     assert key in str(caught.value)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_one_file_of_a_split_model_under_another_name_is_refused(tmp_path: Path) -> None:
     path = split(tmp_path)[1].rename(tmp_path / "second.gguf")
 
@@ -166,6 +170,7 @@ def test_one_file_of_a_split_model_under_another_name_is_refused(tmp_path: Path)
     assert caught.value.rule == "shard-gap"
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
     for number in range(2):
         keys = {"split.no": number, "split.count": 2}
@@ -176,12 +181,14 @@ def test_a_tensor_in_two_files_is_refused(tmp_path: Path) -> None:
         GGUFStorage(tmp_path)
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_file_without_tensors_is_named_for_what_it_may_be(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="has no tensor: it is a vocabulary") as caught:
         GGUFStorage(write(tmp_path / "a.gguf", gguf_file(LLAMA, {})))
     assert caught.value.rule == "no-tensors"
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_of_several_models_in_a_folder_one_has_to_be_named(tmp_path: Path) -> None:
     content = gguf_file(LLAMA, {"a.weight": floats(VALUES)})
     write(tmp_path / "a-Q4_K_M.gguf", content)
@@ -203,6 +210,7 @@ def test_safetensors_take_precedence_in_a_folder(tmp_path: Path) -> None:
     assert type(open_storage(tmp_path / "a.gguf")) is GGUFStorage
 
 
+@pytest.mark.usefixtures("seen_texts")
 def test_a_file_that_changes_is_noticed(tmp_path: Path) -> None:
     path = write(tmp_path / "a.gguf", gguf_file(LLAMA, {"a.weight": floats(VALUES)}))
     with GGUFStorage(path) as storage:

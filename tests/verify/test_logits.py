@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from math import e, log
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,17 @@ from qload.parallel import Rank
 from qload.repacking import RepackingLoader
 from qload.spec import Layer, Weight
 from qload.verify import Prompt, verify
-from qload.verify.logits import compared_model
+from qload.verify.logits import compared_model, logit_check
 from qload.verify.logits.compared_layers import CompareState, ProductFault, place_in_part
 from qload.verify.logits.compared_model import ModelPrompt, compute_logits, load_compared
-from qload.verify.logits.logit_check import check_logits, product_message
+from qload.verify.logits.logit_check import (
+    OutputDistance,
+    check_logits,
+    distance_note,
+    find_outliers,
+    logit_distances,
+    product_message,
+)
 from tests.models import drawn
 from tests.models.vision import seeing
 from tests.verify.damage.model import Model
@@ -257,10 +265,15 @@ def test_an_outlier_beside_its_siblings_is_found_and_no_quantized_layer_is(tmp_p
     model.tensors[f"{DOWN}.weight_scale_inv"] *= 1.6
     path = model.write(tmp_path / "model")
 
-    (finding,) = check_logits(str(path), PROMPT, reference).findings
+    found = check_logits(str(path), PROMPT, reference)
 
+    (finding,) = found.findings
     assert (finding.rule, finding.tensor) == ("against-output", DOWN)
-    assert "the 1 layers like it" in finding.message
+    relative = {layer["prefix"]: layer["relative"] for layer in found.numbers["against"]["layers"]}
+    assert finding.message.startswith(
+        f"{DOWN}: its outputs have a relative error of {relative[DOWN]:.3g}, the 1 layers like it "
+        f"{relative[SEVERAL.format(0)]:.3g} on average\nits weight differs most at (n, k) = ("
+    )
 
 
 def test_equal_checkpoints_agree_to_the_bit(tmp_path: Path) -> None:
@@ -457,6 +470,20 @@ def test_logits_depend_on_the_image_files_of_a_prompt(tmp_path: Path) -> None:
     assert not any("random pixels" in note for note in json.loads(result.stdout)["notes"])
 
 
+def test_a_prompt_without_ids_has_the_tokens_of_each_image(tmp_path: Path) -> None:
+    library = pytest.importorskip("PIL.Image")
+    path = with_vision(tmp_path / "model")
+    (path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 28, "width": 21}}))
+    library.new("RGB", (21, 28), (7, 40, 90)).save(tmp_path / "a.png")
+
+    files = ModelPrompt.of(Prompt(images=[tmp_path / "a.png"] * 2), path, seeing.CONFIG)
+    drawn_images = ModelPrompt.of(Prompt((1, *IMAGE, 3, *IMAGE, 2)), path, seeing.CONFIG)
+
+    assert tuple(files.ids[:10]) == 2 * IMAGE
+    assert files.ids.count(IMAGE[0]) == 10
+    assert [len(each.images[0]) for each in (files, drawn_images)] == [2, 2]
+
+
 def test_a_prompt_without_image_tokens_runs_the_text_of_a_model_with_vision(tmp_path: Path) -> None:
     path = with_vision(tmp_path / "model")
 
@@ -579,3 +606,48 @@ def test_the_message_of_a_wrong_product_has_all_its_numbers() -> None:
         f"{first}; later layers with wrong values: 2\n"
         "its kernel has 0.5 at (n, k) = (2, 4) of a.k_proj, the checkpoint 0.75\na cause"
     )
+
+
+def test_distances_of_logits_by_hand() -> None:
+    want = torch.tensor([[0.0, 1.0], [0.0, 3.0], [2.0, 0.0]])
+    got = torch.tensor([[0.0, 2.5], [4.0, 3.0], [2.0, 0.0]])
+    pairs = [([1 / (1 + e), e / (1 + e)], 2.5), ([1 / (1 + e**3), e**3 / (1 + e**3)], -1.0)]
+    terms = [sum(p * log(p / q) for p, q in zip(ps, softmax(d), strict=True)) for ps, d in pairs]
+
+    numbers = logit_distances(got, want)
+
+    assert (numbers["largest"], numbers["greedy"], numbers["tokens"]) == (4 / 3, 2, 3)
+    assert numbers["kl"] == pytest.approx(sum(terms) / 3)
+    assert distance_note({**numbers, "largest": 0.25, "kl": 0.0125}, "one and two") == (
+        "logits of one and two differ by 0.25 of their range at most, the likeliest token agrees in 2 of 3, "
+        "mean KL divergence 0.0125"
+    )
+
+
+def softmax(difference: float) -> tuple[float, float]:
+    """Return the shares of two logits by their difference."""
+    return 1 / (1 + e**difference), 1 / (1 + e**-difference)
+
+
+@pytest.mark.parametrize(
+    ("errors", "named"),
+    [
+        ((0.1, 0.1, 0.1), None),
+        ((1.0, 1.0, 1.0), "no closer to the reference's than zeros are"),
+        ((0.1, 0.1, 0.9), "the 2 layers like it 0.1 on average"),
+        ((0.1, 0.02, 0.9), "the 2 layers like it 0.0721 on average"),
+    ],
+)
+def test_the_first_outlier_is_named_with_its_siblings(
+    errors: tuple[float, ...], named: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logit_check, "_worst_weight", lambda layer, model, reference: "")
+    layers = [OutputDistance(f"{at}.up_proj", "plain", "", each) for at, each in enumerate(errors)]
+    others = [OutputDistance("2.down_proj", "plain", "", 0.99), OutputDistance("3.up_proj", "gptq", "", 0.99)]
+    model: Any = None
+
+    found = [finding.message for finding in find_outliers([*others, *layers], model, model)]
+
+    at = next((at for at, error in enumerate(errors) if error > 0.5), 0)
+    want = f"{at}.up_proj: its outputs have a relative error of {errors[at]:.3g}, {named}"
+    assert found == ([] if named is None else [want])

@@ -20,6 +20,8 @@ from qload.devices import cuda
 from qload.testing import assert_same_bits
 from qload.weights import prefetch
 
+pytestmark = pytest.mark.usefixtures("seen_logs")
+
 DEVICE = torch.device("cpu")
 
 

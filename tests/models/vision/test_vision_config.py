@@ -8,6 +8,8 @@ from qload.errors import ConfigError
 from qload.experts import GatedActivation
 from qload.models.vision_config import ResamplerConfig, TowerConfig, VisionConfig, vision_config
 
+pytestmark = pytest.mark.usefixtures("seen_texts")
+
 SMALL = {
     "model_type": "idefics2",
     "image_token_id": 95,

@@ -28,7 +28,7 @@ from qload.parallel import ProcessGroup
 from qload.quantize import Quantizer
 from tests.models.vision.seeing import CONFIG, pictures, sight, text
 
-pytestmark = pytest.mark.usefixtures("seen_texts")
+pytestmark = pytest.mark.usefixtures("seen_texts", "seen_logs")
 
 PLAIN = loader_from_config(None)
 OF_RANGE = 1e-5  # how far float32 may be off: what logits of models are held to
