@@ -214,7 +214,7 @@ def transformers(session: nox.Session) -> None:
     """Run models of transformers on qload, and compare tables, routing and experts, at one version."""
     keep_bytecode(session)
     install(session, "test", "transformers")
-    tables = (f"tests/transformers/{name}.py" for name in ("tables", "routing", "experts", "images"))
+    tables = (f"tests/transformers/{name}.py" for name in ("tables", "routing", "experts", "images", "generation"))
     quick = ("others", "settings", "adapters", "sharing", "mistakes", "files")  # in unit too
     names = ("whole", *(f"test_{name}" for name in quick), "page")
     engine = (f"tests/engines/transformers/{name}.py" for name in names)

@@ -1,9 +1,9 @@
 """The verb run: generate text with the model of a checkpoint."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -29,9 +29,11 @@ from qload.storage import is_directory, is_taken, read_whole, snapshot
 if TYPE_CHECKING:
     import torch
 
+    from qload.checkpoint import Checkpoint
+    from qload.engines.transformers.generation import ModelSizes, TransformersModel
     from qload.hub import HubId
     from qload.loader.source import Nonfinite
-    from qload.models import Decoder, Sampler, TextConfig
+    from qload.models import Decoder, Engine, Sampler, TextConfig
     from qload.parallel import ProcessGroup
 
 CACHE_PAGE_TOKENS = 16
@@ -72,9 +74,12 @@ class RunArguments:
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Model and prompt of a run, known before any weight is read."""
+    """Model and prompt of a run, known before any weight is read.
 
-    config: "TextConfig"
+    `config`: of qload's own model, or sizes of a model of transformers.
+    """
+
+    config: "TextConfig | ModelSizes"
     ids: Sequence[int]
     tokenizer: "Tokenizer | None"
     dtype: "torch.dtype"
@@ -139,8 +144,9 @@ def run(
 ) -> None:
     """Generate text with the model at PATH.
 
-    All linear layers multiply with the stored weights, repacked for the kernels of a GPU. Standard error gets
-    the speed of loading, of the prompt and of generation, in tokens and bytes of weights per second.
+    All linear layers multiply with the stored weights, repacked for the kernels of a GPU. For a type of model
+    without a decoder of qload, transformers runs the model with these layers, if it is installed. Standard
+    error gets the speed of loading, of the prompt and of generation, in tokens and bytes per second.
     """
     if (prompt is None) == (prompt_ids is None):
         raise click.UsageError("the prompt is given by either --prompt-ids or --prompt, not by both")
@@ -204,8 +210,7 @@ def _plan_run(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
 
     from qload.checkpoint import Checkpoint, check_all_read
     from qload.detect import read_model_config
-    from qload.models import check_prompt
-    from qload.models.decoder import checked_config
+    from qload.models import TextConfig, check_prompt
     from qload.models.images import check_image_tokens
     from qload.models.vision_config import vision_config
     from qload.storage import locate
@@ -215,12 +220,15 @@ def _plan_run(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
         with suppress(StorageError, ConfigError), Checkpoint.open(place) as checkpoint:
             check_all_read(checkpoint.weights)  # an unsupported format is raised first
         raise ArgumentError("path", "a checkpoint with a config.json", f"none in {place}")
+    pixels, text = None, arguments.text
     with Checkpoint.open(place) as checkpoint:
-        config = checked_config(checkpoint.weights, checkpoint.model_config)
-        pixels, text = _read_images(arguments, checkpoint.model_config, config)
+        config = _read_config(checkpoint, place)
+        if arguments.images:
+            pixels, text = _read_images(arguments, checkpoint.model_config)
     tokenizer = None if text is None else Tokenizer(place)
     ids = tokenizer.encode(text or "") if tokenizer else arguments.ids or ()
     if pixels is not None:
+        assert isinstance(config, TextConfig)  # a type with vision has a decoder of qload
         vision = vision_config(checkpoint.model_config, config.hidden, config.eps)
         check_image_tokens(ids, vision, len(pixels[0]))
     check_prompt(ids, arguments.tokens, config.vocab, config.positions)
@@ -233,15 +241,40 @@ def _plan_run(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
     return plan
 
 
+def _read_config(checkpoint: "Checkpoint", place: "Path") -> "TextConfig | ModelSizes":
+    """Read the config of qload's own model, or the sizes of one that transformers runs.
+
+    ConfigError for a `model_type` that neither has.
+    """
+    from qload.models.decoder import checked_config
+    from qload.storage import locate
+
+    config = checkpoint.model_config
+    try:
+        return checked_config(checkpoint.weights, config)
+    except ConfigError as error:
+        if not error.key.endswith("model_type") or locate(place).is_gguf:
+            raise
+        try:
+            generation = import_module("qload.engines.transformers.generation")
+        except ImportError:
+            remedy = "pip install 'qload-weights[transformers]' runs the other types that transformers has"
+            raise replace(error, hint=remedy) from None
+        sizes: ModelSizes | None = generation.read_sizes(place, str(config.get("model_type")))
+        if sizes is None:
+            raise
+        return sizes
+
+
 def _read_images(
-    arguments: RunArguments, model_config: Mapping[str, Any], config: "TextConfig"
-) -> "tuple[tuple[torch.Tensor, torch.Tensor] | None, str | None]":
-    """Read the images, or None without any, and the text with its image tokens."""
-    if not arguments.images:
-        return None, arguments.text
+    arguments: RunArguments, model_config: Mapping[str, Any]
+) -> "tuple[tuple[torch.Tensor, torch.Tensor], str | None]":
+    """Read the images, and the text with its image tokens."""
+    from qload.models import text_config
     from qload.models.images import ImageProcessor
     from qload.models.vision_config import vision_config
 
+    config = text_config(model_config)
     vectors = vision_config(model_config, config.hidden, config.eps).resampler.latents
     processor, text = ImageProcessor.of(arguments.place), arguments.text
     if text is not None:
@@ -251,43 +284,96 @@ def _read_images(
 
 def _check_memory(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup") -> None:
     """Raise NotEnoughMemoryError if the weights and the cache do not fit into the device."""
+    from qload.models import TextConfig
     from qload.models.kv_cache import PagedCache, page_count
     from qload.models.memory import check_memory, free_bytes, stored_bytes
     from qload.storage import open_storage
 
     with open_storage(arguments.place) as storage:
         weights = stored_bytes(storage, plan.dtype) // group.size()
-    pages = page_count(1, len(plan.ids) + arguments.tokens, CACHE_PAGE_TOKENS)
-    sizes: dict[str, Any] = {"pages": pages, "page_size": CACHE_PAGE_TOKENS, "ranks": group.size()}
-    cache = PagedCache.of(plan.config, **sizes, dtype=plan.dtype, device="meta")
+    cache = 0
+    if isinstance(plan.config, TextConfig):
+        pages = page_count(1, len(plan.ids) + arguments.tokens, CACHE_PAGE_TOKENS)
+        sizes: dict[str, Any] = {"pages": pages, "page_size": CACHE_PAGE_TOKENS, "ranks": group.size()}
+        cache = PagedCache.of(plan.config, **sizes, dtype=plan.dtype, device="meta").bytes
     free = free_bytes(plan.device)
     if free is not None and plan.device.type == "cpu":
         free //= group.size()  # the ranks of a machine share its memory
-    check_memory(plan.device, weights + cache.bytes, free)
+    check_memory(plan.device, weights + cache, free)
+
+
+class EngineModel:
+    """Model of qload in an engine, with the interface of `TransformersModel`.
+
+    Parameters
+    ----------
+    engine
+        The engine.
+    embeddings
+        Embeddings of the prompt, in place of those of its ids; or None.
+    """
+
+    def __init__(self, engine: "Engine", embeddings: "torch.Tensor | None" = None) -> None:
+        self._engine, self._embeddings = engine, embeddings
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the weights that a token needs."""
+        from qload.models.memory import tensor_bytes
+
+        model = self._engine.model
+        return tensor_bytes(model) - tensor_bytes(model.embed_tokens)
+
+    def logits(self, ids: Sequence[int]) -> "torch.Tensor":
+        """Compute the logits (1, vocab) after a prompt `ids`."""
+        return self._engine.prefill(ids, embeddings=self._embeddings)
+
+    def generate(
+        self, ids: Sequence[int], tokens: int, sampler: "Sampler", report: Callable[[int], None]
+    ) -> None:
+        """Generate ids after a prompt, and `report` each as soon as it is chosen."""
+        for chosen in self._engine.stream([ids], tokens, sampler, [self._embeddings]):
+            report(chosen[0])
 
 
 def _generate(arguments: RunArguments, plan: RunPlan, group: "ProcessGroup") -> Generation:
-    from qload.models import Engine
-    from qload.models.memory import tensor_bytes
-
     start = perf_counter()
-    model, embeddings = _load_model(arguments, plan, group)
-    engine = Engine(model, max_tokens=len(plan.ids) + arguments.tokens, page_size=CACHE_PAGE_TOKENS)
-    engine.warm_up(len(plan.ids))
+    model = _load_model(arguments, plan, group)
     loading = perf_counter() - start
     logits = None
     if arguments.logits:
-        (logits,) = engine.prefill(plan.ids, embeddings=embeddings).float().tolist()
+        (logits,) = model.logits(plan.ids).float().tolist()
+    ids: list[int] = []
+    seconds: list[float] = []
     start = perf_counter()
-    ids, seconds = [], []
-    for tokens in engine.stream([plan.ids], arguments.tokens, arguments.sampler, [embeddings]):
-        ids.append(tokens[0])
+
+    def add(token: int) -> None:
+        ids.append(token)
         seconds.append(perf_counter() - start)
-    return Generation(ids, logits, loading, seconds, tensor_bytes(model) - tensor_bytes(model.embed_tokens))
+
+    model.generate(plan.ids, arguments.tokens, arguments.sampler, add)
+    return Generation(ids, logits, loading, seconds, model.bytes)
 
 
 def _load_model(
     arguments: RunArguments, plan: RunPlan, group: "ProcessGroup"
+) -> "EngineModel | TransformersModel":
+    """Load the model of a plan and warm it up."""
+    from qload.models import Engine, TextConfig
+
+    options: dict[str, Any] = {"device": plan.device, "dtype": plan.dtype, "process_group": group}
+    if not isinstance(plan.config, TextConfig):
+        from qload.engines.transformers.generation import TransformersModel
+
+        return TransformersModel.load(arguments.place, plan.config, **options, nonfinite=arguments.nonfinite)
+    decoder, embeddings = _load_decoder(arguments, plan, options)
+    engine = Engine(decoder, max_tokens=len(plan.ids) + arguments.tokens, page_size=CACHE_PAGE_TOKENS)
+    engine.warm_up(len(plan.ids))
+    return EngineModel(engine, embeddings)
+
+
+def _load_decoder(
+    arguments: RunArguments, plan: RunPlan, options: Mapping[str, Any]
 ) -> "tuple[Decoder, torch.Tensor | None]":
     """Load the text model, and the embeddings of a prompt with images."""
     import torch
@@ -296,7 +382,6 @@ def _load_model(
     from qload.detect import read_model_config
     from qload.models import load_model, load_vision_model
 
-    options: dict[str, Any] = {"device": plan.device, "dtype": plan.dtype, "process_group": group}
     with open_checkpoint(arguments.place, **options, target="auto", nonfinite=arguments.nonfinite) as weights:
         if plan.pixels is None:
             return load_model(weights), None
@@ -308,6 +393,10 @@ def _load_model(
 
 def _print_generation(plan: RunPlan, generation: Generation) -> None:
     """Print the speed on standard error; logits, text and ids on standard output."""
+    from qload.models import TextConfig
+
+    if not isinstance(plan.config, TextConfig):
+        click.echo(f"{plan.config.type}: {plan.config.engine} runs it, with layers of qload", err=True)
     for line in speed_lines(len(plan.ids), generation):
         click.echo(line, err=True)
     if generation.logits is not None:

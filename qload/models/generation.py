@@ -116,6 +116,13 @@ def _mark_nonfinite(ids: Tensor, largest: Tensor) -> Tensor:
     return ids.masked_fill(~largest.isfinite(), NOT_FINITE)
 
 
+def check_finite(ids: Sequence[int], dtype: torch.dtype) -> None:
+    """Raise ArgumentError for a chosen id of logits that are not finite, computed in a `dtype`."""
+    if NOT_FINITE in ids:
+        name = str(dtype).removeprefix("torch.")
+        raise ArgumentError("dtype", "a dtype of wider range: logits must be finite", name)
+
+
 def check_ids(ids: Sequence[int], vocab: int) -> None:
     """Raise ArgumentError for an id outside of a vocabulary of `vocab`."""
     invalid = next((token for token in ids if not 0 <= token < vocab), None)
@@ -436,9 +443,7 @@ class Engine:
             if left and self.runs_ahead:
                 output = self._run_next(chosen.clamp(min=0), active)
             ids = wait_for_ids()
-            if NOT_FINITE in ids:
-                dtype = str(self.dtype).removeprefix("torch.")
-                raise ArgumentError("dtype", "a dtype of wider range: logits must be finite", dtype)
+            check_finite(ids, self.dtype)
             yield dict(zip(active, ids, strict=True))
             rows = [row for row, token in enumerate(ids) if token not in self.model.config.eos]
             if not rows or not left:

@@ -244,3 +244,14 @@ def test_a_text_needs_a_tokenizer_that_can_be_read(folder: Path, monkeypatch: py
         "Error: prompt, expected ids (--prompt-ids), or tokenizers installed: "
         "pip install 'qload-weights[text]', got a text ("
     )
+
+
+def test_without_transformers_the_refusal_of_a_type_names_the_package(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "qload.engines.transformers.generation", None)
+
+    result = run(changed(folder, model_type="granite"), "--prompt-ids", "3,1")
+
+    assert result.exit_code == 2
+    assert "pip install 'qload-weights[transformers]'" in result.stderr

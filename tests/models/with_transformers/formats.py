@@ -5,6 +5,7 @@ that quantize linear layers leave plain: so they are here, for GPTQ, AWQ, block 
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -70,6 +71,13 @@ def built(kind: str, name: str, folder: Path, **said: Any) -> Quantized:
     sizes |= {"intermediate_size_mlp": form.inner} if kind == "llama4_text" else {}
     sizes |= (LATENT if kind in theirs.LATENT else {}) | said
     plain = theirs.written(theirs.config(kind, 3, **sizes), folder / "plain")
+    return quantized(plain, folder, name)
+
+
+def quantized(plain: Mapping[str, Tensor], folder: Path, name: str) -> Quantized:
+    """The model of `folder`/plain with each linear layer of its tensors in a format."""
+    form, said = FORMATS[name], json.loads((folder / "plain" / "config.json").read_text())
+    kind = said["model_type"]
     if kind in STACKED and form.experts:
         plain = apart(plain, interleaved=kind == "gpt_oss")
     generator = torch.Generator().manual_seed(1)
@@ -82,14 +90,13 @@ def built(kind: str, name: str, folder: Path, **said: Any) -> Quantized:
             inputs = f"{prefix.rpartition('.')[0]} {len(fields['g_idx'])}"
             fields["g_idx"] = orders.setdefault(inputs, fields["g_idx"])
         stored |= {f"{prefix}.{suffix}": tensor for suffix, tensor in fields.items()}
-    said = json.loads((folder / "plain" / "config.json").read_text())
     config = {**said, "quantization_config": dict(form.section)}
     means = folder / "means"
     means.mkdir()
     (means / "config.json").write_text(json.dumps(said))
     held = drawn.weights(config, stored)
     dequantized = {f"{prefix}.weight": held.get_weights(prefix).dequantize() for prefix in layers}
-    full = plain | dequantized
+    full = {**plain, **dequantized}
     full = together(full, kind == "gpt_oss") if kind in STACKED and form.experts else full
     contiguous = {one: tensor.contiguous() for one, tensor in full.items()}
     save_file(contiguous, means / "model.safetensors", {"format": "pt"})
@@ -103,7 +110,7 @@ def is_linear(name: str, tensor: Tensor) -> bool:
     return inside and tensor.ndim == 2 and not name.endswith(tuple(f".{one}" for one in routers))
 
 
-def apart(plain: dict[str, Tensor], interleaved: bool) -> dict[str, Tensor]:
+def apart(plain: Mapping[str, Tensor], interleaved: bool) -> dict[str, Tensor]:
     """Experts of their own names, outputs first, as llm-compressor writes them."""
     found = {}
     for name, tensor in plain.items():
