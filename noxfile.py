@@ -214,11 +214,12 @@ def transformers(session: nox.Session) -> None:
     """Run models of transformers on qload, and compare tables, routing and experts, at one version."""
     keep_bytecode(session)
     install(session, "test", "transformers")
-    tables = (f"tests/transformers/{name}.py" for name in ("tables", "routing", "experts", "images", "generation"))
+    modules = ("tables", "routing", "experts", "images", "generation", "logits")
+    types = (f"tests/transformers/{name}.py" for name in modules)
     quick = ("others", "settings", "adapters", "sharing", "mistakes", "files")  # in unit too
     names = ("whole", *(f"test_{name}" for name in quick), "page")
     engine = (f"tests/engines/transformers/{name}.py" for name in names)
-    session.run("pytest", *tables, *engine, "-n", "2", *session.posargs)
+    session.run("pytest", *types, *engine, "-n", "2", *session.posargs)
     busy = (f"tests/engines/transformers/{name}.py" for name in ("processes", "compiled"))
     session.run("pytest", *busy, *session.posargs)  # each test starts several processes
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     import torch
 
     from qload.checkpoint import Checkpoint
-    from qload.engines.transformers.generation import ModelSizes, TransformersModel
+    from qload.engines.model_types import ModelSizes
+    from qload.engines.transformers.generation import TransformersModel
     from qload.hub import HubId
     from qload.loader.source import Nonfinite
     from qload.models import Decoder, Engine, Sampler, TextConfig
@@ -242,28 +243,15 @@ def _plan_run(arguments: RunArguments, group: "ProcessGroup") -> RunPlan:
 
 
 def _read_config(checkpoint: "Checkpoint", place: "Path") -> "TextConfig | ModelSizes":
-    """Read the config of qload's own model, or the sizes of one that transformers runs.
+    """Read the config of the model; an error about tensors without a reader takes precedence over others."""
+    from qload.checkpoint import check_all_read
+    from qload.engines.model_types import sizes_of_any_type
 
-    ConfigError for a `model_type` that neither has.
-    """
-    from qload.models.decoder import checked_config
-    from qload.storage import locate
-
-    config = checkpoint.model_config
     try:
-        return checked_config(checkpoint.weights, config)
-    except ConfigError as error:
-        if not error.key.endswith("model_type") or locate(place).is_gguf:
-            raise
-        try:
-            generation = import_module("qload.engines.transformers.generation")
-        except ImportError:
-            remedy = "pip install 'qload-weights[transformers]' runs the other types that transformers has"
-            raise replace(error, hint=remedy) from None
-        sizes: ModelSizes | None = generation.read_sizes(place, str(config.get("model_type")))
-        if sizes is None:
-            raise
-        return sizes
+        return sizes_of_any_type(place, checkpoint.model_config)
+    except ConfigError:
+        check_all_read(checkpoint.weights)
+        raise
 
 
 def _read_images(
@@ -393,10 +381,10 @@ def _load_decoder(
 
 def _print_generation(plan: RunPlan, generation: Generation) -> None:
     """Print the speed on standard error; logits, text and ids on standard output."""
-    from qload.models import TextConfig
+    from qload.engines.model_types import ModelSizes
 
-    if not isinstance(plan.config, TextConfig):
-        click.echo(f"{plan.config.type}: {plan.config.engine} runs it, with layers of qload", err=True)
+    if isinstance(plan.config, ModelSizes):
+        click.echo(f"{plan.config.type}: {plan.config.program} runs it, with layers of qload", err=True)
     for line in speed_lines(len(plan.ids), generation):
         click.echo(line, err=True)
     if generation.logits is not None:

@@ -11,6 +11,8 @@ from qload.experts import ExpertFacts
 from qload.kernels.declared import Activations
 from qload.loader.layer_values import check_nonfinite
 from qload.loader.source import Nonfinite
+from qload.methods.checkpoint_linear import LinearFactory
+from qload.methods.layers import ExpertsFactory
 from qload.quantize import Quantizer
 from qload.quantize.policy import Modules, Policy
 
@@ -41,6 +43,8 @@ class QloadConfig(QuantizationConfigMixin):  # type: ignore[misc]
     facts
         Computation inside the experts, for a model whose config and class leave it open; ArgumentError if
         they contradict it. None: as they say.
+    make, make_experts
+        Factories of the modules of layers, as in `qload.models.load_model`. None: `get_linear` of either.
     checkpoint
         The checkpoint's own `quantization_config`, for readers of the model's config; qload reads the files.
     options
@@ -62,6 +66,8 @@ class QloadConfig(QuantizationConfigMixin):  # type: ignore[misc]
         activations: Activations = "declared",
         nonfinite: Nonfinite = "error",
         facts: ExpertFacts | None = None,
+        make: LinearFactory | None = None,
+        make_experts: ExpertsFactory | None = None,
         checkpoint: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
@@ -79,6 +85,8 @@ class QloadConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.activations: Activations = activations
         self.nonfinite: Nonfinite = nonfinite
         self.facts: ExpertFacts | None = facts
+        self.make: LinearFactory | None = make
+        self.make_experts: ExpertsFactory | None = make_experts
         self.checkpoint: Mapping[str, Any] | None = checkpoint
 
     @classmethod

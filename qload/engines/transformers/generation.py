@@ -6,7 +6,6 @@ the state of a recurrent layer) and continues it; the next id is chosen by a `Sa
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from qload.detect.config_reader import MODEL_CONFIG
+from qload.engines.model_types import ModelSizes
 from qload.engines.transformers.loading import load
 from qload.errors import ConfigError, QloadError, check_type
 from qload.loader.source import Nonfinite
@@ -24,32 +24,8 @@ from qload.models.generation import GREEDY, Sampler, check_finite, check_prompt
 from qload.models.memory import tensor_bytes
 from qload.parallel import ALONE, ProcessGroup, collectives_of
 
+PROGRAM = f"transformers {transformers.__version__}"
 MAX_POSITIONS = 1 << 31  # of a model without a limit
-
-
-@dataclass(frozen=True)
-class ModelSizes:
-    """Sizes of a model of transformers, by its config.
-
-    Attributes
-    ----------
-    type
-        The `model_type`.
-    vocab, positions
-        Size of the vocabulary, and largest length of a sequence.
-    dtype
-        Of activations, by the config; None without one.
-    """
-
-    type: str
-    vocab: int
-    positions: int
-    dtype: torch.dtype | None
-
-    @property
-    def engine(self) -> str:
-        """Program that computes the model, with its version."""
-        return f"transformers {transformers.__version__}"
 
 
 def read_sizes(path: str | PathLike[str], model_type: str) -> ModelSizes | None:
@@ -64,11 +40,13 @@ def read_sizes(path: str | PathLike[str], model_type: str) -> ModelSizes | None:
         folder = place if place.is_dir() else place.parent
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
         text = config.get_text_config(decoder=True)
-        vocab, positions = text.vocab_size, getattr(text, "max_position_embeddings", None)
-        check_type("vocab_size", vocab, int)
-        check_type("max_position_embeddings", positions, int | None)
+        sizes = (text.num_hidden_layers, text.hidden_size, text.vocab_size)
+        for size in sizes:
+            check_type("config", size, int)
+        positions = getattr(text, "max_position_embeddings", None) or MAX_POSITIONS
+        check_type("max_position_embeddings", positions, int)
     dtype = config.dtype if isinstance(config.dtype, torch.dtype) else None
-    return ModelSizes(model_type, vocab, positions or MAX_POSITIONS, dtype)
+    return ModelSizes(model_type, PROGRAM, *sizes, positions, dtype)
 
 
 @contextmanager
@@ -79,7 +57,7 @@ def refusals_as_config_error(model_type: str) -> Iterator[None]:
     except QloadError:
         raise
     except Exception as error:  # transformers and its models raise errors of any class
-        expected = f"a model that transformers {transformers.__version__} runs"
+        expected = f"a model that {PROGRAM} runs"
         got = f"{model_type}: {type(error).__name__}: {error!s:.300}"
         raise ConfigError(MODEL_CONFIG, "model_type", expected, got) from error
 

@@ -356,7 +356,11 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
                     weight.layer.name or name, weight.layer.whole, (slot.out_features, slot.in_features)
                 )
                 maximum = maximum_for(weight.layer, group)
-                linear = weight.get_linear(activations=activations, maximum=maximum, dtype=self.dtype)
+                if self.config.make is None:
+                    linear = weight.get_linear(activations=activations, maximum=maximum, dtype=self.dtype)
+                else:
+                    linear = self.config.make(weight, slot.bias, maximum)
+                    slot.bias = None
                 slot.fill(linear, device)
                 offload_if_mapped(linear, places[name])
             for name in self._layers.experts.keys() & names:
@@ -366,7 +370,10 @@ class QloadQuantizer(HfQuantizer):  # type: ignore[misc]
                 down = experts.down.layer
                 check_shape(prefix, (experts.shape[0], *down.whole), typed.shape)
                 maximum = maximum_for(down, group) if split == "tensor" else None
-                linear = experts.get_linear(activations=activations, maximum=maximum)
+                if self.config.make_experts is None:
+                    linear = experts.get_linear(activations=activations, maximum=maximum)
+                else:
+                    linear = self.config.make_experts(experts, maximum)
                 typed.fill(linear)
                 offload_if_mapped(linear, places[name])
 

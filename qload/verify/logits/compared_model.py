@@ -1,24 +1,27 @@
 """Model of a checkpoint with kernels and exact products in each layer; its token ids and forward pass."""
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib import import_module
 from os import PathLike
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qload.architecture import architecture_of
 from qload.checkpoint import Checkpoint, target_of_dtype
 from qload.configs import value_text
 from qload.detect import for_target
 from qload.detect.config_reader import MODEL_CONFIG
-from qload.errors import ArgumentError, CastError, MismatchError, RepackError
+from qload.engines.model_types import ModelSizes, sizes_of_any_type
+from qload.errors import ArgumentError, CastError, ConfigError, MismatchError, RepackError
 from qload.experts.weight import stacked
 from qload.kernels.declared import Maximum
 from qload.kernels.dtypes import DTYPES
+from qload.methods import ParallelExperts
+from qload.methods.layers import LinearBase
 from qload.models import (
-    FAMILIES,
     Decoder,
     PagedCache,
     Step,
@@ -26,7 +29,6 @@ from qload.models import (
     VisionModel,
     load_model,
     load_vision_model,
-    text_config,
 )
 from qload.models.images import ImageProcessor, check_image_tokens
 from qload.models.memory import check_memory, free_bytes, stored_bytes
@@ -50,14 +52,14 @@ class ModelPrompt:
     Attributes
     ----------
     config, vision
-        Config of the text model, and of the vision parts; the latter None for a prompt without images.
+        Config or sizes of the text model, and config of the vision parts, None for a prompt without images.
     ids
         Token ids.
     images
         Pixels and their mask, as in `VisionModel.images`; () for a prompt without images.
     """
 
-    config: TextConfig
+    config: TextConfig | ModelSizes
     vision: VisionConfig | None
     ids: list[int]
     images: tuple[Tensor, ...]
@@ -65,7 +67,7 @@ class ModelPrompt:
     @classmethod
     def of(cls, prompt: Prompt, place: str | PathLike[str], model_config: Mapping[str, Any]) -> "ModelPrompt":
         """Read a prompt for the checkpoint at `place`; ArgumentError for invalid ids or images."""
-        config = read_text_config(model_config)
+        config = read_sizes(place, model_config)
         vision, ids = read_vision_config(model_config, config), prompt.ids
         if vision is None:
             if prompt.images:
@@ -89,27 +91,71 @@ class ModelPrompt:
 
 
 @dataclass(frozen=True)
-class ComparedModel:
+class ComparedModel(ABC):
     """A model, and the state of its layers.
 
     Attributes
     ----------
     model
-        Text model, or a model with vision for a prompt with images.
+        Whole model.
     state
         State of its layers.
     dtype
         Dtype of its activations.
     """
 
-    model: Decoder | VisionModel
+    model: Any
     state: CompareState
     dtype: torch.dtype
 
     @property
+    def text(self) -> nn.Module:
+        """Text model."""
+        model: nn.Module = self.model
+        return model
+
+    @abstractmethod
+    def layer_paths(self) -> Iterator[str]:
+        """Yield the paths of the modules whose outputs a reference is compared with."""
+
+    @abstractmethod
+    def compute_logits(self, prompt: ModelPrompt) -> Tensor:
+        """Compute the logits (T, vocab) of T ids, with kernels for many tokens and for one."""
+
+
+class ComparedDecoder(ComparedModel):
+    """Model of qload: a text model, or a model with vision for a prompt with images."""
+
+    @property
     def text(self) -> Decoder:
         """Text model."""
-        return self.model.text if isinstance(self.model, VisionModel) else self.model
+        text: Decoder = self.model.text if isinstance(self.model, VisionModel) else self.model
+        return text
+
+    def layer_paths(self) -> Iterator[str]:
+        """Yield the paths of all linear layers and experts."""
+        for path, module in self.model.named_modules():
+            if isinstance(module, LinearBase | ParallelExperts):
+                yield path
+
+    def compute_logits(self, prompt: ModelPrompt) -> Tensor:
+        """Compute the logits of all ids but the last in one step, and of the last in another."""
+        count, text = len(prompt.ids), self.text
+        device = text.embed_tokens.get_buffer("weight").device
+        pages = list(range(-(-count // PAGE_TOKENS)))
+        sizes: dict[str, Any] = {"pages": len(pages), "page_size": PAGE_TOKENS, "dtype": self.dtype}
+        cache = PagedCache.of(text.config, **sizes, device=device)
+        ids, logits = torch.tensor(prompt.ids, device=device), []
+        if isinstance(self.model, VisionModel):
+            x = self.model.embed(ids, self.model.images(*(tensor.to(device) for tensor in prompt.images)))
+        else:
+            x = text.embed(ids)
+        for start, stop in ((0, count - 1), (count - 1, count)):
+            if start < stop:
+                options: dict[str, Any] = {"pages": [pages], "page_size": PAGE_TOKENS, "device": device}
+                step = Step.of([start], tokens=stop - start, **options)
+                logits.append(text.logits(text.hidden(x[start:stop], step, cache)))
+        return torch.cat(logits)
 
 
 @dataclass(frozen=True)
@@ -122,6 +168,10 @@ class LayerFactory:
     loader: RepackingLoader | None
     dtype: torch.dtype
     state: CompareState
+
+    def __deepcopy__(self, copied: dict[int, Any]) -> "LayerFactory":
+        """Return the factory itself: a copy of a config that has it shares the state."""
+        return self
 
     def linear(self, weight: Weight, bias: Tensor | None, maximum: Maximum) -> nn.Module:
         """Make the layer of a weight with its bias; `maximum`: as in `Weight.get_linear`."""
@@ -180,7 +230,7 @@ def load_compared(
     NotEnoughMemoryError if the device cannot hold the weights, repacked ones twice. `dtype`: dtype of
     activations; None for the config's. `vision`: with the vision parts.
     """
-    known = read_text_config(checkpoint.model_config)
+    known = read_sizes(checkpoint.path, checkpoint.model_config)
     activation_dtype, state = dtype or known.dtype or torch.float32, CompareState()
     loader = for_target(checkpoint.loader, target_of_dtype("auto", activation_dtype))
     assert isinstance(loader, RepackingLoader)
@@ -188,12 +238,18 @@ def load_compared(
     weights = checkpoint.weights_for(device=device, **options)
     _check_memory(weights, torch.device(device), activation_dtype, kernels)
     factory = LayerFactory(loader if kernels else None, activation_dtype, state)
+    if isinstance(known, ModelSizes):
+        program: Any = import_module("qload.verify.logits.transformers_model")
+        model: ComparedModel = program.load_transformers(
+            checkpoint.path, known.type, device, activation_dtype, factory
+        )
+        return model
     makers: dict[str, Any] = {"make": factory.linear, "make_experts": factory.experts}
     if vision:
         makers["make_vision"] = factory.linear
         seeing = load_vision_model(weights, checkpoint.model_config, **makers)
-        return ComparedModel(seeing, state, activation_dtype)
-    return ComparedModel(load_model(weights, checkpoint.model_config, **makers), state, activation_dtype)
+        return ComparedDecoder(seeing, state, activation_dtype)
+    return ComparedDecoder(load_model(weights, checkpoint.model_config, **makers), state, activation_dtype)
 
 
 def _check_memory(weights: Weights, device: torch.device, dtype: torch.dtype, kernels: bool) -> None:
@@ -204,22 +260,25 @@ def _check_memory(weights: Weights, device: torch.device, dtype: torch.dtype, ke
     check_memory(device, stored_bytes(storage, dtype) + kernels * again, free_bytes(device))
 
 
-def read_text_config(config: Mapping[str, Any]) -> TextConfig:
-    """Read the text model of a `config.json`; ArgumentError for a type without a model."""
-    known = architecture_of(config)
-    if known is None or known.type not in FAMILIES:
-        got = value_text(config.get("model_type") if known is None else known.type)
-        listed = f"a checkpoint of a type with a model: {', '.join(FAMILIES)}"
-        raise ArgumentError(f"logits: model_type of {MODEL_CONFIG}", listed, got)
-    return text_config(config)
+def read_sizes(path: str | PathLike[str], config: Mapping[str, Any]) -> TextConfig | ModelSizes:
+    """Read the sizes of a model by its `config.json`; ArgumentError for a type that nothing computes."""
+    try:
+        return sizes_of_any_type(path, config)
+    except ConfigError as error:
+        if not error.key.endswith("model_type"):
+            raise
+        got = f"{error.got}\n{error.hint}" if error.hint else error.got
+        raise ArgumentError(f"logits: model_type of {MODEL_CONFIG}", error.expected, got) from error
 
 
-def read_vision_config(config: Mapping[str, Any], text: TextConfig) -> VisionConfig | None:
-    """Read the vision parts of a `config.json`; None for a type without vision."""
-    return vision_config(config, text.hidden, text.eps) if config.get("model_type") in TYPES else None
+def read_vision_config(config: Mapping[str, Any], text: TextConfig | ModelSizes) -> VisionConfig | None:
+    """Read the vision parts of a `config.json`; None for a type without a vision model of qload."""
+    if isinstance(text, ModelSizes) or config.get("model_type") not in TYPES:
+        return None
+    return vision_config(config, text.hidden, text.eps)
 
 
-def random_ids(config: TextConfig, most: int) -> list[int]:
+def random_ids(config: TextConfig | ModelSizes, most: int) -> list[int]:
     """Draw the token ids of a prompt without ids, at most `most`."""
     generator = torch.Generator().manual_seed(SEED)
     return torch.randint(config.vocab, (max(0, min(DEFAULT_TOKENS, most)),), generator=generator).tolist()
@@ -233,7 +292,7 @@ def random_images(vision: VisionConfig, images: int) -> tuple[Tensor, Tensor]:
     return pixels, torch.ones(images, height, width, dtype=torch.bool)
 
 
-def token_ids(wanted: Sequence[int] | None, config: TextConfig) -> list[int]:
+def token_ids(wanted: Sequence[int] | None, config: TextConfig | ModelSizes) -> list[int]:
     """Return the ids of a prompt, below `config.vocab`, at most one a position; otherwise ArgumentError."""
     ids = random_ids(config, config.positions) if wanted is None else list(wanted)
     if not 1 <= len(ids) <= config.positions:
@@ -242,24 +301,3 @@ def token_ids(wanted: Sequence[int] | None, config: TextConfig) -> list[int]:
     if wrong:
         raise ArgumentError("logits: ids", f"numbers of tokens, 0 to {config.vocab - 1}", str(wrong[0]))
     return ids
-
-
-def compute_logits(compared: ComparedModel, prompt: ModelPrompt, device: str) -> Tensor:
-    """Compute the logits (T, vocab) of T ids: all but the last in one step, and the last in another.
-
-    The two steps use kernels for many tokens and for one.
-    """
-    count, model, text = len(prompt.ids), compared.model, compared.text
-    pages = list(range(-(-count // PAGE_TOKENS)))
-    sizes: dict[str, Any] = {"pages": len(pages), "page_size": PAGE_TOKENS, "dtype": compared.dtype}
-    cache = PagedCache.of(text.config, **sizes, device=device)
-    ids, logits = torch.tensor(prompt.ids, device=device), []
-    if isinstance(model, VisionModel):
-        x = model.embed(ids, model.images(*(tensor.to(device) for tensor in prompt.images)))
-    else:
-        x = model.embed(ids)
-    for start, stop in ((0, count - 1), (count - 1, count)):
-        if start < stop:
-            step = Step.of([start], tokens=stop - start, pages=[pages], page_size=PAGE_TOKENS, device=device)
-            logits.append(text.logits(text.hidden(x[start:stop], step, cache)))
-    return torch.cat(logits)

@@ -6,7 +6,7 @@ than `MAX_SPIKE` times the mean of theirs, the limit that `qload.verify.comparis
 weights.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
@@ -16,10 +16,9 @@ from torch import Tensor, nn
 
 from qload.checkpoint import Checkpoint
 from qload.diagnosis.comparison import effective_weight
+from qload.engines.model_types import ModelSizes
 from qload.errors import ArgumentError, NotEnoughMemoryError, QloadError
 from qload.errors.rules import rule_texts
-from qload.methods import ParallelExperts
-from qload.methods.layers import LinearBase
 from qload.models import TextConfig
 from qload.models.vision_config import VisionConfig
 from qload.verify.comparison import MAX_SPIKE, Distance
@@ -34,9 +33,8 @@ from qload.verify.logits.compared_layers import (
 from qload.verify.logits.compared_model import (
     ComparedModel,
     ModelPrompt,
-    compute_logits,
     load_compared,
-    read_text_config,
+    read_sizes,
     read_vision_config,
 )
 from qload.verify.report import Finding, Prompt, finding_of, new_finding
@@ -84,10 +82,10 @@ def check_logits(
         model.state.report_bytes = _count_bytes(
             model, partial(progress, "logits"), passes=min(len(known.ids), 2)
         )
-        exact = compute_logits(model, known, prompt.device)
+        exact = model.compute_logits(known)
         _add_layers(model, result)
         model.state.follows = "kernel"
-        computed = compute_logits(model, known, prompt.device)
+        computed = model.compute_logits(known)
         model.state.follows, model.state.compares = "meaning", False
         _add_logit_distances(exact, computed, result)
         if against is not None:
@@ -190,7 +188,7 @@ def _add_reference(
 ) -> None:
     """Add a comparison with another checkpoint of the same model, on the same prompt."""
     with Checkpoint.open(against) as checkpoint:
-        config = read_text_config(checkpoint.model_config)
+        config = read_sizes(against, checkpoint.model_config)
         vision = None if prompt.vision is None else read_vision_config(checkpoint.model_config, config)
         sizes, theirs = model_sizes(prompt.config, prompt.vision), model_sizes(config, vision)
         if sizes != theirs:
@@ -200,15 +198,15 @@ def _add_reference(
             return
         options: dict[str, Any] = {"kernels": False, "vision": vision is not None}
         reference = load_compared(checkpoint, device, model.dtype, **options)
-    layers, logits = compare_outputs(model, reference, prompt, device)
-    exact = compute_logits(model, prompt, device)
+    layers, logits = compare_outputs(model, reference, prompt)
+    exact = model.compute_logits(prompt)
     numbers = logit_distances(exact, logits)
     result.numbers["against"] = numbers | {"layers": [layer.to_json() for layer in layers]}
     result.notes.append(distance_note(numbers, "dequantized weights and the reference"))
     result.findings += list(find_outliers(layers, model, reference))
 
 
-def model_sizes(config: TextConfig, vision: VisionConfig | None) -> tuple[str | int, ...]:
+def model_sizes(config: TextConfig | ModelSizes, vision: VisionConfig | None) -> tuple[str | int, ...]:
     """Return the type and the sizes of a model with a config, with those of its vision parts."""
     sizes = config.type, config.layers, config.hidden, config.vocab
     if vision is None:
@@ -247,23 +245,29 @@ class OutputDistance:
 
 
 def compare_outputs(
-    model: ComparedModel, reference: ComparedModel, prompt: ModelPrompt, device: str
+    model: ComparedModel, reference: ComparedModel, prompt: ModelPrompt
 ) -> tuple[list[OutputDistance], Tensor]:
     """Compare all layers on the reference's inputs; return distances and the reference's logits."""
     sums: dict[tuple[str, str, str], Distance] = {}
 
-    def compare(path: str, ours: nn.Module, module: nn.Module, inputs: tuple[Any, ...], y: Tensor) -> None:
-        got = ours(*inputs)
+    def compare(
+        path: str,
+        ours: nn.Module,
+        module: nn.Module,
+        inputs: tuple[Any, ...],
+        named: Mapping[str, Any],
+        y: Tensor,
+    ) -> None:
+        got = ours(*inputs, **named)
         for name, storage, outputs in _parts(ours, y.shape[-1]):
             part, want = got[..., outputs].double(), y[..., outputs].double()
             sums.setdefault((name, storage, path), Distance()).add(part, want, part != want)
 
     hooks = []
-    for path, module in reference.model.named_modules():
-        if isinstance(module, LinearBase | ParallelExperts):
-            ours = model.model.get_submodule(path)
-            hooks.append(module.register_forward_hook(partial(compare, path, ours)))
-    logits = compute_logits(reference, prompt, device)
+    for path in model.layer_paths():
+        ours, theirs = (side.model.get_submodule(path) for side in (model, reference))
+        hooks.append(theirs.register_forward_hook(partial(compare, path, ours), with_kwargs=True))
+    logits = reference.compute_logits(prompt)
     for hook in hooks:
         hook.remove()
     distances = [
@@ -336,12 +340,15 @@ def _matrices(
             for weight, other in zip(ours.expert(place), theirs.expert(place), strict=True):
                 yield weight.layer.name, effective_weight(weight), effective_weight(other)
     if not any(stacks):
-        weight, other = (
-            torch.cat([effective_weight(linear.meaning) for linear in linears_of(module)])
-            for module in modules
-        )
+        weight, other = map(_linear_weight, modules)
         rows = next(rows for name, _, rows in _parts(modules[0], weight.shape[0]) if name == layer.name)
         yield layer.name, weight[rows], other[rows]
+
+
+def _linear_weight(module: nn.Module) -> Tensor:
+    """Return the effective weight of a linear layer, its parts joined; a plain layer of transformers too."""
+    parts = [effective_weight(linear.meaning) for linear in linears_of(module)]
+    return torch.cat(parts) if parts else module.get_parameter("weight")
 
 
 def _experts(layer: nn.Module) -> list[Any]:

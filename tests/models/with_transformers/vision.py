@@ -28,7 +28,7 @@ from qload.models.vision import VisionModel, load_vision_model
 from qload.parallel import ProcessGroup
 from qload.quantize import Quantizer
 from qload.verify import Prompt
-from qload.verify.logits.compared_model import ModelPrompt, compute_logits, load_compared
+from qload.verify.logits.compared_model import ModelPrompt, load_compared
 from tests.models.recorded import Rounded
 from tests.models.vision.seeing import CONFIG, pictures, sight, text
 from tests.models.with_transformers.stored import FORMATS
@@ -130,7 +130,7 @@ def test_logits_that_verify_compares_are_those_of_transformers(tmp_path: Path) -
         ids, images = torch.tensor([prompt.ids]), {"pixel_values": pixels, "pixel_attention_mask": mask}
         want = theirs(ids, **{name: each[None] for name, each in images.items()}).logits[0]
         for compared.state.follows in ("meaning", "kernel"):
-            assert_close(compute_logits(compared, prompt, "cpu"), want)
+            assert_close(compared.compute_logits(prompt), want)
 
 
 def test_run_prints_the_logits_of_transformers_for_image_files(tmp_path: Path) -> None:
