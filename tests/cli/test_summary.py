@@ -11,6 +11,7 @@ import pytest
 
 from qload.cli import main
 from qload.cli.text import finding_lines, layer_lines, print_summary
+from qload.errors.reporting import SCHEMA
 from qload.testing import make_checkpoint
 from qload.verify import Finding
 from tests.cli.test_several import run
@@ -183,7 +184,8 @@ def test_a_kill_matrix_names_what_is_let_through(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("qload.cli.testing._judge_adapter", lambda adapter: rows)
     result = run("selftest", "module:Class")
 
-    assert (result.exit_code, json.loads(result.stdout)["let_through"]) == (1, ["b"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout) == {"schema": SCHEMA, "faults": rows, "let_through": ["b"]}
     assert result.stderr.splitlines() == ["1 of 2 faults are caught", "let through  b"]
 
 

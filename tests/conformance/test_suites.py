@@ -207,6 +207,19 @@ def test_damage_is_not_refused_by_what_sound_files_raise_too(check: str, tmp_pat
         getattr(LoaderChecks(RunsOut(), load_case("k512n1024"), tmp_path), check)()
 
 
+class RaisesWithoutText(Loads):
+    def load(self, files: list[Path], rank: int, world: int) -> dict[str, Tensor]:
+        if not files[0].parent.name.startswith("sound"):
+            raise ValueError
+        return super().load(files, rank, world)
+
+
+def test_an_error_without_a_text_is_a_refusal_by_its_class(tmp_path: Path) -> None:
+    checks = LoaderChecks(RaisesWithoutText(), load_case("k512n1024"), tmp_path)
+
+    assert checks.cut_short_is_refused()["refused with"] == "ValueError: "
+
+
 def test_the_error_that_refuses_is_reported(tmp_path: Path) -> None:
     said = LoaderChecks(Loads(), load_case("k512n1024"), tmp_path).cut_short_is_refused()
 

@@ -204,6 +204,7 @@ def test_where_the_rank_is_told_parameters_take_whole_tensors(split: str) -> Non
 
         assert not layer.calls
         assert_holds(layer, asked(GPTQ, tensors, rank, split, "auto"))
+        assert layer.typed_linear.maximum == ("own" if split == "K" else None)
 
 
 @pytest.mark.parametrize(("act_order", "groups"), [(False, K // 32 // 2), (True, K // 32)])

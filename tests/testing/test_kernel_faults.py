@@ -82,6 +82,9 @@ def test_faults_of_scales() -> None:
     }
     for name, rows in expected.items():
         assert torch.equal(FAULTS[name].packed(gptq()).scales.float(), torch.stack(rows)), name  # type: ignore[union-attr]
+    bfloats = gptq().holding({"scales": torch.stack([first, second]).bfloat16()})
+    other = FAULTS["scales-of-another-type"].packed(bfloats).scales  # type: ignore[union-attr]
+    assert torch.equal(other, torch.stack([first, second]).bfloat16().view(torch.float16))
     three = torch.tensor([[1.0], [2], [3]]).half().repeat(1, 8)
     wide = gptq([at // 8 for at in range(16)]).holding(
         {"scales": three, "qzeros": words(WORDS + WORDS[:1], 1)}

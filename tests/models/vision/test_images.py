@@ -174,3 +174,8 @@ def test_an_image_of_one_row_has_no_quarters(tmp_path: Path) -> None:
 
     with pytest.raises(ArgumentError, match=r"at least 2 x 2 pixels.*\n.*1 x 30 pixels"):
         processor(tmp_path, do_image_splitting=True).load([file])
+
+
+def test_a_place_that_is_no_path_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"path\n  expected str"):
+        ImageProcessor.of(3)  # type: ignore[arg-type]

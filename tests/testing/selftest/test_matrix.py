@@ -97,6 +97,7 @@ def test_a_row_of_the_report_has_a_column_for_each_check(
 
     first = {"subject": "gptq", "fault": "factor", "words": "scales doubled", "end": end}
     assert row.row() == {**first, **dict.fromkeys(ORACLES, shown), "named": "a class"}
+    assert row.caught == (end != "let through")
 
 
 class Symmetric(Plain):
