@@ -40,7 +40,10 @@ GROUP_SIZES = (128, 96, 64, 32)  # of layers with more inputs; other layers have
 SCALES = (dtypes.bfloat16, dtypes.float16, dtypes.float32)
 SHIFTS = (*SCALES, dtypes.uint8, dtypes.int8)
 DATA, SCALE, SHIFT = "weight._data._data", "weight._scale", "weight._shift"
-REMEDY = "keep config.json and quanto_qmap.json with the file, or state QuantoConfig(bits, K=...)"
+REMEDY = (
+    "keep config.json and quanto_qmap.json with the file; "
+    "for a layer that config.json does not describe, state QuantoConfig(bits, K=...)"
+)
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class QuantoConfig(spec.Grouped, spec.Config):
         if not K or (not self.bits and len(fitting) > 1):
             open_size = "bits" if K else "N and K"
             reason = f"{headers.names.full('weight')} has {R} rows of {C}, which leave {open_size} open"
-            raise UnsupportedFormatError("quanto without its config", reason, remedy=REMEDY)
+            raise UnsupportedFormatError("quanto of unknown sizes", reason, remedy=REMEDY)
         N = G * C // K
         if self.N not in (0, N):
             raise self._wrong_shape(headers, f"{self.N} * {K} codes of a layer, as the model's config states")

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal, Self
 
 from qload import dtypes, spec
+from qload.errors import UnsupportedFormatError
 from qload.layouts import Packing, Stored, awq, fp4
 from qload.layouts.compressed_tensors import rows
 from qload.layouts.gptq import columns
@@ -35,7 +36,8 @@ from qload.lazy_torch import Tensor, torch
 from qload.spec import Role, TensorSpec
 from qload.spec.integers import Integers, IntegerWeight, Origin, from_ordered_groups
 
-BITS = 4
+BITS, CODES_PER_WORD = 4, 8
+REMEDY = "amd-quark loads it, and its dequantize() gives plain weights"
 SCALES = (dtypes.bfloat16, dtypes.float16, dtypes.float32)
 NO_ZERO_POINTS = "remedy   state symmetric true if the type has no zero points"
 SIGNS = -0x77777778  # the highest bit of each of eight codes: 0x88888888 as an int32
@@ -69,7 +71,12 @@ class QuarkInt4Config(spec.Grouped, spec.Config):
         self.check_group_size()
 
     def for_layer(self, headers: spec.LayerHeaders) -> QuarkInt4Config:
-        """Turn one group that covers all of K into -1: there is nothing to cut."""
+        """Turn one group that covers all of K into -1; UnsupportedFormatError for a padded last word."""
+        words, N = headers.shapes["weight"][1:], (headers.shapes["weight_scale"] or (0,))[-1]
+        if N % CODES_PER_WORD and words == (-(-N // CODES_PER_WORD),):
+            name = headers.names.full("weight")
+            reason = f"{name} has {N} outputs, no multiple of {CODES_PER_WORD}, and pads its last word"
+            raise UnsupportedFormatError(f"quark_int4 of {N} outputs", reason, remedy=REMEDY)
         return self.one_group(headers.sizes(QuarkInt4Weight.tensors(self)[:1])["K"])
 
     @property
@@ -149,8 +156,8 @@ class QuarkInt4Weight(IntegerWeight):
         reason = integers.find_unordered_groups("quark_int4")
         if integers.bits != BITS:
             reason = f"quark_int4 has 4 bits, got {integers.bits}"
-        elif integers.layer.N % 8:
-            reason = f"N = {integers.layer.N} is not a multiple of 8: short words"
+        elif integers.layer.N % CODES_PER_WORD:
+            reason = f"N = {integers.layer.N} is not a multiple of {CODES_PER_WORD}: short words"
         elif lowest < 0 or highest >= 2**BITS:
             reason = f"a zero point of {lowest if lowest < 0 else highest} does not fit 4 bits"
         integers.reject("quark_int4", reason)

@@ -13,6 +13,7 @@ from qload.checkpoint import open_checkpoint
 from qload.detect import loader_from_config
 from qload.errors import CutError, ShapeError, UnsupportedFormatError
 from qload.formats import CTIntWeight, Fp8Weight, QuantoConfig, QuantoWeight, UnquantizedWeight
+from qload.loader import ConfiguredFormat, FormatLoader
 from qload.parallel import FakeWorld
 from qload.storage import MemoryStorage
 from qload.verify import verify
@@ -144,18 +145,24 @@ def test_tensors_alone_name_the_types(tmp_path: Path) -> None:
         assert weights.report().complete
 
 
-def test_inputs_that_no_file_states_are_refused(tmp_path: Path) -> None:
-    four, _ = packed(8, 256, 4, 128)
-    save(tmp_path, {"up": four})
+@pytest.mark.parametrize("files", [{}, {"config": MODEL, "quanto_qmap": {"score": entry("qint4")}}])
+def test_inputs_that_no_file_states_are_refused(files: dict[str, Any], tmp_path: Path) -> None:
+    """The architecture of a model does not describe a head of another task."""
+    four, want = packed(8, 256, 4, 128)
+    save(tmp_path, {"score": four}, **files)
 
     with open_checkpoint(tmp_path) as weights, pytest.raises(UnsupportedFormatError) as caught:
-        weights.get_weights("up")
+        weights.get_weights("score")
 
     assert str(caught.value) == (
-        "quanto without its config: not read by this qload\n"
-        "  reason   up.weight._data._data has 8 rows of 128, which leave N and K open\n"
-        "  remedy   keep config.json and quanto_qmap.json with the file, or state QuantoConfig(bits, K=...)"
+        "quanto of unknown sizes: not read by this qload\n"
+        "  reason   score.weight._data._data has 8 rows of 128, which leave N and K open\n"
+        "  remedy   keep config.json and quanto_qmap.json with the file; for a layer that config.json does "
+        "not describe, state QuantoConfig(bits, K=...)"
     )
+    stated = FormatLoader(ConfiguredFormat(QuantoWeight, QuantoConfig(4, K=256)))
+    storage = MemoryStorage({f"score.{name}": tensor for name, tensor in four.items()})
+    assert torch.equal(Weights(storage, loader=stated).get_weights("score").dequantize(), want)
 
 
 def test_rows_that_two_types_may_have_are_refused() -> None:

@@ -8,7 +8,14 @@ from torch import Tensor
 
 from qload.configs import FoundConfig
 from qload.detect import loader_from_config, read_claims
-from qload.errors import ConfigError, CutError, MissingTensorError, RepackError, UnsupportedFormatError
+from qload.errors import (
+    ConfigError,
+    CutError,
+    MissingTensorError,
+    RepackError,
+    ShapeError,
+    UnsupportedFormatError,
+)
 from qload.formats import QuarkInt4Config, QuarkInt4Weight, QuarkMXFP6Config, QuarkMXFP6Weight
 from qload.kernel_formats import repack, restore
 from qload.parallel import FakeWorld, Rank
@@ -92,6 +99,26 @@ def test_words_and_groups_are_not_cut() -> None:
     for load, world in ((Weights.get_weights_col, 8), (Weights.get_weights_row, 8)):
         with pytest.raises(CutError, match=r"mlp\.up"):
             load(weights(tensors, section(INT4), Rank(0, world)), "mlp.up")
+
+
+@pytest.mark.parametrize("outputs", [4, 12])
+def test_outputs_that_do_not_fill_a_word_are_refused_by_name(outputs: int) -> None:
+    tensors, _ = int4(signed=True, order=REORDERED)
+    words = {"weight", "weight_zero_point"}
+    padded = {
+        name: tensor[:, : -(-outputs // 8) if name in words else outputs] for name, tensor in tensors.items()
+    }
+
+    with pytest.raises(UnsupportedFormatError) as caught:
+        weights(padded, section(INT4)).get_weights("mlp.up")
+    assert str(caught.value) == (
+        f"quark_int4 of {outputs} outputs: not read by this qload\n"
+        f"  reason   mlp.up.weight has {outputs} outputs, no multiple of 8, and pads its last word\n"
+        "  remedy   amd-quark loads it, and its dequantize() gives plain weights"
+    )
+    scales = {**padded, "weight_scale": tensors["weight_scale"][:, :20]}
+    with pytest.raises(ShapeError, match=r"mlp\.up\.weight: wrong shape"):
+        weights(scales, section(INT4)).get_weights("mlp.up")
 
 
 def six_bits(codes: Tensor) -> Tensor:
