@@ -8,7 +8,7 @@ Weights are as often below zero as above, so that the mean code of a layer is cl
 and one code away in the wrong convention. The precision of a mean depends on the number of inputs and
 outputs, because each may have a mean of its own. Zero points that all have the middle value of a symmetric
 layer are exempt: a quantizer that gives the largest weight of a group the first code has a mean of 8 codes
-over its group size.
+over its group size. An offset, such as a bias of MLX, is a zero point times a scale.
 
 A stored zero point of 0 minus one is -1, and programs wrap it in three ways: subtraction from whole words
 borrows from the next field; each field wraps by itself; or an OR of -1 destroys the zero points above in the
@@ -55,6 +55,7 @@ MIN_MEAN_GROUPS = 64  # groups of a layer with a usable mean
 MAX_OFFSET = 0.58  # codes; sound layers have up to 0.44, damaged ones from 0.71 on
 MAX_COMMON_OFFSET = 0.5  # codes, for the median of all layers
 MAX_STANDARD_ERRORS = 4.0  # beyond these offsets; sound layers of 64 to 4,096 inputs had up to 3.3
+OFFSETS = ("biases", "weight_shift")  # fields whose quotient by the scale is a zero point
 MEDIAN_ERROR = 1.25  # error of a median over the error of a mean
 
 # code-order
@@ -120,8 +121,7 @@ def check_mean(rule: Rule, checkpoint: VerifiedCheckpoint) -> Iterator[Finding]:
         )
         if abs(offset) > MAX_OFFSET + doubt or everywhere or shifted:
             denied.pop(layer.prefix, None)
-            field = next(spec.name for spec in layer.specs if "zero" in spec.name)
-            name = layer.names.full(field)
+            name = layer.names.full(_zero_field(layer) or "")
             message = (
                 f"{name}: codes are {offset:+.2f} from their zero points on average, in {statistics.groups} "
                 f"groups; in the right convention the mean is within {MAX_OFFSET + doubt:.2f}"
@@ -155,7 +155,11 @@ def _mean_finding(
         return rule.contradiction(name, file, message, remedy, contradiction)
     steps = round(offset or 0)
     shift = f"{abs(steps)} {'higher' if steps > 0 else 'lower'}"
-    again = "quantize the layer again" + (f", or write its zero points {shift}" if steps else "")
+    again = "quantize the layer again"
+    if steps and _zero_field(layer) in OFFSETS:
+        again += f", or write {name} for zero points {shift}"
+    elif steps:
+        again += f", or write its zero points {shift}"
     return rule.finding(name, file, message, f"{again}: no setting of the config says so")
 
 
@@ -189,7 +193,12 @@ def _has_usable_mean(layer: LayerDescription, statistics: Statistics) -> bool:
         return False
     if statistics.spread == 0 and _distance_to_middle(statistics) == 0:
         return False
-    return zero_point_convention(layer) is not None or any("zero" in spec.name for spec in layer.specs)
+    return _zero_field(layer) is not None
+
+
+def _zero_field(layer: LayerDescription) -> str | None:
+    """Return the field with the zero points of a layer, or with its offsets in units of weights."""
+    return next((spec.name for spec in layer.specs if "zero" in spec.name or spec.name in OFFSETS), None)
 
 
 def _distance_to_middle(statistics: Statistics) -> int:

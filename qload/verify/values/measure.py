@@ -61,13 +61,13 @@ class Statistics:
         Share of groups that reach an end of the codes' range; the same share for rows in random groups, and
         for groups of equal size if the stored sizes differ. None if it has no meaning.
     offset
-        Mean of code minus zero point; None without zero points.
+        Mean of code minus zero point, the code of a weight of 0; None without zero points and offsets.
     error
         Standard error of `offset` over inputs and outputs.
     zero, spread
         Mean and standard deviation of the zero points.
     correlation
-        Correlation of a group's mean code with its zero point; None if either is constant.
+        Correlation of a group's mean code with its zero point; None if either is constant, and for offsets.
     lost
         Share of groups with a zero scale and different codes.
     low
@@ -207,20 +207,29 @@ def _ends(codes: Codes, plain: Tensor) -> Tensor:
 
 
 def _zero_points(codes: Codes, plain: Tensor) -> dict[str, float | None]:
-    if codes.zeros is None or codes.lookup is not None or codes.n_group is not None:
+    no_zeros = codes.zeros is None and codes.offsets is None
+    if no_zeros or codes.lookup is not None or codes.n_group is not None:
         return {}
     index, groups = _index(codes, plain.shape[1])
-    zeros = codes.zeros.expand(len(plain), groups).float()
+    zeros = torch.zeros(len(plain), groups) if codes.zeros is None else codes.zeros.expand(len(plain), groups)
     rows = torch.bincount(index, minlength=groups).clamp_(min=1)
     means = torch.zeros(len(plain), groups).index_add_(1, index, plain.float()) / rows
-    # At an end of its range a zero point is clipped, and does not follow its codes.
-    inside = (zeros > 0) & (zeros < 2**codes.bits - 1)
+    if codes.offsets is None and not zeros.is_floating_point():
+        zeros = zeros.float()
+        # At an end of its range a zero point is clipped, and does not follow its codes.
+        inside = (zeros > 0) & (zeros < 2**codes.bits - 1)
+    else:
+        if codes.offsets is not None:
+            zeros = zeros + (codes.offsets / codes.scales).expand(len(plain), groups)
+        # A group of weights near one value, far from 0, has a zero point beyond all codes.
+        inside = zeros.abs() < 2**codes.bits
+        zeros = torch.where(inside, zeros, 0)  # infinite where a scale is 0
     if 2 * int(inside.sum()) < inside.numel():
         return {}
     error = _error(plain - zeros[:, index], inside[:, index])
     means, zeros = means[inside], zeros[inside]
     spread = float(zeros.std()) if zeros.numel() > 1 else 0.0
-    varied = spread > 0 and float(means.std()) > 0
+    varied = codes.offsets is None and spread > 0 and float(means.std()) > 0
     return {
         "offset": float((means - zeros).mean()),
         "error": error,
