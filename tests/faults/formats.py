@@ -8,8 +8,11 @@ _EXL3, _TRELLIS = "qload/formats/exl3.py", "qload/layouts/exl3.py"
 _FP8, _BNB = "qload/formats/fp8.py", "qload/formats/bnb.py"
 _PACK, _INT = "qload/formats/compressed_tensors.py", "qload/formats/compressed_tensors.py"
 _ONE, _AWQ = "qload/formats/compressed_tensors.py", "qload/formats/modelopt_awq.py"
+_SMOOTH, _MODELOPT = "qload/formats/modelopt_int8.py", "qload/detect/methods/modelopt.py"
+_ROUND = "qload/detect/methods/auto_round.py"
 _FP4, _NV = "qload/layouts/fp4.py", "qload/formats/nvfp4.py"
 _TURNS, _COMFY = "qload/spec/transforms.py", "qload/storage/comfy.py"
+_MARKS = "qload/detect/methods/comfy.py"
 _MATCHING, _NAMES = "qload/configs/matching.py", "qload/loader/exclusion.py"
 
 FAULTS = (
@@ -41,6 +44,8 @@ FAULTS = (
     Fault("exl3-3inst-without-increment", _TRELLIS, 'INCREMENT * (codebook == "3inst")', "0"),
     Fault("exl3-value-unrounded", _TRELLIS, "(low + high).half().float()", "low + high"),
     Fault("exl3-signs-from-the-top", _EXL3, ">> torch.arange(TILE", ">> torch.arange(TILE - 1, -1, -1"),
+    Fault("exl3-rows-are-outputs", _TRELLIS, "permute(1, 4, 2, 0, 5, 3, 6)", "permute(0, 5, 3, 6, 1, 4, 2)"),
+    Fault("exl3-scales-of-one-side", _EXL3, "(wide * inputs * outputs[", "(wide * outputs["),
     Fault("exl3-any-multiplier", _EXL3, "if multiplier != expected:", "if False:"),
     Fault(
         "exl3-cut-within-a-matrix",
@@ -71,25 +76,16 @@ FAULTS = (
         "n_group = torch.arange(len(n_group), device=device)",
         "n_group = torch.zeros(len(n_group), dtype=torch.int64)",
     ),
+    Fault("mistral-scale-unknown", _FP8, "(*NAMES, MISTRAL_NAMES[0])", "NAMES"),
+    Fault(
+        "mistral-input-scale-unknown", _FP8, '"activation_scale", MISTRAL_NAMES[1])', '"activation_scale")'
+    ),
     Fault("mistral-dynamic-by-default", _FP8, '!= "NO_SCALES"', '== "TENSOR"'),
     Fault(
         "mistral-beside-a-config",
         "qload/detect/config_reader.py",
         "configs if configs or model_config else",
         "configs if configs else",
-    ),
-    Fault("mlx-biases-subtracted", "qload/formats/mlx.py", "offsets=-self.biases", "offsets=self.biases"),
-    Fault(
-        "mlx-entry-of-stack-lost",
-        "qload/formats/mlx.py",
-        'EXPERT.sub(".switch_mlp.", module) in',
-        "module in",
-    ),
-    Fault(
-        "mlx-e4m3-scales-as-exponents",
-        "qload/formats/mlx.py",
-        "if is_e4m3 else fp4.e8m0",
-        "if False else fp4.e8m0",
     ),
     Fault("fnuz-scale-kept", _FP8, "(0.5 if weight.config.divide else 2)", "1"),
     Fault("fnuz-negative-zero", _FP8, "torch.where(stored == NEGATIVE_ZERO, 0, stored)", "stored"),
@@ -139,7 +135,18 @@ FAULTS = (
         "awq-inputs-unscaled", "qload/kernels/products.py", "        if factors is None:", "        if True:"
     ),
     Fault("awq-factors-of-the-first", _AWQ, "Role.SCALE, fact=True,", "Role.SCALE,"),
-    Fault("modelopt-int8-zero", "qload/formats/modelopt_int8.py", "ZERO = 128", "ZERO = 127"),
+    Fault("modelopt-int8-zero", _SMOOTH, "ZERO = 128", "ZERO = 127"),
+    Fault(
+        "modelopt-int8-inputs-unscaled", _SMOOTH, "        return self.pre_quant_scale", "        return None"
+    ),
+    Fault(
+        "modelopt-case-counts", _MODELOPT, "stated.upper(), max(size or 0, 0)", "stated, max(size or 0, 0)"
+    ),
+    Fault("modelopt-fp8-inputs-groups-of-16", _MODELOPT, "ExtendedConfig(32)", "ExtendedConfig(16)"),
+    Fault("modelopt-experts-of-a-stack-plain", _MODELOPT, 'path.endswith("experts")', "False"),
+    Fault(
+        "modelopt-second-scale-left-over", _MODELOPT, "fp8_inputs=name == AWQ_FP8_INPUTS", "fp8_inputs=False"
+    ),
     Fault(
         "transform-of-inputs-not-undone",
         _TURNS,
@@ -190,6 +197,8 @@ FAULTS = (
         "offsets=-self.weight_zeros",
         "offsets=self.weight_zeros",
     ),
+    Fault("comfy-never-rotated", _MARKS, "if mark.format not in ROTATED_FORMATS or not rotated:", "if mark:"),
+    Fault("comfy-one-scale-of-many", _COMFY, "rows // stored.size, 0)", "rows, 0)[:rows]"),
     Fault("svd-term-lost", _NV, "k_group=groups, low_rank=self.low_rank", "k_group=groups"),
     Fault("svd-factors-fused", _NV, "stored=LOW_RANK[0], fact=True", "stored=LOW_RANK[0]"),
     Fault(
@@ -204,7 +213,6 @@ FAULTS = (
         "if weight.low_rank is not None:",
         "if False:",
     ),
-    Fault("mxfp8-groups-of-16", "qload/formats/mx.py", "device=device) // GROUP", "device=device) // 16 % 2"),
     Fault(
         "fp8-spread-blocks-refused",
         _FP8,
@@ -219,7 +227,7 @@ FAULTS = (
     ),
     Fault(
         "modelopt-table-unread",
-        "qload/detect/methods/modelopt.py",
+        _MODELOPT,
         "rules=_rules(section, table)",
         "rules=()",
     ),
@@ -313,10 +321,24 @@ FAULTS = (
     ),
     Fault(
         "auto-round-zeros-as-stored",
-        "qload/detect/methods/auto_round.py",
+        _ROUND,
         '"auto_gptq": STORED_MINUS_ONE,',
         '"auto_gptq": Stored(),',
     ),
+    Fault("auto-round-groups-of-outputs", _ROUND, "else (1, size)", "else (size, 1)"),
+    Fault(
+        "auto-round-one-scale-by-default",
+        _ROUND,
+        '"tensor" if size == 0 else "channel"',
+        '"channel" if size == 0 else "tensor"',
+    ),
+    Fault(
+        "auto-round-fake-quantized",
+        _ROUND,
+        "if packing == FAKE_PACKING:\n            return",
+        "if False:\n            return",
+    ),
+    Fault("auto-round-patterns-before-names", _ROUND, ", key=lambda item: _is_pattern(item[0]))", ")"),
     Fault(
         "vocabulary-cut-in-words",
         "qload/loader/sharding.py",

@@ -14,7 +14,9 @@ from tests.faults import (
     gguf,
     latent,
     marlin,
+    mlx,
     models,
+    mx,
     parallel,
     planning,
     quark,
@@ -28,7 +30,7 @@ from tests.faults.fault import Fault
 
 FAULTS: tuple[Fault, ...] = (
     *checkpoints.FAULTS, *marlin.FAULTS, *cuda.FAULTS, *cpu.FAULTS, *formats.FAULTS, *gguf.FAULTS,
-    *torchao.FAULTS, *quark.FAULTS, *row_blocks.FAULTS,
+    *mlx.FAULTS, *mx.FAULTS, *torchao.FAULTS, *quark.FAULTS, *row_blocks.FAULTS,
     *rules.FAULTS, *experts.FAULTS, *stacks.FAULTS, *routing.FAULTS, *activations.FAULTS, *models.FAULTS,
     *parallel.FAULTS, *latent.FAULTS, *diagnosis.FAULTS, *conformance.FAULTS, *planning.FAULTS,
     *engine_transformers.FAULTS, *engine_vllm.FAULTS,
