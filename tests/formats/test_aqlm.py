@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.detect import loader_from_config
+from qload.configs import FoundConfig
+from qload.detect import loader_from_config, read_claims
 from qload.errors import ConfigError, CutError, ExcludedModuleError, MismatchError, ShapeError
 from qload.formats import AQLMConfig, AQLMWeight
 from qload.parallel import FakeWorld
@@ -52,6 +53,19 @@ def test_a_vector_by_hand() -> None:
     assert weight.dequantize().tolist() == [[8.5, 17]]
 
 
+def test_sums_are_in_float32() -> None:
+    """float16 has 1024 and 0.25, and not their sum."""
+    books = torch.tensor([1024, 0.25]).half().reshape(2, 1, 1, 1).expand(2, 2, 1, 1).contiguous()
+    weight = AQLMWeight(
+        config=AQLMConfig(codebooks=2, bits=1, in_group=1),
+        indices=torch.zeros(1, 1, 2, dtype=torch.int8),
+        codebooks=books,
+        scales=torch.ones(1, 1, 1, 1).half(),
+    )
+
+    assert weight.dequantize().tolist() == [[1024.25]]
+
+
 @pytest.mark.parametrize("case", [(2, 8, 1, 8), (1, 9, 2, 4), (3, 4, 4, 16)], ids=str)
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_shares_of_vectors(case: tuple[int, int, int, int], world: int) -> None:
@@ -91,6 +105,15 @@ def test_excluded_weights_are_named_with_their_suffix() -> None:
 
     with pytest.raises(ExcludedModuleError, match="linear_weights_not_to_quantize"):
         weights(stored, **section, linear_weights_not_to_quantize=["mlp.up.weight"]).get_weights("mlp.up")
+
+
+def test_excluded_names_are_those_of_modules() -> None:
+    section = {"quant_method": "aqlm", "linear_weights_not_to_quantize": ["lm_head.weight", "mlp.up"]}
+
+    exclusions = read_claims(FoundConfig("config.json", "quantization_config", section)).exclusions
+
+    selected = {name: exclusions.selects(name) for name in ("lm_head", "mlp.up", "mlp.down")}
+    assert selected == {"lm_head": True, "mlp.up": True, "mlp.down": False}
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.detect import loader_from_config
+from qload.configs import FoundConfig
+from qload.detect import loader_from_config, read_claims
 from qload.errors import CutError, DtypeError, FieldValueError, ShapeError, UnsupportedFormatError
 from qload.formats import BitNetConfig, BitNetWeight
 from qload.parallel import FakeWorld
@@ -45,12 +46,14 @@ def test_a_byte_by_hand() -> None:
         assert weight.dequantize().tolist() == [[times], [-times], [0], [times]]
 
 
-@pytest.mark.parametrize(("kind", "scale"), [("bitlinear", 3.0), ("autobitlinear", 0.1)])
+@pytest.mark.parametrize(("kind", "scale"), [("bitlinear", 3.0), ("autobitlinear", 0.1), (None, 0.1)])
 @pytest.mark.parametrize("world", [1, 2, 4])
-def test_shares_are_packed_anew(kind: str, scale: float, world: int) -> None:
+def test_shares_are_packed_anew(kind: str | None, scale: float, world: int) -> None:
+    """Without a linear_class the scale divides."""
     rounded = torch.tensor(scale).bfloat16().float()
-    want = CODES / rounded if kind == "bitlinear" else CODES * rounded
-    ranks = [weights(layer(scale), rank, linear_class=kind) for rank in FakeWorld(world)]
+    want = CODES * rounded if kind == "autobitlinear" else CODES / rounded
+    section = {"linear_class": kind} if kind else {}
+    ranks = [weights(layer(scale), rank, **section) for rank in FakeWorld(world)]
 
     rows = [rank.get_weights_col("up") for rank in ranks]
     assert {tuple(row.weight.shape) for row in rows} == {(4 // world, 8)}
@@ -67,14 +70,16 @@ def test_outputs_are_cut_at_whole_bytes() -> None:
         weights(layer(1.0), next(iter(FakeWorld(8)))).get_weights_col("up")
 
 
-def test_fused_parts_keep_their_scales() -> None:
+@pytest.mark.parametrize("kind", ["bitlinear", "autobitlinear"])
+def test_fused_parts_keep_their_scales(kind: str) -> None:
     stored = {"q": layer(2.0), "k": layer(8.0)}
     storage = MemoryStorage({f"{name}.{key}": t for name, part in stored.items() for key, t in part.items()})
-    loader = loader_from_config({"quant_method": "bitnet"}, storage)
+    loader = loader_from_config({"quant_method": "bitnet", "linear_class": kind}, storage)
 
     fused = Weights(storage, loader=loader).get_multi_weights_col(["q", "k"])
 
-    assert torch.equal(fused.dequantize(), torch.cat([CODES / 2, CODES / 8]))
+    want = [CODES / 2, CODES / 8] if kind == "bitlinear" else [CODES * 2, CODES * 8]
+    assert torch.equal(fused.dequantize(), torch.cat(want).float())
 
 
 def test_codes_that_are_stored_as_floats() -> None:
@@ -110,6 +115,30 @@ def test_online_weights_are_plain() -> None:
     opened = weights(stored, linear_class="autobitlinear", quantization_mode="online")
 
     assert opened.get_weights("up").plain
+
+
+@pytest.mark.parametrize(
+    ("section", "formats"),
+    [
+        ({"linear_class": "autobitlinear", "quantization_mode": "online"}, 0),
+        ({"linear_class": "autobitlinear", "quantization_mode": "offline"}, 1),
+        ({"linear_class": "bitlinear", "quantization_mode": "online"}, 1),  # bitlinear has no such mode
+    ],
+)
+def test_online_layers_have_no_format(section: dict[str, str], formats: int) -> None:
+    source = FoundConfig("config.json", "quantization_config", {"quant_method": "bitnet", **section})
+
+    assert len(read_claims(source).formats) == formats
+
+
+def test_online_weights_get_a_note() -> None:
+    section = {"linear_class": "autobitlinear", "quantization_mode": "online", "quant_method": "bitnet"}
+
+    notes = read_claims(FoundConfig("config.json", "quantization_config", section)).notes
+
+    assert notes[0].startswith(
+        "config.json has quantization_mode online: transformers quantizes weights when"
+    )
 
 
 def test_a_norm_of_each_layer_is_refused() -> None:
