@@ -11,7 +11,12 @@ from torch import Tensor
 from qload.checkpoint import open_checkpoint
 from qload.configs import FoundConfig
 from qload.detect import loader_from_config, read_claims, read_configs
-from qload.errors import ConfigError, CutError, ExcludedModuleError, UnsupportedFormatError
+from qload.errors import (
+    ConfigError,
+    CutError,
+    ExcludedModuleError,
+    UnsupportedFormatError,
+)
 from qload.formats import (
     AWQWeight,
     CTIntWeight,
@@ -129,6 +134,17 @@ def test_what_no_packing_writes_is_named_by_its_key(changes: dict[str, Any]) -> 
         loader_from_config({**AUTO_ROUND, **changes})
 
 
+def test_fake_quantized_weights_have_no_format_and_a_note() -> None:
+    section = {**AUTO_ROUND, "packing_format": "auto_round:fake"}
+
+    claims = read_claims(FoundConfig("config.json", "quantization_config", section))
+
+    assert claims.formats == ()
+    assert claims.notes == (
+        "config.json says packing_format fake: weights were quantized and are stored plain",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("packing", ["auto_round:mlx", "auto_round:llm_compressor"])
 def test_another_packing_is_refused_by_name(packing: str) -> None:
     with pytest.raises(UnsupportedFormatError, match="packing_format of config is not supported"):
@@ -180,6 +196,14 @@ def test_sixteen_bits_leave_a_module_plain() -> None:
         weights.get_weights("model.mlp.gate_proj")
 
 
+def test_a_name_takes_precedence_over_a_plain_pattern() -> None:
+    extra = {"^model.*": {"bits": 16}, "model.mlp.up": {"bits": 4}}
+    weights = stored({"model.mlp.up": quantized(4), "model.mlp.down": PLAIN}, extra)
+
+    assert isinstance(weights.get_weights("model.mlp.up"), GPTQWeight)
+    assert isinstance(weights.get_weights("model.mlp.down"), UnquantizedWeight)
+
+
 def test_static_fp8_has_a_scale_for_each_output_in_one_dimension() -> None:
     weight = torch.tensor([[1.0, -2.0], [3.0, 0.5]]).to(torch.float8_e4m3fn)
     layer = {
@@ -195,6 +219,41 @@ def test_static_fp8_has_a_scale_for_each_output_in_one_dimension() -> None:
     assert loaded.dequantize().tolist() == [[0.5, -1.0], [6.0, 1.0]]
     assert loaded.config.per == "channel"
     assert weights.report().complete
+
+
+@pytest.mark.parametrize(
+    ("packing", "size", "shape"),
+    [
+        ("auto_round:fp8", 32, (4, 2)),
+        ("auto_round:fp8", [2, 32], (2, 2)),
+        ("auto_round:fp8", -1, (4, 1)),
+        ("auto_round:auto_gptq", 0, (1,)),
+        ("auto_round:auto_gptq", -1, (4,)),
+    ],
+)
+def test_group_sizes_of_fp8_are_blocks_outputs_or_the_tensor(
+    packing: str, size: Any, shape: tuple[int, ...]
+) -> None:
+    codes = (torch.arange(4 * 64).reshape(4, 64) % 9 - 4.0).to(torch.float8_e4m3fn)
+    scales = 2.0 ** torch.arange(torch.Size(shape).numel()).reshape(shape)
+    grid = scales.reshape(shape[0], -1)
+    spread = grid.repeat_interleave(4 // grid.shape[0], 0).repeat_interleave(64 // grid.shape[1], 1)
+    fp8 = {"packing_format": packing, "bits": 8, "data_type": "fp8", "group_size": size}
+
+    weights = stored({"up": {"weight": codes, "weight_scale": scales}}, **fp8)
+
+    assert torch.equal(weights.get_weights("up").dequantize(), codes.float() * spread)
+    assert weights.report().notes == ()
+    other = torch.ones(1) if size == -1 else torch.ones(4)
+    weights = stored({"up": {"weight": codes, "weight_scale": other}}, **fp8)
+    assert torch.equal(weights.get_weights("up").dequantize(), codes.float())
+    assert "does not name its format" in weights.report().notes[0]
+
+
+def test_fake_quantized_weights_are_plain() -> None:
+    weights = stored({"up": {"weight": torch.ones(4, 8)}}, packing_format="auto_round:fake")
+
+    assert weights.get_weights("up").plain
 
 
 def test_the_config_beside_the_model_is_read_where_config_json_has_none(tmp_path: Path) -> None:

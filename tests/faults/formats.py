@@ -338,7 +338,12 @@ FAULTS = (
         "if packing == FAKE_PACKING:\n            return",
         "if False:\n            return",
     ),
-    Fault("auto-round-patterns-before-names", _ROUND, ", key=lambda item: _is_pattern(item[0]))", ")"),
+    Fault(
+        "auto-round-patterns-before-names",
+        _ROUND,
+        "key=lambda item: _is_pattern(item[0]))",
+        "key=lambda item: not _is_pattern(item[0]))",
+    ),
     Fault(
         "vocabulary-cut-in-words",
         "qload/loader/sharding.py",
