@@ -36,7 +36,8 @@ from qload.lazy_torch import Tensor, torch
 from qload.spec import Role, TensorSpec
 from qload.spec.integers import Integers, IntegerWeight, Origin, from_ordered_groups
 
-BITS, CODES_PER_WORD = 4, 8
+BITS = 4
+CODES_PER_WORD = 8
 REMEDY = "amd-quark loads it, and its dequantize() gives plain weights"
 SCALES = (dtypes.bfloat16, dtypes.float16, dtypes.float32)
 NO_ZERO_POINTS = "remedy   state symmetric true if the type has no zero points"
