@@ -1,10 +1,6 @@
 """`Architecture`: names and shapes of the matrices of a model; `Inventory`: the matrices in a checkpoint.
 
-A model's config is hostile input: an implausible value counts as unknown. Draft models for speculative
-decoding may share the embedding or head of their target model. EAGLE has one decoder layer (`layers.0`
-without its first norm, or `midlayer`) and `fc`, a projection of the target's hidden states. EAGLE-3 has a
-smaller vocabulary, with the maps `d2t` and `t2d`. An exported MTP layer keeps its layer number, above those
-of the target. Sources: SafeAILab/EAGLE, vllm-project/speculators, deepseek-ai/DeepSeek-V3.
+A model's config is hostile input: an implausible value counts as unknown.
 """
 
 import re
@@ -15,6 +11,7 @@ from functools import cache, cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
+from qload.architecture.drafts import PREDICTING
 from qload.architecture.model_tables import TABLES, TEXT_TYPES, TIED_TYPES
 from qload.architecture.table import (
     ABSENT,
@@ -190,45 +187,6 @@ def _stated_size(size: Size, config: Mapping[str, Any]) -> Any:
                 return size.null
             return [value] if isinstance(value, str) else value
     return size.default
-
-
-# Words in the class names and model types of drafts, in any case.
-DRAFT_WORDS = re.compile(r"eagle|medusa|hydra|mtp|nextn|speculat|draft", re.IGNORECASE)
-DRAFT_KEYS = ("speculators_model_type", "draft_vocab_size")  # keys of config.json, only in drafts
-# Name segments only in drafts, and prefixes only at the top level of a draft.
-DRAFT_SEGMENTS = frozenset(("midlayer", "d2t", "t2d"))
-DRAFT_PREFIXES = ("fc.", "model.fc.")
-# Tensors only in MTP layers: two norms, and a projection of their joined outputs.
-# Source: deepseek-ai/DeepSeek-V3, README_WEIGHTS.md.
-PREDICTING = frozenset(("eh_proj", "enorm", "hnorm"))
-LAYER_PREFIX = re.compile(r"(.*?\b(?:layers|h)\.\d+)\.")
-
-
-def is_draft(config: Mapping[str, Any], names: Iterable[str]) -> bool:
-    """Return whether a checkpoint is a draft without its target, by its config or its tensor names."""
-    if isinstance(config.get("vision_config"), dict):  # a vision-language model, such as NVIDIA's Eagle
-        return False
-    classes = config.get("architectures")
-    kinds = [config.get("model_type"), *(classes if isinstance(classes, list) else ())]
-    if any(key in config for key in DRAFT_KEYS):
-        return True
-    if any(isinstance(name, str) and DRAFT_WORDS.search(name) for name in kinds):
-        return True
-    return _has_draft_names(names)
-
-
-def _has_draft_names(names: Iterable[str]) -> bool:
-    layers: dict[str, bool] = {}  # layer -> whether it is an MTP layer
-    joined = False
-    for name in names:
-        parts = name.split(".")
-        if not DRAFT_SEGMENTS.isdisjoint(parts):
-            return True
-        joined = joined or name.startswith(DRAFT_PREFIXES)
-        layer = LAYER_PREFIX.match(name)
-        if layer is not None:
-            layers[layer[1]] = layers.get(layer[1], False) or not PREDICTING.isdisjoint(parts)
-    return bool(layers) and (all(layers.values()) or (joined and len(layers) == 1))
 
 
 # Last segments of the names of matrices with a common input, under the same parent.

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 
 from qload.architecture import Inventory
-from qload.architecture.architecture import is_draft, is_usual_class
+from qload.architecture.architecture import is_usual_class
+from qload.architecture.drafts import Draft, draft_of
 from qload.checkpoint import Checkpoint
 from qload.errors import QloadError
 from qload.experts import ExpertStacks
@@ -50,9 +51,14 @@ class VerifiedCheckpoint(Checkpoint):
         return inventory if inventory.layers or not listed else None
 
     @cached_property
+    def draft(self) -> Draft | None:
+        """The draft model, which may share the embedding and head of its target; None for another model."""
+        return draft_of(self.model_config, self.names)
+
+    @property
     def is_draft(self) -> bool:
-        """True for a draft model, which may share the embedding and head of its target."""
-        return is_draft(self.model_config, self.names)
+        """True for a draft model."""
+        return self.draft is not None
 
     @cached_property
     def requires_all_tensors(self) -> bool:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from qload.architecture.architecture import CAUSAL, TIE, is_usual_class, tie_of
+from qload.architecture.architecture import CAUSAL, SHOWN, TIE, is_usual_class, tie_of
 from qload.architecture.names import PROJECTION_GROUPS, REMEDY, adapters_of, base_name, is_adapter, pattern_of
 from qload.checkpoint.layer_info import zero_point_convention, zero_point_words
 from qload.configs import value_text
@@ -29,7 +29,7 @@ from qload.loader.exclusion import parts, wholes
 from qload.spec import LayerClaims
 from qload.storage import WeightStorage
 from qload.verify.checkpoint import VerifiedCheckpoint
-from qload.verify.rules.architecture import missing_tensors
+from qload.verify.rules.architecture import join_numbers, missing_tensors
 from qload.verify.rules.damaged_data import repeated_layers
 from qload.verify.rules.layers import DETAILED_CONFIGS, lost_siblings
 from qload.verify.values import Values
@@ -96,6 +96,22 @@ def architecture(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
             f"multi-token prediction ({len(beyond)} such in all), that config.json does not announce: "
             "engines leave it out"
         )
+
+
+def drafts(checkpoint: VerifiedCheckpoint) -> Iterator[str]:
+    """Yield a note on the kind of a draft model, with the tapped layers and the target in its config."""
+    draft = checkpoint.draft
+    if draft is None or checkpoint.is_shard:
+        return
+    kind = "a draft" if draft.kind == "draft" else f"a draft of the kind {draft.kind}"
+    facts = []
+    if draft.taps is not None:
+        layers = join_numbers(draft.taps.layers[:SHOWN], len(draft.taps.layers))
+        facts.append(f"of the hidden states of layers {layers}")
+    if draft.target is not None:
+        key, name = draft.target
+        facts.append(f"of the target {name:.200} by {key}, which is not opened")
+    yield f"{', '.join([f'{kind} for speculative decoding', *facts])}; --target compares it with its target"
 
 
 def missing_by_design(checkpoint: VerifiedCheckpoint) -> Iterator[str]:

@@ -28,6 +28,7 @@ NAMES_PER_PART = 64  # few enough for many threads and ranks, many enough to be 
 # Failures of files and machines end the run: they are no bugs of a rule.
 PASSED_ON = (StorageError, ConfigError, LostRankError, MemoryError)
 NOTES = (
+    notes.drafts,
     notes.architecture,
     notes.missing_by_design,
     notes.contradicted_settings,

@@ -7,80 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from qload.architecture.architecture import is_draft
+from qload.architecture.drafts import draft_of
 from qload.verify import verify
 from tests.verify.checkpoints import GPTQ, gptq, model, rules
+from tests.verify.draft_models import DRAFT, ONE, SMALL, VOCABULARY, Case, H, eagle, eagle3, mtp, nextn
 from tests.verify.rules.test_architecture import CONFIG, LATENT, whole
 
 pytestmark = pytest.mark.usefixtures("seen_texts")
 
-Case = tuple[dict[str, Tensor], dict[str, Any]]
-H, VOCABULARY, DRAFT = 16, 20, 12
-ONE = {**CONFIG, "num_hidden_layers": 1}
-
-
-def layer(lead: str) -> dict[str, Tensor]:
-    """Return the first layer of a Llama under another name."""
-    return {
-        name.replace("model.layers.0.", lead): tensor
-        for name, tensor in whole().items()
-        if name.startswith("model.layers.0.")
-    }
-
-
-def eagle(lead: str = "", *, embedding: bool = True) -> dict[str, Tensor]:
-    """Return a layer without its first norm, and the projection for two joined vectors."""
-    tensors = {
-        name: each for name, each in layer(f"{lead}layers.0.").items() if "input_layernorm" not in name
-    }
-    tensors |= {f"{lead}fc.weight": torch.randn(H, 2 * H), f"{lead}fc.bias": torch.randn(H)}
-    return tensors | ({f"{lead}embed_tokens.weight": torch.randn(VOCABULARY, H)} if embedding else {})
-
-
-def eagle3(lead: str) -> dict[str, Tensor]:
-    """Return attention over two vectors, a head over a smaller vocabulary, and maps of the vocabularies."""
-    tensors = layer(lead)
-    for name in ("q_proj", "k_proj", "v_proj"):
-        full = f"{lead}self_attn.{name}.weight"
-        tensors[full] = torch.randn(tensors[full].shape[0], 2 * H)
-    return {
-        **tensors,
-        f"{lead}hidden_norm.weight": torch.randn(H),
-        "fc.weight": torch.randn(H, 3 * H),
-        "norm.weight": torch.randn(H),
-        "lm_head.weight": torch.randn(DRAFT, H),
-        "d2t": torch.arange(DRAFT) // 2,
-        "t2d": torch.arange(VOCABULARY) % 5 < 3,
-    }
-
-
-def nextn(number: int) -> dict[str, Tensor]:
-    """Return a multi-token prediction layer alone, with a separate head and embedding."""
-    lead = f"model.layers.{number}."
-    tensors = {
-        name.replace("model.layers.1.", lead): tensor
-        for name, tensor in whole(**LATENT).items()
-        if name.startswith("model.layers.1.")
-    }
-    return {
-        **tensors,
-        **{f"{lead}{name}.weight": torch.randn(H) for name in ("enorm", "hnorm", "shared_head.norm")},
-        f"{lead}eh_proj.weight": torch.randn(H, 2 * H),
-        f"{lead}shared_head.head.weight": torch.randn(VOCABULARY, H),
-        f"{lead}embed_tokens.weight": torch.randn(VOCABULARY, H),
-    }
-
-
-def mtp() -> dict[str, Tensor]:
-    vectors = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden")
-    return {
-        **layer("mtp.layers.0."),
-        **{f"mtp.{name}.weight": torch.randn(H) for name in vectors},
-        "mtp.fc.weight": torch.randn(H, 2 * H),
-    }
-
-
-SMALL = {**ONE, "draft_vocab_size": DRAFT}
 DRAFTS: dict[str, Case] = {
     "eagle by its tensors": (eagle(), {**ONE, "architectures": ["LlamaForCausalLM"]}),
     "eagle without an embedding": (eagle(embedding=False), {**ONE, "architectures": ["LlamaForCausalLM"]}),
@@ -169,10 +103,10 @@ def test_damage_of_the_same_look_is_found(case: str, tmp_path: Path) -> None:
 
 
 def test_a_part_of_a_quantized_layer_is_missed_in_a_draft_too(tmp_path: Path) -> None:
-    tensors = {**gptq("midlayer.mlp.up_proj"), "fc.weight": torch.randn(H, 2 * H), "d2t": torch.arange(8)}
+    tensors = {**gptq("midlayer.mlp.up_proj"), "fc.weight": torch.randn(H, 3 * H), "d2t": torch.arange(8)}
     del tensors["midlayer.mlp.up_proj.scales"]
 
-    report = verify(model(tmp_path, tensors, quantization_config=GPTQ, **ONE))
+    report = verify(model(tmp_path, tensors, quantization_config=GPTQ, **ONE, draft_vocab_size=8))
 
     assert rules(report) == {"missing-tensor"}
 
@@ -190,18 +124,48 @@ def test_a_head_that_predicts_further_words_may_be_quantized(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("config", "draft"),
+    ("config", "kind"),
     [
-        ({"architectures": ["LlamaForCausalLMEagle"]}, True),
-        ({"architectures": ["MiMoMTPModel"]}, True),
-        ({"model_type": "medusa"}, True),
-        ({"model_type": "mlp_speculator"}, True),
-        ({"architectures": ["Qwen3ForCausalLM"], "draft_vocab_size": 32000}, True),
-        ({"architectures": ["Eagle2_5_VLForConditionalGeneration"], "vision_config": {}}, False),
-        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, False),
-        ({"architectures": [7, None], "model_type": ["eagle"]}, False),
-        ({}, False),
+        ({"architectures": ["LlamaForCausalLMEagle"]}, "EAGLE"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "EAGLE-3"),
+        ({"speculators_model_type": "peagle"}, "EAGLE-3"),
+        ({"architectures": ["MiMoMTPModel"]}, "MTP"),
+        ({"architectures": ["DeepseekV3ForCausalLMNextN"]}, "MTP"),
+        ({"model_type": "medusa"}, "Medusa"),
+        ({"model_type": "mlp_speculator"}, "MLP speculator"),
+        ({"architectures": ["HydraModel"]}, "Hydra"),
+        ({"architectures": ["DFlashDraftModel"]}, "DFlash"),
+        ({"architectures": ["Qwen3ForCausalLM"], "dflash_config": {}, "draft_vocab_size": 32000}, "DFlash"),
+        ({"architectures": ["Qwen3ForCausalLM"], "draft_vocab_size": 32000}, "EAGLE-3"),
+        ({"speculators_model_type": "new"}, "draft"),
+        ({"architectures": ["Eagle2_5_VLForConditionalGeneration"], "vision_config": {}}, None),
+        ({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, None),
+        ({"architectures": [7, None], "model_type": ["eagle"]}, None),
+        ({}, None),
     ],
 )
-def test_the_config_of_a_draft_names_it(config: dict[str, Any], draft: bool) -> None:
-    assert is_draft(config, ["model.layers.0.mlp.up_proj.weight"]) is draft
+def test_the_config_of_a_draft_names_its_kind(config: dict[str, Any], kind: str | None) -> None:
+    draft = draft_of(config, ["model.layers.0.mlp.up_proj.weight"])
+
+    assert (draft and draft.kind) == kind
+
+
+@pytest.mark.parametrize(
+    ("names", "kind"),
+    [
+        (["layers.0.mlp.up_proj.weight", "fc.weight"], "EAGLE"),
+        (["layers.0.mlp.up_proj.weight", "layers.0.hidden_norm.weight", "fc.weight"], "EAGLE-3"),
+        (["midlayer.mlp.up_proj.weight"], "EAGLE-3"),
+        (["mtp.layers.0.mlp.up_proj.weight", "mtp.norm.weight"], "MTP"),
+        (["model.layers.61.eh_proj.weight", "model.layers.61.mlp.up_proj.weight"], "MTP"),
+        (["medusa_heads.0.0.linear.weight", "medusa_heads.0.1.weight"], "Medusa"),
+        (["medusa_heads.0.0.linear.weight", "model.layers.0.mlp.up_proj.weight"], None),
+        (["0.0.linear.weight", "0.1.weight"], None),
+        (["model.layers.0.mlp.up_proj.weight", "model.layers.1.mlp.up_proj.weight", "fc.weight"], None),
+        ([], None),
+    ],
+)
+def test_the_tensors_of_a_draft_tell_its_kind(names: list[str], kind: str | None) -> None:
+    draft = draft_of({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}, names)
+
+    assert (draft and draft.kind) == kind

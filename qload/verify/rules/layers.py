@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from qload.architecture.architecture import PREDICTING
+from qload.architecture.drafts import PREDICTING
 from qload.architecture.names import block_of, is_adapter, is_block_list
 from qload.detect import read_claims
 from qload.errors import QloadError, UnsupportedFormatError
