@@ -55,7 +55,7 @@ def page(record: Any) -> str:
 
 def index(records: Mapping[str, Any]) -> str:
     """Return the list of all rules, by stage and severity."""
-    stages = ("headers", "values", "meaning", "any", "--against", "--logits", "--tp", "exception")
+    stages = ("headers", "values", "meaning", "any", "--against", "--logits", "--target", "--tp", "exception")
     rows = []
     for stage in stages:
         for severity in ("error", "warning"):

@@ -55,6 +55,7 @@ Examples:
   qload verify ./Llama-3-8B-GPTQ --tp 1,2,4
   qload verify ./Llama-3-8B-GPTQ --tier headers
   qload verify ./Llama-3-8B-GPTQ --against ./Llama-3-8B
+  qload verify ./Llama-3-8B-EAGLE3 --target ./Llama-3-8B
   qload verify ./Llama-3-8B-GPTQ --logits --device cuda
   qload verify ./Llama-3-8B-GPTQ --logits --prompt-ids 128000,9906 --against ./Llama-3-8B
   qload verify org/Llama-3-8B-GPTQ@main
@@ -139,6 +140,13 @@ def inspect(ctx: click.Context, paths: "tuple[Path | HubId, ...]", every: bool, 
     metavar="DIR",
     help="Compare each layer with the same layer of another checkpoint of this model.",
 )
+@click.option(
+    "--target",
+    "target_model",
+    type=CheckpointPath(),
+    metavar="DIR",
+    help="Also check that a draft model (EAGLE, MTP, Medusa, ...) fits this target model.",
+)
 @world_sizes_option("Also check that each layer can be sharded among N ranks, for each N.")
 @click.option(
     "--tier",
@@ -178,6 +186,7 @@ def verify(
     ctx: click.Context,
     paths: "tuple[Path | HubId, ...]",
     against: "Path | HubId | None",
+    target_model: "Path | HubId | None",
     tp: tuple[int, ...] | None,
     tier: "Tier",
     logits: bool,
@@ -214,7 +223,10 @@ def verify(
     codes, reports = [], []
     with torchrun_group() as group:
         first = is_first_rank(group)
-        with open_path(against, whole=True, quiet=not first) if against else nullcontext() as reference:
+        with (
+            open_path(against, whole=True, quiet=not first) if against else nullcontext() as reference,
+            open_path(target_model, quiet=not first) if target_model else nullcontext() as target,
+        ):
             for path in checkpoint_folders(paths) if folders else paths:
                 with open_with_progress(path, first) as (place, bar):
                     progress = prefix_stages(bar, str(path)) if several else bar
@@ -225,6 +237,7 @@ def verify(
                         report = run(
                             place,
                             against=reference,
+                            target_model=target,
                             tp=tp,
                             tier=tier,
                             logits=prompt,

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 Severity = Literal["error", "warning"]
-Stage = Literal["headers", "values", "meaning", "any", "--against", "--logits", "--tp", "exception"]
+Stage = Literal[
+    "headers", "values", "meaning", "any", "--against", "--logits", "--target", "--tp", "exception"
+]
 
 LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
 PAGES = Path(__file__).with_name("rules.md")

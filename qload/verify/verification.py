@@ -16,6 +16,7 @@ from qload.loader.sharding import share
 from qload.parallel import ProcessGroup, Rank
 from qload.plan.rank_counts import CANDIDATES, LawfulRanks, lawful_ranks
 from qload.verify.checkpoint import VerifiedCheckpoint
+from qload.verify.notes import drafts
 from qload.verify.report import Finding, Prompt, Report, finding_of, internal_finding
 from qload.verify.rules import INSPECTED, Tier
 from qload.verify.rules.rule import merge_contradictions
@@ -171,7 +172,8 @@ def inspect(path: str | PathLike[str]) -> Report:
         if not checkpoint.is_readable:
             return _unreadable(checkpoint)
         findings = [finding for rule in INSPECTED for finding in check_rule(rule, checkpoint)]
-        return _report(checkpoint, merge_contradictions(checkpoint, findings), [], Workers.of(None))
+        noted = collect("notes", partial(drafts, checkpoint), findings)
+        return _report(checkpoint, merge_contradictions(checkpoint, findings), noted, Workers.of(None))
 
 
 @checked
@@ -180,6 +182,7 @@ def verify(
     path: str | PathLike[str],
     *,
     against: str | PathLike[str] | None = None,
+    target_model: str | PathLike[str] | None = None,
     tp: int | Sequence[int] | None = None,
     tier: Tier = "meaning",
     logits: Prompt | None = None,
@@ -199,6 +202,9 @@ def verify(
         are not reported.
     against
         Reference for a comparison of every layer: another checkpoint of the same model, quantized or plain.
+    target_model
+        Target of a draft model for speculative decoding: also check that they belong together, by headers,
+        configs and maps of vocabularies.
     tp
         Also check that every layer can be shared among this many ranks, or among each of several numbers of
         ranks; ArgumentError for a number below 1, or for no number.
@@ -242,6 +248,12 @@ def verify(
         if worlds:
             check = partial(check_ranks, checkpoint, worlds)
             _add_items(collect("tensor-parallel", check, findings), findings, notes)
+        if target_model is not None:
+            _add_items(
+                collect("target", partial(_compare_target, checkpoint, target_model), findings),
+                findings,
+                notes,
+            )
         report = _report(checkpoint, findings, notes, workers)
         if against is not None:
             of_stage = partial(report_progress, "against")
@@ -292,6 +304,14 @@ def _add_comparison(
         error_maps=maps,
         reference_coverage=coverage,
     )
+
+
+def _compare_target(checkpoint: VerifiedCheckpoint, path: str | PathLike[str]) -> Iterator[Finding | str]:
+    """Yield findings and notes of a comparison of a draft with its target at `path`."""
+    from qload.verify.target import check_target
+
+    with VerifiedCheckpoint.open(path, collect=True, settled=False) as target:
+        yield from check_target(checkpoint, target) if target.is_readable else target.findings
 
 
 def _check_prompt(checkpoint: VerifiedCheckpoint, prompt: Prompt) -> None:

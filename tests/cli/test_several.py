@@ -18,6 +18,9 @@ from qload.cli.output import dumps
 from qload.verify import Finding, Report, verify
 from tests.cli.test_command_line import on_a_terminal
 from tests.paths import FIXTURES, ROOT
+from tests.verify.checkpoints import model
+from tests.verify.draft_models import SMALL, eagle3
+from tests.verify.rules.test_architecture import CONFIG, whole
 
 SOUND = FIXTURES / "gptq" / "model_g32_desc_act"
 AWQ = FIXTURES / "awq" / "model_gemm_g64"
@@ -51,6 +54,21 @@ def test_a_line_of_several_is_the_report_of_one(damaged: Path) -> None:
     one, several = run("verify", damaged), run("verify", SOUND, damaged)
 
     assert json.loads(one.stdout) == reports(several)[1]
+
+
+def test_drafts_are_compared_with_their_target(tmp_path: Path) -> None:
+    for name in ("draft", "other", "target"):
+        (tmp_path / name).mkdir()
+    target = model(tmp_path / "target", whole(), **CONFIG)
+    draft = model(tmp_path / "draft", eagle3("midlayer."), **SMALL)
+    taps = {"eagle_aux_hidden_state_layer_ids": [0, 1, 9]}
+    other = model(tmp_path / "other", eagle3("midlayer."), **SMALL, **taps)
+
+    result = run("verify", draft, other, "--target", target, "--tier", "headers")
+
+    assert [report["verdict"] for report in reports(result)] == ["ok", "findings"]
+    assert [finding["rule"] for finding in reports(result)[1]["findings"]] == ["target-layer"]
+    assert run("verify", draft, "--target", tmp_path / "none").exit_code == 1
 
 
 @pytest.mark.parametrize(("last", "code"), [(SOUND, 1), ("", 2)], ids=["findings", "a usage error"])

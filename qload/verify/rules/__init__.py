@@ -1,7 +1,7 @@
 """The rules of `verify`, in the order of their execution: headers, then values, then meaning."""
 
 from qload.errors.rules import RuleText, rule_texts
-from qload.verify.rules import architecture, codes, damaged_data, layers, tensor_values
+from qload.verify.rules import architecture, codes, damaged_data, drafts, layers, tensor_values
 from qload.verify.rules.rule import Rule, Tier
 
 TEXTS = rule_texts()
@@ -17,6 +17,7 @@ RULES: tuple[Rule, ...] = (
     Rule(TEXTS["architecture-missing"], architecture.check_required),
     Rule(TEXTS["architecture-shape"], architecture.check_shapes),
     Rule(TEXTS["quantized-head"], architecture.check_plain_head),
+    Rule(TEXTS["draft-shape"], drafts.check_shapes),
     Rule(TEXTS["unexplained-tensor"], layers.check_unexplained),
     Rule(TEXTS["claimed-detail"], layers.check_details),
     Rule(TEXTS["scale-value"], tensor_values.check_scales, each=True),
@@ -24,6 +25,7 @@ RULES: tuple[Rule, ...] = (
     Rule(TEXTS["scale-overflow"], tensor_values.check_overflow, each=True),
     Rule(TEXTS["float-value"], tensor_values.check_finite, each=True),
     Rule(TEXTS["tied-head"], architecture.check_tied_head),
+    Rule(TEXTS["draft-vocabulary"], drafts.check_vocabulary),
     Rule(TEXTS["field-value"], tensor_values.check_fields, each=True),
     Rule(TEXTS["constant-values"], damaged_data.check_constants),
     Rule(TEXTS["hole"], damaged_data.check_holes, each=True),
@@ -45,7 +47,8 @@ RULES: tuple[Rule, ...] = (
 
 # Rules of `inspect`, for headers alone.
 INSPECTED_IDS = {
-    "layer", "empty-layer", "claimed-method", "bias-shape", "architecture-shape", "unexplained-tensor",
+    "layer", "empty-layer", "claimed-method", "bias-shape", "architecture-shape", "draft-shape",
+    "unexplained-tensor",
 }  # fmt: skip
 INSPECTED: tuple[Rule, ...] = tuple(rule for rule in RULES if rule.id in INSPECTED_IDS)
 
