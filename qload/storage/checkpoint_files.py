@@ -30,6 +30,15 @@ from qload.storage.files import (
 )
 from qload.storage.gguf_header import GGUFHeader
 from qload.storage.header import Header, read_header
+from qload.storage.stray_files import (
+    adapter_note,
+    fetch_remedy,
+    folder_strays,
+    is_hidden,
+    model_folders,
+    stray_notes,
+    unfinished_downloads,
+)
 from qload.storage.unsupported_files import file_error, folder_error, mistral_notes, other_models, other_notes
 
 SNAPSHOTS_FOLDER = "snapshots"
@@ -98,6 +107,10 @@ class CheckpointFiles:
         Bytes of all tensors, as stated in the index.
     others
         Names of files in the folder that may hold a model in another format.
+    folders
+        Names of subfolders with models.
+    unfinished
+        Names of downloads into the folder that did not end.
     """
 
     files: Mapping[str, Place]
@@ -106,6 +119,8 @@ class CheckpointFiles:
     beside: Mapping[str, Place] = field(default_factory=dict)
     total_size: int | None = None
     others: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+    unfinished: tuple[str, ...] = ()
 
     @property
     def shard(self) -> bool:
@@ -121,8 +136,13 @@ class CheckpointFiles:
     def rivals(self) -> Iterator[str]:
         """Yield the names of unread files that other programs may read instead of the index."""
         for file in self.beside:
-            if self.index is not None and _stem(file) == self.index.removesuffix(INDEX):
+            if self.index is not None and file == self.index.removesuffix(INDEX) + SUFFIX:
                 yield file
+
+    def older(self) -> list[str]:
+        """List the unread numbered files with the name of those that are read, in another division."""
+        stems = {_stem(file) for file in self.files}
+        return [file for file in self.beside if NUMBERED.fullmatch(file) and _stem(file) in stems]
 
 
 def locate(path: PathLikes) -> CheckpointFiles:
@@ -168,7 +188,7 @@ def _gguf_folder(listing: Sequence[Path], name: str) -> CheckpointFiles | None:
 
 def _files_of_directory(place: Path, name: str) -> CheckpointFiles:
     listing = list_directory(place)
-    indices = [file for file in listing if file.name.endswith(INDEX)]
+    indices = [file for file in listing if file.name.endswith(INDEX) and not is_hidden(file)]
     usual = [file for file in indices if file.name == f"{USUAL}{INDEX}"]
     if len(indices) > 1 and not usual:
         raise StorageError(
@@ -179,15 +199,37 @@ def _files_of_directory(place: Path, name: str) -> CheckpointFiles:
         )
     if indices:
         return _files_of_index((usual or indices)[0])
-    files = {file.name: file for file in listing if file.name.endswith(SUFFIX)}
+    stored = {file.name: file for file in listing if file.name.endswith(SUFFIX)}
+    files = {file: path for file, path in stored.items() if not is_hidden(path)}
+    folders, unfinished = model_folders(listing), unfinished_downloads(place, listing)
+    remedy = fetch_remedy(unfinished)
     if not files:
         if gguf := _gguf_folder(listing, name):
-            return gguf
-        raise folder_error(place, listing, name)
+            return replace(gguf, folders=folders, unfinished=unfinished)
+        raise folder_error(place, listing, name, folders, remedy if unfinished else "")
     usual_files = {file: path for file, path in files.items() if _stem(file) == USUAL} or files
-    _check_shard_numbers(usual_files, files)
-    unread = {file: path for file, path in files.items() if file not in usual_files}
-    return CheckpointFiles(usual_files, beside=unread, others=other_models(listing))
+    _check_divisions(usual_files)
+    _check_shard_numbers(usual_files, files, remedy=remedy)
+    unread = {file: path for file, path in stored.items() if file not in usual_files}
+    return CheckpointFiles(
+        usual_files, beside=unread, others=other_models(listing), folders=folders, unfinished=unfinished
+    )
+
+
+def _check_divisions(names: Iterable[str]) -> None:
+    """Raise StorageError for numbered files of one model in several divisions, which no index names."""
+    divisions: dict[str, dict[str, str]] = defaultdict(dict)  # stem -> count -> first file
+    for name in names:
+        if numbered := NUMBERED.fullmatch(name):
+            divisions[numbered[1]].setdefault(numbered[3], name)
+    for files in divisions.values():
+        if len(files) > 1:
+            first, *others = files.values()
+            words = (
+                f"numbered files of another division are in the folder, and no index: {_first_names(others)}"
+            )
+            remedy = "remove the files of the older upload, or fetch the index"
+            raise StorageError(first, "duplicate-tensor", words, remedy=remedy)
 
 
 def _stem(file: str) -> str:
@@ -214,25 +256,38 @@ def _files_of_index(index: Path) -> CheckpointFiles:
             "names no tensor" + (f", and its folder has {_first_names(unread)}" if unread else ""),
             remedy="write the index again from the headers" if unread else "fetch the files again",
         )
+    folders, unfinished = model_folders(listing), unfinished_downloads(index.parent, listing)
+    remedy = fetch_remedy(unfinished)
     missing = set()
     for name, place in files.items():
         if status(place, shortened(name)) is None:
             missing.add(name)
     if missing:
         count = sum(file in missing for file in weight_map.values())
+        others = [
+            file for file in unread if NUMBERED.fullmatch(file) and _stem(file) in set(map(_stem, files))
+        ]
+        if others:
+            remedy += f"; or fetch the index again, if {_first_names(others)} belong to a newer upload"
         raise StorageError(
             index.name,
             "index-missing-file",
             f"{_first_names(sorted(missing))} not found, with {count} tensors",
-            remedy="fetch the missing files",
+            remedy=remedy,
         )
-    _check_shard_numbers(files, unread, index.name)
+    _check_shard_numbers(files, unread, index.name, remedy=remedy)
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     size = total if type(total) is int else None
-    return CheckpointFiles(files, weight_map, index.name, unread, size, other_models(listing))
+    others = other_models(listing)
+    return CheckpointFiles(files, weight_map, index.name, unread, size, others, folders, unfinished)
 
 
-def _check_shard_numbers(names: Iterable[str], stored: Collection[str], index: str | None = None) -> None:
+def _check_shard_numbers(
+    names: Iterable[str],
+    stored: Collection[str],
+    index: str | None = None,
+    remedy: str = "fetch the missing files",
+) -> None:
     """Raise StorageError for a gap among files -k-of-n, numbered from 0 or from 1; `stored`: all files."""
     families: dict[tuple[str, int], dict[int, re.Match[str]]] = defaultdict(dict)
     for name in names:
@@ -248,10 +303,10 @@ def _check_shard_numbers(names: Iterable[str], stored: Collection[str], index: s
         unlisted = [name for name in lost if index and name in stored]
         if unlisted:
             words = f"exists, and {index} names no tensor of it"
-            remedy = "write the index again from the headers"
-            raise StorageError(unlisted[0], "index-mismatch", words, remedy=remedy)
+            again = "write the index again from the headers"
+            raise StorageError(unlisted[0], "index-mismatch", words, remedy=again)
         words = f"{_first_names(lost)} not found: {len(missing)} of {count} files are missing"
-        raise StorageError(index or first, "shard-gap", words, remedy="fetch the missing files")
+        raise StorageError(index or first, "shard-gap", words, remedy=remedy)
 
 
 def _first_names(names: Iterable[str]) -> str:
@@ -326,14 +381,18 @@ def folder_notes(located: CheckpointFiles, headers: Headers) -> Iterator[str]:
     total = located.total_size
     if total is not None and not stored <= total <= stored + 2 * headings:
         yield f"{located.index} says total_size {total}; its tensors take {stored} bytes"
-    if located.beside:
-        names = ", ".join(list(located.beside)[:4]) + (", ..." if len(located.beside) > 4 else "")
+    notes, rest = stray_notes(located.beside, located.older())
+    if rest:
+        names = ", ".join(rest[:4]) + (", ..." if len(rest) > 4 else "")
         if located.index is None:
             read = next(iter(located.files))
-            yield f"{len(located.beside)} files in the folder of {read} are not read: {names}"
+            yield f"{len(rest)} files in the folder of {read} are not read: {names}"
         else:
-            yield f"{located.index} names no tensor of {len(located.beside)} files in its folder: {names}"
+            yield f"{located.index} names no tensor of {len(rest)} files in its folder: {names}"
+    yield from notes
+    yield from folder_strays(located.folders, located.unfinished)
     yield from other_notes(located.others)
     first = next(iter(located.files.values()), None)
     if isinstance(first, Path):
         yield from mistral_notes(located.files, first.parent)
+        yield from adapter_note(list(located.files), first.parent)

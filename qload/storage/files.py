@@ -26,6 +26,7 @@ SPECIAL_KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+LFS_POINTER = b"version https://git-lfs"  # first bytes of a pointer in the place of a file
 MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -150,6 +151,9 @@ def parse_json(text: bytes, file: str, constant: Callable[[str], Any] | None = N
 
     `constant`: hook for NaN and the infinities, which are not JSON.
     """
+    if text.startswith(LFS_POINTER):
+        words = "is a Git LFS pointer in the place of the file"
+        raise StorageError(file, "not-safetensors", words, remedy="fetch the file: git lfs pull")
     hook = partial(_unique_keys, file)
     value = json.loads(text, object_pairs_hook=hook, parse_constant=constant)
     if b"\\u" in text:  # a lone surrogate cannot be encoded, so that it could not be printed or written

@@ -10,9 +10,11 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from qload.errors import QloadError, StorageError
 from qload.storage.files import (
+    LFS_POINTER,
     is_directory,
     is_taken,
     list_directory,
@@ -28,6 +30,7 @@ MAX_CONFIG_BYTES = 1 << 20  # size of a config, read for its method
 MAX_ENTRIES = 256  # entries of a folder to examine
 SUFFIX = ".safetensors"
 PIPELINE = "model_index.json"
+CONFIG_NAME = "config.json"
 
 # Usual names of pickles with weights, without the other files of a trainer.
 MODEL_PICKLE = re.compile(r"(.*model.*|consolidated.*|adapter.*)\.")
@@ -60,6 +63,12 @@ PICKLE = FileKind(
     tuple(bytes((0x80, protocol)) for protocol in range(2, 6)),
     (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"),
 )
+POINTER = FileKind(
+    "a Git LFS pointer in the place of the file",
+    "fetch the file: git lfs pull",
+    (LFS_POINTER,),
+    holds_model=False,
+)
 TORCHAO = FileKind(
     "a pickle of PyTorch with tensors of torchao",
     "transformers loads it where torchao is installed; qload reads the safetensors of the plain model",
@@ -77,12 +86,7 @@ KINDS = (
         (b"lmgg", b"fmgg", b"tjgg"),
         (".ggml",),
     ),
-    FileKind(
-        "a Git LFS pointer in the place of the file",
-        "fetch the file: git lfs pull",
-        (b"version ",),
-        holds_model=False,
-    ),
+    POINTER,
     FileKind(
         "a web page, as a failed download leaves",
         "fetch the file again",
@@ -137,14 +141,21 @@ def file_error(path: Path) -> StorageError:
     )
 
 
-def folder_error(folder: Path, listing: Sequence[Path], name: str) -> StorageError:
-    """Build the error for the directory `name` without a safetensors file; `listing`: its content."""
+def folder_error(
+    folder: Path, listing: Sequence[Path], name: str, folders: Sequence[str], remedy: str
+) -> StorageError:
+    """Build the error for the directory `name` without a safetensors file; `listing`: its content.
+
+    `folders`: subfolders with models. `remedy`: for a folder without either.
+    """
     if any(file.name == PIPELINE for file in listing):
         return _pipeline_error(folder, listing, name)
     likely = [file for file in listing if file.name.lower().endswith(MODEL_SUFFIXES)]
     kinds = {file_kind: file for file in likely[MAX_ENTRIES::-1] if (file_kind := _kind_of_file(file))}
     if not kinds:
-        return StorageError(name, "no-files", f"no *{SUFFIX} file in this directory")
+        if folders:
+            remedy = f"name one of its subfolders: {_paths(folder, folders)}"
+        return StorageError(name, "no-files", f"no *{SUFFIX} file in this directory", remedy=remedy)
     file_kind, file = next((file_kind, kinds[file_kind]) for file_kind in KINDS if file_kind in kinds)
     if file_kind is PICKLE and _quant_method(folder) == "torchao":
         file_kind = TORCHAO
@@ -186,7 +197,7 @@ def _model_kind(name: str) -> FileKind | None:
 def mistral_notes(files: Collection[str], folder: Path) -> Iterator[str]:
     """Yield a note on a folder in Mistral's own format alone; `files`: names of the files to read."""
     has_mistral_names = files and all(Path(file).name.startswith("consolidated") for file in files)
-    params, config = (is_taken(folder / name, name) for name in ("params.json", "config.json"))
+    params, config = (is_taken(folder / name, name) for name in ("params.json", CONFIG_NAME))
     if has_mistral_names and params and not config:
         yield (
             "this is Mistral's own format (consolidated*.safetensors and params.json): its names are not "
@@ -198,13 +209,19 @@ def mistral_notes(files: Collection[str], folder: Path) -> Iterator[str]:
 def _pipeline_error(folder: Path, listing: Sequence[Path], name: str) -> StorageError:
     """Build the error for a diffusers pipeline, with its parts, which are checkpoints of their own."""
     parts = [part.name for part in listing[:MAX_ENTRIES] if is_directory(part) and _has_safetensors(part)]
-    names = ", ".join(str(folder / shortened(part)) for part in parts[:8])
     return StorageError(
         name,
         "no-files",
         f"is a diffusers pipeline ({PIPELINE}), whose parts are checkpoints of their own",
-        remedy=f"name one of them: {names}" if parts else f"fetch its {SUFFIX} files; its parts have none",
+        remedy=f"name one of them: {_paths(folder, parts)}"
+        if parts
+        else f"fetch its {SUFFIX} files; its parts have none",
     )
+
+
+def _paths(folder: Path, names: Sequence[str]) -> str:
+    """Text with the paths of the first eight of the names in a folder."""
+    return ", ".join(str(folder / shortened(name)) for name in names[:8])
 
 
 def _has_safetensors(folder: Path) -> bool:
@@ -214,8 +231,8 @@ def _has_safetensors(folder: Path) -> bool:
         return False
 
 
-def _kind_of_file(path: Path) -> FileKind | None:
-    """Kind of a file by its first bytes, or by its name for an unreadable file and an unknown start."""
+def head_kind(path: Path) -> FileKind | None:
+    """Kind of a file by its first bytes; None for an unreadable file, and for an unknown start."""
     head = b""
     with suppress(StorageError):
         descriptor = open_regular(path, path.name)
@@ -223,18 +240,33 @@ def _kind_of_file(path: Path) -> FileKind | None:
             head = read_first(descriptor, HEAD_BYTES, path.name)
         finally:
             os.close(descriptor)
-    return kind_of_head(head) or _kind_of_name(path.name)
+    return kind_of_head(head)
+
+
+def holds_model(name: str) -> bool:
+    """Return whether a file holds a model, by its name."""
+    kind = None if name.startswith(".") else _model_kind(name)
+    return name.endswith(SUFFIX) or (kind is not None and kind.holds_model)
+
+
+def _kind_of_file(path: Path) -> FileKind | None:
+    """Kind of a file by its first bytes, or by its name."""
+    return head_kind(path) or _kind_of_name(path.name)
 
 
 def _kind_of_name(name: str) -> FileKind | None:
     return next((file_kind for file_kind in KINDS if name.lower().endswith(file_kind.ends or ("\0",))), None)
 
 
+def read_config(folder: Path, name: str) -> dict[str, Any]:
+    """Read a JSON file of a folder for a note on it; StorageError for other content."""
+    return load_json(read_whole(folder / name, name, MAX_CONFIG_BYTES, "unreadable"), name, "config")
+
+
 def _quant_method(folder: Path) -> str | None:
     """Quantization method in the config of a folder; None without a valid config."""
-    name = "config.json"
     try:
-        config = load_json(read_whole(folder / name, name, MAX_CONFIG_BYTES, "unreadable"), name, "config")
+        config = read_config(folder, CONFIG_NAME)
     except QloadError:
         return None
     section = config.get("quantization_config")

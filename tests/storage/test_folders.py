@@ -107,11 +107,20 @@ REFUSED = [
         id="a newer file beside an old index",
     ),
     pytest.param(
-        {**shards(1, 2, 3), "model-00001-of-00001.safetensors": ["layers.3.weight"]},
-        indexed(shards(1, 2, 3)),
+        {**shards(1, 2, 3), **shards(1, 2, count=2)},
+        None,
         "duplicate-tensor",
-        "is also in model-00003-of-00003.safetensors",
-        id="shards of another division",
+        "model-00001-of-00002.safetensors: numbered files of another division are in the folder, and no "
+        "index: model-00001-of-00003.safetensors",
+        id="two divisions without an index",
+    ),
+    pytest.param(
+        shards(1, 2, count=2),
+        indexed(shards(1, 2, 3)),
+        "index-missing-file",
+        f"{INDEX}: model-00001-of-00003.safetensors, model-00002-of-00003.safetensors, "
+        "model-00003-of-00003.safetensors not found, with 3 tensors",
+        id="an older index beside newer files",
     ),
     pytest.param(
         {"one.safetensors": ["a"], "two.safetensors": ["a"]},
@@ -185,8 +194,8 @@ LAWFUL = [
             "model.fp16.safetensors": ["layers.1.weight"],
         },
         None,
-        "2 files in the folder of model.safetensors are not read: consolidated.safetensors, "
-        "model.fp16.safetensors",
+        "1 files in the folder of model.safetensors are not read: model.fp16.safetensors\n"
+        "consolidated.safetensors: not read: the model under Mistral's or Meta's own names",
         id="other names and a variant, without an index",
     ),
     pytest.param(
@@ -214,7 +223,7 @@ LAWFUL = [
     pytest.param(
         {**shards(1, 2, 3), "consolidated.safetensors": ["wq"]},
         indexed(shards(1, 2, 3)),
-        f"{INDEX} names no tensor of 1 files in its folder: consolidated.safetensors",
+        "consolidated.safetensors: not read: the model under Mistral's or Meta's own names",
         id="the same, by other names",
     ),
     pytest.param(
@@ -224,9 +233,29 @@ LAWFUL = [
             "model.fp16.safetensors": ["layers.1.weight"],
         },
         indexed(shards(1, 2, 3)),
-        f"{INDEX} names no tensor of 2 files in its folder: adapter_model.safetensors, "
-        "model.fp16.safetensors",
+        f"{INDEX} names no tensor of 1 files in its folder: model.fp16.safetensors\n"
+        "adapter_model.safetensors: not read: an adapter of PEFT, which is not applied",
         id="an adapter and a variant",
+    ),
+    pytest.param(
+        {**shards(1, 2, 3), **shards(1, 2, count=2)},
+        indexed(shards(1, 2, 3)),
+        "model-00001-of-00002.safetensors and 1 more: not read: numbered files of another upload, which some "
+        "programs read too (mlx-lm, TGI); remove them",
+        id="all shards of another division",
+    ),
+    pytest.param(
+        {**shards(1, 2, 3), "model-00001-of-00001.safetensors": ["layers.3.weight"]},
+        indexed(shards(1, 2, 3)),
+        "model-00001-of-00001.safetensors: not read: numbered files of another upload, which some programs "
+        "read too (mlx-lm, TGI); remove them",
+        id="a shard of another division",
+    ),
+    pytest.param(
+        {"a.safetensors": ["layers.1.weight"], "._a.safetensors": ["layers.1.weight"]},
+        None,
+        "._a.safetensors: not read: hidden, as macOS leaves beside a copy",
+        id="a hidden file",
     ),
     pytest.param(
         {**shards(1, 2, 3), "model.safetensors": ["other"]},
@@ -245,8 +274,112 @@ def test_what_differs_elsewhere_is_a_note(
 
     with open_checkpoint(tmp_path) as weights:
         assert weights.get_tensor("layers.1.weight").tolist() == [[1, 1], [1, 1]]
-    assert verify(tmp_path).notes == ((note,) if note else ())
+    assert verify(tmp_path).notes == tuple(note.splitlines())
     assert verify(tmp_path).verdict == inspect(tmp_path).verdict == "ok"
+
+
+SUBFOLDER = "subfolders with models are not read: {}; name one of them to read it"
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7\n"
+LFS = ".safetensors: not read: a pointer of Git LFS in the place of the file"
+# Path of a file beside a model, its text, and the note on it.
+STRAYS = {
+    "original/consolidated.00.pth": SUBFOLDER.format("original"),
+    "fp8/model.safetensors": SUBFOLDER.format("fp8"),
+    "onnx/model.onnx": SUBFOLDER.format("onnx"),
+    "assets/a.png": "",
+    ".cache/x/model.safetensors": "",
+    "consolidated.safetensors": f"consolidated{LFS}",
+    "model.safetensors.incomplete":
+        "model.safetensors.incomplete: not read: the rest of a download that did not end",
+    "model.safetensors.aria2": "model.safetensors.aria2: not read: the rest of a download that did not end",
+    ".cache/huggingface/download/1.incomplete":
+        ".cache/huggingface/download/1.incomplete: not read: the rest of a download that did not end",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("index", [False, True], ids=["one file", "an index"])
+@pytest.mark.parametrize("stray", STRAYS)
+def test_a_stray_file_is_named_and_not_accused(stray: str, index: bool, tmp_path: Path) -> None:
+    files = {"model.safetensors": ["layers.1.weight"]}
+    fill(tmp_path, files, indexed(files) if index else None)
+    (tmp_path / stray).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / stray).write_text(POINTER)
+
+    report = verify(tmp_path)
+
+    assert (report.verdict, report.findings) == ("ok", ())
+    assert report.notes == ((STRAYS[stray],) if STRAYS[stray] else ())
+
+
+def test_subfolders_are_listed_up_to_the_eighth(tmp_path: Path) -> None:
+    fill(tmp_path, {"model.safetensors": ["layers.1.weight"]})
+    for number in range(9):
+        (tmp_path / f"q{number}").mkdir()
+        (tmp_path / f"q{number}/model.gguf").touch()
+
+    (note,) = verify(tmp_path).notes
+
+    assert "q0, q1, q2, q3, q4, q5, q6, q7, ...; name one" in note
+
+
+@pytest.mark.parametrize(
+    ("files", "index", "remedy"),
+    [
+        (
+            shards(1),
+            indexed(shards(1, 2, 3)),
+            "fetch the missing files: the download a.incomplete did not end",
+        ),
+        (shards(1, 3), None, "fetch the missing files: the download a.incomplete did not end"),
+        ({}, None, "fetch the missing files: the download a.incomplete did not end"),
+        (
+            shards(1, 2, count=2),
+            indexed(shards(1, 2, 3)),
+            "fetch the missing files: the download a.incomplete did not end; or fetch the index again, if "
+            "model-00001-of-00002.safetensors, model-00002-of-00002.safetensors belong to a newer upload",
+        ),
+    ],
+)
+def test_a_download_that_did_not_end_is_named_with_what_is_missing(
+    files: dict[str, list[str]], index: dict[str, Any] | None, remedy: str, tmp_path: Path
+) -> None:
+    fill(tmp_path, files, index)
+    (tmp_path / "a.incomplete").touch()
+
+    (finding,) = verify(tmp_path).findings
+
+    assert finding.remedy == remedy
+
+
+def test_models_in_subfolders_alone_are_named(tmp_path: Path) -> None:
+    (tmp_path / "int4").mkdir()
+    fill(tmp_path / "int4", {"model.safetensors": ["a"]})
+
+    (finding,) = verify(tmp_path).findings
+
+    assert (finding.rule, finding.remedy) == ("no-files", f"name one of its subfolders: {tmp_path / 'int4'}")
+
+
+@pytest.mark.parametrize(("base", "words"), [("org/base", " of org/base"), (7, ""), (None, "")])
+def test_an_adapter_without_its_model_is_named(base: Any, words: str, tmp_path: Path) -> None:
+    fill(tmp_path, {"adapter_model.safetensors": ["base_model.model.up.lora_A.weight"]})
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": base}))
+    note = f"this is an adapter of PEFT{words}, and no model (adapter_config.json): only PEFT applies it"
+
+    assert note in verify(tmp_path).notes
+    (tmp_path / "config.json").write_text("{}")
+    assert note not in verify(tmp_path).notes
+
+
+@pytest.mark.parametrize("name", ["config.json", INDEX])
+def test_a_pointer_in_the_place_of_json_is_named(name: str, tmp_path: Path) -> None:
+    fill(tmp_path, {"model.safetensors": ["a"]}, indexed({"model.safetensors": ["a"]}))
+    (tmp_path / name).write_text(POINTER)
+
+    (finding,) = verify(tmp_path).findings
+
+    assert finding.message == f"{name}: is a Git LFS pointer in the place of the file"
+    assert finding.remedy == "fetch the file: git lfs pull"
 
 
 def test_a_damaged_file_that_is_not_read_does_no_harm(tmp_path: Path) -> None:
