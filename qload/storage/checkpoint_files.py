@@ -264,11 +264,10 @@ def _files_of_index(index: Path) -> CheckpointFiles:
             missing.add(name)
     if missing:
         count = sum(file in missing for file in weight_map.values())
-        others = [
-            file for file in unread if NUMBERED.fullmatch(file) and _stem(file) in set(map(_stem, files))
-        ]
-        if others:
-            remedy += f"; or fetch the index again, if {_first_names(others)} belong to a newer upload"
+        stems = set(map(_stem, files))
+        newer = [file for file in unread if NUMBERED.fullmatch(file) and _stem(file) in stems]
+        if newer:
+            remedy += f"; or fetch the index again, if {_first_names(newer)} belong to a newer upload"
         raise StorageError(
             index.name,
             "index-missing-file",

@@ -14,7 +14,6 @@ from typing import Any
 
 from qload.errors import QloadError, StorageError
 from qload.storage.files import (
-    LFS_POINTER,
     is_directory,
     is_taken,
     list_directory,
@@ -32,8 +31,8 @@ SUFFIX = ".safetensors"
 PIPELINE = "model_index.json"
 CONFIG_NAME = "config.json"
 
-# Usual names of pickles with weights, without the other files of a trainer.
-MODEL_PICKLE = re.compile(r"(.*model.*|consolidated.*|adapter.*)\.")
+# Usual names of files with weights, without the other files of a trainer.
+MODEL_NAME = re.compile(r"(.*model.*|consolidated.*|adapter.*)\.")
 SOURCE = "qload reads the safetensors that it was made from"
 
 
@@ -66,7 +65,7 @@ PICKLE = FileKind(
 POINTER = FileKind(
     "a Git LFS pointer in the place of the file",
     "fetch the file: git lfs pull",
-    (LFS_POINTER,),
+    (b"version ",),
     holds_model=False,
 )
 TORCHAO = FileKind(
@@ -191,7 +190,7 @@ def other_notes(names: Iterable[str]) -> Iterator[str]:
 def _model_kind(name: str) -> FileKind | None:
     """Kind of a model file by its name; None for other files, such as a trainer's pickles."""
     file_kind = _kind_of_name(name)
-    return file_kind if file_kind is not PICKLE or MODEL_PICKLE.match(name.lower()) else None
+    return file_kind if file_kind is not PICKLE or MODEL_NAME.match(name.lower()) else None
 
 
 def mistral_notes(files: Collection[str], folder: Path) -> Iterator[str]:
@@ -244,9 +243,11 @@ def head_kind(path: Path) -> FileKind | None:
 
 
 def holds_model(name: str) -> bool:
-    """Return whether a file holds a model, by its name."""
-    kind = None if name.startswith(".") else _model_kind(name)
-    return name.endswith(SUFFIX) or (kind is not None and kind.holds_model)
+    """Return whether a file has the usual name of a model's file, in any format."""
+    if name.endswith(SUFFIX):
+        return MODEL_NAME.match(name.lower()) is not None
+    kind = _model_kind(name)
+    return kind is not None and kind.holds_model
 
 
 def _kind_of_file(path: Path) -> FileKind | None:

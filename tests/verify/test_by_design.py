@@ -86,7 +86,8 @@ def test_a_draft_may_lack_what_it_takes_from_its_model(named: Any, found: set[st
     report = verify(model(tmp_path, tensors, **CONFIG, architectures=named))
 
     assert rules(report) == found
-    assert [note.split(":")[0] for note in report.notes] == ([] if found else ["model.embed_tokens"])
+    notes = [note.split(":")[0] for note in report.notes if "speculative decoding" not in note]
+    assert notes == ([] if found else ["model.embed_tokens"])
 
 
 def test_the_only_layer_of_experts_lacks_nothing_of_the_one_that_predicts(tmp_path: Path) -> None:
