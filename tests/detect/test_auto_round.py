@@ -250,6 +250,20 @@ def test_group_sizes_of_fp8_are_blocks_outputs_or_the_tensor(
     assert "does not name its format" in weights.report().notes[0]
 
 
+def test_groups_of_fp8_are_cut_between_groups() -> None:
+    codes = (torch.arange(4 * 64).reshape(4, 64) % 9 - 4.0).to(torch.float8_e4m3fn)
+    layer = {"up.weight": codes, "up.weight_scale": 2.0 ** torch.arange(8.0).reshape(4, 2)}
+    section = {"packing_format": "auto_round:fp8", "bits": 8, "data_type": "fp8", "group_size": 32}
+    loader = loader_from_config({**AUTO_ROUND, **section})
+
+    for world in (1, 2):
+        ranks = [Weights(MemoryStorage(layer), loader=loader, process_group=r) for r in FakeWorld(world)]
+        parts = [weights.get_weights_row("up") for weights in ranks]
+        assert {part.config.block for part in parts} == {(1, 32)}
+        whole = codes.float() * layer["up.weight_scale"].repeat_interleave(32, 1)
+        assert torch.equal(torch.cat([part.dequantize() for part in parts], 1), whole)
+
+
 def test_fake_quantized_weights_are_plain() -> None:
     weights = stored({"up": {"weight": torch.ones(4, 8)}}, packing_format="auto_round:fake")
 

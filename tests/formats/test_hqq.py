@@ -189,6 +189,36 @@ def test_quantized_scales_are_refused(name: str, value: int) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["quant_scale", "quant_zero"])
+def test_a_checkpoint_of_quantized_scales_is_not_called_sound(name: str, tmp_path: Path) -> None:
+    stored, _ = layer(16, 64, 4, 16, 1)
+    stored[name] = torch.tensor(1, dtype=torch.uint8)
+    save_file({f"model.up.{name}": tensor for name, tensor in stored.items()}, tmp_path / "model.safetensors")
+
+    assert verify(tmp_path).verdict == "incomplete"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int32])
+def test_ternary_codes_are_packed_in_two_bits(dtype: torch.dtype) -> None:
+    """hqq states 1.58 bits, in its encoded form as a float."""
+    stored, want = layer(16, 64, 2, 16, 1)
+    stored["nbits"] = torch.tensor(1.58 if dtype == torch.float32 else 2, dtype=dtype)
+
+    weight = weights(stored).get_weights("mlp.up")
+
+    assert weight.config.bits == 2
+    assert torch.equal(weight.dequantize(), want)
+
+
+@pytest.mark.parametrize("bits", [1, 4])
+def test_ternary_codes_have_no_other_packing(bits: int) -> None:
+    stored, _ = layer(16, 64, bits, 16, 1)
+    stored["nbits"] = torch.tensor(1.58)
+
+    with pytest.raises(ConfigError, match=r"packing: value\n  expected 2bit_u8 for 2 bits"):
+        weights(stored).get_weights("mlp.up")
+
+
 def test_a_weight_without_settings_needs_its_sizes() -> None:
     with pytest.raises(ArgumentError, match="bits, N and K"):
         HQQWeight(

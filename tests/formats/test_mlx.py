@@ -13,8 +13,9 @@ from torch import Tensor
 from qload.checkpoint import open_checkpoint
 from qload.configs import FoundConfig
 from qload.detect import loader_from_config, read_claims
-from qload.errors import ConfigError, CutError, ShapeError, UnsupportedFormatError
+from qload.errors import ConfigError, CutError, DtypeError, ShapeError, UnsupportedFormatError
 from qload.formats import MLXConfig, MLXFloatConfig, MLXFloatWeight, MLXWeight
+from qload.formats.mlx import EntryModules
 from qload.parallel import FakeWorld, Rank
 from qload.storage import MemoryStorage
 from qload.verify import verify
@@ -174,6 +175,52 @@ def test_experts_of_a_stack_have_its_entry_and_transformers_names(tmp_path: Path
             for bits, group in ((4, 64), (3, 32))}  # fmt: skip
     assert torch.equal(up.dequantize(), want[4].dequantize())
     assert torch.equal(down.dequantize(), want[3].dequantize())
+
+
+def test_an_entry_of_a_stack_selects_its_experts_alone() -> None:
+    entry = EntryModules(frozenset({"layers.0.mlp.switch_mlp.up_proj"}))
+
+    names = ("mlp.switch_mlp.up_proj", "mlp.experts.12.up_proj", "mlp.switch_mlp.3.up_proj")
+    assert all(entry(f"layers.0.{name}") for name in names)
+    names = ("mlp.experts.up_proj", "mlp.experts.1.down_proj", "mlp.shared_experts.1.up_proj")
+    assert not any(entry(f"layers.0.{name}") for name in names)
+
+
+def test_a_module_with_an_entry_of_false_is_plain() -> None:
+    """Codes under its name are no weight of a plain layer."""
+    section = {"bits": 4, "group_size": 64, "mlp.up": False}
+
+    plain = weights({"weight": torch.ones(4, 64).bfloat16()}, section)
+    assert plain.get_weights("mlp.up").format == "unquantized"
+    with pytest.raises(DtypeError, match=r"mlp\.up\.weight"):
+        weights(affine(4, 64), section).get_weights("mlp.up")
+
+
+@pytest.mark.parametrize(
+    "module", ["lm_head", "model.layers.0.mlp.down_proj", "model.layers.0.mlp.gate_proj"]
+)
+def test_the_first_rule_of_a_module_is_that_of_its_entry(module: str) -> None:
+    claims = read_claims(FoundConfig("config.json", "quantization", {"quant_method": "mlx", **MIXED}))
+
+    rule = next(rule for rule in claims.rules if rule.selects(module))
+
+    assert isinstance(rule.formats, tuple)
+    configs = {"lm_head": [], "model.layers.0.mlp.down_proj": [MLXFloatConfig("mxfp4")]}
+    assert [fmt.config for fmt in rule.formats] == configs.get(module, [MLXConfig(4, 64)])
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_transformers_names_biases_of_codes_otherwise(world: int) -> None:
+    """`bias` is that of the outputs."""
+    stored, section = affine(4, 64), {"bits": 4, "group_size": 64}
+    want = weights(stored, section).get_weights("mlp.up").dequantize()
+    renamed = {"qbiases" if name == "biases" else name: tensor for name, tensor in stored.items()}
+    renamed["bias"] = torch.arange(4.0)
+
+    ranks = [weights(renamed, {**section, "quant_method": "metal"}, rank) for rank in FakeWorld(world)]
+
+    assert torch.equal(torch.cat([rank.get_weights_col("mlp.up").dequantize() for rank in ranks]), want)
+    assert ranks[0].report().unused == ["mlp.up.bias"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from safetensors.torch import save_file
 from syrupy.assertion import SnapshotAssertion
 
 from qload.checkpoint import open_checkpoint
+from qload.configs import FoundConfig
+from qload.detect import read_claims, read_configs
 from qload.errors import ConfigError, MissingTensorError, QloadError, StorageError, UnsupportedFormatError
 from qload.storage import SafetensorsStorage, files
 from qload.storage.unsupported_files import HEAD_BYTES
@@ -294,6 +296,24 @@ def test_params_beside_a_config_do_not_count(tmp_path: Path) -> None:
 
     with open_checkpoint(tmp_path) as weights:
         assert weights.get_weights("layers.0.attention.wq").format == "fp8"
+
+
+def test_a_config_of_another_method_precedes_params(tmp_path: Path) -> None:
+    mistral(tmp_path, TENSOR, **QSCALES)
+    assert [config.file for config in read_configs(tmp_path)[1]] == ["params.json"]
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mistral"}))
+    assert read_configs(tmp_path)[1] == []
+
+
+@pytest.mark.parametrize("scheme", [{}, {"qscheme_act": None}])
+def test_mistrals_inputs_have_a_stored_scale_by_default(scheme: dict[str, None]) -> None:
+    section = {"quant_method": "mistral", "qformat_weight": "fp8_e4m3", **scheme}
+    source = FoundConfig("params.json", "quantization", section)
+
+    (fmt,) = read_claims(source).formats
+
+    assert (fmt.config.input_scale, fmt.activations.dynamic) == (True, False)
 
 
 def test_a_name_of_5000_letters_is_cut(tmp_path: Path) -> None:
