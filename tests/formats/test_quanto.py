@@ -241,6 +241,17 @@ def test_sizes_that_contradict_the_models_config_are_errors(tmp_path: Path) -> N
         weights.get_weights(DOWN)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2])
+def test_floats_of_the_type_of_the_map_get_no_note(dtype: torch.dtype, tmp_path: Path) -> None:
+    stored = eight(8, 16, dtype)
+    kind = f"q{str(dtype).removeprefix('torch.')}"
+    save(tmp_path, {"a": stored}, config={}, quanto_qmap={"a": entry(kind)})
+
+    with open_checkpoint(tmp_path) as weights:
+        assert torch.equal(weights.get_weights("a").dequantize(), stored["weight._data"].float() / 2)
+        assert weights.report().notes == ()
+
+
 def test_floats_of_another_type_than_the_map_get_a_note(tmp_path: Path) -> None:
     stored = eight(8, 16, torch.float8_e5m2)
     save(tmp_path, {"a": stored}, config={}, quanto_qmap={"a": entry("qfloat8_e4m3fn")})
