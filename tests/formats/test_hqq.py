@@ -81,6 +81,19 @@ def test_a_word_by_hand() -> None:
     assert weight.dequantize().tolist() == [[30, -0.001953125], [-1, 3.5]]
 
 
+@pytest.mark.parametrize("compute", [torch.float16, torch.bfloat16, torch.float32])
+def test_steps_are_rounded_to_the_wider_of_two_dtypes(compute: torch.dtype) -> None:
+    """Codes have compute_dtype, scales and zero points float16: torch promotes them."""
+    codes = torch.arange(16.0).reshape(2, 8)
+    scale, zero = torch.tensor([[2.0], [0.3]]).half(), torch.tensor([[0.0009765625], [7.3]]).half()
+    packed = (codes[0] * 16 + codes[1]).to(torch.uint8)[None]
+    config = HQQConfig(bits=4, N=2, K=8, compute_dtype=compute)
+
+    weight = HQQWeight(config=config, weight=packed, scale=scale, zero=zero)
+
+    assert torch.equal(weight.dequantize(), ((codes.to(compute) - zero) * scale).float())
+
+
 @pytest.mark.parametrize("bits", BLOCKS)
 @pytest.mark.parametrize(("group", "axis"), [(16, 1), (None, 1), (8, 0), (None, 0), (96, 1), (48, 0)])
 def test_every_width_whole_and_cut(bits: int, group: int | None, axis: int) -> None:
