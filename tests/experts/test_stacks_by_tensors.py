@@ -456,6 +456,37 @@ def test_axes_that_nothing_tells_stay_unread_and_are_not_accused(dotted: bool, t
     assert {finding.rule for finding in report.findings} <= {"unsupported-format"}
 
 
+DEEPSEEK = {"quant_method": "fp8", "weight_block_size": [128, 128], "scale_fmt": "ue8m0"}
+SIZES = {"model_type": "deepseek_v4", "hidden_size": HIDDEN, "moe_intermediate_size": INNER}
+
+
+@pytest.mark.parametrize("dtypes", [(torch.int8, torch.float8_e8m0fnu), (torch.int8, torch.uint8)])
+@pytest.mark.parametrize("name", ["m.experts.up_proj", "m.experts.up_proj.weight"])
+def test_signed_bytes_beside_exponents_are_two_inputs(
+    name: str, dtypes: tuple[torch.dtype, torch.dtype]
+) -> None:
+    """DeepSeek V4 stores four-bit floats as int8."""
+    packed, values = halves_of_bytes(INNER, HIDDEN, 0)
+    scale = torch.randint(120, 134, (E, INNER, HIDDEN // 32), generator=generator(0), dtype=torch.uint8)
+    tensors = {name: packed.view(dtypes[0]), "m.experts.up_proj.scale": scale.view(dtypes[1])}
+    storage = with_experts(MemoryStorage(tensors), SIZES)
+    weights = Weights(storage, loader=loader_from_config(DEEPSEEK, storage))
+
+    experts = [weights.get_weights(f"m.experts.{expert}.up_proj").dequantize() for expert in range(E)]
+
+    assert torch.equal(torch.stack(experts), values * torch.exp2(spread(scale, INNER, HIDDEN) - 127))
+
+
+@pytest.mark.parametrize("name", ["m.experts.up_proj", "m.experts.up_proj.weight"])
+def test_signed_bytes_beside_other_scales_are_one_input_each(name: str) -> None:
+    weight = torch.zeros(E, INNER, HIDDEN, dtype=torch.int8)
+    tensors = {name: weight, "m.experts.up_proj.scale": positive(E, INNER, 1, seed=0)}
+
+    storage = with_experts(MemoryStorage(tensors), SIZES)
+
+    assert storage.info("m.experts.0.up_proj.weight").shape == (INNER, HIDDEN)
+
+
 @pytest.mark.parametrize("turned", [False, True])
 def test_gate_and_up_beside_down_tell_the_axes(turned: bool) -> None:
     """Twice as many outputs as down has inputs: neither a scale nor the config has to say it."""

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 import torch
 
+from qload.configs import FoundConfig
+from qload.detect import read_claims
 from qload.errors import CutError, ShapeError
 from qload.formats import MXFP8Config, MXFP8Weight
 from qload.loader import ConfiguredFormat, FormatLoader
@@ -60,3 +62,12 @@ def test_exponents_that_are_short_of_one_are_refused() -> None:
 
     with pytest.raises(ShapeError, match=r"a\.weight"):
         weights(layer).get_weights("a")
+
+
+@pytest.mark.parametrize("key", ["ignored_layers", "modules_to_not_convert"])
+def test_either_list_excludes_modules(key: str) -> None:
+    source = FoundConfig("config.json", "quantization_config", {"quant_method": "mxfp8", key: ["lm_head"]})
+
+    exclusions = read_claims(source).exclusions
+
+    assert (exclusions.selects("lm_head"), exclusions.selects("up")) == (True, False)
