@@ -65,6 +65,15 @@ def test_int8_by_hand() -> None:
     assert weight.dequantize().tolist() == [[0.5, -64, 1.5, 2], [254, 0, -4, 16]]
 
 
+def test_every_code_of_int8_is_its_number() -> None:
+    codes = torch.arange(-128, 128).reshape(2, 128)
+    layer = {"weight": codes.to(torch.int8), "weight_scale": torch.tensor([0.5, 2])}
+
+    weight = load("W8A8_SQ_PER_CHANNEL", layer).get_weights("0")
+
+    assert torch.equal(weight.dequantize(), codes * layer["weight_scale"][:, None])
+
+
 def test_int8_inputs_are_multiplied_by_their_factors_and_then_rounded() -> None:
     """x = 0.3 times 1, 2, 4, 0.5 is 1.2, 2.4, 4.8, 0.6 steps of 0.25, rounded to 1, 2, 5, 1."""
     weights = load("W8A8_SQ_PER_CHANNEL", INT8)

@@ -57,6 +57,18 @@ def test_experts_by_hand() -> None:
     assert weight.dequantize()[1, 2].tolist() == [8 * v for v in VALUES * 2] + [16 * v for v in VALUES * 2]
 
 
+def test_experts_have_their_own_codes() -> None:
+    blocks = torch.randint(256, (3, 4, 2, 16), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    scales = torch.arange(24).reshape(3, 4, 2).to(torch.uint8) + 115
+    fields = torch.stack([blocks & 15, blocks >> 4], -1).reshape(3, 4, 64).long()
+    want = torch.tensor(VALUES)[fields] * torch.exp2(scales.float() - 127).repeat_interleave(32, 2)
+
+    weight = load({"_blocks": blocks, "_scales": scales}, MXFP4ExpertsWeight).get_weights("mlp.up")
+
+    assert torch.equal(weight.dequantize(), want)
+    assert torch.equal(weight.expert(2).dequantize(), want[2])
+
+
 @pytest.mark.parametrize(
     ("dim", "load_share"), [(1, Weights.get_weights_col), (2, Weights.get_weights_row)], ids=["N", "K"]
 )
