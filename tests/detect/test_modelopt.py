@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from qload.checkpoint import open_checkpoint
+from qload.configs import FoundConfig
 from qload.detect import loader_from_config, read_claims, read_configs
 from qload.errors import ConfigError, ExcludedModuleError, MismatchError, UnsupportedFormatError
 from qload.formats import Fp8Config, Fp8Weight, ModelOptAWQConfig, ModelOptNVFP4ExtendedConfig
@@ -190,6 +191,17 @@ def test_what_the_table_says_of_experts_together_holds_for_each() -> None:
     assert {weights.get_weights(prefix).format for prefix in prefixes} == {"fp8"}
     with pytest.raises(ExcludedModuleError, match="as no entry of quantized_layers means it"):
         weights.get_weights("model.layers.1.mlp.experts.0.up_proj")
+
+
+def test_rules_of_a_table_select_the_experts_of_a_stack() -> None:
+    lead = "model.layers.0.mlp"
+    source = FoundConfig("config.json", "", mixed({f"{lead}.experts": {"quant_algo": "FP8"}}))
+
+    rule = read_claims(source).rules[0]
+
+    assert rule.selects is not None
+    names = ("experts", "experts.1.up_proj", "experts.12.down_proj", "gate", "shared_expert.1.up_proj")
+    assert [rule.selects(f"{lead}.{name}") for name in names] == [True, True, True, False, False]
 
 
 def test_a_layer_of_the_table_that_is_plain_is_noted() -> None:

@@ -53,6 +53,19 @@ def test_blocks_of_modelopt_are_fused_and_a_cut_inside_of_one_is_refused() -> No
         weights(tensors, MODELOPT, Rank(0, 4)).get_weights_col("a")
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu])
+@pytest.mark.parametrize("world", [1, 2])
+def test_scales_of_blocks_may_be_exponents(dtype: torch.dtype, world: int) -> None:
+    exponents = torch.tensor([[120, 127], [128, 131]], dtype=torch.uint8)
+    tensors = layer("a", codes(256, 256), exponents.view(dtype))
+    factors = torch.exp2(exponents.float() - 127).repeat_interleave(128, 0).repeat_interleave(128, 1)
+
+    ranks = [weights(tensors, Fp8Config("block", (128, 128)), rank) for rank in FakeWorld(world)]
+
+    shares = [rank.get_weights_row("a").dequantize() for rank in ranks]
+    assert_same_bits(torch.cat(shares, 1), codes(256, 256).float() * factors)
+
+
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_a_lone_block_has_one_scale_for_the_tensor(shape: tuple[int, ...]) -> None:
     tensors = layer("a", codes(64, 128), torch.full(shape, 0.5))
